@@ -1,0 +1,1 @@
+"""The user's side: tokenizer, embedding, head, sampler, sequences, planner, cluster, commands."""

@@ -1,0 +1,85 @@
+"""Frozen configuration: what a model is and what one node was told to do.
+
+Nothing here computes. Model configuration is resolved once, when a model is packed: RoPE scaling has become `inv_freq`,
+Gemma's `1 + w` is folded into the norm vectors, so that at run time no family is special.
+"""
+
+import os
+import re
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from tpi.errors import UsageError
+
+Activation = Literal["silu", "gelu", "gelu_tanh", "relu"]
+Norm = Literal["rms", "layer"]
+Format = Literal["f32", "bf16", "q8", "q4", "q4s"]
+
+
+@dataclass(frozen=True)
+class ModelConfig:
+    """The shape of a decoder-only Transformer, as every node needs it.
+
+    Sizes are counts of elements. `windows` holds one sliding-window length in tokens per layer, 0 for full attention.
+    """
+
+    family: str
+    hidden: int
+    layers: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    intermediate: int
+    vocab: int
+    context: int  # the longest position the model was made for, in tokens
+    norm: Norm
+    norm_eps: float
+    activation: Activation
+    gated: bool  # FFN is down(act(gate) * up) rather than down(act(up))
+    inv_freq: tuple[float, ...]  # rotary frequencies, f32 values, head_dim/2 or fewer (partial rotary); empty: no RoPE
+    attention_scale: float  # multiplies q.k, normally head_dim ** -0.5
+    rope_scale: float = 1.0  # multiplies cos and sin (YaRN, Phi-3 long context)
+    embed_scale: float = 1.0  # multiplies the embedding (Gemma)
+    attention_softcap: float = 0.0  # 0: none
+    logit_softcap: float = 0.0  # 0: none
+    position_offset: int = -1  # row of the learned position table for position 0 (OPT: 2); -1: no table
+    tied: bool = False  # the head is the embedding table
+    windows: tuple[int, ...] = ()  # one per layer; empty: full attention everywhere
+
+    def window(self, layer: int) -> int:
+        """Sliding window of `layer` in tokens, 0 for full attention."""
+        return self.windows[layer] if self.windows else 0
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain types for JSON and msgpack."""
+        return asdict(self)
+
+    @classmethod
+    def from_dict(cls, fields: dict[str, Any]) -> "ModelConfig":
+        """Inverse of `to_dict`; lists become tuples. Raises TypeError on unknown or missing fields."""
+        return cls(**{name: tuple(value) if isinstance(value, list) else value for name, value in fields.items()})
+
+
+_SIZE = re.compile(r"^\s*(\d+(?:\.\d+)?)\s*([KMGT]?)(i?)B?\s*$", re.IGNORECASE)
+
+
+def parse_size(text: str) -> int:
+    """Bytes meant by `4GiB`, `600MiB`, `1.5GB` or `4096`.
+
+    Raises:
+        UsageError: if `text` is not a size.
+    """
+    match = _SIZE.match(text)
+    if match is None:
+        raise UsageError(f"{text!r} is not a size; write for example 600MiB or 4GiB")
+    number, prefix, binary = match.groups()
+    power = " KMGT".index(prefix.upper()) if prefix else 0
+    return int(float(number) * (1024 if binary else 1000) ** power)
+
+
+def default_cache() -> Path:
+    """Directory for packs and shards: `TPI_CACHE`, else `$XDG_CACHE_HOME/tpi`, else `~/.cache/tpi`."""
+    if chosen := os.environ.get("TPI_CACHE"):
+        return Path(chosen)
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "tpi"

@@ -1,0 +1,63 @@
+"""Every error that TPI raises on purpose: one tree, one clear sentence each.
+
+    TpiError                 exit code 1
+    +-- UsageError           exit code 2: the command line or a file the user named is wrong
+    |   +-- ModelError       a model that is unknown, damaged, or of an unsupported architecture
+    |   +-- PlanError        a placement that cannot work: more nodes than units, too little memory
+    +-- MessageError         bytes that are not a valid message
+    +-- NodeError            another node failed, refused, or was lost; `.node` names it
+    |   +-- NodeLost         it did not answer within its deadline
+    |   +-- NodeRefused      it answered, and said no
+    +-- WeightsError         a weight file is missing, short, or does not match its hash
+    +-- KernelError          an array of the wrong dtype, shape, alignment or contiguity
+
+A message names the thing that is wrong and the way out; the CLI prints it without a traceback.
+"""
+
+
+class TpiError(Exception):
+    """Root of the tree. `exit_code` is what the CLI exits with."""
+
+    exit_code = 1
+
+
+class UsageError(TpiError):
+    """Something that the user typed, or a file that the user named, is wrong."""
+
+    exit_code = 2
+
+
+class ModelError(UsageError):
+    """The model is unknown, damaged, or of an architecture that is not supported."""
+
+
+class PlanError(UsageError):
+    """The model cannot be placed on these nodes."""
+
+
+class MessageError(TpiError):
+    """Bytes that do not decode to a valid message."""
+
+
+class NodeError(TpiError):
+    """Another node failed; `node` is the name or address under which the user knows it."""
+
+    def __init__(self, node: str, message: str) -> None:
+        super().__init__(message)
+        self.node = node
+
+
+class NodeLost(NodeError):
+    """The node did not answer, or made no progress, within its deadline."""
+
+
+class NodeRefused(NodeError):
+    """The node answered, and refused: another version, in use, out of memory."""
+
+
+class WeightsError(TpiError):
+    """A weight file is missing, short, unreadable, or does not match its hash."""
+
+
+class KernelError(TpiError):
+    """An array handed to a kernel has the wrong dtype, shape, alignment or contiguity."""

@@ -1,0 +1,134 @@
+"""Where each byte of a unit is: formats, parts, runs, blocks. The only byte arithmetic of packed weights.
+
+A block is stored as *runs* of equal *units*. A unit holds `width` vectors of length `hidden` for each of its *parts*:
+rows (q, k, v, gate, up, vocabulary rows) or columns (o, down). Two layouts:
+
+- `record`: record r is part0 vector r | part1 vector r | ...; one part has a uniform stride over all units.
+- `tiled`: part0 | part1 | ...; each part in tiles of 8 outputs x 32 inputs, the order the native kernels stream.
+
+Both take the same number of bytes. Quantised vectors are in groups of 32 values, so `hidden` must be a multiple of 32.
+"""
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from tpi.config import Format, ModelConfig
+from tpi.errors import ModelError
+from tpi.partition import FFN_UNIT
+
+GROUP = 32  # values that share one scale
+TILE_OUTPUTS = 8
+
+GROUP_BYTES: dict[Format, int] = {
+    "f32": 4 * GROUP,
+    "bf16": 2 * GROUP,
+    "q8": GROUP + 2,  # int8 codes, f16 scale:            w = scale * code
+    "q4": GROUP // 2 + 4,  # 4-bit codes, f16 scale, f16 minimum: w = scale * code + minimum
+    "q4s": GROUP // 2 + 2,  # 4-bit codes, f16 scale:       w = scale * (code - 8)
+}
+
+RunName = Literal["query", "kv", "neuron", "row"]
+Layout = Literal["record", "tiled"]
+Axis = Literal["row", "column"]
+BlockKind = Literal["attention", "ffn", "table"]
+
+
+def is_quantised(format: Format) -> bool:
+    """Whether the format stores groups of 32 codes with a scale."""
+    return format not in ("f32", "bf16")
+
+
+@dataclass(frozen=True)
+class Part:
+    """One matrix of a unit: `width` vectors of length `hidden`."""
+
+    name: str
+    format: Format
+    axis: Axis
+
+    def vector_bytes(self, hidden: int) -> int:
+        """Bytes of one vector of `hidden` values."""
+        if self.format == "f32":
+            return 4 * hidden
+        if self.format == "bf16":
+            return 2 * hidden
+        return hidden // GROUP * GROUP_BYTES[self.format]
+
+
+@dataclass(frozen=True)
+class RunLayout:
+    """A run of equal units: `[units, unit_bytes]` bytes, on disk and in memory.
+
+    `width` is the number of vectors of each part in a unit; `units` the number of units of the whole (unsharded) run.
+    """
+
+    name: RunName
+    layout: Layout
+    parts: tuple[Part, ...]
+    width: int
+    hidden: int
+    units: int
+
+    def __post_init__(self) -> None:
+        if any(is_quantised(part.format) for part in self.parts) and self.hidden % GROUP:
+            raise ModelError(f"a hidden size of {self.hidden} is not a multiple of {GROUP}; use --dtype f32 or bf16")
+
+    @property
+    def record_bytes(self) -> int:
+        """Bytes of one vector of every part: the stride between vectors in the `record` layout."""
+        return sum(part.vector_bytes(self.hidden) for part in self.parts)
+
+    @property
+    def unit_bytes(self) -> int:
+        """Bytes of one unit."""
+        return self.width * self.record_bytes
+
+    def part_offset(self, name: str) -> int:
+        """Offset of the part's first vector (`record`) or first tile (`tiled`) inside a unit, in bytes.
+
+        Raises:
+            KeyError: if the run has no such part.
+        """
+        offset = 0
+        for part in self.parts:
+            if part.name == name:
+                return offset if self.layout == "record" else offset * self.width
+            offset += part.vector_bytes(self.hidden)
+        raise KeyError(name)
+
+    def part(self, name: str) -> Part:
+        """The part called `name`; KeyError if there is none."""
+        return {part.name: part for part in self.parts}[name]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain types for JSON and msgpack."""
+        parts = [[part.name, part.format, part.axis] for part in self.parts]
+        return {"name": self.name, "layout": self.layout, "parts": parts, "width": self.width,
+                "hidden": self.hidden, "units": self.units}  # fmt: skip
+
+    @classmethod
+    def from_dict(cls, fields: dict[str, Any]) -> "RunLayout":
+        """Inverse of `to_dict`."""
+        return cls(**{**fields, "parts": tuple(Part(*part) for part in fields["parts"])})
+
+
+def query_unit_heads(config: ModelConfig, quantised: bool) -> int:
+    """Query heads in one unit: o columns come in whole quantisation groups of 32."""
+    return _fewest_heads(config.head_dim, GROUP) if quantised else 1
+
+
+def kv_unit_heads(config: ModelConfig, quantised: bool) -> int:
+    """KV heads in one unit: k and v rows come in whole tiles of 8."""
+    return _fewest_heads(config.head_dim, TILE_OUTPUTS) if quantised else 1
+
+
+def ffn_units(config: ModelConfig) -> int:
+    """FFN units of one layer; the last is padded with zero neurons."""
+    return -(-config.intermediate // FFN_UNIT)
+
+
+def _fewest_heads(head_dim: int, multiple: int) -> int:
+    heads = 1
+    while heads * head_dim % multiple:
+        heads *= 2
+    return heads

@@ -1,0 +1,80 @@
+"""The only split arithmetic: which units of a block each node holds (design: contiguous ranges of units).
+
+A *unit* is the smallest piece of a block that is stored, sent and computed as one: a group of query heads, a group of
+KV heads, or `FFN_UNIT` FFN neurons. Units are dealt to nodes as contiguous ranges in rank order.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from itertools import accumulate
+
+from tpi.errors import PlanError
+
+FFN_UNIT = 32  # neurons: one quantisation group of the down projection
+
+
+@dataclass(frozen=True)
+class Range:
+    """Half-open range `[first, last)` of units, heads or neurons. May be empty."""
+
+    first: int
+    last: int
+
+    def __len__(self) -> int:
+        return self.last - self.first
+
+    def scaled(self, width: int, limit: int) -> "Range":
+        """The range in items when each unit is `width` items wide and the last unit may be cut at `limit`."""
+        return Range(min(self.first * width, limit), min(self.last * width, limit))
+
+    def as_list(self) -> list[int]:
+        """`[first, last]`, the form used in messages and in `--json`."""
+        return [self.first, self.last]
+
+
+@dataclass(frozen=True)
+class Shard:
+    """What one node holds of every layer, in units."""
+
+    query: Range
+    kv: Range
+    ffn: Range
+
+
+def deal(units: int, shares: Sequence[float]) -> list[Range]:
+    """Deal `units` over nodes in proportion to `shares`, as contiguous ranges in rank order.
+
+    Largest-remainder rounding; a node with a share of zero gets nothing, and every node with a positive share gets at
+    least one unit while there are enough units.
+
+    Raises:
+        PlanError: if no share is positive, one is negative, or there are more positive shares than units.
+    """
+    if any(share < 0 for share in shares) or not any(share > 0 for share in shares):
+        raise PlanError(f"the shares {list(shares)} cannot be dealt; give non-negative numbers, at least one above 0")
+    exact_shares = [Fraction(share) for share in shares]
+    holders = [rank for rank, share in enumerate(exact_shares) if share > 0]
+    if len(holders) > units:
+        raise PlanError(f"{len(holders)} nodes cannot share {units} units; use at most {units} nodes")
+    total = sum(exact_shares)
+    exact = [units * share / total for share in exact_shares]
+    counts = [max(int(part), 1) if share else 0 for part, share in zip(exact, exact_shares, strict=True)]
+    while sum(counts) != units:
+        step = 1 if sum(counts) < units else -1
+        # the node whose count is furthest from its exact part moves; no holder drops below one unit
+        movable = [rank for rank in holders if step > 0 or counts[rank] > 1]
+        chosen = max(movable, key=lambda rank: (step * (exact[rank] - counts[rank]), -rank))
+        counts[chosen] += step
+    ends = list(accumulate(counts))
+    return [Range(end - count, end) for end, count in zip(ends, counts, strict=True)]
+
+
+def kv_range(query: Range, query_unit_heads: int, kv_unit_heads: int, heads: int, kv_heads: int) -> Range:
+    """The KV units that the query units in `query` attend to; one whose group is cut belongs to both sides."""
+    if not len(query):
+        return Range(0, 0)
+    group = heads // kv_heads
+    span = query.scaled(query_unit_heads, heads)
+    first_head, last_head = span.first // group, (span.last - 1) // group
+    return Range(first_head // kv_unit_heads, last_head // kv_unit_heads + 1)

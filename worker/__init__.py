@@ -1,0 +1,1 @@
+"""One node of the tensor-parallel group: shard cache, block loop, daemon."""

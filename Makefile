@@ -1,0 +1,37 @@
+# All set-up happens here: `make demo` and `make test` work from a fresh clone with Python 3.10+ and a C++ compiler.
+PYTHON ?= python3
+TORCH  ?= torch~=2.13.0
+VENV   := .venv
+BIN    := $(VENV)/bin
+STAMP  := $(VENV)/.installed
+
+.PHONY: demo test check bench install clean
+
+install: $(STAMP)
+
+# torch first, so that a CPU wheel at hand is taken instead of gigabytes of CUDA
+$(STAMP): pyproject.toml CMakeLists.txt $(wildcard tpi/kernels/native/*)
+	@command -v c++ >/dev/null || { echo "No C++ compiler found: install one (Debian/Ubuntu: apt install g++; macOS: xcode-select --install)."; exit 1; }
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet "$(TORCH)"
+	$(BIN)/pip install --quiet --editable ".[test]"
+	@touch $@
+
+demo: $(STAMP)
+	$(BIN)/tpi pull smollm2-135m
+	$(BIN)/tpi run -m smollm2-135m -p "What is the capital of France?" --local 2 --temp 0 -n 64
+
+test: $(STAMP)
+	$(BIN)/pytest
+
+check: $(STAMP)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+bench: $(STAMP)
+	$(BIN)/pip install --quiet ".[bench]"
+	$(BIN)/python -m benchmarks
+
+clean:
+	rm -rf $(VENV) build

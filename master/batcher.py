@@ -1,0 +1,54 @@
+"""Request admission: which tokens of which sequences the next step runs. (The weight scheduler is `scheduler/`.)"""
+
+from collections.abc import Sequence as SequenceOf
+from dataclasses import dataclass
+
+from master.kvblocks import KvBlocks
+from master.sequence import Sequence
+
+
+@dataclass(frozen=True)
+class Work:
+    """One sequence's part of a step: run `count` tokens from `position` on, after `appended` new KV blocks."""
+
+    sequence: Sequence
+    position: int
+    count: int
+    appended: tuple[int, ...]
+
+    @property
+    def completes(self) -> bool:
+        """Whether the last known token is part of this step, so that the next one can be sampled."""
+        return self.position + self.count == len(self.sequence.tokens)
+
+
+class Batcher:
+    """Picks each step's work: sequences in order of arrival, at most `chunk` tokens in all."""
+
+    def __init__(self, blocks: KvBlocks, chunk: int) -> None:
+        self.blocks = blocks
+        self.chunk = chunk
+
+    def pick(self, sequences: SequenceOf[Sequence]) -> list[Work]:
+        """The next step's work, with KV blocks allocated for it.
+
+        Raises:
+            PlanError: if the KV pool has no room for a sequence's next tokens.
+        """
+        work, room = [], self.chunk
+        for sequence in sequences:
+            count = min(sequence.pending, room)
+            if count == 0:
+                continue
+            self.blocks.grow(sequence.table, sequence.computed + count)
+            appended = tuple(sequence.table[sequence.announced :])
+            work.append(Work(sequence, sequence.computed, count, appended))
+            room -= count
+        return work
+
+    @staticmethod
+    def commit(work: SequenceOf[Work]) -> None:
+        """Record that the step has run on every node."""
+        for item in work:
+            item.sequence.computed = item.position + item.count
+            item.sequence.announced = len(item.sequence.table)

@@ -1,0 +1,86 @@
+"""From logits to the next token id: repeat penalty, temperature, top-k, top-p, min-p, in that order."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from tpi.errors import UsageError
+
+F32 = npt.NDArray[np.float32]
+Ids = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """How to choose a token. `temperature` 0 is greedy; `top_k` 0, `top_p` 1 and `min_p` 0 switch a filter off."""
+
+    temperature: float = 0.8
+    top_k: int = 40
+    top_p: float = 0.95
+    min_p: float = 0.05
+    repeat_penalty: float = 1.0
+    seed: int | None = None
+
+    def __post_init__(self) -> None:
+        checks = {
+            "--temp": self.temperature >= 0,
+            "--top-k": self.top_k >= 0,
+            "--top-p": 0 < self.top_p <= 1,
+            "--min-p": 0 <= self.min_p <= 1,
+            "--repeat-penalty": self.repeat_penalty > 0,
+        }
+        for flag, valid in checks.items():
+            if not valid:
+                raise UsageError(f"{flag} is out of range; see tpi run --help for its meaning")
+
+
+class Sampler:
+    """Draws token ids; two samplers with the same seed draw the same ids from the same logits."""
+
+    def __init__(self, sampling: Sampling) -> None:
+        self.sampling = sampling
+        self._random = np.random.default_rng(sampling.seed)
+
+    def sample(self, logits: F32, history: Sequence[int] = ()) -> int:
+        """One token id from `logits` `[vocab]`; `history` is what the repeat penalty applies to."""
+        settings = self.sampling
+        logits = _penalise(logits, history, settings.repeat_penalty)
+        if settings.temperature == 0:
+            return int(np.argmax(logits))
+        ids, scores = _top_k(logits, settings.top_k)
+        probabilities = _softmax(scores / settings.temperature)
+        keep = _nucleus(probabilities, settings.top_p) & (probabilities >= settings.min_p * probabilities[0])
+        kept = probabilities[keep]
+        return int(self._random.choice(ids[keep], p=kept / kept.sum()))
+
+
+def _penalise(logits: F32, history: Sequence[int], penalty: float) -> F32:
+    """Divide positive and multiply negative logits of tokens seen before (Keskar et al. 2019, CTRL, section 4.1)."""
+    if penalty == 1.0 or not history:
+        return logits
+    seen = np.unique(np.asarray(history, np.int64))
+    logits = logits.copy()
+    logits[seen] = np.where(logits[seen] > 0, logits[seen] / penalty, logits[seen] * penalty)
+    return logits
+
+
+def _top_k(logits: F32, k: int) -> tuple[Ids, npt.NDArray[np.float64]]:
+    """The k best token ids, best first, with their logits; all of them where k is 0."""
+    if 0 < k < logits.size:
+        ids = np.argpartition(logits, -k)[-k:]
+    else:
+        ids = np.arange(logits.size)
+    ids = ids[np.argsort(-logits[ids], kind="stable")]
+    return ids, logits[ids].astype(np.float64)
+
+
+def _nucleus(probabilities: npt.NDArray[np.float64], top_p: float) -> npt.NDArray[np.bool_]:
+    """Which of the descending `probabilities` belong to the smallest set that reaches `top_p` (Holtzman et al. 2020)."""
+    return np.cumsum(probabilities) - probabilities < top_p
+
+
+def _softmax(scores: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+    weights = np.exp(scores - scores.max())
+    return np.asarray(weights / weights.sum())

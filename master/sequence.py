@@ -1,0 +1,23 @@
+"""One conversation as the engine sees it: its tokens, how many are computed, and where its keys and values are."""
+
+from dataclasses import dataclass, field
+
+
+@dataclass
+class Sequence:
+    """A growing list of token ids with its KV table.
+
+    Tokens `[0, computed)` have keys and values on every node; the rest are still to be run. `announced` counts the KV
+    blocks that the workers have been told of.
+    """
+
+    id: int
+    tokens: list[int]
+    computed: int = 0
+    announced: int = 0
+    table: list[int] = field(default_factory=list)
+
+    @property
+    def pending(self) -> int:
+        """Tokens that are known but not computed yet."""
+        return len(self.tokens) - self.computed

@@ -1,0 +1,58 @@
+"""Paged storage of keys and values: one node's own heads, for every token of every sequence.
+
+The master alone decides which block holds which tokens (`master.kvblocks`); tables are the same on every node, so a
+node only owns the bytes.
+"""
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+import numpy as np
+import numpy.typing as npt
+
+BLOCK_TOKENS = 32  # tokens per KV block
+KvDtype = Literal["f32", "f16", "q8"]
+KvArray = npt.NDArray[np.generic]
+
+_Q8_GROUP = 32  # values that share one f16 scale
+
+
+def vector_bytes(head_dim: int, dtype: KvDtype) -> int:
+    """Bytes of one key or value vector of one head."""
+    if dtype == "q8":
+        return head_dim + 2 * -(-head_dim // _Q8_GROUP)
+    return head_dim * (4 if dtype == "f32" else 2)
+
+
+def block_bytes(layers: int, kv_heads: int, head_dim: int, dtype: KvDtype) -> int:
+    """Bytes that one KV block (`BLOCK_TOKENS` tokens, keys and values, all layers) takes on a node with `kv_heads`."""
+    return 2 * layers * kv_heads * BLOCK_TOKENS * vector_bytes(head_dim, dtype)
+
+
+def blocks_for(tokens: int) -> int:
+    """KV blocks that `tokens` tokens of one sequence take."""
+    return -(-tokens // BLOCK_TOKENS)
+
+
+@dataclass(frozen=True)
+class PagedKV:
+    """The KV blocks of one node.
+
+    `keys[layer]` and `values[layer]` are `[blocks, kv_heads, BLOCK_TOKENS, head_dim]` of float32 or float16, or uint8
+    `[blocks, kv_heads, BLOCK_TOKENS, vector_bytes]` for q8 (codes, then one f16 scale per 32). Pages are zeroed by the
+    operating system when first touched, so blocks that are never used cost nothing.
+    """
+
+    blocks: int
+    keys: list[KvArray] = field(repr=False)
+    values: list[KvArray] = field(repr=False)
+
+    @classmethod
+    def allocate(cls, layers: int, blocks: int, kv_heads: int, head_dim: int, dtype: KvDtype) -> "PagedKV":
+        """Storage for `blocks` KV blocks of `kv_heads` local heads."""
+        width = vector_bytes(head_dim, dtype) if dtype == "q8" else head_dim
+        element = {"f32": np.float32, "f16": np.float16, "q8": np.uint8}[dtype]
+        shape = (blocks, kv_heads, BLOCK_TOKENS, width)
+        keys: list[KvArray] = [np.zeros(shape, element) for _ in range(layers)]
+        values: list[KvArray] = [np.zeros(shape, element) for _ in range(layers)]
+        return cls(blocks, keys, values)

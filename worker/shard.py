@@ -1,0 +1,75 @@
+"""The block loop: one node's part of the model, the same code on the master (rank 0) and on every worker."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from time import perf_counter
+
+import numpy as np
+import numpy.typing as npt
+
+from allreduce.base import Group
+from scheduler.window import Window
+from tpi.block import Block
+from tpi.kernels.spec import Batch
+from tpi.kv import PagedKV
+
+F32 = npt.NDArray[np.float32]
+
+
+@dataclass
+class StepClock:
+    """Where the time of this node's steps went, in seconds, summed since the start."""
+
+    steps: int = 0
+    total: float = 0.0
+    sync: float = 0.0  # inside allreduce: transfer, latency, and waiting for slower nodes
+    stall: float = 0.0  # waiting for weights
+
+    @property
+    def compute(self) -> float:
+        """What is left: computing."""
+        return self.total - self.sync - self.stall
+
+
+class Shard:
+    """This node's units of every block, with the window they stream through and the group they are summed in."""
+
+    def __init__(self, blocks: Sequence[Block], window: Window, group: Group, kv: PagedKV) -> None:
+        self.blocks = blocks
+        self.window = window
+        self.group = group
+        self.kv = kv
+        self.clock = StepClock()
+        self.progress = 0  # blocks computed since the start; heartbeats report it
+
+    def forward(self, x: F32, batch: Batch, step: int) -> F32 | None:
+        """Run one step through all blocks.
+
+        Args:
+            x: `[tokens, hidden]` float32, the embedded tokens; the same on every node.
+            batch: where each token stands and where its KV goes.
+            step: number of the step, which fences the collective's messages.
+
+        Returns:
+            `[tokens, hidden]` after the last block on rank 0, None elsewhere (only the master needs the last sum).
+        """
+        started = perf_counter()
+        self.group.begin(step)
+        total: F32 | None = None
+        for index, block in enumerate(self.blocks):
+            waiting = perf_counter()
+            with self.window.hold(index) as data:
+                computing = perf_counter()
+                partial = block.partial(data, x, self.kv, batch)
+            syncing = perf_counter()
+            last = index == len(self.blocks) - 1
+            total = self.group.reduce(partial) if last else self.group.allreduce(partial)
+            self.clock.stall += computing - waiting
+            self.clock.sync += perf_counter() - syncing
+            self.progress += 1
+            if total is None:
+                break
+            x = block.residual.add(x, total)
+        self.clock.steps += 1
+        self.clock.total += perf_counter() - started
+        return None if total is None else x

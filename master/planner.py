@@ -1,0 +1,61 @@
+"""Who holds what: from the model's units and the nodes' shares to one `Shard` per rank."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from tpi.config import ModelConfig
+from tpi.errors import PlanError, UsageError
+from tpi.pack.layout import RunLayout
+from tpi.partition import Range, Shard, deal, kv_range
+
+
+@dataclass(frozen=True)
+class Units:
+    """How many units of each kind every layer of a model has, and how many heads a unit holds."""
+
+    query: int
+    kv: int
+    ffn: int
+    query_heads: int
+    kv_heads: int
+
+    @classmethod
+    def of(cls, config: ModelConfig, query: RunLayout, kv: RunLayout, neuron: RunLayout) -> "Units":
+        """Counted from the layouts of one layer."""
+        return cls(query.units, kv.units, neuron.units, query.width // config.head_dim, kv.width // config.head_dim)
+
+
+def plan(config: ModelConfig, units: Units, shares: Sequence[float]) -> list[Shard]:
+    """Deal heads and neurons over nodes in proportion to `shares`; rank 0 is the master.
+
+    Raises:
+        PlanError: if there are more nodes with a positive share than units of some kind.
+    """
+    query = _deal("query-head units", units.query, shares)
+    ffn = _deal("FFN units", units.ffn, shares)
+    kv = [kv_range(part, units.query_heads, units.kv_heads, config.heads, config.kv_heads) for part in query]
+    return [Shard(*parts) for parts in zip(query, kv, ffn, strict=True)]
+
+
+def parse_split(text: str | None, nodes: int) -> list[float]:
+    """Shares from `--split 3,2,1`, one per node, master first; equal shares if `text` is None.
+
+    Raises:
+        UsageError: if it is not as many non-negative numbers as there are nodes.
+    """
+    if text is None:
+        return [1.0] * nodes
+    try:
+        shares = [float(part) for part in text.split(",")]
+    except ValueError:
+        raise UsageError(f"--split {text!r} is not a list of numbers; write for example --split 3,2,1") from None
+    if len(shares) != nodes:
+        raise UsageError(f"--split {text} has {len(shares)} shares for {nodes} nodes; give one per node, master first")
+    return shares
+
+
+def _deal(kind: str, units: int, shares: Sequence[float]) -> list[Range]:
+    holders = sum(share > 0 for share in shares)
+    if holders > units:
+        raise PlanError(f"this model has {units} {kind}, too few for {holders} nodes; use at most {units} nodes")
+    return deal(units, shares)

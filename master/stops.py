@@ -1,0 +1,38 @@
+"""Stop texts: end an answer at any of them, without ever showing the beginning of one."""
+
+from collections.abc import Sequence
+
+
+class StopFilter:
+    """Passes text on, except what could still become a stop text."""
+
+    def __init__(self, stops: Sequence[str]) -> None:
+        self._stops = [stop for stop in stops if stop]
+        self._held = ""
+        self.stopped = False
+
+    def push(self, text: str) -> str:
+        """The part of the text so far that is safe to show; sets `stopped` when a stop text is complete."""
+        self._held += text
+        found = [index for stop in self._stops if (index := self._held.find(stop)) >= 0]
+        if found:
+            self.stopped = True
+            shown, self._held = self._held[: min(found)], ""
+            return shown
+        keep = max((_overlap(self._held, stop) for stop in self._stops), default=0)
+        cut = len(self._held) - keep
+        shown, self._held = self._held[:cut], self._held[cut:]
+        return shown
+
+    def flush(self) -> str:
+        """What was held back, once it is known that no stop text follows."""
+        shown, self._held = self._held, ""
+        return shown
+
+
+def _overlap(text: str, stop: str) -> int:
+    """Length of the longest proper prefix of `stop` that `text` ends with."""
+    for length in range(min(len(stop) - 1, len(text)), 0, -1):
+        if text.endswith(stop[:length]):
+            return length
+    return 0

@@ -1,0 +1,60 @@
+"""KV tables as the master announces them: from a step's entries to the kernels' batch. Same on every node."""
+
+from collections.abc import Iterable, Sequence
+from typing import Protocol
+
+import numpy as np
+
+from tpi.errors import MessageError
+from tpi.kernels.spec import Batch
+
+
+class Entry(Protocol):
+    """One sequence's part of a step, as `tpi.messages` carries it."""
+
+    @property
+    def sequence(self) -> int: ...
+    @property
+    def position(self) -> int: ...
+    @property
+    def count(self) -> int: ...
+    @property
+    def appended(self) -> Sequence[int]: ...
+
+
+class BlockTables:
+    """The KV blocks of every live sequence; grows by what each step appends."""
+
+    def __init__(self, blocks: int, block_tokens: int) -> None:
+        self._blocks = blocks
+        self._block_tokens = block_tokens
+        self._tables: dict[int, list[int]] = {}
+
+    def batch(self, entries: Sequence[Entry]) -> Batch:
+        """Take in the appended blocks and lay the step's tokens out in the order of `entries`.
+
+        Raises:
+            MessageError: if a block does not exist, or a sequence's table is too short for its tokens.
+        """
+        for entry in entries:
+            self._extend(entry)
+        tables = [self._tables[entry.sequence] for entry in entries]
+        padded = np.zeros((len(tables), max(map(len, tables), default=0)), np.int32)
+        for row, table in enumerate(tables):
+            padded[row, : len(table)] = table
+        spans = [np.arange(entry.position, entry.position + entry.count, dtype=np.int32) for entry in entries]
+        rows = np.repeat(np.arange(len(entries), dtype=np.int32), [entry.count for entry in entries])
+        return Batch(positions=np.concatenate(spans), sequence=rows, tables=padded)
+
+    def release(self, sequences: Iterable[int]) -> None:
+        """Forget sequences whose blocks the master has taken back."""
+        for sequence in sequences:
+            self._tables.pop(sequence, None)
+
+    def _extend(self, entry: Entry) -> None:
+        table = self._tables.setdefault(entry.sequence, [])
+        if any(not 0 <= block < self._blocks for block in entry.appended):
+            raise MessageError(f"step names a KV block beyond the {self._blocks} that this node has")
+        table.extend(entry.appended)
+        if entry.position + entry.count > len(table) * self._block_tokens:
+            raise MessageError(f"step runs sequence {entry.sequence} past its KV blocks")

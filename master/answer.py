@@ -1,0 +1,90 @@
+"""One answer: sampled tokens to streamed text, with end-of-turn, stop texts, limits, and its timing."""
+
+from collections.abc import Callable, Sequence as SequenceOf
+from dataclasses import dataclass, field
+from time import perf_counter
+from typing import Literal
+
+from master.engine import Engine
+from master.sampler import Sampler
+from master.sequence import Sequence
+from master.stops import StopFilter
+from master.tokenizer import Tokenizer
+
+FinishReason = Literal["stop", "length", "interrupted"]
+
+
+@dataclass
+class Answer:
+    """What came out, and how fast. Times in seconds; rates in tokens per second."""
+
+    prompt_tokens: int
+    text: str = ""
+    token_ids: list[int] = field(default_factory=list)
+    finish_reason: FinishReason = "length"
+    ttft: float = 0.0
+    decode_seconds: float = 0.0  # from the first token to the last
+
+    @property
+    def prefill_rate(self) -> float:
+        """Prompt tokens per second until the first token."""
+        return self.prompt_tokens / self.ttft if self.ttft else 0.0
+
+    @property
+    def decode_rate(self) -> float:
+        """Tokens per second after the first."""
+        return (len(self.token_ids) - 1) / self.decode_seconds if self.decode_seconds else 0.0
+
+
+@dataclass(frozen=True)
+class Limits:
+    """When to stop: after `tokens` tokens, at any of the stop texts, or (unless `ignore_eos`) at the end of turn."""
+
+    tokens: int
+    stops: tuple[str, ...] = ()
+    ignore_eos: bool = False
+
+
+def answer(
+    engine: Engine,
+    tokenizer: Tokenizer,
+    sequence: Sequence,
+    sampler: Sampler,
+    limits: Limits,
+    show: Callable[[str], None] = lambda text: None,
+) -> Answer:
+    """Generate one answer to the pending tokens of `sequence`, passing text to `show` as it comes.
+
+    Raises:
+        NodeLost, NodeError: if a worker is lost or fails; what was shown stays shown.
+    """
+    result = Answer(prompt_tokens=sequence.pending)
+    stream, filter_ = tokenizer.stream(), StopFilter(limits.stops)
+    started = first = perf_counter()
+
+    def emit(text: str) -> None:
+        result.text += text
+        if text:
+            show(text)
+
+    for sampled in engine.generate(sequence, sampler, limits.tokens):
+        if not result.token_ids:
+            first, result.ttft = sampled.at, sampled.at - started
+        result.token_ids.append(sampled.token)
+        result.decode_seconds = sampled.at - first
+        if sampled.token in tokenizer.eos_ids and not limits.ignore_eos:
+            result.finish_reason = "stop"
+            break
+        emit(filter_.push(stream.push(sampled.token)))
+        if filter_.stopped:
+            result.finish_reason = "stop"
+            break
+    emit(filter_.flush())
+    return result
+
+
+def encode_prompt(tokenizer: Tokenizer, prompt: str, raw: bool) -> SequenceOf[int]:
+    """Token ids of a prompt: through the chat template, or with `raw` (or where there is no template) as it is."""
+    if raw or tokenizer.chat_template is None:
+        return tokenizer.encode(prompt)
+    return tokenizer.encode_chat([{"role": "user", "content": prompt}])

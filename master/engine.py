@@ -1,0 +1,128 @@
+"""The step loop: from sequences to tokens. One step runs the picked tokens on every node and samples what is complete."""
+
+from collections.abc import Callable, Iterator, Sequence as SequenceOf
+from dataclasses import dataclass
+from itertools import count
+from time import perf_counter
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from master.batcher import Batcher, Work
+from master.sampler import Sampler
+from master.sequence import Sequence
+from master.vocabulary import Embedding, Head
+from tpi.errors import UsageError
+from tpi.messages import StepEntry
+from worker.node import Node
+
+F32 = npt.NDArray[np.float32]
+
+
+class Workers(Protocol):
+    """The other nodes, as the engine needs them; `master.cluster` has the real one, `Alone` the empty one."""
+
+    def step(self, number: int, entries: SequenceOf[StepEntry], x: F32) -> None:
+        """Start a step on every worker: `x` is `[tokens, hidden]`."""
+
+    def release(self, sequences: SequenceOf[int]) -> None:
+        """Tell every worker that these sequences are finished."""
+
+
+@dataclass(frozen=True)
+class Sampled:
+    """A new token of a sequence, and when its step ended (`perf_counter` seconds)."""
+
+    sequence: Sequence
+    token: int
+    at: float
+
+
+class Engine:
+    """Runs sequences on the group of nodes; the master's own node computes in this process as rank 0."""
+
+    def __init__(
+        self, embedding: Embedding, head: Head, node: Node, workers: Workers, batcher: Batcher, context: int
+    ) -> None:
+        self.context = context
+        self._embedding = embedding
+        self._head = head
+        self._node = node
+        self._workers = workers
+        self._batcher = batcher
+        self._steps = count()
+        self._ids = count()
+
+    def admit(self, tokens: SequenceOf[int]) -> Sequence:
+        """A new sequence that begins with the prompt `tokens`.
+
+        Raises:
+            UsageError: if the prompt is empty or leaves no room in the context.
+        """
+        sequence = Sequence(next(self._ids), [])
+        self.extend(sequence, tokens)
+        return sequence
+
+    def extend(self, sequence: Sequence, tokens: SequenceOf[int]) -> None:
+        """Append prompt tokens (a further turn) to a sequence; raises UsageError as `admit`."""
+        length = len(sequence.tokens) + len(tokens)
+        if not tokens:
+            raise UsageError("the prompt is empty; give some text with -p")
+        if length >= self.context:
+            raise UsageError(f"the prompt takes {length} tokens, over the context of {self.context}; shorten it or raise -c")
+        sequence.tokens.extend(tokens)
+
+    def step(self, sequences: SequenceOf[Sequence], samplers: Callable[[Sequence], Sampler]) -> list[Sampled]:
+        """Run one step over `sequences` and append a sampled token to each that is complete."""
+        work = self._batcher.pick(sequences)
+        rows = self.forward(work)
+        complete = [item for item in work if item.completes]
+        if not complete:
+            return []
+        ends = np.cumsum([item.count for item in work]) - 1
+        last = rows[[end for item, end in zip(work, ends, strict=True) if item.completes]]
+        logits = self._head(np.ascontiguousarray(last))
+        return [self._sample(item.sequence, row, samplers) for item, row in zip(complete, logits, strict=True)]
+
+    def forward(self, work: SequenceOf[Work]) -> F32:
+        """Hidden states `[tokens, hidden]` after the last block for the tokens of `work`, in its order."""
+        tokens = [token for item in work for token in item.sequence.tokens[item.position :][: item.count]]
+        spans = [np.arange(item.position, item.position + item.count, dtype=np.int32) for item in work]
+        x = self._embedding(tokens, np.concatenate(spans))
+        entries = [StepEntry(item.sequence.id, item.position, item.count, item.appended) for item in work]
+        number = next(self._steps)
+        self._workers.step(number, entries, x)
+        hidden = self._node.run(number, entries, x)
+        assert hidden is not None  # rank 0 always gets the last sum
+        self._batcher.commit(work)
+        return hidden
+
+    def logits(self, tokens: SequenceOf[int]) -> F32:
+        """`[len(tokens), vocab]`: the logits after each of `tokens`, computed as one new sequence (for evaluation)."""
+        sequence = self.admit(tokens)
+        rows = []
+        while sequence.pending:
+            rows.append(self._head(self.forward(self._batcher.pick([sequence]))))
+        self.release(sequence)
+        return np.concatenate(rows)
+
+    def generate(self, sequence: Sequence, sampler: Sampler, limit: int) -> Iterator[Sampled]:
+        """Tokens of one sequence as they are sampled, at most `limit`, ending early where the context is full."""
+        for _ in range(min(limit, self.context - len(sequence.tokens))):
+            sampled: list[Sampled] = []
+            while not sampled:
+                sampled = self.step([sequence], lambda _: sampler)
+            yield sampled[0]
+
+    def release(self, sequence: Sequence) -> None:
+        """Give the sequence's KV blocks back on every node."""
+        self._batcher.blocks.release(sequence.table)
+        self._node.release([sequence.id])
+        self._workers.release([sequence.id])
+
+    @staticmethod
+    def _sample(sequence: Sequence, logits: F32, samplers: Callable[[Sequence], Sampler]) -> Sampled:
+        token = samplers(sequence).sample(logits, sequence.tokens)
+        sequence.tokens.append(token)
+        return Sampled(sequence, token, perf_counter())

@@ -1,0 +1,81 @@
+"""The two ends of the model that never leave the master: embedding and LM head."""
+
+from collections.abc import Sequence
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from tpi import kernels
+from tpi.config import ModelConfig
+from tpi.pack.layout import RunLayout
+
+F32 = npt.NDArray[np.float32]
+
+
+class Table(Protocol):
+    """A table of vocabulary rows, in memory or on disk."""
+
+    def gather(self, rows: Sequence[int]) -> F32:
+        """`[len(rows), hidden]`: the named rows, dequantised."""
+
+    def logits(self, x: F32) -> F32:
+        """`[tokens, padded vocabulary]`: every row times every `x` `[tokens, hidden]`."""
+
+
+class ResidentTable:
+    """A table whose packed bytes are all in memory."""
+
+    def __init__(self, run: RunLayout, data: npt.NDArray[np.uint8]) -> None:
+        self._run = run
+        self._data = data
+
+    def gather(self, rows: Sequence[int]) -> F32:
+        """See `Table`."""
+        return kernels.gather(self._run, self._data, np.asarray(rows, np.int32))
+
+    def logits(self, x: F32) -> F32:
+        """See `Table`."""
+        return kernels.logits(self._run, self._data, x)
+
+
+class Embedding:
+    """Token ids to hidden states: table rows, scaled, plus learned positions where the model has them."""
+
+    def __init__(self, config: ModelConfig, table: Table, positions: F32 | None = None) -> None:
+        """`positions`: `[context + offset, hidden]` learned position table (OPT), or None."""
+        self._config = config
+        self._table = table
+        self._positions = positions
+
+    def __call__(self, tokens: Sequence[int], positions: npt.NDArray[np.int32]) -> F32:
+        """`[len(tokens), hidden]` float32 for `tokens` at `positions`."""
+        x = self._table.gather(tokens)
+        if self._config.embed_scale != 1.0:
+            x = x * np.float32(self._config.embed_scale)
+        if self._positions is not None:
+            x = x + self._positions[positions + self._config.position_offset]
+        return x
+
+
+class Head:
+    """Hidden states to logits: final norm, LM head, soft cap."""
+
+    def __init__(self, config: ModelConfig, table: Table, norm: F32, norm_bias: F32 | None = None) -> None:
+        self._config = config
+        self._table = table
+        self._norm = norm
+        self._norm_bias = norm_bias
+
+    def __call__(self, x: F32) -> F32:
+        """`[rows, vocab]` float32 logits of `x` `[rows, hidden]`."""
+        config = self._config
+        if config.norm == "rms":
+            x = kernels.rms_norm(x, self._norm, config.norm_eps)
+        else:
+            bias = np.zeros_like(self._norm) if self._norm_bias is None else self._norm_bias
+            x = kernels.layer_norm(x, self._norm, bias, config.norm_eps)
+        logits = self._table.logits(x)[:, : config.vocab]
+        if config.logit_softcap:
+            logits = np.tanh(logits / config.logit_softcap) * np.float32(config.logit_softcap)
+        return logits

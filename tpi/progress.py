@@ -1,0 +1,47 @@
+"""Progress on stderr for phases that take more than a second; silent otherwise."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from time import monotonic
+from typing import Protocol
+
+_QUIET_SECONDS = 1.0
+
+
+class Progress(Protocol):
+    """What a long phase reports to: bytes (or steps) done so far out of a total."""
+
+    def __call__(self, done: int, total: int) -> None:
+        """Report that `done` of `total` are done."""
+
+
+def silent(done: int, total: int) -> None:
+    """A `Progress` that shows nothing."""
+
+
+@contextmanager
+def phase(title: str) -> Iterator[Progress]:
+    """A bar with the time left, shown once the phase has lasted a second; on a plain file one line at its end."""
+    from rich.console import Console
+    from rich.progress import BarColumn, TaskProgressColumn, TextColumn, TimeRemainingColumn
+    from rich.progress import Progress as Bars
+
+    console = Console(stderr=True)
+    columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeRemainingColumn())
+    bars = Bars(*columns, console=console, transient=True, disable=not console.is_terminal)
+    task = bars.add_task(title, total=None)
+    started, shown = monotonic(), False
+
+    def report(done: int, total: int) -> None:
+        nonlocal shown
+        if not shown and monotonic() - started > _QUIET_SECONDS:
+            shown = True
+            bars.start()
+        bars.update(task, completed=done, total=total)
+
+    try:
+        yield report
+    finally:
+        bars.stop()
+        if monotonic() - started > _QUIET_SECONDS:
+            console.print(f"{title}: {monotonic() - started:.1f} s", highlight=False)

@@ -1,0 +1,322 @@
+"""Every hop between nodes as a frozen dataclass; `tpi.codec` turns them into frames and back.
+
+No message can carry text or token ids: prompts, tokens, the embedding and the head stay on the master. A random 64-bit
+`session` (one per master run) and an `epoch` (one per plan) fence the control plane; weights are fenced by their hashes.
+
+Control plane    master -> worker: Join, Assign, Step, Abort, AskStats, Bye
+                 worker -> master: Hello, Refuse, Ready, Heartbeat, Stats, Failure, Bye
+Weights plane    worker -> master: Missing, Need        master -> worker: Units, Unavailable
+"""
+
+from dataclasses import dataclass
+from typing import Annotated, Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from tpi.codec import Between, Raw, Tensor, message
+from tpi.config import ModelConfig
+from tpi.errors import MessageError
+from tpi.kv import KvDtype
+from tpi.pack.layout import BlockKind, RunLayout, RunName
+
+DIGEST_BYTES = 32  # of one unit, of a block's vectors, and of a block id
+TRANSFER_BYTES = 4 << 20  # one run of units on the weights plane, unless a single unit is larger
+MAX_STEP_BYTES = 64 << 20  # hidden states of one step
+
+Id64 = Annotated[int, Between(0, 2**64 - 1)]
+Count = Annotated[int, Between(0, 2**31 - 1)]
+Bytes = Annotated[int, Between(0, 2**62)]
+Port = Annotated[int, Between(1, 65535)]
+Name = Annotated[str, Between(0, 256)]
+Sentence = Annotated[str, Between(0, 4096)]
+Seconds = Annotated[float, Between(0, 1e12)]
+Digest = Annotated[bytes, Between(DIGEST_BYTES, DIGEST_BYTES)]
+Hidden = Annotated[npt.NDArray[np.float32], Tensor("<f4", 2, MAX_STEP_BYTES)]
+RunOrVectors = RunName | Literal["vectors"]
+
+
+@dataclass(frozen=True)
+class Profile:
+    """What a machine says of itself. Sizes in bytes."""
+
+    host: Name
+    system: Name
+    cores: Count
+    threads: Count  # that it will compute with
+    memory_total: Bytes
+    memory_free: Bytes
+    memory_limit: Bytes  # of --memory; 0: none given
+    process_bytes: Bytes  # resident set of the idle process
+    disk_free: Bytes  # where the shard cache is
+
+
+@message
+class Join:
+    """Asks a worker to serve this master. `name` is how the worker names the master to others."""
+
+    version: Name
+    session: Id64
+    name: Name
+
+
+@message
+class Hello:
+    """The worker's consent, with the ports of its other planes."""
+
+    version: Name
+    session: Id64
+    name: Name
+    collective_port: Port
+    weights_port: Port
+    profile: Profile
+
+
+@message
+class Refuse:
+    """The worker's refusal of a Join. `in_use_by` names the master that it serves, or is empty."""
+
+    version: Name
+    session: Id64
+    reason: Literal["version", "in use"]
+    in_use_by: Name
+
+
+@dataclass(frozen=True)
+class RunPlan:
+    """The units `[first, last)` of one run that a node holds; `hashes` are their digests, back to back."""
+
+    layout: Count  # index into Assign.layouts
+    first: Count
+    last: Count
+    hashes: Annotated[bytes, Raw(1 << 24)]
+
+    def __post_init__(self) -> None:
+        if self.first > self.last or len(self.hashes) != (self.last - self.first) * DIGEST_BYTES:
+            raise MessageError(f"a run of units [{self.first}, {self.last}) has {len(self.hashes)} bytes of hashes")
+
+
+@dataclass(frozen=True)
+class VectorPlan:
+    """One float32 vector (a norm, a bias) that every node has whole."""
+
+    name: Name
+    length: Count
+
+
+@dataclass(frozen=True)
+class BlockPlan:
+    """What a node holds of one distinct block. `vectors_hash` is of the vectors' bytes, back to back in this order."""
+
+    id: Digest
+    kind: BlockKind
+    runs: tuple[RunPlan, ...]
+    vectors: tuple[VectorPlan, ...]
+    vectors_hash: Digest
+
+
+@dataclass(frozen=True)
+class LayerPlan:
+    """The blocks of one layer, as indices into Assign.blocks (identical blocks are listed once)."""
+
+    attention: Count
+    ffn: Count
+
+
+@dataclass(frozen=True)
+class PeerAddress:
+    """Where the collective plane of a rank listens, as `tcp://host:port`; empty for rank 0, which only connects."""
+
+    rank: Count
+    name: Name
+    address: Name
+
+
+@dataclass(frozen=True)
+class NodeOptions:
+    """How a node runs its shard. 0 leaves a choice to the node."""
+
+    context: Count  # tokens
+    kv_blocks: Count  # asked for; the node answers with what it has
+    kv_dtype: KvDtype
+    prefill_tokens: Count  # the most tokens in one step
+    memory: Bytes = 0
+    threads: Count = 0
+    scheduler: Literal["resident", "window"] = "resident"
+    window: Count = 0  # blocks
+    retain: Count = 0  # blocks
+    timeout_s: Seconds = 30.0  # of an exchange that makes no progress
+
+
+@message
+class Assign:
+    """A node's part of the plan `epoch`. The node takes its units from its cache, or asks for them; then it is Ready."""
+
+    session: Id64
+    epoch: Count
+    rank: Count
+    size: Count
+    config: ModelConfig
+    layouts: tuple[RunLayout, ...]
+    blocks: tuple[BlockPlan, ...]
+    layers: tuple[LayerPlan, ...]
+    peers: tuple[PeerAddress, ...]
+    collective: Name
+    wire: Name
+    options: NodeOptions
+
+    def __post_init__(self) -> None:
+        for block in self.blocks:
+            for run in block.runs:
+                if run.layout >= len(self.layouts) or run.last > self.layouts[run.layout].units:
+                    raise MessageError(f"block {block.id.hex()[:12]} has units beyond its layout")
+        if any(max(layer.attention, layer.ffn) >= len(self.blocks) for layer in self.layers):
+            raise MessageError("a layer names a block that is not in the plan")
+        if not self.rank < self.size:
+            raise MessageError(f"rank {self.rank} is not below the number of nodes, {self.size}")
+
+
+@message
+class Missing:
+    """What the worker will ask for under this plan, before its first Need. Also the answer when nothing is missing."""
+
+    session: Id64
+    epoch: Count
+    units: Bytes
+    nbytes: Bytes
+
+
+@message
+class Need:
+    """Asks for the units `[first, last)` of a run, or for a block's vectors (run "vectors", first 0, last 1)."""
+
+    block: Digest
+    run: RunOrVectors
+    first: Count
+    last: Count
+
+
+@message
+class Units:
+    """The answer to a Need: the units back to back. Fenced by their hashes alone."""
+
+    block: Digest
+    run: RunOrVectors
+    first: Count
+    last: Count
+    data: Annotated[memoryview, Raw(1 << 28)]
+
+
+@message
+class Unavailable:
+    """The answer to a Need that the master cannot serve."""
+
+    block: Digest
+    reason: Sentence
+
+
+@message
+class Ready:
+    """The shard of this plan is loaded. `kv_blocks` is the size of the node's pool; the smallest of all nodes counts."""
+
+    session: Id64
+    epoch: Count
+    kv_blocks: Count
+    weight_bytes: Bytes
+    resident_bytes: Bytes
+    fetched_bytes: Bytes  # weights that travelled for this plan
+
+
+@dataclass(frozen=True)
+class SequenceStep:
+    """One sequence in a step: `tokens` tokens from `position` on, and the KV blocks appended since its last step."""
+
+    id: Id64
+    position: Count
+    tokens: Count
+    blocks: tuple[Count, ...]
+
+
+@message
+class Step:
+    """One pass over all blocks. `x` is float32 `[tokens, hidden]`, the sequences' rows in order: never token ids."""
+
+    session: Id64
+    epoch: Count
+    step: Id64
+    sequences: tuple[SequenceStep, ...]
+    released: tuple[Id64, ...]  # sequences that ended since the last step
+    x: Hidden
+
+    def __post_init__(self) -> None:
+        if sum(sequence.tokens for sequence in self.sequences) != len(self.x):
+            raise MessageError(f"a step has {len(self.x)} rows of hidden states, but its sequences have other counts")
+
+
+@message
+class Abort:
+    """Gives up the steps of `epoch` that are under way; the worker stays with its master and waits for an Assign."""
+
+    session: Id64
+    epoch: Count
+
+
+@message
+class Heartbeat:
+    """Sent at an interval by the I/O thread. `progress` grows whenever the compute thread gets anything done."""
+
+    session: Id64
+    epoch: Count
+    progress: Id64
+    phase: Literal["idle", "load", "compute", "exchange"]
+    step: Id64
+
+
+@message
+class AskStats:
+    """Asks for Stats."""
+
+    session: Id64
+    epoch: Count
+
+
+@message
+class Stats:
+    """Totals of one node since its Assign; the master takes differences. Bytes, seconds, counts."""
+
+    session: Id64
+    epoch: Count
+    steps: Bytes
+    tokens: Bytes
+    weight_bytes: Bytes
+    resident_bytes: Bytes
+    peak_rss_bytes: Bytes
+    compute_s: Seconds
+    sync_s: Seconds
+    stall_s: Seconds
+    streamed_bytes: Bytes
+    disk_s: Seconds  # time in which at least one read was under way
+    sent_bytes: Bytes
+    received_bytes: Bytes
+    dropped: Bytes  # malformed or stale messages
+
+
+@message
+class Failure:
+    """A node could not go on. `node` is the one at fault, where that is another one; else empty."""
+
+    session: Id64
+    epoch: Count
+    node: Name
+    message: Sentence
+
+
+@message
+class Bye:
+    """The sender leaves."""
+
+    session: Id64
+
+
+ToWorker = Join | Assign | Step | Abort | AskStats | Bye
+ToMaster = Hello | Refuse | Ready | Heartbeat | Stats | Failure | Bye

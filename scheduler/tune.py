@@ -1,0 +1,105 @@
+"""Which read size and how many reads in flight a disk likes best: measured once per disk, then remembered."""
+
+import json
+import os
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from scheduler.disk import DEFAULT_CHUNK, DEFAULT_THREADS, DirectDisk
+from scheduler.extent import Extent
+from scheduler.memory import PAGE, Bytes, page_buffer
+
+CHUNKS = (256 << 10, 1 << 20, 4 << 20)  # bytes per read
+THREADS = (1, 2, 4, 8)
+_LEAST = 32 << 20  # bytes: with less to read there is nothing to measure
+_SAMPLE = 48 << 20  # bytes read per candidate at most
+_SECONDS = 0.15  # per candidate at most
+_GOOD_ENOUGH = 0.95  # of the best speed, for a candidate with fewer reads in flight
+
+
+@dataclass(frozen=True)
+class DiskSpeed:
+    """What was measured of one disk, and how to read it."""
+
+    chunk: int = DEFAULT_CHUNK
+    threads: int = DEFAULT_THREADS
+    bytes_per_second: float = 0.0  # 0: not measured
+
+    def open(self) -> DirectDisk:
+        """A disk that reads in this way."""
+        return DirectDisk(self.chunk, self.threads)
+
+
+def disk_for(files: Sequence[Path], cache: Path) -> DiskSpeed:
+    """How to read the disk that `files` are on: remembered in `cache`/disks.json, or measured now in about a second.
+
+    Too little to read, or files that cannot be read, give the defaults, which are not remembered.
+    """
+    present = [path for path in files if path.is_file()]
+    if not present:
+        return DiskSpeed()
+    key, record = str(present[0].stat().st_dev), cache / "disks.json"
+    known = _load(record)
+    if key in known:
+        return known[key]
+    extents = [Extent(path, 0, path.stat().st_size // PAGE * PAGE) for path in present]
+    if sum(extent.nbytes for extent in extents) < _LEAST:
+        return DiskSpeed()
+    speed = best(extents)
+    _save(record, {**known, key: speed})
+    return speed
+
+
+def best(extents: Sequence[Extent]) -> DiskSpeed:
+    """The fastest candidate; among nearly equal ones that with the fewest reads in flight, then the smallest reads."""
+    measured = [
+        DiskSpeed(chunk, threads, measure(extents, DirectDisk(chunk, threads)))
+        for threads in THREADS
+        for chunk in CHUNKS
+    ]
+    bar = max(speed.bytes_per_second for speed in measured) * _GOOD_ENOUGH
+    return next(speed for speed in measured if speed.bytes_per_second >= bar)
+
+
+def measure(extents: Sequence[Extent], disk: DirectDisk, sample: int = _SAMPLE, seconds: float = _SECONDS) -> float:
+    """Bytes per second that `disk` reads of `extents`, for at most `sample` bytes or `seconds`; 0 if nothing is read."""
+    work = iter([(one, at) for one in extents for at in range(0, one.nbytes - disk.chunk + 1, disk.chunk)])
+    lock, begun, totals = threading.Lock(), time.perf_counter(), [0] * disk.threads
+
+    def reader(index: int, into: Bytes) -> None:
+        while sum(totals) < sample and time.perf_counter() - begun < seconds:
+            with lock:
+                item = next(work, None)
+            if item is None:
+                return
+            try:
+                totals[index] += disk.read(item[0].path, item[0].offset + item[1], into)
+            except OSError:
+                return
+
+    threads = [threading.Thread(target=reader, args=(i, page_buffer(disk.chunk))) for i in range(disk.threads)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return sum(totals) / (time.perf_counter() - begun)
+
+
+def _load(record: Path) -> dict[str, DiskSpeed]:
+    try:
+        return {key: DiskSpeed(**fields) for key, fields in json.loads(record.read_text()).items()}
+    except (OSError, ValueError, TypeError, AttributeError):
+        return {}
+
+
+def _save(record: Path, known: dict[str, DiskSpeed]) -> None:
+    draft = record.with_suffix(f".{os.getpid()}.tmp")
+    try:
+        record.parent.mkdir(parents=True, exist_ok=True)
+        draft.write_text(json.dumps({key: asdict(speed) for key, speed in known.items()}))
+        os.replace(draft, record)
+    except OSError:
+        draft.unlink(missing_ok=True)  # a cache that cannot be written costs a second at every start, no more

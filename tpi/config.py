@@ -58,7 +58,8 @@ class ModelConfig:
     @classmethod
     def from_dict(cls, fields: dict[str, Any]) -> "ModelConfig":
         """Inverse of `to_dict`; lists become tuples. Raises TypeError on unknown or missing fields."""
-        return cls(**{name: tuple(value) if isinstance(value, list) else value for name, value in fields.items()})
+        plain: dict[str, Any] = {name: tuple(value) if isinstance(value, list) else value for name, value in fields.items()}
+        return cls(**plain)
 
 
 _SIZE = re.compile(r"^\s*(\d+(?:\.\d+)?)\s*([KMGT]?)(i?)B?\s*$", re.IGNORECASE)

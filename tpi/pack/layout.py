@@ -30,7 +30,7 @@ GROUP_BYTES: dict[Format, int] = {
 RunName = Literal["query", "kv", "neuron", "row"]
 Layout = Literal["record", "tiled"]
 Axis = Literal["row", "column"]
-BlockKind = Literal["attention", "ffn", "table"]
+BlockKind = Literal["attention", "ffn", "table", "vectors"]
 
 
 def is_quantised(format: Format) -> bool:

@@ -1,0 +1,38 @@
+"""Limits on what a model configuration may say, whether it comes from a stranger's file or from a pack."""
+
+import math
+from typing import get_args
+
+from tpi.config import Activation, ModelConfig, Norm
+from tpi.errors import ModelError
+
+_LIMITS = {
+    "hidden": 1 << 17,
+    "layers": 1 << 12,
+    "heads": 1 << 12,
+    "kv_heads": 1 << 12,
+    "head_dim": 1 << 12,
+    "intermediate": 1 << 20,
+    "vocab": 1 << 24,
+    "context": 1 << 30,
+}
+
+
+def check_config(config: ModelConfig, where: str) -> None:
+    """Raise a ModelError that names `where` and the field, unless every size is sane and consistent."""
+    for name, limit in _LIMITS.items():
+        value = getattr(config, name)
+        if type(value) is not int or not 1 <= value <= limit:
+            raise ModelError(f"{where}: {name} is {value!r}; a whole number from 1 to {limit} is expected")
+    if config.heads % config.kv_heads:
+        raise ModelError(f"{where}: {config.heads} query heads are not a multiple of {config.kv_heads} KV heads")
+    if config.activation not in get_args(Activation) or config.norm not in get_args(Norm):
+        raise ModelError(f"{where}: activation {config.activation!r} or norm {config.norm!r} is not supported")
+    if 2 * len(config.inv_freq) > config.head_dim:
+        raise ModelError(f"{where}: rotary embedding is wider than a head of {config.head_dim}")
+    if len(config.windows) not in (0, config.layers) or any(type(w) is not int or w < 0 for w in config.windows):
+        raise ModelError(f"{where}: sliding windows must be one whole number per layer")
+    numbers = [config.norm_eps, config.attention_scale, config.rope_scale, config.embed_scale,
+               config.attention_softcap, config.logit_softcap, *config.inv_freq]  # fmt: skip
+    if any(not isinstance(number, int | float) or not math.isfinite(number) for number in numbers):
+        raise ModelError(f"{where}: a number is missing or not finite")

@@ -1,0 +1,93 @@
+"""One block as one safetensors file: which tensors it has, and the byte range of each. Reads and writes nothing itself.
+
+The header follows from the block's shape alone, so a reader checks a file by comparing its first bytes. Order of the
+data, which starts on a 4 KiB boundary: `<run>` uint8 [units, unit_bytes] per run, the vectors (f32), then `<run>.hash`
+uint8 [units, 32] per run: SHA-256 of each unit's bytes. No name mentions the layer, so equal blocks are equal files.
+"""
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from hashlib import sha256
+from typing import Any
+
+from tpi.errors import ModelError
+from tpi.pack.layout import BlockKind, RunLayout
+
+HASH_BYTES = 32
+ALIGNMENT = 4096  # of the first byte of data in the file
+KINDS: tuple[BlockKind, ...] = ("attention", "ffn", "table", "vectors")
+
+
+@dataclass(frozen=True)
+class BlockShape:
+    """What a block holds: its runs and the length in values of each of its f32 vectors."""
+
+    kind: BlockKind
+    runs: tuple[RunLayout, ...]
+    vectors: tuple[tuple[str, int], ...]
+
+    @cached_property
+    def header(self) -> bytes:
+        """The first bytes of the file: safetensors length and JSON, padded so that data starts at `ALIGNMENT`."""
+        runs = json.dumps([run.to_dict() for run in self.runs], separators=(",", ":"))
+        tensors: dict[str, Any] = {"__metadata__": {"tpi": self.kind, "runs": runs}}
+        offset = 0
+        for name, dtype, shape, nbytes in self._tensors():
+            tensors[name] = {"dtype": dtype, "shape": shape, "data_offsets": [offset, offset + nbytes]}
+            offset += nbytes
+        text = json.dumps(tensors, separators=(",", ":")).encode()
+        padded = -(-(8 + len(text)) // ALIGNMENT) * ALIGNMENT - 8
+        return padded.to_bytes(8, "little") + text.ljust(padded)
+
+    @cached_property
+    def ranges(self) -> dict[str, tuple[int, int]]:
+        """Tensor name to (offset in the file, bytes)."""
+        offset = len(self.header)
+        found = {}
+        for name, _, _, nbytes in self._tensors():
+            found[name] = (offset, nbytes)
+            offset += nbytes
+        return found
+
+    @property
+    def nbytes(self) -> int:
+        """Size of the whole file."""
+        return len(self.header) + sum(nbytes for *_, nbytes in self._tensors())
+
+    def run(self, name: str) -> RunLayout:
+        """The layout of the run called `name`; KeyError if there is none."""
+        found: dict[str, RunLayout] = {run.name: run for run in self.runs}
+        return found[name]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain types for the manifest."""
+        vectors = [[name, length] for name, length in self.vectors]
+        return {"kind": self.kind, "runs": [run.to_dict() for run in self.runs], "vectors": vectors}
+
+    @classmethod
+    def from_dict(cls, fields: dict[str, Any]) -> "BlockShape":
+        """Inverse of `to_dict`.
+
+        Raises:
+            ModelError, KeyError, TypeError, ValueError: if the fields do not describe a block.
+        """
+        runs = tuple(RunLayout.from_dict(run) for run in fields["runs"])
+        vectors = tuple((str(name), int(length)) for name, length in fields["vectors"])
+        if fields["kind"] not in KINDS or any(length < 1 for _, length in vectors):
+            raise ModelError(f"{fields['kind']!r} is not a kind of block that this version knows")
+        return cls(fields["kind"], runs, vectors)
+
+    def _tensors(self) -> Iterator[tuple[str, str, list[int], int]]:
+        for run in self.runs:
+            yield run.name, "U8", [run.units, run.unit_bytes], run.units * run.unit_bytes
+        for name, length in self.vectors:
+            yield name, "F32", [length], 4 * length
+        for run in self.runs:
+            yield f"{run.name}.hash", "U8", [run.units, HASH_BYTES], run.units * HASH_BYTES
+
+
+def block_id(header: bytes, vectors: bytes, hashes: bytes) -> str:
+    """The content address of a block, 64 hex digits: it covers every byte of the file, units through their hashes."""
+    return sha256(header + vectors + hashes).hexdigest()

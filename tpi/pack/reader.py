@@ -1,0 +1,223 @@
+"""Reads a pack: the manifest, and blocks of weights by runs of units. Imports neither torch nor transformers."""
+
+import os
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from tpi.config import ModelConfig
+from tpi.errors import ModelError, WeightsError
+from tpi.pack.blockfile import HASH_BYTES, BlockShape, block_id
+from tpi.pack.layout import BlockKind, RunLayout
+from tpi.pack.manifest import MANIFEST, Manifest
+
+Bytes = npt.NDArray[np.uint8]
+F32 = npt.NDArray[np.float32]
+
+_VERIFY_BYTES = 16 << 20  # bytes of units checked at a time
+
+
+@dataclass(frozen=True)
+class Extent:
+    """A byte range of a file."""
+
+    path: Path
+    offset: int
+    nbytes: int
+
+
+class Block:
+    """One block of a pack: the attention or feed-forward half of a layer, a table, or vectors alone."""
+
+    def __init__(self, path: Path, identity: str, shape: BlockShape) -> None:
+        self.path = path
+        self.id = identity
+        self.shape = shape
+        self._checked = False
+
+    @property
+    def kind(self) -> BlockKind:
+        """attention, ffn, table or vectors."""
+        return self.shape.kind
+
+    def run(self, name: str) -> RunLayout:
+        """The layout of one run (query, kv, neuron or row); KeyError if the block has no such run."""
+        return self.shape.run(name)
+
+    def extent(self, run: str, first: int = 0, last: int | None = None) -> Extent:
+        """Where units `[first, last)` of a run are on disk; the whole run by default."""
+        layout = self.shape.run(run)
+        last = layout.units if last is None else last
+        if not 0 <= first <= last <= layout.units:
+            raise WeightsError(f"units {first} to {last} of {run} do not exist in {self.path}; it has {layout.units}")
+        offset = self.shape.ranges[run][0] + first * layout.unit_bytes
+        return Extent(self.path, offset, (last - first) * layout.unit_bytes)
+
+    def read_units(self, run: str, first: int, last: int, out: Bytes | None = None) -> Bytes:
+        """Units `[first, last)` of a run as uint8 `[last - first, unit_bytes]`, read into `out` if given.
+
+        Raises:
+            WeightsError: if the file is missing, short or of another shape.
+        """
+        shape = (last - first, self.shape.run(run).unit_bytes)
+        extent = self.extent(run, first, last)
+        if out is None:
+            out = np.empty(shape, np.uint8)
+        elif out.nbytes != extent.nbytes or out.dtype != np.uint8:
+            raise WeightsError(f"the buffer for {run} has {out.nbytes} bytes, {extent.nbytes} are needed")
+        self._read(extent.offset, out)
+        return out.reshape(shape)
+
+    def vectors(self) -> dict[str, F32]:
+        """The small float32 vectors (norms and biases) by name."""
+        found = {}
+        for name, length in self.shape.vectors:
+            found[name] = np.empty(length, np.float32)
+            self._read(self.shape.ranges[name][0], found[name].view(np.uint8))
+        return found
+
+    def unit_hashes(self, run: str) -> Bytes:
+        """SHA-256 of every unit of a run, uint8 `[units, 32]`."""
+        hashes = np.empty((self.shape.run(run).units, HASH_BYTES), np.uint8)
+        self._read(self.shape.ranges[f"{run}.hash"][0], hashes)
+        return hashes
+
+    def verify(self) -> None:
+        """Read everything and compare it with its hashes.
+
+        Raises:
+            WeightsError: naming the file, if a byte has changed.
+        """
+        hashes = {run.name: self.unit_hashes(run.name) for run in self.shape.runs}
+        vectors = b"".join(vector.tobytes() for vector in self.vectors().values())
+        if block_id(self.shape.header, vectors, b"".join(map(np.ndarray.tobytes, hashes.values()))) != self.id:
+            raise self._damaged("its content does not match its name")
+        for run in self.shape.runs:
+            step = max(1, _VERIFY_BYTES // run.unit_bytes)
+            for first in range(0, run.units, step):
+                units = self.read_units(run.name, first, min(first + step, run.units))
+                for index, unit in enumerate(units, first):
+                    if sha256(unit).digest() != hashes[run.name][index].tobytes():
+                        raise self._damaged(f"unit {index} of {run.name} does not match its hash")
+
+    def _read(self, offset: int, out: npt.NDArray[Any]) -> None:
+        """Fill `out` from the file; checks the file's header the first time."""
+        try:
+            with self.path.open("rb", buffering=0) as file:
+                if not self._checked:
+                    self._check(file.read(len(self.shape.header)), os.fstat(file.fileno()).st_size)
+                file.seek(offset)
+                view = out.data.cast("B")
+                while len(view):
+                    count = file.readinto(view)
+                    if not count:
+                        raise self._damaged("it is too short")
+                    view = view[count:]
+        except OSError as error:
+            raise WeightsError(f"cannot read {self.path}: {error.strerror or error}; pack the model again") from error
+
+    def _check(self, header: bytes, size: int) -> None:
+        if size != self.shape.nbytes:
+            raise self._damaged(f"it has {size} bytes instead of {self.shape.nbytes}")
+        if header != self.shape.header:
+            raise self._damaged("its header does not match the manifest")
+        self._checked = True
+
+    def _damaged(self, reason: str) -> WeightsError:
+        return WeightsError(f"{self.path} is damaged: {reason}; delete the pack and make it again")
+
+
+class Pack:
+    """A model as a directory: manifest, tokenizer, and one file per distinct block."""
+
+    def __init__(self, path: Path, manifest: Manifest) -> None:
+        self.path = path
+        self.manifest = manifest
+        blocks = {name: Block(path / f"{name}.safetensors", name, shape) for name, shape in manifest.blocks.items()}
+        self.blocks: Mapping[str, Block] = blocks  # by id; equal blocks of several layers are one
+        self.layers = tuple((blocks[attention], blocks[ffn]) for attention, ffn in manifest.layers)
+        self.embedding = blocks[manifest.embedding]  # run `row`, the vocabulary padded with zero rows to whole units
+        self.head = blocks[manifest.head]  # the same block as `embedding` if the model is tied
+        self.positions = blocks[manifest.positions] if manifest.positions else None  # run `row` (OPT)
+        self.final = blocks[manifest.final]  # vectors norm and, for LayerNorm, norm.bias
+
+    @classmethod
+    def open(cls, path: Path) -> "Pack":
+        """Open the pack in directory `path`; reads the manifest and looks at the size of every file.
+
+        Raises:
+            ModelError: if it is no pack, one of another version, or its manifest is damaged.
+            WeightsError: if a block file is missing or has the wrong size.
+        """
+        pack = cls(path, Manifest.load(path / MANIFEST))
+        for block in pack.blocks.values():
+            try:
+                size = block.path.stat().st_size
+            except OSError:
+                raise WeightsError(f"{block.path} is missing; delete the pack and make it again") from None
+            if size != block.shape.nbytes:
+                raise WeightsError(
+                    f"{block.path} has {size} bytes instead of {block.shape.nbytes}; make the pack again"
+                )
+        return pack
+
+    @property
+    def config(self) -> ModelConfig:
+        """The model's shape."""
+        return self.manifest.config
+
+    @property
+    def dtype(self) -> str:
+        """What `--dtype` the pack was made with."""
+        return self.manifest.dtype
+
+    @property
+    def tokenizer_info(self) -> Mapping[str, Any]:
+        """bos_token, eos_token, bos_id, eos_ids, add_bos and chat_template; empty if the source had no tokenizer."""
+        return self.manifest.tokenizer
+
+    @property
+    def tokenizer_file(self) -> Path:
+        """The model's tokenizer.json.
+
+        Raises:
+            ModelError: if the model was packed without a tokenizer.
+        """
+        if not self.manifest.tokenizer:
+            raise ModelError(f"{self.path} has no tokenizer; put tokenizer.json beside the model and pack it again")
+        return self.path / "tokenizer.json"
+
+    @property
+    def weight_bytes(self) -> int:
+        """Bytes of all weights as the model uses them: a block shared by several layers counts once for each."""
+        used = [block for layer in self.layers for block in layer] + [self.embedding, self.final]
+        used += [block for block in (None if self.config.tied else self.head, self.positions) if block]
+        return sum(block.shape.nbytes for block in used)
+
+    def walk(self) -> Iterator[Block]:
+        """The blocks of the layers in the order in which they are computed: attention, ffn, attention, ..."""
+        for layer in self.layers:
+            yield from layer
+
+    def verify(self, progress: Callable[[int, int], None] | None = None) -> None:
+        """Check every byte of every block against its hashes; calls `progress(bytes done, bytes in all)`.
+
+        Raises:
+            WeightsError: naming the first damaged file.
+        """
+        total, done = sum(block.shape.nbytes for block in self.blocks.values()), 0
+        for block in self.blocks.values():
+            block.verify()
+            done += block.shape.nbytes
+            if progress:
+                progress(done, total)
+
+
+def is_pack(path: Path) -> bool:
+    """Whether `path` is a directory with a manifest."""
+    return (path / MANIFEST).is_file()

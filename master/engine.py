@@ -14,7 +14,7 @@ from master.sampler import Sampler
 from master.sequence import Sequence
 from master.vocabulary import Embedding, Head
 from tpi.errors import UsageError
-from tpi.messages import StepEntry
+from tpi.messages import SequenceStep, Step
 from worker.node import Node
 
 F32 = npt.NDArray[np.float32]
@@ -23,11 +23,16 @@ F32 = npt.NDArray[np.float32]
 class Workers(Protocol):
     """The other nodes, as the engine needs them; `master.cluster` has the real one, `Alone` the empty one."""
 
-    def step(self, number: int, entries: SequenceOf[StepEntry], x: F32) -> None:
-        """Start a step on every worker: `x` is `[tokens, hidden]`."""
+    def step(self, step: Step) -> None:
+        """Start a step on every worker."""
 
-    def release(self, sequences: SequenceOf[int]) -> None:
-        """Tell every worker that these sequences are finished."""
+
+@dataclass(frozen=True)
+class Fence:
+    """What every message of this run carries: a random 64-bit `session`, and the `epoch` of the plan in force."""
+
+    session: int
+    epoch: int
 
 
 @dataclass(frozen=True)
@@ -43,9 +48,17 @@ class Engine:
     """Runs sequences on the group of nodes; the master's own node computes in this process as rank 0."""
 
     def __init__(
-        self, embedding: Embedding, head: Head, node: Node, workers: Workers, batcher: Batcher, context: int
+        self,
+        embedding: Embedding,
+        head: Head,
+        node: Node,
+        workers: Workers,
+        batcher: Batcher,
+        context: int,
+        fence: Fence,
     ) -> None:
         self.context = context
+        self._fence = fence
         self._embedding = embedding
         self._head = head
         self._node = node
@@ -53,6 +66,7 @@ class Engine:
         self._batcher = batcher
         self._steps = count()
         self._ids = count()
+        self._released: list[int] = []
 
     def admit(self, tokens: SequenceOf[int]) -> Sequence:
         """A new sequence that begins with the prompt `tokens`.
@@ -90,10 +104,9 @@ class Engine:
         tokens = [token for item in work for token in item.sequence.tokens[item.position :][: item.count]]
         spans = [np.arange(item.position, item.position + item.count, dtype=np.int32) for item in work]
         x = self._embedding(tokens, np.concatenate(spans))
-        entries = [StepEntry(item.sequence.id, item.position, item.count, item.appended) for item in work]
-        number = next(self._steps)
-        self._workers.step(number, entries, x)
-        hidden = self._node.run(number, entries, x)
+        step = self._message(work, x)
+        self._workers.step(step)
+        hidden = self._node.run(step)
         assert hidden is not None  # rank 0 always gets the last sum
         self._batcher.commit(work)
         return hidden
@@ -118,8 +131,14 @@ class Engine:
     def release(self, sequence: Sequence) -> None:
         """Give the sequence's KV blocks back on every node."""
         self._batcher.blocks.release(sequence.table)
-        self._node.release([sequence.id])
-        self._workers.release([sequence.id])
+        self._released.append(sequence.id)
+
+    def _message(self, work: SequenceOf[Work], x: F32) -> Step:
+        sequences = tuple(
+            SequenceStep(item.sequence.id, item.position, item.count, item.appended) for item in work
+        )
+        released, self._released = tuple(self._released), []
+        return Step(self._fence.session, self._fence.epoch, next(self._steps), sequences, released, x)
 
     @staticmethod
     def _sample(sequence: Sequence, logits: F32, samplers: Callable[[Sequence], Sampler]) -> Sampled:

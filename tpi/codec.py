@@ -7,7 +7,6 @@ limit per frame holds for every socket and a heartbeat never waits long behind a
 Whatever arrives either decodes to a message that would encode to the same bytes, or raises `MessageError`.
 """
 
-import dataclasses
 from collections.abc import Sequence
 from typing import Any, TypeVar
 
@@ -39,10 +38,9 @@ class WrongProtocol(MessageError):
 
 
 def message(cls: Class) -> Class:
-    """Class decorator: a frozen dataclass that may travel by itself."""
-    frozen = dataclasses.dataclass(frozen=True, eq=True)(cls)
-    _classes[cls.__name__] = frozen
-    return frozen
+    """Class decorator: this frozen dataclass may travel by itself."""
+    _classes[cls.__name__] = cls
+    return cls
 
 
 def encode(value: object) -> list[Buffer]:
@@ -97,7 +95,7 @@ def _header(frames: Sequence[Buffer]) -> list[Any]:
     try:
         header = msgpack.unpackb(frames[0], raw=False, strict_map_key=True, max_str_len=8192, max_bin_len=size,
                                  max_array_len=size, max_map_len=0, max_ext_len=0)  # fmt: skip
-    except Exception as error:  # msgpack raises several unrelated types, UnicodeDecodeError and RecursionError too
+    except (ValueError, TypeError, RecursionError, msgpack.UnpackException) as error:
         raise MessageError(f"a header that is not msgpack: {type(error).__name__}") from None
     if type(header) is not list:
         raise MessageError("a header that is not an array")

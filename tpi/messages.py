@@ -52,6 +52,7 @@ class Profile:
 
 
 @message
+@dataclass(frozen=True)
 class Join:
     """Asks a worker to serve this master. `name` is how the worker names the master to others."""
 
@@ -61,6 +62,7 @@ class Join:
 
 
 @message
+@dataclass(frozen=True)
 class Hello:
     """The worker's consent, with the ports of its other planes."""
 
@@ -73,6 +75,7 @@ class Hello:
 
 
 @message
+@dataclass(frozen=True)
 class Refuse:
     """The worker's refusal of a Join. `in_use_by` names the master that it serves, or is empty."""
 
@@ -149,6 +152,7 @@ class NodeOptions:
 
 
 @message
+@dataclass(frozen=True)
 class Assign:
     """A node's part of the plan `epoch`. The node takes its units from its cache, or asks for them; then it is Ready."""
 
@@ -177,6 +181,7 @@ class Assign:
 
 
 @message
+@dataclass(frozen=True)
 class Missing:
     """What the worker will ask for under this plan, before its first Need. Also the answer when nothing is missing."""
 
@@ -187,6 +192,7 @@ class Missing:
 
 
 @message
+@dataclass(frozen=True)
 class Need:
     """Asks for the units `[first, last)` of a run, or for a block's vectors (run "vectors", first 0, last 1)."""
 
@@ -197,6 +203,7 @@ class Need:
 
 
 @message
+@dataclass(frozen=True)
 class Units:
     """The answer to a Need: the units back to back. Fenced by their hashes alone."""
 
@@ -208,6 +215,7 @@ class Units:
 
 
 @message
+@dataclass(frozen=True)
 class Unavailable:
     """The answer to a Need that the master cannot serve."""
 
@@ -216,6 +224,7 @@ class Unavailable:
 
 
 @message
+@dataclass(frozen=True)
 class Ready:
     """The shard of this plan is loaded. `kv_blocks` is the size of the node's pool; the smallest of all nodes counts."""
 
@@ -228,32 +237,37 @@ class Ready:
 
 
 @dataclass(frozen=True)
-class SequenceStep:
-    """One sequence in a step: `tokens` tokens from `position` on, and the KV blocks appended since its last step."""
+class StepEntry:
+    """One sequence in a step: `count` tokens from `position` on, and the KV blocks appended since its last step.
 
-    id: Id64
+    At admission and after a new epoch `appended` is the whole table.
+    """
+
+    sequence: Id64
     position: Count
-    tokens: Count
-    blocks: tuple[Count, ...]
+    count: Count
+    appended: tuple[Count, ...]
 
 
 @message
+@dataclass(frozen=True)
 class Step:
     """One pass over all blocks. `x` is float32 `[tokens, hidden]`, the sequences' rows in order: never token ids."""
 
     session: Id64
     epoch: Count
     step: Id64
-    sequences: tuple[SequenceStep, ...]
+    entries: tuple[StepEntry, ...]
     released: tuple[Id64, ...]  # sequences that ended since the last step
     x: Hidden
 
     def __post_init__(self) -> None:
-        if sum(sequence.tokens for sequence in self.sequences) != len(self.x):
-            raise MessageError(f"a step has {len(self.x)} rows of hidden states, but its sequences have other counts")
+        if sum(entry.count for entry in self.entries) != len(self.x):
+            raise MessageError(f"a step has {len(self.x)} rows of hidden states, but its entries count otherwise")
 
 
 @message
+@dataclass(frozen=True)
 class Abort:
     """Gives up the steps of `epoch` that are under way; the worker stays with its master and waits for an Assign."""
 
@@ -262,6 +276,7 @@ class Abort:
 
 
 @message
+@dataclass(frozen=True)
 class Heartbeat:
     """Sent at an interval by the I/O thread. `progress` grows whenever the compute thread gets anything done."""
 
@@ -273,6 +288,7 @@ class Heartbeat:
 
 
 @message
+@dataclass(frozen=True)
 class AskStats:
     """Asks for Stats."""
 
@@ -281,6 +297,7 @@ class AskStats:
 
 
 @message
+@dataclass(frozen=True)
 class Stats:
     """Totals of one node since its Assign; the master takes differences. Bytes, seconds, counts."""
 
@@ -302,6 +319,7 @@ class Stats:
 
 
 @message
+@dataclass(frozen=True)
 class Failure:
     """A node could not go on. `node` is the one at fault, where that is another one; else empty."""
 
@@ -312,6 +330,7 @@ class Failure:
 
 
 @message
+@dataclass(frozen=True)
 class Bye:
     """The sender leaves."""
 

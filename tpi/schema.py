@@ -227,7 +227,7 @@ def _tensor(limit: Tensor) -> Schema:
         _require(isinstance(value, np.ndarray) and value.dtype == dtype and value.ndim == limit.ndim, "wrong array")
         _require(value.nbytes <= limit.limit, f"more than {limit.limit} bytes")
         if value.size:
-            pieces.put(memoryview(np.ascontiguousarray(value)).cast("B"))
+            pieces.put(np.ascontiguousarray(value).data.cast("B"))
         return list(value.shape)
 
     def from_wire(value: Any, pieces: Pieces) -> Any:

@@ -1,0 +1,221 @@
+"""ZeroMQ sockets of the control and weights planes: every option explicit, every wait with a deadline, messages typed.
+
+`Net.open` is the one place where a socket gets its options (and where keys for CURVE belong). A `Channel` sends and
+receives messages; what is malformed is dropped and counted. Sockets belong to one thread at a time.
+"""
+
+import errno
+import os
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import zmq
+
+from tpi.codec import FRAME_BYTES, Buffer, WrongProtocol, decode, encode
+from tpi.errors import MessageError, UsageError
+
+Tap = Callable[[str, Sequence[Buffer]], None]
+"""Called with "sent" or "received" and the frames of every message; for tests that look at the wire."""
+
+Socket = zmq.Socket[bytes]
+_BATCH_FRAMES = 64  # received in one go before a caller gets its turn
+
+
+@dataclass(frozen=True)
+class Plane:
+    """Limits of the sockets of one plane. Times in milliseconds, high-water marks in messages."""
+
+    name: str
+    frame_bytes: int
+    high_water: int
+    heartbeat_ms: int
+    silence_ms: int  # a connection that is silent for so long after a heartbeat is closed
+    send_ms: int = 2000
+
+
+# Step sends hidden states, so a heartbeat may wait behind one frame on a slow link, and behind a kernel's send buffer.
+CONTROL = Plane("control", frame_bytes=FRAME_BYTES, high_water=256, heartbeat_ms=1000, silence_ms=5000)
+# Whether a node lives is decided on the control plane; here frames queue, and silence only means a slow link.
+WEIGHTS = Plane("weights", frame_bytes=FRAME_BYTES, high_water=16, heartbeat_ms=10_000, silence_ms=120_000)
+# The collective plane has its own frames (allreduce/header.py); a prefill chunk may travel in one.
+COLLECTIVE = Plane("collective", frame_bytes=64 << 20, high_water=64, heartbeat_ms=1000, silence_ms=10_000)
+
+
+class Net:
+    """One process's ZeroMQ context, and how its sockets are made."""
+
+    def __init__(self, tap: Tap | None = None) -> None:
+        self.context: zmq.Context[Socket] = zmq.Context(io_threads=1)
+        self.tap = tap
+
+    def open(self, kind: int, plane: Plane, identity: bytes = b"") -> Socket:
+        """A ROUTER or DEALER with every option set."""
+        socket = self.context.socket(kind)
+        options = {
+            zmq.LINGER: 0,
+            zmq.MAXMSGSIZE: plane.frame_bytes,
+            zmq.SNDHWM: plane.high_water,
+            zmq.RCVHWM: plane.high_water,
+            zmq.SNDTIMEO: plane.send_ms,
+            zmq.RCVTIMEO: 0,
+            zmq.IMMEDIATE: 1,
+            zmq.HEARTBEAT_IVL: plane.heartbeat_ms,
+            zmq.HEARTBEAT_TIMEOUT: plane.silence_ms,
+            zmq.HEARTBEAT_TTL: min(plane.silence_ms, 6_553_500),
+            zmq.HANDSHAKE_IVL: 5000,
+            zmq.CONNECT_TIMEOUT: 5000,
+            zmq.RECONNECT_IVL: 100,
+            zmq.RECONNECT_IVL_MAX: 1000,
+            zmq.BACKLOG: 64,
+        }
+        for option, value in options.items():
+            socket.setsockopt(option, value)
+        if kind == zmq.ROUTER:
+            socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
+            socket.setsockopt(zmq.ROUTER_HANDOVER, 1)
+        if identity:
+            socket.setsockopt(zmq.IDENTITY, identity)
+        return socket
+
+    def bind(self, plane: Plane, host: str, port: int) -> tuple[Socket, int]:
+        """A bound ROUTER and its port; `port` 0 takes a free one.
+
+        Raises:
+            UsageError: if the port is in use or the address is not this machine's.
+        """
+        socket = self.open(zmq.ROUTER, plane)
+        _allow_ipv6(socket, host)
+        try:
+            socket.bind(f"tcp://{host}:{port or '*'}")
+        except zmq.ZMQError as error:
+            socket.close(0)
+            raise UsageError(_bind_problem(error.errno, plane, host, port)) from None
+        endpoint = socket.getsockopt_string(zmq.LAST_ENDPOINT)
+        return socket, int(endpoint.rpartition(":")[2])
+
+    def connect(self, plane: Plane, host: str, port: int, identity: bytes) -> Socket:
+        """A DEALER that connects, and goes on trying, in the background."""
+        socket = self.open(zmq.DEALER, plane, identity)
+        _allow_ipv6(socket, host)
+        socket.connect(f"tcp://{host}:{port}")
+        return socket
+
+    def close(self) -> None:
+        """Close every socket that is still open, and the context."""
+        self.context.destroy(linger=0)
+
+
+def _allow_ipv6(socket: Socket, host: str) -> None:
+    socket.setsockopt(zmq.IPV6, int(":" in host))
+
+
+def _bind_problem(number: int | None, plane: Plane, host: str, port: int) -> str:
+    if number == errno.EADDRINUSE:
+        return f"port {port} on {host} (the {plane.name} plane) is in use; give another one with --listen {host}:PORT"
+    if number in (errno.EACCES, errno.EPERM):
+        return f"port {port} on {host} needs privileges; give one above 1023 with --listen"
+    return f"cannot listen on {host}:{port}: {os.strerror(number or 0)}; give an address of this machine with --listen"
+
+
+def split_address(address: str, lowest_port: int = 1) -> tuple[str, int]:
+    """Host and port of `HOST:PORT` or `[IPV6]:PORT`.
+
+    Raises:
+        UsageError: if it is neither, or the port is below `lowest_port`.
+    """
+    host, separator, digits = address.rpartition(":")
+    known = separator and digits.isdecimal() and lowest_port <= int(digits) <= 65535
+    if not known or not host or (":" in host and not (host.startswith("[") and host.endswith("]"))):
+        raise UsageError(f"{address!r} is not an address; write HOST:PORT, for example 192.168.1.7:9990")
+    return host, int(digits)
+
+
+@dataclass
+class ChannelStats:
+    """Counts since the channel was opened."""
+
+    sent: int = 0
+    received: int = 0
+    malformed: int = 0
+    sent_bytes: int = 0
+    received_bytes: int = 0
+
+
+class Unreachable(MessageError):
+    """No connection to the receiver, or its queue stayed full."""
+
+
+class Channel:
+    """Typed messages over one ROUTER or DEALER. Used by one thread at a time."""
+
+    def __init__(self, socket: Socket, tap: Tap | None = None, share: bool = False) -> None:
+        """`share`: large frames are sent from the message's own memory, which must not change afterwards."""
+        self.socket = socket
+        self._share = share
+        self.stats = ChannelStats()
+        self._router = socket.getsockopt(zmq.TYPE) == zmq.ROUTER
+        self._tap = tap
+
+    def send(self, message: object, peer: bytes = b"") -> None:
+        """Queue a message; `peer` is the receiver's identity, on a ROUTER only.
+
+        Raises:
+            Unreachable: if the peer is gone, or its queue stays full for the plane's send timeout.
+        """
+        frames = encode(message)
+        if self._tap:
+            self._tap("sent", frames)
+        try:
+            self.socket.send_multipart([peer, *frames] if self._router else frames, copy=not self._share)
+        except zmq.ZMQError as error:
+            if error.errno not in (errno.EAGAIN, errno.EHOSTUNREACH):
+                raise
+            raise Unreachable(f"no connection for {type(message).__name__}: {zmq.strerror(error.errno)}") from None
+        self.stats.sent += 1
+        self.stats.sent_bytes += sum(map(len, frames))
+
+    def receive(self) -> tuple[bytes, Any] | None:
+        """The next message with its sender's identity (empty on a DEALER), or None if there is none now.
+
+        Malformed messages are dropped and counted; one of another protocol comes as the `WrongProtocol` itself.
+        """
+        for _ in range(_BATCH_FRAMES):
+            try:
+                parts = self.socket.recv_multipart(zmq.NOBLOCK, copy=False)
+            except zmq.Again:
+                return None
+            peer = bytes(parts.pop(0).buffer) if self._router else b""
+            message = self._decoded([part.buffer for part in parts])
+            if message is not None:
+                return peer, message
+        return None
+
+    def wait(self, seconds: float) -> tuple[bytes, Any] | None:
+        """As `receive`, waiting up to `seconds`."""
+        ends = time.monotonic() + seconds
+        while (received := self.receive()) is None:
+            left = ends - time.monotonic()
+            if left <= 0:
+                return None
+            self.socket.poll(max(1, int(left * 1000)))
+        return received
+
+    def close(self) -> None:
+        """Close the socket; what was queued is dropped."""
+        self.socket.close(0)
+
+    def _decoded(self, frames: list[memoryview]) -> Any:
+        if self._tap:
+            self._tap("received", frames)
+        try:
+            message = decode(frames)
+        except WrongProtocol as error:
+            return error
+        except MessageError:
+            self.stats.malformed += 1
+            return None
+        self.stats.received += 1
+        self.stats.received_bytes += sum(map(len, frames))
+        return message

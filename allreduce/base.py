@@ -1,0 +1,160 @@
+"""What a collective is: a group of nodes that sum one float32 array each, and the table of the ways to do it.
+
+Nothing here knows sockets beyond carrying them; `allreduce.transport` moves frames, one module per algorithm moves sums.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib import import_module
+from time import perf_counter
+from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
+
+from tpi.errors import PlanError, UsageError
+
+if TYPE_CHECKING:
+    import zmq
+
+    from allreduce.loopback import Board
+
+F32 = npt.NDArray[np.float32]
+
+Watch = Callable[[int], bool]
+"""Called about ten times a second with the rank waited for. True: that node makes progress, so its deadline is extended.
+It may raise to end the wait (an abort from the master)."""
+
+
+@dataclass(frozen=True)
+class Peer:
+    """A member of the group. Rank 0 is the master, which binds nothing: its `address` is empty."""
+
+    rank: int
+    name: str  # under which the user knows the node; errors show it
+    address: str = ""  # of its collective socket, for example tcp://192.168.1.7:9991
+
+
+@dataclass(frozen=True)
+class GroupSpec:
+    """Everything that the members of a group agree on, and which of them this node is.
+
+    `session` (64 bits, random, one per master run) and `epoch` (one per plan) fence the group: frames that carry others
+    are dropped. A wait fails after `timeout_s` without progress of the node waited for.
+    """
+
+    rank: int
+    session: int
+    epoch: int
+    peers: tuple[Peer, ...]  # all members in rank order, this node included
+    wire: str = "f32"
+    timeout_s: float = 10.0
+    spin_us: int = 0  # how long a receive polls before it sleeps; 0 where cores are shared
+
+    def __post_init__(self) -> None:
+        if [peer.rank for peer in self.peers] != list(range(len(self.peers))):
+            raise PlanError("the peers of a group must be listed in rank order, each once")
+        if not 0 <= self.rank < len(self.peers):
+            raise PlanError(f"rank {self.rank} is not one of the group's {len(self.peers)}")
+
+    @property
+    def size(self) -> int:
+        """Number of nodes in the group."""
+        return len(self.peers)
+
+
+@dataclass(frozen=True)
+class Endpoints:
+    """What a node hands to its groups. The owner of `router` closes it; groups close what they connect.
+
+    `context` and `router` (bound; None on rank 0) are for the collectives over ZeroMQ, `board` for the in-process one.
+    """
+
+    context: "zmq.Context[zmq.Socket[bytes]] | None" = None
+    router: "zmq.Socket[bytes] | None" = None
+    watch: Watch | None = None
+    board: "Board | None" = None
+
+
+@dataclass
+class GroupStats:
+    """Sums since the group was opened."""
+
+    exchanges: int = 0
+    seconds: float = 0.0  # inside allreduce and reduce, waiting for slower nodes included
+    sent_bytes: int = 0  # headers included
+    received_bytes: int = 0
+    dropped: int = 0  # frames that were malformed, stale, or of another session or epoch
+
+
+class Group(ABC):
+    """One member's handle on a group. Every member calls the same methods in the same order with equal shapes.
+
+    `allreduce` and `reduce` take `[tokens, hidden]` float32 and raise NodeLost, naming the node, when a peer does not
+    answer within its deadline. A group that has raised is of no further use but to be closed.
+    """
+
+    name: str
+
+    def __init__(self, spec: GroupSpec) -> None:
+        self.spec = spec
+        self.rank = spec.rank
+        self.size = spec.size
+        self.wire = spec.wire
+        self.stats = GroupStats()
+
+    def begin(self, step: int) -> None:
+        """Start step number `step`; steps only ever increase. Frames of earlier steps are dropped from here on."""
+
+    def allreduce(self, partial: F32) -> F32:
+        """The sum of all members' `partial`, on every member; valid until the next call."""
+        return self._timed(self._allreduce, partial).reshape(partial.shape)
+
+    def reduce(self, partial: F32) -> F32 | None:
+        """The sum on rank 0, None elsewhere; valid until the next call."""
+        total = self._timed(self._reduce, partial)
+        return total.reshape(partial.shape) if self.rank == 0 else None
+
+    def close(self) -> None:
+        """Release what the group opened. May be called twice."""
+
+    @abstractmethod
+    def _allreduce(self, values: F32) -> F32:
+        """1-D sum of all members' 1-D `values`."""
+
+    @abstractmethod
+    def _reduce(self, values: F32) -> F32:
+        """As `_allreduce`; what it returns matters on rank 0 only."""
+
+    def _timed(self, exchange: Callable[[F32], F32], partial: F32) -> F32:
+        started = perf_counter()
+        values = np.ascontiguousarray(partial, np.float32).reshape(-1)
+        total = exchange(values)
+        self.stats.exchanges += 1
+        self.stats.seconds += perf_counter() - started
+        return total
+
+
+_GROUPS = {
+    "star": "allreduce.star:Star",
+    "loopback": "allreduce.loopback:Loopback",
+}
+
+
+def group_names() -> tuple[str, ...]:
+    """Names that `open_group` accepts."""
+    return tuple(_GROUPS)
+
+
+def open_group(name: str, spec: GroupSpec, endpoints: Endpoints) -> Group:
+    """Join the group with the algorithm called `name`; a single node always gets `loopback`.
+
+    Raises:
+        UsageError: if there is no such algorithm.
+    """
+    if name not in _GROUPS:
+        raise UsageError(f"unknown collective {name!r}; choose one of {', '.join(_GROUPS)}")
+    module, kind = _GROUPS["loopback" if spec.size == 1 else name].split(":")
+    group: Group = getattr(import_module(module), kind)(spec, endpoints)
+    return group

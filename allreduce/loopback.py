@@ -1,0 +1,75 @@
+"""Loopback: the in-process collective. One node alone, or several threads of one process that meet at a `Board`."""
+
+from threading import Condition
+from time import monotonic
+
+import numpy as np
+
+from allreduce.base import F32, Endpoints, Group, GroupSpec
+from tpi.errors import NodeLost, PlanError
+
+
+class Board:
+    """Where the members of an in-process group lay their partials; shared by all of them through `Endpoints.board`."""
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+        self._changed = Condition()
+        self._laid: dict[tuple[int, int], dict[int, F32]] = {}  # by step and exchange, then by rank
+        self._taken: dict[tuple[int, int], int] = {}
+
+    def lay(self, rank: int, key: tuple[int, int], values: F32) -> None:
+        """Lay a copy of this member's partial of exchange `key`."""
+        with self._changed:
+            self._laid.setdefault(key, {})[rank] = values.copy()
+            self._changed.notify_all()
+
+    def collect(self, spec: GroupSpec, key: tuple[int, int]) -> list[F32]:
+        """All members' partials of exchange `key` in rank order. Raises NodeLost if one is missing at the deadline."""
+        deadline = monotonic() + spec.timeout_s
+        with self._changed:
+            laid = self._laid[key]
+            while len(laid) < self.size:
+                if not self._changed.wait(deadline - monotonic()):
+                    peer = next(peer for peer in spec.peers if peer.rank not in laid)
+                    raise NodeLost(peer.name, f"{peer.name} (rank {peer.rank}) did not come to a sum within its deadline")
+            return [laid[rank] for rank in range(self.size)]
+
+    def leave(self, key: tuple[int, int]) -> None:
+        """Say that this member is done with exchange `key`; after the last one it is forgotten."""
+        with self._changed:
+            self._taken[key] = self._taken.get(key, 0) + 1
+            if self._taken[key] == self.size:
+                del self._taken[key], self._laid[key]
+
+
+class Loopback(Group):
+    """Sums in rank order, in f32 whatever the wire: nothing travels."""
+
+    name = "loopback"
+
+    def __init__(self, spec: GroupSpec, endpoints: Endpoints) -> None:
+        super().__init__(spec)
+        if spec.size > 1 and (endpoints.board is None or endpoints.board.size != spec.size):
+            raise PlanError("collective 'loopback' joins threads of one process; nodes of their own need another, such as star")
+        self.wire = "f32"
+        self._board = endpoints.board
+        self._key = (0, 0)
+
+    def begin(self, step: int) -> None:
+        self._key = (step, 0)
+
+    def _allreduce(self, values: F32) -> F32:
+        if self.size == 1 or self._board is None:
+            return values
+        self._board.lay(self.rank, self._key, values)
+        partials = self._board.collect(self.spec, self._key)
+        total = partials[0].copy()
+        for partial in partials[1:]:
+            np.add(total, partial, out=total)
+        self._board.leave(self._key)
+        self._key = (self._key[0], self._key[1] + 1)
+        return total
+
+    def _reduce(self, values: F32) -> F32:
+        return self._allreduce(values)

@@ -1,0 +1,71 @@
+"""Groups of threads in one process, each member with sockets of its own."""
+
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import TypeVar
+
+import numpy as np
+import zmq
+
+from allreduce.base import F32, Endpoints, Group, GroupSpec, Peer, open_group
+from allreduce.loopback import Board
+from allreduce.sockets import bound_router
+
+T = TypeVar("T")
+SESSION = 0x1234_5678_9ABC_DEF0
+
+
+def partials_of(size: int, count: int, seed: int = 0) -> list[F32]:
+    """One `[1, count]` partial per rank, of magnitudes that make the order of summing visible."""
+    rng = np.random.default_rng(seed)
+    return [(rng.standard_normal((1, count)) * 10.0 ** rng.integers(-3, 3)).astype(np.float32) for _ in range(size)]
+
+
+class House:
+    """A context and one bound socket per worker; joins members to groups and closes everything at the end."""
+
+    def __init__(self, size: int, **spec: object) -> None:
+        self.size = size
+        self.context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        bound = [bound_router(self.context, "tcp://127.0.0.1:*") for _ in range(size - 1)]
+        self.routers = [None, *(router for router, _ in bound)]
+        self.peers = tuple(Peer(r, f"node{r}", bound[r - 1][1] if r else "") for r in range(size))
+        self.fields: dict[str, object] = {"session": SESSION, "epoch": 1, "timeout_s": 10.0, **spec}
+        self.board = Board(size)
+
+    def spec(self, rank: int, **changes: object) -> GroupSpec:
+        return GroupSpec(rank=rank, peers=self.peers, **{**self.fields, **changes})  # type: ignore[arg-type]
+
+    def endpoints(self, rank: int, **changes: object) -> Endpoints:
+        fields = {"context": self.context, "router": self.routers[rank], "board": self.board, **changes}
+        return Endpoints(**fields)  # type: ignore[arg-type]
+
+    def join(self, name: str, rank: int, **changes: object) -> Group:
+        return open_group(name, self.spec(rank, **changes), self.endpoints(rank))
+
+    def close(self) -> None:
+        for router in self.routers:
+            if router is not None:
+                router.close(500)
+        self.context.term()
+
+    def __enter__(self) -> "House":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def run_group(name: str, size: int, member: Callable[[Group], T], **spec: object) -> list[T]:
+    """What `member` returns on each rank, all ranks at once in threads."""
+
+    def serve(rank: int) -> T:
+        group = house.join(name, rank)
+        try:
+            group.begin(1)
+            return member(group)
+        finally:
+            group.close()
+
+    with House(size, **spec) as house, ThreadPoolExecutor(size) as pool:
+        return list(pool.map(serve, range(size)))

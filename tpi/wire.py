@@ -1,0 +1,163 @@
+"""Wire formats of the collectives: how float32 values travel between nodes.
+
+| name | bytes            | what is lost                                                              |
+|------|------------------|---------------------------------------------------------------------------|
+| f32  | 4 per value      | nothing                                                                   |
+| bf16 | 2 per value      | 16 of 24 bits of mantissa; rounds to nearest, ties to even                |
+| q8   | 34 per 32 values | 32 values share an f16 scale, codes in -127..127 (the layout of GGUF Q8_0) |
+
+Every format is little-endian, and a value that is not finite stays not finite. A format holds scratch memory, so an
+instance belongs to one thread.
+"""
+
+from abc import ABC, abstractmethod
+
+import numpy as np
+import numpy.typing as npt
+
+from tpi.errors import UsageError
+
+F32 = npt.NDArray[np.float32]
+Bytes = npt.NDArray[np.uint8]
+
+GROUP = 32  # values that share one scale in q8; parts of a vector that are cut at multiples of it encode alike
+_Q8 = np.dtype([("scale", "<f2"), ("codes", "i1", (GROUP,))])
+_F16_MAX = np.float32(65504)
+
+
+class Wire(ABC):
+    """One wire format. Arrays are 1-D; `raw` may be read-only, unaligned, and longer than needed."""
+
+    name: str
+    code: int  # how a frame's header names the format
+
+    @abstractmethod
+    def nbytes(self, count: int) -> int:
+        """Bytes that `count` values take."""
+
+    @abstractmethod
+    def encode(self, values: F32, raw: Bytes) -> None:
+        """Write `values` into the first `nbytes(len(values))` bytes of `raw`."""
+
+    @abstractmethod
+    def view(self, raw: Bytes, count: int) -> F32:
+        """The `count` values that `raw` holds; valid until the next call, and while `raw` is."""
+
+    def decode(self, raw: Bytes, out: F32) -> None:
+        """Write the values of `raw` to `out`."""
+        np.copyto(out, self.view(raw, out.size))
+
+    def add(self, raw: Bytes, total: F32) -> None:
+        """Add the values of `raw` to `total`."""
+        np.add(total, self.view(raw, total.size), out=total)
+
+
+class Float32(Wire):
+    """The values as they are."""
+
+    name, code = "f32", 0
+
+    def nbytes(self, count: int) -> int:
+        return 4 * count
+
+    def encode(self, values: F32, raw: Bytes) -> None:
+        raw[: values.nbytes].view(np.float32)[:] = values
+
+    def view(self, raw: Bytes, count: int) -> F32:
+        return np.frombuffer(raw, np.float32, count)
+
+
+class BFloat16(Wire):
+    """The upper half of each float32, rounded."""
+
+    name, code = "bf16", 1
+
+    def __init__(self) -> None:
+        self._wide = np.empty(0, np.uint32)
+
+    def nbytes(self, count: int) -> int:
+        return 2 * count
+
+    def encode(self, values: F32, raw: Bytes) -> None:
+        bits = values.view(np.uint32)
+        wide = self._scratch(values.size)
+        np.right_shift(bits, 16, out=wide)
+        np.bitwise_and(wide, 1, out=wide)
+        np.add(wide, 0x7FFF, out=wide)
+        np.add(wide, bits, out=wide)
+        np.right_shift(wide, 16, out=wide)
+        lost = np.isnan(values)
+        if lost.any():  # rounding could carry a NaN into infinity or zero
+            wide[lost] = 0x7FC0
+        np.copyto(raw[: 2 * values.size].view(np.uint16), wide, casting="unsafe")
+
+    def view(self, raw: Bytes, count: int) -> F32:
+        wide = self._scratch(count)
+        np.copyto(wide, np.frombuffer(raw, np.uint16, count))
+        np.left_shift(wide, 16, out=wide)
+        return wide.view(np.float32)
+
+    def _scratch(self, count: int) -> npt.NDArray[np.uint32]:
+        if self._wide.size < count:
+            self._wide = np.empty(count, np.uint32)
+        return self._wide[:count]
+
+
+class Q8(Wire):
+    """Groups of 32 values: scale = largest magnitude / 127 as f16, then int8 codes. The last group is padded with 0."""
+
+    name, code = "q8", 2
+
+    def __init__(self) -> None:
+        self._scratch = np.empty((0, GROUP), np.float32)
+
+    def nbytes(self, count: int) -> int:
+        return -(-count // GROUP) * _Q8.itemsize
+
+    def encode(self, values: F32, raw: Bytes) -> None:
+        groups = -(-values.size // GROUP)
+        packed = raw[: groups * _Q8.itemsize].view(_Q8)
+        work = self._groups(groups)
+        flat = work.reshape(-1)
+        flat[: values.size] = values
+        flat[values.size :] = 0
+        largest = np.maximum(work.max(axis=1), -work.min(axis=1))
+        with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
+            scale = np.minimum(largest / 127, _F16_MAX).astype(np.float16)
+            np.multiply(work, (1 / scale.astype(np.float32))[:, None], out=work)
+            np.rint(work, out=work)
+            np.clip(work, -127, 127, out=work)
+            work[scale == 0] = 0
+            packed["scale"] = np.where(np.isfinite(largest), scale, np.float16("nan"))
+            np.copyto(packed["codes"], work, casting="unsafe")
+
+    def view(self, raw: Bytes, count: int) -> F32:
+        groups = -(-count // GROUP)
+        packed = np.frombuffer(raw, _Q8, groups)
+        work = self._groups(groups)
+        np.multiply(packed["codes"], packed["scale"].astype(np.float32)[:, None], out=work)
+        return work.reshape(-1)[:count]
+
+    def _groups(self, groups: int) -> F32:
+        if len(self._scratch) < groups:
+            self._scratch = np.empty((groups, GROUP), np.float32)
+        return self._scratch[:groups]
+
+
+_WIRES: dict[str, type[Wire]] = {kind.name: kind for kind in (Float32, BFloat16, Q8)}
+
+
+def wire_names() -> tuple[str, ...]:
+    """Names of the wire formats."""
+    return tuple(_WIRES)
+
+
+def open_wire(name: str) -> Wire:
+    """A wire format by name.
+
+    Raises:
+        UsageError: if there is none of that name.
+    """
+    if name not in _WIRES:
+        raise UsageError(f"unknown wire format {name!r}; choose one of {', '.join(_WIRES)}")
+    return _WIRES[name]()

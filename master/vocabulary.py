@@ -42,8 +42,8 @@ class ResidentTable:
 class Embedding:
     """Token ids to hidden states: table rows, scaled, plus learned positions where the model has them."""
 
-    def __init__(self, config: ModelConfig, table: Table, positions: F32 | None = None) -> None:
-        """`positions`: `[context + offset, hidden]` learned position table (OPT), or None."""
+    def __init__(self, config: ModelConfig, table: Table, positions: Table | None = None) -> None:
+        """`positions`: the table of learned positions (OPT), whose rows begin `position_offset` late; or None."""
         self._config = config
         self._table = table
         self._positions = positions
@@ -54,7 +54,7 @@ class Embedding:
         if self._config.embed_scale != 1.0:
             x = x * np.float32(self._config.embed_scale)
         if self._positions is not None:
-            x = x + self._positions[positions + self._config.position_offset]
+            x = x + self._positions.gather((positions + self._config.position_offset).tolist())
         return x
 
 

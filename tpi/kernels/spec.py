@@ -1,0 +1,97 @@
+"""What a kernel is told about a half-block, once: its layouts, its small vectors, and which tokens a step holds.
+
+A spec is static for one layer on one node and is compared by identity, so that an implementation may keep what it
+derives from one. Head counts, units and biases are this node's own; `hidden` vectors are whole on every node.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from tpi.config import Activation, Norm
+from tpi.pack.layout import RunLayout
+
+F32 = npt.NDArray[np.float32]
+I32 = npt.NDArray[np.int32]
+U8 = npt.NDArray[np.uint8]
+
+BLOCK_TOKENS = 32  # tokens per KV block; tpi.kv allocates by it
+KV_GROUP = 32  # values of a q8 key or value vector that share one f16 scale
+
+
+@dataclass(frozen=True, eq=False)
+class AttentionSpec:
+    """This node's heads of one layer's attention.
+
+    Attributes:
+        query: layout of the query run, parts `q` (rows) and `o` (columns); its units are padded to whole query heads.
+        kv: layout of the KV run, parts `k` and `v` (rows).
+        heads, kv_heads, head_dim: local heads; `units * width` of a run may exceed `heads * head_dim` by padding.
+        kv_index: `[heads]` int32, the local KV head that each local query head attends to.
+        norm_weight, norm_bias: `[hidden]`, applied to the input; the bias belongs to LayerNorm.
+        q_bias: `[heads * head_dim]` or None; k_bias, v_bias: `[kv_heads * head_dim]` or None.
+        q_norm, k_norm: `[head_dim]` or None; RMS norm of each head before RoPE (Qwen 3).
+        inv_freq: `[rotary/2]`, rotary frequencies, halves rotated against each other; empty for no RoPE.
+        rope_scale: multiplies cosine and sine.
+        attention_scale: multiplies q.k; then softcap: `c * tanh(score / c)`, 0 for none.
+        window: tokens that a token attends to, itself included; 0 for all.
+    """
+
+    query: RunLayout
+    kv: RunLayout
+    heads: int
+    kv_heads: int
+    head_dim: int
+    kv_index: I32
+    norm: Norm
+    norm_eps: float
+    norm_weight: F32
+    norm_bias: F32 | None
+    q_bias: F32 | None
+    k_bias: F32 | None
+    v_bias: F32 | None
+    q_norm: F32 | None
+    k_norm: F32 | None
+    inv_freq: F32
+    rope_scale: float
+    attention_scale: float
+    softcap: float
+    window: int
+
+
+@dataclass(frozen=True, eq=False)
+class FfnSpec:
+    """This node's neurons of one layer's feed-forward network (or of one expert).
+
+    Attributes:
+        neuron: layout of the neuron run, parts `gate` (rows, if gated), `up` (rows), `down` (columns).
+        gated: down(act(gate) * up) rather than down(act(up)).
+        norm_weight, norm_bias: `[hidden]`, applied to the input.
+        gate_bias, up_bias: `[units * width]` or None.
+    """
+
+    neuron: RunLayout
+    activation: Activation
+    gated: bool
+    norm: Norm
+    norm_eps: float
+    norm_weight: F32
+    norm_bias: F32 | None
+    gate_bias: F32 | None
+    up_bias: F32 | None
+
+
+@dataclass(frozen=True, eq=False)
+class Batch:
+    """Which tokens a step holds, and where their keys and values live.
+
+    Attributes:
+        positions: `[tokens]` int32, each token's position in its sequence.
+        sequence: `[tokens]` int32, each token's row of `tables`.
+        tables: `[sequences, max_blocks]` int32, KV block ids in order; entries past a sequence's end are not read.
+    """
+
+    positions: I32
+    sequence: I32
+    tables: I32

@@ -1,6 +1,7 @@
 """One answer: sampled tokens to streamed text, with end-of-turn, stop texts, limits, and its timing."""
 
-from collections.abc import Callable, Sequence as SequenceOf
+from collections.abc import Callable
+from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass, field
 from time import perf_counter
 from typing import Literal

@@ -1,6 +1,7 @@
 """The step loop: from sequences to tokens. One step runs the picked tokens on every node and samples what is complete."""
 
-from collections.abc import Callable, Iterator, Sequence as SequenceOf
+from collections.abc import Callable, Iterator
+from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass
 from itertools import count
 from time import perf_counter
@@ -14,7 +15,7 @@ from master.sampler import Sampler
 from master.sequence import Sequence
 from master.vocabulary import Embedding, Head
 from tpi.errors import UsageError
-from tpi.messages import SequenceStep, Step
+from tpi.messages import Step, StepEntry
 from worker.node import Node
 
 F32 = npt.NDArray[np.float32]
@@ -84,7 +85,9 @@ class Engine:
         if not tokens:
             raise UsageError("the prompt is empty; give some text with -p")
         if length >= self.context:
-            raise UsageError(f"the prompt takes {length} tokens, over the context of {self.context}; shorten it or raise -c")
+            raise UsageError(
+                f"the prompt takes {length} tokens, over the context of {self.context}; shorten it or raise -c"
+            )
         sequence.tokens.extend(tokens)
 
     def step(self, sequences: SequenceOf[Sequence], samplers: Callable[[Sequence], Sampler]) -> list[Sampled]:
@@ -134,9 +137,7 @@ class Engine:
         self._released.append(sequence.id)
 
     def _message(self, work: SequenceOf[Work], x: F32) -> Step:
-        sequences = tuple(
-            SequenceStep(item.sequence.id, item.position, item.count, item.appended) for item in work
-        )
+        sequences = tuple(StepEntry(item.sequence.id, item.position, item.count, item.appended) for item in work)
         released, self._released = tuple(self._released), []
         return Step(self._fence.session, self._fence.epoch, next(self._steps), sequences, released, x)
 

@@ -1,7 +1,8 @@
 """Allocation of KV blocks: the master decides for every node which block holds which tokens."""
 
 from tpi.errors import PlanError
-from tpi.kv import BLOCK_TOKENS, blocks_for
+from tpi.kernels.spec import BLOCK_TOKENS
+from tpi.kv import blocks_for
 
 
 class KvBlocks:
@@ -25,7 +26,9 @@ class KvBlocks:
         missing = blocks_for(tokens) - len(table)
         if missing > len(self._free):
             held = (len(table) + len(self._free)) * BLOCK_TOKENS
-            raise PlanError(f"{tokens} tokens do not fit in the KV cache, which has room for {held}; raise -c or --memory")
+            raise PlanError(
+                f"{tokens} tokens do not fit in the KV cache, which has room for {held}; raise -c or --memory"
+            )
         appended = [self._free.pop() for _ in range(max(missing, 0))]
         table.extend(appended)
         return appended

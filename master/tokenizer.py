@@ -46,7 +46,9 @@ class Tokenizer:
                 eos_token=self.info.get("eos_token") or "",
             )
         except TemplateError as error:
-            raise ModelError(f"the model's chat template failed: {error}; use --raw to send the prompt as it is") from error
+            raise ModelError(
+                f"the model's chat template failed: {error}; use --raw to send the prompt as it is"
+            ) from error
 
     def stream(self) -> "TokenStream":
         """A decoder for one answer."""
@@ -76,7 +78,9 @@ def _compile(template: str) -> Any:
     def raise_exception(message: str) -> None:
         raise TemplateError(message)
 
-    environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"])
+    environment = ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
+    )
     environment.filters["tojson"] = lambda value, indent=None: json.dumps(value, ensure_ascii=False, indent=indent)
     environment.globals["raise_exception"] = raise_exception
     environment.globals["strftime_now"] = lambda form: datetime.now().strftime(form)

@@ -58,7 +58,9 @@ class ModelConfig:
     @classmethod
     def from_dict(cls, fields: dict[str, Any]) -> "ModelConfig":
         """Inverse of `to_dict`; lists become tuples. Raises TypeError on unknown or missing fields."""
-        plain: dict[str, Any] = {name: tuple(value) if isinstance(value, list) else value for name, value in fields.items()}
+        plain: dict[str, Any] = {
+            name: tuple(value) if isinstance(value, list) else value for name, value in fields.items()
+        }
         return cls(**plain)
 
 

@@ -10,17 +10,16 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 
-BLOCK_TOKENS = 32  # tokens per KV block
+from tpi.kernels.spec import BLOCK_TOKENS, KV_GROUP
+
 KvDtype = Literal["f32", "f16", "q8"]
 KvArray = npt.NDArray[np.generic]
-
-_Q8_GROUP = 32  # values that share one f16 scale
 
 
 def vector_bytes(head_dim: int, dtype: KvDtype) -> int:
     """Bytes of one key or value vector of one head."""
     if dtype == "q8":
-        return head_dim + 2 * -(-head_dim // _Q8_GROUP)
+        return head_dim + 2 * -(-head_dim // KV_GROUP)
     return head_dim * (4 if dtype == "f32" else 2)
 
 

@@ -3,7 +3,7 @@
 import numpy as np
 import numpy.typing as npt
 
-from tpi.kv import BLOCK_TOKENS
+from tpi.kernels.spec import BLOCK_TOKENS
 from tpi.messages import Step
 from worker.shard import Shard
 from worker.tables import BlockTables
@@ -21,7 +21,7 @@ class Node:
     def run(self, step: Step) -> F32 | None:
         """Compute one step. Returns the last hidden states `[tokens, hidden]` on rank 0, None elsewhere."""
         self._tables.release(step.released)
-        return self.shard.forward(step.x, self._tables.batch(step.sequences), step.step)
+        return self.shard.forward(step.x, self._tables.batch(step.entries), step.step)
 
     def close(self) -> None:
         """Stop the loader's threads and close the collective's sockets."""

@@ -6,7 +6,7 @@ import numpy as np
 
 from tpi.errors import MessageError
 from tpi.kernels.spec import Batch
-from tpi.messages import SequenceStep
+from tpi.messages import StepEntry
 
 
 class BlockTables:
@@ -17,7 +17,7 @@ class BlockTables:
         self._block_tokens = block_tokens
         self._tables: dict[int, list[int]] = {}
 
-    def batch(self, entries: Sequence[SequenceStep]) -> Batch:
+    def batch(self, entries: Sequence[StepEntry]) -> Batch:
         """Take in the appended blocks and lay the step's tokens out in the order of `entries`.
 
         Raises:
@@ -25,12 +25,12 @@ class BlockTables:
         """
         for entry in entries:
             self._extend(entry)
-        tables = [self._tables[entry.id] for entry in entries]
+        tables = [self._tables[entry.sequence] for entry in entries]
         padded = np.zeros((len(tables), max(map(len, tables), default=0)), np.int32)
         for row, table in enumerate(tables):
             padded[row, : len(table)] = table
-        spans = [np.arange(entry.position, entry.position + entry.tokens, dtype=np.int32) for entry in entries]
-        rows = np.repeat(np.arange(len(entries), dtype=np.int32), [entry.tokens for entry in entries])
+        spans = [np.arange(entry.position, entry.position + entry.count, dtype=np.int32) for entry in entries]
+        rows = np.repeat(np.arange(len(entries), dtype=np.int32), [entry.count for entry in entries])
         return Batch(positions=np.concatenate(spans), sequence=rows, tables=padded)
 
     def release(self, sequences: Iterable[int]) -> None:
@@ -38,10 +38,10 @@ class BlockTables:
         for sequence in sequences:
             self._tables.pop(sequence, None)
 
-    def _extend(self, entry: SequenceStep) -> None:
-        table = self._tables.setdefault(entry.id, [])
-        if any(not 0 <= block < self._blocks for block in entry.blocks):
+    def _extend(self, entry: StepEntry) -> None:
+        table = self._tables.setdefault(entry.sequence, [])
+        if any(not 0 <= block < self._blocks for block in entry.appended):
             raise MessageError(f"step names a KV block beyond the {self._blocks} that this node has")
-        table.extend(entry.blocks)
-        if entry.position + entry.tokens > len(table) * self._block_tokens:
-            raise MessageError(f"step runs sequence {entry.id} past its KV blocks")
+        table.extend(entry.appended)
+        if entry.position + entry.count > len(table) * self._block_tokens:
+            raise MessageError(f"step runs sequence {entry.sequence} past its KV blocks")

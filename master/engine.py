@@ -1,4 +1,4 @@
-"""The step loop: from sequences to tokens. One step runs the picked tokens on every node and samples what is complete."""
+"""The step loop: from sequences to tokens. A step runs on every node; what is complete is sampled."""
 
 from collections.abc import Callable, Iterator
 from collections.abc import Sequence as SequenceOf

@@ -26,9 +26,7 @@ class KvBlocks:
         missing = blocks_for(tokens) - len(table)
         if missing > len(self._free):
             held = (len(table) + len(self._free)) * BLOCK_TOKENS
-            raise PlanError(
-                f"{tokens} tokens do not fit in the KV cache, which has room for {held}; raise -c or --memory"
-            )
+            raise PlanError(f"{tokens} tokens do not fit in the KV cache, which has room for {held}; raise -c")
         appended = [self._free.pop() for _ in range(max(missing, 0))]
         table.extend(appended)
         return appended

@@ -68,16 +68,13 @@ def _penalise(logits: F32, history: Sequence[int], penalty: float) -> F32:
 
 def _top_k(logits: F32, k: int) -> tuple[Ids, npt.NDArray[np.float64]]:
     """The k best token ids, best first, with their logits; all of them where k is 0."""
-    if 0 < k < logits.size:
-        ids = np.argpartition(logits, -k)[-k:]
-    else:
-        ids = np.arange(logits.size)
+    ids = np.argpartition(logits, -k)[-k:] if 0 < k < logits.size else np.arange(logits.size)
     ids = ids[np.argsort(-logits[ids], kind="stable")]
     return ids, logits[ids].astype(np.float64)
 
 
 def _nucleus(probabilities: npt.NDArray[np.float64], top_p: float) -> npt.NDArray[np.bool_]:
-    """Which of the descending `probabilities` belong to the smallest set that reaches `top_p` (Holtzman et al. 2020)."""
+    """Which of the falling `probabilities` belong to the smallest set that reaches `top_p` (Holtzman et al. 2020)."""
     return np.cumsum(probabilities) - probabilities < top_p
 
 

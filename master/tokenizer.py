@@ -46,9 +46,7 @@ class Tokenizer:
                 eos_token=self.info.get("eos_token") or "",
             )
         except TemplateError as error:
-            raise ModelError(
-                f"the model's chat template failed: {error}; use --raw to send the prompt as it is"
-            ) from error
+            raise ModelError(f"the model's chat template failed: {error}; --raw does without it") from error
 
     def stream(self) -> "TokenStream":
         """A decoder for one answer."""

@@ -1,4 +1,4 @@
-"""The one `tpi` command: names its subcommands as strings and loads them when called, so nothing here imports the top."""
+"""The one `tpi` command: names its subcommands as strings and loads them when called."""
 
 import sys
 from importlib import import_module

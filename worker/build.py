@@ -1,4 +1,4 @@
-"""From a plan to a node that computes: blocks, weight window, KV storage and collective, all by their names in the plan."""
+"""From a plan to a node that computes: blocks, weight window, KV storage, collective."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass

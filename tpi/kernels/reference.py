@@ -4,6 +4,8 @@ Weights in q8, q4 and q4s meet activations rounded to int8 in groups of 32, as i
 column parts where the layout is tiled. Slow and simple; each call dequantises what it reads.
 """
 
+from typing import cast
+
 import numpy as np
 import numpy.typing as npt
 
@@ -45,8 +47,7 @@ def dequantise(run: RunLayout, data: U8, part: str) -> F32:
 
 def gather(run: RunLayout, data: U8, rows: I32) -> F32:
     """Rows of a table run, `[len(rows), hidden]` float32."""
-    if len(rows) and not (0 <= int(rows.min()) and int(rows.max()) < run.units * run.width):
-        raise KernelError(f"a row is outside the table of {run.units * run.width} rows")
+    _check_range("row", rows, run.units * run.width)
     return np.ascontiguousarray(dequantise(run, data, run.parts[0].name)[rows])
 
 
@@ -101,8 +102,7 @@ def _sparse_ffn(spec: FfnSpec, data: U8, x: F32, active: I32) -> F32:
     neurons = run.units * run.width
     if run.layout != "record":
         raise KernelError("a list of active neurons needs a pack in the record layout; this one is tiled")
-    if len(active) and not (0 <= int(active.min()) and int(active.max()) < neurons):
-        raise KernelError(f"an active neuron is outside the {neurons} of this node")
+    _check_range("active neuron", active, neurons)
     normed = _norm(spec, x)
     up = _biased(_rows(run, data, "up", normed), spec.up_bias)
     gate = _biased(_rows(run, data, "gate", normed), spec.gate_bias) if spec.gated else None
@@ -162,8 +162,7 @@ def _rope(spec: AttentionSpec, heads: F32, positions: I32) -> F32:
 def _append(cache: KvArray, heads: F32, batch: Batch) -> None:
     """Store `[tokens, kv_heads, head_dim]` at each token's place in the paged cache."""
     blocks = batch.tables[batch.sequence, batch.positions // BLOCK_TOKENS]
-    if len(blocks) and not (0 <= int(blocks.min()) and int(blocks.max()) < len(cache)):
-        raise KernelError(f"a KV block is outside the {len(cache)} of this node")
+    _check_range("KV block", blocks, len(cache))
     cache[blocks, :, batch.positions % BLOCK_TOKENS] = _encode_kv(heads) if cache.dtype == np.uint8 else heads
 
 
@@ -183,10 +182,11 @@ def _read_kv(cache: KvArray, table: I32, head_dim: int) -> F32:
     stored = cache[table].swapaxes(1, 2)
     stored = stored.reshape(-1, *stored.shape[2:])
     if cache.dtype != np.uint8:
-        return stored.astype(np.float32)
+        return np.asarray(stored, np.float32)
     codes = np.ascontiguousarray(stored[..., :head_dim]).view(np.int8).astype(np.float32)
     scales = np.ascontiguousarray(stored[..., head_dim:]).view(np.float16).astype(np.float32)
-    return codes * np.repeat(scales, KV_GROUP, axis=-1)[..., :head_dim]
+    values: F32 = codes * np.repeat(scales, KV_GROUP, axis=-1)[..., :head_dim]
+    return values
 
 
 def _attend(spec: AttentionSpec, queries: F32, k: KvArray, v: KvArray, batch: Batch) -> F32:
@@ -216,13 +216,13 @@ def _attend_one(spec: AttentionSpec, query: F32, keys: F32, values: F32) -> F32:
 def _activate(spec: FfnSpec, gate: F32 | None, up: F32) -> F32:
     if gate is None:
         return _activation(spec, up)
-    return _activation(spec, gate) * up
+    return cast(F32, _activation(spec, gate) * up)
 
 
 def _activation(spec: FfnSpec, x: F32) -> F32:
     one, half = np.float32(1), np.float32(0.5)
     if spec.activation == "relu":
-        return np.maximum(x, np.float32(0))
+        return np.asarray(np.maximum(x, np.float32(0)), np.float32)
     if spec.activation == "silu":
         return np.asarray(x / (one + np.exp(np.minimum(-x, np.float32(88)))), np.float32)
     if spec.activation == "gelu_tanh":
@@ -233,6 +233,11 @@ def _activation(spec: FfnSpec, x: F32) -> F32:
     return np.asarray(half * x * (one + erf(x * np.float32(np.sqrt(0.5)))), np.float32)
 
 
+def _check_range(what: str, values: I32, limit: int) -> None:
+    if len(values) and (values.min() < 0 or values.max() >= limit):
+        raise KernelError(f"a {what} is outside 0..{limit - 1}")
+
+
 def _check_data(data: U8, expected: int) -> None:
     if data.dtype != np.uint8 or data.ndim != 1 or data.size != expected or not data.flags.c_contiguous:
         raise KernelError(f"weights must be {expected} contiguous bytes, not {data.dtype} of shape {data.shape}")
@@ -241,4 +246,4 @@ def _check_data(data: U8, expected: int) -> None:
 def _check_input(x: F32, hidden: int) -> int:
     if x.dtype != np.float32 or x.ndim != 2 or x.shape[1] != hidden or not x.flags.c_contiguous:
         raise KernelError(f"x must be contiguous float32 [tokens, {hidden}], not {x.dtype} of shape {x.shape}")
-    return x.shape[0]
+    return len(x)

@@ -1,0 +1,122 @@
+"""Quantisation groups: 32 float32 values to the bytes of one block and back.
+
+A block is exactly GGUF's: f16 scale, [f16 minimum,] codes (Q8_0 is q8, Q4_1 is q4, Q4_0 is q4s). The 16 bytes of 4-bit
+codes hold value j in the low and value j + 16 in the high half of byte j.
+"""
+
+from typing import cast
+
+import numpy as np
+import numpy.typing as npt
+
+from tpi.config import Format
+from tpi.pack.layout import GROUP, GROUP_BYTES
+
+F32 = npt.NDArray[np.float32]
+U8 = npt.NDArray[np.uint8]
+
+CODE_BYTES: dict[Format, int] = {"q8": GROUP, "q4": GROUP // 2, "q4s": GROUP // 2}
+_LARGEST_F16 = float(np.finfo(np.float16).max)
+
+
+def quantise_groups(format: Format, values: F32) -> U8:
+    """Blocks of the last axis (a multiple of 32): `[..., n]` float32 to `[..., n/32, block]` uint8."""
+    groups = np.ascontiguousarray(values, np.float32).reshape(*values.shape[:-1], values.shape[-1] // GROUP, GROUP)
+    if format == "q8":
+        return _quantise_q8(groups)
+    return _quantise_q4(groups) if format == "q4" else _quantise_q4s(groups)
+
+
+def dequantise_groups(format: Format, blocks: U8) -> F32:
+    """Inverse of `quantise_groups`: `[..., groups, block]` uint8 to `[..., groups * 32]` float32."""
+    code_bytes = CODE_BYTES[format]
+    factors = np.ascontiguousarray(blocks[..., :-code_bytes]).view(np.float16).astype(np.float32)
+    codes = np.ascontiguousarray(blocks[..., -code_bytes:])
+    scale = factors[..., :1]
+    if format == "q8":
+        values = codes.view(np.int8).astype(np.float32) * scale
+    else:
+        halves = np.concatenate([codes & 15, codes >> 4], axis=-1).astype(np.float32)
+        values = (halves - 8) * scale if format == "q4s" else halves * scale + factors[..., 1:]
+    return cast(F32, values.reshape(*blocks.shape[:-2], blocks.shape[-2] * GROUP))
+
+
+def block_bytes(format: Format) -> int:
+    """Bytes of one block of 32 values."""
+    return GROUP_BYTES[format]
+
+
+def _quantise_q8(groups: F32) -> U8:
+    scale = _as_f16(np.abs(groups).max(axis=-1, keepdims=True) / np.float32(127))
+    codes = np.clip(np.rint(groups * _inverse(scale)), -127, 127).astype(np.int8)
+    return np.concatenate([_f16_bytes(scale), codes.view(np.uint8)], axis=-1)
+
+
+def _quantise_q4(groups: F32) -> U8:
+    """Scale and minimum by least squares: start inside the range, refit to the rounded codes, keep what is closest."""
+    low, high = groups.min(axis=-1, keepdims=True), groups.max(axis=-1, keepdims=True)
+    best = _line(groups, (high - low) / np.float32(15), low)
+    for shrink in (1.0, 0.94, 0.88):
+        half = (high - low) / 2 * np.float32(shrink)
+        tried = _line(groups, half / np.float32(7.5), (low + high) / 2 - half)
+        for candidate in (tried, _line(groups, *_fit_line(tried[1], groups))):
+            best = _closer(best, candidate)
+    _, codes, scale, minimum = best
+    return np.concatenate([_f16_bytes(scale), _f16_bytes(minimum), _pack_codes(codes)], axis=-1)
+
+
+def _quantise_q4s(groups: F32) -> U8:
+    """A signed scale that puts the largest magnitude at or near one end of the codes, the closest over the group."""
+    index = np.abs(groups).argmax(axis=-1, keepdims=True)
+    extreme = np.take_along_axis(groups, index, axis=-1)
+    best = _line(groups, extreme / np.float32(-8), None)
+    for divisor in (-8.5, -7.5, -7.0, 7.5, 7.0):
+        best = _closer(best, _line(groups, extreme / np.float32(divisor), None))
+    _, codes, scale, _ = best
+    return np.concatenate([_f16_bytes(scale), _pack_codes(codes)], axis=-1)
+
+
+_Line = tuple[F32, F32, F32, F32]  # squared error, codes, scale, minimum
+
+
+def _line(groups: F32, scale: F32, minimum: F32 | None) -> _Line:
+    """Codes of `groups` under f16 scale and minimum (None: -8 scales), and the squared error."""
+    scale = _as_f16(scale)
+    low = scale * np.float32(-8) if minimum is None else _as_f16(minimum)
+    codes = np.clip(np.rint((groups - low) * _inverse(scale)), 0, 15)
+    error = np.square(groups - (codes * scale + low)).sum(axis=-1, keepdims=True)
+    return error, codes, scale, low
+
+
+def _closer(first: _Line, second: _Line) -> _Line:
+    """Group by group the one with the smaller error."""
+    better = second[0] < first[0]
+    error, codes, scale, low = (np.where(better, new, old) for old, new in zip(first, second, strict=True))
+    return error, codes, scale, low
+
+
+def _fit_line(codes: F32, groups: F32) -> tuple[F32, F32]:
+    """Scale and minimum of the least-squares line through (code, value) of each group."""
+    mean_code, mean = codes.mean(axis=-1, keepdims=True), groups.mean(axis=-1, keepdims=True)
+    spread = np.square(codes - mean_code).sum(axis=-1, keepdims=True)
+    slope = ((codes - mean_code) * (groups - mean)).sum(axis=-1, keepdims=True) / np.maximum(spread, np.float32(1e-9))
+    return slope, mean - slope * mean_code
+
+
+def _pack_codes(codes: F32) -> U8:
+    whole = codes.astype(np.uint8)
+    return cast(U8, whole[..., : GROUP // 2] | whole[..., GROUP // 2 :] << np.uint8(4))
+
+
+def _as_f16(values: F32) -> F32:
+    """Rounded to f16, as float32; magnitudes beyond its range become its largest."""
+    return np.clip(values, -_LARGEST_F16, _LARGEST_F16).astype(np.float16).astype(np.float32)
+
+
+def _f16_bytes(values: F32) -> U8:
+    return values.astype(np.float16).view(np.uint8)
+
+
+def _inverse(scale: F32) -> F32:
+    """1 / scale, 0 where the scale is 0."""
+    return cast(F32, np.divide(np.float32(1), scale, out=np.zeros_like(scale), where=scale != 0))

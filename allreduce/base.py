@@ -16,9 +16,8 @@ import numpy.typing as npt
 from tpi.errors import PlanError, UsageError
 
 if TYPE_CHECKING:
-    import zmq
-
     from allreduce.loopback import Board
+    from tpi.sockets import Net, Socket
 
 F32 = npt.NDArray[np.float32]
 
@@ -68,11 +67,12 @@ class GroupSpec:
 class Endpoints:
     """What a node hands to its groups. The owner of `router` closes it; groups close what they connect.
 
-    `context` and `router` (bound; None on rank 0) are for the collectives over ZeroMQ, `board` for the in-process one.
+    `net` and `router` (bound on the COLLECTIVE plane; None on rank 0) are for the collectives over ZeroMQ, `board` is for
+    the in-process one.
     """
 
-    context: "zmq.Context[zmq.Socket[bytes]] | None" = None
-    router: "zmq.Socket[bytes] | None" = None
+    net: "Net | None" = None
+    router: "Socket | None" = None
     watch: Watch | None = None
     board: "Board | None" = None
 

@@ -1,6 +1,7 @@
 """Numbered messages of float32 values between the members of a group over ZeroMQ: framing, fencing, deadlines.
 
-No arithmetic and no algorithm here. Messages of one step are numbered in the order in which the algorithm, the same on
+A pair of members shares one connection: the lower rank's DEALER connects to the higher rank's ROUTER. No arithmetic and no
+algorithm here. Messages of one step are numbered in the order in which the algorithm, the same on
 every member, uses them; a receiver asks for one by sender and number, and what comes early waits in a stash.
 """
 
@@ -12,10 +13,12 @@ import zmq
 
 from allreduce.base import F32, Endpoints, GroupSpec, GroupStats
 from allreduce.header import HEADER_BYTES, SEGMENT_BITS, Header, message_tag, parse
-from allreduce.sockets import MAX_FRAME, SEGMENT_VALUES, Socket, connected_dealer, identity
 from tpi.errors import NodeLost, PlanError
+from tpi.sockets import COLLECTIVE, Socket, split_address
 from tpi.wire import Bytes, Wire
 
+SEGMENT_VALUES = 1 << 16  # in one frame; longer messages travel as several, so that a slow link shows progress
+_SLICE_MS = 100  # how often a wait looks up
 _STASH_FRAMES = 1024  # of all peers together; a member is never further ahead than one exchange
 _LINGER_MS = 500  # what a closing member may still have to deliver
 _STEP_MASK = 0xFFFFFFFF
@@ -27,22 +30,32 @@ def _segments(values: F32) -> Iterator[tuple[int, F32]]:
         yield first // SEGMENT_VALUES, values[first : first + SEGMENT_VALUES]
 
 
+def _identity(spec: GroupSpec, rank: int) -> bytes:
+    """Routing id of a member: chosen by the connecting side, so the bound side knows who may speak, without a handshake."""
+    return b"T" + spec.session.to_bytes(8, "little") + spec.epoch.to_bytes(4, "little") + rank.to_bytes(2, "little")
+
+
+def _sliced(socket: Socket) -> Socket:
+    socket.rcvtimeo = socket.sndtimeo = _SLICE_MS
+    return socket
+
+
 class Transport:
     """The connections of one member of a group to the members in `reach`."""
 
     def __init__(self, spec: GroupSpec, endpoints: Endpoints, reach: Iterable[int], stats: GroupStats) -> None:
-        if endpoints.context is None or (endpoints.router is None and spec.rank > 0):
-            raise PlanError("a collective over the network needs a ZeroMQ context, and on workers a bound socket")
+        if endpoints.net is None or (endpoints.router is None and spec.rank > 0):
+            raise PlanError("a collective over the network needs a Net, and on workers a bound socket")
         self.spec = spec
         self.stats = stats
-        self._context = endpoints.context
-        self._router = endpoints.router
+        self._net = endpoints.net
+        self._router = endpoints.router and _sliced(endpoints.router)
         self._watch = endpoints.watch
-        self._names = {peer.rank: identity(spec.session, spec.epoch, peer.rank) for peer in spec.peers}
+        self._names = {peer.rank: _identity(spec, peer.rank) for peer in spec.peers}
         self._ranks = {name: rank for rank, name in self._names.items() if rank < spec.rank}
         self._dealers: dict[int, Socket] = {}
         self._stash: dict[tuple[int, int, int], zmq.Frame] = {}  # by rank, step, tag
-        self._scratch = np.empty(MAX_FRAME, np.uint8)
+        self._scratch = np.empty(COLLECTIVE.frame_bytes, np.uint8)
         self._step = 0
         self._number = 0  # of the next message of the step
         self._oldest = 0  # of the first message of the exchange under way
@@ -53,8 +66,9 @@ class Transport:
         """Connect to those of `reach` that have a higher rank; the others connect to this node."""
         for rank in reach:
             if rank > self.spec.rank and rank not in self._dealers:
-                address = self.spec.peers[rank].address
-                self._dealers[rank] = connected_dealer(self._context, address, self._names[self.spec.rank])
+                host, port = split_address(self.spec.peers[rank].address.removeprefix("tcp://"))
+                dealer = self._net.connect(COLLECTIVE, host.strip("[]"), port, self._names[self.spec.rank])
+                self._dealers[rank] = _sliced(dealer)
 
     def begin(self, step: int) -> None:
         """Go to `step` and forget what is left of earlier ones."""

@@ -5,11 +5,10 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
 import numpy as np
-import zmq
 
 from allreduce.base import F32, Endpoints, Group, GroupSpec, Peer, open_group
 from allreduce.loopback import Board
-from allreduce.sockets import bound_router
+from tpi.sockets import COLLECTIVE, Net
 
 T = TypeVar("T")
 SESSION = 0x1234_5678_9ABC_DEF0
@@ -26,10 +25,10 @@ class House:
 
     def __init__(self, size: int, **spec: object) -> None:
         self.size = size
-        self.context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-        bound = [bound_router(self.context, "tcp://127.0.0.1:*") for _ in range(size - 1)]
+        self.net = Net()
+        bound = [self.net.bind(COLLECTIVE, "127.0.0.1", 0) for _ in range(size - 1)]
         self.routers = [None, *(router for router, _ in bound)]
-        self.peers = tuple(Peer(r, f"node{r}", bound[r - 1][1] if r else "") for r in range(size))
+        self.peers = tuple(Peer(r, f"node{r}", f"tcp://127.0.0.1:{bound[r - 1][1]}" if r else "") for r in range(size))
         self.fields: dict[str, object] = {"session": SESSION, "epoch": 1, "timeout_s": 10.0, **spec}
         self.board = Board(size)
 
@@ -37,7 +36,7 @@ class House:
         return GroupSpec(rank=rank, peers=self.peers, **{**self.fields, **changes})  # type: ignore[arg-type]
 
     def endpoints(self, rank: int, **changes: object) -> Endpoints:
-        fields = {"context": self.context, "router": self.routers[rank], "board": self.board, **changes}
+        fields = {"net": self.net, "router": self.routers[rank], "board": self.board, **changes}
         return Endpoints(**fields)  # type: ignore[arg-type]
 
     def join(self, name: str, rank: int, **changes: object) -> Group:
@@ -47,7 +46,7 @@ class House:
         for router in self.routers:
             if router is not None:
                 router.close(500)
-        self.context.term()
+        self.net.context.term()
 
     def __enter__(self) -> "House":
         return self

@@ -39,8 +39,8 @@ class Plane:
 CONTROL = Plane("control", frame_bytes=FRAME_BYTES, high_water=256, heartbeat_ms=1000, silence_ms=5000)
 # Whether a node lives is decided on the control plane; here frames queue, and silence only means a slow link.
 WEIGHTS = Plane("weights", frame_bytes=FRAME_BYTES, high_water=16, heartbeat_ms=10_000, silence_ms=120_000)
-# The collective plane has its own frames (allreduce/header.py); a prefill chunk may travel in one.
-COLLECTIVE = Plane("collective", frame_bytes=64 << 20, high_water=64, heartbeat_ms=1000, silence_ms=10_000)
+# The collective plane has its own frames (allreduce/header.py); longer messages travel in segments of 256 KiB.
+COLLECTIVE = Plane("collective", frame_bytes=(256 << 10) + 32, high_water=64, heartbeat_ms=1000, silence_ms=10_000)
 
 
 class Net:

@@ -1,0 +1,122 @@
+"""What a run tells its user: the object of `--json` and the table of nodes."""
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from rich.box import SIMPLE
+from rich.console import Console
+from rich.table import Table
+
+from master.answer import Answer
+from tpi.config import ModelConfig
+from tpi.messages import Stats
+from tpi.partition import FFN_UNIT, Shard
+
+MILLI = 1e3
+MEGA = 1e6
+
+
+@dataclass(frozen=True)
+class NodeReport:
+    """One node's share and figures. Ranges are [first, last+1); times are per generated token, in milliseconds."""
+
+    name: str
+    rank: int
+    heads: list[int]
+    kv_heads: list[int]
+    neurons: list[int]
+    weight_bytes: int
+    resident_bytes: int
+    peak_rss_bytes: int
+    compute_ms_per_token: float
+    sync_ms_per_token: float
+    io_stall_ms_per_token: float
+    streamed_bytes_per_token: float
+    disk_mb_per_s: float
+    sent_bytes_per_token: float
+    received_bytes_per_token: float
+
+
+@dataclass(frozen=True)
+class Member:
+    """A node as the plan has it."""
+
+    name: str
+    rank: int
+    shard: Shard
+    query_heads: int  # query heads in one unit
+    kv_heads: int  # KV heads in one unit
+
+
+def node_report(config: ModelConfig, member: Member, before: Stats, after: Stats) -> NodeReport:
+    """Figures of one node between two snapshots, per token of the steps between them."""
+    tokens = max(after.tokens - before.tokens, 1)
+    disk_seconds = after.disk_s - before.disk_s
+    streamed = after.streamed_bytes - before.streamed_bytes
+    shard = member.shard
+    return NodeReport(
+        name=member.name,
+        rank=member.rank,
+        heads=shard.query.scaled(member.query_heads, config.heads).as_list(),
+        kv_heads=shard.kv.scaled(member.kv_heads, config.kv_heads).as_list(),
+        neurons=shard.ffn.scaled(FFN_UNIT, config.intermediate).as_list(),
+        weight_bytes=after.weight_bytes,
+        resident_bytes=after.resident_bytes,
+        peak_rss_bytes=after.peak_rss_bytes,
+        compute_ms_per_token=MILLI * (after.compute_s - before.compute_s) / tokens,
+        sync_ms_per_token=MILLI * (after.sync_s - before.sync_s) / tokens,
+        io_stall_ms_per_token=MILLI * (after.stall_s - before.stall_s) / tokens,
+        streamed_bytes_per_token=streamed / tokens,
+        disk_mb_per_s=streamed / disk_seconds / MEGA if disk_seconds else 0.0,
+        sent_bytes_per_token=(after.sent_bytes - before.sent_bytes) / tokens,
+        received_bytes_per_token=(after.received_bytes - before.received_bytes) / tokens,
+    )
+
+
+def answer_fields(answer: Answer) -> dict[str, Any]:
+    """The fields of `--json` that describe one answer."""
+    return {
+        "text": answer.text,
+        "token_ids": answer.token_ids,
+        "prompt_tokens": answer.prompt_tokens,
+        "completion_tokens": len(answer.token_ids),
+        "ttft_s": answer.ttft,
+        "prefill_tokens_per_s": answer.prefill_rate,
+        "decode_tokens_per_s": answer.decode_rate,
+        "finish_reason": answer.finish_reason,
+    }
+
+
+def node_fields(nodes: Sequence[NodeReport]) -> list[dict[str, Any]]:
+    """The `nodes` of `--json`."""
+    return [asdict(node) for node in nodes]
+
+
+def print_nodes(nodes: Sequence[NodeReport], summary: str) -> None:
+    """The table of nodes on stdout, under one line of figures for the whole run."""
+    table = Table(box=SIMPLE, caption=summary, caption_justify="left")
+    table.add_column("node")
+    for title in ("heads", "neurons", "weights", "peak RSS", "compute", "sync", "I/O stall", "sent", "received"):
+        table.add_column(title, justify="right", no_wrap=True)
+    for node in nodes:
+        table.add_row(node.name, *_cells(node))
+    Console(soft_wrap=True, highlight=False).print(table)
+
+
+def _cells(node: NodeReport) -> list[str]:
+    return [
+        _span(node.heads),
+        _span(node.neurons),
+        f"{node.weight_bytes / MEGA:.1f} MB",
+        f"{node.peak_rss_bytes / MEGA:.0f} MB",
+        f"{node.compute_ms_per_token:.1f} ms",
+        f"{node.sync_ms_per_token:.1f} ms",
+        f"{node.io_stall_ms_per_token:.1f} ms",
+        f"{node.sent_bytes_per_token / MILLI:.1f} kB",
+        f"{node.received_bytes_per_token / MILLI:.1f} kB",
+    ]
+
+
+def _span(span: list[int]) -> str:
+    return f"{span[0]}-{span[1] - 1}" if span[1] > span[0] else "none"

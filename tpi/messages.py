@@ -5,7 +5,7 @@ No message can carry text or token ids: prompts, tokens, the embedding and the h
 
 Control plane    master -> worker: Join, Assign, Step, Abort, AskStats, Bye
                  worker -> master: Hello, Refuse, Ready, Heartbeat, Stats, Failure, Bye
-Weights plane    worker -> master: Missing, Need        master -> worker: Units, Unavailable
+Weights plane    worker -> master: Missing, Need        master -> worker: Offer, Units, Unavailable
 """
 
 from dataclasses import dataclass
@@ -21,7 +21,8 @@ from tpi.kv import KvDtype
 from tpi.pack.layout import BlockKind, RunLayout, RunName
 
 DIGEST_BYTES = 32  # of one unit, of a block's vectors, and of a block id
-TRANSFER_BYTES = 4 << 20  # one run of units on the weights plane, unless a single unit is larger
+TRANSFER_BYTES = 1 << 20  # one run of units on the weights plane, unless a single unit is larger
+IN_FLIGHT_BYTES = 4 << 20  # asked for and not yet there: what an interrupted transfer has to send again at most
 MAX_STEP_BYTES = 64 << 20  # hidden states of one step
 
 Id64 = Annotated[int, Between(0, 2**64 - 1)]
@@ -178,6 +179,14 @@ class Assign:
             raise MessageError("a layer names a block that is not in the plan")
         if not self.rank < self.size:
             raise MessageError(f"rank {self.rank} is not below the number of nodes, {self.size}")
+
+
+@message
+@dataclass(frozen=True)
+class Offer:
+    """Opens the weights plane, again after every broken connection: the worker may ask now (what it asked is void)."""
+
+    session: Id64
 
 
 @message

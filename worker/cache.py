@@ -1,7 +1,7 @@
-"""The shard cache: which images a node has on disk, and how it gets the ones it lacks. Shared by workers and the master.
+"""The shard cache: which images a node has on disk, and how it gets the ones it lacks. Workers and the master use it.
 
     <root>/<block id>/<ranges>.shard        complete, checked when written; never changed, only removed
-    <root>/<block id>/<ranges>.part         being filled; what it holds already is found by its hashes, without a journal
+    <root>/<block id>/<ranges>.part         being filled; what it holds is found by its hashes, without a journal
     <root>/checked.json                     size, times and content of images that were checked before
 
 Several processes may share a root. One of them keeps its drafts for resuming; the others use private names.
@@ -17,7 +17,7 @@ from pathlib import Path
 from tpi.errors import WeightsError
 from tpi.progress import Progress, silent
 from worker.draft import Draft, bad_pieces, out_of_disk
-from worker.image import HeldBlock, ImagePlan, Piece, stored_units
+from worker.image import HeldBlock, ImagePlan, stored_units
 
 _KEEP_OTHERS = 1  # images of a block with other ranges that stay, so that going back to the last split sends nothing
 
@@ -74,7 +74,7 @@ class ShardCache:
         return draft.plan.held(path)
 
     def prune(self, plans: Iterable[ImagePlan]) -> None:
-        """Remove images of the blocks in `plans` that hold other ranges, but the latest; only if nobody else reads here."""
+        """Remove images of these blocks with other ranges, but the latest; does nothing if somebody else reads here."""
         if not self._alone():
             return
         for plan in plans:
@@ -147,11 +147,6 @@ class ShardCache:
         with contextlib.suppress(OSError):  # what is not remembered is checked again
             draft.write_text(json.dumps(self._checked))
             draft.replace(self.root / "checked.json")
-
-
-def missing_pieces(drafts: Iterable[Draft]) -> list[Piece]:
-    """All pieces that the drafts lack."""
-    return [piece for draft in drafts for piece in draft.missing.values()]
 
 
 def _stamp(path: Path, plan: ImagePlan) -> list[int | str] | None:

@@ -46,7 +46,7 @@ class Draft:
                 os.ftruncate(descriptor, plan.file_bytes)
             _reserve(descriptor, plan.file_bytes)
         pieces = bad_pieces(path, plan.pieces) if resumed else plan.pieces
-        self.missing = {(piece.run, piece.unit): piece for piece in pieces}
+        self.missing: dict[tuple[str, int], Piece] = {(piece.run, piece.unit): piece for piece in pieces}
 
     @property
     def missing_bytes(self) -> int:
@@ -57,13 +57,17 @@ class Draft:
         """Take missing units out of another image of the same block."""
         for run in stored:
             for unit in range(run.first, run.last):
-                piece = self.missing.get((run.run, unit))  # type: ignore[call-overload]
+                piece = self.missing.get((run.run, unit))
                 if piece is not None and piece.nbytes == run.unit_bytes:
                     self._copy_piece(piece, path, run.offset + (unit - run.first) * run.unit_bytes)
 
-    def needs(self) -> Iterator[Need]:
-        """What to ask for: runs of adjacent missing units of about `TRANSFER_BYTES`."""
-        ordered = sorted(self.missing.values(), key=lambda piece: piece.offset)
+    def needs(self, within: Units | None = None) -> Iterator[Need]:
+        """What to ask for: runs of adjacent missing units of about `TRANSFER_BYTES`; all, or those of one answer."""
+        missing = self.missing
+        if within is not None:
+            missing = {key: missing[key] for unit in range(within.first, within.last)
+                       if (key := (str(within.run), unit)) in missing}  # fmt: skip
+        ordered = sorted(missing.values(), key=lambda piece: piece.offset)
         numbered = enumerate(ordered)
         for _, group in groupby(numbered, key=lambda item: (item[1].run, item[1].unit - item[0])):
             pieces = [piece for _, piece in group]
@@ -71,6 +75,10 @@ class Draft:
             for at in range(0, len(pieces), step):
                 part = pieces[at : at + step]
                 yield Need(self.plan.block.id, part[0].run, part[0].unit, part[-1].unit + 1)
+
+    def size_of(self, need: Need) -> int:
+        """Bytes that the answer to `need` has."""
+        return sum(self.missing[need.run, unit].nbytes for unit in range(need.first, need.last))
 
     def accept(self, units: Units) -> int:
         """Write the units that match their hashes; returns how many of them were missing and did not match.

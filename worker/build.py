@@ -1,46 +1,33 @@
 """From a plan to a node that computes: blocks, weight window, KV storage, collective."""
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-
-import numpy as np
-import numpy.typing as npt
+from collections.abc import Iterator, Sequence
 
 from allreduce.base import Endpoints, GroupSpec, Peer, open_group
-from scheduler.window import Extent, Resident
+from scheduler.window import Resident
 from tpi.block import Block, attention_block, ffn_block
 from tpi.config import ModelConfig
 from tpi.kv import PagedKV
 from tpi.messages import Assign, BlockPlan, RunPlan
 from tpi.partition import Range, Shard
+from worker.image import HeldBlock
 from worker.node import Node
 from worker.shard import Shard as NodeShard
 
-F32 = npt.NDArray[np.float32]
 
-
-@dataclass(frozen=True)
-class Image:
-    """One distinct block as this node has it: where its units are on disk, and its small vectors."""
-
-    extent: Extent
-    vectors: Mapping[str, F32]
-
-
-def build_node(assign: Assign, images: Sequence[Image], endpoints: Endpoints) -> Node:
-    """Everything that runs `assign` on this node; `images` are of `assign.blocks`, in that order.
+def build_node(assign: Assign, held: Sequence[HeldBlock], endpoints: Endpoints) -> Node:
+    """Everything that runs `assign` on this node; `held` are `assign.blocks`, in that order.
 
     Raises:
-        WeightsError: if an image cannot be read.
+        WeightsError: if a shard image cannot be read.
         PlanError: if the node's memory does not hold what the plan asks for.
     """
     used = [index for layer in assign.layers for index in (layer.attention, layer.ffn)]
-    blocks = list(_blocks(assign, images))
-    window = Resident([images[index].extent for index in used])
+    blocks = list(_blocks(assign, held))
+    window = Resident([held[index].extent for index in used])
     return Node(NodeShard(blocks, window, open_group(assign.collective, _group_spec(assign), endpoints), _kv(assign)))
 
 
-def held(assign: Assign, layer: int) -> Shard:
+def local_shard(assign: Assign, layer: int) -> Shard:
     """The units of `layer` that this node holds."""
     attention, ffn = (assign.blocks[index] for index in (assign.layers[layer].attention, assign.layers[layer].ffn))
     ranges = {**_ranges(assign, attention), **_ranges(assign, ffn)}
@@ -51,17 +38,17 @@ def kv_heads(assign: Assign) -> int:
     """KV heads that this node holds; the same for every layer."""
     config, plan = assign.config, assign.blocks[assign.layers[0].attention]
     (width,) = (assign.layouts[run.layout].width for run in plan.runs if assign.layouts[run.layout].name == "kv")
-    return len(held(assign, 0).kv.scaled(width // config.head_dim, config.kv_heads))
+    return len(local_shard(assign, 0).kv.scaled(width // config.head_dim, config.kv_heads))
 
 
-def _blocks(assign: Assign, images: Sequence[Image]) -> Iterator[Block]:
+def _blocks(assign: Assign, held: Sequence[HeldBlock]) -> Iterator[Block]:
     config: ModelConfig = assign.config
     for layer, plan in enumerate(assign.layers):
-        shard = held(assign, layer)
+        shard = local_shard(assign, layer)
         runs = {name: assign.layouts[run.layout] for name, run in _runs(assign, assign.blocks[plan.attention]).items()}
-        yield attention_block(config, layer, runs["query"], runs["kv"], images[plan.attention].vectors, shard)
+        yield attention_block(config, layer, runs["query"], runs["kv"], held[plan.attention].vectors, shard)
         (neuron,) = (assign.layouts[run.layout] for run in assign.blocks[plan.ffn].runs)
-        yield ffn_block(config, layer, neuron, images[plan.ffn].vectors, shard)
+        yield ffn_block(config, layer, neuron, held[plan.ffn].vectors, shard)
 
 
 def _runs(assign: Assign, plan: BlockPlan) -> dict[str, RunPlan]:

@@ -21,6 +21,7 @@ class StepClock:
     """Where the time of this node's steps went, in seconds, summed since the start."""
 
     steps: int = 0
+    tokens: int = 0
     total: float = 0.0
     sync: float = 0.0  # inside allreduce: transfer, latency, and waiting for slower nodes
     stall: float = 0.0  # waiting for weights
@@ -71,5 +72,6 @@ class Shard:
                 break
             x = block.residual.add(x, total)
         self.clock.steps += 1
+        self.clock.tokens += len(batch.positions)
         self.clock.total += perf_counter() - started
         return None if total is None else x

@@ -19,4 +19,3 @@ def page_buffer(size: int) -> Bytes:
     if not size:
         return np.empty(0, np.uint8)
     return np.frombuffer(mmap.mmap(-1, round_up(size)), np.uint8)
-

@@ -65,7 +65,7 @@ def best(extents: Sequence[Extent]) -> DiskSpeed:
 
 
 def measure(extents: Sequence[Extent], disk: DirectDisk, sample: int = _SAMPLE, seconds: float = _SECONDS) -> float:
-    """Bytes per second that `disk` reads of `extents`, for at most `sample` bytes or `seconds`; 0 if nothing is read."""
+    """Bytes per second that `disk` reads of `extents`, for at most `sample` bytes or `seconds`; 0 if none is read."""
     work = iter([(one, at) for one in extents for at in range(0, one.nbytes - disk.chunk + 1, disk.chunk)])
     lock, begun, totals = threading.Lock(), time.perf_counter(), [0] * disk.threads
 
@@ -100,6 +100,6 @@ def _save(record: Path, known: dict[str, DiskSpeed]) -> None:
     try:
         record.parent.mkdir(parents=True, exist_ok=True)
         draft.write_text(json.dumps({key: asdict(speed) for key, speed in known.items()}))
-        os.replace(draft, record)
+        draft.replace(record)
     except OSError:
         draft.unlink(missing_ok=True)  # a cache that cannot be written costs a second at every start, no more

@@ -2,20 +2,27 @@
 
     from scheduler.window import Extent, MemoryWindow, Resident, Window
 
-`Resident` keeps every block (the scheduler is off). `MemoryWindow` keeps what a budget allows and streams the rest.
-"Scheduler" here means the scheduler of weight memory; admission of requests is `master.batcher`.
+`Resident` keeps every block (the scheduler is off). `MemoryWindow` keeps what a placement says and streams the rest
+ahead of its use. "Scheduler" here means the scheduler of weight memory; admission of requests is `master.batcher`.
 """
 
-import os
+import time
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
+from types import TracebackType
 from typing import Protocol
 
+from scheduler.disk import DirectDisk, Disk
 from scheduler.extent import Extent
-from scheduler.memory import Bytes, page_buffer
-from tpi.errors import WeightsError
+from scheduler.loader import Loader, Verify
+from scheduler.memory import Bytes
+from scheduler.placement import Placement, place
+from scheduler.ring import EMPTY
+from scheduler.stats import Meter, WindowStats
+from scheduler.timeline import Costs
+from tpi.trace import OFF, Off
 
-__all__ = ["Extent", "Resident", "Window"]
+__all__ = ["Extent", "MemoryWindow", "Resident", "Window", "WindowStats"]
 
 
 class Window(Protocol):
@@ -29,6 +36,10 @@ class Window(Protocol):
         """
         ...
 
+    def take(self) -> WindowStats:
+        """What happened since the last `take`; call it once per token."""
+        ...
+
     def close(self) -> None:
         """Stop loading and join every thread. Idempotent."""
         ...
@@ -37,28 +48,122 @@ class Window(Protocol):
 class Resident:
     """Every block in memory, loaded once: the scheduler switched off."""
 
-    def __init__(self, extents: Sequence[Extent]) -> None:
-        self._held = [nullcontext(_read(extent)) for extent in extents]
+    def __init__(self, extents: Sequence[Extent], disk: Disk | None = None, verify: Verify | None = None) -> None:
+        sizes = tuple(extent.slot_bytes for extent in extents)
+        placement = Placement(sizes, frozenset(range(len(sizes))), EMPTY)
+        self._bytes = sum(sizes)
+        loader = Loader(extents, placement, disk or DirectDisk(), Meter(len(sizes), self._bytes, 0), verify)
+        try:
+            self._holds = [nullcontext(loader.hold_kept(block)) for block in range(len(extents))]
+        finally:
+            loader.close()
 
     def hold(self, block: int) -> AbstractContextManager[Bytes]:
         """See `Window.hold`."""
-        return self._held[block]
+        return self._holds[block]
+
+    def take(self) -> WindowStats:
+        """See `Window.take`; nothing is counted, since nothing happens."""
+        return WindowStats(resident_bytes=self._bytes)
 
     def close(self) -> None:
         """Nothing runs in the background."""
 
 
-def _read(extent: Extent) -> Bytes:
-    slot = page_buffer(extent.slot_bytes)
-    view = extent.view(slot)
-    done = 0
-    try:
-        with open(extent.path, "rb", buffering=0) as file:
-            while done < extent.nbytes:
-                got = os.preadv(file.fileno(), [view[done:]], extent.offset + done)
-                if not got:
-                    raise WeightsError(f"{extent.path} ends early; remove it, and it is fetched again")
-                done += got
-    except OSError as error:
-        raise WeightsError(f"{extent.path} could not be read: {error.strerror}") from error
-    return view
+class MemoryWindow:
+    """Some blocks stay, the others pass through a ring, loaded ahead across allreduces and token boundaries.
+
+    Holds by one thread; they may nest while the ring has room. Blocks are expected in cyclic order; holding another
+    one skips ahead to its next use, so an aborted step may start again at the first block. After a failed hold the next
+    one tries again. Loading starts at once, in the background; `fill` waits for the blocks that stay.
+    """
+
+    def __init__(
+        self,
+        extents: Sequence[Extent],
+        placement: Placement | int,
+        disk: Disk | None = None,
+        verify: Verify | None = None,
+        trace: Off = OFF,
+    ) -> None:
+        """Stream `extents` as `placement` says; a number is a budget in bytes for `scheduler.placement.place`.
+
+        `verify(block, data)` is called once per block, after its first load, and raises WeightsError if `data` is not
+        what it should be; the block is then read once more.
+
+        Raises:
+            PlanError: if the budget cannot hold the largest block.
+        """
+        if isinstance(placement, int):
+            placement = place([extent.slot_bytes for extent in extents], placement)
+        self.placement = placement
+        self._meter = Meter(len(extents), placement.resident_bytes, placement.ring.size)
+        self._loader = Loader(extents, placement, disk or DirectDisk(), self._meter, verify, trace)
+        kinds = [_KeptHold if block in placement.resident else _StreamedHold for block in range(len(extents))]
+        self._holds = [kind(block, self._loader, self._meter) for block, kind in enumerate(kinds)]
+
+    def hold(self, block: int) -> AbstractContextManager[Bytes]:
+        """See `Window.hold`.
+
+        Raises:
+            WeightsError: if the block could not be loaded, twice; names the file.
+            TpiError: if blocks that are held leave no room, or the window is closed.
+        """
+        return self._holds[block]
+
+    def fill(self) -> None:
+        """Wait until every block that stays is in memory. Errors as `hold`."""
+        for block in sorted(self.placement.resident):
+            self._loader.hold_kept(block)
+        self._meter.take()
+
+    def take(self) -> WindowStats:
+        """See `Window.take`."""
+        return self._meter.take()
+
+    def costs(self) -> Costs:
+        """Mean seconds per block since the last `take`, for `scheduler.steady.verdict`; call it before `take`."""
+        return self._meter.costs()
+
+    def close(self) -> None:
+        """See `Window.close`. Data that is still held stays valid."""
+        self._loader.close()
+
+
+class _KeptHold:
+    """A hold of a block that stays."""
+
+    __slots__ = ("_block", "_entered", "_loader", "_meter")
+
+    def __init__(self, block: int, loader: Loader, meter: Meter) -> None:
+        self._block, self._loader, self._meter = block, loader, meter
+
+    def __enter__(self) -> Bytes:
+        self._meter.entered(time.perf_counter())
+        data = self._loader.hold_kept(self._block)
+        self._entered = time.perf_counter()
+        return data
+
+    def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, at: TracebackType | None) -> None:
+        self._meter.left(self._block, self._entered, time.perf_counter())
+
+
+class _StreamedHold:
+    """A hold of a block that passes through the ring."""
+
+    __slots__ = ("_block", "_entered", "_loader", "_meter", "_uses")
+
+    def __init__(self, block: int, loader: Loader, meter: Meter) -> None:
+        self._block, self._loader, self._meter = block, loader, meter
+        self._uses: list[int] = []  # a stack: holds of one block may nest
+
+    def __enter__(self) -> Bytes:
+        self._meter.entered(time.perf_counter())
+        use, data = self._loader.pin(self._block)
+        self._uses.append(use)
+        self._entered = time.perf_counter()
+        return data
+
+    def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, at: TracebackType | None) -> None:
+        self._meter.left(self._block, self._entered, time.perf_counter())
+        self._loader.unpin(self._uses.pop())

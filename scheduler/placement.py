@@ -1,0 +1,127 @@
+"""Which blocks stay in memory and which are streamed, for a number of bytes.
+
+Blocks are used in a cycle, so evicting the least recently used one would miss every time. A fixed set stays instead
+(the paper's block retention, for any budget), spread evenly over the cycle so that the loader has equal time for each
+of the others, and as many bytes of it as the budget takes beside the ring. How many large and how many small blocks
+stay, and how large the ring is, is decided by the exact timeline at the node's speeds.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+from scheduler.memory import PAGE
+from scheduler.ring import EMPTY, Ring, layouts, neighbours, smallest
+from scheduler.timeline import Costs, simulate
+from tpi.errors import PlanError
+
+_DEPTHS = (1, 2, 3)  # with three blocks in memory the window itself never binds: see scheduler.steady
+_MOST_CHOICES = 24  # numbers of large blocks that are compared
+_TOKENS = 4  # simulated per choice
+
+
+@dataclass(frozen=True)
+class Speeds:
+    """Speeds that the placement is chosen for; the defaults are a laptop's. Only their proportions matter."""
+
+    disk: float = 1e9  # bytes per second
+    compute: float = 15e9  # bytes of weights per second
+    exchange: float = 0.0  # seconds per allreduce
+
+    def costs(self, sizes: Sequence[int]) -> Costs:
+        """Seconds per block of these sizes."""
+        return Costs([s / self.compute for s in sizes], [self.exchange] * len(sizes), [s / self.disk for s in sizes])
+
+
+@dataclass(frozen=True)
+class Placement:
+    """The blocks that stay, and the ring that the others are streamed through. Sizes in bytes of memory."""
+
+    sizes: tuple[int, ...]
+    resident: frozenset[int]
+    ring: Ring
+
+    @property
+    def resident_bytes(self) -> int:
+        """Bytes of the blocks that stay."""
+        return sum(self.sizes[block] for block in self.resident)
+
+    @property
+    def memory_bytes(self) -> int:
+        """Bytes of memory in all."""
+        return self.resident_bytes + self.ring.size
+
+    @property
+    def streamed_bytes(self) -> int:
+        """Bytes read from disk per token."""
+        return sum(self.sizes) - self.resident_bytes
+
+
+def place(sizes: Sequence[int], budget: int, speeds: Speeds | None = None) -> Placement:
+    """The fastest placement of blocks of `sizes` bytes (in order of use) in at most `budget` bytes.
+
+    Raises:
+        PlanError: if not even the largest block fits.
+    """
+    everything = frozenset(range(len(sizes)))
+    if sum(sizes) <= budget:
+        return Placement(tuple(sizes), everything, EMPTY)
+    if max(sizes) > budget:
+        raise PlanError(f"{budget} bytes for weights cannot hold the largest block; {max(sizes)} bytes would do")
+    costs = (speeds or Speeds()).costs(sizes)
+    return min(_choices(sizes, budget), key=lambda choice: _rank(choice, costs))
+
+
+def place_window(sizes: Sequence[int], window: int, retain: int = 0) -> Placement:
+    """The paper's placement: `window` blocks in memory at once, and one FFN block kept in every `retain` (0: none).
+
+    Blocks alternate attention, FFN. A window that spans all streamed blocks keeps them all.
+    """
+    kept = {b for b in range(1, len(sizes), 2) if retain and (b // 2) % retain == retain - 1}
+    kept.update(block for block, size in enumerate(sizes) if not size)
+    streamed = [block for block in range(len(sizes)) if block not in kept]
+    if window >= len(streamed):
+        return Placement(tuple(sizes), frozenset(range(len(sizes))), EMPTY)
+    return Placement(tuple(sizes), frozenset(kept), smallest(streamed, sizes, max(1, window)))
+
+
+def _choices(sizes: Sequence[int], budget: int) -> Iterator[Placement]:
+    """For some ring sizes and each number of large blocks kept, as many small ones as still fit, in every layout."""
+    large, small = _two_kinds(sizes)
+    empty = {block for block, size in enumerate(sizes) if not size}
+    pairs = [most * max(sizes[block] for block in kind) for kind in (large, small) if kind for most in (1, 2)]
+    rings = {*pairs, *(neighbours(sizes, depth) for depth in _DEPTHS), min(budget, neighbours(sizes, 2))}
+    step = -(-len(large) // _MOST_CHOICES)
+    for size in sorted(size // PAGE * PAGE for size in rings if size <= budget):
+        for count in sorted({*range(0, len(large) + 1, step), len(large)}):
+            kept = empty | set(spread(large, count))
+            room = budget - size - sum(sizes[block] for block in kept)
+            if room >= 0:
+                kept.update(_most(small, sizes, room))
+                streamed = [block for block in range(len(sizes)) if block not in kept]
+                for ring in layouts(streamed, sizes, size):
+                    yield Placement(tuple(sizes), frozenset(kept), ring)
+
+
+def _most(items: Sequence[int], sizes: Sequence[int], room: int) -> list[int]:
+    """As many of `items`, evenly spaced, as `room` bytes take."""
+    choices = (spread(items, count) for count in range(len(items), 0, -1))
+    return next((chosen for chosen in choices if sum(sizes[item] for item in chosen) <= room), [])
+
+
+def _rank(choice: Placement, costs: Costs) -> tuple[float, int]:
+    token = simulate(choice.ring, costs, _TOKENS).steady_token
+    return round(token / costs.busy, 4), choice.memory_bytes
+
+
+def spread(items: Sequence[int], count: int) -> list[int]:
+    """`count` of `items`, evenly spaced."""
+    return [items[(2 * index + 1) * len(items) // (2 * count)] for index in range(count)]
+
+
+def _two_kinds(sizes: Sequence[int]) -> tuple[list[int], list[int]]:
+    """Blocks above and below the widest gap between sizes; equal sizes are all large, empty blocks are neither."""
+    ordered = sorted(set(sizes) - {0})
+    gaps = [(high / low, high) for low, high in pairwise(ordered)]
+    bar = max(gaps)[1] if gaps else 0
+    return [b for b, s in enumerate(sizes) if s >= max(bar, 1)], [b for b, s in enumerate(sizes) if 0 < s < bar]

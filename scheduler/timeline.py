@@ -1,0 +1,73 @@
+"""The exact timeline of one node: a queue that computes and exchanges, and a queue that loads into the ring.
+
+    use(b)  starts when the exchange before it is over and block b is in memory, and takes compute[b]
+    exchange after b takes exchange[b] (the last one of a token includes what happens between tokens)
+    load(n) starts when load(n - 1) is over and use n - lag(n) is released, and takes load[b] (n counts streamed uses)
+
+It is what the closed forms of `scheduler.steady` are checked against, and what `scheduler.placement` compares with.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from scheduler.ring import Ring
+
+
+@dataclass(frozen=True)
+class Costs:
+    """Seconds per block, in order of use."""
+
+    compute: Sequence[float]
+    exchange: Sequence[float]
+    load: Sequence[float]
+
+    @property
+    def busy(self) -> float:
+        """Seconds that a token takes when it never waits for weights."""
+        return sum(self.compute) + sum(self.exchange)
+
+
+@dataclass(frozen=True)
+class Timeline:
+    """Seconds per token, and seconds of it spent waiting for weights, for each simulated token."""
+
+    tokens: tuple[float, ...]
+    stalls: tuple[float, ...]
+
+    @property
+    def steady_token(self) -> float:
+        """Seconds per token in the long run: the mean of the last half."""
+        return _mean(self.tokens[len(self.tokens) // 2 :])
+
+    @property
+    def steady_stall(self) -> float:
+        """Seconds of waiting per token in the long run: the mean of the last half."""
+        return _mean(self.stalls[len(self.stalls) // 2 :])
+
+
+def simulate(ring: Ring, costs: Costs, tokens: int = 8) -> Timeline:
+    """Run `tokens` tokens over a cold ring (resident blocks are in memory from the start)."""
+    streamed, period = set(ring.blocks), len(ring.blocks)
+    released: list[float] = []
+    now = loaded = 0.0
+    token_seconds, token_stalls = [], []
+    for _ in range(tokens):
+        begun, stalled = now, 0.0
+        for block, seconds in enumerate(costs.compute):
+            if block in streamed:
+                use = len(released)
+                before = use - ring.lags[use % period]
+                loaded = max(loaded, released[before] if before >= 0 else 0.0) + costs.load[block]
+                stalled += max(0.0, loaded - now)
+                now = max(now, loaded) + seconds
+                released.append(now)
+            else:
+                now += seconds
+            now += costs.exchange[block]
+        token_seconds.append(now - begun)
+        token_stalls.append(stalled)
+    return Timeline(tuple(token_seconds), tuple(token_stalls))
+
+
+def _mean(values: Sequence[float]) -> float:
+    return sum(values) / len(values) if values else 0.0

@@ -1,6 +1,6 @@
 """What a collective is: a group of nodes that sum one float32 array each, and the table of the ways to do it.
 
-Nothing here knows sockets beyond carrying them; `allreduce.transport` moves frames, one module per algorithm moves sums.
+Nothing here knows sockets beyond carrying them: `transport` moves messages, one module per algorithm moves sums.
 """
 
 from abc import ABC, abstractmethod
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 F32 = npt.NDArray[np.float32]
 
 Watch = Callable[[int], bool]
-"""Called about ten times a second with the rank waited for. True: that node makes progress, so its deadline is extended.
+"""Called about ten times a second with the rank waited for. True: that node makes progress, so its deadline moves on.
 It may raise to end the wait (an abort from the master)."""
 
 
@@ -67,8 +67,8 @@ class GroupSpec:
 class Endpoints:
     """What a node hands to its groups. The owner of `router` closes it; groups close what they connect.
 
-    `net` and `router` (bound on the COLLECTIVE plane; None on rank 0) are for the collectives over ZeroMQ, `board` is for
-    the in-process one.
+    `net` and `router` (bound on the COLLECTIVE plane; None on rank 0) are for the collectives over ZeroMQ, `board` is
+    for the in-process one.
     """
 
     net: "Net | None" = None
@@ -104,9 +104,6 @@ class Group(ABC):
         self.wire = spec.wire
         self.stats = GroupStats()
 
-    def begin(self, step: int) -> None:
-        """Start step number `step`; steps only ever increase. Frames of earlier steps are dropped from here on."""
-
     def allreduce(self, partial: F32) -> F32:
         """The sum of all members' `partial`, on every member; valid until the next call."""
         return self._timed(self._allreduce, partial).reshape(partial.shape)
@@ -116,6 +113,11 @@ class Group(ABC):
         total = self._timed(self._reduce, partial)
         return total.reshape(partial.shape) if self.rank == 0 else None
 
+    @abstractmethod
+    def begin(self, step: int) -> None:
+        """Start step number `step`; steps only ever increase. Frames of earlier steps are dropped from here on."""
+
+    @abstractmethod
     def close(self) -> None:
         """Release what the group opened. May be called twice."""
 
@@ -138,7 +140,12 @@ class Group(ABC):
 
 _GROUPS = {
     "star": "allreduce.star:Star",
+    "mesh": "allreduce.mesh:Mesh",
+    "two-shot": "allreduce.twoshot:TwoShot",
+    "tree": "allreduce.tree:Tree",
+    "ring": "allreduce.ring:Ring",
     "loopback": "allreduce.loopback:Loopback",
+    "torch": "allreduce.torchdist:TorchDistributed",
 }
 
 

@@ -12,7 +12,8 @@
 | tag     | 4     | number of the message in the step << 12, segment of the message      |
 | count   | 4     | values in the payload                                                |
 
-Little-endian. A receiver knows every field of the frame that it waits for, so the common case is one comparison of bytes.
+Little-endian. A receiver knows every field of the frame that it waits for, so it compares bytes; it parses only
+what is not that frame.
 """
 
 from struct import Struct

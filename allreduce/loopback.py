@@ -32,7 +32,7 @@ class Board:
             while len(laid) < self.size:
                 if not self._changed.wait(deadline - monotonic()):
                     peer = next(peer for peer in spec.peers if peer.rank not in laid)
-                    raise NodeLost(peer.name, f"{peer.name} (rank {peer.rank}) did not come to a sum within its deadline")
+                    raise NodeLost(peer.name, f"{peer.name} (rank {peer.rank}) missed a sum")
             return [laid[rank] for rank in range(self.size)]
 
     def leave(self, key: tuple[int, int]) -> None:
@@ -51,20 +51,24 @@ class Loopback(Group):
     def __init__(self, spec: GroupSpec, endpoints: Endpoints) -> None:
         super().__init__(spec)
         if spec.size > 1 and (endpoints.board is None or endpoints.board.size != spec.size):
-            raise PlanError("collective 'loopback' joins threads of one process; nodes of their own need another, such as star")
+            raise PlanError("collective 'loopback' is for one node alone; choose another, such as star")
         self.wire = "f32"
         self._board = endpoints.board
         self._key = (0, 0)
 
     def begin(self, step: int) -> None:
+        """Start step number `step`."""
         self._key = (step, 0)
+
+    def close(self) -> None:
+        """Nothing to release."""
 
     def _allreduce(self, values: F32) -> F32:
         if self.size == 1 or self._board is None:
             return values
         self._board.lay(self.rank, self._key, values)
         partials = self._board.collect(self.spec, self._key)
-        total = partials[0].copy()
+        total: F32 = partials[0].copy()
         for partial in partials[1:]:
             np.add(total, partial, out=total)
         self._board.leave(self._key)

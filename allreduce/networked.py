@@ -1,4 +1,4 @@
-"""What all collectives over ZeroMQ share: a transport, codecs, a result buffer, and gathering partials in rank order."""
+"""What the collectives over ZeroMQ share: a transport, codecs, a result buffer, and sums in rank order."""
 
 from abc import abstractmethod
 
@@ -6,29 +6,33 @@ import numpy as np
 
 from allreduce.base import F32, Endpoints, Group, GroupSpec
 from allreduce.transport import Transport
-from tpi.wire import Float32, open_wire
+from tpi.wire import Bytes, Float32, open_wire
 
 
 class Networked(Group):
-    """A group whose members exchange messages through a `Transport`, which groups of one node may share."""
+    """A group whose members exchange messages through a `Transport`, which several groups of one node may share."""
 
     def __init__(self, spec: GroupSpec, endpoints: Endpoints, transport: Transport | None = None) -> None:
         super().__init__(spec)
         self._codec = open_wire(spec.wire)
         self._exact = Float32()
         self._total = np.empty(0, np.float32)
-        self._own = np.empty(0, np.uint8)
-        self.transport = transport or Transport(spec, endpoints, self.reach(spec), self.stats)
+        self._own = np.empty(0, np.float32)
+        self._raw: Bytes = np.empty(0, np.uint8)
+        self.others = tuple(rank for rank in range(spec.size) if rank != spec.rank)
+        self.transport = transport or Transport(spec, endpoints, self.stats)
+        self.transport.connect(self.reach())
 
-    @classmethod
     @abstractmethod
-    def reach(cls, spec: GroupSpec) -> set[int]:
+    def reach(self) -> set[int]:
         """Ranks that this member exchanges messages with."""
 
     def begin(self, step: int) -> None:
+        """Start step number `step`."""
         self.transport.begin(step)
 
     def close(self) -> None:
+        """Close the connections that this member made."""
         self.transport.close()
 
     def _buffer(self, count: int) -> F32:
@@ -37,35 +41,35 @@ class Networked(Group):
             self._total = np.empty(count, np.float32)
         return self._total[:count]
 
-    def _as_sent(self, values: F32, out: F32) -> None:
-        """Write to `out` what the others decode from `values`, so that all members add the same numbers."""
-        if isinstance(self._codec, Float32):
-            np.copyto(out, values)
-            return
-        size = self._codec.nbytes(values.size)
-        if self._own.size < size:
-            self._own = np.empty(size, np.uint8)
-        self._codec.encode(values, self._own)
-        self._codec.decode(self._own, out)
+    def _as_received(self, values: F32) -> F32:
+        """What the others decode when this member sends `values`, so that all add the same numbers."""
+        if self.wire == "f32":
+            return values
+        if self._own.size < values.size:
+            self._own = np.empty(values.size, np.float32)
+            self._raw = np.empty(self._codec.nbytes(values.size), np.uint8)
+        out = self._own[: values.size]
+        self._codec.encode(values, self._raw)
+        self._codec.decode(self._raw, out)
+        return out
 
-    def _gather(self, values: F32, number: int) -> F32:
-        """The sum, in rank order, of all members' message `number`; `values` are this member's own."""
-        total = self._buffer(values.size)
-        if self.rank == 0:
-            self._as_sent(values, total)
-        else:
-            self.transport.receive(0, number, total, self._codec)
-        for rank in range(1, self.size):
+    def _gather(self, values: F32, number: int, total: F32) -> None:
+        """Write to `total` the sum in rank order of all members' message `number`; `values` are this member's own."""
+        own = self._as_received(values)
+        for rank in range(self.size):
             if rank == self.rank:
-                self._add_own(values, total)
+                np.copyto(total, own) if rank == 0 else np.add(total, own, out=total)
+            elif rank == 0:
+                self.transport.receive(rank, number, total, self._codec)
             else:
                 self.transport.add(rank, number, total, self._codec)
-        return total
 
-    def _add_own(self, values: F32, total: F32) -> None:
-        if isinstance(self._codec, Float32):
-            np.add(total, values, out=total)
-        else:
-            own = np.empty_like(values)
-            self._as_sent(values, own)
-            np.add(total, own, out=total)
+    def _reduce_to_master(self, values: F32) -> F32:
+        """Everyone sends to the master, which sums in rank order: one latency, n - 1 payloads on the master's link."""
+        number = self.transport.reserve(1)
+        if self.rank:
+            self.transport.send((0,), number, values, self._codec)
+            return values
+        total = self._buffer(values.size)
+        self._gather(values, number, total)
+        return total

@@ -1,10 +1,10 @@
 """Star: workers send their partials to the master, which sums them in rank order and sends the sum to all.
 
-Two one-way latencies, whatever the number of nodes; the master's link carries 2 (n - 1) payloads (TPI-LLM, section 3.2).
+Two one-way latencies, whatever the number of nodes; the master's link carries 2 (n - 1) payloads (TPI-LLM, 3.2).
 Partials travel in the group's wire format, the sum goes back in f32, so that every node holds the same bits.
 """
 
-from allreduce.base import F32, GroupSpec
+from allreduce.base import F32
 from allreduce.networked import Networked
 
 
@@ -13,24 +13,20 @@ class Star(Networked):
 
     name = "star"
 
-    @classmethod
-    def reach(cls, spec: GroupSpec) -> set[int]:
-        return set(range(1, spec.size)) if spec.rank == 0 else {0}
+    def reach(self) -> set[int]:
+        """The master reaches all workers, a worker the master."""
+        return set(self.others) if self.rank == 0 else {0}
 
     def _allreduce(self, values: F32) -> F32:
         number = self.transport.reserve(2)
+        total = self._buffer(values.size)
         if self.rank == 0:
-            total = self._gather(values, number)
-            self.transport.send(range(1, self.size), number + 1, total, self._exact)
+            self._gather(values, number, total)
+            self.transport.send(self.others, number + 1, total, self._exact)
         else:
             self.transport.send((0,), number, values, self._codec)
-            total = self._buffer(values.size)
             self.transport.receive(0, number + 1, total, self._exact)
         return total
 
     def _reduce(self, values: F32) -> F32:
-        number = self.transport.reserve(1)
-        if self.rank == 0:
-            return self._gather(values, number)
-        self.transport.send((0,), number, values, self._codec)
-        return values
+        return self._reduce_to_master(values)

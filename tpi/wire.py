@@ -58,12 +58,15 @@ class Float32(Wire):
     name, code = "f32", 0
 
     def nbytes(self, count: int) -> int:
+        """Bytes that `count` values take."""
         return 4 * count
 
     def encode(self, values: F32, raw: Bytes) -> None:
+        """Write `values` to `raw`."""
         raw[: values.nbytes].view(np.float32)[:] = values
 
     def view(self, raw: Bytes, count: int) -> F32:
+        """The first `count` values of `raw`."""
         return np.frombuffer(raw, np.float32, count)
 
 
@@ -76,9 +79,11 @@ class BFloat16(Wire):
         self._wide = np.empty(0, np.uint32)
 
     def nbytes(self, count: int) -> int:
+        """Bytes that `count` values take."""
         return 2 * count
 
     def encode(self, values: F32, raw: Bytes) -> None:
+        """Write `values` to `raw`."""
         bits = values.view(np.uint32)
         wide = self._scratch(values.size)
         np.right_shift(bits, 16, out=wide)
@@ -92,6 +97,7 @@ class BFloat16(Wire):
         np.copyto(raw[: 2 * values.size].view(np.uint16), wide, casting="unsafe")
 
     def view(self, raw: Bytes, count: int) -> F32:
+        """The first `count` values of `raw`."""
         wide = self._scratch(count)
         np.copyto(wide, np.frombuffer(raw, np.uint16, count))
         np.left_shift(wide, 16, out=wide)
@@ -112,9 +118,11 @@ class Q8(Wire):
         self._scratch = np.empty((0, GROUP), np.float32)
 
     def nbytes(self, count: int) -> int:
+        """Bytes that `count` values take."""
         return -(-count // GROUP) * _Q8.itemsize
 
     def encode(self, values: F32, raw: Bytes) -> None:
+        """Write `values` to `raw`."""
         groups = -(-values.size // GROUP)
         packed = raw[: groups * _Q8.itemsize].view(_Q8)
         work = self._groups(groups)
@@ -132,6 +140,7 @@ class Q8(Wire):
             np.copyto(packed["codes"], work, casting="unsafe")
 
     def view(self, raw: Bytes, count: int) -> F32:
+        """The first `count` values of `raw`."""
         groups = -(-count // GROUP)
         packed = np.frombuffer(raw, _Q8, groups)
         work = self._groups(groups)

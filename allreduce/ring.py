@@ -1,0 +1,73 @@
+"""Ring: chunks travel round the ring of ranks, once to be summed and once more to be shared.
+
+2 (n - 1) one-way latencies and 2 (n - 1) / n payloads on every link each way (Patarasuk and Yuan, 2009). A node talks
+to two others only; over links with latency it is the slowest (TPI-LLM, A.1). Partial sums travel in the group's wire
+format, the chunk sums in f32. All members hold the same sum, but it is not added in rank order.
+"""
+
+import numpy as np
+
+from allreduce.base import F32
+from allreduce.chunks import chunks
+from allreduce.networked import Networked
+
+
+class Ring(Networked):
+    """Rank r sends to rank r + 1 and receives from rank r - 1."""
+
+    name = "ring"
+
+    def reach(self) -> set[int]:
+        """Both neighbours; and the master, to which the last sum of a step goes directly."""
+        if self.rank == 0:
+            return set(self.others)
+        return {self._next, self._previous, 0}
+
+    @property
+    def _next(self) -> int:
+        return (self.rank + 1) % self.size
+
+    @property
+    def _previous(self) -> int:
+        return (self.rank - 1) % self.size
+
+    def _allreduce(self, values: F32) -> F32:
+        rounds = self.size - 1
+        number = self.transport.reserve(2 * rounds)
+        total = self._reduce_scatter(values, number)
+        parts = chunks(values.size, self.size)
+        for turn in range(rounds):
+            outgoing = total[parts[(self.rank + 1 - turn) % self.size]]
+            incoming = total[parts[(self.rank - turn) % self.size]]
+            if outgoing.size:
+                self.transport.send((self._next,), number + rounds + turn, outgoing, self._exact)
+            if incoming.size:
+                self.transport.receive(self._previous, number + rounds + turn, incoming, self._exact)
+        return total
+
+    def _reduce(self, values: F32) -> F32:
+        rounds = self.size - 1
+        number = self.transport.reserve(rounds + 1)
+        total = self._reduce_scatter(values, number)
+        parts = chunks(values.size, self.size)
+        mine = total[parts[self._next]]
+        if self.rank and mine.size:
+            self.transport.send((0,), number + rounds, mine, self._exact)
+        for rank in self.others if self.rank == 0 else ():
+            theirs = total[parts[(rank + 1) % self.size]]
+            if theirs.size:
+                self.transport.receive(rank, number + rounds, theirs, self._exact)
+        return total
+
+    def _reduce_scatter(self, values: F32, number: int) -> F32:
+        """After n - 1 rounds, chunk r + 1 of what is returned is the sum of everyone's."""
+        total, parts = self._buffer(values.size), chunks(values.size, self.size)
+        np.copyto(total, values)
+        for turn in range(self.size - 1):
+            outgoing = total[parts[(self.rank - turn) % self.size]]
+            incoming = total[parts[(self.rank - turn - 1) % self.size]]
+            if outgoing.size:
+                self.transport.send((self._next,), number + turn, outgoing, self._codec)
+            if incoming.size:
+                self.transport.add(self._previous, number + turn, incoming, self._codec)
+        return total

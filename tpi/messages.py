@@ -1,7 +1,7 @@
 """Every hop between nodes as a frozen dataclass; `tpi.codec` turns them into frames and back.
 
 No message can carry text or token ids: prompts, tokens, the embedding and the head stay on the master. A random 64-bit
-`session` (one per master run) and an `epoch` (one per plan) fence the control plane; weights are fenced by their hashes.
+`session` (one per master run) and an `epoch` (one per plan) fence the control plane; hashes fence weights.
 
 Control plane    master -> worker: Join, Assign, Step, Abort, AskStats, Bye
                  worker -> master: Hello, Refuse, Ready, Heartbeat, Stats, Failure, Bye
@@ -34,6 +34,7 @@ Sentence = Annotated[str, Between(0, 4096)]
 Seconds = Annotated[float, Between(0, 1e12)]
 Digest = Annotated[bytes, Between(DIGEST_BYTES, DIGEST_BYTES)]
 Hidden = Annotated[npt.NDArray[np.float32], Tensor("<f4", 2, MAX_STEP_BYTES)]
+Phase = Literal["idle", "load", "compute"]  # of the compute thread; exchanges are part of compute
 RunOrVectors = RunName | Literal["vectors"]
 
 
@@ -155,7 +156,7 @@ class NodeOptions:
 @message
 @dataclass(frozen=True)
 class Assign:
-    """A node's part of the plan `epoch`. The node takes its units from its cache, or asks for them; then it is Ready."""
+    """A node's part of the plan `epoch`. The node takes its units from its cache or asks for them, then is Ready."""
 
     session: Id64
     epoch: Count
@@ -235,7 +236,7 @@ class Unavailable:
 @message
 @dataclass(frozen=True)
 class Ready:
-    """The shard of this plan is loaded. `kv_blocks` is the size of the node's pool; the smallest of all nodes counts."""
+    """The shard of this plan is loaded. `kv_blocks` is the size of its pool; the smallest of all counts."""
 
     session: Id64
     epoch: Count
@@ -292,7 +293,7 @@ class Heartbeat:
     session: Id64
     epoch: Count
     progress: Id64
-    phase: Literal["idle", "load", "compute", "exchange"]
+    phase: Phase
     step: Id64
 
 

@@ -58,7 +58,7 @@ class Fetcher:
             return
         peer, message = received
         if isinstance(message, Offer):
-            self._open = {peer, master} & {*self._open, peer}
+            self._open = (self._open & {master}) | {peer}
             if peer == master:
                 transfer.restart()
         elif peer == master and isinstance(message, Units):

@@ -1,0 +1,56 @@
+"""The command `tpi worker`."""
+
+import logging
+import socket
+import sys
+from pathlib import Path
+
+import click
+
+from tpi.config import default_cache, parse_size
+from tpi.errors import TpiError
+from tpi.sockets import split_address
+
+
+@click.command()
+@click.option("--listen", default="127.0.0.1:9990", show_default=True, help="HOST:PORT; takes the next two ports too.")
+@click.option("--memory", metavar="SIZE", help="Bytes to use above the bare process, for example 4GiB.")
+@click.option("-t", "--threads", type=click.IntRange(min=1), help="Threads that compute; all cores by default.")
+@click.option("--name", help="What others call this worker; the host's name by default.")
+@click.option("--cache", type=click.Path(path_type=Path), help="Directory for this worker's shards.")
+@click.option("--attached", is_flag=True, hidden=True, help="Leave when stdin closes.")
+def worker(
+    listen: str, memory: str | None, threads: int | None, name: str | None, cache: Path | None, attached: bool
+) -> None:
+    """Lend this machine to a master. Listens on this machine only, unless --listen says otherwise."""
+    from worker.daemon import Daemon, WorkerOptions
+    from worker.nodemember import build_member
+
+    logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(asctime)s %(message)s")
+    host, port = split_address(listen, lowest_port=0)
+    options = WorkerOptions(
+        host=host,
+        port=port,
+        name=name or socket.gethostname()[:64],
+        cache=(cache or default_cache()) / "shards",
+        memory=parse_size(memory) if memory else 0,
+        threads=threads or 0,
+        attached=attached,
+    )
+    daemon = Daemon(options, build_member)
+    click.echo(announcement(options.name, host, daemon.ports.control, daemon.ports.collective, daemon.ports.weights))
+    sys.stdout.flush()
+    daemon.run()
+
+
+def announcement(name: str, host: str, control: int, collective: int, weights: int) -> str:
+    """The line that a worker prints when it listens; `master.local` reads the address from it."""
+    return f"worker {name} listens on {host}:{control} (collective {collective}, weights {weights})"
+
+
+if __name__ == "__main__":
+    try:
+        worker(prog_name="tpi worker")
+    except TpiError as error:
+        click.echo(f"tpi: {error}", err=True)
+        sys.exit(error.exit_code)

@@ -1,0 +1,185 @@
+"""The thread that computes: loads shards and runs steps, one job after the other. It never touches the control socket.
+
+What it has to say goes out through `post`; whatever goes wrong becomes a `Failure` for the master. A job is fenced by
+the plan it belongs to: when the I/O thread moves `plan` on, a job of another plan ends at its next look.
+"""
+
+import logging
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from queue import SimpleQueue
+from threading import Thread
+
+from allreduce.base import Endpoints
+from tpi.errors import NodeError, TpiError
+from tpi.messages import Abort, AskStats, Assign, Failure, Missing, Phase, Ready, Stats, Step
+from worker.cache import ShardCache
+from worker.draft import Draft
+from worker.fetch import Fetcher
+from worker.image import HeldBlock, image_plans
+from worker.member import Build, Figures, Member
+from worker.profile import peak_rss
+
+Plan = tuple[int, int]  # session and epoch
+Job = Assign | Step | AskStats | Abort | None
+Post = Callable[[object], None]
+
+IDLE: Plan = (0, 0)
+log = logging.getLogger(__name__)
+
+
+class CancelledError(TpiError):
+    """The plan that this work belongs to is over."""
+
+
+class Compute:
+    """One thread, its queue, and the member that it runs. Attributes are read by the I/O thread."""
+
+    def __init__(self, cache: ShardCache, fetcher: Fetcher, endpoints: Endpoints, build: Build, post: Post) -> None:
+        """`endpoints.watch` is replaced by a watch of this thread's own."""
+        self.plan = IDLE  # set by the I/O thread
+        self.phase: Phase = "idle"
+        self.step = 0
+        self.dropped = 0  # control messages, counted by the I/O thread
+        self._cache = cache
+        self._fetcher = fetcher
+        self._endpoints = replace(endpoints, watch=self._keep_waiting)
+        self._build = build
+        self._post = post
+        self._jobs: SimpleQueue[Job] = SimpleQueue()
+        self._member: Member | None = None
+        self._running = IDLE
+        self._ready: Plan | None = None
+        self._weight_bytes = 0
+        self._tokens = 0
+        self._ticks = 0
+        self._thread = Thread(target=self._loop, name="compute", daemon=True)
+
+    @property
+    def progress(self) -> int:
+        """Grows whenever the thread gets anything done."""
+        member = self._member
+        return self._ticks + (member.progress if member else 0)
+
+    def start(self) -> None:
+        """Start the thread."""
+        self._thread.start()
+
+    def put(self, job: Job) -> None:
+        """Queue a job; None ends the thread."""
+        self._jobs.put(job)
+
+    def stop(self, seconds: float) -> bool:
+        """End the thread; whether it did within `seconds`."""
+        self.plan = IDLE
+        self.put(None)
+        self._thread.join(seconds)
+        return not self._thread.is_alive()
+
+    def _loop(self) -> None:
+        while (job := self._jobs.get()) is not None:
+            self._running = (job.session, job.epoch)
+            try:
+                self._do(job)
+            except CancelledError:
+                self._leave()
+            except NodeError as error:
+                self._fail(str(error), error.node)
+            except MemoryError:
+                self._fail("out of memory; give it less with --split, or a smaller context with -c")
+            except TpiError as error:
+                self._fail(str(error))
+            except Exception as error:
+                log.exception("the compute thread failed")
+                self._fail(f"{type(error).__name__}: {error}")
+            self.phase = "idle"
+        self._leave()
+
+    def _do(self, job: Assign | Step | AskStats | Abort) -> None:
+        if isinstance(job, Abort):
+            self._leave()
+            return
+        self._check()
+        if isinstance(job, Assign):
+            self._take(job)
+        elif isinstance(job, AskStats):
+            self._post(self._stats())
+        else:
+            self._run(job)
+
+    def _take(self, assign: Assign) -> None:
+        """Load the shard of a new plan, fetching what is missing."""
+        self._leave()
+        self.phase = "load"
+        blocks, fetched = self._blocks(assign)
+        self._check()
+        self._member = member = self._build(assign, blocks, self._endpoints)
+        self._ready = self._running
+        self._weight_bytes = sum(block.extent.nbytes for block in {block.id: block for block in blocks}.values())
+        resident = member.figures().resident_bytes
+        self._post(Ready(*self._running, member.kv_blocks, self._weight_bytes, resident, fetched))
+
+    def _blocks(self, assign: Assign) -> tuple[Sequence[HeldBlock], int]:
+        plans = image_plans(assign)
+        found = self._cache.open(plans, lambda done, total: self._check())
+        drafts = [draft for draft in found.values() if isinstance(draft, Draft)]
+
+        def finish(draft: Draft) -> None:
+            found[draft.plan.id] = self._cache.finish(draft)
+
+        for draft in drafts:
+            if not draft.missing:
+                finish(draft)
+        lacking = [draft for draft in drafts if draft.missing]
+        missing = Missing(
+            *self._running, sum(len(draft.missing) for draft in lacking), sum(draft.missing_bytes for draft in lacking)
+        )
+        fetched = self._fetcher.fetch(master_identity(assign.session), missing, lacking, finish, self._check)
+        self._cache.prune(plans)
+        return [block for plan in plans if isinstance(block := found[plan.id], HeldBlock)], fetched
+
+    def _run(self, step: Step) -> None:
+        if self._member is None or self._ready != self._running:
+            return  # the plan failed, and the master knows
+        self.phase, self.step = "compute", step.step
+        self._member.run(step)
+        self._tokens += len(step.x)
+
+    def _stats(self) -> Stats:
+        figures = self._member.figures() if self._member else Figures()
+        return Stats(
+            *self._running, figures.steps, self._tokens, self._weight_bytes, figures.resident_bytes, peak_rss(),
+            figures.compute_s, figures.sync_s, figures.stall_s, figures.streamed_bytes, figures.disk_s,
+            figures.sent_bytes, figures.received_bytes, figures.dropped + self.dropped,
+        )  # fmt: skip
+
+    def _check(self) -> None:
+        self._ticks += 1
+        if self.plan != self._running:
+            raise CancelledError("the plan is over")
+
+    def _keep_waiting(self, rank: int) -> bool:
+        """In an exchange: the master decides who is lost, and says so; until then a worker waits."""
+        if self.plan != self._running:
+            raise CancelledError("the plan is over")
+        return True
+
+    def _fail(self, message: str, node: str = "") -> None:
+        plan = self._running
+        self._leave()
+        self._post(Failure(*plan, node[:256], message[:4096] or "unknown failure"))
+
+    def _leave(self) -> None:
+        """Give the member's memory and connections back."""
+        member, self._member, self._ready = self._member, None, None
+        self._tokens = self._weight_bytes = 0
+        if member is not None:
+            self._ticks += member.progress
+            with suppress(TpiError, OSError):
+                member.close()
+
+
+def master_identity(session: int) -> bytes:
+    """Under which a master's sockets are known to a worker's ROUTERs."""
+    return b"M" + session.to_bytes(8, "little")

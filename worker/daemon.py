@@ -1,0 +1,245 @@
+"""A worker's process: three bound sockets, the I/O loop of the control plane, and the compute thread beside it.
+
+The I/O loop never computes, and the compute thread never touches the control socket, so heartbeats go out while a step
+runs; they carry the compute thread's progress, so that a hung computation shows. One master at a time is served.
+"""
+
+import logging
+import os
+import select
+import signal
+import socket
+import time
+from collections import deque
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+from types import FrameType
+
+import zmq
+
+from allreduce.base import Endpoints
+from tpi import __version__
+from tpi.codec import PROTOCOL, WrongProtocol
+from tpi.errors import UsageError
+from tpi.messages import Abort, AskStats, Assign, Bye, Heartbeat, Hello, Join, NodeOptions, Refuse, Step
+from tpi.sockets import COLLECTIVE, CONTROL, WEIGHTS, Channel, Net, Unreachable
+from worker.cache import ShardCache
+from worker.compute import IDLE, Compute, master_identity
+from worker.fetch import Fetcher
+from worker.member import Build
+from worker.profile import measure, usable_cores
+
+HEARTBEAT_S = 0.25
+_STOP_S = 5.0  # for the compute thread, which looks up ten times a second while it waits
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class WorkerOptions:
+    """What the user told this worker. 0 leaves the choice to the node; sizes in bytes."""
+
+    host: str
+    port: int  # 0: any free ones
+    name: str
+    cache: Path
+    memory: int = 0
+    threads: int = 0
+    attached: bool = False  # leave when stdin closes, that is when the parent process is gone
+
+
+@dataclass(frozen=True)
+class Ports:
+    """Where the three planes listen."""
+
+    control: int
+    collective: int
+    weights: int
+
+
+@dataclass
+class Master:
+    """The master that is being served."""
+
+    identity: bytes
+    session: int
+    name: str
+    epoch: int = 0
+
+
+class Daemon:
+    """One worker. `run` serves until a signal, or until stdin closes if attached."""
+
+    def __init__(self, options: WorkerOptions, build: Build) -> None:
+        """Bind the sockets and open the cache.
+
+        Raises:
+            UsageError: if a port is in use.
+            WeightsError: if the cache cannot be used.
+        """
+        self.options = options
+        self._cache = ShardCache(options.cache)
+        self._net = Net()
+        self._stopping = False
+        self._master: Master | None = None
+        self._outbox: deque[object] = deque()
+        self._bell, self._ring = socket.socketpair()
+        for end in (self._bell, self._ring):
+            end.setblocking(False)
+        control, weights = self._bind()
+        self._control = Channel(control)
+        self._weights = Channel(weights)
+        endpoints = Endpoints(self._net, self._collective)
+        self._compute = Compute(self._cache, Fetcher(self._weights), endpoints, build, self._post)
+
+    def run(self) -> None:
+        """Serve masters, one after the other."""
+        self._catch_signals()
+        self._compute.start()
+        poller = zmq.Poller()
+        poller.register(self._control.socket, zmq.POLLIN)
+        poller.register(self._bell.fileno(), zmq.POLLIN)
+        if self.options.attached:
+            poller.register(0, zmq.POLLIN)
+        next_beat = time.monotonic()
+        try:
+            while not self._stopping:
+                events = dict(poller.poll(max(0, int((next_beat - time.monotonic()) * 1000) + 1)))
+                self._receive()
+                self._drain_outbox()
+                if time.monotonic() >= next_beat:
+                    next_beat = time.monotonic() + HEARTBEAT_S
+                    self._beat()
+                if 0 in events and not os.read(0, 4096):
+                    break
+        finally:
+            self._shut_down()
+
+    def _bind(self) -> tuple[zmq.Socket[bytes], zmq.Socket[bytes]]:
+        host, port = self.options.host, self.options.port
+        if port > 65533:
+            raise UsageError(f"a worker needs three ports; give --listen {host}:PORT with a port below 65534")
+        try:
+            control, number = self._net.bind(CONTROL, host, port)
+            self._collective, collective = self._net.bind(COLLECTIVE, host, port and port + 1)
+            weights, weights_port = self._net.bind(WEIGHTS, host, port and port + 2)
+        except UsageError:
+            self._net.close()
+            raise
+        self.ports = Ports(number, collective, weights_port)
+        return control, weights
+
+    def _receive(self) -> None:
+        while (received := self._control.receive()) is not None:
+            peer, message = received
+            if isinstance(message, WrongProtocol):
+                self._answer(peer, Refuse(f"{__version__} (protocol {PROTOCOL})", 0, "version", ""))
+            elif isinstance(message, Join):
+                self._join(peer, message)
+            elif self._master is None or peer != self._master.identity or message.session != self._master.session:
+                self._compute.dropped += 1
+            else:
+                self._obey(self._master, message)
+
+    def _join(self, peer: bytes, join: Join) -> None:
+        if join.version != __version__:
+            self._answer(peer, Refuse(__version__, join.session, "version", ""))
+            return
+        if peer != master_identity(join.session):
+            self._compute.dropped += 1
+            return
+        if self._master is not None and self._master.identity != peer:
+            self._beat()  # it may have died a moment ago
+            if self._master is not None:
+                self._answer(peer, Refuse(__version__, join.session, "in use", self._master.name))
+                return
+        if self._master is None:
+            log.info("serving %s", join.name)
+            self._master = Master(peer, join.session, join.name)
+        options, ports = self.options, self.ports
+        profile = measure(options.cache, options.threads, options.memory)
+        hello = Hello(__version__, join.session, options.name, ports.collective, ports.weights, profile)
+        self._answer(peer, hello)
+
+    def _obey(self, master: Master, message: object) -> None:
+        if isinstance(message, Bye):
+            self._leave("it said goodbye")
+        elif isinstance(message, Assign) and message.epoch > master.epoch:
+            master.epoch = message.epoch
+            self._compute.plan = (master.session, message.epoch)
+            self._compute.put(replace(message, options=self._limited(message.options)))
+        elif isinstance(message, Abort) and message.epoch == master.epoch:
+            self._compute.plan = IDLE
+            self._compute.put(message)
+        elif isinstance(message, Step | AskStats) and message.epoch == master.epoch:
+            self._compute.put(message)
+        else:
+            self._compute.dropped += 1
+
+    def _limited(self, asked: NodeOptions) -> NodeOptions:
+        """The master's wishes within this worker's own limits."""
+        limits = [limit for limit in (asked.memory, self.options.memory) if limit]
+        threads = self.options.threads or asked.threads or usable_cores()
+        return replace(asked, memory=min(limits, default=0), threads=threads)
+
+    def _beat(self) -> None:
+        if self._master is None:
+            return
+        compute, master = self._compute, self._master
+        beat = Heartbeat(master.session, master.epoch, compute.progress, compute.phase, compute.step)
+        if not self._answer(master.identity, beat):
+            self._leave("its connection is gone")
+
+    def _leave(self, reason: str) -> None:
+        if self._master is None:
+            return
+        log.info("%s left: %s", self._master.name, reason)
+        master, self._master = self._master, None
+        self._compute.plan = IDLE
+        self._compute.put(Abort(master.session, master.epoch))
+
+    def _answer(self, peer: bytes, message: object) -> bool:
+        try:
+            self._control.send(message, peer)
+        except Unreachable:
+            return False
+        return True
+
+    def _post(self, message: object) -> None:
+        """Called by the compute thread: send `message` to the master that it is for."""
+        self._outbox.append(message)
+        self._wake()
+
+    def _drain_outbox(self) -> None:
+        with suppress(BlockingIOError):
+            while self._bell.recv(4096):
+                pass
+        while self._outbox:
+            message = self._outbox.popleft()
+            master = self._master
+            plan = (getattr(message, "session", 0), getattr(message, "epoch", 0))
+            if master is not None and plan == (master.session, master.epoch):
+                self._answer(master.identity, message)
+
+    def _wake(self) -> None:
+        with suppress(BlockingIOError):  # it rings already
+            self._ring.send(b"!")
+
+    def _catch_signals(self) -> None:
+        def stop(number: int, frame: FrameType | None) -> None:
+            self._stopping = True
+            self._wake()
+
+        signal.signal(signal.SIGTERM, stop)
+        signal.signal(signal.SIGINT, stop)
+
+    def _shut_down(self) -> None:
+        if self._master is not None:
+            self._answer(self._master.identity, Bye(self._master.session))
+            select.select([], [], [], 0.02)  # the I/O thread of ZeroMQ sends it now; LINGER is 0
+        if not self._compute.stop(_STOP_S):
+            os._exit(1)  # stuck in a kernel or a system call: nothing of it outlives the process
+        self._cache.close()
+        self._net.close()
+        self._bell.close()
+        self._ring.close()

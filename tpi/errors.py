@@ -8,6 +8,7 @@
     +-- NodeError            another node failed, refused, or was lost; `.node` names it
     |   +-- NodeLost         it did not answer within its deadline
     |   +-- NodeRefused      it answered, and said no
+    +-- TestbedError         the emulated network cannot be made, is not as specified, or is gone
     +-- WeightsError         a weight file is missing, short, or does not match its hash
     +-- KernelError          an array of the wrong dtype, shape, alignment or contiguity
 
@@ -61,3 +62,9 @@ class WeightsError(TpiError):
 
 class KernelError(TpiError):
     """An array handed to a kernel has the wrong dtype, shape, alignment or contiguity."""
+
+
+class TestbedError(TpiError):
+    """The emulated network cannot be made on this machine, is not as specified, or is gone."""
+
+    __test__ = False  # no test class, whatever its name says to pytest

@@ -1,0 +1,150 @@
+"""The arithmetic of the user-space link: when does a packet that leaves one device now arrive at another?
+
+Each direction of each link, and each shared medium, is a `Channel`. A packet is treated as a fluid: it flows on as it
+comes, like the train of small packets that it would be on a real wire, so a 64 KiB packet over four equal links is
+serialised once and not four times. What arrives at a channel while an earlier packet is being sent waits its turn.
+
+Packets must enter a channel in the order in which they reach it, not in which they left their devices. So a packet's next
+hop is computed at its *commit time*: when nothing that leaves a device from now on can reach that channel before it. On
+paths of equal latency that is at once, and a packet costs one timer however many hops it has.
+
+No clock, no sockets: times are seconds, passed in.
+"""
+
+from dataclasses import dataclass
+from heapq import heappop, heappush
+from random import Random
+
+from testbed.topology import UNLIMITED, Topology
+
+_SAME = 1e-6  # seconds; sums of latencies differ in their last bits
+Event = tuple[float, int, int, float, float, "Route", bytes]  # commit time, number, hop, first bit, last bit, route, packet
+
+
+class Channel:
+    """One direction of a link, or a shared medium. `free` is when the bits accepted so far will have been sent."""
+
+    __slots__ = ("queue", "seconds_per_byte", "latency", "jitter", "loss", "lookahead", "free", "first", "last", "cut", "dropped")
+
+    def __init__(self, bits: float, latency: float = 0.0, jitter: float = 0.0, loss: float = 0.0, queue: float = 0.5):
+        self.latency, self.jitter, self.loss, self.queue = latency, jitter, loss, queue
+        self.seconds_per_byte = 8 / bits
+        self.lookahead = UNLIMITED  # the least seconds that any packet takes from its device to here
+        self.free = self.first = self.last = 0.0
+        self.cut = False
+        self.dropped = 0
+
+    def cross(self, first: float, last: float, size: int, random: Random) -> tuple[float, float] | None:
+        """Times at which the first and last bit leave this channel, for a packet whose bits reach it at `first` to `last`.
+
+        Args:
+            size: bytes of the packet.
+
+        Returns:
+            None if the packet is dropped: the channel is cut, its queue is full, or the packet is lost.
+        """
+        start = self.free if self.free > first else first
+        if self.cut or start - first > self.queue or (self.loss and random.random() < self.loss):
+            self.dropped += 1
+            return None
+        self.free = start + size * self.seconds_per_byte
+        delay = self.latency
+        if self.jitter:
+            delay += random.uniform(-self.jitter, self.jitter)
+        self.first = max(self.first, start + delay)
+        self.last = max(self.last, max(self.free, last) + delay)
+        return self.first, self.last
+
+
+@dataclass(frozen=True, eq=False)
+class Route:
+    """The channels from one device to another, and the index of the device at its end."""
+
+    target: int
+    channels: tuple[Channel, ...]
+
+
+class Emulator:
+    """All packets under way in one emulated home. Devices are numbered as in the topology."""
+
+    def __init__(self, topology: Topology, seed: int = 0) -> None:
+        self._random = Random(seed)
+        self._events: list[Event] = []
+        self._number = 0
+        self.channels = {
+            (link.ends[a], link.ends[1 - a]): Channel(link.bandwidth, link.latency, link.jitter, link.loss, link.queue)
+            for link in topology.links
+            for a in (0, 1)
+        }
+        media = {router.name: Channel(router.shared) for router in topology.routers if router.shared is not None}
+        names = [device.name for device in topology.devices]
+        self.routes = {
+            (i, j): Route(j, tuple(self._along(topology, a, b, media)))
+            for i, a in enumerate(names)
+            for j, b in enumerate(names)
+            if i != j
+        }
+        self._look_ahead()
+
+    def send(self, now: float, source: int, target: int, packet: bytes) -> None:
+        """`packet` leaves device `source` for `target` at `now`. Call `due(now)` first."""
+        route = self.routes[source, target]
+        self._number += 1
+        self._advance((now, self._number, 0, now, now, route, packet), now)
+
+    def due(self, now: float, slack: float = 0.0) -> list[tuple[float, int, bytes]]:
+        """Packets that arrive by `now` (or up to `slack` seconds later), in order: when each is due, for which device, the packet."""
+        events = self._events
+        arrived = []
+        while events and events[0][0] <= now + slack:
+            event = heappop(events)
+            if event[2] == len(event[5].channels):
+                arrived.append((event[0], event[5].target, event[6]))
+            elif event[0] <= now:
+                self._advance(event, now)
+            else:
+                heappush(events, event)
+                break
+        return arrived
+
+    def next_event(self) -> float:
+        """When `due` has to be called next; infinity if nothing is under way."""
+        return self._events[0][0] if self._events else UNLIMITED
+
+    @property
+    def dropped(self) -> int:
+        """Packets dropped by cut links, full queues and loss so far."""
+        channels = {id(c): c for route in self.routes.values() for c in route.channels}
+        return sum(channel.dropped for channel in channels.values())
+
+    def _advance(self, event: Event, now: float) -> None:
+        """Take a packet over as many hops as can be committed now, and leave it in the heap for the rest."""
+        _, number, hop, first, last, route, packet = event
+        channels = route.channels
+        size = len(packet)
+        while hop < len(channels):
+            channel = channels[hop]
+            if first - channel.lookahead > now + _SAME:
+                break
+            crossed = channel.cross(first, last, size, self._random)
+            if crossed is None:
+                return
+            first, last = crossed
+            hop += 1
+        when = last if hop == len(channels) else first - channels[hop].lookahead
+        heappush(self._events, (when, number, hop, first, last, route, packet))
+
+    def _along(self, topology: Topology, source: str, target: str, media: dict[str, Channel]) -> list[Channel]:
+        """Channels of a path, each hop at a router with a shared medium going over that medium first."""
+        channels = []
+        for hop in topology.path(source, target):
+            channels += [media[end] for end in (hop.source, hop.target) if end in media]
+            channels.append(self.channels[hop.source, hop.target])
+        return channels
+
+    def _look_ahead(self) -> None:
+        for route in self.routes.values():
+            reached = 0.0
+            for channel in route.channels:
+                channel.lookahead = min(channel.lookahead, reached)
+                reached += channel.latency - channel.jitter

@@ -1,0 +1,64 @@
+"""Talking to a running testbed: one JSON object per datagram over a Unix socket in its state directory."""
+
+import json
+import os
+import socket
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from tpi.errors import TestbedError
+
+_LARGEST = 65536
+SOCKET = "control"
+
+
+def listen(folder: Path) -> socket.socket:
+    """The non-blocking socket on which the holder of the testbed at `folder` takes requests."""
+    server = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK)
+    server.bind(str(folder / SOCKET))
+    os.chmod(folder / SOCKET, 0o600)
+    return server
+
+
+def answer(server: socket.socket, handlers: dict[str, Callable[..., Any]]) -> str | None:
+    """Take one waiting request and answer it; returns the verb that was carried out, None if there was none."""
+    try:
+        data, client = server.recvfrom(_LARGEST)
+    except BlockingIOError:
+        return None
+    verb, reply = _carry_out(data, handlers)
+    try:
+        server.sendto(json.dumps(reply).encode(), client)
+    except OSError:
+        pass  # whoever asked has gone
+    return verb
+
+
+def _carry_out(data: bytes, handlers: dict[str, Callable[..., Any]]) -> tuple[str | None, dict[str, Any]]:
+    try:
+        request = json.loads(data)
+        verb = request.pop("verb")
+        return verb, {"result": handlers[verb](**request)}
+    except Exception as error:  # a bad request must not end everybody's network
+        return None, {"error": f"{type(error).__name__}: {error}"}
+
+
+def ask(folder: Path, verb: str, timeout: float = 5.0, **fields: Any) -> Any:
+    """Send a request to the testbed at `folder` and return its result.
+
+    Raises:
+        TestbedError: if nobody answers within `timeout` seconds, or the request is refused.
+    """
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as client:
+        client.bind("")  # an abstract name of the kernel's choice, so that the answer finds its way back
+        client.settimeout(timeout)
+        try:
+            client.connect(str(folder / SOCKET))
+            client.send(json.dumps({"verb": verb, **fields}).encode())
+            reply = json.loads(client.recv(_LARGEST))
+        except OSError as error:
+            raise TestbedError(f"testbed {folder.name} does not answer ({error}): `tpi testbed down` clears it up") from error
+    if "error" in reply:
+        raise TestbedError(f"testbed {folder.name}: {verb}: {reply['error']}")
+    return reply["result"]

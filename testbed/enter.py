@@ -1,0 +1,47 @@
+"""Become a program on a device: `python -m testbed.enter FOLDER DEVICE PARENT COMMAND...`.
+
+Joins the device's cgroups and network namespace, marks the environment, and turns into the command. Kept free of heavy
+imports, since every emulated process starts through it.
+"""
+
+import os
+import signal
+import sys
+from pathlib import Path
+
+from testbed import state
+from testbed.namespaces import die_with_parent, enter_namespace
+from testbed.processes import DEVICE, MARK
+from tpi.errors import TestbedError
+
+NOT_FOUND = 127
+
+
+def enter(folder: Path, device: str, parent: int, command: list[str]) -> None:
+    """Run `command` in place of this process. With `parent` not 0, it is killed when that process ends."""
+    if parent:
+        die_with_parent(signal.SIGKILL)
+        if os.getppid() != parent:
+            os._exit(1)  # the parent ended before the kernel knew that we depend on it
+    record = state.read(folder)
+    member = record.member(device)
+    for group in member.cgroups:
+        Path(group, "cgroup.procs").write_text("0")
+    namespace = os.open(member.namespace, os.O_RDONLY | os.O_CLOEXEC)
+    enter_namespace(namespace)
+    os.environ.update({MARK: record.id, DEVICE: device})
+    os.execvp(command[0], command)
+
+
+def main() -> None:
+    """Entry point: failures before the command starts are one sentence."""
+    folder, device, parent, *command = sys.argv[1:]
+    try:
+        enter(Path(folder), device, int(parent), command)
+    except (OSError, TestbedError) as error:
+        print(f"tpi: cannot start {command[0]!r} on device {device}: {error}", file=sys.stderr)
+        sys.exit(NOT_FOUND)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,81 @@
+"""Finding and signalling everything that runs on the devices of a testbed, whoever started it.
+
+A process belongs to a device if it is in one of the device's cgroups, or carries the testbed's random id in its
+environment, which children inherit. Neither needs the starter to be alive.
+"""
+
+import os
+import signal
+import time
+from pathlib import Path
+
+from testbed.state import Member, Record
+
+MARK, DEVICE = "TPI_TESTBED", "TPI_DEVICE"
+
+
+def processes(record: Record, member: Member | None = None) -> set[int]:
+    """Ids of the processes of one device, or of all devices, of a testbed."""
+    devices = record.devices if member is None else (member,)
+    found = {int(line) for device in devices for folder in device.cgroups for line in _lines(Path(folder, "cgroup.procs"))}
+    wanted = {f"{MARK}={record.id}".encode()}
+    if member is not None:
+        wanted.add(f"{DEVICE}={member.name}".encode())
+    for entry in os.listdir("/proc"):
+        if entry.isdigit() and wanted <= _environment(entry):
+            found.add(int(entry))
+    return found - {0, os.getpid()}
+
+
+def signal_all(record: Record, member: Member | None, number: signal.Signals, patience: float = 2.0) -> int:
+    """Signal every process of a device or testbed, also those that start meanwhile; returns how many there were."""
+    seen: set[int] = set()
+    deadline = time.monotonic() + patience
+    while time.monotonic() < deadline:
+        fresh = processes(record, member) - seen
+        if not fresh:
+            break
+        for process in fresh:
+            try:
+                os.kill(process, number)
+            except ProcessLookupError:
+                pass
+        seen |= fresh
+    return len(seen)
+
+
+def kill_all(record: Record, member: Member | None = None, patience: float = 5.0) -> bool:
+    """SIGKILL every process of a device or testbed and wait until they are gone; False if some are not."""
+    deadline = time.monotonic() + patience
+    while alive := {process for process in processes(record, member) if _runs(process)}:
+        if time.monotonic() > deadline:
+            return False
+        for process in alive:
+            try:
+                os.kill(process, signal.SIGKILL)
+            except ProcessLookupError:
+                pass
+        time.sleep(0.005)
+    return True
+
+
+def _lines(file: Path) -> list[str]:
+    try:
+        return file.read_text().split()
+    except OSError:
+        return []
+
+
+def _environment(process: str) -> set[bytes]:
+    try:
+        return set(Path("/proc", process, "environ").read_bytes().split(b"\0"))
+    except OSError:
+        return set()
+
+
+def _runs(process: int) -> bool:
+    """Whether it exists and is no zombie that its parent has yet to collect."""
+    try:
+        return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False

@@ -1,7 +1,7 @@
 """Progress on stderr for phases that take more than a second; silent otherwise."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from time import monotonic
 from typing import Protocol
 
@@ -13,6 +13,9 @@ class Progress(Protocol):
 
     def __call__(self, done: int, total: int) -> None:
         """Report that `done` of `total` are done."""
+
+
+Phase = Callable[[str], AbstractContextManager[Progress]]  # opens a phase by its title
 
 
 def silent(done: int, total: int) -> None:

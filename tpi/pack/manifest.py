@@ -1,4 +1,4 @@
-"""The manifest of a pack: model configuration, tokenizer facts, and which block each layer uses. Validated on loading."""
+"""The manifest of a pack: configuration, tokenizer facts, and which block each layer uses. Validated on loading."""
 
 import json
 import re
@@ -61,9 +61,8 @@ class Manifest:
                 raise ModelError(f"{path} is larger than a manifest can be; pack the model again")
             fields = json.loads(path.read_bytes())
             if fields["tpi_pack"] != PACK_VERSION:
-                raise ModelError(
-                    f"{path} is of pack version {fields['tpi_pack']}, this is version {PACK_VERSION}; pack the model again"
-                )
+                found = fields["tpi_pack"]
+                raise ModelError(f"{path} has pack version {found}, not {PACK_VERSION}; pack the model again")
             return _manifest(fields)
         except OSError as error:
             raise ModelError(f"cannot read {path}: {error.strerror}; give the directory of a pack") from error

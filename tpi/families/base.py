@@ -1,0 +1,176 @@
+"""What a family is: a table of tensor names and a few settings. Nothing here knows any family by name.
+
+Tensor names are templates: `{i}` is the layer; `[q]` after a name takes the rows of q out of a fused tensor; `?` at the
+end marks a vector that some models of the family lack.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from tpi.config import Activation, ModelConfig
+from tpi.errors import ModelError
+
+Fields = Mapping[str, Any]  # a config.json, or the metadata of a GGUF file
+
+
+@dataclass(frozen=True)
+class Ref:
+    """One matrix or vector of the model in its source.
+
+    `rows` is its range of rows in a fused tensor. `interleaved` is the number of heads whose rotary pairs GGUF stores
+    side by side: row 2j + h of a head there is row h * head_dim/2 + j here. `add` is added to each value.
+    """
+
+    tensor: str
+    rows: tuple[int, int] | None = None
+    interleaved: int = 0
+    add: float = 0.0
+
+
+@dataclass(frozen=True)
+class BlockRefs:
+    """Where the matrices (by part name) and the vectors of one block are."""
+
+    parts: tuple[tuple[str, Ref], ...]
+    vectors: tuple[tuple[str, Ref], ...]
+
+
+@dataclass(frozen=True)
+class Model:
+    """A model in its source: its configuration and where each of its tensors is."""
+
+    config: ModelConfig
+    layers: tuple[tuple[BlockRefs, BlockRefs], ...]  # attention, ffn
+    embedding: Ref
+    head: Ref | None  # None: tied to the embedding
+    positions: Ref | None
+    final: BlockRefs
+
+
+@dataclass(frozen=True)
+class Names:
+    """Tensor name templates, without the prefix that all names but the head's share."""
+
+    embedding: str
+    attention: Mapping[str, str]  # part or vector name -> template; one-letter names and gate, up, down are matrices
+    ffn: Mapping[str, str]
+    final: Mapping[str, str]
+    head: str
+    positions: str | None = None
+    prefixes: tuple[str, ...] = ("",)  # the first with which the embedding exists is taken
+
+
+@dataclass(frozen=True)
+class Family:
+    """One model family.
+
+    `settings` gives the ModelConfig fields that differ from Llama's; `fold` is added to norm weights (Gemma stores w
+    and uses 1 + w); `interleaved` says that GGUF files of this family store rotary pairs side by side.
+    """
+
+    name: str
+    architectures: tuple[str, ...] = ()  # `architectures` of a config.json
+    gguf: str | None = None  # `general.architecture` of a GGUF file
+    names: Names | None = None
+    gguf_names: Names | None = None
+    settings: Callable[[Fields], dict[str, Any]] = lambda fields: {}
+    gguf_settings: Callable[[Fields], dict[str, Any]] = lambda fields: {}
+    fold: float = 0.0
+    interleaved: bool = False
+
+
+_ACTIVATIONS: dict[str, Activation] = {
+    "silu": "silu", "swish": "silu", "relu": "relu", "gelu": "gelu", "gelu_new": "gelu_tanh",
+    "gelu_pytorch_tanh": "gelu_tanh", "gelu_fast": "gelu_tanh",
+}  # fmt: skip
+PARTS = {"attention": ("q", "o", "k", "v"), "ffn": ("gate", "up", "down")}
+_NORMS = ("norm", "post_norm", "q_norm", "k_norm")
+
+
+def map_tensors(
+    config: ModelConfig, names: Names, has: Callable[[str], bool], fold: float = 0.0, interleaved: bool = False
+) -> Model:
+    """Fill in the templates of `names`; `has` says which tensors exist. Required ones that do not are named as they
+    should be, so that reading them fails with their name."""
+    prefix = next((prefix for prefix in names.prefixes if has(prefix + names.embedding)), names.prefixes[0])
+    resolve = _Resolver(config, prefix, has, fold, interleaved)
+    layers = []
+    for layer in range(config.layers):
+        attention = resolve.block(names.attention, PARTS["attention"], layer)
+        layers.append((attention, resolve.block(names.ffn, PARTS["ffn"], layer)))
+    return Model(
+        config=config,
+        layers=tuple(layers),
+        embedding=Ref(prefix + names.embedding),
+        head=None if config.tied else Ref(names.head),
+        positions=Ref(prefix + names.positions) if names.positions else None,
+        final=resolve.block(names.final, (), 0),
+    )
+
+
+class _Resolver:
+    """From templates to references, for one model."""
+
+    def __init__(
+        self, config: ModelConfig, prefix: str, has: Callable[[str], bool], fold: float, interleaved: bool
+    ) -> None:
+        self._prefix, self._has, self._fold = prefix, has, fold
+        query, kv = config.heads * config.head_dim, config.kv_heads * config.head_dim
+        self._rows = {
+            "q": (0, query), "k": (query, query + kv), "v": (query + kv, query + 2 * kv),
+            "gate": (0, config.intermediate), "up": (config.intermediate, 2 * config.intermediate),
+        }  # fmt: skip
+        self._interleaved = {"q": config.heads, "k": config.kv_heads} if interleaved else {}
+
+    def block(self, templates: Mapping[str, str], parts: tuple[str, ...], layer: int) -> BlockRefs:
+        """The references of one block."""
+        found = {name: self._ref(name, template, layer) for name, template in templates.items()}
+        present = {name: ref for name, ref in found.items() if ref is not None}
+        return BlockRefs(
+            parts=tuple((name, present[name]) for name in parts if name in present),
+            vectors=tuple((name, ref) for name, ref in present.items() if name not in parts),
+        )
+
+    def _ref(self, name: str, template: str, layer: int) -> Ref | None:
+        text, optional = template.removesuffix("?"), template.endswith("?")
+        base, _, fused = text.partition("[")
+        tensor = self._prefix + base.format(i=layer)
+        if optional and not self._has(tensor):
+            return None
+        rows = self._rows[fused.rstrip("]")] if fused else None
+        add = self._fold if name in _NORMS else 0.0
+        return Ref(tensor, rows, self._interleaved.get(name.removesuffix(".bias"), 0), add)
+
+
+def whole(fields: Fields, key: str, default: int | None = None) -> int:
+    """A whole number of the fields.
+
+    Raises:
+        ModelError: if it is missing without a default, or no whole number.
+    """
+    value = fields.get(key)
+    value = default if value is None else value
+    if type(value) is not int:
+        raise ModelError(f"{key} is {value!r} in the model's configuration; a whole number is expected")
+    return value
+
+
+def number(fields: Fields, key: str, default: float | None = None) -> float:
+    """A number of the fields.
+
+    Raises:
+        ModelError: if it is missing without a default, or no number.
+    """
+    value = fields.get(key)
+    value = default if value is None else value
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise ModelError(f"{key} is {value!r} in the model's configuration; a number is expected")
+    return float(value)
+
+
+def activation(name: object) -> Activation:
+    """The activation that a config.json names; ModelError if it is not supported."""
+    if name not in _ACTIVATIONS:
+        raise ModelError(f"the activation {name!r} is not supported; supported are {', '.join(_ACTIVATIONS)}")
+    return _ACTIVATIONS[str(name)]

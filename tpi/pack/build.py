@@ -1,0 +1,85 @@
+"""Packs a model: plan, blocks, tokenizer, manifest. The result appears at once or not at all."""
+
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from shutil import disk_usage
+from typing import Any
+
+from tpi.errors import WeightsError
+from tpi.families.base import Model
+from tpi.families.gguf import from_gguf
+from tpi.families.huggingface import from_huggingface
+from tpi.pack import tokens
+from tpi.pack.manifest import MANIFEST, Manifest
+from tpi.pack.plan import PackPlan, plan_pack
+from tpi.pack.sources.base import Source
+from tpi.pack.sources.files import read_json
+from tpi.pack.sources.gguf import open_gguf
+from tpi.pack.sources.safetensors import open_safetensors
+from tpi.pack.store import build, write_synced
+from tpi.pack.writer import BlockWriter
+from tpi.progress import Phase, phase
+
+_SPARE = 64 << 20  # bytes of disk that stay free
+
+
+@dataclass(frozen=True)
+class Opened:
+    """A model in its source, ready to be packed. `tokenizer` writes tokenizer.json and returns the manifest's facts."""
+
+    name: str
+    model: Model
+    source: Source
+    tokenizer: Callable[[Path], dict[str, Any]]
+
+
+def open_source(path: Path) -> Opened:
+    """Open a GGUF file or a Hugging Face directory and check that it is a model that can be packed.
+
+    Raises:
+        ModelError: if it is damaged, or its architecture is not supported.
+    """
+    if path.is_dir():
+        fields = read_json(path, "config.json")
+        tensors = open_safetensors(path)
+        model = from_huggingface(fields, tensors.tensors.__contains__, str(path))
+        vocab = model.config.vocab
+        return Opened(path.resolve().name, model, tensors, lambda out: tokens.from_directory(path, fields, vocab, out))
+    gguf = open_gguf(path)
+    return Opened(path.stem, from_gguf(gguf), gguf, lambda out: tokens.from_gguf(gguf, out))
+
+
+def pack_model(opened: Opened, dtype: str, target: Path, progress: Phase = phase) -> None:
+    """Write the pack of a model to the directory `target`; does nothing if it is there.
+
+    Raises:
+        ModelError: if a tensor is missing or of the wrong shape, or `dtype` is not possible.
+        WeightsError: if the disk is full or cannot be written.
+    """
+    plan = plan_pack(opened.model, opened.source, dtype)
+    build(target, lambda directory: _fill(opened, plan, dtype, directory, progress))
+
+
+def _fill(opened: Opened, plan: PackPlan, dtype: str, directory: Path, progress: Phase) -> None:
+    """Write all files of a pack into `directory`, the manifest last."""
+    free = disk_usage(directory).free
+    if plan.nbytes + _SPARE > free:
+        raise WeightsError(
+            f"the pack takes {plan.nbytes >> 20} MiB, {directory.parent} has {free >> 20} MiB free; free some"
+        )
+    with (
+        progress(f"packing {opened.name}") as report,
+        BlockWriter(opened.source, directory, report, plan.nbytes) as writer,
+    ):
+        layers = tuple((writer.write(attention), writer.write(ffn)) for attention, ffn in plan.layers)
+        embedding, head, final = writer.write(plan.embedding), writer.write(plan.head), writer.write(plan.final)
+        positions = writer.write(plan.positions) if plan.positions else None
+    if loss := writer.losses.report():
+        sys.stderr.write(f"tpi: {opened.name}: {loss}\n")
+    with progress(f"converting the tokenizer of {opened.name}"):
+        facts = opened.tokenizer(directory)
+    config, shapes = opened.model.config, writer.shapes
+    manifest = Manifest(config, dtype, shapes, layers, embedding, head, positions, final, facts, opened.name)
+    write_synced(directory / MANIFEST, manifest.to_json().encode())

@@ -1,0 +1,40 @@
+"""`tpi pull` and `tpi pack`."""
+
+from pathlib import Path
+
+import click
+
+from tpi.config import default_cache
+
+
+@click.command()
+@click.argument("name")
+@click.option("--cache", type=click.Path(path_type=Path), help="Where models are kept (default: ~/.cache/tpi).")
+def pull(name: str, cache: Path | None) -> None:
+    """Download the model NAME, for example smollm2-135m."""
+    from tpi.pack.pull import pull as fetch
+
+    click.echo(fetch(name, cache or default_cache()))
+
+
+@click.command()
+@click.argument("source")
+@click.option("-o", "--output", required=True, type=click.Path(path_type=Path), help="Directory to write, a new one.")
+@click.option("--dtype", default="auto", type=click.Choice(["auto", "f32", "bf16", "q8", "q4", "q4s"]),
+              help="Format of the weights; auto keeps the source's own.")  # fmt: skip
+@click.option("--cache", type=click.Path(path_type=Path), help="Where models are kept (default: ~/.cache/tpi).")
+def pack(source: str, output: Path, dtype: str, cache: Path | None) -> None:
+    """Write the model SOURCE (as for -m) as a pack, which opens at once and can be copied to other machines."""
+    from tpi.errors import UsageError
+    from tpi.pack.build import open_source, pack_model
+    from tpi.pack.locate import locate
+    from tpi.pack.reader import Pack
+
+    if output.is_file() or (output.is_dir() and any(output.iterdir())):
+        raise UsageError(f"{output} exists; give -o a directory that does not")
+    located = locate(source, cache or default_cache())
+    if located.kind == "pack":
+        raise UsageError(f"{source} is a pack already; use it as it is")
+    pack_model(open_source(located.path), dtype, output)
+    made = Pack.open(output)
+    click.echo(f"{output}: {made.weight_bytes / 1e6:.0f} MB of weights in {len(made.blocks)} files")

@@ -1,0 +1,138 @@
+"""One matrix of the model in its source, as the vectors that units are made of: read in slabs, never whole."""
+
+from dataclasses import dataclass
+from typing import TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+from tpi.errors import ModelError
+from tpi.families.base import Ref
+from tpi.pack.layout import Axis
+from tpi.pack.sources.base import Source, Tensor, find, read_vector
+from tpi.pack.sources.elements import Element, decode
+
+Bytes = npt.NDArray[np.uint8]
+F32 = npt.NDArray[np.float32]
+_T = TypeVar("_T", np.uint8, np.float32)
+
+
+@dataclass(frozen=True)
+class Slab:
+    """Some consecutive vectors of a matrix as the source has them.
+
+    `raw` is `[vectors, bytes]` for rows, `[hidden, bytes]` for columns; the latter may begin before `first`, at the
+    beginning of a group. Vectors past the end of the matrix are zeros.
+    """
+
+    axis: Axis
+    element: Element
+    raw: Bytes
+    first: int  # number of the first vector in `raw`
+    count: int  # vectors of the matrix in `raw`
+
+    def values(self, first: int, last: int) -> F32:
+        """Vectors `[first, last)` as float32 `[last - first, hidden]`."""
+        start, stop = first - self.first, min(last - self.first, self.count)
+        if self.axis == "row":
+            found = decode(self.element, self.raw[start:stop])
+        else:
+            low = start // self.element.group
+            high = -(-stop // self.element.group)
+            size = self.element.group_bytes
+            values = decode(self.element, np.ascontiguousarray(self.raw[:, low * size : high * size]))
+            found = values[:, start - low * self.element.group : stop - low * self.element.group].T
+        return _padded(found, last - first)
+
+    def groups(self, first: int, last: int) -> Bytes:
+        """The source's own bytes of vectors `[first, last)`: `[last - first, bytes]`, or `[hidden, bytes]` for columns,
+        whose range must be whole groups."""
+        start, stop = first - self.first, min(last - self.first, self.count)
+        if self.axis == "row":
+            return _padded(self.raw[start:stop], last - first)
+        found = self.raw[:, self.element.row_bytes(start) : self.element.row_bytes(stop)]
+        missing = self.element.row_bytes(last - self.first) - self.element.row_bytes(stop)
+        return np.pad(found, ((0, 0), (0, missing)))
+
+
+@dataclass(frozen=True)
+class Matrix:
+    """A matrix of `vectors` vectors (rows or columns) of length `hidden`; possibly some rows of a fused tensor."""
+
+    source: Source
+    tensor: Tensor
+    axis: Axis
+    vectors: int
+    first_row: int  # in the tensor
+    head_dim: int  # rows of a head, whose rotary pairs are interleaved; 0: they are not
+
+    @property
+    def element(self) -> Element:
+        """How its values are coded."""
+        return self.tensor.element
+
+    @property
+    def vector_bytes(self) -> int:
+        """Bytes of one vector in the source, rounded up."""
+        return -(-self.tensor.rows * self.tensor.row_bytes // max(self.vectors, 1))
+
+    def load(self, first: int, last: int) -> Slab:
+        """Read vectors `[first, last)`, as far as they exist."""
+        last = min(last, self.vectors)
+        if self.axis == "row":
+            rows = (self.first_row + first, self.first_row + last)
+            raw = self.source.read(self.tensor, rows, (0, self.tensor.columns))
+            return Slab("row", self.element, _rotated(raw, self.head_dim), first, last - first)
+        group = self.element.group
+        first = first // group * group
+        last = min(-(-last // group) * group, self.vectors)
+        raw = self.source.read(self.tensor, (0, self.tensor.rows), (first, last))
+        return Slab("column", self.element, raw, first, last - first)
+
+
+def matrix(source: Source, ref: Ref, axis: Axis, vectors: int, hidden: int) -> Matrix:
+    """The matrix that `ref` names, whose shape must be as given.
+
+    Raises:
+        ModelError: naming the tensor, if it is missing or has another shape.
+    """
+    tensor = find(source, ref.tensor)
+    rows, columns = (vectors, hidden) if axis == "row" else (hidden, vectors)
+    first, last = ref.rows or (0, tensor.rows)
+    fused = ref.rows is not None and len(tensor.shape) == 2 and last <= tensor.rows
+    if not (fused or tensor.shape == (rows, columns)) or (last - first, tensor.columns) != (rows, columns):
+        raise ModelError(
+            f"{source.label}: tensor {ref.tensor} has shape {list(tensor.shape)}; its configuration asks for "
+            f"{[last, columns] if ref.rows else [rows, columns]}"
+        )
+    return Matrix(source, tensor, axis, vectors, first, rows // ref.interleaved if ref.interleaved else 0)
+
+
+def vector(source: Source, ref: Ref) -> F32:
+    """The vector that `ref` names as float32, with `ref.add` added.
+
+    Raises:
+        ModelError: naming the tensor, if it is missing or no vector.
+    """
+    values = read_vector(source, ref.tensor)
+    if ref.rows:
+        values = values[slice(*ref.rows)]
+    if ref.interleaved:
+        values = _rotated(values.reshape(-1, 1), len(values) // ref.interleaved).reshape(-1)
+    return values + np.float32(ref.add) if ref.add else values
+
+
+def _rotated(rows: npt.NDArray[_T], head_dim: int) -> npt.NDArray[_T]:
+    """Rows of whole heads from pairs side by side (GGUF) to first halves before second halves."""
+    if not head_dim:
+        return rows
+    halves: npt.NDArray[_T] = rows.reshape(-1, head_dim // 2, 2, rows.shape[1]).swapaxes(1, 2)
+    return halves.reshape(rows.shape)
+
+
+def _padded(rows: npt.NDArray[_T], count: int) -> npt.NDArray[_T]:
+    if len(rows) == count:
+        return rows
+    padded = np.zeros((count, rows.shape[1]), rows.dtype)
+    padded[: len(rows)] = rows
+    return padded

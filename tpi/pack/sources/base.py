@@ -1,0 +1,138 @@
+"""What every source of weights gives: named tensors, read by rows or by columns without loading the whole."""
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from math import prod
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from tpi.errors import ModelError
+from tpi.pack.sources.elements import Element, decode
+
+Bytes = npt.NDArray[np.uint8]
+F32 = npt.NDArray[np.float32]
+
+CHUNK_BYTES = 8 << 20  # whole rows read at a time where a range of columns is wanted
+
+
+@dataclass(frozen=True)
+class Tensor:
+    """Where one tensor is. `shape` is rows first; a vector has one row."""
+
+    name: str
+    shape: tuple[int, ...]
+    element: Element
+    path: Path
+    offset: int  # in the file, bytes
+
+    @property
+    def rows(self) -> int:
+        """Rows of a matrix, 1 for a vector."""
+        return prod(self.shape[:-1])
+
+    @property
+    def columns(self) -> int:
+        """Values in a row."""
+        return self.shape[-1] if self.shape else 1
+
+    @property
+    def row_bytes(self) -> int:
+        """Bytes of one row."""
+        return self.element.row_bytes(self.columns)
+
+
+class Source(Protocol):
+    """Tensors by name, and their bytes. `label` names the source in messages."""
+
+    label: str
+    tensors: Mapping[str, Tensor]
+
+    def read(self, tensor: Tensor, rows: tuple[int, int], columns: tuple[int, int]) -> Bytes:
+        """The bytes of a rectangle as uint8 `[rows, bytes]`; columns must be whole groups of the element."""
+
+    def close(self) -> None:
+        """Release what is open."""
+
+
+class FileSource:
+    """Tensors in files, read with positioned reads (no mapping, so a file that shrinks is an error, not a signal)."""
+
+    def __init__(self, label: str, tensors: Mapping[str, Tensor]) -> None:
+        self.label = label
+        self.tensors = tensors
+        self._files: dict[Path, int] = {}
+
+    def __enter__(self) -> "FileSource":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close the files."""
+        for file in self._files.values():
+            os.close(file)
+        self._files.clear()
+
+    def read(self, tensor: Tensor, rows: tuple[int, int], columns: tuple[int, int]) -> Bytes:
+        """The bytes of a rectangle as uint8 `[rows, bytes]`.
+
+        Raises:
+            ModelError: naming the file, if it cannot be read or has become shorter.
+        """
+        start, stop = tensor.element.row_bytes(columns[0]), tensor.element.row_bytes(columns[1])
+        out = np.empty((rows[1] - rows[0], stop - start), np.uint8)
+        stride = tensor.row_bytes
+        base = tensor.offset + rows[0] * stride
+        if stop - start == stride:
+            self._fill(tensor, base, out)
+        elif 4 * (stop - start) < stride and len(out) * stride > CHUNK_BYTES:
+            for row in range(len(out)):
+                self._fill(tensor, base + row * stride + start, out[row])
+        else:
+            step = max(1, CHUNK_BYTES // stride)
+            for first in range(0, len(out), step):
+                chunk = np.empty((min(step, len(out) - first), stride), np.uint8)
+                self._fill(tensor, base + first * stride, chunk)
+                out[first : first + step] = chunk[:, start:stop]
+        return out
+
+    def _fill(self, tensor: Tensor, offset: int, out: npt.NDArray[Any]) -> None:
+        view = out.data.cast("B")
+        try:
+            file = self._files.get(tensor.path)
+            if file is None:
+                file = self._files[tensor.path] = os.open(tensor.path, os.O_RDONLY | os.O_CLOEXEC)
+            while len(view):
+                count = os.preadv(file, [view], offset)
+                if not count:
+                    raise ModelError(f"{tensor.path} ends inside tensor {tensor.name}; download it again")
+                view, offset = view[count:], offset + count
+        except OSError as error:
+            raise ModelError(f"cannot read {tensor.path}: {error.strerror}") from error
+
+
+def find(source: Source, name: str) -> Tensor:
+    """The tensor called `name`.
+
+    Raises:
+        ModelError: naming the tensor and the source, if it is missing.
+    """
+    if name not in source.tensors:
+        raise ModelError(f"{source.label} has no tensor {name}; the model is incomplete or of an unknown variant")
+    return source.tensors[name]
+
+
+def read_vector(source: Source, name: str) -> F32:
+    """A whole one-dimensional tensor as float32."""
+    tensor = find(source, name)
+    if tensor.rows != 1 or tensor.columns > 1 << 20:
+        raise ModelError(f"{source.label}: tensor {name} has shape {list(tensor.shape)}; a vector is expected")
+    return decode(tensor.element, source.read(tensor, (0, 1), (0, tensor.columns))).reshape(-1)

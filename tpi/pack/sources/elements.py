@@ -1,0 +1,70 @@
+"""How the values of a source's tensors are coded, and their exact float32 values."""
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from tpi.config import Format
+from tpi.errors import ModelError
+
+# GGML type number: (name, values in a group, bytes of a group). From the GGUF specification and ggml's type table.
+GGML_TYPES: dict[int, tuple[str, int, int]] = {
+    0: ("F32", 1, 4), 1: ("F16", 1, 2), 2: ("Q4_0", 32, 18), 3: ("Q4_1", 32, 20), 6: ("Q5_0", 32, 22),
+    7: ("Q5_1", 32, 24), 8: ("Q8_0", 32, 34), 10: ("Q2_K", 256, 84), 11: ("Q3_K", 256, 110), 12: ("Q4_K", 256, 144),
+    13: ("Q5_K", 256, 176), 14: ("Q6_K", 256, 210), 16: ("IQ2_XXS", 256, 66), 17: ("IQ2_XS", 256, 74),
+    18: ("IQ3_XXS", 256, 98), 19: ("IQ1_S", 256, 50), 20: ("IQ4_NL", 32, 18), 21: ("IQ3_S", 256, 110),
+    22: ("IQ2_S", 256, 82), 23: ("IQ4_XS", 256, 136), 29: ("IQ1_M", 256, 56), 30: ("BF16", 1, 2),
+    34: ("TQ1_0", 256, 54), 35: ("TQ2_0", 256, 66), 39: ("MXFP4", 32, 17),
+}  # fmt: skip
+
+# The pack format that holds exactly what the source holds. F16 has none of its own and becomes f32.
+_EXACT: dict[str, Format] = {"F32": "f32", "F16": "f32", "BF16": "bf16", "Q4_0": "q4s", "Q4_1": "q4", "Q8_0": "q8"}
+
+
+@dataclass(frozen=True)
+class Element:
+    """A coding of values: groups of `group` values in `group_bytes` bytes. `name` as in safetensors or GGML."""
+
+    name: str
+    group: int
+    group_bytes: int
+
+    def row_bytes(self, values: int) -> int:
+        """Bytes of `values` consecutive values, a multiple of the group."""
+        return values // self.group * self.group_bytes
+
+    @property
+    def exact(self) -> Format | None:
+        """The pack format that keeps these values exactly, if there is one."""
+        return _EXACT.get(self.name)
+
+    @property
+    def nearest(self) -> Format:
+        """The pack format for `--dtype auto`: the exact one, else q4 up to 4.5 bits per weight, else q8."""
+        return self.exact or ("q4" if 8 * self.group_bytes <= 4.5 * self.group else "q8")
+
+    @property
+    def quantised(self) -> bool:
+        """Whether values are stored in groups with scales."""
+        return self.group > 1
+
+
+def decode(element: Element, raw: npt.NDArray[np.uint8]) -> npt.NDArray[np.float32]:
+    """The exact values of `raw`, uint8 `[rows, bytes]`, as float32 `[rows, values]`.
+
+    Raises:
+        ModelError: if the coding is not one of numbers that a weight can have.
+    """
+    if element.name == "F32":
+        return raw.view("<f4").astype(np.float32, copy=False)
+    if element.name == "F16":
+        return raw.view("<f2").astype(np.float32)
+    if element.name == "BF16":
+        return (raw.view("<u2").astype(np.uint32) << 16).view(np.float32)
+    if not element.quantised:
+        raise ModelError(f"weights of type {element.name} are not supported; convert them to F32, F16 or BF16")
+    from gguf import GGMLQuantizationType, quants
+
+    values: npt.NDArray[np.float32] = quants.dequantize(raw, GGMLQuantizationType[element.name])
+    return values

@@ -1,0 +1,232 @@
+"""GGUF files, versions 2 and 3, little-endian: strict checks of the header before anything is trusted.
+
+The format: magic, version, counts, metadata (typed key-value pairs), tensor descriptions, padding, data. Long arrays
+(the vocabulary) are skipped and only read when asked for.
+"""
+
+import struct
+from collections.abc import Mapping
+from dataclasses import dataclass
+from math import prod
+from pathlib import Path
+from typing import Any
+
+from tpi.errors import ModelError
+from tpi.pack.sources.base import FileSource, Tensor
+from tpi.pack.sources.elements import GGML_TYPES, Element
+
+_MAGIC = b"GGUF"
+_STRING, _ARRAY = 8, 9
+_SCALARS = {0: "<B", 1: "<b", 2: "<H", 3: "<h", 4: "<I", 5: "<i", 6: "<f", 7: "<?", 10: "<Q", 11: "<q", 12: "<d"}
+_MAX_HEADER = 32 << 20  # bytes; the largest vocabularies take about 12 MB
+_MAX_PAIRS = 1 << 13
+_MAX_TENSORS = 1 << 15
+_MAX_STRING = 1 << 20
+_MAX_STRINGS = 1 << 21  # in all arrays together
+_KEPT = 1 << 10  # arrays up to this length are read at once
+_U64 = struct.Struct("<Q")
+
+
+@dataclass(frozen=True)
+class LongArray:
+    """An array that was skipped: where its first element is. `GgufSource.array` reads it."""
+
+    kind: int
+    count: int
+    offset: int
+
+
+class GgufSource(FileSource):
+    """The tensors and the metadata of one GGUF file."""
+
+    def __init__(self, path: Path, metadata: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
+        super().__init__(str(path), tensors)
+        self.path = path
+        self.metadata = metadata
+
+    def array(self, key: str) -> list[Any]:
+        """The values of an array of the metadata, however long; empty if there is none."""
+        found = self.metadata.get(key, [])
+        if not isinstance(found, LongArray):
+            return list(found) if isinstance(found, list) else []
+        with _Header(self.path) as header:
+            header.at = found.offset
+            return [header.value(found.kind) for _ in range(found.count)]
+
+
+def open_gguf(path: Path) -> GgufSource:
+    """Read and check the header of a GGUF file.
+
+    Raises:
+        ModelError: naming the file and what is wrong with it.
+    """
+    try:
+        with _Header(path) as header:
+            header.start()
+            count, pairs = header.u64(), header.u64()
+            if count > _MAX_TENSORS or pairs > _MAX_PAIRS:
+                raise header.bad(f"{count} tensors and {pairs} metadata entries cannot be")
+            metadata = header.pairs(pairs)
+            if metadata.get("split.count", 1) not in (0, 1):
+                raise header.bad(
+                    "it is one of several parts; merge them (llama-gguf-split --merge) and give the result"
+                )
+            return GgufSource(path, metadata, header.tensors(count, metadata))
+    except OSError as error:
+        raise ModelError(f"cannot read {path}: {error.strerror}") from error
+
+
+class _Header:
+    """A cursor over the first bytes of a file, read as they are needed up to a limit."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.at = 0
+        self._file = path.open("rb")
+        self._data = b""
+        self._strings = 0
+        self.size = self._file.seek(0, 2)
+
+    def __enter__(self) -> "_Header":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._file.close()
+
+    def bad(self, reason: str) -> ModelError:
+        """The error for this file."""
+        return ModelError(f"{self.path} is not a GGUF file that can be used: {reason}")
+
+    def start(self) -> int:
+        """Check magic and version; returns the version."""
+        if self.size < 24 or self._take(4) != _MAGIC:
+            raise self.bad("it does not begin with the GGUF magic")
+        version = int.from_bytes(self._take(4), "little")
+        if version not in (2, 3):
+            raise self.bad(f"its version is {version}, supported are 2 and 3 (little-endian); convert the model again")
+        return version
+
+    def u64(self) -> int:
+        """An unsigned 64-bit number."""
+        return int(_U64.unpack(self._take(8))[0])
+
+    def string(self) -> str:
+        """A length and that many bytes of UTF-8."""
+        length = self.u64()
+        if length > _MAX_STRING:
+            raise self.bad(f"a string of {length} bytes cannot be")
+        return self._take(length).decode("utf-8", "replace")
+
+    def value(self, kind: int) -> Any:
+        """One value of the metadata; long arrays are skipped."""
+        if kind == _STRING:
+            return self.string()
+        if kind == _ARRAY:
+            return self._array()
+        if kind not in _SCALARS:
+            raise self.bad(f"a metadata value has the unknown type {kind}")
+        form = _SCALARS[kind]
+        return struct.unpack(form, self._take(struct.calcsize(form)))[0]
+
+    def pairs(self, count: int) -> dict[str, Any]:
+        """The metadata."""
+        found: dict[str, Any] = {}
+        for _ in range(count):
+            key = self.string()
+            if key in found:
+                raise self.bad(f"metadata {key[:80]!r} stands there twice")
+            found[key] = self.value(self._u32())
+        return found
+
+    def tensors(self, count: int, metadata: Mapping[str, Any]) -> dict[str, Tensor]:
+        """The tensor descriptions, whose data must follow each other, padded to the alignment, inside the file."""
+        alignment = metadata.get("general.alignment", 32)
+        if type(alignment) is not int or alignment % 8 or not 8 <= alignment <= 1 << 16:
+            raise self.bad(f"an alignment of {alignment!r} cannot be")
+        described = [self._tensor() for _ in range(count)]
+        start = _align(self.at, alignment)
+        found: dict[str, Tensor] = {}
+        end = 0
+        for name, shape, element, offset in sorted(described, key=lambda item: item[3]):
+            if name in found:
+                raise self.bad(f"tensor {name[:80]!r} stands there twice")
+            if offset != end:
+                raise self.bad(f"the bytes of tensor {name[:80]!r} overlap others, leave a hole or are not aligned")
+            tensor = found[name] = Tensor(name, shape, element, self.path, start + offset)
+            end = offset + tensor.rows * tensor.row_bytes
+            if start + end > self.size:
+                raise self.bad(f"tensor {name[:80]!r} ends after the end of the file; download it again")
+            end = _align(end, alignment)
+        return found
+
+    def _tensor(self) -> tuple[str, tuple[int, ...], Element, int]:
+        name, dimensions = self.string(), self._u32()
+        if not 1 <= dimensions <= 4:
+            raise self.bad(f"tensor {name[:80]!r} has {dimensions} dimensions")
+        shape = tuple(reversed([self.u64() for _ in range(dimensions)]))
+        kind, offset = self._u32(), self.u64()
+        if kind not in GGML_TYPES:
+            raise self.bad(f"tensor {name[:80]!r} has the unknown type {kind}")
+        element = Element(*GGML_TYPES[kind])
+        if not all(1 <= length <= self.size * 8 for length in shape) or prod(shape) > self.size * 8:
+            raise self.bad(f"tensor {name[:80]!r} has the impossible shape {list(shape)}")
+        if shape[-1] % element.group:
+            raise self.bad(f"tensor {name[:80]!r} has rows of {shape[-1]}, not a multiple of {element.group}")
+        return name, shape, element, offset
+
+    def _array(self) -> list[Any] | LongArray:
+        kind, count = self._u32(), self.u64()
+        if kind == _ARRAY:
+            raise self.bad("nested arrays are not supported")
+        if count > _MAX_HEADER:
+            raise self.bad(f"an array of {count} values cannot be")
+        if count <= _KEPT:
+            return [self.value(kind) for _ in range(count)]
+        skipped = LongArray(kind, count, self.at)
+        if kind == _STRING:
+            self._skip_strings(count)
+        elif kind in _SCALARS:
+            self.at += count * struct.calcsize(_SCALARS[kind])
+            self._need(self.at)
+        else:
+            raise self.bad(f"an array has the unknown type {kind}")
+        return skipped
+
+    def _skip_strings(self, count: int) -> None:
+        self._strings += count
+        if self._strings > _MAX_STRINGS:
+            raise self.bad(f"it holds more than {_MAX_STRINGS} strings")
+        at, unpack = self.at, _U64.unpack_from
+        for _ in range(count):
+            if at + 8 > len(self._data):
+                self._need(at + 8)
+            at += 8 + unpack(self._data, at)[0]
+        self.at = at
+        self._need(at)
+
+    def _u32(self) -> int:
+        return int.from_bytes(self._take(4), "little")
+
+    def _take(self, count: int) -> bytes:
+        self._need(self.at + count)
+        taken = self._data[self.at : self.at + count]
+        self.at += count
+        return taken
+
+    def _need(self, end: int) -> None:
+        """Have the bytes before `end` in memory."""
+        if end <= len(self._data):
+            return
+        if end > self.size:
+            raise self.bad("it ends inside its header; download it again")
+        if end > _MAX_HEADER:
+            raise self.bad(f"its header is longer than {_MAX_HEADER} bytes")
+        wanted = min(max(2 * len(self._data), end, 1 << 18), _MAX_HEADER, self.size)
+        self._file.seek(0)
+        self._data = self._file.read(wanted)
+        if len(self._data) < end:
+            raise self.bad("it has become shorter; download it again")
+
+
+def _align(offset: int, alignment: int) -> int:
+    return -(-offset // alignment) * alignment

@@ -1,0 +1,111 @@
+"""Directories that appear whole or not at all: one writer at a time, built under another name, synced, renamed."""
+
+import fcntl
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from tpi.errors import WeightsError
+
+
+def build(target: Path, fill: Callable[[Path], None]) -> None:
+    """Have `fill` write the files of `target` into a new directory, then give it its name.
+
+    Another process that builds the same target is waited for; if it succeeded, nothing is done. What an interrupted
+    run has left is removed first.
+
+    Raises:
+        WeightsError: if the disk is full, or the directory cannot be written.
+    """
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with _locked(_lock_file(target)):
+            if target.exists() and any(target.iterdir()):
+                return
+            _sweep(target.parent)
+            partial = _partial(target)
+            shutil.rmtree(partial, ignore_errors=True)
+            partial.mkdir()
+            try:
+                fill(partial)
+                sync_directory(partial)
+                partial.rename(target)
+            except BaseException:
+                shutil.rmtree(partial, ignore_errors=True)
+                raise
+            sync_directory(target.parent)
+    except OSError as error:
+        name = error.filename or target
+        raise WeightsError(
+            f"cannot write {name}: {error.strerror or error}; free space or choose another place"
+        ) from error
+
+
+def write_synced(path: Path, data: bytes) -> None:
+    """Write a file and wait until it is on disk."""
+    with path.open("wb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def sync_directory(path: Path) -> None:
+    """Wait until the directory's entries are on disk."""
+    handle = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def _partial(target: Path) -> Path:
+    return target.with_name(f".{target.name}.partial")
+
+
+def _lock_file(target: Path) -> Path:
+    return target.with_name(f".{target.name}.lock")
+
+
+@contextmanager
+def _locked(path: Path, wait: bool = True) -> Iterator[bool]:
+    """Hold an exclusive lock on the file `path`, which exists only as long; yields whether it was got."""
+    while True:
+        handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+        except BlockingIOError:
+            os.close(handle)
+            yield False
+            return
+        except BaseException:
+            os.close(handle)
+            raise
+        if _same_file(handle, path):
+            break
+        os.close(handle)  # the last holder removed it between open and lock
+    try:
+        yield True
+    finally:
+        path.unlink(missing_ok=True)
+        os.close(handle)
+
+
+def _same_file(handle: int, path: Path) -> bool:
+    try:
+        return os.path.samestat(os.fstat(handle), path.stat())
+    except FileNotFoundError:
+        return False
+
+
+def _sweep(parent: Path) -> None:
+    """Remove what interrupted runs have left in `parent`: partial directories that nobody holds the lock of."""
+    for partial in parent.glob(".*.partial"):
+        target = partial.with_name(partial.name[1 : -len(".partial")])
+        if not _lock_file(target).exists():
+            shutil.rmtree(partial, ignore_errors=True)
+            continue
+        with _locked(_lock_file(target), wait=False) as free:
+            if free:
+                shutil.rmtree(partial, ignore_errors=True)

@@ -347,5 +347,10 @@ class Bye:
     session: Id64
 
 
+def master_identity(session: int, link: int | None = None) -> bytes:
+    """Routing id of a master's sockets towards its worker number `link`; without one, how they all begin."""
+    return b"M" + session.to_bytes(8, "little") + (b"" if link is None else link.to_bytes(2, "little"))
+
+
 ToWorker = Join | Assign | Step | Abort | AskStats | Bye
 ToMaster = Hello | Refuse | Ready | Heartbeat | Stats | Failure | Bye

@@ -7,11 +7,12 @@ receives messages; what is malformed is dropped and counted. Sockets belong to o
 import errno
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import zmq
+from zmq.utils.monitor import recv_monitor_message
 
 from tpi.codec import FRAME_BYTES, Buffer, WrongProtocol, decode, encode
 from tpi.errors import MessageError, UsageError
@@ -143,7 +144,24 @@ class ChannelStats:
     received_bytes: int = 0
 
 
-class Unreachable(MessageError):
+class Monitor:
+    """Tells when a connecting socket gets and loses its connection. Used by the socket's own thread."""
+
+    def __init__(self, socket: Socket) -> None:
+        self._socket = socket
+        self.events: Socket = socket.get_monitor_socket(zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED)
+
+    def changes(self) -> Iterator[bool]:
+        """True for every connection made since the last call, False for every one lost, in order."""
+        while self.events.poll(0):
+            yield recv_monitor_message(self.events)["event"] == zmq.EVENT_HANDSHAKE_SUCCEEDED
+
+    def close(self) -> None:
+        """Stop watching; before the socket is closed."""
+        self._socket.disable_monitor()
+
+
+class UnreachableError(MessageError):
     """No connection to the receiver, or its queue stayed full."""
 
 
@@ -162,9 +180,12 @@ class Channel:
         """Queue a message; `peer` is the receiver's identity, on a ROUTER only.
 
         Raises:
-            Unreachable: if the peer is gone, or its queue stays full for the plane's send timeout.
+            UnreachableError: if the peer is gone, or its queue stays full for the plane's send timeout.
         """
-        frames = encode(message)
+        self.send_frames(encode(message), peer)
+
+    def send_frames(self, frames: list[Buffer], peer: bytes = b"") -> None:
+        """As `send`, for a message that was encoded once for several receivers."""
         if self._tap:
             self._tap("sent", frames)
         try:
@@ -172,7 +193,7 @@ class Channel:
         except zmq.ZMQError as error:
             if error.errno not in (errno.EAGAIN, errno.EHOSTUNREACH):
                 raise
-            raise Unreachable(f"no connection for {type(message).__name__}: {zmq.strerror(error.errno)}") from None
+            raise UnreachableError(f"no connection: {os.strerror(error.errno)}") from None
         self.stats.sent += 1
         self.stats.sent_bytes += sum(map(len, frames))
 
@@ -202,9 +223,9 @@ class Channel:
             self.socket.poll(max(1, int(left * 1000)))
         return received
 
-    def close(self) -> None:
-        """Close the socket; what was queued is dropped."""
-        self.socket.close(0)
+    def close(self, linger_ms: int = 0) -> None:
+        """Close the socket; what is queued has `linger_ms` to get out."""
+        self.socket.close(linger_ms)
 
     def _decoded(self, frames: list[memoryview]) -> Any:
         if self._tap:

@@ -17,7 +17,7 @@ from pathlib import Path
 from tpi.errors import WeightsError
 from tpi.progress import Progress, silent
 from worker.draft import Draft, bad_pieces, out_of_disk
-from worker.image import HeldBlock, ImagePlan, stored_units
+from worker.image import HeldBlock, ImagePlan, Piece, stored_units
 
 _KEEP_OTHERS = 1  # images of a block with other ranges that stay, so that going back to the last split sends nothing
 
@@ -73,11 +73,19 @@ class ShardCache:
         self._remember(draft.plan, path)
         return draft.plan.held(path)
 
+    def sound(self, path: Path, pieces: Sequence[Piece], token: str) -> bool:
+        """Whether the pieces of a file elsewhere match their hashes; remembered while the file is unchanged."""
+        key, stamp = f"{path.absolute()}#{token}", _stamp(path, token)
+        if stamp is None or self._checked.get(key) == stamp:
+            return stamp is not None
+        if bad_pieces(path, pieces):
+            return False
+        self._checked[key] = stamp
+        return True
+
     def prune(self, plans: Iterable[ImagePlan]) -> None:
         """Remove images of these blocks with other ranges, but the latest; does nothing if somebody else reads here."""
-        if not self._alone():
-            return
-        for plan in plans:
+        for plan in plans if self._alone() else ():
             others = [path for path in self._siblings(plan) if path != self._path(plan)]
             for path in sorted(others, key=lambda path: path.stat().st_mtime_ns)[: -_KEEP_OTHERS or None]:
                 path.unlink(missing_ok=True)
@@ -85,14 +93,15 @@ class ShardCache:
         self._save()
 
     def close(self) -> None:
-        """Release the locks; remove nothing."""
+        """Write down what was checked, and release the locks."""
+        self._save()
         os.close(self._users)
         os.close(self._writer)
 
     def _complete(self, plan: ImagePlan) -> HeldBlock | None:
         """The image of `plan` if it exists and is sound. One that is damaged becomes a draft again."""
         path = self._path(plan)
-        stamp = _stamp(path, plan)
+        stamp = _stamp(path, plan.token)
         if stamp is None:
             return None
         if self._checked.get(self._key(path)) != stamp:
@@ -125,7 +134,7 @@ class ShardCache:
         return path.relative_to(self.root).as_posix()
 
     def _remember(self, plan: ImagePlan, path: Path) -> None:
-        stamp = _stamp(path, plan)
+        stamp = _stamp(path, plan.token)
         if stamp is not None:
             self._checked[self._key(path)] = stamp
 
@@ -149,13 +158,13 @@ class ShardCache:
             draft.replace(self.root / "checked.json")
 
 
-def _stamp(path: Path, plan: ImagePlan) -> list[int | str] | None:
+def _stamp(path: Path, token: str) -> list[int | str] | None:
     """What changes when the file or what it should hold changes; None if there is no file."""
     try:
         found = path.stat()
     except OSError:
         return None
-    return [found.st_size, found.st_mtime_ns, found.st_ctime_ns, found.st_ino, plan.token]
+    return [found.st_size, found.st_mtime_ns, found.st_ctime_ns, found.st_ino, token]
 
 
 def _allocated(path: Path) -> int:

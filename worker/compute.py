@@ -39,6 +39,7 @@ class Compute:
     def __init__(self, cache: ShardCache, fetcher: Fetcher, endpoints: Endpoints, build: Build, post: Post) -> None:
         """`endpoints.watch` is replaced by a watch of this thread's own."""
         self.plan = IDLE  # set by the I/O thread
+        self.master = b""  # its identity on the weights plane, set before its first plan
         self.phase: Phase = "idle"
         self.step = 0
         self.dropped = 0  # control messages, counted by the I/O thread
@@ -54,6 +55,7 @@ class Compute:
         self._weight_bytes = 0
         self._tokens = 0
         self._ticks = 0
+        self._done = 0
         self._thread = Thread(target=self._loop, name="compute", daemon=True)
 
     @property
@@ -122,7 +124,7 @@ class Compute:
 
     def _blocks(self, assign: Assign) -> tuple[Sequence[HeldBlock], int]:
         plans = image_plans(assign)
-        found = self._cache.open(plans, lambda done, total: self._check())
+        found = self._cache.open(plans, lambda done, total: self._check(done))
         drafts = [draft for draft in found.values() if isinstance(draft, Draft)]
 
         def finish(draft: Draft) -> None:
@@ -135,7 +137,7 @@ class Compute:
         missing = Missing(
             *self._running, sum(len(draft.missing) for draft in lacking), sum(draft.missing_bytes for draft in lacking)
         )
-        fetched = self._fetcher.fetch(master_identity(assign.session), missing, lacking, finish, self._check)
+        fetched = self._fetcher.fetch(self.master, missing, lacking, finish, self._check)
         self._cache.prune(plans)
         return [block for plan in plans if isinstance(block := found[plan.id], HeldBlock)], fetched
 
@@ -154,8 +156,11 @@ class Compute:
             figures.sent_bytes, figures.received_bytes, figures.dropped + self.dropped,
         )  # fmt: skip
 
-    def _check(self) -> None:
-        self._ticks += 1
+    def _check(self, done: int = 0) -> None:
+        """Called while loading; `done` counts blocks or bytes. Ends the job if its plan is over."""
+        if done != self._done:
+            self._done = done
+            self._ticks += 1
         if self.plan != self._running:
             raise CancelledError("the plan is over")
 
@@ -178,8 +183,3 @@ class Compute:
             self._ticks += member.progress
             with suppress(TpiError, OSError):
                 member.close()
-
-
-def master_identity(session: int) -> bytes:
-    """Under which a master's sockets are known to a worker's ROUTERs."""
-    return b"M" + session.to_bytes(8, "little")

@@ -22,10 +22,22 @@ from allreduce.base import Endpoints
 from tpi import __version__
 from tpi.codec import PROTOCOL, WrongProtocol
 from tpi.errors import UsageError
-from tpi.messages import Abort, AskStats, Assign, Bye, Heartbeat, Hello, Join, NodeOptions, Refuse, Step
-from tpi.sockets import COLLECTIVE, CONTROL, WEIGHTS, Channel, Net, Unreachable
+from tpi.messages import (
+    Abort,
+    AskStats,
+    Assign,
+    Bye,
+    Heartbeat,
+    Hello,
+    Join,
+    NodeOptions,
+    Refuse,
+    Step,
+    master_identity,
+)
+from tpi.sockets import COLLECTIVE, CONTROL, WEIGHTS, Channel, Net, UnreachableError
 from worker.cache import ShardCache
-from worker.compute import IDLE, Compute, master_identity
+from worker.compute import IDLE, Compute
 from worker.fetch import Fetcher
 from worker.member import Build
 from worker.profile import measure, usable_cores
@@ -145,7 +157,7 @@ class Daemon:
         if join.version != __version__:
             self._answer(peer, Refuse(__version__, join.session, "version", ""))
             return
-        if peer != master_identity(join.session):
+        if not peer.startswith(master_identity(join.session)):
             self._compute.dropped += 1
             return
         if self._master is not None and self._master.identity != peer:
@@ -156,6 +168,7 @@ class Daemon:
         if self._master is None:
             log.info("serving %s", join.name)
             self._master = Master(peer, join.session, join.name)
+            self._compute.master = peer
         options, ports = self.options, self.ports
         profile = measure(options.cache, options.threads, options.memory)
         hello = Hello(__version__, join.session, options.name, ports.collective, ports.weights, profile)
@@ -201,7 +214,7 @@ class Daemon:
     def _answer(self, peer: bytes, message: object) -> bool:
         try:
             self._control.send(message, peer)
-        except Unreachable:
+        except UnreachableError:
             return False
         return True
 

@@ -5,14 +5,14 @@ from collections.abc import Callable, Iterator, Sequence
 
 from tpi.errors import WeightsError
 from tpi.messages import IN_FLIGHT_BYTES, Missing, Need, Offer, Unavailable, Units
-from tpi.sockets import Channel, Unreachable
+from tpi.sockets import Channel, UnreachableError
 from worker.draft import Draft
 
 _SLICE_S = 0.1  # how often a wait looks up
 _TRIES = 3  # for a block whose units arrive damaged
 
 Done = Callable[[Draft], None]
-Watch = Callable[[], None]
+Watch = Callable[[int], None]  # with the bytes received so far
 
 
 class Fetcher:
@@ -25,7 +25,7 @@ class Fetcher:
     def fetch(self, master: bytes, announcement: Missing, drafts: Sequence[Draft], done: Done, watch: Watch) -> int:
         """Get everything that `drafts` lack; `done` is called with each that is complete. Returns bytes received.
 
-        `watch` is called ten times a second or more, and may raise to give up.
+        `watch` is called ten times a second or more with the bytes received, and may raise to give up.
 
         Raises:
             WeightsError: if the master cannot serve a block, or sends what does not match its hash again and again.
@@ -34,7 +34,7 @@ class Fetcher:
         announced = False
         self._drain(master, transfer)
         while not announced or not transfer.complete:
-            watch()
+            watch(transfer.received_bytes)
             if master in self._open:
                 try:
                     if not announced:
@@ -42,7 +42,7 @@ class Fetcher:
                         announced = True
                     for need in transfer.next():
                         self._channel.send(need, master)
-                except Unreachable:
+                except UnreachableError:
                     self._open.discard(master)
             if not transfer.complete or not announced:
                 self._handle(master, transfer, self._channel.wait(_SLICE_S))

@@ -1,0 +1,195 @@
+"""The workers of one run, together: connect, assign, step, watch, count, leave. One thread uses it; it has none."""
+
+import os
+import secrets
+import socket
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+
+import zmq
+
+from master.remote import Remote
+from master.weights import Source
+from tpi.codec import encode
+from tpi.errors import NodeError, NodeLost, TpiError
+from tpi.messages import Abort, AskStats, Assign, Hello, PeerAddress, Ready, Stats, Step
+from tpi.progress import Progress, silent
+from tpi.sockets import Net
+
+CONNECT_S = 5.0
+STALL_S = 60.0  # in which a worker that loads gets nothing done
+STATS_S = 10.0
+_LINGER_MS = 200
+_SLICE_MS = 50
+
+
+class Cluster:
+    """Connections to all workers; rank r is `remotes[r - 1]`. A context manager: leaving it frees the workers."""
+
+    def __init__(self, net: Net, remotes: list[Remote], session: int, name: str) -> None:
+        self.net = net
+        self.remotes = remotes
+        self.session = session
+        self.epoch = 0
+        self.name = name
+        self._watched: dict[int, int] = {}
+
+    @classmethod
+    def connect(cls, addresses: Sequence[str], net: Net | None = None, timeout_s: float = CONNECT_S) -> "Cluster":
+        """Meet the workers at `addresses` (`HOST:PORT`), all at once.
+
+        Raises:
+            NodeLost: if one does not answer within `timeout_s`.
+            NodeRefused: if one is in use, of another version, or given twice.
+        """
+        net = net or Net()
+        session, name = secrets.randbits(64), f"{socket.gethostname()[:64]} (process {os.getpid()})"
+        cluster = cls(net, [], session, name)
+        try:
+            for link, address in enumerate(addresses):
+                cluster.remotes.append(Remote(net, address, session, link, name))
+            cluster._wait(lambda: all(remote.hello for remote in cluster.remotes), timeout_s, cluster._nobody)
+            cluster._tell_apart()
+        except BaseException:
+            cluster.close()
+            raise
+        return cluster
+
+    @property
+    def hellos(self) -> list[Hello]:
+        """What every worker said of itself, rank 1 first."""
+        return [remote.hello for remote in self.remotes if remote.hello]
+
+    def peers(self, master: str = "master") -> tuple[PeerAddress, ...]:
+        """All members in rank order, for `Assign.peers` and the collective; rank 0 is the master, under that name."""
+        workers = [PeerAddress(rank, r.name, r.collective_address) for rank, r in enumerate(self.remotes, 1)]
+        return (PeerAddress(0, master, ""), *workers)
+
+    def assign(self, plans: Sequence[Assign], source: Source, progress: Progress = silent) -> list[Ready]:
+        """Give every worker its plan (ranks 1 and up) and the units that it lacks; wait until all are ready.
+
+        All plans carry this cluster's session and one epoch, higher than the last. `progress` counts bytes of weights.
+
+        Raises:
+            NodeError: if a worker fails, is lost, or gets nothing done for a minute.
+        """
+        for remote, plan in zip(self.remotes, plans, strict=True):
+            self.epoch = plan.epoch
+            remote.expect(plan.epoch)
+            assert remote.feeder
+            remote.feeder.begin(plan, source)
+            remote.send(plan)
+        while not all(remote.ready for remote in self.remotes):
+            self._pump(_SLICE_MS)
+            self._check_stalls(STALL_S)
+            feeds = [remote.feeder.stats for remote in self.remotes if remote.feeder]
+            if all(feed.missing is not None for feed in feeds):
+                progress(sum(feed.sent for feed in feeds), sum(feed.missing or 0 for feed in feeds))
+        return [remote.ready for remote in self.remotes if remote.ready]
+
+    def step(self, step: Step) -> None:
+        """Start a step on every worker.
+
+        Raises:
+            NodeError: if a worker is lost, or failed since the last look.
+        """
+        self.poll()
+        frames = encode(step)
+        for remote in self.remotes:
+            remote.send_frames(frames)
+
+    def poll(self) -> None:
+        """Take in what has arrived; returns at once.
+
+        Raises:
+            NodeError: naming the worker that failed, was stopped, or is lost.
+        """
+        for remote in self.remotes:
+            remote.serve()
+
+    def watch(self, rank: int) -> bool:
+        """For `allreduce.base.Endpoints.watch`: whether the worker of `rank` got anything done since the last call.
+
+        Raises:
+            NodeError: as `poll`, for any worker.
+        """
+        self.poll()
+        if not 1 <= rank <= len(self.remotes):
+            return False
+        progress, self._watched[rank] = self._watched.get(rank), self.remotes[rank - 1].pulse.progress
+        return progress is not None and progress != self._watched[rank]
+
+    def stats(self) -> list[Stats]:
+        """Every worker's totals, rank 1 first.
+
+        Raises:
+            NodeError: if a worker is lost, or does not answer.
+        """
+        for remote in self.remotes:
+            remote.stats = None
+            remote.send(AskStats(self.session, self.epoch))
+        self._wait(lambda: all(remote.stats for remote in self.remotes), STATS_S, self._no_stats)
+        return [remote.stats for remote in self.remotes if remote.stats]
+
+    def abort(self) -> None:
+        """Give up the current plan; the workers that still live wait for the next one."""
+        for remote in self.remotes:
+            with suppress(NodeError):
+                remote.send(Abort(self.session, self.epoch))
+
+    def close(self) -> None:
+        """Leave: the workers become idle, and keep their shards."""
+        for remote in self.remotes:
+            remote.close(_LINGER_MS)
+        self.remotes = []
+        self.net.close()
+
+    def __enter__(self) -> "Cluster":
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+    def _pump(self, milliseconds: int) -> None:
+        """Wait for anything to arrive, then take it in."""
+        poller = zmq.Poller()
+        for remote in self.remotes:
+            for one in remote.sockets:
+                poller.register(one, zmq.POLLIN)
+        poller.poll(milliseconds)
+        self.poll()
+
+    def _wait(self, done: Callable[[], bool], seconds: float, late: Callable[[], TpiError]) -> None:
+        ends = time.monotonic() + seconds
+        while not done():
+            if time.monotonic() > ends:
+                raise late()
+            self._pump(_SLICE_MS)
+
+    def _check_stalls(self, seconds: float) -> None:
+        for remote in self.remotes:
+            if not remote.ready and time.monotonic() - remote.pulse.advanced > seconds:
+                raise remote.lost(f"it has got nothing done for {seconds:.0f} s while loading its shard")
+
+    def _nobody(self) -> NodeLost:
+        remote = next(remote for remote in self.remotes if not remote.hello)
+        port = remote.address.rpartition(":")[2]
+        found = "something that is no tpi worker answers" if remote.connected else "no worker answers"
+        return NodeLost(
+            remote.address,
+            f"{found} at {remote.address}; start one on that machine with: tpi worker --listen 0.0.0.0:{port} "
+            "(without --listen it takes calls from its own machine only)",
+        )
+
+    def _no_stats(self) -> NodeLost:
+        remote = next(remote for remote in self.remotes if not remote.stats)
+        return remote.lost("it does not answer with its figures")
+
+    def _tell_apart(self) -> None:
+        """Give workers of equal names their addresses beside it."""
+        counts = Counter(remote.name for remote in self.remotes)
+        for remote in self.remotes:
+            if counts[remote.name] > 1:
+                remote.name = f"{remote.name} ({remote.address})"

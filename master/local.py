@@ -1,0 +1,111 @@
+"""Workers on this machine, for `--local N`: processes on free ports, each with its own cache, gone when the master is.
+
+A worker leaves when its stdin closes, which the operating system does even when this process is killed.
+"""
+
+import re
+import selectors
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import IO
+
+from tpi.errors import NodeLost
+
+START_S = 30.0
+STOP_S = 8.0
+COMMAND = (sys.executable, "-m", "worker.commands")
+_ADDRESS = re.compile(rb"listens on (\S+:\d+)")
+_LOG_LINES = 5  # of a worker that did not start
+
+
+class LocalWorkers:
+    """`count` worker processes; a context manager. `addresses` is known once it is entered."""
+
+    def __init__(
+        self, count: int, cache: Path, threads: int = 0, memory: int = 0, command: Sequence[str] = COMMAND
+    ) -> None:
+        """`threads` and `memory` (bytes) are each worker's own; 0 leaves the choice to it."""
+        self.addresses: list[str] = []
+        self._command = command
+        self._limits = [*(["-t", str(threads)] if threads else []), *(["--memory", str(memory)] if memory else [])]
+        self._caches = [cache / "local" / f"worker-{number}" for number in range(1, count + 1)]
+        self._processes: list[subprocess.Popen[bytes]] = []
+
+    def __enter__(self) -> "LocalWorkers":
+        """Start them all, and wait until they listen.
+
+        Raises:
+            NodeLost: if one does not start, with what it said.
+        """
+        try:
+            for cache in self._caches:
+                self._processes.append(self._start(cache))
+            self.addresses = [self._address(*pair) for pair in zip(self._processes, self._caches, strict=True)]
+        except BaseException:
+            self.stop()
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()
+
+    @property
+    def pids(self) -> list[int]:
+        """Process numbers, in the order of the addresses."""
+        return [process.pid for process in self._processes]
+
+    def stop(self) -> None:
+        """Close their stdin, and wait until they are gone; what does not go is killed."""
+        for process in self._processes:
+            for pipe in (process.stdin, process.stdout):
+                _close(pipe)
+        ends = time.monotonic() + STOP_S
+        for process in self._processes:
+            try:
+                process.wait(max(0.0, ends - time.monotonic()))
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+        self._processes = []
+
+    def _start(self, cache: Path) -> subprocess.Popen[bytes]:
+        cache.mkdir(parents=True, exist_ok=True)
+        arguments = ["--listen", "127.0.0.1:0", "--name", cache.name, "--cache", str(cache), "--attached", *self._limits]
+        with _log(cache).open("wb") as log:
+            # a session of its own: Ctrl-C goes to the master alone, which then stops its workers
+            return subprocess.Popen(
+                [*self._command, *arguments],
+                stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, start_new_session=True,
+            )  # fmt: skip
+
+    def _address(self, process: subprocess.Popen[bytes], cache: Path) -> str:
+        assert process.stdout
+        ends = time.monotonic() + START_S
+        with selectors.DefaultSelector() as selector:
+            selector.register(process.stdout, selectors.EVENT_READ)
+            line = b""
+            while selector.select(max(0.0, ends - time.monotonic())):
+                chunk = process.stdout.read1(4096)  # type: ignore[attr-defined]
+                line += chunk
+                if not chunk or b"\n" in line:
+                    break
+        found = _ADDRESS.search(line)
+        if found is None:
+            said = b" ".join(_log(cache).read_bytes().splitlines()[-_LOG_LINES:]).decode(errors="replace")
+            raise NodeLost(cache.name, f"{cache.name} did not start: {said or 'it said nothing'} (log: {_log(cache)})")
+        return found[1].decode()
+
+
+def _log(cache: Path) -> Path:
+    return cache / "worker.log"
+
+
+def _close(pipe: IO[bytes] | None) -> None:
+    if pipe is not None:
+        pipe.close()

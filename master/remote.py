@@ -1,0 +1,193 @@
+"""One worker as the master sees it: its control connection, its heartbeats, and what it said last."""
+
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from master.weights import Feeder
+from tpi import __version__
+from tpi.codec import Buffer, WrongProtocol
+from tpi.errors import NodeError, NodeLost, NodeRefused
+from tpi.messages import Bye, Failure, Heartbeat, Hello, Join, Ready, Refuse, Stats, master_identity
+from tpi.sockets import CONTROL, WEIGHTS, Channel, Monitor, Net, UnreachableError, split_address
+
+SILENCE_S = 2.5  # without a heartbeat (one is due every 0.25 s); longer on links that were seen to stutter
+_STUTTER = 3  # times the longest recent pause between heartbeats
+_FORGET = 0.98  # per heartbeat
+_POLL_S = 0.5  # looked at less often than this, pauses say nothing about the link
+
+
+@dataclass
+class Pulse:
+    """What the heartbeats say."""
+
+    progress: int = -1
+    phase: str = "idle"
+    advanced: float = 0.0  # when `progress` last grew
+    seen: float = 0.0  # when anything was last heard
+    polled: float = 0.0
+    pause: float = 0.0  # the longest recent one, decaying
+
+    def hear(self, now: float) -> None:
+        """Something arrived."""
+        if self.seen and now - self.polled < _POLL_S:
+            self.pause = max(self.pause * _FORGET, now - self.seen)
+        self.seen = now
+
+    def silent(self, now: float) -> bool:
+        """Whether it has been quiet for too long."""
+        limit = max(SILENCE_S, _STUTTER * self.pause)
+        if now - self.polled > _POLL_S:  # nobody looked: what arrived meanwhile may still be on its way in
+            self.seen = max(self.seen, now - limit / 2)
+        self.polled = now
+        return now - self.seen > limit
+
+
+class Remote:
+    """The connection to one worker. All methods belong to one thread; none waits."""
+
+    def __init__(self, net: Net, address: str, session: int, link: int, master: str) -> None:
+        self.address = address
+        self.name = address
+        self.hello: Hello | None = None
+        self.ready: Ready | None = None
+        self.stats: Stats | None = None
+        self.feeder: Feeder | None = None
+        self.pulse = Pulse()
+        self.dropped = 0
+        self.connected = False
+        self._net = net
+        self._identity = master_identity(session, link)
+        self._session = session
+        self._epoch = 0
+        self._master = master
+        self._host, port = split_address(address)
+        self._channel = Channel(net.connect(CONTROL, self._host, port, self._identity), net.tap)
+        self._monitor = Monitor(self._channel.socket)
+
+    @property
+    def sockets(self) -> Iterable[object]:
+        """What to poll while waiting."""
+        yield self._channel.socket
+        yield self._monitor.events
+        if self.feeder:
+            yield self.feeder.channel.socket
+            yield self.feeder.monitor.events
+
+    @property
+    def collective_address(self) -> str:
+        """Where its collective plane listens."""
+        assert self.hello
+        return f"tcp://{self._host}:{self.hello.collective_port}"
+
+    def expect(self, epoch: int) -> None:
+        """A new plan: what belongs to another is dropped from here on."""
+        self._epoch, self.ready, self.stats = epoch, None, None
+        self.pulse.advanced = time.monotonic()
+
+    def send(self, message: object) -> None:
+        """Queue a message.
+
+        Raises:
+            NodeLost: if there is no connection.
+        """
+        try:
+            self._channel.send(message)
+        except UnreachableError:
+            raise self.lost("its connection is gone") from None
+
+    def send_frames(self, frames: list[Buffer]) -> None:
+        """As `send`, for an encoded message."""
+        try:
+            self._channel.send_frames(frames)
+        except UnreachableError:
+            raise self.lost("its connection is gone") from None
+
+    def serve(self) -> None:
+        """Take in what has arrived.
+
+        Raises:
+            NodeLost, NodeRefused, NodeError: if the worker is gone, refuses, or failed.
+        """
+        for connected in self._monitor.changes():
+            self._connection(connected)
+        while (received := self._channel.receive()) is not None:
+            self._take(received[1])
+        if self.feeder:
+            self.feeder.serve()
+        if self.hello and self.pulse.silent(time.monotonic()):
+            raise self.lost(f"nothing was heard from it for {time.monotonic() - self.pulse.seen:.1f} s")
+
+    def lost(self, reason: str) -> NodeLost:
+        """The error that says that this worker is gone, and why."""
+        return NodeLost(
+            self.name, f"worker {self._who} is lost: {reason}; check that it runs and can be reached, then start again"
+        )
+
+    def close(self, linger_ms: int) -> None:
+        """Say goodbye, if it was met, and close."""
+        if self.hello and self.connected:
+            try:
+                self._channel.send(Bye(self._session))
+            except UnreachableError:
+                linger_ms = 0
+        if self.feeder:
+            self.feeder.close()
+        self._monitor.close()
+        self._channel.close(linger_ms)
+
+    @property
+    def _who(self) -> str:
+        return self.name if self.name == self.address else f"{self.name} ({self.address})"
+
+    def _connection(self, connected: bool) -> None:
+        self.connected = connected
+        if connected and not self.hello:
+            self.send(Join(__version__, self._session, self._master))
+        elif not connected and self.hello:
+            raise self.lost("it closed the connection")
+
+    def _take(self, message: object) -> None:
+        if isinstance(message, WrongProtocol):
+            raise NodeRefused(self.name, f"worker {self._who} is not of this version ({__version__}): {message}")
+        if getattr(message, "session", self._session) != self._session:
+            self.dropped += 1
+            return
+        now = time.monotonic()
+        self.pulse.hear(now)
+        if isinstance(message, Hello) and not self.hello:
+            self._meet(message)
+        elif isinstance(message, Refuse):
+            raise self._refused(message)
+        elif isinstance(message, Bye):
+            raise self.lost("it was stopped")
+        elif getattr(message, "epoch", None) != self._epoch:
+            self.dropped += 1
+        else:
+            self._of_this_epoch(message, now)
+
+    def _of_this_epoch(self, message: object, now: float) -> None:
+        if isinstance(message, Heartbeat):
+            if message.progress != self.pulse.progress or message.phase == "idle":
+                self.pulse.advanced = now
+            self.pulse.progress, self.pulse.phase = message.progress, message.phase
+        elif isinstance(message, Ready):
+            self.ready = message
+        elif isinstance(message, Stats):
+            self.stats = message
+        elif isinstance(message, Failure):
+            raise NodeError(message.node or self.name, f"worker {self._who}: {message.message}")
+
+    def _meet(self, hello: Hello) -> None:
+        self.hello, self.name = hello, hello.name
+        weights = self._net.connect(WEIGHTS, self._host, hello.weights_port, self._identity)
+        self.feeder = Feeder(Channel(weights, self._net.tap, share=True), self._session)
+
+    def _refused(self, refusal: Refuse) -> NodeRefused:
+        if refusal.reason == "version":
+            text = f"worker {self._who} runs tpi {refusal.version}, this is {__version__}; install the same on both"
+        elif refusal.in_use_by == self._master:
+            text = f"worker {self._who} is given twice, under two addresses; give each worker once"
+        else:
+            text = f"worker {self._who} is in use by {refusal.in_use_by}; wait for it, or use another worker"
+        return NodeRefused(self.name, text)

@@ -1,0 +1,157 @@
+"""The master's side of the weights plane: answers what workers lack, and gives rank 0 its own units from the pack."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from typing import Protocol
+
+from master.assignments import vectors_bytes
+from scheduler.extent import Extent
+from tpi.errors import TpiError, WeightsError
+from tpi.messages import Assign, Missing, Need, Offer, Unavailable, Units
+from tpi.pack.reader import Block, Pack
+from tpi.progress import Progress, silent
+from tpi.sockets import Channel, Monitor, UnreachableError
+from worker.cache import ShardCache
+from worker.draft import Draft
+from worker.image import HeldBlock, ImagePlan, Piece, image_plans
+
+
+class Source(Protocol):
+    """Where units come from."""
+
+    def read(self, need: Need) -> memoryview:
+        """The bytes that `need` asks for.
+
+        Raises:
+            WeightsError: if there are none.
+        """
+
+
+class PackSource:
+    """The layers of a pack; its embedding, head and final norm cannot be asked for."""
+
+    def __init__(self, pack: Pack) -> None:
+        self.blocks: Mapping[bytes, Block] = {bytes.fromhex(block.id): block for block in pack.walk()}
+
+    def read(self, need: Need) -> memoryview:
+        """See `Source.read`."""
+        block = self.blocks.get(need.block)
+        if block is None:
+            raise WeightsError("this model has no such layer block")
+        if need.run == "vectors":
+            return memoryview(vectors_bytes(block))
+        if need.run not in (run.name for run in block.shape.runs):
+            raise WeightsError(f"the block has no run {need.run!r}")
+        return block.read_units(need.run, need.first, need.last).data.cast("B")
+
+
+@dataclass
+class TransferStats:
+    """What one worker was sent for the current plan. `missing` is None until the worker has said what it lacks."""
+
+    missing: int | None = None
+    sent: int = 0
+
+
+class Feeder:
+    """Serves one worker. Only units of the worker's own plan are given out."""
+
+    def __init__(self, channel: Channel, session: int) -> None:
+        self.channel = channel
+        self.monitor = Monitor(channel.socket)
+        self.stats = TransferStats()
+        self.session = session
+        self._assign: Assign | None = None
+        self._source: Source | None = None
+        self._allowed: dict[tuple[bytes, str], tuple[int, int]] = {}
+
+    def begin(self, assign: Assign, source: Source) -> None:
+        """From now on serve the units of `assign`."""
+        self.stats = TransferStats()
+        self._assign, self._source = assign, source
+        self._allowed = {(block.id, "vectors"): (0, 1) for block in assign.blocks}
+        for block in assign.blocks:
+            for run in block.runs:
+                self._allowed[block.id, assign.layouts[run.layout].name] = (run.first, run.last)
+
+    def serve(self) -> None:
+        """Answer everything that has arrived. Never waits long."""
+        for connected in self.monitor.changes():
+            if connected:
+                self._send(Offer(self.session))
+        while (received := self.channel.receive()) is not None:
+            message = received[1]
+            if isinstance(message, Missing) and self._assign and message.epoch == self._assign.epoch:
+                self.stats.missing = message.nbytes
+            elif isinstance(message, Need):
+                self._answer(message)
+
+    def close(self) -> None:
+        """Close the socket."""
+        self.monitor.close()
+        self.channel.close()
+
+    def _answer(self, need: Need) -> None:
+        first, last = self._allowed.get((need.block, need.run), (0, 0))
+        try:
+            if self._source is None or not first <= need.first < need.last <= last:
+                raise WeightsError("it is not in the worker's plan")
+            data = self._source.read(need)
+        except TpiError as error:
+            self._send(Unavailable(need.block, str(error)[:4096]))
+            return
+        self.stats.sent += len(data)
+        self._send(Units(need.block, need.run, need.first, need.last, data))
+
+    def _send(self, message: object) -> None:
+        try:
+            self.channel.send(message)
+        except UnreachableError:
+            return  # the connection broke: the next Offer has the worker ask again
+
+
+def own_blocks(pack: Pack, assign: Assign, cache: ShardCache, progress: Progress = silent) -> list[HeldBlock]:
+    """Rank 0's blocks in the order of `assign.blocks`: in place where the pack has the units in one range, else images.
+
+    Raises:
+        WeightsError: if the pack is damaged, or the disk full.
+    """
+    source = PackSource(pack)
+    plans = image_plans(assign)
+    in_place = {plan.id: held for plan in plans if (held := _in_place(plan, source.blocks[plan.block.id], cache))}
+    copied = [plan for plan in plans if plan.id not in in_place]
+    found: dict[str, HeldBlock] = dict(in_place)
+    for done, (identity, block) in enumerate(cache.open(copied, progress).items()):
+        progress(done, len(copied))
+        found[identity] = _filled(block, source, cache) if isinstance(block, Draft) else block
+    cache.prune(copied)
+    return [found[plan.id] for plan in plans]
+
+
+def _filled(draft: Draft, source: Source, cache: ShardCache) -> HeldBlock:
+    for need in list(draft.needs()):
+        if draft.accept(Units(need.block, need.run, need.first, need.last, source.read(need))):
+            raise _damaged(draft.plan)
+    return cache.finish(draft)
+
+
+def _in_place(plan: ImagePlan, block: Block, cache: ShardCache) -> HeldBlock | None:
+    """The block as it lies in the pack, its units checked; None if they are not one byte range there."""
+    extents = [block.extent(run.layout.name, run.first, run.last) for run in plan.runs if run.nbytes]
+    if not extents or any(a.offset + a.nbytes != b.offset for a, b in pairwise(extents)):
+        return None
+    if not cache.sound(block.path, _pieces_in_pack(plan, block), plan.token):
+        raise _damaged(plan)
+    extent = Extent(block.path, extents[0].offset, sum(extent.nbytes for extent in extents))
+    return HeldBlock(plan.block.id, extent, block.vectors())
+
+
+def _pieces_in_pack(plan: ImagePlan, block: Block) -> Sequence[Piece]:
+    units = [piece for piece in plan.pieces if piece.run != "vectors"]
+    offsets = [block.extent(piece.run, piece.unit, piece.unit + 1).offset for piece in units]
+    return [replace(piece, offset=offset) for piece, offset in zip(units, offsets, strict=True)]
+
+
+def _damaged(plan: ImagePlan) -> WeightsError:
+    return WeightsError(f"block {plan.id[:12]} of the pack is damaged; delete the pack and make it again")

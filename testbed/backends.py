@@ -21,7 +21,7 @@ class Backend(Protocol):
         """Run until a handler of one of the `others` descriptors returns False."""
 
     def handlers(self) -> dict[str, Callable[..., Any]]:
-        """What `testbed.control` may ask: cut, heal, slow, report, compensate."""
+        """What `testbed.control` may ask: cut, heal, slow, report, reset, compensate."""
 
 
 class TunBackend:
@@ -51,6 +51,7 @@ class TunBackend:
             "heal": link.heal,
             "slow": link.slow,
             "report": link.report,
+            "reset": link.reset,
             "compensate": link.compensate,
         }
 

@@ -6,7 +6,8 @@ serialised once and not four times. What arrives at a channel while an earlier p
 
 Packets must enter a channel in the order in which they reach it, not in which they left their devices. So a packet's next
 hop is computed at its *commit time*: when nothing that leaves a device from now on can reach that channel before it. On
-paths of equal latency that is at once, and a packet costs one timer however many hops it has.
+paths of equal latency that is at once. Where it is later, nobody is woken for it: it is done together with whatever is due
+next, and at the latest when the packet could arrive. So a packet costs about one timer however many hops it has.
 
 No clock, no sockets: times are seconds, passed in.
 """
@@ -62,6 +63,14 @@ class Route:
 
     target: int
     channels: tuple[Channel, ...]
+    remaining: tuple[float, ...]  # the least seconds from the start of each channel to the device, and a last 0
+
+
+def _route(target: int, channels: list[Channel]) -> Route:
+    remaining = [0.0]
+    for channel in reversed(channels):
+        remaining.insert(0, remaining[0] + channel.latency - channel.jitter)
+    return Route(target, tuple(channels), tuple(remaining))
 
 
 class Emulator:
@@ -70,6 +79,7 @@ class Emulator:
     def __init__(self, topology: Topology, seed: int = 0) -> None:
         self._random = Random(seed)
         self._events: list[Event] = []
+        self._wakes: list[float] = []  # when each event could lead to an arrival
         self._number = 0
         self.channels = {
             (link.ends[a], link.ends[1 - a]): Channel(link.bandwidth, link.latency, link.jitter, link.loss, link.queue)
@@ -79,7 +89,7 @@ class Emulator:
         media = {router.name: Channel(router.shared) for router in topology.routers if router.shared is not None}
         names = [device.name for device in topology.devices]
         self.routes = {
-            (i, j): Route(j, tuple(self._along(topology, a, b, media)))
+            (i, j): _route(j, self._along(topology, a, b, media))
             for i, a in enumerate(names)
             for j, b in enumerate(names)
             if i != j
@@ -94,22 +104,21 @@ class Emulator:
 
     def due(self, now: float, slack: float = 0.0) -> list[tuple[float, int, bytes]]:
         """Packets that arrive by `now` (or up to `slack` seconds later), in order: when each is due, for which device, the packet."""
-        events = self._events
+        events, wakes, horizon = self._events, self._wakes, now + slack
         arrived = []
-        while events and events[0][0] <= now + slack:
+        while events and events[0][0] <= horizon:
             event = heappop(events)
             if event[2] == len(event[5].channels):
                 arrived.append((event[0], event[5].target, event[6]))
-            elif event[0] <= now:
-                self._advance(event, now)
             else:
-                heappush(events, event)
-                break
+                self._advance(event, horizon)
+        while wakes and wakes[0] <= horizon:
+            heappop(wakes)
         return arrived
 
     def next_event(self) -> float:
         """When `due` has to be called next; infinity if nothing is under way."""
-        return self._events[0][0] if self._events else UNLIMITED
+        return self._wakes[0] if self._wakes else UNLIMITED
 
     @property
     def dropped(self) -> int:
@@ -133,6 +142,7 @@ class Emulator:
             hop += 1
         when = last if hop == len(channels) else first - channels[hop].lookahead
         heappush(self._events, (when, number, hop, first, last, route, packet))
+        heappush(self._wakes, last + route.remaining[hop])
 
     def _along(self, topology: Topology, source: str, target: str, media: dict[str, Channel]) -> list[Channel]:
         """Channels of a path, each hop at a router with a shared medium going over that medium first."""

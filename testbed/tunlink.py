@@ -45,14 +45,18 @@ class TunLink:
 
     def __init__(self, topology: Topology, tuns: list[int]) -> None:
         self.emulator = Emulator(topology)
-        self.traffic = Traffic()
         self.compensation = 0.0  # seconds by which a packet is taken to have left before it was read: what waking up costs
         self._topology, self._tuns = topology, tuns
         self._names = [device.name for device in topology.devices]
         self._number = {socket.inet_aton(topology.address(name)): i for i, name in enumerate(self._names)}
         self._base = {ends: (c.latency, c.seconds_per_byte) for ends, c in self.emulator.channels.items()}
-        self._started = time.monotonic()
-        self._cpu_started = time.process_time()
+        self.reset()
+
+    def reset(self) -> None:
+        """Count from now on."""
+        self.traffic = Traffic()
+        self._started, self._cpu_started = time.monotonic(), time.process_time()
+        self._dropped = self.emulator.dropped
 
     def serve(self, others: dict[int, Callable[[], bool]]) -> None:
         """Carry packets until a handler says stop.
@@ -116,7 +120,7 @@ class TunLink:
             "packets": self.traffic.packets,
             "bytes": self.traffic.sent_bytes,
             "wakeups": self.traffic.wakeups,
-            "dropped": self.emulator.dropped,
+            "dropped": self.emulator.dropped - self._dropped,
             "late_ms_mean": self.traffic.late_seconds / packets * 1e3,
             "late_ms_worst": self.traffic.late_worst * 1e3,
             "compensation_ms": self.compensation * 1e3,

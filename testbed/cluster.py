@@ -1,0 +1,162 @@
+"""A cluster on a testbed: `tpi worker` on every device but the first, and one command on the first."""
+
+import math
+import os
+import re
+import shlex
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+from typing import Any, NoReturn
+
+from testbed.launch import Testbed
+from testbed.topology import Device
+from tpi.errors import TestbedError
+
+WORKERS = "TPI_WORKERS"
+PORT = 9990
+_LISTENS = re.compile(r"\blistens on\b")  # in the line with which a worker says that it does
+_BARE_PROCESS = 256 << 20  # bytes of a device's memory that are not the worker's to plan with
+_POLL = 0.02  # seconds
+
+
+@dataclass(frozen=True)
+class WorkerOptions:
+    """How the workers are started.
+
+    Attributes:
+        command: what to run instead of `tpi worker`; the same flags are put behind it.
+        cache: directory for a shard cache per device, kept; None: in the testbed's scratch directory, removed with it.
+        logs: directory for one log per device, kept; None: in the testbed's state directory, removed with it.
+        patience: seconds in which a worker has to listen.
+    """
+
+    command: tuple[str, ...] = (sys.executable, "-m", "tpi.cli", "worker")
+    cache: Path | None = None
+    logs: Path | None = None
+    patience: float = 60.0
+
+
+@contextmanager
+def workers(bed: Testbed, options: WorkerOptions | None = None) -> Iterator[str]:
+    """Start a worker on every device but the first; yields the value for `TPI_WORKERS`, and stops them at the end.
+
+    Raises:
+        TestbedError: if one ends, or does not listen in time; the last line of its log is quoted.
+    """
+    options = options or WorkerOptions()
+    started: list[subprocess.Popen[Any]] = []
+    try:
+        logs = []
+        for device in bed.topology.devices[1:]:
+            log = _log(bed, options, device)
+            logs.append(log)
+            with log.open("wb") as file:
+                command = [*options.command, *_flags(bed, options, device)]
+                started.append(
+                    bed.popen(device.name, command, stdin=subprocess.DEVNULL, stdout=file, stderr=file, start_new_session=True)
+                )
+        deadline = time.monotonic() + options.patience
+        for device, process, log in zip(bed.topology.devices[1:], started, logs, strict=True):
+            _await(device.name, process, log, deadline)
+        yield ",".join(f"{bed.address(device.name)}:{PORT}" for device in bed.topology.devices[1:])
+    finally:
+        _stop(started)
+
+
+def run(bed: Testbed, command: list[str], addresses: str) -> int:
+    """Run `command` on the first device with `TPI_WORKERS` set to `addresses`; returns its exit code.
+
+    Raises:
+        TestbedError: if the testbed ends before the command does.
+    """
+    environment = {**os.environ, WORKERS: addresses}
+    process = bed.popen(bed.topology.devices[0].name, command, env=environment)
+    try:
+        while process.poll() is None:
+            if bed.ended():
+                raise TestbedError("the testbed's holder process ended, and the network with it: start again")
+            try:
+                process.wait(0.2)
+            except subprocess.TimeoutExpired:
+                pass
+    except KeyboardInterrupt:
+        _wait(process, 5.0)  # the terminal interrupted it too: let it say its last words
+        raise
+    finally:
+        _stop([process])
+    return process.returncode if process.returncode >= 0 else 128 - process.returncode
+
+
+@contextmanager
+def ending_gracefully() -> Iterator[None]:
+    """Turn SIGTERM and SIGHUP into an exception inside the block, so that everything is taken down."""
+
+    def leave(number: int, frame: FrameType | None) -> NoReturn:
+        raise SystemExit(128 + number)
+
+    before: dict[signal.Signals, Callable[[int, FrameType | None], Any] | int | None] = {}
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        before[number] = signal.signal(number, leave)
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _flags(bed: Testbed, options: WorkerOptions, device: Device) -> list[str]:
+    cache = (options.cache or Path(bed.record.scratch)) / device.name
+    flags = ["--listen", f"{bed.address(device.name)}:{PORT}", "--name", device.name, "--cache", str(cache)]
+    if device.memory is not None:
+        flags += ["--memory", str(max(device.memory - _BARE_PROCESS, device.memory // 2))]
+    if device.cpu is not None:
+        flags += ["--threads", str(min(math.ceil(device.cpu), os.cpu_count() or 1))]
+    return flags
+
+
+def _log(bed: Testbed, options: WorkerOptions, device: Device) -> Path:
+    folder = options.logs or bed.folder
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder / f"{device.name}.log"
+
+
+def _await(name: str, process: "subprocess.Popen[Any]", log: Path, deadline: float) -> None:
+    """Wait until the worker's log says that it listens."""
+    while True:
+        ended = process.poll()
+        text = log.read_text(errors="replace")
+        if _LISTENS.search(text):
+            return
+        last = next((line for line in reversed(text.splitlines()) if line.strip()), "it said nothing")
+        if ended is not None:
+            raise TestbedError(f"the worker on {name} ended with code {ended} before it listened: {last}")
+        if time.monotonic() > deadline:
+            raise TestbedError(f"the worker on {name} does not listen ({shlex.join(map(str, process.args[6:]))}): {last}")
+        time.sleep(_POLL)
+
+
+def _stop(processes: "list[subprocess.Popen[Any]]") -> None:
+    """Ask all to end, then make them."""
+    for process in processes:
+        if process.poll() is None:
+            process.send_signal(signal.SIGCONT)
+            process.terminate()
+    for process in processes:
+        _wait(process, 3.0)
+        if process.poll() is None:
+            process.kill()
+            process.wait()
+
+
+def _wait(process: "subprocess.Popen[Any]", seconds: float) -> None:
+    try:
+        process.wait(seconds)
+    except subprocess.TimeoutExpired:
+        pass

@@ -1,0 +1,224 @@
+"""The commands `tpi testbed ...`."""
+
+import contextlib
+import json
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, TypeVar
+
+import click
+
+from testbed.units import format_rate, parse_rate, parse_time
+
+Command = TypeVar("Command", bound=Callable[..., Any])
+
+
+class Unit(click.ParamType):
+    """A flag with a unit, such as `10 Mbit`."""
+
+    def __init__(self, name: str, parse: Callable[[str], float]) -> None:
+        self.name, self._parse = name, parse
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        """Parse it, or fail with the parser's sentence."""
+        try:
+            return self._parse(value)
+        except ValueError as error:
+            self.fail(str(error), param, ctx)
+
+
+_BACKEND = click.option("--backend", default="auto", show_default=True, type=click.Choice(["auto", "tc", "tun"]))
+_VERIFY = click.option("--verify/--no-verify", default=True, show_default=True, help="Measure the links after set-up.")
+_ID = click.option("--id", "name", metavar="ID", help="Which testbed, where several run.")
+
+
+@click.group()
+def testbed() -> None:
+    """A home network in a box: devices, links, limits and faults on this machine. Linux, needs root."""
+
+
+testbed.__test__ = False  # type: ignore[attr-defined]  # no test, whatever its name says to pytest
+
+
+@testbed.command("topologies")
+def topologies() -> None:
+    """List the topologies that come with TPI."""
+    from testbed.schema import load_topology, shipped
+
+    for name in shipped():
+        click.echo(f"{name:18} {load_topology(name).about}")
+
+
+@testbed.command("up")
+@click.argument("file")
+@_BACKEND
+@_VERIFY
+def up(file: str, backend: str, verify: bool) -> None:
+    """Set up the topology FILE (a path, or the name of a shipped one) until `down`."""
+    from testbed.launch import Testbed
+    from testbed.schema import load_topology
+
+    topology = load_topology(file)
+    with contextlib.ExitStack() as undo:
+        bed = undo.enter_context(Testbed.start(topology, backend, owner="up"))
+        if verify:
+            _verify(bed)
+        undo.pop_all()
+    click.echo(f"testbed {bed.record.id}: {topology.name}, links by {bed.record.backend}")
+    for member in bed.record.devices:
+        click.echo(f"  {member.name:16} {member.address}")
+
+
+@testbed.command("run", context_settings={"ignore_unknown_options": True})
+@click.argument("file")
+@click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
+@_BACKEND
+@_VERIFY
+@click.option("--cache", type=click.Path(path_type=Path), help="Keep the workers' shards here, for the next run.")
+@click.option("--logs", type=click.Path(path_type=Path), help="Keep the workers' logs here.")
+@click.option("--worker", metavar="COMMAND", help="Start this instead of `tpi worker`; it gets the same flags.")
+def run(
+    file: str,
+    command: tuple[str, ...],
+    backend: str,
+    verify: bool,
+    cache: Path | None,
+    logs: Path | None,
+    worker: str | None,
+) -> None:
+    """Set up FILE, start workers on all devices but the first, and run COMMAND (after `--`) on the first."""
+    import shlex
+
+    from testbed import cluster
+    from testbed.launch import Testbed
+    from testbed.schema import load_topology
+
+    topology = load_topology(file)
+    options = cluster.WorkerOptions(cache=cache and cache.resolve(), logs=logs)
+    if worker:
+        options = cluster.WorkerOptions(tuple(shlex.split(worker)), options.cache, options.logs)
+    with cluster.ending_gracefully(), Testbed.start(topology, backend) as bed:
+        if verify:
+            _verify(bed)
+        with cluster.workers(bed, options) as addresses:
+            code = cluster.run(bed, list(command), addresses)
+            _print_traffic(bed.ask("report"))
+    sys.exit(code)
+
+
+@testbed.command("exec", context_settings={"ignore_unknown_options": True})
+@click.argument("device")
+@click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
+@_ID
+def execute(device: str, command: tuple[str, ...], name: str | None) -> None:
+    """Run COMMAND (after `--`) on DEVICE of a running testbed."""
+    from testbed.enter import enter
+
+    enter(_find(name), device, 0, list(command))
+
+
+@testbed.command("fault")
+@click.argument("action", type=click.Choice(["cut", "heal", "slow", "kill", "freeze", "thaw"]))
+@click.argument("device")
+@click.option("--bandwidth", type=Unit("RATE", parse_rate), help="For slow: what its links carry, e.g. '10 Mbit'.")
+@click.option("--latency", type=Unit("TIME", parse_time), help="For slow: what each way takes longer, e.g. '50 ms'.")
+@_ID
+def fault(action: str, device: str, bandwidth: float | None, latency: float | None, name: str | None) -> None:
+    """Break DEVICE of a running testbed, or mend it.
+
+    cut: nothing gets through. heal: undo cut and slow. slow: less bandwidth, more latency. kill: SIGKILL everything
+    that runs on it. freeze, thaw: stop it, its connections staying open, and let it go on.
+    """
+    from testbed.faults import inflict
+
+    click.echo(inflict(_find(name), action, device, bandwidth, latency))
+
+
+@testbed.command("status")
+@_ID
+@click.option("--json", "as_json", is_flag=True, help="Figures of the link process as JSON.")
+def status(name: str | None, as_json: bool) -> None:
+    """Say what the link process of a running testbed has done, and what CPU it took."""
+    from testbed.control import ask
+
+    report = ask(_find(name), "report")
+    if as_json:
+        click.echo(json.dumps(report))
+    else:
+        _print_traffic(report)
+
+
+@testbed.command("down")
+@click.argument("name", metavar="[ID]", required=False)
+@click.option("--all", "everything", is_flag=True, help="Also those that belong to a running `tpi testbed run`.")
+def down(name: str | None, everything: bool) -> None:
+    """Take down the testbed ID, or all that `up` made; and remove what killed ones have left."""
+    from testbed import launch, state
+    from testbed.namespaces import require_root
+
+    require_root()
+    if name is not None:
+        launch.take_down(_find_any(name))
+        click.echo(f"down: {name}")
+        return
+    for left in launch.sweep():
+        click.echo(f"removed what was left of {left}")
+    for folder in state.folders(state.default_root()):
+        if everything or state.read(folder).owner == "up":
+            launch.take_down(folder)
+            click.echo(f"down: {folder.name}")
+
+
+@testbed.command("doctor")
+def doctor() -> None:
+    """Say what this machine offers to a testbed, and what of it is used."""
+    from testbed.doctor import examine
+    from testbed.namespaces import require_root
+
+    require_root()
+    for finding in examine():
+        mark = {True: "ok", False: "NO", None: "--"}[finding.good]
+        click.echo(f"{mark}  {finding.what:28} {finding.meaning}")
+
+
+def _find(name: str | None) -> Path:
+    from testbed import state
+    from testbed.namespaces import require_root
+
+    require_root()
+    return state.find(state.default_root(), name)
+
+
+def _find_any(name: str) -> Path:
+    """The directory of the testbed `name`, dead or alive."""
+    from testbed import state
+    from tpi.errors import TestbedError
+
+    for folder in state.folders(state.default_root()):
+        if folder.name == name:
+            return folder
+    raise TestbedError(f"there is no testbed {name}: `tpi testbed down` without a name takes down all")
+
+
+def _verify(bed: Any) -> None:
+    from testbed.verify import verify
+
+    measured = verify(bed)
+    bed.ask("reset")
+    trips = [one.measured - one.expected for one in measured if one.quantity == "round trip"]
+    rates = [one.measured / one.expected - 1 for one in measured if one.quantity == "bandwidth"]
+    parts = [f"{len(trips)} round trips within {max(map(abs, trips)) * 1e3:.2f} ms"] if trips else []
+    parts += [f"{len(rates)} bandwidths within {max(map(abs, rates)):.1%}"] if rates else []
+    click.echo(f"verified: {', '.join(parts) or 'nothing to verify'}", err=True)
+
+
+def _print_traffic(report: dict[str, Any]) -> None:
+    if "packets" not in report:
+        return
+    click.echo(
+        f"link process: {report['cpu']:.1%} of a core over {report['seconds']:.1f} s, {report['packets']} packets, "
+        f"{report['bytes'] / 1e6:.1f} MB ({format_rate(8 * report['bytes'] / report['seconds'])}/s), "
+        f"{report['dropped']} dropped, late {report['late_ms_mean']:.3f} ms on average, {report['late_ms_worst']:.1f} at worst",
+        err=True,
+    )

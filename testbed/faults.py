@@ -1,0 +1,41 @@
+"""What goes wrong in a home, on demand: cables pulled, links gone slow, machines asleep, processes killed."""
+
+import signal
+from pathlib import Path
+
+from testbed import state
+from testbed.control import ask
+from testbed.processes import signal_all
+from tpi.errors import TestbedError, UsageError
+
+ACTIONS = ("cut", "heal", "slow", "kill", "freeze", "thaw")
+_SIGNALS = {"kill": signal.SIGKILL, "freeze": signal.SIGSTOP, "thaw": signal.SIGCONT}
+
+
+def inflict(folder: Path, action: str, device: str, bandwidth: float | None = None, latency: float | None = None) -> str:
+    """Do `action` to a device of the testbed at `folder`; returns a sentence that says what happened.
+
+    Args:
+        action: cut (nothing gets through), heal (undoes cut and slow), slow, kill (SIGKILL to all that runs there),
+            freeze (it stops, its connections stay open), thaw.
+        bandwidth: for slow: bits per second that the device's links carry at most.
+        latency: for slow: seconds that each way takes longer.
+
+    Raises:
+        UsageError: for slow without figures, or figures without slow.
+        TestbedError: if there is no such testbed or device, or nothing runs on it.
+    """
+    if (action == "slow") != (bandwidth is not None or latency is not None):
+        raise UsageError("slow, and only slow, takes --bandwidth, --latency or both: for example --bandwidth '10 Mbit'")
+    record = state.read(folder)
+    member = record.member(device)
+    if action in _SIGNALS:
+        count = signal_all(record, member, _SIGNALS[action])
+        if not count:
+            raise TestbedError(f"nothing runs on {device}, so there is nothing to {action}")
+        return f"{action}: {count} processes on {device}"
+    if action == "slow":
+        ask(folder, action, device=device, bandwidth=bandwidth, latency=latency or 0.0)
+    else:
+        ask(folder, action, device=device)
+    return f"{action}: {device}"

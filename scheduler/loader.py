@@ -154,7 +154,6 @@ class Loader:
 
     def _drop(self, load: _Load) -> None:
         load.stop()
-        load.ready = False
         if load.flying and not load.dropped:
             load.dropped = True
             self._stragglers += 1

@@ -1,0 +1,213 @@
+"""When does streaming cost nothing? The paper's propositions 3 to 6, rederived for a ring of any depth.
+
+Symbols, as in the paper (seconds, of one node): t_attn, t_ffn compute one block; t_ar one allreduce; tau_attn,
+tau_ffn load one block. One layer computes attention, allreduces, computes FFN, allreduces: it is busy for
+
+    busy = t_attn + t_ffn + 2 t_ar          and loads for          load = tau_attn + tau_ffn.
+
+**Timeline** (appendix A.3; exact in `scheduler.timeline`). Let block n start computing at C(n) and be loaded at E(n):
+
+    C(n) = max(C(n-1) + t(n-1) + t_ar,  E(n))                      wait for the exchange and for the weights
+    E(n) = max(E(n-1),  C(n-K) + t(n-K)) + tau(n)                  loads queue; with K in memory, n-K must be over
+
+The steady state is C(n) = C(n-1) + t(n-1) + t_ar for all n. The paper's proof lets the loader run ahead without bound
+(drops the second term of E) and starts with the first attention block in memory. Then no block waits if the busy time
+before each is at least the load time up to it: for l = 1, 2, ..., L
+
+    (a)  before FFN l:            l t_attn + (l-1) t_ffn + (2l-1) t_ar  >=  l tau_ffn + (l-1) tau_attn
+    (b)  before attention l + 1:  l (t_attn + t_ffn + 2 t_ar)           >=  l (tau_attn + tau_ffn)
+
+(b) is busy >= load, the paper's (4). Given it, the left side of (a) gains on the right with every l, so l = 1
+decides: t_attn + t_ar >= tau_ffn (the paper's case 1, its (5)). Otherwise (case 2) the first FFN waits, the waiting time
+is the loader's to keep, and from then on the same argument with the roles swapped asks for t_ffn + t_ar >= tau_attn,
+the paper's (6). One remark the paper does not make: (4) and not (5) imply (6), by subtraction. So **proposition 3,
+the loose condition, is (4) alone**: busy >= load; (5) only says whether the first layer is the only one that ever
+waits.
+
+**Proposition 4**, the tight condition: t_attn + t_ar >= tau_ffn and t_ffn + t_ar >= tau_attn. Each block's load is
+hidden behind its own predecessor. Its sum is (4).
+
+**The window.** With K blocks in memory the long-run time per layer is the largest mean weight of a cycle in the graph
+of the two equations. Cycles that stay in one row give busy and load. Others change rows through the edge that a
+release is, C(n) -> E(n+K), of weight t(n) + tau(n+K):
+
+    K = 1   t_attn + max(t_ar, tau_ffn) + t_ffn + max(t_ar, tau_attn)       nothing overlaps but the exchange
+    K = 2   max(busy, load, t_attn + tau_attn, t_ffn + tau_ffn)             a block's slot is loaded, then used
+    K >= 3  max(busy, load)
+
+Proof for K = 2. Look for a schedule with period P per layer in which each block is loaded x (attention), y (FFN)
+before it is used, loads of a layer are d_E apart and uses d_C: y - x = d_C - d_E, with d_C in [t_attn + t_ar, P -
+t_ffn - t_ar], d_E in [tau_ffn, P - tau_attn]. The slot is free in time if 0 <= x <= P - t_attn - tau_attn and 0 <= y
+<= P - t_ffn - tau_ffn. Both ranges must not be empty: the last two terms above. y - x can be chosen from an interval
+that is not empty as busy + load <= 2 P, and that meets the interval which x and y allow as (t_attn + tau_attn) +
+(t_ffn + tau_ffn) + t_ar <= busy + load <= 2 P. For K = 3 the cycles that change rows span at least two layers with at
+most busy + load in them, so their mean is at most the larger of the two; a deeper window only relaxes. So **three
+blocks in memory are enough to make the loose condition sufficient**; the paper's window of two also needs t + tau <=
+busy for both kinds, which the tight condition implies.
+
+**Proposition 6.** One FFN block kept in every T removes one tau_ffn from T layers:
+
+    T busy  >=  T tau_attn + (T-1) tau_ffn        i.e.  T <= tau_ffn / (load - busy)   if load > busy.
+
+The paper's (9) and (10) are again its prefixes. The layers between two kept blocks load more than they are busy, so
+the ring must be deep enough to carry what was loaded ahead; how deep, `advise` finds by simulation.
+
+**Proposition 5.** In the steady state all K places are taken, so the peak is the largest sum of K neighbours in the
+cycle of blocks, times the paper's gamma: `peak_parameters`. Here, where every byte is preallocated, it is
+`Placement.memory_bytes` plus the rest of `scheduler.budget`, and gamma is not needed.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from scheduler.placement import Placement, place_window
+from scheduler.ring import neighbours
+from scheduler.timeline import Costs, simulate
+
+_NO_STALL = 0.005  # of the token time: less waiting than this counts as none
+_DEEPEST = 16  # blocks in memory that are tried
+_TOKENS = 24  # simulated
+
+
+@dataclass(frozen=True)
+class Times:
+    """Mean seconds of one layer's five steps."""
+
+    attention: float
+    ffn: float
+    allreduce: float
+    load_attention: float
+    load_ffn: float
+
+    @property
+    def busy(self) -> float:
+        """Seconds that one layer computes and exchanges."""
+        return self.attention + self.ffn + 2 * self.allreduce
+
+    @property
+    def load(self) -> float:
+        """Seconds that one layer loads."""
+        return self.load_attention + self.load_ffn
+
+    @classmethod
+    def of(cls, costs: Costs) -> "Times":
+        """Means over the blocks, which alternate attention, FFN; loads over those that were loaded."""
+        loads = [[load for load in costs.load[kind::2] if load] for kind in (0, 1)]
+        return cls(
+            _mean(costs.compute[0::2]),
+            _mean(costs.compute[1::2]),
+            _mean(costs.exchange),
+            *(_mean(kind) for kind in loads),
+        )
+
+    def costs(self, layers: int) -> Costs:
+        """The same for every layer."""
+        return Costs(
+            [self.attention, self.ffn] * layers,
+            [self.allreduce] * (2 * layers),
+            [self.load_attention, self.load_ffn] * layers,
+        )
+
+
+def is_loose(times: Times) -> bool:
+    """Proposition 3: a deep enough window never waits in the long run."""
+    return times.busy >= times.load
+
+
+def is_tight(times: Times) -> bool:
+    """Proposition 4: each load is hidden behind the block before; a window of two never waits."""
+    return times.attention + times.allreduce >= times.load_ffn and times.ffn + times.allreduce >= times.load_attention
+
+
+def layer_seconds(times: Times, window: int) -> float:
+    """Seconds per layer in the long run with `window` blocks in memory, everything streamed (closed form)."""
+    if window == 1:
+        return (
+            times.attention
+            + max(times.allreduce, times.load_ffn)
+            + times.ffn
+            + max(times.allreduce, times.load_attention)
+        )
+    floor = max(times.busy, times.load)
+    if window == 2:
+        return max(floor, times.attention + times.load_attention, times.ffn + times.load_ffn)
+    return floor
+
+
+def longest_retain(times: Times) -> int | None:
+    """Proposition 6: the largest T such that one FFN block kept in every T is enough. 0: none needed; None: none is."""
+    if is_loose(times):
+        return 0
+    longest = int(times.load_ffn / (times.load - times.busy))
+    return longest or None
+
+
+def peak_parameters(block: Sequence[int], vocabulary: int, hidden: int, layers: int, window: int) -> tuple[int, int]:
+    """Proposition 5 without gamma: parameters in memory at the peak, on the master and on a worker.
+
+    `block` has the parameters of the attention and the FFN block on this node: p (2 h h + 2 h h b / a) and 3 p h s for
+    hidden size h, a heads, b KV heads, intermediate size s and share p. The master's cycle has the embedding (h v)
+    before the blocks and the final norm and head (h v + h) after them.
+    """
+    table = hidden * vocabulary
+    worker = list(block) * layers
+    return neighbours([table, *worker, table + hidden], window), neighbours(worker, window)
+
+
+@dataclass(frozen=True)
+class SteadyReport:
+    """Does this node wait for its disk, and what would end it. Seconds and bytes."""
+
+    times: Times
+    loose: bool  # proposition 3
+    tight: bool  # proposition 4
+    steady: bool  # predicted for the placement in use
+    token_seconds: float  # predicted for the placement in use
+    stall_seconds: float  # of it, per token
+    memory_bytes: int  # of the placement in use
+    window: int | None  # blocks in memory that reach the steady state; None: no number does
+    retain: int | None  # with one FFN block kept in every so many; 0: none need be
+    window_bytes: int | None  # memory that this takes
+    least_resident: int  # bytes that must stay, whatever they are, for loads to take no longer than the rest
+
+
+def verdict(placement: Placement, costs: Costs) -> SteadyReport:
+    """Judge a placement by measured seconds per block (`MemoryWindow.costs`)."""
+    times, timeline = Times.of(costs), simulate(placement.ring, costs, _TOKENS)
+    advised = advise(placement.sizes, times)
+    total, loading = sum(placement.sizes), sum(costs.load)
+    speed = total / loading if loading else float("inf")
+    return SteadyReport(
+        times=times,
+        loose=is_loose(times),
+        tight=is_tight(times),
+        steady=timeline.steady_stall <= _NO_STALL * timeline.steady_token,
+        token_seconds=timeline.steady_token,
+        stall_seconds=timeline.steady_stall,
+        memory_bytes=placement.memory_bytes,
+        window=advised[0] if advised else None,
+        retain=advised[1] if advised else None,
+        window_bytes=advised[2] if advised else None,
+        least_resident=max(0, round(total - costs.busy * speed)) if loading else 0,
+    )
+
+
+def advise(sizes: Sequence[int], times: Times) -> tuple[int, int, int] | None:
+    """The window, retention (0: none) and bytes that reach the steady state in the least memory, if any do."""
+    longest = longest_retain(times)
+    if longest is None:
+        return None
+    costs = times.costs(len(sizes) // 2)
+    found = []
+    for retain in {longest, max(1, longest // 2), 1} if longest else {0}:
+        for window in range(1, min(_DEEPEST, len(sizes)) + 1):
+            placement = place_window(sizes, window, retain)
+            timeline = simulate(placement.ring, costs, _TOKENS)
+            if timeline.steady_stall <= _NO_STALL * timeline.steady_token:
+                found.append((window, retain, placement.memory_bytes))
+                break
+    return min(found, key=lambda one: one[2], default=None)
+
+
+def _mean(values: Sequence[float]) -> float:
+    return sum(values) / len(values) if values else 0.0

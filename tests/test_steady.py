@@ -1,0 +1,138 @@
+"""Closed forms of the paper's propositions against the exact timeline."""
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+
+from scheduler.placement import place_window
+from scheduler.ring import Ring
+from scheduler.steady import (
+    Times,
+    advise,
+    is_loose,
+    is_tight,
+    layer_seconds,
+    longest_retain,
+    peak_parameters,
+    verdict,
+)
+from scheduler.timeline import Costs, simulate
+
+seconds = st.integers(0, 40).map(float)
+some_times = st.builds(Times, seconds, seconds, seconds, seconds, seconds)
+slow_disks = st.builds(
+    lambda times, extra: replace(times, load_ffn=times.load_ffn + max(0.0, times.busy - times.load) + extra),
+    some_times,
+    st.integers(1, 40),
+)
+quick = settings(max_examples=150, deadline=None)
+
+
+def ring_of(layers: int, window: int) -> Ring:
+    """Everything streamed, exactly `window` blocks in memory."""
+    blocks = tuple(range(2 * layers))
+    return Ring(window, blocks, (0,) * len(blocks), (window,) * len(blocks))
+
+
+@quick
+@given(some_times, st.integers(1, 6), st.integers(2, 5))
+def test_time_per_layer_is_the_timelines(times: Times, window: int, layers: int) -> None:
+    assume(window < 2 * layers)
+    timeline = simulate(ring_of(layers, window), times.costs(layers), 60)
+    assert timeline.steady_token == pytest.approx(layers * layer_seconds(times, window), rel=0.01, abs=1e-9)
+
+
+@quick
+@given(some_times, st.integers(1, 12))
+def test_proposition_3_needs_only_its_first_condition(times: Times, layers: int) -> None:
+    """Given (4), the paper's (5) or (6) holds for every prefix."""
+    assume(is_loose(times))
+    t_attn, t_ffn, t_ar = times.attention, times.ffn, times.allreduce
+    tau_attn, tau_ffn = times.load_attention, times.load_ffn
+    prefixes = range(1, layers + 1)
+    case_1 = all(
+        n * t_attn + (n - 1) * t_ffn + (2 * n - 1) * t_ar >= n * tau_ffn + (n - 1) * tau_attn for n in prefixes
+    )
+    case_2 = all(
+        n * t_ffn + (n - 1) * t_attn + (2 * n - 1) * t_ar >= n * tau_attn + (n - 1) * tau_ffn for n in prefixes
+    )
+    assert case_1 == (t_attn + t_ar >= tau_ffn)
+    assert case_1 or case_2
+
+
+@quick
+@given(some_times)
+def test_tight_implies_loose_and_a_window_of_two(times: Times) -> None:
+    assume(is_tight(times))
+    assert is_loose(times)
+    assert layer_seconds(times, 2) == times.busy
+    assert simulate(ring_of(4, 2), times.costs(4), 60).steady_stall == pytest.approx(0)
+
+
+@quick
+@given(some_times)
+def test_without_retention_the_loose_condition_decides(times: Times) -> None:
+    stall = simulate(ring_of(4, 3), times.costs(4), 60).steady_stall
+    assert (stall <= 0.01 * max(times.busy, 1)) == is_loose(times)
+
+
+@quick
+@given(slow_disks, st.integers(1, 4))
+def test_proposition_6(times: Times, retain: int) -> None:
+    """With a ring deep enough to carry T layers, one FFN kept in every T is enough exactly if it says so."""
+    layers = 4 * retain
+    streamed = [b for b in range(2 * layers) if b % 2 == 0 or (b // 2) % retain != retain - 1]
+    depth = 2 * retain + 2
+    ring = Ring(depth, tuple(streamed), (0,) * len(streamed), (depth,) * len(streamed))
+    timeline = simulate(ring, times.costs(layers), 60)
+    enough = retain * times.busy >= retain * times.load_attention + (retain - 1) * times.load_ffn
+    assert (timeline.steady_stall <= 0.002 * timeline.steady_token) == enough
+    longest = longest_retain(times)
+    assert (longest is not None and retain <= longest) == enough
+
+
+def test_the_papers_example_is_loose_but_not_tight() -> None:
+    """Attention loads quickly and FFN slowly: what one lacks, the other makes up for."""
+    times = Times(0.011, 0.017, 0.014, 0.018, 0.030)
+    assert is_loose(times)
+    assert not is_tight(times)
+    window, retain, _ = advise([64 << 12, 129 << 12] * 32, times) or (0, 0, 0)
+    assert (window, retain) == (2, 0)
+
+
+def test_advice_reaches_the_steady_state() -> None:
+    times = Times(0.010, 0.020, 0.005, 0.020, 0.045)
+    advised = advise([64 << 12, 128 << 12] * 16, times)
+    assert advised is not None
+    window, retain, memory = advised
+    placement = place_window([64 << 12, 128 << 12] * 16, window, retain)
+    assert placement.memory_bytes == memory
+    report = verdict(placement, times.costs(16))
+    assert report.steady
+    assert not report.loose
+    assert not verdict(place_window([64 << 12, 128 << 12] * 16, 2), times.costs(16)).steady
+
+
+def test_no_advice_where_keeping_every_ffn_block_is_not_enough() -> None:
+    times = Times(0.001, 0.001, 0.0, 0.1, 0.1)
+    assert longest_retain(times) is None
+    assert advise([4096, 8192] * 8, times) is None
+
+
+def test_peak_memory_has_the_papers_shape() -> None:
+    """Llama 3.1 70B on 8 devices: the master's two tables dominate, and gamma is near 1.3 (the paper: 11.4 GB)."""
+    attention = (2 * 8192**2 + 2 * 8192**2 // 8) // 8
+    ffn = 3 * 8192 * 28672 // 8
+    master, worker = peak_parameters([attention, ffn], 128256, 8192, 80, 4)
+    assert worker == 2 * (attention + ffn)
+    assert 11.4e9 / (4 * master) == pytest.approx(1.3, abs=0.1)
+    smaller, _ = peak_parameters([attention, ffn], 128256, 8192, 80, 2)
+    assert smaller < master
+
+
+def test_a_token_that_never_waits_takes_its_busy_time() -> None:
+    costs = Costs([1.0, 2.0], [0.5, 0.5], [0.1, 0.1])
+    timeline = simulate(ring_of(1, 1), costs, 10)
+    assert timeline.steady_token == pytest.approx(costs.busy)

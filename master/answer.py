@@ -53,8 +53,11 @@ def answer(
     sampler: Sampler,
     limits: Limits,
     show: Callable[[str], None] = lambda text: None,
+    mark: Callable[[], None] = lambda: None,
 ) -> Answer:
     """Generate one answer to the pending tokens of `sequence`, passing text to `show` as it comes.
+
+    `mark` is called once, between the first token and the second: what is counted from there on is decoding.
 
     Raises:
         NodeLost, NodeError: if a worker is lost or fails; what was shown stays shown.
@@ -69,10 +72,13 @@ def answer(
             show(text)
 
     for sampled in engine.generate(sequence, sampler, limits.tokens):
-        if not result.token_ids:
-            first, result.ttft = sampled.at, sampled.at - started
         result.token_ids.append(sampled.token)
-        result.decode_seconds = sampled.at - first
+        if len(result.token_ids) == 1:
+            result.ttft = sampled.at - started
+            mark()
+            first = perf_counter()
+        else:
+            result.decode_seconds = sampled.at - first
         if sampled.token in tokenizer.eos_ids and not limits.ignore_eos:
             result.finish_reason = "stop"
             break

@@ -90,6 +90,23 @@ class Engine:
             )
         sequence.tokens.extend(tokens)
 
+    def resume(self, sequence: Sequence | None, tokens: SequenceOf[int]) -> Sequence:
+        """A sequence of `tokens` that keeps what an earlier one has computed of them; the earlier one is used up.
+
+        Raises:
+            UsageError: as `admit`.
+        """
+        if sequence is None:
+            return self.admit(tokens)
+        shared = 0
+        for known, wanted in zip(sequence.tokens[: sequence.computed], tokens[:-1], strict=False):
+            if known != wanted:
+                break
+            shared += 1
+        sequence.tokens, sequence.computed = sequence.tokens[:shared], shared
+        self.extend(sequence, tokens[shared:])
+        return sequence
+
     def step(self, sequences: SequenceOf[Sequence], samplers: Callable[[Sequence], Sampler]) -> list[Sampled]:
         """Run one step over `sequences` and append a sampled token to each that is complete."""
         work = self._batcher.pick(sequences)

@@ -17,7 +17,7 @@ from tpi.errors import NodeLost
 
 START_S = 30.0
 STOP_S = 8.0
-COMMAND = (sys.executable, "-m", "worker.commands")
+COMMAND = (sys.executable, "-m", "tpi.cli", "worker")
 _ADDRESS = re.compile(rb"listens on (\S+:\d+)")
 _LOG_LINES = 5  # of a worker that did not start
 
@@ -67,20 +67,16 @@ class LocalWorkers:
                 _close(pipe)
         ends = time.monotonic() + STOP_S
         for process in self._processes:
-            try:
-                process.wait(max(0.0, ends - time.monotonic()))
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()
+            _wait(process, ends)
         self._processes = []
 
     def _start(self, cache: Path) -> subprocess.Popen[bytes]:
         cache.mkdir(parents=True, exist_ok=True)
-        arguments = ["--listen", "127.0.0.1:0", "--name", cache.name, "--cache", str(cache), "--attached", *self._limits]
+        arguments = ["--listen", "127.0.0.1:0", "--name", cache.name, "--cache", str(cache), "--attached"]
         with _log(cache).open("wb") as log:
             # a session of its own: Ctrl-C goes to the master alone, which then stops its workers
             return subprocess.Popen(
-                [*self._command, *arguments],
+                [*self._command, *arguments, *self._limits],
                 stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, start_new_session=True,
             )  # fmt: skip
 
@@ -104,6 +100,14 @@ class LocalWorkers:
 
 def _log(cache: Path) -> Path:
     return cache / "worker.log"
+
+
+def _wait(process: subprocess.Popen[bytes], ends: float) -> None:
+    try:
+        process.wait(max(0.0, ends - time.monotonic()))
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
 
 
 def _close(pipe: IO[bytes] | None) -> None:

@@ -14,6 +14,7 @@ from tpi.messages import Stats
 from tpi.partition import FFN_UNIT, Shard
 
 MILLI = 1e3
+_TABLE_WIDTH = 120
 MEGA = 1e6
 
 
@@ -96,12 +97,14 @@ def node_fields(nodes: Sequence[NodeReport]) -> list[dict[str, Any]]:
 def print_nodes(nodes: Sequence[NodeReport], summary: str) -> None:
     """The table of nodes on stdout, under one line of figures for the whole run."""
     table = Table(box=SIMPLE, caption=summary, caption_justify="left")
-    table.add_column("node")
+    table.add_column("node", no_wrap=True)
     for title in ("heads", "neurons", "weights", "peak RSS", "compute", "sync", "I/O stall", "sent", "received"):
         table.add_column(title, justify="right", no_wrap=True)
     for node in nodes:
         table.add_row(node.name, *_cells(node))
-    Console(soft_wrap=True, highlight=False).print(table)
+    console = Console(highlight=False)
+    console.width = max(console.width, _TABLE_WIDTH)  # a narrow terminal wraps lines; rich would cut the figures
+    console.print(table)
 
 
 def _cells(node: NodeReport) -> list[str]:

@@ -7,6 +7,7 @@ from tokenizers import Tokenizer as FastTokenizer
 from tokenizers.decoders import DecodeStream
 
 from tpi.errors import ModelError
+from tpi.pack.reader import Pack
 
 Message = Mapping[str, str]  # {"role": ..., "content": ...}
 
@@ -20,6 +21,11 @@ class Tokenizer:
         self.info = info
         self.eos_ids = frozenset(info.get("eos_ids") or ())
         self.chat_template: str | None = info.get("chat_template")
+
+    @classmethod
+    def load(cls, pack: Pack) -> "Tokenizer":
+        """The tokenizer that was packed with the model; raises ModelError if there is none."""
+        return cls(FastTokenizer.from_file(str(pack.tokenizer_file)), pack.tokenizer_info)
 
     def encode(self, text: str, special: bool = True) -> list[int]:
         """Token ids of `text`; with `special`, the tokens that the model wants around a prompt are added."""

@@ -1,5 +1,6 @@
 """The one `tpi` command: names its subcommands as strings and loads them when called."""
 
+import os
 import sys
 from importlib import import_module
 
@@ -47,9 +48,18 @@ def version() -> None:
     click.echo(__version__)
 
 
+def _choose_kernels(name: str | None) -> None:
+    """`TPI_KERNELS=reference` runs without the native module, slowly."""
+    if name:
+        from tpi import kernels
+
+        kernels.use(name)
+
+
 def main() -> None:
     """Entry point: a `TpiError` becomes one sentence and its exit code, never a traceback."""
     try:
+        _choose_kernels(os.environ.get("TPI_KERNELS"))
         code = tpi(standalone_mode=False)
     except click.exceptions.Exit as leave:
         code = leave.exit_code

@@ -3,11 +3,12 @@
 from collections.abc import Sequence
 
 from allreduce.base import Endpoints
-from tpi.messages import Assign, Step
+from tpi.messages import Assign, Stats, Step
 from worker.build import build_node
 from worker.image import HeldBlock
 from worker.member import Figures
 from worker.node import Node
+from worker.profile import peak_rss
 
 
 class NodeMember:
@@ -44,6 +45,15 @@ class NodeMember:
             resident_bytes=self._resident_bytes,
             dropped=group.dropped,
         )
+
+    def stats(self, session: int, epoch: int) -> Stats:
+        """The totals as rank 0 reports them to itself."""
+        figures = self.figures()
+        return Stats(
+            session, epoch, figures.steps, self.node.shard.clock.tokens, self._resident_bytes, figures.resident_bytes,
+            peak_rss(), figures.compute_s, figures.sync_s, figures.stall_s, figures.streamed_bytes, figures.disk_s,
+            figures.sent_bytes, figures.received_bytes, figures.dropped,
+        )  # fmt: skip
 
     def close(self) -> None:
         """Stop the loader and close the collective's sockets."""

@@ -1,0 +1,142 @@
+"""The commands `tpi run`, `tpi chat` and `tpi bench`: flags in, answers and tables out."""
+
+import json
+import sys
+from statistics import median
+from typing import Any
+
+import click
+
+from master.answer import Answer, Limits, answer, encode_prompt
+from master.options import Placement, placement_options, sampling_options, take_sampling
+from master.report import answer_fields, node_fields, print_nodes
+from master.sampler import Sampler, Sampling
+from master.session import Session
+from tpi.errors import UsageError
+
+
+@click.command()
+@placement_options
+@sampling_options
+@click.option("-p", "--prompt", required=True, help="The prompt; goes through the model's chat template.")
+@click.option("-n", "tokens", default=128, show_default=True, type=click.IntRange(min=1), help="Most tokens to make.")
+@click.option("--stop", multiple=True, metavar="TEXT", help="End the answer before this text. May be repeated.")
+@click.option("--raw", is_flag=True, help="Send the prompt as it is, without the chat template.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object as the last line.")
+def run(prompt: str, tokens: int, stop: tuple[str, ...], raw: bool, as_json: bool, **flags: Any) -> None:
+    """Answer one prompt."""
+    sampling, placement = take_sampling(flags), Placement.from_flags(flags)
+    with Session(placement) as session:
+        sequence = session.engine.admit(encode_prompt(session.tokenizer, prompt, raw))
+        result = answer(
+            session.engine, session.tokenizer, sequence, Sampler(sampling), Limits(tokens, stop), _stream, session.mark
+        )
+        click.echo()
+        nodes = session.report()
+        if as_json:
+            _print_json(answer_fields(result) | session.fields() | {"nodes": node_fields(nodes)})
+        else:
+            print_nodes(nodes, _summary(result, session))
+
+
+@click.command()
+@placement_options
+@sampling_options
+@click.option("-n", "tokens", default=512, show_default=True, type=click.IntRange(min=1), help="Most tokens a turn.")
+@click.option("--system", help="A system message to begin with.")
+def chat(tokens: int, system: str | None, **flags: Any) -> None:
+    """Talk in several turns; keys and values of earlier turns are kept. End with Ctrl-D."""
+    sampling, placement = take_sampling(flags), Placement.from_flags(flags)
+    with Session(placement) as session:
+        if session.tokenizer.chat_template is None:
+            raise UsageError("this model has no chat template; use tpi run --raw")
+        _converse(session, Sampler(sampling), tokens, system)
+
+
+@click.command()
+@placement_options
+@click.option("--prompt-tokens", default=128, show_default=True, type=click.IntRange(min=1))
+@click.option("--gen-tokens", default=64, show_default=True, type=click.IntRange(min=2))
+@click.option("--repeat", default=3, show_default=True, type=click.IntRange(min=1))
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object as the last line.")
+def bench(prompt_tokens: int, gen_tokens: int, repeat: int, as_json: bool, **flags: Any) -> None:
+    """Measure prefill (pp) and decode (tg) speed; medians over the repeats."""
+    placement = Placement.from_flags(flags)
+    with Session(placement) as session:
+        prompt = [1 + index % (session.pack.config.vocab - 1) for index in range(prompt_tokens)]
+        limits = Limits(gen_tokens, ignore_eos=True)
+        _measure(session, prompt, Limits(2, ignore_eos=True))  # warm up
+        results = [_measure(session, prompt, limits) for _ in range(repeat)]
+        nodes = session.report()
+        if as_json:
+            _print_json(_medians(results) | session.fields() | {"nodes": node_fields(nodes)})
+        else:
+            figures = _medians(results)
+            summary = (
+                f"pp{prompt_tokens} {figures['prefill_tokens_per_s']:.1f} tok/s, "
+                f"tg{gen_tokens} {figures['decode_tokens_per_s']:.1f} tok/s, medians of {repeat}"
+            )
+            print_nodes(nodes, summary)
+
+
+def _converse(session: Session, sampler: Sampler, tokens: int, system: str | None) -> None:
+    """The turns of one chat. A turn that no longer extends what was computed starts again from its first difference."""
+    messages = [{"role": "system", "content": system}] if system else []
+    sequence = None
+    for line in _lines():
+        messages.append({"role": "user", "content": line})
+        wanted = session.tokenizer.encode_chat(messages)
+        if sequence is not None and wanted[: len(sequence.tokens)] == sequence.tokens:
+            session.engine.extend(sequence, wanted[len(sequence.tokens) :])
+        else:
+            sequence = session.engine.resume(sequence, wanted)
+        result = answer(session.engine, session.tokenizer, sequence, sampler, Limits(tokens), _stream)
+        click.echo()
+        messages.append({"role": "assistant", "content": result.text})
+
+
+def _lines() -> Any:
+    """Non-empty lines that the user types, with a prompt on a terminal, until end of input."""
+    while True:
+        if sys.stdin.isatty():
+            click.echo("> ", nl=False, err=True)
+        line = sys.stdin.readline()
+        if not line:
+            return
+        if line.strip():
+            yield line.strip()
+
+
+def _measure(session: Session, prompt: list[int], limits: Limits) -> Answer:
+    sequence = session.engine.admit(prompt)
+    sampler = Sampler(Sampling(temperature=0))
+    result = answer(session.engine, session.tokenizer, sequence, sampler, limits, mark=session.mark)
+    session.engine.release(sequence)
+    return result
+
+
+def _medians(results: list[Answer]) -> dict[str, Any]:
+    return {
+        "prompt_tokens": results[0].prompt_tokens,
+        "completion_tokens": len(results[0].token_ids),
+        "ttft_s": median(result.ttft for result in results),
+        "prefill_tokens_per_s": median(result.prefill_rate for result in results),
+        "decode_tokens_per_s": median(result.decode_rate for result in results),
+        "repeat": len(results),
+    }
+
+
+def _stream(text: str) -> None:
+    click.echo(text, nl=False)
+    sys.stdout.flush()
+
+
+def _print_json(fields: dict[str, Any]) -> None:
+    click.echo(json.dumps(fields, ensure_ascii=False))
+
+
+def _summary(result: Answer, session: Session) -> str:
+    return (
+        f"{result.prompt_tokens} prompt tokens, first token after {result.ttft:.2f} s; "
+        f"{len(result.token_ids)} tokens at {result.decode_rate:.1f} tok/s; {session.describe()}"
+    )

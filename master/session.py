@@ -1,0 +1,193 @@
+"""One run of the master, from opening the model to letting the workers go: what all commands have in common."""
+
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import fields, replace
+from types import TracebackType
+from typing import Any
+
+from allreduce.base import Endpoints
+from master.assignments import assignments
+from master.batcher import Batcher
+from master.cluster import Cluster
+from master.engine import Engine, Fence
+from master.kvblocks import KvBlocks
+from master.local import LocalWorkers
+from master.options import DEFAULT_CONTEXT, Placement
+from master.planner import Units, parse_split, plan
+from master.report import Member, NodeReport, node_report
+from master.tokenizer import Tokenizer
+from master.vocabulary import Embedding, Head, ResidentTable
+from master.weights import PackSource, own_blocks
+from tpi.kv import KvDtype, blocks_for
+from tpi.messages import Assign, NodeOptions, Stats
+from tpi.pack.locate import open_model
+from tpi.pack.reader import Block, Pack
+from tpi.partition import Shard
+from tpi.progress import phase
+from worker.cache import ShardCache
+from worker.nodemember import build_member
+from worker.profile import usable_cores
+
+PREFILL_TOKENS = 512  # the most tokens in one step
+MASTER = "master"
+
+
+class Session:
+    """A context manager: inside it the cluster is ready; leaving it stops local workers and frees the others."""
+
+    pack: Pack
+    tokenizer: Tokenizer
+    engine: Engine
+    marked: list[Stats] | None = None  # figures of every node when the first token of the last answer was there
+
+    def __init__(self, placement: Placement) -> None:
+        self.placement = placement
+        self._stack = ExitStack()
+
+    def __enter__(self) -> "Session":
+        with self._stack as stack:
+            self._open(stack)
+            self._stack = stack.pop_all()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._stack.__exit__(kind, error, trace)
+
+    def stats(self) -> list[Stats]:
+        """Totals of every node so far, rank 0 first."""
+        return [self._own_stats(), *self._cluster.stats()]
+
+    def mark(self) -> None:
+        """Remember the totals: what a later `report` says is counted from here."""
+        self.marked = self.stats()
+
+    def report(self) -> list[NodeReport]:
+        """Every node's figures since `mark`, per token; since the start if there was none."""
+        after = self.stats()
+        before = self.marked or [_nothing(stats) for stats in after]
+        return [
+            node_report(self.pack.config, member, *pair)
+            for member, *pair in zip(self._members, before, after, strict=True)
+        ]
+
+    def fields(self) -> dict[str, Any]:
+        """The fields of `--json` that describe the group."""
+        return {"collective": self._own.node.shard.group.name, "wire": self._own.node.shard.group.wire}
+
+    def describe(self) -> str:
+        """The group in a few words."""
+        nodes, fields = len(self._members), self.fields()
+        return (
+            f"{nodes} node{'s' if nodes > 1 else ''}, {self.pack.dtype}, {fields['collective']} over {fields['wire']}"
+        )
+
+    def _open(self, stack: ExitStack) -> None:
+        placement = self.placement
+        self.pack = open_model(placement.model, placement.dtype, placement.cache)
+        self.tokenizer = Tokenizer.load(self.pack)
+        self.context = min(placement.context or DEFAULT_CONTEXT, self.pack.config.context)
+        # sharing out comes first: what cannot be shared is refused before a process starts
+        shards = self._shares()
+        self._cluster = stack.enter_context(Cluster.connect(self._addresses(stack)))
+        plans = self._plans(shards)
+        self._join(stack, plans)
+        self._members = self._named(shards)
+        self._build_engine(plans[0])
+
+    def _shares(self) -> list[Shard]:
+        nodes = 1 + (self.placement.local or len(self.placement.workers))
+        return plan(self.pack.config, units_of(self.pack), parse_split(self.placement.split, nodes))
+
+    def _addresses(self, stack: ExitStack) -> list[str]:
+        placement = self.placement
+        if not placement.local:
+            return list(placement.workers)
+        workers = LocalWorkers(placement.local, placement.cache, self._threads(), placement.memory or 0)
+        return stack.enter_context(workers).addresses
+
+    def _threads(self) -> int:
+        """Compute threads of the master, and of each local worker: nodes of one machine share its cores."""
+        return self.placement.threads or max(1, usable_cores() // (1 + self.placement.local))
+
+    def _plans(self, shards: Sequence[Shard]) -> list[Assign]:
+        options = NodeOptions(
+            context=self.context,
+            kv_blocks=blocks_for(self.context),
+            kv_dtype=kv_dtype(self.pack),
+            prefill_tokens=PREFILL_TOKENS,
+            memory=self.placement.memory or 0,
+            threads=self.placement.threads or 0,
+        )
+        cluster = self._cluster
+        plans = assignments(self.pack, shards, cluster.peers(MASTER), options, cluster.session, cluster.epoch + 1)
+        return [replace(plans[0], options=replace(options, threads=self._threads())), *plans[1:]]
+
+    def _join(self, stack: ExitStack, plans: Sequence[Assign]) -> None:
+        """Load every node's shard, this one's included."""
+        with phase("sending weights to the workers") as progress:
+            ready = self._cluster.assign(plans[1:], PackSource(self.pack), progress)
+        cache = ShardCache(self.placement.cache / "shards")
+        stack.callback(cache.close)
+        with phase("loading weights") as progress:
+            held = own_blocks(self.pack, plans[0], cache, progress)
+            endpoints = Endpoints(net=self._cluster.net, watch=self._cluster.watch)
+            self._own = build_member(plans[0], held, endpoints)
+        stack.callback(self._own.close)
+        self._kv_blocks = min([self._own.kv_blocks, *(node.kv_blocks for node in ready)])
+
+    def _build_engine(self, own: Assign) -> None:
+        config = self.pack.config
+        table = load_table(self.pack.embedding)
+        positions = load_table(self.pack.positions) if self.pack.positions else None
+        final = self.pack.final.vectors()
+        self.engine = Engine(
+            embedding=Embedding(config, table, positions),
+            head=Head(
+                config, table if config.tied else load_table(self.pack.head), final["norm"], final.get("norm.bias")
+            ),
+            node=self._own.node,
+            workers=self._cluster,
+            batcher=Batcher(KvBlocks(self._kv_blocks), PREFILL_TOKENS),
+            context=self.context,
+            fence=Fence(own.session, own.epoch),
+        )
+
+    def _named(self, shards: Sequence[Shard]) -> list[Member]:
+        units = units_of(self.pack)
+        names = [peer.name for peer in self._cluster.peers(MASTER)]
+        return [
+            Member(name, rank, shard, units.query_heads, units.kv_heads)
+            for rank, (name, shard) in enumerate(zip(names, shards, strict=True))
+        ]
+
+    def _own_stats(self) -> Stats:
+        return self._own.stats(self._cluster.session, self._cluster.epoch)
+
+
+def units_of(pack: Pack) -> Units:
+    """How a layer of this pack can be shared out."""
+    attention, ffn = pack.layers[0]
+    return Units.of(pack.config, attention.run("query"), attention.run("kv"), ffn.run("neuron"))
+
+
+def kv_dtype(pack: Pack) -> KvDtype:
+    """f32 for f32 weights, so that they compute exactly what the model says; else f16."""
+    return "f32" if pack.dtype == "f32" else "f16"
+
+
+def load_table(block: Block) -> ResidentTable:
+    """The whole table, in memory."""
+    run = block.run("row")
+    return ResidentTable(run, block.read_units("row", 0, run.units).reshape(-1))
+
+
+def _nothing(stats: Stats) -> Stats:
+    """The totals of a node that has done nothing yet."""
+    zeros = {field.name: 0 for field in fields(stats) if field.name not in _STATE}
+    return replace(stats, **zeros)
+
+
+_STATE = ("session", "epoch", "weight_bytes", "resident_bytes", "peak_rss_bytes")  # of Stats: not sums

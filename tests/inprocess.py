@@ -1,0 +1,81 @@
+"""A whole group in one process: nodes as threads that meet at a board instead of sockets. For fast tests of the maths."""
+
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from queue import SimpleQueue
+from threading import Thread
+
+from allreduce.base import Endpoints
+from allreduce.loopback import Board
+from master.assignments import assignments
+from master.batcher import Batcher
+from master.engine import Engine, Fence
+from master.kvblocks import KvBlocks
+from master.planner import plan
+from master.session import kv_dtype, load_table, units_of
+from master.vocabulary import Embedding, Head
+from master.weights import own_blocks
+from tpi.kv import blocks_for
+from tpi.messages import NodeOptions, PeerAddress, Step
+from tpi.pack.reader import Pack
+from worker.build import build_node
+from worker.cache import ShardCache
+from worker.node import Node
+
+CONTEXT = 128
+
+
+class ThreadedWorkers:
+    """Ranks 1 and up, each in a thread; the in-process twin of `master.cluster.Cluster`."""
+
+    def __init__(self, nodes: Sequence[Node]) -> None:
+        self._queues: list[SimpleQueue[Step | None]] = [SimpleQueue() for _ in nodes]
+        self._threads = [Thread(target=_serve, args=pair) for pair in zip(nodes, self._queues, strict=True)]
+        for thread in self._threads:
+            thread.start()
+
+    def step(self, step: Step) -> None:
+        for queue in self._queues:
+            queue.put(step)
+
+    def close(self) -> None:
+        for queue in self._queues:
+            queue.put(None)
+        for thread in self._threads:
+            thread.join()
+
+
+def _serve(node: Node, queue: "SimpleQueue[Step | None]") -> None:
+    while (step := queue.get()) is not None:
+        node.run(step)
+
+
+@contextmanager
+def in_process_engine(pack: Pack, shares: Sequence[float], cache: Path, chunk: int = 16) -> Iterator[Engine]:
+    """An engine over one node per share, all in this process."""
+    options = NodeOptions(CONTEXT, blocks_for(CONTEXT), kv_dtype(pack), chunk)
+    peers = [PeerAddress(rank, f"node {rank}", "") for rank in range(len(shares))]
+    shards = plan(pack.config, units_of(pack), shares)
+    plans = assignments(pack, shards, peers, options, session=1, epoch=1, collective="loopback")
+    endpoints = Endpoints(board=Board(len(shares)))
+    with ExitStack() as stack:
+        nodes = []
+        for rank, one in enumerate(plans):
+            shard_cache = ShardCache(cache / str(rank))
+            stack.callback(shard_cache.close)
+            nodes.append(build_node(one, own_blocks(pack, one, shard_cache), endpoints))
+            stack.callback(nodes[-1].close)
+        workers = ThreadedWorkers(nodes[1:])
+        stack.callback(workers.close)
+        final = pack.final.vectors()
+        table = load_table(pack.embedding)
+        yield Engine(
+            embedding=Embedding(pack.config, table, load_table(pack.positions) if pack.positions else None),
+            head=Head(pack.config, load_table(pack.head), final["norm"], final.get("norm.bias")),
+            node=nodes[0],
+            workers=workers,
+            batcher=Batcher(KvBlocks(blocks_for(CONTEXT)), chunk),
+            context=CONTEXT,
+            fence=Fence(1, 1),
+        )

@@ -156,6 +156,18 @@ def whole(fields: Fields, key: str, default: int | None = None) -> int:
     return value
 
 
+def count(fields: Fields, key: str, default: int | None = None) -> int:
+    """A size of the fields, from 1 to 2^24.
+
+    Raises:
+        ModelError: if it is missing without a default, or no such number.
+    """
+    value = whole(fields, key, default)
+    if not 1 <= value <= 1 << 24:
+        raise ModelError(f"{key} is {value} in the model's configuration; a number from 1 to {1 << 24} is expected")
+    return value
+
+
 def number(fields: Fields, key: str, default: float | None = None) -> float:
     """A number of the fields.
 

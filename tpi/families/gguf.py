@@ -5,7 +5,7 @@ from typing import Any
 from tpi.config import ModelConfig
 from tpi.errors import ModelError
 from tpi.families import rope
-from tpi.families.base import Family, Fields, Model, map_tensors, number, whole
+from tpi.families.base import Family, Fields, Model, count, map_tensors, number, whole
 from tpi.families.checks import check_config
 from tpi.families.table import FAMILIES
 from tpi.pack.sources.base import find, read_vector
@@ -42,25 +42,25 @@ def _family(source: GgufSource) -> Family:
 
 
 def _config(family: Family, fields: Fields, source: GgufSource) -> ModelConfig:
-    hidden, heads = whole(fields, "embedding_length"), whole(fields, "attention.head_count")
-    head_dim = whole(fields, "attention.key_length", hidden // max(heads, 1))
-    if whole(fields, "attention.value_length", head_dim) != head_dim:
+    hidden, heads = count(fields, "embedding_length"), count(fields, "attention.head_count")
+    head_dim = count(fields, "attention.key_length", max(hidden // heads, 1))
+    if count(fields, "attention.value_length", head_dim) != head_dim:
         raise ModelError("keys and values of different sizes are not supported")
     found: dict[str, Any] = {
         "family": family.name,
         "hidden": hidden,
-        "layers": whole(fields, "block_count"),
+        "layers": count(fields, "block_count"),
         "heads": heads,
-        "kv_heads": whole(fields, "attention.head_count_kv", heads),
+        "kv_heads": count(fields, "attention.head_count_kv", heads),
         "head_dim": head_dim,
-        "intermediate": whole(fields, "feed_forward_length"),
+        "intermediate": count(fields, "feed_forward_length"),
         "vocab": find(source, "token_embd.weight").rows,
-        "context": whole(fields, "context_length"),
+        "context": count(fields, "context_length"),
         "norm": "rms",
         "norm_eps": number(fields, "attention.layer_norm_rms_epsilon"),
         "activation": "silu",
         "gated": True,
-        "attention_scale": float(head_dim) ** -0.5 if head_dim > 0 else 0.0,
+        "attention_scale": head_dim**-0.5,
         "tied": "output.weight" not in source.tensors,
     }
     found |= _rope(fields, head_dim, found["context"], source).fields()

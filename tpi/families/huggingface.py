@@ -5,7 +5,7 @@ from typing import Any
 
 from tpi.config import ModelConfig
 from tpi.errors import ModelError
-from tpi.families.base import Family, Fields, Model, activation, map_tensors, number, whole
+from tpi.families.base import Family, Fields, Model, activation, count, map_tensors, number
 from tpi.families.checks import check_config
 from tpi.families.rope import from_parameters
 from tpi.families.table import FAMILIES
@@ -46,25 +46,25 @@ def _family(fields: Fields, where: str) -> Family:
 
 def _config(family: Family, fields: Fields) -> ModelConfig:
     settings = family.settings(fields)
-    hidden, heads = whole(fields, "hidden_size"), whole(fields, "num_attention_heads")
-    context = whole(fields, "max_position_embeddings")
-    head_dim = settings.get("head_dim") or whole(fields, "head_dim", hidden // max(heads, 1))
+    hidden, heads = count(fields, "hidden_size"), count(fields, "num_attention_heads")
+    context = count(fields, "max_position_embeddings")
+    head_dim = settings.get("head_dim") or count(fields, "head_dim", max(hidden // heads, 1))
     found: dict[str, Any] = {
         "family": family.name,
         "hidden": hidden,
-        "layers": whole(fields, "num_hidden_layers"),
+        "layers": count(fields, "num_hidden_layers"),
         "heads": heads,
-        "kv_heads": whole(fields, "num_key_value_heads", heads),
+        "kv_heads": count(fields, "num_key_value_heads", heads),
         "head_dim": head_dim,
-        "vocab": whole(fields, "vocab_size"),
+        "vocab": count(fields, "vocab_size"),
         "context": context,
         "norm": "rms",
         "gated": True,
-        "attention_scale": float(head_dim) ** -0.5 if head_dim > 0 else 0.0,
+        "attention_scale": head_dim**-0.5,
         "tied": bool(fields.get("tie_word_embeddings", False)),
     }
     if "intermediate" not in settings:
-        found["intermediate"] = whole(fields, "intermediate_size")
+        found["intermediate"] = count(fields, "intermediate_size")
     if "norm_eps" not in settings:
         found["norm_eps"] = number(fields, "rms_norm_eps", 1e-6)
     if "activation" not in settings:

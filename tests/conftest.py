@@ -1,0 +1,37 @@
+"""Fixtures that several test modules share."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.models import TinyModel, make_model
+from tpi.pack.build import open_source, pack_model
+from tpi.pack.reader import Pack
+
+
+@pytest.fixture(scope="session")
+def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], TinyModel]:
+    """Tiny models by name, made once a session."""
+    made: dict[str, TinyModel] = {}
+
+    def get(name: str) -> TinyModel:
+        if name not in made:
+            made[name] = make_model(name, tmp_path_factory.mktemp(name))
+        return made[name]
+
+    return get
+
+
+@pytest.fixture(scope="session")
+def tiny_pack(tiny_model: Callable[[str], TinyModel], tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Pack]:
+    """Packs of tiny models by name and dtype (f32 by default), made once a session."""
+    made: dict[tuple[str, str], Path] = {}
+
+    def get(name: str, dtype: str = "f32") -> Pack:
+        if (name, dtype) not in made:
+            target = made[name, dtype] = tmp_path_factory.mktemp("packs") / f"{name}-{dtype}"
+            pack_model(open_source(tiny_model(name).directory), dtype, target)
+        return Pack.open(made[name, dtype])
+
+    return get

@@ -1,0 +1,146 @@
+"""Tiny random models of every family, made with transformers, their tokenizer, and a plain way to run a pack."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from tpi import kernels
+from tpi.block import AttentionBlock, FfnBlock, attention_block, ffn_block
+from tpi.kernels.spec import Batch
+from tpi.kv import PagedKV, blocks_for
+from tpi.pack.layout import RunLayout
+from tpi.pack.reader import Block, Pack
+from tpi.partition import Range, Shard
+
+F32 = npt.NDArray[np.float32]
+
+VOCAB = 320
+SIZES: dict[str, Any] = {
+    "hidden_size": 96, "num_hidden_layers": 2, "num_attention_heads": 6, "num_key_value_heads": 3,
+    "intermediate_size": 160, "vocab_size": VOCAB, "max_position_embeddings": 256, "bos_token_id": 1, "eos_token_id": 2,
+    "pad_token_id": 0,
+}  # fmt: skip
+LLAMA3 = {
+    "rope_type": "llama3", "rope_theta": 10000.0, "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 64,
+}  # fmt: skip
+TEXT = ("The capital of France is Paris. A laptop in every room runs one part of the model, and the sum is the answer. "
+        "Numbers such as 123 and 2048, names, and punctuation: all of it is text! ") * 4  # fmt: skip
+TEMPLATE = (
+    "{% for message in messages %}<|im_start|>{{ message['role'] }}\n{{ message['content'] }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+SPECIAL = ("<pad>", "<|im_start|>", "<|im_end|>")
+
+
+@dataclass(frozen=True)
+class TinyModel:
+    """A model in a Hugging Face directory, and the same model in transformers."""
+
+    directory: Path
+    reference: Any  # a transformers model in evaluation mode, float32
+
+
+def _configs() -> dict[str, Callable[[], Any]]:
+    import transformers
+
+    odd = SIZES | {"intermediate_size": 150}  # not a multiple of 32
+    opt = {key: value for key, value in SIZES.items() if key not in ("intermediate_size", "num_key_value_heads")}
+    return {
+        "llama": lambda: transformers.LlamaConfig(**SIZES),
+        "llama3": lambda: transformers.LlamaConfig(**odd, rope_parameters=LLAMA3, tie_word_embeddings=True),
+        "mistral": lambda: transformers.MistralConfig(**SIZES, sliding_window=12),
+        "qwen2": lambda: transformers.Qwen2Config(
+            **SIZES, use_sliding_window=True, sliding_window=12, max_window_layers=1, tie_word_embeddings=True
+        ),
+        "qwen3": lambda: transformers.Qwen3Config(**odd, head_dim=32),
+        "opt": lambda: transformers.OPTConfig(**opt, ffn_dim=150, word_embed_proj_dim=96),
+        "phi3": lambda: transformers.Phi3Config(**SIZES),
+        "gemma2": lambda: transformers.Gemma2Config(
+            **SIZES, head_dim=32, query_pre_attn_scalar=24, sliding_window=12, attn_logit_softcapping=5.0,
+            final_logit_softcapping=4.0,
+        ),
+    }  # fmt: skip
+
+
+MODELS = ("llama", "llama3", "mistral", "qwen2", "qwen3", "opt", "phi3", "gemma2")
+
+
+def make_model(name: str, directory: Path, dtype: str = "float32", shard: str = "1GB") -> TinyModel:
+    """Write the tiny model `name` (one of `MODELS`) with its tokenizer; `shard` is the largest file, such as 100KB."""
+    import torch
+    import transformers
+
+    config = _configs()[name]()
+    torch.manual_seed(MODELS.index(name))
+    model = transformers.AutoModelForCausalLM.from_config(config, attn_implementation="eager").eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            spread = parameter.shape[-1] ** -0.5 if parameter.dim() > 1 else 0.1
+            parameter.copy_(torch.randn_like(parameter) * spread + (0 if parameter.dim() > 1 else parameter))
+    model = model.to(getattr(torch, dtype))
+    model.save_pretrained(directory, max_shard_size=shard)
+    write_tokenizer(directory)
+    return TinyModel(directory, model.float())
+
+
+def write_tokenizer(directory: Path) -> None:
+    """A byte-level BPE tokenizer with chat tokens, trained on `TEXT`, as the files of a Hugging Face directory."""
+    import json
+
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=VOCAB, special_tokens=list(SPECIAL), initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )  # fmt: skip
+    tokenizer.train_from_iterator([TEXT], trainer)
+    tokenizer.save(str(directory / "tokenizer.json"))
+    settings = {
+        "bos_token": "<|im_start|>", "eos_token": "<|im_end|>", "pad_token": "<pad>", "chat_template": TEMPLATE,
+        "tokenizer_class": "PreTrainedTokenizerFast",
+    }  # fmt: skip
+    (directory / "tokenizer_config.json").write_text(json.dumps(settings))
+
+
+def forward(pack: Pack, tokens: Sequence[int]) -> F32:
+    """Logits `[tokens, vocab]` of a pack on a single node, through the blocks and the kernels that are in use."""
+    config = pack.config
+    x = kernels.gather(*_table(pack.embedding), np.asarray(tokens, np.int32)) * np.float32(config.embed_scale)
+    positions = np.arange(len(tokens), dtype=np.int32)
+    if pack.positions:
+        x = x + kernels.gather(*_table(pack.positions), positions + np.int32(config.position_offset))
+    blocks = blocks_for(len(tokens))
+    kv = PagedKV.allocate(config.layers, blocks, config.kv_heads, config.head_dim, "f32")
+    batch = Batch(positions, np.zeros_like(positions), np.arange(blocks, dtype=np.int32)[None])
+    for layer, halves in enumerate(pack.layers):
+        for half in halves:
+            block = _whole(pack, layer, half)
+            data = np.concatenate([half.read_units(run.name, 0, run.units).reshape(-1) for run in half.shape.runs])
+            x = block.residual.add(x, block.partial(data, np.ascontiguousarray(x), kv, batch))
+    final = pack.final.vectors()
+    norm = kernels.rms_norm if config.norm == "rms" else partial(kernels.layer_norm, bias=final.get("norm.bias"))
+    logits = kernels.logits(*_table(pack.head), norm(x, final["norm"], eps=config.norm_eps))[:, : config.vocab]
+    return np.tanh(logits / config.logit_softcap) * config.logit_softcap if config.logit_softcap else logits
+
+
+def _table(block: Block) -> tuple[RunLayout, npt.NDArray[np.uint8]]:
+    run = block.run("row")
+    return run, block.read_units("row", 0, run.units).reshape(-1)
+
+
+def _whole(pack: Pack, layer: int, half: Block) -> AttentionBlock | FfnBlock:
+    attention, ffn = pack.layers[layer]
+    query, kv, neuron = attention.run("query"), attention.run("kv"), ffn.run("neuron")
+    shard = Shard(Range(0, query.units), Range(0, kv.units), Range(0, neuron.units))
+    if half.kind == "attention":
+        return attention_block(pack.config, layer, query, kv, half.vectors(), shard)
+    return ffn_block(pack.config, layer, neuron, half.vectors(), shard)

@@ -1,0 +1,84 @@
+"""Tensor names: what each family calls its matrices and vectors, in Hugging Face directories and in GGUF files."""
+
+LLAMA_ATTENTION = {
+    "norm": "layers.{i}.input_layernorm.weight",
+    "q": "layers.{i}.self_attn.q_proj.weight",
+    "k": "layers.{i}.self_attn.k_proj.weight",
+    "v": "layers.{i}.self_attn.v_proj.weight",
+    "o": "layers.{i}.self_attn.o_proj.weight",
+    "q.bias": "layers.{i}.self_attn.q_proj.bias?",
+    "k.bias": "layers.{i}.self_attn.k_proj.bias?",
+    "v.bias": "layers.{i}.self_attn.v_proj.bias?",
+    "o.bias": "layers.{i}.self_attn.o_proj.bias?",
+}
+QWEN2_ATTENTION = LLAMA_ATTENTION | {
+    f"{part}.bias": f"layers.{{i}}.self_attn.{part}_proj.bias" for part in ("q", "k", "v")
+}
+QWEN3_ATTENTION = LLAMA_ATTENTION | {
+    "q_norm": "layers.{i}.self_attn.q_norm.weight",
+    "k_norm": "layers.{i}.self_attn.k_norm.weight",
+}
+PHI3_ATTENTION = {
+    "norm": "layers.{i}.input_layernorm.weight",
+    "q": "layers.{i}.self_attn.qkv_proj.weight[q]",
+    "k": "layers.{i}.self_attn.qkv_proj.weight[k]",
+    "v": "layers.{i}.self_attn.qkv_proj.weight[v]",
+    "o": "layers.{i}.self_attn.o_proj.weight",
+}
+LLAMA_FFN = {
+    "norm": "layers.{i}.post_attention_layernorm.weight",
+    "gate": "layers.{i}.mlp.gate_proj.weight",
+    "up": "layers.{i}.mlp.up_proj.weight",
+    "down": "layers.{i}.mlp.down_proj.weight",
+    "gate.bias": "layers.{i}.mlp.gate_proj.bias?",
+    "up.bias": "layers.{i}.mlp.up_proj.bias?",
+    "down.bias": "layers.{i}.mlp.down_proj.bias?",
+}
+PHI3_FFN = {
+    "norm": "layers.{i}.post_attention_layernorm.weight",
+    "gate": "layers.{i}.mlp.gate_up_proj.weight[gate]",
+    "up": "layers.{i}.mlp.gate_up_proj.weight[up]",
+    "down": "layers.{i}.mlp.down_proj.weight",
+}
+GEMMA2_ATTENTION = LLAMA_ATTENTION | {"post_norm": "layers.{i}.post_attention_layernorm.weight"}
+GEMMA2_FFN = LLAMA_FFN | {
+    "norm": "layers.{i}.pre_feedforward_layernorm.weight",
+    "post_norm": "layers.{i}.post_feedforward_layernorm.weight",
+}
+OPT_ATTENTION = {
+    "norm": "layers.{i}.self_attn_layer_norm.weight",
+    "norm.bias": "layers.{i}.self_attn_layer_norm.bias",
+    "q": "layers.{i}.self_attn.q_proj.weight",
+    "k": "layers.{i}.self_attn.k_proj.weight",
+    "v": "layers.{i}.self_attn.v_proj.weight",
+    "o": "layers.{i}.self_attn.out_proj.weight",
+    "q.bias": "layers.{i}.self_attn.q_proj.bias?",
+    "k.bias": "layers.{i}.self_attn.k_proj.bias?",
+    "v.bias": "layers.{i}.self_attn.v_proj.bias?",
+    "o.bias": "layers.{i}.self_attn.out_proj.bias?",
+}
+OPT_FFN = {
+    "norm": "layers.{i}.final_layer_norm.weight",
+    "norm.bias": "layers.{i}.final_layer_norm.bias",
+    "up": "layers.{i}.fc1.weight",
+    "down": "layers.{i}.fc2.weight",
+    "up.bias": "layers.{i}.fc1.bias?",
+    "down.bias": "layers.{i}.fc2.bias?",
+}
+GGUF_ATTENTION = {
+    "norm": "blk.{i}.attn_norm.weight",
+    "q": "blk.{i}.attn_q.weight",
+    "k": "blk.{i}.attn_k.weight",
+    "v": "blk.{i}.attn_v.weight",
+    "o": "blk.{i}.attn_output.weight",
+    "q.bias": "blk.{i}.attn_q.bias?",
+    "k.bias": "blk.{i}.attn_k.bias?",
+    "v.bias": "blk.{i}.attn_v.bias?",
+    "o.bias": "blk.{i}.attn_output.bias?",
+}
+GGUF_FFN = {
+    "norm": "blk.{i}.ffn_norm.weight",
+    "gate": "blk.{i}.ffn_gate.weight",
+    "up": "blk.{i}.ffn_up.weight",
+    "down": "blk.{i}.ffn_down.weight",
+}

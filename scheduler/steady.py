@@ -18,7 +18,7 @@ before each is at least the load time up to it: for l = 1, 2, ..., L
     (b)  before attention l + 1:  l (t_attn + t_ffn + 2 t_ar)           >=  l (tau_attn + tau_ffn)
 
 (b) is busy >= load, the paper's (4). Given it, the left side of (a) gains on the right with every l, so l = 1
-decides: t_attn + t_ar >= tau_ffn (the paper's case 1, its (5)). Otherwise (case 2) the first FFN waits, the waiting time
+decides: t_attn + t_ar >= tau_ffn (the paper's case 1, its (5)). Otherwise (case 2) the first FFN waits, that time
 is the loader's to keep, and from then on the same argument with the roles swapped asks for t_ffn + t_ar >= tau_attn,
 the paper's (6). One remark the paper does not make: (4) and not (5) imply (6), by subtraction. So **proposition 3,
 the loose condition, is (4) alone**: busy >= load; (5) only says whether the first layer is the only one that ever

@@ -1,0 +1,165 @@
+"""What fits into `--memory`: all bytes that a node may use above its bare process, decided before anything is loaded.
+
+In this order: small vectors, activations of one token and collective buffers; KV blocks for the context asked for; a
+prefill chunk, as large as memory allows; the head, if the blocks can still stream beside it; blocks, some of which
+stay; the embedding, if all blocks stay. What cannot fit is refused with the smallest budget that would do, and with
+the context that would fit. `scheduler.free` says what a node may use where the user did not.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from scheduler.memory import PAGE, round_up
+from scheduler.placement import Placement, Speeds, place, place_window
+from scheduler.ring import neighbours
+from tpi.config import ModelConfig
+from tpi.errors import PlanError
+from tpi.kernels.spec import BLOCK_TOKENS
+
+LONGEST_CHUNK = 512  # tokens of a prefill step
+_SHORT_CHUNK = 32  # tokens: a prefill step is made shorter than this only where nothing else helps
+_CHUNK_SHARE = 8  # a chunk takes at most one part in so many of what it competes for with weights
+TILE = 4 << 20  # bytes of a table in memory at once, twice (one in use, one on its way)
+
+
+@dataclass(frozen=True)
+class Need:
+    """What one node must find room for. Bytes, but for `kv_blocks`."""
+
+    blocks: tuple[int, ...]  # each block, in order of use (`Extent.slot_bytes`)
+    kv_block: int  # one KV block of this node's heads, all layers (`tpi.kv.block_bytes`)
+    kv_blocks: int  # asked for: the context, in blocks
+    token: int  # activations of one token of a step (`token_bytes`)
+    fixed: int = 0  # vectors, buffers that do not grow with a step
+    head: int = 0  # the head's table; 0 on workers
+    embedding: int = 0  # the embedding's table; 0 on workers, and where it is the head's
+
+    @property
+    def table_tiles(self) -> int:
+        """Bytes for the head's two tiles and one unit of the embedding's rows, when both are on disk."""
+        return min(2 * TILE, round_up(self.head)) + min(TILE, round_up(self.embedding))
+
+
+@dataclass(frozen=True)
+class Budget:
+    """What fits: sizes in bytes, `chunk` in tokens."""
+
+    total: int
+    fixed: int
+    kv_blocks: int
+    kv_bytes: int
+    chunk: int
+    chunk_bytes: int
+    head_bytes: int  # for `scheduler.tables`: the whole table, or its tiles
+    embedding_bytes: int
+    placement: Placement
+
+    @property
+    def used(self) -> int:
+        """Bytes that the node will use above its bare process: the predicted peak (proposition 5)."""
+        other = self.fixed + self.kv_bytes + self.chunk_bytes + self.head_bytes + self.embedding_bytes
+        return other + self.placement.memory_bytes
+
+
+def token_bytes(config: ModelConfig, heads: int, kv_heads: int, neurons: int, nodes: int = 1) -> int:
+    """Activations of one token of a step, for local head and neuron counts: an upper bound, in bytes.
+
+    Live at once, in float32: x, normed x, partial, sum, residual, one buffer to send and one to receive per other node
+    (hidden each); q and the mixed values; k and v; gate, up and their product, with their quantised copies.
+    """
+    hidden = config.hidden * (5 + 2 * max(1, nodes - 1))
+    attention = config.head_dim * (3 * heads + 2 * kv_heads)
+    return 4 * (hidden + max(attention, 4 * neurons))
+
+
+def plan(
+    need: Need, total: int, chunk: int = LONGEST_CHUNK, window: int = 0, retain: int = 0, speeds: Speeds | None = None
+) -> Budget:
+    """Fit `need` into `total` bytes.
+
+    Args:
+        chunk: the longest prefill step asked for, in tokens.
+        window, retain: the paper's placement (`scheduler.placement.place_window`) in place of the fastest that fits.
+
+    Raises:
+        PlanError: if it does not fit; says the smallest budget that would do and the context that would fit.
+    """
+    if need.kv_blocks * need.kv_block + least(need, window, retain) > total:
+        raise PlanError(_refusal(need, total, window, retain))
+    left = total - need.fixed - need.kv_blocks * need.kv_block
+    weights = _least_weights(need, window, retain)
+    chunk = _chunk(need, left - need.table_tiles, weights, chunk)
+    left -= chunk * need.token
+    head = _head(need, left, weights)
+    tiles = min(TILE, round_up(need.embedding))
+    placement = _placed(need.blocks, left - head - tiles, window, retain, speeds)
+    spare = left - head - placement.memory_bytes
+    keep_embedding = not placement.streamed_bytes and round_up(need.embedding) <= spare
+    return Budget(
+        total=total,
+        fixed=need.fixed,
+        kv_blocks=need.kv_blocks,
+        kv_bytes=need.kv_blocks * need.kv_block,
+        chunk=chunk,
+        chunk_bytes=chunk * need.token,
+        head_bytes=head,
+        embedding_bytes=round_up(need.embedding) if keep_embedding else tiles,
+        placement=placement,
+    )
+
+
+def least(need: Need, window: int = 0, retain: int = 0) -> int:
+    """The smallest budget that would do without any KV: one token a step, one block at a time."""
+    return need.fixed + need.token + need.table_tiles + _least_weights(need, window, retain)[0]
+
+
+def affordable_kv_blocks(need: Need, total: int, window: int = 0, retain: int = 0) -> int:
+    """KV blocks that would fit into `total` bytes if the rest took as little as it can; 0 if not even that fits."""
+    room = total - least(need, window, retain)
+    return max(0, room // need.kv_block) if need.kv_block else need.kv_blocks
+
+
+def _least_weights(need: Need, window: int, retain: int) -> tuple[int, int]:
+    """Bytes that weights take at least, and that let loads overlap computing."""
+    if window:
+        needed = place_window(need.blocks, window, retain).memory_bytes
+        return needed, needed
+    return max(need.blocks, default=0), min(sum(need.blocks), neighbours(need.blocks, 2)) if need.blocks else 0
+
+
+def _chunk(need: Need, left: int, weights: tuple[int, int], longest: int) -> int:
+    """The longest prefill step, halved until it leaves weights enough: tokens."""
+    chunk = max(1, longest)
+    while chunk > 1:
+        size = chunk * need.token
+        modest = size <= left // _CHUNK_SHARE and size + weights[1] <= left
+        if modest or (chunk <= _SHORT_CHUNK and size + weights[0] <= left):
+            break
+        chunk //= 2
+    return chunk
+
+
+def _head(need: Need, left: int, weights: tuple[int, int]) -> int:
+    """Bytes for the head: all of it if blocks can stream beside it (nothing hides its load), else its tiles."""
+    whole = round_up(need.head)
+    if whole + weights[1] + min(TILE, round_up(need.embedding)) <= left:
+        return whole
+    return min(2 * TILE, whole)
+
+
+def _placed(blocks: Sequence[int], room: int, window: int, retain: int, speeds: Speeds | None) -> Placement:
+    if window:
+        return place_window(blocks, window, retain)
+    return place(blocks, room // PAGE * PAGE, speeds)
+
+
+def _refusal(need: Need, total: int, window: int, retain: int) -> str:
+    smallest = round_up(least(need, window, retain) + need.kv_blocks * need.kv_block)
+    fitting = BLOCK_TOKENS * affordable_kv_blocks(need, total, window, retain)
+    context = f"a context of {fitting} tokens would fit" if fitting else "no context would fit"
+    enough = f"--memory {_mib(smallest, up=True)} would do"
+    return f"{_mib(total)} of memory is too little for this part of the model: {enough}; at {_mib(total)} {context}"
+
+
+def _mib(size: int, up: bool = False) -> str:
+    return f"{-(-size >> 20) if up else size >> 20}MiB"

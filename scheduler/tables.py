@@ -1,0 +1,125 @@
+"""A table of vocabulary rows that need not be in memory: the master's embedding and head.
+
+Rows are gathered by reading the units that hold them. Logits walk over tiles of units, which are the blocks of a memory
+window of their own: as many tiles stay as its budget allows, the others pass through a ring, and the loader runs ahead
+into the next token's tiles while the layers compute. A 128k vocabulary is never in memory as a whole.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from math import gcd
+
+import numpy as np
+import numpy.typing as npt
+
+from scheduler.budget import TILE
+from scheduler.disk import DirectDisk, Disk, read_extent
+from scheduler.extent import Extent
+from scheduler.memory import PAGE, Bytes, page_buffer
+from scheduler.placement import place
+from scheduler.stats import WindowStats
+from scheduler.window import MemoryWindow
+from tpi import kernels
+from tpi.errors import KernelError
+from tpi.pack.layout import RunLayout
+from tpi.trace import OFF, Off
+
+F32 = npt.NDArray[np.float32]
+
+
+class RowTable:
+    """Rows of a table on disk, a few units in memory at a time: the embedding, and learned positions."""
+
+    def __init__(self, run: RunLayout, extent: Extent, disk: Disk | None = None) -> None:
+        """`run` is the layout of the whole table, whose units are the bytes of `extent`."""
+        self._run, self._extent = run, extent
+        self._disk = disk or DirectDisk()
+        self._unit = replace(run, units=1)
+        self._slot = page_buffer(run.unit_bytes + PAGE)  # a unit may start anywhere in a page
+
+    def gather(self, rows: Sequence[int]) -> F32:
+        """`[len(rows), hidden]` float32: the named rows, in that order; one read per unit that holds any of them.
+
+        Raises:
+            WeightsError: if the file cannot be read; names it.
+            KernelError: if there is no such row.
+        """
+        wanted = np.asarray(rows, np.int32)
+        found = np.empty((len(wanted), self._run.hidden), np.float32)
+        units = wanted // self._run.width
+        for unit in np.unique(units):
+            here = np.flatnonzero(units == unit)
+            inside = wanted[here] - np.int32(unit * self._run.width)
+            found[here] = kernels.gather(self._unit, self.unit(int(unit)), inside)
+        return found
+
+    def unit(self, index: int) -> Bytes:
+        """The bytes of one unit, valid until the next read. Errors as `gather`."""
+        if not 0 <= index < self._run.units:
+            raise KernelError(f"a row is outside 0..{self._run.units * self._run.width - 1}")
+        extent = Extent(self._extent.path, self._extent.offset + index * self._run.unit_bytes, self._run.unit_bytes)
+        return read_extent(self._disk, extent, self._slot)
+
+    def close(self) -> None:
+        """Nothing runs in the background."""
+
+
+class StreamedTable(RowTable):
+    """A table of which only `budget` bytes are in memory, with the product that a head needs."""
+
+    def __init__(
+        self, run: RunLayout, extent: Extent, budget: int, disk: Disk | None = None, trace: Off = OFF, tile: int = TILE
+    ) -> None:
+        """As `RowTable`; tiles are about `tile` bytes, smaller if two of them would not fit into `budget`.
+
+        Raises:
+            PlanError: if not even one unit fits into `budget`.
+        """
+        super().__init__(run, extent, disk)
+        self._starts = tile_starts(run, min(tile, max(0, budget // 2 - PAGE)))
+        bounds = [*self._starts, run.units]
+        sizes = [bounds[index + 1] - start for index, start in enumerate(self._starts)]
+        self._tiles = [replace(run, units=size) for size in sizes]
+        extents = [
+            Extent(extent.path, extent.offset + start * run.unit_bytes, size * run.unit_bytes)
+            for start, size in zip(self._starts, sizes, strict=True)
+        ]
+        self._window = MemoryWindow(
+            extents, place([one.slot_bytes for one in extents], budget), self._disk, trace=trace
+        )
+
+    def logits(self, x: F32) -> F32:
+        """`[tokens, units * width]` float32: every row times every `x` `[tokens, hidden]`. Errors as `gather`."""
+        width = self._run.width
+        result = np.empty((len(x), self._run.units * width), np.float32)
+        for (start, data), tile in zip(self.tiles(), self._tiles, strict=True):
+            result[:, start * width : (start + tile.units) * width] = kernels.logits(tile, data, x)
+        return result
+
+    def tiles(self) -> Iterator[tuple[int, Bytes]]:
+        """Each tile's first unit and bytes; the bytes are valid until the next tile is asked for."""
+        for index, start in enumerate(self._starts):
+            with self._window.hold(index) as data:
+                yield start, data
+
+    @property
+    def memory_bytes(self) -> int:
+        """Bytes of memory for tiles."""
+        return self._window.placement.memory_bytes
+
+    def take(self) -> WindowStats:
+        """See `scheduler.window.Window.take`."""
+        return self._window.take()
+
+    def close(self) -> None:
+        """Join the loader's threads."""
+        self._window.close()
+
+
+def tile_starts(run: RunLayout, size: int) -> list[int]:
+    """First unit of each tile of about `size` bytes, at least one unit; on page boundaries where `size` allows."""
+    units = max(1, size // run.unit_bytes)
+    even = PAGE // gcd(PAGE, run.unit_bytes)
+    if units >= even:
+        units -= units % even
+    return list(range(0, run.units, units))

@@ -1,4 +1,4 @@
-"""The two ways of shaping links behind one interface: `tun` (the user-space link) and `tc` (the kernel's netem and tbf)."""
+"""Two ways of shaping links behind one interface: `tun` (the user-space link) and `tc` (the kernel's netem and tbf)."""
 
 from collections.abc import Callable
 from typing import Any, Protocol
@@ -71,7 +71,7 @@ def choose_backend(topology: Topology, wanted: str, has_netem: bool) -> str:
     if wanted == "tc" and shared:
         raise TestbedError("the tc backend cannot emulate a shared medium: use --backend tun")
     if wanted == "tc" and delays and not has_netem:
-        raise TestbedError("this kernel has no netem, so the tc backend cannot delay or lose packets: use --backend tun")
+        raise TestbedError("this kernel has no netem, so tc cannot delay or lose packets: use --backend tun")
     return wanted
 
 

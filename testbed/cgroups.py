@@ -3,7 +3,6 @@
 Everything is a directory to make, files to write, and a directory to remove; nothing is remembered but the paths.
 """
 
-import os
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -34,7 +33,8 @@ class Hierarchies:
 def find_hierarchies(mounts: str | None = None) -> Hierarchies:
     """Read the mount table (given as text in tests)."""
     text = Path("/proc/mounts").read_text() if mounts is None else mounts
-    version1, unified = {}, None
+    version1: dict[str, Path] = {}
+    unified = None
     for line in text.splitlines():
         _, folder, kind, options, *_ = line.split()
         if kind == "cgroup":
@@ -69,7 +69,7 @@ def block_devices() -> list[str]:
 
 
 def limits(device: Device, disks: list[str]) -> Iterator[tuple[str, str, str, str]]:
-    """What to write for a device: controller, file of version 1, file of version 2, text (version 1, else with a `|` both)."""
+    """What to write for a device: controller, file in version 1, file in version 2, text (`v1|v2` if they differ)."""
     if device.cpu is not None:
         microseconds, period = quota(device.cpu)
         yield "cpu", "cpu.cfs_period_us", "", str(period)
@@ -103,7 +103,9 @@ def make_group(hierarchies: Hierarchies, name: str, device: Device, disks: list[
         folders[controller].mkdir(parents=True)
     for controller, file, _, text in limits(device, disks):
         if file and controller not in folders:
-            raise TestbedError(f"device {device.name} has a {controller} limit, but this kernel has no such cgroup controller")
+            raise TestbedError(
+                f"device {device.name} limits {controller}, but this kernel has no such cgroup controller"
+            )
         if file:
             _write(folders[controller] / file, text.partition("|")[0], device)
     return tuple(str(folder) for folder in folders.values())
@@ -149,7 +151,7 @@ def remove_groups(folders: tuple[str, ...], patience: float = 2.0) -> list[str]:
 
 def _remove(folder: str) -> bool:
     try:
-        os.rmdir(folder)
+        Path(folder).rmdir()
     except FileNotFoundError:
         return True
     except OSError:

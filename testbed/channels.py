@@ -4,10 +4,11 @@ Each direction of each link, and each shared medium, is a `Channel`. A packet is
 comes, like the train of small packets that it would be on a real wire, so a 64 KiB packet over four equal links is
 serialised once and not four times. What arrives at a channel while an earlier packet is being sent waits its turn.
 
-Packets must enter a channel in the order in which they reach it, not in which they left their devices. So a packet's next
-hop is computed at its *commit time*: when nothing that leaves a device from now on can reach that channel before it. On
-paths of equal latency that is at once. Where it is later, nobody is woken for it: it is done together with whatever is due
-next, and at the latest when the packet could arrive. So a packet costs about one timer however many hops it has.
+Packets must enter a channel in the order in which they reach it, not in which they left their devices. So a packet's
+next hop is computed at its *commit time*: when nothing that leaves a device from now on can reach that channel before
+it. On paths of equal latency that is at once. Where it is later, nobody is woken for it: it is done together with
+whatever is due next, and at the latest when the packet could arrive. So a packet costs about one timer however many
+hops it has.
 
 No clock, no sockets: times are seconds, passed in.
 """
@@ -19,13 +20,17 @@ from random import Random
 from testbed.topology import UNLIMITED, Topology
 
 _SAME = 1e-6  # seconds; sums of latencies differ in their last bits
-Event = tuple[float, int, int, float, float, "Route", bytes]  # commit time, number, hop, first bit, last bit, route, packet
+# commit time, number, hop, times of the first and last bit at that hop, route, packet
+Event = tuple[float, int, int, float, float, "Route", bytes]
 
 
 class Channel:
-    """One direction of a link, or a shared medium. `free` is when the bits accepted so far will have been sent."""
+    """One direction of a link, or a shared medium. `free` is when all bits accepted so far will be sent."""
 
-    __slots__ = ("queue", "seconds_per_byte", "latency", "jitter", "loss", "lookahead", "free", "first", "last", "cut", "dropped")
+    __slots__ = (
+        *("cut", "dropped", "first", "free", "jitter", "last"),
+        *("latency", "lookahead", "loss", "queue", "seconds_per_byte"),
+    )
 
     def __init__(self, bits: float, latency: float = 0.0, jitter: float = 0.0, loss: float = 0.0, queue: float = 0.5):
         self.latency, self.jitter, self.loss, self.queue = latency, jitter, loss, queue
@@ -36,7 +41,7 @@ class Channel:
         self.dropped = 0
 
     def cross(self, first: float, last: float, size: int, random: Random) -> tuple[float, float] | None:
-        """Times at which the first and last bit leave this channel, for a packet whose bits reach it at `first` to `last`.
+        """When the first and last bit come out, for a packet whose bits reach the channel from `first` to `last`.
 
         Args:
             size: bytes of the packet.
@@ -103,7 +108,7 @@ class Emulator:
         self._advance((now, self._number, 0, now, now, route, packet), now)
 
     def due(self, now: float, slack: float = 0.0) -> list[tuple[float, int, bytes]]:
-        """Packets that arrive by `now` (or up to `slack` seconds later), in order: when each is due, for which device, the packet."""
+        """Packets that arrive by `now` (or `slack` seconds later), in order: time due, device, packet."""
         events, wakes, horizon = self._events, self._wakes, now + slack
         arrived = []
         while events and events[0][0] <= horizon:
@@ -145,11 +150,11 @@ class Emulator:
         heappush(self._wakes, last + route.remaining[hop])
 
     def _along(self, topology: Topology, source: str, target: str, media: dict[str, Channel]) -> list[Channel]:
-        """Channels of a path, each hop at a router with a shared medium going over that medium first."""
+        """Channels of a path: each hop's own, then the medium of the router at either end of it."""
         channels = []
         for hop in topology.path(source, target):
-            channels += [media[end] for end in (hop.source, hop.target) if end in media]
             channels.append(self.channels[hop.source, hop.target])
+            channels += [media[end] for end in (hop.source, hop.target) if end in media]
         return channels
 
     def _look_ahead(self) -> None:

@@ -3,13 +3,12 @@
 import math
 import os
 import re
-import shlex
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
@@ -59,9 +58,8 @@ def workers(bed: Testbed, options: WorkerOptions | None = None) -> Iterator[str]
             logs.append(log)
             with log.open("wb") as file:
                 command = [*options.command, *_flags(bed, options, device)]
-                started.append(
-                    bed.popen(device.name, command, stdin=subprocess.DEVNULL, stdout=file, stderr=file, start_new_session=True)
-                )
+                outputs: dict[str, Any] = {"stdin": subprocess.DEVNULL, "stdout": file, "stderr": file}
+                started.append(bed.popen(device.name, command, start_new_session=True, **outputs))
         deadline = time.monotonic() + options.patience
         for device, process, log in zip(bed.topology.devices[1:], started, logs, strict=True):
             _await(device.name, process, log, deadline)
@@ -82,10 +80,7 @@ def run(bed: Testbed, command: list[str], addresses: str) -> int:
         while process.poll() is None:
             if bed.ended():
                 raise TestbedError("the testbed's holder process ended, and the network with it: start again")
-            try:
-                process.wait(0.2)
-            except subprocess.TimeoutExpired:
-                pass
+            _wait(process, 0.2)
     except KeyboardInterrupt:
         _wait(process, 5.0)  # the terminal interrupted it too: let it say its last words
         raise
@@ -138,7 +133,7 @@ def _await(name: str, process: "subprocess.Popen[Any]", log: Path, deadline: flo
         if ended is not None:
             raise TestbedError(f"the worker on {name} ended with code {ended} before it listened: {last}")
         if time.monotonic() > deadline:
-            raise TestbedError(f"the worker on {name} does not listen ({shlex.join(map(str, process.args[6:]))}): {last}")
+            raise TestbedError(f"the worker on {name} does not listen yet, which is too long: {last}")
         time.sleep(_POLL)
 
 
@@ -156,7 +151,5 @@ def _stop(processes: "list[subprocess.Popen[Any]]") -> None:
 
 
 def _wait(process: "subprocess.Popen[Any]", seconds: float) -> None:
-    try:
+    with suppress(subprocess.TimeoutExpired):
         process.wait(seconds)
-    except subprocess.TimeoutExpired:
-        pass

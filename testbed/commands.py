@@ -3,7 +3,7 @@
 import contextlib
 import json
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -14,7 +14,7 @@ from testbed.units import format_rate, parse_rate, parse_time
 Command = TypeVar("Command", bound=Callable[..., Any])
 
 
-class Unit(click.ParamType):
+class Unit(click.ParamType[float]):
     """A flag with a unit, such as `10 Mbit`."""
 
     def __init__(self, name: str, parse: Callable[[str], float]) -> None:
@@ -219,6 +219,6 @@ def _print_traffic(report: dict[str, Any]) -> None:
     click.echo(
         f"link process: {report['cpu']:.1%} of a core over {report['seconds']:.1f} s, {report['packets']} packets, "
         f"{report['bytes'] / 1e6:.1f} MB ({format_rate(8 * report['bytes'] / report['seconds'])}/s), "
-        f"{report['dropped']} dropped, late {report['late_ms_mean']:.3f} ms on average, {report['late_ms_worst']:.1f} at worst",
+        f"{report['dropped']} dropped, late by {report['late_ms_mean']:.3f} ms, {report['late_ms_worst']:.1f} at worst",
         err=True,
     )

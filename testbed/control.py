@@ -1,9 +1,9 @@
 """Talking to a running testbed: one JSON object per datagram over a Unix socket in its state directory."""
 
 import json
-import os
 import socket
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,7 @@ def listen(folder: Path) -> socket.socket:
     """The non-blocking socket on which the holder of the testbed at `folder` takes requests."""
     server = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK)
     server.bind(str(folder / SOCKET))
-    os.chmod(folder / SOCKET, 0o600)
+    (folder / SOCKET).chmod(0o600)
     return server
 
 
@@ -28,10 +28,8 @@ def answer(server: socket.socket, handlers: dict[str, Callable[..., Any]]) -> st
     except BlockingIOError:
         return None
     verb, reply = _carry_out(data, handlers)
-    try:
+    with suppress(OSError):  # whoever asked may have gone
         server.sendto(json.dumps(reply).encode(), client)
-    except OSError:
-        pass  # whoever asked has gone
     return verb
 
 
@@ -40,7 +38,7 @@ def _carry_out(data: bytes, handlers: dict[str, Callable[..., Any]]) -> tuple[st
         request = json.loads(data)
         verb = request.pop("verb")
         return verb, {"result": handlers[verb](**request)}
-    except Exception as error:  # a bad request must not end everybody's network
+    except Exception as error:  # noqa: BLE001  a bad request must not end everybody's network
         return None, {"error": f"{type(error).__name__}: {error}"}
 
 
@@ -58,7 +56,9 @@ def ask(folder: Path, verb: str, timeout: float = 5.0, **fields: Any) -> Any:
             client.send(json.dumps({"verb": verb, **fields}).encode())
             reply = json.loads(client.recv(_LARGEST))
         except OSError as error:
-            raise TestbedError(f"testbed {folder.name} does not answer ({error}): `tpi testbed down` clears it up") from error
+            raise TestbedError(
+                f"testbed {folder.name} does not answer ({error}): `tpi testbed down` clears it up"
+            ) from error
     if "error" in reply:
         raise TestbedError(f"testbed {folder.name}: {verb}: {reply['error']}")
     return reply["result"]

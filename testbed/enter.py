@@ -39,7 +39,7 @@ def main() -> None:
     try:
         enter(Path(folder), device, int(parent), command)
     except (OSError, TestbedError) as error:
-        print(f"tpi: cannot start {command[0]!r} on device {device}: {error}", file=sys.stderr)
+        sys.stderr.write(f"tpi: cannot start {command[0]!r} on device {device}: {error}\n")
         sys.exit(NOT_FOUND)
 
 

@@ -12,7 +12,9 @@ ACTIONS = ("cut", "heal", "slow", "kill", "freeze", "thaw")
 _SIGNALS = {"kill": signal.SIGKILL, "freeze": signal.SIGSTOP, "thaw": signal.SIGCONT}
 
 
-def inflict(folder: Path, action: str, device: str, bandwidth: float | None = None, latency: float | None = None) -> str:
+def inflict(
+    folder: Path, action: str, device: str, bandwidth: float | None = None, latency: float | None = None
+) -> str:
     """Do `action` to a device of the testbed at `folder`; returns a sentence that says what happened.
 
     Args:

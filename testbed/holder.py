@@ -1,8 +1,8 @@
 """The process that a testbed lives in: it holds the namespaces, carries the packets, answers requests, and cleans up.
 
-Started as `python -m testbed.holder FOLDER`, with a descriptor of the testbed's lock inherited. It reports readiness or failure as one JSON line on its output. It ends on
-request, on SIGTERM, or, when it belongs to one command, as soon as that command's end of its input is closed: so a
-killed command leaves nothing behind.
+Started as `python -m testbed.holder FOLDER`, with a descriptor of the testbed's lock inherited. It reports readiness or
+failure as one JSON line on its output. It ends on request, on SIGTERM, or, when it belongs to one command, as soon as
+that command's end of its input is closed: so a killed command leaves nothing behind.
 """
 
 import json
@@ -12,6 +12,7 @@ import signal
 import sys
 import tempfile
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from types import FrameType
@@ -28,7 +29,7 @@ from tpi.errors import TestbedError, TpiError
 TOPOLOGY = "topology.json"
 
 
-class _Stop(Exception):
+class _Stop(BaseException):
     """Raised by the signal handler."""
 
 
@@ -96,14 +97,13 @@ def _prioritise() -> None:
     try:
         os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(1))
     except OSError:
-        try:
+        with suppress(OSError):  # without either it keeps time less well, and the verification says so
             os.setpriority(os.PRIO_PROCESS, 0, -20)
-        except OSError:
-            pass  # it keeps time less well, and the verification says so
 
 
 def _report(message: dict[str, object]) -> None:
-    print(json.dumps(message), flush=True)
+    sys.stdout.write(json.dumps(message) + "\n")
+    sys.stdout.flush()
 
 
 def _stop(number: int, frame: FrameType | None) -> None:

@@ -1,4 +1,4 @@
-"""A testbed as an object: start one, run programs on its devices, take it down. Also what removes the remains of dead ones."""
+"""A testbed as an object: start one, run programs on its devices, take it down; remove the remains of dead ones."""
 
 import json
 import os
@@ -6,7 +6,6 @@ import signal
 import subprocess
 import sys
 import time
-from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -40,7 +39,9 @@ class Testbed:
         self.record = state.read(folder)
 
     @classmethod
-    def start(cls, topology: Topology, backend: str = "auto", owner: str = "run", root: Path | None = None) -> "Testbed":
+    def start(
+        cls, topology: Topology, backend: str = "auto", owner: str = "run", root: Path | None = None
+    ) -> "Testbed":
         """Make the namespaces, cgroups and links of `topology`. The shaping is not verified: see `testbed.verify`.
 
         Args:

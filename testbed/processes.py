@@ -7,6 +7,7 @@ environment, which children inherit. Neither needs the starter to be alive.
 import os
 import signal
 import time
+from contextlib import suppress
 from pathlib import Path
 
 from testbed.state import Member, Record
@@ -17,13 +18,15 @@ MARK, DEVICE = "TPI_TESTBED", "TPI_DEVICE"
 def processes(record: Record, member: Member | None = None) -> set[int]:
     """Ids of the processes of one device, or of all devices, of a testbed."""
     devices = record.devices if member is None else (member,)
-    found = {int(line) for device in devices for folder in device.cgroups for line in _lines(Path(folder, "cgroup.procs"))}
+    found = {
+        int(line) for device in devices for folder in device.cgroups for line in _lines(Path(folder, "cgroup.procs"))
+    }
     wanted = {f"{MARK}={record.id}".encode()}
     if member is not None:
         wanted.add(f"{DEVICE}={member.name}".encode())
-    for entry in os.listdir("/proc"):
-        if entry.isdigit() and wanted <= _environment(entry):
-            found.add(int(entry))
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit() and wanted <= _environment(entry):
+            found.add(int(entry.name))
     return found - {0, os.getpid()}
 
 
@@ -36,10 +39,8 @@ def signal_all(record: Record, member: Member | None, number: signal.Signals, pa
         if not fresh:
             break
         for process in fresh:
-            try:
+            with suppress(ProcessLookupError):
                 os.kill(process, number)
-            except ProcessLookupError:
-                pass
         seen |= fresh
     return len(seen)
 
@@ -51,10 +52,8 @@ def kill_all(record: Record, member: Member | None = None, patience: float = 5.0
         if time.monotonic() > deadline:
             return False
         for process in alive:
-            try:
+            with suppress(ProcessLookupError):
                 os.kill(process, signal.SIGKILL)
-            except ProcessLookupError:
-                pass
         time.sleep(0.005)
     return True
 
@@ -66,9 +65,9 @@ def _lines(file: Path) -> list[str]:
         return []
 
 
-def _environment(process: str) -> set[bytes]:
+def _environment(process: Path) -> set[bytes]:
     try:
-        return set(Path("/proc", process, "environ").read_bytes().split(b"\0"))
+        return set((process / "environ").read_bytes().split(b"\0"))
     except OSError:
         return set()
 

@@ -1,4 +1,4 @@
-"""Topology files: YAML, read strictly. Every complaint names the file, the line and the field. Schema: docs/testbed.md."""
+"""Topology files: YAML, read strictly. A complaint names the file, the line and the field. Schema: docs/testbed.md."""
 
 from collections.abc import Callable
 from importlib import resources
@@ -39,7 +39,7 @@ class Section:
         line = self.line if node is None else node.start_mark.line + 1
         return UsageError(f"{self.file}, line {line}: {sentence}")
 
-    def keys(self) -> list[str]:
+    def names(self) -> list[str]:
         """Names of the fields, in file order, for sections whose names the user chooses."""
         return list(self._fields)
 
@@ -103,9 +103,9 @@ def parse_topology(text: str, file: str, name: str) -> Topology:
     device_defaults = _device(_subsection(defaults, "device"), "", Device(""))
     link_defaults = _link(_subsection(defaults, "link"), ("", ""), Link(("", "")))
     devices, routers = _subsection(top, "devices"), _subsection(top, "routers")
-    device_list = tuple(_device(_named(devices, key), key, device_defaults) for key in devices.keys())
-    router_list = tuple(_router(_named(routers, key), key) for key in routers.keys())
-    link_list = _links(top, link_defaults, {*devices.keys(), *routers.keys()})
+    device_list = tuple(_device(_named(devices, key), key, device_defaults) for key in devices.names())
+    router_list = tuple(_router(_named(routers, key), key) for key in routers.names())
+    link_list = _links(top, link_defaults, {*devices.names(), *routers.names()})
     defaults.finish()
     top.finish()
     if not device_list:
@@ -125,7 +125,7 @@ def _subsection(parent: Section, name: str) -> Section:
     return Section(node or yaml.ScalarNode("", "", _START, _START), parent.file, repr(name))
 
 
-_START = yaml.Mark("", 0, 0, 0, None, None)
+_START = yaml.Mark("", 0, 0, 0, "", 0)
 
 
 def _named(parent: Section, name: str) -> Section:
@@ -138,7 +138,8 @@ def _named(parent: Section, name: str) -> Section:
 
 
 def _device(section: Section, name: str, default: Device) -> Device:
-    cpu, memory, disk = section.take("cpu", _cores), section.take("memory", parse_size), section.take("disk", parse_disk)
+    cpu, memory = section.take("cpu", _cores), section.take("memory", parse_size)
+    disk = section.take("disk", parse_disk)
     section.finish()
     return Device(
         name,
@@ -165,7 +166,9 @@ def _links(top: Section, default: Link, names: set[str]) -> tuple[Link, ...]:
         section = Section(item, top.file, f"link {number}")
         link = _link(section, _ends(section, names), default)
         if link.jitter > link.latency:
-            raise section.error(item, f"{section.where}: 'jitter' exceeds 'latency', so packets would come before they left")
+            raise section.error(
+                item, f"{section.where}: 'jitter' exceeds 'latency': packets would come before they left"
+            )
         links.append(link)
     return tuple(links)
 

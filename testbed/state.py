@@ -68,7 +68,7 @@ def new_folder(root: Path) -> Path:
 
 
 def hold(folder: Path) -> int:
-    """Lock the testbed at `folder` for as long as any process has the returned descriptor open; children may inherit it."""
+    """Lock the testbed at `folder` while any process has the returned descriptor open; children may inherit it."""
     descriptor = os.open(folder / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     return descriptor
@@ -134,7 +134,8 @@ def find(root: Path, name: str | None) -> Path:
     if name is not None:
         living = [folder for folder in living if folder.name == name]
     if not living:
-        raise TestbedError(f"no testbed {name or ''} is running: start one with `tpi testbed up FILE`".replace("  ", " "))
+        which = f"testbed {name}" if name else "testbed"
+        raise TestbedError(f"no {which} is running: start one with `tpi testbed up FILE`")
     if len(living) > 1:
         names = ", ".join(folder.name for folder in living)
         raise TestbedError(f"several testbeds are running ({names}): say which with --id")

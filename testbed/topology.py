@@ -73,16 +73,19 @@ class Topology:
     def __post_init__(self) -> None:
         if not 1 <= len(self.devices) <= MAX_DEVICES:
             raise UsageError(f"{self.name}: a topology has 1 to {MAX_DEVICES} devices, this one {len(self.devices)}")
-        names = [node.name for node in (*self.devices, *self.routers)]
+        names = self.nodes
         if twice := {name for name in names if names.count(name) > 1}:
-            raise UsageError(f"{self.name}: {sorted(twice)[0]!r} is defined twice; every device and router has its name")
+            raise UsageError(f"{self.name}: {sorted(twice)[0]!r} is defined twice; each has a name of its own")
         for link in self.links:
             if unknown := set(link.ends) - set(names):
-                raise UsageError(f"{self.name}: a link ends at {sorted(unknown)[0]!r}, which is no device or router here")
-        paths = {
-            (a.name, b.name): self._search(a.name, b.name) for a, b in permutations(self.devices, 2)
-        }
+                raise UsageError(f"{self.name}: a link ends at {sorted(unknown)[0]!r}, no device or router here")
+        paths = {(a.name, b.name): self._search(a.name, b.name) for a, b in permutations(self.devices, 2)}
         object.__setattr__(self, "_paths", paths)
+
+    @property
+    def nodes(self) -> list[str]:
+        """Names of all devices, then of all routers."""
+        return [device.name for device in self.devices] + [router.name for router in self.routers]
 
     def to_dict(self) -> dict[str, Any]:
         """Plain types for JSON."""
@@ -126,7 +129,7 @@ class Topology:
         return sum(hop.link.jitter for hop in self.path(source, target))
 
     def bandwidth(self, source: str, target: str) -> float:
-        """Bits per second from device to device: the slowest hop, a shared medium divided by the times it is crossed."""
+        """Bits per second between two devices: the slowest hop; a shared medium divided by the times it is crossed."""
         path = self.path(source, target)
         rates = [hop.link.bandwidth for hop in path]
         for router in self.routers:

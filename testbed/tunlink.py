@@ -45,7 +45,7 @@ class TunLink:
 
     def __init__(self, topology: Topology, tuns: list[int]) -> None:
         self.emulator = Emulator(topology)
-        self.compensation = 0.0  # seconds by which a packet is taken to have left before it was read: what waking up costs
+        self.compensation = 0.0  # seconds that waking up costs: a packet left that long before it was read
         self._topology, self._tuns = topology, tuns
         self._names = [device.name for device in topology.devices]
         self._number = {socket.inet_aton(topology.address(name)): i for i, name in enumerate(self._names)}
@@ -62,7 +62,7 @@ class TunLink:
         """Carry packets until a handler says stop.
 
         Args:
-            others: handlers of further descriptors, called when theirs is readable; one that returns False ends the loop.
+            others: handlers of further descriptors, called when theirs is readable; False ends the loop.
         """
         sharpen_timers()
         sources = {descriptor: number for number, descriptor in enumerate(self._tuns)}

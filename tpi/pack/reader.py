@@ -112,7 +112,7 @@ class Block:
                 if not self._checked:
                     self._check(file.read(len(self.shape.header)), os.fstat(file.fileno()).st_size)
                 file.seek(offset)
-                view = out.data.cast("B")
+                view = out.data.cast("B") if out.size else memoryview(b"")
                 while len(view):
                     count = file.readinto(view)
                     if not count:

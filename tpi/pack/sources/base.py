@@ -91,6 +91,8 @@ class FileSource:
         out = np.empty((rows[1] - rows[0], stop - start), np.uint8)
         stride = tensor.row_bytes
         base = tensor.offset + rows[0] * stride
+        if not out.size:
+            return out
         if stop - start == stride:
             self._fill(tensor, base, out)
         elif 4 * (stop - start) < stride and len(out) * stride > CHUNK_BYTES:

@@ -62,6 +62,8 @@ def decode(element: Element, raw: npt.NDArray[np.uint8]) -> npt.NDArray[np.float
         return raw.view("<f2").astype(np.float32)
     if element.name == "BF16":
         return (raw.view("<u2").astype(np.uint32) << 16).view(np.float32)
+    if not raw.size:
+        return np.zeros((len(raw), raw.shape[1] // element.group_bytes * element.group), np.float32)
     if not element.quantised:
         raise ModelError(f"weights of type {element.name} are not supported; convert them to F32, F16 or BF16")
     from gguf import GGMLQuantizationType, quants

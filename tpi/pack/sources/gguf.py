@@ -18,12 +18,13 @@ from tpi.pack.sources.elements import GGML_TYPES, Element
 _MAGIC = b"GGUF"
 _STRING, _ARRAY = 8, 9
 _SCALARS = {0: "<B", 1: "<b", 2: "<H", 3: "<h", 4: "<I", 5: "<i", 6: "<f", 7: "<?", 10: "<Q", 11: "<q", 12: "<d"}
-_MAX_HEADER = 32 << 20  # bytes; the largest vocabularies take about 12 MB
-_MAX_PAIRS = 1 << 13
+_MAX_HEADER = 24 << 20  # bytes; the largest vocabularies take about 12 MB
+_MAX_PAIRS = 1 << 12
 _MAX_TENSORS = 1 << 15
 _MAX_STRING = 1 << 20
-_MAX_STRINGS = 1 << 21  # in all arrays together
-_KEPT = 1 << 10  # arrays up to this length are read at once
+_MAX_TEXT = 8 << 20  # bytes of all strings that are kept
+_MAX_STRINGS = 1 << 20  # in all long arrays together
+_KEPT = 1 << 8  # arrays up to this length are read at once
 _U64 = struct.Struct("<Q")
 
 
@@ -51,7 +52,7 @@ class GgufSource(FileSource):
             return list(found) if isinstance(found, list) else []
         with _Header(self.path) as header:
             header.at = found.offset
-            return [header.value(found.kind) for _ in range(found.count)]
+            return header.values(found.kind, found.count)
 
 
 def open_gguf(path: Path) -> GgufSource:
@@ -85,6 +86,7 @@ class _Header:
         self._file = path.open("rb")
         self._data = b""
         self._strings = 0
+        self._text = 0
         self.size = self._file.seek(0, 2)
 
     def __enter__(self) -> "_Header":
@@ -113,7 +115,8 @@ class _Header:
     def string(self) -> str:
         """A length and that many bytes of UTF-8."""
         length = self.u64()
-        if length > _MAX_STRING:
+        self._text += length
+        if length > _MAX_STRING or self._text > _MAX_TEXT:
             raise self.bad(f"a string of {length} bytes cannot be")
         return self._take(length).decode("utf-8", "replace")
 
@@ -127,6 +130,13 @@ class _Header:
             raise self.bad(f"a metadata value has the unknown type {kind}")
         form = _SCALARS[kind]
         return struct.unpack(form, self._take(struct.calcsize(form)))[0]
+
+    def values(self, kind: int, count: int) -> list[Any]:
+        """Consecutive values of one type."""
+        if kind not in _SCALARS:
+            return [self.value(kind) for _ in range(count)]
+        form = f"<{count}{_SCALARS[kind][1]}"
+        return list(struct.unpack(form, self._take(struct.calcsize(form))))
 
     def pairs(self, count: int) -> dict[str, Any]:
         """The metadata."""
@@ -181,7 +191,7 @@ class _Header:
         if count > _MAX_HEADER:
             raise self.bad(f"an array of {count} values cannot be")
         if count <= _KEPT:
-            return [self.value(kind) for _ in range(count)]
+            return self.values(kind, count)
         skipped = LongArray(kind, count, self.at)
         if kind == _STRING:
             self._skip_strings(count)
@@ -223,6 +233,7 @@ class _Header:
             raise self.bad(f"its header is longer than {_MAX_HEADER} bytes")
         wanted = min(max(2 * len(self._data), end, 1 << 18), _MAX_HEADER, self.size)
         self._file.seek(0)
+        self._data = b""
         self._data = self._file.read(wanted)
         if len(self._data) < end:
             raise self.bad("it has become shorter; download it again")

@@ -18,6 +18,18 @@ class WindowStats:
     stalls: int = 0  # holds that waited
     holds: int = 0
 
+    def __add__(self, other: "WindowStats") -> "WindowStats":
+        """Both together; memory sizes are the later ones'."""
+        return WindowStats(
+            other.resident_bytes,
+            other.ring_bytes,
+            self.read_bytes + other.read_bytes,
+            self.read_seconds + other.read_seconds,
+            self.stall_seconds + other.stall_seconds,
+            self.stalls + other.stalls,
+            self.holds + other.holds,
+        )
+
     @property
     def disk_speed(self) -> float:
         """Bytes per second while reading, 0 if nothing was read."""

@@ -5,7 +5,6 @@ import threading
 from contextlib import AbstractContextManager
 from pathlib import Path
 
-import numpy as np
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
@@ -13,7 +12,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from scheduler.disk import MemoryDisk
 from scheduler.memory import PAGE, Bytes
 from scheduler.placement import place, place_window
-from scheduler.window import Extent, MemoryWindow
+from scheduler.window import MemoryWindow
+from tests.window_helpers import make_blocks
 from tpi.errors import TpiError, WeightsError
 
 
@@ -36,16 +36,6 @@ class FaultyDisk(MemoryDisk):
         return super().read(path, offset, into)
 
 
-def make_files(sizes: list[int]) -> tuple[dict[Path, bytes], list[Extent]]:
-    """One file per block, whose bytes tell blocks and positions apart."""
-    files = {Path(f"block{b}"): _content(b, size) for b, size in enumerate(sizes)}
-    return files, [Extent(Path(f"block{b}"), PAGE, size) for b, size in enumerate(sizes)]
-
-
-def _content(block: int, size: int) -> bytes:
-    return bytes(PAGE) + ((np.arange(size) * 7 + block * 31) % 251).astype(np.uint8).tobytes()
-
-
 class WindowMachine(RuleBasedStateMachine):
     @initialize(
         sizes=st.lists(st.integers(0, 6 * PAGE), min_size=1, max_size=9),
@@ -55,7 +45,7 @@ class WindowMachine(RuleBasedStateMachine):
         pages=st.integers(1, 3),
     )
     def start(self, sizes: list[int], share: float, threads: int, window: int, pages: int) -> None:
-        files, extents = make_files(sizes)
+        files, extents = make_blocks(sizes)
         slots = [extent.slot_bytes for extent in extents]
         self.budget = max(int(sum(slots) * share), *slots, 0)
         self.placement = place_window(slots, window) if window else place(slots, self.budget)
@@ -112,7 +102,7 @@ class WindowMachine(RuleBasedStateMachine):
     @invariant()
     def contents_are_whole(self) -> None:
         for block, _, data in getattr(self, "held", []):
-            assert data.tobytes() == self.files[Path(f"block{block}")][PAGE:]
+            assert data.tobytes() == self.files[Path(f"block{block}.shard")][PAGE:]
 
     @invariant()
     def never_over_budget(self) -> None:

@@ -1,0 +1,144 @@
+"""Reading past the page cache: whole, short, missing and failing files; speed limits; what is remembered of a disk."""
+
+import errno
+import json
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from scheduler.disk import DirectDisk, Disk, MemoryDisk, ThrottledDisk, read_chunk, read_extent
+from scheduler.extent import Extent
+from scheduler.memory import PAGE, Bytes, page_buffer
+from scheduler.tune import DiskSpeed, best, disk_for
+from tpi.errors import WeightsError
+
+CONTENT = np.random.default_rng(0).integers(0, 256, 5 * PAGE + 1234, np.uint8).tobytes()
+
+
+@pytest.fixture(scope="module")
+def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("disk") / "block.shard"
+    path.write_bytes(CONTENT)
+    return path
+
+
+@settings(max_examples=80, deadline=None)
+@given(
+    offset=st.integers(0, len(CONTENT)),
+    nbytes=st.integers(0, len(CONTENT)),
+    pages=st.integers(1, 3),
+    kind=st.sampled_from(["direct", "buffered", "memory", "throttled"]),
+)
+def test_any_range_is_read_exactly(file: Path, offset: int, nbytes: int, pages: int, kind: str) -> None:
+    disks: dict[str, Disk] = {
+        "direct": DirectDisk(pages * PAGE, 1),
+        "buffered": DirectDisk(pages * PAGE, 1, direct=False),
+        "memory": MemoryDisk({file: CONTENT}, pages * PAGE),
+        "throttled": ThrottledDisk(DirectDisk(pages * PAGE), 1e12),
+    }
+    extent = Extent(file, offset, min(nbytes, len(CONTENT) - offset))
+    slot = page_buffer(extent.slot_bytes)
+    assert not slot.size or slot.ctypes.data % PAGE == 0
+    data = read_extent(disks[kind], extent, slot)
+    assert data.tobytes() == CONTENT[offset : offset + extent.nbytes]
+
+
+@pytest.mark.parametrize("direct", [True, False])
+def test_a_short_file_is_refused_by_name(file: Path, direct: bool) -> None:
+    extent = Extent(file, PAGE, len(CONTENT))
+    with pytest.raises(WeightsError, match=r"block\.shard is shorter"):
+        read_extent(DirectDisk(direct=direct), extent, page_buffer(extent.slot_bytes))
+
+
+@pytest.mark.parametrize("direct", [True, False])
+def test_a_missing_file_is_refused_by_name(tmp_path: Path, direct: bool) -> None:
+    extent = Extent(tmp_path / "gone.shard", 0, 100)
+    with pytest.raises(WeightsError, match=r"gone\.shard could not be read: No such file"):
+        read_extent(DirectDisk(direct=direct), extent, page_buffer(extent.slot_bytes))
+
+
+class Failing(MemoryDisk):
+    """Fails its first `faults` reads."""
+
+    def __init__(self, faults: int) -> None:
+        super().__init__({Path("block.shard"): CONTENT})
+        self.faults = faults
+
+    def read(self, path: Path, offset: int, into: Bytes) -> int:
+        if self.faults:
+            self.faults -= 1
+            raise OSError(errno.EIO, "Input/output error")
+        return super().read(path, offset, into)
+
+
+def test_one_failure_is_retried_and_two_are_not() -> None:
+    extent = Extent(Path("block.shard"), 0, 100)
+    slot = page_buffer(PAGE)
+    assert read_chunk(Failing(1), extent, slot, 0) == 100
+    assert slot[:100].tobytes() == CONTENT[:100]
+    with pytest.raises(WeightsError, match=r"block\.shard could not be read: Input/output error"):
+        read_chunk(Failing(2), extent, slot, 0)
+
+
+def test_a_file_system_without_direct_reads_is_read_through_the_cache(
+    file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    disk = DirectDisk()
+    monkeypatch.setattr("scheduler.disk._DIRECT", 1 << 30)  # a flag that no file system knows
+    monkeypatch.setattr("os.open", _refusing_open)
+    extent = Extent(file, 0, len(CONTENT))
+    assert read_extent(disk, extent, page_buffer(extent.slot_bytes)).tobytes() == CONTENT
+    assert not disk.direct
+
+
+def _refusing_open(path: str, flags: int, mode: int = 0o777) -> int:
+    import posix
+
+    if flags & 1 << 30:
+        raise OSError(errno.EINVAL, "Invalid argument")
+    return posix.open(path, flags, mode)
+
+
+def test_a_throttled_disk_keeps_its_speed() -> None:
+    disk = ThrottledDisk(MemoryDisk({Path("block.shard"): bytes(1 << 20)}, PAGE), 4e6)
+    extent = Extent(Path("block.shard"), 0, 400_000)
+    slot = page_buffer(extent.slot_bytes)
+    begun = time.perf_counter()
+    read_extent(disk, extent, slot)
+    assert 0.1 <= time.perf_counter() - begun < 0.2
+
+
+def test_what_was_measured_is_remembered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "big.shard"
+    path.write_bytes(bytes(33 << 20))
+    found = DiskSpeed(1 << 20, 2, 1e9)
+    monkeypatch.setattr("scheduler.tune.best", lambda extents: found)
+    assert disk_for([path], tmp_path / "cache") == found
+    monkeypatch.setattr("scheduler.tune.best", lambda extents: pytest.fail("measured again"))
+    assert disk_for([path], tmp_path / "cache") == found
+    assert len(json.loads((tmp_path / "cache" / "disks.json").read_text())) == 1
+
+
+def test_a_damaged_record_and_little_to_read_give_the_defaults(tmp_path: Path) -> None:
+    (tmp_path / "disks.json").write_text("[1, 2")
+    path = tmp_path / "small.shard"
+    path.write_bytes(CONTENT)
+    assert disk_for([path], tmp_path) == DiskSpeed()
+    assert disk_for([tmp_path / "gone"], tmp_path) == DiskSpeed()
+
+
+def test_the_fewest_reads_in_flight_among_equals(monkeypatch: pytest.MonkeyPatch) -> None:
+    speeds = {1: 500e6, 2: 960e6, 4: 1000e6, 8: 1000e6}
+    monkeypatch.setattr("scheduler.tune.measure", lambda extents, disk: speeds[disk.threads])
+    chosen = best([])
+    assert (chosen.threads, chosen.bytes_per_second) == (2, 960e6)
+
+
+def test_a_real_measurement_is_a_speed(tmp_path: Path) -> None:
+    path = tmp_path / "big.shard"
+    path.write_bytes(bytes(8 << 20))
+    assert best([Extent(path, 0, 8 << 20)]).bytes_per_second > 1e6

@@ -1,0 +1,43 @@
+"""Disks and files for tests of the memory window."""
+
+import threading
+from pathlib import Path
+
+import numpy as np
+
+from scheduler.disk import MemoryDisk
+from scheduler.extent import Extent
+from scheduler.memory import PAGE, Bytes
+
+
+def content(block: int, size: int) -> bytes:
+    """Bytes that tell blocks and positions apart."""
+    return ((np.arange(size) * 7 + block * 31) % 251).astype(np.uint8).tobytes()
+
+
+def make_blocks(sizes: list[int]) -> tuple[dict[Path, bytes], list[Extent]]:
+    """One file per block, after a page of header."""
+    files = {Path(f"block{b}.shard"): bytes(PAGE) + content(b, size) for b, size in enumerate(sizes)}
+    return files, [Extent(path, PAGE, size) for path, size in zip(files, sizes, strict=True)]
+
+
+class CountingDisk(MemoryDisk):
+    """Counts reads per file, and lets a test wait for them."""
+
+    def __init__(self, files: dict[Path, bytes], chunk: int = 1 << 20, threads: int = 2) -> None:
+        super().__init__(files, chunk, threads)
+        self.reads: dict[str, int] = {}
+        self._changed = threading.Condition()
+
+    def read(self, path: Path, offset: int, into: Bytes) -> int:
+        """See `Disk.read`."""
+        got = super().read(path, offset, into)
+        with self._changed:
+            self.reads[path.stem] = self.reads.get(path.stem, 0) + 1
+            self._changed.notify_all()
+        return got
+
+    def wait_for(self, name: str, reads: int) -> bool:
+        """Whether the file gets read so many times, within ten seconds."""
+        with self._changed:
+            return self._changed.wait_for(lambda: self.reads.get(name, 0) >= reads, 10)

@@ -50,14 +50,16 @@ class Connections:
                 dealer.rcvtimeo = dealer.sndtimeo = _SLICE_MS
                 self._dealers[rank] = dealer
 
-    def send(self, rank: int, frame: zmq.Frame) -> bool:
+    def send(self, rank: int, frame: zmq.Frame | memoryview) -> bool:
         """Queue `frame` for `rank`; False if it could not be queued yet."""
+        copy = isinstance(frame, memoryview)
         try:
-            if rank > self._spec.rank:
-                self._dealers[rank].send(frame, 0, False)
+            dealer = self._dealers.get(rank)
+            if dealer is not None:
+                dealer.send(frame, 0, copy)
             else:
                 self._router.send(self._names[rank], _MORE)  # type: ignore[union-attr]
-                self._router.send(frame, 0, False)  # type: ignore[union-attr]
+                self._router.send(frame, 0, copy)  # type: ignore[union-attr]
         except zmq.ZMQError as error:
             if error.errno == errno.EHOSTUNREACH:
                 sleep(_UNREACHED_S)
@@ -71,13 +73,15 @@ class Connections:
 
         Several lower ranks use one socket. The frame is None if what came was not one frame of a member.
         """
-        socket = self._dealers[rank] if rank > self._spec.rank else self._router
+        socket = self._dealers.get(rank)
+        if socket is not None:
+            frame = self._poll(socket)
+            return None if frame is None else (rank, _only(socket, frame))
+        socket = self._router
         assert socket is not None
         first = self._poll(socket)
         if first is None:
             return None
-        if socket is not self._router:
-            return rank, _only(socket, first)
         sender = self._ranks.get(first.bytes, -1)
         frame = _only(socket, socket.recv(0, False)) if first.more else None
         return sender, frame if sender >= 0 else None

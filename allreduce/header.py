@@ -12,8 +12,7 @@
 | tag     | 4     | number of the message in the step << 12, segment of the message      |
 | count   | 4     | values in the payload                                                |
 
-Little-endian. A receiver knows every field of the frame that it waits for, so it compares bytes; it parses only
-what is not that frame.
+Little-endian. A receiver knows every field of the frame that it waits for.
 """
 
 from struct import Struct
@@ -23,34 +22,27 @@ MAGIC = b"TPIa"
 VERSION = 1
 SEGMENT_BITS = 12
 
-_LAYOUT = Struct("<4sBBHQIIII")
-HEADER_BYTES = _LAYOUT.size
+LAYOUT = Struct("<4sBBHQIIII")
+HEADER_BYTES = LAYOUT.size
 
 
 class Header(NamedTuple):
-    """The fields that differ between frames."""
+    """All fields, in their order."""
 
+    magic: bytes
+    version: int
     wire: int
     rank: int
     session: int
     epoch: int
     step: int
     tag: int
-    length: int  # values in the payload
-
-    def pack(self) -> bytes:
-        """The 32 bytes."""
-        return _LAYOUT.pack(MAGIC, VERSION, *self)
+    values: int
 
 
 def parse(frame: bytes | memoryview) -> Header | None:
     """The header of `frame`, None if it has none of this version."""
     if len(frame) < HEADER_BYTES:
         return None
-    magic, version, *fields = _LAYOUT.unpack_from(frame)
-    return Header(*fields) if magic == MAGIC and version == VERSION else None
-
-
-def message_tag(number: int, segment: int) -> int:
-    """Tag of segment `segment` of the step's message number `number`."""
-    return number << SEGMENT_BITS | segment
+    header = Header._make(LAYOUT.unpack_from(frame))
+    return header if (header.magic, header.version) == (MAGIC, VERSION) else None

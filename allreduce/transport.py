@@ -4,7 +4,7 @@ Messages of one step are numbered in the order in which the algorithm, the same 
 asks for one by sender and number, and what comes early waits in a stash. No arithmetic and no algorithm here.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from time import monotonic
 
 import numpy as np
@@ -12,17 +12,21 @@ import zmq
 
 from allreduce.base import F32, Endpoints, GroupSpec, GroupStats
 from allreduce.connections import Connections
-from allreduce.header import HEADER_BYTES, SEGMENT_BITS, Header, message_tag, parse
+from allreduce.header import HEADER_BYTES, LAYOUT, MAGIC, SEGMENT_BITS, VERSION, Header, parse
 from tpi.errors import NodeLost
 from tpi.sockets import COLLECTIVE
-from tpi.wire import Bytes, Wire
+from tpi.wire import Wire
 
 SEGMENT_VALUES = 1 << 16  # in one frame; longer messages travel as several, so that a slow link shows progress
 _STASH_FRAMES = 1024  # of all peers together; a member is never further ahead than one exchange
 _STEP_MASK = 0xFFFFFFFF
 
 
-def _segments(values: F32) -> Iterator[tuple[int, F32]]:
+def _segments(values: F32) -> Iterable[tuple[int, F32]]:
+    return ((0, values),) if values.size <= SEGMENT_VALUES else _cut(values)
+
+
+def _cut(values: F32) -> Iterator[tuple[int, F32]]:
     for first in range(0, values.size, SEGMENT_VALUES):
         yield first // SEGMENT_VALUES, values[first : first + SEGMENT_VALUES]
 
@@ -60,15 +64,17 @@ class Transport:
         self._number += messages
         return self._oldest
 
-    def send(self, ranks: Iterable[int], number: int, values: F32, wire: Wire) -> None:
+    def send(self, ranks: Sequence[int], number: int, values: F32, wire: Wire) -> None:
         """Send `values` to each of `ranks` as message `number`; `values` may change when this returns."""
-        ranks = tuple(ranks)
+        if not ranks:
+            return
         for segment, part in _segments(values):
-            header = self._header(self.spec.rank, message_tag(number, segment), part.size, wire)
             end = HEADER_BYTES + wire.nbytes(part.size)
-            self._scratch[:HEADER_BYTES] = np.frombuffer(header, np.uint8)
+            LAYOUT.pack_into(self._scratch.data, 0, *self._header(self.spec.rank, number, segment, part.size, wire))
             wire.encode(part, self._scratch[HEADER_BYTES:end])
-            frame = zmq.Frame(self._scratch[:end].data, copy=True)  # one copy, which all peers' queues share
+            data = self._scratch[:end].data
+            # For several peers one copy, which their queues share.
+            frame = data if len(ranks) == 1 else zmq.Frame(data, copy=True)
             for rank in ranks:
                 if not self._connections.send(rank, frame):
                     self._insist(rank, frame)
@@ -77,33 +83,35 @@ class Transport:
     def receive(self, rank: int, number: int, out: F32, wire: Wire) -> None:
         """Write the values of message `number` of `rank` to `out`."""
         for segment, part in _segments(out):
-            wire.decode(self._payload(rank, message_tag(number, segment), part.size, wire), part)
+            wire.decode(self._segment(rank, number, segment, part.size, wire), part, HEADER_BYTES)
 
     def add(self, rank: int, number: int, total: F32, wire: Wire) -> None:
         """Add the values of message `number` of `rank` to `total`."""
         for segment, part in _segments(total):
-            wire.add(self._payload(rank, message_tag(number, segment), part.size, wire), part)
+            wire.add(self._segment(rank, number, segment, part.size, wire), part, HEADER_BYTES)
 
     def close(self) -> None:
         """Close the connections that this member made. What is on its way is delivered, unless a member was lost."""
         self._connections.close(linger=not self._failed)
         self._stash.clear()
 
-    def _header(self, rank: int, tag: int, count: int, wire: Wire) -> bytes:
-        return Header(wire.code, rank, self.spec.session, self.spec.epoch, self._step, tag, count).pack()
+    def _header(self, rank: int, number: int, segment: int, count: int, wire: Wire) -> tuple[bytes | int, ...]:
+        spec = self.spec
+        tag = number << SEGMENT_BITS | segment
+        return MAGIC, VERSION, wire.code, rank, spec.session, spec.epoch, self._step, tag, count
 
-    def _payload(self, rank: int, tag: int, count: int, wire: Wire) -> Bytes:
-        """The bytes of one segment, waited for until the deadline."""
-        expected = self._header(rank, tag, count, wire)
+    def _segment(self, rank: int, number: int, segment: int, count: int, wire: Wire) -> memoryview:
+        """One frame, header included, waited for until the deadline."""
+        expected = self._header(rank, number, segment, count, wire)
         size = HEADER_BYTES + wire.nbytes(count)
-        frame = self._stash.pop((rank, self._step, tag), None)
-        deadline = monotonic() + self.spec.timeout_s
+        frame = self._stash.pop((rank, self._step, number << SEGMENT_BITS | segment), None) if self._stash else None
+        deadline = 0.0  # not known before the first wait
         while True:
             if frame is not None:
-                raw = np.frombuffer(frame.buffer, np.uint8)
-                if raw.size == size and raw[:HEADER_BYTES].tobytes() == expected:
+                data = frame.buffer
+                if len(data) == size and LAYOUT.unpack_from(data) == expected:
                     self.stats.received_bytes += size
-                    return raw[HEADER_BYTES:]
+                    return data
                 self._keep(rank, frame)
             frame, deadline = self._next(rank, deadline)
 
@@ -133,9 +141,9 @@ class Transport:
             return False
         return (header.step, header.tag >> SEGMENT_BITS) >= (self._step, self._oldest)
 
-    def _insist(self, rank: int, frame: zmq.Frame) -> None:
+    def _insist(self, rank: int, frame: zmq.Frame | memoryview) -> None:
         """Go on trying to send, taking in what the others send meanwhile, so that no two members block each other."""
-        deadline = monotonic() + self.spec.timeout_s
+        deadline = 0.0
         while True:
             for sender, early in self._connections.waiting():
                 self._keep(sender, early)
@@ -144,9 +152,10 @@ class Transport:
             deadline = self._extend(rank, deadline)
 
     def _extend(self, rank: int, deadline: float) -> float:
-        """The deadline of a wait for `rank` that has got nothing yet. Raises NodeLost when it has passed."""
+        """The deadline (0: none yet) of a wait for `rank` that got nothing. Raises NodeLost when it has passed."""
         try:
-            if self._watch is not None and self._watch(rank):
+            progress = self._watch is not None and self._watch(rank)
+            if progress or not deadline:
                 return monotonic() + self.spec.timeout_s
             if monotonic() < deadline:
                 return deadline

@@ -19,6 +19,7 @@ from tpi.errors import UsageError
 
 F32 = npt.NDArray[np.float32]
 Bytes = npt.NDArray[np.uint8]
+Raw = Bytes | bytes | memoryview
 
 GROUP = 32  # values that share one scale in q8; parts of a vector that are cut at multiples of it encode alike
 _Q8 = np.dtype([("scale", "<f2"), ("codes", "i1", (GROUP,))])
@@ -26,7 +27,7 @@ _F16_MAX = np.float32(65504)
 
 
 class Wire(ABC):
-    """One wire format. Arrays are 1-D; `raw` may be read-only, unaligned, and longer than needed."""
+    """One wire format. Arrays are 1-D. What is decoded starts at byte `offset` of `raw`, which may be longer."""
 
     name: str
     code: int  # how a frame's header names the format
@@ -40,16 +41,16 @@ class Wire(ABC):
         """Write `values` into the first `nbytes(len(values))` bytes of `raw`."""
 
     @abstractmethod
-    def view(self, raw: Bytes, count: int) -> F32:
+    def view(self, raw: Raw, count: int, offset: int = 0) -> F32:
         """The `count` values that `raw` holds; valid until the next call, and while `raw` is."""
 
-    def decode(self, raw: Bytes, out: F32) -> None:
+    def decode(self, raw: Raw, out: F32, offset: int = 0) -> None:
         """Write the values of `raw` to `out`."""
-        np.copyto(out, self.view(raw, out.size))
+        np.copyto(out, self.view(raw, out.size, offset))
 
-    def add(self, raw: Bytes, total: F32) -> None:
+    def add(self, raw: Raw, total: F32, offset: int = 0) -> None:
         """Add the values of `raw` to `total`."""
-        np.add(total, self.view(raw, total.size), out=total)
+        np.add(total, self.view(raw, total.size, offset), out=total)
 
 
 class Float32(Wire):
@@ -63,11 +64,11 @@ class Float32(Wire):
 
     def encode(self, values: F32, raw: Bytes) -> None:
         """Write `values` to `raw`."""
-        raw[: values.nbytes].view(np.float32)[:] = values
+        np.copyto(raw[: values.nbytes].view(np.float32), values)
 
-    def view(self, raw: Bytes, count: int) -> F32:
+    def view(self, raw: Raw, count: int, offset: int = 0) -> F32:
         """The first `count` values of `raw`."""
-        return np.frombuffer(raw, np.float32, count)
+        return np.frombuffer(raw, np.float32, count, offset)
 
 
 class BFloat16(Wire):
@@ -96,10 +97,10 @@ class BFloat16(Wire):
             wide[lost] = 0x7FC0
         np.copyto(raw[: 2 * values.size].view(np.uint16), wide, casting="unsafe")
 
-    def view(self, raw: Bytes, count: int) -> F32:
+    def view(self, raw: Raw, count: int, offset: int = 0) -> F32:
         """The first `count` values of `raw`."""
         wide = self._scratch(count)
-        np.copyto(wide, np.frombuffer(raw, np.uint16, count))
+        np.copyto(wide, np.frombuffer(raw, np.uint16, count, offset))
         np.left_shift(wide, 16, out=wide)
         return wide.view(np.float32)
 
@@ -139,10 +140,10 @@ class Q8(Wire):
             packed["scale"] = np.where(np.isfinite(largest), scale, np.float16("nan"))
             np.copyto(packed["codes"], work, casting="unsafe")
 
-    def view(self, raw: Bytes, count: int) -> F32:
+    def view(self, raw: Raw, count: int, offset: int = 0) -> F32:
         """The first `count` values of `raw`."""
         groups = -(-count // GROUP)
-        packed = np.frombuffer(raw, _Q8, groups)
+        packed = np.frombuffer(raw, _Q8, groups, offset)
         work = self._groups(groups)
         np.multiply(packed["codes"], packed["scale"].astype(np.float32)[:, None], out=work)
         return work.reshape(-1)[:count]

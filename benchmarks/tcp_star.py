@@ -1,0 +1,68 @@
+"""The yardstick: a star allreduce over raw TCP sockets in Python, with nothing that a runtime needs.
+
+No framing, no fencing, no deadlines: blocking sockets, one `sendall` and one `recv_into` per payload and worker, sums in
+rank order into a preallocated array.
+"""
+
+import socket
+
+import numpy as np
+import numpy.typing as npt
+
+F32 = npt.NDArray[np.float32]
+
+
+def _receive(connection: socket.socket, view: memoryview) -> None:
+    done = 0
+    while done < len(view):
+        got = connection.recv_into(view[done:])
+        if got == 0:
+            raise ConnectionError("the other side closed the connection")
+        done += got
+
+
+def _prepared(connection: socket.socket) -> socket.socket:
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    return connection
+
+
+class Master:
+    """Rank 0, connected to the workers at `addresses`."""
+
+    def __init__(self, addresses: list[tuple[str, int]]) -> None:
+        self._workers = [_prepared(socket.create_connection(address)) for address in addresses]
+        self._part = np.empty(0, np.float32)
+        self._total = np.empty(0, np.float32)
+
+    def allreduce(self, partial: F32) -> F32:
+        if self._total.size != partial.size:
+            self._part, self._total = np.empty_like(partial), np.empty_like(partial)
+        np.copyto(self._total, partial)
+        for worker in self._workers:
+            _receive(worker, memoryview(self._part).cast("B"))
+            np.add(self._total, self._part, out=self._total)
+        for worker in self._workers:
+            worker.sendall(memoryview(self._total).cast("B"))
+        return self._total
+
+    def close(self) -> None:
+        for worker in self._workers:
+            worker.close()
+
+
+class Worker:
+    """Any other rank; waits for the master on `listener`."""
+
+    def __init__(self, listener: socket.socket) -> None:
+        self._master = _prepared(listener.accept()[0])
+        self._total = np.empty(0, np.float32)
+
+    def allreduce(self, partial: F32) -> F32:
+        if self._total.size != partial.size:
+            self._total = np.empty_like(partial)
+        self._master.sendall(memoryview(partial).cast("B"))
+        _receive(self._master, memoryview(self._total).cast("B"))
+        return self._total
+
+    def close(self) -> None:
+        self._master.close()

@@ -1,0 +1,115 @@
+"""What fits: never over, refused in one sentence that says what would do, and it would."""
+
+import re
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from scheduler.budget import LONGEST_CHUNK, TILE, Need, affordable_kv_blocks, least, plan, token_bytes
+from scheduler.free import _group_limits, default_budget
+from scheduler.memory import PAGE
+from tests.configs import tiny_config
+from tpi.errors import PlanError
+
+MIB = 1 << 20
+NEED = Need(
+    blocks=(36 * MIB, 132 * MIB) * 22, kv_block=1 * MIB, kv_blocks=64, token=100_000, fixed=2 * MIB, head=250 * MIB
+)
+
+needs = st.builds(
+    Need,
+    blocks=st.lists(st.integers(0, 40).map(lambda pages: pages * PAGE * 16), min_size=1, max_size=12).map(tuple),
+    kv_block=st.integers(1, 200_000),
+    kv_blocks=st.integers(1, 300),
+    token=st.integers(1, 300_000),
+    fixed=st.integers(0, 1_000_000),
+    head=st.sampled_from([0, 3 * MIB, 40 * MIB]),
+    embedding=st.sampled_from([0, 3 * MIB, 40 * MIB]),
+)
+
+
+@settings(max_examples=200, deadline=None)
+@given(needs, st.integers(0, 200 * MIB), st.integers(1, 600), st.integers(0, 3), st.integers(0, 2))
+def test_never_over_the_budget(need: Need, total: int, chunk: int, window: int, retain: int) -> None:
+    try:
+        budget = plan(need, total, chunk, window, retain)
+    except PlanError as error:
+        smallest = int(re.findall(r"--memory (\d+)MiB would do", str(error))[0]) * MIB
+        assert smallest > total
+        assert plan(need, smallest, chunk, window, retain).used <= smallest
+        return
+    assert budget.used <= total
+    assert 1 <= budget.chunk <= chunk
+    assert budget.kv_blocks == need.kv_blocks
+    assert budget.placement.resident | set(budget.placement.ring.blocks) == set(range(len(need.blocks)))
+
+
+@settings(max_examples=100, deadline=None)
+@given(needs, st.integers(0, 100 * MIB))
+def test_the_context_that_would_fit_fits(need: Need, total: int) -> None:
+    fitting = affordable_kv_blocks(need, total)
+    if fitting:
+        smaller = Need(**{**vars(need), "kv_blocks": fitting})
+        assert plan(smaller, total).used <= total
+        larger = Need(**{**vars(need), "kv_blocks": fitting + 1})
+        with pytest.raises(PlanError, match=f"a context of {32 * fitting} tokens would fit"):
+            plan(larger, total)
+
+
+def test_a_refusal_is_one_sentence_with_the_way_out() -> None:
+    with pytest.raises(PlanError) as raised:
+        plan(NEED, 150 * MIB)
+    assert str(raised.value) == (
+        "150MiB of memory is too little for this part of the model: --memory 207MiB would do; "
+        f"at 150MiB a context of {32 * ((150 * MIB - least(NEED)) // MIB)} tokens would fit"
+    )
+    with pytest.raises(PlanError, match="no context would fit"):
+        plan(NEED, 100 * MIB)
+
+
+def test_a_prefill_chunk_shrinks_when_memory_is_tight() -> None:
+    chunks = [plan(NEED, total * MIB).chunk for total in (8000, 600, 300, 210)]
+    assert chunks[0] == LONGEST_CHUNK
+    assert chunks == sorted(chunks, reverse=True)
+    assert chunks[-1] <= 32
+
+
+def test_the_head_stays_only_beside_blocks_that_can_stream() -> None:
+    assert plan(NEED, 400 * MIB).head_bytes == 2 * TILE
+    assert plan(NEED, 600 * MIB).head_bytes == 250 * MIB
+
+
+def test_everything_stays_when_everything_fits() -> None:
+    need = Need(**{**vars(NEED), "embedding": 250 * MIB})
+    budget = plan(need, 6000 * MIB)
+    assert budget.placement.streamed_bytes == 0
+    assert budget.embedding_bytes == 250 * MIB
+
+
+def test_activations_grow_with_what_the_node_holds() -> None:
+    config = tiny_config()
+    whole = token_bytes(config, config.heads, config.kv_heads, config.intermediate)
+    half = token_bytes(config, 2, 1, 48)
+    assert 4 * 5 * config.hidden < half < whole
+    assert token_bytes(config, 2, 1, 48, nodes=8) > half
+
+
+def test_default_budget_is_some_of_what_is_free() -> None:
+    assert 0 < default_budget() < 1 << 50
+
+
+def test_control_groups_limit_what_is_free(tmp_path: Path) -> None:
+    own = tmp_path / "cgroup"
+    own.write_text("4:memory:/home/laptop\n3:cpu:/\n0::/home/laptop\n")
+    for folder, limit, usage in (
+        ("memory/home/laptop", "memory.limit_in_bytes", "memory.usage_in_bytes"),
+        ("home", "memory.max", "memory.current"),
+        ("home/laptop", "memory.max", "memory.current"),
+    ):
+        (tmp_path / folder).mkdir(parents=True, exist_ok=True)
+        (tmp_path / folder / limit).write_text("max\n" if folder == "home/laptop" else "3000\n")
+        (tmp_path / folder / usage).write_text("1000\n")
+    assert list(_group_limits(tmp_path, own)) == [2000, 2000]
+    assert list(_group_limits(tmp_path, tmp_path / "none")) == []

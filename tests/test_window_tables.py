@@ -1,0 +1,76 @@
+"""The embedding and head from disk give what the table in memory gives, bit for bit, in a bounded number of bytes."""
+
+from pathlib import Path
+from typing import get_args
+
+import numpy as np
+import pytest
+
+from scheduler.disk import DirectDisk
+from scheduler.extent import Extent
+from scheduler.memory import PAGE
+from scheduler.tables import RowTable, StreamedTable, tile_starts
+from tpi import kernels
+from tpi.config import Format
+from tpi.errors import KernelError, PlanError, WeightsError
+from tpi.pack.layout import Layout, Part, RunLayout
+from tpi.pack.quantise import assemble, encode_part
+
+HIDDEN, UNITS, WIDTH = 64, 40, 32
+ROWS = [0, 1279, 31, 32, 33, 640, 640, 5]
+
+
+def make_table(path: Path, format: Format, layout: Layout) -> tuple[RunLayout, Extent, np.ndarray]:
+    run = RunLayout("row", layout, (Part("row", format, "row"),), WIDTH, HIDDEN, UNITS)
+    values = np.random.default_rng(1).standard_normal((UNITS * WIDTH, HIDDEN)).astype(np.float32)
+    data = assemble(run, {"row": encode_part(run.parts[0], run, values)}).reshape(-1)
+    path.write_bytes(bytes(192) + data.tobytes())
+    return run, Extent(path, 192, data.size), data
+
+
+@pytest.mark.parametrize("format", get_args(Format))
+def test_rows_and_logits_are_those_of_the_table_in_memory(tmp_path: Path, format: Format) -> None:
+    layout: Layout = "record" if format in ("f32", "bf16") else "tiled"
+    run, extent, data = make_table(tmp_path / "head.block", format, layout)
+    x = np.random.default_rng(2).standard_normal((3, HIDDEN)).astype(np.float32)
+    rows = kernels.gather(run, data, np.asarray(ROWS, np.int32))
+    assert np.array_equal(RowTable(run, extent).gather(ROWS), rows)
+    whole = kernels.logits(run, data, x)
+    for budget in (2 * (run.unit_bytes + 3 * PAGE), extent.slot_bytes // 2, 2 * extent.slot_bytes):
+        table = StreamedTable(run, extent, budget, DirectDisk(2 * PAGE, 2), tile=4 * PAGE)
+        assert table.memory_bytes <= budget
+        for _ in range(3):
+            np.testing.assert_allclose(table.logits(x), whole, rtol=1e-5, atol=1e-5)
+        assert np.array_equal(table.gather(ROWS), rows)
+        table.close()
+
+
+def test_tiles_cover_the_table_in_order(tmp_path: Path) -> None:
+    run, extent, data = make_table(tmp_path / "head.block", "q8", "tiled")
+    table = StreamedTable(run, extent, extent.slot_bytes // 3, tile=3 * PAGE)
+    for _ in range(2):
+        assert b"".join(tile.tobytes() for _, tile in table.tiles()) == data.tobytes()
+        assert [start for start, _ in table.tiles()] == tile_starts(run, 3 * PAGE)
+    assert table.take().read_bytes >= 2 * (extent.nbytes - table.memory_bytes)
+    table.close()
+
+
+def test_what_is_wrong_is_named(tmp_path: Path) -> None:
+    run, extent, _ = make_table(tmp_path / "head.block", "f32", "record")
+    table = RowTable(run, extent)
+    for row in (-1, UNITS * WIDTH):
+        with pytest.raises(KernelError, match=r"outside 0\.\.1279"):
+            table.gather([row])
+    with pytest.raises(PlanError):
+        StreamedTable(run, extent, 100)
+    extent.path.unlink()
+    with pytest.raises(WeightsError, match=r"head\.block"):
+        table.gather([0])
+    table.close()
+
+
+def test_tiles_begin_on_pages_where_they_are_large_enough() -> None:
+    run = RunLayout("row", "record", (Part("row", "q4", "row"),), 32, 96, 100)
+    starts = tile_starts(run, 20 * run.unit_bytes)
+    assert all(start * run.unit_bytes % PAGE == 0 for start in starts) or starts[1] == 20
+    assert tile_starts(run, 1) == list(range(100))

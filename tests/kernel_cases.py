@@ -1,0 +1,166 @@
+"""Random half-blocks, packed, for the tests of the kernels."""
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from tpi.config import Activation, Format, Norm
+from tpi.kernels.spec import BLOCK_TOKENS, F32, U8, AttentionSpec, Batch, FfnSpec
+from tpi.kv import KvDtype, PagedKV
+from tpi.pack.layout import Layout, Part, RunLayout, RunName
+from tpi.pack.quantise import assemble, encode_part
+
+Random = np.random.Generator
+
+
+def normal(random: Random, *shape: int, scale: float = 1.0) -> F32:
+    return (random.normal(size=shape) * scale).astype(np.float32)
+
+
+def layout_of(format: Format) -> Layout:
+    """The layout of dense packs: tiles where there are groups."""
+    return "record" if format in ("f32", "bf16") else "tiled"
+
+
+def pack(random: Random, name: RunName, layout: Layout, parts: list[Part], width: int, hidden: int, units: int) -> tuple[
+    RunLayout, U8
+]:  # fmt: skip
+    """A run of random weights and its bytes, 1-D."""
+    run = RunLayout(name, layout, tuple(parts), width, hidden, units)
+    encoded = {
+        part.name: encode_part(part, run, normal(random, units * width, hidden, scale=hidden**-0.5)) for part in parts
+    }
+    return run, assemble(run, encoded).reshape(-1)
+
+
+@dataclass(frozen=True)
+class AttentionCase:
+    spec: AttentionSpec
+    data: U8
+    x: F32
+    kv: PagedKV
+    batch: Batch
+
+
+def attention_case(
+    random: Random,
+    *,
+    format: Format = "f32",
+    layout: Layout | None = None,
+    kv_format: Format | None = None,
+    hidden: int = 64,
+    heads: int = 4,
+    kv_heads: int = 2,
+    head_dim: int = 16,
+    lengths: tuple[tuple[int, int], ...] = ((0, 5),),
+    kv_dtype: KvDtype = "f32",
+    norm: Norm = "rms",
+    bias: bool = False,
+    qk_norm: bool = False,
+    rotary: int | None = None,
+    softcap: float = 0.0,
+    window: int = 0,
+) -> AttentionCase:
+    """A random attention half-block. `lengths` holds (tokens already in the cache, tokens of this step) per sequence."""
+    chosen = layout or layout_of(format)
+    grouped = chosen == "tiled"
+    query_heads = next(n for n in (1, 2, 4, 8, 16, 32) if not grouped or n * head_dim % 32 == 0)
+    kv_unit = next(n for n in (1, 2, 4, 8) if not grouped or n * head_dim % 8 == 0)
+    query_parts = [Part("q", format, "row"), Part("o", format, "column")]
+    kv_parts = [Part("k", kv_format or format, "row"), Part("v", format, "row")]
+    query, query_data = pack(
+        random, "query", chosen, query_parts, query_heads * head_dim, hidden, -(-heads // query_heads)
+    )
+    kv, kv_data = pack(random, "kv", chosen, kv_parts, kv_unit * head_dim, hidden, -(-kv_heads // kv_unit))
+    half = (head_dim if rotary is None else rotary) // 2
+    spec = AttentionSpec(
+        query=query,
+        kv=kv,
+        heads=heads,
+        kv_heads=kv_heads,
+        head_dim=head_dim,
+        kv_index=np.sort(random.integers(0, kv_heads, heads)).astype(np.int32),
+        norm=norm,
+        norm_eps=1e-5,
+        norm_weight=normal(random, hidden),
+        norm_bias=normal(random, hidden) if norm == "layer" else None,
+        q_bias=normal(random, heads * head_dim) if bias else None,
+        k_bias=normal(random, kv_heads * head_dim) if bias else None,
+        v_bias=normal(random, kv_heads * head_dim) if bias else None,
+        q_norm=normal(random, head_dim) if qk_norm else None,
+        k_norm=normal(random, head_dim) if qk_norm else None,
+        inv_freq=(10000.0 ** -(np.arange(half) / max(half, 1))).astype(np.float32),
+        rope_scale=1.1,
+        attention_scale=head_dim**-0.5,
+        softcap=softcap,
+        window=window,
+    )
+    batch, kv_cache = _batch(random, lengths, kv_heads, head_dim, kv_dtype)
+    x = normal(random, len(batch.positions), hidden)
+    return AttentionCase(spec, np.concatenate([query_data, kv_data]), x, kv_cache, batch)
+
+
+def _batch(
+    random: Random, lengths: tuple[tuple[int, int], ...], kv_heads: int, head_dim: int, dtype: KvDtype
+) -> tuple[Batch, PagedKV]:
+    """Sequences whose blocks lie in random order, with something in the cache."""
+    blocks = [-(-(past + new) // BLOCK_TOKENS) for past, new in lengths]
+    order = random.permutation(sum(blocks) + 3)
+    tables = np.full((len(lengths), max(blocks) + 1), -1, np.int32)
+    for row, count in enumerate(blocks):
+        tables[row, :count] = order[sum(blocks[:row]) :][:count]
+    kv = PagedKV.allocate(1, len(order), kv_heads, head_dim, dtype)
+    for cache in (kv.keys[0], kv.values[0]):
+        _fill(random, cache, head_dim)
+    positions = np.concatenate([np.arange(past, past + new) for past, new in lengths]).astype(np.int32)
+    sequence = np.repeat(np.arange(len(lengths)), [new for _, new in lengths]).astype(np.int32)
+    return Batch(positions, sequence, tables), kv
+
+
+def _fill(random: Random, cache: npt.NDArray[np.generic], head_dim: int) -> None:
+    if cache.dtype != np.uint8:
+        cache[...] = random.normal(size=cache.shape)
+        return
+    codes = random.integers(-127, 128, (*cache.shape[:-1], head_dim)).astype(np.int8)
+    scales = random.uniform(0.001, 0.02, (*cache.shape[:-1], (cache.shape[-1] - head_dim) // 2)).astype(np.float16)
+    cache[...] = np.concatenate([codes.view(np.uint8), scales.view(np.uint8)], axis=-1)
+
+
+@dataclass(frozen=True)
+class FfnCase:
+    spec: FfnSpec
+    data: U8
+    x: F32
+
+
+def ffn_case(
+    random: Random,
+    *,
+    format: Format = "f32",
+    layout: Layout | None = None,
+    down: Format | None = None,
+    hidden: int = 64,
+    units: int = 3,
+    tokens: int = 1,
+    gated: bool = True,
+    activation: Activation = "silu",
+    norm: Norm = "rms",
+    bias: bool = False,
+) -> FfnCase:
+    """A random feed-forward half-block."""
+    rows = [Part(name, format, "row") for name in (("gate", "up") if gated else ("up",))]
+    parts = [*rows, Part("down", down or format, "column")]
+    run, data = pack(random, "neuron", layout or layout_of(format), parts, 32, hidden, units)
+    spec = FfnSpec(
+        neuron=run,
+        activation=activation,
+        gated=gated,
+        norm=norm,
+        norm_eps=1e-5,
+        norm_weight=normal(random, hidden),
+        norm_bias=normal(random, hidden) if norm == "layer" else None,
+        gate_bias=normal(random, units * 32) if bias and gated else None,
+        up_bias=normal(random, units * 32) if bias else None,
+    )
+    return FfnCase(spec, data, normal(random, tokens, hidden))

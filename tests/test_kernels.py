@@ -1,0 +1,220 @@
+"""Every native kernel against its numpy reference, over shapes, formats and the instruction sets of this machine."""
+
+from collections.abc import Iterator
+from copy import deepcopy
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+from tests.kernel_cases import AttentionCase, FfnCase, attention_case, ffn_case, layout_of, normal, pack
+
+from tpi.config import Activation, Format, Norm
+from tpi.kernels import native, reference
+from tpi.kernels.spec import F32
+from tpi.kv import KvDtype
+from tpi.pack.layout import Layout, Part
+
+FORMATS: list[Format] = ["f32", "bf16", "q8", "q4", "q4s"]
+TOLERANCE: dict[Format, float] = {"f32": 5e-6, "bf16": 5e-6, "q8": 4e-3, "q4": 4e-3, "q4s": 4e-3}
+
+
+@pytest.fixture(autouse=True, params=native.available_isas(), scope="module")
+def _isa(request: pytest.FixtureRequest) -> Iterator[None]:
+    before, threads = native.isa(), native.threads()
+    native.use_isa(request.param)
+    native.set_threads(2)
+    yield
+    native.use_isa(before)
+    native.set_threads(threads)
+
+
+def assert_close(actual: F32, expected: F32, tolerance: float) -> None:
+    """Equal but for `tolerance` of the largest value: an activation may round to the neighbouring int8."""
+    assert actual.shape == expected.shape
+    assert np.isfinite(actual).all()
+    np.testing.assert_allclose(actual, expected, rtol=0, atol=tolerance * max(float(np.abs(expected).max()), 1e-3))
+
+
+def compare_attention(case: AttentionCase, tolerance: float) -> None:
+    expected_kv = deepcopy(case.kv)
+    expected = reference.attention(case.spec, case.data, case.x, expected_kv.keys[0], expected_kv.values[0], case.batch)
+    actual = native.attention(case.spec, case.data, case.x, case.kv.keys[0], case.kv.values[0], case.batch)
+    assert_close(actual, expected, tolerance)
+    for mine, theirs in ((case.kv.keys[0], expected_kv.keys[0]), (case.kv.values[0], expected_kv.values[0])):
+        assert_same_cache(mine, theirs, case.spec.head_dim, tolerance)
+
+
+def assert_same_cache(
+    mine: npt.NDArray[np.generic], theirs: npt.NDArray[np.generic], head_dim: int, tolerance: float
+) -> None:
+    if mine.dtype != np.uint8:
+        allowed = max(tolerance, 1e-3 if mine.dtype == np.float16 else 0)
+        assert_close(mine.astype(np.float32), theirs.astype(np.float32), allowed)
+        return
+    codes = [cache[..., :head_dim].astype(np.uint8).view(np.int8).astype(int) for cache in (mine, theirs)]
+    assert np.abs(codes[0] - codes[1]).max() <= (1 if tolerance < 1e-3 else 4)
+
+
+def compare_ffn(case: FfnCase, tolerance: float, active: npt.NDArray[np.int32] | None = None) -> None:
+    expected = reference.ffn(case.spec, case.data, case.x, active)
+    assert_close(native.ffn(case.spec, case.data, case.x, active), expected, tolerance)
+
+
+@pytest.mark.parametrize("format", FORMATS)
+@pytest.mark.parametrize("tokens", [1, 2, 3, 5, 16, 17, 70])
+def test_ffn(format: Format, tokens: int) -> None:
+    random = np.random.default_rng([1, tokens])
+    case = ffn_case(random, format=format, hidden=96, units=int(random.integers(1, 7)), tokens=tokens)
+    compare_ffn(case, TOLERANCE[format])
+
+
+@pytest.mark.parametrize("layout", ["record", "tiled"])
+@pytest.mark.parametrize("tokens", [1, 6, 33])
+@pytest.mark.parametrize(("format", "down"), [("q4", "q8"), ("q8", "q4s"), ("q4s", "q4")])
+def test_ffn_of_mixed_formats(layout: Layout, tokens: int, format: Format, down: Format) -> None:
+    case = ffn_case(np.random.default_rng(2), format=format, down=down, layout=layout, hidden=160, tokens=tokens)
+    compare_ffn(case, 4e-3)
+
+
+@pytest.mark.parametrize("activation", ["silu", "gelu", "gelu_tanh", "relu"])
+@pytest.mark.parametrize("gated", [True, False])
+@pytest.mark.parametrize("format", ["f32", "q4"])
+@pytest.mark.parametrize("tokens", [1, 20])
+def test_ffn_activations_and_biases(activation: Activation, gated: bool, format: Format, tokens: int) -> None:
+    random = np.random.default_rng(3)
+    case = ffn_case(random, format=format, activation=activation, gated=gated, norm="layer", bias=True, tokens=tokens)
+    compare_ffn(case, TOLERANCE[format])
+
+
+@pytest.mark.parametrize("hidden", [1, 3, 19, 67, 100])
+@pytest.mark.parametrize("format", ["f32", "bf16"])
+@pytest.mark.parametrize("tokens", [1, 5, 19])
+def test_ffn_whose_hidden_size_is_no_multiple_of_the_vector_width(hidden: int, format: Format, tokens: int) -> None:
+    compare_ffn(ffn_case(np.random.default_rng(4), format=format, hidden=hidden, tokens=tokens), 2e-5)
+
+
+@pytest.mark.parametrize("format", FORMATS)
+@pytest.mark.parametrize("tokens", [1, 4, 18])
+@pytest.mark.parametrize("count", [0, 1, 9, 95])
+def test_ffn_of_active_neurons(format: Format, tokens: int, count: int) -> None:
+    random = np.random.default_rng([5, count])
+    case = ffn_case(random, format=format, layout="record", activation="relu", tokens=tokens)
+    active = random.permutation(96)[:count].astype(np.int32)
+    compare_ffn(case, TOLERANCE[format], active)
+
+
+@pytest.mark.parametrize("format", FORMATS)
+@pytest.mark.parametrize("kv_dtype", ["f32", "f16", "q8"])
+@pytest.mark.parametrize("lengths", [((0, 1),), ((40, 1), (3, 1), (0, 4)), ((10, 45), (70, 2))])
+def test_attention(format: Format, kv_dtype: KvDtype, lengths: tuple[tuple[int, int], ...]) -> None:
+    random = np.random.default_rng(6)
+    case = attention_case(random, format=format, kv_dtype=kv_dtype, lengths=lengths, hidden=128, heads=6, head_dim=32)
+    compare_attention(case, max(TOLERANCE[format], {"f32": 0, "f16": 2e-3, "q8": 2e-2}[kv_dtype]))
+
+
+@pytest.mark.parametrize("head_dim", [2, 6, 20, 40, 64, 80, 128])
+@pytest.mark.parametrize("format", ["f32", "q4"])
+@pytest.mark.parametrize("tokens", [1, 21])
+def test_attention_head_sizes(head_dim: int, format: Format, tokens: int) -> None:
+    case = attention_case(
+        np.random.default_rng(7), format=format, head_dim=head_dim, heads=3, kv_heads=3, lengths=((33, tokens),)
+    )
+    compare_attention(case, TOLERANCE[format])
+
+
+@pytest.mark.parametrize("tokens", [1, 40])
+@pytest.mark.parametrize("window", [0, 1, 17, 64])
+@pytest.mark.parametrize("softcap", [0.0, 2.0])
+def test_attention_windows_and_soft_caps(tokens: int, window: int, softcap: float) -> None:
+    case = attention_case(np.random.default_rng(8), window=window, softcap=softcap, lengths=((60, tokens), (0, 2)))
+    compare_attention(case, 1e-5)
+
+
+@pytest.mark.parametrize("norm", ["rms", "layer"])
+@pytest.mark.parametrize("rotary", [0, 8, 16])
+@pytest.mark.parametrize("qk_norm", [True, False])
+def test_attention_norms_biases_and_partial_rotation(norm: Norm, rotary: int, qk_norm: bool) -> None:
+    case = attention_case(
+        np.random.default_rng(9), norm=norm, rotary=rotary, qk_norm=qk_norm, bias=True, lengths=((5, 3),)
+    )
+    compare_attention(case, 1e-5)
+
+
+def test_attention_over_a_long_context() -> None:
+    case = attention_case(np.random.default_rng(10), lengths=((1500, 1), (600, 1)), kv_dtype="f16")
+    compare_attention(case, 1e-3)
+
+
+def test_attention_where_k_has_a_format_of_its_own() -> None:
+    case = attention_case(np.random.default_rng(11), format="q4", kv_format="q8", head_dim=32)
+    compare_attention(case, 4e-3)
+
+
+@pytest.mark.parametrize("format", FORMATS)
+@pytest.mark.parametrize("layout", ["record", "tiled"])
+@pytest.mark.parametrize("tokens", [1, 4, 7, 30])
+def test_logits(format: Format, layout: Layout, tokens: int) -> None:
+    if layout == "tiled" and layout_of(format) == "record":
+        pytest.skip("only quantised formats are tiled")
+    random = np.random.default_rng(12)
+    run, data = pack(random, "row", layout, [Part("row", format, "row")], 32, 224, 5)
+    x = normal(random, tokens, 224)
+    assert_close(native.logits(run, data, x), reference.logits(run, data, x), TOLERANCE[format])
+
+
+@pytest.mark.parametrize("format", FORMATS)
+@pytest.mark.parametrize("layout", ["record", "tiled"])
+def test_gather_and_dequantise(format: Format, layout: Layout) -> None:
+    if layout == "tiled" and layout_of(format) == "record":
+        pytest.skip("only quantised formats are tiled")
+    random = np.random.default_rng(13)
+    parts = [Part("row", format, "row"), Part("column", format, "column")]
+    run, data = pack(random, "row", layout, parts, 32, 96, 3)
+    rows = np.array([95, 0, 33, 33], np.int32)
+    np.testing.assert_allclose(native.gather(run, data, rows), reference.gather(run, data, rows), rtol=1e-6, atol=1e-7)
+    for part in ("row", "column"):
+        actual, expected = native.dequantise(run, data, part), reference.dequantise(run, data, part)
+        np.testing.assert_allclose(actual, expected, rtol=1e-6, atol=1e-7)
+
+
+@pytest.mark.parametrize("hidden", [1, 7, 64, 99])
+def test_norms(hidden: int) -> None:
+    random = np.random.default_rng(14)
+    x, weight, bias = normal(random, 3, hidden), normal(random, hidden), normal(random, hidden)
+    assert_close(native.rms_norm(x, weight, 1e-6), reference.rms_norm(x, weight, 1e-6), 2e-6)
+    assert_close(native.layer_norm(x, weight, bias, 1e-5), reference.layer_norm(x, weight, bias, 1e-5), 1e-5)
+    assert_close(native.layer_norm(x, weight, None, 1e-5), reference.layer_norm(x, weight, None, 1e-5), 1e-5)
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_random_shapes(seed: int) -> None:
+    random = np.random.default_rng([15, seed])
+    format: Format = FORMATS[seed % 5]
+    hidden = int(random.integers(1, 9)) * 32
+    tokens = int(random.integers(1, 40))
+    compare_ffn(ffn_case(random, format=format, hidden=hidden, units=int(random.integers(1, 12)), tokens=tokens), 5e-3)
+    case = attention_case(
+        random,
+        format=format,
+        hidden=hidden,
+        heads=int(random.integers(1, 10)),
+        kv_heads=int(random.integers(1, 4)),
+        head_dim=int(random.integers(1, 9)) * 4,
+        lengths=((int(random.integers(0, 80)), tokens), (int(random.integers(0, 80)), 1)),
+    )
+    compare_attention(case, 5e-3)
+
+
+@pytest.mark.parametrize("threads", [1, 2, 3, 7])
+def test_threads_do_not_change_the_result(threads: int) -> None:
+    random = np.random.default_rng(16)
+    ffn, attention = ffn_case(random, format="q4", units=9, tokens=3), attention_case(random, format="q4", head_dim=32)
+    native.set_threads(threads)
+    try:
+        compare_ffn(ffn, 4e-3)
+        compare_attention(attention, 4e-3)
+        first = native.ffn(ffn.spec, ffn.data, ffn.x)
+        for _ in range(20):
+            np.testing.assert_array_equal(native.ffn(ffn.spec, ffn.data, ffn.x), first)
+    finally:
+        native.set_threads(2)

@@ -1,0 +1,52 @@
+"""Signatures of the C++ module (native/module.cpp)."""
+
+import numpy as np
+import numpy.typing as npt
+
+F32 = npt.NDArray[np.float32]
+I32 = npt.NDArray[np.int32]
+U8 = npt.NDArray[np.uint8]
+KvArray = npt.NDArray[np.generic]
+RunFields = tuple[bool, int, int, int, list[tuple[str, str, str]]]
+NormFields = tuple[str, float, F32, F32 | None]
+AttentionVectors = tuple[F32 | None, F32 | None, F32 | None, F32 | None, F32 | None, F32]
+
+def isa() -> str: ...
+def available_isas() -> list[str]: ...
+def use_isa(name: str) -> None: ...
+def set_threads(count: int) -> None: ...
+def threads() -> int: ...
+def norm(x: F32, norm: NormFields, out: F32) -> None: ...
+
+class AttentionPlan:
+    def __init__(
+        self,
+        query: RunFields,
+        kv: RunFields,
+        norm: NormFields,
+        shape: tuple[int, int, int],
+        kv_index: I32,
+        vectors: AttentionVectors,
+        numbers: tuple[float, float, float, int],
+    ) -> None: ...
+    def run(
+        self, data: U8, x: F32, keys: KvArray, values: KvArray, positions: I32, sequence: I32, tables: I32, out: F32
+    ) -> None: ...
+
+class FfnPlan:
+    def __init__(
+        self,
+        neuron: RunFields,
+        norm: NormFields,
+        activation: str,
+        gated: bool,
+        gate_bias: F32 | None,
+        up_bias: F32 | None,
+    ) -> None: ...
+    def run(self, data: U8, x: F32, active: I32 | None, out: F32) -> None: ...
+
+class RunPlan:
+    def __init__(self, run: RunFields) -> None: ...
+    def rows(self, data: U8, x: F32, out: F32) -> None: ...
+    def gather(self, data: U8, rows: I32, out: F32) -> None: ...
+    def decode(self, data: U8, part: str, out: F32) -> None: ...

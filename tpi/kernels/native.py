@@ -1,0 +1,142 @@
+"""The C++ kernels, with the same functions as `reference`: keeps one native plan per spec and allocates the results.
+
+All checks of dtype, shape, alignment and contiguity are in C++ and raise `KernelError`. Calls release the interpreter's
+lock and use one pool of threads per process; calls from several Python threads take turns.
+"""
+
+from __future__ import annotations
+
+import os
+from functools import lru_cache
+from weakref import WeakKeyDictionary
+
+import numpy as np
+
+from tpi.kernels import _native
+from tpi.kernels.reference import KvArray
+from tpi.kernels.spec import F32, I32, U8, AttentionSpec, Batch, FfnSpec
+from tpi.pack.layout import RunLayout
+
+_attention_plans: WeakKeyDictionary[AttentionSpec, _native.AttentionPlan] = WeakKeyDictionary()
+_ffn_plans: WeakKeyDictionary[FfnSpec, _native.FfnPlan] = WeakKeyDictionary()
+
+
+def set_threads(count: int) -> None:
+    """Use `count` threads, the caller's included, for every later call; KernelError unless 1 to 1024."""
+    _native.set_threads(count)
+
+
+def threads() -> int:
+    """How many threads take part in a call."""
+    return _native.threads()
+
+
+def isa() -> str:
+    """Name of the instruction set in use."""
+    return _native.isa()
+
+
+def available_isas() -> list[str]:
+    """Names of the instruction sets that this machine and this build have, the best first."""
+    return _native.available_isas()
+
+
+def use_isa(name: str) -> None:
+    """Use another instruction set for every later call; KernelError if this machine lacks it."""
+    _native.use_isa(name)
+
+
+def rms_norm(x: F32, weight: F32, eps: float) -> F32:
+    """`x / sqrt(mean(x^2) + eps) * weight`; `x` is `[tokens, hidden]`, `weight` `[hidden]`."""
+    return _norm(x, ("rms", eps, weight, None))
+
+
+def layer_norm(x: F32, weight: F32, bias: F32 | None, eps: float) -> F32:
+    """`(x - mean) / sqrt(variance + eps) * weight + bias`; `x` is `[tokens, hidden]`, vectors `[hidden]`."""
+    return _norm(x, ("layer", eps, weight, bias))
+
+
+def attention(spec: AttentionSpec, data: U8, x: F32, k: KvArray, v: KvArray, batch: Batch) -> F32:
+    """See `tpi.kernels.attention`."""
+    plan = _attention_plans.get(spec)
+    if plan is None:
+        plan = _attention_plans[spec] = _plan_attention(spec)
+    out = np.empty(x.shape, np.float32)
+    plan.run(data, x, k, v, batch.positions, batch.sequence, batch.tables, out)
+    return out
+
+
+def ffn(spec: FfnSpec, data: U8, x: F32, active: I32 | None = None) -> F32:
+    """See `tpi.kernels.ffn`."""
+    plan = _ffn_plans.get(spec)
+    if plan is None:
+        plan = _ffn_plans[spec] = _plan_ffn(spec)
+    out = np.empty(x.shape, np.float32)
+    plan.run(data, x, active, out)
+    return out
+
+
+def logits(run: RunLayout, data: U8, x: F32) -> F32:
+    """`x` times every row of a table run, `[tokens, units * width]`."""
+    out = np.empty((len(x), run.units * run.width), np.float32)
+    _plan_run(run).rows(data, x, out)
+    return out
+
+
+def gather(run: RunLayout, data: U8, rows: I32) -> F32:
+    """Rows of a table run, `[len(rows), hidden]` float32."""
+    out = np.empty((len(rows), run.hidden), np.float32)
+    _plan_run(run).gather(data, rows, out)
+    return out
+
+
+def dequantise(run: RunLayout, data: U8, part: str) -> F32:
+    """The vectors of one part of a run, `[units * width, hidden]` float32."""
+    out = np.empty((run.units * run.width, run.hidden), np.float32)
+    _plan_run(run).decode(data, part, out)
+    return out
+
+
+def _norm(x: F32, norm: _native.NormFields) -> F32:
+    out = np.empty(x.shape, np.float32)
+    _native.norm(x, norm, out)
+    return out
+
+
+def _fields(run: RunLayout) -> _native.RunFields:
+    parts = [(part.name, str(part.format), str(part.axis)) for part in run.parts]
+    return (run.layout == "tiled", run.units, run.width, run.hidden, parts)
+
+
+@lru_cache(maxsize=64)
+def _plan_run(run: RunLayout) -> _native.RunPlan:
+    return _native.RunPlan(_fields(run))
+
+
+def _plan_attention(spec: AttentionSpec) -> _native.AttentionPlan:
+    return _native.AttentionPlan(
+        _fields(spec.query),
+        _fields(spec.kv),
+        (spec.norm, spec.norm_eps, spec.norm_weight, spec.norm_bias),
+        (spec.heads, spec.kv_heads, spec.head_dim),
+        spec.kv_index,
+        (spec.q_bias, spec.k_bias, spec.v_bias, spec.q_norm, spec.k_norm, spec.inv_freq),
+        (spec.rope_scale, spec.attention_scale, spec.softcap, spec.window),
+    )
+
+
+def _plan_ffn(spec: FfnSpec) -> _native.FfnPlan:
+    norm = (spec.norm, spec.norm_eps, spec.norm_weight, spec.norm_bias)
+    return _native.FfnPlan(
+        _fields(spec.neuron), norm, spec.activation, spec.gated, spec.gate_bias, spec.up_bias
+    )  # fmt: skip
+
+
+def _usable_cores() -> int:
+    """Cores that this process may run on."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+_native.set_threads(min(_usable_cores(), 1024))

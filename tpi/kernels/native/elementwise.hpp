@@ -1,0 +1,150 @@
+// Functions of single values, norms, and the rounding of activations to int8. Needs a simd_*.hpp before it.
+#pragma once
+
+#include <cmath>
+
+#include "types.hpp"
+
+namespace tpi {
+namespace {
+
+// e^x to about one unit in the last place; x beyond the range of float32 saturates
+inline F8 exp(F8 x) {
+    x = max(min(x, splat(88.0f)), splat(-87.0f));
+    F8 n = round(x * splat(1.44269504f));
+    F8 r = fma(n, splat(-0.693359375f), x);  // ln 2 in two parts
+    r = fma(n, splat(2.12194440e-4f), r);
+    F8 p = splat(1.3888889e-3f);  // Taylor's series up to r^7: |r| is at most ln 2 / 2
+    p = fma(fma(splat(1.9841270e-4f), r, p), r, splat(8.3333333e-3f));
+    p = fma(p, r, splat(4.1666667e-2f));
+    p = fma(p, r, splat(1.6666667e-1f));
+    p = fma(p, r, splat(0.5f));
+    p = fma(p, r * r, r) + splat(1.0f);
+    return p * power_of_two(n);
+}
+
+inline F8 tanh(F8 x) {
+    F8 magnitude = min(abs(x), splat(20.0f));
+    F8 decay = exp(magnitude * splat(-2.0f));
+    F8 value = (splat(1.0f) - decay) / (splat(1.0f) + decay);
+    // the sign by multiplying with x / |x|, kept finite at 0
+    return value * (x / max(abs(x), splat(1e-30f)));
+}
+
+inline F8 erf_by_lane(F8 x) {
+    float lanes[8];
+    store(lanes, x);
+    for (float& lane : lanes) lane = std::erf(lane);
+    return load(lanes);
+}
+
+inline F8 activate(Activation kind, F8 x) {
+    const F8 one = splat(1.0f), half = splat(0.5f);
+    switch (kind) {
+        case Activation::relu: return max(x, splat(0.0f));
+        case Activation::silu: return x / (one + exp(splat(0.0f) - x));
+        case Activation::gelu: return half * x * (one + erf_by_lane(x * splat(0.70710678f)));
+        default: {
+            F8 cube = x * x * x;
+            return half * x * (one + tanh(splat(0.79788456f) * fma(splat(0.044715f), cube, x)));
+        }
+    }
+}
+
+// Lanes [0, count) of p, zeros behind.
+inline F8 load_some(const float* p, size_t count) {
+    if (count >= 8) return load(p);
+    float lanes[8] = {};
+    for (size_t i = 0; i < count; ++i) lanes[i] = p[i];
+    return load(lanes);
+}
+
+inline void store_some(float* p, F8 a, size_t count) {
+    if (count >= 8) return store(p, a);
+    float lanes[8];
+    store(lanes, a);
+    for (size_t i = 0; i < count; ++i) p[i] = lanes[i];
+}
+
+inline float sum_of_squares(const float* x, size_t count, float mean) {
+    F8 total = splat(0.0f), shift = splat(mean);
+    size_t i = 0;
+    for (; i + 8 <= count; i += 8) {
+        F8 value = load(x + i) - shift;
+        total = fma(value, value, total);
+    }
+    float result = sum(total);
+    for (; i < count; ++i) result += (x[i] - mean) * (x[i] - mean);
+    return result;
+}
+
+inline float mean_of(const float* x, size_t count) {
+    F8 total = splat(0.0f);
+    size_t i = 0;
+    for (; i + 8 <= count; i += 8) total = total + load(x + i);
+    float result = sum(total);
+    for (; i < count; ++i) result += x[i];
+    return result / static_cast<float>(count);
+}
+
+// out = norm(x), one vector; out may be x.
+inline void normalise(const Norm& norm, const float* x, size_t count, float* out) {
+    float mean = norm.rms ? 0.0f : mean_of(x, count);
+    float variance = sum_of_squares(x, count, mean) / static_cast<float>(count);
+    F8 shift = splat(mean), factor = splat(1.0f / std::sqrt(variance + norm.eps));
+    for (size_t i = 0; i < count; i += 8) {
+        size_t some = count - i;
+        F8 value = (load_some(x + i, some) - shift) * factor * load_some(norm.weight + i, some);
+        if (norm.bias) value = value + load_some(norm.bias + i, some);
+        store_some(out + i, value, some);
+    }
+}
+
+// Activations of several tokens as the integer products want them.
+struct Rounded {
+    int8_t* codes;  // [tokens, width]
+    float* scale;   // [tokens, width / 32]
+    float* sum;     // [tokens, width / 32]: scale * sum of the group's codes
+    size_t width;
+
+    size_t groups() const { return width / kGroup; }
+};
+
+// One group of 32 floats; x is left as the rounded values where `keep` is set.
+inline void round_group(float* x, const Rounded& to, size_t token, size_t group, bool keep = false) {
+    F8 a = load(x), b = load(x + 8), c = load(x + 16), d = load(x + 24);
+    float most = largest(max(max(abs(a), abs(b)), max(abs(c), abs(d))));
+    F8 inverse = splat(most > 0 ? 127.0f / most : 0.0f);
+    float scale = most / 127.0f;
+    a = round(a * inverse);
+    b = round(b * inverse);
+    c = round(c * inverse);
+    d = round(d * inverse);
+    if (keep) {
+        F8 s = splat(scale);
+        store(x, a * s);
+        store(x + 8, b * s);
+        store(x + 16, c * s);
+        store(x + 24, d * s);
+        return;
+    }
+    int8_t* codes = to.codes + token * to.width + group * kGroup;
+    store_int8(codes, a);
+    store_int8(codes + 8, b);
+    store_int8(codes + 16, c);
+    store_int8(codes + 24, d);
+    to.scale[token * to.groups() + group] = scale;
+    to.sum[token * to.groups() + group] = scale * sum((a + b) + (c + d));
+}
+
+inline void round_vector(float* x, const Rounded& to, size_t token) {
+    for (size_t group = 0; group < to.groups(); ++group) round_group(x + group * kGroup, to, token, group);
+}
+
+// x as the integer products would see it, in float.
+inline void round_in_place(float* x, size_t width) {
+    for (size_t i = 0; i < width; i += kGroup) round_group(x + i, Rounded{}, 0, 0, true);
+}
+
+}  // namespace
+}  // namespace tpi

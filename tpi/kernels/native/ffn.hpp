@@ -1,0 +1,218 @@
+// The feed-forward half-block: norm, gate and up, activation, down.
+// A few tokens stream each unit once, from gate to down, into per-slice sums; many tokens finish gate and up first.
+#pragma once
+
+#include "products.hpp"
+
+namespace tpi {
+namespace {
+
+constexpr size_t kNeurons = 8;  // neurons of a record pack that are taken together
+
+struct FfnJob {
+    const FfnCall& call;
+    Prepared in;
+    Slices slices;
+    Inner inner;      // many tokens only
+    float* gate;      // many tokens, records: [tokens, neurons]
+    uint8_t* scratch;
+    size_t scratch_bytes;
+};
+
+// inner = act(gate) * up for `count` neurons from `neuron` on, with biases; gate is null where not gated; may be up.
+inline void activate_neurons(const FfnCall& call, const float* gate, const float* up, size_t neuron, size_t count,
+                             float* inner) {
+    for (size_t i = 0; i < count; i += 8) {
+        size_t some = count - i;
+        F8 u = load_some(up + i, some);
+        if (call.up_bias) u = u + load_some(call.up_bias + neuron + i, some);
+        if (gate) {
+            F8 g = load_some(gate + i, some);
+            if (call.gate_bias) g = g + load_some(call.gate_bias + neuron + i, some);
+            u = activate(call.activation, g) * u;
+        } else {
+            u = activate(call.activation, u);
+        }
+        store_some(inner + i, u, some);
+    }
+}
+
+// ---- a few tokens ----
+
+// Scratch of one thread while it streams a unit: gate and up values and their product, rounded.
+struct UnitScratch {
+    float *gate, *up;
+    Rounded rounded;
+
+    UnitScratch(uint8_t* bytes, size_t width, size_t tokens) {
+        gate = reinterpret_cast<float*>(bytes);
+        up = gate + tokens * width;
+        rounded.scale = up + tokens * width;
+        rounded.sum = rounded.scale + tokens * width / kGroup;
+        rounded.codes = reinterpret_cast<int8_t*>(rounded.sum + tokens * width / kGroup);
+        rounded.width = width;
+    }
+    static size_t bytes(size_t width, size_t tokens) { return tokens * width * 10 + 64; }
+};
+
+inline void stream_unit(const FfnJob& job, size_t unit, uint8_t* bytes, float* out) {
+    const FfnCall& call = job.call;
+    size_t width = call.up.width, tokens = job.in.tokens;
+    UnitScratch scratch(bytes, width, tokens);
+    bool gated = call.gate.data != nullptr;
+    if (gated) tiled_rows(call.gate, unit * width, width, job.in.rounded, 0, tokens, scratch.gate, width);
+    tiled_rows(call.up, unit * width, width, job.in.rounded, 0, tokens, scratch.up, width);
+    for (size_t t = 0; t < tokens; ++t) {
+        float* up = scratch.up + t * width;
+        activate_neurons(call, gated ? scratch.gate + t * width : nullptr, up, unit * width, width, up);
+        round_vector(up, scratch.rounded, t);
+    }
+    with_tile_format(call.down.format, [&]<Format F>() {
+        add_unit_tokens<F>(call.down.data + unit * call.down.unit_bytes, width / kGroup, 0, 0,
+                           call.hidden / kTileOutputs, scratch.rounded, tokens, out, job.slices.stride);
+    });
+}
+
+inline size_t neuron_at(const FfnCall& call, size_t i) { return call.active ? static_cast<size_t>(call.active[i]) : i; }
+
+// Neurons [first, first + count) of the list, count at most kNeurons.
+inline void stream_neurons(const FfnJob& job, size_t first, size_t count, float* out) {
+    const FfnCall& call = job.call;
+    size_t tokens = job.in.tokens;
+    float gate[kStreamTokens * kNeurons], up[kStreamTokens * kNeurons];
+    RecordInputs inputs{job.in.x, job.in.stride, job.in.rounded};
+    for (size_t i = 0; i < count; ++i) {
+        size_t neuron = neuron_at(call, first + i);
+        if (call.gate.data) record_rows(call.gate, neuron, 1, inputs, tokens, gate + i, kNeurons);
+        record_rows(call.up, neuron, 1, inputs, tokens, up + i, kNeurons);
+        for (size_t t = 0; t < tokens; ++t) {
+            float* value = up + t * kNeurons + i;
+            activate_neurons(call, call.gate.data ? gate + t * kNeurons + i : nullptr, value, neuron, 1, value);
+        }
+    }
+    record_columns(call.down, count, [&](size_t i) { return neuron_at(call, first + i); }, up, kNeurons, tokens, out,
+                   job.slices.stride);
+}
+
+inline void stream_slice(const FfnJob& job, size_t slice, uint8_t* scratch) {
+    const FfnCall& call = job.call;
+    float* out = job.slices.of(slice);
+    std::memset(out, 0, job.slices.tokens * job.slices.stride * sizeof(float));
+    if (call.up.tiled) {
+        size_t first = call.up.units * slice / job.slices.count, last = call.up.units * (slice + 1) / job.slices.count;
+        for (size_t unit = first; unit < last; ++unit) stream_unit(job, unit, scratch, out);
+        return;
+    }
+    size_t all = call.active ? call.active_count : call.up.vectors();
+    size_t first = all * slice / job.slices.count, last = all * (slice + 1) / job.slices.count;
+    for (size_t i = first; i < last; i += kNeurons)
+        stream_neurons(job, i, last - i < kNeurons ? last - i : kNeurons, out);
+}
+
+inline void ffn_stream_job(const FfnJob& job, Team& team) {
+    const FfnCall& call = job.call;
+    uint8_t* scratch = job.scratch + team.index() * job.scratch_bytes;
+    team.each(call.tokens, [&](size_t token) { prepare_token(job.in, call.norm, call.x, call.hidden, token); });
+    team.sync();
+    team.each(job.slices.count, [&](size_t slice) { stream_slice(job, slice, scratch); });
+    team.sync();
+    team.each(reduce_tasks(job.slices), [&](size_t task) { reduce_task(job.slices, task, call.hidden, call.out); });
+}
+
+// ---- many tokens ----
+
+// gate, up and activation of one tiled unit for all tokens, rounded into job.inner.
+inline void tiled_unit_block(const FfnJob& job, size_t unit, uint8_t* bytes) {
+    const FfnCall& call = job.call;
+    constexpr size_t kTokens = 64;
+    size_t width = call.up.width;
+    auto* gate = reinterpret_cast<float*>(bytes);
+    float* up = gate + kTokens * width;
+    for (size_t from = 0; from < call.tokens; from += kTokens) {
+        size_t to = call.tokens - from < kTokens ? call.tokens : from + kTokens;
+        if (call.gate.data) tiled_rows(call.gate, unit * width, width, job.in.rounded, from, to, gate, width);
+        tiled_rows(call.up, unit * width, width, job.in.rounded, from, to, up, width);
+        for (size_t t = from; t < to; ++t) {
+            float* value = up + (t - from) * width;
+            activate_neurons(call, call.gate.data ? gate + (t - from) * width : nullptr, value, unit * width, width,
+                             value);
+            for (size_t g = 0; g < width / kGroup; ++g)
+                round_group(value + g * kGroup, job.inner.rounded, t, unit * width / kGroup + g);
+        }
+    }
+}
+
+inline void record_gate_up(const FfnJob& job, uint8_t* scratch, Team& team) {
+    const FfnCall& call = job.call;
+    size_t tasks = row_tasks(call.up, call.tokens), neurons = job.inner.width;
+    auto* panels = reinterpret_cast<float*>(scratch);
+    team.each(call.gate.data ? 2 * tasks : tasks, [&](size_t task) {
+        if (task < tasks) row_task(call.up, job.in, task, panels, job.inner.values, neurons);
+        else row_task(call.gate, job.in, task - tasks, panels, job.gate, neurons);
+    });
+    team.sync();
+    team.each(call.tokens, [&](size_t t) {
+        float* up = job.inner.values + t * neurons;
+        activate_neurons(call, call.gate.data ? job.gate + t * neurons : nullptr, up, 0, neurons, up);
+    });
+}
+
+inline void ffn_block_job(const FfnJob& job, Team& team) {
+    const FfnCall& call = job.call;
+    uint8_t* scratch = job.scratch + team.index() * job.scratch_bytes;
+    team.each(call.tokens, [&](size_t token) { prepare_token(job.in, call.norm, call.x, call.hidden, token); });
+    team.sync();
+    if (call.up.tiled) team.each(call.up.units, [&](size_t unit) { tiled_unit_block(job, unit, scratch); });
+    else record_gate_up(job, scratch, team);
+    team.sync();
+    multiply_columns(call.down, job.inner, call.tokens, job.slices, scratch, team, call.out);
+}
+
+// ---- set-up ----
+
+inline void ffn_stream(const FfnCall& call, Pool& pool) {
+    Arena& arena = pool.arena();
+    const Matrix* rows[] = {&call.up, &call.gate};
+    size_t items = call.up.tiled ? call.up.units : call.active ? call.active_count : call.up.vectors();
+    size_t scratch = round_up(UnitScratch::bytes(call.up.width, call.tokens), 64);
+    FfnJob job{call,
+               prepare_buffers(arena, call.tokens, call.hidden, rows, call.gate.data ? 2 : 1),
+               take_slices(arena, pool.size(), items, call.tokens, call.hidden),
+               {},
+               nullptr,
+               arena.take<uint8_t>(scratch * pool.size()),
+               scratch};
+    pool.run(ffn_stream_job, job);
+}
+
+inline void ffn_block(const FfnCall& call, Pool& pool) {
+    Arena& arena = pool.arena();
+    const Matrix* rows[] = {&call.up, &call.gate};
+    size_t scratch = thread_bytes(call.down), unit = 2 * 64 * call.up.width * sizeof(float);
+    scratch = round_up(scratch > unit ? scratch : unit, 64);
+    bool gate = call.gate.data && !call.up.tiled;
+    FfnJob job{call,
+               prepare_buffers(arena, call.tokens, call.hidden, rows, call.gate.data ? 2 : 1),
+               {},
+               take_inner(arena, call.down, call.tokens),
+               gate ? arena.take<float>(call.tokens * call.gate.vectors()) : nullptr,
+               arena.take<uint8_t>(scratch * pool.size()),
+               scratch};
+    pool.run(ffn_block_job, job);
+}
+
+inline void ffn(const FfnCall& call, Pool& pool) {
+    if (streams(call.tokens)) return ffn_stream(call, pool);
+    if (!call.active) return ffn_block(call, pool);
+    for (size_t first = 0; first < call.tokens; first += kStreamTokens) {
+        FfnCall some = call;
+        some.tokens = call.tokens - first < kStreamTokens ? call.tokens - first : kStreamTokens;
+        some.x = call.x + first * call.hidden;
+        some.out = call.out + first * call.hidden;
+        pool.arena().begin();
+        ffn_stream(some, pool);
+    }
+}
+
+}  // namespace
+}  // namespace tpi

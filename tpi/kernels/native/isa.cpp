@@ -1,0 +1,54 @@
+#include "isa.hpp"
+
+#if defined(TPI_ARM) && defined(__linux__)
+#include <asm/hwcap.h>
+#include <sys/auxv.h>
+#endif
+
+namespace tpi {
+
+namespace {
+
+#if defined(TPI_X86)
+bool has_avx2() {
+    return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c");
+}
+bool has_avx512() {
+    return has_avx2() && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+           __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq") &&
+           __builtin_cpu_supports("avx512vnni");
+}
+#endif
+
+#if defined(TPI_ARM)
+bool has_dot_product() {
+#if defined(__linux__)
+    return getauxval(AT_HWCAP) & HWCAP_ASIMDDP;
+#else
+    return true;  // every Apple processor since 2018
+#endif
+}
+#endif
+
+}  // namespace
+
+std::vector<const Kernels*> available_kernels() {
+    std::vector<const Kernels*> found;
+#if defined(TPI_X86)
+    if (has_avx512()) found.push_back(&kAvx512Kernels);
+    if (has_avx2()) found.push_back(&kAvx2Kernels);
+#endif
+#if defined(TPI_ARM)
+    if (has_dot_product()) found.push_back(&kNeonKernels);
+#endif
+    found.push_back(&kScalarKernels);
+    return found;
+}
+
+const Kernels* find_kernels(const std::string& name) {
+    for (const Kernels* kernels : available_kernels())
+        if (name == kernels->name) return kernels;
+    return nullptr;
+}
+
+}  // namespace tpi

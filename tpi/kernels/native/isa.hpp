@@ -1,0 +1,37 @@
+// Which instruction sets this build and this machine have.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "pool.hpp"
+#include "types.hpp"
+
+namespace tpi {
+
+// The functions of one instruction set. Callers hold the pool's turn and have begun its arena.
+struct Kernels {
+    const char* name;
+    void (*attention)(const AttentionCall&, Pool&);
+    void (*ffn)(const FfnCall&, Pool&);
+    void (*rows)(const RowsCall&, Pool&);
+    void (*decode_rows)(const DecodeCall&, Pool&);
+    void (*decode_columns)(const DecodeCall&, Pool&);
+    void (*norm)(const NormCall&, Pool&);
+};
+
+extern const Kernels kScalarKernels;
+#if defined(TPI_X86)
+extern const Kernels kAvx2Kernels;
+extern const Kernels kAvx512Kernels;
+#endif
+#if defined(TPI_ARM)
+extern const Kernels kNeonKernels;
+#endif
+
+// What this machine can run, the best first.
+std::vector<const Kernels*> available_kernels();
+// The one called `name`, or null if it is unknown or cannot run here.
+const Kernels* find_kernels(const std::string& name);
+
+}  // namespace tpi

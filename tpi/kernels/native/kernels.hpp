@@ -1,0 +1,60 @@
+// Everything that one instruction set offers, as a table of functions. Each isa_*.cpp includes one simd_*.hpp and this,
+// so that the same text becomes scalar, AVX2, AVX-512 and NEON code. All of it has internal linkage: code compiled for
+// one instruction set must never be chosen by the linker to serve another.
+#pragma once
+
+#include "attention.hpp"
+#include "ffn.hpp"
+#include "isa.hpp"
+
+namespace tpi {
+namespace {
+
+struct RowsJob {
+    const RowsCall& call;
+    Prepared in;
+    uint8_t* scratch;
+};
+
+inline void rows_job(const RowsJob& job, Team& team) {
+    const RowsCall& call = job.call;
+    auto* panels = reinterpret_cast<float*>(job.scratch + team.index() * kPanelBytes);
+    team.each(call.tokens, [&](size_t t) { prepare_token(job.in, Norm{}, call.x, call.matrix.hidden, t); });
+    team.sync();
+    team.each(row_tasks(call.matrix, call.tokens), [&](size_t task) {
+        row_task(call.matrix, job.in, task, panels, call.out, call.matrix.vectors());
+    });
+}
+
+inline void rows(const RowsCall& call, Pool& pool) {
+    const Matrix* matrices[] = {&call.matrix};
+    RowsJob job{call, prepare_buffers(pool.arena(), call.tokens, call.matrix.hidden, matrices, 1),
+                pool.arena().take<uint8_t>(kPanelBytes * pool.size())};
+    pool.run(rows_job, job);
+}
+
+inline void decode_job(const DecodeCall& call, bool column, Team& team) {
+    const Matrix& matrix = call.matrix;
+    team.each(call.count, [&](size_t i) {
+        size_t vector = call.rows ? static_cast<size_t>(call.rows[i]) : i;
+        float* out = call.out + i * matrix.hidden;
+        if (matrix.tiled) return tiled_vector(matrix, vector, column, out);
+        with_format(matrix.format, [&]<Format F>() { decode_record<F>(matrix.vector(vector), 0, matrix.hidden, out); });
+    });
+}
+inline void decode_rows(const DecodeCall& call, Pool& pool) {
+    pool.run<DecodeCall>([](const DecodeCall& c, Team& team) { decode_job(c, false, team); }, call);
+}
+inline void decode_columns(const DecodeCall& call, Pool& pool) {
+    pool.run<DecodeCall>([](const DecodeCall& c, Team& team) { decode_job(c, true, team); }, call);
+}
+
+inline void norm(const NormCall& call, Pool&) {
+    for (size_t t = 0; t < call.tokens; ++t)
+        normalise(call.norm, call.x + t * call.hidden, call.hidden, call.out + t * call.hidden);
+}
+
+constexpr Kernels kTable{kIsaName, attention, ffn, rows, decode_rows, decode_columns, norm};
+
+}  // namespace
+}  // namespace tpi

@@ -1,0 +1,50 @@
+// The Python module tpi.kernels._native. tpi/kernels/native.py is its only caller.
+#include <nanobind/nanobind.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/vector.h>
+
+#include "plans.hpp"
+
+NB_MODULE(_native, m) {
+    using namespace tpi;
+    static nb::object kernel_error = nb::module_::import_("tpi.errors").attr("KernelError");
+    kernel_error.inc_ref();  // for the life of the process
+    nb::register_exception_translator([](const std::exception_ptr& pointer, void*) {
+        try {
+            std::rethrow_exception(pointer);
+        } catch (const KernelError& error) {
+            PyErr_SetString(kernel_error.ptr(), error.what());
+        }
+    });
+
+    m.def("isa", [] { return std::string(kernels().name); });
+    m.def("available_isas", [] {
+        std::vector<std::string> names;
+        for (const Kernels* each : available_kernels()) names.emplace_back(each->name);
+        return names;
+    });
+    m.def("use_isa", &use_kernels);
+    m.def("set_threads", [](size_t count) {
+        if (count < 1 || count > 1024) throw KernelError("the number of threads must be 1 to 1024");
+        nb::gil_scoped_release unlocked;
+        Pool::instance().resize(count);
+    });
+    m.def("threads", [] { return Pool::instance().size(); });
+    m.def("norm", &run_norm, nb::arg("x"), nb::arg("norm"), nb::arg("out"));
+
+    nb::class_<AttentionPlan>(m, "AttentionPlan")
+        .def(nb::init<nb::tuple, nb::tuple, nb::tuple, nb::tuple, nb::object, nb::tuple, nb::tuple>(), nb::arg("query"),
+             nb::arg("kv"), nb::arg("norm"), nb::arg("shape"), nb::arg("kv_index"), nb::arg("vectors"),
+             nb::arg("numbers"))
+        .def("run", &AttentionPlan::run);
+    nb::class_<FfnPlan>(m, "FfnPlan")
+        .def(nb::init<nb::tuple, nb::tuple, const std::string&, bool, nb::object, nb::object>(), nb::arg("neuron"),
+             nb::arg("norm"), nb::arg("activation"), nb::arg("gated"), nb::arg("gate_bias").none(),
+             nb::arg("up_bias").none())
+        .def("run", &FfnPlan::run, nb::arg("data"), nb::arg("x"), nb::arg("active").none(), nb::arg("out"));
+    nb::class_<RunPlan>(m, "RunPlan")
+        .def(nb::init<nb::tuple>())
+        .def("rows", &RunPlan::rows)
+        .def("gather", &RunPlan::gather)
+        .def("decode", &RunPlan::decode);
+}

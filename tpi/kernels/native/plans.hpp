@@ -1,0 +1,117 @@
+// What Python holds on to: a plan per half-block or table, checked once when it is made, and its calls, checked each time.
+#pragma once
+
+#include <mutex>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "arrays.hpp"
+#include "isa.hpp"
+
+namespace tpi {
+
+// A run of units as Python describes it: (tiled, units, width, hidden, [(name, format, axis), ...]).
+class Run {
+public:
+    Run(nb::tuple fields);
+    size_t bytes() const { return units_ * unit_bytes_; }
+    size_t units() const { return units_; }
+    size_t hidden() const { return hidden_; }
+    size_t vectors() const { return units_ * width_; }
+    bool tiled() const { return tiled_; }
+    // The part called `name`, with its data at `data` (of the run's first unit). Throws if there is none.
+    Matrix matrix(const std::string& name, const uint8_t* data) const;
+    bool is_column(const std::string& name) const;
+    const std::string& first_part() const { return parts_.front().name; }
+
+private:
+    struct Part {
+        std::string name;
+        Format format;
+        bool column;
+        size_t offset;
+    };
+    const Part& part(const std::string& name) const;
+    void check(const Part& part) const;
+
+    bool tiled_;
+    size_t units_, width_, hidden_, unit_bytes_, record_bytes_;
+    std::vector<Part> parts_;
+};
+
+// The norm of a half-block: (kind, eps, weight, bias or None).
+struct NormPlan {
+    NormPlan(nb::tuple fields, size_t hidden);
+    Norm view() const;
+
+    bool rms;
+    float eps;
+    std::vector<float> weight, bias;
+};
+
+class AttentionPlan {
+public:
+    AttentionPlan(nb::tuple query, nb::tuple kv, nb::tuple norm, nb::tuple shape, nb::object kv_index, nb::tuple vectors,
+                  nb::tuple numbers);
+    void run(nb::handle data, nb::handle x, nb::handle keys, nb::handle values, nb::handle positions,
+             nb::handle sequence, nb::handle tables, nb::handle out) const;
+
+private:
+    Kv cache(const Array& array, const char* name) const;
+    void check_batch(const Array& positions, const Array& sequence, const Array& tables, size_t blocks) const;
+    AttentionCall call(const uint8_t* data) const;
+
+    Run query_, kv_;
+    NormPlan norm_;
+    size_t heads_, kv_heads_, head_dim_;
+    std::vector<int32_t> kv_index_;
+    std::vector<float> q_bias_, k_bias_, v_bias_, q_norm_, k_norm_, inv_freq_;
+    float rope_scale_, scale_, softcap_;
+    size_t window_;
+};
+
+class FfnPlan {
+public:
+    FfnPlan(nb::tuple neuron, nb::tuple norm, const std::string& activation, bool gated, nb::object gate_bias,
+            nb::object up_bias);
+    void run(nb::handle data, nb::handle x, nb::handle active, nb::handle out) const;
+
+private:
+    Run neuron_;
+    NormPlan norm_;
+    Activation activation_;
+    bool gated_;
+    std::vector<float> gate_bias_, up_bias_;
+};
+
+class RunPlan {
+public:
+    RunPlan(nb::tuple run) : run_(std::move(run)) {}
+    // x times every row of the first part
+    void rows(nb::handle data, nb::handle x, nb::handle out) const;
+    // some rows of the first part
+    void gather(nb::handle data, nb::handle rows, nb::handle out) const;
+    // all vectors of one part
+    void decode(nb::handle data, const std::string& part, nb::handle out) const;
+
+private:
+    Run run_;
+};
+
+void run_norm(nb::handle x, nb::tuple norm, nb::handle out);
+
+// The instruction set in use.
+const Kernels& kernels();
+void use_kernels(const std::string& name);
+
+// Runs one kernel: without the interpreter's lock, and as the pool's only call.
+template <class Call> void launch(void (*kernel)(const Call&, Pool&), const Call& call) {
+    nb::gil_scoped_release unlocked;
+    Pool& pool = Pool::instance();
+    std::lock_guard<std::mutex> turn(pool.turn());
+    pool.arena().begin();
+    kernel(call, pool);
+}
+
+}  // namespace tpi

@@ -1,0 +1,108 @@
+// One pool of threads per process. A job is one function that every thread of the team runs; inside it the team shares
+// out work with `each` and meets at `sync`. Waiting spins briefly, then sleeps, and spins less where that did not help.
+#pragma once
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <thread>
+#include <vector>
+
+namespace tpi {
+
+// Memory of one call, kept between calls. Grows; pointers are valid until the call ends.
+class Arena {
+public:
+    ~Arena();
+    void begin() { used_ = 0; }
+    // `count` values, aligned to 64 bytes, uninitialised, with 64 readable bytes behind them
+    template <class T> T* take(size_t count) { return static_cast<T*>(take_bytes(count * sizeof(T))); }
+
+private:
+    void* take_bytes(size_t bytes);
+    struct Slab { void* data; size_t bytes; };
+    std::vector<Slab> slabs_;
+    size_t used_ = 0;  // slabs in use by this call
+};
+
+// A place where threads wait for a counter to change.
+class Signal {
+public:
+    uint32_t read() const { return value_.load(std::memory_order_acquire); }
+    void advance();
+    void wait_while(uint32_t seen);
+
+private:
+    alignas(64) std::atomic<uint32_t> value_{0};
+    std::atomic<uint32_t> sleepers_{0};
+    std::atomic<uint32_t> patience_{4096};
+};
+
+class Pool;
+
+// One thread's handle on the job that it runs.
+class Team {
+public:
+    Team(Pool& pool, size_t index) : pool_(pool), index_(index) {}
+    size_t index() const { return index_; }
+    size_t size() const;
+    // Wait for the whole team.
+    void sync();
+    // The next undone item of the current phase; every call of `each` is a phase of its own.
+    size_t claim(size_t phase);
+    // Run `work(i)` for i < count, shared out over the team as threads come free. Does not wait for the others.
+    template <class Work> void each(size_t count, const Work& work) {
+        size_t phase = phase_++;
+        for (size_t i = claim(phase); i < count; i = claim(phase)) work(i);
+    }
+
+private:
+    Pool& pool_;
+    size_t index_;
+    size_t phase_ = 0;
+};
+
+class Pool {
+public:
+    using Job = void (*)(const void* context, Team& team);
+    static Pool& instance();
+    ~Pool();
+    // Threads that take part, the caller included.
+    void resize(size_t threads);
+    size_t size() const { return size_; }
+    // Run `job` on every thread and wait for all. Calls from several threads take turns.
+    template <class Context> void run(void (*job)(const Context&, Team&), const Context& context) {
+        struct Typed { void (*job)(const Context&, Team&); const Context* context; };
+        Typed typed{job, &context};
+        run_job([](const void* any, Team& team) {
+            auto* call = static_cast<const Typed*>(any);
+            call->job(*call->context, team);
+        }, &typed);
+    }
+    std::mutex& turn() { return turn_; }
+    Arena& arena() { return arena_; }
+
+private:
+    friend class Team;
+    static constexpr size_t kPhases = 16;
+    struct alignas(64) Counter { std::atomic<size_t> next{0}; };
+
+    void run_job(Job job, const void* context);
+    void work(size_t index, uint32_t seen);
+    void stop();
+
+    std::mutex turn_;
+    Arena arena_;
+    std::vector<std::thread> threads_;
+    size_t size_ = 1;
+    bool stopping_ = false;
+    Job job_ = nullptr;
+    const void* context_ = nullptr;
+    Counter counters_[kPhases];
+    Signal start_, met_;
+    alignas(64) std::atomic<size_t> arrived_{0};
+};
+
+}  // namespace tpi

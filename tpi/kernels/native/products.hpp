@@ -1,0 +1,176 @@
+// Row and column products of a whole matrix, cut into tasks for the team, whatever the layout and number of tokens.
+#pragma once
+
+#include "pool.hpp"
+#include "records.hpp"
+#include "tiles.hpp"
+
+namespace tpi {
+namespace {
+
+inline bool streams(size_t tokens) { return tokens <= kStreamTokens; }
+
+// The normed input of a half-block in every form that its matrices ask for.
+struct Prepared {
+    size_t tokens, stride;
+    float* x;         // [tokens, stride]
+    float* kept;      // x rounded but float, for float32 products with quantised records; or null
+    Rounded rounded;  // codes null where no matrix is quantised
+};
+
+inline Prepared prepare_buffers(Arena& arena, size_t tokens, size_t hidden, const Matrix* const* matrices,
+                                size_t count) {
+    bool rounded = false, kept = false;
+    for (size_t i = 0; i < count; ++i) {
+        rounded |= is_quantised(matrices[i]->format);
+        kept |= is_quantised(matrices[i]->format) && !matrices[i]->tiled && !streams(tokens);
+    }
+    Prepared in{};
+    in.tokens = tokens;
+    in.stride = round_up(hidden, kGroup);
+    in.x = arena.take<float>(tokens * in.stride);
+    if (kept) in.kept = arena.take<float>(tokens * in.stride);
+    if (rounded) {
+        in.rounded = {arena.take<int8_t>(tokens * in.stride), arena.take<float>(tokens * in.stride / kGroup),
+                      arena.take<float>(tokens * in.stride / kGroup), in.stride};
+    }
+    return in;
+}
+
+// Norm (or copy, where there is no weight), padding and rounding of one token.
+inline void prepare_token(const Prepared& in, const Norm& norm, const float* x, size_t hidden, size_t token) {
+    float* to = in.x + token * in.stride;
+    if (norm.weight) normalise(norm, x + token * hidden, hidden, to);
+    else std::memcpy(to, x + token * hidden, hidden * sizeof(float));
+    for (size_t i = hidden; i < in.stride; ++i) to[i] = 0.0f;
+    if (in.rounded.codes) round_vector(to, in.rounded, token);
+    if (in.kept) {
+        std::memcpy(in.kept + token * in.stride, to, in.stride * sizeof(float));
+        round_in_place(in.kept + token * in.stride, in.stride);
+    }
+}
+
+// ---- rows ----
+
+// Rows of one task: about 16 KiB of weights when streaming, a strip otherwise.
+inline size_t rows_per_task(const Matrix& matrix, size_t tokens) {
+    if (!streams(tokens)) return matrix.tiled ? 16 : kStrip;
+    size_t rows = 16384 / vector_bytes(matrix.format, matrix.hidden);
+    return rows < kTileOutputs ? kTileOutputs : rows / kTileOutputs * kTileOutputs;
+}
+
+inline size_t row_tasks(const Matrix& matrix, size_t tokens) {
+    size_t rows = rows_per_task(matrix, tokens);
+    return (matrix.vectors() + rows - 1) / rows;
+}
+
+// out[t * stride + r] for the rows of one task. `panels` is this thread's, kPanelBytes.
+inline void row_task(const Matrix& matrix, const Prepared& in, size_t task, float* panels, float* out, size_t stride) {
+    size_t rows = rows_per_task(matrix, in.tokens), first = task * rows;
+    size_t count = matrix.vectors() - first < rows ? matrix.vectors() - first : rows;
+    if (matrix.tiled) {
+        constexpr size_t kTokens = 64;  // their activations stay in cache while all rows of the task pass
+        for (size_t from = 0; from < in.tokens; from += kTokens) {
+            size_t to = in.tokens - from < kTokens ? in.tokens : from + kTokens;
+            tiled_rows(matrix, first, count, in.rounded, from, to, out + from * stride + first, stride);
+        }
+    } else if (streams(in.tokens)) {
+        record_rows(matrix, first, count, {in.x, in.stride, in.rounded}, in.tokens, out + first, stride);
+    } else {
+        const float* x = is_quantised(matrix.format) ? in.kept : in.x;
+        record_strip(matrix, false, task, x, in.stride, in.tokens, panels, out, stride);
+    }
+}
+
+// ---- columns ----
+
+// Partial sums of the streaming column products: each slice of the vectors adds into its own copy of the output.
+struct Slices {
+    size_t count, tokens, stride;
+    float* sums;  // [count, tokens, stride]
+
+    float* of(size_t slice) const { return sums + slice * tokens * stride; }
+};
+
+inline Slices take_slices(Arena& arena, size_t threads, size_t items, size_t tokens, size_t hidden) {
+    size_t count = threads * (threads <= 4 ? 4 : 2);
+    if (threads == 1) count = 1;
+    if (count > items) count = items ? items : 1;
+    size_t stride = round_up(hidden, kGroup);
+    return {count, tokens, stride, arena.take<float>(count * tokens * stride)};
+}
+
+// out[tokens, hidden] = the sum of all slices, for one task of `reduce_tasks`.
+constexpr size_t kReduceWidth = 1024;
+inline size_t reduce_tasks(const Slices& slices) {
+    return slices.tokens * ((slices.stride + kReduceWidth - 1) / kReduceWidth);
+}
+inline void reduce_task(const Slices& slices, size_t task, size_t hidden, float* out) {
+    size_t pieces = (slices.stride + kReduceWidth - 1) / kReduceWidth;
+    size_t token = task / pieces, first = task % pieces * kReduceWidth;
+    size_t last = hidden < first + kReduceWidth ? hidden : first + kReduceWidth;
+    for (size_t i = first; i < last; i += 8) {
+        F8 total = load(slices.of(0) + token * slices.stride + i);
+        for (size_t s = 1; s < slices.count; ++s)
+            total = total + load(slices.of(s) + token * slices.stride + i);
+        store_some(out + token * hidden + i, total, last - i);
+    }
+}
+
+// What a column part is multiplied with: floats for records, rounded for tiles.
+struct Inner {
+    float* values;    // [tokens, width]
+    size_t width;     // units * width of the matrix
+    Rounded rounded;  // codes null in the record layout
+};
+
+inline Inner take_inner(Arena& arena, const Matrix& matrix, size_t tokens) {
+    Inner inner{arena.take<float>(tokens * matrix.vectors()), matrix.vectors(), {}};
+    if (matrix.tiled)
+        inner.rounded = {arena.take<int8_t>(tokens * inner.width), arena.take<float>(tokens * inner.width / kGroup),
+                         arena.take<float>(tokens * inner.width / kGroup), inner.width};
+    return inner;
+}
+
+// Bytes of scratch that each thread needs for these matrices.
+inline size_t thread_bytes(const Matrix& column) {
+    size_t tiles = column.tiled ? column.vectors() / kGroup * kTileOutputs * group_bytes(column.format) : 0;
+    return round_up(tiles > kPanelBytes ? tiles : kPanelBytes, 64);
+}
+
+// out[tokens, hidden] = matrix * inner, from inner already complete. Ends without a sync.
+inline void multiply_columns(const Matrix& matrix, const Inner& inner, size_t tokens, const Slices& slices,
+                             uint8_t* scratch, Team& team, float* out) {
+    size_t hidden = matrix.hidden;
+    if (!streams(tokens)) {
+        if (matrix.tiled)
+            team.each(hidden / kTileOutputs, [&](size_t tile) {
+                tiled_columns_block(matrix, tile, inner.rounded, tokens, scratch, out, hidden);
+            });
+        else
+            team.each((hidden + kStrip - 1) / kStrip, [&](size_t strip) {
+                record_strip(matrix, true, strip, inner.values, inner.width, tokens,
+                             reinterpret_cast<float*>(scratch), out, hidden);
+            });
+    } else if (matrix.tiled) {
+        size_t tiles = hidden / kTileOutputs, tasks = team.size() == 1 ? 1 : team.size() * 2;
+        team.each(tasks, [&](size_t task) {
+            size_t first = tiles * task / tasks, last = tiles * (task + 1) / tasks;
+            for (size_t t = 0; t < tokens; ++t)
+                std::memset(out + t * hidden + first * kTileOutputs, 0, (last - first) * kTileOutputs * sizeof(float));
+            tiled_columns_stream(matrix, 0, matrix.units, first, last, inner.rounded, tokens, out, hidden);
+        });
+    } else {
+        team.each(slices.count, [&](size_t slice) {
+            size_t first = matrix.vectors() * slice / slices.count, last = matrix.vectors() * (slice + 1) / slices.count;
+            std::memset(slices.of(slice), 0, tokens * slices.stride * sizeof(float));
+            record_columns(matrix, last - first, [&](size_t i) { return first + i; }, inner.values + first, inner.width,
+                           tokens, slices.of(slice), slices.stride);
+        });
+        team.sync();
+        team.each(reduce_tasks(slices), [&](size_t task) { reduce_task(slices, task, hidden, out); });
+    }
+}
+
+}  // namespace
+}  // namespace tpi

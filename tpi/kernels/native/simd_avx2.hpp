@@ -1,0 +1,161 @@
+// Eight lanes in AVX2, FMA and F16C; with VNNI where the source that includes this is compiled for it.
+// The names are those of simd_scalar.hpp.
+#pragma once
+
+#include <immintrin.h>
+
+#include <cstdint>
+#include <cstring>
+
+#include "types.hpp"
+
+namespace tpi {
+namespace {
+
+#if defined(__AVX512VNNI__) && defined(__AVX512VL__)
+constexpr const char* kIsaName = "avx512";
+#else
+constexpr const char* kIsaName = "avx2";
+#endif
+
+struct F8 { __m256 v; };
+struct I8 { __m256i v; };
+
+inline F8 load(const float* p) { return {_mm256_loadu_ps(p)}; }
+inline void store(float* p, F8 a) { _mm256_storeu_ps(p, a.v); }
+inline F8 splat(float s) { return {_mm256_set1_ps(s)}; }
+inline F8 operator+(F8 a, F8 b) { return {_mm256_add_ps(a.v, b.v)}; }
+inline F8 operator-(F8 a, F8 b) { return {_mm256_sub_ps(a.v, b.v)}; }
+inline F8 operator*(F8 a, F8 b) { return {_mm256_mul_ps(a.v, b.v)}; }
+inline F8 operator/(F8 a, F8 b) { return {_mm256_div_ps(a.v, b.v)}; }
+inline F8 fma(F8 a, F8 b, F8 c) { return {_mm256_fmadd_ps(a.v, b.v, c.v)}; }
+inline F8 max(F8 a, F8 b) { return {_mm256_max_ps(a.v, b.v)}; }
+inline F8 min(F8 a, F8 b) { return {_mm256_min_ps(a.v, b.v)}; }
+inline F8 abs(F8 a) { return {_mm256_andnot_ps(_mm256_set1_ps(-0.0f), a.v)}; }
+inline F8 round(F8 a) { return {_mm256_round_ps(a.v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC)}; }
+inline float sum(F8 a) {
+    __m128 s = _mm_add_ps(_mm256_castps256_ps128(a.v), _mm256_extractf128_ps(a.v, 1));
+    s = _mm_add_ps(s, _mm_movehl_ps(s, s));
+    return _mm_cvtss_f32(_mm_add_ss(s, _mm_movehdup_ps(s)));
+}
+inline float largest(F8 a) {
+    __m128 s = _mm_max_ps(_mm256_castps256_ps128(a.v), _mm256_extractf128_ps(a.v, 1));
+    s = _mm_max_ps(s, _mm_movehl_ps(s, s));
+    return _mm_cvtss_f32(_mm_max_ss(s, _mm_movehdup_ps(s)));
+}
+inline F8 to_float(I8 a) { return {_mm256_cvtepi32_ps(a.v)}; }
+inline I8 to_int(F8 a) { return {_mm256_cvtps_epi32(a.v)}; }
+inline F8 power_of_two(F8 n) {
+    __m256i exponent = _mm256_add_epi32(_mm256_cvtps_epi32(n.v), _mm256_set1_epi32(127));
+    return {_mm256_castsi256_ps(_mm256_slli_epi32(exponent, 23))};
+}
+
+inline float half_to_float(uint16_t half) { return _cvtsh_ss(half); }
+inline uint16_t float_to_half(float value) {
+    return static_cast<uint16_t>(_cvtss_sh(value, _MM_FROUND_TO_NEAREST_INT));
+}
+inline __m128i load16(const void* p) { return _mm_loadu_si128(static_cast<const __m128i*>(p)); }
+inline __m256i load32(const void* p) { return _mm256_loadu_si256(static_cast<const __m256i*>(p)); }
+inline F8 load_half(const void* p) { return {_mm256_cvtph_ps(load16(p))}; }
+inline void store_half(void* p, F8 a) {
+    _mm_storeu_si128(static_cast<__m128i*>(p), _mm256_cvtps_ph(a.v, _MM_FROUND_TO_NEAREST_INT));
+}
+inline F8 load_bf16(const void* p) {
+    return {_mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(load16(p)), 16))};
+}
+inline __m128i load8(const void* p) { return _mm_loadl_epi64(static_cast<const __m128i*>(p)); }
+inline F8 load_int8(const void* p) { return {_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(load8(p)))}; }
+inline F8 load_low_nibbles(const uint8_t* p) {
+    return {_mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(_mm_and_si128(load8(p), _mm_set1_epi8(15))))};
+}
+inline F8 load_high_nibbles(const uint8_t* p) {
+    __m128i high = _mm_and_si128(_mm_srli_epi16(load8(p), 4), _mm_set1_epi8(15));
+    return {_mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(high))};
+}
+inline void store_int8(int8_t* p, F8 a) {
+    __m256i whole = _mm256_cvtps_epi32(a.v);
+    __m128i words = _mm_packs_epi32(_mm256_castsi256_si128(whole), _mm256_extracti128_si256(whole, 1));
+    _mm_storel_epi64(reinterpret_cast<__m128i*>(p), _mm_packs_epi16(words, words));
+}
+
+inline F8 sums(const F8* v) {
+    __m256 a = _mm256_hadd_ps(v[0].v, v[1].v), b = _mm256_hadd_ps(v[2].v, v[3].v);
+    __m256 c = _mm256_hadd_ps(v[4].v, v[5].v), d = _mm256_hadd_ps(v[6].v, v[7].v);
+    __m256 low = _mm256_hadd_ps(a, b), high = _mm256_hadd_ps(c, d);
+    return {_mm256_add_ps(_mm256_permute2f128_ps(low, high, 0x20), _mm256_permute2f128_ps(low, high, 0x31))};
+}
+
+inline void prefetch(const void* p) { _mm_prefetch(static_cast<const char*>(p), _MM_HINT_T0); }
+
+// four int8 activations in every 32-bit lane
+inline __m256i splat_quad(const int8_t* x) {
+    int32_t quad;
+    std::memcpy(&quad, x, 4);
+    return _mm256_set1_epi32(quad);
+}
+
+#if defined(__AVX512VNNI__) && defined(__AVX512VL__)
+
+inline __m256i dot_quads(__m256i total, __m256i codes, __m256i x) { return _mm256_dpbusd_epi32(total, codes, x); }
+
+template <int N> inline void tile_q4(const uint8_t* codes, const int8_t* const* x, I8* out) {
+    const __m256i low = _mm256_set1_epi8(15);
+    for (int t = 0; t < N; ++t) out[t].v = _mm256_setzero_si256();
+    for (int word = 0; word < 4; ++word) {
+        __m256i both = load32(codes + 32 * word);
+        __m256i first = _mm256_and_si256(both, low), second = _mm256_and_si256(_mm256_srli_epi16(both, 4), low);
+        for (int t = 0; t < N; ++t) {
+            out[t].v = dot_quads(out[t].v, first, splat_quad(x[t] + 4 * word));
+            out[t].v = dot_quads(out[t].v, second, splat_quad(x[t] + 16 + 4 * word));
+        }
+    }
+}
+
+#else
+
+inline __m256i pairs_to_quads(__m256i pairs) { return _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)); }
+inline __m256i dot_quads(__m256i total, __m256i codes, __m256i x) {
+    return _mm256_add_epi32(total, pairs_to_quads(_mm256_maddubs_epi16(codes, x)));
+}
+
+// 16-bit sums suffice for the whole tile: 8 pairs of 15 * 127 * 2 is 30480
+template <int N> inline void tile_q4(const uint8_t* codes, const int8_t* const* x, I8* out) {
+    const __m256i low = _mm256_set1_epi8(15);
+    __m256i total[N];
+    for (int t = 0; t < N; ++t) total[t] = _mm256_setzero_si256();
+    for (int word = 0; word < 4; ++word) {
+        __m256i both = load32(codes + 32 * word);
+        __m256i first = _mm256_and_si256(both, low), second = _mm256_and_si256(_mm256_srli_epi16(both, 4), low);
+        for (int t = 0; t < N; ++t) {
+            total[t] = _mm256_add_epi16(total[t], _mm256_maddubs_epi16(first, splat_quad(x[t] + 4 * word)));
+            total[t] = _mm256_add_epi16(total[t], _mm256_maddubs_epi16(second, splat_quad(x[t] + 16 + 4 * word)));
+        }
+    }
+    for (int t = 0; t < N; ++t) out[t].v = pairs_to_quads(total[t]);
+}
+
+#endif
+
+// unsigned times signed only: the sign of the weight moves to the activation
+template <int N> inline void tile_q8(const uint8_t* codes, const int8_t* const* x, I8* out) {
+    for (int t = 0; t < N; ++t) out[t].v = _mm256_setzero_si256();
+    for (int word = 0; word < 8; ++word) {
+        __m256i weights = load32(codes + 32 * word), magnitude = _mm256_abs_epi8(weights);
+        for (int t = 0; t < N; ++t)
+            out[t].v = dot_quads(out[t].v, magnitude, _mm256_sign_epi8(splat_quad(x[t] + 4 * word), weights));
+    }
+}
+
+inline I8 group_q4(const uint8_t* codes, const int8_t* x) {
+    __m128i both = load16(codes);
+    __m256i halves = _mm256_set_m128i(_mm_srli_epi16(both, 4), both);
+    halves = _mm256_and_si256(halves, _mm256_set1_epi8(15));
+    return {dot_quads(_mm256_setzero_si256(), halves, load32(x))};
+}
+inline I8 group_q8(const uint8_t* codes, const int8_t* x) {
+    __m256i weights = load32(codes);
+    return {dot_quads(_mm256_setzero_si256(), _mm256_abs_epi8(weights), _mm256_sign_epi8(load32(x), weights))};
+}
+
+}  // namespace
+}  // namespace tpi

@@ -1,0 +1,139 @@
+// Eight lanes in two NEON registers, with the dot product of ARMv8.2. The names are those of simd_scalar.hpp.
+#pragma once
+
+#include <arm_neon.h>
+
+#include <cstdint>
+#include <cstring>
+
+#include "types.hpp"
+
+namespace tpi {
+namespace {
+
+constexpr const char* kIsaName = "neon";
+
+struct F8 { float32x4_t a, b; };
+struct I8 { int32x4_t a, b; };
+
+inline F8 load(const float* p) { return {vld1q_f32(p), vld1q_f32(p + 4)}; }
+inline void store(float* p, F8 x) { vst1q_f32(p, x.a); vst1q_f32(p + 4, x.b); }
+inline F8 splat(float s) { return {vdupq_n_f32(s), vdupq_n_f32(s)}; }
+inline F8 operator+(F8 x, F8 y) { return {vaddq_f32(x.a, y.a), vaddq_f32(x.b, y.b)}; }
+inline F8 operator-(F8 x, F8 y) { return {vsubq_f32(x.a, y.a), vsubq_f32(x.b, y.b)}; }
+inline F8 operator*(F8 x, F8 y) { return {vmulq_f32(x.a, y.a), vmulq_f32(x.b, y.b)}; }
+inline F8 operator/(F8 x, F8 y) { return {vdivq_f32(x.a, y.a), vdivq_f32(x.b, y.b)}; }
+inline F8 fma(F8 x, F8 y, F8 z) { return {vfmaq_f32(z.a, x.a, y.a), vfmaq_f32(z.b, x.b, y.b)}; }
+inline F8 max(F8 x, F8 y) { return {vmaxq_f32(x.a, y.a), vmaxq_f32(x.b, y.b)}; }
+inline F8 min(F8 x, F8 y) { return {vminq_f32(x.a, y.a), vminq_f32(x.b, y.b)}; }
+inline F8 abs(F8 x) { return {vabsq_f32(x.a), vabsq_f32(x.b)}; }
+inline F8 round(F8 x) { return {vrndnq_f32(x.a), vrndnq_f32(x.b)}; }
+inline float sum(F8 x) { return vaddvq_f32(vaddq_f32(x.a, x.b)); }
+inline float largest(F8 x) { return vmaxvq_f32(vmaxq_f32(x.a, x.b)); }
+inline F8 to_float(I8 x) { return {vcvtq_f32_s32(x.a), vcvtq_f32_s32(x.b)}; }
+inline I8 to_int(F8 x) { return {vcvtnq_s32_f32(x.a), vcvtnq_s32_f32(x.b)}; }
+inline F8 power_of_two(F8 n) {
+    I8 whole = to_int(n);
+    const int32x4_t bias = vdupq_n_s32(127);
+    return {vreinterpretq_f32_s32(vshlq_n_s32(vaddq_s32(whole.a, bias), 23)),
+            vreinterpretq_f32_s32(vshlq_n_s32(vaddq_s32(whole.b, bias), 23))};
+}
+
+inline float half_to_float(uint16_t half) {
+    return vgetq_lane_f32(vcvt_f32_f16(vreinterpret_f16_u16(vdup_n_u16(half))), 0);
+}
+inline uint16_t float_to_half(float value) {
+    return vget_lane_u16(vreinterpret_u16_f16(vcvt_f16_f32(vdupq_n_f32(value))), 0);
+}
+inline F8 load_half(const void* p) {
+    uint8x16_t raw = vld1q_u8(static_cast<const uint8_t*>(p));
+    float16x8_t h = vreinterpretq_f16_u8(raw);
+    return {vcvt_f32_f16(vget_low_f16(h)), vcvt_f32_f16(vget_high_f16(h))};
+}
+inline void store_half(void* p, F8 x) {
+    float16x8_t h = vcombine_f16(vcvt_f16_f32(x.a), vcvt_f16_f32(x.b));
+    vst1q_u8(static_cast<uint8_t*>(p), vreinterpretq_u8_f16(h));
+}
+inline F8 load_bf16(const void* p) {
+    uint16x8_t h = vreinterpretq_u16_u8(vld1q_u8(static_cast<const uint8_t*>(p)));
+    return {vreinterpretq_f32_u32(vshll_n_u16(vget_low_u16(h), 16)),
+            vreinterpretq_f32_u32(vshll_n_u16(vget_high_u16(h), 16))};
+}
+inline F8 widen(int16x8_t w) {
+    return {vcvtq_f32_s32(vmovl_s16(vget_low_s16(w))), vcvtq_f32_s32(vmovl_s16(vget_high_s16(w)))};
+}
+inline F8 load_int8(const void* p) { return widen(vmovl_s8(vld1_s8(static_cast<const int8_t*>(p)))); }
+inline F8 load_low_nibbles(const uint8_t* p) {
+    return widen(vreinterpretq_s16_u16(vmovl_u8(vand_u8(vld1_u8(p), vdup_n_u8(15)))));
+}
+inline F8 load_high_nibbles(const uint8_t* p) {
+    return widen(vreinterpretq_s16_u16(vmovl_u8(vshr_n_u8(vld1_u8(p), 4))));
+}
+inline void store_int8(int8_t* p, F8 x) {
+    I8 whole = to_int(x);
+    vst1_s8(p, vqmovn_s16(vcombine_s16(vqmovn_s32(whole.a), vqmovn_s32(whole.b))));
+}
+
+inline F8 sums(const F8* v) {
+    float32x4_t each[8];
+    for (int i = 0; i < 8; ++i) each[i] = vaddq_f32(v[i].a, v[i].b);
+    return {vpaddq_f32(vpaddq_f32(each[0], each[1]), vpaddq_f32(each[2], each[3])),
+            vpaddq_f32(vpaddq_f32(each[4], each[5]), vpaddq_f32(each[6], each[7]))};
+}
+
+inline void prefetch(const void* p) { __builtin_prefetch(p); }
+
+template <int Lane> inline void dot_word(I8& total, int8x16_t first, int8x16_t second, int8x16_t x) {
+    total.a = vdotq_laneq_s32(total.a, first, x, Lane);
+    total.b = vdotq_laneq_s32(total.b, second, x, Lane);
+}
+
+template <int Word, int N> inline void word_q4(const uint8_t* codes, const int8_t* const* x, I8* out) {
+    const uint8x16_t low = vdupq_n_u8(15);
+    uint8x16_t a = vld1q_u8(codes + 32 * Word), b = vld1q_u8(codes + 32 * Word + 16);
+    int8x16_t low_a = vreinterpretq_s8_u8(vandq_u8(a, low)), low_b = vreinterpretq_s8_u8(vandq_u8(b, low));
+    int8x16_t high_a = vreinterpretq_s8_u8(vshrq_n_u8(a, 4)), high_b = vreinterpretq_s8_u8(vshrq_n_u8(b, 4));
+    for (int t = 0; t < N; ++t) {
+        dot_word<Word>(out[t], low_a, low_b, vld1q_s8(x[t]));
+        dot_word<Word>(out[t], high_a, high_b, vld1q_s8(x[t] + 16));
+    }
+}
+template <int N> inline void tile_q4(const uint8_t* codes, const int8_t* const* x, I8* out) {
+    for (int t = 0; t < N; ++t) out[t] = {vdupq_n_s32(0), vdupq_n_s32(0)};
+    word_q4<0, N>(codes, x, out);
+    word_q4<1, N>(codes, x, out);
+    word_q4<2, N>(codes, x, out);
+    word_q4<3, N>(codes, x, out);
+}
+
+template <int Word, int N> inline void word_q8(const uint8_t* codes, const int8_t* const* x, I8* out) {
+    int8x16_t a = vreinterpretq_s8_u8(vld1q_u8(codes + 32 * Word));
+    int8x16_t b = vreinterpretq_s8_u8(vld1q_u8(codes + 32 * Word + 16));
+    for (int t = 0; t < N; ++t) dot_word<Word % 4>(out[t], a, b, vld1q_s8(x[t] + Word / 4 * 16));
+}
+template <int N> inline void tile_q8(const uint8_t* codes, const int8_t* const* x, I8* out) {
+    for (int t = 0; t < N; ++t) out[t] = {vdupq_n_s32(0), vdupq_n_s32(0)};
+    word_q8<0, N>(codes, x, out);
+    word_q8<1, N>(codes, x, out);
+    word_q8<2, N>(codes, x, out);
+    word_q8<3, N>(codes, x, out);
+    word_q8<4, N>(codes, x, out);
+    word_q8<5, N>(codes, x, out);
+    word_q8<6, N>(codes, x, out);
+    word_q8<7, N>(codes, x, out);
+}
+
+inline I8 group_q4(const uint8_t* codes, const int8_t* x) {
+    uint8x16_t both = vld1q_u8(codes);
+    const int32x4_t zero = vdupq_n_s32(0);
+    return {vdotq_s32(zero, vreinterpretq_s8_u8(vandq_u8(both, vdupq_n_u8(15))), vld1q_s8(x)),
+            vdotq_s32(zero, vreinterpretq_s8_u8(vshrq_n_u8(both, 4)), vld1q_s8(x + 16))};
+}
+inline I8 group_q8(const uint8_t* codes, const int8_t* x) {
+    const int32x4_t zero = vdupq_n_s32(0);
+    return {vdotq_s32(zero, vreinterpretq_s8_u8(vld1q_u8(codes)), vld1q_s8(x)),
+            vdotq_s32(zero, vreinterpretq_s8_u8(vld1q_u8(codes + 16)), vld1q_s8(x + 16))};
+}
+
+}  // namespace
+}  // namespace tpi

@@ -1,0 +1,163 @@
+// Eight lanes in portable C++: what every machine can run, and what the other instruction sets are compared with.
+// Every simd_*.hpp defines the same names: F8, I8, their operations, and the integer products of a tile.
+#pragma once
+
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+
+#include "types.hpp"
+
+namespace tpi {
+namespace {
+
+constexpr const char* kIsaName = "scalar";
+
+struct F8 { float lane[8]; };
+struct I8 { int32_t lane[8]; };
+
+#define TPI_LANES for (int i = 0; i < 8; ++i)
+
+inline F8 load(const float* p) { F8 r; std::memcpy(r.lane, p, 32); return r; }
+inline void store(float* p, F8 a) { std::memcpy(p, a.lane, 32); }
+inline F8 splat(float s) { F8 r; TPI_LANES r.lane[i] = s; return r; }
+inline F8 operator+(F8 a, F8 b) { TPI_LANES a.lane[i] += b.lane[i]; return a; }
+inline F8 operator-(F8 a, F8 b) { TPI_LANES a.lane[i] -= b.lane[i]; return a; }
+inline F8 operator*(F8 a, F8 b) { TPI_LANES a.lane[i] *= b.lane[i]; return a; }
+inline F8 operator/(F8 a, F8 b) { TPI_LANES a.lane[i] /= b.lane[i]; return a; }
+inline F8 fma(F8 a, F8 b, F8 c) { return a * b + c; }
+inline F8 max(F8 a, F8 b) { TPI_LANES a.lane[i] = a.lane[i] > b.lane[i] ? a.lane[i] : b.lane[i]; return a; }
+inline F8 min(F8 a, F8 b) { TPI_LANES a.lane[i] = a.lane[i] < b.lane[i] ? a.lane[i] : b.lane[i]; return a; }
+inline F8 abs(F8 a) { TPI_LANES a.lane[i] = std::fabs(a.lane[i]); return a; }
+inline F8 round(F8 a) { TPI_LANES a.lane[i] = std::nearbyint(a.lane[i]); return a; }
+inline float sum(F8 a) { float s = 0; TPI_LANES s += a.lane[i]; return s; }
+inline float largest(F8 a) { float s = a.lane[0]; TPI_LANES s = a.lane[i] > s ? a.lane[i] : s; return s; }
+inline F8 to_float(I8 a) { F8 r; TPI_LANES r.lane[i] = static_cast<float>(a.lane[i]); return r; }
+inline I8 to_int(F8 a) { I8 r; TPI_LANES r.lane[i] = static_cast<int32_t>(std::nearbyint(a.lane[i])); return r; }
+
+// 2^n for whole n in [-126, 127]
+inline F8 power_of_two(F8 n) {
+    F8 r;
+    TPI_LANES {
+        uint32_t bits = static_cast<uint32_t>(static_cast<int32_t>(n.lane[i]) + 127) << 23;
+        std::memcpy(&r.lane[i], &bits, 4);
+    }
+    return r;
+}
+
+inline float half_to_float(uint16_t half) {
+    uint32_t sign = static_cast<uint32_t>(half & 0x8000) << 16, magnitude = half & 0x7fff, bits;
+    float value;
+    if (magnitude >= 0x7c00) {
+        bits = 0x7f800000 | (magnitude & 0x3ff) << 13;
+    } else {  // move the exponent by multiplying, which is exact for subnormals too
+        bits = magnitude << 13;
+        std::memcpy(&value, &bits, 4);
+        value *= 5.192296858534828e33f;  // 2^112
+        std::memcpy(&bits, &value, 4);
+    }
+    bits |= sign;
+    std::memcpy(&value, &bits, 4);
+    return value;
+}
+
+inline uint16_t float_to_half(float value) {
+    uint32_t bits;
+    std::memcpy(&bits, &value, 4);
+    uint32_t sign = bits >> 16 & 0x8000, magnitude = bits & 0x7fffffff;
+    if (magnitude > 0x7f800000) return static_cast<uint16_t>(sign | 0x7e00);
+    if (magnitude >= 0x477ff000) return static_cast<uint16_t>(sign | 0x7c00);
+    if (magnitude < 0x38800000) {  // subnormal: adding 0.5 leaves the rounded code in the low bits
+        float tiny;
+        std::memcpy(&tiny, &magnitude, 4);
+        tiny += 0.5f;
+        std::memcpy(&bits, &tiny, 4);
+        return static_cast<uint16_t>(sign | (bits & 0x3fff));
+    }
+    uint32_t rounded = magnitude - 0x38000000 + 0xfff + (magnitude >> 13 & 1);
+    return static_cast<uint16_t>(sign | rounded >> 13);
+}
+
+inline F8 load_half(const void* p) {
+    uint16_t h[8];
+    std::memcpy(h, p, 16);
+    F8 r;
+    TPI_LANES r.lane[i] = half_to_float(h[i]);
+    return r;
+}
+inline void store_half(void* p, F8 a) {
+    uint16_t h[8];
+    TPI_LANES h[i] = float_to_half(a.lane[i]);
+    std::memcpy(p, h, 16);
+}
+inline F8 load_bf16(const void* p) {
+    uint16_t h[8];
+    std::memcpy(h, p, 16);
+    F8 r;
+    TPI_LANES { uint32_t bits = static_cast<uint32_t>(h[i]) << 16; std::memcpy(&r.lane[i], &bits, 4); }
+    return r;
+}
+inline F8 load_int8(const void* p) {
+    int8_t c[8];
+    std::memcpy(c, p, 8);
+    F8 r;
+    TPI_LANES r.lane[i] = c[i];
+    return r;
+}
+// low (high) halves of 8 bytes
+inline F8 load_low_nibbles(const uint8_t* p) { F8 r; TPI_LANES r.lane[i] = p[i] & 15; return r; }
+inline F8 load_high_nibbles(const uint8_t* p) { F8 r; TPI_LANES r.lane[i] = p[i] >> 4; return r; }
+// lanes rounded to int8, 8 bytes
+inline void store_int8(int8_t* p, F8 a) { TPI_LANES p[i] = static_cast<int8_t>(std::nearbyint(a.lane[i])); }
+
+// lane i of the result is the sum of the lanes of v[i]
+inline F8 sums(const F8* v) { F8 r; TPI_LANES r.lane[i] = sum(v[i]); return r; }
+
+inline void prefetch(const void* p) {
+#if defined(__GNUC__)
+    __builtin_prefetch(p);
+#else
+    (void)p;
+#endif
+}
+
+// Sum over a tile's 32 inputs of code * x, for each of its 8 outputs and N tokens.
+template <int N> inline void tile_q4(const uint8_t* codes, const int8_t* const* x, I8* out) {
+    for (int t = 0; t < N; ++t) TPI_LANES {
+        int32_t total = 0;
+        for (int word = 0; word < 4; ++word) for (int b = 0; b < 4; ++b) {
+            uint8_t both = codes[word * 32 + i * 4 + b];
+            total += (both & 15) * x[t][word * 4 + b] + (both >> 4) * x[t][16 + word * 4 + b];
+        }
+        out[t].lane[i] = total;
+    }
+}
+template <int N> inline void tile_q8(const uint8_t* codes, const int8_t* const* x, I8* out) {
+    for (int t = 0; t < N; ++t) TPI_LANES {
+        int32_t total = 0;
+        for (int word = 0; word < 8; ++word) for (int b = 0; b < 4; ++b)
+            total += static_cast<int8_t>(codes[word * 32 + i * 4 + b]) * x[t][word * 4 + b];
+        out[t].lane[i] = total;
+    }
+}
+
+// Sum over one group of 32 in record order of code * x, as some lanes that add up to it.
+inline I8 group_q4(const uint8_t* codes, const int8_t* x) {
+    I8 r;
+    TPI_LANES r.lane[i] = (codes[i] & 15) * x[i] + (codes[i] >> 4) * x[16 + i] + (codes[8 + i] & 15) * x[8 + i] +
+                          (codes[8 + i] >> 4) * x[24 + i];
+    return r;
+}
+inline I8 group_q8(const uint8_t* codes, const int8_t* x) {
+    I8 r;
+    TPI_LANES {
+        r.lane[i] = 0;
+        for (int k = i; k < 32; k += 8) r.lane[i] += static_cast<int8_t>(codes[k]) * x[k];
+    }
+    return r;
+}
+
+#undef TPI_LANES
+
+}  // namespace
+}  // namespace tpi

@@ -1,0 +1,197 @@
+// Products with weights in the tiled layout: tiles of 8 outputs x 32 inputs (the byte order is in tpi/pack/quantise.py).
+// Up to four tokens share each load of a tile.
+#pragma once
+
+#include "elementwise.hpp"
+
+namespace tpi {
+namespace {
+
+// The rounded activations of N tokens from one group on.
+template <int N> struct Inputs {
+    const int8_t* codes[N];
+    const float* scale[N];
+    const float* sum[N];
+
+    Inputs(const Rounded& x, size_t token, size_t group) {
+        for (int t = 0; t < N; ++t) {
+            codes[t] = x.codes + (token + t) * x.width + group * kGroup;
+            scale[t] = x.scale + (token + t) * x.groups() + group;
+            sum[t] = x.sum + (token + t) * x.groups() + group;
+        }
+    }
+    void next() {
+        for (int t = 0; t < N; ++t) {
+            codes[t] += kGroup;
+            ++scale[t];
+            ++sum[t];
+        }
+    }
+};
+
+// acc[t] += tile * x for the 8 outputs of a tile.
+template <Format F, int N> inline void add_tile(const uint8_t* tile, const Inputs<N>& x, F8* acc) {
+    I8 dot[N];
+    if constexpr (F == Format::q8) {
+        tile_q8<N>(tile, x.codes, dot);
+    } else {
+        tile_q4<N>(tile, x.codes, dot);
+    }
+    constexpr size_t codes = F == Format::q8 ? 256 : 128;
+    const F8 scale = load_half(tile + codes);
+    for (int t = 0; t < N; ++t) {
+        F8 product = to_float(dot[t]) * splat(*x.scale[t]);
+        if constexpr (F == Format::q4s) product = fma(splat(*x.sum[t]), splat(-8.0f), product);
+        acc[t] = fma(product, scale, acc[t]);
+        if constexpr (F == Format::q4) acc[t] = fma(load_half(tile + codes + 16), splat(*x.sum[t]), acc[t]);
+    }
+}
+
+// The weights that one row of tiles meets: `blocks` pieces `stride` bytes apart, of `groups` tiles each.
+struct TileRow {
+    const uint8_t* first;
+    size_t blocks, stride, groups;
+};
+
+template <Format F, int N>
+inline void dot_tiles(const TileRow& row, const Rounded& x, size_t token, F8* acc) {
+    constexpr size_t tile_bytes = kTileOutputs * group_bytes(F);
+    Inputs<N> inputs(x, token, 0);
+    for (int t = 0; t < N; ++t) acc[t] = splat(0.0f);
+    for (size_t block = 0; block < row.blocks; ++block) {
+        const uint8_t* tile = row.first + block * row.stride;
+        for (size_t group = 0; group < row.groups; ++group, tile += tile_bytes, inputs.next()) {
+            prefetch(tile + 1024);
+            prefetch(tile + 1088);
+            add_tile<F, N>(tile, inputs, acc);
+        }
+    }
+}
+
+// out[(t - first) * stride + 0..7] = row * x[t] for tokens [first, last)
+template <Format F>
+inline void tile_row(const TileRow& row, const Rounded& x, size_t first, size_t last, float* out, size_t stride) {
+    F8 acc[4];
+    size_t token = first;
+    for (; token + 4 <= last; token += 4) {
+        dot_tiles<F, 4>(row, x, token, acc);
+        for (size_t t = 0; t < 4; ++t, out += stride) store(out, acc[t]);
+    }
+    switch (last - token) {
+        case 1: dot_tiles<F, 1>(row, x, token, acc); break;
+        case 2: dot_tiles<F, 2>(row, x, token, acc); break;
+        case 3: dot_tiles<F, 3>(row, x, token, acc); break;
+        default: break;
+    }
+    for (size_t t = 0; t < last - token; ++t, out += stride) store(out, acc[t]);
+}
+
+// out[t * stride + output] += part of one unit * x, for output tiles [first, last) and N tokens.
+// The unit's inputs start at `group` of x.
+template <Format F, int N>
+inline void add_unit(const uint8_t* part, size_t groups, size_t group, size_t first, size_t last, const Rounded& x,
+                     size_t token, float* out, size_t stride) {
+    constexpr size_t tile_bytes = kTileOutputs * group_bytes(F);
+    const uint8_t* tile = part + first * groups * tile_bytes;
+    for (size_t output = first; output < last; ++output) {
+        F8 acc[N];
+        for (int t = 0; t < N; ++t) acc[t] = load(out + (token + t) * stride + output * kTileOutputs);
+        Inputs<N> inputs(x, token, group);
+        for (size_t g = 0; g < groups; ++g, tile += tile_bytes, inputs.next()) {
+            prefetch(tile + 1024);
+            prefetch(tile + 1088);
+            add_tile<F, N>(tile, inputs, acc);
+        }
+        for (int t = 0; t < N; ++t) store(out + (token + t) * stride + output * kTileOutputs, acc[t]);
+    }
+}
+
+template <Format F>
+inline void add_unit_tokens(const uint8_t* part, size_t groups, size_t group, size_t first, size_t last,
+                            const Rounded& x, size_t tokens, float* out, size_t stride) {
+    size_t token = 0;
+    for (; token + 4 <= tokens; token += 4)
+        add_unit<F, 4>(part, groups, group, first, last, x, token, out, stride);
+    switch (tokens - token) {
+        case 1: return add_unit<F, 1>(part, groups, group, first, last, x, token, out, stride);
+        case 2: return add_unit<F, 2>(part, groups, group, first, last, x, token, out, stride);
+        case 3: return add_unit<F, 3>(part, groups, group, first, last, x, token, out, stride);
+        default: return;
+    }
+}
+
+// Calls work.template operator()<F>() with the matrix's format as a constant; only quantised formats are tiled.
+template <class Work> inline void with_tile_format(Format format, const Work& work) {
+    switch (format) {
+        case Format::q8: return work.template operator()<Format::q8>();
+        case Format::q4: return work.template operator()<Format::q4>();
+        default: return work.template operator()<Format::q4s>();
+    }
+}
+
+// Row part: out[(t - from) * stride + r - first] for rows [first, first + count), whole tiles, and tokens [from, to).
+inline void tiled_rows(const Matrix& matrix, size_t first, size_t count, const Rounded& x, size_t from, size_t to,
+                       float* out, size_t stride) {
+    with_tile_format(matrix.format, [&]<Format F>() {
+        size_t groups = matrix.hidden / kGroup, row_bytes = groups * kTileOutputs * group_bytes(F);
+        for (size_t r = first; r < first + count; r += kTileOutputs) {
+            const uint8_t* part = matrix.data + r / matrix.width * matrix.unit_bytes;
+            TileRow row{part + r % matrix.width / kTileOutputs * row_bytes, 1, 0, groups};
+            tile_row<F>(row, x, from, to, out + (r - first), stride);
+        }
+    });
+}
+
+// Column part, a few tokens: out += units [first_unit, last_unit) * x for output tiles [first, last).
+inline void tiled_columns_stream(const Matrix& matrix, size_t first_unit, size_t last_unit, size_t first, size_t last,
+                                 const Rounded& x, size_t tokens, float* out, size_t stride) {
+    with_tile_format(matrix.format, [&]<Format F>() {
+        size_t groups = matrix.width / kGroup;
+        for (size_t unit = first_unit; unit < last_unit; ++unit)
+            add_unit_tokens<F>(matrix.data + unit * matrix.unit_bytes, groups, unit * groups, first, last, x, tokens,
+                               out, stride);
+    });
+}
+
+// Column part, many tokens: out = all units * x for one output tile. Its tiles are gathered in `packed` first, since
+// units lie far apart; it holds units * width / 32 tiles.
+inline void tiled_columns_block(const Matrix& matrix, size_t output, const Rounded& x, size_t tokens, uint8_t* packed,
+                                float* out, size_t stride) {
+    with_tile_format(matrix.format, [&]<Format F>() {
+        size_t groups = matrix.width / kGroup, piece = groups * kTileOutputs * group_bytes(F);
+        for (size_t unit = 0; unit < matrix.units; ++unit)
+            std::memcpy(packed + unit * piece, matrix.data + unit * matrix.unit_bytes + output * piece, piece);
+        tile_row<F>(TileRow{packed, 1, 0, matrix.units * groups}, x, 0, tokens, out + output * kTileOutputs, stride);
+    });
+}
+
+// The values of one row (row part) or column (column part) of a tiled matrix, [hidden] floats.
+inline void tiled_vector(const Matrix& matrix, size_t vector, bool column, float* out) {
+    const Format format = matrix.format;
+    size_t tile_bytes = kTileOutputs * group_bytes(format), codes = format == Format::q8 ? 256 : 128;
+    size_t within = vector % matrix.width, groups = (column ? matrix.width : matrix.hidden) / kGroup;
+    const uint8_t* part = matrix.data + vector / matrix.width * matrix.unit_bytes;
+    for (size_t i = 0; i < matrix.hidden; ++i) {
+        size_t output = column ? i : within, input = column ? within : i;
+        const uint8_t* tile = part + (output / kTileOutputs * groups + input / kGroup) * tile_bytes;
+        size_t lane = output % kTileOutputs, value = input % kGroup;
+        uint16_t factors[2];
+        std::memcpy(&factors[0], tile + codes + 2 * lane, 2);
+        float scale = half_to_float(factors[0]);
+        if (format == Format::q8) {
+            out[i] = scale * static_cast<int8_t>(tile[value / 4 * 32 + lane * 4 + value % 4]);
+            continue;
+        }
+        size_t half = value % 16;
+        int code = tile[half / 4 * 32 + lane * 4 + half % 4] >> (value / 16 * 4) & 15;
+        if (format == Format::q4) {
+            std::memcpy(&factors[1], tile + codes + 16 + 2 * lane, 2);
+            out[i] = scale * static_cast<float>(code) + half_to_float(factors[1]);
+        } else {
+            out[i] = scale * static_cast<float>(code - 8);
+        }
+    }
+}
+
+}  // namespace
+}  // namespace tpi

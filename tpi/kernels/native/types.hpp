@@ -1,0 +1,118 @@
+// What the kernels are told: plain structures shared by the bindings, the pool and the instruction-set sources.
+// Nothing here owns memory. Sizes are counts of values unless a name says bytes.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+namespace tpi {
+
+constexpr size_t kGroup = 32;        // values that share a scale
+constexpr size_t kTileOutputs = 8;   // outputs of a tile
+constexpr size_t kBlockTokens = 32;  // tokens of a KV block
+constexpr size_t kStreamTokens = 16; // up to here a step streams weights once; beyond, it is a matrix product
+
+enum class Format : uint8_t { f32, bf16, q8, q4, q4s };
+enum class Activation : uint8_t { silu, gelu, gelu_tanh, relu };
+enum class KvFormat : uint8_t { f32, f16, q8 };
+
+// Bytes of a group of 32 values. The tile of 8 such groups is 8 times as large.
+constexpr size_t group_bytes(Format format) {
+    switch (format) {
+        case Format::f32: return 4 * kGroup;
+        case Format::bf16: return 2 * kGroup;
+        case Format::q8: return kGroup + 2;
+        case Format::q4: return kGroup / 2 + 4;
+        default: return kGroup / 2 + 2;
+    }
+}
+
+constexpr bool is_quantised(Format format) { return format != Format::f32 && format != Format::bf16; }
+
+constexpr size_t vector_bytes(Format format, size_t hidden) {
+    if (format == Format::f32) return 4 * hidden;
+    if (format == Format::bf16) return 2 * hidden;
+    return hidden / kGroup * group_bytes(format);
+}
+
+constexpr size_t round_up(size_t value, size_t multiple) { return (value + multiple - 1) / multiple * multiple; }
+
+// One part of a run of units: `units * width` vectors of `hidden` values each.
+struct Matrix {
+    const uint8_t* data;  // of the part in the first unit
+    Format format;
+    bool tiled;
+    size_t units, width, hidden;
+    size_t unit_bytes, record_bytes;
+
+    size_t vectors() const { return units * width; }
+    // record layout: the r-th vector
+    const uint8_t* vector(size_t r) const { return data + r * record_bytes; }
+};
+
+struct Norm {
+    bool rms;  // else LayerNorm
+    float eps;
+    const float* weight;  // [hidden]
+    const float* bias;    // [hidden] or null
+};
+
+struct Kv {
+    uint8_t* data;  // [blocks, kv_heads, kBlockTokens, vector_bytes]
+    KvFormat format;
+    size_t vector_bytes;
+};
+
+struct AttentionCall {
+    Matrix q, o, k, v;
+    Norm norm;
+    size_t heads, kv_heads, head_dim, tokens, hidden;
+    const int32_t* kv_index;                                    // [heads]
+    const float *q_bias, *k_bias, *v_bias, *q_norm, *k_norm;    // or null
+    const float* inv_freq;                                      // [half_rotary]
+    size_t half_rotary;
+    float rope_scale, scale, softcap;
+    size_t window;
+    const float* x;                                             // [tokens, hidden]
+    float* out;                                                 // [tokens, hidden]
+    Kv keys, values;
+    const int32_t *positions, *sequence, *tables;
+    size_t table_width;
+};
+
+struct FfnCall {
+    Matrix gate, up, down;  // gate.data is null where not gated
+    Norm norm;
+    Activation activation;
+    const float *gate_bias, *up_bias;  // or null
+    size_t tokens, hidden;
+    const float* x;
+    float* out;
+    const int32_t* active;  // or null: all neurons
+    size_t active_count;
+};
+
+// x times every row of a matrix: [tokens, rows].
+struct RowsCall {
+    Matrix matrix;
+    size_t tokens;
+    const float* x;
+    float* out;
+};
+
+// Vectors of a matrix as float32: `rows`, or all of them where it is null.
+struct DecodeCall {
+    Matrix matrix;
+    const int32_t* rows;
+    size_t count;
+    float* out;
+};
+
+struct NormCall {
+    Norm norm;
+    size_t tokens, hidden;
+    const float* x;
+    float* out;
+};
+
+}  // namespace tpi

@@ -9,7 +9,7 @@ from tpi import __version__
 from tpi.codec import Buffer, WrongProtocol
 from tpi.errors import NodeError, NodeLost, NodeRefused
 from tpi.messages import Bye, Failure, Heartbeat, Hello, Join, Ready, Refuse, Stats, master_identity
-from tpi.sockets import CONTROL, WEIGHTS, Channel, Monitor, Net, UnreachableError, split_address
+from tpi.sockets import CONTROL, WEIGHTS, Channel, Net, UnreachableError, split_address
 
 SILENCE_S = 2.5  # without a heartbeat (one is due every 0.25 s); longer on links that were seen to stutter
 _STUTTER = 3  # times the longest recent pause between heartbeats
@@ -62,8 +62,8 @@ class Remote:
         self._epoch = 0
         self._master = master
         self._host, port = split_address(address)
-        self._channel = Channel(net.connect(CONTROL, self._host, port, self._identity), net.tap)
-        self._monitor = Monitor(self._channel.socket)
+        socket, self._monitor = net.connect_watched(CONTROL, self._host, port, self._identity)
+        self._channel = Channel(socket, net.tap)
 
     @property
     def sockets(self) -> Iterable[object]:
@@ -180,8 +180,8 @@ class Remote:
 
     def _meet(self, hello: Hello) -> None:
         self.hello, self.name = hello, hello.name
-        weights = self._net.connect(WEIGHTS, self._host, hello.weights_port, self._identity)
-        self.feeder = Feeder(Channel(weights, self._net.tap, share=True), self._session)
+        weights, monitor = self._net.connect_watched(WEIGHTS, self._host, hello.weights_port, self._identity)
+        self.feeder = Feeder(Channel(weights, self._net.tap, share=True), monitor, self._session)
 
     def _refused(self, refusal: Refuse) -> NodeRefused:
         if refusal.reason == "version":

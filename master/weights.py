@@ -57,9 +57,9 @@ class TransferStats:
 class Feeder:
     """Serves one worker. Only units of the worker's own plan are given out."""
 
-    def __init__(self, channel: Channel, session: int) -> None:
+    def __init__(self, channel: Channel, monitor: Monitor, session: int) -> None:
         self.channel = channel
-        self.monitor = Monitor(channel.socket)
+        self.monitor = monitor
         self.stats = TransferStats()
         self.session = session
         self._assign: Assign | None = None

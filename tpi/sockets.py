@@ -99,13 +99,28 @@ class Net:
     def connect(self, plane: Plane, host: str, port: int, identity: bytes) -> Socket:
         """A DEALER that connects, and goes on trying, in the background."""
         socket = self.open(zmq.DEALER, plane, identity)
-        _allow_ipv6(socket, host)
-        socket.connect(f"tcp://{host}:{port}")
+        _connect(socket, host, port)
         return socket
+
+    def connect_watched(self, plane: Plane, host: str, port: int, identity: bytes) -> tuple[Socket, "Monitor"]:
+        """As `connect`, with a monitor that misses nothing."""
+        socket = self.open(zmq.DEALER, plane, identity)
+        monitor = Monitor(socket)
+        _connect(socket, host, port)
+        return socket, monitor
 
     def close(self) -> None:
         """Close every socket that is still open, and the context."""
         self.context.destroy(linger=0)
+
+
+def _connect(socket: Socket, host: str, port: int) -> None:
+    _allow_ipv6(socket, host)
+    try:
+        socket.connect(f"tcp://{host}:{port}")
+    except zmq.ZMQError as error:
+        socket.close(0)
+        raise UsageError(f"{host}:{port} is not an address: {os.strerror(error.errno or 0)}; give HOST:PORT") from None
 
 
 def _allow_ipv6(socket: Socket, host: str) -> None:
@@ -145,7 +160,7 @@ class ChannelStats:
 
 
 class Monitor:
-    """Tells when a connecting socket gets and loses its connection. Used by the socket's own thread."""
+    """Tells when a connecting socket gets and loses its connection. Made before it connects; used by its thread."""
 
     def __init__(self, socket: Socket) -> None:
         self._socket = socket
@@ -159,6 +174,7 @@ class Monitor:
     def close(self) -> None:
         """Stop watching; before the socket is closed."""
         self._socket.disable_monitor()
+        self.events.close()
 
 
 class UnreachableError(MessageError):

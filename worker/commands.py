@@ -4,12 +4,17 @@ import logging
 import socket
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
 from tpi.config import default_cache, parse_size
 from tpi.errors import TpiError
 from tpi.sockets import split_address
+
+if TYPE_CHECKING:
+    from worker.daemon import WorkerOptions
+    from worker.member import Build
 
 
 @click.command()
@@ -23,7 +28,7 @@ def worker(
     listen: str, memory: str | None, threads: int | None, name: str | None, cache: Path | None, attached: bool
 ) -> None:
     """Lend this machine to a master. Listens on this machine only, unless --listen says otherwise."""
-    from worker.daemon import Daemon, WorkerOptions
+    from worker.daemon import WorkerOptions
     from worker.nodemember import build_member
 
     logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(asctime)s %(message)s")
@@ -37,8 +42,16 @@ def worker(
         threads=threads or 0,
         attached=attached,
     )
-    daemon = Daemon(options, build_member)
-    click.echo(announcement(options.name, host, daemon.ports.control, daemon.ports.collective, daemon.ports.weights))
+    serve(options, build_member)
+
+
+def serve(options: "WorkerOptions", build: "Build") -> None:
+    """Listen, say where on stdout, and serve until told to stop."""
+    from worker.daemon import Daemon
+
+    daemon = Daemon(options, build)
+    ports = daemon.ports
+    click.echo(announcement(options.name, options.host, ports.control, ports.collective, ports.weights))
     sys.stdout.flush()
     daemon.run()
 

@@ -197,8 +197,9 @@ def stored_units(path: Path) -> Sequence[StoredUnits]:
                 return ()
             fields = json.loads(file.read(size))
         vectors_bytes = 4 * sum(int(length) for _, length in fields["vectors"])
-        offset = round_up(_vectors_offset(_PREFIX.size + size) + vectors_bytes)
-        found = []
+        vectors_offset = _vectors_offset(_PREFIX.size + size)
+        found = [StoredUnits("vectors", 0, 1, vectors_offset, vectors_bytes)]
+        offset = round_up(vectors_offset + vectors_bytes)
         for run, first, last in fields["runs"]:
             layout = RunLayout.from_dict(run)
             found.append(StoredUnits(layout.name, first, last, offset, layout.unit_bytes))

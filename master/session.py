@@ -25,6 +25,7 @@ from tpi.pack.locate import open_model
 from tpi.pack.reader import Block, Pack
 from tpi.partition import Shard
 from tpi.progress import phase
+from tpi.sockets import Net, Tap
 from worker.cache import ShardCache
 from worker.nodemember import build_member
 from worker.profile import usable_cores
@@ -41,8 +42,10 @@ class Session:
     engine: Engine
     marked: list[Stats] | None = None  # figures of every node when the first token of the last answer was there
 
-    def __init__(self, placement: Placement) -> None:
+    def __init__(self, placement: Placement, tap: Tap | None = None) -> None:
+        """`tap` sees every frame of the control and weights planes, for tests."""
         self.placement = placement
+        self._tap = tap
         self._stack = ExitStack()
 
     def __enter__(self) -> "Session":
@@ -91,7 +94,7 @@ class Session:
         self.context = min(placement.context or DEFAULT_CONTEXT, self.pack.config.context)
         # sharing out comes first: what cannot be shared is refused before a process starts
         shards = self._shares()
-        self._cluster = stack.enter_context(Cluster.connect(self._addresses(stack)))
+        self._cluster = stack.enter_context(Cluster.connect(self._addresses(stack), Net(self._tap)))
         plans = self._plans(shards)
         self._join(stack, plans)
         self._members = self._named(shards)

@@ -24,6 +24,7 @@ from worker.cache import ShardCache
 from worker.node import Node
 
 CONTEXT = 128
+POOL = 4 * blocks_for(CONTEXT)  # KV blocks: room for several sequences
 
 
 class ThreadedWorkers:
@@ -54,7 +55,7 @@ def _serve(node: Node, queue: "SimpleQueue[Step | None]") -> None:
 @contextmanager
 def in_process_engine(pack: Pack, shares: Sequence[float], cache: Path, chunk: int = 16) -> Iterator[Engine]:
     """An engine over one node per share, all in this process."""
-    options = NodeOptions(CONTEXT, blocks_for(CONTEXT), kv_dtype(pack), chunk)
+    options = NodeOptions(CONTEXT, POOL, kv_dtype(pack), chunk)
     peers = [PeerAddress(rank, f"node {rank}", "") for rank in range(len(shares))]
     shards = plan(pack.config, units_of(pack), shares)
     plans = assignments(pack, shards, peers, options, session=1, epoch=1, collective="loopback")
@@ -75,7 +76,7 @@ def in_process_engine(pack: Pack, shares: Sequence[float], cache: Path, chunk: i
             head=Head(pack.config, load_table(pack.head), final["norm"], final.get("norm.bias")),
             node=nodes[0],
             workers=workers,
-            batcher=Batcher(KvBlocks(blocks_for(CONTEXT)), chunk),
+            batcher=Batcher(KvBlocks(POOL), chunk),
             context=CONTEXT,
             fence=Fence(1, 1),
         )

@@ -1,0 +1,107 @@
+"""The real model, real processes: SmolLM2-135M over master and workers equals transformers, token for token."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from master.answer import Limits, answer
+from master.options import Placement
+from master.sampler import Sampler, Sampling
+from master.session import Session
+from tpi.config import default_cache
+from tpi.pack.locate import open_model
+from tpi.pack.pull import pull
+
+PROMPTS = (
+    "What is the capital of France?",
+    "Write one sentence about the sea.",
+    "List three prime numbers and say why they are prime.",
+)
+TOKENS = 32
+NEAR_TIE = 1e-4
+GREEDY = Sampling(temperature=0)
+
+
+@dataclass(frozen=True)
+class Expected:
+    """What transformers generates: ids, and by how much the best logit led at each step."""
+
+    prompt: list[int]
+    tokens: list[int]
+    leads: list[float]
+
+
+@pytest.fixture(scope="module")
+def gguf() -> Path:
+    return pull("smollm2-135m", default_cache())
+
+
+@pytest.fixture(scope="module")
+def cache(gguf: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A cache with the model packed in f32."""
+    cache = tmp_path_factory.mktemp("smollm2")
+    open_model(str(gguf), "f32", cache)
+    return cache
+
+
+@pytest.fixture(scope="module")
+def expected(gguf: Path, cache: Path) -> list[Expected]:
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    from master.tokenizer import Tokenizer
+
+    tokenizer = Tokenizer.load(open_model(str(gguf), "f32", cache))
+    model = AutoModelForCausalLM.from_pretrained(gguf.parent, gguf_file=gguf.name, dtype=torch.float32).eval()
+    return [_generate(model, tokenizer.encode_chat([{"role": "user", "content": text}])) for text in PROMPTS]
+
+
+def _generate(model: object, prompt: list[int]) -> Expected:
+    import torch
+
+    with torch.no_grad():
+        made = model.generate(  # type: ignore[attr-defined]
+            torch.tensor([prompt]), attention_mask=torch.ones(1, len(prompt), dtype=torch.long),
+            max_new_tokens=TOKENS, do_sample=False, output_logits=True, return_dict_in_generate=True,
+        )  # fmt: skip
+    best = [np.sort(logits[0].float().numpy())[-2:] for logits in made.logits]
+    return Expected(prompt, made.sequences[0, len(prompt) :].tolist(), [float(top - second) for second, top in best])
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("nodes", [1, 2, 3, 5])
+def test_greedy_tokens_equal_those_of_transformers(
+    nodes: int, gguf: Path, cache: Path, expected: list[Expected]
+) -> None:
+    placement = Placement(str(gguf), local=nodes - 1, dtype="f32", cache=cache)
+    with Session(placement) as session:
+        for wanted in expected:
+            sequence = session.engine.admit(wanted.prompt)
+            made = answer(session.engine, session.tokenizer, sequence, Sampler(GREEDY), Limits(TOKENS)).token_ids
+            session.engine.release(sequence)
+            assert_same_or_tied(made, wanted)
+        heads = [node.heads for node in session.report()]
+    assert heads[0][0] == 0
+    assert heads[-1][1] == 9
+    assert all(before[1] == after[0] for before, after in zip(heads, heads[1:], strict=False))
+
+
+def assert_same_or_tied(made: list[int], wanted: Expected) -> None:
+    """Equal up to the first step where the two best logits are nearly tied; after that either way is right."""
+    for made_token, token, lead in zip(made, wanted.tokens, wanted.leads, strict=True):
+        if made_token != token:
+            assert lead < NEAR_TIE, (made, wanted.tokens)
+            return
+
+
+def test_chat_template_is_the_models_own(gguf: Path, cache: Path) -> None:
+    from master.tokenizer import Tokenizer
+
+    tokenizer = Tokenizer.load(open_model(str(gguf), "f32", cache))
+    text = tokenizer.render([{"role": "user", "content": "Hi"}])
+    assert text.endswith("<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n")
+    assert tokenizer.eos_ids == {0, 2}  # <|endoftext|>, <|im_end|>
+
+

@@ -79,7 +79,8 @@ class Loader:
         self._head = self._tail = self._released = 0
         self._pins: dict[int, int] = {}  # use: holds of it
         self._stragglers = 0  # dropped loads of which chunks are still being read
-        self._last_done = 0.0
+        self._last_done = time.perf_counter()
+        self._freed = [0.0] * len(self._uses)  # when each use was last released
         self._closed = False
         self._crash: Exception | None = None
         self._lock = threading.Lock()
@@ -124,6 +125,7 @@ class Loader:
             self._pins[use] -= 1
             if not self._pins[use]:
                 del self._pins[use]
+                self._freed[use % len(self._uses)] = time.perf_counter()
                 self._advance()
 
     def close(self) -> None:
@@ -232,15 +234,16 @@ class Loader:
         room = bool(self._uses) and not self._stragglers and self._has_room(self._tail)
         use = self._tail % len(self._uses) if room else 0
         if self._pending and (not room or self._tail >= self._cycle or self._pending[0].block < self._uses[use].block):
-            self._current = self._pending.popleft()
+            load, begun = self._pending.popleft(), self._last_done
         elif room:
-            self._current = self._uses[use]
+            load, begun = self._uses[use], self._freed[use - self._ring.lags[use]]
             self._tail += 1
         else:
             return None
-        self._current.reset()
-        self._current.begun = time.perf_counter()
-        return self._current
+        load.reset()
+        load.begun = begun  # it could have begun then: waking a reader is part of loading
+        self._current = load
+        return load
 
     def _read_chunk(self, load: _Load, start: int) -> WeightsError | None:
         try:
@@ -291,6 +294,6 @@ class Loader:
     def _record(self, load: _Load) -> None:
         now = time.perf_counter()
         begun = max(load.begun, self._last_done)  # chunks of neighbours overlap; loads are accounted one by one
-        self._meter.load_seconds[load.block] = now - begun
+        self._meter.loaded(load.block, now - begun)
         self._last_done = now
         self._trace.add("load", f"block {load.block}", int(begun * 1e9), int(now * 1e9))

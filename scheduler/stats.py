@@ -1,9 +1,13 @@
 """What the memory window counts: per-token figures for people, per-block seconds for the steady-state verdict."""
 
 import time
+from collections import deque
 from dataclasses import dataclass
+from statistics import median
 
 from scheduler.timeline import Costs
+
+_SAMPLES = 15  # of each block's last seconds, of which the median counts: a prefill step or a hiccup does not
 
 
 @dataclass(frozen=True)
@@ -40,29 +44,28 @@ class Meter:
     """Mutable counters behind `WindowStats`; what readers change, they change under their lock."""
 
     def __init__(self, blocks: int, resident_bytes: int, ring_bytes: int) -> None:
-        self._blocks, self._resident, self._ring = blocks, resident_bytes, ring_bytes
-        self.load_seconds = [0.0] * blocks  # of each block's last load
-        self._left_at = 0.0
+        self._resident, self._ring = resident_bytes, ring_bytes
+        self._compute, self._exchange, self._load = (
+            [deque[float](maxlen=_SAMPLES) for _ in range(blocks)] for _ in range(3)
+        )
+        self._left_at, self._last = 0.0, -1
         self._flying = 0
         self._since = 0.0
         self._clear()
 
     def _clear(self) -> None:
-        self.read_bytes = self.stalls = 0
+        self.read_bytes = self.stalls = self.holds = 0
         self.stall_seconds = self._read_seconds = 0.0
-        self._counts, self._compute = [0] * self._blocks, [0.0] * self._blocks
-        self._exchange = [0.0] * self._blocks
-        self._last = -1
 
     def entered(self, begun: float) -> None:
         """A hold was asked for at `begun`: what lies between it and the last release is the exchange in between."""
         if self._last >= 0:
-            self._exchange[self._last] += begun - self._left_at
+            self._exchange[self._last].append(begun - self._left_at)
 
     def left(self, block: int, entered: float, left: float) -> None:
         """A hold of `block` was entered and left at these times."""
-        self._counts[block] += 1
-        self._compute[block] += left - entered
+        self.holds += 1
+        self._compute[block].append(left - entered)
         self._left_at, self._last = left, block
 
     def stall(self, seconds: float) -> None:
@@ -83,12 +86,17 @@ class Meter:
         if not self._flying:
             self._read_seconds += time.perf_counter() - self._since
 
+    def loaded(self, block: int, seconds: float) -> None:
+        """A block was loaded, which took the loader this long."""
+        self._load[block].append(seconds)
+
     def costs(self) -> Costs:
-        """Mean seconds per block since the last `take`; loads are each block's last one, 0 where there was none."""
-        per = [max(1, count) for count in self._counts]
-        compute = [seconds / count for seconds, count in zip(self._compute, per, strict=True)]
-        exchange = [seconds / count for seconds, count in zip(self._exchange, per, strict=True)]
-        return Costs(compute, exchange, list(self.load_seconds))
+        """Median seconds per block over the last tokens, 0 where nothing was measured."""
+        compute, exchange, load = (
+            [median(samples) if samples else 0.0 for samples in list(map(list, blocks))]
+            for blocks in (self._compute, self._exchange, self._load)
+        )
+        return Costs(compute, exchange, load)
 
     def take(self) -> WindowStats:
         """The counts so far, and start again."""
@@ -102,7 +110,7 @@ class Meter:
             self._read_seconds,
             self.stall_seconds,
             self.stalls,
-            sum(self._counts),
+            self.holds,
         )
         self._clear()
         return stats

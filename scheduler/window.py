@@ -122,7 +122,7 @@ class MemoryWindow:
         return self._meter.take()
 
     def costs(self) -> Costs:
-        """Mean seconds per block since the last `take`, for `scheduler.steady.verdict`; call it before `take`."""
+        """Median seconds per block over the last tokens, for `scheduler.steady.verdict`."""
         return self._meter.costs()
 
     def close(self) -> None:

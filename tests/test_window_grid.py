@@ -24,7 +24,6 @@ def run(placement: Placement, speed: float, tokens: int = 9) -> tuple[SteadyRepo
     window = MemoryWindow(extents, placement, ThrottledDisk(CountingDisk(files, 8 * PAGE, 2), speed))
     window.fill()
     seconds, stalls = [], []
-    costs = window.costs()
     for _ in range(tokens):
         begun = time.perf_counter()
         for block in range(len(SIZES)):
@@ -32,11 +31,10 @@ def run(placement: Placement, speed: float, tokens: int = 9) -> tuple[SteadyRepo
                 time.sleep(COMPUTE[block % 2])
             time.sleep(EXCHANGE)
         seconds.append(time.perf_counter() - begun)
-        costs = window.costs()
         stalls.append(window.take().stall_seconds)
     window.close()
     half = tokens // 2
-    return verdict(placement, costs), median(seconds[half:]), median(stalls[half:])
+    return verdict(placement, window.costs()), median(seconds[half:]), median(stalls[half:])
 
 
 @pytest.mark.parametrize("busy_share", [0.5, 1.3, 3.0])

@@ -5,6 +5,7 @@ A pair of members shares one connection: the lower rank's DEALER connects to the
 
 import errno
 from collections.abc import Iterable
+from contextlib import suppress
 from time import perf_counter, sleep
 
 import zmq
@@ -32,34 +33,34 @@ class Connections:
         if endpoints.net is None or (endpoints.router is None and spec.rank > 0):
             raise PlanError("a collective over the network needs a Net, and on workers a bound socket")
         self._spec = spec
+        self._rank = spec.rank
         self._net = endpoints.net
-        self._router = endpoints.router
         self._spin_s = spec.spin_us * 1e-6
         self._names = {rank: identity(spec, rank) for rank in range(spec.rank + 1)}
         self._ranks = {name: rank for rank, name in self._names.items() if rank < spec.rank}
-        self._dealers: dict[int, Socket] = {}
-        if self._router is not None:
-            self._router.rcvtimeo = self._router.sndtimeo = _SLICE_MS
+        self._dealers: list[Socket] = []
+        self._sockets: dict[int, Socket] = {}  # by rank
+        if endpoints.router is not None:
+            endpoints.router.rcvtimeo = endpoints.router.sndtimeo = _SLICE_MS
+            self._sockets = dict.fromkeys(range(spec.rank), endpoints.router)
 
     def connect(self, reach: Iterable[int]) -> None:
         """Connect to those of `reach` that have a higher rank; the others connect to this node."""
         for rank in reach:
-            if rank > self._spec.rank and rank not in self._dealers:
+            if rank > self._rank and rank not in self._sockets:
                 host, port = split_address(self._spec.peers[rank].address.removeprefix("tcp://"))
-                dealer = self._net.connect(COLLECTIVE, host.strip("[]"), port, self._names[self._spec.rank])
+                dealer = self._net.connect(COLLECTIVE, host.strip("[]"), port, self._names[self._rank])
                 dealer.rcvtimeo = dealer.sndtimeo = _SLICE_MS
-                self._dealers[rank] = dealer
+                self._sockets[rank] = dealer
+                self._dealers.append(dealer)
 
     def send(self, rank: int, frame: zmq.Frame | memoryview) -> bool:
         """Queue `frame` for `rank`; False if it could not be queued yet."""
         copy = isinstance(frame, memoryview)
         try:
-            dealer = self._dealers.get(rank)
-            if dealer is not None:
-                dealer.send(frame, 0, copy)
-            else:
-                self._router.send(self._names[rank], _MORE)  # type: ignore[union-attr]
-                self._router.send(frame, 0, copy)  # type: ignore[union-attr]
+            if rank < self._rank:
+                self._sockets[rank].send(self._names[rank], _MORE)
+            self._sockets[rank].send(frame, 0, copy)
         except zmq.ZMQError as error:
             if error.errno == errno.EHOSTUNREACH:
                 sleep(_UNREACHED_S)
@@ -68,60 +69,51 @@ class Connections:
             return False
         return True
 
-    def receive(self, rank: int) -> tuple[int, zmq.Frame | None] | None:
-        """The next sender and frame on the socket that `rank` uses, None if none came in a while.
+    def receive(self, rank: int) -> tuple[int | None, zmq.Frame | None]:
+        """The next sender and frame on the socket that `rank` uses, which several lower ranks share.
 
-        Several lower ranks use one socket. The frame is None if what came was not one frame of a member.
+        Both are None if none came in a while; sender -1 is a stranger; a frame of None is not one frame.
         """
-        socket = self._dealers.get(rank)
-        if socket is not None:
-            frame = self._poll(socket)
-            return None if frame is None else (rank, _only(socket, frame))
-        socket = self._router
-        assert socket is not None
-        first = self._poll(socket)
-        if first is None:
-            return None
-        sender = self._ranks.get(first.bytes, -1)
-        frame = _only(socket, socket.recv(0, False)) if first.more else None
-        return sender, frame if sender >= 0 else None
+        socket = self._sockets[rank]
+        try:
+            frame = self._spin(socket) if self._spin_s else socket.recv(0, False)
+            sender = rank
+            if rank < self._rank:
+                sender = self._ranks.get(frame.bytes, -1)
+                if not frame.more:
+                    return sender, None
+                frame = socket.recv(0, False)
+            return sender, self._sole(socket, frame)
+        except zmq.Again:
+            return None, None
 
     def waiting(self) -> Iterable[tuple[int, zmq.Frame | None]]:
         """Everything that has come in already, without waiting."""
-        for rank in (0, *self._dealers):
-            socket = self._dealers.get(rank, self._router)
-            while socket is not None and socket.poll(0):
-                received = self.receive(rank)
-                if received is not None:
-                    yield received
+        for rank, socket in self._sockets.items():
+            while socket.poll(0):
+                sender, frame = self.receive(rank)
+                if sender is not None:
+                    yield sender, frame
 
     def close(self, linger: bool) -> None:
         """Close what this member connected; `linger`: deliver what is on its way first, in the background."""
-        for dealer in self._dealers.values():
+        for dealer in self._dealers:
             dealer.close(_LINGER_MS if linger else 0)
         self._dealers.clear()
 
-    def _poll(self, socket: Socket) -> zmq.Frame | None:
-        if self._spin_s:
-            until = perf_counter() + self._spin_s
-            while perf_counter() < until:
-                frame = _receive(socket, _NOBLOCK)
-                if frame is not None:
-                    return frame
-        return _receive(socket, 0)
+    def _spin(self, socket: Socket) -> zmq.Frame:
+        """Poll for a while before sleeping: waking a thread takes longer than many an answer."""
+        until = perf_counter() + self._spin_s
+        while perf_counter() < until:
+            with suppress(zmq.Again):
+                return socket.recv(_NOBLOCK, False)
+        return socket.recv(0, False)
 
-
-def _receive(socket: Socket, flags: int) -> zmq.Frame | None:
-    try:
-        return socket.recv(flags, False)
-    except zmq.Again:
+    @staticmethod
+    def _sole(socket: Socket, frame: zmq.Frame) -> zmq.Frame | None:
+        """`frame`, if its message is not one of several frames, which no member sends; those are taken off the socket."""
+        if not frame.more:
+            return frame
+        while frame.more:
+            frame = socket.recv(0, False)
         return None
-
-
-def _only(socket: Socket, frame: zmq.Frame) -> zmq.Frame | None:
-    """`frame` if it is its message's last; else None, and the rest of the message is taken off the socket."""
-    if not frame.more:
-        return frame
-    while frame.more:
-        frame = socket.recv(0, False)
-    return None

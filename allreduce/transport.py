@@ -15,10 +15,11 @@ from allreduce.connections import Connections
 from allreduce.header import HEADER_BYTES, LAYOUT, MAGIC, SEGMENT_BITS, VERSION, Header, parse
 from tpi.errors import NodeLost
 from tpi.sockets import COLLECTIVE
-from tpi.wire import Wire
+from tpi.wire import Bytes, Wire
 
 SEGMENT_VALUES = 1 << 16  # in one frame; longer messages travel as several, so that a slow link shows progress
 _STASH_FRAMES = 1024  # of all peers together; a member is never further ahead than one exchange
+_SLOTS = 256
 _STEP_MASK = 0xFFFFFFFF
 
 
@@ -39,6 +40,9 @@ class Transport:
         self.stats = stats
         self._connections = Connections(spec, endpoints)
         self._watch = endpoints.watch
+        self._rank = spec.rank
+        self._fences = [(peer.rank, spec.session, spec.epoch) for peer in spec.peers]
+        self._slots: dict[tuple[int, int], tuple[memoryview, Bytes]] = {}
         self._stash: dict[tuple[int, int, int], zmq.Frame] = {}  # by rank, step, tag
         self._scratch = np.empty(COLLECTIVE.frame_bytes, np.uint8)
         self._step = 0
@@ -66,19 +70,17 @@ class Transport:
 
     def send(self, ranks: Sequence[int], number: int, values: F32, wire: Wire) -> None:
         """Send `values` to each of `ranks` as message `number`; `values` may change when this returns."""
-        if not ranks:
-            return
         for segment, part in _segments(values):
-            end = HEADER_BYTES + wire.nbytes(part.size)
-            LAYOUT.pack_into(self._scratch.data, 0, *self._header(self.spec.rank, number, segment, part.size, wire))
-            wire.encode(part, self._scratch[HEADER_BYTES:end])
-            data = self._scratch[:end].data
+            data, payload = self._slots.get((wire.code, part.size)) or self._slot(wire, part.size)
+            tag = number << SEGMENT_BITS | segment
+            LAYOUT.pack_into(data, 0, MAGIC, VERSION, wire.code, *self._fences[self._rank], self._step, tag, part.size)
+            wire.encode(part, payload)
             # For several peers one copy, which their queues share.
             frame = data if len(ranks) == 1 else zmq.Frame(data, copy=True)
             for rank in ranks:
                 if not self._connections.send(rank, frame):
                     self._insist(rank, frame)
-            self.stats.sent_bytes += end * len(ranks)
+            self.stats.sent_bytes += len(data) * len(ranks)
 
     def receive(self, rank: int, number: int, out: F32, wire: Wire) -> None:
         """Write the values of message `number` of `rank` to `out`."""
@@ -95,16 +97,20 @@ class Transport:
         self._connections.close(linger=not self._failed)
         self._stash.clear()
 
-    def _header(self, rank: int, number: int, segment: int, count: int, wire: Wire) -> tuple[bytes | int, ...]:
-        spec = self.spec
-        tag = number << SEGMENT_BITS | segment
-        return MAGIC, VERSION, wire.code, rank, spec.session, spec.epoch, self._step, tag, count
+    def _slot(self, wire: Wire, count: int) -> tuple[memoryview, Bytes]:
+        """Where a frame of `count` values is put together: all of it, and the payload. All slots share their memory."""
+        if len(self._slots) >= _SLOTS:
+            self._slots.clear()
+        end = HEADER_BYTES + wire.nbytes(count)
+        self._slots[wire.code, count] = slot = self._scratch[:end].data, self._scratch[HEADER_BYTES:end]
+        return slot
 
     def _segment(self, rank: int, number: int, segment: int, count: int, wire: Wire) -> memoryview:
         """One frame, header included, waited for until the deadline."""
-        expected = self._header(rank, number, segment, count, wire)
+        tag = number << SEGMENT_BITS | segment
+        expected = (MAGIC, VERSION, wire.code, *self._fences[rank], self._step, tag, count)
         size = HEADER_BYTES + wire.nbytes(count)
-        frame = self._stash.pop((rank, self._step, number << SEGMENT_BITS | segment), None) if self._stash else None
+        frame = self._stash.pop((rank, self._step, tag), None) if self._stash else None
         deadline = 0.0  # not known before the first wait
         while True:
             if frame is not None:
@@ -113,19 +119,14 @@ class Transport:
                     self.stats.received_bytes += size
                     return data
                 self._keep(rank, frame)
-            frame, deadline = self._next(rank, deadline)
-
-    def _next(self, rank: int, deadline: float) -> tuple[zmq.Frame | None, float]:
-        """The next frame if it is one of `rank` (others are stashed), and the deadline as it is then."""
-        received = self._connections.receive(rank)
-        if received is not None:
-            sender, frame = received
+            sender, frame = self._connections.receive(rank)
             if sender == rank and frame is not None:
-                return frame, deadline
-            self._keep(sender, frame)
-            if monotonic() < deadline:
-                return None, deadline
-        return None, self._extend(rank, deadline)
+                continue
+            if sender is not None:
+                self._keep(sender, frame)
+                frame = None
+            if sender is None or monotonic() > deadline:
+                deadline = self._extend(rank, deadline)
 
     def _keep(self, sender: int, frame: zmq.Frame | None) -> None:
         """Stash a frame that is early; drop one that is anything else."""
@@ -137,7 +138,7 @@ class Transport:
 
     def _early(self, sender: int, header: Header) -> bool:
         """Whether a frame belongs to the exchange under way or to one that follows."""
-        if (header.rank, header.session, header.epoch) != (sender, self.spec.session, self.spec.epoch):
+        if sender < 0 or (header.rank, header.session, header.epoch) != self._fences[sender]:
             return False
         return (header.step, header.tag >> SEGMENT_BITS) >= (self._step, self._oldest)
 

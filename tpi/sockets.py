@@ -8,7 +8,9 @@ import errno
 import os
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import zmq
@@ -21,6 +23,8 @@ Tap = Callable[[str, Sequence[Buffer]], None]
 """Called with "sent" or "received" and the frames of every message; for tests that look at the wire."""
 
 Socket = zmq.Socket[bytes]
+_UNIX_SOCKETS = Path("/proc/net/unix")
+_LOOPBACK = ("127.0.0.1", "::1", "localhost")
 _BATCH_FRAMES = 64  # received in one go before a caller gets its turn
 
 
@@ -34,6 +38,11 @@ class Plane:
     heartbeat_ms: int
     silence_ms: int  # a connection that is silent for so long after a heartbeat is closed
     send_ms: int = 2000
+    local: bool = False  # processes of one machine use a Unix socket, which saves a fifth of the latency
+
+    def local_endpoint(self, port: int) -> str:
+        """Where the plane that is bound to `port` listens for processes of this machine (Linux: an abstract name)."""
+        return f"ipc://@tpi-{self.name}-{port}"
 
 
 # Step sends hidden states, so a heartbeat may wait behind one frame on a slow link, and behind a kernel's send buffer.
@@ -41,7 +50,9 @@ CONTROL = Plane("control", frame_bytes=FRAME_BYTES, high_water=256, heartbeat_ms
 # Whether a node lives is decided on the control plane; here frames queue, and silence only means a slow link.
 WEIGHTS = Plane("weights", frame_bytes=FRAME_BYTES, high_water=16, heartbeat_ms=10_000, silence_ms=120_000)
 # The collective plane has its own frames (allreduce/header.py); longer messages travel in segments of 256 KiB.
-COLLECTIVE = Plane("collective", frame_bytes=(256 << 10) + 32, high_water=64, heartbeat_ms=1000, silence_ms=10_000)
+COLLECTIVE = Plane(
+    "collective", frame_bytes=(256 << 10) + 32, high_water=64, heartbeat_ms=1000, silence_ms=10_000, local=True
+)
 
 
 class Net:
@@ -93,20 +104,23 @@ class Net:
         except zmq.ZMQError as error:
             socket.close(0)
             raise UsageError(_bind_problem(error.errno, plane, host, port)) from None
-        endpoint = socket.getsockopt_string(zmq.LAST_ENDPOINT)
-        return socket, int(endpoint.rpartition(":")[2])
+        port = int(socket.getsockopt_string(zmq.LAST_ENDPOINT).rpartition(":")[2])
+        if plane.local and _UNIX_SOCKETS.exists():
+            with suppress(zmq.ZMQError):  # the network address does as well
+                socket.bind(plane.local_endpoint(port))
+        return socket, port
 
     def connect(self, plane: Plane, host: str, port: int, identity: bytes) -> Socket:
         """A DEALER that connects, and goes on trying, in the background."""
         socket = self.open(zmq.DEALER, plane, identity)
-        _connect(socket, host, port)
+        _connect(socket, plane, host, port)
         return socket
 
     def connect_watched(self, plane: Plane, host: str, port: int, identity: bytes) -> tuple[Socket, "Monitor"]:
         """As `connect`, with a monitor that misses nothing."""
         socket = self.open(zmq.DEALER, plane, identity)
         monitor = Monitor(socket)
-        _connect(socket, host, port)
+        _connect(socket, plane, host, port)
         return socket, monitor
 
     def close(self) -> None:
@@ -114,13 +128,22 @@ class Net:
         self.context.destroy(linger=0)
 
 
-def _connect(socket: Socket, host: str, port: int) -> None:
+def _connect(socket: Socket, plane: Plane, host: str, port: int) -> None:
     _allow_ipv6(socket, host)
+    local = plane.local and host in _LOOPBACK and _listens_locally(plane.local_endpoint(port))
     try:
-        socket.connect(f"tcp://{host}:{port}")
+        socket.connect(plane.local_endpoint(port) if local else f"tcp://{host}:{port}")
     except zmq.ZMQError as error:
         socket.close(0)
         raise UsageError(f"{host}:{port} is not an address: {os.strerror(error.errno or 0)}; give HOST:PORT") from None
+
+
+def _listens_locally(endpoint: str) -> bool:
+    """Whether a process of this machine listens at `endpoint`; a loopback address may as well be a forwarded port."""
+    try:
+        return _UNIX_SOCKETS.read_text().find(f" {endpoint.removeprefix('ipc://')}\n") >= 0
+    except OSError:
+        return False
 
 
 def _allow_ipv6(socket: Socket, host: str) -> None:

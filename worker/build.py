@@ -4,6 +4,7 @@ from collections.abc import Iterator, Sequence
 
 from allreduce.base import Endpoints, GroupSpec, Peer, open_group
 from scheduler.window import Resident
+from tpi import kernels
 from tpi.block import Block, attention_block, ffn_block
 from tpi.config import ModelConfig
 from tpi.kv import PagedKV
@@ -21,6 +22,8 @@ def build_node(assign: Assign, held: Sequence[HeldBlock], endpoints: Endpoints) 
         WeightsError: if a shard image cannot be read.
         PlanError: if the node's memory does not hold what the plan asks for.
     """
+    if assign.options.threads:
+        kernels.set_threads(assign.options.threads)
     used = [index for layer in assign.layers for index in (layer.attention, layer.ffn)]
     blocks = list(_blocks(assign, held))
     window = Resident([held[index].extent for index in used])

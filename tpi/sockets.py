@@ -61,10 +61,12 @@ class Net:
     def __init__(self, tap: Tap | None = None) -> None:
         self.context: zmq.Context[Socket] = zmq.Context(io_threads=1)
         self.tap = tap
+        self._sockets: list[Socket] = []  # those that may still be open
 
     def open(self, kind: int, plane: Plane, identity: bytes = b"") -> Socket:
         """A ROUTER or DEALER with every option set."""
         socket = self.context.socket(kind)
+        self._sockets = [*(one for one in self._sockets if not one.closed), socket]
         options = {
             zmq.LINGER: 0,
             zmq.MAXMSGSIZE: plane.frame_bytes,
@@ -125,6 +127,8 @@ class Net:
 
     def close(self) -> None:
         """Close every socket that is still open, and the context."""
+        for socket in self._sockets:
+            socket.close(0)
         self.context.destroy(linger=0)
 
 

@@ -35,7 +35,7 @@ def framed(text: bytes) -> bytes:
     return len(text).to_bytes(8, "little") + text
 
 
-def entry(first: int, last: int, shape: list[Any] | None = None, dtype: str = "F32") -> dict[str, Any]:
+def entry(first: int, last: int, shape: list[Any] | None = None, dtype: Any = "F32") -> dict[str, Any]:
     return {"dtype": dtype, "shape": [(last - first) // 4] if shape is None else shape, "data_offsets": [first, last]}
 
 
@@ -338,7 +338,7 @@ def _random_blocks(kind: str, rows: int, columns: int, seed: int) -> np.ndarray[
         for at in {"Q5_K": (0, 2), "Q6_K": (208,)}[kind]:
             raw[..., at : at + 2] = scales
         return raw.reshape(rows, -1)
-    return quants.quantize(values, GGMLQuantizationType[kind])
+    return np.asarray(quants.quantize(values, GGMLQuantizationType[kind]))
 
 
 def _write(path: Path, tensors: dict[str, tuple[np.ndarray[Any, Any], GGMLQuantizationType]]) -> None:

@@ -10,14 +10,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from hashlib import sha256
-from typing import Any
+from typing import Any, get_args
 
 from tpi.errors import ModelError
-from tpi.pack.layout import BlockKind, RunLayout
+from tpi.pack.layout import GROUP_BYTES, Axis, BlockKind, Layout, RunLayout, RunName
 
 HASH_BYTES = 32
 ALIGNMENT = 4096  # of the first byte of data in the file
-KINDS: tuple[BlockKind, ...] = ("attention", "ffn", "table", "vectors")
 
 
 @dataclass(frozen=True)
@@ -75,8 +74,10 @@ class BlockShape:
         """
         runs = tuple(RunLayout.from_dict(run) for run in fields["runs"])
         vectors = tuple((str(name), int(length)) for name, length in fields["vectors"])
-        if fields["kind"] not in KINDS or any(length < 1 for _, length in vectors):
+        if fields["kind"] not in get_args(BlockKind) or not all(0 < length < 1 << 24 for _, length in vectors):
             raise ModelError(f"{fields['kind']!r} is not a kind of block that this version knows")
+        for run in runs:
+            _check_run(run)
         return cls(fields["kind"], runs, vectors)
 
     def _tensors(self) -> Iterator[tuple[str, str, list[int], int]]:
@@ -86,6 +87,17 @@ class BlockShape:
             yield name, "F32", [length], 4 * length
         for run in self.runs:
             yield f"{run.name}.hash", "U8", [run.units, HASH_BYTES], run.units * HASH_BYTES
+
+
+def _check_run(run: RunLayout) -> None:
+    numbers = all(type(number) is int and 0 < number < 1 << 24 for number in (run.width, run.hidden, run.units))
+    known = run.layout in get_args(Layout) and run.name in get_args(RunName) and run.parts
+    if (
+        not numbers
+        or not known
+        or not all(part.format in GROUP_BYTES and part.axis in get_args(Axis) for part in run.parts)
+    ):
+        raise ModelError(f"a run of layout {run.layout!r} that this version does not know")
 
 
 def block_id(header: bytes, vectors: bytes, hashes: bytes) -> str:

@@ -2,6 +2,7 @@
 
 import json
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ from tpi.config import ModelConfig
 from tpi.errors import ModelError
 from tpi.families.checks import check_config
 from tpi.pack.blockfile import BlockShape
+from tpi.pack.layout import BlockKind
 
 MANIFEST = "manifest.json"
 PACK_VERSION = 1
@@ -58,25 +60,26 @@ class Manifest:
         """
         try:
             if path.stat().st_size > _MAX_BYTES:
-                raise ModelError(f"{path} is larger than a manifest can be; pack the model again")
+                raise ValueError("too large")
             fields = json.loads(path.read_bytes())
-            if fields["tpi_pack"] != PACK_VERSION:
-                found = fields["tpi_pack"]
-                raise ModelError(f"{path} has pack version {found}, not {PACK_VERSION}; pack the model again")
-            return _manifest(fields)
+            version = fields["tpi_pack"]
+            if version == PACK_VERSION:
+                return _manifest(fields)
         except OSError as error:
             raise ModelError(f"cannot read {path}: {error.strerror}; give the directory of a pack") from error
-        except (KeyError, TypeError, ValueError, RecursionError, AttributeError) as error:
-            raise ModelError(f"{path} is damaged ({error!r}); pack the model again") from error
+        except (ModelError, KeyError, TypeError, ValueError, RecursionError, AttributeError, OverflowError) as error:
+            reason = error if isinstance(error, ModelError) else repr(error)
+            raise ModelError(f"{path} is damaged ({str(reason)[:200]}); pack the model again") from error
+        raise ModelError(f"{path} has pack version {str(version)[:80]}, not {PACK_VERSION}; pack the model again")
 
 
 def _manifest(fields: dict[str, Any]) -> Manifest:
     config = ModelConfig.from_dict(fields["config"])
-    check_config(config, MANIFEST)
+    check_config(config, "config")
     blocks = {name: BlockShape.from_dict(shape) for name, shape in fields["blocks"].items()}
     layers = tuple((str(attention), str(ffn)) for attention, ffn in fields["layers"])
     if not all(_ID.fullmatch(name) for name in blocks) or len(layers) != config.layers:
-        raise ValueError("block names or number of layers")
+        raise ValueError("names of blocks or number of layers")
     manifest = Manifest(
         config, str(fields["dtype"]), blocks, layers, fields["embedding"], fields["head"], fields["positions"],
         fields["final"], dict(fields["tokenizer"]), str(fields["source"]),
@@ -88,25 +91,24 @@ def _manifest(fields: dict[str, Any]) -> Manifest:
 def _check_blocks(manifest: Manifest) -> None:
     """Every block that is named exists, is of the right kind, and has the runs and the sizes that the model needs."""
     config, blocks = manifest.config, manifest.blocks
+    query, kv = config.heads * config.head_dim, config.kv_heads * config.head_dim
     for attention, ffn in manifest.layers:
-        query, kv = blocks[attention].run("query"), blocks[attention].run("kv")
-        neuron = blocks[ffn].run("neuron")
-        if query.width % config.head_dim or kv.width % config.head_dim:
-            raise ValueError("width of a head")
-        if (blocks[attention].kind, blocks[ffn].kind) != ("attention", "ffn"):
-            raise ValueError("kinds of blocks")
-        _check_run(query.units, query.width, config.heads * config.head_dim)
-        _check_run(kv.units, kv.width, config.kv_heads * config.head_dim)
-        _check_run(neuron.units, neuron.width, config.intermediate)
+        _check(blocks[attention], "attention", {"query": query, "kv": kv}, config.hidden, config.head_dim)
+        _check(blocks[ffn], "ffn", {"neuron": config.intermediate}, config.hidden)
     for table in (manifest.embedding, manifest.head):
-        row = blocks[table].run("row")
-        _check_run(row.units, row.width, config.vocab)
-    if any(run.hidden != config.hidden for shape in blocks.values() for run in shape.runs):
-        raise ValueError("hidden size")
-    if "norm" not in dict(blocks[manifest.final].vectors):
+        _check(blocks[table], "table", {"row": config.vocab}, config.hidden)
+    if manifest.positions is not None:
+        _check(blocks[manifest.positions], "table", {"row": None}, config.hidden)
+    if blocks[manifest.final].kind != "vectors" or "norm" not in dict(blocks[manifest.final].vectors):
         raise ValueError("final norm")
 
 
-def _check_run(units: int, width: int, vectors: int) -> None:
-    if not 0 <= units * width - vectors < width:
-        raise ValueError(f"{units} units of {width} for {vectors} vectors")
+def _check(shape: BlockShape, kind: BlockKind, runs: Mapping[str, int | None], hidden: int, step: int = 1) -> None:
+    """A block of this kind has these runs, of so many vectors before padding; widths are multiples of `step`."""
+    if shape.kind != kind or [run.name for run in shape.runs] != list(runs):
+        raise ValueError(f"a block of kind {shape.kind} with other runs than {list(runs)}")
+    for run in shape.runs:
+        vectors = runs[run.name]
+        fits = vectors is None or 0 <= run.units * run.width - vectors < run.width
+        if not fits or run.hidden != hidden or run.width % step:
+            raise ValueError(f"{run.units} units of {run.width} for {vectors} vectors of {run.name}")

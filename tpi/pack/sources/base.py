@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from math import prod
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -16,6 +16,7 @@ from tpi.pack.sources.elements import Element, decode
 
 Bytes = npt.NDArray[np.uint8]
 F32 = npt.NDArray[np.float32]
+_Self = TypeVar("_Self", bound="FileSource")  # typing.Self needs Python 3.11
 
 CHUNK_BYTES = 8 << 20  # whole rows read at a time where a range of columns is wanted
 
@@ -67,7 +68,7 @@ class FileSource:
         self.tensors = tensors
         self._files: dict[Path, int] = {}
 
-    def __enter__(self) -> "FileSource":
+    def __enter__(self: _Self) -> _Self:
         return self
 
     def __exit__(

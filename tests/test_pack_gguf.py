@@ -1,0 +1,205 @@
+"""Packs made from GGUF files: bit-exact where a format exists for the source's own, a report where it does not."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+from gguf import GGUFWriter
+
+from tests.gguf_models import byte_level_vocabulary, decoded, gguf_tensors, interleave, write_gguf
+from tests.models import SIZES, TEMPLATE, TEXT, TinyModel, forward, make_model
+from tests.test_families import TOKENS
+from tests.test_pack import part, runs
+from tpi import kernels
+from tpi.errors import ModelError
+from tpi.kernels import reference
+from tpi.pack.build import open_source, pack_model
+from tpi.pack.reader import Pack
+
+F32 = npt.NDArray[np.float32]
+Models: TypeAlias = Callable[[str], TinyModel]
+
+GGUF_NAMES = {"o": "attn_output", "gate": "ffn_gate", "up": "ffn_up", "down": "ffn_down"}
+
+
+def pack_of(path: Path, dtype: str = "auto") -> Pack:
+    target = path.with_name(f"{path.stem}-{dtype}")
+    pack_model(open_source(path), dtype, target)
+    pack = Pack.open(target)
+    pack.verify()
+    return pack
+
+
+def expected(model: TinyModel, layer: int, item: str, kind: str) -> F32:
+    """The vectors of a part when its matrix, as it stands in the file, is coded as `kind`."""
+    values = decoded(gguf_tensors(model, "llama")[f"blk.{layer}.{GGUF_NAMES.get(item, f'attn_{item}')}.weight"], kind)
+    if item in ("q", "k"):
+        size = model.reference.config.head_dim
+        order = interleave(np.arange(len(values)), size)
+        values = values[np.argsort(order)]
+    return values.T if item in ("o", "down") else values
+
+
+@pytest.mark.parametrize(
+    ("kind", "format"),
+    [("Q4_0", "q4s"), ("Q4_1", "q4"), ("Q8_0", "q8"), ("F16", "f32"), ("F32", "f32"), ("BF16", "bf16")],
+)
+@pytest.mark.parametrize("dtype", ["auto", "f32"])
+def test_every_value_is_kept(kind: str, format: str, dtype: str, tiny_model: Models, tmp_path: Path) -> None:
+    model = tiny_model("llama")
+    write_gguf(tmp_path / "m.gguf", model, "llama", lambda name: kind)
+    pack = pack_of(tmp_path / "m.gguf", dtype)
+    for layer, halves in enumerate(pack.layers):
+        for half in halves:
+            for run, item in runs(half):
+                assert half.run(run).part(item).format == (format if dtype == "auto" else "f32")
+                values = expected(model, layer, item, kind)
+                np.testing.assert_array_equal(part(half, run, item)[: len(values)], values)
+    table = decoded(gguf_tensors(model, "llama")["token_embd.weight"], kind)
+    np.testing.assert_array_equal(part(pack.embedding, "row", "row")[: len(table)], table)
+    assert not pack.config.tied
+
+
+def test_formats_are_those_of_each_tensor(tiny_model: Models, tmp_path: Path) -> None:
+    kinds = {"ffn_gate": "Q4_0", "ffn_up": "Q8_0", "ffn_down": "Q4_1", "attn_k": "F32", "attn_v": "Q8_0"}
+
+    def kind(name: str) -> str:
+        return kinds.get(name.split(".")[2], "Q4_0") if name.startswith("blk.0") else "Q8_0"
+
+    model = tiny_model("llama")
+    write_gguf(tmp_path / "m.gguf", model, "llama", kind)
+    pack = pack_of(tmp_path / "m.gguf")
+    attention, ffn = pack.layers[0]
+    assert [item.format for item in ffn.run("neuron").parts] == ["q4s", "q8", "q4"]
+    assert [item.format for item in attention.run("kv").parts] == ["f32", "f32"]  # what is mixed is kept exactly
+    assert attention.run("kv").layout == "record"
+    assert attention.run("kv").width == pack.layers[1][0].run("kv").width
+    for half in (attention, ffn):
+        for run, item in runs(half):
+            name = f"blk.0.{GGUF_NAMES.get(item, f'attn_{item}')}.weight"
+            np.testing.assert_array_equal(part(half, run, item), expected(model, 0, item, kind(name)))
+
+
+@pytest.mark.parametrize(
+    ("name", "family"),
+    [("llama", "llama"), ("qwen2", "qwen2"), ("qwen3", "qwen3"), ("phi3", "phi3"), ("gemma2", "gemma2")],
+)
+def test_logits_equal_those_of_transformers(
+    name: str, family: str, tiny_model: Models, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import torch
+
+    monkeypatch.setattr(kernels, "_chosen", reference)
+    model = tiny_model(name)
+    write_gguf(tmp_path / "m.gguf", model, family)
+    pack = pack_of(tmp_path / "m.gguf")
+    config = model.reference.config
+    pack.manifest.config.__dict__.update(_not_in_gguf(name, config))
+    with torch.no_grad():
+        logits = model.reference(torch.tensor([TOKENS])).logits[0].numpy()
+    np.testing.assert_allclose(forward(pack, TOKENS), logits, atol=1e-4)
+
+
+def _not_in_gguf(name: str, config: object) -> dict[str, object]:
+    """What llama.cpp's metadata cannot say about these two tiny models."""
+    if name == "qwen2":
+        return {"windows": (0, 12)}
+    return {"attention_scale": config.query_pre_attn_scalar**-0.5} if name == "gemma2" else {}  # type: ignore[attr-defined]
+
+
+def test_rope_frequencies_of_the_file(tiny_model: Models, tmp_path: Path) -> None:
+    factors = np.array([1, 1, 1.5, 2, 3, 8, 8, 8], np.float32)
+    write_gguf(tmp_path / "m.gguf", tiny_model("llama"), "llama", extra={"rope_freqs.weight": factors})
+    plain = np.float32(1) / np.float32(10000) ** (np.arange(0, 16, 2, dtype=np.float32) / 16)
+    np.testing.assert_array_equal(np.asarray(pack_of(tmp_path / "m.gguf").config.inv_freq, np.float32), plain / factors)
+
+
+def test_tied_embedding_is_one_block(tiny_model: Models, tmp_path: Path) -> None:
+    write_gguf(tmp_path / "m.gguf", tiny_model("llama3"), "llama")
+    pack = pack_of(tmp_path / "m.gguf")
+    assert pack.config.tied
+    assert pack.head is pack.embedding
+
+
+@pytest.mark.parametrize(("kind", "format", "error"), [("Q4_K", "q4", 0.08), ("Q6_K", "q8", 0.02)])
+def test_other_quantisations_are_requantised_and_said(
+    kind: str,
+    format: str,
+    error: float,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setitem(SIZES, "hidden_size", 256)
+    monkeypatch.setitem(SIZES, "intermediate_size", 256)
+    monkeypatch.setitem(SIZES, "num_attention_heads", 4)
+    monkeypatch.setitem(SIZES, "num_key_value_heads", 2)
+    model = make_model("llama", tmp_path / "hf")
+    write_gguf(tmp_path / "m.gguf", model, "llama", lambda name: kind)
+    pack = pack_of(tmp_path / "m.gguf")
+    half = pack.layers[1][1]
+    assert {item.format for item in half.run("neuron").parts} == {format}
+    for item in ("gate", "down"):
+        values = expected(model, 1, item, kind)
+        assert np.linalg.norm(part(half, "neuron", item) - values) < error * np.linalg.norm(values)
+    said = capsys.readouterr().err
+    assert f"re-quantised: {kind} as {format}, relative RMS error" in said
+    exact = pack_of(tmp_path / "m.gguf", "f32")
+    np.testing.assert_array_equal(part(exact.layers[1][1], "neuron", "down"), expected(model, 1, "down", kind))
+    assert capsys.readouterr().err == ""
+
+
+@pytest.mark.parametrize("family", ["mamba", "opt"])
+def test_unsupported_architecture_is_named(family: str, tiny_model: Models, tmp_path: Path) -> None:
+    write_gguf(tmp_path / "m.gguf", tiny_model("llama"), family)
+    with pytest.raises(
+        ModelError, match=f"architecture '{family}'; supported in GGUF are llama, qwen2, qwen3, phi3, gemma2"
+    ):
+        open_source(tmp_path / "m.gguf")
+
+
+def test_vocabulary_becomes_the_same_tokenizer(tiny_model: Models, tmp_path: Path) -> None:
+    from tokenizers import Tokenizer
+
+    model = tiny_model("llama")
+    write_gguf(tmp_path / "m.gguf", model, "llama", vocabulary=byte_level_vocabulary(model.directory))
+    pack = pack_of(tmp_path / "m.gguf")
+    ours = Tokenizer.from_file(str(pack.tokenizer_file))
+    theirs = Tokenizer.from_file(str(model.directory / "tokenizer.json"))
+    text = f"<|im_start|>user\n{TEXT} naïve 日本 \t\n 12345<|im_end|>"
+    assert ours.encode(text).ids == theirs.encode(text).ids
+    assert ours.decode(ours.encode(text).ids, skip_special_tokens=False) == text
+    info = {"bos_token": "<|im_start|>", "eos_token": "<|im_end|>", "bos_id": 1, "eos_ids": [2], "add_bos": False}
+    assert pack.tokenizer_info == info | {"chat_template": TEMPLATE}
+
+
+@pytest.mark.parametrize(
+    ("pre", "text", "pieces"),
+    [
+        ("smollm", "it's 42", "it|'s|Ġ|4|2"),
+        ("llama-bpe", "don't 12345\n\n x", "don|'t|Ġ|123|45|ĊĊ|Ġx"),
+        ("qwen2", "don't 123\n\n x", "don|'t|Ġ|1|2|3|ĊĊ|Ġx"),
+        ("gpt-2", "don't 123  x", "don|'t|Ġ123|Ġ|Ġx"),
+    ],
+)
+def test_ways_of_splitting_words(pre: str, text: str, pieces: str) -> None:
+    from tpi.pack.ggufvocab import _splitter
+
+    assert [piece for piece, _ in _splitter(pre).pre_tokenize_str(text)] == pieces.split("|")
+
+
+def test_vocabulary_that_does_not_fit_together_is_refused(tiny_model: Models, tmp_path: Path) -> None:
+    model = tiny_model("llama")
+    vocabulary = byte_level_vocabulary(model.directory)
+
+    def broken(writer: GGUFWriter) -> None:
+        vocabulary(writer)
+        writer.kv_data[0]["tokenizer.ggml.merges"].value[0] = "no such"
+
+    write_gguf(tmp_path / "m.gguf", model, "llama", vocabulary=broken)
+    with pytest.raises(ModelError, match="vocabulary that does not fit together"):
+        pack_of(tmp_path / "m.gguf")
+    assert [path.name for path in tmp_path.iterdir()] == ["m.gguf"]

@@ -14,7 +14,8 @@ from typing import Protocol
 
 from scheduler.disk import DirectDisk, Disk
 from scheduler.extent import Extent
-from scheduler.loader import Loader, Verify
+from scheduler.load import Verify
+from scheduler.loader import Loader
 from scheduler.memory import Bytes
 from scheduler.placement import Placement, place
 from scheduler.ring import EMPTY

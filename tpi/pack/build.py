@@ -59,7 +59,10 @@ def pack_model(opened: Opened, dtype: str, target: Path, progress: Phase = phase
         WeightsError: if the disk is full or cannot be written.
     """
     plan = plan_pack(opened.model, opened.source, dtype)
-    build(target, lambda directory: _fill(opened, plan, dtype, directory, progress))
+    try:
+        build(target, lambda directory: _fill(opened, plan, dtype, directory, progress))
+    finally:
+        opened.source.close()
 
 
 def _fill(opened: Opened, plan: PackPlan, dtype: str, directory: Path, progress: Phase) -> None:

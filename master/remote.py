@@ -186,7 +186,7 @@ class Remote:
     def _refused(self, refusal: Refuse) -> NodeRefused:
         if refusal.reason == "version":
             text = f"worker {self._who} runs tpi {refusal.version}, this is {__version__}; install the same on both"
-        elif refusal.in_use_by == self._master:
+        elif refusal.reason == "twice":
             text = f"worker {self._who} is given twice, under two addresses; give each worker once"
         else:
             text = f"worker {self._who} is in use by {refusal.in_use_by}; wait for it, or use another worker"

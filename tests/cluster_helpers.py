@@ -8,6 +8,7 @@ from hashlib import sha256
 from pathlib import Path
 
 import numpy as np
+import numpy.typing as npt
 
 from tpi.config import ModelConfig
 from tpi.errors import WeightsError
@@ -23,7 +24,7 @@ from tpi.messages import (
     StepEntry,
     VectorPlan,
 )  # fmt: skip
-from tpi.pack.layout import Part, RunLayout
+from tpi.pack.layout import BlockKind, Part, RunLayout
 from tpi.partition import Range
 
 ROOT = Path(__file__).parent.parent
@@ -51,7 +52,7 @@ class MadeUpModel:
         )
         self.layers = layers
         self.reads: list[Need] = []
-        self.units: dict[tuple[bytes, str], np.ndarray] = {}
+        self.units: dict[tuple[bytes, str], npt.NDArray[np.uint8]] = {}
         self.ids: list[bytes] = []
         rng = np.random.default_rng(seed)
         for index in range(2 * layers):
@@ -101,10 +102,10 @@ class MadeUpModel:
         for name, (layout, part) in ranges.items():
             data = self.units.get((identity, name))
             if data is not None:
-                hashes = b"".join(sha256(data[unit]).digest() for unit in range(part.first, part.last))
+                hashes = b"".join(sha256(data[unit].data).digest() for unit in range(part.first, part.last))
                 runs.append(RunPlan(layout, part.first, part.last, hashes))
-        vectors_hash = sha256(self.units[identity, "vectors"]).digest()
-        kind = "attention" if len(runs) == 2 else "ffn"
+        vectors_hash = sha256(self.units[identity, "vectors"].data).digest()
+        kind: BlockKind = "attention" if len(runs) == 2 else "ffn"
         return BlockPlan(identity, kind, tuple(runs), (VectorPlan("norm", HIDDEN),), vectors_hash)
 
 

@@ -124,8 +124,8 @@ def test_another_protocol_is_named() -> None:
         Heartbeat(1, 1, 1, "asleep", 1),  # type: ignore[arg-type]
         Bye(True),
         Need(b"", "query", 0, 1),
-        dataclasses.replace(step(1, 1, 1), x=np.zeros((1, 4), np.float64)),  # type: ignore[arg-type]
-        dataclasses.replace(step(1, 1, 1), x=np.zeros(1, np.float32)),  # type: ignore[arg-type]
+        dataclasses.replace(step(1, 1, 1), x=np.zeros((1, 4), np.float64)),
+        dataclasses.replace(step(1, 1, 1), x=np.zeros(1, np.float32)),
         "text",
     ],
 )

@@ -42,14 +42,18 @@ def _send_forever(channel: Channel) -> None:
 @pytest.mark.parametrize("kind", [zmq.ROUTER, zmq.DEALER])
 def test_no_unsafe_default_is_left(net: Net, kind: int, plane: Plane) -> None:
     socket = net.open(kind, plane)
-    assert socket.getsockopt(zmq.LINGER) == 0
-    assert 0 < socket.getsockopt(zmq.MAXMSGSIZE) <= FRAME_BYTES
-    assert socket.getsockopt(zmq.HEARTBEAT_IVL) > 0
-    assert socket.getsockopt(zmq.HEARTBEAT_TIMEOUT) > socket.getsockopt(zmq.HEARTBEAT_IVL)
-    assert socket.getsockopt(zmq.SNDTIMEO) >= 0
-    assert socket.getsockopt(zmq.RCVTIMEO) >= 0
-    assert socket.getsockopt(zmq.IMMEDIATE) == 1
-    assert 0 < socket.getsockopt(zmq.SNDHWM) < 1000
+
+    def value(option: int) -> int:
+        return int(socket.getsockopt(option))
+
+    assert value(zmq.LINGER) == 0
+    assert 0 < value(zmq.MAXMSGSIZE) <= FRAME_BYTES
+    assert value(zmq.HEARTBEAT_IVL) > 0
+    assert value(zmq.HEARTBEAT_TIMEOUT) > value(zmq.HEARTBEAT_IVL)
+    assert value(zmq.SNDTIMEO) >= 0
+    assert value(zmq.RCVTIMEO) >= 0
+    assert value(zmq.IMMEDIATE) == 1
+    assert 0 < value(zmq.SNDHWM) < 1000
 
 
 def test_messages_go_both_ways(net: Net) -> None:

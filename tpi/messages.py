@@ -83,7 +83,7 @@ class Refuse:
 
     version: Name
     session: Id64
-    reason: Literal["version", "in use"]
+    reason: Literal["version", "in use", "twice"]
     in_use_by: Name
 
 

@@ -163,7 +163,9 @@ class Daemon:
         if self._master is not None and self._master.identity != peer:
             self._beat()  # it may have died a moment ago
             if self._master is not None:
-                self._answer(peer, Refuse(__version__, join.session, "in use", self._master.name))
+                twice = self._master.session == join.session
+                refusal = Refuse(__version__, join.session, "twice" if twice else "in use", self._master.name)
+                self._answer(peer, refusal)
                 return
         if self._master is None:
             log.info("serving %s", join.name)

@@ -19,7 +19,7 @@ from random import Random
 
 from testbed.topology import UNLIMITED, Topology
 
-_SAME = 1e-6  # seconds; sums of latencies differ in their last bits
+_SAME = 1e-9  # seconds; sums of latencies differ in their last bits
 # commit time, number, hop, times of the first and last bit at that hop, route, packet
 Event = tuple[float, int, int, float, float, "Route", bytes]
 
@@ -125,6 +125,10 @@ class Emulator:
         """When `due` has to be called next; infinity if nothing is under way."""
         return self._wakes[0] if self._wakes else UNLIMITED
 
+    def next_commit(self) -> float:
+        """The earliest commit time of all packets under way; infinity if there are none."""
+        return self._events[0][0] if self._events else UNLIMITED
+
     @property
     def dropped(self) -> int:
         """Packets dropped by cut links, full queues and loss so far."""
@@ -132,13 +136,13 @@ class Emulator:
         return sum(channel.dropped for channel in channels.values())
 
     def _advance(self, event: Event, now: float) -> None:
-        """Take a packet over as many hops as can be committed now, and leave it in the heap for the rest."""
+        """Take a packet over as many hops as come before all others' next ones, and keep it for the rest."""
         _, number, hop, first, last, route, packet = event
-        channels = route.channels
-        size = len(packet)
+        channels, size = route.channels, len(packet)
+        until = min(now, self.next_commit()) + _SAME
         while hop < len(channels):
             channel = channels[hop]
-            if first - channel.lookahead > now + _SAME:
+            if first - channel.lookahead > until:
                 break
             crossed = channel.cross(first, last, size, self._random)
             if crossed is None:

@@ -82,7 +82,7 @@ def run(bed: Testbed, command: list[str], addresses: str) -> int:
                 raise TestbedError("the testbed's holder process ended, and the network with it: start again")
             _wait(process, 0.2)
     except KeyboardInterrupt:
-        _wait(process, 5.0)  # the terminal interrupted it too: let it say its last words
+        _wait(process, 2.0)  # the terminal interrupted it too: let it say its last words
         raise
     finally:
         _stop([process])

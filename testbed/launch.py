@@ -153,7 +153,7 @@ def take_down(folder: Path) -> None:
     """
     if state.alive(folder):
         try:
-            ask(folder, "down")
+            ask(folder, "down", timeout=2.0)
         except TestbedError:
             _kill_holder(folder)
         deadline = time.monotonic() + _STOP_SECONDS

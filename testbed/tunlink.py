@@ -107,8 +107,10 @@ class TunLink:
             traffic.late_worst = max(traffic.late_worst, late)
 
     def compensate(self, seconds: float) -> None:
-        """Take `seconds` more off every delay, within reason."""
-        self.compensation = min(max(self.compensation + seconds, 0.0), _MAX_COMPENSATION)
+        """Take `seconds` more off every delay, unless that is more than this process could have added."""
+        wanted = max(self.compensation + seconds, 0.0)
+        if wanted <= _MAX_COMPENSATION:
+            self.compensation = wanted
 
     def report(self) -> dict[str, Any]:
         """Figures for people and benchmarks: CPU as a fraction of one core, packets, bytes, drops, lateness in ms."""

@@ -4,7 +4,7 @@ import re
 from collections.abc import Callable
 
 _NUMBER = r"^\s*(\d+(?:\.\d+)?)\s*"
-_RATE = re.compile(_NUMBER + r"([KMG])bit(?:/s|ps)?\s*$", re.IGNORECASE)
+_RATE = re.compile(_NUMBER + r"([KMG])(?:bit(?:/s)?|bps)\s*$", re.IGNORECASE)
 _DISK = re.compile(_NUMBER + r"([KMG])B/s\s*$", re.IGNORECASE)
 _TIME = re.compile(_NUMBER + r"(us|ms|s)\s*$")
 _PERCENT = re.compile(_NUMBER + r"%\s*$")

@@ -1,0 +1,137 @@
+"""What the testbed's tests share: who may make namespaces, small topologies, echo programs, traces left behind."""
+
+import functools
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from testbed.cgroups import find_hierarchies
+from testbed.launch import Testbed
+from testbed.namespaces import new_namespace, require_root
+from testbed.topology import Device, Link, Topology, star
+from tpi.errors import TestbedError
+
+TPI = [sys.executable, "-m", "tpi.cli", "testbed"]
+
+# Sends everything back that it gets, to any number of clients at once.
+ECHO = """
+import selectors, socket, sys
+server = socket.create_server((sys.argv[1], 9990))
+select = selectors.DefaultSelector()
+select.register(server, selectors.EVENT_READ)
+print("echo listens on", sys.argv[1], flush=True)
+while True:
+    for key, _ in select.select():
+        if key.fileobj is server:
+            client, _ = server.accept()
+            client.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            select.register(client, selectors.EVENT_READ)
+        else:
+            data = key.fileobj.recv(1 << 20)
+            if data:
+                key.fileobj.sendall(data)
+            else:
+                select.unregister(key.fileobj)
+                key.fileobj.close()
+"""
+
+# Prints round trip times in ms of argv[2] messages of argv[3] bytes, one after the other.
+CLIENT = """
+import socket, sys, time
+client = socket.create_connection((sys.argv[1], 9990), 10)
+client.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+size = int(sys.argv[3])
+for _ in range(int(sys.argv[2])):
+    started = time.perf_counter()
+    client.sendall(b"x" * size)
+    got = 0
+    while got < size:
+        data = client.recv(1 << 20)
+        assert data
+        got += len(data)
+    print((time.perf_counter() - started) * 1e3, flush=True)
+"""
+
+
+@functools.cache
+def _obstacle() -> str | None:
+    """Why no namespaces can be made here."""
+    try:
+        require_root()
+        os.close(new_namespace())
+        with Path("/dev/net/tun").open("rb"):
+            return None
+    except (OSError, TestbedError) as error:
+        return str(error)
+
+
+needs_root = pytest.mark.skipif(_obstacle() is not None, reason=f"no namespaces here: {_obstacle()}")
+
+
+def pair(bandwidth: float = 1e9, latency: float = 1e-3, **link: float) -> Topology:
+    """Two devices on one cable."""
+    return Topology("pair", (Device("a"), Device("b")), (Link(("a", "b"), bandwidth, latency, **link),))
+
+
+def wheel(count: int, bandwidth: float, latency: float, shared: float | None = None) -> Topology:
+    """`count` devices around a router: a, b, c, ..."""
+    devices = tuple(Device(chr(ord("a") + i)) for i in range(count))
+    return star("wheel", devices, Link(("", ""), bandwidth, latency), shared)
+
+
+def start_echo(bed: Testbed, device: str) -> "subprocess.Popen[str]":
+    """Run `ECHO` on `device`, and return once it listens."""
+    command = [sys.executable, "-c", ECHO, bed.address(device)]
+    process: subprocess.Popen[str] = bed.popen(device, command, stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    with process.stdout:
+        assert "listens" in process.stdout.readline()
+    return process
+
+
+def trips(bed: Testbed, source: str, target: str, count: int, size: int) -> list[float]:
+    """Round trip times in ms between `source` and the echo on `target`, sorted."""
+    command = [sys.executable, "-c", CLIENT, bed.address(target), str(count), str(size)]
+    process = bed.popen(source, command, stdout=subprocess.PIPE, text=True)
+    output, _ = process.communicate(timeout=60)
+    assert process.returncode == 0
+    return sorted(float(line) for line in output.split())
+
+
+def stop(process: "subprocess.Popen[str]") -> None:
+    process.kill()
+    process.wait()
+
+
+def until(condition: Callable[[], bool], seconds: float = 20.0) -> None:
+    """Wait for a condition that another process brings about."""
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "it never came about"
+        time.sleep(0.01)
+
+
+def traces(root: Path, name: str) -> list[str]:
+    """Everything of the testbed `name` that can still be found on this machine."""
+    hierarchies = find_hierarchies()
+    roots = [hierarchies.unified] if hierarchies.unified else list(hierarchies.version1.values())
+    found = [str(folder) for top in roots for folder in top.glob(f"tpi-{name}*")]
+    found += [str(folder) for folder in (root / name, Path("/tmp", f"tpi-testbed-{name}")) if folder.exists()]
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit() and _belongs(entry, name):
+            found.append(f"process {entry.name}")
+    return found
+
+
+def _belongs(process: Path, name: str) -> bool:
+    """Whether it carries the testbed's mark, or is named after it, as its holder is."""
+    try:
+        marks = (process / "environ").read_bytes().split(b"\0")
+        return f"TPI_TESTBED={name}".encode() in marks or name.encode() in (process / "cmdline").read_bytes()
+    except OSError:
+        return False

@@ -17,7 +17,7 @@ import zmq
 from master.cluster import Cluster
 from master.local import LocalWorkers
 from tests.cluster_helpers import FAKE_WORKER, ROOT, MadeUpModel, fake_worker, step
-from tpi.codec import FRAME_BYTES, encode
+from tpi.codec import FRAME_BYTES, Buffer, encode
 from tpi.errors import NodeLost
 from tpi.messages import Bye, Join
 from tpi.sockets import CONTROL, WEIGHTS, Net, split_address
@@ -94,8 +94,10 @@ def test_hostile_messages_change_nothing(tmp_path: Path) -> None:
         for plane, target in ((CONTROL, port), (WEIGHTS, cluster.hellos[0].weights_port)):
             stranger = net.connect(plane, host, target, b"stranger")
             stranger.setsockopt(zmq.SNDTIMEO, 5000)
-            forged = [encode(each) for each in (Bye(cluster.session), step(cluster.session, 1, 0), Join("0", 1, "x"))]
-            for frames in ([b"junk"], [b"\xc1" * 1000] * 30, [b"", b"", b""], *forged):
+            messages = (Bye(cluster.session), step(cluster.session, 1, 0), Join("0", 1, "x"))
+            forged: list[list[Buffer]] = [encode(each) for each in messages]
+            forged += [[b"junk"], [b"\xc1" * 1000] * 30, [b"", b"", b""]]
+            for frames in forged:
                 stranger.send_multipart([bytes(frame) for frame in frames])
             stranger.close(1000)
             giant = net.connect(plane, host, target, b"giant")

@@ -14,7 +14,7 @@ from worker.image import ImagePlan, Piece, StoredUnits
 
 
 def bad_pieces(path: Path, pieces: Sequence[Piece]) -> list[Piece]:
-    """The pieces whose bytes in the file at `path` do not match their hashes. Leaves nothing in the page cache."""
+    """The pieces whose bytes in the file at `path` do not match their hashes."""
     bad = []
     buffer = memoryview(bytearray(max((piece.nbytes for piece in pieces), default=0)))
     try:
@@ -23,7 +23,6 @@ def bad_pieces(path: Path, pieces: Sequence[Piece]) -> list[Piece]:
                 view = buffer[: piece.nbytes]
                 if not _read_exactly(file.fileno(), view, piece.offset) or sha256(view).digest() != piece.digest:
                     bad.append(piece)
-            _forget_pages(file.fileno())
     except OSError as error:
         raise WeightsError(f"cannot read {path}: {error.strerror}; remove it to fetch it again") from error
     return bad
@@ -94,8 +93,11 @@ class Draft:
             if piece is not None and len(data) == piece.nbytes and sha256(data).digest() == piece.digest:
                 good.append((piece, data))
         with self._disk_errors(), self._opened() as descriptor:
-            for piece, data in good:
-                _write_all(descriptor, data, piece.offset)
+            if good and len(good) == len(pieces):  # adjacent in the answer, adjacent in the file: one write
+                _write_all(descriptor, units.data, good[0][0].offset)
+            else:
+                for piece, data in good:
+                    _write_all(descriptor, data, piece.offset)
         for piece, _ in good:
             del self.missing[piece.run, piece.unit]
         return sum(piece is not None for piece in pieces) - len(good)
@@ -107,7 +109,6 @@ class Draft:
             with self._opened() as descriptor:
                 _write_all(descriptor, memoryview(self.plan.header), 0)
                 os.fsync(descriptor)
-                _forget_pages(descriptor)
             self.path.rename(path)
             _sync_directory(path.parent)
 
@@ -173,12 +174,6 @@ def _write_all(descriptor: int, data: memoryview, offset: int) -> None:
     while len(data):
         count = os.pwrite(descriptor, data, offset)
         data, offset = data[count:], offset + count
-
-
-def _forget_pages(descriptor: int) -> None:
-    """Weights are read past the page cache later; they should not push out what others have there."""
-    if hasattr(os, "posix_fadvise"):
-        os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
 
 
 def _sync_directory(path: Path) -> None:

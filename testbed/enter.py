@@ -11,7 +11,7 @@ from pathlib import Path
 
 from testbed import state
 from testbed.namespaces import die_with_parent, enter_namespace
-from testbed.processes import DEVICE, MARK
+from testbed.processes import marked
 from tpi.errors import TestbedError
 
 NOT_FOUND = 127
@@ -29,8 +29,7 @@ def enter(folder: Path, device: str, parent: int, command: list[str]) -> None:
         Path(group, "cgroup.procs").write_text("0")
     namespace = os.open(member.namespace, os.O_RDONLY | os.O_CLOEXEC)
     enter_namespace(namespace)
-    os.environ.update({MARK: record.id, DEVICE: device})
-    os.execvp(command[0], command)
+    os.execvpe(command[0], command, marked(record, device, os.environ))
 
 
 def main() -> None:

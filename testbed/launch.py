@@ -16,6 +16,7 @@ from testbed.control import ask
 from testbed.doctor import has_netem
 from testbed.holder import TOPOLOGY, remove
 from testbed.namespaces import require_root
+from testbed.processes import marked
 from testbed.state import Record
 from testbed.topology import Topology
 from tpi.errors import TestbedError
@@ -78,6 +79,7 @@ class Testbed:
             tied: kill it as soon as the calling thread ends.
         """
         self.record.member(device)
+        options["env"] = marked(self.record, device, options.get("env") or os.environ)
         parent = str(os.getpid() if tied else 0)
         return subprocess.Popen(
             [sys.executable, "-m", "testbed.enter", str(self.folder), device, parent, *command], **options

@@ -7,12 +7,18 @@ environment, which children inherit. Neither needs the starter to be alive.
 import os
 import signal
 import time
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 
 from testbed.state import Member, Record
 
 MARK, DEVICE = "TPI_TESTBED", "TPI_DEVICE"
+
+
+def marked(record: Record, device: str, environment: Mapping[str, str]) -> dict[str, str]:
+    """`environment` with the marks of a device's process."""
+    return {**environment, MARK: record.id, DEVICE: device}
 
 
 def processes(record: Record, member: Member | None = None) -> set[int]:

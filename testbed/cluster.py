@@ -111,9 +111,13 @@ def _flags(bed: Testbed, options: WorkerOptions, device: Device) -> list[str]:
     flags = ["--listen", f"{bed.address(device.name)}:{PORT}", "--name", device.name, "--cache", str(cache)]
     if device.memory is not None:
         flags += ["--memory", str(max(device.memory - _BARE_PROCESS, device.memory // 2))]
-    if device.cpu is not None:
-        flags += ["--threads", str(min(math.ceil(device.cpu), os.cpu_count() or 1))]
-    return flags
+    return [*flags, "--threads", str(_threads(bed, device))]
+
+
+def _threads(bed: Testbed, device: Device) -> int:
+    """As many as the device has cores, but no more than its share of this machine's: all devices compute at once."""
+    share = max((os.cpu_count() or 1) // len(bed.topology.devices), 1)
+    return share if device.cpu is None else min(math.ceil(device.cpu), share)
 
 
 def _log(bed: Testbed, options: WorkerOptions, device: Device) -> Path:

@@ -7,6 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
 from importlib import import_module
+from pathlib import Path
 from time import perf_counter
 from typing import TYPE_CHECKING
 
@@ -50,6 +51,7 @@ class GroupSpec:
     wire: str = "f32"
     timeout_s: float = 10.0
     spin_us: int = 0  # how long a receive polls before it sleeps; 0 where cores are shared
+    payload_values: tuple[int, int] = (4096, 128 * 4096)  # of one decode and one prefill sum: what "auto" chooses for
 
     def __post_init__(self) -> None:
         if [peer.rank for peer in self.peers] != list(range(len(self.peers))):
@@ -75,6 +77,7 @@ class Endpoints:
     router: "Socket | None" = None
     watch: Watch | None = None
     board: "Board | None" = None
+    links_cache: Path | None = None  # where the master keeps what it measured of links; None: nowhere
 
 
 @dataclass
@@ -138,7 +141,8 @@ class Group(ABC):
         return total
 
 
-_GROUPS = {
+GROUPS = {  # module and class, imported when opened
+    "auto": "allreduce.auto:Auto",
     "star": "allreduce.star:Star",
     "mesh": "allreduce.mesh:Mesh",
     "two-shot": "allreduce.twoshot:TwoShot",
@@ -151,7 +155,7 @@ _GROUPS = {
 
 def group_names() -> tuple[str, ...]:
     """Names that `open_group` accepts."""
-    return tuple(_GROUPS)
+    return tuple(GROUPS)
 
 
 def open_group(name: str, spec: GroupSpec, endpoints: Endpoints) -> Group:
@@ -160,8 +164,8 @@ def open_group(name: str, spec: GroupSpec, endpoints: Endpoints) -> Group:
     Raises:
         UsageError: if there is no such algorithm.
     """
-    if name not in _GROUPS:
-        raise UsageError(f"unknown collective {name!r}; choose one of {', '.join(_GROUPS)}")
-    module, kind = _GROUPS["loopback" if spec.size == 1 else name].split(":")
+    if name not in GROUPS:
+        raise UsageError(f"unknown collective {name!r}; choose one of {', '.join(GROUPS)}")
+    module, kind = GROUPS["loopback" if spec.size == 1 else name].split(":")
     group: Group = getattr(import_module(module), kind)(spec, endpoints)
     return group

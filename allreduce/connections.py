@@ -111,7 +111,7 @@ class Connections:
 
     @staticmethod
     def _sole(socket: Socket, frame: zmq.Frame) -> zmq.Frame | None:
-        """`frame`, if its message is not one of several frames, which no member sends; those are taken off the socket."""
+        """`frame`, if its message is not one of several frames, as no member sends; those are taken off."""
         if not frame.more:
             return frame
         while frame.more:

@@ -1,7 +1,7 @@
 """Collectives against a raw TCP star on this machine: `python -m benchmarks.allreduce [--json FILE]`.
 
-Every contender has worker processes of its own, idle while another is measured; rounds of all contenders are interleaved,
-so that what else the machine does hits all alike. Figures are medians over all exchanges of a payload.
+Every contender has worker processes of its own, idle while another is measured; rounds of all contenders are
+interleaved, so that what else the machine does hits all alike. Figures are medians over all exchanges of a payload.
 """
 
 import argparse
@@ -31,9 +31,11 @@ _SESSION = 0x7470_6962_656E_6368
 class Contender(Protocol):
     """What is measured."""
 
-    def allreduce(self, partial: F32) -> F32: ...
+    def allreduce(self, partial: F32) -> F32:
+        """The sum of all partials."""
 
-    def close(self) -> None: ...
+    def close(self) -> None:
+        """Hang up."""
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,7 @@
 """The yardstick: a star allreduce over raw TCP sockets in Python, with nothing that a runtime needs.
 
-No framing, no fencing, no deadlines: blocking sockets, one `sendall` and one `recv_into` per payload and worker, sums in
-rank order into a preallocated array.
+No framing, no fencing, no deadlines: blocking sockets, one `sendall` and mostly one `recv_into` per payload and worker,
+sums in rank order into a preallocated array.
 """
 
 import socket
@@ -35,17 +35,19 @@ class Master:
         self._total = np.empty(0, np.float32)
 
     def allreduce(self, partial: F32) -> F32:
+        """The sum of all partials."""
         if self._total.size != partial.size:
             self._part, self._total = np.empty_like(partial), np.empty_like(partial)
         np.copyto(self._total, partial)
         for worker in self._workers:
-            _receive(worker, memoryview(self._part).cast("B"))
+            _receive(worker, self._part.data.cast("B"))
             np.add(self._total, self._part, out=self._total)
         for worker in self._workers:
-            worker.sendall(memoryview(self._total).cast("B"))
+            worker.sendall(self._total.data.cast("B"))
         return self._total
 
     def close(self) -> None:
+        """Hang up."""
         for worker in self._workers:
             worker.close()
 
@@ -58,11 +60,13 @@ class Worker:
         self._total = np.empty(0, np.float32)
 
     def allreduce(self, partial: F32) -> F32:
+        """The sum of all partials."""
         if self._total.size != partial.size:
             self._total = np.empty_like(partial)
-        self._master.sendall(memoryview(partial).cast("B"))
-        _receive(self._master, memoryview(self._total).cast("B"))
+        self._master.sendall(partial.data.cast("B"))
+        _receive(self._master, self._total.data.cast("B"))
         return self._total
 
     def close(self) -> None:
+        """Hang up."""
         self._master.close()

@@ -5,8 +5,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from allreduce.base import F32, Group
-from tests.collective_helpers import partials_of, run_group
+from allreduce.base import F32, Group, GroupStats
+from tests.collective_helpers import House, partials_of, run_group
+from tpi.errors import UsageError
 from tpi.wire import open_wire
 
 ORDERED = ["star", "mesh", "two-shot", "loopback"]
@@ -14,23 +15,24 @@ UNORDERED = ["tree", "ring"]
 
 
 def in_rank_order(partials: list[F32]) -> F32:
-    total = partials[0].copy()
+    total: F32 = partials[0].copy()
     for partial in partials[1:]:
         np.add(total, partial, out=total)
     return total
 
 
 def decoded(values: F32, wire: str) -> F32:
+    """What `values` are after a journey in `wire` format."""
     codec = open_wire(wire)
     raw = np.empty(codec.nbytes(values.size), np.uint8)
     codec.encode(values.reshape(-1), raw)
-    out = np.empty(values.size, np.float32)
-    codec.decode(raw, out)
-    return out.reshape(values.shape)
+    out = np.empty_like(values)
+    codec.decode(raw, out.reshape(-1))
+    return out
 
 
-@pytest.mark.parametrize("name", ORDERED + UNORDERED)
-@settings(max_examples=8, deadline=None)
+@pytest.mark.parametrize("name", ORDERED + UNORDERED + ["auto"])
+@settings(max_examples=12, deadline=None)
 @given(size=st.integers(1, 9), count=st.sampled_from([1, 2, 31, 32, 33, 576, 4096, 70_001]), seed=st.integers(0, 9))
 def test_f32_sum(name: str, size: int, count: int, seed: int) -> None:
     partials = partials_of(size, count, seed)
@@ -54,3 +56,58 @@ def test_f32_sum(name: str, size: int, count: int, seed: int) -> None:
     np.testing.assert_allclose(results[0][0], expected, rtol=1e-4, atol=1e-3 * np.abs(expected).max())
     assert results[0][1] is not None
     np.testing.assert_allclose(results[0][1], expected, rtol=1e-4, atol=1e-3 * np.abs(expected).max())
+
+
+def test_torch_distributed_sums() -> None:
+    pytest.importorskip("torch")
+    partials = partials_of(size=3, count=1000)
+    results = run_group("torch", 3, lambda group: (group.allreduce(partials[group.rank]).copy(), group.rank))
+    for total, _ in results:
+        np.testing.assert_array_equal(total, results[0][0])
+        np.testing.assert_allclose(total, in_rank_order(partials), rtol=1e-4)
+
+
+@pytest.mark.parametrize("name", ["star", "mesh", "two-shot", "ring", "tree"])
+def test_a_million_values(name: str) -> None:
+    partials = partials_of(size=3, count=1_000_000)
+    results = run_group(name, 3, lambda group: group.allreduce(partials[group.rank]).copy())
+    for total in results:
+        np.testing.assert_array_equal(total, results[0])
+    assert np.abs(results[0] - in_rank_order(partials)).max() < 1e-3 * np.abs(results[0]).max()
+
+
+@pytest.mark.parametrize("wire", ["bf16", "q8"])
+@pytest.mark.parametrize("name", ["star", "mesh", "two-shot", "ring", "tree"])
+def test_all_members_hold_the_same_bits_in_a_quantised_wire(name: str, wire: str) -> None:
+    partials = partials_of(size=5, count=1000)
+    results = run_group(name, 5, lambda group: group.allreduce(partials[group.rank]).copy(), wire=wire)
+    for total in results:
+        np.testing.assert_array_equal(total, results[0])
+    if name in ("star", "mesh"):  # every rank's partial is used as the others decode it, its own included
+        np.testing.assert_array_equal(results[0], in_rank_order([decoded(partial, wire) for partial in partials]))
+    largest = max(np.abs(partial).max() for partial in partials)
+    assert np.abs(results[0] - in_rank_order(partials)).max() < 0.05 * largest
+
+
+def test_a_single_node_gets_its_own_partial_back() -> None:
+    partial = partials_of(size=1, count=10)[0]
+    alone = run_group("star", 1, lambda group: (group.name, group.allreduce(partial).tolist()))
+    assert alone == [("loopback", partial.tolist())]
+
+
+def test_an_unknown_collective_lists_the_alternatives() -> None:
+    with House(2) as house, pytest.raises(UsageError, match="star, mesh, two-shot"):
+        house.join("butterfly", 0)
+
+
+def test_stats_count_what_travels() -> None:
+    partials = partials_of(size=2, count=1000)
+
+    def member(group: Group) -> GroupStats:
+        group.allreduce(partials[group.rank])
+        group.allreduce(partials[group.rank])
+        return group.stats
+
+    for stats in run_group("star", 2, member):
+        assert (stats.exchanges, stats.sent_bytes, stats.received_bytes, stats.dropped) == (2, 8064, 8064, 0)
+        assert stats.seconds > 0

@@ -1,0 +1,84 @@
+"""Auto: a group that measures its links at the first sum, and then uses the best algorithm for each payload size."""
+
+from importlib import import_module
+
+from allreduce import cache
+from allreduce.base import F32, GROUPS, Endpoints, Group, GroupSpec
+from allreduce.choose import Choice, candidates, choose
+from allreduce.measure import measure
+from allreduce.networked import Networked
+from allreduce.predict import predict
+from allreduce.transport import Transport
+from tpi.links import LOOPBACK, LinkTable
+
+_LOCAL = ("127.", "localhost", "[::1]")
+
+
+class Auto(Group):
+    """All algorithms over one set of connections. `choice` and `links` are there once the group has settled."""
+
+    name = "auto"
+
+    def __init__(self, spec: GroupSpec, endpoints: Endpoints) -> None:
+        super().__init__(spec)
+        self.transport = Transport(spec, endpoints, self.stats)
+        self.groups: dict[str, Networked] = {}
+        for name in candidates():
+            module, kind = GROUPS[name].split(":")
+            self.groups[name] = getattr(import_module(module), kind)(spec, endpoints, self.transport)
+        self.links: LinkTable | None = None
+        self.choice: Choice | None = None
+        self._cache = endpoints.links_cache
+
+    def settle(self, measure_local: bool = False) -> Choice:
+        """Measure and choose, unless that is done. All members call it together, at the latest with their first sum.
+
+        Links within one machine are measured only if `measure_local`.
+        """
+        if self.choice is None:
+            addresses = (peer.address.removeprefix("tcp://") for peer in self.spec.peers[1:])
+            if not measure_local and all(address.startswith(_LOCAL) for address in addresses):
+                self.links = LinkTable.uniform(self.size, LOOPBACK)
+                self.choice = self._unmeasured()
+            else:
+                self.links = self._measured()
+                self.choice = choose(self.groups, self.links, *self.spec.payload_values)
+        return self.choice
+
+    def predicted_s(self, values: int) -> float:
+        """Seconds that an allreduce of `values` should take with the algorithm chosen for them; 0 if unsettled."""
+        return self._predicted(self.choice.name_for(values), values) if self.choice else 0.0
+
+    def begin(self, step: int) -> None:
+        """Start step number `step`."""
+        self.transport.begin(step)
+
+    def close(self) -> None:
+        """Close the connections that this member made."""
+        self.transport.close()
+
+    def _unmeasured(self) -> Choice:
+        sizes = self.spec.payload_values
+        predicted = {name: (self._predicted(name, sizes[0]), self._predicted(name, sizes[1])) for name in self.groups}
+        reason = "star: all nodes are on this machine, so links are not measured"
+        return Choice("star", "star", *sizes, predicted, {}, reason)
+
+    def _measured(self) -> LinkTable:
+        path = self._cache if self.rank == 0 else None
+        known = cache.load(path, self.spec) if path else {}
+        table = measure(self.transport, known)
+        if path:
+            cache.save(path, self.spec, table, known)
+        return table
+
+    def _predicted(self, name: str, values: int) -> float:
+        return predict(name, self.links, values, self.wire) if self.links else 0.0
+
+    def _chosen(self, values: F32) -> Networked:
+        return self.groups[self.settle().name_for(values.size)]
+
+    def _allreduce(self, values: F32) -> F32:
+        return self._chosen(values)._allreduce(values)
+
+    def _reduce(self, values: F32) -> F32:
+        return self._chosen(values)._reduce(values)

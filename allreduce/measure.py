@@ -1,0 +1,141 @@
+"""Measuring the links of a group: round-trip time and bandwidth of every pair, over the very connections it will use.
+
+Pairs that share no node are measured at the same time, in the rounds of a round-robin tournament; the lower rank of a
+pair starts. Which pairs are measured is the master's word, since it has the cache; the results go to it.
+"""
+
+from time import perf_counter
+
+import numpy as np
+
+from allreduce.base import F32
+from allreduce.transport import Transport
+from tpi.links import Link, LinkTable
+from tpi.wire import Float32
+
+_LEAST_S = 2.0  # a measurement takes this long at most,
+_ROUND_TRIPS = 25  # or as many of the slowest round trips
+_PINGS = 8
+_MESSAGES = 64  # of one pair, at most
+_PROBE_VALUES = (1 << 12, 1 << 14, 1 << 16, 1 << 18)  # 16 KiB to 1 MiB
+_ENOUGH_S = 0.02  # a probe that takes so long tells the bandwidth
+_EXACT = Float32()
+
+
+def rounds(size: int) -> list[list[tuple[int, int]]]:
+    """Every pair of `size` ranks once, in rounds in which nobody is in two pairs (the circle method)."""
+    seats = [*range(size), *([-1] if size % 2 else [])]
+    half = len(seats) // 2
+    result = []
+    for _ in range(len(seats) - 1):
+        pairs = zip(seats[:half], reversed(seats[half:]), strict=True)
+        result.append([(min(pair), max(pair)) for pair in pairs if min(pair) >= 0])
+        seats = [seats[0], seats[-1], *seats[1:-1]]
+    return result
+
+
+def measure(transport: Transport, known: dict[tuple[int, int], Link]) -> LinkTable:
+    """The links between all members. Every member calls it; `known` (on the master) says what need not be measured.
+
+    Takes at most max(2 s, 25 of the slowest round trips), one probe of the slowest link not counted.
+    """
+    spec = transport.spec
+    wanted = share(transport, _mask(spec.size, known)).reshape(spec.size, spec.size)
+    found = np.zeros((spec.size, 2), np.float32)  # latency and bandwidth of this member's links to higher ranks
+    turns = rounds(spec.size)
+    number = transport.reserve(len(turns) * _MESSAGES)
+    for turn, pairs in enumerate(turns):
+        for a, b in pairs:
+            if spec.rank in (a, b) and wanted[a, b]:
+                pair = _Pair(transport, b if spec.rank == a else a, number + turn * _MESSAGES)
+                if spec.rank == a:
+                    found[b] = pair.lead(_LEAST_S / len(turns))
+                else:
+                    pair.follow()
+    return _assemble(transport, found, known)
+
+
+def share(transport: Transport, values: F32) -> F32:
+    """The master's 1-D `values`, on every member."""
+    number = transport.reserve(1)
+    if transport.spec.rank == 0:
+        transport.send(range(1, transport.spec.size), number, values, _EXACT)
+        return values
+    out = np.empty_like(values)
+    transport.receive(0, number, out, _EXACT)
+    return out
+
+
+def _mask(size: int, known: dict[tuple[int, int], Link]) -> F32:
+    mask = np.ones((size, size), np.float32)
+    for pair in known:
+        mask[pair] = 0
+    return mask.reshape(-1)
+
+
+class _Pair:
+    """One side of a measurement; messages are numbered from `number` on."""
+
+    def __init__(self, transport: Transport, peer: int, number: int) -> None:
+        self._transport, self._peer, self._number = transport, peer, number
+
+    def lead(self, budget: float) -> tuple[float, float]:
+        """Latency in seconds and bandwidth in bytes per second, in about `budget` seconds or a few round trips."""
+        began = perf_counter()
+        self._ask(1)  # the first brings up connections and caches
+        trips = [self._ask(1)]
+        limit = max(budget, _ROUND_TRIPS / _PINGS * trips[0])
+        while len(trips) < _PINGS and perf_counter() - began < limit / 4:
+            trips.append(self._ask(1))
+        trip, rate = min(trips), 1.0
+        for count in _PROBE_VALUES:
+            extra = max(self._ask(count) - trip, 1e-6)
+            rate = 4 * count / extra
+            if extra > _ENOUGH_S or perf_counter() - began > limit:
+                break
+        self._say(0)
+        return trip / 2, rate
+
+    def follow(self) -> None:
+        """Answer what the other side asks."""
+        while count := self._hear(1):
+            self._hear(count)
+            self._say(1)
+
+    def _ask(self, count: int) -> float:
+        """Seconds until the other side has answered a message of `count` values."""
+        started = perf_counter()
+        self._say(count)
+        self._send(np.zeros(count, np.float32))
+        self._hear(1)
+        return perf_counter() - started
+
+    def _say(self, count: int) -> None:
+        self._send(np.array([count], np.float32))
+
+    def _send(self, values: F32) -> None:
+        self._transport.send((self._peer,), self._number, values, _EXACT)
+        self._number += 1
+
+    def _hear(self, count: int) -> int:
+        values = np.empty(count, np.float32)
+        self._transport.receive(self._peer, self._number, values, _EXACT)
+        self._number += 1
+        return int(values[0])
+
+
+def _assemble(transport: Transport, found: F32, known: dict[tuple[int, int], Link]) -> LinkTable:
+    """Everyone's results, put together by the master and shared, so that all members hold the same table."""
+    size, number = transport.spec.size, transport.reserve(1)
+    table = np.zeros((size, size, 2), np.float32)
+    if transport.spec.rank == 0:
+        table[0] = found
+        for rank in range(1, size):
+            transport.receive(rank, number, table[rank].reshape(-1), _EXACT)
+        for pair, link in known.items():
+            table[pair] = link.latency_s, link.bytes_per_s
+    else:
+        transport.send((0,), number, found.reshape(-1), _EXACT)
+    table = share(transport, table.reshape(-1)).reshape(size, size, 2)
+    pairs = [(a, b) for a in range(size) for b in range(a + 1, size)]
+    return LinkTable(size, {pair: Link(float(table[pair][0]), float(table[pair][1])) for pair in pairs})

@@ -1,0 +1,82 @@
+"""How long an allreduce of each algorithm takes over given links, in closed form.
+
+Terms: n nodes, one-way latency T, payload S bytes in the wire format, F bytes in f32. A node's links share its adapter,
+so it sends k payloads in k S / B, B being its best link's bandwidth. The time to add is left out: it is small beside a
+home network's latency (TPI-LLM, section 3.2). For equal links the formulas are, per allreduce:
+
+    star      2T + (n-1)(S + F)/B                        TPI-LLM, A.1
+    mesh       T + (n-1) S/B                             every partial straight to everyone
+    two-shot  2T + 2 S (n-1)/(n B)                       direct reduce-scatter and all-gather
+    tree      2 ceil(log2(n+1) - 1) T + ...              level by level, up with S, down with F
+    ring      2(n-1) T + (S + F)(n-1)/(n B)              Patarasuk and Yuan, 2009
+"""
+
+from collections.abc import Callable
+
+from allreduce.chunks import chunks
+from tpi.links import LinkTable
+from tpi.wire import open_wire
+
+
+def _star(links: LinkTable, count: int, wire: str) -> float:
+    return _fan(links, _bytes(count, wire)) + _fan(links, _bytes(count, "f32"))
+
+
+def _fan(links: LinkTable, payload: int) -> float:
+    """One payload between the master and each worker: the slowest link, or the master's adapter."""
+    slowest = max(links.between(0, rank).seconds(payload) for rank in range(1, links.size))
+    master = (links.size - 1) * payload / links.bytes_per_s(0)
+    return max(slowest, max(links.between(0, rank).latency_s for rank in range(1, links.size)) + master)
+
+
+def _exchange(links: LinkTable, payload: float) -> float:
+    """One payload from everyone to everyone: the slowest link, or the slowest adapter."""
+    slowest = max(link.seconds(payload) for link in links.links.values())
+    adapter = max((links.size - 1) * payload / links.bytes_per_s(rank) for rank in range(links.size))
+    return max(slowest, links.latency_s() + adapter)
+
+
+def _mesh(links: LinkTable, count: int, wire: str) -> float:
+    return _exchange(links, _bytes(count, wire))
+
+
+def _two_shot(links: LinkTable, count: int, wire: str) -> float:
+    return 2 * _exchange(links, _bytes(_largest_chunk(links, count), wire))
+
+
+def _tree(links: LinkTable, count: int, wire: str) -> float:
+    def subtree(rank: int, payload: int) -> float:
+        children = [child for child in (2 * rank + 1, 2 * rank + 2) if child < links.size]
+        shared = len(children) * payload / links.bytes_per_s(rank)
+        return max((subtree(c, payload) + links.between(rank, c).latency_s for c in children), default=0.0) + shared
+
+    return subtree(0, _bytes(count, wire)) + subtree(0, _bytes(count, "f32"))
+
+
+def _ring(links: LinkTable, count: int, wire: str) -> float:
+    chunk, neighbours = _largest_chunk(links, count), [(rank, (rank + 1) % links.size) for rank in range(links.size)]
+    turn = [max(links.between(a, b).seconds(_bytes(chunk, w)) for a, b in neighbours) for w in (wire, "f32")]
+    return (links.size - 1) * sum(turn)
+
+
+def _bytes(count: int, wire: str) -> int:
+    return open_wire(wire).nbytes(count)
+
+
+def _largest_chunk(links: LinkTable, count: int) -> int:
+    chunk = chunks(count, links.size)[0]
+    return int(chunk.stop - chunk.start)
+
+
+PREDICTIONS: dict[str, Callable[[LinkTable, int, str], float]] = {
+    "star": _star,
+    "mesh": _mesh,
+    "two-shot": _two_shot,
+    "tree": _tree,
+    "ring": _ring,
+}
+
+
+def predict(name: str, links: LinkTable, count: int, wire: str) -> float:
+    """Seconds of one allreduce of `count` values with the algorithm `name`, nodes arriving together."""
+    return PREDICTIONS[name](links, count, wire) if links.size > 1 else 0.0

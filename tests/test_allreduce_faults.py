@@ -1,0 +1,290 @@
+"""Collectives when members are late, slow, dead or replaced, and when strangers speak."""
+
+import multiprocessing
+from concurrent.futures import ThreadPoolExecutor
+from multiprocessing.connection import Connection
+from threading import Event
+
+import numpy as np
+import pytest
+import zmq
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from allreduce.base import F32, Endpoints, Group, GroupSpec, Peer, open_group
+from allreduce.connections import Connections
+from allreduce.header import LAYOUT, MAGIC, VERSION
+from allreduce.networked import Networked
+from tests.collective_helpers import SESSION, House, partials_of
+from tpi.errors import NodeLost
+from tpi.sockets import COLLECTIVE, Net
+
+NETWORKED = ["star", "mesh", "two-shot", "tree", "ring"]
+SIZE = 4
+PARTIALS = partials_of(SIZE, 200)
+
+
+class DeathError(Exception):
+    """Raised inside a member that is to die."""
+
+
+def dying_after(group: Group, operations: int) -> Group:
+    """The group, which dies before its transport's next operation after `operations`."""
+    assert isinstance(group, Networked)
+    left = [operations]
+    for name in ("send", "receive", "add"):
+
+        def step(*args: object, real: object = getattr(group.transport, name)) -> None:
+            if not left[0]:
+                raise DeathError
+            left[0] -= 1
+            real(*args)  # type: ignore[operator]
+
+        setattr(group.transport, name, step)
+    return group
+
+
+def sum_thrice(house: House, name: str, rank: int, dies_after: int | None) -> str:
+    """How a member ends: done, dead, or the name of the node that it lost."""
+    group = house.join(name, rank)
+    try:
+        if dies_after is not None:
+            dying_after(group, dies_after)
+        for step in (1, 2, 3):
+            group.begin(step)
+            group.allreduce(PARTIALS[rank])
+        return "done"
+    except DeathError:
+        return "dead"
+    except NodeLost as lost:
+        return lost.node
+    finally:
+        group.close()
+
+
+@pytest.mark.parametrize("name", NETWORKED)
+@pytest.mark.parametrize("victim", [0, 2])
+def test_a_member_that_dies_in_any_phase_is_noticed_by_all(name: str, victim: int) -> None:
+    for operations in (0, 1, 2, 3):
+        deaths = [operations if rank == victim else None for rank in range(SIZE)]
+        with House(SIZE, timeout_s=0.3) as house, ThreadPoolExecutor(SIZE) as pool:
+            ends = list(pool.map(sum_thrice, [house] * SIZE, [name] * SIZE, range(SIZE), deaths))
+        assert ends[victim] == "dead"
+        assert all(end.startswith("node") for rank, end in enumerate(ends) if rank != victim), ends
+
+
+@pytest.mark.parametrize("name", NETWORKED)
+def test_members_that_come_late_are_waited_for(name: str) -> None:
+    waiting = Event()
+
+    def watch(rank: int) -> bool:
+        waiting.set()
+        return True
+
+    def member(rank: int) -> F32:
+        if rank == 2:
+            assert waiting.wait(20)  # joins only once another has waited in vain for a while
+        group = open_group(name, house.spec(rank), house.endpoints(rank, watch=watch))
+        group.begin(1)
+        total: F32 = group.allreduce(PARTIALS[rank]).copy()
+        group.close()
+        return total
+
+    with House(SIZE) as house, ThreadPoolExecutor(SIZE) as pool:
+        totals = list(pool.map(member, range(SIZE)))
+    for total in totals:
+        np.testing.assert_allclose(total, totals[0])
+
+
+def test_progress_extends_the_deadline_and_its_absence_does_not() -> None:
+    looked = 0
+    enough = Event()
+
+    def watch(rank: int) -> bool:
+        nonlocal looked
+        looked += 1
+        if looked == 6:  # about 0.6 s, twice the deadline
+            enough.set()
+        return not enough.is_set() or looked < 40
+
+    def worker(house: House) -> None:
+        group = house.join("star", 1, timeout_s=20)
+        group.begin(1)
+        assert enough.wait(20)
+        group.allreduce(PARTIALS[1])
+        group.close()
+
+    with House(2, timeout_s=0.3) as house, ThreadPoolExecutor(1) as pool:
+        task = pool.submit(worker, house)
+        group = open_group("star", house.spec(0), house.endpoints(0, watch=watch))
+        group.begin(1)
+        group.allreduce(PARTIALS[0])
+        task.result()
+        looked = 100
+        with pytest.raises(NodeLost, match=r"node1 \(rank 1\) did not answer for 0.3 s") as lost:
+            group.allreduce(PARTIALS[0])
+        assert lost.value.node == "node1"
+        group.close()
+
+
+def test_a_watch_may_end_the_wait() -> None:
+    def watch(rank: int) -> bool:
+        raise KeyboardInterrupt
+
+    with House(2) as house:
+        group = open_group("star", house.spec(0), house.endpoints(0, watch=watch))
+        with pytest.raises(KeyboardInterrupt):
+            group.allreduce(PARTIALS[0])
+        group.close()
+
+
+def test_a_new_epoch_goes_on_without_the_lost_and_ignores_its_ghost() -> None:
+    with House(3, timeout_s=0.3) as house, ThreadPoolExecutor(3) as pool:
+        ends = list(pool.map(lambda rank: sum_thrice(house, "mesh", rank, 0 if rank == 0 else None), range(3)))
+        assert ends[0] == "dead"
+        ghost = house.join("mesh", 0)  # of the old epoch
+        house.peers = house.peers[:2]
+
+        def member(rank: int) -> tuple[F32, int]:
+            group = house.join("mesh", rank, epoch=2, timeout_s=10)
+            group.begin(1)
+            total = group.allreduce(PARTIALS[rank]).copy()
+            group.close()
+            return total, group.stats.dropped
+
+        assert isinstance(ghost, Networked)
+        ghost.transport.send((1,), 0, PARTIALS[0].reshape(-1) * 100, ghost._exact)
+        totals = list(pool.map(member, range(2)))
+        ghost.close()
+    np.testing.assert_array_equal(totals[0][0], PARTIALS[0] + PARTIALS[1])
+    np.testing.assert_array_equal(totals[1][0], PARTIALS[0] + PARTIALS[1])
+
+
+def frames_of_strangers() -> list[list[bytes]]:
+    payload = PARTIALS[0].tobytes()
+
+    def frame(*, session: int = SESSION, epoch: int = 1, rank: int = 0, version: int = VERSION) -> bytes:
+        return LAYOUT.pack(MAGIC, version, 0, rank, session, epoch, 1, 0, 200) + payload
+
+    return [
+        [b""],
+        [b"x" * 31],
+        [b"\xff" * 900],
+        [frame(session=1)],
+        [frame(epoch=7)],
+        [frame(rank=2)],
+        [frame(rank=65535)],
+        [frame(version=9)],
+        [frame()],
+        [frame(), b"more"],
+        [b"", b"", frame()],
+    ]
+
+
+@pytest.mark.parametrize("identity", [b"stranger", b""])
+def test_what_strangers_send_is_dropped_and_counted(identity: bytes) -> None:
+    with House(2) as house, ThreadPoolExecutor(1) as pool:
+        port = int(house.peers[1].address.rpartition(":")[2])
+        stranger = house.net.connect(COLLECTIVE, "127.0.0.1", port, identity)
+        stranger.sndtimeo = 5000
+        for frames in frames_of_strangers():
+            stranger.send_multipart(frames)
+        assert house.routers[1] is not None
+        assert house.routers[1].poll(5000)
+
+        def worker() -> tuple[F32, int]:
+            group = house.join("star", 1)
+            group.begin(1)
+            total = group.allreduce(PARTIALS[1]).copy()
+            group.close()
+            return total, group.stats.dropped
+
+        task = pool.submit(worker)
+        group = house.join("star", 0)
+        group.begin(1)
+        np.testing.assert_array_equal(group.allreduce(PARTIALS[0]), PARTIALS[0] + PARTIALS[1])
+        total, dropped = task.result()
+        np.testing.assert_array_equal(total, PARTIALS[0] + PARTIALS[1])
+        assert dropped >= 1
+        group.close()
+        stranger.close(0)
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.lists(st.tuples(st.integers(0, 31), st.integers(1, 255)), min_size=1, max_size=4), st.integers(0, 832))
+def test_a_member_that_sends_mutated_headers_changes_nothing(flips: list[tuple[int, int]], length: int) -> None:
+    with House(2) as house, ThreadPoolExecutor(1) as pool:
+
+        def worker() -> None:
+            group = house.join("mesh", 1)
+            assert isinstance(group, Networked)
+            group.begin(5)
+            bad = bytearray(LAYOUT.pack(MAGIC, VERSION, 0, 1, SESSION, 1, 5, 0, 200) + bytes(800))
+            for position, mask in flips:
+                bad[position] ^= mask
+            if bad[:32] != LAYOUT.pack(MAGIC, VERSION, 0, 1, SESSION, 1, 5, 0, 200):
+                send(group, zmq.Frame(bytes(bad[:length])))
+            np.testing.assert_array_equal(group.allreduce(PARTIALS[1]), PARTIALS[0] + PARTIALS[1])
+            group.close()
+
+        task = pool.submit(worker)
+        group = house.join("mesh", 0)
+        group.begin(5)
+        np.testing.assert_array_equal(group.allreduce(PARTIALS[0]), PARTIALS[0] + PARTIALS[1])
+        task.result()
+        group.close()
+
+
+def send(group: Networked, frame: zmq.Frame) -> None:
+    connections: Connections = group.transport._connections
+    while not connections.send(0, frame):
+        pass
+
+
+def serve(rank: int, name: str, pipe: Connection) -> None:
+    """A worker process: sums until its master is lost."""
+    net = Net()
+    router, port = net.bind(COLLECTIVE, "127.0.0.1", 0)
+    pipe.send(port)
+    group = open_group(name, GroupSpec(rank, SESSION, 1, pipe.recv(), timeout_s=5), Endpoints(net, router))
+    step = 0
+    while pipe.recv():
+        step += 1
+        group.begin(step)
+        group.allreduce(PARTIALS[rank])
+
+
+@pytest.mark.parametrize("name", ["star", "mesh"])
+def test_a_killed_process_is_named(name: str) -> None:
+    spawn = multiprocessing.get_context("spawn")
+    pipes = [spawn.Pipe() for _ in range(2)]
+    processes = [spawn.Process(target=serve, args=(rank, name, pipe[1])) for rank, pipe in enumerate(pipes, 1)]
+    for process in processes:
+        process.start()
+    try:
+        ports = [pipe.recv() for pipe, _ in pipes]
+        peers = (Peer(0, "me"), *(Peer(r, f"laptop{r}", f"tcp://127.0.0.1:{p}") for r, p in enumerate(ports, 1)))
+        for pipe, _ in pipes:
+            pipe.send(peers)
+        net = Net()
+        group = open_group(name, GroupSpec(0, SESSION, 1, peers, timeout_s=1.0), Endpoints(net))
+        for step in (1, 2):
+            for pipe, _ in pipes:
+                pipe.send(True)
+            group.begin(step)
+            expected = PARTIALS[0] + PARTIALS[1] + PARTIALS[2]
+            np.testing.assert_array_equal(group.allreduce(PARTIALS[0]), expected)
+        processes[1].kill()
+        processes[1].join()
+        pipes[0][0].send(True)
+        group.begin(3)
+        with pytest.raises(NodeLost) as lost:
+            group.allreduce(PARTIALS[0])
+        assert lost.value.node == "laptop2"
+        group.close()
+        net.close()
+    finally:
+        for process in processes:
+            process.kill()
+            process.join()
+            process.close()

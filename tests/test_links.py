@@ -1,0 +1,119 @@
+"""Links: predictions against the design's formulas, measuring, caching, and the choice that all members share."""
+
+from itertools import combinations
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from allreduce import cache
+from allreduce.auto import Auto
+from allreduce.base import Group
+from allreduce.choose import Choice, candidates
+from allreduce.measure import measure, rounds
+from allreduce.predict import predict
+from tests.collective_helpers import House, run_group
+from tpi.links import Link, LinkTable
+
+MS, MBIT = 1e-3, 1e6 / 8
+PAPER = LinkTable.uniform(8, Link(4 * MS, 300 * MBIT))
+
+
+def test_tables_survive_a_message() -> None:
+    assert LinkTable.from_dict(PAPER.to_dict()) == PAPER
+
+
+def test_closed_forms_on_equal_links() -> None:
+    count, latency, rate = 576, 4 * MS, 300 * MBIT
+    payload, n = 4 * count, 8
+    assert predict("star", PAPER, count, "f32") == pytest.approx(2 * (latency + (n - 1) * payload / rate))
+    assert predict("mesh", PAPER, count, "f32") == pytest.approx(latency + (n - 1) * payload / rate)
+    chunk = 4 * 96  # 576 values in chunks of whole groups of 32: 6 of 96, 2 empty
+    assert predict("two-shot", PAPER, count, "f32") == pytest.approx(2 * (latency + (n - 1) * chunk / rate))
+    assert predict("ring", PAPER, count, "f32") == pytest.approx(2 * (n - 1) * (latency + chunk / rate))
+
+
+def test_the_paper_and_the_design_agree_with_the_predictions() -> None:
+    small = {name: predict(name, PAPER, 576, "f32") for name in candidates()}
+    assert small["mesh"] < 0.65 * small["star"]
+    assert small["star"] < min(small["tree"], small["ring"])
+    large = {name: predict(name, PAPER, 128 * 576, "f32") for name in candidates()}
+    assert min(large, key=lambda name: large[name]) == "two-shot"
+
+
+def test_a_slow_node_slows_the_sums_that_wait_for_it() -> None:
+    links = {pair: Link(MS, 1000 * MBIT) for pair in combinations(range(4), 2)}
+    links |= {pair: Link(50 * MS, 1 * MBIT) for pair in links if 3 in pair}
+    table = LinkTable(4, links)
+    for name in candidates():
+        assert predict(name, table, 4096, "f32") > 0.1
+
+
+@given(st.integers(2, 12))
+def test_every_pair_meets_once_and_nobody_twice_a_round(size: int) -> None:
+    turns = rounds(size)
+    assert sorted(pair for pairs in turns for pair in pairs) == list(combinations(range(size), 2))
+    for pairs in turns:
+        ranks = [rank for pair in pairs for rank in pair]
+        assert len(ranks) == len(set(ranks))
+
+
+def test_measured_links_are_plausible_and_shared() -> None:
+    def member(group: Group) -> LinkTable:
+        assert isinstance(group, Auto)
+        return measure(group.transport, {})
+
+    tables = run_group("auto", 3, member)
+    assert tables[0] == tables[1] == tables[2]
+    for link in tables[0].links.values():
+        assert 0 < link.latency_s < 0.5
+        assert link.bytes_per_s > 1e5
+
+
+def test_known_links_are_not_measured() -> None:
+    known = {pair: Link(0.25, 2.0**20) for pair in combinations(range(3), 2)}
+
+    def member(group: Group) -> LinkTable:
+        assert isinstance(group, Auto)
+        return measure(group.transport, known if group.rank == 0 else {})
+
+    assert all(table.links == known for table in run_group("auto", 3, member))
+
+
+def test_links_are_cached_by_peer(tmp_path: Path) -> None:
+    path = tmp_path / "made" / "links.json"
+    with House(3) as house:
+        spec = house.spec(0)
+        assert cache.load(path, spec) == {}
+        cache.save(path, spec, LinkTable.uniform(3, Link(0.5, 2.0)), {})
+        assert cache.load(path, spec) == dict.fromkeys(combinations(range(3), 2), Link(0.5, 2.0))
+    with House(3) as other:
+        assert (0, 1) not in cache.load(path, other.spec(0))
+    path.write_text('{"x": [1, "no"]')
+    assert cache.load(path, spec) == {}
+
+
+def test_all_members_choose_alike_and_log_why() -> None:
+    def member(group: Group) -> Choice:
+        assert isinstance(group, Auto)
+        choice = group.settle(measure_local=True)
+        assert group.predicted_s(64) > 0
+        return choice
+
+    choices = run_group("auto", 3, member, payload_values=(64, 2048))
+    assert {(choice.decode, choice.prefill) for choice in choices} == {(choices[0].decode, choices[0].prefill)}
+    assert choices[0].decode in candidates()
+    assert choices[0].decode in choices[0].reason
+    assert choices[0].name_for(1) == choices[0].decode
+    assert choices[0].name_for(10**6) == choices[0].prefill
+
+
+def test_one_machine_is_not_measured() -> None:
+    def member(group: Group) -> Choice:
+        assert isinstance(group, Auto)
+        return group.settle()
+
+    choices = run_group("auto", 2, member)
+    assert [choice.decode for choice in choices] == ["star", "star"]
+    assert "not measured" in choices[0].reason

@@ -49,6 +49,7 @@ class Meter:
             [deque[float](maxlen=_SAMPLES) for _ in range(blocks)] for _ in range(3)
         )
         self._left_at, self._last = 0.0, -1
+        self.total_bytes = 0  # ever read
         self._flying = 0
         self._since = 0.0
         self._clear()
@@ -83,6 +84,7 @@ class Meter:
         """A read of `size` bytes is over."""
         self._flying -= 1
         self.read_bytes += size
+        self.total_bytes += size
         if not self._flying:
             self._read_seconds += time.perf_counter() - self._since
 

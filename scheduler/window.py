@@ -7,7 +7,7 @@ ahead of its use. "Scheduler" here means the scheduler of weight memory; admissi
 """
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from types import TracebackType
 from typing import Protocol
@@ -21,6 +21,7 @@ from scheduler.placement import Placement, place
 from scheduler.ring import EMPTY
 from scheduler.stats import Meter, WindowStats
 from scheduler.timeline import Costs
+from tpi.progress import Progress, silent
 from tpi.trace import OFF, Off
 
 __all__ = ["Extent", "MemoryWindow", "Resident", "Window", "WindowStats"]
@@ -41,6 +42,11 @@ class Window(Protocol):
         """What happened since the last `take`; call it once per token."""
         ...
 
+    @property
+    def progress(self) -> int:
+        """Grows while blocks are loaded; may be read from another thread."""
+        ...
+
     def close(self) -> None:
         """Stop loading and join every thread. Idempotent."""
         ...
@@ -49,13 +55,19 @@ class Window(Protocol):
 class Resident:
     """Every block in memory, loaded once: the scheduler switched off."""
 
-    def __init__(self, extents: Sequence[Extent], disk: Disk | None = None, verify: Verify | None = None) -> None:
+    def __init__(
+        self,
+        extents: Sequence[Extent],
+        disk: Disk | None = None,
+        verify: Verify | None = None,
+        progress: Progress = silent,
+    ) -> None:
         sizes = tuple(extent.slot_bytes for extent in extents)
         placement = Placement(sizes, frozenset(range(len(sizes))), EMPTY)
         self._bytes = sum(sizes)
         loader = Loader(extents, placement, disk or DirectDisk(), Meter(len(sizes), self._bytes, 0), verify)
         try:
-            self._holds = [nullcontext(loader.hold_kept(block)) for block in range(len(extents))]
+            self._holds = [nullcontext(data) for data in _loaded(loader, range(len(extents)), progress)]
         finally:
             loader.close()
 
@@ -66,6 +78,11 @@ class Resident:
     def take(self) -> WindowStats:
         """See `Window.take`; nothing is counted, since nothing happens."""
         return WindowStats(resident_bytes=self._bytes)
+
+    @property
+    def progress(self) -> int:
+        """See `Window.progress`; everything is loaded."""
+        return self._bytes
 
     def close(self) -> None:
         """Nothing runs in the background."""
@@ -112,10 +129,10 @@ class MemoryWindow:
         """
         return self._holds[block]
 
-    def fill(self) -> None:
-        """Wait until every block that stays is in memory. Errors as `hold`."""
-        for block in sorted(self.placement.resident):
-            self._loader.hold_kept(block)
+    def fill(self, progress: Progress = silent) -> None:
+        """Wait until every block that stays is in memory; calls `progress(blocks done, in all)`. Errors as `hold`."""
+        for _ in _loaded(self._loader, sorted(self.placement.resident), progress):
+            pass
         self._meter.take()
 
     def take(self) -> WindowStats:
@@ -126,9 +143,20 @@ class MemoryWindow:
         """Median seconds per block over the last tokens, for `scheduler.steady.verdict`."""
         return self._meter.costs()
 
+    @property
+    def progress(self) -> int:
+        """See `Window.progress`: bytes read since the start."""
+        return self._meter.total_bytes
+
     def close(self) -> None:
         """See `Window.close`. Data that is still held stays valid."""
         self._loader.close()
+
+
+def _loaded(loader: Loader, blocks: Sequence[int], progress: Progress) -> Iterator[Bytes]:
+    for done, block in enumerate(blocks, 1):
+        yield loader.hold_kept(block)
+        progress(done, len(blocks))
 
 
 class _KeptHold:

@@ -209,7 +209,10 @@ def test_what_is_counted_adds_up() -> None:
     files, extents = make_blocks(SIZES)
     trace = Trace()
     window = MemoryWindow(extents, place_window(SLOTS, 2, retain=2), CountingDisk(files), trace=trace)
-    window.fill()
+    seen: list[tuple[int, int]] = []
+    window.fill(lambda done, total: seen.append((done, total)))
+    assert seen == [(1, 2), (2, 2)]
+    assert window.progress > 0
     run_token(window, SIZES)
     window.take()
     for _ in range(10):

@@ -68,12 +68,18 @@ class Cluster:
         return (PeerAddress(0, master, ""), *workers)
 
     def assign(self, plans: Sequence[Assign], source: Source, progress: Progress = silent) -> list[Ready]:
-        """Give every worker its plan (ranks 1 and up) and the units that it lacks; wait until all are ready.
+        """`begin`, then `finish`."""
+        self.begin(plans, source)
+        return self.finish(progress)
 
-        All plans carry this cluster's session and one epoch, higher than the last. `progress` counts bytes of weights.
+    def begin(self, plans: Sequence[Assign], source: Source) -> None:
+        """Give every worker its plan (ranks 1 and up); `source` has the units that it may lack.
+
+        All plans carry this cluster's session and one epoch, higher than the last. The workers load what they have
+        while the caller does something else; what they lack is sent in `finish`.
 
         Raises:
-            NodeError: if a worker fails, is lost, or gets nothing done for a minute.
+            NodeLost: if a worker is gone.
         """
         for remote, plan in zip(self.remotes, plans, strict=True):
             self.epoch = plan.epoch
@@ -81,12 +87,21 @@ class Cluster:
             assert remote.feeder
             remote.feeder.begin(plan, source)
             remote.send(plan)
+
+    def finish(self, progress: Progress = silent) -> list[Ready]:
+        """Serve weights until all workers are ready. `progress` counts bytes of weights.
+
+        Raises:
+            NodeError: if a worker fails, is lost, or gets nothing done for a minute.
+        """
+        for remote in self.remotes:
+            remote.pulse.advanced = time.monotonic()
         while not all(remote.ready for remote in self.remotes):
             self._pump(_SLICE_MS)
             self._check_stalls(STALL_S)
             feeds = [remote.feeder.stats for remote in self.remotes if remote.feeder]
-            if all(feed.missing is not None for feed in feeds):
-                progress(sum(feed.sent for feed in feeds), sum(feed.missing or 0 for feed in feeds))
+            if any(feed.missing for feed in feeds):
+                progress(sum(feed.sent for feed in feeds), sum(feed.missing for feed in feeds))
         return [remote.ready for remote in self.remotes if remote.ready]
 
     def step(self, step: Step) -> None:

@@ -48,9 +48,9 @@ class PackSource:
 
 @dataclass
 class TransferStats:
-    """What one worker was sent for the current plan. `missing` is None until the worker has said what it lacks."""
+    """Bytes that one worker has said it lacks for the current plan, and bytes sent."""
 
-    missing: int | None = None
+    missing: int = 0
     sent: int = 0
 
 

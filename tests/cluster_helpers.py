@@ -117,14 +117,28 @@ def step(session: int, epoch: int, number: int, value: float = 1.0, tokens: int 
 @contextmanager
 def fake_worker(cache: Path, *arguments: str) -> Iterator[tuple[subprocess.Popen[bytes], str]]:
     """A worker process without a model; its process and address."""
-    process = subprocess.Popen(
-        [*FAKE_WORKER, "--listen", "127.0.0.1:0", "--cache", str(cache), *arguments], cwd=ROOT, stdout=subprocess.PIPE
-    )
+    with fake_workers([cache], *arguments) as (processes, addresses):
+        yield processes[0], addresses[0]
+
+
+@contextmanager
+def fake_workers(caches: Sequence[Path], *arguments: str) -> Iterator[tuple[list[subprocess.Popen[bytes]], list[str]]]:
+    """Several at once, named like their caches unless told otherwise."""
+    processes = [
+        subprocess.Popen(
+            [*FAKE_WORKER, "--listen", "127.0.0.1:0", "--cache", str(cache), "--name", cache.name, *arguments],
+            cwd=ROOT, stdout=subprocess.PIPE,
+        )
+        for cache in caches
+    ]  # fmt: skip
     try:
-        assert process.stdout
-        line = process.stdout.readline().decode()
-        yield process, line.split("listens on ")[1].split()[0]
+        yield processes, [_address(process) for process in processes]
     finally:
-        process.kill()
-        process.wait()
-        process.stdout.close()  # type: ignore[union-attr]
+        for process in processes:
+            process.kill()
+            process.communicate()
+
+
+def _address(process: subprocess.Popen[bytes]) -> str:
+    assert process.stdout
+    return process.stdout.readline().decode().split("listens on ")[1].split()[0]

@@ -8,9 +8,10 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+import zmq
 
 from master.cluster import Cluster
-from tests.cluster_helpers import MadeUpModel, fake_worker, step
+from tests.cluster_helpers import MadeUpModel, fake_worker, fake_workers, step
 from tests.fake_worker import BLAME, EXCHANGE, FAIL, HANG
 from tpi.errors import NodeError, NodeLost, NodeRefused, TpiError
 from tpi.messages import TRANSFER_BYTES, Need
@@ -23,11 +24,8 @@ HOST = rf".*process {os.getpid()}"
 @pytest.fixture
 def workers(tmp_path: Path) -> Iterator[tuple[Pids, list[str]]]:
     """Two workers."""
-    with (
-        fake_worker(tmp_path / "a", "--name", "a") as (one, first),
-        fake_worker(tmp_path / "b", "--name", "b") as (two, second),
-    ):
-        yield [one.pid, two.pid], [first, second]
+    with fake_workers([tmp_path / "a", tmp_path / "b"]) as (processes, addresses):
+        yield [process.pid for process in processes], addresses
 
 
 def until_error(look: Callable[[], object], kind: type[TpiError], seconds: float) -> tuple[TpiError, float]:
@@ -182,8 +180,7 @@ def test_a_worker_given_twice_is_refused(workers: tuple[Pids, list[str]]) -> Non
 
 def test_workers_of_one_name_are_told_apart(tmp_path: Path) -> None:
     with (
-        fake_worker(tmp_path / "a") as (_, first),
-        fake_worker(tmp_path / "b") as (_, second),
+        fake_workers([tmp_path / "a", tmp_path / "b"], "--name", "fake") as (_, (first, second)),
         Cluster.connect([first, second]) as cluster,
     ):
         assert [peer.name for peer in cluster.peers()][1:] == [f"fake ({first})", f"fake ({second})"]
@@ -240,6 +237,28 @@ def test_a_transfer_cut_by_a_kill_goes_on(tmp_path: Path) -> None:
         (ready,) = cluster.assign(model.split(cluster.session, 1, cluster.peers(), 512)[1:], model)
         assert 0 < ready.fetched_bytes < ready.weight_bytes - 5 * TRANSFER_BYTES
         assert total + ready.fetched_bytes <= ready.weight_bytes + 5 * TRANSFER_BYTES
+
+
+def test_a_weights_connection_that_breaks_starts_again(workers: tuple[Pids, list[str]]) -> None:
+    """What was under way is void: the worker asks again when the connection is back."""
+    model = MadeUpModel(layers=1, width=64, units=256)
+
+    class Cut:
+        def __init__(self, cluster: Cluster) -> None:
+            self.cluster, self.reads = cluster, 0
+
+        def read(self, need: Need) -> memoryview:
+            self.reads += 1
+            feeder = self.cluster.remotes[0].feeder
+            if self.reads == 6 and feeder:
+                where = feeder.channel.socket.getsockopt_string(zmq.LAST_ENDPOINT)
+                feeder.channel.socket.disconnect(where)
+                feeder.channel.socket.connect(where)
+            return model.read(need)
+
+    with Cluster.connect(workers[1]) as cluster:
+        ready = cluster.assign(model.split(cluster.session, 1, cluster.peers(), 128)[1:], Cut(cluster))
+    assert ready[0].fetched_bytes == ready[0].weight_bytes + 256
 
 
 def test_no_message_but_a_step_and_units_carries_data(workers: tuple[Pids, list[str]]) -> None:

@@ -46,7 +46,7 @@ class Plane:
 
 
 # Step sends hidden states, so a heartbeat may wait behind one frame on a slow link, and behind a kernel's send buffer.
-CONTROL = Plane("control", frame_bytes=FRAME_BYTES, high_water=256, heartbeat_ms=1000, silence_ms=5000)
+CONTROL = Plane("control", frame_bytes=FRAME_BYTES, high_water=256, heartbeat_ms=1000, silence_ms=4000)
 # Whether a node lives is decided on the control plane; here frames queue, and silence only means a slow link.
 WEIGHTS = Plane("weights", frame_bytes=FRAME_BYTES, high_water=16, heartbeat_ms=10_000, silence_ms=120_000)
 # The collective plane has its own frames (allreduce/header.py); longer messages travel in segments of 256 KiB.

@@ -78,6 +78,10 @@ class Master:
     name: str
     epoch: int = 0
 
+    def sent(self, peer: bytes, message: object) -> bool:
+        """Whether a message that came from `peer` is this master's."""
+        return peer == self.identity and getattr(message, "session", None) == self.session
+
 
 class Daemon:
     """One worker. `run` serves until a signal, or until stdin closes if attached."""
@@ -148,10 +152,10 @@ class Daemon:
                 self._answer(peer, Refuse(f"{__version__} (protocol {PROTOCOL})", 0, "version", ""))
             elif isinstance(message, Join):
                 self._join(peer, message)
-            elif self._master is None or peer != self._master.identity or message.session != self._master.session:
-                self._compute.dropped += 1
-            else:
+            elif self._master is not None and self._master.sent(peer, message):
                 self._obey(self._master, message)
+            else:
+                self._compute.dropped += 1
 
     def _join(self, peer: bytes, join: Join) -> None:
         if join.version != __version__:

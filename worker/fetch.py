@@ -33,7 +33,7 @@ class Fetcher:
         transfer = Transfer(drafts, done)
         announced = False
         self._drain(master, transfer)
-        while not announced or not transfer.complete:
+        while not transfer.complete:
             watch(transfer.received_bytes)
             if master in self._open:
                 try:
@@ -44,9 +44,8 @@ class Fetcher:
                         self._channel.send(need, master)
                 except UnreachableError:
                     self._open.discard(master)
-            if not transfer.complete or not announced:
-                self._handle(master, transfer, self._channel.wait(_SLICE_S))
-                self._drain(master, transfer)
+            self._handle(master, transfer, self._channel.wait(_SLICE_S))
+            self._drain(master, transfer)
         return transfer.received_bytes
 
     def _drain(self, master: bytes, transfer: "Transfer") -> None:

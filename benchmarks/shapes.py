@@ -63,7 +63,9 @@ def write_byte_tokenizer(path: Path) -> None:
 def _random(random: np.random.Generator, size: tuple[int, ...]) -> np.ndarray[tuple[int, ...], np.dtype[np.float32]]:
     if len(size) == 1:
         return np.ones(size, np.float32)
-    return random.standard_normal(size, np.float32) * np.float32(size[-1] ** -0.5)
+    matrix: np.ndarray[tuple[int, ...], np.dtype[np.float32]] = random.standard_normal(size, np.float32)
+    matrix *= np.float32(size[-1] ** -0.5)
+    return matrix
 
 
 def _files(shape: dict[str, object]) -> dict[str, dict[str, tuple[int, ...]]]:

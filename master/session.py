@@ -10,6 +10,7 @@ from allreduce.base import Endpoints
 from master.assignments import assignments
 from master.batcher import Batcher
 from master.cluster import Cluster
+from master.ends import Ends, table_bytes
 from master.engine import Engine, Fence
 from master.kvblocks import KvBlocks
 from master.local import LocalWorkers
@@ -17,17 +18,20 @@ from master.options import DEFAULT_CONTEXT, Placement
 from master.planner import Units, parse_split, plan
 from master.report import Member, NodeReport, node_report
 from master.tokenizer import Tokenizer
-from master.vocabulary import Embedding, Head, ResidentTable
 from master.weights import PackSource, own_blocks
+from scheduler.free import default_budget
+from tpi.errors import PlanError
 from tpi.kv import KvDtype, blocks_for
-from tpi.messages import Assign, NodeOptions, Stats
+from tpi.messages import Assign, NodeOptions, Profile, Stats
 from tpi.pack.locate import open_model
-from tpi.pack.reader import Block, Pack
+from tpi.pack.reader import Pack
 from tpi.partition import Shard
 from tpi.progress import phase
 from tpi.sockets import Net, Tap
+from worker.build import build_node
 from worker.cache import ShardCache
-from worker.nodemember import build_member
+from worker.fit import fit
+from worker.member import totals
 from worker.profile import usable_cores
 
 PREFILL_TOKENS = 512  # the most tokens in one step
@@ -78,7 +82,7 @@ class Session:
 
     def fields(self) -> dict[str, Any]:
         """The fields of `--json` that describe the group."""
-        return {"collective": self._own.node.shard.group.name, "wire": self._own.node.shard.group.wire}
+        return {"collective": self._own.shard.group.name, "wire": self._own.shard.group.wire}
 
     def describe(self) -> str:
         """The group in a few words."""
@@ -96,9 +100,10 @@ class Session:
         shards = self._shares()
         self._cluster = stack.enter_context(Cluster.connect(self._addresses(stack), Net(self._tap)))
         plans = self._plans(shards)
+        self._check_memory(plans)
         self._join(stack, plans)
         self._members = self._named(shards)
-        self._build_engine(plans[0])
+        self._build_engine(stack, plans[0])
 
     def _shares(self) -> list[Shard]:
         nodes = 1 + (self.placement.local or len(self.placement.workers))
@@ -108,8 +113,12 @@ class Session:
         placement = self.placement
         if not placement.local:
             return list(placement.workers)
-        workers = LocalWorkers(placement.local, placement.cache, self._threads(), placement.memory or 0)
+        workers = LocalWorkers(placement.local, placement.cache, self._threads(), self._memory())
         return stack.enter_context(workers).addresses
+
+    def _memory(self) -> int:
+        """Bytes for each node of this machine: what the user said, or its part of what is free."""
+        return self.placement.memory or default_budget() // (1 + self.placement.local)
 
     def _threads(self) -> int:
         """Compute threads of the master, and of each local worker: nodes of one machine share its cores."""
@@ -126,7 +135,18 @@ class Session:
         )
         cluster = self._cluster
         plans = assignments(self.pack, shards, cluster.peers(MASTER), options, cluster.session, cluster.epoch + 1)
-        return [replace(plans[0], options=replace(options, threads=self._threads())), *plans[1:]]
+        return [replace(plans[0], options=replace(options, threads=self._threads(), memory=self._memory())), *plans[1:]]
+
+    def _check_memory(self, plans: Sequence[Assign]) -> None:
+        """Refuse before any weight moves what a node's memory cannot hold."""
+        hellos = self._cluster.hellos
+        limits = [self._memory(), *(worker_memory(hello.profile) for hello in hellos)]
+        for peer, own, limit in zip(self._cluster.peers(MASTER), plans, limits, strict=True):
+            options = replace(own.options, memory=min(limit, own.options.memory or limit))
+            try:
+                fit(replace(own, options=options), table_bytes(self.pack) if own.rank == 0 else None)
+            except PlanError as error:
+                raise PlanError(f"{peer.name}: {error}") from None
 
     def _join(self, stack: ExitStack, plans: Sequence[Assign]) -> None:
         """Load every node's shard, this one's included."""
@@ -137,23 +157,19 @@ class Session:
         with phase("loading weights") as progress:
             held = own_blocks(self.pack, plans[0], cache, progress)
             endpoints = Endpoints(net=self._cluster.net, watch=self._cluster.watch)
-            self._own = build_member(plans[0], held, endpoints)
+            self._own = build_node(plans[0], held, endpoints, table_bytes(self.pack))
         stack.callback(self._own.close)
         self._kv_blocks = min([self._own.kv_blocks, *(node.kv_blocks for node in ready)])
+        self._chunk = min([self._own.prefill_tokens, *(node.prefill_tokens for node in ready)])
 
-    def _build_engine(self, own: Assign) -> None:
-        config = self.pack.config
-        table = load_table(self.pack.embedding)
-        positions = load_table(self.pack.positions) if self.pack.positions else None
-        final = self.pack.final.vectors()
+    def _build_engine(self, stack: ExitStack, own: Assign) -> None:
+        ends = stack.enter_context(Ends(self.pack, self._own.budget))
         self.engine = Engine(
-            embedding=Embedding(config, table, positions),
-            head=Head(
-                config, table if config.tied else load_table(self.pack.head), final["norm"], final.get("norm.bias")
-            ),
-            node=self._own.node,
+            embedding=ends.embedding,
+            head=ends.head,
+            node=self._own,
             workers=self._cluster,
-            batcher=Batcher(KvBlocks(self._kv_blocks), PREFILL_TOKENS),
+            batcher=Batcher(KvBlocks(self._kv_blocks), self._chunk),
             context=self.context,
             fence=Fence(own.session, own.epoch),
         )
@@ -167,7 +183,7 @@ class Session:
         ]
 
     def _own_stats(self) -> Stats:
-        return self._own.stats(self._cluster.session, self._cluster.epoch)
+        return totals(self._cluster.session, self._cluster.epoch, self._own.figures())
 
 
 def units_of(pack: Pack) -> Units:
@@ -176,15 +192,14 @@ def units_of(pack: Pack) -> Units:
     return Units.of(pack.config, attention.run("query"), attention.run("kv"), ffn.run("neuron"))
 
 
+def worker_memory(profile: Profile) -> int:
+    """Bytes that a worker will use: its --memory, or most of what its machine has free."""
+    return profile.memory_limit or profile.memory_free
+
+
 def kv_dtype(pack: Pack) -> KvDtype:
     """f32 for f32 weights, so that they compute exactly what the model says; else f16."""
     return "f32" if pack.dtype == "f32" else "f16"
-
-
-def load_table(block: Block) -> ResidentTable:
-    """The whole table, in memory."""
-    run = block.run("row")
-    return ResidentTable(run, block.read_units("row", 0, run.units).reshape(-1))
 
 
 def _nothing(stats: Stats) -> Stats:

@@ -45,12 +45,13 @@ class Tokenizer:
         from jinja2.exceptions import TemplateError
 
         try:
-            return _compile(self.chat_template or "").render(
+            rendered: str = _compile(self.chat_template or "").render(
                 messages=list(messages),
                 add_generation_prompt=True,
                 bos_token=self.info.get("bos_token") or "",
                 eos_token=self.info.get("eos_token") or "",
             )
+            return rendered
         except TemplateError as error:
             raise ModelError(f"the model's chat template failed: {error}; --raw does without it") from error
 

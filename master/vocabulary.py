@@ -13,11 +13,15 @@ from tpi.pack.layout import RunLayout
 F32 = npt.NDArray[np.float32]
 
 
-class Table(Protocol):
-    """A table of vocabulary rows, in memory or on disk."""
+class Rows(Protocol):
+    """A table whose rows can be looked up, in memory or on disk."""
 
     def gather(self, rows: Sequence[int]) -> F32:
         """`[len(rows), hidden]`: the named rows, dequantised."""
+
+
+class Table(Rows, Protocol):
+    """A table of vocabulary rows that a head multiplies with as well."""
 
     def logits(self, x: F32) -> F32:
         """`[tokens, padded vocabulary]`: every row times every `x` `[tokens, hidden]`."""
@@ -42,7 +46,7 @@ class ResidentTable:
 class Embedding:
     """Token ids to hidden states: table rows, scaled, plus learned positions where the model has them."""
 
-    def __init__(self, config: ModelConfig, table: Table, positions: Table | None = None) -> None:
+    def __init__(self, config: ModelConfig, table: Rows, positions: Rows | None = None) -> None:
         """`positions`: the table of learned positions (OPT), whose rows begin `position_offset` late; or None."""
         self._config = config
         self._table = table

@@ -20,6 +20,8 @@ FAIL, HANG, BLAME, EXCHANGE = 101.0, 102.0, 103.0, 104.0
 class FakeMember:
     def __init__(self, assign: Assign, held: Sequence[HeldBlock], endpoints: Endpoints) -> None:
         self.kv_blocks = assign.options.kv_blocks + assign.rank
+        self.prefill_tokens = assign.options.prefill_tokens
+        self.tokens = 0
         self.progress = 0
         self.steps = 0
         self.assign = assign
@@ -38,10 +40,11 @@ class FakeMember:
             self.endpoints.watch(0)
             threading.Event().wait(0.01)
         self.steps += 1
+        self.tokens += len(step.x)
         self.progress += 1
 
     def figures(self) -> Figures:
-        return Figures(steps=self.steps, resident_bytes=self.bytes)
+        return Figures(steps=self.steps, tokens=self.tokens, weight_bytes=self.bytes, resident_bytes=self.bytes)
 
     def close(self) -> None:
         self.steps = 0

@@ -1,4 +1,4 @@
-"""A whole group in one process: nodes as threads that meet at a board instead of sockets. For fast tests of the maths."""
+"""A whole group in one process: nodes as threads that meet at a board instead of sockets. For fast tests."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -10,13 +10,13 @@ from allreduce.base import Endpoints
 from allreduce.loopback import Board
 from master.assignments import assignments
 from master.batcher import Batcher
+from master.ends import Ends, table_bytes
 from master.engine import Engine, Fence
 from master.kvblocks import KvBlocks
 from master.planner import plan
-from master.session import kv_dtype, load_table, units_of
-from master.vocabulary import Embedding, Head
+from master.session import kv_dtype, units_of
 from master.weights import own_blocks
-from tpi.kv import blocks_for
+from tpi.kv import KvDtype, blocks_for
 from tpi.messages import NodeOptions, PeerAddress, Step
 from tpi.pack.reader import Pack
 from worker.build import build_node
@@ -24,7 +24,6 @@ from worker.cache import ShardCache
 from worker.node import Node
 
 CONTEXT = 128
-POOL = 4 * blocks_for(CONTEXT)  # KV blocks: room for several sequences
 
 
 class ThreadedWorkers:
@@ -53,9 +52,12 @@ def _serve(node: Node, queue: "SimpleQueue[Step | None]") -> None:
 
 
 @contextmanager
-def in_process_engine(pack: Pack, shares: Sequence[float], cache: Path, chunk: int = 16) -> Iterator[Engine]:
-    """An engine over one node per share, all in this process."""
-    options = NodeOptions(CONTEXT, POOL, kv_dtype(pack), chunk)
+def in_process_engine(
+    pack: Pack, shares: Sequence[float], cache: Path, chunk: int = 16, context: int = CONTEXT, kv: KvDtype | None = None
+) -> Iterator[Engine]:
+    """An engine over one node per share, all in this process; `kv` None: as a session chooses."""
+    pool = 4 * blocks_for(context)  # KV blocks: room for several sequences
+    options = NodeOptions(context, pool, kv or kv_dtype(pack), chunk)
     peers = [PeerAddress(rank, f"node {rank}", "") for rank in range(len(shares))]
     shards = plan(pack.config, units_of(pack), shares)
     plans = assignments(pack, shards, peers, options, session=1, epoch=1, collective="loopback")
@@ -65,18 +67,18 @@ def in_process_engine(pack: Pack, shares: Sequence[float], cache: Path, chunk: i
         for rank, one in enumerate(plans):
             shard_cache = ShardCache(cache / str(rank))
             stack.callback(shard_cache.close)
-            nodes.append(build_node(one, own_blocks(pack, one, shard_cache), endpoints))
+            tables = table_bytes(pack) if rank == 0 else None
+            nodes.append(build_node(one, own_blocks(pack, one, shard_cache), endpoints, tables))
             stack.callback(nodes[-1].close)
         workers = ThreadedWorkers(nodes[1:])
         stack.callback(workers.close)
-        final = pack.final.vectors()
-        table = load_table(pack.embedding)
+        ends = stack.enter_context(Ends(pack, nodes[0].budget))
         yield Engine(
-            embedding=Embedding(pack.config, table, load_table(pack.positions) if pack.positions else None),
-            head=Head(pack.config, load_table(pack.head), final["norm"], final.get("norm.bias")),
+            embedding=ends.embedding,
+            head=ends.head,
             node=nodes[0],
             workers=workers,
-            batcher=Batcher(KvBlocks(POOL), chunk),
-            context=CONTEXT,
+            batcher=Batcher(KvBlocks(pool), chunk),
+            context=context,
             fence=Fence(1, 1),
         )

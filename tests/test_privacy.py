@@ -1,4 +1,4 @@
-"""What never leaves the master: text, token ids, embedding, head. Every message and every file of a worker is looked at."""
+"""What never leaves the master: text, token ids, embedding, head. All messages and files are looked at."""
 
 from collections.abc import Callable, Iterator, Sequence
 from hashlib import sha256

@@ -1,6 +1,7 @@
 """The real model, real processes: SmolLM2-135M over master and workers equals transformers, token for token."""
 
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -85,7 +86,7 @@ def test_greedy_tokens_equal_those_of_transformers(
         heads = [node.heads for node in session.report()]
     assert heads[0][0] == 0
     assert heads[-1][1] == 9
-    assert all(before[1] == after[0] for before, after in zip(heads, heads[1:], strict=False))
+    assert all(before[1] == after[0] for before, after in pairwise(heads))
 
 
 def assert_same_or_tied(made: list[int], wanted: Expected) -> None:
@@ -103,5 +104,3 @@ def test_chat_template_is_the_models_own(gguf: Path, cache: Path) -> None:
     text = tokenizer.render([{"role": "user", "content": "Hi"}])
     assert text.endswith("<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n")
     assert tokenizer.eos_ids == {0, 2}  # <|endoftext|>, <|im_end|>
-
-

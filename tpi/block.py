@@ -47,6 +47,11 @@ class AttentionBlock:
     spec: AttentionSpec
     residual: Residual
 
+    @property
+    def name(self) -> str:
+        """What a trace calls it."""
+        return f"attention {self.layer}"
+
     def partial(self, data: Bytes, x: F32, kv: PagedKV, batch: Batch) -> F32:
         """Attention output of the local heads, `[tokens, hidden]`; appends this step's keys and values to `kv`."""
         if self.spec.heads == 0:
@@ -61,6 +66,11 @@ class FfnBlock:
     layer: int
     spec: FfnSpec
     residual: Residual
+
+    @property
+    def name(self) -> str:
+        """What a trace calls it."""
+        return f"ffn {self.layer}"
 
     def partial(self, data: Bytes, x: F32, kv: PagedKV, batch: Batch) -> F32:
         """Feed-forward output of the local neurons, `[tokens, hidden]`."""

@@ -193,7 +193,7 @@ class Offer:
 @message
 @dataclass(frozen=True)
 class Missing:
-    """What the worker will ask for under this plan, before its first Need. Also the answer when nothing is missing."""
+    """How much the worker will ask for, before its first Need. A worker that lacks nothing says nothing."""
 
     session: Id64
     epoch: Count
@@ -241,6 +241,7 @@ class Ready:
     session: Id64
     epoch: Count
     kv_blocks: Count
+    prefill_tokens: Count  # the longest step that its memory allows; the smallest of all counts
     weight_bytes: Bytes
     resident_bytes: Bytes
     fetched_bytes: Bytes  # weights that travelled for this plan

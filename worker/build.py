@@ -3,19 +3,28 @@
 from collections.abc import Iterator, Sequence
 
 from allreduce.base import Endpoints, GroupSpec, Peer, open_group
-from scheduler.window import Resident
+from scheduler.budget import Budget
+from scheduler.tune import DiskSpeed, disk_for
+from scheduler.window import Extent, MemoryWindow, Resident, Window
 from tpi import kernels
 from tpi.block import Block, attention_block, ffn_block
-from tpi.config import ModelConfig
+from tpi.config import default_cache
 from tpi.kv import PagedKV
-from tpi.messages import Assign, BlockPlan, RunPlan
-from tpi.partition import Range, Shard
+from tpi.messages import Assign
+from tpi.trace import OFF, Off
+from worker.fit import Tables, fit, layouts, local_shard, used_blocks
 from worker.image import HeldBlock
 from worker.node import Node
-from worker.shard import Shard as NodeShard
+from worker.shard import Shard
 
 
-def build_node(assign: Assign, held: Sequence[HeldBlock], endpoints: Endpoints) -> Node:
+def build_node(
+    assign: Assign,
+    held: Sequence[HeldBlock],
+    endpoints: Endpoints,
+    tables: Tables | None = None,
+    trace: Off = OFF,
+) -> Node:
     """Everything that runs `assign` on this node; `held` are `assign.blocks`, in that order.
 
     Raises:
@@ -24,49 +33,43 @@ def build_node(assign: Assign, held: Sequence[HeldBlock], endpoints: Endpoints) 
     """
     if assign.options.threads:
         kernels.set_threads(assign.options.threads)
-    used = [index for layer in assign.layers for index in (layer.attention, layer.ffn)]
-    blocks = list(_blocks(assign, held))
-    window = Resident([held[index].extent for index in used])
-    return Node(NodeShard(blocks, window, open_group(assign.collective, _group_spec(assign), endpoints), _kv(assign)))
+    extents = [held[index].extent for index in used_blocks(assign)]
+    budget = fit(assign, tables, [extent.slot_bytes for extent in extents])
+    group = open_group(assign.collective, _group_spec(assign), endpoints)
+    window = _window(assign, extents, budget, trace)
+    shard = Shard(list(_blocks(assign, held)), window, group, _kv(assign, budget), trace)
+    return Node(shard, budget, sum(extent.nbytes for extent in extents))
 
 
-def local_shard(assign: Assign, layer: int) -> Shard:
-    """The units of `layer` that this node holds."""
-    attention, ffn = (assign.blocks[index] for index in (assign.layers[layer].attention, assign.layers[layer].ffn))
-    ranges = {**_ranges(assign, attention), **_ranges(assign, ffn)}
-    return Shard(ranges["query"], ranges["kv"], ranges["neuron"])
-
-
-def kv_heads(assign: Assign) -> int:
-    """KV heads that this node holds; the same for every layer."""
-    config, plan = assign.config, assign.blocks[assign.layers[0].attention]
-    (width,) = (assign.layouts[run.layout].width for run in plan.runs if assign.layouts[run.layout].name == "kv")
-    return len(local_shard(assign, 0).kv.scaled(width // config.head_dim, config.kv_heads))
+def _window(assign: Assign, extents: Sequence[Extent], budget: Budget, trace: Off) -> Window:
+    if assign.options.scheduler == "resident":
+        return Resident(extents)
+    speed = DiskSpeed()
+    if budget.placement.streamed_bytes:
+        speed = disk_for(sorted({extent.path for extent in extents}), default_cache())
+    window = MemoryWindow(extents, budget.placement, speed.open(), trace=trace)
+    try:
+        window.fill()
+    except BaseException:
+        window.close()
+        raise
+    return window
 
 
 def _blocks(assign: Assign, held: Sequence[HeldBlock]) -> Iterator[Block]:
-    config: ModelConfig = assign.config
     for layer, plan in enumerate(assign.layers):
-        shard = local_shard(assign, layer)
-        runs = {name: assign.layouts[run.layout] for name, run in _runs(assign, assign.blocks[plan.attention]).items()}
-        yield attention_block(config, layer, runs["query"], runs["kv"], held[plan.attention].vectors, shard)
-        (neuron,) = (assign.layouts[run.layout] for run in assign.blocks[plan.ffn].runs)
-        yield ffn_block(config, layer, neuron, held[plan.ffn].vectors, shard)
+        shard, attention = local_shard(assign, layer), layouts(assign, plan.attention)
+        vectors = held[plan.attention].vectors
+        yield attention_block(assign.config, layer, attention["query"], attention["kv"], vectors, shard)
+        neuron = layouts(assign, plan.ffn)["neuron"]
+        yield ffn_block(assign.config, layer, neuron, held[plan.ffn].vectors, shard)
 
 
-def _runs(assign: Assign, plan: BlockPlan) -> dict[str, RunPlan]:
-    return {assign.layouts[run.layout].name: run for run in plan.runs}
-
-
-def _ranges(assign: Assign, plan: BlockPlan) -> dict[str, Range]:
-    return {name: Range(run.first, run.last) for name, run in _runs(assign, plan).items()}
-
-
-def _kv(assign: Assign) -> PagedKV:
-    options = assign.options
-    return PagedKV.allocate(
-        assign.config.layers, options.kv_blocks, kv_heads(assign), assign.config.head_dim, options.kv_dtype
-    )
+def _kv(assign: Assign, budget: Budget) -> PagedKV:
+    config, shard = assign.config, local_shard(assign, 0)
+    width = layouts(assign, assign.layers[0].attention)["kv"].width
+    heads = len(shard.kv.scaled(width // config.head_dim, config.kv_heads))
+    return PagedKV.allocate(config.layers, budget.kv_blocks, heads, config.head_dim, assign.options.kv_dtype)
 
 
 def _group_spec(assign: Assign) -> GroupSpec:

@@ -28,8 +28,8 @@ def worker(
     listen: str, memory: str | None, threads: int | None, name: str | None, cache: Path | None, attached: bool
 ) -> None:
     """Lend this machine to a master. Listens on this machine only, unless --listen says otherwise."""
+    from worker.build import build_node
     from worker.daemon import WorkerOptions
-    from worker.nodemember import build_member
 
     logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(asctime)s %(message)s")
     host, port = split_address(listen, lowest_port=0)
@@ -42,7 +42,7 @@ def worker(
         threads=threads or 0,
         attached=attached,
     )
-    serve(options, build_member)
+    serve(options, build_node)
 
 
 def serve(options: "WorkerOptions", build: "Build") -> None:

@@ -18,8 +18,7 @@ from worker.cache import ShardCache
 from worker.draft import Draft
 from worker.fetch import Fetcher
 from worker.image import HeldBlock, image_plans
-from worker.member import Build, Figures, Member
-from worker.profile import peak_rss
+from worker.member import Build, Figures, Member, totals
 
 Plan = tuple[int, int]  # session and epoch
 Job = Assign | Step | AskStats | Abort | None
@@ -52,8 +51,6 @@ class Compute:
         self._member: Member | None = None
         self._running = IDLE
         self._ready: Plan | None = None
-        self._weight_bytes = 0
-        self._tokens = 0
         self._ticks = 0
         self._done = 0
         self._thread = Thread(target=self._loop, name="compute", daemon=True)
@@ -118,9 +115,9 @@ class Compute:
         self._check()
         self._member = member = self._build(assign, blocks, self._endpoints)
         self._ready = self._running
-        self._weight_bytes = sum(block.extent.nbytes for block in {block.id: block for block in blocks}.values())
-        resident = member.figures().resident_bytes
-        self._post(Ready(*self._running, member.kv_blocks, self._weight_bytes, resident, fetched))
+        figures = member.figures()
+        sizes = (figures.weight_bytes, figures.resident_bytes, fetched)
+        self._post(Ready(*self._running, member.kv_blocks, member.prefill_tokens, *sizes))
 
     def _blocks(self, assign: Assign) -> tuple[Sequence[HeldBlock], int]:
         plans = image_plans(assign)
@@ -134,27 +131,24 @@ class Compute:
             if not draft.missing:
                 finish(draft)
         lacking = [draft for draft in drafts if draft.missing]
-        missing = Missing(
-            *self._running, sum(len(draft.missing) for draft in lacking), sum(draft.missing_bytes for draft in lacking)
-        )
-        fetched = self._fetcher.fetch(self.master, missing, lacking, finish, self._check)
+        fetched = self._fetch(lacking, finish) if lacking else 0
         self._cache.prune(plans)
         return [block for plan in plans if isinstance(block := found[plan.id], HeldBlock)], fetched
+
+    def _fetch(self, drafts: Sequence[Draft], finish: Callable[[Draft], None]) -> int:
+        units, nbytes = sum(len(draft.missing) for draft in drafts), sum(draft.missing_bytes for draft in drafts)
+        missing = Missing(*self._running, units, nbytes)
+        return self._fetcher.fetch(self.master, missing, drafts, finish, self._check)
 
     def _run(self, step: Step) -> None:
         if self._member is None or self._ready != self._running:
             return  # the plan failed, and the master knows
         self.phase, self.step = "compute", step.step
         self._member.run(step)
-        self._tokens += len(step.x)
 
     def _stats(self) -> Stats:
         figures = self._member.figures() if self._member else Figures()
-        return Stats(
-            *self._running, figures.steps, self._tokens, self._weight_bytes, figures.resident_bytes, peak_rss(),
-            figures.compute_s, figures.sync_s, figures.stall_s, figures.streamed_bytes, figures.disk_s,
-            figures.sent_bytes, figures.received_bytes, figures.dropped + self.dropped,
-        )  # fmt: skip
+        return totals(*self._running, figures, self.dropped)
 
     def _check(self, done: int = 0) -> None:
         """Called while loading; `done` counts blocks or bytes. Ends the job if its plan is over."""
@@ -178,7 +172,6 @@ class Compute:
     def _leave(self) -> None:
         """Give the member's memory and connections back."""
         member, self._member, self._ready = self._member, None, None
-        self._tokens = self._weight_bytes = 0
         if member is not None:
             self._ticks += member.progress
             with suppress(TpiError, OSError):

@@ -1,6 +1,6 @@
 """What the daemon needs of whatever computes: the seam between the control plane and the shard.
 
-`NodeMember` is the real one; tests put others in its place.
+`worker.node.Node` is the real one; tests put others in its place.
 """
 
 from collections.abc import Callable, Sequence
@@ -8,8 +8,9 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from allreduce.base import Endpoints
-from tpi.messages import Assign, Step
+from tpi.messages import Assign, Stats, Step
 from worker.image import HeldBlock
+from worker.profile import peak_rss
 
 
 @dataclass(frozen=True)
@@ -17,6 +18,8 @@ class Figures:
     """Totals since the member was built. Seconds, bytes, counts."""
 
     steps: int = 0
+    tokens: int = 0
+    weight_bytes: int = 0
     compute_s: float = 0.0
     sync_s: float = 0.0
     stall_s: float = 0.0
@@ -36,10 +39,14 @@ class Member(Protocol):
         """Size of the KV pool."""
 
     @property
+    def prefill_tokens(self) -> int:
+        """The longest step that its memory allows."""
+
+    @property
     def progress(self) -> int:
         """Grows whenever anything got done; read from another thread."""
 
-    def run(self, step: Step) -> None:
+    def run(self, step: Step) -> object:
         """Forget the released sequences, then run the step."""
 
     def figures(self) -> Figures:
@@ -47,6 +54,15 @@ class Member(Protocol):
 
     def close(self) -> None:
         """Give everything back; may be called after a failed step."""
+
+
+def totals(session: int, epoch: int, figures: Figures, dropped: int = 0) -> Stats:
+    """The figures of a node as a message; `dropped` counts what was dropped elsewhere in its process."""
+    return Stats(
+        session, epoch, figures.steps, figures.tokens, figures.weight_bytes, figures.resident_bytes, peak_rss(),
+        figures.compute_s, figures.sync_s, figures.stall_s, figures.streamed_bytes, figures.disk_s,
+        figures.sent_bytes, figures.received_bytes, figures.dropped + dropped,
+    )  # fmt: skip
 
 
 Build = Callable[[Assign, Sequence[HeldBlock], Endpoints], Member]

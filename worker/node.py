@@ -3,8 +3,10 @@
 import numpy as np
 import numpy.typing as npt
 
+from scheduler.budget import Budget
 from tpi.kernels.spec import BLOCK_TOKENS
 from tpi.messages import Step
+from worker.member import Figures
 from worker.shard import Shard
 from worker.tables import BlockTables
 
@@ -12,16 +14,51 @@ F32 = npt.NDArray[np.float32]
 
 
 class Node:
-    """Runs steps as the master sends them."""
+    """Runs steps as the master sends them. `worker.member.Member` is what the daemon knows of it."""
 
-    def __init__(self, shard: Shard) -> None:
+    def __init__(self, shard: Shard, budget: Budget, weight_bytes: int) -> None:
         self.shard = shard
+        self.budget = budget
+        self.weight_bytes = weight_bytes
         self._tables = BlockTables(shard.kv.blocks, BLOCK_TOKENS)
+
+    @property
+    def kv_blocks(self) -> int:
+        """Size of the KV pool."""
+        return self.shard.kv.blocks
+
+    @property
+    def prefill_tokens(self) -> int:
+        """The longest step that this node's memory allows."""
+        return self.budget.chunk
+
+    @property
+    def progress(self) -> int:
+        """Blocks computed so far; read from another thread."""
+        return self.shard.progress
 
     def run(self, step: Step) -> F32 | None:
         """Compute one step. Returns the last hidden states `[tokens, hidden]` on rank 0, None elsewhere."""
         self._tables.release(step.released)
         return self.shard.forward(step.x, self._tables.batch(step.entries), step.step)
+
+    def figures(self) -> Figures:
+        """Totals of the clock, the group and the window."""
+        clock, group, streamed = self.shard.clock, self.shard.group.stats, self.shard.streamed
+        return Figures(
+            steps=clock.steps,
+            tokens=clock.tokens,
+            weight_bytes=self.weight_bytes,
+            compute_s=max(0.0, clock.compute),
+            sync_s=clock.sync,
+            stall_s=clock.stall,
+            streamed_bytes=streamed.read_bytes,
+            disk_s=streamed.read_seconds,
+            sent_bytes=group.sent_bytes,
+            received_bytes=group.received_bytes,
+            resident_bytes=self.budget.placement.memory_bytes,
+            dropped=group.dropped,
+        )
 
     def close(self) -> None:
         """Stop the loader's threads and close the collective's sockets."""

@@ -8,10 +8,11 @@ import numpy as np
 import numpy.typing as npt
 
 from allreduce.base import Group
-from scheduler.window import Window
+from scheduler.window import Window, WindowStats
 from tpi.block import Block
 from tpi.kernels.spec import Batch
 from tpi.kv import PagedKV
+from tpi.trace import OFF, Off
 
 F32 = npt.NDArray[np.float32]
 
@@ -35,12 +36,14 @@ class StepClock:
 class Shard:
     """This node's units of every block, with the window they stream through and the group they are summed in."""
 
-    def __init__(self, blocks: Sequence[Block], window: Window, group: Group, kv: PagedKV) -> None:
+    def __init__(self, blocks: Sequence[Block], window: Window, group: Group, kv: PagedKV, trace: Off = OFF) -> None:
         self.blocks = blocks
         self.window = window
         self.group = group
         self.kv = kv
+        self.trace = trace
         self.clock = StepClock()
+        self.streamed = WindowStats()
         self.progress = 0  # blocks computed since the start; heartbeats report it
 
     def forward(self, x: F32, batch: Batch, step: int) -> F32 | None:
@@ -61,10 +64,12 @@ class Shard:
             waiting = perf_counter()
             with self.window.hold(index) as data:
                 computing = perf_counter()
-                partial = block.partial(data, x, self.kv, batch)
+                with self.trace.span("compute", block.name):
+                    partial = block.partial(data, x, self.kv, batch)
             syncing = perf_counter()
-            last = index == len(self.blocks) - 1
-            total = self.group.reduce(partial) if last else self.group.allreduce(partial)
+            with self.trace.span("allreduce", block.name):
+                last = index == len(self.blocks) - 1
+                total = self.group.reduce(partial) if last else self.group.allreduce(partial)
             self.clock.stall += computing - waiting
             self.clock.sync += perf_counter() - syncing
             self.progress += 1
@@ -74,4 +79,5 @@ class Shard:
         self.clock.steps += 1
         self.clock.tokens += len(batch.positions)
         self.clock.total += perf_counter() - started
+        self.streamed += self.window.take()
         return None if total is None else x

@@ -1,0 +1,96 @@
+"""Does a node's part of a plan fit into its memory? Asked by the master before weights move, and by the node itself."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from scheduler.budget import Budget, Need, plan, token_bytes
+from scheduler.free import default_budget
+from scheduler.memory import PAGE, round_up
+from tpi.kv import block_bytes
+from tpi.messages import Assign
+from tpi.pack.layout import RunLayout
+from tpi.partition import FFN_UNIT, Range, Shard
+
+_EVERYTHING = 1 << 60  # bytes: with the scheduler off, memory is no limit
+
+
+@dataclass(frozen=True)
+class Tables:
+    """Bytes of the tables that only the master has; `embedding` is 0 where it is the head's."""
+
+    head: int = 0
+    embedding: int = 0
+
+
+def fit(assign: Assign, tables: Tables | None = None, blocks: Sequence[int] | None = None) -> Budget:
+    """What fits into `assign.options.memory` (0: what is free here, less a margin).
+
+    Args:
+        tables: what the master holds beside its shard.
+        blocks: bytes of memory of each block in order of use; by default what its shard image takes.
+
+    Raises:
+        PlanError: if it does not fit; says what would.
+    """
+    options = assign.options
+    total = options.memory or default_budget()
+    if options.scheduler == "resident":
+        total = _EVERYTHING
+    return plan(need(assign, tables, blocks), total, options.prefill_tokens, options.window, options.retain)
+
+
+def need(assign: Assign, tables: Tables | None = None, blocks: Sequence[int] | None = None) -> Need:
+    """What `assign` asks a node to find room for. Arguments as `fit`."""
+    config, options = assign.config, assign.options
+    shard, (query, kv) = local_shard(assign, 0), _attention_layouts(assign)
+    heads = len(shard.query.scaled(query.width // config.head_dim, config.heads))
+    kv_heads = len(shard.kv.scaled(kv.width // config.head_dim, config.kv_heads))
+    neurons = len(shard.ffn.scaled(FFN_UNIT, config.intermediate))
+    tables = tables or Tables()
+    return Need(
+        blocks=tuple(blocks if blocks is not None else image_bytes(assign)),
+        kv_block=block_bytes(config.layers, kv_heads, config.head_dim, options.kv_dtype),
+        kv_blocks=options.kv_blocks,
+        token=token_bytes(config, heads, kv_heads, neurons, assign.size),
+        fixed=sum(4 * vector.length for index in used_blocks(assign) for vector in assign.blocks[index].vectors),
+        head=tables.head,
+        embedding=tables.embedding,
+    )
+
+
+def used_blocks(assign: Assign) -> list[int]:
+    """Indices into `assign.blocks` in the order in which the block loop uses them: attention, FFN, attention, ..."""
+    return [index for layer in assign.layers for index in (layer.attention, layer.ffn)]
+
+
+def image_bytes(assign: Assign) -> list[int]:
+    """Bytes of memory of each block in order of use, as its shard image or (on the master) a pack's file has it."""
+    skew = PAGE if assign.rank == 0 else 0  # a block that is used in place may begin and end anywhere in a page
+    sizes = []
+    for index in used_blocks(assign):
+        runs = assign.blocks[index].runs
+        size = sum((run.last - run.first) * assign.layouts[run.layout].unit_bytes for run in runs)
+        sizes.append(round_up(size + skew) if size else 0)
+    return sizes
+
+
+def local_shard(assign: Assign, layer: int) -> Shard:
+    """The units of `layer` that this node holds."""
+    plan_ = assign.layers[layer]
+    ranges = {
+        assign.layouts[run.layout].name: Range(run.first, run.last)
+        for index in (plan_.attention, plan_.ffn)
+        for run in assign.blocks[index].runs
+    }
+    return Shard(ranges["query"], ranges["kv"], ranges["neuron"])
+
+
+def layouts(assign: Assign, block: int) -> dict[str, RunLayout]:
+    """The layouts of one block's runs, by name."""
+    found = (assign.layouts[run.layout] for run in assign.blocks[block].runs)
+    return {layout.name: layout for layout in found}
+
+
+def _attention_layouts(assign: Assign) -> tuple[RunLayout, RunLayout]:
+    found = layouts(assign, assign.layers[0].attention)
+    return found["query"], found["kv"]

@@ -6,7 +6,7 @@ of the others, and as many bytes of it as the budget takes beside the ring. How 
 stay, and how large the ring is, is decided by the exact timeline at the node's speeds.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -44,7 +44,7 @@ class Placement:
     @property
     def resident_bytes(self) -> int:
         """Bytes of the blocks that stay."""
-        return sum(self.sizes[block] for block in self.resident)
+        return _sum(self.resident, self.sizes)
 
     @property
     def memory_bytes(self) -> int:
@@ -95,9 +95,10 @@ def _choices(sizes: Sequence[int], budget: int) -> Iterator[Placement]:
     for size in sorted(size // PAGE * PAGE for size in rings if size <= budget):
         for count in sorted({*range(0, len(large) + 1, step), len(large)}):
             kept = empty | set(spread(large, count))
-            room = budget - size - sum(sizes[block] for block in kept)
+            room = budget - size - _sum(kept, sizes)
             if room >= 0:
                 kept.update(_most(small, sizes, room))
+                kept.update(_more(kept, sizes, budget - size - _sum(kept, sizes)))
                 streamed = [block for block in range(len(sizes)) if block not in kept]
                 for ring in layouts(streamed, sizes, size):
                     yield Placement(tuple(sizes), frozenset(kept), ring)
@@ -106,7 +107,21 @@ def _choices(sizes: Sequence[int], budget: int) -> Iterator[Placement]:
 def _most(items: Sequence[int], sizes: Sequence[int], room: int) -> list[int]:
     """As many of `items`, evenly spaced, as `room` bytes take."""
     choices = (spread(items, count) for count in range(len(items), 0, -1))
-    return next((chosen for chosen in choices if sum(sizes[item] for item in chosen) <= room), [])
+    return next((chosen for chosen in choices if _sum(chosen, sizes) <= room), [])
+
+
+def _more(kept: set[int], sizes: Sequence[int], room: int) -> list[int]:
+    """Blocks of uneven sizes that fit into what is left, the largest first."""
+    found = []
+    for block in sorted(set(range(len(sizes))) - kept, key=lambda block: -sizes[block]):
+        if sizes[block] <= room:
+            found.append(block)
+            room -= sizes[block]
+    return found
+
+
+def _sum(blocks: Iterable[int], sizes: Sequence[int]) -> int:
+    return sum(sizes[block] for block in blocks)
 
 
 def _rank(choice: Placement, costs: Costs) -> tuple[float, int]:

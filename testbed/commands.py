@@ -5,27 +5,23 @@ import json
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import click
 
 from testbed.units import format_rate, parse_rate, parse_time
 
-Command = TypeVar("Command", bound=Callable[..., Any])
 
+def _with_unit(parse: Callable[[str], float]) -> Callable[[click.Context, click.Parameter, str | None], float | None]:
+    """A callback that parses a flag such as `10 Mbit`."""
 
-class Unit(click.ParamType[float]):
-    """A flag with a unit, such as `10 Mbit`."""
-
-    def __init__(self, name: str, parse: Callable[[str], float]) -> None:
-        self.name, self._parse = name, parse
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
-        """Parse it, or fail with the parser's sentence."""
+    def convert(context: click.Context, parameter: click.Parameter, text: str | None) -> float | None:
         try:
-            return self._parse(value)
+            return None if text is None else parse(text)
         except ValueError as error:
-            self.fail(str(error), param, ctx)
+            raise click.BadParameter(str(error), context, parameter) from error
+
+    return convert
 
 
 _BACKEND = click.option("--backend", default="auto", show_default=True, type=click.Choice(["auto", "tc", "tun"]))
@@ -70,7 +66,7 @@ def up(file: str, backend: str, verify: bool) -> None:
         click.echo(f"  {member.name:16} {member.address}")
 
 
-@testbed.command("run", context_settings={"ignore_unknown_options": True})
+@testbed.command("run")
 @click.argument("file")
 @click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
 @_BACKEND
@@ -107,7 +103,7 @@ def run(
     sys.exit(code)
 
 
-@testbed.command("exec", context_settings={"ignore_unknown_options": True})
+@testbed.command("exec")
 @click.argument("device")
 @click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
 @_ID
@@ -121,8 +117,18 @@ def execute(device: str, command: tuple[str, ...], name: str | None) -> None:
 @testbed.command("fault")
 @click.argument("action", type=click.Choice(["cut", "heal", "slow", "kill", "freeze", "thaw"]))
 @click.argument("device")
-@click.option("--bandwidth", type=Unit("RATE", parse_rate), help="For slow: what its links carry, e.g. '10 Mbit'.")
-@click.option("--latency", type=Unit("TIME", parse_time), help="For slow: what each way takes longer, e.g. '50 ms'.")
+@click.option(
+    "--bandwidth",
+    metavar="RATE",
+    callback=_with_unit(parse_rate),
+    help="For slow: what its links carry, e.g. '10 Mbit'.",
+)
+@click.option(
+    "--latency",
+    metavar="TIME",
+    callback=_with_unit(parse_time),
+    help="For slow: what each way takes longer, e.g. '50 ms'.",
+)
 @_ID
 def fault(action: str, device: str, bandwidth: float | None, latency: float | None, name: str | None) -> None:
     """Break DEVICE of a running testbed, or mend it.

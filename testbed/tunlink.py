@@ -4,6 +4,7 @@ It sleeps in `select` until a packet comes or one is due, and moves everything t
 priority, where the kernel grants it, it keeps time while the devices' programs fill the cores.
 """
 
+import gc
 import os
 import select
 import socket
@@ -65,6 +66,7 @@ class TunLink:
             others: handlers of further descriptors, called when theirs is readable; False ends the loop.
         """
         sharpen_timers()
+        gc.disable()  # nothing here makes cycles, and a collection would hold packets up
         sources = {descriptor: number for number, descriptor in enumerate(self._tuns)}
         watched = [*sources, *others]
         emulator = self.emulator

@@ -23,9 +23,9 @@ def layout_of(format: Format) -> Layout:
     return "record" if format in ("f32", "bf16") else "tiled"
 
 
-def pack(random: Random, name: RunName, layout: Layout, parts: list[Part], width: int, hidden: int, units: int) -> tuple[
-    RunLayout, U8
-]:  # fmt: skip
+def pack(
+    random: Random, name: RunName, layout: Layout, parts: list[Part], width: int, hidden: int, units: int
+) -> tuple[RunLayout, U8]:
     """A run of random weights and its bytes, 1-D."""
     run = RunLayout(name, layout, tuple(parts), width, hidden, units)
     encoded = {
@@ -62,7 +62,7 @@ def attention_case(
     softcap: float = 0.0,
     window: int = 0,
 ) -> AttentionCase:
-    """A random attention half-block. `lengths` holds (tokens already in the cache, tokens of this step) per sequence."""
+    """A random attention half-block. `lengths` holds (tokens in the cache, tokens of this step) per sequence."""
     chosen = layout or layout_of(format)
     grouped = chosen == "tiled"
     query_heads = next(n for n in (1, 2, 4, 8, 16, 32) if not grouped or n * head_dim % 32 == 0)

@@ -6,8 +6,8 @@ from copy import deepcopy
 import numpy as np
 import numpy.typing as npt
 import pytest
-from tests.kernel_cases import AttentionCase, FfnCase, attention_case, ffn_case, layout_of, normal, pack
 
+from tests.kernel_cases import AttentionCase, FfnCase, attention_case, ffn_case, layout_of, normal, pack
 from tpi.config import Activation, Format, Norm
 from tpi.kernels import native, reference
 from tpi.kernels.spec import F32
@@ -16,6 +16,7 @@ from tpi.pack.layout import Layout, Part
 
 FORMATS: list[Format] = ["f32", "bf16", "q8", "q4", "q4s"]
 TOLERANCE: dict[Format, float] = {"f32": 5e-6, "bf16": 5e-6, "q8": 4e-3, "q4": 4e-3, "q4s": 4e-3}
+RECORD_TOLERANCE = 1.5e-2  # 4-bit columns in records: the inner activations are rounded to int8 over 8 neurons
 
 
 @pytest.fixture(autouse=True, params=native.available_isas(), scope="module")
@@ -73,7 +74,7 @@ def test_ffn(format: Format, tokens: int) -> None:
 @pytest.mark.parametrize(("format", "down"), [("q4", "q8"), ("q8", "q4s"), ("q4s", "q4")])
 def test_ffn_of_mixed_formats(layout: Layout, tokens: int, format: Format, down: Format) -> None:
     case = ffn_case(np.random.default_rng(2), format=format, down=down, layout=layout, hidden=160, tokens=tokens)
-    compare_ffn(case, 4e-3)
+    compare_ffn(case, RECORD_TOLERANCE if layout == "record" else 4e-3)
 
 
 @pytest.mark.parametrize("activation", ["silu", "gelu", "gelu_tanh", "relu"])
@@ -100,7 +101,7 @@ def test_ffn_of_active_neurons(format: Format, tokens: int, count: int) -> None:
     random = np.random.default_rng([5, count])
     case = ffn_case(random, format=format, layout="record", activation="relu", tokens=tokens)
     active = random.permutation(96)[:count].astype(np.int32)
-    compare_ffn(case, TOLERANCE[format], active)
+    compare_ffn(case, RECORD_TOLERANCE if format in ("q4", "q4s") else TOLERANCE[format], active)
 
 
 @pytest.mark.parametrize("format", FORMATS)

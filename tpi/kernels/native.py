@@ -46,6 +46,11 @@ def use_isa(name: str) -> None:
     _native.use_isa(name)
 
 
+def read(data: U8) -> None:
+    """Read 1-D bytes with all threads and do nothing else: the bandwidth that the kernels are compared with."""
+    _native.read(data)
+
+
 def rms_norm(x: F32, weight: F32, eps: float) -> F32:
     """`x / sqrt(mean(x^2) + eps) * weight`; `x` is `[tokens, hidden]`, `weight` `[hidden]`."""
     return _norm(x, ("rms", eps, weight, None))

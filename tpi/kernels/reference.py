@@ -1,7 +1,8 @@
 """Every kernel in plain numpy: the meaning of the native ones, and their stand-in where nothing can be compiled.
 
 Weights in q8, q4 and q4s meet activations rounded to int8 in groups of 32, as in the native kernels: row parts always,
-column parts where the layout is tiled. Slow and simple; each call dequantises what it reads.
+column parts where the layout is tiled. (In records the native 4-bit columns round activation times scale to int8 over
+8 neurons at a time; the reference does not follow that.) Slow and simple; each call dequantises what it reads.
 """
 
 from typing import cast

@@ -19,22 +19,21 @@ struct FfnJob {
     size_t scratch_bytes;
 };
 
-// inner = act(gate) * up for `count` neurons from `neuron` on, with biases; gate is null where not gated; may be up.
-inline void activate_neurons(const FfnCall& call, const float* gate, const float* up, size_t neuron, size_t count,
-                             float* inner) {
-    for (size_t i = 0; i < count; i += 8) {
-        size_t some = count - i;
-        F8 u = load_some(up + i, some);
-        if (call.up_bias) u = u + load_some(call.up_bias + neuron + i, some);
-        if (gate) {
-            F8 g = load_some(gate + i, some);
-            if (call.gate_bias) g = g + load_some(call.gate_bias + neuron + i, some);
-            u = activate(call.activation, g) * u;
-        } else {
-            u = activate(call.activation, u);
-        }
-        store_some(inner + i, u, some);
-    }
+// inner = act(gate) * up, or act(up) where gate is null; inner may be up. Reads whole registers.
+inline void activate_values(Activation kind, const float* gate, const float* up, size_t count, float* inner) {
+    for (size_t i = 0; i < count; i += 8)
+        store(inner + i, gate ? activate(kind, load(gate + i)) * load(up + i) : activate(kind, load(up + i)));
+}
+
+inline void add_bias(const float* bias, size_t count, float* values) {
+    for (size_t i = 0; bias && i < count; i += 8) store(values + i, load(values + i) + load(bias + i));
+}
+
+// The same for neurons [neuron, neuron + count), a multiple of 8, with their biases.
+inline void activate_neurons(const FfnCall& call, float* gate, float* up, size_t neuron, size_t count) {
+    add_bias(call.up_bias ? call.up_bias + neuron : nullptr, count, up);
+    if (gate) add_bias(call.gate_bias ? call.gate_bias + neuron : nullptr, count, gate);
+    activate_values(call.activation, gate, up, count, up);
 }
 
 // ---- a few tokens ----
@@ -64,7 +63,7 @@ inline void stream_unit(const FfnJob& job, size_t unit, uint8_t* bytes, float* o
     tiled_rows(call.up, unit * width, width, job.in.rounded, 0, tokens, scratch.up, width);
     for (size_t t = 0; t < tokens; ++t) {
         float* up = scratch.up + t * width;
-        activate_neurons(call, gated ? scratch.gate + t * width : nullptr, up, unit * width, width, up);
+        activate_neurons(call, gated ? scratch.gate + t * width : nullptr, up, unit * width, width);
         round_vector(up, scratch.rounded, t);
     }
     with_tile_format(call.down.format, [&]<Format F>() {
@@ -75,20 +74,25 @@ inline void stream_unit(const FfnJob& job, size_t unit, uint8_t* bytes, float* o
 
 inline size_t neuron_at(const FfnCall& call, size_t i) { return call.active ? static_cast<size_t>(call.active[i]) : i; }
 
-// Neurons [first, first + count) of the list, count at most kNeurons.
-inline void stream_neurons(const FfnJob& job, size_t first, size_t count, float* out) {
+// Neurons [first, first + count) of the list, count at most kNeurons; `all` follow from `first` on in this slice.
+inline void stream_neurons(const FfnJob& job, size_t first, size_t count, size_t all, float* out) {
     const FfnCall& call = job.call;
     size_t tokens = job.in.tokens;
     float gate[kStreamTokens * kNeurons], up[kStreamTokens * kNeurons];
+    if (count < kNeurons) for (size_t i = 0; i < kStreamTokens * kNeurons; ++i) gate[i] = up[i] = 0.0f;
     RecordInputs inputs{job.in.x, job.in.stride, job.in.rounded};
     for (size_t i = 0; i < count; ++i) {
-        size_t neuron = neuron_at(call, first + i);
-        if (call.gate.data) record_rows(call.gate, neuron, 1, inputs, tokens, gate + i, kNeurons);
-        record_rows(call.up, neuron, 1, inputs, tokens, up + i, kNeurons);
-        for (size_t t = 0; t < tokens; ++t) {
-            float* value = up + t * kNeurons + i;
-            activate_neurons(call, call.gate.data ? gate + t * kNeurons + i : nullptr, value, neuron, 1, value);
-        }
+        size_t neuron = neuron_at(call, first + i), next = neuron_at(call, first + (i + 1 < all ? i + 1 : i));
+        Soon soon{call.up.vector(next), call.down.vector(neuron)};
+        record_row(call.up, neuron, inputs, tokens, soon, up + i, kNeurons);
+        if (call.gate.data)
+            record_row(call.gate, neuron, inputs, tokens, {call.gate.vector(next), nullptr}, gate + i, kNeurons);
+        if (call.up_bias) for (size_t t = 0; t < tokens; ++t) up[t * kNeurons + i] += call.up_bias[neuron];
+        if (call.gate_bias) for (size_t t = 0; t < tokens; ++t) gate[t * kNeurons + i] += call.gate_bias[neuron];
+    }
+    for (size_t t = 0; t < tokens; ++t) {
+        float* value = up + t * kNeurons;
+        activate_values(call.activation, call.gate.data ? gate + t * kNeurons : nullptr, value, count, value);
     }
     record_columns(call.down, count, [&](size_t i) { return neuron_at(call, first + i); }, up, kNeurons, tokens, out,
                    job.slices.stride);
@@ -106,7 +110,7 @@ inline void stream_slice(const FfnJob& job, size_t slice, uint8_t* scratch) {
     size_t all = call.active ? call.active_count : call.up.vectors();
     size_t first = all * slice / job.slices.count, last = all * (slice + 1) / job.slices.count;
     for (size_t i = first; i < last; i += kNeurons)
-        stream_neurons(job, i, last - i < kNeurons ? last - i : kNeurons, out);
+        stream_neurons(job, i, last - i < kNeurons ? last - i : kNeurons, last - i, out);
 }
 
 inline void ffn_stream_job(const FfnJob& job, Team& team) {
@@ -134,8 +138,7 @@ inline void tiled_unit_block(const FfnJob& job, size_t unit, uint8_t* bytes) {
         tiled_rows(call.up, unit * width, width, job.in.rounded, from, to, up, width);
         for (size_t t = from; t < to; ++t) {
             float* value = up + (t - from) * width;
-            activate_neurons(call, call.gate.data ? gate + (t - from) * width : nullptr, value, unit * width, width,
-                             value);
+            activate_neurons(call, call.gate.data ? gate + (t - from) * width : nullptr, value, unit * width, width);
             for (size_t g = 0; g < width / kGroup; ++g)
                 round_group(value + g * kGroup, job.inner.rounded, t, unit * width / kGroup + g);
         }
@@ -153,7 +156,7 @@ inline void record_gate_up(const FfnJob& job, uint8_t* scratch, Team& team) {
     team.sync();
     team.each(call.tokens, [&](size_t t) {
         float* up = job.inner.values + t * neurons;
-        activate_neurons(call, call.gate.data ? job.gate + t * neurons : nullptr, up, 0, neurons, up);
+        activate_neurons(call, call.gate.data ? job.gate + t * neurons : nullptr, up, 0, neurons);
     });
 }
 

@@ -18,6 +18,7 @@ struct Kernels {
     void (*decode_rows)(const DecodeCall&, Pool&);
     void (*decode_columns)(const DecodeCall&, Pool&);
     void (*norm)(const NormCall&, Pool&);
+    void (*read)(const ReadCall&, Pool&);
 };
 
 extern const Kernels kScalarKernels;

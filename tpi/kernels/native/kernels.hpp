@@ -54,7 +54,26 @@ inline void norm(const NormCall& call, Pool&) {
         normalise(call.norm, call.x + t * call.hidden, call.hidden, call.out + t * call.hidden);
 }
 
-constexpr Kernels kTable{kIsaName, attention, ffn, rows, decode_rows, decode_columns, norm};
+constexpr size_t kReadBytes = 256 * 1024;  // of one task
+
+inline void read_job(const ReadCall& call, Team& team) {
+    team.each(call.bytes / kReadBytes, [&](size_t task) {
+        const uint8_t* from = call.data + task * kReadBytes;
+        F8 acc[4] = {splat(0.0f), splat(0.0f), splat(0.0f), splat(0.0f)};
+        for (size_t i = 0; i < kReadBytes; i += 128)
+            for (int k = 0; k < 4; ++k) acc[k] = acc[k] + load_bytes(from + i + 32 * k);
+        call.sums[team.index()] += sum((acc[0] + acc[1]) + (acc[2] + acc[3]));
+    });
+}
+
+inline void read(const ReadCall& call, Pool& pool) {
+    ReadCall with_sums = call;
+    with_sums.sums = pool.arena().take<float>(pool.size());
+    for (size_t i = 0; i < pool.size(); ++i) with_sums.sums[i] = 0.0f;
+    pool.run(read_job, with_sums);
+}
+
+constexpr Kernels kTable{kIsaName, attention, ffn, rows, decode_rows, decode_columns, norm, read};
 
 }  // namespace
 }  // namespace tpi

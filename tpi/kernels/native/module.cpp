@@ -30,6 +30,7 @@ NB_MODULE(_native, m) {
         Pool::instance().resize(count);
     });
     m.def("threads", [] { return Pool::instance().size(); });
+    m.def("read", &run_read, nb::arg("data"));
     m.def("norm", &run_norm, nb::arg("x"), nb::arg("norm"), nb::arg("out"));
 
     nb::class_<AttentionPlan>(m, "AttentionPlan")

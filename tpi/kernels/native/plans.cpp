@@ -297,6 +297,11 @@ void RunPlan::decode(nb::handle data, const std::string& part, nb::handle out) c
     launch(run_.is_column(part) ? kernels().decode_columns : kernels().decode_rows, call);
 }
 
+void run_read(nb::handle data) {
+    Array bytes(data, "the data", "B", {kAny});
+    launch(kernels().read, ReadCall{bytes.as<uint8_t>(), bytes.total(), nullptr});
+}
+
 void run_norm(nb::handle x, nb::tuple norm, nb::handle out) {
     Array input(x, "x", "f", {kAny, kAny});
     Array result(out, "out", "f", {length(input.size(0)), length(input.size(1))}, true);

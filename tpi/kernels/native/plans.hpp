@@ -99,6 +99,8 @@ private:
     Run run_;
 };
 
+// Reads the whole of an array of bytes with all threads.
+void run_read(nb::handle data);
 void run_norm(nb::handle x, nb::tuple norm, nb::handle out);
 
 // The instruction set in use.

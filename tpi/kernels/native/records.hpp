@@ -29,7 +29,7 @@ inline float read_plain(Format format, const uint8_t* vector, size_t i) {
 
 template <Format F> inline F8 load_plain(const uint8_t* vector, size_t i) {
     if constexpr (F == Format::f32) {
-        return load(reinterpret_cast<const float*>(vector) + i);
+        return load_bytes(vector + 4 * i);
     } else {
         return load_bf16(vector + 2 * i);
     }
@@ -83,6 +83,20 @@ template <class Work> inline void with_format(Format format, const Work& work) {
     }
 }
 
+// Vectors that will be wanted soon, asked for while another of the same size is read: records lie too far apart for the
+// processor to guess. Null where nothing is known.
+struct Soon {
+    const uint8_t* first = nullptr;
+    const uint8_t* second = nullptr;
+
+    void ask(size_t offset, size_t bytes) const {
+        for (size_t i = 0; i < bytes; i += 64) {
+            prefetch(first + offset + i);
+            prefetch(second + offset + i);
+        }
+    }
+};
+
 // What a row part is multiplied with: floats [tokens, stride], and the same rounded for quantised formats.
 struct RecordInputs {
     const float* x;
@@ -91,13 +105,15 @@ struct RecordInputs {
 };
 
 template <Format F, int N>
-inline void dot_plain(const uint8_t* vector, size_t hidden, const RecordInputs& in, size_t token, float* out) {
+inline void dot_plain(const uint8_t* vector, size_t hidden, const RecordInputs& in, size_t token, const Soon& soon,
+                      float* out) {
     const float* x = in.x + token * in.stride;
     constexpr int kParts = N > 2 ? 2 : 4;  // independent sums, to cover the latency of a multiply-add
     F8 acc[N][kParts];
     for (int t = 0; t < N; ++t) for (int p = 0; p < kParts; ++p) acc[t][p] = splat(0.0f);
     size_t i = 0;
     for (; i + 8 * kParts <= hidden; i += 8 * kParts) {
+        soon.ask(i * (F == Format::f32 ? 4 : 2), 8 * kParts * (F == Format::f32 ? 4 : 2));
         for (int p = 0; p < kParts; ++p) {
             F8 weights = load_plain<F>(vector, i + 8 * p);
             for (int t = 0; t < N; ++t) acc[t][p] = fma(weights, load(x + t * in.stride + i + 8 * p), acc[t][p]);
@@ -113,14 +129,48 @@ inline void dot_plain(const uint8_t* vector, size_t hidden, const RecordInputs& 
     }
 }
 
+// Scales, and what is added to scale * code, of 8 blocks.
+template <Format F> inline void load_lines(const uint8_t* const* blocks, F8& scale, F8& offset) {
+    load_factors(blocks, scale, offset);
+    if constexpr (F == Format::q4s) offset = scale * splat(-8.0f);
+    if constexpr (F == Format::q8) offset = splat(0.0f);
+}
+
+// acc[t] += the products of 8 groups, offsets[t] += what their minima add (lane by lane, to be summed)
 template <Format F, int N>
-inline void dot_groups(const uint8_t* vector, size_t hidden, const RecordInputs& in, size_t token, float* out) {
+inline void dot_eight_groups(const uint8_t* vector, const Rounded& x, size_t token, size_t group, F8* acc,
+                             F8* offsets) {
+    const uint8_t* blocks[8];
+    for (size_t i = 0; i < 8; ++i) blocks[i] = vector + i * group_bytes(F);
+    F8 scale, offset;
+    load_lines<F>(blocks, scale, offset);
+    for (int t = 0; t < N; ++t) {
+        size_t at = (token + t) * x.groups() + group;
+        float factors[8];
+        store(factors, scale * load(x.scale + at));
+        if constexpr (F != Format::q8) offsets[t] = fma(offset, load(x.sum + at), offsets[t]);
+        const int8_t* codes = x.codes + (token + t) * x.width + group * kGroup;
+        for (size_t i = 0; i < 8; ++i, codes += kGroup) {
+            I8 dot = F == Format::q8 ? group_q8(blocks[i] + factor_bytes(F), codes)
+                                     : group_q4(blocks[i] + factor_bytes(F), codes);
+            acc[t] = fma(to_float(dot), splat(factors[i]), acc[t]);
+        }
+    }
+}
+
+template <Format F, int N>
+inline void dot_groups(const uint8_t* vector, size_t hidden, const RecordInputs& in, size_t token, const Soon& soon,
+                       float* out) {
     const Rounded& x = in.rounded;
-    F8 acc[N];
+    F8 acc[N], offsets[N];
     float rest[N] = {};
-    for (int t = 0; t < N; ++t) acc[t] = splat(0.0f);
-    for (size_t g = 0; g < hidden / kGroup; ++g, vector += group_bytes(F)) {
-        prefetch(vector + 1024);
+    for (int t = 0; t < N; ++t) acc[t] = offsets[t] = splat(0.0f);
+    size_t g = 0;
+    for (; g + 8 <= hidden / kGroup; g += 8, vector += 8 * group_bytes(F)) {
+        soon.ask(g * group_bytes(F), 8 * group_bytes(F));
+        dot_eight_groups<F, N>(vector, x, token, g, acc, offsets);
+    }
+    for (; g < hidden / kGroup; ++g, vector += group_bytes(F)) {
         float scale = read_half(vector), offset = offset_of<F>(vector, scale);
         for (int t = 0; t < N; ++t) {
             const int8_t* codes = x.codes + (token + t) * x.width + g * kGroup;
@@ -131,21 +181,21 @@ inline void dot_groups(const uint8_t* vector, size_t hidden, const RecordInputs&
             if constexpr (F != Format::q8) rest[t] += offset * x.sum[at];
         }
     }
-    for (int t = 0; t < N; ++t) out[t] = sum(acc[t]) + rest[t];
+    for (int t = 0; t < N; ++t) out[t] = sum(acc[t] + offsets[t]) + rest[t];
 }
 
 // out[t * stride] = vector . x[t] for tokens [0, tokens)
 template <Format F>
-inline void dot_record(const uint8_t* vector, size_t hidden, const RecordInputs& in, size_t tokens, float* out,
-                       size_t stride) {
+inline void dot_record(const uint8_t* vector, size_t hidden, const RecordInputs& in, size_t tokens, const Soon& soon,
+                       float* out, size_t stride) {
     float some[4];
     for (size_t token = 0; token < tokens; token += 4) {
         size_t count = tokens - token < 4 ? tokens - token : 4;
         auto dot = [&]<int N>() {
             if constexpr (is_quantised(F)) {
-                dot_groups<F, N>(vector, hidden, in, token, some);
+                dot_groups<F, N>(vector, hidden, in, token, soon, some);
             } else {
-                dot_plain<F, N>(vector, hidden, in, token, some);
+                dot_plain<F, N>(vector, hidden, in, token, soon, some);
             }
         };
         if (count == 4) dot.template operator()<4>();
@@ -160,8 +210,19 @@ inline void dot_record(const uint8_t* vector, size_t hidden, const RecordInputs&
 inline void record_rows(const Matrix& matrix, size_t first, size_t count, const RecordInputs& in, size_t tokens,
                         float* out, size_t stride) {
     with_format(matrix.format, [&]<Format F>() {
-        for (size_t r = first; r < first + count; ++r)
-            dot_record<F>(matrix.vector(r), matrix.hidden, in, tokens, out + (r - first), stride);
+        for (size_t r = first; r < first + count; ++r) {
+            const uint8_t* vector = matrix.vector(r);
+            Soon soon{vector + matrix.record_bytes, vector + matrix.record_bytes};
+            dot_record<F>(vector, matrix.hidden, in, tokens, soon, out + (r - first), stride);
+        }
+    });
+}
+
+// Row part, one vector: out[t * stride].
+inline void record_row(const Matrix& matrix, size_t r, const RecordInputs& in, size_t tokens, const Soon& soon,
+                       float* out, size_t stride) {
+    with_format(matrix.format, [&]<Format F>() {
+        dot_record<F>(matrix.vector(r), matrix.hidden, in, tokens, soon, out, stride);
     });
 }
 
@@ -196,6 +257,32 @@ inline void add_records(const uint8_t* const* vectors, const float* factors, siz
     }
 }
 
+// The same for 8 vectors of 4-bit codes: factor * scale is rounded to int8 over the 8 of them.
+template <Format F>
+inline void add_eight_records(const uint8_t* const* vectors, const float* factors, size_t hidden, float* out) {
+    const uint8_t* blocks[8];
+    const uint8_t* codes[8];
+    for (int n = 0; n < 8; ++n) blocks[n] = vectors[n];
+    for (size_t g = 0; g < hidden / kGroup; ++g, out += kGroup) {
+        F8 scale, offset, values[4];
+        load_lines<F>(blocks, scale, offset);
+        F8 factor = load(factors), scaled = factor * scale;
+        float most = largest(abs(scaled));
+        F8 whole = round(scaled * splat(most > 0 ? 127.0f / most : 0.0f));
+        int8_t rounded[8];
+        store_int8(rounded, whole);
+        for (int n = 0; n < 8; ++n) {
+            codes[n] = blocks[n] + factor_bytes(F);
+            blocks[n] += group_bytes(F);
+        }
+        mix_groups_q4(codes, rounded, values);
+        // around code 8, so that rounding the factors counts for least
+        F8 unit = splat(most / 127.0f), middle = factor * fma(splat(8.0f), scale, offset);
+        F8 shift = splat(sum(fma(whole * unit, splat(-8.0f), middle)));
+        for (int k = 0; k < 4; ++k) store(out + 8 * k, fma(values[k], unit, load(out + 8 * k) + shift));
+    }
+}
+
 // Column part, a few tokens: out[t * stride ..] += sum over i < count of factors[t * factor_stride + i] * vector
 // at(i). Vectors whose factors are all zero are not read.
 template <class At>
@@ -206,8 +293,15 @@ inline void record_columns(const Matrix& matrix, size_t count, const At& at, con
         float some[kStreamTokens][8];
         size_t held = 0;
         auto flush = [&] {
-            for (size_t t = 0; t < tokens; ++t)
+            for (size_t t = 0; t < tokens; ++t) {
+                if constexpr (F == Format::q4 || F == Format::q4s) {
+                    if (held == 8) {
+                        add_eight_records<F>(vectors, some[t], matrix.hidden, out + t * stride);
+                        continue;
+                    }
+                }
                 add_records<F>(vectors, some[t], held, matrix.hidden, out + t * stride);
+            }
             held = 0;
         };
         for (size_t i = 0; i < count; ++i) {

@@ -22,6 +22,7 @@ struct F8 { __m256 v; };
 struct I8 { __m256i v; };
 
 inline F8 load(const float* p) { return {_mm256_loadu_ps(p)}; }
+inline F8 load_bytes(const uint8_t* p) { return {_mm256_loadu_ps(reinterpret_cast<const float*>(p))}; }
 inline void store(float* p, F8 a) { _mm256_storeu_ps(p, a.v); }
 inline F8 splat(float s) { return {_mm256_set1_ps(s)}; }
 inline F8 operator+(F8 a, F8 b) { return {_mm256_add_ps(a.v, b.v)}; }
@@ -146,15 +147,44 @@ template <int N> inline void tile_q8(const uint8_t* codes, const int8_t* const* 
     }
 }
 
-inline I8 group_q4(const uint8_t* codes, const int8_t* x) {
+// the 32 codes of a group in record order, one per byte
+inline __m256i spread_codes(const uint8_t* codes) {
     __m128i both = load16(codes);
-    __m256i halves = _mm256_set_m128i(_mm_srli_epi16(both, 4), both);
-    halves = _mm256_and_si256(halves, _mm256_set1_epi8(15));
-    return {dot_quads(_mm256_setzero_si256(), halves, load32(x))};
+    return _mm256_and_si256(_mm256_set_m128i(_mm_srli_epi16(both, 4), both), _mm256_set1_epi8(15));
+}
+inline I8 group_q4(const uint8_t* codes, const int8_t* x) {
+    return {dot_quads(_mm256_setzero_si256(), spread_codes(codes), load32(x))};
 }
 inline I8 group_q8(const uint8_t* codes, const int8_t* x) {
     __m256i weights = load32(codes);
     return {dot_quads(_mm256_setzero_si256(), _mm256_abs_epi8(weights), _mm256_sign_epi8(load32(x), weights))};
+}
+
+inline void load_factors(const uint8_t* const* blocks, F8& first, F8& second) {
+    int32_t pairs[8];
+    for (int i = 0; i < 8; ++i) std::memcpy(&pairs[i], blocks[i], 4);
+    __m128i a = _mm_set_epi32(pairs[3], pairs[2], pairs[1], pairs[0]);
+    __m128i b = _mm_set_epi32(pairs[7], pairs[6], pairs[5], pairs[4]);
+    const __m128i low = _mm_set1_epi32(0xffff);
+    first.v = _mm256_cvtph_ps(_mm_packus_epi32(_mm_and_si128(a, low), _mm_and_si128(b, low)));
+    second.v = _mm256_cvtph_ps(_mm_packus_epi32(_mm_srli_epi32(a, 16), _mm_srli_epi32(b, 16)));
+}
+
+// Two groups at a time: their codes interleaved meet their factors as one pair; 4 pairs of 15 * 127 * 2 fit 16 bits.
+inline void mix_groups_q4(const uint8_t* const* codes, const int8_t* factors, F8* out) {
+    __m256i low = _mm256_setzero_si256(), high = low;
+    for (int n = 0; n < 8; n += 2) {
+        int16_t pair;
+        std::memcpy(&pair, factors + n, 2);
+        __m256i factor = _mm256_set1_epi16(pair), a = spread_codes(codes[n]), b = spread_codes(codes[n + 1]);
+        low = _mm256_add_epi16(low, _mm256_maddubs_epi16(_mm256_unpacklo_epi8(a, b), factor));
+        high = _mm256_add_epi16(high, _mm256_maddubs_epi16(_mm256_unpackhi_epi8(a, b), factor));
+    }
+    auto widen = [](__m128i words) { return F8{_mm256_cvtepi32_ps(_mm256_cvtepi16_epi32(words))}; };
+    out[0] = widen(_mm256_castsi256_si128(low));
+    out[1] = widen(_mm256_castsi256_si128(high));
+    out[2] = widen(_mm256_extracti128_si256(low, 1));
+    out[3] = widen(_mm256_extracti128_si256(high, 1));
 }
 
 }  // namespace

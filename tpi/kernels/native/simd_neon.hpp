@@ -17,6 +17,9 @@ struct F8 { float32x4_t a, b; };
 struct I8 { int32x4_t a, b; };
 
 inline F8 load(const float* p) { return {vld1q_f32(p), vld1q_f32(p + 4)}; }
+inline F8 load_bytes(const uint8_t* p) {
+    return {vreinterpretq_f32_u8(vld1q_u8(p)), vreinterpretq_f32_u8(vld1q_u8(p + 16))};
+}
 inline void store(float* p, F8 x) { vst1q_f32(p, x.a); vst1q_f32(p + 4, x.b); }
 inline F8 splat(float s) { return {vdupq_n_f32(s), vdupq_n_f32(s)}; }
 inline F8 operator+(F8 x, F8 y) { return {vaddq_f32(x.a, y.a), vaddq_f32(x.b, y.b)}; }
@@ -133,6 +136,31 @@ inline I8 group_q8(const uint8_t* codes, const int8_t* x) {
     const int32x4_t zero = vdupq_n_s32(0);
     return {vdotq_s32(zero, vreinterpretq_s8_u8(vld1q_u8(codes)), vld1q_s8(x)),
             vdotq_s32(zero, vreinterpretq_s8_u8(vld1q_u8(codes + 16)), vld1q_s8(x + 16))};
+}
+
+inline void load_factors(const uint8_t* const* blocks, F8& first, F8& second) {
+    uint16_t halves[2][8];
+    for (int i = 0; i < 8; ++i) {
+        std::memcpy(&halves[0][i], blocks[i], 2);
+        std::memcpy(&halves[1][i], blocks[i] + 2, 2);
+    }
+    first = load_half(halves[0]);
+    second = load_half(halves[1]);
+}
+
+inline void mix_groups_q4(const uint8_t* const* codes, const int8_t* factors, F8* out) {
+    int16x8_t total[4] = {vdupq_n_s16(0), vdupq_n_s16(0), vdupq_n_s16(0), vdupq_n_s16(0)};
+    for (int n = 0; n < 8; ++n) {
+        uint8x16_t both = vld1q_u8(codes[n]);
+        int8x16_t low = vreinterpretq_s8_u8(vandq_u8(both, vdupq_n_u8(15)));
+        int8x16_t high = vreinterpretq_s8_u8(vshrq_n_u8(both, 4));
+        int8x8_t factor = vdup_n_s8(factors[n]);
+        total[0] = vmlal_s8(total[0], vget_low_s8(low), factor);
+        total[1] = vmlal_s8(total[1], vget_high_s8(low), factor);
+        total[2] = vmlal_s8(total[2], vget_low_s8(high), factor);
+        total[3] = vmlal_s8(total[3], vget_high_s8(high), factor);
+    }
+    for (int k = 0; k < 4; ++k) out[k] = widen(total[k]);
 }
 
 }  // namespace

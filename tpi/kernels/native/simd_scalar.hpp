@@ -19,6 +19,7 @@ struct I8 { int32_t lane[8]; };
 #define TPI_LANES for (int i = 0; i < 8; ++i)
 
 inline F8 load(const float* p) { F8 r; std::memcpy(r.lane, p, 32); return r; }
+inline F8 load_bytes(const uint8_t* p) { F8 r; std::memcpy(r.lane, p, 32); return r; }
 inline void store(float* p, F8 a) { std::memcpy(p, a.lane, 32); }
 inline F8 splat(float s) { F8 r; TPI_LANES r.lane[i] = s; return r; }
 inline F8 operator+(F8 a, F8 b) { TPI_LANES a.lane[i] += b.lane[i]; return a; }
@@ -155,6 +156,27 @@ inline I8 group_q8(const uint8_t* codes, const int8_t* x) {
         for (int k = i; k < 32; k += 8) r.lane[i] += static_cast<int8_t>(codes[k]) * x[k];
     }
     return r;
+}
+
+// The two halves at the start of each of 8 blocks.
+inline void load_factors(const uint8_t* const* blocks, F8& first, F8& second) {
+    TPI_LANES {
+        uint16_t halves[2];
+        std::memcpy(halves, blocks[i], 4);
+        first.lane[i] = half_to_float(halves[0]);
+        second.lane[i] = half_to_float(halves[1]);
+    }
+}
+
+// Sum over 8 groups of 4-bit codes (record order) of factor * code, for each of the 32 values.
+inline void mix_groups_q4(const uint8_t* const* codes, const int8_t* factors, F8* out) {
+    for (int k = 0; k < 4; ++k) {
+        out[k] = splat(0.0f);
+        for (int n = 0; n < 8; ++n) TPI_LANES {
+            uint8_t both = codes[n][k % 2 * 8 + i];
+            out[k].lane[i] += static_cast<float>(factors[n] * (k < 2 ? both & 15 : both >> 4));
+        }
+    }
 }
 
 #undef TPI_LANES

@@ -108,6 +108,13 @@ struct DecodeCall {
     float* out;
 };
 
+// Reads memory and does nothing else: what the other kernels' speed is compared with.
+struct ReadCall {
+    const uint8_t* data;
+    size_t bytes;
+    float* sums;  // one per thread
+};
+
 struct NormCall {
     Norm norm;
     size_t tokens, hidden;

@@ -57,7 +57,7 @@ cycle of blocks, times the paper's gamma: `peak_parameters`. Here, where every b
 `Placement.memory_bytes` plus the rest of `scheduler.budget`, and gamma is not needed.
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from scheduler.placement import Placement, place_window
@@ -90,14 +90,17 @@ class Times:
         return self.load_attention + self.load_ffn
 
     @classmethod
-    def of(cls, costs: Costs) -> "Times":
-        """Means over the blocks, which alternate attention, FFN; loads over those that were loaded."""
-        loads = [[load for load in costs.load[kind::2] if load] for kind in (0, 1)]
+    def of(cls, costs: Costs, streamed: Collection[int] = ()) -> "Times":
+        """Means over the blocks, which alternate attention, FFN; loads over the `streamed` ones of a kind, if any.
+
+        Blocks that stay were loaded once, into memory that had never been touched, which is slower.
+        """
         return cls(
             _mean(costs.compute[0::2]),
             _mean(costs.compute[1::2]),
             _mean(costs.exchange),
-            *(_mean(kind) for kind in loads),
+            _load(costs, 0, streamed),
+            _load(costs, 1, streamed),
         )
 
     def costs(self, layers: int) -> Costs:
@@ -173,9 +176,10 @@ class SteadyReport:
 
 def verdict(placement: Placement, costs: Costs) -> SteadyReport:
     """Judge a placement by measured seconds per block (`MemoryWindow.costs`)."""
-    times, timeline = Times.of(costs), simulate(placement.ring, costs, _TOKENS)
+    streamed = set(placement.ring.blocks)
+    times, timeline = Times.of(costs, streamed), simulate(placement.ring, costs, _TOKENS)
     advised = advise(placement.sizes, times)
-    total, loading = sum(placement.sizes), sum(costs.load)
+    total, loading = sum(placement.sizes), times.load * (len(placement.sizes) // 2)
     speed = total / loading if loading else float("inf")
     return SteadyReport(
         times=times,
@@ -207,6 +211,11 @@ def advise(sizes: Sequence[int], times: Times) -> tuple[int, int, int] | None:
                 found.append((window, retain, placement.memory_bytes))
                 break
     return min(found, key=lambda one: one[2], default=None)
+
+
+def _load(costs: Costs, kind: int, streamed: Collection[int]) -> float:
+    loads = {block: costs.load[block] for block in range(kind, len(costs.load), 2) if costs.load[block]}
+    return _mean([seconds for block, seconds in loads.items() if block in streamed] or list(loads.values()))
 
 
 def _mean(values: Sequence[float]) -> float:

@@ -136,3 +136,14 @@ def test_a_token_that_never_waits_takes_its_busy_time() -> None:
     costs = Costs([1.0, 2.0], [0.5, 0.5], [0.1, 0.1])
     timeline = simulate(ring_of(1, 1), costs, 10)
     assert timeline.steady_token == pytest.approx(costs.busy)
+
+
+def test_times_are_those_of_streamed_blocks() -> None:
+    """What was loaded once, at the start, says little of what loading takes now."""
+    costs = Costs([1.0, 2.0] * 2, [0.5] * 4, [4.0, 9.0, 6.0, 3.0])
+    assert Times.of(costs) == Times(1.0, 2.0, 0.5, 5.0, 6.0)
+    assert Times.of(costs, {0, 2, 3}) == Times(1.0, 2.0, 0.5, 5.0, 3.0)
+    placement = place_window([4096, 8192] * 2, 1, retain=2)
+    report = verdict(placement, Costs([1.0, 1.0] * 2, [0.0] * 4, [1.0, 3.0, 1.0, 100.0]))
+    assert report.times.load == 4.0
+    assert report.least_resident == 24576 // 2

@@ -128,6 +128,36 @@ def byte_level_vocabulary(directory: Path, pre: str = "gpt-2") -> Callable[[GGUF
     return write
 
 
+def sentencepiece_tokens(text: str) -> list[str]:
+    """The tokens of a SentencePiece-like vocabulary trained on `text`: special ones, 256 bytes, pieces by rank."""
+    import json
+
+    from tokenizers import Tokenizer, models, pre_tokenizers, trainers
+
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()
+    special = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256))]
+    trainer = trainers.BpeTrainer(vocab_size=1000, special_tokens=special, show_progress=False)
+    tokenizer.train_from_iterator([text], trainer)
+    vocab = json.loads(tokenizer.to_str())["model"]["vocab"]
+    return sorted([*vocab, "the"], key=lambda token: vocab.get(token, len(vocab)))
+
+
+def sentencepiece_vocabulary(tokens: list[str], prefix: bool) -> Callable[[GGUFWriter], None]:
+    """Writes `tokens` as a SentencePiece vocabulary; `prefix`: a space goes before every text."""
+
+    def write(writer: GGUFWriter) -> None:
+        writer.add_tokenizer_model("llama")
+        writer.add_token_list(tokens)
+        writer.add_token_scores([-float(rank) for rank in range(len(tokens))])
+        writer.add_token_types([2, 3, 3] + [6] * 256 + [1] * (len(tokens) - 259))
+        writer.add_bos_token_id(1)
+        writer.add_eos_token_id(2)
+        writer.add_add_space_prefix(prefix)
+
+    return write
+
+
 def _add(writer: GGUFWriter, name: str, values: Array, kind: str) -> None:
     raw = encoded(values, kind)
     writer.add_tensor(name, raw, raw_dtype=GGMLQuantizationType[kind] if raw.dtype == np.uint8 else None)

@@ -3,6 +3,7 @@
 import json
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -165,6 +166,26 @@ def test_equal_blocks_are_stored_once(tiny_model: Models, tmp_path: Path) -> Non
     assert files == set(pack.blocks)
 
 
+def test_layers_of_one_source_are_written_once(
+    tiny_model: Models, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened = open_source(tiny_model("llama").directory)
+    model = replace(opened.model, config=replace(opened.model.config, layers=80), layers=(opened.model.layers[1],) * 80)
+    reads: list[str] = []
+    read = base.FileSource.read
+
+    def watched(self: base.FileSource, tensor: base.Tensor, *bounds: Any) -> npt.NDArray[np.uint8]:
+        reads.append(tensor.name)
+        return read(self, tensor, *bounds)
+
+    monkeypatch.setattr(base.FileSource, "read", watched)
+    pack_model(replace(opened, model=model), "q4", tmp_path / "pack")
+    pack = Pack.open(tmp_path / "pack")
+    assert len(pack.layers) == 80
+    assert len(pack.blocks) == 5  # attention, ffn, embedding, head, final norm
+    assert len(reads) == len(set(reads))
+
+
 @pytest.mark.parametrize(("name", "dtype"), [("phi3", "f32"), ("llama", "q4"), ("opt", "q8")])
 def test_small_slabs_give_the_same_pack(
     name: str, dtype: str, tiny_model: Models, tiny_pack: Packs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -237,8 +258,23 @@ def test_a_flipped_bit_is_found(
     raw = bytearray(source.path.read_bytes())
     raw[data.draw(st.integers(0, len(raw) - 1))] ^= 1 << data.draw(st.integers(0, 7))
     path.write_bytes(raw)
+    block = Block(path, source.id, source.shape)
     with pytest.raises(WeightsError, match=r"flipped.safetensors is damaged"):
-        Block(path, source.id, source.shape).verify()
+        block.verify()
+    flipped = [run.name for run in block.shape.runs if not _equal(block, source, run.name)]
+    for run in flipped:
+        with pytest.raises(WeightsError, match=f"unit . of {run} does not match its hash"):
+            block.read_units(run, 0, block.run(run).units, check=True)
+
+
+def _equal(block: Block, source: Block, run: str) -> bool:
+    """Whether the units and hashes of a run are what they were; true if the file cannot be read at all."""
+    units = source.run(run).units
+    try:
+        same = np.array_equal(block.read_units(run, 0, units), source.read_units(run, 0, units))
+        return same and np.array_equal(block.unit_hashes(run), source.unit_hashes(run))
+    except WeightsError:
+        return True
 
 
 @settings(max_examples=100, deadline=None)

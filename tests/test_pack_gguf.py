@@ -9,7 +9,15 @@ import numpy.typing as npt
 import pytest
 from gguf import GGUFWriter
 
-from tests.gguf_models import byte_level_vocabulary, decoded, gguf_tensors, interleave, write_gguf
+from tests.gguf_models import (
+    byte_level_vocabulary,
+    decoded,
+    gguf_tensors,
+    interleave,
+    sentencepiece_tokens,
+    sentencepiece_vocabulary,
+    write_gguf,
+)
 from tests.models import SIZES, TEMPLATE, TEXT, TinyModel, forward, make_model
 from tests.test_families import TOKENS
 from tests.test_pack import part, runs
@@ -186,9 +194,30 @@ def test_vocabulary_becomes_the_same_tokenizer(tiny_model: Models, tmp_path: Pat
     ],
 )
 def test_ways_of_splitting_words(pre: str, text: str, pieces: str) -> None:
-    from tpi.pack.ggufvocab import _splitter
+    from tpi.pack.ggufvocab import splitter
 
-    assert [piece for piece, _ in _splitter(pre).pre_tokenize_str(text)] == pieces.split("|")
+    assert [piece for piece, _ in splitter(pre).pre_tokenize_str(text)] == pieces.split("|")
+
+
+@pytest.mark.parametrize("prefix", [True, False])
+def test_sentencepiece_vocabulary(prefix: bool, tiny_model: Models, tmp_path: Path) -> None:
+    from tokenizers import Tokenizer
+
+    tokens = sentencepiece_tokens(TEXT)
+    write_gguf(tmp_path / "m.gguf", tiny_model("llama"), "llama", vocabulary=sentencepiece_vocabulary(tokens, prefix))
+    pack = pack_of(tmp_path / "m.gguf")
+    tokenizer = Tokenizer.from_file(str(pack.tokenizer_file))
+    assert (pack.tokenizer_info["add_bos"], pack.tokenizer_info["eos_ids"]) == (True, [2])
+
+    def pieces(text: str) -> list[str]:
+        return [tokens[token] for token in tokenizer.encode(text).ids]
+
+    space = "\u2581"
+    assert pieces("the answer") == ["<s>", f"{space}the" if prefix else "the", f"{space}answer"]
+    assert pieces(" \u65e5")[-3:] == ["<0xE6>", "<0x97>", "<0xA5>"]
+    assert pieces("a</s>")[-1] == "</s>"
+    for text in (TEXT, "  two  spaces\n\n\u65e5 na\u00efve"):
+        assert tokenizer.decode(tokenizer.encode(text).ids) == text
 
 
 def test_vocabulary_that_does_not_fit_together_is_refused(tiny_model: Models, tmp_path: Path) -> None:

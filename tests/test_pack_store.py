@@ -129,7 +129,9 @@ def test_failure_while_writing_leaves_nothing(
 def test_place_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(WeightsError, match=r"cannot write .*file"):
-        build(tmp_path / "file" / "pack", lambda directory: None)
+        build(tmp_path / "file" / "pack", lambda directory: None, Path.is_dir)
+    with pytest.raises(WeightsError, match="not whole; delete it"):
+        build(tmp_path, lambda directory: None, lambda target: False)
 
 
 def test_pulled_model_is_checked_and_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tiny_model: Models) -> None:

@@ -14,6 +14,7 @@ from tpi.families.huggingface import from_huggingface
 from tpi.pack import tokens
 from tpi.pack.manifest import MANIFEST, Manifest
 from tpi.pack.plan import PackPlan, plan_pack
+from tpi.pack.reader import is_pack
 from tpi.pack.sources.base import Source
 from tpi.pack.sources.files import read_json
 from tpi.pack.sources.gguf import open_gguf
@@ -60,7 +61,7 @@ def pack_model(opened: Opened, dtype: str, target: Path, progress: Phase = phase
     """
     plan = plan_pack(opened.model, opened.source, dtype)
     try:
-        build(target, lambda directory: _fill(opened, plan, dtype, directory, progress))
+        build(target, lambda directory: _fill(opened, plan, dtype, directory, progress), is_pack)
     finally:
         opened.source.close()
 

@@ -1,9 +1,10 @@
 """The vocabulary of a GGUF file as a `tokenizers` tokenizer.
 
-Byte-level BPE whose way of splitting words is known is converted here, in half a second; the rest goes through
-transformers, which takes about ten.
+SentencePiece vocabularies, and byte-level ones whose way of splitting words is known, are converted here in about half
+a second; the rest goes through transformers, which takes about ten.
 """
 
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
@@ -11,7 +12,8 @@ from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalize
 from tpi.errors import ModelError
 from tpi.pack.sources.gguf import GgufSource
 
-_CONTROL, _USER_DEFINED = 3, 4  # token types
+_UNKNOWN, _CONTROL, _USER_DEFINED = 2, 3, 4  # token types
+_SPACE = "\u2581"  # what SentencePiece writes for a space
 _LETTERS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+"
 _REST = r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 # how words are split, by `tokenizer.ggml.pre`: a pattern, or None for that of GPT-2
@@ -29,42 +31,64 @@ def convert(source: GgufSource) -> Tokenizer:
     Raises:
         ModelError: if it cannot be converted.
     """
-    pre = source.metadata.get("tokenizer.ggml.pre")
-    if source.metadata.get("tokenizer.ggml.model") == "gpt2" and pre in _PATTERNS:
-        return _byte_level(source, str(pre))
-    from transformers import AutoTokenizer
-
-    try:
-        found = AutoTokenizer.from_pretrained(str(source.path.parent), gguf_file=source.path.name)
-        return Tokenizer.from_str(found.backend_tokenizer.to_str())
-    except Exception as error:  # whatever a conversion may raise
-        raise ModelError(f"the tokenizer of {source.path} cannot be converted ({error})") from error
-
-
-def _byte_level(source: GgufSource, pre: str) -> Tokenizer:
+    kind, pre = source.metadata.get("tokenizer.ggml.model"), source.metadata.get("tokenizer.ggml.pre")
+    if not (kind == "llama" or (kind == "gpt2" and pre in _PATTERNS)):
+        return _through_transformers(source)
     tokens, kinds = source.array("tokenizer.ggml.tokens"), source.array("tokenizer.ggml.token_type")
-    merges = [tuple(merge.split(" ", 1)) for merge in source.array("tokenizer.ggml.merges")]
-    vocab = {token: index for index, token in enumerate(tokens)}
     try:
-        tokenizer = Tokenizer(models.BPE(vocab=vocab, merges=merges, ignore_merges=pre == "llama-bpe"))
-        added = [
-            _added(token, kind) for token, kind in zip(tokens, kinds, strict=True) if kind in (_CONTROL, _USER_DEFINED)
-        ]
+        tokenizer = _sentencepiece(source, tokens, kinds) if kind == "llama" else _byte_level(source, tokens, str(pre))
+        added = [(token, kind) for token, kind in zip(tokens, kinds, strict=True) if kind in (_CONTROL, _USER_DEFINED)]
     except Exception as error:  # the library raises plain Exception
         raise ModelError(f"{source.path} has a vocabulary that does not fit together ({error})") from error
-    tokenizer.add_tokens(added)
-    tokenizer.pre_tokenizer = _splitter(pre)
+    tokenizer.add_tokens([AddedToken(token, normalized=False, special=kind == _CONTROL) for token, kind in added])
+    return tokenizer
+
+
+def _byte_level(source: GgufSource, tokens: Sequence[str], pre: str) -> Tokenizer:
+    """Byte-level BPE (GPT-2 and its kin): merges in order of rank."""
+    merges = [tuple(merge.split(" ", 1)) for merge in source.array("tokenizer.ggml.merges")]
+    vocab = {token: index for index, token in enumerate(tokens)}
+    tokenizer = Tokenizer(models.BPE(vocab=vocab, merges=merges, ignore_merges=pre == "llama-bpe"))
+    tokenizer.pre_tokenizer = splitter(pre)
     tokenizer.decoder = decoders.ByteLevel()
     if pre == "qwen2":
         tokenizer.normalizer = normalizers.NFC()
     return tokenizer
 
 
-def _added(token: str, kind: int) -> AddedToken:
-    return AddedToken(token, normalized=False, special=kind == _CONTROL)
+def _sentencepiece(source: GgufSource, tokens: Sequence[str], kinds: Sequence[int]) -> Tokenizer:
+    """SentencePiece BPE (Llama 2, Phi-3, Gemma): pieces with scores, bytes for what no piece covers."""
+    vocab = {token: index for index, token in enumerate(tokens)}
+    unknown = next((token for token, kind in zip(tokens, kinds, strict=True) if kind == _UNKNOWN), None)
+    pieces = {
+        token: score
+        for token, score, kind in zip(tokens, source.array("tokenizer.ggml.scores"), kinds, strict=True)
+        if kind not in (_UNKNOWN, _CONTROL)
+    }
+    model = models.BPE(vocab=vocab, merges=_merges(pieces), unk_token=unknown, fuse_unk=True, byte_fallback=True)
+    prefixed = bool(source.metadata.get("tokenizer.ggml.add_space_prefix", True))
+    tokenizer = Tokenizer(model)
+    spaces = normalizers.Replace(" ", _SPACE)
+    tokenizer.normalizer = normalizers.Sequence([normalizers.Prepend(_SPACE), spaces]) if prefixed else spaces
+    steps = [decoders.Replace(_SPACE, " "), decoders.ByteFallback(), decoders.Fuse()]
+    tokenizer.decoder = decoders.Sequence(steps + ([decoders.Strip(" ", 1, 0)] if prefixed else []))
+    return tokenizer
 
 
-def _splitter(pre: str) -> Any:
+def _merges(pieces: Mapping[str, float]) -> list[tuple[str, str]]:
+    """Every way to make a piece of two others, the piece of the highest score first."""
+    found = [
+        (-score, piece[:cut], piece[cut:])
+        for piece, score in pieces.items()
+        for cut in range(1, len(piece))
+        if piece[:cut] in pieces and piece[cut:] in pieces
+    ]
+    found.sort(key=lambda merge: merge[0])
+    return [(left, right) for _, left, right in found]
+
+
+def splitter(pre: str) -> Any:
+    """The pre-tokenizer that splits text into words in the way called `pre`."""
     pattern = _PATTERNS[pre]
     byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=pattern is None)
     if pre == "smollm":
@@ -72,3 +96,13 @@ def _splitter(pre: str) -> Any:
     if pattern is None:
         return byte_level
     return pre_tokenizers.Sequence([pre_tokenizers.Split(Regex(pattern), "isolated"), byte_level])
+
+
+def _through_transformers(source: GgufSource) -> Tokenizer:
+    from transformers import AutoTokenizer
+
+    try:
+        found = AutoTokenizer.from_pretrained(str(source.path.parent), gguf_file=source.path.name)
+        return Tokenizer.from_str(found.backend_tokenizer.to_str())
+    except Exception as error:  # whatever a conversion may raise
+        raise ModelError(f"the tokenizer of {source.path} cannot be converted ({error})") from error

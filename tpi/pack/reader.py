@@ -58,11 +58,12 @@ class Block:
         offset = self.shape.ranges[run][0] + first * layout.unit_bytes
         return Extent(self.path, offset, (last - first) * layout.unit_bytes)
 
-    def read_units(self, run: str, first: int, last: int, out: Bytes | None = None) -> Bytes:
+    def read_units(self, run: str, first: int, last: int, out: Bytes | None = None, check: bool = False) -> Bytes:
         """Units `[first, last)` of a run as uint8 `[last - first, unit_bytes]`, read into `out` if given.
 
         Raises:
-            WeightsError: if the file is missing, short or of another shape.
+            WeightsError: if the file is missing, short or of another shape; with `check`, if a unit does not match
+                its hash.
         """
         shape = (last - first, self.shape.run(run).unit_bytes)
         extent = self.extent(run, first, last)
@@ -71,7 +72,10 @@ class Block:
         elif out.nbytes != extent.nbytes or out.dtype != np.uint8:
             raise WeightsError(f"the buffer for {run} has {out.nbytes} bytes, {extent.nbytes} are needed")
         self._read(extent.offset, out)
-        return out.reshape(shape)
+        units = out.reshape(shape)
+        if check:
+            self._compare(run, first, units, self.unit_hashes(run))
+        return units
 
     def vectors(self) -> dict[str, F32]:
         """The small float32 vectors (norms and biases) by name."""
@@ -101,9 +105,12 @@ class Block:
             step = max(1, _VERIFY_BYTES // run.unit_bytes)
             for first in range(0, run.units, step):
                 units = self.read_units(run.name, first, min(first + step, run.units))
-                for index, unit in enumerate(units, first):
-                    if sha256(unit).digest() != hashes[run.name][index].tobytes():
-                        raise self._damaged(f"unit {index} of {run.name} does not match its hash")
+                self._compare(run.name, first, units, hashes[run.name])
+
+    def _compare(self, run: str, first: int, units: Bytes, hashes: Bytes) -> None:
+        for index, unit in enumerate(units, first):
+            if sha256(unit).digest() != hashes[index].tobytes():
+                raise self._damaged(f"unit {index} of {run} does not match its hash")
 
     def _read(self, offset: int, out: npt.NDArray[Any]) -> None:
         """Fill `out` from the file; checks the file's header the first time."""

@@ -10,20 +10,22 @@ from pathlib import Path
 from tpi.errors import WeightsError
 
 
-def build(target: Path, fill: Callable[[Path], None]) -> None:
+def build(target: Path, fill: Callable[[Path], None], done: Callable[[Path], bool]) -> None:
     """Have `fill` write the files of `target` into a new directory, then give it its name.
 
-    Another process that builds the same target is waited for; if it succeeded, nothing is done. What an interrupted
-    run has left is removed first.
+    Another process that builds the same target is waited for; if `done(target)` holds then, nothing is done. What an
+    interrupted run has left is removed first.
 
     Raises:
-        WeightsError: if the disk is full, or the directory cannot be written.
+        WeightsError: if the disk is full, the directory cannot be written, or `target` holds something else.
     """
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         with _locked(_lock_file(target)):
-            if target.exists() and any(target.iterdir()):
+            if done(target):
                 return
+            if target.exists() and any(target.iterdir()):
+                raise WeightsError(f"{target} holds files but is not whole; delete it or choose another place")
             _sweep(target.parent)
             partial = _partial(target)
             shutil.rmtree(partial, ignore_errors=True)

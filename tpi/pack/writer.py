@@ -97,6 +97,7 @@ class BlockWriter:
             slabs = [item.load(first * run.width, last * run.width) for item in matrices]
             starts = range(first, last, step)
             yield from self._pool.map(partial(self._encode, run, slabs, last, step), starts)
+            del slabs  # before the next are read
 
     def _encode(self, run: RunLayout, slabs: list[Slab], end: int, step: int, first: int) -> tuple[Bytes, bytes]:
         """Units `[first, first + step)`, not beyond `end`, from the slabs that hold them, and their hashes."""

@@ -11,6 +11,7 @@ import click
 from master.sampler import Sampling
 from tpi.config import default_cache, parse_size
 from tpi.errors import UsageError
+from tpi.kv import KvDtype
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
@@ -29,6 +30,13 @@ class Placement:
     context: int | None = None
     memory: int | None = None
     threads: int | None = None
+    kv_dtype: KvDtype | None = None
+    collective: str | None = None
+    wire: str | None = None
+    scheduler: bool = True  # off: every weight in memory, whatever --memory says
+    window: int = 0  # blocks in memory at once, as in the TPI-LLM paper; 0: the fastest that fits
+    retain: int = 0  # with `window`: keep one FFN block in every so many; 0: none
+    trace: Path | None = None
     cache: Path = field(default_factory=default_cache)
 
     @classmethod
@@ -44,6 +52,8 @@ class Placement:
             raise UsageError("--local and --workers exclude each other; give one of them")
         if not workers and not local:
             workers = _addresses((os.environ.get("TPI_WORKERS", ""),))
+        if flags["retain"] and not flags["window"]:
+            raise UsageError("--retain goes with --window; without them the scheduler keeps what the memory allows")
         memory, cache = flags.pop("memory"), flags.pop("cache")
         return cls(
             model=flags.pop("model"),
@@ -51,7 +61,7 @@ class Placement:
             workers=workers,
             memory=None if memory is None else parse_size(memory),
             cache=default_cache() if cache is None else cache,
-            **{name: flags.pop(name) for name in ("split", "dtype", "context", "threads")},
+            **{name: flags.pop(name) for name in _PLAIN},
         )
 
 
@@ -87,6 +97,10 @@ def _addresses(texts: Sequence[str]) -> tuple[str, ...]:
     return found
 
 
+_PLAIN = (
+    "split", "dtype", "context", "threads", "kv_dtype", "collective", "wire", "scheduler", "window", "retain", "trace",
+)  # fmt: skip
+
 _PLACEMENT = (
     click.option("-m", "--model", required=True, help="Alias, Hugging Face directory, .gguf file, pack, or hub id."),
     click.option("--local", type=click.IntRange(min=1), help="Start N worker processes on this machine."),
@@ -96,6 +110,25 @@ _PLACEMENT = (
     click.option("-c", "--context", type=click.IntRange(min=1), help="Tokens of context; default up to 4096."),
     click.option("--memory", metavar="SIZE", help="Bytes each node may use above its bare process, e.g. 4GiB."),
     click.option("-t", "--threads", type=click.IntRange(min=1), help="Compute threads per node."),
+    click.option(
+        "--kv-dtype", type=click.Choice(["f32", "f16", "q8"]), help="Keys and values; f32 for f32 weights, else f16."
+    ),
+    click.option(
+        "--collective", metavar="NAME", help="How partial sums are added up; chosen by measuring if not given."
+    ),
+    click.option("--wire", type=click.Choice(["f32", "bf16", "q8"]), help="Format of partial sums on the network."),
+    click.option(
+        "--window", default=0, type=click.IntRange(min=0), help="Blocks in memory at once; 0: as memory allows."
+    ),
+    click.option(
+        "--retain", default=0, type=click.IntRange(min=0), help="With --window: keep one FFN block in every N."
+    ),
+    click.option(
+        "--scheduler/--no-scheduler", default=True, help="Stream weights that do not fit; off: load them all."
+    ),
+    click.option(
+        "--trace", type=click.Path(path_type=Path, dir_okay=False), help="Write a timeline (Chrome trace JSON)."
+    ),
     click.option("--cache", type=click.Path(path_type=Path), help="Directory for packs and shards."),
 )
 

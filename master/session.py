@@ -128,10 +128,13 @@ class Session:
         options = NodeOptions(
             context=self.context,
             kv_blocks=blocks_for(self.context),
-            kv_dtype=kv_dtype(self.pack),
+            kv_dtype=self.placement.kv_dtype or kv_dtype(self.pack),
             prefill_tokens=PREFILL_TOKENS,
             memory=self.placement.memory or 0,
             threads=self.placement.threads or 0,
+            scheduler="window" if self.placement.scheduler else "resident",
+            window=self.placement.window,
+            retain=self.placement.retain,
         )
         cluster = self._cluster
         plans = assignments(self.pack, shards, cluster.peers(MASTER), options, cluster.session, cluster.epoch + 1)

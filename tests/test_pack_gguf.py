@@ -213,7 +213,7 @@ def test_sentencepiece_vocabulary(prefix: bool, tiny_model: Models, tmp_path: Pa
         return [tokens[token] for token in tokenizer.encode(text).ids]
 
     space = "\u2581"
-    assert pieces("the answer") == ["<s>", f"{space}the" if prefix else "the", f"{space}answer"]
+    assert pieces("the capital") == ["<s>", f"{space}the" if prefix else "the", f"{space}capital"]
     assert pieces(" \u65e5")[-3:] == ["<0xE6>", "<0x97>", "<0xA5>"]
     assert pieces("a</s>")[-1] == "</s>"
     for text in (TEXT, "  two  spaces\n\n\u65e5 na\u00efve"):

@@ -14,9 +14,10 @@ from master.remote import Remote
 from master.weights import Source
 from tpi.codec import encode
 from tpi.errors import NodeError, NodeLost, TpiError
-from tpi.messages import Abort, AskStats, Assign, Hello, PeerAddress, Ready, Stats, Step
+from tpi.messages import Abort, AskSpans, AskStats, Assign, Hello, PeerAddress, Ready, Spans, Stats, Step
 from tpi.progress import Progress, silent
 from tpi.sockets import Net
+from tpi.trace import clock
 
 CONNECT_S = 5.0
 STALL_S = 60.0  # in which a worker that loads gets nothing done
@@ -147,6 +148,20 @@ class Cluster:
             remote.send(AskStats(self.session, self.epoch))
         self._wait(lambda: all(remote.stats for remote in self.remotes), STATS_S, self._no_stats)
         return [remote.stats for remote in self.remotes if remote.stats]
+
+    def spans(self, remote: Remote, rows: bool = True) -> Spans:
+        """A worker's clock and, with `rows`, its spans. Errors as `stats`."""
+        remote.spans = None
+        remote.send(AskSpans(self.session, self.epoch, rows))
+        self._wait(lambda: remote.spans is not None, STATS_S, lambda: remote.lost("it does not answer with its spans"))
+        assert remote.spans
+        return remote.spans
+
+    def read_clock(self, remote: Remote) -> tuple[int, int, int]:
+        """Our clock when asking, a worker's clock, and ours when it had answered: `tpi.trace.clock` nanoseconds."""
+        asked = clock()
+        theirs = self.spans(remote, rows=False).clock
+        return asked, theirs, clock()
 
     def abort(self) -> None:
         """Give up the current plan; the workers that still live wait for the next one."""

@@ -33,6 +33,7 @@ def run(prompt: str, tokens: int, stop: tuple[str, ...], raw: bool, as_json: boo
         )
         click.echo()
         nodes = session.report()
+        session.write_trace()
         if as_json:
             _print_json(answer_fields(result) | session.fields() | {"nodes": node_fields(nodes)})
         else:
@@ -68,6 +69,7 @@ def bench(prompt_tokens: int, gen_tokens: int, repeat: int, as_json: bool, **fla
         _measure(session, prompt, Limits(2, ignore_eos=True))  # warm up
         results = [_measure(session, prompt, limits) for _ in range(repeat)]
         nodes = session.report()
+        session.write_trace()
         if as_json:
             _print_json(_medians(results) | session.fields() | {"nodes": node_fields(nodes)})
         else:

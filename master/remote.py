@@ -6,9 +6,9 @@ from dataclasses import dataclass
 
 from master.weights import Feeder
 from tpi import __version__
-from tpi.codec import Buffer, WrongProtocol
+from tpi.codec import Buffer, WrongProtocolError
 from tpi.errors import NodeError, NodeLost, NodeRefused
-from tpi.messages import Bye, Failure, Heartbeat, Hello, Join, Ready, Refuse, Stats, master_identity
+from tpi.messages import Bye, Failure, Heartbeat, Hello, Join, Ready, Refuse, Spans, Stats, master_identity
 from tpi.sockets import CONTROL, WEIGHTS, Channel, Net, UnreachableError, split_address
 
 SILENCE_S = 2.5  # without a heartbeat (one is due every 0.25 s); longer on links that were seen to stutter
@@ -52,6 +52,7 @@ class Remote:
         self.hello: Hello | None = None
         self.ready: Ready | None = None
         self.stats: Stats | None = None
+        self.spans: Spans | None = None
         self.feeder: Feeder | None = None
         self.pulse = Pulse()
         self.dropped = 0
@@ -148,7 +149,7 @@ class Remote:
             raise self.lost("it closed the connection")
 
     def _take(self, message: object) -> None:
-        if isinstance(message, WrongProtocol):
+        if isinstance(message, WrongProtocolError):
             raise NodeRefused(self.name, f"worker {self._who} is not of this version ({__version__}): {message}")
         if getattr(message, "session", self._session) != self._session:
             self.dropped += 1
@@ -175,6 +176,8 @@ class Remote:
             self.ready = message
         elif isinstance(message, Stats):
             self.stats = message
+        elif isinstance(message, Spans):
+            self.spans = message
         elif isinstance(message, Failure):
             raise NodeError(message.node or self.name, f"worker {self._who}: {message.message}")
 

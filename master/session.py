@@ -17,10 +17,11 @@ from master.local import LocalWorkers
 from master.options import DEFAULT_CONTEXT, Placement
 from master.planner import Units, parse_split, plan
 from master.report import Member, NodeReport, node_report
+from master.timeline import write_timeline
 from master.tokenizer import Tokenizer
 from master.weights import PackSource, own_blocks
 from scheduler.free import default_budget
-from tpi.errors import PlanError
+from tpi.errors import PlanError, UsageError
 from tpi.kv import KvDtype, blocks_for
 from tpi.messages import Assign, NodeOptions, Profile, Stats
 from tpi.pack.locate import open_model
@@ -28,6 +29,7 @@ from tpi.pack.reader import Pack
 from tpi.partition import Shard
 from tpi.progress import phase
 from tpi.sockets import Net, Tap
+from tpi.trace import Trace
 from worker.build import build_node
 from worker.cache import ShardCache
 from worker.fit import fit
@@ -84,6 +86,20 @@ class Session:
         """The fields of `--json` that describe the group."""
         return {"collective": self._own.shard.group.name, "wire": self._own.shard.group.wire}
 
+    def write_trace(self) -> None:
+        """Write the timeline that `--trace` asked for, if it did.
+
+        Raises:
+            UsageError: if the file cannot be written.
+        """
+        path, trace = self.placement.trace, self._own.trace
+        if path is None or not isinstance(trace, Trace):
+            return
+        try:
+            write_timeline(path, trace, MASTER, self._cluster)
+        except OSError as error:
+            raise UsageError(f"cannot write the trace to {path}: {error.strerror}; give another --trace") from error
+
     def describe(self) -> str:
         """The group in a few words."""
         nodes, fields = len(self._members), self.fields()
@@ -135,6 +151,7 @@ class Session:
             scheduler="window" if self.placement.scheduler else "resident",
             window=self.placement.window,
             retain=self.placement.retain,
+            trace=self.placement.trace is not None,
         )
         cluster = self._cluster
         plans = assignments(self.pack, shards, cluster.peers(MASTER), options, cluster.session, cluster.epoch + 1)

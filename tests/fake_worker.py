@@ -9,6 +9,7 @@ from allreduce.base import Endpoints
 from tpi.errors import NodeLost
 from tpi.messages import Assign, Step
 from tpi.sockets import split_address
+from tpi.trace import OFF
 from worker.commands import serve
 from worker.daemon import WorkerOptions
 from worker.image import HeldBlock
@@ -22,6 +23,7 @@ class FakeMember:
         self.kv_blocks = assign.options.kv_blocks + assign.rank
         self.prefill_tokens = assign.options.prefill_tokens
         self.tokens = 0
+        self.trace = OFF
         self.progress = 0
         self.steps = 0
         self.assign = assign

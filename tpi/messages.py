@@ -3,8 +3,8 @@
 No message can carry text or token ids: prompts, tokens, the embedding and the head stay on the master. A random 64-bit
 `session` (one per master run) and an `epoch` (one per plan) fence the control plane; hashes fence weights.
 
-Control plane    master -> worker: Join, Assign, Step, Abort, AskStats, Bye
-                 worker -> master: Hello, Refuse, Ready, Heartbeat, Stats, Failure, Bye
+Control plane    master -> worker: Join, Assign, Step, Abort, AskStats, AskSpans, Bye
+                 worker -> master: Hello, Refuse, Ready, Heartbeat, Stats, Spans, Failure, Bye
 Weights plane    worker -> master: Missing, Need        master -> worker: Offer, Units, Unavailable
 """
 
@@ -150,6 +150,7 @@ class NodeOptions:
     scheduler: Literal["resident", "window"] = "resident"
     window: Count = 0  # blocks
     retain: Count = 0  # blocks
+    trace: bool = False  # record spans
     timeout_s: Seconds = 30.0  # of an exchange that makes no progress
 
 
@@ -331,6 +332,28 @@ class Stats:
 
 @message
 @dataclass(frozen=True)
+class AskSpans:
+    """Asks for the node's clock, and with `rows` for what its trace has recorded."""
+
+    session: Id64
+    epoch: Count
+    rows: bool
+
+
+@message
+@dataclass(frozen=True)
+class Spans:
+    """The answer to AskSpans. Row: kind and name as indices, begin and end in nanoseconds of the node's clock."""
+
+    session: Id64
+    epoch: Count
+    clock: Bytes  # nanoseconds, when the answer was made
+    names: tuple[Name, ...]
+    rows: Annotated[npt.NDArray[np.int64], Tensor("<i8", 2, MAX_STEP_BYTES)]  # [spans, 4]
+
+
+@message
+@dataclass(frozen=True)
 class Failure:
     """A node could not go on. `node` is the one at fault, where that is another one; else empty."""
 
@@ -353,5 +376,5 @@ def master_identity(session: int, link: int | None = None) -> bytes:
     return b"M" + session.to_bytes(8, "little") + (b"" if link is None else link.to_bytes(2, "little"))
 
 
-ToWorker = Join | Assign | Step | Abort | AskStats | Bye
-ToMaster = Hello | Refuse | Ready | Heartbeat | Stats | Failure | Bye
+ToWorker = Join | Assign | Step | Abort | AskStats | AskSpans | Bye
+ToMaster = Hello | Refuse | Ready | Heartbeat | Stats | Spans | Failure | Bye

@@ -11,7 +11,7 @@ from tpi.block import Block, attention_block, ffn_block
 from tpi.config import default_cache
 from tpi.kv import PagedKV
 from tpi.messages import Assign
-from tpi.trace import OFF, Off
+from tpi.trace import OFF, Off, Trace
 from worker.fit import Tables, fit, layouts, local_shard, used_blocks
 from worker.image import HeldBlock
 from worker.node import Node
@@ -23,7 +23,6 @@ def build_node(
     held: Sequence[HeldBlock],
     endpoints: Endpoints,
     tables: Tables | None = None,
-    trace: Off = OFF,
 ) -> Node:
     """Everything that runs `assign` on this node; `held` are `assign.blocks`, in that order.
 
@@ -33,6 +32,7 @@ def build_node(
     """
     if assign.options.threads:
         kernels.set_threads(assign.options.threads)
+    trace = Trace() if assign.options.trace else OFF
     extents = [held[index].extent for index in used_blocks(assign)]
     budget = fit(assign, tables, [extent.slot_bytes for extent in extents])
     group = open_group(assign.collective, _group_spec(assign), endpoints)

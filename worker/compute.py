@@ -13,15 +13,17 @@ from threading import Thread
 
 from allreduce.base import Endpoints
 from tpi.errors import NodeError, TpiError
-from tpi.messages import Abort, AskStats, Assign, Failure, Missing, Phase, Ready, Stats, Step
+from tpi.messages import Abort, AskSpans, AskStats, Assign, Failure, Missing, Phase, Ready, Stats, Step
+from tpi.trace import OFF
 from worker.cache import ShardCache
 from worker.draft import Draft
 from worker.fetch import Fetcher
 from worker.image import HeldBlock, image_plans
 from worker.member import Build, Figures, Member, totals
+from worker.spans import pack_spans
 
 Plan = tuple[int, int]  # session and epoch
-Job = Assign | Step | AskStats | Abort | None
+Job = Assign | Step | AskStats | AskSpans | Abort | None
 Post = Callable[[object], None]
 
 IDLE: Plan = (0, 0)
@@ -95,7 +97,7 @@ class Compute:
             self.phase = "idle"
         self._leave()
 
-    def _do(self, job: Assign | Step | AskStats | Abort) -> None:
+    def _do(self, job: Assign | Step | AskStats | AskSpans | Abort) -> None:
         if isinstance(job, Abort):
             self._leave()
             return
@@ -104,6 +106,9 @@ class Compute:
             self._take(job)
         elif isinstance(job, AskStats):
             self._post(self._stats())
+        elif isinstance(job, AskSpans):
+            trace = self._member.trace if self._member else OFF
+            self._post(pack_spans(*self._running, trace, job.rows))
         else:
             self._run(job)
 

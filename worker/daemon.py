@@ -20,10 +20,11 @@ import zmq
 
 from allreduce.base import Endpoints
 from tpi import __version__
-from tpi.codec import PROTOCOL, WrongProtocol
+from tpi.codec import PROTOCOL, WrongProtocolError
 from tpi.errors import UsageError
 from tpi.messages import (
     Abort,
+    AskSpans,
     AskStats,
     Assign,
     Bye,
@@ -148,7 +149,7 @@ class Daemon:
     def _receive(self) -> None:
         while (received := self._control.receive()) is not None:
             peer, message = received
-            if isinstance(message, WrongProtocol):
+            if isinstance(message, WrongProtocolError):
                 self._answer(peer, Refuse(f"{__version__} (protocol {PROTOCOL})", 0, "version", ""))
             elif isinstance(message, Join):
                 self._join(peer, message)
@@ -190,7 +191,7 @@ class Daemon:
         elif isinstance(message, Abort) and message.epoch == master.epoch:
             self._compute.plan = IDLE
             self._compute.put(message)
-        elif isinstance(message, Step | AskStats) and message.epoch == master.epoch:
+        elif isinstance(message, Step | AskStats | AskSpans) and message.epoch == master.epoch:
             self._compute.put(message)
         else:
             self._compute.dropped += 1

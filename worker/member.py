@@ -9,6 +9,7 @@ from typing import Protocol
 
 from allreduce.base import Endpoints
 from tpi.messages import Assign, Stats, Step
+from tpi.trace import Off
 from worker.image import HeldBlock
 from worker.profile import peak_rss
 
@@ -45,6 +46,10 @@ class Member(Protocol):
     @property
     def progress(self) -> int:
         """Grows whenever anything got done; read from another thread."""
+
+    @property
+    def trace(self) -> Off:
+        """What it has recorded, if anything."""
 
     def run(self, step: Step) -> object:
         """Forget the released sequences, then run the step."""

@@ -6,6 +6,7 @@ import numpy.typing as npt
 from scheduler.budget import Budget
 from tpi.kernels.spec import BLOCK_TOKENS
 from tpi.messages import Step
+from tpi.trace import Off
 from worker.member import Figures
 from worker.shard import Shard
 from worker.tables import BlockTables
@@ -36,6 +37,11 @@ class Node:
     def progress(self) -> int:
         """Blocks computed so far; read from another thread."""
         return self.shard.progress
+
+    @property
+    def trace(self) -> Off:
+        """The node's spans."""
+        return self.shard.trace
 
     def run(self, step: Step) -> F32 | None:
         """Compute one step. Returns the last hidden states `[tokens, hidden]` on rank 0, None elsewhere."""

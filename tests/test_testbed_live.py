@@ -4,6 +4,7 @@ import os
 import signal
 import subprocess
 import sys
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from statistics import median
@@ -14,7 +15,7 @@ from testbed import state
 from testbed.control import ask
 from testbed.faults import inflict
 from testbed.launch import Testbed, sweep, take_down
-from testbed.topology import Device, Topology
+from testbed.topology import Device, Link, Topology
 from testbed.verify import verify
 from tests.testbed_helpers import needs_root, pair, start_echo, stop, traces, trips, until, wheel
 from tpi.errors import TestbedError, UsageError
@@ -71,6 +72,19 @@ def test_verification_refuses_what_is_not_as_specified(tmp_path: Path) -> None:
         bed.ask("slow", device="b", bandwidth=None, latency=0.002)
         with pytest.raises(TestbedError, match=r"round trip a - b is [78]\.\d+ ms, not 4\.00 ms"):
             verify(bed)
+
+
+def test_jitter_and_a_shared_medium_pass_verification(tmp_path: Path) -> None:
+    """Alone each device could have 300 Mbit; over the air twice it has half of 200."""
+    plain = wheel(2, 300e6, 0.002, shared=200e6)
+    links = tuple(replace(link, jitter=0.0005) for link in plain.links)
+    with start(replace_links(plain, links), tmp_path) as bed:
+        rates = [one.measured for one in verify(bed) if one.quantity == "bandwidth"]
+    assert all(90e6 <= rate <= 110e6 for rate in rates)
+
+
+def replace_links(topology: Topology, links: tuple[Link, ...]) -> Topology:
+    return Topology(topology.name, topology.devices, links, topology.routers)
 
 
 def test_the_link_process_reports_its_work(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from tests.cluster_helpers import step
 from tests.message_strategies import any_message
-from tpi.codec import FRAME_BYTES, HEADER_BYTES, PROTOCOL, WrongProtocol, decode, encode
+from tpi.codec import FRAME_BYTES, HEADER_BYTES, PROTOCOL, WrongProtocolError, decode, encode
 from tpi.errors import MessageError
 from tpi.messages import Bye, Heartbeat, Join, Need, Step, Units
 
@@ -111,7 +111,7 @@ def test_wrong_headers_are_refused(frames: list[bytes]) -> None:
 
 
 def test_another_protocol_is_named() -> None:
-    with pytest.raises(WrongProtocol, match=f"protocol {PROTOCOL + 1}.*speaks {PROTOCOL}"):
+    with pytest.raises(WrongProtocolError, match=f"protocol {PROTOCOL + 1}.*speaks {PROTOCOL}"):
         decode([msgpack.packb([PROTOCOL + 1, "Join", "0.9"])])
 
 

@@ -7,7 +7,7 @@ import pytest
 import zmq
 
 from tests.cluster_helpers import step
-from tpi.codec import FRAME_BYTES, WrongProtocol, encode
+from tpi.codec import FRAME_BYTES, WrongProtocolError, encode
 from tpi.errors import UsageError
 from tpi.messages import Bye, Join
 from tpi.sockets import CONTROL, WEIGHTS, Channel, Net, Plane, UnreachableError, split_address
@@ -117,7 +117,7 @@ def test_another_protocol_is_seen(net: Net) -> None:
     connected.socket.send_multipart([bytes(frames[0]).replace(b"\x01", b"\x02", 1)])
     received = bound.wait(5)
     assert received is not None
-    assert isinstance(received[1], WrongProtocol)
+    assert isinstance(received[1], WrongProtocolError)
 
 
 def test_a_tap_sees_every_message() -> None:

@@ -1,8 +1,8 @@
 """Messages to frames and back: a msgpack header, then raw bytes. Strict in both directions, and never pickle.
 
-The header is `[protocol, type name, field, field, ...]` in the order of the dataclass; nested dataclasses are arrays too.
-Raw bytes (arrays, digests, units) are one stream after the header, cut into frames of at most `FRAME_BYTES`, so that one
-limit per frame holds for every socket and a heartbeat never waits long behind a large message.
+The header is `[protocol, type name, field, field, ...]` in the order of the dataclass; nested dataclasses are arrays
+too. Raw bytes (arrays, digests, units) are one stream after the header, cut into frames of at most `FRAME_BYTES`, so that
+one limit per frame holds for every socket and a heartbeat never waits long behind a large message.
 
 Whatever arrives either decodes to a message that would encode to the same bytes, or raises `MessageError`.
 """
@@ -15,7 +15,7 @@ import msgpack
 from tpi.errors import MessageError, TpiError
 from tpi.schema import Between, Pieces, Raw, Schema, Tensor, compile_dataclass
 
-__all__ = ["FRAME_BYTES", "PROTOCOL", "Between", "Raw", "Tensor", "WrongProtocol", "decode", "encode", "message"]
+__all__ = ["FRAME_BYTES", "PROTOCOL", "Between", "Raw", "Tensor", "WrongProtocolError", "decode", "encode", "message"]
 
 PROTOCOL = 1  # grows with every change of a message
 FRAME_BYTES = 256 << 10
@@ -29,7 +29,7 @@ _classes: dict[str, type] = {}
 _schemas: dict[type, Schema] = {}
 
 
-class WrongProtocol(MessageError):
+class WrongProtocolError(MessageError):
     """A message of another protocol; `protocol` is its number."""
 
     def __init__(self, protocol: int) -> None:
@@ -63,14 +63,14 @@ def decode(frames: Sequence[Buffer]) -> Any:
     """The message in `frames`.
 
     Raises:
-        WrongProtocol: if it is of another protocol version.
+        WrongProtocolError: if it is of another protocol version.
         MessageError: if it is not a message.
     """
     header = _header(frames)
     if len(header) < 2 or type(header[0]) is not int or type(header[1]) is not str:
         raise MessageError("a header without protocol and type")
     if header[0] != PROTOCOL:
-        raise WrongProtocol(header[0])
+        raise WrongProtocolError(header[0])
     cls = _classes.get(header[1])
     if cls is None:
         raise MessageError("a message of an unknown type")

@@ -1,7 +1,7 @@
 """What a field of a message may hold: checks and conversions compiled from the type annotations of frozen dataclasses.
 
-Annotations understood: int, float, bool, str, bytes, Literal, `X | None`, `tuple[X, ...]`, frozen dataclasses, and, through
-`Annotated`, limits (`Between`), raw bytes (`Raw` on bytes or memoryview) and arrays (`Tensor` on numpy arrays).
+Annotations understood: int, float, bool, str, bytes, Literal, `X | None`, `tuple[X, ...]`, frozen dataclasses, and,
+through `Annotated`, limits (`Between`), raw bytes (`Raw` on bytes or memoryview) and arrays (`Tensor` on numpy arrays).
 """
 
 import dataclasses

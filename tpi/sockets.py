@@ -16,7 +16,7 @@ from typing import Any
 import zmq
 from zmq.utils.monitor import recv_monitor_message
 
-from tpi.codec import FRAME_BYTES, Buffer, WrongProtocol, decode, encode
+from tpi.codec import FRAME_BYTES, Buffer, WrongProtocolError, decode, encode
 from tpi.errors import MessageError, UsageError
 
 Tap = Callable[[str, Sequence[Buffer]], None]
@@ -243,7 +243,7 @@ class Channel:
     def receive(self) -> tuple[bytes, Any] | None:
         """The next message with its sender's identity (empty on a DEALER), or None if there is none now.
 
-        Malformed messages are dropped and counted; one of another protocol comes as the `WrongProtocol` itself.
+        Malformed messages are dropped and counted; one of another protocol comes as the `WrongProtocolError` itself.
         """
         for _ in range(_BATCH_FRAMES):
             try:
@@ -275,7 +275,7 @@ class Channel:
             self._tap("received", frames)
         try:
             message = decode(frames)
-        except WrongProtocol as error:
+        except WrongProtocolError as error:
             return error
         except MessageError:
             self.stats.malformed += 1

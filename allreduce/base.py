@@ -134,10 +134,12 @@ class Group(ABC):
 
     def _timed(self, exchange: Callable[[F32], F32], partial: F32) -> F32:
         started = perf_counter()
-        values = np.ascontiguousarray(partial, np.float32).reshape(-1)
-        total = exchange(values)
-        self.stats.exchanges += 1
-        self.stats.seconds += perf_counter() - started
+        if partial.dtype != np.float32 or not partial.flags.c_contiguous:
+            partial = np.ascontiguousarray(partial, np.float32)
+        total = exchange(partial.reshape(-1))
+        stats = self.stats
+        stats.exchanges += 1
+        stats.seconds += perf_counter() - started
         return total
 
 

@@ -4,7 +4,7 @@ A pair of members shares one connection: the lower rank's DEALER connects to the
 """
 
 import errno
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from time import perf_counter, sleep
 
@@ -19,6 +19,7 @@ _LINGER_MS = 500  # what a closing member may still have to deliver
 _UNREACHED_S = 0.002  # pause before trying again to send to a member that has not connected yet
 _MORE = int(zmq.SNDMORE)
 _NOBLOCK = int(zmq.NOBLOCK)
+_send: Callable[..., object] = zmq.backend.Socket.send  # without pyzmq's outer layer, whose options are not needed here
 
 
 def identity(spec: GroupSpec, rank: int) -> bytes:
@@ -59,8 +60,8 @@ class Connections:
         copy = isinstance(frame, memoryview)
         try:
             if rank < self._rank:
-                self._sockets[rank].send(self._names[rank], _MORE)
-            self._sockets[rank].send(frame, 0, copy)
+                _send(self._sockets[rank], self._names[rank], _MORE)
+            _send(self._sockets[rank], frame, 0, copy)
         except zmq.ZMQError as error:
             if error.errno == errno.EHOSTUNREACH:
                 sleep(_UNREACHED_S)

@@ -4,7 +4,7 @@ Messages of one step are numbered in the order in which the algorithm, the same 
 asks for one by sender and number, and what comes early waits in a stash. No arithmetic and no algorithm here.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from time import monotonic
 
 import numpy as np
@@ -15,11 +15,14 @@ from allreduce.connections import Connections
 from allreduce.header import HEADER_BYTES, LAYOUT, MAGIC, SEGMENT_BITS, VERSION, Header, parse
 from tpi.errors import NodeLost
 from tpi.sockets import COLLECTIVE
-from tpi.wire import Bytes, Wire
+from tpi.wire import Wire
 
 SEGMENT_VALUES = 1 << 16  # in one frame; longer messages travel as several, so that a slow link shows progress
 _STASH_FRAMES = 1024  # of all peers together; a member is never further ahead than one exchange
 _SLOTS = 256
+_SHARED_BYTES = 1 << 15
+
+Slot = tuple[memoryview, Callable[[F32], None]]
 _STEP_MASK = 0xFFFFFFFF
 
 
@@ -42,7 +45,7 @@ class Transport:
         self._watch = endpoints.watch
         self._rank = spec.rank
         self._fences = [(peer.rank, spec.session, spec.epoch) for peer in spec.peers]
-        self._slots: dict[tuple[int, int], tuple[memoryview, Bytes]] = {}
+        self._slots: dict[tuple[int, int], Slot] = {}  # by wire format and number of values
         self._stash: dict[tuple[int, int, int], zmq.Frame] = {}  # by rank, step, tag
         self._scratch = np.empty(COLLECTIVE.frame_bytes, np.uint8)
         self._step = 0
@@ -71,12 +74,12 @@ class Transport:
     def send(self, ranks: Sequence[int], number: int, values: F32, wire: Wire) -> None:
         """Send `values` to each of `ranks` as message `number`; `values` may change when this returns."""
         for segment, part in _segments(values):
-            data, payload = self._slots.get((wire.code, part.size)) or self._slot(wire, part.size)
+            data, encode = self._slots.get((wire.code, part.size)) or self._slot(wire, part.size)
             tag = number << SEGMENT_BITS | segment
             LAYOUT.pack_into(data, 0, MAGIC, VERSION, wire.code, *self._fences[self._rank], self._step, tag, part.size)
-            wire.encode(part, payload)
-            # For several peers one copy, which their queues share.
-            frame = data if len(ranks) == 1 else zmq.Frame(data, copy=True)
+            encode(part)
+            # One copy that several queues share pays off only where copying is dear.
+            frame = zmq.Frame(data, copy=True) if len(ranks) > 1 and len(data) > _SHARED_BYTES else data
             for rank in ranks:
                 if not self._connections.send(rank, frame):
                     self._insist(rank, frame)
@@ -97,12 +100,12 @@ class Transport:
         self._connections.close(linger=not self._failed)
         self._stash.clear()
 
-    def _slot(self, wire: Wire, count: int) -> tuple[memoryview, Bytes]:
-        """Where a frame of `count` values is put together: all of it, and the payload. All slots share their memory."""
+    def _slot(self, wire: Wire, count: int) -> Slot:
+        """Where a frame of `count` values is put together, and what encodes its payload. All share their memory."""
         if len(self._slots) >= _SLOTS:
             self._slots.clear()
         end = HEADER_BYTES + wire.nbytes(count)
-        self._slots[wire.code, count] = slot = self._scratch[:end].data, self._scratch[HEADER_BYTES:end]
+        self._slots[wire.code, count] = slot = self._scratch[:end].data, wire.encoder(self._scratch[HEADER_BYTES:end])
         return slot
 
     def _segment(self, rank: int, number: int, segment: int, count: int, wire: Wire) -> memoryview:

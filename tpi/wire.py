@@ -11,6 +11,8 @@ instance belongs to one thread.
 """
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
+from functools import partial
 
 import numpy as np
 import numpy.typing as npt
@@ -40,6 +42,10 @@ class Wire(ABC):
     def encode(self, values: F32, raw: Bytes) -> None:
         """Write `values` into the first `nbytes(len(values))` bytes of `raw`."""
 
+    def encoder(self, raw: Bytes) -> Callable[[F32], None]:
+        """`encode` into `raw` every time, for vectors of one length that `raw` has just room for."""
+        return lambda values: self.encode(values, raw)
+
     @abstractmethod
     def view(self, raw: Raw, count: int, offset: int = 0) -> F32:
         """The `count` values that `raw` holds; valid until the next call, and while `raw` is."""
@@ -65,6 +71,10 @@ class Float32(Wire):
     def encode(self, values: F32, raw: Bytes) -> None:
         """Write `values` to `raw`."""
         np.copyto(raw[: values.nbytes].view(np.float32), values)
+
+    def encoder(self, raw: Bytes) -> Callable[[F32], None]:
+        """`encode` into `raw`."""
+        return partial(np.copyto, raw.view(np.float32))
 
     def view(self, raw: Raw, count: int, offset: int = 0) -> F32:
         """The first `count` values of `raw`."""

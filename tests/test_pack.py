@@ -14,8 +14,10 @@ import safetensors.numpy
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.models import MODELS, TinyModel
+from tests.models import MODELS, SIZES, TinyModel, forward, make_model
+from tpi import kernels
 from tpi.errors import ModelError, WeightsError
+from tpi.kernels import reference
 from tpi.pack import plan, writer
 from tpi.pack.build import open_source, pack_model
 from tpi.pack.quantise import decode_part
@@ -110,8 +112,6 @@ def test_rounded_pack_is_near_the_weights(
 
 
 def test_auto_keeps_the_formats_of_the_source(tmp_path: Path) -> None:
-    from tests.models import make_model
-
     for dtype, kept in (("bfloat16", "bf16"), ("float16", "f32"), ("float32", "f32")):
         model = make_model("llama", tmp_path / dtype, dtype)
         pack_model(open_source(model.directory), "auto", tmp_path / f"{dtype}-pack")
@@ -205,6 +205,22 @@ def test_small_slabs_give_the_same_pack(
     pack_model(open_source(tiny_model(name).directory), dtype, tmp_path / "pack")
     assert Pack.open(tmp_path / "pack").manifest.layers == tiny_pack(name, dtype).manifest.layers
     assert max(sizes) <= 40_000
+
+
+def test_odd_heads_fill_the_last_unit_with_zeros(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kernels, "_chosen", reference)
+    for name, size in {"hidden_size": 160, "num_attention_heads": 5, "num_key_value_heads": 5, "head_dim": 20}.items():
+        monkeypatch.setitem(SIZES, name, size)
+    opened = open_source(make_model("llama", tmp_path / "hf").directory)
+    packs = []
+    for dtype in ("f32", "q8"):
+        pack_model(opened, dtype, tmp_path / dtype)
+        packs.append(Pack.open(tmp_path / dtype))
+    attention = packs[1].layers[0][0]
+    assert [(run.units, run.width) for run in attention.shape.runs] == [(1, 160), (3, 40)]
+    assert not part(attention, "query", "q")[100:].any()
+    exact, rounded = (forward(pack, [1, 5, 99, 30, 2, 7]) for pack in packs)
+    assert np.abs(exact - rounded).max() < 0.05 * np.ptp(exact)
 
 
 def test_unknown_dtype_and_odd_hidden_size_are_named(tiny_model: Models, tmp_path: Path) -> None:

@@ -26,7 +26,7 @@ def inside(directory: Path, name: str) -> Path:
         raise ModelError(f"{path} is missing; download the model again") from error
     blobs = home.parent.parent / "blobs" if home.parent.name == "snapshots" else home
     if real.parent not in (home, blobs) or not real.is_file():
-        raise ModelError(f"{path} is a link that leads out of the model's directory; refused")
+        raise ModelError(f"{path} is a link out of its directory; refused, put the file itself there")
     return real
 
 

@@ -10,7 +10,7 @@ from rich.table import Table
 
 from master.answer import Answer
 from tpi.config import ModelConfig
-from tpi.messages import Stats
+from tpi.messages import Stats, Steady
 from tpi.partition import FFN_UNIT, Shard
 
 MILLI = 1e3
@@ -37,6 +37,7 @@ class NodeReport:
     disk_mb_per_s: float
     sent_bytes_per_token: float
     received_bytes_per_token: float
+    steady: Steady | None  # of a node that streams weights: does it wait for its disk, and what would end that
 
 
 @dataclass(frozen=True)
@@ -72,6 +73,7 @@ def node_report(config: ModelConfig, member: Member, before: Stats, after: Stats
         disk_mb_per_s=streamed / disk_seconds / MEGA if disk_seconds else 0.0,
         sent_bytes_per_token=(after.sent_bytes - before.sent_bytes) / tokens,
         received_bytes_per_token=(after.received_bytes - before.received_bytes) / tokens,
+        steady=after.steady,
     )
 
 
@@ -105,6 +107,24 @@ def print_nodes(nodes: Sequence[NodeReport], summary: str) -> None:
     console = Console(highlight=False)
     console.width = max(console.width, _TABLE_WIDTH)  # a narrow terminal wraps lines; rich would cut the figures
     console.print(table)
+    for node in nodes:
+        if node.steady is not None:
+            console.print(f"  {node.name}: {_verdict(node.steady)}", soft_wrap=True)
+
+
+def _verdict(steady: Steady) -> str:
+    """Whether a node waits for its disk, in a sentence."""
+    loads = MILLI * (steady.load_attention_s + steady.load_ffn_s)
+    busy = MILLI * (steady.attention_s + steady.ffn_s + 2 * steady.allreduce_s)
+    measured = f"a layer loads in {loads:.1f} ms and is busy for {busy:.1f} ms"
+    if steady.steady:
+        return f"streams in the steady state ({measured})"
+    if not steady.window:
+        return f"waits for its disk ({measured}); no window ends that, more --memory or nodes do"
+    keep = f" --retain {steady.retain}" if steady.retain else ""
+    return (
+        f"waits for its disk ({measured}); --window {steady.window}{keep} would not, in {steady.window_bytes >> 20} MiB"
+    )
 
 
 def _cells(node: NodeReport) -> list[str]:

@@ -224,8 +224,8 @@ def kv_dtype(pack: Pack) -> KvDtype:
 
 def _nothing(stats: Stats) -> Stats:
     """The totals of a node that has done nothing yet."""
-    zeros = {field.name: 0 for field in fields(stats) if field.name not in _STATE}
-    return replace(stats, **zeros)
+    zeros = dict.fromkeys((field.name for field in fields(stats) if field.name not in _STATE), 0)
+    return replace(stats, steady=None, **zeros)
 
 
-_STATE = ("session", "epoch", "weight_bytes", "resident_bytes", "peak_rss_bytes")  # of Stats: not sums
+_STATE = ("session", "epoch", "weight_bytes", "resident_bytes", "peak_rss_bytes", "steady")  # of Stats: not sums

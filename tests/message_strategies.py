@@ -11,14 +11,14 @@ from hypothesis import strategies as st
 from tests.cluster_helpers import MadeUpModel
 from tpi import messages
 from tpi.messages import Assign, PeerAddress, Step, StepEntry
-from tpi.schema import Between, Raw
+from tpi.schema import Between, Raw, Tensor
 
 Strategy = st.SearchStrategy[Any]
 
 MESSAGES = [
     messages.Join, messages.Hello, messages.Refuse, messages.Offer, messages.Missing, messages.Need, messages.Units,
     messages.Unavailable, messages.Ready, messages.Abort, messages.Heartbeat, messages.AskStats, messages.Stats,
-    messages.Failure, messages.Bye,
+    messages.AskSpans, messages.Spans, messages.Failure, messages.Bye,
 ]  # fmt: skip
 
 
@@ -27,6 +27,10 @@ def value(annotation: Any) -> Strategy:
     if typing.get_origin(annotation) is typing.Annotated:
         annotation, limit = typing.get_args(annotation)
     arguments = typing.get_args(annotation)
+    if isinstance(limit, Tensor):
+        return st.lists(st.tuples(*[st.integers(-(2**63), 2**63 - 1)] * 4), max_size=5).map(
+            lambda rows: np.asarray(rows, np.int64).reshape(-1, 4)
+        )
     if isinstance(limit, Raw):
         return st.binary(max_size=300).map(memoryview if annotation is memoryview else bytes)
     if typing.get_origin(annotation) is typing.Literal:
@@ -41,6 +45,10 @@ def value(annotation: Any) -> Strategy:
 
 
 def scalar(kind: type, limit: Between | None) -> Strategy:
+    if kind is bool:
+        return st.booleans()
+    if kind is type(None):
+        return st.none()
     low, high = (limit.low, limit.high) if limit else (0, 100)
     if kind is int:
         return st.integers(int(low), int(high))
@@ -74,8 +82,5 @@ def assigns(draw: st.DrawFn) -> Assign:
     return draw(st.sampled_from(plans))
 
 
-
 def any_message() -> Strategy:
     return st.one_of(*[of(cls) for cls in MESSAGES], steps(), assigns())
-
-

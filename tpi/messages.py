@@ -299,6 +299,24 @@ class Heartbeat:
     step: Id64
 
 
+@dataclass(frozen=True)
+class Steady:
+    """Does a node that streams wait for its disk (TPI-LLM, propositions 3 to 6)? Mean seconds of one layer; bytes."""
+
+    attention_s: Seconds
+    ffn_s: Seconds
+    allreduce_s: Seconds
+    load_attention_s: Seconds
+    load_ffn_s: Seconds
+    loose: bool  # proposition 3 holds
+    tight: bool  # proposition 4 holds
+    steady: bool  # predicted for the placement in use
+    stall_s: Seconds  # predicted per token
+    window: Count  # blocks in memory that would reach the steady state; 0: no number does
+    retain: Count  # with one FFN block kept in every so many; 0: none need be
+    window_bytes: Bytes  # that this would take
+
+
 @message
 @dataclass(frozen=True)
 class AskStats:
@@ -328,6 +346,7 @@ class Stats:
     sent_bytes: Bytes
     received_bytes: Bytes
     dropped: Bytes  # malformed or stale messages
+    steady: Steady | None  # of a node that streams, once it has run
 
 
 @message

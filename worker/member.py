@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from allreduce.base import Endpoints
-from tpi.messages import Assign, Stats, Step
+from tpi.messages import Assign, Stats, Steady, Step
 from tpi.trace import Off
 from worker.image import HeldBlock
 from worker.profile import peak_rss
@@ -30,6 +30,7 @@ class Figures:
     received_bytes: int = 0
     resident_bytes: int = 0
     dropped: int = 0
+    steady: Steady | None = None
 
 
 class Member(Protocol):
@@ -66,7 +67,7 @@ def totals(session: int, epoch: int, figures: Figures, dropped: int = 0) -> Stat
     return Stats(
         session, epoch, figures.steps, figures.tokens, figures.weight_bytes, figures.resident_bytes, peak_rss(),
         figures.compute_s, figures.sync_s, figures.stall_s, figures.streamed_bytes, figures.disk_s,
-        figures.sent_bytes, figures.received_bytes, figures.dropped + dropped,
+        figures.sent_bytes, figures.received_bytes, figures.dropped + dropped, figures.steady,
     )  # fmt: skip
 
 

@@ -4,8 +4,10 @@ import numpy as np
 import numpy.typing as npt
 
 from scheduler.budget import Budget
+from scheduler.steady import verdict
+from scheduler.window import MemoryWindow
 from tpi.kernels.spec import BLOCK_TOKENS
-from tpi.messages import Step
+from tpi.messages import Steady, Step
 from tpi.trace import Off
 from worker.member import Figures
 from worker.shard import Shard
@@ -64,7 +66,21 @@ class Node:
             received_bytes=group.received_bytes,
             resident_bytes=self.budget.placement.memory_bytes,
             dropped=group.dropped,
+            steady=self._steady(),
         )
+
+    def _steady(self) -> Steady | None:
+        """The verdict on this node's placement from what was measured; None if nothing is streamed."""
+        window = self.shard.window
+        if not isinstance(window, MemoryWindow) or not window.placement.streamed_bytes or not self.shard.clock.steps:
+            return None
+        found = verdict(window.placement, window.costs())
+        times = found.times
+        return Steady(
+            times.attention, times.ffn, times.allreduce, times.load_attention, times.load_ffn,
+            found.loose, found.tight, found.steady, found.stall_seconds,
+            found.window or 0, found.retain or 0, found.window_bytes or 0,
+        )  # fmt: skip
 
     def close(self) -> None:
         """Stop the loader's threads and close the collective's sockets."""

@@ -1,7 +1,7 @@
 """The arithmetic of the user-space link, without a clock or a socket."""
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from testbed.channels import Emulator
@@ -103,7 +103,7 @@ TRAFFIC = st.lists(
 )
 
 
-@settings(deadline=None, max_examples=50)
+@settings(deadline=None, max_examples=50, suppress_health_check=[HealthCheck.too_slow])  # on a busy host
 @given(TRAFFIC)
 def test_nothing_is_early_lost_or_out_of_order(traffic: list[tuple[float, int, int, int]]) -> None:
     """On uneven links, between all devices, polled only when the emulator asks for it or a packet leaves."""
@@ -132,7 +132,7 @@ def test_nothing_is_early_lost_or_out_of_order(traffic: list[tuple[float, int, i
             assert came >= left + least - 1e-9
 
 
-@settings(deadline=None, max_examples=50)
+@settings(deadline=None, max_examples=50, suppress_health_check=[HealthCheck.too_slow])  # on a busy host
 @given(st.lists(st.tuples(st.floats(0, 0.02), st.integers(1, 7), st.integers(1, 65000)), min_size=2, max_size=60))
 def test_a_fan_in_fills_the_link_that_it_shares_and_no_more(traffic: list[tuple[float, int, int]]) -> None:
     emulator = Emulator(load_topology("paper-8-devices"))

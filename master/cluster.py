@@ -20,7 +20,7 @@ from tpi.sockets import Net
 from tpi.trace import clock
 
 CONNECT_S = 5.0
-STALL_S = 60.0  # in which a worker that loads gets nothing done
+STALL_S = 120.0  # in which a worker that loads gets nothing done
 STATS_S = 10.0
 _LINGER_MS = 200
 _SLICE_MS = 50
@@ -93,7 +93,7 @@ class Cluster:
         """Serve weights until all workers are ready. `progress` counts bytes of weights.
 
         Raises:
-            NodeError: if a worker fails, is lost, or gets nothing done for a minute.
+            NodeError: if a worker fails, is lost, or gets nothing done for two minutes.
         """
         for remote in self.remotes:
             remote.pulse.advanced = time.monotonic()

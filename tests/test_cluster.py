@@ -239,6 +239,13 @@ def test_a_transfer_cut_by_a_kill_goes_on(tmp_path: Path) -> None:
         assert total + ready.fetched_bytes <= ready.weight_bytes + 5 * TRANSFER_BYTES
 
 
+def test_many_small_blocks_arrive(workers: tuple[Pids, list[str]]) -> None:
+    model = MadeUpModel(layers=40, width=1, units=2)
+    with Cluster.connect(workers[1]) as cluster:
+        ready = cluster.assign(model.split(cluster.session, 1, cluster.peers(), 1)[1:], model)
+    assert all(answer.fetched_bytes > answer.weight_bytes > 0 for answer in ready)
+
+
 def test_a_weights_connection_that_breaks_starts_again(workers: tuple[Pids, list[str]]) -> None:
     """What was under way is void: the worker asks again when the connection is back."""
     model = MadeUpModel(layers=1, width=64, units=256)

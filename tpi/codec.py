@@ -1,8 +1,8 @@
 """Messages to frames and back: a msgpack header, then raw bytes. Strict in both directions, and never pickle.
 
 The header is `[protocol, type name, field, field, ...]` in the order of the dataclass; nested dataclasses are arrays
-too. Raw bytes (arrays, digests, units) are one stream after the header, cut into frames of at most `FRAME_BYTES`, so that
-one limit per frame holds for every socket and a heartbeat never waits long behind a large message.
+too. Raw bytes (arrays, digests, units) are one stream after the header, cut into frames of at most `FRAME_BYTES`, so
+that one limit per frame holds for every socket and a heartbeat never waits long behind a large message.
 
 Whatever arrives either decodes to a message that would encode to the same bytes, or raises `MessageError`.
 """

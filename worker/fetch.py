@@ -1,5 +1,6 @@
 """Fetching missing units from the master over the weights plane: a few requests under way, every unit checked."""
 
+import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 
@@ -9,6 +10,8 @@ from tpi.sockets import Channel, UnreachableError
 from worker.draft import Draft
 
 _SLICE_S = 0.1  # how often a wait looks up
+_QUIET_S = 45.0  # without an answer before asking again; a slow link needs 8 s for one
+_MOST_FLYING = 8  # requests under way, fewer than the sockets' high-water marks
 _TRIES = 3  # for a block whose units arrive damaged
 
 Done = Callable[[Draft], None]
@@ -46,6 +49,8 @@ class Fetcher:
                     self._open.discard(master)
             self._handle(master, transfer, self._channel.wait(_SLICE_S))
             self._drain(master, transfer)
+            if transfer.quiet_s > _QUIET_S:
+                transfer.restart()
         return transfer.received_bytes
 
     def _drain(self, master: bytes, transfer: "Transfer") -> None:
@@ -83,8 +88,14 @@ class Transfer:
         """Whether nothing is missing any more."""
         return not self._waiting and not self._flying
 
+    @property
+    def quiet_s(self) -> float:
+        """Seconds since the last answer, or since the last start."""
+        return time.monotonic() - self._heard
+
     def restart(self) -> None:
         """Forget what was asked for: it will not come."""
+        self._heard = time.monotonic()
         self._flying.clear()
         self._waiting = deque(need for draft in self._drafts.values() for need in draft.needs())
 
@@ -93,7 +104,8 @@ class Transfer:
         while self._waiting:
             need = self._waiting[0]
             size = self._drafts[need.block].size_of(need)
-            if self._flying and sum(self._flying.values()) + size > IN_FLIGHT_BYTES:
+            full = sum(self._flying.values()) + size > IN_FLIGHT_BYTES or len(self._flying) >= _MOST_FLYING
+            if self._flying and full:
                 return
             self._flying[need] = size
             self._waiting.popleft()
@@ -105,6 +117,7 @@ class Transfer:
         draft = self._drafts.get(units.block)
         if draft is None or self._flying.pop(need, None) is None:
             return
+        self._heard = time.monotonic()
         self.received_bytes += len(units.data)
         if draft.accept(units):
             self._retry(draft, units)

@@ -5,19 +5,20 @@ predicted to be near the best is timed with real sums before it is chosen.
 """
 
 from dataclasses import dataclass
-from statistics import median
 from time import perf_counter
 
 import numpy as np
 
+from allreduce.base import F32
 from allreduce.measure import share
 from allreduce.networked import Networked
 from allreduce.predict import PREDICTIONS, predict
 from tpi.links import LinkTable
 
 _WORTH_TIMING = 2.0  # algorithms predicted to take up to so many times the least
-_BUDGET_S = 1.0  # for timing one payload size, but no less than twice
-_SUMS = 9  # timed of each, at most
+_BUDGET_S = 1.0  # for timing one payload size, if that is enough for the least number of sums
+_PASSES = 2
+_SUMS = (3, 12)  # timed in a row in each pass, at least and at most
 
 
 Times = dict[str, tuple[float, float]]  # seconds by algorithm, for decode and for prefill
@@ -52,7 +53,9 @@ def choose(groups: dict[str, Networked], links: LinkTable, decode_values: int, p
         _time(groups, likely, count, column, predicted, measured)
     transport = groups[names[0]].transport
     seen = share(transport, np.array([measured[name] for name in names], np.float32).reshape(-1)).reshape(-1, 2)
-    best = [names[int(np.where(seen[:, column] > 0, seen[:, column], np.inf).argmin())] for column in (0, 1)]
+    guess = np.array([predicted[name] for name in names])
+    known = np.where(seen.any(axis=0), np.where(seen > 0, seen, np.inf), guess)
+    best = [names[index] for index in known.argmin(axis=0)]
     shared = {name: (float(seen[i, 0]), float(seen[i, 1])) for i, name in enumerate(names)}
     pairs = {name: (times[0], times[1]) for name, times in predicted.items()}
     return Choice(best[0], best[1], decode_values, prefill_values, pairs, shared, _reason(best, pairs, shared))
@@ -66,18 +69,28 @@ def _time(
     predicted: dict[str, list[float]],
     measured: dict[str, list[float]],
 ) -> None:
-    """Fill in the median of a few real sums of `count` values per likely algorithm, turn by turn."""
+    """Fill in the mean of some real sums of `count` values per likely algorithm, if there is more than one.
+
+    They are timed in rows of one algorithm, the first of a row not counted: a member may be done before the others, and
+    then waits for them in the next sum.
+    """
+    if len(likely) == 1:
+        return
     once = sum(predicted[name][column] for name in likely)
-    turns = 1 + int(min(max(_BUDGET_S / once, 2), _SUMS))  # the first is not counted
-    times: dict[str, list[float]] = {name: [] for name in likely}
+    row = int(min(max(_BUDGET_S / once / _PASSES - 1, _SUMS[0]), _SUMS[1]))
     values = np.zeros(count, np.float32)
-    for _ in range(turns):
+    for _ in range(_PASSES):
         for name in likely:
-            started = perf_counter()
-            groups[name].allreduce(values)
-            times[name].append(perf_counter() - started)
-    for name, seconds in times.items():
-        measured[name][column] = median(seconds[1:])
+            measured[name][column] += _row(groups[name], values, row) / _PASSES
+
+
+def _row(group: Networked, values: F32, count: int) -> float:
+    """Mean seconds of `count` sums in a row that follow one untimed."""
+    group.allreduce(values)
+    started = perf_counter()
+    for _ in range(count):
+        group.allreduce(values)
+    return (perf_counter() - started) / count
 
 
 def _reason(best: list[str], predicted: Times, measured: Times) -> str:

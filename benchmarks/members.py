@@ -17,6 +17,7 @@ from benchmarks import tcp_star
 from tpi.sockets import COLLECTIVE, Net, Socket
 
 BASELINE = "tcp-star"
+_ROW = 4  # exchanges
 _SESSION = 0x7470_6962_656E_6368
 
 
@@ -28,7 +29,7 @@ class Plan:
     wire: str
     payloads: tuple[int, ...]  # bytes of f32
     rounds: int
-    repeat: int
+    repeat: int  # rows of exchanges per round
     spin_us: int
 
     def to_dict(self) -> dict[str, Any]:
@@ -79,18 +80,22 @@ class Member:
         return open_group(name, spec, Endpoints(self.net, self._routers.get(name)))
 
     def run(self, contenders: dict[str, Contender]) -> dict[str, list[float]]:
-        """Median seconds per contender and payload."""
+        """Seconds per contender and payload: the median over rows of a few exchanges of their mean.
+
+        Single exchanges tell little: a member that is done early waits for the others in the next.
+        """
         plan = self.plan
         partials = [np.ones(payload // 4, np.float32) for payload in plan.payloads]
         times: dict[str, list[list[float]]] = {name: [[] for _ in partials] for name in contenders}
-        for turn in range(plan.rounds + 1):
+        for _ in range(plan.rounds):
             for name, contender in contenders.items():
                 for partial, seconds in zip(partials, times[name], strict=True):
-                    for _ in range(plan.repeat if turn else 2):
+                    contender.allreduce(partial)
+                    for _ in range(plan.repeat):
                         started = perf_counter()
-                        contender.allreduce(partial)
-                        if turn:
-                            seconds.append(perf_counter() - started)
+                        for _ in range(_ROW):
+                            contender.allreduce(partial)
+                        seconds.append((perf_counter() - started) / _ROW)
         return {name: [statistics.median(seconds) for seconds in columns] for name, columns in times.items()}
 
 

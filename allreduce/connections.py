@@ -84,7 +84,7 @@ class Connections:
                 if not frame.more:
                     return sender, None
                 frame = socket.recv(0, False)
-            return sender, self._sole(socket, frame)
+            return sender, _skip(socket, frame) if frame.more else frame
         except zmq.Again:
             return None, None
 
@@ -110,11 +110,9 @@ class Connections:
                 return socket.recv(_NOBLOCK, False)
         return socket.recv(0, False)
 
-    @staticmethod
-    def _sole(socket: Socket, frame: zmq.Frame) -> zmq.Frame | None:
-        """`frame`, if its message is not one of several frames, as no member sends; those are taken off."""
-        if not frame.more:
-            return frame
-        while frame.more:
-            frame = socket.recv(0, False)
-        return None
+
+def _skip(socket: Socket, frame: zmq.Frame) -> zmq.Frame | None:
+    """Take the rest of a message of several frames, which no member sends, off the socket; None."""
+    while frame.more:
+        frame = socket.recv(0, False)
+    return None

@@ -5,6 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from allreduce import transport
 from allreduce.base import F32, Group, GroupStats
 from tests.collective_helpers import House, partials_of, run_group
 from tpi.errors import UsageError
@@ -111,3 +112,11 @@ def test_stats_count_what_travels() -> None:
     for stats in run_group("star", 2, member):
         assert (stats.exchanges, stats.sent_bytes, stats.received_bytes, stats.dropped) == (2, 8064, 8064, 0)
         assert stats.seconds > 0
+
+
+@pytest.mark.parametrize("name", ["mesh", "two-shot"])
+def test_messages_longer_than_all_queues_do_not_block_each_other(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(transport, "SEGMENT_VALUES", 64)
+    partials = partials_of(size=3, count=64 * 400)
+    for total in run_group(name, 3, lambda group: group.allreduce(partials[group.rank]).copy()):
+        np.testing.assert_array_equal(total, in_rank_order(partials))

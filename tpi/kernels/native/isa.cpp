@@ -13,6 +13,9 @@ namespace {
 bool has_avx2() {
     return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c");
 }
+#endif
+
+#if defined(TPI_AVX512)
 bool has_avx512() {
     return has_avx2() && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
            __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq") &&
@@ -35,7 +38,9 @@ bool has_dot_product() {
 std::vector<const Kernels*> available_kernels() {
     std::vector<const Kernels*> found;
 #if defined(TPI_X86)
+#if defined(TPI_AVX512)
     if (has_avx512()) found.push_back(&kAvx512Kernels);
+#endif
     if (has_avx2()) found.push_back(&kAvx2Kernels);
 #endif
 #if defined(TPI_ARM)

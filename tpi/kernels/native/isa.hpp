@@ -24,6 +24,8 @@ struct Kernels {
 extern const Kernels kScalarKernels;
 #if defined(TPI_X86)
 extern const Kernels kAvx2Kernels;
+#endif
+#if defined(TPI_AVX512)
 extern const Kernels kAvx512Kernels;
 #endif
 #if defined(TPI_ARM)

@@ -1,0 +1,176 @@
+// Compares every instruction set of this machine with the scalar kernels on random half-blocks, without Python: what
+// runs under an emulator (NEON) or a sanitiser. Prints what differs and exits with 1.
+#include <cmath>
+#include <cstdio>
+#include <cstring>
+#include <random>
+#include <vector>
+
+#include "isa.hpp"
+
+using namespace tpi;
+
+namespace {
+
+std::mt19937 generator(1);
+
+float uniform(float low, float high) { return std::uniform_real_distribution<float>(low, high)(generator); }
+int below(int limit) { return std::uniform_int_distribution<int>(0, limit - 1)(generator); }
+
+std::vector<float> floats(size_t count, float size = 1.0f) {
+    std::vector<float> values(count);
+    for (float& value : values) value = uniform(-size, size);
+    return values;
+}
+
+void put_factor(uint8_t* to, bool offset) {
+    // f16 values around 2^-6 for scales and -2^-4 for minima
+    uint16_t bits = static_cast<uint16_t>(offset ? 0xac00 + below(1024) : 0x2400 + below(1024));
+    std::memcpy(to, &bits, 2);
+}
+
+// Random weights of one matrix alone in its run.
+struct Weights {
+    std::vector<uint8_t> bytes;
+    Matrix matrix;
+
+    Weights(Format format, bool tiled, size_t units, size_t width, size_t hidden) {
+        size_t vector = vector_bytes(format, hidden);
+        bytes.resize(units * width * vector);
+        if (is_quantised(format)) fill_groups(format, tiled);
+        else fill_plain(format);
+        matrix = {bytes.data(), format, tiled, units, width, hidden, width * vector, vector};
+    }
+    void fill_plain(Format format) {
+        for (size_t i = 0; i < bytes.size(); i += format == Format::f32 ? 4 : 2) {
+            float value = uniform(-0.1f, 0.1f);
+            uint32_t bits;
+            std::memcpy(&bits, &value, 4);
+            if (format == Format::f32) std::memcpy(&bytes[i], &bits, 4);
+            else bytes[i] = static_cast<uint8_t>(bits >> 16), bytes[i + 1] = static_cast<uint8_t>(bits >> 24);
+        }
+    }
+    void fill_groups(Format format, bool tiled) {
+        for (uint8_t& byte : bytes) byte = static_cast<uint8_t>(below(256));
+        size_t group = group_bytes(format), codes = format == Format::q8 ? 32 : 16, factors = (group - codes) / 2;
+        size_t block = tiled ? 8 * group : group, count = tiled ? 8 : 1, at = tiled ? 8 * codes : 0;
+        for (size_t b = 0; b < bytes.size(); b += block)
+            for (size_t f = 0; f < factors; ++f)
+                for (size_t i = 0; i < count; ++i) put_factor(&bytes[b + at + (f * count + i) * 2], f == 1);
+    }
+};
+
+int failures = 0;
+
+void compare(const char* what, const Kernels& isa, const std::vector<float>& got, const std::vector<float>& expected,
+             float tolerance) {
+    float most = 1e-3f, worst = 0;
+    for (size_t i = 0; i < got.size(); ++i) {
+        most = std::fmax(most, std::fabs(expected[i]));
+        float difference = std::fabs(got[i] - expected[i]);
+        worst = std::isfinite(got[i]) ? std::fmax(worst, difference) : INFINITY;
+    }
+    if (worst <= tolerance * most) return;
+    std::printf("%s on %s: off by %g of %g\n", what, isa.name, worst, most);
+    ++failures;
+}
+
+template <class Call> std::vector<float> run(void (*kernel)(const Call&, Pool&), Call call, size_t size) {
+    std::vector<float> out(size, NAN);
+    call.out = out.data();
+    Pool::instance().arena().begin();
+    kernel(call, Pool::instance());
+    return out;
+}
+
+void check_ffn(const Kernels& isa, Format format, bool tiled, size_t tokens, size_t hidden) {
+    Weights gate(format, tiled, 3, 32, hidden), up(format, tiled, 3, 32, hidden), down(format, tiled, 3, 32, hidden);
+    auto x = floats(tokens * hidden), weight = floats(hidden), bias = floats(96);
+    FfnCall call{};
+    call.gate = gate.matrix;
+    call.up = up.matrix;
+    call.down = down.matrix;
+    call.norm = {true, 1e-5f, weight.data(), nullptr};
+    call.activation = static_cast<Activation>(below(4));
+    call.gate_bias = bias.data();
+    call.tokens = tokens;
+    call.hidden = hidden;
+    call.x = x.data();
+    auto got = run(isa.ffn, call, tokens * hidden), expected = run(kScalarKernels.ffn, call, tokens * hidden);
+    compare("ffn", isa, got, expected, is_quantised(format) ? 2e-2f : 1e-5f);
+}
+
+void check_attention(const Kernels& isa, Format format, bool tiled, size_t tokens, KvFormat kv_format) {
+    size_t hidden = 96, heads = 4, kv_heads = 2, dim = 32, past = 40, width = dim;
+    Weights q(format, tiled, heads, width, hidden), o(format, tiled, heads, width, hidden);
+    Weights k(format, tiled, kv_heads, width, hidden), v(format, tiled, kv_heads, width, hidden);
+    auto x = floats(tokens * hidden), weight = floats(hidden), frequencies = floats(dim / 2);
+    std::vector<int32_t> index{0, 0, 1, 1}, positions(tokens), sequence(tokens, 0), table{2, 0, 3, 1, 5, 4};
+    for (size_t t = 0; t < tokens; ++t) positions[t] = static_cast<int32_t>(past + t);
+    size_t vector = kv_format == KvFormat::f32 ? 4 * dim : kv_format == KvFormat::f16 ? 2 * dim : dim + 2;
+    std::vector<uint8_t> cache(6 * kv_heads * kBlockTokens * vector, 0);
+    AttentionCall call{};
+    call.q = q.matrix;
+    call.o = o.matrix;
+    call.k = k.matrix;
+    call.v = v.matrix;
+    call.norm = {false, 1e-5f, weight.data(), weight.data()};
+    call.heads = heads;
+    call.kv_heads = kv_heads;
+    call.head_dim = dim;
+    call.tokens = tokens;
+    call.hidden = hidden;
+    call.kv_index = index.data();
+    call.inv_freq = frequencies.data();
+    call.half_rotary = dim / 2;
+    call.rope_scale = 1.0f;
+    call.scale = 0.2f;
+    call.softcap = below(2) ? 5.0f : 0.0f;
+    call.window = static_cast<size_t>(below(2) * 30);
+    call.x = x.data();
+    call.positions = positions.data();
+    call.sequence = sequence.data();
+    call.tables = table.data();
+    call.table_width = table.size();
+    auto once = [&](const Kernels& kernels) {
+        auto keys = cache, values = cache;
+        call.keys = {keys.data(), kv_format, vector};
+        call.values = {values.data(), kv_format, vector};
+        return run(kernels.attention, call, tokens * hidden);
+    };
+    compare("attention", isa, once(isa), once(kScalarKernels), is_quantised(format) ? 2e-2f : 5e-3f);
+}
+
+void check_rows(const Kernels& isa, Format format, bool tiled, size_t tokens, size_t hidden) {
+    Weights table(format, tiled, 3, 32, hidden);
+    auto x = floats(tokens * hidden);
+    RowsCall call{table.matrix, tokens, x.data(), nullptr};
+    compare("rows", isa, run(isa.rows, call, tokens * 96), run(kScalarKernels.rows, call, tokens * 96), 2e-3f);
+    DecodeCall all{table.matrix, nullptr, 96, nullptr};
+    compare("decode", isa, run(isa.decode_rows, all, 96 * hidden), run(kScalarKernels.decode_rows, all, 96 * hidden),
+            1e-6f);
+}
+
+void check(const Kernels& isa, Format format, bool tiled) {
+    for (size_t tokens : {1, 3, 4, 7, 19}) {
+        check_ffn(isa, format, tiled, tokens, 320);
+        check_rows(isa, format, tiled, tokens, 288);
+        if (!is_quantised(format)) check_ffn(isa, format, tiled, tokens, 43);
+        for (KvFormat kv : {KvFormat::f32, KvFormat::f16, KvFormat::q8})
+            check_attention(isa, format, tiled, tokens, kv);
+    }
+}
+
+}  // namespace
+
+int main() {
+    Pool::instance().resize(2);
+    for (const Kernels* isa : available_kernels()) {
+        std::printf("%s\n", isa->name);
+        for (Format format : {Format::f32, Format::bf16, Format::q8, Format::q4, Format::q4s}) {
+            check(*isa, format, false);
+            if (is_quantised(format)) check(*isa, format, true);
+        }
+    }
+    return failures ? 1 : 0;
+}

@@ -19,7 +19,7 @@ $(STAMP): pyproject.toml CMakeLists.txt $(wildcard tpi/kernels/native/*)
 
 demo: $(STAMP)
 	$(BIN)/tpi pull smollm2-135m
-	$(BIN)/tpi run -m smollm2-135m -p "What is the capital of France?" --local 2 --temp 0 -n 64
+	$(BIN)/tpi run -m smollm2-135m -p "What is the capital of France? Answer in one sentence." --local 2 --temp 0 -n 64
 
 test: $(STAMP)
 	$(BIN)/pytest

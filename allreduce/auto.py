@@ -30,6 +30,10 @@ class Auto(Group):
         self.choice: Choice | None = None
         self._cache = endpoints.links_cache
 
+    def algorithm(self, values: int) -> str:
+        """See `Group.algorithm`."""
+        return self.choice.name_for(values) if self.choice else self.name
+
     def settle(self, measure_local: bool = False) -> Choice:
         """Measure and choose, unless that is done. All members call it together, at the latest with their first sum.
 
@@ -45,9 +49,9 @@ class Auto(Group):
                 self.choice = choose(self.groups, self.links, *self.spec.payload_values)
         return self.choice
 
-    def predicted_s(self, values: int) -> float:
-        """Seconds that an allreduce of `values` should take with the algorithm chosen for them; 0 if unsettled."""
-        return self._predicted(self.choice.name_for(values), values) if self.choice else 0.0
+    def predicted_s(self, values: int) -> float | None:
+        """Seconds that an allreduce of `values` should take with the algorithm chosen for them; None if unsettled."""
+        return self._predicted(self.choice.name_for(values), values) if self.choice else None
 
     def begin(self, step: int) -> None:
         """Start step number `step`."""

@@ -116,6 +116,18 @@ class Group(ABC):
         total = self._timed(self._reduce, partial)
         return total.reshape(partial.shape) if self.rank == 0 else None
 
+    def settle(self) -> object:
+        """Decide what is to be decided by measuring, before the first sum; every member calls it. Mostly nothing."""
+        return None
+
+    def algorithm(self, values: int) -> str:
+        """Name of the algorithm that sums `values` values."""
+        return self.name
+
+    def predicted_s(self, values: int) -> float | None:
+        """Seconds that a sum of `values` values should take, None if the links were not measured."""
+        return None
+
     @abstractmethod
     def begin(self, step: int) -> None:
         """Start step number `step`; steps only ever increase. Frames of earlier steps are dropped from here on."""

@@ -65,7 +65,7 @@ class Engine:
         self._node = node
         self._workers = workers
         self._batcher = batcher
-        self._steps = count()
+        self._steps = count(1)  # step 0 is the one in which the group settles
         self._ids = count()
         self._released: list[int] = []
 

@@ -6,6 +6,8 @@ from dataclasses import fields, replace
 from types import TracebackType
 from typing import Any
 
+import numpy as np
+
 from allreduce.base import Endpoints
 from master.assignments import assignments
 from master.batcher import Batcher
@@ -16,14 +18,14 @@ from master.kvblocks import KvBlocks
 from master.local import LocalWorkers
 from master.options import DEFAULT_CONTEXT, Placement
 from master.planner import Units, parse_split, plan
-from master.report import Member, NodeReport, node_report
+from master.report import MILLI, Member, NodeReport, node_report
 from master.timeline import write_timeline
 from master.tokenizer import Tokenizer
 from master.weights import PackSource, own_blocks
 from scheduler.free import default_budget
 from tpi.errors import PlanError, UsageError
 from tpi.kv import KvDtype, blocks_for
-from tpi.messages import Assign, NodeOptions, Profile, Stats
+from tpi.messages import Assign, NodeOptions, Profile, Stats, Step
 from tpi.pack.locate import open_model
 from tpi.pack.reader import Pack
 from tpi.partition import Shard
@@ -83,8 +85,15 @@ class Session:
         ]
 
     def fields(self) -> dict[str, Any]:
-        """The fields of `--json` that describe the group."""
-        return {"collective": self._own.shard.group.name, "wire": self._own.shard.group.wire}
+        """The fields of `--json` that describe the group; `predicted_sync_ms` is per token, None where not measured."""
+        group, config = self._own.shard.group, self.pack.config
+        predicted = group.predicted_s(config.hidden)
+        return {
+            "collective": group.algorithm(config.hidden),
+            "prefill_collective": group.algorithm(PREFILL_TOKENS * config.hidden),
+            "wire": group.wire,
+            "predicted_sync_ms": None if predicted is None else MILLI * 2 * config.layers * predicted,
+        }
 
     def write_trace(self) -> None:
         """Write the timeline that `--trace` asked for, if it did.
@@ -118,6 +127,7 @@ class Session:
         plans = self._plans(shards)
         self._check_memory(plans)
         self._join(stack, plans)
+        self._settle(plans[0])
         self._members = self._named(shards)
         self._build_engine(stack, plans[0])
 
@@ -154,7 +164,16 @@ class Session:
             trace=self.placement.trace is not None,
         )
         cluster = self._cluster
-        plans = assignments(self.pack, shards, cluster.peers(MASTER), options, cluster.session, cluster.epoch + 1)
+        plans = assignments(
+            self.pack,
+            shards,
+            cluster.peers(MASTER),
+            options,
+            cluster.session,
+            cluster.epoch + 1,
+            self.placement.collective or "auto",
+            wire(self.placement.wire, self.pack),
+        )
         return [replace(plans[0], options=replace(options, threads=self._threads(), memory=self._memory())), *plans[1:]]
 
     def _check_memory(self, plans: Sequence[Assign]) -> None:
@@ -169,18 +188,28 @@ class Session:
                 raise PlanError(f"{peer.name}: {error}") from None
 
     def _join(self, stack: ExitStack, plans: Sequence[Assign]) -> None:
-        """Load every node's shard, this one's included."""
-        with phase("sending weights to the workers") as progress:
-            ready = self._cluster.assign(plans[1:], PackSource(self.pack), progress)
-        cache = ShardCache(self.placement.cache / "shards")
+        """Load every node's shard, this one's included, and settle how they sum."""
+        cluster, cache = self._cluster, ShardCache(self.placement.cache / "shards")
         stack.callback(cache.close)
+        cluster.begin(plans[1:], PackSource(self.pack))
         with phase("loading weights") as progress:
             held = own_blocks(self.pack, plans[0], cache, progress)
-            endpoints = Endpoints(net=self._cluster.net, watch=self._cluster.watch)
+            links = self.placement.cache / "links.json"
+            endpoints = Endpoints(net=cluster.net, watch=cluster.watch, links_cache=links)
             self._own = build_node(plans[0], held, endpoints, table_bytes(self.pack))
         stack.callback(self._own.close)
+        with phase("sending weights to the workers") as progress:
+            ready = cluster.finish(progress)
         self._kv_blocks = min([self._own.kv_blocks, *(node.kv_blocks for node in ready)])
         self._chunk = min([self._own.prefill_tokens, *(node.prefill_tokens for node in ready)])
+
+    def _settle(self, own: Assign) -> None:
+        """A first step without tokens, in which all nodes measure their links and choose a collective."""
+        nothing = np.empty((0, own.config.hidden), np.float32)
+        step = Step(own.session, own.epoch, 0, (), (), nothing)
+        with phase("measuring the links"):
+            self._cluster.step(step)
+            self._own.run(step)
 
     def _build_engine(self, stack: ExitStack, own: Assign) -> None:
         ends = stack.enter_context(Ends(self.pack, self._own.budget))
@@ -215,6 +244,18 @@ def units_of(pack: Pack) -> Units:
 def worker_memory(profile: Profile) -> int:
     """Bytes that a worker will use: its --memory, or most of what its machine has free."""
     return profile.memory_limit or profile.memory_free
+
+
+def wire(asked: str | None, pack: Pack) -> str:
+    """Format of partial sums on the network: what was asked for, f32 for f32 weights, else bf16.
+
+    Raises:
+        UsageError: if f32 weights are asked to travel in another format.
+    """
+    exact = pack.dtype == "f32"
+    if asked not in (None, "f32") and exact:
+        raise UsageError(f"f32 weights imply an f32 wire; drop --wire {asked}, or give another --dtype")
+    return asked or ("f32" if exact else "bf16")
 
 
 def kv_dtype(pack: Pack) -> KvDtype:

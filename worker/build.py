@@ -17,6 +17,8 @@ from worker.image import HeldBlock
 from worker.node import Node
 from worker.shard import Shard
 
+_PREFILL = 128  # tokens of the prefill step that the collective is chosen for
+
 
 def build_node(
     assign: Assign,
@@ -74,4 +76,13 @@ def _kv(assign: Assign, budget: Budget) -> PagedKV:
 
 def _group_spec(assign: Assign) -> GroupSpec:
     peers = tuple(Peer(peer.rank, peer.name, peer.address) for peer in assign.peers)
-    return GroupSpec(assign.rank, assign.session, assign.epoch, peers, assign.wire, assign.options.timeout_s)
+    hidden = assign.config.hidden
+    return GroupSpec(
+        rank=assign.rank,
+        session=assign.session,
+        epoch=assign.epoch,
+        peers=peers,
+        wire=assign.wire,
+        timeout_s=assign.options.timeout_s,
+        payload_values=(hidden, _PREFILL * hidden),
+    )

@@ -46,8 +46,14 @@ class Node:
         return self.shard.trace
 
     def run(self, step: Step) -> F32 | None:
-        """Compute one step. Returns the last hidden states `[tokens, hidden]` on rank 0, None elsewhere."""
+        """Compute one step. Returns the last hidden states `[tokens, hidden]` on rank 0, None elsewhere.
+
+        A step without entries computes nothing: with it the group settles how it will sum.
+        """
         self._tables.release(step.released)
+        if not step.entries:
+            self.shard.group.settle()
+            return None
         return self.shard.forward(step.x, self._tables.batch(step.entries), step.step)
 
     def figures(self) -> Figures:

@@ -134,7 +134,11 @@ class Group(ABC):
 
     @abstractmethod
     def close(self) -> None:
-        """Release what the group opened. May be called twice."""
+        """Release what the group opened. May be called twice.
+
+        Only when all members are done, as they are when the master has the result of a reduce: what is still on its way
+        to a slow member may be lost.
+        """
 
     @abstractmethod
     def _allreduce(self, values: F32) -> F32:

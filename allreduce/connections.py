@@ -15,7 +15,7 @@ from tpi.errors import PlanError
 from tpi.sockets import COLLECTIVE, Socket, split_address
 
 _SLICE_MS = 100  # how long one attempt to send or receive may take
-_LINGER_MS = 3000  # what a closing member may still have to deliver
+_LINGER_MS = 500  # what a closing member may still have to deliver
 _UNREACHED_S = 0.002  # pause before trying again to send to a member that has not connected yet
 _MORE = int(zmq.SNDMORE)
 _NOBLOCK = int(zmq.NOBLOCK)

@@ -2,6 +2,8 @@
 
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from threading import Barrier, BrokenBarrierError
 from typing import TypeVar
 
 import numpy as np
@@ -45,7 +47,7 @@ class House:
     def close(self) -> None:
         for router in self.routers:
             if router is not None:
-                router.close(500)
+                router.close(0)
         self.net.context.term()
 
     def __enter__(self) -> "House":
@@ -62,9 +64,17 @@ def run_group(name: str, size: int, member: Callable[[Group], T], **spec: object
         group = house.join(name, rank)
         try:
             group.begin(1)
-            return member(group)
+            result = member(group)
+            with suppress(BrokenBarrierError):
+                done.wait(30)
+            return result
+        except BaseException:
+            done.abort()
+            raise
         finally:
             group.close()
+
+    done = Barrier(size)
 
     with House(size, **spec) as house, ThreadPoolExecutor(size) as pool:
         return list(pool.map(serve, range(size)))

@@ -51,7 +51,12 @@ CONTROL = Plane("control", frame_bytes=FRAME_BYTES, high_water=256, heartbeat_ms
 WEIGHTS = Plane("weights", frame_bytes=FRAME_BYTES, high_water=16, heartbeat_ms=10_000, silence_ms=120_000)
 # The collective plane has its own frames (allreduce/header.py); longer messages travel in segments of 256 KiB.
 COLLECTIVE = Plane(
-    "collective", frame_bytes=(256 << 10) + 32, high_water=64, heartbeat_ms=1000, silence_ms=10_000, local=True
+    "collective",
+    frame_bytes=(256 << 10) + 32,
+    high_water=64,
+    heartbeat_ms=1000,
+    silence_ms=60_000,  # on a slow link a heartbeat waits behind segments; who is lost is decided by deadlines
+    local=True,
 )
 
 

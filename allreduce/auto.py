@@ -11,6 +11,7 @@ from allreduce.predict import predict
 from allreduce.transport import Transport
 from tpi.links import LOOPBACK, LinkTable
 
+_FEW = 3  # nodes on one machine for which a mesh is the fastest; with more, its messages outnumber the cores
 _LOCAL = ("127.", "localhost", "[::1]")
 
 
@@ -64,8 +65,9 @@ class Auto(Group):
     def _unmeasured(self) -> Choice:
         sizes = self.spec.payload_values
         predicted = {name: (self._predicted(name, sizes[0]), self._predicted(name, sizes[1])) for name in self.groups}
-        reason = "star: all nodes are on this machine, so links are not measured"
-        return Choice("star", "star", *sizes, predicted, {}, reason)
+        decode = "mesh" if self.size <= _FEW else "star"
+        reason = f"decode: {decode}, prefill: two-shot; all nodes are on this machine, so links are not measured"
+        return Choice(decode, "two-shot", *sizes, predicted, {}, reason)
 
     def _measured(self) -> LinkTable:
         path = self._cache if self.rank == 0 else None

@@ -115,5 +115,5 @@ def test_one_machine_is_not_measured() -> None:
         return group.settle()
 
     choices = run_group("auto", 2, member)
-    assert [choice.decode for choice in choices] == ["star", "star"]
+    assert [(choice.decode, choice.prefill) for choice in choices] == [("mesh", "two-shot")] * 2
     assert "not measured" in choices[0].reason

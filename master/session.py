@@ -113,7 +113,7 @@ class Session:
         """The group in a few words."""
         nodes, fields = len(self._members), self.fields()
         return (
-            f"{nodes} node{'s' if nodes > 1 else ''}, {self.pack.dtype}, {fields['collective']} over {fields['wire']}"
+            f"{nodes} node{'s' if nodes > 1 else ''}, {self.pack.format}, {fields['collective']} over {fields['wire']}"
         )
 
     def _open(self, stack: ExitStack) -> None:
@@ -252,7 +252,7 @@ def wire(asked: str | None, pack: Pack) -> str:
     Raises:
         UsageError: if f32 weights are asked to travel in another format.
     """
-    exact = pack.dtype == "f32"
+    exact = pack.format == "f32"
     if asked not in (None, "f32") and exact:
         raise UsageError(f"f32 weights imply an f32 wire; drop --wire {asked}, or give another --dtype")
     return asked or ("f32" if exact else "bf16")
@@ -260,7 +260,7 @@ def wire(asked: str | None, pack: Pack) -> str:
 
 def kv_dtype(pack: Pack) -> KvDtype:
     """f32 for f32 weights, so that they compute exactly what the model says; else f16."""
-    return "f32" if pack.dtype == "f32" else "f16"
+    return "f32" if pack.format == "f32" else "f16"
 
 
 def _nothing(stats: Stats) -> Stats:

@@ -1,6 +1,7 @@
 """Reads a pack: the manifest, and blocks of weights by runs of units. Imports neither torch nor transformers."""
 
 import os
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from hashlib import sha256
@@ -10,7 +11,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from tpi.config import ModelConfig
+from tpi.config import Format, ModelConfig
 from tpi.errors import ModelError, WeightsError
 from tpi.pack.blockfile import HASH_BYTES, BlockShape, block_id
 from tpi.pack.layout import BlockKind, RunLayout
@@ -182,6 +183,16 @@ class Pack:
     def dtype(self) -> str:
         """What `--dtype` the pack was made with."""
         return self.manifest.dtype
+
+    @property
+    def format(self) -> Format:
+        """The format that most bytes of the layers are in."""
+        sizes: Counter[Format] = Counter()
+        for block in self.walk():
+            for run in block.shape.runs:
+                for part in run.parts:
+                    sizes[part.format] += run.units * run.width * part.vector_bytes(run.hidden)
+        return sizes.most_common(1)[0][0]
 
     @property
     def tokenizer_info(self) -> Mapping[str, Any]:

@@ -53,7 +53,7 @@ inline void project(const AttentionJob& job, uint8_t* scratch, Team& team) {
     const Matrix* parts[] = {&job.call.q, &job.call.k, &job.call.v};
     float* outs[] = {job.q, job.k, job.v};
     size_t tasks[3], all = 0;
-    for (int p = 0; p < 3; ++p) all += tasks[p] = row_tasks(*parts[p], job.in.tokens);
+    for (int p = 0; p < 3; ++p) all += tasks[p] = row_tasks(*parts[p], job.in);
     team.each(all, [&](size_t task) {
         int p = 0;
         while (task >= tasks[p]) task -= tasks[p++];
@@ -257,7 +257,7 @@ inline void attention(const AttentionCall& call, Pool& pool) {
     size_t scratch = round_up(attend_bytes > columns_bytes ? attend_bytes : columns_bytes, 64);
     AttentionJob job{call,
                      padded,
-                     prepare_buffers(arena, tokens, call.hidden, rows, 3),
+                     prepare_buffers(pool, tokens, call.hidden, rows, 3),
                      arena.take<float>(tokens * call.q.vectors()),
                      arena.take<float>(tokens * call.k.vectors()),
                      arena.take<float>(tokens * call.v.vectors()),

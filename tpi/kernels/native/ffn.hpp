@@ -147,7 +147,7 @@ inline void tiled_unit_block(const FfnJob& job, size_t unit, uint8_t* bytes) {
 
 inline void record_gate_up(const FfnJob& job, uint8_t* scratch, Team& team) {
     const FfnCall& call = job.call;
-    size_t tasks = row_tasks(call.up, call.tokens), neurons = job.inner.width;
+    size_t tasks = row_tasks(call.up, job.in), neurons = job.inner.width;
     auto* panels = reinterpret_cast<float*>(scratch);
     team.each(call.gate.data ? 2 * tasks : tasks, [&](size_t task) {
         if (task < tasks) row_task(call.up, job.in, task, panels, job.inner.values, neurons);
@@ -179,7 +179,7 @@ inline void ffn_stream(const FfnCall& call, Pool& pool) {
     size_t items = call.up.tiled ? call.up.units : call.active ? call.active_count : call.up.vectors();
     size_t scratch = round_up(UnitScratch::bytes(call.up.width, call.tokens), 64);
     FfnJob job{call,
-               prepare_buffers(arena, call.tokens, call.hidden, rows, call.gate.data ? 2 : 1),
+               prepare_buffers(pool, call.tokens, call.hidden, rows, call.gate.data ? 2 : 1),
                take_slices(arena, pool.size(), items, call.tokens, call.hidden),
                {},
                nullptr,
@@ -195,7 +195,7 @@ inline void ffn_block(const FfnCall& call, Pool& pool) {
     scratch = round_up(scratch > unit ? scratch : unit, 64);
     bool gate = call.gate.data && !call.up.tiled;
     FfnJob job{call,
-               prepare_buffers(arena, call.tokens, call.hidden, rows, call.gate.data ? 2 : 1),
+               prepare_buffers(pool, call.tokens, call.hidden, rows, call.gate.data ? 2 : 1),
                {},
                take_inner(arena, call.down, call.tokens),
                gate ? arena.take<float>(call.tokens * call.gate.vectors()) : nullptr,

@@ -21,14 +21,14 @@ inline void rows_job(const RowsJob& job, Team& team) {
     auto* panels = reinterpret_cast<float*>(job.scratch + team.index() * kPanelBytes);
     team.each(call.tokens, [&](size_t t) { prepare_token(job.in, Norm{}, call.x, call.matrix.hidden, t); });
     team.sync();
-    team.each(row_tasks(call.matrix, call.tokens), [&](size_t task) {
+    team.each(row_tasks(call.matrix, job.in), [&](size_t task) {
         row_task(call.matrix, job.in, task, panels, call.out, call.matrix.vectors());
     });
 }
 
 inline void rows(const RowsCall& call, Pool& pool) {
     const Matrix* matrices[] = {&call.matrix};
-    RowsJob job{call, prepare_buffers(pool.arena(), call.tokens, call.matrix.hidden, matrices, 1),
+    RowsJob job{call, prepare_buffers(pool, call.tokens, call.matrix.hidden, matrices, 1),
                 pool.arena().take<uint8_t>(kPanelBytes * pool.size())};
     pool.run(rows_job, job);
 }

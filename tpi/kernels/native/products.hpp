@@ -12,14 +12,15 @@ inline bool streams(size_t tokens) { return tokens <= kStreamTokens; }
 
 // The normed input of a half-block in every form that its matrices ask for.
 struct Prepared {
-    size_t tokens, stride;
+    size_t tokens, stride, threads;
     float* x;         // [tokens, stride]
     float* kept;      // x rounded but float, for float32 products with quantised records; or null
     Rounded rounded;  // codes null where no matrix is quantised
 };
 
-inline Prepared prepare_buffers(Arena& arena, size_t tokens, size_t hidden, const Matrix* const* matrices,
+inline Prepared prepare_buffers(Pool& pool, size_t tokens, size_t hidden, const Matrix* const* matrices,
                                 size_t count) {
+    Arena& arena = pool.arena();
     bool rounded = false, kept = false;
     for (size_t i = 0; i < count; ++i) {
         rounded |= is_quantised(matrices[i]->format);
@@ -27,6 +28,7 @@ inline Prepared prepare_buffers(Arena& arena, size_t tokens, size_t hidden, cons
     }
     Prepared in{};
     in.tokens = tokens;
+    in.threads = pool.size();
     in.stride = round_up(hidden, kGroup);
     in.x = arena.take<float>(tokens * in.stride);
     if (kept) in.kept = arena.take<float>(tokens * in.stride);
@@ -52,21 +54,22 @@ inline void prepare_token(const Prepared& in, const Norm& norm, const float* x, 
 
 // ---- rows ----
 
-// Rows of one task: about 16 KiB of weights when streaming, a strip otherwise.
-inline size_t rows_per_task(const Matrix& matrix, size_t tokens) {
-    if (!streams(tokens)) return matrix.tiled ? 16 : kStrip;
-    size_t rows = 16384 / vector_bytes(matrix.format, matrix.hidden);
+// Rows of one task. When streaming: about 64 KiB of weights, in whole tiles, but at least four tasks per thread.
+inline size_t rows_per_task(const Matrix& matrix, const Prepared& in) {
+    if (!streams(in.tokens)) return matrix.tiled ? 16 : kStrip;
+    size_t rows = 65536 / vector_bytes(matrix.format, matrix.hidden), share = matrix.vectors() / (4 * in.threads);
+    if (rows > share) rows = share;
     return rows < kTileOutputs ? kTileOutputs : rows / kTileOutputs * kTileOutputs;
 }
 
-inline size_t row_tasks(const Matrix& matrix, size_t tokens) {
-    size_t rows = rows_per_task(matrix, tokens);
+inline size_t row_tasks(const Matrix& matrix, const Prepared& in) {
+    size_t rows = rows_per_task(matrix, in);
     return (matrix.vectors() + rows - 1) / rows;
 }
 
 // out[t * stride + r] for the rows of one task. `panels` is this thread's, kPanelBytes.
 inline void row_task(const Matrix& matrix, const Prepared& in, size_t task, float* panels, float* out, size_t stride) {
-    size_t rows = rows_per_task(matrix, in.tokens), first = task * rows;
+    size_t rows = rows_per_task(matrix, in), first = task * rows;
     size_t count = matrix.vectors() - first < rows ? matrix.vectors() - first : rows;
     if (matrix.tiled) {
         constexpr size_t kTokens = 64;  // their activations stay in cache while all rows of the task pass

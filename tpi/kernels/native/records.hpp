@@ -35,6 +35,13 @@ template <Format F> inline F8 load_plain(const uint8_t* vector, size_t i) {
     }
 }
 
+// Scales, and what is added to scale * code, of 8 consecutive blocks.
+template <Format F> inline void load_lines(const uint8_t* block, F8& scale, F8& offset) {
+    load_factors(block, group_bytes(F), scale, offset);
+    if constexpr (F == Format::q4s) offset = scale * splat(-8.0f);
+    if constexpr (F == Format::q8) offset = splat(0.0f);
+}
+
 // The codes of a group as four registers of values, before scale and minimum.
 template <Format F> inline void load_codes(const uint8_t* codes, F8* out) {
     for (int i = 0; i < 4; ++i) {
@@ -129,32 +136,26 @@ inline void dot_plain(const uint8_t* vector, size_t hidden, const RecordInputs& 
     }
 }
 
-// Scales, and what is added to scale * code, of 8 blocks.
-template <Format F> inline void load_lines(const uint8_t* const* blocks, F8& scale, F8& offset) {
-    load_factors(blocks, scale, offset);
-    if constexpr (F == Format::q4s) offset = scale * splat(-8.0f);
-    if constexpr (F == Format::q8) offset = splat(0.0f);
-}
-
 // acc[t] += the products of 8 groups, offsets[t] += what their minima add (lane by lane, to be summed)
 template <Format F, int N>
 inline void dot_eight_groups(const uint8_t* vector, const Rounded& x, size_t token, size_t group, F8* acc,
                              F8* offsets) {
-    const uint8_t* blocks[8];
-    for (size_t i = 0; i < 8; ++i) blocks[i] = vector + i * group_bytes(F);
     F8 scale, offset;
-    load_lines<F>(blocks, scale, offset);
+    load_lines<F>(vector, scale, offset);
     for (int t = 0; t < N; ++t) {
         size_t at = (token + t) * x.groups() + group;
         float factors[8];
         store(factors, scale * load(x.scale + at));
         if constexpr (F != Format::q8) offsets[t] = fma(offset, load(x.sum + at), offsets[t]);
         const int8_t* codes = x.codes + (token + t) * x.width + group * kGroup;
-        for (size_t i = 0; i < 8; ++i, codes += kGroup) {
-            I8 dot = F == Format::q8 ? group_q8(blocks[i] + factor_bytes(F), codes)
-                                     : group_q4(blocks[i] + factor_bytes(F), codes);
-            acc[t] = fma(to_float(dot), splat(factors[i]), acc[t]);
+        F8 part[4];  // short chains of additions
+        for (size_t i = 0; i < 8; ++i) {
+            const uint8_t* weights = vector + i * group_bytes(F) + factor_bytes(F);
+            I8 dot = F == Format::q8 ? group_q8(weights, codes + i * kGroup) : group_q4(weights, codes + i * kGroup);
+            F8 factor = splat(factors[i]);
+            part[i % 4] = i < 4 ? to_float(dot) * factor : fma(to_float(dot), factor, part[i % 4]);
         }
+        acc[t] = acc[t] + ((part[0] + part[1]) + (part[2] + part[3]));
     }
 }
 
@@ -226,9 +227,10 @@ inline void record_row(const Matrix& matrix, size_t r, const RecordInputs& in, s
     });
 }
 
-// out[0..hidden) += sum over count (at most 8) vectors of factors[i] * vector i
+// out[0..hidden) += sum over count (at most 8) vectors of factors[i] * vector i; quantised ones from a group on
 template <Format F>
-inline void add_records(const uint8_t* const* vectors, const float* factors, size_t count, size_t hidden, float* out) {
+inline void add_records(const uint8_t* const* vectors, const float* factors, size_t count, size_t hidden, float* out,
+                        size_t group = 0) {
     if constexpr (!is_quantised(F)) {
         size_t i = 0;
         for (; i + 8 <= hidden; i += 8) {
@@ -239,7 +241,7 @@ inline void add_records(const uint8_t* const* vectors, const float* factors, siz
         for (; i < hidden; ++i)
             for (size_t n = 0; n < count; ++n) out[i] += factors[n] * read_plain(F, vectors[n], i);
     } else {
-        for (size_t g = 0; g < hidden / kGroup; ++g) {
+        for (size_t g = group; g < hidden / kGroup; ++g) {
             F8 acc[4];
             float offset = 0;
             for (int k = 0; k < 4; ++k) acc[k] = load(out + g * kGroup + 8 * k);
@@ -257,29 +259,49 @@ inline void add_records(const uint8_t* const* vectors, const float* factors, siz
     }
 }
 
-// The same for 8 vectors of 4-bit codes: factor * scale is rounded to int8 over the 8 of them.
+// What 8 neurons times 8 groups become before their codes are mixed: factor * scale as int8 of one unit per group.
+struct MixedFactors {
+    int8_t rounded[8][8];  // [group, neuron]
+    float unit[8], shift[8];
+};
+
+// Lanes are groups, so nothing is summed across lanes.
+template <Format F>
+inline void mix_factors(const uint8_t* const* vectors, size_t offset, const float* factors, MixedFactors& out) {
+    F8 scaled[8], most = splat(0.0f), shift = splat(0.0f);
+    for (int n = 0; n < 8; ++n) {
+        F8 scale, low;
+        load_lines<F>(vectors[n] + offset, scale, low);
+        scaled[n] = scale * splat(factors[n]);
+        most = max(most, abs(scaled[n]));
+        // around code 8, so that rounding the factors counts for least
+        if constexpr (F == Format::q4) shift = fma(fma(splat(8.0f), scale, low), splat(factors[n]), shift);
+    }
+    F8 inverse = splat(127.0f) / max(most, splat(1e-30f)), unit = most * splat(1.0f / 127.0f), sum = splat(0.0f);
+    int8_t by_neuron[8][8];
+    for (int n = 0; n < 8; ++n) {
+        F8 whole = round(scaled[n] * inverse);
+        sum = sum + whole;
+        store_int8(by_neuron[n], whole);
+    }
+    transpose_bytes(by_neuron, out.rounded);
+    store(out.unit, unit);
+    store(out.shift, fma(sum * unit, splat(-8.0f), shift));
+}
+
+// The same as add_records for 8 vectors of 4-bit codes; groups beyond a multiple of 8 are left out.
 template <Format F>
 inline void add_eight_records(const uint8_t* const* vectors, const float* factors, size_t hidden, float* out) {
-    const uint8_t* blocks[8];
-    const uint8_t* codes[8];
-    for (int n = 0; n < 8; ++n) blocks[n] = vectors[n];
-    for (size_t g = 0; g < hidden / kGroup; ++g, out += kGroup) {
-        F8 scale, offset, values[4];
-        load_lines<F>(blocks, scale, offset);
-        F8 factor = load(factors), scaled = factor * scale;
-        float most = largest(abs(scaled));
-        F8 whole = round(scaled * splat(most > 0 ? 127.0f / most : 0.0f));
-        int8_t rounded[8];
-        store_int8(rounded, whole);
-        for (int n = 0; n < 8; ++n) {
-            codes[n] = blocks[n] + factor_bytes(F);
-            blocks[n] += group_bytes(F);
+    for (size_t first = 0; first + 8 <= hidden / kGroup; first += 8) {
+        size_t offset = first * group_bytes(F);
+        MixedFactors mixed;
+        mix_factors<F>(vectors, offset, factors, mixed);
+        for (int g = 0; g < 8; ++g, offset += group_bytes(F), out += kGroup) {
+            F8 values[4];
+            mix_groups_q4(vectors, offset + factor_bytes(F), mixed.rounded[g], values);
+            F8 unit = splat(mixed.unit[g]), shift = splat(mixed.shift[g]);
+            for (int k = 0; k < 4; ++k) store(out + 8 * k, fma(values[k], unit, load(out + 8 * k) + shift));
         }
-        mix_groups_q4(codes, rounded, values);
-        // around code 8, so that rounding the factors counts for least
-        F8 unit = splat(most / 127.0f), middle = factor * fma(splat(8.0f), scale, offset);
-        F8 shift = splat(sum(fma(whole * unit, splat(-8.0f), middle)));
-        for (int k = 0; k < 4; ++k) store(out + 8 * k, fma(values[k], unit, load(out + 8 * k) + shift));
     }
 }
 
@@ -297,6 +319,8 @@ inline void record_columns(const Matrix& matrix, size_t count, const At& at, con
                 if constexpr (F == Format::q4 || F == Format::q4s) {
                     if (held == 8) {
                         add_eight_records<F>(vectors, some[t], matrix.hidden, out + t * stride);
+                        add_records<F>(vectors, some[t], held, matrix.hidden, out + t * stride,
+                                       matrix.hidden / kGroup / 8 * 8);
                         continue;
                     }
                 }

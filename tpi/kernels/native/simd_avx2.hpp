@@ -160,9 +160,9 @@ inline I8 group_q8(const uint8_t* codes, const int8_t* x) {
     return {dot_quads(_mm256_setzero_si256(), _mm256_abs_epi8(weights), _mm256_sign_epi8(load32(x), weights))};
 }
 
-inline void load_factors(const uint8_t* const* blocks, F8& first, F8& second) {
+inline void load_factors(const uint8_t* block, size_t stride, F8& first, F8& second) {
     int32_t pairs[8];
-    for (int i = 0; i < 8; ++i) std::memcpy(&pairs[i], blocks[i], 4);
+    for (size_t i = 0; i < 8; ++i) std::memcpy(&pairs[i], block + i * stride, 4);
     __m128i a = _mm_set_epi32(pairs[3], pairs[2], pairs[1], pairs[0]);
     __m128i b = _mm_set_epi32(pairs[7], pairs[6], pairs[5], pairs[4]);
     const __m128i low = _mm_set1_epi32(0xffff);
@@ -170,13 +170,26 @@ inline void load_factors(const uint8_t* const* blocks, F8& first, F8& second) {
     second.v = _mm256_cvtph_ps(_mm_packus_epi32(_mm_srli_epi32(a, 16), _mm_srli_epi32(b, 16)));
 }
 
+inline void transpose_bytes(const int8_t (&from)[8][8], int8_t (&to)[8][8]) {
+    __m128i ab = _mm_unpacklo_epi8(load8(from[0]), load8(from[1])), cd = _mm_unpacklo_epi8(load8(from[2]), load8(from[3]));
+    __m128i ef = _mm_unpacklo_epi8(load8(from[4]), load8(from[5])), gh = _mm_unpacklo_epi8(load8(from[6]), load8(from[7]));
+    __m128i abcd = _mm_unpacklo_epi16(ab, cd), efgh = _mm_unpacklo_epi16(ef, gh);
+    __m128i abcd_high = _mm_unpackhi_epi16(ab, cd), efgh_high = _mm_unpackhi_epi16(ef, gh);
+    auto* rows = reinterpret_cast<__m128i*>(to);
+    _mm_storeu_si128(rows, _mm_unpacklo_epi32(abcd, efgh));
+    _mm_storeu_si128(rows + 1, _mm_unpackhi_epi32(abcd, efgh));
+    _mm_storeu_si128(rows + 2, _mm_unpacklo_epi32(abcd_high, efgh_high));
+    _mm_storeu_si128(rows + 3, _mm_unpackhi_epi32(abcd_high, efgh_high));
+}
+
 // Two groups at a time: their codes interleaved meet their factors as one pair; 4 pairs of 15 * 127 * 2 fit 16 bits.
-inline void mix_groups_q4(const uint8_t* const* codes, const int8_t* factors, F8* out) {
+inline void mix_groups_q4(const uint8_t* const* vectors, size_t offset, const int8_t* factors, F8* out) {
     __m256i low = _mm256_setzero_si256(), high = low;
     for (int n = 0; n < 8; n += 2) {
         int16_t pair;
         std::memcpy(&pair, factors + n, 2);
-        __m256i factor = _mm256_set1_epi16(pair), a = spread_codes(codes[n]), b = spread_codes(codes[n + 1]);
+        __m256i factor = _mm256_set1_epi16(pair);
+        __m256i a = spread_codes(vectors[n] + offset), b = spread_codes(vectors[n + 1] + offset);
         low = _mm256_add_epi16(low, _mm256_maddubs_epi16(_mm256_unpacklo_epi8(a, b), factor));
         high = _mm256_add_epi16(high, _mm256_maddubs_epi16(_mm256_unpackhi_epi8(a, b), factor));
     }

@@ -138,20 +138,24 @@ inline I8 group_q8(const uint8_t* codes, const int8_t* x) {
             vdotq_s32(zero, vreinterpretq_s8_u8(vld1q_u8(codes + 16)), vld1q_s8(x + 16))};
 }
 
-inline void load_factors(const uint8_t* const* blocks, F8& first, F8& second) {
+inline void load_factors(const uint8_t* block, size_t stride, F8& first, F8& second) {
     uint16_t halves[2][8];
-    for (int i = 0; i < 8; ++i) {
-        std::memcpy(&halves[0][i], blocks[i], 2);
-        std::memcpy(&halves[1][i], blocks[i] + 2, 2);
+    for (size_t i = 0; i < 8; ++i) {
+        std::memcpy(&halves[0][i], block + i * stride, 2);
+        std::memcpy(&halves[1][i], block + i * stride + 2, 2);
     }
     first = load_half(halves[0]);
     second = load_half(halves[1]);
 }
 
-inline void mix_groups_q4(const uint8_t* const* codes, const int8_t* factors, F8* out) {
+inline void transpose_bytes(const int8_t (&from)[8][8], int8_t (&to)[8][8]) {
+    for (int a = 0; a < 8; ++a) for (int b = 0; b < 8; ++b) to[b][a] = from[a][b];
+}
+
+inline void mix_groups_q4(const uint8_t* const* vectors, size_t offset, const int8_t* factors, F8* out) {
     int16x8_t total[4] = {vdupq_n_s16(0), vdupq_n_s16(0), vdupq_n_s16(0), vdupq_n_s16(0)};
     for (int n = 0; n < 8; ++n) {
-        uint8x16_t both = vld1q_u8(codes[n]);
+        uint8x16_t both = vld1q_u8(vectors[n] + offset);
         int8x16_t low = vreinterpretq_s8_u8(vandq_u8(both, vdupq_n_u8(15)));
         int8x16_t high = vreinterpretq_s8_u8(vshrq_n_u8(both, 4));
         int8x8_t factor = vdup_n_s8(factors[n]);

@@ -158,22 +158,27 @@ inline I8 group_q8(const uint8_t* codes, const int8_t* x) {
     return r;
 }
 
-// The two halves at the start of each of 8 blocks.
-inline void load_factors(const uint8_t* const* blocks, F8& first, F8& second) {
+// The two halves at the start of each of 8 blocks, `stride` bytes apart.
+inline void load_factors(const uint8_t* block, size_t stride, F8& first, F8& second) {
     TPI_LANES {
         uint16_t halves[2];
-        std::memcpy(halves, blocks[i], 4);
+        std::memcpy(halves, block + static_cast<size_t>(i) * stride, 4);
         first.lane[i] = half_to_float(halves[0]);
         second.lane[i] = half_to_float(halves[1]);
     }
 }
 
-// Sum over 8 groups of 4-bit codes (record order) of factor * code, for each of the 32 values.
-inline void mix_groups_q4(const uint8_t* const* codes, const int8_t* factors, F8* out) {
+inline void transpose_bytes(const int8_t (&from)[8][8], int8_t (&to)[8][8]) {
+    for (int a = 0; a < 8; ++a) for (int b = 0; b < 8; ++b) to[b][a] = from[a][b];
+}
+
+// Sum over 8 groups of 4-bit codes (record order, `offset` bytes into 8 vectors) of factor * code, for each of the 32
+// values.
+inline void mix_groups_q4(const uint8_t* const* vectors, size_t offset, const int8_t* factors, F8* out) {
     for (int k = 0; k < 4; ++k) {
         out[k] = splat(0.0f);
         for (int n = 0; n < 8; ++n) TPI_LANES {
-            uint8_t both = codes[n][k % 2 * 8 + i];
+            uint8_t both = vectors[n][offset + static_cast<size_t>(k % 2 * 8 + i)];
             out[k].lane[i] += static_cast<float>(factors[n] * (k < 2 ? both & 15 : both >> 4));
         }
     }

@@ -29,8 +29,8 @@ template <int N> struct Inputs {
     }
 };
 
-// acc[t] += tile * x for the 8 outputs of a tile.
-template <Format F, int N> inline void add_tile(const uint8_t* tile, const Inputs<N>& x, F8* acc) {
+// acc[t] + low[t] += tile * x for the 8 outputs of a tile. Two sums, since each waits for its own last addition.
+template <Format F, int N> inline void add_tile(const uint8_t* tile, const Inputs<N>& x, F8* acc, F8* low) {
     I8 dot[N];
     if constexpr (F == Format::q8) {
         tile_q8<N>(tile, x.codes, dot);
@@ -43,8 +43,14 @@ template <Format F, int N> inline void add_tile(const uint8_t* tile, const Input
         F8 product = to_float(dot[t]) * splat(*x.scale[t]);
         if constexpr (F == Format::q4s) product = fma(splat(*x.sum[t]), splat(-8.0f), product);
         acc[t] = fma(product, scale, acc[t]);
-        if constexpr (F == Format::q4) acc[t] = fma(load_half(tile + codes + 16), splat(*x.sum[t]), acc[t]);
+        if constexpr (F == Format::q4) low[t] = fma(load_half(tile + codes + 16), splat(*x.sum[t]), low[t]);
     }
+}
+
+constexpr size_t kAhead = 1536;  // bytes
+
+template <Format F> inline void prefetch_tile(const uint8_t* tile) {
+    for (size_t at = 0; at < kTileOutputs * group_bytes(F); at += 64) prefetch(tile + kAhead + at);
 }
 
 // The weights that one row of tiles meets: `blocks` pieces `stride` bytes apart, of `groups` tiles each.
@@ -57,15 +63,16 @@ template <Format F, int N>
 inline void dot_tiles(const TileRow& row, const Rounded& x, size_t token, F8* acc) {
     constexpr size_t tile_bytes = kTileOutputs * group_bytes(F);
     Inputs<N> inputs(x, token, 0);
-    for (int t = 0; t < N; ++t) acc[t] = splat(0.0f);
+    F8 low[N];
+    for (int t = 0; t < N; ++t) acc[t] = low[t] = splat(0.0f);
     for (size_t block = 0; block < row.blocks; ++block) {
         const uint8_t* tile = row.first + block * row.stride;
         for (size_t group = 0; group < row.groups; ++group, tile += tile_bytes, inputs.next()) {
-            prefetch(tile + 1024);
-            prefetch(tile + 1088);
-            add_tile<F, N>(tile, inputs, acc);
+            prefetch_tile<F>(tile);
+            add_tile<F, N>(tile, inputs, acc, low);
         }
     }
+    for (int t = 0; t < N; ++t) acc[t] = acc[t] + low[t];
 }
 
 // out[(t - first) * stride + 0..7] = row * x[t] for tokens [first, last)
@@ -94,15 +101,15 @@ inline void add_unit(const uint8_t* part, size_t groups, size_t group, size_t fi
     constexpr size_t tile_bytes = kTileOutputs * group_bytes(F);
     const uint8_t* tile = part + first * groups * tile_bytes;
     for (size_t output = first; output < last; ++output) {
-        F8 acc[N];
+        F8 acc[N], low[N];
+        for (int t = 0; t < N; ++t) low[t] = splat(0.0f);
         for (int t = 0; t < N; ++t) acc[t] = load(out + (token + t) * stride + output * kTileOutputs);
         Inputs<N> inputs(x, token, group);
         for (size_t g = 0; g < groups; ++g, tile += tile_bytes, inputs.next()) {
-            prefetch(tile + 1024);
-            prefetch(tile + 1088);
-            add_tile<F, N>(tile, inputs, acc);
+            prefetch_tile<F>(tile);
+            add_tile<F, N>(tile, inputs, acc, low);
         }
-        for (int t = 0; t < N; ++t) store(out + (token + t) * stride + output * kTileOutputs, acc[t]);
+        for (int t = 0; t < N; ++t) store(out + (token + t) * stride + output * kTileOutputs, acc[t] + low[t]);
     }
 }
 

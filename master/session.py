@@ -196,7 +196,7 @@ class Session:
             held = own_blocks(self.pack, plans[0], cache, progress)
             links = self.placement.cache / "links.json"
             endpoints = Endpoints(net=cluster.net, watch=cluster.watch, links_cache=links)
-            self._own = build_node(plans[0], held, endpoints, table_bytes(self.pack))
+            self._own = build_node(plans[0], held, endpoints, progress, table_bytes(self.pack))
         stack.callback(self._own.close)
         with phase("sending weights to the workers") as progress:
             ready = cluster.finish(progress)

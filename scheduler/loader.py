@@ -7,7 +7,7 @@ use that was opened last, one by one, and open the next when there are no more: 
 import threading
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from scheduler.cycle import Cycle
 from scheduler.disk import Disk
@@ -39,8 +39,7 @@ class Loader:
             Load(block, extents[block], space[offset : offset + extents[block].slot_bytes])
             for block, offset in zip(ring.blocks, ring.offsets, strict=True)
         ]
-        stay = sorted(placement.resident)
-        self._kept = {b: Load(b, extents[b], page_buffer(extents[b].slot_bytes)) for b in stay}
+        self._kept = dict(_side_by_side(extents, sorted(placement.resident)))
         self._pending = deque(load for load in self._kept.values() if load.open)
         self._unverified = set(range(len(extents))) if verify else set()
         self._current: Load | None = None
@@ -228,3 +227,12 @@ class Loader:
         self._meter.loaded(load.block, now - begun)
         self._last_done = now
         self._trace.add("load", f"block {load.block}", int(begun * 1e9), int(now * 1e9))
+
+
+def _side_by_side(extents: Sequence[Extent], blocks: Sequence[int]) -> Iterator[tuple[int, Load]]:
+    """A load for each of `blocks`, in one buffer: small blocks share its huge pages."""
+    space, at = page_buffer(sum(extents[block].slot_bytes for block in blocks)), 0
+    for block in blocks:
+        size = extents[block].slot_bytes
+        yield block, Load(block, extents[block], space[at : at + size])
+        at += size

@@ -8,6 +8,7 @@ from pathlib import Path
 from allreduce.base import Endpoints
 from tpi.errors import NodeLost
 from tpi.messages import Assign, Step
+from tpi.progress import Progress
 from tpi.sockets import split_address
 from tpi.trace import OFF
 from worker.commands import serve
@@ -19,7 +20,9 @@ FAIL, HANG, BLAME, EXCHANGE = 101.0, 102.0, 103.0, 104.0
 
 
 class FakeMember:
-    def __init__(self, assign: Assign, held: Sequence[HeldBlock], endpoints: Endpoints) -> None:
+    def __init__(
+        self, assign: Assign, held: Sequence[HeldBlock], endpoints: Endpoints, progress: Progress
+    ) -> None:
         self.kv_blocks = assign.options.kv_blocks + assign.rank
         self.prefill_tokens = assign.options.prefill_tokens
         self.tokens = 0

@@ -68,7 +68,7 @@ def in_process_engine(
             shard_cache = ShardCache(cache / str(rank))
             stack.callback(shard_cache.close)
             tables = table_bytes(pack) if rank == 0 else None
-            nodes.append(build_node(one, own_blocks(pack, one, shard_cache), endpoints, tables))
+            nodes.append(build_node(one, own_blocks(pack, one, shard_cache), endpoints, tables=tables))
             stack.callback(nodes[-1].close)
         workers = ThreadedWorkers(nodes[1:])
         stack.callback(workers.close)

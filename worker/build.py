@@ -4,6 +4,7 @@ from collections.abc import Iterator, Sequence
 
 from allreduce.base import Endpoints, GroupSpec, Peer, open_group
 from scheduler.budget import Budget
+from scheduler.placement import Speeds
 from scheduler.tune import DiskSpeed, disk_for
 from scheduler.window import Extent, MemoryWindow, Resident, Window
 from tpi import kernels
@@ -11,6 +12,7 @@ from tpi.block import Block, attention_block, ffn_block
 from tpi.config import default_cache
 from tpi.kv import PagedKV
 from tpi.messages import Assign
+from tpi.progress import Progress, silent
 from tpi.trace import OFF, Off, Trace
 from worker.fit import Tables, fit, layouts, local_shard, used_blocks
 from worker.image import HeldBlock
@@ -24,9 +26,12 @@ def build_node(
     assign: Assign,
     held: Sequence[HeldBlock],
     endpoints: Endpoints,
+    progress: Progress = silent,
     tables: Tables | None = None,
 ) -> Node:
     """Everything that runs `assign` on this node; `held` are `assign.blocks`, in that order.
+
+    `progress` hears of every block that is loaded to stay, and may raise to give up; `tables` are the master's.
 
     Raises:
         WeightsError: if a shard image cannot be read.
@@ -36,22 +41,33 @@ def build_node(
         kernels.set_threads(assign.options.threads)
     trace = Trace() if assign.options.trace else OFF
     extents = [held[index].extent for index in used_blocks(assign)]
-    budget = fit(assign, tables, [extent.slot_bytes for extent in extents])
+    budget, disk = _budget(assign, tables, extents)
     group = open_group(assign.collective, _group_spec(assign), endpoints)
-    window = _window(assign, extents, budget, trace)
+    window = _window(assign, extents, budget, disk, trace, progress)
     shard = Shard(list(_blocks(assign, held)), window, group, _kv(assign, budget), trace)
     return Node(shard, budget, sum(extent.nbytes for extent in extents))
 
 
-def _window(assign: Assign, extents: Sequence[Extent], budget: Budget, trace: Off) -> Window:
+def _budget(assign: Assign, tables: Tables | None, extents: Sequence[Extent]) -> tuple[Budget, DiskSpeed]:
+    """What fits, and how to read the disk; its speed is asked for only if blocks are streamed from it."""
+    sizes = [extent.slot_bytes for extent in extents]
+    budget = fit(assign, tables, sizes)
+    if not budget.placement.streamed_bytes:
+        return budget, DiskSpeed()
+    disk = disk_for(sorted({extent.path for extent in extents}), default_cache())
+    if disk.bytes_per_second:
+        budget = fit(assign, tables, sizes, Speeds(disk.bytes_per_second))
+    return budget, disk
+
+
+def _window(
+    assign: Assign, extents: Sequence[Extent], budget: Budget, disk: DiskSpeed, trace: Off, progress: Progress
+) -> Window:
     if assign.options.scheduler == "resident":
-        return Resident(extents)
-    speed = DiskSpeed()
-    if budget.placement.streamed_bytes:
-        speed = disk_for(sorted({extent.path for extent in extents}), default_cache())
-    window = MemoryWindow(extents, budget.placement, speed.open(), trace=trace)
+        return Resident(extents, disk.open(), progress=progress)
+    window = MemoryWindow(extents, budget.placement, disk.open(), trace=trace)
     try:
-        window.fill()
+        window.fill(progress)
     except BaseException:
         window.close()
         raise

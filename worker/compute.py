@@ -118,7 +118,7 @@ class Compute:
         self.phase = "load"
         blocks, fetched = self._blocks(assign)
         self._check()
-        self._member = member = self._build(assign, blocks, self._endpoints)
+        self._member = member = self._build(assign, blocks, self._endpoints, lambda done, total: self._check(done))
         self._ready = self._running
         figures = member.figures()
         sizes = (figures.weight_bytes, figures.resident_bytes, fetched)

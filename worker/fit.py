@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from scheduler.budget import Budget, Need, plan, token_bytes
 from scheduler.free import default_budget
 from scheduler.memory import PAGE, round_up
+from scheduler.placement import Speeds
 from tpi.kv import block_bytes
 from tpi.messages import Assign
 from tpi.pack.layout import RunLayout
@@ -22,12 +23,15 @@ class Tables:
     embedding: int = 0
 
 
-def fit(assign: Assign, tables: Tables | None = None, blocks: Sequence[int] | None = None) -> Budget:
+def fit(
+    assign: Assign, tables: Tables | None = None, blocks: Sequence[int] | None = None, speeds: Speeds | None = None
+) -> Budget:
     """What fits into `assign.options.memory` (0: what is free here, less a margin).
 
     Args:
         tables: what the master holds beside its shard.
         blocks: bytes of memory of each block in order of use; by default what its shard image takes.
+        speeds: for which blocks are placed; what fits does not depend on them.
 
     Raises:
         PlanError: if it does not fit; says what would.
@@ -36,7 +40,8 @@ def fit(assign: Assign, tables: Tables | None = None, blocks: Sequence[int] | No
     total = options.memory or default_budget()
     if options.scheduler == "resident":
         total = _EVERYTHING
-    return plan(need(assign, tables, blocks), total, options.prefill_tokens, options.window, options.retain)
+    wanted = need(assign, tables, blocks)
+    return plan(wanted, total, options.prefill_tokens, options.window, options.retain, speeds)
 
 
 def need(assign: Assign, tables: Tables | None = None, blocks: Sequence[int] | None = None) -> Need:

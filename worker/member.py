@@ -9,6 +9,7 @@ from typing import Protocol
 
 from allreduce.base import Endpoints
 from tpi.messages import Assign, Stats, Steady, Step
+from tpi.progress import Progress
 from tpi.trace import Off
 from worker.image import HeldBlock
 from worker.profile import peak_rss
@@ -71,5 +72,5 @@ def totals(session: int, epoch: int, figures: Figures, dropped: int = 0) -> Stat
     )  # fmt: skip
 
 
-Build = Callable[[Assign, Sequence[HeldBlock], Endpoints], Member]
-"""Makes a member of a plan. The blocks are those of `assign.blocks`, in that order."""
+Build = Callable[[Assign, Sequence[HeldBlock], Endpoints, Progress], Member]
+"""Makes a member of a plan. The blocks are those of `assign.blocks`, in that order; what it loads, it reports."""

@@ -37,8 +37,8 @@ class Node:
 
     @property
     def progress(self) -> int:
-        """Blocks computed so far; read from another thread."""
-        return self.shard.progress
+        """Grows with every block computed and every byte loaded: who waits for a slow disk is not dead."""
+        return self.shard.progress + self.shard.window.progress
 
     @property
     def trace(self) -> Off:

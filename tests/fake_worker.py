@@ -20,9 +20,7 @@ FAIL, HANG, BLAME, EXCHANGE = 101.0, 102.0, 103.0, 104.0
 
 
 class FakeMember:
-    def __init__(
-        self, assign: Assign, held: Sequence[HeldBlock], endpoints: Endpoints, progress: Progress
-    ) -> None:
+    def __init__(self, assign: Assign, held: Sequence[HeldBlock], endpoints: Endpoints, progress: Progress) -> None:
         self.kv_blocks = assign.options.kv_blocks + assign.rank
         self.prefill_tokens = assign.options.prefill_tokens
         self.tokens = 0

@@ -1,0 +1,1 @@
+"""What TPI promises, measured: `python -m benchmarks`. Not part of the installed program."""

@@ -28,8 +28,10 @@ class NodeReport:
     kv_heads: list[int]
     neurons: list[int]
     weight_bytes: int
-    resident_bytes: int
-    peak_rss_bytes: int
+    resident_bytes: int  # memory that weights of blocks take
+    bare_rss_bytes: int  # what the process took before it was given anything to do
+    planned_bytes: int  # what it meant to take above that
+    peak_rss_bytes: int  # what it took at most, in all
     compute_ms_per_token: float
     sync_ms_per_token: float
     io_stall_ms_per_token: float
@@ -49,6 +51,7 @@ class Member:
     shard: Shard
     query_heads: int  # query heads in one unit
     kv_heads: int  # KV heads in one unit
+    bare_rss_bytes: int = 0
 
 
 def node_report(config: ModelConfig, member: Member, before: Stats, after: Stats) -> NodeReport:
@@ -65,6 +68,8 @@ def node_report(config: ModelConfig, member: Member, before: Stats, after: Stats
         neurons=shard.ffn.scaled(FFN_UNIT, config.intermediate).as_list(),
         weight_bytes=after.weight_bytes,
         resident_bytes=after.resident_bytes,
+        bare_rss_bytes=member.bare_rss_bytes,
+        planned_bytes=after.planned_bytes,
         peak_rss_bytes=after.peak_rss_bytes,
         compute_ms_per_token=MILLI * (after.compute_s - before.compute_s) / tokens,
         sync_ms_per_token=MILLI * (after.sync_s - before.sync_s) / tokens,

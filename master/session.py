@@ -36,7 +36,7 @@ from worker.build import build_node
 from worker.cache import ShardCache
 from worker.fit import fit
 from worker.member import totals
-from worker.profile import usable_cores
+from worker.profile import rss, usable_cores
 
 PREFILL_TOKENS = 512  # the most tokens in one step
 MASTER = "master"
@@ -126,6 +126,7 @@ class Session:
         self._cluster = stack.enter_context(Cluster.connect(self._addresses(stack), Net(self._tap)))
         plans = self._plans(shards)
         self._check_memory(plans)
+        self._bare = rss()
         self._join(stack, plans)
         self._settle(plans[0])
         self._members = self._named(shards)
@@ -226,9 +227,10 @@ class Session:
     def _named(self, shards: Sequence[Shard]) -> list[Member]:
         units = units_of(self.pack)
         names = [peer.name for peer in self._cluster.peers(MASTER)]
+        bare = [self._bare, *(hello.profile.process_bytes for hello in self._cluster.hellos)]
         return [
-            Member(name, rank, shard, units.query_heads, units.kv_heads)
-            for rank, (name, shard) in enumerate(zip(names, shards, strict=True))
+            Member(name, rank, shard, units.query_heads, units.kv_heads, taken)
+            for rank, (name, shard, taken) in enumerate(zip(names, shards, bare, strict=True))
         ]
 
     def _own_stats(self) -> Stats:
@@ -269,4 +271,6 @@ def _nothing(stats: Stats) -> Stats:
     return replace(stats, steady=None, **zeros)
 
 
-_STATE = ("session", "epoch", "weight_bytes", "resident_bytes", "peak_rss_bytes", "steady")  # of Stats: not sums
+_STATE = (  # of Stats: not sums
+    "session", "epoch", "weight_bytes", "resident_bytes", "planned_bytes", "peak_rss_bytes", "steady",
+)  # fmt: skip

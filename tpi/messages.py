@@ -337,6 +337,7 @@ class Stats:
     tokens: Bytes
     weight_bytes: Bytes
     resident_bytes: Bytes
+    planned_bytes: Bytes  # what the node meant to take above its bare process
     peak_rss_bytes: Bytes
     compute_s: Seconds
     sync_s: Seconds

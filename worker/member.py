@@ -30,6 +30,7 @@ class Figures:
     sent_bytes: int = 0
     received_bytes: int = 0
     resident_bytes: int = 0
+    planned_bytes: int = 0  # above the bare process: weights, KV, activations, buffers
     dropped: int = 0
     steady: Steady | None = None
 
@@ -66,7 +67,8 @@ class Member(Protocol):
 def totals(session: int, epoch: int, figures: Figures, dropped: int = 0) -> Stats:
     """The figures of a node as a message; `dropped` counts what was dropped elsewhere in its process."""
     return Stats(
-        session, epoch, figures.steps, figures.tokens, figures.weight_bytes, figures.resident_bytes, peak_rss(),
+        session, epoch, figures.steps, figures.tokens,
+        figures.weight_bytes, figures.resident_bytes, figures.planned_bytes, peak_rss(),
         figures.compute_s, figures.sync_s, figures.stall_s, figures.streamed_bytes, figures.disk_s,
         figures.sent_bytes, figures.received_bytes, figures.dropped + dropped, figures.steady,
     )  # fmt: skip

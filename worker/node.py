@@ -71,6 +71,7 @@ class Node:
             sent_bytes=group.sent_bytes,
             received_bytes=group.received_bytes,
             resident_bytes=self.budget.placement.memory_bytes,
+            planned_bytes=self.budget.used,
             dropped=group.dropped,
             steady=self._steady(),
         )

@@ -23,7 +23,7 @@ def measure(cache: Path, threads: int, memory_limit: int) -> Profile:
         memory_total=memory.total,
         memory_free=memory.available,
         memory_limit=memory_limit,
-        process_bytes=psutil.Process().memory_info().rss,
+        process_bytes=rss(),
         disk_free=shutil.disk_usage(cache).free,
     )
 
@@ -33,6 +33,12 @@ def usable_cores() -> int:
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
+
+
+def rss() -> int:
+    """Memory that this process has resident now, in bytes."""
+    resident: int = psutil.Process().memory_info().rss
+    return resident
 
 
 def peak_rss() -> int:

@@ -67,7 +67,7 @@ def sum_thrice(house: House, name: str, rank: int, dies_after: int | None) -> st
 def test_a_member_that_dies_in_any_phase_is_noticed_by_all(name: str, victim: int) -> None:
     for operations in (0, 1, 2, 3):
         deaths = [operations if rank == victim else None for rank in range(SIZE)]
-        with House(SIZE, timeout_s=0.3) as house, ThreadPoolExecutor(SIZE) as pool:
+        with House(SIZE, timeout_s=0.6) as house, ThreadPoolExecutor(SIZE) as pool:
             ends = list(pool.map(sum_thrice, [house] * SIZE, [name] * SIZE, range(SIZE), deaths))
         assert ends[victim] == "dead"
         assert all(end.startswith("node") for rank, end in enumerate(ends) if rank != victim), ends

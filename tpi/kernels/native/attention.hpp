@@ -9,7 +9,7 @@
 namespace tpi {
 namespace {
 
-constexpr size_t kChunk = 512;     // positions per task when a few tokens attend to a long context
+constexpr size_t kChunk = 128;     // positions per task when a few tokens attend to a long context
 constexpr size_t kTaskRows = 32;   // query rows per task, about, when many tokens attend
 
 // Tokens of one sequence that share their reads of the cache.
@@ -132,6 +132,11 @@ inline size_t gather_rows(const AttentionJob& job, const TokenRun& run, size_t k
     return count;
 }
 
+inline void prefetch_block(const AttentionCall& call, size_t row) {
+    prefetch_bytes(call.keys.data + row * call.keys.vector_bytes, kBlockTokens * call.keys.vector_bytes);
+    prefetch_bytes(call.values.data + row * call.values.vector_bytes, kBlockTokens * call.values.vector_bytes);
+}
+
 inline void attend_task(const AttentionJob& job, const TokenRun& run, size_t kv_head, size_t chunk, uint8_t* scratch) {
     const AttentionCall& call = job.call;
     auto* keys = reinterpret_cast<float*>(scratch);
@@ -151,6 +156,7 @@ inline void attend_task(const AttentionJob& job, const TokenRun& run, size_t kv_
     for (size_t base = first / kBlockTokens * kBlockTokens; count && base <= last; base += kBlockTokens) {
         size_t have = last + 1 - base < kBlockTokens ? last + 1 - base : kBlockTokens;
         size_t at = cache_row(call, sequence, base, kv_head);
+        if (base + kBlockTokens <= last) prefetch_block(call, cache_row(call, sequence, base + kBlockTokens, kv_head));
         const float* k = block_vectors(call.keys, at, have, call.head_dim, job.padded, keys);
         const float* v = block_vectors(call.values, at, have, call.head_dim, job.padded, values);
         for (size_t r = 0; r < count; ++r)

@@ -51,6 +51,11 @@ inline F8 activate(Activation kind, F8 x) {
     }
 }
 
+// Ask for memory that the processor could not guess will be read next.
+inline void prefetch_bytes(const uint8_t* p, size_t bytes) {
+    for (size_t i = 0; i < bytes; i += 64) prefetch(p + i);
+}
+
 // Lanes [0, count) of p, zeros behind.
 inline F8 load_some(const float* p, size_t count) {
     if (count >= 8) return load(p);

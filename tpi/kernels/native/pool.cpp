@@ -1,5 +1,7 @@
 #include "pool.hpp"
 
+#include <algorithm>
+#include <chrono>
 #include <cstdlib>
 #include <new>
 
@@ -14,8 +16,9 @@ namespace tpi {
 
 namespace {
 
-constexpr uint32_t kMostPatience = 8192;  // pauses: a few hundred microseconds at most
-constexpr uint32_t kLeastPatience = 64;
+constexpr int64_t kMostPatience = 200'000;  // nanoseconds of spinning
+constexpr int64_t kLeastPatience = 2'000;
+constexpr std::chrono::microseconds kWorthSpinning{250};  // a wait of this length, waking included
 
 void pause() {
 #if defined(__x86_64__)
@@ -52,18 +55,22 @@ void Signal::advance() {
 }
 
 void Signal::wait_while(uint32_t seen) {
-    uint32_t patience = patience_.load(std::memory_order_relaxed);
-    for (uint32_t spins = 0; spins < patience; ++spins) {
-        if (read() != seen) {
-            if (patience < kMostPatience) patience_.store(patience + patience / 8 + 1, std::memory_order_relaxed);
-            return;
+    using Clock = std::chrono::steady_clock;
+    const auto begin = Clock::now();
+    const auto patience = std::chrono::nanoseconds(patience_.load(std::memory_order_relaxed));
+    do {
+        for (int spins = 0; spins < 32; ++spins) {
+            if (read() != seen) return;
+            pause();
         }
-        pause();
-    }
-    patience_.store(patience / 2 > kLeastPatience ? patience / 2 : kLeastPatience, std::memory_order_relaxed);
+    } while (Clock::now() - begin < patience);
     sleepers_.fetch_add(1, std::memory_order_seq_cst);
     while (read() == seen) value_.wait(seen, std::memory_order_acquire);
     sleepers_.fetch_sub(1, std::memory_order_relaxed);
+    // more patience if a little more would have saved the sleep, less if it would not
+    bool nearly = Clock::now() - begin < kWorthSpinning;
+    int64_t next = nearly ? patience.count() * 2 : patience.count() * 3 / 4;
+    patience_.store(std::clamp(next, kLeastPatience, kMostPatience), std::memory_order_relaxed);
 }
 
 size_t Team::size() const { return pool_.size_; }

@@ -37,7 +37,7 @@ public:
 private:
     alignas(64) std::atomic<uint32_t> value_{0};
     std::atomic<uint32_t> sleepers_{0};
-    std::atomic<uint32_t> patience_{4096};
+    std::atomic<int64_t> patience_{50'000};  // nanoseconds
 };
 
 class Pool;

@@ -54,10 +54,10 @@ inline void prepare_token(const Prepared& in, const Norm& norm, const float* x, 
 
 // ---- rows ----
 
-// Rows of one task. When streaming: about 64 KiB of weights, in whole tiles, but at least four tasks per thread.
+// Rows of one task. When streaming: about 64 KiB of weights, in whole tiles, but at least two tasks per thread.
 inline size_t rows_per_task(const Matrix& matrix, const Prepared& in) {
     if (!streams(in.tokens)) return matrix.tiled ? 16 : kStrip;
-    size_t rows = 65536 / vector_bytes(matrix.format, matrix.hidden), share = matrix.vectors() / (4 * in.threads);
+    size_t rows = 65536 / vector_bytes(matrix.format, matrix.hidden), share = matrix.vectors() / (2 * in.threads);
     if (rows > share) rows = share;
     return rows < kTileOutputs ? kTileOutputs : rows / kTileOutputs * kTileOutputs;
 }
@@ -156,12 +156,12 @@ inline void multiply_columns(const Matrix& matrix, const Inner& inner, size_t to
                              reinterpret_cast<float*>(scratch), out, hidden);
             });
     } else if (matrix.tiled) {
-        size_t tiles = hidden / kTileOutputs, tasks = team.size() == 1 ? 1 : team.size() * 2;
+        size_t tiles = hidden / kTileOutputs, tasks = team.size();
         team.each(tasks, [&](size_t task) {
             size_t first = tiles * task / tasks, last = tiles * (task + 1) / tasks;
             for (size_t t = 0; t < tokens; ++t)
                 std::memset(out + t * hidden + first * kTileOutputs, 0, (last - first) * kTileOutputs * sizeof(float));
-            tiled_columns_stream(matrix, 0, matrix.units, first, last, inner.rounded, tokens, out, hidden);
+            tiled_columns_stream(matrix, first, last, inner.rounded, tokens, out, hidden);
         });
     } else {
         team.each(slices.count, [&](size_t slice) {

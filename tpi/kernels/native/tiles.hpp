@@ -49,14 +49,10 @@ template <Format F, int N> inline void add_tile(const uint8_t* tile, const Input
 
 constexpr size_t kAhead = 1536;  // bytes
 
-template <Format F> inline void prefetch_tile(const uint8_t* tile) {
-    for (size_t at = 0; at < kTileOutputs * group_bytes(F); at += 64) prefetch(tile + kAhead + at);
-}
-
-// The weights that one row of tiles meets: `blocks` pieces `stride` bytes apart, of `groups` tiles each.
+// One row of tiles: all inputs of 8 outputs.
 struct TileRow {
-    const uint8_t* first;
-    size_t blocks, stride, groups;
+    const uint8_t* tiles;
+    size_t groups;
 };
 
 template <Format F, int N>
@@ -65,12 +61,10 @@ inline void dot_tiles(const TileRow& row, const Rounded& x, size_t token, F8* ac
     Inputs<N> inputs(x, token, 0);
     F8 low[N];
     for (int t = 0; t < N; ++t) acc[t] = low[t] = splat(0.0f);
-    for (size_t block = 0; block < row.blocks; ++block) {
-        const uint8_t* tile = row.first + block * row.stride;
-        for (size_t group = 0; group < row.groups; ++group, tile += tile_bytes, inputs.next()) {
-            prefetch_tile<F>(tile);
-            add_tile<F, N>(tile, inputs, acc, low);
-        }
+    const uint8_t* tile = row.tiles;
+    for (size_t group = 0; group < row.groups; ++group, tile += tile_bytes, inputs.next()) {
+        prefetch_bytes(tile + kAhead, tile_bytes);
+        add_tile<F, N>(tile, inputs, acc, low);
     }
     for (int t = 0; t < N; ++t) acc[t] = acc[t] + low[t];
 }
@@ -106,7 +100,7 @@ inline void add_unit(const uint8_t* part, size_t groups, size_t group, size_t fi
         for (int t = 0; t < N; ++t) acc[t] = load(out + (token + t) * stride + output * kTileOutputs);
         Inputs<N> inputs(x, token, group);
         for (size_t g = 0; g < groups; ++g, tile += tile_bytes, inputs.next()) {
-            prefetch_tile<F>(tile);
+            prefetch_bytes(tile + kAhead, tile_bytes);
             add_tile<F, N>(tile, inputs, acc, low);
         }
         for (int t = 0; t < N; ++t) store(out + (token + t) * stride + output * kTileOutputs, acc[t] + low[t]);
@@ -142,21 +136,26 @@ inline void tiled_rows(const Matrix& matrix, size_t first, size_t count, const R
     with_tile_format(matrix.format, [&]<Format F>() {
         size_t groups = matrix.hidden / kGroup, row_bytes = groups * kTileOutputs * group_bytes(F);
         for (size_t r = first; r < first + count; r += kTileOutputs) {
-            const uint8_t* part = matrix.data + r / matrix.width * matrix.unit_bytes;
-            TileRow row{part + r % matrix.width / kTileOutputs * row_bytes, 1, 0, groups};
-            tile_row<F>(row, x, from, to, out + (r - first), stride);
+            size_t unit = r / matrix.width, within = r % matrix.width;
+            const uint8_t* part = matrix.data + unit * matrix.unit_bytes;
+            if (within + kTileOutputs == matrix.width && unit + 1 < matrix.units)
+                prefetch_bytes(part + matrix.unit_bytes, kAhead);
+            tile_row<F>({part + within / kTileOutputs * row_bytes, groups}, x, from, to, out + (r - first), stride);
         }
     });
 }
 
-// Column part, a few tokens: out += units [first_unit, last_unit) * x for output tiles [first, last).
-inline void tiled_columns_stream(const Matrix& matrix, size_t first_unit, size_t last_unit, size_t first, size_t last,
-                                 const Rounded& x, size_t tokens, float* out, size_t stride) {
+// Column part, a few tokens: out += all units * x for output tiles [first, last).
+inline void tiled_columns_stream(const Matrix& matrix, size_t first, size_t last, const Rounded& x, size_t tokens,
+                                 float* out, size_t stride) {
     with_tile_format(matrix.format, [&]<Format F>() {
         size_t groups = matrix.width / kGroup;
-        for (size_t unit = first_unit; unit < last_unit; ++unit)
-            add_unit_tokens<F>(matrix.data + unit * matrix.unit_bytes, groups, unit * groups, first, last, x, tokens,
-                               out, stride);
+        size_t skipped = first * groups * kTileOutputs * group_bytes(F);
+        for (size_t unit = 0; unit < matrix.units; ++unit) {
+            const uint8_t* part = matrix.data + unit * matrix.unit_bytes;
+            if (unit + 1 < matrix.units) prefetch_bytes(part + matrix.unit_bytes + skipped, kAhead);
+            add_unit_tokens<F>(part, groups, unit * groups, first, last, x, tokens, out, stride);
+        }
     });
 }
 
@@ -168,7 +167,7 @@ inline void tiled_columns_block(const Matrix& matrix, size_t output, const Round
         size_t groups = matrix.width / kGroup, piece = groups * kTileOutputs * group_bytes(F);
         for (size_t unit = 0; unit < matrix.units; ++unit)
             std::memcpy(packed + unit * piece, matrix.data + unit * matrix.unit_bytes + output * piece, piece);
-        tile_row<F>(TileRow{packed, 1, 0, matrix.units * groups}, x, 0, tokens, out + output * kTileOutputs, stride);
+        tile_row<F>({packed, matrix.units * groups}, x, 0, tokens, out + output * kTileOutputs, stride);
     });
 }
 

@@ -38,6 +38,7 @@ class Placement:
     retain: int = 0  # with `window`: keep one FFN block in every so many; 0: none
     trace: Path | None = None
     cache: Path = field(default_factory=default_cache)
+    links_cache: Path | None = None  # where measured links are remembered; None: measure them every time
 
     @classmethod
     def from_flags(cls, flags: dict[str, Any]) -> "Placement":
@@ -54,13 +55,15 @@ class Placement:
             workers = _addresses((os.environ.get("TPI_WORKERS", ""),))
         if flags["retain"] and not flags["window"]:
             raise UsageError("--retain goes with --window; without them the scheduler keeps what the memory allows")
-        memory, cache = flags.pop("memory"), flags.pop("cache")
+        memory, cache = flags.pop("memory"), flags.pop("cache") or default_cache()
+        emulated = "TPI_TESTBED" in os.environ  # all testbeds use the same addresses
         return cls(
             model=flags.pop("model"),
             local=local or 0,
             workers=workers,
             memory=None if memory is None else parse_size(memory),
-            cache=default_cache() if cache is None else cache,
+            cache=cache,
+            links_cache=None if emulated else cache / "links.json",
             **{name: flags.pop(name) for name in _PLAIN},
         )
 

@@ -195,8 +195,7 @@ class Session:
         cluster.begin(plans[1:], PackSource(self.pack))
         with phase("loading weights") as progress:
             held = own_blocks(self.pack, plans[0], cache, progress)
-            links = self.placement.cache / "links.json"
-            endpoints = Endpoints(net=cluster.net, watch=cluster.watch, links_cache=links)
+            endpoints = Endpoints(net=cluster.net, watch=cluster.watch, links_cache=self.placement.links_cache)
             self._own = build_node(plans[0], held, endpoints, progress, table_bytes(self.pack))
         stack.callback(self._own.close)
         with phase("sending weights to the workers") as progress:

@@ -30,7 +30,7 @@ check: $(STAMP)
 	$(BIN)/mypy
 
 bench: $(STAMP)
-	$(BIN)/pip install --quiet ".[bench]"
+	$(BIN)/pip install --quiet --editable ".[test,bench]"
 	$(BIN)/python -m benchmarks
 
 clean:

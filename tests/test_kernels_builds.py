@@ -55,7 +55,18 @@ def test_a_sanitised_build_passes_the_same_tests() -> None:
     pytest.importorskip("nanobind")
     build = ROOT / "build" / f"sanitised-{sys.version_info.major}.{sys.version_info.minor}"
     run(
-        *(cmake, "-S", ROOT, "-B", build, "-G", "Ninja", "-DCMAKE_BUILD_TYPE=Debug", "-DTPI_SANITIZE=ON"),
+        *(
+            cmake,
+            "-S",
+            ROOT,
+            "-B",
+            build,
+            "-G",
+            "Ninja",
+            "-DCMAKE_BUILD_TYPE=Debug",
+            "-DTPI_SANITIZE=ON",
+            "-DTPI_EMULATE_VNNI=ON",
+        ),
         *(f"-DCMAKE_CXX_COMPILER={compiler}", f"-DCMAKE_MAKE_PROGRAM={ninja}", f"-DPython_EXECUTABLE={sys.executable}"),
     )
     run(cmake, "--build", build)

@@ -18,12 +18,12 @@ _IMPLEMENTATIONS = ("native", "reference")
 _chosen: ModuleType | None = None
 
 
-def use(name: str) -> None:
-    """Choose the implementation for this process.
+def use(name: str, isa: str | None = None) -> None:
+    """Choose the implementation for this process and, for native, the instruction set (default: the best here).
 
     Raises:
         UsageError: if there is no implementation called `name`.
-        KernelError: if it cannot be loaded here.
+        KernelError: if it cannot be loaded here, or this machine lacks the instruction set.
     """
     global _chosen
     if name not in _IMPLEMENTATIONS:
@@ -35,14 +35,13 @@ def use(name: str) -> None:
             f"the native kernels cannot be loaded ({error}); install a C++ compiler and run `pip install .` again,"
             " or set TPI_KERNELS=reference to run slowly without them"
         ) from error
+    if isa:
+        _chosen.use_isa(isa)
 
 
 def _kernels() -> ModuleType:
     if _chosen is None:
-        try:
-            use("native")
-        except KernelError:
-            use("reference")
+        use("native")
     return cast(ModuleType, _chosen)
 
 

@@ -22,6 +22,10 @@ def set_threads(count: int) -> None:
     """The reference leaves threads to BLAS; `count` is ignored."""
 
 
+def use_isa(name: str) -> None:
+    """There is one way to compute in numpy; `name` is ignored."""
+
+
 def isa() -> str:
     """Name of the instruction set in use."""
     return "numpy"

@@ -1,6 +1,7 @@
 // Row and column products of a whole matrix, cut into tasks for the team, whatever the layout and number of tokens.
 #pragma once
 
+#include "panels.hpp"
 #include "pool.hpp"
 #include "records.hpp"
 #include "tiles.hpp"

@@ -13,6 +13,10 @@ namespace tpi {
 namespace {
 
 #if defined(__AVX512VNNI__) && defined(__AVX512VL__)
+#define TPI_VNNI
+#endif
+
+#if defined(TPI_VNNI) || defined(TPI_EMULATE_VNNI)
 constexpr const char* kIsaName = "avx512";
 #else
 constexpr const char* kIsaName = "avx2";
@@ -95,9 +99,18 @@ inline __m256i splat_quad(const int8_t* x) {
     return _mm256_set1_epi32(quad);
 }
 
-#if defined(__AVX512VNNI__) && defined(__AVX512VL__)
+inline __m256i pairs_to_quads(__m256i pairs) { return _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)); }
 
-inline __m256i dot_quads(__m256i total, __m256i codes, __m256i x) { return _mm256_dpbusd_epi32(total, codes, x); }
+// total += sums of four products, unsigned code times signed activation, in every 32-bit lane
+inline __m256i dot_quads(__m256i total, __m256i codes, __m256i x) {
+#if defined(TPI_VNNI)
+    return _mm256_dpbusd_epi32(total, codes, x);
+#else
+    return _mm256_add_epi32(total, pairs_to_quads(_mm256_maddubs_epi16(codes, x)));
+#endif
+}
+
+#if defined(TPI_VNNI) || defined(TPI_EMULATE_VNNI)
 
 template <int N> inline void tile_q4(const uint8_t* codes, const int8_t* const* x, I8* out) {
     const __m256i low = _mm256_set1_epi8(15);
@@ -113,11 +126,6 @@ template <int N> inline void tile_q4(const uint8_t* codes, const int8_t* const* 
 }
 
 #else
-
-inline __m256i pairs_to_quads(__m256i pairs) { return _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)); }
-inline __m256i dot_quads(__m256i total, __m256i codes, __m256i x) {
-    return _mm256_add_epi32(total, pairs_to_quads(_mm256_maddubs_epi16(codes, x)));
-}
 
 // 16-bit sums suffice for the whole tile: 8 pairs of 15 * 127 * 2 is 30480
 template <int N> inline void tile_q4(const uint8_t* codes, const int8_t* const* x, I8* out) {

@@ -12,6 +12,7 @@ from allreduce.base import Endpoints
 from master.assignments import assignments
 from master.batcher import Batcher
 from master.cluster import Cluster
+from master.dtype import choose_dtype
 from master.ends import Ends, table_bytes
 from master.engine import Engine, Fence
 from master.kvblocks import KvBlocks
@@ -26,7 +27,7 @@ from scheduler.free import default_budget
 from tpi.errors import PlanError, UsageError
 from tpi.kv import KvDtype, blocks_for
 from tpi.messages import Assign, NodeOptions, Profile, Stats, Step
-from tpi.pack.locate import open_model
+from tpi.pack.locate import locate, open_located
 from tpi.pack.reader import Pack
 from tpi.partition import Shard
 from tpi.progress import phase
@@ -118,12 +119,14 @@ class Session:
 
     def _open(self, stack: ExitStack) -> None:
         placement = self.placement
-        self.pack = open_model(placement.model, placement.dtype, placement.cache)
+        located = locate(placement.model, placement.cache)
+        shares = parse_split(placement.split, 1 + (placement.local or len(placement.workers)))
+        self._cluster = stack.enter_context(Cluster.connect(self._addresses(stack), Net(self._tap)))
+        dtype = choose_dtype(placement.dtype, located, self._memories(), shares)
+        self.pack = open_located(located, dtype, placement.cache)
         self.tokenizer = Tokenizer.load(self.pack)
         self.context = min(placement.context or DEFAULT_CONTEXT, self.pack.config.context)
-        # sharing out comes first: what cannot be shared is refused before a process starts
-        shards = self._shares()
-        self._cluster = stack.enter_context(Cluster.connect(self._addresses(stack), Net(self._tap)))
+        shards = plan(self.pack.config, units_of(self.pack), shares)
         plans = self._plans(shards)
         self._check_memory(plans)
         self._bare = rss()
@@ -131,10 +134,6 @@ class Session:
         self._settle(plans[0])
         self._members = self._named(shards)
         self._build_engine(stack, plans[0])
-
-    def _shares(self) -> list[Shard]:
-        nodes = 1 + (self.placement.local or len(self.placement.workers))
-        return plan(self.pack.config, units_of(self.pack), parse_split(self.placement.split, nodes))
 
     def _addresses(self, stack: ExitStack) -> list[str]:
         placement = self.placement
@@ -146,6 +145,10 @@ class Session:
     def _memory(self) -> int:
         """Bytes for each node of this machine: what the user said, or its part of what is free."""
         return self.placement.memory or default_budget() // (1 + self.placement.local)
+
+    def _memories(self) -> list[int]:
+        """Bytes that each node may use, rank 0 first."""
+        return [self._memory(), *(worker_memory(hello.profile) for hello in self._cluster.hellos)]
 
     def _threads(self) -> int:
         """Compute threads of the master, and of each local worker: nodes of one machine share its cores."""
@@ -179,9 +182,7 @@ class Session:
 
     def _check_memory(self, plans: Sequence[Assign]) -> None:
         """Refuse before any weight moves what a node's memory cannot hold."""
-        hellos = self._cluster.hellos
-        limits = [self._memory(), *(worker_memory(hello.profile) for hello in hellos)]
-        for peer, own, limit in zip(self._cluster.peers(MASTER), plans, limits, strict=True):
+        for peer, own, limit in zip(self._cluster.peers(MASTER), plans, self._memories(), strict=True):
             options = replace(own.options, memory=min(limit, own.options.memory or limit))
             try:
                 fit(replace(own, options=options), table_bytes(self.pack) if own.rank == 0 else None)

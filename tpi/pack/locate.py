@@ -46,7 +46,11 @@ def open_model(spec: str, dtype: str, cache: Path, progress: Phase = phase) -> P
         ModelError: if the model is unknown, damaged or not supported.
         WeightsError: if a block of an existing pack is missing, or the disk is full.
     """
-    located = locate(spec, cache, progress)
+    return open_located(locate(spec, cache, progress), dtype, cache, progress)
+
+
+def open_located(located: Located, dtype: str, cache: Path, progress: Phase = phase) -> Pack:
+    """As `open_model`, for a model that was found already."""
     if located.kind == "pack":
         return Pack.open(located.path)
     target = cache / "packs" / pack_name(located, dtype)

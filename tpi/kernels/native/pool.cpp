@@ -28,6 +28,10 @@ void pause() {
 #endif
 }
 
+double seconds_since(std::chrono::steady_clock::time_point begin) {
+    return std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
+}
+
 Pool* current = nullptr;
 
 }  // namespace
@@ -73,6 +77,19 @@ void Signal::wait_while(uint32_t seen) {
     patience_.store(std::clamp(next, kLeastPatience, kMostPatience), std::memory_order_relaxed);
 }
 
+void Teamwork::record(double seconds, double waited, size_t threads) {
+    constexpr double kFade = 7.0 / 8.0;
+    seconds_ = seconds_ * kFade + seconds;
+    waited_ = waited_ * kFade + waited;
+    // alone the job takes as long as all threads' work: worse only if waiting took less than the others' share
+    if (waited_ * static_cast<double>(threads) > seconds_ * static_cast<double>(threads - 1)) {
+        alone_ = pause_ = std::min(pause_ * 2, kMostAlone);
+        seconds_ = waited_ = 0;
+    } else if (pause_ > kLeastAlone) {
+        pause_ -= pause_ / 16;
+    }
+}
+
 size_t Team::size() const { return pool_.size_; }
 
 size_t Team::claim(size_t phase) {
@@ -80,14 +97,16 @@ size_t Team::claim(size_t phase) {
 }
 
 void Team::sync() {
-    if (pool_.size_ == 1) return;
+    if (pool_.crew_ == 1) return;
     uint32_t seen = pool_.met_.read();
-    if (pool_.arrived_.fetch_add(1, std::memory_order_acq_rel) + 1 == pool_.size_) {
+    if (pool_.arrived_.fetch_add(1, std::memory_order_acq_rel) + 1 == pool_.crew_) {
         pool_.arrived_.store(0, std::memory_order_relaxed);
         pool_.met_.advance();
-    } else {
-        pool_.met_.wait_while(seen);
+        return;
     }
+    auto begin = std::chrono::steady_clock::now();
+    pool_.met_.wait_while(seen);
+    if (index_ == 0) pool_.waited_ += seconds_since(begin);
 }
 
 Pool& Pool::instance() {
@@ -125,10 +144,14 @@ void Pool::run_job(Job job, const void* context) {
     for (Counter& counter : counters_) counter.next.store(0, std::memory_order_relaxed);
     job_ = job;
     context_ = context;
-    if (size_ > 1) start_.advance();
+    crew_ = size_ > 1 && teamwork_.next_is_shared() ? size_ : 1;
+    waited_ = 0;
+    auto begin = std::chrono::steady_clock::now();
+    if (crew_ > 1) start_.advance();
     Team team(*this, 0);
     job(context, team);
     team.sync();
+    if (crew_ > 1) teamwork_.record(seconds_since(begin), waited_, crew_);
 }
 
 void Pool::work(size_t index, uint32_t seen) {

@@ -40,6 +40,20 @@ private:
     std::atomic<int64_t> patience_{50'000};  // nanoseconds
 };
 
+// Whether a job is worth sharing. Where other processes want the same cores, the team waits for threads that the system
+// has put aside; once waiting has cost more than the help was worth, jobs run on the caller alone for a while.
+class Teamwork {
+public:
+    bool next_is_shared() { return alone_ == 0 || --alone_ == 0; }
+    // What the caller of a shared job saw: seconds in all, and of these waiting.
+    void record(double seconds, double waited, size_t threads);
+
+private:
+    static constexpr uint32_t kLeastAlone = 16, kMostAlone = 2048;  // jobs
+    double seconds_ = 0, waited_ = 0;                               // of late, fading
+    uint32_t alone_ = 0, pause_ = kLeastAlone;
+};
+
 class Pool;
 
 // One thread's handle on the job that it runs.
@@ -97,6 +111,9 @@ private:
     Arena arena_;
     std::vector<std::thread> threads_;
     size_t size_ = 1;
+    size_t crew_ = 1;     // threads that take part in this job
+    double waited_ = 0;   // seconds that the caller waited in this job
+    Teamwork teamwork_;
     bool stopping_ = false;
     Job job_ = nullptr;
     const void* context_ = nullptr;

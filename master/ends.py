@@ -5,8 +5,9 @@ from types import TracebackType
 
 from master.vocabulary import Embedding, Head, ResidentTable, Table
 from scheduler.budget import Budget
+from scheduler.disk import DirectDisk, read_extent
 from scheduler.extent import Extent
-from scheduler.memory import round_up
+from scheduler.memory import page_buffer
 from scheduler.tables import RowTable, StreamedTable
 from tpi.pack.reader import Block, Pack
 from worker.fit import Tables
@@ -52,13 +53,13 @@ def table_bytes(pack: Pack) -> Tables:
 
 
 def table_block_bytes(block: Block) -> int:
-    """Bytes of a table's rows, in whole pages."""
-    return round_up(block.extent("row").nbytes)
+    """Bytes of memory that a table takes: whole pages."""
+    return _extent(block).slot_bytes
 
 
 def _resident(block: Block) -> ResidentTable:
-    run = block.run("row")
-    return ResidentTable(run, block.read_units("row", 0, run.units).reshape(-1))
+    extent = _extent(block)
+    return ResidentTable(block.run("row"), read_extent(DirectDisk(), extent, page_buffer(extent.slot_bytes)))
 
 
 def _extent(block: Block) -> Extent:

@@ -20,6 +20,8 @@ LONGEST_CHUNK = 512  # tokens of a prefill step
 _SHORT_CHUNK = 32  # tokens: a prefill step is made shorter than this only where nothing else helps
 _CHUNK_SHARE = 8  # a chunk takes at most one part in so many of what it competes for with weights
 TILE = 4 << 20  # bytes of a table in memory at once, twice (one in use, one on its way)
+PROCESS = 8 << 20  # bytes that a process takes once it works: code, sockets, plans, hashes (4 to 7 MiB were measured)
+_STREAMED_TOKENS = 16  # a step of so many tokens or fewer reads weights once, and sums in slices (native kernels)
 
 
 @dataclass(frozen=True)
@@ -64,12 +66,20 @@ class Budget:
 def token_bytes(config: ModelConfig, heads: int, kv_heads: int, neurons: int, nodes: int = 1) -> int:
     """Activations of one token of a step, for local head and neuron counts: an upper bound, in bytes.
 
-    Live at once, in float32: x, normed x, partial, sum, residual, one buffer to send and one to receive per other node
-    (hidden each); q and the mixed values; k and v; gate, up and their product, with their quantised copies.
+    Live at once, in float32: the first x, x, two partials, normed x (hidden each), and in a group the sum, what others
+    decode, its encoding, and one buffer to send and one to receive per other node. The kernels keep the buffers of
+    both halves: q, rotated q, chunks and mixed values of a head, k, v, angles; products of gate and up. What is
+    quantised on the way takes a third more.
     """
-    hidden = config.hidden * (5 + 2 * max(1, nodes - 1))
-    attention = config.head_dim * (3 * heads + 2 * kv_heads)
-    return 4 * (hidden + max(attention, 4 * neurons))
+    hidden = config.hidden * (5 if nodes == 1 else 8 + 2 * (nodes - 1))
+    attention = config.head_dim * (9 * heads // 2 + 2 * kv_heads + 1)
+    return 4 * (hidden + attention + 2 * neurons)
+
+
+def scratch_bytes(hidden: int, threads: int) -> int:
+    """Bytes of the slices in which the threads of a short step sum, for both halves of a layer."""
+    slices = threads * (4 if threads <= 4 else 2) if threads > 1 else 1
+    return 2 * slices * _STREAMED_TOKENS * hidden * 4
 
 
 def plan(

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from scheduler.budget import Budget, Need, plan, token_bytes
+from scheduler.budget import PROCESS, Budget, Need, plan, scratch_bytes, token_bytes
 from scheduler.free import default_budget
 from scheduler.memory import PAGE, round_up
 from scheduler.placement import Speeds
@@ -11,8 +11,10 @@ from tpi.kv import block_bytes
 from tpi.messages import Assign
 from tpi.pack.layout import RunLayout
 from tpi.partition import FFN_UNIT, Range, Shard
+from worker.profile import usable_cores
 
 _EVERYTHING = 1 << 60  # bytes: with the scheduler off, memory is no limit
+_SAMPLING = 8  # arrays of one value per token of the vocabulary that sampling has at once
 
 
 @dataclass(frozen=True)
@@ -57,10 +59,16 @@ def need(assign: Assign, tables: Tables | None = None, blocks: Sequence[int] | N
         kv_block=block_bytes(config.layers, kv_heads, config.head_dim, options.kv_dtype),
         kv_blocks=options.kv_blocks,
         token=token_bytes(config, heads, kv_heads, neurons, assign.size),
-        fixed=sum(4 * vector.length for index in used_blocks(assign) for vector in assign.blocks[index].vectors),
+        fixed=_fixed(assign) + (4 * _SAMPLING * config.vocab if tables.head else 0),
         head=tables.head,
         embedding=tables.embedding,
     )
+
+
+def _fixed(assign: Assign) -> int:
+    """What does not grow with a step: the process at work, the kernels' slices, vectors of all blocks."""
+    vectors = sum(4 * vector.length for index in used_blocks(assign) for vector in assign.blocks[index].vectors)
+    return PROCESS + scratch_bytes(assign.config.hidden, assign.options.threads or usable_cores()) + vectors
 
 
 def used_blocks(assign: Assign) -> list[int]:

@@ -21,6 +21,10 @@ BENCHMARKS = {
     "two_nodes": "benchmarks.two_nodes:bench",
     "startup": "benchmarks.startup:bench",
     "allreduce": "benchmarks.adapters:allreduce",
+    "home_links": "benchmarks.home_links:bench",
+    "home_network": "benchmarks.home_network:bench",
+    "home_prefill": "benchmarks.home_prefill:bench",
+    "tensor_parallel": "benchmarks.tensor_parallel:bench",
 }
 
 

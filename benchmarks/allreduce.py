@@ -19,7 +19,7 @@ from benchmarks.members import BASELINE, Plan
 from testbed.launch import Testbed
 from testbed.schema import load_topology
 
-_COMMAND = [sys.executable, "-m", "benchmarks.members"]
+COMMAND = [sys.executable, "-m", "benchmarks.members"]
 Start = Callable[[int], "subprocess.Popen[str]"]
 """Starts the member of a rank, its standard streams being pipes."""
 
@@ -59,11 +59,11 @@ def _places(options: argparse.Namespace) -> Iterator[list[tuple[list[str], Start
     pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
     if options.testbed is None:
         sizes = [int(size) for size in options.nodes.split(",")]
-        yield [(["127.0.0.1"] * size, lambda rank: subprocess.Popen(_COMMAND, **pipes)) for size in sizes]
+        yield [(["127.0.0.1"] * size, lambda rank: subprocess.Popen(COMMAND, **pipes)) for size in sizes]
         return
     with Testbed.start(load_topology(options.testbed)) as bed:
         names = [device.name for device in bed.topology.devices]
-        yield [([bed.address(name) for name in names], lambda rank: bed.popen(names[rank], _COMMAND, **pipes))]
+        yield [([bed.address(name) for name in names], lambda rank: bed.popen(names[rank], COMMAND, **pipes))]
 
 
 def _print(size: int, report: dict[str, Any], payloads: tuple[int, ...]) -> None:

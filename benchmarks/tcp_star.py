@@ -12,7 +12,8 @@ import numpy.typing as npt
 F32 = npt.NDArray[np.float32]
 
 
-def _receive(connection: socket.socket, view: memoryview) -> None:
+def receive(connection: socket.socket, view: memoryview) -> None:
+    """Fill `view`."""
     done = 0
     while done < len(view):
         got = connection.recv_into(view[done:])
@@ -21,7 +22,8 @@ def _receive(connection: socket.socket, view: memoryview) -> None:
         done += got
 
 
-def _prepared(connection: socket.socket) -> socket.socket:
+def prepared(connection: socket.socket) -> socket.socket:
+    """`connection`, sending at once."""
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     return connection
 
@@ -30,7 +32,7 @@ class Master:
     """Rank 0, connected to the workers at `addresses`."""
 
     def __init__(self, addresses: list[tuple[str, int]]) -> None:
-        self._workers = [_prepared(socket.create_connection(address)) for address in addresses]
+        self._workers = [prepared(socket.create_connection(address)) for address in addresses]
         self._part = np.empty(0, np.float32)
         self._total = np.empty(0, np.float32)
 
@@ -40,7 +42,7 @@ class Master:
             self._part, self._total = np.empty_like(partial), np.empty_like(partial)
         np.copyto(self._total, partial)
         for worker in self._workers:
-            _receive(worker, self._part.data.cast("B"))
+            receive(worker, self._part.data.cast("B"))
             np.add(self._total, self._part, out=self._total)
         for worker in self._workers:
             worker.sendall(self._total.data.cast("B"))
@@ -56,7 +58,7 @@ class Worker:
     """Any other rank; waits for the master on `listener`."""
 
     def __init__(self, listener: socket.socket) -> None:
-        self._master = _prepared(listener.accept()[0])
+        self._master = prepared(listener.accept()[0])
         self._total = np.empty(0, np.float32)
 
     def allreduce(self, partial: F32) -> F32:
@@ -64,7 +66,7 @@ class Worker:
         if self._total.size != partial.size:
             self._total = np.empty_like(partial)
         self._master.sendall(partial.data.cast("B"))
-        _receive(self._master, self._total.data.cast("B"))
+        receive(self._master, self._total.data.cast("B"))
         return self._total
 
     def close(self) -> None:

@@ -1,0 +1,90 @@
+"""Homes for benchmarks: emulated networks, with workers on all devices but the first, and `tpi bench` on that one."""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+
+from testbed.cluster import WORKERS, WorkerOptions, workers
+from testbed.launch import Testbed
+from testbed.schema import load_topology
+from testbed.topology import Device, Link, Topology, star
+from testbed.verify import verify
+from tpi.config import default_cache
+from tpi.links import Link as EndToEnd
+from tpi.links import LinkTable
+
+BENCH = [sys.executable, "-m", "tpi.cli", "bench", "--json", "-t", "1"]
+MEGABIT = 1e6
+MILLISECOND = 1e-3
+
+
+class Home:
+    """A running home whose workers wait for a master."""
+
+    def __init__(self, bed: Testbed, addresses: str) -> None:
+        self.bed, self._addresses = bed, addresses
+
+    def bench(self, model: str, *flags: object) -> dict[str, Any]:
+        """What `tpi bench --json` says on the first device."""
+        printed = self.run([*BENCH, "-m", model, *map(str, flags)])
+        fields: dict[str, Any] = json.loads(printed.splitlines()[-1])
+        return fields
+
+    def run(self, command: Sequence[str]) -> str:
+        """What `command` prints on the first device.
+
+        Raises:
+            RuntimeError: if it fails, with what it said.
+        """
+        first = self.bed.topology.devices[0].name
+        environment = {**os.environ, WORKERS: self._addresses}
+        pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+        with self.bed.popen(first, list(command), env=environment, **pipes) as process:
+            output, said = process.communicate()
+        if process.returncode:
+            raise RuntimeError(f"{' '.join(command)} failed: {said[-2000:]}")
+        return str(output)
+
+
+@contextmanager
+def home(topology: Topology, shaped: bool = True) -> Iterator[Home]:
+    """A home with workers, whose shards stay in the cache for the next one of as many devices.
+
+    Args:
+        shaped: measure the links before anything runs, and fail if they are not as `topology` says.
+    """
+    size = len(topology.devices)
+    with Testbed.start(topology) as bed:
+        if shaped:
+            verify(bed)
+        options = WorkerOptions(cache=default_cache() / "benchmarks" / f"home-{size}")
+        with workers(bed, options) as addresses:
+            yield Home(bed, addresses)
+
+
+def paper_homes(end_to_end: float, bandwidth: float) -> Topology:
+    """The paper's eight devices behind eight gateways; one-way seconds from device to device, bits per second."""
+    paper = load_topology("paper-8-devices")
+    first, last = paper.devices[0].name, paper.devices[-1].name
+    factor = end_to_end / paper.latency(first, last)
+    links = tuple(replace(link, latency=link.latency * factor, bandwidth=bandwidth) for link in paper.links)
+    return replace(paper, links=links)
+
+
+def wheel(size: int, end_to_end: float, bandwidth: float, cpu: float | None = None) -> Topology:
+    """`size` devices of `cpu` cores around one router; one-way seconds from device to device, bits per second."""
+    devices = tuple(Device(f"device{number}", cpu=cpu) for number in range(1, size + 1))
+    return star(f"wheel-{size}", devices, Link(("", ""), bandwidth, end_to_end / 2))
+
+
+def specified_links(topology: Topology) -> LinkTable:
+    """The links from device to device as the topology's file has them: the sum of latencies, the least bandwidth."""
+    names = [device.name for device in topology.devices]
+    pairs = {(a, b): (names[a], names[b]) for a in range(len(names)) for b in range(a + 1, len(names))}
+    links = {ranks: EndToEnd(topology.latency(*ends), topology.bandwidth(*ends) / 8) for ranks, ends in pairs.items()}
+    return LinkTable(len(names), links)

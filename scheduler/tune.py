@@ -1,10 +1,12 @@
 """Which read size and how many reads in flight a disk likes best: measured once per disk, then remembered."""
 
+import fcntl
 import json
 import os
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -37,21 +39,20 @@ class DiskSpeed:
 def disk_for(files: Sequence[Path], cache: Path) -> DiskSpeed:
     """How to read the disk that `files` are on: remembered in `cache`/disks.json, or measured now in 1.5 s.
 
-    Too little to read, or files that cannot be read, give the defaults, which are not remembered.
+    Too little to read, or files that cannot be read, give the defaults, which are not remembered. Processes that share
+    a cache measure one after the other, so that each sees the disk alone, and all but the first remember.
     """
     present = [path for path in files if path.is_file()]
-    if not present:
-        return DiskSpeed()
-    key, record = str(present[0].stat().st_dev), cache / "disks.json"
-    known = _load(record)
-    if key in known:
-        return known[key]
     extents = [Extent(path, 0, path.stat().st_size // PAGE * PAGE) for path in present]
-    if sum(extent.nbytes for extent in extents) < _LEAST:
-        return DiskSpeed()
-    speed = best(extents)
-    _save(record, {**known, key: speed})
-    return speed
+    record = cache / "disks.json"
+    with _one_at_a_time(record.with_suffix(".lock")):
+        known, key = _load(record), str(present[0].stat().st_dev) if present else ""
+        if key not in known:
+            if sum(extent.nbytes for extent in extents) < _LEAST:
+                return DiskSpeed()
+            known[key] = best(extents)
+            _save(record, known)
+        return known[key]
 
 
 def best(extents: Sequence[Extent]) -> DiskSpeed:
@@ -93,6 +94,15 @@ def measure(extents: Sequence[Extent], disk: DirectDisk, sample: int = _SAMPLE, 
     for thread in threads:
         thread.join()
     return sum(totals) / (time.perf_counter() - begun)
+
+
+@contextmanager
+def _one_at_a_time(lock: Path) -> Iterator[None]:
+    with ExitStack() as stack:
+        with suppress(OSError):  # where nothing can be written, nothing is remembered either
+            lock.parent.mkdir(parents=True, exist_ok=True)
+            fcntl.flock(stack.enter_context(lock.open("wb")), fcntl.LOCK_EX)
+        yield
 
 
 def _load(record: Path) -> dict[str, DiskSpeed]:

@@ -23,9 +23,16 @@ def bad_pieces(path: Path, pieces: Sequence[Piece]) -> list[Piece]:
                 view = buffer[: piece.nbytes]
                 if not _read_exactly(file.fileno(), view, piece.offset) or sha256(view).digest() != piece.digest:
                     bad.append(piece)
+                forget(file.fileno(), piece.offset, piece.nbytes)
     except OSError as error:
         raise WeightsError(f"cannot read {path}: {error.strerror}; remove it to fetch it again") from error
     return bad
+
+
+def forget(descriptor: int, offset: int, size: int) -> None:
+    """Drop a range of a file (`size` 0: to its end) from the page cache: weights are used past it."""
+    if hasattr(os, "posix_fadvise"):
+        os.posix_fadvise(descriptor, offset, size, os.POSIX_FADV_DONTNEED)
 
 
 class Draft:
@@ -109,6 +116,7 @@ class Draft:
             with self._opened() as descriptor:
                 _write_all(descriptor, memoryview(self.plan.header), 0)
                 os.fsync(descriptor)
+                forget(descriptor, 0, 0)
             self.path.rename(path)
             _sync_directory(path.parent)
 

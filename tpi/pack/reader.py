@@ -21,6 +21,7 @@ Bytes = npt.NDArray[np.uint8]
 F32 = npt.NDArray[np.float32]
 
 _VERIFY_BYTES = 16 << 20  # bytes of units checked at a time
+_FORGOTTEN_BYTES = 256 << 10  # reads of this size leave nothing in the page cache: weights are sent or loaded once
 
 
 @dataclass(frozen=True)
@@ -126,6 +127,8 @@ class Block:
                     if not count:
                         raise self._damaged("it is too short")
                     view = view[count:]
+                if out.nbytes >= _FORGOTTEN_BYTES and hasattr(os, "posix_fadvise"):
+                    os.posix_fadvise(file.fileno(), offset, out.nbytes, os.POSIX_FADV_DONTNEED)
         except OSError as error:
             raise WeightsError(f"cannot read {self.path}: {error.strerror or error}; pack the model again") from error
 

@@ -1,0 +1,79 @@
+"""A source of weights that are numpy arrays, and a way to take a quantised model off its grid without changing it.
+
+A model that comes out of a 4-bit file can be packed in 4 bits again almost without loss, which proves nothing. Putting
+hidden dimensions, neurons and the dimensions of each value head in another order gives the same function, but groups of
+32 weights then hold values from 32 different groups, as if they had never been quantised.
+"""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from tpi.pack.build import Opened, open_source
+from tpi.pack.sources.base import Bytes, Source, Tensor
+from tpi.pack.sources.elements import Element, decode
+
+F32 = npt.NDArray[np.float32]
+Order = npt.NDArray[np.intp]
+
+
+class ArraySource:
+    """A `tpi.pack.sources.base.Source` of float32 arrays in memory."""
+
+    def __init__(self, label: str, arrays: Mapping[str, F32]) -> None:
+        self.label = label
+        self.tensors: Mapping[str, Tensor] = {
+            name: Tensor(name, array.shape, Element("F32", 1, 4), Path(label), 0) for name, array in arrays.items()
+        }
+        self._arrays = arrays
+
+    def read(self, tensor: Tensor, rows: tuple[int, int], columns: tuple[int, int]) -> Bytes:
+        array = self._arrays[tensor.name].reshape(tensor.rows, tensor.columns)
+        return np.ascontiguousarray(array[slice(*rows), slice(*columns)]).view(np.uint8)
+
+    def close(self) -> None:
+        pass
+
+
+def shuffled(path: Path, seed: int = 0) -> Opened:
+    """The Llama-like GGUF model at `path` in float32, off its quantisation grid: see the module's docstring."""
+    opened = open_source(path)
+    config, random = opened.model.config, np.random.default_rng(seed)
+    arrays = {name: _values(opened.source, tensor) for name, tensor in opened.source.tensors.items()}
+    hidden = random.permutation(config.hidden)
+    for layer in range(config.layers):
+        neurons = random.permutation(config.intermediate)
+        within = random.permutation(config.head_dim)
+        kv_rows, query_rows = _heads(within, config.kv_heads), _heads(within, config.heads)
+        orders = {
+            "attn_norm": (hidden,), "attn_q": (None, hidden), "attn_k": (None, hidden), "attn_v": (kv_rows, hidden),
+            "attn_output": (hidden, query_rows), "ffn_norm": (hidden,), "ffn_gate": (neurons, hidden),
+            "ffn_up": (neurons, hidden), "ffn_down": (hidden, neurons),
+        }  # fmt: skip
+        for name, order in orders.items():
+            key = f"blk.{layer}.{name}.weight"
+            arrays[key] = _reordered(arrays[key], order)
+    for name in ("token_embd.weight", "output_norm.weight", "output.weight"):
+        if name in arrays:
+            arrays[name] = np.ascontiguousarray(arrays[name][..., hidden])
+    return replace(opened, source=ArraySource(f"shuffled {path.stem}", arrays))
+
+
+def _values(source: Source, tensor: Tensor) -> F32:
+    raw = source.read(tensor, (0, tensor.rows), (0, tensor.columns))
+    return decode(tensor.element, raw).reshape(tensor.shape)
+
+
+def _heads(within: Order, heads: int) -> Order:
+    """The same order within each of the heads."""
+    return np.asarray(np.arange(heads)[:, None] * len(within) + within).reshape(-1)
+
+
+def _reordered(array: F32, order: tuple[Order | None, ...]) -> F32:
+    for axis, indices in enumerate(order):
+        if indices is not None:
+            array = np.take(array, indices, axis)
+    return np.ascontiguousarray(array)

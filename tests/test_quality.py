@@ -1,0 +1,140 @@
+"""What quantisation costs: SmolLM2 on a fixed text, against its own f32 weights.
+
+The only file of it at hand is 4-bit already. Packed again from there, q4 would meet values that lie on its own grid; so
+the weights are first put in another order (`tests.arrays.shuffled`), which leaves the model as it is.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+
+from master.session import kv_dtype
+from master.tokenizer import Tokenizer
+from tests.arrays import shuffled
+from tests.inprocess import in_process_engine
+from tpi.config import default_cache
+from tpi.kv import KvDtype
+from tpi.pack.build import open_source, pack_model
+from tpi.pack.pull import pull
+from tpi.pack.reader import Pack
+
+F32 = npt.NDArray[np.float32]
+TEXT = Path(__file__).parent / "data" / "quality.txt"
+CHUNK = 512  # tokens, each chunk a sequence of its own
+
+
+@dataclass(frozen=True)
+class Quality:
+    """`divergence`: mean KL of the next token to f32's distribution, in nats. `perplexity`: times that of f32."""
+
+    divergence: float
+    perplexity: float
+
+
+class Text:
+    """The text in chunks, with what f32 weights say of it."""
+
+    def __init__(self, packs: "Packs") -> None:
+        ids = Tokenizer.load(packs.get("f32")).encode(TEXT.read_text())
+        self.chunks = [ids[at : at + CHUNK] for at in range(0, len(ids), CHUNK)]
+        self.packs = packs
+        self.expected = list(self.log_probabilities(packs.get("f32")))
+
+    def log_probabilities(self, pack: Pack, kv: KvDtype | None = None) -> Iterator[F32]:
+        """`[tokens, vocab]` for each chunk."""
+        cache = self.packs.folder / "shards"
+        with in_process_engine(pack, [1], cache, chunk=CHUNK, context=CHUNK + 1, kv=kv) as engine:
+            for chunk in self.chunks:
+                yield log_softmax(engine.logits(chunk))
+
+    def quality(self, pack: Pack, kv: KvDtype | None = None, chunks: int | None = None) -> Quality:
+        """Of the first `chunks` chunks, or of all."""
+        divergences, losses = [], []
+        found_of = islice(self.log_probabilities(pack, kv), chunks)
+        for chunk, expected, found in zip(self.chunks, self.expected, found_of, strict=False):
+            divergences.append((np.exp(expected) * (expected - found)).sum(axis=1))
+            losses.append(surprise(found, chunk) - surprise(expected, chunk))
+        mean = float(np.concatenate(losses).mean())
+        return Quality(float(np.concatenate(divergences).mean()), float(np.exp(mean)))
+
+
+class Packs:
+    """The shuffled model in any format, packed when asked for."""
+
+    def __init__(self, gguf: Path, folder: Path) -> None:
+        self.folder = folder
+        self._opened = shuffled(gguf)
+
+    def get(self, dtype: str) -> Pack:
+        pack_model(self._opened, dtype, self.folder / dtype)
+        return Pack.open(self.folder / dtype)
+
+
+def log_softmax(logits: F32) -> F32:
+    shifted = logits - logits.max(axis=1, keepdims=True)
+    return np.asarray(shifted - np.log(np.exp(shifted).sum(axis=1, keepdims=True)), np.float32)
+
+
+def surprise(log_probabilities: F32, tokens: list[int]) -> F32:
+    """Minus the log probability of each token but the first."""
+    return np.asarray(-log_probabilities[np.arange(len(tokens) - 1), tokens[1:]], np.float32)
+
+
+@pytest.fixture(scope="module")
+def gguf() -> Path:
+    return pull("smollm2-135m", default_cache())
+
+
+@pytest.fixture(scope="module")
+def text(gguf: Path, tmp_path_factory: pytest.TempPathFactory) -> Text:
+    return Text(Packs(gguf, tmp_path_factory.mktemp("quality")))
+
+
+@pytest.fixture(scope="module")
+def qualities(text: Text) -> dict[str, Quality]:
+    """Of each quantised pack, as a session computes with it."""
+    return {dtype: text.quality(text.packs.get(dtype)) for dtype in ("q8", "q4")}
+
+
+@pytest.mark.timeout(300)
+def test_f32_is_the_model_as_it_was(gguf: Path, text: Text, tmp_path: Path) -> None:
+    """Their order changes nothing. (That f32 as it stands in the file equals transformers is for test_smollm2.)"""
+    pack_model(open_source(gguf), "f32", tmp_path / "f32")
+    original = Pack.open(tmp_path / "f32")
+    assert kv_dtype(original) == "f32"
+    quality = text.quality(original, chunks=1)
+    assert abs(quality.divergence) < 1e-6
+    assert abs(quality.perplexity - 1) < 1e-5
+
+
+@pytest.mark.timeout(300)
+def test_q8_keys_and_values(text: Text) -> None:
+    quality = text.quality(text.packs.get("f32"), kv="q8", chunks=2)
+    assert 0 < quality.divergence < 1e-3
+    assert quality.perplexity < 1.005
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize(("dtype", "divergence", "perplexity"), [("q8", 6e-3, 1.01), ("q4", 0.25, 1.25)])
+def test_quantised_weights_are_no_worse_than_they_were(
+    qualities: dict[str, Quality], dtype: str, divergence: float, perplexity: float
+) -> None:
+    assert 0 < qualities[dtype].divergence < divergence
+    assert qualities[dtype].perplexity < perplexity
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.xfail(reason="activations in int8 cost 2.8e-3 even with exact weights, and in llama.cpp 2.9e-3")
+def test_q8_is_as_good_as_promised(qualities: dict[str, Quality]) -> None:
+    assert qualities["q8"].divergence < 1e-3
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.xfail(reason="135M parameters in 4 bits: most of it is lost in v and down, which q8 would keep")
+def test_q4_is_as_good_as_promised(qualities: dict[str, Quality]) -> None:
+    assert qualities["q4"].perplexity < 1.05

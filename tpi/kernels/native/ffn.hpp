@@ -83,10 +83,9 @@ inline void stream_neurons(const FfnJob& job, size_t first, size_t count, size_t
     RecordInputs inputs{job.in.x, job.in.stride, job.in.rounded};
     for (size_t i = 0; i < count; ++i) {
         size_t neuron = neuron_at(call, first + i), next = neuron_at(call, first + (i + 1 < all ? i + 1 : i));
-        Soon soon{call.up.vector(next), call.down.vector(neuron)};
-        record_row(call.up, neuron, inputs, tokens, soon, up + i, kNeurons);
         if (call.gate.data)
-            record_row(call.gate, neuron, inputs, tokens, {call.gate.vector(next), nullptr}, gate + i, kNeurons);
+            record_row(call.gate, neuron, inputs, tokens, call.gate.vector(next), gate + i, kNeurons);
+        record_row(call.up, neuron, inputs, tokens, call.up.vector(next), up + i, kNeurons);
         if (call.up_bias) for (size_t t = 0; t < tokens; ++t) up[t * kNeurons + i] += call.up_bias[neuron];
         if (call.gate_bias) for (size_t t = 0; t < tokens; ++t) gate[t * kNeurons + i] += call.gate_bias[neuron];
     }

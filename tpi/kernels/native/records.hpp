@@ -7,20 +7,6 @@
 namespace tpi {
 namespace {
 
-// Vectors that will be wanted soon, asked for while another of the same size is read: records lie too far apart for the
-// processor to guess. Null where nothing is known.
-struct Soon {
-    const uint8_t* first = nullptr;
-    const uint8_t* second = nullptr;
-
-    void ask(size_t offset, size_t bytes) const {
-        for (size_t i = 0; i < bytes; i += 64) {
-            prefetch(first + offset + i);
-            prefetch(second + offset + i);
-        }
-    }
-};
-
 // What a row part is multiplied with: floats [tokens, stride], and the same rounded for quantised formats.
 struct RecordInputs {
     const float* x;
@@ -29,7 +15,7 @@ struct RecordInputs {
 };
 
 template <Format F, int N>
-inline void dot_plain(const uint8_t* vector, size_t hidden, const RecordInputs& in, size_t token, const Soon& soon,
+inline void dot_plain(const uint8_t* vector, size_t hidden, const RecordInputs& in, size_t token, const uint8_t* soon,
                       float* out) {
     const float* x = in.x + token * in.stride;
     constexpr int kParts = N > 2 ? 2 : 4;  // independent sums, to cover the latency of a multiply-add
@@ -37,7 +23,9 @@ inline void dot_plain(const uint8_t* vector, size_t hidden, const RecordInputs& 
     for (int t = 0; t < N; ++t) for (int p = 0; p < kParts; ++p) acc[t][p] = splat(0.0f);
     size_t i = 0;
     for (; i + 8 * kParts <= hidden; i += 8 * kParts) {
-        soon.ask(i * (F == Format::f32 ? 4 : 2), 8 * kParts * (F == Format::f32 ? 4 : 2));
+        constexpr size_t kStep = 8 * kParts * (F == Format::f32 ? 4 : 2);
+        prefetch_bytes(soon, kStep);
+        soon += kStep;
         for (int p = 0; p < kParts; ++p) {
             F8 weights = load_plain<F>(vector, i + 8 * p);
             for (int t = 0; t < N; ++t) acc[t][p] = fma(weights, load(x + t * in.stride + i + 8 * p), acc[t][p]);
@@ -77,7 +65,7 @@ inline void dot_eight_groups(const uint8_t* vector, const Rounded& x, size_t tok
 }
 
 template <Format F, int N>
-inline void dot_groups(const uint8_t* vector, size_t hidden, const RecordInputs& in, size_t token, const Soon& soon,
+inline void dot_groups(const uint8_t* vector, size_t hidden, const RecordInputs& in, size_t token, const uint8_t* soon,
                        float* out) {
     const Rounded& x = in.rounded;
     F8 acc[N], offsets[N];
@@ -85,7 +73,8 @@ inline void dot_groups(const uint8_t* vector, size_t hidden, const RecordInputs&
     for (int t = 0; t < N; ++t) acc[t] = offsets[t] = splat(0.0f);
     size_t g = 0;
     for (; g + 8 <= hidden / kGroup; g += 8, vector += 8 * group_bytes(F)) {
-        soon.ask(g * group_bytes(F), 8 * group_bytes(F));
+        prefetch_bytes(soon, 8 * group_bytes(F));
+        soon += 8 * group_bytes(F);
         dot_eight_groups<F, N>(vector, x, token, g, acc, offsets);
     }
     for (; g < hidden / kGroup; ++g, vector += group_bytes(F)) {
@@ -102,9 +91,10 @@ inline void dot_groups(const uint8_t* vector, size_t hidden, const RecordInputs&
     for (int t = 0; t < N; ++t) out[t] = sum(acc[t] + offsets[t]) + rest[t];
 }
 
-// out[t * stride] = vector . x[t] for tokens [0, tokens)
+// out[t * stride] = vector . x[t] for tokens [0, tokens). The vector at `soon` is asked for on the way: records lie too
+// far apart for the processor to guess.
 template <Format F>
-inline void dot_record(const uint8_t* vector, size_t hidden, const RecordInputs& in, size_t tokens, const Soon& soon,
+inline void dot_record(const uint8_t* vector, size_t hidden, const RecordInputs& in, size_t tokens, const uint8_t* soon,
                        float* out, size_t stride) {
     float some[4];
     for (size_t token = 0; token < tokens; token += 4) {
@@ -130,14 +120,13 @@ inline void record_rows(const Matrix& matrix, size_t first, size_t count, const 
     with_format(matrix.format, [&]<Format F>() {
         for (size_t r = first; r < first + count; ++r) {
             const uint8_t* vector = matrix.vector(r);
-            Soon soon{vector + matrix.record_bytes, vector + matrix.record_bytes};
-            dot_record<F>(vector, matrix.hidden, in, tokens, soon, out + (r - first), stride);
+            dot_record<F>(vector, matrix.hidden, in, tokens, vector + matrix.record_bytes, out + (r - first), stride);
         }
     });
 }
 
 // Row part, one vector: out[t * stride].
-inline void record_row(const Matrix& matrix, size_t r, const RecordInputs& in, size_t tokens, const Soon& soon,
+inline void record_row(const Matrix& matrix, size_t r, const RecordInputs& in, size_t tokens, const uint8_t* soon,
                        float* out, size_t stride) {
     with_format(matrix.format, [&]<Format F>() {
         dot_record<F>(matrix.vector(r), matrix.hidden, in, tokens, soon, out, stride);

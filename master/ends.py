@@ -8,6 +8,7 @@ from scheduler.budget import Budget
 from scheduler.disk import DirectDisk, read_extent
 from scheduler.extent import Extent
 from scheduler.memory import page_buffer
+from scheduler.stats import WindowStats
 from scheduler.tables import RowTable, StreamedTable
 from tpi.pack.reader import Block, Pack
 from worker.fit import Tables
@@ -19,11 +20,20 @@ class Ends:
     def __init__(self, pack: Pack, budget: Budget) -> None:
         config, final = pack.config, pack.final.vectors()
         self._stack = ExitStack()
+        self._streams: list[StreamedTable] = []
+        self._streamed = WindowStats()
         head = self._head_table(pack.head, budget.head_bytes)
         embedding = head if pack.head is pack.embedding else self._embedding_table(pack.embedding, budget)
         positions = _resident(pack.positions) if pack.positions else None
         self.embedding = Embedding(config, embedding, positions)
         self.head = Head(config, head, final["norm"], final.get("norm.bias"))
+
+    @property
+    def streamed(self) -> WindowStats:
+        """What was read for the head so far, and waited for; nothing if it is in memory."""
+        for stream in self._streams:
+            self._streamed += stream.take()
+        return self._streamed
 
     def __enter__(self) -> "Ends":
         return self
@@ -38,6 +48,7 @@ class Ends:
             return _resident(block)
         table = StreamedTable(block.run("row"), _extent(block), budget)
         self._stack.callback(table.close)
+        self._streams.append(table)
         return table
 
     def _embedding_table(self, block: Block, budget: Budget) -> "ResidentTable | RowTable":

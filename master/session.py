@@ -213,7 +213,7 @@ class Session:
             self._own.run(step)
 
     def _build_engine(self, stack: ExitStack, own: Assign) -> None:
-        ends = stack.enter_context(Ends(self.pack, self._own.budget))
+        self._ends = ends = stack.enter_context(Ends(self.pack, self._own.budget))
         self.engine = Engine(
             embedding=ends.embedding,
             head=ends.head,
@@ -234,7 +234,14 @@ class Session:
         ]
 
     def _own_stats(self) -> Stats:
-        return totals(self._cluster.session, self._cluster.epoch, self._own.figures())
+        own, head = self._own.figures(), self._ends.streamed
+        figures = replace(
+            own,
+            streamed_bytes=own.streamed_bytes + head.read_bytes,
+            disk_s=own.disk_s + head.read_seconds,
+            stall_s=own.stall_s + head.stall_seconds,
+        )
+        return totals(self._cluster.session, self._cluster.epoch, figures)
 
 
 def units_of(pack: Pack) -> Units:

@@ -4,6 +4,7 @@ from collections.abc import Iterator, Sequence
 
 from allreduce.base import Endpoints, GroupSpec, Peer, open_group
 from scheduler.budget import Budget
+from scheduler.disk import Disk
 from scheduler.placement import Speeds
 from scheduler.tune import DiskSpeed, disk_for
 from scheduler.window import Extent, MemoryWindow, Resident, Window
@@ -28,10 +29,12 @@ def build_node(
     endpoints: Endpoints,
     progress: Progress = silent,
     tables: Tables | None = None,
+    disk: Disk | None = None,
 ) -> Node:
     """Everything that runs `assign` on this node; `held` are `assign.blocks`, in that order.
 
-    `progress` hears of every block that is loaded to stay, and may raise to give up; `tables` are the master's.
+    `progress` hears of every block that is loaded to stay, and may raise to give up; `tables` are the master's; `disk`
+    is read in place of the real one.
 
     Raises:
         WeightsError: if a shard image cannot be read.
@@ -41,9 +44,9 @@ def build_node(
         kernels.set_threads(assign.options.threads)
     trace = Trace() if assign.options.trace else OFF
     extents = [held[index].extent for index in used_blocks(assign)]
-    budget, disk = _budget(assign, tables, extents)
+    budget, found = _budget(assign, tables, extents)
     group = open_group(assign.collective, _group_spec(assign), endpoints)
-    window = _window(assign, extents, budget, disk, trace, progress)
+    window = _window(assign, extents, budget, disk or found.open(), trace, progress)
     shard = Shard(list(_blocks(assign, held)), window, group, _kv(assign, budget), trace)
     return Node(shard, budget, sum(extent.nbytes for extent in extents))
 
@@ -61,11 +64,11 @@ def _budget(assign: Assign, tables: Tables | None, extents: Sequence[Extent]) ->
 
 
 def _window(
-    assign: Assign, extents: Sequence[Extent], budget: Budget, disk: DiskSpeed, trace: Off, progress: Progress
+    assign: Assign, extents: Sequence[Extent], budget: Budget, disk: Disk, trace: Off, progress: Progress
 ) -> Window:
     if assign.options.scheduler == "resident":
-        return Resident(extents, disk.open(), progress=progress)
-    window = MemoryWindow(extents, budget.placement, disk.open(), trace=trace)
+        return Resident(extents, disk, progress=progress)
+    window = MemoryWindow(extents, budget.placement, disk, trace=trace)
     try:
         window.fill(progress)
     except BaseException:

@@ -60,6 +60,10 @@ class Loopback(Group):
         """Start step number `step`."""
         self._key = (step, 0)
 
+    def allreduce(self, partial: F32) -> F32:
+        """See `Group.allreduce`; a node alone has its sum already, and is not slowed down by counting."""
+        return partial if self.size == 1 else super().allreduce(partial)
+
     def close(self) -> None:
         """Nothing to release."""
 

@@ -66,7 +66,7 @@ def _budget(assign: Assign, tables: Tables | None, extents: Sequence[Extent]) ->
 def _window(
     assign: Assign, extents: Sequence[Extent], budget: Budget, disk: Disk, trace: Off, progress: Progress
 ) -> Window:
-    if assign.options.scheduler == "resident":
+    if assign.options.scheduler == "resident" or not budget.placement.streamed_bytes:
         return Resident(extents, disk, progress=progress)
     window = MemoryWindow(extents, budget.placement, disk, trace=trace)
     try:

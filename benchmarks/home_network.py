@@ -75,7 +75,7 @@ def measure(scene: Scene, fast: Sequence[str], slow: Sequence[str], turns: int) 
             for name in fast:
                 runs[name].append(_run(place, name, tokens=12))
         for name in slow:
-            runs[name].append(_run(place, name, tokens=3))
+            runs[name].append(_run(place, name, tokens=2))
     return runs
 
 

@@ -1,4 +1,4 @@
-"""The two models that benchmarks run, made or fetched once into the cache."""
+"""The models that benchmarks run, made or fetched once into the cache."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,7 +9,7 @@ from tpi.pack.pull import pull
 
 @dataclass(frozen=True)
 class Model:
-    """A GGUF file and what the tables call it."""
+    """A GGUF file or a Hugging Face directory, and what the tables call it."""
 
     name: str
     path: Path
@@ -26,3 +26,10 @@ def llama_1b() -> Model:
     from benchmarks.shapes import LLAMA_1B
 
     return Model("1.1B Q4_0", write_gguf(default_cache() / "benchmarks" / "llama-1.1b.Q4_0.gguf", dict(LLAMA_1B)))
+
+
+def llama_1b_f32() -> Model:
+    """Random weights in the 1.1B Llama shape, in f32 (4.4 GB)."""
+    from benchmarks.shapes import LLAMA_1B, write_huggingface
+
+    return Model("1.1B f32", write_huggingface(default_cache() / "benchmarks" / "llama-1.1b-f32", dict(LLAMA_1B)))

@@ -164,7 +164,8 @@ class Loader:
                     self._work.wait()
                     continue
                 start = load.cursor
-                load.cursor += self._disk.chunk
+                load.cursor = min(start + self._disk.chunk, load.extent.slot_bytes)
+                size = load.cursor - start
                 load.flying += 1
                 self._meter.fly()
                 self._work.notify()  # there may be more to read: wake another
@@ -173,7 +174,7 @@ class Loader:
                     error = load.read_chunk(self._disk, start)
                 finally:
                     self._lock.acquire()
-                self._finish_chunk(load, error)
+                self._finish_chunk(load, size, error)
 
     def _open_load(self) -> Load | None:
         """The load to take a chunk of, if there is one."""
@@ -194,8 +195,8 @@ class Loader:
         self._current = load
         return load
 
-    def _finish_chunk(self, load: Load, error: WeightsError | None) -> None:
-        self._meter.land(min(self._disk.chunk, load.extent.slot_bytes))
+    def _finish_chunk(self, load: Load, size: int, error: WeightsError | None) -> None:
+        self._meter.land(size)
         if error is not None:
             load.error = error
             load.stop()

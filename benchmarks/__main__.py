@@ -9,6 +9,7 @@ from pathlib import Path
 from benchmarks.document import section, write_document
 from benchmarks.machine import Neighbours, describe
 from benchmarks.result import Result, Run
+from tpi import kernels
 
 ROOT = Path(__file__).parent.parent
 RESULTS = ROOT / "benchmarks" / "results"
@@ -21,6 +22,7 @@ BENCHMARKS = {
     "two_nodes": "benchmarks.two_nodes:bench",
     "startup": "benchmarks.startup:bench",
     "allreduce": "benchmarks.adapters:allreduce",
+    "memory": "benchmarks.memory:bench",
     "home_links": "benchmarks.home_links:bench",
     "home_network": "benchmarks.home_network:bench",
     "home_prefill": "benchmarks.home_prefill:bench",
@@ -35,6 +37,12 @@ def load(name: str) -> Callable[[bool], Result]:
     return bench
 
 
+def render() -> None:
+    """Write the document from all results that are saved."""
+    saved = [RESULTS / f"{name}.json" for name in BENCHMARKS]
+    write_document([Run.load(path) for path in saved if path.exists()], ROOT / "docs")
+
+
 def main() -> None:
     """Run the named benchmarks, or all."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
@@ -44,6 +52,8 @@ def main() -> None:
     options = parser.parse_args()
     if unknown := set(options.names) - BENCHMARKS.keys():
         parser.error(f"no benchmark called {', '.join(sorted(unknown))}; there are {', '.join(BENCHMARKS)}")
+    if kernels.isa() == "numpy":
+        parser.error("the native kernels are not built; run `make install`")
     for name in () if options.render else options.names or BENCHMARKS:
         neighbours = Neighbours()
         result = load(name)(options.quick)
@@ -51,9 +61,9 @@ def main() -> None:
         print(section(run), flush=True)
         if not options.quick:
             run.save(RESULTS)
-    if not options.quick:
-        saved = [RESULTS / f"{name}.json" for name in BENCHMARKS]
-        write_document([Run.load(path) for path in saved if path.exists()], ROOT / "docs")
+            render()
+    if options.render:
+        render()
 
 
 if __name__ == "__main__":

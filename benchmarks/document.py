@@ -27,7 +27,15 @@ def section(run: Run) -> str:
     """The Markdown of one benchmark."""
     result = run.result
     where = f"`python -m benchmarks {run.name}` · {run.machine} · {run.date}"
-    lines = [f"## {result.title}", "", where, "", *_disturbance(run.disturbance), result.notes.strip(), ""]
+    lines = [
+        f"## {result.title}",
+        "",
+        where,
+        "",
+        *(_disturbance(run.disturbance) if result.timed else []),
+        result.notes.strip(),
+        "",
+    ]
     if result.checks:
         lines += [*_checks(result.checks), ""]
     for number, plot in enumerate(result.plots):

@@ -45,13 +45,14 @@ class Bars:
 
 @dataclass(frozen=True)
 class Result:
-    """The section of one benchmark. `notes` is Markdown: what was measured, and how."""
+    """The section of one benchmark. `notes` is Markdown: what was measured, and how; `timed`: a busy machine spoils it."""
 
     title: str
     notes: str
     tables: Sequence[Table]
     checks: Sequence[Check] = ()
     plots: Sequence[Bars] = ()
+    timed: bool = True
 
 
 @dataclass(frozen=True)

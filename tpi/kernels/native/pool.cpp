@@ -77,15 +77,17 @@ void Signal::wait_while(uint32_t seen) {
     patience_.store(std::clamp(next, kLeastPatience, kMostPatience), std::memory_order_relaxed);
 }
 
-void Teamwork::record(double seconds, double waited, size_t threads) {
+void Teamwork::record(Time now, double seconds, double waited, size_t threads) {
     constexpr double kFade = 7.0 / 8.0;
     seconds_ = seconds_ * kFade + seconds;
     waited_ = waited_ * kFade + waited;
     // alone the job takes as long as all threads' work: worse only if waiting took less than the others' share
-    if (waited_ * static_cast<double>(threads) > seconds_ * static_cast<double>(threads - 1)) {
-        alone_ = pause_ = std::min(pause_ * 2, kMostAlone);
-        seconds_ = waited_ = 0;
-    } else if (pause_ > kLeastAlone) {
+    bool wasted = waited_ * static_cast<double>(threads) > seconds_ * static_cast<double>(threads - 1);
+    if (++judged_ >= 2 && wasted) {
+        alone_until_ = now + pause_;
+        pause_ = std::min(pause_ * 2, kMostAlone);
+        seconds_ = waited_ = judged_ = 0;
+    } else if (!wasted && pause_ > kLeastAlone) {
         pause_ -= pause_ / 16;
     }
 }
@@ -144,14 +146,16 @@ void Pool::run_job(Job job, const void* context) {
     for (Counter& counter : counters_) counter.next.store(0, std::memory_order_relaxed);
     job_ = job;
     context_ = context;
-    crew_ = size_ > 1 && teamwork_.next_is_shared() ? size_ : 1;
-    waited_ = 0;
     auto begin = std::chrono::steady_clock::now();
+    crew_ = teamwork_.shares(begin) ? size_ : 1;
+    waited_ = 0;
     if (crew_ > 1) start_.advance();
     Team team(*this, 0);
     job(context, team);
     team.sync();
-    if (crew_ > 1) teamwork_.record(seconds_since(begin), waited_, crew_);
+    if (crew_ == 1) return;
+    auto end = std::chrono::steady_clock::now();
+    teamwork_.record(end, std::chrono::duration<double>(end - begin).count(), waited_, crew_);
 }
 
 void Pool::work(size_t index, uint32_t seen) {

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <atomic>
+#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -44,14 +45,17 @@ private:
 // has put aside; once waiting has cost more than the help was worth, jobs run on the caller alone for a while.
 class Teamwork {
 public:
-    bool next_is_shared() { return alone_ == 0 || --alone_ == 0; }
+    using Time = std::chrono::steady_clock::time_point;
+    bool shares(Time now) const { return now >= alone_until_; }
     // What the caller of a shared job saw: seconds in all, and of these waiting.
-    void record(double seconds, double waited, size_t threads);
+    void record(Time now, double seconds, double waited, size_t threads);
 
 private:
-    static constexpr uint32_t kLeastAlone = 16, kMostAlone = 2048;  // jobs
-    double seconds_ = 0, waited_ = 0;                               // of late, fading
-    uint32_t alone_ = 0, pause_ = kLeastAlone;
+    static constexpr std::chrono::microseconds kLeastAlone{2'000}, kMostAlone{500'000};
+    double seconds_ = 0, waited_ = 0;  // of late, fading
+    int judged_ = 0;                   // shared jobs since the last time alone
+    Time alone_until_{};
+    std::chrono::microseconds pause_ = kLeastAlone;
 };
 
 class Pool;

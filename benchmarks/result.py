@@ -45,7 +45,10 @@ class Bars:
 
 @dataclass(frozen=True)
 class Result:
-    """The section of one benchmark. `notes` is Markdown: what was measured, and how; `timed`: a busy machine spoils it."""
+    """The section of one benchmark.
+
+    `notes` is Markdown: what was measured, and how. `timed` says that figures depend on how busy the machine is.
+    """
 
     title: str
     notes: str

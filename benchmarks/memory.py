@@ -107,11 +107,16 @@ def trial(pack: Pack, share: float, budget: int, tokens: int) -> Trial:
     return Trial(share, budget, fields, (before + raw_speed(pack, disk)) / 2)
 
 
-def run(pack: Pack, budget: int | None, tokens: int, *flags: str) -> dict[str, Any]:
-    """`tpi bench --json` in a process of its own; `budget` None: the scheduler is off."""
+def run(pack: Pack, budget: int | None, tokens: int) -> dict[str, Any]:
+    """A process of its own for one budget; None: the scheduler is off."""
     limit = ["--no-scheduler"] if budget is None else ["--memory", str(budget)]
-    lengths = ["--prompt-tokens", "32", "--gen-tokens", str(tokens), "--repeat", "2"]
-    command = [*TPI, "bench", "-m", str(pack.path), "-c", str(CONTEXT), *limit, *lengths, *flags, "--json"]
+    return bench_process(str(pack.path), *limit, prompt=32, generate=tokens, repeat=2)
+
+
+def bench_process(model: str, *flags: str, prompt: int, generate: int, repeat: int) -> dict[str, Any]:
+    """`tpi bench --json` with these numbers of tokens."""
+    lengths = ["--prompt-tokens", str(prompt), "--gen-tokens", str(generate), "--repeat", str(repeat)]
+    command = [*TPI, "bench", "-m", model, "-c", str(CONTEXT), *lengths, *flags, "--json"]
     done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
     fields: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     return fields

@@ -40,7 +40,7 @@ def write_huggingface(path: Path, shape: dict[str, object], seed: int = 0) -> Pa
     (path / "config.json").write_text(json.dumps(shape))
     random = np.random.default_rng(seed)
     index: dict[str, str] = {}
-    for file, shapes in _files(shape).items():
+    for file, shapes in tensor_files(shape).items():
         tensors = {name: _random(random, size) for name, size in shapes.items()}
         save_file(tensors, path / file)
         index |= dict.fromkeys(tensors, file)
@@ -68,7 +68,7 @@ def _random(random: np.random.Generator, size: tuple[int, ...]) -> np.ndarray[tu
     return matrix
 
 
-def _files(shape: dict[str, object]) -> dict[str, dict[str, tuple[int, ...]]]:
+def tensor_files(shape: dict[str, object]) -> dict[str, dict[str, tuple[int, ...]]]:
     """Tensor shapes by file: one file per layer, one for the rest."""
     hidden, inner, vocab = (int(str(shape[key])) for key in ("hidden_size", "intermediate_size", "vocab_size"))
     head_dim = int(str(shape["head_dim"]))

@@ -44,18 +44,20 @@ def build_node(
         kernels.set_threads(assign.options.threads)
     trace = Trace() if assign.options.trace else OFF
     extents = [held[index].extent for index in used_blocks(assign)]
-    budget, found = _budget(assign, tables, extents)
+    budget, speed = _budget(assign, tables, extents, measured=disk is None)
     group = open_group(assign.collective, _group_spec(assign), endpoints)
-    window = _window(assign, extents, budget, disk or found.open(), trace, progress)
+    window = _window(assign, extents, budget, disk or speed.open(), trace, progress)
     shard = Shard(list(_blocks(assign, held)), window, group, _kv(assign, budget), trace)
     return Node(shard, budget, sum(extent.nbytes for extent in extents))
 
 
-def _budget(assign: Assign, tables: Tables | None, extents: Sequence[Extent]) -> tuple[Budget, DiskSpeed]:
-    """What fits, and how to read the disk; its speed is asked for only if blocks are streamed from it."""
+def _budget(
+    assign: Assign, tables: Tables | None, extents: Sequence[Extent], measured: bool
+) -> tuple[Budget, DiskSpeed]:
+    """What fits, and how to read the disk; its speed is measured only if blocks are streamed from it."""
     sizes = [extent.slot_bytes for extent in extents]
     budget = fit(assign, tables, sizes)
-    if not budget.placement.streamed_bytes:
+    if not measured or not budget.placement.streamed_bytes:
         return budget, DiskSpeed()
     disk = disk_for(sorted({extent.path for extent in extents}), default_cache())
     if disk.bytes_per_second:

@@ -1,0 +1,109 @@
+"""One node in this process, on any disk and with an exchange of any length: what the steady state is measured on."""
+
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from statistics import median
+from time import perf_counter, sleep
+
+from allreduce.base import F32, Endpoints, GroupSpec
+from allreduce.loopback import Loopback
+from master.assignments import assignments
+from master.batcher import Batcher
+from master.ends import Ends, table_bytes
+from master.engine import Engine, Fence
+from master.kvblocks import KvBlocks
+from master.planner import plan
+from master.sampler import Sampler, Sampling
+from master.session import kv_dtype, units_of
+from master.weights import own_blocks
+from scheduler.disk import Disk
+from tpi.config import default_cache
+from tpi.kv import blocks_for
+from tpi.messages import NodeOptions, PeerAddress
+from tpi.pack.reader import Pack
+from worker.build import build_node
+from worker.cache import ShardCache
+from worker.node import Node
+
+CONTEXT = 256
+_PREFILL = 16  # tokens
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What the node is given. Bytes; seconds."""
+
+    memory: int = 1 << 40
+    window: int = 0
+    retain: int = 0
+    exchange: float = 0.0  # that each allreduce takes
+
+
+@dataclass(frozen=True)
+class Pace:
+    """Median seconds of a token, and of its waiting for weights."""
+
+    token: float
+    stall: float
+
+
+class SlowLoopback(Loopback):
+    """A group of one whose exchanges take their time."""
+
+    def __init__(self, spec: GroupSpec, seconds: float) -> None:
+        super().__init__(spec, Endpoints())
+        self._seconds = seconds
+
+    def allreduce(self, partial: F32) -> F32:
+        """As the real one, later."""
+        sleep(self._seconds)
+        return partial
+
+    def reduce(self, partial: F32) -> F32:
+        """As the real one, later."""
+        return self.allreduce(partial)
+
+
+@contextmanager
+def single_node(pack: Pack, setting: Setting, disk: Disk | None = None) -> Iterator[tuple[Engine, Node]]:
+    """An engine over one node; `disk` is read in place of the real one."""
+    pool = blocks_for(CONTEXT)
+    options = NodeOptions(
+        CONTEXT, pool, kv_dtype(pack), _PREFILL, setting.memory,
+        scheduler="window", window=setting.window, retain=setting.retain,
+    )  # fmt: skip
+    shards = plan(pack.config, units_of(pack), [1.0])
+    one = assignments(pack, shards, [PeerAddress(0, "node", "")], options, 1, 1, "loopback")[0]
+    with ExitStack() as stack:
+        cache = ShardCache(default_cache() / "shards")
+        stack.callback(cache.close)
+        held = own_blocks(pack, one, cache)
+        node = build_node(one, held, Endpoints(), tables=table_bytes(pack), disk=disk)
+        stack.callback(node.close)
+        if setting.exchange:
+            node.shard.group = SlowLoopback(node.shard.group.spec, setting.exchange)
+        ends = stack.enter_context(Ends(pack, node.budget))
+        batcher = Batcher(KvBlocks(pool), node.prefill_tokens)
+        yield Engine(ends.embedding, ends.head, node, _Nobody(), batcher, CONTEXT, Fence(1, 1)), node
+
+
+class _Nobody:
+    """No other nodes."""
+
+    def step(self, step: object) -> None:
+        """Nobody to tell."""
+
+
+def pace(engine: Engine, node: Node, tokens: int, warm_up: int = 4) -> Pace:
+    """Decode `tokens` tokens after a few that do not count."""
+    sequence, greedy = engine.admit([1, 2, 3]), Sampler(Sampling(temperature=0))
+    seconds, stalls = [], []
+    at, stalled = perf_counter(), 0.0
+    for _ in engine.generate(sequence, greedy, warm_up + tokens):
+        now, total = perf_counter(), node.shard.clock.stall
+        seconds.append(now - at)
+        stalls.append(total - stalled)
+        at, stalled = now, total
+    engine.release(sequence)
+    return Pace(median(seconds[warm_up:]), median(stalls[warm_up:]))

@@ -96,7 +96,7 @@ def _factors(element: Element, inputs: int, random: Bytes) -> Bytes:
     if element is _Q4_1:
         both: Bytes = np.array([scale, np.float16(-7.5 * scale)]).view(np.uint8)
         return both
-    found = random.copy()
+    found: Bytes = random.copy()
     found[..., :2] = np.array([scale]).view(np.uint8)
     return found
 

@@ -12,13 +12,14 @@ from pathlib import Path
 
 from scheduler.disk import DEFAULT_CHUNK, DEFAULT_THREADS, DirectDisk
 from scheduler.extent import Extent
-from scheduler.memory import PAGE, Bytes, page_buffer
+from scheduler.memory import PAGE, page_buffer
 
 CHUNKS = (256 << 10, 1 << 20, 4 << 20)  # bytes per read
 THREADS = (1, 2, 4, 8)
 _LEAST = 32 << 20  # bytes: with less to read there is nothing to measure
 _ROUNDS = 2  # of all candidates, so that what else the machine does spoils none of them; each one's fastest counts
 _SAMPLE = 24 << 20  # bytes read per candidate and round at most
+_BUFFER = 2 << 20  # bytes: a whole huge page, since reads into a ring go into huge pages
 _SECONDS = 0.06  # per candidate and round at most
 _GOOD_ENOUGH = 0.95  # of the best speed, for a candidate with fewer reads in flight
 
@@ -71,9 +72,9 @@ def measure(extents: Sequence[Extent], disk: DirectDisk, sample: int = _SAMPLE, 
     """Bytes per second that `disk` reads of `extents`, for at most `sample` bytes or `seconds`; 0 if none is read."""
     work = iter([(one, at) for one in extents for at in range(0, one.nbytes - disk.chunk + 1, disk.chunk)])
     lock, totals = threading.Lock(), [0] * disk.threads
-    space = page_buffer(disk.threads * disk.chunk)  # one buffer, as the ring is one: huge pages make reads faster
+    into = page_buffer(max(disk.chunk, _BUFFER))[: disk.chunk]  # nobody looks at it: the readers share it
 
-    def reader(index: int, into: Bytes) -> None:
+    def reader(index: int) -> None:
         while sum(totals) < sample and time.perf_counter() - begun < seconds:
             with lock:
                 item = next(work, None)
@@ -84,10 +85,7 @@ def measure(extents: Sequence[Extent], disk: DirectDisk, sample: int = _SAMPLE, 
             except OSError:
                 return
 
-    threads = [
-        threading.Thread(target=reader, args=(index, space[index * disk.chunk : (index + 1) * disk.chunk]))
-        for index in range(disk.threads)
-    ]
+    threads = [threading.Thread(target=reader, args=(index,)) for index in range(disk.threads)]
     begun = time.perf_counter()
     for thread in threads:
         thread.start()

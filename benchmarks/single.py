@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from statistics import median
 from time import perf_counter, sleep
 
@@ -22,6 +23,7 @@ from tpi.config import default_cache
 from tpi.kv import blocks_for
 from tpi.messages import NodeOptions, PeerAddress
 from tpi.pack.reader import Pack
+from tpi.progress import Progress, silent
 from worker.build import build_node
 from worker.cache import ShardCache
 from worker.node import Node
@@ -66,8 +68,10 @@ class SlowLoopback(Loopback):
 
 
 @contextmanager
-def single_node(pack: Pack, setting: Setting, disk: Disk | None = None) -> Iterator[tuple[Engine, Node]]:
-    """An engine over one node; `disk` is read in place of the real one."""
+def single_node(
+    pack: Pack, setting: Setting, disk: Disk | None = None, cache: Path | None = None, progress: Progress = silent
+) -> Iterator[tuple[Engine, Node]]:
+    """An engine over one node; `disk` is read in place of the real one, `cache` holds what was checked of the pack."""
     pool = blocks_for(CONTEXT)
     options = NodeOptions(
         CONTEXT, pool, kv_dtype(pack), _PREFILL, setting.memory,
@@ -76,10 +80,10 @@ def single_node(pack: Pack, setting: Setting, disk: Disk | None = None) -> Itera
     shards = plan(pack.config, units_of(pack), [1.0])
     one = assignments(pack, shards, [PeerAddress(0, "node", "")], options, 1, 1, "loopback")[0]
     with ExitStack() as stack:
-        cache = ShardCache(default_cache() / "shards")
-        stack.callback(cache.close)
-        held = own_blocks(pack, one, cache)
-        node = build_node(one, held, Endpoints(), tables=table_bytes(pack), disk=disk)
+        shards_cache = ShardCache((cache or default_cache()) / "shards")
+        stack.callback(shards_cache.close)
+        held = own_blocks(pack, one, shards_cache)
+        node = build_node(one, held, Endpoints(), progress, table_bytes(pack), disk)
         stack.callback(node.close)
         if setting.exchange:
             node.shard.group = SlowLoopback(node.shard.group.spec, setting.exchange)

@@ -1,0 +1,97 @@
+"""A node that streams: what it reports while it loads, what a failing disk does to a step, and what comes after."""
+
+import errno
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from benchmarks.single import Setting, single_node
+from master.engine import Engine
+from master.sampler import Sampler, Sampling
+from scheduler.disk import DirectDisk
+from scheduler.memory import PAGE, Bytes, page_buffer
+from tpi.errors import WeightsError
+from tpi.pack.reader import Pack
+
+PROMPT = [5, 6, 7, 8]
+WINDOW = Setting(window=1)
+
+
+class Disk(DirectDisk):
+    """A disk that can be told to fail."""
+
+    def __init__(self) -> None:
+        super().__init__(chunk=4 * PAGE, threads=2)
+        self.broken = False
+        self.lock = threading.Lock()
+        self.read_bytes = 0
+
+    def read(self, path: Path, offset: int, into: Bytes) -> int:
+        if self.broken:
+            raise OSError(errno.EIO, "Input/output error")
+        with self.lock:
+            self.read_bytes += into.size
+        return super().read(path, offset, into)
+
+
+def tokens(engine: Engine, count: int = 6) -> list[int]:
+    sequence = engine.admit(PROMPT)
+    made = [one.token for one in engine.generate(sequence, Sampler(Sampling(temperature=0)), count)]
+    engine.release(sequence)
+    return made
+
+
+def test_a_failing_disk_fails_the_step_and_the_next_one_works(tiny_pack: Callable[..., Pack], tmp_path: Path) -> None:
+    pack = tiny_pack("llama")
+    with single_node(pack, Setting(), cache=tmp_path) as (engine, _):
+        expected = tokens(engine)
+    disk = Disk()
+    with single_node(pack, WINDOW, disk, tmp_path) as (engine, node):
+        assert tokens(engine) == expected
+        disk.broken = True
+        with pytest.raises(WeightsError, match=r"\.safetensors could not be read: Input/output error") as raised:
+            tokens(engine)
+        assert str(pack.path) in str(raised.value)
+        disk.broken = False
+        assert tokens(engine) == expected
+        assert node.figures().steady is not None
+
+
+def test_loading_is_progress(tiny_pack: Callable[..., Pack], tmp_path: Path) -> None:
+    disk = Disk()
+    with single_node(tiny_pack("llama"), WINDOW, disk, tmp_path) as (engine, node):
+        tokens(engine)
+        assert node.progress >= node.shard.progress + disk.read_bytes // 2 > node.shard.progress
+        assert node.figures().planned_bytes == node.budget.used
+
+
+def test_blocks_that_stay_are_reported_one_by_one(tiny_pack: Callable[..., Pack], tmp_path: Path) -> None:
+    heard: list[tuple[int, int]] = []
+    pack = tiny_pack("llama")
+    blocks = 2 * pack.config.layers
+    with single_node(pack, Setting(), cache=tmp_path, progress=lambda done, total: heard.append((done, total))):
+        assert heard == [(done, blocks) for done in range(1, blocks + 1)]
+
+
+def test_loading_can_be_given_up(tiny_pack: Callable[..., Pack], tmp_path: Path) -> None:
+    def give_up(done: int, total: int) -> None:
+        raise KeyboardInterrupt
+
+    before = threading.active_count()
+    node = single_node(tiny_pack("llama"), Setting(), cache=tmp_path, progress=give_up)
+    with pytest.raises(KeyboardInterrupt), node:
+        pass
+    assert threading.active_count() == before
+
+
+@pytest.mark.parametrize("size", [0, 1, PAGE, 5 * PAGE, (2 << 20) - 1, 2 << 20, (5 << 20) + 1])
+def test_buffers_are_pages_of_zeros(size: int) -> None:
+    buffer = page_buffer(size)
+    assert buffer.size == -(-size // PAGE) * PAGE
+    assert not buffer.any()
+    assert not size or buffer.ctypes.data % PAGE == 0
+    buffer[:] = 1
+    assert np.all(buffer == 1)

@@ -4,9 +4,11 @@ import json
 import os
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from testbed.cluster import WORKERS, WorkerOptions, workers
@@ -26,8 +28,8 @@ MILLISECOND = 1e-3
 class Home:
     """A running home whose workers wait for a master."""
 
-    def __init__(self, bed: Testbed, addresses: str) -> None:
-        self.bed, self._addresses = bed, addresses
+    def __init__(self, bed: Testbed, addresses: str, logs: Path) -> None:
+        self.bed, self._addresses, self._logs = bed, addresses, logs
 
     def bench(self, model: str, *flags: object) -> dict[str, Any]:
         """What `tpi bench --json` says on the first device."""
@@ -39,7 +41,7 @@ class Home:
         """What `command` prints on the first device.
 
         Raises:
-            RuntimeError: if it fails, with what it said.
+            RuntimeError: if it fails, with what it said, and the workers said last.
         """
         first = self.bed.topology.devices[0].name
         environment = {**os.environ, WORKERS: self._addresses}
@@ -47,8 +49,13 @@ class Home:
         with self.bed.popen(first, list(command), env=environment, **pipes) as process:
             output, said = process.communicate()
         if process.returncode:
-            raise RuntimeError(f"{' '.join(command)} failed: {said[-2000:]}")
+            raise RuntimeError(f"{' '.join(command)} failed: {said[-2000:]}\n{self._last_words()}")
         return str(output)
+
+    def _last_words(self) -> str:
+        return "\n".join(
+            f"{log.name}: {log.read_text(errors='replace')[-500:]}" for log in sorted(self._logs.iterdir())
+        )
 
 
 @contextmanager
@@ -59,12 +66,12 @@ def home(topology: Topology, shaped: bool = True) -> Iterator[Home]:
         shaped: measure the links before anything runs, and fail if they are not as `topology` says.
     """
     size = len(topology.devices)
-    with Testbed.start(topology) as bed:
+    with tempfile.TemporaryDirectory() as logs, Testbed.start(topology) as bed:
         if shaped:
             verify(bed)
-        options = WorkerOptions(cache=default_cache() / "benchmarks" / f"home-{size}")
+        options = WorkerOptions(cache=default_cache() / "benchmarks" / f"home-{size}", logs=Path(logs))
         with workers(bed, options) as addresses:
-            yield Home(bed, addresses)
+            yield Home(bed, addresses, Path(logs))
 
 
 def paper_homes(end_to_end: float, bandwidth: float) -> Topology:

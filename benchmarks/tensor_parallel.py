@@ -16,7 +16,7 @@ SIZES = (1, 2, 4, 8)
 CPU = 0.2
 LATENCY, BANDWIDTH = 1 * MILLISECOND, 1000 * MEGABIT
 PROMISED = 2.5
-WORK = ("--prompt-tokens", 4, "--gen-tokens", 12, "--repeat", 1)
+WORK = ("--prompt-tokens", 2, "--gen-tokens", 8, "--repeat", 1)
 SEEDING = ("--prompt-tokens", 1, "--gen-tokens", 2, "--repeat", 1)
 NOTES = """
 The 1.1B Llama shape with random weights, held in memory, on devices of 0.2 core (1 ms in every 5 ms) around a router:
@@ -68,7 +68,7 @@ def _measure(model: str, dtype: str, size: int) -> dict[str, str | int | float]:
     with home(topology) as slow:
         said = slow.bench(model, *flags, *WORK)
     with Testbed.start(topology) as bed:
-        by_layers = layerwise.measure(bed, model, dtype, tokens=8)
+        by_layers = layerwise.measure(bed, model, dtype, tokens=5)
     node = said["nodes"][0]
     return {
         "format": "",

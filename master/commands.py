@@ -11,6 +11,7 @@ from master.answer import Answer, Limits, answer, encode_prompt
 from master.options import Placement, placement_options, sampling_options, take_sampling
 from master.report import answer_fields, node_fields, print_nodes
 from master.sampler import Sampler, Sampling
+from master.sequence import Sequence
 from master.session import Session
 from tpi.errors import UsageError
 
@@ -28,9 +29,7 @@ def run(prompt: str, tokens: int, stop: tuple[str, ...], raw: bool, as_json: boo
     sampling, placement = take_sampling(flags), Placement.from_flags(flags)
     with Session(placement) as session:
         sequence = session.engine.admit(encode_prompt(session.tokenizer, prompt, raw))
-        result = answer(
-            session.engine, session.tokenizer, sequence, Sampler(sampling), Limits(tokens, stop), _stream, session.mark
-        )
+        result = _answer(session, sequence, Sampler(sampling), Limits(tokens, stop))
         click.echo()
         nodes = session.report()
         session.write_trace()
@@ -92,9 +91,20 @@ def _converse(session: Session, sampler: Sampler, tokens: int, system: str | Non
             session.engine.extend(sequence, wanted[len(sequence.tokens) :])
         else:
             sequence = session.engine.resume(sequence, wanted)
-        result = answer(session.engine, session.tokenizer, sequence, sampler, Limits(tokens), _stream)
+        result = _answer(session, sequence, sampler, Limits(tokens))
         click.echo()
         messages.append({"role": "assistant", "content": result.text})
+
+
+def _answer(session: Session, sequence: Sequence, sampler: Sampler, limits: Limits) -> Answer:
+    """One answer, streamed; until its first token the progress of the prompt is shown."""
+    with session.prompt_progress(sequence.pending) as computed:
+
+        def first_token() -> None:
+            computed()
+            session.mark()
+
+        return answer(session.engine, session.tokenizer, sequence, sampler, limits, _stream, first_token)
 
 
 def _lines() -> Any:

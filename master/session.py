@@ -1,7 +1,7 @@
 """One run of the master, from opening the model to letting the workers go: what all commands have in common."""
 
-from collections.abc import Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import fields, replace
 from types import TracebackType
 from typing import Any
@@ -71,6 +71,17 @@ class Session:
     def stats(self) -> list[Stats]:
         """Totals of every node so far, rank 0 first."""
         return [self._own_stats(), *self._cluster.stats()]
+
+    @contextmanager
+    def prompt_progress(self, tokens: int) -> Iterator[Callable[[], None]]:
+        """Show how far a prompt of `tokens` tokens is, until what is yielded is called, or the context is left."""
+        shard = self._own.shard
+        begun, total = shard.progress, -(-tokens // self._chunk) * len(shard.blocks)
+        with ExitStack() as stack:
+            report = stack.enter_context(phase("computing the prompt"))
+            stack.callback(setattr, shard, "heard", shard.heard)
+            shard.heard = lambda: report(shard.progress - begun, total)
+            yield stack.close
 
     def mark(self) -> None:
         """Remember the totals: what a later `report` says is counted from here."""

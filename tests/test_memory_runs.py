@@ -2,6 +2,7 @@
 
 import json
 import random
+import re
 import signal
 import subprocess
 from collections.abc import Iterator
@@ -83,9 +84,14 @@ def test_what_cannot_fit_is_refused_in_one_sentence(model: Path, cache: Path) ->
     command = [*TPI, "run", "-m", str(model), *PROMPT, "--dtype", "f32", "--memory", "12MiB"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, env=clean(cache), check=False)
     assert done.returncode == 2
-    assert done.stderr.count("\n") == 1
-    assert "--memory" in done.stderr
-    assert "would do" in done.stderr
+    assert "--memory" in sentence(done.stderr)
+    assert "would do" in sentence(done.stderr)
+
+
+def sentence(stderr: str) -> str:
+    """What a command that failed said, which is one line; how long a phase took does not count."""
+    (line,) = [line for line in stderr.splitlines() if not re.fullmatch(r"[\w ]+: [\d.]+ s", line)]
+    return line
 
 
 @contextmanager
@@ -123,9 +129,8 @@ def test_a_file_that_breaks_ends_the_run_in_one_sentence(model: Path, cache: Pat
         _, said = process.communicate(timeout=60)
     assert process.returncode == 1
     assert names
-    assert said.count("\n") == 1
-    assert "worker-1" in said
-    assert any(name in said for name in names)
+    assert "worker-1" in sentence(said)
+    assert any(name in sentence(said) for name in names)
     assert run(model, cache, *flags)["token_ids"] == unlimited["token_ids"]
 
 

@@ -1,6 +1,6 @@
 """The block loop: one node's part of the model, the same code on the master (rank 0) and on every worker."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from time import perf_counter
 
@@ -15,6 +15,10 @@ from tpi.kv import PagedKV
 from tpi.trace import OFF, Off
 
 F32 = npt.NDArray[np.float32]
+
+
+def _nothing() -> None:
+    """Nobody listens."""
 
 
 @dataclass
@@ -45,6 +49,7 @@ class Shard:
         self.clock = StepClock()
         self.streamed = WindowStats()
         self.progress = 0  # blocks computed since the start; heartbeats report it
+        self.heard: Callable[[], object] = _nothing  # called after each block
 
     def forward(self, x: F32, batch: Batch, step: int) -> F32 | None:
         """Run one step through all blocks.
@@ -73,6 +78,7 @@ class Shard:
             self.clock.stall += computing - waiting
             self.clock.sync += perf_counter() - syncing
             self.progress += 1
+            self.heard()
             if total is None:
                 break
             x = block.residual.add(x, total)

@@ -12,8 +12,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from benchmarks.budgeted import CONTEXT
+from benchmarks.commands import TPI
 from benchmarks.machine import MIB, status_bytes
-from benchmarks.memory import CONTEXT, TPI
 from benchmarks.models import llama_1b_f32
 from benchmarks.result import Check, Result, Row, Table
 from testbed.cgroups import find_hierarchies, make_group, remove_groups, rubbish

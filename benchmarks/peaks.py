@@ -2,8 +2,9 @@
 
 from collections.abc import Iterator
 
+from benchmarks.budgeted import CONTEXT
+from benchmarks.commands import bench_process
 from benchmarks.machine import MIB
-from benchmarks.memory import CONTEXT, bench_process
 from benchmarks.models import llama_1b, llama_1b_f32
 from benchmarks.result import Check, Result, Row, Table
 
@@ -40,7 +41,7 @@ def bench(quick: bool) -> Result:
 
 def _nodes(name: str, case: str, model: str, flags: tuple[str, ...]) -> Iterator[Row]:
     prompt = CONTEXT - GENERATED - 1
-    fields = bench_process(model, *flags, "--local", "1", prompt=prompt, generate=GENERATED, repeat=1)
+    fields = bench_process(model, *flags, "--local", "1", context=CONTEXT, prompt=prompt, generate=GENERATED)
     for node in fields["nodes"]:
         predicted, peak = node["bare_rss_bytes"] + node["planned_bytes"], node["peak_rss_bytes"]
         yield {

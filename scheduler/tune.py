@@ -14,14 +14,14 @@ from scheduler.disk import DEFAULT_CHUNK, DEFAULT_THREADS, DirectDisk
 from scheduler.extent import Extent
 from scheduler.memory import PAGE, page_buffer
 
-CHUNKS = (256 << 10, 1 << 20, 4 << 20)  # bytes per read
-THREADS = (1, 2, 4, 8)
+CHUNKS = (512 << 10, 1 << 20, 4 << 20)  # bytes per read
+THREADS = (2, 4, 8)  # one alone would leave the disk idle while it is told what to read next
 _LEAST = 32 << 20  # bytes: with less to read there is nothing to measure
 _ROUNDS = 2  # of all candidates, so that what else the machine does spoils none of them; each one's fastest counts
-_SAMPLE = 24 << 20  # bytes read per candidate and round at most
+_SAMPLE = 64 << 20  # bytes read per candidate and round at most
 _BUFFER = 2 << 20  # bytes: a whole huge page, since reads into a ring go into huge pages
 _SECONDS = 0.06  # per candidate and round at most
-_GOOD_ENOUGH = 0.95  # of the best speed, for a candidate with fewer reads in flight
+_GOOD_ENOUGH = 0.9  # of the best speed, for a candidate with fewer bytes in flight
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,10 @@ def disk_for(files: Sequence[Path], cache: Path) -> DiskSpeed:
 
 
 def best(extents: Sequence[Extent]) -> DiskSpeed:
-    """The fastest candidate; among nearly equal ones that with the fewest reads in flight, then the smallest reads."""
+    """The fastest candidate; among nearly equal ones that with the fewest bytes in flight, then the smallest reads.
+
+    A block that is smaller than what is in flight would not make the disk as fast as was measured.
+    """
     ways = [(threads, chunk) for threads in THREADS for chunk in CHUNKS]
     fastest = dict.fromkeys(ways, 0.0)
     for _ in range(_ROUNDS):
@@ -65,7 +68,9 @@ def best(extents: Sequence[Extent]) -> DiskSpeed:
             speed = measure(extents, DirectDisk(chunk, threads))
             fastest[threads, chunk] = max(fastest[threads, chunk], speed)
     bar = max(fastest.values()) * _GOOD_ENOUGH
-    return next(DiskSpeed(chunk, threads, speed) for (threads, chunk), speed in fastest.items() if speed >= bar)
+    enough = [(threads * chunk, chunk, threads) for (threads, chunk), speed in fastest.items() if speed >= bar]
+    _, chunk, threads = min(enough)
+    return DiskSpeed(chunk, threads, fastest[threads, chunk])
 
 
 def measure(extents: Sequence[Extent], disk: DirectDisk, sample: int = _SAMPLE, seconds: float = _SECONDS) -> float:
@@ -73,6 +78,7 @@ def measure(extents: Sequence[Extent], disk: DirectDisk, sample: int = _SAMPLE, 
     work = iter([(one, at) for one in extents for at in range(0, one.nbytes - disk.chunk + 1, disk.chunk)])
     lock, totals = threading.Lock(), [0] * disk.threads
     into = page_buffer(max(disk.chunk, _BUFFER))[: disk.chunk]  # nobody looks at it: the readers share it
+    into.fill(0)
 
     def reader(index: int) -> None:
         while sum(totals) < sample and time.perf_counter() - begun < seconds:

@@ -1,0 +1,17 @@
+"""The commands that benchmarks run, as people would."""
+
+import json
+import subprocess
+import sys
+from typing import Any
+
+TPI = (sys.executable, "-m", "tpi.cli")
+
+
+def bench_process(model: str, *flags: str, context: int, prompt: int, generate: int) -> dict[str, Any]:
+    """`tpi bench --json`, once, with these numbers of tokens."""
+    lengths = ["--prompt-tokens", str(prompt), "--gen-tokens", str(generate), "--repeat", "1"]
+    command = [*TPI, "bench", "-m", model, "-c", str(context), *lengths, *flags, "--json"]
+    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
+    fields: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return fields

@@ -28,21 +28,29 @@ class ArraySource:
         self.tensors: Mapping[str, Tensor] = {
             name: Tensor(name, array.shape, Element("F32", 1, 4), Path(label), 0) for name, array in arrays.items()
         }
-        self._arrays = arrays
+        self.arrays = arrays
 
     def read(self, tensor: Tensor, rows: tuple[int, int], columns: tuple[int, int]) -> Bytes:
-        array = self._arrays[tensor.name].reshape(tensor.rows, tensor.columns)
+        array = self.arrays[tensor.name].reshape(tensor.rows, tensor.columns)
         return np.ascontiguousarray(array[slice(*rows), slice(*columns)]).view(np.uint8)
 
     def close(self) -> None:
         pass
 
 
+def as_floats(path: Path) -> Opened:
+    """The GGUF model at `path` in float32, as if it had come so."""
+    opened = open_source(path)
+    arrays = {name: _values(opened.source, tensor) for name, tensor in opened.source.tensors.items()}
+    return replace(opened, source=ArraySource(f"{path.stem} in float32", arrays))
+
+
 def shuffled(path: Path, seed: int = 0) -> Opened:
     """The Llama-like GGUF model at `path` in float32, off its quantisation grid: see the module's docstring."""
-    opened = open_source(path)
+    opened = as_floats(path)
     config, random = opened.model.config, np.random.default_rng(seed)
-    arrays = {name: _values(opened.source, tensor) for name, tensor in opened.source.tensors.items()}
+    assert isinstance(opened.source, ArraySource)
+    arrays = dict(opened.source.arrays)
     hidden = random.permutation(config.hidden)
     for layer in range(config.layers):
         neurons = random.permutation(config.intermediate)

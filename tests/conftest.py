@@ -1,5 +1,6 @@
 """Fixtures that several test modules share."""
 
+import signal
 from collections.abc import Callable
 from pathlib import Path
 
@@ -8,6 +9,9 @@ import pytest
 from tests.models import TinyModel, make_model
 from tpi.pack.build import open_source, pack_model
 from tpi.pack.reader import Pack
+
+# A shell starts what it puts in the background with SIGINT ignored, which the commands under test would inherit.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(scope="session")

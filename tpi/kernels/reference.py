@@ -1,8 +1,9 @@
 """Every kernel in plain numpy: the meaning of the native ones, and their stand-in where nothing can be compiled.
 
-Weights in q8, q4 and q4s meet activations rounded to int8 in groups of 32, as in the native kernels: row parts always,
-column parts where the layout is tiled. (In records the native 4-bit columns round activation times scale to int8 over
-8 neurons at a time; the reference does not follow that.) Slow and simple; each call dequantises what it reads.
+Weights in q8, q4 and q4s meet activations rounded in groups of 32 (to int8; for q8 to 15 bits), as in the native
+kernels: row parts always, column parts where the layout is tiled. (In records the native 4-bit columns round activation
+times scale to int8 over 8 neurons at a time; the reference does not follow that.) Slow and simple; each call
+dequantises what it reads.
 """
 
 from typing import cast
@@ -10,6 +11,7 @@ from typing import cast
 import numpy as np
 import numpy.typing as npt
 
+from tpi.config import Format
 from tpi.errors import KernelError
 from tpi.kernels.spec import BLOCK_TOKENS, F32, I32, KV_GROUP, U8, AttentionSpec, Batch, FfnSpec
 from tpi.pack.layout import GROUP, RunLayout, is_quantised
@@ -117,24 +119,28 @@ def _sparse_ffn(spec: FfnSpec, data: U8, x: F32, active: I32) -> F32:
     return _columns(run, data, "down", np.where(mask, inner, np.float32(0)))
 
 
-def round_activations(x: F32) -> F32:
-    """`x` as the integer kernels see it: int8 times one scale (largest magnitude / 127) per 32 values."""
+def round_activations(x: F32, weights: Format) -> F32:
+    """`x` as the integer kernels see it: int8 times one scale (largest magnitude / 127) per 32 values.
+
+    Where the weights are q8, a second int8 in 1/128 of the unit of the first is added to it.
+    """
+    steps = np.float32(128 if weights == "q8" else 1)
     groups = x.reshape(*x.shape[:-1], -1, GROUP)
     largest = np.abs(groups).max(axis=-1, keepdims=True)
     inverse = np.where(largest > 0, np.float32(127) / np.where(largest > 0, largest, 1), np.float32(0))
-    rounded = np.rint(groups * inverse.astype(np.float32)) * (largest / np.float32(127))
+    rounded = np.rint(groups * inverse.astype(np.float32) * steps) / steps * (largest / np.float32(127))
     return np.asarray(rounded.reshape(x.shape), np.float32)
 
 
 def _rows(run: RunLayout, data: U8, name: str, x: F32) -> F32:
     if is_quantised(run.part(name).format):
-        x = round_activations(x)
+        x = round_activations(x, run.part(name).format)
     return np.asarray(x @ dequantise(run, data, name).T, np.float32)
 
 
 def _columns(run: RunLayout, data: U8, name: str, inner: F32) -> F32:
     if run.layout == "tiled":
-        inner = round_activations(inner)
+        inner = round_activations(inner, run.part(name).format)
     return np.asarray(inner @ dequantise(run, data, name), np.float32)
 
 

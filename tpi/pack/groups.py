@@ -47,9 +47,13 @@ def block_bytes(format: Format) -> int:
 
 
 def _quantise_q8(groups: F32) -> U8:
-    scale = _as_f16(np.abs(groups).max(axis=-1, keepdims=True) / np.float32(127))
-    codes = np.clip(np.rint(groups * _inverse(scale)), -127, 127).astype(np.int8)
-    return np.concatenate([_f16_bytes(scale), codes.view(np.uint8)], axis=-1)
+    """The scale, of some that put the largest magnitude near the last code, that comes closest over the group."""
+    largest = np.abs(groups).max(axis=-1, keepdims=True)
+    best = _scaled(groups, largest / np.float32(127))
+    for divisor in (126, 125, 124, 123, 122, 121, 120):
+        best = _closer(best, _scaled(groups, largest / np.float32(divisor)))
+    _, codes, scale, _ = best
+    return np.concatenate([_f16_bytes(scale), codes.astype(np.int8).view(np.uint8)], axis=-1)
 
 
 def _quantise_q4(groups: F32) -> U8:
@@ -77,6 +81,14 @@ def _quantise_q4s(groups: F32) -> U8:
 
 
 _Line = tuple[F32, F32, F32, F32]  # squared error, codes, scale, minimum
+
+
+def _scaled(groups: F32, scale: F32) -> _Line:
+    """Codes of `groups` in -127..127 under an f16 scale, and the squared error."""
+    scale = _as_f16(scale)
+    codes = np.clip(np.rint(groups * _inverse(scale)), -127, 127)
+    error = np.square(groups - codes * scale).sum(axis=-1, keepdims=True)
+    return error, codes, scale, scale
 
 
 def _line(groups: F32, scale: F32, minimum: F32 | None) -> _Line:

@@ -79,8 +79,9 @@ def plan_pack(model: Model, source: Source, dtype: str) -> PackPlan:
     """Choose formats and layouts.
 
     `auto` keeps the source's own format per tensor where a pack has it (F16 becomes f32), else the nearest: q4 up to
-    4.5 bits per weight, q8 above. `q4` and `q4s` keep the tables (embedding and head) in q8. A run in which float and
-    quantised parts would meet is kept in f32, which is exact.
+    4.5 bits per weight, q8 above. `q4` and `q4s` keep in q8 what costs most quality per byte: the tables (embedding and
+    head), and k and v where several queries share them. A run in which float and quantised parts would meet is kept in
+    f32, which is exact.
 
     Raises:
         ModelError: if a tensor is missing, or `dtype` is not possible for this model.
@@ -120,18 +121,21 @@ class _Formats:
 
     def of(self, names: tuple[str, ...], refs: BlockRefs, kind: BlockKind) -> dict[str, Format]:
         """Formats of the parts of one run, of one kind: all quantised or none."""
-        found = {name: self.one(ref, kind) for name, ref in refs.parts if name in names}
+        found = {name: self.one(ref, kind, name) for name, ref in refs.parts if name in names}
         quantised = [is_quantised(format) for format in found.values()]
         return dict.fromkeys(found, "f32") if any(quantised) and not all(quantised) else found
 
-    def one(self, ref: Ref, kind: BlockKind) -> Format:
+    def one(self, ref: Ref, kind: BlockKind, name: str = "row") -> Format:
         """The format of one matrix."""
         nearest = find(self._source, ref.tensor).element.nearest
-        if self._dtype == "auto":
+        if self._dtype in ("auto", nearest):
             return nearest
-        if self._dtype in ("q4", "q4s") and kind == "table":
+        if self._dtype not in ("q4", "q4s"):
+            return cast(Format, self._dtype)
+        if kind == "table":
             return "q8" if self._config.hidden % GROUP == 0 else "f32"
-        return cast(Format, self._dtype)
+        shared = name in ("k", "v") and self._config.heads >= 2 * self._config.kv_heads
+        return "q8" if shared else cast(Format, self._dtype)
 
 
 class _Geometry:

@@ -105,9 +105,13 @@ inline void normalise(const Norm& norm, const float* x, size_t count, float* out
     }
 }
 
-// Activations of several tokens as the integer products want them.
+// Activations of several tokens as the integer products want them. Weights in 8 bits are worth more than 8 bits of the
+// activations: for them each code has a second one, `fine`, of what the first left over, in 1/128 of its unit.
+constexpr float kFine = 128.0f;
+
 struct Rounded {
     int8_t* codes;  // [tokens, width]
+    int8_t* fine;   // the same, or null where no weights are in 8 bits
     float* scale;   // [tokens, width / 32]
     float* sum;     // [tokens, width / 32]: scale * sum of the group's codes
     size_t width;
@@ -121,6 +125,13 @@ inline void round_group(float* x, const Rounded& to, size_t token, size_t group,
     float most = largest(max(max(abs(a), abs(b)), max(abs(c), abs(d))));
     F8 inverse = splat(most > 0 ? 127.0f / most : 0.0f);
     float scale = most / 127.0f;
+    size_t at = token * to.width + group * kGroup;
+    if (to.fine && !keep) {
+        for (size_t i = 0; i < kGroup; i += 8) {
+            F8 value = load(x + i) * inverse;
+            store_int8(to.fine + at + i, (value - round(value)) * splat(kFine));
+        }
+    }
     a = round(a * inverse);
     b = round(b * inverse);
     c = round(c * inverse);
@@ -133,7 +144,7 @@ inline void round_group(float* x, const Rounded& to, size_t token, size_t group,
         store(x + 24, d * s);
         return;
     }
-    int8_t* codes = to.codes + token * to.width + group * kGroup;
+    int8_t* codes = to.codes + at;
     store_int8(codes, a);
     store_int8(codes + 8, b);
     store_int8(codes + 16, c);

@@ -43,21 +43,22 @@ struct UnitScratch {
     float *gate, *up;
     Rounded rounded;
 
-    UnitScratch(uint8_t* bytes, size_t width, size_t tokens) {
+    UnitScratch(uint8_t* bytes, size_t width, size_t tokens, bool fine) {
         gate = reinterpret_cast<float*>(bytes);
         up = gate + tokens * width;
         rounded.scale = up + tokens * width;
         rounded.sum = rounded.scale + tokens * width / kGroup;
         rounded.codes = reinterpret_cast<int8_t*>(rounded.sum + tokens * width / kGroup);
+        rounded.fine = fine ? rounded.codes + tokens * width : nullptr;
         rounded.width = width;
     }
-    static size_t bytes(size_t width, size_t tokens) { return tokens * width * 10 + 64; }
+    static size_t bytes(size_t width, size_t tokens) { return tokens * width * 11 + 64; }
 };
 
 inline void stream_unit(const FfnJob& job, size_t unit, uint8_t* bytes, float* out) {
     const FfnCall& call = job.call;
     size_t width = call.up.width, tokens = job.in.tokens;
-    UnitScratch scratch(bytes, width, tokens);
+    UnitScratch scratch(bytes, width, tokens, call.down.format == Format::q8);
     bool gated = call.gate.data != nullptr;
     if (gated) tiled_rows(call.gate, unit * width, width, job.in.rounded, 0, tokens, scratch.gate, width);
     tiled_rows(call.up, unit * width, width, job.in.rounded, 0, tokens, scratch.up, width);

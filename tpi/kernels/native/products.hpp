@@ -15,17 +15,24 @@ inline bool streams(size_t tokens) { return tokens <= kStreamTokens; }
 struct Prepared {
     size_t tokens, stride, threads;
     float* x;         // [tokens, stride]
-    float* kept;      // x rounded but float, for float32 products with quantised records; or null
+    float* kept;      // x rounded but float, for float32 products with records in 4 bits; or null
     Rounded rounded;  // codes null where no matrix is quantised
 };
+
+inline Rounded take_rounded(Arena& arena, size_t tokens, size_t width, bool fine) {
+    size_t values = tokens * width;
+    return {arena.take<int8_t>(values), fine ? arena.take<int8_t>(values) : nullptr,
+            arena.take<float>(values / kGroup), arena.take<float>(values / kGroup), width};
+}
 
 inline Prepared prepare_buffers(Pool& pool, size_t tokens, size_t hidden, const Matrix* const* matrices,
                                 size_t count) {
     Arena& arena = pool.arena();
-    bool rounded = false, kept = false;
+    bool rounded = false, fine = false, kept = false;
     for (size_t i = 0; i < count; ++i) {
         rounded |= is_quantised(matrices[i]->format);
-        kept |= is_quantised(matrices[i]->format) && !matrices[i]->tiled && !streams(tokens);
+        fine |= matrices[i]->format == Format::q8;
+        kept |= is_four_bit(matrices[i]->format) && !matrices[i]->tiled && !streams(tokens);
     }
     Prepared in{};
     in.tokens = tokens;
@@ -33,10 +40,7 @@ inline Prepared prepare_buffers(Pool& pool, size_t tokens, size_t hidden, const 
     in.stride = round_up(hidden, kGroup);
     in.x = arena.take<float>(tokens * in.stride);
     if (kept) in.kept = arena.take<float>(tokens * in.stride);
-    if (rounded) {
-        in.rounded = {arena.take<int8_t>(tokens * in.stride), arena.take<float>(tokens * in.stride / kGroup),
-                      arena.take<float>(tokens * in.stride / kGroup), in.stride};
-    }
+    if (rounded) in.rounded = take_rounded(arena, tokens, in.stride, fine);
     return in;
 }
 
@@ -81,7 +85,7 @@ inline void row_task(const Matrix& matrix, const Prepared& in, size_t task, floa
     } else if (streams(in.tokens)) {
         record_rows(matrix, first, count, {in.x, in.stride, in.rounded}, in.tokens, out + first, stride);
     } else {
-        const float* x = is_quantised(matrix.format) ? in.kept : in.x;
+        const float* x = is_four_bit(matrix.format) ? in.kept : in.x;
         record_strip(matrix, false, task, x, in.stride, in.tokens, panels, out, stride);
     }
 }
@@ -130,9 +134,7 @@ struct Inner {
 
 inline Inner take_inner(Arena& arena, const Matrix& matrix, size_t tokens) {
     Inner inner{arena.take<float>(tokens * matrix.vectors()), matrix.vectors(), {}};
-    if (matrix.tiled)
-        inner.rounded = {arena.take<int8_t>(tokens * inner.width), arena.take<float>(tokens * inner.width / kGroup),
-                         arena.take<float>(tokens * inner.width / kGroup), inner.width};
+    if (matrix.tiled) inner.rounded = take_rounded(arena, tokens, inner.width, matrix.format == Format::q8);
     return inner;
 }
 

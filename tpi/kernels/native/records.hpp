@@ -41,6 +41,16 @@ inline void dot_plain(const uint8_t* vector, size_t hidden, const RecordInputs& 
     }
 }
 
+// The product of one group with a token's codes from `at` on, as lanes that add up to it.
+template <Format F> inline F8 dot_group(const uint8_t* weights, const Rounded& x, size_t at) {
+    if constexpr (F == Format::q8) {
+        F8 fine = to_float(group_q8(weights, x.fine + at)) * splat(1.0f / kFine);
+        return to_float(group_q8(weights, x.codes + at)) + fine;
+    } else {
+        return to_float(group_q4(weights, x.codes + at));
+    }
+}
+
 // acc[t] += the products of 8 groups, offsets[t] += what their minima add (lane by lane, to be summed)
 template <Format F, int N>
 inline void dot_eight_groups(const uint8_t* vector, const Rounded& x, size_t token, size_t group, F8* acc,
@@ -52,13 +62,12 @@ inline void dot_eight_groups(const uint8_t* vector, const Rounded& x, size_t tok
         float factors[8];
         store(factors, scale * load(x.scale + at));
         if constexpr (F != Format::q8) offsets[t] = fma(offset, load(x.sum + at), offsets[t]);
-        const int8_t* codes = x.codes + (token + t) * x.width + group * kGroup;
+        size_t codes = (token + t) * x.width + group * kGroup;
         F8 part[4];  // short chains of additions
         for (size_t i = 0; i < 8; ++i) {
             const uint8_t* weights = vector + i * group_bytes(F) + factor_bytes(F);
-            I8 dot = F == Format::q8 ? group_q8(weights, codes + i * kGroup) : group_q4(weights, codes + i * kGroup);
-            F8 factor = splat(factors[i]);
-            part[i % 4] = i < 4 ? to_float(dot) * factor : fma(to_float(dot), factor, part[i % 4]);
+            F8 dot = dot_group<F>(weights, x, codes + i * kGroup), factor = splat(factors[i]);
+            part[i % 4] = i < 4 ? dot * factor : fma(dot, factor, part[i % 4]);
         }
         acc[t] = acc[t] + ((part[0] + part[1]) + (part[2] + part[3]));
     }
@@ -80,11 +89,9 @@ inline void dot_groups(const uint8_t* vector, size_t hidden, const RecordInputs&
     for (; g < hidden / kGroup; ++g, vector += group_bytes(F)) {
         float scale = read_half(vector), offset = offset_of<F>(vector, scale);
         for (int t = 0; t < N; ++t) {
-            const int8_t* codes = x.codes + (token + t) * x.width + g * kGroup;
             size_t at = (token + t) * x.groups() + g;
-            I8 dot = F == Format::q8 ? group_q8(vector + factor_bytes(F), codes)
-                                     : group_q4(vector + factor_bytes(F), codes);
-            acc[t] = fma(to_float(dot), splat(scale * x.scale[at]), acc[t]);
+            F8 dot = dot_group<F>(vector + factor_bytes(F), x, (token + t) * x.width + g * kGroup);
+            acc[t] = fma(dot, splat(scale * x.scale[at]), acc[t]);
             if constexpr (F != Format::q8) rest[t] += offset * x.sum[at];
         }
     }

@@ -7,22 +7,24 @@
 namespace tpi {
 namespace {
 
-// The rounded activations of N tokens from one group on.
-template <int N> struct Inputs {
-    const int8_t* codes[N];
+// The rounded activations of N tokens from one group on: N pointers to codes, for q8 then as many to the fine ones.
+template <Format F, int N> struct Inputs {
+    static constexpr int kCodes = F == Format::q8 ? 2 * N : N;
+    const int8_t* codes[kCodes];
     const float* scale[N];
     const float* sum[N];
 
     Inputs(const Rounded& x, size_t token, size_t group) {
         for (int t = 0; t < N; ++t) {
             codes[t] = x.codes + (token + t) * x.width + group * kGroup;
+            if constexpr (F == Format::q8) codes[N + t] = x.fine + (token + t) * x.width + group * kGroup;
             scale[t] = x.scale + (token + t) * x.groups() + group;
             sum[t] = x.sum + (token + t) * x.groups() + group;
         }
     }
     void next() {
+        for (int i = 0; i < kCodes; ++i) codes[i] += kGroup;
         for (int t = 0; t < N; ++t) {
-            codes[t] += kGroup;
             ++scale[t];
             ++sum[t];
         }
@@ -30,17 +32,19 @@ template <int N> struct Inputs {
 };
 
 // acc[t] + low[t] += tile * x for the 8 outputs of a tile. Two sums, since each waits for its own last addition.
-template <Format F, int N> inline void add_tile(const uint8_t* tile, const Inputs<N>& x, F8* acc, F8* low) {
-    I8 dot[N];
+template <Format F, int N> inline void add_tile(const uint8_t* tile, const Inputs<F, N>& x, F8* acc, F8* low) {
+    I8 dot[Inputs<F, N>::kCodes];
     if constexpr (F == Format::q8) {
-        tile_q8<N>(tile, x.codes, dot);
+        tile_q8<2 * N>(tile, x.codes, dot);
     } else {
         tile_q4<N>(tile, x.codes, dot);
     }
     constexpr size_t codes = F == Format::q8 ? 256 : 128;
     const F8 scale = load_half(tile + codes);
     for (int t = 0; t < N; ++t) {
-        F8 product = to_float(dot[t]) * splat(*x.scale[t]);
+        F8 product = to_float(dot[t]);
+        if constexpr (F == Format::q8) product = fma(to_float(dot[N + t]), splat(1.0f / kFine), product);
+        product = product * splat(*x.scale[t]);
         if constexpr (F == Format::q4s) product = fma(splat(*x.sum[t]), splat(-8.0f), product);
         acc[t] = fma(product, scale, acc[t]);
         if constexpr (F == Format::q4) low[t] = fma(load_half(tile + codes + 16), splat(*x.sum[t]), low[t]);
@@ -58,7 +62,7 @@ struct TileRow {
 template <Format F, int N>
 inline void dot_tiles(const TileRow& row, const Rounded& x, size_t token, F8* acc) {
     constexpr size_t tile_bytes = kTileOutputs * group_bytes(F);
-    Inputs<N> inputs(x, token, 0);
+    Inputs<F, N> inputs(x, token, 0);
     F8 low[N];
     for (int t = 0; t < N; ++t) acc[t] = low[t] = splat(0.0f);
     const uint8_t* tile = row.tiles;
@@ -98,7 +102,7 @@ inline void add_unit(const uint8_t* part, size_t groups, size_t group, size_t fi
         F8 acc[N], low[N];
         for (int t = 0; t < N; ++t) low[t] = splat(0.0f);
         for (int t = 0; t < N; ++t) acc[t] = load(out + (token + t) * stride + output * kTileOutputs);
-        Inputs<N> inputs(x, token, group);
+        Inputs<F, N> inputs(x, token, group);
         for (size_t g = 0; g < groups; ++g, tile += tile_bytes, inputs.next()) {
             prefetch_bytes(tile + kAhead, tile_bytes);
             add_tile<F, N>(tile, inputs, acc, low);

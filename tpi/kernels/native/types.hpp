@@ -29,6 +29,8 @@ constexpr size_t group_bytes(Format format) {
 
 constexpr bool is_quantised(Format format) { return format != Format::f32 && format != Format::bf16; }
 
+constexpr bool is_four_bit(Format format) { return format == Format::q4 || format == Format::q4s; }
+
 constexpr size_t vector_bytes(Format format, size_t hidden) {
     if (format == Format::f32) return 4 * hidden;
     if (format == Format::bf16) return 2 * hidden;

@@ -29,7 +29,7 @@ It may raise to end the wait (an abort from the master)."""
 
 @dataclass(frozen=True)
 class Peer:
-    """A member of the group. Rank 0 is the master, which binds nothing: its `address` is empty."""
+    """A member of the group. Rank 0, the master, binds nothing: its `address` is that of shared memory, or empty."""
 
     rank: int
     name: str  # under which the user knows the node; errors show it
@@ -50,7 +50,7 @@ class GroupSpec:
     peers: tuple[Peer, ...]  # all members in rank order, this node included
     wire: str = "f32"
     timeout_s: float = 10.0
-    spin_us: int = 0  # how long a receive polls before it sleeps; 0 where cores are shared
+    spin_us: int = 0  # how long a wait polls before it sleeps; 0 where nodes have no cores of their own
     payload_values: tuple[int, int] = (4096, 128 * 4096)  # of one decode and one prefill sum: what "auto" chooses for
 
     def __post_init__(self) -> None:
@@ -166,6 +166,7 @@ GROUPS = {  # module and class, imported when opened
     "two-shot": "allreduce.twoshot:TwoShot",
     "tree": "allreduce.tree:Tree",
     "ring": "allreduce.ring:Ring",
+    "shared": "allreduce.shared:Shared",
     "loopback": "allreduce.loopback:Loopback",
     "torch": "allreduce.torchdist:TorchDistributed",
 }

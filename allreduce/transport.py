@@ -12,8 +12,8 @@ import zmq
 
 from allreduce.base import F32, Endpoints, GroupSpec, GroupStats
 from allreduce.connections import Connections
+from allreduce.deadline import extend
 from allreduce.header import HEADER_BYTES, LAYOUT, MAGIC, SEGMENT_BITS, VERSION, Header, parse
-from tpi.errors import NodeLost
 from tpi.sockets import COLLECTIVE
 from tpi.wire import Wire
 
@@ -156,19 +156,9 @@ class Transport:
             deadline = self._extend(rank, deadline)
 
     def _extend(self, rank: int, deadline: float) -> float:
-        """The deadline (0: none yet) of a wait for `rank` that got nothing. Raises NodeLost when it has passed."""
+        """See `deadline.extend`."""
         try:
-            progress = self._watch is not None and self._watch(rank)
-            if progress or not deadline:
-                return monotonic() + self.spec.timeout_s
-            if monotonic() < deadline:
-                return deadline
-            name = self.spec.peers[rank].name
-            raise NodeLost(
-                name,
-                f"{name} (rank {rank}) did not answer for {self.spec.timeout_s:g} s during a sum; "
-                "check that it is running and can be reached, then start again",
-            )
+            return extend(self.spec, self._watch, rank, deadline)
         except BaseException:
             self._failed = True
             raise

@@ -63,10 +63,10 @@ class Cluster:
         """What every worker said of itself, rank 1 first."""
         return [remote.hello for remote in self.remotes if remote.hello]
 
-    def peers(self, master: str = "master") -> tuple[PeerAddress, ...]:
+    def peers(self, master: str = "master", address: str = "") -> tuple[PeerAddress, ...]:
         """All members in rank order, for `Assign.peers` and the collective; rank 0 is the master, under that name."""
         workers = [PeerAddress(rank, r.name, r.collective_address) for rank, r in enumerate(self.remotes, 1)]
-        return (PeerAddress(0, master, ""), *workers)
+        return (PeerAddress(0, master, address), *workers)
 
     def assign(self, plans: Sequence[Assign], source: Source, progress: Progress = silent) -> list[Ready]:
         """`begin`, then `finish`."""

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from allreduce import shared
 from allreduce.base import Endpoints
 from master.assignments import assignments
 from master.batcher import Batcher
@@ -138,7 +139,7 @@ class Session:
         self.tokenizer = Tokenizer.load(self.pack)
         self.context = min(placement.context or DEFAULT_CONTEXT, self.pack.config.context)
         shards = plan(self.pack.config, units_of(self.pack), shares)
-        plans = self._plans(shards)
+        plans = self._plans(shards, self._board(stack))
         self._check_memory(plans)
         self._bare = rss()
         self._join(stack, plans)
@@ -165,7 +166,15 @@ class Session:
         """Compute threads of the master, and of each local worker: nodes of one machine share its cores."""
         return self.placement.threads or max(1, usable_cores() // (1 + self.placement.local))
 
-    def _plans(self, shards: Sequence[Shard]) -> list[Assign]:
+    def _board(self, stack: ExitStack) -> str:
+        """Address of the memory in which the nodes of this machine sum; empty where they do not."""
+        local, asked = self.placement.local, (self.placement.collective, self.placement.wire)
+        wanted = asked[0] in (None, "shared") and asked[1] in (None, "f32")  # nothing travels: there is no other wire
+        if not local or not wanted or not shared.available():
+            return ""
+        return stack.enter_context(shared.BoardMemory(1 + local)).address
+
+    def _plans(self, shards: Sequence[Shard], board: str) -> list[Assign]:
         options = NodeOptions(
             context=self.context,
             kv_blocks=blocks_for(self.context),
@@ -182,11 +191,11 @@ class Session:
         plans = assignments(
             self.pack,
             shards,
-            cluster.peers(MASTER),
+            cluster.peers(MASTER, board),
             options,
             cluster.session,
             cluster.epoch + 1,
-            self.placement.collective or "auto",
+            self.placement.collective or ("shared" if board else "auto"),
             wire(self.placement.wire, self.pack),
         )
         return [replace(plans[0], options=replace(options, threads=self._threads(), memory=self._memory())), *plans[1:]]

@@ -10,6 +10,7 @@ import numpy as np
 
 from allreduce.base import F32, Endpoints, Group, GroupSpec, Peer, open_group
 from allreduce.loopback import Board
+from allreduce.shared import BoardMemory
 from tpi.sockets import COLLECTIVE, Net
 
 T = TypeVar("T")
@@ -30,7 +31,9 @@ class House:
         self.net = Net()
         bound = [self.net.bind(COLLECTIVE, "127.0.0.1", 0) for _ in range(size - 1)]
         self.routers = [None, *(router for router, _ in bound)]
-        self.peers = tuple(Peer(r, f"node{r}", f"tcp://127.0.0.1:{bound[r - 1][1]}" if r else "") for r in range(size))
+        self.memory = BoardMemory(size)
+        addresses = [self.memory.address, *(f"tcp://127.0.0.1:{port}" for _, port in bound)]
+        self.peers = tuple(Peer(rank, f"node{rank}", address) for rank, address in enumerate(addresses))
         self.fields: dict[str, object] = {"session": SESSION, "epoch": 1, "timeout_s": 10.0, **spec}
         self.board = Board(size)
 
@@ -49,6 +52,7 @@ class House:
             if router is not None:
                 router.close(0)
         self.net.context.term()
+        self.memory.__exit__(None, None, None)
 
     def __enter__(self) -> "House":
         return self

@@ -11,7 +11,7 @@ from tests.collective_helpers import House, partials_of, run_group
 from tpi.errors import UsageError
 from tpi.wire import open_wire
 
-ORDERED = ["star", "mesh", "two-shot", "loopback"]
+ORDERED = ["star", "mesh", "two-shot", "shared", "loopback"]
 UNORDERED = ["tree", "ring"]
 
 
@@ -68,7 +68,7 @@ def test_torch_distributed_sums() -> None:
         np.testing.assert_allclose(total, in_rank_order(partials), rtol=1e-4)
 
 
-@pytest.mark.parametrize("name", ["star", "mesh", "two-shot", "ring", "tree"])
+@pytest.mark.parametrize("name", ["star", "mesh", "two-shot", "ring", "tree", "shared"])
 def test_a_million_values(name: str) -> None:
     partials = partials_of(size=3, count=1_000_000)
     results = run_group(name, 3, lambda group: group.allreduce(partials[group.rank]).copy())

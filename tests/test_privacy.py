@@ -53,7 +53,9 @@ def talk(
     cache = tmp_path_factory.mktemp("cache")
     with pytest.MonkeyPatch.context() as monkeypatch:
         wire = Wire(monkeypatch)
-        placement = Placement(str(tiny_model(request.param).directory), local=2, cache=cache)
+        placement = Placement(
+            str(tiny_model(request.param).directory), local=2, cache=cache, collective="auto"
+        )  # over sockets
         with Session(placement, wire.tap) as session:
             sequence = session.engine.admit(session.tokenizer.encode(PROMPT))
             sampler = Sampler(Sampling(temperature=0))

@@ -130,7 +130,10 @@ class LayerPlan:
 
 @dataclass(frozen=True)
 class PeerAddress:
-    """Where the collective plane of a rank listens, as `tcp://host:port`; empty for rank 0, which only connects."""
+    """Where the collective plane of a rank listens, as `tcp://host:port`.
+
+    Rank 0 only connects: its address is that of the memory which it shares with its workers, or empty.
+    """
 
     rank: Count
     name: Name

@@ -18,8 +18,10 @@ from tpi.trace import OFF, Off, Trace
 from worker.fit import Tables, fit, layouts, local_shard, used_blocks
 from worker.image import HeldBlock
 from worker.node import Node
+from worker.profile import usable_cores
 from worker.shard import Shard
 
+_SPIN_US = 300  # about what a thread takes to fall asleep and wake up again
 _PREFILL = 128  # tokens of the prefill step that the collective is chosen for
 
 
@@ -105,5 +107,15 @@ def _group_spec(assign: Assign) -> GroupSpec:
         peers=peers,
         wire=assign.wire,
         timeout_s=assign.options.timeout_s,
+        spin_us=_spin_us(assign),
         payload_values=(hidden, _PREFILL * hidden),
     )
+
+
+def _spin_us(assign: Assign) -> int:
+    """Waiting awake pays off where all members share a machine and each of their threads has a core.
+
+    Over sockets it does not: the waiting thread then keeps ZeroMQ's own from the core that it needs to end the wait.
+    """
+    alone = assign.collective == "shared" and assign.size * kernels.threads() <= usable_cores()
+    return _SPIN_US if alone else 0

@@ -50,6 +50,11 @@ def set_threads(count: int) -> None:
     _kernels().set_threads(count)
 
 
+def threads() -> int:
+    """How many threads take part in a call."""
+    return cast(int, _kernels().threads())
+
+
 def isa() -> str:
     """Name of the instruction set in use: avx512, avx2, neon, scalar, or numpy for the reference."""
     return cast(str, _kernels().isa())

@@ -1,0 +1,132 @@
+// The Python module allreduce._shared: a board in memory that the members of a group on one machine have all mapped.
+// allreduce/shared.py is its only caller.
+//
+// A member lays partials, each in one of two places of its own by turns, and counts them in its seat. Who has taken
+// partial n knows that all have laid it, hence taken n - 1: the place of n - 1 is free to be written again.
+#include <linux/futex.h>
+#include <nanobind/nanobind.h>
+#include <nanobind/ndarray.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <chrono>
+#include <climits>
+#include <cstring>
+#include <stdexcept>
+
+#if defined(__x86_64__)
+#include <immintrin.h>
+#endif
+
+namespace nb = nanobind;
+
+namespace {
+
+using Clock = std::chrono::steady_clock;
+using Bytes = nb::ndarray<uint8_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+using Floats = nb::ndarray<float, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+
+struct alignas(64) Seat {
+    std::atomic<uint32_t> laid;  // partials so far; wraps
+    std::atomic<uint32_t> sleepers;
+};
+static_assert(std::atomic<uint32_t>::is_always_lock_free);
+
+void pause() {
+#if defined(__x86_64__)
+    _mm_pause();
+#elif defined(__aarch64__)
+    asm volatile("yield");
+#endif
+}
+
+long futex(std::atomic<uint32_t>& word, int operation, uint32_t value, const timespec* timeout) {
+    return syscall(SYS_futex, reinterpret_cast<uint32_t*>(&word), operation, value, timeout, nullptr, 0);
+}
+
+class Board {
+public:
+    // Bytes for `size` members and partials of up to `values` values.
+    static size_t bytes(size_t size, size_t values) { return size * (sizeof(Seat) + 2 * values * sizeof(float)); }
+
+    Board(Bytes memory, size_t rank, size_t size, size_t values)
+        : memory_(memory), rank_(rank), size_(size), values_(values) {
+        if (!size || rank >= size || !values || memory.size() < bytes(size, values))
+            throw std::invalid_argument("the board is too small for its members");
+        if (reinterpret_cast<uintptr_t>(memory.data()) % sizeof(Seat))
+            throw std::invalid_argument("the board is not aligned to 64 bytes");
+    }
+
+    // Lay this member's next partial.
+    void lay(const Floats& partial) {
+        check(partial);
+        Seat& own = seat(rank_);
+        std::memcpy(place(rank_, next_), partial.data(), partial.size() * sizeof(float));
+        own.laid.store(++next_, std::memory_order_seq_cst);
+        if (own.sleepers.load(std::memory_order_seq_cst)) futex(own.laid, FUTEX_WAKE, INT_MAX, nullptr);
+    }
+
+    // out = the sum, in rank order, of what all have laid since the last time. Returns -1, or the rank of a member that
+    // is still missing after `seconds`; then it may be called again. Polls for `spin` seconds before it sleeps.
+    int take(Floats& out, double spin, double seconds) {
+        check(out);
+        nb::gil_scoped_release unlocked;
+        const auto begin = Clock::now();
+        for (size_t rank = 0; rank < size_; ++rank)
+            if (!wait(seat(rank), begin, spin, seconds)) return static_cast<int>(rank);
+        std::memcpy(out.data(), place(0, next_ - 1), out.size() * sizeof(float));
+        for (size_t rank = 1; rank < size_; ++rank) {
+            const float* partial = place(rank, next_ - 1);
+            float* total = out.data();
+            for (size_t i = 0; i < out.size(); ++i) total[i] += partial[i];
+        }
+        return -1;
+    }
+
+private:
+    void check(const Floats& values) const {
+        if (values.size() > values_) throw std::invalid_argument("the partial is longer than its place on the board");
+    }
+    Seat& seat(size_t rank) const { return reinterpret_cast<Seat*>(memory_.data())[rank]; }
+    float* place(size_t rank, uint32_t number) const {
+        auto* places = reinterpret_cast<float*>(memory_.data() + size_ * sizeof(Seat));
+        return places + (2 * rank + number % 2) * values_;
+    }
+    bool there(const Seat& seat) const {
+        return static_cast<int32_t>(seat.laid.load(std::memory_order_seq_cst) - next_) >= 0;
+    }
+
+    bool wait(Seat& seat, Clock::time_point begin, double spin, double seconds) const {
+        auto spent = [&] { return std::chrono::duration<double>(Clock::now() - begin).count(); };
+        do {
+            for (int polls = 0; polls < 64; ++polls) {
+                if (there(seat)) return true;
+                pause();
+            }
+        } while (spent() < spin);
+        seat.sleepers.fetch_add(1, std::memory_order_seq_cst);
+        for (double left = seconds - spent(); !there(seat) && left > 0; left = seconds - spent()) {
+            uint32_t seen = seat.laid.load(std::memory_order_seq_cst);
+            timespec timeout{static_cast<time_t>(left), static_cast<long>((left - static_cast<time_t>(left)) * 1e9)};
+            if (!there(seat)) futex(seat.laid, FUTEX_WAIT, seen, &timeout);
+        }
+        seat.sleepers.fetch_sub(1, std::memory_order_seq_cst);
+        return there(seat);
+    }
+
+    Bytes memory_;
+    size_t rank_, size_, values_;
+    uint32_t next_ = 0;  // partials that this member has laid
+};
+
+}  // namespace
+
+NB_MODULE(_shared, m) {
+    nb::class_<Board>(m, "Board")
+        .def(nb::init<Bytes, size_t, size_t, size_t>(), nb::arg("memory"), nb::arg("rank"), nb::arg("size"),
+             nb::arg("values"))
+        .def_static("bytes", &Board::bytes, nb::arg("size"), nb::arg("values"))
+        .def("lay", &Board::lay, nb::arg("partial"))
+        .def("take", &Board::take, nb::arg("out"), nb::arg("spin"), nb::arg("seconds"));
+}

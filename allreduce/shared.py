@@ -1,0 +1,113 @@
+"""Shared memory: the collective of nodes on one machine, as `--local` starts them. No socket, no copy by the kernel.
+
+Every member lays its partial on a board that all have mapped, and adds up all of them in rank order, in f32: all hold
+the same bits. The board has no name in any file system (memfd): whatever ends its processes, nothing of it is left.
+"""
+
+import mmap
+import os
+from importlib.util import find_spec
+from pathlib import Path
+from types import TracebackType
+
+import numpy as np
+
+from allreduce.base import F32, Endpoints, Group, GroupSpec
+from allreduce.deadline import extend
+from tpi.errors import PlanError, UsageError
+
+_VALUES = 1 << 16  # of one place on the board; longer partials take several turns
+_NAME = "tpi-allreduce"
+_PREFIX = "memory:"
+_SLICE_S = 0.1  # after which a wait looks around
+
+
+def available() -> bool:
+    """Whether this system has boards: Linux, with the native part built."""
+    return hasattr(os, "memfd_create") and find_spec("allreduce._shared") is not None
+
+
+class BoardMemory:
+    """The memory of a group's board, made by the master; a context manager. Members that have it open keep it."""
+
+    def __init__(self, size: int) -> None:
+        """For `size` members."""
+        from allreduce._shared import Board
+
+        self._file = os.memfd_create(_NAME, os.MFD_CLOEXEC)
+        os.ftruncate(self._file, Board.bytes(size, _VALUES))  # zeros, of which only what is used takes memory
+
+    @property
+    def address(self) -> str:
+        """Where members find it: the address of rank 0 in `GroupSpec.peers`."""
+        return f"{_PREFIX}{os.getpid()}:{self._file}"
+
+    def __enter__(self) -> "BoardMemory":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        os.close(self._file)
+
+
+class Shared(Group):
+    """The collective of one machine."""
+
+    name = "shared"
+
+    def __init__(self, spec: GroupSpec, endpoints: Endpoints) -> None:
+        super().__init__(spec)
+        if not available() or not spec.peers[0].address.startswith(_PREFIX):
+            raise UsageError(
+                "the collective 'shared' is for nodes that --local starts on a Linux machine; choose mesh, or another"
+            )
+        from allreduce._shared import Board
+
+        self.wire = "f32"
+        self._watch = endpoints.watch
+        self._spin_s = spec.spin_us * 1e-6
+        memory = np.frombuffer(_map(spec.peers[0].address, Board.bytes(spec.size, _VALUES)), np.uint8)
+        self._board: Board | None = Board(memory, spec.rank, spec.size, _VALUES)
+        self._total = np.empty(0, np.float32)
+
+    def begin(self, step: int) -> None:
+        """Nothing to fence: a group's board is its own."""
+
+    def close(self) -> None:
+        """Forget the board."""
+        self._board = None
+
+    def _allreduce(self, values: F32) -> F32:
+        assert self._board is not None
+        if self._total.size < values.size:
+            self._total = np.empty(values.size, np.float32)
+        total = self._total[: values.size]
+        for first in range(0, values.size, _VALUES):
+            self._board.lay(values[first : first + _VALUES])
+            deadline = 0.0
+            while (missing := self._board.take(total[first : first + _VALUES], self._spin_s, _SLICE_S)) >= 0:
+                deadline = extend(self.spec, self._watch, missing, deadline)
+        self.stats.sent_bytes += values.nbytes
+        self.stats.received_bytes += values.nbytes * (self.size - 1)
+        return total
+
+    def _reduce(self, values: F32) -> F32:
+        return self._allreduce(values)
+
+
+def _map(address: str, nbytes: int) -> mmap.mmap:
+    """The memory at `address`, which this process or its parent must have made: nobody else may name a file here.
+
+    Raises:
+        PlanError: if it is anything else.
+    """
+    pid, _, number = address.removeprefix(_PREFIX).partition(":")
+    path = Path(f"/proc/{pid}/fd/{number}")
+    try:
+        if int(pid) not in (os.getpid(), os.getppid()) or _NAME not in str(path.readlink()):
+            raise PlanError(f"{address} is not the memory of a group on this machine")
+        with path.open("r+b") as file:
+            return mmap.mmap(file.fileno(), nbytes)
+    except (OSError, ValueError) as error:
+        raise PlanError(f"the memory of the group, {address}, cannot be opened: {error}") from error

@@ -27,6 +27,11 @@ def available() -> bool:
     return hasattr(os, "memfd_create") and find_spec("allreduce._shared") is not None
 
 
+def board_bytes(size: int) -> int:
+    """Bytes of the board of `size` members, which each of them counts as its own."""
+    return size * (2 * 4 * _VALUES + 64)
+
+
 class BoardMemory:
     """The memory of a group's board, made by the master; a context manager. Members that have it open keep it."""
 

@@ -30,7 +30,6 @@ def run(prompt: str, tokens: int, stop: tuple[str, ...], raw: bool, as_json: boo
     with Session(placement) as session:
         sequence = session.engine.admit(encode_prompt(session.tokenizer, prompt, raw))
         result = _answer(session, sequence, Sampler(sampling), Limits(tokens, stop))
-        click.echo()
         nodes = session.report()
         session.write_trace()
         if as_json:
@@ -92,7 +91,6 @@ def _converse(session: Session, sampler: Sampler, tokens: int, system: str | Non
         else:
             sequence = session.engine.resume(sequence, wanted)
         result = _answer(session, sequence, sampler, Limits(tokens))
-        click.echo()
         messages.append({"role": "assistant", "content": result.text})
 
 
@@ -104,7 +102,10 @@ def _answer(session: Session, sequence: Sequence, sampler: Sampler, limits: Limi
             computed()
             session.mark()
 
-        return answer(session.engine, session.tokenizer, sequence, sampler, limits, _stream, first_token)
+        try:
+            return answer(session.engine, session.tokenizer, sequence, sampler, limits, _stream, first_token)
+        finally:
+            click.echo()  # where it breaks off too: the reason gets a line of its own
 
 
 def _lines() -> Any:

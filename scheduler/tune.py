@@ -15,13 +15,14 @@ from scheduler.extent import Extent
 from scheduler.memory import PAGE, page_buffer
 
 CHUNKS = (512 << 10, 1 << 20, 4 << 20)  # bytes per read
-THREADS = (2, 4, 8)  # one alone would leave the disk idle while it is told what to read next
+THREADS = (4, 8)  # fewer would leave the disk idle while computing threads keep a reader from its core
+_SMALLEST = 256 << 10  # bytes: smaller reads slow every disk down
 _LEAST = 32 << 20  # bytes: with less to read there is nothing to measure
 _ROUNDS = 2  # of all candidates, so that what else the machine does spoils none of them; each one's fastest counts
 _SAMPLE = 64 << 20  # bytes read per candidate and round at most
 _BUFFER = 2 << 20  # bytes: a whole huge page, since reads into a ring go into huge pages
 _SECONDS = 0.06  # per candidate and round at most
-_GOOD_ENOUGH = 0.9  # of the best speed, for a candidate with fewer bytes in flight
+_GOOD_ENOUGH = 0.9  # of the best speed, for a candidate with larger reads
 
 
 @dataclass(frozen=True)
@@ -32,9 +33,10 @@ class DiskSpeed:
     threads: int = DEFAULT_THREADS
     bytes_per_second: float = 0.0  # 0: not measured
 
-    def open(self) -> DirectDisk:
-        """A disk that reads in this way."""
-        return DirectDisk(self.chunk, self.threads)
+    def open(self, block: int = 1 << 30) -> DirectDisk:
+        """A disk that reads in this way, and blocks of `block` bytes by all threads at once."""
+        share = -(-block // (self.threads * PAGE)) * PAGE
+        return DirectDisk(min(self.chunk, max(share, _SMALLEST)), self.threads)
 
 
 def disk_for(files: Sequence[Path], cache: Path) -> DiskSpeed:
@@ -57,9 +59,10 @@ def disk_for(files: Sequence[Path], cache: Path) -> DiskSpeed:
 
 
 def best(extents: Sequence[Extent]) -> DiskSpeed:
-    """The fastest candidate; among nearly equal ones that with the fewest bytes in flight, then the smallest reads.
+    """The fastest candidate; among nearly equal ones that with the largest reads, then the fewest in flight.
 
-    A block that is smaller than what is in flight would not make the disk as fast as was measured.
+    Here nothing else runs. Later every read that ends must win a core from the threads that compute before the next
+    can begin: with reads of 4 MiB 0.93 of the disk's speed was left, with 1 MiB 0.83.
     """
     ways = [(threads, chunk) for threads in THREADS for chunk in CHUNKS]
     fastest = dict.fromkeys(ways, 0.0)
@@ -68,8 +71,10 @@ def best(extents: Sequence[Extent]) -> DiskSpeed:
             speed = measure(extents, DirectDisk(chunk, threads))
             fastest[threads, chunk] = max(fastest[threads, chunk], speed)
     bar = max(fastest.values()) * _GOOD_ENOUGH
-    enough = [(threads * chunk, chunk, threads) for (threads, chunk), speed in fastest.items() if speed >= bar]
-    _, chunk, threads = min(enough)
+    chunk, threads = max(
+        ((chunk, threads) for (threads, chunk), speed in fastest.items() if speed >= bar),
+        key=lambda way: (way[0], -way[1]),
+    )
     return DiskSpeed(chunk, threads, fastest[threads, chunk])
 
 

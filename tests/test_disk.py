@@ -131,11 +131,15 @@ def test_a_damaged_record_and_little_to_read_give_the_defaults(tmp_path: Path) -
     assert disk_for([tmp_path / "gone"], tmp_path) == DiskSpeed()
 
 
-def test_the_fewest_reads_in_flight_among_equals(monkeypatch: pytest.MonkeyPatch) -> None:
-    speeds = {1: 500e6, 2: 960e6, 4: 1000e6, 8: 1000e6}
-    monkeypatch.setattr("scheduler.tune.measure", lambda extents, disk: speeds[disk.threads])
-    chosen = best([])
-    assert (chosen.threads, chosen.bytes_per_second) == (2, 960e6)
+def test_the_largest_reads_among_equals_then_the_fewest_in_flight(monkeypatch: pytest.MonkeyPatch) -> None:
+    speeds = {(1 << 20, 4): 960e6, (1 << 20, 8): 1000e6, (4 << 20, 4): 950e6, (4 << 20, 8): 990e6}
+    monkeypatch.setattr("scheduler.tune.measure", lambda extents, disk: speeds.get((disk.chunk, disk.threads), 0.0))
+    assert best([]) == DiskSpeed(4 << 20, 4, 950e6)
+
+
+def test_all_threads_share_a_small_block() -> None:
+    speed = DiskSpeed(4 << 20, 4)
+    assert [speed.open(block).chunk for block in (1 << 30, 8_000_000, 1_000_000)] == [4 << 20, 2_002_944, 256 << 10]
 
 
 def test_a_real_measurement_is_a_speed(tmp_path: Path) -> None:

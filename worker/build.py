@@ -48,7 +48,7 @@ def build_node(
     extents = [held[index].extent for index in used_blocks(assign)]
     budget, speed = _budget(assign, tables, extents, measured=disk is None)
     group = open_group(assign.collective, _group_spec(assign), endpoints)
-    window = _window(assign, extents, budget, disk or speed.open(), trace, progress)
+    window = _window(assign, extents, budget, disk or speed.open(_smallest(extents)), trace, progress)
     shard = Shard(list(_blocks(assign, held)), window, group, _kv(assign, budget), trace)
     return Node(shard, budget, sum(extent.nbytes for extent in extents))
 
@@ -65,6 +65,11 @@ def _budget(
     if disk.bytes_per_second:
         budget = fit(assign, tables, sizes, Speeds(disk.bytes_per_second))
     return budget, disk
+
+
+def _smallest(extents: Sequence[Extent]) -> int:
+    """Bytes of the smallest block that there is anything of."""
+    return min((extent.slot_bytes for extent in extents if extent.nbytes), default=1 << 30)
 
 
 def _window(

@@ -3,6 +3,8 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from allreduce.base import arrays_to_sum
+from allreduce.shared import board_bytes
 from scheduler.budget import PROCESS, Budget, Need, plan, scratch_bytes, token_bytes
 from scheduler.free import default_budget
 from scheduler.memory import PAGE, round_up
@@ -58,7 +60,7 @@ def need(assign: Assign, tables: Tables | None = None, blocks: Sequence[int] | N
         blocks=tuple(blocks if blocks is not None else image_bytes(assign)),
         kv_block=block_bytes(config.layers, kv_heads, config.head_dim, options.kv_dtype),
         kv_blocks=options.kv_blocks,
-        token=token_bytes(config, heads, kv_heads, neurons, assign.size),
+        token=token_bytes(config, heads, kv_heads, neurons, arrays_to_sum(assign.collective, assign.size)),
         fixed=_fixed(assign) + (4 * _SAMPLING * config.vocab if tables.head else 0),
         head=tables.head,
         embedding=tables.embedding,
@@ -68,7 +70,8 @@ def need(assign: Assign, tables: Tables | None = None, blocks: Sequence[int] | N
 def _fixed(assign: Assign) -> int:
     """What does not grow with a step: the process at work, the kernels' slices, vectors of all blocks."""
     vectors = sum(4 * vector.length for index in used_blocks(assign) for vector in assign.blocks[index].vectors)
-    return PROCESS + scratch_bytes(assign.config.hidden, assign.options.threads or usable_cores()) + vectors
+    board = board_bytes(assign.size) if assign.collective == "shared" else 0
+    return PROCESS + scratch_bytes(assign.config.hidden, assign.options.threads or usable_cores()) + vectors + board
 
 
 def used_blocks(assign: Assign) -> list[int]:

@@ -1,4 +1,4 @@
-"""The C++ kernels, with the same functions as `reference`: keeps one native plan per spec and allocates the results.
+"""The C++ kernels, with the functions of `reference`: keeps a native plan with each spec and allocates the results.
 
 All checks of dtype, shape, alignment and contiguity are in C++ and raise `KernelError`. Calls release the interpreter's
 lock and use one pool of threads per process; calls from several Python threads take turns.
@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 from functools import lru_cache
-from weakref import WeakKeyDictionary
 
 import numpy as np
 
@@ -17,8 +16,7 @@ from tpi.kernels.reference import KvArray
 from tpi.kernels.spec import F32, I32, U8, AttentionSpec, Batch, FfnSpec
 from tpi.pack.layout import RunLayout
 
-_attention_plans: WeakKeyDictionary[AttentionSpec, _native.AttentionPlan] = WeakKeyDictionary()
-_ffn_plans: WeakKeyDictionary[FfnSpec, _native.FfnPlan] = WeakKeyDictionary()
+_PLAN = "native plan"  # under which a spec carries its plan, and drops it when it goes
 
 
 def set_threads(count: int) -> None:
@@ -63,9 +61,7 @@ def layer_norm(x: F32, weight: F32, bias: F32 | None, eps: float) -> F32:
 
 def attention(spec: AttentionSpec, data: U8, x: F32, k: KvArray, v: KvArray, batch: Batch) -> F32:
     """See `tpi.kernels.attention`."""
-    plan = _attention_plans.get(spec)
-    if plan is None:
-        plan = _attention_plans[spec] = _plan_attention(spec)
+    plan = vars(spec).get(_PLAN) or _plan_attention(spec)
     out = np.empty(x.shape, np.float32)
     plan.run(data, x, k, v, batch.positions, batch.sequence, batch.tables, out)
     return out
@@ -73,9 +69,7 @@ def attention(spec: AttentionSpec, data: U8, x: F32, k: KvArray, v: KvArray, bat
 
 def ffn(spec: FfnSpec, data: U8, x: F32, active: I32 | None = None) -> F32:
     """See `tpi.kernels.ffn`."""
-    plan = _ffn_plans.get(spec)
-    if plan is None:
-        plan = _ffn_plans[spec] = _plan_ffn(spec)
+    plan = vars(spec).get(_PLAN) or _plan_ffn(spec)
     out = np.empty(x.shape, np.float32)
     plan.run(data, x, active, out)
     return out
@@ -119,7 +113,7 @@ def _plan_run(run: RunLayout) -> _native.RunPlan:
 
 
 def _plan_attention(spec: AttentionSpec) -> _native.AttentionPlan:
-    return _native.AttentionPlan(
+    plan = vars(spec)[_PLAN] = _native.AttentionPlan(
         _fields(spec.query),
         _fields(spec.kv),
         (spec.norm, spec.norm_eps, spec.norm_weight, spec.norm_bias),
@@ -128,13 +122,15 @@ def _plan_attention(spec: AttentionSpec) -> _native.AttentionPlan:
         (spec.q_bias, spec.k_bias, spec.v_bias, spec.q_norm, spec.k_norm, spec.inv_freq),
         (spec.rope_scale, spec.attention_scale, spec.softcap, spec.window),
     )
+    return plan
 
 
 def _plan_ffn(spec: FfnSpec) -> _native.FfnPlan:
     norm = (spec.norm, spec.norm_eps, spec.norm_weight, spec.norm_bias)
-    return _native.FfnPlan(
+    plan = vars(spec)[_PLAN] = _native.FfnPlan(
         _fields(spec.neuron), norm, spec.activation, spec.gated, spec.gate_bias, spec.up_bias
-    )  # fmt: skip
+    )
+    return plan
 
 
 def _usable_cores() -> int:

@@ -110,7 +110,8 @@ def _map(address: str, nbytes: int) -> mmap.mmap:
     pid, _, number = address.removeprefix(_PREFIX).partition(":")
     path = Path(f"/proc/{pid}/fd/{number}")
     try:
-        if int(pid) not in (os.getpid(), os.getppid()) or _NAME not in str(path.readlink()):
+        mine = int(pid) in (os.getpid(), os.getppid())
+        if not mine or not str(path.readlink()).startswith(f"/memfd:{_NAME}"):
             raise PlanError(f"{address} is not the memory of a group on this machine")
         with path.open("r+b") as file:
             return mmap.mmap(file.fileno(), nbytes)

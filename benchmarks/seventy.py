@@ -17,7 +17,7 @@ import numpy as np
 
 from benchmarks.machine import MIB
 from benchmarks.result import Check, Result, Row, Table
-from benchmarks.shapes import tensor_files, write_byte_tokenizer
+from benchmarks.shapes import LLAMA_1B, tensor_files, write_byte_tokenizer
 from tpi.config import default_cache
 from tpi.families.huggingface import from_huggingface
 from tpi.pack import tokens
@@ -25,23 +25,13 @@ from tpi.pack.build import Opened, pack_model
 from tpi.pack.sources.base import Bytes, Tensor
 from tpi.pack.sources.elements import Element
 
-SHAPE: dict[str, object] = {
-    "architectures": ["LlamaForCausalLM"],
-    "model_type": "llama",
+SHAPE: dict[str, object] = LLAMA_1B | {
     "hidden_size": 8192,
     "intermediate_size": 28672,
     "num_hidden_layers": 80,
     "num_attention_heads": 64,
     "num_key_value_heads": 8,
     "head_dim": 128,
-    "vocab_size": 32000,
-    "max_position_embeddings": 4096,
-    "rms_norm_eps": 1e-5,
-    "rope_theta": 10000.0,
-    "hidden_act": "silu",
-    "tie_word_embeddings": False,
-    "bos_token_id": 1,
-    "eos_token_id": 2,
 }
 NODES, BUDGET, LIMIT = 8, 500, 600  # MiB: given to each node, and what a worker may have resident at its peak
 PAPER = {(2, 2): 3.7, (2, 4): 3.3, (2, 6): 3.3, (2, 8): 3.1, (4, 2): 4.5, (4, 4): 3.1, (4, 6): 3.1, (4, 8): 3.1}

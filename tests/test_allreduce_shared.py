@@ -101,7 +101,7 @@ def test_whoever_makes_progress_is_waited_for() -> None:
 
 def test_only_the_memory_of_a_group_is_opened(tmp_path: Path) -> None:
     """An address comes from the master, who must not make a worker write to any file."""
-    secret = tmp_path / "secret"
+    secret = tmp_path / "tpi-allreduce"  # the right name does not help
     secret.write_bytes(bytes(1 << 20))
     with secret.open("r+b") as file:
         for address in (

@@ -93,7 +93,7 @@ def test_activations_grow_with_what_the_node_holds() -> None:
     whole = token_bytes(config, config.heads, config.kv_heads, config.intermediate)
     half = token_bytes(config, 2, 1, 48)
     assert 4 * 5 * config.hidden < half < whole
-    assert token_bytes(config, 2, 1, 48, summing=8) > half
+    assert token_bytes(config, 2, 1, 48, passing=8) > half
 
 
 def test_default_budget_is_some_of_what_is_free() -> None:

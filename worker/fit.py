@@ -60,11 +60,16 @@ def need(assign: Assign, tables: Tables | None = None, blocks: Sequence[int] | N
         blocks=tuple(blocks if blocks is not None else image_bytes(assign)),
         kv_block=block_bytes(config.layers, kv_heads, config.head_dim, options.kv_dtype),
         kv_blocks=options.kv_blocks,
-        token=token_bytes(config, heads, kv_heads, neurons, arrays_to_sum(assign.collective, assign.size)),
+        token=token_bytes(config, heads, kv_heads, neurons, _passing(assign)),
         fixed=_fixed(assign) + (4 * _SAMPLING * config.vocab if tables.head else 0),
         head=tables.head,
         embedding=tables.embedding,
     )
+
+
+def _passing(assign: Assign) -> int:
+    """Arrays as long as x that pass between nodes: those of a sum, and on a worker the frames in which x came."""
+    return arrays_to_sum(assign.collective, assign.size) + (assign.rank > 0)
 
 
 def _fixed(assign: Assign) -> int:

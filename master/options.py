@@ -117,7 +117,9 @@ _PLACEMENT = (
         "--kv-dtype", type=click.Choice(["f32", "f16", "q8"]), help="Keys and values; f32 for f32 weights, else f16."
     ),
     click.option(
-        "--collective", metavar="NAME", help="How partial sums are added up; chosen by measuring if not given."
+        "--collective",
+        metavar="NAME",
+        help="How partial sums are added up (default: in shared memory with --local, else chosen by measuring).",
     ),
     click.option("--wire", type=click.Choice(["f32", "bf16", "q8"]), help="Format of partial sums on the network."),
     click.option(

@@ -25,7 +25,8 @@ process of its own. `bare` is the process before it is given weights, `peak` its
 alone, read past the page cache before and after each round of tokens; `possible` is the lesser of raw speed over
 streamed bytes per token and the speed with everything in memory, `reached` the decode speed over it; medians of the
 rounds. A budget that holds everything is compared with `--no-scheduler` in {pairs} pairs, one after the other in one
-process, the order changing.
+process, the order changing. A budget that holds everything starts no readers: it then takes the path of
+`--no-scheduler`, and the pairs show what the choice costs, not the loader.
 """
 
 

@@ -7,10 +7,11 @@ from threading import Barrier, BrokenBarrierError
 from typing import TypeVar
 
 import numpy as np
+import pytest
 
+from allreduce import shared
 from allreduce.base import F32, Endpoints, Group, GroupSpec, Peer, open_group
 from allreduce.loopback import Board
-from allreduce.shared import BoardMemory
 from tpi.sockets import COLLECTIVE, Net
 
 T = TypeVar("T")
@@ -31,8 +32,8 @@ class House:
         self.net = Net()
         bound = [self.net.bind(COLLECTIVE, "127.0.0.1", 0) for _ in range(size - 1)]
         self.routers = [None, *(router for router, _ in bound)]
-        self.memory = BoardMemory(size)
-        addresses = [self.memory.address, *(f"tcp://127.0.0.1:{port}" for _, port in bound)]
+        self.memory = shared.BoardMemory(size) if shared.available() else None
+        addresses = [self.memory.address if self.memory else "", *(f"tcp://127.0.0.1:{port}" for _, port in bound)]
         self.peers = tuple(Peer(rank, f"node{rank}", address) for rank, address in enumerate(addresses))
         self.fields: dict[str, object] = {"session": SESSION, "epoch": 1, "timeout_s": 10.0, **spec}
         self.board = Board(size)
@@ -52,7 +53,8 @@ class House:
             if router is not None:
                 router.close(0)
         self.net.context.term()
-        self.memory.__exit__(None, None, None)
+        if self.memory:
+            self.memory.__exit__(None, None, None)
 
     def __enter__(self) -> "House":
         return self
@@ -63,6 +65,9 @@ class House:
 
 def run_group(name: str, size: int, member: Callable[[Group], T], **spec: object) -> list[T]:
     """What `member` returns on each rank, all ranks at once in threads."""
+
+    if name == "shared" and not shared.available():
+        pytest.skip("shared memory needs Linux and the native part")
 
     def serve(rank: int) -> T:
         group = house.join(name, rank)

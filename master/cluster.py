@@ -111,6 +111,8 @@ class Cluster:
         Raises:
             NodeError: if a worker is lost, or failed since the last look.
         """
+        if not self.remotes:
+            return  # nobody to write to
         self.poll()
         frames = encode(step)
         for remote in self.remotes:

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator
 from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass
-from itertools import count
+from itertools import accumulate, count
 from time import perf_counter
 from typing import Protocol
 
@@ -114,16 +114,14 @@ class Engine:
         complete = [item for item in work if item.completes]
         if not complete:
             return []
-        ends = np.cumsum([item.count for item in work]) - 1
-        last = rows[[end for item, end in zip(work, ends, strict=True) if item.completes]]
-        logits = self._head(np.ascontiguousarray(last))
+        logits = self._head(rows if len(rows) == len(complete) else rows[_last_rows(work)])
         return [self._sample(item.sequence, row, samplers) for item, row in zip(complete, logits, strict=True)]
 
     def forward(self, work: SequenceOf[Work]) -> F32:
         """Hidden states `[tokens, hidden]` after the last block for the tokens of `work`, in its order."""
         tokens = [token for item in work for token in item.sequence.tokens[item.position :][: item.count]]
-        spans = [np.arange(item.position, item.position + item.count, dtype=np.int32) for item in work]
-        x = self._embedding(tokens, np.concatenate(spans))
+        positions = [position for item in work for position in range(item.position, item.position + item.count)]
+        x = self._embedding(tokens, positions)
         step = self._message(work, x)
         self._workers.step(step)
         hidden = self._node.run(step)
@@ -163,3 +161,9 @@ class Engine:
         token = samplers(sequence).sample(logits, sequence.tokens)
         sequence.tokens.append(token)
         return Sampled(sequence, token, perf_counter())
+
+
+def _last_rows(work: SequenceOf[Work]) -> list[int]:
+    """Where the last token of each sequence that is complete stands in its step."""
+    ends = accumulate(item.count for item in work)
+    return [end - 1 for item, end in zip(work, ends, strict=True) if item.completes]

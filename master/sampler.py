@@ -48,7 +48,7 @@ class Sampler:
         settings = self.sampling
         logits = _penalise(logits, history, settings.repeat_penalty)
         if settings.temperature == 0:
-            return int(np.argmax(logits))
+            return int(logits.argmax())
         ids, scores = _top_k(logits, settings.top_k)
         probabilities = _softmax(scores / settings.temperature)
         keep = _nucleus(probabilities, settings.top_p) & (probabilities >= settings.min_p * probabilities[0])

@@ -52,13 +52,13 @@ class Embedding:
         self._table = table
         self._positions = positions
 
-    def __call__(self, tokens: Sequence[int], positions: npt.NDArray[np.int32]) -> F32:
+    def __call__(self, tokens: Sequence[int], positions: Sequence[int]) -> F32:
         """`[len(tokens), hidden]` float32 for `tokens` at `positions`."""
         x = self._table.gather(tokens)
         if self._config.embed_scale != 1.0:
             x = x * np.float32(self._config.embed_scale)
         if self._positions is not None:
-            x = x + self._positions.gather((positions + self._config.position_offset).tolist())
+            x = x + self._positions.gather([position + self._config.position_offset for position in positions])
         return x
 
 

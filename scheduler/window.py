@@ -67,9 +67,10 @@ class Resident:
         self._bytes = sum(sizes)
         loader = Loader(extents, placement, disk or DirectDisk(), Meter(len(sizes), self._bytes, 0), verify)
         try:
-            self._holds = [nullcontext(data) for data in _loaded(loader, range(len(extents)), progress)]
+            self.blocks = list(_loaded(loader, range(len(extents)), progress))
         finally:
             loader.close()
+        self._holds = [nullcontext(data) for data in self.blocks]
 
     def hold(self, block: int) -> AbstractContextManager[Bytes]:
         """See `Window.hold`."""

@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from tpi import kernels
 from tpi.config import ModelConfig
-from tpi.kernels.spec import AttentionSpec, Batch, FfnSpec
+from tpi.kernels.spec import AttentionSpec, Batch, FfnSpec, Residual, Stage
 from tpi.kv import PagedKV
 from tpi.pack.layout import RunLayout
 from tpi.partition import FFN_UNIT, Range, Shard
@@ -20,23 +20,6 @@ from tpi.partition import FFN_UNIT, Range, Shard
 F32 = npt.NDArray[np.float32]
 Bytes = npt.NDArray[np.uint8]
 Vectors = Mapping[str, F32]
-
-
-@dataclass(frozen=True)
-class Residual:
-    """What every node does with the sum of all partials: bias, optional norm (Gemma 2), and the residual connection."""
-
-    bias: F32 | None
-    post_norm: F32 | None
-    eps: float
-
-    def add(self, x: F32, total: F32) -> F32:
-        """`x` + the block's output; `x` and `total` are `[tokens, hidden]`."""
-        if self.bias is not None:
-            total = total + self.bias
-        if self.post_norm is not None:
-            total = kernels.rms_norm(total, self.post_norm, self.eps)
-        return x + total
 
 
 @dataclass(frozen=True)
@@ -58,6 +41,10 @@ class AttentionBlock:
             return np.zeros_like(x)
         return kernels.attention(self.spec, data, x, kv.keys[self.layer], kv.values[self.layer], batch)
 
+    def stage(self, data: Bytes, kv: PagedKV) -> Stage:
+        """The block as a part of a chain."""
+        return Stage(self.spec, data, self.residual, kv.keys[self.layer], kv.values[self.layer])
+
 
 @dataclass(frozen=True)
 class FfnBlock:
@@ -77,6 +64,10 @@ class FfnBlock:
         if self.spec.neuron.units == 0:
             return np.zeros_like(x)
         return kernels.ffn(self.spec, data, x)
+
+    def stage(self, data: Bytes, kv: PagedKV) -> Stage:
+        """The block as a part of a chain."""
+        return Stage(self.spec, data, self.residual)
 
 
 Block = AttentionBlock | FfnBlock

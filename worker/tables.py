@@ -25,13 +25,12 @@ class BlockTables:
         """
         for entry in entries:
             self._extend(entry)
+        positions = [position for e in entries for position in range(e.position, e.position + e.count)]
+        rows = [row for row, entry in enumerate(entries) for _ in range(entry.count)]
         tables = [self._tables[entry.sequence] for entry in entries]
-        padded = np.zeros((len(tables), max(map(len, tables), default=0)), np.int32)
-        for row, table in enumerate(tables):
-            padded[row, : len(table)] = table
-        spans = [np.arange(entry.position, entry.position + entry.count, dtype=np.int32) for entry in entries]
-        rows = np.repeat(np.arange(len(entries), dtype=np.int32), [entry.count for entry in entries])
-        return Batch(positions=np.concatenate(spans), sequence=rows, tables=padded)
+        longest = max(map(len, tables), default=0)
+        padded = [table + [0] * (longest - len(table)) for table in tables]
+        return Batch(*(np.array(values, np.int32) for values in (positions, rows, padded)))
 
     def release(self, sequences: Iterable[int]) -> None:
         """Forget sequences whose blocks the master has taken back."""

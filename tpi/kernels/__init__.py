@@ -4,13 +4,13 @@ Weights are the packed bytes of `tpi.pack`; activations are float32 `[tokens, hi
 wrong dtype, shape, alignment or contiguity raise `KernelError`. The first call chooses native unless `use` was called.
 """
 
+from collections.abc import Sequence
 from importlib import import_module
 from types import ModuleType
-from typing import Literal, cast
+from typing import Literal, Protocol, cast
 
 from tpi.errors import KernelError, UsageError
-from tpi.kernels.reference import KvArray
-from tpi.kernels.spec import F32, I32, U8, AttentionSpec, Batch, FfnSpec
+from tpi.kernels.spec import F32, I32, U8, AttentionSpec, Batch, FfnSpec, KvArray, Residual, Stage
 from tpi.pack.layout import RunLayout
 
 Implementation = Literal["native", "reference"]
@@ -85,6 +85,24 @@ def ffn(spec: FfnSpec, data: U8, x: F32, active: I32 | None = None) -> F32:
     `active` lists the local neurons to use, each at most once (record layout only); all of them where it is None.
     """
     return cast(F32, _kernels().ffn(spec, data, x, active))
+
+
+def add_residual(residual: Residual, x: F32, total: F32) -> F32:
+    """`x` + the sum of all nodes' shares of a half-block; `x` and `total` are `[tokens, hidden]`."""
+    return cast(F32, _kernels().add_residual(residual, x, total))
+
+
+class Chain(Protocol):
+    """The half-blocks of a node that has the whole model in memory, run in one call."""
+
+    def run(self, x: F32, batch: Batch) -> F32:
+        """`x`, `[tokens, hidden]`, after all half-blocks and their residual connections. Heeds Ctrl-C on the way."""
+        ...
+
+
+def open_chain(stages: Sequence[Stage]) -> Chain:
+    """A chain of half-blocks in the order of use; their arrays are kept and must not move. Bits as one by one."""
+    return cast(Chain, _kernels().Chain(stages))
 
 
 def logits(run: RunLayout, data: U8, x: F32) -> F32:

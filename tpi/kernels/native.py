@@ -7,13 +7,13 @@ lock and use one pool of threads per process; calls from several Python threads 
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from functools import lru_cache
 
 import numpy as np
 
-from tpi.kernels import _native
-from tpi.kernels.reference import KvArray
-from tpi.kernels.spec import F32, I32, U8, AttentionSpec, Batch, FfnSpec
+from tpi.kernels import _native, reference
+from tpi.kernels.spec import F32, I32, U8, AttentionSpec, Batch, FfnSpec, KvArray, Residual, Stage
 from tpi.pack.layout import RunLayout
 
 _PLAN = "native plan"  # under which a spec carries its plan, and drops it when it goes
@@ -61,7 +61,7 @@ def layer_norm(x: F32, weight: F32, bias: F32 | None, eps: float) -> F32:
 
 def attention(spec: AttentionSpec, data: U8, x: F32, k: KvArray, v: KvArray, batch: Batch) -> F32:
     """See `tpi.kernels.attention`."""
-    plan = vars(spec).get(_PLAN) or _plan_attention(spec)
+    plan = _plan_attention(spec)
     out = np.empty(x.shape, np.float32)
     plan.run(data, x, k, v, batch.positions, batch.sequence, batch.tables, out)
     return out
@@ -69,10 +69,35 @@ def attention(spec: AttentionSpec, data: U8, x: F32, k: KvArray, v: KvArray, bat
 
 def ffn(spec: FfnSpec, data: U8, x: F32, active: I32 | None = None) -> F32:
     """See `tpi.kernels.ffn`."""
-    plan = vars(spec).get(_PLAN) or _plan_ffn(spec)
+    plan = _plan_ffn(spec)
     out = np.empty(x.shape, np.float32)
     plan.run(data, x, active, out)
     return out
+
+
+def add_residual(residual: Residual, x: F32, total: F32) -> F32:
+    """`x` + the sum of all nodes' shares of a half-block; `x` and `total` are `[tokens, hidden]`."""
+    return reference.add_residual(residual, x, total, rms_norm)
+
+
+class Chain:
+    """See `tpi.kernels.Chain`."""
+
+    def __init__(self, stages: Sequence[Stage]) -> None:
+        """Raises KernelError if half-blocks differ in hidden size, or an array does not fit its plan."""
+        self._native = _native.Chain(len(stages[0].spec.norm_weight) if stages else 0)
+        for stage in stages:
+            residual = (stage.residual.bias, stage.residual.post_norm, stage.residual.eps)
+            if isinstance(stage.spec, FfnSpec):
+                self._native.ffn(_plan_ffn(stage.spec), stage.data, residual)
+            else:
+                self._native.attention(_plan_attention(stage.spec), stage.data, stage.keys, stage.values, residual)
+
+    def run(self, x: F32, batch: Batch) -> F32:
+        """See `tpi.kernels.Chain.run`."""
+        out = x.copy()
+        self._native.run(out, batch.positions, batch.sequence, batch.tables, np.empty_like(out))
+        return out
 
 
 def logits(run: RunLayout, data: U8, x: F32) -> F32:
@@ -113,23 +138,27 @@ def _plan_run(run: RunLayout) -> _native.RunPlan:
 
 
 def _plan_attention(spec: AttentionSpec) -> _native.AttentionPlan:
-    plan = vars(spec)[_PLAN] = _native.AttentionPlan(
-        _fields(spec.query),
-        _fields(spec.kv),
-        (spec.norm, spec.norm_eps, spec.norm_weight, spec.norm_bias),
-        (spec.heads, spec.kv_heads, spec.head_dim),
-        spec.kv_index,
-        (spec.q_bias, spec.k_bias, spec.v_bias, spec.q_norm, spec.k_norm, spec.inv_freq),
-        (spec.rope_scale, spec.attention_scale, spec.softcap, spec.window),
-    )
+    plan: _native.AttentionPlan | None = vars(spec).get(_PLAN)
+    if plan is None:
+        plan = vars(spec)[_PLAN] = _native.AttentionPlan(
+            _fields(spec.query),
+            _fields(spec.kv),
+            (spec.norm, spec.norm_eps, spec.norm_weight, spec.norm_bias),
+            (spec.heads, spec.kv_heads, spec.head_dim),
+            spec.kv_index,
+            (spec.q_bias, spec.k_bias, spec.v_bias, spec.q_norm, spec.k_norm, spec.inv_freq),
+            (spec.rope_scale, spec.attention_scale, spec.softcap, spec.window),
+        )
     return plan
 
 
 def _plan_ffn(spec: FfnSpec) -> _native.FfnPlan:
-    norm = (spec.norm, spec.norm_eps, spec.norm_weight, spec.norm_bias)
-    plan = vars(spec)[_PLAN] = _native.FfnPlan(
-        _fields(spec.neuron), norm, spec.activation, spec.gated, spec.gate_bias, spec.up_bias
-    )
+    plan: _native.FfnPlan | None = vars(spec).get(_PLAN)
+    if plan is None:
+        norm = (spec.norm, spec.norm_eps, spec.norm_weight, spec.norm_bias)
+        plan = vars(spec)[_PLAN] = _native.FfnPlan(
+            _fields(spec.neuron), norm, spec.activation, spec.gated, spec.gate_bias, spec.up_bias
+        )
     return plan
 
 

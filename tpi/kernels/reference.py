@@ -6,18 +6,28 @@ times scale to int8 over 8 neurons at a time; the reference does not follow that
 dequantises what it reads.
 """
 
+from collections.abc import Callable, Sequence
 from typing import cast
 
 import numpy as np
-import numpy.typing as npt
 
 from tpi.config import Format
 from tpi.errors import KernelError
-from tpi.kernels.spec import BLOCK_TOKENS, F32, I32, KV_GROUP, U8, AttentionSpec, Batch, FfnSpec
+from tpi.kernels.spec import (
+    BLOCK_TOKENS,
+    F32,
+    I32,
+    KV_GROUP,
+    U8,
+    AttentionSpec,
+    Batch,
+    FfnSpec,
+    KvArray,
+    Residual,
+    Stage,
+)
 from tpi.pack.layout import GROUP, RunLayout, is_quantised
 from tpi.pack.quantise import decode_part
-
-KvArray = npt.NDArray[np.generic]
 
 
 def set_threads(count: int) -> None:
@@ -66,6 +76,36 @@ def gather(run: RunLayout, data: U8, rows: I32) -> F32:
 def logits(run: RunLayout, data: U8, x: F32) -> F32:
     """`x` times every row of a table run, `[tokens, units * width]`; `x` is `[tokens, hidden]`, already normed."""
     return _rows(run, data, run.parts[0].name, x)
+
+
+def add_residual(residual: Residual, x: F32, total: F32, norm: Callable[[F32, F32, float], F32] = rms_norm) -> F32:
+    """`x` + the sum of all nodes' shares of a half-block, `[tokens, hidden]`; `norm` is the `rms_norm` to use."""
+    if residual.bias is not None:
+        total = total + residual.bias
+    if residual.post_norm is not None:
+        total = norm(total, residual.post_norm, residual.eps)
+    return x + total
+
+
+class Chain:
+    """See `tpi.kernels.Chain`."""
+
+    def __init__(self, stages: Sequence[Stage]) -> None:
+        self._stages = stages
+
+    def run(self, x: F32, batch: Batch) -> F32:
+        """See `tpi.kernels.Chain.run`."""
+        for stage in self._stages:
+            x = add_residual(stage.residual, x, _partial(stage, x, batch))
+        return x
+
+
+def _partial(stage: Stage, x: F32, batch: Batch) -> F32:
+    if isinstance(stage.spec, FfnSpec):
+        return ffn(stage.spec, stage.data, x)
+    assert stage.keys is not None  # attention has both
+    assert stage.values is not None
+    return attention(stage.spec, stage.data, x, stage.keys, stage.values, batch)
 
 
 def attention(spec: AttentionSpec, data: U8, x: F32, k: KvArray, v: KvArray, batch: Batch) -> F32:

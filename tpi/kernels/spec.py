@@ -15,6 +15,7 @@ from tpi.pack.layout import RunLayout
 F32 = npt.NDArray[np.float32]
 I32 = npt.NDArray[np.int32]
 U8 = npt.NDArray[np.uint8]
+KvArray = npt.NDArray[np.generic]
 
 BLOCK_TOKENS = 32  # tokens per KV block; tpi.kv allocates by it
 KV_GROUP = 32  # values of a q8 key or value vector that share one f16 scale
@@ -80,6 +81,35 @@ class FfnSpec:
     norm_bias: F32 | None
     gate_bias: F32 | None
     up_bias: F32 | None
+
+
+@dataclass(frozen=True, eq=False)
+class Residual:
+    """What every node does with the sum of all partials: bias, optional norm (Gemma 2), and the residual connection.
+
+    Attributes:
+        bias, post_norm: `[hidden]` or None; the norm is an RMS norm of sum and bias.
+    """
+
+    bias: F32 | None
+    post_norm: F32 | None
+    eps: float
+
+
+@dataclass(frozen=True, eq=False)
+class Stage:
+    """A half-block of a node that has the whole model in memory: what a chain is made of.
+
+    Attributes:
+        data: the block's weights, which must stay where they are.
+        keys, values: one layer of `tpi.kv.PagedKV`; None for a feed-forward half-block.
+    """
+
+    spec: AttentionSpec | FfnSpec
+    data: U8
+    residual: Residual
+    keys: KvArray | None = None
+    values: KvArray | None = None
 
 
 @dataclass(frozen=True, eq=False)

@@ -5,6 +5,7 @@
 
 #include <cstdint>
 #include <initializer_list>
+#include <memory>
 #include <stdexcept>
 #include <string>
 #include <vector>
@@ -80,6 +81,12 @@ private:
     Py_buffer view_{};
     char type_ = '?';
 };
+
+// The same on the heap, where arrays are kept.
+inline std::unique_ptr<Array> keep_array(nb::handle object, const char* name, const char* types,
+                                         std::initializer_list<Py_ssize_t> shape, bool writable = false) {
+    return std::make_unique<Array>(object, name, types, shape, writable);
+}
 
 // A small float32 vector that a plan keeps a copy of; empty for None.
 inline std::vector<float> keep_vector(nb::handle object, const char* name, size_t length) {

@@ -42,8 +42,11 @@ inline void decode_job(const DecodeCall& call, bool column, Team& team) {
         with_format(matrix.format, [&]<Format F>() { decode_record<F>(matrix.vector(vector), 0, matrix.hidden, out); });
     });
 }
+constexpr size_t kFewRows = 4;  // decoded before another thread would be awake
+
 inline void decode_rows(const DecodeCall& call, Pool& pool) {
-    pool.run<DecodeCall>([](const DecodeCall& c, Team& team) { decode_job(c, false, team); }, call);
+    pool.run<DecodeCall>([](const DecodeCall& c, Team& team) { decode_job(c, false, team); }, call,
+                         call.count > kFewRows);
 }
 inline void decode_columns(const DecodeCall& call, Pool& pool) {
     pool.run<DecodeCall>([](const DecodeCall& c, Team& team) { decode_job(c, true, team); }, call);

@@ -3,7 +3,7 @@
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
-#include "plans.hpp"
+#include "chain.hpp"
 
 NB_MODULE(_native, m) {
     using namespace tpi;
@@ -43,6 +43,11 @@ NB_MODULE(_native, m) {
              nb::arg("norm"), nb::arg("activation"), nb::arg("gated"), nb::arg("gate_bias").none(),
              nb::arg("up_bias").none())
         .def("run", &FfnPlan::run, nb::arg("data"), nb::arg("x"), nb::arg("active").none(), nb::arg("out"));
+    nb::class_<Chain>(m, "Chain")
+        .def(nb::init<size_t>())
+        .def("attention", &Chain::attention)
+        .def("ffn", &Chain::ffn)
+        .def("run", &Chain::run);
     nb::class_<RunPlan>(m, "RunPlan")
         .def(nb::init<nb::tuple>())
         .def("rows", &RunPlan::rows)

@@ -1,5 +1,6 @@
 #include "plans.hpp"
 
+#include <algorithm>
 #include <cstring>
 
 #include <nanobind/stl/string.h>
@@ -164,29 +165,43 @@ AttentionCall AttentionPlan::call(const uint8_t* data) const {
     return call;
 }
 
-Kv AttentionPlan::cache(const Array& array, const char* name) const {
-    size_t width = array.size(3), groups = (head_dim_ + kGroup - 1) / kGroup;
-    size_t expected = array.type() == 'B' ? head_dim_ + 2 * groups : head_dim_;
+std::unique_ptr<Array> AttentionPlan::weights(nb::handle data) const {
+    return keep_array(data, "the weights", "B", {length(query_.bytes() + kv_.bytes())});
+}
+
+std::unique_ptr<Array> AttentionPlan::cache(nb::handle array, const char* name) const {
+    auto found = keep_array(array, name, "feB", {kAny, length(kv_heads_), length(kBlockTokens), kAny}, true);
+    size_t width = found->size(3), groups = (head_dim_ + kGroup - 1) / kGroup;
+    size_t expected = found->type() == 'B' ? head_dim_ + 2 * groups : head_dim_;
     if (width != expected)
         throw KernelError(std::string(name) + " holds vectors of " + std::to_string(width) + " elements; expected " +
                           std::to_string(expected));
-    if (array.type() == 'f') return {array.as<uint8_t>(), KvFormat::f32, 4 * width};
-    if (array.type() == 'e') return {array.as<uint8_t>(), KvFormat::f16, 2 * width};
-    return {array.as<uint8_t>(), KvFormat::q8, width};
+    return found;
 }
 
-void AttentionPlan::check_batch(const Array& positions, const Array& sequence, const Array& tables,
-                                size_t blocks) const {
-    check_indices(sequence, "sequence", tables.size(0));
-    check_indices(positions, "position", tables.size(1) * kBlockTokens);
-    const auto* table = tables.as<int32_t>();
-    size_t width = tables.size(1);
-    for (size_t t = 0; t < positions.total(); ++t) {
-        auto position = static_cast<size_t>(positions.as<int32_t>()[t]);
-        const int32_t* row = table + static_cast<size_t>(sequence.as<int32_t>()[t]) * width;
+Kv AttentionPlan::view(const Array& cache) const {
+    size_t width = cache.size(3);
+    if (cache.type() == 'f') return {cache.as<uint8_t>(), KvFormat::f32, 4 * width};
+    if (cache.type() == 'e') return {cache.as<uint8_t>(), KvFormat::f16, 2 * width};
+    return {cache.as<uint8_t>(), KvFormat::q8, width};
+}
+
+BatchArrays::BatchArrays(nb::handle positions_, nb::handle sequence_, nb::handle tables_, size_t tokens)
+    : positions(positions_, "positions", "i", {length(tokens)}),
+      sequence(sequence_, "sequence", "i", {length(tokens)}),
+      tables(tables_, "tables", "i", {kAny, kAny}) {}
+
+void AttentionPlan::check_batch(const BatchArrays& batch, const Array& keys, const Array& values) const {
+    check_indices(batch.sequence, "sequence", batch.tables.size(0));
+    check_indices(batch.positions, "position", batch.tables.size(1) * kBlockTokens);
+    const auto *table = batch.tables.as<int32_t>(), *positions = batch.positions.as<int32_t>();
+    const auto* sequence = batch.sequence.as<int32_t>();
+    size_t width = batch.tables.size(1), blocks = std::min(keys.size(0), values.size(0));
+    for (size_t t = 0; t < batch.positions.total(); ++t) {
+        auto position = static_cast<size_t>(positions[t]);
+        const int32_t* row = table + static_cast<size_t>(sequence[t]) * width;
         size_t first = window_ && position + 1 > window_ ? position + 1 - window_ : 0;
-        bool follows = t && sequence.as<int32_t>()[t] == sequence.as<int32_t>()[t - 1] &&
-                       positions.as<int32_t>()[t] == positions.as<int32_t>()[t - 1] + 1;
+        bool follows = t && sequence[t] == sequence[t - 1] && positions[t] == positions[t - 1] + 1;
         if (follows) first = position;  // the others were checked with the token before
         for (size_t b = first / kBlockTokens; b <= position / kBlockTokens; ++b)
             if (row[b] < 0 || static_cast<size_t>(row[b]) >= blocks)
@@ -195,32 +210,31 @@ void AttentionPlan::check_batch(const Array& positions, const Array& sequence, c
     }
 }
 
+AttentionCall AttentionPlan::call(const Array& weights, const Array& keys, const Array& values,
+                                  const BatchArrays& batch, const float* x, float* out) const {
+    AttentionCall call = this->call(weights.as<uint8_t>());
+    call.tokens = batch.positions.total();
+    call.x = x;
+    call.out = out;
+    call.keys = view(keys);
+    call.values = view(values);
+    call.positions = batch.positions.as<int32_t>();
+    call.sequence = batch.sequence.as<int32_t>();
+    call.tables = batch.tables.as<int32_t>();
+    call.table_width = batch.tables.size(1);
+    return call;
+}
+
 void AttentionPlan::run(nb::handle data, nb::handle x, nb::handle keys, nb::handle values, nb::handle positions,
                         nb::handle sequence, nb::handle tables, nb::handle out) const {
-    Array weights(data, "the weights", "B", {length(query_.bytes() + kv_.bytes())});
-    Array input(x, "x", "f", {kAny, length(query_.hidden())});
-    Py_ssize_t tokens = length(input.size(0));
-    Array key_array(keys, "the key cache", "feB", {kAny, length(kv_heads_), length(kBlockTokens), kAny}, true);
-    Array value_array(values, "the value cache", "feB", {kAny, length(kv_heads_), length(kBlockTokens), kAny}, true);
-    Array places(positions, "positions", "i", {tokens});
-    Array rows(sequence, "sequence", "i", {tokens});
-    Array blocks(tables, "tables", "i", {kAny, kAny});
-    Array result(out, "out", "f", {tokens, length(query_.hidden())}, true);
-    Kv k = cache(key_array, "the key cache"), v = cache(value_array, "the value cache");
-    check_batch(places, rows, blocks,
-                key_array.size(0) < value_array.size(0) ? key_array.size(0) : value_array.size(0));
-    if (!heads_ || !tokens) return zero(result);
-    AttentionCall call = this->call(weights.as<uint8_t>());
-    call.tokens = input.size(0);
-    call.x = input.as<float>();
-    call.out = result.as<float>();
-    call.keys = k;
-    call.values = v;
-    call.positions = places.as<int32_t>();
-    call.sequence = rows.as<int32_t>();
-    call.tables = blocks.as<int32_t>();
-    call.table_width = blocks.size(1);
-    launch(kernels().attention, call);
+    auto held = weights(data), key_array = cache(keys, "the key cache"), value_array = cache(values, "the value cache");
+    Array input(x, "x", "f", {kAny, length(hidden())});
+    BatchArrays batch(positions, sequence, tables, input.size(0));
+    Array result(out, "out", "f", {length(input.size(0)), length(hidden())}, true);
+    check_batch(batch, *key_array, *value_array);
+    if (!heads_ || !result.total()) return zero(result);
+    launch(kernels().attention,
+           call(*held, *key_array, *value_array, batch, input.as<float>(), result.as<float>()));
 }
 
 // ---- feed-forward ----
@@ -238,10 +252,11 @@ FfnPlan::FfnPlan(nb::tuple neuron, nb::tuple norm, const std::string& activation
     neuron_.matrix("down", nullptr);
 }
 
-void FfnPlan::run(nb::handle data, nb::handle x, nb::handle active, nb::handle out) const {
-    Array weights(data, "the weights", "B", {length(neuron_.bytes())});
-    Array input(x, "x", "f", {kAny, length(neuron_.hidden())});
-    Array result(out, "out", "f", {length(input.size(0)), length(neuron_.hidden())}, true);
+std::unique_ptr<Array> FfnPlan::weights(nb::handle data) const {
+    return keep_array(data, "the weights", "B", {length(neuron_.bytes())});
+}
+
+FfnCall FfnPlan::call(const Array& weights, size_t tokens, const float* x, float* out) const {
     FfnCall call{};
     if (gated_) call.gate = neuron_.matrix("gate", weights.as<uint8_t>());
     call.up = neuron_.matrix("up", weights.as<uint8_t>());
@@ -250,10 +265,18 @@ void FfnPlan::run(nb::handle data, nb::handle x, nb::handle active, nb::handle o
     call.activation = activation_;
     call.gate_bias = or_null(gate_bias_);
     call.up_bias = or_null(up_bias_);
-    call.tokens = input.size(0);
+    call.tokens = tokens;
     call.hidden = neuron_.hidden();
-    call.x = input.as<float>();
-    call.out = result.as<float>();
+    call.x = x;
+    call.out = out;
+    return call;
+}
+
+void FfnPlan::run(nb::handle data, nb::handle x, nb::handle active, nb::handle out) const {
+    auto held = weights(data);
+    Array input(x, "x", "f", {kAny, length(hidden())});
+    Array result(out, "out", "f", {length(input.size(0)), length(hidden())}, true);
+    FfnCall call = this->call(*held, input.size(0), input.as<float>(), result.as<float>());
     if (!call.tokens || !neuron_.units()) return zero(result);
     if (active.is_none()) return launch(kernels().ffn, call);
     if (neuron_.tiled())

@@ -1,6 +1,7 @@
 // What Python holds on to: a plan per half-block or table, checked once when it is made, and its calls, checked each time.
 #pragma once
 
+#include <memory>
 #include <mutex>
 #include <string>
 #include <utility>
@@ -50,6 +51,13 @@ struct NormPlan {
     std::vector<float> weight, bias;
 };
 
+// Where the tokens of a step stand (tpi.kernels.spec.Batch), checked by the attention plans that it is for.
+struct BatchArrays {
+    BatchArrays(nb::handle positions, nb::handle sequence, nb::handle tables, size_t tokens);
+
+    Array positions, sequence, tables;
+};
+
 class AttentionPlan {
 public:
     AttentionPlan(nb::tuple query, nb::tuple kv, nb::tuple norm, nb::tuple shape, nb::object kv_index, nb::tuple vectors,
@@ -57,9 +65,16 @@ public:
     void run(nb::handle data, nb::handle x, nb::handle keys, nb::handle values, nb::handle positions,
              nb::handle sequence, nb::handle tables, nb::handle out) const;
 
+    // The steps of `run`, for those who keep what stays the same: arrays as this plan needs them, and the call.
+    size_t hidden() const { return query_.hidden(); }
+    std::unique_ptr<Array> weights(nb::handle data) const;
+    std::unique_ptr<Array> cache(nb::handle array, const char* name) const;
+    void check_batch(const BatchArrays& batch, const Array& keys, const Array& values) const;
+    AttentionCall call(const Array& weights, const Array& keys, const Array& values, const BatchArrays& batch,
+                       const float* x, float* out) const;
+
 private:
-    Kv cache(const Array& array, const char* name) const;
-    void check_batch(const Array& positions, const Array& sequence, const Array& tables, size_t blocks) const;
+    Kv view(const Array& cache) const;
     AttentionCall call(const uint8_t* data) const;
 
     Run query_, kv_;
@@ -76,6 +91,11 @@ public:
     FfnPlan(nb::tuple neuron, nb::tuple norm, const std::string& activation, bool gated, nb::object gate_bias,
             nb::object up_bias);
     void run(nb::handle data, nb::handle x, nb::handle active, nb::handle out) const;
+
+    // The steps of `run`, as in AttentionPlan; all neurons.
+    size_t hidden() const { return neuron_.hidden(); }
+    std::unique_ptr<Array> weights(nb::handle data) const;
+    FfnCall call(const Array& weights, size_t tokens, const float* x, float* out) const;
 
 private:
     Run neuron_;
@@ -107,13 +127,18 @@ void run_norm(nb::handle x, nb::tuple norm, nb::handle out);
 const Kernels& kernels();
 void use_kernels(const std::string& name);
 
-// Runs one kernel: without the interpreter's lock, and as the pool's only call.
-template <class Call> void launch(void (*kernel)(const Call&, Pool&), const Call& call) {
-    nb::gil_scoped_release unlocked;
+// Runs one kernel as the pool's only call.
+template <class Call> void run_alone(void (*kernel)(const Call&, Pool&), const Call& call) {
     Pool& pool = Pool::instance();
     std::lock_guard<std::mutex> turn(pool.turn());
     pool.arena().begin();
     kernel(call, pool);
+}
+
+// The same without the interpreter's lock.
+template <class Call> void launch(void (*kernel)(const Call&, Pool&), const Call& call) {
+    nb::gil_scoped_release unlocked;
+    run_alone(kernel, call);
 }
 
 }  // namespace tpi

@@ -142,12 +142,12 @@ void Pool::stop() {
     threads_.clear();
 }
 
-void Pool::run_job(Job job, const void* context) {
+void Pool::run_job(Job job, const void* context, bool worth_sharing) {
     for (Counter& counter : counters_) counter.next.store(0, std::memory_order_relaxed);
     job_ = job;
     context_ = context;
     auto begin = std::chrono::steady_clock::now();
-    crew_ = teamwork_.shares(begin) ? size_ : 1;
+    crew_ = worth_sharing && teamwork_.shares(begin) ? size_ : 1;
     waited_ = 0;
     if (crew_ > 1) start_.advance();
     Team team(*this, 0);

@@ -90,14 +90,15 @@ public:
     // Threads that take part, the caller included.
     void resize(size_t threads);
     size_t size() const { return size_; }
-    // Run `job` on every thread and wait for all. Calls from several threads take turns.
-    template <class Context> void run(void (*job)(const Context&, Team&), const Context& context) {
+    // Run `job` on every thread and wait for all; on the caller alone if it is not worth waking the others for.
+    template <class Context>
+    void run(void (*job)(const Context&, Team&), const Context& context, bool worth_sharing = true) {
         struct Typed { void (*job)(const Context&, Team&); const Context* context; };
         Typed typed{job, &context};
         run_job([](const void* any, Team& team) {
             auto* call = static_cast<const Typed*>(any);
             call->job(*call->context, team);
-        }, &typed);
+        }, &typed, worth_sharing);
     }
     std::mutex& turn() { return turn_; }
     Arena& arena() { return arena_; }
@@ -107,7 +108,7 @@ private:
     static constexpr size_t kPhases = 16;
     struct alignas(64) Counter { std::atomic<size_t> next{0}; };
 
-    void run_job(Job job, const void* context);
+    void run_job(Job job, const void* context, bool worth_sharing);
     void work(size_t index, uint32_t seen);
     void stop();
 

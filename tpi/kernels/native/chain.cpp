@@ -1,0 +1,72 @@
+#include "chain.hpp"
+
+#include <chrono>
+
+namespace tpi {
+
+namespace {
+
+using Clock = std::chrono::steady_clock;
+constexpr std::chrono::milliseconds kDeaf{50};  // how long Ctrl-C may wait, but for the half-block that is running
+
+// Let Python handle the signals that have arrived; throws what a handler raises.
+void heed_signals() {
+    nb::gil_scoped_acquire locked;
+    if (PyErr_CheckSignals() != 0) throw nb::python_error();
+}
+
+}  // namespace
+
+void Residual::add(float* x, float* partial, size_t tokens, size_t hidden) const {
+    for (size_t t = 0; t < tokens && !bias.empty(); ++t)
+        for (size_t i = 0; i < hidden; ++i) partial[t * hidden + i] += bias[i];
+    if (!post_norm.empty())
+        kernels().norm({{true, eps, post_norm.data(), nullptr}, tokens, hidden, partial, partial}, Pool::instance());
+    for (size_t i = 0; i < tokens * hidden; ++i) x[i] += partial[i];
+}
+
+Residual Chain::keep_residual(nb::tuple residual) const {
+    return {keep_vector(residual[0], "the output's bias", hidden_),
+            keep_vector(residual[1], "the output's norm", hidden_), nb::cast<float>(residual[2])};
+}
+
+void Chain::attention(nb::object plan, nb::handle data, nb::handle keys, nb::handle values, nb::tuple residual) {
+    const auto* kernel = nb::cast<const AttentionPlan*>(plan);
+    if (kernel->hidden() != hidden_) throw KernelError("a half-block differs from its chain in hidden size");
+    stages_.push_back({std::move(plan), kernel, nullptr, kernel->weights(data), kernel->cache(keys, "the key cache"),
+                       kernel->cache(values, "the value cache"), keep_residual(residual)});
+}
+
+void Chain::ffn(nb::object plan, nb::handle data, nb::tuple residual) {
+    const auto* kernel = nb::cast<const FfnPlan*>(plan);
+    if (kernel->hidden() != hidden_) throw KernelError("a half-block differs from its chain in hidden size");
+    stages_.push_back({std::move(plan), nullptr, kernel, kernel->weights(data), nullptr, nullptr,
+                       keep_residual(residual)});
+}
+
+void Chain::run(nb::handle x, nb::handle positions, nb::handle sequence, nb::handle tables, nb::handle partial) const {
+    Array values(x, "x", "f", {kAny, static_cast<Py_ssize_t>(hidden_)}, true);
+    size_t tokens = values.size(0);
+    Array between(partial, "partial", "f", {static_cast<Py_ssize_t>(tokens), static_cast<Py_ssize_t>(hidden_)}, true);
+    BatchArrays batch(positions, sequence, tables, tokens);
+    for (const Stage& stage : stages_)
+        if (stage.attention) stage.attention->check_batch(batch, *stage.keys, *stage.values);
+    if (!tokens) return;
+    auto *in = values.as<float>(), *out = between.as<float>();
+    nb::gil_scoped_release unlocked;
+    auto heeded = Clock::now();
+    for (const Stage& stage : stages_) {
+        if (stage.attention)
+            run_alone(kernels().attention,
+                      stage.attention->call(*stage.data, *stage.keys, *stage.values, batch, in, out));
+        else
+            run_alone(kernels().ffn, stage.ffn->call(*stage.data, tokens, in, out));
+        stage.residual.add(in, out, tokens, hidden_);
+        if (auto now = Clock::now(); now - heeded > kDeaf) {
+            heed_signals();
+            heeded = now;
+        }
+    }
+}
+
+}  // namespace tpi

@@ -1,0 +1,44 @@
+// Half-blocks one after the other in one call, for a node that has the whole model in memory: between two of them there
+// is only the residual connection, and going back to Python for it costs more than many of them take.
+#pragma once
+
+#include <memory>
+
+#include "plans.hpp"
+
+namespace tpi {
+
+// What follows a half-block: bias, optional norm of the output (Gemma 2), and the residual connection.
+struct Residual {
+    std::vector<float> bias, post_norm;  // empty for none
+    float eps;
+
+    // x += partial, after bias and norm; both are [tokens, hidden], and `partial` is overwritten
+    void add(float* x, float* partial, size_t tokens, size_t hidden) const;
+};
+
+class Chain {
+public:
+    explicit Chain(size_t hidden) : hidden_(hidden) {}
+    Chain(const Chain&) = delete;
+    // Append a half-block; its plan and its arrays are kept. `residual` is (bias, post_norm, eps).
+    void attention(nb::object plan, nb::handle data, nb::handle keys, nb::handle values, nb::tuple residual);
+    void ffn(nb::object plan, nb::handle data, nb::tuple residual);
+    // Run all of them on x, in place; `partial` is as large and is overwritten.
+    void run(nb::handle x, nb::handle positions, nb::handle sequence, nb::handle tables, nb::handle partial) const;
+
+private:
+    struct Stage {
+        nb::object plan;
+        const AttentionPlan* attention;  // or null
+        const FfnPlan* ffn;              // or null
+        std::unique_ptr<Array> data, keys, values;
+        Residual residual;
+    };
+    Residual keep_residual(nb::tuple residual) const;
+
+    size_t hidden_;
+    std::vector<Stage> stages_;
+};
+
+}  // namespace tpi

@@ -1,4 +1,5 @@
-// The attention half-block: norm, q/k/v, rotation, append to the cache, attend, o. Six phases, a sync between them.
+// The attention half-block: norm, q/k/v, rotation, append to the cache, attend, o; the team meets between these phases.
+// Where each sequence has one token, a phase that is shorter than a meeting is done by whoever needs what it makes.
 #pragma once
 
 #include <cmath>
@@ -18,21 +19,23 @@ struct TokenRun { size_t first, count; };
 struct AttentionJob {
     const AttentionCall& call;
     size_t padded;                        // head_dim rounded up to whole registers
-    Prepared in;
+    Copies<Prepared> in;
     float *q, *k, *v;                     // [tokens, vectors of the part]
     float *cosine, *sine;                 // [tokens, half_rotary]
-    float* queries;                       // [tokens, heads, padded], rotated and scaled
+    bool direct;                          // one token of each sequence
+    float* queries;                       // [tokens, heads, padded], rotated and scaled; direct: in the scratch
     float* partial;                       // [tokens, heads, chunks, padded + 8]: mixed, largest score, total
     size_t chunks;
     TokenRun* runs;
     size_t run_count;
     int32_t* members;                     // query heads by KV head
     size_t* member_start;                 // [kv_heads + 1]
-    Inner inner;
+    Copies<Inner> inner;
     Slices slices;
     uint8_t* scratch;                     // [threads, scratch_bytes]
     size_t scratch_bytes;
 
+    float* query_of(size_t token, size_t head) const { return queries + (token * call.heads + head) * padded; }
     float* partial_of(size_t token, size_t head, size_t chunk) const {
         return partial + ((token * call.heads + head) * chunks + chunk) * (padded + 8);
     }
@@ -49,15 +52,15 @@ inline void rotation_of(const AttentionJob& job, size_t token) {
     }
 }
 
-inline void project(const AttentionJob& job, uint8_t* scratch, Team& team) {
+inline void project(const AttentionJob& job, const Prepared& in, uint8_t* scratch, Team& team) {
     const Matrix* parts[] = {&job.call.q, &job.call.k, &job.call.v};
     float* outs[] = {job.q, job.k, job.v};
     size_t tasks[3], all = 0;
-    for (int p = 0; p < 3; ++p) all += tasks[p] = row_tasks(*parts[p], job.in);
+    for (int p = 0; p < 3; ++p) all += tasks[p] = row_tasks(*parts[p], in);
     team.each(all, [&](size_t task) {
         int p = 0;
         while (task >= tasks[p]) task -= tasks[p++];
-        row_task(*parts[p], job.in, task, reinterpret_cast<float*>(scratch), outs[p], parts[p]->vectors());
+        row_task(*parts[p], in, task, reinterpret_cast<float*>(scratch), outs[p], parts[p]->vectors());
     });
 }
 
@@ -76,9 +79,8 @@ inline size_t cache_row(const AttentionCall& call, size_t sequence, size_t posit
     return (block * call.kv_heads + kv_head) * kBlockTokens + position % kBlockTokens;
 }
 
-inline void place_query(const AttentionJob& job, size_t token, size_t head) {
+inline void place_query(const AttentionJob& job, size_t token, size_t head, float* to) {
     const AttentionCall& call = job.call;
-    float* to = job.queries + (token * call.heads + head) * job.padded;
     const float* bias = call.q_bias ? call.q_bias + head * call.head_dim : nullptr;
     finish_head(job, job.q + token * call.q.vectors() + head * call.head_dim, bias, call.q_norm, true, token, to);
     for (size_t d = 0; d < call.head_dim; ++d) to[d] *= call.scale;
@@ -105,7 +107,7 @@ inline void place(const AttentionJob& job, float* scratch, Team& team) {
     team.each((all + piece - 1) / piece, [&](size_t task) {
         for (size_t i = task * piece; i < all && i < (task + 1) * piece; ++i) {
             size_t token = i / heads, head = i % heads;
-            if (head < call.heads) place_query(job, token, head);
+            if (head < call.heads) place_query(job, token, head, job.query_of(token, head));
             else place_kv(job, scratch, token, head - call.heads);
         }
     });
@@ -115,8 +117,9 @@ inline size_t first_attended(const AttentionCall& call, size_t position) {
     return call.window && position + 1 > call.window ? position + 1 - call.window : 0;
 }
 
-// The query rows of one run and KV head. Returns how many.
-inline size_t gather_rows(const AttentionJob& job, const TokenRun& run, size_t kv_head, size_t chunk, Row* rows) {
+// The query rows of one run and KV head, which are placed in `own` where the job is direct. Returns how many.
+inline size_t gather_rows(const AttentionJob& job, const TokenRun& run, size_t kv_head, size_t chunk, float* own,
+                          Row* rows) {
     const AttentionCall& call = job.call;
     size_t count = 0;
     for (size_t token = run.first; token < run.first + run.count; ++token) {
@@ -125,8 +128,9 @@ inline size_t gather_rows(const AttentionJob& job, const TokenRun& run, size_t k
             float* mixed = job.partial_of(token, head, chunk);
             std::memset(mixed, 0, job.padded * sizeof(float));
             auto position = static_cast<size_t>(call.positions[token]);
-            rows[count++] = {job.queries + (token * call.heads + head) * job.padded, first_attended(call, position),
-                             position, mixed, kMasked, 0.0f};
+            float* query = job.direct ? own + count * job.padded : job.query_of(token, head);
+            if (job.direct) place_query(job, token, head, query);
+            rows[count++] = {query, first_attended(call, position), position, mixed, kMasked, 0.0f};
         }
     }
     return count;
@@ -141,8 +145,11 @@ inline void attend_task(const AttentionJob& job, const TokenRun& run, size_t kv_
     const AttentionCall& call = job.call;
     auto* keys = reinterpret_cast<float*>(scratch);
     float* values = keys + kBlockTokens * job.padded;
-    auto* rows = reinterpret_cast<Row*>(values + kBlockTokens * job.padded);
-    size_t count = gather_rows(job, run, kv_head, chunk, rows);
+    float* queries = values + kBlockTokens * job.padded;
+    auto* rows = reinterpret_cast<Row*>(queries + (job.direct ? call.heads * job.padded : 0));
+    bool newest = static_cast<size_t>(call.positions[run.first]) / kChunk == chunk;
+    if (job.direct && newest) place_kv(job, queries, run.first, kv_head);
+    size_t count = gather_rows(job, run, kv_head, chunk, queries, rows);
     size_t first = static_cast<size_t>(-1), last = 0;
     for (size_t r = 0; r < count; ++r) {
         if (rows[r].first < first) first = rows[r].first;
@@ -196,29 +203,39 @@ inline void merge_chunks(const AttentionJob& job, size_t token, size_t head, flo
     for (size_t d = 0; d < dim; ++d) out[d] /= total;
 }
 
-inline void merge_token(const AttentionJob& job, size_t token) {
+inline void merge_token(const AttentionJob& job, const Inner& inner, size_t token) {
     const AttentionCall& call = job.call;
-    float* inner = job.inner.values + token * job.inner.width;
-    for (size_t head = 0; head < call.heads; ++head) merge_chunks(job, token, head, inner + head * call.head_dim);
-    for (size_t i = call.heads * call.head_dim; i < job.inner.width; ++i) inner[i] = 0.0f;
-    if (job.inner.rounded.codes) round_vector(inner, job.inner.rounded, token);
+    float* to = inner.values + token * inner.width;
+    for (size_t head = 0; head < call.heads; ++head) merge_chunks(job, token, head, to + head * call.head_dim);
+    for (size_t i = call.heads * call.head_dim; i < inner.width; ++i) to[i] = 0.0f;
+    if (inner.rounded.codes) round_vector(to, inner.rounded, token);
+}
+
+// All tokens; returns what this thread is to multiply with o, complete.
+inline const Inner& merge(const AttentionJob& job, Team& team) {
+    const Inner& inner = job.inner.of(team);
+    if (job.inner.own) {
+        for (size_t token = 0; token < job.call.tokens; ++token) merge_token(job, inner, token);
+    } else {
+        team.each(job.call.tokens, [&](size_t token) { merge_token(job, inner, token); });
+        team.sync();
+    }
+    return inner;
 }
 
 inline void attention_job(const AttentionJob& job, Team& team) {
     const AttentionCall& call = job.call;
     uint8_t* scratch = job.scratch + team.index() * job.scratch_bytes;
-    team.each(call.tokens, [&](size_t token) { prepare_token(job.in, call.norm, call.x, call.hidden, token); });
     team.each(call.tokens, [&](size_t token) { rotation_of(job, token); });
+    project(job, prepare(job.in, call.norm, call.x, call.hidden, team), scratch, team);
     team.sync();
-    project(job, scratch, team);
-    team.sync();
-    place(job, reinterpret_cast<float*>(scratch), team);
-    team.sync();
+    if (!job.direct) {
+        place(job, reinterpret_cast<float*>(scratch), team);
+        team.sync();
+    }
     attend(job, scratch, team);
     team.sync();
-    team.each(call.tokens, [&](size_t token) { merge_token(job, token); });
-    team.sync();
-    multiply_columns(call.o, job.inner, call.tokens, job.slices, scratch, team, call.out);
+    multiply_columns(call.o, merge(job, team), call.tokens, job.slices, scratch, team, call.out);
 }
 
 // ---- set-up ----
@@ -233,6 +250,13 @@ inline size_t cut_runs(const AttentionCall& call, TokenRun* runs) {
         else runs[count++] = {token, 1};
     }
     return count;
+}
+
+// Whether each sequence has one token, so that nobody needs the keys and values that another task appends.
+inline bool is_direct(const AttentionCall& call) {
+    for (size_t token = 1; token < call.tokens; ++token)
+        if (call.sequence[token] <= call.sequence[token - 1]) return false;
+    return streams(call.tokens);
 }
 
 inline void sort_members(const AttentionCall& call, int32_t* members, size_t* start) {
@@ -258,7 +282,9 @@ inline void attention(const AttentionCall& call, Pool& pool) {
     size_t tokens = call.tokens, padded = round_up(call.head_dim, 8), chunks = chunks_of(call);
     // a run of many tokens times the members of its largest group
     size_t most_rows = (kTaskRows + 1) * (call.heads + 1);
-    size_t attend_bytes = 2 * kBlockTokens * padded * sizeof(float) + most_rows * sizeof(Row);
+    bool direct = is_direct(call);
+    size_t queries = direct ? call.heads * padded : 0;
+    size_t attend_bytes = (2 * kBlockTokens * padded + queries) * sizeof(float) + most_rows * sizeof(Row);
     size_t columns_bytes = thread_bytes(call.o);
     size_t scratch = round_up(attend_bytes > columns_bytes ? attend_bytes : columns_bytes, 64);
     AttentionJob job{call,
@@ -269,14 +295,16 @@ inline void attention(const AttentionCall& call, Pool& pool) {
                      arena.take<float>(tokens * call.v.vectors()),
                      arena.take<float>(tokens * call.half_rotary),
                      arena.take<float>(tokens * call.half_rotary),
-                     arena.take<float>(tokens * call.heads * padded),
+                     direct,
+                     arena.take<float>(direct ? 1 : tokens * call.heads * padded),
                      arena.take<float>(tokens * call.heads * chunks * (padded + 8)),
                      chunks,
                      arena.take<TokenRun>(tokens),
                      0,
                      arena.take<int32_t>(call.heads),
                      arena.take<size_t>(call.kv_heads + 1),
-                     take_inner(arena, call.o, tokens),
+                     take_copies<Inner>(pool, tokens * call.o.vectors() <= kOwnValues,
+                                        [&] { return take_inner(arena, call.o, tokens); }),
                      take_slices(arena, pool.size(), call.o.vectors(), streams(tokens) ? tokens : 0, call.hidden),
                      arena.take<uint8_t>(scratch * pool.size()),
                      scratch};

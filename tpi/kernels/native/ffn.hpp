@@ -11,7 +11,7 @@ constexpr size_t kNeurons = 8;  // neurons of a record pack that are taken toget
 
 struct FfnJob {
     const FfnCall& call;
-    Prepared in;
+    Copies<Prepared> in;
     Slices slices;
     Inner inner;      // many tokens only
     float* gate;      // many tokens, records: [tokens, neurons]
@@ -55,13 +55,13 @@ struct UnitScratch {
     static size_t bytes(size_t width, size_t tokens) { return tokens * width * 11 + 64; }
 };
 
-inline void stream_unit(const FfnJob& job, size_t unit, uint8_t* bytes, float* out) {
+inline void stream_unit(const FfnJob& job, const Prepared& in, size_t unit, uint8_t* bytes, float* out) {
     const FfnCall& call = job.call;
-    size_t width = call.up.width, tokens = job.in.tokens;
+    size_t width = call.up.width, tokens = in.tokens;
     UnitScratch scratch(bytes, width, tokens, call.down.format == Format::q8);
     bool gated = call.gate.data != nullptr;
-    if (gated) tiled_rows(call.gate, unit * width, width, job.in.rounded, 0, tokens, scratch.gate, width);
-    tiled_rows(call.up, unit * width, width, job.in.rounded, 0, tokens, scratch.up, width);
+    if (gated) tiled_rows(call.gate, unit * width, width, in.rounded, 0, tokens, scratch.gate, width);
+    tiled_rows(call.up, unit * width, width, in.rounded, 0, tokens, scratch.up, width);
     for (size_t t = 0; t < tokens; ++t) {
         float* up = scratch.up + t * width;
         activate_neurons(call, gated ? scratch.gate + t * width : nullptr, up, unit * width, width);
@@ -76,12 +76,12 @@ inline void stream_unit(const FfnJob& job, size_t unit, uint8_t* bytes, float* o
 inline size_t neuron_at(const FfnCall& call, size_t i) { return call.active ? static_cast<size_t>(call.active[i]) : i; }
 
 // Neurons [first, first + count) of the list, count at most kNeurons; `all` follow from `first` on in this slice.
-inline void stream_neurons(const FfnJob& job, size_t first, size_t count, size_t all, float* out) {
+inline void stream_neurons(const FfnJob& job, const Prepared& in, size_t first, size_t count, size_t all, float* out) {
     const FfnCall& call = job.call;
-    size_t tokens = job.in.tokens;
+    size_t tokens = in.tokens;
     float gate[kStreamTokens * kNeurons], up[kStreamTokens * kNeurons];
     if (count < kNeurons) for (size_t i = 0; i < kStreamTokens * kNeurons; ++i) gate[i] = up[i] = 0.0f;
-    RecordInputs inputs{job.in.x, job.in.stride, job.in.rounded};
+    RecordInputs inputs{in.x, in.stride, in.rounded};
     for (size_t i = 0; i < count; ++i) {
         size_t neuron = neuron_at(call, first + i), next = neuron_at(call, first + (i + 1 < all ? i + 1 : i));
         if (call.gate.data)
@@ -98,27 +98,26 @@ inline void stream_neurons(const FfnJob& job, size_t first, size_t count, size_t
                    job.slices.stride);
 }
 
-inline void stream_slice(const FfnJob& job, size_t slice, uint8_t* scratch) {
+inline void stream_slice(const FfnJob& job, const Prepared& in, size_t slice, uint8_t* scratch) {
     const FfnCall& call = job.call;
     float* out = job.slices.of(slice);
     std::memset(out, 0, job.slices.tokens * job.slices.stride * sizeof(float));
     if (call.up.tiled) {
         size_t first = call.up.units * slice / job.slices.count, last = call.up.units * (slice + 1) / job.slices.count;
-        for (size_t unit = first; unit < last; ++unit) stream_unit(job, unit, scratch, out);
+        for (size_t unit = first; unit < last; ++unit) stream_unit(job, in, unit, scratch, out);
         return;
     }
     size_t all = call.active ? call.active_count : call.up.vectors();
     size_t first = all * slice / job.slices.count, last = all * (slice + 1) / job.slices.count;
     for (size_t i = first; i < last; i += kNeurons)
-        stream_neurons(job, i, last - i < kNeurons ? last - i : kNeurons, last - i, out);
+        stream_neurons(job, in, i, last - i < kNeurons ? last - i : kNeurons, last - i, out);
 }
 
 inline void ffn_stream_job(const FfnJob& job, Team& team) {
     const FfnCall& call = job.call;
     uint8_t* scratch = job.scratch + team.index() * job.scratch_bytes;
-    team.each(call.tokens, [&](size_t token) { prepare_token(job.in, call.norm, call.x, call.hidden, token); });
-    team.sync();
-    team.each(job.slices.count, [&](size_t slice) { stream_slice(job, slice, scratch); });
+    const Prepared& in = prepare(job.in, call.norm, call.x, call.hidden, team);
+    team.each(job.slices.count, [&](size_t slice) { stream_slice(job, in, slice, scratch); });
     team.sync();
     team.each(reduce_tasks(job.slices), [&](size_t task) { reduce_task(job.slices, task, call.hidden, call.out); });
 }
@@ -126,7 +125,7 @@ inline void ffn_stream_job(const FfnJob& job, Team& team) {
 // ---- many tokens ----
 
 // gate, up and activation of one tiled unit for all tokens, rounded into job.inner.
-inline void tiled_unit_block(const FfnJob& job, size_t unit, uint8_t* bytes) {
+inline void tiled_unit_block(const FfnJob& job, const Prepared& in, size_t unit, uint8_t* bytes) {
     const FfnCall& call = job.call;
     constexpr size_t kTokens = 64;
     size_t width = call.up.width;
@@ -134,8 +133,8 @@ inline void tiled_unit_block(const FfnJob& job, size_t unit, uint8_t* bytes) {
     float* up = gate + kTokens * width;
     for (size_t from = 0; from < call.tokens; from += kTokens) {
         size_t to = call.tokens - from < kTokens ? call.tokens : from + kTokens;
-        if (call.gate.data) tiled_rows(call.gate, unit * width, width, job.in.rounded, from, to, gate, width);
-        tiled_rows(call.up, unit * width, width, job.in.rounded, from, to, up, width);
+        if (call.gate.data) tiled_rows(call.gate, unit * width, width, in.rounded, from, to, gate, width);
+        tiled_rows(call.up, unit * width, width, in.rounded, from, to, up, width);
         for (size_t t = from; t < to; ++t) {
             float* value = up + (t - from) * width;
             activate_neurons(call, call.gate.data ? gate + (t - from) * width : nullptr, value, unit * width, width);
@@ -145,13 +144,13 @@ inline void tiled_unit_block(const FfnJob& job, size_t unit, uint8_t* bytes) {
     }
 }
 
-inline void record_gate_up(const FfnJob& job, uint8_t* scratch, Team& team) {
+inline void record_gate_up(const FfnJob& job, const Prepared& in, uint8_t* scratch, Team& team) {
     const FfnCall& call = job.call;
-    size_t tasks = row_tasks(call.up, job.in), neurons = job.inner.width;
+    size_t tasks = row_tasks(call.up, in), neurons = job.inner.width;
     auto* panels = reinterpret_cast<float*>(scratch);
     team.each(call.gate.data ? 2 * tasks : tasks, [&](size_t task) {
-        if (task < tasks) row_task(call.up, job.in, task, panels, job.inner.values, neurons);
-        else row_task(call.gate, job.in, task - tasks, panels, job.gate, neurons);
+        if (task < tasks) row_task(call.up, in, task, panels, job.inner.values, neurons);
+        else row_task(call.gate, in, task - tasks, panels, job.gate, neurons);
     });
     team.sync();
     team.each(call.tokens, [&](size_t t) {
@@ -163,10 +162,9 @@ inline void record_gate_up(const FfnJob& job, uint8_t* scratch, Team& team) {
 inline void ffn_block_job(const FfnJob& job, Team& team) {
     const FfnCall& call = job.call;
     uint8_t* scratch = job.scratch + team.index() * job.scratch_bytes;
-    team.each(call.tokens, [&](size_t token) { prepare_token(job.in, call.norm, call.x, call.hidden, token); });
-    team.sync();
-    if (call.up.tiled) team.each(call.up.units, [&](size_t unit) { tiled_unit_block(job, unit, scratch); });
-    else record_gate_up(job, scratch, team);
+    const Prepared& in = prepare(job.in, call.norm, call.x, call.hidden, team);
+    if (call.up.tiled) team.each(call.up.units, [&](size_t unit) { tiled_unit_block(job, in, unit, scratch); });
+    else record_gate_up(job, in, scratch, team);
     team.sync();
     multiply_columns(call.down, job.inner, call.tokens, job.slices, scratch, team, call.out);
 }

@@ -12,17 +12,16 @@ namespace {
 
 struct RowsJob {
     const RowsCall& call;
-    Prepared in;
+    Copies<Prepared> in;
     uint8_t* scratch;
 };
 
 inline void rows_job(const RowsJob& job, Team& team) {
     const RowsCall& call = job.call;
     auto* panels = reinterpret_cast<float*>(job.scratch + team.index() * kPanelBytes);
-    team.each(call.tokens, [&](size_t t) { prepare_token(job.in, Norm{}, call.x, call.matrix.hidden, t); });
-    team.sync();
-    team.each(row_tasks(call.matrix, job.in), [&](size_t task) {
-        row_task(call.matrix, job.in, task, panels, call.out, call.matrix.vectors());
+    const Prepared& in = prepare(job.in, Norm{}, call.x, call.matrix.hidden, team);
+    team.each(row_tasks(call.matrix, in), [&](size_t task) {
+        row_task(call.matrix, in, task, panels, call.out, call.matrix.vectors());
     });
 }
 

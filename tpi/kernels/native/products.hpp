@@ -25,8 +25,26 @@ inline Rounded take_rounded(Arena& arena, size_t tokens, size_t width, bool fine
             arena.take<float>(values / kGroup), arena.take<float>(values / kGroup), width};
 }
 
-inline Prepared prepare_buffers(Pool& pool, size_t tokens, size_t hidden, const Matrix* const* matrices,
-                                size_t count) {
+// Values that a thread of the team computes for itself rather than wait for another thread to do it.
+constexpr size_t kOwnValues = 8192;
+
+// What every thread of a team needs: one copy that they share, or one for each of them.
+template <class T> struct Copies {
+    T* items;
+    bool own;
+
+    const T& of(const Team& team) const { return items[own ? team.index() : 0]; }
+};
+
+// `make()` called once per copy.
+template <class T, class Make> inline Copies<T> take_copies(Pool& pool, bool own, const Make& make) {
+    Copies<T> copies{pool.arena().take<T>(pool.size()), own};
+    for (size_t i = 0; i < (own ? pool.size() : 1); ++i) copies.items[i] = make();
+    return copies;
+}
+
+inline Copies<Prepared> prepare_buffers(Pool& pool, size_t tokens, size_t hidden, const Matrix* const* matrices,
+                                        size_t count) {
     Arena& arena = pool.arena();
     bool rounded = false, fine = false, kept = false;
     for (size_t i = 0; i < count; ++i) {
@@ -34,14 +52,16 @@ inline Prepared prepare_buffers(Pool& pool, size_t tokens, size_t hidden, const 
         fine |= matrices[i]->format == Format::q8;
         kept |= is_four_bit(matrices[i]->format) && !matrices[i]->tiled && !streams(tokens);
     }
-    Prepared in{};
-    in.tokens = tokens;
-    in.threads = pool.size();
-    in.stride = round_up(hidden, kGroup);
-    in.x = arena.take<float>(tokens * in.stride);
-    if (kept) in.kept = arena.take<float>(tokens * in.stride);
-    if (rounded) in.rounded = take_rounded(arena, tokens, in.stride, fine);
-    return in;
+    return take_copies<Prepared>(pool, tokens * hidden <= kOwnValues, [&] {
+        Prepared in{};
+        in.tokens = tokens;
+        in.threads = pool.size();
+        in.stride = round_up(hidden, kGroup);
+        in.x = arena.take<float>(tokens * in.stride);
+        if (kept) in.kept = arena.take<float>(tokens * in.stride);
+        if (rounded) in.rounded = take_rounded(arena, tokens, in.stride, fine);
+        return in;
+    });
 }
 
 // Norm (or copy, where there is no weight), padding and rounding of one token.
@@ -55,6 +75,19 @@ inline void prepare_token(const Prepared& in, const Norm& norm, const float* x, 
         std::memcpy(in.kept + token * in.stride, to, in.stride * sizeof(float));
         round_in_place(in.kept + token * in.stride, in.stride);
     }
+}
+
+// Prepare all tokens; returns what this thread is to use, complete.
+inline const Prepared& prepare(const Copies<Prepared>& copies, const Norm& norm, const float* x, size_t hidden,
+                               Team& team) {
+    const Prepared& in = copies.of(team);
+    if (copies.own) {
+        for (size_t token = 0; token < in.tokens; ++token) prepare_token(in, norm, x, hidden, token);
+    } else {
+        team.each(in.tokens, [&](size_t token) { prepare_token(in, norm, x, hidden, token); });
+        team.sync();
+    }
+    return in;
 }
 
 // ---- rows ----

@@ -78,18 +78,14 @@ void Signal::wait_while(uint32_t seen) {
 }
 
 void Teamwork::record(Time now, double seconds, double waited, size_t threads) {
-    constexpr double kFade = 7.0 / 8.0;
-    seconds_ = seconds_ * kFade + seconds;
-    waited_ = waited_ * kFade + waited;
-    // alone the job takes as long as all threads' work: worse only if waiting took less than the others' share
+    seconds_ += seconds;
+    waited_ += waited;
+    if (seconds_ < kTrial) return;
+    // alone the jobs take as long as all threads' work: worse only if waiting took less than the others' share
     bool wasted = waited_ * static_cast<double>(threads) > seconds_ * static_cast<double>(threads - 1);
-    if (++judged_ >= 2 && wasted) {
-        alone_until_ = now + pause_;
-        pause_ = std::min(pause_ * 2, kMostAlone);
-        seconds_ = waited_ = judged_ = 0;
-    } else if (!wasted && pause_ > kLeastAlone) {
-        pause_ -= pause_ / 16;
-    }
+    if (wasted) alone_until_ = now + pause_;
+    pause_ = wasted ? std::min(pause_ * 2, kMostAlone) : std::max(pause_ / 2, kLeastAlone);
+    seconds_ = waited_ = 0;
 }
 
 size_t Team::size() const { return pool_.size_; }

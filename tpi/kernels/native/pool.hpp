@@ -52,8 +52,9 @@ public:
 
 private:
     static constexpr std::chrono::microseconds kLeastAlone{2'000}, kMostAlone{500'000};
-    double seconds_ = 0, waited_ = 0;  // of late, fading
-    int judged_ = 0;                   // shared jobs since the last time alone
+    // judged at once, in seconds of shared jobs: many times what it takes to wake threads that slept meanwhile
+    static constexpr double kTrial = 1e-3;
+    double seconds_ = 0, waited_ = 0;  // since the last judgement
     Time alone_until_{};
     std::chrono::microseconds pause_ = kLeastAlone;
 };

@@ -94,7 +94,7 @@ class Layers:
         """One token's hidden state `[1, hidden]` at `position`, after these layers."""
         batch = Batch(np.array([position], np.int32), np.zeros(1, np.int32), self._tables)
         for block, data in self._blocks:
-            x = block.residual.add(x, block.partial(data, x, self._kv, batch))
+            x = kernels.add_residual(block.residual, x, block.partial(data, x, self._kv, batch))
         return x
 
 

@@ -125,7 +125,7 @@ def forward(pack: Pack, tokens: Sequence[int]) -> F32:
         for half in halves:
             block = _whole(pack, layer, half)
             data = np.concatenate([half.read_units(run.name, 0, run.units).reshape(-1) for run in half.shape.runs])
-            x = block.residual.add(x, block.partial(data, np.ascontiguousarray(x), kv, batch))
+            x = kernels.add_residual(block.residual, x, block.partial(data, np.ascontiguousarray(x), kv, batch))
     final = pack.final.vectors()
     norm = kernels.rms_norm if config.norm == "rms" else partial(kernels.layer_norm, bias=final.get("norm.bias"))
     logits = kernels.logits(*_table(pack.head), norm(x, final["norm"], eps=config.norm_eps))[:, : config.vocab]

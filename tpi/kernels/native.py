@@ -95,7 +95,7 @@ class Chain:
 
     def run(self, x: F32, batch: Batch) -> F32:
         """See `tpi.kernels.Chain.run`."""
-        out = x.copy()
+        out: F32 = x.copy()
         self._native.run(out, batch.positions, batch.sequence, batch.tables, np.empty_like(out))
         return out
 

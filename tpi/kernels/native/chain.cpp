@@ -9,6 +9,11 @@ namespace {
 using Clock = std::chrono::steady_clock;
 constexpr std::chrono::milliseconds kDeaf{50};  // how long Ctrl-C may wait, but for the half-block that is running
 
+template <class Plan> void check_plan(const Plan& plan, size_t hidden) {
+    if (plan.hidden() != hidden) throw KernelError("a half-block differs from its chain in hidden size");
+    if (plan.empty()) throw KernelError("a chain is of whole half-blocks; this one has no units here");
+}
+
 // Let Python handle the signals that have arrived; throws what a handler raises.
 void heed_signals() {
     nb::gil_scoped_acquire locked;
@@ -32,14 +37,14 @@ Residual Chain::keep_residual(nb::tuple residual) const {
 
 void Chain::attention(nb::object plan, nb::handle data, nb::handle keys, nb::handle values, nb::tuple residual) {
     const auto* kernel = nb::cast<const AttentionPlan*>(plan);
-    if (kernel->hidden() != hidden_) throw KernelError("a half-block differs from its chain in hidden size");
+    check_plan(*kernel, hidden_);
     stages_.push_back({std::move(plan), kernel, nullptr, kernel->weights(data), kernel->cache(keys, "the key cache"),
                        kernel->cache(values, "the value cache"), keep_residual(residual)});
 }
 
 void Chain::ffn(nb::object plan, nb::handle data, nb::tuple residual) {
     const auto* kernel = nb::cast<const FfnPlan*>(plan);
-    if (kernel->hidden() != hidden_) throw KernelError("a half-block differs from its chain in hidden size");
+    check_plan(*kernel, hidden_);
     stages_.push_back({std::move(plan), nullptr, kernel, kernel->weights(data), nullptr, nullptr,
                        keep_residual(residual)});
 }

@@ -45,7 +45,8 @@ NB_MODULE(_native, m) {
         .def("run", &FfnPlan::run, nb::arg("data"), nb::arg("x"), nb::arg("active").none(), nb::arg("out"));
     nb::class_<Chain>(m, "Chain")
         .def(nb::init<size_t>())
-        .def("attention", &Chain::attention)
+        .def("attention", &Chain::attention, nb::arg("plan"), nb::arg("data"), nb::arg("keys").none(),
+             nb::arg("values").none(), nb::arg("residual"))
         .def("ffn", &Chain::ffn)
         .def("run", &Chain::run);
     nb::class_<RunPlan>(m, "RunPlan")

@@ -67,6 +67,7 @@ public:
 
     // The steps of `run`, for those who keep what stays the same: arrays as this plan needs them, and the call.
     size_t hidden() const { return query_.hidden(); }
+    bool empty() const { return !heads_; }
     std::unique_ptr<Array> weights(nb::handle data) const;
     std::unique_ptr<Array> cache(nb::handle array, const char* name) const;
     void check_batch(const BatchArrays& batch, const Array& keys, const Array& values) const;
@@ -94,6 +95,7 @@ public:
 
     // The steps of `run`, as in AttentionPlan; all neurons.
     size_t hidden() const { return neuron_.hidden(); }
+    bool empty() const { return !neuron_.units(); }
     std::unique_ptr<Array> weights(nb::handle data) const;
     FfnCall call(const Array& weights, size_t tokens, const float* x, float* out) const;
 

@@ -1,0 +1,114 @@
+"""A chain of half-blocks: the same bits as one after the other, the same checks, and it ends when it is told to."""
+
+import signal
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from tests.kernel_cases import AttentionCase, FfnCase, attention_case, ffn_case
+from tpi import kernels
+from tpi.config import Format
+from tpi.errors import KernelError
+from tpi.kernels.spec import F32, Batch, FfnSpec, Residual, Stage
+
+HIDDEN, EPS = 64, 1e-5
+LENGTHS = {"one token": ((40, 1),), "a prompt": ((0, 40),), "three sequences": ((3, 1), (70, 1), (0, 1))}
+
+
+def residual(random: np.random.Generator, kind: str) -> Residual:
+    """Nothing, a bias, or a bias and a norm."""
+    bias, norm = (random.standard_normal(HIDDEN).astype(np.float32) for _ in range(2))
+    return Residual(None if kind == "plain" else bias, norm if kind == "norm" else None, EPS)
+
+
+def stages(
+    random: np.random.Generator, format: Format, lengths: Sequence[tuple[int, int]]
+) -> tuple[list[Stage], Batch]:
+    """Two layers, each followed by another kind of residual connection."""
+    found: list[Stage] = []
+    case: AttentionCase | None = None
+    for first, second in (("plain", "bias"), ("norm", "plain")):
+        case = attention_case(random, format=format, hidden=HIDDEN, lengths=tuple(lengths), kv_dtype="f16")
+        ffn: FfnCase = ffn_case(random, format=format, hidden=HIDDEN)
+        found.append(Stage(case.spec, case.data, residual(random, first), case.kv.keys[0], case.kv.values[0]))
+        found.append(Stage(ffn.spec, ffn.data, residual(random, second)))
+    assert case is not None
+    return found, case.batch
+
+
+def one_by_one(parts: Sequence[Stage], x: F32, batch: Batch) -> F32:
+    for part in parts:
+        if isinstance(part.spec, FfnSpec):
+            partial = kernels.ffn(part.spec, part.data, x)
+        else:
+            assert part.keys is not None
+            assert part.values is not None
+            partial = kernels.attention(part.spec, part.data, x, part.keys.copy(), part.values.copy(), batch)
+        x = kernels.add_residual(part.residual, x, partial)
+    return x
+
+
+@pytest.mark.parametrize("lengths", LENGTHS.values(), ids=LENGTHS)
+@pytest.mark.parametrize("format", ["f32", "q8", "q4"])
+@pytest.mark.parametrize("implementation", ["native", "reference"])
+def test_a_chain_has_the_bits_of_its_half_blocks(
+    implementation: str, format: Format, lengths: tuple[tuple[int, int], ...]
+) -> None:
+    random = np.random.default_rng(1)
+    parts, batch = stages(random, format, lengths)
+    x = random.standard_normal((len(batch.positions), HIDDEN)).astype(np.float32)
+    kernels.use(implementation)
+    try:
+        expected = one_by_one(parts, x, batch)
+        before = x.copy()
+        np.testing.assert_array_equal(kernels.open_chain(parts).run(x, batch), expected)
+        np.testing.assert_array_equal(x, before)
+    finally:
+        kernels.use("native")
+
+
+def test_arrays_that_do_not_fit_are_refused() -> None:
+    random = np.random.default_rng(2)
+    parts, batch = stages(random, "q4", LENGTHS["one token"])
+    with pytest.raises(KernelError, match="the weights"):
+        kernels.open_chain([replace(parts[0], data=parts[0].data[1:]), *parts[1:]])
+    with pytest.raises(KernelError, match="the key cache"):
+        kernels.open_chain([replace(parts[0], keys=None)])
+    other = ffn_case(random, format="q4", hidden=2 * HIDDEN)
+    with pytest.raises(KernelError, match="hidden size"):
+        kernels.open_chain([*parts, Stage(other.spec, other.data, Residual(None, None, EPS))])
+    none = ffn_case(random, format="q4", hidden=HIDDEN, units=0)
+    with pytest.raises(KernelError, match="no units"):
+        kernels.open_chain([Stage(none.spec, none.data, Residual(None, None, EPS))])
+    with pytest.raises(KernelError, match="norm"):
+        kernels.open_chain([replace(parts[1], residual=Residual(None, np.ones(HIDDEN - 1, np.float32), EPS))])
+    chain = kernels.open_chain(parts)
+    with pytest.raises(KernelError, match="x has the shape"):
+        chain.run(np.zeros((1, HIDDEN + 1), np.float32), batch)
+    with pytest.raises(KernelError, match="outside the"):
+        chain.run(np.zeros((1, HIDDEN), np.float32), replace(batch, tables=batch.tables + 100))
+
+
+class StopError(Exception):
+    """What the handler raises."""
+
+
+def test_a_signal_ends_a_long_chain() -> None:
+    """Nobody waits for the end of a step that takes seconds after Ctrl-C."""
+
+    def stop(*_: object) -> None:
+        raise StopError
+
+    case = ffn_case(np.random.default_rng(3), format="f32", hidden=512, units=64, tokens=64)
+    long = [Stage(case.spec, case.data, Residual(None, None, EPS))] * 20_000  # minutes of work
+    batch = Batch(np.arange(64, dtype=np.int32), np.zeros(64, np.int32), np.zeros((1, 2), np.int32))
+    chain = kernels.open_chain(long)
+    previous = signal.signal(signal.SIGALRM, stop)
+    signal.setitimer(signal.ITIMER_REAL, 0.2)
+    try:
+        with pytest.raises(StopError):
+            chain.run(case.x, batch)
+    finally:
+        signal.signal(signal.SIGALRM, previous)

@@ -1,7 +1,6 @@
 """Topology files: YAML, read strictly. A complaint names the file, the line and the field. Schema: docs/testbed.md."""
 
 from collections.abc import Callable
-from importlib import resources
 from pathlib import Path
 from typing import TypeVar
 
@@ -69,7 +68,7 @@ class Section:
 
 def shipped() -> dict[str, Path]:
     """Names and files of the topologies that come with TPI."""
-    folder = Path(str(resources.files("testbed"))) / "topologies"
+    folder = Path(__file__).parent / "topologies"
     return {file.stem: file for file in sorted(folder.glob("*.yaml"))}
 
 

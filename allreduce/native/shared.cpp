@@ -15,9 +15,7 @@
 #include <cstring>
 #include <stdexcept>
 
-#if defined(__x86_64__)
-#include <immintrin.h>
-#endif
+#include "pause.hpp"
 
 namespace nb = nanobind;
 
@@ -32,14 +30,6 @@ struct alignas(64) Seat {
     std::atomic<uint32_t> sleepers;
 };
 static_assert(std::atomic<uint32_t>::is_always_lock_free);
-
-void pause() {
-#if defined(__x86_64__)
-    _mm_pause();
-#elif defined(__aarch64__)
-    asm volatile("yield");
-#endif
-}
 
 long futex(std::atomic<uint32_t>& word, int operation, uint32_t value, const timespec* timeout) {
     return syscall(SYS_futex, reinterpret_cast<uint32_t*>(&word), operation, value, timeout, nullptr, 0);
@@ -102,7 +92,7 @@ private:
         do {
             for (int polls = 0; polls < 64; ++polls) {
                 if (there(seat)) return true;
-                pause();
+                tpi::pause();
             }
         } while (spent() < spin);
         seat.sleepers.fetch_add(1, std::memory_order_seq_cst);

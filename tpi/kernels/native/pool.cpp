@@ -5,9 +5,8 @@
 #include <cstdlib>
 #include <new>
 
-#if defined(__x86_64__)
-#include <immintrin.h>
-#endif
+#include "pause.hpp"
+
 #if defined(__unix__) || defined(__APPLE__)
 #include <pthread.h>
 #endif
@@ -19,14 +18,6 @@ namespace {
 constexpr int64_t kMostPatience = 200'000;  // nanoseconds of spinning
 constexpr int64_t kLeastPatience = 2'000;
 constexpr std::chrono::microseconds kWorthSpinning{250};  // a wait of this length, waking included
-
-void pause() {
-#if defined(__x86_64__)
-    _mm_pause();
-#elif defined(__aarch64__)
-    asm volatile("yield");
-#endif
-}
 
 double seconds_since(std::chrono::steady_clock::time_point begin) {
     return std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();

@@ -58,11 +58,15 @@ inline void dot_eight_groups(const uint8_t* vector, const Rounded& x, size_t tok
     F8 scale, offset;
     load_lines<F>(vector, scale, offset);
     for (int t = 0; t < N; ++t) {
-        size_t at = (token + t) * x.groups() + group;
+        size_t at = (token + t) * x.groups() + group, codes = (token + t) * x.width + group * kGroup;
+        if constexpr (is_four_bit(F)) {
+            I8 dots = groups_q4(vector + factor_bytes(F), group_bytes(F), x.codes + codes);
+            acc[t] = fma(to_float(dots), scale * load(x.scale + at), acc[t]);
+            offsets[t] = fma(offset, load(x.sum + at), offsets[t]);
+            continue;
+        }
         float factors[8];
         store(factors, scale * load(x.scale + at));
-        if constexpr (F != Format::q8) offsets[t] = fma(offset, load(x.sum + at), offsets[t]);
-        size_t codes = (token + t) * x.width + group * kGroup;
         F8 part[4];  // short chains of additions
         for (size_t i = 0; i < 8; ++i) {
             const uint8_t* weights = vector + i * group_bytes(F) + factor_bytes(F);

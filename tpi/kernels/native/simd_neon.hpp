@@ -132,6 +132,15 @@ inline I8 group_q4(const uint8_t* codes, const int8_t* x) {
     return {vdotq_s32(zero, vreinterpretq_s8_u8(vandq_u8(both, vdupq_n_u8(15))), vld1q_s8(x)),
             vdotq_s32(zero, vreinterpretq_s8_u8(vshrq_n_u8(both, 4)), vld1q_s8(x + 16))};
 }
+inline I8 groups_q4(const uint8_t* codes, size_t stride, const int8_t* x) {
+    int32x4_t each[8];
+    for (size_t g = 0; g < 8; ++g) {
+        I8 lanes = group_q4(codes + g * stride, x + 32 * g);
+        each[g] = vaddq_s32(lanes.a, lanes.b);
+    }
+    return {vpaddq_s32(vpaddq_s32(each[0], each[1]), vpaddq_s32(each[2], each[3])),
+            vpaddq_s32(vpaddq_s32(each[4], each[5]), vpaddq_s32(each[6], each[7]))};
+}
 inline I8 group_q8(const uint8_t* codes, const int8_t* x) {
     const int32x4_t zero = vdupq_n_s32(0);
     return {vdotq_s32(zero, vreinterpretq_s8_u8(vld1q_u8(codes)), vld1q_s8(x)),

@@ -149,6 +149,16 @@ inline I8 group_q4(const uint8_t* codes, const int8_t* x) {
                           (codes[8 + i] >> 4) * x[24 + i];
     return r;
 }
+// The sums of 8 such groups, whose codes are `stride` bytes apart: one per lane.
+inline I8 groups_q4(const uint8_t* codes, size_t stride, const int8_t* x) {
+    I8 r;
+    TPI_LANES {
+        I8 lanes = group_q4(codes + static_cast<size_t>(i) * stride, x + 32 * i);
+        r.lane[i] = 0;
+        for (int32_t lane : lanes.lane) r.lane[i] += lane;
+    }
+    return r;
+}
 inline I8 group_q8(const uint8_t* codes, const int8_t* x) {
     I8 r;
     TPI_LANES {

@@ -1,0 +1,168 @@
+// The arithmetic of the user-space link: when does a packet that leaves one device now arrive at another?
+//
+// Each direction of each link, and each shared medium, is a Channel. A packet is treated as a fluid: it flows on as it
+// comes, like the train of small packets that it would be on a real wire, so a 64 KiB packet over four equal links is
+// serialised once and not four times. What arrives at a channel while an earlier packet is being sent waits its turn.
+//
+// Packets must enter a channel in the order in which they reach it, not in which they left their devices. So a packet's
+// next hop is computed at its *commit time*: when nothing that leaves a device from now on can reach that channel before
+// it. On paths of equal latency that is at once. Where it is later, nobody is woken for it: it is done together with
+// whatever is due next, and at the latest when the packet could arrive. So a packet costs about one timer however many
+// hops it has.
+//
+// No clock, no sockets: times are seconds, passed in.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <deque>
+#include <limits>
+#include <queue>
+#include <random>
+#include <vector>
+
+namespace tpi {
+
+constexpr double kNever = std::numeric_limits<double>::infinity();
+using Packet = std::vector<uint8_t>;
+
+// One direction of a link, or a shared medium.
+struct Channel {
+    double latency, jitter, loss;  // seconds, seconds, fraction of packets
+    double queue;                  // seconds of traffic that wait before packets are dropped
+    double seconds_per_byte;
+    bool cut = false;
+    uint64_t dropped = 0;
+    double lookahead = kNever;  // the least seconds that any packet takes from its device to here
+    double free = 0;            // when all bits accepted so far will be sent
+    double first = 0, last = 0; // when those of the latest packet come out
+
+    // Moves a packet's first and last bit from when they reach the channel to when they come out; false if it is dropped:
+    // the channel is cut, its queue is full, or the packet is lost.
+    bool cross(double& first_bit, double& last_bit, size_t size, std::mt19937_64& random) {
+        std::uniform_real_distribution<double> even(0.0, 1.0);
+        double start = std::max(free, first_bit);
+        if (cut || start - first_bit > queue || (loss > 0 && even(random) < loss)) {
+            ++dropped;
+            return false;
+        }
+        free = start + static_cast<double>(size) * seconds_per_byte;
+        double delay = jitter > 0 ? latency + jitter * (2 * even(random) - 1) : latency;
+        first_bit = first = std::max(first, start + delay);
+        last_bit = last = std::max(last, std::max(free, last_bit) + delay);
+        return true;
+    }
+};
+
+// The channels from one device to another, and the number of the device at its end.
+struct Route {
+    size_t target = 0;
+    std::vector<Channel*> channels;
+    std::vector<double> remaining;  // the least seconds from the start of each channel to the device, and a last 0
+};
+
+struct Arrival {
+    double due;
+    size_t target;
+    Packet packet;
+};
+
+// All packets under way in one emulated home. Devices have numbers.
+class Emulator {
+public:
+    Emulator(size_t devices, uint64_t seed) : devices_(devices), routes_(devices * devices), random_(seed) {}
+    Emulator(const Emulator&) = delete;
+
+    // Number of a new channel.
+    size_t add_channel(double bits, double latency, double jitter, double loss, double queue) {
+        channels_.push_back({latency, jitter, loss, queue, 8 / bits});
+        return channels_.size() - 1;
+    }
+    Channel& channel(size_t number) { return channels_.at(number); }
+    size_t devices() const { return devices_; }
+
+    // The channels that packets from `source` to `target` cross, in order. All routes are added before the first packet.
+    void add_route(size_t source, size_t target, const std::vector<size_t>& numbers) {
+        Route& route = routes_.at(source * devices_ + target);
+        route = {target, {}, {0.0}};
+        double reached = 0;
+        for (size_t number : numbers) {
+            Channel& crossed = channel(number);
+            route.channels.push_back(&crossed);
+            crossed.lookahead = std::min(crossed.lookahead, reached);
+            reached += crossed.latency - crossed.jitter;
+        }
+        for (size_t hop = route.channels.size(); hop-- > 0;)
+            route.remaining.push_back(route.remaining.back() + route.channels[hop]->latency - route.channels[hop]->jitter);
+        std::reverse(route.remaining.begin(), route.remaining.end());
+    }
+
+    // `packet` leaves device `source` for `target` at `now`. Call `due(now)` first.
+    void send(double now, size_t source, size_t target, Packet packet) {
+        const Route& route = routes_.at(source * devices_ + target);
+        advance({now, ++number_, 0, now, now, &route, std::move(packet)}, now);
+    }
+
+    // Calls take(Arrival) for what arrives by `now` (or `slack` seconds later), in order.
+    template <class Take> void due(double now, double slack, const Take& take) {
+        double horizon = now + slack;
+        while (!events_.empty() && events_.front().when <= horizon) {
+            std::pop_heap(events_.begin(), events_.end(), later);
+            Event event = std::move(events_.back());
+            events_.pop_back();
+            if (event.hop == event.route->channels.size()) take({event.when, event.route->target, std::move(event.packet)});
+            else advance(std::move(event), horizon);
+        }
+        while (!wakes_.empty() && wakes_.top() <= horizon) wakes_.pop();
+    }
+
+    // When `due` has to be called next; infinity if nothing is under way.
+    double next_event() const { return wakes_.empty() ? kNever : wakes_.top(); }
+
+    // Packets dropped by cut links, full queues and loss so far.
+    uint64_t dropped() const {
+        uint64_t all = 0;
+        for (const Channel& channel : channels_) all += channel.dropped;
+        return all;
+    }
+
+private:
+    struct Event {
+        double when;  // its commit time
+        uint64_t number;
+        size_t hop;
+        double first, last;  // bits at that hop
+        const Route* route;
+        Packet packet;
+    };
+    static bool later(const Event& a, const Event& b) {
+        return a.when != b.when ? a.when > b.when : a.number > b.number;
+    }
+
+    // Take a packet over as many hops as come before all others' next ones, and keep it for the rest.
+    void advance(Event event, double now) {
+        constexpr double kSame = 1e-9;  // seconds; sums of latencies differ in their last bits
+        const Route& route = *event.route;
+        double until = std::min(now, events_.empty() ? kNever : events_.front().when) + kSame;
+        for (; event.hop < route.channels.size(); ++event.hop) {
+            Channel& channel = *route.channels[event.hop];
+            if (event.first - channel.lookahead > until) break;
+            if (!channel.cross(event.first, event.last, event.packet.size(), random_)) return;
+        }
+        bool whole = event.hop == route.channels.size();
+        event.when = whole ? event.last : event.first - route.channels[event.hop]->lookahead;
+        wakes_.push(event.last + route.remaining[event.hop]);
+        events_.push_back(std::move(event));
+        std::push_heap(events_.begin(), events_.end(), later);
+    }
+
+    size_t devices_;
+    std::deque<Channel> channels_;  // stay where they are
+    std::vector<Route> routes_;     // by source * devices + target
+    std::vector<Event> events_;     // a heap, the earliest first
+    std::priority_queue<double, std::vector<double>, std::greater<double>> wakes_;  // when each could lead to an arrival
+    std::mt19937_64 random_;
+    uint64_t number_ = 0;
+};
+
+}  // namespace tpi

@@ -10,7 +10,7 @@ STAMP  := $(VENV)/.installed
 install: $(STAMP)
 
 # torch first, so that a CPU wheel at hand is taken instead of gigabytes of CUDA
-$(STAMP): pyproject.toml CMakeLists.txt $(wildcard tpi/kernels/native/* allreduce/native/*)
+$(STAMP): pyproject.toml CMakeLists.txt $(wildcard tpi/kernels/native/* allreduce/native/* testbed/native/*)
 	@command -v c++ >/dev/null || { echo "No C++ compiler found: install one (Debian/Ubuntu: apt install g++; macOS: xcode-select --install)."; exit 1; }
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet "$(TORCH)"

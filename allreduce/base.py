@@ -116,6 +116,11 @@ class Group(ABC):
         total = self._timed(self._reduce, partial)
         return total.reshape(partial.shape) if self.rank == 0 else None
 
+    @property
+    def trivial(self) -> bool:
+        """Whether a partial is its own sum, and nobody is waited for."""
+        return False
+
     def settle(self) -> object:
         """Decide what is to be decided by measuring, before the first sum; every member calls it. Mostly nothing."""
         return None

@@ -57,6 +57,11 @@ class SlowLoopback(Loopback):
         super().__init__(spec, Endpoints())
         self._seconds = seconds
 
+    @property
+    def trivial(self) -> bool:
+        """It takes its time."""
+        return False
+
     def allreduce(self, partial: F32) -> F32:
         """As the real one, later."""
         sleep(self._seconds)

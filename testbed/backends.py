@@ -5,7 +5,6 @@ from typing import Any, Protocol
 
 from testbed.namespaces import inside, new_namespace, open_tun
 from testbed.topology import PREFIX, Topology
-from testbed.tunlink import MTU, TunLink
 from tpi.errors import TestbedError
 
 NAMES = ("tc", "tun")
@@ -28,6 +27,8 @@ class TunBackend:
     """One TUN device per namespace, all carried by this process."""
 
     def __init__(self, topology: Topology) -> None:
+        from testbed.tunlink import MTU, TunLink  # in C++, and on Linux only
+
         # A lost packet must be one packet: no handing over of 64 KiB at once where links lose some.
         offload = not any(link.loss for link in topology.links)
         self.mtu = MTU

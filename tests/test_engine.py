@@ -50,6 +50,20 @@ def test_decoding_equals_prefill(tiny_pack: Callable[..., Pack], tmp_path: Path)
     assert [int(row.argmax()) for row in logits[4:-1]] == made
 
 
+def test_a_node_alone_runs_a_short_step_in_one_call(tiny_pack: Callable[..., Pack], tmp_path: Path) -> None:
+    """A prompt shows progress block by block; a token is computed at once, and equals what the prompt would give."""
+    with in_process_engine(tiny_pack("gemma2"), [1], tmp_path, chunk=64) as engine:
+        shard, heard = engine._node.shard, list[int]()
+        shard.heard = lambda: heard.append(shard.progress)
+        sequence = engine.admit(TOKENS[:17])
+        made = [sampled.token for sampled in engine.generate(sequence, Sampler(Sampling(temperature=0)), 9)]
+        blocks = len(shard.blocks)
+        assert heard == [*range(1, blocks + 1), *(blocks * step for step in range(2, 10))]
+        engine.release(sequence)
+        logits = engine.logits([*TOKENS[:17], *made])
+    assert [int(row.argmax()) for row in logits[16:-1]] == made
+
+
 def test_sequences_in_one_step_do_not_see_each_other(tiny_pack: Callable[..., Pack], tmp_path: Path) -> None:
     prompts = [TOKENS[:9], TOKENS[9:14], TOKENS[14:33]]
 

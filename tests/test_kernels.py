@@ -126,19 +126,36 @@ def test_attention_head_sizes(head_dim: int, format: Format, tokens: int) -> Non
 @pytest.mark.parametrize("tokens", [1, 40])
 @pytest.mark.parametrize("window", [0, 1, 17, 64])
 @pytest.mark.parametrize("softcap", [0.0, 2.0])
-def test_attention_windows_and_soft_caps(tokens: int, window: int, softcap: float) -> None:
-    case = attention_case(np.random.default_rng(8), window=window, softcap=softcap, lengths=((60, tokens), (0, 2)))
+@pytest.mark.parametrize("others", [((0, 2),), (), ((300, 1), (5, 1))], ids=["a prompt", "alone", "more tokens"])
+def test_attention_windows_and_soft_caps(
+    tokens: int, window: int, softcap: float, others: tuple[tuple[int, int], ...]
+) -> None:
+    lengths = ((60, tokens), *others)
+    case = attention_case(np.random.default_rng(8), window=window, softcap=softcap, lengths=lengths)
     compare_attention(case, 1e-5)
 
 
 @pytest.mark.parametrize("norm", ["rms", "layer"])
 @pytest.mark.parametrize("rotary", [0, 8, 16])
 @pytest.mark.parametrize("qk_norm", [True, False])
-def test_attention_norms_biases_and_partial_rotation(norm: Norm, rotary: int, qk_norm: bool) -> None:
+@pytest.mark.parametrize("lengths", [((5, 3),), ((300, 1), (5, 1))], ids=["a prompt", "two sequences"])
+def test_attention_norms_biases_and_partial_rotation(
+    norm: Norm, rotary: int, qk_norm: bool, lengths: tuple[tuple[int, int], ...]
+) -> None:
     case = attention_case(
-        np.random.default_rng(9), norm=norm, rotary=rotary, qk_norm=qk_norm, bias=True, lengths=((5, 3),)
+        np.random.default_rng(9), norm=norm, rotary=rotary, qk_norm=qk_norm, bias=True, lengths=lengths
     )
     compare_attention(case, 1e-5)
+
+
+@pytest.mark.parametrize("format", ["f32", "q4"])
+def test_values_that_are_too_many_for_a_copy_per_thread(format: Format) -> None:
+    """16 tokens of 640 values are prepared once for all threads, fewer by each for itself."""
+    random = np.random.default_rng(18)
+    lengths = tuple((length, 1) for length in range(16))
+    case = attention_case(random, format=format, hidden=640, head_dim=32, lengths=lengths)
+    compare_attention(case, TOLERANCE[format])
+    compare_ffn(ffn_case(random, format=format, hidden=640, tokens=16), TOLERANCE[format])
 
 
 def test_attention_over_a_long_context() -> None:
@@ -154,12 +171,13 @@ def test_attention_where_k_has_a_format_of_its_own() -> None:
 @pytest.mark.parametrize("format", FORMATS)
 @pytest.mark.parametrize("layout", ["record", "tiled"])
 @pytest.mark.parametrize("tokens", [1, 4, 7, 30])
-def test_logits(format: Format, layout: Layout, tokens: int) -> None:
+@pytest.mark.parametrize("hidden", [224, 256, 544])  # 7, 8 and 17 groups: records take 8 at once
+def test_logits(format: Format, layout: Layout, tokens: int, hidden: int) -> None:
     if layout == "tiled" and layout_of(format) == "record":
         pytest.skip("only quantised formats are tiled")
     random = np.random.default_rng(12)
-    run, data = pack(random, "row", layout, [Part("row", format, "row")], 32, 224, 5)
-    x = normal(random, tokens, 224)
+    run, data = pack(random, "row", layout, [Part("row", format, "row")], 32, hidden, 5)
+    x = normal(random, tokens, hidden)
     assert_close(native.logits(run, data, x), reference.logits(run, data, x), TOLERANCE[format])
 
 

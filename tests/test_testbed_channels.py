@@ -145,3 +145,10 @@ def test_a_fan_in_fills_the_link_that_it_shares_and_no_more(traffic: list[tuple[
     first, last = min(time for time, _, _ in traffic), max(time for time, _, _ in traffic)
     assert len(arrived) == len(traffic)
     assert first + 0.004 + total - 1e-9 <= arrived[-1][0] <= last + 0.004 + total + 1e-9
+
+
+def test_nothing_leads_from_a_device_to_itself_or_beyond() -> None:
+    emulator = Emulator(pair())
+    for source, target in ((0, 0), (0, 2), (2, 0)):
+        with pytest.raises(IndexError):
+            emulator.send(0.0, source, target, b"lost")

@@ -13,15 +13,16 @@ from threading import get_native_id
 _SYSCALLS = {"x86_64": 314, "aarch64": 274}  # sched_setattr
 _ATTRIBUTES = struct.Struct("=IIQiIQQQ")  # size, policy, flags, nice, priority, runtime, deadline, period
 _SLICE_NS = 100_000  # the shortest there is
-_OTHER = 0  # SCHED_OTHER
 _TASKS = Path("/proc/self/task")
 
 
 def wake_promptly(thread: int | None = None) -> bool:
-    """Have a thread (the caller) run soon after it wakes, also where others keep all cores busy; whether that is so.
+    """Have a thread (the caller) run soon after it wakes, also where others keep all cores busy.
+
+    Returns whether the kernel took it; before 6.12 it does, and pays no heed. Threads of another policy are left alone.
 
     Linux 6.12 and later take `sched_runtime` of an ordinary thread as the slice of time that it asks for, and let who
-    asks for little run first (kernel documentation of EEVDF). That needs no privilege; elsewhere nothing happens.
+    asks for little run first (kernel documentation of EEVDF). That needs no privilege.
 
     Args:
         thread: its native id.
@@ -31,10 +32,12 @@ def wake_promptly(thread: int | None = None) -> bool:
         return False
     thread = get_native_id() if thread is None else thread
     try:
+        if os.sched_getscheduler(thread) != os.SCHED_OTHER:
+            return False
         nice = os.getpriority(os.PRIO_PROCESS, thread)
     except OSError:  # it has ended
         return False
-    attributes = _ATTRIBUTES.pack(_ATTRIBUTES.size, _OTHER, 0, nice, 0, _SLICE_NS, 0, 0)
+    attributes = _ATTRIBUTES.pack(_ATTRIBUTES.size, os.SCHED_OTHER, 0, nice, 0, _SLICE_NS, 0, 0)
     return bool(ctypes.CDLL(None).syscall(number, thread, attributes, 0) == 0)
 
 

@@ -6,7 +6,7 @@
 | bf16 | 2 per value      | 16 of 24 bits of mantissa; rounds to nearest, ties to even                |
 | q8   | 34 per 32 values | 32 values share an f16 scale, codes in -127..127 (the layout of GGUF Q8_0) |
 
-Every format is little-endian, and a value that is not finite stays not finite. A format holds scratch memory, so an
+Every format is little-endian, and a value that is not finite stays not finite. A format may hold scratch memory, so an
 instance belongs to one thread.
 """
 
@@ -17,11 +17,11 @@ from functools import partial
 import numpy as np
 import numpy.typing as npt
 
+from tpi import kernels
 from tpi.errors import UsageError
+from tpi.kernels.spec import F32, Raw
 
-F32 = npt.NDArray[np.float32]
 Bytes = npt.NDArray[np.uint8]
-Raw = Bytes | bytes | memoryview
 
 GROUP = 32  # values that share one scale in q8; parts of a vector that are cut at multiples of it encode alike
 _Q8 = np.dtype([("scale", "<f2"), ("codes", "i1", (GROUP,))])
@@ -47,6 +47,18 @@ class Wire(ABC):
         return lambda values: self.encode(values, raw)
 
     @abstractmethod
+    def decode(self, raw: Raw, out: F32, offset: int = 0) -> None:
+        """Write the values of `raw` to `out`."""
+
+    @abstractmethod
+    def add(self, raw: Raw, total: F32, offset: int = 0) -> None:
+        """Add the values of `raw` to `total`."""
+
+
+class Viewed(Wire):
+    """A format of which numpy makes a float32 array."""
+
+    @abstractmethod
     def view(self, raw: Raw, count: int, offset: int = 0) -> F32:
         """The `count` values that `raw` holds; valid until the next call, and while `raw` is."""
 
@@ -59,7 +71,7 @@ class Wire(ABC):
         np.add(total, self.view(raw, total.size, offset), out=total)
 
 
-class Float32(Wire):
+class Float32(Viewed):
     """The values as they are."""
 
     name, code = "f32", 0
@@ -86,41 +98,24 @@ class BFloat16(Wire):
 
     name, code = "bf16", 1
 
-    def __init__(self) -> None:
-        self._wide = np.empty(0, np.uint32)
-
     def nbytes(self, count: int) -> int:
         """Bytes that `count` values take."""
         return 2 * count
 
     def encode(self, values: F32, raw: Bytes) -> None:
         """Write `values` to `raw`."""
-        bits = values.view(np.uint32)
-        wide = self._scratch(values.size)
-        np.right_shift(bits, 16, out=wide)
-        np.bitwise_and(wide, 1, out=wide)
-        np.add(wide, 0x7FFF, out=wide)
-        np.add(wide, bits, out=wide)
-        np.right_shift(wide, 16, out=wide)
-        lost = np.isnan(values)
-        if lost.any():  # rounding could carry a NaN into infinity or zero
-            wide[lost] = 0x7FC0
-        np.copyto(raw[: 2 * values.size].view(np.uint16), wide, casting="unsafe")
+        kernels.to_bf16(values, raw)
 
-    def view(self, raw: Raw, count: int, offset: int = 0) -> F32:
-        """The first `count` values of `raw`."""
-        wide = self._scratch(count)
-        np.copyto(wide, np.frombuffer(raw, np.uint16, count, offset))
-        np.left_shift(wide, 16, out=wide)
-        return wide.view(np.float32)
+    def decode(self, raw: Raw, out: F32, offset: int = 0) -> None:
+        """Write the values of `raw` to `out`."""
+        kernels.from_bf16(raw, offset, out)
 
-    def _scratch(self, count: int) -> npt.NDArray[np.uint32]:
-        if self._wide.size < count:
-            self._wide = np.empty(count, np.uint32)
-        return self._wide[:count]
+    def add(self, raw: Raw, total: F32, offset: int = 0) -> None:
+        """Add the values of `raw` to `total`."""
+        kernels.add_bf16(raw, offset, total)
 
 
-class Q8(Wire):
+class Q8(Viewed):
     """Groups of 32 values: scale = largest magnitude / 127 as f16, then int8 codes. The last group is padded with 0."""
 
     name, code = "q8", 2

@@ -21,8 +21,10 @@ class BlockTables:
         """Take in the appended blocks and lay the step's tokens out in the order of `entries`.
 
         Raises:
-            MessageError: if a block does not exist, or a sequence's table is too short for its tokens.
+            MessageError: if a block does not exist, a sequence's table is too short for its tokens, or one comes twice.
         """
+        if len({entry.sequence for entry in entries}) < len(entries):
+            raise MessageError("step names a sequence twice")
         for entry in entries:
             self._extend(entry)
         positions = [position for e in entries for position in range(e.position, e.position + e.count)]

@@ -19,6 +19,7 @@
 #include <limits>
 #include <queue>
 #include <random>
+#include <stdexcept>
 #include <vector>
 
 namespace tpi {
@@ -100,6 +101,7 @@ public:
     // `packet` leaves device `source` for `target` at `now`. Call `due(now)` first.
     void send(double now, size_t source, size_t target, Packet packet) {
         const Route& route = routes_.at(source * devices_ + target);
+        if (target >= devices_ || route.remaining.empty()) throw std::out_of_range("no route leads from device to device");
         advance({now, ++number_, 0, now, now, &route, std::move(packet)}, now);
     }
 

@@ -20,6 +20,7 @@ namespace {
 
 constexpr int kBurst = 32;       // packets read from one device before the others get their turn
 constexpr double kSlack = 20e-6; // seconds: what is due within them is delivered in this wake-up rather than the next
+constexpr double kNap = 1.0;      // seconds without a look at signals, at most
 constexpr size_t kLargest = 65536 + 64;
 
 double monotonic() {
@@ -69,19 +70,26 @@ public:
 
 private:
     void sleep_until(double when, std::vector<pollfd>& watched) {
-        double wait = when == kNever ? 0 : std::max(when - monotonic(), 0.0), whole = std::floor(wait);
+        double wait = std::clamp(when - monotonic(), 0.0, kNap), whole = std::floor(wait);
         timespec timeout{static_cast<time_t>(whole), static_cast<long>((wait - whole) * 1e9)};
-        if (ppoll(watched.data(), watched.size(), when == kNever ? nullptr : &timeout, nullptr) >= 0) return;
-        if (errno != EINTR) throw std::runtime_error(std::string("the link cannot wait: ") + std::strerror(errno));
-        for (pollfd& each : watched) each.revents = 0;
+        if (ppoll(watched.data(), watched.size(), &timeout, nullptr) < 0) {
+            if (errno != EINTR) fail("wait");
+            for (pollfd& each : watched) each.revents = 0;
+        }
         nb::gil_scoped_acquire locked;
         if (PyErr_CheckSignals() != 0) throw nb::python_error();
+    }
+
+    [[noreturn]] static void fail(const char* what) {
+        throw std::runtime_error(std::string("the link cannot ") + what + ": " + std::strerror(errno));
     }
 
     void read(size_t source, double now) {
         for (int i = 0; i < kBurst; ++i) {
             ssize_t size = ::read(tuns_[source], buffer_, sizeof buffer_);
-            if (size < static_cast<ssize_t>(header_ + 20)) return;  // none is left
+            if (size < 0 && (errno == EAGAIN || errno == EINTR)) return;  // none is left
+            if (size < 0) fail("read from a TUN device");
+            if (size < static_cast<ssize_t>(header_ + 20)) continue;
             uint32_t address;
             std::memcpy(&address, buffer_ + header_ + 16, sizeof address);
             auto found = std::find(addresses_.begin(), addresses_.end(), address);

@@ -16,6 +16,7 @@ F32 = npt.NDArray[np.float32]
 I32 = npt.NDArray[np.int32]
 U8 = npt.NDArray[np.uint8]
 KvArray = npt.NDArray[np.generic]
+Raw = U8 | bytes | memoryview
 
 BLOCK_TOKENS = 32  # tokens per KV block; tpi.kv allocates by it
 KV_GROUP = 32  # values of a q8 key or value vector that share one f16 scale
@@ -119,7 +120,8 @@ class Batch:
     Attributes:
         positions: `[tokens]` int32, each token's position in its sequence.
         sequence: `[tokens]` int32, each token's row of `tables`.
-        tables: `[sequences, max_blocks]` int32, KV block ids in order; entries past a sequence's end are not read.
+        tables: `[sequences, max_blocks]` int32, KV block ids in order; entries past a sequence's end are not read. The
+            blocks that a sequence's new tokens go into stand in no other row.
     """
 
     positions: I32

@@ -1,5 +1,5 @@
 // The attention half-block: norm, q/k/v, rotation, append to the cache, attend, o; the team meets between these phases.
-// Where each sequence has one token, a phase that is shorter than a meeting is done by whoever needs what it makes.
+// What is shorter than a meeting (few values; the one new token of a sequence) is done by whoever needs it instead.
 #pragma once
 
 #include <cmath>

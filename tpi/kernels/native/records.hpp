@@ -63,17 +63,17 @@ inline void dot_eight_groups(const uint8_t* vector, const Rounded& x, size_t tok
             I8 dots = groups_q4(vector + factor_bytes(F), group_bytes(F), x.codes + codes);
             acc[t] = fma(to_float(dots), scale * load(x.scale + at), acc[t]);
             offsets[t] = fma(offset, load(x.sum + at), offsets[t]);
-            continue;
+        } else {
+            float factors[8];
+            store(factors, scale * load(x.scale + at));
+            F8 part[4];  // short chains of additions
+            for (size_t i = 0; i < 8; ++i) {
+                const uint8_t* weights = vector + i * group_bytes(F) + factor_bytes(F);
+                F8 dot = dot_group<F>(weights, x, codes + i * kGroup), factor = splat(factors[i]);
+                part[i % 4] = i < 4 ? dot * factor : fma(dot, factor, part[i % 4]);
+            }
+            acc[t] = acc[t] + ((part[0] + part[1]) + (part[2] + part[3]));
         }
-        float factors[8];
-        store(factors, scale * load(x.scale + at));
-        F8 part[4];  // short chains of additions
-        for (size_t i = 0; i < 8; ++i) {
-            const uint8_t* weights = vector + i * group_bytes(F) + factor_bytes(F);
-            F8 dot = dot_group<F>(weights, x, codes + i * kGroup), factor = splat(factors[i]);
-            part[i % 4] = i < 4 ? dot * factor : fma(dot, factor, part[i % 4]);
-        }
-        acc[t] = acc[t] + ((part[0] + part[1]) + (part[2] + part[3]));
     }
 }
 

@@ -163,18 +163,21 @@ inline __m256i spread_codes(const uint8_t* codes) {
 inline I8 group_q4(const uint8_t* codes, const int8_t* x) {
     return {dot_quads(_mm256_setzero_si256(), spread_codes(codes), load32(x))};
 }
-// Groups g and g + 4 share a register, a half each.
+// Two groups share a register, a half each. Of the first, high codes meet activations together with low codes of the
+// second, for those lie side by side.
 inline I8 groups_q4(const uint8_t* codes, size_t stride, const int8_t* x) {
     const __m256i low = _mm256_set1_epi8(15);
+    const __m256i inner = _mm256_set_epi32(0, 0, 0, 0, 4, 4, 4, 4), outer = _mm256_set_epi32(4, 4, 4, 4, 0, 0, 0, 0);
     auto two = [&](size_t g) {
-        __m256i both = _mm256_set_m128i(load16(codes + (g + 4) * stride), load16(codes + g * stride));
-        __m256i a = load32(x + 32 * g), b = load32(x + 32 * (g + 4));
-        __m256i first = _mm256_permute2x128_si256(a, b, 0x20), second = _mm256_permute2x128_si256(a, b, 0x31);
-        __m256i high = _mm256_and_si256(_mm256_srli_epi16(both, 4), low);
-        return pairs_to_quads(_mm256_add_epi16(_mm256_maddubs_epi16(_mm256_and_si256(both, low), first),
-                                               _mm256_maddubs_epi16(high, second)));
+        __m256i both = _mm256_set_m128i(load16(codes + (g + 1) * stride), load16(codes + g * stride));
+        __m256i ends = _mm256_blend_epi32(load32(x + 32 * g), load32(x + 32 * (g + 1)), 0xf0);
+        __m256i first = _mm256_and_si256(_mm256_srlv_epi32(both, inner), low);
+        __m256i second = _mm256_and_si256(_mm256_srlv_epi32(both, outer), low);
+        return pairs_to_quads(_mm256_add_epi16(_mm256_maddubs_epi16(first, load32(x + 32 * g + 16)),
+                                               _mm256_maddubs_epi16(second, ends)));
     };
-    return {_mm256_hadd_epi32(_mm256_hadd_epi32(two(0), two(1)), _mm256_hadd_epi32(two(2), two(3)))};
+    __m256i even_odd = _mm256_hadd_epi32(_mm256_hadd_epi32(two(0), two(2)), _mm256_hadd_epi32(two(4), two(6)));
+    return {_mm256_permutevar8x32_epi32(even_odd, _mm256_set_epi32(7, 3, 6, 2, 5, 1, 4, 0))};
 }
 inline I8 group_q8(const uint8_t* codes, const int8_t* x) {
     __m256i weights = load32(codes);

@@ -18,7 +18,6 @@ from scheduler.placement import Placement
 from scheduler.stats import Meter
 from tpi.errors import TpiError, WeightsError
 from tpi.trace import OFF, Off
-from tpi.wake import wake_promptly
 
 
 class Loader:
@@ -147,7 +146,6 @@ class Loader:
     # the readers' side
 
     def _work_on(self) -> None:
-        wake_promptly()
         try:
             self._read()
         except Exception as error:  # noqa: BLE001 - whatever it is, it surfaces where the block is awaited

@@ -18,7 +18,6 @@ import zmq
 
 from tpi.codec import FRAME_BYTES, Buffer, WrongProtocolError, decode, encode
 from tpi.errors import MessageError, UsageError
-from tpi.wake import threads, wake_promptly
 
 Tap = Callable[[str, Sequence[Buffer]], None]
 """Called with "sent" or "received" and the frames of every message; for tests that look at the wire."""
@@ -71,11 +70,7 @@ class Net:
 
     def open(self, kind: int, plane: Plane, identity: bytes = b"") -> Socket:
         """A ROUTER or DEALER with every option set."""
-        before = threads() if not self._sockets else set()
         socket = self.context.socket(kind)
-        if not self._sockets:  # the context starts its threads with the first one
-            for thread in threads() - before:
-                wake_promptly(thread)
         self._sockets = [*(one for one in self._sockets if not one.closed), socket]
         options = {
             zmq.LINGER: 0,

@@ -75,26 +75,34 @@ inline void stream_unit(const FfnJob& job, const Prepared& in, size_t unit, uint
 
 inline size_t neuron_at(const FfnCall& call, size_t i) { return call.active ? static_cast<size_t>(call.active[i]) : i; }
 
+// out[t * kNeurons + i] for neurons [first, first + count) of the list and one row part; `all` follow from `first` on.
+inline void neuron_rows(const FfnJob& job, const Prepared& in, const Matrix& matrix, const float* bias, size_t first,
+                        size_t count, size_t all, float* out) {
+    auto at = [&](size_t i) { return neuron_at(job.call, first + (i < all ? i : all - 1)); };
+    if (count == kNeurons && is_four_bit(matrix.format)) {
+        if (matrix.format == Format::q4) eight_rows<Format::q4>(matrix, at, in.rounded, in.tokens, out, kNeurons);
+        else eight_rows<Format::q4s>(matrix, at, in.rounded, in.tokens, out, kNeurons);
+    } else {
+        RecordInputs inputs{in.x, in.stride, in.rounded};
+        for (size_t i = 0; i < count; ++i)
+            record_row(matrix, at(i), inputs, in.tokens, matrix.vector(at(i + 1)), out + i, kNeurons);
+    }
+    for (size_t i = 0; bias && i < count; ++i)
+        for (size_t t = 0; t < in.tokens; ++t) out[t * kNeurons + i] += bias[at(i)];
+}
+
 // Neurons [first, first + count) of the list, count at most kNeurons; `all` follow from `first` on in this slice.
 inline void stream_neurons(const FfnJob& job, const Prepared& in, size_t first, size_t count, size_t all, float* out) {
     const FfnCall& call = job.call;
-    size_t tokens = in.tokens;
     float gate[kStreamTokens * kNeurons], up[kStreamTokens * kNeurons];
     if (count < kNeurons) for (size_t i = 0; i < kStreamTokens * kNeurons; ++i) gate[i] = up[i] = 0.0f;
-    RecordInputs inputs{in.x, in.stride, in.rounded};
-    for (size_t i = 0; i < count; ++i) {
-        size_t neuron = neuron_at(call, first + i), next = neuron_at(call, first + (i + 1 < all ? i + 1 : i));
-        if (call.gate.data)
-            record_row(call.gate, neuron, inputs, tokens, call.gate.vector(next), gate + i, kNeurons);
-        record_row(call.up, neuron, inputs, tokens, call.up.vector(next), up + i, kNeurons);
-        if (call.up_bias) for (size_t t = 0; t < tokens; ++t) up[t * kNeurons + i] += call.up_bias[neuron];
-        if (call.gate_bias) for (size_t t = 0; t < tokens; ++t) gate[t * kNeurons + i] += call.gate_bias[neuron];
-    }
-    for (size_t t = 0; t < tokens; ++t) {
+    if (call.gate.data) neuron_rows(job, in, call.gate, call.gate_bias, first, count, all, gate);
+    neuron_rows(job, in, call.up, call.up_bias, first, count, all, up);
+    for (size_t t = 0; t < in.tokens; ++t) {
         float* value = up + t * kNeurons;
         activate_values(call.activation, call.gate.data ? gate + t * kNeurons : nullptr, value, count, value);
     }
-    record_columns(call.down, count, [&](size_t i) { return neuron_at(call, first + i); }, up, kNeurons, tokens, out,
+    record_columns(call.down, count, [&](size_t i) { return neuron_at(call, first + i); }, up, kNeurons, in.tokens, out,
                    job.slices.stride);
 }
 

@@ -58,22 +58,18 @@ inline void dot_eight_groups(const uint8_t* vector, const Rounded& x, size_t tok
     F8 scale, offset;
     load_lines<F>(vector, scale, offset);
     for (int t = 0; t < N; ++t) {
-        size_t at = (token + t) * x.groups() + group, codes = (token + t) * x.width + group * kGroup;
-        if constexpr (is_four_bit(F)) {
-            I8 dots = groups_q4(vector + factor_bytes(F), group_bytes(F), x.codes + codes);
-            acc[t] = fma(to_float(dots), scale * load(x.scale + at), acc[t]);
-            offsets[t] = fma(offset, load(x.sum + at), offsets[t]);
-        } else {
-            float factors[8];
-            store(factors, scale * load(x.scale + at));
-            F8 part[4];  // short chains of additions
-            for (size_t i = 0; i < 8; ++i) {
-                const uint8_t* weights = vector + i * group_bytes(F) + factor_bytes(F);
-                F8 dot = dot_group<F>(weights, x, codes + i * kGroup), factor = splat(factors[i]);
-                part[i % 4] = i < 4 ? dot * factor : fma(dot, factor, part[i % 4]);
-            }
-            acc[t] = acc[t] + ((part[0] + part[1]) + (part[2] + part[3]));
+        size_t at = (token + t) * x.groups() + group;
+        float factors[8];
+        store(factors, scale * load(x.scale + at));
+        if constexpr (F != Format::q8) offsets[t] = fma(offset, load(x.sum + at), offsets[t]);
+        size_t codes = (token + t) * x.width + group * kGroup;
+        F8 part[4];  // short chains of additions
+        for (size_t i = 0; i < 8; ++i) {
+            const uint8_t* weights = vector + i * group_bytes(F) + factor_bytes(F);
+            F8 dot = dot_group<F>(weights, x, codes + i * kGroup), factor = splat(factors[i]);
+            part[i % 4] = i < 4 ? dot * factor : fma(dot, factor, part[i % 4]);
         }
+        acc[t] = acc[t] + ((part[0] + part[1]) + (part[2] + part[3]));
     }
 }
 
@@ -142,6 +138,44 @@ inline void record_row(const Matrix& matrix, size_t r, const RecordInputs& in, s
     with_format(matrix.format, [&]<Format F>() {
         dot_record<F>(matrix.vector(r), matrix.hidden, in, tokens, soon, out, stride);
     });
+}
+
+// 8 vectors in 4 bits, a lane each, so that nothing is summed across lanes and all of them meet an activation while it is
+// in a register: out[t * stride + n] = vectors[n] . x[token + t]. Those at `soon` are asked for on the way.
+template <Format F, int N>
+inline void dot_eight_vectors(const uint8_t* const* vectors, const Rounded& x, size_t token, const uint8_t* const* soon,
+                              float* out, size_t stride) {
+    F8 acc[N], low[N];
+    for (int t = 0; t < N; ++t) acc[t] = low[t] = splat(0.0f);
+    size_t line = 0;  // of 64 bytes, of all vectors in turn
+    for (size_t g = 0; g < x.groups(); ++g) {
+        size_t offset = g * group_bytes(F);
+        for (; line / 8 * 64 < offset + group_bytes(F); ++line) prefetch(soon[line % 8] + line / 8 * 64);
+        F8 scale, minimum;
+        load_factors(vectors, offset, scale, minimum);
+        if constexpr (F == Format::q4s) minimum = scale * splat(-8.0f);
+        for (int t = 0; t < N; ++t) {
+            size_t at = (token + t) * x.groups() + g;
+            I8 dots = dots_q4(vectors, offset + factor_bytes(F), x.codes + (token + t) * x.width + g * kGroup);
+            acc[t] = fma(to_float(dots), scale * splat(x.scale[at]), acc[t]);
+            low[t] = fma(minimum, splat(x.sum[at]), low[t]);
+        }
+    }
+    for (int t = 0; t < N; ++t) store(out + t * stride, acc[t] + low[t]);
+}
+
+// Row part in 4 bits, 8 vectors: out[t * stride + n] = vector at(n) . x[t]; at(8 + n) come next.
+template <Format F, class At>
+inline void eight_rows(const Matrix& matrix, const At& at, const Rounded& x, size_t tokens, float* out, size_t stride) {
+    const uint8_t* vectors[8];
+    const uint8_t* soon[8];
+    for (size_t n = 0; n < 8; ++n) {
+        vectors[n] = matrix.vector(at(n));
+        soon[n] = matrix.vector(at(8 + n));
+    }
+    size_t token = 0;
+    for (; token + 4 <= tokens; token += 4) dot_eight_vectors<F, 4>(vectors, x, token, soon, out + token * stride, stride);
+    for (; token < tokens; ++token) dot_eight_vectors<F, 1>(vectors, x, token, soon, out + token * stride, stride);
 }
 
 // out[0..hidden) += sum over count (at most 8) vectors of factors[i] * vector i; quantised ones from a group on

@@ -163,35 +163,41 @@ inline __m256i spread_codes(const uint8_t* codes) {
 inline I8 group_q4(const uint8_t* codes, const int8_t* x) {
     return {dot_quads(_mm256_setzero_si256(), spread_codes(codes), load32(x))};
 }
-// Two groups share a register, a half each. Of the first, high codes meet activations together with low codes of the
-// second, for those lie side by side.
-inline I8 groups_q4(const uint8_t* codes, size_t stride, const int8_t* x) {
-    const __m256i low = _mm256_set1_epi8(15);
-    const __m256i inner = _mm256_set_epi32(0, 0, 0, 0, 4, 4, 4, 4), outer = _mm256_set_epi32(4, 4, 4, 4, 0, 0, 0, 0);
-    auto two = [&](size_t g) {
-        __m256i both = _mm256_set_m128i(load16(codes + (g + 1) * stride), load16(codes + g * stride));
-        __m256i ends = _mm256_blend_epi32(load32(x + 32 * g), load32(x + 32 * (g + 1)), 0xf0);
-        __m256i first = _mm256_and_si256(_mm256_srlv_epi32(both, inner), low);
-        __m256i second = _mm256_and_si256(_mm256_srlv_epi32(both, outer), low);
-        return pairs_to_quads(_mm256_add_epi16(_mm256_maddubs_epi16(first, load32(x + 32 * g + 16)),
-                                               _mm256_maddubs_epi16(second, ends)));
-    };
-    __m256i even_odd = _mm256_hadd_epi32(_mm256_hadd_epi32(two(0), two(2)), _mm256_hadd_epi32(two(4), two(6)));
-    return {_mm256_permutevar8x32_epi32(even_odd, _mm256_set_epi32(7, 3, 6, 2, 5, 1, 4, 0))};
-}
 inline I8 group_q8(const uint8_t* codes, const int8_t* x) {
     __m256i weights = load32(codes);
     return {dot_quads(_mm256_setzero_si256(), _mm256_abs_epi8(weights), _mm256_sign_epi8(load32(x), weights))};
 }
 
-inline void load_factors(const uint8_t* block, size_t stride, F8& first, F8& second) {
-    int32_t pairs[8];
-    for (size_t i = 0; i < 8; ++i) std::memcpy(&pairs[i], block + i * stride, 4);
+inline void split_factors(const int32_t (&pairs)[8], F8& first, F8& second) {
     __m128i a = _mm_set_epi32(pairs[3], pairs[2], pairs[1], pairs[0]);
     __m128i b = _mm_set_epi32(pairs[7], pairs[6], pairs[5], pairs[4]);
     const __m128i low = _mm_set1_epi32(0xffff);
     first.v = _mm256_cvtph_ps(_mm_packus_epi32(_mm_and_si128(a, low), _mm_and_si128(b, low)));
     second.v = _mm256_cvtph_ps(_mm_packus_epi32(_mm_srli_epi32(a, 16), _mm_srli_epi32(b, 16)));
+}
+inline void load_factors(const uint8_t* block, size_t stride, F8& first, F8& second) {
+    int32_t pairs[8];
+    for (size_t i = 0; i < 8; ++i) std::memcpy(&pairs[i], block + i * stride, 4);
+    split_factors(pairs, first, second);
+}
+
+inline void load_factors(const uint8_t* const* vectors, size_t offset, F8& first, F8& second) {
+    int32_t pairs[8];
+    for (size_t i = 0; i < 8; ++i) std::memcpy(&pairs[i], vectors[i] + offset, 4);
+    split_factors(pairs, first, second);
+}
+
+// Vectors n and n + 4 share a register, a half each.
+inline I8 dots_q4(const uint8_t* const* vectors, size_t offset, const int8_t* x) {
+    const __m256i low = _mm256_set1_epi8(15);
+    const __m256i first = _mm256_broadcastsi128_si256(load16(x)), second = _mm256_broadcastsi128_si256(load16(x + 16));
+    auto two = [&](size_t n) {
+        __m256i both = _mm256_set_m128i(load16(vectors[n + 4] + offset), load16(vectors[n] + offset));
+        __m256i high = _mm256_and_si256(_mm256_srli_epi16(both, 4), low);
+        return pairs_to_quads(_mm256_add_epi16(_mm256_maddubs_epi16(_mm256_and_si256(both, low), first),
+                                               _mm256_maddubs_epi16(high, second)));
+    };
+    return {_mm256_hadd_epi32(_mm256_hadd_epi32(two(0), two(1)), _mm256_hadd_epi32(two(2), two(3)))};
 }
 
 inline void transpose_bytes(const int8_t (&from)[8][8], int8_t (&to)[8][8]) {

@@ -132,15 +132,6 @@ inline I8 group_q4(const uint8_t* codes, const int8_t* x) {
     return {vdotq_s32(zero, vreinterpretq_s8_u8(vandq_u8(both, vdupq_n_u8(15))), vld1q_s8(x)),
             vdotq_s32(zero, vreinterpretq_s8_u8(vshrq_n_u8(both, 4)), vld1q_s8(x + 16))};
 }
-inline I8 groups_q4(const uint8_t* codes, size_t stride, const int8_t* x) {
-    int32x4_t each[8];
-    for (size_t g = 0; g < 8; ++g) {
-        I8 lanes = group_q4(codes + g * stride, x + 32 * g);
-        each[g] = vaddq_s32(lanes.a, lanes.b);
-    }
-    return {vpaddq_s32(vpaddq_s32(each[0], each[1]), vpaddq_s32(each[2], each[3])),
-            vpaddq_s32(vpaddq_s32(each[4], each[5]), vpaddq_s32(each[6], each[7]))};
-}
 inline I8 group_q8(const uint8_t* codes, const int8_t* x) {
     const int32x4_t zero = vdupq_n_s32(0);
     return {vdotq_s32(zero, vreinterpretq_s8_u8(vld1q_u8(codes)), vld1q_s8(x)),
@@ -155,6 +146,26 @@ inline void load_factors(const uint8_t* block, size_t stride, F8& first, F8& sec
     }
     first = load_half(halves[0]);
     second = load_half(halves[1]);
+}
+
+inline void load_factors(const uint8_t* const* vectors, size_t offset, F8& first, F8& second) {
+    uint16_t halves[2][8];
+    for (size_t i = 0; i < 8; ++i) {
+        std::memcpy(&halves[0][i], vectors[i] + offset, 2);
+        std::memcpy(&halves[1][i], vectors[i] + offset + 2, 2);
+    }
+    first = load_half(halves[0]);
+    second = load_half(halves[1]);
+}
+
+inline I8 dots_q4(const uint8_t* const* vectors, size_t offset, const int8_t* x) {
+    int32x4_t each[8];
+    for (size_t n = 0; n < 8; ++n) {
+        I8 lanes = group_q4(vectors[n] + offset, x);
+        each[n] = vaddq_s32(lanes.a, lanes.b);
+    }
+    return {vpaddq_s32(vpaddq_s32(each[0], each[1]), vpaddq_s32(each[2], each[3])),
+            vpaddq_s32(vpaddq_s32(each[4], each[5]), vpaddq_s32(each[6], each[7]))};
 }
 
 inline void transpose_bytes(const int8_t (&from)[8][8], int8_t (&to)[8][8]) {

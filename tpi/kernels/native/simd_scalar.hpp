@@ -149,16 +149,6 @@ inline I8 group_q4(const uint8_t* codes, const int8_t* x) {
                           (codes[8 + i] >> 4) * x[24 + i];
     return r;
 }
-// The sums of 8 such groups, whose codes are `stride` bytes apart: one per lane.
-inline I8 groups_q4(const uint8_t* codes, size_t stride, const int8_t* x) {
-    I8 r;
-    TPI_LANES {
-        I8 lanes = group_q4(codes + static_cast<size_t>(i) * stride, x + 32 * i);
-        r.lane[i] = 0;
-        for (int32_t lane : lanes.lane) r.lane[i] += lane;
-    }
-    return r;
-}
 inline I8 group_q8(const uint8_t* codes, const int8_t* x) {
     I8 r;
     TPI_LANES {
@@ -176,6 +166,26 @@ inline void load_factors(const uint8_t* block, size_t stride, F8& first, F8& sec
         first.lane[i] = half_to_float(halves[0]);
         second.lane[i] = half_to_float(halves[1]);
     }
+}
+
+// The same of 8 vectors, `offset` bytes into each.
+inline void load_factors(const uint8_t* const* vectors, size_t offset, F8& first, F8& second) {
+    TPI_LANES {
+        uint16_t halves[2];
+        std::memcpy(halves, vectors[i] + offset, 4);
+        first.lane[i] = half_to_float(halves[0]);
+        second.lane[i] = half_to_float(halves[1]);
+    }
+}
+
+// The sums over one group of code * x in 8 vectors, whose codes (record order) are `offset` bytes into each: one per lane.
+inline I8 dots_q4(const uint8_t* const* vectors, size_t offset, const int8_t* x) {
+    I8 r;
+    TPI_LANES {
+        r.lane[i] = 0;
+        for (int32_t lane : group_q4(vectors[i] + offset, x).lane) r.lane[i] += lane;
+    }
+    return r;
 }
 
 inline void transpose_bytes(const int8_t (&from)[8][8], int8_t (&to)[8][8]) {

@@ -36,7 +36,8 @@ def assert_close(actual: F32, expected: F32, tolerance: float) -> None:
     np.testing.assert_allclose(actual, expected, rtol=0, atol=tolerance * max(float(np.abs(expected).max()), 1e-3))
 
 
-def compare_attention(case: AttentionCase, tolerance: float) -> None:
+def assert_attention_agrees(case: AttentionCase, tolerance: float) -> None:
+    """The native output and what it appended to the cache, against the reference's."""
     expected_kv = deepcopy(case.kv)
     expected = reference.attention(case.spec, case.data, case.x, expected_kv.keys[0], expected_kv.values[0], case.batch)
     actual = native.attention(case.spec, case.data, case.x, case.kv.keys[0], case.kv.values[0], case.batch)
@@ -56,7 +57,8 @@ def assert_same_cache(
     assert np.abs(codes[0] - codes[1]).max() <= (1 if tolerance < 1e-3 else 4)
 
 
-def compare_ffn(case: FfnCase, tolerance: float, active: npt.NDArray[np.int32] | None = None) -> None:
+def assert_ffn_agrees(case: FfnCase, tolerance: float, active: npt.NDArray[np.int32] | None = None) -> None:
+    """The native output against the reference's."""
     expected = reference.ffn(case.spec, case.data, case.x, active)
     assert_close(native.ffn(case.spec, case.data, case.x, active), expected, tolerance)
 
@@ -66,7 +68,7 @@ def compare_ffn(case: FfnCase, tolerance: float, active: npt.NDArray[np.int32] |
 def test_ffn(format: Format, tokens: int) -> None:
     random = np.random.default_rng([1, tokens])
     case = ffn_case(random, format=format, hidden=96, units=int(random.integers(1, 7)), tokens=tokens)
-    compare_ffn(case, TOLERANCE[format])
+    assert_ffn_agrees(case, TOLERANCE[format])
 
 
 @pytest.mark.parametrize("layout", ["record", "tiled"])
@@ -74,7 +76,7 @@ def test_ffn(format: Format, tokens: int) -> None:
 @pytest.mark.parametrize(("format", "down"), [("q4", "q8"), ("q8", "q4s"), ("q4s", "q4")])
 def test_ffn_of_mixed_formats(layout: Layout, tokens: int, format: Format, down: Format) -> None:
     case = ffn_case(np.random.default_rng(2), format=format, down=down, layout=layout, hidden=160, tokens=tokens)
-    compare_ffn(case, RECORD_TOLERANCE if layout == "record" else 4e-3)
+    assert_ffn_agrees(case, RECORD_TOLERANCE if layout == "record" else 4e-3)
 
 
 @pytest.mark.parametrize("activation", ["silu", "gelu", "gelu_tanh", "relu"])
@@ -84,14 +86,14 @@ def test_ffn_of_mixed_formats(layout: Layout, tokens: int, format: Format, down:
 def test_ffn_activations_and_biases(activation: Activation, gated: bool, format: Format, tokens: int) -> None:
     random = np.random.default_rng(3)
     case = ffn_case(random, format=format, activation=activation, gated=gated, norm="layer", bias=True, tokens=tokens)
-    compare_ffn(case, TOLERANCE[format])
+    assert_ffn_agrees(case, TOLERANCE[format])
 
 
 @pytest.mark.parametrize("hidden", [1, 3, 19, 67, 100])
 @pytest.mark.parametrize("format", ["f32", "bf16"])
 @pytest.mark.parametrize("tokens", [1, 5, 19])
 def test_ffn_whose_hidden_size_is_no_multiple_of_the_vector_width(hidden: int, format: Format, tokens: int) -> None:
-    compare_ffn(ffn_case(np.random.default_rng(4), format=format, hidden=hidden, tokens=tokens), 2e-5)
+    assert_ffn_agrees(ffn_case(np.random.default_rng(4), format=format, hidden=hidden, tokens=tokens), 2e-5)
 
 
 @pytest.mark.parametrize("format", FORMATS)
@@ -101,7 +103,7 @@ def test_ffn_of_active_neurons(format: Format, tokens: int, count: int) -> None:
     random = np.random.default_rng([5, count])
     case = ffn_case(random, format=format, layout="record", activation="relu", tokens=tokens)
     active = random.permutation(96)[:count].astype(np.int32)
-    compare_ffn(case, RECORD_TOLERANCE if format in ("q4", "q4s") else TOLERANCE[format], active)
+    assert_ffn_agrees(case, RECORD_TOLERANCE if format in ("q4", "q4s") else TOLERANCE[format], active)
 
 
 @pytest.mark.parametrize("format", FORMATS)
@@ -110,7 +112,7 @@ def test_ffn_of_active_neurons(format: Format, tokens: int, count: int) -> None:
 def test_attention(format: Format, kv_dtype: KvDtype, lengths: tuple[tuple[int, int], ...]) -> None:
     random = np.random.default_rng(6)
     case = attention_case(random, format=format, kv_dtype=kv_dtype, lengths=lengths, hidden=128, heads=6, head_dim=32)
-    compare_attention(case, max(TOLERANCE[format], {"f32": 0, "f16": 2e-3, "q8": 2e-2}[kv_dtype]))
+    assert_attention_agrees(case, max(TOLERANCE[format], {"f32": 0, "f16": 2e-3, "q8": 2e-2}[kv_dtype]))
 
 
 @pytest.mark.parametrize("head_dim", [2, 6, 20, 40, 64, 80, 128])
@@ -120,7 +122,7 @@ def test_attention_head_sizes(head_dim: int, format: Format, tokens: int) -> Non
     case = attention_case(
         np.random.default_rng(7), format=format, head_dim=head_dim, heads=3, kv_heads=3, lengths=((33, tokens),)
     )
-    compare_attention(case, TOLERANCE[format])
+    assert_attention_agrees(case, TOLERANCE[format])
 
 
 @pytest.mark.parametrize("tokens", [1, 40])
@@ -132,7 +134,7 @@ def test_attention_windows_and_soft_caps(
 ) -> None:
     lengths = ((60, tokens), *others)
     case = attention_case(np.random.default_rng(8), window=window, softcap=softcap, lengths=lengths)
-    compare_attention(case, 1e-5)
+    assert_attention_agrees(case, 1e-5)
 
 
 @pytest.mark.parametrize("norm", ["rms", "layer"])
@@ -145,7 +147,7 @@ def test_attention_norms_biases_and_partial_rotation(
     case = attention_case(
         np.random.default_rng(9), norm=norm, rotary=rotary, qk_norm=qk_norm, bias=True, lengths=lengths
     )
-    compare_attention(case, 1e-5)
+    assert_attention_agrees(case, 1e-5)
 
 
 @pytest.mark.parametrize("format", ["f32", "q4"])
@@ -154,18 +156,18 @@ def test_values_that_are_too_many_for_a_copy_per_thread(format: Format) -> None:
     random = np.random.default_rng(18)
     lengths = tuple((length, 1) for length in range(16))
     case = attention_case(random, format=format, hidden=640, head_dim=32, lengths=lengths)
-    compare_attention(case, TOLERANCE[format])
-    compare_ffn(ffn_case(random, format=format, hidden=640, tokens=16), TOLERANCE[format])
+    assert_attention_agrees(case, TOLERANCE[format])
+    assert_ffn_agrees(ffn_case(random, format=format, hidden=640, tokens=16), TOLERANCE[format])
 
 
 def test_attention_over_a_long_context() -> None:
     case = attention_case(np.random.default_rng(10), lengths=((1500, 1), (600, 1)), kv_dtype="f16")
-    compare_attention(case, 1e-3)
+    assert_attention_agrees(case, 1e-3)
 
 
 def test_attention_where_k_has_a_format_of_its_own() -> None:
     case = attention_case(np.random.default_rng(11), format="q4", kv_format="q8", head_dim=32)
-    compare_attention(case, 4e-3)
+    assert_attention_agrees(case, 4e-3)
 
 
 @pytest.mark.parametrize("format", FORMATS)
@@ -211,7 +213,9 @@ def test_random_shapes(seed: int) -> None:
     format: Format = FORMATS[seed % 5]
     hidden = int(random.integers(1, 9)) * 32
     tokens = int(random.integers(1, 40))
-    compare_ffn(ffn_case(random, format=format, hidden=hidden, units=int(random.integers(1, 12)), tokens=tokens), 5e-3)
+    assert_ffn_agrees(
+        ffn_case(random, format=format, hidden=hidden, units=int(random.integers(1, 12)), tokens=tokens), 5e-3
+    )
     case = attention_case(
         random,
         format=format,
@@ -221,7 +225,7 @@ def test_random_shapes(seed: int) -> None:
         head_dim=int(random.integers(1, 9)) * 4,
         lengths=((int(random.integers(0, 80)), tokens), (int(random.integers(0, 80)), 1)),
     )
-    compare_attention(case, 5e-3)
+    assert_attention_agrees(case, 5e-3)
 
 
 @pytest.mark.parametrize("threads", [1, 2, 3, 7])
@@ -230,8 +234,8 @@ def test_threads_do_not_change_the_result(threads: int) -> None:
     ffn, attention = ffn_case(random, format="q4", units=9, tokens=3), attention_case(random, format="q4", head_dim=32)
     native.set_threads(threads)
     try:
-        compare_ffn(ffn, 4e-3)
-        compare_attention(attention, 4e-3)
+        assert_ffn_agrees(ffn, 4e-3)
+        assert_attention_agrees(attention, 4e-3)
         first = native.ffn(ffn.spec, ffn.data, ffn.x)
         for _ in range(20):
             np.testing.assert_array_equal(native.ffn(ffn.spec, ffn.data, ffn.x), first)

@@ -120,7 +120,7 @@ def predictions() -> Iterator[Row]:
             window.fill()
             token, stall = run(window, len(sizes), 15, work)
             window.close()
-            report = verdict(placement, window.costs())
+            report = verdict(placement, window.costs(), window.history())
             off = abs(report.stall_seconds - stall)
             yield {
                 "disk MB/s": round(speed / 1e6, 1),

@@ -19,14 +19,16 @@ SHARES = (0.12, 0.15, 0.20, 0.30, 0.40, 0.50, 0.60, 0.70, 0.80, 0.90, 1.00)
 MASTER_BARE = 120.0  # MiB
 REACHED, PARITY = 0.90, 0.97
 PAIRS = 20
+NEAR, CLOSE_PAIRS = 0.10, 10  # neighbouring budgets whose speeds differ by less are compared in so many pairs
 NOTES = """
 {name} ({size:.0f} MiB), context {context}. A share is the budget (`--memory`) in parts of the model's bytes; each is a
 process of its own. `bare` is the process before it is given weights, `peak` its VmHWM less that. `raw` is the disk
 alone, read past the page cache before and after each round of tokens; `possible` is the lesser of raw speed over
 streamed bytes per token and the speed with everything in memory, `reached` the decode speed over it; medians of the
 rounds. A budget that holds everything is compared with `--no-scheduler` in {pairs} pairs, one after the other in one
-process, the order changing. A budget that holds everything starts no readers: it then takes the path of
-`--no-scheduler`, and the pairs show what the choice costs, not the loader.
+process, the order changing; it starts no readers and takes the path of `--no-scheduler`, so the pairs show what the
+choice costs, not the loader. Neighbouring budgets whose speeds are closer than {near:.0%} are compared in {close} pairs
+too: a disk on a shared machine drifts by more than they differ.
 """
 
 
@@ -56,28 +58,45 @@ def bench(quick: bool) -> Result:
         Trial(share, budget, measured(pack.path, budget, tokens, rounds))
         for share, budget in ((share, int(share * size)) for share in shares)
     ]
-    ratios = [on / off for on, off in pairs(pack, 3 if quick else PAIRS, 2 * tokens)]
-    notes = NOTES.format(name=f"{model.name}, packed in f32", size=size / MIB, context=CONTEXT, pairs=len(ratios))
+    steps = [_step(pack, *two, 1 if quick else CLOSE_PAIRS) for two in pairwise(trials)]
+    everything, unscheduled = _placed(pack, 2 * size), Placement(str(pack.path), context=CONTEXT, scheduler=False)
+    ratios = list(pairs(everything, unscheduled, 3 if quick else PAIRS, 2 * tokens))
+    notes = NOTES.format(
+        name=f"{model.name}, packed in f32", size=size / MIB, context=CONTEXT, pairs=len(ratios),
+        near=NEAR, close=CLOSE_PAIRS,
+    )  # fmt: skip
     table = Table(f"Budgets; everything in memory: {resident:.3g} tok/s", [_row(one, resident) for one in trials])
-    return Result("Memory budgets", notes, [table], list(_checks(trials, resident, ratios)), [_plot(trials, resident)])
+    checks = list(_checks(trials, resident, steps, ratios))
+    return Result("Memory budgets", notes, [table], checks, [_plot(trials, resident)])
 
 
-def pairs(pack: Pack, count: int, tokens: int) -> Iterator[tuple[float, float]]:
-    """Tokens per second with everything in memory: the scheduler on, and off."""
-    on = Placement(str(pack.path), context=CONTEXT, memory=2 * pack.weight_bytes)
-    off = Placement(str(pack.path), context=CONTEXT, scheduler=False)
-    with Session(on) as first, Session(off) as second:
+def pairs(one: Placement, other: Placement, count: int, tokens: int) -> Iterator[float]:
+    """Tokens per second placed in one way, over those placed in the other, by turns."""
+    with Session(one) as first, Session(other) as second:
         for session in (first, second):
             decode(session, 2)
         for number in range(count):
             order = [first, second] if number % 2 else [second, first]
             speeds = {id(session): decode(session, tokens) for session in order}
-            yield speeds[id(first)], speeds[id(second)]
+            yield speeds[id(first)] / speeds[id(second)]
 
 
-def _checks(trials: Sequence[Trial], resident: float, ratios: Sequence[float]) -> Iterator[Check]:
+def _placed(pack: Pack, budget: int) -> Placement:
+    return Placement(str(pack.path), context=CONTEXT, memory=budget)
+
+
+def _step(pack: Pack, smaller: Trial, larger: Trial, count: int) -> float:
+    """Speed at the larger budget, over that at the smaller."""
+    ratio = larger.figures.speed / smaller.figures.speed
+    if abs(ratio - 1) >= NEAR:
+        return ratio
+    return median(pairs(_placed(pack, larger.budget), _placed(pack, smaller.budget), count, 2))
+
+
+def _checks(
+    trials: Sequence[Trial], resident: float, steps: Sequence[float], ratios: Sequence[float]
+) -> Iterator[Check]:
     bare = max(one.figures.node["bare_rss_bytes"] for one in trials) / MIB
-    steps = [after.figures.speed / before.figures.speed for before, after in pairwise(trials)]
     most, least = max(one.above / one.budget for one in trials), min(one.figures.reached(resident) for one in trials)
     yield Check("most memory above the bare process, times the budget", most, 1.0, at_most=True)
     yield Check("bare master, MiB", bare, MASTER_BARE, at_most=True)

@@ -22,7 +22,7 @@ class Load:
         """Nothing read yet."""
         self.cursor = 0  # where the next chunk starts
         self.flying = 0  # chunks being read
-        self.begun = 0.0
+        self.begun = self.ended = 0.0
         self.ready = not self.open  # a node may have nothing of a block
         self.dropped = False
         self.error: WeightsError | None = None

@@ -131,6 +131,7 @@ class Loader:
         if begun:
             now = time.perf_counter()
             self._meter.stall(now - begun)
+            self._meter.woke(now - max(begun, load.ended))
             self._trace.add("stall", f"block {load.block}", int(begun * 1e9), int(now * 1e9))
 
     def _failure(self, load: Load, error: WeightsError, use: int) -> WeightsError:
@@ -226,7 +227,7 @@ class Loader:
         now = time.perf_counter()
         begun = max(load.begun, self._last_done)  # chunks of neighbours overlap; loads are accounted one by one
         self._meter.loaded(load.block, now - begun)
-        self._last_done = now
+        self._last_done = load.ended = now
         self._trace.add("load", f"block {load.block}", int(begun * 1e9), int(now * 1e9))
 
 

@@ -2,6 +2,7 @@
 
 import time
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import median
 
@@ -48,6 +49,7 @@ class Meter:
         self._compute, self._exchange, self._load = (
             [deque[float](maxlen=_SAMPLES) for _ in range(blocks)] for _ in range(3)
         )
+        self._wake = deque[float](maxlen=_SAMPLES)
         self._left_at, self._last = 0.0, -1
         self.total_bytes = 0  # ever read
         self._flying = 0
@@ -74,6 +76,10 @@ class Meter:
         self.stall_seconds += seconds
         self.stalls += 1
 
+    def woke(self, seconds: float) -> None:
+        """A hold that waited went on so long after its block had been loaded."""
+        self._wake.append(seconds)
+
     def fly(self) -> None:
         """A read starts."""
         if not self._flying:
@@ -98,7 +104,24 @@ class Meter:
             [median(samples) if samples else 0.0 for samples in list(map(list, blocks))]
             for blocks in (self._compute, self._exchange, self._load)
         )
-        return Costs(compute, exchange, load)
+        return Costs(compute, exchange, load, self._waking)
+
+    def history(self) -> list[Costs]:
+        """Seconds per block of each of the last tokens, the latest last; where a block lacks some, the median."""
+        typical, waking = self.costs(), self._waking
+        compute, exchange, load = (
+            _by_token(list(map(list, blocks)), usual)
+            for blocks, usual in (
+                (self._compute, typical.compute),
+                (self._exchange, typical.exchange),
+                (self._load, typical.load),
+            )
+        )
+        return [Costs(*each, waking) for each in zip(compute, exchange, load, strict=True)]
+
+    @property
+    def _waking(self) -> float:
+        return median(self._wake or [0.0])
 
     def take(self) -> WindowStats:
         """The counts so far, and start again."""
@@ -116,3 +139,11 @@ class Meter:
         )
         self._clear()
         return stats
+
+
+def _by_token(blocks: Sequence[Sequence[float]], usual: Sequence[float]) -> list[list[float]]:
+    """Samples of each block, as those of each token: `_SAMPLES` lists of a value per block."""
+    full = [
+        samples if len(samples) == _SAMPLES else [each] * _SAMPLES for samples, each in zip(blocks, usual, strict=True)
+    ]
+    return [list(values) for values in zip(*full, strict=True)]

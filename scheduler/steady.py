@@ -62,7 +62,7 @@ from dataclasses import dataclass
 
 from scheduler.placement import Placement, place_window
 from scheduler.ring import neighbours
-from scheduler.timeline import Costs, simulate
+from scheduler.timeline import Costs, replay, simulate
 
 _NO_STALL = 0.005  # of the token time: less waiting than this counts as none
 _DEEPEST = 16  # blocks in memory that are tried
@@ -174,10 +174,10 @@ class SteadyReport:
     least_resident: int  # bytes that must stay, whatever they are, for loads to take no longer than the rest
 
 
-def verdict(placement: Placement, costs: Costs) -> SteadyReport:
-    """Judge a placement by measured seconds per block (`MemoryWindow.costs`)."""
-    streamed = set(placement.ring.blocks)
-    times, timeline = Times.of(costs, streamed), simulate(placement.ring, costs, _TOKENS)
+def verdict(placement: Placement, costs: Costs, history: Sequence[Costs] = ()) -> SteadyReport:
+    """Judge a placement by measured seconds per block: `MemoryWindow.costs`, and its `history` of the last tokens."""
+    times, history = Times.of(costs, set(placement.ring.blocks)), history or [costs]
+    token, stall = replay(placement.ring, history, max(_TOKENS, 2 * len(history))).typical
     advised = advise(placement.sizes, times)
     total, loading = sum(placement.sizes), times.load * (len(placement.sizes) // 2)
     speed = total / loading if loading else float("inf")
@@ -185,9 +185,9 @@ def verdict(placement: Placement, costs: Costs) -> SteadyReport:
         times=times,
         loose=is_loose(times),
         tight=is_tight(times),
-        steady=timeline.steady_stall <= _NO_STALL * timeline.steady_token,
-        token_seconds=timeline.steady_token,
-        stall_seconds=timeline.steady_stall,
+        steady=stall <= _NO_STALL * token,
+        token_seconds=token,
+        stall_seconds=stall,
         memory_bytes=placement.memory_bytes,
         window=advised[0] if advised else None,
         retain=advised[1] if advised else None,

@@ -4,11 +4,15 @@
     exchange after b takes exchange[b] (the last one of a token includes what happens between tokens)
     load(n) starts when load(n - 1) is over and use n - lag(n) is released, and takes load[b] (n counts streamed uses)
 
+A use that waited for its load starts `wake` later: a thread that slept must be woken. Costs may differ from token to
+token: where a load is about as long as what hides it, it is the slow ones that decide, and medians would know of none.
+
 It is what the closed forms of `scheduler.steady` are checked against, and what `scheduler.placement` compares with.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from statistics import median
 
 from scheduler.ring import Ring
 
@@ -20,6 +24,7 @@ class Costs:
     compute: Sequence[float]
     exchange: Sequence[float]
     load: Sequence[float]
+    wake: float = 0.0  # once for every use that waits
 
     @property
     def busy(self) -> float:
@@ -44,22 +49,34 @@ class Timeline:
         """Seconds of waiting per token in the long run: the mean of the last half."""
         return _mean(self.stalls[len(self.stalls) // 2 :])
 
+    @property
+    def typical(self) -> tuple[float, float]:
+        """Seconds per token, and of waiting in it, in the long run: medians of the last half."""
+        half = len(self.tokens) // 2
+        return median(self.tokens[half:]), median(self.stalls[half:])
+
 
 def simulate(ring: Ring, costs: Costs, tokens: int = 8) -> Timeline:
-    """Run `tokens` tokens over a cold ring (resident blocks are in memory from the start)."""
+    """Run `tokens` equal tokens over a cold ring (resident blocks are in memory from the start)."""
+    return replay(ring, [costs], tokens)
+
+
+def replay(ring: Ring, history: Sequence[Costs], tokens: int) -> Timeline:
+    """As `simulate`, with the costs of one token after the other, over and over."""
     streamed, period = set(ring.blocks), len(ring.blocks)
     released: list[float] = []
     now = loaded = 0.0
     token_seconds, token_stalls = [], []
-    for _ in range(tokens):
-        begun, stalled = now, 0.0
+    for token in range(tokens):
+        begun, stalled, costs = now, 0.0, history[token % len(history)]
         for block, seconds in enumerate(costs.compute):
             if block in streamed:
                 use = len(released)
                 before = use - ring.lags[use % period]
                 loaded = max(loaded, released[before] if before >= 0 else 0.0) + costs.load[block]
-                stalled += max(0.0, loaded - now)
-                now = max(now, loaded) + seconds
+                wait = loaded + costs.wake - now if loaded > now else 0.0
+                stalled += wait
+                now += wait + seconds
                 released.append(now)
             else:
                 now += seconds

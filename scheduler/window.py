@@ -144,6 +144,10 @@ class MemoryWindow:
         """Median seconds per block over the last tokens, for `scheduler.steady.verdict`."""
         return self._meter.costs()
 
+    def history(self) -> list[Costs]:
+        """Seconds per block of each of the last tokens, for the same."""
+        return self._meter.history()
+
     @property
     def progress(self) -> int:
         """See `Window.progress`: bytes read since the start."""

@@ -18,7 +18,7 @@ from scheduler.steady import (
     peak_parameters,
     verdict,
 )
-from scheduler.timeline import Costs, simulate
+from scheduler.timeline import Costs, replay, simulate
 
 seconds = st.integers(0, 40).map(float)
 some_times = st.builds(Times, seconds, seconds, seconds, seconds, seconds)
@@ -136,6 +136,24 @@ def test_a_token_that_never_waits_takes_its_busy_time() -> None:
     costs = Costs([1.0, 2.0], [0.5, 0.5], [0.1, 0.1])
     timeline = simulate(ring_of(1, 1), costs, 10)
     assert timeline.steady_token == pytest.approx(costs.busy)
+
+
+def test_who_waits_must_be_woken() -> None:
+    costs = Costs([1.0, 1.0], [0.0, 0.0], [3.0, 3.0], wake=0.25)
+    assert simulate(ring_of(1, 1), costs, 10).typical == pytest.approx((2 * (1.0 + 3.0 + 0.25), 2 * 3.25))
+    hidden = Costs([1.0, 1.0], [5.0, 5.0], [3.0, 3.0], wake=0.25)
+    assert simulate(ring_of(1, 1), hidden, 10).typical == pytest.approx((12.0, 0.0))
+
+
+def test_slow_loads_stall_where_typical_ones_do_not() -> None:
+    """Every other token loads slowly: the median of each block's loads would predict that none ever waits."""
+    fast, slow = (Costs([1.0, 1.0], [2.0, 2.0], [load, load]) for load in (1.5, 4.0))
+    assert replay(ring_of(1, 1), [fast, fast], 12).typical[1] == 0
+    stalls = replay(ring_of(1, 1), [fast, slow], 12).stalls
+    assert sorted(set(stalls[2:])) == pytest.approx([0.0, 4.0])
+    placement = place_window([4096, 8192], 1)
+    assert verdict(placement, fast).steady
+    assert not verdict(placement, fast, [fast, slow, slow]).steady
 
 
 def test_times_are_those_of_streamed_blocks() -> None:

@@ -227,6 +227,9 @@ def test_what_is_counted_adds_up() -> None:
     assert stats.disk_speed > 0
     assert len(costs.compute) == 8
     assert min(costs.compute) > 0
+    history = window.history()
+    assert {len(one.compute) for one in history} == {len(one.load) for one in history} == {8}
+    assert all(min(one.compute) > 0 for one in history)
     assert (stats + stats).holds == 160
     assert window.take().holds == 0
     window.close()

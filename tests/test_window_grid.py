@@ -34,7 +34,7 @@ def run(placement: Placement, speed: float, tokens: int = 7) -> tuple[SteadyRepo
         stalls.append(window.take().stall_seconds)
     window.close()
     half = tokens // 2
-    return verdict(placement, window.costs()), median(seconds[half:]), median(stalls[half:])
+    return verdict(placement, window.costs(), window.history()), median(seconds[half:]), median(stalls[half:])
 
 
 @pytest.mark.parametrize("busy_share", [0.5, 1.3, 3.0])

@@ -1,5 +1,6 @@
 """Rings and placements: nothing overlaps what is in use, nothing exceeds the budget, more memory is never slower."""
 
+from dataclasses import replace
 from itertools import pairwise
 
 import pytest
@@ -96,6 +97,15 @@ def test_streaming_is_near_what_the_disk_allows(share: float) -> None:
     placement = place(LLAMA, int(sum(LLAMA) * share), speeds)
     floor = max(placement.streamed_bytes / speeds.disk, sum(LLAMA) / speeds.compute)
     assert floor / seconds(placement, speeds) > 0.9
+
+
+def test_a_long_turn_between_tokens_is_loaded_in() -> None:
+    """With one block at a time nothing is loaded in it; two, and a little more streamed, are faster then."""
+    speeds = Speeds(disk=1.5e9, compute=25e9, turn=0.03)
+    budget = int(sum(LLAMA) * 0.93)
+    patient, hasty = place(LLAMA, budget, speeds), place(LLAMA, budget, replace(speeds, turn=0.0))
+    assert (patient.ring.depth, hasty.ring.depth) == (2, 1)
+    assert seconds(patient, speeds) < 0.97 * seconds(hasty, speeds)
 
 
 def test_what_stays_is_evenly_spaced() -> None:

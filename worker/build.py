@@ -5,7 +5,6 @@ from collections.abc import Iterator, Sequence
 from allreduce.base import Endpoints, GroupSpec, Peer, open_group
 from scheduler.budget import Budget
 from scheduler.disk import Disk
-from scheduler.placement import Speeds
 from scheduler.tune import DiskSpeed, disk_for
 from scheduler.window import Extent, MemoryWindow, Resident, Window
 from tpi import kernels
@@ -20,6 +19,7 @@ from worker.image import HeldBlock
 from worker.node import Node
 from worker.profile import usable_cores
 from worker.shard import Shard
+from worker.speeds import speeds_of
 
 _SPIN_US = 300  # about what a thread takes to fall asleep and wake up again
 _PREFILL = 128  # tokens of the prefill step that the collective is chosen for
@@ -56,14 +56,14 @@ def build_node(
 def _budget(
     assign: Assign, tables: Tables | None, extents: Sequence[Extent], measured: bool
 ) -> tuple[Budget, DiskSpeed]:
-    """What fits, and how to read the disk; its speed is measured only if blocks are streamed from it."""
+    """What fits, and how to read the disk; speeds are measured only if blocks are streamed from it."""
     sizes = [extent.slot_bytes for extent in extents]
     budget = fit(assign, tables, sizes)
     if not measured or not budget.placement.streamed_bytes:
         return budget, DiskSpeed()
     disk = disk_for(sorted({extent.path for extent in extents}), default_cache())
     if disk.bytes_per_second:
-        budget = fit(assign, tables, sizes, Speeds(disk.bytes_per_second))
+        budget = fit(assign, tables, sizes, speeds_of(assign, disk, budget.used))
     return budget, disk
 
 

@@ -60,6 +60,11 @@ def isa() -> str:
     return cast(str, _kernels().isa())
 
 
+def read(data: U8) -> None:
+    """Read 1-D bytes with all threads and do nothing else: the bandwidth that the kernels are compared with."""
+    _kernels().read(data)
+
+
 def rms_norm(x: F32, weight: F32, eps: float) -> F32:
     """`x / sqrt(mean(x^2) + eps) * weight`; `x` is `[tokens, hidden]`, `weight` `[hidden]`."""
     return cast(F32, _kernels().rms_norm(x, weight, eps))

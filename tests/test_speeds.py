@@ -1,0 +1,47 @@
+"""What a node is taken to do in a second, before its blocks are placed."""
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+from master.assignments import assignments
+from master.planner import plan
+from master.session import units_of
+from scheduler.memory import page_buffer
+from scheduler.tune import DiskSpeed
+from tpi import kernels
+from tpi.messages import NodeOptions, PeerAddress
+from tpi.pack.reader import Pack
+from worker.speeds import head_bytes, memory_speed, speeds_of
+
+MIB = 1 << 20
+
+
+@pytest.mark.parametrize(("dtype", "bytes_per_weight"), [("f32", 4), ("q8", 34 / 32)])
+def test_the_turn_between_tokens_is_the_head_and_the_reads_in_flight(
+    tiny_pack: Callable[..., Pack], dtype: str, bytes_per_weight: float
+) -> None:
+    pack = tiny_pack("llama", dtype)
+    one = assignments(
+        pack, plan(pack.config, units_of(pack), [1.0]), [PeerAddress(0, "node", "")], NodeOptions(64, 4, "f32", 16),
+        session=1, epoch=1, collective="loopback",
+    )[0]  # fmt: skip
+    assert head_bytes(one) == pytest.approx(pack.config.vocab * pack.config.hidden * bytes_per_weight)
+    disk = DiskSpeed(chunk=4 * MIB, threads=4, bytes_per_second=1e9)
+    found = speeds_of(one, disk, 8 * MIB)
+    assert found.compute > 0
+    assert found.disk < disk.bytes_per_second
+    assert found.turn == pytest.approx(head_bytes(one) / found.compute + 16 * MIB / 1e9)
+    assert sum(found.costs([100, 100]).exchange) == found.turn
+
+
+@pytest.mark.parametrize("implementation", ["native", "reference"])
+def test_memory_is_read_by_either_implementation(implementation: str) -> None:
+    try:
+        kernels.use(implementation)
+        assert 1e6 < memory_speed(MIB) < 1e13
+        kernels.read(np.empty(0, np.uint8))
+        kernels.read(page_buffer(10))
+    finally:
+        kernels.use("native")

@@ -1,0 +1,46 @@
+"""How fast this node computes, loads, and gets from one token to the next: what its blocks are placed for."""
+
+import time
+
+from scheduler.memory import Bytes, page_buffer
+from scheduler.placement import Speeds
+from scheduler.tune import DiskSpeed
+from tpi import kernels
+from tpi.messages import Assign
+from worker.fit import layouts
+
+_SAMPLE = 64 << 20  # bytes read to see how fast memory is: more than most caches keep
+_ROUNDS = 3  # of which the fastest counts
+_OF_MEMORY = 0.85  # of the memory's speed is what kernels reach on few tokens
+_OF_DISK = 0.9  # of the disk's speed is left while all cores compute
+
+
+def speeds_of(assign: Assign, disk: DiskSpeed, budget: int) -> Speeds:
+    """The speeds of this node; takes at most half of `budget` bytes for some 20 ms to measure them.
+
+    Between two tokens the master computes the head and reads a row of the embedding, behind all reads in flight.
+    """
+    compute = _OF_MEMORY * memory_speed(min(_SAMPLE, budget // 2))
+    turn = head_bytes(assign) / compute + disk.threads * disk.chunk / disk.bytes_per_second
+    return Speeds(disk=_OF_DISK * disk.bytes_per_second, compute=compute, turn=turn)
+
+
+def memory_speed(size: int) -> float:
+    """Bytes per second at which the kernels' threads read `size` bytes of memory, and do nothing else."""
+    data = page_buffer(size)
+    data.fill(1)
+    fastest = min(_seconds(data) for _ in range(_ROUNDS))
+    return data.size / fastest
+
+
+def head_bytes(assign: Assign) -> float:
+    """About how many bytes the head has: its weights are taken to be as wide as those of this node's first FFN."""
+    neuron = layouts(assign, assign.layers[0].ffn)["neuron"]
+    weights = len(neuron.parts) * neuron.width * neuron.hidden
+    return assign.config.vocab * assign.config.hidden * neuron.unit_bytes / weights
+
+
+def _seconds(data: Bytes) -> float:
+    begun = time.perf_counter()
+    kernels.read(data)
+    return time.perf_counter() - begun

@@ -12,11 +12,11 @@
 | tag     | 4     | number of the message in the step << 12, segment of the message      |
 | count   | 4     | values in the payload                                                |
 
-Little-endian. A receiver knows every field of the frame that it waits for.
+Little-endian. A receiver knows every field of the frame that it waits for. `native/header.hpp` has the same for C++,
+which writes and compares them.
 """
 
 from struct import Struct
-from typing import NamedTuple
 
 MAGIC = b"TPIa"
 VERSION = 1
@@ -24,25 +24,3 @@ SEGMENT_BITS = 12
 
 LAYOUT = Struct("<4sBBHQIIII")
 HEADER_BYTES = LAYOUT.size
-
-
-class Header(NamedTuple):
-    """All fields, in their order."""
-
-    magic: bytes
-    version: int
-    wire: int
-    rank: int
-    session: int
-    epoch: int
-    step: int
-    tag: int
-    values: int
-
-
-def parse(frame: bytes | memoryview) -> Header | None:
-    """The header of `frame`, None if it has none of this version."""
-    if len(frame) < HEADER_BYTES:
-        return None
-    header = Header._make(LAYOUT.unpack_from(frame))
-    return header if (header.magic, header.version) == (MAGIC, VERSION) else None

@@ -49,10 +49,7 @@ class House:
         return open_group(name, self.spec(rank, **changes), self.endpoints(rank))
 
     def close(self) -> None:
-        for router in self.routers:
-            if router is not None:
-                router.close(0)
-        self.net.context.term()
+        self.net.close()
         if self.memory:
             self.memory.__exit__(None, None, None)
 

@@ -5,9 +5,11 @@ from hashlib import sha256
 from pathlib import Path
 
 import numpy as np
+import numpy.typing as npt
 import pytest
 
-from allreduce.connections import Connections
+from allreduce import connections
+from allreduce._mailbox import Mailbox
 from master.answer import Limits, answer
 from master.options import Placement
 from master.sampler import Sampler, Sampling
@@ -26,13 +28,17 @@ class Wire:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.messages: list[list[bytes]] = []
         self.sums: list[bytes] = []
-        send = Connections.send
+        sums = self.sums
 
-        def recorded(connections: Connections, rank: int, frame: memoryview) -> bool:
-            self.sums.append(bytes(frame))
-            return send(connections, rank, frame)
+        class Recorder(Mailbox):
+            def send(
+                self, ranks: Sequence[int], first: int, tag: int, wire: int, values: int, frame: npt.NDArray[np.uint8]
+            ) -> int:
+                sent = super().send(ranks, first, tag, wire, values, frame)
+                sums.append(bytes(frame))
+                return sent
 
-        monkeypatch.setattr(Connections, "send", recorded)
+        monkeypatch.setattr(connections, "Mailbox", Recorder)
 
     def tap(self, way: str, frames: Sequence[Buffer]) -> None:
         if way == "sent":

@@ -33,6 +33,7 @@ class Wire(ABC):
 
     name: str
     code: int  # how a frame's header names the format
+    native: bool  # whether `allreduce._mailbox` reads it without help
 
     @abstractmethod
     def nbytes(self, count: int) -> int:
@@ -74,7 +75,7 @@ class Viewed(Wire):
 class Float32(Viewed):
     """The values as they are."""
 
-    name, code = "f32", 0
+    name, code, native = "f32", 0, True
 
     def nbytes(self, count: int) -> int:
         """Bytes that `count` values take."""
@@ -96,7 +97,7 @@ class Float32(Viewed):
 class BFloat16(Wire):
     """The upper half of each float32, rounded."""
 
-    name, code = "bf16", 1
+    name, code, native = "bf16", 1, True
 
     def nbytes(self, count: int) -> int:
         """Bytes that `count` values take."""
@@ -118,7 +119,7 @@ class BFloat16(Wire):
 class Q8(Viewed):
     """Groups of 32 values: scale = largest magnitude / 127 as f16, then int8 codes. The last group is padded with 0."""
 
-    name, code = "q8", 2
+    name, code, native = "q8", 2, False
 
     def __init__(self) -> None:
         self._scratch = np.empty((0, GROUP), np.float32)

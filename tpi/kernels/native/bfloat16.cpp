@@ -1,23 +1,10 @@
 #include "bfloat16.hpp"
 
-#include <bit>
-#include <cstring>
+#include "bf16.hpp"
 
 namespace tpi {
 
 namespace {
-
-float widened(const uint8_t* from) {
-    uint16_t upper;
-    std::memcpy(&upper, from, sizeof upper);
-    return std::bit_cast<float>(static_cast<uint32_t>(upper) << 16);
-}
-
-uint16_t rounded(float value) {
-    auto bits = std::bit_cast<uint32_t>(value);
-    auto nearest = static_cast<uint16_t>((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
-    return value == value ? nearest : 0x7fc0;  // rounding could carry a NaN into infinity or zero
-}
 
 // The bytes of `count` values in `raw` from `offset` on.
 const uint8_t* payload(const Array& raw, size_t offset, size_t count) {
@@ -40,14 +27,12 @@ void to_bf16(nb::handle values, nb::handle raw) {
 
 void from_bf16(nb::handle raw, size_t offset, nb::handle out) {
     Array from(raw, "raw", "B", {kAny}), to(out, "out", "f", {kAny}, true);
-    const uint8_t* upper = payload(from, offset, to.total());
-    for (size_t i = 0; i < to.total(); ++i) to.as<float>()[i] = widened(upper + 2 * i);
+    widen(payload(from, offset, to.total()), to.total(), false, to.as<float>());
 }
 
 void add_bf16(nb::handle raw, size_t offset, nb::handle total) {
     Array from(raw, "raw", "B", {kAny}), to(total, "total", "f", {kAny}, true);
-    const uint8_t* upper = payload(from, offset, to.total());
-    for (size_t i = 0; i < to.total(); ++i) to.as<float>()[i] += widened(upper + 2 * i);
+    widen(payload(from, offset, to.total()), to.total(), true, to.as<float>());
 }
 
 }  // namespace tpi

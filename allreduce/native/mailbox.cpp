@@ -1,0 +1,269 @@
+// The Python module allreduce._mailbox: frames to and from the other members of a group, over the ZeroMQ sockets that
+// pyzmq made. allreduce/transport.py is its only caller.
+//
+// A frame that belongs to the exchange under way, or to one that follows, waits in a stash until it is asked for;
+// anything else is dropped and counted. Nothing is decided here of who is lost: who waits is told that nothing came.
+#include <nanobind/nanobind.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/vector.h>
+#include <unistd.h>
+
+#include <chrono>
+#include <map>
+#include <optional>
+#include <utility>
+
+#include "bf16.hpp"
+#include "header.hpp"
+#include "zeromq.hpp"
+
+namespace nb = nanobind;
+
+namespace tpi {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+constexpr size_t kStash = 1024;          // frames of all members together; none is further ahead than one exchange
+constexpr size_t kShared = 1 << 15;      // bytes: from here on several queues share one copy
+constexpr double kSlice = 0.1;           // seconds of one attempt to receive
+constexpr useconds_t kUnreached = 2000;  // microseconds before trying again to send to who has not connected yet
+constexpr int kStranger = -1;
+
+enum Wire : uint8_t { kF32 = 0, kBf16 = 1 };
+
+// Bytes of a contiguous array, for as long as this lives.
+class Bytes {
+public:
+    Bytes(nb::handle array, bool writable) {
+        if (PyObject_GetBuffer(array.ptr(), &view_, writable ? PyBUF_WRITABLE : PyBUF_SIMPLE)) throw nb::python_error();
+    }
+    ~Bytes() { PyBuffer_Release(&view_); }
+    Bytes(const Bytes&) = delete;
+    Bytes& operator=(const Bytes&) = delete;
+    uint8_t* data() const { return static_cast<uint8_t*>(view_.buf); }
+    size_t size() const { return static_cast<size_t>(view_.len); }
+
+private:
+    Py_buffer view_;
+};
+
+class Mailbox {
+public:
+    // `spin`: seconds that a wait polls before it sleeps.
+    Mailbox(const std::string& library, uint32_t rank, uint32_t size, uint64_t session, uint32_t epoch, double spin)
+        : zmq_(library), rank_(rank), session_(session), epoch_(epoch), spin_(spin), lines_(size) {}
+    Mailbox(const Mailbox&) = delete;
+    Mailbox& operator=(const Mailbox&) = delete;
+
+    // Messages of `rank` pass through `socket`, which is not closed while this is used. A ROUTER, which several ranks
+    // share, knows it by `name`; a DEALER has no names.
+    void connect(uint32_t rank, uintptr_t socket, const nb::bytes& name) {
+        lines_.at(rank) = {reinterpret_cast<void*>(socket), std::string(name.c_str(), name.size())};
+        if (name.size()) ranks_[lines_[rank].name] = static_cast<int>(rank);
+    }
+
+    // Go to `step` and forget what is left of earlier ones.
+    void begin(uint32_t step) {
+        step_ = step;
+        oldest_ = 0;
+        dropped_ += std::erase_if(stash_, [&](const auto& item) { return item.first.step < step; });
+    }
+
+    // From here on frames of messages before `number` are late.
+    void reserve(uint32_t number) { oldest_ = number; }
+
+    // Send to each of ranks[first:], as message `tag`, `frame`: room for a header, and a payload of `values` values.
+    // Returns how many ranks it is queued for; fewer than all if one does not take it yet, and -errno if sending failed.
+    int send(const std::vector<uint32_t>& ranks, size_t first, uint32_t tag, uint8_t wire, uint32_t values,
+             nb::handle frame) {
+        Bytes bytes(frame, true);
+        if (bytes.size() < sizeof(Header)) throw std::invalid_argument("a frame has room for its header");
+        Header header = expected(rank_, tag, wire, values);
+        std::memcpy(bytes.data(), &header, sizeof header);
+        nb::gil_scoped_release unlocked;
+        std::optional<Frame> shared;
+        if (ranks.size() - first > 1 && bytes.size() > kShared) shared.emplace(zmq_, bytes.data(), bytes.size());
+        for (size_t index = first; index < ranks.size(); ++index) {
+            int error = send_one(lines_.at(ranks[index]), bytes, shared);
+            if (error == EAGAIN || error == EINTR || error == kHostUnreachable) {
+                if (error == kHostUnreachable) usleep(kUnreached);
+                return static_cast<int>(index);
+            }
+            if (error) return -error;
+        }
+        return static_cast<int>(ranks.size());
+    }
+
+    // Wait a while for message `tag` of `rank`, which has `values` values, and write or add them to `out`: float32, or
+    // the payload's own bytes if `out` has just room for them and `raw`. Returns 1 when it is done, 0 if the message
+    // has not come yet, -errno if receiving failed.
+    int receive(uint32_t rank, uint32_t tag, uint8_t wire, uint32_t values, nb::handle out, bool add, bool raw) {
+        Bytes to(out, true);
+        const size_t payload = raw ? to.size() : (wire == kBf16 ? 2 : 4) * size_t{values};
+        if (!raw && to.size() != 4 * size_t{values}) throw std::invalid_argument("out has no room for the values");
+        const Header header = expected(rank, tag, wire, values);
+        int error = 0;
+        std::optional<Frame> frame;
+        {
+            nb::gil_scoped_release unlocked;
+            frame = take(header, payload, error);
+            if (frame) deliver(frame->data() + sizeof(Header), wire, values, to, add, raw);
+        }
+        if (error == EINTR && PyErr_CheckSignals()) throw nb::python_error();
+        if (error && error != EAGAIN && error != EINTR) return -error;
+        return frame ? 1 : 0;
+    }
+
+    // Take in what has come already, without waiting: so that no two members block each other.
+    void drain() {
+        nb::gil_scoped_release unlocked;
+        for (const Line& line : lines_)
+            while (line.socket) {
+                Frame frame(zmq_);
+                auto [sender, error] = receive_one(line, kDontWait, frame);
+                if (error) break;
+                keep(sender, std::move(frame));
+            }
+    }
+
+    // Frames dropped since the last call.
+    size_t take_dropped() { return std::exchange(dropped_, 0); }
+
+    // Drop everything; the sockets may then be closed.
+    void close() {
+        stash_.clear();
+        ranks_.clear();
+        for (Line& line : lines_) line = {};
+    }
+
+private:
+    struct Line {
+        void* socket = nullptr;
+        std::string name;
+    };
+    struct Key {
+        uint32_t rank, step, tag;
+        auto operator<=>(const Key&) const = default;
+    };
+
+    Header expected(uint32_t rank, uint32_t tag, uint8_t wire, uint32_t values) const {
+        return {kMagic, kVersion, wire, static_cast<uint16_t>(rank), session_, epoch_, step_, tag, values};
+    }
+
+    int send_one(const Line& line, const Bytes& bytes, std::optional<Frame>& shared) const {
+        if (!line.socket) throw std::invalid_argument("that rank is not connected");
+        if (!line.name.empty() && zmq_.send(line.socket, line.name.data(), line.name.size(), kSendMore) < 0)
+            return zmq_.error();
+        if (shared) return shared->share(line.socket);
+        return zmq_.send(line.socket, bytes.data(), bytes.size(), 0) < 0 ? zmq_.error() : 0;
+    }
+
+    static void deliver(const uint8_t* from, uint8_t wire, size_t values, const Bytes& to, bool add, bool raw) {
+        auto* out = reinterpret_cast<float*>(to.data());
+        if (raw || (wire == kF32 && !add)) {
+            std::memcpy(to.data(), from, to.size());
+        } else if (wire == kBf16) {
+            widen(from, values, add, out);
+        } else {
+            for (size_t i = 0; i < values; ++i) {
+                float value;
+                std::memcpy(&value, from + sizeof value * i, sizeof value);
+                out[i] += value;
+            }
+        }
+    }
+
+    // The frame that `header` describes, from the stash or from its sender's socket, waited for during one slice.
+    std::optional<Frame> take(const Header& header, size_t payload, int& error) {
+        auto fits = [&](const Frame& frame) {
+            return frame.size() == sizeof(Header) + payload && !std::memcmp(frame.data(), &header, sizeof header);
+        };
+        if (auto found = stash_.find({header.rank, header.step, header.tag}); found != stash_.end()) {
+            Frame frame = std::move(found->second);
+            stash_.erase(found);
+            if (fits(frame)) return frame;
+            ++dropped_;
+        }
+        const Line& line = lines_.at(header.rank);
+        if (!line.socket) throw std::invalid_argument("that rank is not connected");
+        const auto begun = Clock::now();
+        auto spent = [&] { return std::chrono::duration<double>(Clock::now() - begun).count(); };
+        while (spent() < kSlice) {
+            Frame frame(zmq_);
+            auto [sender, failed] = receive_one(line, spent() < spin_ ? kDontWait : 0, frame);
+            if (failed == EAGAIN && spent() < spin_) continue;
+            if ((error = failed)) return std::nullopt;
+            if (sender == header.rank && fits(frame)) return frame;
+            keep(sender, std::move(frame));
+        }
+        return std::nullopt;
+    }
+
+    // The next message on a line's socket: its sender, and what went wrong or 0. `frame` is empty if it is not one frame.
+    std::pair<int, int> receive_one(const Line& line, int flags, Frame& frame) const {
+        if (int error = frame.receive(line.socket, flags)) return {kStranger, error};
+        int sender = kStranger;
+        if (line.name.empty()) {
+            sender = static_cast<int>(&line - lines_.data());
+        } else {
+            auto found = ranks_.find(std::string(reinterpret_cast<const char*>(frame.data()), frame.size()));
+            if (found != ranks_.end()) sender = found->second;
+            if (!frame.more()) {
+                frame = Frame(zmq_);
+                return {sender, 0};
+            }
+            frame.receive(line.socket, 0);
+        }
+        if (frame.more()) {  // no member sends more: take the rest off the socket
+            while (frame.more()) frame.receive(line.socket, 0);
+            frame = Frame(zmq_);
+        }
+        return {sender, 0};
+    }
+
+    // Stash a frame that is early; drop one that is anything else.
+    void keep(int sender, Frame frame) {
+        Header header{};
+        if (frame.size() >= sizeof header) std::memcpy(&header, frame.data(), sizeof header);
+        const bool known = header.magic == kMagic && header.version == kVersion && sender == header.rank &&
+                           header.session == session_ && header.epoch == epoch_;
+        const bool early = std::pair(header.step, header.tag >> kSegmentBits) >= std::pair(step_, oldest_);
+        if (sender < 0 || !known || !early || stash_.size() >= kStash)
+            ++dropped_;
+        else
+            stash_.insert_or_assign({header.rank, header.step, header.tag}, std::move(frame));
+    }
+
+    ZeroMq zmq_;
+    uint32_t rank_;
+    uint64_t session_;
+    uint32_t epoch_;
+    double spin_;
+    std::vector<Line> lines_;            // by rank
+    std::map<std::string, int> ranks_;   // by name
+    std::map<Key, Frame> stash_;
+    uint32_t step_ = 0;
+    uint32_t oldest_ = 0;  // number of the first message of the exchange under way
+    size_t dropped_ = 0;
+};
+
+}  // namespace
+}  // namespace tpi
+
+NB_MODULE(_mailbox, m) {
+    using tpi::Mailbox;
+    nb::class_<Mailbox>(m, "Mailbox")
+        .def(nb::init<const std::string&, uint32_t, uint32_t, uint64_t, uint32_t, double>(), nb::arg("library"),
+             nb::arg("rank"), nb::arg("size"), nb::arg("session"), nb::arg("epoch"), nb::arg("spin"))
+        .def("connect", &Mailbox::connect, nb::arg("rank"), nb::arg("socket"), nb::arg("name"))
+        .def("begin", &Mailbox::begin, nb::arg("step"))
+        .def("reserve", &Mailbox::reserve, nb::arg("number"))
+        .def("send", &Mailbox::send, nb::arg("ranks"), nb::arg("first"), nb::arg("tag"), nb::arg("wire"),
+             nb::arg("values"), nb::arg("frame"))
+        .def("receive", &Mailbox::receive, nb::arg("rank"), nb::arg("tag"), nb::arg("wire"), nb::arg("values"),
+             nb::arg("out"), nb::arg("add"), nb::arg("raw"))
+        .def("drain", &Mailbox::drain)
+        .def("take_dropped", &Mailbox::take_dropped)
+        .def("close", &Mailbox::close);
+}

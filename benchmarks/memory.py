@@ -19,7 +19,7 @@ SHARES = (0.12, 0.15, 0.20, 0.30, 0.40, 0.50, 0.60, 0.70, 0.80, 0.90, 1.00)
 MASTER_BARE = 120.0  # MiB
 REACHED, PARITY = 0.90, 0.97
 PAIRS = 20
-NEAR, CLOSE_PAIRS = 0.10, 10  # neighbouring budgets whose speeds differ by less are compared in so many pairs
+NEAR, CLOSE_PAIRS = 0.10, 6  # neighbouring budgets whose speeds differ by less are compared in so many pairs
 NOTES = """
 {name} ({size:.0f} MiB), context {context}. A share is the budget (`--memory`) in parts of the model's bytes; each is a
 process of its own. `bare` is the process before it is given weights, `peak` its VmHWM less that. `raw` is the disk

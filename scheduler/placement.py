@@ -25,19 +25,20 @@ _AS_GOOD = 1.01  # of the best token time: among these the deepest ring wins, si
 class Speeds:
     """Speeds that the placement is chosen for; the defaults are a laptop's. Only their proportions matter.
 
-    The `turn` counts: with one block at a time in memory nothing is loaded in it, since the first streamed block of the
-    next token is already there.
+    The last two speak for more than one block in the ring: with one nothing is loaded during the `turn`, since the
+    first streamed block of the next token is already there, and every load has a `start`.
     """
 
     disk: float = 1e9  # bytes per second
     compute: float = 15e9  # bytes of weights per second
     exchange: float = 0.0  # seconds per allreduce
     turn: float = 0.0  # seconds from the last block of a token to the first of the next, that allreduce aside
+    start: float = 0.0  # seconds that a load takes longer if the disk was idle before it
 
     def costs(self, sizes: Sequence[int]) -> Costs:
         """Seconds per block of these sizes."""
         exchange = [self.exchange] * (len(sizes) - 1) + [self.exchange + self.turn]
-        return Costs([s / self.compute for s in sizes], exchange, [s / self.disk for s in sizes])
+        return Costs([s / self.compute for s in sizes], exchange, [s / self.disk for s in sizes], start=self.start)
 
 
 @dataclass(frozen=True)

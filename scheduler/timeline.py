@@ -4,7 +4,8 @@
     exchange after b takes exchange[b] (the last one of a token includes what happens between tokens)
     load(n) starts when load(n - 1) is over and use n - lag(n) is released, and takes load[b] (n counts streamed uses)
 
-A use that waited for its load starts `wake` later: a thread that slept must be woken. Costs may differ from token to
+A use that waited for its load starts `wake` later: a thread that slept must be woken. A load that finds the disk idle
+takes `start` longer. Costs may differ from token to
 token: where a load is about as long as what hides it, it is the slow ones that decide, and medians would know of none.
 
 It is what the closed forms of `scheduler.steady` are checked against, and what `scheduler.placement` compares with.
@@ -25,6 +26,7 @@ class Costs:
     exchange: Sequence[float]
     load: Sequence[float]
     wake: float = 0.0  # once for every use that waits
+    start: float = 0.0  # once for every load that does not follow at once upon another
 
     @property
     def busy(self) -> float:
@@ -73,7 +75,8 @@ def replay(ring: Ring, history: Sequence[Costs], tokens: int) -> Timeline:
             if block in streamed:
                 use = len(released)
                 before = use - ring.lags[use % period]
-                loaded = max(loaded, released[before] if before >= 0 else 0.0) + costs.load[block]
+                freed = released[before] if before >= 0 else 0.0
+                loaded = max(loaded, freed + costs.start) + costs.load[block]
                 wait = loaded + costs.wake - now if loaded > now else 0.0
                 stalled += wait
                 now += wait + seconds

@@ -29,10 +29,11 @@ def test_the_turn_between_tokens_is_the_head_and_the_reads_in_flight(
     )[0]  # fmt: skip
     assert head_bytes(one) == pytest.approx(pack.config.vocab * pack.config.hidden * bytes_per_weight)
     disk = DiskSpeed(chunk=4 * MIB, threads=4, bytes_per_second=1e9)
-    found = speeds_of(one, disk, 8 * MIB)
+    found = speeds_of(one, disk, 4 * MIB, 8 * MIB)
     assert found.compute > 0
     assert found.disk < disk.bytes_per_second
-    assert found.turn == pytest.approx(head_bytes(one) / found.compute + 16 * MIB / 1e9)
+    assert found.turn == pytest.approx(head_bytes(one) / found.compute + 4 * MIB / 1e9)
+    assert found.start == pytest.approx(0.5 * MIB / 1e9)
     assert sum(found.costs([100, 100]).exchange) == found.turn
 
 

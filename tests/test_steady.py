@@ -145,6 +145,17 @@ def test_who_waits_must_be_woken() -> None:
     assert simulate(ring_of(1, 1), hidden, 10).typical == pytest.approx((12.0, 0.0))
 
 
+def test_a_load_that_finds_the_disk_idle_takes_longer() -> None:
+    costs = Costs([1.0, 1.0], [0.0, 0.0], [3.0, 3.0], start=0.5)
+    assert simulate(ring_of(1, 1), costs, 10).typical == pytest.approx((2 * (1.0 + 3.0 + 0.5), 2 * 3.5))
+    assert simulate(ring_of(4, 3), costs_of(costs, 4), 10).steady_token == pytest.approx(8 * 3.0, rel=0.02)
+
+
+def costs_of(costs: Costs, layers: int) -> Costs:
+    """The same for every layer."""
+    return Costs(list(costs.compute) * layers, list(costs.exchange) * layers, list(costs.load) * layers, 0, costs.start)
+
+
 def test_slow_loads_stall_where_typical_ones_do_not() -> None:
     """Every other token loads slowly: the median of each block's loads would predict that none ever waits."""
     fast, slow = (Costs([1.0, 1.0], [2.0, 2.0], [load, load]) for load in (1.5, 4.0))

@@ -63,7 +63,7 @@ def _budget(
         return budget, DiskSpeed()
     disk = disk_for(sorted({extent.path for extent in extents}), default_cache())
     if disk.bytes_per_second:
-        budget = fit(assign, tables, sizes, speeds_of(assign, disk, budget.used))
+        budget = fit(assign, tables, sizes, speeds_of(assign, disk, _smallest(extents), budget.used))
     return budget, disk
 
 

@@ -15,14 +15,17 @@ _OF_MEMORY = 0.85  # of the memory's speed is what kernels reach on few tokens
 _OF_DISK = 0.9  # of the disk's speed is left while all cores compute
 
 
-def speeds_of(assign: Assign, disk: DiskSpeed, budget: int) -> Speeds:
+def speeds_of(assign: Assign, disk: DiskSpeed, block: int, budget: int) -> Speeds:
     """The speeds of this node; takes at most half of `budget` bytes for some 20 ms to measure them.
 
-    Between two tokens the master computes the head and reads a row of the embedding, behind all reads in flight.
+    Between two tokens the master computes the head and reads a row of the embedding, behind all reads in flight. At
+    both ends of a load (the smallest takes `block` bytes) fewer reads are in flight than the disk likes: half of one is
+    lost.
     """
     compute = _OF_MEMORY * memory_speed(min(_SAMPLE, budget // 2))
-    turn = head_bytes(assign) / compute + disk.threads * disk.chunk / disk.bytes_per_second
-    return Speeds(disk=_OF_DISK * disk.bytes_per_second, compute=compute, turn=turn)
+    reading = disk.open(block).chunk / disk.bytes_per_second  # seconds of a read at full speed
+    turn = head_bytes(assign) / compute + disk.threads * reading
+    return Speeds(disk=_OF_DISK * disk.bytes_per_second, compute=compute, turn=turn, start=reading / 2)
 
 
 def memory_speed(size: int) -> float:

@@ -211,6 +211,17 @@ def test_what_strangers_send_is_dropped_and_counted(identity: bytes) -> None:
         stranger.close(0)
 
 
+def test_a_frame_put_together_as_documented_is_summed() -> None:
+    """`allreduce.header` and native/header.hpp describe the same bytes."""
+    with House(2) as house:
+        group = house.join("star", 0)
+        group.begin(5)
+        send(house, LAYOUT.pack(MAGIC, VERSION, 0, 1, SESSION, 1, 5, 0, 200) + PARTIALS[1].tobytes())
+        np.testing.assert_array_equal(group.allreduce(PARTIALS[0]), PARTIALS[0] + PARTIALS[1])
+        assert group.stats.dropped == 0
+        group.close()
+
+
 @settings(max_examples=25, deadline=None)
 @given(st.lists(st.tuples(st.integers(0, 31), st.integers(1, 255)), min_size=1, max_size=4), st.integers(0, 832))
 def test_a_member_that_sends_mutated_headers_changes_nothing(flips: list[tuple[int, int]], length: int) -> None:

@@ -18,7 +18,7 @@ SIZES = [3 * PAGE - 100, 8 * PAGE + 7] * 4
 SLOTS = [3 * PAGE, 9 * PAGE] * 4
 
 
-def run_token(window: Window, sizes: list[int]) -> None:
+def assert_token_whole(window: Window, sizes: list[int]) -> None:
     for block, size in enumerate(sizes):
         with window.hold(block) as data:
             assert data.tobytes() == content(block, size)
@@ -29,7 +29,7 @@ def test_every_block_is_whole_at_every_budget(pages: int) -> None:
     files, extents = make_blocks(SIZES)
     window = MemoryWindow(extents, pages * PAGE, CountingDisk(files, 2 * PAGE))
     for _ in range(4):
-        run_token(window, SIZES)
+        assert_token_whole(window, SIZES)
     assert window.placement.memory_bytes <= pages * PAGE
     window.close()
 
@@ -39,8 +39,8 @@ def test_the_papers_window_and_retention(window_blocks: int, retain: int) -> Non
     files, extents = make_blocks(SIZES)
     placement = place_window(SLOTS, window_blocks, retain)
     window = MemoryWindow(extents, placement, CountingDisk(files))
-    run_token(window, SIZES)
-    run_token(window, SIZES)
+    assert_token_whole(window, SIZES)
+    assert_token_whole(window, SIZES)
     window.close()
     assert placement.ring.depth >= min(window_blocks, len(set(placement.ring.blocks)))
     kept = {1, 3, 5, 7} if retain == 1 else {3, 7} if retain == 2 else set()
@@ -73,7 +73,7 @@ def test_loads_run_ahead_across_the_end_of_a_token() -> None:
     files, extents = make_blocks(SIZES)
     disk = CountingDisk(files)
     window = MemoryWindow(extents, place_window(SLOTS, 2), disk)
-    run_token(window, SIZES)
+    assert_token_whole(window, SIZES)
     assert disk.wait_for("block1", 2)  # of the next token
     assert disk.reads["block2"] == 1  # for which the ring has no room yet
     window.close()
@@ -107,7 +107,7 @@ def test_a_missing_file_surfaces_in_hold_and_the_next_hold_tries_again() -> None
         files[Path("block3.shard")] = gone
         with window.hold(3) as data:
             assert data.tobytes() == content(3, SIZES[3])
-        run_token(window, SIZES)
+        assert_token_whole(window, SIZES)
         window.close()
         del files[Path("block3.shard")]
 
@@ -118,8 +118,8 @@ def test_an_aborted_step_starts_again_at_the_first_block() -> None:
     for block in (0, 1, 2):
         with window.hold(block):
             pass
-    run_token(window, SIZES)
-    run_token(window, SIZES)
+    assert_token_whole(window, SIZES)
+    assert_token_whole(window, SIZES)
     window.close()
 
 
@@ -169,7 +169,7 @@ def test_a_nested_hold_that_can_never_be_served_is_refused() -> None:
         with pytest.raises(TpiError, match="block 2 cannot be held yet"), window.hold(2):
             pass
         assert one.tobytes() == content(1, SIZES[1])
-    run_token(window, SIZES)
+    assert_token_whole(window, SIZES)
     window.close()
 
 
@@ -213,10 +213,10 @@ def test_what_is_counted_adds_up() -> None:
     window.fill(lambda done, total: seen.append((done, total)))
     assert seen == [(1, 2), (2, 2)]
     assert window.progress > 0
-    run_token(window, SIZES)
+    assert_token_whole(window, SIZES)
     window.take()
     for _ in range(10):
-        run_token(window, SIZES)
+        assert_token_whole(window, SIZES)
     costs = window.costs()
     stats = window.take()
     assert stats.holds == 80
@@ -243,6 +243,6 @@ def test_a_node_that_has_nothing_of_a_block() -> None:
     files, extents = make_blocks(sizes)
     for placement in (place_window([e.slot_bytes for e in extents], 1), 11 * PAGE, 100 * PAGE):
         window = MemoryWindow(extents, placement, CountingDisk(files))
-        run_token(window, sizes)
-        run_token(window, sizes)
+        assert_token_whole(window, sizes)
+        assert_token_whole(window, sizes)
         window.close()

@@ -15,8 +15,6 @@ struct Header {
     uint16_t rank;
     uint64_t session;
     uint32_t epoch, step, tag, values;
-
-    bool operator==(const Header&) const = default;
 };
 static_assert(sizeof(Header) == 32);
 

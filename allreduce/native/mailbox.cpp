@@ -13,7 +13,7 @@
 #include <optional>
 #include <utility>
 
-#include "bf16.hpp"
+#include "bfloat16_values.hpp"
 #include "header.hpp"
 #include "zeromq.hpp"
 

@@ -1,6 +1,6 @@
 #include "bfloat16.hpp"
 
-#include "bf16.hpp"
+#include "bfloat16_values.hpp"
 
 namespace tpi {
 

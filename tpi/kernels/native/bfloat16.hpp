@@ -1,4 +1,5 @@
-// float32 to bfloat16 and back, for messages between nodes. Byte buffers need not be aligned.
+// float32 to bfloat16 and back, for messages between nodes, as Python calls it. Byte buffers need not be aligned.
+// The arithmetic is in bfloat16_values.hpp.
 #pragma once
 
 #include "arrays.hpp"

@@ -107,9 +107,13 @@ def test_a_throttled_disk_keeps_its_speed() -> None:
     disk = ThrottledDisk(MemoryDisk({Path("block.shard"): bytes(1 << 20)}, PAGE), 4e6)
     extent = Extent(Path("block.shard"), 0, 400_000)
     slot = page_buffer(extent.slot_bytes)
-    begun = time.perf_counter()
-    read_extent(disk, extent, slot)
-    assert 0.1 <= time.perf_counter() - begun < 0.2
+
+    def seconds() -> float:
+        begun = time.perf_counter()
+        read_extent(disk, extent, slot)
+        return time.perf_counter() - begun
+
+    assert 0.1 <= min(seconds() for _ in range(3)) < 0.15  # a busy machine may be late once, not each time
 
 
 def test_what_was_measured_is_remembered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

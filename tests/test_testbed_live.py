@@ -52,7 +52,8 @@ def test_round_trips_take_the_links_latency(tmp_path: Path, latency: float) -> N
         echo = start_echo(bed, "b")
         times = trips(bed, "a", "b", 100, 64)
         stop(echo)
-        assert 2 * latency * 1e3 - 0.2 <= times[0] <= times[50] <= 2 * latency * 1e3 + 2.0  # programs and CPUs are busy
+        # `verify` has judged the typical one; two programs beside it are woken as late as the machine is busy
+        assert 2 * latency * 1e3 - 0.2 <= times[0] <= 2 * latency * 1e3 + 1.0
 
 
 def round_trips(bed: Testbed) -> list[float]:

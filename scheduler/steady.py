@@ -57,12 +57,16 @@ cycle of blocks, times the paper's gamma: `peak_parameters`. Here, where every b
 `Placement.memory_bytes` plus the rest of `scheduler.budget`, and gamma is not needed.
 """
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
+from typing import TypeVar
 
 from scheduler.placement import Placement, place_window
 from scheduler.ring import neighbours
 from scheduler.timeline import Costs, replay, simulate
+
+_Number = TypeVar("_Number", int, float)
 
 _NO_STALL = 0.005  # of the token time: less waiting than this counts as none
 _DEEPEST = 16  # blocks in memory that are tried
@@ -174,12 +178,18 @@ class SteadyReport:
     least_resident: int  # bytes that must stay, whatever they are, for loads to take no longer than the rest
 
 
-def verdict(placement: Placement, costs: Costs, history: Sequence[Costs] = ()) -> SteadyReport:
-    """Judge a placement by measured seconds per block: `MemoryWindow.costs`, and its `history` of the last tokens."""
-    times, history = Times.of(costs, set(placement.ring.blocks)), history or [costs]
+def verdict(
+    placement: Placement, costs: Costs, history: Sequence[Costs] = (), tiles: Sequence[int] = ()
+) -> SteadyReport:
+    """Judge a placement by measured seconds per block: `MemoryWindow.costs`, and its `history` of the last tokens.
+
+    `tiles`: how many of the window's blocks each half of a layer is, if not one each.
+    """
+    tiles, history = tiles or [1] * len(placement.sizes), history or [costs]
+    times = Times.of(*whole(costs, set(placement.ring.blocks), tiles))
     token, stall = replay(placement.ring, history, max(_TOKENS, 2 * len(history))).typical
-    advised = advise(placement.sizes, times)
-    total, loading = sum(placement.sizes), times.load * (len(placement.sizes) // 2)
+    advised = advise(_sums(placement.sizes, tiles), times)
+    total, loading = sum(placement.sizes), times.load * (len(tiles) // 2)
     speed = total / loading if loading else float("inf")
     return SteadyReport(
         times=times,
@@ -194,6 +204,20 @@ def verdict(placement: Placement, costs: Costs, history: Sequence[Costs] = ()) -
         window_bytes=advised[2] if advised else None,
         least_resident=max(0, round(total - costs.busy * speed)) if loading else 0,
     )
+
+
+def whole(costs: Costs, streamed: Collection[int], tiles: Sequence[int]) -> tuple[Costs, set[int]]:
+    """Costs per half of a layer, and which are streamed, where `tiles` of the window's blocks make up each.
+
+    A half that stays in part would load at the speed of its streamed tiles.
+    """
+    parts = list(_parts(tiles))
+    load = []
+    for part in parts:
+        moved = [costs.load[block] for block in part if block in streamed]
+        load.append(_mean(moved) * len(part) if moved else sum(costs.load[part.start : part.stop]))
+    found = Costs(_sums(costs.compute, tiles), _sums(costs.exchange, tiles), load, costs.wake, costs.start)
+    return found, {half for half, part in enumerate(parts) if any(block in streamed for block in part)}
 
 
 def advise(sizes: Sequence[int], times: Times) -> tuple[int, int, int] | None:
@@ -216,6 +240,15 @@ def advise(sizes: Sequence[int], times: Times) -> tuple[int, int, int] | None:
 def _load(costs: Costs, kind: int, streamed: Collection[int]) -> float:
     loads = {block: costs.load[block] for block in range(kind, len(costs.load), 2) if costs.load[block]}
     return _mean([seconds for block, seconds in loads.items() if block in streamed] or list(loads.values()))
+
+
+def _parts(tiles: Sequence[int]) -> Iterator[range]:
+    ends = list(accumulate(tiles))
+    yield from (range(end - count, end) for end, count in zip(ends, tiles, strict=True))
+
+
+def _sums(values: Sequence[_Number], tiles: Sequence[int]) -> list[_Number]:
+    return [sum(values[part.start : part.stop]) for part in _parts(tiles)]
 
 
 def _mean(values: Sequence[float]) -> float:

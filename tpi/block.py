@@ -6,6 +6,7 @@ buffer of bytes, because they come and go; it does no I/O and knows nothing of r
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from typing import ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -29,6 +30,7 @@ class AttentionBlock:
     layer: int
     spec: AttentionSpec
     residual: Residual
+    complete: ClassVar[bool] = True
 
     @property
     def name(self) -> str:
@@ -48,11 +50,12 @@ class AttentionBlock:
 
 @dataclass(frozen=True)
 class FfnBlock:
-    """This node's neurons of one layer's feed-forward network."""
+    """This node's neurons of one layer's feed-forward network, or a tile of them: the partials of all tiles add up."""
 
     layer: int
     spec: FfnSpec
     residual: Residual
+    complete: bool = True  # no further tile of the layer follows
 
     @property
     def name(self) -> str:

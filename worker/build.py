@@ -1,6 +1,7 @@
 """From a plan to a node that computes: blocks, weight window, KV storage, collective."""
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 from allreduce.base import Endpoints, GroupSpec, Peer, open_group
 from scheduler.budget import Budget
@@ -12,14 +13,17 @@ from tpi.block import Block, attention_block, ffn_block
 from tpi.config import default_cache
 from tpi.kv import PagedKV
 from tpi.messages import Assign
+from tpi.partition import Range
 from tpi.progress import Progress, silent
 from tpi.trace import OFF, Off, Trace
-from worker.fit import Tables, fit, layouts, local_shard, used_blocks
+from worker.assigned import layouts, local_shard
+from worker.fit import Tables, fit
 from worker.image import HeldBlock
 from worker.node import Node
 from worker.profile import usable_cores
 from worker.shard import Shard
 from worker.speeds import speeds_of
+from worker.tiles import extents_of, ffn_tiles, whole_blocks
 
 _SPIN_US = 300  # about what a thread takes to fall asleep and wake up again
 _PREFILL = 128  # tokens of the prefill step that the collective is chosen for
@@ -45,11 +49,15 @@ def build_node(
     if assign.options.threads:
         kernels.set_threads(assign.options.threads)
     trace = Trace() if assign.options.trace else OFF
-    extents = [held[index].extent for index in used_blocks(assign)]
+    tiles = ffn_tiles(assign)
+    extents = extents_of(assign, held, tiles)
     budget, speed = _budget(assign, tables, extents, measured=disk is None)
+    if not budget.placement.streamed_bytes:
+        tiles = whole_blocks(assign)
+        extents = extents_of(assign, held, tiles)
     group = open_group(assign.collective, _group_spec(assign), endpoints)
     window = _window(assign, extents, budget, disk or speed.open(_smallest(extents)), trace, progress)
-    shard = Shard(list(_blocks(assign, held)), window, group, _kv(assign, budget), trace)
+    shard = Shard(list(_blocks(assign, held, tiles)), window, group, _kv(assign, budget), trace)
     return Node(shard, budget, sum(extent.nbytes for extent in extents))
 
 
@@ -86,13 +94,16 @@ def _window(
     return window
 
 
-def _blocks(assign: Assign, held: Sequence[HeldBlock]) -> Iterator[Block]:
+def _blocks(assign: Assign, held: Sequence[HeldBlock], tiles: Sequence[Sequence[Range]]) -> Iterator[Block]:
     for layer, plan in enumerate(assign.layers):
         shard, attention = local_shard(assign, layer), layouts(assign, plan.attention)
         vectors = held[plan.attention].vectors
         yield attention_block(assign.config, layer, attention["query"], attention["kv"], vectors, shard)
         neuron = layouts(assign, plan.ffn)["neuron"]
-        yield ffn_block(assign.config, layer, neuron, held[plan.ffn].vectors, shard)
+        for tile in tiles[layer]:
+            part = replace(shard, ffn=tile)
+            block = ffn_block(assign.config, layer, neuron, held[plan.ffn].vectors, part)
+            yield replace(block, complete=tile.last == shard.ffn.last)
 
 
 def _kv(assign: Assign, budget: Budget) -> PagedKV:

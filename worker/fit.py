@@ -7,13 +7,14 @@ from allreduce.base import arrays_to_sum
 from allreduce.shared import board_bytes
 from scheduler.budget import PROCESS, Budget, Need, plan, scratch_bytes, token_bytes
 from scheduler.free import default_budget
-from scheduler.memory import PAGE, round_up
 from scheduler.placement import Speeds
 from tpi.kv import block_bytes
 from tpi.messages import Assign
 from tpi.pack.layout import RunLayout
-from tpi.partition import FFN_UNIT, Range, Shard
+from tpi.partition import FFN_UNIT
+from worker.assigned import layouts, local_shard, used_blocks
 from worker.profile import usable_cores
+from worker.tiles import tile_bytes
 
 _EVERYTHING = 1 << 60  # bytes: with the scheduler off, memory is no limit
 _SAMPLING = 8  # arrays of one value per token of the vocabulary that sampling has at once
@@ -34,7 +35,7 @@ def fit(
 
     Args:
         tables: what the master holds beside its shard.
-        blocks: bytes of memory of each block in order of use; by default what its shard image takes.
+        blocks: bytes of memory of each block or tile in order of use; by default what they take at most.
         speeds: for which blocks are placed; what fits does not depend on them.
 
     Raises:
@@ -57,7 +58,7 @@ def need(assign: Assign, tables: Tables | None = None, blocks: Sequence[int] | N
     neurons = len(shard.ffn.scaled(FFN_UNIT, config.intermediate))
     tables = tables or Tables()
     return Need(
-        blocks=tuple(blocks if blocks is not None else image_bytes(assign)),
+        blocks=tuple(blocks if blocks is not None else tile_bytes(assign)),
         kv_block=block_bytes(config.layers, kv_heads, config.head_dim, options.kv_dtype),
         kv_blocks=options.kv_blocks,
         token=token_bytes(config, heads, kv_heads, neurons, _passing(assign)),
@@ -77,39 +78,6 @@ def _fixed(assign: Assign) -> int:
     vectors = sum(4 * vector.length for index in used_blocks(assign) for vector in assign.blocks[index].vectors)
     board = board_bytes(assign.size) if assign.collective == "shared" else 0
     return PROCESS + scratch_bytes(assign.config.hidden, assign.options.threads or usable_cores()) + vectors + board
-
-
-def used_blocks(assign: Assign) -> list[int]:
-    """Indices into `assign.blocks` in the order in which the block loop uses them: attention, FFN, attention, ..."""
-    return [index for layer in assign.layers for index in (layer.attention, layer.ffn)]
-
-
-def image_bytes(assign: Assign) -> list[int]:
-    """Bytes of memory of each block in order of use, as its shard image or (on the master) a pack's file has it."""
-    skew = PAGE if assign.rank == 0 else 0  # a block that is used in place may begin and end anywhere in a page
-    sizes = []
-    for index in used_blocks(assign):
-        runs = assign.blocks[index].runs
-        size = sum((run.last - run.first) * assign.layouts[run.layout].unit_bytes for run in runs)
-        sizes.append(round_up(size + skew) if size else 0)
-    return sizes
-
-
-def local_shard(assign: Assign, layer: int) -> Shard:
-    """The units of `layer` that this node holds."""
-    plan_ = assign.layers[layer]
-    ranges = {
-        assign.layouts[run.layout].name: Range(run.first, run.last)
-        for index in (plan_.attention, plan_.ffn)
-        for run in assign.blocks[index].runs
-    }
-    return Shard(ranges["query"], ranges["kv"], ranges["neuron"])
-
-
-def layouts(assign: Assign, block: int) -> dict[str, RunLayout]:
-    """The layouts of one block's runs, by name."""
-    found = (assign.layouts[run.layout] for run in assign.blocks[block].runs)
-    return {layout.name: layout for layout in found}
 
 
 def _attention_layouts(assign: Assign) -> tuple[RunLayout, RunLayout]:

@@ -81,7 +81,7 @@ class Node:
         window = self.shard.window
         if not isinstance(window, MemoryWindow) or not window.placement.streamed_bytes or not self.shard.clock.steps:
             return None
-        found = verdict(window.placement, window.costs(), window.history())
+        found = verdict(window.placement, window.costs(), window.history(), self.shard.tiles)
         times = found.times
         return Steady(
             times.attention, times.ffn, times.allreduce, times.load_attention, times.load_ffn,

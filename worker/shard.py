@@ -54,6 +54,12 @@ class Shard:
         self.heard: Callable[[], object] = _nothing  # called after each block, or after all of a short step
         self._chain: kernels.Chain | None = None  # of all blocks, opened when first used
 
+    @property
+    def tiles(self) -> list[int]:
+        """How many blocks of the window each half of a layer is."""
+        ends = [index for index, block in enumerate(self.blocks, 1) if block.complete]
+        return [end - begin for begin, end in zip([0, *ends], ends, strict=False)]
+
     def forward(self, x: F32, batch: Batch, step: int) -> F32 | None:
         """Run one step through all blocks.
 
@@ -76,24 +82,32 @@ class Shard:
     def _loop(self, x: F32, batch: Batch, step: int) -> F32 | None:
         self.group.begin(step)
         total: F32 | None = None
+        partial: F32 | None = None
         for index, block in enumerate(self.blocks):
-            waiting = perf_counter()
-            with self.window.hold(index) as data:
-                computing = perf_counter()
-                with self.trace.span("compute", block.name):
-                    partial = block.partial(data, x, self.kv, batch)
+            part = self._compute(index, block, x, batch)
+            partial = part if partial is None else np.add(partial, part, out=partial)
+            if not block.complete:
+                continue
             syncing = perf_counter()
             with self.trace.span("allreduce", block.name):
                 last = index == len(self.blocks) - 1
                 total = self.group.reduce(partial) if last else self.group.allreduce(partial)
-            self.clock.stall += computing - waiting
             self.clock.sync += perf_counter() - syncing
-            self.progress += 1
             self.heard()
             if total is None:
                 break
-            x = kernels.add_residual(block.residual, x, total)
+            x, partial = kernels.add_residual(block.residual, x, total), None
         return None if total is None else x
+
+    def _compute(self, index: int, block: Block, x: F32, batch: Batch) -> F32:
+        """The partial result of a block, or of one tile of it."""
+        waiting = perf_counter()
+        with self.window.hold(index) as data:
+            self.clock.stall += perf_counter() - waiting
+            with self.trace.span("compute", block.name):
+                part = block.partial(data, x, self.kv, batch)
+        self.progress += 1
+        return part
 
     def _waits_for_nothing(self, x: F32) -> bool:
         """Whether all blocks may run in one call: neither others nor weights are awaited, and nobody follows them.

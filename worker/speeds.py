@@ -7,7 +7,7 @@ from scheduler.placement import Speeds
 from scheduler.tune import DiskSpeed
 from tpi import kernels
 from tpi.messages import Assign
-from worker.fit import layouts
+from worker.assigned import layouts
 
 _SAMPLE = 64 << 20  # bytes read to see how fast memory is: more than most caches keep
 _ROUNDS = 3  # of which the fastest counts

@@ -1,0 +1,91 @@
+"""Feed-forward blocks in tiles: every unit in one of them, the same tokens as whole ones, verdicts per half of a layer."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from benchmarks.single import Setting, single_node
+from master.engine import Engine
+from master.sampler import Sampler, Sampling
+from scheduler.placement import place_window
+from scheduler.steady import Times, verdict, whole
+from scheduler.timeline import Costs
+from scheduler.window import MemoryWindow, Resident
+from tpi.pack.reader import Pack
+from worker import tiles
+
+PROMPT = [5, 6, 7, 8]
+
+
+@pytest.fixture
+def small_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tiles of tiny models too."""
+    monkeypatch.setattr(tiles, "tile_size", lambda attention: 1)
+
+
+def tokens(engine: Engine) -> list[int]:
+    sequence = engine.admit(PROMPT)
+    made = [one.token for one in engine.generate(sequence, Sampler(Sampling(temperature=0)), 8)]
+    engine.release(sequence)
+    return made
+
+
+@pytest.mark.usefixtures("small_tiles")
+@pytest.mark.parametrize("dtype", ["f32", "q4"])
+@pytest.mark.parametrize("family", ["llama", "opt", "gemma2"])
+def test_tiles_give_the_same_tokens(family: str, dtype: str, tiny_pack: Callable[..., Pack], tmp_path: Path) -> None:
+    pack = tiny_pack(family, dtype)
+    with single_node(pack, Setting(), cache=tmp_path) as (engine, node):
+        expected, everything = tokens(engine), node.budget.used
+        assert isinstance(node.shard.window, Resident)
+        assert node.shard.tiles == [1, 1] * pack.config.layers
+    layer = sum(node.budget.placement.sizes) // pack.config.layers
+    with single_node(pack, Setting(memory=everything - layer), cache=tmp_path) as (engine, node):
+        assert isinstance(node.shard.window, MemoryWindow)
+        assert max(node.shard.tiles) > 1
+        assert sum(node.shard.tiles) == len(node.budget.placement.sizes)
+        assert tokens(engine) == expected
+        steady = node.figures().steady
+        assert steady is not None
+        assert node.shard.streamed.read_bytes > 0
+
+
+@pytest.mark.usefixtures("small_tiles")
+def test_the_papers_window_counts_whole_blocks(tiny_pack: Callable[..., Pack], tmp_path: Path) -> None:
+    pack = tiny_pack("llama")
+    with single_node(pack, Setting(window=2), cache=tmp_path) as (_, node):
+        assert node.shard.tiles == [1, 1] * pack.config.layers
+
+
+def test_small_blocks_stay_whole(tiny_pack: Callable[..., Pack], tmp_path: Path) -> None:
+    pack = tiny_pack("llama")
+    with single_node(pack, Setting(), cache=tmp_path) as (_, node):
+        everything = node.budget.used
+    with single_node(pack, Setting(memory=everything - 4096), cache=tmp_path) as (_, node):
+        assert node.shard.tiles == [1, 1] * pack.config.layers
+
+
+@given(st.lists(st.integers(1, 5), min_size=1, max_size=6), st.data())
+def test_costs_of_tiles_add_up(counts: list[int], data: st.DataObject) -> None:
+    seconds = st.lists(st.floats(0.001, 10), min_size=sum(counts), max_size=sum(counts))
+    costs = Costs(data.draw(seconds), data.draw(seconds), data.draw(seconds))
+    everything = set(range(sum(counts)))
+    merged, streamed = whole(costs, everything, counts)
+    assert merged.busy == pytest.approx(costs.busy)
+    assert sum(merged.load) == pytest.approx(sum(costs.load))
+    assert streamed == set(range(len(counts)))
+    assert whole(costs, set(), counts)[1] == set()
+
+
+def test_a_half_that_stays_in_part_loads_at_the_speed_of_its_other_tiles() -> None:
+    """Two layers of one attention block and two FFN tiles, of which the first stays: its one load says nothing."""
+    placement = place_window([4096] * 6, 1)
+    costs = Costs([1.0] * 6, [0.0, 0.0, 2.0] * 2, [3.0, 50.0, 3.0] * 2)
+    merged, streamed = whole(costs, {0, 2, 3, 5}, [1, 2, 1, 2])
+    assert list(merged.load) == [3.0, 6.0, 3.0, 6.0]
+    assert streamed == {0, 1, 2, 3}
+    report = verdict(placement, costs, tiles=[1, 2, 1, 2])
+    assert report.times == Times(1.0, 2.0, 1.0, 3.0, 53.0)

@@ -68,12 +68,12 @@ def decode(session: Session, tokens: int, mark: Callable[[], None] = lambda: Non
     return result.decode_rate
 
 
-def raw_speed(pack: Pack, disk: DiskSpeed) -> float:
-    """Bytes per second that the disk delivers when nothing else reads."""
+def raw_speed(pack: Pack, disk: DiskSpeed, size: int = _RAW_BYTES, seconds: float = _RAW_S) -> float:
+    """Bytes per second that the disk delivers when nothing else reads: of at most so many bytes, in so many seconds."""
     files = {block.path for block in pack.walk()}
     extents = [Extent(path, 0, path.stat().st_size // PAGE * PAGE) for path in sorted(files)]
     time.sleep(_FILL_S)
-    return measure(extents, disk.open(), _RAW_BYTES, _RAW_S)
+    return measure(extents, disk.open(), size, seconds)
 
 
 def main(path: str, budget: int, tokens: int, rounds: int) -> None:

@@ -1,16 +1,18 @@
 """A model larger than memory, over budgets from 12% to 100% of it: peak memory, speed, how much of the disk is used."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
 from itertools import pairwise
 from statistics import median
 
-from benchmarks.budgeted import CONTEXT, Figures, decode, measured
+from benchmarks.budgeted import CONTEXT, Figures, decode, measured, raw_speed
 from benchmarks.machine import MIB
 from benchmarks.models import llama_1b_f32, smollm2
 from benchmarks.result import Bars, Check, Result, Row, Table
 from master.options import Placement
 from master.session import Session
+from scheduler.tune import disk_for
 from tpi.config import default_cache
 from tpi.pack.locate import open_model
 from tpi.pack.reader import Pack
@@ -20,6 +22,7 @@ MASTER_BARE = 120.0  # MiB
 REACHED, PARITY = 0.90, 0.97
 PAIRS = 20
 NEAR, CLOSE_PAIRS = 0.10, 6  # neighbouring budgets whose speeds differ by less are compared in so many pairs
+_ASIDE_S, _ASIDE_TOKENS = 3.0, 4  # of one look at reading beside computing; tokens of one at computing
 NOTES = """
 {name} ({size:.0f} MiB), context {context}. A share is the budget (`--memory`) in parts of the model's bytes; each is a
 process of its own. `bare` is the process before it is given weights, `peak` its VmHWM less that. `raw` is the disk
@@ -29,6 +32,9 @@ rounds. A budget that holds everything is compared with `--no-scheduler` in {pai
 process, the order changing; it starts no readers and takes the path of `--no-scheduler`, so the pairs show what the
 choice costs, not the loader. Neighbouring budgets whose speeds are closer than {near:.0%} are compared in {close} pairs
 too: a disk on a shared machine drifts by more than they differ.
+
+Reading and computing share the memory bus: the second table has what each reaches alone, and while the other runs on
+its own. `possible` knows of neither slowdown, so no schedule reaches all of it where both take about as long.
 """
 
 
@@ -45,6 +51,14 @@ class Trial:
         """Bytes that the process took above its bare self."""
         node = self.figures.node
         return int(node["peak_rss_bytes"]) - int(node["bare_rss_bytes"])
+
+
+@dataclass
+class _Looks:
+    """Bytes per second of the disk, and tokens per second, look by look."""
+
+    disk: list[float] = field(default_factory=list)
+    speed: list[float] = field(default_factory=list)
 
 
 def bench(quick: bool) -> Result:
@@ -67,7 +81,8 @@ def bench(quick: bool) -> Result:
     )  # fmt: skip
     table = Table(f"Budgets; everything in memory: {resident:.3g} tok/s", [_row(one, resident) for one in trials])
     checks = list(_checks(trials, resident, steps, ratios))
-    return Result("Memory budgets", notes, [table], checks, [_plot(trials, resident)])
+    tables = [table, side_by_side(pack, rounds)]
+    return Result("Memory budgets", notes, tables, checks, [_plot(trials, resident)])
 
 
 def pairs(one: Placement, other: Placement, count: int, tokens: int) -> Iterator[float]:
@@ -79,6 +94,28 @@ def pairs(one: Placement, other: Placement, count: int, tokens: int) -> Iterator
             order = [first, second] if number % 2 else [second, first]
             speeds = {id(session): decode(session, tokens) for session in order}
             yield speeds[id(first)] / speeds[id(second)]
+
+
+def side_by_side(pack: Pack, rounds: int) -> Table:
+    """The disk and a node that has everything in memory, each alone and beside the other, by turns; medians."""
+    disk = disk_for(sorted({block.path for block in pack.walk()}), default_cache())
+    alone, beside = _Looks(), _Looks()
+    with Session(_placed(pack, 2 * pack.weight_bytes)) as session, ThreadPoolExecutor(1) as aside:
+        decode(session, 2)
+        for _ in range(rounds):
+            alone.disk.append(raw_speed(pack, disk))
+            alone.speed.append(decode(session, _ASIDE_TOKENS))
+            reading = aside.submit(raw_speed, pack, disk, pack.weight_bytes, _ASIDE_S)
+            while not reading.done():
+                speed = decode(session, _ASIDE_TOKENS)
+                if not reading.done():
+                    beside.speed.append(speed)
+            beside.disk.append(reading.result())
+    rows: list[Row] = [
+        {"": name, "disk MB/s": round(median(looks.disk) / 1e6), "everything in memory, tok/s": median(looks.speed)}
+        for name, looks in (("alone", alone), ("beside the other", beside))
+    ]
+    return Table("Reading and computing", rows)
 
 
 def _placed(pack: Pack, budget: int) -> Placement:

@@ -1,4 +1,4 @@
-"""Feed-forward blocks in tiles: every unit in one of them, the same tokens as whole ones, verdicts per half of a layer."""
+"""Feed-forward blocks in tiles: the same tokens as whole ones, verdicts per half of a layer."""
 
 from collections.abc import Callable
 from pathlib import Path

@@ -19,7 +19,8 @@ class Networked(Group):
         self._total = np.empty(0, np.float32)
         self._own = np.empty(0, np.float32)
         self._raw: Bytes = np.empty(0, np.uint8)
-        self.others = tuple(rank for rank in range(spec.size) if rank != spec.rank)
+        # in turns, so that not everyone sends to the same member first
+        self.others = tuple((spec.rank + step) % spec.size for step in range(1, spec.size))
         self.transport = transport or Transport(spec, endpoints, self.stats)
         self.transport.connect(self.reach())
 

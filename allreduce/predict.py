@@ -2,7 +2,8 @@
 
 Terms: n nodes, one-way latency T, payload S bytes in the wire format, F bytes in f32. A node's links share its adapter,
 so it sends k payloads in k S / B, B being its best link's bandwidth. The time to add is left out: it is small beside a
-home network's latency (TPI-LLM, section 3.2). For equal links the formulas are, per allreduce:
+home network's latency (TPI-LLM, section 3.2). So is what the waves of a two-shot hide. For equal links the formulas
+are, per allreduce:
 
     star      2T + (n-1)(S + F)/B                        TPI-LLM, A.1
     mesh       T + (n-1) S/B                             every partial straight to everyone

@@ -1,9 +1,12 @@
 """Two-shot: a direct reduce-scatter (member r sums chunk r of all), then a direct all-gather of the chunk sums.
 
 Two one-way latencies as a star, but every link carries only 2 (n - 1) / n payloads each way: the least of all
-algorithms, for large payloads. In f32 the bits are those of a star. In a quantised wire format the chunk sums are
-encoded once more to travel back, and every member, the one that summed the chunk included, uses what it decodes to.
+algorithms, for large payloads. These travel in waves: while one part of the chunks is summed and sent on, the next is
+still on its way. In f32 the bits are those of a star. In a quantised wire format the chunk sums are encoded once more
+to travel back, and every member, the one that summed the chunk included, uses what it decodes to.
 """
+
+from collections.abc import Container
 
 import numpy as np
 
@@ -11,6 +14,10 @@ from allreduce.base import F32
 from allreduce.chunks import chunks
 from allreduce.networked import Networked
 
+Waves = list[tuple[slice, ...]]  # for each wave, every member's part of its chunk
+
+_WAVE_VALUES = 1 << 13  # in a message at least: more waves of smaller ones cost more than they hide
+_MOST_WAVES = 2
 _DIRECT_VALUES = 1 << 14  # a reduce of fewer goes straight to the master: one latency instead of two
 
 
@@ -24,41 +31,48 @@ class TwoShot(Networked):
         return set(self.others)
 
     def _allreduce(self, values: F32) -> F32:
-        number = self.transport.reserve(2)
-        total, parts = self._buffer(values.size), chunks(values.size, self.size)
-        mine = total[parts[self.rank]]
-        self._scatter(values, number, mine)
-        if mine.size:
-            self.transport.send(self.others, number + 1, mine, self._codec)
-            np.copyto(mine, self._as_received(mine))
-        self._collect(number + 1, total)
-        return total
+        return self._sum(values, range(self.size))
 
     def _reduce(self, values: F32) -> F32:
-        if values.size < _DIRECT_VALUES:
-            return self._reduce_to_master(values)
-        number = self.transport.reserve(2)
-        total, parts = self._buffer(values.size), chunks(values.size, self.size)
-        mine = total[parts[self.rank]]
-        self._scatter(values, number, mine)
-        if self.rank == 0:
-            self._collect(number + 1, total)
-        elif mine.size:
-            self.transport.send((0,), number + 1, mine, self._codec)
+        return self._sum(values, (0,)) if values.size >= _DIRECT_VALUES else self._reduce_to_master(values)
+
+    def _sum(self, values: F32, takers: Container[int]) -> F32:
+        """The sum of everyone's `values` on the members `takers`."""
+        total, waves = self._buffer(values.size), _waves(values.size, self.size)
+        number = self.transport.reserve(2 * len(waves))
+        targets = [rank for rank in self.others if rank in takers]
+        self._scatter(values, waves, number)
+        for index, wave in enumerate(waves):
+            mine = total[wave[self.rank]]
+            if mine.size:
+                self._gather(values[wave[self.rank]], number + index, mine)
+                self.transport.send(targets, number + len(waves) + index, mine, self._codec)
+                np.copyto(mine, self._as_received(mine))
+        if self.rank in takers:
+            self._collect(waves, number + len(waves), total)
         return total
 
-    def _scatter(self, values: F32, number: int, mine: F32) -> None:
-        """Send each member its chunk of `values`, and write to `mine` the sum of everyone's chunk for this member."""
-        parts = chunks(values.size, self.size)
-        for rank in self.others:
-            if values[parts[rank]].size:
-                self.transport.send((rank,), number, values[parts[rank]], self._codec)
-        if mine.size:
-            self._gather(values[parts[self.rank]], number, mine)
+    def _scatter(self, values: F32, waves: Waves, number: int) -> None:
+        """Send each member its chunk of `values`."""
+        for index, wave in enumerate(waves):
+            for rank in self.others:
+                if values[wave[rank]].size:
+                    self.transport.send((rank,), number + index, values[wave[rank]], self._codec)
 
-    def _collect(self, number: int, total: F32) -> None:
+    def _collect(self, waves: Waves, number: int, total: F32) -> None:
         """Receive the chunks of `total` that the others summed."""
-        parts = chunks(total.size, self.size)
-        for rank in self.others:
-            if total[parts[rank]].size:
-                self.transport.receive(rank, number, total[parts[rank]], self._codec)
+        for index, wave in enumerate(waves):
+            for rank in self.others:
+                if total[wave[rank]].size:
+                    self.transport.receive(rank, number + index, total[wave[rank]], self._codec)
+
+
+def _waves(count: int, size: int) -> Waves:
+    """Every member's chunk of `count` values, in as many parts as there are waves."""
+    whole = chunks(count, size)
+    number = min(_MOST_WAVES, max(1, whole[0].stop // _WAVE_VALUES))
+    return list(zip(*(_parts(chunk, number) for chunk in whole), strict=True))
+
+
+def _parts(chunk: slice, number: int) -> list[slice]:
+    return [slice(chunk.start + one.start, chunk.start + one.stop) for one in chunks(chunk.stop - chunk.start, number)]

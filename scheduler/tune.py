@@ -12,11 +12,12 @@ from pathlib import Path
 
 from scheduler.disk import DEFAULT_CHUNK, DEFAULT_THREADS, DirectDisk
 from scheduler.extent import Extent
-from scheduler.memory import PAGE, page_buffer
+from scheduler.memory import PAGE, page_buffer, round_up
 
 CHUNKS = (512 << 10, 1 << 20, 4 << 20, 16 << 20)  # bytes per read
 THREADS = (4, 8)  # fewer would leave the disk idle while computing threads keep a reader from its core
 _SMALLEST = 256 << 10  # bytes: smaller reads slow every disk down
+_LARGE = 4 << 20  # bytes: of reads that are not made smaller for the sake of more at once
 _LEAST = 32 << 20  # bytes: with less to read there is nothing to measure
 _ROUNDS = 2  # of all candidates, so that what else the machine does spoils none of them; each one's fastest counts
 _SAMPLE = 256 << 20  # bytes read per candidate and round at most
@@ -34,9 +35,14 @@ class DiskSpeed:
     bytes_per_second: float = 0.0  # 0: not measured
 
     def open(self, block: int = 1 << 30) -> DirectDisk:
-        """A disk that reads in this way, and blocks of `block` bytes by all threads at once."""
-        share = -(-block // (self.threads * PAGE)) * PAGE
-        return DirectDisk(min(self.chunk, max(share, _SMALLEST)), self.threads)
+        """A disk that reads in about this way: blocks of `block` bytes in equal parts, at least two at once.
+
+        Small blocks are shared by all threads. Large ones are not: every read that ends must win a core before the next
+        can begin.
+        """
+        least = 2 if block >= 2 * _LARGE else self.threads
+        parts = max(round(block / self.chunk), least)
+        return DirectDisk(max(round_up(-(-block // parts)), _SMALLEST), self.threads)
 
 
 def disk_for(files: Sequence[Path], cache: Path) -> DiskSpeed:

@@ -141,9 +141,12 @@ def test_the_largest_reads_among_equals_then_the_fewest_in_flight(monkeypatch: p
     assert best([]) == DiskSpeed(4 << 20, 4, 950e6)
 
 
-def test_all_threads_share_a_small_block() -> None:
-    speed = DiskSpeed(4 << 20, 4)
-    assert [speed.open(block).chunk for block in (1 << 30, 8_000_000, 1_000_000)] == [4 << 20, 2_002_944, 256 << 10]
+def test_all_threads_share_a_small_block_and_two_a_large_one() -> None:
+    speed = DiskSpeed(16 << 20, 4)
+    blocks = (1 << 30, 33 << 20, 12 << 20, 8_000_000, 1_000_000)
+    chunks = [16 << 20, 33 << 19, 6 << 20, 2_002_944, 256 << 10]
+    assert [speed.open(block).chunk for block in blocks] == chunks
+    assert DiskSpeed(1 << 20, 4).open(33 << 20).chunk == 1 << 20
 
 
 def test_a_real_measurement_is_a_speed(tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 """Is the network as specified? Every pair's round trip and every device's bandwidth are measured from inside."""
 
 import statistics
+import time
 from dataclasses import dataclass
 from itertools import combinations
 
@@ -11,7 +12,10 @@ from testbed.units import format_rate
 from tpi.errors import TestbedError
 
 RELATIVE, ABSOLUTE = 0.10, 0.3e-3  # how far off a round trip may be: the larger of a fraction and seconds
-ROUNDS = 4
+ROUNDS = 8
+_BREATH = (
+    0.1  # seconds before the second round, and so much longer before each further one: who is busy may not stay so
+)
 _TRAIN_SECONDS = 0.08
 
 
@@ -46,7 +50,8 @@ def verify(bed: Testbed) -> list[Measured]:
     with Probe(bed.record) as probe:
         results: dict[tuple[str, tuple[str, str]], Measured] = {}
         wanted: set[tuple[str, str]] | None = None  # all
-        for _ in range(ROUNDS):
+        for attempt in range(ROUNDS):
+            time.sleep(_BREATH * attempt)
             if bed.record.backend == "tun":  # again each time: a shared machine is faster at one moment than at another
                 _calibrate(bed, probe)
             for one in [*_round_trips(bed, probe, wanted), *_bandwidths(bed, probe, wanted)]:

@@ -1,8 +1,6 @@
 """Page-aligned byte buffers that exist once and are reused: what direct reads go into."""
 
-import ctypes
 import mmap
-from contextlib import suppress
 
 import numpy as np
 import numpy.typing as npt
@@ -32,12 +30,6 @@ def page_buffer(size: int) -> Bytes:
     if hasattr(mmap, "MADV_HUGEPAGE"):
         area.madvise(mmap.MADV_HUGEPAGE, start, size // _HUGE * _HUGE)
     return np.frombuffer(area, np.uint8, size, start)
-
-
-def give_back() -> None:
-    """Return memory that was freed to the system, where the C library keeps it and can (glibc)."""
-    with suppress(AttributeError, OSError, TypeError):
-        ctypes.CDLL(None).malloc_trim(0)
 
 
 def _anonymous(size: int) -> mmap.mmap:

@@ -12,7 +12,7 @@ from benchmarks.single import Setting, single_node
 from master.engine import Engine
 from master.sampler import Sampler, Sampling
 from scheduler.disk import DirectDisk
-from scheduler.memory import PAGE, Bytes, give_back, page_buffer
+from scheduler.memory import PAGE, Bytes, page_buffer
 from tpi.errors import WeightsError
 from tpi.pack.reader import Pack
 
@@ -95,11 +95,3 @@ def test_buffers_are_pages_of_zeros(size: int) -> None:
     assert not size or buffer.ctypes.data % PAGE == 0
     buffer[:] = 1
     assert np.all(buffer == 1)
-
-
-def test_freed_memory_can_be_given_back_at_any_time() -> None:
-    kept, freed = page_buffer(3 * PAGE), [bytes(100_000) for _ in range(20)]
-    kept.fill(7)
-    freed.clear()
-    give_back()
-    assert kept.min() == 7

@@ -12,7 +12,6 @@ from queue import SimpleQueue
 from threading import Thread
 
 from allreduce.base import Endpoints
-from scheduler.memory import give_back
 from tpi.errors import NodeError, TpiError
 from tpi.messages import Abort, AskSpans, AskStats, Assign, Failure, Missing, Phase, Ready, Stats, Step
 from tpi.trace import OFF
@@ -144,9 +143,7 @@ class Compute:
     def _fetch(self, drafts: Sequence[Draft], finish: Callable[[Draft], None]) -> int:
         units, nbytes = sum(len(draft.missing) for draft in drafts), sum(draft.missing_bytes for draft in drafts)
         missing = Missing(*self._running, units, nbytes)
-        fetched = self._fetcher.fetch(self.master, missing, drafts, finish, self._check)
-        give_back()  # the frames in which weights came: that memory is promised to the weights
-        return fetched
+        return self._fetcher.fetch(self.master, missing, drafts, finish, self._check)
 
     def _run(self, step: Step) -> None:
         if self._member is None or self._ready != self._running:

@@ -66,11 +66,11 @@ class Budget:
 def token_bytes(config: ModelConfig, heads: int, kv_heads: int, neurons: int, passing: int = 0) -> int:
     """Activations of one token of a step, for local head and neuron counts: an upper bound, in bytes.
 
-    Live at once, in float32: the first x, x, the last sum, two tiles' partials, normed x, and `passing` arrays on their
-    way between nodes (hidden each; `worker.fit`). The kernels keep the buffers of both halves: q, rotated q, chunks and
+    Live at once, in float32: the first x, x, two partials, normed x, and `passing` arrays on their way between tiles
+    and nodes (hidden each; `worker.fit`). The kernels keep the buffers of both halves: q, rotated q, chunks and
     mixed values of a head, k, v, angles; products of gate and up. What is quantised on the way takes a third more.
     """
-    hidden = config.hidden * (6 + passing)
+    hidden = config.hidden * (5 + passing)
     attention = config.head_dim * (9 * heads // 2 + 2 * kv_heads + 1)
     return 4 * (hidden + attention + 2 * neurons)
 

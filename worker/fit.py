@@ -14,7 +14,7 @@ from tpi.pack.layout import RunLayout
 from tpi.partition import FFN_UNIT
 from worker.assigned import layouts, local_shard, used_blocks
 from worker.profile import usable_cores
-from worker.tiles import tile_bytes
+from worker.tiles import ffn_tiles, tile_bytes
 
 _EVERYTHING = 1 << 60  # bytes: with the scheduler off, memory is no limit
 _SAMPLING = 8  # arrays of one value per token of the vocabulary that sampling has at once
@@ -69,8 +69,9 @@ def need(assign: Assign, tables: Tables | None = None, blocks: Sequence[int] | N
 
 
 def _passing(assign: Assign) -> int:
-    """Arrays as long as x that pass between nodes: those of a sum, and on a worker the frames in which x came."""
-    return arrays_to_sum(assign.collective, assign.size) + (assign.rank > 0)
+    """Arrays as long as x that pass on: a sum's, on a worker the frames in which x came, and a tile's to the next."""
+    tiled = any(len(tiles) > 1 for tiles in ffn_tiles(assign))
+    return arrays_to_sum(assign.collective, assign.size) + (assign.rank > 0) + tiled
 
 
 def _fixed(assign: Assign) -> int:

@@ -11,7 +11,7 @@ from allreduce.base import Endpoints, GroupSpec
 from tpi.errors import PlanError
 from tpi.sockets import COLLECTIVE, Socket, split_address
 
-_SLICE_MS = 100  # how long one attempt to send or receive may take
+_SLICE_MS = 100  # how long one attempt to receive may take
 _LINGER_MS = 500  # what a closing member may still have to deliver
 
 
@@ -38,7 +38,7 @@ class Connections:
         self._dealers: dict[int, Socket] = {}  # by rank
         self.box = Mailbox(_library(), spec.rank, spec.size, spec.session, spec.epoch, spec.spin_us * 1e-6)
         if endpoints.router is not None:
-            endpoints.router.rcvtimeo = endpoints.router.sndtimeo = _SLICE_MS
+            endpoints.router.rcvtimeo = _SLICE_MS
             for rank in range(spec.rank):
                 self.box.connect(rank, endpoints.router.underlying, identity(spec, rank))
 
@@ -48,7 +48,7 @@ class Connections:
             if rank > self._spec.rank and rank not in self._dealers:
                 host, port = split_address(self._spec.peers[rank].address.removeprefix("tcp://"))
                 dealer = self._net.connect(COLLECTIVE, host.strip("[]"), port, identity(self._spec, self._spec.rank))
-                dealer.rcvtimeo = dealer.sndtimeo = _SLICE_MS
+                dealer.rcvtimeo = _SLICE_MS
                 self._dealers[rank] = dealer
                 self.box.connect(rank, dealer.underlying, b"")
 

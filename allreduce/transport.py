@@ -6,6 +6,7 @@ handles a few hundred of them per token. No algorithm here.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from time import sleep
 
 import numpy as np
 import zmq
@@ -20,8 +21,13 @@ from tpi.wire import Bytes, Wire
 SEGMENT_VALUES = 1 << 16  # in one frame; longer messages travel as several, so that a slow link shows progress
 _SLOTS = 256
 
-Slot = tuple[Bytes, Callable[[F32], None]]
+_REFUSED_S = 0.002  # before who did not take a frame is asked again
 _STEP_MASK = 0xFFFFFFFF
+
+Message = tuple[Sequence[int], int, F32]
+"""The ranks it goes to, its number, its values."""
+Slot = tuple[Bytes, Callable[[F32], None]]
+_Part = tuple[int, int, F32]  # a segment that is still to be sent: rank, tag, values
 
 
 def _segments(values: F32) -> Iterable[tuple[int, F32]]:
@@ -67,14 +73,17 @@ class Transport:
 
     def send(self, ranks: Sequence[int], number: int, values: F32, wire: Wire) -> None:
         """Send `values` to each of `ranks` as message `number`; `values` may change when this returns."""
-        for segment, part in _segments(values):
-            frame, encode = self._slots.get((wire.code, part.size)) or self._slot(wire, part.size)
-            encode(part)
-            tag = number << SEGMENT_BITS | segment
-            done = self._box.send(ranks, 0, tag, wire.code, part.size, frame)
-            if done < len(ranks):
-                self._insist(ranks, done, tag, wire, part.size, frame)
-            self.stats.sent_bytes += frame.size * len(ranks)
+        self.send_all(((ranks, number, values),), wire)
+
+    def send_all(self, messages: Iterable[Message], wire: Wire) -> None:
+        """Send several messages. Who does not take one yet, or never will, keeps none of the others waiting."""
+        left: list[_Part] = []
+        for ranks, number, values in messages:
+            for segment, part in _segments(values):
+                tag = number << SEGMENT_BITS | segment
+                left += [(rank, tag, part) for rank in self._offer(ranks, tag, part, wire)]
+        if left:
+            self._insist(left, wire)
 
     def receive(self, rank: int, number: int, out: F32, wire: Wire) -> None:
         """Write the values of message `number` of `rank` to `out`."""
@@ -108,15 +117,34 @@ class Transport:
             deadline = self._extend(rank, deadline)
         self.stats.dropped += self._box.take_dropped()
 
-    def _insist(self, ranks: Sequence[int], done: int, tag: int, wire: Wire, count: int, frame: Bytes) -> None:
-        """Go on trying to send to ranks[done:], taking in what the others send meanwhile: no two block each other."""
+    def _offer(self, ranks: Sequence[int], tag: int, part: F32, wire: Wire) -> Sequence[int]:
+        """Send one segment to those of `ranks` that take it now; the others are returned."""
+        frame, encode = self._slots.get((wire.code, part.size)) or self._slot(wire, part.size)
+        encode(part)
+        left = self._box.send(ranks, tag, wire.code, part.size, frame)
+        self.stats.sent_bytes += frame.size * (len(ranks) - len(left))
+        return left
+
+    def _insist(self, left: list[_Part], wire: Wire) -> None:
+        """Go on offering what is left, taking in what the others send meanwhile: no two block each other."""
         deadline = 0.0
-        while done < len(ranks):
-            if done < 0:
-                raise zmq.ZMQError(-done)
+        while left:
             self._box.drain()
-            before, done = done, self._box.send(ranks, done, tag, wire.code, count, frame)
-            deadline = self._extend(ranks[before], deadline if done == before else 0.0)
+            before, left = left, self._offer_again(left, wire)
+            if len(left) < len(before):
+                deadline = 0.0
+            else:
+                deadline = self._extend(left[0][0], deadline)
+                sleep(_REFUSED_S)
+
+    def _offer_again(self, parts: list[_Part], wire: Wire) -> list[_Part]:
+        """Those of `parts` that are not taken now either."""
+        left: list[_Part] = []
+        for rank, tag, part in parts:
+            refused = any(rank == other for other, _, _ in left)
+            if refused or self._offer((rank,), tag, part, wire):
+                left.append((rank, tag, part))
+        return left
 
     def _slot(self, wire: Wire, count: int) -> Slot:
         """Where a frame of `count` values is put together, and what encodes its payload. All share their memory."""

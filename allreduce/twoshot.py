@@ -54,10 +54,8 @@ class TwoShot(Networked):
 
     def _scatter(self, values: F32, waves: Waves, number: int) -> None:
         """Send each member its chunk of `values`."""
-        for index, wave in enumerate(waves):
-            for rank in self.others:
-                if values[wave[rank]].size:
-                    self.transport.send((rank,), number + index, values[wave[rank]], self._codec)
+        parts = [(rank, number + index, values[wave[rank]]) for index, wave in enumerate(waves) for rank in self.others]
+        self.transport.send_all([((rank,), turn, part) for rank, turn, part in parts if part.size], self._codec)
 
     def _collect(self, waves: Waves, number: int, total: F32) -> None:
         """Receive the chunks of `total` that the others summed."""

@@ -2,7 +2,7 @@
 
 import multiprocessing
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import closing, suppress
 from multiprocessing.connection import Connection
 from threading import Event
 
@@ -271,7 +271,31 @@ def serve(rank: int, name: str, pipe: Connection) -> None:
         group.allreduce(PARTIALS[rank])
 
 
-@pytest.mark.parametrize("name", ["star", "mesh"])
+@pytest.mark.parametrize("name", ["mesh", "two-shot"])
+def test_who_cannot_be_reached_keeps_nobody_else_waiting(name: str) -> None:
+    with House(3) as house, ThreadPoolExecutor(1) as pool:
+        gone = house.routers[2]
+        assert gone is not None
+        gone.close(0)
+
+        def patient() -> str:
+            return sum_once(house.join(name, 1, timeout_s=2.5))
+
+        task = pool.submit(patient)  # sends to node2 first
+        assert sum_once(house.join(name, 0, timeout_s=1.0)) == "node2"
+        assert task.result() == "node2"
+
+
+def sum_once(group: Group) -> str:
+    """The name of the node that was lost."""
+    group.begin(1)
+    with pytest.raises(NodeLost) as lost:
+        group.allreduce(PARTIALS[group.rank])
+    group.close()
+    return lost.value.node
+
+
+@pytest.mark.parametrize("name", ["star", "mesh", "two-shot"])
 def test_a_killed_process_is_named(name: str) -> None:
     spawn = multiprocessing.get_context("spawn")
     pipes = [spawn.Pipe() for _ in range(2)]
@@ -283,23 +307,22 @@ def test_a_killed_process_is_named(name: str) -> None:
         peers = (Peer(0, "me"), *(Peer(r, f"laptop{r}", f"tcp://127.0.0.1:{p}") for r, p in enumerate(ports, 1)))
         for pipe, _ in pipes:
             pipe.send(peers)
-        net = Net()
-        group = open_group(name, GroupSpec(0, SESSION, 1, peers, timeout_s=1.0), Endpoints(net))
-        for step in (1, 2):
-            for pipe, _ in pipes:
-                pipe.send(True)
-            group.begin(step)
-            expected = PARTIALS[0] + PARTIALS[1] + PARTIALS[2]
-            np.testing.assert_array_equal(group.allreduce(PARTIALS[0]), expected)
-        processes[1].kill()
-        processes[1].join()
-        pipes[0][0].send(True)
-        group.begin(3)
-        with pytest.raises(NodeLost) as lost:
-            group.allreduce(PARTIALS[0])
-        assert lost.value.node == "laptop2"
-        group.close()
-        net.close()
+        with closing(Net()) as net:
+            group = open_group(name, GroupSpec(0, SESSION, 1, peers, timeout_s=1.0), Endpoints(net))
+            with closing(group):
+                for step in (1, 2):
+                    for pipe, _ in pipes:
+                        pipe.send(True)
+                    group.begin(step)
+                    expected = PARTIALS[0] + PARTIALS[1] + PARTIALS[2]
+                    np.testing.assert_array_equal(group.allreduce(PARTIALS[0]), expected)
+                processes[1].kill()
+                processes[1].join()
+                pipes[0][0].send(True)
+                group.begin(3)
+                with pytest.raises(NodeLost) as lost:
+                    group.allreduce(PARTIALS[0])
+            assert lost.value.node == "laptop2"
     finally:
         for process in processes:
             process.kill()

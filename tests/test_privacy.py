@@ -32,11 +32,11 @@ class Wire:
 
         class Recorder(Mailbox):
             def send(
-                self, ranks: Sequence[int], first: int, tag: int, wire: int, values: int, frame: npt.NDArray[np.uint8]
-            ) -> int:
-                sent = super().send(ranks, first, tag, wire, values, frame)
+                self, ranks: Sequence[int], tag: int, wire: int, values: int, frame: npt.NDArray[np.uint8]
+            ) -> list[int]:
+                left = super().send(ranks, tag, wire, values, frame)
                 sums.append(bytes(frame))
-                return sent
+                return left
 
         monkeypatch.setattr(connections, "Mailbox", Recorder)
 

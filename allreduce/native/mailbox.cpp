@@ -6,7 +6,6 @@
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
-#include <unistd.h>
 
 #include <chrono>
 #include <map>
@@ -27,7 +26,6 @@ using Clock = std::chrono::steady_clock;
 constexpr size_t kStash = 1024;          // frames of all members together; none is further ahead than one exchange
 constexpr size_t kShared = 1 << 15;      // bytes: from here on several queues share one copy
 constexpr double kSlice = 0.1;           // seconds of one attempt to receive
-constexpr useconds_t kUnreached = 2000;  // microseconds before trying again to send to who has not connected yet
 constexpr int kStranger = -1;
 
 enum Wire : uint8_t { kF32 = 0, kBf16 = 1 };
@@ -73,26 +71,26 @@ public:
     // From here on frames of messages before `number` are late.
     void reserve(uint32_t number) { oldest_ = number; }
 
-    // Send to each of ranks[first:], as message `tag`, `frame`: room for a header, and a payload of `values` values.
-    // Returns how many ranks it is queued for; fewer than all if one does not take it yet, and -errno if sending failed.
-    int send(const std::vector<uint32_t>& ranks, size_t first, uint32_t tag, uint8_t wire, uint32_t values,
-             nb::handle frame) {
+    // Offer to each of `ranks`, as message `tag`, `frame`: room for a header, and a payload of `values` values. Returns
+    // those that do not take it now, since they are not connected or have too much queued: nobody is waited for.
+    std::vector<uint32_t> send(const std::vector<uint32_t>& ranks, uint32_t tag, uint8_t wire, uint32_t values,
+                               nb::handle frame) {
         Bytes bytes(frame, true);
         if (bytes.size() < sizeof(Header)) throw std::invalid_argument("a frame has room for its header");
         Header header = expected(rank_, tag, wire, values);
         std::memcpy(bytes.data(), &header, sizeof header);
         nb::gil_scoped_release unlocked;
         std::optional<Frame> shared;
-        if (ranks.size() - first > 1 && bytes.size() > kShared) shared.emplace(zmq_, bytes.data(), bytes.size());
-        for (size_t index = first; index < ranks.size(); ++index) {
-            int error = send_one(lines_.at(ranks[index]), bytes, shared);
-            if (error == EAGAIN || error == EINTR || error == kHostUnreachable) {
-                if (error == kHostUnreachable) usleep(kUnreached);
-                return static_cast<int>(index);
-            }
-            if (error) return -error;
+        if (ranks.size() > 1 && bytes.size() > kShared) shared.emplace(zmq_, bytes.data(), bytes.size());
+        std::vector<uint32_t> left;
+        for (uint32_t rank : ranks) {
+            const int error = send_one(lines_.at(rank), bytes, shared);
+            if (error == EAGAIN || error == EINTR || error == kHostUnreachable)
+                left.push_back(rank);
+            else if (error)
+                throw std::runtime_error("a frame was not sent: " + std::string(std::strerror(error)));
         }
-        return static_cast<int>(ranks.size());
+        return left;
     }
 
     // Wait a while for message `tag` of `rank`, which has `values` values, and write or add them to `out`: float32, or
@@ -153,10 +151,10 @@ private:
 
     int send_one(const Line& line, const Bytes& bytes, std::optional<Frame>& shared) const {
         if (!line.socket) throw std::invalid_argument("that rank is not connected");
-        if (!line.name.empty() && zmq_.send(line.socket, line.name.data(), line.name.size(), kSendMore) < 0)
+        if (!line.name.empty() && zmq_.send(line.socket, line.name.data(), line.name.size(), kSendMore | kDontWait) < 0)
             return zmq_.error();
-        if (shared) return shared->share(line.socket);
-        return zmq_.send(line.socket, bytes.data(), bytes.size(), 0) < 0 ? zmq_.error() : 0;
+        if (shared) return shared->share(line.socket, kDontWait);
+        return zmq_.send(line.socket, bytes.data(), bytes.size(), kDontWait) < 0 ? zmq_.error() : 0;
     }
 
     static void deliver(const uint8_t* from, uint8_t wire, size_t values, const Bytes& to, bool add, bool raw) {
@@ -259,8 +257,8 @@ NB_MODULE(_mailbox, m) {
         .def("connect", &Mailbox::connect, nb::arg("rank"), nb::arg("socket"), nb::arg("name"))
         .def("begin", &Mailbox::begin, nb::arg("step"))
         .def("reserve", &Mailbox::reserve, nb::arg("number"))
-        .def("send", &Mailbox::send, nb::arg("ranks"), nb::arg("first"), nb::arg("tag"), nb::arg("wire"),
-             nb::arg("values"), nb::arg("frame"))
+        .def("send", &Mailbox::send, nb::arg("ranks"), nb::arg("tag"), nb::arg("wire"), nb::arg("values"),
+             nb::arg("frame"))
         .def("receive", &Mailbox::receive, nb::arg("rank"), nb::arg("tag"), nb::arg("wire"), nb::arg("values"),
              nb::arg("out"), nb::arg("add"), nb::arg("raw"))
         .def("drain", &Mailbox::drain)

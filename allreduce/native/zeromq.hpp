@@ -76,10 +76,10 @@ public:
     int receive(void* socket, int flags) { return zmq_->msg_recv(message_.get(), socket, flags) < 0 ? zmq_->error() : 0; }
 
     // Send, and share the bytes with the queue; 0, or what went wrong.
-    int share(void* socket) {
+    int share(void* socket, int flags) {
         Frame shared(*zmq_);
         if (zmq_->msg_copy(shared.message_.get(), message_.get())) return zmq_->error();
-        return zmq_->msg_send(shared.message_.get(), socket, 0) < 0 ? zmq_->error() : 0;
+        return zmq_->msg_send(shared.message_.get(), socket, flags) < 0 ? zmq_->error() : 0;
     }
 
     const uint8_t* data() const { return static_cast<const uint8_t*>(zmq_->msg_data(message_.get())); }

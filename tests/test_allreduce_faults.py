@@ -1,8 +1,10 @@
 """Collectives when members are late, slow, dead or replaced, and when strangers speak."""
 
 import multiprocessing
+import socket
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, suppress
+from dataclasses import replace
 from multiprocessing.connection import Connection
 from threading import Event
 
@@ -273,15 +275,15 @@ def serve(rank: int, name: str, pipe: Connection) -> None:
 
 @pytest.mark.parametrize("name", ["mesh", "two-shot"])
 def test_who_cannot_be_reached_keeps_nobody_else_waiting(name: str) -> None:
-    with House(3) as house, ThreadPoolExecutor(1) as pool:
-        gone = house.routers[2]
-        assert gone is not None
-        gone.close(0)
+    with House(3) as house, ThreadPoolExecutor(1) as pool, socket.socket() as nobody:
+        nobody.bind(("127.0.0.1", 0))  # and does not listen
+        gone = replace(house.peers[2], address=f"tcp://127.0.0.1:{nobody.getsockname()[1]}")
+        spec = replace(house.spec(1, timeout_s=3.0), peers=(*house.peers[:2], gone))
 
-        def patient() -> str:
-            return sum_once(house.join(name, 1, timeout_s=2.5))
+        def neighbour() -> str:  # whose turn begins with node2
+            return sum_once(open_group(name, spec, house.endpoints(1)))
 
-        task = pool.submit(patient)  # sends to node2 first
+        task = pool.submit(neighbour)
         assert sum_once(house.join(name, 0, timeout_s=1.0)) == "node2"
         assert task.result() == "node2"
 

@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from time import sleep
 
 import numpy as np
-import zmq
 
 from allreduce.base import F32, Endpoints, GroupSpec, GroupStats
 from allreduce.connections import Connections
@@ -111,9 +110,7 @@ class Transport:
     def _await(self, rank: int, tag: int, wire: Wire, count: int, out: F32 | Bytes, add: bool, raw: bool) -> None:
         """One segment of `count` values, waited for until the deadline."""
         deadline = 0.0  # not known before the first wait
-        while (state := self._box.receive(rank, tag, wire.code, count, out, add, raw)) <= 0:
-            if state:
-                raise zmq.ZMQError(-state)
+        while not self._box.receive(rank, tag, wire.code, count, out, add, raw):
             deadline = self._extend(rank, deadline)
         self.stats.dropped += self._box.take_dropped()
 

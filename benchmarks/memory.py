@@ -20,7 +20,7 @@ from tpi.pack.reader import Pack
 SHARES = (0.12, 0.15, 0.20, 0.30, 0.40, 0.50, 0.60, 0.70, 0.80, 0.90, 1.00)
 MASTER_BARE = 120.0  # MiB
 REACHED, PARITY = 0.90, 0.97
-PAIRS = 20
+PAIRS, LOADS = 20, 10
 NEAR, CLOSE_PAIRS = 0.10, 6  # neighbouring budgets whose speeds differ by less are compared in so many pairs
 _ASIDE_S, _ASIDE_TOKENS = 3.0, 4  # of one look at reading beside computing; tokens of one at computing
 NOTES = """
@@ -30,8 +30,8 @@ alone, read past the page cache before and after each round of tokens; `possible
 streamed bytes per token and the speed with everything in memory, `reached` the decode speed over it; medians of the
 rounds. A budget that holds everything is compared with `--no-scheduler` in {pairs} pairs, one after the other in one
 process, the order changing; it starts no readers and takes the path of `--no-scheduler`, so the pairs show what the
-choice costs, not the loader. After every quarter of the pairs both are loaded anew, in the other order: which memory a
-process is given is luck. Neighbouring budgets whose speeds are closer than {near:.0%} are compared in {close} pairs
+choice costs, not the loader. Both are loaded {loads} times, in changing order: which memory a process is given is luck,
+and worth several percent. Neighbouring budgets whose speeds are closer than {near:.0%} are compared in {close} pairs
 too: a disk on a shared machine drifts by more than they differ.
 
 Reading and computing share the memory bus: the second table has what each reaches alone, and while the other runs on
@@ -75,10 +75,10 @@ def bench(quick: bool) -> Result:
     ]
     steps = [_step(pack, *two, 1 if quick else CLOSE_PAIRS) for two in pairwise(trials)]
     everything, unscheduled = _placed(pack, 2 * size), Placement(str(pack.path), context=CONTEXT, scheduler=False)
-    ratios = list(_parity(everything, unscheduled, 1 if quick else PAIRS // 4, 2 * tokens))
+    ratios = list(_parity(everything, unscheduled, 2 if quick else LOADS, 1 if quick else PAIRS // LOADS, 2 * tokens))
     notes = NOTES.format(
         name=f"{model.name}, packed in f32", size=size / MIB, context=CONTEXT, pairs=len(ratios),
-        near=NEAR, close=CLOSE_PAIRS,
+        loads=LOADS, near=NEAR, close=CLOSE_PAIRS,
     )  # fmt: skip
     table = Table(f"Budgets; everything in memory: {resident:.3g} tok/s", [_row(one, resident) for one in trials])
     checks = list(_checks(trials, resident, steps, ratios))
@@ -119,14 +119,13 @@ def side_by_side(pack: Pack, rounds: int) -> Table:
     return Table("Reading and computing", rows)
 
 
-def _parity(everything: Placement, unscheduled: Placement, count: int, tokens: int) -> Iterator[float]:
-    """Speed placed in one way over that placed in the other, in four times `count` pairs.
-
-    Each time anew, and in the other order: which memory a process is given is luck, and worth a few percent.
-    """
-    for _ in range(2):
-        yield from pairs(everything, unscheduled, count, tokens)
-        yield from (1 / ratio for ratio in pairs(unscheduled, everything, count, tokens))
+def _parity(everything: Placement, unscheduled: Placement, loads: int, count: int, tokens: int) -> Iterator[float]:
+    """Speed placed in one way over that placed in the other, in `count` pairs after each of `loads` loads of both."""
+    for load in range(loads):
+        if load % 2:
+            yield from (1 / ratio for ratio in pairs(unscheduled, everything, count, tokens))
+        else:
+            yield from pairs(everything, unscheduled, count, tokens)
 
 
 def _placed(pack: Pack, budget: int) -> Placement:

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from testbed.cgroups import CONTROLLERS, block_devices, find_hierarchies
-from testbed.namespaces import inside, new_namespace, open_tun
+from testbed.namespaces import CONGESTION, congestion_control, inside, new_namespace, open_tun
 from testbed.topology import PREFIX, SUBNET
 
 _NEW_QDISC, _REQUEST_AND_ACK = 36, 0x1 | 0x4 | 0x400
@@ -55,6 +55,7 @@ def examine() -> Iterator[Finding]:
         yield Finding(f"queueing discipline {kind}", yes if kind == "tbf" else None, "present" if yes else "absent")
     used = "tc (netem and tbf)" if has_netem() else "tun (the user-space link), since there is no netem"
     yield Finding("links are shaped by", None, used)
+    yield _congestion()
     yield from _cgroups()
     yield _priority()
     yield _timers()
@@ -70,6 +71,16 @@ def _tun() -> Finding:
     finally:
         os.close(namespace)
     return Finding("namespaces and TUN devices", True, "can be made")
+
+
+def _congestion() -> Finding:
+    namespace = new_namespace()
+    try:
+        with inside(namespace):
+            used = congestion_control()
+    finally:
+        os.close(namespace)
+    return Finding("congestion control of devices", used in CONGESTION, used)
 
 
 def _cgroups() -> Iterator[Finding]:

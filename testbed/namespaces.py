@@ -10,7 +10,7 @@ import os
 import socket
 import struct
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from tpi.errors import TestbedError
@@ -18,6 +18,11 @@ from tpi.errors import TestbedError
 CLONE_NEWNET = 0x40000000
 PR_SET_PDEATHSIG = 1
 PR_SET_TIMERSLACK = 29
+CONGESTION = ("cubic", "reno")
+"""How a device's TCP meets congestion, the first that the host allows: as most devices do, whatever the host prefers.
+
+BBR sends no faster than the mean of the past, and a link of a cluster is idle for most of a token.
+"""
 VNET_HEADER = 10  # bytes of struct virtio_net_hdr in front of every packet that is read or written
 TUN_NAME = "tpi0"  # the same in every namespace, where it is the only device besides lo
 
@@ -83,12 +88,23 @@ def new_namespace() -> int:
         _libc("unshare", CLONE_NEWNET)
         try:
             _disable_ipv6()
+            congestion_control()
             set_up("lo")
             return current_namespace()
         finally:
             enter_namespace(before)
     finally:
         os.close(before)
+
+
+def congestion_control() -> str:
+    """Choose the calling thread's namespace's congestion control out of `CONGESTION`; returns what is used now."""
+    setting = Path("/proc/sys/net/ipv4/tcp_congestion_control")
+    for name in CONGESTION:
+        with suppress(OSError):  # not there, or not allowed outside the host's own namespace
+            setting.write_text(name)
+            break
+    return setting.read_text().strip()
 
 
 def open_tun(address: str, prefix: int, mtu: int, offload: bool) -> int:

@@ -88,7 +88,7 @@ def test_a_bad_file_is_one_sentence(tmp_path: Path) -> None:
 def test_doctor_says_what_is_used() -> None:
     done = tpi("doctor")
     assert done.returncode == 0
-    for word in ("netem", "links are shaped by", "limits of memory", "real-time priority"):
+    for word in ("netem", "links are shaped by", "congestion control", "limits of memory", "real-time priority"):
         assert word in done.stdout
 
 

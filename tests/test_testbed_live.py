@@ -15,6 +15,7 @@ from testbed import state
 from testbed.control import ask
 from testbed.faults import inflict
 from testbed.launch import Testbed, sweep, take_down
+from testbed.namespaces import CONGESTION
 from testbed.topology import Device, Link, Topology
 from testbed.verify import verify
 from tests.testbed_helpers import needs_root, pair, start_echo, stop, traces, trips, until, wheel
@@ -79,6 +80,15 @@ def test_verification_refuses_what_is_not_as_specified(tmp_path: Path) -> None:
         bed.ask("slow", device="b", bandwidth=None, latency=0.002)
         with pytest.raises(TestbedError, match=r"round trip a - b is (7|8|9|\d\d)\.\d+ ms, not 4\.00 ms"):  # or later
             verify(bed)
+
+
+def test_devices_send_as_most_do_whatever_the_host_prefers(tmp_path: Path) -> None:
+    setting = Path("/proc/sys/net/ipv4/tcp_congestion_control")
+    preferred = setting.read_text()
+    with start(pair(), tmp_path) as bed:
+        used, _ = bed.popen("a", ["cat", str(setting)], stdout=subprocess.PIPE, text=True).communicate(timeout=30)
+    assert used.strip() in CONGESTION
+    assert setting.read_text() == preferred
 
 
 def test_jitter_and_a_shared_medium_pass_verification(tmp_path: Path) -> None:

@@ -88,15 +88,14 @@ public:
             if (error == EAGAIN || error == EINTR || error == kHostUnreachable)
                 left.push_back(rank);
             else if (error)
-                throw std::runtime_error("a frame was not sent: " + std::string(std::strerror(error)));
+                fail("sent", error);
         }
         return left;
     }
 
     // Wait a while for message `tag` of `rank`, which has `values` values, and write or add them to `out`: float32, or
-    // the payload's own bytes if `out` has just room for them and `raw`. Returns 1 when it is done, 0 if the message
-    // has not come yet, -errno if receiving failed.
-    int receive(uint32_t rank, uint32_t tag, uint8_t wire, uint32_t values, nb::handle out, bool add, bool raw) {
+    // the payload's own bytes if `out` has just room for them and `raw`. Returns false if the message has not come yet.
+    bool receive(uint32_t rank, uint32_t tag, uint8_t wire, uint32_t values, nb::handle out, bool add, bool raw) {
         Bytes to(out, true);
         const size_t payload = raw ? to.size() : (wire == kBf16 ? 2 : 4) * size_t{values};
         if (!raw && to.size() != 4 * size_t{values}) throw std::invalid_argument("out has no room for the values");
@@ -109,8 +108,8 @@ public:
             if (frame) deliver(frame->data() + sizeof(Header), wire, values, to, add, raw);
         }
         if (error == EINTR && PyErr_CheckSignals()) throw nb::python_error();
-        if (error && error != EAGAIN && error != EINTR) return -error;
-        return frame ? 1 : 0;
+        if (error && error != EAGAIN && error != EINTR) fail("received", error);
+        return frame.has_value();
     }
 
     // Take in what has come already, without waiting: so that no two members block each other.
@@ -144,6 +143,10 @@ private:
         uint32_t rank, step, tag;
         auto operator<=>(const Key&) const = default;
     };
+
+    [[noreturn]] static void fail(const char* what, int error) {
+        throw std::runtime_error(std::string("a frame was not ") + what + ": " + std::strerror(error));
+    }
 
     Header expected(uint32_t rank, uint32_t tag, uint8_t wire, uint32_t values) const {
         return {kMagic, kVersion, wire, static_cast<uint16_t>(rank), session_, epoch_, step_, tag, values};

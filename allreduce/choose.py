@@ -17,8 +17,8 @@ from tpi.links import LinkTable
 
 _WORTH_TIMING = 2.0  # algorithms predicted to take up to so many times the least
 _BUDGET_S = 1.0  # for timing one payload size, if that is enough for the least number of sums
-_PASSES = 2
-_SUMS = (3, 12)  # timed in a row in each pass, at least and at most
+_PASSES = 4  # of which the least disturbed counts
+_SUMS = (2, 6)  # timed in a row in each pass, at least and at most
 
 
 Times = dict[str, tuple[float, float]]  # seconds by algorithm, for decode and for prefill
@@ -69,19 +69,20 @@ def _time(
     predicted: dict[str, list[float]],
     measured: dict[str, list[float]],
 ) -> None:
-    """Fill in the mean of some real sums of `count` values per likely algorithm, if there is more than one.
+    """Fill in the seconds of a real sum of `count` values per likely algorithm, if there is more than one.
 
     They are timed in rows of one algorithm, the first of a row not counted: a member may be done before the others, and
-    then waits for them in the next sum.
+    then waits for them in the next sum. The rows take turns, and each algorithm's quickest counts, since what else the
+    machines do only ever adds.
     """
     if len(likely) == 1:
         return
     once = sum(predicted[name][column] for name in likely)
     row = int(min(max(_BUDGET_S / once / _PASSES - 1, _SUMS[0]), _SUMS[1]))
     values = np.zeros(count, np.float32)
-    for _ in range(_PASSES):
-        for name in likely:
-            measured[name][column] += _row(groups[name], values, row) / _PASSES
+    rows = [[_row(groups[name], values, row) for name in likely] for _ in range(_PASSES)]
+    for name, seconds in zip(likely, zip(*rows, strict=True), strict=True):
+        measured[name][column] = min(seconds)
 
 
 def _row(group: Networked, values: F32, count: int) -> float:

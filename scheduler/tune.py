@@ -35,14 +35,15 @@ class DiskSpeed:
     bytes_per_second: float = 0.0  # 0: not measured
 
     def open(self, block: int = 1 << 30) -> DirectDisk:
-        """A disk that reads in about this way: blocks of `block` bytes in equal parts, at least two at once.
+        """A disk that reads in about this way: blocks of `block` bytes in equal parts, no more at once than one has.
 
-        Small blocks are shared by all threads. Large ones are not: every read that ends must win a core before the next
-        can begin.
+        Small blocks are shared by all threads, large ones by half of them: every read that ends must win a core before
+        the next can begin. With more at once than a block has parts, two blocks would share the disk and end together,
+        and it would be idle until the first had been used.
         """
-        least = 2 if block >= 2 * _LARGE else self.threads
+        least = self.threads // 2 if block >= 2 * _LARGE else self.threads
         parts = max(round(block / self.chunk), least)
-        return DirectDisk(max(round_up(-(-block // parts)), _SMALLEST), self.threads)
+        return DirectDisk(max(round_up(-(-block // parts)), _SMALLEST), min(self.threads, parts))
 
 
 def disk_for(files: Sequence[Path], cache: Path) -> DiskSpeed:

@@ -13,9 +13,7 @@ from tpi.errors import TestbedError
 
 RELATIVE, ABSOLUTE = 0.10, 0.3e-3  # how far off a round trip may be: the larger of a fraction and seconds
 ROUNDS = 8
-_BREATH = (
-    0.1  # seconds before the second round, and so much longer before each further one: who is busy may not stay so
-)
+_BREATH = 0.1  # seconds, times the rounds so far, before another one: who is busy may not stay so
 _TRAIN_SECONDS = 0.08
 
 

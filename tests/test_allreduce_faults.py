@@ -310,7 +310,7 @@ def test_a_killed_process_is_named(name: str) -> None:
         for pipe, _ in pipes:
             pipe.send(peers)
         with closing(Net()) as net:
-            group = open_group(name, GroupSpec(0, SESSION, 1, peers, timeout_s=1.0), Endpoints(net))
+            group = open_group(name, GroupSpec(0, SESSION, 1, peers, timeout_s=2.0), Endpoints(net))
             with closing(group):
                 for step in (1, 2):
                     for pipe, _ in pipes:

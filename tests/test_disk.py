@@ -141,12 +141,14 @@ def test_the_largest_reads_among_equals_then_the_fewest_in_flight(monkeypatch: p
     assert best([]) == DiskSpeed(4 << 20, 4, 950e6)
 
 
-def test_all_threads_share_a_small_block_and_two_a_large_one() -> None:
-    speed = DiskSpeed(16 << 20, 4)
-    blocks = (1 << 30, 33 << 20, 12 << 20, 8_000_000, 1_000_000)
-    chunks = [16 << 20, 33 << 19, 6 << 20, 2_002_944, 256 << 10]
-    assert [speed.open(block).chunk for block in blocks] == chunks
-    assert DiskSpeed(1 << 20, 4).open(33 << 20).chunk == 1 << 20
+def test_all_threads_share_a_small_block_and_half_of_them_a_large_one() -> None:
+    def ways(speed: DiskSpeed, *blocks: int) -> list[tuple[int, int]]:
+        return [(disk.chunk, disk.threads) for disk in map(speed.open, blocks)]
+
+    assert ways(DiskSpeed(16 << 20, 4), 1 << 30, 33 << 20, 12 << 20) == [(16 << 20, 4), (33 << 19, 2), (6 << 20, 2)]
+    assert ways(DiskSpeed(16 << 20, 4), 8_000_000, 1_000_000) == [(2_002_944, 4), (256 << 10, 4)]
+    assert ways(DiskSpeed(16 << 20, 8), 32 << 20) == [(8 << 20, 4)]
+    assert ways(DiskSpeed(1 << 20, 4), 33 << 20) == [(1 << 20, 4)]
 
 
 def test_a_real_measurement_is_a_speed(tmp_path: Path) -> None:

@@ -15,6 +15,10 @@ from tpi.kv import KvDtype
 from tpi.pack.layout import Layout, Part
 
 FORMATS: list[Format] = ["f32", "bf16", "q8", "q4", "q4s"]
+LAYOUTS: list[tuple[Format, Layout]] = [
+    *((format, "record") for format in FORMATS),
+    *((format, "tiled") for format in FORMATS if layout_of(format) == "tiled"),
+]
 TOLERANCE: dict[Format, float] = {"f32": 5e-6, "bf16": 5e-6, "q8": 1e-4, "q4": 4e-3, "q4s": 4e-3}
 RECORD_TOLERANCE = 1.5e-2  # 4-bit columns in records: the inner activations are rounded to int8 over 8 neurons
 
@@ -170,24 +174,18 @@ def test_attention_where_k_has_a_format_of_its_own() -> None:
     assert_attention_agrees(case, 4e-3)
 
 
-@pytest.mark.parametrize("format", FORMATS)
-@pytest.mark.parametrize("layout", ["record", "tiled"])
+@pytest.mark.parametrize(("format", "layout"), LAYOUTS)
 @pytest.mark.parametrize("tokens", [1, 4, 7, 30])
 @pytest.mark.parametrize("hidden", [224, 256, 544])  # 7, 8 and 17 groups: records take 8 at once
 def test_logits(format: Format, layout: Layout, tokens: int, hidden: int) -> None:
-    if layout == "tiled" and layout_of(format) == "record":
-        pytest.skip("only quantised formats are tiled")
     random = np.random.default_rng(12)
     run, data = pack(random, "row", layout, [Part("row", format, "row")], 32, hidden, 5)
     x = normal(random, tokens, hidden)
     assert_close(native.logits(run, data, x), reference.logits(run, data, x), TOLERANCE[format])
 
 
-@pytest.mark.parametrize("format", FORMATS)
-@pytest.mark.parametrize("layout", ["record", "tiled"])
+@pytest.mark.parametrize(("format", "layout"), LAYOUTS)
 def test_gather_and_dequantise(format: Format, layout: Layout) -> None:
-    if layout == "tiled" and layout_of(format) == "record":
-        pytest.skip("only quantised formats are tiled")
     random = np.random.default_rng(13)
     parts = [Part("row", format, "row"), Part("column", format, "column")]
     run, data = pack(random, "row", layout, parts, 32, 96, 3)

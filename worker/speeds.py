@@ -23,8 +23,9 @@ def speeds_of(assign: Assign, disk: DiskSpeed, block: int, budget: int) -> Speed
     lost.
     """
     compute = _OF_MEMORY * memory_speed(min(_SAMPLE, budget // 2))
-    reading = disk.open(block).chunk / disk.bytes_per_second  # seconds of a read at full speed
-    turn = head_bytes(assign) / compute + disk.threads * reading
+    opened = disk.open(block)
+    reading = opened.chunk / disk.bytes_per_second  # seconds of a read at full speed
+    turn = head_bytes(assign) / compute + opened.threads * reading
     return Speeds(disk=_OF_DISK * disk.bytes_per_second, compute=compute, turn=turn, start=reading / 2)
 
 

@@ -19,7 +19,6 @@ from tpi.wire import Bytes, Wire
 
 SEGMENT_VALUES = 1 << 16  # in one frame; longer messages travel as several, so that a slow link shows progress
 _SLOTS = 256
-
 _REFUSED_S = 0.002  # before who did not take a frame is asked again
 _STEP_MASK = 0xFFFFFFFF
 

@@ -17,8 +17,9 @@ from tpi.errors import PlanError
 from tpi.kernels.spec import BLOCK_TOKENS
 
 LONGEST_CHUNK = 512  # tokens of a prefill step
+_AMPLE_CHUNK = 256  # tokens: longer steps compute hardly faster, and save passes over what is streamed
 _SHORT_CHUNK = 32  # tokens: a prefill step is made shorter than this only where nothing else helps
-_CHUNK_SHARE = 8  # a chunk takes at most one part in so many of what it competes for with weights
+_CHUNK_SHARE = 8  # a chunk takes at most one part in so many of what it competes for with weights, or makes streamed
 TILE = 4 << 20  # bytes of a table in memory at once, twice (one in use, one on its way)
 PROCESS = 6 << 20  # bytes that a process takes once it works: code, sockets, plans, hashes
 _STREAMED_TOKENS = 16  # a step of so many tokens or fewer reads weights once, and sums in slices (native kernels)
@@ -97,7 +98,7 @@ def plan(
         raise PlanError(_refusal(need, total, window, retain))
     left = total - need.fixed - need.kv_blocks * need.kv_block
     weights = _least_weights(need, window, retain)
-    chunk = _chunk(need, left - need.table_tiles, weights, chunk)
+    chunk = _chunk(need, left - need.table_tiles, weights, chunk, 0 if window else sum(need.blocks) + need.head)
     left -= chunk * need.token
     head = _head(need, left, weights)
     tiles = min(TILE, round_up(need.embedding))
@@ -136,12 +137,18 @@ def _least_weights(need: Need, window: int, retain: int) -> tuple[int, int]:
     return max(need.blocks, default=0), min(sum(need.blocks), neighbours(need.blocks, 2)) if need.blocks else 0
 
 
-def _chunk(need: Need, left: int, weights: tuple[int, int], longest: int) -> int:
-    """The longest prefill step, halved until it leaves weights enough: tokens."""
+def _chunk(need: Need, left: int, weights: tuple[int, int], longest: int, everything: int) -> int:
+    """The longest prefill step, halved until it leaves weights enough (of `everything` that could stay): tokens.
+
+    Each of its bytes is one more to stream per token. Where little is streamed that is much of it, and a further pass
+    over so little costs a prompt next to nothing.
+    """
     chunk = max(1, longest)
     while chunk > 1:
         size = chunk * need.token
-        modest = size <= left // _CHUNK_SHARE and size + weights[1] <= left
+        streamed = everything - (left - size)
+        worth = chunk <= _AMPLE_CHUNK or streamed <= 0 or size <= streamed // _CHUNK_SHARE
+        modest = worth and size <= left // _CHUNK_SHARE and size + weights[1] <= left
         if modest or (chunk <= _SHORT_CHUNK and size + weights[0] <= left):
             break
         chunk //= 2

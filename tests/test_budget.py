@@ -76,6 +76,15 @@ def test_a_prefill_chunk_shrinks_when_memory_is_tight() -> None:
     assert chunks[-1] <= 32
 
 
+def test_a_prefill_chunk_is_shorter_where_it_would_be_much_of_what_is_streamed() -> None:
+    everything = sum(NEED.blocks) + NEED.head + NEED.fixed + NEED.kv_blocks * NEED.kv_block
+    tokens = LONGEST_CHUNK * NEED.token
+    assert plan(NEED, everything + tokens + 2 * TILE).chunk == LONGEST_CHUNK
+    assert plan(NEED, everything - tokens).chunk == LONGEST_CHUNK // 2
+    assert plan(NEED, everything // 2).chunk == LONGEST_CHUNK
+    assert plan(NEED, everything - tokens, window=2).chunk == LONGEST_CHUNK
+
+
 def test_the_head_stays_only_beside_blocks_that_can_stream() -> None:
     assert plan(NEED, 400 * MIB).head_bytes == 2 * TILE
     assert plan(NEED, 600 * MIB).head_bytes == 250 * MIB

@@ -16,7 +16,7 @@ SIZES = (1, 2, 4, 8)
 CPU = 0.2
 LATENCY, BANDWIDTH = 1 * MILLISECOND, 1000 * MEGABIT
 PROMISED = 2.5
-WORK = ("--prompt-tokens", 2, "--gen-tokens", 8, "--repeat", 1)
+WORK = ("--prompt-tokens", 2, "--gen-tokens", 8, "--repeat", 3)
 SEEDING = ("--prompt-tokens", 1, "--gen-tokens", 2, "--repeat", 1)
 NOTES = """
 The 1.1B Llama shape with random weights, held in memory, on devices of 0.2 core (1 ms in every 5 ms) around a router:

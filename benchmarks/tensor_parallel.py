@@ -25,8 +25,8 @@ model parallelism as in the TPI-LLM paper's figure 6: a pipeline of real process
 same devices and links, with the same kernels, each computing its layers whole and handing the hidden state to the next
 over plain TCP; with one sequence only one device works at a time. The f32 pack is 4.4 GB, and computing dominates; in
 4 bits (0.6 GB) a token takes a fraction of that, and on eight devices its 44 sums dominate. A device that has used up
-its millisecond answers up to 4 ms later, which is why a sum takes more than its latency here. The median of three answers;
-eight devices are 1.6 of two cores, so what else the host runs shows.
+its millisecond answers up to 4 ms later, which is why a sum takes more than its latency here. The median of three
+answers; eight devices are 1.6 of two cores, so what else the host runs shows.
 """
 
 

@@ -3,7 +3,7 @@
 from importlib import import_module
 
 from allreduce import cache
-from allreduce.base import F32, GROUPS, Endpoints, Group, GroupSpec
+from allreduce.base import F32, GROUPS, Endpoints, Exchange, Group, GroupSpec
 from allreduce.choose import Choice, candidates, choose
 from allreduce.measure import measure
 from allreduce.networked import Networked
@@ -54,8 +54,12 @@ class Auto(Group):
         """Seconds that an allreduce of `values` should take with the algorithm chosen for them; None if unsettled."""
         return self._predicted(self.choice.name_for(values), values) if self.choice else None
 
-    def begin(self, step: int) -> None:
-        """Start step number `step`."""
+    @property
+    def overlaps(self) -> bool:
+        """See `Group.overlaps`."""
+        return True
+
+    def _begin(self, step: int) -> None:
         self.transport.begin(step)
 
     def close(self) -> None:
@@ -83,8 +87,8 @@ class Auto(Group):
     def _chosen(self, values: F32) -> Networked:
         return self.groups[self.settle().name_for(values.size)]
 
-    def _allreduce(self, values: F32) -> F32:
+    def _allreduce(self, values: F32) -> Exchange:
         return self._chosen(values)._allreduce(values)
 
-    def _reduce(self, values: F32) -> F32:
+    def _reduce(self, values: F32) -> Exchange:
         return self._chosen(values)._reduce(values)

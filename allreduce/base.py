@@ -4,7 +4,8 @@ Nothing here knows sockets beyond carrying them: `transport` moves messages, one
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Generator
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
@@ -21,6 +22,11 @@ if TYPE_CHECKING:
     from tpi.sockets import Net, Socket
 
 F32 = npt.NDArray[np.float32]
+
+Exchange = Generator[None, None, F32]
+"""A sum under way: it yields when all is sent that needs nothing of others, then waits for them and returns the sum."""
+
+IN_FLIGHT = 2  # sums that may be started before the first of them is finished
 
 Watch = Callable[[int], bool]
 """Called about ten times a second with the rank waited for. True: that node makes progress, so its deadline moves on.
@@ -85,7 +91,7 @@ class GroupStats:
     """Sums since the group was opened."""
 
     exchanges: int = 0
-    seconds: float = 0.0  # inside allreduce and reduce, waiting for slower nodes included
+    seconds: float = 0.0  # inside sums, waiting for slower nodes included
     sent_bytes: int = 0  # headers included
     received_bytes: int = 0
     dropped: int = 0  # frames that were malformed, stale, or of another session or epoch
@@ -94,8 +100,8 @@ class GroupStats:
 class Group(ABC):
     """One member's handle on a group. Every member calls the same methods in the same order with equal shapes.
 
-    `allreduce` and `reduce` take `[tokens, hidden]` float32 and raise NodeLost, naming the node, when a peer does not
-    answer within its deadline. A group that has raised is of no further use but to be closed.
+    Sums take `[tokens, hidden]` float32 and raise NodeLost, naming the node, when a peer does not answer within its
+    deadline. A group that has raised is of no further use but to be closed.
     """
 
     name: str
@@ -106,15 +112,52 @@ class Group(ABC):
         self.size = spec.size
         self.wire = spec.wire
         self.stats = GroupStats()
+        self._flying = deque[tuple[Exchange, tuple[int, ...], bool]]()  # with the shape, and whether it is for here
 
     def allreduce(self, partial: F32) -> F32:
-        """The sum of all members' `partial`, on every member; valid until the next call."""
-        return self._timed(self._allreduce, partial).reshape(partial.shape)
+        """The sum of all members' `partial`, on every member; valid until the next sum is finished."""
+        self.start(partial)
+        total = self.finish()
+        assert total is not None
+        return total
 
     def reduce(self, partial: F32) -> F32 | None:
-        """The sum on rank 0, None elsewhere; valid until the next call."""
-        total = self._timed(self._reduce, partial)
-        return total.reshape(partial.shape) if self.rank == 0 else None
+        """The sum on rank 0, None elsewhere; valid until the next sum is finished."""
+        self.start(partial, everywhere=False)
+        return self.finish()
+
+    def start(self, partial: F32, everywhere: bool = True) -> None:
+        """Send what can be sent of a sum; it travels while the caller does something else, until `finish`.
+
+        `partial` must not change until then. At most `IN_FLIGHT` sums may be on their way.
+
+        Args:
+            everywhere: an allreduce; else a reduce, whose sum is only there on rank 0.
+        """
+        started = perf_counter()
+        if len(self._flying) == IN_FLIGHT:
+            raise RuntimeError(f"{IN_FLIGHT} sums are on their way; finish one first")
+        if partial.dtype != np.float32 or not partial.flags.c_contiguous:
+            partial = np.ascontiguousarray(partial, np.float32)
+        values = partial.reshape(-1)
+        exchange = self._allreduce(values) if everywhere else self._reduce(values)
+        next(exchange)
+        self._flying.append((exchange, partial.shape, everywhere or self.rank == 0))
+        self.stats.seconds += perf_counter() - started
+
+    def finish(self) -> F32 | None:
+        """The oldest sum that was started; None if it is not for this member. Valid until the next is finished."""
+        started = perf_counter()
+        exchange, shape, here = self._flying.popleft()
+        total = _result(exchange)
+        self.stats.exchanges += 1
+        self.stats.seconds += perf_counter() - started
+        return total.reshape(shape) if here else None
+
+    @property
+    def overlaps(self) -> bool:
+        """Whether a sum travels while its members compute: then it pays to have another one under way."""
+        return False
 
     @property
     def trivial(self) -> bool:
@@ -133,9 +176,10 @@ class Group(ABC):
         """Seconds that a sum of `values` values should take, None if the links were not measured."""
         return None
 
-    @abstractmethod
     def begin(self, step: int) -> None:
-        """Start step number `step`; steps only ever increase. Frames of earlier steps are dropped from here on."""
+        """Start step number `step`; steps only ever increase. Sums and frames of earlier steps are dropped."""
+        self._flying.clear()
+        self._begin(step)
 
     @abstractmethod
     def close(self) -> None:
@@ -146,21 +190,24 @@ class Group(ABC):
         """
 
     @abstractmethod
-    def _allreduce(self, values: F32) -> F32:
+    def _begin(self, step: int) -> None:
+        """See `begin`."""
+
+    @abstractmethod
+    def _allreduce(self, values: F32) -> Exchange:
         """1-D sum of all members' 1-D `values`."""
 
     @abstractmethod
-    def _reduce(self, values: F32) -> F32:
+    def _reduce(self, values: F32) -> Exchange:
         """As `_allreduce`; what it returns matters on rank 0 only."""
 
-    def _timed(self, exchange: Callable[[F32], F32], partial: F32) -> F32:
-        started = perf_counter()
-        if partial.dtype != np.float32 or not partial.flags.c_contiguous:
-            partial = np.ascontiguousarray(partial, np.float32)
-        total = exchange(partial.reshape(-1))
-        stats = self.stats
-        stats.exchanges += 1
-        stats.seconds += perf_counter() - started
+
+def _result(exchange: Exchange) -> F32:
+    try:
+        while True:
+            next(exchange)
+    except StopIteration as done:
+        total: F32 = done.value
         return total
 
 

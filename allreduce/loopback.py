@@ -5,7 +5,7 @@ from time import monotonic
 
 import numpy as np
 
-from allreduce.base import F32, Endpoints, Group, GroupSpec
+from allreduce.base import F32, Endpoints, Exchange, Group, GroupSpec
 from tpi.errors import NodeLost, PlanError
 
 
@@ -61,18 +61,14 @@ class Loopback(Group):
         """See `Group.trivial`."""
         return self.size == 1
 
-    def begin(self, step: int) -> None:
-        """Start step number `step`."""
+    def _begin(self, step: int) -> None:
         self._key = (step, 0)
-
-    def allreduce(self, partial: F32) -> F32:
-        """See `Group.allreduce`; a node alone has its sum already, and is not slowed down by counting."""
-        return partial if self.size == 1 else super().allreduce(partial)
 
     def close(self) -> None:
         """Nothing to release."""
 
-    def _allreduce(self, values: F32) -> F32:
+    def _allreduce(self, values: F32) -> Exchange:
+        yield
         if self.size == 1 or self._board is None:
             return values
         self._board.lay(self.rank, self._key, values)
@@ -84,5 +80,5 @@ class Loopback(Group):
         self._key = (self._key[0], self._key[1] + 1)
         return total
 
-    def _reduce(self, values: F32) -> F32:
+    def _reduce(self, values: F32) -> Exchange:
         return self._allreduce(values)

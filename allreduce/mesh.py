@@ -4,7 +4,7 @@ One one-way latency, half of a star's; every link carries n - 1 payloads each wa
 numbers in the same order, their own included, so they hold the same bits in every wire format.
 """
 
-from allreduce.base import F32
+from allreduce.base import F32, Exchange
 from allreduce.networked import Networked
 
 
@@ -17,12 +17,13 @@ class Mesh(Networked):
         """Everyone reaches everyone."""
         return set(self.others)
 
-    def _allreduce(self, values: F32) -> F32:
+    def _allreduce(self, values: F32) -> Exchange:
         number = self.transport.reserve(1)
         self.transport.send(self.others, number, values, self._codec)
+        yield
         total = self._buffer(values.size)
         self._gather(values, number, total)
         return total
 
-    def _reduce(self, values: F32) -> F32:
+    def _reduce(self, values: F32) -> Exchange:
         return self._reduce_to_master(values)

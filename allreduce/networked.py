@@ -4,7 +4,7 @@ from abc import abstractmethod
 
 import numpy as np
 
-from allreduce.base import F32, Endpoints, Group, GroupSpec
+from allreduce.base import F32, Endpoints, Exchange, Group, GroupSpec
 from allreduce.transport import Transport
 from tpi.wire import Bytes, Float32, open_wire
 
@@ -28,8 +28,12 @@ class Networked(Group):
     def reach(self) -> set[int]:
         """Ranks that this member exchanges messages with."""
 
-    def begin(self, step: int) -> None:
-        """Start step number `step`."""
+    @property
+    def overlaps(self) -> bool:
+        """See `Group.overlaps`."""
+        return True
+
+    def _begin(self, step: int) -> None:
         self.transport.begin(step)
 
     def close(self) -> None:
@@ -65,11 +69,13 @@ class Networked(Group):
             else:
                 self.transport.add(rank, number, total, self._codec)
 
-    def _reduce_to_master(self, values: F32) -> F32:
+    def _reduce_to_master(self, values: F32) -> Exchange:
         """Everyone sends to the master, which sums in rank order: one latency, n - 1 payloads on the master's link."""
         number = self.transport.reserve(1)
         if self.rank:
             self.transport.send((0,), number, values, self._codec)
+        yield
+        if self.rank:
             return values
         total = self._buffer(values.size)
         self._gather(values, number, total)

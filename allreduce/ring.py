@@ -7,7 +7,7 @@ format, the chunk sums in f32. All members hold the same sum, but it is not adde
 
 import numpy as np
 
-from allreduce.base import F32
+from allreduce.base import F32, Exchange
 from allreduce.chunks import chunks
 from allreduce.networked import Networked
 
@@ -31,10 +31,10 @@ class Ring(Networked):
     def _previous(self) -> int:
         return (self.rank - 1) % self.size
 
-    def _allreduce(self, values: F32) -> F32:
+    def _allreduce(self, values: F32) -> Exchange:
         rounds = self.size - 1
         number = self.transport.reserve(2 * rounds)
-        total = self._reduce_scatter(values, number)
+        total = yield from self._reduce_scatter(values, number)
         parts = chunks(values.size, self.size)
         for turn in range(rounds):
             outgoing = total[parts[(self.rank + 1 - turn) % self.size]]
@@ -45,10 +45,10 @@ class Ring(Networked):
                 self.transport.receive(self._previous, number + rounds + turn, incoming, self._exact)
         return total
 
-    def _reduce(self, values: F32) -> F32:
+    def _reduce(self, values: F32) -> Exchange:
         rounds = self.size - 1
         number = self.transport.reserve(rounds + 1)
-        total = self._reduce_scatter(values, number)
+        total = yield from self._reduce_scatter(values, number)
         parts = chunks(values.size, self.size)
         mine = total[parts[self._next]]
         if self.rank and mine.size:
@@ -59,14 +59,19 @@ class Ring(Networked):
                 self.transport.receive(rank, number + rounds, theirs, self._exact)
         return total
 
-    def _reduce_scatter(self, values: F32, number: int) -> F32:
+    def _reduce_scatter(self, values: F32, number: int) -> Exchange:
         """After n - 1 rounds, chunk r + 1 of what is returned is the sum of everyone's."""
-        total, parts = self._buffer(values.size), chunks(values.size, self.size)
+        parts = chunks(values.size, self.size)
+        outgoing = values[parts[self.rank]]
+        if outgoing.size:
+            self.transport.send((self._next,), number, outgoing, self._codec)
+        yield
+        total = self._buffer(values.size)
         np.copyto(total, values)
         for turn in range(self.size - 1):
             outgoing = total[parts[(self.rank - turn) % self.size]]
             incoming = total[parts[(self.rank - turn - 1) % self.size]]
-            if outgoing.size:
+            if turn and outgoing.size:
                 self.transport.send((self._next,), number + turn, outgoing, self._codec)
             if incoming.size:
                 self.transport.add(self._previous, number + turn, incoming, self._codec)

@@ -12,7 +12,7 @@ from types import TracebackType
 
 import numpy as np
 
-from allreduce.base import F32, Endpoints, Group, GroupSpec
+from allreduce.base import F32, Endpoints, Exchange, Group, GroupSpec
 from allreduce.deadline import extend
 from tpi.errors import PlanError, UsageError
 
@@ -76,14 +76,15 @@ class Shared(Group):
         self._board: Board | None = Board(memory, spec.rank, spec.size, _VALUES)
         self._total = np.empty(0, np.float32)
 
-    def begin(self, step: int) -> None:
-        """Nothing to fence: a group's board is its own."""
+    def _begin(self, step: int) -> None:
+        """There is nothing to fence: a group's board is its own."""
 
     def close(self) -> None:
         """Forget the board."""
         self._board = None
 
-    def _allreduce(self, values: F32) -> F32:
+    def _allreduce(self, values: F32) -> Exchange:
+        yield
         assert self._board is not None
         if self._total.size < values.size:
             self._total = np.empty(values.size, np.float32)
@@ -97,7 +98,7 @@ class Shared(Group):
         self.stats.received_bytes += values.nbytes * (self.size - 1)
         return total
 
-    def _reduce(self, values: F32) -> F32:
+    def _reduce(self, values: F32) -> Exchange:
         return self._allreduce(values)
 
 

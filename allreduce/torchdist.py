@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from allreduce.base import F32, Endpoints, Group, GroupSpec
+from allreduce.base import F32, Endpoints, Exchange, Group, GroupSpec
 from allreduce.transport import Transport
 from tpi.errors import NodeLost, UsageError
 from tpi.sockets import split_address
@@ -29,35 +29,38 @@ class TorchDistributed(Group):
         super().__init__(spec)
         self.wire = "f32"
         self._transport = Transport(spec, endpoints, self.stats)
-        self._total = np.empty(0, np.float32)
         try:
             self._group = self._open()
         except RuntimeError as error:
             raise self._lost(error) from error
 
-    def begin(self, step: int) -> None:
-        """Nothing to do: Gloo fences nothing."""
+    @property
+    def overlaps(self) -> bool:
+        """See `Group.overlaps`."""
+        return True
+
+    def _begin(self, step: int) -> None:
+        """Gloo fences nothing."""
 
     def close(self) -> None:
         """Close Gloo's connections and this member's own."""
         self._group = None
         self._transport.close()
 
-    def _allreduce(self, values: F32) -> F32:
+    def _allreduce(self, values: F32) -> Exchange:
         return self._sum("allreduce", values)
 
-    def _reduce(self, values: F32) -> F32:
+    def _reduce(self, values: F32) -> Exchange:
         return self._sum("reduce", values)
 
-    def _sum(self, operation: str, values: F32) -> F32:
+    def _sum(self, operation: str, values: F32) -> Exchange:
         import torch
 
-        if self._total.size < values.size:
-            self._total = np.empty(values.size, np.float32)
-        total = self._total[: values.size]
-        np.copyto(total, values)
+        total: F32 = values.copy()
         try:
-            getattr(self._group, operation)([torch.from_numpy(total)]).wait()
+            work = getattr(self._group, operation)([torch.from_numpy(total)])
+            yield
+            work.wait()
         except RuntimeError as error:
             raise self._lost(error) from error
         self.stats.sent_bytes += values.nbytes

@@ -5,12 +5,13 @@ asks for one by sender and number. Frames and their fences are `allreduce._mailb
 handles a few hundred of them per token. No algorithm here.
 """
 
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from time import sleep
 
 import numpy as np
 
-from allreduce.base import F32, Endpoints, GroupSpec, GroupStats
+from allreduce.base import F32, IN_FLIGHT, Endpoints, GroupSpec, GroupStats
 from allreduce.connections import Connections
 from allreduce.deadline import extend
 from allreduce.header import HEADER_BYTES, SEGMENT_BITS
@@ -50,6 +51,7 @@ class Transport:
         self._scratch = np.empty(COLLECTIVE.frame_bytes, np.uint8)
         self._raw = np.empty(0, np.uint8)  # a payload that only its `Wire` can read
         self._number = 0  # of the next message of the step
+        self._under_way = deque[int](maxlen=IN_FLIGHT)  # first numbers of the last exchanges
         self._failed = False
 
     def connect(self, reach: Iterable[int]) -> None:
@@ -59,6 +61,7 @@ class Transport:
     def begin(self, step: int) -> None:
         """Go to `step` and forget what is left of earlier ones."""
         self._number = 0
+        self._under_way.clear()
         self._box.begin(step & _STEP_MASK)
         self.stats.dropped += self._box.take_dropped()
 
@@ -66,7 +69,8 @@ class Transport:
         """Number of the first of the `messages` messages of the next exchange."""
         first = self._number
         self._number += messages
-        self._box.reserve(first)
+        self._under_way.append(first)
+        self._box.reserve(self._under_way[0])
         return first
 
     def send(self, ranks: Sequence[int], number: int, values: F32, wire: Wire) -> None:

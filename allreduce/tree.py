@@ -6,7 +6,7 @@ wire format, the total in f32. All members hold the same sum, but it is not adde
 
 import numpy as np
 
-from allreduce.base import F32
+from allreduce.base import F32, Exchange
 from allreduce.networked import Networked
 
 
@@ -27,22 +27,26 @@ class Tree(Networked):
     def _children(self) -> tuple[int, ...]:
         return tuple(child for child in (2 * self.rank + 1, 2 * self.rank + 2) if child < self.size)
 
-    def _allreduce(self, values: F32) -> F32:
+    def _allreduce(self, values: F32) -> Exchange:
         number = self.transport.reserve(2)
-        total = self._up(values, number)
+        total = yield from self._up(values, number)
         for parent in self._parent:
             self.transport.receive(parent, number + 1, total, self._exact)
         self.transport.send(self._children, number + 1, total, self._exact)
         return total
 
-    def _reduce(self, values: F32) -> F32:
+    def _reduce(self, values: F32) -> Exchange:
         return self._up(values, self.transport.reserve(1))
 
-    def _up(self, values: F32, number: int) -> F32:
+    def _up(self, values: F32, number: int) -> Exchange:
         """Sum this member's subtree and send the sum to the parent; on the master it is the total."""
+        if not self._children:
+            self.transport.send(self._parent, number, values, self._codec)
+        yield
         total = self._buffer(values.size)
         np.copyto(total, values)
         for child in self._children:
             self.transport.add(child, number, total, self._codec)
-        self.transport.send(self._parent, number, total, self._codec)
+        if self._children:
+            self.transport.send(self._parent, number, total, self._codec)
         return total

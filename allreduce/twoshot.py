@@ -10,7 +10,7 @@ from collections.abc import Container
 
 import numpy as np
 
-from allreduce.base import F32
+from allreduce.base import F32, Exchange
 from allreduce.chunks import chunks
 from allreduce.networked import Networked
 
@@ -30,18 +30,20 @@ class TwoShot(Networked):
         """Everyone reaches everyone."""
         return set(self.others)
 
-    def _allreduce(self, values: F32) -> F32:
+    def _allreduce(self, values: F32) -> Exchange:
         return self._sum(values, range(self.size))
 
-    def _reduce(self, values: F32) -> F32:
+    def _reduce(self, values: F32) -> Exchange:
         return self._sum(values, (0,)) if values.size >= _DIRECT_VALUES else self._reduce_to_master(values)
 
-    def _sum(self, values: F32, takers: Container[int]) -> F32:
+    def _sum(self, values: F32, takers: Container[int]) -> Exchange:
         """The sum of everyone's `values` on the members `takers`."""
-        total, waves = self._buffer(values.size), _waves(values.size, self.size)
+        waves = _waves(values.size, self.size)
         number = self.transport.reserve(2 * len(waves))
         targets = [rank for rank in self.others if rank in takers]
         self._scatter(values, waves, number)
+        yield
+        total = self._buffer(values.size)
         for index, wave in enumerate(waves):
             mine = total[wave[self.rank]]
             if mine.size:

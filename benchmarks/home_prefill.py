@@ -80,9 +80,16 @@ def _measure(place: Home) -> Prefill:
 def slowest_compute(events: list[dict[str, Any]], before_last: int) -> float:
     """Seconds: for each block of one step the slowest device's compute; the step is `before_last` before the last."""
     devices: dict[int, list[float]] = {}  # by pid, in the order of time
+    names: dict[int, str] = {}  # of the last block of each
     for event in events:
         if event.get("cat") == "compute":
-            devices.setdefault(event["pid"], []).append(float(event["dur"]) / 1e6)
+            pid, seconds = event["pid"], float(event["dur"]) / 1e6
+            times = devices.setdefault(pid, [])
+            if names.get(pid) == event["name"]:
+                times[-1] += seconds  # the second lane of the same block
+            else:
+                times.append(seconds)
+            names[pid] = event["name"]
     blocks = 2 * LAYERS
     steps = [times[len(times) - (before_last + 1) * blocks :][:blocks] for times in devices.values()]
     slowest: list[float] = [max(times) for times in zip(*steps, strict=True)]

@@ -7,7 +7,7 @@ from pathlib import Path
 from statistics import median
 from time import perf_counter, sleep
 
-from allreduce.base import F32, Endpoints, GroupSpec
+from allreduce.base import F32, Endpoints, Exchange, GroupSpec
 from allreduce.loopback import Loopback
 from master.assignments import assignments
 from master.batcher import Batcher
@@ -62,14 +62,10 @@ class SlowLoopback(Loopback):
         """It takes its time."""
         return False
 
-    def allreduce(self, partial: F32) -> F32:
-        """As the real one, later."""
+    def _allreduce(self, values: F32) -> Exchange:
+        yield
         sleep(self._seconds)
-        return partial
-
-    def reduce(self, partial: F32) -> F32:
-        """As the real one, later."""
-        return self.allreduce(partial)
+        return values
 
 
 @contextmanager

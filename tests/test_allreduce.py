@@ -1,12 +1,14 @@
 """Collectives: every algorithm, over 1 to 9 nodes, all sizes and wire formats, gives the sum that it promises."""
 
+from time import sleep
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from allreduce import transport
-from allreduce.base import F32, Group, GroupStats
+from allreduce.base import F32, Endpoints, Group, GroupSpec, GroupStats, Peer, open_group
 from tests.collective_helpers import House, partials_of, run_group
 from tpi.errors import UsageError
 from tpi.wire import open_wire
@@ -57,6 +59,50 @@ def test_f32_sum(name: str, size: int, count: int, seed: int) -> None:
     np.testing.assert_allclose(results[0][0], expected, rtol=1e-4, atol=1e-3 * np.abs(expected).max())
     assert results[0][1] is not None
     np.testing.assert_allclose(results[0][1], expected, rtol=1e-4, atol=1e-3 * np.abs(expected).max())
+
+
+@pytest.mark.parametrize("name", [*ORDERED, *UNORDERED, "auto", "torch"])
+@pytest.mark.parametrize("wire", ["f32", "bf16", "q8"])
+def test_two_sums_under_way_are_what_they_are_one_by_one(name: str, wire: str) -> None:
+    """Members are late in turns, so that sums of the others wait for them."""
+    if name == "torch":
+        pytest.importorskip("torch")
+    size, sums = 3, 8
+    partials = [partials_of(size, 300 + 7 * number, number) for number in range(sums)]
+
+    def one_by_one(group: Group) -> list[F32]:
+        return [group.allreduce(each[group.rank]).copy() for each in partials]
+
+    def overlapped(group: Group) -> list[F32 | None]:
+        totals: list[F32 | None] = []
+        for number, each in enumerate(partials):
+            if number % size == group.rank:
+                sleep(0.01)
+            group.start(each[group.rank], everywhere=number < sums - 1)
+            if number:
+                total = group.finish()
+                assert total is not None
+                totals.append(total.copy())
+        last = group.finish()
+        return [*totals, None if last is None else last.copy()]
+
+    expected = run_group(name, size, one_by_one, wire=wire)
+    for rank, totals in enumerate(run_group(name, size, overlapped, wire=wire)):
+        assert (totals[-1] is None) == (rank > 0)
+        for total, wanted in zip(totals[:-1], expected[rank], strict=False):
+            np.testing.assert_array_equal(total, wanted)
+
+
+def test_three_sums_at_once_are_refused() -> None:
+    partial = partials_of(size=1, count=10)[0]
+    alone = open_group("star", GroupSpec(0, 1, 1, (Peer(0, "alone"),)), Endpoints())
+    alone.begin(1)
+    alone.start(partial)
+    alone.start(partial)
+    with pytest.raises(RuntimeError, match="2 sums"):
+        alone.start(partial)
+    alone.begin(2)  # which forgets them
+    np.testing.assert_array_equal(alone.allreduce(partial), partial)
 
 
 def test_torch_distributed_sums() -> None:

@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from allreduce.loopback import Loopback
 from master.sampler import Sampler, Sampling
 from tests.inprocess import CONTEXT, in_process_engine
 from tests.models import MODELS, VOCAB, TinyModel
@@ -13,6 +14,7 @@ from tpi.errors import UsageError
 from tpi.pack.reader import Pack
 
 TOKENS = [1, *np.random.default_rng(5).integers(3, VOCAB, 36).tolist()]
+LONG = [1, *np.random.default_rng(6).integers(3, VOCAB, 98).tolist()]
 TOLERANCE = 1e-4
 
 
@@ -39,6 +41,41 @@ def test_any_split_gives_the_same_logits(
     with in_process_engine(tiny_pack("llama"), shares, tmp_path) as engine:
         logits = engine.logits(TOKENS)
     assert np.abs(logits - reference_logits(tiny_model("llama"), TOKENS)).max() < TOLERANCE
+
+
+@pytest.mark.parametrize("family", MODELS)
+@pytest.mark.parametrize("shares", [[1], [1, 2]])
+def test_a_long_step_in_two_lanes_gives_the_same_logits(
+    family: str,
+    shares: list[float],
+    tiny_model: Callable[[str], TinyModel],
+    tiny_pack: Callable[..., Pack],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(Loopback, "overlaps", True)
+    with in_process_engine(tiny_pack(family), shares, tmp_path, chunk=128) as engine:
+        logits = engine.logits(LONG)
+        blocks, exchanges = len(engine._node.shard.blocks), engine._node.shard.group.stats.exchanges
+    assert exchanges == 2 * blocks
+    assert np.abs(logits - reference_logits(tiny_model(family), LONG)).max() < TOLERANCE
+
+
+def test_sequences_that_share_two_lanes_do_not_see_each_other(
+    tiny_pack: Callable[..., Pack], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Lanes are cut anywhere: in the middle of a prompt, or between two."""
+    monkeypatch.setattr(Loopback, "overlaps", True)
+    prompts = [LONG[:21], LONG[21:26], LONG[26:90]]
+
+    def greedy(step: list[list[int]]) -> list[list[int]]:
+        with in_process_engine(tiny_pack("mistral"), [1, 1], tmp_path, chunk=128) as engine:
+            sequences = [engine.admit(prompt) for prompt in step]
+            while min(len(sequence.tokens) for sequence in sequences) < 100:
+                engine.step(sequences, lambda _: Sampler(Sampling(temperature=0)))
+            return [sequence.tokens[:100] for sequence in sequences]
+
+    assert greedy(prompts) == [greedy([prompt])[0] for prompt in prompts]
 
 
 def test_decoding_equals_prefill(tiny_pack: Callable[..., Pack], tmp_path: Path) -> None:

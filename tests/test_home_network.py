@@ -90,7 +90,13 @@ def test_the_floor_of_a_prompt_is_its_bytes_and_latencies() -> None:
 
 def test_compute_is_that_of_the_slowest_device_in_every_block_of_one_step() -> None:
     def spans(pid: int, *durations: float) -> list[dict[str, Any]]:
-        return [{"cat": "compute", "pid": pid, "dur": each} for each in durations for _ in range(2 * LAYERS)]
+        """One lane, but in the middle of three steps two, which share its duration."""
+        return [
+            {"cat": "compute", "pid": pid, "dur": each / lanes, "name": f"block {block}"}
+            for lanes, each in zip((1, 2, 1), durations, strict=True)
+            for block in range(2 * LAYERS)
+            for _ in range(lanes)
+        ]
 
     events: list[dict[str, Any]] = [
         *spans(0, 9.0, 1.0, 7.0),

@@ -1,13 +1,18 @@
-"""The block loop: one node's part of the model, the same code on the master (rank 0) and on every worker."""
+"""The block loop: one node's part of the model, the same code on the master (rank 0) and on every worker.
+
+A long step is computed in two lanes, the first and the second half of its tokens: while the sum of one is on its way,
+the other computes. Each block is read once for both.
+"""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from time import perf_counter
 
 import numpy as np
 import numpy.typing as npt
 
-from allreduce.base import Group
+from allreduce.base import IN_FLIGHT, Group
 from scheduler.window import Resident, Window, WindowStats
 from tpi import kernels
 from tpi.block import Block
@@ -16,7 +21,9 @@ from tpi.kv import PagedKV
 from tpi.trace import OFF, Off
 
 F32 = npt.NDArray[np.float32]
+Bytes = npt.NDArray[np.uint8]
 _SHORT = 16  # tokens of a step that streams weights rather than multiplies matrices
+_LANE = 32  # tokens of a lane at least: shorter products of matrices take longer per token
 
 
 def _nothing() -> None:
@@ -37,6 +44,16 @@ class StepClock:
     def compute(self) -> float:
         """What is left: computing."""
         return self.total - self.sync - self.stall
+
+
+class _Lane:
+    """Some of the tokens of a step on their way through the blocks."""
+
+    def __init__(self, x: F32, batch: Batch) -> None:
+        self.x = x
+        self.batch = batch
+        self.partial: F32 | None = None
+        self.awaits: Block | None = None  # whose sum is on its way
 
 
 class Shard:
@@ -81,33 +98,61 @@ class Shard:
 
     def _loop(self, x: F32, batch: Batch, step: int) -> F32 | None:
         self.group.begin(step)
-        total: F32 | None = None
-        partial: F32 | None = None
+        lanes = self._lanes(x, batch)
         for index, block in enumerate(self.blocks):
-            part = self._compute(index, block, x, batch)
-            partial = part if partial is None else np.add(partial, part, out=partial)
-            if not block.complete:
-                continue
-            syncing = perf_counter()
-            with self.trace.span("allreduce", block.name):
-                last = index == len(self.blocks) - 1
-                total = self.group.reduce(partial) if last else self.group.allreduce(partial)
-            self.clock.sync += perf_counter() - syncing
-            self.heard()
-            if total is None:
-                break
-            x, partial = kernels.add_residual(block.residual, x, total), None
-        return None if total is None else x
+            self._finish_sum(lanes[0])
+            waiting = perf_counter()
+            with self.window.hold(index) as data:
+                self.clock.stall += perf_counter() - waiting
+                self._compute(block, data, lanes[0])
+                for before, lane in pairwise(lanes):
+                    self._start_sum(block, before)
+                    self._finish_sum(lane)
+                    self._compute(block, data, lane)
+            self._start_sum(block, lanes[-1])
+            self.progress += 1
+        done = [self._finish_sum(lane) for lane in lanes]
+        if not all(done):
+            return None
+        return lanes[0].x if len(lanes) == 1 else np.concatenate([lane.x for lane in lanes])
 
-    def _compute(self, index: int, block: Block, x: F32, batch: Batch) -> F32:
-        """The partial result of a block, or of one tile of it."""
-        waiting = perf_counter()
-        with self.window.hold(index) as data:
-            self.clock.stall += perf_counter() - waiting
-            with self.trace.span("compute", block.name):
-                part = block.partial(data, x, self.kv, batch)
-        self.progress += 1
-        return part
+    def _lanes(self, x: F32, batch: Batch) -> list[_Lane]:
+        """A step's tokens in order, in halves if that pays: keys of the first are there when the second attends."""
+        tokens = len(x)
+        if not self.group.overlaps or tokens < IN_FLIGHT * _LANE:
+            return [_Lane(x, batch)]
+        middle = -(-tokens // (2 * _SHORT)) * _SHORT
+        return [_Lane(x[part], batch.cut(part)) for part in (slice(0, middle), slice(middle, tokens))]
+
+    def _compute(self, block: Block, data: Bytes, lane: _Lane) -> None:
+        """The partial result of a block, or of one tile of it, which adds to that of the tiles before."""
+        with self.trace.span("compute", block.name):
+            part = block.partial(data, lane.x, self.kv, lane.batch)
+        lane.partial = part if lane.partial is None else np.add(lane.partial, part, out=lane.partial)
+
+    def _start_sum(self, block: Block, lane: _Lane) -> None:
+        if not block.complete:
+            return
+        assert lane.partial is not None
+        syncing = perf_counter()
+        with self.trace.span("allreduce", block.name):
+            self.group.start(lane.partial, everywhere=block is not self.blocks[-1])
+        lane.awaits = block
+        self.clock.sync += perf_counter() - syncing
+
+    def _finish_sum(self, lane: _Lane) -> bool:
+        """Bring a lane's tokens up to the last block that it computed; whether they are there on this node."""
+        if lane.awaits is None:
+            return True
+        syncing = perf_counter()
+        with self.trace.span("allreduce", lane.awaits.name):
+            total = self.group.finish()
+        self.clock.sync += perf_counter() - syncing
+        if total is not None:
+            lane.x = kernels.add_residual(lane.awaits.residual, lane.x, total)
+        lane.partial = lane.awaits = None
+        self.heard()
+        return total is not None
 
     def _waits_for_nothing(self, x: F32) -> bool:
         """Whether all blocks may run in one call: neither others nor weights are awaited, and nobody follows them.

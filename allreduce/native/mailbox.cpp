@@ -23,7 +23,7 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-constexpr size_t kStash = 1024;          // frames of all members together; none is further ahead than one exchange
+constexpr size_t kStash = 4096;          // frames of all members together; none is further ahead than two exchanges
 constexpr size_t kShared = 1 << 15;      // bytes: from here on several queues share one copy
 constexpr double kSlice = 0.1;           // seconds of one attempt to receive
 constexpr int kStranger = -1;
@@ -245,7 +245,7 @@ private:
     std::map<std::string, int> ranks_;   // by name
     std::map<Key, Frame> stash_;
     uint32_t step_ = 0;
-    uint32_t oldest_ = 0;  // number of the first message of the exchange under way
+    uint32_t oldest_ = 0;  // number of the first message of the oldest exchange under way
     size_t dropped_ = 0;
 };
 

@@ -127,3 +127,7 @@ class Batch:
     positions: I32
     sequence: I32
     tables: I32
+
+    def cut(self, tokens: slice) -> "Batch":
+        """Some of the tokens; what they attend to before them must have been computed."""
+        return Batch(self.positions[tokens], self.sequence[tokens], self.tables)

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 F32 = npt.NDArray[np.float32]
 
 Exchange = Generator[None, None, F32]
-"""A sum under way: it yields when all is sent that needs nothing of others, then waits for them and returns the sum."""
+"""A sum under way: it yields when it has sent all that it can before it waits for others, and returns the sum."""
 
 IN_FLIGHT = 2  # sums that may be started before the first of them is finished
 
@@ -112,7 +112,7 @@ class Group(ABC):
         self.size = spec.size
         self.wire = spec.wire
         self.stats = GroupStats()
-        self._flying = deque[tuple[Exchange, tuple[int, ...], bool]]()  # with the shape, and whether it is for here
+        self._flying = deque[_Flight]()
 
     def allreduce(self, partial: F32) -> F32:
         """The sum of all members' `partial`, on every member; valid until the next sum is finished."""
@@ -141,18 +141,23 @@ class Group(ABC):
             partial = np.ascontiguousarray(partial, np.float32)
         values = partial.reshape(-1)
         exchange = self._allreduce(values) if everywhere else self._reduce(values)
-        next(exchange)
-        self._flying.append((exchange, partial.shape, everywhere or self.rank == 0))
+        flight = _Flight(exchange, partial.shape, everywhere or self.rank == 0)
+        flight.resume()
+        self._flying.append(flight)
         self.stats.seconds += perf_counter() - started
 
     def finish(self) -> F32 | None:
         """The oldest sum that was started; None if it is not for this member. Valid until the next is finished."""
         started = perf_counter()
-        exchange, shape, here = self._flying.popleft()
-        total = _result(exchange)
+        flight = self._flying.popleft()
+        if flight.resume() is None:  # what it waits for now takes as long to come as what the others wait for
+            for other in self._flying:
+                other.resume()
+        while (total := flight.resume()) is None:
+            pass
         self.stats.exchanges += 1
         self.stats.seconds += perf_counter() - started
-        return total.reshape(shape) if here else None
+        return total.reshape(flight.shape) if flight.here else None
 
     @property
     def overlaps(self) -> bool:
@@ -202,13 +207,25 @@ class Group(ABC):
         """As `_allreduce`; what it returns matters on rank 0 only."""
 
 
-def _result(exchange: Exchange) -> F32:
-    try:
-        while True:
-            next(exchange)
-    except StopIteration as done:
-        total: F32 = done.value
-        return total
+class _Flight:
+    """A sum that was started: of partials of this `shape`, and whether its result is for `here`."""
+
+    __slots__ = ("_exchange", "_total", "here", "shape")
+
+    def __init__(self, exchange: Exchange, shape: tuple[int, ...], here: bool) -> None:
+        self._exchange = exchange
+        self._total: F32 | None = None
+        self.shape = shape
+        self.here = here
+
+    def resume(self) -> F32 | None:
+        """The sum, or None if it has sent something and would wait for others again."""
+        if self._total is None:
+            try:
+                next(self._exchange)
+            except StopIteration as done:
+                self._total = done.value
+        return self._total
 
 
 GROUPS = {  # module and class, imported when opened

@@ -1,10 +1,11 @@
 """What the collectives over ZeroMQ share: a transport, codecs, a result buffer, and sums in rank order."""
 
 from abc import abstractmethod
+from collections import deque
 
 import numpy as np
 
-from allreduce.base import F32, Endpoints, Exchange, Group, GroupSpec
+from allreduce.base import F32, IN_FLIGHT, Endpoints, Exchange, Group, GroupSpec
 from allreduce.transport import Transport
 from tpi.wire import Bytes, Float32, open_wire
 
@@ -16,7 +17,7 @@ class Networked(Group):
         super().__init__(spec)
         self._codec = open_wire(spec.wire)
         self._exact = Float32()
-        self._total = np.empty(0, np.float32)
+        self._totals = deque([np.empty(0, np.float32)] * IN_FLIGHT)
         self._own = np.empty(0, np.float32)
         self._raw: Bytes = np.empty(0, np.uint8)
         # in turns, so that not everyone sends to the same member first
@@ -41,10 +42,11 @@ class Networked(Group):
         self.transport.close()
 
     def _buffer(self, count: int) -> F32:
-        """The result buffer, `count` values long; its content is whatever it was."""
-        if self._total.size < count:
-            self._total = np.empty(count, np.float32)
-        return self._total[:count]
+        """A result buffer, `count` values long, for each sum under way in turn; its content is whatever it was."""
+        self._totals.rotate()
+        if self._totals[0].size < count:
+            self._totals[0] = np.empty(count, np.float32)
+        return self._totals[0][:count]
 
     def _as_received(self, values: F32) -> F32:
         """What the others decode when this member sends `values`, so that all add the same numbers."""

@@ -50,6 +50,7 @@ class TwoShot(Networked):
                 self._gather(values[wave[self.rank]], number + index, mine)
                 self.transport.send(targets, number + len(waves) + index, mine, self._codec)
                 np.copyto(mine, self._as_received(mine))
+        yield
         if self.rank in takers:
             self._collect(waves, number + len(waves), total)
         return total

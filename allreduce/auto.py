@@ -56,8 +56,8 @@ class Auto(Group):
 
     @property
     def overlaps(self) -> bool:
-        """See `Group.overlaps`."""
-        return True
+        """See `Group.overlaps`; measured, as it takes twice the messages."""
+        return self.settle().overlap
 
     def _begin(self, step: int) -> None:
         self.transport.begin(step)
@@ -68,10 +68,10 @@ class Auto(Group):
 
     def _unmeasured(self) -> Choice:
         sizes = self.spec.payload_values
-        predicted = {name: (self._predicted(name, sizes[0]), self._predicted(name, sizes[1])) for name in self.groups}
+        predicted = {name: self._predictions(name) for name in self.groups}
         decode = "mesh" if self.size <= _FEW else "star"
         reason = f"decode: {decode}, prefill: two-shot; all nodes are on this machine, so links are not measured"
-        return Choice(decode, "two-shot", *sizes, predicted, {}, reason)
+        return Choice(decode, "two-shot", False, *sizes, predicted, {}, reason)
 
     def _measured(self) -> LinkTable:
         path = self._cache if self.rank == 0 else None
@@ -80,6 +80,10 @@ class Auto(Group):
         if path:
             cache.save(path, self.spec, table, known)
         return table
+
+    def _predictions(self, name: str) -> tuple[float, float, float]:
+        decode, prefill = (self._predicted(name, values) for values in self.spec.payload_values)
+        return decode, prefill, prefill
 
     def _predicted(self, name: str, values: int) -> float:
         return predict(name, self.links, values, self.wire) if self.links else 0.0

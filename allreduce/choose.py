@@ -4,24 +4,30 @@ Predictions assume that links do not disturb each other. On one Wi-Fi access poi
 predicted to be near the best is timed with real sums before it is chosen.
 """
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from time import perf_counter
 
 import numpy as np
 
-from allreduce.base import F32
+from allreduce.base import F32, IN_FLIGHT
 from allreduce.measure import share
 from allreduce.networked import Networked
 from allreduce.predict import PREDICTIONS, predict
+from allreduce.transport import Transport
 from tpi.links import LinkTable
 
+Row = Callable[[Networked, F32, int], float]
+
 _WORTH_TIMING = 2.0  # algorithms predicted to take up to so many times the least
-_BUDGET_S = 1.0  # for timing one payload size, if that is enough for the least number of sums
-_PASSES = 4  # of which the least disturbed counts
+_BUDGET_S = 1.0  # for timing one column, if that is enough for the least number of sums
+_PASSES = (2, 4)  # at least and at most, of which the least disturbed counts
 _SUMS = (2, 6)  # timed in a row in each pass, at least and at most
+_PAYS = 1.03  # times a whole payload's sum that two overlapping halves may take: hardly more, by a noisy clock
 
 
-Times = dict[str, tuple[float, float]]  # seconds by algorithm, for decode and for prefill
+Times = dict[str, tuple[float, float, float]]
+"""Seconds by algorithm: of a decode sum, of a prefill sum, and of a prefill sum in two halves that overlap."""
 
 
 @dataclass(frozen=True)
@@ -30,6 +36,7 @@ class Choice:
 
     decode: str
     prefill: str
+    overlap: bool  # whether a prefill sum goes in two halves, so that one half of the tokens computes meanwhile
     decode_values: int
     prefill_values: int
     predicted: Times
@@ -43,46 +50,48 @@ class Choice:
 
 def choose(groups: dict[str, Networked], links: LinkTable, decode_values: int, prefill_values: int) -> Choice:
     """Decide for all members. Every member calls it; the master's clock counts, and its decision is shared."""
-    names, sizes = list(groups), (decode_values, prefill_values)
-    wire = groups[names[0]].wire
+    names, (wire, transport) = list(groups), _common(groups)
+    sizes = (decode_values, prefill_values, prefill_values)
     predicted = {name: [predict(name, links, count, wire) for count in sizes] for name in names}
-    measured = {name: [0.0, 0.0] for name in names}
-    for column, count in enumerate(sizes):
+    measured = {name: [0.0] * len(sizes) for name in names}
+    for column, (count, row) in enumerate(zip(sizes, (_row, _row, _row_of_halves), strict=True)):
         least = min(times[column] for times in predicted.values())
-        likely = [name for name in names if predicted[name][column] <= _WORTH_TIMING * least]
-        _time(groups, likely, count, column, predicted, measured)
-    transport = groups[names[0]].transport
-    seen = share(transport, np.array([measured[name] for name in names], np.float32).reshape(-1)).reshape(-1, 2)
-    guess = np.array([predicted[name] for name in names])
-    known = np.where(seen.any(axis=0), np.where(seen > 0, seen, np.inf), guess)
-    best = [names[index] for index in known.argmin(axis=0)]
-    shared = {name: (float(seen[i, 0]), float(seen[i, 1])) for i, name in enumerate(names)}
-    pairs = {name: (times[0], times[1]) for name, times in predicted.items()}
-    return Choice(best[0], best[1], decode_values, prefill_values, pairs, shared, _reason(best, pairs, shared))
+        likely = {name: times[column] for name, times in predicted.items() if times[column] <= _WORTH_TIMING * least}
+        for name, seconds in _time(groups, likely, row, np.zeros(count, np.float32)).items():
+            measured[name][column] = seconds
+    flat = np.array([measured[name] for name in names], np.float32).reshape(-1)
+    seen = share(transport, flat).reshape(-1, len(sizes))
+    known = np.where(seen > 0, seen, np.inf)
+    decode, whole, halves = (names[index] for index in known.argmin(axis=0))
+    overlap = bool(known[:, 2].min() <= _PAYS * known[:, 1].min())
+    pairs, shared = _times(names, [predicted[name] for name in names]), _times(names, seen.tolist())
+    prefill = halves if overlap else whole
+    reason = _reason(decode, prefill, overlap, pairs, shared)
+    return Choice(decode, prefill, overlap, decode_values, prefill_values, pairs, shared, reason)
 
 
-def _time(
-    groups: dict[str, Networked],
-    likely: list[str],
-    count: int,
-    column: int,
-    predicted: dict[str, list[float]],
-    measured: dict[str, list[float]],
-) -> None:
-    """Fill in the seconds of a real sum of `count` values per likely algorithm, if there is more than one.
+def _common(groups: dict[str, Networked]) -> tuple[str, Transport]:
+    """Wire and transport of all."""
+    first = next(iter(groups.values()))
+    return first.wire, first.transport
+
+
+def _times(names: list[str], rows: Sequence[Sequence[float]]) -> Times:
+    return {name: (row[0], row[1], row[2]) for name, row in zip(names, rows, strict=True)}
+
+
+def _time(groups: dict[str, Networked], likely: dict[str, float], row: Row, values: F32) -> dict[str, float]:
+    """Seconds of a real sum of `values` by each of the `likely` algorithms, whose predicted seconds are given.
 
     They are timed in rows of one algorithm, the first of a row not counted: a member may be done before the others, and
     then waits for them in the next sum. The rows take turns, and each algorithm's quickest counts, since what else the
     machines do only ever adds.
     """
-    if len(likely) == 1:
-        return
-    once = sum(predicted[name][column] for name in likely)
-    row = int(min(max(_BUDGET_S / once / _PASSES - 1, _SUMS[0]), _SUMS[1]))
-    values = np.zeros(count, np.float32)
-    rows = [[_row(groups[name], values, row) for name in likely] for _ in range(_PASSES)]
-    for name, seconds in zip(likely, zip(*rows, strict=True), strict=True):
-        measured[name][column] = min(seconds)
+    once = sum(likely.values())
+    passes = _PASSES[once * _PASSES[1] * (1 + _SUMS[0]) <= _BUDGET_S]
+    count = int(min(max(_BUDGET_S / once / passes - 1, _SUMS[0]), _SUMS[1]))
+    rows = [[row(groups[name], values, count) for name in likely] for _ in range(passes)]
+    return {name: min(seconds) for name, seconds in zip(likely, zip(*rows, strict=True), strict=True)}
 
 
 def _row(group: Networked, values: F32, count: int) -> float:
@@ -94,7 +103,22 @@ def _row(group: Networked, values: F32, count: int) -> float:
     return (perf_counter() - started) / count
 
 
-def _reason(best: list[str], predicted: Times, measured: Times) -> str:
+def _row_of_halves(group: Networked, values: F32, count: int) -> float:
+    """As `_row`, each sum in two halves, of which one or both are always under way."""
+    half = values[: -(-values.size // IN_FLIGHT)]
+    group.start(half)
+    started = 0.0
+    for _ in range(1 + count):
+        for _ in range(IN_FLIGHT):
+            group.start(half)
+            group.finish()
+        started = started or perf_counter()
+    ended = perf_counter()
+    group.finish()
+    return (ended - started) / count
+
+
+def _reason(decode: str, prefill: str, overlap: bool, predicted: Times, measured: Times) -> str:
     def figures(column: int) -> str:
         return ", ".join(
             f"{name} {1e3 * predicted[name][column]:.2f}"
@@ -102,7 +126,11 @@ def _reason(best: list[str], predicted: Times, measured: Times) -> str:
             for name in sorted(predicted, key=lambda name: predicted[name][column])
         )
 
-    return f"decode: {best[0]}; predicted ms: {figures(0)}. prefill: {best[1]}; predicted ms: {figures(1)}"
+    halves = ", ".join(f"{name} {1e3 * times[2]:.2f}" for name, times in measured.items() if times[2])
+    return (
+        f"decode: {decode}; predicted ms: {figures(0)}. prefill: {prefill}; predicted ms: {figures(1)}; in two halves"
+        f" measured {halves}, which {'pays' if overlap else 'does not pay'}"
+    )
 
 
 def candidates() -> tuple[str, ...]:

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from allreduce import cache
+from allreduce import cache, choose
 from allreduce.auto import Auto
 from allreduce.base import Group
 from allreduce.choose import Choice, candidates
@@ -99,10 +99,16 @@ def test_all_members_choose_alike_and_log_why() -> None:
         assert isinstance(group, Auto)
         choice = group.settle(measure_local=True)
         assert (group.predicted_s(64) or 0) > 0
+        assert group.overlaps == choice.overlap
         return choice
 
     choices = run_group("auto", 3, member, payload_values=(64, 2048))
-    assert {(choice.decode, choice.prefill) for choice in choices} == {(choices[0].decode, choices[0].prefill)}
+    assert len({(choice.decode, choice.prefill, choice.overlap) for choice in choices}) == 1
+    measured = choices[0].measured
+    assert choices[0].overlap == (
+        min(halves for _, _, halves in measured.values() if halves)
+        <= choose._PAYS * min(whole for _, whole, _ in measured.values() if whole)
+    )
     assert choices[0].decode in candidates()
     assert choices[0].decode in choices[0].reason
     assert choices[0].name_for(1) == choices[0].decode
@@ -115,5 +121,5 @@ def test_one_machine_is_not_measured() -> None:
         return group.settle()
 
     choices = run_group("auto", 2, member)
-    assert [(choice.decode, choice.prefill) for choice in choices] == [("mesh", "two-shot")] * 2
+    assert [(choice.decode, choice.prefill, choice.overlap) for choice in choices] == [("mesh", "two-shot", False)] * 2
     assert "not measured" in choices[0].reason

@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from allreduce.base import IN_FLIGHT, Endpoints, GroupSpec, Peer, open_group
+from allreduce.base import Endpoints, GroupSpec, Peer, open_group
 from scheduler.budget import Budget
 from scheduler.disk import Disk
 from scheduler.tune import DiskSpeed, disk_for
@@ -124,7 +124,7 @@ def _group_spec(assign: Assign) -> GroupSpec:
         wire=assign.wire,
         timeout_s=assign.options.timeout_s,
         spin_us=_spin_us(assign),
-        payload_values=(hidden, _PREFILL // IN_FLIGHT * hidden),
+        payload_values=(hidden, _PREFILL * hidden),
     )
 
 

@@ -119,7 +119,7 @@ class Shard:
     def _lanes(self, x: F32, batch: Batch) -> list[_Lane]:
         """A step's tokens in order, in halves if that pays: keys of the first are there when the second attends."""
         tokens = len(x)
-        if not self.group.overlaps or tokens < IN_FLIGHT * _LANE:
+        if tokens < IN_FLIGHT * _LANE or not self.group.overlaps:
             return [_Lane(x, batch)]
         middle = -(-tokens // (2 * _SHORT)) * _SHORT
         return [_Lane(x[part], batch.cut(part)) for part in (slice(0, middle), slice(middle, tokens))]

@@ -3,7 +3,7 @@
 from importlib import import_module
 
 from allreduce import cache
-from allreduce.base import F32, GROUPS, Endpoints, Exchange, Group, GroupSpec
+from allreduce.base import F32, GROUPS, IN_FLIGHT, Endpoints, Exchange, Group, GroupSpec, Work, idle
 from allreduce.choose import Choice, candidates, choose
 from allreduce.measure import measure
 from allreduce.networked import Networked
@@ -35,7 +35,7 @@ class Auto(Group):
         """See `Group.algorithm`."""
         return self.choice.name_for(values) if self.choice else self.name
 
-    def settle(self, measure_local: bool = False) -> Choice:
+    def settle(self, work: Work = idle, measure_local: bool = False) -> Choice:
         """Measure and choose, unless that is done. All members call it together, at the latest with their first sum.
 
         Links within one machine are measured only if `measure_local`.
@@ -47,7 +47,7 @@ class Auto(Group):
                 self.choice = self._unmeasured()
             else:
                 self.links = self._measured()
-                self.choice = choose(self.groups, self.links, *self.spec.payload_values)
+                self.choice = choose(self.groups, self.links, *self.spec.payload_values, work)
         return self.choice
 
     def predicted_s(self, values: int) -> float | None:
@@ -82,8 +82,9 @@ class Auto(Group):
         return table
 
     def _predictions(self, name: str) -> tuple[float, float, float]:
-        decode, prefill = (self._predicted(name, values) for values in self.spec.payload_values)
-        return decode, prefill, prefill
+        decode, prefill = self.spec.payload_values
+        one, whole, half = (self._predicted(name, values) for values in (decode, prefill, prefill // IN_FLIGHT))
+        return one, whole, half
 
     def _predicted(self, name: str, values: int) -> float:
         return predict(name, self.links, values, self.wire) if self.links else 0.0

@@ -26,11 +26,18 @@ F32 = npt.NDArray[np.float32]
 Exchange = Generator[None, None, F32]
 """A sum under way: it yields when it has sent all that it can before it waits for others, and returns the sum."""
 
+Work = Callable[[int], object]
+"""Called with 1, computes one block of a prefill step as this node would; with n, for an n-th of its tokens."""
+
 IN_FLIGHT = 2  # sums that may be started before the first of them is finished
 
 Watch = Callable[[int], bool]
 """Called about ten times a second with the rank waited for. True: that node makes progress, so its deadline moves on.
 It may raise to end the wait (an abort from the master)."""
+
+
+def idle(parts: int) -> None:
+    """No work."""
 
 
 @dataclass(frozen=True)
@@ -169,8 +176,11 @@ class Group(ABC):
         """Whether a partial is its own sum, and nobody is waited for."""
         return False
 
-    def settle(self) -> object:
-        """Decide what is to be decided by measuring, before the first sum; every member calls it. Mostly nothing."""
+    def settle(self, work: Work = idle) -> object:
+        """Decide what is to be decided by measuring, before the first sum; every member calls it. Mostly nothing.
+
+        `work` is done between the sums that are timed, as it will be between those that count.
+        """
         return None
 
     def algorithm(self, values: int) -> str:

@@ -10,24 +10,25 @@ from time import perf_counter
 
 import numpy as np
 
-from allreduce.base import F32, IN_FLIGHT
+from allreduce.base import F32, IN_FLIGHT, Work, idle
 from allreduce.measure import share
 from allreduce.networked import Networked
 from allreduce.predict import PREDICTIONS, predict
 from allreduce.transport import Transport
 from tpi.links import LinkTable
 
-Row = Callable[[Networked, F32, int], float]
+Row = Callable[[Networked, F32, int, Work], float]
 
 _WORTH_TIMING = 2.0  # algorithms predicted to take up to so many times the least
 _BUDGET_S = 1.0  # for timing one column, if that is enough for the least number of sums
 _PASSES = (2, 4)  # at least and at most, of which the least disturbed counts
 _SUMS = (2, 6)  # timed in a row in each pass, at least and at most
-_PAYS = 1.03  # times a whole payload's sum that two overlapping halves may take: hardly more, by a noisy clock
 
 
 Times = dict[str, tuple[float, float, float]]
-"""Seconds by algorithm: of a decode sum, of a prefill sum, and of a prefill sum in two halves that overlap."""
+"""Seconds by algorithm. Measured: of a decode sum; of a block of prefill, computed and summed; of one in two halves
+that overlap. Predicted: of a decode sum, of a prefill sum, and of half of one.
+"""
 
 
 @dataclass(frozen=True)
@@ -48,22 +49,29 @@ class Choice:
         return self.decode if values * values <= self.decode_values * self.prefill_values else self.prefill
 
 
-def choose(groups: dict[str, Networked], links: LinkTable, decode_values: int, prefill_values: int) -> Choice:
-    """Decide for all members. Every member calls it; the master's clock counts, and its decision is shared."""
+def choose(
+    groups: dict[str, Networked], links: LinkTable, decode_values: int, prefill_values: int, work: Work
+) -> Choice:
+    """Decide for all members. Every member calls it; the master's clock counts, and its decision is shared.
+
+    `work` is what a node computes between two sums of prefill: some algorithms leave it more of its cores than others.
+    """
     names, (wire, transport) = list(groups), _common(groups)
-    sizes = (decode_values, prefill_values, prefill_values)
+    sizes = (decode_values, prefill_values, prefill_values // IN_FLIGHT)
     predicted = {name: [predict(name, links, count, wire) for count in sizes] for name in names}
     measured = {name: [0.0] * len(sizes) for name in names}
-    for column, (count, row) in enumerate(zip(sizes, (_row, _row, _row_of_halves), strict=True)):
-        least = min(times[column] for times in predicted.values())
-        likely = {name: times[column] for name, times in predicted.items() if times[column] <= _WORTH_TIMING * least}
-        for name, seconds in _time(groups, likely, row, np.zeros(count, np.float32)).items():
-            measured[name][column] = seconds
+    columns = zip(sizes, (_row, _row, _row_of_halves), (idle, work, work), strict=True)
+    for column, (count, row, meanwhile) in enumerate(columns):
+        able = [name for name in names if row is _row or groups[name].overlaps]
+        least = min(predicted[name][column] for name in able)
+        likely = {name: seconds for name in able if (seconds := predicted[name][column]) <= _WORTH_TIMING * least}
+        for name, took in _time(groups, likely, row, np.zeros(count, np.float32), meanwhile).items():
+            measured[name][column] = took
     flat = np.array([measured[name] for name in names], np.float32).reshape(-1)
     seen = share(transport, flat).reshape(-1, len(sizes))
     known = np.where(seen > 0, seen, np.inf)
     decode, whole, halves = (names[index] for index in known.argmin(axis=0))
-    overlap = bool(known[:, 2].min() <= _PAYS * known[:, 1].min())
+    overlap = bool(known[:, 2].min() < known[:, 1].min())
     pairs, shared = _times(names, [predicted[name] for name in names]), _times(names, seen.tolist())
     prefill = halves if overlap else whole
     reason = _reason(decode, prefill, overlap, pairs, shared)
@@ -80,7 +88,9 @@ def _times(names: list[str], rows: Sequence[Sequence[float]]) -> Times:
     return {name: (row[0], row[1], row[2]) for name, row in zip(names, rows, strict=True)}
 
 
-def _time(groups: dict[str, Networked], likely: dict[str, float], row: Row, values: F32) -> dict[str, float]:
+def _time(
+    groups: dict[str, Networked], likely: dict[str, float], row: Row, values: F32, work: Work
+) -> dict[str, float]:
     """Seconds of a real sum of `values` by each of the `likely` algorithms, whose predicted seconds are given.
 
     They are timed in rows of one algorithm, the first of a row not counted: a member may be done before the others, and
@@ -90,31 +100,32 @@ def _time(groups: dict[str, Networked], likely: dict[str, float], row: Row, valu
     once = sum(likely.values())
     passes = _PASSES[once * _PASSES[1] * (1 + _SUMS[0]) <= _BUDGET_S]
     count = int(min(max(_BUDGET_S / once / passes - 1, _SUMS[0]), _SUMS[1]))
-    rows = [[row(groups[name], values, count) for name in likely] for _ in range(passes)]
+    rows = [[row(groups[name], values, count, work) for name in likely] for _ in range(passes)]
     return {name: min(seconds) for name, seconds in zip(likely, zip(*rows, strict=True), strict=True)}
 
 
-def _row(group: Networked, values: F32, count: int) -> float:
+def _row(group: Networked, values: F32, count: int, work: Work) -> float:
     """Mean seconds of `count` sums in a row that follow one untimed."""
     group.allreduce(values)
     started = perf_counter()
     for _ in range(count):
+        work(1)
         group.allreduce(values)
     return (perf_counter() - started) / count
 
 
-def _row_of_halves(group: Networked, values: F32, count: int) -> float:
-    """As `_row`, each sum in two halves, of which one or both are always under way."""
-    half = values[: -(-values.size // IN_FLIGHT)]
-    group.start(half)
-    started = 0.0
-    for _ in range(1 + count):
-        for _ in range(IN_FLIGHT):
-            group.start(half)
-            group.finish()
-        started = started or perf_counter()
+def _row_of_halves(group: Networked, half: F32, count: int, work: Work) -> float:
+    """As `_row`, each sum as halves of which one or more are always under way."""
+    for _ in range(IN_FLIGHT):
+        group.start(half)
+    started = perf_counter()
+    for _ in range(IN_FLIGHT * count):
+        group.finish()
+        work(IN_FLIGHT)
+        group.start(half)
     ended = perf_counter()
-    group.finish()
+    for _ in range(IN_FLIGHT):
+        group.finish()
     return (ended - started) / count
 
 
@@ -128,8 +139,8 @@ def _reason(decode: str, prefill: str, overlap: bool, predicted: Times, measured
 
     halves = ", ".join(f"{name} {1e3 * times[2]:.2f}" for name, times in measured.items() if times[2])
     return (
-        f"decode: {decode}; predicted ms: {figures(0)}. prefill: {prefill}; predicted ms: {figures(1)}; in two halves"
-        f" measured {halves}, which {'pays' if overlap else 'does not pay'}"
+        f"decode: {decode}; predicted ms: {figures(0)}. prefill: {prefill}; predicted ms: {figures(1)}, computing"
+        f" included where measured; in two halves {halves}, which {'pays' if overlap else 'does not pay'}"
     )
 
 

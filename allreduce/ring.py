@@ -17,6 +17,11 @@ class Ring(Networked):
 
     name = "ring"
 
+    @property
+    def overlaps(self) -> bool:
+        """See `Group.overlaps`: what a member passes on depends on what it receives: it travels step by step."""
+        return False
+
     def reach(self) -> set[int]:
         """Both neighbours; and the master, to which the last sum of a step goes directly."""
         if self.rank == 0:

@@ -15,6 +15,11 @@ class Tree(Networked):
 
     name = "tree"
 
+    @property
+    def overlaps(self) -> bool:
+        """See `Group.overlaps`: what a member passes on depends on what it receives: it travels step by step."""
+        return False
+
     def reach(self) -> set[int]:
         """The parent and up to two children."""
         return {*self._parent, *self._children}

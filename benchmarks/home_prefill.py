@@ -18,11 +18,11 @@ PROMPT = 128
 BOUND = 1.2
 NOTES = """
 SmolLM2, 128 tokens in one step, 60 sums of 147 kB (bf16), in two halves of the tokens: while the sum of one is on its
-way, the other computes. So a prompt may take less than floor and compute together. The *floor* is computed from the topology file: for each sum
-the least that any collective's bytes over bandwidth plus latencies come to, plus the prompt's embeddings, in f32, on
-their way from the master to every worker. *Compute* is measured in the same step: for every block the time of the
-slowest device, by `--trace` (four devices share two cores here). Embedding, head, sampling and all that the runtime
-adds are in the measured time only. Medians over the turns.
+way, the other computes. So a prompt may take less than floor and compute together. The *floor* is computed from the
+topology file: for each sum the least that any collective's bytes over bandwidth plus latencies come to, plus the
+prompt's embeddings, in f32, on their way from the master to every worker. *Compute* is measured in the same step: for
+every block the time of the slowest device, by `--trace` (four devices share two cores here). Embedding, head,
+sampling and all that the runtime adds are in the measured time only. Medians over the turns.
 """
 
 

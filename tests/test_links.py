@@ -2,12 +2,13 @@
 
 from itertools import combinations
 from pathlib import Path
+from time import sleep
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from allreduce import cache, choose
+from allreduce import cache
 from allreduce.auto import Auto
 from allreduce.base import Group
 from allreduce.choose import Choice, candidates
@@ -107,7 +108,7 @@ def test_all_members_choose_alike_and_log_why() -> None:
     measured = choices[0].measured
     assert choices[0].overlap == (
         min(halves for _, _, halves in measured.values() if halves)
-        <= choose._PAYS * min(whole for _, whole, _ in measured.values() if whole)
+        < min(whole for _, whole, _ in measured.values() if whole)
     )
     assert choices[0].decode in candidates()
     assert choices[0].decode in choices[0].reason
@@ -123,3 +124,23 @@ def test_one_machine_is_not_measured() -> None:
     choices = run_group("auto", 2, member)
     assert [(choice.decode, choice.prefill, choice.overlap) for choice in choices] == [("mesh", "two-shot", False)] * 2
     assert "not measured" in choices[0].reason
+
+
+def test_prefill_is_timed_with_what_is_computed_meanwhile() -> None:
+    """What is timed of prefill includes the work, whole or in parts; of decode it does not."""
+
+    def member(group: Group) -> tuple[Choice, list[int]]:
+        assert isinstance(group, Auto)
+        parts = list[int]()
+
+        def work(part: int) -> None:
+            parts.append(part)
+            sleep(0.02 / part)
+
+        return group.settle(work, measure_local=True), parts
+
+    for choice, parts in run_group("auto", 2, member, payload_values=(64, 2048)):
+        assert set(parts) == {1, 2}
+        timed = [times for times in choice.measured.values() if times[1] and times[2]]
+        assert timed
+        assert all(times[0] < 0.0199 < min(times[1:]) for times in timed)

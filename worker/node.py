@@ -1,11 +1,14 @@
 """One member of the tensor-parallel group: a shard with the KV tables that the master announces. Rank 0 included."""
 
+from itertools import cycle
+
 import numpy as np
 import numpy.typing as npt
 
+from allreduce.base import Work, idle
 from scheduler.budget import Budget
 from scheduler.steady import verdict
-from scheduler.window import MemoryWindow
+from scheduler.window import MemoryWindow, Resident
 from tpi.kernels.spec import BLOCK_TOKENS
 from tpi.messages import Steady, Step
 from tpi.trace import Off
@@ -52,9 +55,22 @@ class Node:
         """
         self._tables.release(step.released)
         if not step.entries:
-            self.shard.group.settle()
+            self.shard.group.settle(self._rehearsal())
             return None
         return self.shard.forward(step.x, self._tables.batch(step.entries), step.step)
+
+    def _rehearsal(self) -> Work:
+        """What this node computes for a block of a prompt's step, with nothing in it; idle if blocks are streamed.
+
+        They would be read for it, and out of their order.
+        """
+        shard = self.shard
+        if not isinstance(shard.window, Resident):
+            return idle
+        one, payload = shard.group.spec.payload_values
+        tokens = min(payload // one, self.prefill_tokens, self.kv_blocks * BLOCK_TOKENS)
+        blocks = cycle(range(len(shard.blocks)))
+        return lambda parts: shard.rehearse(next(blocks), max(1, tokens // parts))
 
     def figures(self) -> Figures:
         """Totals of the clock, the group and the window."""

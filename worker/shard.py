@@ -17,7 +17,7 @@ from scheduler.window import Resident, Window, WindowStats
 from tpi import kernels
 from tpi.block import Block
 from tpi.kernels.spec import Batch
-from tpi.kv import PagedKV
+from tpi.kv import PagedKV, blocks_for
 from tpi.trace import OFF, Off
 
 F32 = npt.NDArray[np.float32]
@@ -95,6 +95,15 @@ class Shard:
         self.clock.total += perf_counter() - started
         self.streamed += self.window.take()
         return out
+
+    def rehearse(self, index: int, tokens: int) -> None:
+        """Compute a block for the first `tokens` tokens of no sequence: KV blocks from 0 on are overwritten."""
+        block = self.blocks[index]
+        x = np.zeros((tokens, block.spec.norm_weight.size), np.float32)
+        table = np.arange(blocks_for(tokens), dtype=np.int32)[None]
+        batch = Batch(np.arange(tokens, dtype=np.int32), np.zeros(tokens, np.int32), table)
+        with self.window.hold(index) as data:
+            block.partial(data, x, self.kv, batch)
 
     def _loop(self, x: F32, batch: Batch, step: int) -> F32 | None:
         self.group.begin(step)

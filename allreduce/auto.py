@@ -3,8 +3,9 @@
 from importlib import import_module
 
 from allreduce import cache
-from allreduce.base import F32, GROUPS, IN_FLIGHT, Endpoints, Exchange, Group, GroupSpec, Work, idle
+from allreduce.base import F32, GROUPS, Endpoints, Group, GroupSpec, Work, idle
 from allreduce.choose import Choice, candidates, choose
+from allreduce.flight import IN_FLIGHT, Exchange
 from allreduce.measure import measure
 from allreduce.networked import Networked
 from allreduce.predict import predict

@@ -5,7 +5,7 @@ Nothing here knows sockets beyond carrying them: `transport` moves messages, one
 
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Callable, Generator
+from collections.abc import Callable
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
+from allreduce.flight import IN_FLIGHT, Exchange, Flight
 from tpi.errors import PlanError, UsageError
 
 if TYPE_CHECKING:
@@ -23,13 +24,8 @@ if TYPE_CHECKING:
 
 F32 = npt.NDArray[np.float32]
 
-Exchange = Generator[None, None, F32]
-"""A sum under way: it yields when it has sent all that it can before it waits for others, and returns the sum."""
-
 Work = Callable[[int], object]
 """Called with 1, computes one block of a prefill step as this node would; with n, for an n-th of its tokens."""
-
-IN_FLIGHT = 2  # sums that may be started before the first of them is finished
 
 Watch = Callable[[int], bool]
 """Called about ten times a second with the rank waited for. True: that node makes progress, so its deadline moves on.
@@ -119,7 +115,7 @@ class Group(ABC):
         self.size = spec.size
         self.wire = spec.wire
         self.stats = GroupStats()
-        self._flying = deque[_Flight]()
+        self._flying = deque[Flight]()
 
     def allreduce(self, partial: F32) -> F32:
         """The sum of all members' `partial`, on every member; valid until the next sum is finished."""
@@ -148,7 +144,7 @@ class Group(ABC):
             partial = np.ascontiguousarray(partial, np.float32)
         values = partial.reshape(-1)
         exchange = self._allreduce(values) if everywhere else self._reduce(values)
-        flight = _Flight(exchange, partial.shape, everywhere or self.rank == 0)
+        flight = Flight(exchange, partial.shape, everywhere or self.rank == 0)
         flight.resume()
         self._flying.append(flight)
         self.stats.seconds += perf_counter() - started
@@ -215,27 +211,6 @@ class Group(ABC):
     @abstractmethod
     def _reduce(self, values: F32) -> Exchange:
         """As `_allreduce`; what it returns matters on rank 0 only."""
-
-
-class _Flight:
-    """A sum that was started: of partials of this `shape`, and whether its result is for `here`."""
-
-    __slots__ = ("_exchange", "_total", "here", "shape")
-
-    def __init__(self, exchange: Exchange, shape: tuple[int, ...], here: bool) -> None:
-        self._exchange = exchange
-        self._total: F32 | None = None
-        self.shape = shape
-        self.here = here
-
-    def resume(self) -> F32 | None:
-        """The sum, or None if it has sent something and would wait for others again."""
-        if self._total is None:
-            try:
-                next(self._exchange)
-            except StopIteration as done:
-                self._total = done.value
-        return self._total
 
 
 GROUPS = {  # module and class, imported when opened

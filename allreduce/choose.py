@@ -10,7 +10,8 @@ from time import perf_counter
 
 import numpy as np
 
-from allreduce.base import F32, IN_FLIGHT, Work, idle
+from allreduce.base import F32, Work, idle
+from allreduce.flight import IN_FLIGHT
 from allreduce.measure import share
 from allreduce.networked import Networked
 from allreduce.predict import PREDICTIONS, predict

@@ -5,7 +5,8 @@ from time import monotonic
 
 import numpy as np
 
-from allreduce.base import F32, Endpoints, Exchange, Group, GroupSpec
+from allreduce.base import F32, Endpoints, Group, GroupSpec
+from allreduce.flight import Exchange
 from tpi.errors import NodeLost, PlanError
 
 

@@ -4,7 +4,8 @@ One one-way latency, half of a star's; every link carries n - 1 payloads each wa
 numbers in the same order, their own included, so they hold the same bits in every wire format.
 """
 
-from allreduce.base import F32, Exchange
+from allreduce.base import F32
+from allreduce.flight import Exchange
 from allreduce.networked import Networked
 
 

@@ -5,7 +5,8 @@ from collections import deque
 
 import numpy as np
 
-from allreduce.base import F32, IN_FLIGHT, Endpoints, Exchange, Group, GroupSpec
+from allreduce.base import F32, Endpoints, Group, GroupSpec
+from allreduce.flight import IN_FLIGHT, Exchange
 from allreduce.transport import Transport
 from tpi.wire import Bytes, Float32, open_wire
 

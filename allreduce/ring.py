@@ -7,8 +7,9 @@ format, the chunk sums in f32. All members hold the same sum, but it is not adde
 
 import numpy as np
 
-from allreduce.base import F32, Exchange
+from allreduce.base import F32
 from allreduce.chunks import chunks
+from allreduce.flight import Exchange
 from allreduce.networked import Networked
 
 

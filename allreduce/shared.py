@@ -12,8 +12,9 @@ from types import TracebackType
 
 import numpy as np
 
-from allreduce.base import F32, Endpoints, Exchange, Group, GroupSpec
+from allreduce.base import F32, Endpoints, Group, GroupSpec
 from allreduce.deadline import extend
+from allreduce.flight import Exchange
 from tpi.errors import PlanError, UsageError
 
 _VALUES = 1 << 16  # of one place on the board; longer partials take several turns

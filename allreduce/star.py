@@ -4,7 +4,8 @@ Two one-way latencies, whatever the number of nodes; the master's link carries 2
 Partials travel in the group's wire format, the sum goes back in f32, so that every node holds the same bits.
 """
 
-from allreduce.base import F32, Exchange
+from allreduce.base import F32
+from allreduce.flight import Exchange
 from allreduce.networked import Networked
 
 

@@ -11,7 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from allreduce.base import F32, Endpoints, Exchange, Group, GroupSpec
+from allreduce.base import F32, Endpoints, Group, GroupSpec
+from allreduce.flight import Exchange
 from allreduce.transport import Transport
 from tpi.errors import NodeLost, UsageError
 from tpi.sockets import split_address

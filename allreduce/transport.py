@@ -11,9 +11,10 @@ from time import sleep
 
 import numpy as np
 
-from allreduce.base import F32, IN_FLIGHT, Endpoints, GroupSpec, GroupStats
+from allreduce.base import F32, Endpoints, GroupSpec, GroupStats
 from allreduce.connections import Connections
 from allreduce.deadline import extend
+from allreduce.flight import IN_FLIGHT
 from allreduce.header import HEADER_BYTES, SEGMENT_BITS
 from tpi.sockets import COLLECTIVE
 from tpi.wire import Bytes, Wire

@@ -6,7 +6,8 @@ wire format, the total in f32. All members hold the same sum, but it is not adde
 
 import numpy as np
 
-from allreduce.base import F32, Exchange
+from allreduce.base import F32
+from allreduce.flight import Exchange
 from allreduce.networked import Networked
 
 

@@ -10,8 +10,9 @@ from collections.abc import Container
 
 import numpy as np
 
-from allreduce.base import F32, Exchange
+from allreduce.base import F32
 from allreduce.chunks import chunks
+from allreduce.flight import Exchange
 from allreduce.networked import Networked
 
 Waves = list[tuple[slice, ...]]  # for each wave, every member's part of its chunk

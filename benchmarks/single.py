@@ -7,7 +7,8 @@ from pathlib import Path
 from statistics import median
 from time import perf_counter, sleep
 
-from allreduce.base import F32, Endpoints, Exchange, GroupSpec
+from allreduce.base import F32, Endpoints, GroupSpec
+from allreduce.flight import Exchange
 from allreduce.loopback import Loopback
 from master.assignments import assignments
 from master.batcher import Batcher

@@ -12,7 +12,8 @@ from time import perf_counter
 import numpy as np
 import numpy.typing as npt
 
-from allreduce.base import IN_FLIGHT, Group
+from allreduce.base import Group
+from allreduce.flight import IN_FLIGHT
 from scheduler.window import Resident, Window, WindowStats
 from tpi import kernels
 from tpi.block import Block

@@ -24,6 +24,8 @@ _WORTH_TIMING = 2.0  # algorithms predicted to take up to so many times the leas
 _BUDGET_S = 1.0  # for timing one column, if that is enough for the least number of sums
 _PASSES = (2, 4)  # at least and at most, of which the least disturbed counts
 _SUMS = (2, 6)  # timed in a row in each pass, at least and at most
+_WORK_S = 0.1  # the longest work between sums that is done for the sake of timing
+_PROBE = 4  # part of the work that tells how long all of it takes
 
 
 Times = dict[str, tuple[float, float, float]]
@@ -56,17 +58,22 @@ def choose(
     """Decide for all members. Every member calls it; the master's clock counts, and its decision is shared.
 
     `work` is what a node computes between two sums of prefill: some algorithms leave it more of its cores than others.
+    Where it would keep people waiting for the start, sums are timed without it.
     """
     names, (wire, transport) = list(groups), _common(groups)
     sizes = (decode_values, prefill_values, prefill_values // IN_FLIGHT)
     predicted = {name: [predict(name, links, count, wire) for count in sizes] for name in names}
     measured = {name: [0.0] * len(sizes) for name in names}
+    pause = _seconds_of(work, groups[names[0]])
+    if pause > _WORK_S:
+        work, pause = idle, 0.0
     columns = zip(sizes, (_row, _row, _row_of_halves), (idle, work, work), strict=True)
     for column, (count, row, meanwhile) in enumerate(columns):
         able = [name for name in names if row is _row or groups[name].overlaps]
         least = min(predicted[name][column] for name in able)
         likely = {name: seconds for name in able if (seconds := predicted[name][column]) <= _WORTH_TIMING * least}
-        for name, took in _time(groups, likely, row, np.zeros(count, np.float32), meanwhile).items():
+        once = sum(likely.values()) + (len(likely) * pause if meanwhile is work else 0.0)
+        for name, took in _time(groups, list(likely), once, row, np.zeros(count, np.float32), meanwhile).items():
             measured[name][column] = took
     flat = np.array([measured[name] for name in names], np.float32).reshape(-1)
     seen = share(transport, flat).reshape(-1, len(sizes))
@@ -90,19 +97,28 @@ def _times(names: list[str], rows: Sequence[Sequence[float]]) -> Times:
 
 
 def _time(
-    groups: dict[str, Networked], likely: dict[str, float], row: Row, values: F32, work: Work
+    groups: dict[str, Networked], likely: Sequence[str], once: float, row: Row, values: F32, work: Work
 ) -> dict[str, float]:
-    """Seconds of a real sum of `values` by each of the `likely` algorithms, whose predicted seconds are given.
+    """Seconds of a real sum of `values` by each of the `likely` algorithms; all should take about `once` together.
 
     They are timed in rows of one algorithm, the first of a row not counted: a member may be done before the others, and
     then waits for them in the next sum. The rows take turns, and each algorithm's quickest counts, since what else the
     machines do only ever adds.
     """
-    once = sum(likely.values())
     passes = _PASSES[once * _PASSES[1] * (1 + _SUMS[0]) <= _BUDGET_S]
     count = int(min(max(_BUDGET_S / once / passes - 1, _SUMS[0]), _SUMS[1]))
     rows = [[row(groups[name], values, count, work) for name in likely] for _ in range(passes)]
     return {name: min(seconds) for name, seconds in zip(likely, zip(*rows, strict=True), strict=True)}
+
+
+def _seconds_of(work: Work, group: Networked) -> float:
+    """Seconds that all of `work` takes the slowest member, by a part of it; the same on every member."""
+    seconds = np.zeros(group.size, np.float32)
+    work(_PROBE)  # the first brings up caches
+    started = perf_counter()
+    work(_PROBE)
+    seconds[group.rank] = _PROBE * (perf_counter() - started)
+    return float(group.allreduce(seconds).max())
 
 
 def _row(group: Networked, values: F32, count: int, work: Work) -> float:

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from allreduce import cache
+from allreduce import cache, choose
 from allreduce.auto import Auto
 from allreduce.base import Group
 from allreduce.choose import Choice, candidates
@@ -140,7 +140,23 @@ def test_prefill_is_timed_with_what_is_computed_meanwhile() -> None:
         return group.settle(work, measure_local=True), parts
 
     for choice, parts in run_group("auto", 2, member, payload_values=(64, 2048)):
-        assert set(parts) == {1, 2}
+        assert set(parts) == {1, 2, choose._PROBE}
         timed = [times for times in choice.measured.values() if times[1] and times[2]]
         assert timed
         assert all(times[0] < 0.0199 < min(times[1:]) for times in timed)
+
+
+def test_work_that_takes_one_member_too_long_is_not_rehearsed_by_any() -> None:
+    def member(group: Group) -> tuple[Choice, list[int]]:
+        assert isinstance(group, Auto)
+        parts = list[int]()
+
+        def work(part: int) -> None:
+            parts.append(part)
+            sleep(group.rank * 2 * choose._WORK_S / part)
+
+        return group.settle(work, measure_local=True), parts
+
+    for choice, parts in run_group("auto", 2, member, payload_values=(64, 2048)):
+        assert parts == [choose._PROBE] * 2
+        assert 0 < min(whole for _, whole, _ in choice.measured.values() if whole) < choose._WORK_S

@@ -105,6 +105,7 @@ class Shard:
         batch = Batch(np.arange(tokens, dtype=np.int32), np.zeros(tokens, np.int32), table)
         with self.window.hold(index) as data:
             block.partial(data, x, self.kv, batch)
+        self.progress += 1
 
     def _loop(self, x: F32, batch: Batch, step: int) -> F32 | None:
         self.group.begin(step)

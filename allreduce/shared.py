@@ -30,7 +30,7 @@ def available() -> bool:
 
 def board_bytes(size: int) -> int:
     """Bytes of the board of `size` members, which each of them counts as its own."""
-    return size * (2 * 4 * _VALUES + 64)
+    return 64 + size * (2 * 4 * _VALUES + 64)
 
 
 class BoardMemory:

@@ -2,10 +2,12 @@
 // allreduce/shared.py is its only caller.
 //
 // A member lays partials, each in one of two places of its own by turns, and counts them in its seat. Who has taken
-// partial n knows that all have laid it, hence taken n - 1: the place of n - 1 is free to be written again.
+// partial n knows that all have laid it, hence taken n - 1: the place of n - 1 is free to be written again. So partial n
+// is there when the bell has counted n of each member; whoever laid the last of them wakes those who sleep.
 #include <linux/futex.h>
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
+#include <sched.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
@@ -25,8 +27,14 @@ using Clock = std::chrono::steady_clock;
 using Bytes = nb::ndarray<uint8_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 using Floats = nb::ndarray<float, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 
+// A core that nobody wants falls asleep, and to wake it takes longer than most waits, above all in a virtual machine.
+constexpr double kYielding = 1e-3;  // seconds
+
 struct alignas(64) Seat {
     std::atomic<uint32_t> laid;  // partials so far; wraps
+};
+struct alignas(64) Bell {
+    std::atomic<uint32_t> laid;  // partials of all members; wraps
     std::atomic<uint32_t> sleepers;
 };
 static_assert(std::atomic<uint32_t>::is_always_lock_free);
@@ -38,7 +46,9 @@ long futex(std::atomic<uint32_t>& word, int operation, uint32_t value, const tim
 class Board {
 public:
     // Bytes for `size` members and partials of up to `values` values.
-    static size_t bytes(size_t size, size_t values) { return size * (sizeof(Seat) + 2 * values * sizeof(float)); }
+    static size_t bytes(size_t size, size_t values) {
+        return sizeof(Bell) + size * (sizeof(Seat) + 2 * values * sizeof(float));
+    }
 
     Board(Bytes memory, size_t rank, size_t size, size_t values)
         : memory_(memory), rank_(rank), size_(size), values_(values) {
@@ -51,20 +61,21 @@ public:
     // Lay this member's next partial.
     void lay(const Floats& partial) {
         check(partial);
-        Seat& own = seat(rank_);
         std::memcpy(place(rank_, next_), partial.data(), partial.size() * sizeof(float));
-        own.laid.store(++next_, std::memory_order_seq_cst);
-        if (own.sleepers.load(std::memory_order_seq_cst)) futex(own.laid, FUTEX_WAKE, INT_MAX, nullptr);
+        seat(rank_).laid.store(++next_, std::memory_order_seq_cst);
+        bell().laid.fetch_add(1, std::memory_order_seq_cst);
+        if (complete() && bell().sleepers.load(std::memory_order_seq_cst))
+            futex(bell().laid, FUTEX_WAKE, INT_MAX, nullptr);
     }
 
     // out = the sum, in rank order, of what all have laid since the last time. Returns -1, or the rank of a member that
-    // is still missing after `seconds`; then it may be called again. Polls for `spin` seconds before it sleeps.
+    // is still missing after `seconds`; then it may be called again. Polls for `spin` seconds, and then leaves its core
+    // to those who want it for a while, before it sleeps.
     int take(Floats& out, double spin, double seconds) {
         check(out);
         nb::gil_scoped_release unlocked;
-        const auto begin = Clock::now();
-        for (size_t rank = 0; rank < size_; ++rank)
-            if (!wait(seat(rank), begin, spin, seconds)) return static_cast<int>(rank);
+        if (!wait(spin, seconds))
+            if (int rank = missing(); rank >= 0) return rank;
         std::memcpy(out.data(), place(0, next_ - 1), out.size() * sizeof(float));
         for (size_t rank = 1; rank < size_; ++rank) {
             const float* partial = place(rank, next_ - 1);
@@ -78,31 +89,46 @@ private:
     void check(const Floats& values) const {
         if (values.size() > values_) throw std::invalid_argument("the partial is longer than its place on the board");
     }
-    Seat& seat(size_t rank) const { return reinterpret_cast<Seat*>(memory_.data())[rank]; }
+    Bell& bell() const { return *reinterpret_cast<Bell*>(memory_.data()); }
+    Seat& seat(size_t rank) const { return reinterpret_cast<Seat*>(memory_.data() + sizeof(Bell))[rank]; }
     float* place(size_t rank, uint32_t number) const {
-        auto* places = reinterpret_cast<float*>(memory_.data() + size_ * sizeof(Seat));
+        auto* places = reinterpret_cast<float*>(memory_.data() + sizeof(Bell) + size_ * sizeof(Seat));
         return places + (2 * rank + number % 2) * values_;
     }
-    bool there(const Seat& seat) const {
-        return static_cast<int32_t>(seat.laid.load(std::memory_order_seq_cst) - next_) >= 0;
+    // Whether all have laid what this member laid last.
+    bool complete() const {
+        const auto all = next_ * static_cast<uint32_t>(size_);
+        return static_cast<int32_t>(bell().laid.load(std::memory_order_seq_cst) - all) >= 0;
+    }
+    // The first who has not, or -1 if meanwhile all have.
+    int missing() const {
+        for (size_t rank = 0; rank < size_; ++rank)
+            if (static_cast<int32_t>(seat(rank).laid.load(std::memory_order_seq_cst) - next_) < 0)
+                return static_cast<int>(rank);
+        return -1;
     }
 
-    bool wait(Seat& seat, Clock::time_point begin, double spin, double seconds) const {
+    bool wait(double spin, double seconds) const {
+        const auto begin = Clock::now();
         auto spent = [&] { return std::chrono::duration<double>(Clock::now() - begin).count(); };
         do {
             for (int polls = 0; polls < 64; ++polls) {
-                if (there(seat)) return true;
+                if (complete()) return true;
                 tpi::pause();
             }
         } while (spent() < spin);
-        seat.sleepers.fetch_add(1, std::memory_order_seq_cst);
-        for (double left = seconds - spent(); !there(seat) && left > 0; left = seconds - spent()) {
-            uint32_t seen = seat.laid.load(std::memory_order_seq_cst);
-            timespec timeout{static_cast<time_t>(left), static_cast<long>((left - static_cast<time_t>(left)) * 1e9)};
-            if (!there(seat)) futex(seat.laid, FUTEX_WAIT, seen, &timeout);
+        while (spent() < spin + kYielding) {
+            sched_yield();
+            if (complete()) return true;
         }
-        seat.sleepers.fetch_sub(1, std::memory_order_seq_cst);
-        return there(seat);
+        bell().sleepers.fetch_add(1, std::memory_order_seq_cst);
+        for (double left = seconds - spent(); !complete() && left > 0; left = seconds - spent()) {
+            uint32_t seen = bell().laid.load(std::memory_order_seq_cst);
+            timespec timeout{static_cast<time_t>(left), static_cast<long>((left - static_cast<time_t>(left)) * 1e9)};
+            if (!complete()) futex(bell().laid, FUTEX_WAIT, seen, &timeout);
+        }
+        bell().sleepers.fetch_sub(1, std::memory_order_seq_cst);
+        return complete();
     }
 
     Bytes memory_;

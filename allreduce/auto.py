@@ -1,6 +1,7 @@
 """Auto: a group that measures its links at the first sum, and then uses the best algorithm for each payload size."""
 
 from importlib import import_module
+from typing import Any
 
 from allreduce import cache
 from allreduce.base import F32, GROUPS, Endpoints, Group, GroupSpec, Work, idle
@@ -55,6 +56,10 @@ class Auto(Group):
         """Seconds that an allreduce of `values` should take with the algorithm chosen for them; None if unsettled."""
         return self._predicted(self.choice.name_for(values), values) if self.choice else None
 
+    def choice_fields(self) -> dict[str, Any] | None:
+        """See `Group.choice_fields`."""
+        return self.choice.fields() if self.choice else None
+
     @property
     def overlaps(self) -> bool:
         """See `Group.overlaps`; measured, as it takes twice the messages."""
@@ -71,8 +76,7 @@ class Auto(Group):
         sizes = self.spec.payload_values
         predicted = {name: self._predictions(name) for name in self.groups}
         decode = "mesh" if self.size <= _FEW else "star"
-        reason = f"decode: {decode}, prefill: two-shot; all nodes are on this machine, so links are not measured"
-        return Choice(decode, "two-shot", False, *sizes, predicted, {}, reason)
+        return Choice(decode, "two-shot", False, *sizes, predicted, {})
 
     def _measured(self) -> LinkTable:
         path = self._cache if self.rank == 0 else None

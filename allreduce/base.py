@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
 from time import perf_counter
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -185,6 +185,10 @@ class Group(ABC):
 
     def predicted_s(self, values: int) -> float | None:
         """Seconds that a sum of `values` values should take, None if the links were not measured."""
+        return None
+
+    def choice_fields(self) -> dict[str, Any] | None:
+        """What the algorithms were chosen by, see `allreduce.choose.Choice.fields`; None where nothing was chosen."""
         return None
 
     def begin(self, step: int) -> None:

@@ -7,6 +7,7 @@ predicted to be near the best is timed with real sums before it is chosen.
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from time import perf_counter
+from typing import Any
 
 import numpy as np
 
@@ -45,11 +46,19 @@ class Choice:
     prefill_values: int
     predicted: Times
     measured: Times  # 0 where it was not timed
-    reason: str
 
     def name_for(self, values: int) -> str:
         """The algorithm for a payload of `values`: that of the nearer of the two sizes, by ratio."""
         return self.decode if values * values <= self.decode_values * self.prefill_values else self.prefill
+
+    def fields(self) -> dict[str, Any]:
+        """For people and JSON: what was chosen, and the times by algorithm in milliseconds, as `Times` has them."""
+        times = {
+            f"{kind}_ms": {name: [1e3 * seconds for seconds in row] for name, row in rows.items()}
+            for kind, rows in (("predicted", self.predicted), ("measured", self.measured))
+        }
+        chosen = {"decode": self.decode, "prefill": self.prefill, "prefill_in_halves": self.overlap}
+        return chosen | times
 
 
 def choose(
@@ -82,8 +91,7 @@ def choose(
     overlap = bool(known[:, 2].min() < known[:, 1].min())
     pairs, shared = _times(names, [predicted[name] for name in names]), _times(names, seen.tolist())
     prefill = halves if overlap else whole
-    reason = _reason(decode, prefill, overlap, pairs, shared)
-    return Choice(decode, prefill, overlap, decode_values, prefill_values, pairs, shared, reason)
+    return Choice(decode, prefill, overlap, decode_values, prefill_values, pairs, shared)
 
 
 def _common(groups: dict[str, Networked]) -> tuple[str, Transport]:
@@ -144,21 +152,6 @@ def _row_of_halves(group: Networked, half: F32, count: int, work: Work) -> float
     for _ in range(IN_FLIGHT):
         group.finish()
     return (ended - started) / count
-
-
-def _reason(decode: str, prefill: str, overlap: bool, predicted: Times, measured: Times) -> str:
-    def figures(column: int) -> str:
-        return ", ".join(
-            f"{name} {1e3 * predicted[name][column]:.2f}"
-            + (f" (measured {1e3 * measured[name][column]:.2f})" if measured[name][column] else "")
-            for name in sorted(predicted, key=lambda name: predicted[name][column])
-        )
-
-    halves = ", ".join(f"{name} {1e3 * times[2]:.2f}" for name, times in measured.items() if times[2])
-    return (
-        f"decode: {decode}; predicted ms: {figures(0)}. prefill: {prefill}; predicted ms: {figures(1)}, computing"
-        f" included where measured; in two halves {halves}, which {'pays' if overlap else 'does not pay'}"
-    )
 
 
 def candidates() -> tuple[str, ...]:

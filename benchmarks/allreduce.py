@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.members import BASELINE, Plan
+from master.report import print_choice
 from testbed.launch import Testbed
 from testbed.schema import load_topology
 
@@ -74,7 +75,7 @@ def _print(size: int, report: dict[str, Any], payloads: tuple[int, ...]) -> None
         cells = (f"{s * 1e6:10.0f} ({s / base:4.2f})" for s, base in zip(row, medians[BASELINE], strict=True))
         print(name.ljust(10) + "".join(cells))
     if "choice" in report:
-        print(report["choice"])
+        print_choice(report["choice"])
 
 
 def main() -> None:

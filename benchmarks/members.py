@@ -103,7 +103,7 @@ def _report(contenders: dict[str, Contender], medians: dict[str, list[float]]) -
     report: dict[str, Any] = {"medians": medians}
     auto = contenders.get("auto")
     if isinstance(auto, Auto) and auto.choice is not None:
-        report |= {"choice": auto.choice.reason, "predicted": auto.choice.predicted}
+        report |= {"choice": auto.choice.fields()}
     return report
 
 

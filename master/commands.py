@@ -9,7 +9,7 @@ import click
 
 from master.answer import Answer, Limits, answer, encode_prompt
 from master.options import Placement, placement_options, sampling_options, take_sampling
-from master.report import answer_fields, node_fields, print_nodes
+from master.report import answer_fields, node_fields, print_choice, print_nodes
 from master.sampler import Sampler, Sampling
 from master.sequence import Sequence
 from master.session import Session
@@ -77,6 +77,8 @@ def bench(prompt_tokens: int, gen_tokens: int, repeat: int, as_json: bool, **fla
                 f"tg{gen_tokens} {figures['decode_tokens_per_s']:.1f} tok/s, medians of {repeat}"
             )
             print_nodes(nodes, summary)
+            if choice := session.fields()["choice"]:
+                print_choice(choice)
 
 
 def _converse(session: Session, sampler: Sampler, tokens: int, system: str | None) -> None:

@@ -1,6 +1,6 @@
 """What a run tells its user: the object of `--json` and the table of nodes."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -109,12 +109,34 @@ def print_nodes(nodes: Sequence[NodeReport], summary: str) -> None:
         table.add_column(title, justify="right", no_wrap=True)
     for node in nodes:
         table.add_row(node.name, *_cells(node))
-    console = Console(highlight=False)
-    console.width = max(console.width, _TABLE_WIDTH)  # a narrow terminal wraps lines; rich would cut the figures
+    console = _console()
     console.print(table)
     for node in nodes:
         if node.steady is not None:
             console.print(f"  {node.name}: {_verdict(node.steady)}", soft_wrap=True)
+
+
+def print_choice(choice: Mapping[str, Any]) -> None:
+    """What the automatic choice of collectives saw, and what it took, on stdout."""
+    halves = " in halves" if choice["prefill_in_halves"] else ""
+    taken = f"{choice['decode']} for tokens, {choice['prefill']}{halves} for prompts"
+    seen = "predicted / measured ms, of prompts with computing" if choice["measured_ms"] else "all on this machine"
+    table = Table(box=SIMPLE, caption=f"automatic choice: {taken} ({seen})", caption_justify="left")
+    table.add_column("collective", no_wrap=True)
+    for title in ("a token's sum", "a prompt's block", "in halves"):
+        table.add_column(title, justify="right", no_wrap=True)
+    for name, predicted in choice["predicted_ms"].items():
+        measured = choice["measured_ms"].get(name, [0.0] * len(predicted))
+        cells = zip(predicted, measured, strict=True)
+        table.add_row(name, *(f"{said:.2f} / {took:.2f}" if took else f"{said:.2f}" for said, took in cells))
+    _console().print(table)
+
+
+def _console() -> Console:
+    """Wide enough: a narrow terminal wraps lines; rich would cut the figures."""
+    console = Console(highlight=False)
+    console.width = max(console.width, _TABLE_WIDTH)
+    return console
 
 
 def _verdict(steady: Steady) -> str:

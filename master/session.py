@@ -106,6 +106,7 @@ class Session:
             "prefill_collective": group.algorithm(PREFILL_TOKENS * config.hidden),
             "wire": group.wire,
             "predicted_sync_ms": None if predicted is None else MILLI * 2 * config.layers * predicted,
+            "choice": group.choice_fields(),
         }
 
     def write_trace(self) -> None:

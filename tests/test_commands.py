@@ -25,7 +25,7 @@ NODE_FIELDS = {
 }  # fmt: skip
 RUN_FIELDS = {
     "text", "token_ids", "prompt_tokens", "completion_tokens", "ttft_s", "prefill_tokens_per_s", "decode_tokens_per_s",
-    "finish_reason", "collective", "prefill_collective", "wire", "predicted_sync_ms", "nodes",
+    "finish_reason", "collective", "prefill_collective", "wire", "predicted_sync_ms", "choice", "nodes",
 }  # fmt: skip
 
 

@@ -43,9 +43,9 @@ class Neighbours:
 
 
 def _busy_s() -> float:
-    """Seconds that all processors were not idle, stolen ones included."""
-    user, nice, system, _, _, irq, softirq, steal = map(int, Path("/proc/stat").read_text().split()[1:9])
-    return (user + nice + system + irq + softirq + steal) / os.sysconf("SC_CLK_TCK")
+    """Seconds that all processors spent on processes, stolen ones included; interrupts are mostly of own messages."""
+    user, nice, system, _, _, _, _, steal = map(int, Path("/proc/stat").read_text().split()[1:9])
+    return (user + nice + system + steal) / os.sysconf("SC_CLK_TCK")
 
 
 def _own_s() -> float:

@@ -107,11 +107,11 @@ def test_compute_is_that_of_the_slowest_device_in_every_block_of_one_step() -> N
     assert slowest_compute(events, before_last=1) == pytest.approx(2 * LAYERS * 2e-6)
 
 
-def test_a_ratio_compares_with_the_best_turn_by_turn() -> None:
+def test_a_ratio_compares_quickest_turns() -> None:
     base = Measured(decode=100.0, sync=90.0, prefill=500.0, predicted=None, chosen=("star", "star"))
     runs = {
         "star": [base, replace(base, decode=120.0)],
         "mesh": [replace(base, decode=50.0), replace(base, decode=60.0)],
-        "auto": [replace(base, decode=51.0), replace(base, decode=60.0)],
+        "auto": [replace(base, decode=70.0), replace(base, decode=51.0)],
     }
-    assert ratio(runs, "auto", ["star", "mesh"], "decode") == pytest.approx(1.01)
+    assert ratio(runs, "auto", ["star", "mesh"], "decode") == pytest.approx(1.02)

@@ -92,8 +92,8 @@ def test_rates_routes_and_faults_work_without_netem() -> None:
         assert {one.quantity for one in verify(bed)} == {"round trip", "bandwidth"}
         echo = start_echo(bed, "b")
         bed.ask("slow", device="b", bandwidth=10e6, latency=0.0)
-        assert trips(bed, "a", "b", 3, 62_500)[1] > 50  # 50 ms at 10 Mbit, each way after the other
+        assert trips(bed, "a", "b", 3, 62_500)[1] > 30  # 50 ms at 10 Mbit, less what a bucket lets through at once
         bed.ask("cut", device="b")
         bed.ask("heal", device="b")
-        assert trips(bed, "a", "b", 3, 62_500)[0] < 50
+        assert trips(bed, "a", "b", 3, 62_500)[0] < 30
         stop(echo)

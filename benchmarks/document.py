@@ -10,8 +10,8 @@ HEADER = """# Benchmarks
 
 Made by `make bench`, or one section alone by the command that stands in it. Contenders that are compared take turns
 in one run, so that what else the machine does hits all alike; figures are medians, ratios are medians of the ratios
-of each turn. This page is rendered from `benchmarks/results/`; a section stays as it is until its benchmark runs
-again.
+of each turn, unless the section says otherwise. This page is rendered from `benchmarks/results/`; a section stays as it
+is until its benchmark runs again, on the machine that it names.
 """
 
 

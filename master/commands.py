@@ -59,7 +59,7 @@ def chat(tokens: int, system: str | None, **flags: Any) -> None:
 @click.option("--repeat", default=3, show_default=True, type=click.IntRange(min=1))
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object as the last line.")
 def bench(prompt_tokens: int, gen_tokens: int, repeat: int, as_json: bool, **flags: Any) -> None:
-    """Measure prefill (pp) and decode (tg) speed; medians over the repeats."""
+    """Measure prefill (pp) and decode (tg) speed, medians over the repeats; show what the choice of collective saw."""
     placement = Placement.from_flags(flags)
     with Session(placement) as session:
         prompt = [1 + index % (session.pack.config.vocab - 1) for index in range(prompt_tokens)]

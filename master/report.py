@@ -121,7 +121,7 @@ def print_choice(choice: Mapping[str, Any]) -> None:
     halves = " in halves" if choice["prefill_in_halves"] else ""
     taken = f"{choice['decode']} for tokens, {choice['prefill']}{halves} for prompts"
     seen = "predicted / measured ms, of prompts with computing" if choice["measured_ms"] else "all on this machine"
-    table = Table(box=SIMPLE, caption=f"automatic choice: {taken} ({seen})", caption_justify="left")
+    table = Table(box=SIMPLE)
     table.add_column("collective", no_wrap=True)
     for title in ("a token's sum", "a prompt's block", "in halves"):
         table.add_column(title, justify="right", no_wrap=True)
@@ -129,7 +129,9 @@ def print_choice(choice: Mapping[str, Any]) -> None:
         measured = choice["measured_ms"].get(name, [0.0] * len(predicted))
         cells = zip(predicted, measured, strict=True)
         table.add_row(name, *(f"{said:.2f} / {took:.2f}" if took else f"{said:.2f}" for said, took in cells))
-    _console().print(table)
+    console = _console()
+    console.print(table)
+    console.print(f"automatic choice: {taken} ({seen})", soft_wrap=True)  # as a caption it would wrap with the table
 
 
 def _console() -> Console:

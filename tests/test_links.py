@@ -111,7 +111,9 @@ def test_all_members_choose_alike_and_say_by_what() -> None:
         < min(whole for _, whole, _ in measured.values() if whole)
     )
     assert choices[0].decode in candidates()
-    assert choices[0].fields()["decode"] == choices[0].decode
+    fields = choices[0].fields()
+    assert (fields["decode"], fields["prefill_in_halves"]) == (choices[0].decode, choices[0].overlap)
+    assert fields["measured_ms"][choices[0].decode][0] == pytest.approx(1e3 * measured[choices[0].decode][0])
     assert choices[0].name_for(1) == choices[0].decode
     assert choices[0].name_for(10**6) == choices[0].prefill
 

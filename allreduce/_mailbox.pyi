@@ -9,18 +9,27 @@ class Mailbox:
     def begin(self, step: int) -> None: ...
     def reserve(self, number: int) -> None: ...
     def send(
-        self, ranks: Sequence[int], tag: int, wire: int, values: int, frame: npt.NDArray[np.uint8]
+        self,
+        ranks: Sequence[int],
+        tag: int,
+        wire: int,
+        count: int,
+        values: npt.NDArray[np.float32] | npt.NDArray[np.uint8],
+        raw: bool,
     ) -> list[int]: ...
     def receive(
         self,
         rank: int,
         tag: int,
         wire: int,
-        values: int,
+        count: int,
         out: npt.NDArray[np.float32] | npt.NDArray[np.uint8],
         add: bool,
         raw: bool,
     ) -> bool: ...
+    def sum(
+        self, next: int, tag: int, wire: int, values: npt.NDArray[np.float32], out: npt.NDArray[np.float32]
+    ) -> int: ...
     def drain(self) -> None: ...
     def take_dropped(self) -> int: ...
     def close(self) -> None: ...

@@ -153,11 +153,11 @@ class Group(ABC):
         """The oldest sum that was started; None if it is not for this member. Valid until the next is finished."""
         started = perf_counter()
         flight = self._flying.popleft()
-        if flight.resume() is None:  # what it waits for now takes as long to come as what the others wait for
+        if (total := flight.resume()) is None:  # it waits for what takes as long to come as what the others wait for
             for other in self._flying:
                 other.resume()
-        while (total := flight.resume()) is None:
-            pass
+        while total is None:
+            total = flight.resume()
         self.stats.exchanges += 1
         self.stats.seconds += perf_counter() - started
         return total.reshape(flight.shape) if flight.here else None

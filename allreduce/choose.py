@@ -72,26 +72,33 @@ def choose(
     names, (wire, transport) = list(groups), _common(groups)
     sizes = (decode_values, prefill_values, prefill_values // IN_FLIGHT)
     predicted = {name: [predict(name, links, count, wire) for count in sizes] for name in names}
-    measured = {name: [0.0] * len(sizes) for name in names}
-    pause = _seconds_of(work, groups[names[0]])
-    if pause > _WORK_S:
-        work, pause = idle, 0.0
-    columns = zip(sizes, (_row, _row, _row_of_halves), (idle, work, work), strict=True)
-    for column, (count, row, meanwhile) in enumerate(columns):
-        able = [name for name in names if row is _row or groups[name].overlaps]
-        least = min(predicted[name][column] for name in able)
-        likely = {name: seconds for name in able if (seconds := predicted[name][column]) <= _WORTH_TIMING * least}
-        once = sum(likely.values()) + (len(likely) * pause if meanwhile is work else 0.0)
-        for name, took in _time(groups, list(likely), once, row, np.zeros(count, np.float32), meanwhile).items():
-            measured[name][column] = took
-    flat = np.array([measured[name] for name in names], np.float32).reshape(-1)
-    seen = share(transport, flat).reshape(-1, len(sizes))
+    timed = _time_columns(groups, predicted, sizes, work)
+    seen = share(transport, timed.reshape(-1)).reshape(timed.shape)
     known = np.where(seen > 0, seen, np.inf)
     decode, whole, halves = (names[index] for index in known.argmin(axis=0))
     overlap = bool(known[:, 2].min() < known[:, 1].min())
-    pairs, shared = _times(names, [predicted[name] for name in names]), _times(names, seen.tolist())
+    pairs, shared = _times(names, [predicted[name] for name in names]), _times(names, [row.tolist() for row in seen])
     prefill = halves if overlap else whole
     return Choice(decode, prefill, overlap, decode_values, prefill_values, pairs, shared)
+
+
+def _time_columns(
+    groups: dict[str, Networked], predicted: dict[str, list[float]], sizes: Sequence[int], work: Work
+) -> F32:
+    """This member's times, `[algorithms, sizes]`, of the algorithms that are likely for a size; 0 for the others."""
+    names = list(groups)
+    pause = _seconds_of(work, groups[names[0]])
+    if pause > _WORK_S:
+        work, pause = idle, 0.0
+    times = np.zeros((len(names), len(sizes)), np.float32)
+    columns = zip(sizes, (_row, _row, _row_of_halves), (idle, work, work), strict=True)
+    for column, (count, row, meanwhile) in enumerate(columns):
+        able = {name: predicted[name][column] for name in names if row is _row or groups[name].overlaps}
+        likely = {name: seconds for name, seconds in able.items() if seconds <= _WORTH_TIMING * min(able.values())}
+        once = sum(likely.values()) + (len(likely) * pause if meanwhile is work else 0.0)
+        for name, took in _time(groups, list(likely), once, row, np.zeros(count, np.float32), meanwhile).items():
+            times[names.index(name), column] = took
+    return times
 
 
 def _common(groups: dict[str, Networked]) -> tuple[str, Transport]:

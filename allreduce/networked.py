@@ -64,6 +64,9 @@ class Networked(Group):
     def _gather(self, values: F32, number: int, total: F32) -> None:
         """Write to `total` the sum in rank order of all members' message `number`; `values` are this member's own."""
         own = self._as_received(values)
+        if self._codec.native:
+            self.transport.sum(number, own, total, self._codec)
+            return
         for rank in range(self.size):
             if rank == self.rank:
                 np.copyto(total, own) if rank == 0 else np.add(total, own, out=total)

@@ -6,7 +6,7 @@ handles a few hundred of them per token. No algorithm here.
 """
 
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from time import sleep
 
 import numpy as np
@@ -16,17 +16,14 @@ from allreduce.connections import Connections
 from allreduce.deadline import extend
 from allreduce.flight import IN_FLIGHT
 from allreduce.header import HEADER_BYTES, SEGMENT_BITS
-from tpi.sockets import COLLECTIVE
 from tpi.wire import Bytes, Wire
 
 SEGMENT_VALUES = 1 << 16  # in one frame; longer messages travel as several, so that a slow link shows progress
-_SLOTS = 256
 _REFUSED_S = 0.002  # before who did not take a frame is asked again
 _STEP_MASK = 0xFFFFFFFF
 
 Message = tuple[Sequence[int], int, F32]
 """The ranks it goes to, its number, its values."""
-Slot = tuple[Bytes, Callable[[F32], None]]
 _Part = tuple[int, int, F32]  # a segment that is still to be sent: rank, tag, values
 
 
@@ -48,8 +45,6 @@ class Transport:
         self._connections = Connections(spec, endpoints)
         self._box = self._connections.box
         self._watch = endpoints.watch
-        self._slots: dict[tuple[int, int], Slot] = {}  # by wire format and number of values
-        self._scratch = np.empty(COLLECTIVE.frame_bytes, np.uint8)
         self._raw = np.empty(0, np.uint8)  # a payload that only its `Wire` can read
         self._number = 0  # of the next message of the step
         self._under_way = deque[int](maxlen=IN_FLIGHT)  # first numbers of the last exchanges
@@ -96,6 +91,20 @@ class Transport:
         """Add the values of message `number` of `rank` to `total`."""
         self._take(rank, number, total, wire, add=True)
 
+    def sum(self, number: int, values: F32, total: F32, wire: Wire) -> None:
+        """Write to `total` the sum in rank order of everyone's message `number`, of this member's the `values`.
+
+        Only for what the mailbox reads (`Wire.native`).
+        """
+        for segment, part in _segments(total):
+            first, tag = segment * SEGMENT_VALUES, number << SEGMENT_BITS | segment
+            own, rank, waiting, deadline = values[first : first + part.size], 0, 0, 0.0
+            while (rank := self._box.sum(rank, tag, wire.code, own, part)) < self.spec.size:
+                deadline = self._extend(rank, deadline if rank == waiting else 0.0)
+                waiting = rank
+            self.stats.received_bytes += (HEADER_BYTES + wire.nbytes(part.size)) * (self.spec.size - 1)
+        self.stats.dropped += self._box.take_dropped()
+
     def close(self) -> None:
         """Close the connections that this member made. What is on its way is delivered, unless a member was lost."""
         self._connections.close(linger=not self._failed)
@@ -120,10 +129,14 @@ class Transport:
 
     def _offer(self, ranks: Sequence[int], tag: int, part: F32, wire: Wire) -> Sequence[int]:
         """Send one segment to those of `ranks` that take it now; the others are returned."""
-        frame, encode = self._slots.get((wire.code, part.size)) or self._slot(wire, part.size)
-        encode(part)
-        left = self._box.send(ranks, tag, wire.code, part.size, frame)
-        self.stats.sent_bytes += frame.size * (len(ranks) - len(left))
+        size = wire.nbytes(part.size)
+        if wire.native:
+            left = self._box.send(ranks, tag, wire.code, part.size, part, raw=False)
+        else:
+            raw = self._payload(size)
+            wire.encode(part, raw)
+            left = self._box.send(ranks, tag, wire.code, part.size, raw, raw=True)
+        self.stats.sent_bytes += (HEADER_BYTES + size) * (len(ranks) - len(left))
         return left
 
     def _insist(self, left: list[_Part], wire: Wire) -> None:
@@ -146,14 +159,6 @@ class Transport:
             if refused or self._offer((rank,), tag, part, wire):
                 left.append((rank, tag, part))
         return left
-
-    def _slot(self, wire: Wire, count: int) -> Slot:
-        """Where a frame of `count` values is put together, and what encodes its payload. All share their memory."""
-        if len(self._slots) >= _SLOTS:
-            self._slots.clear()
-        end = HEADER_BYTES + wire.nbytes(count)
-        self._slots[wire.code, count] = slot = self._scratch[:end], wire.encoder(self._scratch[HEADER_BYTES:end])
-        return slot
 
     def _payload(self, size: int) -> Bytes:
         if self._raw.size < size:

@@ -21,7 +21,7 @@ SHARES = (0.12, 0.15, 0.20, 0.30, 0.40, 0.50, 0.60, 0.70, 0.80, 0.90, 1.00)
 MASTER_BARE = 120.0  # MiB
 REACHED, PARITY = 0.90, 0.97
 PAIRS, LOADS = 20, 10
-NEAR, CLOSE_PAIRS = 0.10, 6  # neighbouring budgets whose speeds differ by less are compared in so many pairs
+NEAR, CLOSE_PAIRS = 0.10, 6  # a budget that is not faster by as much is compared in so many pairs
 _ASIDE_S, _ASIDE_TOKENS = 3.0, 4  # of one look at reading beside computing; tokens of one at computing
 NOTES = """
 {name} ({size:.0f} MiB), context {context}. A share is the budget (`--memory`) in parts of the model's bytes; each is a
@@ -31,8 +31,8 @@ streamed bytes per token and the speed with everything in memory, `reached` the 
 rounds. A budget that holds everything is compared with `--no-scheduler` in {pairs} pairs, one after the other in one
 process, the order changing; it starts no readers and takes the path of `--no-scheduler`, so the pairs show what the
 choice costs, not the loader. Both are loaded {loads} times, in changing order: which memory a process is given is luck,
-and worth several percent. Neighbouring budgets whose speeds are closer than {near:.0%} are compared in {close} pairs
-too: a disk on a shared machine drifts by more than they differ.
+and worth several percent. Budgets at which tokens/s are not clearly ({near:.0%}) above those of the next smaller one
+are compared with it in {close} pairs: a disk on a shared machine drifts by more than they differ.
 
 Reading and computing share the memory bus: the second table has what each reaches alone, and while the other runs on
 its own. `possible` knows of neither slowdown, so no schedule reaches all of it where both take about as long.
@@ -67,22 +67,22 @@ def bench(quick: bool) -> Result:
     model = smollm2() if quick else llama_1b_f32()
     pack = open_model(str(model.path), "f32", default_cache())
     size, shares = pack.weight_bytes, SHARES[::5] if quick else SHARES
-    tokens, rounds = (4, 1) if quick else (4, 5)
-    resident = measured(pack.path, 0, 4 * tokens, rounds).speed
+    tokens, rounds = (2, 1) if quick else (2, 10)
+    resident = measured(pack.path, 0, 8 * tokens, rounds // 2 or 1).speed
     trials = [
         Trial(share, budget, measured(pack.path, budget, tokens, rounds))
         for share, budget in ((share, int(share * size)) for share in shares)
     ]
     steps = [_step(pack, *two, 1 if quick else CLOSE_PAIRS) for two in pairwise(trials)]
     everything, unscheduled = _placed(pack, 2 * size), Placement(str(pack.path), context=CONTEXT, scheduler=False)
-    ratios = list(_parity(everything, unscheduled, 2 if quick else LOADS, 1 if quick else PAIRS // LOADS, 2 * tokens))
+    ratios = list(_parity(everything, unscheduled, 2 if quick else LOADS, 1 if quick else PAIRS // LOADS, 4 * tokens))
     notes = NOTES.format(
         name=f"{model.name}, packed in f32", size=size / MIB, context=CONTEXT, pairs=len(ratios),
         loads=LOADS, near=NEAR, close=CLOSE_PAIRS,
     )  # fmt: skip
     table = Table(f"Budgets; everything in memory: {resident:.3g} tok/s", [_row(one, resident) for one in trials])
     checks = list(_checks(trials, resident, steps, ratios))
-    tables = [table, side_by_side(pack, rounds)]
+    tables = [table, side_by_side(pack, rounds // 2 or 1)]
     return Result("Memory budgets", notes, tables, checks, [_plot(trials, resident)])
 
 
@@ -135,7 +135,7 @@ def _placed(pack: Pack, budget: int) -> Placement:
 def _step(pack: Pack, smaller: Trial, larger: Trial, count: int) -> float:
     """Speed at the larger budget, over that at the smaller."""
     ratio = larger.figures.speed / smaller.figures.speed
-    if abs(ratio - 1) >= NEAR:
+    if ratio >= 1 + NEAR:
         return ratio
     return median(pairs(_placed(pack, larger.budget), _placed(pack, smaller.budget), count, 2))
 

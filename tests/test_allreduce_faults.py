@@ -35,7 +35,7 @@ def dying_after(group: Group, operations: int) -> Group:
     """The group, which dies before its transport's next operation after `operations`."""
     assert isinstance(group, Networked)
     left = [operations]
-    for name in ("send", "receive", "add"):
+    for name in ("send", "receive", "add", "sum"):
 
         def step(*args: object, real: object = getattr(group.transport, name)) -> None:
             if not left[0]:

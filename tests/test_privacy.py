@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterator, Sequence
 from hashlib import sha256
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -32,10 +33,10 @@ class Wire:
 
         class Recorder(Mailbox):
             def send(
-                self, ranks: Sequence[int], tag: int, wire: int, values: int, frame: npt.NDArray[np.uint8]
+                self, ranks: Sequence[int], tag: int, wire: int, count: int, values: npt.NDArray[Any], raw: bool
             ) -> list[int]:
-                left = super().send(ranks, tag, wire, values, frame)
-                sums.append(bytes(frame))
+                left = super().send(ranks, tag, wire, count, values, raw)
+                sums.append(bytes(values))
                 return left
 
         monkeypatch.setattr(connections, "Mailbox", Recorder)

@@ -11,8 +11,6 @@ instance belongs to one thread.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
-from functools import partial
 
 import numpy as np
 import numpy.typing as npt
@@ -33,7 +31,7 @@ class Wire(ABC):
 
     name: str
     code: int  # how a frame's header names the format
-    native: bool  # whether `allreduce._mailbox` reads it without help
+    native: bool  # whether `allreduce._mailbox` reads and writes it
 
     @abstractmethod
     def nbytes(self, count: int) -> int:
@@ -42,10 +40,6 @@ class Wire(ABC):
     @abstractmethod
     def encode(self, values: F32, raw: Bytes) -> None:
         """Write `values` into the first `nbytes(len(values))` bytes of `raw`."""
-
-    def encoder(self, raw: Bytes) -> Callable[[F32], None]:
-        """`encode` into `raw` every time, for vectors of one length that `raw` has just room for."""
-        return lambda values: self.encode(values, raw)
 
     @abstractmethod
     def decode(self, raw: Raw, out: F32, offset: int = 0) -> None:
@@ -84,10 +78,6 @@ class Float32(Viewed):
     def encode(self, values: F32, raw: Bytes) -> None:
         """Write `values` to `raw`."""
         np.copyto(raw[: values.nbytes].view(np.float32), values)
-
-    def encoder(self, raw: Bytes) -> Callable[[F32], None]:
-        """`encode` into `raw`."""
-        return partial(np.copyto, raw.view(np.float32))
 
     def view(self, raw: Raw, count: int, offset: int = 0) -> F32:
         """The first `count` values of `raw`."""

@@ -71,20 +71,27 @@ public:
     // From here on frames of messages before `number` are late.
     void reserve(uint32_t number) { oldest_ = number; }
 
-    // Offer to each of `ranks`, as message `tag`, `frame`: room for a header, and a payload of `values` values. Returns
-    // those that do not take it now, since they are not connected or have too much queued: nobody is waited for.
-    std::vector<uint32_t> send(const std::vector<uint32_t>& ranks, uint32_t tag, uint8_t wire, uint32_t values,
-                               nb::handle frame) {
-        Bytes bytes(frame, true);
-        if (bytes.size() < sizeof(Header)) throw std::invalid_argument("a frame has room for its header");
-        Header header = expected(rank_, tag, wire, values);
-        std::memcpy(bytes.data(), &header, sizeof header);
+    // Offer to each of `ranks`, as message `tag`, `count` values: `values` in float32, or the payload's own bytes if
+    // `raw`. Returns those that do not take it now, since they are not connected or have too much queued: nobody is
+    // waited for.
+    std::vector<uint32_t> send(const std::vector<uint32_t>& ranks, uint32_t tag, uint8_t wire, uint32_t count,
+                               nb::handle values, bool raw) {
+        Bytes from(values, false);
+        if (!raw && from.size() != 4 * size_t{count}) throw std::invalid_argument("those are not as many values");
+        const size_t payload = raw ? from.size() : payload_bytes(wire, count);
+        const Header header = expected(rank_, tag, wire, count);
         nb::gil_scoped_release unlocked;
+        auto frame = [&] {
+            Frame made(zmq_, sizeof header + payload);
+            std::memcpy(made.data(), &header, sizeof header);
+            encode(from, wire, raw, made.data() + sizeof header);
+            return made;
+        };
         std::optional<Frame> shared;
-        if (ranks.size() > 1 && bytes.size() > kShared) shared.emplace(zmq_, bytes.data(), bytes.size());
+        if (ranks.size() > 1 && payload > kShared) shared = frame();
         std::vector<uint32_t> left;
         for (uint32_t rank : ranks) {
-            const int error = send_one(lines_.at(rank), bytes, shared);
+            const int error = send_one(lines_.at(rank), shared ? shared->shared() : frame());
             if (error == EAGAIN || error == EINTR || error == kHostUnreachable)
                 left.push_back(rank);
             else if (error)
@@ -93,23 +100,30 @@ public:
         return left;
     }
 
-    // Wait a while for message `tag` of `rank`, which has `values` values, and write or add them to `out`: float32, or
+    // Wait a while for message `tag` of `rank`, which has `count` values, and write or add them to `out`: float32, or
     // the payload's own bytes if `out` has just room for them and `raw`. Returns false if the message has not come yet.
-    bool receive(uint32_t rank, uint32_t tag, uint8_t wire, uint32_t values, nb::handle out, bool add, bool raw) {
+    bool receive(uint32_t rank, uint32_t tag, uint8_t wire, uint32_t count, nb::handle out, bool add, bool raw) {
         Bytes to(out, true);
-        const size_t payload = raw ? to.size() : (wire == kBf16 ? 2 : 4) * size_t{values};
-        if (!raw && to.size() != 4 * size_t{values}) throw std::invalid_argument("out has no room for the values");
-        const Header header = expected(rank, tag, wire, values);
-        int error = 0;
-        std::optional<Frame> frame;
-        {
-            nb::gil_scoped_release unlocked;
-            frame = take(header, payload, error);
-            if (frame) deliver(frame->data() + sizeof(Header), wire, values, to, add, raw);
-        }
-        if (error == EINTR && PyErr_CheckSignals()) throw nb::python_error();
-        if (error && error != EAGAIN && error != EINTR) fail("received", error);
-        return frame.has_value();
+        if (!raw && to.size() != 4 * size_t{count}) throw std::invalid_argument("out has no room for the values");
+        return unlocked([&](int& error) { return arrived(rank, tag, wire, count, to, add, raw, error); });
+    }
+
+    // Write to `out` the sum in rank order of everyone's message `tag` and this member's own `values`, all in float32.
+    // Goes on at rank `next` and waits a while. Returns the rank that is missing, the number of members at the end.
+    uint32_t sum(uint32_t next, uint32_t tag, uint8_t wire, nb::handle values, nb::handle out) {
+        Bytes own(values, false), to(out, true);
+        if (own.size() != to.size()) throw std::invalid_argument("out has no room for the values");
+        const auto count = static_cast<uint32_t>(to.size() / sizeof(float));
+        unlocked([&](int& error) {
+            for (; next < lines_.size(); ++next) {
+                if (next == rank_)
+                    deliver(own.data(), kF32, count, to, next > 0, false);
+                else if (!arrived(next, tag, wire, count, to, next > 0, false, error))
+                    return false;
+            }
+            return true;
+        });
+        return next;
     }
 
     // Take in what has come already, without waiting: so that no two members block each other.
@@ -152,12 +166,43 @@ private:
         return {kMagic, kVersion, wire, static_cast<uint16_t>(rank), session_, epoch_, step_, tag, values};
     }
 
-    int send_one(const Line& line, const Bytes& bytes, std::optional<Frame>& shared) const {
+    // What `work` returns, done without the interpreter's lock; `work` says what went wrong while it waited.
+    template <class Work>
+    bool unlocked(Work work) const {
+        int error = 0;
+        bool done;
+        {
+            nb::gil_scoped_release released;
+            done = work(error);
+        }
+        if (error == EINTR && PyErr_CheckSignals()) throw nb::python_error();
+        if (error && error != EAGAIN && error != EINTR) fail("received", error);
+        return done;
+    }
+
+    int send_one(const Line& line, Frame frame) const {
         if (!line.socket) throw std::invalid_argument("that rank is not connected");
         if (!line.name.empty() && zmq_.send(line.socket, line.name.data(), line.name.size(), kSendMore | kDontWait) < 0)
             return zmq_.error();
-        if (shared) return shared->share(line.socket, kDontWait);
-        return zmq_.send(line.socket, bytes.data(), bytes.size(), kDontWait) < 0 ? zmq_.error() : 0;
+        return frame.send(line.socket, kDontWait);
+    }
+
+    static size_t payload_bytes(uint8_t wire, size_t count) { return (wire == kBf16 ? 2 : 4) * count; }
+
+    static void encode(const Bytes& from, uint8_t wire, bool raw, uint8_t* to) {
+        if (raw || wire == kF32)
+            std::memcpy(to, from.data(), from.size());
+        else
+            narrow(reinterpret_cast<const float*>(from.data()), from.size() / sizeof(float), to);
+    }
+
+    // Whether a message has come within a slice; if so it is written or added to `to`.
+    bool arrived(uint32_t rank, uint32_t tag, uint8_t wire, uint32_t count, const Bytes& to, bool add, bool raw,
+                 int& error) {
+        const size_t payload = raw ? to.size() : payload_bytes(wire, count);
+        std::optional<Frame> frame = take(expected(rank, tag, wire, count), payload, error);
+        if (frame) deliver(frame->data() + sizeof(Header), wire, count, to, add, raw);
+        return frame.has_value();
     }
 
     static void deliver(const uint8_t* from, uint8_t wire, size_t values, const Bytes& to, bool add, bool raw) {
@@ -260,10 +305,11 @@ NB_MODULE(_mailbox, m) {
         .def("connect", &Mailbox::connect, nb::arg("rank"), nb::arg("socket"), nb::arg("name"))
         .def("begin", &Mailbox::begin, nb::arg("step"))
         .def("reserve", &Mailbox::reserve, nb::arg("number"))
-        .def("send", &Mailbox::send, nb::arg("ranks"), nb::arg("tag"), nb::arg("wire"), nb::arg("values"),
-             nb::arg("frame"))
-        .def("receive", &Mailbox::receive, nb::arg("rank"), nb::arg("tag"), nb::arg("wire"), nb::arg("values"),
+        .def("send", &Mailbox::send, nb::arg("ranks"), nb::arg("tag"), nb::arg("wire"), nb::arg("count"),
+             nb::arg("values"), nb::arg("raw"))
+        .def("receive", &Mailbox::receive, nb::arg("rank"), nb::arg("tag"), nb::arg("wire"), nb::arg("count"),
              nb::arg("out"), nb::arg("add"), nb::arg("raw"))
+        .def("sum", &Mailbox::sum, nb::arg("next"), nb::arg("tag"), nb::arg("wire"), nb::arg("values"), nb::arg("out"))
         .def("drain", &Mailbox::drain)
         .def("take_dropped", &Mailbox::take_dropped)
         .def("close", &Mailbox::close);

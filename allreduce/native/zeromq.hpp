@@ -58,9 +58,8 @@ private:
 class Frame {
 public:
     explicit Frame(const ZeroMq& zmq) : zmq_(&zmq), message_(new Message) { zmq.msg_init(message_.get()); }
-    Frame(const ZeroMq& zmq, const void* data, size_t size) : zmq_(&zmq), message_(new Message) {
+    Frame(const ZeroMq& zmq, size_t size) : zmq_(&zmq), message_(new Message) {
         if (zmq.msg_init_size(message_.get(), size)) throw std::bad_alloc();
-        std::memcpy(zmq.msg_data(message_.get()), data, size);
     }
     Frame(Frame&&) = default;
     Frame& operator=(Frame&& other) noexcept {
@@ -75,13 +74,17 @@ public:
     // The next frame of `socket`; 0, or what went wrong.
     int receive(void* socket, int flags) { return zmq_->msg_recv(message_.get(), socket, flags) < 0 ? zmq_->error() : 0; }
 
-    // Send, and share the bytes with the queue; 0, or what went wrong.
-    int share(void* socket, int flags) {
-        Frame shared(*zmq_);
-        if (zmq_->msg_copy(shared.message_.get(), message_.get())) return zmq_->error();
-        return zmq_->msg_send(shared.message_.get(), socket, flags) < 0 ? zmq_->error() : 0;
+    // Another frame of the same bytes.
+    Frame shared() const {
+        Frame other(*zmq_);
+        if (zmq_->msg_copy(other.message_.get(), message_.get())) throw std::bad_alloc();
+        return other;
     }
 
+    // Send, and be empty afterwards; 0, or what went wrong.
+    int send(void* socket, int flags) { return zmq_->msg_send(message_.get(), socket, flags) < 0 ? zmq_->error() : 0; }
+
+    uint8_t* data() { return static_cast<uint8_t*>(zmq_->msg_data(message_.get())); }
     const uint8_t* data() const { return static_cast<const uint8_t*>(zmq_->msg_data(message_.get())); }
     size_t size() const { return zmq_->msg_size(message_.get()); }
     bool more() const { return zmq_->msg_more(message_.get()); }

@@ -18,11 +18,7 @@ const uint8_t* payload(const Array& raw, size_t offset, size_t count) {
 void to_bf16(nb::handle values, nb::handle raw) {
     Array from(values, "values", "f", {kAny}), to(raw, "raw", "B", {kAny}, true);
     payload(to, 0, from.total());
-    const auto* value = from.as<float>();
-    for (size_t i = 0; i < from.total(); ++i) {
-        uint16_t upper = rounded(value[i]);
-        std::memcpy(to.as<uint8_t>() + 2 * i, &upper, sizeof upper);
-    }
+    narrow(from.as<float>(), from.total(), to.as<uint8_t>());
 }
 
 void from_bf16(nb::handle raw, size_t offset, nb::handle out) {

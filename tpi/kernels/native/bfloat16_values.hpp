@@ -21,6 +21,14 @@ inline uint16_t rounded(float value) {
     return value == value ? nearest : 0x7fc0;  // rounding could carry a NaN into infinity or zero
 }
 
+// to = `count` values, rounded.
+inline void narrow(const float* values, size_t count, uint8_t* to) {
+    for (size_t i = 0; i < count; ++i) {
+        const uint16_t upper = rounded(values[i]);
+        std::memcpy(to + 2 * i, &upper, sizeof upper);
+    }
+}
+
 // out = or += `count` values.
 inline void widen(const uint8_t* from, size_t count, bool add, float* out) {
     if (add)

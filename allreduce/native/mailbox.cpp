@@ -14,6 +14,7 @@
 
 #include "bfloat16_values.hpp"
 #include "header.hpp"
+#include "iothread.hpp"
 #include "zeromq.hpp"
 
 namespace nb = nanobind;
@@ -25,6 +26,7 @@ using Clock = std::chrono::steady_clock;
 
 constexpr size_t kStash = 4096;          // frames of all members together; none is further ahead than two exchanges
 constexpr size_t kShared = 1 << 15;      // bytes: from here on several queues share one copy
+constexpr size_t kLong = 1 << 16;        // bytes to send from here on keep the I/O thread busy for long
 constexpr double kSlice = 0.1;           // seconds of one attempt to receive
 constexpr int kStranger = -1;
 
@@ -81,6 +83,7 @@ public:
         const size_t payload = raw ? from.size() : payload_bytes(wire, count);
         const Header header = expected(rank_, tag, wire, count);
         nb::gil_scoped_release unlocked;
+        payload * ranks.size() < kLong ? io_.follow() : io_.release();
         auto frame = [&] {
             Frame made(zmq_, sizeof header + payload);
             std::memcpy(made.data(), &header, sizeof header);
@@ -143,6 +146,7 @@ public:
 
     // Drop everything; the sockets may then be closed.
     void close() {
+        io_.release();
         stash_.clear();
         ranks_.clear();
         for (Line& line : lines_) line = {};
@@ -282,6 +286,7 @@ private:
     }
 
     ZeroMq zmq_;
+    IoThread io_;
     uint32_t rank_;
     uint64_t session_;
     uint32_t epoch_;

@@ -4,6 +4,7 @@ import os
 import signal
 import subprocess
 import sys
+from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -18,7 +19,7 @@ from testbed.launch import Testbed, sweep, take_down
 from testbed.namespaces import CONGESTION
 from testbed.topology import Device, Link, Topology
 from testbed.verify import verify
-from tests.testbed_helpers import needs_root, pair, start_echo, stop, traces, trips, until, wheel
+from tests.testbed_helpers import echo_on, needs_root, pair, started, traces, trips, until, wheel
 from tpi.errors import TestbedError, UsageError
 
 pytestmark = needs_root
@@ -50,9 +51,8 @@ def test_round_trips_take_the_links_latency(tmp_path: Path, latency: float) -> N
     with start(wheel(3, 300e6, latency / 2), tmp_path) as bed:
         # a busy machine wakes programs late: the links are right if one of ten measurements of all of them is
         assert any(all(abs(one - 2 * latency) <= 0.3e-3 for one in round_trips(bed)) for _ in range(10))
-        echo = start_echo(bed, "b")
-        times = trips(bed, "a", "b", 100, 64)
-        stop(echo)
+        with echo_on(bed, "b"):
+            times = trips(bed, "a", "b", 100, 64)
         # `verify` has judged the typical one; two programs beside it are woken as late as the machine is busy
         assert 2 * latency * 1e3 - 0.2 <= times[0] <= 2 * latency * 1e3 + 1.0
 
@@ -67,9 +67,8 @@ def round_trips(bed: Testbed) -> list[float]:
 def test_tcp_reaches_the_links_bandwidth_and_no_more(tmp_path: Path) -> None:
     size = 4_000_000
     with start(pair(100e6, 0.001), tmp_path) as bed:
-        echo = start_echo(bed, "b")
-        quickest = trips(bed, "a", "b", 2, size)[0]
-        stop(echo)
+        with echo_on(bed, "b"):
+            quickest = trips(bed, "a", "b", 2, size)[0]
     one_way = size * 8 / 100e6 * 1e3
     assert one_way < quickest < 2 * one_way * 1.25  # the echo overlaps sending and answering
 
@@ -105,24 +104,23 @@ def replace_links(topology: Topology, links: tuple[Link, ...]) -> Topology:
 
 
 def test_the_link_process_reports_its_work(tmp_path: Path) -> None:
-    with start(pair(), tmp_path) as bed:
-        echo = start_echo(bed, "b")
+    with start(pair(), tmp_path) as bed, echo_on(bed, "b"):
         bed.ask("reset")
         trips(bed, "a", "b", 50, 1000)
         report = bed.ask("report")
-        stop(echo)
     assert report["packets"] >= 100
     assert report["bytes"] >= 2 * 50 * 1000
     assert 0 < report["cpu"] < 1
 
 
 def test_cut_and_heal_slow_and_freeze(tmp_path: Path) -> None:
-    with start(pair(latency=0.001), tmp_path) as bed:
-        echo = start_echo(bed, "b")
+    with ExitStack() as stack:
+        bed = stack.enter_context(start(pair(latency=0.001), tmp_path))
+        echo = stack.enter_context(echo_on(bed, "b"))
         command = [sys.executable, "-c", PULSE, bed.address("b")]
-        pulse = bed.popen("a", command, stdout=subprocess.PIPE, text=True)
+        pulse = stack.enter_context(started(bed.popen("a", command, stdout=subprocess.PIPE, text=True)))
         assert pulse.stdout is not None
-        lines = iter(pulse.stdout.readline, "")
+        lines = iter(stack.enter_context(pulse.stdout).readline, "")
 
         def see(word: str) -> None:
             assert word in (line.strip() for line in lines)
@@ -139,8 +137,6 @@ def test_cut_and_heal_slow_and_freeze(tmp_path: Path) -> None:
         assert trips(bed, "a", "b", 3, 10)[0] < 100
         inflict(bed.folder, "kill", "b")
         assert echo.wait(10) == -signal.SIGKILL
-        stop(pulse)
-        pulse.stdout.close()
 
 
 def test_a_fault_that_makes_no_sense_is_one_sentence(tmp_path: Path) -> None:
@@ -157,16 +153,15 @@ def test_a_fault_that_makes_no_sense_is_one_sentence(tmp_path: Path) -> None:
 
 def test_parallel_testbeds_keep_apart(tmp_path: Path) -> None:
     with start(pair(latency=0.001), tmp_path) as one, start(pair(latency=0.02), tmp_path) as other:
-        echoes = [start_echo(one, "b"), start_echo(other, "b")]
-        assert trips(one, "a", "b", 5, 10)[0] < 20
-        assert trips(other, "a", "b", 5, 10)[0] > 40
-        inflict(other.folder, "kill", "b")
-        assert echoes[1].wait(10) == -signal.SIGKILL
-        assert echoes[0].poll() is None
+        with echo_on(one, "b") as left, echo_on(other, "b") as killed:
+            assert trips(one, "a", "b", 5, 10)[0] < 20
+            assert trips(other, "a", "b", 5, 10)[0] > 40
+            inflict(other.folder, "kill", "b")
+            assert killed.wait(10) == -signal.SIGKILL
+            assert left.poll() is None
         with pytest.raises(TestbedError, match="several testbeds"):
             state.find(tmp_path, None)
         assert state.find(tmp_path, one.record.id) == one.folder
-        stop(echoes[0])
 
 
 def test_ups_and_downs_leave_nothing(tmp_path: Path) -> None:
@@ -192,13 +187,13 @@ def test_an_error_inside_takes_it_down(tmp_path: Path) -> None:
 def test_a_killed_holder_is_found_and_removed(tmp_path: Path) -> None:
     with start(pair(), tmp_path) as alive:
         bed = start(pair(), tmp_path)
-        echo = start_echo(bed, "b")
-        os.kill(bed.record.holder, signal.SIGKILL)
-        until(bed.ended)
-        assert traces(tmp_path, bed.record.id)
-        assert sweep(tmp_path) == [bed.record.id]
-        assert traces(tmp_path, bed.record.id) == []
-        assert echo.wait(10) == -signal.SIGKILL
+        with echo_on(bed, "b") as echo:
+            os.kill(bed.record.holder, signal.SIGKILL)
+            until(bed.ended)
+            assert traces(tmp_path, bed.record.id)
+            assert sweep(tmp_path) == [bed.record.id]
+            assert traces(tmp_path, bed.record.id) == []
+            assert echo.wait(10) == -signal.SIGKILL
         bed.close()
         assert not alive.ended()
 

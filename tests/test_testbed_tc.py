@@ -12,7 +12,7 @@ from testbed.launch import Testbed
 from testbed.schema import load_topology, parse_topology
 from testbed.topology import Topology
 from testbed.verify import verify
-from tests.testbed_helpers import needs_root, pair, start_echo, stop, trips, wheel
+from tests.testbed_helpers import echo_on, needs_root, pair, trips, wheel
 from tpi.errors import TestbedError
 
 GOLDEN = Path(__file__).parent / "golden" / "tc_requests.json"
@@ -90,10 +90,9 @@ def test_the_backend_is_chosen_by_what_the_kernel_and_the_topology_need() -> Non
 def test_rates_routes_and_faults_work_without_netem() -> None:
     with Testbed.start(wheel(3, 100e6, 0.0), "tc") as bed:
         assert {one.quantity for one in verify(bed)} == {"round trip", "bandwidth"}
-        echo = start_echo(bed, "b")
-        bed.ask("slow", device="b", bandwidth=10e6, latency=0.0)
-        assert trips(bed, "a", "b", 3, 62_500)[1] > 30  # 50 ms at 10 Mbit, less what a bucket lets through at once
-        bed.ask("cut", device="b")
-        bed.ask("heal", device="b")
-        assert trips(bed, "a", "b", 3, 62_500)[0] < 30
-        stop(echo)
+        with echo_on(bed, "b"):
+            bed.ask("slow", device="b", bandwidth=10e6, latency=0.0)
+            assert trips(bed, "a", "b", 3, 62_500)[1] > 30  # 50 ms at 10 Mbit, less what a bucket lets through at once
+            bed.ask("cut", device="b")
+            bed.ask("heal", device="b")
+            assert trips(bed, "a", "b", 3, 62_500)[0] < 30

@@ -5,7 +5,8 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -84,14 +85,26 @@ def wheel(count: int, bandwidth: float, latency: float, shared: float | None = N
     return star("wheel", devices, Link(("", ""), bandwidth, latency), shared)
 
 
-def start_echo(bed: Testbed, device: str) -> "subprocess.Popen[str]":
-    """Run `ECHO` on `device`, and return once it listens."""
+@contextmanager
+def started(process: "subprocess.Popen[str]") -> Iterator["subprocess.Popen[str]"]:
+    """A process that is killed at the end of the block, however it ends."""
+    try:
+        yield process
+    finally:
+        process.kill()
+        with suppress(subprocess.TimeoutExpired):  # frozen; the testbed ends it
+            process.wait(10)
+
+
+@contextmanager
+def echo_on(bed: Testbed, device: str) -> Iterator["subprocess.Popen[str]"]:
+    """`ECHO` on `device`, which listens."""
     command = [sys.executable, "-c", ECHO, bed.address(device)]
-    process: subprocess.Popen[str] = bed.popen(device, command, stdout=subprocess.PIPE, text=True)
-    assert process.stdout is not None
-    with process.stdout:
-        assert "listens" in process.stdout.readline()
-    return process
+    with started(bed.popen(device, command, stdout=subprocess.PIPE, text=True)) as process:
+        assert process.stdout is not None
+        with process.stdout:
+            assert "listens" in process.stdout.readline()
+        yield process
 
 
 def trips(bed: Testbed, source: str, target: str, count: int, size: int) -> list[float]:
@@ -101,11 +114,6 @@ def trips(bed: Testbed, source: str, target: str, count: int, size: int) -> list
     output, _ = process.communicate(timeout=60)
     assert process.returncode == 0
     return sorted(float(line) for line in output.split())
-
-
-def stop(process: "subprocess.Popen[str]") -> None:
-    process.kill()
-    process.wait()
 
 
 def until(condition: Callable[[], bool], seconds: float = 20.0) -> None:

@@ -66,9 +66,8 @@ def round_trips(bed: Testbed) -> list[float]:
 
 def test_tcp_reaches_the_links_bandwidth_and_no_more(tmp_path: Path) -> None:
     size = 4_000_000
-    with start(pair(100e6, 0.001), tmp_path) as bed:
-        with echo_on(bed, "b"):
-            quickest = trips(bed, "a", "b", 2, size)[0]
+    with start(pair(100e6, 0.001), tmp_path) as bed, echo_on(bed, "b"):
+        quickest = trips(bed, "a", "b", 2, size)[0]
     one_way = size * 8 / 100e6 * 1e3
     assert one_way < quickest < 2 * one_way * 1.25  # the echo overlaps sending and answering
 

@@ -233,7 +233,8 @@ GROUPS = {  # module and class, imported when opened
 def arrays_to_sum(name: str, size: int) -> int:
     """Arrays as long as a payload, in float32, that a sum takes beside the partial: for the memory budget.
 
-    Over sockets: the sum, what others decode, its encoding, and one to send and one to receive per other node.
+    Over sockets: the sum, what others decode, its encoding if only Python knows it, and one to send and one to receive
+    per other node.
     """
     if size == 1:
         return 0

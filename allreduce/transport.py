@@ -45,7 +45,7 @@ class Transport:
         self._connections = Connections(spec, endpoints)
         self._box = self._connections.box
         self._watch = endpoints.watch
-        self._raw = np.empty(0, np.uint8)  # a payload that only its `Wire` can read
+        self._raw = np.empty(0, np.uint8)  # a payload that only its `Wire` reads and writes
         self._number = 0  # of the next message of the step
         self._under_way = deque[int](maxlen=IN_FLIGHT)  # first numbers of the last exchanges
         self._failed = False

@@ -24,7 +24,7 @@ PROMPT = "punctuation and numbers in every room, but private ones: 4711"
 
 
 class Wire:
-    """Every frame that the master sends, on all three planes."""
+    """What the master sends on all three planes: whole frames, and of sums the payload that is handed over."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.messages: list[list[bytes]] = []

@@ -4,7 +4,7 @@ from importlib import import_module
 from typing import Any
 
 from allreduce import cache
-from allreduce.base import F32, GROUPS, Endpoints, Group, GroupSpec, Work, idle
+from allreduce.base import F32, GROUPS, Endpoints, Group, GroupSpec, GroupStats, Work, idle
 from allreduce.choose import Choice, candidates, choose
 from allreduce.flight import IN_FLIGHT, Exchange
 from allreduce.measure import measure
@@ -24,13 +24,14 @@ class Auto(Group):
 
     def __init__(self, spec: GroupSpec, endpoints: Endpoints) -> None:
         super().__init__(spec)
-        self.transport = Transport(spec, endpoints, self.stats)
+        self.transport = Transport(spec, endpoints)
         self.groups: dict[str, Networked] = {}
         for name in candidates():
             module, kind = GROUPS[name].split(":")
             self.groups[name] = getattr(import_module(module), kind)(spec, endpoints, self.transport)
         self.links: LinkTable | None = None
         self.choice: Choice | None = None
+        self._chosen: dict[int, Networked] = {}  # by number of values
         self._cache = endpoints.links_cache
 
     def algorithm(self, values: int) -> str:
@@ -65,6 +66,11 @@ class Auto(Group):
         """See `Group.overlaps`; measured, as it takes twice the messages."""
         return self.settle().overlap
 
+    @property
+    def stats(self) -> GroupStats:
+        """See `Group.stats`."""
+        return self.transport.counted(self._stats)
+
     def _begin(self, step: int) -> None:
         self.transport.begin(step)
 
@@ -94,11 +100,13 @@ class Auto(Group):
     def _predicted(self, name: str, values: int) -> float:
         return predict(name, self.links, values, self.wire) if self.links else 0.0
 
-    def _chosen(self, values: F32) -> Networked:
-        return self.groups[self.settle().name_for(values.size)]
+    def _choose(self, count: int) -> Networked:
+        """The group that sums `count` values."""
+        group = self._chosen[count] = self.groups[self.settle().name_for(count)]
+        return group
 
     def _allreduce(self, values: F32) -> Exchange:
-        return self._chosen(values)._allreduce(values)
+        return (self._chosen.get(values.size) or self._choose(values.size))._allreduce(values)
 
     def _reduce(self, values: F32) -> Exchange:
-        return self._chosen(values)._reduce(values)
+        return (self._chosen.get(values.size) or self._choose(values.size))._reduce(values)

@@ -114,20 +114,17 @@ class Group(ABC):
         self.rank = spec.rank
         self.size = spec.size
         self.wire = spec.wire
-        self.stats = GroupStats()
+        self._stats = GroupStats()
         self._flying = deque[Flight]()
 
     def allreduce(self, partial: F32) -> F32:
         """The sum of all members' `partial`, on every member; valid until the next sum is finished."""
-        self.start(partial)
-        total = self.finish()
-        assert total is not None
-        return total
+        return self._run(partial, self._allreduce)
 
     def reduce(self, partial: F32) -> F32 | None:
         """The sum on rank 0, None elsewhere; valid until the next sum is finished."""
-        self.start(partial, everywhere=False)
-        return self.finish()
+        total = self._run(partial, self._reduce)
+        return None if self.rank else total
 
     def start(self, partial: F32, everywhere: bool = True) -> None:
         """Send what can be sent of a sum; it travels while the caller does something else, until `finish`.
@@ -140,14 +137,12 @@ class Group(ABC):
         started = perf_counter()
         if len(self._flying) == IN_FLIGHT:
             raise RuntimeError(f"{IN_FLIGHT} sums are on their way; finish one first")
-        if partial.dtype != np.float32 or not partial.flags.c_contiguous:
-            partial = np.ascontiguousarray(partial, np.float32)
-        values = partial.reshape(-1)
+        values = np.ascontiguousarray(partial, np.float32).reshape(-1)
         exchange = self._allreduce(values) if everywhere else self._reduce(values)
         flight = Flight(exchange, partial.shape, everywhere or self.rank == 0)
         flight.resume()
         self._flying.append(flight)
-        self.stats.seconds += perf_counter() - started
+        self._stats.seconds += perf_counter() - started
 
     def finish(self) -> F32 | None:
         """The oldest sum that was started; None if it is not for this member. Valid until the next is finished."""
@@ -158,9 +153,14 @@ class Group(ABC):
                 other.resume()
         while total is None:
             total = flight.resume()
-        self.stats.exchanges += 1
-        self.stats.seconds += perf_counter() - started
+        self._stats.exchanges += 1
+        self._stats.seconds += perf_counter() - started
         return total.reshape(flight.shape) if flight.here else None
+
+    @property
+    def stats(self) -> GroupStats:
+        """Sums since the group was opened."""
+        return self._stats
 
     @property
     def overlaps(self) -> bool:
@@ -204,6 +204,19 @@ class Group(ABC):
         to a slow member may be lost.
         """
 
+    def _run(self, partial: F32, algorithm: Callable[[F32], Exchange]) -> F32:
+        """A sum from start to end, while nothing else is done: what most of them are, so in few steps."""
+        started = perf_counter()
+        exchange = algorithm(np.ascontiguousarray(partial, np.float32).reshape(-1))
+        try:
+            while True:
+                next(exchange)
+        except StopIteration as done:
+            total: F32 = done.value
+        self._stats.exchanges += 1
+        self._stats.seconds += perf_counter() - started
+        return total.reshape(partial.shape)
+
     @abstractmethod
     def _begin(self, step: int) -> None:
         """See `begin`."""
@@ -233,8 +246,7 @@ GROUPS = {  # module and class, imported when opened
 def arrays_to_sum(name: str, size: int) -> int:
     """Arrays as long as a payload, in float32, that a sum takes beside the partial: for the memory budget.
 
-    Over sockets: the sum, what others decode, its encoding if only Python knows it, and one to send and one to receive
-    per other node.
+    Over sockets: the sum, its encoding, what others decode, and one to send and one to receive per other node.
     """
     if size == 1:
         return 0

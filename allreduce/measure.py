@@ -19,7 +19,7 @@ _PINGS = 8
 _MESSAGES = 64  # of one pair, at most
 _PROBE_VALUES = (1 << 12, 1 << 14, 1 << 16, 1 << 18)  # 16 KiB to 1 MiB
 _ENOUGH_S = 0.02  # a probe that takes so long tells the bandwidth
-_EXACT = Float32()
+_EXACT = Float32.code
 
 
 def rounds(size: int) -> list[list[tuple[int, int]]]:
@@ -43,7 +43,7 @@ def measure(transport: Transport, known: dict[tuple[int, int], Link]) -> LinkTab
     wanted = share(transport, _mask(spec.size, known)).reshape(spec.size, spec.size)
     found = np.zeros((spec.size, 2), np.float32)  # latency and bandwidth of this member's links to higher ranks
     turns = rounds(spec.size)
-    number = transport.reserve(len(turns) * _MESSAGES)
+    number = transport.box.reserve(len(turns) * _MESSAGES)
     for turn, pairs in enumerate(turns):
         for a, b in pairs:
             if spec.rank in (a, b) and wanted[a, b]:
@@ -57,12 +57,12 @@ def measure(transport: Transport, known: dict[tuple[int, int], Link]) -> LinkTab
 
 def share(transport: Transport, values: F32) -> F32:
     """The master's 1-D `values`, on every member."""
-    number = transport.reserve(1)
+    number = transport.box.reserve(1)
     if transport.spec.rank == 0:
-        transport.send(range(1, transport.spec.size), number, values, _EXACT)
+        transport.box.send(range(1, transport.spec.size), number, values, _EXACT)
         return values
     out = np.empty_like(values)
-    transport.receive(0, number, out, _EXACT)
+    transport.box.receive(0, number, out, _EXACT)
     return out
 
 
@@ -114,28 +114,28 @@ class _Pair:
         self._send(np.array([count], np.float32))
 
     def _send(self, values: F32) -> None:
-        self._transport.send((self._peer,), self._number, values, _EXACT)
+        self._transport.box.send((self._peer,), self._number, values, _EXACT)
         self._number += 1
 
     def _hear(self, count: int) -> int:
         values = np.empty(count, np.float32)
-        self._transport.receive(self._peer, self._number, values, _EXACT)
+        self._transport.box.receive(self._peer, self._number, values, _EXACT)
         self._number += 1
         return int(values[0])
 
 
 def _assemble(transport: Transport, found: F32, known: dict[tuple[int, int], Link]) -> LinkTable:
     """Everyone's results, put together by the master and shared, so that all members hold the same table."""
-    size, number = transport.spec.size, transport.reserve(1)
+    size, number = transport.spec.size, transport.box.reserve(1)
     table = np.zeros((size, size, 2), np.float32)
     if transport.spec.rank == 0:
         table[0] = found
         for rank in range(1, size):
-            transport.receive(rank, number, table[rank].reshape(-1), _EXACT)
+            transport.box.receive(rank, number, table[rank].reshape(-1), _EXACT)
         for pair, link in known.items():
             table[pair] = link.latency_s, link.bytes_per_s
     else:
-        transport.send((0,), number, found.reshape(-1), _EXACT)
+        transport.box.send((0,), number, found.reshape(-1), _EXACT)
     table = share(transport, table.reshape(-1)).reshape(size, size, 2)
     pairs = [(a, b) for a in range(size) for b in range(a + 1, size)]
     return LinkTable(size, {pair: Link(float(table[pair][0]), float(table[pair][1])) for pair in pairs})

@@ -19,11 +19,11 @@ class Mesh(Networked):
         return set(self.others)
 
     def _allreduce(self, values: F32) -> Exchange:
-        number = self.transport.reserve(1)
-        self.transport.send(self.others, number, values, self._codec)
+        number = self.box.reserve(1)
+        self.box.send(self.others, number, values, self.code)
         yield
         total = self._buffer(values.size)
-        self._gather(values, number, total)
+        self.box.sum(number, values, total, self.code)
         return total
 
     def _reduce(self, values: F32) -> Exchange:

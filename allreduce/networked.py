@@ -1,30 +1,34 @@
-"""What the collectives over ZeroMQ share: a transport, codecs, a result buffer, and sums in rank order."""
+"""What the collectives over ZeroMQ share: a transport, a wire format, a result buffer, and sums in rank order."""
 
 from abc import abstractmethod
 from collections import deque
 
 import numpy as np
 
-from allreduce.base import F32, Endpoints, Group, GroupSpec
+from allreduce.base import F32, Endpoints, Group, GroupSpec, GroupStats
 from allreduce.flight import IN_FLIGHT, Exchange
 from allreduce.transport import Transport
-from tpi.wire import Bytes, Float32, open_wire
+from tpi.wire import Float32, open_wire
+
+EXACT = Float32.code
 
 
 class Networked(Group):
-    """A group whose members exchange messages through a `Transport`, which several groups of one node may share."""
+    """A group whose members exchange messages through a `Transport`, which several groups of one node may share.
+
+    Algorithms use its mailbox directly, as `box`: between two blocks a few Python calls are felt.
+    """
 
     def __init__(self, spec: GroupSpec, endpoints: Endpoints, transport: Transport | None = None) -> None:
         super().__init__(spec)
         self._codec = open_wire(spec.wire)
-        self._exact = Float32()
+        self.code = self._codec.code
         self._totals = deque([np.empty(0, np.float32)] * IN_FLIGHT)
-        self._own = np.empty(0, np.float32)
-        self._raw: Bytes = np.empty(0, np.uint8)
         # in turns, so that not everyone sends to the same member first
         self.others = tuple((spec.rank + step) % spec.size for step in range(1, spec.size))
-        self.transport = transport or Transport(spec, endpoints, self.stats)
+        self.transport = transport or Transport(spec, endpoints)
         self.transport.connect(self.reach())
+        self.box = self.transport.box
 
     @abstractmethod
     def reach(self) -> set[int]:
@@ -34,6 +38,11 @@ class Networked(Group):
     def overlaps(self) -> bool:
         """See `Group.overlaps`."""
         return True
+
+    @property
+    def stats(self) -> GroupStats:
+        """See `Group.stats`."""
+        return self.transport.counted(self._stats)
 
     def _begin(self, step: int) -> None:
         self.transport.begin(step)
@@ -49,40 +58,14 @@ class Networked(Group):
             self._totals[0] = np.empty(count, np.float32)
         return self._totals[0][:count]
 
-    def _as_received(self, values: F32) -> F32:
-        """What the others decode when this member sends `values`, so that all add the same numbers."""
-        if self.wire == "f32":
-            return values
-        if self._own.size < values.size:
-            self._own = np.empty(values.size, np.float32)
-            self._raw = np.empty(self._codec.nbytes(values.size), np.uint8)
-        out = self._own[: values.size]
-        self._codec.encode(values, self._raw)
-        self._codec.decode(self._raw, out)
-        return out
-
-    def _gather(self, values: F32, number: int, total: F32) -> None:
-        """Write to `total` the sum in rank order of all members' message `number`; `values` are this member's own."""
-        own = self._as_received(values)
-        if self._codec.native:
-            self.transport.sum(number, own, total, self._codec)
-            return
-        for rank in range(self.size):
-            if rank == self.rank:
-                np.copyto(total, own) if rank == 0 else np.add(total, own, out=total)
-            elif rank == 0:
-                self.transport.receive(rank, number, total, self._codec)
-            else:
-                self.transport.add(rank, number, total, self._codec)
-
     def _reduce_to_master(self, values: F32) -> Exchange:
         """Everyone sends to the master, which sums in rank order: one latency, n - 1 payloads on the master's link."""
-        number = self.transport.reserve(1)
+        number = self.box.reserve(1)
         if self.rank:
-            self.transport.send((0,), number, values, self._codec)
+            self.box.send((0,), number, values, self.code)
         yield
         if self.rank:
             return values
         total = self._buffer(values.size)
-        self._gather(values, number, total)
+        self.box.sum(number, values, total, self.code)
         return total

@@ -10,7 +10,7 @@ import numpy as np
 from allreduce.base import F32
 from allreduce.chunks import chunks
 from allreduce.flight import Exchange
-from allreduce.networked import Networked
+from allreduce.networked import EXACT, Networked
 
 
 class Ring(Networked):
@@ -39,30 +39,30 @@ class Ring(Networked):
 
     def _allreduce(self, values: F32) -> Exchange:
         rounds = self.size - 1
-        number = self.transport.reserve(2 * rounds)
+        number = self.box.reserve(2 * rounds)
         total = yield from self._reduce_scatter(values, number)
         parts = chunks(values.size, self.size)
         for turn in range(rounds):
             outgoing = total[parts[(self.rank + 1 - turn) % self.size]]
             incoming = total[parts[(self.rank - turn) % self.size]]
             if outgoing.size:
-                self.transport.send((self._next,), number + rounds + turn, outgoing, self._exact)
+                self.box.send((self._next,), number + rounds + turn, outgoing, EXACT)
             if incoming.size:
-                self.transport.receive(self._previous, number + rounds + turn, incoming, self._exact)
+                self.box.receive(self._previous, number + rounds + turn, incoming, EXACT)
         return total
 
     def _reduce(self, values: F32) -> Exchange:
         rounds = self.size - 1
-        number = self.transport.reserve(rounds + 1)
+        number = self.box.reserve(rounds + 1)
         total = yield from self._reduce_scatter(values, number)
         parts = chunks(values.size, self.size)
         mine = total[parts[self._next]]
         if self.rank and mine.size:
-            self.transport.send((0,), number + rounds, mine, self._exact)
+            self.box.send((0,), number + rounds, mine, EXACT)
         for rank in self.others if self.rank == 0 else ():
             theirs = total[parts[(rank + 1) % self.size]]
             if theirs.size:
-                self.transport.receive(rank, number + rounds, theirs, self._exact)
+                self.box.receive(rank, number + rounds, theirs, EXACT)
         return total
 
     def _reduce_scatter(self, values: F32, number: int) -> Exchange:
@@ -70,7 +70,7 @@ class Ring(Networked):
         parts = chunks(values.size, self.size)
         outgoing = values[parts[self.rank]]
         if outgoing.size:
-            self.transport.send((self._next,), number, outgoing, self._codec)
+            self.box.send((self._next,), number, outgoing, self.code)
         yield
         total = self._buffer(values.size)
         np.copyto(total, values)
@@ -78,7 +78,7 @@ class Ring(Networked):
             outgoing = total[parts[(self.rank - turn) % self.size]]
             incoming = total[parts[(self.rank - turn - 1) % self.size]]
             if turn and outgoing.size:
-                self.transport.send((self._next,), number + turn, outgoing, self._codec)
+                self.box.send((self._next,), number + turn, outgoing, self.code)
             if incoming.size:
-                self.transport.add(self._previous, number + turn, incoming, self._codec)
+                self.box.add(self._previous, number + turn, incoming, self.code)
         return total

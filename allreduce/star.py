@@ -6,7 +6,7 @@ Partials travel in the group's wire format, the sum goes back in f32, so that ev
 
 from allreduce.base import F32
 from allreduce.flight import Exchange
-from allreduce.networked import Networked
+from allreduce.networked import EXACT, Networked
 
 
 class Star(Networked):
@@ -19,16 +19,16 @@ class Star(Networked):
         return set(self.others) if self.rank == 0 else {0}
 
     def _allreduce(self, values: F32) -> Exchange:
-        number = self.transport.reserve(2)
+        box, number = self.box, self.box.reserve(2)
         if self.rank:
-            self.transport.send((0,), number, values, self._codec)
+            box.send((0,), number, values, self.code)
         yield
         total = self._buffer(values.size)
         if self.rank == 0:
-            self._gather(values, number, total)
-            self.transport.send(self.others, number + 1, total, self._exact)
+            box.sum(number, values, total, self.code)
+            box.send(self.others, number + 1, total, EXACT)
         else:
-            self.transport.receive(0, number + 1, total, self._exact)
+            box.receive(0, number + 1, total, EXACT)
         return total
 
     def _reduce(self, values: F32) -> Exchange:

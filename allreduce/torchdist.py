@@ -29,7 +29,7 @@ class TorchDistributed(Group):
     def __init__(self, spec: GroupSpec, endpoints: Endpoints) -> None:
         super().__init__(spec)
         self.wire = "f32"
-        self._transport = Transport(spec, endpoints, self.stats)
+        self._transport = Transport(spec, endpoints)
         try:
             self._group = self._open()
         except RuntimeError as error:
@@ -90,11 +90,11 @@ class TorchDistributed(Group):
         """The store's port, told by its holder to all."""
         others = tuple(rank for rank in range(self.size) if rank != _STORE_RANK)
         self._transport.connect(others if self.rank == _STORE_RANK else (_STORE_RANK,))
-        number, word = self._transport.reserve(1), np.array([port], np.float32)
+        box, word = self._transport.box, np.array([port], np.float32)
         if self.rank == _STORE_RANK:
-            self._transport.send(others, number, word, Float32())
+            box.send(others, box.reserve(1), word, Float32.code)
         else:
-            self._transport.receive(_STORE_RANK, number, word, Float32())
+            box.receive(_STORE_RANK, box.reserve(1), word, Float32.code)
         return int(word[0])
 
     def _own_address(self, host: str, port: int) -> str:

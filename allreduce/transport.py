@@ -1,174 +1,91 @@
-"""Numbered messages of float32 values between the members of a group: framing, segments, deadlines.
+"""One member's ZeroMQ connections to the others, and the mailbox through which its messages pass.
 
-Messages of one step are numbered in the order in which the algorithm, the same on every member, uses them; a receiver
-asks for one by sender and number. Frames and their fences are `allreduce._mailbox`'s, in C++: a node of a home cluster
-handles a few hundred of them per token. No algorithm here.
+A pair of members shares one connection: the lower rank's DEALER connects to the higher rank's ROUTER. Messages of one
+step are numbered in the order in which the algorithm, the same on every member, uses them; a receiver asks for one by
+sender and number. All that is done per message is `allreduce._mailbox`'s, in C++. No algorithm here.
 """
 
-from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
-from time import sleep
+from collections.abc import Iterable
+from functools import partial
+from importlib import import_module
 
-import numpy as np
-
-from allreduce.base import F32, Endpoints, GroupSpec, GroupStats
-from allreduce.connections import Connections
+from allreduce._mailbox import Mailbox
+from allreduce.base import Endpoints, GroupSpec, GroupStats
 from allreduce.deadline import extend
 from allreduce.flight import IN_FLIGHT
-from allreduce.header import HEADER_BYTES, SEGMENT_BITS
-from tpi.wire import Bytes, Wire
+from tpi.errors import PlanError
+from tpi.sockets import COLLECTIVE, Socket, split_address
 
 SEGMENT_VALUES = 1 << 16  # in one frame; longer messages travel as several, so that a slow link shows progress
-_REFUSED_S = 0.002  # before who did not take a frame is asked again
+_SLICE_MS = 100  # how long one attempt to receive may take
+_LINGER_MS = 500  # what a closing member may still have to deliver
 _STEP_MASK = 0xFFFFFFFF
 
-Message = tuple[Sequence[int], int, F32]
-"""The ranks it goes to, its number, its values."""
-_Part = tuple[int, int, F32]  # a segment that is still to be sent: rank, tag, values
+
+def identity(spec: GroupSpec, rank: int) -> bytes:
+    """Routing id of a member, which it chooses when it connects: the bound side knows who may speak without asking."""
+    return b"T" + spec.session.to_bytes(8, "little") + spec.epoch.to_bytes(4, "little") + rank.to_bytes(2, "little")
 
 
-def _segments(values: F32) -> Iterable[tuple[int, F32]]:
-    return ((0, values),) if values.size <= SEGMENT_VALUES else _cut(values)
-
-
-def _cut(values: F32) -> Iterator[tuple[int, F32]]:
-    for first in range(0, values.size, SEGMENT_VALUES):
-        yield first // SEGMENT_VALUES, values[first : first + SEGMENT_VALUES]
+def _library() -> str:
+    """Where the libzmq is found that pyzmq's sockets belong to."""
+    found = import_module("zmq.backend.cython._zmq").__file__
+    assert found is not None
+    return found
 
 
 class Transport:
-    """One member's way to send and receive messages. Used by one thread at a time."""
+    """Used by one thread at a time.
 
-    def __init__(self, spec: GroupSpec, endpoints: Endpoints, stats: GroupStats) -> None:
+    Algorithms call `box` themselves: what it sends from and receives into are arrays of float32. Its waits raise
+    NodeLost, naming the node, when a deadline has passed.
+    """
+
+    def __init__(self, spec: GroupSpec, endpoints: Endpoints) -> None:
+        if endpoints.net is None or (endpoints.router is None and spec.rank > 0):
+            raise PlanError("a collective over the network needs a Net, and on workers a bound socket")
         self.spec = spec
-        self.stats = stats
-        self._connections = Connections(spec, endpoints)
-        self._box = self._connections.box
-        self._watch = endpoints.watch
-        self._raw = np.empty(0, np.uint8)  # a payload that only its `Wire` reads and writes
-        self._number = 0  # of the next message of the step
-        self._under_way = deque[int](maxlen=IN_FLIGHT)  # first numbers of the last exchanges
-        self._failed = False
+        self._net = endpoints.net
+        self._dealers: dict[int, Socket] = {}  # by rank
+        self.box = Mailbox(
+            _library(),
+            spec.rank,
+            spec.size,
+            spec.session,
+            spec.epoch,
+            spec.spin_us * 1e-6,
+            SEGMENT_VALUES,
+            IN_FLIGHT,
+            partial(extend, spec, endpoints.watch),
+        )
+        if endpoints.router is not None:
+            endpoints.router.rcvtimeo = _SLICE_MS
+            for rank in range(spec.rank):
+                self.box.connect(rank, endpoints.router.underlying, identity(spec, rank))
 
     def connect(self, reach: Iterable[int]) -> None:
-        """Make sure that messages can go to `reach`."""
-        self._connections.connect(reach)
+        """Connect to those of `reach` that have a higher rank; the others connect to this node."""
+        for rank in reach:
+            if rank > self.spec.rank and rank not in self._dealers:
+                host, port = split_address(self.spec.peers[rank].address.removeprefix("tcp://"))
+                dealer = self._net.connect(COLLECTIVE, host.strip("[]"), port, identity(self.spec, self.spec.rank))
+                dealer.rcvtimeo = _SLICE_MS
+                self._dealers[rank] = dealer
+                self.box.connect(rank, dealer.underlying, b"")
 
     def begin(self, step: int) -> None:
         """Go to `step` and forget what is left of earlier ones."""
-        self._number = 0
-        self._under_way.clear()
-        self._box.begin(step & _STEP_MASK)
-        self.stats.dropped += self._box.take_dropped()
+        self.box.begin(step & _STEP_MASK)
 
-    def reserve(self, messages: int) -> int:
-        """Number of the first of the `messages` messages of the next exchange."""
-        first = self._number
-        self._number += messages
-        self._under_way.append(first)
-        self._box.reserve(self._under_way[0])
-        return first
-
-    def send(self, ranks: Sequence[int], number: int, values: F32, wire: Wire) -> None:
-        """Send `values` to each of `ranks` as message `number`; `values` may change when this returns."""
-        self.send_all(((ranks, number, values),), wire)
-
-    def send_all(self, messages: Iterable[Message], wire: Wire) -> None:
-        """Send several messages. Who does not take one yet, or never will, keeps none of the others waiting."""
-        left: list[_Part] = []
-        for ranks, number, values in messages:
-            for segment, part in _segments(values):
-                tag = number << SEGMENT_BITS | segment
-                left += [(rank, tag, part) for rank in self._offer(ranks, tag, part, wire)]
-        if left:
-            self._insist(left, wire)
-
-    def receive(self, rank: int, number: int, out: F32, wire: Wire) -> None:
-        """Write the values of message `number` of `rank` to `out`."""
-        self._take(rank, number, out, wire, add=False)
-
-    def add(self, rank: int, number: int, total: F32, wire: Wire) -> None:
-        """Add the values of message `number` of `rank` to `total`."""
-        self._take(rank, number, total, wire, add=True)
-
-    def sum(self, number: int, values: F32, total: F32, wire: Wire) -> None:
-        """Write to `total` the sum in rank order of everyone's message `number`, of this member's the `values`.
-
-        Only for what the mailbox reads (`Wire.native`).
-        """
-        for segment, part in _segments(total):
-            first, tag = segment * SEGMENT_VALUES, number << SEGMENT_BITS | segment
-            own, rank, waiting, deadline = values[first : first + part.size], 0, 0, 0.0
-            while (rank := self._box.sum(rank, tag, wire.code, own, part)) < self.spec.size:
-                deadline = self._extend(rank, deadline if rank == waiting else 0.0)
-                waiting = rank
-            self.stats.received_bytes += (HEADER_BYTES + wire.nbytes(part.size)) * (self.spec.size - 1)
-        self.stats.dropped += self._box.take_dropped()
+    def counted(self, stats: GroupStats) -> GroupStats:
+        """`stats` with what has travelled so far."""
+        stats.sent_bytes, stats.received_bytes = self.box.sent_bytes, self.box.received_bytes
+        stats.dropped = self.box.dropped
+        return stats
 
     def close(self) -> None:
-        """Close the connections that this member made. What is on its way is delivered, unless a member was lost."""
-        self._connections.close(linger=not self._failed)
-
-    def _take(self, rank: int, number: int, out: F32, wire: Wire, add: bool) -> None:
-        for segment, part in _segments(out):
-            tag, size = number << SEGMENT_BITS | segment, wire.nbytes(part.size)
-            if wire.native:
-                self._await(rank, tag, wire, part.size, part, add, raw=False)
-            else:
-                raw = self._payload(size)
-                self._await(rank, tag, wire, part.size, raw, add, raw=True)
-                (wire.add if add else wire.decode)(raw, part)
-            self.stats.received_bytes += HEADER_BYTES + size
-
-    def _await(self, rank: int, tag: int, wire: Wire, count: int, out: F32 | Bytes, add: bool, raw: bool) -> None:
-        """One segment of `count` values, waited for until the deadline."""
-        deadline = 0.0  # not known before the first wait
-        while not self._box.receive(rank, tag, wire.code, count, out, add, raw):
-            deadline = self._extend(rank, deadline)
-        self.stats.dropped += self._box.take_dropped()
-
-    def _offer(self, ranks: Sequence[int], tag: int, part: F32, wire: Wire) -> Sequence[int]:
-        """Send one segment to those of `ranks` that take it now; the others are returned."""
-        size = wire.nbytes(part.size)
-        if wire.native:
-            left = self._box.send(ranks, tag, wire.code, part.size, part, raw=False)
-        else:
-            raw = self._payload(size)
-            wire.encode(part, raw)
-            left = self._box.send(ranks, tag, wire.code, part.size, raw, raw=True)
-        self.stats.sent_bytes += (HEADER_BYTES + size) * (len(ranks) - len(left))
-        return left
-
-    def _insist(self, left: list[_Part], wire: Wire) -> None:
-        """Go on offering what is left, taking in what the others send meanwhile: no two block each other."""
-        deadline = 0.0
-        while left:
-            self._box.drain()
-            before, left = left, self._offer_again(left, wire)
-            if len(left) < len(before):
-                deadline = 0.0
-            else:
-                deadline = self._extend(left[0][0], deadline)
-                sleep(_REFUSED_S)
-
-    def _offer_again(self, parts: list[_Part], wire: Wire) -> list[_Part]:
-        """Those of `parts` that are not taken now either."""
-        left: list[_Part] = []
-        for rank, tag, part in parts:
-            refused = any(rank == other for other, _, _ in left)
-            if refused or self._offer((rank,), tag, part, wire):
-                left.append((rank, tag, part))
-        return left
-
-    def _payload(self, size: int) -> Bytes:
-        if self._raw.size < size:
-            self._raw = np.empty(size, np.uint8)
-        return self._raw[:size]
-
-    def _extend(self, rank: int, deadline: float) -> float:
-        """See `deadline.extend`."""
-        try:
-            return extend(self.spec, self._watch, rank, deadline)
-        except BaseException:
-            self._failed = True
-            raise
+        """Close what this member connected. What is on its way is delivered, in the background, unless one was lost."""
+        self.box.close()
+        for dealer in self._dealers.values():
+            dealer.close(0 if self.box.failed else _LINGER_MS)
+        self._dealers.clear()

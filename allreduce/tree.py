@@ -8,7 +8,7 @@ import numpy as np
 
 from allreduce.base import F32
 from allreduce.flight import Exchange
-from allreduce.networked import Networked
+from allreduce.networked import EXACT, Networked
 
 
 class Tree(Networked):
@@ -34,25 +34,25 @@ class Tree(Networked):
         return tuple(child for child in (2 * self.rank + 1, 2 * self.rank + 2) if child < self.size)
 
     def _allreduce(self, values: F32) -> Exchange:
-        number = self.transport.reserve(2)
+        number = self.box.reserve(2)
         total = yield from self._up(values, number)
         for parent in self._parent:
-            self.transport.receive(parent, number + 1, total, self._exact)
-        self.transport.send(self._children, number + 1, total, self._exact)
+            self.box.receive(parent, number + 1, total, EXACT)
+        self.box.send(self._children, number + 1, total, EXACT)
         return total
 
     def _reduce(self, values: F32) -> Exchange:
-        return self._up(values, self.transport.reserve(1))
+        return self._up(values, self.box.reserve(1))
 
     def _up(self, values: F32, number: int) -> Exchange:
         """Sum this member's subtree and send the sum to the parent; on the master it is the total."""
         if not self._children:
-            self.transport.send(self._parent, number, values, self._codec)
+            self.box.send(self._parent, number, values, self.code)
         yield
         total = self._buffer(values.size)
         np.copyto(total, values)
         for child in self._children:
-            self.transport.add(child, number, total, self._codec)
+            self.box.add(child, number, total, self.code)
         if self._children:
-            self.transport.send(self._parent, number, total, self._codec)
+            self.box.send(self._parent, number, total, self.code)
         return total

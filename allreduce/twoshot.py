@@ -40,7 +40,7 @@ class TwoShot(Networked):
     def _sum(self, values: F32, takers: Container[int]) -> Exchange:
         """The sum of everyone's `values` on the members `takers`."""
         waves = _waves(values.size, self.size)
-        number = self.transport.reserve(2 * len(waves))
+        number = self.box.reserve(2 * len(waves))
         targets = [rank for rank in self.others if rank in takers]
         self._scatter(values, waves, number)
         yield
@@ -48,9 +48,9 @@ class TwoShot(Networked):
         for index, wave in enumerate(waves):
             mine = total[wave[self.rank]]
             if mine.size:
-                self._gather(values[wave[self.rank]], number + index, mine)
-                self.transport.send(targets, number + len(waves) + index, mine, self._codec)
-                np.copyto(mine, self._as_received(mine))
+                self.box.sum(number + index, values[wave[self.rank]], mine, self.code)
+                self.box.send(targets, number + len(waves) + index, mine, self.code)
+                self._round(mine)
         yield
         if self.rank in takers:
             self._collect(waves, number + len(waves), total)
@@ -59,14 +59,21 @@ class TwoShot(Networked):
     def _scatter(self, values: F32, waves: Waves, number: int) -> None:
         """Send each member its chunk of `values`."""
         parts = [(rank, number + index, values[wave[rank]]) for index, wave in enumerate(waves) for rank in self.others]
-        self.transport.send_all([((rank,), turn, part) for rank, turn, part in parts if part.size], self._codec)
+        self.box.send_all([((rank,), turn, part) for rank, turn, part in parts if part.size], self.code)
 
     def _collect(self, waves: Waves, number: int, total: F32) -> None:
         """Receive the chunks of `total` that the others summed."""
         for index, wave in enumerate(waves):
             for rank in self.others:
                 if total[wave[rank]].size:
-                    self.transport.receive(rank, number + index, total[wave[rank]], self._codec)
+                    self.box.receive(rank, number + index, total[wave[rank]], self.code)
+
+    def _round(self, values: F32) -> None:
+        """Make of `values` what the others decode when this member sends them."""
+        if self.wire != "f32":
+            raw = np.empty(self._codec.nbytes(values.size), np.uint8)
+            self._codec.encode(values, raw)
+            self._codec.decode(raw, values)
 
 
 def _waves(count: int, size: int) -> Waves:

@@ -1,15 +1,14 @@
 """What never leaves the master: text, token ids, embedding, head. All messages and files are looked at."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from hashlib import sha256
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pytest
 
-from allreduce import connections
+from allreduce import transport
 from allreduce._mailbox import Mailbox
 from master.answer import Limits, answer
 from master.options import Placement
@@ -32,14 +31,18 @@ class Wire:
         sums = self.sums
 
         class Recorder(Mailbox):
-            def send(
-                self, ranks: Sequence[int], tag: int, wire: int, count: int, values: npt.NDArray[Any], raw: bool
-            ) -> list[int]:
-                left = super().send(ranks, tag, wire, count, values, raw)
+            def send(self, ranks: Sequence[int], number: int, values: npt.NDArray[np.float32], wire: int) -> None:
+                super().send(ranks, number, values, wire)
                 sums.append(bytes(values))
-                return left
 
-        monkeypatch.setattr(connections, "Mailbox", Recorder)
+            def send_all(
+                self, messages: Iterable[tuple[Sequence[int], int, npt.NDArray[np.float32]]], wire: int
+            ) -> None:
+                messages = list(messages)
+                super().send_all(messages, wire)
+                sums.extend(bytes(values) for _, _, values in messages)
+
+        monkeypatch.setattr(transport, "Mailbox", Recorder)
 
     def tap(self, way: str, frames: Sequence[Buffer]) -> None:
         if way == "sent":

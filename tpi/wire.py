@@ -30,8 +30,7 @@ class Wire(ABC):
     """One wire format. Arrays are 1-D. What is decoded starts at byte `offset` of `raw`, which may be longer."""
 
     name: str
-    code: int  # how a frame's header names the format
-    native: bool  # whether `allreduce._mailbox` reads and writes it
+    code: int  # how a frame's header names the format, which `allreduce._mailbox` reads and writes too, in C++
 
     @abstractmethod
     def nbytes(self, count: int) -> int:
@@ -69,7 +68,7 @@ class Viewed(Wire):
 class Float32(Viewed):
     """The values as they are."""
 
-    name, code, native = "f32", 0, True
+    name, code = "f32", 0
 
     def nbytes(self, count: int) -> int:
         """Bytes that `count` values take."""
@@ -87,7 +86,7 @@ class Float32(Viewed):
 class BFloat16(Wire):
     """The upper half of each float32, rounded."""
 
-    name, code, native = "bf16", 1, True
+    name, code = "bf16", 1
 
     def nbytes(self, count: int) -> int:
         """Bytes that `count` values take."""
@@ -109,7 +108,7 @@ class BFloat16(Wire):
 class Q8(Viewed):
     """Groups of 32 values: scale = largest magnitude / 127 as f16, then int8 codes. The last group is padded with 0."""
 
-    name, code, native = "q8", 2, False
+    name, code = "q8", 2
 
     def __init__(self) -> None:
         self._scratch = np.empty((0, GROUP), np.float32)

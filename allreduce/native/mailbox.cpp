@@ -1,302 +1,263 @@
-// The Python module allreduce._mailbox: frames to and from the other members of a group, over the ZeroMQ sockets that
-// pyzmq made. allreduce/transport.py is its only caller.
-//
-// A frame that belongs to the exchange under way, or to one that follows, waits in a stash until it is asked for;
-// anything else is dropped and counted. Nothing is decided here of who is lost: who waits is told that nothing came.
+// The Python module allreduce._mailbox: messages of float32 values to and from the other members of a group, numbered in
+// the order in which the algorithm, the same on every member, uses them. A node handles a few hundred of them per token,
+// between two of which others have had its caches: what is done here and not in Python is time between two blocks.
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/string.h>
+#include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
-#include <chrono>
-#include <map>
-#include <optional>
-#include <utility>
+#include <deque>
+#include <span>
+#include <thread>
+#include <tuple>
 
-#include "bfloat16_values.hpp"
-#include "header.hpp"
+#include "frames.hpp"
 #include "iothread.hpp"
-#include "zeromq.hpp"
+#include "payload.hpp"
 
 namespace nb = nanobind;
 
 namespace tpi {
 namespace {
 
-using Clock = std::chrono::steady_clock;
+constexpr size_t kShared = 1 << 15;  // bytes: from here on several queues share one copy
+constexpr size_t kLong = 1 << 16;    // bytes to send from here on keep the I/O thread busy for long
+constexpr auto kRefused = std::chrono::milliseconds(2);  // before who did not take a frame is asked again
 
-constexpr size_t kStash = 4096;          // frames of all members together; none is further ahead than two exchanges
-constexpr size_t kShared = 1 << 15;      // bytes: from here on several queues share one copy
-constexpr size_t kLong = 1 << 16;        // bytes to send from here on keep the I/O thread busy for long
-constexpr double kSlice = 0.1;           // seconds of one attempt to receive
-constexpr int kStranger = -1;
-
-enum Wire : uint8_t { kF32 = 0, kBf16 = 1 };
-
-// Bytes of a contiguous array, for as long as this lives.
-class Bytes {
+// A contiguous array of float32, for as long as this lives.
+class Values {
 public:
-    Bytes(nb::handle array, bool writable) {
-        if (PyObject_GetBuffer(array.ptr(), &view_, writable ? PyBUF_WRITABLE : PyBUF_SIMPLE)) throw nb::python_error();
+    explicit Values(nb::handle array, bool writable = false) {
+        const int flags = PyBUF_C_CONTIGUOUS | PyBUF_FORMAT | (writable ? PyBUF_WRITABLE : 0);
+        if (PyObject_GetBuffer(array.ptr(), &view_, flags)) throw nb::python_error();
+        if (view_.format && !std::strcmp(view_.format, "f")) return;
+        PyBuffer_Release(&view_);
+        throw nb::type_error("a message is an array of float32");
     }
-    ~Bytes() { PyBuffer_Release(&view_); }
-    Bytes(const Bytes&) = delete;
-    Bytes& operator=(const Bytes&) = delete;
-    uint8_t* data() const { return static_cast<uint8_t*>(view_.buf); }
-    size_t size() const { return static_cast<size_t>(view_.len); }
+    ~Values() {
+        if (view_.obj) PyBuffer_Release(&view_);
+    }
+    Values(Values&& other) noexcept : view_(std::exchange(other.view_, {})) {}
+    Values& operator=(Values&&) = delete;
+    float* data() const { return static_cast<float*>(view_.buf); }
+    size_t size() const { return static_cast<size_t>(view_.len) / sizeof(float); }
 
 private:
     Py_buffer view_;
 };
 
+using Ranks = std::vector<uint32_t>;
+using Message = std::tuple<Ranks, uint32_t, nb::object>;  // whom it goes to, its number, its values
+
 class Mailbox {
 public:
-    // `spin`: seconds that a wait polls before it sleeps.
-    Mailbox(const std::string& library, uint32_t rank, uint32_t size, uint64_t session, uint32_t epoch, double spin)
-        : zmq_(library), rank_(rank), session_(session), epoch_(epoch), spin_(spin), lines_(size) {}
+    // Messages of more than `segment` values travel as several frames. `in_flight`: exchanges that may be under way at
+    // once. `late(rank, deadline)` is called while nothing comes from a rank, or nothing goes to it, with what it
+    // returned before, at first 0; it raises when it has been waited for long enough.
+    Mailbox(const std::string& library, uint32_t rank, uint32_t size, uint64_t session, uint32_t epoch, double spin,
+            uint32_t segment, uint32_t in_flight, nb::callable late)
+        : frames_(library, rank, size, session, epoch, spin), segment_(segment), in_flight_(in_flight),
+          late_(std::move(late)) {}
     Mailbox(const Mailbox&) = delete;
     Mailbox& operator=(const Mailbox&) = delete;
 
-    // Messages of `rank` pass through `socket`, which is not closed while this is used. A ROUTER, which several ranks
-    // share, knows it by `name`; a DEALER has no names.
     void connect(uint32_t rank, uintptr_t socket, const nb::bytes& name) {
-        lines_.at(rank) = {reinterpret_cast<void*>(socket), std::string(name.c_str(), name.size())};
-        if (name.size()) ranks_[lines_[rank].name] = static_cast<int>(rank);
+        frames_.connect(rank, reinterpret_cast<void*>(socket), {name.c_str(), name.size()});
     }
 
     // Go to `step` and forget what is left of earlier ones.
     void begin(uint32_t step) {
-        step_ = step;
-        oldest_ = 0;
-        dropped_ += std::erase_if(stash_, [&](const auto& item) { return item.first.step < step; });
+        number_ = 0;
+        under_way_.clear();
+        frames_.begin(step);
     }
 
-    // From here on frames of messages before `number` are late.
-    void reserve(uint32_t number) { oldest_ = number; }
+    // Number of the first of the `messages` messages of the next exchange.
+    uint32_t reserve(uint32_t messages) {
+        const uint32_t first = number_;
+        number_ += messages;
+        under_way_.push_back(first);
+        if (under_way_.size() > in_flight_) under_way_.pop_front();
+        frames_.forget_before(under_way_.front());
+        return first;
+    }
 
-    // Offer to each of `ranks`, as message `tag`, `count` values: `values` in float32, or the payload's own bytes if
-    // `raw`. Returns those that do not take it now, since they are not connected or have too much queued: nobody is
-    // waited for.
-    std::vector<uint32_t> send(const std::vector<uint32_t>& ranks, uint32_t tag, uint8_t wire, uint32_t count,
-                               nb::handle values, bool raw) {
-        Bytes from(values, false);
-        if (!raw && from.size() != 4 * size_t{count}) throw std::invalid_argument("those are not as many values");
-        const size_t payload = raw ? from.size() : payload_bytes(wire, count);
-        const Header header = expected(rank_, tag, wire, count);
+    // Send `values` to each of `ranks` as message `number`; `values` may change when this returns.
+    void send(const Ranks& ranks, uint32_t number, nb::handle values, uint8_t wire) {
+        const Letter letter{&ranks, number, Values(values)};
+        post({&letter, 1}, wire_of(wire));
+    }
+
+    // Send several messages. Who does not take one yet, or never will, keeps none of the others waiting.
+    void send_all(const std::vector<Message>& messages, uint8_t wire) {
+        std::vector<Letter> letters;
+        letters.reserve(messages.size());
+        for (const auto& [ranks, number, values] : messages) letters.push_back({&ranks, number, Values(values)});
+        post(letters, wire_of(wire));
+    }
+
+    // Write the values of message `number` of `rank` to `out`.
+    void receive(uint32_t rank, uint32_t number, nb::handle out, uint8_t wire) { fetch(rank, number, out, wire, false); }
+
+    // Add the values of message `number` of `rank` to `total`.
+    void add(uint32_t rank, uint32_t number, nb::handle total, uint8_t wire) { fetch(rank, number, total, wire, true); }
+
+    // Write to `total` the sum in rank order of everyone's message `number`; this member's are `values`, taken as the
+    // others decode them.
+    void sum(uint32_t number, nb::handle values, nb::handle total, uint8_t code) {
+        const Wire wire = wire_of(code);
+        const Values own(values), to(total, true);
+        if (own.size() != to.size()) throw std::invalid_argument("the sum has another size than the values");
         nb::gil_scoped_release unlocked;
-        payload * ranks.size() < kLong ? io_.follow() : io_.release();
-        auto frame = [&] {
-            Frame made(zmq_, sizeof header + payload);
-            std::memcpy(made.data(), &header, sizeof header);
-            encode(from, wire, raw, made.data() + sizeof header);
-            return made;
-        };
-        std::optional<Frame> shared;
-        if (ranks.size() > 1 && payload > kShared) shared = frame();
-        std::vector<uint32_t> left;
-        for (uint32_t rank : ranks) {
-            const int error = send_one(lines_.at(rank), shared ? shared->shared() : frame());
-            if (error == EAGAIN || error == EINTR || error == kHostUnreachable)
-                left.push_back(rank);
-            else if (error)
-                fail("sent", error);
-        }
-        return left;
-    }
-
-    // Wait a while for message `tag` of `rank`, which has `count` values, and write or add them to `out`: float32, or
-    // the payload's own bytes if `out` has just room for them and `raw`. Returns false if the message has not come yet.
-    bool receive(uint32_t rank, uint32_t tag, uint8_t wire, uint32_t count, nb::handle out, bool add, bool raw) {
-        Bytes to(out, true);
-        if (!raw && to.size() != 4 * size_t{count}) throw std::invalid_argument("out has no room for the values");
-        return unlocked([&](int& error) { return arrived(rank, tag, wire, count, to, add, raw, error); });
-    }
-
-    // Write to `out` the sum in rank order of everyone's message `tag` and this member's own `values`, all in float32.
-    // Goes on at rank `next` and waits a while. Returns the rank that is missing, the number of members at the end.
-    uint32_t sum(uint32_t next, uint32_t tag, uint8_t wire, nb::handle values, nb::handle out) {
-        Bytes own(values, false), to(out, true);
-        if (own.size() != to.size()) throw std::invalid_argument("out has no room for the values");
-        const auto count = static_cast<uint32_t>(to.size() / sizeof(float));
-        unlocked([&](int& error) {
-            for (; next < lines_.size(); ++next) {
-                if (next == rank_)
-                    deliver(own.data(), kF32, count, to, next > 0, false);
-                else if (!arrived(next, tag, wire, count, to, next > 0, false, error))
-                    return false;
+        each_segment(to.size(), [&](uint32_t segment, size_t first, size_t count) {
+            for (uint32_t rank = 0; rank < frames_.members(); ++rank) {
+                if (rank == frames_.rank())
+                    deliver_own(wire, own.data() + first, count, rank > 0, to.data() + first);
+                else
+                    collect(rank, number, segment, wire, count, rank > 0, to.data() + first);
             }
-            return true;
         });
-        return next;
     }
 
-    // Take in what has come already, without waiting: so that no two members block each other.
-    void drain() {
-        nb::gil_scoped_release unlocked;
-        for (const Line& line : lines_)
-            while (line.socket) {
-                Frame frame(zmq_);
-                auto [sender, error] = receive_one(line, kDontWait, frame);
-                if (error) break;
-                keep(sender, std::move(frame));
-            }
-    }
-
-    // Frames dropped since the last call.
-    size_t take_dropped() { return std::exchange(dropped_, 0); }
+    size_t sent_bytes() const { return sent_; }
+    size_t received_bytes() const { return received_; }
+    size_t dropped() const { return frames_.dropped(); }
+    bool failed() const { return failed_; }
 
     // Drop everything; the sockets may then be closed.
     void close() {
         io_.release();
-        stash_.clear();
-        ranks_.clear();
-        for (Line& line : lines_) line = {};
+        frames_.close();
+        late_ = nb::callable();
     }
 
 private:
-    struct Line {
-        void* socket = nullptr;
-        std::string name;
+    struct Letter {
+        const Ranks* ranks;
+        uint32_t number;
+        Values values;
     };
-    struct Key {
-        uint32_t rank, step, tag;
-        auto operator<=>(const Key&) const = default;
+    struct Part {  // a segment that one rank did not take yet
+        const Letter* letter;
+        uint32_t rank, segment;
     };
 
-    [[noreturn]] static void fail(const char* what, int error) {
-        throw std::runtime_error(std::string("a frame was not ") + what + ": " + std::strerror(error));
+    template <class Visit>
+    void each_segment(size_t count, Visit visit) const {
+        for (size_t first = 0, segment = 0; first < count; first += segment_, ++segment)
+            visit(static_cast<uint32_t>(segment), first, std::min<size_t>(segment_, count - first));
     }
 
-    Header expected(uint32_t rank, uint32_t tag, uint8_t wire, uint32_t values) const {
-        return {kMagic, kVersion, wire, static_cast<uint16_t>(rank), session_, epoch_, step_, tag, values};
+    void post(std::span<const Letter> letters, Wire wire) {
+        nb::gil_scoped_release unlocked;
+        size_t bytes = 0;
+        for (const Letter& letter : letters) bytes += payload_bytes(wire, letter.values.size()) * letter.ranks->size();
+        bytes < kLong ? io_.follow() : io_.release();
+        std::vector<Part> left;
+        for (const Letter& letter : letters)
+            each_segment(letter.values.size(), [&](uint32_t segment, size_t, size_t) {
+                offer(letter, segment, *letter.ranks, wire, left);
+            });
+        if (!left.empty()) insist(left, wire);
     }
 
-    // What `work` returns, done without the interpreter's lock; `work` says what went wrong while it waited.
-    template <class Work>
-    bool unlocked(Work work) const {
-        int error = 0;
-        bool done;
-        {
-            nb::gil_scoped_release released;
-            done = work(error);
-        }
-        if (error == EINTR && PyErr_CheckSignals()) throw nb::python_error();
-        if (error && error != EAGAIN && error != EINTR) fail("received", error);
-        return done;
-    }
-
-    int send_one(const Line& line, Frame frame) const {
-        if (!line.socket) throw std::invalid_argument("that rank is not connected");
-        if (!line.name.empty() && zmq_.send(line.socket, line.name.data(), line.name.size(), kSendMore | kDontWait) < 0)
-            return zmq_.error();
-        return frame.send(line.socket, kDontWait);
-    }
-
-    static size_t payload_bytes(uint8_t wire, size_t count) { return (wire == kBf16 ? 2 : 4) * count; }
-
-    static void encode(const Bytes& from, uint8_t wire, bool raw, uint8_t* to) {
-        if (raw || wire == kF32)
-            std::memcpy(to, from.data(), from.size());
-        else
-            narrow(reinterpret_cast<const float*>(from.data()), from.size() / sizeof(float), to);
-    }
-
-    // Whether a message has come within a slice; if so it is written or added to `to`.
-    bool arrived(uint32_t rank, uint32_t tag, uint8_t wire, uint32_t count, const Bytes& to, bool add, bool raw,
-                 int& error) {
-        const size_t payload = raw ? to.size() : payload_bytes(wire, count);
-        std::optional<Frame> frame = take(expected(rank, tag, wire, count), payload, error);
-        if (frame) deliver(frame->data() + sizeof(Header), wire, count, to, add, raw);
-        return frame.has_value();
-    }
-
-    static void deliver(const uint8_t* from, uint8_t wire, size_t values, const Bytes& to, bool add, bool raw) {
-        auto* out = reinterpret_cast<float*>(to.data());
-        if (raw || (wire == kF32 && !add)) {
-            std::memcpy(to.data(), from, to.size());
-        } else if (wire == kBf16) {
-            widen(from, values, add, out);
-        } else {
-            for (size_t i = 0; i < values; ++i) {
-                float value;
-                std::memcpy(&value, from + sizeof value * i, sizeof value);
-                out[i] += value;
-            }
-        }
-    }
-
-    // The frame that `header` describes, from the stash or from its sender's socket, waited for during one slice.
-    std::optional<Frame> take(const Header& header, size_t payload, int& error) {
-        auto fits = [&](const Frame& frame) {
-            return frame.size() == sizeof(Header) + payload && !std::memcmp(frame.data(), &header, sizeof header);
+    // Offer one segment to `ranks`; those that do not take it now are added to `left`.
+    void offer(const Letter& letter, uint32_t segment, const Ranks& ranks, Wire wire, std::vector<Part>& left) {
+        const size_t first = size_t{segment} * segment_, count = std::min<size_t>(segment_, letter.values.size() - first);
+        const size_t payload = payload_bytes(wire, count);
+        const Header header = frames_.header(frames_.rank(), tag(letter.number, segment), code(wire), count);
+        auto frame = [&] {
+            Frame made = frames_.make(header, payload);
+            encode(wire, letter.values.data() + first, count, made.data() + sizeof header);
+            return made;
         };
-        if (auto found = stash_.find({header.rank, header.step, header.tag}); found != stash_.end()) {
-            Frame frame = std::move(found->second);
-            stash_.erase(found);
-            if (fits(frame)) return frame;
-            ++dropped_;
+        std::optional<Frame> shared;
+        if (ranks.size() > 1 && payload > kShared) shared = frame();
+        for (uint32_t rank : ranks) {
+            if (frames_.offer(rank, shared ? shared->shared() : frame()))
+                sent_ += sizeof header + payload;
+            else
+                left.push_back({&letter, rank, segment});
         }
-        const Line& line = lines_.at(header.rank);
-        if (!line.socket) throw std::invalid_argument("that rank is not connected");
-        const auto begun = Clock::now();
-        auto spent = [&] { return std::chrono::duration<double>(Clock::now() - begun).count(); };
-        while (spent() < kSlice) {
-            Frame frame(zmq_);
-            auto [sender, failed] = receive_one(line, spent() < spin_ ? kDontWait : 0, frame);
-            if (failed == EAGAIN && spent() < spin_) continue;
-            if ((error = failed)) return std::nullopt;
-            if (sender == header.rank && fits(frame)) return frame;
-            keep(sender, std::move(frame));
-        }
-        return std::nullopt;
     }
 
-    // The next message on a line's socket: its sender, and what went wrong or 0. `frame` is empty if it is not one frame.
-    std::pair<int, int> receive_one(const Line& line, int flags, Frame& frame) const {
-        if (int error = frame.receive(line.socket, flags)) return {kStranger, error};
-        int sender = kStranger;
-        if (line.name.empty()) {
-            sender = static_cast<int>(&line - lines_.data());
-        } else {
-            auto found = ranks_.find(std::string(reinterpret_cast<const char*>(frame.data()), frame.size()));
-            if (found != ranks_.end()) sender = found->second;
-            if (!frame.more()) {
-                frame = Frame(zmq_);
-                return {sender, 0};
+    // Go on offering what is left, taking in what the others send meanwhile: no two block each other.
+    void insist(std::vector<Part>& left, Wire wire) {
+        double deadline = 0;
+        while (!left.empty()) {
+            frames_.drain();
+            std::vector<Part> again;
+            for (const Part& part : left) {
+                auto same = [&](const Part& other) { return other.rank == part.rank; };
+                if (std::any_of(again.begin(), again.end(), same))
+                    again.push_back(part);
+                else
+                    offer(*part.letter, part.segment, {part.rank}, wire, again);
             }
-            frame.receive(line.socket, 0);
+            if (again.size() < left.size()) {
+                deadline = 0;
+            } else {
+                deadline = late(again.front().rank, deadline);
+                std::this_thread::sleep_for(kRefused);
+            }
+            left = std::move(again);
         }
-        if (frame.more()) {  // no member sends more: take the rest off the socket
-            while (frame.more()) frame.receive(line.socket, 0);
-            frame = Frame(zmq_);
-        }
-        return {sender, 0};
     }
 
-    // Stash a frame that is early; drop one that is anything else.
-    void keep(int sender, Frame frame) {
-        Header header{};
-        if (frame.size() >= sizeof header) std::memcpy(&header, frame.data(), sizeof header);
-        const bool known = header.magic == kMagic && header.version == kVersion && sender == header.rank &&
-                           header.session == session_ && header.epoch == epoch_;
-        const bool early = std::pair(header.step, header.tag >> kSegmentBits) >= std::pair(step_, oldest_);
-        if (sender < 0 || !known || !early || stash_.size() >= kStash)
-            ++dropped_;
-        else
-            stash_.insert_or_assign({header.rank, header.step, header.tag}, std::move(frame));
+    void fetch(uint32_t rank, uint32_t number, nb::handle out, uint8_t code, bool add) {
+        const Wire wire = wire_of(code);
+        const Values to(out, true);
+        nb::gil_scoped_release unlocked;
+        each_segment(to.size(), [&](uint32_t segment, size_t first, size_t count) {
+            collect(rank, number, segment, wire, count, add, to.data() + first);
+        });
     }
 
-    ZeroMq zmq_;
+    // One segment of `count` values, waited for as long as `late_` allows.
+    void collect(uint32_t rank, uint32_t number, uint32_t segment, Wire wire, size_t count, bool add, float* out) {
+        const Header header = frames_.header(rank, tag(number, segment), code(wire), count);
+        const size_t payload = payload_bytes(wire, count);
+        double deadline = 0;
+        for (;;) {
+            if (std::optional<Frame> frame = frames_.take(header, payload)) {
+                decode(wire, frame->data() + sizeof header, count, add, out);
+                received_ += sizeof header + payload;
+                return;
+            }
+            deadline = late(rank, deadline);
+        }
+    }
+
+    void deliver_own(Wire wire, const float* values, size_t count, bool add, float* out) {
+        if (wire == Wire::f32) return from_f32(reinterpret_cast<const uint8_t*>(values), count, add, out);
+        scratch_.resize(payload_bytes(wire, count));
+        encode(wire, values, count, scratch_.data());
+        decode(wire, scratch_.data(), count, add, out);
+    }
+
+    double late(uint32_t rank, double deadline) {
+        nb::gil_scoped_acquire locked;
+        try {
+            if (PyErr_CheckSignals()) throw nb::python_error();
+            return nb::cast<double>(late_(rank, deadline));
+        } catch (...) {
+            failed_ = true;
+            throw;
+        }
+    }
+
+    static uint32_t tag(uint32_t number, uint32_t segment) { return number << kSegmentBits | segment; }
+    static uint8_t code(Wire wire) { return static_cast<uint8_t>(wire); }
+
+    Frames frames_;
     IoThread io_;
-    uint32_t rank_;
-    uint64_t session_;
-    uint32_t epoch_;
-    double spin_;
-    std::vector<Line> lines_;            // by rank
-    std::map<std::string, int> ranks_;   // by name
-    std::map<Key, Frame> stash_;
-    uint32_t step_ = 0;
-    uint32_t oldest_ = 0;  // number of the first message of the oldest exchange under way
-    size_t dropped_ = 0;
+    uint32_t segment_, in_flight_;
+    nb::callable late_;
+    uint32_t number_ = 0;               // of the next message of the step
+    std::deque<uint32_t> under_way_;    // first numbers of the last exchanges
+    std::vector<uint8_t> scratch_;
+    size_t sent_ = 0, received_ = 0;    // bytes, headers included
+    bool failed_ = false;
 };
 
 }  // namespace
@@ -305,17 +266,21 @@ private:
 NB_MODULE(_mailbox, m) {
     using tpi::Mailbox;
     nb::class_<Mailbox>(m, "Mailbox")
-        .def(nb::init<const std::string&, uint32_t, uint32_t, uint64_t, uint32_t, double>(), nb::arg("library"),
-             nb::arg("rank"), nb::arg("size"), nb::arg("session"), nb::arg("epoch"), nb::arg("spin"))
+        .def(nb::init<const std::string&, uint32_t, uint32_t, uint64_t, uint32_t, double, uint32_t, uint32_t,
+                      nb::callable>(),
+             nb::arg("library"), nb::arg("rank"), nb::arg("size"), nb::arg("session"), nb::arg("epoch"), nb::arg("spin"),
+             nb::arg("segment"), nb::arg("in_flight"), nb::arg("late"))
         .def("connect", &Mailbox::connect, nb::arg("rank"), nb::arg("socket"), nb::arg("name"))
         .def("begin", &Mailbox::begin, nb::arg("step"))
-        .def("reserve", &Mailbox::reserve, nb::arg("number"))
-        .def("send", &Mailbox::send, nb::arg("ranks"), nb::arg("tag"), nb::arg("wire"), nb::arg("count"),
-             nb::arg("values"), nb::arg("raw"))
-        .def("receive", &Mailbox::receive, nb::arg("rank"), nb::arg("tag"), nb::arg("wire"), nb::arg("count"),
-             nb::arg("out"), nb::arg("add"), nb::arg("raw"))
-        .def("sum", &Mailbox::sum, nb::arg("next"), nb::arg("tag"), nb::arg("wire"), nb::arg("values"), nb::arg("out"))
-        .def("drain", &Mailbox::drain)
-        .def("take_dropped", &Mailbox::take_dropped)
+        .def("reserve", &Mailbox::reserve, nb::arg("messages"))
+        .def("send", &Mailbox::send, nb::arg("ranks"), nb::arg("number"), nb::arg("values"), nb::arg("wire"))
+        .def("send_all", &Mailbox::send_all, nb::arg("messages"), nb::arg("wire"))
+        .def("receive", &Mailbox::receive, nb::arg("rank"), nb::arg("number"), nb::arg("out"), nb::arg("wire"))
+        .def("add", &Mailbox::add, nb::arg("rank"), nb::arg("number"), nb::arg("total"), nb::arg("wire"))
+        .def("sum", &Mailbox::sum, nb::arg("number"), nb::arg("values"), nb::arg("total"), nb::arg("wire"))
+        .def_prop_ro("sent_bytes", &Mailbox::sent_bytes)
+        .def_prop_ro("received_bytes", &Mailbox::received_bytes)
+        .def_prop_ro("dropped", &Mailbox::dropped)
+        .def_prop_ro("failed", &Mailbox::failed)
         .def("close", &Mailbox::close);
 }

@@ -1,0 +1,190 @@
+// Frames to and from the other members of a group, over the ZeroMQ sockets that pyzmq made. A frame that belongs to the
+// exchange under way, or to one that follows, waits in a stash until it is asked for; anything else is dropped and counted.
+#pragma once
+
+#include <chrono>
+#include <map>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "header.hpp"
+#include "zeromq.hpp"
+
+namespace tpi {
+
+class Frames {
+public:
+    // `spin`: seconds that a wait polls before it sleeps.
+    Frames(const std::string& library, uint32_t rank, uint32_t size, uint64_t session, uint32_t epoch, double spin)
+        : zmq_(library), rank_(rank), session_(session), epoch_(epoch), spin_(spin), lines_(size) {}
+    Frames(const Frames&) = delete;
+    Frames& operator=(const Frames&) = delete;
+
+    uint32_t rank() const { return rank_; }
+    uint32_t members() const { return static_cast<uint32_t>(lines_.size()); }
+    size_t dropped() const { return dropped_; }
+
+    // Frames of `rank` pass through `socket`, which is not closed while this is used. A ROUTER, which several ranks
+    // share, knows it by `name`; a DEALER has no names.
+    void connect(uint32_t rank, void* socket, std::string name) {
+        lines_.at(rank) = {socket, std::move(name)};
+        if (!lines_[rank].name.empty()) ranks_[lines_[rank].name] = static_cast<int>(rank);
+    }
+
+    // Go to `step` and forget what is left of earlier ones.
+    void begin(uint32_t step) {
+        step_ = step;
+        oldest_ = 0;
+        dropped_ += std::erase_if(stash_, [&](const auto& item) { return item.first.step < step; });
+    }
+
+    // From here on frames of messages before `number` are late.
+    void forget_before(uint32_t number) { oldest_ = number; }
+
+    // The header of a frame of this step that `rank` sends.
+    Header header(uint32_t rank, uint32_t tag, uint8_t wire, size_t values) const {
+        return {kMagic, kVersion, wire, static_cast<uint16_t>(rank), session_, epoch_, step_, tag,
+                static_cast<uint32_t>(values)};
+    }
+
+    // A frame whose payload is still to be written, behind the header.
+    Frame make(const Header& header, size_t payload) const {
+        Frame made(zmq_, sizeof header + payload);
+        std::memcpy(made.data(), &header, sizeof header);
+        return made;
+    }
+
+    // Whether `rank` takes the frame now. It does not while it is not connected or has too much queued.
+    bool offer(uint32_t rank, Frame frame) const {
+        const Line& line = connected(rank);
+        int error = 0;
+        if (!line.name.empty() && zmq_.send(line.socket, line.name.data(), line.name.size(), kSendMore | kDontWait) < 0)
+            error = zmq_.error();
+        else
+            error = frame.send(line.socket, kDontWait);
+        if (error && error != EAGAIN && error != EINTR && error != kHostUnreachable) fail("sent", error);
+        return !error;
+    }
+
+    // The frame of so many bytes that `header` describes, from the stash or from its sender's socket; nothing if it has
+    // not come after a while.
+    std::optional<Frame> take(const Header& header, size_t payload) {
+        auto fits = [&](const Frame& frame) {
+            return frame.size() == sizeof(Header) + payload && !std::memcmp(frame.data(), &header, sizeof header);
+        };
+        if (auto found = stash_.find({header.rank, header.step, header.tag}); found != stash_.end()) {
+            Frame frame = std::move(found->second);
+            stash_.erase(found);
+            if (fits(frame)) return frame;
+            ++dropped_;
+        }
+        const Line& line = connected(header.rank);
+        const auto begun = Clock::now();
+        auto spent = [&] { return std::chrono::duration<double>(Clock::now() - begun).count(); };
+        while (spent() < kSlice) {
+            Frame frame(zmq_);
+            auto [sender, error] = receive_one(line, spent() < spin_ ? kDontWait : 0, frame);
+            if (error == EAGAIN && spent() < spin_) continue;
+            if (error == EAGAIN || error == EINTR) return std::nullopt;
+            if (error) fail("received", error);
+            if (sender == header.rank && fits(frame)) return frame;
+            keep(sender, std::move(frame));
+        }
+        return std::nullopt;
+    }
+
+    // Take in what has come already, without waiting: so that no two members block each other.
+    void drain() {
+        for (const Line& line : lines_)
+            while (line.socket) {
+                Frame frame(zmq_);
+                auto [sender, error] = receive_one(line, kDontWait, frame);
+                if (error) break;
+                keep(sender, std::move(frame));
+            }
+    }
+
+    // Drop everything; the sockets may then be closed.
+    void close() {
+        stash_.clear();
+        ranks_.clear();
+        for (Line& line : lines_) line = {};
+    }
+
+private:
+    using Clock = std::chrono::steady_clock;
+
+    static constexpr size_t kStash = 4096;  // frames of all members together; none is further ahead than two exchanges
+    static constexpr double kSlice = 0.1;   // seconds of one attempt to receive
+    static constexpr int kStranger = -1;
+
+    struct Line {
+        void* socket = nullptr;
+        std::string name;
+    };
+    struct Key {
+        uint32_t rank, step, tag;
+        auto operator<=>(const Key&) const = default;
+    };
+
+    [[noreturn]] static void fail(const char* what, int error) {
+        throw std::runtime_error(std::string("a frame was not ") + what + ": " + std::strerror(error));
+    }
+
+    const Line& connected(uint32_t rank) const {
+        const Line& line = lines_.at(rank);
+        if (!line.socket) throw std::invalid_argument("that rank is not connected");
+        return line;
+    }
+
+    // The next message on a line's socket: its sender, and what went wrong or 0. `frame` is empty if it is not one frame.
+    std::pair<int, int> receive_one(const Line& line, int flags, Frame& frame) const {
+        if (int error = frame.receive(line.socket, flags)) return {kStranger, error};
+        int sender = kStranger;
+        if (line.name.empty()) {
+            sender = static_cast<int>(&line - lines_.data());
+        } else {
+            auto found = ranks_.find(std::string(reinterpret_cast<const char*>(frame.data()), frame.size()));
+            if (found != ranks_.end()) sender = found->second;
+            if (!frame.more()) {
+                frame = Frame(zmq_);
+                return {sender, 0};
+            }
+            frame.receive(line.socket, 0);
+        }
+        if (frame.more()) {  // no member sends more: take the rest off the socket
+            while (frame.more()) frame.receive(line.socket, 0);
+            frame = Frame(zmq_);
+        }
+        return {sender, 0};
+    }
+
+    // Stash a frame that is early; drop one that is anything else.
+    void keep(int sender, Frame frame) {
+        Header header{};
+        if (frame.size() >= sizeof header) std::memcpy(&header, frame.data(), sizeof header);
+        const bool known = header.magic == kMagic && header.version == kVersion && sender == header.rank &&
+                           header.session == session_ && header.epoch == epoch_;
+        const bool early = std::pair(header.step, header.tag >> kSegmentBits) >= std::pair(step_, oldest_);
+        if (sender < 0 || !known || !early || stash_.size() >= kStash)
+            ++dropped_;
+        else
+            stash_.insert_or_assign({header.rank, header.step, header.tag}, std::move(frame));
+    }
+
+    ZeroMq zmq_;
+    uint32_t rank_;
+    uint64_t session_;
+    uint32_t epoch_;
+    double spin_;
+    std::vector<Line> lines_;           // by rank
+    std::map<std::string, int> ranks_;  // by name
+    std::map<Key, Frame> stash_;
+    uint32_t step_ = 0;
+    uint32_t oldest_ = 0;  // number of the first message of the oldest exchange under way
+    size_t dropped_ = 0;
+};
+
+}  // namespace tpi

@@ -103,7 +103,7 @@ class GroupStats:
 class Group(ABC):
     """One member's handle on a group. Every member calls the same methods in the same order with equal shapes.
 
-    Sums take `[tokens, hidden]` float32 and raise NodeLost, naming the node, when a peer does not answer within its
+    Sums take C-contiguous `[tokens, hidden]` float32 and raise NodeLost, naming the node, when a peer does not answer within its
     deadline. A group that has raised is of no further use but to be closed.
     """
 
@@ -137,8 +137,7 @@ class Group(ABC):
         started = perf_counter()
         if len(self._flying) == IN_FLIGHT:
             raise RuntimeError(f"{IN_FLIGHT} sums are on their way; finish one first")
-        values = np.ascontiguousarray(partial, np.float32).reshape(-1)
-        exchange = self._allreduce(values) if everywhere else self._reduce(values)
+        exchange = self._allreduce(partial) if everywhere else self._reduce(partial)
         flight = Flight(exchange, partial.shape, everywhere or self.rank == 0)
         flight.resume()
         self._flying.append(flight)
@@ -207,7 +206,7 @@ class Group(ABC):
     def _run(self, partial: F32, algorithm: Callable[[F32], Exchange]) -> F32:
         """A sum from start to end, while nothing else is done: what most of them are, so in few steps."""
         started = perf_counter()
-        exchange = algorithm(np.ascontiguousarray(partial, np.float32).reshape(-1))
+        exchange = algorithm(partial)
         try:
             while True:
                 next(exchange)
@@ -215,7 +214,7 @@ class Group(ABC):
             total: F32 = done.value
         self._stats.exchanges += 1
         self._stats.seconds += perf_counter() - started
-        return total.reshape(partial.shape)
+        return total if total.shape == partial.shape else total.reshape(partial.shape)
 
     @abstractmethod
     def _begin(self, step: int) -> None:
@@ -223,7 +222,7 @@ class Group(ABC):
 
     @abstractmethod
     def _allreduce(self, values: F32) -> Exchange:
-        """1-D sum of all members' 1-D `values`."""
+        """The sum of all members' `values`, an array of their shape or a 1-D one."""
 
     @abstractmethod
     def _reduce(self, values: F32) -> Exchange:

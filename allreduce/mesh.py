@@ -22,7 +22,7 @@ class Mesh(Networked):
         number = self.box.reserve(1)
         self.box.send(self.others, number, values, self.code)
         yield
-        total = self._buffer(values.size)
+        total = self._buffer(values)
         self.box.sum(number, values, total, self.code)
         return total
 

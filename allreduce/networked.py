@@ -51,12 +51,13 @@ class Networked(Group):
         """Close the connections that this member made."""
         self.transport.close()
 
-    def _buffer(self, count: int) -> F32:
-        """A result buffer, `count` values long, for each sum under way in turn; its content is whatever it was."""
-        self._totals.rotate()
-        if self._totals[0].size < count:
-            self._totals[0] = np.empty(count, np.float32)
-        return self._totals[0][:count]
+    def _buffer(self, values: F32) -> F32:
+        """A result buffer like `values`, for each sum under way in turn; its content is whatever it was."""
+        totals = self._totals
+        totals.rotate()
+        if totals[0].shape != values.shape:
+            totals[0] = np.empty_like(values)
+        return totals[0]
 
     def _reduce_to_master(self, values: F32) -> Exchange:
         """Everyone sends to the master, which sums in rank order: one latency, n - 1 payloads on the master's link."""
@@ -66,6 +67,6 @@ class Networked(Group):
         yield
         if self.rank:
             return values
-        total = self._buffer(values.size)
+        total = self._buffer(values)
         self.box.sum(number, values, total, self.code)
         return total

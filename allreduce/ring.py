@@ -38,6 +38,7 @@ class Ring(Networked):
         return (self.rank - 1) % self.size
 
     def _allreduce(self, values: F32) -> Exchange:
+        values = values.reshape(-1)
         rounds = self.size - 1
         number = self.box.reserve(2 * rounds)
         total = yield from self._reduce_scatter(values, number)
@@ -52,6 +53,7 @@ class Ring(Networked):
         return total
 
     def _reduce(self, values: F32) -> Exchange:
+        values = values.reshape(-1)
         rounds = self.size - 1
         number = self.box.reserve(rounds + 1)
         total = yield from self._reduce_scatter(values, number)
@@ -72,7 +74,7 @@ class Ring(Networked):
         if outgoing.size:
             self.box.send((self._next,), number, outgoing, self.code)
         yield
-        total = self._buffer(values.size)
+        total = self._buffer(values)
         np.copyto(total, values)
         for turn in range(self.size - 1):
             outgoing = total[parts[(self.rank - turn) % self.size]]

@@ -87,6 +87,7 @@ class Shared(Group):
     def _allreduce(self, values: F32) -> Exchange:
         yield
         assert self._board is not None
+        values = values.reshape(-1)
         if self._total.size < values.size:
             self._total = np.empty(values.size, np.float32)
         total = self._total[: values.size]

@@ -23,7 +23,7 @@ class Star(Networked):
         if self.rank:
             box.send((0,), number, values, self.code)
         yield
-        total = self._buffer(values.size)
+        total = self._buffer(values)
         if self.rank == 0:
             box.sum(number, values, total, self.code)
             box.send(self.others, number + 1, total, EXACT)

@@ -49,7 +49,7 @@ class Tree(Networked):
         if not self._children:
             self.box.send(self._parent, number, values, self.code)
         yield
-        total = self._buffer(values.size)
+        total = self._buffer(values)
         np.copyto(total, values)
         for child in self._children:
             self.box.add(child, number, total, self.code)

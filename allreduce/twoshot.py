@@ -39,12 +39,13 @@ class TwoShot(Networked):
 
     def _sum(self, values: F32, takers: Container[int]) -> Exchange:
         """The sum of everyone's `values` on the members `takers`."""
+        values = values.reshape(-1)
         waves = _waves(values.size, self.size)
         number = self.box.reserve(2 * len(waves))
         targets = [rank for rank in self.others if rank in takers]
         self._scatter(values, waves, number)
         yield
-        total = self._buffer(values.size)
+        total = self._buffer(values)
         for index, wave in enumerate(waves):
             mine = total[wave[self.rank]]
             if mine.size:

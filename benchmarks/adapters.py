@@ -42,7 +42,7 @@ def kernels(quick: bool) -> Result:
 
 def allreduce(quick: bool) -> Result:
     """`benchmarks.allreduce`."""
-    rounds = "3" if quick else "21"
+    rounds = "3" if quick else "31"
     made: list[dict[str, Any]] = json.loads(
         _output("benchmarks.allreduce", "--rounds", rounds, "--json", "/dev/stdout")
     )

@@ -86,7 +86,7 @@ def main() -> None:
     parser.add_argument("--payloads", default="2304,16384,32768,1048576", help="bytes of f32")
     parser.add_argument("--collectives", default="star,mesh,two-shot,tree,ring,auto")
     parser.add_argument("--wire", default="f32")
-    parser.add_argument("--rounds", type=int, default=11)
+    parser.add_argument("--rounds", type=int, default=31)
     parser.add_argument("--repeat", type=int, default=5, help="rows of four exchanges per round")
     parser.add_argument("--spin-us", type=int, default=0)
     parser.add_argument("--json", type=Path)

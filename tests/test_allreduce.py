@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
 
 from allreduce import transport
 from allreduce.base import F32, Endpoints, Group, GroupSpec, GroupStats, Peer, open_group
@@ -134,6 +135,25 @@ def test_all_members_hold_the_same_bits_in_a_quantised_wire(name: str, wire: str
         np.testing.assert_array_equal(results[0], in_rank_order([decoded(partial, wire) for partial in partials]))
     largest = max(np.abs(partial).max() for partial in partials)
     assert np.abs(results[0] - in_rank_order(partials)).max() < 0.05 * largest
+
+
+@pytest.mark.parametrize("wire", ["bf16", "q8"])
+@settings(max_examples=30, deadline=None)
+@given(values=hnp.arrays(np.float32, st.integers(1, 200), elements=st.floats(width=32)))
+def test_what_travels_is_what_the_wire_format_says_to_the_bit(wire: str, values: F32) -> None:
+    """Native code and `tpi.wire` know the formats: huge, tiny and no numbers at all included."""
+    partials = [np.zeros((1, values.size), np.float32), values.reshape(1, -1)]
+    for total in run_group("mesh", 2, lambda group: group.allreduce(partials[group.rank]).copy(), wire=wire):
+        np.testing.assert_array_equal(total, decoded(partials[1], wire))
+
+
+@pytest.mark.parametrize("bad", [np.ones((2, 8), np.float64), np.ones((8, 2), np.float32).T])
+def test_what_is_no_contiguous_float32_is_refused(bad: F32) -> None:
+    with House(2) as house:
+        group = house.join("star", 0)
+        with pytest.raises((TypeError, ValueError, BufferError), match=r"float32|contiguous"):
+            group.allreduce(bad)
+        group.close()
 
 
 def test_a_single_node_gets_its_own_partial_back() -> None:

@@ -14,16 +14,16 @@ if sys.platform != "linux" or len(os.sched_getaffinity(0)) < 2:
     pytest.skip("needs Linux and two CPUs", allow_module_level=True)
 
 
-def allowed() -> set[frozenset[int]]:
-    """The sets of CPUs on which the I/O threads of this process may run."""
+def allowed() -> set[tuple[frozenset[int], int]]:
+    """The sets of CPUs on which the I/O threads of this process may run, each with the thread's scheduling policy."""
     tasks = Path("/proc/self/task").iterdir()
     threads = [int(task.name) for task in tasks if "ZMQbg/IO" in (task / "comm").read_text()]
     assert threads
-    return {frozenset(os.sched_getaffinity(thread)) for thread in threads}
+    return {(frozenset(os.sched_getaffinity(thread)), os.sched_getscheduler(thread)) for thread in threads}
 
 
 def test_it_follows_short_sums_only() -> None:
-    everywhere, seen = {frozenset(os.sched_getaffinity(0))}, []
+    everywhere, seen = {(frozenset(os.sched_getaffinity(0)), os.SCHED_OTHER)}, []
     with House(2) as house, ThreadPoolExecutor(1) as pool:
         worker = pool.submit(house.join, "star", 1).result()
         master = house.join("star", 0)
@@ -38,6 +38,7 @@ def test_it_follows_short_sums_only() -> None:
         closed = allowed()
     short, long, again = seen
     for kept in (short, again):
-        (cpus,) = kept
+        ((cpus, policy),) = kept
         assert len(cpus) == 1
+        assert policy == os.SCHED_BATCH
     assert long == closed == everywhere

@@ -103,8 +103,8 @@ class GroupStats:
 class Group(ABC):
     """One member's handle on a group. Every member calls the same methods in the same order with equal shapes.
 
-    Sums take C-contiguous `[tokens, hidden]` float32 and raise NodeLost, naming the node, when a peer does not answer within its
-    deadline. A group that has raised is of no further use but to be closed.
+    Sums take C-contiguous `[tokens, hidden]` float32 and raise NodeLost, naming the node, when a peer does not answer
+    within its deadline. A group that has raised is of no further use but to be closed.
     """
 
     name: str

@@ -51,6 +51,15 @@ class Figures:
         return median(speed / most for speed, most in zip(self.speeds, possible, strict=True))
 
 
+def pooled(runs: Sequence[Figures]) -> Figures:
+    """All rounds of several processes; `node` is that of the one of median speed, with the highest peak of all."""
+    middle = sorted(runs, key=lambda one: one.speed)[len(runs) // 2]
+    peak = max(int(one.node["peak_rss_bytes"]) for one in runs)
+    speeds = [speed for one in runs for speed in one.speeds]
+    raw = [look for one in runs for look in one.raw]
+    return Figures(speeds, raw, middle.node | {"peak_rss_bytes": peak})
+
+
 def measured(pack: Path, budget: int, tokens: int, rounds: int) -> Figures:
     """Run the child."""
     command = [sys.executable, "-m", "benchmarks.budgeted", str(pack), str(budget), str(tokens), str(rounds)]
@@ -73,7 +82,7 @@ def raw_speed(pack: Pack, disk: DiskSpeed, size: int = _RAW_BYTES, seconds: floa
     files = {block.path for block in pack.walk()}
     extents = [Extent(path, 0, path.stat().st_size // PAGE * PAGE) for path in sorted(files)]
     time.sleep(_FILL_S)
-    return measure(extents, disk.open(), size, seconds)
+    return measure(extents, disk.open(max(extent.nbytes for extent in extents)), size, seconds)
 
 
 def main(path: str, budget: int, tokens: int, rounds: int) -> None:

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from statistics import median
 
-from benchmarks.budgeted import CONTEXT, Figures, decode, measured, raw_speed
+from benchmarks.budgeted import CONTEXT, Figures, decode, measured, pooled, raw_speed
 from benchmarks.machine import MIB
 from benchmarks.models import llama_1b_f32, smollm2
 from benchmarks.result import Bars, Check, Result, Row, Table
@@ -21,18 +21,20 @@ SHARES = (0.12, 0.15, 0.20, 0.30, 0.40, 0.50, 0.60, 0.70, 0.80, 0.90, 1.00)
 MASTER_BARE = 120.0  # MiB
 REACHED, PARITY = 0.90, 0.97
 PAIRS, LOADS = 20, 10
-NEAR, CLOSE_PAIRS = 0.10, 6  # a budget that is not faster by as much is compared in so many pairs
+TURNS, ROUNDS, TOKENS = 3, 4, 2  # of each budget: processes, rounds in one, tokens in a round
+NEAR, CLOSE_PAIRS = 0.10, 12  # a budget that is not faster by as much is compared in so many pairs
 _ASIDE_S, _ASIDE_TOKENS = 3.0, 4  # of one look at reading beside computing; tokens of one at computing
 NOTES = """
-{name} ({size:.0f} MiB), context {context}. A share is the budget (`--memory`) in parts of the model's bytes; each is a
-process of its own. `bare` is the process before it is given weights, `peak` its VmHWM less that. `raw` is the disk
-alone, read past the page cache before and after each round of tokens; `possible` is the lesser of raw speed over
-streamed bytes per token and the speed with everything in memory, `reached` the decode speed over it; medians of the
-rounds. A budget that holds everything is compared with `--no-scheduler` in {pairs} pairs, one after the other in one
-process, the order changing; it starts no readers and takes the path of `--no-scheduler`, so the pairs show what the
-choice costs, not the loader. Both are loaded {loads} times, in changing order: which memory a process is given is luck,
-and worth several percent. Budgets at which tokens/s are not clearly ({near:.0%}) above those of the next smaller one
-are compared with it in {close} pairs: a disk on a shared machine drifts by more than they differ.
+{name} ({size:.0f} MiB), context {context}. A share is the budget (`--memory`) in parts of the model's bytes. All
+budgets take {turns} turns, each in a process of its own: which memory a process is given is luck, and worth several
+percent; medians are of the rounds of all turns, the peak is the highest. `bare` is the process before it is given
+weights, `peak` its VmHWM less that. `raw` is the disk alone, read past the page cache before and after each round of
+tokens; `possible` is the lesser of raw speed over streamed bytes per token and the speed with everything in memory,
+`reached` the decode speed over it. A budget that holds everything is compared with `--no-scheduler` in {pairs} pairs,
+one after the other in one process, the order changing; it starts no readers and takes the path of `--no-scheduler`, so
+the pairs show what the choice costs, not the loader. Both are loaded {loads} times, in changing order. Budgets at which
+tokens/s are not clearly ({near:.0%}) above those of the next smaller one are compared with it in {close} pairs: a disk
+on a shared machine drifts by more than they differ.
 
 Reading and computing share the memory bus: the second table has what each reaches alone, and while the other runs on
 its own. `possible` knows of neither slowdown, so no schedule reaches all of it where both take about as long.
@@ -67,23 +69,31 @@ def bench(quick: bool) -> Result:
     model = smollm2() if quick else llama_1b_f32()
     pack = open_model(str(model.path), "f32", default_cache())
     size, shares = pack.weight_bytes, SHARES[::5] if quick else SHARES
-    tokens, rounds = (2, 1) if quick else (2, 10)
-    resident = measured(pack.path, 0, 8 * tokens, rounds // 2 or 1).speed
-    trials = [
-        Trial(share, budget, measured(pack.path, budget, tokens, rounds))
-        for share, budget in ((share, int(share * size)) for share in shares)
-    ]
+    budgets = [int(share * size) for share in shares]
+    resident, figures = _in_turns(pack, budgets, *((1, 1) if quick else (TURNS, ROUNDS)))
+    trials = [Trial(*one) for one in zip(shares, budgets, figures, strict=True)]
     steps = [_step(pack, *two, 1 if quick else CLOSE_PAIRS) for two in pairwise(trials)]
     everything, unscheduled = _placed(pack, 2 * size), Placement(str(pack.path), context=CONTEXT, scheduler=False)
-    ratios = list(_parity(everything, unscheduled, 2 if quick else LOADS, 1 if quick else PAIRS // LOADS, 4 * tokens))
+    ratios = list(_parity(everything, unscheduled, 2 if quick else LOADS, 1 if quick else PAIRS // LOADS, 4 * TOKENS))
     notes = NOTES.format(
         name=f"{model.name}, packed in f32", size=size / MIB, context=CONTEXT, pairs=len(ratios),
-        loads=LOADS, near=NEAR, close=CLOSE_PAIRS,
+        turns=TURNS, loads=LOADS, near=NEAR, close=CLOSE_PAIRS,
     )  # fmt: skip
     table = Table(f"Budgets; everything in memory: {resident:.3g} tok/s", [_row(one, resident) for one in trials])
     checks = list(_checks(trials, resident, steps, ratios))
-    tables = [table, side_by_side(pack, rounds // 2 or 1)]
+    tables = [table, side_by_side(pack, 1 if quick else ROUNDS)]
     return Result("Memory budgets", notes, tables, checks, [_plot(trials, resident)])
+
+
+def _in_turns(pack: Pack, budgets: Sequence[int], turns: int, rounds: int) -> tuple[float, list[Figures]]:
+    """Tokens per second without a scheduler, and the figures of each budget, from `turns` processes of each."""
+    residents: list[Figures] = []
+    figures: list[list[Figures]] = [[] for _ in budgets]
+    for _ in range(turns):
+        residents.append(measured(pack.path, 0, 8 * TOKENS, rounds))
+        for budget, known in zip(budgets, figures, strict=True):
+            known.append(measured(pack.path, budget, TOKENS, rounds))
+    return pooled(residents).speed, [pooled(known) for known in figures]
 
 
 def pairs(one: Placement, other: Placement, count: int, tokens: int) -> Iterator[float]:
@@ -137,7 +147,7 @@ def _step(pack: Pack, smaller: Trial, larger: Trial, count: int) -> float:
     ratio = larger.figures.speed / smaller.figures.speed
     if ratio >= 1 + NEAR:
         return ratio
-    return median(pairs(_placed(pack, larger.budget), _placed(pack, smaller.budget), count, 2))
+    return median(pairs(_placed(pack, larger.budget), _placed(pack, smaller.budget), count, TOKENS))
 
 
 def _checks(

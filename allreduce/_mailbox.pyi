@@ -5,6 +5,9 @@ import numpy.typing as npt
 
 F32 = npt.NDArray[np.float32]
 
+def quantise(values: F32, wire: int) -> None:
+    """Make of `values` what the others decode when they are sent to them."""
+
 class Mailbox:
     """Numbered messages to and from the other members; see native/mailbox.cpp. `wire` is a `Wire.code`."""
 

@@ -11,7 +11,7 @@ import numpy as np
 from allreduce.base import F32
 from allreduce.transport import Transport
 from tpi.links import Link, LinkTable
-from tpi.wire import Float32
+from tpi.wire import EXACT
 
 _LEAST_S = 2.0  # a measurement takes this long at most,
 _ROUND_TRIPS = 25  # or as many of the slowest round trips
@@ -19,7 +19,6 @@ _PINGS = 8
 _MESSAGES = 64  # of one pair, at most
 _PROBE_VALUES = (1 << 12, 1 << 14, 1 << 16, 1 << 18)  # 16 KiB to 1 MiB
 _ENOUGH_S = 0.02  # a probe that takes so long tells the bandwidth
-_EXACT = Float32.code
 
 
 def rounds(size: int) -> list[list[tuple[int, int]]]:
@@ -59,10 +58,10 @@ def share(transport: Transport, values: F32) -> F32:
     """The master's 1-D `values`, on every member."""
     number = transport.box.reserve(1)
     if transport.spec.rank == 0:
-        transport.box.send(range(1, transport.spec.size), number, values, _EXACT)
+        transport.box.send(range(1, transport.spec.size), number, values, EXACT.code)
         return values
     out = np.empty_like(values)
-    transport.box.receive(0, number, out, _EXACT)
+    transport.box.receive(0, number, out, EXACT.code)
     return out
 
 
@@ -114,12 +113,12 @@ class _Pair:
         self._send(np.array([count], np.float32))
 
     def _send(self, values: F32) -> None:
-        self._transport.box.send((self._peer,), self._number, values, _EXACT)
+        self._transport.box.send((self._peer,), self._number, values, EXACT.code)
         self._number += 1
 
     def _hear(self, count: int) -> int:
         values = np.empty(count, np.float32)
-        self._transport.box.receive(self._peer, self._number, values, _EXACT)
+        self._transport.box.receive(self._peer, self._number, values, EXACT.code)
         self._number += 1
         return int(values[0])
 
@@ -131,11 +130,11 @@ def _assemble(transport: Transport, found: F32, known: dict[tuple[int, int], Lin
     if transport.spec.rank == 0:
         table[0] = found
         for rank in range(1, size):
-            transport.box.receive(rank, number, table[rank].reshape(-1), _EXACT)
+            transport.box.receive(rank, number, table[rank].reshape(-1), EXACT.code)
         for pair, link in known.items():
             table[pair] = link.latency_s, link.bytes_per_s
     else:
-        transport.box.send((0,), number, found.reshape(-1), _EXACT)
+        transport.box.send((0,), number, found.reshape(-1), EXACT.code)
     table = share(transport, table.reshape(-1)).reshape(size, size, 2)
     pairs = [(a, b) for a in range(size) for b in range(a + 1, size)]
     return LinkTable(size, {pair: Link(float(table[pair][0]), float(table[pair][1])) for pair in pairs})

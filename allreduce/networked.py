@@ -8,9 +8,7 @@ import numpy as np
 from allreduce.base import F32, Endpoints, Group, GroupSpec, GroupStats
 from allreduce.flight import IN_FLIGHT, Exchange
 from allreduce.transport import Transport
-from tpi.wire import Float32, open_wire
-
-EXACT = Float32.code
+from tpi.wire import wire_format
 
 
 class Networked(Group):
@@ -21,8 +19,7 @@ class Networked(Group):
 
     def __init__(self, spec: GroupSpec, endpoints: Endpoints, transport: Transport | None = None) -> None:
         super().__init__(spec)
-        self._codec = open_wire(spec.wire)
-        self.code = self._codec.code
+        self.code = wire_format(spec.wire).code
         self._totals = deque([np.empty(0, np.float32)] * IN_FLIGHT)
         # in turns, so that not everyone sends to the same member first
         self.others = tuple((spec.rank + step) % spec.size for step in range(1, spec.size))

@@ -16,7 +16,7 @@ from collections.abc import Callable
 
 from allreduce.chunks import chunks
 from tpi.links import LinkTable
-from tpi.wire import open_wire
+from tpi.wire import wire_format
 
 
 def _star(links: LinkTable, count: int, wire: str) -> float:
@@ -61,7 +61,7 @@ def _ring(links: LinkTable, count: int, wire: str) -> float:
 
 
 def _bytes(count: int, wire: str) -> int:
-    return open_wire(wire).nbytes(count)
+    return wire_format(wire).nbytes(count)
 
 
 def _largest_chunk(links: LinkTable, count: int) -> int:

@@ -10,7 +10,8 @@ import numpy as np
 from allreduce.base import F32
 from allreduce.chunks import chunks
 from allreduce.flight import Exchange
-from allreduce.networked import EXACT, Networked
+from allreduce.networked import Networked
+from tpi.wire import EXACT
 
 
 class Ring(Networked):
@@ -47,9 +48,9 @@ class Ring(Networked):
             outgoing = total[parts[(self.rank + 1 - turn) % self.size]]
             incoming = total[parts[(self.rank - turn) % self.size]]
             if outgoing.size:
-                self.box.send((self._next,), number + rounds + turn, outgoing, EXACT)
+                self.box.send((self._next,), number + rounds + turn, outgoing, EXACT.code)
             if incoming.size:
-                self.box.receive(self._previous, number + rounds + turn, incoming, EXACT)
+                self.box.receive(self._previous, number + rounds + turn, incoming, EXACT.code)
         return total
 
     def _reduce(self, values: F32) -> Exchange:
@@ -60,11 +61,11 @@ class Ring(Networked):
         parts = chunks(values.size, self.size)
         mine = total[parts[self._next]]
         if self.rank and mine.size:
-            self.box.send((0,), number + rounds, mine, EXACT)
+            self.box.send((0,), number + rounds, mine, EXACT.code)
         for rank in self.others if self.rank == 0 else ():
             theirs = total[parts[(rank + 1) % self.size]]
             if theirs.size:
-                self.box.receive(rank, number + rounds, theirs, EXACT)
+                self.box.receive(rank, number + rounds, theirs, EXACT.code)
         return total
 
     def _reduce_scatter(self, values: F32, number: int) -> Exchange:

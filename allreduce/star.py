@@ -6,7 +6,8 @@ Partials travel in the group's wire format, the sum goes back in f32, so that ev
 
 from allreduce.base import F32
 from allreduce.flight import Exchange
-from allreduce.networked import EXACT, Networked
+from allreduce.networked import Networked
+from tpi.wire import EXACT
 
 
 class Star(Networked):
@@ -26,9 +27,9 @@ class Star(Networked):
         total = self._buffer(values)
         if self.rank == 0:
             box.sum(number, values, total, self.code)
-            box.send(self.others, number + 1, total, EXACT)
+            box.send(self.others, number + 1, total, EXACT.code)
         else:
-            box.receive(0, number + 1, total, EXACT)
+            box.receive(0, number + 1, total, EXACT.code)
         return total
 
     def _reduce(self, values: F32) -> Exchange:

@@ -16,7 +16,7 @@ from allreduce.flight import Exchange
 from allreduce.transport import Transport
 from tpi.errors import NodeLost, UsageError
 from tpi.sockets import split_address
-from tpi.wire import Float32
+from tpi.wire import EXACT
 
 _STORE_RANK = 1
 
@@ -92,9 +92,9 @@ class TorchDistributed(Group):
         self._transport.connect(others if self.rank == _STORE_RANK else (_STORE_RANK,))
         box, word = self._transport.box, np.array([port], np.float32)
         if self.rank == _STORE_RANK:
-            box.send(others, box.reserve(1), word, Float32.code)
+            box.send(others, box.reserve(1), word, EXACT.code)
         else:
-            box.receive(_STORE_RANK, box.reserve(1), word, Float32.code)
+            box.receive(_STORE_RANK, box.reserve(1), word, EXACT.code)
         return int(word[0])
 
     def _own_address(self, host: str, port: int) -> str:

@@ -8,7 +8,8 @@ import numpy as np
 
 from allreduce.base import F32
 from allreduce.flight import Exchange
-from allreduce.networked import EXACT, Networked
+from allreduce.networked import Networked
+from tpi.wire import EXACT
 
 
 class Tree(Networked):
@@ -37,8 +38,8 @@ class Tree(Networked):
         number = self.box.reserve(2)
         total = yield from self._up(values, number)
         for parent in self._parent:
-            self.box.receive(parent, number + 1, total, EXACT)
-        self.box.send(self._children, number + 1, total, EXACT)
+            self.box.receive(parent, number + 1, total, EXACT.code)
+        self.box.send(self._children, number + 1, total, EXACT.code)
         return total
 
     def _reduce(self, values: F32) -> Exchange:

@@ -8,8 +8,7 @@ to travel back, and every member, the one that summed the chunk included, uses w
 
 from collections.abc import Container
 
-import numpy as np
-
+from allreduce._mailbox import quantise
 from allreduce.base import F32
 from allreduce.chunks import chunks
 from allreduce.flight import Exchange
@@ -51,7 +50,7 @@ class TwoShot(Networked):
             if mine.size:
                 self.box.sum(number + index, values[wave[self.rank]], mine, self.code)
                 self.box.send(targets, number + len(waves) + index, mine, self.code)
-                self._round(mine)
+                quantise(mine, self.code)
         yield
         if self.rank in takers:
             self._collect(waves, number + len(waves), total)
@@ -68,13 +67,6 @@ class TwoShot(Networked):
             for rank in self.others:
                 if total[wave[rank]].size:
                     self.box.receive(rank, number + index, total[wave[rank]], self.code)
-
-    def _round(self, values: F32) -> None:
-        """Make of `values` what the others decode when this member sends them."""
-        if self.wire != "f32":
-            raw = np.empty(self._codec.nbytes(values.size), np.uint8)
-            self._codec.encode(values, raw)
-            self._codec.decode(raw, values)
 
 
 def _waves(count: int, size: int) -> Waves:

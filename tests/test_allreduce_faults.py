@@ -22,6 +22,7 @@ from allreduce.networked import Networked
 from tests.collective_helpers import SESSION, House, partials_of
 from tpi.errors import NodeLost
 from tpi.sockets import COLLECTIVE, Net
+from tpi.wire import wire_format
 
 NETWORKED = ["star", "mesh", "two-shot", "tree", "ring"]
 SIZE = 4
@@ -221,6 +222,23 @@ def test_a_frame_put_together_as_documented_is_summed() -> None:
         group.begin(5)
         send(house, LAYOUT.pack(MAGIC, VERSION, 0, 1, SESSION, 1, 5, 0, 200) + PARTIALS[1].tobytes())
         np.testing.assert_array_equal(group.allreduce(PARTIALS[0]), PARTIALS[0] + PARTIALS[1])
+        assert group.stats.dropped == 0
+        group.close()
+
+
+@pytest.mark.parametrize(
+    ("wire", "payload", "values"),
+    [
+        ("bf16", np.array([0x3F80, 0xC020, 0x0001], "<u2").tobytes(), [1.0, -2.5, 2.0**-133]),
+        ("q8", np.float16(0.25).tobytes() + bytes([4, 0xF6, *[0] * 30]), [1.0, -2.5, 0.0]),
+    ],
+)
+def test_payloads_are_laid_out_as_documented(wire: str, payload: bytes, values: list[float]) -> None:
+    with House(2, wire=wire) as house:
+        group = house.join("star", 0)
+        group.begin(5)
+        send(house, LAYOUT.pack(MAGIC, VERSION, wire_format(wire).code, 1, SESSION, 1, 5, 0, 3) + payload)
+        np.testing.assert_array_equal(group.allreduce(np.zeros((1, 3), np.float32)), [values])
         assert group.stats.dropped == 0
         group.close()
 

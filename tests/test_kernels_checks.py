@@ -2,7 +2,6 @@
 
 from collections.abc import Callable
 from dataclasses import replace
-from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -11,7 +10,7 @@ import pytest
 from tests.kernel_cases import AttentionCase, FfnCase, attention_case, ffn_case, normal, pack
 from tpi import kernels
 from tpi.errors import KernelError, UsageError
-from tpi.kernels import native, reference
+from tpi.kernels import native
 from tpi.kernels.spec import Batch
 from tpi.pack.layout import Part, RunLayout
 
@@ -204,21 +203,3 @@ def test_the_facade_takes_either_implementation() -> None:
     finally:
         kernels.use("native")
     np.testing.assert_allclose(kernels.rms_norm(x, x[0], 1e-5), expected, rtol=1e-5)
-
-
-@pytest.mark.parametrize("kernels", [native, reference])
-def test_bfloat16_knows_where_its_bytes_end(kernels: ModuleType) -> None:
-    values = np.array([1.0, -2.5, np.nan, np.inf, 3e-9], np.float32)
-    raw = np.zeros(11, np.uint8)
-    kernels.to_bf16(values, raw[:10])
-    raw[1:] = raw[:10].copy()
-    out, total = np.empty_like(values), np.ones_like(values)
-    kernels.from_bf16(raw, 1, out)
-    np.testing.assert_allclose(out, values, rtol=1e-2)
-    kernels.add_bf16(raw.tobytes(), 1, total)
-    np.testing.assert_array_equal(total, out + 1)
-    for convert in (kernels.from_bf16, kernels.add_bf16):
-        with pytest.raises(KernelError, match="the bytes end"):
-            convert(raw, 2, out)
-    with pytest.raises(KernelError, match="the bytes end"):
-        kernels.to_bf16(values, raw[:9])

@@ -46,6 +46,20 @@ private:
     Py_buffer view_;
 };
 
+// out = or += `values` as they arrive when they travel; `scratch` holds them meanwhile.
+void there_and_back(Wire wire, const float* values, size_t count, bool add, float* out, std::vector<uint8_t>& scratch) {
+    scratch.resize(payload_bytes(wire, count));
+    encode(wire, values, count, scratch.data());
+    decode(wire, scratch.data(), count, add, out);
+}
+
+// Make of `values` what the others decode when they are sent to them.
+void quantise(nb::handle values, uint8_t code) {
+    const Values both(values, true);
+    std::vector<uint8_t> scratch;
+    there_and_back(wire_of(code), both.data(), both.size(), false, both.data(), scratch);
+}
+
 using Ranks = std::vector<uint32_t>;
 using Message = std::tuple<Ranks, uint32_t, nb::object>;  // whom it goes to, its number, its values
 
@@ -230,9 +244,7 @@ private:
 
     void deliver_own(Wire wire, const float* values, size_t count, bool add, float* out) {
         if (wire == Wire::f32) return from_f32(reinterpret_cast<const uint8_t*>(values), count, add, out);
-        scratch_.resize(payload_bytes(wire, count));
-        encode(wire, values, count, scratch_.data());
-        decode(wire, scratch_.data(), count, add, out);
+        there_and_back(wire, values, count, add, out, scratch_);
     }
 
     double late(uint32_t rank, double deadline) {
@@ -265,6 +277,7 @@ private:
 
 NB_MODULE(_mailbox, m) {
     using tpi::Mailbox;
+    m.def("quantise", &tpi::quantise, nb::arg("values"), nb::arg("wire"));
     nb::class_<Mailbox>(m, "Mailbox")
         .def(nb::init<const std::string&, uint32_t, uint32_t, uint64_t, uint32_t, double, uint32_t, uint32_t,
                       nb::callable>(),

@@ -7,7 +7,7 @@
 #include <stdexcept>
 #include <string>
 
-#include "bfloat16_values.hpp"
+#include "bf16_values.hpp"
 #include "q8_values.hpp"
 
 namespace tpi {

@@ -1,5 +1,5 @@
-// q8: groups of 32 values share an f16 scale, their largest magnitude / 127; codes in -127..127 (GGUF's Q8_0). tpi/wire.py
-// has the same in numpy, bit for bit. Values of messages, which need not be aligned; the last group is padded with 0.
+// q8: groups of 32 values share an f16 scale, their largest magnitude / 127; codes in -127..127 (GGUF's Q8_0). Values of
+// messages, which need not be aligned; the last group is padded with 0.
 #pragma once
 
 #include <algorithm>

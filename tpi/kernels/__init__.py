@@ -10,7 +10,7 @@ from types import ModuleType
 from typing import Literal, Protocol, cast
 
 from tpi.errors import KernelError, UsageError
-from tpi.kernels.spec import F32, I32, U8, AttentionSpec, Batch, FfnSpec, KvArray, Raw, Residual, Stage
+from tpi.kernels.spec import F32, I32, U8, AttentionSpec, Batch, FfnSpec, KvArray, Residual, Stage
 from tpi.pack.layout import RunLayout
 
 Implementation = Literal["native", "reference"]
@@ -118,21 +118,6 @@ def logits(run: RunLayout, data: U8, x: F32) -> F32:
 def gather(run: RunLayout, data: U8, rows: I32) -> F32:
     """Rows of a table run, `[len(rows), hidden]` float32."""
     return cast(F32, _kernels().gather(run, data, rows))
-
-
-def to_bf16(values: F32, raw: U8) -> None:
-    """Write 1-D `values` as bfloat16 to `raw`, rounded to nearest, ties to even; what is not a number stays so."""
-    _kernels().to_bf16(values, raw)
-
-
-def from_bf16(raw: Raw, offset: int, out: F32) -> None:
-    """Write the bfloat16 values that `raw` holds from byte `offset` on to 1-D `out`; they need not be aligned."""
-    _kernels().from_bf16(raw, offset, out)
-
-
-def add_bf16(raw: Raw, offset: int, total: F32) -> None:
-    """Add the bfloat16 values that `raw` holds from byte `offset` on to 1-D `total`; they need not be aligned."""
-    _kernels().add_bf16(raw, offset, total)
 
 
 def dequantise(run: RunLayout, data: U8, part: str) -> F32:

@@ -1,8 +1,7 @@
 """The C++ kernels, with the functions of `reference`: keeps a native plan with each spec and allocates the results.
 
 All checks of dtype, shape, alignment and contiguity are in C++ and raise `KernelError`. Calls release the interpreter's
-lock and use one pool of threads per process; calls from several Python threads take turns. Only bfloat16 is converted
-at once, by the thread that asks for it.
+lock and use one pool of threads per process; calls from several Python threads take turns.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ from functools import lru_cache
 import numpy as np
 
 from tpi.kernels import _native, reference
-from tpi.kernels.spec import F32, I32, U8, AttentionSpec, Batch, FfnSpec, KvArray, Raw, Residual, Stage
+from tpi.kernels.spec import F32, I32, U8, AttentionSpec, Batch, FfnSpec, KvArray, Residual, Stage
 from tpi.pack.layout import RunLayout
 
 _PLAN = "native plan"  # under which a spec carries its plan, and drops it when it goes
@@ -113,21 +112,6 @@ def gather(run: RunLayout, data: U8, rows: I32) -> F32:
     out = np.empty((len(rows), run.hidden), np.float32)
     _plan_run(run).gather(data, rows, out)
     return out
-
-
-def to_bf16(values: F32, raw: U8) -> None:
-    """See `tpi.kernels.to_bf16`."""
-    _native.to_bf16(values, raw)
-
-
-def from_bf16(raw: Raw, offset: int, out: F32) -> None:
-    """See `tpi.kernels.from_bf16`."""
-    _native.from_bf16(raw, offset, out)
-
-
-def add_bf16(raw: Raw, offset: int, total: F32) -> None:
-    """See `tpi.kernels.add_bf16`."""
-    _native.add_bf16(raw, offset, total)
 
 
 def dequantise(run: RunLayout, data: U8, part: str) -> F32:

@@ -23,7 +23,6 @@ from tpi.kernels.spec import (
     Batch,
     FfnSpec,
     KvArray,
-    Raw,
     Residual,
     Stage,
 )
@@ -65,31 +64,6 @@ def layer_norm(x: F32, weight: F32, bias: F32 | None, eps: float) -> F32:
     centred = x - np.mean(x, axis=-1, keepdims=True)
     scaled = centred / np.sqrt(np.mean(np.square(centred), axis=-1, keepdims=True) + np.float32(eps)) * weight
     return np.asarray(scaled if bias is None else scaled + bias, np.float32)
-
-
-def to_bf16(values: F32, raw: U8) -> None:
-    """See `tpi.kernels.to_bf16`."""
-    if len(raw) < 2 * values.size:
-        raise KernelError(f"the bytes end before {values.size} bfloat16 values do")
-    bits = values.view(np.uint32)
-    upper = bits + np.uint32(0x7FFF) + (bits >> 16 & 1) >> 16
-    upper[np.isnan(values)] = 0x7FC0  # rounding could carry a NaN into infinity or zero
-    raw[: 2 * values.size].view(np.uint16)[:] = upper
-
-
-def from_bf16(raw: Raw, offset: int, out: F32) -> None:
-    """See `tpi.kernels.from_bf16`."""
-    if len(raw) < offset + 2 * out.size:
-        raise KernelError(f"the bytes end before {out.size} bfloat16 values do")
-    upper = np.frombuffer(raw, np.uint16, out.size, offset).astype(np.uint32)
-    out[:] = (upper << 16).view(np.float32)
-
-
-def add_bf16(raw: Raw, offset: int, total: F32) -> None:
-    """See `tpi.kernels.add_bf16`."""
-    values = np.empty_like(total)
-    from_bf16(raw, offset, values)
-    total += values
 
 
 def dequantise(run: RunLayout, data: U8, part: str) -> F32:

@@ -16,7 +16,6 @@ F32 = npt.NDArray[np.float32]
 I32 = npt.NDArray[np.int32]
 U8 = npt.NDArray[np.uint8]
 KvArray = npt.NDArray[np.generic]
-Raw = U8 | bytes | memoryview
 
 BLOCK_TOKENS = 32  # tokens per KV block; tpi.kv allocates by it
 KV_GROUP = 32  # values of a q8 key or value vector that share one f16 scale

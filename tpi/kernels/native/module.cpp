@@ -3,7 +3,6 @@
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
-#include "bfloat16.hpp"
 #include "chain.hpp"
 
 NB_MODULE(_native, m) {
@@ -34,9 +33,6 @@ NB_MODULE(_native, m) {
     m.def("read", &run_read, nb::arg("data"));
     m.def("norm", &run_norm, nb::arg("x"), nb::arg("norm"), nb::arg("out"));
 
-    m.def("to_bf16", &to_bf16);
-    m.def("from_bf16", &from_bf16);
-    m.def("add_bf16", &add_bf16);
 
     nb::class_<AttentionPlan>(m, "AttentionPlan")
         .def(nb::init<nb::tuple, nb::tuple, nb::tuple, nb::tuple, nb::object, nb::tuple, nb::tuple>(), nb::arg("query"),

@@ -4,11 +4,10 @@ import subprocess
 from typing import Any
 
 from benchmarks.allreduce import COMMAND, measure
-from benchmarks.home import MEGABIT, MILLISECOND, wheel
+from benchmarks.home import MEGABIT, MILLISECOND, verify_patiently, wheel
 from benchmarks.members import BASELINE, Plan
 from benchmarks.result import Check, Result, Row, Table
 from testbed.launch import Testbed
-from testbed.verify import verify
 
 SLACK_MS = 0.35
 PAYLOADS = (2304, 16384)
@@ -37,7 +36,7 @@ def _medians(latency: float, rounds: int) -> dict[str, list[float]]:
     plan = Plan((BASELINE, "star", "mesh", "two-shot"), "f32", PAYLOADS, rounds, 5, 0)
     pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
     with Testbed.start(wheel(4, latency, 1000 * MEGABIT)) as bed:
-        verify(bed)
+        verify_patiently(bed)
         names = [device.name for device in bed.topology.devices]
         hosts = [bed.address(name) for name in names]
         report = measure(plan, hosts, lambda rank: bed.popen(names[rank], COMMAND, **pipes))

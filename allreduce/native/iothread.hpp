@@ -1,7 +1,6 @@
 // libzmq's I/O thread, kept on the CPU of the thread that sends and receives. What is queued for a socket passes through
 // that thread, which sleeps between messages: it is woken within a few microseconds on a CPU that is awake, while an idle
-// core, which the scheduler prefers, takes tens of them. There it is a batch thread, which does not interrupt the sender:
-// that has often more to send, and gives way by itself when it waits. Linux only; elsewhere nothing happens.
+// core, which the scheduler prefers, takes tens of them. Linux only; elsewhere nothing happens.
 #pragma once
 
 #ifdef __linux__
@@ -29,12 +28,12 @@ public:
         cpu_set_t here;
         CPU_ZERO(&here);
         CPU_SET(cpu, &here);
-        move(here, SCHED_BATCH);
+        move(here);
     }
 
     // Run anywhere, as a thread with much to do beside one that computes should.
     void release() {
-        if (kept_.exchange(-1) >= 0) move(anywhere_, SCHED_OTHER);
+        if (kept_.exchange(-1) >= 0) move(anywhere_);
     }
 
 private:
@@ -52,13 +51,9 @@ private:
         return found;
     }
 
-    void move(const cpu_set_t& cpus, int policy) {
+    void move(const cpu_set_t& cpus) {
         if (threads_.empty()) threads_ = find();
-        const sched_param parameters{};
-        for (int thread : threads_) {  // it may have ended: then no matter
-            sched_setaffinity(thread, sizeof cpus, &cpus);
-            sched_setscheduler(thread, policy, &parameters);
-        }
+        for (int thread : threads_) sched_setaffinity(thread, sizeof cpus, &cpus);  // it may have ended: then no matter
     }
 
     std::vector<int> threads_;

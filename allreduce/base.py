@@ -1,6 +1,7 @@
 """What a collective is: a group of nodes that sum one float32 array each, and the table of the ways to do it.
 
-Nothing here knows sockets beyond carrying them: `transport` moves messages, one module per algorithm moves sums.
+Nothing here knows sockets beyond carrying them: `transport` connects, its mailbox moves messages, and one module per
+algorithm moves sums.
 """
 
 from abc import ABC, abstractmethod

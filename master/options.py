@@ -12,6 +12,7 @@ from master.sampler import Sampling
 from tpi.config import default_cache, parse_size
 from tpi.errors import UsageError
 from tpi.kv import KvDtype
+from tpi.wire import wire_names
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
@@ -121,7 +122,7 @@ _PLACEMENT = (
         metavar="NAME",
         help="How partial sums are added up (default: in shared memory with --local, else chosen by measuring).",
     ),
-    click.option("--wire", type=click.Choice(["f32", "bf16", "q8"]), help="Format of partial sums on the network."),
+    click.option("--wire", type=click.Choice(wire_names()), help="Format of partial sums on the network."),
     click.option(
         "--window", default=0, type=click.IntRange(min=0), help="Blocks in memory at once; 0: as memory allows."
     ),

@@ -49,7 +49,7 @@ class Plane:
 CONTROL = Plane("control", frame_bytes=FRAME_BYTES, high_water=256, heartbeat_ms=1000, silence_ms=4000)
 # Whether a node lives is decided on the control plane; here frames queue, and silence only means a slow link.
 WEIGHTS = Plane("weights", frame_bytes=FRAME_BYTES, high_water=16, heartbeat_ms=10_000, silence_ms=120_000)
-# The collective plane has its own frames (allreduce/header.py); longer messages travel in segments of 256 KiB.
+# The collective plane has its own frames (allreduce/native/header.hpp); longer messages travel in segments of 256 KiB.
 COLLECTIVE = Plane(
     "collective",
     frame_bytes=(256 << 10) + 32,

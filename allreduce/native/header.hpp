@@ -1,4 +1,4 @@
-// The 32 bytes in front of every collective frame; allreduce/header.py describes them.
+// The 32 bytes in front of every collective frame, little-endian. A receiver knows every field of the frame that it waits for.
 #pragma once
 
 #include <bit>
@@ -10,11 +10,15 @@ namespace tpi {
 static_assert(std::endian::native == std::endian::little, "headers are little-endian");
 
 struct Header {
-    uint32_t magic;
-    uint8_t version, wire;
-    uint16_t rank;
-    uint64_t session;
-    uint32_t epoch, step, tag, values;
+    uint32_t magic;    // "TPIa"
+    uint8_t version;   // of this layout
+    uint8_t wire;      // format of the payload (`tpi.wire.Wire.code`)
+    uint16_t rank;     // of the sender
+    uint64_t session;  // one per master run, random
+    uint32_t epoch;    // one per plan
+    uint32_t step;     // one per forward pass
+    uint32_t tag;      // number of the message in the step << 12, segment of the message
+    uint32_t values;   // in the payload
 };
 static_assert(sizeof(Header) == 32);
 

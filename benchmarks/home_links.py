@@ -4,6 +4,7 @@ import subprocess
 from typing import Any
 
 from benchmarks.allreduce import COMMAND, measure
+from benchmarks.awake import awake
 from benchmarks.home import MEGABIT, MILLISECOND, verify_patiently, wheel
 from benchmarks.members import BASELINE, Plan
 from benchmarks.result import Check, Result, Row, Table
@@ -13,10 +14,11 @@ SLACK_MS = 0.35
 PAYLOADS = (2304, 16384)
 NOTES = """
 Four devices around a router, 1 Gbit, f32 on the wire. One process per device takes part in every contender in turn,
-without spinning; milliseconds per exchange as the master sees it, the median over rows of four exchanges of their mean.
+without spinning, on processors that are kept awake (`benchmarks/awake.py`); milliseconds per exchange as the master sees it, the median over rows of four exchanges of their mean.
 """
 
 
+@awake()
 def bench(quick: bool) -> Result:
     """Links of 1 ms and of 5 ms from end to end."""
     tables, checks = [], []

@@ -8,6 +8,7 @@ from statistics import median
 from typing import Any
 
 from allreduce.predict import PREDICTIONS, predict
+from benchmarks.awake import awake
 from benchmarks.home import MEGABIT, MILLISECOND, Home, home, specified_links, wheel
 from benchmarks.result import Check, Result, Row, Table
 from testbed.schema import load_topology
@@ -22,7 +23,8 @@ way, the other computes. So a prompt may take less than floor and compute togeth
 topology file: for each sum the least that any collective's bytes over bandwidth plus latencies come to, plus the
 prompt's embeddings, in f32, on their way from the master to every worker. *Compute* is measured in the same step: for
 every block the time of the slowest device, by `--trace` (four devices share two cores here). Embedding, head,
-sampling and all that the runtime adds are in the measured time only. Medians over the turns.
+sampling and all that the runtime adds are in the measured time only. Medians over the turns. Processors are kept awake
+(`benchmarks/awake.py`).
 """
 
 
@@ -35,6 +37,7 @@ class Prefill:
     collective: str
 
 
+@awake()
 def bench(quick: bool) -> Result:
     """Four networks."""
     rows: list[Row] = []

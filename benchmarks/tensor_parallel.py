@@ -4,6 +4,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from benchmarks import layerwise
+from benchmarks.awake import awake
 from benchmarks.home import MEGABIT, MILLISECOND, home, wheel
 from benchmarks.models import llama_1b
 from benchmarks.result import Bars, Check, Result, Row, Table
@@ -26,10 +27,12 @@ same devices and links, with the same kernels, each computing its layers whole a
 over plain TCP; with one sequence only one device works at a time. The f32 pack is 4.4 GB, and computing dominates; in
 4 bits (0.6 GB) a token takes a fraction of that, and on eight devices its 44 sums dominate. A device that has used up
 its millisecond answers up to 4 ms later, which is why a sum takes more than its latency here. The median of three
-answers; eight devices are 1.6 of two cores, so what else the host runs shows.
+answers; eight devices are 1.6 of two cores, so what else the host runs shows. Processors are kept awake
+(`benchmarks/awake.py`).
 """
 
 
+@awake()
 def bench(quick: bool) -> Result:
     """Both formats, both ways."""
     models: dict[str, Callable[[], tuple[Path, str]]] = {"q4": lambda: (llama_1b().path, "auto")}

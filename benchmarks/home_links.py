@@ -14,7 +14,8 @@ SLACK_MS = 0.35
 PAYLOADS = (2304, 16384)
 NOTES = """
 Four devices around a router, 1 Gbit, f32 on the wire. One process per device takes part in every contender in turn,
-without spinning, on processors that are kept awake (`benchmarks/awake.py`); milliseconds per exchange as the master sees it, the median over rows of four exchanges of their mean.
+without spinning, on processors that are kept awake (`benchmarks/awake.py`); milliseconds per exchange as the master
+sees it, the median over rows of four exchanges of their mean.
 """
 
 

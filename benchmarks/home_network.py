@@ -17,8 +17,9 @@ SmolLM2 (30 layers, 60 sums a token, hidden size 576) on the paper's testbed: ei
 core router, all links of a path alike. The default wire: bf16, and a star sends the sum back in f32. All eight devices
 compute on this machine's two cores. *Sync* is the time that the master spends in sums per token of decoding: latency,
 transfer, and waiting for slower nodes. *Predicted* is what the automatic choice expects of the links that it measured,
-for the algorithm that it chose. The collectives take turns, and of each the quickest of five counts: a turn takes 20 s,
-and what the host does for its other guests meanwhile only ever adds. Tree and ring take one turn.
+for the algorithm that it chose. The collectives take turns, and of each the quickest of five counts: a turn takes 30 s,
+and what the host does for its other guests meanwhile only ever adds. A turn is the median of three answers to a prompt
+of 128 tokens. Tree and ring take one turn, of one answer.
 
 Proposition 1 (latency decides, not bandwidth) ends where payloads are large: a prompt of 128 tokens is 147 kB per sum
 and node, and its time follows the bandwidth for all but the two-shot. Processors are kept awake
@@ -75,15 +76,16 @@ def measure(scene: Scene, fast: Sequence[str], slow: Sequence[str], turns: int) 
     with home(topology) as place:
         for _ in range(turns):
             for name in fast:
-                runs[name].append(_run(place, name, tokens=6))
+                runs[name].append(_run(place, name, tokens=4, answers=3))
         for name in slow:
-            runs[name].append(_run(place, name, tokens=2))
+            runs[name].append(_run(place, name, tokens=2, answers=1))
     return runs
 
 
-def _run(place: Home, collective: str, tokens: int) -> Measured:
+def _run(place: Home, collective: str, tokens: int, answers: int) -> Measured:
     flags = [] if collective == "auto" else ["--collective", collective]
-    said = place.bench(MODEL, "--prompt-tokens", PROMPT, "--gen-tokens", tokens, "--repeat", 1, *flags)
+    work = ["--prompt-tokens", PROMPT, "--gen-tokens", tokens, "--repeat", answers]
+    said = place.bench(MODEL, *work, *flags)
     return _measured(said)
 
 

@@ -1,4 +1,4 @@
-"""Processors that never halt while something is measured that mostly waits, for emulated links or for the disk.
+"""Processors that never halt while a network of devices is emulated on them.
 
 A guest's processor that halts is another guest's until the host gives it back, which on a busy host takes milliseconds:
 as much as the links that are emulated, at every message. So each processor gets a process that keeps it busy and yields

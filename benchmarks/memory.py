@@ -6,7 +6,6 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from statistics import median
 
-from benchmarks.awake import awake
 from benchmarks.budgeted import CONTEXT, Figures, decode, measured, pooled, raw_speed
 from benchmarks.machine import MIB
 from benchmarks.models import llama_1b_f32, smollm2
@@ -39,7 +38,6 @@ on a shared machine drifts by more than they differ.
 
 Reading and computing share the memory bus: the second table has what each reaches alone, and while the other runs on
 its own. `possible` knows of neither slowdown, so no schedule reaches all of it where both take about as long.
-Processors are kept awake (`benchmarks/awake.py`).
 """
 
 
@@ -66,7 +64,6 @@ class _Looks:
     speed: list[float] = field(default_factory=list)
 
 
-@awake()
 def bench(quick: bool) -> Result:
     """The sweep, and the pairs."""
     model = smollm2() if quick else llama_1b_f32()

@@ -13,6 +13,7 @@ from benchmarks.home import MEGABIT, MILLISECOND, Home, home, specified_links, w
 from benchmarks.result import Check, Result, Row, Table
 from testbed.schema import load_topology
 from testbed.topology import Topology
+from tpi.trace import EMBEDDING, HEAD
 
 MODEL, HIDDEN, LAYERS = "smollm2-135m", 576, 30
 PROMPT = 128
@@ -86,7 +87,7 @@ def slowest_compute(events: list[dict[str, Any]], before_last: int) -> float:
     devices: dict[int, list[float]] = {}  # by pid, in the order of time
     names: dict[int, str] = {}  # of the last block of each
     for event in events:
-        if event.get("cat") == "compute":
+        if event.get("cat") == "compute" and event["name"] not in (EMBEDDING, HEAD):
             pid, seconds = event["pid"], float(event["dur"]) / 1e6
             times = devices.setdefault(pid, [])
             if names.get(pid) == event["name"]:

@@ -21,20 +21,24 @@ SHARES = (0.12, 0.15, 0.20, 0.30, 0.40, 0.50, 0.60, 0.70, 0.80, 0.90, 1.00)
 MASTER_BARE = 120.0  # MiB
 REACHED, PARITY = 0.90, 0.97
 PAIRS, LOADS = 20, 10
-TURNS, ROUNDS, TOKENS = 3, 4, 2  # of each budget: processes, rounds in one, tokens in a round
+TURNS, ROUNDS, ROUND_S = 2, 4, 4.0  # of each budget: processes, rounds in one, seconds of a round
+PAIR_TOKENS, PARITY_TOKENS = 2, 8
 NEAR, CLOSE_PAIRS = 0.10, 12  # a budget that is not faster by as much is compared in so many pairs
 _ASIDE_S, _ASIDE_TOKENS = 3.0, 4  # of one look at reading beside computing; tokens of one at computing
 NOTES = """
 {name} ({size:.0f} MiB), context {context}. A share is the budget (`--memory`) in parts of the model's bytes. All
 budgets take {turns} turns, each in a process of its own: which memory a process is given is luck, and worth several
-percent; medians are of the rounds of all turns, the peak is the highest. `bare` is the process before it is given
-weights, `peak` its VmHWM less that. `raw` is the disk alone, read past the page cache before and after each round of
-tokens; `possible` is the lesser of raw speed over streamed bytes per token and the speed with everything in memory,
-`reached` the decode speed over it. A budget that holds everything is compared with `--no-scheduler` in {pairs} pairs,
-one after the other in one process, the order changing; it starts no readers and takes the path of `--no-scheduler`, so
-the pairs show what the choice costs, not the loader. Both are loaded {loads} times, in changing order. Budgets at which
-tokens/s are not clearly ({near:.0%}) above those of the next smaller one are compared with it in {close} pairs: a disk
-on a shared machine drifts by more than they differ.
+percent. A turn is {rounds} rounds of about {seconds:.0f} s of decoding. Before and after each round the same process
+reads the disk alone, past the page cache (`raw`), and decodes with a second session that has everything in memory
+(`resident`): a shared machine drifts within minutes by more than is promised here. `possible` is the lesser of raw
+speed over streamed bytes per token and the resident speed, both of that round; `reached` is the speed over it. All are
+medians of the rounds of all turns. `bare` is the process before it is given weights, `peak` its VmHWM less that, before
+the second session is opened: the highest of all turns.
+
+A budget that holds everything is compared with `--no-scheduler` in {pairs} pairs, one after the other in one process,
+the order changing; it starts no readers and takes the path of `--no-scheduler`, so the pairs show what the choice
+costs, not the loader. Both are loaded {loads} times, in changing order. Budgets at which tokens/s are not clearly
+({near:.0%}) above those of the next smaller one are compared with it in {close} pairs.
 
 Reading and computing share the memory bus: the second table has what each reaches alone, and while the other runs on
 its own. `possible` knows of neither slowdown, so no schedule reaches all of it where both take about as long.
@@ -70,30 +74,27 @@ def bench(quick: bool) -> Result:
     pack = open_model(str(model.path), "f32", default_cache())
     size, shares = pack.weight_bytes, SHARES[::5] if quick else SHARES
     budgets = [int(share * size) for share in shares]
-    resident, figures = _in_turns(pack, budgets, *((1, 1) if quick else (TURNS, ROUNDS)))
+    figures = _in_turns(pack, budgets, *((1, 0.2, 1) if quick else (TURNS, ROUND_S, ROUNDS)))
     trials = [Trial(*one) for one in zip(shares, budgets, figures, strict=True)]
     steps = [_step(pack, *two, 1 if quick else CLOSE_PAIRS) for two in pairwise(trials)]
-    everything, unscheduled = _placed(pack, 2 * size), Placement(str(pack.path), context=CONTEXT, scheduler=False)
-    ratios = list(_parity(everything, unscheduled, 2 if quick else LOADS, 1 if quick else PAIRS // LOADS, 4 * TOKENS))
+    everything, unscheduled = _placed(pack, size), Placement(str(pack.path), context=CONTEXT, scheduler=False)
+    ratios = list(_parity(everything, unscheduled, *((2, 1) if quick else (LOADS, PAIRS // LOADS))))
     notes = NOTES.format(
         name=f"{model.name}, packed in f32", size=size / MIB, context=CONTEXT, pairs=len(ratios),
-        turns=TURNS, loads=LOADS, near=NEAR, close=CLOSE_PAIRS,
+        turns=TURNS, rounds=ROUNDS, seconds=ROUND_S, loads=LOADS, near=NEAR, close=CLOSE_PAIRS,
     )  # fmt: skip
-    table = Table(f"Budgets; everything in memory: {resident:.3g} tok/s", [_row(one, resident) for one in trials])
-    checks = list(_checks(trials, resident, steps, ratios))
-    tables = [table, side_by_side(pack, 1 if quick else ROUNDS)]
-    return Result("Memory budgets", notes, tables, checks, [_plot(trials, resident)])
+    checks = list(_checks(trials, steps, ratios))
+    tables = [Table("Budgets", [_row(one) for one in trials]), side_by_side(pack, 1 if quick else ROUNDS)]
+    return Result("Memory budgets", notes, tables, checks, [_plot(trials)])
 
 
-def _in_turns(pack: Pack, budgets: Sequence[int], turns: int, rounds: int) -> tuple[float, list[Figures]]:
-    """Tokens per second without a scheduler, and the figures of each budget, from `turns` processes of each."""
-    residents: list[Figures] = []
+def _in_turns(pack: Pack, budgets: Sequence[int], turns: int, seconds: float, rounds: int) -> list[Figures]:
+    """The figures of each budget, from `turns` processes of each."""
     figures: list[list[Figures]] = [[] for _ in budgets]
     for _ in range(turns):
-        residents.append(measured(pack.path, 0, 8 * TOKENS, rounds))
         for budget, known in zip(budgets, figures, strict=True):
-            known.append(measured(pack.path, budget, TOKENS, rounds))
-    return pooled(residents).speed, [pooled(known) for known in figures]
+            known.append(measured(pack.path, budget, seconds, rounds))
+    return [pooled(known) for known in figures]
 
 
 def pairs(one: Placement, other: Placement, count: int, tokens: int) -> Iterator[float]:
@@ -129,13 +130,13 @@ def side_by_side(pack: Pack, rounds: int) -> Table:
     return Table("Reading and computing", rows)
 
 
-def _parity(everything: Placement, unscheduled: Placement, loads: int, count: int, tokens: int) -> Iterator[float]:
+def _parity(everything: Placement, unscheduled: Placement, loads: int, count: int) -> Iterator[float]:
     """Speed placed in one way over that placed in the other, in `count` pairs after each of `loads` loads of both."""
     for load in range(loads):
         if load % 2:
-            yield from (1 / ratio for ratio in pairs(unscheduled, everything, count, tokens))
+            yield from (1 / ratio for ratio in pairs(unscheduled, everything, count, PARITY_TOKENS))
         else:
-            yield from pairs(everything, unscheduled, count, tokens)
+            yield from pairs(everything, unscheduled, count, PARITY_TOKENS)
 
 
 def _placed(pack: Pack, budget: int) -> Placement:
@@ -147,14 +148,12 @@ def _step(pack: Pack, smaller: Trial, larger: Trial, count: int) -> float:
     ratio = larger.figures.speed / smaller.figures.speed
     if ratio >= 1 + NEAR:
         return ratio
-    return median(pairs(_placed(pack, larger.budget), _placed(pack, smaller.budget), count, TOKENS))
+    return median(pairs(_placed(pack, larger.budget), _placed(pack, smaller.budget), count, PAIR_TOKENS))
 
 
-def _checks(
-    trials: Sequence[Trial], resident: float, steps: Sequence[float], ratios: Sequence[float]
-) -> Iterator[Check]:
+def _checks(trials: Sequence[Trial], steps: Sequence[float], ratios: Sequence[float]) -> Iterator[Check]:
     bare = max(one.figures.node["bare_rss_bytes"] for one in trials) / MIB
-    most, least = max(one.above / one.budget for one in trials), min(one.figures.reached(resident) for one in trials)
+    most, least = max(one.above / one.budget for one in trials), min(one.figures.reached for one in trials)
     yield Check("most memory above the bare process, times the budget", most, 1.0, at_most=True)
     yield Check("bare master, MiB", bare, MASTER_BARE, at_most=True)
     yield Check("speed, times that of the next smaller budget: least", min(steps), 1.0)
@@ -162,7 +161,7 @@ def _checks(
     yield Check(f"speed when all fits, times --no-scheduler: median of {len(ratios)} pairs", median(ratios), PARITY)
 
 
-def _row(one: Trial, resident: float) -> Row:
+def _row(one: Trial) -> Row:
     figures, node = one.figures, one.figures.node
     return {
         "share": f"{one.share:.0%}",
@@ -171,16 +170,17 @@ def _row(one: Trial, resident: float) -> Row:
         "planned MiB": round(node["planned_bytes"] / MIB),
         "peak MiB": round(one.above / MIB),
         "tok/s": figures.speed,
-        "streamed MiB/token": round(node["streamed_bytes_per_token"] / MIB),
+        "resident tok/s": figures.typical("resident"),
+        "streamed MiB/token": round(figures.typical("streamed") / MIB),
         "disk MB/s": round(node["disk_mb_per_s"]),
-        "raw MB/s": round(median(figures.raw) / 1e6),
+        "raw MB/s": round(figures.typical("raw") / 1e6),
         "stall ms/token": float(node["io_stall_ms_per_token"]),
-        "reached": figures.reached(resident),
+        "reached": figures.reached,
     }
 
 
-def _plot(trials: Sequence[Trial], resident: float) -> Bars:
+def _plot(trials: Sequence[Trial]) -> Bars:
     groups = [f"{one.share:.0%}" for one in trials]
     speeds = [one.figures.speed for one in trials]
-    possible = [one.figures.speed / one.figures.reached(resident) for one in trials]
+    possible = [one.figures.typical("possible") for one in trials]
     return Bars("Speed by memory budget", "tok/s", groups, {"TPI": speeds, "possible": possible})

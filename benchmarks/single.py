@@ -41,6 +41,7 @@ class Setting:
     window: int = 0
     retain: int = 0
     exchange: float = 0.0  # that each allreduce takes
+    verify: bool = False  # compare weights with their hashes
 
 
 @dataclass(frozen=True)
@@ -77,7 +78,7 @@ def single_node(
     pool = blocks_for(CONTEXT)
     options = NodeOptions(
         CONTEXT, pool, kv_dtype(pack), _PREFILL, setting.memory,
-        scheduler="window", window=setting.window, retain=setting.retain,
+        scheduler="window", window=setting.window, retain=setting.retain, verify_weights=setting.verify,
     )  # fmt: skip
     shards = plan(pack.config, units_of(pack), [1.0])
     one = assignments(pack, shards, [PeerAddress(0, "node", "")], options, 1, 1, "loopback")[0]
@@ -89,7 +90,7 @@ def single_node(
         stack.callback(node.close)
         if setting.exchange:
             node.shard.group = SlowLoopback(node.shard.group.spec, setting.exchange)
-        ends = stack.enter_context(Ends(pack, node.budget))
+        ends = stack.enter_context(Ends(pack, node.budget, verify=setting.verify))
         batcher = Batcher(KvBlocks(pool), node.prefill_tokens)
         yield Engine(ends.embedding, ends.head, node, _Nobody(), batcher, CONTEXT, Fence(1, 1)), node
 

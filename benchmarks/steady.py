@@ -85,7 +85,7 @@ def _grid(pack: Pack, speeds: tuple[float, ...], names: list[str], tokens: int) 
 
 def _measure(pack: Pack, setting: Setting, tokens: int, disk: Disk | None) -> tuple[Pace, Steady]:
     with single_node(pack, setting, disk) as (engine, node):
-        measured, steady = pace(engine, node, tokens), node.figures().steady
+        measured, steady = pace(engine, node, tokens), node.steady()
         assert steady is not None, "nothing is streamed"
         return measured, steady
 

@@ -17,7 +17,7 @@ from tpi.errors import NodeError, NodeLost, TpiError
 from tpi.messages import Abort, AskSpans, AskStats, Assign, Hello, PeerAddress, Ready, Spans, Stats, Step
 from tpi.progress import Progress, silent
 from tpi.sockets import Net
-from tpi.trace import clock
+from tpi.trace import PAGE_SPANS, clock
 
 CONNECT_S = 5.0
 STALL_S = 120.0  # in which a worker that loads gets nothing done
@@ -139,22 +139,22 @@ class Cluster:
         progress, self._watched[rank] = self._watched.get(rank), self.remotes[rank - 1].pulse.progress
         return progress is not None and progress != self._watched[rank]
 
-    def stats(self) -> list[Stats]:
-        """Every worker's totals, rank 1 first.
+    def stats(self, verdict: bool = False) -> list[Stats]:
+        """Every worker's totals, rank 1 first; with `verdict` their `steady` too, which takes longer.
 
         Raises:
             NodeError: if a worker is lost, or does not answer.
         """
         for remote in self.remotes:
             remote.stats = None
-            remote.send(AskStats(self.session, self.epoch))
+            remote.send(AskStats(self.session, self.epoch, verdict))
         self._wait(lambda: all(remote.stats for remote in self.remotes), STATS_S, self._no_stats)
         return [remote.stats for remote in self.remotes if remote.stats]
 
-    def spans(self, remote: Remote, rows: bool = True) -> Spans:
-        """A worker's clock and, with `rows`, its spans. Errors as `stats`."""
+    def spans(self, remote: Remote, first: int = 0, count: int = PAGE_SPANS) -> Spans:
+        """A worker's clock, and at most `count` of its spans from number `first` on. Errors as `stats`."""
         remote.spans = None
-        remote.send(AskSpans(self.session, self.epoch, rows))
+        remote.send(AskSpans(self.session, self.epoch, first, count))
         self._wait(lambda: remote.spans is not None, STATS_S, lambda: remote.lost("it does not answer with its spans"))
         assert remote.spans
         return remote.spans
@@ -162,7 +162,7 @@ class Cluster:
     def read_clock(self, remote: Remote) -> tuple[int, int, int]:
         """Our clock when asking, a worker's clock, and ours when it had answered: `tpi.trace.clock` nanoseconds."""
         asked = clock()
-        theirs = self.spans(remote, rows=False).clock
+        theirs = self.spans(remote, count=0).clock
         return asked, theirs, clock()
 
     def abort(self) -> None:

@@ -31,7 +31,7 @@ def run(prompt: str, tokens: int, stop: tuple[str, ...], raw: bool, as_json: boo
         sequence = session.engine.admit(encode_prompt(session.tokenizer, prompt, raw))
         result = _answer(session, sequence, Sampler(sampling), Limits(tokens, stop))
         nodes = session.report()
-        session.write_trace()
+        _write_trace(session)
         if as_json:
             _print_json(answer_fields(result) | session.fields() | {"nodes": node_fields(nodes)})
         else:
@@ -49,7 +49,12 @@ def chat(tokens: int, system: str | None, **flags: Any) -> None:
     with Session(placement) as session:
         if session.tokenizer.chat_template is None:
             raise UsageError("this model has no chat template; use tpi run --raw")
-        _converse(session, Sampler(sampling), tokens, system)
+        try:
+            _converse(session, Sampler(sampling), tokens, system)
+        except KeyboardInterrupt:
+            _write_trace(session)
+            raise
+        _write_trace(session)
 
 
 @click.command()
@@ -67,7 +72,7 @@ def bench(prompt_tokens: int, gen_tokens: int, repeat: int, as_json: bool, **fla
         _measure(session, prompt, Limits(2, ignore_eos=True))  # warm up
         results = [_measure(session, prompt, limits) for _ in range(repeat)]
         nodes = session.report()
-        session.write_trace()
+        _write_trace(session)
         if as_json:
             _print_json(_medians(results) | session.fields() | {"nodes": node_fields(nodes)})
         else:
@@ -139,6 +144,12 @@ def _medians(results: list[Answer]) -> dict[str, Any]:
         "decode_tokens_per_s": median(result.decode_rate for result in results),
         "repeat": len(results),
     }
+
+
+def _write_trace(session: Session) -> None:
+    """Write the timeline if it was asked for, and say what is missing in it."""
+    if lacks := session.write_trace():
+        click.echo(f"tpi: {lacks}", err=True)
 
 
 def _stream(text: str) -> None:

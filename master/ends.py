@@ -5,28 +5,40 @@ from types import TracebackType
 
 from master.vocabulary import Embedding, Head, ResidentTable, Table
 from scheduler.budget import Budget
-from scheduler.disk import DirectDisk, read_extent
 from scheduler.extent import Extent
-from scheduler.memory import page_buffer
-from scheduler.stats import WindowStats
+from scheduler.load import Verify
+from scheduler.stats import ReadClock, WindowStats
 from scheduler.tables import RowTable, StreamedTable
+from scheduler.window import Resident
 from tpi.pack.reader import Block, Pack
+from tpi.trace import OFF, Off
 from worker.fit import Tables
 
 
 class Ends:
     """What stands before the first block and after the last; a context manager that stops what streams."""
 
-    def __init__(self, pack: Pack, budget: Budget) -> None:
+    def __init__(
+        self, pack: Pack, budget: Budget, trace: Off = OFF, reads: ReadClock | None = None, verify: bool = False
+    ) -> None:
+        """`reads` is that of the blocks' window, which reads at the same time as a head that streams.
+
+        With `verify` all bytes are compared with their hashes when they are first loaded.
+
+        Raises:
+            WeightsError: if the pack cannot be read, or with `verify` is damaged.
+        """
         config, final = pack.config, pack.final.vectors()
-        self._stack = ExitStack()
+        self._trace, self._reads, self._verify = trace, reads, verify
         self._streams: list[StreamedTable] = []
         self._streamed = WindowStats()
-        head = self._head_table(pack.head, budget.head_bytes)
-        embedding = head if pack.head is pack.embedding else self._embedding_table(pack.embedding, budget)
-        positions = _resident(pack.positions) if pack.positions else None
-        self.embedding = Embedding(config, embedding, positions)
-        self.head = Head(config, head, final["norm"], final.get("norm.bias"))
+        with ExitStack() as self._stack:  # a head that streams ends if the rest fails
+            head = self._head_table(pack.head, budget.head_bytes)
+            embedding = head if pack.head is pack.embedding else self._embedding_table(pack.embedding, budget)
+            positions = self._resident(pack.positions) if pack.positions else None
+            self.embedding = Embedding(config, embedding, positions)
+            self.head = Head(config, head, final["norm"], final.get("norm.bias"), trace)
+            self._stack = self._stack.pop_all()
 
     @property
     def streamed(self) -> WindowStats:
@@ -45,16 +57,24 @@ class Ends:
 
     def _head_table(self, block: Block, budget: int) -> Table:
         if table_block_bytes(block) <= budget:
-            return _resident(block)
-        table = StreamedTable(block.run("row"), _extent(block), budget)
+            return self._resident(block)
+        verify, found = self._verifier(block), _extent(block)
+        table = StreamedTable(block.run("row"), found, budget, trace=self._trace, reads=self._reads, verify=verify)
         self._stack.callback(table.close)
         self._streams.append(table)
         return table
 
     def _embedding_table(self, block: Block, budget: Budget) -> "ResidentTable | RowTable":
         if table_block_bytes(block) <= budget.embedding_bytes:
-            return _resident(block)
-        return RowTable(block.run("row"), _extent(block))
+            return self._resident(block)
+        return RowTable(block.run("row"), _extent(block), trace=self._trace, verify=self._verifier(block))
+
+    def _resident(self, block: Block) -> ResidentTable:
+        (data,) = Resident([_extent(block)], verify=self._verifier(block)).blocks
+        return ResidentTable(block.run("row"), data, self._trace)
+
+    def _verifier(self, block: Block) -> Verify | None:
+        return block.verifier("row") if self._verify else None
 
 
 def table_bytes(pack: Pack) -> Tables:
@@ -66,11 +86,6 @@ def table_bytes(pack: Pack) -> Tables:
 def table_block_bytes(block: Block) -> int:
     """Bytes of memory that a table takes: whole pages."""
     return _extent(block).slot_bytes
-
-
-def _resident(block: Block) -> ResidentTable:
-    extent = _extent(block)
-    return ResidentTable(block.run("row"), read_extent(DirectDisk(), extent, page_buffer(extent.slot_bytes)))
 
 
 def _extent(block: Block) -> Extent:

@@ -38,6 +38,7 @@ class Placement:
     window: int = 0  # blocks in memory at once, as in the TPI-LLM paper; 0: the fastest that fits
     retain: int = 0  # with `window`: keep one FFN block in every so many; 0: none
     trace: Path | None = None
+    verify_weights: bool = False  # compare them with their hashes when they are loaded
     cache: Path = field(default_factory=default_cache)
     links_cache: Path | None = None  # where measured links are remembered; None: measure them every time
 
@@ -103,6 +104,7 @@ def _addresses(texts: Sequence[str]) -> tuple[str, ...]:
 
 _PLAIN = (
     "split", "dtype", "context", "threads", "kv_dtype", "collective", "wire", "scheduler", "window", "retain", "trace",
+    "verify_weights",
 )  # fmt: skip
 
 _PLACEMENT = (
@@ -134,6 +136,9 @@ _PLACEMENT = (
     ),
     click.option(
         "--trace", type=click.Path(path_type=Path, dir_okay=False), help="Write a timeline (Chrome trace JSON)."
+    ),
+    click.option(
+        "--verify-weights", is_flag=True, help="Compare all weights with their hashes as they are loaded; takes longer."
     ),
     click.option("--cache", type=click.Path(path_type=Path), help="Directory for packs and shards."),
 )

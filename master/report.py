@@ -36,7 +36,7 @@ class NodeReport:
     sync_ms_per_token: float
     io_stall_ms_per_token: float
     streamed_bytes_per_token: float
-    disk_mb_per_s: float
+    disk_mb_per_s: float  # of the time in which at least one read was under way, the blocks' or the head's
     sent_bytes_per_token: float
     received_bytes_per_token: float
     steady: Steady | None  # of a node that streams weights: does it wait for its disk, and what would end that
@@ -113,7 +113,8 @@ def print_nodes(nodes: Sequence[NodeReport], summary: str) -> None:
     console.print(table)
     for node in nodes:
         if node.steady is not None:
-            console.print(f"  {node.name}: {_verdict(node.steady)}", soft_wrap=True)
+            verdict = _verdict(node.steady, node.planned_bytes - node.resident_bytes)
+            console.print(f"  {node.name}: {verdict}", soft_wrap=True)
 
 
 def print_choice(choice: Mapping[str, Any]) -> None:
@@ -141,19 +142,23 @@ def _console() -> Console:
     return console
 
 
-def _verdict(steady: Steady) -> str:
-    """Whether a node waits for its disk, in a sentence."""
+def _verdict(steady: Steady, other: int) -> str:
+    """Whether a node waits for its disk, in a sentence; `other` bytes of its memory are not for blocks."""
     loads = MILLI * (steady.load_attention_s + steady.load_ffn_s)
     busy = MILLI * (steady.attention_s + steady.ffn_s + 2 * steady.allreduce_s)
     measured = f"a layer loads in {loads:.1f} ms and is busy for {busy:.1f} ms"
     if steady.steady:
         return f"streams in the steady state ({measured})"
+    waits = f"waits {MILLI * steady.stall_s:.1f} ms per token for its disk ({measured})"
     if not steady.window:
-        return f"waits for its disk ({measured}); no window ends that, more --memory or nodes do"
+        memory = f"about --memory {_mib(steady.least_memory)}"
+        return f"{waits}; no --window ends that, but {memory} without one would, or more nodes"
     keep = f" --retain {steady.retain}" if steady.retain else ""
-    return (
-        f"waits for its disk ({measured}); --window {steady.window}{keep} would not, in {steady.window_bytes >> 20} MiB"
-    )
+    return f"{waits}; with --window {steady.window}{keep} and --memory {_mib(other + steady.window_bytes)} it would not"
+
+
+def _mib(size: int) -> str:
+    return f"{-(-size >> 20)}MiB"
 
 
 def _cells(node: NodeReport) -> list[str]:

@@ -1,6 +1,6 @@
 """One run of the master, from opening the model to letting the workers go: what all commands have in common."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import fields, replace
 from types import TracebackType
@@ -27,20 +27,20 @@ from master.weights import PackSource, own_blocks
 from scheduler.free import default_budget
 from tpi.errors import PlanError, UsageError
 from tpi.kv import KvDtype, blocks_for
-from tpi.messages import Assign, NodeOptions, Profile, Stats, Step
+from tpi.messages import Assign, NodeOptions, Stats, Step
 from tpi.pack.locate import locate, open_located
 from tpi.pack.reader import Pack
 from tpi.partition import Shard
 from tpi.progress import phase
 from tpi.sockets import Net, Tap
-from tpi.trace import Trace
+from tpi.trace import TRACE_SPANS, Trace, clock
 from worker.build import build_node
 from worker.cache import ShardCache
 from worker.fit import fit
 from worker.member import totals
-from worker.profile import rss, usable_cores
+from worker.profile import limited, memory_budget, rss, usable_cores
 
-PREFILL_TOKENS = 512  # the most tokens in one step
+PREFILL_TOKENS = 512  # the most tokens in one step, where memory and context allow them
 MASTER = "master"
 
 
@@ -69,9 +69,9 @@ class Session:
     ) -> None:
         self._stack.__exit__(kind, error, trace)
 
-    def stats(self) -> list[Stats]:
-        """Totals of every node so far, rank 0 first."""
-        return [self._own_stats(), *self._cluster.stats()]
+    def stats(self, verdict: bool = False) -> list[Stats]:
+        """Totals of every node so far, rank 0 first; with `verdict` their `steady` too, which takes longer."""
+        return [self._own_stats(verdict), *self._cluster.stats(verdict)]
 
     @contextmanager
     def prompt_progress(self, tokens: int) -> Iterator[Callable[[], None]]:
@@ -90,7 +90,7 @@ class Session:
 
     def report(self) -> list[NodeReport]:
         """Every node's figures since `mark`, per token; since the start if there was none."""
-        after = self.stats()
+        after = self.stats(verdict=True)
         before = self.marked or [_nothing(stats) for stats in after]
         return [
             node_report(self.pack.config, member, *pair)
@@ -103,25 +103,27 @@ class Session:
         predicted = group.predicted_s(config.hidden)
         return {
             "collective": group.algorithm(config.hidden),
-            "prefill_collective": group.algorithm(PREFILL_TOKENS * config.hidden),
+            "prefill_collective": group.algorithm(self._chunk * config.hidden),
             "wire": group.wire,
             "predicted_sync_ms": None if predicted is None else MILLI * 2 * config.layers * predicted,
             "choice": group.choice_fields(),
         }
 
-    def write_trace(self) -> None:
-        """Write the timeline that `--trace` asked for, if it did.
+    def write_trace(self) -> str:
+        """Write the timeline that `--trace` asked for, if it did; returns a sentence on what it lacks, if anything.
 
         Raises:
             UsageError: if the file cannot be written.
+            NodeError: if a worker is lost.
         """
         path, trace = self.placement.trace, self._own.trace
         if path is None or not isinstance(trace, Trace):
-            return
+            return ""
         try:
-            write_timeline(path, trace, MASTER, self._cluster)
+            dropped = write_timeline(path, trace, MASTER, self._cluster, self._began)
         except OSError as error:
             raise UsageError(f"cannot write the trace to {path}: {error.strerror}; give another --trace") from error
+        return _missing(dropped) if dropped else ""
 
     def describe(self) -> str:
         """The group in a few words."""
@@ -161,7 +163,7 @@ class Session:
 
     def _memories(self) -> list[int]:
         """Bytes that each node may use, rank 0 first."""
-        return [self._memory(), *(worker_memory(hello.profile) for hello in self._cluster.hellos)]
+        return [self._memory(), *(memory_budget(hello.profile) for hello in self._cluster.hellos)]
 
     def _threads(self) -> int:
         """Compute threads of the master, and of each local worker: nodes of one machine share its cores."""
@@ -187,6 +189,7 @@ class Session:
             window=self.placement.window,
             retain=self.placement.retain,
             trace=self.placement.trace is not None,
+            verify_weights=self.placement.verify_weights,
         )
         cluster = self._cluster
         plans = assignments(
@@ -203,10 +206,12 @@ class Session:
 
     def _check_memory(self, plans: Sequence[Assign]) -> None:
         """Refuse before any weight moves what a node's memory cannot hold."""
-        for peer, own, limit in zip(self._cluster.peers(MASTER), plans, self._memories(), strict=True):
-            options = replace(own.options, memory=min(limit, own.options.memory or limit))
+        workers = zip(plans[1:], self._cluster.hellos, strict=True)
+        taken = [replace(plan, options=limited(plan.options, hello.profile)) for plan, hello in workers]
+        for peer, own in zip(self._cluster.peers(MASTER), [plans[0], *taken], strict=True):
+            tables = table_bytes(self.pack) if own.rank == 0 else None
             try:
-                fit(replace(own, options=options), table_bytes(self.pack) if own.rank == 0 else None)
+                fit(own, tables)
             except PlanError as error:
                 raise PlanError(f"{peer.name}: {error}") from None
 
@@ -214,6 +219,7 @@ class Session:
         """Load every node's shard, this one's included, and settle how they sum."""
         cluster, cache = self._cluster, ShardCache(self.placement.cache / "shards")
         stack.callback(cache.close)
+        self._began = clock()  # before any node records
         cluster.begin(plans[1:], PackSource(self.pack))
         with phase("loading weights") as progress:
             held = own_blocks(self.pack, plans[0], cache, progress)
@@ -234,7 +240,9 @@ class Session:
             self._own.run(step)
 
     def _build_engine(self, stack: ExitStack, own: Assign) -> None:
-        self._ends = ends = stack.enter_context(Ends(self.pack, self._own.budget))
+        node, verify = self._own, self.placement.verify_weights
+        ends = Ends(self.pack, node.budget, node.trace, node.shard.window.reads, verify)
+        self._ends = stack.enter_context(ends)
         self.engine = Engine(
             embedding=ends.embedding,
             head=ends.head,
@@ -254,26 +262,22 @@ class Session:
             for rank, (name, shard, taken) in enumerate(zip(names, shards, bare, strict=True))
         ]
 
-    def _own_stats(self) -> Stats:
+    def _own_stats(self, verdict: bool) -> Stats:
         own, head = self._own.figures(), self._ends.streamed
         figures = replace(
             own,
             streamed_bytes=own.streamed_bytes + head.read_bytes,
-            disk_s=own.disk_s + head.read_seconds,
+            disk_s=head.read_seconds if head.ring_bytes else own.disk_s,  # one clock: the head's knows of the blocks
             stall_s=own.stall_s + head.stall_seconds,
         )
-        return totals(self._cluster.session, self._cluster.epoch, figures)
+        steady = self._own.steady() if verdict else None
+        return totals(self._cluster.session, self._cluster.epoch, figures, steady)
 
 
 def units_of(pack: Pack) -> Units:
     """How a layer of this pack can be shared out."""
     attention, ffn = pack.layers[0]
     return Units.of(pack.config, attention.run("query"), attention.run("kv"), ffn.run("neuron"))
-
-
-def worker_memory(profile: Profile) -> int:
-    """Bytes that a worker will use: its --memory, or most of what its machine has free."""
-    return profile.memory_limit or profile.memory_free
 
 
 def wire(asked: str | None, pack: Pack) -> str:
@@ -291,6 +295,11 @@ def wire(asked: str | None, pack: Pack) -> str:
 def kv_dtype(pack: Pack) -> KvDtype:
     """f32 for f32 weights, so that they compute exactly what the model says; else f16."""
     return "f32" if pack.format == "f32" else "f16"
+
+
+def _missing(dropped: Mapping[str, int]) -> str:
+    nodes = ", ".join(f"{count} of {node}" for node, count in dropped.items())
+    return f"the trace lacks the last spans ({nodes}): a node has room for {TRACE_SPANS}; trace a shorter run"
 
 
 def _nothing(stats: Stats) -> Stats:

@@ -144,7 +144,7 @@ def _in_place(plan: ImagePlan, block: Block, cache: ShardCache) -> HeldBlock | N
     if not cache.sound(block.path, _pieces_in_pack(plan, block), plan.token):
         raise _damaged(plan)
     extent = Extent(block.path, extents[0].offset, sum(extent.nbytes for extent in extents))
-    return HeldBlock(plan.block.id, extent, block.vectors())
+    return HeldBlock(plan.block.id, extent, block.vectors(), remedy="delete the pack and make it again")
 
 
 def _pieces_in_pack(plan: ImagePlan, block: Block) -> Sequence[Piece]:

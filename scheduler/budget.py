@@ -88,7 +88,7 @@ def plan(
     """Fit `need` into `total` bytes.
 
     Args:
-        chunk: the longest prefill step asked for, in tokens.
+        chunk: the longest prefill step asked for, in tokens; it is never longer than the KV blocks hold.
         window, retain: the paper's placement (`scheduler.placement.place_window`) in place of the fastest that fits.
 
     Raises:
@@ -96,14 +96,10 @@ def plan(
     """
     if need.kv_blocks * need.kv_block + least(need, window, retain) > total:
         raise PlanError(_refusal(need, total, window, retain))
-    left = total - need.fixed - need.kv_blocks * need.kv_block
-    weights = _least_weights(need, window, retain)
-    chunk = _chunk(need, left - need.table_tiles, weights, chunk, 0 if window else sum(need.blocks) + need.head)
-    left -= chunk * need.token
-    head = _head(need, left, weights)
+    chunk, head, room = _shares(need, total, chunk, window, retain)
     tiles = min(TILE, round_up(need.embedding))
-    placement = _placed(need.blocks, left - head - tiles, window, retain, speeds)
-    spare = left - head - placement.memory_bytes
+    placement = _placed(need.blocks, room, window, retain, speeds)
+    spare = room + tiles - placement.memory_bytes
     keep_embedding = not placement.streamed_bytes and round_up(need.embedding) <= spare
     return Budget(
         total=total,
@@ -123,10 +119,32 @@ def least(need: Need, window: int = 0, retain: int = 0) -> int:
     return need.fixed + need.token + need.table_tiles + _least_weights(need, window, retain)[0]
 
 
+def enough(need: Need, weights: int, chunk: int = LONGEST_CHUNK) -> int:
+    """The smallest budget found of which `plan` leaves `weights` bytes for blocks: bytes, whole MiB.
+
+    More memory may first go to the head or to a longer chunk, so it grows until the blocks get theirs.
+    """
+    total = _whole_mib(least(need) + need.kv_blocks * need.kv_block)
+    while (room := _shares(need, total, chunk, 0, 0)[2]) < weights:
+        total = _whole_mib(total + weights - room)
+    return total
+
+
 def affordable_kv_blocks(need: Need, total: int, window: int = 0, retain: int = 0) -> int:
     """KV blocks that would fit into `total` bytes if the rest took as little as it can; 0 if not even that fits."""
     room = total - least(need, window, retain)
     return max(0, room // need.kv_block) if need.kv_block else need.kv_blocks
+
+
+def _shares(need: Need, total: int, chunk: int, window: int, retain: int) -> tuple[int, int, int]:
+    """Tokens of a prefill step, bytes for the head, and bytes left for blocks. Arguments as `plan`."""
+    chunk = min(chunk, need.kv_blocks * BLOCK_TOKENS)
+    left = total - need.fixed - need.kv_blocks * need.kv_block
+    weights = _least_weights(need, window, retain)
+    chunk = _chunk(need, left - need.table_tiles, weights, chunk, 0 if window else sum(need.blocks) + need.head)
+    left -= chunk * need.token
+    head = _head(need, left, weights)
+    return chunk, head, left - head - min(TILE, round_up(need.embedding))
 
 
 def _least_weights(need: Need, window: int, retain: int) -> tuple[int, int]:
@@ -175,6 +193,10 @@ def _refusal(need: Need, total: int, window: int, retain: int) -> str:
     context = f"a context of {fitting} tokens would fit" if fitting else "no context would fit"
     enough = f"--memory {_mib(smallest, up=True)} would do"
     return f"{_mib(total)} of memory is too little for this part of the model: {enough}; at {_mib(total)} {context}"
+
+
+def _whole_mib(size: int) -> int:
+    return -(-size >> 20) << 20
 
 
 def _mib(size: int, up: bool = False) -> str:

@@ -143,7 +143,7 @@ def _attempt(disk: Disk, extent: Extent, into: Bytes, start: int, needed: int) -
     offset = extent.offset - extent.skew + start
     if disk.read(extent.path, offset, into) < needed:
         raise WeightsError(
-            f"{extent.path} is shorter than {extent.offset + extent.nbytes} bytes; remove it to refetch it"
+            f"{extent.path} is shorter than {extent.offset + extent.nbytes} bytes; {_remedy(extent.path)}"
         )
     return needed
 
@@ -153,4 +153,11 @@ def _attempt_again(disk: Disk, extent: Extent, into: Bytes, start: int, needed: 
         return _attempt(disk, extent, into, start, needed)
     except OSError as error:
         reason = error.strerror or str(error)
-        raise WeightsError(f"{extent.path} could not be read: {reason}; remove it to refetch it") from error
+        raise WeightsError(f"{extent.path} could not be read: {reason}; {_remedy(extent.path)}") from error
+
+
+def _remedy(path: Path) -> str:
+    """The way out where a file of weights is broken: a shard image is only a copy, a pack is whole or useless."""
+    if path.suffix == ".shard":
+        return "remove it to fetch it again"
+    return f"remove the pack {path.parent}: the next run remakes one of the cache, `tpi pack` any other"

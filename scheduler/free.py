@@ -1,6 +1,7 @@
 """How much memory this process may take where the user did not say: what is free, less a margin."""
 
 from collections.abc import Iterable
+from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
@@ -11,6 +12,19 @@ _GROUPS = Path("/sys/fs/cgroup")
 _UNLIMITED = 1 << 60
 
 
+@dataclass(frozen=True)
+class _Files:
+    """Where a version of the API says what. `cache` is the line of memory.stat with the file pages to go first."""
+
+    limit: str
+    usage: str
+    cache: str
+
+
+_V1 = _Files("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
+_V2 = _Files("memory.max", "memory.current", "inactive_file")
+
+
 def default_budget() -> int:
     """Bytes: the least of what the machine and each of this process's control groups have free, less a margin."""
     free = min([psutil.virtual_memory().available, *_group_limits(_GROUPS, Path("/proc/self/cgroup"))])
@@ -18,7 +32,10 @@ def default_budget() -> int:
 
 
 def _group_limits(root: Path, own: Path) -> Iterable[int]:
-    """What is free in the memory control group of this process and in those above it; both versions of the API."""
+    """What is free in the memory control group of this process and in those above it; both versions of the API.
+
+    Inactive file pages count as free, as in the machine's own figure: they are dropped when memory is asked for.
+    """
     try:
         lines = own.read_text().splitlines()
     except OSError:
@@ -28,12 +45,12 @@ def _group_limits(root: Path, own: Path) -> Iterable[int]:
         if controllers not in ("", "memory"):
             continue
         tree = root / controllers
-        files = ("memory.limit_in_bytes", "memory.usage_in_bytes") if controllers else ("memory.max", "memory.current")
+        files = _V1 if controllers else _V2
         group = tree / name.lstrip("/")
         for folder in (group, *group.parents):
-            limit, usage = (_number(folder / file) for file in files)
+            limit, usage = _number(folder / files.limit), _number(folder / files.usage)
             if limit is not None and usage is not None and limit < _UNLIMITED:
-                yield max(0, limit - usage)
+                yield max(0, limit - max(0, usage - _statistic(folder / "memory.stat", files.cache)))
             if folder == tree:
                 break
 
@@ -43,3 +60,12 @@ def _number(path: Path) -> int | None:
         return int(path.read_text())
     except (OSError, ValueError):
         return None  # no such file, or "max"
+
+
+def _statistic(path: Path, name: str) -> int:
+    """A line of memory.stat, in bytes; 0 if there is none."""
+    try:
+        fields = dict(line.split() for line in path.read_text().splitlines())
+        return int(fields.get(name, 0))
+    except (OSError, ValueError):
+        return 0

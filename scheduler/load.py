@@ -10,6 +10,18 @@ from tpi.errors import WeightsError
 Verify = Callable[[int, Bytes], None]  # block, its bytes; raises WeightsError if they are not what they should be
 
 
+def check(verify: Verify, block: int, disk: Disk, extent: Extent, slot: Bytes) -> None:
+    """Verify what was read of `extent` into `slot`; read it once more if it is not what it should be.
+
+    Raises:
+        WeightsError: if it is not then either, or cannot be read.
+    """
+    try:
+        verify(block, extent.view(slot))
+    except WeightsError:
+        verify(block, read_extent(disk, extent, slot))
+
+
 class Load:
     """One block on its way into its place in memory."""
 
@@ -47,10 +59,7 @@ class Load:
     def check(self, disk: Disk, verify: Verify) -> WeightsError | None:
         """Verify the block; read it once more if it is not what it should be. Returns what is wrong then."""
         try:
-            verify(self.block, self.view)
-        except WeightsError:
-            try:
-                verify(self.block, read_extent(disk, self.extent, self.slot))
-            except WeightsError as error:
-                return error
+            check(verify, self.block, disk, self.extent, self.slot)
+        except WeightsError as error:
+            return error
         return None

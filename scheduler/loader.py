@@ -15,7 +15,7 @@ from scheduler.extent import Extent
 from scheduler.load import Load, Verify
 from scheduler.memory import Bytes, page_buffer
 from scheduler.placement import Placement
-from scheduler.stats import Meter
+from scheduler.stats import Meter, WindowStats
 from tpi.errors import TpiError, WeightsError
 from tpi.trace import OFF, Off
 
@@ -31,9 +31,11 @@ class Loader:
         meter: Meter,
         verify: Verify | None = None,
         trace: Off = OFF,
+        noun: str = "block",
     ) -> None:
+        """Arguments as `scheduler.window.MemoryWindow`."""
         ring, space = placement.ring, page_buffer(placement.ring.size)
-        self._disk, self._meter, self._verify, self._trace = disk, meter, verify, trace
+        self._disk, self._meter, self._verify, self._trace, self._noun = disk, meter, verify, trace, noun
         self._cycle = Cycle(ring)
         self._uses = [
             Load(block, extents[block], space[offset : offset + extents[block].slot_bytes])
@@ -92,6 +94,11 @@ class Loader:
                 self._freed[use % self._cycle.period] = time.perf_counter()
                 self._work.notify()
 
+    def take(self) -> WindowStats:
+        """What was counted since the last `take`; no chunk is counted twice or never."""
+        with self._lock:
+            return self._meter.take()
+
     def close(self) -> None:
         """Stop and join the readers."""
         with self._lock:
@@ -132,12 +139,14 @@ class Loader:
             now = time.perf_counter()
             self._meter.stall(now - begun)
             self._meter.woke(now - max(begun, load.ended))
-            self._trace.add("stall", f"block {load.block}", int(begun * 1e9), int(now * 1e9))
+            self._trace.add("stall", f"{self._noun} {load.block}", int(begun * 1e9), int(now * 1e9))
 
     def _failure(self, load: Load, error: WeightsError, use: int) -> WeightsError:
         """What went wrong; arranges for the next hold to try again."""
         if use < 0:
             load.reset()
+            if load is self._current:
+                self._current = None  # it is opened anew, by one reader
             self._pending.append(load)
             self._work.notify()
         else:
@@ -228,7 +237,7 @@ class Loader:
         begun = max(load.begun, self._last_done)  # chunks of neighbours overlap; loads are accounted one by one
         self._meter.loaded(load.block, now - begun)
         self._last_done = load.ended = now
-        self._trace.add("load", f"block {load.block}", int(begun * 1e9), int(now * 1e9))
+        self._trace.add("load", f"{self._noun} {load.block}", int(begun * 1e9), int(now * 1e9))
 
 
 def _side_by_side(extents: Sequence[Extent], blocks: Sequence[int]) -> Iterator[tuple[int, Load]]:

@@ -1,5 +1,6 @@
 """What the memory window counts: per-token figures for people, per-block seconds for the steady-state verdict."""
 
+import threading
 import time
 from collections import deque
 from collections.abc import Sequence
@@ -18,7 +19,7 @@ class WindowStats:
     resident_bytes: int = 0  # bytes of memory of the blocks that stay
     ring_bytes: int = 0  # bytes of memory of the ring
     read_bytes: int = 0  # from disk
-    read_seconds: float = 0.0  # time during which at least one read was in flight
+    read_seconds: float = 0.0  # time during which at least one read was in flight, of any window with this `ReadClock`
     stall_seconds: float = 0.0  # time that `hold` waited for a block
     stalls: int = 0  # holds that waited
     holds: int = 0
@@ -41,24 +42,53 @@ class WindowStats:
         return self.read_bytes / self.read_seconds if self.read_seconds else 0.0
 
 
+class ReadClock:
+    """Seconds during which at least one read was in flight, of all windows that share it. Safe from several threads."""
+
+    def __init__(self) -> None:
+        self._flying = 0
+        self._since = self._seconds = 0.0
+        self._lock = threading.Lock()
+
+    def fly(self) -> None:
+        """A read starts."""
+        with self._lock:
+            if not self._flying:
+                self._since = time.perf_counter()
+            self._flying += 1
+
+    def land(self) -> None:
+        """A read is over."""
+        with self._lock:
+            self._flying -= 1
+            if not self._flying:
+                self._seconds += time.perf_counter() - self._since
+
+    @property
+    def seconds(self) -> float:
+        """Since the start, until now."""
+        with self._lock:
+            return self._seconds + (time.perf_counter() - self._since if self._flying else 0.0)
+
+
 class Meter:
     """Mutable counters behind `WindowStats`; what readers change, they change under their lock."""
 
-    def __init__(self, blocks: int, resident_bytes: int, ring_bytes: int) -> None:
+    def __init__(self, blocks: int, resident_bytes: int, ring_bytes: int, reads: ReadClock | None = None) -> None:
         self._resident, self._ring = resident_bytes, ring_bytes
+        self._reads = reads or ReadClock()
+        self._read_before = self._reads.seconds
         self._compute, self._exchange, self._load = (
             [deque[float](maxlen=_SAMPLES) for _ in range(blocks)] for _ in range(3)
         )
         self._wake = deque[float](maxlen=_SAMPLES)
         self._left_at, self._last = 0.0, -1
         self.total_bytes = 0  # ever read
-        self._flying = 0
-        self._since = 0.0
         self._clear()
 
     def _clear(self) -> None:
         self.read_bytes = self.stalls = self.holds = 0
-        self.stall_seconds = self._read_seconds = 0.0
+        self.stall_seconds = 0.0
 
     def entered(self, begun: float) -> None:
         """A hold was asked for at `begun`: what lies between it and the last release is the exchange in between."""
@@ -82,17 +112,13 @@ class Meter:
 
     def fly(self) -> None:
         """A read starts."""
-        if not self._flying:
-            self._since = time.perf_counter()
-        self._flying += 1
+        self._reads.fly()
 
     def land(self, size: int) -> None:
         """A read of `size` bytes is over."""
-        self._flying -= 1
+        self._reads.land()
         self.read_bytes += size
         self.total_bytes += size
-        if not self._flying:
-            self._read_seconds += time.perf_counter() - self._since
 
     def loaded(self, block: int, seconds: float) -> None:
         """A block was loaded, which took the loader this long."""
@@ -124,19 +150,18 @@ class Meter:
         return median(self._wake or [0.0])
 
     def take(self) -> WindowStats:
-        """The counts so far, and start again."""
-        if self._flying:
-            now = time.perf_counter()
-            self._read_seconds, self._since = self._read_seconds + now - self._since, now
+        """The counts so far, and start again. Call it under the readers' lock: nothing may be counted in between."""
+        seconds = self._reads.seconds
         stats = WindowStats(
             self._resident,
             self._ring,
             self.read_bytes,
-            self._read_seconds,
+            seconds - self._read_before,
             self.stall_seconds,
             self.stalls,
             self.holds,
         )
+        self._read_before = seconds
         self._clear()
         return stats
 

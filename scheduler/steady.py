@@ -53,8 +53,11 @@ The paper's (9) and (10) are again its prefixes. The layers between two kept blo
 the ring must be deep enough to carry what was loaded ahead; how deep, `advise` finds by simulation.
 
 **Proposition 5.** In the steady state all K places are taken, so the peak is the largest sum of K neighbours in the
-cycle of blocks, times the paper's gamma: `peak_parameters`. Here, where every byte is preallocated, it is
-`Placement.memory_bytes` plus the rest of `scheduler.budget`, and gamma is not needed.
+cycle of blocks, times the paper's gamma. Here, where every byte is preallocated, it is `Placement.memory_bytes` plus
+the rest of `scheduler.budget`, and gamma is not needed.
+
+**Where no window helps.** If keeping every FFN block is not enough, attention blocks must stay too. Loads take no
+longer than the rest if B bytes stay, with B >= total - busy * speed (`least_resident`); `sufficient` adds a ring.
 """
 
 from collections.abc import Collection, Iterator, Sequence
@@ -62,14 +65,17 @@ from dataclasses import dataclass
 from itertools import accumulate
 from typing import TypeVar
 
-from scheduler.placement import Placement, place_window
-from scheduler.ring import neighbours
+from scheduler.memory import round_up
+from scheduler.placement import Placement, Speeds, place, place_window
+from scheduler.ring import Ring, neighbours
 from scheduler.timeline import Costs, replay, simulate
 
 _Number = TypeVar("_Number", int, float)
 
 _NO_STALL = 0.005  # of the token time: less waiting than this counts as none
+_HARDLY = 0.02  # of the token time: `place` gives up so much for a deeper ring, so that less cannot be asked of it
 _DEEPEST = 16  # blocks in memory that are tried
+_RINGS = (2, 3, 4, 6, 8, 12, 16)  # blocks in it, beside what stays
 _TOKENS = 24  # simulated
 
 
@@ -149,16 +155,9 @@ def longest_retain(times: Times) -> int | None:
     return longest or None
 
 
-def peak_parameters(block: Sequence[int], vocabulary: int, hidden: int, layers: int, window: int) -> tuple[int, int]:
-    """Proposition 5 without gamma: parameters in memory at the peak, on the master and on a worker.
-
-    `block` has the parameters of the attention and the FFN block on this node: p (2 h h + 2 h h b / a) and 3 p h s for
-    hidden size h, a heads, b KV heads, intermediate size s and share p. The master's cycle has the embedding (h v)
-    before the blocks and the final norm and head (h v + h) after them.
-    """
-    table = hidden * vocabulary
-    worker = list(block) * layers
-    return neighbours([table, *worker, table + hidden], window), neighbours(worker, window)
+def least_resident(total: int, busy: float, speed: float) -> int:
+    """Bytes of `total` that must stay, whatever they are, for loads at `speed` (bytes/s) to take at most `busy` (s)."""
+    return max(0, round(total - busy * speed))
 
 
 @dataclass(frozen=True)
@@ -175,7 +174,7 @@ class SteadyReport:
     window: int | None  # blocks in memory that reach the steady state; None: no number does
     retain: int | None  # with one FFN block kept in every so many; 0: none need be
     window_bytes: int | None  # memory that this takes
-    least_resident: int  # bytes that must stay, whatever they are, for loads to take no longer than the rest
+    least_bytes: int | None  # where no window does and the placement in use does not: memory for blocks that would
 
 
 def verdict(
@@ -189,20 +188,19 @@ def verdict(
     times = Times.of(*whole(costs, set(placement.ring.blocks), tiles))
     token, stall = replay(placement.ring, history, max(_TOKENS, 2 * len(history))).typical
     advised = advise(_sums(placement.sizes, tiles), times)
-    total, loading = sum(placement.sizes), times.load * (len(tiles) // 2)
-    speed = total / loading if loading else float("inf")
+    steady = stall <= _NO_STALL * token
     return SteadyReport(
         times=times,
         loose=is_loose(times),
         tight=is_tight(times),
-        steady=stall <= _NO_STALL * token,
+        steady=steady,
         token_seconds=token,
         stall_seconds=stall,
         memory_bytes=placement.memory_bytes,
         window=advised[0] if advised else None,
         retain=advised[1] if advised else None,
         window_bytes=advised[2] if advised else None,
-        least_resident=max(0, round(total - costs.busy * speed)) if loading else 0,
+        least_bytes=None if steady or advised else sufficient(placement, _speeds(placement, costs, times, len(tiles))),
     )
 
 
@@ -225,16 +223,41 @@ def advise(sizes: Sequence[int], times: Times) -> tuple[int, int, int] | None:
     longest = longest_retain(times)
     if longest is None:
         return None
+    if not longest:
+        window = next(k for k in (1, 2, 3) if layer_seconds(times, k) <= (1 + _NO_STALL) * times.busy)
+        return window, 0, place_window(sizes, window).memory_bytes
     costs = times.costs(len(sizes) // 2)
     found = []
-    for retain in {longest, max(1, longest // 2), 1} if longest else {0}:
+    for retain in {longest, max(1, longest // 2), 1}:
         for window in range(1, min(_DEEPEST, len(sizes)) + 1):
             placement = place_window(sizes, window, retain)
-            timeline = simulate(placement.ring, costs, _TOKENS)
-            if timeline.steady_stall <= _NO_STALL * timeline.steady_token:
+            if _waits(placement.ring, costs) <= _NO_STALL:
                 found.append((window, retain, placement.memory_bytes))
                 break
     return min(found, key=lambda one: one[2], default=None)
+
+
+def sufficient(placement: Placement, speeds: Speeds) -> int:
+    """Bytes, more than `placement` has, with which `place` hardly waits any more: what must stay, and a ring."""
+    sizes, costs = placement.sizes, speeds.costs(placement.sizes)
+    total = sum(sizes)
+    stay = round_up(max(placement.memory_bytes, least_resident(total, costs.busy, speeds.disk)))
+    tried = (stay + neighbours(sizes, depth) for depth in _RINGS)
+    good = (size for size in tried if size >= total or _waits(place(sizes, size, speeds).ring, costs) <= _HARDLY)
+    return min(total, next(good, total))
+
+
+def _waits(ring: Ring, costs: Costs) -> float:
+    """Share of the token time."""
+    timeline = simulate(ring, costs, _TOKENS)
+    return timeline.steady_stall / timeline.steady_token if timeline.steady_stall else 0.0
+
+
+def _speeds(placement: Placement, costs: Costs, times: Times, halves: int) -> Speeds:
+    """The speeds that were measured, if all bytes are alike."""
+    total, computing = sum(placement.sizes), sum(costs.compute)
+    compute = total / computing if computing else float("inf")
+    return Speeds(total / (times.load * halves / 2), compute, times.allreduce)
 
 
 def _load(costs: Costs, kind: int, streamed: Collection[int]) -> float:

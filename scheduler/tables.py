@@ -15,24 +15,38 @@ import numpy.typing as npt
 from scheduler.budget import TILE
 from scheduler.disk import DirectDisk, Disk, read_extent
 from scheduler.extent import Extent
+from scheduler.load import Verify, check
 from scheduler.memory import PAGE, Bytes, page_buffer
 from scheduler.placement import place
-from scheduler.stats import WindowStats
+from scheduler.stats import ReadClock, WindowStats
 from scheduler.window import MemoryWindow
 from tpi import kernels
 from tpi.errors import KernelError
 from tpi.pack.layout import RunLayout
-from tpi.trace import OFF, Off
+from tpi.trace import EMBEDDING, HEAD, OFF, Off
 
 F32 = npt.NDArray[np.float32]
+_TILE = f"{HEAD} tile"  # what a trace calls one
 
 
 class RowTable:
     """Rows of a table on disk, a few units in memory at a time: the embedding, and learned positions."""
 
-    def __init__(self, run: RunLayout, extent: Extent, disk: Disk | None = None) -> None:
-        """`run` is the layout of the whole table, whose units are the bytes of `extent`."""
-        self._run, self._extent = run, extent
+    def __init__(
+        self,
+        run: RunLayout,
+        extent: Extent,
+        disk: Disk | None = None,
+        trace: Off = OFF,
+        verify: Verify | None = None,
+    ) -> None:
+        """`run` is the layout of the whole table, whose units are the bytes of `extent`.
+
+        `verify(unit, data)` is called with the first unit of what was read for the first time, and raises WeightsError
+        if `data` is not what it should be; it is then read once more.
+        """
+        self._run, self._extent, self._trace, self._verify = run, extent, trace, verify
+        self._verified: set[int] = set()  # units
         self._disk = disk or DirectDisk()
         self._unit = replace(run, units=1)
         self._slot = page_buffer(run.unit_bytes + PAGE)  # a unit may start anywhere in a page
@@ -50,7 +64,10 @@ class RowTable:
         for unit in np.unique(units):
             here = np.flatnonzero(units == unit)
             inside = wanted[here] - np.int32(unit * self._run.width)
-            found[here] = kernels.gather(self._unit, self.unit(int(unit)), inside)
+            with self._trace.span("stall", EMBEDDING):
+                data = self.unit(int(unit))
+            with self._trace.span("compute", EMBEDDING):
+                found[here] = kernels.gather(self._unit, data, inside)
         return found
 
     def unit(self, index: int) -> Bytes:
@@ -58,7 +75,11 @@ class RowTable:
         if not 0 <= index < self._run.units:
             raise KernelError(f"a row is outside 0..{self._run.units * self._run.width - 1}")
         extent = Extent(self._extent.path, self._extent.offset + index * self._run.unit_bytes, self._run.unit_bytes)
-        return read_extent(self._disk, extent, self._slot)
+        data = read_extent(self._disk, extent, self._slot)
+        if self._verify and index not in self._verified:
+            check(self._verify, index, self._disk, extent, self._slot)
+            self._verified.add(index)
+        return data
 
     def close(self) -> None:
         """Nothing runs in the background."""
@@ -68,14 +89,24 @@ class StreamedTable(RowTable):
     """A table of which only `budget` bytes are in memory, with the product that a head needs."""
 
     def __init__(
-        self, run: RunLayout, extent: Extent, budget: int, disk: Disk | None = None, trace: Off = OFF, tile: int = TILE
+        self,
+        run: RunLayout,
+        extent: Extent,
+        budget: int,
+        disk: Disk | None = None,
+        trace: Off = OFF,
+        reads: ReadClock | None = None,
+        tile: int = TILE,
+        verify: Verify | None = None,
     ) -> None:
         """As `RowTable`; tiles are about `tile` bytes, smaller if two of them would not fit into `budget`.
+
+        `reads` is that of the blocks' window, which reads at the same time.
 
         Raises:
             PlanError: if not even one unit fits into `budget`.
         """
-        super().__init__(run, extent, disk)
+        super().__init__(run, extent, disk, trace, verify)
         self._starts = tile_starts(run, min(tile, max(0, budget // 2 - PAGE)))
         bounds = [*self._starts, run.units]
         sizes = [bounds[index + 1] - start for index, start in enumerate(self._starts)]
@@ -84,16 +115,17 @@ class StreamedTable(RowTable):
             Extent(extent.path, extent.offset + start * run.unit_bytes, size * run.unit_bytes)
             for start, size in zip(self._starts, sizes, strict=True)
         ]
-        self._window = MemoryWindow(
-            extents, place([one.slot_bytes for one in extents], budget), self._disk, trace=trace
-        )
+        placement = place([one.slot_bytes for one in extents], budget)
+        of_tile = (lambda index, data: verify(self._starts[index], data)) if verify else None
+        self._window = MemoryWindow(extents, placement, self._disk, of_tile, trace, _TILE, reads)
 
     def logits(self, x: F32) -> F32:
         """`[tokens, units * width]` float32: every row times every `x` `[tokens, hidden]`. Errors as `gather`."""
         width = self._run.width
         result = np.empty((len(x), self._run.units * width), np.float32)
-        for (start, data), tile in zip(self.tiles(), self._tiles, strict=True):
-            result[:, start * width : (start + tile.units) * width] = kernels.logits(tile, data, x)
+        for index, ((start, data), tile) in enumerate(zip(self.tiles(), self._tiles, strict=True)):
+            with self._trace.span("compute", f"{_TILE} {index}"):
+                result[:, start * width : (start + tile.units) * width] = kernels.logits(tile, data, x)
         return result
 
     def tiles(self) -> Iterator[tuple[int, Bytes]]:

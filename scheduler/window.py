@@ -19,7 +19,7 @@ from scheduler.loader import Loader
 from scheduler.memory import Bytes
 from scheduler.placement import Placement, place
 from scheduler.ring import EMPTY
-from scheduler.stats import Meter, WindowStats
+from scheduler.stats import Meter, ReadClock, WindowStats
 from scheduler.timeline import Costs
 from tpi.progress import Progress, silent
 from tpi.trace import OFF, Off
@@ -29,6 +29,11 @@ __all__ = ["Extent", "MemoryWindow", "Resident", "Window", "WindowStats"]
 
 class Window(Protocol):
     """The weights of one node's blocks, block by block, in a cycle."""
+
+    @property
+    def reads(self) -> ReadClock:
+        """The clock of its reads, for windows that share its disk to share too."""
+        ...
 
     def hold(self, block: int) -> AbstractContextManager[Bytes]:
         """The bytes of `block`: 1-D uint8, page-aligned, read-only by contract, valid inside the `with` only.
@@ -65,7 +70,9 @@ class Resident:
         sizes = tuple(extent.slot_bytes for extent in extents)
         placement = Placement(sizes, frozenset(range(len(sizes))), EMPTY)
         self._bytes = sum(sizes)
-        loader = Loader(extents, placement, disk or DirectDisk(), Meter(len(sizes), self._bytes, 0), verify)
+        self.reads = ReadClock()
+        meter = Meter(len(sizes), self._bytes, 0, self.reads)
+        loader = Loader(extents, placement, disk or DirectDisk(), meter, verify)
         try:
             self.blocks = list(_loaded(loader, range(len(extents)), progress))
         finally:
@@ -104,11 +111,14 @@ class MemoryWindow:
         disk: Disk | None = None,
         verify: Verify | None = None,
         trace: Off = OFF,
+        noun: str = "block",
+        reads: ReadClock | None = None,
     ) -> None:
         """Stream `extents` as `placement` says; a number is a budget in bytes for `scheduler.placement.place`.
 
         `verify(block, data)` is called once per block, after its first load, and raises WeightsError if `data` is not
-        what it should be; the block is then read once more.
+        what it should be; the block is then read once more. `noun` is what a trace calls a block; `reads` is another
+        window's, if both may read at once.
 
         Raises:
             PlanError: if the budget cannot hold the largest block.
@@ -116,8 +126,9 @@ class MemoryWindow:
         if isinstance(placement, int):
             placement = place([extent.slot_bytes for extent in extents], placement)
         self.placement = placement
-        self._meter = Meter(len(extents), placement.resident_bytes, placement.ring.size)
-        self._loader = Loader(extents, placement, disk or DirectDisk(), self._meter, verify, trace)
+        self.reads = reads or ReadClock()
+        self._meter = Meter(len(extents), placement.resident_bytes, placement.ring.size, self.reads)
+        self._loader = Loader(extents, placement, disk or DirectDisk(), self._meter, verify, trace, noun)
         kinds = [_KeptHold if block in placement.resident else _StreamedHold for block in range(len(extents))]
         self._holds = [kind(block, self._loader, self._meter) for block, kind in enumerate(kinds)]
 
@@ -134,11 +145,11 @@ class MemoryWindow:
         """Wait until every block that stays is in memory; calls `progress(blocks done, in all)`. Errors as `hold`."""
         for _ in _loaded(self._loader, sorted(self.placement.resident), progress):
             pass
-        self._meter.take()
+        self.take()
 
     def take(self) -> WindowStats:
         """See `Window.take`."""
-        return self._meter.take()
+        return self._loader.take()
 
     def costs(self) -> Costs:
         """Median seconds per block over the last tokens, for `scheduler.steady.verdict`."""

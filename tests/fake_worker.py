@@ -5,18 +5,22 @@ import threading
 from collections.abc import Sequence
 from pathlib import Path
 
+import numpy as np
+
 from allreduce.base import Endpoints
 from tpi.errors import NodeLost
-from tpi.messages import Assign, Step
+from tpi.messages import Assign, Steady, Step
 from tpi.progress import Progress
 from tpi.sockets import split_address
-from tpi.trace import OFF
+from tpi.trace import Trace, clock
 from worker.commands import serve
 from worker.daemon import WorkerOptions
 from worker.image import HeldBlock
 from worker.member import Figures
 
-FAIL, HANG, BLAME, EXCHANGE = 101.0, 102.0, 103.0, 104.0
+FAIL, HANG, BLAME, EXCHANGE, SWELL = 101.0, 102.0, 103.0, 104.0, 105.0
+SWELL_BYTES = 64 << 20  # of memory that a step takes for a moment
+FAKE_SPANS = 3  # that its trace has room for; every step is one
 
 
 class FakeMember:
@@ -24,7 +28,7 @@ class FakeMember:
         self.kv_blocks = assign.options.kv_blocks + assign.rank
         self.prefill_tokens = assign.options.prefill_tokens
         self.tokens = 0
-        self.trace = OFF
+        self.trace = Trace(FAKE_SPANS)
         self.progress = 0
         self.steps = 0
         self.assign = assign
@@ -32,11 +36,14 @@ class FakeMember:
         self.bytes = sum(block.extent.nbytes for block in held)
 
     def run(self, step: Step) -> None:
-        value = float(step.x[0, 0])
+        value, now = float(step.x[0, 0]), clock()
+        self.trace.add("compute", f"step {step.step}", now, now)
         if value == FAIL:
             raise ValueError("told to fail")
         if value == BLAME:
             raise NodeLost("another", "another node is lost")
+        if value == SWELL:
+            np.ones(SWELL_BYTES, np.uint8)
         if value == HANG:
             threading.Event().wait()
         while value == EXCHANGE and self.endpoints.watch is not None:
@@ -47,7 +54,11 @@ class FakeMember:
         self.progress += 1
 
     def figures(self) -> Figures:
-        return Figures(steps=self.steps, tokens=self.tokens, weight_bytes=self.bytes, resident_bytes=self.bytes)
+        size, planned = self.bytes, self.assign.options.memory
+        return Figures(self.steps, self.tokens, size, resident_bytes=size, planned_bytes=planned)
+
+    def steady(self) -> Steady:
+        return Steady(1.0, 1.0, 0.5, 1.0, 1.0, True, True, True, 0.0, 2, 0, 4096, 0)
 
     def close(self) -> None:
         self.steps = 0

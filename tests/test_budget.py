@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from scheduler.budget import LONGEST_CHUNK, TILE, Need, affordable_kv_blocks, least, plan, token_bytes
+from scheduler.budget import LONGEST_CHUNK, TILE, Need, affordable_kv_blocks, enough, least, plan, token_bytes
 from scheduler.free import _group_limits, default_budget
 from scheduler.memory import PAGE
 from tests.configs import tiny_config
@@ -69,11 +69,39 @@ def test_a_refusal_is_one_sentence_with_the_way_out() -> None:
         plan(NEED, 100 * MIB)
 
 
+@settings(max_examples=200, deadline=None)
+@given(needs, st.floats(0, 1), st.integers(1, 600))
+def test_enough_leaves_blocks_what_they_need(need: Need, share: float, chunk: int) -> None:
+    weights = round(share * sum(need.blocks))
+    total = enough(need, weights, chunk)
+    budget = plan(need, total, chunk)
+    others = budget.fixed + budget.kv_bytes + budget.chunk_bytes + budget.head_bytes + min(TILE, need.embedding)
+    assert total % MIB == 0
+    assert total - others >= weights
+
+
+def test_enough_makes_room_for_a_head_that_then_stays() -> None:
+    """At the memory in use the head streams, and what is given beyond it goes to the head first."""
+    used, weights = plan(NEED, 400 * MIB), 700 * MIB
+    simple = used.total - used.placement.memory_bytes + weights
+    assert used.head_bytes < plan(NEED, simple).head_bytes == NEED.head
+    assert plan(NEED, simple).placement.memory_bytes < weights - NEED.head // 2
+    more = plan(NEED, enough(NEED, weights))
+    assert more.total - (more.used - more.placement.memory_bytes) >= weights
+
+
 def test_a_prefill_chunk_shrinks_when_memory_is_tight() -> None:
     chunks = [plan(NEED, total * MIB).chunk for total in (8000, 600, 300, 210)]
     assert chunks[0] == LONGEST_CHUNK
     assert chunks == sorted(chunks, reverse=True)
     assert chunks[-1] <= 32
+
+
+@pytest.mark.parametrize(("kv_blocks", "chunk"), [(2, 64), (15, 480), (16, 512), (17, 512)])
+def test_a_prefill_chunk_is_not_longer_than_the_context(kv_blocks: int, chunk: int) -> None:
+    budget = plan(Need(**{**vars(NEED), "kv_blocks": kv_blocks}), 1 << 40)
+    assert budget.chunk == chunk
+    assert budget.chunk_bytes == chunk * NEED.token
 
 
 def test_a_prefill_chunk_is_shorter_where_it_would_be_much_of_what_is_streamed() -> None:
@@ -122,3 +150,24 @@ def test_control_groups_limit_what_is_free(tmp_path: Path) -> None:
         (tmp_path / folder / usage).write_text("1000\n")
     assert list(_group_limits(tmp_path, own)) == [2000, 2000]
     assert list(_group_limits(tmp_path, tmp_path / "none")) == []
+
+
+@pytest.mark.parametrize(("cached", "free"), [(600, 2600), (1000, 3000), (1001, 3000)])
+def test_file_pages_that_a_control_group_can_drop_are_free(tmp_path: Path, cached: int, free: int) -> None:
+    own = tmp_path / "cgroup"
+    own.write_text("4:memory:/\n0::/\n")
+    (tmp_path / "memory").mkdir()
+    for file in ("memory/memory.limit_in_bytes", "memory.max"):
+        (tmp_path / file).write_text("3000\n")
+    for file in ("memory/memory.usage_in_bytes", "memory.current"):
+        (tmp_path / file).write_text("1000\n")
+    (tmp_path / "memory" / "memory.stat").write_text(f"inactive_file 1\ntotal_inactive_file {cached}\n")
+    (tmp_path / "memory.stat").write_text(f"anon 1\ninactive_file {cached}\nactive_file 1\n")
+    assert list(_group_limits(tmp_path, own)) == [free, free]
+
+
+def test_damaged_statistics_of_a_control_group_count_nothing(tmp_path: Path) -> None:
+    (tmp_path / "cgroup").write_text("0::/\n")
+    for file, content in (("memory.max", "3000"), ("memory.current", "1000"), ("memory.stat", "inactive_file many\n")):
+        (tmp_path / file).write_text(content)
+    assert list(_group_limits(tmp_path, tmp_path / "cgroup")) == [2000]

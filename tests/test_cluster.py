@@ -12,7 +12,7 @@ import zmq
 
 from master.cluster import Cluster
 from tests.cluster_helpers import MadeUpModel, fake_worker, fake_workers, step
-from tests.fake_worker import BLAME, EXCHANGE, FAIL, HANG
+from tests.fake_worker import BLAME, EXCHANGE, FAIL, HANG, SWELL, SWELL_BYTES
 from tpi.errors import NodeError, NodeLost, NodeRefused, TpiError
 from tpi.messages import TRANSFER_BYTES, Need
 from tpi.sockets import Net
@@ -81,6 +81,27 @@ def test_a_new_plan_replaces_the_old_one_and_fences_it(workers: tuple[Pids, list
         stats = cluster.stats()
         assert [each.steps for each in stats] == [1, 1]
         assert [each.dropped for each in stats] == [2, 2]
+
+
+def test_a_worker_plans_with_the_memory_that_it_advertised(workers: tuple[Pids, list[str]]) -> None:
+    model = MadeUpModel()
+    with Cluster.connect(workers[1]) as cluster:
+        cluster.assign(model.split(cluster.session, 1, cluster.peers())[1:], model)
+        advertised = [hello.profile.memory_free for hello in cluster.hellos]
+        assert [each.planned_bytes for each in cluster.stats()] == advertised
+
+
+@pytest.mark.skipif(not os.access("/proc/self/clear_refs", os.W_OK), reason="needs a /proc where peaks can be reset")
+def test_the_peak_of_a_plan_is_its_own(workers: tuple[Pids, list[str]]) -> None:
+    model = MadeUpModel()
+    peaks = []
+    with Cluster.connect(workers[1]) as cluster:
+        for epoch, value in ((1, SWELL), (2, 1.0)):
+            cluster.assign(model.split(cluster.session, epoch, cluster.peers())[1:], model)
+            cluster.step(step(cluster.session, epoch, 0, value))
+            peaks.append([each.peak_rss_bytes for each in cluster.stats()])
+    for before, after in zip(*peaks, strict=True):
+        assert before - after > SWELL_BYTES // 2
 
 
 def test_an_abort_ends_an_exchange(workers: tuple[Pids, list[str]]) -> None:

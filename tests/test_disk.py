@@ -54,6 +54,21 @@ def test_a_short_file_is_refused_by_name(file: Path, direct: bool) -> None:
         read_extent(DirectDisk(direct=direct), extent, page_buffer(extent.slot_bytes))
 
 
+@pytest.mark.parametrize(
+    ("name", "advice"),
+    [
+        ("packs/llama/ab.safetensors", r"; remove the pack packs/llama: .*the cache, `tpi pack` any other$"),
+        ("shards/ab/neuron.0-4.shard", r"; remove it to fetch it again$"),
+    ],
+)
+@pytest.mark.parametrize("content", [bytes(10), None])
+def test_what_to_do_about_a_broken_file_depends_on_its_kind(name: str, advice: str, content: bytes | None) -> None:
+    path = Path(name)
+    disk = MemoryDisk({} if content is None else {path: content})
+    with pytest.raises(WeightsError, match=advice):
+        read_extent(disk, Extent(path, 0, 100), page_buffer(PAGE))
+
+
 @pytest.mark.parametrize("direct", [True, False])
 def test_a_missing_file_is_refused_by_name(tmp_path: Path, direct: bool) -> None:
     extent = Extent(tmp_path / "gone.shard", 0, 100)
@@ -124,6 +139,10 @@ def test_what_was_measured_is_remembered(tmp_path: Path, monkeypatch: pytest.Mon
     assert disk_for([path], tmp_path / "cache") == found
     monkeypatch.setattr("scheduler.tune.best", lambda extents: pytest.fail("measured again"))
     assert disk_for([path], tmp_path / "cache") == found
+    again = DiskSpeed(1 << 20, 4, 1e9)
+    monkeypatch.setattr("scheduler.tune.best", lambda extents: again)
+    monkeypatch.setattr("scheduler.tune._boot", lambda: "another")
+    assert disk_for([path], tmp_path / "cache") == again
     assert len(json.loads((tmp_path / "cache" / "disks.json").read_text())) == 1
 
 
@@ -135,19 +154,19 @@ def test_a_damaged_record_and_little_to_read_give_the_defaults(tmp_path: Path) -
     assert disk_for([tmp_path / "gone"], tmp_path) == DiskSpeed()
 
 
-def test_the_largest_reads_among_equals_then_the_fewest_in_flight(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_most_in_flight_among_equals_then_the_largest_reads(monkeypatch: pytest.MonkeyPatch) -> None:
     speeds = {(1 << 20, 4): 960e6, (1 << 20, 8): 1000e6, (4 << 20, 4): 950e6, (4 << 20, 8): 990e6}
     monkeypatch.setattr("scheduler.tune.measure", lambda extents, disk: speeds.get((disk.chunk, disk.threads), 0.0))
-    assert best([]) == DiskSpeed(4 << 20, 4, 950e6)
+    assert best([]) == DiskSpeed(4 << 20, 8, 990e6)
 
 
-def test_all_threads_share_a_small_block_and_half_of_them_a_large_one() -> None:
+def test_a_block_is_read_in_as_many_parts_as_threads_unless_they_become_small() -> None:
     def ways(speed: DiskSpeed, *blocks: int) -> list[tuple[int, int]]:
         return [(disk.chunk, disk.threads) for disk in map(speed.open, blocks)]
 
-    assert ways(DiskSpeed(16 << 20, 4), 1 << 30, 33 << 20, 12 << 20) == [(16 << 20, 4), (33 << 19, 2), (6 << 20, 2)]
-    assert ways(DiskSpeed(16 << 20, 4), 8_000_000, 1_000_000) == [(2_002_944, 4), (256 << 10, 4)]
-    assert ways(DiskSpeed(16 << 20, 8), 32 << 20) == [(8 << 20, 4)]
+    assert ways(DiskSpeed(16 << 20, 4), 1 << 30, 33 << 20, 12 << 20) == [(16 << 20, 4), (33 << 18, 4), (3 << 20, 4)]
+    assert ways(DiskSpeed(16 << 20, 8), 8_000_000, 1_000_000) == [(2_002_944, 4), (256 << 10, 4)]
+    assert ways(DiskSpeed(16 << 20, 8), 32 << 20, 24 << 20) == [(4 << 20, 8), (4 << 20, 6)]
     assert ways(DiskSpeed(1 << 20, 4), 33 << 20) == [(1 << 20, 4)]
 
 

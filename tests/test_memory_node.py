@@ -57,7 +57,9 @@ def test_a_failing_disk_fails_the_step_and_the_next_one_works(tiny_pack: Callabl
         assert str(pack.path) in str(raised.value)
         disk.broken = False
         assert tokens(engine) == expected
-        assert node.figures().steady is not None
+        steady = node.steady()
+        assert steady is not None
+        assert (steady.least_memory == 0) == (steady.steady or steady.window > 0)
 
 
 def test_loading_is_progress(tiny_pack: Callable[..., Pack], tmp_path: Path) -> None:

@@ -134,6 +134,37 @@ def test_a_file_that_breaks_ends_the_run_in_one_sentence(model: Path, cache: Pat
     assert run(model, cache, *flags)["token_ids"] == unlimited["token_ids"]
 
 
+def flip_a_bit(cache: Path) -> str:
+    """Change an image of the local worker behind the back of the cache, which thinks it is what it was; its name."""
+    shards = cache / "local" / "worker-1" / "shards"
+    image = max(shards.rglob("*.shard"), key=lambda path: path.stat().st_size)
+    with image.open("r+b") as file:
+        file.seek(image.stat().st_size // 2)
+        byte = file.read(1)[0]
+        file.seek(-1, 1)
+        file.write(bytes([byte ^ 4]))
+    known, now = json.loads((shards / "checked.json").read_text()), image.stat()
+    known[image.relative_to(shards).as_posix()][1:3] = [now.st_mtime_ns, now.st_ctime_ns]
+    (shards / "checked.json").write_text(json.dumps(known))
+    return str(image)
+
+
+def test_a_bit_that_flips_on_the_disk_ends_the_run_and_the_next_one_mends_it(
+    model: Path, cache: Path, unlimited: dict[str, Any]
+) -> None:
+    flags = ("--memory", "22MiB", "--local", "1", "--verify-weights")
+    sound = run(model, cache, *flags)
+    assert sound["token_ids"] == unlimited["token_ids"]
+    assert all(node["peak_rss_bytes"] - node["bare_rss_bytes"] <= 22 * MIB for node in sound["nodes"])
+    image = flip_a_bit(cache)
+    with running(model, cache, *flags) as process:
+        _, said = process.communicate(timeout=60)
+    assert process.returncode == 1
+    assert "worker-1" in sentence(said)
+    assert f"{image} is damaged: unit" in sentence(said)
+    assert run(model, cache, *flags)["token_ids"] == unlimited["token_ids"]
+
+
 @pytest.mark.parametrize("seed", range(4))
 def test_a_killed_run_leaves_nothing_broken(
     model: Path, unlimited: dict[str, Any], tmp_path_factory: pytest.TempPathFactory, seed: int

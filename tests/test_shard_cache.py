@@ -12,7 +12,7 @@ from tests.cluster_helpers import MadeUpModel
 from tpi.errors import WeightsError
 from tpi.messages import IN_FLIGHT_BYTES, Assign, PeerAddress, Units
 from worker import draft as draft_module
-from worker.cache import ShardCache
+from worker.cache import ShardCache, _stamp
 from worker.draft import Draft
 from worker.fetch import Transfer
 from worker.image import HeldBlock, image_plans
@@ -119,6 +119,24 @@ def test_a_flipped_bit_in_the_vectors_is_found(cache: ShardCache) -> None:
     data = bytearray(held[0].extent.path.read_bytes())
     data[image_plans(assign)[0].vectors_offset] ^= 4
     held[0].extent.path.write_bytes(data)
+    held, sent = fill(cache, model, assign)
+    assert sent == len(model.units[model.ids[0], "vectors"][0])
+    check(model, assign, held)
+
+
+def test_vectors_that_changed_since_they_were_checked_are_noticed_and_mended(cache: ShardCache) -> None:
+    model = MadeUpModel()
+    assign = plan_of(model)
+    (damaged, *_), _ = fill(cache, model, assign)
+    plan, path = image_plans(assign)[0], damaged.extent.path
+    data = bytearray(path.read_bytes())
+    data[plan.vectors_offset] ^= 4
+    path.write_bytes(data)
+    stamp = _stamp(path, plan.token)
+    assert stamp
+    cache._checked[path.relative_to(cache.root).as_posix()] = stamp
+    with pytest.raises(WeightsError, match=rf"{path} is damaged: its vectors .* start again to fetch it anew"):
+        cache.open([plan])
     held, sent = fill(cache, model, assign)
     assert sent == len(model.units[model.ids[0], "vectors"][0])
     check(model, assign, held)

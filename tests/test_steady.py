@@ -6,7 +6,7 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from scheduler.placement import place_window
+from scheduler.placement import Speeds, place, place_window
 from scheduler.ring import Ring
 from scheduler.steady import (
     Times,
@@ -14,8 +14,9 @@ from scheduler.steady import (
     is_loose,
     is_tight,
     layer_seconds,
+    least_resident,
     longest_retain,
-    peak_parameters,
+    sufficient,
     verdict,
 )
 from scheduler.timeline import Costs, replay, simulate
@@ -121,15 +122,40 @@ def test_no_advice_where_keeping_every_ffn_block_is_not_enough() -> None:
     assert advise([4096, 8192] * 8, times) is None
 
 
-def test_peak_memory_has_the_papers_shape() -> None:
-    """Llama 3.1 70B on 8 devices: the master's two tables dominate, and gamma is near 1.3 (the paper: 11.4 GB)."""
-    attention = (2 * 8192**2 + 2 * 8192**2 // 8) // 8
-    ffn = 3 * 8192 * 28672 // 8
-    master, worker = peak_parameters([attention, ffn], 128256, 8192, 80, 4)
-    assert worker == 2 * (attention + ffn)
-    assert 11.4e9 / (4 * master) == pytest.approx(1.3, abs=0.1)
-    smaller, _ = peak_parameters([attention, ffn], 128256, 8192, 80, 2)
-    assert smaller < master
+@settings(max_examples=30, deadline=None)
+@given(
+    st.integers(2, 12),
+    st.integers(1, 6),
+    st.integers(1, 6),
+    st.floats(0.05, 0.98),
+    st.floats(0, 0.5),
+)
+def test_what_is_sufficient_without_a_window_hardly_waits(
+    layers: int, pages: int, times_larger: int, busy: float, exchanging: float
+) -> None:
+    """`busy`: the share of loading everything that a token is busy for; `exchanging`: exchanges' share of that."""
+    sizes = [pages << 14, times_larger * pages << 14] * layers
+    disk, seconds = 1e9, busy * sum(sizes) / 1e9
+    speeds = Speeds(disk, sum(sizes) / (seconds * (1 - exchanging)), seconds * exchanging / len(sizes))
+    in_use = place_window(sizes, 1)
+    enough = sufficient(in_use, speeds)
+    stay = least_resident(sum(sizes), speeds.costs(sizes).busy, disk)
+    assert max(stay, in_use.memory_bytes) < enough <= sum(sizes)
+    assert stay == pytest.approx((1 - busy) * sum(sizes), abs=1)
+    timeline = simulate(place(sizes, enough, speeds).ring, speeds.costs(sizes), 24)
+    assert timeline.steady_stall <= 0.02 * timeline.steady_token
+
+
+def test_a_verdict_says_how_much_memory_would_do_where_no_window_does() -> None:
+    sizes = [64 << 12, 128 << 12] * 16
+    slow = Times(0.001, 0.001, 0.0, 0.004, 0.008).costs(16)
+    report = verdict(place_window(sizes, 2), slow)
+    assert report.window is None
+    assert report.least_bytes is not None
+    least = sum(sizes) * 5 // 6  # a sixth is loaded while a token is busy
+    assert least < report.least_bytes < least + sum(sizes) // 8
+    assert verdict(place(sizes, sum(sizes)), slow).least_bytes is None
+    assert verdict(place_window(sizes, 2), Times(0.010, 0.020, 0.005, 0.020, 0.045).costs(16)).least_bytes is None
 
 
 def test_a_token_that_never_waits_takes_its_busy_time() -> None:
@@ -175,4 +201,4 @@ def test_times_are_those_of_streamed_blocks() -> None:
     placement = place_window([4096, 8192] * 2, 1, retain=2)
     report = verdict(placement, Costs([1.0, 1.0] * 2, [0.0] * 4, [1.0, 3.0, 1.0, 100.0]))
     assert report.times.load == 4.0
-    assert report.least_resident == 24576 // 2
+    assert least_resident(24576, busy=4.0, speed=24576 / 8.0) == 24576 // 2

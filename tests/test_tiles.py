@@ -48,8 +48,7 @@ def test_tiles_give_the_same_tokens(family: str, dtype: str, tiny_pack: Callable
         assert max(node.shard.tiles) > 1
         assert sum(node.shard.tiles) == len(node.budget.placement.sizes)
         assert tokens(engine) == expected
-        steady = node.figures().steady
-        assert steady is not None
+        assert node.steady() is not None
         assert node.shard.streamed.read_bytes > 0
 
 

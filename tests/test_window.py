@@ -112,6 +112,21 @@ def test_a_missing_file_surfaces_in_hold_and_the_next_hold_tries_again() -> None
         del files[Path("block3.shard")]
 
 
+@pytest.mark.parametrize("threads", [1, 3])
+def test_a_block_that_stays_is_read_once_more_after_a_failure(threads: int) -> None:
+    files, extents = make_blocks([3 * PAGE])
+    gone = files.pop(Path("block0.shard"))
+    disk = CountingDisk(files, chunk=PAGE, threads=threads)
+    window = MemoryWindow(extents, place([3 * PAGE], 1 << 20), disk)
+    with pytest.raises(WeightsError, match=r"block0\.shard could not be read"), window.hold(0):
+        pass
+    files[Path("block0.shard")] = gone
+    with window.hold(0) as data:
+        assert data.tobytes() == content(0, 3 * PAGE)
+    assert not disk.wait_for("block0", 4, seconds=0.2)
+    window.close()
+
+
 def test_an_aborted_step_starts_again_at_the_first_block() -> None:
     files, extents = make_blocks(SIZES)
     window = MemoryWindow(extents, place_window(SLOTS, 2), CountingDisk(files))

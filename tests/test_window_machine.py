@@ -43,14 +43,16 @@ class WindowMachine(RuleBasedStateMachine):
         threads=st.integers(1, 3),
         window=st.integers(0, 4),
         pages=st.integers(1, 3),
+        faults=st.integers(0, 24),
     )
-    def start(self, sizes: list[int], share: float, threads: int, window: int, pages: int) -> None:
+    def start(self, sizes: list[int], share: float, threads: int, window: int, pages: int, faults: int) -> None:
         files, extents = make_blocks(sizes)
         slots = [extent.slot_bytes for extent in extents]
         self.budget = max(int(sum(slots) * share), *slots, 0)
         self.placement = place_window(slots, window) if window else place(slots, self.budget)
         self.files, self.extents = files, extents
         self.disk = FaultyDisk(files, pages * PAGE, threads)
+        self.disk.faults = faults  # loading starts at once: these are met by the blocks that stay
         self.window = MemoryWindow(extents, self.placement, self.disk)
         self.windowed = bool(window)
         self.held: list[tuple[int, AbstractContextManager[Bytes], Bytes]] = []

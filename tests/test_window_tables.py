@@ -8,7 +8,7 @@ import pytest
 
 from scheduler.disk import DirectDisk
 from scheduler.extent import Extent
-from scheduler.memory import PAGE
+from scheduler.memory import PAGE, Bytes
 from scheduler.tables import RowTable, StreamedTable, tile_starts
 from tpi import kernels
 from tpi.config import Format
@@ -67,6 +67,28 @@ def test_what_is_wrong_is_named(tmp_path: Path) -> None:
     with pytest.raises(WeightsError, match=r"head\.block"):
         table.gather([0])
     table.close()
+
+
+def test_what_is_read_first_is_verified_and_read_again_if_it_is_wrong(tmp_path: Path) -> None:
+    run, extent, data = make_table(tmp_path / "head.block", "f32", "record")
+    first: list[int] = []
+
+    def verify(unit: int, found: Bytes) -> None:
+        start = unit * run.unit_bytes
+        assert found.tobytes() == data[start : start + found.size].tobytes()
+        first.append(unit)
+        if first.count(unit) == 1 and unit:
+            raise WeightsError("head.block does not match its hash")
+
+    table = StreamedTable(run, extent, extent.slot_bytes // 2, DirectDisk(2 * PAGE, 1), tile=4 * PAGE, verify=verify)
+    for _ in range(2):
+        assert b"".join(tile.tobytes() for _, tile in table.tiles()) == data.tobytes()
+    starts = tile_starts(run, 4 * PAGE)
+    assert {unit: first.count(unit) for unit in starts} == {unit: 1 if unit == 0 else 2 for unit in starts}
+    for _ in range(2):
+        table.gather([0, 32 * starts[1]])
+    table.close()
+    assert (first.count(0), first.count(starts[1])) == (2, 3)
 
 
 def test_tiles_begin_on_pages_where_they_are_large_enough() -> None:

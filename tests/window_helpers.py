@@ -37,7 +37,7 @@ class CountingDisk(MemoryDisk):
             self._changed.notify_all()
         return got
 
-    def wait_for(self, name: str, reads: int) -> bool:
-        """Whether the file gets read so many times, within ten seconds."""
+    def wait_for(self, name: str, reads: int, seconds: float = 10) -> bool:
+        """Whether the file gets read so many times in time."""
         with self._changed:
-            return self._changed.wait_for(lambda: self.reads.get(name, 0) >= reads, 10)
+            return self._changed.wait_for(lambda: self.reads.get(name, 0) >= reads, seconds)

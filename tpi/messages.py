@@ -19,6 +19,7 @@ from tpi.config import ModelConfig
 from tpi.errors import MessageError
 from tpi.kv import KvDtype
 from tpi.pack.layout import BlockKind, RunLayout, RunName
+from tpi.trace import PAGE_SPANS
 
 DIGEST_BYTES = 32  # of one unit, of a block's vectors, and of a block id
 TRANSFER_BYTES = 1 << 20  # one run of units on the weights plane, unless a single unit is larger
@@ -45,9 +46,9 @@ class Profile:
     host: Name
     system: Name
     cores: Count
-    threads: Count  # that it will compute with
+    threads: Count  # that it will compute with, unless the master asks for fewer
     memory_total: Bytes
-    memory_free: Bytes
+    memory_free: Bytes  # that the node allows itself without --memory: less a margin, within its control groups
     memory_limit: Bytes  # of --memory; 0: none given
     process_bytes: Bytes  # resident set of the idle process
     disk_free: Bytes  # where the shard cache is
@@ -154,6 +155,7 @@ class NodeOptions:
     window: Count = 0  # blocks
     retain: Count = 0  # blocks
     trace: bool = False  # record spans
+    verify_weights: bool = False  # compare them with their hashes when they are first loaded
     timeout_s: Seconds = 30.0  # of an exchange that makes no progress
 
 
@@ -317,16 +319,18 @@ class Steady:
     stall_s: Seconds  # predicted per token
     window: Count  # blocks in memory that would reach the steady state; 0: no number does
     retain: Count  # with one FFN block kept in every so many; 0: none need be
-    window_bytes: Bytes  # that this would take
+    window_bytes: Bytes  # of blocks that this would take
+    least_memory: Bytes  # where no window does: of --memory that would, about; else 0
 
 
 @message
 @dataclass(frozen=True)
 class AskStats:
-    """Asks for Stats."""
+    """Asks for Stats, and with `verdict` for the node's `Steady` state, which takes it long to compute."""
 
     session: Id64
     epoch: Count
+    verdict: bool
 
 
 @message
@@ -350,17 +354,21 @@ class Stats:
     sent_bytes: Bytes
     received_bytes: Bytes
     dropped: Bytes  # malformed or stale messages
-    steady: Steady | None  # of a node that streams, once it has run
+    steady: Steady | None  # if asked for: of a node that streams, once it has run
 
 
 @message
 @dataclass(frozen=True)
 class AskSpans:
-    """Asks for the node's clock, and with `rows` for what its trace has recorded."""
+    """Asks for the node's clock, and for at most `count` spans of its trace from number `first` on.
+
+    Answered at once, also while a step runs.
+    """
 
     session: Id64
     epoch: Count
-    rows: bool
+    first: Count
+    count: Annotated[int, Between(0, PAGE_SPANS)]
 
 
 @message
@@ -371,8 +379,13 @@ class Spans:
     session: Id64
     epoch: Count
     clock: Bytes  # nanoseconds, when the answer was made
+    dropped: Bytes  # spans that the trace had no room for
     names: tuple[Name, ...]
-    rows: Annotated[npt.NDArray[np.int64], Tensor("<i8", 2, MAX_STEP_BYTES)]  # [spans, 4]
+    rows: Annotated[npt.NDArray[np.int64], Tensor("<i8", 2, PAGE_SPANS * 4 * 8)]  # [spans, 4]
+
+    def __post_init__(self) -> None:
+        if self.rows.shape[1] != 4:
+            raise MessageError(f"spans have {self.rows.shape[1]} columns in place of 4")
 
 
 @message

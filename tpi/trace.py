@@ -1,25 +1,40 @@
 """What a node did when: spans of compute, allreduce, load and stall, written as Chrome trace JSON (opens in Perfetto).
 
-Each node records into its own buffer by its own clock; the master asks for the buffers, estimates each node's clock
-offset from the times of an exchange (`clock_offset`), and writes them all on one time axis (`write_chrome`).
+Each node records into its own table by its own clock; the master asks for the tables page by page, estimates each
+node's clock offset from the times of an exchange (`clock_offset`), and writes all spans on one time axis
+(`write_chrome`) as they come: nobody ever has more of a trace in memory than its own table and a page.
 
 Where nothing is recorded, `OFF` stands in: its `span` is one shared object that does nothing.
 """
 
 import json
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
+from struct import Struct
+from threading import Lock
 from types import TracebackType
-from typing import Literal
+from typing import Literal, get_args
+
+import numpy as np
+import numpy.typing as npt
 
 Kind = Literal["compute", "allreduce", "load", "stall"]
 Row = tuple[Kind, str, int, int]  # kind, name, begin and end in nanoseconds of the node's clock
+Table = npt.NDArray[np.int64]  # [spans, 4]: kind and name as indices, begin and end
+Page = tuple[tuple[str, ...], Table]  # all names so far, and some spans
 
-_LANES: dict[Kind, int] = {"compute": 0, "allreduce": 0, "stall": 0, "load": 1}  # one queue computes, one loads
-_LANE_NAMES = ("compute, allreduce, stall", "load")
+EMBEDDING, HEAD = "embedding", "head"  # names of what is no block; a streamed head's tiles are "head tile N"
+TRACE_SPANS = 1 << 17  # that a trace has room for: some hundred tokens of a large model
+TRACE_BYTES = TRACE_SPANS * 4 * 8  # which the node's budget counts
+PAGE_SPANS = 1 << 13  # in one message
+
+_KINDS: tuple[Kind, ...] = get_args(Kind)
+_KIND_INDEX = {kind: index for index, kind in enumerate(_KINDS)}
+_ROW = Struct("=4q")
+_LANE_NAMES = ("compute, allreduce, stall", "load", "load of the head")
 _NOTHING = nullcontext()
 
 clock = time.perf_counter_ns
@@ -28,8 +43,16 @@ clock = time.perf_counter_ns
 class Off:
     """A trace that records nothing."""
 
-    enabled = False
-    rows: Sequence[Row] = ()
+    dropped = 0  # spans that there was no room for
+
+    @property
+    def rows(self) -> Iterator[Row]:
+        """What was recorded so far."""
+        return unroll(self.page)
+
+    def page(self, first: int, count: int = PAGE_SPANS) -> Page:
+        """At most `count` spans from number `first` on; may be called while others record."""
+        return (), np.empty((0, 4), np.int64)
 
     def span(self, kind: Kind, name: str) -> AbstractContextManager[None]:
         """See `Trace.span`."""
@@ -40,22 +63,33 @@ class Off:
 
 
 class Trace(Off):
-    """The spans of one node, in memory. Recording is one append, safe from several threads."""
+    """The spans of one node, in a table of fixed size, whose memory is taken as it fills. Safe from several threads."""
 
-    enabled = True
+    def __init__(self, limit: int = TRACE_SPANS) -> None:
+        self._table = np.zeros((limit, 4), np.int64)
+        self._bytes = self._table.data.cast("B")
+        self._count = 0
+        self._names: dict[str, int] = {}
+        self._lock = Lock()
 
-    def __init__(self, limit: int = 1_000_000) -> None:
-        self.rows: list[Row] = []
-        self._limit = limit
+    def page(self, first: int, count: int = PAGE_SPANS) -> Page:
+        """See `Off.page`; the spans are those of the table itself, which never change again."""
+        with self._lock:
+            return tuple(self._names), self._table[first : min(first + count, self._count)]
 
     def span(self, kind: Kind, name: str) -> AbstractContextManager[None]:
         """Record the time from entering to leaving, also if it is left by an exception."""
         return _Span(self, kind, name)
 
     def add(self, kind: Kind, name: str, begin: int, end: int) -> None:
-        """Record a span with times of `tpi.trace.clock`, in nanoseconds. Beyond `limit` spans, nothing."""
-        if len(self.rows) < self._limit:
-            self.rows.append((kind, name, begin, end))
+        """Record a span with times of `tpi.trace.clock`, in nanoseconds. Beyond `limit` spans they are counted only."""
+        with self._lock:
+            if self._count == len(self._table):
+                self.dropped += 1
+                return
+            number = self._names.setdefault(name, len(self._names))
+            _ROW.pack_into(self._bytes, self._count * _ROW.size, _KIND_INDEX[kind], number, begin, end)
+            self._count += 1
 
 
 OFF = Off()
@@ -76,13 +110,25 @@ class _Span:
         self._trace.add(self._kind, self._name, self._begin, clock())
 
 
+def unroll(page: Callable[[int], Page]) -> Iterator[Row]:
+    """All spans of a trace of which `page(first)` has at most `PAGE_SPANS`, but for those of unknown kinds or names."""
+    first, more = 0, True
+    while more:
+        names, table = page(first)
+        for kind, name, begin, end in table.tolist():
+            if 0 <= kind < len(_KINDS) and 0 <= name < len(names):
+                yield _KINDS[kind], names[name], begin, end
+        first, more = first + len(table), len(table) == PAGE_SPANS
+
+
 @dataclass(frozen=True)
 class NodeTrace:
     """One node's spans, and what to add to its clock to get the master's, in nanoseconds."""
 
     node: str
-    rows: Sequence[Row]
+    rows: Iterable[Row]
     offset: int = 0
+    dropped: int = 0  # spans that the node had no room for
 
 
 def clock_offset(exchanges: Iterable[tuple[int, int, int]]) -> int:
@@ -95,18 +141,31 @@ def clock_offset(exchanges: Iterable[tuple[int, int, int]]) -> int:
     return (asked + answered) // 2 - theirs
 
 
-def write_chrome(path: Path, nodes: Sequence[NodeTrace]) -> None:
-    """Write all nodes' spans on the master's clock, starting at zero: one process per node, one thread per queue."""
-    starts = [row[2] + node.offset for node in nodes for row in node.rows]
-    zero = min(starts, default=0)
-    events = [event for pid, node in enumerate(nodes) for event in _events(pid, node, zero)]
-    path.write_text(json.dumps({"traceEvents": events, "displayTimeUnit": "ms"}))
+def write_chrome(path: Path, nodes: Sequence[NodeTrace], zero: int) -> None:
+    """Write all nodes' spans on the master's clock, from its time `zero` on: a process per node, a thread per queue.
+
+    Raises:
+        OSError: if the file cannot be written.
+    """
+    events = (event for pid, node in enumerate(nodes) for event in _events(pid, node, zero))
+    with path.open("w") as file:
+        file.write('{"displayTimeUnit": "ms", "traceEvents": [')
+        for number, event in enumerate(events):
+            file.write((",\n" if number else "\n") + json.dumps(event))
+        file.write("\n]}\n")
 
 
-def _events(pid: int, node: NodeTrace, zero: int) -> Iterable[dict[str, object]]:
+def _events(pid: int, node: NodeTrace, zero: int) -> Iterator[dict[str, object]]:
     yield {"ph": "M", "name": "process_name", "pid": pid, "args": {"name": node.node}}
     for lane, name in enumerate(_LANE_NAMES):
         yield {"ph": "M", "name": "thread_name", "pid": pid, "tid": lane, "args": {"name": name}}
     for kind, name, begin, end in node.rows:
         at, lasted = (begin + node.offset - zero) / 1000, (end - begin) / 1000  # the format counts in microseconds
-        yield {"ph": "X", "cat": kind, "name": name, "pid": pid, "tid": _LANES[kind], "ts": at, "dur": lasted}
+        yield {"ph": "X", "cat": kind, "name": name, "pid": pid, "tid": _lane(kind, name), "ts": at, "dur": lasted}
+
+
+def _lane(kind: Kind, name: str) -> int:
+    """One queue computes, one loads blocks, one the head: spans of a queue do not overlap."""
+    if kind != "load":
+        return 0
+    return 2 if name.startswith(HEAD) else 1

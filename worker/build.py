@@ -1,11 +1,14 @@
 """From a plan to a node that computes: blocks, weight window, KV storage, collective."""
 
 from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
 from dataclasses import replace
+from functools import partial
 
 from allreduce.base import Endpoints, GroupSpec, Peer, open_group
-from scheduler.budget import Budget
+from scheduler.budget import Budget, enough
 from scheduler.disk import Disk
+from scheduler.load import Verify
 from scheduler.tune import DiskSpeed, disk_for
 from scheduler.window import Extent, MemoryWindow, Resident, Window
 from tpi import kernels
@@ -17,7 +20,8 @@ from tpi.partition import Range
 from tpi.progress import Progress, silent
 from tpi.trace import OFF, Off, Trace
 from worker.assigned import layouts, local_shard
-from worker.fit import Tables, fit
+from worker.checksums import Checksums
+from worker.fit import Tables, fit, need
 from worker.image import HeldBlock
 from worker.node import Node
 from worker.profile import usable_cores
@@ -43,7 +47,7 @@ def build_node(
     is read in place of the real one.
 
     Raises:
-        WeightsError: if a shard image cannot be read.
+        WeightsError: if a shard image cannot be read, or with `verify_weights` is not what the plan says.
         PlanError: if the node's memory does not hold what the plan asks for.
     """
     if assign.options.threads:
@@ -55,10 +59,18 @@ def build_node(
     if not budget.placement.streamed_bytes:
         tiles = whole_blocks(assign)
         extents = extents_of(assign, held, tiles)
-    group = open_group(assign.collective, _group_spec(assign), endpoints)
-    window = _window(assign, extents, budget, disk or speed.open(_smallest(extents)), trace, progress)
-    shard = Shard(list(_blocks(assign, held, tiles)), window, group, _kv(assign, budget), trace)
-    return Node(shard, budget, sum(extent.nbytes for extent in extents))
+    verify = Checksums(assign, held, tiles) if assign.options.verify_weights else None
+    with ExitStack() as stack:  # what is open is closed if the rest fails, so that another plan finds the memory free
+        group = open_group(assign.collective, _group_spec(assign), endpoints)
+        stack.callback(group.close)
+        window = _window(assign, extents, budget, disk or speed.open(_smallest(extents)), verify, trace, progress)
+        stack.callback(window.close)
+        shard = Shard(list(_blocks(assign, held, tiles)), window, group, _kv(assign, budget), trace)
+        wanted = need(assign, tables, [extent.slot_bytes for extent in extents])
+        more = partial(enough, wanted, chunk=assign.options.prefill_tokens)
+        node = Node(shard, budget, sum(extent.nbytes for extent in extents), more)
+        stack.pop_all()
+    return node
 
 
 def _budget(
@@ -81,11 +93,17 @@ def _smallest(extents: Sequence[Extent]) -> int:
 
 
 def _window(
-    assign: Assign, extents: Sequence[Extent], budget: Budget, disk: Disk, trace: Off, progress: Progress
+    assign: Assign,
+    extents: Sequence[Extent],
+    budget: Budget,
+    disk: Disk,
+    verify: Verify | None,
+    trace: Off,
+    progress: Progress,
 ) -> Window:
     if assign.options.scheduler == "resident" or not budget.placement.streamed_bytes:
-        return Resident(extents, disk, progress=progress)
-    window = MemoryWindow(extents, budget.placement, disk, trace=trace)
+        return Resident(extents, disk, verify, progress)
+    window = MemoryWindow(extents, budget.placement, disk, verify, trace)
     try:
         window.fill(progress)
     except BaseException:

@@ -13,17 +13,17 @@ from threading import Thread
 
 from allreduce.base import Endpoints
 from tpi.errors import NodeError, TpiError
-from tpi.messages import Abort, AskSpans, AskStats, Assign, Failure, Missing, Phase, Ready, Stats, Step
-from tpi.trace import OFF
+from tpi.messages import Abort, AskStats, Assign, Failure, Missing, Phase, Ready, Stats, Step
+from tpi.trace import OFF, Off
 from worker.cache import ShardCache
 from worker.draft import Draft
 from worker.fetch import Fetcher
 from worker.image import HeldBlock, image_plans
 from worker.member import Build, Figures, Member, totals
-from worker.spans import pack_spans
+from worker.profile import reset_peak
 
 Plan = tuple[int, int]  # session and epoch
-Job = Assign | Step | AskStats | AskSpans | Abort | None
+Job = Assign | Step | AskStats | Abort | None
 Post = Callable[[object], None]
 
 IDLE: Plan = (0, 0)
@@ -63,6 +63,12 @@ class Compute:
         member = self._member
         return self._ticks + (member.progress if member else 0)
 
+    @property
+    def trace(self) -> Off:
+        """The spans of the running plan; may be read while a step runs."""
+        member = self._member
+        return member.trace if member else OFF
+
     def start(self) -> None:
         """Start the thread."""
         self._thread.start()
@@ -97,7 +103,7 @@ class Compute:
             self.phase = "idle"
         self._leave()
 
-    def _do(self, job: Assign | Step | AskStats | AskSpans | Abort) -> None:
+    def _do(self, job: Assign | Step | AskStats | Abort) -> None:
         if isinstance(job, Abort):
             self._leave()
             return
@@ -105,16 +111,14 @@ class Compute:
         if isinstance(job, Assign):
             self._take(job)
         elif isinstance(job, AskStats):
-            self._post(self._stats())
-        elif isinstance(job, AskSpans):
-            trace = self._member.trace if self._member else OFF
-            self._post(pack_spans(*self._running, trace, job.rows))
+            self._post(self._stats(job.verdict))
         else:
             self._run(job)
 
     def _take(self, assign: Assign) -> None:
         """Load the shard of a new plan, fetching what is missing."""
         self._leave()
+        reset_peak()
         self.phase = "load"
         blocks, fetched = self._blocks(assign)
         self._check()
@@ -151,9 +155,11 @@ class Compute:
         self.phase, self.step = "compute", step.step
         self._member.run(step)
 
-    def _stats(self) -> Stats:
-        figures = self._member.figures() if self._member else Figures()
-        return totals(*self._running, figures, self.dropped)
+    def _stats(self, verdict: bool) -> Stats:
+        member = self._member
+        if member is None:
+            return totals(*self._running, Figures(), None, self.dropped)
+        return totals(*self._running, member.figures(), member.steady() if verdict else None, self.dropped)
 
     def _check(self, done: int = 0) -> None:
         """Called while loading; `done` counts blocks or bytes. Ends the job if its plan is over."""

@@ -31,7 +31,7 @@ from tpi.messages import (
     Heartbeat,
     Hello,
     Join,
-    NodeOptions,
+    Profile,
     Refuse,
     Step,
     master_identity,
@@ -41,7 +41,8 @@ from worker.cache import ShardCache
 from worker.compute import IDLE, Compute
 from worker.fetch import Fetcher
 from worker.member import Build
-from worker.profile import measure, usable_cores
+from worker.profile import limited, measure
+from worker.spans import pack_spans
 
 HEARTBEAT_S = 0.25
 _STOP_S = 5.0  # for the compute thread, which looks up ten times a second while it waits
@@ -72,11 +73,12 @@ class Ports:
 
 @dataclass
 class Master:
-    """The master that is being served."""
+    """The master that is being served. `profile` is what it was told of this machine, and plans with."""
 
     identity: bytes
     session: int
     name: str
+    profile: Profile
     epoch: int = 0
 
     def sent(self, peer: bytes, message: object) -> bool:
@@ -172,12 +174,13 @@ class Daemon:
                 refusal = Refuse(__version__, join.session, "twice" if twice else "in use", self._master.name)
                 self._answer(peer, refusal)
                 return
+        options, ports = self.options, self.ports
         if self._master is None:
             log.info("serving %s", join.name)
-            self._master = Master(peer, join.session, join.name)
+            profile = measure(options.cache, options.threads, options.memory)
+            self._master = Master(peer, join.session, join.name, profile)
             self._compute.master = peer
-        options, ports = self.options, self.ports
-        profile = measure(options.cache, options.threads, options.memory)
+        profile = self._master.profile
         hello = Hello(__version__, join.session, options.name, ports.collective, ports.weights, profile)
         self._answer(peer, hello)
 
@@ -187,20 +190,16 @@ class Daemon:
         elif isinstance(message, Assign) and message.epoch > master.epoch:
             master.epoch = message.epoch
             self._compute.plan = (master.session, message.epoch)
-            self._compute.put(replace(message, options=self._limited(message.options)))
+            self._compute.put(replace(message, options=limited(message.options, master.profile)))
         elif isinstance(message, Abort) and message.epoch == master.epoch:
             self._compute.plan = IDLE
             self._compute.put(message)
-        elif isinstance(message, Step | AskStats | AskSpans) and message.epoch == master.epoch:
+        elif isinstance(message, Step | AskStats) and message.epoch == master.epoch:
             self._compute.put(message)
+        elif isinstance(message, AskSpans) and message.epoch == master.epoch:
+            self._answer(master.identity, pack_spans(message, self._compute.trace))
         else:
             self._compute.dropped += 1
-
-    def _limited(self, asked: NodeOptions) -> NodeOptions:
-        """The master's wishes within this worker's own limits."""
-        limits = [limit for limit in (asked.memory, self.options.memory) if limit]
-        threads = self.options.threads or asked.threads or usable_cores()
-        return replace(asked, memory=min(limits, default=0), threads=threads)
 
     def _beat(self) -> None:
         if self._master is None:

@@ -12,6 +12,7 @@ from tpi.kv import block_bytes
 from tpi.messages import Assign
 from tpi.pack.layout import RunLayout
 from tpi.partition import FFN_UNIT
+from tpi.trace import TRACE_BYTES
 from worker.assigned import layouts, local_shard, used_blocks
 from worker.profile import usable_cores
 from worker.tiles import ffn_tiles, tile_bytes
@@ -32,6 +33,8 @@ def fit(
     assign: Assign, tables: Tables | None = None, blocks: Sequence[int] | None = None, speeds: Speeds | None = None
 ) -> Budget:
     """What fits into `assign.options.memory` (0: what is free here, less a margin).
+
+    What the options leave open is decided for this machine: ask of another node's plan with its `limited` options.
 
     Args:
         tables: what the master holds beside its shard.
@@ -75,10 +78,14 @@ def _passing(assign: Assign) -> int:
 
 
 def _fixed(assign: Assign) -> int:
-    """What does not grow with a step: the process at work, the kernels' slices, vectors of all blocks."""
+    """What does not grow with a step: the process at work, the kernels' slices, vectors and hashes, the trace."""
     vectors = sum(4 * vector.length for index in used_blocks(assign) for vector in assign.blocks[index].vectors)
     board = board_bytes(assign.size) if assign.collective == "shared" else 0
-    return PROCESS + scratch_bytes(assign.config.hidden, assign.options.threads or usable_cores()) + vectors + board
+    trace = TRACE_BYTES if assign.options.trace else 0
+    runs = [run for index in used_blocks(assign) for run in assign.blocks[index].runs]
+    hashes = sum(len(run.hashes) for run in runs) if assign.options.verify_weights else 0
+    scratch = scratch_bytes(assign.config.hidden, assign.options.threads or usable_cores())
+    return PROCESS + scratch + vectors + board + trace + hashes
 
 
 def _attention_layouts(assign: Assign) -> tuple[RunLayout, RunLayout]:

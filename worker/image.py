@@ -7,8 +7,10 @@ Nothing in a file says which layer it belongs to; its place in the cache is its 
 """
 
 import json
+import os
 import struct
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from hashlib import sha256
@@ -65,6 +67,13 @@ class HeldBlock:
     id: bytes
     extent: Extent  # units of all runs, back to back
     vectors: dict[str, F32]
+    remedy: str = "start again to fetch it anew"  # if it is damaged
+
+    def damaged(self, reason: str) -> WeightsError:
+        """The error for a file that changed after it was checked; the next start checks it anew, and mends an image."""
+        with suppress(OSError):
+            os.utime(self.extent.path)  # no longer the time that `worker.cache` remembers
+        return WeightsError(f"{self.extent.path} is damaged: {reason}; {self.remedy}")
 
 
 @dataclass(frozen=True)
@@ -145,13 +154,16 @@ class ImagePlan:
         """The block whose complete image is at `path`; reads its vectors.
 
         Raises:
-            WeightsError: if the file is unreadable.
+            WeightsError: if the file is unreadable, or its vectors have changed.
         """
         try:
             raw = np.fromfile(path, np.float32, self.vectors_bytes // 4, offset=self.vectors_offset)
         except OSError as error:
             raise WeightsError(f"cannot read {path}: {error.strerror}; remove it to fetch it again") from error
-        return HeldBlock(self.block.id, Extent(path, self.data_offset, self.data_bytes), split_vectors(self.block, raw))
+        extent = Extent(path, self.data_offset, self.data_bytes)
+        if sha256(raw.data).digest() != self.block.vectors_hash:
+            raise HeldBlock(self.block.id, extent, {}).damaged("its vectors do not match their hash")
+        return HeldBlock(self.block.id, extent, split_vectors(self.block, raw))
 
     def _pieces(self) -> Iterator[Piece]:
         if self.block.vectors:

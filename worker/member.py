@@ -32,7 +32,6 @@ class Figures:
     resident_bytes: int = 0
     planned_bytes: int = 0  # above the bare process: weights, KV, activations, buffers
     dropped: int = 0
-    steady: Steady | None = None
 
 
 class Member(Protocol):
@@ -60,17 +59,20 @@ class Member(Protocol):
     def figures(self) -> Figures:
         """Totals so far."""
 
+    def steady(self) -> Steady | None:
+        """Whether it waits for its disk, and what would end that; None if it streams nothing. Takes long to compute."""
+
     def close(self) -> None:
         """Give everything back; may be called after a failed step."""
 
 
-def totals(session: int, epoch: int, figures: Figures, dropped: int = 0) -> Stats:
+def totals(session: int, epoch: int, figures: Figures, steady: Steady | None, dropped: int = 0) -> Stats:
     """The figures of a node as a message; `dropped` counts what was dropped elsewhere in its process."""
     return Stats(
         session, epoch, figures.steps, figures.tokens,
         figures.weight_bytes, figures.resident_bytes, figures.planned_bytes, peak_rss(),
         figures.compute_s, figures.sync_s, figures.stall_s, figures.streamed_bytes, figures.disk_s,
-        figures.sent_bytes, figures.received_bytes, figures.dropped + dropped, figures.steady,
+        figures.sent_bytes, figures.received_bytes, figures.dropped + dropped, steady,
     )  # fmt: skip
 
 

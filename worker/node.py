@@ -1,5 +1,6 @@
 """One member of the tensor-parallel group: a shard with the KV tables that the master announces. Rank 0 included."""
 
+from collections.abc import Callable
 from itertools import cycle
 
 import numpy as np
@@ -22,10 +23,12 @@ F32 = npt.NDArray[np.float32]
 class Node:
     """Runs steps as the master sends them. `worker.member.Member` is what the daemon knows of it."""
 
-    def __init__(self, shard: Shard, budget: Budget, weight_bytes: int) -> None:
+    def __init__(self, shard: Shard, budget: Budget, weight_bytes: int, enough: Callable[[int], int]) -> None:
+        """`enough(size)` is the `--memory` with which `size` bytes are left for blocks."""
         self.shard = shard
         self.budget = budget
         self.weight_bytes = weight_bytes
+        self._enough = enough
         self._tables = BlockTables(shard.kv.blocks, BLOCK_TOKENS)
 
     @property
@@ -89,11 +92,10 @@ class Node:
             resident_bytes=self.budget.placement.memory_bytes,
             planned_bytes=self.budget.used,
             dropped=group.dropped,
-            steady=self._steady(),
         )
 
-    def _steady(self) -> Steady | None:
-        """The verdict on this node's placement from what was measured; None if nothing is streamed."""
+    def steady(self) -> Steady | None:
+        """The verdict on this node's placement from what was measured; None if nothing is streamed. See `Member`."""
         window = self.shard.window
         if not isinstance(window, MemoryWindow) or not window.placement.streamed_bytes or not self.shard.clock.steps:
             return None
@@ -103,6 +105,7 @@ class Node:
             times.attention, times.ffn, times.allreduce, times.load_attention, times.load_ffn,
             found.loose, found.tight, found.steady, found.stall_seconds,
             found.window or 0, found.retain or 0, found.window_bytes or 0,
+            self._enough(found.least_bytes) if found.least_bytes else 0,
         )  # fmt: skip
 
     def close(self) -> None:

@@ -4,28 +4,48 @@ import os
 import platform
 import shutil
 import socket
+from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 
 import psutil
 
-from tpi.messages import Profile
+from scheduler.free import default_budget
+from tpi.messages import NodeOptions, Profile
+
+_CLEAR_REFS = Path("/proc/self/clear_refs")
+_RESET_PEAK = "5"  # proc(5): set the peak to what is resident now
 
 
 def measure(cache: Path, threads: int, memory_limit: int) -> Profile:
-    """The machine as it is now. `threads` 0 means all cores; sizes in bytes."""
-    memory = psutil.virtual_memory()
+    """The machine as it is now. `threads` 0 means all cores, `memory_limit` 0 what is free; sizes in bytes."""
     cores = usable_cores()
     return Profile(
         host=socket.gethostname()[:64],
         system=f"{platform.system()} {platform.machine()}",
         cores=cores,
         threads=threads or cores,
-        memory_total=memory.total,
-        memory_free=memory.available,
+        memory_total=psutil.virtual_memory().total,
+        memory_free=default_budget(),
         memory_limit=memory_limit,
         process_bytes=rss(),
         disk_free=shutil.disk_usage(cache).free,
     )
+
+
+def memory_budget(profile: Profile) -> int:
+    """Bytes that the node may use above its bare process: its --memory, or what it found free."""
+    return profile.memory_limit or profile.memory_free
+
+
+def limited(asked: NodeOptions, profile: Profile) -> NodeOptions:
+    """The master's wishes within what the node said of itself, so that both of them plan with the same.
+
+    Neither memory (bytes) nor threads are left open; no memory at all is 1 byte, since 0 would ask for a choice.
+    """
+    memory = max(1, memory_budget(profile))
+    threads = profile.threads
+    return replace(asked, memory=min(asked.memory or memory, memory), threads=min(asked.threads or threads, threads))
 
 
 def usable_cores() -> int:
@@ -41,8 +61,17 @@ def rss() -> int:
     return resident
 
 
+def reset_peak() -> None:
+    """Forget the peak so far, where the system lets us (Linux, /proc writable): `peak_rss` is of one plan then."""
+    with suppress(OSError):
+        _CLEAR_REFS.write_text(_RESET_PEAK)
+
+
 def peak_rss() -> int:
-    """The most memory that this process ever had resident, in bytes (VmHWM; getrusage where there is no /proc)."""
+    """The most memory that this process had resident since `reset_peak`, in bytes.
+
+    VmHWM; where there is no /proc getrusage, whose figure is since the process began.
+    """
     try:
         for line in Path("/proc/self/status").read_text().splitlines():
             if line.startswith("VmHWM:"):

@@ -55,6 +55,11 @@ class BlockShape:
         """Size of the whole file."""
         return len(self.header) + sum(nbytes for *_, nbytes in self._tensors())
 
+    @property
+    def facts_offset(self) -> int:
+        """Where the vectors and hashes begin, which with the header make the block's name."""
+        return len(self.header) + sum(run.units * run.unit_bytes for run in self.runs)
+
     def run(self, name: str) -> RunLayout:
         """The layout of the run called `name`; KeyError if there is none."""
         found: dict[str, RunLayout] = {run.name: run for run in self.runs}
@@ -100,6 +105,20 @@ def _check_run(run: RunLayout) -> None:
         raise ModelError(f"a run of layout {run.layout!r} that this version does not know")
 
 
-def block_id(header: bytes, vectors: bytes, hashes: bytes) -> str:
-    """The content address of a block, 64 hex digits: it covers every byte of the file, units through their hashes."""
-    return sha256(header + vectors + hashes).hexdigest()
+def block_id(header: bytes, facts: bytes) -> str:
+    """The content address of a block, 64 hex digits: it covers every byte of the file, units through their hashes.
+
+    `facts` are its vectors and hashes, as they stand in the file.
+    """
+    return sha256(header + facts).hexdigest()
+
+
+def damaged_unit(units: memoryview, hashes: bytes) -> int | None:
+    """Index of the first of these equal units (bytes back to back) that does not match its hash; None if all do."""
+    count = len(hashes) // HASH_BYTES
+    size = len(units) // max(1, count)
+    for index in range(count):
+        digest = sha256(units[index * size : (index + 1) * size]).digest()
+        if digest != hashes[index * HASH_BYTES : (index + 1) * HASH_BYTES]:
+            return index
+    return None

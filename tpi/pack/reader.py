@@ -4,7 +4,6 @@ import os
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,7 @@ import numpy.typing as npt
 
 from tpi.config import Format, ModelConfig
 from tpi.errors import ModelError, WeightsError
-from tpi.pack.blockfile import HASH_BYTES, BlockShape, block_id
+from tpi.pack.blockfile import HASH_BYTES, BlockShape, block_id, damaged_unit
 from tpi.pack.layout import BlockKind, RunLayout
 from tpi.pack.manifest import MANIFEST, Manifest
 
@@ -76,21 +75,30 @@ class Block:
         self._read(extent.offset, out)
         units = out.reshape(shape)
         if check:
-            self._compare(run, first, units, self.unit_hashes(run))
+            self._compare(run, first, units, self._facts())
         return units
 
+    def verifier(self, run: str) -> Callable[[int, Bytes], None]:
+        """What compares units of a run in memory (the first one's index; their bytes back to back) with their hashes.
+
+        Raises:
+            WeightsError: when called, if one of them does not match.
+        """
+        facts, unit_bytes = self._facts(), self.run(run).unit_bytes
+        return lambda first, data: self._compare(run, first, data.reshape(-1, unit_bytes), facts)
+
     def vectors(self) -> dict[str, F32]:
-        """The small float32 vectors (norms and biases) by name."""
-        found = {}
-        for name, length in self.shape.vectors:
-            found[name] = np.empty(length, np.float32)
-            self._read(self.shape.ranges[name][0], found[name].view(np.uint8))
-        return found
+        """The small float32 vectors (norms and biases) by name. Errors as `unit_hashes`."""
+        facts = self._facts()
+        return {name: facts[name].view(np.float32).copy() for name, _ in self.shape.vectors}
 
     def unit_hashes(self, run: str) -> Bytes:
-        """SHA-256 of every unit of a run, uint8 `[units, 32]`."""
-        hashes = np.empty((self.shape.run(run).units, HASH_BYTES), np.uint8)
-        self._read(self.shape.ranges[f"{run}.hash"][0], hashes)
+        """SHA-256 of every unit of a run, uint8 `[units, 32]`.
+
+        Raises:
+            WeightsError: if the file is missing, or its vectors and hashes are not those that its name is made of.
+        """
+        hashes: Bytes = self._facts()[f"{run}.hash"].reshape(-1, HASH_BYTES).copy()
         return hashes
 
     def verify(self) -> None:
@@ -99,20 +107,28 @@ class Block:
         Raises:
             WeightsError: naming the file, if a byte has changed.
         """
-        hashes = {run.name: self.unit_hashes(run.name) for run in self.shape.runs}
-        vectors = b"".join(vector.tobytes() for vector in self.vectors().values())
-        if block_id(self.shape.header, vectors, b"".join(map(np.ndarray.tobytes, hashes.values()))) != self.id:
-            raise self._damaged("its content does not match its name")
+        facts = self._facts()
         for run in self.shape.runs:
             step = max(1, _VERIFY_BYTES // run.unit_bytes)
             for first in range(0, run.units, step):
                 units = self.read_units(run.name, first, min(first + step, run.units))
-                self._compare(run.name, first, units, hashes[run.name])
+                self._compare(run.name, first, units, facts)
 
-    def _compare(self, run: str, first: int, units: Bytes, hashes: Bytes) -> None:
-        for index, unit in enumerate(units, first):
-            if sha256(unit).digest() != hashes[index].tobytes():
-                raise self._damaged(f"unit {index} of {run} does not match its hash")
+    def _compare(self, run: str, first: int, units: Bytes, facts: Mapping[str, Bytes]) -> None:
+        hashes = facts[f"{run}.hash"][first * HASH_BYTES : (first + len(units)) * HASH_BYTES]
+        index = damaged_unit(_flat(units), hashes.tobytes())
+        if index is not None:
+            raise self._damaged(f"unit {first + index} of {run} does not match its hash")
+
+    def _facts(self) -> dict[str, Bytes]:
+        """The bytes of every vector and of every run's hashes, by their names in the file: all of it but the units."""
+        begin = self.shape.facts_offset
+        tail = np.empty(self.shape.nbytes - begin, np.uint8)
+        self._read(begin, tail)
+        if block_id(self.shape.header, tail.tobytes()) != self.id:
+            raise self._damaged("its content does not match its name")
+        ranges = self.shape.ranges.items()
+        return {name: tail[at - begin : at - begin + nbytes] for name, (at, nbytes) in ranges if at >= begin}
 
     def _read(self, offset: int, out: npt.NDArray[Any]) -> None:
         """Fill `out` from the file; checks the file's header the first time."""
@@ -121,7 +137,7 @@ class Block:
                 if not self._checked:
                     self._check(file.read(len(self.shape.header)), os.fstat(file.fileno()).st_size)
                 file.seek(offset)
-                view = out.data.cast("B") if out.size else memoryview(b"")
+                view = _flat(out)
                 while len(view):
                     count = file.readinto(view)
                     if not count:
@@ -141,6 +157,10 @@ class Block:
 
     def _damaged(self, reason: str) -> WeightsError:
         return WeightsError(f"{self.path} is damaged: {reason}; delete the pack and make it again")
+
+
+def _flat(array: npt.NDArray[Any]) -> memoryview:
+    return array.data.cast("B") if array.size else memoryview(b"")
 
 
 class Pack:

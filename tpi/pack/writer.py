@@ -67,7 +67,7 @@ class BlockWriter:
             file.write(vectors + hashes)
             file.flush()
             os.fsync(file.fileno())
-        identity = block_id(shape.header, vectors, hashes)
+        identity = block_id(shape.header, vectors + hashes)
         unfinished.rename(self._directory / f"{identity}.safetensors")
         self.shapes[identity] = shape
         return identity

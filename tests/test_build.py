@@ -1,0 +1,69 @@
+"""A node that cannot be built leaves nothing open: the next plan finds the memory free."""
+
+import threading
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from allreduce.base import Endpoints, Group, GroupSpec
+from allreduce.loopback import Loopback
+from benchmarks.single import Setting, single_node
+from master import ends
+from master.ends import Ends
+from scheduler.memory import PAGE, round_up
+from tpi.kv import PagedKV
+from tpi.pack.reader import Pack
+from worker import build
+
+
+def readers() -> list[threading.Thread]:
+    """Threads that load weights."""
+    return [thread for thread in threading.enumerate() if thread.name.startswith("tpi-reader")]
+
+
+@pytest.mark.parametrize("setting", [Setting(), Setting(window=1)])
+def test_a_node_without_memory_for_its_kv_closes_what_is_open(
+    setting: Setting, tiny_pack: Callable[..., Pack], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    closed: list[str] = []
+
+    class Recorded(Loopback):
+        def close(self) -> None:
+            closed.append(self.name)
+
+    def recorded(name: str, spec: GroupSpec, endpoints: Endpoints) -> Group:
+        return Recorded(spec, endpoints)
+
+    def out_of_memory(*arguments: Any) -> PagedKV:
+        raise MemoryError
+
+    monkeypatch.setattr(build, "open_group", recorded)
+    with monkeypatch.context() as without:
+        without.setattr(PagedKV, "allocate", out_of_memory)
+        with pytest.raises(MemoryError), single_node(tiny_pack("llama"), setting, cache=tmp_path):
+            pass
+    assert not readers()
+    assert closed == ["loopback"]
+    with single_node(tiny_pack("llama"), setting, cache=tmp_path):
+        assert closed == ["loopback"]
+    assert not readers()
+
+
+def test_ends_that_cannot_be_opened_close_the_head_that_streams(
+    tiny_pack: Callable[..., Pack], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def out_of_memory(*arguments: Any) -> None:
+        raise MemoryError
+
+    pack = tiny_pack("llama")
+    with single_node(pack, Setting(), cache=tmp_path) as (_, node):
+        budget = replace(node.budget, head_bytes=2 * (round_up(pack.head.run("row").unit_bytes) + PAGE))
+    with Ends(pack, budget):
+        assert readers()
+    monkeypatch.setattr(ends, "Embedding", out_of_memory)
+    with pytest.raises(MemoryError):
+        Ends(pack, budget)
+    assert not readers()

@@ -1,7 +1,7 @@
 """From a plan to a node that computes: blocks, weight window, KV storage, collective."""
 
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, closing
 from dataclasses import replace
 from functools import partial
 
@@ -61,16 +61,19 @@ def build_node(
         extents = extents_of(assign, held, tiles)
     verify = Checksums(assign, held, tiles) if assign.options.verify_weights else None
     with ExitStack() as stack:  # what is open is closed if the rest fails, so that another plan finds the memory free
-        group = open_group(assign.collective, _group_spec(assign), endpoints)
-        stack.callback(group.close)
-        window = _window(assign, extents, budget, disk or speed.open(_smallest(extents)), verify, trace, progress)
-        stack.callback(window.close)
+        group = stack.enter_context(closing(open_group(assign.collective, _group_spec(assign), endpoints)))
+        reader = disk or speed.open(_smallest(extents))
+        window = stack.enter_context(closing(_window(assign, extents, budget, reader, verify, trace, progress)))
         shard = Shard(list(_blocks(assign, held, tiles)), window, group, _kv(assign, budget), trace)
-        wanted = need(assign, tables, [extent.slot_bytes for extent in extents])
-        more = partial(enough, wanted, chunk=assign.options.prefill_tokens)
-        node = Node(shard, budget, sum(extent.nbytes for extent in extents), more)
+        node = Node(shard, budget, sum(extent.nbytes for extent in extents), _enough(assign, tables, extents))
         stack.pop_all()
     return node
+
+
+def _enough(assign: Assign, tables: Tables | None, extents: Sequence[Extent]) -> Callable[[int], int]:
+    """What `--memory` gives blocks so many bytes (`scheduler.budget.enough`), for the verdict."""
+    wanted = need(assign, tables, [extent.slot_bytes for extent in extents])
+    return partial(enough, wanted, chunk=assign.options.prefill_tokens)
 
 
 def _budget(

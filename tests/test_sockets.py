@@ -7,7 +7,7 @@ import pytest
 import zmq
 
 from tests.cluster_helpers import step
-from tpi.codec import FRAME_BYTES, WrongProtocolError, encode
+from tpi.codec import FRAME_BYTES, PROTOCOL, WrongProtocolError, encode
 from tpi.errors import UsageError
 from tpi.messages import Bye, Join
 from tpi.sockets import CONTROL, WEIGHTS, Channel, Net, Plane, UnreachableError, split_address
@@ -114,7 +114,7 @@ def test_an_oversized_frame_ends_the_connection_and_nothing_else(net: Net) -> No
 def test_another_protocol_is_seen(net: Net) -> None:
     bound, connected = pair(net)
     frames = encode(Join("v", 1, "m"))
-    connected.socket.send_multipart([bytes(frames[0]).replace(b"\x01", b"\x02", 1)])
+    connected.socket.send_multipart([bytes(frames[0]).replace(bytes([PROTOCOL]), bytes([PROTOCOL + 1]), 1)])
     received = bound.wait(5)
     assert received is not None
     assert isinstance(received[1], WrongProtocolError)

@@ -72,6 +72,17 @@ def test_peak_memory_stays_within_the_budget(
         assert node["steady"] is not None
 
 
+def test_a_large_vocabulary_is_never_in_memory_as_a_whole(tmp_path: Path) -> None:
+    shape = SHAPE | {"vocab_size": 128_256, "hidden_size": 256, "num_attention_heads": 4, "num_hidden_layers": 2}
+    model, table = write_huggingface(tmp_path / "many-words", shape), 128_256 * 256 * 4  # bytes; the head is another
+    open_model(str(model), "f32", tmp_path)
+    fields, whole = run(model, tmp_path, "--memory", "32MiB"), run(model, tmp_path, "--no-scheduler")
+    (node,) = fields["nodes"]
+    assert fields["token_ids"] == whole["token_ids"]
+    assert node["peak_rss_bytes"] - node["bare_rss_bytes"] <= 32 * MIB < table / 3
+    assert node["streamed_bytes_per_token"] > 0.7 * table
+
+
 def test_everything_is_kept_where_it_fits(model: Path, cache: Path, unlimited: dict[str, Any]) -> None:
     (node,) = run(model, cache, "--memory", "1GiB")["nodes"]
     (off,) = unlimited["nodes"]

@@ -216,12 +216,13 @@ class UnreachableError(MessageError):
 
 
 class Channel:
-    """Typed messages over one ROUTER or DEALER. Used by one thread at a time."""
+    """Typed messages over one ROUTER or DEALER. Used by one thread at a time.
 
-    def __init__(self, socket: Socket, tap: Tap | None = None, share: bool = False) -> None:
-        """`share`: large frames are sent from the message's own memory, which must not change afterwards."""
+    Frames are copied both ways: an interrupt that meets pyzmq in the destructor of its `Frame` is printed, and lost.
+    """
+
+    def __init__(self, socket: Socket, tap: Tap | None = None) -> None:
         self.socket = socket
-        self._share = share
         self.stats = ChannelStats()
         self._router = socket.getsockopt(zmq.TYPE) == zmq.ROUTER
         self._tap = tap
@@ -239,7 +240,7 @@ class Channel:
         if self._tap:
             self._tap("sent", frames)
         try:
-            self.socket.send_multipart([peer, *frames] if self._router else frames, copy=not self._share)
+            self.socket.send_multipart([peer, *frames] if self._router else frames)
         except zmq.ZMQError as error:
             if error.errno not in (errno.EAGAIN, errno.EHOSTUNREACH):
                 raise
@@ -254,11 +255,11 @@ class Channel:
         """
         for _ in range(_BATCH_FRAMES):
             try:
-                parts = self.socket.recv_multipart(zmq.NOBLOCK, copy=False)
+                parts = self.socket.recv_multipart(zmq.NOBLOCK)
             except zmq.Again:
                 return None
-            peer = bytes(parts.pop(0).buffer) if self._router else b""
-            message = self._decoded([part.buffer for part in parts])
+            peer = parts.pop(0) if self._router else b""
+            message = self._decoded(parts)
             if message is not None:
                 return peer, message
         return None
@@ -277,7 +278,7 @@ class Channel:
         """Close the socket; what is queued has `linger_ms` to get out."""
         self.socket.close(linger_ms)
 
-    def _decoded(self, frames: list[memoryview]) -> Any:
+    def _decoded(self, frames: list[bytes]) -> Any:
         if self._tap:
             self._tap("received", frames)
         try:

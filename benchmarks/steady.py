@@ -30,7 +30,9 @@ NOTES = f"""
 SmolLM2-135M Q4_1, one node, an allreduce emulated by sleeping. First with {SLOW_EXCHANGE * 1e3:.0f} ms and the real
 disk: what every window waits. Then with {EXCHANGE * 1e3:.0f} ms over disks that a token bucket slows down:
 stall per token as `scheduler.steady` predicts it from the block times measured in that run, and as measured; medians
-over tokens. They agree within max(10%, 2% of the token time); `steady` is a stall of less than 2% of it.
+over tokens. They agree within max(10%, 2% of the token time); `steady` is a stall of less than 2% of it. Last what the
+verdict advises to a window of one on each of these disks, and what it waits once that is done: costs measured with one
+placement, and told of another.
 """
 
 
@@ -40,14 +42,20 @@ def bench(quick: bool) -> Result:
     tokens = 6 if quick else 20
     hidden = [_hidden(pack, window, tokens) for window in (1, 2, 3, 4)]
     grid = list(_grid(pack, SPEEDS[::2] if quick else SPEEDS, list(SETTINGS)[:: 4 if quick else 1], tokens))
+    advised = [_advised(pack, speed, tokens) for speed in (SPEEDS[::2] if quick else SPEEDS)]
     shares = [float(row["stall, of the token"]) for row in hidden]
     checks = [
         Check("stall at the smallest window, of the token time", shares[0], 0.03, at_most=True),
         Check("predicted stalls that agree, of all", _share(grid, "agrees"), 1.0),
         Check("verdicts that agree, of all", _share(grid, "verdict agrees"), 1.0),
+        Check("advice that ends the waiting, of all", _share(advised, "steady"), 1.0),
     ]
-    title = f"Predicted and measured stall, {len(grid)} cases"
-    return Result("Steady state", NOTES, [Table("Windows over a slow link", hidden), Table(title, grid)], checks)
+    tables = [
+        Table("Windows over a slow link", hidden),
+        Table(f"Predicted and measured stall, {len(grid)} cases", grid),
+        Table("Advice, and what it comes to", advised),
+    ]
+    return Result("Steady state", NOTES, tables, checks)
 
 
 def _hidden(pack: Pack, window: int, tokens: int) -> Row:
@@ -81,6 +89,32 @@ def _grid(pack: Pack, speeds: tuple[float, ...], names: list[str], tokens: int) 
                 "agrees": str(off <= max(0.1 * measured.stall, 0.02 * measured.token)),
                 "verdict agrees": str(steady.steady == is_steady),
             }
+
+
+def _advised(pack: Pack, speed: float, tokens: int) -> Row:
+    """What a window of one is told to do about its waiting, done."""
+    disk = ThrottledDisk(DirectDisk(), speed)
+    before, steady = _measure(pack, Setting(window=1, exchange=EXCHANGE), tokens, disk)
+    better, advice = _advice(steady)
+    after, _ = _measure(pack, better, tokens, disk)
+    return {
+        "disk MB/s": round(speed / 1e6),
+        "stall ms, window 1": before.stall * 1e3,
+        "advice": advice,
+        "token ms": after.token * 1e3,
+        "stall ms": after.stall * 1e3,
+        "steady": str(after.stall <= 0.02 * after.token),
+    }
+
+
+def _advice(steady: Steady) -> tuple[Setting, str]:
+    if steady.window:
+        retain = f", retain {steady.retain}" if steady.retain else ""
+        advised = Setting(window=steady.window, retain=steady.retain, exchange=EXCHANGE)
+        return advised, f"window {steady.window}{retain}"
+    if steady.steady:
+        return Setting(window=1, exchange=EXCHANGE), "none"
+    return Setting(memory=steady.least_memory, exchange=EXCHANGE), f"{steady.least_memory / MIB:.0f} MiB"
 
 
 def _measure(pack: Pack, setting: Setting, tokens: int, disk: Disk | None) -> tuple[Pace, Steady]:

@@ -29,7 +29,8 @@ NOTES = """
 1.1B Llama shape in f32 (4.4 GB), context {context}, {prompt} tokens of prompt. Each row is one process in a memory
 control group of that size, which counts the page cache that its reads leave, as a device of that size would. TPI is
 given `--memory` so that the bare process fits beside it. accelerate's offload folder is written beforehand, outside the
-group. Each has answered a prompt once before its first token is timed. `ends` says what became of the process.
+group. What the machine's page cache has of any weights is dropped before each: pages that are there already are charged
+to nobody. Each has answered a prompt once before its first token is timed. `ends` says what became of the process.
 """
 
 
@@ -43,7 +44,10 @@ def bench(quick: bool) -> Result:
         lengths = ("--prompt-tokens", str(PROMPT), "--gen-tokens", str(tokens + 1), "--repeat", "1", "--json")
         own = (*TPI, "bench", "-m", str(pack.path), "--memory", f"{memory}MiB", "-c", str(CONTEXT), *lengths)
         other = (sys.executable, "-m", "benchmarks.offload", str(model), str(folder), str(tokens))
-        rows += [_row(limit, "TPI", own), _row(limit, "accelerate disk_offload", other)]
+        for engine, command in (("TPI", own), ("accelerate disk_offload", other)):
+            for files in (pack.path, model, folder):
+                _drop_cache(files)
+            rows.append(_row(limit, engine, command))
     above = float(rows[0]["above bare MiB"] or "inf") / LIMITS[1 << 30]
     checks = [Check("TPI in 1 GiB: peak RSS above the bare process, times --memory", above, 1.0, at_most=True)]
     return Result(
@@ -76,6 +80,13 @@ def run_in_group(limit: int, command: Sequence[str]) -> tuple[dict[str, Any] | s
             return json.loads(lines[-1]), _peak(folders)
         status = f"exit status {done.returncode}"  # of the shell's child: 128 and the signal, or minus the signal
         return "killed: out of memory" if _killed(folders) else status, _peak(folders)
+
+
+def _drop_cache(folder: Path) -> None:
+    """Have the kernel forget what it keeps of these files."""
+    for path in folder.iterdir():
+        with path.open("rb") as file:
+            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
 
 
 def _peak(folders: Sequence[str]) -> float:

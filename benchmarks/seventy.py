@@ -113,8 +113,10 @@ def bench(quick: bool) -> Result:
     disk = sum(file.stat().st_size for file in pack.iterdir()) / MIB
     fields = run(pack, NODES, 1 if quick else 3, "--memory", f"{BUDGET}MiB")
     workers = [node["peak_rss_bytes"] / MIB for node in fields["nodes"][1:]]
+    above = max((node["peak_rss_bytes"] - node["bare_rss_bytes"]) / MIB for node in fields["nodes"])
     checks = [
         Check("largest peak RSS of a worker, MiB", max(workers), LIMIT, at_most=True),
+        Check("most memory of any node above its bare process, times --memory", above / BUDGET, 1.0, at_most=True),
         Check("tokens made", fields["completion_tokens"], 1 if quick else 3),
         Check("pack on disk, MiB", disk, 1200, at_most=True),
     ]

@@ -184,7 +184,7 @@ class Remote:
     def _meet(self, hello: Hello) -> None:
         self.hello, self.name = hello, hello.name
         weights, monitor = self._net.connect_watched(WEIGHTS, self._host, hello.weights_port, self._identity)
-        self.feeder = Feeder(Channel(weights, self._net.tap), monitor, self._session)
+        self.feeder = Feeder(Channel(weights, self._net.tap, share=True), monitor, self._session)
 
     def _refused(self, refusal: Refuse) -> NodeRefused:
         if refusal.reason == "version":

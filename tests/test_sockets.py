@@ -9,12 +9,13 @@ from collections.abc import Iterator
 import pytest
 import zmq
 
-from tests.cluster_helpers import step
+from tests.cluster_helpers import HIDDEN, step
 from tpi.codec import FRAME_BYTES, PROTOCOL, WrongProtocolError, encode
 from tpi.errors import UsageError
 from tpi.messages import Bye, Join
 from tpi.sockets import CONTROL, WEIGHTS, Channel, Net, Plane, UnreachableError, split_address
 
+_LARGE = FRAME_BYTES // (4 * HIDDEN)  # tokens of a step whose hidden states fill a frame
 _INTERRUPTS = 100  # where frames were not copied one in ten was lost
 
 
@@ -153,8 +154,11 @@ def test_wrong_addresses(text: str) -> None:
         split_address(text)
 
 
-def test_no_interrupt_is_lost_in_a_message(net: Net) -> None:
+@pytest.mark.parametrize("share", [False, True])
+def test_no_interrupt_is_lost_in_a_message(net: Net, share: bool) -> None:
     bound, connected = pair(net)
+    connected = Channel(connected.socket, share=share)
+    large = step(1, 1, 3, tokens=_LARGE)
     main, caught = threading.main_thread().ident, 0
     for index in range(_INTERRUPTS):
         aside = threading.Timer(index * 1e-5, signal.pthread_kill, (main, signal.SIGINT))
@@ -162,8 +166,8 @@ def test_no_interrupt_is_lost_in_a_message(net: Net) -> None:
         try:
             aside.start()
             while time.monotonic() < ends:
-                connected.send(Bye(1))
-                bound.receive()
+                connected.send(large)
+                bound.wait(0.01)
         except KeyboardInterrupt:
             caught += 1
         aside.join()

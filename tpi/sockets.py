@@ -18,6 +18,7 @@ import zmq
 
 from tpi.codec import FRAME_BYTES, Buffer, WrongProtocolError, decode, encode
 from tpi.errors import MessageError, UsageError
+from tpi.interrupts import deferred
 
 Tap = Callable[[str, Sequence[Buffer]], None]
 """Called with "sent" or "received" and the frames of every message; for tests that look at the wire."""
@@ -218,11 +219,13 @@ class UnreachableError(MessageError):
 class Channel:
     """Typed messages over one ROUTER or DEALER. Used by one thread at a time.
 
-    Frames are copied both ways: an interrupt that meets pyzmq in the destructor of its `Frame` is printed, and lost.
+    What is received is a copy: an interrupt that meets pyzmq in the destructor of a `zmq.Frame` is printed, and lost.
     """
 
-    def __init__(self, socket: Socket, tap: Tap | None = None) -> None:
+    def __init__(self, socket: Socket, tap: Tap | None = None, share: bool = False) -> None:
+        """`share`: large frames are sent from the message's own memory, which must not change afterwards."""
         self.socket = socket
+        self._share = share
         self.stats = ChannelStats()
         self._router = socket.getsockopt(zmq.TYPE) == zmq.ROUTER
         self._tap = tap
@@ -240,7 +243,7 @@ class Channel:
         if self._tap:
             self._tap("sent", frames)
         try:
-            self.socket.send_multipart([peer, *frames] if self._router else frames)
+            self._send([peer, *frames] if self._router else frames)
         except zmq.ZMQError as error:
             if error.errno not in (errno.EAGAIN, errno.EHOSTUNREACH):
                 raise
@@ -277,6 +280,13 @@ class Channel:
     def close(self, linger_ms: int = 0) -> None:
         """Close the socket; what is queued has `linger_ms` to get out."""
         self.socket.close(linger_ms)
+
+    def _send(self, frames: list[Buffer]) -> None:
+        if not self._share:
+            self.socket.send_multipart(frames)
+            return
+        with deferred():
+            self.socket.send_multipart(frames, copy=False)
 
     def _decoded(self, frames: list[bytes]) -> Any:
         if self._tap:

@@ -146,4 +146,5 @@ def _save(record: Path, known: dict[str, DiskSpeed]) -> None:
         draft.write_text(json.dumps({key: asdict(speed) for key, speed in known.items()}))
         draft.replace(record)
     except OSError:
-        draft.unlink(missing_ok=True)  # a cache that cannot be written costs a second at every start, no more
+        with suppress(OSError):  # a cache that cannot be written costs a second at every start, no more
+            draft.unlink()

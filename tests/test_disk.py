@@ -146,6 +146,14 @@ def test_what_was_measured_is_remembered(tmp_path: Path, monkeypatch: pytest.Mon
     assert len(json.loads((tmp_path / "cache" / "disks.json").read_text())) == 1
 
 
+def test_a_cache_that_cannot_be_written_is_done_without(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "big.shard"
+    path.write_bytes(bytes(33 << 20))
+    found = DiskSpeed(1 << 20, 2, 1e9)
+    monkeypatch.setattr("scheduler.tune.best", lambda extents: found)
+    assert disk_for([path], path / "no folder") == found
+
+
 def test_a_damaged_record_and_little_to_read_give_the_defaults(tmp_path: Path) -> None:
     (tmp_path / "disks.json").write_text("[1, 2")
     path = tmp_path / "small.shard"

@@ -74,7 +74,7 @@ def need(assign: Assign, tables: Tables | None = None, blocks: Sequence[int] | N
 def _passing(assign: Assign) -> int:
     """Arrays as long as x that pass on: a sum's, the frames in which x travels, and a tile's to the next.
 
-    The master's x is queued once for every worker, until the first sum; a worker has what ZeroMQ received, and its copy.
+    The master's x is queued for each worker until the first sum; a worker has what ZeroMQ received, and its copy.
     """
     tiled = any(len(tiles) > 1 for tiles in ffn_tiles(assign))
     sums = arrays_to_sum(assign.collective, assign.size) + tiled

@@ -5,13 +5,14 @@ import re
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from testbed import state
-from tests.testbed_helpers import ECHO, TPI, needs_root, traces, until
+from tests.testbed_helpers import ECHO, PATIENCE_S, TPI, needs_root, traces, until
 
 ASK = """
 import os, socket, sys
@@ -35,7 +36,9 @@ def worker(tmp_path: Path) -> str:
 @pytest.fixture
 def up() -> Iterator[str]:
     """The id of a testbed made by `up`, with verification; taken down in the end."""
-    done = subprocess.run([*TPI, "up", "two-devices"], capture_output=True, text=True, check=False)
+    deadline = time.monotonic() + PATIENCE_S
+    while (done := tpi("up", "two-devices")).returncode and "are not as specified" in done.stderr:
+        assert time.monotonic() < deadline, done.stderr
     assert done.returncode == 0, done.stderr
     assert "10.77.0.2" in done.stdout
     assert "verified: 1 round trips" in done.stderr

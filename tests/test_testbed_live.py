@@ -19,7 +19,7 @@ from testbed.launch import Testbed, sweep, take_down
 from testbed.namespaces import CONGESTION
 from testbed.topology import Device, Link, Topology
 from testbed.verify import verify
-from tests.testbed_helpers import echo_on, needs_root, pair, started, traces, trips, until, wheel
+from tests.testbed_helpers import echo_on, needs_root, pair, started, traces, trips, until, verified, wheel
 from tpi.errors import TestbedError, UsageError
 
 pytestmark = needs_root
@@ -53,13 +53,13 @@ def test_round_trips_take_the_links_latency(tmp_path: Path, latency: float) -> N
         assert any(all(abs(one - 2 * latency) <= 0.3e-3 for one in round_trips(bed)) for _ in range(10))
         with echo_on(bed, "b"):
             times = trips(bed, "a", "b", 100, 64)
-        # `verify` has judged the typical one; two programs beside it are woken as late as the machine is busy
+        # `verified` has judged the typical one; two programs beside it are woken as late as the machine is busy
         assert 2 * latency * 1e3 - 0.2 <= times[0] <= 2 * latency * 1e3 + 1.0
 
 
 def round_trips(bed: Testbed) -> list[float]:
     """Seconds there and back of each of the three pairs of devices."""
-    measured = [one.measured for one in verify(bed) if one.quantity == "round trip"]
+    measured = [one.measured for one in verified(bed) if one.quantity == "round trip"]
     assert len(measured) == 3
     return measured
 
@@ -74,7 +74,7 @@ def test_tcp_reaches_the_links_bandwidth_and_no_more(tmp_path: Path) -> None:
 
 def test_verification_refuses_what_is_not_as_specified(tmp_path: Path) -> None:
     with start(pair(100e6, 0.002), tmp_path) as bed:
-        assert all(not one.off for one in verify(bed))
+        assert all(not one.off for one in verified(bed))
         bed.ask("slow", device="b", bandwidth=None, latency=0.002)
         with pytest.raises(TestbedError, match=r"round trip a - b is (7|8|9|\d\d)\.\d+ ms, not 4\.00 ms"):  # or later
             verify(bed)
@@ -94,7 +94,7 @@ def test_jitter_and_a_shared_medium_pass_verification(tmp_path: Path) -> None:
     plain = wheel(2, 300e6, 0.002, shared=200e6)
     links = tuple(replace(link, jitter=0.0005) for link in plain.links)
     with start(replace_links(plain, links), tmp_path) as bed:
-        rates = [one.measured for one in verify(bed) if one.quantity == "bandwidth"]
+        rates = [one.measured for one in verified(bed) if one.quantity == "bandwidth"]
     assert all(90e6 <= rate <= 110e6 for rate in rates)
 
 

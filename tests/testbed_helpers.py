@@ -15,8 +15,10 @@ from testbed.cgroups import find_hierarchies
 from testbed.launch import Testbed
 from testbed.namespaces import new_namespace, require_root
 from testbed.topology import Device, Link, Topology, star
+from testbed.verify import Measured, verify
 from tpi.errors import TestbedError
 
+PATIENCE_S = 60.0  # with other guests of a shared host, who keep the processors busy for as long
 TPI = [sys.executable, "-m", "tpi.cli", "testbed"]
 
 # Sends everything back that it gets, to any number of clients at once.
@@ -114,6 +116,15 @@ def trips(bed: Testbed, source: str, target: str, count: int, size: int) -> list
     output, _ = process.communicate(timeout=60)
     assert process.returncode == 0
     return sorted(float(line) for line in output.split())
+
+
+def verified(bed: Testbed) -> list[Measured]:
+    """As `verify`, again and again: a shared machine has minutes in which it cannot emulate a network."""
+    deadline = time.monotonic() + PATIENCE_S
+    while time.monotonic() < deadline:
+        with suppress(TestbedError):
+            return verify(bed)
+    return verify(bed)
 
 
 def until(condition: Callable[[], bool], seconds: float = 20.0) -> None:

@@ -291,6 +291,7 @@ def serve(rank: int, name: str, pipe: Connection) -> None:
         step += 1
         group.begin(step)
         group.allreduce(PARTIALS[rank])
+        pipe.send(step)
 
 
 @pytest.mark.parametrize("name", ["mesh", "two-shot"])
@@ -338,6 +339,8 @@ def test_a_killed_process_is_named(name: str) -> None:
                     group.begin(step)
                     expected = PARTIALS[0] + PARTIALS[1] + PARTIALS[2]
                     np.testing.assert_array_equal(group.allreduce(PARTIALS[0]), expected)
+                    # whoever dies has sent to all: a member still waiting for it would be silent, and named, too
+                    assert [pipe.recv() for pipe, _ in pipes] == [step, step]
                 processes[1].kill()
                 processes[1].join()
                 pipes[0][0].send(True)

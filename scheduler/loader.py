@@ -16,6 +16,7 @@ from scheduler.load import Load, Verify
 from scheduler.memory import Bytes, page_buffer
 from scheduler.placement import Placement
 from scheduler.stats import Meter, WindowStats
+from scheduler.wakeup import wake_soon
 from tpi.errors import TpiError, WeightsError
 from tpi.trace import OFF, Off
 
@@ -156,6 +157,7 @@ class Loader:
     # the readers' side
 
     def _work_on(self) -> None:
+        wake_soon()  # the disk is idle until the reader of a finished chunk asks for another
         try:
             self._read()
         except Exception as error:  # noqa: BLE001 - whatever it is, it surfaces where the block is awaited

@@ -7,7 +7,7 @@ stay, and how large the ring is, is decided by the exact timeline at the node's 
 """
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 
 from scheduler.memory import PAGE
@@ -63,6 +63,11 @@ class Placement:
     def streamed_bytes(self) -> int:
         """Bytes read from disk per token."""
         return sum(self.sizes) - self.resident_bytes
+
+    def renumbered(self, numbers: Sequence[int], sizes: Sequence[int]) -> "Placement":
+        """The same, where block b is now `numbers[b]`, and some that stay have become one; `sizes` are of those now."""
+        ring = replace(self.ring, blocks=tuple(numbers[block] for block in self.ring.blocks))
+        return Placement(tuple(sizes), frozenset(numbers[block] for block in self.resident), ring)
 
 
 def place(sizes: Sequence[int], budget: int, speeds: Speeds | None = None) -> Placement:

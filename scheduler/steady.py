@@ -178,17 +178,23 @@ class SteadyReport:
 
 
 def verdict(
-    placement: Placement, costs: Costs, history: Sequence[Costs] = (), tiles: Sequence[int] = ()
+    placement: Placement,
+    costs: Costs,
+    history: Sequence[Costs] = (),
+    tiles: Sequence[int] = (),
+    planned: Placement | None = None,
 ) -> SteadyReport:
     """Judge a placement by measured seconds per block: `MemoryWindow.costs`, and its `history` of the last tokens.
 
-    `tiles`: how many of the window's blocks each half of a layer is, if not one each.
+    `tiles`: how many of the window's blocks each half of a layer is, if not one each; `planned`: the placement before
+    neighbours that stay were joined, if any were, which more memory would change.
     """
     tiles, history = tiles or [1] * len(placement.sizes), history or [costs]
-    times = Times.of(*whole(costs, set(placement.ring.blocks), tiles))
+    times = Times.of(*whole(costs, set(placement.ring.blocks), tiles, placement.sizes))
     token, stall = replay(placement.ring, history, max(_TOKENS, 2 * len(history))).typical
     advised = advise(_sums(placement.sizes, tiles), times)
     steady = stall <= _NO_STALL * token
+    speeds = _speeds(placement, costs, times, len(tiles))
     return SteadyReport(
         times=times,
         loose=is_loose(times),
@@ -200,20 +206,24 @@ def verdict(
         window=advised[0] if advised else None,
         retain=advised[1] if advised else None,
         window_bytes=advised[2] if advised else None,
-        least_bytes=None if steady or advised else sufficient(placement, _speeds(placement, costs, times, len(tiles))),
+        least_bytes=None if steady or advised else sufficient(planned or placement, speeds),
     )
 
 
-def whole(costs: Costs, streamed: Collection[int], tiles: Sequence[int]) -> tuple[Costs, set[int]]:
-    """Costs per half of a layer, and which are streamed, where `tiles` of the window's blocks make up each.
+def whole(
+    costs: Costs, streamed: Collection[int], tiles: Sequence[int], sizes: Sequence[int]
+) -> tuple[Costs, set[int]]:
+    """Costs per half of a layer, and which are streamed, where `tiles` of the window's blocks, of `sizes`, are each.
 
     A half that stays in part would load at the speed of its streamed tiles.
     """
     parts = list(_parts(tiles))
     load = []
     for part in parts:
-        moved = [costs.load[block] for block in part if block in streamed]
-        load.append(_mean(moved) * len(part) if moved else sum(costs.load[part.start : part.stop]))
+        moved = [block for block in part if block in streamed] or part
+        nbytes = sum(sizes[block] for block in moved)
+        share = sum(sizes[part.start : part.stop]) / nbytes if nbytes else 1
+        load.append(share * sum(costs.load[block] for block in moved))
     found = Costs(_sums(costs.compute, tiles), _sums(costs.exchange, tiles), load, costs.wake, costs.start)
     return found, {half for half, part in enumerate(parts) if any(block in streamed for block in part)}
 

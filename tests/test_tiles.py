@@ -1,6 +1,7 @@
 """Feed-forward blocks in tiles: the same tokens as whole ones, verdicts per half of a layer."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -10,11 +11,14 @@ from hypothesis import strategies as st
 from benchmarks.single import Setting, single_node
 from master.engine import Engine
 from master.sampler import Sampler, Sampling
-from scheduler.placement import place_window
+from scheduler import budget
+from scheduler.placement import Placement, place_window
+from scheduler.ring import smallest
 from scheduler.steady import Times, verdict, whole
 from scheduler.timeline import Costs
 from scheduler.window import MemoryWindow, Resident
 from tpi.pack.reader import Pack
+from tpi.partition import Range
 from worker import tiles
 
 PROMPT = [5, 6, 7, 8]
@@ -45,11 +49,30 @@ def test_tiles_give_the_same_tokens(family: str, dtype: str, tiny_pack: Callable
     layer = sum(node.budget.placement.sizes) // pack.config.layers
     with single_node(pack, Setting(memory=everything - layer), cache=tmp_path) as (engine, node):
         assert isinstance(node.shard.window, MemoryWindow)
+        planned, joined = node.budget.placement, node.shard.window.placement
         assert max(node.shard.tiles) > 1
-        assert sum(node.shard.tiles) == len(node.budget.placement.sizes)
+        assert sum(node.shard.tiles) == len(joined.sizes) <= len(planned.sizes)
+        assert joined.streamed_bytes == planned.streamed_bytes
+        assert joined.memory_bytes <= planned.memory_bytes
         assert tokens(engine) == expected
         assert node.steady() is not None
         assert node.shard.streamed.read_bytes > 0
+
+
+@pytest.mark.usefixtures("small_tiles")
+def test_a_tile_that_streams_parts_its_neighbours(
+    monkeypatch: pytest.MonkeyPatch, tiny_pack: Callable[..., Pack], tmp_path: Path
+) -> None:
+    def all_but_one(sizes: Sequence[int], *_: object) -> Placement:
+        return Placement(tuple(sizes), frozenset(range(len(sizes))) - {3}, smallest([3], sizes, 1))
+
+    pack = tiny_pack("llama")
+    with single_node(pack, Setting(), cache=tmp_path) as (engine, node):
+        expected, everything = tokens(engine), node.budget.used
+    monkeypatch.setattr(budget, "_placed", all_but_one)
+    with single_node(pack, Setting(memory=everything), cache=tmp_path) as (engine, node):
+        assert node.shard.tiles == [1, 3, 1, 1]
+        assert tokens(engine) == expected
 
 
 @pytest.mark.usefixtures("small_tiles")
@@ -67,24 +90,49 @@ def test_small_blocks_stay_whole(tiny_pack: Callable[..., Pack], tmp_path: Path)
         assert node.shard.tiles == [1, 1] * pack.config.layers
 
 
+@given(st.lists(st.integers(1, 6), min_size=1, max_size=4), st.data())
+def test_only_neighbours_that_stay_are_joined(counts: list[int], data: st.DataObject) -> None:
+    layers = [[Range(3 * first, 3 * first + 3) for first in range(count)] for count in counts]
+    total = sum(counts) + len(counts)
+    resident = data.draw(st.sets(st.integers(0, total - 1)))
+    found, numbers = tiles.joined(layers, resident)
+    before = [one for layer in layers for one in (None, *layer)]  # None: an attention block
+    after = [one for layer in found for one in (None, *layer)]
+    assert len(numbers) == total
+    assert sorted(set(numbers)) == list(range(len(after)))
+    for number, new in enumerate(after):
+        parts = [old for old, now in enumerate(numbers) if now == number]
+        if new is None:
+            assert [before[old] for old in parts] == [None]
+        else:
+            units = [unit for old in parts if (tile := before[old]) for unit in range(tile.first, tile.last)]
+            assert units == list(range(new.first, new.last))
+        assert len(parts) == 1 or resident >= set(parts)
+    for old, (now, then) in enumerate(pairwise(numbers)):
+        if now != then and before[old] and before[old + 1]:
+            assert not resident >= {old, old + 1}
+
+
 @given(st.lists(st.integers(1, 5), min_size=1, max_size=6), st.data())
 def test_costs_of_tiles_add_up(counts: list[int], data: st.DataObject) -> None:
     seconds = st.lists(st.floats(0.001, 10), min_size=sum(counts), max_size=sum(counts))
     costs = Costs(data.draw(seconds), data.draw(seconds), data.draw(seconds))
     everything = set(range(sum(counts)))
-    merged, streamed = whole(costs, everything, counts)
+    merged, streamed = whole(costs, everything, counts, [4096] * sum(counts))
     assert merged.busy == pytest.approx(costs.busy)
     assert sum(merged.load) == pytest.approx(sum(costs.load))
     assert streamed == set(range(len(counts)))
-    assert whole(costs, set(), counts)[1] == set()
+    assert whole(costs, set(), counts, [4096] * sum(counts))[1] == set()
 
 
 def test_a_half_that_stays_in_part_loads_at_the_speed_of_its_other_tiles() -> None:
     """Two layers of one attention block and two FFN tiles, of which the first stays: its one load says nothing."""
     placement = place_window([4096] * 6, 1)
     costs = Costs([1.0] * 6, [0.0, 0.0, 2.0] * 2, [3.0, 50.0, 3.0] * 2)
-    merged, streamed = whole(costs, {0, 2, 3, 5}, [1, 2, 1, 2])
+    merged, streamed = whole(costs, {0, 2, 3, 5}, [1, 2, 1, 2], [4096] * 6)
     assert list(merged.load) == [3.0, 6.0, 3.0, 6.0]
     assert streamed == {0, 1, 2, 3}
+    larger, _ = whole(costs, {0, 2, 3, 5}, [1, 2, 1, 2], [4096, 3 * 4096, 4096] * 2)
+    assert list(larger.load) == [3.0, 12.0, 3.0, 12.0]
     report = verdict(placement, costs, tiles=[1, 2, 1, 2])
     assert report.times == Times(1.0, 2.0, 1.0, 3.0, 53.0)

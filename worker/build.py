@@ -9,6 +9,7 @@ from allreduce.base import Endpoints, GroupSpec, Peer, open_group
 from scheduler.budget import Budget, enough
 from scheduler.disk import Disk
 from scheduler.load import Verify
+from scheduler.placement import Placement
 from scheduler.tune import DiskSpeed, disk_for
 from scheduler.window import Extent, MemoryWindow, Resident, Window
 from tpi import kernels
@@ -27,7 +28,7 @@ from worker.node import Node
 from worker.profile import usable_cores
 from worker.shard import Shard
 from worker.speeds import speeds_of
-from worker.tiles import extents_of, ffn_tiles, whole_blocks
+from worker.tiles import extents_of, ffn_tiles, joined, whole_blocks
 
 _SPIN_US = 300  # about what a thread takes to fall asleep and wake up again
 _PREFILL = 128  # tokens of the prefill step that the collective is chosen for
@@ -56,16 +57,21 @@ def build_node(
     tiles = ffn_tiles(assign)
     extents = extents_of(assign, held, tiles)
     budget, speed = _budget(assign, tables, extents, measured=disk is None)
-    if not budget.placement.streamed_bytes:
+    placement, memory_for = budget.placement, _enough(assign, tables, extents)
+    if not placement.streamed_bytes:
         tiles = whole_blocks(assign)
         extents = extents_of(assign, held, tiles)
+    else:
+        tiles, numbers = joined(tiles, placement.resident)
+        extents = extents_of(assign, held, tiles)
+        placement = placement.renumbered(numbers, [extent.slot_bytes for extent in extents])
     verify = Checksums(assign, held, tiles) if assign.options.verify_weights else None
     with ExitStack() as stack:  # what is open is closed if the rest fails, so that another plan finds the memory free
         group = stack.enter_context(closing(open_group(assign.collective, _group_spec(assign), endpoints)))
         reader = disk or speed.open(_smallest(extents))
-        window = stack.enter_context(closing(_window(assign, extents, budget, reader, verify, trace, progress)))
+        window = stack.enter_context(closing(_window(assign, extents, placement, reader, verify, trace, progress)))
         shard = Shard(list(_blocks(assign, held, tiles)), window, group, _kv(assign, budget), trace)
-        node = Node(shard, budget, sum(extent.nbytes for extent in extents), _enough(assign, tables, extents))
+        node = Node(shard, budget, sum(extent.nbytes for extent in extents), memory_for)
         stack.pop_all()
     return node
 
@@ -98,15 +104,15 @@ def _smallest(extents: Sequence[Extent]) -> int:
 def _window(
     assign: Assign,
     extents: Sequence[Extent],
-    budget: Budget,
+    placement: Placement,
     disk: Disk,
     verify: Verify | None,
     trace: Off,
     progress: Progress,
 ) -> Window:
-    if assign.options.scheduler == "resident" or not budget.placement.streamed_bytes:
+    if assign.options.scheduler == "resident" or not placement.streamed_bytes:
         return Resident(extents, disk, verify, progress)
-    window = MemoryWindow(extents, budget.placement, disk, verify, trace)
+    window = MemoryWindow(extents, placement, disk, verify, trace)
     try:
         window.fill(progress)
     except BaseException:

@@ -99,7 +99,7 @@ class Node:
         window = self.shard.window
         if not isinstance(window, MemoryWindow) or not window.placement.streamed_bytes or not self.shard.clock.steps:
             return None
-        found = verdict(window.placement, window.costs(), window.history(), self.shard.tiles)
+        found = verdict(window.placement, window.costs(), window.history(), self.shard.tiles, self.budget.placement)
         times = found.times
         return Steady(
             times.attention, times.ffn, times.allreduce, times.load_attention, times.load_ffn,

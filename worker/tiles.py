@@ -6,7 +6,7 @@ more evenly over the token. The paper's window (`--window`) counts whole blocks,
 nothing to gain.
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 
 from scheduler.extent import Extent
@@ -34,6 +34,32 @@ def tile_size(attention: int) -> int:
 def whole_blocks(assign: Assign) -> list[list[Range]]:
     """One tile per layer."""
     return [_whole(assign, layer) for layer in range(len(assign.layers))]
+
+
+def joined(tiles: Sequence[Sequence[Range]], resident: Collection[int]) -> tuple[list[list[Range]], list[int]]:
+    """Neighbouring tiles that stay made one, since one call computes them faster than several.
+
+    Returns the tiles layer by layer, and for each block and tile there was (`resident` are some of them, by number in
+    order of use) the number of what it is now, or is part of.
+    """
+    found: list[list[Range]] = []
+    numbers: list[int] = []
+    new = 0
+    for layer in tiles:
+        numbers.append(new)  # the attention block
+        found.append([])
+        before = False
+        for tile in layer:
+            stays = len(numbers) in resident
+            if before and stays:
+                found[-1][-1] = Range(found[-1][-1].first, tile.last)
+            else:
+                found[-1].append(tile)
+                new += 1
+            numbers.append(new)
+            before = stays
+        new += 1
+    return found, numbers
 
 
 def tile_bytes(assign: Assign) -> list[int]:

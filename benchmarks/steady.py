@@ -7,6 +7,7 @@ from benchmarks.models import smollm2
 from benchmarks.result import Check, Result, Row, Table
 from benchmarks.single import Pace, Setting, pace, single_node
 from scheduler.disk import DirectDisk, Disk, ThrottledDisk
+from scheduler.stats import SAMPLES
 from tpi.config import default_cache
 from tpi.messages import Steady
 from tpi.pack.locate import open_model
@@ -30,16 +31,16 @@ NOTES = f"""
 SmolLM2-135M Q4_1, one node, an allreduce emulated by sleeping. First with {SLOW_EXCHANGE * 1e3:.0f} ms and the real
 disk: what every window waits. Then with {EXCHANGE * 1e3:.0f} ms over disks that a token bucket slows down:
 stall per token as `scheduler.steady` predicts it from the block times measured in that run, and as measured; medians
-over tokens. They agree within max(10%, 2% of the token time); `steady` is a stall of less than 2% of it. Last what the
-verdict advises to a window of one on each of these disks, and what it waits once that is done: costs measured with one
-placement, and told of another.
+over the same {SAMPLES} tokens. They agree within max(10%, 2% of the token time); `steady` is a stall of less than 2% of
+it. Last what the verdict advises to a window of one on each of these disks, and what it waits once that is done: costs
+measured with one placement, and told of another.
 """
 
 
 def bench(quick: bool) -> Result:
     """Both tables."""
     pack = open_model(str(smollm2().path), "auto", default_cache())
-    tokens = 6 if quick else 20
+    tokens = 6 if quick else SAMPLES
     hidden = [_hidden(pack, window, tokens) for window in (1, 2, 3, 4)]
     grid = list(_grid(pack, SPEEDS[::2] if quick else SPEEDS, list(SETTINGS)[:: 4 if quick else 1], tokens))
     advised = [_advised(pack, speed, tokens) for speed in (SPEEDS[::2] if quick else SPEEDS)]

@@ -5,11 +5,11 @@ import time
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
-from statistics import median
+from statistics import mean, median
 
 from scheduler.timeline import Costs
 
-_SAMPLES = 15  # of each block's last seconds, of which the median counts: a prefill step or a hiccup does not
+SAMPLES = 15  # of each block's last seconds, of which the median counts: a prefill step or a hiccup does not
 
 
 @dataclass(frozen=True)
@@ -79,9 +79,9 @@ class Meter:
         self._reads = reads or ReadClock()
         self._read_before = self._reads.seconds
         self._compute, self._exchange, self._load = (
-            [deque[float](maxlen=_SAMPLES) for _ in range(blocks)] for _ in range(3)
+            [deque[float](maxlen=SAMPLES) for _ in range(blocks)] for _ in range(3)
         )
-        self._wake = deque[float](maxlen=_SAMPLES)
+        self._wakes = deque[list[float]]([[]], maxlen=SAMPLES)  # of each pass over the blocks
         self._left_at, self._last = 0.0, -1
         self.total_bytes = 0  # ever read
         self._clear()
@@ -90,10 +90,12 @@ class Meter:
         self.read_bytes = self.stalls = self.holds = 0
         self.stall_seconds = 0.0
 
-    def entered(self, begun: float) -> None:
+    def entered(self, block: int, begun: float) -> None:
         """A hold was asked for at `begun`: what lies between it and the last release is the exchange in between."""
         if self._last >= 0:
             self._exchange[self._last].append(begun - self._left_at)
+        if block <= self._last:
+            self._wakes.append([])
 
     def left(self, block: int, entered: float, left: float) -> None:
         """A hold of `block` was entered and left at these times."""
@@ -108,7 +110,7 @@ class Meter:
 
     def woke(self, seconds: float) -> None:
         """A hold that waited went on so long after its block had been loaded."""
-        self._wake.append(seconds)
+        self._wakes[-1].append(seconds)
 
     def fly(self) -> None:
         """A read starts."""
@@ -130,11 +132,11 @@ class Meter:
             [median(samples) if samples else 0.0 for samples in list(map(list, blocks))]
             for blocks in (self._compute, self._exchange, self._load)
         )
-        return Costs(compute, exchange, load, self._waking)
+        return Costs(compute, exchange, load, median(list(filter(None, self._waking())) or [0.0]))
 
     def history(self) -> list[Costs]:
         """Seconds per block of each of the last tokens, the latest last; where a block lacks some, the median."""
-        typical, waking = self.costs(), self._waking
+        typical = self.costs()
         compute, exchange, load = (
             _by_token(list(map(list, blocks)), usual)
             for blocks, usual in (
@@ -143,11 +145,13 @@ class Meter:
                 (self._load, typical.load),
             )
         )
-        return [Costs(*each, waking) for each in zip(compute, exchange, load, strict=True)]
+        wakes = [wake or typical.wake for wake in self._waking()]
+        (wake,) = zip(*_by_token([wakes], [typical.wake]), strict=True)
+        return [Costs(*each) for each in zip(compute, exchange, load, wake, strict=True)]
 
-    @property
-    def _waking(self) -> float:
-        return median(self._wake or [0.0])
+    def _waking(self) -> list[float]:
+        """The mean of each pass, since most wake up at once and a few late; 0 if nothing waited."""
+        return [mean(each) if each else 0.0 for each in map(list, list(self._wakes))]
 
     def take(self) -> WindowStats:
         """The counts so far, and start again. Call it under the readers' lock: nothing may be counted in between."""
@@ -167,8 +171,8 @@ class Meter:
 
 
 def _by_token(blocks: Sequence[Sequence[float]], usual: Sequence[float]) -> list[list[float]]:
-    """Samples of each block, as those of each token: `_SAMPLES` lists of a value per block."""
+    """Samples of each block, as those of each token: `SAMPLES` lists of a value per block."""
     full = [
-        samples if len(samples) == _SAMPLES else [each] * _SAMPLES for samples, each in zip(blocks, usual, strict=True)
+        samples if len(samples) == SAMPLES else [each] * SAMPLES for samples, each in zip(blocks, usual, strict=True)
     ]
     return [list(values) for values in zip(*full, strict=True)]

@@ -60,7 +60,7 @@ the rest of `scheduler.budget`, and gamma is not needed.
 longer than the rest if B bytes stay, with B >= total - busy * speed (`least_resident`); `sufficient` adds a ring.
 """
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence, Set
 from dataclasses import dataclass
 from itertools import accumulate
 from typing import TypeVar
@@ -190,10 +190,12 @@ def verdict(
     neighbours that stay were joined, if any were, which more memory would change.
     """
     tiles, history = tiles or [1] * len(placement.sizes), history or [costs]
-    times = Times.of(*whole(costs, set(placement.ring.blocks), tiles, placement.sizes))
+    halves, streamed = whole(costs, set(placement.ring.blocks), tiles, placement.sizes)
+    times = Times.of(halves, streamed)
     token, stall = replay(placement.ring, history, max(_TOKENS, 2 * len(history))).typical
-    advised = advise(_sums(placement.sizes, tiles), times)
     steady = stall <= _NO_STALL * token
+    waits = None if steady else (frozenset(range(len(tiles))) - streamed, placement.ring.size)
+    advised = advise(_sums(placement.sizes, tiles), times, waits)
     speeds = _speeds(placement, costs, times, len(tiles))
     return SteadyReport(
         times=times,
@@ -228,20 +230,25 @@ def whole(
     return found, {half for half, part in enumerate(parts) if any(block in streamed for block in part)}
 
 
-def advise(sizes: Sequence[int], times: Times) -> tuple[int, int, int] | None:
-    """The window, retention (0: none) and bytes that reach the steady state in the least memory, if any do."""
+def advise(
+    sizes: Sequence[int], times: Times, waits: tuple[Set[int], int] | None = None
+) -> tuple[int, int, int] | None:
+    """The window, retention (0: none) and bytes that reach the steady state in the least memory, if any do.
+
+    `waits`: blocks that stay, and bytes of the ring, of a placement that was seen to wait. Neither it nor less of both
+    is advised: means do not know of the loads that are late.
+    """
     longest = longest_retain(times)
     if longest is None:
         return None
-    if not longest:
-        window = next(k for k in (1, 2, 3) if layer_seconds(times, k) <= (1 + _NO_STALL) * times.busy)
-        return window, 0, place_window(sizes, window).memory_bytes
     costs = times.costs(len(sizes) // 2)
     found = []
-    for retain in {longest, max(1, longest // 2), 1}:
+    for retain in {longest, max(1, longest // 2), 1} if longest else {0}:
         for window in range(1, min(_DEEPEST, len(sizes)) + 1):
             placement = place_window(sizes, window, retain)
-            if _waits(placement.ring, costs) <= _NO_STALL:
+            if waits and placement.resident <= waits[0] and placement.ring.size <= waits[1]:
+                continue
+            if _suffices(placement, times, costs, window, retain):
                 found.append((window, retain, placement.memory_bytes))
                 break
     return min(found, key=lambda one: one[2], default=None)
@@ -255,6 +262,12 @@ def sufficient(placement: Placement, speeds: Speeds) -> int:
     tried = (stay + neighbours(sizes, depth) for depth in _RINGS)
     good = (size for size in tried if size >= total or _waits(place(sizes, size, speeds).ring, costs) <= _HARDLY)
     return min(total, next(good, total))
+
+
+def _suffices(placement: Placement, times: Times, costs: Costs, window: int, retain: int) -> bool:
+    if not retain:
+        return layer_seconds(times, window) <= (1 + _NO_STALL) * times.busy
+    return _waits(placement.ring, costs) <= _NO_STALL
 
 
 def _waits(ring: Ring, costs: Costs) -> float:

@@ -184,7 +184,7 @@ class _KeptHold:
         self._block, self._loader, self._meter = block, loader, meter
 
     def __enter__(self) -> Bytes:
-        self._meter.entered(time.perf_counter())
+        self._meter.entered(self._block, time.perf_counter())
         data = self._loader.hold_kept(self._block)
         self._entered = time.perf_counter()
         return data
@@ -203,7 +203,7 @@ class _StreamedHold:
         self._uses: list[int] = []  # a stack: holds of one block may nest
 
     def __enter__(self) -> Bytes:
-        self._meter.entered(time.perf_counter())
+        self._meter.entered(self._block, time.perf_counter())
         use, data = self._loader.pin(self._block)
         self._uses.append(use)
         self._entered = time.perf_counter()

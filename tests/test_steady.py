@@ -116,6 +116,18 @@ def test_advice_reaches_the_steady_state() -> None:
     assert not verdict(place_window([64 << 12, 128 << 12] * 16, 2), times.costs(16)).steady
 
 
+@pytest.mark.parametrize("window", [1, 2, 5])
+def test_what_waits_is_not_advised(window: int) -> None:
+    """On the mean a window of one would do; now and then a load is late, and it waits."""
+    sizes = [64 << 12, 128 << 12] * 16
+    times = Times(0.010, 0.020, 0.050, 0.010, 0.020)
+    late = replace(times, load_ffn=0.9).costs(16)
+    assert verdict(place_window(sizes, 3), times.costs(16)).window == 1
+    report = verdict(place_window(sizes, window), times.costs(16), [late])
+    assert not report.steady
+    assert (report.window, report.retain) == (window + 1, 0)
+
+
 def test_no_advice_where_keeping_every_ffn_block_is_not_enough() -> None:
     times = Times(0.001, 0.001, 0.0, 0.1, 0.1)
     assert longest_retain(times) is None

@@ -2,6 +2,7 @@
 
 import threading
 from pathlib import Path
+from statistics import median
 from types import SimpleNamespace
 from typing import Any
 
@@ -12,7 +13,7 @@ from master.session import Session
 from scheduler import stats
 from scheduler.memory import PAGE, Bytes
 from scheduler.placement import place_window
-from scheduler.stats import Meter, ReadClock, WindowStats
+from scheduler.stats import SAMPLES, Meter, ReadClock, WindowStats
 from scheduler.window import MemoryWindow
 from tests.window_helpers import CountingDisk, make_blocks
 from worker.member import Figures
@@ -88,3 +89,18 @@ def test_the_masters_disk_time_is_that_of_both_windows_once(head: WindowStats, s
     session._cluster = SimpleNamespace(session=1, epoch=1)
     own = session._own_stats(verdict=False)
     assert (own.streamed_bytes, own.disk_s, own.steady) == (1000 + head.read_bytes, seconds, None)
+
+
+def test_waking_up_is_counted_token_by_token() -> None:
+    """The mean of a token, the median of tokens; of one that never waited nothing is known."""
+    meter = Meter(2, 0, 1)
+    for token in range(SAMPLES):
+        assert len(meter.history()) == SAMPLES
+        for block in range(2):
+            meter.entered(block, 0.0)
+            if token != 3:
+                meter.woke(token + 2.0 * block)
+            meter.left(block, 0.0, 1.0)
+    means = [token + 1.0 for token in range(SAMPLES)]
+    assert meter.costs().wake == median(means[:3] + means[4:])
+    assert [costs.wake for costs in meter.history()] == [*means[:3], meter.costs().wake, *means[4:]]

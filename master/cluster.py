@@ -14,6 +14,7 @@ from master.remote import Remote
 from master.weights import Source
 from tpi.codec import encode
 from tpi.errors import NodeError, NodeLost, TpiError
+from tpi.interrupts import deferred
 from tpi.messages import Abort, AskSpans, AskStats, Assign, Hello, PeerAddress, Ready, Spans, Stats, Step
 from tpi.progress import Progress, silent
 from tpi.sockets import Net
@@ -115,8 +116,9 @@ class Cluster:
             return  # nobody to write to
         self.poll()
         frames = encode(step)
-        for remote in self.remotes:
-            remote.send_frames(frames)
+        with deferred():  # once, and not for every worker
+            for remote in self.remotes:
+                remote.send_frames(frames)
 
     def poll(self) -> None:
         """Take in what has arrived; returns at once.

@@ -5,6 +5,8 @@ import socket as plain
 import threading
 import time
 from collections.abc import Iterator
+from functools import partial
+from typing import Any
 
 import pytest
 import zmq
@@ -172,3 +174,28 @@ def test_no_interrupt_is_lost_in_a_message(net: Net, share: bool) -> None:
             caught += 1
         aside.join()
     assert caught == _INTERRUPTS
+
+
+@pytest.mark.parametrize("method", ["send", "recv"])
+def test_an_interrupt_leaves_no_half_message(net: Net, monkeypatch: pytest.MonkeyPatch, method: str) -> None:
+    bound, connected = pair(net)
+    before = getattr(zmq.Socket, method)
+
+    def interrupted(*arguments: Any, **options: Any) -> object:
+        """After every frame."""
+        done = before(*arguments, **options)
+        signal.raise_signal(signal.SIGINT)
+        return done
+
+    if method == "recv":
+        connected.send(step(1, 1, 1))
+        assert bound.socket.poll(5000)
+    act = partial(connected.send, step(1, 1, 1)) if method == "send" else bound.receive
+    with monkeypatch.context() as patch:
+        patch.setattr(zmq.Socket, method, interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            act()
+    connected.send(Bye(2))
+    received = [bound.wait(5) for _ in range(2 if method == "send" else 1)]
+    assert received[-1] == (b"me", Bye(2))
+    assert bound.stats.malformed == 0

@@ -192,6 +192,14 @@ class ChannelStats:
     received_bytes: int = 0
 
 
+def _receive_whole(socket: Socket) -> list[bytes] | None:
+    """The frames of the next message, if there is one now; an interrupt waits for the last of them."""
+    if not int(socket.getsockopt(zmq.EVENTS)) & zmq.POLLIN:
+        return None
+    with deferred():
+        return socket.recv_multipart(zmq.NOBLOCK)
+
+
 class Monitor:
     """Tells when a connecting socket gets and loses its connection. Made before it connects; used by its thread."""
 
@@ -201,10 +209,9 @@ class Monitor:
 
     def changes(self) -> Iterator[bool]:
         """True for every connection made since the last call, False for every one lost, in order."""
-        while self.events.poll(0):
+        while (frames := _receive_whole(self.events)) is not None:
             # zmq_socket_monitor(3): 16 bits of event, 32 of value; zmq.utils.monitor would do it, but imports asyncio
-            event, _ = self.events.recv_multipart()
-            yield int.from_bytes(event[:2], sys.byteorder) == zmq.EVENT_HANDSHAKE_SUCCEEDED
+            yield int.from_bytes(frames[0][:2], sys.byteorder) == zmq.EVENT_HANDSHAKE_SUCCEEDED
 
     def close(self) -> None:
         """Stop watching; before the socket is closed."""
@@ -257,9 +264,8 @@ class Channel:
         Malformed messages are dropped and counted; one of another protocol comes as the `WrongProtocolError` itself.
         """
         for _ in range(_BATCH_FRAMES):
-            try:
-                parts = self.socket.recv_multipart(zmq.NOBLOCK)
-            except zmq.Again:
+            parts = _receive_whole(self.socket)
+            if parts is None:
                 return None
             peer = parts.pop(0) if self._router else b""
             message = self._decoded(parts)
@@ -282,11 +288,8 @@ class Channel:
         self.socket.close(linger_ms)
 
     def _send(self, frames: list[Buffer]) -> None:
-        if not self._share:
-            self.socket.send_multipart(frames)
-            return
-        with deferred():
-            self.socket.send_multipart(frames, copy=False)
+        with deferred():  # what comes after half a message would be taken for its rest
+            self.socket.send_multipart(frames, copy=not self._share)
 
     def _decoded(self, frames: list[bytes]) -> Any:
         if self._tap:

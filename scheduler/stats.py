@@ -81,7 +81,7 @@ class Meter:
         self._compute, self._exchange, self._load = (
             [deque[float](maxlen=SAMPLES) for _ in range(blocks)] for _ in range(3)
         )
-        self._wakes = deque[list[float]]([[]], maxlen=SAMPLES)  # of each pass over the blocks
+        self._wakes = deque[list[float]]([[]], maxlen=SAMPLES)  # a list per pass over the blocks
         self._left_at, self._last = 0.0, -1
         self.total_bytes = 0  # ever read
         self._clear()
@@ -91,7 +91,10 @@ class Meter:
         self.stall_seconds = 0.0
 
     def entered(self, block: int, begun: float) -> None:
-        """A hold was asked for at `begun`: what lies between it and the last release is the exchange in between."""
+        """A hold of `block` was asked for at `begun`; what lies between it and the last release is an exchange.
+
+        A block that does not come after the last one begins another pass, that is a token.
+        """
         if self._last >= 0:
             self._exchange[self._last].append(begun - self._left_at)
         if block <= self._last:

@@ -13,6 +13,7 @@ from master.report import answer_fields, node_fields, print_choice, print_nodes
 from master.sampler import Sampler, Sampling
 from master.sequence import Sequence
 from master.session import Session
+from master.spans import Span
 from tpi.errors import UsageError
 
 
@@ -64,14 +65,17 @@ def chat(tokens: int, system: str | None, **flags: Any) -> None:
 @click.option("--repeat", default=3, show_default=True, type=click.IntRange(min=1))
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object as the last line.")
 def bench(prompt_tokens: int, gen_tokens: int, repeat: int, as_json: bool, **flags: Any) -> None:
-    """Measure prefill (pp) and decode (tg) speed, medians over the repeats; show what the choice of collective saw."""
+    """Measure prefill (pp) and decode (tg) speed, medians over the repeats; node figures are means over all of them.
+
+    Shows what the automatic choice of collective saw, too.
+    """
     placement = Placement.from_flags(flags)
     with Session(placement) as session:
         prompt = [1 + index % (session.pack.config.vocab - 1) for index in range(prompt_tokens)]
         limits = Limits(gen_tokens, ignore_eos=True)
         _measure(session, prompt, Limits(2, ignore_eos=True))  # warm up
-        results = [_measure(session, prompt, limits) for _ in range(repeat)]
-        nodes = session.report()
+        measured = [_measure(session, prompt, limits) for _ in range(repeat)]
+        results, nodes = [result for result, _ in measured], session.report([span for _, span in measured])
         _write_trace(session)
         if as_json:
             _print_json(_medians(results) | session.fields() | {"nodes": node_fields(nodes)})
@@ -127,12 +131,13 @@ def _lines() -> Any:
             yield line.strip()
 
 
-def _measure(session: Session, prompt: list[int], limits: Limits) -> Answer:
+def _measure(session: Session, prompt: list[int], limits: Limits) -> tuple[Answer, Span]:
+    """One answer, and what the nodes did while it was decoded."""
     sequence = session.engine.admit(prompt)
     sampler = Sampler(Sampling(temperature=0))
     result = answer(session.engine, session.tokenizer, sequence, sampler, limits, mark=session.mark)
     session.engine.release(sequence)
-    return result
+    return result, session.span()
 
 
 def _medians(results: list[Answer]) -> dict[str, Any]:

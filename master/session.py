@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import fields, replace
+from dataclasses import replace
 from types import TracebackType
 from typing import Any
 
@@ -21,6 +21,7 @@ from master.local import LocalWorkers
 from master.options import DEFAULT_CONTEXT, Placement
 from master.planner import Units, parse_split, plan
 from master.report import MILLI, Member, NodeReport, node_report
+from master.spans import Span, before, nothing
 from master.timeline import write_timeline
 from master.tokenizer import Tokenizer
 from master.weights import PackSource, own_blocks
@@ -88,13 +89,18 @@ class Session:
         """Remember the totals: what a later `report` says is counted from here."""
         self.marked = self.stats()
 
-    def report(self) -> list[NodeReport]:
-        """Every node's figures since `mark`, per token; since the start if there was none."""
+    def span(self) -> Span:
+        """The totals at `mark`, and now."""
+        after = self.stats()
+        return self.marked or [nothing(stats) for stats in after], after
+
+    def report(self, spans: Sequence[Span] = ()) -> list[NodeReport]:
+        """Every node's figures, per token, of all `spans` together; without any, since `mark`, or since the start."""
         after = self.stats(verdict=True)
-        before = self.marked or [_nothing(stats) for stats in after]
+        begun = before(after, spans) if spans else self.marked or [nothing(stats) for stats in after]
         return [
             node_report(self.pack.config, member, *pair)
-            for member, *pair in zip(self._members, before, after, strict=True)
+            for member, *pair in zip(self._members, begun, after, strict=True)
         ]
 
     def fields(self) -> dict[str, Any]:
@@ -300,14 +306,3 @@ def kv_dtype(pack: Pack) -> KvDtype:
 def _missing(dropped: Mapping[str, int]) -> str:
     nodes = ", ".join(f"{count} of {node}" for node, count in dropped.items())
     return f"the trace lacks the last spans ({nodes}): a node has room for {TRACE_SPANS}; trace a shorter run"
-
-
-def _nothing(stats: Stats) -> Stats:
-    """The totals of a node that has done nothing yet."""
-    zeros = dict.fromkeys((field.name for field in fields(stats) if field.name not in _STATE), 0)
-    return replace(stats, steady=None, **zeros)
-
-
-_STATE = (  # of Stats: not sums
-    "session", "epoch", "weight_bytes", "resident_bytes", "planned_bytes", "peak_rss_bytes", "steady",
-)  # fmt: skip

@@ -5,7 +5,7 @@ end marks a vector that some models of the family lack.
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from tpi.config import Activation, ModelConfig
@@ -46,6 +46,7 @@ class Model:
     head: Ref | None  # None: tied to the embedding
     positions: Ref | None
     final: BlockRefs
+    accounted: tuple[str, ...] = ()  # further tensors that need no place, as fnmatch patterns: see tpi.pack.claims
 
 
 @dataclass(frozen=True)
@@ -59,6 +60,7 @@ class Names:
     head: str
     positions: str | None = None
     prefixes: tuple[str, ...] = ("",)  # the first with which the embedding exists is taken
+    accounted: tuple[str, ...] = ()  # patterns of whole names that are read elsewhere, or hold nothing
 
 
 @dataclass(frozen=True)
@@ -92,8 +94,11 @@ def map_tensors(
     config: ModelConfig, names: Names, has: Callable[[str], bool], fold: float = 0.0, interleaved: bool = False
 ) -> Model:
     """Fill in the templates of `names`; `has` says which tensors exist. Required ones that do not are named as they
-    should be, so that reading them fails with their name."""
+    should be, so that reading them fails with their name. A head of the file's own counts, whatever the configuration
+    says of tying."""
     prefix = next((prefix for prefix in names.prefixes if has(prefix + names.embedding)), names.prefixes[0])
+    if config.tied and has(names.head):
+        config = replace(config, tied=False)
     resolve = _Resolver(config, prefix, has, fold, interleaved)
     layers = []
     for layer in range(config.layers):
@@ -106,6 +111,7 @@ def map_tensors(
         head=None if config.tied else Ref(names.head),
         positions=Ref(prefix + names.positions) if names.positions else None,
         final=resolve.block(names.final, (), 0),
+        accounted=names.accounted,
     )
 
 

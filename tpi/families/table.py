@@ -20,11 +20,26 @@ from tpi.families.names import (
 
 def _llama_names(attention: dict[str, str], ffn: dict[str, str]) -> Names:
     final = {"norm": "norm.weight"}
-    return Names("embed_tokens.weight", attention, ffn, final, "lm_head.weight", prefixes=("model.", ""))
+    return Names(
+        "embed_tokens.weight",
+        attention,
+        ffn,
+        final,
+        "lm_head.weight",
+        prefixes=("model.", ""),
+        accounted=("*.rotary_emb.inv_freq",),
+    )
 
 
 def _gguf_names(attention: dict[str, str], ffn: dict[str, str]) -> Names:
-    return Names("token_embd.weight", attention, ffn, {"norm": "output_norm.weight"}, "output.weight")
+    return Names(
+        "token_embd.weight",
+        attention,
+        ffn,
+        {"norm": "output_norm.weight"},
+        "output.weight",
+        accounted=("rope_freqs.weight", "rope_factors_*.weight"),
+    )
 
 
 FAMILIES = (

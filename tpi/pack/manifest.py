@@ -14,7 +14,7 @@ from tpi.pack.blockfile import BlockShape
 from tpi.pack.layout import BlockKind
 
 MANIFEST = "manifest.json"
-PACK_VERSION = 1
+PACK_VERSION = 2
 _MAX_BYTES = 32 << 20
 _ID = re.compile(r"[0-9a-f]{64}")
 

@@ -8,6 +8,7 @@ from tpi.config import Format, ModelConfig
 from tpi.errors import ModelError
 from tpi.families.base import BlockRefs, Model, Ref
 from tpi.pack.blockfile import BlockShape
+from tpi.pack.claims import check_claims
 from tpi.pack.layout import (
     GROUP,
     Axis,
@@ -84,8 +85,9 @@ def plan_pack(model: Model, source: Source, dtype: str) -> PackPlan:
     f32, which is exact.
 
     Raises:
-        ModelError: if a tensor is missing, or `dtype` is not possible for this model.
+        ModelError: if a tensor is missing or unknown, or `dtype` is not possible for this model.
     """
+    check_claims(model, source)
     if dtype not in DTYPES:
         raise ModelError(f"--dtype {dtype} is not known; choose from {', '.join(DTYPES)}")
     formats = _Formats(model.config, source, dtype)

@@ -237,7 +237,7 @@ class Pack:
     def weight_bytes(self) -> int:
         """Bytes of all weights as the model uses them: a block shared by several layers counts once for each."""
         used = [block for layer in self.layers for block in layer] + [self.embedding, self.final]
-        used += [block for block in (None if self.config.tied else self.head, self.positions) if block]
+        used += [block for block in (None if self.head is self.embedding else self.head, self.positions) if block]
         return sum(block.shape.nbytes for block in used)
 
     def walk(self) -> Iterator[Block]:

@@ -1,0 +1,54 @@
+"""No tensor of a file goes unused without a word: what the source holds is compared with what the model asks for.
+
+A tensor is claimed by the `Ref`s of a `Model`: whole, or the rows that they take of a fused one, all of which must be
+taken by somebody. `Model.accounted` names what needs no place in a block, by `fnmatch` patterns: what was read for the
+configuration (`rope_freqs.weight` of a GGUF file) and what is known to hold nothing (`*.rotary_emb.inv_freq`). Anything
+else is a variant that nobody has taught us: its answers would be silently wrong, so it is refused by name.
+"""
+
+from collections.abc import Iterator
+from fnmatch import fnmatchcase
+
+from tpi.errors import ModelError
+from tpi.families.base import Model, Ref
+from tpi.pack.sources.base import Source, Tensor
+
+_NAMED = 3  # tensors that a refusal names
+
+
+def check_claims(model: Model, source: Source) -> None:
+    """Raise a ModelError that names the first tensors of `source` which `model` does not use, if there are any."""
+    claims: dict[str, list[Ref]] = {}
+    for ref in references(model):
+        claims.setdefault(ref.tensor, []).append(ref)
+    left = [text for tensor in source.tensors.values() for text in _left(tensor, claims, model.accounted)]
+    if left:
+        names = ", ".join(left[:_NAMED]) + (f" and {len(left) - _NAMED} more" if len(left) > _NAMED else "")
+        raise ModelError(
+            f"{source.label} has tensors that {model.config.family} models do not have: {names}; without them its "
+            "answers would be wrong, so this variant is refused"
+        )
+
+
+def references(model: Model) -> Iterator[Ref]:
+    """Everything that the model takes from its source."""
+    for block in (*(half for layer in model.layers for half in layer), model.final):
+        yield from (ref for _, ref in (*block.parts, *block.vectors))
+    yield model.embedding
+    yield from (ref for ref in (model.head, model.positions) if ref)
+
+
+def _left(tensor: Tensor, claims: dict[str, list[Ref]], accounted: tuple[str, ...]) -> list[str]:
+    """What of `tensor` nobody claims, in words; empty if it is all claimed."""
+    refs = claims.get(tensor.name)
+    if refs is None:
+        return [] if any(fnmatchcase(tensor.name, pattern) for pattern in accounted) else [tensor.name[:80]]
+    if any(ref.rows is None for ref in refs):
+        return []
+    rows = tensor.rows if len(tensor.shape) > 1 else tensor.columns  # of a fused vector its values
+    end = 0
+    for first, last in sorted(ref.rows for ref in refs if ref.rows):
+        if first > end:
+            break
+        end = max(end, last)
+    return [] if end >= rows else [f"rows {end} to {rows} of {tensor.name[:80]}"]

@@ -142,6 +142,7 @@ def ffn_case(
     down: Format | None = None,
     hidden: int = 64,
     units: int = 3,
+    width: int = 32,
     tokens: int = 1,
     gated: bool = True,
     activation: Activation = "silu",
@@ -151,7 +152,7 @@ def ffn_case(
     """A random feed-forward half-block."""
     rows = [Part(name, format, "row") for name in (("gate", "up") if gated else ("up",))]
     parts = [*rows, Part("down", down or format, "column")]
-    run, data = pack(random, "neuron", layout or layout_of(format), parts, 32, hidden, units)
+    run, data = pack(random, "neuron", layout or layout_of(format), parts, width, hidden, units)
     spec = FfnSpec(
         neuron=run,
         activation=activation,
@@ -160,7 +161,7 @@ def ffn_case(
         norm_eps=1e-5,
         norm_weight=normal(random, hidden),
         norm_bias=normal(random, hidden) if norm == "layer" else None,
-        gate_bias=normal(random, units * 32) if bias and gated else None,
-        up_bias=normal(random, units * 32) if bias else None,
+        gate_bias=normal(random, units * width) if bias and gated else None,
+        up_bias=normal(random, units * width) if bias else None,
     )
     return FfnCase(spec, data, normal(random, tokens, hidden))

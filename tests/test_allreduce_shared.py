@@ -3,10 +3,12 @@
 import gc
 import multiprocessing
 import os
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from multiprocessing.connection import Connection
 from pathlib import Path
 from threading import Event
+from typing import Any
 
 import numpy as np
 import pytest
@@ -114,6 +116,40 @@ def test_only_the_memory_of_a_group_is_opened(tmp_path: Path) -> None:
             with pytest.raises(PlanError, match="memory"):
                 open_group("shared", spec(0, address), Endpoints())
     assert secret.read_bytes() == bytes(1 << 20)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        lambda values: values.astype(np.float64),
+        lambda values: np.repeat(values, 2)[::2],
+        lambda values: values.reshape(2, -1),
+        lambda values: values.astype(values.dtype.newbyteorder(">")),
+        lambda values: values.tolist(),
+    ],
+)
+def test_the_board_converts_no_array(wrong: Callable[[Any], Any]) -> None:
+    """A sum that is written to a converted copy of what the caller gave is lost."""
+    from allreduce._shared import Board
+
+    values = np.arange(8, dtype=np.float32)
+    memory = np.zeros(Board.bytes(1, 8) + 64, np.uint8)
+    memory = memory[-memory.ctypes.data % 64 :][: Board.bytes(1, 8)]
+    board = Board(memory, 0, 1, 8)
+    with pytest.raises(TypeError):
+        board.lay(wrong(values))
+    board.lay(values)
+    with pytest.raises(TypeError):
+        board.take(wrong(values), 0.0, 0.1)
+    total = np.zeros_like(values)
+    assert board.take(total, 0.0, 0.1) == -1
+    np.testing.assert_array_equal(total, values)
+    read_only = np.zeros_like(values)
+    read_only.flags.writeable = False
+    with pytest.raises(TypeError):
+        board.take(read_only, 0.0, 0.1)
+    with pytest.raises(TypeError):
+        Board(np.repeat(memory, 2)[::2], 0, 1, 8)
 
 
 def test_it_is_for_one_machine() -> None:

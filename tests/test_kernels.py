@@ -101,6 +101,18 @@ def test_ffn_whose_hidden_size_is_no_multiple_of_the_vector_width(hidden: int, f
 
 
 @pytest.mark.parametrize("format", FORMATS)
+@pytest.mark.parametrize("tokens", [1, 16, 17, 40])
+@pytest.mark.parametrize("width", [1, 5, 12])
+def test_ffn_whose_neurons_come_not_in_eights(format: Format, tokens: int, width: int) -> None:
+    for gated, units in ((True, 1), (False, 3), (True, 3)):
+        case = ffn_case(
+            np.random.default_rng([7, width]), format=format, layout="record", width=width, units=units, bias=True,
+            gated=gated, tokens=tokens,
+        )  # fmt: skip
+        assert_ffn_agrees(case, RECORD_TOLERANCE if format in ("q4", "q4s") else 5e-4)
+
+
+@pytest.mark.parametrize("format", FORMATS)
 @pytest.mark.parametrize("tokens", [1, 4, 18])
 @pytest.mark.parametrize("count", [0, 1, 9, 95])
 def test_ffn_of_active_neurons(format: Format, tokens: int, count: int) -> None:

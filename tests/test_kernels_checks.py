@@ -1,5 +1,7 @@
 """Arrays that a native kernel cannot take raise `KernelError`; nothing is read or written out of bounds."""
 
+import subprocess
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -192,6 +194,34 @@ def test_unknown_choices() -> None:
         native.set_threads(0)
     with pytest.raises(UsageError, match="native, reference"):
         kernels.use("fortran")
+
+
+def test_threads_that_cannot_start_are_said_and_the_pool_goes_on() -> None:
+    """Without address space for their stacks, as without processes to spare, the system starts no more threads."""
+    code = """
+import resource, sys
+import numpy as np
+from tpi import kernels
+from tpi.errors import KernelError
+used = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
+kernels.set_threads(2)
+resource.setrlimit(resource.RLIMIT_AS, (used + (512 << 20), resource.RLIM_INFINITY))
+resource.setrlimit(resource.RLIMIT_STACK, (64 << 20, resource.RLIM_INFINITY))
+try:
+    kernels.set_threads(1000)
+except KernelError as error:
+    print(error)
+assert kernels.threads() == 1
+x = np.ones((40, 4096), np.float32)
+assert np.allclose(kernels.rms_norm(x, x[0], 0.0), 1)
+kernels.read(np.zeros(1 << 20, np.uint8))
+kernels.set_threads(2)
+kernels.read(np.zeros(1 << 20, np.uint8))
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "does not start 1000 threads" in done.stdout
+    assert "--threads" in done.stdout
 
 
 def test_the_facade_takes_either_implementation() -> None:

@@ -25,7 +25,8 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 using Bytes = nb::ndarray<uint8_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
-using Floats = nb::ndarray<float, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+using Partial = nb::ndarray<const float, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+using Total = nb::ndarray<float, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 
 // A core that nobody wants falls asleep, and to wake it takes longer than most waits, above all in a virtual machine.
 constexpr double kYielding = 1e-3;  // seconds
@@ -59,8 +60,8 @@ public:
     }
 
     // Lay this member's next partial.
-    void lay(const Floats& partial) {
-        check(partial);
+    void lay(const Partial& partial) {
+        check(partial.size());
         std::memcpy(place(rank_, next_), partial.data(), partial.size() * sizeof(float));
         seat(rank_).laid.store(++next_, std::memory_order_seq_cst);
         bell().laid.fetch_add(1, std::memory_order_seq_cst);
@@ -71,8 +72,8 @@ public:
     // out = the sum, in rank order, of what all have laid since the last time. Returns -1, or the rank of a member that
     // is still missing after `seconds`; then it may be called again. Polls for `spin` seconds, and then leaves its core
     // to those who want it for a while, before it sleeps.
-    int take(Floats& out, double spin, double seconds) {
-        check(out);
+    int take(Total& out, double spin, double seconds) {
+        check(out.size());
         nb::gil_scoped_release unlocked;
         if (!wait(spin, seconds))
             if (int rank = missing(); rank >= 0) return rank;
@@ -86,8 +87,8 @@ public:
     }
 
 private:
-    void check(const Floats& values) const {
-        if (values.size() > values_) throw std::invalid_argument("the partial is longer than its place on the board");
+    void check(size_t values) const {
+        if (values > values_) throw std::invalid_argument("the partial is longer than its place on the board");
     }
     Bell& bell() const { return *reinterpret_cast<Bell*>(memory_.data()); }
     Seat& seat(size_t rank) const { return reinterpret_cast<Seat*>(memory_.data() + sizeof(Bell))[rank]; }
@@ -138,11 +139,12 @@ private:
 
 }  // namespace
 
+// No array is converted: what is written to a converted copy would be lost. Any other array is a TypeError.
 NB_MODULE(_shared, m) {
     nb::class_<Board>(m, "Board")
-        .def(nb::init<Bytes, size_t, size_t, size_t>(), nb::arg("memory"), nb::arg("rank"), nb::arg("size"),
-             nb::arg("values"))
+        .def(nb::init<Bytes, size_t, size_t, size_t>(), nb::arg("memory").noconvert(), nb::arg("rank"),
+             nb::arg("size"), nb::arg("values"))
         .def_static("bytes", &Board::bytes, nb::arg("size"), nb::arg("values"))
-        .def("lay", &Board::lay, nb::arg("partial"))
-        .def("take", &Board::take, nb::arg("out"), nb::arg("spin"), nb::arg("seconds"));
+        .def("lay", &Board::lay, nb::arg("partial").noconvert())
+        .def("take", &Board::take, nb::arg("out").noconvert(), nb::arg("spin"), nb::arg("seconds"));
 }

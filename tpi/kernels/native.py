@@ -7,11 +7,13 @@ lock and use one pool of threads per process; calls from several Python threads 
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Sequence
 from functools import lru_cache
 
 import numpy as np
 
+from tpi.errors import KernelError
 from tpi.kernels import _native, reference
 from tpi.kernels.spec import F32, I32, U8, AttentionSpec, Batch, FfnSpec, KvArray, Residual, Stage
 from tpi.pack.layout import RunLayout
@@ -20,7 +22,11 @@ _PLAN = "native plan"  # under which a spec carries its plan, and drops it when 
 
 
 def set_threads(count: int) -> None:
-    """Use `count` threads, the caller's included, for every later call; KernelError unless 1 to 1024."""
+    """Use `count` threads, the caller's included, for every later call.
+
+    Raises:
+        KernelError: unless 1 to 1024, or if the system does not start them; then it is one.
+    """
     _native.set_threads(count)
 
 
@@ -169,4 +175,12 @@ def _usable_cores() -> int:
     return os.cpu_count() or 1
 
 
-_native.set_threads(min(_usable_cores(), 1024))
+def _start_threads() -> None:
+    """One thread for each core, or one alone and a word on why: `set_threads` may still ask for fewer."""
+    try:
+        set_threads(min(_usable_cores(), 1024))
+    except KernelError as error:
+        sys.stderr.write(f"tpi: computing with one thread: {error}\n")
+
+
+_start_threads()

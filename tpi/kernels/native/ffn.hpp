@@ -19,17 +19,21 @@ struct FfnJob {
     size_t scratch_bytes;
 };
 
-// inner = act(gate) * up, or act(up) where gate is null; inner may be up. Reads whole registers.
+// inner = act(gate) * up, or act(up) where gate is null; inner may be up.
 inline void activate_values(Activation kind, const float* gate, const float* up, size_t count, float* inner) {
-    for (size_t i = 0; i < count; i += 8)
-        store(inner + i, gate ? activate(kind, load(gate + i)) * load(up + i) : activate(kind, load(up + i)));
+    for (size_t i = 0; i < count; i += 8) {
+        F8 value = load_some(up + i, count - i);
+        value = gate ? activate(kind, load_some(gate + i, count - i)) * value : activate(kind, value);
+        store_some(inner + i, value, count - i);
+    }
 }
 
 inline void add_bias(const float* bias, size_t count, float* values) {
-    for (size_t i = 0; bias && i < count; i += 8) store(values + i, load(values + i) + load(bias + i));
+    for (size_t i = 0; bias && i < count; i += 8)
+        store_some(values + i, load_some(values + i, count - i) + load_some(bias + i, count - i), count - i);
 }
 
-// The same for neurons [neuron, neuron + count), a multiple of 8, with their biases.
+// The same for neurons [neuron, neuron + count), with their biases.
 inline void activate_neurons(const FfnCall& call, float* gate, float* up, size_t neuron, size_t count) {
     add_bias(call.up_bias ? call.up_bias + neuron : nullptr, count, up);
     if (gate) add_bias(call.gate_bias ? call.gate_bias + neuron : nullptr, count, gate);
@@ -95,7 +99,6 @@ inline void neuron_rows(const FfnJob& job, const Prepared& in, const Matrix& mat
 inline void stream_neurons(const FfnJob& job, const Prepared& in, size_t first, size_t count, size_t all, float* out) {
     const FfnCall& call = job.call;
     float gate[kStreamTokens * kNeurons], up[kStreamTokens * kNeurons];
-    if (count < kNeurons) for (size_t i = 0; i < kStreamTokens * kNeurons; ++i) gate[i] = up[i] = 0.0f;
     if (call.gate.data) neuron_rows(job, in, call.gate, call.gate_bias, first, count, all, gate);
     neuron_rows(job, in, call.up, call.up_bias, first, count, all, up);
     for (size_t t = 0; t < in.tokens; ++t) {

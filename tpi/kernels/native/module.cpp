@@ -3,6 +3,8 @@
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
+#include <system_error>
+
 #include "chain.hpp"
 
 NB_MODULE(_native, m) {
@@ -27,12 +29,16 @@ NB_MODULE(_native, m) {
     m.def("set_threads", [](size_t count) {
         if (count < 1 || count > 1024) throw KernelError("the number of threads must be 1 to 1024");
         nb::gil_scoped_release unlocked;
-        Pool::instance().resize(count);
+        try {
+            Pool::instance().resize(count);
+        } catch (const std::system_error& error) {
+            throw KernelError("the system does not start " + std::to_string(count) + " threads (" +
+                              error.code().message() + "); use fewer with --threads, or raise its limit (ulimit -u)");
+        }
     });
     m.def("threads", [] { return Pool::instance().size(); });
     m.def("read", &run_read, nb::arg("data"));
     m.def("norm", &run_norm, nb::arg("x"), nb::arg("norm"), nb::arg("out"));
-
 
     nb::class_<AttentionPlan>(m, "AttentionPlan")
         .def(nb::init<nb::tuple, nb::tuple, nb::tuple, nb::tuple, nb::object, nb::tuple, nb::tuple>(), nb::arg("query"),

@@ -119,7 +119,13 @@ void Pool::resize(size_t threads) {
     size_ = threads;
     stopping_ = false;
     uint32_t seen = start_.read();
-    for (size_t index = 1; index < threads; ++index) threads_.emplace_back(&Pool::work, this, index, seen);
+    try {
+        for (size_t index = 1; index < threads; ++index) threads_.emplace_back(&Pool::work, this, index, seen);
+    } catch (...) {
+        stop();
+        size_ = 1;
+        throw;
+    }
 }
 
 void Pool::stop() {

@@ -88,7 +88,8 @@ public:
     using Job = void (*)(const void* context, Team& team);
     static Pool& instance();
     ~Pool();
-    // Threads that take part, the caller included.
+    // Threads that take part, the caller included. Throws std::system_error if the system does not start that many;
+    // then it is the caller alone.
     void resize(size_t threads);
     size_t size() const { return size_; }
     // Run `job` on every thread and wait for all; on the caller alone if it is not worth waking the others for.

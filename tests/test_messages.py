@@ -2,6 +2,7 @@
 
 import dataclasses
 import random
+import time
 import tracemalloc
 
 import msgpack
@@ -12,9 +13,10 @@ from hypothesis import strategies as st
 
 from tests.cluster_helpers import step
 from tests.message_strategies import any_message
-from tpi.codec import FRAME_BYTES, HEADER_BYTES, PROTOCOL, WrongProtocolError, decode, encode
+from tpi.codec import FRAME_BYTES, HEADER_BYTES, MAX_FRAMES, PROTOCOL, WrongProtocolError, decode, encode
 from tpi.errors import MessageError
 from tpi.messages import Bye, Heartbeat, Join, Need, Step, Units
+from tpi.schema import Pieces
 
 
 def same(one: object, other: object) -> bool:
@@ -166,3 +168,17 @@ def test_a_hostile_header_takes_little_memory(filler: bytes) -> None:
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert peak < 16 << 20
+
+
+def test_many_frames_cost_no_more_than_few() -> None:
+    """A hostile header takes no bytes tens of thousands of times, whatever number of frames follow it."""
+
+    def seconds(frames: int) -> float:
+        pieces = Pieces(FRAME_BYTES, [b"x"] * frames)
+        begun = time.process_time()
+        for _ in range(20_000):
+            pieces.take(0)
+        return time.process_time() - begun
+
+    few, many = (min(seconds(frames) for _ in range(3)) for frames in (1, MAX_FRAMES - 1))
+    assert many < 5 * few

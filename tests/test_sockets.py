@@ -15,7 +15,7 @@ from tests.cluster_helpers import HIDDEN, step
 from tpi.codec import FRAME_BYTES, PROTOCOL, WrongProtocolError, encode
 from tpi.errors import UsageError
 from tpi.messages import Bye, Join
-from tpi.sockets import CONTROL, WEIGHTS, Channel, Net, Plane, UnreachableError, split_address
+from tpi.sockets import COLLECTIVE, CONTROL, WEIGHTS, Channel, Net, Plane, UnreachableError, split_address
 
 _LARGE = FRAME_BYTES // (4 * HIDDEN)  # tokens of a step whose hidden states fill a frame
 _INTERRUPTS = 100  # where frames were not copied one in ten was lost
@@ -46,7 +46,7 @@ def _send_forever(channel: Channel) -> None:
         channel.send(Bye(1), b"me")
 
 
-@pytest.mark.parametrize("plane", [CONTROL, WEIGHTS])
+@pytest.mark.parametrize("plane", [CONTROL, WEIGHTS, COLLECTIVE])
 @pytest.mark.parametrize("kind", [zmq.ROUTER, zmq.DEALER])
 def test_no_unsafe_default_is_left(net: Net, kind: int, plane: Plane) -> None:
     socket = net.open(kind, plane)
@@ -55,9 +55,10 @@ def test_no_unsafe_default_is_left(net: Net, kind: int, plane: Plane) -> None:
         return int(socket.getsockopt(option))
 
     assert value(zmq.LINGER) == 0
-    assert 0 < value(zmq.MAXMSGSIZE) <= FRAME_BYTES
-    assert value(zmq.HEARTBEAT_IVL) > 0
-    assert value(zmq.HEARTBEAT_TIMEOUT) > value(zmq.HEARTBEAT_IVL)
+    assert 0 < value(zmq.MAXMSGSIZE) <= FRAME_BYTES + 64
+    assert value(zmq.HEARTBEAT_IVL) == 0
+    assert value(zmq.TCP_KEEPALIVE) == 1
+    assert value(zmq.TCP_KEEPALIVE_IDLE) * 1000 <= value(zmq.TCP_MAXRT)
     assert value(zmq.SNDTIMEO) >= 0
     assert value(zmq.RCVTIMEO) >= 0
     assert value(zmq.IMMEDIATE) == 1

@@ -46,6 +46,7 @@ class Pieces:
     def __init__(self, frame_bytes: int, frames: Sequence[bytes | memoryview] = ()) -> None:
         self._frame_bytes = frame_bytes
         self._views = [memoryview(frame).cast("B") for frame in frames]
+        self._left = sum(map(len, self._views))
         self._index = 0
         self._offset = 0
 
@@ -58,12 +59,14 @@ class Pieces:
         """All bytes put, as frames: large buffers cut, small ones joined."""
         frames: list[bytes | memoryview] = []
         small: list[memoryview] = []
+        joined = 0
         for view in self._views:
-            if len(view) + sum(map(len, small)) <= self._frame_bytes:
+            if joined + len(view) <= self._frame_bytes:
                 small.append(view)
+                joined += len(view)
                 continue
             frames += [b"".join(small)] if small else []
-            small = []
+            small, joined = [], 0
             frames += [view[at : at + self._frame_bytes] for at in range(0, len(view), self._frame_bytes)]
         if small:
             frames.append(small[0] if len(small) == 1 else b"".join(small))
@@ -71,8 +74,9 @@ class Pieces:
 
     def take(self, count: int) -> memoryview:
         """The next `count` bytes: a view where one frame holds them all, else a copy."""
-        if sum(map(len, self._views[self._index :])) - self._offset < count:
+        if self._left < count:
             raise MessageError("too few bytes")
+        self._left -= count
         parts: list[memoryview] = []
         left = count
         while left:

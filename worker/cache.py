@@ -2,22 +2,29 @@
 
     <root>/<block id>/<ranges>.shard        complete, checked when written; never changed, only removed
     <root>/<block id>/<ranges>.part         being filled; what it holds is found by its hashes, without a journal
+    <root>/<block id>/<ranges>.used         touched when the image is used
     <root>/checked.json                     size, times and content of images that were checked before
 
-Several processes may share a root. One of them keeps its drafts for resuming; the others use private names.
+Several processes may share a root (`worker.uses`). One of them keeps its drafts for resuming; the others use private
+names. Drafts that nobody fills go when the next plan is complete; what is over the limit goes least recently used.
 """
 
 import contextlib
 import fcntl
 import json
 import os
+import shutil
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
+from tpi.cachelimit import CacheLimit
 from tpi.errors import WeightsError
+from tpi.fulldisk import is_full
 from tpi.progress import Progress, silent
 from worker.draft import Draft, bad_pieces, out_of_disk
 from worker.image import HeldBlock, ImagePlan, Piece, stored_units
+from worker.stored import StoredImage, key_of, mark_used, remove_least_recent, stored_images
+from worker.uses import Uses, changing
 
 _KEEP_OTHERS = 1  # images of a block with other ranges that stay, so that going back to the last split sends nothing
 
@@ -25,40 +32,43 @@ _KEEP_OTHERS = 1  # images of a block with other ranges that stay, so that going
 class ShardCache:
     """The images below one directory."""
 
-    def __init__(self, root: Path) -> None:
-        """Open or create the cache.
+    def __init__(self, root: Path, limit: CacheLimit | None = None) -> None:
+        """Open or create the cache; `limit` binds all that it holds (None: somebody else sees to that).
 
         Raises:
             WeightsError: if the directory cannot be made.
         """
         self.root = root
-        try:
+        self.made = 0  # images that were not there before
+        self._limit = limit
+        self._model = ""
+        with self._usable():
             root.mkdir(parents=True, exist_ok=True)
-            self._users = os.open(root / "users.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+            self._uses = Uses(root)
             self._writer = os.open(root / "writer.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
-        except OSError as error:
-            raise WeightsError(f"cannot use {root} as a cache: {error.strerror}; give another with --cache") from error
-        fcntl.flock(self._users, fcntl.LOCK_SH)
         self._suffix = ".part" if _try_lock(self._writer) else f".{os.getpid()}.part"
-        if self._suffix == ".part" and self._alone():
-            for stray in root.glob("*/*.*.part"):
-                if stray.name.removesuffix(".part").rpartition(".")[2].isdecimal():
-                    stray.unlink(missing_ok=True)
         self._checked = _load(root / "checked.json")
 
-    def open(self, plans: Sequence[ImagePlan], progress: Progress = silent) -> dict[str, HeldBlock | Draft]:
+    def open(
+        self, plans: Sequence[ImagePlan], progress: Progress = silent, model: str = ""
+    ) -> dict[str, HeldBlock | Draft]:
         """Every block of `plans` by id: complete, or a draft that holds what this node could find on its own disk.
 
+        Nobody removes these until `release`, `close`, or the next `open`. `model` is its name, for people.
+
         Raises:
-            WeightsError: if the missing images do not fit on the disk.
+            WeightsError: if the missing images do not fit on the disk, or the plan is over the limit.
         """
         found: dict[str, HeldBlock | Draft] = {}
-        total = len(plans)
-        self._require_space([plan for plan in plans if not self._path(plan).exists()])
-        for done, plan in enumerate(plans):
-            progress(done, total)
-            if plan.id not in found:
-                found[plan.id] = self._complete(plan) or self._draft(plan)
+        total, self._model = len(plans), model
+        self._within_limit(plans)
+        with self._usable():
+            self._uses.declare(key_of(self._path(plan)) for plan in plans)
+            self._require_space(plans)
+            for done, plan in enumerate(plans):
+                progress(done, total)
+                if plan.id not in found:
+                    found[plan.id] = self._complete(plan) or self._draft(plan)
         self._save()
         return found
 
@@ -70,6 +80,8 @@ class ShardCache:
         """
         path = self._path(draft.plan)
         draft.publish(path)
+        self.made += 1
+        mark_used(path, self._model)
         self._remember(draft.plan, path)
         return draft.plan.held(path)
 
@@ -83,19 +95,31 @@ class ShardCache:
         self._checked[key] = stamp
         return True
 
-    def prune(self, plans: Iterable[ImagePlan]) -> None:
-        """Remove images of these blocks with other ranges, but the latest; does nothing if somebody else reads here."""
-        for plan in plans if self._alone() else ():
-            others = [path for path in self._siblings(plan) if path != self._path(plan)]
-            for path in sorted(others, key=lambda path: path.stat().st_mtime_ns)[: -_KEEP_OTHERS or None]:
-                path.unlink(missing_ok=True)
-                self._checked.pop(self._key(path), None)
+    def prune(self, plans: Sequence[ImagePlan]) -> None:
+        """Once `plans` are complete: remove drafts that nobody fills, and images of these blocks with other ranges.
+
+        The latest of those stays, for going back to the last split. What others use stays too.
+        """
+        with self._usable(), changing(self.root):
+            spare = self._spare(plans)
+            gone = [image for image in spare if image.draft]
+            for plan in plans:
+                others = [image for image in spare if not image.draft and image.path.parent.name == plan.id]
+                gone += sorted(others, key=lambda image: image.last_used)[: -_KEEP_OTHERS or None]
+            for image in gone:
+                image.remove()
+        self._forget(gone)
         self._save()
+
+    def release(self) -> None:
+        """Use no image any more."""
+        with contextlib.suppress(OSError):
+            self._uses.declare(())
 
     def close(self) -> None:
         """Write down what was checked, and release the locks."""
         self._save()
-        os.close(self._users)
+        self._uses.close()
         os.close(self._writer)
 
     def _complete(self, plan: ImagePlan) -> HeldBlock | None:
@@ -109,6 +133,7 @@ class ShardCache:
                 path.rename(self._draft_path(plan))
                 return None
             self._remember(plan, path)
+        mark_used(path, self._model)
         return plan.held(path)
 
     def _draft(self, plan: ImagePlan) -> Draft:
@@ -138,24 +163,54 @@ class ShardCache:
         if stamp is not None:
             self._checked[self._key(path)] = stamp
 
-    def _alone(self) -> bool:
-        alone = _try_lock(self._users)
-        fcntl.flock(self._users, fcntl.LOCK_SH)
-        return alone
+    def _spare(self, plans: Sequence[ImagePlan]) -> list[StoredImage]:
+        """Images and drafts that neither `plans` nor other processes use; to be asked inside `changing`."""
+        used = self._uses.others()
+        own = {path for plan in plans for path in (self._path(plan), self._draft_path(plan))}
+        return [image for image in stored_images(self.root) if image.key not in used and image.path not in own]
+
+    def _forget(self, gone: Iterable[StoredImage]) -> None:
+        for image in gone:
+            self._checked.pop(self._key(image.path), None)
+
+    def _within_limit(self, plans: Sequence[ImagePlan]) -> None:
+        most = self._limit.nbytes if self._limit else None
+        if most is not None and (needed := _total(plans)) > most:
+            raise WeightsError(
+                f"the shards of this plan take {-(-needed >> 20)} MiB of {self.root}, which may hold {most >> 20} MiB; "
+                "raise --cache-limit there, or give this node less with --split"
+            )
 
     def _require_space(self, plans: Sequence[ImagePlan]) -> None:
-        needed = sum({plan.id: plan.file_bytes for plan in plans}.values())
-        started = sum(_allocated(self._draft_path(plan)) for plan in plans)
-        disk = os.statvfs(self.root)
-        free = disk.f_bavail * disk.f_frsize + started
+        """Have room for the images that are missing, within the limit if others can go for it."""
+        needed = _total(plan for plan in plans if not self._path(plan).exists())
+        needed -= sum(_allocated(self._draft_path(plan)) for plan in plans)
+        with changing(self.root):
+            held = sum(image.nbytes for image in stored_images(self.root))
+            limit = self._limit or CacheLimit(held + needed)
+            self._forget(remove_least_recent(self._spare(plans), limit.excess(self.root, held, needed)))
+            free = shutil.disk_usage(self.root).free
         if needed > free:
             raise out_of_disk(self.root, needed, free)
 
+    @contextlib.contextmanager
+    def _usable(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            if is_full(error):
+                raise out_of_disk(self.root, 0) from error
+            reason = error.strerror or error
+            raise WeightsError(f"cannot use {self.root} as a cache: {reason}; give another with --cache") from error
+
     def _save(self) -> None:
         draft = self.root / f"checked.{os.getpid()}.tmp"
-        with contextlib.suppress(OSError):  # what is not remembered is checked again
+        try:
             draft.write_text(json.dumps(self._checked))
             draft.replace(self.root / "checked.json")
+        except OSError:  # what is not remembered is checked again
+            with contextlib.suppress(OSError):
+                draft.unlink(missing_ok=True)
 
 
 def _stamp(path: Path, token: str) -> list[int | str] | None:
@@ -165,6 +220,10 @@ def _stamp(path: Path, token: str) -> list[int | str] | None:
     except OSError:
         return None
     return [found.st_size, found.st_mtime_ns, found.st_ctime_ns, found.st_ino, token]
+
+
+def _total(plans: Iterable[ImagePlan]) -> int:
+    return sum({plan.id: plan.file_bytes for plan in plans}.values())
 
 
 def _allocated(path: Path) -> int:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from tpi.cachelimit import CacheLimit, cache_limit_option
 from tpi.config import default_cache, parse_size
 from tpi.errors import TpiError
 from tpi.sockets import split_address
@@ -23,9 +24,16 @@ if TYPE_CHECKING:
 @click.option("-t", "--threads", type=click.IntRange(min=1), help="Threads that compute; all cores by default.")
 @click.option("--name", help="What others call this worker; the host's name by default.")
 @click.option("--cache", type=click.Path(path_type=Path), help="Directory for this worker's shards.")
+@cache_limit_option
 @click.option("--attached", is_flag=True, hidden=True, help="Leave when stdin closes.")
 def worker(
-    listen: str, memory: str | None, threads: int | None, name: str | None, cache: Path | None, attached: bool
+    listen: str,
+    memory: str | None,
+    threads: int | None,
+    name: str | None,
+    cache: Path | None,
+    cache_limit: CacheLimit,
+    attached: bool,
 ) -> None:
     """Lend this machine to a master. Listens on this machine only, unless --listen says otherwise."""
     from worker.build import build_node
@@ -40,6 +48,7 @@ def worker(
         cache=(cache or default_cache()) / "shards",
         memory=parse_size(memory) if memory else 0,
         threads=threads or 0,
+        cache_limit=cache_limit,
         attached=attached,
     )
     serve(options, build_node)

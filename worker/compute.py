@@ -130,7 +130,7 @@ class Compute:
 
     def _blocks(self, assign: Assign) -> tuple[Sequence[HeldBlock], int]:
         plans = image_plans(assign)
-        found = self._cache.open(plans, lambda done, total: self._check(done))
+        found = self._cache.open(plans, lambda done, total: self._check(done), _title(assign))
         drafts = [draft for draft in found.values() if isinstance(draft, Draft)]
 
         def finish(draft: Draft) -> None:
@@ -187,3 +187,10 @@ class Compute:
             self._ticks += member.progress
             with suppress(TpiError, OSError):
                 member.close()
+        self._cache.release()
+
+
+def _title(assign: Assign) -> str:
+    """What a worker, who is not told its name, calls a model."""
+    config = assign.config
+    return f"{config.family}-{config.layers}x{config.hidden}"

@@ -20,6 +20,7 @@ import zmq
 
 from allreduce.base import Endpoints
 from tpi import __version__
+from tpi.cachelimit import CacheLimit
 from tpi.codec import PROTOCOL, WrongProtocolError
 from tpi.errors import UsageError
 from tpi.messages import (
@@ -59,6 +60,7 @@ class WorkerOptions:
     cache: Path
     memory: int = 0
     threads: int = 0
+    cache_limit: CacheLimit | None = None  # of the cache; None: somebody else sees to that
     attached: bool = False  # leave when stdin closes, that is when the parent process is gone
 
 
@@ -97,7 +99,7 @@ class Daemon:
             WeightsError: if the cache cannot be used.
         """
         self.options = options
-        self._cache = ShardCache(options.cache)
+        self._cache = ShardCache(options.cache, options.cache_limit)
         self._net = Net()
         self._stopping = False
         self._master: Master | None = None

@@ -9,6 +9,7 @@ from itertools import groupby
 from pathlib import Path
 
 from tpi.errors import WeightsError
+from tpi.fulldisk import is_full
 from tpi.messages import TRANSFER_BYTES, Need, Units
 from worker.image import ImagePlan, Piece, StoredUnits
 
@@ -144,7 +145,7 @@ class Draft:
             yield
         except OSError as error:
             self.path.unlink(missing_ok=True)
-            if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            if is_full(error):
                 raise out_of_disk(self.path.parent.parent, self.plan.file_bytes) from error
             raise WeightsError(f"cannot write {self.path}: {error.strerror}; check the disk or give --cache") from error
 

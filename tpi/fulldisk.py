@@ -1,0 +1,18 @@
+"""A full disk, told from other errors of the operating system."""
+
+import errno
+
+from tpi.errors import WeightsError
+
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+
+
+def is_full(error: OSError) -> bool:
+    """Whether there is no room: on the disk, in the user's quota, or under the limit of a file's size."""
+    return error.errno in _FULL
+
+
+def write_error(name: object, error: OSError, way_out: str) -> WeightsError:
+    """The error for what could not be written; `way_out` ends the sentence."""
+    full = "disk full: " if is_full(error) else ""
+    return WeightsError(f"{full}cannot write {name}: {error.strerror or error}; {way_out}")

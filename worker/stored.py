@@ -1,0 +1,78 @@
+"""What a shard cache holds on its disk: images and drafts, their sizes, and when each was last used."""
+
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+_STAMP = ".used"  # a file beside each image: touched when it is used, and says of which model it is
+
+
+@dataclass(frozen=True)
+class StoredImage:
+    """One file of a shard cache: an image, or a draft of one."""
+
+    path: Path
+    nbytes: int  # that the file system has given it
+    last_used: float  # seconds since 1970
+    model: str  # for people; empty if unknown
+
+    @property
+    def key(self) -> str:
+        """`<block id>/<ranges>`, the same for an image and its drafts."""
+        return key_of(self.path)
+
+    @property
+    def draft(self) -> bool:
+        """Whether it is not complete."""
+        return self.path.suffix == ".part"
+
+    def remove(self) -> None:
+        """Delete it, and what is left of its block if that was the last one."""
+        self.path.unlink(missing_ok=True)
+        if not self.draft:
+            self.path.with_suffix(_STAMP).unlink(missing_ok=True)
+        with suppress(OSError):  # not empty
+            self.path.parent.rmdir()
+
+
+def key_of(path: Path) -> str:
+    """`<block id>/<ranges>` of an image, or of a draft: `<ranges>.part`, or `<ranges>.<process>.part`."""
+    name = path.name.removesuffix(".part").removesuffix(".shard")
+    begin, _, process = name.rpartition(".")
+    own = path.suffix == ".part" and process.isdecimal() and "-" in begin
+    return f"{path.parent.name}/{begin if own else name}"
+
+
+def stored_images(root: Path) -> Iterator[StoredImage]:
+    """Every image and draft below `root`."""
+    for pattern in ("*/*.shard", "*/*.part"):
+        for path in root.glob(pattern):
+            with suppress(OSError):  # somebody else removed it
+                yield _stored(path)
+
+
+def mark_used(path: Path, model: str) -> None:
+    """Remember that the image at `path` is used now, by `model`; a disk that cannot be written forgets it."""
+    with suppress(OSError):
+        path.with_suffix(_STAMP).write_text(model)
+
+
+def remove_least_recent(images: Iterable[StoredImage], excess: int) -> list[StoredImage]:
+    """Remove drafts and then the images that were used least recently, until `excess` bytes are gone or all are."""
+    gone: list[StoredImage] = []
+    for image in sorted(images, key=lambda image: (not image.draft, image.last_used)):
+        if excess <= 0:
+            break
+        image.remove()
+        excess -= image.nbytes
+        gone.append(image)
+    return gone
+
+
+def _stored(path: Path) -> StoredImage:
+    found, stamp = path.stat(), path.with_suffix(_STAMP)
+    used, model = found.st_mtime, ""
+    with suppress(OSError):
+        used, model = stamp.stat().st_mtime, stamp.read_text(errors="replace")
+    return StoredImage(path, found.st_blocks * 512, used, model)

@@ -47,15 +47,15 @@ def test_never_over_the_budget(need: Need, total: int, chunk: int, window: int, 
 
 
 @settings(max_examples=100, deadline=None)
-@given(needs, st.integers(0, 100 * MIB))
-def test_the_context_that_would_fit_fits(need: Need, total: int) -> None:
-    fitting = affordable_kv_blocks(need, total)
-    if fitting:
-        smaller = Need(**{**vars(need), "kv_blocks": fitting})
-        assert plan(smaller, total).used <= total
-        larger = Need(**{**vars(need), "kv_blocks": fitting + 1})
-        with pytest.raises(PlanError, match=f"a context of {32 * fitting} tokens would fit"):
-            plan(larger, total)
+@given(needs, st.integers(1, 300), st.integers(0, 1 << 20))
+def test_the_context_that_would_fit_fits(need: Need, fitting: int, more: int) -> None:
+    total = least(need) + fitting * need.kv_block + more % need.kv_block
+    assert affordable_kv_blocks(need, total) == fitting
+    smaller = Need(**{**vars(need), "kv_blocks": fitting})
+    assert plan(smaller, total).used <= total
+    larger = Need(**{**vars(need), "kv_blocks": fitting + 1})
+    with pytest.raises(PlanError, match=f"a context of {32 * fitting} tokens would fit"):
+        plan(larger, total)
 
 
 def test_a_refusal_is_one_sentence_with_the_way_out() -> None:

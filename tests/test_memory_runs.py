@@ -1,11 +1,10 @@
 """Runs within a budget, as real processes: never over it, the same tokens, no damage where a file or a run breaks."""
 
 import json
-import random
 import re
 import signal
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -15,6 +14,7 @@ import pytest
 
 from benchmarks.shapes import write_huggingface
 from tests.test_commands import TPI, clean
+from tests.testbed_helpers import until
 from tpi.pack.locate import open_model
 
 MIB = 1 << 20
@@ -176,17 +176,29 @@ def test_a_bit_that_flips_on_the_disk_ends_the_run_and_the_next_one_mends_it(
     assert run(model, cache, *flags)["token_ids"] == unlimited["token_ids"]
 
 
-@pytest.mark.parametrize("seed", range(4))
+def packing(folder: Path) -> bool:
+    """Whether a pack is being made: its files are a draft's."""
+    return any(folder.glob("packs/*/*.safetensors*"))
+
+
+def sending(folder: Path) -> bool:
+    """Whether the worker has got some of its weights."""
+    return any(folder.glob("local/worker-1/shards/**/*.shard*"))
+
+
+def answering(folder: Path) -> bool:
+    """Whether the answer has begun: every shard has been checked and remembered."""
+    return (folder / "local" / "worker-1" / "shards" / "checked.json").exists()
+
+
+@pytest.mark.parametrize("begun", [packing, sending, answering])
 def test_a_killed_run_leaves_nothing_broken(
-    model: Path, unlimited: dict[str, Any], tmp_path_factory: pytest.TempPathFactory, seed: int
+    model: Path, unlimited: dict[str, Any], tmp_path: Path, begun: Callable[[Path], bool]
 ) -> None:
     flags = ("--memory", "22MiB", "--local", "1")
-    folder = tmp_path_factory.getbasetemp() / "killed"  # the runs go on where the last one was killed
-    with running(model, folder, *flags) as process:
-        try:
-            process.wait(random.Random(seed).uniform(0.5, 3.0))
-        except subprocess.TimeoutExpired:
-            process.send_signal(signal.SIGKILL)
-    if seed == 3:
-        assert run(model, folder, *flags)["token_ids"] == unlimited["token_ids"]
-        open_model(str(model), "f32", folder).verify()
+    with running(model, tmp_path, *flags) as process:
+        until(lambda: begun(tmp_path) or process.poll() is not None, 60)
+        process.send_signal(signal.SIGKILL)
+    assert process.returncode == -signal.SIGKILL
+    assert run(model, tmp_path, *flags)["token_ids"] == unlimited["token_ids"]
+    open_model(str(model), "f32", tmp_path).verify()

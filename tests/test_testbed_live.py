@@ -49,8 +49,9 @@ def start(topology: Topology, root: Path) -> Testbed:
 @pytest.mark.parametrize("latency", [0.001, 0.005])
 def test_round_trips_take_the_links_latency(tmp_path: Path, latency: float) -> None:
     with start(wheel(3, 300e6, latency / 2), tmp_path) as bed:
-        # a busy machine wakes programs late: the links are right if one of ten measurements of all of them is
-        assert any(all(abs(one - 2 * latency) <= 0.3e-3 for one in round_trips(bed)) for _ in range(10))
+        # a busy machine wakes programs late now and then: of each pair the median of several looks counts
+        looks = zip(*(round_trips(bed) for _ in range(7)), strict=True)
+        assert [median(pair) for pair in looks] == pytest.approx([2 * latency] * 3, abs=0.3e-3)
         with echo_on(bed, "b"):
             times = trips(bed, "a", "b", 100, 64)
         # `verified` has judged the typical one; two programs beside it are woken as late as the machine is busy

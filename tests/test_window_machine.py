@@ -4,13 +4,14 @@ import errno
 import threading
 from contextlib import AbstractContextManager
 from pathlib import Path
+from unittest import mock
 
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from scheduler.disk import MemoryDisk
-from scheduler.memory import PAGE, Bytes
+from scheduler.memory import PAGE, Bytes, page_buffer
 from scheduler.placement import place, place_window
 from scheduler.window import MemoryWindow
 from tests.window_helpers import make_blocks
@@ -53,10 +54,17 @@ class WindowMachine(RuleBasedStateMachine):
         self.files, self.extents = files, extents
         self.disk = FaultyDisk(files, pages * PAGE, threads)
         self.disk.faults = faults  # loading starts at once: these are met by the blocks that stay
+        self.taken = 0  # bytes of all buffers that were ever made
+        self.counting = mock.patch("scheduler.loader.page_buffer", self._page_buffer)
+        self.counting.start()
         self.window = MemoryWindow(extents, self.placement, self.disk)
         self.windowed = bool(window)
         self.held: list[tuple[int, AbstractContextManager[Bytes], Bytes]] = []
         self.next = 0
+
+    def _page_buffer(self, size: int) -> Bytes:
+        self.taken += size
+        return page_buffer(size)
 
     def _enter(self, block: int) -> None:
         hold = self.window.hold(block)
@@ -107,14 +115,16 @@ class WindowMachine(RuleBasedStateMachine):
             assert data.tobytes() == self.files[Path(f"block{block}.shard")][PAGE:]
 
     @invariant()
-    def never_over_budget(self) -> None:
-        if hasattr(self, "window") and not self.windowed:
-            assert self.placement.memory_bytes <= self.budget
+    def memory_is_what_was_planned_and_within_the_budget(self) -> None:
+        if hasattr(self, "window"):
+            assert self.taken == self.placement.memory_bytes
+            assert self.windowed or self.taken <= self.budget
 
     def teardown(self) -> None:
         if hasattr(self, "window"):
             before = threading.active_count()
             self.window.close()
+            self.counting.stop()
             assert threading.active_count() == before - self.disk.threads
 
 

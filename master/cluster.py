@@ -18,6 +18,7 @@ from tpi.interrupts import deferred
 from tpi.messages import Abort, AskSpans, AskStats, Assign, Hello, PeerAddress, Ready, Spans, Stats, Step
 from tpi.progress import Progress, silent
 from tpi.sockets import Net
+from tpi.text import NAME_CHARACTERS, plain
 from tpi.trace import PAGE_SPANS, clock
 
 CONNECT_S = 5.0
@@ -47,7 +48,7 @@ class Cluster:
             NodeRefused: if one is in use, of another version, or given twice.
         """
         net = net or Net()
-        session, name = secrets.randbits(64), f"{socket.gethostname()[:64]} (process {os.getpid()})"
+        session, name = secrets.randbits(64), f"{plain(socket.gethostname(), 64)} (process {os.getpid()})"
         cluster = cls(net, [], session, name)
         try:
             for link, address in enumerate(addresses):
@@ -226,4 +227,5 @@ class Cluster:
         counts = Counter(remote.name for remote in self.remotes)
         for remote in self.remotes:
             if counts[remote.name] > 1:
-                remote.name = f"{remote.name} ({remote.address})"
+                beside = f" ({remote.address})"
+                remote.name = remote.name[: NAME_CHARACTERS - len(beside)] + beside

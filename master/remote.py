@@ -10,6 +10,7 @@ from tpi.codec import Buffer, WrongProtocolError
 from tpi.errors import NodeError, NodeLost, NodeRefused
 from tpi.messages import Bye, Failure, Heartbeat, Hello, Join, Ready, Refuse, Spans, Stats, master_identity
 from tpi.sockets import CONTROL, WEIGHTS, Channel, Net, UnreachableError, split_address
+from tpi.text import SENTENCE_CHARACTERS, plain
 
 SILENCE_S = 2.5  # without a heartbeat (one is due every 0.25 s); longer on links that were seen to stutter
 _STUTTER = 3  # times the longest recent pause between heartbeats
@@ -110,10 +111,11 @@ class Remote:
         Raises:
             NodeLost, NodeRefused, NodeError: if the worker is gone, refuses, or failed.
         """
-        for connected in self._monitor.changes():
-            self._connection(connected)
+        changes = list(self._monitor.changes())
         while (received := self._channel.receive()) is not None:
-            self._take(received[1])
+            self._take(received[1])  # what was said before the connection ended tells why it did
+        for connected in changes:
+            self._connection(connected)
         if self.feeder:
             self.feeder.serve()
         if self.hello and self.pulse.silent(time.monotonic()):
@@ -179,18 +181,21 @@ class Remote:
         elif isinstance(message, Spans):
             self.spans = message
         elif isinstance(message, Failure):
-            raise NodeError(message.node or self.name, f"worker {self._who}: {message.message}")
+            sentence = plain(message.message, SENTENCE_CHARACTERS)
+            raise NodeError(plain(message.node) or self.name, f"worker {self._who}: {sentence}")
 
     def _meet(self, hello: Hello) -> None:
-        self.hello, self.name = hello, hello.name
+        self.hello, self.name = hello, plain(hello.name) or self.address
         weights, monitor = self._net.connect_watched(WEIGHTS, self._host, hello.weights_port, self._identity)
         self.feeder = Feeder(Channel(weights, self._net.tap, share=True), monitor, self._session)
 
     def _refused(self, refusal: Refuse) -> NodeRefused:
         if refusal.reason == "version":
-            text = f"worker {self._who} runs tpi {refusal.version}, this is {__version__}; install the same on both"
+            text = (
+                f"worker {self._who} runs tpi {plain(refusal.version)}, this is {__version__}; install the same on both"
+            )
         elif refusal.reason == "twice":
             text = f"worker {self._who} is given twice, under two addresses; give each worker once"
         else:
-            text = f"worker {self._who} is in use by {refusal.in_use_by}; wait for it, or use another worker"
+            text = f"worker {self._who} is in use by {plain(refusal.in_use_by)}; wait for it, or use another worker"
         return NodeRefused(self.name, text)

@@ -7,6 +7,7 @@ from typing import Any
 from rich.box import SIMPLE
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from master.answer import Answer
 from tpi.config import ModelConfig
@@ -108,13 +109,13 @@ def print_nodes(nodes: Sequence[NodeReport], summary: str) -> None:
     for title in ("heads", "neurons", "weights", "peak RSS", "compute", "sync", "I/O stall", "sent", "received"):
         table.add_column(title, justify="right", no_wrap=True)
     for node in nodes:
-        table.add_row(node.name, *_cells(node))
+        table.add_row(Text(node.name), *_cells(node))
     console = _console()
     console.print(table)
     for node in nodes:
         if node.steady is not None:
             verdict = _verdict(node.steady, node.planned_bytes - node.resident_bytes)
-            console.print(f"  {node.name}: {verdict}", soft_wrap=True)
+            console.print(f"  {node.name}: {verdict}", soft_wrap=True, markup=False)
 
 
 def print_choice(choice: Mapping[str, Any]) -> None:
@@ -129,7 +130,7 @@ def print_choice(choice: Mapping[str, Any]) -> None:
     for name, predicted in choice["predicted_ms"].items():
         measured = choice["measured_ms"].get(name, [0.0] * len(predicted))
         cells = zip(predicted, measured, strict=True)
-        table.add_row(name, *(f"{said:.2f} / {took:.2f}" if took else f"{said:.2f}" for said, took in cells))
+        table.add_row(Text(name), *(f"{said:.2f} / {took:.2f}" if took else f"{said:.2f}" for said, took in cells))
     console = _console()
     console.print(table)
     console.print(f"automatic choice: {taken} ({seen})", soft_wrap=True)  # as a caption it would wrap with the table

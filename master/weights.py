@@ -12,6 +12,7 @@ from tpi.messages import Assign, Missing, Need, Offer, Unavailable, Units
 from tpi.pack.reader import Block, Pack
 from tpi.progress import Progress, silent
 from tpi.sockets import Channel, Monitor, UnreachableError
+from tpi.text import SENTENCE_CHARACTERS, plain
 from worker.cache import ShardCache
 from worker.draft import Draft
 from worker.image import HeldBlock, ImagePlan, Piece, image_plans
@@ -99,7 +100,7 @@ class Feeder:
                 raise WeightsError("it is not in the worker's plan")
             data = self._source.read(need)
         except TpiError as error:
-            self._send(Unavailable(need.block, str(error)[:4096]))
+            self._send(Unavailable(need.block, plain(str(error), SENTENCE_CHARACTERS)))
             return
         self.stats.sent += len(data)
         self._send(Units(need.block, need.run, need.first, need.last, data))

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
+import zmq
 
 from allreduce.base import Endpoints
 from tpi.errors import NodeLost
@@ -19,6 +20,7 @@ from worker.image import HeldBlock
 from worker.member import Figures
 
 FAIL, HANG, BLAME, EXCHANGE, SWELL = 101.0, 102.0, 103.0, 104.0, 105.0
+NONSENSE, STUCK, QUIT = 106.0, 107.0, 108.0
 SWELL_BYTES = 64 << 20  # of memory that a step takes for a moment
 FAKE_SPANS = 3  # that its trace has room for; every step is one
 
@@ -33,6 +35,7 @@ class FakeMember:
         self.steps = 0
         self.assign = assign
         self.endpoints = endpoints
+        self.nonsense = self.stuck = False
         self.bytes = sum(block.extent.nbytes for block in held)
 
     def run(self, step: Step) -> None:
@@ -44,6 +47,10 @@ class FakeMember:
             raise NodeLost("another", "another node is lost")
         if value == SWELL:
             np.ones(SWELL_BYTES, np.uint8)
+        if value == QUIT:
+            raise SystemExit("told to quit")
+        self.nonsense |= value == NONSENSE
+        self.stuck |= value == STUCK
         if value == HANG:
             threading.Event().wait()
         while value == EXCHANGE and self.endpoints.watch is not None:
@@ -55,6 +62,8 @@ class FakeMember:
 
     def figures(self) -> Figures:
         size, planned = self.bytes, self.assign.options.memory
+        if self.nonsense:
+            return Figures(compute_s=float("nan"))
         return Figures(self.steps, self.tokens, size, resident_bytes=size, planned_bytes=planned)
 
     def steady(self) -> Steady:
@@ -62,6 +71,8 @@ class FakeMember:
 
     def close(self) -> None:
         self.steps = 0
+        if self.stuck:
+            raise zmq.ZMQError(zmq.ENOTSOCK)
 
 
 def main() -> None:

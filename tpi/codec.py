@@ -53,7 +53,10 @@ def encode(value: object) -> list[Buffer]:
         raise MessageError(f"{type(value).__name__} is not a message")
     pieces = Pieces(FRAME_BYTES)
     header = [PROTOCOL, type(value).__name__, *_schema(type(value)).to_wire(value, pieces)]
-    packed: bytes = msgpack.packb(header, use_bin_type=True)
+    try:
+        packed: bytes = msgpack.packb(header, use_bin_type=True)
+    except UnicodeEncodeError as error:
+        raise MessageError(f"a {type(value).__name__} has text that is not UTF-8: {error.reason}") from None
     if len(packed) > HEADER_BYTES:
         raise MessageError(f"a {type(value).__name__} has a header of {len(packed)} bytes; the limit is {HEADER_BYTES}")
     return [packed, *pieces.frames()]

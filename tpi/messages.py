@@ -19,6 +19,7 @@ from tpi.config import ModelConfig
 from tpi.errors import MessageError
 from tpi.kv import KvDtype
 from tpi.pack.layout import BlockKind, RunLayout, RunName
+from tpi.text import NAME_CHARACTERS, SENTENCE_CHARACTERS
 from tpi.trace import PAGE_SPANS
 
 DIGEST_BYTES = 32  # of one unit, of a block's vectors, and of a block id
@@ -30,8 +31,8 @@ Id64 = Annotated[int, Between(0, 2**64 - 1)]
 Count = Annotated[int, Between(0, 2**31 - 1)]
 Bytes = Annotated[int, Between(0, 2**62)]
 Port = Annotated[int, Between(1, 65535)]
-Name = Annotated[str, Between(0, 256)]
-Sentence = Annotated[str, Between(0, 4096)]
+Name = Annotated[str, Between(0, NAME_CHARACTERS)]
+Sentence = Annotated[str, Between(0, SENTENCE_CHARACTERS)]
 Seconds = Annotated[float, Between(0, 1e12)]
 Digest = Annotated[bytes, Between(DIGEST_BYTES, DIGEST_BYTES)]
 Hidden = Annotated[npt.NDArray[np.float32], Tensor("<f4", 2, MAX_STEP_BYTES)]

@@ -12,6 +12,7 @@ from tpi.cachelimit import CacheLimit, cache_limit_option
 from tpi.config import default_cache, parse_size
 from tpi.errors import TpiError
 from tpi.sockets import split_address
+from tpi.text import plain
 
 if TYPE_CHECKING:
     from worker.daemon import WorkerOptions
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
 @click.option("--listen", default="127.0.0.1:9990", show_default=True, help="HOST:PORT; takes the next two ports too.")
 @click.option("--memory", metavar="SIZE", help="Bytes to use above the bare process, for example 4GiB.")
 @click.option("-t", "--threads", type=click.IntRange(min=1), help="Threads that compute; all cores by default.")
-@click.option("--name", help="What others call this worker; the host's name by default.")
+@click.option("--name", help="What others call this worker, 1 to 256 characters; the host's name by default.")
 @click.option("--cache", type=click.Path(path_type=Path), help="Directory for this worker's shards.")
 @cache_limit_option
 @click.option("--attached", is_flag=True, hidden=True, help="Leave when stdin closes.")
@@ -44,7 +45,7 @@ def worker(
     options = WorkerOptions(
         host=host,
         port=port,
-        name=name or socket.gethostname()[:64],
+        name=name if name is not None else plain(socket.gethostname(), 64),
         cache=(cache or default_cache()) / "shards",
         memory=parse_size(memory) if memory else 0,
         threads=threads or 0,

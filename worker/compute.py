@@ -6,7 +6,6 @@ the plan it belongs to: when the I/O thread moves `plan` on, a job of another pl
 
 import logging
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from dataclasses import replace
 from queue import SimpleQueue
 from threading import Thread
@@ -14,6 +13,7 @@ from threading import Thread
 from allreduce.base import Endpoints
 from tpi.errors import NodeError, TpiError
 from tpi.messages import Abort, AskStats, Assign, Failure, Missing, Phase, Ready, Stats, Step
+from tpi.text import SENTENCE_CHARACTERS, plain
 from tpi.trace import OFF, Off
 from worker.cache import ShardCache
 from worker.draft import Draft
@@ -43,6 +43,7 @@ class Compute:
         self.master = b""  # its identity on the weights plane, set before its first plan
         self.phase: Phase = "idle"
         self.step = 0
+        self.broken = ""  # why the thread ended of itself, if it did
         self.dropped = 0  # control messages, counted by the I/O thread
         self._cache = cache
         self._fetcher = fetcher
@@ -55,7 +56,7 @@ class Compute:
         self._ready: Plan | None = None
         self._ticks = 0
         self._done = 0
-        self._thread = Thread(target=self._loop, name="compute", daemon=True)
+        self._thread = Thread(target=self._main, name="compute", daemon=True)
 
     @property
     def progress(self) -> int:
@@ -84,6 +85,15 @@ class Compute:
         self._thread.join(seconds)
         return not self._thread.is_alive()
 
+    def _main(self) -> None:
+        try:
+            self._loop()
+        except BaseException as error:
+            log.critical("the compute thread ended", exc_info=True)
+            reason = f"its compute thread ended ({type(error).__name__}: {error})"
+            self._post(Failure(*self._running, "", plain(reason, SENTENCE_CHARACTERS)))
+            self.broken = reason  # the I/O thread ends when it sees this
+
     def _loop(self) -> None:
         while (job := self._jobs.get()) is not None:
             self._running = (job.session, job.epoch)
@@ -97,6 +107,8 @@ class Compute:
                 self._fail("out of memory; give it less with --split, or a smaller context with -c")
             except TpiError as error:
                 self._fail(str(error))
+            except OSError as error:
+                self._fail(f"cannot use {error.filename or 'a file'}: {error.strerror or error}")
             except Exception as error:
                 log.exception("the compute thread failed")
                 self._fail(f"{type(error).__name__}: {error}")
@@ -178,16 +190,23 @@ class Compute:
     def _fail(self, message: str, node: str = "") -> None:
         plan = self._running
         self._leave()
-        self._post(Failure(*plan, node[:256], message[:4096] or "unknown failure"))
+        self._post(Failure(*plan, plain(node), plain(message, SENTENCE_CHARACTERS) or "unknown failure"))
 
     def _leave(self) -> None:
         """Give the member's memory and connections back."""
         member, self._member, self._ready = self._member, None, None
         if member is not None:
             self._ticks += member.progress
-            with suppress(TpiError, OSError):
-                member.close()
-        self._cache.release()
+            self._closed(member.close)
+        self._closed(self._cache.release)
+
+    @staticmethod
+    def _closed(close: Callable[[], None]) -> None:
+        """The thread goes on, whatever is wrong with what it leaves: the next plan gets its own."""
+        try:
+            close()
+        except Exception:
+            log.exception("what a plan had open could not be closed")
 
 
 def _title(assign: Assign) -> str:

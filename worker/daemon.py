@@ -22,22 +22,27 @@ from allreduce.base import Endpoints
 from tpi import __version__
 from tpi.cachelimit import CacheLimit
 from tpi.codec import PROTOCOL, WrongProtocolError
-from tpi.errors import UsageError
+from tpi.errors import MessageError, TpiError, UsageError
 from tpi.messages import (
     Abort,
     AskSpans,
     AskStats,
     Assign,
     Bye,
+    Failure,
     Heartbeat,
     Hello,
     Join,
     Profile,
+    Ready,
     Refuse,
+    Spans,
+    Stats,
     Step,
     master_identity,
 )
 from tpi.sockets import COLLECTIVE, CONTROL, WEIGHTS, Channel, Net, UnreachableError
+from tpi.text import NAME_CHARACTERS, SENTENCE_CHARACTERS, plain
 from worker.cache import ShardCache
 from worker.compute import IDLE, Compute
 from worker.fetch import Fetcher
@@ -46,6 +51,7 @@ from worker.profile import limited, measure
 from worker.spans import pack_spans
 
 HEARTBEAT_S = 0.25
+_MOST_MEMORY = 1 << 60  # bytes that --memory may say: more than any machine has, less than a message can hold
 _STOP_S = 5.0  # for the compute thread, which looks up ten times a second while it waits
 log = logging.getLogger(__name__)
 
@@ -62,6 +68,12 @@ class WorkerOptions:
     threads: int = 0
     cache_limit: CacheLimit | None = None  # of the cache; None: somebody else sees to that
     attached: bool = False  # leave when stdin closes, that is when the parent process is gone
+
+    def __post_init__(self) -> None:
+        if not self.name or plain(self.name) != self.name:
+            raise UsageError(f"--name takes printable text of 1 to {NAME_CHARACTERS} characters")
+        if not 0 <= self.memory <= _MOST_MEMORY:
+            raise UsageError("--memory is more than any machine has; write for example 4GiB")
 
 
 @dataclass(frozen=True)
@@ -128,6 +140,8 @@ class Daemon:
                 events = dict(poller.poll(max(0, int((next_beat - time.monotonic()) * 1000) + 1)))
                 self._receive()
                 self._drain_outbox()
+                if self._compute.broken:
+                    raise TpiError(f"worker {self.options.name} cannot go on: {self._compute.broken}; start it again")
                 if time.monotonic() >= next_beat:
                     next_beat = time.monotonic() + HEARTBEAT_S
                     self._beat()
@@ -152,15 +166,24 @@ class Daemon:
 
     def _receive(self) -> None:
         while (received := self._control.receive()) is not None:
-            peer, message = received
-            if isinstance(message, WrongProtocolError):
-                self._answer(peer, Refuse(f"{__version__} (protocol {PROTOCOL})", 0, "version", ""))
-            elif isinstance(message, Join):
-                self._join(peer, message)
-            elif self._master is not None and self._master.sent(peer, message):
-                self._obey(self._master, message)
-            else:
-                self._compute.dropped += 1
+            self._handle(*received)
+
+    def _handle(self, peer: bytes, message: object) -> None:
+        try:
+            self._dispatch(peer, message)
+        except Exception:  # no message of one peer ends the service for the others
+            log.exception("a message could not be handled")
+            self._compute.dropped += 1
+
+    def _dispatch(self, peer: bytes, message: object) -> None:
+        if isinstance(message, WrongProtocolError):
+            self._answer(peer, Refuse(f"{__version__} (protocol {PROTOCOL})", 0, "version", ""))
+        elif isinstance(message, Join):
+            self._join(peer, message)
+        elif self._master is not None and self._master.sent(peer, message):
+            self._obey(self._master, message)
+        else:
+            self._compute.dropped += 1
 
     def _join(self, peer: bytes, join: Join) -> None:
         if join.version != __version__:
@@ -178,9 +201,10 @@ class Daemon:
                 return
         options, ports = self.options, self.ports
         if self._master is None:
-            log.info("serving %s", join.name)
+            name = plain(join.name)
+            log.info("serving %s", name)
             profile = measure(options.cache, options.threads, options.memory)
-            self._master = Master(peer, join.session, join.name, profile)
+            self._master = Master(peer, join.session, name, profile)
             self._compute.master = peer
         profile = self._master.profile
         hello = Hello(__version__, join.session, options.name, ports.collective, ports.weights, profile)
@@ -224,6 +248,9 @@ class Daemon:
             self._control.send(message, peer)
         except UnreachableError:
             return False
+        except MessageError as error:
+            log.error("a message cannot be sent: %s", error)
+            return self._answer(peer, _in_place_of(message, error))
         return True
 
     def _post(self, message: object) -> None:
@@ -264,3 +291,11 @@ class Daemon:
         self._net.close()
         self._bell.close()
         self._ring.close()
+
+
+def _in_place_of(message: object, error: MessageError) -> object:
+    """What the master hears when something cannot be encoded: why, rather than nothing."""
+    reason = plain(f"its {type(message).__name__} cannot be sent: {error}", SENTENCE_CHARACTERS)
+    if isinstance(message, Ready | Stats | Spans | Failure | Heartbeat):
+        return Failure(message.session, message.epoch, "", reason)
+    return Bye(getattr(message, "session", 0))

@@ -12,6 +12,7 @@ import psutil
 
 from scheduler.free import default_budget
 from tpi.messages import NodeOptions, Profile
+from tpi.text import plain
 
 _CLEAR_REFS = Path("/proc/self/clear_refs")
 _RESET_PEAK = "5"  # proc(5): set the peak to what is resident now
@@ -21,16 +22,25 @@ def measure(cache: Path, threads: int, memory_limit: int) -> Profile:
     """The machine as it is now. `threads` 0 means all cores, `memory_limit` 0 what is free; sizes in bytes."""
     cores = usable_cores()
     return Profile(
-        host=socket.gethostname()[:64],
-        system=f"{platform.system()} {platform.machine()}",
+        host=plain(socket.gethostname(), 64),
+        system=plain(f"{platform.system()} {platform.machine()}"),
         cores=cores,
         threads=threads or cores,
         memory_total=psutil.virtual_memory().total,
         memory_free=default_budget(),
         memory_limit=memory_limit,
         process_bytes=rss(),
-        disk_free=shutil.disk_usage(cache).free,
+        disk_free=_disk_free(cache),
     )
+
+
+def _disk_free(cache: Path) -> int:
+    """Bytes free where the cache is, which is made again if it went away; 0 if it cannot be."""
+    try:
+        cache.mkdir(parents=True, exist_ok=True)
+        return shutil.disk_usage(cache).free
+    except OSError:
+        return 0
 
 
 def memory_budget(profile: Profile) -> int:

@@ -10,7 +10,7 @@
     |   +-- NodeRefused      it answered, and said no
     +-- TestbedError         the emulated network cannot be made, is not as specified, or is gone
     +-- WeightsError         a weight file is missing, short, or does not match its hash
-    +-- KernelError          kernels that cannot run here, or an array of the wrong dtype, shape, alignment or contiguity
+    +-- KernelError          kernels that cannot run here, or an array that does not fit them
 
 A message names the thing that is wrong and the way out; the CLI prints it without a traceback.
 """

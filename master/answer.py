@@ -86,7 +86,8 @@ def answer(
         if filter_.stopped:
             result.finish_reason = "stop"
             break
-    emit(filter_.flush())
+    if not filter_.stopped:
+        emit(filter_.push(stream.flush()) + filter_.flush())
     return result
 
 

@@ -1,5 +1,6 @@
 """From logits to the next token id: repeat penalty, temperature, top-k, top-p, min-p, in that order."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -11,10 +12,15 @@ from tpi.errors import UsageError
 F32 = npt.NDArray[np.float32]
 Ids = npt.NDArray[np.int64]
 
+RANDOM_SEED = -1
+
 
 @dataclass(frozen=True)
 class Sampling:
-    """How to choose a token. `temperature` 0 is greedy; `top_k` 0, `top_p` 1 and `min_p` 0 switch a filter off."""
+    """How to choose a token. `temperature` 0 is greedy; `top_k` 0, `top_p` 1 and `min_p` 0 switch a filter off.
+
+    The same `seed` draws the same tokens; None and -1 draw others every time.
+    """
 
     temperature: float = 0.8
     top_k: int = 40
@@ -25,11 +31,12 @@ class Sampling:
 
     def __post_init__(self) -> None:
         checks = {
-            "--temp": self.temperature >= 0,
+            "--temp": 0 <= self.temperature < math.inf,
             "--top-k": self.top_k >= 0,
             "--top-p": 0 < self.top_p <= 1,
             "--min-p": 0 <= self.min_p <= 1,
-            "--repeat-penalty": self.repeat_penalty > 0,
+            "--repeat-penalty": 0 < self.repeat_penalty < math.inf,
+            "--seed": self.seed is None or self.seed >= RANDOM_SEED,
         }
         for flag, valid in checks.items():
             if not valid:
@@ -41,7 +48,7 @@ class Sampler:
 
     def __init__(self, sampling: Sampling) -> None:
         self.sampling = sampling
-        self._random = np.random.default_rng(sampling.seed)
+        self._random = np.random.default_rng(None if sampling.seed == RANDOM_SEED else sampling.seed)
 
     def sample(self, logits: F32, history: Sequence[int] = ()) -> int:
         """One token id from `logits` `[vocab]`; `history` is what the repeat penalty applies to."""

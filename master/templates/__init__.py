@@ -1,0 +1,1 @@
+"""Chat templates: what a model brings to turn a conversation into a prompt, run within limits."""

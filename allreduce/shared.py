@@ -30,7 +30,9 @@ def available() -> bool:
 
 def board_bytes(size: int) -> int:
     """Bytes of the board of `size` members, which each of them counts as its own."""
-    return 64 + size * (2 * 4 * _VALUES + 64)
+    from allreduce._shared import Board
+
+    return Board.bytes(size, _VALUES)
 
 
 class BoardMemory:

@@ -9,7 +9,7 @@ from pathlib import Path
 from benchmarks.document import section, write_document
 from benchmarks.machine import Neighbours, describe
 from benchmarks.result import Result, Run
-from tpi import kernels
+from tpi.devices.host import open_host
 
 ROOT = Path(__file__).parent.parent
 RESULTS = ROOT / "benchmarks" / "results"
@@ -56,7 +56,7 @@ def main() -> None:
     options = parser.parse_args()
     if unknown := set(options.names) - BENCHMARKS.keys():
         parser.error(f"no benchmark called {', '.join(sorted(unknown))}; there are {', '.join(BENCHMARKS)}")
-    if kernels.isa() == "numpy":
+    if open_host().kernels.isa() == "numpy":
         parser.error("the native kernels are not built; run `make install`")
     for name in () if options.render else options.names or BENCHMARKS:
         neighbours = Neighbours()

@@ -8,7 +8,6 @@ it: on a shared machine the best is what the code can do, the median what it did
 
 import argparse
 import json
-import os
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
@@ -18,8 +17,9 @@ import numpy as np
 import numpy.typing as npt
 
 from tpi.config import Format
-from tpi.kernels import native
-from tpi.kernels.spec import FfnSpec
+from tpi.kernels.native import NativeKernels
+from tpi.kernels.spec import FfnSpec, NormSpec
+from tpi.machine import usable_cores
 from tpi.pack.layout import Layout, Part, RunLayout
 
 U8 = npt.NDArray[np.uint8]
@@ -30,6 +30,7 @@ PLAIN: tuple[Format, ...] = ("f32", "bf16")
 SHAPES = ((4096, 4096), (11008, 4096), (1536, 576))
 SPARSE = (4096, 11008)  # hidden, neurons
 FRACTIONS = (1.0, 0.5, 0.1, 0.01)
+native = NativeKernels()
 PRODUCTS = ((4096, 4096), (5632, 2048), (1536, 576))
 
 
@@ -119,7 +120,7 @@ def ffn_case(layout: Layout, active: int | None) -> Case:
     hidden, neurons = SPARSE
     parts = (Part("gate", "q4", "row"), Part("up", "q4", "row"), Part("down", "q4", "column"))
     run = RunLayout("neuron", layout, parts, 32, hidden, neurons // 32)
-    spec = FfnSpec(run, "silu", True, "rms", 1e-5, np.ones(hidden, np.float32), None, None, None)
+    spec = FfnSpec(run, "silu", True, NormSpec("rms", 1e-5, np.ones(hidden, np.float32)), None, None)
     random = np.random.default_rng(2)
     x = random.normal(size=(1, hidden)).astype(np.float32)
     lists = cycle(
@@ -150,7 +151,7 @@ def sparse(pool: Pool, rounds: int) -> list[Figure]:
 def main() -> None:
     """Measure and print a table, or JSON."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
+    parser.add_argument("--threads", type=int, default=usable_cores())
     parser.add_argument("--rounds", type=int, default=20)
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()

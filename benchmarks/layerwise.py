@@ -20,10 +20,11 @@ import numpy as np
 from benchmarks.tcp_star import F32, prepared, receive
 from master.session import kv_dtype
 from testbed.launch import Testbed
-from tpi import kernels
 from tpi.block import AttentionBlock, FfnBlock, attention_block, ffn_block
 from tpi.config import default_cache
-from tpi.kernels.spec import Batch
+from tpi.devices.host import open_host
+from tpi.kernels import Kernels
+from tpi.kernels.spec import Batch, NormSpec
 from tpi.kv import PagedKV, blocks_for
 from tpi.pack.locate import open_model
 from tpi.pack.reader import Block, Pack
@@ -82,7 +83,8 @@ def _expect(stage: "subprocess.Popen[str]") -> str:
 class Layers:
     """Contiguous layers of a pack, whole and in memory."""
 
-    def __init__(self, pack: Pack, layers: Range, tokens: int) -> None:
+    def __init__(self, pack: Pack, layers: Range, tokens: int, kernels: Kernels) -> None:
+        self.kernels = kernels
         config, count = pack.config, blocks_for(tokens)
         self._tables = np.arange(count, dtype=np.int32)[None]
         # the layers before these store nothing, and these are few: no need to number them anew
@@ -94,7 +96,8 @@ class Layers:
         """One token's hidden state `[1, hidden]` at `position`, after these layers."""
         batch = Batch(np.array([position], np.int32), np.zeros(1, np.int32), self._tables)
         for block, data in self._blocks:
-            x = kernels.add_residual(block.residual, x, block.partial(data, x, self._kv, batch))
+            partial = block.partial(self.kernels, data, x, self._kv, batch)
+            x = self.kernels.add_residual(block.residual, x, partial)
         return x
 
 
@@ -126,14 +129,15 @@ def _lead(task: Task, pack: Pack, layers: Layers, before: socket.socket, after: 
     """Seconds of each token, embedding and head included."""
     embedding, head = pack.embedding, pack.head
     tables = [(table.run("row"), _bytes(table)) for table in (embedding, head)]
-    norm, token = pack.final.vectors()["norm"], 1
+    norm, token = NormSpec("rms", pack.config.norm_eps, pack.final.vectors()["norm"]), 1
+    kernels = layers.kernels
     for position in range(task.tokens):
         started = time.perf_counter()
         x = layers(kernels.gather(*tables[0], np.array([token], np.int32)), position)
         if len(task.hosts) > 1:
             after.sendall(x.data.cast("B"))
             x = _hidden(pack, before)
-        token = int(kernels.logits(*tables[1], kernels.rms_norm(x, norm, pack.config.norm_eps)).argmax())
+        token = int(kernels.logits(*tables[1], kernels.norm(norm, x)).argmax())
         yield time.perf_counter() - started
 
 
@@ -141,10 +145,11 @@ def main() -> None:
     """Listen, load, say so; on a word connect to the next device; pass tokens on; the first one says the time."""
     fields = json.loads(sys.argv[1])
     task = Task(**{**fields, "hosts": tuple(fields["hosts"])})
+    kernels = open_host().kernels
     kernels.set_threads(1)
     pack, size = open_model(task.model, task.dtype, default_cache()), len(task.hosts)
     with socket.create_server((task.hosts[task.rank], PORT)) as listener:
-        layers = Layers(pack, deal(pack.config.layers, [1.0] * size)[task.rank], task.tokens)
+        layers = Layers(pack, deal(pack.config.layers, [1.0] * size)[task.rank], task.tokens, kernels)
         print("ready", flush=True)
         sys.stdin.readline()
         after = prepared(socket.create_connection((task.hosts[(task.rank + 1) % size], PORT)))

@@ -11,12 +11,12 @@ MIB = 1 << 20
 
 def describe() -> str:
     """Processor, cores, instruction set, memory and system."""
-    from tpi import kernels
+    from tpi.devices.host import open_host
 
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / (1 << 30)
     cores = len(os.sched_getaffinity(0))
     return (
-        f"{_processor()}, {cores} cores ({kernels.isa()} kernels), {memory:.0f} GiB, {platform.system()} "
+        f"{_processor()}, {cores} cores ({open_host().kernels.isa()} kernels), {memory:.0f} GiB, {platform.system()} "
         f"{platform.release().split('-')[0]}, Python {platform.python_version()}"
     )
 

@@ -10,6 +10,8 @@ from scheduler.load import Verify
 from scheduler.stats import ReadClock, WindowStats
 from scheduler.tables import RowTable, StreamedTable
 from scheduler.window import Resident
+from tpi.devices.host import HostDevice, open_host
+from tpi.kernels.spec import NormSpec
 from tpi.pack.reader import Block, Pack
 from tpi.trace import OFF, Off
 from worker.fit import Tables
@@ -19,9 +21,16 @@ class Ends:
     """What stands before the first block and after the last; a context manager that stops what streams."""
 
     def __init__(
-        self, pack: Pack, budget: Budget, trace: Off = OFF, reads: ReadClock | None = None, verify: bool = False
+        self,
+        pack: Pack,
+        budget: Budget,
+        trace: Off = OFF,
+        reads: ReadClock | None = None,
+        verify: bool = False,
+        host: HostDevice | None = None,
     ) -> None:
-        """`reads` is that of the blocks' window, which reads at the same time as a head that streams.
+        """`reads` is that of the blocks' window, which reads at the same time as a head that streams; `host`
+        computes in place of the real one.
 
         With `verify` all bytes are compared with their hashes when they are first loaded.
 
@@ -30,6 +39,7 @@ class Ends:
         """
         config, final = pack.config, pack.final.vectors()
         self._trace, self._reads, self._verify = trace, reads, verify
+        self._kernels = (host or open_host()).kernels
         self._streams: list[StreamedTable] = []
         self._streamed = WindowStats()
         with ExitStack() as self._stack:  # a head that streams ends if the rest fails
@@ -37,7 +47,8 @@ class Ends:
             embedding = head if pack.head is pack.embedding else self._embedding_table(pack.embedding, budget)
             positions = self._resident(pack.positions) if pack.positions else None
             self.embedding = Embedding(config, embedding, positions)
-            self.head = Head(config, head, final["norm"], final.get("norm.bias"), trace)
+            norm = NormSpec(config.norm, config.norm_eps, final["norm"], final.get("norm.bias"))
+            self.head = Head(config, head, norm, self._kernels, trace)
             self._stack = self._stack.pop_all()
 
     @property
@@ -59,7 +70,9 @@ class Ends:
         if table_block_bytes(block) <= budget:
             return self._resident(block)
         verify, found = self._verifier(block), _extent(block)
-        table = StreamedTable(block.run("row"), found, budget, trace=self._trace, reads=self._reads, verify=verify)
+        table = StreamedTable(
+            block.run("row"), found, budget, self._kernels, trace=self._trace, reads=self._reads, verify=verify
+        )
         self._stack.callback(table.close)
         self._streams.append(table)
         return table
@@ -67,11 +80,13 @@ class Ends:
     def _embedding_table(self, block: Block, budget: Budget) -> "ResidentTable | RowTable":
         if table_block_bytes(block) <= budget.embedding_bytes:
             return self._resident(block)
-        return RowTable(block.run("row"), _extent(block), trace=self._trace, verify=self._verifier(block))
+        return RowTable(
+            block.run("row"), _extent(block), self._kernels, trace=self._trace, verify=self._verifier(block)
+        )
 
     def _resident(self, block: Block) -> ResidentTable:
         (data,) = Resident([_extent(block)], verify=self._verifier(block)).blocks
-        return ResidentTable(block.run("row"), data, self._trace)
+        return ResidentTable(block.run("row"), data, self._kernels, self._trace)
 
     def _verifier(self, block: Block) -> Verify | None:
         return block.verifier("row") if self._verify else None

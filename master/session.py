@@ -25,9 +25,12 @@ from master.spans import Span, before, nothing
 from master.timeline import write_timeline
 from master.tokenizer import Tokenizer
 from master.weights import PackSource, own_blocks
+from scheduler.budget import LONGEST_CHUNK
 from scheduler.free import default_budget
+from tpi.devices.host import HostDevice, open_host
 from tpi.errors import PlanError, UsageError
 from tpi.kv import KvDtype, blocks_for
+from tpi.machine import usable_cores
 from tpi.messages import Assign, NodeOptions, Stats, Step
 from tpi.pack.locate import locate, open_located
 from tpi.pack.reader import Pack
@@ -39,9 +42,8 @@ from worker.build import build_node
 from worker.cache import ShardCache
 from worker.fit import fit
 from worker.member import totals
-from worker.profile import limited, memory_budget, rss, usable_cores
+from worker.profile import limited, memory_budget, rss
 
-PREFILL_TOKENS = 512  # the most tokens in one step, where memory and context allow them
 MASTER = "master"
 
 
@@ -53,9 +55,10 @@ class Session:
     engine: Engine
     marked: list[Stats] | None = None  # figures of every node when the first token of the last answer was there
 
-    def __init__(self, placement: Placement, tap: Tap | None = None) -> None:
-        """`tap` sees every frame of the control and weights planes, for tests."""
+    def __init__(self, placement: Placement, tap: Tap | None = None, host: HostDevice | None = None) -> None:
+        """`tap` sees every frame of the control and weights planes, for tests; `host` computes in place of the real."""
         self.placement = placement
+        self._host = host or open_host()
         self._tap = tap
         self._stack = ExitStack()
 
@@ -188,7 +191,7 @@ class Session:
             context=self.context,
             kv_blocks=blocks_for(self.context),
             kv_dtype=self.placement.kv_dtype or kv_dtype(self.pack),
-            prefill_tokens=PREFILL_TOKENS,
+            prefill_tokens=LONGEST_CHUNK,
             memory=self.placement.memory or 0,
             threads=self.placement.threads or 0,
             scheduler="window" if self.placement.scheduler else "resident",
@@ -230,7 +233,7 @@ class Session:
         with phase("loading weights") as progress:
             held = own_blocks(self.pack, plans[0], cache, progress)
             endpoints = Endpoints(net=cluster.net, watch=cluster.watch, links_cache=self.placement.links_cache)
-            self._own = build_node(plans[0], held, endpoints, progress, table_bytes(self.pack))
+            self._own = build_node(plans[0], held, endpoints, progress, table_bytes(self.pack), host=self._host)
         stack.callback(self._own.close)
         with phase("sending weights to the workers") as progress:
             ready = cluster.finish(progress)
@@ -247,7 +250,7 @@ class Session:
 
     def _build_engine(self, stack: ExitStack, own: Assign) -> None:
         node, verify = self._own, self.placement.verify_weights
-        ends = Ends(self.pack, node.budget, node.trace, node.shard.window.reads, verify)
+        ends = Ends(self.pack, node.budget, node.trace, node.shard.window.reads, verify, self._host)
         self._ends = stack.enter_context(ends)
         self.engine = Engine(
             embedding=ends.embedding,

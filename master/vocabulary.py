@@ -6,8 +6,9 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
-from tpi import kernels
 from tpi.config import ModelConfig
+from tpi.kernels import Kernels
+from tpi.kernels.spec import NormSpec
 from tpi.pack.layout import RunLayout
 from tpi.trace import EMBEDDING, HEAD, OFF, Off
 
@@ -31,20 +32,21 @@ class Table(Rows, Protocol):
 class ResidentTable:
     """A table whose packed bytes are all in memory."""
 
-    def __init__(self, run: RunLayout, data: npt.NDArray[np.uint8], trace: Off = OFF) -> None:
+    def __init__(self, run: RunLayout, data: npt.NDArray[np.uint8], kernels: Kernels, trace: Off = OFF) -> None:
         self._run = run
         self._data = data
+        self._kernels = kernels
         self._trace = trace
 
     def gather(self, rows: Sequence[int]) -> F32:
         """See `Table`."""
         with self._trace.span("compute", EMBEDDING):
-            return kernels.gather(self._run, self._data, np.asarray(rows, np.int32))
+            return self._kernels.gather(self._run, self._data, np.asarray(rows, np.int32))
 
     def logits(self, x: F32) -> F32:
         """See `Table`."""
         with self._trace.span("compute", HEAD):
-            return kernels.logits(self._run, self._data, x)
+            return self._kernels.logits(self._run, self._data, x)
 
 
 class Embedding:
@@ -69,29 +71,20 @@ class Embedding:
 class Head:
     """Hidden states to logits: final norm, LM head, soft cap."""
 
-    def __init__(
-        self, config: ModelConfig, table: Table, norm: F32, norm_bias: F32 | None = None, trace: Off = OFF
-    ) -> None:
+    def __init__(self, config: ModelConfig, table: Table, norm: NormSpec, kernels: Kernels, trace: Off = OFF) -> None:
         """`trace` gets the norm and the cap; the table records its product itself, since it may wait in between."""
         self._config = config
         self._table = table
         self._norm = norm
-        self._norm_bias = norm_bias
+        self._kernels = kernels
         self._trace = trace
 
     def __call__(self, x: F32) -> F32:
         """`[rows, vocab]` float32 logits of `x` `[rows, hidden]`."""
         with self._trace.span("compute", HEAD):
-            x = self._normed(x)
+            x = self._kernels.norm(self._norm, x)
         logits, cap = self._table.logits(x)[:, : self._config.vocab], self._config.logit_softcap
         if cap:
             with self._trace.span("compute", HEAD):
                 logits = np.tanh(logits / cap) * np.float32(cap)
         return logits
-
-    def _normed(self, x: F32) -> F32:
-        config = self._config
-        if config.norm == "rms":
-            return kernels.rms_norm(x, self._norm, config.norm_eps)
-        bias = np.zeros_like(self._norm) if self._norm_bias is None else self._norm_bias
-        return kernels.layer_norm(x, self._norm, bias, config.norm_eps)

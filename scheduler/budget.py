@@ -14,15 +14,14 @@ from scheduler.placement import Placement, Speeds, place, place_window
 from scheduler.ring import neighbours
 from tpi.config import ModelConfig
 from tpi.errors import PlanError
-from tpi.kernels.spec import BLOCK_TOKENS
+from tpi.kernels.constants import BLOCK_TOKENS, STREAM_TOKENS, slices
 
-LONGEST_CHUNK = 512  # tokens of a prefill step
+LONGEST_CHUNK = 512  # tokens of a prefill step, where memory and context allow them
 _AMPLE_CHUNK = 256  # tokens: longer steps compute hardly faster, and save passes over what is streamed
 _SHORT_CHUNK = 32  # tokens: a prefill step is made shorter than this only where nothing else helps
 _CHUNK_SHARE = 8  # a chunk takes at most one part in so many of what it competes for with weights, or makes streamed
 TILE = 4 << 20  # bytes of a table in memory at once, twice (one in use, one on its way)
 PROCESS = 6 << 20  # bytes that a process takes once it works: code, sockets, plans, hashes
-_STREAMED_TOKENS = 16  # a step of so many tokens or fewer reads weights once, and sums in slices (native kernels)
 
 
 @dataclass(frozen=True)
@@ -78,8 +77,7 @@ def token_bytes(config: ModelConfig, heads: int, kv_heads: int, neurons: int, pa
 
 def scratch_bytes(hidden: int, threads: int) -> int:
     """Bytes of the slices in which the threads of a short step sum, for both halves of a layer."""
-    slices = threads * (4 if threads <= 4 else 2) if threads > 1 else 1
-    return 2 * slices * _STREAMED_TOKENS * hidden * 4
+    return 2 * slices(threads) * STREAM_TOKENS * hidden * 4
 
 
 def plan(

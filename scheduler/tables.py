@@ -20,8 +20,8 @@ from scheduler.memory import PAGE, Bytes, page_buffer
 from scheduler.placement import place
 from scheduler.stats import ReadClock, WindowStats
 from scheduler.window import MemoryWindow
-from tpi import kernels
 from tpi.errors import KernelError
+from tpi.kernels import Kernels
 from tpi.pack.layout import RunLayout
 from tpi.trace import EMBEDDING, HEAD, OFF, Off
 
@@ -36,6 +36,7 @@ class RowTable:
         self,
         run: RunLayout,
         extent: Extent,
+        kernels: Kernels,
         disk: Disk | None = None,
         trace: Off = OFF,
         verify: Verify | None = None,
@@ -46,6 +47,7 @@ class RowTable:
         if `data` is not what it should be; it is then read once more.
         """
         self._run, self._extent, self._trace, self._verify = run, extent, trace, verify
+        self._kernels = kernels
         self._verified: set[int] = set()  # units
         self._disk = disk or DirectDisk()
         self._unit = replace(run, units=1)
@@ -67,7 +69,7 @@ class RowTable:
             with self._trace.span("stall", EMBEDDING):
                 data = self.unit(int(unit))
             with self._trace.span("compute", EMBEDDING):
-                found[here] = kernels.gather(self._unit, data, inside)
+                found[here] = self._kernels.gather(self._unit, data, inside)
         return found
 
     def unit(self, index: int) -> Bytes:
@@ -93,6 +95,7 @@ class StreamedTable(RowTable):
         run: RunLayout,
         extent: Extent,
         budget: int,
+        kernels: Kernels,
         disk: Disk | None = None,
         trace: Off = OFF,
         reads: ReadClock | None = None,
@@ -106,7 +109,7 @@ class StreamedTable(RowTable):
         Raises:
             PlanError: if not even one unit fits into `budget`.
         """
-        super().__init__(run, extent, disk, trace, verify)
+        super().__init__(run, extent, kernels, disk, trace, verify)
         self._starts = tile_starts(run, min(tile, max(0, budget // 2 - PAGE)))
         bounds = [*self._starts, run.units]
         sizes = [bounds[index + 1] - start for index, start in enumerate(self._starts)]
@@ -125,7 +128,7 @@ class StreamedTable(RowTable):
         result = np.empty((len(x), self._run.units * width), np.float32)
         for index, ((start, data), tile) in enumerate(zip(self.tiles(), self._tiles, strict=True)):
             with self._trace.span("compute", f"{_TILE} {index}"):
-                result[:, start * width : (start + tile.units) * width] = kernels.logits(tile, data, x)
+                result[:, start * width : (start + tile.units) * width] = self._kernels.logits(tile, data, x)
         return result
 
     def tiles(self) -> Iterator[tuple[int, Bytes]]:

@@ -1,4 +1,4 @@
-"""Random half-blocks, packed, for the tests of the kernels."""
+"""Random blocks, packed, and both implementations of the kernels, for their tests."""
 
 from dataclasses import dataclass
 
@@ -6,12 +6,15 @@ import numpy as np
 import numpy.typing as npt
 
 from tpi.config import Activation, Format, Norm
-from tpi.kernels.spec import BLOCK_TOKENS, F32, U8, AttentionSpec, Batch, FfnSpec
+from tpi.kernels.native import NativeKernels
+from tpi.kernels.reference import ReferenceKernels
+from tpi.kernels.spec import BLOCK_TOKENS, F32, U8, AttentionSpec, Batch, FfnSpec, NormSpec
 from tpi.kv import KvDtype, PagedKV
 from tpi.pack.layout import Layout, Part, RunLayout, RunName
 from tpi.pack.quantise import assemble, encode_part
 
 Random = np.random.Generator
+native, reference = NativeKernels(), ReferenceKernels()
 
 
 def normal(random: Random, *shape: int, scale: float = 1.0) -> F32:
@@ -32,6 +35,11 @@ def pack(
         part.name: encode_part(part, run, normal(random, units * width, hidden, scale=hidden**-0.5)) for part in parts
     }
     return run, assemble(run, encoded).reshape(-1)
+
+
+def norm_spec(random: Random, kind: Norm, hidden: int) -> NormSpec:
+    """A random norm; LayerNorm has a bias."""
+    return NormSpec(kind, 1e-5, normal(random, hidden), normal(random, hidden) if kind == "layer" else None)
 
 
 @dataclass(frozen=True)
@@ -81,10 +89,7 @@ def attention_case(
         kv_heads=kv_heads,
         head_dim=head_dim,
         kv_index=np.sort(random.integers(0, kv_heads, heads)).astype(np.int32),
-        norm=norm,
-        norm_eps=1e-5,
-        norm_weight=normal(random, hidden),
-        norm_bias=normal(random, hidden) if norm == "layer" else None,
+        norm=norm_spec(random, norm, hidden),
         q_bias=normal(random, heads * head_dim) if bias else None,
         k_bias=normal(random, kv_heads * head_dim) if bias else None,
         v_bias=normal(random, kv_heads * head_dim) if bias else None,
@@ -157,10 +162,7 @@ def ffn_case(
         neuron=run,
         activation=activation,
         gated=gated,
-        norm=norm,
-        norm_eps=1e-5,
-        norm_weight=normal(random, hidden),
-        norm_bias=normal(random, hidden) if norm == "layer" else None,
+        norm=norm_spec(random, norm, hidden),
         gate_bias=normal(random, units * width) if bias and gated else None,
         up_bias=normal(random, units * width) if bias else None,
     )

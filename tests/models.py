@@ -2,16 +2,15 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from tpi import kernels
 from tpi.block import AttentionBlock, FfnBlock, attention_block, ffn_block
-from tpi.kernels.spec import Batch
+from tpi.kernels import Kernels, open_kernels
+from tpi.kernels.spec import Batch, NormSpec
 from tpi.kv import PagedKV, blocks_for
 from tpi.pack.layout import RunLayout
 from tpi.pack.reader import Block, Pack
@@ -111,9 +110,9 @@ def write_tokenizer(directory: Path) -> None:
     (directory / "tokenizer_config.json").write_text(json.dumps(settings))
 
 
-def forward(pack: Pack, tokens: Sequence[int]) -> F32:
-    """Logits `[tokens, vocab]` of a pack on a single node, through the blocks and the kernels that are in use."""
-    config = pack.config
+def forward(pack: Pack, tokens: Sequence[int], kernels: Kernels | None = None) -> F32:
+    """Logits `[tokens, vocab]` of a pack on a single node, through the blocks and `kernels`, by default the native."""
+    config, kernels = pack.config, kernels or open_kernels()
     x = kernels.gather(*_table(pack.embedding), np.asarray(tokens, np.int32)) * np.float32(config.embed_scale)
     positions = np.arange(len(tokens), dtype=np.int32)
     if pack.positions:
@@ -125,10 +124,12 @@ def forward(pack: Pack, tokens: Sequence[int]) -> F32:
         for half in halves:
             block = _whole(pack, layer, half)
             data = np.concatenate([half.read_units(run.name, 0, run.units).reshape(-1) for run in half.shape.runs])
-            x = kernels.add_residual(block.residual, x, block.partial(data, np.ascontiguousarray(x), kv, batch))
+            x = kernels.add_residual(
+                block.residual, x, block.partial(kernels, data, np.ascontiguousarray(x), kv, batch)
+            )
     final = pack.final.vectors()
-    norm = kernels.rms_norm if config.norm == "rms" else partial(kernels.layer_norm, bias=final.get("norm.bias"))
-    logits = kernels.logits(*_table(pack.head), norm(x, final["norm"], eps=config.norm_eps))[:, : config.vocab]
+    norm = NormSpec(config.norm, config.norm_eps, final["norm"], final.get("norm.bias"))
+    logits = kernels.logits(*_table(pack.head), kernels.norm(norm, x))[:, : config.vocab]
     return np.tanh(logits / config.logit_softcap) * config.logit_softcap if config.logit_softcap else logits
 
 

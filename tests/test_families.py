@@ -11,10 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.models import LLAMA3, MODELS, SIZES, TinyModel, forward
-from tpi import kernels
 from tpi.errors import ModelError
 from tpi.families.huggingface import from_huggingface
-from tpi.kernels import reference
+from tpi.kernels import open_kernels
 from tpi.pack.build import open_source, pack_model
 from tpi.pack.reader import Pack
 
@@ -37,21 +36,16 @@ ROPES: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 
 
-@pytest.fixture
-def reference_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kernels, "_chosen", reference)
-
-
 @pytest.mark.parametrize("name", MODELS)
 def test_logits_equal_those_of_transformers(
-    name: str, tiny_model: Callable[[str], TinyModel], tiny_pack: Callable[[str], Pack], reference_kernels: None
+    name: str, tiny_model: Callable[[str], TinyModel], tiny_pack: Callable[[str], Pack]
 ) -> None:
     import torch
 
     with torch.no_grad():
         expected = tiny_model(name).reference(torch.tensor([TOKENS])).logits[0].numpy()
     assert np.ptp(expected) > 1
-    np.testing.assert_allclose(forward(tiny_pack(name), TOKENS), expected, atol=1e-4)
+    np.testing.assert_allclose(forward(tiny_pack(name), TOKENS, open_kernels("reference")), expected, atol=1e-4)
 
 
 @pytest.mark.parametrize("name", ROPES)

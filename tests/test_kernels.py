@@ -7,10 +7,20 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from tests.kernel_cases import AttentionCase, FfnCase, attention_case, ffn_case, layout_of, normal, pack
+from tests.kernel_cases import (
+    AttentionCase,
+    FfnCase,
+    attention_case,
+    ffn_case,
+    layout_of,
+    native,
+    norm_spec,
+    normal,
+    pack,
+    reference,
+)
 from tpi.config import Activation, Format, Norm
-from tpi.kernels import native, reference
-from tpi.kernels.spec import F32
+from tpi.kernels.spec import F32, NormSpec
 from tpi.kv import KvDtype
 from tpi.pack.layout import Layout, Part
 
@@ -211,10 +221,9 @@ def test_gather_and_dequantise(format: Format, layout: Layout) -> None:
 @pytest.mark.parametrize("hidden", [1, 7, 64, 99])
 def test_norms(hidden: int) -> None:
     random = np.random.default_rng(14)
-    x, weight, bias = normal(random, 3, hidden), normal(random, hidden), normal(random, hidden)
-    assert_close(native.rms_norm(x, weight, 1e-6), reference.rms_norm(x, weight, 1e-6), 2e-6)
-    assert_close(native.layer_norm(x, weight, bias, 1e-5), reference.layer_norm(x, weight, bias, 1e-5), 1e-5)
-    assert_close(native.layer_norm(x, weight, None, 1e-5), reference.layer_norm(x, weight, None, 1e-5), 1e-5)
+    x, without_bias = normal(random, 3, hidden), NormSpec("layer", 1e-5, normal(random, hidden))
+    for norm in (norm_spec(random, "rms", hidden), norm_spec(random, "layer", hidden), without_bias):
+        assert_close(native.norm(norm, x), reference.norm(norm, x), 2e-6 if norm.kind == "rms" else 1e-5)
 
 
 @pytest.mark.parametrize("seed", range(12))

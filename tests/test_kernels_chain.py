@@ -7,10 +7,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from tests.kernel_cases import AttentionCase, FfnCase, attention_case, ffn_case
-from tpi import kernels
+from tests.kernel_cases import AttentionCase, FfnCase, attention_case, ffn_case, native, reference
 from tpi.config import Format
 from tpi.errors import KernelError
+from tpi.kernels import Kernels
 from tpi.kernels.spec import F32, Batch, FfnSpec, Residual, Stage
 
 HIDDEN, EPS = 64, 1e-5
@@ -38,7 +38,7 @@ def stages(
     return found, case.batch
 
 
-def one_by_one(parts: Sequence[Stage], x: F32, batch: Batch) -> F32:
+def one_by_one(kernels: Kernels, parts: Sequence[Stage], x: F32, batch: Batch) -> F32:
     for part in parts:
         if isinstance(part.spec, FfnSpec):
             partial = kernels.ffn(part.spec, part.data, x)
@@ -52,39 +52,35 @@ def one_by_one(parts: Sequence[Stage], x: F32, batch: Batch) -> F32:
 
 @pytest.mark.parametrize("lengths", LENGTHS.values(), ids=LENGTHS)
 @pytest.mark.parametrize("format", ["f32", "q8", "q4"])
-@pytest.mark.parametrize("implementation", ["native", "reference"])
+@pytest.mark.parametrize("kernels", [native, reference], ids=["native", "reference"])
 def test_a_chain_has_the_bits_of_its_half_blocks(
-    implementation: str, format: Format, lengths: tuple[tuple[int, int], ...]
+    kernels: Kernels, format: Format, lengths: tuple[tuple[int, int], ...]
 ) -> None:
     random = np.random.default_rng(1)
     parts, batch = stages(random, format, lengths)
     x = random.standard_normal((len(batch.positions), HIDDEN)).astype(np.float32)
-    kernels.use(implementation)
-    try:
-        expected = one_by_one(parts, x, batch)
-        before = x.copy()
-        np.testing.assert_array_equal(kernels.open_chain(parts).run(x, batch), expected)
-        np.testing.assert_array_equal(x, before)
-    finally:
-        kernels.use("native")
+    expected = one_by_one(kernels, parts, x, batch)
+    before = x.copy()
+    np.testing.assert_array_equal(kernels.open_chain(parts).run(x, batch), expected)
+    np.testing.assert_array_equal(x, before)
 
 
 def test_arrays_that_do_not_fit_are_refused() -> None:
     random = np.random.default_rng(2)
     parts, batch = stages(random, "q4", LENGTHS["one token"])
     with pytest.raises(KernelError, match="the weights"):
-        kernels.open_chain([replace(parts[0], data=parts[0].data[1:]), *parts[1:]])
+        native.open_chain([replace(parts[0], data=parts[0].data[1:]), *parts[1:]])
     with pytest.raises(KernelError, match="the key cache"):
-        kernels.open_chain([replace(parts[0], keys=None)])
+        native.open_chain([replace(parts[0], keys=None)])
     other = ffn_case(random, format="q4", hidden=2 * HIDDEN)
     with pytest.raises(KernelError, match="hidden size"):
-        kernels.open_chain([*parts, Stage(other.spec, other.data, Residual(None, None, EPS))])
+        native.open_chain([*parts, Stage(other.spec, other.data, Residual(None, None, EPS))])
     none = ffn_case(random, format="q4", hidden=HIDDEN, units=0)
     with pytest.raises(KernelError, match="no units"):
-        kernels.open_chain([Stage(none.spec, none.data, Residual(None, None, EPS))])
+        native.open_chain([Stage(none.spec, none.data, Residual(None, None, EPS))])
     with pytest.raises(KernelError, match="norm"):
-        kernels.open_chain([replace(parts[1], residual=Residual(None, np.ones(HIDDEN - 1, np.float32), EPS))])
-    chain = kernels.open_chain(parts)
+        native.open_chain([replace(parts[1], residual=Residual(None, np.ones(HIDDEN - 1, np.float32), EPS))])
+    chain = native.open_chain(parts)
     with pytest.raises(KernelError, match="x has the shape"):
         chain.run(np.zeros((1, HIDDEN + 1), np.float32), batch)
     with pytest.raises(KernelError, match="outside the"):
@@ -104,7 +100,7 @@ def test_a_signal_ends_a_long_chain() -> None:
     case = ffn_case(np.random.default_rng(3), format="f32", hidden=512, units=64, tokens=64)
     long = [Stage(case.spec, case.data, Residual(None, None, EPS))] * 20_000  # minutes of work
     batch = Batch(np.arange(64, dtype=np.int32), np.zeros(64, np.int32), np.zeros((1, 2), np.int32))
-    chain = kernels.open_chain(long)
+    chain = native.open_chain(long)
     previous = signal.signal(signal.SIGALRM, stop)
     signal.setitimer(signal.ITIMER_REAL, 0.2)
     try:

@@ -9,11 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.kernel_cases import AttentionCase, FfnCase, attention_case, ffn_case, normal, pack
-from tpi import kernels
+from tests.kernel_cases import AttentionCase, FfnCase, attention_case, ffn_case, native, pack
 from tpi.errors import KernelError, UsageError
-from tpi.kernels import native
-from tpi.kernels.spec import Batch
+from tpi.kernels import open_kernels
+from tpi.kernels.spec import Batch, NormSpec
 from tpi.pack.layout import Part, RunLayout
 
 
@@ -152,7 +151,7 @@ def test_rows_out_of_range() -> None:
         {"q_bias": np.zeros(3, np.float32)},
         {"kv_index": np.array([0, 0, 0, 2], np.int32)},
         {"kv_index": np.array([0, 0], np.int32)},
-        {"norm_weight": np.zeros(63, np.float32)},
+        {"norm": NormSpec("rms", 1e-5, np.zeros(63, np.float32))},
         {"inv_freq": np.zeros(9, np.float32)},
         {"heads": 5, "kv_index": np.zeros(5, np.int32)},
     ],
@@ -193,7 +192,7 @@ def test_unknown_choices() -> None:
     with pytest.raises(KernelError, match="threads"):
         native.set_threads(0)
     with pytest.raises(UsageError, match="native, reference"):
-        kernels.use("fortran")
+        open_kernels("fortran")
 
 
 def test_threads_that_cannot_start_are_said_and_the_pool_goes_on() -> None:
@@ -201,8 +200,10 @@ def test_threads_that_cannot_start_are_said_and_the_pool_goes_on() -> None:
     code = """
 import resource, sys
 import numpy as np
-from tpi import kernels
 from tpi.errors import KernelError
+from tpi.kernels.native import NativeKernels
+from tpi.kernels.spec import NormSpec
+kernels = NativeKernels()
 used = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
 kernels.set_threads(2)
 resource.setrlimit(resource.RLIMIT_AS, (used + (512 << 20), resource.RLIM_INFINITY))
@@ -213,7 +214,7 @@ except KernelError as error:
     print(error)
 assert kernels.threads() == 1
 x = np.ones((40, 4096), np.float32)
-assert np.allclose(kernels.rms_norm(x, x[0], 0.0), 1)
+assert np.allclose(kernels.norm(NormSpec("rms", 0.0, x[0]), x), 1)
 kernels.read(np.zeros(1 << 20, np.uint8))
 kernels.set_threads(2)
 kernels.read(np.zeros(1 << 20, np.uint8))
@@ -222,14 +223,3 @@ kernels.read(np.zeros(1 << 20, np.uint8))
     assert done.returncode == 0, done.stderr
     assert "does not start 1000 threads" in done.stdout
     assert "--threads" in done.stdout
-
-
-def test_the_facade_takes_either_implementation() -> None:
-    x = normal(np.random.default_rng(6), 2, 8)
-    try:
-        kernels.use("reference")
-        assert kernels.isa() == "numpy"
-        expected = kernels.rms_norm(x, x[0], 1e-5)
-    finally:
-        kernels.use("native")
-    np.testing.assert_allclose(kernels.rms_norm(x, x[0], 1e-5), expected, rtol=1e-5)

@@ -21,9 +21,8 @@ from tests.gguf_models import (
 from tests.models import SIZES, TEMPLATE, TEXT, TinyModel, forward, make_model
 from tests.test_families import TOKENS
 from tests.test_pack import part, runs
-from tpi import kernels
 from tpi.errors import ModelError
-from tpi.kernels import reference
+from tpi.kernels import open_kernels
 from tpi.pack.build import open_source, pack_model
 from tpi.pack.reader import Pack
 
@@ -95,12 +94,9 @@ def test_formats_are_those_of_each_tensor(tiny_model: Models, tmp_path: Path) ->
     ("name", "family"),
     [("llama", "llama"), ("qwen2", "qwen2"), ("qwen3", "qwen3"), ("phi3", "phi3"), ("gemma2", "gemma2")],
 )
-def test_logits_equal_those_of_transformers(
-    name: str, family: str, tiny_model: Models, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_logits_equal_those_of_transformers(name: str, family: str, tiny_model: Models, tmp_path: Path) -> None:
     import torch
 
-    monkeypatch.setattr(kernels, "_chosen", reference)
     model = tiny_model(name)
     write_gguf(tmp_path / "m.gguf", model, family)
     pack = pack_of(tmp_path / "m.gguf")
@@ -108,7 +104,7 @@ def test_logits_equal_those_of_transformers(
     pack.manifest.config.__dict__.update(_not_in_gguf(name, config))
     with torch.no_grad():
         logits = model.reference(torch.tensor([TOKENS])).logits[0].numpy()
-    np.testing.assert_allclose(forward(pack, TOKENS), logits, atol=1e-4)
+    np.testing.assert_allclose(forward(pack, TOKENS, open_kernels("reference")), logits, atol=1e-4)
 
 
 def _not_in_gguf(name: str, config: object) -> dict[str, object]:

@@ -10,7 +10,7 @@ from master.planner import plan
 from master.session import units_of
 from scheduler.memory import page_buffer
 from scheduler.tune import DiskSpeed
-from tpi import kernels
+from tpi.kernels import open_kernels
 from tpi.messages import NodeOptions, PeerAddress
 from tpi.pack.reader import Pack
 from worker.speeds import head_bytes, memory_speed, speeds_of
@@ -29,7 +29,7 @@ def test_the_turn_between_tokens_is_the_head_and_the_reads_in_flight(
     )[0]  # fmt: skip
     assert head_bytes(one) == pytest.approx(pack.config.vocab * pack.config.hidden * bytes_per_weight)
     disk = DiskSpeed(chunk=4 * MIB, threads=4, bytes_per_second=1e9)
-    found = speeds_of(one, disk, 4 * MIB, 8 * MIB)
+    found = speeds_of(one, disk, 4 * MIB, 8 * MIB, open_kernels())
     assert found.compute > 0
     assert found.disk < disk.bytes_per_second
     assert found.turn == pytest.approx(head_bytes(one) / found.compute + 4 * MIB / 1e9)
@@ -39,10 +39,7 @@ def test_the_turn_between_tokens_is_the_head_and_the_reads_in_flight(
 
 @pytest.mark.parametrize("implementation", ["native", "reference"])
 def test_memory_is_read_by_either_implementation(implementation: str) -> None:
-    try:
-        kernels.use(implementation)
-        assert 1e6 < memory_speed(MIB) < 1e13
-        kernels.read(np.empty(0, np.uint8))
-        kernels.read(page_buffer(10))
-    finally:
-        kernels.use("native")
+    kernels = open_kernels(implementation)
+    assert 1e6 < memory_speed(MIB, kernels) < 1e13
+    kernels.read(np.empty(0, np.uint8))
+    kernels.read(page_buffer(10))

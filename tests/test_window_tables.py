@@ -10,12 +10,13 @@ from scheduler.disk import DirectDisk
 from scheduler.extent import Extent
 from scheduler.memory import PAGE, Bytes
 from scheduler.tables import RowTable, StreamedTable, tile_starts
-from tpi import kernels
 from tpi.config import Format
 from tpi.errors import KernelError, PlanError, WeightsError
+from tpi.kernels import open_kernels
 from tpi.pack.layout import Layout, Part, RunLayout
 from tpi.pack.quantise import assemble, encode_part
 
+KERNELS = open_kernels()
 HIDDEN, UNITS, WIDTH = 64, 40, 32
 ROWS = [0, 1279, 31, 32, 33, 640, 640, 5]
 
@@ -33,11 +34,11 @@ def test_rows_and_logits_are_those_of_the_table_in_memory(tmp_path: Path, format
     layout: Layout = "record" if format in ("f32", "bf16") else "tiled"
     run, extent, data = make_table(tmp_path / "head.block", format, layout)
     x = np.random.default_rng(2).standard_normal((3, HIDDEN)).astype(np.float32)
-    rows = kernels.gather(run, data, np.asarray(ROWS, np.int32))
-    assert np.array_equal(RowTable(run, extent).gather(ROWS), rows)
-    whole = kernels.logits(run, data, x)
+    rows = KERNELS.gather(run, data, np.asarray(ROWS, np.int32))
+    assert np.array_equal(RowTable(run, extent, KERNELS).gather(ROWS), rows)
+    whole = KERNELS.logits(run, data, x)
     for budget in (2 * (run.unit_bytes + 3 * PAGE), extent.slot_bytes // 2, 2 * extent.slot_bytes):
-        table = StreamedTable(run, extent, budget, DirectDisk(2 * PAGE, 2), tile=4 * PAGE)
+        table = StreamedTable(run, extent, budget, KERNELS, DirectDisk(2 * PAGE, 2), tile=4 * PAGE)
         assert table.memory_bytes <= budget
         for _ in range(3):
             np.testing.assert_allclose(table.logits(x), whole, rtol=1e-5, atol=1e-5)
@@ -47,7 +48,7 @@ def test_rows_and_logits_are_those_of_the_table_in_memory(tmp_path: Path, format
 
 def test_tiles_cover_the_table_in_order(tmp_path: Path) -> None:
     run, extent, data = make_table(tmp_path / "head.block", "q8", "tiled")
-    table = StreamedTable(run, extent, extent.slot_bytes // 3, tile=3 * PAGE)
+    table = StreamedTable(run, extent, extent.slot_bytes // 3, KERNELS, tile=3 * PAGE)
     for _ in range(2):
         assert b"".join(tile.tobytes() for _, tile in table.tiles()) == data.tobytes()
         assert [start for start, _ in table.tiles()] == tile_starts(run, 3 * PAGE)
@@ -57,12 +58,12 @@ def test_tiles_cover_the_table_in_order(tmp_path: Path) -> None:
 
 def test_what_is_wrong_is_named(tmp_path: Path) -> None:
     run, extent, _ = make_table(tmp_path / "head.block", "f32", "record")
-    table = RowTable(run, extent)
+    table = RowTable(run, extent, KERNELS)
     for row in (-1, UNITS * WIDTH):
         with pytest.raises(KernelError, match=r"outside 0\.\.1279"):
             table.gather([row])
     with pytest.raises(PlanError):
-        StreamedTable(run, extent, 100)
+        StreamedTable(run, extent, 100, KERNELS)
     extent.path.unlink()
     with pytest.raises(WeightsError, match=r"head\.block"):
         table.gather([0])
@@ -80,7 +81,8 @@ def test_what_is_read_first_is_verified_and_read_again_if_it_is_wrong(tmp_path: 
         if first.count(unit) == 1 and unit:
             raise WeightsError("head.block does not match its hash")
 
-    table = StreamedTable(run, extent, extent.slot_bytes // 2, DirectDisk(2 * PAGE, 1), tile=4 * PAGE, verify=verify)
+    half, disk = extent.slot_bytes // 2, DirectDisk(2 * PAGE, 1)
+    table = StreamedTable(run, extent, half, KERNELS, disk, tile=4 * PAGE, verify=verify)
     for _ in range(2):
         assert b"".join(tile.tobytes() for _, tile in table.tiles()) == data.tobytes()
     starts = tile_starts(run, 4 * PAGE)

@@ -11,9 +11,9 @@ from typing import ClassVar
 import numpy as np
 import numpy.typing as npt
 
-from tpi import kernels
 from tpi.config import ModelConfig
-from tpi.kernels.spec import AttentionSpec, Batch, FfnSpec, Residual, Stage
+from tpi.kernels import Kernels
+from tpi.kernels.spec import AttentionSpec, Batch, FfnSpec, NormSpec, Residual, Stage
 from tpi.kv import PagedKV
 from tpi.pack.layout import RunLayout
 from tpi.partition import FFN_UNIT, Range, Shard
@@ -37,7 +37,7 @@ class AttentionBlock:
         """What a trace calls it."""
         return f"attention {self.layer}"
 
-    def partial(self, data: Bytes, x: F32, kv: PagedKV, batch: Batch) -> F32:
+    def partial(self, kernels: Kernels, data: Bytes, x: F32, kv: PagedKV, batch: Batch) -> F32:
         """Attention output of the local heads, `[tokens, hidden]`; appends this step's keys and values to `kv`."""
         if self.spec.heads == 0:
             return np.zeros_like(x)
@@ -62,7 +62,7 @@ class FfnBlock:
         """What a trace calls it."""
         return f"ffn {self.layer}"
 
-    def partial(self, data: Bytes, x: F32, kv: PagedKV, batch: Batch) -> F32:
+    def partial(self, kernels: Kernels, data: Bytes, x: F32, kv: PagedKV, batch: Batch) -> F32:
         """Feed-forward output of the local neurons, `[tokens, hidden]`."""
         if self.spec.neuron.units == 0:
             return np.zeros_like(x)
@@ -90,10 +90,7 @@ def attention_block(
         kv_heads=len(kv_heads),
         head_dim=config.head_dim,
         kv_index=np.arange(heads.first, heads.last, dtype=np.int32) // group - kv_heads.first,
-        norm=config.norm,
-        norm_eps=config.norm_eps,
-        norm_weight=vectors["norm"],
-        norm_bias=vectors.get("norm.bias"),
+        norm=_norm(config, vectors),
         q_bias=_cut(vectors.get("q.bias"), heads, config.head_dim),
         k_bias=_cut(vectors.get("k.bias"), kv_heads, config.head_dim),
         v_bias=_cut(vectors.get("v.bias"), kv_heads, config.head_dim),
@@ -114,14 +111,15 @@ def ffn_block(config: ModelConfig, layer: int, neuron: RunLayout, vectors: Vecto
         neuron=replace(neuron, units=len(shard.ffn)),
         activation=config.activation,
         gated=config.gated,
-        norm=config.norm,
-        norm_eps=config.norm_eps,
-        norm_weight=vectors["norm"],
-        norm_bias=vectors.get("norm.bias"),
+        norm=_norm(config, vectors),
         gate_bias=_cut(_padded(vectors.get("gate.bias"), neuron.units), shard.ffn, FFN_UNIT),
         up_bias=_cut(_padded(vectors.get("up.bias"), neuron.units), shard.ffn, FFN_UNIT),
     )
     return FfnBlock(layer, spec, _residual(config, vectors, "down.bias"))
+
+
+def _norm(config: ModelConfig, vectors: Vectors) -> NormSpec:
+    return NormSpec(config.norm, config.norm_eps, vectors["norm"], vectors.get("norm.bias"))
 
 
 def _residual(config: ModelConfig, vectors: Vectors, bias: str) -> Residual:

@@ -1,6 +1,5 @@
 """The one `tpi` command: names its subcommands as strings and loads them when called."""
 
-import os
 import sys
 from importlib import import_module
 
@@ -48,18 +47,9 @@ def version() -> None:
     click.echo(__version__)
 
 
-def _choose_kernels(name: str | None, isa: str | None) -> None:
-    """`TPI_KERNELS=reference` runs without the native module, slowly; `TPI_ISA=scalar` forces an instruction set."""
-    if name or isa:
-        from tpi import kernels
-
-        kernels.use(name or "native", isa)
-
-
 def main() -> None:
     """Entry point: a `TpiError` becomes one sentence and its exit code, never a traceback."""
     try:
-        _choose_kernels(os.environ.get("TPI_KERNELS"), os.environ.get("TPI_ISA"))
         code = tpi(standalone_mode=False)
     except click.exceptions.Exit as leave:
         code = leave.exit_code

@@ -3,6 +3,7 @@
 import logging
 import socket
 import sys
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -37,6 +38,7 @@ def worker(
     attached: bool,
 ) -> None:
     """Lend this machine to a master. Listens on this machine only, unless --listen says otherwise."""
+    from tpi.devices.host import open_host
     from worker.build import build_node
     from worker.daemon import WorkerOptions
 
@@ -52,7 +54,7 @@ def worker(
         cache_limit=cache_limit,
         attached=attached,
     )
-    serve(options, build_node)
+    serve(options, partial(build_node, host=open_host()))
 
 
 def serve(options: "WorkerOptions", build: "Build") -> None:

@@ -9,12 +9,12 @@ from scheduler.budget import PROCESS, Budget, Need, plan, scratch_bytes, token_b
 from scheduler.free import default_budget
 from scheduler.placement import Speeds
 from tpi.kv import block_bytes
+from tpi.machine import usable_cores
 from tpi.messages import Assign
 from tpi.pack.layout import RunLayout
 from tpi.partition import FFN_UNIT
 from tpi.trace import TRACE_BYTES
 from worker.assigned import layouts, local_shard, used_blocks
-from worker.profile import usable_cores
 from worker.tiles import ffn_tiles, tile_bytes
 
 _EVERYTHING = 1 << 60  # bytes: with the scheduler off, memory is no limit

@@ -1,6 +1,5 @@
 """What this machine says of itself: cores, memory, disk, and what this process takes of them."""
 
-import os
 import platform
 import shutil
 import socket
@@ -11,6 +10,7 @@ from pathlib import Path
 import psutil
 
 from scheduler.free import default_budget
+from tpi.machine import usable_cores
 from tpi.messages import NodeOptions, Profile
 from tpi.text import plain
 
@@ -56,13 +56,6 @@ def limited(asked: NodeOptions, profile: Profile) -> NodeOptions:
     memory = max(1, memory_budget(profile))
     threads = profile.threads
     return replace(asked, memory=min(asked.memory or memory, memory), threads=min(asked.threads or threads, threads))
-
-
-def usable_cores() -> int:
-    """Cores that this process may run on."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
 
 
 def rss() -> int:

@@ -15,15 +15,15 @@ import numpy.typing as npt
 from allreduce.base import Group
 from allreduce.flight import IN_FLIGHT
 from scheduler.window import Resident, Window, WindowStats
-from tpi import kernels
 from tpi.block import Block
+from tpi.kernels import Chain, Kernels
+from tpi.kernels.constants import STREAM_TOKENS
 from tpi.kernels.spec import Batch
 from tpi.kv import PagedKV, blocks_for
 from tpi.trace import OFF, Off
 
 F32 = npt.NDArray[np.float32]
 Bytes = npt.NDArray[np.uint8]
-_SHORT = 16  # tokens of a step that streams weights rather than multiplies matrices
 _LANE = 32  # tokens of a lane at least: shorter products of matrices take longer per token
 
 
@@ -60,17 +60,20 @@ class _Lane:
 class Shard:
     """This node's units of every block, with the window they stream through and the group they are summed in."""
 
-    def __init__(self, blocks: Sequence[Block], window: Window, group: Group, kv: PagedKV, trace: Off = OFF) -> None:
+    def __init__(
+        self, blocks: Sequence[Block], window: Window, group: Group, kv: PagedKV, kernels: Kernels, trace: Off = OFF
+    ) -> None:
         self.blocks = blocks
         self.window = window
         self.group = group
         self.kv = kv
+        self.kernels = kernels
         self.trace = trace
         self.clock = StepClock()
         self.streamed = WindowStats()
         self.progress = 0  # blocks computed since the start; heartbeats report it
         self.heard: Callable[[], object] = _nothing  # called after each block, or after all of a short step
-        self._chain: kernels.Chain | None = None  # of all blocks, opened when first used
+        self._chain: Chain | None = None  # of all blocks, opened when first used
 
     @property
     def tiles(self) -> list[int]:
@@ -100,11 +103,11 @@ class Shard:
     def rehearse(self, index: int, tokens: int) -> None:
         """Compute a block for the first `tokens` tokens of no sequence: KV blocks from 0 on are overwritten."""
         block = self.blocks[index]
-        x = np.zeros((tokens, block.spec.norm_weight.size), np.float32)
+        x = np.zeros((tokens, block.spec.hidden), np.float32)
         table = np.arange(blocks_for(tokens), dtype=np.int32)[None]
         batch = Batch(np.arange(tokens, dtype=np.int32), np.zeros(tokens, np.int32), table)
         with self.window.hold(index) as data:
-            block.partial(data, x, self.kv, batch)
+            block.partial(self.kernels, data, x, self.kv, batch)
         self.progress += 1
 
     def _loop(self, x: F32, batch: Batch, step: int) -> F32 | None:
@@ -132,13 +135,13 @@ class Shard:
         tokens = len(x)
         if tokens < IN_FLIGHT * _LANE or not self.group.overlaps:
             return [_Lane(x, batch)]
-        middle = -(-tokens // (2 * _SHORT)) * _SHORT
+        middle = -(-tokens // (2 * STREAM_TOKENS)) * STREAM_TOKENS
         return [_Lane(x[part], batch.cut(part)) for part in (slice(0, middle), slice(middle, tokens))]
 
     def _compute(self, block: Block, data: Bytes, lane: _Lane) -> None:
         """The partial result of a block, or of one tile of it, which adds to that of the tiles before."""
         with self.trace.span("compute", block.name):
-            part = block.partial(data, lane.x, self.kv, lane.batch)
+            part = block.partial(self.kernels, data, lane.x, self.kv, lane.batch)
         lane.partial = part if lane.partial is None else np.add(lane.partial, part, out=lane.partial)
 
     def _start_sum(self, block: Block, lane: _Lane) -> None:
@@ -160,7 +163,7 @@ class Shard:
             total = self.group.finish()
         self.clock.sync += perf_counter() - syncing
         if total is not None:
-            lane.x = kernels.add_residual(lane.awaits.residual, lane.x, total)
+            lane.x = self.kernels.add_residual(lane.awaits.residual, lane.x, total)
         lane.partial = lane.awaits = None
         self.heard()
         return total is not None
@@ -170,14 +173,14 @@ class Shard:
 
         A prompt takes long enough for people to follow, and for Python to cost nothing.
         """
-        short = len(x) <= _SHORT and self.trace is OFF
+        short = len(x) <= STREAM_TOKENS and self.trace is OFF
         return short and self.group.trivial and isinstance(self.window, Resident)
 
     def _run_chain(self, x: F32, batch: Batch) -> F32:
         if self._chain is None:
             assert isinstance(self.window, Resident)
             pairs = zip(self.blocks, self.window.blocks, strict=True)
-            self._chain = kernels.open_chain([block.stage(data, self.kv) for block, data in pairs])
+            self._chain = self.kernels.open_chain([block.stage(data, self.kv) for block, data in pairs])
         out = self._chain.run(x, batch)
         self.progress += len(self.blocks)
         self.heard()

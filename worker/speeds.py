@@ -5,7 +5,7 @@ import time
 from scheduler.memory import Bytes, page_buffer
 from scheduler.placement import Speeds
 from scheduler.tune import DiskSpeed
-from tpi import kernels
+from tpi.kernels import Kernels
 from tpi.messages import Assign
 from worker.assigned import layouts
 
@@ -15,25 +15,25 @@ _OF_MEMORY = 0.85  # of the memory's speed is what kernels reach on few tokens
 _OF_DISK = 0.9  # of the disk's speed is left while all cores compute
 
 
-def speeds_of(assign: Assign, disk: DiskSpeed, block: int, budget: int) -> Speeds:
+def speeds_of(assign: Assign, disk: DiskSpeed, block: int, budget: int, kernels: Kernels) -> Speeds:
     """The speeds of this node; takes at most half of `budget` bytes for some 20 ms to measure them.
 
     Between two tokens the master computes the head and reads a row of the embedding, behind all reads in flight. At
     both ends of a load (the smallest takes `block` bytes) fewer reads are in flight than the disk likes: half of one is
     lost.
     """
-    compute = _OF_MEMORY * memory_speed(min(_SAMPLE, budget // 2))
+    compute = _OF_MEMORY * memory_speed(min(_SAMPLE, budget // 2), kernels)
     opened = disk.open(block)
     reading = opened.chunk / disk.bytes_per_second  # seconds of a read at full speed
     turn = head_bytes(assign) / compute + opened.threads * reading
     return Speeds(disk=_OF_DISK * disk.bytes_per_second, compute=compute, turn=turn, start=reading / 2)
 
 
-def memory_speed(size: int) -> float:
+def memory_speed(size: int, kernels: Kernels) -> float:
     """Bytes per second at which the kernels' threads read `size` bytes of memory, and do nothing else."""
     data = page_buffer(size)
     data.fill(1)
-    fastest = min(_seconds(data) for _ in range(_ROUNDS))
+    fastest = min(_seconds(data, kernels) for _ in range(_ROUNDS))
     return data.size / fastest
 
 
@@ -44,7 +44,7 @@ def head_bytes(assign: Assign) -> float:
     return assign.config.vocab * assign.config.hidden * neuron.unit_bytes / weights
 
 
-def _seconds(data: Bytes) -> float:
+def _seconds(data: Bytes, kernels: Kernels) -> float:
     begun = time.perf_counter()
     kernels.read(data)
     return time.perf_counter() - begun

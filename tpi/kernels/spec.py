@@ -10,15 +10,33 @@ import numpy as np
 import numpy.typing as npt
 
 from tpi.config import Activation, Norm
+from tpi.kernels.constants import BLOCK_TOKENS, KV_GROUP, STREAM_TOKENS
 from tpi.pack.layout import RunLayout
+
+__all__ = [
+    "BLOCK_TOKENS", "F32", "I32", "KV_GROUP", "STREAM_TOKENS", "U8", "AttentionSpec", "Batch", "FfnSpec", "KvArray",
+    "NormSpec", "Residual", "Stage",
+]  # fmt: skip
 
 F32 = npt.NDArray[np.float32]
 I32 = npt.NDArray[np.int32]
 U8 = npt.NDArray[np.uint8]
 KvArray = npt.NDArray[np.generic]
 
-BLOCK_TOKENS = 32  # tokens per KV block; tpi.kv allocates by it
-KV_GROUP = 32  # values of a q8 key or value vector that share one f16 scale
+
+@dataclass(frozen=True, eq=False)
+class NormSpec:
+    """The norm of a block's input: one for all of its segments, and for whatever chooses among them.
+
+    Attributes:
+        kind: `rms`: `x / sqrt(mean(x^2) + eps) * weight`; `layer`: `(x - mean) / sqrt(variance + eps) * weight + bias`.
+        weight, bias: `[hidden]`; the bias belongs to LayerNorm.
+    """
+
+    kind: Norm
+    eps: float
+    weight: F32
+    bias: F32 | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -30,7 +48,7 @@ class AttentionSpec:
         kv: layout of the KV run, parts `k` and `v` (rows).
         heads, kv_heads, head_dim: local heads; `units * width` of a run may exceed `heads * head_dim` by padding.
         kv_index: `[heads]` int32, the local KV head that each local query head attends to.
-        norm_weight, norm_bias: `[hidden]`, applied to the input; the bias belongs to LayerNorm.
+        norm: of the input; its eps is also that of `q_norm` and `k_norm`.
         q_bias: `[heads * head_dim]` or None; k_bias, v_bias: `[kv_heads * head_dim]` or None.
         q_norm, k_norm: `[head_dim]` or None; RMS norm of each head before RoPE (Qwen 3).
         inv_freq: `[rotary/2]`, rotary frequencies, halves rotated against each other; empty for no RoPE.
@@ -45,10 +63,7 @@ class AttentionSpec:
     kv_heads: int
     head_dim: int
     kv_index: I32
-    norm: Norm
-    norm_eps: float
-    norm_weight: F32
-    norm_bias: F32 | None
+    norm: NormSpec
     q_bias: F32 | None
     k_bias: F32 | None
     v_bias: F32 | None
@@ -60,6 +75,11 @@ class AttentionSpec:
     softcap: float
     window: int
 
+    @property
+    def hidden(self) -> int:
+        """Values of a token's hidden state."""
+        return self.query.hidden
+
 
 @dataclass(frozen=True, eq=False)
 class FfnSpec:
@@ -68,19 +88,21 @@ class FfnSpec:
     Attributes:
         neuron: layout of the neuron run, parts `gate` (rows, if gated), `up` (rows), `down` (columns).
         gated: down(act(gate) * up) rather than down(act(up)).
-        norm_weight, norm_bias: `[hidden]`, applied to the input.
+        norm: of the input.
         gate_bias, up_bias: `[units * width]` or None.
     """
 
     neuron: RunLayout
     activation: Activation
     gated: bool
-    norm: Norm
-    norm_eps: float
-    norm_weight: F32
-    norm_bias: F32 | None
+    norm: NormSpec
     gate_bias: F32 | None
     up_bias: F32 | None
+
+    @property
+    def hidden(self) -> int:
+        """Values of a token's hidden state."""
+        return self.neuron.hidden
 
 
 @dataclass(frozen=True, eq=False)

@@ -19,6 +19,15 @@ NB_MODULE(_native, m) {
         }
     });
 
+    // what Python must agree on: tpi/kernels/constants.py
+    m.attr("BLOCK_TOKENS") = kBlockTokens;
+    m.attr("GROUP") = kGroup;
+    m.attr("KV_GROUP") = kGroup;
+    m.attr("STREAM_TOKENS") = kStreamTokens;
+    m.attr("THREADS_MOST") = kMostThreads;
+    m.attr("TILE_OUTPUTS") = kTileOutputs;
+    m.def("slices", &slices_of, nb::arg("threads"));
+
     m.def("isa", [] { return std::string(kernels().name); });
     m.def("available_isas", [] {
         std::vector<std::string> names;
@@ -27,7 +36,8 @@ NB_MODULE(_native, m) {
     });
     m.def("use_isa", &use_kernels);
     m.def("set_threads", [](size_t count) {
-        if (count < 1 || count > 1024) throw KernelError("the number of threads must be 1 to 1024");
+        if (count < 1 || count > kMostThreads)
+            throw KernelError("the number of threads must be 1 to " + std::to_string(kMostThreads));
         nb::gil_scoped_release unlocked;
         try {
             Pool::instance().resize(count);

@@ -134,8 +134,7 @@ struct Slices {
 };
 
 inline Slices take_slices(Arena& arena, size_t threads, size_t items, size_t tokens, size_t hidden) {
-    size_t count = threads * (threads <= 4 ? 4 : 2);
-    if (threads == 1) count = 1;
+    size_t count = slices_of(threads);
     if (count > items) count = items ? items : 1;
     size_t stride = round_up(hidden, kGroup);
     return {count, tokens, stride, arena.take<float>(count * tokens * stride)};

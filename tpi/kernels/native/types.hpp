@@ -7,10 +7,14 @@
 
 namespace tpi {
 
-constexpr size_t kGroup = 32;        // values that share a scale
+constexpr size_t kGroup = 32;        // values that share a scale, of weights, activations, keys and values
 constexpr size_t kTileOutputs = 8;   // outputs of a tile
 constexpr size_t kBlockTokens = 32;  // tokens of a KV block
 constexpr size_t kStreamTokens = 16; // up to here a step streams weights once; beyond, it is a matrix product
+constexpr size_t kMostThreads = 1024;
+
+// Slices in which so many threads sum a short step's columns.
+constexpr size_t slices_of(size_t threads) { return threads == 1 ? 1 : threads * (threads <= 4 ? 4 : 2); }
 
 enum class Format : uint8_t { f32, bf16, q8, q4, q4s };
 enum class Activation : uint8_t { silu, gelu, gelu_tanh, relu };

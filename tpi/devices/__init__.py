@@ -1,0 +1,1 @@
+"""What computes inside a node: today the CPU."""

@@ -1,0 +1,15 @@
+"""Numbers that the C++ kernels and Python must agree on. They stand in `native/types.hpp`; here they are only named.
+
+Raises KernelError when imported where the native module is missing, or was built from other sources.
+"""
+
+from tpi.errors import KernelError
+
+try:
+    from tpi.kernels._native import BLOCK_TOKENS, KV_GROUP, STREAM_TOKENS, THREADS_MOST, slices
+except ImportError as error:
+    raise KernelError(
+        f"the native kernels cannot be loaded ({error}); install a C++ compiler and run `pip install .` again"
+    ) from error
+
+__all__ = ["BLOCK_TOKENS", "KV_GROUP", "STREAM_TOKENS", "THREADS_MOST", "slices"]

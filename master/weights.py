@@ -17,6 +17,8 @@ from worker.cache import ShardCache
 from worker.draft import Draft
 from worker.image import HeldBlock, ImagePlan, Piece, image_plans
 
+_WRONG = "a unit does not match its hash"
+
 
 class Source(Protocol):
     """Where units come from."""
@@ -130,10 +132,10 @@ def own_blocks(pack: Pack, assign: Assign, cache: ShardCache, progress: Progress
     return [found[plan.id] for plan in plans]
 
 
-def _filled(draft: Draft, source: Source, cache: ShardCache) -> HeldBlock:
+def _filled(draft: Draft, source: PackSource, cache: ShardCache) -> HeldBlock:
     for need in list(draft.needs()):
         if draft.accept(Units(need.block, need.run, need.first, need.last, source.read(need))):
-            raise _damaged(draft.plan)
+            raise source.blocks[need.block].damaged(_WRONG)
     return cache.finish(draft)
 
 
@@ -143,16 +145,12 @@ def _in_place(plan: ImagePlan, block: Block, cache: ShardCache) -> HeldBlock | N
     if not extents or any(a.offset + a.nbytes != b.offset for a, b in pairwise(extents)):
         return None
     if not cache.sound(block.path, _pieces_in_pack(plan, block), plan.token):
-        raise _damaged(plan)
+        raise block.damaged(_WRONG)
     extent = Extent(block.path, extents[0].offset, sum(extent.nbytes for extent in extents))
-    return HeldBlock(plan.block.id, extent, block.vectors(), remedy="delete the pack and make it again")
+    return HeldBlock(plan.block.id, extent, block.vectors(), remedy="start again to have it made anew")
 
 
 def _pieces_in_pack(plan: ImagePlan, block: Block) -> Sequence[Piece]:
     units = [piece for piece in plan.pieces if piece.run != "vectors"]
     offsets = [block.extent(piece.run, piece.unit, piece.unit + 1).offset for piece in units]
     return [replace(piece, offset=offset) for piece, offset in zip(units, offsets, strict=True)]
-
-
-def _damaged(plan: ImagePlan) -> WeightsError:
-    return WeightsError(f"block {plan.id[:12]} of the pack is damaged; delete the pack and make it again")

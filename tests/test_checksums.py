@@ -75,7 +75,7 @@ def flip(path: Path, offset: int) -> None:
 def test_a_block_that_stays_fails_the_load(tiny_pack: Callable[..., Pack], tmp_path: Path) -> None:
     pack = tiny_pack("llama")
     block = pack.layers[1][0]
-    wrong = rf"{block.path} is damaged: unit \d of (query|kv) does not match its hash; delete the pack"
+    wrong = rf"{block.path} is damaged: unit \d of (query|kv) does not match its hash; start again"
     with pytest.raises(WeightsError, match=wrong), single_node(pack, KEPT, FlippingDisk(block.path, ALWAYS), tmp_path):
         pass
 

@@ -1,7 +1,7 @@
 """Packs a model: plan, blocks, tokenizer, manifest. The result appears at once or not at all."""
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from shutil import disk_usage
@@ -13,17 +13,18 @@ from tpi.families.gguf import from_gguf
 from tpi.families.huggingface import from_huggingface
 from tpi.pack import tokens
 from tpi.pack.manifest import MANIFEST, Manifest
-from tpi.pack.plan import PackPlan, plan_pack
+from tpi.pack.plan import BlockPlan, PackPlan, plan_pack
 from tpi.pack.reader import is_pack
 from tpi.pack.sources.base import Source
 from tpi.pack.sources.files import read_json
 from tpi.pack.sources.gguf import open_gguf
 from tpi.pack.sources.safetensors import open_safetensors
-from tpi.pack.store import build, write_synced
+from tpi.pack.store import build, drafting, sync_directory, write_synced
 from tpi.pack.writer import BlockWriter
 from tpi.progress import Phase, phase
 
 _SPARE = 64 << 20  # bytes of disk that stay free
+Room = Callable[[int], None]
 
 
 @dataclass(frozen=True)
@@ -52,8 +53,12 @@ def open_source(path: Path) -> Opened:
     return Opened(path.stem, from_gguf(gguf), gguf, lambda out: tokens.from_gguf(gguf, out))
 
 
-def pack_model(opened: Opened, dtype: str, target: Path, progress: Phase = phase) -> None:
-    """Write the pack of a model to the directory `target`; does nothing if it is there.
+def pack_model(
+    opened: Opened, dtype: str, target: Path, progress: Phase = phase, again: bool = False, room: Room | None = None
+) -> None:
+    """Write the pack of a model to the directory `target`; does nothing if it is there, unless `again`.
+
+    `room` is told how many bytes are needed, and may make room for them.
 
     Raises:
         ModelError: if a tensor is missing or of the wrong shape, or `dtype` is not possible.
@@ -61,9 +66,54 @@ def pack_model(opened: Opened, dtype: str, target: Path, progress: Phase = phase
     """
     plan = plan_pack(opened.model, opened.source, dtype)
     try:
-        build(target, lambda directory: _fill(opened, plan, dtype, directory, progress), is_pack)
+        if room is not None:
+            room(plan.nbytes)
+        build(target, lambda directory: _fill(opened, plan, dtype, directory, progress), is_pack, again)
     finally:
         opened.source.close()
+
+
+def mend_pack(
+    opened: Opened,
+    dtype: str,
+    target: Path,
+    manifest: Manifest,
+    blocks: Collection[str],
+    tokenizer: bool,
+    progress: Phase = phase,
+) -> bool:
+    """Write some blocks of a pack again, and its tokenizer if asked to; errors as `pack_model`.
+
+    Returns False, having changed nothing, if the source does not give the blocks that `manifest` names.
+    """
+    plan = plan_pack(opened.model, opened.source, dtype)
+    wanted = {name: block for name, block in _named(manifest, plan) if name in blocks}
+    total = sum(block.shape.nbytes for block in wanted.values())
+    try:
+        with (
+            drafting(target) as draft,
+            progress(f"mending the pack of {opened.name}") as report,
+            BlockWriter(opened.source, draft, report, total) as writer,
+        ):
+            if any(writer.write(block) != name for name, block in wanted.items()) or len(wanted) != len(blocks):
+                return False
+            if tokenizer:
+                opened.tokenizer(draft)
+            for file in draft.iterdir():
+                file.replace(target / file.name)
+            sync_directory(target)
+    finally:
+        opened.source.close()
+    return True
+
+
+def _named(manifest: Manifest, plan: PackPlan) -> Iterator[tuple[str, BlockPlan]]:
+    """The blocks of a pack: the name that each has, and how it is made."""
+    for names, blocks in zip(manifest.layers, plan.layers, strict=True):
+        yield from zip(names, blocks, strict=True)
+    yield from ((manifest.embedding, plan.embedding), (manifest.head, plan.head), (manifest.final, plan.final))
+    if manifest.positions and plan.positions:
+        yield manifest.positions, plan.positions
 
 
 def _fill(opened: Opened, plan: PackPlan, dtype: str, directory: Path, progress: Phase) -> None:
@@ -71,7 +121,8 @@ def _fill(opened: Opened, plan: PackPlan, dtype: str, directory: Path, progress:
     free = disk_usage(directory).free
     if plan.nbytes + _SPARE > free:
         raise WeightsError(
-            f"the pack takes {plan.nbytes >> 20} MiB, {directory.parent} has {free >> 20} MiB free; free some"
+            f"disk full: the pack takes {plan.nbytes >> 20} MiB, {directory.parent} has {free >> 20} MiB free; "
+            "free some, or choose another place"
         )
     with (
         progress(f"packing {opened.name}") as report,

@@ -27,8 +27,10 @@ def pack(source: str, output: Path, dtype: str, cache: Path | None) -> None:
     """Write the model SOURCE (as for -m) as a pack, which opens at once and can be copied to other machines."""
     from tpi.errors import UsageError
     from tpi.pack.build import open_source, pack_model
-    from tpi.pack.locate import locate
+    from tpi.pack.locate import identity, locate
+    from tpi.pack.mend import made as remember
     from tpi.pack.reader import Pack
+    from tpi.pack.record import Record
 
     if output.is_file() or (output.is_dir() and any(output.iterdir())):
         raise UsageError(f"{output} exists; give -o a directory that does not")
@@ -36,5 +38,7 @@ def pack(source: str, output: Path, dtype: str, cache: Path | None) -> None:
     if located.kind == "pack":
         raise UsageError(f"{source} is a pack already; use it as it is")
     pack_model(open_source(located.path), dtype, output)
+    origin = located.path.absolute()
+    remember(Record(cache or default_cache(), output.absolute(), str(origin), dtype, identity(origin, dtype)))
     made = Pack.open(output)
     click.echo(f"{output}: {made.weight_bytes / 1e6:.0f} MB of weights in {len(made.blocks)} files")

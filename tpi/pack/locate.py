@@ -2,18 +2,24 @@
 
 import ctypes
 import re
-from contextlib import suppress
+from contextlib import closing, suppress
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
+from weakref import finalize
 
 from tpi.errors import ModelError
+from tpi.pack.hold import Hold, touch
 from tpi.pack.hub import hub_snapshot
 from tpi.pack.manifest import PACK_VERSION
 from tpi.pack.pull import ALIASES, pull
 from tpi.pack.reader import Pack, is_pack
+from tpi.pack.record import Record
 from tpi.progress import Phase, phase
+
+if TYPE_CHECKING:
+    from tpi.pack.build import Room
 
 ACCEPTED = (
     f"an alias ({', '.join(ALIASES)}), a directory in Hugging Face format, a .gguf file, a pack directory, or a hub id "
@@ -51,17 +57,41 @@ def open_model(spec: str, dtype: str, cache: Path, progress: Phase = phase) -> P
     return open_located(locate(spec, cache, progress), dtype, cache, progress)
 
 
-def open_located(located: Located, dtype: str, cache: Path, progress: Phase = phase) -> Pack:
-    """As `open_model`, for a model that was found already."""
-    if located.kind == "pack":
-        return Pack.open(located.path)
-    target = cache / "packs" / pack_name(located, dtype)
-    if not is_pack(target):
+def open_located(
+    located: Located, dtype: str, cache: Path, progress: Phase = phase, room: "Room | None" = None
+) -> Pack:
+    """As `open_model`, for a model that was found already. `room` makes room in the cache for so many bytes.
+
+    While the pack lives nobody removes it from the cache. What of it is damaged is made again (`tpi.pack.mend`).
+    """
+    from tpi.pack.mend import made, open_whole
+
+    inside = located.kind != "pack"
+    target = cache / "packs" / pack_name(located, dtype) if inside else located.path
+    record = Record.load(cache, target)
+    if inside:
+        record.source, record.dtype, record.identity = str(located.path.absolute()), dtype, _hash(target.name)
+        if located.path.parent == cache / "models":
+            touch(located.path)
+    if inside and not target.is_dir():
         from tpi.pack.build import open_source, pack_model
 
-        pack_model(open_source(located.path), dtype, target, progress)
+        pack_model(open_source(located.path), dtype, target, progress, room=room)
+        made(record)
         _return_memory()
-    return Pack.open(target)
+    with closing(Hold(target, target.parent == cache / "packs")):
+        pack = open_whole(record, identity, progress)
+        finalize(pack, Hold(target, target.parent == cache / "packs").close)  # it may be another directory now
+    return pack
+
+
+def identity(source: Path, dtype: str) -> str:
+    """The hash at the end of `pack_name`: of all that a pack depends on, whatever its source is called."""
+    return _hash(pack_name(_directory(source) if source.is_dir() else _file(source), dtype))
+
+
+def _hash(name: str) -> str:
+    return name.rpartition("-")[2]
 
 
 def _return_memory() -> None:
@@ -80,7 +110,7 @@ def locate(spec: str, cache: Path, progress: Phase = phase) -> Located:
     if spec.lower() in ALIASES and not path.is_file():
         return Located("gguf", pull(spec, cache, progress), spec.lower())
     if path.is_dir():
-        return _directory(path)
+        return _directory(path, cache)
     if path.is_file():
         return _file(path)
     if _HUB_ID.fullmatch(spec):
@@ -102,8 +132,8 @@ def pack_name(located: Located, dtype: str) -> str:
     return f"{readable}-{dtype}-{identity.hexdigest()[:16]}"
 
 
-def _directory(path: Path) -> Located:
-    if is_pack(path):
+def _directory(path: Path, cache: Path | None = None) -> Located:
+    if is_pack(path) or (cache and Record.load(cache, path).source):  # it may have lost its manifest
         return Located("pack", path, path.name)
     if (path / "config.json").exists():
         return Located("directory", path, path.resolve().name)

@@ -3,6 +3,7 @@
 import os
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -118,7 +119,7 @@ class Block:
         hashes = facts[f"{run}.hash"][first * HASH_BYTES : (first + len(units)) * HASH_BYTES]
         index = damaged_unit(_flat(units), hashes.tobytes())
         if index is not None:
-            raise self._damaged(f"unit {first + index} of {run} does not match its hash")
+            raise self.damaged(f"unit {first + index} of {run} does not match its hash")
 
     def _facts(self) -> dict[str, Bytes]:
         """The bytes of every vector and of every run's hashes, by their names in the file: all of it but the units."""
@@ -126,7 +127,7 @@ class Block:
         tail = np.empty(self.shape.nbytes - begin, np.uint8)
         self._read(begin, tail)
         if block_id(self.shape.header, tail.tobytes()) != self.id:
-            raise self._damaged("its content does not match its name")
+            raise self.damaged("its content does not match its name")
         ranges = self.shape.ranges.items()
         return {name: tail[at - begin : at - begin + nbytes] for name, (at, nbytes) in ranges if at >= begin}
 
@@ -141,7 +142,7 @@ class Block:
                 while len(view):
                     count = file.readinto(view)
                     if not count:
-                        raise self._damaged("it is too short")
+                        raise self.damaged("it is too short")
                     view = view[count:]
                 if out.nbytes >= _FORGOTTEN_BYTES and hasattr(os, "posix_fadvise"):
                     os.posix_fadvise(file.fileno(), offset, out.nbytes, os.POSIX_FADV_DONTNEED)
@@ -150,13 +151,16 @@ class Block:
 
     def _check(self, header: bytes, size: int) -> None:
         if size != self.shape.nbytes:
-            raise self._damaged(f"it has {size} bytes instead of {self.shape.nbytes}")
+            raise self.damaged(f"it has {size} bytes instead of {self.shape.nbytes}")
         if header != self.shape.header:
-            raise self._damaged("its header does not match the manifest")
+            raise self.damaged("its header does not match the manifest")
         self._checked = True
 
-    def _damaged(self, reason: str) -> WeightsError:
-        return WeightsError(f"{self.path} is damaged: {reason}; delete the pack and make it again")
+    def damaged(self, reason: str) -> WeightsError:
+        """The error for a file that changed after it was checked; the next start makes it again, where it can."""
+        with suppress(OSError):
+            os.utime(self.path)  # no longer the time at which it was right: the next start checks it, and mends it
+        return WeightsError(f"{self.path} is damaged: {reason}; start again to have it made anew")
 
 
 def _flat(array: npt.NDArray[Any]) -> memoryview:

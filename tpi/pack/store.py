@@ -8,41 +8,64 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from tpi.errors import WeightsError
+from tpi.fulldisk import write_error
 
 
-def build(target: Path, fill: Callable[[Path], None], done: Callable[[Path], bool]) -> None:
+def build(target: Path, fill: Callable[[Path], None], done: Callable[[Path], bool], again: bool = False) -> None:
     """Have `fill` write the files of `target` into a new directory, then give it its name.
 
-    Another process that builds the same target is waited for; if `done(target)` holds then, nothing is done. What an
-    interrupted run has left is removed first.
+    Another process that builds the same target is waited for; if `done(target)` holds then, nothing is done, except
+    with `again`, which replaces what is there.
 
     Raises:
         WeightsError: if the disk is full, the directory cannot be written, or `target` holds something else.
     """
+    with drafting(target) as partial:
+        if again:
+            fill(partial)
+            _replace(target, partial)
+        elif not done(target):
+            if target.exists() and any(target.iterdir()):
+                raise WeightsError(f"{target} holds files but is not whole; delete it or choose another place")
+            fill(partial)
+            sync_directory(partial)
+            partial.rename(target)
+
+
+@contextmanager
+def drafting(target: Path) -> Iterator[Path]:
+    """Be the only process that makes `target`, with an empty directory beside it to do that in, removed at the end.
+
+    What interrupted runs have left there is removed first; what is made lasts when the context is left.
+
+    Raises:
+        WeightsError: if the disk is full, or cannot be written.
+    """
+    partial = _partial(target)
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         with _locked(_lock_file(target)):
-            if done(target):
-                return
-            if target.exists() and any(target.iterdir()):
-                raise WeightsError(f"{target} holds files but is not whole; delete it or choose another place")
             _sweep(target.parent)
-            partial = _partial(target)
             shutil.rmtree(partial, ignore_errors=True)
             partial.mkdir()
             try:
-                fill(partial)
-                sync_directory(partial)
-                partial.rename(target)
-            except BaseException:
+                yield partial
+            finally:
                 shutil.rmtree(partial, ignore_errors=True)
-                raise
             sync_directory(target.parent)
     except OSError as error:
-        name = error.filename or target
-        raise WeightsError(
-            f"cannot write {name}: {error.strerror or error}; free space or choose another place"
-        ) from error
+        raise write_error(error.filename or target, error, "free space or choose another place") from error
+
+
+def _replace(target: Path, made: Path) -> None:
+    """Give `made` the name of the directory `target`, which goes."""
+    sync_directory(made)
+    old = target.with_name(f".{target.name}.old.partial")
+    shutil.rmtree(old, ignore_errors=True)
+    if target.exists():
+        target.rename(old)
+    made.rename(target)
+    shutil.rmtree(old, ignore_errors=True)
 
 
 def write_synced(path: Path, data: bytes) -> None:

@@ -10,6 +10,7 @@ from tpi.errors import ModelError
 from tpi.pack.ggufvocab import convert
 from tpi.pack.sources.files import inside, read_json_if_there
 from tpi.pack.sources.gguf import GgufSource
+from tpi.pack.store import write_synced
 
 TOKENIZER = "tokenizer.json"
 _MAX_BYTES = 64 << 20
@@ -102,7 +103,7 @@ def _save(
 ) -> dict[str, Any]:  # fmt: skip
     tokenizer.no_padding()
     tokenizer.no_truncation()
-    tokenizer.save(str(out / TOKENIZER), pretty=False)
+    write_synced(out / TOKENIZER, tokenizer.to_str(pretty=False).encode())  # a full disk is an OSError then
     return {
         "bos_token": bos,
         "eos_token": eos,

@@ -55,7 +55,7 @@ def open_whole(record: Record, identity: Identity, progress: Phase) -> Pack:
 
 
 def find_damage(record: Record, progress: Phase) -> Damage:
-    """Look at every file of a pack; what is new here, or has changed since it was right, is compared with its hashes."""
+    """Look at every file of a pack; what is new here or has changed since it was right is compared with its hashes."""
     try:
         manifest = Manifest.load(record.pack / MANIFEST)
     except TpiError as error:

@@ -4,11 +4,12 @@ from typing import Any
 
 from tpi.config import ModelConfig
 from tpi.errors import ModelError
-from tpi.families import rope
-from tpi.families.base import Family, Fields, Model, count, map_tensors, number, whole
+from tpi.families.base import Family, Fields, Model, count, map_tensors, number
 from tpi.families.checks import check_config
+from tpi.families.ggufkeys import Keys
+from tpi.families.ggufrope import from_metadata
 from tpi.families.table import FAMILIES
-from tpi.pack.sources.base import find, read_vector
+from tpi.pack.sources.base import find
 from tpi.pack.sources.gguf import GgufSource
 
 
@@ -19,12 +20,13 @@ def from_gguf(source: GgufSource) -> Model:
         ModelError: if the architecture is not supported, or the metadata makes no sense.
     """
     family = _family(source)
-    prefix = f"{family.gguf}."
-    fields = {key.removeprefix(prefix): value for key, value in source.metadata.items() if key.startswith(prefix)}
+    assert family.gguf is not None
+    fields = Keys(source.metadata, family.gguf)
     if fields.get("expert_count"):
         raise ModelError(f"{source.label} is a mixture of experts, which is not supported; give a dense model")
     try:
         config = _config(family, fields, source)
+        fields.check()
     except ModelError as error:
         raise ModelError(f"{source.label}: {error}") from error
     check_config(config, source.label)
@@ -60,29 +62,12 @@ def _config(family: Family, fields: Fields, source: GgufSource) -> ModelConfig:
         "norm_eps": number(fields, "attention.layer_norm_rms_epsilon"),
         "activation": "silu",
         "gated": True,
-        "attention_scale": head_dim**-0.5,
         "tied": "output.weight" not in source.tensors,
     }
-    found |= _rope(fields, head_dim, found["context"], source).fields()
-    return ModelConfig(**(found | family.gguf_settings(fields)))
-
-
-def _rope(fields: Fields, head_dim: int, context: int, source: GgufSource) -> rope.Rope:
-    """RoPE from `rope.*`, or from the factors that the file holds as tensors (Llama 3.1, Phi-3)."""
-    base = rope.frequencies(number(fields, "rope.freq_base", 10000.0), whole(fields, "rope.dimension_count", head_dim))
-    kind = fields.get("rope.scaling.type", "none")
-    if "rope_freqs.weight" in source.tensors:
-        return rope.divided(base, read_vector(source, "rope_freqs.weight"))
-    scaling = {
-        "factor": fields.get("rope.scaling.factor"),
-        "original_max_position_embeddings": fields.get("rope.scaling.original_context_length"),
-        "attention_factor": fields.get("rope.scaling.attn_factor"),
-    }
-    if "rope_factors_short.weight" in source.tensors:
-        del scaling["factor"]
-        return rope.longrope(
-            base, scaling | {"short_factor": read_vector(source, "rope_factors_short.weight")}, context
-        )
-    if kind == "none":
-        return rope.plain(base)
-    return rope.scaled(kind, base, number(fields, "rope.freq_base", 10000.0), scaling, context)
+    rope = from_metadata(fields, head_dim, found["context"], source)
+    if family.interleaved and 2 * len(rope.inv_freq) != head_dim:
+        raise ModelError(f"a rotary embedding of {2 * len(rope.inv_freq)} of {head_dim} values is not supported")
+    found |= {"attention_scale": head_dim**-0.5} | rope.fields() | family.gguf_settings(fields)
+    if given := number(fields, "attention.scale", 0.0):
+        found["attention_scale"] = given
+    return ModelConfig(**found)

@@ -81,4 +81,15 @@ GGUF_FFN = {
     "gate": "blk.{i}.ffn_gate.weight",
     "up": "blk.{i}.ffn_up.weight",
     "down": "blk.{i}.ffn_down.weight",
+    "gate.bias": "blk.{i}.ffn_gate.bias?",
+    "up.bias": "blk.{i}.ffn_up.bias?",
+    "down.bias": "blk.{i}.ffn_down.bias?",
 }
+GGUF_FUSED_ATTENTION = GGUF_ATTENTION | {
+    f"{part}{kind}": f"blk.{{i}}.attn_qkv.{tensor}" for part in ("q", "k", "v")
+    for kind, tensor in (("", f"weight[{part}]"), (".bias", f"bias[{part}]?"))
+}  # fmt: skip
+GGUF_FUSED_FFN = GGUF_FFN | {
+    f"{part}{kind}": f"blk.{{i}}.ffn_up.{tensor}" for part in ("gate", "up")
+    for kind, tensor in (("", f"weight[{part}]"), (".bias", f"bias[{part}]?"))
+}  # fmt: skip

@@ -1,4 +1,4 @@
-"""What a family sets differently from Llama: ModelConfig fields from a config.json or from GGUF metadata."""
+"""What a family sets differently from Llama: ModelConfig fields from a config.json."""
 
 from typing import Any
 
@@ -77,26 +77,3 @@ def opt(fields: Fields) -> dict[str, Any]:
         "position_offset": 2,
         "tied": bool(fields.get("tie_word_embeddings", True)),
     }
-
-
-def gguf_gemma2(fields: Fields) -> dict[str, Any]:
-    """Gemma 2 from GGUF metadata."""
-    layers, hidden = count(fields, "block_count"), count(fields, "embedding_length")
-    window = whole(fields, "attention.sliding_window", 4096)
-    found = {
-        "activation": "gelu_tanh",
-        "attention_softcap": number(fields, "attn_logit_softcapping", 50),
-        "logit_softcap": number(fields, "final_logit_softcapping", 30),
-        "embed_scale": hidden**0.5,
-        "windows": tuple(window if layer % 2 == 0 else 0 for layer in range(min(layers, 1 << 12))),
-    }
-    if layers == 46:  # the 27B model scales by hidden / heads, which GGUF does not record
-        found["attention_scale"] = (hidden / count(fields, "attention.head_count")) ** -0.5
-    return found
-
-
-def gguf_phi3(fields: Fields) -> dict[str, Any]:
-    """Phi-3 from GGUF metadata."""
-    window = fields.get("attention.sliding_window")
-    layers = min(count(fields, "block_count"), 1 << 12)
-    return {"windows": (whole(fields, "attention.sliding_window"),) * layers} if window else {}

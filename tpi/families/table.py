@@ -1,12 +1,15 @@
 """The families. Adding one that differs in names alone takes a few lines."""
 
-from tpi.families import settings
+from tpi.families import ggufsettings, settings
 from tpi.families.base import Family, Names
+from tpi.families.ggufrope import FREQS, LONG, SHORT
 from tpi.families.names import (
     GEMMA2_ATTENTION,
     GEMMA2_FFN,
     GGUF_ATTENTION,
     GGUF_FFN,
+    GGUF_FUSED_ATTENTION,
+    GGUF_FUSED_FFN,
     LLAMA_ATTENTION,
     LLAMA_FFN,
     OPT_ATTENTION,
@@ -38,7 +41,7 @@ def _gguf_names(attention: dict[str, str], ffn: dict[str, str]) -> Names:
         ffn,
         {"norm": "output_norm.weight"},
         "output.weight",
-        accounted=("rope_freqs.weight", "rope_factors_*.weight"),
+        accounted=(FREQS, SHORT, LONG),
     )
 
 
@@ -49,6 +52,7 @@ FAMILIES = (
         gguf="llama",
         names=_llama_names(LLAMA_ATTENTION, LLAMA_FFN),
         gguf_names=_gguf_names(GGUF_ATTENTION, GGUF_FFN),
+        gguf_settings=ggufsettings.every_layer_slides,
         interleaved=True,
     ),
     Family(
@@ -63,6 +67,7 @@ FAMILIES = (
             GGUF_ATTENTION | {f"{part}.bias": f"blk.{{i}}.attn_{part}.bias" for part in ("q", "k", "v")}, GGUF_FFN
         ),
         settings=settings.qwen2,
+        gguf_settings=ggufsettings.no_layer_slides,
     ),
     Family(
         "qwen3",
@@ -73,6 +78,7 @@ FAMILIES = (
             GGUF_ATTENTION | {f"{part}_norm": f"blk.{{i}}.attn_{part}_norm.weight" for part in ("q", "k")}, GGUF_FFN
         ),
         settings=settings.qwen3,
+        gguf_settings=ggufsettings.no_layer_slides,
     ),
     Family(
         "phi3",
@@ -80,11 +86,11 @@ FAMILIES = (
         gguf="phi3",
         names=_llama_names(PHI3_ATTENTION, PHI3_FFN),
         gguf_names=_gguf_names(
-            GGUF_ATTENTION | {part: f"blk.{{i}}.attn_qkv.weight[{part}]" for part in ("q", "k", "v")},
-            GGUF_FFN | {part: f"blk.{{i}}.ffn_up.weight[{part}]" for part in ("gate", "up")},
+            GGUF_FUSED_ATTENTION,
+            GGUF_FUSED_FFN,
         ),
         settings=settings.phi3,
-        gguf_settings=settings.gguf_phi3,
+        gguf_settings=ggufsettings.every_layer_slides,
     ),
     Family(
         "gemma2",
@@ -96,7 +102,7 @@ FAMILIES = (
             GGUF_FFN | {"post_norm": "blk.{i}.post_ffw_norm.weight"},
         ),
         settings=settings.gemma2,
-        gguf_settings=settings.gguf_gemma2,
+        gguf_settings=ggufsettings.gemma2,
         fold=1.0,
     ),
     Family(

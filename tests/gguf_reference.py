@@ -1,0 +1,139 @@
+"""What a GGUF file means, plainly: logits in float64 from its metadata and dequantised tensors, one head at a time.
+
+Follows llama.cpp's model files, `llama-context.cpp` (YaRN's factors) and `ggml`'s rope, not TPI's families.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+F64 = npt.NDArray[np.float64]
+
+
+class Reference:
+    """A model of architecture `name`; `keys` are its metadata without the prefix, `tensors` its float values."""
+
+    def __init__(self, name: str, keys: Mapping[str, Any], tensors: Mapping[str, npt.NDArray[Any]]) -> None:
+        self.name, self.get = name, keys.get
+        self.tensors = {tensor: values.astype(np.float64) for tensor, values in tensors.items()}
+        self.hidden, self.heads = keys["embedding_length"], keys["attention.head_count"]
+        self.kv_heads = keys.get("attention.head_count_kv", self.heads)
+        self.size = keys.get("attention.key_length", self.hidden // self.heads)
+        self.eps = keys["attention.layer_norm_rms_epsilon"]
+
+    def logits(self, tokens: Sequence[int]) -> F64:
+        """`[tokens, vocab]`."""
+        gemma = self.name == "gemma2"
+        x = self.tensors["token_embd.weight"][list(tokens)] * (math.sqrt(self.hidden) if gemma else 1)
+        for layer in range(self.get("block_count", 0)):
+            x = x + self._normed(self._attention(layer, x), f"blk.{layer}.post_attention_norm.weight")
+            x = x + self._normed(self._ffn(layer, x), f"blk.{layer}.post_ffw_norm.weight")
+        head = self.tensors.get("output.weight", self.tensors["token_embd.weight"])
+        logits = self._normed(x, "output_norm.weight") @ head.T
+        return self._capped(logits, self.get("final_logit_softcapping", 30.0) if gemma else 0.0)
+
+    def _normed(self, x: F64, name: str) -> F64:
+        weight = self.tensors.get(name)
+        return x if weight is None else x / np.sqrt((x * x).mean(-1, keepdims=True) + self.eps) * weight
+
+    def _linear(self, layer: int, name: str, x: F64) -> F64:
+        product: F64 = x @ self.tensors[f"blk.{layer}.{name}.weight"].T
+        return product + self.tensors.get(f"blk.{layer}.{name}.bias", 0.0)
+
+    def _capped(self, x: F64, cap: float) -> F64:
+        capped: F64 = cap * np.tanh(x / cap) if cap else x
+        return capped
+
+    def _ffn(self, layer: int, x: F64) -> F64:
+        x = self._normed(x, f"blk.{layer}.ffn_norm.weight")
+        up = self._linear(layer, "ffn_up", x)
+        if self.name == "phi3":
+            gate, up = np.split(up, 2, axis=-1)
+        else:
+            gate = self._linear(layer, "ffn_gate", x)
+        if self.name == "gemma2":
+            gate = gate / 2 * (1 + np.tanh(math.sqrt(2 / math.pi) * (gate + 0.044715 * gate**3)))
+        else:
+            gate = gate / (1 + np.exp(-gate))
+        return self._linear(layer, "ffn_down", gate * up)
+
+    def _attention(self, layer: int, x: F64) -> F64:
+        q, k, v = self._qkv(layer, self._normed(x, f"blk.{layer}.attn_norm.weight"))
+        scores = np.einsum("thd,shd->hts", q, np.repeat(k, self.heads // self.kv_heads, axis=1)) * self._scale()
+        scores = self._capped(scores, self.get("attn_logit_softcapping", 50.0) if self.name == "gemma2" else 0)
+        distance = np.arange(len(x))[:, None] - np.arange(len(x))
+        window = self._window(layer)
+        hidden = (distance < 0) | (distance >= window if window else False)
+        weights = np.exp(np.where(hidden, -np.inf, scores - scores.max(-1, keepdims=True)))
+        weights /= weights.sum(-1, keepdims=True)
+        mixed = np.einsum("hts,shd->thd", weights, np.repeat(v, self.heads // self.kv_heads, axis=1))
+        return self._linear(layer, "attn_output", mixed.reshape(len(x), -1))
+
+    def _qkv(self, layer: int, x: F64) -> list[F64]:
+        """Queries, keys and values, `[tokens, heads, size]`, rotated."""
+        sizes = np.cumsum([self.heads * self.size, self.kv_heads * self.size])
+        if self.name == "phi3":
+            parts = np.split(self._linear(layer, "attn_qkv", x), sizes, axis=-1)
+        else:
+            parts = [self._linear(layer, f"attn_{part}", x) for part in "qkv"]
+        q, k, v = (part.reshape(len(x), -1, self.size) for part in parts)
+        q, k = (self._normed(part, f"blk.{layer}.attn_{name}_norm.weight") for name, part in (("q", q), ("k", k)))
+        return [self._rotated(q), self._rotated(k), v]
+
+    def _scale(self) -> float:
+        default = self.hidden // self.heads if (self.name, self.get("block_count")) == ("gemma2", 46) else self.size
+        return float(self.get("attention.scale", 0) or default**-0.5)
+
+    def _window(self, layer: int) -> int:
+        if self.name == "gemma2":
+            pattern = self.get("attention.sliding_window_pattern", 2)
+            slides = pattern[layer] if isinstance(pattern, list) else not pattern or layer % pattern < pattern - 1
+            return int(self.get("attention.sliding_window", 4096)) if slides else 0
+        return int(self.get("attention.sliding_window", 0))
+
+    def _rotated(self, x: F64) -> F64:
+        """ggml's rope: neighbours are a pair in llama (mode NORM), halves elsewhere (mode NEOX)."""
+        count = self.get("rope.dimension_count", self.size)
+        angles, scale = self._angles(len(x), count // 2)
+        turn = (np.cos(angles) + 1j * np.sin(angles))[:, None] * scale
+        rotary, rest = x[..., :count], x[..., count:]
+        first, second = (rotary[..., ::2], rotary[..., 1::2]) if self.name == "llama" else np.split(rotary, 2, axis=-1)
+        turned = (first + 1j * second) * turn
+        if self.name == "llama":
+            pairs = np.stack([turned.real, turned.imag], -1).reshape(rotary.shape)
+        else:
+            pairs = np.concatenate([turned.real, turned.imag], -1)
+        return np.concatenate([pairs, rest], -1)
+
+    def _angles(self, tokens: int, pairs: int) -> tuple[F64, float]:
+        """Angles `[tokens, pairs]` and what multiplies cosine and sine."""
+        kind, base = self.get("rope.scaling.type", "linear"), self.get("rope.freq_base", 10000.0)
+        factor = self.get("rope.scaling.factor", self.get("rope.scale_linear", 0.0)) or 1.0
+        factor = 1.0 if kind == "none" else factor
+        given = self.get("rope.scaling.yarn_ext_factor", -1.0)
+        extrapolated = given if given >= 0 else float(kind == "yarn")
+        divisors = self.tensors.get("rope_factors_short.weight", self.tensors.get("rope_freqs.weight", 1.0))
+        fast = np.arange(tokens)[:, None] * base ** (-np.arange(pairs) / max(pairs, 1)) / divisors
+        if not extrapolated:
+            own = self.get("rope.scaling.yarn_attn_factor", 1.0)
+            return fast / factor, own * self.get("rope.scaling.attn_factor", 1.0)
+        original = self.get("rope.scaling.original_context_length", 0) or self.get("context_length", 0)
+
+        def dimension(turns: float) -> float:
+            return 2 * pairs * math.log(original / (turns * 2 * math.pi)) / (2 * math.log(base))
+
+        low = max(0.0, math.floor(dimension(self.get("rope.scaling.yarn_beta_fast", 32.0))))
+        high = min(2 * pairs - 1.0, math.ceil(dimension(self.get("rope.scaling.yarn_beta_slow", 1.0))))
+        ramp = 1 - np.clip((np.arange(pairs) - low) / max(0.001, high - low), 0, 1)
+        mixed = fast / factor * (1 - ramp * extrapolated) + fast * ramp * extrapolated
+        return mixed, self._temperature(factor) * self.get("rope.scaling.attn_factor", 1.0)
+
+    def _temperature(self, factor: float) -> float:
+        def grown(weight: float) -> float:
+            return 1.0 if factor <= 1 else 0.1 * weight * math.log(factor) + 1.0
+
+        context = grown(1.0) / grown(self.get("rope.scaling.yarn_log_multiplier", 0.0)) / (1 + 0.1 * math.log(factor))
+        return context * (1 + 0.1 * math.log(factor))  # the latter is ggml's

@@ -1,0 +1,74 @@
+"""Which metadata of a GGUF file is read, and what else it may say: nothing that changes answers goes unread.
+
+Only keys under the architecture's own name (`llama.`) describe the model; `general.`, `tokenizer.` and what converters
+add under names of their own do not.
+"""
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from tpi.errors import ModelError
+
+_NAMED = 3  # keys that a refusal names
+
+# Keys that say nothing about what is computed.
+_HARMLESS = (
+    "vocab_size",  # the table's rows count
+    "tensor_data_layout",
+    "rope.scaling.finetuned",
+    "rope.scaling.yarn_beta_fast",  # read where there is a ramp
+    "rope.scaling.yarn_beta_slow",
+)
+# Keys for what no family here does, with the values that ask for nothing.
+_NEUTRAL: dict[str, tuple[Any, ...]] = {
+    "attention.causal": (True,),
+    "attention.clamp_kqv": (0,),
+    "attention.max_alibi_bias": (0,),
+    "attention.sliding_window": (0,),
+    "attn_logit_softcapping": (0,),
+    "final_logit_softcapping": (0,),
+    "logit_scale": (0, 1),
+    "residual_scale": (0, 1),
+    "embedding_scale": (0, 1),
+    "rope.scaling.alpha": (0,),
+    "use_parallel_residual": (False,),
+    "expert_count": (0,),
+    "expert_used_count": (0,),
+    "nextn_predict_layers": (0,),
+    "pooling_type": (0,),
+}
+
+
+class Keys(Mapping[str, Any]):
+    """The metadata of one architecture, without its prefix; remembers which keys somebody looked at."""
+
+    def __init__(self, metadata: Mapping[str, Any], architecture: str) -> None:
+        self._architecture = architecture
+        prefix = f"{architecture}."
+        self._values = {key[len(prefix) :]: value for key, value in metadata.items() if key.startswith(prefix)}
+        self._read: set[str] = set()
+
+    def __getitem__(self, key: str) -> Any:
+        self._read.add(key)
+        return self._values[key]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._values)
+
+    def __len__(self) -> int:
+        return len(self._values)
+
+    def check(self) -> None:
+        """Raise a ModelError that names the keys that nobody read, unless they ask for nothing."""
+        left = [key for key in self._values if key not in self._read and not self._harmless(key)]
+        if left:
+            names = ", ".join(f"{self._architecture}.{key}"[:80] for key in left[:_NAMED])
+            more = f" and {len(left) - _NAMED} more" if len(left) > _NAMED else ""
+            raise ModelError(
+                f"its metadata asks for what is not supported: {names}{more}; without it its answers would be wrong, "
+                "so this variant is refused"
+            )
+
+    def _harmless(self, key: str) -> bool:
+        value = self._values[key]
+        return key in _HARMLESS or (isinstance(value, int | float) and value in _NEUTRAL.get(key, ()))

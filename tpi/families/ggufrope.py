@@ -1,0 +1,96 @@
+"""RoPE of a GGUF file, as llama.cpp derives it from `rope.*` and from the factors that the file holds as tensors."""
+
+import math
+from dataclasses import replace
+
+import numpy as np
+
+from tpi.errors import ModelError
+from tpi.families import rope
+from tpi.families.base import Fields, number, whole
+from tpi.pack.sources.base import Source, read_vector
+
+_TYPES = ("none", "linear", "yarn", "longrope")
+FREQS, SHORT, LONG = "rope_freqs.weight", "rope_factors_short.weight", "rope_factors_long.weight"
+
+
+def from_metadata(fields: Fields, head_dim: int, context: int, source: Source) -> rope.Rope:
+    """Frequencies, the factor on cosine and sine, and the context for which they hold.
+
+    A file that names no type means linear scaling, and one without a factor none at all. Frequencies are divided by the
+    factors of the file's tensors first (Llama 3.1, Phi-3).
+
+    Raises:
+        ModelError: if the kind of scaling is not known, or its numbers make no sense.
+    """
+    kind = fields.get("rope.scaling.type", "linear")
+    if kind not in _TYPES:
+        raise ModelError(f"rope.scaling.type is {kind!r}; supported are {', '.join(_TYPES)}")
+    theta = number(fields, "rope.freq_base", 10000.0)
+    base = rope.frequencies(theta, whole(fields, "rope.dimension_count", head_dim))
+    factor = _factor(fields)
+    factor = 1.0 if kind == "none" else factor
+    ramp = _extrapolation(fields, kind)
+    attention = _attention(fields, factor, ramp)
+    original = whole(fields, "rope.scaling.original_context_length", context) or context
+    within = None
+    if SHORT in source.tensors or LONG in source.tensors:
+        divided = rope.divided(base, read_vector(source, SHORT))
+        within = min(original, context)
+    else:
+        divided = rope.divided(base, read_vector(source, FREQS)) if FREQS in source.tensors else rope.plain(base)
+    frequencies = np.asarray(divided.inv_freq, np.float32)
+    scaled = frequencies / np.float32(factor)
+    if ramp:
+        kept = np.float32(ramp) * _kept(fields, len(base), theta, original)
+        scaled = scaled * (1 - kept) + frequencies * kept
+    return replace(rope.plain(np.asarray(scaled, np.float32), attention), context=within)
+
+
+def _factor(fields: Fields) -> float:
+    """By how much positions are divided; the older key counts where the newer one is missing, and 0 is 1."""
+    older = number(fields, "rope.scale_linear", 0.0)
+    factor = number(fields, "rope.scaling.factor", older) or 1.0
+    if not (math.isfinite(factor) and factor > 0):
+        raise ModelError(f"rope.scaling.factor is {factor}; a positive number is expected")
+    return factor
+
+
+def _extrapolation(fields: Fields, kind: object) -> float:
+    """How much of YaRN's ramp is used: all of it for YaRN, none otherwise, unless the file says how much."""
+    given = number(fields, "rope.scaling.yarn_ext_factor", -1.0)
+    return given if given >= 0 else float(kind == "yarn")
+
+
+def _attention(fields: Fields, factor: float, ramp: float) -> float:
+    """What multiplies cosine and sine."""
+    given = number(fields, "rope.scaling.attn_factor", 1.0)
+    own = number(fields, "rope.scaling.yarn_attn_factor", 1.0)
+    weight = number(fields, "rope.scaling.yarn_log_multiplier", 0.0)
+    if not ramp:
+        return given * own
+    if own != 1:
+        raise ModelError(
+            f"rope.scaling.yarn_attn_factor is {own} with YaRN, which programs take differently; convert it without"
+        )
+    return given * _sharpened(factor, 1.0) / _sharpened(factor, weight)
+
+
+def _sharpened(factor: float, weight: float) -> float:
+    """YaRN's temperature (Peng et al., 2023, equation 22)."""
+    return 0.1 * weight * math.log(factor) + 1.0 if factor > 1 else 1.0
+
+
+def _kept(fields: Fields, pairs: int, theta: float, original: int) -> rope.F32:
+    """For each pair how much of its frequency YaRN keeps, from 1 for fast ones to 0 for slow ones."""
+    fast = number(fields, "rope.scaling.yarn_beta_fast", 32.0)
+    slow = number(fields, "rope.scaling.yarn_beta_slow", 1.0)
+    if not (fast > 0 and slow > 0 and math.isfinite(fast) and math.isfinite(slow) and theta > 1 and original > 0):
+        raise ModelError(f"rope scaling yarn from {slow} to {fast} turns on a base of {theta} is not possible")
+
+    def dimension(turns: float) -> float:
+        return 2 * pairs * math.log(original / (turns * 2 * math.pi)) / (2 * math.log(theta))
+
+    first, last = max(math.floor(dimension(fast)), 0), min(math.ceil(dimension(slow)), 2 * pairs - 1)
+    ramp = (np.arange(pairs, dtype=np.float32) - np.float32(first)) / np.float32(max(0.001, last - first))
+    return np.asarray(1 - np.clip(ramp, 0, 1), np.float32)

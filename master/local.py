@@ -3,6 +3,7 @@
 A worker leaves when its stdin closes, which the operating system does even when this process is killed.
 """
 
+import os
 import re
 import selectors
 import subprocess
@@ -13,7 +14,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import IO
 
-from tpi.errors import NodeLost
+from tpi.errors import NodeLost, WeightsError
 
 START_S = 30.0
 STOP_S = 8.0
@@ -71,13 +72,14 @@ class LocalWorkers:
         self._processes = []
 
     def _start(self, cache: Path) -> subprocess.Popen[bytes]:
-        cache.mkdir(parents=True, exist_ok=True)
         arguments = ["--listen", "127.0.0.1:0", "--name", cache.name, "--cache", str(cache), "--attached"]
-        with _log(cache).open("wb") as log:
+        environment = {name: value for name, value in os.environ.items() if name != "TPI_CACHE_LIMIT"}
+        with _opened_log(cache) as log:  # the master's limit binds all of the cache, not each worker's part of it
             # a session of its own: Ctrl-C goes to the master alone, which then stops its workers
             return subprocess.Popen(
                 [*self._command, *arguments, *self._limits],
                 stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, start_new_session=True,
+                env=environment,
             )  # fmt: skip
 
     def _address(self, process: subprocess.Popen[bytes], cache: Path) -> str:
@@ -100,6 +102,15 @@ class LocalWorkers:
 
 def _log(cache: Path) -> Path:
     return cache / "worker.log"
+
+
+def _opened_log(cache: Path) -> IO[bytes]:
+    try:
+        cache.mkdir(parents=True, exist_ok=True)
+        return _log(cache).open("wb")
+    except OSError as error:
+        reason = f"cannot use {cache} for a local worker: {error.strerror or error}"
+        raise WeightsError(f"{reason}; give another directory with --cache") from error
 
 
 def _wait(process: subprocess.Popen[bytes], ends: float) -> None:

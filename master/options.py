@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 import click
 
 from master.sampler import Sampling
+from tpi.cachelimit import CacheLimit, cache_limit_option
 from tpi.config import default_cache, parse_size
 from tpi.errors import UsageError
 from tpi.kv import KvDtype
@@ -40,6 +41,7 @@ class Placement:
     trace: Path | None = None
     verify_weights: bool = False  # compare them with their hashes when they are loaded
     cache: Path = field(default_factory=default_cache)
+    cache_limit: CacheLimit = field(default_factory=CacheLimit)
     links_cache: Path | None = None  # where measured links are remembered; None: measure them every time
 
     @classmethod
@@ -104,7 +106,7 @@ def _addresses(texts: Sequence[str]) -> tuple[str, ...]:
 
 _PLAIN = (
     "split", "dtype", "context", "threads", "kv_dtype", "collective", "wire", "scheduler", "window", "retain", "trace",
-    "verify_weights",
+    "verify_weights", "cache_limit",
 )  # fmt: skip
 
 _PLACEMENT = (
@@ -141,6 +143,7 @@ _PLACEMENT = (
         "--verify-weights", is_flag=True, help="Compare all weights with their hashes as they are loaded; takes longer."
     ),
     click.option("--cache", type=click.Path(path_type=Path), help="Directory for packs and shards."),
+    cache_limit_option,
 )
 
 _SAMPLING = (

@@ -1,7 +1,7 @@
 """One run of the master, from opening the model to letting the workers go: what all commands have in common."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from types import TracebackType
 from typing import Any
@@ -43,6 +43,7 @@ from worker.cache import ShardCache
 from worker.fit import fit
 from worker.member import totals
 from worker.profile import limited, memory_budget, rss
+from worker.shelf import keep_within
 
 MASTER = "master"
 
@@ -147,7 +148,7 @@ class Session:
         shares = parse_split(placement.split, 1 + (placement.local or len(placement.workers)))
         self._cluster = stack.enter_context(Cluster.connect(self._addresses(stack), Net(self._tap)))
         dtype = choose_dtype(placement.dtype, located, self._memories(), shares)
-        self.pack = open_located(located, dtype, placement.cache)
+        self.pack = open_located(located, dtype, placement.cache, room=self._make_room)
         self.tokenizer = Tokenizer.load(self.pack)
         self.context = min(placement.context or DEFAULT_CONTEXT, self.pack.config.context)
         shards = plan(self.pack.config, units_of(self.pack), shares)
@@ -239,6 +240,14 @@ class Session:
             ready = cluster.finish(progress)
         self._kv_blocks = min([self._own.kv_blocks, *(node.kv_blocks for node in ready)])
         self._chunk = min([self._own.prefill_tokens, *(node.prefill_tokens for node in ready)])
+
+        if cache.made or any(remote.feeder and remote.feeder.stats.sent for remote in cluster.remotes):
+            self._make_room()
+
+    def _make_room(self, nbytes: int = 0) -> None:
+        """Keep the cache within its limit, with room for `nbytes` more; what cannot be removed stays."""
+        with suppress(OSError):
+            keep_within(self.placement.cache, self.placement.cache_limit, nbytes)
 
     def _settle(self, own: Assign) -> None:
         """A first step without tokens, in which all nodes measure their links and choose a collective."""

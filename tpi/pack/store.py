@@ -45,7 +45,7 @@ def drafting(target: Path) -> Iterator[Path]:
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         with _locked(_lock_file(target)):
-            _sweep(target.parent)
+            sweep(target.parent)
             shutil.rmtree(partial, ignore_errors=True)
             partial.mkdir()
             try:
@@ -124,7 +124,7 @@ def _same_file(handle: int, path: Path) -> bool:
         return False
 
 
-def _sweep(parent: Path) -> None:
+def sweep(parent: Path) -> None:
     """Remove what interrupted runs have left in `parent`: partial directories that nobody holds the lock of."""
     for partial in parent.glob(".*.partial"):
         target = partial.with_name(partial.name[1 : -len(".partial")])

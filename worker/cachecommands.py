@@ -1,0 +1,126 @@
+"""`tpi ls` and `tpi rm`: what the cache of this machine holds, and how it goes."""
+
+import json
+import sys
+import time
+from collections.abc import Sequence
+from datetime import datetime, timezone
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any
+
+import click
+
+from tpi.cachelimit import CacheLimit, cache_limit_option
+from tpi.config import default_cache
+from tpi.errors import TpiError, UsageError, WeightsError
+from tpi.pack.shelf import Entry
+from worker.shelf import discard, entries
+
+_CACHE = click.option("--cache", type=click.Path(path_type=Path), help="The cache to use (default: ~/.cache/tpi).")
+_AGES = ((86400, "d"), (3600, "h"), (60, "min"))
+
+
+@click.command()
+@_CACHE
+@cache_limit_option
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+def ls(cache: Path | None, cache_limit: CacheLimit, as_json: bool) -> None:
+    """List models, packs and shards of the cache: sizes, and when they were last used."""
+    directory = cache or default_cache()
+    found = sorted(entries(directory), key=lambda entry: -entry.last_used)
+    total = sum(entry.nbytes for entry in found)
+    if as_json:
+        fields = {"cache": str(directory), "bytes": total, "limit_bytes": cache_limit.nbytes}
+        click.echo(json.dumps(fields | {"entries": [_fields(entry) for entry in found]}))
+        return
+    width = max([len(entry.name) for entry in found], default=0)
+    for entry in found:
+        click.echo(f"{entry.kind:<6}  {entry.name:<{width}}  {_size(entry.nbytes):>8}  {_age(entry):>9}{_notes(entry)}")
+    limit = f" of {_size(cache_limit.nbytes)}" if cache_limit.nbytes is not None else ""
+    click.echo(f"{_size(total)}{limit} in {directory}")
+
+
+@click.command()
+@click.argument("names", nargs=-1, metavar="[NAME]...")
+@_CACHE
+@click.option("--shards", is_flag=True, help="Remove the shards of all models.")
+@click.option("--all", "everything", is_flag=True, help="Remove all that can be made or downloaded again.")
+@click.option("-y", "--yes", is_flag=True, help="Do not ask.")
+def rm(names: tuple[str, ...], cache: Path | None, shards: bool, everything: bool, yes: bool) -> None:
+    """Remove what `tpi ls` shows: by NAME, or all that was made from the model NAME.
+
+    A pack whose source is gone goes only when it is named. What a running process uses stays.
+    """
+    directory = cache or default_cache()
+    if not names and not shards and not everything:
+        raise UsageError("say what to remove: names that tpi ls shows, --shards or --all")
+    found = entries(directory)
+    named = _named(names, found, directory)
+    chosen = [entry for entry in found if entry in named or (shards and entry.kind == "shards")
+              or (everything and entry.again)]  # fmt: skip
+    if chosen and sys.stdin.isatty() and not yes:
+        listed = ", ".join(f"{entry.kind} {entry.name}" for entry in chosen)
+        click.confirm(f"Remove {listed} ({_size(sum(entry.nbytes for entry in chosen))})?", abort=True, err=True)
+    busy = [entry for entry in chosen if not _discarded(entry)]
+    gone = sum(entry.nbytes for entry in chosen if entry not in busy)
+    click.echo(f"removed {len(chosen) - len(busy)} of {len(chosen)}, {_size(gone)}")
+    if everything and (kept := [entry.name for entry in found if entry not in chosen]):
+        click.echo(f"tpi: the sources of {', '.join(kept)} are gone: name them to remove them too", err=True)
+    if busy:
+        raise TpiError(f"{', '.join(entry.name for entry in busy)}: in use by a running process; end it and try again")
+
+
+def _named(names: Sequence[str], found: Sequence[Entry], directory: Path) -> list[Entry]:
+    """The entries that the user named.
+
+    Raises:
+        UsageError: if nothing is called so; names what comes near.
+    """
+    chosen: list[Entry] = []
+    for name in names:
+        meant = [entry for entry in found if entry.called(name)]
+        if not meant:
+            known = sorted({entry.name for entry in found})
+            near = [one for one in known if name and name.lower() in one.lower()] or get_close_matches(name, known)
+            hint = f"near that are {', '.join(near)}" if near else "tpi ls shows what there is"
+            raise UsageError(f"nothing in {directory} is called {name!r}; {hint}")
+        chosen += meant
+    return chosen
+
+
+def _discarded(entry: Entry) -> bool:
+    try:
+        return discard(entry)
+    except OSError as error:
+        raise WeightsError(f"cannot remove {entry.path}: {error.strerror}; check whose it is") from error
+
+
+def _fields(entry: Entry) -> dict[str, Any]:
+    return {
+        "kind": entry.kind,
+        "name": entry.name,
+        "path": str(entry.path),
+        "bytes": entry.nbytes,
+        "last_used": datetime.fromtimestamp(entry.last_used, timezone.utc).isoformat(timespec="seconds"),
+        "can_be_made_again": entry.again,
+        "in_use": entry.in_use,
+    }
+
+
+def _size(nbytes: int) -> str:
+    return f"{nbytes / 1e9:.1f} GB" if nbytes >= 1e9 else f"{nbytes / 1e6:.1f} MB"
+
+
+def _age(entry: Entry) -> str:
+    seconds = max(0.0, time.time() - entry.last_used)
+    number, unit = next(((seconds // size, unit) for size, unit in _AGES if seconds >= size), (seconds, "s"))
+    return f"{number:.0f} {unit} ago"
+
+
+def _notes(entry: Entry) -> str:
+    notes = ["in use"] if entry.in_use else []
+    notes += [] if entry.again else ["source gone"]
+    if entry.kind == "shards" and entry.path.parent.parent.name == "local":
+        notes.append(entry.path.parent.name)
+    return f"  {', '.join(notes)}" if notes else ""

@@ -20,7 +20,7 @@ import numpy as np
 from benchmarks.tcp_star import F32, prepared, receive
 from master.session import kv_dtype
 from testbed.launch import Testbed
-from tpi.block import AttentionBlock, FfnBlock, attention_block, ffn_block
+from tpi.block import residual
 from tpi.config import default_cache
 from tpi.devices.host import open_host
 from tpi.kernels import Kernels
@@ -28,7 +28,8 @@ from tpi.kernels.spec import Batch, NormSpec
 from tpi.kv import PagedKV, blocks_for
 from tpi.pack.locate import open_model
 from tpi.pack.reader import Block, Pack
-from tpi.partition import Range, Shard, deal
+from tpi.partition import Range, deal
+from worker.node.block import MicroBatch, Segment, open_segment
 
 PORT = 9991  # of a device that has its network to itself
 
@@ -88,16 +89,18 @@ class Layers:
         config, count = pack.config, blocks_for(tokens)
         self._tables = np.arange(count, dtype=np.int32)[None]
         # the layers before these store nothing, and these are few: no need to number them anew
-        self._kv = PagedKV.allocate(layers.last, count, config.kv_heads, config.head_dim, kv_dtype(pack))
+        kv = PagedKV.allocate(layers.last, count, config.kv_heads, config.head_dim, kv_dtype(pack))
         halves = [(layer, half) for layer in range(layers.first, layers.last) for half in pack.layers[layer]]
-        self._blocks = [(_whole(pack, layer, half), _bytes(half)) for layer, half in halves]
+        self._blocks = [
+            (_whole(pack, layer, half, kv, self.kernels), residual(config, half.kind, half.vectors()), _bytes(half))
+            for layer, half in halves
+        ]
 
     def __call__(self, x: F32, position: int) -> F32:
         """One token's hidden state `[1, hidden]` at `position`, after these layers."""
         batch = Batch(np.array([position], np.int32), np.zeros(1, np.int32), self._tables)
-        for block, data in self._blocks:
-            partial = block.partial(self.kernels, data, x, self._kv, batch)
-            x = self.kernels.add_residual(block.residual, x, partial)
+        for segment, after, data in self._blocks:
+            x = self.kernels.add_residual(after, x, segment.partial(data, MicroBatch(x, batch)))
         return x
 
 
@@ -105,13 +108,9 @@ def _bytes(block: Block) -> Any:
     return np.concatenate([block.read_units(run.name, 0, run.units).reshape(-1) for run in block.shape.runs])
 
 
-def _whole(pack: Pack, layer: int, half: Block) -> AttentionBlock | FfnBlock:
-    attention, ffn = pack.layers[layer]
-    query, kv, neuron = attention.run("query"), attention.run("kv"), ffn.run("neuron")
-    shard = Shard(Range(0, query.units), Range(0, kv.units), Range(0, neuron.units))
-    if half.kind == "attention":
-        return attention_block(pack.config, layer, query, kv, half.vectors(), shard)
-    return ffn_block(pack.config, layer, neuron, half.vectors(), shard)
+def _whole(pack: Pack, layer: int, block: Block, pages: PagedKV, kernels: Kernels) -> Segment:
+    runs = {run.name: (run, Range(0, run.units)) for run in block.shape.runs}
+    return open_segment(kernels, pack.config, layer, runs, block.vectors(), pages)
 
 
 def _hidden(pack: Pack, link: socket.socket) -> F32:

@@ -25,9 +25,9 @@ from tpi.kv import blocks_for
 from tpi.messages import NodeOptions, PeerAddress
 from tpi.pack.reader import Pack
 from tpi.progress import Progress, silent
-from worker.build import build_node
 from worker.cache import ShardCache
-from worker.node import Node
+from worker.node.build import build_node
+from worker.node.node import Node
 
 CONTEXT = 256
 _PREFILL = 16  # tokens
@@ -89,7 +89,7 @@ def single_node(
         node = build_node(one, held, Endpoints(), progress, table_bytes(pack), disk)
         stack.callback(node.close)
         if setting.exchange:
-            node.shard.group = SlowLoopback(node.shard.group.spec, setting.exchange)
+            node.loop.group = SlowLoopback(node.loop.group.spec, setting.exchange)
         ends = stack.enter_context(Ends(pack, node.budget, verify=setting.verify))
         batcher = Batcher(KvBlocks(pool), node.prefill_tokens)
         yield Engine(ends.embedding, ends.head, node, _Nobody(), batcher, CONTEXT, Fence(1, 1)), node
@@ -108,7 +108,7 @@ def pace(engine: Engine, node: Node, tokens: int, warm_up: int = 4) -> Pace:
     seconds, stalls = [], []
     at, stalled = perf_counter(), 0.0
     for _ in engine.generate(sequence, greedy, warm_up + tokens):
-        now, total = perf_counter(), node.shard.clock.stall
+        now, total = perf_counter(), node.streamed.stall_seconds
         seconds.append(now - at)
         stalls.append(total - stalled)
         at, stalled = now, total

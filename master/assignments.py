@@ -23,7 +23,8 @@ def assignments(
     facts = {block.id: _Facts(block) for block in pack.walk()}
     layouts = list(dict.fromkeys(run for fact in facts.values() for run in fact.block.shape.runs))
     index = {identity: number for number, identity in enumerate(facts)}
-    layers = tuple(LayerPlan(index[attention.id], index[ffn.id]) for attention, ffn in pack.layers)
+    everyone = tuple(range(len(shards)))
+    layers = tuple(LayerPlan(tuple(index[block.id] for block in blocks), everyone) for blocks in pack.layers)
     return [
         Assign(
             session=session,

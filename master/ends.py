@@ -14,7 +14,7 @@ from tpi.devices.host import HostDevice, open_host
 from tpi.kernels.spec import NormSpec
 from tpi.pack.reader import Block, Pack
 from tpi.trace import OFF, Off
-from worker.fit import Tables
+from worker.plan.fit import Tables
 
 
 class Ends:
@@ -85,7 +85,7 @@ class Ends:
         )
 
     def _resident(self, block: Block) -> ResidentTable:
-        (data,) = Resident([_extent(block)], verify=self._verifier(block)).blocks
+        (data,) = Resident([_extent(block)], verify=self._verifier(block)).kept
         return ResidentTable(block.run("row"), data, self._kernels, self._trace)
 
     def _verifier(self, block: Block) -> Verify | None:

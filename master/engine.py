@@ -16,7 +16,7 @@ from master.sequence import Sequence
 from master.vocabulary import Embedding, Head
 from tpi.errors import UsageError
 from tpi.messages import Step, StepEntry
-from worker.node import Node
+from worker.node.node import Node
 
 F32 = npt.NDArray[np.float32]
 

@@ -38,10 +38,11 @@ from tpi.partition import Shard
 from tpi.progress import phase
 from tpi.sockets import Net, Tap
 from tpi.trace import TRACE_SPANS, Trace, clock
-from worker.build import build_node
 from worker.cache import ShardCache
-from worker.fit import fit
 from worker.member import totals
+from worker.node.build import build_node
+from worker.plan.fit import fit
+from worker.plan.node_plan import node_plan
 from worker.profile import limited, memory_budget, rss
 from worker.shelf import keep_within
 
@@ -81,12 +82,12 @@ class Session:
     @contextmanager
     def prompt_progress(self, tokens: int) -> Iterator[Callable[[], None]]:
         """Show how far a prompt of `tokens` tokens is, until what is yielded is called, or the context is left."""
-        shard = self._own.shard
-        begun, total = shard.progress, -(-tokens // self._chunk) * len(shard.blocks)
+        loop = self._own.loop
+        begun, total = loop.progress, -(-tokens // self._chunk) * len(loop.blocks)
         with ExitStack() as stack:
             report = stack.enter_context(phase("computing the prompt"))
-            stack.callback(setattr, shard, "heard", shard.heard)
-            shard.heard = lambda: report(shard.progress - begun, total)
+            stack.callback(setattr, loop, "on_block", loop.on_block)
+            loop.on_block = lambda: report(loop.progress - begun, total)
             yield stack.close
 
     def mark(self) -> None:
@@ -109,7 +110,7 @@ class Session:
 
     def fields(self) -> dict[str, Any]:
         """The fields of `--json` that describe the group; `predicted_sync_ms` is per token, None where not measured."""
-        group, config = self._own.shard.group, self.pack.config
+        group, config = self._own.loop.group, self.pack.config
         predicted = group.predicted_s(config.hidden)
         return {
             "collective": group.algorithm(config.hidden),
@@ -221,7 +222,7 @@ class Session:
         for peer, own in zip(self._cluster.peers(MASTER), [plans[0], *taken], strict=True):
             tables = table_bytes(self.pack) if own.rank == 0 else None
             try:
-                fit(own, tables)
+                fit(node_plan(own), tables)
             except PlanError as error:
                 raise PlanError(f"{peer.name}: {error}") from None
 
@@ -259,7 +260,7 @@ class Session:
 
     def _build_engine(self, stack: ExitStack, own: Assign) -> None:
         node, verify = self._own, self.placement.verify_weights
-        ends = Ends(self.pack, node.budget, node.trace, node.shard.window.reads, verify, self._host)
+        ends = Ends(self.pack, node.budget, node.trace, node.window.reads, verify, self._host)
         self._ends = stack.enter_context(ends)
         self.engine = Engine(
             embedding=ends.embedding,

@@ -67,7 +67,7 @@ def token_bytes(config: ModelConfig, heads: int, kv_heads: int, neurons: int, pa
     """Activations of one token of a step, for local head and neuron counts: an upper bound, in bytes.
 
     Live at once, in float32: the first x, x, two partials, normed x, and `passing` arrays on their way between tiles
-    and nodes (hidden each; `worker.fit`). The kernels keep the buffers of both halves: q, rotated q, chunks and
+    and nodes (hidden each; `worker.plan.fit`). The kernels keep the buffers of both halves: q, rotated q, chunks and
     mixed values of a head, k, v, angles; products of gate and up. What is quantised on the way takes a third more.
     """
     hidden = config.hidden * (5 + passing)

@@ -31,6 +31,16 @@ class Window(Protocol):
     """The weights of one node's blocks, block by block, in a cycle."""
 
     @property
+    def placement(self) -> Placement:
+        """What stays and what streams."""
+        ...
+
+    @property
+    def kept(self) -> Sequence[Bytes] | None:
+        """The bytes of every block, where all stay; else None."""
+        ...
+
+    @property
     def reads(self) -> ReadClock:
         """The clock of its reads, for windows that share its disk to share too."""
         ...
@@ -45,6 +55,14 @@ class Window(Protocol):
 
     def take(self) -> WindowStats:
         """What happened since the last `take`; call it once per token."""
+        ...
+
+    def costs(self) -> Costs:
+        """Median seconds per block over the last tokens, for `scheduler.steady.verdict`."""
+        ...
+
+    def history(self) -> list[Costs]:
+        """Seconds per block of each of the last tokens, for the same."""
         ...
 
     @property
@@ -68,16 +86,16 @@ class Resident:
         progress: Progress = silent,
     ) -> None:
         sizes = tuple(extent.slot_bytes for extent in extents)
-        placement = Placement(sizes, frozenset(range(len(sizes))), EMPTY)
+        self.placement = Placement(sizes, frozenset(range(len(sizes))), EMPTY)
         self._bytes = sum(sizes)
         self.reads = ReadClock()
-        meter = Meter(len(sizes), self._bytes, 0, self.reads)
-        loader = Loader(extents, placement, disk or DirectDisk(), meter, verify)
+        self._meter = Meter(len(sizes), self._bytes, 0, self.reads)
+        loader = Loader(extents, self.placement, disk or DirectDisk(), self._meter, verify)
         try:
-            self.blocks = list(_loaded(loader, range(len(extents)), progress))
+            self.kept = list(_loaded(loader, range(len(extents)), progress))
         finally:
             loader.close()
-        self._holds = [nullcontext(data) for data in self.blocks]
+        self._holds = [nullcontext(data) for data in self.kept]
 
     def hold(self, block: int) -> AbstractContextManager[Bytes]:
         """See `Window.hold`."""
@@ -86,6 +104,14 @@ class Resident:
     def take(self) -> WindowStats:
         """See `Window.take`; nothing is counted, since nothing happens."""
         return WindowStats(resident_bytes=self._bytes)
+
+    def costs(self) -> Costs:
+        """See `Window.costs`; zeros, since nobody asks what waits for nothing."""
+        return self._meter.costs()
+
+    def history(self) -> list[Costs]:
+        """See `Window.history`."""
+        return self._meter.history()
 
     @property
     def progress(self) -> int:
@@ -103,6 +129,8 @@ class MemoryWindow:
     one skips ahead to its next use, so an aborted step may start again at the first block. After a failed hold the next
     one tries again. Loading starts at once, in the background; `fill` waits for the blocks that stay.
     """
+
+    kept: Sequence[Bytes] | None = None
 
     def __init__(
         self,

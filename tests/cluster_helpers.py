@@ -78,7 +78,8 @@ class MadeUpModel:
         blocks = {identity: self._block(identity, ranges) for identity in self.ids}
         index = {identity: number for number, identity in enumerate(blocks)}
         layers = tuple(
-            LayerPlan(index[self.ids[2 * layer]], index[self.ids[2 * layer + 1]]) for layer in range(self.layers)
+            LayerPlan((index[self.ids[2 * layer]], index[self.ids[2 * layer + 1]]), tuple(range(len(peers))))
+            for layer in range(self.layers)
         )
         options = NodeOptions(context=64, kv_blocks=4, kv_dtype="f32", prefill_tokens=32)
         return Assign(

@@ -19,9 +19,9 @@ from master.weights import own_blocks
 from tpi.kv import KvDtype, blocks_for
 from tpi.messages import NodeOptions, PeerAddress, Step
 from tpi.pack.reader import Pack
-from worker.build import build_node
 from worker.cache import ShardCache
-from worker.node import Node
+from worker.node.build import build_node
+from worker.node.node import Node
 
 CONTEXT = 128
 

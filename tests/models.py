@@ -8,13 +8,15 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from tpi.block import AttentionBlock, FfnBlock, attention_block, ffn_block
+from tpi.block import residual
+from tpi.config import ModelConfig
 from tpi.kernels import Kernels, open_kernels
 from tpi.kernels.spec import Batch, NormSpec
 from tpi.kv import PagedKV, blocks_for
 from tpi.pack.layout import RunLayout
 from tpi.pack.reader import Block, Pack
-from tpi.partition import Range, Shard
+from tpi.partition import Range
+from worker.node.block import MicroBatch, Segment, open_segment
 
 F32 = npt.NDArray[np.float32]
 
@@ -122,11 +124,9 @@ def forward(pack: Pack, tokens: Sequence[int], kernels: Kernels | None = None) -
     batch = Batch(positions, np.zeros_like(positions), np.arange(blocks, dtype=np.int32)[None])
     for layer, halves in enumerate(pack.layers):
         for half in halves:
-            block = _whole(pack, layer, half)
             data = np.concatenate([half.read_units(run.name, 0, run.units).reshape(-1) for run in half.shape.runs])
-            x = kernels.add_residual(
-                block.residual, x, block.partial(kernels, data, np.ascontiguousarray(x), kv, batch)
-            )
+            part = whole(config, layer, half, kv, kernels).partial(data, MicroBatch(np.ascontiguousarray(x), batch))
+            x = kernels.add_residual(residual(config, half.kind, half.vectors()), x, part)
     final = pack.final.vectors()
     norm = NormSpec(config.norm, config.norm_eps, final["norm"], final.get("norm.bias"))
     logits = kernels.logits(*_table(pack.head), kernels.norm(norm, x))[:, : config.vocab]
@@ -138,10 +138,7 @@ def _table(block: Block) -> tuple[RunLayout, npt.NDArray[np.uint8]]:
     return run, block.read_units("row", 0, run.units).reshape(-1)
 
 
-def _whole(pack: Pack, layer: int, half: Block) -> AttentionBlock | FfnBlock:
-    attention, ffn = pack.layers[layer]
-    query, kv, neuron = attention.run("query"), attention.run("kv"), ffn.run("neuron")
-    shard = Shard(Range(0, query.units), Range(0, kv.units), Range(0, neuron.units))
-    if half.kind == "attention":
-        return attention_block(pack.config, layer, query, kv, half.vectors(), shard)
-    return ffn_block(pack.config, layer, neuron, half.vectors(), shard)
+def whole(config: ModelConfig, layer: int, block: Block, pages: PagedKV, kernels: Kernels) -> Segment:
+    """A block of a pack as one segment."""
+    runs = {run.name: (run, Range(0, run.units)) for run in block.shape.runs}
+    return open_segment(kernels, config, layer, runs, block.vectors(), pages)

@@ -16,7 +16,7 @@ from master.ends import Ends
 from scheduler.memory import PAGE, round_up
 from tpi.kv import PagedKV
 from tpi.pack.reader import Pack
-from worker import build
+from worker.node import build
 
 
 def readers() -> list[threading.Thread]:

@@ -19,8 +19,9 @@ from scheduler.window import MemoryWindow
 from tpi.errors import WeightsError
 from tpi.messages import NodeOptions, PeerAddress
 from tpi.pack.reader import Pack
-from worker import tiles
-from worker.fit import need
+from worker.plan import segments
+from worker.plan.fit import need
+from worker.plan.node_plan import node_plan
 
 PROMPT = [5, 6, 7, 8]
 ALWAYS = 1 << 30
@@ -87,7 +88,7 @@ def test_a_block_that_is_streamed_fails_the_step_and_the_next_one_works(
     block = pack.layers[1][1]
     disk = FlippingDisk(block.path, ALWAYS)
     with single_node(pack, STREAMED, disk, tmp_path) as (engine, node):
-        assert isinstance(node.shard.window, MemoryWindow)
+        assert isinstance(node.window, MemoryWindow)
         with pytest.raises(WeightsError, match=rf"{block.path} is damaged: unit \d of neuron"):
             tokens(engine)
         disk.times = 0
@@ -110,14 +111,14 @@ def test_what_is_right_when_read_again_goes_on(
 def test_every_tile_is_compared_with_its_own_units(
     dtype: str, tiny_pack: Callable[..., Pack], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(tiles, "tile_size", lambda attention: 1)
+    monkeypatch.setattr(segments, "tile_size", lambda smallest: 1)
     pack = tiny_pack("llama", dtype)
     with single_node(pack, Setting(), cache=tmp_path) as (_, node):
         placement, everything = node.budget.placement, node.budget.used
     setting = Setting(memory=everything - sum(placement.sizes) // pack.config.layers, verify=True)
     path = pack.layers[1][1].path
     with single_node(pack, setting, FlippingDisk(path, 0), tmp_path) as (engine, node):
-        assert max(node.shard.tiles) > 1
+        assert max(node.segments) > 1
         assert tokens(engine) == expected(pack, tmp_path)
     with (
         pytest.raises(WeightsError, match=rf"{path} is damaged: unit \d of neuron"),
@@ -172,4 +173,4 @@ def test_hashes_count_in_the_budget(tiny_pack: Callable[..., Pack]) -> None:
     (one,) = assignments(pack, shards, [PeerAddress(0, "node", "")], options, 1, 1)
     compared = replace(one, options=replace(options, verify_weights=True))
     units = sum(run.units for block in pack.walk() for run in block.shape.runs)
-    assert need(compared).fixed == need(one).fixed + 32 * units
+    assert need(node_plan(compared)).fixed == need(node_plan(one)).fixed + 32 * units

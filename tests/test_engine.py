@@ -56,7 +56,7 @@ def test_a_long_step_in_two_lanes_gives_the_same_logits(
     monkeypatch.setattr(Loopback, "overlaps", True)
     with in_process_engine(tiny_pack(family), shares, tmp_path, chunk=128) as engine:
         logits = engine.logits(LONG)
-        blocks, exchanges = len(engine._node.shard.blocks), engine._node.shard.group.stats.exchanges
+        blocks, exchanges = len(engine._node.loop.blocks), engine._node.loop.group.stats.exchanges
     assert exchanges == 2 * blocks
     assert np.abs(logits - reference_logits(tiny_model(family), LONG)).max() < TOLERANCE
 
@@ -90,11 +90,11 @@ def test_decoding_equals_prefill(tiny_pack: Callable[..., Pack], tmp_path: Path)
 def test_a_node_alone_runs_a_short_step_in_one_call(tiny_pack: Callable[..., Pack], tmp_path: Path) -> None:
     """A prompt shows progress block by block; a token is computed at once, and equals what the prompt would give."""
     with in_process_engine(tiny_pack("gemma2"), [1], tmp_path, chunk=64) as engine:
-        shard, heard = engine._node.shard, list[int]()
-        shard.heard = lambda: heard.append(shard.progress)
+        loop, heard = engine._node.loop, list[int]()
+        loop.on_block = lambda: heard.append(loop.progress)
         sequence = engine.admit(TOKENS[:17])
         made = [sampled.token for sampled in engine.generate(sequence, Sampler(Sampling(temperature=0)), 9)]
-        blocks = len(shard.blocks)
+        blocks = len(loop.blocks)
         assert heard == [*range(1, blocks + 1), *(blocks * step for step in range(2, 10))]
         engine.release(sequence)
         logits = engine.logits([*TOKENS[:17], *made])

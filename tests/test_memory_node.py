@@ -66,7 +66,7 @@ def test_loading_is_progress(tiny_pack: Callable[..., Pack], tmp_path: Path) -> 
     disk = Disk()
     with single_node(tiny_pack("llama"), WINDOW, disk, tmp_path) as (engine, node):
         tokens(engine)
-        assert node.progress >= node.shard.progress + disk.read_bytes // 2 > node.shard.progress
+        assert node.progress >= node.loop.progress + disk.read_bytes // 2 > node.loop.progress
         assert node.figures().planned_bytes == node.budget.used
 
 

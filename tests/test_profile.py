@@ -14,7 +14,8 @@ from tests.cluster_helpers import HIDDEN, MadeUpModel
 from tpi.errors import PlanError
 from tpi.messages import Assign, NodeOptions, PeerAddress, Profile
 from worker import profile
-from worker.fit import fit, need
+from worker.plan.fit import fit, need
+from worker.plan.node_plan import node_plan
 from worker.profile import limited, measure, memory_budget, peak_rss, reset_peak
 
 MIB = 1 << 20
@@ -59,10 +60,10 @@ def checked(plans: list[Assign], found: Profile) -> None:
 
 def test_the_master_plans_with_the_workers_threads_and_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("master.session.table_bytes", lambda pack: None)
-    monkeypatch.setattr("worker.fit.usable_cores", lambda: 64)  # of the machine that checks
-    monkeypatch.setattr("worker.fit.default_budget", lambda: 1 << 40)
+    monkeypatch.setattr("worker.plan.fit.usable_cores", lambda: 64)  # of the machine that checks
+    monkeypatch.setattr("worker.plan.fit.default_budget", lambda: 1 << 40)
     plans = [replace(plan, options=OPTIONS) for plan in MadeUpModel().split(1, 1, PEERS, cut=8)]
-    two, many = (need(replace(plans[1], options=replace(OPTIONS, threads=count))).fixed for count in (2, 64))
+    two, many = (need(node_plan(replace(plans[1], options=replace(OPTIONS, threads=count)))).fixed for count in (2, 64))
     assert many - two == scratch_bytes(HIDDEN, 64) - scratch_bytes(HIDDEN, 2) > 0
     enough = next(size for size in range(two, many, 4096) if fits(plans[1], size))
     checked(plans, laptop(free=enough))
@@ -74,7 +75,7 @@ def test_the_master_plans_with_the_workers_threads_and_memory(monkeypatch: pytes
 def fits(plan: Assign, size: int) -> bool:
     """Whether the worker would take `plan` with two threads and `size` bytes."""
     try:
-        fit(replace(plan, options=limited(OPTIONS, laptop(free=size))))
+        fit(node_plan(replace(plan, options=limited(OPTIONS, laptop(free=size)))))
     except PlanError:
         return False
     return True

@@ -13,7 +13,8 @@ from scheduler.tune import DiskSpeed
 from tpi.kernels import open_kernels
 from tpi.messages import NodeOptions, PeerAddress
 from tpi.pack.reader import Pack
-from worker.speeds import head_bytes, memory_speed, speeds_of
+from worker.plan.node_plan import node_plan
+from worker.plan.speeds import head_bytes, memory_speed, speeds_of
 
 MIB = 1 << 20
 
@@ -27,12 +28,12 @@ def test_the_turn_between_tokens_is_the_head_and_the_reads_in_flight(
         pack, plan(pack.config, units_of(pack), [1.0]), [PeerAddress(0, "node", "")], NodeOptions(64, 4, "f32", 16),
         session=1, epoch=1, collective="loopback",
     )[0]  # fmt: skip
-    assert head_bytes(one) == pytest.approx(pack.config.vocab * pack.config.hidden * bytes_per_weight)
+    assert head_bytes(node_plan(one)) == pytest.approx(pack.config.vocab * pack.config.hidden * bytes_per_weight)
     disk = DiskSpeed(chunk=4 * MIB, threads=4, bytes_per_second=1e9)
-    found = speeds_of(one, disk, 4 * MIB, 8 * MIB, open_kernels())
+    found = speeds_of(node_plan(one), disk, 4 * MIB, 8 * MIB, open_kernels())
     assert found.compute > 0
     assert found.disk < disk.bytes_per_second
-    assert found.turn == pytest.approx(head_bytes(one) / found.compute + 4 * MIB / 1e9)
+    assert found.turn == pytest.approx(head_bytes(node_plan(one)) / found.compute + 4 * MIB / 1e9)
     assert found.start == pytest.approx(0.5 * MIB / 1e9)
     assert sum(found.costs([100, 100]).exchange) == found.turn
 

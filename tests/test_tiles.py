@@ -17,9 +17,11 @@ from scheduler.ring import smallest
 from scheduler.steady import Times, verdict, whole
 from scheduler.timeline import Costs
 from scheduler.window import MemoryWindow, Resident
+from tpi.pack.layout import Part, RunLayout
 from tpi.pack.reader import Pack
 from tpi.partition import Range
-from worker import tiles
+from worker.plan import segments
+from worker.plan.node_plan import NodeBlock, RunUnits
 
 PROMPT = [5, 6, 7, 8]
 
@@ -27,7 +29,7 @@ PROMPT = [5, 6, 7, 8]
 @pytest.fixture
 def small_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
     """Tiles of tiny models too."""
-    monkeypatch.setattr(tiles, "tile_size", lambda attention: 1)
+    monkeypatch.setattr(segments, "tile_size", lambda smallest: 1)
 
 
 def tokens(engine: Engine) -> list[int]:
@@ -44,19 +46,19 @@ def test_tiles_give_the_same_tokens(family: str, dtype: str, tiny_pack: Callable
     pack = tiny_pack(family, dtype)
     with single_node(pack, Setting(), cache=tmp_path) as (engine, node):
         expected, everything = tokens(engine), node.budget.used
-        assert isinstance(node.shard.window, Resident)
-        assert node.shard.tiles == [1, 1] * pack.config.layers
+        assert isinstance(node.window, Resident)
+        assert node.segments == [1, 1] * pack.config.layers
     layer = sum(node.budget.placement.sizes) // pack.config.layers
     with single_node(pack, Setting(memory=everything - layer), cache=tmp_path) as (engine, node):
-        assert isinstance(node.shard.window, MemoryWindow)
-        planned, joined = node.budget.placement, node.shard.window.placement
-        assert max(node.shard.tiles) > 1
-        assert sum(node.shard.tiles) == len(joined.sizes) <= len(planned.sizes)
+        assert isinstance(node.window, MemoryWindow)
+        planned, joined = node.budget.placement, node.window.placement
+        assert max(node.segments) > 1
+        assert sum(node.segments) == len(joined.sizes) <= len(planned.sizes)
         assert joined.streamed_bytes == planned.streamed_bytes
         assert joined.memory_bytes <= planned.memory_bytes
         assert tokens(engine) == expected
         assert node.steady() is not None
-        assert node.shard.streamed.read_bytes > 0
+        assert node.streamed.read_bytes > 0
 
 
 @pytest.mark.usefixtures("small_tiles")
@@ -71,7 +73,7 @@ def test_a_tile_that_streams_parts_its_neighbours(
         expected, everything = tokens(engine), node.budget.used
     monkeypatch.setattr(budget, "_placed", all_but_one)
     with single_node(pack, Setting(memory=everything), cache=tmp_path) as (engine, node):
-        assert node.shard.tiles == [1, 3, 1, 1]
+        assert node.segments == [1, 3, 1, 1]
         assert tokens(engine) == expected
 
 
@@ -79,7 +81,7 @@ def test_a_tile_that_streams_parts_its_neighbours(
 def test_the_papers_window_counts_whole_blocks(tiny_pack: Callable[..., Pack], tmp_path: Path) -> None:
     pack = tiny_pack("llama")
     with single_node(pack, Setting(window=2), cache=tmp_path) as (_, node):
-        assert node.shard.tiles == [1, 1] * pack.config.layers
+        assert node.segments == [1, 1] * pack.config.layers
 
 
 def test_small_blocks_stay_whole(tiny_pack: Callable[..., Pack], tmp_path: Path) -> None:
@@ -87,30 +89,42 @@ def test_small_blocks_stay_whole(tiny_pack: Callable[..., Pack], tmp_path: Path)
     with single_node(pack, Setting(), cache=tmp_path) as (_, node):
         everything = node.budget.used
     with single_node(pack, Setting(memory=everything - 4096), cache=tmp_path) as (_, node):
-        assert node.shard.tiles == [1, 1] * pack.config.layers
+        assert node.segments == [1, 1] * pack.config.layers
+
+
+NEURON = RunLayout("neuron", "tiled", (Part("up", "q4", "row"), Part("down", "q4", "column")), 32, 32, 100)
+
+
+def some_units(first: int, last: int) -> RunUnits:
+    return RunUnits(NEURON, Range(first, last), b"".join(bytes([unit]) * 32 for unit in range(first, last)))
 
 
 @given(st.lists(st.integers(1, 6), min_size=1, max_size=4), st.data())
 def test_only_neighbours_that_stay_are_joined(counts: list[int], data: st.DataObject) -> None:
-    layers = [[Range(3 * first, 3 * first + 3) for first in range(count)] for count in counts]
-    total = sum(counts) + len(counts)
-    resident = data.draw(st.sets(st.integers(0, total - 1)))
-    found, numbers = tiles.joined(layers, resident)
-    before = [one for layer in layers for one in (None, *layer)]  # None: an attention block
-    after = [one for layer in found for one in (None, *layer)]
-    assert len(numbers) == total
+    blocks = [
+        NodeBlock(number, number, "ffn", number, (some_units(0, 3 * count),), 0) for number, count in enumerate(counts)
+    ]
+    before = [
+        segments.NodeSegment(block, (block.runs[0].cut(Range(3 * at, 3 * at + 3)),))
+        for block, count in zip(blocks, counts, strict=True)
+        for at in range(count)
+    ]
+    resident = data.draw(st.sets(st.integers(0, len(before) - 1)))
+    after, numbers = segments.join(before, resident)
+    assert len(numbers) == len(before)
     assert sorted(set(numbers)) == list(range(len(after)))
     for number, new in enumerate(after):
         parts = [old for old, now in enumerate(numbers) if now == number]
-        if new is None:
-            assert [before[old] for old in parts] == [None]
-        else:
-            units = [unit for old in parts if (tile := before[old]) for unit in range(tile.first, tile.last)]
-            assert units == list(range(new.first, new.last))
+        assert {before[old].block.number for old in parts} == {new.block.number}
+        assert b"".join(before[old].runs[0].hashes for old in parts) == new.runs[0].hashes
+        assert new.runs == (some_units(before[parts[0]].runs[0].units.first, before[parts[-1]].runs[0].units.last),)
         assert len(parts) == 1 or resident >= set(parts)
     for old, (now, then) in enumerate(pairwise(numbers)):
-        if now != then and before[old] and before[old + 1]:
+        if now != then and before[old].block is before[old + 1].block:
             assert not resident >= {old, old + 1}
+    assert [len(part) for part in segments.per_block(after)] == [
+        sum(one.block is block for one in after) for block in blocks
+    ]
 
 
 @given(st.lists(st.integers(1, 5), min_size=1, max_size=6), st.data())

@@ -31,8 +31,9 @@ from tests.test_commands import TPI, clean
 from tpi.messages import PeerAddress
 from tpi.pack.reader import Pack
 from tpi.trace import TRACE_BYTES, Trace, clock
-from worker import build
-from worker.fit import need
+from worker.node import build
+from worker.plan.fit import need
+from worker.plan.node_plan import node_plan
 
 
 @pytest.fixture
@@ -83,7 +84,7 @@ def test_between_two_tokens_nothing_is_judged(model: str, tmp_path: Path, monkey
         judged.append(arguments)
         return verdict(*arguments)
 
-    monkeypatch.setattr("worker.node.verdict", counting)
+    monkeypatch.setattr("worker.node.node.verdict", counting)
     with Session(Placement(model, cache=tmp_path, window=1)) as session:
         sequence = session.engine.admit([5, 6, 7])
         sampler, limits = Sampler(Sampling(temperature=0)), Limits(3, ignore_eos=True)
@@ -97,7 +98,7 @@ def test_between_two_tokens_nothing_is_judged(model: str, tmp_path: Path, monkey
 def test_a_trace_counts_in_the_budget() -> None:
     (plan,) = MadeUpModel().split(1, 1, [PeerAddress(0, "node", "")])
     traced = replace(plan, options=replace(plan.options, trace=True))
-    assert need(traced).fixed - need(plan).fixed == TRACE_BYTES
+    assert need(node_plan(traced)).fixed - need(node_plan(plan)).fixed == TRACE_BYTES
 
 
 @pytest.mark.parametrize("name", ["llama", "gemma2"])

@@ -124,10 +124,11 @@ class BlockPlan:
 
 @dataclass(frozen=True)
 class LayerPlan:
-    """The blocks of one layer, as indices into Assign.blocks (identical blocks are listed once)."""
+    """One layer: its blocks in order of use, as indices into Assign.blocks (identical ones are listed once), and the
+    ranks that hold it."""
 
-    attention: Count
-    ffn: Count
+    blocks: tuple[Count, ...]
+    ranks: tuple[Count, ...]
 
 
 @dataclass(frozen=True)
@@ -183,8 +184,10 @@ class Assign:
             for run in block.runs:
                 if run.layout >= len(self.layouts) or run.last > self.layouts[run.layout].units:
                     raise MessageError(f"block {block.id.hex()[:12]} has units beyond its layout")
-        if any(max(layer.attention, layer.ffn) >= len(self.blocks) for layer in self.layers):
+        if any(index >= len(self.blocks) for layer in self.layers for index in layer.blocks):
             raise MessageError("a layer names a block that is not in the plan")
+        if any(rank >= self.size for layer in self.layers for rank in layer.ranks):
+            raise MessageError("a layer names a rank that is not in the plan")
         if not self.rank < self.size:
             raise MessageError(f"rank {self.rank} is not below the number of nodes, {self.size}")
 

@@ -39,8 +39,8 @@ def worker(
 ) -> None:
     """Lend this machine to a master. Listens on this machine only, unless --listen says otherwise."""
     from tpi.devices.host import open_host
-    from worker.build import build_node
     from worker.daemon import WorkerOptions
+    from worker.node.build import build_node
 
     logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(asctime)s %(message)s")
     host, port = split_address(listen, lowest_port=0)

@@ -1,6 +1,6 @@
 """What the daemon needs of whatever computes: the seam between the control plane and the shard.
 
-`worker.node.Node` is the real one; tests put others in its place.
+`worker.node.node.Node` is the real one; tests put others in its place.
 """
 
 from collections.abc import Callable, Sequence

@@ -128,7 +128,7 @@ def _fill(opened: Opened, plan: PackPlan, dtype: str, directory: Path, progress:
         progress(f"packing {opened.name}") as report,
         BlockWriter(opened.source, directory, report, plan.nbytes) as writer,
     ):
-        layers = tuple((writer.write(attention), writer.write(ffn)) for attention, ffn in plan.layers)
+        layers = tuple(tuple(map(writer.write, blocks)) for blocks in plan.layers)
         embedding, head, final = writer.write(plan.embedding), writer.write(plan.head), writer.write(plan.final)
         positions = writer.write(plan.positions) if plan.positions else None
     if loss := writer.losses.report():

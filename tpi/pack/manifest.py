@@ -26,7 +26,7 @@ class Manifest:
     config: ModelConfig
     dtype: str
     blocks: dict[str, BlockShape]
-    layers: tuple[tuple[str, str], ...]  # attention and ffn block of each layer
+    layers: tuple[tuple[str, ...], ...]  # the blocks of each layer, in order of use
     embedding: str
     head: str
     positions: str | None
@@ -77,7 +77,7 @@ def _manifest(fields: dict[str, Any]) -> Manifest:
     config = ModelConfig.from_dict(fields["config"])
     check_config(config, "config")
     blocks = {name: BlockShape.from_dict(shape) for name, shape in fields["blocks"].items()}
-    layers = tuple((str(attention), str(ffn)) for attention, ffn in fields["layers"])
+    layers = tuple(tuple(map(str, names)) for names in fields["layers"])
     if not all(_ID.fullmatch(name) for name in blocks) or len(layers) != config.layers:
         raise ValueError("names of blocks or number of layers")
     manifest = Manifest(
@@ -92,9 +92,18 @@ def _check_blocks(manifest: Manifest) -> None:
     """Every block that is named exists, is of the right kind, and has the runs and the sizes that the model needs."""
     config, blocks = manifest.config, manifest.blocks
     query, kv = config.heads * config.head_dim, config.kv_heads * config.head_dim
-    for attention, ffn in manifest.layers:
-        _check(blocks[attention], "attention", {"query": query, "kv": kv}, config.hidden, config.head_dim)
-        _check(blocks[ffn], "ffn", {"neuron": config.intermediate}, config.hidden)
+    runs: dict[BlockKind, tuple[dict[str, int | None], int]] = {
+        "attention": ({"query": query, "kv": kv}, config.head_dim),
+        "ffn": ({"neuron": config.intermediate}, 1),
+    }
+    for names in manifest.layers:
+        if not names:
+            raise ValueError("a layer without blocks")
+        for name in names:
+            kind = blocks[name].kind
+            if kind not in runs:
+                raise ValueError(f"a layer with a block of kind {kind}")
+            _check(blocks[name], kind, runs[kind][0], config.hidden, runs[kind][1])
     for table in (manifest.embedding, manifest.head):
         _check(blocks[table], "table", {"row": config.vocab}, config.hidden)
     if manifest.positions is not None:

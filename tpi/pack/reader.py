@@ -175,7 +175,7 @@ class Pack:
         self.manifest = manifest
         blocks = {name: Block(path / f"{name}.safetensors", name, shape) for name, shape in manifest.blocks.items()}
         self.blocks: Mapping[str, Block] = blocks  # by id; equal blocks of several layers are one
-        self.layers = tuple((blocks[attention], blocks[ffn]) for attention, ffn in manifest.layers)
+        self.layers = tuple(tuple(blocks[name] for name in names) for names in manifest.layers)  # in order of use
         self.embedding = blocks[manifest.embedding]  # run `row`, the vocabulary padded with zero rows to whole units
         self.head = blocks[manifest.head]  # the same block as `embedding` if the model is tied
         self.positions = blocks[manifest.positions] if manifest.positions else None  # run `row` (OPT)
@@ -245,7 +245,7 @@ class Pack:
         return sum(block.shape.nbytes for block in used)
 
     def walk(self) -> Iterator[Block]:
-        """The blocks of the layers in the order in which they are computed: attention, ffn, attention, ..."""
+        """The blocks of all layers in the order in which they are computed."""
         for layer in self.layers:
             yield from layer
 

@@ -6,8 +6,7 @@ from scheduler.memory import Bytes, page_buffer
 from scheduler.placement import Speeds
 from scheduler.tune import DiskSpeed
 from tpi.kernels import Kernels
-from tpi.messages import Assign
-from worker.assigned import layouts
+from worker.plan.node_plan import NodePlan
 
 _SAMPLE = 64 << 20  # bytes read to see how fast memory is: more than most caches keep
 _ROUNDS = 3  # of which the fastest counts
@@ -15,7 +14,7 @@ _OF_MEMORY = 0.85  # of the memory's speed is what kernels reach on few tokens
 _OF_DISK = 0.9  # of the disk's speed is left while all cores compute
 
 
-def speeds_of(assign: Assign, disk: DiskSpeed, block: int, budget: int, kernels: Kernels) -> Speeds:
+def speeds_of(plan: NodePlan, disk: DiskSpeed, block: int, budget: int, kernels: Kernels) -> Speeds:
     """The speeds of this node; takes at most half of `budget` bytes for some 20 ms to measure them.
 
     Between two tokens the master computes the head and reads a row of the embedding, behind all reads in flight. At
@@ -25,7 +24,7 @@ def speeds_of(assign: Assign, disk: DiskSpeed, block: int, budget: int, kernels:
     compute = _OF_MEMORY * memory_speed(min(_SAMPLE, budget // 2), kernels)
     opened = disk.open(block)
     reading = opened.chunk / disk.bytes_per_second  # seconds of a read at full speed
-    turn = head_bytes(assign) / compute + opened.threads * reading
+    turn = head_bytes(plan) / compute + opened.threads * reading
     return Speeds(disk=_OF_DISK * disk.bytes_per_second, compute=compute, turn=turn, start=reading / 2)
 
 
@@ -37,11 +36,11 @@ def memory_speed(size: int, kernels: Kernels) -> float:
     return data.size / fastest
 
 
-def head_bytes(assign: Assign) -> float:
+def head_bytes(plan: NodePlan) -> float:
     """About how many bytes the head has: its weights are taken to be as wide as those of this node's first FFN."""
-    neuron = layouts(assign, assign.layers[0].ffn)["neuron"]
+    neuron = next(plan.runs("neuron")).layout
     weights = len(neuron.parts) * neuron.width * neuron.hidden
-    return assign.config.vocab * assign.config.hidden * neuron.unit_bytes / weights
+    return plan.config.vocab * plan.config.hidden * neuron.unit_bytes / weights
 
 
 def _seconds(data: Bytes, kernels: Kernels) -> float:

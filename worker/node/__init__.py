@@ -1,0 +1,1 @@
+"""A node that computes: blocks, segments, the order of a step, pages of keys and values."""

@@ -1,0 +1,169 @@
+"""The block loop: one node's part of the model, the same code on the master (rank 0) and on every worker.
+
+A step's order is data (`worker.node.order`). In the plain one a long step passes in two micro-batches, the first and
+the second half of its tokens: while the sum of one travels, the other computes, and each block is held once for both.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from time import perf_counter
+
+import numpy as np
+import numpy.typing as npt
+
+from allreduce.base import Group
+from allreduce.flight import IN_FLIGHT
+from scheduler.weights import Weights
+from tpi.kernels import Chain, Kernels
+from tpi.kernels.constants import STREAM_TOKENS
+from tpi.kernels.spec import Batch
+from tpi.trace import OFF, Off
+from worker.node.block import Block, MicroBatch, Segment
+from worker.node.order import Order, Visit, plain, visits
+
+F32 = npt.NDArray[np.float32]
+_LEAST = 32  # tokens of a micro-batch at least: shorter products of matrices take longer per token
+
+
+def _nothing() -> None:
+    """Nobody listens."""
+
+
+@dataclass
+class StepClock:
+    """Where the time of this node's steps went, in seconds, summed since the start."""
+
+    steps: int = 0
+    tokens: int = 0
+    total: float = 0.0
+    sync: float = 0.0  # inside allreduce: transfer, latency, and waiting for slower nodes
+
+
+class BlockLoop:
+    """Runs steps through all blocks, with the weights they hold and the group that they are summed in."""
+
+    def __init__(
+        self,
+        blocks: Sequence[Block],
+        weights: Weights[Segment],
+        group: Group,
+        kernels: Kernels,
+        trace: Off = OFF,
+        order: Order = plain,
+    ) -> None:
+        """`kernels` are the host's, which adds residuals."""
+        self.blocks = blocks
+        self.weights = weights
+        self.group = group
+        self.trace = trace
+        self.clock = StepClock()
+        self.progress = 0  # blocks computed since the start; heartbeats report it
+        self.on_block: Callable[[], object] = _nothing  # called after each block, or after all of a short step
+        self._kernels = kernels
+        self._order = order
+        self._chain: Chain | None = None  # of all blocks, opened when first used
+
+    def forward(self, x: F32, batch: Batch, step: int) -> F32 | None:
+        """Run one step through all blocks.
+
+        Args:
+            x: `[tokens, hidden]` float32, the embedded tokens; the same on every node.
+            batch: where each token stands and where its KV goes.
+            step: number of the step, which fences the collective's messages.
+
+        Returns:
+            `[tokens, hidden]` after the last block on rank 0, None elsewhere (only the master needs the last sum).
+        """
+        started = perf_counter()
+        out = self._run_chain(x, batch) if self._waits_for_nothing(x) else self._run(x, batch, step)
+        self.clock.steps += 1
+        self.clock.tokens += len(batch.positions)
+        self.clock.total += perf_counter() - started
+        return out
+
+    def rehearse(self, index: int, x: F32, batch: Batch) -> None:
+        """Compute a block and do nothing with the result; what `batch` names of the pages is overwritten."""
+        part = MicroBatch(x, batch)
+        with self.weights.hold(index) as segments:
+            for segment, data in segments:
+                segment.partial(data, part)
+        self.progress += 1
+
+    def _run(self, x: F32, batch: Batch, step: int) -> F32 | None:
+        self.group.begin(step)
+        parts = self._micro_batches(x, batch)
+        for visit in visits(self._order, len(self.blocks), len(parts)):
+            self._visit(visit, parts)
+        done = [self._finish_sum(part) for part in parts]
+        if not all(done):
+            return None
+        return parts[0].x if len(parts) == 1 else np.concatenate([part.x for part in parts])
+
+    def _visit(self, visit: Visit, parts: Sequence[MicroBatch]) -> None:
+        block, left = self.blocks[visit.block], len(self.weights.blocks[visit.block])
+        self._finish_sum(parts[(visit.jobs or visit.sums)[0].micro_batch])
+        with self.weights.hold(visit.block, block.wanted(parts)) as segments:
+            for segment, data in segments:  # each waits until it is where it is computed
+                left -= 1
+                for job in visit.jobs:
+                    part = parts[job.micro_batch]
+                    if not job.sums:
+                        self._finish_sum(part)
+                        with self.trace.span("compute", block.name):
+                            part.add(segment.partial(data, part))
+                    elif not left:
+                        self._start_sum(block, part)
+        for job in visit.sums:
+            self._start_sum(block, parts[job.micro_batch])
+        self.progress += 1
+
+    def _micro_batches(self, x: F32, batch: Batch) -> list[MicroBatch]:
+        """A step's tokens in order, in halves if that pays: keys of the first are there when the second attends."""
+        tokens = len(x)
+        if tokens < IN_FLIGHT * _LEAST or not self.group.overlaps:
+            return [MicroBatch(x, batch)]
+        middle = -(-tokens // (2 * STREAM_TOKENS)) * STREAM_TOKENS
+        return [MicroBatch(x[part], batch.cut(part)) for part in (slice(0, middle), slice(middle, tokens))]
+
+    def _start_sum(self, block: Block, part: MicroBatch) -> None:
+        syncing = perf_counter()
+        with self.trace.span("allreduce", block.name):
+            self.group.start(part.take(block), everywhere=block is not self.blocks[-1])
+        self.clock.sync += perf_counter() - syncing
+
+    def _finish_sum(self, part: MicroBatch) -> bool:
+        """Bring a micro-batch up to the last block that it computed; whether its tokens are there on this node."""
+        block = part.awaits
+        if block is None:
+            return True
+        syncing = perf_counter()
+        with self.trace.span("allreduce", block.name):
+            total = self.group.finish()
+        self.clock.sync += perf_counter() - syncing
+        part.summed(total, self._kernels)
+        self.on_block()
+        return total is not None
+
+    def _waits_for_nothing(self, x: F32) -> bool:
+        """Whether all blocks may run in one call: neither other nodes nor weights are awaited.
+
+        A prompt takes long enough for people to follow it block by block, and for Python to cost nothing.
+        """
+        return (
+            len(x) <= STREAM_TOKENS
+            and self.group.trivial
+            and self._order is plain
+            and self.weights.window.kept is not None
+        )
+
+    def _run_chain(self, x: F32, batch: Batch) -> F32:
+        if self._chain is None:
+            kept = self.weights.window.kept
+            assert kept is not None
+            pairs = zip(self.blocks, self.weights.blocks, strict=True)
+            stages = [segment.stage(kept[block.number], block.residual) for block, (segment,) in pairs]
+            self._chain = self._kernels.open_chain(stages)
+        out = self._chain.run(x, batch)
+        self.progress += len(self.blocks)
+        self.on_block()
+        return out

@@ -1,0 +1,132 @@
+"""One member of the tensor-parallel group: a block loop with the page tables that the master announces.
+
+Rank 0 is one too.
+"""
+
+from itertools import cycle
+
+import numpy as np
+import numpy.typing as npt
+
+from allreduce.base import Work, idle
+from scheduler.stats import WindowStats
+from scheduler.steady import verdict
+from tpi.kernels.spec import BLOCK_TOKENS, Batch
+from tpi.kv import PagedKV, blocks_for
+from tpi.messages import Steady, Step
+from tpi.trace import Off
+from worker.member import Figures
+from worker.node.loop import BlockLoop
+from worker.node.pages import BlockTables
+from worker.plan.residence import Residence
+
+F32 = npt.NDArray[np.float32]
+
+
+class Node:
+    """Runs steps as the master sends them. `worker.member.Member` is what the daemon knows of it."""
+
+    def __init__(self, loop: BlockLoop, pages: PagedKV, residence: Residence) -> None:
+        self.loop = loop
+        self.budget = residence.budget
+        self.window = loop.weights.window
+        self.streamed = WindowStats()
+        self._residence = residence
+        self._pages = pages
+        self._tables = BlockTables(pages.blocks, BLOCK_TOKENS)
+
+    @property
+    def kv_blocks(self) -> int:
+        """Size of the KV pool."""
+        return self._pages.blocks
+
+    @property
+    def prefill_tokens(self) -> int:
+        """The longest step that this node's memory allows."""
+        return self.budget.chunk
+
+    @property
+    def segments(self) -> list[int]:
+        """How many segments each block is."""
+        return [len(segments) for segments in self.loop.weights.blocks]
+
+    @property
+    def progress(self) -> int:
+        """Grows with every block computed and every byte loaded: who waits for a slow disk is not dead."""
+        return self.loop.progress + self.window.progress
+
+    @property
+    def trace(self) -> Off:
+        """The node's spans."""
+        return self.loop.trace
+
+    def run(self, step: Step) -> F32 | None:
+        """Compute one step. Returns the last hidden states `[tokens, hidden]` on rank 0, None elsewhere.
+
+        A step without entries computes nothing: with it the group settles how it will sum.
+        """
+        self._tables.release(step.released)
+        if not step.entries:
+            self.loop.group.settle(self._rehearsal())
+            return None
+        out = self.loop.forward(step.x, self._tables.batch(step.entries), step.step)
+        self.streamed += self.window.take()
+        return out
+
+    def _rehearsal(self) -> Work:
+        """What this node computes for a block of a prompt's step, with nothing in it; idle if weights are streamed.
+
+        They would be read for it, and out of their order. Pages from 0 on are overwritten.
+        """
+        loop = self.loop
+        if self.window.kept is None:
+            return idle
+        one, payload = loop.group.spec.payload_values
+        tokens = min(payload // one, self.prefill_tokens, self.kv_blocks * BLOCK_TOKENS)
+        blocks = cycle(range(len(loop.blocks)))
+
+        def work(parts: int) -> None:
+            part = max(1, tokens // parts)
+            table = np.arange(blocks_for(part), dtype=np.int32)[None]
+            batch = Batch(np.arange(part, dtype=np.int32), np.zeros(part, np.int32), table)
+            loop.rehearse(next(blocks), np.zeros((part, one), np.float32), batch)
+
+        return work
+
+    def figures(self) -> Figures:
+        """Totals of the clock, the group and the window."""
+        clock, group, streamed = self.loop.clock, self.loop.group.stats, self.streamed
+        return Figures(
+            steps=clock.steps,
+            tokens=clock.tokens,
+            weight_bytes=self._residence.nbytes,
+            compute_s=max(0.0, clock.total - clock.sync - streamed.stall_seconds),
+            sync_s=clock.sync,
+            stall_s=streamed.stall_seconds,
+            streamed_bytes=streamed.read_bytes,
+            disk_s=streamed.read_seconds,
+            sent_bytes=group.sent_bytes,
+            received_bytes=group.received_bytes,
+            resident_bytes=self.budget.placement.memory_bytes,
+            planned_bytes=self.budget.used,
+            dropped=group.dropped,
+        )
+
+    def steady(self) -> Steady | None:
+        """The verdict on this node's placement from what was measured; None if nothing is streamed. See `Member`."""
+        window = self.window
+        if not window.placement.streamed_bytes or not self.loop.clock.steps:
+            return None
+        found = verdict(window.placement, window.costs(), window.history(), self.segments, self.budget.placement)
+        times = found.times
+        return Steady(
+            times.attention, times.ffn, times.allreduce, times.load_attention, times.load_ffn,
+            found.loose, found.tight, found.steady, found.stall_seconds,
+            found.window or 0, found.retain or 0, found.window_bytes or 0,
+            self._residence.memory_for(found.least_bytes) if found.least_bytes else 0,
+        )  # fmt: skip
+
+    def close(self) -> None:
+        """Stop the loader's threads and close the collective's sockets."""
+        self.window.close()
+        self.loop.group.close()

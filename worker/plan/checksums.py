@@ -1,0 +1,30 @@
+"""Are the weights in memory those of the plan? The hashes of what each segment of a window holds."""
+
+from collections.abc import Sequence
+
+from scheduler.memory import Bytes
+from tpi.pack.blockfile import damaged_unit
+from worker.image import HeldBlock
+from worker.plan.segments import NodeSegment
+
+
+class Checksums:
+    """A `scheduler.load.Verify` for segments; `held` are the plan's blocks by their source."""
+
+    def __init__(self, segments: Sequence[NodeSegment], held: Sequence[HeldBlock]) -> None:
+        self._segments = segments
+        self._held = held
+
+    def __call__(self, number: int, data: Bytes) -> None:
+        """Compare the bytes of segment `number` with their hashes.
+
+        Raises:
+            WeightsError: if a unit does not match; names the file.
+        """
+        segment, begin = self._segments[number], 0
+        for run in segment.runs:
+            wrong = damaged_unit(data[begin : begin + run.nbytes].data, run.hashes)
+            if wrong is not None:
+                name = f"unit {run.units.first + wrong} of {run.name}"
+                raise self._held[segment.block.source].damaged(f"{name} does not match its hash")
+            begin += run.nbytes

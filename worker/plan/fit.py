@@ -1,0 +1,85 @@
+"""Does a node's part of a plan fit into its memory? Asked by the master before weights move, and by the node itself."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from allreduce.base import arrays_to_sum
+from allreduce.shared import board_bytes
+from scheduler.budget import PROCESS, Budget, Need, plan, scratch_bytes, token_bytes
+from scheduler.free import default_budget
+from scheduler.placement import Speeds
+from tpi.kv import block_bytes
+from tpi.machine import usable_cores
+from tpi.trace import TRACE_BYTES
+from worker.plan.node_plan import NodePlan
+from worker.plan.segments import tiles
+
+_EVERYTHING = 1 << 60  # bytes: with the scheduler off, memory is no limit
+_SAMPLING = 8  # arrays of one value per token of the vocabulary that sampling has at once
+
+
+@dataclass(frozen=True)
+class Tables:
+    """Bytes of the tables that only the master has; `embedding` is 0 where it is the head's."""
+
+    head: int = 0
+    embedding: int = 0
+
+
+def fit(
+    node: NodePlan, tables: Tables | None = None, blocks: Sequence[int] | None = None, speeds: Speeds | None = None
+) -> Budget:
+    """What fits into `node.options.memory` (0: what is free here, less a margin).
+
+    What the options leave open is decided for this machine: ask of another node's plan with its `limited` options.
+
+    Args:
+        tables: what the master holds beside its shard.
+        blocks: bytes of memory of each block or tile in order of use; by default what they take at most.
+        speeds: for which blocks are placed; what fits does not depend on them.
+
+    Raises:
+        PlanError: if it does not fit; says what would.
+    """
+    options = node.options
+    total = options.memory or default_budget()
+    if options.scheduler == "resident":
+        total = _EVERYTHING
+    wanted = need(node, tables, blocks)
+    return plan(wanted, total, options.prefill_tokens, options.window, options.retain, speeds)
+
+
+def need(node: NodePlan, tables: Tables | None = None, blocks: Sequence[int] | None = None) -> Need:
+    """What `node` asks a node to find room for. Arguments as `fit`."""
+    config, options = node.config, node.options
+    tables = tables or Tables()
+    return Need(
+        blocks=tuple(blocks if blocks is not None else (one.most_bytes(node.rank) for one in tiles(node))),
+        kv_block=block_bytes(config.layers, node.kv_heads, config.head_dim, options.kv_dtype),
+        kv_blocks=options.kv_blocks,
+        token=token_bytes(config, node.heads, node.kv_heads, node.neurons, _passing(node)),
+        fixed=_fixed(node) + (4 * _SAMPLING * config.vocab if tables.head else 0),
+        head=tables.head,
+        embedding=tables.embedding,
+    )
+
+
+def _passing(node: NodePlan) -> int:
+    """Arrays as long as x that pass on: a sum's, the frames in which x travels, and a tile's to the next.
+
+    The master's x is queued for each worker until the first sum; a worker has what ZeroMQ received, and its copy.
+    """
+    tiled = len(tiles(node)) > len(node.blocks)
+    sums = arrays_to_sum(node.collective, node.size) + tiled
+    return sums + 2 if node.rank else max(sums, node.size - 1)
+
+
+def _fixed(node: NodePlan) -> int:
+    """What does not grow with a step: the process at work, the kernels' slices, vectors and hashes, the trace."""
+    vectors = sum(block.vectors_bytes for block in node.blocks)
+    board = board_bytes(node.size) if node.collective == "shared" else 0
+    trace = TRACE_BYTES if node.options.trace else 0
+    compared = node.options.verify_weights
+    hashes = sum(len(run.hashes) for block in node.blocks for run in block.runs) if compared else 0
+    scratch = scratch_bytes(node.config.hidden, node.options.threads or usable_cores())
+    return PROCESS + scratch + vectors + board + trace + hashes

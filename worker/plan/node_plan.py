@@ -1,0 +1,152 @@
+"""A node's part of a deployment as the node reads it: layers, their blocks in order of use, the units of each run.
+
+`tpi.messages.Assign` is how it travels: blocks listed once, by content, with indices into tables. It is taken apart
+here and nowhere else.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+from tpi.config import ModelConfig
+from tpi.messages import DIGEST_BYTES, Assign, BlockPlan, NodeOptions, PeerAddress
+from tpi.pack.layout import BlockKind, RunLayout, RunName
+from tpi.partition import Range
+
+
+@dataclass(frozen=True)
+class RunUnits:
+    """Some units of a run; `layout` is of the whole run, `hashes` are the units' digests back to back."""
+
+    layout: RunLayout
+    units: Range
+    hashes: bytes
+
+    @property
+    def name(self) -> RunName:
+        """Which run."""
+        return self.layout.name
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of these units."""
+        return len(self.units) * self.layout.unit_bytes
+
+    def cut(self, units: Range) -> "RunUnits":
+        """Those of the units that are in `units`, which are some of them."""
+        first = self.units.first
+        hashes = self.hashes[(units.first - first) * DIGEST_BYTES : (units.last - first) * DIGEST_BYTES]
+        return replace(self, units=units, hashes=hashes)
+
+
+@dataclass(frozen=True)
+class NodeBlock:
+    """This node's units of one block: the attention or the feed-forward half of a layer."""
+
+    number: int  # in the order in which the block loop uses them
+    layer: int
+    kind: BlockKind
+    source: int  # index into `Assign.blocks`: blocks with the same content have one
+    runs: tuple[RunUnits, ...]  # back to back in the shard image
+    vectors_bytes: int  # of norms and biases, which every node has whole
+
+    @property
+    def name(self) -> str:
+        """What traces and errors call it."""
+        return f"{self.kind} {self.layer}"
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of this node's units."""
+        return sum(run.nbytes for run in self.runs)
+
+    def run(self, name: RunName) -> RunUnits:
+        """The run called `name`; KeyError if the block has none."""
+        return {run.name: run for run in self.runs}[name]
+
+
+@dataclass(frozen=True)
+class NodeLayer:
+    """One layer: its blocks in order of use, and the ranks that hold it."""
+
+    number: int
+    blocks: tuple[NodeBlock, ...]
+    ranks: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class NodePlan:
+    """Everything that one node is told of a deployment: `epoch` of the master's run `session`."""
+
+    session: int
+    epoch: int
+    rank: int
+    size: int
+    config: ModelConfig
+    layers: tuple[NodeLayer, ...]
+    peers: tuple[PeerAddress, ...]
+    collective: str
+    wire: str
+    options: NodeOptions
+
+    @cached_property
+    def blocks(self) -> tuple[NodeBlock, ...]:
+        """All blocks in order of use."""
+        return tuple(block for layer in self.layers for block in layer.blocks)
+
+    def runs(self, name: RunName) -> Iterator[RunUnits]:
+        """The runs called `name` of every block that has one, in order of use."""
+        return (run for block in self.blocks for run in block.runs if run.name == name)
+
+    @property
+    def heads(self) -> int:
+        """The most query heads that this node has of any block."""
+        limit, width = self.config.heads, self.config.head_dim
+        return max((len(run.units.scaled(run.layout.width // width, limit)) for run in self.runs("query")), default=0)
+
+    @property
+    def kv_heads(self) -> int:
+        """The most KV heads that this node has of any block."""
+        limit, width = self.config.kv_heads, self.config.head_dim
+        return max((len(run.units.scaled(run.layout.width // width, limit)) for run in self.runs("kv")), default=0)
+
+    @property
+    def neurons(self) -> int:
+        """The most feed-forward neurons that this node has of any block."""
+        limit = self.config.intermediate
+        return max((len(run.units.scaled(run.layout.width, limit)) for run in self.runs("neuron")), default=0)
+
+
+def node_plan(assign: Assign) -> NodePlan:
+    """The plan that `assign` carries."""
+    numbers = iter(range(sum(len(layer.blocks) for layer in assign.layers)))
+    layers = [
+        NodeLayer(at, tuple(_block(assign, next(numbers), at, index) for index in layer.blocks), layer.ranks)
+        for at, layer in enumerate(assign.layers)
+    ]
+    return NodePlan(
+        session=assign.session,
+        epoch=assign.epoch,
+        rank=assign.rank,
+        size=assign.size,
+        config=assign.config,
+        layers=tuple(layers),
+        peers=assign.peers,
+        collective=assign.collective,
+        wire=assign.wire,
+        options=assign.options,
+    )
+
+
+def _block(assign: Assign, number: int, layer: int, source: int) -> NodeBlock:
+    block = assign.blocks[source]
+    return NodeBlock(number, layer, block.kind, source, tuple(_runs(assign, block)), _vectors_bytes(block))
+
+
+def _runs(assign: Assign, block: BlockPlan) -> Iterator[RunUnits]:
+    for run in block.runs:
+        yield RunUnits(assign.layouts[run.layout], Range(run.first, run.last), run.hashes)
+
+
+def _vectors_bytes(block: BlockPlan) -> int:
+    return sum(4 * vector.length for vector in block.vectors)

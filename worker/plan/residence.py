@@ -1,0 +1,96 @@
+"""What of a node's weights stays in memory and what streams from its disk: decided once, before anything is loaded."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+from scheduler.budget import Budget, enough
+from scheduler.disk import Disk
+from scheduler.extent import Extent
+from scheduler.placement import Placement
+from scheduler.tune import DiskSpeed, disk_for
+from tpi.config import default_cache
+from tpi.kernels import Kernels
+from worker.image import HeldBlock
+from worker.plan.fit import Tables, fit, need
+from worker.plan.node_plan import NodePlan
+from worker.plan.segments import NodeSegment, join, tiles, whole_blocks
+from worker.plan.speeds import speeds_of
+
+
+@dataclass(frozen=True)
+class Residence:
+    """The segments of a node in order of use, and what is done with each."""
+
+    segments: tuple[NodeSegment, ...]
+    extents: tuple[Extent, ...]  # of each segment
+    placement: Placement  # of the segments
+    budget: Budget  # its own placement is of the tiles, before neighbours that stay were joined
+    disk: Disk
+    memory_for: Callable[[int], int]  # what `--memory` leaves so many bytes for weights
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all weights."""
+        return sum(extent.nbytes for extent in self.extents)
+
+
+def decide(
+    plan: NodePlan,
+    held: Sequence[HeldBlock],
+    kernels: Kernels,
+    tables: Tables | None = None,
+    disk: Disk | None = None,
+) -> Residence:
+    """Where each of the plan's weights lives; `held` are its blocks by their source.
+
+    If anything streams, the speeds of this machine are measured (with `kernels`), unless `disk` is given, which is then
+    read.
+
+    Raises:
+        PlanError: if the node's memory does not hold what the plan asks for.
+    """
+    pieces = tiles(plan)
+    sizes = [piece.extent(held).slot_bytes for piece in pieces]
+    budget, speed = _budget(plan, tables, [piece.extent(held) for piece in pieces], None if disk else kernels)
+    segments, placement = _settled(plan, pieces, budget.placement, held)
+    extents = tuple(segment.extent(held) for segment in segments)
+    return Residence(
+        segments=tuple(segments),
+        extents=extents,
+        placement=placement,
+        budget=budget,
+        disk=disk or speed.open(_smallest(extents)),
+        memory_for=partial(enough, need(plan, tables, sizes), chunk=plan.options.prefill_tokens),
+    )
+
+
+def _budget(
+    plan: NodePlan, tables: Tables | None, extents: Sequence[Extent], kernels: Kernels | None
+) -> tuple[Budget, DiskSpeed]:
+    """What fits, and how to read the disk; if something streams from it, speeds are measured (with `kernels`)."""
+    sizes = [extent.slot_bytes for extent in extents]
+    budget = fit(plan, tables, sizes)
+    if kernels is None or not budget.placement.streamed_bytes:
+        return budget, DiskSpeed()
+    disk = disk_for(sorted({extent.path for extent in extents}), default_cache())
+    if disk.bytes_per_second:
+        budget = fit(plan, tables, sizes, speeds_of(plan, disk, _smallest(extents), budget.used, kernels))
+    return budget, disk
+
+
+def _settled(
+    plan: NodePlan, pieces: Sequence[NodeSegment], placement: Placement, held: Sequence[HeldBlock]
+) -> tuple[list[NodeSegment], Placement]:
+    """Neighbours that stay are one segment; where everything stays, each block is."""
+    if not placement.streamed_bytes:
+        segments = whole_blocks(plan)
+        sizes = tuple(segment.extent(held).slot_bytes for segment in segments)
+        return segments, Placement(sizes, frozenset(range(len(sizes))), placement.ring)
+    segments, numbers = join(pieces, placement.resident)
+    return segments, placement.renumbered(numbers, [segment.extent(held).slot_bytes for segment in segments])
+
+
+def _smallest(extents: Sequence[Extent]) -> int:
+    """Bytes of the smallest segment that there is anything of."""
+    return min((extent.slot_bytes for extent in extents if extent.nbytes), default=1 << 30)

@@ -1,0 +1,116 @@
+"""Which pieces of a block are loaded, kept and computed as one: its *segments*.
+
+A ring holds at least two neighbours, and an FFN block is three to five times the attention block beside it. In tiles of
+about the attention's size the ring takes that much less, which stays in memory instead, and what is streamed is spread
+more evenly over the token. The paper's window (`--window`) counts whole blocks, and a node that keeps everything has
+nothing to gain.
+"""
+
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from scheduler.extent import Extent
+from scheduler.memory import PAGE, round_up
+from scheduler.tables import tile_starts
+from tpi.partition import Range
+from worker.image import HeldBlock
+from worker.plan.node_plan import NodeBlock, NodePlan, RunUnits
+
+_LEAST = 8 << 20  # bytes of a tile: less takes a disk no longer than to begin
+
+
+@dataclass(frozen=True)
+class NodeSegment:
+    """Units of one block that are loaded, kept and computed together. The partial results of a block's segments add."""
+
+    block: NodeBlock
+    runs: tuple[RunUnits, ...]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of its units, back to back."""
+        return sum(run.nbytes for run in self.runs)
+
+    @property
+    def whole(self) -> bool:
+        """Whether it is all that this node has of its block."""
+        return self.runs == self.block.runs
+
+    def extent(self, held: Sequence[HeldBlock]) -> Extent:
+        """Where it is on disk; `held` are the plan's blocks by their source."""
+        found = held[self.block.source].extent
+        before = self.runs[0].units.first - self.block.runs[0].units.first if not self.whole else 0
+        return Extent(found.path, found.offset + before * self.runs[0].layout.unit_bytes, self.nbytes)
+
+    def most_bytes(self, rank: int) -> int:
+        """Bytes of memory that it takes at most: but for a shard image's, they lie anywhere in a page."""
+        starts_on_a_page = rank > 0 and self.whole
+        return round_up(self.nbytes + (0 if starts_on_a_page else PAGE)) if self.nbytes else 0
+
+
+def whole_blocks(plan: NodePlan) -> list[NodeSegment]:
+    """One segment per block, in order of use."""
+    return [NodeSegment(block, block.runs) for block in plan.blocks]
+
+
+def tiles(plan: NodePlan) -> list[NodeSegment]:
+    """The segments to stream by, in order of use: large blocks of one run in tiles, if there is anything to gain."""
+    if plan.options.window or plan.options.scheduler == "resident":
+        return whole_blocks(plan)
+    return [segment for layer in plan.layers for segment in _tiled(layer.blocks)]
+
+
+def tile_size(smallest: int) -> int:
+    """About how many bytes a tile should have, in a layer whose smallest block has so many."""
+    return max(smallest, _LEAST)
+
+
+def join(segments: Sequence[NodeSegment], resident: Collection[int]) -> tuple[list[NodeSegment], list[int]]:
+    """Neighbours of one block that stay made one, since one call computes them faster than several.
+
+    Returns the segments there are now and, for each there was (`resident` are some of them, by number), the number of
+    what it is now, or is part of.
+    """
+    found: list[NodeSegment] = []
+    numbers: list[int] = []
+    for number, segment in enumerate(segments):
+        before = found[-1] if found else None
+        if before and before.block is segment.block and {number - 1, number} <= set(resident):
+            found[-1] = _united(before, segment)
+        else:
+            found.append(segment)
+        numbers.append(len(found) - 1)
+    return found, numbers
+
+
+def per_block(segments: Sequence[NodeSegment]) -> list[range]:
+    """The numbers of each block's segments, block by block."""
+    counts: dict[int, int] = {}
+    for segment in segments:
+        counts[segment.block.number] = counts.get(segment.block.number, 0) + 1
+    ends = [sum(list(counts.values())[: at + 1]) for at in range(len(counts))]
+    return [range(end - count, end) for end, count in zip(ends, counts.values(), strict=True)]
+
+
+def _tiled(blocks: Sequence[NodeBlock]) -> Iterator[NodeSegment]:
+    smallest = min((block.nbytes for block in blocks), default=0)
+    for block in blocks:
+        if len(block.runs) == 1:
+            yield from (NodeSegment(block, (block.runs[0].cut(part),)) for part in _cut(block, smallest))
+        else:
+            yield NodeSegment(block, block.runs)
+
+
+def _cut(block: NodeBlock, smallest: int) -> list[Range]:
+    (run,) = block.runs
+    count = max(1, round(block.nbytes / tile_size(smallest)))
+    held = replace(run.layout, units=len(run.units))
+    starts = tile_starts(held, -(-len(run.units) // count) * held.unit_bytes) or [0]
+    ends = [*starts[1:], len(run.units)]
+    first = run.units.first
+    return [Range(first + begin, first + end) for begin, end in zip(starts, ends, strict=True)]
+
+
+def _united(one: NodeSegment, other: NodeSegment) -> NodeSegment:
+    (run,) = one.block.runs
+    return NodeSegment(one.block, (run.cut(Range(one.runs[0].units.first, other.runs[0].units.last)),))

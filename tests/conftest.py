@@ -6,12 +6,16 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
 
 from tests.models import TinyModel, make_model
 from tpi.pack.build import open_source, pack_model
 from tpi.pack.reader import Pack
 
 collect_ignore = [] if sys.platform == "linux" else ["test_testbed_channels.py"]  # the native link is for Linux
+
+settings.register_profile("tpi", deadline=None)  # a busy machine fails no test
+settings.load_profile("tpi")
 
 # A shell starts what it puts in the background with SIGINT ignored, which the commands under test would inherit.
 signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -1,25 +1,36 @@
 """How long a member is waited for."""
 
-from time import monotonic
-
 from allreduce.base import GroupSpec, Watch
+from tpi.clocks import PAUSE_S, since_boot
 from tpi.errors import NodeLost
 
 
-def extend(spec: GroupSpec, watch: Watch | None, rank: int, deadline: float) -> float:
-    """The deadline (`monotonic` seconds; 0: none yet) of a wait for `rank` that got nothing so far.
+class Patience:
+    """Of one member, with all others. Times are `since_boot` seconds, less those in which this process stood still."""
 
-    Raises:
-        NodeLost: if it has passed, and `watch` sees no progress of that node.
-    """
-    progress = watch is not None and watch(rank)
-    if progress or not deadline:
-        return monotonic() + spec.timeout_s
-    if monotonic() < deadline:
-        return deadline
-    name = spec.peers[rank].name
-    raise NodeLost(
-        name,
-        f"{name} (rank {rank}) did not answer for {spec.timeout_s:g} s during a sum; "
-        "check that it is running and can be reached, then start again",
-    )
+    def __init__(self, spec: GroupSpec, watch: Watch | None) -> None:
+        self._spec = spec
+        self._watch = watch
+        self._looked = 0.0
+
+    def __call__(self, rank: int, deadline: float) -> float:
+        """The deadline (0: none yet) of a wait for `rank` that got nothing so far. Asked several times a second.
+
+        Raises:
+            NodeLost: if it has passed, and `watch` sees no progress of that node.
+        """
+        paused = since_boot() - self._looked
+        progress = self._watch is not None and self._watch(rank)
+        self._looked = now = since_boot()
+        if progress or not deadline:
+            return now + self._spec.timeout_s
+        if paused > PAUSE_S:
+            deadline += paused
+        if now < deadline:
+            return deadline
+        name = self._spec.peers[rank].name
+        raise NodeLost(
+            name,
+            f"{name} (rank {rank}) did not answer for {self._spec.timeout_s:g} s during a sum; "
+            "check that it is running and can be reached, then start again",
+        )

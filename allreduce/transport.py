@@ -6,12 +6,11 @@ sender and number. All that is done per message is `allreduce._mailbox`'s, in C+
 """
 
 from collections.abc import Iterable
-from functools import partial
 from importlib import import_module
 
 from allreduce._mailbox import Mailbox
 from allreduce.base import Endpoints, GroupSpec, GroupStats
-from allreduce.deadline import extend
+from allreduce.deadline import Patience
 from allreduce.flight import IN_FLIGHT
 from tpi.errors import PlanError
 from tpi.sockets import COLLECTIVE, Socket, split_address
@@ -56,7 +55,7 @@ class Transport:
             spec.spin_us * 1e-6,
             SEGMENT_VALUES,
             IN_FLIGHT,
-            partial(extend, spec, endpoints.watch),
+            Patience(spec, endpoints.watch),
         )
         if endpoints.router is not None:
             endpoints.router.rcvtimeo = _SLICE_MS

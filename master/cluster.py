@@ -1,17 +1,22 @@
-"""The workers of one run, together: connect, assign, step, watch, count, leave. One thread uses it; it has none."""
+"""The workers of one run, together: connect, assign, step, watch, count, leave.
+
+One thread uses it. While that thread does something else, a `master.keeper.Keeper` takes in what the workers send and
+serves them weights; what it finds wrong waits for the next call.
+"""
 
 import os
 import secrets
 import socket
-import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 
 import zmq
 
+from master.keeper import Keeper
 from master.remote import Remote
 from master.weights import Source
+from tpi.clocks import Awake, since_boot
 from tpi.codec import encode
 from tpi.errors import NodeError, NodeLost, TpiError
 from tpi.interrupts import deferred
@@ -38,6 +43,7 @@ class Cluster:
         self.epoch = 0
         self.name = name
         self._watched: dict[int, int] = {}
+        self._keeper = Keeper(self._take_in)
 
     @classmethod
     def connect(cls, addresses: Sequence[str], net: Net | None = None, timeout_s: float = CONNECT_S) -> "Cluster":
@@ -55,6 +61,7 @@ class Cluster:
                 cluster.remotes.append(Remote(net, address, session, link, name))
             cluster._wait(lambda: all(remote.hello for remote in cluster.remotes), timeout_s, cluster._nobody)
             cluster._tell_apart()
+            cluster._keeper.start()
         except BaseException:
             cluster.close()
             raise
@@ -78,18 +85,19 @@ class Cluster:
     def begin(self, plans: Sequence[Assign], source: Source) -> None:
         """Give every worker its plan (ranks 1 and up); `source` has the units that it may lack.
 
-        All plans carry this cluster's session and one epoch, higher than the last. The workers load what they have
-        while the caller does something else; what they lack is sent in `finish`.
+        All plans carry this cluster's session and one epoch, higher than the last. The workers load while the caller
+        does something else; most of what they lack is sent in `finish`.
 
         Raises:
             NodeLost: if a worker is gone.
         """
-        for remote, plan in zip(self.remotes, plans, strict=True):
-            self.epoch = plan.epoch
-            remote.expect(plan.epoch)
-            assert remote.feeder
-            remote.feeder.begin(plan, source)
-            remote.send(plan)
+        with self._keeper.lock:
+            for remote, plan in zip(self.remotes, plans, strict=True):
+                self.epoch = plan.epoch
+                remote.expect(plan.epoch)
+                assert remote.feeder
+                remote.feeder.begin(plan, source)
+                remote.send(plan)
 
     def finish(self, progress: Progress = silent) -> list[Ready]:
         """Serve weights until all workers are ready. `progress` counts bytes of weights.
@@ -97,8 +105,9 @@ class Cluster:
         Raises:
             NodeError: if a worker fails, is lost, or gets nothing done for two minutes.
         """
+        self._need()
         for remote in self.remotes:
-            remote.pulse.advanced = time.monotonic()
+            remote.pulse.advanced = since_boot()
         while not all(remote.ready for remote in self.remotes):
             self._pump(_SLICE_MS)
             self._check_stalls(STALL_S)
@@ -115,11 +124,13 @@ class Cluster:
         """
         if not self.remotes:
             return  # nobody to write to
-        self.poll()
-        frames = encode(step)
-        with deferred():  # once, and not for every worker
-            for remote in self.remotes:
-                remote.send_frames(frames)
+        with self._keeper.lock:
+            self._need()
+            self.poll()
+            frames = encode(step)
+            with deferred():  # once, and not for every worker
+                for remote in self.remotes:
+                    remote.send_frames(frames)
 
     def poll(self) -> None:
         """Take in what has arrived; returns at once.
@@ -127,8 +138,12 @@ class Cluster:
         Raises:
             NodeError: naming the worker that failed, was stopped, or is lost.
         """
-        for remote in self.remotes:
-            remote.serve()
+        with self._keeper.lock:
+            if self._keeper.problem:
+                raise self._keeper.problem
+            self._take_in()
+            for remote in self.remotes:
+                remote.judge()
 
     def watch(self, rank: int) -> bool:
         """For `allreduce.base.Endpoints.watch`: whether the worker of `rank` got anything done since the last call.
@@ -148,16 +163,13 @@ class Cluster:
         Raises:
             NodeError: if a worker is lost, or does not answer.
         """
-        for remote in self.remotes:
-            remote.stats = None
-            remote.send(AskStats(self.session, self.epoch, verdict))
+        self._ask(AskStats(self.session, self.epoch, verdict), *self.remotes)
         self._wait(lambda: all(remote.stats for remote in self.remotes), STATS_S, self._no_stats)
         return [remote.stats for remote in self.remotes if remote.stats]
 
     def spans(self, remote: Remote, first: int = 0, count: int = PAGE_SPANS) -> Spans:
         """A worker's clock, and at most `count` of its spans from number `first` on. Errors as `stats`."""
-        remote.spans = None
-        remote.send(AskSpans(self.session, self.epoch, first, count))
+        self._ask(AskSpans(self.session, self.epoch, first, count), remote)
         self._wait(lambda: remote.spans is not None, STATS_S, lambda: remote.lost("it does not answer with its spans"))
         assert remote.spans
         return remote.spans
@@ -171,11 +183,12 @@ class Cluster:
     def abort(self) -> None:
         """Give up the current plan; the workers that still live wait for the next one."""
         for remote in self.remotes:
-            with suppress(NodeError):
+            with self._keeper.lock, suppress(NodeError):
                 remote.send(Abort(self.session, self.epoch))
 
     def close(self) -> None:
         """Leave: the workers become idle, and keep their shards."""
+        self._keeper.stop()
         for remote in self.remotes:
             remote.close(_LINGER_MS)
         self.remotes = []
@@ -187,25 +200,44 @@ class Cluster:
     def __exit__(self, *exception: object) -> None:
         self.close()
 
+    def _need(self) -> None:
+        """From now on the workers' silence counts."""
+        now = since_boot()
+        for remote in self.remotes:
+            remote.pulse.ask(now)
+
+    def _take_in(self) -> None:
+        """Errors wait in the remotes."""
+        for remote in self.remotes:
+            remote.serve()
+
+    def _ask(self, question: AskStats | AskSpans, *remotes: Remote) -> None:
+        with self._keeper.lock:
+            self._need()
+            for remote in remotes:
+                remote.stats = remote.spans = None
+                remote.send(question)
+
     def _pump(self, milliseconds: int) -> None:
         """Wait for anything to arrive, then take it in."""
-        poller = zmq.Poller()
-        for remote in self.remotes:
-            for one in remote.sockets:
-                poller.register(one, zmq.POLLIN)
-        poller.poll(milliseconds)
-        self.poll()
+        with self._keeper.lock:
+            poller = zmq.Poller()
+            for remote in self.remotes:
+                for one in remote.sockets:
+                    poller.register(one, zmq.POLLIN)
+            poller.poll(milliseconds)
+            self.poll()
 
     def _wait(self, done: Callable[[], bool], seconds: float, late: Callable[[], TpiError]) -> None:
-        ends = time.monotonic() + seconds
+        awake = Awake()  # a pause of this process is nobody's fault
         while not done():
-            if time.monotonic() > ends:
+            if awake() > seconds:
                 raise late()
             self._pump(_SLICE_MS)
 
     def _check_stalls(self, seconds: float) -> None:
         for remote in self.remotes:
-            if not remote.ready and time.monotonic() - remote.pulse.advanced > seconds:
+            if not remote.ready and since_boot() - remote.pulse.advanced > seconds:
                 raise remote.lost(f"it has got nothing done for {seconds:.0f} s while loading its shard")
 
     def _nobody(self) -> NodeLost:

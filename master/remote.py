@@ -1,51 +1,26 @@
 """One worker as the master sees it: its control connection, its heartbeats, and what it said last."""
 
-import time
 from collections.abc import Iterable
-from dataclasses import dataclass
+from contextlib import suppress
+from itertools import islice
 
+from master.pulse import SILENCE_S, Pulse
 from master.weights import Feeder
 from tpi import __version__
+from tpi.clocks import since_boot
 from tpi.codec import Buffer, WrongProtocolError
-from tpi.errors import NodeError, NodeLost, NodeRefused
-from tpi.messages import Bye, Failure, Heartbeat, Hello, Join, Ready, Refuse, Spans, Stats, master_identity
+from tpi.errors import NodeError, NodeLost, NodeRefused, TpiError
+from tpi.messages import Alive, Bye, Failure, Heartbeat, Hello, Join, Ready, Refuse, Spans, Stats, master_identity
 from tpi.sockets import CONTROL, WEIGHTS, Channel, Net, UnreachableError, split_address
 from tpi.text import SENTENCE_CHARACTERS, plain
 
-SILENCE_S = 2.5  # without a heartbeat (one is due every 0.25 s); longer on links that were seen to stutter
-_STUTTER = 3  # times the longest recent pause between heartbeats
-_FORGET = 0.98  # per heartbeat
-_POLL_S = 0.5  # looked at less often than this, pauses say nothing about the link
-
-
-@dataclass
-class Pulse:
-    """What the heartbeats say."""
-
-    progress: int = -1
-    phase: str = "idle"
-    advanced: float = 0.0  # when `progress` last grew
-    seen: float = 0.0  # when anything was last heard
-    polled: float = 0.0
-    pause: float = 0.0  # the longest recent one, decaying
-
-    def hear(self, now: float) -> None:
-        """Something arrived."""
-        if self.seen and now - self.polled < _POLL_S:
-            self.pause = max(self.pause * _FORGET, now - self.seen)
-        self.seen = now
-
-    def silent(self, now: float) -> bool:
-        """Whether it has been quiet for too long."""
-        limit = max(SILENCE_S, _STUTTER * self.pause)
-        if now - self.polled > _POLL_S:  # nobody looked: what arrived meanwhile may still be on its way in
-            self.seen = max(self.seen, now - limit / 2)
-        self.polled = now
-        return now - self.seen > limit
+ALIVE_S = 1.0  # between the signs of life that a worker gets
+_ALIVE_SLOW_S = 5.0  # to one that does not seem to read them
+_MOST_CHANGES = 64  # of a connection, taken in at once
 
 
 class Remote:
-    """The connection to one worker. All methods belong to one thread; none waits."""
+    """The connection to one worker. All methods belong to one thread at a time; none waits."""
 
     def __init__(self, net: Net, address: str, session: int, link: int, master: str) -> None:
         self.address = address
@@ -58,6 +33,8 @@ class Remote:
         self.pulse = Pulse()
         self.dropped = 0
         self.connected = False
+        self.problem: TpiError | None = None  # found by who may not raise it
+        self._alive_at = 0.0
         self._net = net
         self._identity = master_identity(session, link)
         self._session = session
@@ -85,7 +62,7 @@ class Remote:
     def expect(self, epoch: int) -> None:
         """A new plan: what belongs to another is dropped from here on."""
         self._epoch, self.ready, self.stats = epoch, None, None
-        self.pulse.advanced = time.monotonic()
+        self.pulse.advanced = since_boot()
 
     def send(self, message: object) -> None:
         """Queue a message.
@@ -104,22 +81,33 @@ class Remote:
             self._channel.send_frames(frames)
         except UnreachableError:
             raise self.lost("its connection is gone") from None
+        self._alive_at = self.pulse.looked + ALIVE_S  # it says so
 
     def serve(self) -> None:
-        """Take in what has arrived.
+        """Take in what has arrived, and show that the master lives; what is wrong is kept as `problem`."""
+        now = since_boot()
+        self.pulse.look(now)
+        try:
+            self._serve()
+        except TpiError as error:
+            self.problem = self.problem or error
+        if self.hello and now >= self._alive_at:
+            self._alive_at = now + (_ALIVE_SLOW_S if now - self.pulse.seen > SILENCE_S else ALIVE_S)
+            with suppress(UnreachableError):  # whether it is there is found out when it is needed
+                self._channel.offer(Alive(self._session))
+
+    def judge(self) -> None:
+        """Whether all is well with a worker that is needed now.
 
         Raises:
             NodeLost, NodeRefused, NodeError: if the worker is gone, refuses, or failed.
         """
-        changes = list(self._monitor.changes())
-        while (received := self._channel.receive()) is not None:
-            self._take(received[1])  # what was said before the connection ended tells why it did
-        for connected in changes:
-            self._connection(connected)
-        if self.feeder:
-            self.feeder.serve()
-        if self.hello and self.pulse.silent(time.monotonic()):
-            raise self.lost(f"nothing was heard from it for {time.monotonic() - self.pulse.seen:.1f} s")
+        problem, self.problem = self.problem, None
+        if problem is not None:
+            raise problem
+        now = since_boot()
+        if self.hello and self.pulse.silent(now):
+            raise self.lost(f"nothing was heard from it for {now - self.pulse.seen:.1f} s")
 
     def lost(self, reason: str) -> NodeLost:
         """The error that says that this worker is gone, and why."""
@@ -139,6 +127,15 @@ class Remote:
         self._monitor.close()
         self._channel.close(linger_ms)
 
+    def _serve(self) -> None:
+        changes = list(islice(self._monitor.changes(), _MOST_CHANGES))
+        for _, message in self._channel.batch():
+            self._take(message)  # what was said before the connection ended tells why it did
+        for connected in changes:
+            self._connection(connected)
+        if self.feeder:
+            self.feeder.serve()
+
     @property
     def _who(self) -> str:
         return self.name if self.name == self.address else f"{self.name} ({self.address})"
@@ -156,7 +153,7 @@ class Remote:
         if getattr(message, "session", self._session) != self._session:
             self.dropped += 1
             return
-        now = time.monotonic()
+        now = since_boot()
         self.pulse.hear(now)
         if isinstance(message, Hello) and not self.hello:
             self._meet(message)

@@ -83,8 +83,7 @@ class Feeder:
         for connected in self.monitor.changes():
             if connected:
                 self._send(Offer(self.session))
-        while (received := self.channel.receive()) is not None:
-            message = received[1]
+        for _, message in self.channel.batch():
             if isinstance(message, Missing) and self._assign and message.epoch == self._assign.epoch:
                 self.stats.missing = message.nbytes
             elif isinstance(message, Need):

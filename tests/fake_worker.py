@@ -14,6 +14,7 @@ from tpi.messages import Assign, Steady, Step
 from tpi.progress import Progress
 from tpi.sockets import split_address
 from tpi.trace import Trace, clock
+from worker import lease
 from worker.commands import serve
 from worker.daemon import WorkerOptions
 from worker.image import HeldBlock
@@ -81,7 +82,9 @@ def main() -> None:
     parser.add_argument("--name", default="fake")
     parser.add_argument("--cache", type=Path, required=True)
     parser.add_argument("--attached", action="store_true")
+    parser.add_argument("--yields", type=float, help="seconds of silence after which another master is served")
     flags = parser.parse_args()
+    lease.YIELD_S = flags.yields or lease.YIELD_S
     host, port = split_address(flags.listen, lowest_port=0)
     serve(WorkerOptions(host, port, flags.name, flags.cache, attached=flags.attached), FakeMember)
 

@@ -18,7 +18,7 @@ Strategy = st.SearchStrategy[Any]
 MESSAGES = [
     messages.Join, messages.Hello, messages.Refuse, messages.Offer, messages.Missing, messages.Need, messages.Units,
     messages.Unavailable, messages.Ready, messages.Abort, messages.Heartbeat, messages.AskStats, messages.Stats,
-    messages.AskSpans, messages.Spans, messages.Failure, messages.Bye,
+    messages.AskSpans, messages.Spans, messages.Failure, messages.Alive, messages.Bye,
 ]  # fmt: skip
 
 

@@ -177,6 +177,7 @@ def test_a_killed_master_frees_its_workers(workers: tuple[Pids, list[str]]) -> N
     cluster = Cluster.connect(workers[1])
     cluster.assign(model.split(cluster.session, 1, cluster.peers())[1:], model)
     cluster.step(step(cluster.session, 1, 0, EXCHANGE))
+    cluster._keeper.stop()
     cluster.net.close()  # as when the process is killed: no goodbye
     started = time.monotonic()
     with Cluster.connect(workers[1]) as successor:

@@ -17,7 +17,7 @@ from tpi.schema import Between, Pieces, Raw, Schema, Tensor, compile_dataclass
 
 __all__ = ["FRAME_BYTES", "PROTOCOL", "Between", "Raw", "Tensor", "WrongProtocolError", "decode", "encode", "message"]
 
-PROTOCOL = 2  # grows with every change of a message
+PROTOCOL = 3  # grows with every change of a message
 FRAME_BYTES = 256 << 10
 HEADER_BYTES = 128 << 10  # msgpack of hostile headers grows by at most about 60 times in memory
 MAX_FRAMES = 1 + (256 << 20) // FRAME_BYTES

@@ -3,7 +3,7 @@
 No message can carry text or token ids: prompts, tokens, the embedding and the head stay on the master. A random 64-bit
 `session` (one per master run) and an `epoch` (one per plan) fence the control plane; hashes fence weights.
 
-Control plane    master -> worker: Join, Assign, Step, Abort, AskStats, AskSpans, Bye
+Control plane    master -> worker: Join, Assign, Step, Abort, AskStats, AskSpans, Alive, Bye
                  worker -> master: Hello, Refuse, Ready, Heartbeat, Stats, Spans, Failure, Bye
 Weights plane    worker -> master: Missing, Need        master -> worker: Offer, Units, Unavailable
 """
@@ -405,6 +405,14 @@ class Failure:
 
 @message
 @dataclass(frozen=True)
+class Alive:
+    """Sent by the master at an interval in which it sends nothing else: it lives, and reads."""
+
+    session: Id64
+
+
+@message
+@dataclass(frozen=True)
 class Bye:
     """The sender leaves."""
 
@@ -416,5 +424,5 @@ def master_identity(session: int, link: int | None = None) -> bytes:
     return b"M" + session.to_bytes(8, "little") + (b"" if link is None else link.to_bytes(2, "little"))
 
 
-ToWorker = Join | Assign | Step | Abort | AskStats | AskSpans | Bye
+ToWorker = Join | Assign | Step | Abort | AskStats | AskSpans | Alive | Bye
 ToMaster = Hello | Refuse | Ready | Heartbeat | Stats | Spans | Failure | Bye

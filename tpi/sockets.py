@@ -26,7 +26,9 @@ Tap = Callable[[str, Sequence[Buffer]], None]
 Socket = zmq.Socket[bytes]
 _UNIX_SOCKETS = Path("/proc/net/unix")
 _LOOPBACK = ("127.0.0.1", "::1", "localhost")
-_BATCH_FRAMES = 64  # received in one go before a caller gets its turn
+_BATCH_MESSAGES = 64  # malformed ones, dropped in one go before a caller gets its turn
+_BATCH_S = 0.01
+_STRANGER_BYTES = 4096
 _PROBE_S = 60  # between keepalive probes, so that routers on the way remember an idle connection
 
 
@@ -222,6 +224,10 @@ class UnreachableError(MessageError):
     """No connection to the receiver, or its queue stayed full."""
 
 
+class FullError(UnreachableError):
+    """The receiver's queue stayed full, or (on a DEALER) there is no connection."""
+
+
 class Channel:
     """Typed messages over one ROUTER or DEALER. Used by one thread at a time.
 
@@ -233,6 +239,8 @@ class Channel:
         self.socket = socket
         self._share = share
         self.stats = ChannelStats()
+        self.known: Callable[[bytes], bool] | None = None
+        """Whether a peer's messages may be long; None: everyone's. A stranger's are read only as far as a Join goes."""
         self._router = socket.getsockopt(zmq.TYPE) == zmq.ROUTER
         self._tap = tap
 
@@ -253,24 +261,60 @@ class Channel:
         except zmq.ZMQError as error:
             if error.errno not in (errno.EAGAIN, errno.EHOSTUNREACH):
                 raise
-            raise UnreachableError(f"no connection: {os.strerror(error.errno)}") from None
+            kind = FullError if error.errno == errno.EAGAIN else UnreachableError
+            raise kind(f"no connection: {os.strerror(error.errno)}") from None
         self.stats.sent += 1
         self.stats.sent_bytes += sum(map(len, frames))
+
+    def offer(self, message: object, peer: bytes = b"") -> bool:
+        """As `send`, without waiting: False if the receiver's queue is full.
+
+        Raises:
+            UnreachableError: if the peer is gone (on a ROUTER).
+        """
+        if not self._router and not int(self.socket.getsockopt(zmq.EVENTS)) & zmq.POLLOUT:
+            return False
+        timeout = self.socket.sndtimeo
+        self.socket.sndtimeo = 0
+        try:
+            self.send(message, peer)
+        except FullError:
+            return False
+        finally:
+            self.socket.sndtimeo = timeout
+        return True
 
     def receive(self) -> tuple[bytes, Any] | None:
         """The next message with its sender's identity (empty on a DEALER), or None if there is none now.
 
-        Malformed messages are dropped and counted; one of another protocol comes as the `WrongProtocolError` itself.
+        Malformed messages are dropped and counted, as are those of strangers that are long; one of another protocol
+        comes as the `WrongProtocolError` itself. None may also mean that there was nothing but such messages for
+        a while: whoever sends them gets no more than its share of the caller's time.
         """
-        for _ in range(_BATCH_FRAMES):
+        ends = 0.0
+        for _ in range(_BATCH_MESSAGES):
             parts = _receive_whole(self.socket)
             if parts is None:
                 return None
             peer = parts.pop(0) if self._router else b""
-            message = self._decoded(parts)
+            message = self._decoded(parts) if self._admitted(peer, parts) else None
             if message is not None:
                 return peer, message
+            ends = ends or time.monotonic() + _BATCH_S
+            if time.monotonic() > ends:
+                return None
         return None
+
+    def batch(self) -> Iterator[tuple[bytes, Any]]:
+        """What has come, as `receive` gives it, for a short while: the caller has more to do than to listen."""
+        ends = time.monotonic() + _BATCH_S
+        for _ in range(_BATCH_MESSAGES):
+            received = self.receive()
+            if received is None:
+                return
+            yield received
+            if time.monotonic() > ends:
+                return
 
     def wait(self, seconds: float) -> tuple[bytes, Any] | None:
         """As `receive`, waiting up to `seconds`."""
@@ -289,6 +333,12 @@ class Channel:
     def _send(self, frames: list[Buffer]) -> None:
         with deferred():  # what comes after half a message would be taken for its rest
             self.socket.send_multipart(frames, copy=not self._share)
+
+    def _admitted(self, peer: bytes, frames: list[bytes]) -> bool:
+        if self.known is None or (len(frames) == 1 and len(frames[0]) <= _STRANGER_BYTES) or self.known(peer):
+            return True
+        self.stats.malformed += 1
+        return False
 
     def _decoded(self, frames: list[bytes]) -> Any:
         if self._tap:

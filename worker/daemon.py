@@ -25,6 +25,7 @@ from tpi.codec import PROTOCOL, WrongProtocolError
 from tpi.errors import MessageError, TpiError, UsageError
 from tpi.messages import (
     Abort,
+    Alive,
     AskSpans,
     AskStats,
     Assign,
@@ -46,12 +47,14 @@ from tpi.text import NAME_CHARACTERS, SENTENCE_CHARACTERS, plain
 from worker.cache import ShardCache
 from worker.compute import IDLE, Compute
 from worker.fetch import Fetcher
+from worker.lease import Lease
 from worker.member import Build
 from worker.profile import limited, measure
 from worker.spans import pack_spans
 
 HEARTBEAT_S = 0.25
 _MOST_MEMORY = 1 << 60  # bytes that --memory may say: more than any machine has, less than a message can hold
+_MOST_OUTGOING = 256  # messages that wait for a master to read
 _STOP_S = 5.0  # for the compute thread, which looks up ten times a second while it waits
 log = logging.getLogger(__name__)
 
@@ -121,6 +124,9 @@ class Daemon:
             end.setblocking(False)
         control, weights = self._bind()
         self._control = Channel(control)
+        self._control.known = lambda peer: self._master is not None and peer == self._master.identity
+        self._lease = Lease()
+        self._beats = 0
         self._weights = Channel(weights)
         endpoints = Endpoints(self._net, self._collective)
         self._compute = Compute(self._cache, Fetcher(self._weights), endpoints, build, self._post)
@@ -138,13 +144,13 @@ class Daemon:
         try:
             while not self._stopping:
                 events = dict(poller.poll(max(0, int((next_beat - time.monotonic()) * 1000) + 1)))
+                if time.monotonic() >= next_beat:  # before anything else: others live by it
+                    next_beat = time.monotonic() + HEARTBEAT_S
+                    self._keep()
                 self._receive()
                 self._drain_outbox()
                 if self._compute.broken:
                     raise TpiError(f"worker {self.options.name} cannot go on: {self._compute.broken}; start it again")
-                if time.monotonic() >= next_beat:
-                    next_beat = time.monotonic() + HEARTBEAT_S
-                    self._beat()
                 if 0 in events and not os.read(0, 4096):
                     break
         finally:
@@ -165,8 +171,8 @@ class Daemon:
         return control, weights
 
     def _receive(self) -> None:
-        while (received := self._control.receive()) is not None:
-            self._handle(*received)
+        for peer, message in self._control.batch():
+            self._handle(peer, message)
 
     def _handle(self, peer: bytes, message: object) -> None:
         try:
@@ -181,6 +187,7 @@ class Daemon:
         elif isinstance(message, Join):
             self._join(peer, message)
         elif self._master is not None and self._master.sent(peer, message):
+            self._heard()
             self._obey(self._master, message)
         else:
             self._compute.dropped += 1
@@ -194,6 +201,8 @@ class Daemon:
             return
         if self._master is not None and self._master.identity != peer:
             self._beat()  # it may have died a moment ago
+            if self._lease.yields():
+                self._yield(plain(join.name))
             if self._master is not None:
                 twice = self._master.session == join.session
                 refusal = Refuse(__version__, join.session, "twice" if twice else "in use", self._master.name)
@@ -206,6 +215,7 @@ class Daemon:
             profile = measure(options.cache, options.threads, options.memory)
             self._master = Master(peer, join.session, name, profile)
             self._compute.master = peer
+            self._lease = Lease()
         profile = self._master.profile
         hello = Hello(__version__, join.session, options.name, ports.collective, ports.weights, profile)
         self._answer(peer, hello)
@@ -213,6 +223,8 @@ class Daemon:
     def _obey(self, master: Master, message: object) -> None:
         if isinstance(message, Bye):
             self._leave("it said goodbye")
+        elif isinstance(message, Alive):
+            pass  # it was heard
         elif isinstance(message, Assign) and message.epoch > master.epoch:
             master.epoch = message.epoch
             self._compute.plan = (master.session, message.epoch)
@@ -223,9 +235,29 @@ class Daemon:
         elif isinstance(message, Step | AskStats) and message.epoch == master.epoch:
             self._compute.put(message)
         elif isinstance(message, AskSpans) and message.epoch == master.epoch:
-            self._answer(master.identity, pack_spans(message, self._compute.trace))
+            self._outbox.append(pack_spans(message, self._compute.trace))
         else:
             self._compute.dropped += 1
+
+    def _keep(self) -> None:
+        """Tell the master that this worker lives, more rarely one that seems not to listen; leave one that is gone."""
+        self._beats += 1
+        if self._lease.over():
+            self._leave("it was silent for a day")
+        if self._beats % self._lease.pace() == 0:
+            self._beat()
+
+    def _heard(self) -> None:
+        waited = self._lease.pace() > 1
+        self._lease.renew()
+        if waited:  # it is back, and has to hear of it
+            self._beat()
+
+    def _yield(self, other: str) -> None:
+        """Leave a silent master for another one, and tell it, should it come back."""
+        if self._master is not None:
+            self._answer(self._master.identity, Refuse(__version__, self._master.session, "in use", other))
+        self._leave("it is silent, and another one asks")
 
     def _beat(self) -> None:
         if self._master is None:
@@ -244,12 +276,12 @@ class Daemon:
         self._compute.put(Abort(master.session, master.epoch))
 
     def _answer(self, peer: bytes, message: object) -> bool:
+        """Send what may as well be lost, if there is room for it; whether there is a connection."""
         try:
-            self._control.send(message, peer)
+            self._control.offer(message, peer)
         except UnreachableError:
             return False
         except MessageError as error:
-            log.error("a message cannot be sent: %s", error)
             return self._answer(peer, _in_place_of(message, error))
         return True
 
@@ -262,12 +294,22 @@ class Daemon:
         with suppress(BlockingIOError):
             while self._bell.recv(4096):
                 pass
-        while self._outbox:
-            message = self._outbox.popleft()
-            master = self._master
-            plan = (getattr(message, "session", 0), getattr(message, "epoch", 0))
-            if master is not None and plan == (master.session, master.epoch):
-                self._answer(master.identity, message)
+        while self._outbox and self._delivered(self._outbox[0]):
+            self._outbox.popleft()
+
+    def _delivered(self, message: object) -> bool:
+        """Whether `message` of the compute thread is on its way, or nobody waits for it any more."""
+        master = self._master
+        plan = (getattr(message, "session", 0), getattr(message, "epoch", 0))
+        if master is None or plan != (master.session, master.epoch):
+            return True
+        try:
+            return self._control.offer(message, master.identity) or len(self._outbox) > _MOST_OUTGOING
+        except UnreachableError:
+            return True
+        except MessageError as error:
+            self._outbox.append(_in_place_of(message, error))
+            return True
 
     def _wake(self) -> None:
         with suppress(BlockingIOError):  # it rings already
@@ -295,6 +337,7 @@ class Daemon:
 
 def _in_place_of(message: object, error: MessageError) -> object:
     """What the master hears when something cannot be encoded: why, rather than nothing."""
+    log.error("a message cannot be sent: %s", error)
     reason = plain(f"its {type(message).__name__} cannot be sent: {error}", SENTENCE_CHARACTERS)
     if isinstance(message, Ready | Stats | Spans | Failure | Heartbeat):
         return Failure(message.session, message.epoch, "", reason)

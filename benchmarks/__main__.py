@@ -1,74 +1,88 @@
-"""`python -m benchmarks [NAME ...] [--quick]`: measure, save benchmarks/results/NAME.json, write docs/benchmarks.md."""
+"""`python -m benchmarks [NAME ...] [--quick]`: measure, keep the run in benchmarks/results, write docs/benchmarks.md.
+
+`python -m benchmarks compare --base COMMIT ...` compares two commits instead; see `benchmarks.compare`.
+"""
 
 import argparse
-from collections.abc import Callable
+import sys
+import time
 from datetime import date
-from importlib import import_module
 from pathlib import Path
 
-from benchmarks.document import section, write_document
+from benchmarks import compare
+from benchmarks.code import commit, digest
+from benchmarks.document import Section, markdown, write_document
 from benchmarks.machine import Neighbours, describe
-from benchmarks.result import Result, Run
+from benchmarks.registry import BENCHMARKS
+from benchmarks.result import History, Run
+from benchmarks.several import announce, run_all
 from tpi.devices.host import open_host
 
 ROOT = Path(__file__).parent.parent
 RESULTS = ROOT / "benchmarks" / "results"
-
-# each a function that takes `quick` and returns a Result; the order is that of the document
-BENCHMARKS = {
-    "kernels": "benchmarks.adapters:kernels",
-    "peers": "benchmarks.peers:bench",
-    "parity": "benchmarks.parity:bench",
-    "two_nodes": "benchmarks.two_nodes:bench",
-    "startup": "benchmarks.startup:bench",
-    "allreduce": "benchmarks.adapters:allreduce",
-    "memory": "benchmarks.memory:bench",
-    "offload": "benchmarks.offload:bench",
-    "steady": "benchmarks.steady:bench",
-    "peaks": "benchmarks.peaks:bench",
-    "seventy": "benchmarks.seventy:bench",
-    "home_links": "benchmarks.home_links:bench",
-    "home_network": "benchmarks.home_network:bench",
-    "home_prefill": "benchmarks.home_prefill:bench",
-    "tensor_parallel": "benchmarks.tensor_parallel:bench",
-}
+QUICK_S = 290  # seconds for all benchmarks that `--quick` runs: under five minutes
 
 
-def load(name: str) -> Callable[[bool], Result]:
-    """Import one benchmark."""
-    module, _, attribute = BENCHMARKS[name].partition(":")
-    bench: Callable[[bool], Result] = getattr(import_module(module), attribute)
-    return bench
+def measure(name: str, quick: bool) -> Run:
+    """Run one benchmark, here."""
+    benchmark, neighbours, begun = BENCHMARKS[name], Neighbours(), time.monotonic()
+    of = {"commit": commit(), "code": digest(benchmark.measures)}
+    result = benchmark.load()(quick)
+    seconds = time.monotonic() - begun
+    return Run(name, describe(), date.today().isoformat(), neighbours.share(), result, **of, seconds=seconds)
 
 
 def render() -> None:
     """Write the document from all results that are saved."""
-    saved = [RESULTS / f"{name}.json" for name in BENCHMARKS]
-    write_document([Run.load(path) for path in saved if path.exists()], ROOT / "docs")
+    write_document([History.load(RESULTS, name) for name in BENCHMARKS], ROOT / "docs")
 
 
-def main() -> None:
-    """Run the named benchmarks, or all."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
-    parser.add_argument("names", nargs="*", metavar="NAME", help=f"any of {', '.join(BENCHMARKS)}; default: all")
-    parser.add_argument("--quick", action="store_true", help="few rounds, printed only: to see that it works")
-    parser.add_argument("--render", action="store_true", help="measure nothing, render the document again")
-    options = parser.parse_args()
-    if unknown := set(options.names) - BENCHMARKS.keys():
-        parser.error(f"no benchmark called {', '.join(sorted(unknown))}; there are {', '.join(BENCHMARKS)}")
-    if open_host().kernels.isa() == "numpy":
-        parser.error("the native kernels are not built; run `make install`")
-    for name in () if options.render else options.names or BENCHMARKS:
-        neighbours = Neighbours()
-        result = load(name)(options.quick)
-        run = Run(name, describe(), date.today().isoformat(), neighbours.share(), result)
-        print(section(run), flush=True)
-        if not options.quick:
-            run.save(RESULTS)
-            render()
-    if options.render:
+def one(name: str, quick: bool) -> None:
+    """Run a benchmark and print its section; unless it is `quick`, keep the run and write the document."""
+    run = measure(name, quick)
+    print(markdown(Section.of(History(name, [run]))), flush=True)
+    if not quick:
+        History.load(RESULTS, name).with_run(run).save(RESULTS)
         render()
 
 
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("names", nargs="*", metavar="NAME", help=f"any of {', '.join(BENCHMARKS)}; default: all")
+    parser.add_argument(
+        "--quick", action="store_true", help="few rounds, printed only, under five minutes in all: to see that it works"
+    )
+    parser.add_argument("--list", action="store_true", help="say how long each takes and what it needs, and end")
+    parser.add_argument("--render", action="store_true", help="measure nothing, render the document again")
+    return parser
+
+
+def main(words: list[str]) -> int:
+    """Run the named benchmarks, or all; 1 if one failed."""
+    if words[:1] == ["compare"]:
+        return compare.main(words[1:])
+    parser = _parser()
+    options = parser.parse_args(words)
+    if unknown := set(options.names) - BENCHMARKS.keys():
+        parser.error(f"no benchmark called {', '.join(sorted(unknown))}; there are {', '.join(BENCHMARKS)}")
+    if options.render:
+        render()
+        return 0
+    names = options.names or [name for name, found in BENCHMARKS.items() if found.quick or not options.quick]
+    took = {name: [run.seconds for run in History.load(RESULTS, name).runs if run.seconds] for name in names}
+    if options.list:
+        announce(names, took)
+        return 0
+    if open_host().kernels.isa() == "numpy":
+        parser.error("the native kernels are not built; run `make install`")
+    if len(names) == 1:
+        one(names[0], options.quick)
+        return 0
+    announce(names, took)
+    return run_all(names, QUICK_S if options.quick else None)
+
+
 if __name__ == "__main__":
-    main()
+    sys.exit(main(sys.argv[1:]))

@@ -1,48 +1,90 @@
 """docs/benchmarks.md and its plots, rendered from the results that are saved. Figures live in the JSON files alone."""
 
+import sys
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 
-from benchmarks.result import Bars, Cell, Check, Run, Table
+from benchmarks.code import changes_since, digest
+from benchmarks.markdown import table
+from benchmarks.registry import BENCHMARKS
+from benchmarks.result import Bars, Cell, Check, History, Result, Row, Run
+from benchmarks.summary import summary
+from benchmarks.typical import shown, spread, typical
 
 QUIET = 0.05  # of the processors' time: what a system takes for itself
 HEADER = """# Benchmarks
 
 Made by `make bench`, or one section alone by the command that stands in it. Contenders that are compared take turns
 in one run, so that what else the machine does hits all alike; figures are medians, ratios are medians of the ratios
-of each turn, unless the section says otherwise. This page is rendered from `benchmarks/results/`; a section stays as it
-is until its benchmark runs again, on the machine that it names.
+of each turn, unless the section says otherwise and why. Every run is kept in `benchmarks/results/` with its commit and
+its machine, the last 20 of each; a section shows the medians of all runs of the present code on one machine, and says
+so where the code that it measured has changed since.
 """
 
 
-def write_document(runs: Sequence[Run], docs: Path) -> None:
+@dataclass(frozen=True)
+class Section:
+    """What the page shows of one benchmark: the runs, and their figures as one result."""
+
+    name: str
+    runs: Sequence[Run]
+    result: Result
+    age: str  # how the figures stand to the present code; empty where they are of it
+
+    @classmethod
+    def of(cls, history: History) -> "Section":
+        """The section of all runs that are known."""
+        measures = BENCHMARKS[history.name].measures
+        runs = shown(history.runs, digest(measures))
+        return cls(history.name, runs, typical(runs), _age(runs[-1], measures))
+
+
+def write_document(histories: Iterable[History], docs: Path) -> None:
     """Write `benchmarks.md` and one SVG per plot into `docs`."""
-    for run in runs:
-        for number, plot in enumerate(run.result.plots):
-            draw(plot, docs / _plot_name(run, number))
-    docs.joinpath("benchmarks.md").write_text("\n".join([HEADER, *map(section, runs)]))
+    sections = [Section.of(history) for history in histories if history.runs]
+    if find_spec("matplotlib") is None:
+        print("matplotlib is not installed: the plots stay as they are", file=sys.stderr)
+    else:
+        for one in sections:
+            for number, plot in enumerate(one.result.plots):
+                draw(plot, docs / _plot_name(one.name, number))
+    pages = [HEADER, summary([(one.result, one.age) for one in sections]), *map(markdown, sections)]
+    docs.joinpath("benchmarks.md").write_text("\n".join(pages))
 
 
-def section(run: Run) -> str:
+def markdown(section: Section) -> str:
     """The Markdown of one benchmark."""
-    result = run.result
-    where = f"`python -m benchmarks {run.name}` · {run.machine} · {run.date}"
-    lines = [
-        f"## {result.title}",
-        "",
-        where,
-        "",
-        *(_disturbance(run.disturbance) if result.timed else []),
-        result.notes.strip(),
-        "",
-    ]
+    result, last = section.result, section.runs[-1]
+    lines = [f"## {result.title}", "", _made(section, last), ""]
+    lines += [f"**{mark}**\n" for mark in (section.age, _disturbance(section)) if mark]
+    lines += [result.notes.strip(), ""]
     if result.checks:
-        lines += [*_checks(result.checks), ""]
+        lines += [*_checks(result.checks, section.runs), ""]
     for number, plot in enumerate(result.plots):
-        lines += [f"![{plot.title}]({_plot_name(run, number)})", ""]
-    for table in result.tables:
-        lines += [f"**{table.title}**", "", *_table(table), ""]
+        lines += [f"![{plot.title}]({_plot_name(section.name, number)})", ""]
+    for one in result.tables:
+        lines += [*([f"**{one.title}**", ""] if one.title else []), *table(one.rows), ""]
     return "\n".join(lines)
+
+
+def _made(section: Section, last: Run) -> str:
+    """By what, where, when, of which code."""
+    many = f" · medians of {len(section.runs)} runs" if len(section.runs) > 1 else ""
+    commit = last.commit or "commit not recorded"
+    return f"`python -m benchmarks {section.name}` · {last.machine} · {last.date} · {commit}{many}"
+
+
+def _age(run: Run, measures: Sequence[str]) -> str:
+    """Nothing if the code is what `run` measured; else a sentence."""
+    if not run.code:
+        return "Made before commits were recorded: which code these figures are of is not known."
+    if run.code == digest(measures):
+        return ""
+    count = changes_since(run.commit, measures)
+    since = f" by {count} commit{'s' * (count != 1)}" if count else ""
+    return f"Older than the code that it measures, which was changed{since} since {run.commit or 'then'}."
 
 
 def draw(plot: Bars, path: Path) -> None:
@@ -66,38 +108,23 @@ def draw(plot: Bars, path: Path) -> None:
     figure.savefig(path, metadata={"Date": None})
 
 
-def _disturbance(share: float) -> list[str]:
-    if share < QUIET:
-        return []
-    return [f"**Not quiet: other processes took {share:.0%} of the processors meanwhile. Measure again.**", ""]
+def _disturbance(section: Section) -> str:
+    share = max(run.disturbance for run in section.runs)
+    if share < QUIET or not section.result.timed:
+        return ""
+    return f"Not quiet: other processes took {share:.0%} of the processors meanwhile. Measure again."
 
 
-def _plot_name(run: Run, number: int) -> str:
-    return f"benchmarks-{run.name}{f'-{number + 1}' if number else ''}.svg"
+def _plot_name(name: str, number: int) -> str:
+    return f"benchmarks-{name}{f'-{number + 1}' if number else ''}.svg"
 
 
-def _checks(checks: Iterable[Check]) -> list[str]:
-    rows = [
-        {
-            "promise": check.claim,
-            "": "at most" if check.at_most else "at least",
-            "bound": check.bound,
-            "measured": check.value,
-            "kept": "yes" if check.kept else "**no**",
-        }
-        for check in checks
-    ]
-    return _table(Table("", rows))
-
-
-def _table(table: Table) -> list[str]:
-    columns = list(table.rows[0]) if table.rows else []
-    lines = ["| " + " | ".join(columns) + " |", "|" + "---|" * len(columns)]
-    return lines + ["| " + " | ".join(_cell(row[column]) for column in columns) + " |" for row in table.rows]
-
-
-def _cell(value: Cell) -> str:
-    """Three significant digits, but never fewer than a whole number has."""
-    if not isinstance(value, float):
-        return str(value)
-    return f"{value:.0f}" if abs(value) >= 100 else f"{value:.3g}"
+def _checks(checks: Sequence[Check], runs: Sequence[Run]) -> list[str]:
+    rows: list[Row] = []
+    for check in checks:
+        row: dict[str, Cell] = {"promise": check.claim, "": check.limit, "bound": check.bound, "measured": check.value}
+        if len(runs) > 1:
+            least, most = spread(runs, check.claim)
+            row["of all runs"] = f"{least:.3g} to {most:.3g}"
+        rows.append(row | {"kept": "yes" if check.kept else "**no**"})
+    return table(rows)

@@ -64,6 +64,7 @@ def bench(quick: bool) -> Result:
     measured = {scene: measure(scene, FAST, slow, turns) for scene in SCENES}
     measured[FASTER] = measure(FASTER, FAST, (), turns)
     checks = [check for scene in SCENES for check in _checks(scene, measured[scene])]
+    checks += _auto_checks(FASTER, measured[FASTER])
     checks += _bandwidth_checks(measured[SCENES[0]], measured[FASTER])
     tables = [Table(f"{scene.name} ({_choice(runs)})", _rows(runs)) for scene, runs in measured.items()]
     return Result("Collectives in a home network", NOTES, tables, checks, _plots(measured))
@@ -131,27 +132,31 @@ def _choice(runs: Turns) -> str:
 
 
 def _checks(scene: Scene, runs: Turns) -> list[Check]:
-    alone = [name for name in runs if name != "auto"]
     checks = [
         Check(f"{scene.name}: sync of {slow} over star's", ratio(runs, slow, ["star"], "sync"), 1.0)
         for slow in SLOW
         if slow in runs
     ]
     checks.append(Check(f"{scene.name}: sync of mesh over star's", ratio(runs, "mesh", ["star"], "sync"), 0.65, True))
-    return checks + [
+    return checks + _auto_checks(scene, runs)
+
+
+def _auto_checks(scene: Scene, runs: Turns) -> list[Check]:
+    alone = [name for name in runs if name != "auto"]
+    return [
         Check(f"{scene.name}: {figure} of auto over the best", ratio(runs, "auto", alone, figure), 1.05, True)
         for figure in ("decode", "prefill")
     ]
 
 
 def _bandwidth_checks(normal: Turns, faster: Turns) -> list[Check]:
-    """Proposition 1: how much of its decode time a collective saves with 1 Gbit instead of 300 Mbit."""
+    """Proposition 1: latency decides, so that decoding takes as long with 1 Gbit as with 300 Mbit: no less, no more."""
     return [
         Check(
-            f"{SCENES[0].name} to 1 Gbit: decode time that {name} saves",
-            1 - _least(faster, name, "decode") / _least(normal, name, "decode"),
-            0.10,
-            at_most=True,
+            f"{SCENES[0].name} to 1 Gbit: decode time of {name}, times before",
+            _least(faster, name, "decode") / _least(normal, name, "decode"),
+            1.0,
+            within=0.10,
         )
         for name in FAST
     ]

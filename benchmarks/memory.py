@@ -42,10 +42,6 @@ costs, not the loader. Both are loaded {loads} times, in changing order. Budgets
 
 Reading and computing share the memory bus: the second table has what each reaches alone, and while the other runs on
 its own. `possible` knows of neither slowdown, so no schedule reaches all of it where both take about as long.
-
-On another server (EPYC, two cores, AVX2) two runs reached 0.9 or more at seven and eight of the ten budgets that
-stream, 0.88 or more at nine, and 0.82 and 0.78 at 90%: there the disk gives 0.8 to 0.9 of its speed, in reads of any
-size, while both cores read memory, and all of it while they run empty loops; at 90% reading takes as long as computing.
 """
 
 

@@ -1,13 +1,14 @@
-"""What a benchmark hands back: tables, checks against what was promised, perhaps a plot; and its JSON."""
+"""What a benchmark hands back: tables, checks against what was promised, perhaps a plot; and its last runs, as JSON."""
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 Cell = str | int | float
 Row = Mapping[str, Cell]
+KEPT_RUNS = 20  # of each benchmark
 
 
 @dataclass(frozen=True)
@@ -20,17 +21,27 @@ class Table:
 
 @dataclass(frozen=True)
 class Check:
-    """One promise: `value` must be at least `bound`, or at most where `at_most`."""
+    """One promise: `value` must be at least `bound`; at most, if `at_most`; `bound` itself, give or take `within`."""
 
     claim: str
     value: float
     bound: float
     at_most: bool = False
+    within: float | None = None
 
     @property
     def kept(self) -> bool:
         """Whether the promise holds."""
+        if self.within is not None:
+            return abs(self.value - self.bound) <= self.within
         return self.value <= self.bound if self.at_most else self.value >= self.bound
+
+    @property
+    def limit(self) -> str:
+        """The promise without its figure."""
+        if self.within is not None:
+            return "exactly" if self.within == 0 else f"within {self.within:g} of"
+        return "at most" if self.at_most else "at least"
 
 
 @dataclass(frozen=True)
@@ -60,24 +71,52 @@ class Result:
 
 @dataclass(frozen=True)
 class Run:
-    """A result with where and when it was made."""
+    """A result with where, when, and of which code it was made.
+
+    `commit` and `code` are as `benchmarks.code` has them; both are empty in runs from before they were recorded.
+    """
 
     name: str
     machine: str
     date: str
     disturbance: float  # share of the processors' time that other processes took meanwhile
     result: Result
+    commit: str = ""
+    code: str = ""
+    seconds: float = 0.0  # that it took
+
+
+@dataclass(frozen=True)
+class History:
+    """The last runs of one benchmark, oldest first."""
+
+    name: str
+    runs: Sequence[Run] = field(default_factory=tuple)
+
+    def with_run(self, run: Run) -> "History":
+        """One more; the oldest goes where there are too many."""
+        return History(self.name, [*self.runs, run][-KEPT_RUNS:])
 
     def save(self, folder: Path) -> None:
         """Write `<folder>/<name>.json`."""
         folder.mkdir(parents=True, exist_ok=True)
-        (folder / f"{self.name}.json").write_text(json.dumps(asdict(self), indent=1) + "\n")
+        fields = {"name": self.name, "runs": [_without_name(run) for run in self.runs]}
+        (folder / f"{self.name}.json").write_text(json.dumps(fields, indent=1) + "\n")
 
     @classmethod
-    def load(cls, path: Path) -> "Run":
-        """Inverse of `save`."""
-        fields: dict[str, Any] = json.loads(path.read_text())
-        result = fields.pop("result")
-        for key, kind in (("tables", Table), ("checks", Check), ("plots", Bars)):
-            result[key] = [kind(**item) for item in result[key]]
-        return cls(**fields, result=Result(**result))
+    def load(cls, folder: Path, name: str) -> "History":
+        """Inverse of `save`; a file that is not there holds no runs."""
+        path = folder / f"{name}.json"
+        runs = json.loads(path.read_text())["runs"] if path.exists() else []
+        return cls(name, [_run(name, fields) for fields in runs])
+
+
+def _without_name(run: Run) -> dict[str, Any]:
+    return {key: value for key, value in asdict(run).items() if key != "name"}
+
+
+def _run(name: str, fields: dict[str, Any]) -> Run:
+    result = dict(fields["result"])
+    for key, kind in (("tables", Table), ("checks", Check), ("plots", Bars)):
+        result[key] = [kind(**item) for item in result[key]]
+    return Run(name=name, **(fields | {"result": Result(**result)}))

@@ -5,6 +5,7 @@ import re
 import subprocess
 import sys
 import time
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import median
 from tempfile import TemporaryDirectory
@@ -53,13 +54,13 @@ def bench(quick: bool) -> Result:
     return Result("Start and footprint", NOTES, tables, checks)
 
 
-def worker() -> tuple[float, float, float]:
-    """Seconds until a worker listens, and its VmRSS and VmHWM in MiB then."""
+def worker(tpi: Sequence[str] = TPI, environment: Mapping[str, str] | None = None) -> tuple[float, float, float]:
+    """Seconds until a worker listens, and its VmRSS and VmHWM in MiB then; `tpi` is the command."""
     with TemporaryDirectory() as cache:
         started = time.perf_counter()
         process = subprocess.Popen(
-            [*TPI, "worker", "--listen", "127.0.0.1:0", "--cache", cache],
-            stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
+            [*tpi, "worker", "--listen", "127.0.0.1:0", "--cache", cache],
+            stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, env=environment,
         )  # fmt: skip
         try:
             assert process.stdout
@@ -72,10 +73,10 @@ def worker() -> tuple[float, float, float]:
             process.stdout.close()  # type: ignore[union-attr]
 
 
-def first_token(command: tuple[str, ...]) -> float:
+def first_token(command: Sequence[str], environment: Mapping[str, str] | None = None) -> float:
     """Seconds from the start of the command to the first byte on its stdout."""
     started = time.perf_counter()
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as process:
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, env=environment) as process:
         assert process.stdout
         found = os.read(process.stdout.fileno(), 1)
         seconds = time.perf_counter() - started

@@ -28,8 +28,7 @@ over plain TCP; with one sequence only one device works at a time. The f32 pack 
 4 bits (0.6 GB) a token takes a fraction of that, and on eight devices its 44 sums dominate. A device that has used up
 its millisecond answers up to 4 ms later, which is why a sum takes more than its latency here. The median of three
 answers; eight devices are 1.6 of two cores, so what else the host runs shows. Processors are kept awake
-(`benchmarks/awake.py`): where they were not, eight devices came to 1.04, 2.08 and 2.22 times one, while other
-guests took a tenth of the host.
+(`benchmarks/awake.py`).
 """
 
 

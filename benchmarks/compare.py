@@ -1,0 +1,112 @@
+"""Two commits in turns: `python -m benchmarks compare --base COMMIT [NAME ...]` prints medians of paired ratios.
+
+Both commits are checked out, built and installed each in an environment of its own, over the packages that are
+installed here, and asked by their own command line, the order changing from pair to pair. A ratio above 1 means that
+the present commit (HEAD) is better: its speed over the base's, or the base's seconds over its own. Of peak memory the
+ratio is HEAD's over the base's, and the difference in MiB stands beside it.
+"""
+
+import argparse
+import subprocess
+import sys
+import sysconfig
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from statistics import median
+
+from benchmarks.code import ROOT
+from benchmarks.probes import PROBES, Figures, Side
+
+PAIRS = 15
+LEAST, MORE_MIB = 0.95, 2.0  # the least ratio of speeds, and the most MiB more, that need no explanation
+Probe = Callable[[Side], Figures]
+
+
+@contextmanager
+def built(commit: str, folder: Path) -> Iterator[Side]:
+    """An environment in `folder` with `commit` installed; its worktree is gone afterwards."""
+    tree, venv = folder / "tree", folder / "venv"
+    _run("git", "-C", str(ROOT), "worktree", "add", "--quiet", "--detach", str(tree), commit)
+    try:
+        _run(sys.executable, "-m", "venv", "--without-pip", str(venv))
+        site = venv / "lib" / f"python{sys.version_info.major}.{sys.version_info.minor}" / "site-packages"
+        install = ("pip", "install", "--quiet", "--no-deps", "--no-build-isolation", "--target", str(site))
+        _run(sys.executable, "-m", *install, str(tree))
+        (site / "packages.pth").write_text("\n".join(_packages()))  # behind its own: a .pth in them is not followed
+        yield Side(str(venv / "bin" / "python"), folder / "cache")
+    finally:
+        _run("git", "-C", str(ROOT), "worktree", "remove", "--force", str(tree))
+
+
+def in_pairs(base: Side, head: Side, probe: Probe, pairs: int) -> list[tuple[Figures, Figures]]:
+    """Figures of the base and of HEAD, `pairs` times by turns, after one of each that fills its cache."""
+    for side in (base, head):
+        probe(side)
+    found = []
+    for number in range(pairs):
+        order = (base, head) if number % 2 else (head, base)
+        figures = {side: probe(side) for side in order}
+        found.append((figures[base], figures[head]))
+    return found
+
+
+def verdict(name: str, pairs: Sequence[tuple[Figures, Figures]]) -> tuple[str, bool]:
+    """A line on one figure, and whether it needs no explanation."""
+    both = [(base[name], head[name]) for base, head in pairs]
+    before, after = (median(column) for column in zip(*both, strict=True))
+    values = f"{before:.4g} -> {after:.4g}"
+    if name.endswith("MiB"):
+        more = median(head - base for base, head in both)
+        return f"{name:44} {median(head / base for base, head in both):.3f} ({more:+.1f}; {values})", more <= MORE_MIB
+    ratios = [base / head if name.endswith(", s") else head / base for base, head in both]
+    spread = f"{min(ratios):.3f} to {max(ratios):.3f}"
+    return f"{name:44} {median(ratios):.3f} ({spread}; {values})", median(ratios) >= LEAST
+
+
+def main(words: Sequence[str]) -> int:
+    """Measure and print; 1 if something needs an explanation."""
+    options = _parsed(words)
+    with ExitStack() as stack:
+        folders = [Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="tpi-compare-"))) for _ in range(2)]
+        base, head = (stack.enter_context(built(*one)) for one in zip((options.base, "HEAD"), folders, strict=True))
+        fine = [
+            _report(name, options.base, in_pairs(base, head, PROBES[name], options.pairs)) for name in options.names
+        ]
+    return int(not all(fine))
+
+
+def _report(probe: str, base: str, pairs: Sequence[tuple[Figures, Figures]]) -> bool:
+    print(f"{probe}: medians of {len(pairs)} pairs, HEAD beside {base} (least to most; medians)", flush=True)
+    lines = [verdict(name, pairs) for name in pairs[0][0]]
+    for line, fine in lines:
+        print(f"  {line}{'' if fine else '  TO BE EXPLAINED'}", flush=True)
+    return all(fine for _, fine in lines)
+
+
+def _parsed(words: Sequence[str]) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks compare", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("names", nargs="*", metavar="NAME", help=f"any of {', '.join(PROBES)}; default: all")
+    parser.add_argument("--base", required=True, metavar="COMMIT", help="what HEAD is compared with")
+    parser.add_argument("--pairs", type=int, default=PAIRS, help=f"at least 1; default: {PAIRS}")
+    options = parser.parse_args(words)
+    if unknown := set(options.names) - PROBES.keys():
+        parser.error(f"nothing called {', '.join(sorted(unknown))} is compared; there are {', '.join(PROBES)}")
+    if options.pairs < 1:
+        parser.error("--pairs must be at least 1")
+    options.names = options.names or list(PROBES)
+    return options
+
+
+def _packages() -> list[str]:
+    """The folders of packages that this Python uses, without the standard library."""
+    standard = Path(sysconfig.get_path("stdlib"))
+    folders = [Path(entry) for entry in sys.path if entry]
+    return [str(one) for one in folders if one.is_dir() and one not in (standard, standard / "lib-dynload", ROOT)]
+
+
+def _run(*command: str) -> None:
+    subprocess.run(command, check=True)

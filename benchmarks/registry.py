@@ -1,0 +1,75 @@
+"""Every benchmark: what runs it, which code it measures, how long it takes and what it needs."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib import import_module
+
+from benchmarks.result import Result
+
+RUNTIME = ("tpi", "allreduce", "scheduler", "worker", "master")
+ONE_NODE = ("tpi", "scheduler", "worker", "master")
+HOME = (*RUNTIME, "testbed")
+
+
+@dataclass(frozen=True)
+class Benchmark:
+    """`target` is `module:function`, which takes `quick` and returns a `Result`.
+
+    `code` are the folders and files that it measures, beside its own module; `minutes` about what it took on two
+    cores; `needs` is for people: without the modules `extras`, or `root`, it is left out.
+    """
+
+    target: str
+    code: tuple[str, ...]
+    minutes: float
+    needs: str = ""
+    extras: tuple[str, ...] = ()
+    root: bool = False
+    quick: bool = True  # whether `--quick` runs it where no name is given: it has no large model to make first
+
+    @property
+    def module(self) -> str:
+        """The module that it is in."""
+        return self.target.partition(":")[0]
+
+    @property
+    def measures(self) -> tuple[str, ...]:
+        """Folders and files, relative to the repository, whose change makes its figures old."""
+        return (*self.code, f"{self.module.replace('.', '/')}.py")
+
+    def load(self) -> Callable[[bool], Result]:
+        """Import it."""
+        bench: Callable[[bool], Result] = getattr(import_module(self.module), self.target.partition(":")[2])
+        return bench
+
+
+ROOT_AND_QUIET = "root, a quiet machine"
+DISK = "10 GB of disk"
+
+# the order is that of the document
+BENCHMARKS = {
+    "kernels": Benchmark("benchmarks.adapters:kernels", ("tpi/kernels", "benchmarks/kernels.py"), 4),
+    "peers": Benchmark("benchmarks.peers:bench", ONE_NODE, 12, "llama-cpp-python", ("llama_cpp",), quick=False),
+    "parity": Benchmark("benchmarks.parity:bench", RUNTIME, 6),
+    "two_nodes": Benchmark("benchmarks.two_nodes:bench", RUNTIME, 8, quick=False),
+    "startup": Benchmark("benchmarks.startup:bench", RUNTIME, 2),
+    "allreduce": Benchmark(
+        "benchmarks.adapters:allreduce", ("allreduce", "tpi", "benchmarks/allreduce.py", "benchmarks/members.py"), 3
+    ),
+    "memory": Benchmark("benchmarks.memory:bench", ONE_NODE, 45, DISK),
+    "offload": Benchmark("benchmarks.offload:bench", ONE_NODE, 10, f"root, accelerate, {DISK}", root=True, quick=False),
+    "steady": Benchmark("benchmarks.steady:bench", ONE_NODE, 8),
+    "peaks": Benchmark("benchmarks.peaks:bench", RUNTIME, 6, DISK, quick=False),
+    "seventy": Benchmark("benchmarks.seventy:bench", RUNTIME, 15, "2 GB of disk", quick=False),
+    "home_links": Benchmark("benchmarks.home_links:bench", HOME, 2, ROOT_AND_QUIET, root=True, quick=False),
+    "home_network": Benchmark("benchmarks.home_network:bench", HOME, 45, ROOT_AND_QUIET, root=True, quick=False),
+    "home_prefill": Benchmark("benchmarks.home_prefill:bench", HOME, 6, ROOT_AND_QUIET, root=True, quick=False),
+    "tensor_parallel": Benchmark(
+        "benchmarks.tensor_parallel:bench",
+        (*HOME, "benchmarks/layerwise.py"),
+        30,
+        f"{ROOT_AND_QUIET}, {DISK}",
+        root=True,
+        quick=False,
+    ),
+}

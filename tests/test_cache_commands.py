@@ -12,7 +12,7 @@ from click.testing import CliRunner
 
 import tpi.cli
 from tests.models import TinyModel
-from tests.test_commands import run_json
+from tests.test_commands import listening_worker, run_json
 from tests.test_commands import tpi as process
 from tests.test_pack_store import names, quiet
 from tpi.cachelimit import CacheLimit
@@ -141,3 +141,10 @@ def test_a_run_keeps_the_cache_within_its_limit(source: Path, tmp_path: Path) ->
 def test_the_default_limit_leaves_as_much_as_it_takes() -> None:
     assert CacheLimit().allowed(held=30, free=10) == 20
     assert CacheLimit(5).allowed(held=30, free=10) == 5
+
+
+def test_a_worker_refuses_shards_beyond_its_limit(source: Path, tmp_path: Path) -> None:
+    with listening_worker(tmp_path / "lent", "--cache-limit", "1kB") as address:
+        done = process("run", "-m", str(source), "-p", "Hi", "--workers", address, cache=tmp_path / "cache")
+    assert done.returncode == 1
+    assert "may hold 0 MiB; raise --cache-limit there" in done.stderr

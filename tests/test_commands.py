@@ -51,9 +51,9 @@ def clean(cache: Path, extra: dict[str, str] | None = None) -> dict[str, str]:
 
 
 @contextmanager
-def listening_worker(cache: Path) -> Iterator[str]:
+def listening_worker(cache: Path, *arguments: str) -> Iterator[str]:
     """A real `tpi worker` on free ports; its address."""
-    command = [*TPI, "worker", "--listen", "127.0.0.1:0", "--cache", str(cache)]
+    command = [*TPI, "worker", "--listen", "127.0.0.1:0", "--cache", str(cache), *arguments]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as process:
         assert process.stdout
         yield process.stdout.readline().split(" listens on ")[1].split()[0]

@@ -19,7 +19,7 @@ from pathlib import Path
 
 from tpi.cachelimit import CacheLimit
 from tpi.errors import WeightsError
-from tpi.fulldisk import is_full
+from tpi.fulldisk import is_full, write_error
 from tpi.progress import Progress, silent
 from worker.draft import Draft, bad_pieces, out_of_disk
 from worker.image import HeldBlock, ImagePlan, Piece, stored_units
@@ -199,7 +199,7 @@ class ShardCache:
             yield
         except OSError as error:
             if is_full(error):
-                raise out_of_disk(self.root, 0) from error
+                raise write_error(self.root, error, "make room there, or give another --cache") from error
             reason = error.strerror or error
             raise WeightsError(f"cannot use {self.root} as a cache: {reason}; give another with --cache") from error
 

@@ -7,10 +7,12 @@ from time import perf_counter
 from typing import Literal
 
 from master.engine import Engine
+from master.prompts import checked_text
 from master.sampler import Sampler
 from master.sequence import Sequence
 from master.stops import StopFilter
-from master.tokenizer import Tokenizer
+from master.tokenizer import Message, Tokenizer
+from tpi.errors import UsageError
 
 FinishReason = Literal["stop", "length", "interrupted"]
 
@@ -54,10 +56,12 @@ def answer(
     limits: Limits,
     show: Callable[[str], None] = lambda text: None,
     mark: Callable[[], None] = lambda: None,
+    stopped: Callable[[], bool] = lambda: False,
 ) -> Answer:
     """Generate one answer to the pending tokens of `sequence`, passing text to `show` as it comes.
 
     `mark` is called once, between the first token and the second: what is counted from there on is decoding.
+    `stopped` is asked between steps; where it says so, the answer ends as interrupted.
 
     Raises:
         NodeLost, NodeError: if a worker is lost or fails; what was shown stays shown.
@@ -71,7 +75,7 @@ def answer(
         if text:
             show(text)
 
-    for sampled in engine.generate(sequence, sampler, limits.tokens):
+    for sampled in engine.generate(sequence, sampler, limits.tokens, stopped):
         result.token_ids.append(sampled.token)
         if len(result.token_ids) == 1:
             result.ttft = sampled.at - started
@@ -86,13 +90,35 @@ def answer(
         if filter_.stopped:
             result.finish_reason = "stop"
             break
+    if stopped() and result.finish_reason == "length":
+        result.finish_reason = "interrupted"
     if not filter_.stopped:
         emit(filter_.push(stream.flush()) + filter_.flush())
     return result
 
 
-def encode_prompt(tokenizer: Tokenizer, prompt: str, raw: bool) -> SequenceOf[int]:
-    """Token ids of a prompt: through the chat template, or with `raw` (or where there is no template) as it is."""
-    if raw or tokenizer.chat_template is None:
-        return tokenizer.encode(prompt)
-    return tokenizer.encode_chat([{"role": "user", "content": prompt}])
+def prompt_messages(prompt: str, system: str | None, raw: bool) -> list[Message]:
+    """The conversation that one prompt is, with a system message before it.
+
+    Raises:
+        UsageError: if the system message is not UTF-8, or given with `raw`.
+    """
+    if system is None:
+        return [{"role": "user", "content": prompt}]
+    if raw:
+        raise UsageError("--system goes through the chat template, which --raw leaves out; give one of them")
+    return [
+        {"role": "system", "content": checked_text(system, "the system message")},
+        {"role": "user", "content": prompt},
+    ]
+
+
+def encode_prompt(tokenizer: Tokenizer, messages: SequenceOf[Message], raw: bool) -> SequenceOf[int]:
+    """Token ids of a conversation: through the chat template, or with `raw` (or without a template) as it is.
+
+    Raises:
+        ModelError: if the template refuses it.
+    """
+    if raw:
+        return tokenizer.encode("".join(message["content"] for message in messages))
+    return tokenizer.encode_chat(messages)

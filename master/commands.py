@@ -7,11 +7,12 @@ from typing import Any
 
 import click
 
-from master.answer import Answer, Limits, answer, encode_prompt
-from master.options import Placement, placement_options, sampling_options, take_sampling
+from master.answer import Answer, Limits, answer, encode_prompt, prompt_messages
+from master.options import Placement, placement_options, quiet_option, sampling_options, take_sampling
+from master.output import stream_answer, write, write_trace
+from master.prompts import checked_text, read_prompt
 from master.report import answer_fields, node_fields, print_choice, print_nodes
 from master.sampler import Sampler, Sampling
-from master.sequence import Sequence
 from master.session import Session
 from master.spans import Span
 from tpi.errors import UsageError
@@ -20,23 +21,41 @@ from tpi.errors import UsageError
 @click.command()
 @placement_options
 @sampling_options
-@click.option("-p", "--prompt", required=True, help="The prompt; goes through the model's chat template.")
+@click.option(
+    "-p", "--prompt", metavar="TEXT", help="The prompt; goes through the model's chat template. -: from stdin."
+)
+@click.option("-f", "--file", metavar="FILE", help="Take the prompt from FILE; without -p and -f it comes from a pipe.")
+@click.option("--system", metavar="TEXT", help="A system message before the prompt.")
 @click.option("-n", "tokens", default=128, show_default=True, type=click.IntRange(min=1), help="Most tokens to make.")
 @click.option("--stop", multiple=True, metavar="TEXT", help="End the answer before this text. May be repeated.")
 @click.option("--raw", is_flag=True, help="Send the prompt as it is, without the chat template.")
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object as the last line.")
-def run(prompt: str, tokens: int, stop: tuple[str, ...], raw: bool, as_json: bool, **flags: Any) -> None:
-    """Answer one prompt."""
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of the text.")
+@quiet_option
+def run(
+    prompt: str | None,
+    file: str | None,
+    system: str | None,
+    tokens: int,
+    stop: tuple[str, ...],
+    raw: bool,
+    as_json: bool,
+    quiet: bool,
+    **flags: Any,
+) -> None:
+    """Answer one prompt: the answer goes to stdout, everything else to stderr."""
     sampling, placement = take_sampling(flags), Placement.from_flags(flags)
+    stops = tuple(checked_text(text, "a stop text") for text in stop)
+    messages = prompt_messages(read_prompt(prompt, file, raw), system, raw)
     with Session(placement) as session:
-        sequence = session.engine.admit(encode_prompt(session.tokenizer, prompt, raw))
-        result = _answer(session, sequence, Sampler(sampling), Limits(tokens, stop))
+        sequence = session.engine.admit(encode_prompt(session.tokenizer, messages, raw))
+        show = _nothing if as_json else write
+        result = stream_answer(session, sequence, Sampler(sampling), Limits(tokens, stops), show)
         nodes = session.report()
-        _write_trace(session)
+        write_trace(session)
         if as_json:
-            _print_json(answer_fields(result) | session.fields() | {"nodes": node_fields(nodes)})
-        else:
-            print_nodes(nodes, _summary(result, session))
+            write(_json(answer_fields(result) | session.fields() | {"nodes": node_fields(nodes)}))
+        elif not quiet:
+            print_nodes(nodes, _summary(result, session), stderr=True)
 
 
 @click.command()
@@ -53,18 +72,23 @@ def chat(tokens: int, system: str | None, **flags: Any) -> None:
         try:
             _converse(session, Sampler(sampling), tokens, system)
         except KeyboardInterrupt:
-            _write_trace(session)
+            write_trace(session)
             raise
-        _write_trace(session)
+        write_trace(session)
 
 
 @click.command()
 @placement_options
-@click.option("--prompt-tokens", default=128, show_default=True, type=click.IntRange(min=1))
-@click.option("--gen-tokens", default=64, show_default=True, type=click.IntRange(min=2))
-@click.option("--repeat", default=3, show_default=True, type=click.IntRange(min=1))
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object as the last line.")
-def bench(prompt_tokens: int, gen_tokens: int, repeat: int, as_json: bool, **flags: Any) -> None:
+@click.option(
+    "--prompt-tokens", default=128, show_default=True, type=click.IntRange(min=1), help="Length of the prompt."
+)
+@click.option(
+    "--gen-tokens", default=64, show_default=True, type=click.IntRange(min=2), help="Tokens to make after it."
+)
+@click.option("--repeat", default=3, show_default=True, type=click.IntRange(min=1), help="How often.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of the table.")
+@quiet_option
+def bench(prompt_tokens: int, gen_tokens: int, repeat: int, as_json: bool, quiet: bool, **flags: Any) -> None:
     """Measure prefill (pp) and decode (tg) speed, medians over the repeats; node figures are means over all of them.
 
     Shows what the automatic choice of collective saw, too.
@@ -76,9 +100,9 @@ def bench(prompt_tokens: int, gen_tokens: int, repeat: int, as_json: bool, **fla
         _measure(session, prompt, Limits(2, ignore_eos=True))  # warm up
         measured = [_measure(session, prompt, limits) for _ in range(repeat)]
         results, nodes = [result for result, _ in measured], session.report([span for _, span in measured])
-        _write_trace(session)
+        write_trace(session)
         if as_json:
-            _print_json(_medians(results) | session.fields() | {"nodes": node_fields(nodes)})
+            write(_json(_medians(results) | session.fields() | {"nodes": node_fields(nodes)}))
         else:
             figures = _medians(results)
             summary = (
@@ -101,22 +125,8 @@ def _converse(session: Session, sampler: Sampler, tokens: int, system: str | Non
             session.engine.extend(sequence, wanted[len(sequence.tokens) :])
         else:
             sequence = session.engine.resume(sequence, wanted)
-        result = _answer(session, sequence, sampler, Limits(tokens))
+        result = stream_answer(session, sequence, sampler, Limits(tokens), write)
         messages.append({"role": "assistant", "content": result.text})
-
-
-def _answer(session: Session, sequence: Sequence, sampler: Sampler, limits: Limits) -> Answer:
-    """One answer, streamed; until its first token the progress of the prompt is shown."""
-    with session.prompt_progress(sequence.pending) as computed:
-
-        def first_token() -> None:
-            computed()
-            session.mark()
-
-        try:
-            return answer(session.engine, session.tokenizer, sequence, sampler, limits, _stream, first_token)
-        finally:
-            click.echo()  # where it breaks off too: the reason gets a line of its own
 
 
 def _lines() -> Any:
@@ -151,19 +161,12 @@ def _medians(results: list[Answer]) -> dict[str, Any]:
     }
 
 
-def _write_trace(session: Session) -> None:
-    """Write the timeline if it was asked for, and say what is missing in it."""
-    if lacks := session.write_trace():
-        click.echo(f"tpi: {lacks}", err=True)
+def _json(fields: dict[str, Any]) -> str:
+    return json.dumps(fields, ensure_ascii=False) + "\n"
 
 
-def _stream(text: str) -> None:
-    click.echo(text, nl=False)
-    sys.stdout.flush()
-
-
-def _print_json(fields: dict[str, Any]) -> None:
-    click.echo(json.dumps(fields, ensure_ascii=False))
+def _nothing(text: str) -> None:
+    """Shows nothing: with --json the text comes in the object."""
 
 
 def _summary(result: Answer, session: Session) -> str:

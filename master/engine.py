@@ -138,11 +138,18 @@ class Engine:
         self.release(sequence)
         return np.concatenate(rows)
 
-    def generate(self, sequence: Sequence, sampler: Sampler, limit: int) -> Iterator[Sampled]:
-        """Tokens of one sequence as they are sampled, at most `limit`, ending early where the context is full."""
+    def generate(
+        self, sequence: Sequence, sampler: Sampler, limit: int, stopped: Callable[[], bool] = lambda: False
+    ) -> Iterator[Sampled]:
+        """Tokens of one sequence as they are sampled, at most `limit`.
+
+        Ends early where the context is full, or where `stopped`, which is asked before every step, says so.
+        """
         for _ in range(min(limit, self.context - len(sequence.tokens))):
             sampled: list[Sampled] = []
             while not sampled:
+                if stopped():
+                    return
                 sampled = self.step([sequence], lambda _: sampler)
             yield sampled[0]
 

@@ -8,7 +8,8 @@ from typing import Any, TypeVar
 
 import click
 
-from master.sampler import Sampling
+from master.sampler import RANDOM_SEED, Sampling
+from tpi import progress
 from tpi.cachelimit import CacheLimit, cache_limit_option
 from tpi.config import default_cache, parse_size
 from tpi.errors import UsageError
@@ -18,6 +19,8 @@ from tpi.wire import wire_names
 Command = TypeVar("Command", bound=Callable[..., Any])
 
 DEFAULT_CONTEXT = 4096
+_MOST_CONTEXT = 1 << 24  # tokens; no model was made for more
+_MOST_THREADS = 1024
 
 
 @dataclass(frozen=True)
@@ -49,7 +52,8 @@ class Placement:
         """Take the placement flags out of `flags`, resolving `TPI_WORKERS` and sizes.
 
         Raises:
-            UsageError: if both --local and --workers are given, or an address or size is malformed.
+            UsageError: if both --local and --workers are given, an address or size is malformed, or the trace cannot be
+                written.
         """
         workers = _addresses(flags.pop("workers"))
         local = flags.pop("local")
@@ -59,13 +63,15 @@ class Placement:
             workers = _addresses((os.environ.get("TPI_WORKERS", ""),))
         if flags["retain"] and not flags["window"]:
             raise UsageError("--retain goes with --window; without them the scheduler keeps what the memory allows")
-        memory, cache = flags.pop("memory"), flags.pop("cache") or default_cache()
+        memory, cache = _memory(flags.pop("memory")), flags.pop("cache") or default_cache()
+        if flags["trace"] is not None:
+            _try_writing(flags["trace"])
         emulated = "TPI_TESTBED" in os.environ  # all testbeds use the same addresses
         return cls(
             model=flags.pop("model"),
             local=local or 0,
             workers=workers,
-            memory=None if memory is None else parse_size(memory),
+            memory=memory,
             cache=cache,
             links_cache=None if emulated else cache / "links.json",
             **{name: flags.pop(name) for name in _PLAIN},
@@ -92,6 +98,36 @@ def take_sampling(flags: dict[str, Any]) -> Sampling:
     return Sampling(**{name: flags.pop(name) for name in names})
 
 
+def quiet_option(command: Command) -> Command:
+    """`--quiet`, and what follows from it for progress."""
+
+    def hush(context: click.Context, parameter: click.Parameter, quiet: bool) -> bool:
+        progress.show(not quiet)
+        return quiet
+
+    option = click.option("-q", "--quiet", is_flag=True, callback=hush, help="Only answers, warnings and errors.")
+    return option(command)
+
+
+def _memory(text: str | None) -> int | None:
+    """Bytes; None if nothing was said."""
+    if text is None:
+        return None
+    size = parse_size(text)
+    if size == 0:
+        raise UsageError("--memory 0 leaves a node nothing to work with; give for example 600MiB or 4GiB")
+    return size
+
+
+def _try_writing(path: Path) -> None:
+    """Open the trace before the work, whose end is too late to learn that it cannot be written."""
+    try:
+        with path.open("ab"):
+            pass
+    except OSError as error:
+        raise UsageError(f"cannot write the trace to {path}: {error.strerror}; give another --trace") from error
+
+
 def _addresses(texts: Sequence[str]) -> tuple[str, ...]:
     """`HOST:PORT` addresses from comma-separated texts."""
     found = tuple(part.strip() for text in texts for part in text.split(",") if part.strip())
@@ -111,30 +147,62 @@ _PLAIN = (
 
 _PLACEMENT = (
     click.option("-m", "--model", required=True, help="Alias, Hugging Face directory, .gguf file, pack, or hub id."),
-    click.option("--local", type=click.IntRange(min=1), help="Start N worker processes on this machine."),
-    click.option("--workers", multiple=True, metavar="HOST:PORT,...", help="Workers to use; else TPI_WORKERS."),
-    click.option("--split", metavar="3,2,1", help="Share of each node, master first; 0 gives a node nothing."),
-    click.option("--dtype", default="auto", show_default=True, help="auto, f32, bf16, q8, q4 or q4s."),
-    click.option("-c", "--context", type=click.IntRange(min=1), help="Tokens of context; default up to 4096."),
-    click.option("--memory", metavar="SIZE", help="Bytes each node may use above its bare process, e.g. 4GiB."),
-    click.option("-t", "--threads", type=click.IntRange(min=1), help="Compute threads per node."),
     click.option(
-        "--kv-dtype", type=click.Choice(["f32", "f16", "q8"]), help="Keys and values; f32 for f32 weights, else f16."
+        "--local", type=click.IntRange(min=1), help="Start N worker processes on this machine (default: none)."
+    ),
+    click.option("--workers", multiple=True, metavar="HOST:PORT,...", help="Workers to use (default: TPI_WORKERS)."),
+    click.option("--split", metavar="3,2,1", help="Share of each node, master first, 0 or more (default: equal)."),
+    click.option(
+        "--dtype", default="auto", show_default=True, help="Format of the weights: auto, f32, bf16, q8, q4 or q4s."
+    ),
+    click.option(
+        "-c",
+        "--context",
+        type=click.IntRange(1, _MOST_CONTEXT),
+        help="Tokens of context, up to what the model was made for (default: that, at most 4096).",
+    ),
+    click.option(
+        "--memory",
+        metavar="SIZE",
+        help="Most each node may use above its bare process, e.g. 4GiB (default: what is free).",
+    ),
+    click.option(
+        "-t", "--threads", type=click.IntRange(1, _MOST_THREADS), help="Compute threads per node (default: all cores)."
+    ),
+    click.option(
+        "--kv-dtype",
+        type=click.Choice(["f32", "f16", "q8"]),
+        help="Keys and values (default: f32 for f32 weights, else f16).",
     ),
     click.option(
         "--collective",
         metavar="NAME",
         help="How partial sums are added up (default: in shared memory with --local, else chosen by measuring).",
     ),
-    click.option("--wire", type=click.Choice(wire_names()), help="Format of partial sums on the network."),
     click.option(
-        "--window", default=0, type=click.IntRange(min=0), help="Blocks in memory at once; 0: as memory allows."
+        "--wire",
+        type=click.Choice(wire_names()),
+        help="Partial sums on the network (default: f32 for f32 weights and in shared memory, else bf16).",
     ),
     click.option(
-        "--retain", default=0, type=click.IntRange(min=0), help="With --window: keep one FFN block in every N."
+        "--window",
+        default=0,
+        show_default=True,
+        type=click.IntRange(min=0),
+        help="Blocks in memory at once; 0: as memory allows.",
     ),
     click.option(
-        "--scheduler/--no-scheduler", default=True, help="Stream weights that do not fit; off: load them all."
+        "--retain",
+        default=0,
+        show_default=True,
+        type=click.IntRange(min=0),
+        help="With --window: keep one FFN block in every N; 0: none.",
+    ),
+    click.option(
+        "--scheduler/--no-scheduler",
+        default=True,
+        show_default=True,
+        help="Stream weights that do not fit; off: load them all.",
     ),
     click.option(
         "--trace", type=click.Path(path_type=Path, dir_okay=False), help="Write a timeline (Chrome trace JSON)."
@@ -142,15 +210,41 @@ _PLACEMENT = (
     click.option(
         "--verify-weights", is_flag=True, help="Compare all weights with their hashes as they are loaded; takes longer."
     ),
-    click.option("--cache", type=click.Path(path_type=Path), help="Directory for packs and shards."),
+    click.option(
+        "--cache", type=click.Path(path_type=Path), help="Directory for packs and shards (default: ~/.cache/tpi)."
+    ),
     cache_limit_option,
 )
 
 _SAMPLING = (
-    click.option("--temp", "temperature", default=0.8, show_default=True, help="Temperature; 0 is greedy."),
+    click.option(
+        "--temp",
+        "temperature",
+        default=0.8,
+        show_default=True,
+        help="Temperature, 0 or more; 0 is greedy, above 1 gets wild.",
+    ),
     click.option("--top-k", default=40, show_default=True, help="Keep the k best tokens; 0: all."),
-    click.option("--top-p", default=0.95, show_default=True, help="Keep the best tokens up to this probability."),
-    click.option("--min-p", default=0.05, show_default=True, help="Drop tokens below this share of the best one."),
-    click.option("--repeat-penalty", default=1.0, show_default=True, help="Above 1: discourage repetition."),
-    click.option("--seed", type=int, help="Draw the same tokens again."),
+    click.option(
+        "--top-p",
+        default=0.95,
+        show_default=True,
+        help="Keep the best tokens up to this probability, above 0 to 1; 1: all.",
+    ),
+    click.option(
+        "--min-p",
+        default=0.05,
+        show_default=True,
+        help="Drop tokens below this share of the best one, 0 to 1; 0: none.",
+    ),
+    click.option(
+        "--repeat-penalty", default=1.0, show_default=True, help="Above 1: discourage repetition; above 0; 1: off."
+    ),
+    click.option(
+        "--seed",
+        default=RANDOM_SEED,
+        show_default=True,
+        type=int,
+        help="Draw the same tokens again; -1: others each time.",
+    ),
 )

@@ -1,5 +1,6 @@
 """Who holds what: from the model's units and the nodes' shares to one `Shard` per rank."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -49,6 +50,8 @@ def parse_split(text: str | None, nodes: int) -> list[float]:
         shares = [float(part) for part in text.split(",")]
     except ValueError:
         raise UsageError(f"--split {text!r} is not a list of numbers; write for example --split 3,2,1") from None
+    if not all(0 <= share < math.inf for share in shares) or not 0 < sum(shares) < math.inf:
+        raise UsageError(f"--split {text}: shares are numbers of 0 or more, not all 0; write for example --split 3,2,1")
     if len(shares) != nodes:
         raise UsageError(f"--split {text} has {len(shares)} shares for {nodes} nodes; give one per node, master first")
     return shares

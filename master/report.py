@@ -6,7 +6,7 @@ from typing import Any
 
 from rich.box import SIMPLE
 from rich.console import Console
-from rich.table import Table
+from rich.table import Column, Table
 from rich.text import Text
 
 from master.answer import Answer
@@ -15,7 +15,7 @@ from tpi.messages import Stats, Steady
 from tpi.partition import FFN_UNIT, Shard
 
 MILLI = 1e3
-_TABLE_WIDTH = 120
+_TABLE_WIDTH = 80
 MEGA = 1e6
 
 
@@ -102,20 +102,15 @@ def node_fields(nodes: Sequence[NodeReport]) -> list[dict[str, Any]]:
     return [asdict(node) for node in nodes]
 
 
-def print_nodes(nodes: Sequence[NodeReport], summary: str) -> None:
-    """The table of nodes on stdout, under one line of figures for the whole run."""
-    table = Table(box=SIMPLE, caption=summary, caption_justify="left")
-    table.add_column("node", no_wrap=True)
-    for title in ("heads", "neurons", "weights", "peak RSS", "compute", "sync", "I/O stall", "sent", "received"):
-        table.add_column(title, justify="right", no_wrap=True)
-    for node in nodes:
-        table.add_row(Text(node.name), *_cells(node))
-    console = _console()
-    console.print(table)
+def print_nodes(nodes: Sequence[NodeReport], summary: str, stderr: bool = False) -> None:
+    """The table of nodes, under it one line of figures for the whole run. It fits 80 columns: long names take lines."""
+    console = _console(stderr)
+    console.print(_table("node", *_COLUMNS, rows=[(node.name, *_cells(node)) for node in nodes]))
+    console.print(summary, soft_wrap=True)
     for node in nodes:
         if node.steady is not None:
             verdict = _verdict(node.steady, node.planned_bytes - node.resident_bytes)
-            console.print(f"  {node.name}: {verdict}", soft_wrap=True, markup=False)
+            console.print(f"{node.name}: {verdict}", soft_wrap=True)
 
 
 def print_choice(choice: Mapping[str, Any]) -> None:
@@ -123,24 +118,31 @@ def print_choice(choice: Mapping[str, Any]) -> None:
     halves = " in halves" if choice["prefill_in_halves"] else ""
     taken = f"{choice['decode']} for tokens, {choice['prefill']}{halves} for prompts"
     seen = "predicted / measured ms, of prompts with computing" if choice["measured_ms"] else "all on this machine"
-    table = Table(box=SIMPLE)
-    table.add_column("collective", no_wrap=True)
-    for title in ("a token's sum", "a prompt's block", "in halves"):
-        table.add_column(title, justify="right", no_wrap=True)
+    rows = []
     for name, predicted in choice["predicted_ms"].items():
         measured = choice["measured_ms"].get(name, [0.0] * len(predicted))
         cells = zip(predicted, measured, strict=True)
-        table.add_row(Text(name), *(f"{said:.2f} / {took:.2f}" if took else f"{said:.2f}" for said, took in cells))
-    console = _console()
-    console.print(table)
+        rows.append((name, *(f"{said:.2f} / {took:.2f}" if took else f"{said:.2f}" for said, took in cells)))
+    console = _console(stderr=False)
+    console.print(_table("collective", "a token's sum", "a prompt's block", "in halves", rows=rows))
     console.print(f"automatic choice: {taken} ({seen})", soft_wrap=True)  # as a caption it would wrap with the table
 
 
-def _console() -> Console:
-    """Wide enough: a narrow terminal wraps lines; rich would cut the figures."""
-    console = Console(highlight=False)
+def _console(stderr: bool) -> Console:
+    """Wide enough for the figures: a narrower terminal wraps lines, where rich would cut them. Names are no markup."""
+    console = Console(stderr=stderr, highlight=False, markup=False, emoji=False)
     console.width = max(console.width, _TABLE_WIDTH)
     return console
+
+
+def _table(name: str, *figures: str, rows: Sequence[Sequence[str]]) -> Table:
+    """Names on the left, figures on the right of their columns."""
+    table = Table(Column(name, overflow="fold", min_width=8), box=SIMPLE, padding=0, pad_edge=False)
+    for title in figures:
+        table.add_column(title, justify="right", no_wrap=True)
+    for cells in rows:
+        table.add_row(*(Text(cell) for cell in cells))
+    return table
 
 
 def _verdict(steady: Steady, other: int) -> str:
@@ -162,18 +164,28 @@ def _mib(size: int) -> str:
     return f"{-(-size >> 20)}MiB"
 
 
+_COLUMNS = (
+    "heads", "neurons", "weights\nMB", "peak\nMB", "compute\nms", "sync\nms", "stall\nms", "sent\nkB", "recv\nkB",
+)  # fmt: skip
+
+
 def _cells(node: NodeReport) -> list[str]:
-    return [
-        _span(node.heads),
-        _span(node.neurons),
-        f"{node.weight_bytes / MEGA:.1f} MB",
-        f"{node.peak_rss_bytes / MEGA:.0f} MB",
-        f"{node.compute_ms_per_token:.1f} ms",
-        f"{node.sync_ms_per_token:.1f} ms",
-        f"{node.io_stall_ms_per_token:.1f} ms",
-        f"{node.sent_bytes_per_token / MILLI:.1f} kB",
-        f"{node.received_bytes_per_token / MILLI:.1f} kB",
-    ]
+    """One node's figures, in the order of `_COLUMNS`."""
+    figures = (
+        node.weight_bytes / MEGA,
+        node.peak_rss_bytes / MEGA,
+        node.compute_ms_per_token,
+        node.sync_ms_per_token,
+        node.io_stall_ms_per_token,
+        node.sent_bytes_per_token / MILLI,
+        node.received_bytes_per_token / MILLI,
+    )
+    return [_span(node.heads), _span(node.neurons), *map(_short, figures)]
+
+
+def _short(value: float) -> str:
+    """At most five characters up to 99999: one decimal, none from 1000 on."""
+    return f"{value:.1f}" if value < 999.95 else f"{value:.0f}"
 
 
 def _span(span: list[int]) -> str:

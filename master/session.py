@@ -151,7 +151,7 @@ class Session:
         dtype = choose_dtype(placement.dtype, located, self._memories(), shares)
         self.pack = open_located(located, dtype, placement.cache, room=self._make_room)
         self.tokenizer = Tokenizer.load(self.pack)
-        self.context = min(placement.context or DEFAULT_CONTEXT, self.pack.config.context)
+        self.context = _context(placement.context, self.pack.config.context)
         shards = plan(self.pack.config, units_of(self.pack), shares)
         plans = self._plans(shards, self._board(stack))
         self._check_memory(plans)
@@ -309,6 +309,17 @@ def wire(asked: str | None, pack: Pack) -> str:
     if asked not in (None, "f32") and exact:
         raise UsageError(f"f32 weights imply an f32 wire; drop --wire {asked}, or give another --dtype")
     return asked or ("f32" if exact else "bf16")
+
+
+def _context(asked: int | None, longest: int) -> int:
+    """Tokens of context for a model that was made for `longest`.
+
+    Raises:
+        UsageError: if more is asked for.
+    """
+    if asked is not None and asked > longest:
+        raise UsageError(f"-c {asked} is over the {longest} tokens that this model was made for; give at most those")
+    return asked or min(DEFAULT_CONTEXT, longest)
 
 
 def kv_dtype(pack: Pack) -> KvDtype:

@@ -3,6 +3,7 @@
 from dataclasses import replace
 
 import pytest
+from rich.cells import cell_len
 
 from allreduce.choose import Choice
 from master.report import NodeReport, print_choice, print_nodes
@@ -57,3 +58,28 @@ def test_who_waits_for_the_disk_is_told_what_would_end_that(
     print_nodes([report(steady)], "a summary")
     (line,) = [line for line in capsys.readouterr().out.splitlines() if "laptop:" in line]
     assert says in line
+
+
+NAMES = ("laptop", "my-old-laptop-in-the-kitchen (192.168.100.107:9990)", "[red]\u4f60\u597d")
+
+
+@pytest.mark.parametrize("columns", ["20", "80", "200"])
+def test_the_table_fits_80_columns_and_loses_nothing(
+    columns: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", columns)
+    large = replace(
+        report(WAITS), heads=[100, 128], neurons=[10240, 28672], steady=None,
+        weight_bytes=87_123_456_789, peak_rss_bytes=23_456_000_000, sent_bytes_per_token=123_456_789.0,
+    )  # fmt: skip
+    nodes = [replace(large, name=name) for name in NAMES]
+    print_nodes(nodes, "a summary", stderr=True)
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    lines = captured.err.splitlines()
+    assert max(map(cell_len, lines)) <= max(80, int(columns))
+    assert "\x1b" not in captured.err
+    for figures_shown in ("100-127", "10240-28671", "87123", "123457"):
+        assert captured.err.count(figures_shown) == 3
+    names = captured.err if columns == "200" else "".join(line[:12].strip() for line in lines)
+    assert all(part in names for part in ("laptop", "192.168.", "[red]"))

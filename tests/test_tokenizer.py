@@ -110,7 +110,9 @@ class Scripted:
     def __init__(self, tokens: list[int]) -> None:
         self.tokens = tokens
 
-    def generate(self, sequence: Sequence, sampler: Sampler, limit: int) -> Iterator[Sampled]:
+    def generate(
+        self, sequence: Sequence, sampler: Sampler, limit: int, stopped: Callable[[], bool]
+    ) -> Iterator[Sampled]:
         return (Sampled(sequence, token, 0.0) for token in self.tokens[:limit])
 
 

@@ -1,12 +1,20 @@
 """The one `tpi` command: names its subcommands as strings and loads them when called."""
 
+import os
 import sys
+from collections.abc import Callable
+from contextlib import suppress
 from importlib import import_module
+from io import TextIOWrapper
+from pathlib import Path
+from typing import TextIO
 
 import click
 
 from tpi import __version__
 from tpi.errors import TpiError
+
+INTERRUPTED = 130  # exit code: 128 and the number of SIGINT
 
 COMMANDS = {
     "run": "master.commands:run",
@@ -38,7 +46,8 @@ class LazyGroup(click.Group):
         return command
 
 
-@click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
+@click.group(cls=LazyGroup, no_args_is_help=True, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(__version__, message="%(version)s")
 def tpi() -> None:
     """One model, every laptop in the house: run a language model over several machines."""
 
@@ -50,23 +59,57 @@ def version() -> None:
 
 
 def main() -> None:
-    """Entry point: a `TpiError` becomes one sentence and its exit code, never a traceback."""
+    """Entry point: what goes wrong becomes one sentence and its exit code, never a traceback."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, TextIOWrapper):
+            stream.reconfigure(errors="replace")  # a character that this terminal lacks ends nothing
+    sys.exit(_exit_code(_run))
+
+
+def _run() -> int:
+    code = tpi(standalone_mode=False)
+    return code if isinstance(code, int) else 0
+
+
+def _exit_code(run: Callable[[], int]) -> int:
+    """What `run` returns, or the code of what it raises, which is said on stderr."""
     try:
-        code = tpi(standalone_mode=False)
+        return run()
     except click.exceptions.Exit as leave:
-        code = leave.exit_code
+        return leave.exit_code
     except click.ClickException as error:
-        error.show()
-        code = error.exit_code
+        with suppress(OSError):
+            error.show()
+        return error.exit_code
     except TpiError as error:
-        click.echo(f"tpi: {error}", err=True)
-        code = error.exit_code
+        _say(str(error))
+        return error.exit_code
     except (click.Abort, KeyboardInterrupt):
-        click.echo("tpi: interrupted", err=True)
-        code = 130
-    except BrokenPipeError:
-        code = 1
-    sys.exit(code if isinstance(code, int) else 0)
+        _say("interrupted")
+        return INTERRUPTED
+    except BrokenPipeError:  # whoever read our output has seen enough
+        return 1
+    except OSError as error:
+        _say(f"{error.filename or 'cannot write the output'}: {error.strerror or error}")
+        return 1
+    finally:
+        _settle(sys.stdout)
+
+
+def _say(sentence: str) -> None:
+    with suppress(OSError):  # stderr may be gone, or full
+        click.echo(f"tpi: {sentence}", err=True)
+
+
+def _settle(stream: TextIO | None) -> None:
+    """Write what is buffered; what cannot be written is given up, or Python would complain of it at its end."""
+    if stream is None:
+        return
+    try:
+        stream.flush()
+    except OSError:
+        with Path(os.devnull).open("wb") as nowhere:
+            os.dup2(nowhere.fileno(), stream.fileno())
 
 
 if __name__ == "__main__":

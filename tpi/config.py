@@ -64,6 +64,8 @@ class ModelConfig:
         return cls(**plain)
 
 
+MOST_BYTES = 1 << 50  # of any size that a user gives
+
 _SIZE = re.compile(r"^\s*(\d+(?:\.\d+)?)\s*([KMGT]?)(i?)B?\s*$", re.IGNORECASE)
 
 
@@ -71,14 +73,17 @@ def parse_size(text: str) -> int:
     """Bytes meant by `4GiB`, `600MiB`, `1.5GB` or `4096`.
 
     Raises:
-        UsageError: if `text` is not a size.
+        UsageError: if `text` is not a size, or over 1024 TiB.
     """
     match = _SIZE.match(text)
     if match is None:
         raise UsageError(f"{text!r} is not a size; write for example 600MiB or 4GiB")
     number, prefix, binary = match.groups()
     power = " KMGT".index(prefix.upper()) if prefix else 0
-    return int(float(number) * (1024 if binary else 1000) ** power)
+    size = float(number) * (1024 if binary else 1000) ** power
+    if size > MOST_BYTES:
+        raise UsageError(f"{text!r} is beyond reason: more than 1024 TiB; write for example 600MiB or 4GiB")
+    return int(size)
 
 
 def default_cache() -> Path:

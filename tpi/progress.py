@@ -6,6 +6,7 @@ from time import monotonic
 from typing import Protocol
 
 _QUIET_SECONDS = 1.0
+_shown = True  # for the whole process, like the level of a log
 
 
 class Progress(Protocol):
@@ -22,16 +23,26 @@ def silent(done: int, total: int) -> None:
     """A `Progress` that shows nothing."""
 
 
+def show(on: bool) -> None:
+    """Whether phases that begin from now on are shown; `--quiet` switches them off."""
+    global _shown
+    _shown = on
+
+
 @contextmanager
 def phase(title: str) -> Iterator[Progress]:
     """A bar with the time left, shown once the phase has lasted a second; on a plain file one line at its end."""
+    if not _shown:
+        yield silent
+        return
     from rich.console import Console
     from rich.progress import BarColumn, TaskProgressColumn, TextColumn, TimeRemainingColumn
     from rich.progress import Progress as Bars
 
     console = Console(stderr=True)
+    live = console.is_terminal and not console.is_dumb_terminal
     columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeRemainingColumn())
-    bars = Bars(*columns, console=console, transient=True, disable=not console.is_terminal)
+    bars = Bars(*columns, console=console, transient=True, disable=not live)
     task = bars.add_task(title, total=None)
     started, shown = monotonic(), False
 

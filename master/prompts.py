@@ -1,0 +1,78 @@
+"""Where a prompt comes from: the command line, a file, or standard input. Text that cannot be used is refused here."""
+
+import sys
+from pathlib import Path
+from typing import BinaryIO
+
+from tpi.errors import UsageError
+
+MOST_BYTES = 64 << 20  # of a prompt; no context has room for more
+STDIN = "-"
+_WAYS = "give it with -p TEXT, with -f FILE, or on standard input"
+
+
+def read_prompt(prompt: str | None, file: str | None, raw: bool = False) -> str:
+    """The prompt that `-p prompt` or `-f file` means; without both, what is piped in.
+
+    A file's last line end is no part of it, unless `raw`.
+
+    Raises:
+        UsageError: if there is none, two are given, or it is empty, not UTF-8, too long or not readable.
+    """
+    if prompt is not None and file is not None:
+        raise UsageError("-p and -f exclude each other; give one prompt")
+    if prompt is not None and prompt != STDIN:
+        text = checked_text(prompt, "the prompt")
+    else:
+        read = _read_stdin(asked=STDIN in (prompt, file)) if file in (None, STDIN) else _read_file(Path(str(file)))
+        text = read if raw else read.removesuffix("\n").removesuffix("\r")
+    if not (text if raw else text.strip()):
+        raise UsageError(f"the prompt is empty; {_WAYS}")
+    return text
+
+
+def checked_text(text: str, what: str) -> str:
+    """`text` from the command line, whose bytes may have been anything; `what` names it.
+
+    Raises:
+        UsageError: if the bytes were not UTF-8.
+    """
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise UsageError(f"{what} is not UTF-8 text; convert it first, for example with iconv") from None
+    return text
+
+
+def decoded(data: bytes, what: str) -> str:
+    """`data` as text, without a byte-order mark; errors as `checked_text`."""
+    try:
+        return data.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise UsageError(
+            f"{what} is not UTF-8 text (byte {error.start}); convert it first, for example with iconv"
+        ) from None
+
+
+def _read_file(path: Path) -> str:
+    try:
+        with path.expanduser().open("rb") as file:
+            return _read(file, str(path))
+    except OSError as error:
+        raise UsageError(f"cannot read the prompt from {path}: {error.strerror}; {_WAYS}") from error
+
+
+def _read_stdin(asked: bool) -> str:
+    if sys.stdin is None or (sys.stdin.isatty() and not asked):
+        raise UsageError(f"there is no prompt; {_WAYS}")
+    try:
+        return _read(sys.stdin.buffer, "standard input")
+    except OSError as error:
+        raise UsageError(f"cannot read the prompt from standard input: {error.strerror}; {_WAYS}") from error
+
+
+def _read(file: BinaryIO, what: str) -> str:
+    data = file.read(MOST_BYTES + 1)
+    if len(data) > MOST_BYTES:
+        raise UsageError(f"{what} has more than {MOST_BYTES >> 20} MiB, too much for a prompt; give a shorter one")
+    return decoded(data, what)

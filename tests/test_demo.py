@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from master.answer import Limits, answer, encode_prompt
+from master.answer import Limits, answer
 from master.options import Placement
 from master.sampler import Sampler, Sampling
 from master.session import Session
@@ -42,7 +42,7 @@ def test_the_demo_model_answers_what_the_pages_ask(nodes: int) -> None:
     assert set(asked) == KNOWN.keys()
     with Session(Placement("smollm2-135m", local=nodes - 1, cache=default_cache())) as session:
         for prompt, right in KNOWN.items():
-            sequence = session.engine.admit(encode_prompt(session.tokenizer, prompt, raw=False))
+            sequence = session.engine.admit(session.tokenizer.encode_chat([{"role": "user", "content": prompt}]))
             greedy = Sampler(Sampling(temperature=0))
             said = answer(session.engine, session.tokenizer, sequence, greedy, Limits(40)).text
             session.engine.release(sequence)

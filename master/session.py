@@ -165,12 +165,16 @@ class Session:
         placement = self.placement
         if not placement.local:
             return list(placement.workers)
-        workers = LocalWorkers(placement.local, placement.cache, self._threads(), self._memory())
+        workers = LocalWorkers(placement.local, placement.cache, self._threads(), self._lent())
         return stack.enter_context(workers).addresses
 
     def _memory(self) -> int:
         """Bytes for each node of this machine: what the user said, or its part of what is free."""
         return self.placement.memory or default_budget() // (1 + self.placement.local)
+
+    def _lent(self) -> int:
+        """What binds the nodes of this machine; 0, no limit, if the user wants every weight in memory."""
+        return self._memory() if self.placement.scheduler else 0
 
     def _memories(self) -> list[int]:
         """Bytes that each node may use, rank 0 first."""
@@ -213,7 +217,7 @@ class Session:
             self.placement.collective or ("shared" if board else "auto"),
             wire(self.placement.wire, self.pack),
         )
-        return [replace(plans[0], options=replace(options, threads=self._threads(), memory=self._memory())), *plans[1:]]
+        return [replace(plans[0], options=replace(options, threads=self._threads(), memory=self._lent())), *plans[1:]]
 
     def _check_memory(self, plans: Sequence[Assign]) -> None:
         """Refuse before any weight moves what a node's memory cannot hold."""

@@ -28,6 +28,7 @@ from tpi.pack.layout import BlockKind, Part, RunLayout
 from tpi.partition import Range
 
 ROOT = Path(__file__).parent.parent
+REAL_WORKER = (sys.executable, "-m", "worker.commands")
 FAKE_WORKER = (sys.executable, "-m", "tests.fake_worker")
 HIDDEN = 32
 
@@ -81,7 +82,7 @@ class MadeUpModel:
             LayerPlan((index[self.ids[2 * layer]], index[self.ids[2 * layer + 1]]), tuple(range(len(peers))))
             for layer in range(self.layers)
         )
-        options = NodeOptions(context=64, kv_blocks=4, kv_dtype="f32", prefill_tokens=32)
+        options = NodeOptions(context=64, kv_blocks=4, kv_dtype="f32", prefill_tokens=32, scheduler="window")
         return Assign(
             session, epoch, rank, len(peers), config(self.layers), self.layouts, tuple(blocks.values()), layers,
             tuple(peers), "star", "f32", options,
@@ -120,6 +121,17 @@ def fake_worker(cache: Path, *arguments: str) -> Iterator[tuple[subprocess.Popen
     """A worker process without a model; its process and address."""
     with fake_workers([cache], *arguments) as (processes, addresses):
         yield processes[0], addresses[0]
+
+
+@contextmanager
+def real_worker(cache: Path, *arguments: str) -> Iterator[tuple[subprocess.Popen[bytes], str]]:
+    """A worker process that computes; its process and address."""
+    command = [*REAL_WORKER, "--listen", "127.0.0.1:0", "--cache", str(cache), *arguments]
+    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE) as process:
+        try:
+            yield process, _address(process)
+        finally:
+            process.kill()
 
 
 @contextmanager

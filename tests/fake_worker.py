@@ -76,6 +76,10 @@ class FakeMember:
             raise zmq.ZMQError(zmq.ENOTSOCK)
 
 
+def anything(assign: Assign) -> None:
+    """Made-up models are of no shape that could be computed."""
+
+
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--listen", default="127.0.0.1:0")
@@ -86,7 +90,7 @@ def main() -> None:
     flags = parser.parse_args()
     lease.YIELD_S = flags.yields or lease.YIELD_S
     host, port = split_address(flags.listen, lowest_port=0)
-    serve(WorkerOptions(host, port, flags.name, flags.cache, attached=flags.attached), FakeMember)
+    serve(WorkerOptions(host, port, flags.name, flags.cache, attached=flags.attached), FakeMember, anything)
 
 
 if __name__ == "__main__":

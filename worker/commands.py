@@ -16,6 +16,7 @@ from tpi.sockets import split_address
 from tpi.text import plain
 
 if TYPE_CHECKING:
+    from worker.compute import Check
     from worker.daemon import WorkerOptions
     from worker.member import Build
 
@@ -41,6 +42,7 @@ def worker(
     from tpi.devices.host import open_host
     from worker.daemon import WorkerOptions
     from worker.node.build import build_node
+    from worker.plan.checks import check_assign
 
     logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(asctime)s %(message)s")
     host, port = split_address(listen, lowest_port=0)
@@ -54,14 +56,14 @@ def worker(
         cache_limit=cache_limit,
         attached=attached,
     )
-    serve(options, partial(build_node, host=open_host()))
+    serve(options, partial(build_node, host=open_host()), check_assign)
 
 
-def serve(options: "WorkerOptions", build: "Build") -> None:
+def serve(options: "WorkerOptions", build: "Build", check: "Check") -> None:
     """Listen, say where on stdout, and serve until told to stop."""
     from worker.daemon import Daemon
 
-    daemon = Daemon(options, build)
+    daemon = Daemon(options, build, check)
     ports = daemon.ports
     click.echo(announcement(options.name, options.host, ports.control, ports.collective, ports.weights))
     sys.stdout.flush()

@@ -6,12 +6,14 @@ the plan it belongs to: when the I/O thread moves `plan` on, a job of another pl
 
 import logging
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import replace
-from queue import SimpleQueue
+from functools import partial
+from queue import Empty, SimpleQueue
 from threading import Thread
 
 from allreduce.base import Endpoints
-from tpi.errors import NodeError, TpiError
+from tpi.errors import NodeError, PlanError, TpiError
 from tpi.messages import Abort, AskStats, Assign, Failure, Missing, Phase, Ready, Stats, Step
 from tpi.text import SENTENCE_CHARACTERS, plain
 from tpi.trace import OFF, Off
@@ -20,13 +22,18 @@ from worker.draft import Draft
 from worker.fetch import Fetcher
 from worker.image import HeldBlock, image_plans
 from worker.member import Build, Figures, Member, totals
+from worker.plan.checks import check_step
 from worker.profile import reset_peak
 
 Plan = tuple[int, int]  # session and epoch
 Job = Assign | Step | AskStats | Abort | None
 Post = Callable[[object], None]
 
+Check = Callable[[Assign], None]  # raises what is wrong with a plan
+
 IDLE: Plan = (0, 0)
+_MOST_JOBS = 64  # waiting; a master that waits for its sums has one step under way
+_MOST_STEPS = 2  # of the longest, waiting: what they hold is within what the node may use
 log = logging.getLogger(__name__)
 
 
@@ -37,8 +44,10 @@ class CancelledError(TpiError):
 class Compute:
     """One thread, its queue, and the member that it runs. Attributes are read by the I/O thread."""
 
-    def __init__(self, cache: ShardCache, fetcher: Fetcher, endpoints: Endpoints, build: Build, post: Post) -> None:
-        """`endpoints.watch` is replaced by a watch of this thread's own."""
+    def __init__(
+        self, cache: ShardCache, fetcher: Fetcher, endpoints: Endpoints, build: Build, post: Post, check: Check
+    ) -> None:
+        """`endpoints.watch` is replaced by a watch of this thread's own; `check` is asked before a plan is begun."""
         self.plan = IDLE  # set by the I/O thread
         self.master = b""  # its identity on the weights plane, set before its first plan
         self.phase: Phase = "idle"
@@ -48,8 +57,10 @@ class Compute:
         self._cache = cache
         self._fetcher = fetcher
         self._endpoints = replace(endpoints, watch=self._keep_waiting)
-        self._build = build
+        self._build, self._check_plan = build, check
         self._post = post
+        self._hidden = self._longest = 0  # of the running plan's steps: values, tokens
+        self._queued = self._taken = 0  # tokens of steps, counted by the I/O thread and by this one
         self._jobs: SimpleQueue[Job] = SimpleQueue()
         self._member: Member | None = None
         self._running = IDLE
@@ -75,8 +86,31 @@ class Compute:
         self._thread.start()
 
     def put(self, job: Job) -> None:
-        """Queue a job; None ends the thread."""
+        """Queue a job; None ends the thread. An Assign and an Abort make moot what waits, so it goes.
+
+        Raises:
+            PlanError: if a step is not one of the plan's, or too many wait.
+        """
+        if isinstance(job, Step):
+            if self._ready != (job.session, job.epoch):
+                return  # the plan failed, and the master knows
+            check_step(job, self._hidden, self._longest)
+        if isinstance(job, Assign | Abort):
+            self._clear()
+        elif job is not None:
+            self._require_room(_tokens(job))
+        self._queued += _tokens(job)
         self._jobs.put(job)
+
+    def _clear(self) -> None:
+        with suppress(Empty):
+            while True:
+                self._queued -= _tokens(self._jobs.get_nowait())
+
+    def _require_room(self, tokens: int) -> None:
+        waiting = self._queued - self._taken
+        if self._jobs.qsize() >= _MOST_JOBS or (waiting and waiting + tokens > _MOST_STEPS * self._longest):
+            raise PlanError(f"the master asks for more than this node computes: steps of {waiting} tokens wait")
 
     def stop(self, seconds: float) -> bool:
         """End the thread; whether it did within `seconds`."""
@@ -97,6 +131,7 @@ class Compute:
     def _loop(self) -> None:
         while (job := self._jobs.get()) is not None:
             self._running = (job.session, job.epoch)
+            self._taken += _tokens(job)
             try:
                 self._do(job)
             except CancelledError:
@@ -132,9 +167,11 @@ class Compute:
         self._leave()
         reset_peak()
         self.phase = "load"
+        self._check_plan(assign)
         blocks, fetched = self._blocks(assign)
         self._check()
         self._member = member = self._build(assign, blocks, self._endpoints, lambda done, total: self._check(done))
+        self._hidden, self._longest = assign.config.hidden, member.prefill_tokens
         self._ready = self._running
         figures = member.figures()
         sizes = (figures.weight_bytes, figures.resident_bytes, fetched)
@@ -199,6 +236,7 @@ class Compute:
             self._ticks += member.progress
             self._closed(member.close)
         self._closed(self._cache.release)
+        self._closed(partial(self._fetcher.tidy, self.master))
 
     @staticmethod
     def _closed(close: Callable[[], None]) -> None:
@@ -213,3 +251,7 @@ def _title(assign: Assign) -> str:
     """What a worker, who is not told its name, calls a model."""
     config = assign.config
     return f"{config.family}-{config.layers}x{config.hidden}"
+
+
+def _tokens(job: Job) -> int:
+    return len(job.x) if isinstance(job, Step) else 0

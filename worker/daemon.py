@@ -22,7 +22,7 @@ from allreduce.base import Endpoints
 from tpi import __version__
 from tpi.cachelimit import CacheLimit
 from tpi.codec import PROTOCOL, WrongProtocolError
-from tpi.errors import MessageError, TpiError, UsageError
+from tpi.errors import MessageError, PlanError, TpiError, UsageError
 from tpi.messages import (
     Abort,
     Alive,
@@ -45,7 +45,7 @@ from tpi.messages import (
 from tpi.sockets import COLLECTIVE, CONTROL, WEIGHTS, Channel, Net, UnreachableError
 from tpi.text import NAME_CHARACTERS, SENTENCE_CHARACTERS, plain
 from worker.cache import ShardCache
-from worker.compute import IDLE, Compute
+from worker.compute import IDLE, Check, Compute
 from worker.fetch import Fetcher
 from worker.lease import Lease
 from worker.member import Build
@@ -106,8 +106,8 @@ class Master:
 class Daemon:
     """One worker. `run` serves until a signal, or until stdin closes if attached."""
 
-    def __init__(self, options: WorkerOptions, build: Build) -> None:
-        """Bind the sockets and open the cache.
+    def __init__(self, options: WorkerOptions, build: Build, check: Check) -> None:
+        """Bind the sockets and open the cache. `check` refuses plans, `build` makes nodes of the others.
 
         Raises:
             UsageError: if a port is in use.
@@ -129,7 +129,7 @@ class Daemon:
         self._beats = 0
         self._weights = Channel(weights)
         endpoints = Endpoints(self._net, self._collective)
-        self._compute = Compute(self._cache, Fetcher(self._weights), endpoints, build, self._post)
+        self._compute = Compute(self._cache, Fetcher(self._weights), endpoints, build, self._post, check)
 
     def run(self) -> None:
         """Serve masters, one after the other."""
@@ -233,7 +233,7 @@ class Daemon:
             self._compute.plan = IDLE
             self._compute.put(message)
         elif isinstance(message, Step | AskStats) and message.epoch == master.epoch:
-            self._compute.put(message)
+            self._queue(master, message)
         elif isinstance(message, AskSpans) and message.epoch == master.epoch:
             self._outbox.append(pack_spans(message, self._compute.trace))
         else:
@@ -258,6 +258,14 @@ class Daemon:
         if self._master is not None:
             self._answer(self._master.identity, Refuse(__version__, self._master.session, "in use", other))
         self._leave("it is silent, and another one asks")
+
+    def _queue(self, master: Master, message: Step | AskStats) -> None:
+        try:
+            self._compute.put(message)
+        except PlanError as error:
+            self._compute.plan = IDLE
+            self._compute.put(Abort(master.session, master.epoch))
+            self._answer(master.identity, Failure(master.session, master.epoch, "", str(error)))
 
     def _beat(self) -> None:
         if self._master is None:

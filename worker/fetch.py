@@ -53,6 +53,15 @@ class Fetcher:
                 transfer.restart()
         return transfer.received_bytes
 
+    def tidy(self, master: bytes) -> None:
+        """Take in what came while nothing was fetched: what stays unread keeps the memory of connections that ended."""
+        while (received := self._channel.receive()) is not None:
+            if isinstance(received[1], Offer):
+                self._opened(received[0], master)
+
+    def _opened(self, peer: bytes, master: bytes) -> None:
+        self._open = (self._open & {master}) | {peer}
+
     def _drain(self, master: bytes, transfer: "Transfer") -> None:
         while (received := self._channel.receive()) is not None:
             self._handle(master, transfer, received)
@@ -62,7 +71,7 @@ class Fetcher:
             return
         peer, message = received
         if isinstance(message, Offer):
-            self._open = (self._open & {master}) | {peer}
+            self._opened(peer, master)
             if peer == master:
                 transfer.restart()
         elif peer == master and isinstance(message, Units):

@@ -51,11 +51,14 @@ def memory_budget(profile: Profile) -> int:
 def limited(asked: NodeOptions, profile: Profile) -> NodeOptions:
     """The master's wishes within what the node said of itself, so that both of them plan with the same.
 
-    Neither memory (bytes) nor threads are left open; no memory at all is 1 byte, since 0 would ask for a choice.
+    Neither memory (bytes) nor threads are left open; no memory at all is 1 byte, since 0 would ask for a choice. A
+    master without scheduler may load more than is free, but what the node's owner lends with --memory binds it too.
     """
+    threads = min(asked.threads or profile.threads, profile.threads)
+    if asked.scheduler == "resident":
+        return replace(asked, memory=profile.memory_limit, threads=threads)
     memory = max(1, memory_budget(profile))
-    threads = profile.threads
-    return replace(asked, memory=min(asked.memory or memory, memory), threads=min(asked.threads or threads, threads))
+    return replace(asked, memory=min(asked.memory or memory, memory), threads=threads)
 
 
 def rss() -> int:

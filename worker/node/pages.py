@@ -41,6 +41,8 @@ class BlockTables:
 
     def _extend(self, entry: StepEntry) -> None:
         table = self._tables.setdefault(entry.sequence, [])
+        if len(self._tables) > self._blocks or len(table) + len(entry.appended) > self._blocks:
+            raise MessageError(f"step's tables name more than the {self._blocks} KV blocks that this node has")
         if any(not 0 <= block < self._blocks for block in entry.appended):
             raise MessageError(f"step names a KV block beyond the {self._blocks} that this node has")
         table.extend(entry.appended)

@@ -8,6 +8,7 @@ from allreduce.shared import board_bytes
 from scheduler.budget import PROCESS, Budget, Need, plan, scratch_bytes, token_bytes
 from scheduler.free import default_budget
 from scheduler.placement import Speeds
+from tpi.errors import PlanError
 from tpi.kv import block_bytes
 from tpi.machine import usable_cores
 from tpi.trace import TRACE_BYTES
@@ -29,7 +30,7 @@ class Tables:
 def fit(
     node: NodePlan, tables: Tables | None = None, blocks: Sequence[int] | None = None, speeds: Speeds | None = None
 ) -> Budget:
-    """What fits into `node.options.memory` (0: what is free here, less a margin).
+    """What fits into `node.options.memory` (0: what is free here, less a margin; without scheduler, no limit).
 
     What the options leave open is decided for this machine: ask of another node's plan with its `limited` options.
 
@@ -41,12 +42,16 @@ def fit(
     Raises:
         PlanError: if it does not fit; says what would.
     """
-    options = node.options
-    total = options.memory or default_budget()
-    if options.scheduler == "resident":
-        total = _EVERYTHING
+    options, resident = node.options, node.options.scheduler == "resident"
+    total = options.memory or (_EVERYTHING if resident else default_budget())
     wanted = need(node, tables, blocks)
-    return plan(wanted, total, options.prefill_tokens, options.window, options.retain, speeds)
+    budget = plan(wanted, total, options.prefill_tokens, options.window, options.retain, speeds)
+    if resident and budget.placement.streamed_bytes:
+        raise PlanError(
+            f"{total >> 20}MiB of memory, all that this node lends, do not hold its {sum(wanted.blocks) >> 20}MiB of "
+            "weights at once; leave --no-scheduler out, or give this node less with --split"
+        )
+    return budget
 
 
 def need(node: NodePlan, tables: Tables | None = None, blocks: Sequence[int] | None = None) -> Need:

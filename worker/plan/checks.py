@@ -1,0 +1,171 @@
+"""What a worker takes from a master: every number of a plan and of a step, compared with the others and with bounds.
+
+A plan that decodes may still say anything, and the kernels trust it with memory: a head that reads keys of a KV head
+that is not there reads somebody else's. So nothing is fetched or computed that was not checked here. What is wrong is
+named; a master of this version never sends it.
+"""
+
+import math
+from collections.abc import Iterator
+
+from allreduce.base import group_names
+from tpi.config import ModelConfig
+from tpi.errors import PlanError
+from tpi.messages import Assign, BlockPlan, NodeOptions, Step
+from tpi.pack.layout import RunLayout
+from tpi.partition import FFN_UNIT, Range, kv_range
+from tpi.wire import wire_names
+from worker.plan.fit import fit
+from worker.plan.node_plan import node_plan
+
+_MOST = 1 << 24  # of any dimension of a model, and of tokens
+_MOST_LAYERS = 4096
+_MOST_NODES = 256
+_LONGEST_WAIT_S = 86_400.0
+
+Fault = str | None
+
+
+def check_assign(assign: Assign) -> None:
+    """Refuse a plan that contradicts itself, or asks for more memory than `assign.options` allow (see `limited`).
+
+    Raises:
+        PlanError: naming what is wrong, or how much memory would do.
+    """
+    for fault in _faults(assign):
+        if fault:
+            raise PlanError(f"the master's plan cannot be run: {fault}; use the same version of tpi on all nodes")
+    fit(node_plan(assign))
+
+
+def check_step(step: Step, hidden: int, longest: int) -> None:
+    """Refuse a step whose hidden states are not `[tokens, hidden]` with at most `longest` tokens.
+
+    Raises:
+        PlanError: naming what is wrong.
+    """
+    tokens, width = step.x.shape
+    if tokens > longest or len(step.entries) > longest:
+        raise PlanError(f"a step of {tokens} tokens in {len(step.entries)} sequences is over this node's {longest}")
+    if width != hidden:
+        raise PlanError(f"a step has hidden states of {width} values where the plan says {hidden}")
+    if any(entry.count < 1 for entry in step.entries):
+        raise PlanError("a step names a sequence of which it has no tokens")
+
+
+def _faults(assign: Assign) -> Iterator[Fault]:
+    """What is wrong, in an order in which each check may rely on those before it."""
+    yield from _config_faults(assign.config)
+    yield from _option_faults(assign.options)
+    yield from _group_faults(assign)
+    yield from _block_faults(assign)
+    for number, layer in enumerate(assign.layers):
+        attention = assign.blocks[layer.blocks[0]]
+        yield _if(not _has_keys(assign, attention), f"layer {number} lacks KV heads that its query heads read")
+
+
+def _config_faults(config: ModelConfig) -> Iterator[Fault]:
+    for name in ("hidden", "heads", "kv_heads", "head_dim", "intermediate", "vocab"):
+        yield _outside(name, getattr(config, name), 1, _MOST)
+    yield _outside("context", config.context, 1, 2**31 - 1)
+    yield _outside("layers", config.layers, 1, _MOST_LAYERS)
+    yield _if(config.heads % config.kv_heads != 0, f"{config.heads} heads cannot share {config.kv_heads} KV heads")
+    yield _if(2 * len(config.inv_freq) > config.head_dim, "it rotates more values than a head has")
+    yield _if(len(config.windows) not in (0, config.layers), "it has not one window per layer")
+    for window in config.windows:
+        yield _outside("window", window, 0, 2**31 - 1)
+    yield _outside("position_offset", config.position_offset, -1, _MOST)
+    for name in ("norm_eps", "attention_scale", "rope_scale", "embed_scale", "attention_softcap", "logit_softcap"):
+        yield _if(not math.isfinite(getattr(config, name)), f"{name} is not finite")
+    yield _if(not 0 <= config.norm_eps <= 1, f"norm_eps is {config.norm_eps}")
+    yield _if(config.attention_softcap < 0 or config.logit_softcap < 0, "a softcap is negative")
+    yield _if(not all(map(math.isfinite, config.inv_freq)), "inv_freq is not finite")
+
+
+def _option_faults(options: NodeOptions) -> Iterator[Fault]:
+    for name in ("context", "kv_blocks", "prefill_tokens"):
+        yield _outside(name, getattr(options, name), 1, _MOST)
+    yield _if(not 0 < options.timeout_s <= _LONGEST_WAIT_S, f"timeout_s is {options.timeout_s}")
+
+
+def _group_faults(assign: Assign) -> Iterator[Fault]:
+    yield _outside("size", assign.size, 2, _MOST_NODES)
+    yield _if(assign.rank == 0, "rank 0 is the master's own")
+    yield _if([peer.rank for peer in assign.peers] != list(range(assign.size)), "its peers are not one per rank")
+    yield _if(not all(peer.address for peer in assign.peers[1:]), "a peer has no address")
+    yield _if(assign.collective not in group_names(), f"collective is {assign.collective!r}")
+    yield _if(assign.wire not in wire_names(), f"wire is {assign.wire!r}")
+
+
+def _block_faults(assign: Assign) -> Iterator[Fault]:
+    config = assign.config
+    count = len(assign.layers)
+    yield _if(count != config.layers, f"it has {count} layers where the model has {config.layers}")
+    used = {index for layer in assign.layers for index in layer.blocks}
+    yield _if(sorted(used) != list(range(len(assign.blocks))), "it has blocks that no layer uses")
+    yield _if(len({block.id for block in assign.blocks}) < len(assign.blocks), "it has a block twice")
+    heads, kv_heads = config.heads * config.head_dim, config.kv_heads * config.head_dim
+    runs: dict[str, dict[str, tuple[int, int]]] = {
+        "attention": {"query": (heads, config.head_dim), "kv": (kv_heads, config.head_dim)},
+        "ffn": {"neuron": (config.intermediate, FFN_UNIT)},
+    }
+    parts = {"query": "q o", "kv": "k v", "neuron": "gate up down" if config.gated else "up down"}
+    for layer in assign.layers:
+        blocks = [assign.blocks[index] for index in layer.blocks]
+        yield _if([block.kind for block in blocks] != list(runs), "a layer is not attention and feed-forward")
+        yield _if(list(layer.ranks) != sorted({*layer.ranks, assign.rank}), "the ranks of a layer lack this node's")
+        for block in blocks:
+            layouts = [assign.layouts[run.layout] for run in block.runs]
+            names = [layout.name for layout in layouts]
+            yield _if(names != list(runs[block.kind]), f"a block of kind {block.kind} has the runs {names}")
+            for layout in layouts:
+                vectors, step = runs[block.kind][layout.name]
+                yield _layout_fault(layout, config.hidden, vectors, step, parts[layout.name])
+            yield from _vector_faults(block, config)
+
+
+def _layout_fault(layout: RunLayout, hidden: int, vectors: int, step: int, parts: str) -> Fault:
+    """A run has `vectors` vectors of each of its parts, in units of whole heads or of `FFN_UNIT` neurons."""
+    name = layout.name
+    widths = range(step, (step if name == "neuron" else _MOST) + 1, step)
+    if layout.hidden != hidden or layout.width not in widths:
+        return f"units of {name} are {layout.width} x {layout.hidden}"
+    if " ".join(part.name for part in layout.parts) != parts:
+        return f"units of {name} have other parts than {parts}"
+    if any(part.axis != ("column" if part.name in ("o", "down") else "row") for part in layout.parts):
+        return f"a part of {name} lies along the wrong axis"
+    if not 0 <= layout.units * layout.width - vectors < layout.width:
+        return f"{layout.units} units of {layout.width} are not the {vectors} vectors of {name}"
+    return None
+
+
+def _vector_faults(block: BlockPlan, config: ModelConfig) -> Iterator[Fault]:
+    heads, kv_heads = config.heads * config.head_dim, config.kv_heads * config.head_dim
+    lengths = {
+        "norm": config.hidden, "norm.bias": config.hidden, "post_norm": config.hidden, "o.bias": config.hidden,
+        "down.bias": config.hidden, "q.bias": heads, "k.bias": kv_heads, "v.bias": kv_heads,
+        "gate.bias": config.intermediate, "up.bias": config.intermediate,
+    }  # fmt: skip
+    longest = max(*lengths.values(), config.head_dim)
+    names = [vector.name for vector in block.vectors]
+    yield _if(len(set(names)) < len(names) or "norm" not in names, f"the vectors of a block are {', '.join(names)}")
+    for vector in block.vectors:
+        known = lengths.get(vector.name)
+        wrong = vector.length > longest if known is None else vector.length != known
+        yield _if(wrong, f"vector {vector.name} has {vector.length} values")
+
+
+def _has_keys(assign: Assign, attention: BlockPlan) -> bool:
+    """Whether the node's KV units are exactly those that its query units attend to."""
+    config = assign.config
+    query, kv = (assign.layouts[run.layout].width // config.head_dim for run in attention.runs)
+    wanted, held = (Range(run.first, run.last) for run in attention.runs)
+    return held == kv_range(wanted, query, kv, config.heads, config.kv_heads)
+
+
+def _outside(name: str, value: int, low: int, high: int) -> Fault:
+    return None if low <= value <= high else f"{name} is {value}"
+
+
+def _if(wrong: bool, fault: str) -> Fault:
+    return fault if wrong else None

@@ -31,7 +31,7 @@ def assignments(
             epoch=epoch,
             rank=rank,
             size=len(shards),
-            config=pack.config,
+            config=pack.config.for_context(options.context),
             layouts=tuple(layouts),
             blocks=tuple(fact.plan(shard, layouts) for fact in facts.values()),
             layers=layers,

@@ -84,6 +84,8 @@ class Head:
         with self._trace.span("compute", HEAD):
             x = self._kernels.norm(self._norm, x)
         logits, cap = self._table.logits(x)[:, : self._config.vocab], self._config.logit_softcap
+        if self._config.logit_scale != 1.0:
+            logits = logits * np.float32(self._config.logit_scale)
         if cap:
             with self._trace.span("compute", HEAD):
                 logits = np.tanh(logits / cap) * np.float32(cap)

@@ -66,10 +66,21 @@ def _configs() -> dict[str, Callable[[], Any]]:
             **SIZES, head_dim=32, query_pre_attn_scalar=24, sliding_window=12, attn_logit_softcapping=5.0,
             final_logit_softcapping=4.0,
         ),
+        "gemma3": lambda: transformers.Gemma3TextConfig(
+            **SIZES, head_dim=32, query_pre_attn_scalar=24, sliding_window=12, sliding_window_pattern=2,
+            rope_parameters={
+                "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 1000000.0},
+                "sliding_attention": {"rope_type": "default", "rope_theta": 100.0},
+            },
+        ),
+        "smollm3": lambda: transformers.SmolLM3Config(**SIZES, no_rope_layer_interval=2),
+        "granite": lambda: transformers.GraniteConfig(
+            **SIZES, embedding_multiplier=12.0, logits_scaling=8.0, residual_multiplier=0.22, attention_multiplier=0.1,
+        ),
     }  # fmt: skip
 
 
-MODELS = ("llama", "llama3", "mistral", "qwen2", "qwen3", "opt", "phi3", "gemma2")
+MODELS = ("llama", "llama3", "mistral", "qwen2", "qwen3", "opt", "phi3", "gemma2", "gemma3", "smollm3", "granite")
 
 
 def make_model(name: str, directory: Path, dtype: str = "float32", shard: str = "1GB") -> TinyModel:
@@ -114,7 +125,7 @@ def write_tokenizer(directory: Path) -> None:
 
 def forward(pack: Pack, tokens: Sequence[int], kernels: Kernels | None = None) -> F32:
     """Logits `[tokens, vocab]` of a pack on a single node, through the blocks and `kernels`, by default the native."""
-    config, kernels = pack.config, kernels or open_kernels()
+    config, kernels = pack.config.for_context(len(tokens)), kernels or open_kernels()
     x = kernels.gather(*_table(pack.embedding), np.asarray(tokens, np.int32)) * np.float32(config.embed_scale)
     positions = np.arange(len(tokens), dtype=np.int32)
     if pack.positions:
@@ -130,6 +141,7 @@ def forward(pack: Pack, tokens: Sequence[int], kernels: Kernels | None = None) -
     final = pack.final.vectors()
     norm = NormSpec(config.norm, config.norm_eps, final["norm"], final.get("norm.bias"))
     logits = kernels.logits(*_table(pack.head), kernels.norm(norm, x))[:, : config.vocab]
+    logits *= np.float32(config.logit_scale)
     return np.tanh(logits / config.logit_softcap) * config.logit_softcap if config.logit_softcap else logits
 
 

@@ -62,7 +62,7 @@ def test_rope_scaling_equals_that_of_transformers(name: str) -> None:
         config = from_huggingface(LLAMA | fields, lambda name: True, "test").config
         np.testing.assert_allclose(config.inv_freq, reference.inv_freq.numpy(), rtol=3e-7)
         assert config.rope_scale == pytest.approx(reference.attention_scaling, rel=1e-7)
-    assert config.context == (64 if name == "longrope" else 256)
+    assert config.context == 256
 
 
 def test_window_of_every_layer() -> None:

@@ -31,6 +31,7 @@ def attention_spec(
     heads = query_units.scaled(query.width // config.head_dim, config.heads)
     kv_heads = kv_units.scaled(kv.width // config.head_dim, config.kv_heads)
     group = config.heads // config.kv_heads
+    inv_freq, rope_scale = config.rope(layer)
     return AttentionSpec(
         query=replace(query, units=len(query_units)),
         kv=replace(kv, units=len(kv_units)),
@@ -44,8 +45,8 @@ def attention_spec(
         v_bias=_cut(vectors.get("v.bias"), kv_heads, config.head_dim),
         q_norm=vectors.get("q_norm"),
         k_norm=vectors.get("k_norm"),
-        inv_freq=np.asarray(config.inv_freq, np.float32),
-        rope_scale=config.rope_scale,
+        inv_freq=np.asarray(inv_freq, np.float32),
+        rope_scale=rope_scale,
         attention_scale=config.attention_scale,
         softcap=config.attention_softcap,
         window=config.window(layer),

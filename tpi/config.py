@@ -6,7 +6,7 @@ Gemma's `1 + w` is folded into the norm vectors, so that at run time no family i
 
 import os
 import re
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -46,6 +46,25 @@ class ModelConfig:
     position_offset: int = -1  # row of the learned position table for position 0 (OPT: 2); -1: no table
     tied: bool = False  # the head is the embedding table
     windows: tuple[int, ...] = ()  # one per layer; empty: full attention everywhere
+    logit_scale: float = 1.0  # multiplies the logits, before the softcap (Granite)
+    long_inv_freq: tuple[float, ...] = ()  # in place of `inv_freq` if the context is longer than `original_context`
+    original_context: int = 0
+    local_inv_freq: tuple[float, ...] = ()  # of the layers whose kind is 2 (Gemma 3's sliding ones)
+    local_rope_scale: float = 1.0
+    rope_kinds: tuple[int, ...] = ()  # per layer 0: no RoPE, 1: `inv_freq`, 2: `local_inv_freq`; empty: all 1
+
+    def rope(self, layer: int) -> tuple[tuple[float, ...], float]:
+        """Rotary frequencies of `layer` (empty: none), and what multiplies their cosine and sine."""
+        kind = self.rope_kinds[layer] if self.rope_kinds else 1
+        return (((), 1.0), (self.inv_freq, self.rope_scale), (self.local_inv_freq, self.local_rope_scale))[kind]
+
+    def for_context(self, context: int) -> "ModelConfig":
+        """The configuration for sequences of up to `context` tokens: beyond `original_context` LongRoPE's long factors
+        hold for all positions, as in llama.cpp (transformers goes over to them when a sequence becomes longer, and
+        leaves the keys of before as they are)."""
+        if not self.long_inv_freq or context <= self.original_context:
+            return self
+        return replace(self, inv_freq=self.long_inv_freq)
 
     def window(self, layer: int) -> int:
         """Sliding window of `layer` in tokens, 0 for full attention."""

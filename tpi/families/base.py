@@ -1,11 +1,13 @@
 """What a family is: a table of tensor names and a few settings. Nothing here knows any family by name.
 
 Tensor names are templates: `{i}` is the layer; `[q]` after a name takes the rows of q out of a fused tensor; `?` at the
-end marks a vector that some models of the family lack.
+end marks a vector that some models of the family lack, `?field` one that is there exactly if the configuration's
+`field` is true.
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from types import MappingProxyType
 from typing import Any
 
 from tpi.config import Activation, ModelConfig
@@ -46,6 +48,7 @@ class Model:
     head: Ref | None  # None: tied to the embedding
     positions: Ref | None
     final: BlockRefs
+    notes: tuple[str, ...] = ()  # what the user should know of it, in sentences
     accounted: tuple[str, ...] = ()  # further tensors that need no place, as fnmatch patterns: see tpi.pack.claims
 
 
@@ -57,7 +60,7 @@ class Names:
     attention: Mapping[str, str]  # part or vector name -> template; one-letter names and gate, up, down are matrices
     ffn: Mapping[str, str]
     final: Mapping[str, str]
-    head: str
+    head: str  # after "" or "language_model.", wherever it exists
     positions: str | None = None
     prefixes: tuple[str, ...] = ("",)  # the first with which the embedding exists is taken
     accounted: tuple[str, ...] = ()  # patterns of whole names that are read elsewhere, or hold nothing
@@ -76,6 +79,9 @@ class Family:
     gguf: str | None = None  # `general.architecture` of a GGUF file
     names: Names | None = None
     gguf_names: Names | None = None
+    defaults: Mapping[str, Any] = field(
+        default_factory=dict
+    )  # what it reads of a config.json: see tpi.families.defaults
     settings: Callable[[Fields], dict[str, Any]] = lambda fields: {}
     gguf_settings: Callable[[Fields], dict[str, Any]] = lambda fields: {}
     fold: float = 0.0
@@ -91,15 +97,21 @@ _NORMS = ("norm", "post_norm", "q_norm", "k_norm")
 
 
 def map_tensors(
-    config: ModelConfig, names: Names, has: Callable[[str], bool], fold: float = 0.0, interleaved: bool = False
+    config: ModelConfig,
+    names: Names,
+    has: Callable[[str], bool],
+    fold: float = 0.0,
+    interleaved: bool = False,
+    fields: Fields = MappingProxyType({}),
 ) -> Model:
-    """Fill in the templates of `names`; `has` says which tensors exist. Required ones that do not are named as they
-    should be, so that reading them fails with their name. A head of the file's own counts, whatever the configuration
-    says of tying."""
+    """Fill in the templates of `names`; `has` says which tensors exist, `fields` which vectors a config.json wants.
+    Required ones that do not exist are named as they should be, so that reading them fails with their name. A head of
+    the file's own counts, whatever the configuration says of tying."""
     prefix = next((prefix for prefix in names.prefixes if has(prefix + names.embedding)), names.prefixes[0])
-    if config.tied and has(names.head):
+    head = next((found for found in (names.head, f"language_model.{names.head}") if has(found)), None)
+    if head and config.tied:
         config = replace(config, tied=False)
-    resolve = _Resolver(config, prefix, has, fold, interleaved)
+    resolve = _Resolver(config, prefix, has, fold, interleaved, fields)
     layers = []
     for layer in range(config.layers):
         attention = resolve.block(names.attention, PARTS["attention"], layer)
@@ -108,7 +120,7 @@ def map_tensors(
         config=config,
         layers=tuple(layers),
         embedding=Ref(prefix + names.embedding),
-        head=None if config.tied else Ref(names.head),
+        head=None if config.tied else Ref(head or names.head),
         positions=Ref(prefix + names.positions) if names.positions else None,
         final=resolve.block(names.final, (), 0),
         accounted=names.accounted,
@@ -119,9 +131,15 @@ class _Resolver:
     """From templates to references, for one model."""
 
     def __init__(
-        self, config: ModelConfig, prefix: str, has: Callable[[str], bool], fold: float, interleaved: bool
+        self,
+        config: ModelConfig,
+        prefix: str,
+        has: Callable[[str], bool],
+        fold: float,
+        interleaved: bool,
+        fields: Fields,
     ) -> None:
-        self._prefix, self._has, self._fold = prefix, has, fold
+        self._prefix, self._has, self._fold, self._fields = prefix, has, fold, fields
         query, kv = config.heads * config.head_dim, config.kv_heads * config.head_dim
         self._rows = {
             "q": (0, query), "k": (query, query + kv), "v": (query + kv, query + 2 * kv),
@@ -139,10 +157,10 @@ class _Resolver:
         )
 
     def _ref(self, name: str, template: str, layer: int) -> Ref | None:
-        text, optional = template.removesuffix("?"), template.endswith("?")
+        text, optional, flag = template.partition("?")
         base, _, fused = text.partition("[")
         tensor = self._prefix + base.format(i=layer)
-        if optional and not self._has(tensor):
+        if optional and not (self._fields[flag] if flag else self._has(tensor)):
             return None
         rows = self._rows[fused.rstrip("]")] if fused else None
         add = self._fold if name in _NORMS else 0.0

@@ -28,11 +28,17 @@ def check_config(config: ModelConfig, where: str) -> None:
         raise ModelError(f"{where}: {config.heads} query heads are not a multiple of {config.kv_heads} KV heads")
     if config.activation not in get_args(Activation) or config.norm not in get_args(Norm):
         raise ModelError(f"{where}: activation {config.activation!r} or norm {config.norm!r} is not supported")
-    if 2 * len(config.inv_freq) > config.head_dim:
+    tables = (config.inv_freq, config.long_inv_freq, config.local_inv_freq)
+    if any(2 * len(table) > config.head_dim for table in tables):
         raise ModelError(f"{where}: rotary embedding is wider than a head of {config.head_dim}")
     if len(config.windows) not in (0, config.layers) or any(type(w) is not int or w < 0 for w in config.windows):
         raise ModelError(f"{where}: sliding windows must be one whole number per layer")
-    numbers = [config.norm_eps, config.attention_scale, config.rope_scale, config.embed_scale,
-               config.attention_softcap, config.logit_softcap, *config.inv_freq]  # fmt: skip
+    if len(config.rope_kinds) not in (0, config.layers) or any(kind not in (0, 1, 2) for kind in config.rope_kinds):
+        raise ModelError(f"{where}: kinds of rotary embedding must be 0, 1 or 2 for each layer")
+    if type(config.original_context) is not int or config.original_context < 0:
+        raise ModelError(f"{where}: original_context is {config.original_context!r}; a whole number is expected")
+    numbers = [config.norm_eps, config.attention_scale, config.rope_scale, config.local_rope_scale,
+               config.embed_scale, config.logit_scale, config.attention_softcap, config.logit_softcap,
+               *(value for table in tables for value in table)]  # fmt: skip
     if any(not isinstance(number, int | float) or not math.isfinite(number) for number in numbers):
         raise ModelError(f"{where}: a number is missing or not finite")

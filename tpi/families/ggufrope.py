@@ -15,7 +15,7 @@ FREQS, SHORT, LONG = "rope_freqs.weight", "rope_factors_short.weight", "rope_fac
 
 
 def from_metadata(fields: Fields, head_dim: int, context: int, source: Source) -> rope.Rope:
-    """Frequencies, the factor on cosine and sine, and the context for which they hold.
+    """Frequencies, the factor on cosine and sine, and those for a context longer than the original, if they differ.
 
     A file that names no type means linear scaling, and one without a factor none at all. Frequencies are divided by the
     factors of the file's tensors first (Llama 3.1, Phi-3).
@@ -33,18 +33,18 @@ def from_metadata(fields: Fields, head_dim: int, context: int, source: Source) -
     ramp = _extrapolation(fields, kind)
     attention = _attention(fields, factor, ramp)
     original = whole(fields, "rope.scaling.original_context_length", context) or context
-    within = None
+    kept = np.float32(ramp) * _kept(fields, len(base), theta, original) if ramp else np.float32(0)
+
+    def resolved(name: str) -> rope.Rope:
+        """With the factors of tensor `name`, if there is one."""
+        divided = rope.divided(base, read_vector(source, name)) if name else rope.plain(base)
+        frequencies = np.asarray(divided.inv_freq, np.float32)
+        scaled = frequencies / np.float32(factor) * (1 - kept) + frequencies * kept
+        return rope.plain(np.asarray(scaled, np.float32), attention)
+
     if SHORT in source.tensors or LONG in source.tensors:
-        divided = rope.divided(base, read_vector(source, SHORT))
-        within = min(original, context)
-    else:
-        divided = rope.divided(base, read_vector(source, FREQS)) if FREQS in source.tensors else rope.plain(base)
-    frequencies = np.asarray(divided.inv_freq, np.float32)
-    scaled = frequencies / np.float32(factor)
-    if ramp:
-        kept = np.float32(ramp) * _kept(fields, len(base), theta, original)
-        scaled = scaled * (1 - kept) + frequencies * kept
-    return replace(rope.plain(np.asarray(scaled, np.float32), attention), context=within)
+        return replace(resolved(SHORT), long=resolved(LONG).inv_freq, original=min(original, context))
+    return resolved(FREQS if FREQS in source.tensors else "")
 
 
 def _factor(fields: Fields) -> float:

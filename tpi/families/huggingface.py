@@ -1,14 +1,18 @@
 """From a config.json to a `Model`."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 from tpi.config import ModelConfig
 from tpi.errors import ModelError
+from tpi.families import hfrope
 from tpi.families.base import Family, Fields, Model, activation, count, map_tensors, number
 from tpi.families.checks import check_config
-from tpi.families.rope import from_parameters
+from tpi.families.defaults import complete, unread
+from tpi.families.settings import head_size
 from tpi.families.table import FAMILIES
+from tpi.families.wrappers import TOWERS, reason, unwrap
 
 
 def from_huggingface(fields: Fields, has: Callable[[str], bool], where: str) -> Model:
@@ -22,53 +26,67 @@ def from_huggingface(fields: Fields, has: Callable[[str], bool], where: str) -> 
     Raises:
         ModelError: if the architecture or a variant of it is not supported, or the configuration makes no sense.
     """
-    family = _family(fields, where)
+    text, names = unwrap(fields)
+    family = _family(names, where)
     if fields.get("quantization_config"):
         raise ModelError(f"{where} is quantised in a way that is not supported; give the original, or a GGUF of it")
     try:
-        config = _config(family, fields)
+        read = complete(text, family.defaults)
+        config = _config(family, read)
     except ModelError as error:
         raise ModelError(f"{where}: {error}") from error
     check_config(config, where)
     assert family.names is not None
-    return map_tensors(config, family.names, has, family.fold)
+    model = map_tensors(config, family.names, has, family.fold, fields=read)
+    notes = _notes(text, family)
+    if text is fields:
+        return replace(model, notes=notes)
+    left = "images are not supported: the model's text part is used, its vision part is left out"
+    return replace(model, notes=(*notes, left), accounted=(*model.accounted, *TOWERS))
 
 
-def _family(fields: Fields, where: str) -> Family:
-    names = fields.get("architectures")
-    wanted = [str(name) for name in names] if isinstance(names, list) else []
+def _family(wanted: list[str], where: str) -> Family:
     for family in FAMILIES:
         if any(name in family.architectures for name in wanted):
             return family
     supported = ", ".join(name for family in FAMILIES for name in family.architectures)
-    raise ModelError(f"{where} has the architecture {', '.join(wanted) or 'none'}; supported are {supported}")
+    why = next((f" ({text})" for text in map(reason, wanted) if text), "")
+    raise ModelError(f"{where} has the architecture {', '.join(wanted) or 'none'}{why}; supported are {supported}")
+
+
+def _notes(fields: Fields, family: Family) -> tuple[str, ...]:
+    """A sentence that names the fields nobody reads, if there are any."""
+    names = unread(fields, family.defaults)
+    if not names:
+        return ()
+    shown = ", ".join(name[:40] for name in names[:8]) + (f" and {len(names) - 8} more" if len(names) > 8 else "")
+    return (f"its config.json has fields that {family.name} models do not have, which are ignored: {shown}",)
 
 
 def _config(family: Family, fields: Fields) -> ModelConfig:
-    settings = family.settings(fields)
-    hidden, heads = count(fields, "hidden_size"), count(fields, "num_attention_heads")
-    context = count(fields, "max_position_embeddings")
-    head_dim = settings.get("head_dim") or count(fields, "head_dim", max(hidden // heads, 1))
+    """The configuration that complete `fields` describe."""
+    settings, head_dim = family.settings(fields), head_size(fields)
+    heads, context = count(fields, "num_attention_heads"), count(fields, "max_position_embeddings")
     found: dict[str, Any] = {
         "family": family.name,
-        "hidden": hidden,
+        "hidden": count(fields, "hidden_size"),
         "layers": count(fields, "num_hidden_layers"),
         "heads": heads,
-        "kv_heads": count(fields, "num_key_value_heads", heads),
+        "kv_heads": count({"num_key_value_heads": fields.get("num_key_value_heads")}, "num_key_value_heads", heads),
         "head_dim": head_dim,
         "vocab": count(fields, "vocab_size"),
         "context": context,
         "norm": "rms",
         "gated": True,
         "attention_scale": head_dim**-0.5,
-        "tied": bool(fields.get("tie_word_embeddings", False)),
+        "tied": bool(fields["tie_word_embeddings"]),
     }
     if "intermediate" not in settings:
         found["intermediate"] = count(fields, "intermediate_size")
     if "norm_eps" not in settings:
-        found["norm_eps"] = number(fields, "rms_norm_eps", 1e-6)
+        found["norm_eps"] = number(fields, "rms_norm_eps")
     if "activation" not in settings:
-        found["activation"] = activation(fields.get("hidden_act", "silu"))
+        found["activation"] = activation(fields["hidden_act"])
     if "inv_freq" not in settings:
-        found |= from_parameters(fields, head_dim, context).fields()
+        found |= hfrope.flat(fields, head_dim, context).fields()
     return ModelConfig(**(found | settings))

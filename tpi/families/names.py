@@ -6,12 +6,13 @@ LLAMA_ATTENTION = {
     "k": "layers.{i}.self_attn.k_proj.weight",
     "v": "layers.{i}.self_attn.v_proj.weight",
     "o": "layers.{i}.self_attn.o_proj.weight",
-    "q.bias": "layers.{i}.self_attn.q_proj.bias?",
-    "k.bias": "layers.{i}.self_attn.k_proj.bias?",
-    "v.bias": "layers.{i}.self_attn.v_proj.bias?",
-    "o.bias": "layers.{i}.self_attn.o_proj.bias?",
+    "q.bias": "layers.{i}.self_attn.q_proj.bias?attention_bias",
+    "k.bias": "layers.{i}.self_attn.k_proj.bias?attention_bias",
+    "v.bias": "layers.{i}.self_attn.v_proj.bias?attention_bias",
+    "o.bias": "layers.{i}.self_attn.o_proj.bias?attention_bias",
 }
-QWEN2_ATTENTION = LLAMA_ATTENTION | {
+MISTRAL_ATTENTION = {name: text for name, text in LLAMA_ATTENTION.items() if not name.endswith(".bias")}
+QWEN2_ATTENTION = MISTRAL_ATTENTION | {
     f"{part}.bias": f"layers.{{i}}.self_attn.{part}_proj.bias" for part in ("q", "k", "v")
 }
 QWEN3_ATTENTION = LLAMA_ATTENTION | {
@@ -30,10 +31,11 @@ LLAMA_FFN = {
     "gate": "layers.{i}.mlp.gate_proj.weight",
     "up": "layers.{i}.mlp.up_proj.weight",
     "down": "layers.{i}.mlp.down_proj.weight",
-    "gate.bias": "layers.{i}.mlp.gate_proj.bias?",
-    "up.bias": "layers.{i}.mlp.up_proj.bias?",
-    "down.bias": "layers.{i}.mlp.down_proj.bias?",
+    "gate.bias": "layers.{i}.mlp.gate_proj.bias?mlp_bias",
+    "up.bias": "layers.{i}.mlp.up_proj.bias?mlp_bias",
+    "down.bias": "layers.{i}.mlp.down_proj.bias?mlp_bias",
 }
+MISTRAL_FFN = {name: text for name, text in LLAMA_FFN.items() if not name.endswith(".bias")}
 PHI3_FFN = {
     "norm": "layers.{i}.post_attention_layernorm.weight",
     "gate": "layers.{i}.mlp.gate_up_proj.weight[gate]",
@@ -41,7 +43,8 @@ PHI3_FFN = {
     "down": "layers.{i}.mlp.down_proj.weight",
 }
 GEMMA2_ATTENTION = LLAMA_ATTENTION | {"post_norm": "layers.{i}.post_attention_layernorm.weight"}
-GEMMA2_FFN = LLAMA_FFN | {
+GEMMA3_ATTENTION = QWEN3_ATTENTION | {"post_norm": "layers.{i}.post_attention_layernorm.weight"}
+GEMMA2_FFN = MISTRAL_FFN | {
     "norm": "layers.{i}.pre_feedforward_layernorm.weight",
     "post_norm": "layers.{i}.post_feedforward_layernorm.weight",
 }
@@ -52,18 +55,18 @@ OPT_ATTENTION = {
     "k": "layers.{i}.self_attn.k_proj.weight",
     "v": "layers.{i}.self_attn.v_proj.weight",
     "o": "layers.{i}.self_attn.out_proj.weight",
-    "q.bias": "layers.{i}.self_attn.q_proj.bias?",
-    "k.bias": "layers.{i}.self_attn.k_proj.bias?",
-    "v.bias": "layers.{i}.self_attn.v_proj.bias?",
-    "o.bias": "layers.{i}.self_attn.out_proj.bias?",
+    "q.bias": "layers.{i}.self_attn.q_proj.bias?enable_bias",
+    "k.bias": "layers.{i}.self_attn.k_proj.bias?enable_bias",
+    "v.bias": "layers.{i}.self_attn.v_proj.bias?enable_bias",
+    "o.bias": "layers.{i}.self_attn.out_proj.bias?enable_bias",
 }
 OPT_FFN = {
     "norm": "layers.{i}.final_layer_norm.weight",
     "norm.bias": "layers.{i}.final_layer_norm.bias",
     "up": "layers.{i}.fc1.weight",
     "down": "layers.{i}.fc2.weight",
-    "up.bias": "layers.{i}.fc1.bias?",
-    "down.bias": "layers.{i}.fc2.bias?",
+    "up.bias": "layers.{i}.fc1.bias?enable_bias",
+    "down.bias": "layers.{i}.fc2.bias?enable_bias",
 }
 GGUF_ATTENTION = {
     "norm": "blk.{i}.attn_norm.weight",

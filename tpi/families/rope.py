@@ -19,16 +19,22 @@ _LARGEST_BASE = 1e30  # far beyond any model's, and its powers still fit float32
 
 @dataclass(frozen=True)
 class Rope:
-    """Frequencies in radians per token, the factor on cos and sin, and the context for which they hold."""
+    """Frequencies in radians per token, and the factor on cos and sin. `long` are the frequencies for a context of more
+    than `original` tokens, if they differ."""
 
     inv_freq: tuple[float, ...]
     scale: float = 1.0
-    context: int | None = None  # shorter than the model's, if set
+    long: tuple[float, ...] = ()
+    original: int = 0
 
     def fields(self) -> dict[str, Any]:
         """The ModelConfig fields that this sets."""
-        found: dict[str, Any] = {"inv_freq": self.inv_freq, "rope_scale": self.scale}
-        return found | ({"context": self.context} if self.context else {})
+        return {
+            "inv_freq": self.inv_freq,
+            "rope_scale": self.scale,
+            "long_inv_freq": self.long,
+            "original_context": self.original,
+        }
 
 
 def frequencies(theta: float, rotary: int) -> F32:
@@ -42,23 +48,6 @@ def frequencies(theta: float, rotary: int) -> F32:
 def plain(inv_freq: F32, scale: float = 1.0) -> Rope:
     """A Rope from an array."""
     return Rope(tuple(float(value) for value in inv_freq), scale)
-
-
-def from_parameters(fields: Fields, head_dim: int, context: int, default_theta: float = 10000.0) -> Rope:
-    """From a config.json: `rope_parameters`, or the older `rope_theta` with `rope_scaling`.
-
-    Raises:
-        ModelError: if the type of scaling is not supported; it names it.
-    """
-    scaling = fields.get("rope_parameters") or fields.get("rope_scaling") or {}
-    if not isinstance(scaling, dict):
-        raise ModelError("rope_scaling is not an object in the model's configuration")
-    merged = {**fields, **scaling}
-    kind = scaling.get("rope_type") or scaling.get("type") or "default"
-    theta = number(merged, "rope_theta", default_theta)
-    base = frequencies(theta, int(head_dim * number(merged, "partial_rotary_factor", 1.0)))
-    old = {"original_max_position_embeddings": fields.get("original_max_position_embeddings")}
-    return scaled(kind, base, theta, old | scaling, context)
 
 
 def scaled(kind: object, base: F32, theta: float, scaling: Fields, context: int) -> Rope:
@@ -95,8 +84,8 @@ def llama3(base: F32, scaling: Fields, context: int) -> F32:
 
 def yarn(base: F32, theta: float, scaling: Fields, context: int) -> Rope:
     """YaRN (Peng et al., 2023, section 3): interpolate slow dimensions, keep fast ones, and sharpen attention."""
-    factor, rotary = number(scaling, "factor"), 2 * len(base)
     old = number(scaling, "original_max_position_embeddings", context)
+    factor, rotary = number(scaling, "factor", context / old if old > 0 else 0), 2 * len(base)
     if factor <= 0 or old <= 0 or theta <= 1:
         raise ModelError(f"rope scaling yarn with a factor of {factor} is not possible")
 
@@ -104,11 +93,15 @@ def yarn(base: F32, theta: float, scaling: Fields, context: int) -> Rope:
         """The pair that turns this often over the original context."""
         return rotary * math.log(old / (turns * 2 * math.pi)) / (2 * math.log(theta))
 
-    first, last = dimension(number(scaling, "beta_fast", 32)), dimension(number(scaling, "beta_slow", 1))
+    turns = [number(scaling, name, 0) or default for name, default in (("beta_fast", 32.0), ("beta_slow", 1.0))]
+    if min(turns) <= 0:
+        raise ModelError(f"rope scaling yarn between {turns[0]} and {turns[1]} turns is not possible")
+    first, last = map(dimension, turns)
     if scaling.get("truncate", True):
         first, last = math.floor(first), math.ceil(last)
     first, last = max(first, 0), min(last, rotary - 1)
-    ramp = np.clip((np.arange(rotary // 2, dtype=np.float32) - first) / max(last - first, 0.001), 0, 1)
+    width = last - first or 0.001
+    ramp = np.clip((np.arange(rotary // 2, dtype=np.float32) - first) / width, 0, 1)
     inv_freq = base / np.float32(factor) * ramp + base * (1 - ramp)
     return plain(inv_freq.astype(np.float32), _yarn_scale(factor, scaling))
 
@@ -125,12 +118,16 @@ def _yarn_scale(factor: float, scaling: Fields) -> float:
 
 
 def longrope(base: F32, fields: Fields, context: int) -> Rope:
-    """LongRoPE (Phi-3) within the original context, with its short factors; the context is limited to that."""
+    """LongRoPE (Phi-3): short factors within the original context, long ones beyond it. Which of them are used is
+    decided by the context that is asked for (`ModelConfig.for_context`); without long ones it ends there."""
     old = whole(fields, "original_max_position_embeddings", context)
     stretch = number(fields, "factor", context / max(old, 1))
-    scale = math.sqrt(1 + math.log(stretch) / math.log(old)) if stretch > 1 and old > 1 else 1.0
+    if stretch > 1 and old <= 1:
+        raise ModelError(f"rope scaling longrope from a context of {old} is not possible")
+    scale = math.sqrt(1 + math.log(stretch) / math.log(old)) if stretch > 1 else 1.0
     rope = divided(base, fields.get("short_factor"), number(fields, "attention_factor", scale))
-    return replace(rope, context=min(old, context))
+    long = divided(base, fields.get("long_factor")).inv_freq
+    return replace(rope, long=long, original=max(old, 1))
 
 
 def divided(base: F32, factors: Sequence[float] | F32 | None, scale: float = 1.0) -> Rope:

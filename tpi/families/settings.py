@@ -1,79 +1,160 @@
-"""What a family sets differently from Llama: ModelConfig fields from a config.json."""
+"""What a family sets differently from Llama: ModelConfig fields from a config.json.
 
+The fields of a config.json are complete here: what was missing has its default (`tpi.families.defaults`).
+"""
+
+from collections.abc import Sequence
 from typing import Any
 
 from tpi.errors import ModelError
+from tpi.families import hfrope
 from tpi.families.base import Fields, activation, count, number, whole
 
+_KINDS = {"full_attention": False, "attention": False, "sliding_attention": True}
 
-def _windows(fields: Fields, sliding: list[bool], default: int | None = None) -> dict[str, Any]:
-    """`windows` from the sliding layers; `sliding_window` may be missing (the family's default) or null (none)."""
-    if fields.get("sliding_window", default) is None or not any(sliding):
+
+def _windows(fields: Fields, sliding: Sequence[bool]) -> dict[str, Any]:
+    """`windows` from the sliding layers; without a window, or none that slides, there are none."""
+    if fields["sliding_window"] is None or not any(sliding):
         return {}
-    window = whole(fields, "sliding_window", default)
+    window = count(fields, "sliding_window")
     return {"windows": tuple(window if slides else 0 for slides in sliding)}
 
 
-def _listed(fields: Fields, otherwise: list[bool]) -> list[bool]:
-    """Which layers slide: by `layer_types` if the configuration has them."""
-    kinds = fields.get("layer_types")
-    return [kind == "sliding_attention" for kind in kinds] if isinstance(kinds, list) else otherwise
+def _listed(fields: Fields, otherwise: Sequence[bool]) -> Sequence[bool]:
+    """Which layers slide: by `layer_types` if the configuration has them.
+
+    Raises:
+        ModelError: if they are of another kind, or not one for each layer.
+    """
+    kinds = fields["layer_types"]
+    if kinds is None:
+        return otherwise
+    if not isinstance(kinds, list) or any(kind not in _KINDS for kind in map(str, kinds)):
+        raise ModelError(f"layer_types {str(kinds)[:80]} are not supported; layers may be full or sliding attention")
+    if len(kinds) != len(otherwise):
+        raise ModelError(f"layer_types has {len(kinds)} entries for {len(otherwise)} layers")
+    return [_KINDS[str(kind)] for kind in kinds]
 
 
 def _layers(fields: Fields) -> range:
     return range(min(count(fields, "num_hidden_layers"), 1 << 12))
 
 
+def _flag(fields: Fields, key: str) -> bool:
+    """A truth value of the fields; ModelError if it is something else."""
+    if type(fields[key]) is not bool:
+        raise ModelError(f"{key} is {str(fields[key])[:80]!r} in the model's configuration; true or false is expected")
+    return bool(fields[key])
+
+
 def mistral(fields: Fields) -> dict[str, Any]:
     """All layers slide."""
-    return _windows(fields, [True for _ in _layers(fields)], 4096)
+    return _windows(fields, [True for _ in _layers(fields)])
+
+
+def ministral(fields: Fields) -> dict[str, Any]:
+    """All layers slide, or those that are listed."""
+    return _windows(fields, _listed(fields, [True for _ in _layers(fields)]))
 
 
 def qwen2(fields: Fields) -> dict[str, Any]:
     """Later layers slide, if any."""
-    if not fields.get("use_sliding_window", False):
-        return {}
-    first = whole(fields, "max_window_layers", 28)
-    return _windows(fields, _listed(fields, [layer >= first for layer in _layers(fields)]), 4096)
-
-
-def qwen3(fields: Fields) -> dict[str, Any]:
-    """Like Qwen 2, with heads of their own size."""
-    return {"head_dim": count(fields, "head_dim", 128)} | qwen2(fields)
+    first = whole(fields, "max_window_layers")
+    sliding = _listed(fields, [layer >= first for layer in _layers(fields)])
+    return _windows(fields, sliding) if _flag(fields, "use_sliding_window") else {}
 
 
 def phi3(fields: Fields) -> dict[str, Any]:
-    """All layers slide, if any."""
-    return _windows(fields, [True for _ in _layers(fields)])
+    """All layers slide, if any; a part of each head may be rotated."""
+    head_dim, context = head_size(fields), count(fields, "max_position_embeddings")
+    rope = hfrope.flat(fields, head_dim, context, partial=True)
+    return rope.fields() | _windows(fields, [True for _ in _layers(fields)])
 
 
 def gemma2(fields: Fields) -> dict[str, Any]:
     """Every other layer slides; scores and logits are capped; the embedding is scaled."""
+    sliding = _listed(fields, [layer % 2 == 0 for layer in _layers(fields)])
+    return _gemma(fields, sliding) | {"attention_softcap": number(fields, "attn_logit_softcapping", 0)}
+
+
+def gemma3(fields: Fields) -> dict[str, Any]:
+    """All but every sixth layer slide, with frequencies of their own; transformers has no use for the cap on scores."""
+    pattern = whole(fields, "sliding_window_pattern")
+    if pattern < 1:
+        raise ModelError(f"sliding_window_pattern is {pattern}; a number from 1 is expected")
+    sliding = _listed(fields, [(layer + 1) % pattern != 0 for layer in _layers(fields)])
+    full, local = hfrope.per_kind(fields, head_size(fields), count(fields, "max_position_embeddings"))
+    if full.long or local.long:
+        raise ModelError("rope scaling 'longrope' is not supported for this family")
+    return _gemma(fields, sliding) | {
+        "inv_freq": full.inv_freq,
+        "rope_scale": full.scale,
+        "local_inv_freq": local.inv_freq,
+        "local_rope_scale": local.scale,
+        "rope_kinds": tuple(2 if slides else 1 for slides in sliding),
+    }
+
+
+def _gemma(fields: Fields, sliding: Sequence[bool]) -> dict[str, Any]:
+    scalar = number(fields, "query_pre_attn_scalar")
+    if scalar <= 0:
+        raise ModelError(f"query_pre_attn_scalar is {scalar}; a positive number is expected")
     return {
-        "head_dim": count(fields, "head_dim", 256),
-        "activation": activation(fields.get("hidden_activation") or "gelu_pytorch_tanh"),
-        "attention_scale": max(number(fields, "query_pre_attn_scalar", 256), 1e-9) ** -0.5,
-        "attention_softcap": number(fields, "attn_logit_softcapping", 0),
+        "activation": activation(fields["hidden_activation"]),
+        "attention_scale": scalar**-0.5,
         "logit_softcap": number(fields, "final_logit_softcapping", 0),
         "embed_scale": count(fields, "hidden_size") ** 0.5,
-        "tied": bool(fields.get("tie_word_embeddings", True)),
-        **_windows(fields, _listed(fields, [layer % 2 == 0 for layer in _layers(fields)]), 4096),
+        **_windows(fields, sliding),
+    }
+
+
+def smollm3(fields: Fields) -> dict[str, Any]:
+    """Every fourth layer has no RoPE, and slides if layers slide."""
+    interval, rotates, layers = whole(fields, "no_rope_layer_interval"), fields["no_rope_layers"], _layers(fields)
+    if rotates is None and interval < 1:
+        raise ModelError(f"no_rope_layer_interval is {interval}; a number from 1 is expected")
+    kinds = [int((layer + 1) % interval != 0) for layer in layers] if rotates is None else rotates
+    if not isinstance(kinds, list) or len(kinds) < len(layers) or any(kind not in (0, 1) for kind in kinds):
+        raise ModelError("no_rope_layers is not a list of 0 or 1 for each layer")
+    kinds = [int(kind) for kind in kinds[: len(layers)]]
+    slides = _flag(fields, "use_sliding_window")
+    sliding = _listed(fields, [slides and not kind for kind in kinds])
+    return {"rope_kinds": tuple(kinds)} | _windows(fields, sliding)
+
+
+def granite(fields: Fields) -> dict[str, Any]:
+    """What a block adds is multiplied by m. RMSNorm does not see the scale of the hidden states, so they are kept
+    divided by m: embedding / m, and the norms' epsilon / m^2, since it is added to the mean of squares."""
+    m, scaling = number(fields, "residual_multiplier"), number(fields, "logits_scaling")
+    if not 1e-6 < m < 1e6 or not 1e-9 < abs(scaling) < 1e9:
+        raise ModelError(f"residual_multiplier {m} or logits_scaling {scaling} is not supported")
+    return {
+        "embed_scale": number(fields, "embedding_multiplier") / m,
+        "norm_eps": number(fields, "rms_norm_eps") / m**2,
+        "attention_scale": number(fields, "attention_multiplier"),
+        "logit_scale": 1 / scaling,
     }
 
 
 def opt(fields: Fields) -> dict[str, Any]:
     """LayerNorm, learned positions, ReLU without a gate."""
-    if not fields.get("do_layer_norm_before", True) or fields.get("_remove_final_layer_norm", False):
+    if not fields["do_layer_norm_before"] or fields["_remove_final_layer_norm"]:
         raise ModelError("this OPT model normalises after its blocks (350m), which is not supported; take another size")
-    if fields.get("word_embed_proj_dim", fields.get("hidden_size")) != fields.get("hidden_size"):
+    if fields["word_embed_proj_dim"] not in (None, fields["hidden_size"]):
         raise ModelError("this OPT model projects its embedding (350m), which is not supported; take another size")
     return {
         "norm": "layer",
         "norm_eps": 1e-5,
         "gated": False,
-        "activation": activation(fields.get("activation_function", "relu")),
+        "activation": activation(fields["activation_function"]),
         "intermediate": count(fields, "ffn_dim"),
         "inv_freq": (),
         "position_offset": 2,
-        "tied": bool(fields.get("tie_word_embeddings", True)),
     }
+
+
+def head_size(fields: Fields) -> int:
+    """Values of a head: `head_dim`, else an equal part of the hidden state."""
+    hidden, heads = count(fields, "hidden_size"), count(fields, "num_attention_heads")
+    return count({"head_dim": fields.get("head_dim")}, "head_dim", max(hidden // heads, 1))

@@ -1,17 +1,20 @@
 """The families. Adding one that differs in names alone takes a few lines."""
 
-from tpi.families import ggufsettings, settings
+from tpi.families import defaults, ggufsettings, settings
 from tpi.families.base import Family, Names
 from tpi.families.ggufrope import FREQS, LONG, SHORT
 from tpi.families.names import (
     GEMMA2_ATTENTION,
     GEMMA2_FFN,
+    GEMMA3_ATTENTION,
     GGUF_ATTENTION,
     GGUF_FFN,
     GGUF_FUSED_ATTENTION,
     GGUF_FUSED_FFN,
     LLAMA_ATTENTION,
     LLAMA_FFN,
+    MISTRAL_ATTENTION,
+    MISTRAL_FFN,
     OPT_ATTENTION,
     OPT_FFN,
     PHI3_ATTENTION,
@@ -22,14 +25,13 @@ from tpi.families.names import (
 
 
 def _llama_names(attention: dict[str, str], ffn: dict[str, str]) -> Names:
-    final = {"norm": "norm.weight"}
     return Names(
         "embed_tokens.weight",
         attention,
         ffn,
-        final,
+        {"norm": "norm.weight"},
         "lm_head.weight",
-        prefixes=("model.", ""),
+        prefixes=("model.", "", "language_model.model.", "model.language_model."),  # the last two beside a vision tower
         accounted=("*.rotary_emb.inv_freq",),
     )
 
@@ -53,19 +55,54 @@ FAMILIES = (
         names=_llama_names(LLAMA_ATTENTION, LLAMA_FFN),
         gguf_names=_gguf_names(GGUF_ATTENTION, GGUF_FFN),
         gguf_settings=ggufsettings.every_layer_slides,
+        defaults=defaults.LLAMA,
         interleaved=True,
     ),
     Family(
-        "mistral", ("MistralForCausalLM",), None, _llama_names(LLAMA_ATTENTION, LLAMA_FFN), settings=settings.mistral
+        "mistral",
+        architectures=("MistralForCausalLM",),
+        names=_llama_names(MISTRAL_ATTENTION, MISTRAL_FFN),
+        defaults=defaults.MISTRAL,
+        settings=settings.mistral,
+    ),
+    Family(
+        "ministral",
+        architectures=("MinistralForCausalLM",),
+        names=_llama_names(MISTRAL_ATTENTION, MISTRAL_FFN),
+        defaults=defaults.MINISTRAL,
+        settings=settings.ministral,
+    ),
+    Family(
+        "smollm3",
+        architectures=("SmolLM3ForCausalLM",),
+        names=_llama_names(LLAMA_ATTENTION, LLAMA_FFN),
+        defaults=defaults.SMOLLM3,
+        settings=settings.smollm3,
+    ),
+    Family(
+        "granite",
+        architectures=("GraniteForCausalLM",),
+        names=_llama_names(LLAMA_ATTENTION, LLAMA_FFN),
+        defaults=defaults.GRANITE,
+        settings=settings.granite,
+    ),
+    Family(
+        "gemma3",
+        architectures=("Gemma3ForCausalLM",),
+        names=_llama_names(GEMMA3_ATTENTION, GEMMA2_FFN),
+        defaults=defaults.GEMMA3,
+        settings=settings.gemma3,
+        fold=1.0,
     ),
     Family(
         "qwen2",
         architectures=("Qwen2ForCausalLM",),
         gguf="qwen2",
-        names=_llama_names(QWEN2_ATTENTION, LLAMA_FFN),
+        names=_llama_names(QWEN2_ATTENTION, MISTRAL_FFN),
         gguf_names=_gguf_names(
             GGUF_ATTENTION | {f"{part}.bias": f"blk.{{i}}.attn_{part}.bias" for part in ("q", "k", "v")}, GGUF_FFN
         ),
+        defaults=defaults.QWEN2,
         settings=settings.qwen2,
         gguf_settings=ggufsettings.no_layer_slides,
     ),
@@ -73,11 +110,12 @@ FAMILIES = (
         "qwen3",
         architectures=("Qwen3ForCausalLM",),
         gguf="qwen3",
-        names=_llama_names(QWEN3_ATTENTION, LLAMA_FFN),
+        names=_llama_names(QWEN3_ATTENTION, MISTRAL_FFN),
         gguf_names=_gguf_names(
             GGUF_ATTENTION | {f"{part}_norm": f"blk.{{i}}.attn_{part}_norm.weight" for part in ("q", "k")}, GGUF_FFN
         ),
-        settings=settings.qwen3,
+        defaults=defaults.QWEN3,
+        settings=settings.qwen2,
         gguf_settings=ggufsettings.no_layer_slides,
     ),
     Family(
@@ -89,6 +127,7 @@ FAMILIES = (
             GGUF_FUSED_ATTENTION,
             GGUF_FUSED_FFN,
         ),
+        defaults=defaults.PHI3,
         settings=settings.phi3,
         gguf_settings=ggufsettings.every_layer_slides,
     ),
@@ -101,6 +140,7 @@ FAMILIES = (
             GGUF_ATTENTION | {"post_norm": "blk.{i}.post_attention_norm.weight"},
             GGUF_FFN | {"post_norm": "blk.{i}.post_ffw_norm.weight"},
         ),
+        defaults=defaults.GEMMA2,
         settings=settings.gemma2,
         gguf_settings=ggufsettings.gemma2,
         fold=1.0,
@@ -117,6 +157,7 @@ FAMILIES = (
             positions="embed_positions.weight",
             prefixes=("model.decoder.", "decoder.", ""),
         ),
+        defaults=defaults.OPT,
         settings=settings.opt,
     ),
 )

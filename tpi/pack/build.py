@@ -65,6 +65,8 @@ def pack_model(
         WeightsError: if the disk is full or cannot be written.
     """
     plan = plan_pack(opened.model, opened.source, dtype)
+    for note in opened.model.notes:
+        sys.stderr.write(f"tpi: {opened.name}: {note}\n")
     try:
         if room is not None:
             room(plan.nbytes)

@@ -1,0 +1,84 @@
+"""A pack on several nodes, without any: each node's blocks computed in turn, and their partial results summed."""
+
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from master.planner import plan
+from master.session import units_of
+from tpi.block import residual
+from tpi.config import ModelConfig
+from tpi.kernels import Kernels, open_kernels
+from tpi.kernels.spec import Batch, NormSpec
+from tpi.kv import PagedKV, blocks_for
+from tpi.pack.layout import RunLayout
+from tpi.pack.reader import Block, Pack
+from tpi.partition import Shard
+from worker.node.block import MicroBatch, Segment, open_segment
+
+F32 = npt.NDArray[np.float32]
+Bytes = npt.NDArray[np.uint8]
+
+
+def split_forward(pack: Pack, tokens: Sequence[int], shares: Sequence[float], steps: int = 0) -> F32:
+    """Logits `[tokens, vocab]` of a pack split over nodes by `shares`; the last `steps` tokens one at a time.
+
+    Raises:
+        PlanError: if there are too few units for so many nodes.
+    """
+    config, kernels = pack.config.for_context(len(tokens)), open_kernels()
+    nodes = [_Node(pack, config, shard, len(tokens), kernels) for shard in plan(config, units_of(pack), shares)]
+    first = len(tokens) - steps
+    parts = [range(first), *(range(at, at + 1) for at in range(first, len(tokens)))]
+    return np.concatenate([_step(pack, nodes, kernels, [tokens[at] for at in part], part) for part in parts])
+
+
+def _step(pack: Pack, nodes: "Sequence[_Node]", kernels: Kernels, tokens: Sequence[int], at: range) -> F32:
+    config, positions = pack.config, np.asarray(at, np.int32)
+    x = kernels.gather(*_table(pack.embedding), np.asarray(tokens, np.int32)) * np.float32(config.embed_scale)
+    if pack.positions:
+        x = x + kernels.gather(*_table(pack.positions), positions + np.int32(config.position_offset))
+    for number, block in enumerate(pack.walk()):
+        partials = [node.partial(number, np.ascontiguousarray(x), positions) for node in nodes]
+        total = np.asarray(np.sum(partials, axis=0), np.float32)
+        x = kernels.add_residual(residual(config, block.kind, block.vectors()), x, total)
+    final = pack.final.vectors()
+    norm = NormSpec(config.norm, config.norm_eps, final["norm"], final.get("norm.bias"))
+    logits: F32 = kernels.logits(*_table(pack.head), kernels.norm(norm, x))[:, : config.vocab]
+    logits = logits * np.float32(config.logit_scale)
+    cap = np.float32(config.logit_softcap)
+    return np.asarray(np.tanh(logits / cap) * cap, np.float32) if cap else logits
+
+
+class _Node:
+    """One node's segments, their weights, and its keys and values."""
+
+    def __init__(self, pack: Pack, config: ModelConfig, shard: Shard, tokens: int, kernels: Kernels) -> None:
+        pages = blocks_for(tokens)
+        self._pages = np.arange(pages, dtype=np.int32)[None]
+        kv_heads = len(shard.kv) * pack.layers[0][0].run("kv").width // config.head_dim
+        kv = PagedKV.allocate(config.layers, pages, max(kv_heads, 1), config.head_dim, "f32")
+        self._segments = [
+            _segment(kernels, config, number // 2, block, shard, kv) for number, block in enumerate(pack.walk())
+        ]
+
+    def partial(self, number: int, x: F32, positions: npt.NDArray[np.int32]) -> F32:
+        """This node's part of block `number`."""
+        segment, data = self._segments[number]
+        batch = Batch(positions, np.zeros_like(positions), self._pages)
+        return segment.partial(data, MicroBatch(x, batch))
+
+
+def _segment(
+    kernels: Kernels, config: ModelConfig, layer: int, block: Block, shard: Shard, kv: PagedKV
+) -> tuple[Segment, Bytes]:
+    ranges = {"query": shard.query, "kv": shard.kv, "neuron": shard.ffn}
+    runs = {run.name: (run, ranges[run.name]) for run in block.shape.runs}
+    data = [block.read_units(name, part.first, part.last).reshape(-1) for name, (_, part) in runs.items()]
+    return open_segment(kernels, config, layer, runs, block.vectors(), kv), np.concatenate(data)
+
+
+def _table(block: Block) -> tuple[RunLayout, Bytes]:
+    run = block.run("row")
+    return run, block.read_units("row", 0, run.units).reshape(-1)

@@ -1,0 +1,65 @@
+"""Rotary frequencies from a config.json: which of its fields count, as transformers resolves them.
+
+`rope_scaling` wins over `rope_parameters`; what neither says is taken from `rope_theta`, `partial_rotary_factor` and
+`original_max_position_embeddings` beside them. The last wins even over the one inside.
+"""
+
+from typing import Any
+
+from tpi.errors import ModelError
+from tpi.families.base import Fields, number
+from tpi.families.rope import Rope, frequencies, scaled
+
+_SCALED = ("llama3", "yarn", "longrope")  # kinds that have an original context
+
+
+def flat(fields: Fields, head_dim: int, context: int, partial: bool = False) -> Rope:
+    """The frequencies of all layers. `partial`: the family can rotate a part of each head (Phi-3).
+
+    Raises:
+        ModelError: if the type of scaling is not supported, or it differs from layer to layer.
+    """
+    found = _object(fields, "rope_scaling") or _object(fields, "rope_parameters")
+    nested = [str(name) for name, value in found.items() if isinstance(value, dict)]
+    if nested:
+        raise ModelError(f"rotary embeddings of their own for {', '.join(nested)} layers are not supported")
+    found = {"rope_theta": fields["rope_theta"]} | found
+    if fields["original_max_position_embeddings"] is not None:
+        found["original_max_position_embeddings"] = fields["original_max_position_embeddings"]
+    return _resolve(found, fields, head_dim, context, partial)
+
+
+def per_kind(fields: Fields, head_dim: int, context: int) -> tuple[Rope, Rope]:
+    """The frequencies of full and of sliding layers (Gemma 3), which `rope_parameters` may hold apart; `rope_scaling`
+    is about full layers alone. Raises ModelError as `flat`."""
+    nested = _object(fields, "rope_parameters")
+    ropes = []
+    for kind, theta in (("full_attention", "rope_theta"), ("sliding_attention", "rope_local_base_freq")):
+        found = {"rope_theta": fields[theta]} | _object(nested, kind)
+        if kind == "full_attention":
+            found |= _object(fields, "rope_scaling")
+        found.pop("truncate", None)  # transformers looks for it beside the kinds
+        ropes.append(_resolve(found, fields, head_dim, context, False))
+    return ropes[0], ropes[1]
+
+
+def _resolve(found: Fields, fields: Fields, head_dim: int, context: int, partial: bool) -> Rope:
+    kind = found.get("rope_type", found.get("type", "default"))
+    if kind in ("su", "yarn") and partial:
+        kind = "longrope"  # what older files of Phi-3 call it
+    theta, rotary = number(found, "rope_theta"), head_dim
+    share = found.get("partial_rotary_factor", fields["partial_rotary_factor"])
+    if share not in (None, 1) and partial:
+        rotary = int(head_dim * number({"partial_rotary_factor": share}, "partial_rotary_factor"))
+    elif share not in (None, 1) and kind != "default":  # which ignores it in these families
+        raise ModelError(f"partial_rotary_factor {share} with rope scaling {kind!r} is not possible for this family")
+    if kind in _SCALED and found.get("original_max_position_embeddings") is None:
+        found = {**found, "original_max_position_embeddings": context}
+    return scaled(kind, frequencies(theta, rotary), theta, found, context)
+
+
+def _object(fields: Fields, name: str) -> dict[str, Any]:
+    found = fields.get(name) or {}
+    if not isinstance(found, dict):
+        raise ModelError(f"{name} is not an object in the model's configuration")
+    return found

@@ -1,0 +1,55 @@
+"""Models that hold a text model beside other things, and models that cannot be held: what is done with each by name."""
+
+from typing import Any
+
+from tpi.errors import ModelError
+from tpi.families.base import Fields
+
+# Architecture -> the architecture of its text part, by the part's model_type (None: not named).
+_WRAPPERS: dict[str, dict[str | None, str]] = {
+    "Gemma3ForConditionalGeneration": {"gemma3_text": "Gemma3ForCausalLM", None: "Gemma3ForCausalLM"},
+    "Mistral3ForConditionalGeneration": {"mistral": "MistralForCausalLM", "ministral": "MinistralForCausalLM"},
+}
+# Tensors of the other parts.
+TOWERS = ("vision_tower.*", "multi_modal_projector.*", "model.vision_tower.*", "model.multi_modal_projector.*")
+_FULL_NORM = (
+    "it normalises queries and keys over all heads at once, which nodes with some of the heads each could do only with "
+    "a further exchange in every layer"
+)
+_EXPERTS = "it is a mixture of experts; take a dense model"
+_REASONS = {
+    "Olmo2ForCausalLM": _FULL_NORM,
+    "Olmo3ForCausalLM": _FULL_NORM,
+    "MixtralForCausalLM": _EXPERTS,
+    "Qwen2MoeForCausalLM": _EXPERTS,
+    "Qwen3MoeForCausalLM": _EXPERTS,
+    "PhimoeForCausalLM": _EXPERTS,
+    "GraniteMoeForCausalLM": _EXPERTS,
+    "Phi3SmallForCausalLM": "its attention is block-sparse; take Phi-3 mini or medium, or Phi-4",
+}
+
+
+def unwrap(fields: Fields) -> tuple[Fields, list[str]]:
+    """The fields of the text model, `fields` themselves if it stands alone, and its architecture's names.
+
+    Raises:
+        ModelError: if the text part is missing, or of a kind that is not supported.
+    """
+    listed = fields.get("architectures")
+    names = [str(name)[:80] for name in listed][:8] if isinstance(listed, list) else []
+    wrapper = next((name for name in names if name in _WRAPPERS), None)
+    if wrapper is None:
+        return fields, names
+    text: Any = fields.get("text_config")
+    if not isinstance(text, dict):
+        raise ModelError(f"the configuration of this {wrapper} has no text_config, so its text part is not known")
+    kinds, kind = _WRAPPERS[wrapper], text.get("model_type")
+    if (kind is not None and not isinstance(kind, str)) or kind not in kinds:
+        raise ModelError(f"the text part of this {wrapper} is of type {str(kind)[:80]!r}, which is not supported")
+    tied = {name: fields[name] for name in ("tie_word_embeddings", "quantization_config") if name in fields}
+    return {**text, **tied}, [kinds[kind]]
+
+
+def reason(architecture: str) -> str:
+    """Why a well-known architecture is not supported; empty if nothing is known of it."""
+    return _REASONS.get(architecture, "")

@@ -1,6 +1,6 @@
 """The master's side of the weights plane: answers what workers lack, and gives rank 0 its own units from the pack."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Protocol
@@ -9,7 +9,7 @@ from master.assignments import vectors_bytes
 from scheduler.extent import Extent
 from tpi.errors import TpiError, WeightsError
 from tpi.messages import Assign, Missing, Need, Offer, Unavailable, Units
-from tpi.pack.reader import Block, Pack
+from tpi.pack.reader import Block, Bytes, Pack
 from tpi.progress import Progress, silent
 from tpi.sockets import Channel, Monitor, UnreachableError
 from tpi.text import SENTENCE_CHARACTERS, plain
@@ -36,6 +36,7 @@ class PackSource:
 
     def __init__(self, pack: Pack) -> None:
         self.blocks: Mapping[bytes, Block] = {bytes.fromhex(block.id): block for block in pack.walk()}
+        self._verifiers: dict[tuple[bytes, str], Callable[[int, Bytes], None]] = {}
 
     def read(self, need: Need) -> memoryview:
         """See `Source.read`."""
@@ -46,7 +47,15 @@ class PackSource:
             return memoryview(vectors_bytes(block))
         if need.run not in (run.name for run in block.shape.runs):
             raise WeightsError(f"the block has no run {need.run!r}")
-        return block.read_units(need.run, need.first, need.last).data.cast("B")
+        units = block.read_units(need.run, need.first, need.last)
+        self._verifier(block, need)(need.first, units)  # what is damaged is named here, not where it arrives
+        return units.data.cast("B")
+
+    def _verifier(self, block: Block, need: Need) -> Callable[[int, Bytes], None]:
+        key = (need.block, str(need.run))
+        if key not in self._verifiers:
+            self._verifiers[key] = block.verifier(key[1])
+        return self._verifiers[key]
 
 
 @dataclass

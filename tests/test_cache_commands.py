@@ -80,6 +80,21 @@ def test_an_unknown_name_is_one_sentence_with_what_is_near(source: Path, tmp_pat
     assert path.is_dir()
 
 
+def test_a_terminal_is_asked_first(source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (path,) = make(tmp_path, source, "q8")
+    monkeypatch.setattr("worker.cachecommands._somebody_there", lambda: True)
+    flags = ["rm", "tiny-q8", "--cache", str(tmp_path)]
+    refused = CliRunner().invoke(tpi.cli.tpi, flags, input="n\n")
+    assert refused.exit_code == 1
+    assert f"Remove pack {path.name} (" in refused.output
+    assert path.is_dir()
+    assert CliRunner().invoke(tpi.cli.tpi, flags, input="y\n").exit_code == 0
+    assert not path.exists()
+    (path,) = make(tmp_path, source, "q8")
+    command("rm", "tiny-q8", "--yes", cache=tmp_path)
+    assert not path.exists()
+
+
 def test_what_is_in_use_is_not_removed(source: Path, tmp_path: Path) -> None:
     cache = tmp_path / "cache"
     kept, other = make(cache, source, "q8", "f32")

@@ -10,10 +10,12 @@ from typing import TypeAlias
 
 import pytest
 
+from master.weights import PackSource
 from tests.models import TinyModel
 from tests.test_commands import run_json, tpi
 from tests.test_pack_store import quiet
 from tpi.errors import WeightsError
+from tpi.messages import Need
 from tpi.pack.locate import open_model
 from tpi.pack.reader import Block, Pack
 from tpi.pack.record import Record
@@ -129,3 +131,21 @@ def test_a_run_mends_its_pack_and_answers_as_before(tiny_model: Models, tmp_path
         assert done.returncode == 0, done.stderr
         assert json.loads(done.stdout.splitlines()[-1])["token_ids"] == first["token_ids"]
         assert "making it again from" in done.stderr
+
+
+def test_what_is_damaged_while_it_is_sent_is_named_and_mended_by_the_next_start(
+    pack: Pack, tiny_model: Models, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    source, block = PackSource(pack), pack.layers[0][0]
+    need = Need(bytes.fromhex(block.id), "query", 0, block.run("query").units)
+    good = bytes(source.read(need))
+    with block.path.open("r+b") as file:
+        file.seek(block.extent("query").offset)
+        file.write(bytes([good[0] ^ 1]))
+    found = block.path.stat()
+    with pytest.raises(WeightsError, match=rf"{block.path} is damaged: unit 0 of query .*; start again"):
+        source.read(need)
+    assert block.path.stat().st_mtime_ns != found.st_mtime_ns  # so that the next start looks at it
+    again = open_model(str(tiny_model("llama").directory), "q8", tmp_path, quiet)
+    assert "making it again" in capsys.readouterr().err
+    assert bytes(PackSource(again).read(need)) == good

@@ -185,6 +185,8 @@ class ShardCache:
         """Have room for the images that are missing, within the limit if others can go for it."""
         needed = _total(plan for plan in plans if not self._path(plan).exists())
         needed -= sum(_allocated(self._draft_path(plan)) for plan in plans)
+        if needed <= 0 and (self._limit is None or self._limit.nbytes is None):
+            return
         with changing(self.root):
             held = sum(image.nbytes for image in stored_images(self.root))
             limit = self._limit or CacheLimit(held + needed)

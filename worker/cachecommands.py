@@ -48,7 +48,7 @@ def ls(cache: Path | None, cache_limit: CacheLimit, as_json: bool) -> None:
 @click.option("--all", "everything", is_flag=True, help="Remove all that can be made or downloaded again.")
 @click.option("-y", "--yes", is_flag=True, help="Do not ask.")
 def rm(names: tuple[str, ...], cache: Path | None, shards: bool, everything: bool, yes: bool) -> None:
-    """Remove what `tpi ls` shows: by NAME, or all that was made from the model NAME.
+    """Remove what `tpi ls` shows: by its NAME (with or without the hash), or all that was made from the model NAME.
 
     A pack whose source is gone goes only when it is named. What a running process uses stays.
     """
@@ -59,7 +59,7 @@ def rm(names: tuple[str, ...], cache: Path | None, shards: bool, everything: boo
     named = _named(names, found, directory)
     chosen = [entry for entry in found if entry in named or (shards and entry.kind == "shards")
               or (everything and entry.again)]  # fmt: skip
-    if chosen and sys.stdin.isatty() and not yes:
+    if chosen and not yes and _somebody_there():
         listed = ", ".join(f"{entry.kind} {entry.name}" for entry in chosen)
         click.confirm(f"Remove {listed} ({_size(sum(entry.nbytes for entry in chosen))})?", abort=True, err=True)
     busy = [entry for entry in chosen if not _discarded(entry)]
@@ -69,6 +69,10 @@ def rm(names: tuple[str, ...], cache: Path | None, shards: bool, everything: boo
         click.echo(f"tpi: the sources of {', '.join(kept)} are gone: name them to remove them too", err=True)
     if busy:
         raise TpiError(f"{', '.join(entry.name for entry in busy)}: in use by a running process; end it and try again")
+
+
+def _somebody_there() -> bool:
+    return sys.stdin.isatty()
 
 
 def _named(names: Sequence[str], found: Sequence[Entry], directory: Path) -> list[Entry]:

@@ -14,7 +14,7 @@ from tpi.pack.pull import ALIASES
 from tpi.pack.record import Record, records
 from tpi.pack.store import sweep
 
-_PACK_NAME = re.compile(r"(?P<model>.+)-(auto|f32|bf16|q8|q4|q4s)-[0-9a-f]{16}")
+_PACK_NAME = re.compile(r"((.+)-(?:auto|f32|bf16|q8|q4|q4s))-[0-9a-f]{16}")
 
 
 @dataclass(frozen=True)
@@ -30,9 +30,9 @@ class Entry:
     in_use: bool  # by a running process
 
     def called(self, name: str) -> bool:
-        """Whether `name` means this: its own name, or that of the model that it was made from."""
+        """Whether `name` means this: its own, that without the hash, or that of the model it was made from."""
         found = _PACK_NAME.fullmatch(self.name)
-        return name in (self.name, found["model"] if found else self.name)
+        return name in (self.name, *(found.groups() if found else ()))
 
 
 def stored_models(cache: Path) -> Iterator[Entry]:

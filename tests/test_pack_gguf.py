@@ -1,8 +1,10 @@
 """Packs made from GGUF files: bit-exact where a format exists for the source's own, a report where it does not."""
 
+import json
 from collections.abc import Callable
 from pathlib import Path
-from typing import TypeAlias
+from shutil import copytree
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -24,6 +26,7 @@ from tests.test_pack import part, runs
 from tpi.errors import ModelError
 from tpi.kernels import open_kernels
 from tpi.pack.build import open_source, pack_model
+from tpi.pack.ggufvocab import _merges
 from tpi.pack.reader import Pack
 
 F32 = npt.NDArray[np.float32]
@@ -228,3 +231,57 @@ def test_vocabulary_that_does_not_fit_together_is_refused(tiny_model: Models, tm
     with pytest.raises(ModelError, match="vocabulary that does not fit together"):
         pack_of(tmp_path / "m.gguf")
     assert [path.name for path in tmp_path.iterdir()] == ["m.gguf"]
+
+
+@pytest.mark.parametrize("where", ["gguf", "jinja"])
+def test_a_template_that_is_not_utf8_is_refused(where: str, tiny_model: Models, tmp_path: Path) -> None:
+    model = tiny_model("llama")
+    source = tmp_path / "m.gguf"
+    if where == "gguf":
+        write_gguf(source, model, "llama", vocabulary=byte_level_vocabulary(model.directory))
+        raw = source.read_bytes()
+        source.write_bytes(raw.replace(b"{% for message", b"{% f\xffr message"))
+    else:
+        source = tmp_path / "hf"
+        copytree(model.directory, source)
+        settings = json.loads((source / "tokenizer_config.json").read_text())
+        del settings["chat_template"]
+        (source / "tokenizer_config.json").write_text(json.dumps(settings))
+        (source / "chat_template.jinja").write_bytes(b"{{ '\xff' }}")
+    with pytest.raises(ModelError, match=r"template.* is not UTF-8"):
+        pack_model(open_source(source), "f32", tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+class Counted(str):
+    """A text that counts the characters that are cut out of it."""
+
+    characters = 0
+
+    def __getitem__(self, key: Any) -> str:
+        found = super().__getitem__(key)
+        Counted.characters += len(found)
+        return found
+
+
+def test_merges_take_time_in_proportion_to_the_vocabulary() -> None:
+    costs = []
+    for count in (1000, 2000, 4000):
+        Counted.characters = 0
+        pieces = {Counted("ab" * 100 + f"{number:08}"): 0.0 for number in range(count)}
+        assert _merges(pieces | {"a": 1.0}) == []
+        costs.append(Counted.characters / count)
+    assert max(costs) < 1.01 * min(costs)
+
+
+def test_a_piece_beyond_reason_is_refused_at_once(tiny_model: Models, tmp_path: Path) -> None:
+    tokens = sentencepiece_tokens(TEXT)
+    tokens[-1] = "a" * 1_000_000
+    write_gguf(tmp_path / "m.gguf", tiny_model("llama"), "llama", vocabulary=sentencepiece_vocabulary(tokens, True))
+    with pytest.raises(ModelError, match=r"'aaaa.* 1000000 characters, more than 256"):
+        pack_of(tmp_path / "m.gguf")
+
+
+def test_merges_of_pieces() -> None:
+    found = _merges({"a": -1.0, "b": -2.0, "ab": -4.0, "aba": -3.0, "ba": -5.0})
+    assert found == [("a", "ba"), ("ab", "a"), ("a", "b"), ("b", "a")]

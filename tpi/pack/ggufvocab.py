@@ -14,6 +14,7 @@ from tpi.pack.sources.gguf import GgufSource
 
 _UNKNOWN, _CONTROL, _USER_DEFINED = 2, 3, 4  # token types
 _SPACE = "\u2581"  # what SentencePiece writes for a space
+_LONGEST = 256  # characters of a SentencePiece piece; by its own default they are no longer than 16
 _LETTERS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+"
 _REST = r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 # how words are split, by `tokenizer.ggml.pre`: a pattern, or None for that of GPT-2
@@ -76,7 +77,16 @@ def _sentencepiece(source: GgufSource, tokens: Sequence[str], kinds: Sequence[in
 
 
 def _merges(pieces: Mapping[str, float]) -> list[tuple[str, str]]:
-    """Every way to make a piece of two others, the piece of the highest score first."""
+    """Every way to make a piece of two others, the piece of the highest score first.
+
+    Takes time in proportion to the characters of all pieces, times at most `_LONGEST`.
+
+    Raises:
+        ValueError: if a piece is longer than that.
+    """
+    longest = max(pieces, key=len, default="")
+    if len(longest) > _LONGEST:
+        raise ValueError(f"the piece {longest[:20]!r}... has {len(longest)} characters, more than {_LONGEST}")
     found = [
         (-score, piece[:cut], piece[cut:])
         for piece, score in pieces.items()

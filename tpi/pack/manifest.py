@@ -12,10 +12,11 @@ from tpi.errors import ModelError
 from tpi.families.checks import check_config
 from tpi.pack.blockfile import BlockShape
 from tpi.pack.layout import BlockKind
+from tpi.pack.sources.files import parse_json
 
 MANIFEST = "manifest.json"
 PACK_VERSION = 2
-_MAX_BYTES = 32 << 20
+_MAX_BYTES = 8 << 20
 _ID = re.compile(r"[0-9a-f]{64}")
 
 
@@ -61,7 +62,7 @@ class Manifest:
         try:
             if path.stat().st_size > _MAX_BYTES:
                 raise ValueError("too large")
-            fields = json.loads(path.read_bytes())
+            fields = parse_json(path.read_bytes())
             version = fields["tpi_pack"]
             if version == PACK_VERSION:
                 return _manifest(fields)

@@ -8,7 +8,7 @@ from tokenizers import Tokenizer, processors
 
 from tpi.errors import ModelError
 from tpi.pack.ggufvocab import convert
-from tpi.pack.sources.files import inside, read_json_if_there
+from tpi.pack.sources.files import inside, read_json_if_there, read_text
 from tpi.pack.sources.gguf import GgufSource
 from tpi.pack.store import write_synced
 
@@ -61,7 +61,7 @@ def from_gguf(source: GgufSource, out: Path) -> dict[str, Any]:
     by_default = facts.get("model") == "llama" or facts.get("pre") in ("llama-bpe", "llama3")
     _set_bos(tokenizer, bos, bos_id, bool(facts.get("add_bos_token", by_default)))
     known = [end for end in ends if type(end) is int] + _named(tokenizer, _ENDS)
-    return _save(tokenizer, out, bos, bos_id, eos, known, source.metadata.get("tokenizer.chat_template"))
+    return _save(tokenizer, out, bos, bos_id, eos, known, source.text("tokenizer.chat_template"))
 
 
 def _load_directory(directory: Path) -> Tokenizer | None:
@@ -121,8 +121,7 @@ def _template(directory: Path, settings: dict[str, Any]) -> str | None:
         named = {item.get("name"): item.get("template") for item in found if isinstance(item, dict)}
         found = named.get("default") or next(iter(named.values()), None)
     if found is None and (directory / "chat_template.jinja").exists():
-        path = inside(directory, "chat_template.jinja")
-        found = path.read_text() if path.stat().st_size < 1 << 20 else None
+        found = read_text(directory, "chat_template.jinja")
     if found is None:
         found = read_json_if_there(directory, "chat_template.json").get("chat_template")
     return found if isinstance(found, str) else None

@@ -54,6 +54,23 @@ class GgufSource(FileSource):
             header.at = found.offset
             return header.values(found.kind, found.count)
 
+    def text(self, key: str) -> str | None:
+        """A text of the metadata, None if there is none.
+
+        Raises:
+            ModelError: if it is not UTF-8.
+        """
+        found = self.metadata.get(key)
+        if not isinstance(found, str):
+            return None
+        try:
+            found.encode()
+        except UnicodeEncodeError as error:
+            raise ModelError(
+                f"{self.path}: its {key} is not UTF-8 (character {error.start}); convert the model again"
+            ) from error
+        return found
+
 
 def open_gguf(path: Path) -> GgufSource:
     """Read and check the header of a GGUF file.
@@ -112,18 +129,18 @@ class _Header:
         """An unsigned 64-bit number."""
         return int(_U64.unpack(self._take(8))[0])
 
-    def string(self) -> str:
-        """A length and that many bytes of UTF-8."""
+    def string(self, errors: str = "replace") -> str:
+        """A length and that many bytes, which should be UTF-8; `errors` as of `bytes.decode`."""
         length = self.u64()
         self._text += length
         if length > _MAX_STRING or self._text > _MAX_TEXT:
             raise self.bad(f"a string of {length} bytes cannot be")
-        return self._take(length).decode("utf-8", "replace")
+        return self._take(length).decode("utf-8", errors)
 
     def value(self, kind: int) -> Any:
-        """One value of the metadata; long arrays are skipped."""
+        """One value of the metadata; long arrays are skipped. Bytes that are not UTF-8 become lone surrogates."""
         if kind == _STRING:
-            return self.string()
+            return self.string("surrogateescape")
         if kind == _ARRAY:
             return self._array()
         if kind not in _SCALARS:
@@ -132,7 +149,9 @@ class _Header:
         return struct.unpack(form, self._take(struct.calcsize(form)))[0]
 
     def values(self, kind: int, count: int) -> list[Any]:
-        """Consecutive values of one type."""
+        """Consecutive values of one type; of texts, what is not UTF-8 is replaced."""
+        if kind == _STRING:
+            return [self.string() for _ in range(count)]
         if kind not in _SCALARS:
             return [self.value(kind) for _ in range(count)]
         form = f"<{count}{_SCALARS[kind][1]}"

@@ -1,13 +1,16 @@
 """Auto: a group that measures its links at the first sum, and then uses the best algorithm for each payload size."""
 
+from dataclasses import replace
 from importlib import import_module
 from typing import Any
 
+import numpy as np
+
 from allreduce import cache
 from allreduce.base import F32, GROUPS, Endpoints, Group, GroupSpec, GroupStats, Work, idle
-from allreduce.choose import Choice, candidates, choose
+from allreduce.choose import Choice, candidates, choose, contradicts
 from allreduce.flight import IN_FLIGHT, Exchange
-from allreduce.measure import measure
+from allreduce.measure import measure, share
 from allreduce.networked import Networked
 from allreduce.predict import predict
 from allreduce.transport import Transport
@@ -49,8 +52,10 @@ class Auto(Group):
                 self.links = LinkTable.uniform(self.size, LOOPBACK)
                 self.choice = self._unmeasured()
             else:
-                self.links = self._measured()
-                self.choice = choose(self.groups, self.links, *self.spec.payload_values, work)
+                known = self._known()
+                self.choice = self._chosen_by(known, work)
+                if self._remembered(known) and contradicts(self.choice.predicted, self.choice.measured):
+                    self.choice = self._chosen_by(known, work, doubted=True)
         return self.choice
 
     def predicted_s(self, values: int) -> float | None:
@@ -84,13 +89,23 @@ class Auto(Group):
         decode = "mesh" if self.size <= _FEW else "star"
         return Choice(decode, "two-shot", False, *sizes, predicted, {})
 
-    def _measured(self) -> LinkTable:
-        path = self._cache if self.rank == 0 else None
-        known = cache.load(path, self.spec) if path else {}
-        table = measure(self.transport, known)
-        if path:
-            cache.save(path, self.spec, table, known)
-        return table
+    def _known(self) -> dict[cache.Pair, cache.Known]:
+        """On the master the links that it remembers."""
+        return cache.load(self._cache, self.spec) if self._cache and self.rank == 0 else {}
+
+    def _chosen_by(self, known: dict[cache.Pair, cache.Known], work: Work, doubted: bool = False) -> Choice:
+        """Measure the links that are not `known`, all if those are `doubted`; then choose."""
+        trusted = {} if doubted else {pair: one.link for pair, one in known.items()}
+        self.links = measure(self.transport, trusted)
+        if self._cache and self.rank == 0:
+            cache.save(self._cache, self.spec, self.links, known, doubted)
+        choice = choose(self.groups, self.links, *self.spec.payload_values, work)
+        return replace(choice, links_age_s=max((one.age_s for one in known.values()), default=0.0) if trusted else 0.0)
+
+    def _remembered(self, known: dict[cache.Pair, cache.Known]) -> bool:
+        """Whether the choice rests on links that may be doubted, as the master has it: on every member."""
+        doubtful = [pair for pair, one in known.items() if not one.confirmed]
+        return bool(share(self.transport, np.array([len(doubtful)], np.float32))[0])
 
     def _predictions(self, name: str) -> tuple[float, float, float]:
         decode, prefill = self.spec.payload_values

@@ -1,7 +1,12 @@
-"""Links measured before, one JSON file on the master: by the names and addresses of both ends, with the time."""
+"""Links measured before, one JSON file on the master: by the names and addresses of both ends, with the time.
+
+An entry is latency in seconds, bytes per second, seconds since 1970, and 1 if it was measured again after a doubt and
+was the same.
+"""
 
 import json
 from contextlib import suppress
+from dataclasses import dataclass
 from itertools import combinations
 from pathlib import Path
 from time import time
@@ -9,7 +14,18 @@ from time import time
 from allreduce.base import GroupSpec
 from tpi.links import Link, LinkTable
 
-_FRESH_S = 24 * 3600.0
+FRESH_S = 24 * 3600.0
+_SAME = 2.0  # times more or less: the same link, measured twice
+Pair = tuple[int, int]
+
+
+@dataclass(frozen=True)
+class Known:
+    """A link that was measured `age_s` seconds ago; `confirmed`: doubted once, and the same when measured again."""
+
+    link: Link
+    age_s: float
+    confirmed: bool = False
 
 
 def _key(spec: GroupSpec, a: int, b: int) -> str:
@@ -25,24 +41,37 @@ def _read(path: Path) -> dict[str, list[float]]:
 
 
 def _valid(entry: object) -> bool:
-    return isinstance(entry, list) and len(entry) == 3 and all(isinstance(x, (int, float)) and x > 0 for x in entry)
+    if not isinstance(entry, list) or len(entry) not in (3, 4):
+        return False
+    return all(isinstance(x, (int, float)) for x in entry) and all(x > 0 for x in entry[:3])
 
 
-def load(path: Path, spec: GroupSpec) -> dict[tuple[int, int], Link]:
+def load(path: Path, spec: GroupSpec) -> dict[Pair, Known]:
     """The links of `spec` that were measured within a day; a file that is missing or damaged holds none."""
-    entries = _read(path)
+    entries, now = _read(path), time()
     pairs = ((pair, entries.get(_key(spec, *pair))) for pair in combinations(range(spec.size), 2))
-    return {pair: Link(entry[0], entry[1]) for pair, entry in pairs if entry and time() - entry[2] < _FRESH_S}
+    known = {pair: Known(Link(e[0], e[1]), now - e[2], bool(e[3:] and e[3])) for pair, e in pairs if e}
+    return {pair: one for pair, one in known.items() if 0 <= one.age_s < FRESH_S}
 
 
-def save(path: Path, spec: GroupSpec, table: LinkTable, known: dict[tuple[int, int], Link]) -> None:
-    """Add the links of `table` that were not `known`. If that fails, the next start measures again."""
+def save(path: Path, spec: GroupSpec, table: LinkTable, known: dict[Pair, Known], doubted: bool = False) -> None:
+    """Add the links of `table` that were not `known`; all, if those were `doubted` and measured again.
+
+    If that fails, the next start measures again.
+    """
     entries = _read(path)
     for pair, link in table.links.items():
-        if pair not in known:
-            entries[_key(spec, *pair)] = [link.latency_s, link.bytes_per_s, time()]
+        before = known.get(pair)
+        if before is None or doubted:
+            confirmed = before is not None and _same(before.link, link)
+            entries[_key(spec, *pair)] = [link.latency_s, link.bytes_per_s, time(), int(confirmed)]
     with suppress(OSError):
         path.parent.mkdir(parents=True, exist_ok=True)
         partial = path.with_suffix(".partial")
         partial.write_text(json.dumps(entries, indent=1))
         partial.replace(path)
+
+
+def _same(one: Link, other: Link) -> bool:
+    pairs = ((one.latency_s, other.latency_s), (one.bytes_per_s, other.bytes_per_s))
+    return all(a <= _SAME * b and b <= _SAME * a for a, b in pairs)

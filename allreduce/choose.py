@@ -5,7 +5,7 @@ predicted to be near the best is timed with real sums before it is chosen.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from time import perf_counter
 from typing import Any
 
@@ -26,6 +26,8 @@ _BUDGET_S = 1.0  # for timing one column, if that is enough for the least number
 _PASSES = (2, 4)  # at least and at most, of which the least disturbed counts
 _SUMS = (2, 6)  # timed in a row in each pass, at least and at most
 _WORK_S = 0.1  # the longest work between sums that is done for the sake of timing
+_ODD = 3.0  # times more or less than predicted, and by
+_ODD_S = 0.005  # seconds: then links that were measured before have changed
 _PROBE = 4  # part of the work that tells how long all of it takes
 
 
@@ -46,6 +48,7 @@ class Choice:
     prefill_values: int
     predicted: Times
     measured: Times  # 0 where it was not timed
+    links_age_s: float = field(default=0.0, compare=False)  # on the master: of the oldest link that it remembered
 
     def name_for(self, values: int) -> str:
         """The algorithm for a payload of `values`: that of the nearer of the two sizes, by ratio."""
@@ -58,7 +61,7 @@ class Choice:
             for kind, rows in (("predicted", self.predicted), ("measured", self.measured))
         }
         chosen = {"decode": self.decode, "prefill": self.prefill, "prefill_in_halves": self.overlap}
-        return chosen | times
+        return chosen | times | {"links_age_s": self.links_age_s}
 
 
 def choose(
@@ -80,6 +83,17 @@ def choose(
     pairs, shared = _times(names, [predicted[name] for name in names]), _times(names, [row.tolist() for row in seen])
     prefill = halves if overlap else whole
     return Choice(decode, prefill, overlap, decode_values, prefill_values, pairs, shared)
+
+
+def contradicts(predicted: Times, measured: Times) -> bool:
+    """Whether what sums of decoding took says that the links are not those that were predicted from.
+
+    Every algorithm that was timed must say so, in one direction: what else the machines do delays some of them only.
+    """
+    timed = [(predicted[name][0], row[0]) for name, row in measured.items() if row[0] > 0]
+    slower = [took > _ODD * said and took - said > _ODD_S for said, took in timed]
+    faster = [said > _ODD * took and said - took > _ODD_S for said, took in timed]
+    return bool(timed) and (all(slower) or all(faster))
 
 
 def _time_columns(

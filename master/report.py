@@ -17,6 +17,7 @@ from tpi.partition import FFN_UNIT, Shard
 MILLI = 1e3
 _TABLE_WIDTH = 80
 MEGA = 1e6
+HOUR = 3600.0
 
 
 @dataclass(frozen=True)
@@ -118,6 +119,8 @@ def print_choice(choice: Mapping[str, Any]) -> None:
     halves = " in halves" if choice["prefill_in_halves"] else ""
     taken = f"{choice['decode']} for tokens, {choice['prefill']}{halves} for prompts"
     seen = "predicted / measured ms, of prompts with computing" if choice["measured_ms"] else "all on this machine"
+    if choice["links_age_s"]:
+        seen += f"; links measured {choice['links_age_s'] / HOUR:.1f} h ago"
     rows = []
     for name, predicted in choice["predicted_ms"].items():
         measured = choice["measured_ms"].get(name, [0.0] * len(predicted))

@@ -7,7 +7,7 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
 from scheduler.disk import DEFAULT_CHUNK, DEFAULT_THREADS, DirectDisk
@@ -25,6 +25,10 @@ _SAMPLE = 256 << 20  # bytes read per candidate and round at most
 _BUFFER = 2 << 20  # bytes: a whole huge page, since reads into a ring go into huge pages
 _SECONDS = 0.15  # per candidate and round at most
 _GOOD_ENOUGH = 0.85  # of the best speed, for a candidate with larger reads
+_FRESH_S = 7 * 24 * 3600.0  # after which a disk is measured again: it fills up, and ages
+_TELLING = 256 << 20  # bytes: a run that read less says nothing of the disk
+_ODD = 2.0  # times faster or slower than remembered: beside computing a disk gives 0.8 to 1.0 of its speed
+_SAME = 1.3  # times faster or slower: the same speed, measured twice
 
 
 @dataclass(frozen=True)
@@ -34,6 +38,20 @@ class DiskSpeed:
     chunk: int = DEFAULT_CHUNK
     threads: int = DEFAULT_THREADS
     bytes_per_second: float = 0.0  # 0: not measured
+    at: float = field(default=0.0, compare=False)  # when it was measured, in seconds since 1970
+    doubted: bool = field(default=False, compare=False)  # a run contradicted it since
+    confirmed: bool = field(default=False, compare=False)  # measured again after a doubt, it was the same
+
+    @property
+    def good(self) -> bool:
+        """Whether it may be relied upon: neither old nor doubted."""
+        return 0 <= time.time() - self.at < _FRESH_S and not self.doubted
+
+    def contradicted(self, nbytes: int, seconds: float) -> bool:
+        """Whether a run that read `nbytes` in `seconds` says otherwise; never of what was confirmed since."""
+        if self.confirmed or not self.bytes_per_second or nbytes < _TELLING or seconds <= 0:
+            return False
+        return not _alike(nbytes / seconds, self.bytes_per_second, _ODD)
 
     def open(self, block: int = 1 << 30) -> DirectDisk:
         """A disk that reads in about this way: blocks of `block` bytes in equal parts, no more at once than one has.
@@ -50,22 +68,44 @@ class DiskSpeed:
 def disk_for(files: Sequence[Path], cache: Path) -> DiskSpeed:
     """How to read the disk that `files` are on: remembered in `cache`/disks.json, or measured now in 2.5 s.
 
-    It is remembered until the next boot, when disks may change their numbers.
-    Too little to read, or files that cannot be read, give the defaults, which are not remembered. Processes that share
-    a cache measure one after the other, so that each sees the disk alone, and all but the first remember.
+    It is remembered for a week, until the next boot, when disks may change their numbers, or until a run contradicts it
+    (`doubt`). Too little to read, or files that cannot be read, give the defaults, which are not remembered. Processes
+    that share a cache measure one after the other, so that each sees the disk alone, and all but the first remember.
     """
     present = [path for path in files if path.is_file()]
     extents = [Extent(path, 0, path.stat().st_size // PAGE * PAGE) for path in present]
     record = cache / "disks.json"
     with _one_at_a_time(record.with_suffix(".lock")):
         known, key = _load(record), f"{present[0].stat().st_dev} {_boot()}" if present else ""
-        if key not in known:
+        if key not in known or not known[key].good:
             if sum(extent.nbytes for extent in extents) < _LEAST:
                 return DiskSpeed()
             known = {other: speed for other, speed in known.items() if other.endswith(f" {_boot()}")}
-            known[key] = best(extents)
+            known[key] = _again(known.get(key), best(extents))
             _save(record, known)
         return known[key]
+
+
+def doubt(files: Sequence[Path], cache: Path) -> None:
+    """A run contradicted what is remembered of the disk that `files` are on: the next start measures it again."""
+    record = cache / "disks.json"
+    present = [path for path in files if path.is_file()]
+    with _one_at_a_time(record.with_suffix(".lock")):
+        known = _load(record)
+        key = f"{present[0].stat().st_dev} {_boot()}" if present else ""
+        if key in known:
+            _save(record, known | {key: replace(known[key], doubted=True)})
+
+
+def _again(before: DiskSpeed | None, found: DiskSpeed) -> DiskSpeed:
+    """What was found just now, beside what was remembered: if that was doubted and is the same, it is confirmed."""
+    doubted = before is not None and before.doubted
+    same = before is not None and _alike(before.bytes_per_second, found.bytes_per_second, _SAME)
+    return replace(found, at=time.time(), confirmed=doubted and same)
+
+
+def _alike(one: float, other: float, times: float) -> bool:
+    return one <= times * other and other <= times * one
 
 
 def best(extents: Sequence[Extent]) -> DiskSpeed:

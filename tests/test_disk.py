@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from scheduler.disk import DirectDisk, Disk, MemoryDisk, ThrottledDisk, read_chunk, read_extent
 from scheduler.extent import Extent
 from scheduler.memory import PAGE, Bytes, page_buffer
-from scheduler.tune import DiskSpeed, best, disk_for
+from scheduler.tune import DiskSpeed, best, disk_for, doubt
 from tpi.errors import WeightsError
 
 CONTENT = np.random.default_rng(0).integers(0, 256, 5 * PAGE + 1234, np.uint8).tobytes()
@@ -144,6 +144,58 @@ def test_what_was_measured_is_remembered(tmp_path: Path, monkeypatch: pytest.Mon
     monkeypatch.setattr("scheduler.tune._boot", lambda: "another")
     assert disk_for([path], tmp_path / "cache") == again
     assert len(json.loads((tmp_path / "cache" / "disks.json").read_text())) == 1
+
+
+@pytest.fixture
+def looks(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """The speeds that the next measurements find, in order."""
+    found: list[float] = []
+    monkeypatch.setattr("scheduler.tune.best", lambda extents: DiskSpeed(1 << 20, 2, found.pop(0)))
+    return found
+
+
+def big(folder: Path) -> Path:
+    """A file that is large enough to be measured with."""
+    path = folder / "big.shard"
+    path.write_bytes(bytes(33 << 20))
+    return path
+
+
+def test_a_disk_that_a_run_contradicts_is_measured_again(tmp_path: Path, looks: list[float]) -> None:
+    path, read = big(tmp_path), 1 << 30
+    looks += [1e9, 2.5e8]
+    first = disk_for([path], tmp_path)
+    assert not first.contradicted(read, read / 0.8e9)  # as it reads beside computing
+    assert not first.contradicted(1 << 20, 1.0)  # too little to tell
+    assert first.contradicted(read, read / 0.3e9)
+    assert first.contradicted(read, read / 2.5e9)
+    doubt([path], tmp_path)
+    second = disk_for([path], tmp_path)
+    assert second.bytes_per_second == 2.5e8
+    assert second.contradicted(read, read / 1e9)
+    assert not looks
+
+
+def test_a_disk_that_was_doubted_and_is_the_same_is_not_doubted_again(tmp_path: Path, looks: list[float]) -> None:
+    path = big(tmp_path)
+    looks += [1e9, 0.9e9]
+    disk_for([path], tmp_path)
+    doubt([path], tmp_path)
+    assert not disk_for([path], tmp_path).contradicted(1 << 30, 10.0)
+    assert disk_for([path], tmp_path).bytes_per_second == 0.9e9
+
+
+def test_what_is_remembered_of_a_disk_has_an_age(
+    tmp_path: Path, looks: list[float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, day = big(tmp_path), 24 * 3600
+    looks += [1e9, 2e9]
+    measured = disk_for([path], tmp_path)
+    assert abs(measured.at - time.time()) < 60
+    monkeypatch.setattr("scheduler.tune.time.time", lambda: measured.at + 6 * day)
+    assert disk_for([path], tmp_path) == measured
+    monkeypatch.setattr("scheduler.tune.time.time", lambda: measured.at + 8 * day)
+    assert disk_for([path], tmp_path).bytes_per_second == 2e9
 
 
 def test_a_cache_that_cannot_be_written_is_done_without(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

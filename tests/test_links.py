@@ -1,9 +1,14 @@
 """Links: predictions against the design's formulas, measuring, caching, and the choice that all members share."""
 
+import json
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from itertools import combinations
 from pathlib import Path
+from threading import Barrier
 from time import sleep
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -88,11 +93,79 @@ def test_links_are_cached_by_peer(tmp_path: Path) -> None:
         spec = house.spec(0)
         assert cache.load(path, spec) == {}
         cache.save(path, spec, LinkTable.uniform(3, Link(0.5, 2.0)), {})
-        assert cache.load(path, spec) == dict.fromkeys(combinations(range(3), 2), Link(0.5, 2.0))
+        known = cache.load(path, spec)
+        assert {pair: one.link for pair, one in known.items()} == LinkTable.uniform(3, Link(0.5, 2.0)).links
+        assert all(0 <= one.age_s < 60 and not one.confirmed for one in known.values())
     with House(3) as other:
         assert (0, 1) not in cache.load(path, other.spec(0))
     path.write_text('{"x": [1, "no"]')
     assert cache.load(path, spec) == {}
+
+
+def settled(known: Link, path: Path) -> tuple[Choice, float, LinkTable]:
+    """What the master has chosen, and the age and table of its links, where all links were remembered as `known`."""
+
+    def member(rank: int) -> Auto:
+        with closing(Auto(house.spec(rank), house.endpoints(rank, links_cache=path))) as group:
+            group.begin(1)
+            group.settle(measure_local=True)
+            barrier.wait(30)
+            return group
+
+    barrier = Barrier(3)
+    with House(3, payload_values=(64, 2048)) as house, ThreadPoolExecutor(3) as pool:
+        cache.save(path, house.spec(0), LinkTable.uniform(3, known), {})
+        master, *others = pool.map(member, range(3))
+        remembered = cache.load(path, house.spec(0))
+    assert master.choice is not None
+    assert master.links is not None
+    assert all(other.links == master.links and other.choice == master.choice for other in others)
+    for pair, link in master.links.links.items():
+        assert remembered[pair].link.latency_s == pytest.approx(link.latency_s)
+    return master.choice, master.choice.links_age_s, master.links
+
+
+def test_links_that_the_sums_contradict_are_measured_again(tmp_path: Path) -> None:
+    _, age, links = settled(Link(1.0, 1e9), tmp_path / "links.json")
+    assert age == 0
+    assert all(link.latency_s < 0.5 for link in links.links.values())
+
+
+def test_links_that_the_sums_confirm_are_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("allreduce.auto.contradicts", lambda predicted, measured: False)
+    choice, age, links = settled(Link(1e-3, 1e9), tmp_path / "links.json")
+    assert 0 < age < 60
+    assert {link.latency_s for link in links.links.values()} == {np.float32(1e-3).item()}
+    assert choice.predicted["mesh"][0] == pytest.approx(1e-3, rel=0.01)
+
+
+@pytest.mark.parametrize(
+    ("measured", "odd"),
+    [
+        ({"star": 0.09, "mesh": 0.05}, True),
+        ({"star": 0.09, "mesh": 0.02}, False),  # one of them was delayed
+        ({"star": 0.001, "mesh": 0.001}, True),
+        ({"star": 0.0, "mesh": 0.05}, True),  # star was not timed
+        ({"star": 0.0, "mesh": 0.0}, False),
+    ],
+)
+def test_all_timed_sums_must_contradict(measured: dict[str, float], odd: bool) -> None:
+    predicted = {"star": (0.02, 0.1, 0.1), "mesh": (0.01, 0.1, 0.1)}
+    assert choose.contradicts(predicted, {name: (took, 0.1, 0.1) for name, took in measured.items()}) is odd
+
+
+def test_a_link_that_was_doubted_and_is_the_same_is_confirmed_and_old_ones_go(tmp_path: Path) -> None:
+    path = tmp_path / "links.json"
+    with House(2) as house:
+        spec = house.spec(0)
+        known = {(0, 1): cache.Known(Link(0.5, 2.0), 0.0)}
+        cache.save(path, spec, LinkTable.uniform(2, Link(0.4, 3.0)), known, doubted=True)
+        assert cache.load(path, spec)[0, 1].confirmed
+        cache.save(path, spec, LinkTable.uniform(2, Link(0.1, 3.0)), known, doubted=True)
+        assert not cache.load(path, spec)[0, 1].confirmed
+        entries = {key: [*entry[:2], entry[2] - cache.FRESH_S] for key, entry in json.loads(path.read_text()).items()}
+        path.write_text(json.dumps(entries))
+        assert cache.load(path, spec) == {}
 
 
 def test_all_members_choose_alike_and_say_by_what() -> None:

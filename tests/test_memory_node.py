@@ -13,6 +13,7 @@ from master.engine import Engine
 from master.sampler import Sampler, Sampling
 from scheduler.disk import DirectDisk
 from scheduler.memory import PAGE, Bytes, page_buffer
+from scheduler.tune import DiskSpeed
 from tpi.errors import WeightsError
 from tpi.pack.reader import Pack
 
@@ -60,6 +61,21 @@ def test_a_failing_disk_fails_the_step_and_the_next_one_works(tiny_pack: Callabl
         steady = node.steady()
         assert steady is not None
         assert (steady.least_memory == 0) == (steady.steady or steady.window > 0)
+
+
+@pytest.mark.parametrize(("remembered", "odd"), [(1.0, True), (1e15, True), (0.0, False)])
+def test_a_disk_that_is_not_as_remembered_is_doubted_when_the_run_ends(
+    tiny_pack: Callable[..., Pack], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, remembered: float, odd: bool
+) -> None:
+    """Bytes per second that nothing reads with; 0 was never measured."""
+    doubted = list[object]()
+    speed = DiskSpeed(4 * PAGE, 2, remembered)
+    monkeypatch.setattr("scheduler.tune._TELLING", 1)
+    monkeypatch.setattr("worker.plan.residence.disk_for", lambda files, cache: speed)
+    monkeypatch.setattr("worker.plan.residence.doubt", lambda files, cache: doubted.append(files))
+    with single_node(tiny_pack("llama"), WINDOW, cache=tmp_path) as (engine, _):
+        tokens(engine)
+    assert bool(doubted) is odd
 
 
 def test_loading_is_progress(tiny_pack: Callable[..., Pack], tmp_path: Path) -> None:

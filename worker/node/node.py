@@ -127,6 +127,7 @@ class Node:
         )  # fmt: skip
 
     def close(self) -> None:
-        """Stop the loader's threads and close the collective's sockets."""
+        """Stop the loader's threads and close the collective's sockets; remember if the disk was not as expected."""
         self.window.close()
+        self._residence.compare(self.streamed.read_bytes, self.streamed.read_seconds)
         self.loop.group.close()

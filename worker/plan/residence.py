@@ -1,14 +1,14 @@
 """What of a node's weights stays in memory and what streams from its disk: decided once, before anything is loaded."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 
 from scheduler.budget import Budget, enough
 from scheduler.disk import Disk
 from scheduler.extent import Extent
 from scheduler.placement import Placement
-from scheduler.tune import DiskSpeed, disk_for
+from scheduler.tune import DiskSpeed, disk_for, doubt
 from tpi.config import default_cache
 from tpi.kernels import Kernels
 from worker.image import HeldBlock
@@ -28,11 +28,17 @@ class Residence:
     budget: Budget  # its own placement is of the tiles, before neighbours that stay were joined
     disk: Disk
     memory_for: Callable[[int], int]  # what `--memory` leaves so many bytes for weights
+    speed: DiskSpeed = field(default_factory=DiskSpeed)  # what the placement relies on; unmeasured if nothing streams
 
     @property
     def nbytes(self) -> int:
         """Bytes of all weights."""
         return sum(extent.nbytes for extent in self.extents)
+
+    def compare(self, nbytes: int, seconds: float) -> None:
+        """Have the disk measured again by the next start if this run, which read so much in so long, contradicts it."""
+        if self.speed.contradicted(nbytes, seconds):
+            doubt(sorted({extent.path for extent in self.extents}), default_cache())
 
 
 def decide(
@@ -62,6 +68,7 @@ def decide(
         budget=budget,
         disk=disk or speed.open(_smallest(extents)),
         memory_for=partial(enough, need(plan, tables, sizes), chunk=plan.options.prefill_tokens),
+        speed=speed,
     )
 
 

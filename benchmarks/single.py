@@ -14,7 +14,7 @@ from master.assignments import assignments
 from master.batcher import Batcher
 from master.ends import Ends, table_bytes
 from master.engine import Engine, Fence
-from master.kvblocks import KvBlocks
+from master.pages import PagePool
 from master.planner import plan
 from master.sampler import Sampler, Sampling
 from master.session import kv_dtype, units_of
@@ -91,7 +91,7 @@ def single_node(
         if setting.exchange:
             node.loop.group = SlowLoopback(node.loop.group.spec, setting.exchange)
         ends = stack.enter_context(Ends(pack, node.budget, verify=setting.verify))
-        batcher = Batcher(KvBlocks(pool), node.prefill_tokens)
+        batcher = Batcher(PagePool(pool), node.prefill_tokens)
         yield Engine(ends.embedding, ends.head, node, _Nobody(), batcher, CONTEXT, Fence(1, 1)), node
 
 

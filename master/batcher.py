@@ -3,17 +3,21 @@
 from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass
 
-from master.kvblocks import KvBlocks
+from master.pages import PagePool
 from master.sequence import Sequence
 
 
 @dataclass(frozen=True)
 class Work:
-    """One sequence's part of a step: run `count` tokens from `position` on, after `appended` new KV blocks."""
+    """One sequence's part of a step: run `count` tokens from `position` on.
+
+    Of its page table as the nodes know it, the first `kept` pages stay, and `appended` follow.
+    """
 
     sequence: Sequence
     position: int
     count: int
+    kept: int
     appended: tuple[int, ...]
 
     @property
@@ -25,12 +29,12 @@ class Work:
 class Batcher:
     """Picks each step's work: sequences in order of arrival, at most `chunk` tokens in all."""
 
-    def __init__(self, blocks: KvBlocks, chunk: int) -> None:
-        self.blocks = blocks
+    def __init__(self, pages: PagePool, chunk: int) -> None:
+        self.pages = pages
         self.chunk = chunk
 
     def pick(self, sequences: SequenceOf[Sequence]) -> list[Work]:
-        """The next step's work, with KV blocks allocated for it.
+        """The next step's work, with pages allocated for it.
 
         Raises:
             PlanError: if the KV pool has no room for a sequence's next tokens.
@@ -40,9 +44,10 @@ class Batcher:
             count = min(sequence.pending, room)
             if count == 0:
                 continue
-            self.blocks.grow(sequence.table, sequence.computed + count)
-            appended = tuple(sequence.table[sequence.announced :])
-            work.append(Work(sequence, sequence.computed, count, appended))
+            self.pages.append(sequence.table, sequence.computed + count)
+            kept = min(sequence.announced, len(sequence.table))
+            appended = tuple(sequence.table[kept:])
+            work.append(Work(sequence, sequence.computed, count, kept, appended))
             room -= count
         return work
 

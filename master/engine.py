@@ -104,6 +104,8 @@ class Engine:
                 break
             shared += 1
         sequence.tokens, sequence.computed = sequence.tokens[:shared], shared
+        self._batcher.pages.truncate(sequence.table, shared)
+        sequence.announced = min(sequence.announced, len(sequence.table))
         self.extend(sequence, tokens[shared:])
         return sequence
 
@@ -154,12 +156,14 @@ class Engine:
             yield sampled[0]
 
     def release(self, sequence: Sequence) -> None:
-        """Give the sequence's KV blocks back on every node."""
-        self._batcher.blocks.release(sequence.table)
+        """Give the sequence's pages back on every node."""
+        self._batcher.pages.release(sequence.table)
         self._released.append(sequence.id)
 
     def _message(self, work: SequenceOf[Work], x: F32) -> Step:
-        sequences = tuple(StepEntry(item.sequence.id, item.position, item.count, item.appended) for item in work)
+        sequences = tuple(
+            StepEntry(item.sequence.id, item.position, item.count, item.kept, item.appended) for item in work
+        )
         released, self._released = tuple(self._released), []
         return Step(self._fence.session, self._fence.epoch, next(self._steps), sequences, released, x)
 

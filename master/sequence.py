@@ -5,10 +5,10 @@ from dataclasses import dataclass, field
 
 @dataclass
 class Sequence:
-    """A growing list of token ids with its KV table.
+    """A growing list of token ids with its page table.
 
-    Tokens `[0, computed)` have keys and values on every node; the rest are still to be run. `announced` counts the KV
-    blocks that the workers have been told of.
+    Tokens `[0, computed)` have keys and values on every node; the rest are still to be run. `announced` counts the
+    first pages of the table that the nodes know of.
     """
 
     id: int

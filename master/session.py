@@ -16,9 +16,9 @@ from master.cluster import Cluster
 from master.dtype import choose_dtype
 from master.ends import Ends, table_bytes
 from master.engine import Engine, Fence
-from master.kvblocks import KvBlocks
 from master.local import LocalWorkers
 from master.options import DEFAULT_CONTEXT, Placement
+from master.pages import PagePool
 from master.planner import Units, parse_split, plan
 from master.report import MILLI, Member, NodeReport, node_report
 from master.spans import Span, before, nothing
@@ -271,7 +271,7 @@ class Session:
             head=ends.head,
             node=self._own,
             workers=self._cluster,
-            batcher=Batcher(KvBlocks(self._kv_blocks), self._chunk),
+            batcher=Batcher(PagePool(self._kv_blocks), self._chunk),
             context=self.context,
             fence=Fence(own.session, own.epoch),
         )

@@ -112,7 +112,7 @@ class MadeUpModel:
 
 
 def step(session: int, epoch: int, number: int, value: float = 1.0, tokens: int = 1) -> Step:
-    entry = StepEntry(7, number, tokens, (0,) if number == 0 else ())
+    entry = StepEntry(7, number, tokens, min(number, 1), (0,) if number == 0 else ())
     return Step(session, epoch, number, (entry,), (), np.full((tokens, HIDDEN), value, np.float32))
 
 

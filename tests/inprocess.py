@@ -12,7 +12,7 @@ from master.assignments import assignments
 from master.batcher import Batcher
 from master.ends import Ends, table_bytes
 from master.engine import Engine, Fence
-from master.kvblocks import KvBlocks
+from master.pages import PagePool
 from master.planner import plan
 from master.session import kv_dtype, units_of
 from master.weights import own_blocks
@@ -78,7 +78,7 @@ def in_process_engine(
             head=ends.head,
             node=nodes[0],
             workers=workers,
-            batcher=Batcher(KvBlocks(pool), chunk),
+            batcher=Batcher(PagePool(pool), chunk),
             context=context,
             fence=Fence(1, 1),
         )

@@ -3,17 +3,20 @@
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from hypothesis.stateful import Bundle, RuleBasedStateMachine, invariant, rule
 
 from master.batcher import Batcher
-from master.kvblocks import KvBlocks
+from master.pages import PagePool
 from master.sequence import Sequence
 from tpi.errors import PlanError
 from tpi.kernels.spec import BLOCK_TOKENS
+from tpi.messages import StepEntry
+from worker.node.pages import PageTables
 
 
 @given(st.integers(1, 200), st.integers(1, 64))
 def test_a_prompt_is_run_once_in_order_in_chunks(tokens: int, chunk: int) -> None:
-    batcher, sequence = Batcher(KvBlocks(100), chunk), Sequence(0, list(range(tokens)))
+    batcher, sequence = Batcher(PagePool(100), chunk), Sequence(0, list(range(tokens)))
     seen: list[int] = []
     announced: list[int] = []
     while sequence.pending:
@@ -30,27 +33,87 @@ def test_a_prompt_is_run_once_in_order_in_chunks(tokens: int, chunk: int) -> Non
 
 
 def test_chunk_is_shared_by_all_sequences_of_a_step() -> None:
-    batcher = Batcher(KvBlocks(100), 10)
+    batcher = Batcher(PagePool(100), 10)
     work = batcher.pick([Sequence(0, [1] * 7), Sequence(1, [1] * 7), Sequence(2, [1])])
     assert [(item.sequence.id, item.count) for item in work] == [(0, 7), (1, 3)]
 
 
 def test_a_full_pool_is_a_clear_error_and_changes_nothing() -> None:
-    blocks = KvBlocks(2)
+    pages = PagePool(2)
     table: list[int] = []
     with pytest.raises(PlanError, match="room for 64"):
-        blocks.grow(table, 65)
-    assert (table, blocks.free) == ([], 2)
+        pages.append(table, 65)
+    assert (table, pages.free) == ([], 2)
 
 
 @given(st.lists(st.integers(1, 100), min_size=1, max_size=6))
-def test_no_block_is_given_twice_and_all_come_back(lengths: list[int]) -> None:
-    blocks = KvBlocks(50)
+def test_no_page_is_given_twice_and_all_come_back(lengths: list[int]) -> None:
+    pages = PagePool(50)
     tables: list[list[int]] = [[] for _ in lengths]
     for table, length in zip(tables, lengths, strict=True):
-        blocks.grow(table, length)
-    given_out = [block for table in tables for block in table]
+        pages.append(table, length)
+    given_out = [page for table in tables for page in table]
     assert len(set(given_out)) == len(given_out)
     for table in tables:
-        blocks.release(table)
-    assert blocks.free == 50
+        pages.release(table)
+    assert pages.free == 50
+
+
+class Pages(RuleBasedStateMachine):
+    """Sequences that grow, share and shrink, on the master and as a node hears of it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.pool = PagePool(40)
+        self.node = PageTables(40, BLOCK_TOKENS)
+        self.tables: dict[int, list[int]] = {}
+        self.lengths: dict[int, int] = {}
+        self.announced: dict[int, int] = {}
+
+    sequences = Bundle("sequences")
+
+    @rule(target=sequences)
+    def begin(self) -> int:
+        return self._add([], 0)
+
+    @rule(target=sequences, other=sequences)
+    def share(self, other: int) -> int:
+        table = self.pool.share(self.tables[other], self.lengths[other])
+        return self._add(table, len(table) * BLOCK_TOKENS)
+
+    @rule(sequence=sequences, tokens=st.integers(1, 90))
+    def run(self, sequence: int, tokens: int) -> None:
+        table, length = self.tables[sequence], self.lengths[sequence]
+        before = list(table)
+        try:
+            self.pool.append(table, length + tokens)
+        except PlanError:
+            assert table == before
+            return
+        kept = min(self.announced[sequence], len(table))
+        batch = self.node.batch([StepEntry(sequence, length, tokens, kept, tuple(table[kept:]))])
+        assert batch.tables.tolist() == [table]
+        self.lengths[sequence], self.announced[sequence] = length + tokens, len(table)
+        written = set(table[length // BLOCK_TOKENS :])
+        assert not any(written & set(other) for key, other in self.tables.items() if key != sequence)
+
+    @rule(sequence=sequences, data=st.data())
+    def truncate(self, sequence: int, data: st.DataObject) -> None:
+        length = data.draw(st.integers(0, self.lengths[sequence]))
+        table = self.tables[sequence]
+        self.pool.truncate(table, length)
+        self.lengths[sequence] = min(length, len(table) * BLOCK_TOKENS)
+        self.announced[sequence] = min(self.announced[sequence], len(table))
+
+    @invariant()
+    def every_page_is_free_or_held(self) -> None:
+        held = {page for table in self.tables.values() for page in table}
+        assert self.pool.free + len(held) == self.pool.total
+
+    def _add(self, table: list[int], length: int) -> int:
+        sequence = len(self.tables)
+        self.tables[sequence], self.lengths[sequence], self.announced[sequence] = table, length, 0
+        return sequence
+
+
+TestPages = Pages.TestCase

@@ -259,14 +259,16 @@ class Ready:
 
 @dataclass(frozen=True)
 class StepEntry:
-    """One sequence in a step: `count` tokens from `position` on, and the KV blocks appended since its last step.
+    """One sequence in a step: `count` tokens from `position` on, in a table of the first `kept` pages that it had in
+    the last step, and those `appended`.
 
-    At admission and after a new epoch `appended` is the whole table.
+    At admission and after a new epoch `kept` is 0.
     """
 
     sequence: Id64
     position: Count
     count: Count
+    kept: Count
     appended: tuple[Count, ...]
 
 

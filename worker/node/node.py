@@ -17,7 +17,7 @@ from tpi.messages import Steady, Step
 from tpi.trace import Off
 from worker.member import Figures
 from worker.node.loop import BlockLoop
-from worker.node.pages import BlockTables
+from worker.node.pages import PageTables
 from worker.plan.residence import Residence
 
 F32 = npt.NDArray[np.float32]
@@ -33,7 +33,7 @@ class Node:
         self.streamed = WindowStats()
         self._residence = residence
         self._pages = pages
-        self._tables = BlockTables(pages.blocks, BLOCK_TOKENS)
+        self._tables = PageTables(pages.blocks, BLOCK_TOKENS)
 
     @property
     def kv_blocks(self) -> int:

@@ -103,9 +103,8 @@ class Engine:
             if known != wanted:
                 break
             shared += 1
-        sequence.tokens, sequence.computed = sequence.tokens[:shared], shared
         self._batcher.pages.truncate(sequence.table, shared)
-        sequence.announced = min(sequence.announced, len(sequence.table))
+        sequence.truncate(shared)
         self.extend(sequence, tokens[shared:])
         return sequence
 

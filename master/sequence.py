@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass, field
 
+from tpi.kernels.spec import BLOCK_TOKENS
+
 
 @dataclass
 class Sequence:
@@ -21,3 +23,9 @@ class Sequence:
     def pending(self) -> int:
         """Tokens that are known but not computed yet."""
         return len(self.tokens) - self.computed
+
+    def truncate(self, tokens: int) -> None:
+        """Forget all but the first `tokens` tokens, after the table was truncated to what is left of them."""
+        del self.tokens[tokens:]
+        self.computed = min(self.computed, tokens, len(self.table) * BLOCK_TOKENS)
+        self.announced = min(self.announced, len(self.table))

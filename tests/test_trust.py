@@ -23,7 +23,7 @@ from tpi.codec import decode, encode
 from tpi.errors import MessageError, NodeError, PlanError
 from tpi.messages import Assign, NodeOptions, PeerAddress, Profile, Step, StepEntry
 from tpi.pack.reader import Pack
-from worker.node.pages import BlockTables
+from worker.node.pages import PageTables
 from worker.plan.checks import check_assign, check_step
 from worker.profile import limited
 
@@ -126,18 +126,18 @@ def test_any_field_of_a_plan_is_good_or_refused(good: Assign, data: st.DataObjec
     ("tokens", "width", "counts"), [(17, 96, (17,)), (2, 95, (2,)), (2, 96, (2, 0)), (16, 96, (1,) * 16 + (0,))]
 )
 def test_a_step_beyond_the_plan_is_refused(tokens: int, width: int, counts: tuple[int, ...]) -> None:
-    entries = tuple(StepEntry(number, 0, count, (number,)) for number, count in enumerate(counts))
+    entries = tuple(StepEntry(number, 0, count, 0, (number,)) for number, count in enumerate(counts))
     with pytest.raises(PlanError, match="a step"):
         check_step(Step(1, 1, 1, entries, (), np.zeros((tokens, width), np.float32)), 96, 16)
 
 
 def test_tables_are_bounded_by_the_blocks_that_a_node_has() -> None:
     with pytest.raises(MessageError, match="more than the 4 KV blocks"):
-        BlockTables(4, 32).batch([StepEntry(1, 0, 1, (0, 1, 2, 3, 0))])
-    tables = BlockTables(4, 32)
-    tables.batch([StepEntry(number, 0, 1, (number,)) for number in range(4)])
+        PageTables(4, 32).batch([StepEntry(1, 0, 1, 0, (0, 1, 2, 3, 0))])
+    tables = PageTables(4, 32)
+    tables.batch([StepEntry(number, 0, 1, 0, (number,)) for number in range(4)])
     with pytest.raises(MessageError, match="more than the 4 KV blocks"):
-        tables.batch([StepEntry(9, 0, 1, (0,))])
+        tables.batch([StepEntry(9, 0, 1, 0, (0,))])
 
 
 def laptop(limit: int) -> Profile:
@@ -206,5 +206,5 @@ def empty(assign: Assign) -> Any:
 
 
 def long_step(cluster: Cluster, number: int, tokens: int) -> Step:
-    entry = StepEntry(number, 0, tokens, (0,))
+    entry = StepEntry(number, 0, tokens, 0, (0,))
     return Step(cluster.session, 1, number, (entry,), (), np.zeros((tokens, 96), np.float32))

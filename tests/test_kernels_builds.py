@@ -77,5 +77,5 @@ def test_a_sanitised_build_passes_the_same_tests() -> None:
         "ASAN_OPTIONS": "detect_leaks=0",
         "PYTHONMALLOC": "malloc",
     }
-    tests = ["tests/test_kernels.py", "tests/test_kernels_checks.py", "tests/test_kernels_chain.py"]
+    tests = [f"tests/test_kernels{part}.py" for part in ("", "_checks", "_chain", "_steps")]
     run(sys.executable, "-m", "pytest", "-q", "-x", "-p", "tests.native.module", *tests, env=env)

@@ -11,7 +11,22 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from tpi.errors import UsageError
-from tpi.kernels.spec import F32, I32, U8, AttentionSpec, Batch, FfnSpec, KvArray, NormSpec, Residual, Stage
+from tpi.kernels.spec import (
+    F32,
+    I32,
+    U8,
+    AttentionSpec,
+    Batch,
+    BlockSpec,
+    FfnSpec,
+    Input,
+    KvArray,
+    NormSpec,
+    Prepared,
+    Projected,
+    Residual,
+    Stage,
+)
 from tpi.pack.layout import RunLayout
 
 IMPLEMENTATIONS = ("native", "reference")
@@ -42,15 +57,31 @@ class Kernels(Protocol):
     def norm(self, norm: NormSpec, x: F32) -> F32:
         """`x` `[tokens, hidden]`, normed."""
 
-    def attention(self, spec: AttentionSpec, data: U8, x: F32, keys: KvArray, values: KvArray, batch: Batch) -> F32:
-        """One node's share of an attention block, `[tokens, hidden]`, before the bias of o and the residual.
+    def prepare(self, spec: BlockSpec, x: Input, into: Prepared | None = None) -> Prepared:
+        """`x` normed, and rounded if the rows of `spec` are quantised: for every segment of the block.
 
-        `data` holds the query units, then the KV units, 1-D; `keys` and `values` are one layer of `tpi.kv.PagedKV`, to
-        which this step's keys and values are appended before any token of the same sequence attends.
+        What other kernels prepared is not normed again. The memory of `into`, which these kernels made, is used again.
         """
 
-    def ffn(self, spec: FfnSpec, data: U8, x: F32, active: I32 | None = None) -> F32:
-        """One node's share of a feed-forward block, `[tokens, hidden]`, before the bias of down and the residual.
+    def attention(self, spec: AttentionSpec, data: U8, x: Input, keys: KvArray, values: KvArray, batch: Batch) -> F32:
+        """A segment's share of an attention block, `[tokens, hidden]`, before the bias of o and the residual.
+
+        `data` holds the query units, then the KV units, 1-D; `keys` and `values` are one layer of `tpi.kv.PagedKV`, to
+        which this step's keys and values are appended before any token of the same sequence attends. The same bits as
+        `project`, `attend` and `output` one after the other, and faster.
+        """
+
+    def project(self, spec: AttentionSpec, data: U8, x: Input, positions: I32) -> Projected:
+        """The heads of tokens that stand at `positions`; `data` as for `attention`."""
+
+    def attend(self, spec: AttentionSpec, projected: Projected, keys: KvArray, values: KvArray, batch: Batch) -> F32:
+        """Append keys and values to the cache, then attend: `[tokens, heads * head_dim]`. Reads no weights."""
+
+    def output(self, spec: AttentionSpec, data: U8, mixed: F32) -> F32:
+        """What `attend` made, times o: `[tokens, hidden]`; `data` as for `attention`."""
+
+    def ffn(self, spec: FfnSpec, data: U8, x: Input, active: I32 | None = None) -> F32:
+        """A segment's share of a feed-forward block, `[tokens, hidden]`, before the bias of down and the residual.
 
         `active` lists the local neurons to use, each at most once (record layout only); all of them where it is None.
         """

@@ -16,7 +16,22 @@ import numpy as np
 from tpi.errors import KernelError
 from tpi.kernels import _native
 from tpi.kernels.constants import THREADS_MOST
-from tpi.kernels.spec import F32, I32, U8, AttentionSpec, Batch, FfnSpec, KvArray, NormSpec, Residual, Stage
+from tpi.kernels.spec import (
+    F32,
+    I32,
+    U8,
+    AttentionSpec,
+    Batch,
+    BlockSpec,
+    FfnSpec,
+    Input,
+    KvArray,
+    NormSpec,
+    Prepared,
+    Projected,
+    Residual,
+    Stage,
+)
 from tpi.machine import usable_cores
 from tpi.pack.layout import RunLayout
 
@@ -66,18 +81,47 @@ class NativeKernels:
         _native.norm(x, _norm(norm), out)
         return out
 
-    def attention(self, spec: AttentionSpec, data: U8, x: F32, keys: KvArray, values: KvArray, batch: Batch) -> F32:
+    def prepare(self, spec: BlockSpec, x: Input, into: Prepared | None = None) -> NativePrepared:
+        """See `tpi.kernels.Kernels`; what this class prepared is prepared again for the rows of another spec."""
+        normed = not isinstance(x, np.ndarray)
+        values = x if isinstance(x, np.ndarray) else x.values()
+        made = into if isinstance(into, NativePrepared) else NativePrepared()
+        plan = _plan_ffn(spec) if isinstance(spec, FfnSpec) else _plan_attention(spec)
+        plan.prepare(values, normed, made.native)
+        return made
+
+    def attention(self, spec: AttentionSpec, data: U8, x: Input, keys: KvArray, values: KvArray, batch: Batch) -> F32:
         """See `tpi.kernels.Kernels`."""
         plan = _plan_attention(spec)
         out = np.empty(x.shape, np.float32)
-        plan.run(data, x, keys, values, batch.positions, batch.sequence, batch.tables, out)
+        plan.run(data, _given(x), keys, values, batch.positions, batch.sequence, batch.tables, out)
         return out
 
-    def ffn(self, spec: FfnSpec, data: U8, x: F32, active: I32 | None = None) -> F32:
+    def project(self, spec: AttentionSpec, data: U8, x: Input, positions: I32) -> Projected:
+        """See `tpi.kernels.Kernels`."""
+        queries = np.empty((x.shape[0], spec.heads, spec.head_dim), np.float32)
+        keys, values = (np.empty((x.shape[0], spec.kv_heads, spec.head_dim), np.float32) for _ in range(2))
+        _plan_attention(spec).project(data, _given(x), positions, (queries, keys, values))
+        return Projected(queries, keys, values)
+
+    def attend(self, spec: AttentionSpec, projected: Projected, keys: KvArray, values: KvArray, batch: Batch) -> F32:
+        """See `tpi.kernels.Kernels`."""
+        out = np.empty((len(batch.positions), spec.heads * spec.head_dim), np.float32)
+        heads = (projected.queries, projected.keys, projected.values)
+        _plan_attention(spec).attend(heads, keys, values, batch.positions, batch.sequence, batch.tables, out)
+        return out
+
+    def output(self, spec: AttentionSpec, data: U8, mixed: F32) -> F32:
+        """See `tpi.kernels.Kernels`."""
+        out = np.empty((len(mixed), spec.hidden), np.float32)
+        _plan_attention(spec).output(data, mixed, out)
+        return out
+
+    def ffn(self, spec: FfnSpec, data: U8, x: Input, active: I32 | None = None) -> F32:
         """See `tpi.kernels.Kernels`."""
         plan = _plan_ffn(spec)
         out = np.empty(x.shape, np.float32)
-        plan.run(data, x, active, out)
+        plan.run(data, _given(x), active, out)
         return out
 
     def add_residual(self, residual: Residual, x: F32, total: F32) -> F32:
@@ -111,6 +155,26 @@ class NativeKernels:
         return out
 
 
+class NativePrepared:
+    """See `tpi.kernels.spec.Prepared`. Used by one call at a time."""
+
+    __slots__ = ("native",)
+
+    def __init__(self) -> None:
+        self.native = _native.Prepared()
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """`(tokens, hidden)`."""
+        return self.native.shape
+
+    def values(self) -> F32:
+        """See `tpi.kernels.spec.Prepared`."""
+        out = np.empty(self.shape, np.float32)
+        self.native.copy(out)
+        return out
+
+
 class NativeChain:
     """See `tpi.kernels.Chain`."""
 
@@ -133,6 +197,15 @@ class NativeChain:
 
 def _norm(norm: NormSpec) -> _native.NormFields:
     return (norm.kind, norm.eps, norm.weight, norm.bias)
+
+
+def _given(x: Input) -> F32 | _native.Prepared:
+    """What the native plans take: an array, or what they prepared."""
+    if isinstance(x, np.ndarray):
+        return x
+    if isinstance(x, NativePrepared):
+        return x.native
+    raise KernelError("what other kernels prepared is for their weights; prepare it again with these")
 
 
 def _fields(run: RunLayout) -> _native.RunFields:

@@ -7,6 +7,7 @@ dequantises what it reads.
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -24,7 +25,22 @@ from tpi.kernels.arithmetic import (
     rows,
 )
 from tpi.kernels.paged import append, attend, heads_of, rope
-from tpi.kernels.spec import F32, I32, U8, AttentionSpec, Batch, FfnSpec, KvArray, NormSpec, Residual, Stage
+from tpi.kernels.spec import (
+    F32,
+    I32,
+    U8,
+    AttentionSpec,
+    Batch,
+    BlockSpec,
+    FfnSpec,
+    Input,
+    KvArray,
+    NormSpec,
+    Prepared,
+    Projected,
+    Residual,
+    Stage,
+)
 from tpi.pack.layout import RunLayout
 
 
@@ -50,16 +66,18 @@ class ReferenceKernels:
         """See `tpi.kernels.Kernels`."""
         return apply_norm(norm, x)
 
-    def attention(self, spec: AttentionSpec, data: U8, x: F32, keys: KvArray, values: KvArray, batch: Batch) -> F32:
-        """See `tpi.kernels.Kernels`.
+    def prepare(self, spec: BlockSpec, x: Input, into: Prepared | None = None) -> "ReferencePrepared":
+        """See `tpi.kernels.Kernels`; each product rounds for itself."""
+        return ReferencePrepared(_normed(spec, x))
 
-        Norms `x`, projects it to q, k and v, rotates, appends k and v to the paged cache, attends, projects with o.
-        """
-        tokens = check_input(x, spec.hidden)
-        split = spec.query.units * spec.query.unit_bytes
-        check_data(data, split + spec.kv.units * spec.kv.unit_bytes)
-        query_data, kv_data = data[:split], data[split:]
-        normed = apply_norm(spec.norm, x)
+    def attention(self, spec: AttentionSpec, data: U8, x: Input, keys: KvArray, values: KvArray, batch: Batch) -> F32:
+        """See `tpi.kernels.Kernels`."""
+        projected = self.project(spec, data, x, batch.positions)
+        return self.output(spec, data, self.attend(spec, projected, keys, values, batch))
+
+    def project(self, spec: AttentionSpec, data: U8, x: Input, positions: I32) -> Projected:
+        """See `tpi.kernels.Kernels`."""
+        normed, (query_data, kv_data) = _normed(spec, x), _runs(spec, data)
         q = heads_of(rows(spec.query, query_data, "q", normed), spec.q_bias, spec.heads, spec.head_dim)
         k = heads_of(rows(spec.kv, kv_data, "k", normed), spec.k_bias, spec.kv_heads, spec.head_dim)
         v = heads_of(rows(spec.kv, kv_data, "v", normed), spec.v_bias, spec.kv_heads, spec.head_dim)
@@ -67,19 +85,26 @@ class ReferenceKernels:
             q = rms_norm(q, spec.q_norm, spec.norm.eps)
         if spec.k_norm is not None:
             k = rms_norm(k, spec.k_norm, spec.norm.eps)
-        append(keys, rope(spec, k, batch.positions), batch)
-        append(values, v, batch)
-        mixed = attend(spec, rope(spec, q, batch.positions), keys, values, batch)
-        padded = np.zeros((tokens, spec.query.units * spec.query.width), np.float32)
-        padded[:, : spec.heads * spec.head_dim] = mixed.reshape(tokens, -1)
-        return columns(spec.query, query_data, "o", padded)
+        return Projected(rope(spec, q, positions), rope(spec, k, positions), v)
 
-    def ffn(self, spec: FfnSpec, data: U8, x: F32, active: I32 | None = None) -> F32:
+    def attend(self, spec: AttentionSpec, projected: Projected, keys: KvArray, values: KvArray, batch: Batch) -> F32:
         """See `tpi.kernels.Kernels`."""
-        run = spec.neuron
-        check_input(x, spec.hidden)
+        append(keys, projected.keys, batch)
+        append(values, projected.values, batch)
+        mixed = attend(spec, projected.queries, keys, values, batch)
+        return mixed.reshape(len(mixed), spec.heads * spec.head_dim)
+
+    def output(self, spec: AttentionSpec, data: U8, mixed: F32) -> F32:
+        """See `tpi.kernels.Kernels`."""
+        tokens = check_input(mixed, spec.heads * spec.head_dim)
+        padded = np.zeros((tokens, spec.query.units * spec.query.width), np.float32)
+        padded[:, : spec.heads * spec.head_dim] = mixed
+        return columns(spec.query, _runs(spec, data)[0], "o", padded)
+
+    def ffn(self, spec: FfnSpec, data: U8, x: Input, active: I32 | None = None) -> F32:
+        """See `tpi.kernels.Kernels`."""
+        run, normed = spec.neuron, _normed(spec, x)
         check_data(data, run.units * run.unit_bytes)
-        normed = apply_norm(spec.norm, x)
         up = biased(rows(run, data, "up", normed), spec.up_bias)
         gate = biased(rows(run, data, "gate", normed), spec.gate_bias) if spec.gated else None
         inner = activate(spec, gate, up)
@@ -110,6 +135,24 @@ class ReferenceKernels:
         return dequantise(run, data, part)
 
 
+@dataclass(frozen=True, eq=False)
+class ReferencePrepared:
+    """See `tpi.kernels.spec.Prepared`."""
+
+    normed: F32
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """`(tokens, hidden)`."""
+        tokens, hidden = self.normed.shape
+        return tokens, hidden
+
+    def values(self) -> F32:
+        """See `tpi.kernels.spec.Prepared`."""
+        values: F32 = self.normed.copy()
+        return values
+
+
 class ReferenceChain:
     """See `tpi.kernels.Chain`."""
 
@@ -131,6 +174,23 @@ class ReferenceChain:
         return self._kernels.attention(stage.spec, stage.data, x, stage.keys, stage.values, batch)
 
 
+def _normed(spec: BlockSpec, x: Input) -> F32:
+    """The normed input, `[tokens, hidden]`."""
+    if isinstance(x, np.ndarray):
+        check_input(x, spec.hidden)
+        return apply_norm(spec.norm, x)
+    values = x.values()
+    check_input(values, spec.hidden)
+    return values
+
+
+def _runs(spec: AttentionSpec, data: U8) -> tuple[U8, U8]:
+    """The bytes of the query units and of the KV units."""
+    split = spec.query.units * spec.query.unit_bytes
+    check_data(data, split + spec.kv.units * spec.kv.unit_bytes)
+    return data[:split], data[split:]
+
+
 def _only(run: RunLayout, active: I32, inner: F32) -> F32:
     """`inner` `[tokens, neurons]` with zeros where a neuron is not active."""
     if run.layout != "record":
@@ -138,4 +198,4 @@ def _only(run: RunLayout, active: I32, inner: F32) -> F32:
     check_range("active neuron", active, run.units * run.width)
     mask = np.zeros(run.units * run.width, np.bool_)
     mask[active] = True
-    return np.where(mask, inner, np.float32(0))
+    return np.asarray(np.where(mask, inner, np.float32(0)), np.float32)

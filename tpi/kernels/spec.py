@@ -5,6 +5,7 @@ derives from one. Head counts, units and biases are this node's own; `hidden` ve
 """
 
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -14,8 +15,23 @@ from tpi.kernels.constants import BLOCK_TOKENS, KV_GROUP, STREAM_TOKENS
 from tpi.pack.layout import RunLayout
 
 __all__ = [
-    "BLOCK_TOKENS", "F32", "I32", "KV_GROUP", "STREAM_TOKENS", "U8", "AttentionSpec", "Batch", "FfnSpec", "KvArray",
-    "NormSpec", "Residual", "Stage",
+    "BLOCK_TOKENS",
+    "F32",
+    "I32",
+    "KV_GROUP",
+    "STREAM_TOKENS",
+    "U8",
+    "AttentionSpec",
+    "Batch",
+    "BlockSpec",
+    "FfnSpec",
+    "Input",
+    "KvArray",
+    "NormSpec",
+    "Prepared",
+    "Projected",
+    "Residual",
+    "Stage",
 ]  # fmt: skip
 
 F32 = npt.NDArray[np.float32]
@@ -103,6 +119,40 @@ class FfnSpec:
     def hidden(self) -> int:
         """Values of a token's hidden state."""
         return self.neuron.hidden
+
+
+BlockSpec = AttentionSpec | FfnSpec
+
+
+class Prepared(Protocol):
+    """A block's input, normed, and rounded as its weights want it: made once, used by all of the block's segments.
+
+    Belongs to the kernels that made it, on whose device it lies.
+    """
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """`(tokens, hidden)`."""
+
+    def values(self) -> F32:
+        """A copy of what was normed, `[tokens, hidden]`: for routers, predictors, and the kernels of another device."""
+
+
+Input = F32 | Prepared  # of a block: `[tokens, hidden]` as it is, or what was prepared of it
+
+
+@dataclass(frozen=True, eq=False)
+class Projected:
+    """The heads of some tokens, float32, with biases and norms, queries and keys rotated.
+
+    Attributes:
+        queries: `[tokens, heads, head_dim]`.
+        keys, values: `[tokens, kv_heads, head_dim]`, not yet in any cache.
+    """
+
+    queries: F32
+    keys: F32
+    values: F32
 
 
 @dataclass(frozen=True, eq=False)

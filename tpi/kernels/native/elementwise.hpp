@@ -105,19 +105,7 @@ inline void normalise(const Norm& norm, const float* x, size_t count, float* out
     }
 }
 
-// Activations of several tokens as the integer products want them. Weights in 8 bits are worth more than 8 bits of the
-// activations: for them each code has a second one, `fine`, of what the first left over, in 1/128 of its unit.
-constexpr float kFine = 128.0f;
-
-struct Rounded {
-    int8_t* codes;  // [tokens, width]
-    int8_t* fine;   // the same, or null where no weights are in 8 bits
-    float* scale;   // [tokens, width / 32]
-    float* sum;     // [tokens, width / 32]: scale * sum of the group's codes
-    size_t width;
-
-    size_t groups() const { return width / kGroup; }
-};
+constexpr float kFine = 128.0f;  // units of `Rounded::fine` in one of its codes
 
 // One group of 32 floats; x is left as the rounded values where `keep` is set.
 inline void round_group(float* x, const Rounded& to, size_t token, size_t group, bool keep = false) {

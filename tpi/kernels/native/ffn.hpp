@@ -1,4 +1,4 @@
-// The feed-forward half-block: norm, gate and up, activation, down.
+// The feed-forward block: norm, gate and up, activation, down.
 // A few tokens stream each unit once, from gate to down, into per-slice sums; many tokens finish gate and up first.
 #pragma once
 
@@ -11,7 +11,7 @@ constexpr size_t kNeurons = 8;  // neurons of a record pack that are taken toget
 
 struct FfnJob {
     const FfnCall& call;
-    Copies<Prepared> in;
+    Input in;
     Slices slices;
     Inner inner;      // many tokens only
     float* gate;      // many tokens, records: [tokens, neurons]
@@ -188,7 +188,7 @@ inline void ffn_stream(const FfnCall& call, Pool& pool) {
     size_t items = call.up.tiled ? call.up.units : call.active ? call.active_count : call.up.vectors();
     size_t scratch = round_up(UnitScratch::bytes(call.up.width, call.tokens), 64);
     FfnJob job{call,
-               prepare_buffers(pool, call.tokens, call.hidden, rows, call.gate.data ? 2 : 1),
+               take_input(pool, call.tokens, call.hidden, rows, call.gate.data ? 2 : 1, call.prepared),
                take_slices(arena, pool.size(), items, call.tokens, call.hidden),
                {},
                nullptr,
@@ -204,7 +204,7 @@ inline void ffn_block(const FfnCall& call, Pool& pool) {
     scratch = round_up(scratch > unit ? scratch : unit, 64);
     bool gate = call.gate.data && !call.up.tiled;
     FfnJob job{call,
-               prepare_buffers(pool, call.tokens, call.hidden, rows, call.gate.data ? 2 : 1),
+               take_input(pool, call.tokens, call.hidden, rows, call.gate.data ? 2 : 1, call.prepared),
                {},
                take_inner(arena, call.down, call.tokens),
                gate ? arena.take<float>(call.tokens * call.gate.vectors()) : nullptr,
@@ -219,7 +219,13 @@ inline void ffn(const FfnCall& call, Pool& pool) {
     for (size_t first = 0; first < call.tokens; first += kStreamTokens) {
         FfnCall some = call;
         some.tokens = call.tokens - first < kStreamTokens ? call.tokens - first : kStreamTokens;
-        some.x = call.x + first * call.hidden;
+        Prepared part;
+        if (call.prepared) {
+            part = some_of(*call.prepared, first, some.tokens);
+            some.prepared = &part;
+        } else {
+            some.x = call.x + first * call.hidden;
+        }
         some.out = call.out + first * call.hidden;
         pool.arena().begin();
         ffn_stream(some, pool);

@@ -12,7 +12,11 @@ namespace tpi {
 // The functions of one instruction set. Callers hold the pool's turn and have begun its arena.
 struct Kernels {
     const char* name;
+    void (*prepare)(const PrepareCall&, Pool&);
     void (*attention)(const AttentionCall&, Pool&);
+    void (*project)(const AttentionCall&, Pool&);
+    void (*attend)(const AttentionCall&, Pool&);
+    void (*output)(const AttentionCall&, Pool&);
     void (*ffn)(const FfnCall&, Pool&);
     void (*rows)(const RowsCall&, Pool&);
     void (*decode_rows)(const DecodeCall&, Pool&);

@@ -50,16 +50,25 @@ NB_MODULE(_native, m) {
     m.def("read", &run_read, nb::arg("data"));
     m.def("norm", &run_norm, nb::arg("x"), nb::arg("norm"), nb::arg("out"));
 
+    nb::class_<PreparedInput>(m, "Prepared")
+        .def(nb::init<>())
+        .def_prop_ro("shape", [](const PreparedInput& self) { return nb::make_tuple(self.tokens(), self.hidden()); })
+        .def("copy", &PreparedInput::copy);
     nb::class_<AttentionPlan>(m, "AttentionPlan")
         .def(nb::init<nb::tuple, nb::tuple, nb::tuple, nb::tuple, nb::object, nb::tuple, nb::tuple>(), nb::arg("query"),
              nb::arg("kv"), nb::arg("norm"), nb::arg("shape"), nb::arg("kv_index"), nb::arg("vectors"),
              nb::arg("numbers"))
-        .def("run", &AttentionPlan::run);
+        .def("run", &AttentionPlan::run)
+        .def("prepare", &AttentionPlan::prepare)
+        .def("project", &AttentionPlan::project)
+        .def("attend", &AttentionPlan::attend)
+        .def("output", &AttentionPlan::output);
     nb::class_<FfnPlan>(m, "FfnPlan")
         .def(nb::init<nb::tuple, nb::tuple, const std::string&, bool, nb::object, nb::object>(), nb::arg("neuron"),
              nb::arg("norm"), nb::arg("activation"), nb::arg("gated"), nb::arg("gate_bias").none(),
              nb::arg("up_bias").none())
-        .def("run", &FfnPlan::run, nb::arg("data"), nb::arg("x"), nb::arg("active").none(), nb::arg("out"));
+        .def("run", &FfnPlan::run, nb::arg("data"), nb::arg("x"), nb::arg("active").none(), nb::arg("out"))
+        .def("prepare", &FfnPlan::prepare);
     nb::class_<Chain>(m, "Chain")
         .def(nb::init<size_t>())
         .def("attention", &Chain::attention, nb::arg("plan"), nb::arg("data"), nb::arg("keys").none(),

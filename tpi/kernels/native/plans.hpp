@@ -1,14 +1,15 @@
 // What Python holds on to: a plan per half-block or table, checked once when it is made, and its calls, checked each time.
 #pragma once
 
+#include <cstring>
 #include <memory>
 #include <mutex>
 #include <string>
 #include <utility>
 #include <vector>
 
-#include "arrays.hpp"
 #include "isa.hpp"
+#include "prepared.hpp"
 
 namespace tpi {
 
@@ -41,7 +42,7 @@ private:
     std::vector<Part> parts_;
 };
 
-// The norm of a half-block: (kind, eps, weight, bias or None).
+// The norm of a block: (kind, eps, weight, bias or None).
 struct NormPlan {
     NormPlan(nb::tuple fields, size_t hidden);
     Norm view() const;
@@ -58,14 +59,29 @@ struct BatchArrays {
     Array positions, sequence, tables;
 };
 
+// Heads of the tokens of a step (tpi.kernels.spec.Projected).
+struct ProjectedArrays {
+    ProjectedArrays(nb::tuple arrays, Py_ssize_t tokens, Py_ssize_t heads, Py_ssize_t kv_heads, Py_ssize_t dim,
+                    bool writable);
+    Projected view() const { return {queries.as<float>(), keys.as<float>(), values.as<float>()}; }
+
+    Array queries, keys, values;
+};
+
 class AttentionPlan {
 public:
     AttentionPlan(nb::tuple query, nb::tuple kv, nb::tuple norm, nb::tuple shape, nb::object kv_index, nb::tuple vectors,
                   nb::tuple numbers);
     void run(nb::handle data, nb::handle x, nb::handle keys, nb::handle values, nb::handle positions,
              nb::handle sequence, nb::handle tables, nb::handle out) const;
+    // The same in steps; x is what the input of `run` may be.
+    void prepare(nb::handle x, bool normed, PreparedInput& into) const;
+    void project(nb::handle data, nb::handle x, nb::handle positions, nb::tuple projected) const;
+    void attend(nb::tuple projected, nb::handle keys, nb::handle values, nb::handle positions, nb::handle sequence,
+                nb::handle tables, nb::handle out) const;
+    void output(nb::handle data, nb::handle mixed, nb::handle out) const;
 
-    // The steps of `run`, for those who keep what stays the same: arrays as this plan needs them, and the call.
+    // What `run` is made of, for those who keep what stays the same: arrays as this plan needs them, and the call.
     size_t hidden() const { return query_.hidden(); }
     bool empty() const { return !heads_; }
     std::unique_ptr<Array> weights(nb::handle data) const;
@@ -77,6 +93,8 @@ public:
 private:
     Kv view(const Array& cache) const;
     AttentionCall call(const uint8_t* data) const;
+    void place(AttentionCall& call, const Array& keys, const Array& values, const BatchArrays& batch) const;
+    ProjectedArrays heads_of(nb::tuple projected, size_t tokens, bool writable) const;
 
     Run query_, kv_;
     NormPlan norm_;
@@ -85,6 +103,7 @@ private:
     std::vector<float> q_bias_, k_bias_, v_bias_, q_norm_, k_norm_, inv_freq_;
     float rope_scale_, scale_, softcap_;
     size_t window_;
+    RowForms forms_{};
 };
 
 class FfnPlan {
@@ -92,8 +111,9 @@ public:
     FfnPlan(nb::tuple neuron, nb::tuple norm, const std::string& activation, bool gated, nb::object gate_bias,
             nb::object up_bias);
     void run(nb::handle data, nb::handle x, nb::handle active, nb::handle out) const;
+    void prepare(nb::handle x, bool normed, PreparedInput& into) const;
 
-    // The steps of `run`, as in AttentionPlan; all neurons.
+    // What `run` is made of, as in AttentionPlan; all neurons.
     size_t hidden() const { return neuron_.hidden(); }
     bool empty() const { return !neuron_.units(); }
     std::unique_ptr<Array> weights(nb::handle data) const;
@@ -105,6 +125,7 @@ private:
     Activation activation_;
     bool gated_;
     std::vector<float> gate_bias_, up_bias_;
+    RowForms forms_{};
 };
 
 class RunPlan {
@@ -120,6 +141,14 @@ public:
 private:
     Run run_;
 };
+
+// ---- for the sources of this module ----
+
+template <class T> T field(const nb::tuple& fields, size_t index) { return nb::cast<T>(fields[index]); }
+
+inline Py_ssize_t length(size_t value) { return static_cast<Py_ssize_t>(value); }
+
+inline void zero(const Array& out) { std::memset(out.as<float>(), 0, out.total() * sizeof(float)); }
 
 // Reads the whole of an array of bytes with all threads.
 void run_read(nb::handle data);

@@ -11,14 +11,6 @@ namespace {
 
 inline bool streams(size_t tokens) { return tokens <= kStreamTokens; }
 
-// The normed input of a half-block in every form that its matrices ask for.
-struct Prepared {
-    size_t tokens, stride, threads;
-    float* x;         // [tokens, stride]
-    float* kept;      // x rounded but float, for float32 products with records in 4 bits; or null
-    Rounded rounded;  // codes null where no matrix is quantised
-};
-
 inline Rounded take_rounded(Arena& arena, size_t tokens, size_t width, bool fine) {
     size_t values = tokens * width;
     return {arena.take<int8_t>(values), fine ? arena.take<int8_t>(values) : nullptr,
@@ -43,25 +35,46 @@ template <class T, class Make> inline Copies<T> take_copies(Pool& pool, bool own
     return copies;
 }
 
-inline Copies<Prepared> prepare_buffers(Pool& pool, size_t tokens, size_t hidden, const Matrix* const* matrices,
-                                        size_t count) {
-    Arena& arena = pool.arena();
-    bool rounded = false, fine = false, kept = false;
-    for (size_t i = 0; i < count; ++i) {
-        rounded |= is_quantised(matrices[i]->format);
-        fine |= matrices[i]->format == Format::q8;
-        kept |= is_four_bit(matrices[i]->format) && !matrices[i]->tiled && !streams(tokens);
-    }
-    return take_copies<Prepared>(pool, tokens * hidden <= kOwnValues, [&] {
-        Prepared in{};
-        in.tokens = tokens;
+inline Prepared take_prepared(Arena& arena, size_t tokens, size_t hidden, const Forms& forms) {
+    Prepared in{};
+    in.tokens = tokens;
+    in.stride = round_up(hidden, kGroup);
+    in.x = arena.take<float>(tokens * in.stride);
+    if (forms.kept) in.kept = arena.take<float>(tokens * in.stride);
+    if (forms.rounded) in.rounded = take_rounded(arena, tokens, in.stride, forms.fine);
+    return in;
+}
+
+// A block's input: prepared by an earlier call, or by the team in buffers of its own.
+struct Input {
+    Copies<Prepared> copies;
+    bool ready;
+};
+
+inline Input take_input(Pool& pool, size_t tokens, size_t hidden, const Matrix* const* matrices, size_t count,
+                        const Prepared* ready = nullptr) {
+    bool own = !ready && tokens * hidden <= kOwnValues;
+    Forms forms = forms_of(matrices, count, tokens);
+    auto make = [&] {
+        Prepared in = ready ? *ready : take_prepared(pool.arena(), tokens, hidden, forms);
         in.threads = pool.size();
-        in.stride = round_up(hidden, kGroup);
-        in.x = arena.take<float>(tokens * in.stride);
-        if (kept) in.kept = arena.take<float>(tokens * in.stride);
-        if (rounded) in.rounded = take_rounded(arena, tokens, in.stride, fine);
         return in;
-    });
+    };
+    return {take_copies<Prepared>(pool, own, make), ready != nullptr};
+}
+
+// `count` tokens of `all`, from `first` on.
+inline Prepared some_of(const Prepared& all, size_t first, size_t count) {
+    Prepared part = all;
+    part.tokens = count;
+    part.x += first * all.stride;
+    part.kept = nullptr;  // few tokens do without
+    if (!all.rounded.codes) return part;
+    part.rounded.codes += first * all.stride;
+    if (all.rounded.fine) part.rounded.fine += first * all.stride;
+    part.rounded.scale += first * all.rounded.groups();
+    part.rounded.sum += first * all.rounded.groups();
+    return part;
 }
 
 // Norm (or copy, where there is no weight), padding and rounding of one token.
@@ -77,17 +90,26 @@ inline void prepare_token(const Prepared& in, const Norm& norm, const float* x, 
     }
 }
 
-// Prepare all tokens; returns what this thread is to use, complete.
-inline const Prepared& prepare(const Copies<Prepared>& copies, const Norm& norm, const float* x, size_t hidden,
-                               Team& team) {
-    const Prepared& in = copies.of(team);
-    if (copies.own) {
+// Prepare all tokens, unless they are; returns what this thread is to use, complete.
+inline const Prepared& prepare(const Input& input, const Norm& norm, const float* x, size_t hidden, Team& team) {
+    const Prepared& in = input.copies.of(team);
+    if (input.ready) return in;
+    if (input.copies.own) {
         for (size_t token = 0; token < in.tokens; ++token) prepare_token(in, norm, x, hidden, token);
     } else {
         team.each(in.tokens, [&](size_t token) { prepare_token(in, norm, x, hidden, token); });
         team.sync();
     }
     return in;
+}
+
+// For the calls that follow.
+inline void prepare_all(const PrepareCall& call, Pool& pool) {
+    pool.run<PrepareCall>(
+        [](const PrepareCall& c, Team& team) {
+            team.each(c.out.tokens, [&](size_t token) { prepare_token(c.out, c.norm, c.x, c.hidden, token); });
+        },
+        call, call.out.tokens * call.hidden > kOwnValues);
 }
 
 // ---- rows ----

@@ -63,12 +63,66 @@ struct Norm {
     const float* bias;    // [hidden] or null
 };
 
+// Activations of several tokens as the integer products want them. Weights in 8 bits are worth more than 8 bits of the
+// activations: for them each code has a second one, `fine`, of what the first left over, in 1/128 of its unit.
+struct Rounded {
+    int8_t* codes;  // [tokens, width]
+    int8_t* fine;   // the same, or null where no weights are in 8 bits
+    float* scale;   // [tokens, width / 32]
+    float* sum;     // [tokens, width / 32]: scale * sum of the group's codes
+    size_t width;
+
+    size_t groups() const { return width / kGroup; }
+};
+
+// In which forms, beside floats, a block's row parts want its input.
+struct Forms {
+    bool rounded, fine;  // as int8, and what that left over
+    bool kept;           // rounded but float, for float32 products with records in 4 bits
+};
+
+// Internal to each source: it is compiled for several instruction sets.
+static inline Forms forms_of(const Matrix* const* matrices, size_t count, size_t tokens) {
+    Forms forms{};
+    for (size_t i = 0; i < count; ++i) {
+        const Matrix& matrix = *matrices[i];
+        forms.rounded |= is_quantised(matrix.format);
+        forms.fine |= matrix.format == Format::q8;
+        forms.kept |= is_four_bit(matrix.format) && !matrix.tiled && tokens > kStreamTokens;
+    }
+    return forms;
+}
+
+// The normed input of a block in every form that its matrices ask for.
+struct Prepared {
+    size_t tokens, stride, threads;
+    float* x;         // [tokens, stride]
+    float* kept;      // or null
+    Rounded rounded;  // codes null where no matrix is quantised
+};
+
+// Fills what `out` has room for.
+struct PrepareCall {
+    Norm norm;  // no weight: x is normed already
+    size_t hidden;
+    const float* x;  // [tokens, hidden]
+    Prepared out;
+};
+
 struct Kv {
     uint8_t* data;  // [blocks, kv_heads, kBlockTokens, vector_bytes]
     KvFormat format;
     size_t vector_bytes;
 };
 
+// Heads of several tokens with biases, norms and rotation: what is attended with, and what is appended to the cache.
+struct Projected {
+    float* queries;         // [tokens, heads, head_dim]
+    float *keys, *values;   // [tokens, kv_heads, head_dim]
+};
+
+// An attention block, or one of its steps: projecting writes `projected`, attending appends that to the caches and
+// writes [tokens, heads * head_dim] to `out`, and the output takes that as `x`.
 struct AttentionCall {
     Matrix q, o, k, v;
     Norm norm;
@@ -80,6 +134,8 @@ struct AttentionCall {
     float rope_scale, scale, softcap;
     size_t window;
     const float* x;                                             // [tokens, hidden]
+    const Prepared* prepared;                                   // what was made of x before; or null
+    Projected projected;                                        // null but in steps
     float* out;                                                 // [tokens, hidden]
     Kv keys, values;
     const int32_t *positions, *sequence, *tables;
@@ -93,6 +149,7 @@ struct FfnCall {
     const float *gate_bias, *up_bias;  // or null
     size_t tokens, hidden;
     const float* x;
+    const Prepared* prepared;  // what was made of x before; or null
     float* out;
     const int32_t* active;  // or null: all neurons
     size_t active_count;

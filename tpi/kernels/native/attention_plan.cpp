@@ -1,0 +1,199 @@
+#include <algorithm>
+
+#include "plans.hpp"
+
+namespace tpi {
+
+AttentionPlan::AttentionPlan(nb::tuple query, nb::tuple kv, nb::tuple norm, nb::tuple shape, nb::object kv_index,
+                             nb::tuple vectors, nb::tuple numbers)
+    : query_(query),
+      kv_(kv),
+      norm_(norm, query_.hidden()),
+      heads_(field<size_t>(shape, 0)),
+      kv_heads_(field<size_t>(shape, 1)),
+      head_dim_(field<size_t>(shape, 2)),
+      q_bias_(keep_vector(vectors[0], "q_bias", heads_ * head_dim_)),
+      k_bias_(keep_vector(vectors[1], "k_bias", kv_heads_ * head_dim_)),
+      v_bias_(keep_vector(vectors[2], "v_bias", kv_heads_ * head_dim_)),
+      q_norm_(keep_vector(vectors[3], "q_norm", head_dim_)),
+      k_norm_(keep_vector(vectors[4], "k_norm", head_dim_)),
+      rope_scale_(field<float>(numbers, 0)),
+      scale_(field<float>(numbers, 1)),
+      softcap_(field<float>(numbers, 2)),
+      window_(field<size_t>(numbers, 3)) {
+    Array index(kv_index, "kv_index", "i", {length(heads_)});
+    check_indices(index, "KV head", kv_heads_);
+    kv_index_.assign(index.as<int32_t>(), index.as<int32_t>() + heads_);
+    Array frequencies(vectors[5], "inv_freq", "f", {kAny});
+    inv_freq_.assign(frequencies.as<float>(), frequencies.as<float>() + frequencies.total());
+    if (2 * inv_freq_.size() > head_dim_) throw KernelError("inv_freq is longer than half a head");
+    if (kv_.hidden() != query_.hidden()) throw KernelError("the query and KV runs differ in hidden size");
+    if (query_.vectors() < heads_ * head_dim_ || kv_.vectors() < kv_heads_ * head_dim_)
+        throw KernelError("the runs hold fewer vectors than the heads need");
+    AttentionCall all = call(nullptr);  // throws unless all parts are there
+    forms_ = RowForms{&all.q, &all.k, &all.v};
+}
+
+AttentionCall AttentionPlan::call(const uint8_t* data) const {
+    const uint8_t* kv_data = data ? data + query_.bytes() : nullptr;
+    AttentionCall call{};
+    call.q = query_.matrix("q", data);
+    call.o = query_.matrix("o", data);
+    call.k = kv_.matrix("k", kv_data);
+    call.v = kv_.matrix("v", kv_data);
+    call.norm = norm_.view();
+    call.heads = heads_;
+    call.kv_heads = kv_heads_;
+    call.head_dim = head_dim_;
+    call.hidden = query_.hidden();
+    call.kv_index = kv_index_.data();
+    call.q_bias = or_null(q_bias_);
+    call.k_bias = or_null(k_bias_);
+    call.v_bias = or_null(v_bias_);
+    call.q_norm = or_null(q_norm_);
+    call.k_norm = or_null(k_norm_);
+    call.inv_freq = inv_freq_.data();
+    call.half_rotary = inv_freq_.size();
+    call.rope_scale = rope_scale_;
+    call.scale = scale_;
+    call.softcap = softcap_;
+    call.window = window_;
+    return call;
+}
+
+std::unique_ptr<Array> AttentionPlan::weights(nb::handle data) const {
+    return keep_array(data, "the weights", "B", {length(query_.bytes() + kv_.bytes())});
+}
+
+std::unique_ptr<Array> AttentionPlan::cache(nb::handle array, const char* name) const {
+    auto found = keep_array(array, name, "feB", {kAny, length(kv_heads_), length(kBlockTokens), kAny}, true);
+    size_t width = found->size(3), groups = (head_dim_ + kGroup - 1) / kGroup;
+    size_t expected = found->type() == 'B' ? head_dim_ + 2 * groups : head_dim_;
+    if (width != expected)
+        throw KernelError(std::string(name) + " holds vectors of " + std::to_string(width) + " elements; expected " +
+                          std::to_string(expected));
+    return found;
+}
+
+Kv AttentionPlan::view(const Array& cache) const {
+    size_t width = cache.size(3);
+    if (cache.type() == 'f') return {cache.as<uint8_t>(), KvFormat::f32, 4 * width};
+    if (cache.type() == 'e') return {cache.as<uint8_t>(), KvFormat::f16, 2 * width};
+    return {cache.as<uint8_t>(), KvFormat::q8, width};
+}
+
+BatchArrays::BatchArrays(nb::handle positions_, nb::handle sequence_, nb::handle tables_, size_t tokens)
+    : positions(positions_, "positions", "i", {length(tokens)}),
+      sequence(sequence_, "sequence", "i", {length(tokens)}),
+      tables(tables_, "tables", "i", {kAny, kAny}) {}
+
+ProjectedArrays::ProjectedArrays(nb::tuple arrays, Py_ssize_t tokens, Py_ssize_t heads, Py_ssize_t kv_heads,
+                                 Py_ssize_t dim, bool writable)
+    : queries(arrays[0], "the queries", "f", {tokens, heads, dim}, writable),
+      keys(arrays[1], "the keys", "f", {tokens, kv_heads, dim}, writable),
+      values(arrays[2], "the values", "f", {tokens, kv_heads, dim}, writable) {}
+
+void AttentionPlan::check_batch(const BatchArrays& batch, const Array& keys, const Array& values) const {
+    check_indices(batch.sequence, "sequence", batch.tables.size(0));
+    check_indices(batch.positions, "position", batch.tables.size(1) * kBlockTokens);
+    const auto *table = batch.tables.as<int32_t>(), *positions = batch.positions.as<int32_t>();
+    const auto* sequence = batch.sequence.as<int32_t>();
+    size_t width = batch.tables.size(1), blocks = std::min(keys.size(0), values.size(0));
+    for (size_t t = 0; t < batch.positions.total(); ++t) {
+        auto position = static_cast<size_t>(positions[t]);
+        const int32_t* row = table + static_cast<size_t>(sequence[t]) * width;
+        size_t first = window_ && position + 1 > window_ ? position + 1 - window_ : 0;
+        bool follows = t && sequence[t] == sequence[t - 1] && positions[t] == positions[t - 1] + 1;
+        if (follows) first = position;  // the others were checked with the token before
+        for (size_t b = first / kBlockTokens; b <= position / kBlockTokens; ++b)
+            if (row[b] < 0 || static_cast<size_t>(row[b]) >= blocks)
+                throw KernelError("KV block " + std::to_string(row[b]) + " is outside the " + std::to_string(blocks) +
+                                  " of this node");
+    }
+}
+
+AttentionCall AttentionPlan::call(const Array& weights, const Array& keys, const Array& values,
+                                  const BatchArrays& batch, const float* x, float* out) const {
+    AttentionCall call = this->call(weights.as<uint8_t>());
+    place(call, keys, values, batch);
+    call.x = x;
+    call.out = out;
+    return call;
+}
+
+void AttentionPlan::place(AttentionCall& call, const Array& keys, const Array& values, const BatchArrays& batch) const {
+    call.tokens = batch.positions.total();
+    call.keys = view(keys);
+    call.values = view(values);
+    call.positions = batch.positions.as<int32_t>();
+    call.sequence = batch.sequence.as<int32_t>();
+    call.tables = batch.tables.as<int32_t>();
+    call.table_width = batch.tables.size(1);
+}
+
+void AttentionPlan::run(nb::handle data, nb::handle x, nb::handle keys, nb::handle values, nb::handle positions,
+                        nb::handle sequence, nb::handle tables, nb::handle out) const {
+    auto held = weights(data), key_array = cache(keys, "the key cache"), value_array = cache(values, "the value cache");
+    BlockInput input(x, hidden(), forms_);
+    BatchArrays batch(positions, sequence, tables, input.tokens());
+    Array result(out, "out", "f", {length(input.tokens()), length(hidden())}, true);
+    check_batch(batch, *key_array, *value_array);
+    if (!heads_ || !result.total()) return zero(result);
+    AttentionCall call = this->call(*held, *key_array, *value_array, batch, input.x(), result.as<float>());
+    call.prepared = input.prepared();
+    launch(kernels().attention, call);
+}
+
+// ---- in steps ----
+
+void AttentionPlan::prepare(nb::handle x, bool normed, PreparedInput& into) const {
+    run_prepare(normed ? Norm{} : norm_.view(), x, hidden(), forms_, into);
+}
+
+ProjectedArrays AttentionPlan::heads_of(nb::tuple projected, size_t tokens, bool writable) const {
+    return {projected, length(tokens), length(heads_), length(kv_heads_), length(head_dim_), writable};
+}
+
+void AttentionPlan::project(nb::handle data, nb::handle x, nb::handle positions, nb::tuple projected) const {
+    auto held = weights(data);
+    BlockInput input(x, hidden(), forms_);
+    Array at(positions, "positions", "i", {length(input.tokens())});
+    ProjectedArrays heads = heads_of(projected, input.tokens(), true);
+    if (!heads_ || !input.tokens()) return;
+    AttentionCall call = this->call(held->as<uint8_t>());
+    call.tokens = input.tokens();
+    call.x = input.x();
+    call.prepared = input.prepared();
+    call.positions = at.as<int32_t>();
+    call.projected = heads.view();
+    launch(kernels().project, call);
+}
+
+void AttentionPlan::attend(nb::tuple projected, nb::handle keys, nb::handle values, nb::handle positions,
+                           nb::handle sequence, nb::handle tables, nb::handle out) const {
+    auto key_array = cache(keys, "the key cache"), value_array = cache(values, "the value cache");
+    Array result(out, "out", "f", {kAny, length(heads_ * head_dim_)}, true);
+    BatchArrays batch(positions, sequence, tables, result.size(0));
+    ProjectedArrays heads = heads_of(projected, result.size(0), false);
+    check_batch(batch, *key_array, *value_array);
+    if (!result.total()) return;
+    AttentionCall call = this->call(nullptr);
+    place(call, *key_array, *value_array, batch);
+    call.projected = heads.view();
+    call.out = result.as<float>();
+    launch(kernels().attend, call);
+}
+
+void AttentionPlan::output(nb::handle data, nb::handle mixed, nb::handle out) const {
+    auto held = weights(data);
+    Array input(mixed, "the heads", "f", {kAny, length(heads_ * head_dim_)});
+    Array result(out, "out", "f", {length(input.size(0)), length(hidden())}, true);
+    if (!heads_ || !result.total()) return zero(result);
+    AttentionCall call = this->call(held->as<uint8_t>());
+    call.tokens = input.size(0);
+    call.x = input.as<float>();
+    call.out = result.as<float>();
+    launch(kernels().output, call);
+}
+
+}  // namespace tpi

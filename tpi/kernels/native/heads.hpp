@@ -1,0 +1,124 @@
+// From a block's input to heads: q, k and v, their biases, norms and rotation, and their places in the cache.
+#pragma once
+
+#include <cmath>
+
+#include "attend.hpp"
+#include "products.hpp"
+
+namespace tpi {
+namespace {
+
+struct Projection {
+    const AttentionCall& call;
+    Input in;
+    float *q, *k, *v;                     // [tokens, vectors of the part]
+    float *cosine, *sine;                 // [tokens, half_rotary]
+};
+
+inline Projection take_projection(const AttentionCall& call, Pool& pool) {
+    Arena& arena = pool.arena();
+    const Matrix* rows[] = {&call.q, &call.k, &call.v};
+    return {call,
+            take_input(pool, call.tokens, call.hidden, rows, 3, call.prepared),
+            arena.take<float>(call.tokens * call.q.vectors()),
+            arena.take<float>(call.tokens * call.k.vectors()),
+            arena.take<float>(call.tokens * call.v.vectors()),
+            arena.take<float>(call.tokens * call.half_rotary),
+            arena.take<float>(call.tokens * call.half_rotary)};
+}
+
+inline void rotation_of(const Projection& job, size_t token) {
+    const AttentionCall& call = job.call;
+    for (size_t i = 0; i < call.half_rotary; ++i) {
+        float angle = static_cast<float>(call.positions[token]) * call.inv_freq[i];
+        job.cosine[token * call.half_rotary + i] = std::cos(angle) * call.rope_scale;
+        job.sine[token * call.half_rotary + i] = std::sin(angle) * call.rope_scale;
+    }
+}
+
+// Angles, and q, k and v as the weights make them. Ends without a sync.
+inline void multiply_heads(const Projection& job, uint8_t* scratch, Team& team) {
+    const AttentionCall& call = job.call;
+    team.each(call.tokens, [&](size_t token) { rotation_of(job, token); });
+    const Prepared& in = prepare(job.in, call.norm, call.x, call.hidden, team);
+    const Matrix* parts[] = {&call.q, &call.k, &call.v};
+    float* outs[] = {job.q, job.k, job.v};
+    size_t tasks[3], all = 0;
+    for (int p = 0; p < 3; ++p) all += tasks[p] = row_tasks(*parts[p], in);
+    team.each(all, [&](size_t task) {
+        int p = 0;
+        while (task >= tasks[p]) task -= tasks[p++];
+        row_task(*parts[p], in, task, reinterpret_cast<float*>(scratch), outs[p], parts[p]->vectors());
+    });
+}
+
+// Bias, norm and rotation of one head.
+inline void finish_head(const Projection& job, const float* from, const float* bias, const float* norm, bool turn,
+                        size_t token, float* head) {
+    const AttentionCall& call = job.call;
+    for (size_t d = 0; d < call.head_dim; ++d) head[d] = from[d] + (bias ? bias[d] : 0.0f);
+    if (norm) normalise(Norm{true, call.norm.eps, norm, nullptr}, head, call.head_dim, head);
+    size_t at = token * call.half_rotary;
+    if (turn && call.half_rotary) rotate(head, job.cosine + at, job.sine + at, call.half_rotary);
+}
+
+inline void query_head(const Projection& job, size_t token, size_t head, float* to) {
+    const AttentionCall& call = job.call;
+    const float* bias = call.q_bias ? call.q_bias + head * call.head_dim : nullptr;
+    finish_head(job, job.q + token * call.q.vectors() + head * call.head_dim, bias, call.q_norm, true, token, to);
+}
+
+inline void key_head(const Projection& job, size_t token, size_t kv_head, float* to) {
+    const AttentionCall& call = job.call;
+    size_t at = kv_head * call.head_dim;
+    finish_head(job, job.k + token * call.k.vectors() + at, call.k_bias ? call.k_bias + at : nullptr, call.k_norm, true,
+                token, to);
+}
+
+inline void value_head(const Projection& job, size_t token, size_t kv_head, float* to) {
+    const AttentionCall& call = job.call;
+    size_t at = kv_head * call.head_dim;
+    finish_head(job, job.v + token * call.v.vectors() + at, call.v_bias ? call.v_bias + at : nullptr, nullptr, false,
+                token, to);
+}
+
+// `work(token, head)` for all query heads and, numbered after them, KV heads.
+template <class Work> inline void each_head(const AttentionCall& call, Team& team, const Work& work) {
+    size_t heads = call.heads + call.kv_heads, piece = call.tokens > kStreamTokens ? 16 : 2;
+    size_t all = call.tokens * heads;
+    team.each((all + piece - 1) / piece, [&](size_t task) {
+        for (size_t i = task * piece; i < all && i < (task + 1) * piece; ++i) work(i / heads, i % heads);
+    });
+}
+
+inline float* head_of(float* values, size_t token, size_t head, size_t heads, size_t dim) {
+    return values + (token * heads + head) * dim;
+}
+
+// All heads into `call.projected`.
+inline void finish_heads(const Projection& job, Team& team) {
+    const AttentionCall& call = job.call;
+    const Projected& to = call.projected;
+    each_head(call, team, [&](size_t token, size_t head) {
+        size_t dim = call.head_dim;
+        if (head < call.heads) return query_head(job, token, head, head_of(to.queries, token, head, call.heads, dim));
+        head -= call.heads;
+        key_head(job, token, head, head_of(to.keys, token, head, call.kv_heads, dim));
+        value_head(job, token, head, head_of(to.values, token, head, call.kv_heads, dim));
+    });
+}
+
+inline size_t cache_row(const AttentionCall& call, size_t sequence, size_t position, size_t kv_head) {
+    auto block = static_cast<size_t>(call.tables[sequence * call.table_width + position / kBlockTokens]);
+    return (block * call.kv_heads + kv_head) * kBlockTokens + position % kBlockTokens;
+}
+
+// The row of the cache for a token's own key and value.
+inline size_t own_row(const AttentionCall& call, size_t token, size_t kv_head) {
+    auto sequence = static_cast<size_t>(call.sequence[token]), position = static_cast<size_t>(call.positions[token]);
+    return cache_row(call, sequence, position, kv_head);
+}
+
+}  // namespace
+}  // namespace tpi

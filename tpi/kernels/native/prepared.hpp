@@ -1,0 +1,58 @@
+// A block's input as Python passes it: x itself, or what one call prepared of it for all of the block's segments.
+#pragma once
+
+#include <initializer_list>
+#include <optional>
+
+#include "arrays.hpp"
+#include "pool.hpp"
+#include "types.hpp"
+
+namespace tpi {
+
+// The normed and rounded input of a block. Its memory is kept from one use to the next.
+class PreparedInput {
+public:
+    PreparedInput() = default;
+    PreparedInput(const PreparedInput&) = delete;
+    // Take room for `tokens` tokens in `forms`; what is filled in next.
+    const Prepared& take(size_t tokens, size_t hidden, const Forms& forms);
+    // Throws unless it has the forms that a block of this hidden size wants.
+    const Prepared& view(size_t hidden, const Forms& forms) const;
+    size_t tokens() const { return prepared_.tokens; }
+    size_t hidden() const { return hidden_; }
+    // The normed floats, [tokens, hidden].
+    void copy(nb::handle out) const;
+
+private:
+    Arena memory_;
+    Prepared prepared_{};
+    size_t hidden_ = 0;
+};
+
+// What the row parts of a block want of a short step's input, and of a long one's.
+struct RowForms {
+    Forms few, many;
+
+    RowForms(std::initializer_list<const Matrix*> rows)
+        : few(forms_of(rows.begin(), rows.size(), 1)), many(forms_of(rows.begin(), rows.size(), kStreamTokens + 1)) {}
+    const Forms& of(size_t tokens) const { return tokens > kStreamTokens ? many : few; }
+};
+
+// Either of the two, checked.
+class BlockInput {
+public:
+    BlockInput(nb::handle x, size_t hidden, const RowForms& forms);
+    size_t tokens() const { return prepared_ ? prepared_->tokens : array_->size(0); }
+    const float* x() const { return array_ ? array_->as<float>() : nullptr; }
+    const Prepared* prepared() const { return prepared_; }
+
+private:
+    std::optional<Array> array_;
+    const Prepared* prepared_ = nullptr;
+};
+
+// Fill `into` with x, normed (as it is, where the norm has no weight), in the forms that are wanted.
+void run_prepare(const Norm& norm, nb::handle x, size_t hidden, const RowForms& forms, PreparedInput& into);
+
+}  // namespace tpi

@@ -1,6 +1,8 @@
 """What a shard cache removes, and what it never does: abandoned drafts, what is over the limit, what others use."""
 
+import json
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -198,3 +200,14 @@ def test_a_plan_that_is_over_uses_nothing(tmp_path: Path) -> None:
     assert not any(block.extent.path.exists() for block in held)
     opened.close()
     other.close()
+
+
+def test_what_was_checked_is_forgotten_with_its_file(tmp_path: Path) -> None:
+    models = [MadeUpModel(seed=seed) for seed in range(2)]
+    opened = ShardCache(tmp_path)
+    fill(opened, models[0], plan_of(models[0]))
+    shutil.rmtree(tmp_path / models[0].ids[0].hex())
+    fill(opened, models[1], plan_of(models[1]))
+    opened.close()
+    known = json.loads((tmp_path / "checked.json").read_text())
+    assert {key.partition("/")[0] for key in known} == {block.hex() for block in models[0].ids[1:] + models[1].ids}

@@ -48,6 +48,7 @@ class ShardCache:
             self._writer = os.open(root / "writer.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
         self._suffix = ".part" if _try_lock(self._writer) else f".{os.getpid()}.part"
         self._checked = _load(root / "checked.json")
+        self._saved = dict(self._checked)
 
     def open(
         self, plans: Sequence[ImagePlan], progress: Progress = silent, model: str = ""
@@ -158,6 +159,10 @@ class ShardCache:
     def _key(self, path: Path) -> str:
         return path.relative_to(self.root).as_posix()
 
+    def _exists(self, key: str) -> bool:
+        """Whether the file of a key of `checked.json` is there: below the root, or an absolute path and a token."""
+        return (self.root / key.partition("#")[0]).exists()
+
     def _remember(self, plan: ImagePlan, path: Path) -> None:
         stamp = _stamp(path, plan.token)
         if stamp is not None:
@@ -167,7 +172,7 @@ class ShardCache:
         """Images and drafts that neither `plans` nor other processes use; to be asked inside `changing`."""
         used = self._uses.others()
         own = {path for plan in plans for path in (self._path(plan), self._draft_path(plan))}
-        return [image for image in stored_images(self.root) if image.key not in used and image.path not in own]
+        return [image for image in stored_images(self.root, but=own) if image.key not in used]
 
     def _forget(self, gone: Iterable[StoredImage]) -> None:
         for image in gone:
@@ -206,10 +211,15 @@ class ShardCache:
             raise WeightsError(f"cannot use {self.root} as a cache: {reason}; give another with --cache") from error
 
     def _save(self) -> None:
+        """Write down what was checked, if that is new; what is gone is forgotten."""
+        if self._checked == self._saved:
+            return
+        self._checked = {key: stamp for key, stamp in self._checked.items() if self._exists(key)}
         draft = self.root / f"checked.{os.getpid()}.tmp"
         try:
             draft.write_text(json.dumps(self._checked))
             draft.replace(self.root / "checked.json")
+            self._saved = dict(self._checked)
         except OSError:  # what is not remembered is checked again
             with contextlib.suppress(OSError):
                 draft.unlink(missing_ok=True)

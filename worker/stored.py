@@ -1,6 +1,6 @@
 """What a shard cache holds on its disk: images and drafts, their sizes, and when each was last used."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Container, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -44,10 +44,10 @@ def key_of(path: Path) -> str:
     return f"{path.parent.name}/{begin if own else name}"
 
 
-def stored_images(root: Path) -> Iterator[StoredImage]:
-    """Every image and draft below `root`."""
-    for pattern in ("*/*.shard", "*/*.part"):
-        for path in root.glob(pattern):
+def stored_images(root: Path, but: Container[Path] = ()) -> Iterator[StoredImage]:
+    """Every image and draft below `root` but those at some paths."""
+    for path in root.glob("*/*"):
+        if path.suffix in (".shard", ".part") and path not in but:
             with suppress(OSError):  # somebody else removed it
                 yield _stored(path)
 

@@ -1,5 +1,6 @@
 """What a shard cache holds on its disk: images and drafts, their sizes, and when each was last used."""
 
+import os
 from collections.abc import Container, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
@@ -53,9 +54,13 @@ def stored_images(root: Path, but: Container[Path] = ()) -> Iterator[StoredImage
 
 
 def mark_used(path: Path, model: str) -> None:
-    """Remember that the image at `path` is used now, by `model`; a disk that cannot be written forgets it."""
+    """Remember that the image at `path` is used now, and was first used by `model`; a disk that cannot be written forgets it."""
+    stamp = path.with_suffix(_STAMP)
     with suppress(OSError):
-        path.with_suffix(_STAMP).write_text(model)
+        try:
+            os.utime(stamp)
+        except FileNotFoundError:
+            stamp.write_text(model)
 
 
 def remove_least_recent(images: Iterable[StoredImage], excess: int) -> list[StoredImage]:

@@ -54,7 +54,7 @@ def stored_images(root: Path, but: Container[Path] = ()) -> Iterator[StoredImage
 
 
 def mark_used(path: Path, model: str) -> None:
-    """Remember that the image at `path` is used now, and was first used by `model`; a disk that cannot be written forgets it."""
+    """Remember that an image is used now, and by which model first; a disk that cannot be written forgets it."""
     stamp = path.with_suffix(_STAMP)
     with suppress(OSError):
         try:

@@ -15,9 +15,9 @@ from master.batcher import Batcher
 from master.ends import Ends, table_bytes
 from master.engine import Engine, Fence
 from master.pages import PagePool
-from master.planner import plan
+from master.planner import plan, units_of
 from master.sampler import Sampler, Sampling
-from master.session import kv_dtype, units_of
+from master.session import kv_dtype
 from master.weights import own_blocks
 from scheduler.disk import Disk
 from tpi.config import default_cache

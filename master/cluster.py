@@ -14,6 +14,7 @@ from contextlib import suppress
 import zmq
 
 from master.keeper import Keeper
+from master.reach import Probe, listen_example
 from master.remote import Remote
 from master.weights import Source
 from tpi.clocks import Awake, since_boot
@@ -22,11 +23,12 @@ from tpi.errors import NodeError, NodeLost, TpiError
 from tpi.interrupts import deferred
 from tpi.messages import Abort, AskSpans, AskStats, Assign, Hello, PeerAddress, Ready, Spans, Stats, Step
 from tpi.progress import Progress, silent
-from tpi.sockets import Net
+from tpi.sockets import Net, split_address
 from tpi.text import NAME_CHARACTERS, plain
 from tpi.trace import PAGE_SPANS, clock
 
 CONNECT_S = 5.0
+_PROBE_AFTER_S = 0.3  # without a connection
 STALL_S = 120.0  # in which a worker that loads gets nothing done
 STATS_S = 10.0
 _LINGER_MS = 200
@@ -50,7 +52,7 @@ class Cluster:
         """Meet the workers at `addresses` (`HOST:PORT`), all at once.
 
         Raises:
-            NodeLost: if one does not answer within `timeout_s`.
+            NodeLost: if one does not answer within `timeout_s`; sooner, and why, where the system says so.
             NodeRefused: if one is in use, of another version, or given twice.
         """
         net = net or Net()
@@ -59,7 +61,7 @@ class Cluster:
         try:
             for link, address in enumerate(addresses):
                 cluster.remotes.append(Remote(net, address, session, link, name))
-            cluster._wait(lambda: all(remote.hello for remote in cluster.remotes), timeout_s, cluster._nobody)
+            cluster._meet(timeout_s)
             cluster._tell_apart()
             cluster._keeper.start()
         except BaseException:
@@ -142,8 +144,9 @@ class Cluster:
             if self._keeper.problem:
                 raise self._keeper.problem
             self._take_in()
+            now = since_boot()
             for remote in self.remotes:
-                remote.judge()
+                remote.judge(now)
 
     def watch(self, rank: int) -> bool:
         """For `allreduce.base.Endpoints.watch`: whether the worker of `rank` got anything done since the last call.
@@ -240,13 +243,32 @@ class Cluster:
             if not remote.ready and since_boot() - remote.pulse.advanced > seconds:
                 raise remote.lost(f"it has got nothing done for {seconds:.0f} s while loading its shard")
 
+    def _meet(self, seconds: float) -> None:
+        """Wait until all workers have answered, and ask what is in the way of those to whom there is no connection."""
+        probes: dict[str, Probe] = {}
+        awake = Awake()
+
+        def met() -> bool:
+            for remote in self.remotes if awake() > _PROBE_AFTER_S else ():
+                if not remote.connected and remote.address not in probes:
+                    probes[remote.address] = Probe(*split_address(remote.address))
+            for address, probe in probes.items():
+                if probe.found:
+                    raise NodeLost(address, probe.found)
+            return all(remote.hello for remote in self.remotes)
+
+        try:
+            self._wait(met, seconds, self._nobody)
+        finally:
+            for probe in probes.values():
+                probe.close()
+
     def _nobody(self) -> NodeLost:
         remote = next(remote for remote in self.remotes if not remote.hello)
-        port = remote.address.rpartition(":")[2]
         found = "something that is no tpi worker answers" if remote.connected else "no worker answers"
         return NodeLost(
             remote.address,
-            f"{found} at {remote.address}; start one on that machine with: tpi worker --listen 0.0.0.0:{port} "
+            f"{found} at {remote.address}; start one on that machine with: {listen_example(remote.address)} "
             "(without --listen it takes calls from its own machine only)",
         )
 

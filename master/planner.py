@@ -2,11 +2,15 @@
 
 import math
 from collections.abc import Sequence
+from contextlib import closing
 from dataclasses import dataclass
+from pathlib import Path
 
 from tpi.config import ModelConfig
-from tpi.errors import PlanError, UsageError
+from tpi.errors import ModelError, PlanError, UsageError, WeightsError
 from tpi.pack.layout import RunLayout
+from tpi.pack.locate import Located, pack_name
+from tpi.pack.reader import Pack
 from tpi.partition import Range, Shard, deal, kv_range
 
 
@@ -36,6 +40,43 @@ def plan(config: ModelConfig, units: Units, shares: Sequence[float]) -> list[Sha
     ffn = _deal("FFN units", units.ffn, shares)
     kv = [kv_range(part, units.query_heads, units.kv_heads, config.heads, config.kv_heads) for part in query]
     return [Shard(*parts) for parts in zip(query, kv, ffn, strict=True)]
+
+
+def units_of(pack: Pack) -> Units:
+    """How a layer of this pack can be shared out."""
+    attention, ffn = pack.layers[0]
+    return Units.of(pack.config, attention.run("query"), attention.run("kv"), ffn.run("neuron"))
+
+
+def refuse_too_many(located: Located, dtype: str, cache: Path, shares: Sequence[float]) -> None:
+    """Before anybody is called: whether every node of a positive share can get a unit.
+
+    Raises:
+        PlanError: as `plan`.
+        ModelError: if the model cannot be packed.
+    """
+    if sum(share > 0 for share in shares) < 2:
+        return
+    packed = located.path if located.kind == "pack" else cache / "packs" / pack_name(located, dtype)
+    try:
+        pack = Pack.open(packed)
+    except (ModelError, WeightsError):  # there is none yet, or it will be mended
+        if located.kind != "pack":
+            plan(*_before_packing(located.path, dtype), shares)
+        return
+    plan(pack.config, units_of(pack), shares)
+
+
+def _before_packing(source: Path, dtype: str) -> tuple[ModelConfig, Units]:
+    from tpi.pack.build import open_source
+    from tpi.pack.plan import plan_pack
+
+    opened = open_source(source)
+    with closing(opened.source):
+        attention, ffn = plan_pack(opened.model, opened.source, dtype).layers[0]
+    runs = {run.layout.name: run.layout for run in (*attention.runs, *ffn.runs)}
+    config = opened.model.config
+    return config, Units.of(config, runs["query"], runs["kv"], runs["neuron"])
 
 
 def parse_split(text: str | None, nodes: int) -> list[float]:

@@ -96,7 +96,7 @@ class Remote:
             with suppress(UnreachableError):  # whether it is there is found out when it is needed
                 self._channel.offer(Alive(self._session))
 
-    def judge(self) -> None:
+    def judge(self, now: float) -> None:
         """Whether all is well with a worker that is needed now.
 
         Raises:
@@ -105,7 +105,6 @@ class Remote:
         problem, self.problem = self.problem, None
         if problem is not None:
             raise problem
-        now = since_boot()
         if self.hello and self.pulse.silent(now):
             raise self.lost(f"nothing was heard from it for {now - self.pulse.seen:.1f} s")
 

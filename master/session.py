@@ -19,7 +19,7 @@ from master.engine import Engine, Fence
 from master.local import LocalWorkers
 from master.options import DEFAULT_CONTEXT, Placement
 from master.pages import PagePool
-from master.planner import Units, parse_split, plan
+from master.planner import parse_split, plan, refuse_too_many, units_of
 from master.report import MILLI, Member, NodeReport, node_report
 from master.spans import Span, before, nothing
 from master.timeline import write_timeline
@@ -147,6 +147,7 @@ class Session:
         placement = self.placement
         located = locate(placement.model, placement.cache)
         shares = parse_split(placement.split, 1 + (placement.local or len(placement.workers)))
+        refuse_too_many(located, placement.dtype, placement.cache, shares)
         self._cluster = stack.enter_context(Cluster.connect(self._addresses(stack), Net(self._tap)))
         dtype = choose_dtype(placement.dtype, located, self._memories(), shares)
         self.pack = open_located(located, dtype, placement.cache, room=self._make_room)
@@ -295,12 +296,6 @@ class Session:
         )
         steady = self._own.steady() if verdict else None
         return totals(self._cluster.session, self._cluster.epoch, figures, steady)
-
-
-def units_of(pack: Pack) -> Units:
-    """How a layer of this pack can be shared out."""
-    attention, ffn = pack.layers[0]
-    return Units.of(pack.config, attention.run("query"), attention.run("kv"), ffn.run("neuron"))
 
 
 def wire(asked: str | None, pack: Pack) -> str:

@@ -13,8 +13,8 @@ from master.batcher import Batcher
 from master.ends import Ends, table_bytes
 from master.engine import Engine, Fence
 from master.pages import PagePool
-from master.planner import plan
-from master.session import kv_dtype, units_of
+from master.planner import plan, units_of
+from master.session import kv_dtype
 from master.weights import own_blocks
 from tpi.kv import KvDtype, blocks_for
 from tpi.messages import NodeOptions, PeerAddress, Step

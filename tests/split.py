@@ -5,8 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from master.planner import plan
-from master.session import units_of
+from master.planner import plan, units_of
 from tpi.block import residual
 from tpi.config import ModelConfig
 from tpi.kernels import Kernels, open_kernels

@@ -10,9 +10,8 @@ from benchmarks.single import Setting, single_node
 from master.assignments import assignments
 from master.ends import Ends
 from master.engine import Engine
-from master.planner import plan
+from master.planner import plan, units_of
 from master.sampler import Sampler, Sampling
-from master.session import units_of
 from scheduler.disk import DirectDisk
 from scheduler.memory import PAGE, Bytes, round_up
 from scheduler.window import MemoryWindow

@@ -220,8 +220,8 @@ def test_another_version_is_refused_with_both_names(
 
 
 def test_an_unreachable_worker_is_told_how_to_listen() -> None:
-    with pytest.raises(NodeLost, match=r"no worker answers at 127\.0\.0\.1:9; .*tpi worker --listen 0\.0\.0\.0:9"):
-        Cluster.connect(["127.0.0.1:9"], timeout_s=0.3)
+    with pytest.raises(NodeLost, match=r"at 127\.0\.0\.1:9 \(connection refused\); .*tpi worker --listen 0\.0\.0\.0:9"):
+        Cluster.connect(["127.0.0.1:9"])
 
 
 def test_units_that_arrive_damaged_fail_in_one_sentence(workers: tuple[Pids, list[str]]) -> None:

@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 
 from master.assignments import assignments
-from master.planner import plan
-from master.session import units_of
+from master.planner import plan, units_of
 from scheduler.memory import page_buffer
 from scheduler.tune import DiskSpeed
 from tpi.kernels import open_kernels

@@ -15,8 +15,7 @@ from hypothesis import strategies as st
 
 from master.assignments import assignments
 from master.cluster import Cluster
-from master.planner import plan
-from master.session import units_of
+from master.planner import plan, units_of
 from master.weights import PackSource
 from tests.cluster_helpers import real_worker
 from tpi.codec import decode, encode

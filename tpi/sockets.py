@@ -307,11 +307,12 @@ class Channel:
 
     def batch(self) -> Iterator[tuple[bytes, Any]]:
         """What has come, as `receive` gives it, for a short while: the caller has more to do than to listen."""
-        ends = time.monotonic() + _BATCH_S
+        ends = 0.0
         for _ in range(_BATCH_MESSAGES):
             received = self.receive()
             if received is None:
                 return
+            ends = ends or time.monotonic() + _BATCH_S
             yield received
             if time.monotonic() > ends:
                 return

@@ -1,0 +1,81 @@
+"""Why a worker cannot be reached, where the system says so at once.
+
+libzmq tries again in the background and says nothing of why it has to, so a plain connection asks.
+"""
+
+import errno
+import os
+import socket
+from threading import Thread
+
+_GREETING = b"\xff" + bytes(7) + b"\x01\x7f"  # ZMTP 3.1: how either side of a connection begins
+_HTTP = b"\r\n\r\n"  # what makes a web server answer, where a worker would not mind
+_ANSWER_S = 2.0
+
+
+def listen_example(address: str) -> str:
+    """The command that makes a worker reachable at `address` (HOST:PORT)."""
+    host, _, port = address.rpartition(":")
+    return f"tpi worker --listen {'[::]' if ':' in host else '0.0.0.0'}:{port}"
+
+
+def obstacle(host: str, port: int) -> str:
+    """A sentence on what is in the way, or nothing where the system does not know; `host` may be in brackets."""
+    bare = host.strip("[]")
+    where = f"{host}:{port}"
+    try:
+        family = socket.AF_INET6 if ":" in bare else socket.AF_INET
+        address = socket.getaddrinfo(bare, port, family, socket.SOCK_STREAM)[0]
+    except (socket.gaierror, UnicodeError):
+        return _unknown(bare, port)
+    try:
+        with socket.socket(*address[:3]) as probe:
+            probe.settimeout(_ANSWER_S)
+            probe.connect(address[4])
+            return _other(probe, where)
+    except TimeoutError:
+        return ""
+    except OSError as error:
+        return _refusal(error, host, port)
+
+
+class Probe:
+    """`obstacle` in a thread, since names may take long to look up."""
+
+    def __init__(self, host: str, port: int) -> None:
+        self.found = ""
+        self._thread = Thread(target=self._look, args=(host, port), name="probe", daemon=True)
+        self._thread.start()
+
+    def _look(self, host: str, port: int) -> None:
+        self.found = obstacle(host, port)
+
+    def close(self) -> None:
+        """Wait for it, but not for a name server."""
+        self._thread.join(_ANSWER_S)
+
+
+def _unknown(host: str, port: int) -> str:
+    try:
+        found = socket.getaddrinfo(host, port, socket.AF_INET6, socket.SOCK_STREAM)[0][4][0]
+    except (socket.gaierror, UnicodeError):
+        return f"there is no host called {host!r}; give the name or the address of the worker's machine as HOST:PORT"
+    return f"{host} has an IPv6 address only; give it as [{found}]:{port}"
+
+
+def _refusal(error: OSError, host: str, port: int) -> str:
+    if error.errno == errno.ECONNREFUSED:
+        return (
+            f"no worker answers at {host}:{port} (connection refused); start one on that machine with: "
+            f"{listen_example(f'{host}:{port}')} (without --listen it takes calls from its own machine only)"
+        )
+    reason = os.strerror(error.errno or 0)
+    return f"{host}:{port} cannot be reached ({reason}); check the address, and that the machine is in this network"
+
+
+def _other(probe: socket.socket, where: str) -> str:
+    probe.sendall(_GREETING + _HTTP)
+    answer = probe.recv(len(_GREETING))
+    if answer.startswith(_GREETING[:1]):
+        return ""
+    return f"something that is no tpi worker answers at {where}; give the port that the worker says it listens on"

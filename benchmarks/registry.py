@@ -51,6 +51,9 @@ BENCHMARKS = {
     "kernels": Benchmark("benchmarks.adapters:kernels", ("tpi/kernels", "benchmarks/kernels.py"), 4),
     "peers": Benchmark("benchmarks.peers:bench", ONE_NODE, 12, "llama-cpp-python", ("llama_cpp",), quick=False),
     "parity": Benchmark("benchmarks.parity:bench", RUNTIME, 6),
+    "differential": Benchmark(
+        "benchmarks.differential:bench", ("tpi", "master/planner.py", "tests/differential.py", "tests/split.py"), 8
+    ),
     "two_nodes": Benchmark("benchmarks.two_nodes:bench", RUNTIME, 8, quick=False),
     "startup": Benchmark("benchmarks.startup:bench", RUNTIME, 2),
     "allreduce": Benchmark(

@@ -57,8 +57,11 @@ class Engine:
         batcher: Batcher,
         context: int,
         fence: Fence,
+        longest: int | None = None,
     ) -> None:
+        """`context` is the most tokens of a sequence, `longest` the most that the model was made for."""
         self.context = context
+        self._longest = longest
         self._fence = fence
         self._embedding = embedding
         self._head = head
@@ -85,9 +88,9 @@ class Engine:
         if not tokens:
             raise UsageError("the prompt is empty; give some text with -p")
         if length >= self.context:
-            raise UsageError(
-                f"the prompt takes {length} tokens, over the context of {self.context}; shorten it or raise -c"
-            )
+            ended = self._longest is not None and self.context >= self._longest
+            out = ", all that this model was made for; shorten it" if ended else "; shorten it or raise -c"
+            raise UsageError(f"the prompt takes {length} tokens, over the context of {self.context}{out}")
         sequence.tokens.extend(tokens)
 
     def resume(self, sequence: Sequence | None, tokens: SequenceOf[int]) -> Sequence:

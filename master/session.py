@@ -275,6 +275,7 @@ class Session:
             batcher=Batcher(PagePool(self._kv_blocks), self._chunk),
             context=self.context,
             fence=Fence(own.session, own.epoch),
+            longest=self.pack.config.context,
         )
 
     def _named(self, shards: Sequence[Shard]) -> list[Member]:

@@ -56,6 +56,17 @@ def rope(rng: random.Random) -> dict[str, Any]:
     return found | {name: value(rng) for name, value in maybe.items() if rng.random() < 0.35}
 
 
+def phi3_rope(rng: random.Random, fields: Mapping[str, Any]) -> dict[str, Any]:
+    """What Phi-3 allows: a part of each head, LongRoPE by any of its names, factors for each pair."""
+    share = rng.choice([1.0, 0.5, 0.75])
+    found: dict[str, Any] = {"rope_theta": rng.choice([100.0, 10000.0]), "partial_rotary_factor": share}
+    if rng.random() < 0.7:
+        pairs = int(fields.get("hidden_size", 3072) // fields.get("num_attention_heads", 32) * share) // 2
+        found["type"] = rng.choice(["longrope", "su", "yarn"])
+        found |= {f"{side}_factor": [rng.uniform(1, 4) for _ in range(pairs)] for side in ("short", "long")}
+    return found
+
+
 def kinds(rng: random.Random) -> list[str]:
     return [rng.choice(["full_attention", "sliding_attention"]) for _ in range(LAYERS)]
 
@@ -67,11 +78,12 @@ ABSENT = object()
 PLAIN: dict[str, Any] = {
     "vocab_size": 40, "hidden_size": 32, "intermediate_size": 40, "ffn_dim": 40, "num_hidden_layers": 2,
     "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8, "max_position_embeddings": 64,
+    "pad_token_id": 0,
 }  # fmt: skip
 VALUES: dict[str, Value] = {
     "vocab_size": one_of(33, 64), "hidden_size": one_of(64, 96), "intermediate_size": one_of(32, 72),
     "ffn_dim": one_of(32, 72), "num_hidden_layers": one_of(1, 3), "num_attention_heads": one_of(2, 8),
-    "num_key_value_heads": one_of(1, None), "head_dim": one_of(4, 16), "max_position_embeddings": one_of(48, 128),
+    "num_key_value_heads": one_of(1, 1, None), "head_dim": one_of(4, 16), "max_position_embeddings": one_of(48, 128),
     "hidden_act": one_of("silu", "gelu", "gelu_new", "gelu_pytorch_tanh", "relu", "swish", "gelu_fast"),
     "hidden_activation": one_of("silu", "gelu", "gelu_pytorch_tanh", "relu"),
     "activation_function": one_of("relu", "gelu", "silu"),
@@ -89,7 +101,7 @@ VALUES: dict[str, Value] = {
     "_remove_final_layer_norm": one_of(False), "word_embed_proj_dim": one_of(None, 32),
     "layer_norm_elementwise_affine": one_of(True), "pretraining_tp": one_of(1, 2),
     "initializer_range": one_of(0.02, 0.5), "init_std": one_of(0.02, 0.5), "use_cache": one_of(True, False),
-    "bos_token_id": _IDS, "eos_token_id": one_of(0, [2, 3]), "pad_token_id": one_of(0, 3, 30, None),
+    "bos_token_id": _IDS, "eos_token_id": one_of(0, [2, 3]), "pad_token_id": one_of(3, 30, None),
     "attention_dropout": _RATE, "dropout": _RATE, "layerdrop": _RATE, "resid_pdrop": _RATE, "embd_pdrop": _RATE,
 }  # fmt: skip
 BAD: dict[str, Value] = {
@@ -167,7 +179,7 @@ def draw(architecture: str, seed: int) -> Draw:
     for name in class_fields(architecture):
         plain, chance = PLAIN.get(name, ABSENT), rng.random()
         if chance < 0.005:
-            value = BAD[name](rng) if name in BAD and rng.random() < 0.6 else None
+            value = BAD[name](rng) if name in BAD and rng.random() < 0.6 else None  # null
         elif chance < 0.02 and plain is not ABSENT:
             value = ABSENT
         else:
@@ -185,13 +197,15 @@ def _lively(name: str) -> float:
     """How often a field varies: those of all families less, since many at once seldom make a model."""
     common = ("hidden_size", "vocab_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "head_dim",
               "num_key_value_heads", "max_position_embeddings", "layer_types", "rope_parameters")  # fmt: skip
-    return 0.3 if name in common else 0.5 if name == "no_rope_layers" else 0.8
+    return 0.3 if name in common else 0.8
 
 
 def _settle(architecture: str, found: dict[str, Any], rng: random.Random) -> None:
     """Lists get the number of layers; some strays join."""
     if architecture == "Gemma3ForCausalLM" and found.get("rope_parameters"):
         found["rope_parameters"] = NESTED(rng)
+    if architecture == "Phi3ForCausalLM" and found.get("rope_parameters"):
+        found["rope_parameters"] = phi3_rope(rng, found)
     if rng.random() < 0.25:
         name = rng.choice(list(STRAY))
         found.setdefault(name, STRAY[name](rng))

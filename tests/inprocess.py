@@ -81,4 +81,5 @@ def in_process_engine(
             batcher=Batcher(PagePool(pool), chunk),
             context=context,
             fence=Fence(1, 1),
+            longest=pack.config.context,
         )

@@ -8,6 +8,7 @@ import pytest
 
 from tests import differential
 from tests.differential import ARCHITECTURES, Tally, class_fields
+from tests.split import F32
 from tpi.families.defaults import HARMLESS, REFUSED
 from tpi.families.table import FAMILIES
 
@@ -28,7 +29,7 @@ def test_random_configurations_give_equal_logits_or_a_refusal(tmp_path: Path) ->
 def test_a_disagreement_is_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     answer = differential._answer
 
-    def off(*given: Any) -> differential.F32:
+    def off(*given: Any) -> F32:
         logits = answer(*given)
         logits[-1, 3] += np.float32(1e-3) * np.abs(logits).max()
         return logits

@@ -102,7 +102,7 @@ def _time_columns(
     """This member's times, `[algorithms, sizes]`, of the algorithms that are likely for a size; 0 for the others."""
     names = list(groups)
     pause = _seconds_of(work, groups[names[0]])
-    if pause > _WORK_S:
+    if not 0 <= pause <= _WORK_S:  # or no number: a member's claim
         work, pause = idle, 0.0
     times = np.zeros((len(names), len(sizes)), np.float32)
     columns = zip(sizes, (_row, _row, _row_of_halves), (idle, work, work), strict=True)

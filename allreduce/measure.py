@@ -18,6 +18,7 @@ _ROUND_TRIPS = 25  # or as many of the slowest round trips
 _PINGS = 8
 _MESSAGES = 64  # of one pair, at most
 _PROBE_VALUES = (1 << 12, 1 << 14, 1 << 16, 1 << 18)  # 16 KiB to 1 MiB
+BELIEVED = ((1e-9, 1.0), (1e4, 1e13))  # latency in seconds and bytes per second that a member may claim
 _ENOUGH_S = 0.02  # a probe that takes so long tells the bandwidth
 
 
@@ -63,6 +64,11 @@ def share(transport: Transport, values: F32) -> F32:
     out = np.empty_like(values)
     transport.box.receive(0, number, out, EXACT.code)
     return out
+
+
+def believed(claims: F32) -> F32:
+    """Latencies and bandwidths `[..., 2]` that members say they measured, as numbers that can be counted with."""
+    return np.clip(np.nan_to_num(claims, nan=0.0), *(np.array(bound, np.float32) for bound in BELIEVED))
 
 
 def _mask(size: int, known: dict[tuple[int, int], Link]) -> F32:
@@ -120,7 +126,7 @@ class _Pair:
         values = np.empty(count, np.float32)
         self._transport.box.receive(self._peer, self._number, values, EXACT.code)
         self._number += 1
-        return int(values[0])
+        return int(values[0]) if 0 <= values[0] <= max(_PROBE_VALUES) else 0  # also where it is no number
 
 
 def _assemble(transport: Transport, found: F32, known: dict[tuple[int, int], Link]) -> LinkTable:
@@ -131,6 +137,7 @@ def _assemble(transport: Transport, found: F32, known: dict[tuple[int, int], Lin
         table[0] = found
         for rank in range(1, size):
             transport.box.receive(rank, number, table[rank].reshape(-1), EXACT.code)
+        table = believed(table)
         for pair, link in known.items():
             table[pair] = link.latency_s, link.bytes_per_s
     else:

@@ -15,6 +15,7 @@ from master.sampler import Sampler
 from master.sequence import Sequence
 from master.vocabulary import Embedding, Head
 from tpi.errors import UsageError
+from tpi.finite import require_finite
 from tpi.messages import Step, StepEntry
 from worker.node.node import Node
 
@@ -126,10 +127,12 @@ class Engine:
         tokens = [token for item in work for token in item.sequence.tokens[item.position :][: item.count]]
         positions = [position for item in work for position in range(item.position, item.position + item.count)]
         x = self._embedding(tokens, positions)
+        require_finite(x, "a row of the embedding", "the model is damaged; make the pack again from its source")
         step = self._message(work, x)
         self._workers.step(step)
         hidden = self._node.run(step)
         assert hidden is not None  # rank 0 always gets the last sum
+        require_finite(hidden, "the sum after the last block")
         self._batcher.commit(work)
         return hidden
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable
 from contextlib import suppress
+from dataclasses import replace
 from itertools import islice
 
 from master.pulse import SILENCE_S, Pulse
@@ -9,7 +10,7 @@ from master.weights import Feeder
 from tpi import __version__
 from tpi.clocks import since_boot
 from tpi.codec import Buffer, WrongProtocolError
-from tpi.errors import NodeError, NodeLost, NodeRefused, TpiError
+from tpi.errors import NodeError, NodeLost, NodeRefused, TpiError, WeightsError
 from tpi.messages import Alive, Bye, Failure, Heartbeat, Hello, Join, Ready, Refuse, Spans, Stats, master_identity
 from tpi.sockets import CONTROL, WEIGHTS, Channel, Net, UnreachableError, split_address
 from tpi.text import SENTENCE_CHARACTERS, plain
@@ -133,7 +134,7 @@ class Remote:
         for connected in changes:
             self._connection(connected)
         if self.feeder:
-            self.feeder.serve()
+            self._feed(self.feeder)
 
     @property
     def _who(self) -> str:
@@ -171,14 +172,26 @@ class Remote:
                 self.pulse.advanced = now
             self.pulse.progress, self.pulse.phase = message.progress, message.phase
         elif isinstance(message, Ready):
-            self.ready = message
+            self.ready = self._usable(message)
         elif isinstance(message, Stats):
             self.stats = message
         elif isinstance(message, Spans):
-            self.spans = message
+            self.spans = replace(message, names=tuple(map(plain, message.names)))
         elif isinstance(message, Failure):
             sentence = plain(message.message, SENTENCE_CHARACTERS)
             raise NodeError(plain(message.node) or self.name, f"worker {self._who}: {sentence}")
+
+    def _usable(self, ready: Ready) -> Ready:
+        if not ready.kv_blocks or not ready.prefill_tokens:
+            offer = f"steps of {ready.prefill_tokens} tokens and {ready.kv_blocks} KV blocks"
+            raise NodeError(self.name, f"worker {self._who} offers {offer}, which computes nothing; leave it out")
+        return ready
+
+    def _feed(self, feeder: Feeder) -> None:
+        try:
+            feeder.serve()
+        except WeightsError as error:
+            raise NodeError(self.name, f"worker {self._who} {error}") from None
 
     def _meet(self, hello: Hello) -> None:
         self.hello, self.name = hello, plain(hello.name) or self.address

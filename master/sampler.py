@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from tpi.errors import UsageError
+from tpi.errors import NotFiniteError, UsageError
 
 F32 = npt.NDArray[np.float32]
 Ids = npt.NDArray[np.int64]
@@ -51,11 +51,18 @@ class Sampler:
         self._random = np.random.default_rng(None if sampling.seed == RANDOM_SEED else sampling.seed)
 
     def sample(self, logits: F32, history: Sequence[int] = ()) -> int:
-        """One token id from `logits` `[vocab]`; `history` is what the repeat penalty applies to."""
+        """One token id from `logits` `[vocab]`; `history` is what the repeat penalty applies to.
+
+        Raises:
+            NotFiniteError: if the greatest logit is no number.
+        """
         settings = self.sampling
         logits = _penalise(logits, history, settings.repeat_penalty)
+        best = int(logits.argmax())  # NaN before all
+        if not np.isfinite(logits[best]):
+            raise NotFiniteError("the logits are not finite: the model's head is damaged; make the pack again")
         if settings.temperature == 0:
-            return int(logits.argmax())
+            return best
         ids, scores = _top_k(logits, settings.top_k)
         probabilities = _softmax(scores / settings.temperature)
         keep = _nucleus(probabilities, settings.top_p) & (probabilities >= settings.min_p * probabilities[0])

@@ -8,7 +8,7 @@ from typing import Protocol
 from master.assignments import vectors_bytes
 from scheduler.extent import Extent
 from tpi.errors import TpiError, WeightsError
-from tpi.messages import Assign, Missing, Need, Offer, Unavailable, Units
+from tpi.messages import TRANSFER_BYTES, Assign, Missing, Need, Offer, Unavailable, Units
 from tpi.pack.reader import Block, Bytes, Pack
 from tpi.progress import Progress, silent
 from tpi.sockets import Channel, Monitor, UnreachableError
@@ -18,6 +18,9 @@ from worker.draft import Draft
 from worker.image import HeldBlock, ImagePlan, Piece, image_plans
 
 _WRONG = "a unit does not match its hash"
+
+
+_MOST_TIMES = 8  # that a worker is sent all of its part: damage and broken connections take some
 
 
 class Source(Protocol):
@@ -77,6 +80,8 @@ class Feeder:
         self._assign: Assign | None = None
         self._source: Source | None = None
         self._allowed: dict[tuple[bytes, str], tuple[int, int]] = {}
+        self._unit_bytes: dict[tuple[bytes, str], int] = {}
+        self._nbytes = 0  # of the plan
 
     def begin(self, assign: Assign, source: Source) -> None:
         """From now on serve the units of `assign`."""
@@ -85,16 +90,23 @@ class Feeder:
         self._allowed = {(block.id, "vectors"): (0, 1) for block in assign.blocks}
         for block in assign.blocks:
             for run in block.runs:
-                self._allowed[block.id, assign.layouts[run.layout].name] = (run.first, run.last)
+                layout = assign.layouts[run.layout]
+                self._allowed[block.id, layout.name] = (run.first, run.last)
+                self._unit_bytes[block.id, layout.name] = layout.unit_bytes
+        self._nbytes = sum(plan.file_bytes for plan in image_plans(assign))
 
     def serve(self) -> None:
-        """Answer everything that has arrived. Never waits long."""
+        """Answer what has arrived. Never waits long.
+
+        Raises:
+            WeightsError: if the worker has been sent its part many times over, and still asks.
+        """
         for connected in self.monitor.changes():
             if connected:
                 self._send(Offer(self.session))
         for _, message in self.channel.batch():
             if isinstance(message, Missing) and self._assign and message.epoch == self._assign.epoch:
-                self.stats.missing = message.nbytes
+                self.stats.missing = min(message.nbytes, self._nbytes)
             elif isinstance(message, Need):
                 self._answer(message)
 
@@ -108,10 +120,15 @@ class Feeder:
         try:
             if self._source is None or not first <= need.first < need.last <= last:
                 raise WeightsError("it is not in the worker's plan")
+            size = (need.last - need.first) * self._unit_bytes.get((need.block, need.run), 0)
+            if size > TRANSFER_BYTES and need.last - need.first > 1:
+                raise WeightsError(f"{size} bytes at once are over the limit of {TRANSFER_BYTES}")
             data = self._source.read(need)
         except TpiError as error:
             self._send(Unavailable(need.block, plain(str(error), SENTENCE_CHARACTERS)))
             return
+        if self.stats.sent > _MOST_TIMES * self._nbytes:
+            raise WeightsError("asks for its weights again and again; look at its disk and network, or leave it out")
         self.stats.sent += len(data)
         self._send(Units(need.block, need.run, need.first, need.last, data))
 

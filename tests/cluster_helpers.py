@@ -129,7 +129,7 @@ def real_worker(cache: Path, *arguments: str) -> Iterator[tuple[subprocess.Popen
     command = [*REAL_WORKER, "--listen", "127.0.0.1:0", "--cache", str(cache), *arguments]
     with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE) as process:
         try:
-            yield process, _address(process)
+            yield process, announced(process)
         finally:
             process.kill()
 
@@ -145,13 +145,14 @@ def fake_workers(caches: Sequence[Path], *arguments: str) -> Iterator[tuple[list
         for cache in caches
     ]  # fmt: skip
     try:
-        yield processes, [_address(process) for process in processes]
+        yield processes, [announced(process) for process in processes]
     finally:
         for process in processes:
             process.kill()
             process.communicate()
 
 
-def _address(process: subprocess.Popen[bytes]) -> str:
+def announced(process: subprocess.Popen[bytes]) -> str:
+    """The address that a worker process says it listens on."""
     assert process.stdout
     return process.stdout.readline().decode().split("listens on ")[1].split()[0]

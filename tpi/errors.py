@@ -9,6 +9,7 @@
     |   +-- NodeLost         it did not answer within its deadline
     |   +-- NodeRefused      it answered, and said no
     +-- TestbedError         the emulated network cannot be made, is not as specified, or is gone
+    +-- NotFiniteError       a result holds infinities or NaN
     +-- WeightsError         a weight file is missing, short, or does not match its hash
     +-- KernelError          kernels that cannot run here, or an array that does not fit them
 
@@ -58,6 +59,10 @@ class NodeRefused(NodeError):
 
 class WeightsError(TpiError):
     """A weight file is missing, short, unreadable, or does not match its hash."""
+
+
+class NotFiniteError(TpiError):
+    """What a node or the model computed holds infinities or NaN."""
 
 
 class KernelError(TpiError):

@@ -113,7 +113,7 @@ class _Span:
 def unroll(page: Callable[[int], Page]) -> Iterator[Row]:
     """All spans of a trace of which `page(first)` has at most `PAGE_SPANS`, but for those of unknown kinds or names."""
     first, more = 0, True
-    while more:
+    while more and first < TRACE_SPANS:  # no trace has more, whatever a node says
         names, table = page(first)
         for kind, name, begin, end in table.tolist():
             if 0 <= kind < len(_KINDS) and 0 <= name < len(names):

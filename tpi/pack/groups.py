@@ -41,6 +41,13 @@ def dequantise_groups(format: Format, blocks: U8) -> F32:
     return cast(F32, values.reshape(*blocks.shape[:-2], blocks.shape[-2] * GROUP))
 
 
+def group_factors(format: Format, blocks: U8) -> F32:
+    """Scales and minima of blocks that follow one another in the last axis: `[..., factors]` float32."""
+    size, code_bytes = GROUP_BYTES[format], CODE_BYTES[format]
+    each = blocks.reshape(*blocks.shape[:-1], blocks.shape[-1] // size, size)[..., :-code_bytes]
+    return np.ascontiguousarray(each).view(np.float16).astype(np.float32)
+
+
 def block_bytes(format: Format) -> int:
     """Bytes of one block of 32 values."""
     return GROUP_BYTES[format]

@@ -14,6 +14,7 @@ import numpy.typing as npt
 from tpi.errors import ModelError
 from tpi.families.base import Ref
 from tpi.pack.blockfile import BlockShape, block_id
+from tpi.pack.groups import group_factors
 from tpi.pack.layout import Part, RunLayout, is_quantised
 from tpi.pack.losses import Losses
 from tpi.pack.matrix import Slab, matrix, vector
@@ -23,6 +24,7 @@ from tpi.pack.sources.base import Source
 from tpi.progress import Progress, silent
 
 Bytes = npt.NDArray[np.uint8]
+F32 = npt.NDArray[np.float32]
 
 SLAB_BYTES = 32 << 20  # of the source or of units, whichever is more, at a time; all parts of a run together
 STEP_VALUES = 1 << 19  # weights of one part that are encoded at a time; temporaries take about 40 bytes for each
@@ -103,9 +105,7 @@ class BlockWriter:
         """Units `[first, first + step)`, not beyond `end`, from the slabs that hold them, and their hashes."""
         last = min(first + step, end)
         bounds = (first * run.width, last * run.width)
-        encoded = {
-            part.name: _encode_part(part, run, slab, *bounds) for part, slab in zip(run.parts, slabs, strict=True)
-        }
+        encoded = {part.name: self._part(part, run, slab, *bounds) for part, slab in zip(run.parts, slabs, strict=True)}
         units = assemble(run, encoded)
         for part, slab in zip(run.parts, slabs, strict=True):
             if is_quantised(part.format) and slab.element.quantised and slab.element.exact != part.format:
@@ -116,12 +116,20 @@ class BlockWriter:
         values = vector(self._source, ref)
         if len(values) != length:
             raise ModelError(f"{self._source.label}: vector {name} has {len(values)} values instead of {length}")
+        self._require_finite(values, name)
         return values.astype("<f4").tobytes()
 
+    def _part(self, part: Part, run: RunLayout, slab: Slab, first: int, last: int) -> Bytes:
+        """One part of some units: the source's own codes where the format and the layout allow it, else its values."""
+        kept = slab.element.quantised and slab.element.exact == part.format
+        if kept and (part.axis == "row" or run.layout == "tiled"):
+            groups = slab.groups(first, last)
+            self._require_finite(group_factors(part.format, groups), part.name)
+            return encode_gguf_part(part, run, groups)
+        values = slab.values(first, last)
+        self._require_finite(values, part.name)
+        return encode_part(part, run, values)
 
-def _encode_part(part: Part, run: RunLayout, slab: Slab, first: int, last: int) -> Bytes:
-    """One part of some units: the source's own codes where the format and the layout allow it, else its values."""
-    kept = slab.element.quantised and slab.element.exact == part.format
-    if kept and (part.axis == "row" or run.layout == "tiled"):
-        return encode_gguf_part(part, run, slab.groups(first, last))
-    return encode_part(part, run, slab.values(first, last))
+    def _require_finite(self, values: F32, name: str) -> None:
+        if not np.isfinite(values).all():
+            raise ModelError(f"{self._source.label}: weights of {name} are infinite or NaN; get the file again")

@@ -3,6 +3,9 @@
 from collections.abc import Sequence
 from contextlib import ExitStack, closing
 
+import numpy as np
+import numpy.typing as npt
+
 from allreduce.base import Endpoints, GroupSpec, Peer, open_group
 from scheduler.disk import Disk
 from scheduler.load import Verify
@@ -10,6 +13,7 @@ from scheduler.weights import Weights
 from scheduler.window import MemoryWindow, Resident, Window
 from tpi.block import residual
 from tpi.devices.host import HostDevice, open_host
+from tpi.finite import require_finite
 from tpi.kernels import Kernels
 from tpi.kv import PagedKV
 from tpi.machine import usable_cores
@@ -18,7 +22,7 @@ from tpi.progress import Progress, silent
 from tpi.trace import OFF, Off, Trace
 from worker.image import HeldBlock
 from worker.node.block import Block, Segment, open_segment
-from worker.node.loop import BlockLoop
+from worker.node.loop import BlockLoop, unchecked
 from worker.node.node import Node
 from worker.plan.checksums import Checksums
 from worker.plan.fit import Tables
@@ -61,9 +65,14 @@ def build_node(
         pages = _pages(plan, residence.budget.kv_blocks)
         weights = _weights(plan, residence, window, held, pages, kernels)
         blocks = [_block(plan, block, held) for block in plan.blocks]
-        node = Node(BlockLoop(blocks, weights, group, kernels, trace), pages, residence)
+        check = _finite if plan.options.verify_weights else unchecked
+        node = Node(BlockLoop(blocks, weights, group, kernels, trace, check=check), pages, residence)
         stack.pop_all()
     return node
+
+
+def _finite(partial: npt.NDArray[np.float32], name: str) -> None:
+    require_finite(partial, f"this node's result of {name}", "it computes wrongly, or the model is damaged")
 
 
 def _window(plan: NodePlan, residence: Residence, verify: Verify | None, trace: Off, progress: Progress) -> Window:

@@ -22,11 +22,16 @@ from worker.node.block import Block, MicroBatch, Segment
 from worker.node.order import Order, Visit, plain, visits
 
 F32 = npt.NDArray[np.float32]
+Check = Callable[[F32, str], None]  # with a partial result and the name of its block; may raise
 _LEAST = 32  # tokens of a micro-batch at least: shorter products of matrices take longer per token
 
 
 def _nothing() -> None:
     """Nobody listens."""
+
+
+def unchecked(partial: F32, name: str) -> None:
+    """Any result will do."""
 
 
 @dataclass
@@ -50,8 +55,9 @@ class BlockLoop:
         kernels: Kernels,
         trace: Off = OFF,
         order: Order = plain,
+        check: Check = unchecked,
     ) -> None:
-        """`kernels` are the host's, which adds residuals."""
+        """`kernels` are the host's, which adds residuals; `check` sees this node's part of every sum."""
         self.blocks = blocks
         self.weights = weights
         self.group = group
@@ -60,7 +66,7 @@ class BlockLoop:
         self.progress = 0  # blocks computed since the start; heartbeats report it
         self.on_block: Callable[[], object] = _nothing  # called after each block, or after all of a short step
         self._kernels = kernels
-        self._order = order
+        self._order, self._check = order, check
         self._chain: Chain | None = None  # of all blocks, opened when first used
 
     def forward(self, x: F32, batch: Batch, step: int) -> F32 | None:
@@ -126,9 +132,11 @@ class BlockLoop:
         return [MicroBatch(x[part], batch.cut(part)) for part in (slice(0, middle), slice(middle, tokens))]
 
     def _start_sum(self, block: Block, part: MicroBatch) -> None:
+        partial = part.take(block)
+        self._check(partial, block.name)
         syncing = perf_counter()
         with self.trace.span("allreduce", block.name):
-            self.group.start(part.take(block), everywhere=block is not self.blocks[-1])
+            self.group.start(partial, everywhere=block is not self.blocks[-1])
         self.clock.sync += perf_counter() - syncing
 
     def _finish_sum(self, part: MicroBatch) -> bool:

@@ -1,0 +1,28 @@
+"""A real worker process one of whose vectors is NaN once it is loaded, as bad memory would make it."""
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+from allreduce.base import Endpoints
+from tpi.messages import Assign
+from tpi.progress import Progress
+from worker.commands import serve
+from worker.daemon import WorkerOptions
+from worker.image import HeldBlock
+from worker.node.build import build_node
+from worker.node.node import Node
+from worker.plan.checks import check_assign
+
+DAMAGED = 1  # the first layer's feed-forward half
+
+
+def build(assign: Assign, held: Sequence[HeldBlock], endpoints: Endpoints, progress: Progress) -> Node:
+    held[DAMAGED].vectors["norm"] = np.full_like(held[DAMAGED].vectors["norm"], np.nan)
+    return build_node(assign, held, endpoints, progress)
+
+
+if __name__ == "__main__":
+    serve(WorkerOptions("127.0.0.1", 0, "toaster", Path(sys.argv[1])), build, check_assign)

@@ -83,6 +83,7 @@ def test_an_interrupted_pull_leaves_nothing_that_stays(tmp_path: Path, monkeypat
     monkeypatch.setattr(pull, "open_gguf", lambda path: path.open("rb"))
     monkeypatch.setitem(pull.ALIASES, "tiny", alias)
     (tmp_path / "models" / ".other.gguf.partial").mkdir(parents=True)
+    (tmp_path / "models" / ".old.gguf.removed.partial").write_bytes(b"half removed")
     pull.pull("tiny", tmp_path, quiet)
     assert names(tmp_path / "models") == {"tiny.gguf"}
 

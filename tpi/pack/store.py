@@ -4,7 +4,7 @@ import fcntl
 import os
 import shutil
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from tpi.errors import WeightsError
@@ -85,6 +85,15 @@ def sync_directory(path: Path) -> None:
         os.close(handle)
 
 
+def erase(path: Path) -> None:
+    """Remove a file or a directory, or as much of it as can be removed."""
+    if path.is_dir():
+        shutil.rmtree(path, ignore_errors=True)
+    else:
+        with suppress(OSError):
+            path.unlink()
+
+
 def _partial(target: Path) -> Path:
     return target.with_name(f".{target.name}.partial")
 
@@ -129,8 +138,8 @@ def sweep(parent: Path) -> None:
     for partial in parent.glob(".*.partial"):
         target = partial.with_name(partial.name[1 : -len(".partial")])
         if not _lock_file(target).exists():
-            shutil.rmtree(partial, ignore_errors=True)
+            erase(partial)
             continue
         with _locked(_lock_file(target), wait=False) as free:
             if free:
-                shutil.rmtree(partial, ignore_errors=True)
+                erase(partial)

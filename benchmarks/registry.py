@@ -63,6 +63,7 @@ BENCHMARKS = {
     "offload": Benchmark("benchmarks.offload:bench", ONE_NODE, 10, f"root, accelerate, {DISK}", root=True, quick=False),
     "steady": Benchmark("benchmarks.steady:bench", ONE_NODE, 8),
     "peaks": Benchmark("benchmarks.peaks:bench", RUNTIME, 6, DISK, quick=False),
+    "papers": Benchmark("benchmarks.papers:bench", (*RUNTIME, "benchmarks/unwritten.py"), 0.2),
     "seventy": Benchmark("benchmarks.seventy:bench", RUNTIME, 15, "2 GB of disk", quick=False),
     "home_links": Benchmark("benchmarks.home_links:bench", HOME, 2, ROOT_AND_QUIET, root=True, quick=False),
     "home_network": Benchmark("benchmarks.home_network:bench", HOME, 45, ROOT_AND_QUIET, root=True, quick=False),

@@ -31,7 +31,7 @@ def test_the_demo_says_paris() -> None:
     assert "Paris" in answer
 
 
-KNOWN = {"Why is the sky blue?": "Rayleigh", "How many days are in a week?": "7"}
+KNOWN = {"List the seven days of the week.": "7. Sunday", "How many days are in a week?": "7 days"}
 """Prompts that the pages show for the demo model, and what a right answer says."""
 
 
@@ -44,6 +44,6 @@ def test_the_demo_model_answers_what_the_pages_ask(nodes: int) -> None:
         for prompt, right in KNOWN.items():
             sequence = session.engine.admit(session.tokenizer.encode_chat([{"role": "user", "content": prompt}]))
             greedy = Sampler(Sampling(temperature=0))
-            said = answer(session.engine, session.tokenizer, sequence, greedy, Limits(40)).text
+            said = answer(session.engine, session.tokenizer, sequence, greedy, Limits(60)).text
             session.engine.release(sequence)
             assert right in said

@@ -2,19 +2,26 @@
 
 `python -m tests.deaf victim` binds every plane, prints the ports, and reads nothing before a line comes on stdin, and
 then everything. `python -m tests.deaf flood PORT ...` fills the queues of the control, collective and weights planes
-there, over several connections each, says so, and waits.
+there, over several connections each, says so, and waits. `python -m tests.deaf storm PORT` sends messages of 6 bytes
+to the control plane there, and asks to be served, as fast as it can until it is killed; it reads nothing.
 """
 
 import sys
 import time
+from collections.abc import Callable
+from itertools import count
 
 import zmq
 
+from tpi import __version__
+from tpi.codec import encode
+from tpi.messages import Join, master_identity
 from tpi.sockets import COLLECTIVE, CONTROL, WEIGHTS, Net
 
 PLANES = (CONTROL, COLLECTIVE, WEIGHTS)
 CONNECTIONS = 7  # of each plane
 JUNK = bytes(1000)
+_BLOWS = 1000  # of each connection, after which a storm has begun
 _FULL_S = 0.3  # without a place in a queue
 
 
@@ -34,7 +41,7 @@ def victim(net: Net) -> None:
     sys.stdin.readline()
 
 
-def flood(net: Net, ports: list[int]) -> None:
+def flood(net: Net, *ports: int) -> None:
     names = [b"%d" % number for number in range(CONNECTIONS)]
     sockets = [
         net.connect(plane, "127.0.0.1", port, name)
@@ -51,7 +58,21 @@ def flood(net: Net, ports: list[int]) -> None:
     sys.stdin.readline()
 
 
+def storm(net: Net, port: int) -> None:
+    sockets = [net.connect(CONTROL, "127.0.0.1", port, master_identity(number)) for number in range(CONNECTIONS)]
+    asks = [bytes(frame) for frame in encode(Join(__version__, 0, "storm"))]
+    for number in count():
+        for session, socket in enumerate(sockets):
+            if socket.poll(0 if number else 2000, zmq.POLLOUT):
+                frames = [b"sixsix"] if session else [asks[0]]
+                socket.send_multipart(frames)
+        if number == _BLOWS:
+            _say("blows")
+
+
 if __name__ == "__main__":
     opened = Net()
-    victim(opened) if sys.argv[1] == "victim" else flood(opened, [int(port) for port in sys.argv[2:]])
+    numbers = [int(port) for port in sys.argv[2:]]
+    roles: dict[str, Callable[..., None]] = {"victim": victim, "flood": flood, "storm": storm}
+    roles[sys.argv[1]](opened, *numbers)
     opened.close()

@@ -1,6 +1,7 @@
 """A real worker process whose member computes nothing: the first hidden value of a step says how it behaves."""
 
 import argparse
+import resource
 import threading
 from collections.abc import Sequence
 from pathlib import Path
@@ -87,7 +88,10 @@ def main() -> None:
     parser.add_argument("--cache", type=Path, required=True)
     parser.add_argument("--attached", action="store_true")
     parser.add_argument("--yields", type=float, help="seconds of silence after which another master is served")
+    parser.add_argument("--descriptors", type=int, help="soft limit of open files")
     flags = parser.parse_args()
+    if flags.descriptors:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (flags.descriptors, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
     lease.YIELD_S = flags.yields or lease.YIELD_S
     host, port = split_address(flags.listen, lowest_port=0)
     serve(WorkerOptions(host, port, flags.name, flags.cache, attached=flags.attached), FakeMember, anything)

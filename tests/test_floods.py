@@ -1,10 +1,17 @@
-"""Full queues: nobody aborts when the other end is killed, on any plane."""
+"""Full queues, floods and too many connections: nobody aborts, starves or spins."""
 
+import socket
 import subprocess
 import sys
+import threading
 from contextlib import ExitStack
+from pathlib import Path
 
-from tests.cluster_helpers import ROOT
+import psutil
+import pytest
+
+from master.cluster import Cluster
+from tests.cluster_helpers import ROOT, MadeUpModel, fake_worker, step
 from tests.deaf import CONNECTIONS, PLANES
 
 _LONGEST_BEAT_S = 1.5  # in which libzmq's own heartbeats, were they on, would meet the end of a connection
@@ -36,3 +43,38 @@ def test_killed_peers_with_full_queues_take_nobody_with_them() -> None:
             victim.stdin.write(b"\n")
             victim.stdin.flush()
         assert victim.stdout.readline() == b"read it all\n"
+
+
+def test_a_storm_of_small_messages_does_not_starve_the_master(tmp_path: Path) -> None:
+    model = MadeUpModel()
+    with ExitStack() as stack:
+        _, address = stack.enter_context(fake_worker(tmp_path / "a"))
+        cluster = stack.enter_context(Cluster.connect([address]))
+        cluster.assign(model.split(cluster.session, 1, cluster.peers(), 8)[1:], model)
+        stormer = _deaf(stack, "storm", address.rpartition(":")[2])
+        assert stormer.stdout
+        assert stormer.stdout.readline() == b"blows\n"
+        for number in range(8):  # for longer than a silent worker is waited for
+            cluster.step(step(cluster.session, 1, number))
+            assert [stats.steps for stats in cluster.stats()] == [number + 1]
+            threading.Event().wait(0.5)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the gate is made of what Linux has")
+def test_silent_connections_at_the_limit_of_descriptors_cost_no_time(tmp_path: Path) -> None:
+    model = MadeUpModel()
+    with ExitStack() as stack:
+        process, address = stack.enter_context(fake_worker(tmp_path / "a", "--descriptors", "300"))
+        cluster = stack.enter_context(Cluster.connect([address]))
+        cluster.assign(model.split(cluster.session, 1, cluster.peers(), 8)[1:], model)
+        host, _, port = address.rpartition(":")
+        for _ in range(400):
+            silent = stack.enter_context(socket.socket())
+            silent.setblocking(False)
+            silent.connect_ex((host, int(port)))
+        threading.Event().wait(1)  # in which the worker may shut its gate
+        before = sum(psutil.Process(process.pid).cpu_times()[:2])
+        threading.Event().wait(2)
+        assert sum(psutil.Process(process.pid).cpu_times()[:2]) - before < 0.5
+        cluster.step(step(cluster.session, 1, 0))
+        assert [stats.steps for stats in cluster.stats()] == [1]

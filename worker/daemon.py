@@ -47,6 +47,7 @@ from tpi.text import NAME_CHARACTERS, SENTENCE_CHARACTERS, plain
 from worker.cache import ShardCache
 from worker.compute import IDLE, Check, Compute
 from worker.fetch import Fetcher
+from worker.gate import Gate
 from worker.lease import Lease
 from worker.member import Build
 from worker.profile import limited, measure
@@ -126,6 +127,7 @@ class Daemon:
         self._control = Channel(control)
         self._control.known = lambda peer: self._master is not None and peer == self._master.identity
         self._lease = Lease()
+        self._gate = Gate((self.ports.control, self.ports.collective, self.ports.weights))
         self._beats = 0
         self._weights = Channel(weights)
         endpoints = Endpoints(self._net, self._collective)
@@ -242,6 +244,7 @@ class Daemon:
     def _keep(self) -> None:
         """Tell the master that this worker lives, more rarely one that seems not to listen; leave one that is gone."""
         self._beats += 1
+        self._gate.watch()
         if self._lease.over():
             self._leave("it was silent for a day")
         if self._beats % self._lease.pace() == 0:
@@ -338,6 +341,7 @@ class Daemon:
         if not self._compute.stop(_STOP_S):
             os._exit(1)  # stuck in a kernel or a system call: nothing of it outlives the process
         self._cache.close()
+        self._gate.close()
         self._net.close()
         self._bell.close()
         self._ring.close()

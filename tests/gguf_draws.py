@@ -10,7 +10,7 @@ from gguf import GGMLQuantizationType, GGUFValueType, GGUFWriter
 
 from tests.gguf_models import Array, decoded, encoded
 
-ARCHITECTURES = ("llama", "qwen2", "qwen3", "phi3", "gemma2")
+ARCHITECTURES = ("llama", "qwen2", "qwen3", "phi3", "gemma2", "gemma3", "smollm3", "granite")
 VOCAB = 40
 Random = np.random.Generator
 
@@ -50,8 +50,10 @@ def draw(random: Random) -> Draw:
     sizes = _sizes(random)
     keys = dict(sizes)
     for key, (chance, value) in _OPTIONAL.items():
-        if random.random() < (0.6 if architecture == "gemma2" and key in _GEMMA2 else chance):
+        if random.random() < (0.6 if key in _OWN.get(architecture, ()) else chance):
             keys[key] = value(random, sizes)
+    if architecture == "granite" and random.random() < 0.97:
+        keys["logit_scale"] = _pick(random, 0.5, 4.0)
     keys = _completed(random, sizes, keys)
     tensors = weights(random, architecture, keys)
     size = keys.get("attention.key_length", _default_size(sizes))
@@ -70,7 +72,7 @@ def _pick(random: Random, *values: Any) -> Any:
 def _sizes(random: Random) -> dict[str, Any]:
     heads = _pick(random, 2, 4)
     return {
-        "block_count": _pick(random, 1, 2, 3),
+        "block_count": _pick(random, 1, 2, 3, 4),
         "context_length": _pick(random, 48, 64, 128),
         "embedding_length": _pick(random, 32, 64),
         "feed_forward_length": _pick(random, 24, 32, 64),
@@ -139,12 +141,17 @@ _OPTIONAL: dict[str, tuple[float, Value]] = {
     "rope.scaling.yarn_beta_slow": (0.2, _of(0.5, 1.0)),
     "rope.scaling.yarn_log_multiplier": (0.15, _of(0.0, 0.7)),
 }
-_GEMMA2 = (
+_GEMMA3 = (
+    "attention.sliding_window",
     "attention.sliding_window_pattern",
     "rope.freq_base_swa",
-    "attn_logit_softcapping",
     "final_logit_softcapping",
 )
+_OWN = {  # keys that mean more to an architecture than to others
+    "gemma2": ("attn_logit_softcapping", *_GEMMA3[1:]),
+    "gemma3": _GEMMA3,
+    "granite": ("embedding_scale", "residual_scale", "rope.scaling.finetuned"),
+}
 _UNKNOWN = ("attention.output_scale", "attention.temperature_length", "rope.dimension_sections", "swin_norm",
             "attention.layer_norm_epsilon", "ssm.state_size", "brand_new")  # fmt: skip
 KEYS = (*_OPTIONAL, "block_count", "context_length", "embedding_length", "feed_forward_length",
@@ -202,8 +209,10 @@ def _rows(architecture: str, hidden: int, inner: int, query: int, kv: int) -> di
 
 
 def _norms(architecture: str, hidden: int, size: int) -> dict[str, tuple[int, ...]]:
-    names = ["attn_norm", "ffn_norm"] + (["post_attention_norm", "post_ffw_norm"] if architecture == "gemma2" else [])
-    heads = ["attn_q_norm", "attn_k_norm"] if architecture == "qwen3" else []
+    names = ["attn_norm", "ffn_norm"] + (
+        ["post_attention_norm", "post_ffw_norm"] if architecture in ("gemma2", "gemma3") else []
+    )
+    heads = ["attn_q_norm", "attn_k_norm"] if architecture in ("qwen3", "gemma3") else []
     return {**dict.fromkeys(names, (hidden,)), **dict.fromkeys(heads, (size,))}
 
 
@@ -213,7 +222,7 @@ def _factors(random: Random, architecture: str, pairs: int) -> dict[str, Array]:
     if architecture == "phi3" and chance < 0.5:
         names = ["rope_factors_short.weight", "rope_factors_long.weight"]
     else:
-        names = ["rope_freqs.weight"] if chance < 0.2 else []
+        names = ["rope_freqs.weight"] if chance < (0.02 if architecture == "gemma3" else 0.2) else []
     return {name: random.uniform(1, 4, pairs).astype(np.float32) for name in names if pairs}
 
 

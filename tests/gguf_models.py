@@ -35,18 +35,20 @@ _GEMMA = {
 
 
 def gguf_tensors(model: TinyModel, family: str) -> dict[str, Array]:
-    """The weights under their GGUF names: float32, rows of rotary pairs interleaved for llama, 1 + w for gemma2."""
+    """The weights under their GGUF names: float32, rows of rotary pairs interleaved for llama and its kin, 1 + w for
+    gemma."""
     config = model.reference.config
-    names = _NAMES | (_GEMMA if family == "gemma2" else {})
+    gemma = family in ("gemma2", "gemma3")
+    names = _NAMES | (_GEMMA if gemma else {})
     found = {}
     for name, tensor in model.reference.state_dict().items():
         values = tensor.numpy()
         if name == "lm_head.weight" and config.tie_word_embeddings:
             continue
-        if family == "gemma2" and "norm" in name:
+        if gemma and "norm" in name:
             values = values + 1
-        if family == "llama" and (".q_proj." in name or ".k_proj." in name):
-            values = interleave(values, config.head_dim)
+        if family in ("llama", "smollm3", "granite") and (".q_proj." in name or ".k_proj." in name):
+            values = interleave(values, config.hidden_size // config.num_attention_heads)
         layer, _, rest = name.removeprefix("model.layers.").partition(".")
         found[f"blk.{layer}.{names[rest]}" if name.startswith("model.layers.") else names[name]] = values
     return found
@@ -78,11 +80,9 @@ def write_gguf(
     head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     writer.add_key_length(head_dim)
     writer.add_value_length(head_dim)
-    writer.add_rope_freq_base(config.rope_parameters["rope_theta"])
-    if family == "gemma2":
-        writer.add_attn_logit_softcapping(config.attn_logit_softcapping)
-        writer.add_final_logit_softcapping(config.final_logit_softcapping)
-        writer.add_sliding_window(config.sliding_window)
+    theta = config.rope_parameters.get("full_attention", config.rope_parameters)["rope_theta"]
+    writer.add_rope_freq_base(theta)
+    _add_own(writer, family, config)
     vocabulary(writer)
     for name, values in (gguf_tensors(model, family) | dict(extra or {})).items():
         _add(writer, name, values, kind(name) if values.ndim > 1 else "F32")
@@ -90,6 +90,24 @@ def write_gguf(
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
+
+
+def _add_own(writer: GGUFWriter, family: str, config: Any) -> None:
+    """What only some architectures have."""
+    if family == "gemma2":
+        writer.add_attn_logit_softcapping(config.attn_logit_softcapping)
+        writer.add_final_logit_softcapping(config.final_logit_softcapping)
+        writer.add_sliding_window(config.sliding_window)
+    if family == "gemma3":
+        writer.add_sliding_window(config.sliding_window)
+        writer.add_sliding_window_pattern([kind == "sliding_attention" for kind in config.layer_types])
+        writer.add_rope_scaling_factor(config.rope_parameters["full_attention"]["factor"])
+        writer.add_float32(f"{family}.rope.freq_base_swa", config.rope_parameters["sliding_attention"]["rope_theta"])
+    if family == "granite":
+        writer.add_logit_scale(config.logits_scaling)
+        writer.add_residual_scale(config.residual_multiplier)
+        writer.add_embedding_scale(config.embedding_multiplier)
+        writer.add_attention_scale(config.attention_multiplier)
 
 
 def encoded(values: Array, kind: str) -> Array:

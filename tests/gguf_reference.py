@@ -18,6 +18,7 @@ class Reference:
 
     def __init__(self, name: str, keys: Mapping[str, Any], tensors: Mapping[str, npt.NDArray[Any]]) -> None:
         self.name, self.get = name, keys.get
+        self.gemma, self.pairs = name in ("gemma2", "gemma3"), name in ("llama", "smollm3", "granite")
         self.tensors = {tensor: values.astype(np.float64) for tensor, values in tensors.items()}
         self.hidden, self.heads = keys["embedding_length"], keys["attention.head_count"]
         self.kv_heads = keys.get("attention.head_count_kv", self.heads)
@@ -26,14 +27,22 @@ class Reference:
 
     def logits(self, tokens: Sequence[int]) -> F64:
         """`[tokens, vocab]`."""
-        gemma = self.name == "gemma2"
-        x = self.tensors["token_embd.weight"][list(tokens)] * (math.sqrt(self.hidden) if gemma else 1)
+        embedding, residual, divisor = self._scales()
+        x = self.tensors["token_embd.weight"][list(tokens)] * embedding
         for layer in range(self.get("block_count", 0)):
-            x = x + self._normed(self._attention(layer, x), f"blk.{layer}.post_attention_norm.weight")
-            x = x + self._normed(self._ffn(layer, x), f"blk.{layer}.post_ffw_norm.weight")
+            x = x + self._normed(self._attention(layer, x), f"blk.{layer}.post_attention_norm.weight") * residual
+            x = x + self._normed(self._ffn(layer, x), f"blk.{layer}.post_ffw_norm.weight") * residual
         head = self.tensors.get("output.weight", self.tensors["token_embd.weight"])
-        logits = self._normed(x, "output_norm.weight") @ head.T
-        return self._capped(logits, self.get("final_logit_softcapping", 30.0) if gemma else 0.0)
+        logits = self._normed(x, "output_norm.weight") @ head.T / divisor
+        default = {"gemma2": 30.0}.get(self.name, 0.0)
+        return self._capped(logits, self.get("final_logit_softcapping", default) if self.gemma else 0.0)
+
+    def _scales(self) -> tuple[float, float, float]:
+        """Of the embedding and of what blocks add; and what divides the logits."""
+        if self.name == "granite":
+            scales = self.get("embedding_scale", 0) or 1.0, self.get("residual_scale", 0) or 1.0
+            return *scales, self.get("logit_scale", 0.0)
+        return math.sqrt(self.hidden) if self.gemma else 1.0, 1.0, 1.0
 
     def _normed(self, x: F64, name: str) -> F64:
         weight = self.tensors.get(name)
@@ -54,7 +63,7 @@ class Reference:
             gate, up = np.split(up, 2, axis=-1)
         else:
             gate = self._linear(layer, "ffn_gate", x)
-        if self.name == "gemma2":
+        if self.gemma:
             gate = gate / 2 * (1 + np.tanh(math.sqrt(2 / math.pi) * (gate + 0.044715 * gate**3)))
         else:
             gate = gate / (1 + np.exp(-gate))
@@ -81,38 +90,43 @@ class Reference:
             parts = [self._linear(layer, f"attn_{part}", x) for part in "qkv"]
         q, k, v = (part.reshape(len(x), -1, self.size) for part in parts)
         q, k = (self._normed(part, f"blk.{layer}.attn_{name}_norm.weight") for name, part in (("q", q), ("k", k)))
-        return [self._rotated(q), self._rotated(k), v]
+        still = (self.name == "smollm3" and layer % 4 == 3) or (
+            self.name == "granite" and not self.get("rope.scaling.finetuned", True)
+        )
+        return [q, k, v] if still else [self._rotated(layer, q), self._rotated(layer, k), v]
 
     def _scale(self) -> float:
-        default = self.hidden // self.heads if (self.name, self.get("block_count")) == ("gemma2", 46) else self.size
+        largest = (self.name, self.get("block_count")) in (("gemma2", 46), ("gemma3", 62))
+        default = self.hidden // self.heads if largest else self.size
         return float(self.get("attention.scale", 0) or default**-0.5)
 
     def _window(self, layer: int) -> int:
-        if self.name == "gemma2":
-            pattern = self.get("attention.sliding_window_pattern", 2)
+        if self.gemma:
+            pattern = self.get("attention.sliding_window_pattern", 2 if self.name == "gemma2" else 6)
             slides = pattern[layer] if isinstance(pattern, list) else not pattern or layer % pattern < pattern - 1
-            return int(self.get("attention.sliding_window", 4096)) if slides else 0
+            return int(self.get("attention.sliding_window", 4096 if self.name == "gemma2" else 0)) if slides else 0
         return int(self.get("attention.sliding_window", 0))
 
-    def _rotated(self, x: F64) -> F64:
-        """ggml's rope: neighbours are a pair in llama (mode NORM), halves elsewhere (mode NEOX)."""
+    def _rotated(self, layer: int, x: F64) -> F64:
+        """ggml's rope: neighbours are a pair in llama and its kin (mode NORM), halves elsewhere (mode NEOX)."""
         count = self.get("rope.dimension_count", self.size)
-        angles, scale = self._angles(len(x), count // 2)
+        angles, scale = self._angles(len(x), count // 2, local=self.name == "gemma3" and self._window(layer) > 0)
         turn = (np.cos(angles) + 1j * np.sin(angles))[:, None] * scale
         rotary, rest = x[..., :count], x[..., count:]
-        first, second = (rotary[..., ::2], rotary[..., 1::2]) if self.name == "llama" else np.split(rotary, 2, axis=-1)
+        first, second = (rotary[..., ::2], rotary[..., 1::2]) if self.pairs else np.split(rotary, 2, axis=-1)
         turned = (first + 1j * second) * turn
-        if self.name == "llama":
+        if self.pairs:
             pairs = np.stack([turned.real, turned.imag], -1).reshape(rotary.shape)
         else:
             pairs = np.concatenate([turned.real, turned.imag], -1)
         return np.concatenate([pairs, rest], -1)
 
-    def _angles(self, tokens: int, pairs: int) -> tuple[F64, float]:
-        """Angles `[tokens, pairs]` and what multiplies cosine and sine."""
+    def _angles(self, tokens: int, pairs: int, local: bool) -> tuple[F64, float]:
+        """Angles `[tokens, pairs]` and what multiplies cosine and sine; `local` ones have their own base, unscaled."""
         kind, base = self.get("rope.scaling.type", "linear"), self.get("rope.freq_base", 10000.0)
         factor = self.get("rope.scaling.factor", self.get("rope.scale_linear", 0.0)) or 1.0
-        factor = 1.0 if kind == "none" else factor
+        factor = 1.0 if kind == "none" or local else factor
+        base = self.get("rope.freq_base_swa", 10000.0) if local else base
         given = self.get("rope.scaling.yarn_ext_factor", -1.0)
         extrapolated = given if given >= 0 else float(kind == "yarn")
         divisors = self.tensors.get("rope_factors_short.weight", self.tensors.get("rope_freqs.weight", 1.0))

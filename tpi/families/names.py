@@ -88,6 +88,9 @@ GGUF_FFN = {
     "up.bias": "blk.{i}.ffn_up.bias?",
     "down.bias": "blk.{i}.ffn_down.bias?",
 }
+GGUF_HEAD_NORMS = {f"{part}_norm": f"blk.{{i}}.attn_{part}_norm.weight" for part in ("q", "k")}
+GGUF_GEMMA_ATTENTION = GGUF_ATTENTION | {"post_norm": "blk.{i}.post_attention_norm.weight"}
+GGUF_GEMMA_FFN = GGUF_FFN | {"post_norm": "blk.{i}.post_ffw_norm.weight"}
 GGUF_FUSED_ATTENTION = GGUF_ATTENTION | {
     f"{part}{kind}": f"blk.{{i}}.attn_qkv.{tensor}" for part in ("q", "k", "v")
     for kind, tensor in (("", f"weight[{part}]"), (".bias", f"bias[{part}]?"))

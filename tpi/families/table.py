@@ -11,6 +11,9 @@ from tpi.families.names import (
     GGUF_FFN,
     GGUF_FUSED_ATTENTION,
     GGUF_FUSED_FFN,
+    GGUF_GEMMA_ATTENTION,
+    GGUF_GEMMA_FFN,
+    GGUF_HEAD_NORMS,
     LLAMA_ATTENTION,
     LLAMA_FFN,
     MISTRAL_ATTENTION,
@@ -36,14 +39,16 @@ def _llama_names(attention: dict[str, str], ffn: dict[str, str]) -> Names:
     )
 
 
-def _gguf_names(attention: dict[str, str], ffn: dict[str, str]) -> Names:
+def _gguf_names(
+    attention: dict[str, str], ffn: dict[str, str], factors: tuple[str, ...] = (FREQS, SHORT, LONG)
+) -> Names:
     return Names(
         "token_embd.weight",
         attention,
         ffn,
         {"norm": "output_norm.weight"},
         "output.weight",
-        accounted=(FREQS, SHORT, LONG),
+        accounted=factors,
     )
 
 
@@ -75,6 +80,10 @@ FAMILIES = (
     Family(
         "smollm3",
         architectures=("SmolLM3ForCausalLM",),
+        gguf="smollm3",
+        gguf_names=_gguf_names(GGUF_ATTENTION, GGUF_FFN),
+        gguf_settings=ggufsettings.smollm3,
+        interleaved=True,
         names=_llama_names(LLAMA_ATTENTION, LLAMA_FFN),
         defaults=defaults.SMOLLM3,
         settings=settings.smollm3,
@@ -82,6 +91,10 @@ FAMILIES = (
     Family(
         "granite",
         architectures=("GraniteForCausalLM",),
+        gguf="granite",
+        gguf_names=_gguf_names(GGUF_ATTENTION, GGUF_FFN),
+        gguf_settings=ggufsettings.granite,
+        interleaved=True,
         names=_llama_names(LLAMA_ATTENTION, LLAMA_FFN),
         defaults=defaults.GRANITE,
         settings=settings.granite,
@@ -89,6 +102,9 @@ FAMILIES = (
     Family(
         "gemma3",
         architectures=("Gemma3ForCausalLM",),
+        gguf="gemma3",
+        gguf_names=_gguf_names(GGUF_GEMMA_ATTENTION | GGUF_HEAD_NORMS, GGUF_GEMMA_FFN, factors=()),
+        gguf_settings=ggufsettings.gemma3,
         names=_llama_names(GEMMA3_ATTENTION, GEMMA2_FFN),
         defaults=defaults.GEMMA3,
         settings=settings.gemma3,
@@ -111,9 +127,7 @@ FAMILIES = (
         architectures=("Qwen3ForCausalLM",),
         gguf="qwen3",
         names=_llama_names(QWEN3_ATTENTION, MISTRAL_FFN),
-        gguf_names=_gguf_names(
-            GGUF_ATTENTION | {f"{part}_norm": f"blk.{{i}}.attn_{part}_norm.weight" for part in ("q", "k")}, GGUF_FFN
-        ),
+        gguf_names=_gguf_names(GGUF_ATTENTION | GGUF_HEAD_NORMS, GGUF_FFN),
         defaults=defaults.QWEN3,
         settings=settings.qwen2,
         gguf_settings=ggufsettings.no_layer_slides,
@@ -123,10 +137,7 @@ FAMILIES = (
         architectures=("Phi3ForCausalLM",),
         gguf="phi3",
         names=_llama_names(PHI3_ATTENTION, PHI3_FFN),
-        gguf_names=_gguf_names(
-            GGUF_FUSED_ATTENTION,
-            GGUF_FUSED_FFN,
-        ),
+        gguf_names=_gguf_names(GGUF_FUSED_ATTENTION, GGUF_FUSED_FFN),
         defaults=defaults.PHI3,
         settings=settings.phi3,
         gguf_settings=ggufsettings.every_layer_slides,
@@ -136,10 +147,7 @@ FAMILIES = (
         architectures=("Gemma2ForCausalLM",),
         gguf="gemma2",
         names=_llama_names(GEMMA2_ATTENTION, GEMMA2_FFN),
-        gguf_names=_gguf_names(
-            GGUF_ATTENTION | {"post_norm": "blk.{i}.post_attention_norm.weight"},
-            GGUF_FFN | {"post_norm": "blk.{i}.post_ffw_norm.weight"},
-        ),
+        gguf_names=_gguf_names(GGUF_GEMMA_ATTENTION, GGUF_GEMMA_FFN),
         defaults=defaults.GEMMA2,
         settings=settings.gemma2,
         gguf_settings=ggufsettings.gemma2,

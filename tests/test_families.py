@@ -9,10 +9,13 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgpack import packb, unpackb
 
 from tests.models import LLAMA3, MODELS, SIZES, TinyModel, forward
+from tpi.config import ModelConfig
 from tpi.errors import ModelError
 from tpi.families.huggingface import from_huggingface
+from tpi.families.table import FAMILIES
 from tpi.kernels import open_kernels
 from tpi.pack.build import open_source, pack_model
 from tpi.pack.reader import Pack
@@ -105,13 +108,17 @@ def test_what_is_not_supported_is_named(fields: dict[str, Any], words: list[str]
     assert all(word in str(caught.value) for word in ["somewhere", *words])
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=300, deadline=None)
 @given(
-    st.sampled_from([f"{name}ForCausalLM" for name in ("Llama", "Mistral", "Qwen2", "Qwen3", "Phi3", "Gemma2", "OPT")]),
+    st.sampled_from([name for family in FAMILIES for name in family.architectures]),
     st.dictionaries(
         st.sampled_from([*SIZES, "head_dim", "rope_theta", "rope_scaling", "sliding_window", "layer_types", "ffn_dim",
-                         "rms_norm_eps", "query_pre_attn_scalar", "use_sliding_window"]),
-        st.none() | st.booleans() | st.integers(-(1 << 70), 1 << 70) | st.integers(-2, 300) | st.floats() | st.text()
+                         "rms_norm_eps", "query_pre_attn_scalar", "use_sliding_window", "rope_parameters",
+                         "partial_rotary_factor", "original_max_position_embeddings", "no_rope_layers",
+                         "no_rope_layer_interval", "sliding_window_pattern", "rope_local_base_freq",
+                         "residual_multiplier", "logits_scaling", "embedding_multiplier", "attention_bias",
+                         "tie_word_embeddings", "max_window_layers", "is_causal", "text_config"]),
+        st.none() | st.booleans() | st.integers(-(1 << 70), 1 << 70) | st.just(10**400) | st.integers(-2, 300) | st.floats() | st.text()
         | st.lists(st.integers(-1, 9), max_size=3)
         | st.fixed_dictionaries({"rope_type": st.sampled_from(["linear", "llama3", "yarn", "longrope"]),
                                  "factor": st.none() | st.floats() | st.text()}),
@@ -124,6 +131,7 @@ def test_any_configuration_is_a_model_or_a_model_error(architecture: str, fields
     except ModelError:
         return
     assert len(model.layers) == model.config.layers
+    assert ModelConfig.from_dict(unpackb(packb(model.config.to_dict()), use_list=True)) == model.config
 
 
 def test_missing_tensor_is_named(tiny_model: Callable[[str], TinyModel], tmp_path: Path) -> None:

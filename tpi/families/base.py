@@ -92,6 +92,7 @@ _ACTIVATIONS: dict[str, Activation] = {
     "silu": "silu", "swish": "silu", "relu": "relu", "gelu": "gelu", "gelu_new": "gelu_tanh",
     "gelu_pytorch_tanh": "gelu_tanh", "gelu_fast": "gelu_tanh",
 }  # fmt: skip
+_LARGEST = 1e300  # a whole number beyond it is no float
 PARTS = {"attention": ("q", "o", "k", "v"), "ffn": ("gate", "up", "down")}
 _NORMS = ("norm", "post_norm", "q_norm", "k_norm")
 
@@ -200,8 +201,8 @@ def number(fields: Fields, key: str, default: float | None = None) -> float:
     """
     value = fields.get(key)
     value = default if value is None else value
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        raise ModelError(f"{key} is {value!r} in the model's configuration; a number is expected")
+    if isinstance(value, bool) or not isinstance(value, int | float) or abs(value) > _LARGEST:
+        raise ModelError(f"{key} is {str(value)[:80]!r} in the model's configuration; a number is expected")
     return float(value)
 
 

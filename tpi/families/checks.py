@@ -35,7 +35,7 @@ def check_config(config: ModelConfig, where: str) -> None:
         raise ModelError(f"{where}: sliding windows must be one whole number per layer")
     if len(config.rope_kinds) not in (0, config.layers) or any(kind not in (0, 1, 2) for kind in config.rope_kinds):
         raise ModelError(f"{where}: kinds of rotary embedding must be 0, 1 or 2 for each layer")
-    if type(config.original_context) is not int or config.original_context < 0:
+    if type(config.original_context) is not int or not 0 <= config.original_context <= _LIMITS["context"]:
         raise ModelError(f"{where}: original_context is {config.original_context!r}; a whole number is expected")
     numbers = [config.norm_eps, config.attention_scale, config.rope_scale, config.local_rope_scale,
                config.embed_scale, config.logit_scale, config.attention_softcap, config.logit_softcap,

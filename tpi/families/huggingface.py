@@ -26,11 +26,11 @@ def from_huggingface(fields: Fields, has: Callable[[str], bool], where: str) -> 
     Raises:
         ModelError: if the architecture or a variant of it is not supported, or the configuration makes no sense.
     """
-    text, names = unwrap(fields)
-    family = _family(names, where)
     if fields.get("quantization_config"):
         raise ModelError(f"{where} is quantised in a way that is not supported; give the original, or a GGUF of it")
     try:
+        text, names = unwrap(fields)
+        family = _family(names)
         read = complete(text, family.defaults)
         config = _config(family, read)
     except ModelError as error:
@@ -45,13 +45,13 @@ def from_huggingface(fields: Fields, has: Callable[[str], bool], where: str) -> 
     return replace(model, notes=(*notes, left), accounted=(*model.accounted, *TOWERS))
 
 
-def _family(wanted: list[str], where: str) -> Family:
+def _family(wanted: list[str]) -> Family:
     for family in FAMILIES:
         if any(name in family.architectures for name in wanted):
             return family
     supported = ", ".join(name for family in FAMILIES for name in family.architectures)
     why = next((f" ({text})" for text in map(reason, wanted) if text), "")
-    raise ModelError(f"{where} has the architecture {', '.join(wanted) or 'none'}{why}; supported are {supported}")
+    raise ModelError(f"the architecture {', '.join(wanted) or 'none'} is not supported{why}; supported are {supported}")
 
 
 def _notes(fields: Fields, family: Family) -> tuple[str, ...]:

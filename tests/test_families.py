@@ -118,7 +118,8 @@ def test_what_is_not_supported_is_named(fields: dict[str, Any], words: list[str]
                          "no_rope_layer_interval", "sliding_window_pattern", "rope_local_base_freq",
                          "residual_multiplier", "logits_scaling", "embedding_multiplier", "attention_bias",
                          "tie_word_embeddings", "max_window_layers", "is_causal", "text_config"]),
-        st.none() | st.booleans() | st.integers(-(1 << 70), 1 << 70) | st.just(10**400) | st.integers(-2, 300) | st.floats() | st.text()
+        st.none() | st.booleans() | st.integers(-(1 << 70), 1 << 70)
+        | st.just(10**400) | st.integers(-2, 300) | st.floats() | st.text()
         | st.lists(st.integers(-1, 9), max_size=3)
         | st.fixed_dictionaries({"rope_type": st.sampled_from(["linear", "llama3", "yarn", "longrope"]),
                                  "factor": st.none() | st.floats() | st.text()}),

@@ -14,6 +14,7 @@ from threading import Thread
 
 from allreduce.base import Endpoints
 from tpi.errors import NodeError, PlanError, TpiError
+from tpi.machine import return_memory
 from tpi.messages import Abort, AskStats, Assign, Failure, Missing, Phase, Ready, Stats, Step
 from tpi.text import SENTENCE_CHARACTERS, plain
 from tpi.trace import OFF, Off
@@ -235,6 +236,8 @@ class Compute:
         if member is not None:
             self._ticks += member.progress
             self._closed(member.close)
+            del member
+            return_memory()
         self._closed(self._cache.release)
         self._closed(partial(self._fetcher.tidy, self.master))
 

@@ -1,8 +1,7 @@
 """From what the user typed after `-m` to a model on disk, and from there to an open pack."""
 
-import ctypes
 import re
-from contextlib import closing, suppress
+from contextlib import closing
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
@@ -10,6 +9,7 @@ from typing import TYPE_CHECKING, Literal
 from weakref import finalize
 
 from tpi.errors import ModelError
+from tpi.machine import return_memory
 from tpi.pack.hold import Hold
 from tpi.pack.hub import hub_snapshot
 from tpi.pack.manifest import PACK_VERSION
@@ -78,7 +78,7 @@ def open_located(
 
             pack_model(open_source(located.path), dtype, target, progress, room=room)
             made(record)
-            _return_memory()
+            return_memory()  # glibc would keep up to 90 MiB, and a node count it as its bare process
         pack = open_whole(record, identity, progress)
         finalize(pack, Hold(target, target.parent == cache / "packs").close)  # it may be another directory now
     return pack
@@ -91,12 +91,6 @@ def identity(source: Path, dtype: str) -> str:
 
 def _hash(name: str) -> str:
     return name.rpartition("-")[2]
-
-
-def _return_memory() -> None:
-    """Give back what packing freed: glibc would keep up to 90 MiB of it, and a node count it as its bare process."""
-    with suppress(AttributeError):  # other C libraries
-        ctypes.CDLL(None).malloc_trim(0)
 
 
 def locate(spec: str, cache: Path, progress: Phase = phase) -> Located:

@@ -12,6 +12,8 @@
     +-- NotFiniteError       a result holds infinities or NaN
     +-- WeightsError         a weight file is missing, short, or does not match its hash
     +-- KernelError          kernels that cannot run here, or an array that does not fit them
+    +-- DeviceError          memory that is not the device's own, or a copy that does not fit
+        +-- DeviceFullError  a device's memory does not hold what is asked of it; `.least` is the limit that would
 
 A message names the thing that is wrong and the way out; the CLI prints it without a traceback.
 """
@@ -67,6 +69,21 @@ class NotFiniteError(TpiError):
 
 class KernelError(TpiError):
     """The kernels cannot run here, or an array handed to one has the wrong dtype, shape, alignment or contiguity."""
+
+
+class DeviceError(TpiError):
+    """A device was handed memory that is not its own, or a copy whose ends do not fit each other."""
+
+
+class DeviceFullError(DeviceError):
+    """A device's memory has no room; `least` is the smallest limit, in bytes, that would do."""
+
+    def __init__(self, device: str, limit: int, least: int) -> None:
+        super().__init__(
+            f"{device} may use {limit} bytes of memory, and what is asked of it needs {least}: raise its limit to that,"
+            " or give it less to hold"
+        )
+        self.least = least
 
 
 class TestbedError(TpiError):

@@ -1,21 +1,48 @@
-"""The machine that the process runs on: its cores."""
+"""The machine that the process runs on: its cores and its memory."""
 
 import os
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TypeVar
 
+import numpy as np
+
+from tpi.devices.arena import Arena
+from tpi.devices.base import Event, Finished, Pending
+from tpi.devices.pages import Bytes
+from tpi.errors import DeviceError
 from tpi.kernels import Kernels, open_kernels
+
+T = TypeVar("T")
+NAME = "host"
 
 
 @dataclass(frozen=True)
 class HostDevice:
-    """The host and the kernels that compute on it."""
+    """The host as a device: everything is done at once, by whoever asks. See `tpi.devices.base.Device`."""
 
     kernels: Kernels
-    name: str = "host"
+    memory: Arena = field(default_factory=lambda: Arena(NAME))
+    name: str = NAME
+
+    def copy(self, source: Bytes, target: Bytes) -> Event:
+        """See `Device.copy`; all memory that there is, is the host's."""
+        check_sizes(source, target)
+        return Finished(lambda: np.copyto(target, source))
+
+    def start(self, call: Callable[[], T]) -> Pending[T]:
+        """See `Device.start`."""
+        return Finished(call)
 
 
-def open_host() -> HostDevice:
-    """The host with the kernels that the user wants.
+def check_sizes(source: Bytes, target: Bytes) -> None:
+    """DeviceError unless both are 1-D bytes of one size."""
+    if source.shape != target.shape or source.ndim != 1 or not source.dtype == target.dtype == np.uint8:
+        raise DeviceError(f"a copy is of equal bytes, not of {source.shape} to {target.shape}")
+
+
+def open_host(limit: int | None = None) -> HostDevice:
+    """The host with the kernels that the user wants, and at most `limit` bytes of memory in its arena.
 
     `TPI_KERNELS=reference` computes in numpy, slowly; `TPI_ISA=scalar` forces an instruction set.
 
@@ -23,4 +50,5 @@ def open_host() -> HostDevice:
         UsageError: if there are no such kernels.
         KernelError: if this machine lacks the instruction set.
     """
-    return HostDevice(open_kernels(os.environ.get("TPI_KERNELS") or "native", os.environ.get("TPI_ISA", "")))
+    kernels = open_kernels(os.environ.get("TPI_KERNELS") or "native", os.environ.get("TPI_ISA", ""))
+    return HostDevice(kernels, Arena(NAME, limit))

@@ -1,0 +1,93 @@
+"""The memory of one device, up to a hard limit that is never exceeded."""
+
+from bisect import bisect_right, insort
+from collections.abc import Callable
+from threading import Lock
+from typing import Any
+
+import numpy.typing as npt
+
+from tpi.devices.pages import Bytes, page_buffer, round_up
+from tpi.errors import DeviceError, DeviceFullError
+
+Array = npt.NDArray[Any]
+
+
+class Arena:
+    """Whole pages that nobody else has. May be used by several threads."""
+
+    def __init__(self, device: str, limit: int | None = None, allocate: Callable[[int], Bytes] = page_buffer) -> None:
+        """`limit` is in bytes; None: whatever the system gives. `allocate` makes a buffer of so many bytes."""
+        self.limit = limit
+        self._device = device
+        self._allocate = allocate
+        self._lock = Lock()
+        self._used = 0
+        self._held: dict[int, Bytes] = {}  # by address
+        self._starts: list[int] = []  # in order
+
+    @property
+    def used(self) -> int:
+        """Bytes that are allocated now, in whole pages."""
+        return self._used
+
+    def allocate(self, size: int) -> Bytes:
+        """`size` bytes, 1-D uint8, zeroed, from the start of a page on; the rest of the last page is nobody else's.
+
+        Raises:
+            DeviceFullError: if they do not fit beside what is allocated; names the smallest limit that would do.
+        """
+        if not size:
+            return self._allocate(0)
+        with self._lock:
+            used = self._used + round_up(size)
+            if self.limit is not None and used > self.limit:
+                raise DeviceFullError(self._device, self.limit, used)
+            memory = self._allocate(round_up(size))
+            start = bounds(memory)[0]
+            self._held[start] = memory
+            insort(self._starts, start)
+            self._used = used
+        return memory[:size]
+
+    def free(self, memory: Bytes) -> None:
+        """Give back what `allocate` returned; no view of it may be used any more.
+
+        Raises:
+            DeviceError: if it is anything else, or was freed before.
+        """
+        if not memory.size:
+            return
+        start = bounds(memory)[0]
+        with self._lock:
+            if start not in self._held:
+                raise DeviceError(f"this is no memory that {self._device} allocated, or it was freed before")
+            self._starts.remove(start)
+            self._used -= self._held.pop(start).size
+
+    def owns(self, array: Array) -> bool:
+        """Whether every byte of `array` lies in one allocation."""
+        if not array.size:
+            return True
+        start, end = bounds(array)
+        with self._lock:
+            at = bisect_right(self._starts, start) - 1
+            return at >= 0 and end <= bounds(self._held[self._starts[at]])[1]
+
+    def check(self, what: str, array: Array) -> None:
+        """Refuse memory that is not this device's.
+
+        Raises:
+            DeviceError: if any byte of `array` lies elsewhere; `what` names it.
+        """
+        if not self.owns(array):
+            raise DeviceError(f"{what} must lie in the memory of {self._device}; allocate them there and copy them")
+
+
+def bounds(array: Array) -> tuple[int, int]:
+    """Addresses of the first byte of an array that is not empty, and of the byte after its last."""
+    start = end = array.ctypes.data
+    for length, stride in zip(array.shape, array.strides, strict=True):
+        reach = (length - 1) * stride
+        start, end = start + min(0, reach), end + max(0, reach)
+    return start, end + array.itemsize

@@ -1,0 +1,93 @@
+"""What computes inside a node: memory with a hard limit, copies into and out of it, and kernels that compute there.
+
+Weights, keys and values must lie in the memory of the device that computes with them. Activations cross: operations
+take a block's input from the host's memory and give their result there.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Generic, Protocol, TypeVar
+
+from tpi.devices.arena import Arena
+from tpi.devices.pages import Bytes
+from tpi.kernels import Kernels
+
+T = TypeVar("T")
+Result_co = TypeVar("Result_co", covariant=True)
+
+
+class Pending(Protocol[Result_co]):
+    """What a device was told to do, and may still be doing."""
+
+    @property
+    def done(self) -> bool:
+        """Whether `wait` would return at once."""
+        ...
+
+    def wait(self) -> Result_co:
+        """The result, when it is there; raises what failed, every time."""
+        ...
+
+
+Event = Pending[None]
+"""The end of a copy."""
+
+
+class Device(Protocol):
+    """One of a node's devices."""
+
+    @property
+    def name(self) -> str:
+        """What messages and traces call it."""
+        ...
+
+    @property
+    def kernels(self) -> Kernels:
+        """What it can compute, on its own memory."""
+        ...
+
+    @property
+    def memory(self) -> Arena:
+        """What weights and pages are allocated in."""
+        ...
+
+    def copy(self, source: Bytes, target: Bytes) -> Event:
+        """Copy bytes between the host's memory and this device's, or within it; both stay as they are until the end.
+
+        Raises:
+            DeviceError: if they differ in size, or neither lies in this device's memory.
+        """
+        ...
+
+    def start(self, call: Callable[[], T]) -> Pending[T]:
+        """Begin a call of this device's `kernels`, after all that was started here before.
+
+        The host computes at once, in the thread that asks: start it last.
+        """
+        ...
+
+
+class Finished(Generic[T]):
+    """What was done at once."""
+
+    __slots__ = ("_error", "_value")
+    done = True
+
+    def __init__(self, call: Callable[[], T]) -> None:
+        """Make the call; what it raises is for `wait`, but for what is meant to stop the program."""
+        self._error: Exception | None = None
+        try:
+            self._value = call()
+        except Exception as error:  # noqa: BLE001 - it surfaces where the result is awaited
+            self._error = error
+
+    def wait(self) -> T:
+        """See `Pending.wait`."""
+        if self._error is not None:
+            raise self._error
+        return self._value
+
+
+def wait_all(pending: Sequence[Pending[T]]) -> list[T]:
+    """The results in order; the first failure is raised when all have ended, so that their memory is free again."""
+    ended = [Finished(each.wait) for each in pending]
+    return [each.wait() for each in ended]

@@ -1,7 +1,6 @@
-"""The commands `tpi run`, `tpi chat` and `tpi bench`: flags in, answers and tables out."""
+"""The commands `tpi run` and `tpi bench`: flags in, answers and tables out."""
 
 import json
-import sys
 from statistics import median
 from typing import Any
 
@@ -15,7 +14,6 @@ from master.report import answer_fields, node_fields, print_choice, print_nodes
 from master.sampler import Sampler, Sampling
 from master.session import Session
 from master.spans import Span
-from tpi.errors import UsageError
 
 
 @click.command()
@@ -60,25 +58,6 @@ def run(
 
 @click.command()
 @placement_options
-@sampling_options
-@click.option("-n", "tokens", default=512, show_default=True, type=click.IntRange(min=1), help="Most tokens a turn.")
-@click.option("--system", help="A system message to begin with.")
-def chat(tokens: int, system: str | None, **flags: Any) -> None:
-    """Talk in several turns; keys and values of earlier turns are kept. End with Ctrl-D."""
-    sampling, placement = take_sampling(flags), Placement.from_flags(flags)
-    with Session(placement) as session:
-        if session.tokenizer.chat_template is None:
-            raise UsageError("this model has no chat template; use tpi run --raw")
-        try:
-            _converse(session, Sampler(sampling), tokens, system)
-        except KeyboardInterrupt:
-            write_trace(session)
-            raise
-        write_trace(session)
-
-
-@click.command()
-@placement_options
 @click.option(
     "--prompt-tokens", default=128, show_default=True, type=click.IntRange(min=1), help="Length of the prompt."
 )
@@ -112,33 +91,6 @@ def bench(prompt_tokens: int, gen_tokens: int, repeat: int, as_json: bool, quiet
             print_nodes(nodes, summary)
             if choice := session.fields()["choice"]:
                 print_choice(choice)
-
-
-def _converse(session: Session, sampler: Sampler, tokens: int, system: str | None) -> None:
-    """The turns of one chat. A turn that no longer extends what was computed starts again from its first difference."""
-    messages = [{"role": "system", "content": system}] if system else []
-    sequence = None
-    for line in _lines():
-        messages.append({"role": "user", "content": line})
-        wanted = session.tokenizer.encode_chat(messages)
-        if sequence is not None and wanted[: len(sequence.tokens)] == sequence.tokens:
-            session.engine.extend(sequence, wanted[len(sequence.tokens) :])
-        else:
-            sequence = session.engine.resume(sequence, wanted)
-        result = stream_answer(session, sequence, sampler, Limits(tokens), write)
-        messages.append({"role": "assistant", "content": result.text})
-
-
-def _lines() -> Any:
-    """Non-empty lines that the user types, with a prompt on a terminal, until end of input."""
-    while True:
-        if sys.stdin.isatty():
-            click.echo("> ", nl=False, err=True)
-        line = sys.stdin.readline()
-        if not line:
-            return
-        if line.strip():
-            yield line.strip()
 
 
 def _measure(session: Session, prompt: list[int], limits: Limits) -> tuple[Answer, Span]:

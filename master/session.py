@@ -75,6 +75,11 @@ class Session:
     ) -> None:
         self._stack.__exit__(kind, error, trace)
 
+    @property
+    def names(self) -> tuple[str, ...]:
+        """What the nodes are called, rank 0 first."""
+        return tuple(member.name for member in self._members)
+
     def stats(self, verdict: bool = False) -> list[Stats]:
         """Totals of every node so far, rank 0 first; with `verdict` their `steady` too, which takes longer."""
         return [self._own_stats(verdict), *self._cluster.stats(verdict)]

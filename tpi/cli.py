@@ -18,7 +18,7 @@ INTERRUPTED = 130  # exit code: 128 and the number of SIGINT
 
 COMMANDS = {
     "run": "master.commands:run",
-    "chat": "master.commands:chat",
+    "chat": "master.chat.command:chat",
     "bench": "master.commands:bench",
     "worker": "worker.commands:worker",
     "pull": "tpi.pack.commands:pull",

@@ -1,9 +1,12 @@
 """Ctrl-C where it must not strike."""
 
+import os
 import signal
+import sys
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from types import FrameType
 
 _deferring = False  # in the main thread
 
@@ -29,3 +32,46 @@ def deferred() -> Iterator[None]:
         signal.signal(signal.SIGINT, handler)
         if waiting:
             signal.raise_signal(signal.SIGINT)
+
+
+@contextmanager
+def noticed(warning: bytes) -> Iterator[Callable[[], bool]]:
+    """The first SIGINT within the block is only noticed: what is yielded says whether there was one.
+
+    The second one writes `warning` to stderr, the third is a KeyboardInterrupt. In other threads than the main one this
+    does nothing, as `deferred`.
+    """
+    seen = 0
+
+    def notice(number: int, frame: FrameType | None) -> None:
+        nonlocal seen
+        seen += 1
+        if seen == 2:
+            with suppress(OSError):
+                os.write(2, warning)  # sys.stderr may be in the middle of something
+        elif seen > 2:
+            raise KeyboardInterrupt
+
+    if threading.current_thread() is not threading.main_thread():
+        yield lambda: False
+        return
+    handler = signal.signal(signal.SIGINT, notice)
+    try:
+        yield lambda: seen > 0
+    finally:
+        signal.signal(signal.SIGINT, handler)
+
+
+@contextmanager
+def ending() -> Iterator[None]:
+    """SIGTERM and SIGHUP within the block leave as exceptions do, so that a terminal is as it was before."""
+
+    def leave(number: int, frame: FrameType | None) -> None:
+        sys.exit(128 + number)
+
+    handlers = {number: signal.signal(number, leave) for number in (signal.SIGTERM, signal.SIGHUP)}
+    try:
+        yield
+    finally:
+        for number, handler in handlers.items():
+            signal.signal(number, handler)

@@ -1,0 +1,1 @@
+"""`tpi chat`: a conversation at a terminal or through a pipe."""

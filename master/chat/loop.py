@@ -1,0 +1,128 @@
+"""The turns of a chat: read a message or a command, do it, say what came of it. Ctrl-C ends an answer, not the chat."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import click
+
+from master.answer import Answer
+from master.chat.commands import run_command
+from master.chat.readers import Reader
+from master.chat.talk import Talk
+from tpi.errors import NodeError, UsageError
+from tpi.interrupts import noticed
+
+
+class Chat:
+    """One chat. `run` returns when the user leaves."""
+
+    def __init__(self, talk: Talk, reader: Reader, quiet: bool, rescue: Path) -> None:
+        """`rescue`: where the conversation is written if a worker is lost."""
+        self._talk = talk
+        self._reader = reader
+        self._quiet = quiet
+        self._rescue = rescue
+        self._answering = False
+
+    def run(self) -> None:
+        """Take messages and commands until the end of the input or /bye.
+
+        Raises:
+            NodeError: if a worker is lost; what was said is in a file then, and stderr names it.
+            KeyboardInterrupt: on Ctrl-C where nobody sits at a terminal, or on the third one during one answer.
+            UsageError: for a message that cannot be answered, where nobody sits at a terminal.
+        """
+        while self._survives():
+            pass
+
+    def _survives(self) -> bool:
+        """One turn, with what a chat survives; whether it goes on."""
+        try:
+            return self._turn()
+        except UsageError as error:
+            if not self._reader.interactive:
+                raise
+            warn(str(error))
+        except KeyboardInterrupt:
+            if self._answering or not self._reader.interactive:
+                raise
+            click.echo("(Ctrl-D or /bye leaves)", err=True)
+        except NodeError:
+            self._save_what_was_said()
+            raise
+        return True
+
+    def _turn(self) -> bool:
+        """Read one line and do it; whether the chat goes on."""
+        line = self._reader.read()
+        if line is None:
+            if self._reader.interactive:
+                click.echo(err=True)
+            return False
+        line = line.strip()
+        if line == "/bye":
+            return False
+        if line == "/regenerate":
+            self._regenerate()
+        elif line.startswith("/") and not line.startswith("//"):
+            run_command(line, self._talk, self._say)
+        elif line:
+            self._answer(lambda stopped: self._talk.reply(line.removeprefix("/"), stopped, warn))
+        return True
+
+    def _regenerate(self) -> None:
+        if not self._talk.conversation.turns:
+            raise UsageError("there is no answer yet to make again; say something first")
+        self._answer(lambda stopped: self._talk.regenerate(stopped, warn))
+
+    def _answer(self, make: Callable[[Callable[[], bool]], Answer]) -> None:
+        """Make an answer, which Ctrl-C stops between two steps; then a line of figures."""
+        with noticed(b"\nstopping after this step; Ctrl-C once more leaves the chat\n") as stopped:
+            self._answering = True
+            result = make(stopped)
+            self._answering = False
+        if not self._quiet:
+            self._say(self._figures(result))
+        if stopped() and not self._reader.interactive:
+            raise KeyboardInterrupt
+
+    def _figures(self, result: Answer) -> str:
+        """What an answer took, and why it ended where that was not its own end."""
+        count, used, context = len(result.token_ids), self._talk.used, self._talk.context
+        said = [f"{count} token{'' if count == 1 else 's'}"]
+        if result.decode_rate:
+            said[0] += f" at {result.decode_rate:.1f} tok/s"
+        if count:
+            said.append(f"the first after {result.ttft:.2f} s")
+        said.append(f"context {used} of {context}")
+        if result.finish_reason == "interrupted":
+            said.append("stopped")
+        elif result.finish_reason == "length":
+            said.append("cut where the context ends" if used >= context else f"cut at -n {count}")
+        return f"[{', '.join(said)}]"
+
+    def _say(self, text: str) -> None:
+        click.echo(text, err=True)
+
+    def _save_what_was_said(self) -> None:
+        """A lost worker ends the run; the conversation should not go with it."""
+        if not self._talk.conversation.turns:
+            return
+        try:
+            self._talk.conversation.save(self._rescue)
+        except UsageError as error:
+            warn(str(error))
+        else:
+            warn(f"what was said is in {self._rescue}; /load it in the next chat")
+
+
+def warn(text: str) -> None:
+    """Say on stderr what the user should know, quiet or not."""
+    click.echo(f"tpi: {text}", err=True)
+
+
+def say_welcome(model: str, names: tuple[str, ...], group: str, context: int) -> None:
+    """Which model answers, on which nodes, and how to leave."""
+    click.echo(f"{model} on {', '.join(names)}", err=True)
+    click.echo(f"{group}; context of {context} tokens", err=True)
+    click.echo("/help lists commands. Ctrl-C stops an answer; Ctrl-D or /bye leaves.", err=True)

@@ -1,0 +1,86 @@
+"""A command at a real terminal: a pseudo-terminal of its own, keys in, the screen's text out. No fixed waits."""
+
+import fcntl
+import os
+import re
+import select
+import struct
+import subprocess
+import sys
+import termios
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+_OWN_TERMINAL = (
+    "import fcntl, os, sys, termios; fcntl.ioctl(0, termios.TIOCSCTTY, 0); os.execvp(sys.argv[1], sys.argv[1:])"
+)
+_ESCAPES = re.compile(r"\x1b(?:\[[0-9;?]*[ -/]*[@-~]|[()][A-Z0-9]|[=>78])")
+ENTER, ALT_ENTER, CTRL_C, CTRL_D, UP = "\r", "\x1b\r", "\x03", "\x04", "\x1b[A"
+
+
+class Terminal:
+    """One process at its terminal. `screen` is everything it has shown, without escape sequences."""
+
+    def __init__(self, process: "subprocess.Popen[bytes]", fd: int) -> None:
+        self.process = process
+        self.raw = b""
+        self._fd = fd
+        self._seen = 0
+
+    @property
+    def screen(self) -> str:
+        return _ESCAPES.sub("", self.raw.decode(errors="replace")).replace("\r", "")
+
+    def type(self, keys: str) -> None:
+        os.write(self._fd, keys.encode())
+
+    def expect(self, text: str, seconds: float = 90) -> str:
+        """Read until `text` is shown; what was shown since the last call, up to it."""
+        ends = time.monotonic() + seconds
+        while (found := self.screen.find(text, self._seen)) < 0:
+            assert self._read(ends), f"no {text!r} after:\n{self.screen}"
+        shown, self._seen = self.screen[self._seen : found], found + len(text)
+        return shown
+
+    def leave(self, seconds: float = 60) -> int:
+        """Read to the end; the exit code."""
+        ends = time.monotonic() + seconds
+        while self._read(ends):
+            pass
+        return self.process.wait(max(1.0, ends - time.monotonic()))
+
+    def attributes(self) -> list[Any]:
+        """The terminal's settings: raw, echo and so on."""
+        return termios.tcgetattr(self._fd)[:4]
+
+    def _read(self, ends: float) -> bool:
+        """Take in what comes next; False at the end, or when time is up."""
+        ready, _, _ = select.select([self._fd], [], [], max(0.0, ends - time.monotonic()))
+        try:
+            data = os.read(self._fd, 4096) if ready else b""
+        except OSError:  # Linux's end of file: the other side is closed
+            data = b""
+        self.raw += data
+        return bool(data)
+
+
+@contextmanager
+def terminal(
+    command: Sequence[str], environment: Mapping[str, str], size: tuple[int, int] = (24, 80)
+) -> Iterator[Terminal]:
+    """`command` with `environment` at a terminal of `size` lines and columns."""
+    fd, other = os.openpty()
+    fcntl.ioctl(other, termios.TIOCSWINSZ, struct.pack("HHHH", *size, 0, 0))
+    process = subprocess.Popen(
+        [sys.executable, "-c", _OWN_TERMINAL, *command],
+        stdin=other, stdout=other, stderr=other, start_new_session=True, env=dict(environment),
+    )  # fmt: skip
+    os.close(other)
+    try:
+        yield Terminal(process, fd)
+    finally:
+        process.kill()
+        process.wait()
+        os.close(fd)

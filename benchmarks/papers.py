@@ -25,9 +25,9 @@ NOTES = f"""
 **Predicted, not run.** The shapes of the paper's seven models in f32, as the paper has them, context {CONTEXT}: what
 the plan gives each node, weights, ring, keys and values, activations and buffers, plus a bare process of {BARE[0]}
 (master) and {BARE[1]} MiB (worker). *Predicted peak memory* holds such predictions to within 10% of real processes,
-*70B on eight nodes* runs one of these shapes. Beside it the paper's figures for peak memory per device; its own
-times to the first token and per token stand in its table 1 for eight devices, and nothing here is timed. Largest node
-first: the master, which has embedding and head. MiB.
+*70B on eight nodes* runs one of these shapes, in 4 bits. Beside it the paper's figures for peak memory per device; its
+own times to the first token and per token stand in its table 1 for eight devices, and nothing here is timed. Largest
+node first: the master, which has embedding and head. MiB.
 """
 
 

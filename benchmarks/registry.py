@@ -50,6 +50,12 @@ DISK = "10 GB of disk"
 BENCHMARKS = {
     "kernels": Benchmark("benchmarks.adapters:kernels", ("tpi/kernels", "benchmarks/kernels.py"), 4),
     "peers": Benchmark("benchmarks.peers:bench", ONE_NODE, 12, "llama-cpp-python", ("llama_cpp",), quick=False),
+    "quality": Benchmark(
+        "benchmarks.quality:bench",
+        (*ONE_NODE, "benchmarks/floats.py", "benchmarks/gguf_copy.py"),
+        5,
+        "llama-cpp-python for its half of the table",
+    ),
     "parity": Benchmark("benchmarks.parity:bench", RUNTIME, 6),
     "differential": Benchmark(
         "benchmarks.differential:bench", ("tpi", "master/planner.py", "tests/differential.py", "tests/split.py"), 8

@@ -31,11 +31,12 @@ class ArraySource:
         self.arrays = arrays
 
     def read(self, tensor: Tensor, rows: tuple[int, int], columns: tuple[int, int]) -> Bytes:
+        """See `Source.read`."""
         array = self.arrays[tensor.name].reshape(tensor.rows, tensor.columns)
         return np.ascontiguousarray(array[slice(*rows), slice(*columns)]).view(np.uint8)
 
     def close(self) -> None:
-        pass
+        """Nothing is open."""
 
 
 def as_floats(path: Path) -> Opened:

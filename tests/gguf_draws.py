@@ -190,7 +190,7 @@ def _further(random: Random, architecture: str, tensors: dict[str, Array], pairs
     """Tensors that some models have: biases, a head, divisors of the frequencies; and rarely one that none has."""
     matrices = [name for name, values in tensors.items() if name.startswith("blk.") and values.ndim == 2]
     kinds = {name.split(".")[2] for name in matrices}
-    biased = {kind for kind in sorted(kinds) if random.random() < 0.2}
+    biased = {kind for kind in sorted(kinds) if random.random() < 0.35}
     names = [name for name in matrices if name.split(".")[2] in biased]
     found = {name.replace("weight", "bias"): _values(random, tensors[name].shape[:1]) for name in names}
     if random.random() < 0.5:

@@ -17,6 +17,10 @@ from tpi.pack.build import open_source, pack_model
 from tpi.pack.reader import Pack
 
 DRAWS = 500
+FURTHER = (
+    *(f"{name}.bias" for name in ("attn_q", "attn_output", "attn_qkv", "ffn_gate", "ffn_up", "ffn_down")),
+    "output.weight", "rope_freqs.weight", "rope_factors_short.weight",
+)  # fmt: skip
 TOKENS = [1, 17, 30, 4, 4, 7, 25, 9, 38, 12, 5, 21, 2, 31, 33, 39]
 
 
@@ -48,10 +52,12 @@ def test_random_metadata(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
         if different is not None:
             ran[case.architecture] += 1
             present.update(list(case.keys))
+            present.update({name.split(".", 2)[2] if name.startswith("blk.") else name for name in case.tensors})
     assert not wrong, f"{len(wrong)} of {DRAWS} differ, the first: {wrong[0]}"
     assert ran.total() >= DRAWS // 2
     assert all(ran[name] >= 20 for name in ARCHITECTURES), ran
     assert all(present[key] >= 20 for key in KEYS), {key: present[key] for key in KEYS if present[key] < 20}
+    assert all(present[name] >= 10 for name in FURTHER), {name: present[name] for name in FURTHER}
 
 
 @pytest.mark.parametrize(
@@ -91,11 +97,24 @@ def test_a_factor_without_a_type_is_linear(tmp_path: Path) -> None:
     np.testing.assert_allclose(found[0] * 4, found[3])
 
 
-def plain(keys: dict[str, Any]) -> Draw:
-    """A small llama with further metadata."""
+def plain(keys: dict[str, Any], architecture: str = "llama") -> Draw:
+    """A small model with further metadata."""
     sizes: dict[str, Any] = {
         "block_count": 1, "context_length": 64, "embedding_length": 32, "feed_forward_length": 24,
         "attention.head_count": 2, "attention.layer_norm_rms_epsilon": 1e-5,
     }  # fmt: skip
-    tensors = weights(np.random.default_rng(1), "llama", sizes)
-    return Draw("llama", sizes | keys, tensors, dict.fromkeys(tensors, "F32"))
+    tensors = weights(np.random.default_rng(1), architecture, sizes)
+    return Draw(architecture, sizes | keys, tensors, dict.fromkeys(tensors, "F32"))
+
+
+def test_long_factors_hold_beyond_the_original_context(tmp_path: Path) -> None:
+    short, long = np.array([1, 1, 2, 2, 3, 3, 4, 4], np.float32), np.arange(8, 16, dtype=np.float32)
+    case = plain({"rope.scaling.original_context_length": 32, "rope.scaling.attn_factor": 1.25}, "phi3")
+    case.tensors.update({"rope_factors_short.weight": short, "rope_factors_long.weight": long})
+    case.kinds.update({"rope_factors_short.weight": "F32", "rope_factors_long.weight": "F32"})
+    case.write(tmp_path / "m.gguf")
+    config = open_source(tmp_path / "m.gguf").model.config
+    base = 10000.0 ** -(np.arange(8) / 8)
+    np.testing.assert_allclose(config.for_context(32).inv_freq, base / short, rtol=1e-6)
+    np.testing.assert_allclose(config.for_context(33).inv_freq, base / long, rtol=1e-6)
+    assert (config.context, config.rope_scale) == (64, 1.25)

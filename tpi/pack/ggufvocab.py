@@ -4,7 +4,7 @@ SentencePiece vocabularies, and byte-level ones whose way of splitting words is 
 a second; the rest goes through transformers, which takes about ten.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
@@ -84,9 +84,7 @@ def _merges(pieces: Mapping[str, float]) -> list[tuple[str, str]]:
     Raises:
         ValueError: if a piece is longer than that.
     """
-    longest = max(pieces, key=len, default="")
-    if len(longest) > _LONGEST:
-        raise ValueError(f"the piece {longest[:20]!r}... has {len(longest)} characters, more than {_LONGEST}")
+    _check_lengths(pieces)
     found = [
         (-score, piece[:cut], piece[cut:])
         for piece, score in pieces.items()
@@ -95,6 +93,12 @@ def _merges(pieces: Mapping[str, float]) -> list[tuple[str, str]]:
     ]
     found.sort(key=lambda merge: merge[0])
     return [(left, right) for _, left, right in found]
+
+
+def _check_lengths(pieces: Iterable[str]) -> None:
+    longest = max(pieces, key=len, default="")
+    if len(longest) > _LONGEST:
+        raise ValueError(f"the piece {longest[:20]!r}... has {len(longest)} characters, more than {_LONGEST}")
 
 
 def splitter(pre: str) -> Any:
@@ -112,6 +116,8 @@ def _through_transformers(source: GgufSource) -> Tokenizer:
     from transformers import AutoTokenizer
 
     try:
+        if "tokenizer.ggml.merges" not in source.metadata:  # transformers makes them, in the square of a piece's length
+            _check_lengths(source.array("tokenizer.ggml.tokens"))
         found = AutoTokenizer.from_pretrained(str(source.path.parent), gguf_file=source.path.name)
         return Tokenizer.from_str(found.backend_tokenizer.to_str())
     except Exception as error:  # whatever a conversion may raise

@@ -18,6 +18,7 @@ from master.cluster import Cluster
 from master.planner import plan, units_of
 from master.weights import PackSource
 from tests.cluster_helpers import real_worker
+from tests.models import MODELS
 from tpi.codec import decode, encode
 from tpi.errors import MessageError, NodeError, PlanError
 from tpi.messages import Assign, NodeOptions, PeerAddress, Profile, Step, StepEntry
@@ -81,7 +82,7 @@ def good(tiny_pack: Callable[..., Pack]) -> Assign:
 
 def test_a_plan_of_this_version_is_taken(tiny_pack: Callable[..., Pack], good: Assign) -> None:
     check_assign(good)
-    for family in ("llama3", "mistral", "qwen2", "qwen3", "opt", "phi3", "gemma2"):
+    for family in MODELS:
         for dtype in ("f32", "q4") if family == "llama3" else ("f32",):
             pack = tiny_pack(family, dtype)
             shards = plan(pack.config, units_of(pack), [0, 1, 1])

@@ -24,6 +24,7 @@ from tpi.pack.reader import Pack
 
 TOLERANCE = 1e-4  # of the largest logit
 ARCHITECTURES = tuple(name for family in FAMILIES for name in family.architectures)
+PAIRS = 64  # at most
 LAYERS = 3  # at most, unless the number of layers is absent: lists per layer are drawn for the number that is there
 
 Value = Callable[[random.Random], Any]
@@ -33,17 +34,16 @@ def one_of(*values: Any) -> Value:
     return lambda rng: rng.choice(values)
 
 
-def rope(rng: random.Random) -> dict[str, Any]:
-    """An object for rope_parameters or rope_scaling; a pair of factors for each of 4, 2 or 8 pairs."""
-    kind = rng.choice(["default", "default", "linear", "dynamic", "llama3", "yarn", "longrope"])
+def rope(rng: random.Random, kind: str = "") -> dict[str, Any]:
+    """An object for rope_parameters or rope_scaling; `_fit` gives LongRoPE as many factors as it needs."""
+    kind = kind or rng.choice(["default", "default", "linear", "dynamic", "llama3", "yarn", "longrope"])
     found: dict[str, Any] = {rng.choice(["rope_type", "rope_type", "type"]): kind}
     if kind != "default":
         found["factor"] = rng.choice([1.5, 2.0, 8.0])
     if kind == "llama3":
         found |= {"low_freq_factor": rng.choice([0.5, 1.0]), "high_freq_factor": rng.choice([2.0, 4.0])}
     if kind == "longrope":
-        pairs = rng.choice([4, 4, 2, 8])
-        found |= {f"{side}_factor": [rng.uniform(1, 4) for _ in range(pairs)] for side in ("short", "long")}
+        found |= {f"{side}_factor": [rng.uniform(1, 4) for _ in range(PAIRS)] for side in ("short", "long")}
     maybe: dict[str, Value] = {
         "rope_theta": one_of(100.0, 10000.0, 500000),
         "original_max_position_embeddings": one_of(8, 16, 40),
@@ -56,15 +56,25 @@ def rope(rng: random.Random) -> dict[str, Any]:
     return found | {name: value(rng) for name, value in maybe.items() if rng.random() < 0.35}
 
 
-def phi3_rope(rng: random.Random, fields: Mapping[str, Any]) -> dict[str, Any]:
+def phi3_rope(rng: random.Random) -> dict[str, Any]:
     """What Phi-3 allows: a part of each head, LongRoPE by any of its names, factors for each pair."""
     share = rng.choice([1.0, 0.5, 0.75])
     found: dict[str, Any] = {"rope_theta": rng.choice([100.0, 10000.0]), "partial_rotary_factor": share}
     if rng.random() < 0.7:
-        pairs = int(fields.get("hidden_size", 3072) // fields.get("num_attention_heads", 32) * share) // 2
-        found["type"] = rng.choice(["longrope", "su", "yarn"])
-        found |= {f"{side}_factor": [rng.uniform(1, 4) for _ in range(pairs)] for side in ("short", "long")}
+        found |= rope(rng, "longrope") | {"type": rng.choice(["longrope", "su", "yarn"])}
+        found.pop("rope_type", None)
     return found
+
+
+def _fit(found: dict[str, Any], size: int) -> None:
+    """One factor for each pair of a head of `size` values."""
+    for value in found.values():
+        if isinstance(value, dict):
+            _fit(value, size)
+    pairs = int(size * (found.get("partial_rotary_factor") or 1)) // 2
+    for side in ("short_factor", "long_factor"):
+        if side in found:
+            found[side] = found[side][:pairs]
 
 
 def kinds(rng: random.Random) -> list[str]:
@@ -117,7 +127,7 @@ BAD: dict[str, Value] = {
 }  # fmt: skip
 # Fields that the classes do not have, which files have all the same: some count, some do not.
 STRAY: dict[str, Value] = {
-    "rope_scaling": lambda rng: rng.choice([None, rope(rng)]), "rope_theta": one_of(100, 10000.0, 1e6),
+    "rope_scaling": lambda rng: rng.choice([None, rope(rng), rope(rng)]), "rope_theta": one_of(100, 10000.0, 1e6),
     "partial_rotary_factor": one_of(0.5, 1.0, None), "original_max_position_embeddings": one_of(8, 16),
     "head_dim": one_of(4, 16), "attention_bias": one_of(True, False), "mlp_bias": one_of(True, False),
     "sliding_window": one_of(4), "layer_types": kinds, "attn_logit_softcapping": one_of(1.0),
@@ -125,6 +135,7 @@ STRAY: dict[str, Value] = {
     one_of(100.0), "is_causal": one_of(True, False), "logits_scaling": one_of(3.0), "unheard_of": one_of(1, None),
     "temperature": one_of(0.5), "is_decoder": one_of(True),
 }  # fmt: skip
+OLDER = ("rope_scaling", "rope_theta", "original_max_position_embeddings")
 NESTED: Value = lambda rng: {kind: rope(rng) for kind in ("full_attention", "sliding_attention")}  # noqa: E731
 
 
@@ -197,7 +208,7 @@ def _lively(name: str) -> float:
     """How often a field varies: those of all families less, since many at once seldom make a model."""
     common = ("hidden_size", "vocab_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "head_dim",
               "num_key_value_heads", "max_position_embeddings", "layer_types", "rope_parameters")  # fmt: skip
-    return 0.3 if name in common else 0.8
+    return 0.6 if name == "rope_parameters" else 0.3 if name in common else 0.8
 
 
 def _settle(architecture: str, found: dict[str, Any], rng: random.Random) -> None:
@@ -205,10 +216,16 @@ def _settle(architecture: str, found: dict[str, Any], rng: random.Random) -> Non
     if architecture == "Gemma3ForCausalLM" and found.get("rope_parameters"):
         found["rope_parameters"] = NESTED(rng)
     if architecture == "Phi3ForCausalLM" and found.get("rope_parameters"):
-        found["rope_parameters"] = phi3_rope(rng, found)
+        found["rope_parameters"] = phi3_rope(rng)
     if rng.random() < 0.25:
         name = rng.choice(list(STRAY))
         found.setdefault(name, STRAY[name](rng))
+    if "rope_parameters" in class_fields(architecture):
+        older = (name for name in OLDER if rng.random() < 0.12)
+        found.update({name: STRAY[name](rng) for name in older if name not in found})
+    size = found.get("head_dim") or found.get("hidden_size", 4096) // found.get("num_attention_heads", 32)
+    if rng.random() < 0.95 and isinstance(size, int):
+        _fit({name: value for name, value in found.items() if name.startswith("rope_")}, size)
     layers = found.get("num_hidden_layers")
     for name in ("layer_types", "no_rope_layers"):
         if isinstance(found.get(name), list) and len(found[name]) == LAYERS and isinstance(layers, int):

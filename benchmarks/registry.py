@@ -58,7 +58,9 @@ BENCHMARKS = {
     ),
     "parity": Benchmark("benchmarks.parity:bench", RUNTIME, 6),
     "differential": Benchmark(
-        "benchmarks.differential:bench", ("tpi", "master/planner.py", "tests/differential.py", "tests/split.py"), 8
+        "benchmarks.differential:bench",
+        ("tpi", "master/planner.py", "tests/differential.py", "tests/split.py", "tests/gguf_draws.py"),
+        10,
     ),
     "two_nodes": Benchmark("benchmarks.two_nodes:bench", RUNTIME, 8, quick=False),
     "startup": Benchmark("benchmarks.startup:bench", RUNTIME, 2),

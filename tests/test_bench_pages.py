@@ -87,6 +87,9 @@ def test_the_page_begins_with_what_is_not_kept() -> None:
     assert "1 of 2 sections are older" in text
     assert "- Start: speed is 1, promised at least 3" in text
     assert "speed is 4" not in text
+    assert "`tests/test_quality.py` holds" in text
+    measured = replace(a_run(4).result, title="Quality by format")
+    assert "`tests/test_quality.py` holds" not in summary([(measured, "")])
 
 
 @pytest.mark.parametrize("name", BENCHMARKS)

@@ -116,7 +116,7 @@ def products(pool: Pool, rounds: int) -> list[Figure]:
 
 
 def ffn_case(layout: Layout, active: int | None) -> Case:
-    """A q4 feed-forward half-block, of which `active` neurons are used (None: all, without a list)."""
+    """A q4 feed-forward block, of which `active` neurons are used (None: all, without a list)."""
     hidden, neurons = SPARSE
     parts = (Part("gate", "q4", "row"), Part("up", "q4", "row"), Part("down", "q4", "column"))
     run = RunLayout("neuron", layout, parts, 32, hidden, neurons // 32)

@@ -70,7 +70,7 @@ def attention_case(
     softcap: float = 0.0,
     window: int = 0,
 ) -> AttentionCase:
-    """A random attention half-block. `lengths` holds (tokens in the cache, tokens of this step) per sequence."""
+    """A random attention block. `lengths` holds (tokens in the cache, tokens of this step) per sequence."""
     chosen = layout or layout_of(format)
     grouped = chosen == "tiled"
     query_heads = next(n for n in (1, 2, 4, 8, 16, 32) if not grouped or n * head_dim % 32 == 0)
@@ -154,7 +154,7 @@ def ffn_case(
     norm: Norm = "rms",
     bias: bool = False,
 ) -> FfnCase:
-    """A random feed-forward half-block."""
+    """A random feed-forward block."""
     rows = [Part(name, format, "row") for name in (("gate", "up") if gated else ("up",))]
     parts = [*rows, Part("down", down or format, "column")]
     run, data = pack(random, "neuron", layout or layout_of(format), parts, width, hidden, units)

@@ -1,4 +1,4 @@
-"""A chain of half-blocks: the same bits as one after the other, the same checks, and it ends when it is told to."""
+"""A chain of blocks: the same bits as one after the other, the same checks, and it ends when it is told to."""
 
 import signal
 from collections.abc import Sequence
@@ -11,16 +11,18 @@ from tests.kernel_cases import AttentionCase, FfnCase, attention_case, ffn_case,
 from tpi.config import Format
 from tpi.errors import KernelError
 from tpi.kernels import Kernels
-from tpi.kernels.spec import F32, Batch, FfnSpec, Residual, Stage
+from tpi.kernels.spec import F32, Batch, FfnSpec, NormSpec, Residual, Stage
 
 HIDDEN, EPS = 64, 1e-5
 LENGTHS = {"one token": ((40, 1),), "a prompt": ((0, 40),), "three sequences": ((3, 1), (70, 1), (0, 1))}
 
 
 def residual(random: np.random.Generator, kind: str) -> Residual:
-    """Nothing, a bias, or a bias and a norm."""
-    bias, norm = (random.standard_normal(HIDDEN).astype(np.float32) for _ in range(2))
-    return Residual(None if kind == "plain" else bias, norm if kind == "norm" else None, EPS)
+    """Nothing, a bias, or a bias and a norm of the kind."""
+    bias, weight = (random.standard_normal(HIDDEN).astype(np.float32) for _ in range(2))
+    if kind in ("plain", "bias"):
+        return Residual(None if kind == "plain" else bias)
+    return Residual(bias, NormSpec("rms", EPS, weight) if kind == "rms" else NormSpec("layer", EPS, weight, bias))
 
 
 def stages(
@@ -29,7 +31,7 @@ def stages(
     """Two layers, each followed by another kind of residual connection."""
     found: list[Stage] = []
     case: AttentionCase | None = None
-    for first, second in (("plain", "bias"), ("norm", "plain")):
+    for first, second in (("plain", "bias"), ("rms", "layer")):
         case = attention_case(random, format=format, hidden=HIDDEN, lengths=tuple(lengths), kv_dtype="f16")
         ffn: FfnCase = ffn_case(random, format=format, hidden=HIDDEN)
         found.append(Stage(case.spec, case.data, residual(random, first), case.kv.keys[0], case.kv.values[0]))
@@ -74,12 +76,14 @@ def test_arrays_that_do_not_fit_are_refused() -> None:
         native.open_chain([replace(parts[0], keys=None)])
     other = ffn_case(random, format="q4", hidden=2 * HIDDEN)
     with pytest.raises(KernelError, match="hidden size"):
-        native.open_chain([*parts, Stage(other.spec, other.data, Residual(None, None, EPS))])
+        native.open_chain([*parts, Stage(other.spec, other.data, Residual())])
     none = ffn_case(random, format="q4", hidden=HIDDEN, units=0)
     with pytest.raises(KernelError, match="no units"):
-        native.open_chain([Stage(none.spec, none.data, Residual(None, None, EPS))])
+        native.open_chain([Stage(none.spec, none.data, Residual())])
     with pytest.raises(KernelError, match="norm"):
-        native.open_chain([replace(parts[1], residual=Residual(None, np.ones(HIDDEN - 1, np.float32), EPS))])
+        native.open_chain(
+            [replace(parts[1], residual=Residual(norm=NormSpec("rms", EPS, np.ones(HIDDEN - 1, np.float32))))]
+        )
     chain = native.open_chain(parts)
     with pytest.raises(KernelError, match="x has the shape"):
         chain.run(np.zeros((1, HIDDEN + 1), np.float32), batch)
@@ -98,7 +102,7 @@ def test_a_signal_ends_a_long_chain() -> None:
         raise StopError
 
     case = ffn_case(np.random.default_rng(3), format="f32", hidden=512, units=64, tokens=64)
-    long = [Stage(case.spec, case.data, Residual(None, None, EPS))] * 20_000  # minutes of work
+    long = [Stage(case.spec, case.data, Residual())] * 20_000  # minutes of work
     batch = Batch(np.arange(64, dtype=np.int32), np.zeros(64, np.int32), np.zeros((1, 2), np.int32))
     chain = native.open_chain(long)
     previous = signal.signal(signal.SIGALRM, stop)

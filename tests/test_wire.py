@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from allreduce._mailbox import quantise
+from allreduce._mailbox import payload_bytes, quantise
 from tpi.errors import UsageError
 from tpi.wire import GROUP, wire_format, wire_names
 
@@ -23,6 +23,12 @@ def there_and_back(name: str, values: np.ndarray) -> np.ndarray:
 def test_sizes() -> None:
     sizes = {name: [wire_format(name).nbytes(count) for count in (1, 32, 33)] for name in wire_names()}
     assert sizes == {"f32": [4, 128, 132], "bf16": [2, 64, 66], "q8": [34, 34, 68]}
+
+
+@given(st.integers(0, 1 << 20))
+def test_sizes_are_those_of_the_frames(count: int) -> None:
+    for wire in map(wire_format, wire_names()):
+        assert payload_bytes(wire.code, count) == wire.nbytes(count)
 
 
 def test_unknown_name_lists_the_alternatives() -> None:

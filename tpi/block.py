@@ -68,7 +68,8 @@ def ffn_spec(config: ModelConfig, neuron: RunLayout, vectors: Vectors, units: Ra
 def residual(config: ModelConfig, kind: BlockKind, vectors: Vectors) -> Residual:
     """What follows the sum of a block of this kind."""
     bias = "o.bias" if kind == "attention" else "down.bias"
-    return Residual(vectors.get(bias), vectors.get("post_norm"), config.norm_eps)
+    weight = vectors.get("post_norm")
+    return Residual(vectors.get(bias), None if weight is None else NormSpec("rms", config.norm_eps, weight))
 
 
 def _norm(config: ModelConfig, vectors: Vectors) -> NormSpec:

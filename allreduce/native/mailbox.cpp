@@ -278,6 +278,8 @@ private:
 
 NB_MODULE(_mailbox, m) {
     using tpi::Mailbox;
+    m.def("payload_bytes", [](uint8_t wire, size_t count) { return tpi::payload_bytes(tpi::wire_of(wire), count); },
+          nb::arg("wire"), nb::arg("count"));
     m.def("quantise", &tpi::quantise, nb::arg("values"), nb::arg("wire"));
     nb::class_<Mailbox>(m, "Mailbox")
         .def(nb::init<const std::string&, uint32_t, uint32_t, uint64_t, uint32_t, double, uint32_t, uint32_t,

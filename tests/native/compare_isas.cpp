@@ -1,4 +1,4 @@
-// Compares every instruction set of this machine with the scalar kernels on random half-blocks, without Python: what
+// Compares every instruction set of this machine with the scalar kernels on random blocks, without Python: what
 // runs under an emulator (NEON) or a sanitiser. Prints what differs and exits with 1.
 #include <cmath>
 #include <cstdio>

@@ -128,8 +128,8 @@ class NativeKernels:
         """See `tpi.kernels.Kernels`."""
         if residual.bias is not None:
             total = total + residual.bias
-        if residual.post_norm is not None:
-            total = self.norm(NormSpec("rms", residual.eps, residual.post_norm), total)
+        if residual.norm is not None:
+            total = self.norm(residual.norm, total)
         return x + total
 
     def open_chain(self, stages: Sequence[Stage]) -> NativeChain:
@@ -182,7 +182,8 @@ class NativeChain:
         """Raises KernelError if blocks differ in hidden size, or an array does not fit its plan."""
         self._native = _native.Chain(stages[0].spec.hidden if stages else 0)
         for stage in stages:
-            residual = (stage.residual.bias, stage.residual.post_norm, stage.residual.eps)
+            norm = stage.residual.norm
+            residual = (stage.residual.bias, None if norm is None else _norm(norm))
             if isinstance(stage.spec, FfnSpec):
                 self._native.ffn(_plan_ffn(stage.spec), stage.data, residual)
             else:

@@ -113,8 +113,8 @@ class ReferenceKernels:
     def add_residual(self, residual: Residual, x: F32, total: F32) -> F32:
         """See `tpi.kernels.Kernels`."""
         total = biased(total, residual.bias)
-        if residual.post_norm is not None:
-            total = rms_norm(total, residual.post_norm, residual.eps)
+        if residual.norm is not None:
+            total = apply_norm(residual.norm, total)
         return x + total
 
     def open_chain(self, stages: Sequence[Stage]) -> "ReferenceChain":

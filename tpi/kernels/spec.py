@@ -1,4 +1,4 @@
-"""What a kernel is told about a half-block, once: its layouts, its small vectors, and which tokens a step holds.
+"""What a kernel is told about a block, once: its layouts, its small vectors, and which tokens a step holds.
 
 A spec is static for one layer on one node and is compared by identity, so that an implementation may keep what it
 derives from one. Head counts, units and biases are this node's own; `hidden` vectors are whole on every node.
@@ -160,21 +160,21 @@ class Residual:
     """What every node does with the sum of all partials: bias, optional norm (Gemma 2), and the residual connection.
 
     Attributes:
-        bias, post_norm: `[hidden]` or None; the norm is an RMS norm of sum and bias.
+        bias: `[hidden]` or None.
+        norm: of sum and bias, or None.
     """
 
-    bias: F32 | None
-    post_norm: F32 | None
-    eps: float
+    bias: F32 | None = None
+    norm: NormSpec | None = None
 
 
 @dataclass(frozen=True, eq=False)
 class Stage:
-    """A half-block of a node that has the whole model in memory: what a chain is made of.
+    """A block of a node that has the whole model in memory: what a chain is made of.
 
     Attributes:
         data: the block's weights, which must stay where they are.
-        keys, values: one layer of `tpi.kv.PagedKV`; None for a feed-forward half-block.
+        keys, values: one layer of `tpi.kv.PagedKV`; None for a feed-forward block.
     """
 
     spec: AttentionSpec | FfnSpec

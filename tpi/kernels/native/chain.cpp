@@ -7,11 +7,11 @@ namespace tpi {
 namespace {
 
 using Clock = std::chrono::steady_clock;
-constexpr std::chrono::milliseconds kDeaf{50};  // how long Ctrl-C may wait, but for the half-block that is running
+constexpr std::chrono::milliseconds kDeaf{50};  // how long Ctrl-C may wait, but for the block that is running
 
 template <class Plan> void check_plan(const Plan& plan, size_t hidden) {
-    if (plan.hidden() != hidden) throw KernelError("a half-block differs from its chain in hidden size");
-    if (plan.empty()) throw KernelError("a chain is of whole half-blocks; this one has no units here");
+    if (plan.hidden() != hidden) throw KernelError("a block differs from its chain in hidden size");
+    if (plan.empty()) throw KernelError("a chain is of whole blocks; this one has no units here");
 }
 
 // Let Python handle the signals that have arrived; throws what a handler raises.
@@ -25,14 +25,14 @@ void heed_signals() {
 void Residual::add(float* x, float* partial, size_t tokens, size_t hidden) const {
     for (size_t t = 0; t < tokens && !bias.empty(); ++t)
         for (size_t i = 0; i < hidden; ++i) partial[t * hidden + i] += bias[i];
-    if (!post_norm.empty())
-        kernels().norm({{true, eps, post_norm.data(), nullptr}, tokens, hidden, partial, partial}, Pool::instance());
+    if (norm) kernels().norm({norm->view(), tokens, hidden, partial, partial}, Pool::instance());
     for (size_t i = 0; i < tokens * hidden; ++i) x[i] += partial[i];
 }
 
 Residual Chain::keep_residual(nb::tuple residual) const {
-    return {keep_vector(residual[0], "the output's bias", hidden_),
-            keep_vector(residual[1], "the output's norm", hidden_), nb::cast<float>(residual[2])};
+    Residual kept{keep_vector(residual[0], "the output's bias", hidden_), std::nullopt};
+    if (!residual[1].is_none()) kept.norm.emplace(nb::cast<nb::tuple>(residual[1]), hidden_);
+    return kept;
 }
 
 void Chain::attention(nb::object plan, nb::handle data, nb::handle keys, nb::handle values, nb::tuple residual) {

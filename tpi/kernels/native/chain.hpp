@@ -3,15 +3,16 @@
 #pragma once
 
 #include <memory>
+#include <optional>
 
 #include "plans.hpp"
 
 namespace tpi {
 
-// What follows a half-block: bias, optional norm of the output (Gemma 2), and the residual connection.
+// What follows a block: bias, optional norm of the output (Gemma 2), and the residual connection.
 struct Residual {
-    std::vector<float> bias, post_norm;  // empty for none
-    float eps;
+    std::vector<float> bias;  // empty for none
+    std::optional<NormPlan> norm;
 
     // x += partial, after bias and norm; both are [tokens, hidden], and `partial` is overwritten
     void add(float* x, float* partial, size_t tokens, size_t hidden) const;
@@ -21,7 +22,7 @@ class Chain {
 public:
     explicit Chain(size_t hidden) : hidden_(hidden) {}
     Chain(const Chain&) = delete;
-    // Append a half-block; its plan and its arrays are kept. `residual` is (bias, post_norm, eps).
+    // Append a block; its plan and its arrays are kept. `residual` is (bias, norm); either may be None.
     void attention(nb::object plan, nb::handle data, nb::handle keys, nb::handle values, nb::tuple residual);
     void ffn(nb::object plan, nb::handle data, nb::tuple residual);
     // Run all of them on x, in place; `partial` is as large and is overwritten.

@@ -1,4 +1,4 @@
-// What Python holds on to: a plan per half-block or table, checked once when it is made, and its calls, checked each time.
+// What Python holds on to: a plan per block or table, checked once when it is made, and its calls, checked each time.
 #pragma once
 
 #include <cstring>

@@ -126,10 +126,10 @@ class _Pair:
         """So many rounds."""
         looks, speeds, streamed = [self._look()], list[float](), list[float]()
         for _ in range(number):
-            before = self._budgeted.stats()[0]
-            speeds.append(decode(self._budgeted, self._tokens, self._budgeted.mark))
+            before = self._budgeted.figures.stats()[0]
+            speeds.append(decode(self._budgeted, self._tokens, self._budgeted.figures.mark))
             looks.append(self._look())
-            after = self._budgeted.stats()[0]
+            after = self._budgeted.figures.stats()[0]
             streamed.append((after.streamed_bytes - before.streamed_bytes) / (after.steps - before.steps))
         around = [
             (mean(raw), mean(resident)) for raw, resident in (zip(*pair, strict=True) for pair in pairwise(looks))
@@ -148,10 +148,10 @@ def main(path: str, budget: int, seconds: float, rounds: int) -> None:
     """The child."""
     with Session(Placement(path, context=CONTEXT, memory=budget)) as session:
         decode(session, _FEWEST)
-        peak = {"peak_rss_bytes": session.report()[0].peak_rss_bytes}
+        peak = {"peak_rss_bytes": session.figures.report()[0].peak_rss_bytes}
         with Session(Placement(path, context=CONTEXT, scheduler=False)) as whole:
             found = _Pair(session, whole, seconds).rounds(rounds)
-        figures = Figures(found, asdict(session.report()[0]) | peak)
+        figures = Figures(found, asdict(session.figures.report()[0]) | peak)
     print(json.dumps(asdict(figures)))
 
 

@@ -139,7 +139,7 @@ def open_tpi(spec: Spec) -> Iterator[tuple[Generator, dict[str, Any]]]:
                 yield sampled.token
             session.engine.release(sequence)
 
-        yield generate, {"about": session.describe()}
+        yield generate, {"about": session.figures.describe()}
 
 
 @contextmanager

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.tcp_star import F32, prepared, receive
-from master.session import kv_dtype
+from master.deploy import kv_dtype
 from testbed.launch import Testbed
 from tpi.block import residual
 from tpi.config import default_cache

@@ -8,9 +8,9 @@ from benchmarks.result import Result, Row, Table
 from benchmarks.shapes import LLAMA_1B
 from benchmarks.unwritten import UnwrittenPack
 from master.assignments import assignments
+from master.deploy import kv_dtype
 from master.ends import table_bytes
 from master.planner import plan, units_of
-from master.session import kv_dtype
 from scheduler.budget import LONGEST_CHUNK
 from tpi.kv import blocks_for
 from tpi.messages import NodeOptions, PeerAddress

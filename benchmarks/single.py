@@ -11,19 +11,19 @@ from allreduce.base import F32, Endpoints, GroupSpec
 from allreduce.flight import Exchange
 from allreduce.loopback import Loopback
 from master.assignments import assignments
-from master.batcher import Batcher
+from master.deploy import kv_dtype
+from master.deployment import Deployment, Limits, Nobody, Stage
 from master.ends import Ends, table_bytes
-from master.engine import Engine, Fence
-from master.pages import PagePool
+from master.engine import Engine
 from master.planner import plan, units_of
 from master.sampler import Sampler, Sampling
-from master.session import kv_dtype
 from master.weights import own_blocks
 from scheduler.disk import Disk
 from tpi.config import default_cache
 from tpi.kv import blocks_for
 from tpi.messages import NodeOptions, PeerAddress
 from tpi.pack.reader import Pack
+from tpi.partition import Range
 from tpi.progress import Progress, silent
 from worker.cache import ShardCache
 from worker.node.build import build_node
@@ -91,15 +91,9 @@ def single_node(
         if setting.exchange:
             node.loop.group = SlowLoopback(node.loop.group.spec, setting.exchange)
         ends = stack.enter_context(Ends(pack, node.budget, verify=setting.verify))
-        batcher = Batcher(PagePool(pool), node.prefill_tokens)
-        yield Engine(ends.embedding, ends.head, node, _Nobody(), batcher, CONTEXT, Fence(1, 1)), node
-
-
-class _Nobody:
-    """No other nodes."""
-
-    def step(self, step: object) -> None:
-        """Nobody to tell."""
+        stages = [Stage(Range(0, pack.config.layers), (0,), tuple(shards))]
+        limits = Limits(CONTEXT, node.prefill_tokens, pool)
+        yield Engine(Deployment((1, 1), stages, node, Nobody(), ends, limits)), node
 
 
 def pace(engine: Engine, node: Node, tokens: int, warm_up: int = 4) -> Pace:

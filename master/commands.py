@@ -48,10 +48,10 @@ def run(
         sequence = session.engine.admit(encode_prompt(session.tokenizer, messages, raw))
         show = _nothing if as_json else write
         result = stream_answer(session, sequence, Sampler(sampling), Limits(tokens, stops), show)
-        nodes = session.report()
+        nodes = session.figures.report()
         write_trace(session)
         if as_json:
-            write(_json(answer_fields(result) | session.fields() | {"nodes": node_fields(nodes)}))
+            write(_json(answer_fields(result) | session.figures.fields() | {"nodes": node_fields(nodes)}))
         elif not quiet:
             print_nodes(nodes, _summary(result, session), stderr=True)
 
@@ -78,10 +78,10 @@ def bench(prompt_tokens: int, gen_tokens: int, repeat: int, as_json: bool, quiet
         limits = Limits(gen_tokens, ignore_eos=True)
         _measure(session, prompt, Limits(2, ignore_eos=True))  # warm up
         measured = [_measure(session, prompt, limits) for _ in range(repeat)]
-        results, nodes = [result for result, _ in measured], session.report([span for _, span in measured])
+        results, nodes = [result for result, _ in measured], session.figures.report([span for _, span in measured])
         write_trace(session)
         if as_json:
-            write(_json(_medians(results) | session.fields() | {"nodes": node_fields(nodes)}))
+            write(_json(_medians(results) | session.figures.fields() | {"nodes": node_fields(nodes)}))
         else:
             figures = _medians(results)
             summary = (
@@ -89,7 +89,7 @@ def bench(prompt_tokens: int, gen_tokens: int, repeat: int, as_json: bool, quiet
                 f"tg{gen_tokens} {figures['decode_tokens_per_s']:.1f} tok/s, medians of {repeat}"
             )
             print_nodes(nodes, summary)
-            if choice := session.fields()["choice"]:
+            if choice := session.figures.fields()["choice"]:
                 print_choice(choice)
 
 
@@ -97,9 +97,9 @@ def _measure(session: Session, prompt: list[int], limits: Limits) -> tuple[Answe
     """One answer, and what the nodes did while it was decoded."""
     sequence = session.engine.admit(prompt)
     sampler = Sampler(Sampling(temperature=0))
-    result = answer(session.engine, session.tokenizer, sequence, sampler, limits, mark=session.mark)
+    result = answer(session.engine, session.tokenizer, sequence, sampler, limits, mark=session.figures.mark)
     session.engine.release(sequence)
-    return result, session.span()
+    return result, session.figures.span()
 
 
 def _medians(results: list[Answer]) -> dict[str, Any]:
@@ -124,5 +124,5 @@ def _nothing(text: str) -> None:
 def _summary(result: Answer, session: Session) -> str:
     return (
         f"{result.prompt_tokens} prompt tokens, first token after {result.ttft:.2f} s; "
-        f"{len(result.token_ids)} tokens at {result.decode_rate:.1f} tok/s; {session.describe()}"
+        f"{len(result.token_ids)} tokens at {result.decode_rate:.1f} tok/s; {session.figures.describe()}"
     )

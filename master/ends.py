@@ -46,6 +46,7 @@ class Ends:
             head = self._head_table(pack.head, budget.head_bytes)
             embedding = head if pack.head is pack.embedding else self._embedding_table(pack.embedding, budget)
             positions = self._resident(pack.positions) if pack.positions else None
+            self.config = config
             self.embedding = Embedding(config, embedding, positions)
             norm = NormSpec(config.norm, config.norm_eps, final["norm"], final.get("norm.bias"))
             self.head = Head(config, head, norm, self._kernels, trace)

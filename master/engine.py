@@ -1,86 +1,59 @@
-"""The step loop: from sequences to tokens. A step runs on every node; what is complete is sampled."""
+"""The step loop: from requests to tokens. A step runs on every node of the deployment; what is complete is sampled."""
 
+from collections import deque
 from collections.abc import Callable, Iterator
 from collections.abc import Sequence as SequenceOf
-from dataclasses import dataclass
 from itertools import accumulate, count
 from time import perf_counter
-from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 from master.batcher import Batcher, Work
+from master.deployment import Deployment
+from master.request import Request, Sampled
 from master.sampler import Sampler
 from master.sequence import Sequence
-from master.vocabulary import Embedding, Head
 from tpi.errors import UsageError
 from tpi.finite import require_finite
-from tpi.messages import Step, StepEntry
-from worker.node.node import Node
+from tpi.messages import StepEntry
 
 F32 = npt.NDArray[np.float32]
 
 
-class Workers(Protocol):
-    """The other nodes, as the engine needs them; `master.cluster` has the real one, `Alone` the empty one."""
-
-    def step(self, step: Step) -> None:
-        """Start a step on every worker."""
-
-
-@dataclass(frozen=True)
-class Fence:
-    """What every message of this run carries: a random 64-bit `session`, and the `epoch` of the plan in force."""
-
-    session: int
-    epoch: int
-
-
-@dataclass(frozen=True)
-class Sampled:
-    """A new token of a sequence, and when its step ended (`perf_counter` seconds)."""
-
-    sequence: Sequence
-    token: int
-    at: float
-
-
 class Engine:
-    """Runs sequences on the group of nodes; the master's own node computes in this process as rank 0."""
+    """Runs requests on a deployment, which can be replaced between two steps: sequences live as long as wanted."""
 
-    def __init__(
-        self,
-        embedding: Embedding,
-        head: Head,
-        node: Node,
-        workers: Workers,
-        batcher: Batcher,
-        context: int,
-        fence: Fence,
-        longest: int | None = None,
-    ) -> None:
-        """`context` is the most tokens of a sequence, `longest` the most that the model was made for."""
-        self.context = context
-        self._longest = longest
-        self._fence = fence
-        self._embedding = embedding
-        self._head = head
-        self._node = node
-        self._workers = workers
-        self._batcher = batcher
-        self._steps = count(1)  # step 0 is the one in which the group settles
+    def __init__(self, deployment: Deployment) -> None:
+        self.deployment = deployment
+        self.requests: list[Request] = []  # in order of arrival
+        self._batcher = Batcher(deployment.pages, deployment.limits.chunk)
+        self._sequences: dict[int, Sequence] = {}
         self._ids = count()
         self._released: list[int] = []
 
+    @property
+    def context(self) -> int:
+        """The most tokens of a sequence."""
+        return self.deployment.limits.context
+
+    def replace(self, deployment: Deployment) -> None:
+        """Go on with another deployment. Pages are filled again by computing the tokens that sequences have so far."""
+        self.deployment = deployment
+        self._batcher = Batcher(deployment.pages, deployment.limits.chunk)
+        self._released.clear()
+        for sequence in self._sequences.values():
+            sequence.forget()
+
     def admit(self, tokens: SequenceOf[int]) -> Sequence:
-        """A new sequence that begins with the prompt `tokens`.
+        """A new sequence that begins with the prompt `tokens`; it is the engine's until `release`.
 
         Raises:
             UsageError: if the prompt is empty or leaves no room in the context.
         """
         sequence = Sequence(next(self._ids), [])
         self.extend(sequence, tokens)
+        self._sequences[sequence.id] = sequence
         return sequence
 
     def extend(self, sequence: Sequence, tokens: SequenceOf[int]) -> None:
@@ -89,7 +62,7 @@ class Engine:
         if not tokens:
             raise UsageError("the prompt is empty; give some text with -p")
         if length >= self.context:
-            ended = self._longest is not None and self.context >= self._longest
+            ended = self.context >= self.deployment.ends.config.context
             out = ", all that this model was made for; shorten it" if ended else "; shorten it or raise -c"
             raise UsageError(f"the prompt takes {length} tokens, over the context of {self.context}{out}")
         sequence.tokens.extend(tokens)
@@ -107,43 +80,35 @@ class Engine:
             if known != wanted:
                 break
             shared += 1
-        self._batcher.pages.truncate(sequence.table, shared)
+        self.deployment.pages.truncate(sequence.table, shared)
         sequence.truncate(shared)
         self.extend(sequence, tokens[shared:])
         return sequence
 
-    def step(self, sequences: SequenceOf[Sequence], samplers: Callable[[Sequence], Sampler]) -> list[Sampled]:
-        """Run one step over `sequences` and append a sampled token to each that is complete."""
-        work = self._batcher.pick(sequences)
-        rows = self.forward(work)
-        complete = [item for item in work if item.completes]
-        if not complete:
-            return []
-        logits = self._head(rows if len(rows) == len(complete) else rows[_last_rows(work)])
-        return [self._sample(item.sequence, row, samplers) for item, row in zip(complete, logits, strict=True)]
+    def submit(self, request: Request) -> None:
+        """Answer `request` in the steps to come, beside all others; it leaves when it is finished or withdrawn."""
+        if request.limit > 0 and len(request.sequence.tokens) < self.context:
+            self.requests.append(request)
+        else:
+            request.finished = True
 
-    def forward(self, work: SequenceOf[Work]) -> F32:
-        """Hidden states `[tokens, hidden]` after the last block for the tokens of `work`, in its order."""
-        tokens = [token for item in work for token in item.sequence.tokens[item.position :][: item.count]]
-        positions = [position for item in work for position in range(item.position, item.position + item.count)]
-        x = self._embedding(tokens, positions)
-        require_finite(x, "a row of the embedding", "the model is damaged; make the pack again from its source")
-        step = self._message(work, x)
-        self._workers.step(step)
-        hidden = self._node.run(step)
-        assert hidden is not None  # rank 0 always gets the last sum
-        require_finite(hidden, "the sum after the last block")
-        self._batcher.commit(work)
-        return hidden
+    def withdraw(self, request: Request) -> None:
+        """Give a request up, wherever it is; its sequence keeps what it has."""
+        if request in self.requests:
+            self.requests.remove(request)
 
-    def logits(self, tokens: SequenceOf[int]) -> F32:
-        """`[len(tokens), vocab]`: the logits after each of `tokens`, computed as one new sequence (for evaluation)."""
-        sequence = self.admit(tokens)
-        rows = []
-        while sequence.pending:
-            rows.append(self._head(self.forward(self._batcher.pick([sequence]))))
-        self.release(sequence)
-        return np.concatenate(rows)
+    def step(self) -> None:
+        """Run one step of all requests; each that is complete gets a token.
+
+        Raises:
+            NodeLost, NodeError: if a worker is lost or fails; requests stay as they were before the step.
+            PlanError: if there are too few pages for a sequence's next tokens.
+        """
+        work = self._batcher.pick([request.sequence for request in self.requests])
+        rows = self._forward(work)
+        if complete := [item for item in work if item.completes]:
+            logits = self.deployment.ends.head(rows if len(rows) == len(complete) else rows[_last_rows(work)])
+            self._push({item.sequence.id: row for item, row in zip(complete, logits, strict=True)})
 
     def generate(
         self, sequence: Sequence, sampler: Sampler, limit: int, stopped: Callable[[], bool] = lambda: False
@@ -152,31 +117,61 @@ class Engine:
 
         Ends early where the context is full, or where `stopped`, which is asked before every step, says so.
         """
-        for _ in range(min(limit, self.context - len(sequence.tokens))):
-            sampled: list[Sampled] = []
-            while not sampled:
-                if stopped():
-                    return
-                sampled = self.step([sequence], lambda _: sampler)
-            yield sampled[0]
+        made = deque[Sampled]()
+
+        def sink(sampled: Sampled) -> bool:
+            made.append(sampled)
+            return True
+
+        request = Request(sequence, sampler, limit, sink)
+        self.submit(request)
+        try:
+            while not request.finished and not stopped():
+                self.step()
+                while made:
+                    yield made.popleft()
+        finally:
+            self.withdraw(request)
+
+    def logits(self, tokens: SequenceOf[int]) -> F32:
+        """`[len(tokens), vocab]`: the logits after each of `tokens`, computed as one new sequence (for evaluation)."""
+        sequence = self.admit(tokens)
+        rows = []
+        while sequence.pending:
+            rows.append(self.deployment.ends.head(self._forward(self._batcher.pick([sequence]))))
+        self.release(sequence)
+        return np.concatenate(rows)
 
     def release(self, sequence: Sequence) -> None:
-        """Give the sequence's pages back on every node."""
-        self._batcher.pages.release(sequence.table)
+        """Forget a sequence, and give its pages back on every node."""
+        self.deployment.pages.release(sequence.table)
+        self._sequences.pop(sequence.id, None)
         self._released.append(sequence.id)
 
-    def _message(self, work: SequenceOf[Work], x: F32) -> Step:
-        sequences = tuple(
+    def _forward(self, work: SequenceOf[Work]) -> F32:
+        """Hidden states `[tokens, hidden]` after the last block for the tokens of `work`, in its order."""
+        tokens = [token for item in work for token in item.sequence.tokens[item.position :][: item.count]]
+        positions = [position for item in work for position in range(item.position, item.position + item.count)]
+        entries = tuple(
             StepEntry(item.sequence.id, item.position, item.count, item.kept, item.appended) for item in work
         )
         released, self._released = tuple(self._released), []
-        return Step(self._fence.session, self._fence.epoch, next(self._steps), sequences, released, x)
+        x = self.deployment.ends.embedding(tokens, positions)
+        require_finite(x, "a row of the embedding", "the model is damaged; make the pack again from its source")
+        hidden = self.deployment.forward(entries, released, x)
+        require_finite(hidden, "the sum after the last block")
+        self._batcher.commit(work)
+        return hidden
 
-    @staticmethod
-    def _sample(sequence: Sequence, logits: F32, samplers: Callable[[Sequence], Sampler]) -> Sampled:
-        token = samplers(sequence).sample(logits, sequence.tokens)
-        sequence.tokens.append(token)
-        return Sampled(sequence, token, perf_counter())
+    def _push(self, logits: dict[int, F32]) -> None:
+        """A token for every request whose sequence has logits, by the sequence's number."""
+        for request in list(self.requests):
+            sequence = request.sequence
+            if (row := logits.get(sequence.id)) is not None:
+                token = request.sampler.sample(row, sequence.tokens)
+                sequence.tokens.append(token)
+                request.push(Sampled(sequence, token, perf_counter()), self.context)
+        self.requests = [request for request in self.requests if not request.finished]
 
 
 def _last_rows(work: SequenceOf[Work]) -> list[int]:

@@ -41,11 +41,11 @@ def stream_answer(
 
     `stopped` is asked between steps; where it says so, the answer ends as interrupted. Errors as `answer`.
     """
-    with session.prompt_progress(sequence.pending) as computed:
+    with session.figures.prompt_progress(sequence.pending) as computed:
 
         def first_token() -> None:
             computed()
-            session.mark()
+            session.figures.mark()
 
         try:
             return answer(session.engine, session.tokenizer, sequence, sampler, limits, show, first_token, stopped)
@@ -55,5 +55,5 @@ def stream_answer(
 
 def write_trace(session: Session) -> None:
     """Write the timeline if it was asked for, and say what is missing in it."""
-    if lacks := session.write_trace():
+    if lacks := session.figures.write_trace(session.placement.trace):
         click.echo(f"tpi: {lacks}", err=True)

@@ -29,3 +29,8 @@ class Sequence:
         del self.tokens[tokens:]
         self.computed = min(self.computed, tokens, len(self.table) * BLOCK_TOKENS)
         self.announced = min(self.announced, len(self.table))
+
+    def forget(self) -> None:
+        """Nothing of it is computed any more: the pages were another deployment's."""
+        self.table = []
+        self.computed = self.announced = 0

@@ -1,7 +1,7 @@
 """A whole group in one process: nodes as threads that meet at a board instead of sockets. For fast tests."""
 
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 from queue import SimpleQueue
 from threading import Thread
@@ -9,16 +9,16 @@ from threading import Thread
 from allreduce.base import Endpoints
 from allreduce.loopback import Board
 from master.assignments import assignments
-from master.batcher import Batcher
+from master.deploy import kv_dtype
+from master.deployment import Deployment, Limits, Stage
 from master.ends import Ends, table_bytes
-from master.engine import Engine, Fence
-from master.pages import PagePool
+from master.engine import Engine
 from master.planner import plan, units_of
-from master.session import kv_dtype
 from master.weights import own_blocks
 from tpi.kv import KvDtype, blocks_for
 from tpi.messages import NodeOptions, PeerAddress, Step
 from tpi.pack.reader import Pack
+from tpi.partition import Range
 from worker.cache import ShardCache
 from worker.node.build import build_node
 from worker.node.node import Node
@@ -56,11 +56,25 @@ def in_process_engine(
     pack: Pack, shares: Sequence[float], cache: Path, chunk: int = 16, context: int = CONTEXT, kv: KvDtype | None = None
 ) -> Iterator[Engine]:
     """An engine over one node per share, all in this process; `kv` None: as a session chooses."""
-    pool = 4 * blocks_for(context)  # KV blocks: room for several sequences
+    with closing(in_process_deployment(pack, shares, cache, chunk, context, kv)) as deployment:
+        yield Engine(deployment)
+
+
+def in_process_deployment(
+    pack: Pack,
+    shares: Sequence[float],
+    cache: Path,
+    chunk: int = 16,
+    context: int = CONTEXT,
+    kv: KvDtype | None = None,
+    epoch: int = 1,
+) -> Deployment:
+    """As `in_process_engine`, without the engine."""
+    pool = 4 * blocks_for(context)  # pages: room for several sequences
     options = NodeOptions(context, pool, kv or kv_dtype(pack), chunk)
     peers = [PeerAddress(rank, f"node {rank}", "") for rank in range(len(shares))]
     shards = plan(pack.config, units_of(pack), shares)
-    plans = assignments(pack, shards, peers, options, session=1, epoch=1, collective="loopback")
+    plans = assignments(pack, shards, peers, options, session=1, epoch=epoch, collective="loopback")
     endpoints = Endpoints(board=Board(len(shares)))
     with ExitStack() as stack:
         nodes = []
@@ -73,13 +87,5 @@ def in_process_engine(
         workers = ThreadedWorkers(nodes[1:])
         stack.callback(workers.close)
         ends = stack.enter_context(Ends(pack, nodes[0].budget))
-        yield Engine(
-            embedding=ends.embedding,
-            head=ends.head,
-            node=nodes[0],
-            workers=workers,
-            batcher=Batcher(PagePool(pool), chunk),
-            context=context,
-            fence=Fence(1, 1),
-            longest=pack.config.context,
-        )
+        stages = [Stage(Range(0, pack.config.layers), tuple(range(len(shards))), tuple(shards))]
+        return Deployment((1, epoch), stages, nodes[0], workers, ends, Limits(context, chunk, pool), stack.pop_all())

@@ -7,6 +7,8 @@ import numpy as np
 import pytest
 
 from allreduce.loopback import Loopback
+from master.engine import Engine
+from master.request import Request
 from master.sampler import Sampler, Sampling
 from tests.inprocess import CONTEXT, in_process_engine
 from tests.models import MODELS, VOCAB, TinyModel
@@ -43,6 +45,16 @@ def test_any_split_gives_the_same_logits(
     assert np.abs(logits - reference_logits(tiny_model("llama"), TOKENS)).max() < TOLERANCE
 
 
+def together(engine: Engine, prompts: list[list[int]], length: int) -> list[list[int]]:
+    """Greedy answers to several prompts at once, until each sequence is `length` tokens long."""
+    greedy, sequences = Sampler(Sampling(temperature=0)), [engine.admit(prompt) for prompt in prompts]
+    for sequence in sequences:
+        engine.submit(Request(sequence, greedy, length - len(sequence.tokens), lambda sampled: True))
+    while engine.requests:
+        engine.step()
+    return [sequence.tokens for sequence in sequences]
+
+
 @pytest.mark.parametrize("family", MODELS)
 @pytest.mark.parametrize("shares", [[1], [1, 2]])
 def test_a_long_step_in_two_lanes_gives_the_same_logits(
@@ -56,7 +68,7 @@ def test_a_long_step_in_two_lanes_gives_the_same_logits(
     monkeypatch.setattr(Loopback, "overlaps", True)
     with in_process_engine(tiny_pack(family), shares, tmp_path, chunk=128) as engine:
         logits = engine.logits(LONG)
-        blocks, exchanges = len(engine._node.loop.blocks), engine._node.loop.group.stats.exchanges
+        blocks, exchanges = len(engine.deployment.node.loop.blocks), engine.deployment.node.loop.group.stats.exchanges
     assert exchanges == 2 * blocks
     assert np.abs(logits - reference_logits(tiny_model(family), LONG)).max() < TOLERANCE
 
@@ -70,10 +82,7 @@ def test_sequences_that_share_two_lanes_do_not_see_each_other(
 
     def greedy(step: list[list[int]]) -> list[list[int]]:
         with in_process_engine(tiny_pack("mistral"), [1, 1], tmp_path, chunk=128) as engine:
-            sequences = [engine.admit(prompt) for prompt in step]
-            while min(len(sequence.tokens) for sequence in sequences) < 100:
-                engine.step(sequences, lambda _: Sampler(Sampling(temperature=0)))
-            return [sequence.tokens[:100] for sequence in sequences]
+            return together(engine, step, 100)
 
     assert greedy(prompts) == [greedy([prompt])[0] for prompt in prompts]
 
@@ -90,7 +99,7 @@ def test_decoding_equals_prefill(tiny_pack: Callable[..., Pack], tmp_path: Path)
 def test_a_node_alone_runs_a_short_step_in_one_call(tiny_pack: Callable[..., Pack], tmp_path: Path) -> None:
     """A prompt shows progress block by block; a token is computed at once, and equals what the prompt would give."""
     with in_process_engine(tiny_pack("gemma2"), [1], tmp_path, chunk=64) as engine:
-        loop, heard = engine._node.loop, list[int]()
+        loop, heard = engine.deployment.node.loop, list[int]()
         loop.on_block = lambda: heard.append(loop.progress)
         sequence = engine.admit(TOKENS[:17])
         made = [sampled.token for sampled in engine.generate(sequence, Sampler(Sampling(temperature=0)), 9)]
@@ -106,10 +115,7 @@ def test_sequences_in_one_step_do_not_see_each_other(tiny_pack: Callable[..., Pa
 
     def greedy(step: list[list[int]]) -> list[list[int]]:
         with in_process_engine(tiny_pack("mistral"), [1, 1], tmp_path) as engine:
-            sequences = [engine.admit(prompt) for prompt in step]
-            while min(len(sequence.tokens) for sequence in sequences) < 40:
-                engine.step(sequences, lambda _: Sampler(Sampling(temperature=0)))
-            return [sequence.tokens[:40] for sequence in sequences]
+            return together(engine, step, 40)
 
     assert greedy(prompts) == [greedy([prompt])[0] for prompt in prompts]
 

@@ -7,10 +7,11 @@ from typing import Any
 
 import pytest
 
+from master.deploy import Deployer
 from master.options import Placement
-from master.session import Session
 from scheduler.budget import scratch_bytes
 from tests.cluster_helpers import HIDDEN, MadeUpModel
+from tpi.devices.host import open_host
 from tpi.errors import PlanError
 from tpi.messages import Assign, NodeOptions, PeerAddress, Profile
 from worker import profile
@@ -52,14 +53,13 @@ def test_wishes_end_at_the_nodes_own_limits(asked: tuple[int, int], found: Profi
 
 def checked(plans: list[Assign], found: Profile) -> None:
     """The master's check of `plans`, which it makes for itself and a worker of this profile."""
-    session: Any = Session(Placement("model"))
-    session.pack = SimpleNamespace()
-    session._cluster = SimpleNamespace(peers=lambda master: PEERS, hellos=[SimpleNamespace(profile=found)])
-    session._check_memory(plans)
+    cluster: Any = SimpleNamespace(peers=lambda master: PEERS, hellos=[SimpleNamespace(profile=found)])
+    pack: Any = SimpleNamespace()
+    Deployer(Placement("model"), cluster, pack, 64, open_host(), lambda: None)._check_memory(plans)
 
 
 def test_the_master_plans_with_the_workers_threads_and_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("master.session.table_bytes", lambda pack: None)
+    monkeypatch.setattr("master.deploy.table_bytes", lambda pack: None)
     monkeypatch.setattr("worker.plan.fit.usable_cores", lambda: 64)  # of the machine that checks
     monkeypatch.setattr("worker.plan.fit.default_budget", lambda: 1 << 40)
     plans = [replace(plan, options=OPTIONS) for plan in MadeUpModel().split(1, 1, PEERS, cut=8)]

@@ -16,7 +16,7 @@ import numpy.typing as npt
 import pytest
 
 from benchmarks.floats import as_floats, shuffled
-from master.session import kv_dtype
+from master.deploy import kv_dtype
 from master.tokenizer import Tokenizer
 from tests.inprocess import in_process_engine
 from tpi.config import default_cache

@@ -83,7 +83,7 @@ def test_greedy_tokens_equal_those_of_transformers(
             made = answer(session.engine, session.tokenizer, sequence, Sampler(GREEDY), Limits(TOKENS)).token_ids
             session.engine.release(sequence)
             assert_same_or_tied(made, wanted)
-        heads = [node.heads for node in session.report()]
+        heads = [node.heads for node in session.figures.report()]
     assert heads[0][0] == 0
     assert heads[-1][1] == 9
     assert all(before[1] == after[0] for before, after in pairwise(heads))

@@ -9,7 +9,7 @@ import pytest
 from click.testing import CliRunner
 
 from master.commands import bench
-from master.session import Session
+from master.figures import RunFigures
 from tests.models import TinyModel
 from tpi.messages import Stats
 
@@ -25,12 +25,12 @@ def slower_and_slower(tokens: int) -> float:
 def test_node_figures_of_a_bench_are_over_all_repeats(
     tiny_model: Callable[[str], TinyModel], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    stats = Session.stats
+    stats = RunFigures.stats
 
-    def skewed(session: Session, verdict: bool = False) -> list[Stats]:
-        return [replace(node, compute_s=slower_and_slower(node.tokens)) for node in stats(session, verdict)]
+    def skewed(figures: RunFigures, verdict: bool = False) -> list[Stats]:
+        return [replace(node, compute_s=slower_and_slower(node.tokens)) for node in stats(figures, verdict)]
 
-    monkeypatch.setattr(Session, "stats", skewed)
+    monkeypatch.setattr(RunFigures, "stats", skewed)
     monkeypatch.setenv("TPI_CACHE", str(tmp_path))
     sizes = ("--prompt-tokens", str(PROMPT), "--gen-tokens", str(GENERATED), "--repeat", str(REPEATS))
     done = CliRunner().invoke(bench, ["-m", str(tiny_model("llama").directory), *sizes, "--json"])

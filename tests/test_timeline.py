@@ -88,10 +88,10 @@ def test_between_two_tokens_nothing_is_judged(model: str, tmp_path: Path, monkey
     with Session(Placement(model, cache=tmp_path, window=1)) as session:
         sequence = session.engine.admit([5, 6, 7])
         sampler, limits = Sampler(Sampling(temperature=0)), Limits(3, ignore_eos=True)
-        answer(session.engine, session.tokenizer, sequence, sampler, limits, mark=session.mark)
-        assert session.marked is not None
+        answer(session.engine, session.tokenizer, sequence, sampler, limits, mark=session.figures.mark)
+        assert session.figures.marked is not None
         assert judged == []
-        assert session.report()[0].steady is not None
+        assert session.figures.report()[0].steady is not None
         assert len(judged) == 1
 
 

@@ -12,7 +12,8 @@ from tokenizers import Tokenizer as FastTokenizer
 from tokenizers import decoders, models
 
 from master.answer import Limits, answer
-from master.engine import Engine, Sampled
+from master.engine import Engine
+from master.request import Sampled
 from master.sampler import Sampler, Sampling
 from master.sequence import Sequence
 from master.tokenizer import Tokenizer, TokenStream

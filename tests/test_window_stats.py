@@ -8,8 +8,7 @@ from typing import Any
 
 import pytest
 
-from master.options import Placement
-from master.session import Session
+from master.figures import RunFigures
 from scheduler import stats
 from scheduler.memory import PAGE, Bytes
 from scheduler.placement import place_window
@@ -83,11 +82,10 @@ def test_windows_that_read_at_once_share_the_time(monkeypatch: pytest.MonkeyPatc
 )
 def test_the_masters_disk_time_is_that_of_both_windows_once(head: WindowStats, seconds: float) -> None:
     """Blocks and head read at once, and share a clock: its seconds count once."""
-    session: Any = Session(Placement("model"))
-    session._own = SimpleNamespace(figures=lambda: Figures(streamed_bytes=1000, disk_s=2.0))
-    session._ends = SimpleNamespace(streamed=head)
-    session._cluster = SimpleNamespace(session=1, epoch=1)
-    own = session._own_stats(verdict=False)
+    node = SimpleNamespace(figures=lambda: Figures(streamed_bytes=1000, disk_s=2.0))
+    deployment: Any = SimpleNamespace(node=node, ends=SimpleNamespace(streamed=head), session=1, epoch=1)
+    nobody: Any = None
+    own = RunFigures(nobody, nobody, deployment, bare=0, began=0)._own_stats(verdict=False)
     assert (own.streamed_bytes, own.disk_s, own.steady) == (1000 + head.read_bytes, seconds, None)
 
 

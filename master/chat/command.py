@@ -46,7 +46,7 @@ def chat(tokens: int, system: str | None, history: bool, quiet: bool, **flags: A
             talk.check_system(conversation.system)
             if not quiet:
                 name = Path(placement.model).name or placement.model
-                say_welcome(name, session.names, session.describe(), talk.context)
+                say_welcome(name, session.names, session.figures.describe(), talk.context)
             with _traced(session):
                 Chat(talk, reader, quiet, placement.cache / RESCUED).run()
 

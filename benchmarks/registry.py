@@ -64,6 +64,7 @@ BENCHMARKS = {
     ),
     "two_nodes": Benchmark("benchmarks.two_nodes:bench", RUNTIME, 8, quick=False),
     "startup": Benchmark("benchmarks.startup:bench", RUNTIME, 2),
+    "idle": Benchmark("benchmarks.idle:bench", RUNTIME, 17),
     "allreduce": Benchmark(
         "benchmarks.adapters:allreduce", ("allreduce", "tpi", "benchmarks/allreduce.py", "benchmarks/members.py"), 3
     ),

@@ -75,6 +75,6 @@ def test_silent_connections_at_the_limit_of_descriptors_cost_no_time(tmp_path: P
         threading.Event().wait(1)  # in which the worker may shut its gate
         before = sum(psutil.Process(process.pid).cpu_times()[:2])
         threading.Event().wait(2)
-        assert sum(psutil.Process(process.pid).cpu_times()[:2]) - before < 0.5
+        assert sum(psutil.Process(process.pid).cpu_times()[:2]) - before < 0.3
         cluster.step(step(cluster.session, 1, 0))
         assert [stats.steps for stats in cluster.stats()] == [1]

@@ -160,7 +160,24 @@ def test_fields_that_nobody_reads_are_named(
     pack_model(open_source(source), "f32", tmp_path / "quiet")
     assert "ignored" not in capsys.readouterr().err
     pack_model(open_source(tmp_path), "f32", tmp_path / "pack")
-    assert "fields that llama models do not have, which are ignored: clip_qkv, logit_scale" in capsys.readouterr().err
+    assert "that mean nothing for llama models are ignored: clip_qkv, logit_scale\n" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("fields", "names"),
+    [
+        ({"rope_scaling": {"type": "linear", "factor": 2.0, "mrope_section": [1]}}, ["rope_scaling.mrope_section"]),
+        ({"rope_parameters": {"rope_type": "default", "factor": 8.0}}, ["rope_parameters.factor"]),
+        ({"rope_parameters": LLAMA3, "rope_scaling": {"type": "dynamic", "factor": 2.0}}, ["rope_parameters"]),
+        ({"partial_rotary_factor": 0.5, "use_mrope": False}, ["use_mrope", "partial_rotary_factor"]),
+        ({"rope_parameters": LLAMA3, "original_max_position_embeddings": 32},
+         ["rope_parameters.original_max_position_embeddings"]),
+        ({"rope_parameters": LLAMA3, "partial_rotary_factor": None, "torch_dtype": "float32"}, []),
+    ],
+)  # fmt: skip
+def test_what_does_not_count_is_named(fields: dict[str, Any], names: list[str]) -> None:
+    notes = model_of({"architectures": ["LlamaForCausalLM"], **SIZES, **fields}).notes
+    assert [note.partition(": ")[2] for note in notes] == ([", ".join(names)] if names else [])
 
 
 @pytest.fixture(scope="module")

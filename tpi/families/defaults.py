@@ -42,6 +42,7 @@ QWEN3 = QWEN2 | {"head_dim": 128, "attention_bias": False}
 PHI3 = _COMMON | {
     "vocab_size": 32064, "hidden_size": 3072, "intermediate_size": 8192, "max_position_embeddings": 4096,
     "original_max_position_embeddings": 4096, "rms_norm_eps": 1e-5, "sliding_window": None,
+    "partial_rotary_factor": 1.0,
 }  # fmt: skip
 GEMMA2 = _GEMMA | {
     "vocab_size": 256000, "max_position_embeddings": 8192, "final_logit_softcapping": 30.0,

@@ -63,3 +63,41 @@ def _object(fields: Fields, name: str) -> dict[str, Any]:
     if not isinstance(found, dict):
         raise ModelError(f"{name} is not an object in the model's configuration")
     return found
+
+
+_KEYS = {"rope_type", "type", "rope_theta", "partial_rotary_factor"}
+_YARN = {"beta_fast", "beta_slow", "mscale", "mscale_all_dim", "truncate"}
+_LONG = {"factor", "original_max_position_embeddings"}
+_KEYS_OF: dict[str, set[str]] = {
+    "linear": {"factor"},
+    "dynamic": {"factor"},
+    "llama3": _LONG | {"low_freq_factor", "high_freq_factor"},
+    "yarn": _LONG | {"attention_factor"} | _YARN,
+    "longrope": _LONG | {"attention_factor", "short_factor", "long_factor"},
+}
+_KEYS_OF["su"] = _KEYS_OF["longrope"]
+
+
+def unread(fields: Fields, partial: bool) -> list[str]:
+    """What of `fields` about rotary embeddings does not count, as dotted names. `partial` as for `flat`."""
+    scaling, parameters = _object(fields, "rope_scaling"), _object(fields, "rope_parameters")
+    kinds = {name: value for name, value in parameters.items() if isinstance(value, dict)}
+    names = ["rope_parameters"] if scaling and parameters and not kinds and scaling != parameters else []
+    if not partial and fields.get("partial_rotary_factor") not in (None, 1):
+        names.append("partial_rotary_factor")
+    objects = {f"rope_parameters.{name}": value for name, value in kinds.items()}
+    objects |= {"rope_scaling": scaling} if scaling else {} if kinds else {"rope_parameters": parameters}
+    for where, found in objects.items():
+        names += [f"{where}.{key}" for key in _foreign(found, fields, partial)]
+    return names
+
+
+def _foreign(found: Fields, fields: Fields, partial: bool) -> list[str]:
+    """Keys of one object that its kind of scaling does not have, or that something beside it overrules."""
+    kind = str(found.get("rope_type", found.get("type", "default")))
+    known = _KEYS | _KEYS_OF["longrope" if partial and kind == "yarn" else kind if kind in _KEYS_OF else "dynamic"]
+    known -= {"factor"} if kind == "default" else set()
+    original = fields.get("original_max_position_embeddings")
+    if original not in (None, found.get("original_max_position_embeddings", original)):
+        known -= {"original_max_position_embeddings"}
+    return sorted(str(key)[:60] for key in found if key not in known)

@@ -56,11 +56,12 @@ def _family(wanted: list[str]) -> Family:
 
 def _notes(fields: Fields, family: Family) -> tuple[str, ...]:
     """A sentence that names the fields nobody reads, if there are any."""
-    names = unread(fields, family.defaults)
+    rotates, partial = "rope_theta" in family.defaults, bool(family.defaults.get("partial_rotary_factor"))
+    names = unread(fields, family.defaults) + (hfrope.unread(fields, partial) if rotates else [])
     if not names:
         return ()
-    shown = ", ".join(name[:40] for name in names[:8]) + (f" and {len(names) - 8} more" if len(names) > 8 else "")
-    return (f"its config.json has fields that {family.name} models do not have, which are ignored: {shown}",)
+    shown = ", ".join(name[:80] for name in names[:8]) + (f" and {len(names) - 8} more" if len(names) > 8 else "")
+    return (f"fields of its config.json that mean nothing for {family.name} models are ignored: {shown}",)
 
 
 def _config(family: Family, fields: Fields) -> ModelConfig:

@@ -15,7 +15,7 @@ from typing import Any
 from testbed.cluster import WORKERS, WorkerOptions, workers
 from testbed.launch import Testbed
 from testbed.schema import load_topology
-from testbed.topology import Device, Link, Topology, star
+from testbed.topology import Host, Link, Topology, star
 from testbed.verify import verify
 from tpi.config import default_cache
 from tpi.errors import TestbedError
@@ -102,7 +102,7 @@ def paper_homes(end_to_end: float, bandwidth: float) -> Topology:
 
 def wheel(size: int, end_to_end: float, bandwidth: float, cpu: float | None = None) -> Topology:
     """`size` devices of `cpu` cores around one router; one-way seconds from device to device, bits per second."""
-    devices = tuple(Device(f"device{number}", cpu=cpu) for number in range(1, size + 1))
+    devices = tuple(Host(f"device{number}", cpu=cpu) for number in range(1, size + 1))
     return star(f"wheel-{size}", devices, Link(("", ""), bandwidth, end_to_end / 2))
 
 

@@ -18,7 +18,7 @@ from benchmarks.machine import MIB, status_bytes
 from benchmarks.models import llama_1b_f32
 from benchmarks.result import Check, Result, Row, Table
 from testbed.cgroups import find_hierarchies, make_group, remove_groups, rubbish
-from testbed.topology import Device
+from testbed.topology import Host
 from tpi.config import default_cache
 from tpi.pack.locate import open_model
 
@@ -64,7 +64,7 @@ def group(limit: int) -> Iterator[tuple[str, ...]]:
     """
     hierarchies, name = find_hierarchies(), f"tpi-benchmark-{os.getpid()}"
     try:
-        yield make_group(hierarchies, name, Device("process", memory=limit), [])
+        yield make_group(hierarchies, name, Host("process", memory=limit), [])
     finally:
         remove_groups(rubbish(hierarchies, name, ["process"]))
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from testbed.topology import Device
+from testbed.topology import Host
 from tpi.errors import TestbedError
 
 PERIOD_US = 5000  # short, so that a device of 0.2 core computes 1 ms in every 5 rather than 20 in every 100
@@ -68,7 +68,7 @@ def block_devices() -> list[str]:
     return found
 
 
-def limits(device: Device, disks: list[str]) -> Iterator[tuple[str, str, str, str]]:
+def limits(device: Host, disks: list[str]) -> Iterator[tuple[str, str, str, str]]:
     """What to write for a device: controller, file in version 1, file in version 2, text (`v1|v2` if they differ)."""
     if device.cpu is not None:
         microseconds, period = quota(device.cpu)
@@ -89,7 +89,7 @@ def limits(device: Device, disks: list[str]) -> Iterator[tuple[str, str, str, st
 _OPTIONAL = {"memory.memsw.limit_in_bytes", "memory.swap.max"}  # absent where the kernel does not account swap
 
 
-def make_group(hierarchies: Hierarchies, name: str, device: Device, disks: list[str]) -> tuple[str, ...]:
+def make_group(hierarchies: Hierarchies, name: str, device: Host, disks: list[str]) -> tuple[str, ...]:
     """Make and limit the group `name/<device>`; returns the directories for its processes to join.
 
     Raises:
@@ -111,7 +111,7 @@ def make_group(hierarchies: Hierarchies, name: str, device: Device, disks: list[
     return tuple(str(folder) for folder in folders.values())
 
 
-def _make_unified(root: Path, name: str, device: Device, disks: list[str]) -> Path:
+def _make_unified(root: Path, name: str, device: Host, disks: list[str]) -> Path:
     folder = root / name / device.name
     folder.mkdir(parents=True)
     wanted = [(file, text) for _, _, file, text in limits(device, disks) if file]
@@ -123,7 +123,7 @@ def _make_unified(root: Path, name: str, device: Device, disks: list[str]) -> Pa
     return folder
 
 
-def _write(file: Path, text: str, device: Device) -> None:
+def _write(file: Path, text: str, device: Host) -> None:
     try:
         file.write_text(text)
     except OSError as error:

@@ -15,7 +15,7 @@ from types import FrameType
 from typing import Any, NoReturn
 
 from testbed.launch import Testbed
-from testbed.topology import Device
+from testbed.topology import Host
 from tpi.errors import TestbedError
 
 WORKERS = "TPI_WORKERS"
@@ -106,7 +106,7 @@ def ending_gracefully() -> Iterator[None]:
             signal.signal(number, handler)
 
 
-def _flags(bed: Testbed, options: WorkerOptions, device: Device) -> list[str]:
+def _flags(bed: Testbed, options: WorkerOptions, device: Host) -> list[str]:
     cache = (options.cache or Path(bed.record.scratch)) / device.name
     flags = ["--listen", f"{bed.address(device.name)}:{PORT}", "--name", device.name, "--cache", str(cache)]
     if device.memory is not None:
@@ -114,13 +114,13 @@ def _flags(bed: Testbed, options: WorkerOptions, device: Device) -> list[str]:
     return [*flags, "--threads", str(_threads(bed, device))]
 
 
-def _threads(bed: Testbed, device: Device) -> int:
+def _threads(bed: Testbed, device: Host) -> int:
     """As many as the device has cores, but no more than its share of this machine's: all devices compute at once."""
     share = max((os.cpu_count() or 1) // len(bed.topology.devices), 1)
     return share if device.cpu is None else min(math.ceil(device.cpu), share)
 
 
-def _log(bed: Testbed, options: WorkerOptions, device: Device) -> Path:
+def _log(bed: Testbed, options: WorkerOptions, device: Host) -> Path:
     folder = options.logs or bed.folder
     folder.mkdir(parents=True, exist_ok=True)
     return folder / f"{device.name}.log"

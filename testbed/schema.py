@@ -6,7 +6,7 @@ from typing import TypeVar
 
 import yaml
 
-from testbed.topology import UNLIMITED, Device, Link, Router, Topology
+from testbed.topology import UNLIMITED, Host, Link, Router, Topology
 from testbed.units import parse_disk, parse_percent, parse_rate, parse_time
 from tpi.config import parse_size
 from tpi.errors import UsageError
@@ -99,7 +99,7 @@ def parse_topology(text: str, file: str, name: str) -> Topology:
     top = Section(root, file, "the topology")
     about, name = top.take("about", str) or "", top.take("name", str) or name
     defaults = _subsection(top, "defaults")
-    device_defaults = _device(_subsection(defaults, "device"), "", Device(""))
+    device_defaults = _device(_subsection(defaults, "device"), "", Host(""))
     link_defaults = _link(_subsection(defaults, "link"), ("", ""), Link(("", "")))
     devices, routers = _subsection(top, "devices"), _subsection(top, "routers")
     device_list = tuple(_device(_named(devices, key), key, device_defaults) for key in devices.names())
@@ -136,11 +136,11 @@ def _named(parent: Section, name: str) -> Section:
     return Section(node, parent.file, repr(name))
 
 
-def _device(section: Section, name: str, default: Device) -> Device:
+def _device(section: Section, name: str, default: Host) -> Host:
     cpu, memory = section.take("cpu", _cores), section.take("memory", parse_size)
     disk = section.take("disk", parse_disk)
     section.finish()
-    return Device(
+    return Host(
         name,
         default.cpu if cpu is None else cpu,
         default.memory if memory is None else memory,

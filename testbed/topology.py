@@ -17,8 +17,8 @@ MAX_DEVICES = 64
 
 
 @dataclass(frozen=True)
-class Device:
-    """A machine at home. None means as much as the host has."""
+class Host:
+    """A machine at home. None means as much as the real one has."""
 
     name: str
     cpu: float | None = None  # cores
@@ -64,7 +64,7 @@ class Topology:
     """
 
     name: str
-    devices: tuple[Device, ...]
+    devices: tuple[Host, ...]
     links: tuple[Link, ...]
     routers: tuple[Router, ...] = ()
     about: str = ""
@@ -98,7 +98,7 @@ class Topology:
         """Inverse of `to_dict`."""
         return cls(
             fields["name"],
-            tuple(Device(**device) for device in fields["devices"]),
+            tuple(Host(**device) for device in fields["devices"]),
             tuple(Link(**{**link, "ends": tuple(link["ends"])}) for link in fields["links"]),
             tuple(Router(**router) for router in fields["routers"]),
             fields["about"],
@@ -108,7 +108,7 @@ class Topology:
         """IPv4 address of `device`: 10.77.0.1 for the first one."""
         return f"{SUBNET}.{[d.name for d in self.devices].index(device) + 1}"
 
-    def device(self, name: str) -> Device:
+    def device(self, name: str) -> Host:
         """Raises UsageError, listing the names, if there is none called `name`."""
         for device in self.devices:
             if device.name == name:
@@ -156,7 +156,7 @@ class Topology:
         return reached[target]
 
 
-def star(name: str, devices: tuple[Device, ...], link: Link, shared: float | None = None) -> Topology:
+def star(name: str, devices: tuple[Host, ...], link: Link, shared: float | None = None) -> Topology:
     """`devices` around one router called `router`, each on a link like `link` (its `ends` are ignored)."""
     links = tuple(
         Link((device.name, "router"), link.bandwidth, link.latency, link.jitter, link.loss, link.queue)

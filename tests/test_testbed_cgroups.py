@@ -8,11 +8,11 @@ import pytest
 from testbed import cgroups
 from testbed.cgroups import Hierarchies, find_hierarchies, make_group, quota, remove_groups, rubbish
 from testbed.launch import Testbed
-from testbed.topology import Device, Link, Topology
+from testbed.topology import Host, Link, Topology
 from tests.testbed_helpers import needs_root
 from tpi.errors import TestbedError
 
-LIMITED = Device("shelf", cpu=0.2, memory=300 << 20, disk=50e6)
+LIMITED = Host("shelf", cpu=0.2, memory=300 << 20, disk=50e6)
 
 
 @pytest.fixture
@@ -52,7 +52,7 @@ def test_version_2_files(mounted: Path) -> None:
 
 
 def test_a_device_without_limits_only_has_a_group() -> None:
-    assert list(cgroups.limits(Device("free"), ["8:0"])) == []
+    assert list(cgroups.limits(Host("free"), ["8:0"])) == []
 
 
 def test_a_limit_that_cannot_be_set_is_an_error(mounted: Path) -> None:
@@ -76,7 +76,7 @@ def test_quota_never_falls_under_what_the_kernel_takes() -> None:
 def test_groups_are_removed_children_first(mounted: Path) -> None:
     version1 = {name: mounted / name for name in ("cpu", "memory")}
     for device in ("a", "b"):
-        make_group(Hierarchies(version1), "tpi-1", Device(device), [])
+        make_group(Hierarchies(version1), "tpi-1", Host(device), [])
     left = rubbish(Hierarchies(version1), "tpi-1", ["a", "b", "never-made"])
     assert remove_groups(left) == []
     assert not list(mounted.glob("*/*"))
@@ -93,7 +93,7 @@ HOARD = "b = bytearray(200 << 20); print(len(b))"
 
 @needs_root
 def test_the_kernel_keeps_devices_to_their_limits() -> None:
-    devices = (Device("slow", cpu=0.2), Device("small", memory=100 << 20))
+    devices = (Host("slow", cpu=0.2), Host("small", memory=100 << 20))
     wanted = {"cpu", "memory"}
     if not wanted <= set(find_hierarchies().controllers()):
         pytest.skip("no cgroup controllers for cpu and memory here")

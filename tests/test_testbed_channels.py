@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from testbed.channels import Emulator
 from testbed.schema import load_topology
-from testbed.topology import Device, Link, Router, Topology
+from testbed.topology import Host, Link, Router, Topology
 from tests.testbed_helpers import pair, wheel
 
 
@@ -56,7 +56,7 @@ def test_a_stars_answers_share_the_link_of_the_one_they_go_to() -> None:
 
 
 def test_who_arrives_first_goes_first_even_if_it_left_later() -> None:
-    devices = (Device("near"), Device("far"), Device("goal"))
+    devices = (Host("near"), Host("far"), Host("goal"))
     links = (Link(("near", "r"), 8e6, 0.001), Link(("far", "r"), 8e6, 0.010), Link(("goal", "r"), 8e6, 0.0))
     emulator = Emulator(Topology("t", devices, links, (Router("r"),)))
     emulator.send(0.000, 1, 2, b"f" * 1000)

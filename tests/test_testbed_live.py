@@ -17,7 +17,7 @@ from testbed.control import ask
 from testbed.faults import inflict
 from testbed.launch import Testbed, sweep, take_down
 from testbed.namespaces import CONGESTION
-from testbed.topology import Device, Link, Topology
+from testbed.topology import Host, Link, Topology
 from testbed.verify import verify
 from tests.testbed_helpers import echo_on, needs_root, pair, started, traces, trips, until, verified, wheel
 from tpi.errors import TestbedError, UsageError
@@ -208,7 +208,7 @@ def test_a_holder_that_hangs_is_killed(tmp_path: Path) -> None:
 
 
 def test_a_limit_that_the_machine_refuses_leaves_nothing(tmp_path: Path) -> None:
-    absurd = Topology("absurd", (Device("a", cpu=1e12),), ())
+    absurd = Topology("absurd", (Host("a", cpu=1e12),), ())
     with pytest.raises(TestbedError, match="the limits of device a cannot be set"):
         Testbed.start(absurd, "tun", root=tmp_path)
     assert state.folders(tmp_path) == []

@@ -3,7 +3,7 @@
 import pytest
 
 from testbed.schema import load_topology, parse_topology, shipped
-from testbed.topology import Device, Link, Router, Topology
+from testbed.topology import Host, Link, Router, Topology
 from testbed.units import format_rate, parse_disk, parse_percent, parse_rate, parse_time
 from tpi.errors import UsageError
 
@@ -27,7 +27,7 @@ links:
 def test_every_field_is_read_and_defaults_apply() -> None:
     home = parse_topology(GOOD, "home.yaml", "file")
     assert (home.name, home.about) == ("home", "an example of everything")
-    assert home.devices == (Device("desk", 2.0), Device("shelf", 0.5, 2 << 30, 80e6))
+    assert home.devices == (Host("desk", 2.0), Host("shelf", 0.5, 2 << 30, 80e6))
     assert home.routers == (Router("wifi", 200e6),)
     assert home.links == (
         Link(("desk", "wifi"), 100e6, 2e-3),
@@ -77,7 +77,7 @@ def test_devices_that_nothing_connects_are_an_error() -> None:
 
 def test_devices_do_not_forward() -> None:
     with pytest.raises(UsageError, match="no links lead from a to c"):
-        Topology("chain", (Device("a"), Device("b"), Device("c")), (Link(("a", "b")), Link(("b", "c"))))
+        Topology("chain", (Host("a"), Host("b"), Host("c")), (Link(("a", "b")), Link(("b", "c"))))
 
 
 @pytest.mark.parametrize(

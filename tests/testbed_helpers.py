@@ -14,7 +14,7 @@ import pytest
 from testbed.cgroups import find_hierarchies
 from testbed.launch import Testbed
 from testbed.namespaces import new_namespace, require_root
-from testbed.topology import Device, Link, Topology, star
+from testbed.topology import Host, Link, Topology, star
 from testbed.verify import Measured, verify
 from tpi.errors import TestbedError
 
@@ -78,12 +78,12 @@ needs_root = pytest.mark.skipif(_obstacle() is not None, reason=f"no namespaces 
 
 def pair(bandwidth: float = 1e9, latency: float = 1e-3, **link: float) -> Topology:
     """Two devices on one cable."""
-    return Topology("pair", (Device("a"), Device("b")), (Link(("a", "b"), bandwidth, latency, **link),))
+    return Topology("pair", (Host("a"), Host("b")), (Link(("a", "b"), bandwidth, latency, **link),))
 
 
 def wheel(count: int, bandwidth: float, latency: float, shared: float | None = None) -> Topology:
     """`count` devices around a router: a, b, c, ..."""
-    devices = tuple(Device(chr(ord("a") + i)) for i in range(count))
+    devices = tuple(Host(chr(ord("a") + i)) for i in range(count))
     return star("wheel", devices, Link(("", ""), bandwidth, latency), shared)
 
 

@@ -11,7 +11,7 @@ from tests.kernel_cases import AttentionCase, FfnCase, attention_case, ffn_case,
 from tpi.config import Format
 from tpi.errors import KernelError
 from tpi.kernels import Kernels
-from tpi.kernels.spec import F32, Batch, FfnSpec, NormSpec, Residual, Stage
+from tpi.kernels.spec import F32, Batch, ChainBlock, FfnSpec, NormSpec, Residual
 
 HIDDEN, EPS = 64, 1e-5
 LENGTHS = {"one token": ((40, 1),), "a prompt": ((0, 40),), "three sequences": ((3, 1), (70, 1), (0, 1))}
@@ -25,22 +25,22 @@ def residual(random: np.random.Generator, kind: str) -> Residual:
     return Residual(bias, NormSpec("rms", EPS, weight) if kind == "rms" else NormSpec("layer", EPS, weight, bias))
 
 
-def stages(
+def chain_blocks(
     random: np.random.Generator, format: Format, lengths: Sequence[tuple[int, int]]
-) -> tuple[list[Stage], Batch]:
+) -> tuple[list[ChainBlock], Batch]:
     """Two layers, each followed by another kind of residual connection."""
-    found: list[Stage] = []
+    found: list[ChainBlock] = []
     case: AttentionCase | None = None
     for first, second in (("plain", "bias"), ("rms", "layer")):
         case = attention_case(random, format=format, hidden=HIDDEN, lengths=tuple(lengths), kv_dtype="f16")
         ffn: FfnCase = ffn_case(random, format=format, hidden=HIDDEN)
-        found.append(Stage(case.spec, case.data, residual(random, first), case.kv.keys[0], case.kv.values[0]))
-        found.append(Stage(ffn.spec, ffn.data, residual(random, second)))
+        found.append(ChainBlock(case.spec, case.data, residual(random, first), case.kv.keys[0], case.kv.values[0]))
+        found.append(ChainBlock(ffn.spec, ffn.data, residual(random, second)))
     assert case is not None
     return found, case.batch
 
 
-def one_by_one(kernels: Kernels, parts: Sequence[Stage], x: F32, batch: Batch) -> F32:
+def one_by_one(kernels: Kernels, parts: Sequence[ChainBlock], x: F32, batch: Batch) -> F32:
     for part in parts:
         if isinstance(part.spec, FfnSpec):
             partial = kernels.ffn(part.spec, part.data, x)
@@ -59,7 +59,7 @@ def test_a_chain_has_the_bits_of_its_half_blocks(
     kernels: Kernels, format: Format, lengths: tuple[tuple[int, int], ...]
 ) -> None:
     random = np.random.default_rng(1)
-    parts, batch = stages(random, format, lengths)
+    parts, batch = chain_blocks(random, format, lengths)
     x = random.standard_normal((len(batch.positions), HIDDEN)).astype(np.float32)
     expected = one_by_one(kernels, parts, x, batch)
     before = x.copy()
@@ -69,17 +69,17 @@ def test_a_chain_has_the_bits_of_its_half_blocks(
 
 def test_arrays_that_do_not_fit_are_refused() -> None:
     random = np.random.default_rng(2)
-    parts, batch = stages(random, "q4", LENGTHS["one token"])
+    parts, batch = chain_blocks(random, "q4", LENGTHS["one token"])
     with pytest.raises(KernelError, match="the weights"):
         native.open_chain([replace(parts[0], data=parts[0].data[1:]), *parts[1:]])
     with pytest.raises(KernelError, match="the key cache"):
         native.open_chain([replace(parts[0], keys=None)])
     other = ffn_case(random, format="q4", hidden=2 * HIDDEN)
     with pytest.raises(KernelError, match="hidden size"):
-        native.open_chain([*parts, Stage(other.spec, other.data, Residual())])
+        native.open_chain([*parts, ChainBlock(other.spec, other.data, Residual())])
     none = ffn_case(random, format="q4", hidden=HIDDEN, units=0)
     with pytest.raises(KernelError, match="no units"):
-        native.open_chain([Stage(none.spec, none.data, Residual())])
+        native.open_chain([ChainBlock(none.spec, none.data, Residual())])
     with pytest.raises(KernelError, match="norm"):
         native.open_chain(
             [replace(parts[1], residual=Residual(norm=NormSpec("rms", EPS, np.ones(HIDDEN - 1, np.float32))))]
@@ -102,7 +102,7 @@ def test_a_signal_ends_a_long_chain() -> None:
         raise StopError
 
     case = ffn_case(np.random.default_rng(3), format="f32", hidden=512, units=64, tokens=64)
-    long = [Stage(case.spec, case.data, Residual())] * 20_000  # minutes of work
+    long = [ChainBlock(case.spec, case.data, Residual())] * 20_000  # minutes of work
     batch = Batch(np.arange(64, dtype=np.int32), np.zeros(64, np.int32), np.zeros((1, 2), np.int32))
     chain = native.open_chain(long)
     previous = signal.signal(signal.SIGALRM, stop)

@@ -24,6 +24,7 @@ from tpi.kernels.spec import (
     AttentionSpec,
     Batch,
     BlockSpec,
+    ChainBlock,
     FfnSpec,
     Input,
     KvArray,
@@ -31,7 +32,6 @@ from tpi.kernels.spec import (
     Prepared,
     Projected,
     Residual,
-    Stage,
 )
 from tpi.kv import PagedKV
 from tpi.pack.layout import RunLayout
@@ -157,10 +157,10 @@ class TwinKernels:
     def add_residual(self, residual: Residual, x: F32, total: F32) -> F32:
         return self._inner.add_residual(residual, x, total)
 
-    def open_chain(self, stages: Sequence[Stage]) -> Chain:
-        for stage in stages:
-            self._own("weights", stage.data)
-        return self._inner.open_chain(stages)
+    def open_chain(self, blocks: Sequence[ChainBlock]) -> Chain:
+        for block in blocks:
+            self._own("weights", block.data)
+        return self._inner.open_chain(blocks)
 
     def logits(self, run: RunLayout, data: U8, x: F32) -> F32:
         return self._inner.logits(run, self._own("weights", data), x)

@@ -18,6 +18,7 @@ from tpi.kernels.spec import (
     AttentionSpec,
     Batch,
     BlockSpec,
+    ChainBlock,
     FfnSpec,
     Input,
     KvArray,
@@ -25,7 +26,6 @@ from tpi.kernels.spec import (
     Prepared,
     Projected,
     Residual,
-    Stage,
 )
 from tpi.pack.layout import RunLayout
 
@@ -89,7 +89,7 @@ class Kernels(Protocol):
     def add_residual(self, residual: Residual, x: F32, total: F32) -> F32:
         """`x` + the sum of all nodes' shares of a block; `x` and `total` are `[tokens, hidden]`."""
 
-    def open_chain(self, stages: Sequence[Stage]) -> Chain:
+    def open_chain(self, blocks: Sequence[ChainBlock]) -> Chain:
         """A chain of blocks in the order of use; their arrays are kept and must not move. Bits as one by one."""
 
     def logits(self, run: RunLayout, data: U8, x: F32) -> F32:

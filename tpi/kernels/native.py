@@ -23,6 +23,7 @@ from tpi.kernels.spec import (
     AttentionSpec,
     Batch,
     BlockSpec,
+    ChainBlock,
     FfnSpec,
     Input,
     KvArray,
@@ -30,7 +31,6 @@ from tpi.kernels.spec import (
     Prepared,
     Projected,
     Residual,
-    Stage,
 )
 from tpi.machine import usable_cores
 from tpi.pack.layout import RunLayout
@@ -132,9 +132,9 @@ class NativeKernels:
             total = self.norm(residual.norm, total)
         return x + total
 
-    def open_chain(self, stages: Sequence[Stage]) -> NativeChain:
+    def open_chain(self, blocks: Sequence[ChainBlock]) -> NativeChain:
         """See `tpi.kernels.Kernels`; KernelError if blocks differ in hidden size, or an array does not fit its plan."""
-        return NativeChain(stages)
+        return NativeChain(blocks)
 
     def logits(self, run: RunLayout, data: U8, x: F32) -> F32:
         """See `tpi.kernels.Kernels`."""
@@ -178,16 +178,16 @@ class NativePrepared:
 class NativeChain:
     """See `tpi.kernels.Chain`."""
 
-    def __init__(self, stages: Sequence[Stage]) -> None:
+    def __init__(self, blocks: Sequence[ChainBlock]) -> None:
         """Raises KernelError if blocks differ in hidden size, or an array does not fit its plan."""
-        self._native = _native.Chain(stages[0].spec.hidden if stages else 0)
-        for stage in stages:
-            norm = stage.residual.norm
-            residual = (stage.residual.bias, None if norm is None else _norm(norm))
-            if isinstance(stage.spec, FfnSpec):
-                self._native.ffn(_plan_ffn(stage.spec), stage.data, residual)
+        self._native = _native.Chain(blocks[0].spec.hidden if blocks else 0)
+        for block in blocks:
+            norm = block.residual.norm
+            residual = (block.residual.bias, None if norm is None else _norm(norm))
+            if isinstance(block.spec, FfnSpec):
+                self._native.ffn(_plan_ffn(block.spec), block.data, residual)
             else:
-                self._native.attention(_plan_attention(stage.spec), stage.data, stage.keys, stage.values, residual)
+                self._native.attention(_plan_attention(block.spec), block.data, block.keys, block.values, residual)
 
     def run(self, x: F32, batch: Batch) -> F32:
         """See `tpi.kernels.Chain.run`."""

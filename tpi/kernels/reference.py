@@ -32,6 +32,7 @@ from tpi.kernels.spec import (
     AttentionSpec,
     Batch,
     BlockSpec,
+    ChainBlock,
     FfnSpec,
     Input,
     KvArray,
@@ -39,7 +40,6 @@ from tpi.kernels.spec import (
     Prepared,
     Projected,
     Residual,
-    Stage,
 )
 from tpi.pack.layout import RunLayout
 
@@ -117,9 +117,9 @@ class ReferenceKernels:
             total = apply_norm(residual.norm, total)
         return x + total
 
-    def open_chain(self, stages: Sequence[Stage]) -> "ReferenceChain":
+    def open_chain(self, blocks: Sequence[ChainBlock]) -> "ReferenceChain":
         """See `tpi.kernels.Kernels`."""
-        return ReferenceChain(self, stages)
+        return ReferenceChain(self, blocks)
 
     def logits(self, run: RunLayout, data: U8, x: F32) -> F32:
         """See `tpi.kernels.Kernels`."""
@@ -156,22 +156,22 @@ class ReferencePrepared:
 class ReferenceChain:
     """See `tpi.kernels.Chain`."""
 
-    def __init__(self, kernels: ReferenceKernels, stages: Sequence[Stage]) -> None:
+    def __init__(self, kernels: ReferenceKernels, blocks: Sequence[ChainBlock]) -> None:
         self._kernels = kernels
-        self._stages = stages
+        self._blocks = blocks
 
     def run(self, x: F32, batch: Batch) -> F32:
         """See `tpi.kernels.Chain.run`."""
-        for stage in self._stages:
-            x = self._kernels.add_residual(stage.residual, x, self._partial(stage, x, batch))
+        for block in self._blocks:
+            x = self._kernels.add_residual(block.residual, x, self._partial(block, x, batch))
         return x
 
-    def _partial(self, stage: Stage, x: F32, batch: Batch) -> F32:
-        if isinstance(stage.spec, FfnSpec):
-            return self._kernels.ffn(stage.spec, stage.data, x)
-        assert stage.keys is not None  # attention has both
-        assert stage.values is not None
-        return self._kernels.attention(stage.spec, stage.data, x, stage.keys, stage.values, batch)
+    def _partial(self, block: ChainBlock, x: F32, batch: Batch) -> F32:
+        if isinstance(block.spec, FfnSpec):
+            return self._kernels.ffn(block.spec, block.data, x)
+        assert block.keys is not None  # attention has both
+        assert block.values is not None
+        return self._kernels.attention(block.spec, block.data, x, block.keys, block.values, batch)
 
 
 def _normed(spec: BlockSpec, x: Input) -> F32:

@@ -24,6 +24,7 @@ __all__ = [
     "AttentionSpec",
     "Batch",
     "BlockSpec",
+    "ChainBlock",
     "FfnSpec",
     "Input",
     "KvArray",
@@ -31,7 +32,6 @@ __all__ = [
     "Prepared",
     "Projected",
     "Residual",
-    "Stage",
 ]  # fmt: skip
 
 F32 = npt.NDArray[np.float32]
@@ -169,7 +169,7 @@ class Residual:
 
 
 @dataclass(frozen=True, eq=False)
-class Stage:
+class ChainBlock:
     """A block of a node that has the whole model in memory: what a chain is made of.
 
     Attributes:

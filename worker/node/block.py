@@ -15,7 +15,7 @@ from scheduler.weights import Wanted
 from tpi.block import Vectors, attention_spec, ffn_spec
 from tpi.config import ModelConfig
 from tpi.kernels import Kernels
-from tpi.kernels.spec import AttentionSpec, Batch, FfnSpec, KvArray, Residual, Stage
+from tpi.kernels.spec import AttentionSpec, Batch, ChainBlock, FfnSpec, KvArray, Residual
 from tpi.kv import PagedKV
 from tpi.pack.layout import RunLayout, RunName
 from tpi.partition import Range
@@ -71,7 +71,7 @@ class Segment(Protocol):
         """Output of these units, `[tokens, hidden]`, before the sum."""
         ...
 
-    def stage(self, data: Bytes, residual: Residual) -> Stage:
+    def chained(self, data: Bytes, residual: Residual) -> ChainBlock:
         """The segment as a part of a chain, where it is all of its block."""
         ...
 
@@ -91,9 +91,9 @@ class AttentionSegment:
             return np.zeros_like(part.x)
         return self.kernels.attention(self.spec, data, part.x, self.keys, self.values, part.batch)
 
-    def stage(self, data: Bytes, residual: Residual) -> Stage:
-        """See `Segment.stage`."""
-        return Stage(self.spec, data, residual, self.keys, self.values)
+    def chained(self, data: Bytes, residual: Residual) -> ChainBlock:
+        """See `Segment.chained`."""
+        return ChainBlock(self.spec, data, residual, self.keys, self.values)
 
 
 @dataclass(frozen=True)
@@ -109,9 +109,9 @@ class FfnSegment:
             return np.zeros_like(part.x)
         return self.kernels.ffn(self.spec, data, part.x)
 
-    def stage(self, data: Bytes, residual: Residual) -> Stage:
-        """See `Segment.stage`."""
-        return Stage(self.spec, data, residual)
+    def chained(self, data: Bytes, residual: Residual) -> ChainBlock:
+        """See `Segment.chained`."""
+        return ChainBlock(self.spec, data, residual)
 
 
 Runs = Mapping[RunName, tuple[RunLayout, Range]]

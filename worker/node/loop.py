@@ -169,8 +169,8 @@ class BlockLoop:
             kept = self.weights.window.kept
             assert kept is not None
             pairs = zip(self.blocks, self.weights.blocks, strict=True)
-            stages = [segment.stage(kept[block.number], block.residual) for block, (segment,) in pairs]
-            self._chain = self._kernels.open_chain(stages)
+            blocks = [segment.chained(kept[block.number], block.residual) for block, (segment,) in pairs]
+            self._chain = self._kernels.open_chain(blocks)
         out = self._chain.run(x, batch)
         self.progress += len(self.blocks)
         self.on_block()

@@ -223,7 +223,7 @@ def _settle(architecture: str, found: dict[str, Any], rng: random.Random) -> Non
     if "rope_parameters" in class_fields(architecture):
         older = (name for name in OLDER if rng.random() < 0.12)
         found.update({name: STRAY[name](rng) for name in older if name not in found})
-    size = found.get("head_dim") or found.get("hidden_size", 4096) // found.get("num_attention_heads", 32)
+    size = found.get("head_dim") or (found.get("hidden_size") or 4096) // (found.get("num_attention_heads") or 32)
     if rng.random() < 0.95 and isinstance(size, int):
         _fit({name: value for name, value in found.items() if name.startswith("rope_")}, size)
     layers = found.get("num_hidden_layers")

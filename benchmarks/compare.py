@@ -7,6 +7,7 @@ ratio is HEAD's over the base's, and the difference in MiB stands beside it.
 """
 
 import argparse
+import signal
 import subprocess
 import sys
 import sysconfig
@@ -68,6 +69,7 @@ def verdict(name: str, pairs: Sequence[tuple[Figures, Figures]]) -> tuple[str, b
 def main(words: Sequence[str]) -> int:
     """Measure and print; 1 if something needs an explanation."""
     options = _parsed(words)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("ended"))  # worktrees go, however it ends
     with ExitStack() as stack:
         folders = [Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="tpi-compare-"))) for _ in range(2)]
         base, head = (stack.enter_context(built(*one)) for one in zip((options.base, "HEAD"), folders, strict=True))

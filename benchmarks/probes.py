@@ -22,7 +22,7 @@ ANSWER = ("--local", "2", "-p", "What is the capital of France?", "--temp", "0",
 
 @dataclass(frozen=True)
 class Side:
-    """One commit: the Python of an environment that has it, and a cache of its own."""
+    """One commit: the Python of an environment that has it, and a cache of its own, in which it runs: not in ours."""
 
     python: str
     cache: Path
@@ -75,11 +75,11 @@ def two_nodes(side: Side) -> Figures:
 def startup(side: Side) -> Figures:
     """A worker that begins to listen, and the first token of a run with two."""
     side.cache.mkdir(exist_ok=True)
-    ready, resident, _ = worker(side.tpi, side.environment)
+    ready, resident, _ = worker(side.tpi, side.environment, side.cache)
     run = (*side.tpi, "run", "-m", str(smollm2().path), *ANSWER)
     return {
         "worker ready, s": ready,
-        "first token of tpi run --local 2, s": first_token(run, side.environment),
+        "first token of tpi run --local 2, s": first_token(run, side.environment, side.cache),
         "worker, MiB": resident,
     }
 

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import median
 from tempfile import TemporaryDirectory
+from typing import Any
 
 from benchmarks.machine import MIB, status_bytes
 from benchmarks.models import smollm2
@@ -54,13 +55,15 @@ def bench(quick: bool) -> Result:
     return Result("Start and footprint", NOTES, tables, checks)
 
 
-def worker(tpi: Sequence[str] = TPI, environment: Mapping[str, str] | None = None) -> tuple[float, float, float]:
-    """Seconds until a worker listens, and its VmRSS and VmHWM in MiB then; `tpi` is the command."""
+def worker(
+    tpi: Sequence[str] = TPI, environment: Mapping[str, str] | None = None, folder: Path | None = None
+) -> tuple[float, float, float]:
+    """Seconds until a worker listens, and its VmRSS and VmHWM in MiB then; `tpi` is the command, run in `folder`."""
     with TemporaryDirectory() as cache:
         started = time.perf_counter()
         process = subprocess.Popen(
             [*tpi, "worker", "--listen", "127.0.0.1:0", "--cache", cache],
-            stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, env=environment,
+            stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, env=environment, cwd=folder,
         )  # fmt: skip
         try:
             assert process.stdout
@@ -73,10 +76,13 @@ def worker(tpi: Sequence[str] = TPI, environment: Mapping[str, str] | None = Non
             process.stdout.close()  # type: ignore[union-attr]
 
 
-def first_token(command: Sequence[str], environment: Mapping[str, str] | None = None) -> float:
-    """Seconds from the start of the command to the first byte on its stdout."""
+def first_token(
+    command: Sequence[str], environment: Mapping[str, str] | None = None, folder: Path | None = None
+) -> float:
+    """Seconds from the start of the command, in `folder`, to the first byte on its stdout."""
     started = time.perf_counter()
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, env=environment) as process:
+    pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
+    with subprocess.Popen(command, env=environment, cwd=folder, **pipes) as process:
         assert process.stdout
         found = os.read(process.stdout.fileno(), 1)
         seconds = time.perf_counter() - started

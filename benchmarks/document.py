@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 
+from benchmarks.choices import CHOICES
 from benchmarks.code import changes_since, digest
 from benchmarks.markdown import table
 from benchmarks.registry import BENCHMARKS
@@ -50,7 +51,7 @@ def write_document(histories: Iterable[History], docs: Path) -> None:
         for one in sections:
             for number, plot in enumerate(one.result.plots):
                 draw(plot, docs / _plot_name(one.name, number))
-    pages = [HEADER, summary([(one.result, one.age) for one in sections]), *map(markdown, sections)]
+    pages = [HEADER, summary([(one.result, one.age) for one in sections]), *map(markdown, sections), CHOICES]
     docs.joinpath("benchmarks.md").write_text("\n".join(pages))
 
 

@@ -1,63 +1,6 @@
-"""When does streaming cost nothing? The paper's propositions 3 to 6, rederived for a ring of any depth.
+"""When does streaming cost nothing? The paper's propositions 3 to 6, for a ring of any depth; seconds of one node.
 
-Symbols, as in the paper (seconds, of one node): t_attn, t_ffn compute one block; t_ar one allreduce; tau_attn,
-tau_ffn load one block. One layer computes attention, allreduces, computes FFN, allreduces: it is busy for
-
-    busy = t_attn + t_ffn + 2 t_ar          and loads for          load = tau_attn + tau_ffn.
-
-**Timeline** (appendix A.3; exact in `scheduler.timeline`). Let block n start computing at C(n) and be loaded at E(n):
-
-    C(n) = max(C(n-1) + t(n-1) + t_ar,  E(n))                      wait for the exchange and for the weights
-    E(n) = max(E(n-1),  C(n-K) + t(n-K)) + tau(n)                  loads queue; with K in memory, n-K must be over
-
-The steady state is C(n) = C(n-1) + t(n-1) + t_ar for all n. The paper's proof lets the loader run ahead without bound
-(drops the second term of E) and starts with the first attention block in memory. Then no block waits if the busy time
-before each is at least the load time up to it: for l = 1, 2, ..., L
-
-    (a)  before FFN l:            l t_attn + (l-1) t_ffn + (2l-1) t_ar  >=  l tau_ffn + (l-1) tau_attn
-    (b)  before attention l + 1:  l (t_attn + t_ffn + 2 t_ar)           >=  l (tau_attn + tau_ffn)
-
-(b) is busy >= load, the paper's (4). Given it, the left side of (a) gains on the right with every l, so l = 1
-decides: t_attn + t_ar >= tau_ffn (the paper's case 1, its (5)). Otherwise (case 2) the first FFN waits, that time
-is the loader's to keep, and from then on the same argument with the roles swapped asks for t_ffn + t_ar >= tau_attn,
-the paper's (6). One remark the paper does not make: (4) and not (5) imply (6), by subtraction. So **proposition 3,
-the loose condition, is (4) alone**: busy >= load; (5) only says whether the first layer is the only one that ever
-waits.
-
-**Proposition 4**, the tight condition: t_attn + t_ar >= tau_ffn and t_ffn + t_ar >= tau_attn. Each block's load is
-hidden behind its own predecessor. Its sum is (4).
-
-**The window.** With K blocks in memory the long-run time per layer is the largest mean weight of a cycle in the graph
-of the two equations. Cycles that stay in one row give busy and load. Others change rows through the edge that a
-release is, C(n) -> E(n+K), of weight t(n) + tau(n+K):
-
-    K = 1   t_attn + max(t_ar, tau_ffn) + t_ffn + max(t_ar, tau_attn)       nothing overlaps but the exchange
-    K = 2   max(busy, load, t_attn + tau_attn, t_ffn + tau_ffn)             a block's slot is loaded, then used
-    K >= 3  max(busy, load)
-
-Proof for K = 2. Look for a schedule with period P per layer in which each block is loaded x (attention), y (FFN)
-before it is used, loads of a layer are d_E apart and uses d_C: y - x = d_C - d_E, with d_C in [t_attn + t_ar, P -
-t_ffn - t_ar], d_E in [tau_ffn, P - tau_attn]. The slot is free in time if 0 <= x <= P - t_attn - tau_attn and 0 <= y
-<= P - t_ffn - tau_ffn. Both ranges must not be empty: the last two terms above. y - x can be chosen from an interval
-that is not empty as busy + load <= 2 P, and that meets the interval which x and y allow as (t_attn + tau_attn) +
-(t_ffn + tau_ffn) + t_ar <= busy + load <= 2 P. For K = 3 the cycles that change rows span at least two layers with at
-most busy + load in them, so their mean is at most the larger of the two; a deeper window only relaxes. So **three
-blocks in memory are enough to make the loose condition sufficient**; the paper's window of two also needs t + tau <=
-busy for both kinds, which the tight condition implies.
-
-**Proposition 6.** One FFN block kept in every T removes one tau_ffn from T layers:
-
-    T busy  >=  T tau_attn + (T-1) tau_ffn        i.e.  T <= tau_ffn / (load - busy)   if load > busy.
-
-The paper's (9) and (10) are again its prefixes. The layers between two kept blocks load more than they are busy, so
-the ring must be deep enough to carry what was loaded ahead; how deep, `advise` finds by simulation.
-
-**Proposition 5.** In the steady state all K places are taken, so the peak is the largest sum of K neighbours in the
-cycle of blocks, times the paper's gamma. Here, where every byte is preallocated, it is `Placement.memory_bytes` plus
-the rest of `scheduler.budget`, and gamma is not needed.
-
-**Where no window helps.** If keeping every FFN block is not enough, attention blocks must stay too. Loads take no
-longer than the rest if B bytes stay, with B >= total - busy * speed (`least_resident`); `sufficient` adds a ring.
+docs/steady-state.md has the symbols and the proofs.
 """
 
 from collections.abc import Collection, Iterator, Sequence, Set

@@ -1,0 +1,55 @@
+"""The pages for people: every command and every flag that they name exists."""
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import click
+import pytest
+
+from benchmarks.__main__ import _parser
+from tpi.cli import tpi
+
+ROOT = next(folder for folder in Path(__file__).parents if (folder / "README.md").exists())
+PAGES = [ROOT / "README.md", *sorted(set((ROOT / "docs").glob("*.md")) - {ROOT / "docs/benchmarks.md"})]
+OF_OTHERS = {"--index-url", "--base"}  # pip's; compare's, which parses its own
+
+
+def commands(command: click.Command, name: str) -> Iterator[tuple[str, click.Command]]:
+    """`command` and all below it, by their full names."""
+    yield name, command
+    if isinstance(command, click.Group):
+        context = click.Context(command)
+        for word in command.list_commands(context):
+            found = command.get_command(context, word)
+            assert found is not None
+            yield from commands(found, f"{name} {word}")
+
+
+COMMANDS = dict(commands(tpi, "tpi"))
+FLAGS = {
+    flag
+    for command in COMMANDS.values()
+    for parameter in command.get_params(click.Context(command))
+    for flag in (*parameter.opts, *parameter.secondary_opts)
+}
+BENCHMARKS = {flag for action in _parser()._actions for flag in action.option_strings}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_flags_that_a_page_names_exist(page: Path) -> None:
+    named = set(re.findall(r"(?<![\w-])--[a-z][a-z-]*[a-z]", page.read_text()))
+    assert not named - FLAGS - BENCHMARKS - OF_OTHERS
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_commands_that_a_page_names_exist(page: Path) -> None:
+    named = set(re.findall(r"(?:`|\n|/)tpi ([a-z]+)", page.read_text()))
+    assert not {f"tpi {word}" for word in named} - COMMANDS.keys()
+
+
+def test_the_readme_names_every_command() -> None:
+    """But for the one that says which version this is."""
+    text = ROOT.joinpath("README.md").read_text()
+    top = {name for name in COMMANDS if name.count(" ") == 1} - {"tpi version"}
+    assert not {name for name in top if name not in text}

@@ -5,7 +5,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 
-.PHONY: demo test check bench install clean
+.PHONY: demo test test-fast check bench install clean
 
 install: $(STAMP)
 
@@ -23,6 +23,10 @@ demo: $(STAMP)
 
 test: $(STAMP)
 	$(BIN)/pytest
+
+# the unit tests
+test-fast: $(STAMP)
+	$(BIN)/pytest tests/unit
 
 check: $(STAMP)
 	$(BIN)/ruff check .

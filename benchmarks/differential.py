@@ -4,7 +4,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from benchmarks.result import Check, Result, Row, Table
-from tests import differential, gguf_differential, gguf_draws
+from tests.support.differential import differential, gguf_differential, gguf_draws
 
 DRAWS = 500  # of each family
 NOTES = f"""

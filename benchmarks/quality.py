@@ -17,6 +17,7 @@ from benchmarks.result import Check, Result, Row, Table
 from master.options import Placement
 from master.session import Session
 from master.tokenizer import Tokenizer
+from tests.support.paths import DATA
 from tpi.config import default_cache
 from tpi.pack.build import Opened, pack_model
 from tpi.pack.reader import Pack
@@ -25,7 +26,7 @@ F32 = npt.NDArray[np.float32]
 Logits = Callable[[Sequence[Sequence[int]]], Iterator[F32]]
 """`[tokens, vocab]` for each chunk of token ids, every chunk a sequence of its own."""
 
-TEXT = Path(__file__).parent.parent / "tests" / "data" / "quality.txt"
+TEXT = DATA / "quality.txt"
 CHUNK, THREADS = 512, 2  # tokens
 Q4_1, Q8_0 = "GGUF Q4_1", "GGUF Q8_0"
 PROMISED = {"q8": (1e-3, 1.01), "q4": (0.1, 1.05)}  # nats, and times the perplexity of f32

@@ -59,7 +59,13 @@ BENCHMARKS = {
     "parity": Benchmark("benchmarks.parity:bench", RUNTIME, 6),
     "differential": Benchmark(
         "benchmarks.differential:bench",
-        ("tpi", "master/planner.py", "tests/differential.py", "tests/split.py", "tests/gguf_draws.py"),
+        (
+            "tpi",
+            "master/planner.py",
+            "tests/support/differential/differential.py",
+            "tests/support/split.py",
+            "tests/support/differential/gguf_draws.py",
+        ),
         10,
     ),
     "two_nodes": Benchmark("benchmarks.two_nodes:bench", RUNTIME, 8, quick=False),

@@ -7,8 +7,8 @@ from benchmarks.result import Check, Result, Row
 
 KNOWN = {
     "Quality by format": "Packs of weights that lie on no grid of 4 bits: q4 multiplies the perplexity by 1.12 "
-    "(promised: at most 1.05), q8 adds 1.3e-3 of KL (promised: less than 1e-3). `tests/test_quality.py` holds what was "
-    "reached.",
+    "(promised: at most 1.05), q8 adds 1.3e-3 of KL (promised: less than 1e-3). "
+    "`tests/system/model/test_quality.py` holds what was reached.",
     "": "A budget of 90% of the model on a second server (EPYC, two cores, AVX2), where reading takes as long as "
     "computing and each slows the other: 0.82 and 0.78 of the possible in two runs (promised: 0.9). No result file has "
     "them.",

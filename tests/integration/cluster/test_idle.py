@@ -1,0 +1,206 @@
+"""Waiting costs nothing: idle masters, stopped masters, silent workers, and when silence counts after all."""
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from allreduce.base import GroupSpec, Peer
+from allreduce.deadline import Patience
+from master import pulse, remote
+from master.cluster import Cluster
+from master.pulse import Pulse
+from tests.support.cluster_helpers import MadeUpModel, fake_worker, fake_workers, step
+from tests.support.paths import ROOT
+from tpi import clocks
+from tpi.errors import NodeLost, NodeRefused
+from worker import lease
+from worker.lease import KEEP_S, YIELD_S, Lease
+
+_STOPPED_S = 5.5  # longer than libzmq's heartbeats, when they were on, waited
+
+
+class Clock:
+    """Stands where it is put."""
+
+    now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    """In place of `since_boot` everywhere."""
+    stepped = Clock()
+    for module in (clocks, lease, remote, sys.modules["allreduce.deadline"]):
+        monkeypatch.setattr(module, "since_boot", stepped)
+    return stepped
+
+
+def until(true: Callable[[], bool], seconds: float = 20) -> None:
+    waited = threading.Event()
+    for _ in range(int(seconds / 0.02)):
+        if true():
+            return
+        waited.wait(0.02)
+    raise AssertionError("it did not come to that")
+
+
+@contextmanager
+def idle_master(*addresses: str) -> Iterator[subprocess.Popen[bytes]]:
+    """A master in a process of its own, which is ready."""
+    command = [sys.executable, "-m", "tests.support.processes.idle_master", *addresses]
+    process = subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    try:
+        assert process.stdout
+        assert process.stdout.readline() == b"ready\n"
+        yield process
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def told(process: subprocess.Popen[bytes]) -> str:
+    """What a master answers to a line."""
+    assert process.stdin
+    assert process.stdout
+    process.stdin.write(b"\n")
+    process.stdin.flush()
+    return process.stdout.readline().decode().strip()
+
+
+def stand_still(pid: int, seconds: float) -> None:
+    os.kill(pid, signal.SIGSTOP)
+    threading.Event().wait(seconds)
+    os.kill(pid, signal.SIGCONT)
+
+
+def test_an_idle_master_hears_its_workers(tmp_path: Path) -> None:
+    model = MadeUpModel()
+    with fake_worker(tmp_path / "a") as (_, address), Cluster.connect([address]) as cluster:
+        cluster.assign(model.split(cluster.session, 1, cluster.peers(), 8)[1:], model)
+        told_of = cluster.remotes[0].pulse
+        seen = told_of.seen
+        until(lambda: told_of.seen > seen + 1)  # nobody calls the cluster
+        cluster.step(step(cluster.session, 1, 0))
+        assert [stats.steps for stats in cluster.stats()] == [1]
+
+
+def test_weights_travel_while_the_master_does_something_else(tmp_path: Path) -> None:
+    model = MadeUpModel()
+    with fake_worker(tmp_path / "a") as (_, address), Cluster.connect([address]) as cluster:
+        cluster.begin(model.split(cluster.session, 1, cluster.peers(), 8)[1:], model)
+        until(lambda: cluster.remotes[0].ready is not None)
+
+
+def test_an_idle_workers_silence_is_no_loss(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pulse, "SILENCE_S", 0.4)
+    model = MadeUpModel()
+    with fake_worker(tmp_path / "a") as (process, address), Cluster.connect([address]) as cluster:
+        cluster.assign(model.split(cluster.session, 1, cluster.peers(), 8)[1:], model)
+        stand_still(process.pid, 1.5)
+        cluster.step(step(cluster.session, 1, 0))
+        assert [stats.steps for stats in cluster.stats()] == [1]
+
+
+def test_what_ended_while_the_master_was_idle_is_said_when_it_matters(tmp_path: Path) -> None:
+    model = MadeUpModel()
+    with fake_worker(tmp_path / "a") as (process, address), Cluster.connect([address]) as cluster:
+        cluster.assign(model.split(cluster.session, 1, cluster.peers(), 8)[1:], model)
+        process.kill()
+        until(lambda: not cluster.remotes[0].connected)
+        with pytest.raises(NodeLost, match="it closed the connection"):
+            cluster.step(step(cluster.session, 1, 0))
+
+
+def test_a_stopped_master_goes_on(tmp_path: Path) -> None:
+    with fake_workers([tmp_path / "a", tmp_path / "b"]) as (_, addresses), idle_master(*addresses) as master:
+        assert told(master) == "[1, 1]"
+        stand_still(master.pid, _STOPPED_S)
+        assert told(master) == "[2, 2]"
+
+
+def test_a_silent_master_is_left_for_another_and_told(tmp_path: Path) -> None:
+    with (
+        fake_worker(tmp_path / "a", "--yields", "0.5") as (_, address),
+        idle_master(address) as master,
+    ):
+        with pytest.raises(NodeRefused, match="in use by"):
+            Cluster.connect([address])
+        os.kill(master.pid, signal.SIGSTOP)
+
+        def served() -> bool:
+            try:
+                Cluster.connect([address]).close()
+            except NodeRefused:
+                return False
+            return True
+
+        until(served)
+        os.kill(master.pid, signal.SIGCONT)
+        assert "in use by" in told(master)
+
+
+def test_only_silence_that_the_worker_was_awake_to_hear_gives_it_to_another(clock: Clock) -> None:
+    held = Lease()
+    clock.now += 300  # asleep
+    assert not held.yields()
+    for _ in range(int(YIELD_S) + 1):
+        clock.now += 1
+        held.pace()
+    assert held.yields()
+    assert held.pace() > 1
+    held.renew()
+    assert not held.yields()
+    assert held.pace() == 1
+
+
+def test_a_master_is_kept_for_a_day(clock: Clock) -> None:
+    held = Lease()
+    clock.now += KEEP_S - 1
+    assert not held.over()
+    clock.now += 2
+    assert held.over()
+
+
+def test_a_worker_that_is_needed_may_be_silent_for_seconds_only() -> None:
+    heard = Pulse()
+    heard.look(100)
+    heard.hear(100)
+    for now in range(1001, 2000, 2):
+        heard.look(now / 10)
+    heard.ask(200)
+    assert not heard.silent(202)
+    assert heard.silent(203)
+
+
+@pytest.mark.parametrize(("stopped", "grace"), [(2, 2), (300, 120), (86_400, 120)])
+def test_after_a_pause_of_the_master_workers_have_time_to_be_heard(stopped: float, grace: float) -> None:
+    """What was sent to a sleeping machine is sent again after at most as long as it slept: so TCP backs off."""
+    heard = Pulse(asked=100)
+    heard.look(100)
+    heard.hear(100)
+    heard.look(100 + stopped)
+    assert not heard.silent(100 + stopped + grace + pulse.SILENCE_S - 0.1)
+    assert heard.silent(100 + stopped + grace + pulse.SILENCE_S + 0.1)
+
+
+def test_a_pause_in_a_sum_is_nobodys_fault(clock: Clock) -> None:
+    peers = (Peer(0, "master"), Peer(1, "a"))
+    patience = Patience(GroupSpec(0, 1, 1, peers, timeout_s=3), None)
+    deadline = patience(1, 0)
+    clock.now += 300
+    deadline = patience(1, deadline)
+    for _ in range(30):
+        clock.now += 0.09
+        deadline = patience(1, deadline)
+    clock.now += 0.9
+    with pytest.raises(NodeLost, match=r"a \(rank 1\) did not answer for 3 s"):
+        patience(1, deadline)

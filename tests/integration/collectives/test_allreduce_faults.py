@@ -1,0 +1,355 @@
+"""Collectives when members are late, slow, dead or replaced, and when strangers speak."""
+
+import multiprocessing
+import socket
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing, suppress
+from dataclasses import replace
+from multiprocessing.connection import Connection
+from struct import Struct
+from threading import Event
+
+import numpy as np
+import pytest
+import zmq
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from allreduce import transport
+from allreduce._mailbox import Mailbox
+from allreduce.base import F32, Endpoints, Group, GroupSpec, Peer, open_group
+from allreduce.networked import Networked
+from tests.support.collective_helpers import SESSION, House, partials_of
+from tpi.errors import NodeLost
+from tpi.sockets import COLLECTIVE, Net
+from tpi.wire import wire_format
+
+LAYOUT, MAGIC, VERSION = Struct("<4sBBHQIIII"), b"TPIa", 1  # allreduce/native/header.hpp
+NETWORKED = ["star", "mesh", "two-shot", "tree", "ring"]
+SIZE = 4
+PARTIALS = partials_of(SIZE, 200)
+
+
+class DeathError(Exception):
+    """Raised inside a member that is to die."""
+
+
+class Dying:
+    """A mailbox whose owner dies before its next operation after `operations`."""
+
+    def __init__(self, box: Mailbox, operations: int) -> None:
+        self._box = box
+        self._left = operations
+
+    def __getattr__(self, name: str) -> object:
+        if name in ("send", "send_all", "receive", "add", "sum"):
+            if not self._left:
+                raise DeathError
+            self._left -= 1
+        return getattr(self._box, name)
+
+
+def sum_thrice(house: House, name: str, rank: int, dies_after: int | None) -> str:
+    """How a member ends: done, dead, or the name of the node that it lost."""
+    group = house.join(name, rank)
+    try:
+        if dies_after is not None:
+            assert isinstance(group, Networked)
+            group.box = Dying(group.box, dies_after)  # type: ignore[assignment]
+        for step in (1, 2, 3):
+            group.begin(step)
+            group.allreduce(PARTIALS[rank])
+        return "done"
+    except DeathError:
+        return "dead"
+    except NodeLost as lost:
+        return lost.node
+    finally:
+        group.close()
+
+
+@pytest.mark.parametrize("name", NETWORKED)
+@pytest.mark.parametrize("victim", [0, 2])
+def test_a_member_that_dies_in_any_phase_is_noticed_by_all(name: str, victim: int) -> None:
+    for operations in (0, 1, 2, 3):
+        deaths = [operations if rank == victim else None for rank in range(SIZE)]
+        with House(SIZE, timeout_s=0.6) as house, ThreadPoolExecutor(SIZE) as pool:
+            ends = list(pool.map(sum_thrice, [house] * SIZE, [name] * SIZE, range(SIZE), deaths))
+        assert ends[victim] == "dead"
+        assert all(end.startswith("node") for rank, end in enumerate(ends) if rank != victim), ends
+
+
+@pytest.mark.parametrize("name", NETWORKED)
+def test_members_that_come_late_are_waited_for(name: str) -> None:
+    waiting = Event()
+
+    def watch(rank: int) -> bool:
+        waiting.set()
+        return True
+
+    def member(rank: int) -> F32:
+        if rank == 2:
+            assert waiting.wait(20)  # joins only once another has waited in vain for a while
+        group = open_group(name, house.spec(rank), house.endpoints(rank, watch=watch))
+        group.begin(1)
+        total: F32 = group.allreduce(PARTIALS[rank]).copy()
+        group.close()
+        return total
+
+    with House(SIZE) as house, ThreadPoolExecutor(SIZE) as pool:
+        totals = list(pool.map(member, range(SIZE)))
+    for total in totals:
+        np.testing.assert_allclose(total, totals[0])
+
+
+def test_progress_extends_the_deadline_and_its_absence_does_not() -> None:
+    looked = 0
+    enough = Event()
+
+    def watch(rank: int) -> bool:
+        nonlocal looked
+        looked += 1
+        if looked == 6:  # about 0.6 s, twice the deadline
+            enough.set()
+        return not enough.is_set() or looked < 40
+
+    def worker(house: House) -> None:
+        group = house.join("star", 1, timeout_s=20)
+        group.begin(1)
+        assert enough.wait(20)
+        group.allreduce(PARTIALS[1])
+        group.close()
+
+    with House(2, timeout_s=0.3) as house, ThreadPoolExecutor(1) as pool:
+        task = pool.submit(worker, house)
+        group = open_group("star", house.spec(0), house.endpoints(0, watch=watch))
+        group.begin(1)
+        group.allreduce(PARTIALS[0])
+        task.result()
+        looked = 100
+        with pytest.raises(NodeLost, match=r"node1 \(rank 1\) did not answer for 0.3 s") as lost:
+            group.allreduce(PARTIALS[0])
+        assert lost.value.node == "node1"
+        group.close()
+
+
+def test_a_watch_may_end_the_wait() -> None:
+    def watch(rank: int) -> bool:
+        raise KeyboardInterrupt
+
+    with House(2) as house:
+        group = open_group("star", house.spec(0), house.endpoints(0, watch=watch))
+        with pytest.raises(KeyboardInterrupt):
+            group.allreduce(PARTIALS[0])
+        group.close()
+
+
+def test_a_new_epoch_goes_on_without_the_lost_and_ignores_its_ghost() -> None:
+    with House(3, timeout_s=0.3) as house, ThreadPoolExecutor(3) as pool:
+        ends = list(pool.map(lambda rank: sum_thrice(house, "mesh", rank, 0 if rank == 0 else None), range(3)))
+        assert ends[0] == "dead"
+        ghost = house.join("mesh", 0)  # of the old epoch
+        house.peers = house.peers[:2]
+
+        def member(rank: int) -> tuple[F32, int]:
+            group = house.join("mesh", rank, epoch=2, timeout_s=10)
+            group.begin(1)
+            total = group.allreduce(PARTIALS[rank]).copy()
+            group.close()
+            return total, group.stats.dropped
+
+        assert isinstance(ghost, Networked)
+        ghost.box.send((1,), 0, PARTIALS[0].reshape(-1) * 100, ghost.code)
+        totals = list(pool.map(member, range(2)))
+        ghost.close()
+    np.testing.assert_array_equal(totals[0][0], PARTIALS[0] + PARTIALS[1])
+    np.testing.assert_array_equal(totals[1][0], PARTIALS[0] + PARTIALS[1])
+
+
+def frames_of_strangers() -> list[list[bytes]]:
+    payload = PARTIALS[0].tobytes()
+
+    def frame(*, session: int = SESSION, epoch: int = 1, rank: int = 0, version: int = VERSION) -> bytes:
+        return LAYOUT.pack(MAGIC, version, 0, rank, session, epoch, 1, 0, 200) + payload
+
+    return [
+        [b""],
+        [b"x" * 31],
+        [b"\xff" * 900],
+        [frame(session=1)],
+        [frame(epoch=7)],
+        [frame(rank=2)],
+        [frame(rank=65535)],
+        [frame(version=9)],
+        [frame()],
+        [frame(), b"more"],
+        [b"", b"", frame()],
+    ]
+
+
+@pytest.mark.parametrize("identity", [b"stranger", b""])
+def test_what_strangers_send_is_dropped_and_counted(identity: bytes) -> None:
+    with House(2) as house, ThreadPoolExecutor(1) as pool:
+        port = int(house.peers[1].address.rpartition(":")[2])
+        stranger = house.net.connect(COLLECTIVE, "127.0.0.1", port, identity)
+        stranger.sndtimeo = 5000
+        for frames in frames_of_strangers():
+            stranger.send_multipart(frames)
+        assert house.routers[1] is not None
+        assert house.routers[1].poll(5000)
+
+        def worker() -> tuple[F32, int]:
+            group = house.join("star", 1)
+            group.begin(1)
+            total = group.allreduce(PARTIALS[1]).copy()
+            group.close()
+            return total, group.stats.dropped
+
+        task = pool.submit(worker)
+        group = house.join("star", 0)
+        group.begin(1)
+        np.testing.assert_array_equal(group.allreduce(PARTIALS[0]), PARTIALS[0] + PARTIALS[1])
+        total, dropped = task.result()
+        np.testing.assert_array_equal(total, PARTIALS[0] + PARTIALS[1])
+        assert dropped >= 1
+        group.close()
+        stranger.close(0)
+
+
+def test_a_frame_put_together_as_documented_is_summed() -> None:
+    """The bytes are those that native/header.hpp describes."""
+    with House(2) as house:
+        group = house.join("star", 0)
+        group.begin(5)
+        send(house, LAYOUT.pack(MAGIC, VERSION, 0, 1, SESSION, 1, 5, 0, 200) + PARTIALS[1].tobytes())
+        np.testing.assert_array_equal(group.allreduce(PARTIALS[0]), PARTIALS[0] + PARTIALS[1])
+        assert group.stats.dropped == 0
+        group.close()
+
+
+@pytest.mark.parametrize(
+    ("wire", "payload", "values"),
+    [
+        ("bf16", np.array([0x3F80, 0xC020, 0x0001], "<u2").tobytes(), [1.0, -2.5, 2.0**-133]),
+        ("q8", np.float16(0.25).tobytes() + bytes([4, 0xF6, *[0] * 30]), [1.0, -2.5, 0.0]),
+    ],
+)
+def test_payloads_are_laid_out_as_documented(wire: str, payload: bytes, values: list[float]) -> None:
+    with House(2, wire=wire) as house:
+        group = house.join("star", 0)
+        group.begin(5)
+        send(house, LAYOUT.pack(MAGIC, VERSION, wire_format(wire).code, 1, SESSION, 1, 5, 0, 3) + payload)
+        np.testing.assert_array_equal(group.allreduce(np.zeros((1, 3), np.float32)), [values])
+        assert group.stats.dropped == 0
+        group.close()
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.lists(st.tuples(st.integers(0, 31), st.integers(1, 255)), min_size=1, max_size=4), st.integers(0, 832))
+def test_a_member_that_sends_mutated_headers_changes_nothing(flips: list[tuple[int, int]], length: int) -> None:
+    with House(2) as house, ThreadPoolExecutor(1) as pool:
+
+        def worker() -> None:
+            group = house.join("mesh", 1)
+            assert isinstance(group, Networked)
+            group.begin(5)
+            bad = bytearray(LAYOUT.pack(MAGIC, VERSION, 0, 1, SESSION, 1, 5, 0, 200) + bytes(800))
+            for position, mask in flips:
+                bad[position] ^= mask
+            if bad[:32] != LAYOUT.pack(MAGIC, VERSION, 0, 1, SESSION, 1, 5, 0, 200):
+                send(house, bytes(bad[:length]))
+            np.testing.assert_array_equal(group.allreduce(PARTIALS[1]), PARTIALS[0] + PARTIALS[1])
+            group.close()
+
+        task = pool.submit(worker)
+        group = house.join("mesh", 0)
+        group.begin(5)
+        np.testing.assert_array_equal(group.allreduce(PARTIALS[0]), PARTIALS[0] + PARTIALS[1])
+        task.result()
+        group.close()
+
+
+def send(house: House, frame: bytes) -> None:
+    """What rank 1 sends to rank 0, as it is."""
+    router = house.routers[1]
+    assert router is not None
+    sent = False
+    while not sent:
+        with suppress(zmq.ZMQError):  # not connected yet
+            router.send_multipart([transport.identity(house.spec(1), 0), frame])
+            sent = True
+
+
+def serve(rank: int, name: str, pipe: Connection) -> None:
+    """A worker process: sums until its master is lost."""
+    net = Net()
+    router, port = net.bind(COLLECTIVE, "127.0.0.1", 0)
+    pipe.send(port)
+    group = open_group(name, GroupSpec(rank, SESSION, 1, pipe.recv(), timeout_s=5), Endpoints(net, router))
+    step = 0
+    while pipe.recv():
+        step += 1
+        group.begin(step)
+        group.allreduce(PARTIALS[rank])
+        pipe.send(step)
+
+
+@pytest.mark.parametrize("name", ["mesh", "two-shot"])
+def test_who_cannot_be_reached_keeps_nobody_else_waiting(name: str) -> None:
+    with House(3) as house, ThreadPoolExecutor(1) as pool, socket.socket() as nobody:
+        nobody.bind(("127.0.0.1", 0))  # and does not listen
+        gone = replace(house.peers[2], address=f"tcp://127.0.0.1:{nobody.getsockname()[1]}")
+        spec = replace(house.spec(1, timeout_s=3.0), peers=(*house.peers[:2], gone))
+
+        def neighbour() -> str:  # whose turn begins with node2
+            return sum_once(open_group(name, spec, house.endpoints(1)))
+
+        task = pool.submit(neighbour)
+        assert sum_once(house.join(name, 0, timeout_s=1.0)) == "node2"
+        assert task.result() == "node2"
+
+
+def sum_once(group: Group) -> str:
+    """The name of the node that was lost."""
+    group.begin(1)
+    with pytest.raises(NodeLost) as lost:
+        group.allreduce(PARTIALS[group.rank])
+    group.close()
+    return lost.value.node
+
+
+@pytest.mark.parametrize("name", ["star", "mesh", "two-shot"])
+def test_a_killed_process_is_named(name: str) -> None:
+    spawn = multiprocessing.get_context("spawn")
+    pipes = [spawn.Pipe() for _ in range(2)]
+    processes = [spawn.Process(target=serve, args=(rank, name, pipe[1])) for rank, pipe in enumerate(pipes, 1)]
+    for process in processes:
+        process.start()
+    try:
+        ports = [pipe.recv() for pipe, _ in pipes]
+        peers = (Peer(0, "me"), *(Peer(r, f"laptop{r}", f"tcp://127.0.0.1:{p}") for r, p in enumerate(ports, 1)))
+        for pipe, _ in pipes:
+            pipe.send(peers)
+        with closing(Net()) as net:
+            group = open_group(name, GroupSpec(0, SESSION, 1, peers, timeout_s=2.0), Endpoints(net))
+            with closing(group):
+                for step in (1, 2):
+                    for pipe, _ in pipes:
+                        pipe.send(True)
+                    group.begin(step)
+                    expected = PARTIALS[0] + PARTIALS[1] + PARTIALS[2]
+                    np.testing.assert_array_equal(group.allreduce(PARTIALS[0]), expected)
+                    # whoever dies has sent to all: a member still waiting for it would be silent, and named, too
+                    assert [pipe.recv() for pipe, _ in pipes] == [step, step]
+                processes[1].kill()
+                processes[1].join()
+                pipes[0][0].send(True)
+                group.begin(3)
+                with pytest.raises(NodeLost) as lost:
+                    group.allreduce(PARTIALS[0])
+            assert lost.value.node == "laptop2"
+    finally:
+        for process in processes:
+            process.kill()
+            process.join()
+            process.close()

@@ -1,0 +1,43 @@
+"""libzmq's I/O thread: beside the thread that sends while sums are short, free to run anywhere otherwise."""
+
+import os
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests.support.collective_helpers import House
+
+if sys.platform != "linux" or len(os.sched_getaffinity(0)) < 2:
+    pytest.skip("needs Linux and two CPUs", allow_module_level=True)
+
+
+def allowed() -> set[frozenset[int]]:
+    """The sets of CPUs on which the I/O threads of this process may run."""
+    tasks = Path("/proc/self/task").iterdir()
+    threads = [int(task.name) for task in tasks if "ZMQbg/IO" in (task / "comm").read_text()]
+    assert threads
+    return {frozenset(os.sched_getaffinity(thread)) for thread in threads}
+
+
+def test_it_follows_short_sums_only() -> None:
+    everywhere, seen = {frozenset(os.sched_getaffinity(0))}, []
+    with House(2) as house, ThreadPoolExecutor(1) as pool:
+        worker = pool.submit(house.join, "star", 1).result()
+        master = house.join("star", 0)
+        for count in (64, 1 << 15, 64):
+            values = np.ones((1, count), np.float32)
+            theirs = pool.submit(worker.allreduce, values)
+            master.allreduce(values)
+            theirs.result()
+            seen.append(allowed())
+        pool.submit(worker.close).result()
+        master.close()
+        closed = allowed()
+    short, long, again = seen
+    for kept in (short, again):
+        (cpus,) = kept
+        assert len(cpus) == 1
+    assert long == closed == everywhere

@@ -1,0 +1,142 @@
+"""The engine against transformers: every family, sharded, in chunks, token by token. In process, so that it is fast."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from allreduce.loopback import Loopback
+from master.engine import Engine
+from master.request import Request
+from master.sampler import Sampler, Sampling
+from tests.support.inprocess import CONTEXT, in_process_engine
+from tests.support.models import MODELS, VOCAB, TinyModel
+from tpi.errors import UsageError
+from tpi.pack.reader import Pack
+
+TOKENS = [1, *np.random.default_rng(5).integers(3, VOCAB, 36).tolist()]
+LONG = [1, *np.random.default_rng(6).integers(3, VOCAB, 98).tolist()]
+TOLERANCE = 1e-4
+
+
+def reference_logits(model: TinyModel, tokens: list[int]) -> np.ndarray:
+    import torch
+
+    with torch.no_grad():
+        return np.asarray(model.reference(torch.tensor([tokens])).logits[0].float().numpy())
+
+
+@pytest.mark.parametrize("family", MODELS)
+def test_logits_of_every_family_sharded_in_three(
+    family: str, tiny_model: Callable[[str], TinyModel], tiny_pack: Callable[..., Pack], tmp_path: Path
+) -> None:
+    with in_process_engine(tiny_pack(family), [1, 1, 1], tmp_path) as engine:
+        logits = engine.logits(TOKENS)
+    assert np.abs(logits - reference_logits(tiny_model(family), TOKENS)).max() < TOLERANCE
+
+
+@pytest.mark.parametrize("shares", [[1], [1, 1], [3, 0, 1], [1, 2, 3], [5, 1, 1, 1], [1] * 5])
+def test_any_split_gives_the_same_logits(
+    shares: list[float], tiny_model: Callable[[str], TinyModel], tiny_pack: Callable[..., Pack], tmp_path: Path
+) -> None:
+    with in_process_engine(tiny_pack("llama"), shares, tmp_path) as engine:
+        logits = engine.logits(TOKENS)
+    assert np.abs(logits - reference_logits(tiny_model("llama"), TOKENS)).max() < TOLERANCE
+
+
+def together(engine: Engine, prompts: list[list[int]], length: int) -> list[list[int]]:
+    """Greedy answers to several prompts at once, until each sequence is `length` tokens long."""
+    greedy, sequences = Sampler(Sampling(temperature=0)), [engine.admit(prompt) for prompt in prompts]
+    for sequence in sequences:
+        engine.submit(Request(sequence, greedy, length - len(sequence.tokens), lambda sampled: True))
+    while engine.requests:
+        engine.step()
+    return [sequence.tokens for sequence in sequences]
+
+
+@pytest.mark.parametrize("family", MODELS)
+@pytest.mark.parametrize("shares", [[1], [1, 2]])
+def test_a_long_step_in_two_lanes_gives_the_same_logits(
+    family: str,
+    shares: list[float],
+    tiny_model: Callable[[str], TinyModel],
+    tiny_pack: Callable[..., Pack],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(Loopback, "overlaps", True)
+    with in_process_engine(tiny_pack(family), shares, tmp_path, chunk=128) as engine:
+        logits = engine.logits(LONG)
+        blocks, exchanges = len(engine.deployment.node.loop.blocks), engine.deployment.node.loop.group.stats.exchanges
+    assert exchanges == 2 * blocks
+    assert np.abs(logits - reference_logits(tiny_model(family), LONG)).max() < TOLERANCE
+
+
+def test_sequences_that_share_two_lanes_do_not_see_each_other(
+    tiny_pack: Callable[..., Pack], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Lanes are cut anywhere: in the middle of a prompt, or between two."""
+    monkeypatch.setattr(Loopback, "overlaps", True)
+    prompts = [LONG[:21], LONG[21:26], LONG[26:90]]
+
+    def greedy(step: list[list[int]]) -> list[list[int]]:
+        with in_process_engine(tiny_pack("mistral"), [1, 1], tmp_path, chunk=128) as engine:
+            return together(engine, step, 100)
+
+    assert greedy(prompts) == [greedy([prompt])[0] for prompt in prompts]
+
+
+def test_decoding_equals_prefill(tiny_pack: Callable[..., Pack], tmp_path: Path) -> None:
+    with in_process_engine(tiny_pack("qwen2"), [1, 1], tmp_path, chunk=7) as engine:
+        sequence = engine.admit(TOKENS[:5])
+        made = [sampled.token for sampled in engine.generate(sequence, Sampler(Sampling(temperature=0)), 40)]
+        engine.release(sequence)
+        logits = engine.logits([*TOKENS[:5], *made])
+    assert [int(row.argmax()) for row in logits[4:-1]] == made
+
+
+def test_a_node_alone_runs_a_short_step_in_one_call(tiny_pack: Callable[..., Pack], tmp_path: Path) -> None:
+    """A prompt shows progress block by block; a token is computed at once, and equals what the prompt would give."""
+    with in_process_engine(tiny_pack("gemma2"), [1], tmp_path, chunk=64) as engine:
+        loop, heard = engine.deployment.node.loop, list[int]()
+        loop.on_block = lambda: heard.append(loop.progress)
+        sequence = engine.admit(TOKENS[:17])
+        made = [sampled.token for sampled in engine.generate(sequence, Sampler(Sampling(temperature=0)), 9)]
+        blocks = len(loop.blocks)
+        assert heard == [*range(1, blocks + 1), *(blocks * step for step in range(2, 10))]
+        engine.release(sequence)
+        logits = engine.logits([*TOKENS[:17], *made])
+    assert [int(row.argmax()) for row in logits[16:-1]] == made
+
+
+def test_sequences_in_one_step_do_not_see_each_other(tiny_pack: Callable[..., Pack], tmp_path: Path) -> None:
+    prompts = [TOKENS[:9], TOKENS[9:14], TOKENS[14:33]]
+
+    def greedy(step: list[list[int]]) -> list[list[int]]:
+        with in_process_engine(tiny_pack("mistral"), [1, 1], tmp_path) as engine:
+            return together(engine, step, 40)
+
+    assert greedy(prompts) == [greedy([prompt])[0] for prompt in prompts]
+
+
+def test_resuming_keeps_what_is_computed(tiny_pack: Callable[..., Pack], tmp_path: Path) -> None:
+    with in_process_engine(tiny_pack("llama"), [1, 1], tmp_path) as engine:
+        sampler = Sampler(Sampling(temperature=0))
+        first = engine.admit(TOKENS[:20])
+        list(engine.generate(first, sampler, 4))
+        resumed = engine.resume(first, TOKENS[:30])
+        assert resumed.computed == 20
+        continued = [sampled.token for sampled in engine.generate(resumed, sampler, 4)]
+        fresh = engine.admit(TOKENS[:30])
+        assert continued == [sampled.token for sampled in engine.generate(fresh, sampler, 4)]
+
+
+def test_generation_ends_at_the_context(tiny_pack: Callable[..., Pack], tmp_path: Path) -> None:
+    with in_process_engine(tiny_pack("llama"), [1], tmp_path) as engine:
+        sequence = engine.admit([1] * (CONTEXT - 3))
+        assert len(list(engine.generate(sequence, Sampler(Sampling(temperature=0)), 100))) == 3
+        with pytest.raises(UsageError, match="over the context of 128"):
+            engine.admit([1] * CONTEXT)
+        with pytest.raises(UsageError, match="empty"):
+            engine.admit([])

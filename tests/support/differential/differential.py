@@ -1,0 +1,342 @@
+"""Random configurations of every family, run by transformers and by TPI: equal logits, or a refusal.
+
+A draw is a config.json whose fields are at random values, absent or null, a file of random weights for it, sometimes
+with a tensor or a field too many, and a few tokens. `Tally` counts what became of the draws.
+"""
+
+import json
+import random
+import shutil
+import warnings
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from tests.support.split import F32, split_forward
+from tpi.errors import ModelError, PlanError
+from tpi.families.table import FAMILIES
+from tpi.pack.build import open_source, pack_model
+from tpi.pack.reader import Pack
+
+TOLERANCE = 1e-4  # of the largest logit
+ARCHITECTURES = tuple(name for family in FAMILIES for name in family.architectures)
+PAIRS = 64  # at most
+LAYERS = 3  # at most, unless the number of layers is absent: lists per layer are drawn for the number that is there
+
+Value = Callable[[random.Random], Any]
+
+
+def one_of(*values: Any) -> Value:
+    return lambda rng: rng.choice(values)
+
+
+def rope(rng: random.Random, kind: str = "") -> dict[str, Any]:
+    """An object for rope_parameters or rope_scaling; `_fit` gives LongRoPE as many factors as it needs."""
+    kind = kind or rng.choice(["default", "default", "linear", "dynamic", "llama3", "yarn", "longrope"])
+    found: dict[str, Any] = {rng.choice(["rope_type", "rope_type", "type"]): kind}
+    if kind != "default":
+        found["factor"] = rng.choice([1.5, 2.0, 8.0])
+    if kind == "llama3":
+        found |= {"low_freq_factor": rng.choice([0.5, 1.0]), "high_freq_factor": rng.choice([2.0, 4.0])}
+    if kind == "longrope":
+        found |= {f"{side}_factor": [rng.uniform(1, 4) for _ in range(PAIRS)] for side in ("short", "long")}
+    maybe: dict[str, Value] = {
+        "rope_theta": one_of(100.0, 10000.0, 500000),
+        "original_max_position_embeddings": one_of(8, 16, 40),
+        "attention_factor": one_of(None, 1.3),
+        "partial_rotary_factor": one_of(1.0),
+    }
+    if kind == "yarn":
+        maybe |= {"beta_fast": one_of(8, None), "beta_slow": one_of(1.5, None), "truncate": one_of(True, False),
+                  "mscale": one_of(0.7, 0), "mscale_all_dim": one_of(1.0, 0.5)}  # fmt: skip
+    return found | {name: value(rng) for name, value in maybe.items() if rng.random() < 0.35}
+
+
+def phi3_rope(rng: random.Random) -> dict[str, Any]:
+    """What Phi-3 allows: a part of each head, LongRoPE by any of its names, factors for each pair."""
+    share = rng.choice([1.0, 0.5, 0.75])
+    found: dict[str, Any] = {"rope_theta": rng.choice([100.0, 10000.0]), "partial_rotary_factor": share}
+    if rng.random() < 0.7:
+        found |= rope(rng, "longrope") | {"type": rng.choice(["longrope", "su", "yarn"])}
+        found.pop("rope_type", None)
+    return found
+
+
+def _fit(found: dict[str, Any], size: int) -> None:
+    """One factor for each pair of a head of `size` values."""
+    for value in found.values():
+        if isinstance(value, dict):
+            _fit(value, size)
+    pairs = int(size * (found.get("partial_rotary_factor") or 1)) // 2
+    for side in ("short_factor", "long_factor"):
+        if side in found:
+            found[side] = found[side][:pairs]
+
+
+def kinds(rng: random.Random) -> list[str]:
+    return [rng.choice(["full_attention", "sliding_attention"]) for _ in range(LAYERS)]
+
+
+_IDS = one_of(0, 3, 30)
+_RATE = one_of(0.0, 0.5)
+# What each field may be; the first is where it stands if it does not vary (ABSENT: it is not there).
+ABSENT = object()
+PLAIN: dict[str, Any] = {
+    "vocab_size": 40, "hidden_size": 32, "intermediate_size": 40, "ffn_dim": 40, "num_hidden_layers": 2,
+    "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8, "max_position_embeddings": 64,
+    "pad_token_id": 0,
+}  # fmt: skip
+VALUES: dict[str, Value] = {
+    "vocab_size": one_of(33, 64), "hidden_size": one_of(64, 96), "intermediate_size": one_of(32, 72),
+    "ffn_dim": one_of(32, 72), "num_hidden_layers": one_of(1, 3), "num_attention_heads": one_of(2, 8),
+    "num_key_value_heads": one_of(1, 1, None), "head_dim": one_of(4, 16), "max_position_embeddings": one_of(48, 128),
+    "hidden_act": one_of("silu", "gelu", "gelu_new", "gelu_pytorch_tanh", "relu", "swish", "gelu_fast"),
+    "hidden_activation": one_of("silu", "gelu", "gelu_pytorch_tanh", "relu"),
+    "activation_function": one_of("relu", "gelu", "silu"),
+    "rms_norm_eps": one_of(1e-6, 1e-5, 1e-2, 0.5), "tie_word_embeddings": one_of(True, False),
+    "attention_bias": one_of(True, False), "mlp_bias": one_of(True, False), "enable_bias": one_of(True, False),
+    "rope_parameters": rope, "sliding_window": one_of(4, 7, 100, None), "layer_types": kinds,
+    "use_sliding_window": one_of(True, True, False), "max_window_layers": one_of(0, 1, 9),
+    "original_max_position_embeddings": one_of(8, 16, 40), "query_pre_attn_scalar": one_of(4, 24, 144),
+    "final_logit_softcapping": one_of(None, 0.5, 4.0), "attn_logit_softcapping": one_of(None, 0.5, 4.0),
+    "use_bidirectional_attention": one_of(False, None),
+    "no_rope_layers": lambda rng: [rng.choice([0, 1]) for _ in range(LAYERS)],
+    "no_rope_layer_interval": one_of(1, 2, 3), "embedding_multiplier": one_of(0.5, 12),
+    "logits_scaling": one_of(0.25, 8.0, 3), "residual_multiplier": one_of(0.22, 1.5),
+    "attention_multiplier": one_of(0.1, 0.5), "do_layer_norm_before": one_of(True),
+    "_remove_final_layer_norm": one_of(False), "word_embed_proj_dim": one_of(None, 32),
+    "layer_norm_elementwise_affine": one_of(True), "pretraining_tp": one_of(1, 2),
+    "initializer_range": one_of(0.02, 0.5), "init_std": one_of(0.02, 0.5), "use_cache": one_of(True, False),
+    "bos_token_id": _IDS, "eos_token_id": one_of(0, [2, 3]), "pad_token_id": one_of(3, 30, None),
+    "attention_dropout": _RATE, "dropout": _RATE, "layerdrop": _RATE, "resid_pdrop": _RATE, "embd_pdrop": _RATE,
+}  # fmt: skip
+BAD: dict[str, Value] = {
+    "hidden_act": one_of("tanh", "quick_gelu", "relu2"), "hidden_activation": one_of("tanh", None),
+    "activation_function": one_of("tanh"), "do_layer_norm_before": one_of(False),
+    "_remove_final_layer_norm": one_of(True), "word_embed_proj_dim": one_of(16),
+    "layer_norm_elementwise_affine": one_of(False), "use_bidirectional_attention": one_of(True),
+    "num_attention_heads": one_of(3), "num_key_value_heads": one_of(3), "sliding_window": one_of(0, 1),
+    "layer_types": one_of(["full_attention"], ["chunked_attention"] * LAYERS), "rope_parameters": one_of(
+        {"rope_type": "proportional", "partial_rotary_factor": 0.5}, {"full_attention": {"rope_type": "default"}},
+        {"rope_type": "linear"}, {"rope_type": "linear", "factor": 2.0, "partial_rotary_factor": 0.5}),
+    "head_dim": one_of(5, 0), "hidden_size": one_of(30), "rms_norm_eps": one_of(0.0, -1.0),
+}  # fmt: skip
+# Fields that the classes do not have, which files have all the same: some count, some do not.
+STRAY: dict[str, Value] = {
+    "rope_scaling": lambda rng: rng.choice([None, rope(rng), rope(rng)]), "rope_theta": one_of(100, 10000.0, 1e6),
+    "partial_rotary_factor": one_of(0.5, 1.0, None), "original_max_position_embeddings": one_of(8, 16),
+    "head_dim": one_of(4, 16), "attention_bias": one_of(True, False), "mlp_bias": one_of(True, False),
+    "sliding_window": one_of(4), "layer_types": kinds, "attn_logit_softcapping": one_of(1.0),
+    "final_logit_softcapping": one_of(1.0), "sliding_window_pattern": one_of(1, 2, 3), "rope_local_base_freq":
+    one_of(100.0), "is_causal": one_of(True, False), "logits_scaling": one_of(3.0), "unheard_of": one_of(1, None),
+    "temperature": one_of(0.5), "is_decoder": one_of(True),
+}  # fmt: skip
+OLDER = ("rope_scaling", "rope_theta", "original_max_position_embeddings")
+NESTED: Value = lambda rng: {kind: rope(rng) for kind in ("full_attention", "sliding_attention")}  # noqa: E731
+
+
+@dataclass(frozen=True)
+class Draw:
+    """One configuration; `varied` are its fields that are not where they usually stand."""
+
+    architecture: str
+    fields: dict[str, Any]
+    varied: frozenset[str]
+    extra: str  # a change to the file: see `_weights`
+    seed: int
+
+
+@dataclass
+class Tally:
+    """What became of the draws. `wrong` holds what must not be: a description of each disagreement."""
+
+    ran: Counter[str] = field(default_factory=Counter)
+    refused: Counter[str] = field(default_factory=Counter)
+    invalid: Counter[str] = field(default_factory=Counter)  # transformers itself raises, or its logits are not finite
+    varied: Counter[str] = field(default_factory=Counter)
+    reasons: Counter[str] = field(default_factory=Counter)
+    wrong: list[str] = field(default_factory=list)
+
+    def __str__(self) -> str:
+        names = [f"{name} {self.ran[name]}/{self.refused[name]}/{self.invalid[name]}" for name in ARCHITECTURES]
+        rare = ", ".join(f"{name} {count}" for name, count in sorted(self.varied.items(), key=lambda item: item[1])[:9])
+        return f"ran/refused/invalid: {'; '.join(names)}. Least varied: {rare}. Wrong: {self.wrong}"
+
+
+def class_fields(architecture: str) -> dict[str, Any]:
+    """The fields that the family's config class has beyond those of all classes, with their defaults."""
+    from dataclasses import fields as fields_of
+
+    from transformers import PreTrainedConfig
+
+    common = {item.name for item in fields_of(PreTrainedConfig)}
+    return {item.name: item.default for item in fields_of(config_class(architecture)) if item.name not in common}
+
+
+def config_class(architecture: str) -> Any:
+    import transformers
+
+    return getattr(transformers, architecture).config_class
+
+
+def draw(architecture: str, seed: int) -> Draw:
+    rng = random.Random(f"{architecture} {seed}")
+    found: dict[str, Any] = {"architectures": [architecture]}
+    varied = set()
+    for name in class_fields(architecture):
+        plain, chance = PLAIN.get(name, ABSENT), rng.random()
+        if chance < 0.005:
+            value = BAD[name](rng) if name in BAD and rng.random() < 0.6 else None  # null
+        elif chance < 0.02 and plain is not ABSENT:
+            value = ABSENT
+        else:
+            value = VALUES[name](rng) if rng.random() < _lively(name) else plain
+        if value is not ABSENT:
+            found[name] = value
+        if value is not plain:
+            varied.add(name)
+    _settle(architecture, found, rng)
+    extra = rng.choice(EXTRAS) if rng.random() < 0.15 else ""
+    return Draw(architecture, found, frozenset(varied), extra, seed)
+
+
+def _lively(name: str) -> float:
+    """How often a field varies: those of all families less, since many at once seldom make a model."""
+    common = ("hidden_size", "vocab_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "head_dim",
+              "num_key_value_heads", "max_position_embeddings", "layer_types", "rope_parameters")  # fmt: skip
+    return 0.6 if name == "rope_parameters" else 0.3 if name in common else 0.8
+
+
+def _settle(architecture: str, found: dict[str, Any], rng: random.Random) -> None:
+    """Lists get the number of layers; some strays join."""
+    if architecture == "Gemma3ForCausalLM" and found.get("rope_parameters"):
+        found["rope_parameters"] = NESTED(rng)
+    if architecture == "Phi3ForCausalLM" and found.get("rope_parameters"):
+        found["rope_parameters"] = phi3_rope(rng)
+    if rng.random() < 0.25:
+        name = rng.choice(list(STRAY))
+        found.setdefault(name, STRAY[name](rng))
+    if "rope_parameters" in class_fields(architecture):
+        older = (name for name in OLDER if rng.random() < 0.12)
+        found.update({name: STRAY[name](rng) for name in older if name not in found})
+    size = found.get("head_dim") or (found.get("hidden_size") or 4096) // (found.get("num_attention_heads") or 32)
+    if rng.random() < 0.95 and isinstance(size, int):
+        _fit({name: value for name, value in found.items() if name.startswith("rope_")}, size)
+    layers = found.get("num_hidden_layers")
+    for name in ("layer_types", "no_rope_layers"):
+        if isinstance(found.get(name), list) and len(found[name]) == LAYERS and isinstance(layers, int):
+            found[name] = found[name][:layers]
+
+
+EXTRAS = ("own head", "stray bias", "unknown", "no bias", "rotary")
+
+
+def _weights(extra: str, state: Mapping[str, Any], rng: np.random.Generator) -> dict[str, F32]:
+    """The tensors of the file: the model's own, with one too many or too few."""
+    found = {name: tensor.numpy() for name, tensor in state.items()}
+    table = next(name for name in found if name.endswith("embed_tokens.weight"))
+    matrix = next(name for name in found if name.endswith(("o_proj.weight", "out_proj.weight")))
+    if extra == "own head":
+        found["lm_head.weight"] = rng.standard_normal(found[table].shape).astype(np.float32) * np.float32(0.3)
+    if extra == "stray bias":
+        found[matrix.replace("weight", "bias")] = rng.standard_normal(len(found[matrix])).astype(np.float32)
+    if extra == "no bias":
+        found.pop(matrix.replace("weight", "bias"), None)
+    if extra == "unknown":
+        found[matrix.replace("weight", "sinks")] = np.ones(4, np.float32)
+    if extra == "rotary":
+        found["model.layers.0.self_attn.rotary_emb.inv_freq"] = np.ones(4, np.float32)
+    return found
+
+
+def compare(drawn: Draw, directory: Path, tally: Tally) -> None:
+    """Run one draw both ways and count it."""
+    rng = np.random.default_rng(drawn.seed)
+    expected = _reference(drawn, directory, rng)
+    name = drawn.architecture
+    if expected is None:
+        tally.invalid[name] += 1
+        return
+    tokens, wanted = expected
+    try:
+        pack_model(open_source(directory), "f32", directory / "pack")
+        pack = Pack.open(directory / "pack")
+        got = _answer(pack, tokens, (0.6, 0.4) if drawn.seed % 3 == 0 else (1.0,))
+    except ModelError as error:
+        tally.refused[name] += 1
+        tally.reasons[str(error).replace(str(directory), "")[:90]] += 1
+        return
+    error_found = float(np.abs(got - wanted).max() / np.abs(wanted).max())
+    if not error_found < TOLERANCE:
+        tally.wrong.append(f"{name} seed {drawn.seed} {drawn.extra}: error {error_found:.2g} of {drawn.fields}")
+    tally.ran[name] += 1
+    tally.varied.update(drawn.varied)
+
+
+def _answer(pack: Pack, tokens: list[int], shares: Sequence[float]) -> F32:
+    try:
+        return split_forward(pack, tokens, shares, steps=3)
+    except PlanError:  # too few units to share
+        return split_forward(pack, tokens, (1.0,), steps=3)
+
+
+def _reference(drawn: Draw, directory: Path, rng: np.random.Generator) -> tuple[list[int], F32] | None:
+    """Tokens and what transformers makes of them; None if it raises or its logits are not finite."""
+    import torch
+    import transformers
+    from safetensors.numpy import save_file
+
+    try:
+        config = config_class(drawn.architecture).from_dict(json.loads(json.dumps(drawn.fields)))
+        config._attn_implementation = "eager"
+        model = getattr(transformers, drawn.architecture)(config).eval()
+        _randomise(model, rng)
+        directory.mkdir()
+        (directory / "config.json").write_text(json.dumps(drawn.fields))
+        tied = {"lm_head.weight"} if config.tie_word_embeddings else set()
+        state = {name: tensor for name, tensor in model.state_dict().items() if name not in tied}
+        save_file(_weights(drawn.extra, state, rng), directory / "model.safetensors", {"format": "pt"})
+        if drawn.extra:
+            model = getattr(transformers, drawn.architecture).from_pretrained(directory, attn_implementation="eager")
+        tokens = [int(token) for token in rng.integers(0, config.vocab_size, 20)]
+        with torch.no_grad():
+            logits = model.eval()(torch.tensor([tokens]), use_cache=False).logits[0].numpy()
+    except Exception:  # noqa: BLE001 - whatever a random configuration may raise there
+        return None
+    return (tokens, logits) if np.isfinite(logits).all() and np.ptp(logits) > 0 else None
+
+
+def _randomise(model: Any, rng: np.random.Generator) -> None:
+    """Random weights: matrices of the size that keeps activations, vectors around what they are."""
+    import torch
+
+    with torch.no_grad():
+        for parameter in model.parameters():
+            values = torch.from_numpy(rng.standard_normal(tuple(parameter.shape)).astype(np.float32))
+            if parameter.dim() > 1:
+                parameter.copy_(values * parameter.shape[-1] ** -0.5)
+            else:
+                parameter.add_(values * 0.1)
+
+
+def run(seeds: Sequence[int], directory: Path) -> Tally:
+    """All families with each of `seeds`; files stay in `directory` for one draw at a time."""
+    import torch
+    import transformers
+
+    torch.set_num_threads(1)  # tiny matrices: more threads only wait for each other
+    transformers.logging.set_verbosity(transformers.logging.CRITICAL)
+    transformers.logging.disable_progress_bar()
+    tally = Tally()
+    for architecture in ARCHITECTURES:
+        for seed in seeds:
+            target = directory / f"{architecture}-{seed}"
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                compare(draw(architecture, seed), target, tally)
+            shutil.rmtree(target, ignore_errors=True)
+    return tally

@@ -1,0 +1,49 @@
+"""Random GGUF models, packed and run, against what their files mean: equal logits or a refusal."""
+
+import os
+from collections.abc import Iterable
+from pathlib import Path
+from shutil import rmtree
+from unittest.mock import patch
+
+import numpy as np
+
+from tests.support.differential.differential import Tally
+from tests.support.differential.gguf_draws import Draw, draw
+from tests.support.differential.gguf_reference import Reference
+from tests.support.models import forward
+from tpi.errors import ModelError
+from tpi.pack.build import open_source, pack_model
+from tpi.pack.reader import Pack
+
+TOLERANCE = 1e-4  # of the largest logit, or of 1
+TOKENS = [1, 17, 30, 4, 4, 7, 25, 9, 38, 12, 5, 21, 2, 31, 33, 39]
+
+
+def run(seeds: Iterable[int], directory: Path) -> Tally:
+    """A draw with each of `seeds`; `Tally.varied` counts metadata keys and tensors without their layers."""
+    tally = Tally()
+    with patch.object(os, "fsync"):  # hundreds of packs that need not survive a power cut
+        for seed in seeds:
+            compare(seed, draw(np.random.default_rng(seed)), directory, tally)
+    return tally
+
+
+def compare(seed: int, case: Draw, directory: Path, tally: Tally) -> None:
+    """Note what becomes of one draw."""
+    path, target = directory / "m.gguf", directory / "pack"
+    case.write(path)
+    try:
+        pack_model(open_source(path), "f32", target)
+    except ModelError:
+        tally.refused[case.architecture] += 1
+        return
+    logits = forward(Pack.open(target), TOKENS)
+    rmtree(target)
+    tally.ran[case.architecture] += 1
+    tally.varied.update(list(case.keys))
+    tally.varied.update({name.split(".", 2)[2] if name.startswith("blk.") else name for name in case.tensors})
+    expected = Reference(case.architecture, case.keys, case.values).logits(TOKENS)
+    error = float(np.abs(logits - expected).max()) / max(1.0, float(np.abs(expected).max()))
+    if not error < TOLERANCE:
+        tally.wrong.append(f"{case.architecture} {seed}: {error:.2g} with {case.keys}")

@@ -1,0 +1,82 @@
+"""The kernels as other builds: for ARM under an emulator, and with AddressSanitizer and UndefinedBehaviorSanitizer."""
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.support.paths import ROOT
+
+NATIVE = ROOT / "tpi" / "kernels" / "native"
+CHECK = ROOT / "tests/support/native" / "compare_isas.cpp"
+
+
+def tool(*names: str) -> str:
+    """Path of the first of `names` that is installed; skips the test if none is."""
+    beside_python = str(Path(sys.executable).parent)
+    for name in names:
+        found = shutil.which(name, path=beside_python + os.pathsep + os.environ.get("PATH", ""))
+        if found:
+            return found
+    pytest.skip(f"needs {names[0]}")
+
+
+def run(*command: str | Path, env: dict[str, str] | None = None) -> str:
+    """Run a command in the repository; its output, which is the assertion's message if it fails."""
+    done = subprocess.run(
+        [str(word) for word in command],
+        cwd=ROOT,
+        env={**os.environ, **(env or {})},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout[-6000:]
+    return done.stdout
+
+
+@pytest.mark.timeout(300)
+def test_neon_agrees_with_scalar_under_emulation(tmp_path: Path) -> None:
+    compiler, emulator = tool("aarch64-linux-gnu-g++"), tool("qemu-aarch64", "qemu-aarch64-static")
+    sources = [CHECK, *(NATIVE / f"{name}.cpp" for name in ("pool", "isa", "isa_scalar", "isa_neon"))]
+    flags = ["-std=c++20", "-O1", "-static", "-pthread", "-DTPI_ARM", "-march=armv8.2-a+dotprod", f"-I{NATIVE}"]
+    program = tmp_path / "compare_isas"
+    run(compiler, *flags, *sources, "-o", program)
+    assert run(emulator, "-cpu", "max", program).split() == ["neon", "scalar"]
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.skipif(sys.platform != "linux", reason="the sanitisers' runtime is preloaded, which needs Linux")
+def test_a_sanitised_build_passes_the_same_tests() -> None:
+    compiler, cmake, ninja = tool("g++"), tool("cmake"), tool("ninja")
+    pytest.importorskip("nanobind")
+    build = ROOT / "build" / f"sanitised-{sys.version_info.major}.{sys.version_info.minor}"
+    run(
+        *(
+            cmake,
+            "-S",
+            ROOT,
+            "-B",
+            build,
+            "-G",
+            "Ninja",
+            "-DCMAKE_BUILD_TYPE=Debug",
+            "-DTPI_SANITIZE=ON",
+            "-DTPI_EMULATE_VNNI=ON",
+        ),
+        *(f"-DCMAKE_CXX_COMPILER={compiler}", f"-DCMAKE_MAKE_PROGRAM={ninja}", f"-DPython_EXECUTABLE={sys.executable}"),
+    )
+    run(cmake, "--build", build)
+    runtime = [run(compiler, f"-print-file-name={name}").strip() for name in ("libasan.so", "libubsan.so")]
+    env = {
+        "TPI_NATIVE_MODULE": str(next(build.glob("_native*.so"))),
+        "LD_PRELOAD": " ".join(runtime),
+        "ASAN_OPTIONS": "detect_leaks=0",
+        "PYTHONMALLOC": "malloc",
+    }
+    tests = [f"tests/unit/kernels/test_kernels{part}.py" for part in ("", "_checks", "_chain", "_steps")]
+    run(sys.executable, "-m", "pytest", "-q", "-x", "-p", "tests.support.native.module", *tests, env=env)

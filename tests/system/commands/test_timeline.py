@@ -1,0 +1,188 @@
+"""Timelines of whole runs: every node's spans, the ends of the model too, however a command ends."""
+
+import json
+import signal
+import subprocess
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+
+from benchmarks.single import Setting, single_node
+from master import commands
+from master.answer import Limits, answer
+from master.cluster import Cluster
+from master.ends import Ends, table_block_bytes
+from master.options import Placement
+from master.sampler import Sampler, Sampling
+from master.session import Session
+from master.timeline import write_timeline
+from scheduler.steady import verdict
+from tests.support.cluster_helpers import MadeUpModel, fake_worker, step
+from tests.support.models import TinyModel
+from tests.support.processes.fake_worker import EXCHANGE, FAKE_SPANS
+from tests.system.commands.test_commands import TPI, clean
+from tpi.messages import PeerAddress
+from tpi.pack.reader import Pack
+from tpi.trace import TRACE_BYTES, Trace, clock
+from worker.node import build
+from worker.plan.fit import need
+from worker.plan.node_plan import node_plan
+
+
+@pytest.fixture
+def model(tiny_model: Callable[[str], TinyModel]) -> str:
+    return str(tiny_model("llama").directory)
+
+
+def spans(path: Path) -> list[tuple[int, str, str]]:
+    """Node, kind and name of every span in a trace."""
+    events = json.loads(path.read_text())["traceEvents"]
+    assert all(event["ts"] >= 0 and event["dur"] >= 0 for event in events if event["ph"] == "X")
+    return [(event["pid"], event["cat"], event["name"]) for event in events if event["ph"] == "X"]
+
+
+def test_a_worker_gives_its_spans_also_while_it_waits_in_a_step(tmp_path: Path) -> None:
+    began, model = clock(), MadeUpModel()
+    with fake_worker(tmp_path / "a") as (_, address), Cluster.connect([address]) as cluster:
+        cluster.assign(model.split(cluster.session, 1, cluster.peers(), 8)[1:], model)
+        for number in range(FAKE_SPANS + 2):
+            cluster.step(step(cluster.session, 1, number))
+        assert cluster.stats()[0].steps == FAKE_SPANS + 2
+        cluster.step(step(cluster.session, 1, FAKE_SPANS + 2, EXCHANGE))
+        while cluster.spans(cluster.remotes[0], count=0).dropped < 3:
+            pass  # until the step has begun; it never ends
+        own = Trace()
+        own.add("compute", "head", clock(), clock())
+        assert write_timeline(tmp_path / "trace.json", own, "master", cluster, began) == {"a": 3}
+        page = cluster.spans(cluster.remotes[0], 1, 1)
+        assert [page.names[row[1]] for row in page.rows.tolist()] == ["step 1"]
+    worker = [(1, "compute", f"step {number}") for number in range(FAKE_SPANS)]
+    assert spans(tmp_path / "trace.json") == [(0, "compute", "head"), *worker]
+
+
+def test_a_verdict_is_computed_only_where_it_is_asked_for(tmp_path: Path) -> None:
+    model = MadeUpModel()
+    with fake_worker(tmp_path / "a") as (_, address), Cluster.connect([address]) as cluster:
+        cluster.assign(model.split(cluster.session, 1, cluster.peers(), 8)[1:], model)
+        assert cluster.stats()[0].steady is None
+        asked = cluster.stats(verdict=True)[0].steady
+        assert asked is not None
+        assert asked.window == 2
+
+
+def test_between_two_tokens_nothing_is_judged(model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    judged: list[object] = []
+
+    def counting(*arguments: Any) -> object:
+        judged.append(arguments)
+        return verdict(*arguments)
+
+    monkeypatch.setattr("worker.node.node.verdict", counting)
+    with Session(Placement(model, cache=tmp_path, window=1)) as session:
+        sequence = session.engine.admit([5, 6, 7])
+        sampler, limits = Sampler(Sampling(temperature=0)), Limits(3, ignore_eos=True)
+        answer(session.engine, session.tokenizer, sequence, sampler, limits, mark=session.figures.mark)
+        assert session.figures.marked is not None
+        assert judged == []
+        assert session.figures.report()[0].steady is not None
+        assert len(judged) == 1
+
+
+def test_a_trace_counts_in_the_budget() -> None:
+    (plan,) = MadeUpModel().split(1, 1, [PeerAddress(0, "node", "")])
+    traced = replace(plan, options=replace(plan.options, trace=True))
+    assert need(node_plan(traced)).fixed - need(node_plan(plan)).fixed == TRACE_BYTES
+
+
+@pytest.mark.parametrize("name", ["llama", "gemma2"])
+def test_the_ends_of_the_model_are_traced(name: str, tiny_pack: Callable[..., Pack], tmp_path: Path) -> None:
+    pack, trace = tiny_pack(name), Trace()
+    x = np.ones((2, pack.config.hidden), np.float32)
+    with single_node(pack, Setting(), cache=tmp_path) as (_, one):
+        with Ends(pack, one.budget, trace) as ends:
+            ends.embedding([1, 2], [0, 1])
+            resident = ends.head(x)
+        assert {row[:2] for row in trace.rows} == {("compute", "embedding"), ("compute", "head")}
+        small = replace(one.budget, head_bytes=table_block_bytes(pack.head) // 2, embedding_bytes=0)
+        trace = Trace()
+        with Ends(pack, small, trace) as ends:
+            ends.embedding([1, 2], [0, 1])
+            np.testing.assert_allclose(ends.head(x), resident, rtol=1e-5, atol=1e-5)
+            tiles = {f"head tile {index}" for index, _ in enumerate(ends._streams[0].tiles())}
+    found: dict[str, set[str]] = {kind: set() for kind in ("compute", "load", "stall")}
+    for kind, span, *_ in trace.rows:
+        found[kind].add(span)
+    assert len(tiles) > 1
+    assert found["compute"] == {"embedding", "head"} | tiles
+    assert found["load"] == tiles
+    assert "embedding" in found["stall"] <= {"embedding"} | tiles
+
+
+def test_what_waits_inside_is_not_counted_as_computing_too(tiny_pack: Callable[..., Pack], tmp_path: Path) -> None:
+    pack, trace = tiny_pack("llama"), Trace()
+    with single_node(pack, Setting(), cache=tmp_path) as (_, one):
+        small = replace(one.budget, head_bytes=table_block_bytes(pack.head) // 2, embedding_bytes=0)
+        with Ends(pack, small, trace) as ends:
+            for _ in range(3):
+                ends.embedding([1, 2], [0, 1])
+                ends.head(np.ones((1, pack.config.hidden), np.float32))
+    queue = sorted((begin, end) for kind, _, begin, end in trace.rows if kind != "load")
+    assert all(first[1] <= second[0] + 1000 for first, second in pairwise(queue))  # stalls: floats
+
+
+def test_what_a_trace_has_no_room_for_is_told(model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(build, "Trace", partial(Trace, 10))
+    monkeypatch.setenv("TPI_CACHE", str(tmp_path / "cache"))
+    trace = tmp_path / "trace.json"
+    done = CliRunner().invoke(commands.run, ["-m", model, "-p", "Hello", "-n", "3", "--trace", str(trace)])
+    assert done.exit_code == 0, done.output
+    (said,) = [line for line in done.stderr.splitlines() if "trace" in line]
+    assert "lacks the last spans" in said
+    assert " of master)" in said
+    assert len(spans(trace)) == 10
+
+
+def test_a_run_and_its_worker_are_traced_whole(model: str, tmp_path: Path) -> None:
+    trace = tmp_path / "trace.json"
+    command = [*TPI, "run", "-m", model, "-p", "Hello", "-n", "4", "--temp", "0", "--local", "1", "--trace", str(trace)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=100, env=clean(tmp_path), check=False)
+    assert done.returncode == 0, done.stderr
+    assert "trace" not in done.stderr
+    found = set(spans(trace))
+    assert {(0, "compute", "embedding"), (0, "compute", "head")} <= found
+    assert {(rank, kind, name) for rank in (0, 1) for kind in ("compute", "allreduce") for name in ("ffn 0",)} <= found
+    assert not {name for rank, _, name in found if rank == 1} & {"embedding", "head"}
+
+
+def test_a_chat_is_traced_when_its_input_ends(model: str, tmp_path: Path) -> None:
+    trace = tmp_path / "trace.json"
+    done = subprocess.run(
+        [*TPI, "chat", "-m", model, "-n", "4", "--temp", "0", "--trace", str(trace)],
+        input="one\ntwo\n", capture_output=True, text=True, timeout=100, env=clean(tmp_path), check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert (0, "compute", "head") in spans(trace)
+
+
+def test_a_chat_is_traced_when_it_is_interrupted_in_an_answer(model: str, tmp_path: Path) -> None:
+    trace = tmp_path / "trace.json"
+    command = [*TPI, "chat", "-m", model, "-n", "3000", "--temp", "0", "--local", "1", "--trace", str(trace)]
+    pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    with subprocess.Popen(command, env=clean(tmp_path), **pipes) as process:
+        assert process.stdin
+        assert process.stdout
+        process.stdin.write(b"one\n")
+        process.stdin.flush()
+        process.stdout.read(1)  # the first token is there
+        process.send_signal(signal.SIGINT)
+        _, error = process.communicate(timeout=60)
+    assert process.returncode == 130, error
+    assert b"Traceback" not in error
+    assert {(rank, "compute", "ffn 0") for rank in (0, 1)} <= set(spans(trace))

@@ -1,0 +1,128 @@
+"""What never leaves the master: text, token ids, embedding, head. All messages and files are looked at."""
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from hashlib import sha256
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+
+from allreduce import transport
+from allreduce._mailbox import Mailbox
+from master.answer import Limits, answer
+from master.options import Placement
+from master.sampler import Sampler, Sampling
+from master.session import Session
+from tests.support.models import TinyModel
+from tpi.codec import Buffer, decode
+from tpi.messages import Step, Units
+from tpi.pack.reader import Block, Pack
+
+PROMPT = "punctuation and numbers in every room, but private ones: 4711"
+
+
+class Wire:
+    """What the master sends on all three planes: whole frames, and of sums the payload that is handed over."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.messages: list[list[bytes]] = []
+        self.sums: list[bytes] = []
+        sums = self.sums
+
+        class Recorder(Mailbox):
+            def send(self, ranks: Sequence[int], number: int, values: npt.NDArray[np.float32], wire: int) -> None:
+                super().send(ranks, number, values, wire)
+                sums.append(bytes(values))
+
+            def send_all(
+                self, messages: Iterable[tuple[Sequence[int], int, npt.NDArray[np.float32]]], wire: int
+            ) -> None:
+                messages = list(messages)
+                super().send_all(messages, wire)
+                sums.extend(bytes(values) for _, _, values in messages)
+
+        monkeypatch.setattr(transport, "Mailbox", Recorder)
+
+    def tap(self, way: str, frames: Sequence[Buffer]) -> None:
+        if way == "sent":
+            self.messages.append([bytes(frame) for frame in frames])
+
+    @property
+    def frames(self) -> Iterator[bytes]:
+        for message in self.messages:
+            yield from message
+        yield from self.sums
+
+
+@pytest.fixture(scope="module", params=["llama", "opt"])
+def talk(
+    request: pytest.FixtureRequest, tiny_model: Callable[[str], TinyModel], tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[tuple[Wire, Pack, list[int], str, Path]]:
+    """One answer over two workers with everything recorded: wire, pack, all token ids, the answer, the cache."""
+    cache = tmp_path_factory.mktemp("cache")
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        wire = Wire(monkeypatch)
+        placement = Placement(
+            str(tiny_model(request.param).directory), local=2, cache=cache, collective="auto"
+        )  # over sockets
+        with Session(placement, wire.tap) as session:
+            sequence = session.engine.admit(session.tokenizer.encode(PROMPT))
+            sampler = Sampler(Sampling(temperature=0))
+            made = answer(session.engine, session.tokenizer, sequence, sampler, Limits(16, ignore_eos=True))
+            yield wire, session.pack, list(sequence.tokens), made.text, cache
+
+
+def test_no_text(talk: tuple[Wire, Pack, list[int], str, Path]) -> None:
+    wire, _, _, text, cache = talk
+    # a random model may answer with nothing that can be shown
+    secrets = [PROMPT.encode(), PROMPT[:12].encode(), *([text.encode()[:8]] if len(text.encode()) >= 8 else [])]
+    assert wire.sums
+    assert not [frame for frame in wire.frames for secret in secrets if secret in frame]
+    assert not [path for path in files(cache) for secret in secrets if secret in path.read_bytes()]
+
+
+def test_no_token_ids(talk: tuple[Wire, Pack, list[int], str, Path]) -> None:
+    import msgpack
+
+    wire, _, tokens, _, cache = talk
+    window = tokens[3:9]
+    codings = [np.array(window, dtype).tobytes() for dtype in ("<i2", "<i4", "<i8", "<f4", ">i4")]
+    codings.append(b"".join(msgpack.packb(token) for token in window))
+    assert not [frame for frame in wire.frames for coding in codings if coding in frame]
+    assert not [path for path in files(cache) for coding in codings if coding in path.read_bytes()]
+
+
+def test_steps_carry_hidden_states_and_counts_only(talk: tuple[Wire, Pack, list[int], str, Path]) -> None:
+    wire, pack, tokens, _, _ = talk
+    steps = [message for frames in wire.messages if isinstance(message := decode(frames), Step) and message.entries]
+    assert len(steps) == 2 * 16
+    for step in steps:
+        assert step.x.shape == (sum(entry.count for entry in step.entries), pack.config.hidden)
+        numbers = [number for entry in step.entries for number in (entry.sequence, entry.position, *entry.appended)]
+        assert numbers != tokens[: len(numbers)]
+
+
+def test_no_embedding_or_head(talk: tuple[Wire, Pack, list[int], str, Path]) -> None:
+    wire, pack, _, _, cache = talk
+    tables = [block for block in (pack.embedding, pack.head, pack.positions) if block is not None]
+    layers = {bytes.fromhex(block.id) for block in pack.walk()}
+    sent = [message for frames in wire.messages if isinstance(message := decode(frames), Units)]
+    assert {units.block for units in sent} <= layers
+    units = {unit for table in tables for unit in table_units(table)}
+    rows = {unit[: 4 * pack.config.hidden] for unit in units if any(unit)}
+    assert not [row for row in rows for message in sent if row in bytes(message.data)]
+    stored = [path.read_bytes() for path in files(cache)]
+    assert stored
+    assert not [row for row in rows for content in stored if row in content]
+    assert {sha256(unit).hexdigest() for unit in units}.isdisjoint(path.name for path in files(cache))
+
+
+def files(cache: Path) -> list[Path]:
+    """Every file that a worker has."""
+    return [path for path in (cache / "local").rglob("*") if path.is_file()]
+
+
+def table_units(table: Block) -> list[bytes]:
+    run = table.run("row")
+    return [unit.tobytes() for unit in table.read_units("row", 0, run.units)]

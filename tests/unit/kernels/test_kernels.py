@@ -1,0 +1,262 @@
+"""Every native kernel against its numpy reference, over shapes, formats and the instruction sets of this machine."""
+
+from collections.abc import Iterator
+from copy import deepcopy
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+
+from tests.support.kernel_cases import (
+    AttentionCase,
+    FfnCase,
+    attention_case,
+    ffn_case,
+    layout_of,
+    native,
+    norm_spec,
+    normal,
+    pack,
+    reference,
+)
+from tpi.config import Activation, Format, Norm
+from tpi.kernels.spec import F32, NormSpec
+from tpi.kv import KvDtype
+from tpi.pack.layout import Layout, Part
+
+FORMATS: list[Format] = ["f32", "bf16", "q8", "q4", "q4s"]
+LAYOUTS: list[tuple[Format, Layout]] = [
+    *((format, "record") for format in FORMATS),
+    *((format, "tiled") for format in FORMATS if layout_of(format) == "tiled"),
+]
+TOLERANCE: dict[Format, float] = {"f32": 5e-6, "bf16": 5e-6, "q8": 1e-4, "q4": 4e-3, "q4s": 4e-3}
+RECORD_TOLERANCE = 1.5e-2  # 4-bit columns in records: the inner activations are rounded to int8 over 8 neurons
+
+
+@pytest.fixture(autouse=True, params=native.available_isas(), scope="module")
+def _isa(request: pytest.FixtureRequest) -> Iterator[None]:
+    before, threads = native.isa(), native.threads()
+    native.use_isa(request.param)
+    native.set_threads(2)
+    yield
+    native.use_isa(before)
+    native.set_threads(threads)
+
+
+def assert_close(actual: F32, expected: F32, tolerance: float) -> None:
+    """Equal but for `tolerance` of the largest value: an activation may round to the neighbouring int8."""
+    assert actual.shape == expected.shape
+    assert np.isfinite(actual).all()
+    np.testing.assert_allclose(actual, expected, rtol=0, atol=tolerance * max(float(np.abs(expected).max()), 1e-3))
+
+
+def assert_attention_agrees(case: AttentionCase, tolerance: float) -> None:
+    """The native output and what it appended to the cache, against the reference's."""
+    expected_kv = deepcopy(case.kv)
+    expected = reference.attention(case.spec, case.data, case.x, expected_kv.keys[0], expected_kv.values[0], case.batch)
+    actual = native.attention(case.spec, case.data, case.x, case.kv.keys[0], case.kv.values[0], case.batch)
+    assert_close(actual, expected, tolerance)
+    for mine, theirs in ((case.kv.keys[0], expected_kv.keys[0]), (case.kv.values[0], expected_kv.values[0])):
+        assert_same_cache(mine, theirs, case.spec.head_dim, tolerance)
+
+
+def assert_same_cache(
+    mine: npt.NDArray[np.generic], theirs: npt.NDArray[np.generic], head_dim: int, tolerance: float
+) -> None:
+    if mine.dtype != np.uint8:
+        allowed = max(tolerance, 1e-3 if mine.dtype == np.float16 else 0)
+        assert_close(mine.astype(np.float32), theirs.astype(np.float32), allowed)
+        return
+    codes = [cache[..., :head_dim].astype(np.uint8).view(np.int8).astype(int) for cache in (mine, theirs)]
+    assert np.abs(codes[0] - codes[1]).max() <= (1 if tolerance < 1e-3 else 4)
+
+
+def assert_ffn_agrees(case: FfnCase, tolerance: float, active: npt.NDArray[np.int32] | None = None) -> None:
+    """The native output against the reference's."""
+    expected = reference.ffn(case.spec, case.data, case.x, active)
+    assert_close(native.ffn(case.spec, case.data, case.x, active), expected, tolerance)
+
+
+@pytest.mark.parametrize("format", FORMATS)
+@pytest.mark.parametrize("tokens", [1, 2, 3, 5, 16, 17, 70])
+def test_ffn(format: Format, tokens: int) -> None:
+    random = np.random.default_rng([1, tokens])
+    case = ffn_case(random, format=format, hidden=96, units=int(random.integers(1, 7)), tokens=tokens)
+    assert_ffn_agrees(case, TOLERANCE[format])
+
+
+@pytest.mark.parametrize("layout", ["record", "tiled"])
+@pytest.mark.parametrize("tokens", [1, 6, 33])
+@pytest.mark.parametrize(("format", "down"), [("q4", "q8"), ("q8", "q4s"), ("q4s", "q4")])
+def test_ffn_of_mixed_formats(layout: Layout, tokens: int, format: Format, down: Format) -> None:
+    case = ffn_case(np.random.default_rng(2), format=format, down=down, layout=layout, hidden=160, tokens=tokens)
+    assert_ffn_agrees(case, RECORD_TOLERANCE if layout == "record" else 4e-3)
+
+
+@pytest.mark.parametrize("activation", ["silu", "gelu", "gelu_tanh", "relu"])
+@pytest.mark.parametrize("gated", [True, False])
+@pytest.mark.parametrize("format", ["f32", "q4"])
+@pytest.mark.parametrize("tokens", [1, 20])
+def test_ffn_activations_and_biases(activation: Activation, gated: bool, format: Format, tokens: int) -> None:
+    random = np.random.default_rng(3)
+    case = ffn_case(random, format=format, activation=activation, gated=gated, norm="layer", bias=True, tokens=tokens)
+    assert_ffn_agrees(case, TOLERANCE[format])
+
+
+@pytest.mark.parametrize("hidden", [1, 3, 19, 67, 100])
+@pytest.mark.parametrize("format", ["f32", "bf16"])
+@pytest.mark.parametrize("tokens", [1, 5, 19])
+def test_ffn_whose_hidden_size_is_no_multiple_of_the_vector_width(hidden: int, format: Format, tokens: int) -> None:
+    assert_ffn_agrees(ffn_case(np.random.default_rng(4), format=format, hidden=hidden, tokens=tokens), 2e-5)
+
+
+@pytest.mark.parametrize("format", FORMATS)
+@pytest.mark.parametrize("tokens", [1, 16, 17, 40])
+@pytest.mark.parametrize("width", [1, 5, 12])
+def test_ffn_whose_neurons_come_not_in_eights(format: Format, tokens: int, width: int) -> None:
+    for gated, units in ((True, 1), (False, 3), (True, 3)):
+        case = ffn_case(
+            np.random.default_rng([7, width]), format=format, layout="record", width=width, units=units, bias=True,
+            gated=gated, tokens=tokens,
+        )  # fmt: skip
+        assert_ffn_agrees(case, RECORD_TOLERANCE if format in ("q4", "q4s") else 5e-4)
+
+
+@pytest.mark.parametrize("format", FORMATS)
+@pytest.mark.parametrize("tokens", [1, 4, 18])
+@pytest.mark.parametrize("count", [0, 1, 9, 95])
+def test_ffn_of_active_neurons(format: Format, tokens: int, count: int) -> None:
+    random = np.random.default_rng([5, count])
+    case = ffn_case(random, format=format, layout="record", activation="relu", tokens=tokens)
+    active = random.permutation(96)[:count].astype(np.int32)
+    assert_ffn_agrees(case, RECORD_TOLERANCE if format in ("q4", "q4s") else TOLERANCE[format], active)
+
+
+@pytest.mark.parametrize("format", FORMATS)
+@pytest.mark.parametrize("kv_dtype", ["f32", "f16", "q8"])
+@pytest.mark.parametrize("lengths", [((0, 1),), ((40, 1), (3, 1), (0, 4)), ((10, 45), (70, 2))])
+def test_attention(format: Format, kv_dtype: KvDtype, lengths: tuple[tuple[int, int], ...]) -> None:
+    random = np.random.default_rng(6)
+    case = attention_case(random, format=format, kv_dtype=kv_dtype, lengths=lengths, hidden=128, heads=6, head_dim=32)
+    assert_attention_agrees(case, max(TOLERANCE[format], {"f32": 0, "f16": 2e-3, "q8": 2e-2}[kv_dtype]))
+
+
+@pytest.mark.parametrize("head_dim", [2, 6, 20, 40, 64, 80, 128])
+@pytest.mark.parametrize("format", ["f32", "q4"])
+@pytest.mark.parametrize("tokens", [1, 21])
+def test_attention_head_sizes(head_dim: int, format: Format, tokens: int) -> None:
+    case = attention_case(
+        np.random.default_rng(7), format=format, head_dim=head_dim, heads=3, kv_heads=3, lengths=((33, tokens),)
+    )
+    assert_attention_agrees(case, TOLERANCE[format])
+
+
+@pytest.mark.parametrize("tokens", [1, 40])
+@pytest.mark.parametrize("window", [0, 1, 17, 64])
+@pytest.mark.parametrize("softcap", [0.0, 2.0])
+@pytest.mark.parametrize("others", [((0, 2),), (), ((300, 1), (5, 1))], ids=["a prompt", "alone", "more tokens"])
+def test_attention_windows_and_soft_caps(
+    tokens: int, window: int, softcap: float, others: tuple[tuple[int, int], ...]
+) -> None:
+    lengths = ((60, tokens), *others)
+    case = attention_case(np.random.default_rng(8), window=window, softcap=softcap, lengths=lengths)
+    assert_attention_agrees(case, 1e-5)
+
+
+@pytest.mark.parametrize("norm", ["rms", "layer"])
+@pytest.mark.parametrize("rotary", [0, 8, 16])
+@pytest.mark.parametrize("qk_norm", [True, False])
+@pytest.mark.parametrize("lengths", [((5, 3),), ((300, 1), (5, 1))], ids=["a prompt", "two sequences"])
+def test_attention_norms_biases_and_partial_rotation(
+    norm: Norm, rotary: int, qk_norm: bool, lengths: tuple[tuple[int, int], ...]
+) -> None:
+    case = attention_case(
+        np.random.default_rng(9), norm=norm, rotary=rotary, qk_norm=qk_norm, bias=True, lengths=lengths
+    )
+    assert_attention_agrees(case, 1e-5)
+
+
+@pytest.mark.parametrize("format", ["f32", "q4"])
+def test_values_that_are_too_many_for_a_copy_per_thread(format: Format) -> None:
+    """16 tokens of 640 values are prepared once for all threads, fewer by each for itself."""
+    random = np.random.default_rng(18)
+    lengths = tuple((length, 1) for length in range(16))
+    case = attention_case(random, format=format, hidden=640, head_dim=32, lengths=lengths)
+    assert_attention_agrees(case, TOLERANCE[format])
+    assert_ffn_agrees(ffn_case(random, format=format, hidden=640, tokens=16), TOLERANCE[format])
+
+
+def test_attention_over_a_long_context() -> None:
+    case = attention_case(np.random.default_rng(10), lengths=((1500, 1), (600, 1)), kv_dtype="f16")
+    assert_attention_agrees(case, 1e-3)
+
+
+def test_attention_where_k_has_a_format_of_its_own() -> None:
+    case = attention_case(np.random.default_rng(11), format="q4", kv_format="q8", head_dim=32)
+    assert_attention_agrees(case, 4e-3)
+
+
+@pytest.mark.parametrize(("format", "layout"), LAYOUTS)
+@pytest.mark.parametrize("tokens", [1, 4, 7, 30])
+@pytest.mark.parametrize("hidden", [224, 256, 544])  # 7, 8 and 17 groups: records take 8 at once
+def test_logits(format: Format, layout: Layout, tokens: int, hidden: int) -> None:
+    random = np.random.default_rng(12)
+    run, data = pack(random, "row", layout, [Part("row", format, "row")], 32, hidden, 5)
+    x = normal(random, tokens, hidden)
+    assert_close(native.logits(run, data, x), reference.logits(run, data, x), TOLERANCE[format])
+
+
+@pytest.mark.parametrize(("format", "layout"), LAYOUTS)
+def test_gather_and_dequantise(format: Format, layout: Layout) -> None:
+    random = np.random.default_rng(13)
+    parts = [Part("row", format, "row"), Part("column", format, "column")]
+    run, data = pack(random, "row", layout, parts, 32, 96, 3)
+    rows = np.array([95, 0, 33, 33], np.int32)
+    np.testing.assert_allclose(native.gather(run, data, rows), reference.gather(run, data, rows), rtol=1e-6, atol=1e-7)
+    for part in ("row", "column"):
+        actual, expected = native.dequantise(run, data, part), reference.dequantise(run, data, part)
+        np.testing.assert_allclose(actual, expected, rtol=1e-6, atol=1e-7)
+
+
+@pytest.mark.parametrize("hidden", [1, 7, 64, 99])
+def test_norms(hidden: int) -> None:
+    random = np.random.default_rng(14)
+    x, without_bias = normal(random, 3, hidden), NormSpec("layer", 1e-5, normal(random, hidden))
+    for norm in (norm_spec(random, "rms", hidden), norm_spec(random, "layer", hidden), without_bias):
+        assert_close(native.norm(norm, x), reference.norm(norm, x), 2e-6 if norm.kind == "rms" else 1e-5)
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_random_shapes(seed: int) -> None:
+    random = np.random.default_rng([15, seed])
+    format: Format = FORMATS[seed % 5]
+    hidden = int(random.integers(1, 9)) * 32
+    tokens = int(random.integers(1, 40))
+    assert_ffn_agrees(
+        ffn_case(random, format=format, hidden=hidden, units=int(random.integers(1, 12)), tokens=tokens), 5e-3
+    )
+    case = attention_case(
+        random,
+        format=format,
+        hidden=hidden,
+        heads=int(random.integers(1, 10)),
+        kv_heads=int(random.integers(1, 4)),
+        head_dim=int(random.integers(1, 9)) * 4,
+        lengths=((int(random.integers(0, 80)), tokens), (int(random.integers(0, 80)), 1)),
+    )
+    assert_attention_agrees(case, 5e-3)
+
+
+@pytest.mark.parametrize("threads", [1, 2, 3, 7])
+def test_threads_do_not_change_the_result(threads: int) -> None:
+    random = np.random.default_rng(16)
+    ffn, attention = ffn_case(random, format="q4", units=9, tokens=3), attention_case(random, format="q4", head_dim=32)
+    native.set_threads(threads)
+    try:
+        assert_ffn_agrees(ffn, 4e-3)
+        assert_attention_agrees(attention, 4e-3)
+        first = native.ffn(ffn.spec, ffn.data, ffn.x)
+        for _ in range(20):
+            np.testing.assert_array_equal(native.ffn(ffn.spec, ffn.data, ffn.x), first)
+    finally:
+        native.set_threads(2)

@@ -1,0 +1,198 @@
+"""A block in steps (prepare once, project, attend, output) has the bits of the one call that does it all."""
+
+from collections.abc import Iterator
+from copy import deepcopy
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from tests.support.kernel_cases import AttentionCase, FfnCase, attention_case, ffn_case, layout_of, native, reference
+from tpi.config import Format
+from tpi.errors import KernelError
+from tpi.kernels import Kernels
+from tpi.kernels.spec import F32, Input, Projected
+from tpi.kv import KvDtype
+from tpi.pack.layout import Layout
+
+FORMATS: list[Format] = ["f32", "bf16", "q8", "q4", "q4s"]
+PACKS: list[tuple[Format, Layout]] = [
+    *((format, "record") for format in FORMATS),
+    *((format, "tiled") for format in FORMATS if layout_of(format) == "tiled"),
+]
+TOKENS = [1, 3, 16, 17, 40]
+BOTH = pytest.mark.parametrize("kernels", [native, reference], ids=["native", "reference"])
+
+
+@pytest.fixture(autouse=True, params=[1, 3], scope="module")
+def _threads(request: pytest.FixtureRequest) -> Iterator[None]:
+    before = native.threads()
+    native.set_threads(request.param)
+    yield
+    native.set_threads(before)
+
+
+def whole(kernels: Kernels, case: AttentionCase, x: Input) -> tuple[F32, list[bytes]]:
+    """The output of the one call, and the bytes of the caches after it."""
+    kv = deepcopy(case.kv)
+    out = kernels.attention(case.spec, case.data, x, kv.keys[0], kv.values[0], case.batch)
+    return out, [kv.keys[0].tobytes(), kv.values[0].tobytes()]
+
+
+def in_steps(kernels: Kernels, case: AttentionCase, x: Input) -> tuple[F32, list[bytes]]:
+    """The same of `project`, `attend` and `output`."""
+    kv = deepcopy(case.kv)
+    projected = kernels.project(case.spec, case.data, x, case.batch.positions)
+    mixed = kernels.attend(case.spec, projected, kv.keys[0], kv.values[0], case.batch)
+    out = kernels.output(case.spec, case.data, mixed)
+    return out, [kv.keys[0].tobytes(), kv.values[0].tobytes()]
+
+
+def assert_same_bits(one: tuple[F32, list[bytes]], other: tuple[F32, list[bytes]]) -> None:
+    assert one[1] == other[1]
+    assert np.abs(one[0]).max() > 0
+    np.testing.assert_array_equal(one[0], other[0])
+
+
+@BOTH
+@pytest.mark.parametrize(("format", "layout"), PACKS)
+@pytest.mark.parametrize("tokens", TOKENS)
+def test_attention_in_steps(kernels: Kernels, format: Format, layout: Layout, tokens: int) -> None:
+    case = attention_case(
+        np.random.default_rng([1, tokens]), format=format, layout=layout, hidden=96, heads=3, head_dim=20, bias=True,
+        qk_norm=True, norm="layer", lengths=((33, tokens),), kv_dtype="f16",
+    )  # fmt: skip
+    expected = whole(kernels, case, case.x)
+    assert_same_bits(in_steps(kernels, case, case.x), expected)
+    prepared = kernels.prepare(case.spec, case.x)
+    assert_same_bits(whole(kernels, case, prepared), expected)
+    assert_same_bits(in_steps(kernels, case, prepared), expected)
+
+
+@BOTH
+@pytest.mark.parametrize("kv_dtype", ["f32", "f16", "q8"])
+@pytest.mark.parametrize("lengths", [((40, 1), (3, 1), (300, 1)), ((10, 45), (70, 2)), ((0, 1),)])
+def test_several_sequences_in_steps(kernels: Kernels, kv_dtype: KvDtype, lengths: tuple[tuple[int, int], ...]) -> None:
+    """One new token per sequence is placed by whoever attends with it; in steps everything is placed first."""
+    case = attention_case(
+        np.random.default_rng(2), format="q4", head_dim=32, lengths=lengths, kv_dtype=kv_dtype, window=50, softcap=3.0
+    )
+    assert_same_bits(in_steps(kernels, case, case.x), whole(kernels, case, case.x))
+
+
+def tiles(case: FfnCase, size: int) -> list[FfnCase]:
+    """The units of a block, `size` to a tile."""
+    run, found = case.spec.neuron, []
+    for first in range(0, run.units, size):
+        part = replace(run, units=min(size, run.units - first))
+        data = case.data[first * run.unit_bytes : (first + part.units) * run.unit_bytes]
+        found.append(FfnCase(replace(case.spec, neuron=part), data, case.x))
+    return found
+
+
+@BOTH
+@pytest.mark.parametrize(("format", "layout"), PACKS)
+@pytest.mark.parametrize("tokens", TOKENS)
+def test_a_feed_forward_block_is_prepared_once_for_its_tiles(
+    kernels: Kernels, format: Format, layout: Layout, tokens: int
+) -> None:
+    random = np.random.default_rng([3, tokens])
+    case = ffn_case(random, format=format, layout=layout, hidden=96, units=5, tokens=tokens)
+    parts = tiles(case, 2)
+    alone = [kernels.ffn(part.spec, part.data, part.x) for part in parts]
+    prepared = kernels.prepare(case.spec, case.x)
+    expected = kernels.ffn(case.spec, case.data, case.x)
+    np.testing.assert_array_equal(kernels.ffn(case.spec, case.data, prepared), expected)
+    for part, made in zip(parts, alone, strict=True):
+        np.testing.assert_array_equal(kernels.ffn(part.spec, part.data, prepared), made)
+    np.testing.assert_allclose(sum(alone), expected, atol=2e-2)
+
+
+@BOTH
+@pytest.mark.parametrize("format", FORMATS)
+@pytest.mark.parametrize("tokens", [1, 16, 40])
+def test_active_neurons_of_what_is_prepared(kernels: Kernels, format: Format, tokens: int) -> None:
+    """More tokens than a short step are cut into several."""
+    random = np.random.default_rng([4, tokens])
+    case = ffn_case(random, format=format, layout="record", activation="relu", tokens=tokens)
+    active = np.sort(random.permutation(96)[:40]).astype(np.int32)
+    np.testing.assert_array_equal(
+        kernels.ffn(case.spec, case.data, kernels.prepare(case.spec, case.x), active),
+        kernels.ffn(case.spec, case.data, case.x, active),
+    )
+
+
+@BOTH
+def test_what_was_prepared_is_the_norm_and_goes_to_other_kernels(kernels: Kernels) -> None:
+    """A router reads it; kernels of another device only round it."""
+    case = ffn_case(np.random.default_rng(5), format="q4", hidden=96, norm="layer", tokens=3)
+    prepared = kernels.prepare(case.spec, case.x)
+    assert prepared.shape == (3, 96)
+    np.testing.assert_array_equal(prepared.values(), kernels.norm(case.spec.norm, case.x))
+    other = reference if kernels is native else native
+    there = other.prepare(case.spec, prepared)
+    np.testing.assert_array_equal(there.values(), prepared.values())
+    np.testing.assert_allclose(
+        other.ffn(case.spec, case.data, there), kernels.ffn(case.spec, case.data, case.x), atol=2e-2
+    )
+
+
+def test_memory_is_used_again_whatever_it_held() -> None:
+    random, kept = np.random.default_rng(6), None
+    for format, tokens in (("q8", 40), ("f32", 1), ("q4", 17), ("q4", 3), ("q8", 70)):
+        case = ffn_case(random, format=format, layout="record", hidden=64, tokens=tokens)  # type: ignore[arg-type]
+        into = native.prepare(case.spec, case.x, kept)
+        assert kept is None or into is kept
+        kept = into
+        np.testing.assert_array_equal(native.ffn(case.spec, case.data, kept), native.ffn(case.spec, case.data, case.x))
+
+
+def test_what_was_prepared_for_other_weights_is_refused() -> None:
+    random = np.random.default_rng(7)
+    plain, codes = ffn_case(random, format="f32"), ffn_case(random, format="q8")
+    with pytest.raises(KernelError, match="another format"):
+        native.ffn(codes.spec, codes.data, native.prepare(plain.spec, plain.x))
+    native.ffn(plain.spec, plain.data, native.prepare(codes.spec, codes.x))  # has floats too
+    wide = ffn_case(random, format="f32", hidden=96)
+    with pytest.raises(KernelError, match="hidden size 96"):
+        native.ffn(plain.spec, plain.data, native.prepare(wide.spec, wide.x))
+    with pytest.raises(KernelError, match="other kernels"):
+        native.ffn(plain.spec, plain.data, reference.prepare(plain.spec, plain.x))
+    with pytest.raises(KernelError, match="hidden size 0"):
+        native.ffn(plain.spec, plain.data, type(native.prepare(plain.spec, plain.x))())
+
+
+def test_heads_that_do_not_fit_are_refused() -> None:
+    case = attention_case(np.random.default_rng(8), lengths=((3, 2),))
+    good = native.project(case.spec, case.data, case.x, case.batch.positions)
+    keys, values = case.kv.keys[0], case.kv.values[0]
+    wrong = [
+        replace(good, queries=good.queries[:1]),
+        replace(good, keys=good.queries),
+        replace(good, values=good.values.astype(np.float64)),
+        replace(good, keys=np.asfortranarray(good.keys)),
+    ]
+    for each in wrong:
+        with pytest.raises(KernelError):
+            native.attend(case.spec, each, keys, values, case.batch)
+    with pytest.raises(KernelError, match="outside the"):
+        native.attend(case.spec, good, keys, values, replace(case.batch, tables=case.batch.tables + 100))
+    with pytest.raises(KernelError, match="positions"):
+        native.project(case.spec, case.data, case.x, case.batch.positions[:1])
+    with pytest.raises(KernelError, match="the heads"):
+        native.output(case.spec, case.data, case.x[:, :-1].copy())
+
+
+def test_no_tokens_and_no_heads_in_steps() -> None:
+    case = attention_case(np.random.default_rng(9))
+    none = replace(case.batch, positions=case.batch.positions[:0], sequence=case.batch.sequence[:0])
+    projected = native.project(case.spec, case.data, case.x[:0], none.positions)
+    mixed = native.attend(case.spec, projected, case.kv.keys[0], case.kv.values[0], none)
+    assert native.output(case.spec, case.data, mixed).shape == (0, 64)
+    query, kv = replace(case.spec.query, units=0), replace(case.spec.kv, units=0)
+    empty = replace(case.spec, query=query, kv=kv, heads=0, kv_heads=0, kv_index=case.spec.kv_index[:0])
+    caches = [cache[:, :0].copy() for cache in (case.kv.keys[0], case.kv.values[0])]
+    heads = native.project(empty, case.data[:0], case.x, case.batch.positions)
+    assert isinstance(heads, Projected)
+    out = native.output(empty, case.data[:0], native.attend(empty, heads, caches[0], caches[1], case.batch))
+    np.testing.assert_array_equal(out, np.zeros_like(case.x))

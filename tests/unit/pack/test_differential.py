@@ -1,0 +1,68 @@
+"""What a config.json may say: TPI does as transformers does, or refuses it. And the defaults of what is not said."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.support.differential import differential
+from tests.support.differential.differential import ARCHITECTURES, Tally, class_fields
+from tests.support.split import F32
+from tpi.families.defaults import HARMLESS, REFUSED
+from tpi.families.table import FAMILIES
+
+DRAWS = 46  # of each family: 506 in all
+SEEN = 20  # runs in which each field is elsewhere than it usually stands
+
+
+def test_random_configurations_give_equal_logits_or_a_refusal(tmp_path: Path) -> None:
+    tally = differential.run(range(DRAWS), tmp_path)
+    fields = {name for architecture in ARCHITECTURES for name in class_fields(architecture)}
+    assert not tally.wrong, str(tally)
+    assert DRAWS * len(ARCHITECTURES) >= 500
+    assert sum(tally.ran.values()) >= 0.6 * DRAWS * len(ARCHITECTURES), str(tally)
+    assert all(tally.ran[architecture] >= DRAWS / 2 for architecture in ARCHITECTURES), str(tally)
+    assert all(tally.varied[name] >= SEEN for name in fields), str(tally)
+
+
+def test_a_disagreement_is_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    answer = differential._answer
+
+    def off(*given: Any) -> F32:
+        logits = answer(*given)
+        logits[-1, 3] += np.float32(1e-3) * np.abs(logits).max()
+        return logits
+
+    monkeypatch.setattr(differential, "_answer", off)
+    tally = Tally()
+    for seed in range(4):
+        differential.compare(differential.draw("LlamaForCausalLM", seed), tmp_path / str(seed), tally)
+    assert sum(tally.ran.values()) == len(tally.wrong) > 0
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_defaults_are_those_of_transformers(architecture: str) -> None:
+    family = next(family for family in FAMILIES if architecture in family.architectures)
+    theirs = class_fields(architecture)
+    for name, default in theirs.items():
+        assert name in family.defaults or name in HARMLESS or name in REFUSED, f"{name} is not read"
+        if name in family.defaults:
+            assert family.defaults[name] == default, name
+
+
+@pytest.mark.parametrize(
+    ("architecture", "name"),
+    [
+        ("LlamaForCausalLM", "rope_theta"),
+        ("SmolLM3ForCausalLM", "rope_theta"),
+        ("Gemma3ForCausalLM", "rope_theta"),
+        ("Gemma3ForCausalLM", "rope_local_base_freq"),
+    ],
+)
+def test_rotary_bases_are_those_of_transformers(architecture: str, name: str) -> None:
+    family = next(family for family in FAMILIES if architecture in family.architectures)
+    found = differential.config_class(architecture)().rope_parameters
+    if architecture == "Gemma3ForCausalLM":
+        found = found["full_attention" if name == "rope_theta" else "sliding_attention"]
+    assert family.defaults[name] == found["rope_theta"]

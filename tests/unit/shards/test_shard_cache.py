@@ -1,0 +1,280 @@
+"""Shard images: complete or invisible, checked, resumed, shared between splits and between equal layers."""
+
+import errno
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests.support.cluster_helpers import MadeUpModel
+from tpi.errors import WeightsError
+from tpi.messages import IN_FLIGHT_BYTES, Assign, PeerAddress, Units
+from worker import draft as draft_module
+from worker.cache import ShardCache, _stamp
+from worker.draft import Draft
+from worker.fetch import Transfer
+from worker.image import HeldBlock, image_plans
+
+PEERS = (PeerAddress(0, "master", ""), PeerAddress(1, "a", "tcp://h:1"), PeerAddress(2, "b", "tcp://h:2"))
+
+
+@pytest.fixture
+def cache(tmp_path: Path) -> Iterator[ShardCache]:
+    opened = ShardCache(tmp_path / "shards")
+    yield opened
+    opened.close()
+
+
+def plan_of(model: MadeUpModel, rank: int = 1, cut: int = 4) -> Assign:
+    return model.split(1, 1, PEERS, cut)[rank]
+
+
+def fill(cache: ShardCache, model: MadeUpModel, assign: Assign) -> tuple[list[HeldBlock], int]:
+    """All blocks of `assign`, and the bytes of weights that had to come from the model."""
+    plans = image_plans(assign)
+    found = cache.open(plans)
+    sent = 0
+    for identity, block in found.items():
+        if isinstance(block, Draft):
+            for need in list(block.needs()):
+                data = model.read(need)
+                sent += len(data)
+                assert not block.accept(Units(need.block, need.run, need.first, need.last, data))
+            found[identity] = cache.finish(block)
+    cache.prune(plans)
+    return [block for plan in plans if isinstance(block := found[plan.id], HeldBlock)], sent
+
+
+def check(model: MadeUpModel, assign: Assign, held: list[HeldBlock]) -> None:
+    """Every block has the model's units, back to back, at a page of its file, and the model's vectors."""
+    assert [block.id for block in held] == [block.id for block in assign.blocks]
+    for plan, block in zip(assign.blocks, held, strict=True):
+        expected = b"".join(
+            model.units[plan.id, assign.layouts[run.layout].name][run.first : run.last].tobytes() for run in plan.runs
+        )
+        data = block.extent.path.read_bytes()
+        assert block.extent.offset % 4096 == 0
+        assert len(data) % 4096 == 0
+        assert data[block.extent.offset :][: block.extent.nbytes] == expected
+        np.testing.assert_array_equal(block.vectors["norm"].view(np.uint8), model.units[plan.id, "vectors"][0])
+
+
+def test_the_second_start_needs_nothing(tmp_path: Path) -> None:
+    model = MadeUpModel()
+    assign = plan_of(model)
+    for expected in (True, False, False):
+        opened = ShardCache(tmp_path)
+        held, sent = fill(opened, model, assign)
+        opened.close()
+        check(model, assign, held)
+        assert bool(sent) == expected
+
+
+@pytest.mark.parametrize("cut", [0, 1, 3, 5, 8])
+def test_another_split_needs_only_what_is_new(cache: ShardCache, cut: int) -> None:
+    model = MadeUpModel()
+    fill(cache, model, plan_of(model, cut=4))
+    assign = plan_of(model, cut=cut)
+    held, sent = fill(cache, model, assign)
+    check(model, assign, held)
+    query, kv, neuron = model.layouts
+    new = max(0, cut - 4)
+    halves = max(0, -(-cut // 2) - 2)
+    assert sent == model.layers * (new * query.unit_bytes + halves * kv.unit_bytes + 2 * new * neuron.unit_bytes)
+    _, back = fill(cache, model, plan_of(model, cut=4))
+    assert back == 0
+
+
+def test_equal_layers_are_stored_and_sent_once(cache: ShardCache) -> None:
+    model, single = MadeUpModel(layers=5, same=True), MadeUpModel(layers=1)
+    held, sent = fill(cache, model, plan_of(model))
+    assert len(held) == 2
+    assert sent == fill(ShardCache(cache.root.parent / "other"), single, plan_of(single))[1]
+    assert len(list(cache.root.glob("*/*.shard"))) == 2
+
+
+def test_a_flipped_bit_costs_one_unit(tmp_path: Path) -> None:
+    model = MadeUpModel()
+    assign = plan_of(model)
+    opened = ShardCache(tmp_path)
+    held, _ = fill(opened, model, assign)
+    extent = held[1].extent
+    with extent.path.open("r+b") as file:
+        file.seek(extent.offset + 5)
+        byte = file.read(1)[0]
+        file.seek(extent.offset + 5)
+        file.write(bytes([byte ^ 1]))
+    held, sent = fill(opened, model, assign)
+    opened.close()
+    assert sent == model.layouts[2].unit_bytes
+    check(model, assign, held)
+
+
+def test_a_flipped_bit_in_the_vectors_is_found(cache: ShardCache) -> None:
+    model = MadeUpModel()
+    assign = plan_of(model)
+    held, _ = fill(cache, model, assign)
+    data = bytearray(held[0].extent.path.read_bytes())
+    data[image_plans(assign)[0].vectors_offset] ^= 4
+    held[0].extent.path.write_bytes(data)
+    held, sent = fill(cache, model, assign)
+    assert sent == len(model.units[model.ids[0], "vectors"][0])
+    check(model, assign, held)
+
+
+def test_vectors_that_changed_since_they_were_checked_are_noticed_and_mended(cache: ShardCache) -> None:
+    model = MadeUpModel()
+    assign = plan_of(model)
+    (damaged, *_), _ = fill(cache, model, assign)
+    plan, path = image_plans(assign)[0], damaged.extent.path
+    data = bytearray(path.read_bytes())
+    data[plan.vectors_offset] ^= 4
+    path.write_bytes(data)
+    stamp = _stamp(path, plan.token)
+    assert stamp
+    cache._checked[path.relative_to(cache.root).as_posix()] = stamp
+    with pytest.raises(WeightsError, match=rf"{path} is damaged: its vectors .* start again to fetch it anew"):
+        cache.open([plan])
+    held, sent = fill(cache, model, assign)
+    assert sent == len(model.units[model.ids[0], "vectors"][0])
+    check(model, assign, held)
+
+
+def test_an_interrupted_transfer_goes_on_where_it_was(tmp_path: Path) -> None:
+    model = MadeUpModel(width=64, units=256)  # 8 MiB of neurons
+    assign = plan_of(model, cut=128)
+    opened = ShardCache(tmp_path)
+    first = next(block for block in opened.open(image_plans(assign)).values() if isinstance(block, Draft))
+    needs = list(first.needs())
+    for need in needs[:3]:
+        first.accept(Units(need.block, need.run, need.first, need.last, model.read(need)))
+    left = first.missing_bytes
+    opened.close()  # as after a kill: the draft was never closed
+
+    opened = ShardCache(tmp_path)
+    again = opened.open(image_plans(assign))[first.plan.id]
+    assert isinstance(again, Draft)
+    assert again.missing_bytes == left
+    held, _ = fill(opened, model, assign)
+    opened.close()
+    check(model, assign, held)
+
+
+def test_no_more_than_four_mebibytes_are_under_way(cache: ShardCache) -> None:
+    model = MadeUpModel(width=64, units=256)
+    drafts = [block for block in cache.open(image_plans(plan_of(model, cut=128))).values() if isinstance(block, Draft)]
+    transfer = Transfer(drafts, lambda draft: None)
+    asked = list(transfer.next())
+    assert 0 < sum(len(model.read(need)) for need in asked) <= IN_FLIGHT_BYTES
+    assert len(asked) > 1
+    transfer.restart()
+    assert list(transfer.next()) == asked
+
+
+def test_damaged_units_are_asked_for_again_and_then_given_up(cache: ShardCache) -> None:
+    model = MadeUpModel()
+    drafts = [block for block in cache.open(image_plans(plan_of(model))).values() if isinstance(block, Draft)]
+    done: list[Draft] = []
+    transfer = Transfer(drafts, done.append)
+    need, *others = list(transfer.next())
+    data = bytearray(model.read(need))
+    data[0] ^= 1
+    transfer.accept(Units(need.block, need.run, need.first, need.last, memoryview(data)))
+    for other in others:
+        transfer.accept(Units(other.block, other.run, other.first, other.last, model.read(other)))
+    asked = []
+    while batch := list(transfer.next()):
+        asked += batch
+        for other in batch:
+            transfer.accept(Units(other.block, other.run, other.first, other.last, model.read(other)))
+    assert [again for again in asked if (again.block, again.run, again.last) == (need.block, need.run, need.first + 1)]
+    assert sorted(map(id, done)) == sorted(map(id, drafts))
+    assert transfer.complete
+
+    model = MadeUpModel(seed=1)
+    drafts = [block for block in cache.open(image_plans(plan_of(model))).values() if isinstance(block, Draft)]
+    transfer = Transfer(drafts, done.append)
+    with pytest.raises(WeightsError, match="arrives damaged"):
+        _answer_with_zeros(transfer, model)
+
+
+def _answer_with_zeros(transfer: Transfer, model: MadeUpModel) -> None:
+    while True:
+        for need in transfer.next():
+            junk = memoryview(bytes(len(model.read(need))))
+            transfer.accept(Units(need.block, need.run, need.first, need.last, junk))
+
+
+def test_a_full_disk_is_named_and_leaves_nothing(
+    cache: ShardCache, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def full(descriptor: int, offset: int, size: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "posix_fallocate", full)
+    with pytest.raises(WeightsError, match=r"disk full: .*--cache"):
+        cache.open(image_plans(plan_of(MadeUpModel())))
+    assert not list(tmp_path.rglob("*.part"))
+    assert not list(tmp_path.rglob("*.shard"))
+
+
+def test_a_disk_that_fills_up_while_writing_leaves_nothing(
+    cache: ShardCache, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    model = MadeUpModel(layers=1)
+    assign = plan_of(model)
+    draft = next(iter(cache.open(image_plans(assign)).values()))
+    assert isinstance(draft, Draft)
+    need = next(draft.needs())
+
+    def full(descriptor: int, data: memoryview, offset: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(draft_module, "_write_all", full)
+    with pytest.raises(WeightsError, match="disk full"):
+        draft.accept(Units(need.block, need.run, need.first, need.last, model.read(need)))
+    assert not draft.path.exists()
+
+
+def test_too_little_room_is_said_before_anything_is_made(
+    cache: ShardCache, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    found = os.statvfs(tmp_path)
+    small = os.statvfs_result((*found[:4], 1, *found[5:]))
+    monkeypatch.setattr(os, "statvfs", lambda path: small)
+    with pytest.raises(WeightsError, match="disk full"):
+        cache.open(image_plans(plan_of(MadeUpModel())))
+    assert not list(tmp_path.rglob("*.part"))
+
+
+def test_two_processes_can_share_a_cache(cache: ShardCache) -> None:
+    model = MadeUpModel()
+    assign = plan_of(model)
+    other = ShardCache(cache.root)
+    mine, theirs = (each.open(image_plans(assign)) for each in (cache, other))
+    assert not {block.path for block in mine.values() if isinstance(block, Draft)} & {
+        block.path for block in theirs.values() if isinstance(block, Draft)
+    }
+    for each in (cache, other):
+        held, _ = fill(each, model, assign)
+        check(model, assign, held)
+    _, sent = fill(other, model, plan_of(model, cut=2))
+    assert sent == 0
+    assert all(block.extent.path.exists() for block in held)
+    other.close()
+
+
+def test_what_is_no_image_is_ignored(cache: ShardCache) -> None:
+    model = MadeUpModel()
+    assign = plan_of(model)
+    for plan in image_plans(assign):
+        folder = cache.root / plan.id
+        folder.mkdir()
+        for number, junk in enumerate([b"", b"TPIshard", b"TPIshard" + bytes(8), os.urandom(5000)]):
+            (folder / f"junk{number}.shard").write_bytes(junk)
+        (folder / plan.name).write_bytes(b"short")
+    held, sent = fill(cache, model, assign)
+    assert sent
+    check(model, assign, held)

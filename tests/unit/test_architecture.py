@@ -1,0 +1,67 @@
+"""The shape of the house: imports point one way, and what docs/ names exists."""
+
+import ast
+import re
+from pathlib import Path
+from pkgutil import resolve_name
+
+import pytest
+
+from tests.support.paths import ROOT
+
+ALLOWED = {
+    "tpi": {"tpi"},
+    "allreduce": {"tpi", "allreduce"},
+    "scheduler": {"tpi", "scheduler"},
+    "worker": {"tpi", "allreduce", "scheduler", "worker"},
+    "master": {"tpi", "allreduce", "scheduler", "worker", "master"},
+    "testbed": {"tpi", "allreduce", "scheduler", "worker", "master", "testbed"},
+}
+
+
+def imported_rooms(path: Path) -> set[str]:
+    """Top-level packages of this project that a file imports, anywhere in it."""
+    rooms = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            rooms |= {alias.name.split(".")[0] for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path} has a relative import; path equals import name here"
+            rooms.add((node.module or "").split(".")[0])
+    return rooms & ALLOWED.keys()
+
+
+@pytest.mark.parametrize("room", ALLOWED)
+def test_imports_point_down(room: str) -> None:
+    files = list((ROOT / room).rglob("*.py"))
+    assert files
+    back = {str(path): found for path in files if (found := imported_rooms(path) - ALLOWED[room])}
+    assert not back
+
+
+def test_the_direction_test_sees_an_arrow_that_points_back(tmp_path: Path) -> None:
+    offender = tmp_path / "offender.py"
+    offender.write_text("def late():\n    from master.engine import Engine\n    return Engine\n")
+    assert imported_rooms(offender) - ALLOWED["scheduler"] == {"master"}
+
+
+def test_top_level_is_the_agreed_one() -> None:
+    packages = {path.parent.name for path in ROOT.glob("*/__init__.py")}
+    assert packages >= ALLOWED.keys()
+    assert packages <= ALLOWED.keys() | {"tests", "benchmarks"}
+
+
+def documented_symbols() -> list[str]:
+    """Back-quoted dotted names in the pages of docs/, all but the one of figures, that begin with one of the rooms."""
+    pages = sorted(set((ROOT / "docs").glob("*.md")) - {ROOT / "docs/benchmarks.md"})
+    text = "\n".join(page.read_text() for page in pages)
+    return sorted(set(re.findall(rf"`((?:{'|'.join(ALLOWED)})\.[A-Za-z_][\w.]*)`", text)))
+
+
+def test_architecture_names_symbols() -> None:
+    assert len(documented_symbols()) > 20
+
+
+@pytest.mark.parametrize("symbol", documented_symbols())
+def test_documented_symbol_exists(symbol: str) -> None:
+    assert resolve_name(symbol) is not None

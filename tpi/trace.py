@@ -10,7 +10,7 @@ Where nothing is recorded, `OFF` stands in: its `span` is one shared object that
 import json
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from struct import Struct
@@ -24,6 +24,7 @@ import numpy.typing as npt
 Kind = Literal["compute", "allreduce", "load", "stall"]
 Row = tuple[Kind, str, int, int]  # kind, name, begin and end in nanoseconds of the node's clock
 Table = npt.NDArray[np.int64]  # [spans, 4]: kind and name as indices, begin and end
+Laps = npt.NDArray[np.int64]  # [spans]: end of each, in nanoseconds from the beginning of the first
 Page = tuple[tuple[str, ...], Table]  # all names so far, and some spans
 
 EMBEDDING, HEAD = "embedding", "head"  # names of what is no block; a streamed head's tiles are "head tile N"
@@ -58,6 +59,10 @@ class Off:
         """See `Trace.span`."""
         return _NOTHING
 
+    def laps(self, kind: Kind, names: Sequence[str]) -> AbstractContextManager[Laps | None]:
+        """See `Trace.laps`; there is nothing to fill in."""
+        return _NOTHING
+
     def add(self, kind: Kind, name: str, begin: int, end: int) -> None:
         """See `Trace.add`."""
 
@@ -80,6 +85,22 @@ class Trace(Off):
     def span(self, kind: Kind, name: str) -> AbstractContextManager[None]:
         """Record the time from entering to leaving, also if it is left by an exception."""
         return _Span(self, kind, name)
+
+    @contextmanager
+    def laps(self, kind: Kind, names: Sequence[str]) -> Iterator[Laps | None]:
+        """Record a span per name, one after the other from entering on, from the laps that one call fills in.
+
+        Laps that it leaves as they are, because it ended early, are not recorded.
+        """
+        begin = entered = clock()
+        laps = np.full(len(names), -1, np.int64)
+        try:
+            yield laps
+        finally:
+            for name, lap in zip(names, laps.tolist(), strict=True):
+                if lap >= 0:
+                    self.add(kind, name, begin, entered + lap)
+                    begin = entered + lap
 
     def add(self, kind: Kind, name: str, begin: int, end: int) -> None:
         """Record a span with times of `tpi.trace.clock`, in nanoseconds. Beyond `limit` spans they are counted only."""

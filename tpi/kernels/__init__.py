@@ -14,6 +14,7 @@ from tpi.errors import UsageError
 from tpi.kernels.spec import (
     F32,
     I32,
+    I64,
     U8,
     AttentionSpec,
     Batch,
@@ -35,8 +36,11 @@ IMPLEMENTATIONS = ("native", "reference")
 class Chain(Protocol):
     """The blocks of a node that has the whole model in memory, run in one call."""
 
-    def run(self, x: F32, batch: Batch) -> F32:
-        """`x`, `[tokens, hidden]`, after all blocks and their residual connections. Heeds Ctrl-C on the way."""
+    def run(self, x: F32, batch: Batch, ended: I64 | None = None) -> F32:
+        """`x`, `[tokens, hidden]`, after all blocks and their residual connections. Heeds Ctrl-C on the way.
+
+        `ended`, `[blocks]`, gets how many nanoseconds after the beginning of the first block each block ended.
+        """
 
 
 class Kernels(Protocol):

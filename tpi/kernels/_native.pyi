@@ -5,6 +5,7 @@ import numpy.typing as npt
 
 F32 = npt.NDArray[np.float32]
 I32 = npt.NDArray[np.int32]
+I64 = npt.NDArray[np.int64]
 U8 = npt.NDArray[np.uint8]
 KvArray = npt.NDArray[np.generic]
 RunFields = tuple[bool, int, int, int, list[tuple[str, str, str]]]
@@ -85,7 +86,7 @@ class Chain:
         self, plan: AttentionPlan, data: U8, keys: KvArray | None, values: KvArray | None, residual: ResidualFields
     ) -> None: ...
     def ffn(self, plan: FfnPlan, data: U8, residual: ResidualFields) -> None: ...
-    def run(self, x: F32, positions: I32, sequence: I32, tables: I32, partial: F32) -> None: ...
+    def run(self, x: F32, positions: I32, sequence: I32, tables: I32, partial: F32, ended: I64 | None) -> None: ...
 
 class RunPlan:
     def __init__(self, run: RunFields) -> None: ...

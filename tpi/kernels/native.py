@@ -19,6 +19,7 @@ from tpi.kernels.constants import THREADS_MOST
 from tpi.kernels.spec import (
     F32,
     I32,
+    I64,
     U8,
     AttentionSpec,
     Batch,
@@ -189,10 +190,10 @@ class NativeChain:
             else:
                 self._native.attention(_plan_attention(block.spec), block.data, block.keys, block.values, residual)
 
-    def run(self, x: F32, batch: Batch) -> F32:
+    def run(self, x: F32, batch: Batch, ended: I64 | None = None) -> F32:
         """See `tpi.kernels.Chain.run`."""
         out: F32 = x.copy()
-        self._native.run(out, batch.positions, batch.sequence, batch.tables, np.empty_like(out))
+        self._native.run(out, batch.positions, batch.sequence, batch.tables, np.empty_like(out), ended)
         return out
 
 

@@ -28,6 +28,7 @@ from tpi.kernels.paged import append, attend, heads_of, rope
 from tpi.kernels.spec import (
     F32,
     I32,
+    I64,
     U8,
     AttentionSpec,
     Batch,
@@ -42,6 +43,7 @@ from tpi.kernels.spec import (
     Residual,
 )
 from tpi.pack.layout import RunLayout
+from tpi.trace import clock
 
 
 class ReferenceKernels:
@@ -160,10 +162,13 @@ class ReferenceChain:
         self._kernels = kernels
         self._blocks = blocks
 
-    def run(self, x: F32, batch: Batch) -> F32:
+    def run(self, x: F32, batch: Batch, ended: I64 | None = None) -> F32:
         """See `tpi.kernels.Chain.run`."""
-        for block in self._blocks:
+        began = clock()
+        for number, block in enumerate(self._blocks):
             x = self._kernels.add_residual(block.residual, x, self._partial(block, x, batch))
+            if ended is not None:
+                ended[number] = clock() - began
         return x
 
     def _partial(self, block: ChainBlock, x: F32, batch: Batch) -> F32:

@@ -36,6 +36,7 @@ __all__ = [
 
 F32 = npt.NDArray[np.float32]
 I32 = npt.NDArray[np.int32]
+I64 = npt.NDArray[np.int64]
 U8 = npt.NDArray[np.uint8]
 KvArray = npt.NDArray[np.generic]
 

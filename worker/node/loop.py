@@ -68,6 +68,7 @@ class BlockLoop:
         self._kernels = kernels
         self._order, self._check = order, check
         self._chain: Chain | None = None  # of all blocks, opened when first used
+        self._names = [block.name for block in blocks]
 
     def forward(self, x: F32, batch: Batch, step: int) -> F32 | None:
         """Run one step through all blocks.
@@ -171,7 +172,8 @@ class BlockLoop:
             pairs = zip(self.blocks, self.weights.blocks, strict=True)
             blocks = [segment.chained(kept[block.number], block.residual) for block, (segment,) in pairs]
             self._chain = self._kernels.open_chain(blocks)
-        out = self._chain.run(x, batch)
+        with self.trace.laps("compute", self._names) as ended:
+            out = self._chain.run(x, batch, ended)
         self.progress += len(self.blocks)
         self.on_block()
         return out

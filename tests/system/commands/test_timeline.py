@@ -6,7 +6,7 @@ import subprocess
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from itertools import pairwise
+from itertools import groupby, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +28,8 @@ from tests.support.cluster_helpers import MadeUpModel, fake_worker, step
 from tests.support.models import TinyModel
 from tests.support.processes.fake_worker import EXCHANGE, FAKE_SPANS
 from tests.system.commands.test_commands import TPI, clean
+from tpi.kernels.native import NativeChain
+from tpi.kernels.spec import F32
 from tpi.messages import PeerAddress
 from tpi.pack.reader import Pack
 from tpi.trace import TRACE_BYTES, Trace, clock
@@ -159,6 +161,30 @@ def test_a_run_and_its_worker_are_traced_whole(model: str, tmp_path: Path) -> No
     assert {(0, "compute", "embedding"), (0, "compute", "head")} <= found
     assert {(rank, kind, name) for rank in (0, 1) for kind in ("compute", "allreduce") for name in ("ffn 0",)} <= found
     assert not {name for rank, _, name in found if rank == 1} & {"embedding", "head"}
+
+
+def test_a_node_alone_takes_the_same_way_traced_and_has_a_span_per_block_and_token(
+    model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TPI_CACHE", str(tmp_path / "cache"))
+    run, hidden = NativeChain.run, list[F32]()
+
+    def watched(chain: NativeChain, *arguments: Any) -> F32:
+        hidden.append(run(chain, *arguments))
+        return hidden[-1]
+
+    monkeypatch.setattr(NativeChain, "run", watched)
+    path, command = tmp_path / "trace.json", ["-m", model, "-p", "Hello", "-n", "4", "--temp", "0"]
+    for trace in ([], ["--trace", str(path)]):
+        done = CliRunner().invoke(commands.run, [*command, *trace])
+        assert done.exit_code == 0, done.output
+    assert len(hidden) == 2 * 3  # a chat's prompt is too long for a chain
+    np.testing.assert_array_equal(hidden[:3], hidden[3:])
+    events = [event for event in json.loads(path.read_text())["traceEvents"] if event.get("cat") == "compute"]
+    token = ["embedding", *(f"{kind} {layer}" for layer in range(2) for kind in ("attention", "ffn")), "head"]
+    assert [name for name, _ in groupby(event["name"] for event in events)] == token * 4  # a head is two spans
+    assert all(event["dur"] > 0 for event in events)
+    assert all(first["ts"] + first["dur"] <= second["ts"] + 0.01 for first, second in pairwise(events))  # floats
 
 
 def test_a_chat_is_traced_when_its_input_ends(model: str, tmp_path: Path) -> None:

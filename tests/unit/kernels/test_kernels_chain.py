@@ -12,6 +12,7 @@ from tpi.config import Format
 from tpi.errors import KernelError
 from tpi.kernels import Kernels
 from tpi.kernels.spec import F32, Batch, ChainBlock, FfnSpec, NormSpec, Residual
+from tpi.trace import clock
 
 HIDDEN, EPS = 64, 1e-5
 LENGTHS = {"one token": ((40, 1),), "a prompt": ((0, 40),), "three sequences": ((3, 1), (70, 1), (0, 1))}
@@ -67,6 +68,21 @@ def test_a_chain_has_the_bits_of_its_half_blocks(
     np.testing.assert_array_equal(x, before)
 
 
+@pytest.mark.parametrize("kernels", [native, reference], ids=["native", "reference"])
+def test_a_chain_says_when_each_block_ended_and_computes_the_same(kernels: Kernels) -> None:
+    random = np.random.default_rng(4)
+    parts, batch = chain_blocks(random, "q4", LENGTHS["three sequences"])
+    x = random.standard_normal((len(batch.positions), HIDDEN)).astype(np.float32)
+    chain, ended = kernels.open_chain(parts), np.full(len(parts), -1, np.int64)
+    began = clock()
+    out = chain.run(x, batch, ended)
+    took = clock() - began
+    assert ended[0] > 0
+    assert ended[-1] <= took
+    assert all(np.diff(ended) > 0)
+    np.testing.assert_array_equal(out, chain.run(x, batch))
+
+
 def test_arrays_that_do_not_fit_are_refused() -> None:
     random = np.random.default_rng(2)
     parts, batch = chain_blocks(random, "q4", LENGTHS["one token"])
@@ -89,6 +105,8 @@ def test_arrays_that_do_not_fit_are_refused() -> None:
         chain.run(np.zeros((1, HIDDEN + 1), np.float32), batch)
     with pytest.raises(KernelError, match="outside the"):
         chain.run(np.zeros((1, HIDDEN), np.float32), replace(batch, tables=batch.tables + 100))
+    with pytest.raises(KernelError, match="ended has the shape"):
+        chain.run(np.zeros((1, HIDDEN), np.float32), batch, np.zeros(len(parts) - 1, np.int64))
 
 
 class StopError(Exception):

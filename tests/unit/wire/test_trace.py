@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tpi.trace import OFF, PAGE_SPANS, TRACE_BYTES, NodeTrace, Trace, clock_offset, write_chrome
+from tpi.trace import OFF, PAGE_SPANS, TRACE_BYTES, Laps, NodeTrace, Trace, clock, clock_offset, write_chrome
 
 
 def test_spans_become_one_timeline_per_node(tmp_path: Path) -> None:
@@ -58,6 +58,23 @@ def test_nothing_is_recorded_when_off_or_full() -> None:
         trace.add("load", "block 0", 0, 1)
     assert len(list(trace.rows)) == 2
     assert trace.dropped == 3
+
+
+def test_laps_are_spans_one_after_the_other_also_of_a_call_that_ends_early() -> None:
+    def aborted(laps: Laps | None) -> None:
+        assert laps is not None
+        laps[:2] = 10, 30
+        raise ValueError("aborted")
+
+    trace, before = Trace(), clock()
+    with pytest.raises(ValueError, match="aborted"), trace.laps("compute", ["a", "b", "c"]) as laps:
+        aborted(laps)
+    (*first, begin, end), second = trace.rows
+    assert before <= begin <= clock()
+    assert [first, end - begin] == [["compute", "a"], 10]
+    assert second == ("compute", "b", end, end + 20)
+    with OFF.laps("compute", ["a"]) as nothing:
+        assert nothing is None
 
 
 def test_a_full_trace_takes_what_the_budget_counts_for_it() -> None:

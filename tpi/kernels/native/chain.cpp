@@ -49,25 +49,35 @@ void Chain::ffn(nb::object plan, nb::handle data, nb::tuple residual) {
                        keep_residual(residual)});
 }
 
-void Chain::run(nb::handle x, nb::handle positions, nb::handle sequence, nb::handle tables, nb::handle partial) const {
-    Array values(x, "x", "f", {kAny, static_cast<Py_ssize_t>(hidden_)}, true);
+void Chain::compute(const Stage& stage, const BatchArrays& batch, size_t tokens, const float* in, float* out) {
+    if (stage.attention)
+        run_alone(kernels().attention, stage.attention->call(*stage.data, *stage.keys, *stage.values, batch, in, out));
+    else
+        run_alone(kernels().ffn, stage.ffn->call(*stage.data, tokens, in, out));
+}
+
+void Chain::run(nb::handle x, nb::handle positions, nb::handle sequence, nb::handle tables, nb::handle partial,
+                nb::handle ended) const {
+    Array values(x, "x", "f", {kAny, length(hidden_)}, true);
     size_t tokens = values.size(0);
-    Array between(partial, "partial", "f", {static_cast<Py_ssize_t>(tokens), static_cast<Py_ssize_t>(hidden_)}, true);
+    Array between(partial, "partial", "f", {length(tokens), length(hidden_)}, true);
     BatchArrays batch(positions, sequence, tables, tokens);
+    std::optional<Array> ends;
+    if (!ended.is_none()) ends.emplace(ended, "ended", "lq", std::initializer_list{length(stages_.size())}, true);
     for (const Stage& stage : stages_)
         if (stage.attention) stage.attention->check_batch(batch, *stage.keys, *stage.values);
     if (!tokens) return;
     auto *in = values.as<float>(), *out = between.as<float>();
+    auto* end = ends ? ends->as<int64_t>() : nullptr;
     nb::gil_scoped_release unlocked;
-    auto heeded = Clock::now();
+    const auto began = Clock::now();
+    auto heeded = began;
     for (const Stage& stage : stages_) {
-        if (stage.attention)
-            run_alone(kernels().attention,
-                      stage.attention->call(*stage.data, *stage.keys, *stage.values, batch, in, out));
-        else
-            run_alone(kernels().ffn, stage.ffn->call(*stage.data, tokens, in, out));
+        compute(stage, batch, tokens, in, out);
         stage.residual.add(in, out, tokens, hidden_);
-        if (auto now = Clock::now(); now - heeded > kDeaf) {
+        auto now = Clock::now();
+        if (end) *end++ = std::chrono::nanoseconds(now - began).count();
+        if (now - heeded > kDeaf) {
             heed_signals();
             heeded = now;
         }

@@ -25,8 +25,10 @@ public:
     // Append a block; its plan and its arrays are kept. `residual` is (bias, norm); either may be None.
     void attention(nb::object plan, nb::handle data, nb::handle keys, nb::handle values, nb::tuple residual);
     void ffn(nb::object plan, nb::handle data, nb::tuple residual);
-    // Run all of them on x, in place; `partial` is as large and is overwritten.
-    void run(nb::handle x, nb::handle positions, nb::handle sequence, nb::handle tables, nb::handle partial) const;
+    // Run all of them on x, in place; `partial` is as large and is overwritten. `ended` is None, or [blocks] int64, which
+    // get the nanoseconds from the beginning of the first block to the end of each.
+    void run(nb::handle x, nb::handle positions, nb::handle sequence, nb::handle tables, nb::handle partial,
+             nb::handle ended) const;
 
 private:
     struct Stage {
@@ -36,6 +38,7 @@ private:
         std::unique_ptr<Array> data, keys, values;
         Residual residual;
     };
+    static void compute(const Stage& stage, const BatchArrays& batch, size_t tokens, const float* in, float* out);
     Residual keep_residual(nb::tuple residual) const;
 
     size_t hidden_;

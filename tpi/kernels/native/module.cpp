@@ -74,7 +74,8 @@ NB_MODULE(_native, m) {
         .def("attention", &Chain::attention, nb::arg("plan"), nb::arg("data"), nb::arg("keys").none(),
              nb::arg("values").none(), nb::arg("residual"))
         .def("ffn", &Chain::ffn)
-        .def("run", &Chain::run);
+        .def("run", &Chain::run, nb::arg("x"), nb::arg("positions"), nb::arg("sequence"), nb::arg("tables"),
+             nb::arg("partial"), nb::arg("ended").none());
     nb::class_<RunPlan>(m, "RunPlan")
         .def(nb::init<nb::tuple>())
         .def("rows", &RunPlan::rows)

@@ -5,13 +5,13 @@ from dataclasses import dataclass
 
 from benchmarks.machine import MIB
 from benchmarks.result import Result, Row, Table
-from benchmarks.shapes import LLAMA_1B
 from benchmarks.unwritten import UnwrittenPack
 from master.assignments import assignments
 from master.deploy import kv_dtype
 from master.ends import table_bytes
 from master.planner import plan, units_of
 from scheduler.budget import LONGEST_CHUNK
+from tests.support.shapes import LLAMA_1B
 from tpi.kv import blocks_for
 from tpi.messages import NodeOptions, PeerAddress
 from tpi.pack.reader import Pack

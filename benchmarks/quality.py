@@ -10,13 +10,13 @@ from tempfile import TemporaryDirectory
 import numpy as np
 import numpy.typing as npt
 
-from benchmarks.floats import as_floats, shuffled
 from benchmarks.gguf_copy import requantised
 from benchmarks.models import smollm2
 from benchmarks.result import Check, Result, Row, Table
 from master.options import Placement
 from master.session import Session
 from master.tokenizer import Tokenizer
+from tests.support.floats import as_floats, shuffled
 from tests.support.paths import DATA
 from tpi.config import default_cache
 from tpi.pack.build import Opened, pack_model
@@ -36,7 +36,7 @@ distribution of every next token with that of the same weights in f32 (TPI's; *P
 KL is the mean in nats, *best token* how often the likeliest is the same, perplexity that of the text and its multiple
 of f32's. The files are read by both engines as they are: {Q4_1} as published (embedding in Q8_0), {Q8_0} made of it.
 Packs in q8 and q4 are made of the f32 weights. Those come out of a 4-bit file and lie on its grid, where 4 bits cost
-nothing; *off the grid* are the same weights in another order (`benchmarks.floats`), as if they had never been
+nothing; *off the grid* are the same weights in another order (`tests.support.floats`), as if they had never been
 quantised. That is the harder and the honest case.
 """
 

@@ -52,7 +52,7 @@ BENCHMARKS = {
     "peers": Benchmark("benchmarks.peers:bench", ONE_NODE, 12, "llama-cpp-python", ("llama_cpp",), quick=False),
     "quality": Benchmark(
         "benchmarks.quality:bench",
-        (*ONE_NODE, "benchmarks/floats.py", "benchmarks/gguf_copy.py"),
+        (*ONE_NODE, "tests/support/floats.py", "benchmarks/gguf_copy.py"),
         5,
         "llama-cpp-python for its half of the table",
     ),

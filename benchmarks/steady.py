@@ -5,9 +5,9 @@ from collections.abc import Iterator
 from benchmarks.machine import MIB
 from benchmarks.models import smollm2
 from benchmarks.result import Check, Result, Row, Table
-from benchmarks.single import Pace, Setting, pace, single_node
 from scheduler.disk import DirectDisk, Disk, ThrottledDisk
 from scheduler.stats import SAMPLES
+from tests.support.single import Pace, Setting, pace, single_node
 from tpi.config import default_cache
 from tpi.messages import Steady
 from tpi.pack.locate import open_model

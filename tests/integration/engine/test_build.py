@@ -10,10 +10,10 @@ import pytest
 
 from allreduce.base import Endpoints, Group, GroupSpec
 from allreduce.loopback import Loopback
-from benchmarks.single import Setting, single_node
 from master import ends
 from master.ends import Ends
 from scheduler.memory import PAGE, round_up
+from tests.support.single import Setting, single_node
 from tpi.kv import PagedKV
 from tpi.pack.reader import Pack
 from worker.node import build

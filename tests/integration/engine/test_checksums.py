@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.single import Setting, single_node
 from master.assignments import assignments
 from master.ends import Ends
 from master.engine import Engine
@@ -15,6 +14,7 @@ from master.sampler import Sampler, Sampling
 from scheduler.disk import DirectDisk
 from scheduler.memory import PAGE, Bytes, round_up
 from scheduler.window import MemoryWindow
+from tests.support.single import Setting, single_node
 from tpi.errors import WeightsError
 from tpi.messages import NodeOptions, PeerAddress
 from tpi.pack.reader import Pack

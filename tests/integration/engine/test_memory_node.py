@@ -8,12 +8,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from benchmarks.single import Setting, single_node
 from master.engine import Engine
 from master.sampler import Sampler, Sampling
 from scheduler.disk import DirectDisk
 from scheduler.memory import PAGE, Bytes, page_buffer
 from scheduler.tune import DiskSpeed
+from tests.support.single import Setting, single_node
 from tpi.errors import WeightsError
 from tpi.pack.reader import Pack
 

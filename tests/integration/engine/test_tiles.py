@@ -8,7 +8,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from benchmarks.single import Setting, single_node
 from master.engine import Engine
 from master.sampler import Sampler, Sampling
 from scheduler import budget
@@ -17,6 +16,7 @@ from scheduler.ring import smallest
 from scheduler.steady import Times, verdict, whole
 from scheduler.timeline import Costs
 from scheduler.window import MemoryWindow, Resident
+from tests.support.single import Setting, single_node
 from tpi.pack.layout import Part, RunLayout
 from tpi.pack.reader import Pack
 from tpi.partition import Range

@@ -12,7 +12,7 @@ from typing import Any
 import psutil
 import pytest
 
-from benchmarks.shapes import write_huggingface
+from tests.support.shapes import write_huggingface
 from tests.support.testbed_helpers import until
 from tests.system.commands.test_commands import TPI, clean
 from tpi.pack.locate import open_model

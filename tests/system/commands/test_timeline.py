@@ -14,7 +14,6 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 
-from benchmarks.single import Setting, single_node
 from master import commands
 from master.answer import Limits, answer
 from master.cluster import Cluster
@@ -27,6 +26,7 @@ from scheduler.steady import verdict
 from tests.support.cluster_helpers import MadeUpModel, fake_worker, step
 from tests.support.models import TinyModel
 from tests.support.processes.fake_worker import EXCHANGE, FAKE_SPANS
+from tests.support.single import Setting, single_node
 from tests.system.commands.test_commands import TPI, clean
 from tpi.kernels.native import NativeChain
 from tpi.kernels.spec import F32

@@ -2,8 +2,8 @@
 
 The only file of it at hand is 4-bit already, so packing its f32 weights in 4 bits again meets values that lie on a grid
 of 4 bits. What is promised is held to those weights, and to the same model with its weights in another order
-(`benchmarks.floats.shuffled`), where no group of 32 is on a grid: as hard a case as an eighth of a billion parameters
-makes.
+(`tests.support.floats.shuffled`), where no group of 32 is on a grid: as hard a case as an eighth of a billion
+parameters makes.
 """
 
 from collections.abc import Iterator
@@ -15,9 +15,9 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from benchmarks.floats import as_floats, shuffled
 from master.deploy import kv_dtype
 from master.tokenizer import Tokenizer
+from tests.support.floats import as_floats, shuffled
 from tests.support.inprocess import in_process_engine
 from tests.support.paths import DATA
 from tpi.config import default_cache

@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from benchmarks.papers import DEVICES, MODELS, WINDOWS, bench, predicted
-from benchmarks.shapes import LLAMA_1B, write_huggingface
 from benchmarks.unwritten import UnwrittenPack
+from tests.support.shapes import LLAMA_1B, write_huggingface
 from tpi.pack.locate import open_model
 
 SMALL: dict[str, object] = LLAMA_1B | {

@@ -8,9 +8,9 @@ import click
 import pytest
 
 from benchmarks.__main__ import _parser
+from tests.support.paths import ROOT
 from tpi.cli import tpi
 
-ROOT = next(folder for folder in Path(__file__).parents if (folder / "README.md").exists())
 PAGES = [ROOT / "README.md", *sorted(set((ROOT / "docs").glob("*.md")) - {ROOT / "docs/benchmarks.md"})]
 OF_OTHERS = {"--index-url", "--base"}  # pip's; compare's, which parses its own
 

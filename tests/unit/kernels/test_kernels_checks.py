@@ -1,5 +1,6 @@
 """Arrays that a native kernel cannot take raise `KernelError`; nothing is read or written out of bounds."""
 
+import os
 import subprocess
 import sys
 from collections.abc import Callable
@@ -10,6 +11,7 @@ import numpy as np
 import pytest
 
 from tests.support.kernel_cases import AttentionCase, FfnCase, attention_case, ffn_case, native, pack
+from tests.support.paths import ROOT
 from tpi.errors import KernelError, UsageError
 from tpi.kernels import open_kernels
 from tpi.kernels.spec import Batch, NormSpec
@@ -223,3 +225,31 @@ kernels.read(np.zeros(1 << 20, np.uint8))
     assert done.returncode == 0, done.stderr
     assert "does not start 1000 threads" in done.stdout
     assert "--threads" in done.stdout
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="limits of address space are Linux's")
+def test_what_there_was_no_memory_to_prepare_is_not_used() -> None:
+    code = """
+import resource
+import numpy as np
+from tests.support.kernel_cases import ffn_case, native
+from tpi.errors import KernelError
+case = ffn_case(np.random.default_rng(1), format="f32", hidden=64, units=1, tokens=3)
+prepared = native.prepare(case.spec, case.x)
+x = np.zeros((1 << 17, 64), np.float32)
+used = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
+resource.setrlimit(resource.RLIMIT_AS, (used + x.nbytes // 2, resource.RLIM_INFINITY))
+try:
+    native.prepare(case.spec, x, prepared)
+except MemoryError:
+    resource.setrlimit(resource.RLIMIT_AS, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+    try:
+        native.ffn(case.spec, case.data, prepared)
+    except KernelError as error:
+        print(error)
+"""
+    alone = {**os.environ, "LD_PRELOAD": ""}  # a sanitiser's allocator ends the process in place of failing
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False, env=alone, cwd=ROOT)
+    assert done.returncode == 0, done.stderr
+    assert "hidden size 0" in done.stdout

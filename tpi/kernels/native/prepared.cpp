@@ -8,21 +8,23 @@ namespace tpi {
 
 const Prepared& PreparedInput::take(size_t tokens, size_t hidden, const Forms& forms) {
     memory_.begin();
-    hidden_ = hidden;
     prepared_ = {};
-    prepared_.tokens = tokens;
-    prepared_.stride = round_up(hidden, kGroup);
-    size_t values = tokens * prepared_.stride, groups = values / kGroup;
-    prepared_.x = memory_.take<float>(values);
+    hidden_ = 0;  // nothing, until there is memory for all of it
+    Prepared all{};
+    all.tokens = tokens;
+    all.stride = round_up(hidden, kGroup);
+    size_t values = tokens * all.stride, groups = values / kGroup;
+    all.x = memory_.take<float>(values);
     // always in the same order, so that every use finds the memory of the last
     auto* codes = memory_.take<int8_t>(forms.rounded ? values : 0);
     auto* scale = memory_.take<float>(forms.rounded ? groups : 0);
     auto* sum = memory_.take<float>(forms.rounded ? groups : 0);
     auto* fine = memory_.take<int8_t>(forms.fine ? values : 0);
     auto* kept = memory_.take<float>(forms.kept ? values : 0);
-    if (forms.rounded) prepared_.rounded = {codes, forms.fine ? fine : nullptr, scale, sum, prepared_.stride};
-    if (forms.kept) prepared_.kept = kept;
-    return prepared_;
+    if (forms.rounded) all.rounded = {codes, forms.fine ? fine : nullptr, scale, sum, all.stride};
+    if (forms.kept) all.kept = kept;
+    hidden_ = hidden;
+    return prepared_ = all;
 }
 
 const Prepared& PreparedInput::view(size_t hidden, const Forms& forms) const {

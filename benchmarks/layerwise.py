@@ -22,14 +22,14 @@ from master.deploy import kv_dtype
 from testbed.launch import Testbed
 from tpi.block import residual
 from tpi.config import default_cache
-from tpi.devices.host import open_host
+from tpi.devices.host import HostDevice, open_host
 from tpi.kernels import Kernels
 from tpi.kernels.spec import Batch, NormSpec
 from tpi.kv import PagedKV, blocks_for
 from tpi.pack.locate import open_model
 from tpi.pack.reader import Block, Pack
 from tpi.partition import Range, deal
-from worker.node.block import MicroBatch, Segment, open_segment
+from worker.node.segment import Segment, compute, open_segment
 
 PORT = 9991  # of a device that has its network to itself
 
@@ -100,7 +100,7 @@ class Layers:
         """One token's hidden state `[1, hidden]` at `position`, after these layers."""
         batch = Batch(np.array([position], np.int32), np.zeros(1, np.int32), self._tables)
         for segment, after, data in self._blocks:
-            x = self.kernels.add_residual(after, x, segment.partial(data, MicroBatch(x, batch)))
+            x = self.kernels.add_residual(after, x, compute(segment, data, x, batch))
         return x
 
 
@@ -110,7 +110,7 @@ def _bytes(block: Block) -> Any:
 
 def _whole(pack: Pack, layer: int, block: Block, pages: PagedKV, kernels: Kernels) -> Segment:
     runs = {run.name: (run, Range(0, run.units)) for run in block.shape.runs}
-    return open_segment(kernels, pack.config, layer, runs, block.vectors(), pages)
+    return open_segment(HostDevice(kernels), pack.config, layer, runs, block.vectors(), pages)
 
 
 def _hidden(pack: Pack, link: socket.socket) -> F32:

@@ -4,7 +4,9 @@ The master alone decides which block holds which tokens (`master.kvblocks`); tab
 node only owns the bytes.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from math import prod
 from typing import Literal
 
 import numpy as np
@@ -14,6 +16,7 @@ from tpi.kernels.spec import BLOCK_TOKENS, KV_GROUP
 
 KvDtype = Literal["f32", "f16", "q8"]
 KvArray = npt.NDArray[np.generic]
+Bytes = npt.NDArray[np.uint8]
 
 
 def vector_bytes(head_dim: int, dtype: KvDtype) -> int:
@@ -47,11 +50,23 @@ class PagedKV:
     values: list[KvArray] = field(repr=False)
 
     @classmethod
-    def allocate(cls, layers: int, blocks: int, kv_heads: int, head_dim: int, dtype: KvDtype) -> "PagedKV":
-        """Storage for `blocks` KV blocks of `kv_heads` local heads."""
+    def allocate(
+        cls,
+        layers: int,
+        blocks: int,
+        kv_heads: int,
+        head_dim: int,
+        dtype: KvDtype,
+        memory: Callable[[int], Bytes] | None = None,
+    ) -> "PagedKV":
+        """Storage for `blocks` KV blocks of `kv_heads` local heads; `memory` gives so many zeroed bytes of a device."""
         width = vector_bytes(head_dim, dtype) if dtype == "q8" else head_dim
         element = {"f32": np.float32, "f16": np.float16, "q8": np.uint8}[dtype]
         shape = (blocks, kv_heads, BLOCK_TOKENS, width)
-        keys: list[KvArray] = [np.zeros(shape, element) for _ in range(layers)]
-        values: list[KvArray] = [np.zeros(shape, element) for _ in range(layers)]
-        return cls(blocks, keys, values)
+
+        def zeros() -> KvArray:
+            if memory is None:
+                return np.zeros(shape, element)
+            return memory(prod(shape) * np.dtype(element).itemsize).view(element).reshape(shape)
+
+        return cls(blocks, [zeros() for _ in range(layers)], [zeros() for _ in range(layers)])

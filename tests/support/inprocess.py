@@ -15,6 +15,7 @@ from master.ends import Ends, table_bytes
 from master.engine import Engine
 from master.planner import plan, units_of
 from master.weights import own_blocks
+from tpi.devices.base import Device
 from tpi.kv import KvDtype, blocks_for
 from tpi.messages import NodeOptions, PeerAddress, Step
 from tpi.pack.reader import Pack
@@ -22,6 +23,7 @@ from tpi.partition import Range
 from worker.cache import ShardCache
 from worker.node.build import build_node
 from worker.node.node import Node
+from worker.node.order import Order, plain
 
 CONTEXT = 128
 
@@ -68,8 +70,10 @@ def in_process_deployment(
     context: int = CONTEXT,
     kv: KvDtype | None = None,
     epoch: int = 1,
+    others: Sequence[tuple[Device, float]] = (),
+    order: Order = plain,
 ) -> Deployment:
-    """As `in_process_engine`, without the engine."""
+    """As `in_process_engine`, without the engine; rank 0 has `others` beside its host, and all run steps in `order`."""
     pool = 4 * blocks_for(context)  # pages: room for several sequences
     options = NodeOptions(context, pool, kv or kv_dtype(pack), chunk)
     peers = [PeerAddress(rank, f"node {rank}", "") for rank in range(len(shares))]
@@ -82,7 +86,8 @@ def in_process_deployment(
             shard_cache = ShardCache(cache / str(rank))
             stack.callback(shard_cache.close)
             tables = table_bytes(pack) if rank == 0 else None
-            nodes.append(build_node(one, own_blocks(pack, one, shard_cache), endpoints, tables=tables))
+            held, more = own_blocks(pack, one, shard_cache), others if rank == 0 else ()
+            nodes.append(build_node(one, held, endpoints, tables=tables, others=more, order=order))
             stack.callback(nodes[-1].close)
         workers = ThreadedWorkers(nodes[1:])
         stack.callback(workers.close)

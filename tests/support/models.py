@@ -10,13 +10,14 @@ import numpy.typing as npt
 
 from tpi.block import residual
 from tpi.config import ModelConfig
+from tpi.devices.host import HostDevice
 from tpi.kernels import Kernels, open_kernels
 from tpi.kernels.spec import Batch, NormSpec
 from tpi.kv import PagedKV, blocks_for
 from tpi.pack.layout import RunLayout
 from tpi.pack.reader import Block, Pack
 from tpi.partition import Range
-from worker.node.block import MicroBatch, Segment, open_segment
+from worker.node.segment import Segment, compute, open_segment
 
 F32 = npt.NDArray[np.float32]
 
@@ -136,7 +137,7 @@ def forward(pack: Pack, tokens: Sequence[int], kernels: Kernels | None = None) -
     for layer, halves in enumerate(pack.layers):
         for half in halves:
             data = np.concatenate([half.read_units(run.name, 0, run.units).reshape(-1) for run in half.shape.runs])
-            part = whole(config, layer, half, kv, kernels).partial(data, MicroBatch(np.ascontiguousarray(x), batch))
+            part = compute(whole(config, layer, half, kv, kernels), data, np.ascontiguousarray(x), batch)
             x = kernels.add_residual(residual(config, half.kind, half.vectors()), x, part)
     final = pack.final.vectors()
     norm = NormSpec(config.norm, config.norm_eps, final["norm"], final.get("norm.bias"))
@@ -153,4 +154,4 @@ def _table(block: Block) -> tuple[RunLayout, npt.NDArray[np.uint8]]:
 def whole(config: ModelConfig, layer: int, block: Block, pages: PagedKV, kernels: Kernels) -> Segment:
     """A block of a pack as one segment."""
     runs = {run.name: (run, Range(0, run.units)) for run in block.shape.runs}
-    return open_segment(kernels, config, layer, runs, block.vectors(), pages)
+    return open_segment(HostDevice(kernels), config, layer, runs, block.vectors(), pages)

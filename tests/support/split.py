@@ -8,13 +8,14 @@ import numpy.typing as npt
 from master.planner import plan, units_of
 from tpi.block import residual
 from tpi.config import ModelConfig
+from tpi.devices.host import HostDevice
 from tpi.kernels import Kernels, open_kernels
 from tpi.kernels.spec import Batch, NormSpec
 from tpi.kv import PagedKV, blocks_for
 from tpi.pack.layout import RunLayout
 from tpi.pack.reader import Block, Pack
 from tpi.partition import Shard
-from worker.node.block import MicroBatch, Segment, open_segment
+from worker.node.segment import Segment, compute, open_segment
 
 F32 = npt.NDArray[np.float32]
 Bytes = npt.NDArray[np.uint8]
@@ -66,7 +67,7 @@ class _Node:
         """This node's part of block `number`."""
         segment, data = self._segments[number]
         batch = Batch(positions, np.zeros_like(positions), self._pages)
-        return segment.partial(data, MicroBatch(x, batch))
+        return compute(segment, data, x, batch)
 
 
 def _segment(
@@ -75,7 +76,7 @@ def _segment(
     ranges = {"query": shard.query, "kv": shard.kv, "neuron": shard.ffn}
     runs = {run.name: (run, ranges[run.name]) for run in block.shape.runs}
     data = [block.read_units(name, part.first, part.last).reshape(-1) for name, (_, part) in runs.items()]
-    return open_segment(kernels, config, layer, runs, block.vectors(), kv), np.concatenate(data)
+    return open_segment(HostDevice(kernels), config, layer, runs, block.vectors(), kv), np.concatenate(data)
 
 
 def _table(block: Block) -> tuple[RunLayout, Bytes]:

@@ -1,9 +1,11 @@
 """The block loop: one node's part of the model, the same code on the master (rank 0) and on every worker.
 
-A step's order is data (`worker.node.order`). In the plain one a long step passes in two micro-batches, the first and
-the second half of its tokens: while the sum of one travels, the other computes, and each block is held once for both.
+A step's order is data (`worker.node.order`): any that keeps each micro-batch's own is run here. In the plain one a long
+step passes in two micro-batches, the first and the second half of its tokens: while the sum of one travels, the other
+computes, and each block is held once for both.
 """
 
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from time import perf_counter
@@ -16,12 +18,15 @@ from allreduce.flight import IN_FLIGHT
 from scheduler.weights import Weights
 from tpi.kernels import Chain, Kernels
 from tpi.kernels.constants import STREAM_TOKENS
-from tpi.kernels.spec import Batch
+from tpi.kernels.spec import Batch, Input
 from tpi.trace import OFF, Off
-from worker.node.block import Block, MicroBatch, Segment
-from worker.node.order import Order, Visit, plain, visits
+from worker.node.block import Block
+from worker.node.microbatch import Memory, MicroBatch
+from worker.node.order import COMPUTE, Order, Visit, plain, visits
+from worker.node.segment import Phases, Segment
 
 F32 = npt.NDArray[np.float32]
+Bytes = npt.NDArray[np.uint8]
 Check = Callable[[F32, str], None]  # with a partial result and the name of its block; may raise
 _LEAST = 32  # tokens of a micro-batch at least: shorter products of matrices take longer per token
 
@@ -67,6 +72,9 @@ class BlockLoop:
         self.on_block: Callable[[], object] = _nothing  # called after each block, or after all of a short step
         self._kernels = kernels
         self._order, self._check = order, check
+        self._fused = all(len(segments) == 1 for segments in weights.blocks)  # each prepares its block's input itself
+        self._memory: list[Memory] = [{} for _ in range(IN_FLIGHT)]  # what was prepared last, by micro-batch
+        self._flying = deque[tuple[MicroBatch, Block]]()  # whose sums are on their way, the oldest first
         self._chain: Chain | None = None  # of all blocks, opened when first used
         self._names = [block.name for block in blocks]
 
@@ -90,66 +98,88 @@ class BlockLoop:
 
     def rehearse(self, index: int, x: F32, batch: Batch) -> None:
         """Compute a block and do nothing with the result; what `batch` names of the pages is overwritten."""
-        part = MicroBatch(x, batch)
+        part = MicroBatch(x, batch, self._memory[0])
         with self.weights.hold(index) as segments:
             for segment, data in segments:
-                segment.partial(data, part)
+                self._start(segment, COMPUTE, data, part)
+        part.partial()
         self.progress += 1
 
     def _run(self, x: F32, batch: Batch, step: int) -> F32 | None:
         self.group.begin(step)
+        self._flying.clear()
         parts = self._micro_batches(x, batch)
         for visit in visits(self._order, len(self.blocks), len(parts)):
             self._visit(visit, parts)
-        done = [self._finish_sum(part) for part in parts]
-        if not all(done):
+        here = True
+        while self._flying:
+            here = self._finish_sum()
+        if not here:
             return None
         return parts[0].x if len(parts) == 1 else np.concatenate([part.x for part in parts])
 
     def _visit(self, visit: Visit, parts: Sequence[MicroBatch]) -> None:
         block, left = self.blocks[visit.block], len(self.weights.blocks[visit.block])
-        self._finish_sum(parts[(visit.jobs or visit.sums)[0].micro_batch])
+        self._finish_sums(parts[(visit.jobs or visit.sums)[0].micro_batch])
         with self.weights.hold(visit.block, block.wanted(parts)) as segments:
             for segment, data in segments:  # each waits until it is where it is computed
                 left -= 1
                 for job in visit.jobs:
                     part = parts[job.micro_batch]
                     if not job.sums:
-                        self._finish_sum(part)
+                        self._finish_sums(part)
                         with self.trace.span("compute", block.name):
-                            part.add(segment.partial(data, part))
+                            self._start(segment, job.phases, data, part)
                     elif not left:
                         self._start_sum(block, part)
         for job in visit.sums:
             self._start_sum(block, parts[job.micro_batch])
         self.progress += 1
 
+    def _start(self, segment: Segment, phases: Phases, data: Bytes, part: MicroBatch) -> None:
+        """Begin phases of a segment on its device; what it comes to is added to the micro-batch's partial result."""
+
+        def take(segment: Segment) -> Input:
+            fused = self._fused and phases >= COMPUTE
+            return part.x if fused else part.prepared(segment.spec, segment.device, self._kernels)
+
+        partial = segment.start(phases, data, part, take)
+        if partial is not None:
+            part.add(partial)
+
     def _micro_batches(self, x: F32, batch: Batch) -> list[MicroBatch]:
         """A step's tokens in order, in halves if that pays: keys of the first are there when the second attends."""
         tokens = len(x)
         if tokens < IN_FLIGHT * _LEAST or not self.group.overlaps:
-            return [MicroBatch(x, batch)]
+            return [MicroBatch(x, batch, self._memory[0])]
         middle = -(-tokens // (2 * STREAM_TOKENS)) * STREAM_TOKENS
-        return [MicroBatch(x[part], batch.cut(part)) for part in (slice(0, middle), slice(middle, tokens))]
+        halves = zip((slice(0, middle), slice(middle, tokens)), self._memory, strict=True)
+        return [MicroBatch(x[half], batch.cut(half), memory) for half, memory in halves]
 
     def _start_sum(self, block: Block, part: MicroBatch) -> None:
-        partial = part.take(block)
+        partial = part.partial()
         self._check(partial, block.name)
+        if len(self._flying) == IN_FLIGHT:
+            self._finish_sum()
         syncing = perf_counter()
         with self.trace.span("allreduce", block.name):
             self.group.start(partial, everywhere=block is not self.blocks[-1])
+        self._flying.append((part, block))
         self.clock.sync += perf_counter() - syncing
 
-    def _finish_sum(self, part: MicroBatch) -> bool:
-        """Bring a micro-batch up to the last block that it computed; whether its tokens are there on this node."""
-        block = part.awaits
-        if block is None:
-            return True
+    def _finish_sums(self, part: MicroBatch) -> None:
+        """Bring a micro-batch up to the last block that it computed."""
+        while any(flying is part for flying, _ in self._flying):
+            self._finish_sum()
+
+    def _finish_sum(self) -> bool:
+        """Wait for the oldest sum; whether its tokens are there on this node."""
+        part, block = self._flying.popleft()
         syncing = perf_counter()
         with self.trace.span("allreduce", block.name):
             total = self.group.finish()
         self.clock.sync += perf_counter() - syncing
-        part.summed(total, self._kernels)
+        part.summed(block.residual, total, self._kernels)
         self.on_block()
         return total is not None
 
@@ -162,6 +192,7 @@ class BlockLoop:
             len(x) <= STREAM_TOKENS
             and self.group.trivial
             and self._order is plain
+            and self._fused
             and self.weights.window.kept is not None
         )
 

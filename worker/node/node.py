@@ -3,6 +3,7 @@
 Rank 0 is one too.
 """
 
+from contextlib import ExitStack
 from itertools import cycle
 
 import numpy as np
@@ -12,7 +13,7 @@ from allreduce.base import Work, idle
 from scheduler.stats import WindowStats
 from scheduler.steady import verdict
 from tpi.kernels.spec import BLOCK_TOKENS, Batch
-from tpi.kv import PagedKV, blocks_for
+from tpi.kv import blocks_for
 from tpi.messages import Steady, Step
 from tpi.trace import Off
 from worker.member import Figures
@@ -26,19 +27,20 @@ F32 = npt.NDArray[np.float32]
 class Node:
     """Runs steps as the master sends them. `worker.member.Member` is what the daemon knows of it."""
 
-    def __init__(self, loop: BlockLoop, pages: PagedKV, residence: Residence) -> None:
+    def __init__(self, loop: BlockLoop, residence: Residence, resources: ExitStack) -> None:
+        """`resources` are given back when the node is closed."""
         self.loop = loop
         self.budget = residence.budget
         self.window = loop.weights.window
         self.streamed = WindowStats()
         self._residence = residence
-        self._pages = pages
-        self._tables = PageTables(pages.blocks, BLOCK_TOKENS)
+        self._resources = resources
+        self._tables = PageTables(residence.budget.kv_blocks, BLOCK_TOKENS)
 
     @property
     def kv_blocks(self) -> int:
         """Size of the KV pool."""
-        return self._pages.blocks
+        return self.budget.kv_blocks
 
     @property
     def prefill_tokens(self) -> int:
@@ -127,7 +129,6 @@ class Node:
         )  # fmt: skip
 
     def close(self) -> None:
-        """Stop the loader's threads and close the collective's sockets; remember if the disk was not as expected."""
-        self.window.close()
+        """Give back memory, threads and sockets; remember if the disk was not as expected."""
+        self._resources.close()
         self._residence.compare(self.streamed.read_bytes, self.streamed.read_seconds)
-        self.loop.group.close()

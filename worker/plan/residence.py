@@ -5,16 +5,18 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from scheduler.budget import Budget, enough
-from scheduler.disk import Disk
+from scheduler.disk import DirectDisk, Disk
 from scheduler.extent import Extent
 from scheduler.placement import Placement
+from scheduler.ring import EMPTY
 from scheduler.tune import DiskSpeed, disk_for, doubt
 from tpi.config import default_cache
+from tpi.errors import PlanError
 from tpi.kernels import Kernels
 from worker.image import HeldBlock
 from worker.plan.fit import Tables, fit, need
 from worker.plan.node_plan import NodePlan
-from worker.plan.segments import NodeSegment, join, tiles, whole_blocks
+from worker.plan.segments import NodeSegment, join, on_devices, tiles, whole_blocks
 from worker.plan.speeds import speeds_of
 
 
@@ -33,7 +35,12 @@ class Residence:
     @property
     def nbytes(self) -> int:
         """Bytes of all weights."""
-        return sum(extent.nbytes for extent in self.extents)
+        return sum(segment.nbytes for segment in self.segments)
+
+    @property
+    def placed(self) -> bool:
+        """Whether every segment stays in the memory of one of several devices; else the host's window has them all."""
+        return any(segment.device for segment in self.segments)
 
     def compare(self, nbytes: int, seconds: float) -> None:
         """Have the disk measured again by the next start if this run, which read so much in so long, contradicts it."""
@@ -47,15 +54,18 @@ def decide(
     kernels: Kernels,
     tables: Tables | None = None,
     disk: Disk | None = None,
+    shares: Sequence[float] = (),
 ) -> Residence:
     """Where each of the plan's weights lives; `held` are its blocks by their source.
 
     If anything streams, the speeds of this machine are measured (with `kernels`), unless `disk` is given, which is then
-    read.
+    read. With `shares`, of the host and each of the node's other devices, every block is dealt over them and stays.
 
     Raises:
         PlanError: if the node's memory does not hold what the plan asks for.
     """
+    if len(shares) > 1:
+        return _placed(plan, held, on_devices(plan, shares), tables, disk)
     pieces = tiles(plan)
     sizes = [piece.extent(held).slot_bytes for piece in pieces]
     budget, speed = _budget(plan, tables, [piece.extent(held) for piece in pieces], None if disk else kernels)
@@ -84,6 +94,29 @@ def _budget(
     if disk.bytes_per_second:
         budget = fit(plan, tables, sizes, speeds_of(plan, disk, _smallest(extents), budget.used, kernels))
     return budget, disk
+
+
+def _placed(
+    plan: NodePlan,
+    held: Sequence[HeldBlock],
+    segments: Sequence[NodeSegment],
+    tables: Tables | None,
+    disk: Disk | None,
+) -> Residence:
+    """Segments that stay on their devices; the host's share must fit into its memory beside everything else."""
+    sizes = [segment.most_bytes(plan.rank) for segment in segments if not segment.device]
+    budget = fit(plan, tables, sizes)
+    if budget.placement.streamed_bytes:
+        least = -(-enough(need(plan, tables, sizes), sum(sizes), plan.options.prefill_tokens) >> 20)
+        raise PlanError(f"the host's share of the weights does not fit; --memory {least}MiB would do")
+    return Residence(
+        segments=tuple(segments),
+        extents=(),
+        placement=Placement((), frozenset(), EMPTY),
+        budget=budget,
+        disk=disk or DirectDisk(),
+        memory_for=partial(enough, need(plan, tables, sizes), chunk=plan.options.prefill_tokens),
+    )
 
 
 def _settled(

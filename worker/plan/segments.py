@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from scheduler.extent import Extent
 from scheduler.memory import PAGE, round_up
 from scheduler.tables import tile_starts
-from tpi.partition import Range
+from tpi.partition import Range, deal, kv_range
 from worker.image import HeldBlock
 from worker.plan.node_plan import NodeBlock, NodePlan, RunUnits
 
@@ -25,6 +25,7 @@ class NodeSegment:
 
     block: NodeBlock
     runs: tuple[RunUnits, ...]
+    device: int = 0  # which of the node's computes it; 0 is the host
 
     @property
     def nbytes(self) -> int:
@@ -37,10 +38,20 @@ class NodeSegment:
         return self.runs == self.block.runs
 
     def extent(self, held: Sequence[HeldBlock]) -> Extent:
-        """Where it is on disk; `held` are the plan's blocks by their source."""
+        """Where it is on disk, if in one piece; `held` are the plan's blocks by their source."""
         found = held[self.block.source].extent
         before = self.runs[0].units.first - self.block.runs[0].units.first if not self.whole else 0
         return Extent(found.path, found.offset + before * self.runs[0].layout.unit_bytes, self.nbytes)
+
+    def pieces(self, held: Sequence[HeldBlock]) -> list[Extent]:
+        """Where each of its runs is on disk."""
+        found, begin = held[self.block.source].extent, 0
+        pieces = []
+        for whole, run in zip(self.block.runs, self.runs, strict=True):
+            before = (run.units.first - whole.units.first) * run.layout.unit_bytes
+            pieces.append(Extent(found.path, found.offset + begin + before, run.nbytes))
+            begin += whole.nbytes
+        return pieces
 
     def most_bytes(self, rank: int) -> int:
         """Bytes of memory that it takes at most: but for a shard image's, they lie anywhere in a page."""
@@ -51,6 +62,22 @@ class NodeSegment:
 def whole_blocks(plan: NodePlan) -> list[NodeSegment]:
     """One segment per block, in order of use."""
     return [NodeSegment(block, block.runs) for block in plan.blocks]
+
+
+def on_devices(plan: NodePlan, shares: Sequence[float]) -> list[NodeSegment]:
+    """Every block dealt over the node's devices, the host first: the others' segments come first, so as to start first.
+
+    A KV head whose query heads are on both sides of a cut is kept on both.
+    """
+    segments: list[NodeSegment] = []
+    for block in plan.blocks:
+        dealt = [deal(len(run.units), shares) for run in block.runs if run.name != "kv"]
+        parts = [
+            NodeSegment(block, tuple(_part(plan, block, run, dealt[0][number]) for run in block.runs), number)
+            for number in range(len(shares))
+        ]
+        segments += [*parts[1:], parts[0]]
+    return segments
 
 
 def tiles(plan: NodePlan) -> list[NodeSegment]:
@@ -109,6 +136,15 @@ def _cut(block: NodeBlock, smallest: int) -> list[Range]:
     ends = [*starts[1:], len(run.units)]
     first = run.units.first
     return [Range(first + begin, first + end) for begin, end in zip(starts, ends, strict=True)]
+
+
+def _part(plan: NodePlan, block: NodeBlock, run: RunUnits, dealt: Range) -> RunUnits:
+    """The units of a run that belong to `dealt` of the node's units of its block."""
+    if run.name != "kv":
+        return run.cut(Range(run.units.first + dealt.first, run.units.first + dealt.last))
+    config, query = plan.config, _part(plan, block, block.run("query"), dealt)
+    query_heads, kv_heads = (each.layout.width // config.head_dim for each in (query, run))
+    return run.cut(kv_range(query.units, query_heads, kv_heads, config.heads, config.kv_heads))
 
 
 def _united(one: NodeSegment, other: NodeSegment) -> NodeSegment:

@@ -1,11 +1,19 @@
 """A step's order as data: whatever order keeps each micro-batch's own, the tokens are the same."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import closing
 from itertools import groupby
+from pathlib import Path
 
+import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from allreduce.loopback import Loopback
+from master.engine import Engine
+from tests.inprocess import in_process_deployment, in_process_engine
+from tpi.pack.reader import Pack
 from worker.node.order import COMPUTE, Order, Phase, Task, phase_by_phase, plain, visits
 
 
@@ -17,6 +25,7 @@ def two_blocks_behind(blocks: int, micro_batches: int) -> Iterator[Task]:
                 yield from (Task(micro_batch, diagonal - micro_batch, phase) for phase in Phase)
 
 
+PROMPT = [3 + 7 * at % 200 for at in range(90)]
 ORDERS = [plain, phase_by_phase, two_blocks_behind]
 
 
@@ -50,3 +59,23 @@ def test_phase_by_phase_keeps_phases_apart() -> None:
     phases = [phase for phase, _ in groupby(min(job.phases) for job in visit.jobs)]
     assert phases == sorted(COMPUTE)
     assert len(visit.sums) == 2
+
+
+@pytest.mark.parametrize("order", [phase_by_phase, two_blocks_behind])
+@pytest.mark.parametrize("shares", [[1], [1, 2]])
+@pytest.mark.parametrize("family", ["llama", "gemma2"])
+def test_tokens_do_not_depend_on_the_order(
+    family: str,
+    shares: list[float],
+    order: Order,
+    tiny_pack: Callable[..., Pack],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A prompt in two micro-batches, whose sums overlap: bit for bit what the plain order gives."""
+    monkeypatch.setattr(Loopback, "overlaps", True)
+    pack = tiny_pack(family)
+    with in_process_engine(pack, shares, tmp_path, chunk=128) as engine:
+        expected = engine.logits(PROMPT)
+    with closing(in_process_deployment(pack, shares, tmp_path, chunk=128, order=order)) as deployment:
+        np.testing.assert_array_equal(Engine(deployment).logits(PROMPT), expected)

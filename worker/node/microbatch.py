@@ -1,0 +1,65 @@
+"""Some of the tokens of a step on their way through the blocks: their hidden states, and what is under way for them."""
+
+from collections.abc import Hashable
+
+import numpy as np
+import numpy.typing as npt
+
+from tpi.devices.base import Device, Pending, wait_all
+from tpi.kernels import Kernels
+from tpi.kernels.spec import Batch, BlockSpec, Input, Prepared, Residual
+
+F32 = npt.NDArray[np.float32]
+Memory = dict[str, Prepared]
+"""What was prepared last on each device, by its name: used again from block to block and from step to step."""
+
+
+class MicroBatch:
+    """`x` is `[tokens, hidden]`; `batch` says where each token stands and where its keys and values go."""
+
+    def __init__(self, x: F32, batch: Batch, memory: Memory | None = None) -> None:
+        self.x = x
+        self.batch = batch
+        self.between: dict[Hashable, object] = {}  # by segment: what one phase left for the next
+        self._memory = {} if memory is None else memory
+        self._ready: dict[str, Prepared] = {}  # of this block, by device
+        self._partial: F32 | None = None
+        self._pending: list[Pending[F32]] = []
+
+    def prepared(self, spec: BlockSpec, device: Device, host: Kernels) -> Input:
+        """The block's input as this device's kernels take it; normed once, by the host."""
+        if device.name not in self._ready:
+            normed = self.x if device.kernels is host else self._prepare(spec, "host", host, self.x)
+            self._prepare(spec, device.name, device.kernels, normed)
+        return self._ready[device.name]
+
+    def add(self, partial: Pending[F32]) -> None:
+        """Add what one segment comes to. Sums are in the order of adding, whichever is there first."""
+        if self._pending or not partial.done:
+            self._pending.append(partial)
+        else:
+            self._sum(partial.wait())
+
+    def partial(self) -> F32:
+        """The result of all segments, `[tokens, hidden]`, when every device has it; raises what failed on any."""
+        for result in wait_all(self._pending):
+            self._sum(result)
+        self._pending.clear()
+        assert self._partial is not None
+        return self._partial
+
+    def summed(self, residual: Residual, total: F32 | None, host: Kernels) -> None:
+        """The sum over all nodes is there, or is for another node: on to the next block."""
+        if total is not None:
+            self.x = host.add_residual(residual, self.x, total)
+        self._partial = None
+        self._ready.clear()
+        self.between.clear()
+
+    def _prepare(self, spec: BlockSpec, name: str, kernels: Kernels, x: Input) -> Prepared:
+        if name not in self._ready:
+            self._ready[name] = self._memory[name] = kernels.prepare(spec, x, into=self._memory.get(name))
+        return self._ready[name]
+
+    def _sum(self, result: F32) -> None:
+        self._partial = result if self._partial is None else np.add(self._partial, result, out=self._partial)

@@ -1,0 +1,153 @@
+"""Segments as a node computes them: some of a block's units on one device, phase by phase or all at once.
+
+A segment knows its units' static shape (a kernel spec). The weights are handed in for each call as one buffer of bytes,
+because they come and go. No I/O here, and nothing of ranks or sockets.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from tpi.block import Vectors, attention_spec, ffn_spec
+from tpi.config import ModelConfig
+from tpi.devices.base import Device, Finished, Pending
+from tpi.kernels.spec import AttentionSpec, Batch, ChainBlock, FfnSpec, Input, KvArray, Residual
+from tpi.kv import PagedKV
+from tpi.pack.layout import RunLayout, RunName
+from tpi.partition import Range
+from worker.node.microbatch import MicroBatch
+from worker.node.order import COMPUTE, Phase
+
+F32 = npt.NDArray[np.float32]
+Bytes = npt.NDArray[np.uint8]
+Phases = frozenset[Phase]
+Take = Callable[["Segment"], Input]
+"""The input of the segment's block, as its device takes it."""
+
+
+class Segment(Protocol):
+    """Some of a block's units on one device."""
+
+    @property
+    def device(self) -> Device:
+        """What computes it."""
+        ...
+
+    @property
+    def spec(self) -> AttentionSpec | FfnSpec:
+        """What its device's kernels are told of it."""
+        ...
+
+    @property
+    def empty(self) -> bool:
+        """Whether it has no units."""
+        ...
+
+    def start(self, phases: Phases, data: Bytes, part: MicroBatch, take: Take) -> Pending[F32] | None:
+        """Begin `phases` for a micro-batch; what comes of the last, its output, is `[tokens, hidden]` before the sum.
+
+        `take(self)` gives the block's input.
+        """
+        ...
+
+    def chained(self, data: Bytes, residual: Residual) -> ChainBlock:
+        """The segment as a part of a chain, where it is all of its block."""
+        ...
+
+
+@dataclass(frozen=True, eq=False)
+class AttentionSegment:
+    """Query heads, and the KV heads that they attend to; `keys` and `values` are one layer's pages on `device`."""
+
+    device: Device
+    spec: AttentionSpec
+    keys: KvArray
+    values: KvArray
+
+    @property
+    def empty(self) -> bool:
+        """See `Segment.empty`."""
+        return self.spec.heads == 0
+
+    def start(self, phases: Phases, data: Bytes, part: MicroBatch, take: Take) -> Pending[F32] | None:
+        """See `Segment.start`; this step's keys and values are appended to the pages."""
+        if self.empty:
+            return _nothing(part) if Phase.OUTPUT in phases else None
+        spec, kernels, batch = self.spec, self.device.kernels, part.batch
+        if phases >= COMPUTE:
+            x = take(self)
+            return self.device.start(lambda: kernels.attention(spec, data, x, self.keys, self.values, batch))
+        if Phase.PROJECT in phases:
+            x = take(self)
+            self._then(part, lambda _: kernels.project(spec, data, x, batch.positions))
+        if Phase.ATTEND in phases:
+            self._then(part, lambda projected: kernels.attend(spec, projected, self.keys, self.values, batch))
+        if Phase.OUTPUT in phases:
+            mixed: Any = part.between.pop(self)
+            return self.device.start(lambda: kernels.output(spec, data, mixed.wait()))
+        return None
+
+    def chained(self, data: Bytes, residual: Residual) -> ChainBlock:
+        """See `Segment.chained`."""
+        return ChainBlock(self.spec, data, residual, self.keys, self.values)
+
+    def _then(self, part: MicroBatch, call: Callable[[Any], object]) -> None:
+        """Begin the next phase, with what the one before came to; a device does one thing after the other."""
+        before: Any = part.between.get(self)
+        part.between[self] = self.device.start(lambda: call(before.wait() if before else None))
+
+
+@dataclass(frozen=True, eq=False)
+class FfnSegment:
+    """Feed-forward neurons."""
+
+    device: Device
+    spec: FfnSpec
+
+    @property
+    def empty(self) -> bool:
+        """See `Segment.empty`."""
+        return self.spec.neuron.units == 0
+
+    def start(self, phases: Phases, data: Bytes, part: MicroBatch, take: Take) -> Pending[F32] | None:
+        """See `Segment.start`; all is computed with the output."""
+        if Phase.OUTPUT not in phases:
+            return None
+        if self.empty:
+            return _nothing(part)
+        spec, kernels, x = self.spec, self.device.kernels, take(self)
+        return self.device.start(lambda: kernels.ffn(spec, data, x))
+
+    def chained(self, data: Bytes, residual: Residual) -> ChainBlock:
+        """See `Segment.chained`."""
+        return ChainBlock(self.spec, data, residual)
+
+
+Runs = Mapping[RunName, tuple[RunLayout, Range]]
+"""The layout of each of a block's whole runs, and the units of it that a segment has."""
+
+
+def open_segment(
+    device: Device, config: ModelConfig, layer: int, runs: Runs, vectors: Vectors, pages: PagedKV
+) -> Segment:
+    """The segment of a block of `layer` that has these units; `vectors` are the block's, whole."""
+    if "neuron" in runs:
+        layout, units = runs["neuron"]
+        return FfnSegment(device, ffn_spec(config, layout, vectors, units))
+    (query, query_units), (kv, kv_units) = runs["query"], runs["kv"]
+    spec = attention_spec(config, layer, query, kv, vectors, query_units, kv_units)
+    return AttentionSegment(device, spec, pages.keys[layer], pages.values[layer])
+
+
+def _nothing(part: MicroBatch) -> Pending[F32]:
+    return Finished(lambda: np.zeros_like(part.x))
+
+
+def compute(segment: Segment, data: Bytes, x: F32, batch: Batch) -> F32:
+    """What a segment alone comes to for `x` `[tokens, hidden]`, before any sum."""
+    partial = segment.start(COMPUTE, data, MicroBatch(x, batch), lambda _: x)
+    assert partial is not None  # all phases are there
+    return partial.wait()

@@ -150,9 +150,7 @@ def _table(name: str, *figures: str, rows: Sequence[Sequence[str]]) -> Table:
 
 def _verdict(steady: Steady, other: int) -> str:
     """Whether a node waits for its disk, in a sentence; `other` bytes of its memory are not for blocks."""
-    loads = MILLI * (steady.load_attention_s + steady.load_ffn_s)
-    busy = MILLI * (steady.attention_s + steady.ffn_s + 2 * steady.allreduce_s)
-    measured = f"a layer loads in {loads:.1f} ms and is busy for {busy:.1f} ms"
+    measured = f"a layer loads in {MILLI * steady.load_s:.1f} ms and is busy for {MILLI * steady.busy_s:.1f} ms"
     if steady.steady:
         return f"streams in the steady state ({measured})"
     waits = f"waits {MILLI * steady.stall_s:.1f} ms per token for its disk ({measured})"

@@ -15,6 +15,7 @@ from scheduler.ring import neighbours
 from tpi.config import ModelConfig
 from tpi.errors import PlanError
 from tpi.kernels.constants import BLOCK_TOKENS, STREAM_TOKENS, slices
+from tpi.pack.layout import BlockKind
 
 LONGEST_CHUNK = 512  # tokens of a prefill step, where memory and context allow them
 _AMPLE_CHUNK = 256  # tokens: longer steps compute hardly faster, and save passes over what is streamed
@@ -28,13 +29,14 @@ PROCESS = 6 << 20  # bytes that a process takes once it works: code, sockets, pl
 class Need:
     """What one node must find room for. Bytes, but for `kv_blocks`."""
 
-    blocks: tuple[int, ...]  # each block, in order of use (`Extent.slot_bytes`)
+    blocks: tuple[int, ...]  # each block or tile, in order of use (`Extent.slot_bytes`)
     kv_block: int  # one KV block of this node's heads, all layers (`tpi.kv.block_bytes`)
     kv_blocks: int  # asked for: the context, in blocks
     token: int  # activations of one token of a step (`token_bytes`)
     fixed: int = 0  # vectors, buffers that do not grow with a step
     head: int = 0  # the head's table; 0 on workers
     embedding: int = 0  # the embedding's table; 0 on workers, and where it is the head's
+    kinds: tuple[BlockKind, ...] | None = None  # of `blocks`, as `scheduler.placement.kinds_of`
 
     @property
     def table_tiles(self) -> int:
@@ -96,7 +98,7 @@ def plan(
         raise PlanError(_refusal(need, total, window, retain))
     chunk, head, room = _shares(need, total, chunk, window, retain)
     tiles = min(TILE, round_up(need.embedding))
-    placement = _placed(need.blocks, room, window, retain, speeds)
+    placement = _placed(need.blocks, room, need.kinds, window, retain, speeds)
     spare = room + tiles - placement.memory_bytes
     keep_embedding = not placement.streamed_bytes and round_up(need.embedding) <= spare
     return Budget(
@@ -148,7 +150,7 @@ def _shares(need: Need, total: int, chunk: int, window: int, retain: int) -> tup
 def _least_weights(need: Need, window: int, retain: int) -> tuple[int, int]:
     """Bytes that weights take at least, and that let loads overlap computing."""
     if window:
-        needed = place_window(need.blocks, window, retain).memory_bytes
+        needed = place_window(need.blocks, window, retain, need.kinds).memory_bytes
         return needed, needed
     return max(need.blocks, default=0), min(sum(need.blocks), neighbours(need.blocks, 2)) if need.blocks else 0
 
@@ -179,9 +181,16 @@ def _head(need: Need, left: int, weights: tuple[int, int]) -> int:
     return min(2 * TILE, whole)
 
 
-def _placed(blocks: Sequence[int], room: int, window: int, retain: int, speeds: Speeds | None) -> Placement:
+def _placed(
+    blocks: Sequence[int],
+    room: int,
+    kinds: Sequence[BlockKind] | None,
+    window: int,
+    retain: int,
+    speeds: Speeds | None,
+) -> Placement:
     if window:
-        return place_window(blocks, window, retain)
+        return place_window(blocks, window, retain, kinds)
     return place(blocks, room // PAGE * PAGE, speeds)
 
 

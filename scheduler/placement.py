@@ -8,13 +8,15 @@ stay, and how large the ring is, is decided by the exact timeline at the node's 
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import pairwise
+from itertools import cycle, islice, pairwise
 
 from scheduler.memory import PAGE
 from scheduler.ring import EMPTY, Ring, layouts, neighbours, smallest
 from scheduler.timeline import Costs, simulate
 from tpi.errors import PlanError
+from tpi.pack.layout import BlockKind
 
+PAPERS_LAYER: tuple[BlockKind, ...] = ("attention", "ffn")  # TPI-LLM's: what blocks are taken for if nobody says
 _DEPTHS = (1, 2, 3, 4)  # three suffice in theory (scheduler.steady), a fourth takes up the disk's moods
 _MOST_CHOICES = 24  # numbers of large blocks that are compared
 _TOKENS = 4  # simulated per choice
@@ -90,17 +92,27 @@ def place(sizes: Sequence[int], budget: int, speeds: Speeds | None = None) -> Pl
     )
 
 
-def place_window(sizes: Sequence[int], window: int, retain: int = 0) -> Placement:
+def place_window(
+    sizes: Sequence[int], window: int, retain: int = 0, kinds: Sequence[BlockKind] | None = None
+) -> Placement:
     """The paper's placement: `window` blocks in memory at once, and one FFN block kept in every `retain` (0: none).
 
-    Blocks alternate attention, FFN. A window that spans all streamed blocks keeps them all.
+    `kinds` are the blocks', in order of use. A window that spans all streamed blocks keeps them all.
     """
-    kept = {b for b in range(1, len(sizes), 2) if retain and (b // 2) % retain == retain - 1}
+    ffn = [block for block, kind in enumerate(kinds_of(len(sizes), kinds)) if kind == "ffn"]
+    kept = set(ffn[retain - 1 :: retain] if retain else ())
     kept.update(block for block, size in enumerate(sizes) if not size)
     streamed = [block for block in range(len(sizes)) if block not in kept]
     if window >= len(streamed):
         return Placement(tuple(sizes), frozenset(range(len(sizes))), EMPTY)
     return Placement(tuple(sizes), frozenset(kept), smallest(streamed, sizes, max(1, window)))
+
+
+def kinds_of(blocks: int, kinds: Sequence[BlockKind] | None) -> tuple[BlockKind, ...]:
+    """Of each of so many blocks, in order of use; those of the paper's layers where `kinds` are not given."""
+    found = tuple(islice(cycle(PAPERS_LAYER), blocks) if kinds is None else kinds)
+    assert len(found) == blocks, f"{blocks} blocks, but {len(found)} kinds"
+    return found
 
 
 def _choices(sizes: Sequence[int], budget: int) -> Iterator[Placement]:

@@ -9,9 +9,10 @@ from itertools import accumulate
 from typing import TypeVar
 
 from scheduler.memory import round_up
-from scheduler.placement import Placement, Speeds, place, place_window
+from scheduler.placement import PAPERS_LAYER, Placement, Speeds, kinds_of, place, place_window
 from scheduler.ring import Ring, neighbours
 from scheduler.timeline import Costs, replay, simulate
+from tpi.pack.layout import BlockKind
 
 _Number = TypeVar("_Number", int, float)
 
@@ -24,45 +25,56 @@ _TOKENS = 24  # simulated
 
 @dataclass(frozen=True)
 class Times:
-    """Mean seconds of one layer's five steps."""
+    """Mean seconds of a block of each kind, and of the allreduce after it; `layer` has a layer's blocks in order."""
 
     attention: float
     ffn: float
     allreduce: float
     load_attention: float
     load_ffn: float
+    layer: tuple[BlockKind, ...] = PAPERS_LAYER
+
+    @property
+    def computes(self) -> list[float]:
+        """Seconds that each block of a layer computes."""
+        return [self.ffn if kind == "ffn" else self.attention for kind in self.layer]
+
+    @property
+    def loads(self) -> list[float]:
+        """Seconds that each block of a layer takes to load."""
+        return [self.load_ffn if kind == "ffn" else self.load_attention for kind in self.layer]
 
     @property
     def busy(self) -> float:
         """Seconds that one layer computes and exchanges."""
-        return self.attention + self.ffn + 2 * self.allreduce
+        return sum(self.computes) + len(self.layer) * self.allreduce
 
     @property
     def load(self) -> float:
         """Seconds that one layer loads."""
-        return self.load_attention + self.load_ffn
+        return sum(self.loads)
 
     @classmethod
-    def of(cls, costs: Costs, streamed: Collection[int] = ()) -> "Times":
-        """Means over the blocks, which alternate attention, FFN; loads over the `streamed` ones of a kind, if any.
+    def of(cls, costs: Costs, streamed: Collection[int] = (), kinds: Sequence[BlockKind] | None = None) -> "Times":
+        """Means over the blocks of a kind (`kinds`: of each); of loads, over the `streamed` ones of a kind, if any.
 
         Blocks that stay were loaded once, into memory that had never been touched, which is slower.
         """
+        kinds = kinds_of(len(costs.compute), kinds)
+        ffn = [block for block, kind in enumerate(kinds) if kind == "ffn"]
+        others = [block for block, kind in enumerate(kinds) if kind != "ffn"]
         return cls(
-            _mean(costs.compute[0::2]),
-            _mean(costs.compute[1::2]),
+            _mean([costs.compute[block] for block in others]),
+            _mean([costs.compute[block] for block in ffn]),
             _mean(costs.exchange),
-            _load(costs, 0, streamed),
-            _load(costs, 1, streamed),
+            _load(costs, others, streamed),
+            _load(costs, ffn, streamed),
+            _period(kinds),
         )
 
     def costs(self, layers: int) -> Costs:
         """The same for every layer."""
-        return Costs(
-            [self.attention, self.ffn] * layers,
-            [self.allreduce] * (2 * layers),
-            [self.load_attention, self.load_ffn] * layers,
-        )
+        return Costs(self.computes * layers, [self.allreduce] * (len(self.layer) * layers), self.loads * layers)
 
 
 def is_loose(times: Times) -> bool:
@@ -72,29 +84,23 @@ def is_loose(times: Times) -> bool:
 
 def is_tight(times: Times) -> bool:
     """Proposition 4: each load is hidden behind the block before; a window of two never waits."""
-    return times.attention + times.allreduce >= times.load_ffn and times.ffn + times.allreduce >= times.load_attention
+    loads = times.loads[1:] + times.loads[:1]
+    return all(busy + times.allreduce >= load for busy, load in zip(times.computes, loads, strict=True))
 
 
 def layer_seconds(times: Times, window: int) -> float:
-    """Seconds per layer in the long run with `window` blocks in memory, everything streamed (closed form)."""
-    if window == 1:
-        return (
-            times.attention
-            + max(times.allreduce, times.load_ffn)
-            + times.ffn
-            + max(times.allreduce, times.load_attention)
-        )
-    floor = max(times.busy, times.load)
-    if window == 2:
-        return max(floor, times.attention + times.load_attention, times.ffn + times.load_ffn)
-    return floor
+    """Seconds per layer in the long run with `window` blocks in memory, everything streamed.
+
+    The longest way round one layer in the graph of docs/steady-state.md, or what a layer is busy or loads for.
+    """
+    return max(times.busy, times.load, *(_way_round(times, window, first) for first in range(len(times.layer))))
 
 
 def longest_retain(times: Times) -> int | None:
     """Proposition 6: the largest T such that one FFN block kept in every T is enough. 0: none needed; None: none is."""
     if is_loose(times):
         return 0
-    longest = int(times.load_ffn / (times.load - times.busy))
+    longest = int(times.layer.count("ffn") * times.load_ffn / (times.load - times.busy))
     return longest or None
 
 
@@ -126,19 +132,21 @@ def verdict(
     history: Sequence[Costs] = (),
     tiles: Sequence[int] = (),
     planned: Placement | None = None,
+    kinds: Sequence[BlockKind] | None = None,
 ) -> SteadyReport:
     """Judge a placement by measured seconds per block: `MemoryWindow.costs`, and its `history` of the last tokens.
 
-    `tiles`: how many of the window's blocks each half of a layer is, if not one each; `planned`: the placement before
-    neighbours that stay were joined, if any were, which more memory would change.
+    `tiles`: how many of the placement's segments each block is, if not one each; `planned`: the placement before
+    neighbours that stay were joined, if any were, which more memory would change; `kinds`: of each block.
     """
     tiles, history = tiles or [1] * len(placement.sizes), history or [costs]
-    halves, streamed = whole(costs, set(placement.ring.blocks), tiles, placement.sizes)
-    times = Times.of(halves, streamed)
+    blocks, streamed = whole(costs, set(placement.ring.blocks), tiles, placement.sizes)
+    kinds = kinds_of(len(tiles), kinds)
+    times = Times.of(blocks, streamed, kinds)
     token, stall = replay(placement.ring, history, max(_TOKENS, 2 * len(history))).typical
     steady = stall <= _NO_STALL * token
     waits = None if steady else (frozenset(range(len(tiles))) - streamed, placement.ring.size)
-    advised = advise(_sums(placement.sizes, tiles), times, waits)
+    advised = advise(_sums(placement.sizes, tiles), times, waits, kinds)
     speeds = _speeds(placement, costs, times, len(tiles))
     return SteadyReport(
         times=times,
@@ -158,37 +166,40 @@ def verdict(
 def whole(
     costs: Costs, streamed: Collection[int], tiles: Sequence[int], sizes: Sequence[int]
 ) -> tuple[Costs, set[int]]:
-    """Costs per half of a layer, and which are streamed, where `tiles` of the window's blocks, of `sizes`, are each.
+    """Costs per block, and which are streamed, where each is so many `tiles`: segments with `costs` and `sizes`.
 
-    A half that stays in part would load at the speed of its streamed tiles.
+    A block that stays in part would load at the speed of its streamed tiles.
     """
     parts = list(_parts(tiles))
     load = []
     for part in parts:
-        moved = [block for block in part if block in streamed] or part
-        nbytes = sum(sizes[block] for block in moved)
+        moved = [tile for tile in part if tile in streamed] or part
+        nbytes = sum(sizes[tile] for tile in moved)
         share = sum(sizes[part.start : part.stop]) / nbytes if nbytes else 1
-        load.append(share * sum(costs.load[block] for block in moved))
+        load.append(share * sum(costs.load[tile] for tile in moved))
     found = Costs(_sums(costs.compute, tiles), _sums(costs.exchange, tiles), load, costs.wake, costs.start)
-    return found, {half for half, part in enumerate(parts) if any(block in streamed for block in part)}
+    return found, {block for block, part in enumerate(parts) if any(tile in streamed for tile in part)}
 
 
 def advise(
-    sizes: Sequence[int], times: Times, waits: tuple[Set[int], int] | None = None
+    sizes: Sequence[int],
+    times: Times,
+    waits: tuple[Set[int], int] | None = None,
+    kinds: Sequence[BlockKind] | None = None,
 ) -> tuple[int, int, int] | None:
     """The window, retention (0: none) and bytes that reach the steady state in the least memory, if any do.
 
     `waits`: blocks that stay, and bytes of the ring, of a placement that was seen to wait. Neither it nor less of both
-    is advised: means do not know of the loads that are late.
+    is advised: means do not know of the loads that are late. `kinds`: of each block.
     """
     longest = longest_retain(times)
     if longest is None:
         return None
-    costs = times.costs(len(sizes) // 2)
+    costs = times.costs(len(sizes) // len(times.layer))
     found = []
     for retain in {longest, max(1, longest // 2), 1} if longest else {0}:
         for window in range(1, min(_DEEPEST, len(sizes)) + 1):
-            placement = place_window(sizes, window, retain)
+            placement = place_window(sizes, window, retain, kinds)
             if waits and placement.resident <= waits[0] and placement.ring.size <= waits[1]:
                 continue
             if _suffices(placement, times, costs, window, retain):
@@ -219,15 +230,34 @@ def _waits(ring: Ring, costs: Costs) -> float:
     return timeline.steady_stall / timeline.steady_token if timeline.steady_stall else 0.0
 
 
-def _speeds(placement: Placement, costs: Costs, times: Times, halves: int) -> Speeds:
+def _speeds(placement: Placement, costs: Costs, times: Times, blocks: int) -> Speeds:
     """The speeds that were measured, if all bytes are alike."""
     total, computing = sum(placement.sizes), sum(costs.compute)
     compute = total / computing if computing else float("inf")
-    return Speeds(total / (times.load * halves / 2), compute, times.allreduce)
+    return Speeds(total / (times.load * blocks / len(times.layer)), compute, times.allreduce)
 
 
-def _load(costs: Costs, kind: int, streamed: Collection[int]) -> float:
-    loads = {block: costs.load[block] for block in range(kind, len(costs.load), 2) if costs.load[block]}
+def _way_round(times: Times, window: int, first: int) -> float:
+    """Seconds from the start of computing block `first` of a layer to that of the next layer's, by the longest way."""
+    around = [(first + at) % len(times.layer) for at in range(len(times.layer) + 1)]
+    computes, loads = [times.computes[at] for at in around], [times.loads[at] for at in around]
+    starts, loaded = [0.0], 0.0  # when each block starts; when the last one is loaded that waited for a release
+    for at in range(1, len(around)):
+        if at >= window:
+            loaded = max(loaded, starts[at - window] + computes[at - window]) + loads[at]
+        starts.append(max(starts[-1] + computes[at - 1] + times.allreduce, loaded))
+    return starts[-1]
+
+
+def _period(kinds: Sequence[BlockKind]) -> tuple[BlockKind, ...]:
+    """The shortest run of kinds that all of them repeat: a layer, or all where layers differ."""
+    lengths = (length for length in range(1, len(kinds)) if len(kinds) % length == 0)
+    length = next((one for one in lengths if list(kinds[one:]) == list(kinds[:-one])), len(kinds))
+    return tuple(kinds[:length])
+
+
+def _load(costs: Costs, kind: Sequence[int], streamed: Collection[int]) -> float:
+    loads = {block: costs.load[block] for block in kind if costs.load[block]}
     return _mean([seconds for block, seconds in loads.items() if block in streamed] or list(loads.values()))
 
 

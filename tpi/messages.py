@@ -312,11 +312,11 @@ class Heartbeat:
 
 @dataclass(frozen=True)
 class Steady:
-    """Does a node that streams wait for its disk (TPI-LLM, propositions 3 to 6)? Mean seconds of one layer; bytes."""
+    """Does a node that streams wait for its disk (TPI-LLM, propositions 3 to 6)? Mean seconds of one block; bytes."""
 
     attention_s: Seconds
     ffn_s: Seconds
-    allreduce_s: Seconds
+    allreduce_s: Seconds  # that follows a block
     load_attention_s: Seconds
     load_ffn_s: Seconds
     loose: bool  # proposition 3 holds
@@ -327,6 +327,8 @@ class Steady:
     retain: Count  # with one FFN block kept in every so many; 0: none need be
     window_bytes: Bytes  # of blocks that this would take
     least_memory: Bytes  # where no window does: of --memory that would, about; else 0
+    busy_s: Seconds  # that one layer computes and exchanges
+    load_s: Seconds  # that one layer loads
 
 
 @message

@@ -116,16 +116,16 @@ class Node:
 
     def steady(self) -> Steady | None:
         """The verdict on this node's placement from what was measured; None if nothing is streamed. See `Member`."""
-        window = self.window
+        window, planned, kinds = self.window, self.budget.placement, self._residence.kinds
         if not window.placement.streamed_bytes or not self.loop.clock.steps:
             return None
-        found = verdict(window.placement, window.costs(), window.history(), self.segments, self.budget.placement)
+        found = verdict(window.placement, window.costs(), window.history(), self.segments, planned, kinds)
         times = found.times
         return Steady(
             times.attention, times.ffn, times.allreduce, times.load_attention, times.load_ffn,
             found.loose, found.tight, found.steady, found.stall_seconds,
             found.window or 0, found.retain or 0, found.window_bytes or 0,
-            self._residence.memory_for(found.least_bytes) if found.least_bytes else 0,
+            self._residence.memory_for(found.least_bytes) if found.least_bytes else 0, times.busy, times.load,
         )  # fmt: skip
 
     def close(self) -> None:

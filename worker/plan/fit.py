@@ -57,9 +57,10 @@ def fit(
 def need(node: NodePlan, tables: Tables | None = None, blocks: Sequence[int] | None = None) -> Need:
     """What `node` asks a node to find room for. Arguments as `fit`."""
     config, options = node.config, node.options
-    tables = tables or Tables()
+    tables, pieces = tables or Tables(), tiles(node)
     return Need(
-        blocks=tuple(blocks if blocks is not None else (one.most_bytes(node.rank) for one in tiles(node))),
+        blocks=tuple(blocks if blocks is not None else (one.most_bytes(node.rank) for one in pieces)),
+        kinds=tuple(one.block.kind for one in pieces),
         kv_block=block_bytes(config.layers, node.kv_heads, config.head_dim, options.kv_dtype),
         kv_blocks=options.kv_blocks,
         token=token_bytes(config, node.heads, node.kv_heads, node.neurons, _passing(node)),

@@ -13,6 +13,7 @@ from scheduler.tune import DiskSpeed, disk_for, doubt
 from tpi.config import default_cache
 from tpi.errors import PlanError
 from tpi.kernels import Kernels
+from tpi.pack.layout import BlockKind
 from worker.image import HeldBlock
 from worker.plan.fit import Tables, fit, need
 from worker.plan.node_plan import NodePlan
@@ -41,6 +42,11 @@ class Residence:
     def placed(self) -> bool:
         """Whether every segment stays in the memory of one of several devices; else the host's window has them all."""
         return any(segment.device for segment in self.segments)
+
+    @property
+    def kinds(self) -> tuple[BlockKind, ...]:
+        """Of each block, in order of use."""
+        return tuple({segment.block.number: segment.block.kind for segment in self.segments}.values())
 
     def compare(self, nbytes: int, seconds: float) -> None:
         """Have the disk measured again by the next start if this run, which read so much in so long, contradicts it."""

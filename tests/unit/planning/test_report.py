@@ -10,7 +10,7 @@ from master.report import NodeReport, print_choice, print_nodes
 from tpi.messages import Steady
 
 MIB = 1 << 20
-WAITS = Steady(0.001, 0.002, 0.001, 0.004, 0.008, False, False, False, 0.2, 0, 0, 0, 310 * MIB)
+WAITS = Steady(0.001, 0.002, 0.001, 0.004, 0.008, False, False, False, 0.2, 0, 0, 0, 310 * MIB, 0.005, 0.012)
 
 
 def test_the_choice_of_collectives_is_shown_with_what_it_was_made_by(capsys: pytest.CaptureFixture[str]) -> None:

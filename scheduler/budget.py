@@ -69,8 +69,8 @@ def token_bytes(config: ModelConfig, heads: int, kv_heads: int, neurons: int, pa
     """Activations of one token of a step, for local head and neuron counts: an upper bound, in bytes.
 
     Live at once, in float32: the first x, x, two partials, normed x, and `passing` arrays on their way between tiles
-    and nodes (hidden each; `worker.plan.fit`). The kernels keep the buffers of both halves: q, rotated q, chunks and
-    mixed values of a head, k, v, angles; products of gate and up. What is quantised on the way takes a third more.
+    and nodes (hidden each; `worker.plan.fit`). The kernels keep buffers of both kinds of block: q, rotated q, chunks
+    and mixed values of a head, k, v, angles; products of gate and up. What is quantised on the way takes a third more.
     """
     hidden = config.hidden * (5 + passing)
     attention = config.head_dim * (9 * heads // 2 + 2 * kv_heads + 1)
@@ -78,7 +78,7 @@ def token_bytes(config: ModelConfig, heads: int, kv_heads: int, neurons: int, pa
 
 
 def scratch_bytes(hidden: int, threads: int) -> int:
-    """Bytes of the slices in which the threads of a short step sum, for both halves of a layer."""
+    """Bytes of the slices in which the threads of a short step sum, for both kinds of block."""
     return 2 * slices(threads) * STREAM_TOKENS * hidden * 4
 
 

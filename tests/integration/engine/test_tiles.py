@@ -1,4 +1,4 @@
-"""Feed-forward blocks in tiles: the same tokens as whole ones, verdicts per half of a layer."""
+"""Feed-forward blocks in tiles: the same tokens as whole ones, verdicts per block."""
 
 from collections.abc import Callable, Sequence
 from itertools import pairwise

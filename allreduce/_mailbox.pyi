@@ -6,7 +6,7 @@ import numpy.typing as npt
 F32 = npt.NDArray[np.float32]
 
 def payload_bytes(wire: int, count: int) -> int:
-    """Bytes that `count` values take in a frame; `tpi.wire.Wire.nbytes` says the same without this module."""
+    """Bytes that `count` values take in a frame; `tpi.net.wire.Wire.nbytes` says the same without this module."""
 
 def quantise(values: F32, wire: int) -> None:
     """Make of `values` what the others decode when they are sent to them."""

@@ -20,8 +20,8 @@ from allreduce.flight import IN_FLIGHT, Exchange, Flight
 from tpi.errors import PlanError, UsageError
 
 if TYPE_CHECKING:
-    from allreduce.loopback import Board
-    from tpi.sockets import Net, Socket
+    from allreduce.algorithms.loopback import Board
+    from tpi.net.sockets import Net, Socket
 
 F32 = npt.NDArray[np.float32]
 
@@ -232,14 +232,14 @@ class Group(ABC):
 
 GROUPS = {  # module and class, imported when opened
     "auto": "allreduce.auto:Auto",
-    "star": "allreduce.star:Star",
-    "mesh": "allreduce.mesh:Mesh",
-    "two-shot": "allreduce.twoshot:TwoShot",
-    "tree": "allreduce.tree:Tree",
-    "ring": "allreduce.ring:Ring",
-    "shared": "allreduce.shared:Shared",
-    "loopback": "allreduce.loopback:Loopback",
-    "torch": "allreduce.torchdist:TorchDistributed",
+    "star": "allreduce.algorithms.star:Star",
+    "mesh": "allreduce.algorithms.mesh:Mesh",
+    "two-shot": "allreduce.algorithms.twoshot:TwoShot",
+    "tree": "allreduce.algorithms.tree:Tree",
+    "ring": "allreduce.algorithms.ring:Ring",
+    "shared": "allreduce.algorithms.shared:Shared",
+    "loopback": "allreduce.algorithms.loopback:Loopback",
+    "torch": "allreduce.algorithms.torchdist:TorchDistributed",
 }
 
 

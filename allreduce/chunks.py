@@ -1,6 +1,6 @@
 """How a vector is cut into one chunk per member, for the algorithms in which each member sums a part."""
 
-from tpi.wire import GROUP
+from tpi.net.wire import GROUP
 
 
 def chunks(count: int, size: int) -> list[slice]:

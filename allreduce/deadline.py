@@ -1,8 +1,8 @@
 """How long a member is waited for."""
 
 from allreduce.base import GroupSpec, Watch
-from tpi.clocks import PAUSE_S, since_boot
 from tpi.errors import NodeLost
+from tpi.system.clocks import PAUSE_S, since_boot
 
 
 class Patience:

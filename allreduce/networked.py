@@ -8,7 +8,7 @@ import numpy as np
 from allreduce.base import F32, Endpoints, Group, GroupSpec, GroupStats
 from allreduce.flight import IN_FLIGHT, Exchange
 from allreduce.transport import Transport
-from tpi.wire import wire_format
+from tpi.net.wire import wire_format
 
 
 class Networked(Group):

@@ -13,7 +13,7 @@ from allreduce.base import Endpoints, GroupSpec, GroupStats
 from allreduce.deadline import Patience
 from allreduce.flight import IN_FLIGHT
 from tpi.errors import PlanError
-from tpi.sockets import COLLECTIVE, Socket, split_address
+from tpi.net.sockets import COLLECTIVE, Socket, split_address
 
 SEGMENT_VALUES = 1 << 16  # in one frame; longer messages travel as several, so that a slow link shows progress
 _SLICE_MS = 100  # how long one attempt to receive may take

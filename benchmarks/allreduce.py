@@ -16,9 +16,9 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.members import BASELINE, Plan
-from master.report import print_choice
+from master.reporting.report import print_choice
+from testbed.description.schema import load_topology
 from testbed.launch import Testbed
-from testbed.schema import load_topology
 
 COMMAND = [sys.executable, "-m", "benchmarks.members"]
 Start = Callable[[int], "subprocess.Popen[str]"]

@@ -15,14 +15,14 @@ from statistics import mean, median
 from subprocess import PIPE, run
 from typing import Any
 
-from master.answer import Limits, answer
+from master.generation.answer import Limits, answer
+from master.generation.sampler import Sampler, Sampling
 from master.options import Placement
-from master.sampler import Sampler, Sampling
 from master.session import Session
-from scheduler.extent import Extent
-from scheduler.memory import PAGE
-from scheduler.tune import DiskSpeed, disk_for, measure
+from scheduler.storage.extent import Extent
+from scheduler.storage.tune import DiskSpeed, disk_for, measure
 from tpi.config import default_cache
+from tpi.devices.pages import PAGE
 from tpi.pack.reader import Pack
 
 CONTEXT = 512

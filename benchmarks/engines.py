@@ -126,8 +126,8 @@ def take_turns(running: Mapping[str, Engine], rounds: int, work: Sequence[tuple[
 @contextmanager
 def open_tpi(spec: Spec) -> Iterator[tuple[Generator, dict[str, Any]]]:
     """A session as the commands use it, on this machine."""
+    from master.generation.sampler import Sampler, Sampling
     from master.options import Placement
-    from master.sampler import Sampler, Sampling
     from master.session import Session
 
     greedy = Sampler(Sampling(temperature=0))

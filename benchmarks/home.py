@@ -12,15 +12,15 @@ from pathlib import Path
 from time import monotonic
 from typing import Any
 
+from testbed.checks.verify import verify
 from testbed.cluster import WORKERS, WorkerOptions, workers
+from testbed.description.schema import load_topology
+from testbed.description.topology import Host, Link, Topology, star
 from testbed.launch import Testbed
-from testbed.schema import load_topology
-from testbed.topology import Host, Link, Topology, star
-from testbed.verify import verify
 from tpi.config import default_cache
 from tpi.errors import TestbedError
-from tpi.links import Link as EndToEnd
-from tpi.links import LinkTable
+from tpi.net.links import Link as EndToEnd
+from tpi.net.links import LinkTable
 
 BENCH = [sys.executable, "-m", "tpi.cli", "bench", "--json", "-t", "1"]
 MEGABIT = 1e6

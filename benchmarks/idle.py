@@ -15,7 +15,7 @@ from tempfile import TemporaryDirectory
 from benchmarks.models import smollm2
 from benchmarks.result import Check, Result, Row, Table
 from tpi.errors import UsageError
-from tpi.sockets import COLLECTIVE, CONTROL, WEIGHTS, Net
+from tpi.net.sockets import COLLECTIVE, CONTROL, WEIGHTS, Net
 
 TPI = (sys.executable, "-m", "tpi.cli")
 PEERS = 20
@@ -28,7 +28,7 @@ _QUESTION, _PROMPT = b"What is the capital of France?", b"> "
 _PATIENCE_S = 120.0  # for an answer
 _FLOOD = """
 import sys, time, zmq
-from tpi.sockets import COLLECTIVE, CONTROL, WEIGHTS, Net
+from tpi.net.sockets import COLLECTIVE, CONTROL, WEIGHTS, Net
 net, last = Net(), time.monotonic()
 sockets = [net.connect(plane, "127.0.0.1", int(port), b"peer%s" % sys.argv[1].encode())
            for plane, port in zip((CONTROL, COLLECTIVE, WEIGHTS), sys.argv[2:])]

@@ -19,8 +19,8 @@ import numpy.typing as npt
 from tpi.config import Format
 from tpi.kernels.native import NativeKernels
 from tpi.kernels.spec import FfnSpec, NormSpec
-from tpi.machine import usable_cores
 from tpi.pack.layout import Layout, Part, RunLayout
+from tpi.system.machine import usable_cores
 
 U8 = npt.NDArray[np.uint8]
 POOL_BYTES = 512 << 20

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.tcp_star import F32, prepared, receive
-from master.deploy import kv_dtype
+from master.deployment.deploy import kv_dtype
 from testbed.launch import Testbed
 from tpi.block import residual
 from tpi.config import default_cache
@@ -26,7 +26,7 @@ from tpi.devices.host import HostDevice, open_host
 from tpi.kernels import Kernels
 from tpi.kernels.spec import Batch, NormSpec
 from tpi.kv import PagedKV, blocks_for
-from tpi.pack.locate import open_model
+from tpi.pack.library.locate import open_model
 from tpi.pack.reader import Block, Pack
 from tpi.partition import Range, deal
 from worker.node.segment import Segment, compute, open_segment

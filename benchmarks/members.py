@@ -14,7 +14,7 @@ import numpy as np
 from allreduce.auto import Auto
 from allreduce.base import F32, Endpoints, GroupSpec, Peer, open_group
 from benchmarks import tcp_star
-from tpi.sockets import COLLECTIVE, Net, Socket
+from tpi.net.sockets import COLLECTIVE, Net, Socket
 
 BASELINE = "tcp-star"
 _ROW = 4  # exchanges

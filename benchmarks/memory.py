@@ -12,9 +12,9 @@ from benchmarks.models import llama_1b_f32, smollm2
 from benchmarks.result import Bars, Check, Result, Row, Table
 from master.options import Placement
 from master.session import Session
-from scheduler.tune import disk_for
+from scheduler.storage.tune import disk_for
 from tpi.config import default_cache
-from tpi.pack.locate import open_model
+from tpi.pack.library.locate import open_model
 from tpi.pack.reader import Pack
 
 SHARES = (0.12, 0.15, 0.20, 0.30, 0.40, 0.50, 0.60, 0.70, 0.80, 0.90, 1.00)

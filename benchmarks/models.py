@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tpi.config import default_cache
-from tpi.pack.pull import pull
+from tpi.pack.library.pull import pull
 
 
 @dataclass(frozen=True)

@@ -6,14 +6,14 @@ from dataclasses import dataclass
 from benchmarks.machine import MIB
 from benchmarks.result import Result, Row, Table
 from benchmarks.unwritten import UnwrittenPack
-from master.assignments import assignments
-from master.deploy import kv_dtype
-from master.ends import table_bytes
-from master.planner import plan, units_of
+from master.deployment.assignments import assignments
+from master.deployment.deploy import kv_dtype
+from master.deployment.planner import plan, units_of
+from master.vocabulary.ends import table_bytes
 from scheduler.budget import LONGEST_CHUNK
 from tests.support.shapes import LLAMA_1B
 from tpi.kv import blocks_for
-from tpi.messages import NodeOptions, PeerAddress
+from tpi.net.messages import NodeOptions, PeerAddress
 from tpi.pack.reader import Pack
 from worker.plan.fit import fit
 from worker.plan.node_plan import node_plan

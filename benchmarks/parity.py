@@ -8,13 +8,13 @@ import numpy as np
 
 from benchmarks.models import smollm2
 from benchmarks.result import Check, Result, Row, Table
-from master.answer import Limits, answer
+from master.generation.answer import Limits, answer
+from master.generation.sampler import Sampler, Sampling
 from master.options import Placement
-from master.sampler import Sampler, Sampling
 from master.session import Session
-from master.tokenizer import Tokenizer
+from master.text.tokenizer import Tokenizer
 from tpi.config import default_cache
-from tpi.pack.locate import open_model
+from tpi.pack.library.locate import open_model
 
 NODES = (1, 2, 3, 5)
 TOKENS = 64

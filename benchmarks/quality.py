@@ -15,11 +15,11 @@ from benchmarks.models import smollm2
 from benchmarks.result import Check, Result, Row, Table
 from master.options import Placement
 from master.session import Session
-from master.tokenizer import Tokenizer
+from master.text.tokenizer import Tokenizer
 from tests.support.floats import as_floats, shuffled
 from tests.support.paths import DATA
 from tpi.config import default_cache
-from tpi.pack.build import Opened, pack_model
+from tpi.pack.builder.build import Opened, pack_model
 from tpi.pack.reader import Pack
 
 F32 = npt.NDArray[np.float32]

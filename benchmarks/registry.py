@@ -61,7 +61,7 @@ BENCHMARKS = {
         "benchmarks.differential:bench",
         (
             "tpi",
-            "master/planner.py",
+            "master/deployment/planner.py",
             "tests/support/differential/differential.py",
             "tests/support/split.py",
             "tests/support/differential/gguf_draws.py",

@@ -19,9 +19,9 @@ from benchmarks.machine import MIB
 from benchmarks.result import Check, Result, Row, Table
 from tests.support.shapes import LLAMA_1B, tensor_files, write_byte_tokenizer
 from tpi.config import default_cache
-from tpi.families.huggingface import from_huggingface
-from tpi.pack import tokens
-from tpi.pack.build import Opened, pack_model
+from tpi.families.huggingface.reader import from_huggingface
+from tpi.pack.builder import tokens
+from tpi.pack.builder.build import Opened, pack_model
 from tpi.pack.sources.base import Bytes, Tensor
 from tpi.pack.sources.elements import Element
 

@@ -5,12 +5,12 @@ from collections.abc import Iterator
 from benchmarks.machine import MIB
 from benchmarks.models import smollm2
 from benchmarks.result import Check, Result, Row, Table
-from scheduler.disk import DirectDisk, Disk, ThrottledDisk
-from scheduler.stats import SAMPLES
+from scheduler.storage.disk import DirectDisk, Disk, ThrottledDisk
+from scheduler.window.stats import SAMPLES
 from tests.support.single import Pace, Setting, pace, single_node
 from tpi.config import default_cache
-from tpi.messages import Steady
-from tpi.pack.locate import open_model
+from tpi.net.messages import Steady
+from tpi.pack.library.locate import open_model
 from tpi.pack.reader import Pack
 
 SPEEDS = (150e6, 250e6, 350e6, 500e6, 900e6)  # bytes per second of the emulated disks
@@ -30,10 +30,10 @@ SETTINGS = {
 NOTES = f"""
 SmolLM2-135M Q4_1, one node, an allreduce emulated by sleeping. First with {SLOW_EXCHANGE * 1e3:.0f} ms and the real
 disk: what every window waits. Then with {EXCHANGE * 1e3:.0f} ms over disks that a token bucket slows down:
-stall per token as `scheduler.steady` predicts it from the block times measured in that run, and as measured; medians
-over the same {SAMPLES} tokens. They agree within max(10%, 2% of the token time); `steady` is a stall of less than 2% of
-it. Last what the verdict advises to a window of one on each of these disks, and what it waits once that is done: costs
-measured with one placement, and told of another.
+stall per token as `scheduler.model.steady` predicts it from the block times measured in that run, and as measured;
+medians over the same {SAMPLES} tokens. They agree within max(10%, 2% of the token time); `steady` is a stall of less
+than 2% of it. Last what the verdict advises to a window of one on each of these disks, and what it waits once that is
+done: costs measured with one placement, and told of another.
 """
 
 

@@ -8,8 +8,8 @@ from benchmarks.awake import awake
 from benchmarks.home import MEGABIT, MILLISECOND, home, wheel
 from benchmarks.models import llama_1b
 from benchmarks.result import Bars, Check, Result, Row, Table
+from testbed.description.topology import UNLIMITED
 from testbed.launch import Testbed
-from testbed.topology import UNLIMITED
 from tests.support.shapes import LLAMA_1B, write_huggingface
 from tpi.config import default_cache
 

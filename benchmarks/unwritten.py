@@ -9,9 +9,9 @@ import numpy as np
 
 from benchmarks.seventy import RandomSource
 from tpi.config import Format, ModelConfig
-from tpi.families.huggingface import from_huggingface
+from tpi.families.huggingface.reader import from_huggingface
 from tpi.pack.blockfile import HASH_BYTES, BlockShape
-from tpi.pack.plan import plan_pack
+from tpi.pack.builder.plan import plan_pack
 from tpi.pack.reader import F32, Block, Bytes, Pack
 
 

@@ -6,14 +6,14 @@ from typing import Any
 
 import click
 
-from master.answer import Answer, Limits, answer, encode_prompt, prompt_messages
+from master.generation.answer import Answer, Limits, answer, encode_prompt, prompt_messages
+from master.generation.sampler import Sampler, Sampling
 from master.options import Placement, placement_options, quiet_option, sampling_options, take_sampling
-from master.output import stream_answer, write, write_trace
-from master.prompts import checked_text, read_prompt
-from master.report import answer_fields, node_fields, print_choice, print_nodes
-from master.sampler import Sampler, Sampling
+from master.reporting.output import stream_answer, write, write_trace
+from master.reporting.report import answer_fields, node_fields, print_choice, print_nodes
+from master.reporting.spans import Span
 from master.session import Session
-from master.spans import Span
+from master.text.prompts import checked_text, read_prompt
 
 
 @click.command()

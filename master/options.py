@@ -8,13 +8,13 @@ from typing import Any, TypeVar
 
 import click
 
-from master.sampler import RANDOM_SEED, Sampling
+from master.generation.sampler import RANDOM_SEED, Sampling
 from tpi import progress
 from tpi.cachelimit import CacheLimit, cache_limit_option
 from tpi.config import default_cache, parse_size
 from tpi.errors import UsageError
 from tpi.kv import KvDtype
-from tpi.wire import wire_names
+from tpi.net.wire import wire_names
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 

@@ -4,24 +4,24 @@ from collections.abc import Sequence
 from contextlib import ExitStack, suppress
 from types import TracebackType
 
-from master.cluster import Cluster
-from master.deploy import MASTER, Deployer, own_limit, own_memory, own_threads
-from master.deployment import Deployment
-from master.dtype import choose_dtype
-from master.engine import Engine
-from master.figures import RunFigures
-from master.local import LocalWorkers
+from master.deployment.deploy import MASTER, Deployer, own_limit, own_memory, own_threads
+from master.deployment.deployment import Deployment
+from master.deployment.dtype import choose_dtype
+from master.deployment.planner import parse_split, refuse_too_many
+from master.generation.engine import Engine
 from master.options import DEFAULT_CONTEXT, Placement
-from master.planner import parse_split, refuse_too_many
-from master.tokenizer import Tokenizer
+from master.reporting.figures import RunFigures
+from master.text.tokenizer import Tokenizer
+from master.workers.cluster import Cluster
+from master.workers.local import LocalWorkers
 from tpi.devices.host import HostDevice, open_host
 from tpi.errors import UsageError
-from tpi.pack.locate import locate, open_located
+from tpi.net.sockets import Net, Tap
+from tpi.pack.library.locate import locate, open_located
 from tpi.pack.reader import Pack
-from tpi.sockets import Net, Tap
 from tpi.trace import clock
 from worker.profile import memory_budget, rss
-from worker.shelf import keep_within
+from worker.shards.shelf import keep_within
 
 
 class Session:
@@ -60,7 +60,7 @@ class Session:
     def deploy(self, shares: Sequence[float]) -> None:
         """Replace the deployment by one with other shares, the master's first; requests go on where they were.
 
-        Errors as `master.deploy.Deployer.deploy`; without a deployment requests cannot go on.
+        Errors as `master.deployment.deploy.Deployer.deploy`; without a deployment requests cannot go on.
         """
         self._close_deployment()
         bare, began = rss(), clock()  # before any node records

@@ -1,1 +1,1 @@
-"""The weight *memory* scheduler: where each weight lives and when it moves (request admission is `master.batcher`)."""
+"""The scheduler of weight *memory*: where weights live and move (`master.generation.batcher` admits requests)."""

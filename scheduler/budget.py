@@ -9,10 +9,10 @@ the context that would fit. `scheduler.free` says what a node may use where the 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from scheduler.memory import PAGE, round_up
-from scheduler.placement import Placement, Speeds, place, place_window
-from scheduler.ring import neighbours
+from scheduler.model.placement import Placement, Speeds, place, place_window
+from scheduler.model.ring import neighbours
 from tpi.config import ModelConfig
+from tpi.devices.pages import PAGE, round_up
 from tpi.errors import PlanError
 from tpi.kernels.constants import BLOCK_TOKENS, STREAM_TOKENS, slices
 from tpi.pack.layout import BlockKind
@@ -36,7 +36,7 @@ class Need:
     fixed: int = 0  # vectors, buffers that do not grow with a step
     head: int = 0  # the head's table; 0 on workers
     embedding: int = 0  # the embedding's table; 0 on workers, and where it is the head's
-    kinds: tuple[BlockKind, ...] | None = None  # of `blocks`, as `scheduler.placement.kinds_of`
+    kinds: tuple[BlockKind, ...] | None = None  # of `blocks`, as `scheduler.model.placement.kinds_of`
 
     @property
     def table_tiles(self) -> int:
@@ -89,7 +89,7 @@ def plan(
 
     Args:
         chunk: the longest prefill step asked for, in tokens; it is never longer than the KV blocks hold.
-        window, retain: the paper's placement (`scheduler.placement.place_window`) in place of the fastest that fits.
+        window, retain: the paper's placement (`scheduler.model.placement.place_window`), not the fastest that fits.
 
     Raises:
         PlanError: if it does not fit; says the smallest budget that would do and the context that would fit.

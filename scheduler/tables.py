@@ -13,13 +13,13 @@ import numpy as np
 import numpy.typing as npt
 
 from scheduler.budget import TILE
-from scheduler.disk import DirectDisk, Disk, read_extent
-from scheduler.extent import Extent
-from scheduler.load import Verify, check
-from scheduler.memory import PAGE, Bytes, page_buffer
-from scheduler.placement import place
-from scheduler.stats import ReadClock, WindowStats
-from scheduler.window import MemoryWindow
+from scheduler.model.placement import place
+from scheduler.storage.disk import DirectDisk, Disk, read_extent
+from scheduler.storage.extent import Extent
+from scheduler.window.load import Verify, check
+from scheduler.window.stats import ReadClock, WindowStats
+from scheduler.window.window import MemoryWindow
+from tpi.devices.pages import PAGE, Bytes, page_buffer
 from tpi.errors import KernelError
 from tpi.kernels import Kernels
 from tpi.pack.layout import RunLayout
@@ -143,7 +143,7 @@ class StreamedTable(RowTable):
         return self._window.placement.memory_bytes
 
     def take(self) -> WindowStats:
-        """See `scheduler.window.Window.take`."""
+        """See `scheduler.window.window.Window.take`."""
         return self._window.take()
 
     def close(self) -> None:

@@ -9,8 +9,8 @@ from contextlib import AbstractContextManager
 from types import TracebackType
 from typing import Generic, TypeVar
 
-from scheduler.memory import Bytes
-from scheduler.window import Window
+from scheduler.window.window import Window
+from tpi.devices.pages import Bytes
 
 S = TypeVar("S")
 Hold = AbstractContextManager[Bytes]

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from testbed.topology import Host
+from testbed.description.topology import Host
 from tpi.errors import TestbedError
 
 PERIOD_US = 5000  # short, so that a device of 0.2 core computes 1 ms in every 5 rather than 20 in every 100

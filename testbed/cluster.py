@@ -14,8 +14,8 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, NoReturn
 
+from testbed.description.topology import Host
 from testbed.launch import Testbed
-from testbed.topology import Host
 from tpi.errors import TestbedError
 
 WORKERS = "TPI_WORKERS"

@@ -9,7 +9,7 @@ from typing import Any
 
 import click
 
-from testbed.units import format_rate, parse_rate, parse_time
+from testbed.description.units import format_rate, parse_rate, parse_time
 
 
 def _with_unit(parse: Callable[[str], float]) -> Callable[[click.Context, click.Parameter, str | None], float | None]:
@@ -40,7 +40,7 @@ testbed.__test__ = False  # type: ignore[attr-defined]  # no test, whatever its 
 @testbed.command("topologies")
 def topologies() -> None:
     """List the topologies that come with TPI."""
-    from testbed.schema import load_topology, shipped
+    from testbed.description.schema import load_topology, shipped
 
     for name in shipped():
         click.echo(f"{name:18} {load_topology(name).about}")
@@ -52,8 +52,8 @@ def topologies() -> None:
 @_VERIFY
 def up(file: str, backend: str, verify: bool) -> None:
     """Set up the topology FILE (a path, or the name of a shipped one) until `down`."""
+    from testbed.description.schema import load_topology
     from testbed.launch import Testbed
-    from testbed.schema import load_topology
 
     topology = load_topology(file)
     with contextlib.ExitStack() as undo:
@@ -87,8 +87,8 @@ def run(
     import shlex
 
     from testbed import cluster
+    from testbed.description.schema import load_topology
     from testbed.launch import Testbed
-    from testbed.schema import load_topology
 
     topology = load_topology(file)
     options = cluster.WorkerOptions(cache=cache and cache.resolve(), logs=logs)
@@ -161,7 +161,7 @@ def status(name: str | None, as_json: bool) -> None:
 def down(name: str | None, everything: bool) -> None:
     """Take down the testbed ID, or all that `up` made; and remove what killed ones have left."""
     from testbed import launch, state
-    from testbed.namespaces import require_root
+    from testbed.network.namespaces import require_root
 
     require_root()
     if name is not None:
@@ -179,8 +179,8 @@ def down(name: str | None, everything: bool) -> None:
 @testbed.command("doctor")
 def doctor() -> None:
     """Say what this machine offers to a testbed, and what of it is used."""
-    from testbed.doctor import examine
-    from testbed.namespaces import require_root
+    from testbed.checks.doctor import examine
+    from testbed.network.namespaces import require_root
 
     require_root()
     for finding in examine():
@@ -190,7 +190,7 @@ def doctor() -> None:
 
 def _find(name: str | None) -> Path:
     from testbed import state
-    from testbed.namespaces import require_root
+    from testbed.network.namespaces import require_root
 
     require_root()
     return state.find(state.default_root(), name)
@@ -208,7 +208,7 @@ def _find_any(name: str) -> Path:
 
 
 def _verify(bed: Any) -> None:
-    from testbed.verify import verify
+    from testbed.checks.verify import verify
 
     measured = verify(bed)
     bed.ask("reset")

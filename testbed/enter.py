@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 
 from testbed import state
-from testbed.namespaces import die_with_parent, enter_namespace
+from testbed.network.namespaces import die_with_parent, enter_namespace
 from testbed.processes import marked
 from tpi.errors import TestbedError
 

@@ -18,12 +18,12 @@ from pathlib import Path
 from types import FrameType
 
 from testbed import state
-from testbed.backends import open_backend
 from testbed.cgroups import block_devices, find_hierarchies, make_group, remove_groups, rubbish
 from testbed.control import answer, listen
+from testbed.description.topology import Topology
+from testbed.network.backends import open_backend
 from testbed.processes import kill_all
 from testbed.state import Member, Record
-from testbed.topology import Topology
 from tpi.errors import TestbedError, TpiError
 
 TOPOLOGY = "topology.json"

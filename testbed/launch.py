@@ -11,14 +11,14 @@ from types import TracebackType
 from typing import Any
 
 from testbed import state
-from testbed.backends import choose_backend
+from testbed.checks.doctor import has_netem
 from testbed.control import ask
-from testbed.doctor import has_netem
+from testbed.description.topology import Topology
 from testbed.holder import TOPOLOGY, remove
-from testbed.namespaces import require_root
+from testbed.network.backends import choose_backend
+from testbed.network.namespaces import require_root
 from testbed.processes import marked
 from testbed.state import Record
-from testbed.topology import Topology
 from tpi.errors import TestbedError
 
 _START_SECONDS = 60.0
@@ -43,7 +43,7 @@ class Testbed:
     def start(
         cls, topology: Topology, backend: str = "auto", owner: str = "run", root: Path | None = None
     ) -> "Testbed":
-        """Make the namespaces, cgroups and links of `topology`. The shaping is not verified: see `testbed.verify`.
+        """Make the namespaces, cgroups and links of `topology`. `testbed.checks.verify` verifies the shaping.
 
         Args:
             owner: "run" ties it to the life of this process; "up" lets it live until `tpi testbed down`.
@@ -90,7 +90,7 @@ class Testbed:
         return self.record.member(device).address
 
     def ask(self, verb: str, **fields: Any) -> Any:
-        """Send the holder a request: see `testbed.backends.Backend.handlers`."""
+        """Send the holder a request: see `testbed.network.backends.Backend.handlers`."""
         return ask(self.folder, verb, **fields)
 
     def ended(self) -> bool:

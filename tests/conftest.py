@@ -9,7 +9,7 @@ import pytest
 from hypothesis import settings
 
 from tests.support.models import TinyModel, make_model
-from tpi.pack.build import open_source, pack_model
+from tpi.pack.builder.build import open_source, pack_model
 from tpi.pack.reader import Pack
 
 collect_ignore = (

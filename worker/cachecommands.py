@@ -14,8 +14,8 @@ import click
 from tpi.cachelimit import CacheLimit, cache_limit_option
 from tpi.config import default_cache
 from tpi.errors import TpiError, UsageError, WeightsError
-from tpi.pack.shelf import Entry
-from worker.shelf import discard, entries
+from tpi.pack.library.shelf import Entry
+from worker.shards.shelf import discard, entries
 
 _CACHE = click.option("--cache", type=click.Path(path_type=Path), help="The cache to use (default: ~/.cache/tpi).")
 _AGES = ((86400, "d"), (3600, "h"), (60, "min"))

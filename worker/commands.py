@@ -12,13 +12,13 @@ import click
 from tpi.cachelimit import CacheLimit, cache_limit_option
 from tpi.config import default_cache, parse_size
 from tpi.errors import TpiError
-from tpi.sockets import split_address
+from tpi.net.sockets import split_address
 from tpi.text import plain
 
 if TYPE_CHECKING:
-    from worker.compute import Check
-    from worker.daemon import WorkerOptions
-    from worker.member import Build
+    from worker.service.compute import Check
+    from worker.service.daemon import WorkerOptions
+    from worker.service.member import Build
 
 
 @click.command()
@@ -40,9 +40,9 @@ def worker(
 ) -> None:
     """Lend this machine to a master. Listens on this machine only, unless --listen says otherwise."""
     from tpi.devices.host import open_host
-    from worker.daemon import WorkerOptions
     from worker.node.build import build_node
     from worker.plan.checks import check_assign
+    from worker.service.daemon import WorkerOptions
 
     logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(asctime)s %(message)s")
     host, port = split_address(listen, lowest_port=0)
@@ -61,7 +61,7 @@ def worker(
 
 def serve(options: "WorkerOptions", build: "Build", check: "Check") -> None:
     """Listen, say where on stdout, and serve until told to stop."""
-    from worker.daemon import Daemon
+    from worker.service.daemon import Daemon
 
     daemon = Daemon(options, build, check)
     ports = daemon.ports
@@ -71,7 +71,7 @@ def serve(options: "WorkerOptions", build: "Build", check: "Check") -> None:
 
 
 def announcement(name: str, host: str, control: int, collective: int, weights: int) -> str:
-    """The line that a worker prints when it listens; `master.local` reads the address from it."""
+    """The line that a worker prints when it listens; `master.workers.local` reads the address from it."""
     return f"worker {name} listens on {host}:{control} (collective {collective}, weights {weights})"
 
 

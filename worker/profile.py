@@ -10,8 +10,8 @@ from pathlib import Path
 import psutil
 
 from scheduler.free import default_budget
-from tpi.machine import usable_cores
-from tpi.messages import NodeOptions, Profile
+from tpi.net.messages import NodeOptions, Profile
+from tpi.system.machine import usable_cores
 from tpi.text import plain
 
 _CLEAR_REFS = Path("/proc/self/clear_refs")

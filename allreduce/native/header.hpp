@@ -12,7 +12,7 @@ static_assert(std::endian::native == std::endian::little, "headers are little-en
 struct Header {
     uint32_t magic;    // "TPIa"
     uint8_t version;   // of this layout
-    uint8_t wire;      // format of the payload (`tpi.wire.Wire.code`)
+    uint8_t wire;      // format of the payload (`tpi.net.wire.Wire.code`)
     uint16_t rank;     // of the sender
     uint64_t session;  // one per master run, random
     uint32_t epoch;    // one per plan

@@ -1,4 +1,4 @@
-// What follows a frame's header: float32 values in one of the wire formats (tpi/wire.py). It need not be aligned.
+// What follows a frame's header: float32 values in one of the wire formats (tpi/net/wire.py). It need not be aligned.
 #pragma once
 
 #include <cstddef>

@@ -1,5 +1,5 @@
 // The Python module allreduce._shared: a board in memory that the members of a group on one machine have all mapped.
-// allreduce/shared.py is its only caller.
+// allreduce/algorithms/shared.py is its only caller.
 //
 // A member lays partials, each in one of two places of its own by turns, and counts them in its seat. Who has taken
 // partial n knows that all have laid it, hence taken n - 1: the place of n - 1 is free to be written again. So partial n

@@ -11,13 +11,13 @@ from master.chat.conversation import Conversation
 from master.chat.loop import Chat, say_welcome
 from master.chat.readers import open_reader
 from master.chat.talk import Talk
+from master.generation.sampler import Sampler
 from master.options import Placement, placement_options, quiet_option, sampling_options, take_sampling
-from master.output import write_trace
-from master.prompts import checked_text
-from master.sampler import Sampler
+from master.reporting.output import write_trace
 from master.session import Session
+from master.text.prompts import checked_text
 from tpi.errors import UsageError
-from tpi.interrupts import ending
+from tpi.system.interrupts import ending
 
 HISTORY, RESCUED = "chat_history", "lost-chat.json"  # in the cache
 

@@ -6,10 +6,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from master.prompts import MOST_BYTES, checked_text
-from master.tokenizer import Message
-from tpi.atomic import write_atomically
+from master.text.prompts import MOST_BYTES, checked_text
+from master.text.tokenizer import Message
 from tpi.errors import UsageError
+from tpi.system.atomic import write_atomically
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from prompt_toolkit.key_binding import KeyBindings, KeyPressEvent
 from prompt_toolkit.output.vt100 import Vt100_Output
 
 from master.chat.readers import CONTINUED, PROMPT
-from master.prompts import checked_text
+from master.text.prompts import checked_text
 
 _MOST_HISTORY = 1 << 20  # bytes; the older half goes when a chat begins with more
 

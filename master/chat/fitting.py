@@ -4,7 +4,7 @@ from bisect import bisect_left
 from collections.abc import Callable, Sequence
 
 from master.chat.conversation import Conversation
-from master.tokenizer import Message
+from master.text.tokenizer import Message
 from tpi.errors import UsageError
 
 _KEPT = 0.75  # of a full context: so that it is not full again, and computed anew, at the next turn

@@ -5,12 +5,12 @@ from pathlib import Path
 
 import click
 
-from master.answer import Answer
 from master.chat.commands import run_command
 from master.chat.readers import Reader
 from master.chat.talk import Talk
+from master.generation.answer import Answer
 from tpi.errors import NodeError, UsageError
-from tpi.interrupts import noticed
+from tpi.system.interrupts import noticed
 
 
 class Chat:

@@ -7,7 +7,7 @@ from typing import BinaryIO, Protocol
 
 import click
 
-from master.prompts import MOST_BYTES, checked_text, decoded
+from master.text.prompts import MOST_BYTES, checked_text, decoded
 from tpi.errors import UsageError
 
 PROMPT = "> "

@@ -2,12 +2,12 @@
 
 from collections.abc import Callable
 
-from master.answer import Answer, Limits
 from master.chat.conversation import Conversation, Turn
 from master.chat.fitting import fit
-from master.output import stream_answer, write
-from master.sampler import Sampler
-from master.sequence import Sequence
+from master.generation.answer import Answer, Limits
+from master.generation.sampler import Sampler
+from master.generation.sequence import Sequence
+from master.reporting.output import stream_answer, write
 from master.session import Session
 
 

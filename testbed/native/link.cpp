@@ -1,5 +1,5 @@
 // The Python module testbed._link: channels, and the loop that carries packets between TUN devices.
-// testbed/channels.py and testbed/tunlink.py are its only callers.
+// testbed/network/channels.py and testbed/network/tunlink.py are its only callers.
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/vector.h>
 #include <poll.h>

@@ -13,7 +13,7 @@ import numpy.typing as npt
 from tests.support.paths import ROOT
 from tpi.config import ModelConfig
 from tpi.errors import WeightsError
-from tpi.messages import (
+from tpi.net.messages import (
     Assign,
     BlockPlan,
     LayerPlan,

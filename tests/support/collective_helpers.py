@@ -9,10 +9,10 @@ from typing import TypeVar
 import numpy as np
 import pytest
 
-from allreduce import shared
+from allreduce.algorithms import shared
+from allreduce.algorithms.loopback import Board
 from allreduce.base import F32, Endpoints, Group, GroupSpec, Peer, open_group
-from allreduce.loopback import Board
-from tpi.sockets import COLLECTIVE, Net
+from tpi.net.sockets import COLLECTIVE, Net
 
 T = TypeVar("T")
 SESSION = 0x1234_5678_9ABC_DEF0

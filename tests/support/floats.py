@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from tpi.pack.build import Opened, open_source
+from tpi.pack.builder.build import Opened, open_source
 from tpi.pack.sources.base import Bytes, Source, Tensor
 from tpi.pack.sources.elements import Element, decode
 

@@ -6,30 +6,30 @@ from pathlib import Path
 from queue import SimpleQueue
 from threading import Thread
 
+from allreduce.algorithms.loopback import Board
 from allreduce.base import Endpoints
-from allreduce.loopback import Board
-from master.assignments import assignments
-from master.deploy import kv_dtype
-from master.deployment import Deployment, Limits, Stage
-from master.ends import Ends, table_bytes
-from master.engine import Engine
-from master.planner import plan, units_of
-from master.weights import own_blocks
+from master.deployment.assignments import assignments
+from master.deployment.deploy import kv_dtype
+from master.deployment.deployment import Deployment, Limits, Stage
+from master.deployment.planner import plan, units_of
+from master.deployment.weights import own_blocks
+from master.generation.engine import Engine
+from master.vocabulary.ends import Ends, table_bytes
 from tpi.devices.base import Device
 from tpi.kv import KvDtype, blocks_for
-from tpi.messages import NodeOptions, PeerAddress, Step
+from tpi.net.messages import NodeOptions, PeerAddress, Step
 from tpi.pack.reader import Pack
 from tpi.partition import Range
-from worker.cache import ShardCache
 from worker.node.build import build_node
 from worker.node.node import Node
 from worker.node.order import Order, plain
+from worker.shards.cache import ShardCache
 
 CONTEXT = 128
 
 
 class ThreadedWorkers:
-    """Ranks 1 and up, each in a thread; the in-process twin of `master.cluster.Cluster`."""
+    """Ranks 1 and up, each in a thread; the in-process twin of `master.workers.cluster.Cluster`."""
 
     def __init__(self, nodes: Sequence[Node]) -> None:
         self._queues: list[SimpleQueue[Step | None]] = [SimpleQueue() for _ in nodes]

@@ -10,8 +10,8 @@ from tpi.kernels.native import NativeKernels
 from tpi.kernels.reference import ReferenceKernels
 from tpi.kernels.spec import BLOCK_TOKENS, F32, U8, AttentionSpec, Batch, FfnSpec, NormSpec
 from tpi.kv import KvDtype, PagedKV
+from tpi.pack.builder.quantise import assemble, encode_part
 from tpi.pack.layout import Layout, Part, RunLayout, RunName
-from tpi.pack.quantise import assemble, encode_part
 
 Random = np.random.Generator
 native, reference = NativeKernels(), ReferenceKernels()

@@ -9,9 +9,9 @@ import numpy as np
 from hypothesis import strategies as st
 
 from tests.support.cluster_helpers import MadeUpModel
-from tpi import messages
-from tpi.messages import Assign, PeerAddress, Step, StepEntry
-from tpi.schema import Between, Raw, Tensor
+from tpi.net import messages
+from tpi.net.messages import Assign, PeerAddress, Step, StepEntry
+from tpi.net.schema import Between, Raw, Tensor
 
 Strategy = st.SearchStrategy[Any]
 

@@ -7,27 +7,27 @@ from pathlib import Path
 from statistics import median
 from time import perf_counter, sleep
 
+from allreduce.algorithms.loopback import Loopback
 from allreduce.base import F32, Endpoints, GroupSpec
 from allreduce.flight import Exchange
-from allreduce.loopback import Loopback
-from master.assignments import assignments
-from master.deploy import kv_dtype
-from master.deployment import Deployment, Limits, Nobody, Stage
-from master.ends import Ends, table_bytes
-from master.engine import Engine
-from master.planner import plan, units_of
-from master.sampler import Sampler, Sampling
-from master.weights import own_blocks
-from scheduler.disk import Disk
+from master.deployment.assignments import assignments
+from master.deployment.deploy import kv_dtype
+from master.deployment.deployment import Deployment, Limits, Nobody, Stage
+from master.deployment.planner import plan, units_of
+from master.deployment.weights import own_blocks
+from master.generation.engine import Engine
+from master.generation.sampler import Sampler, Sampling
+from master.vocabulary.ends import Ends, table_bytes
+from scheduler.storage.disk import Disk
 from tpi.config import default_cache
 from tpi.kv import blocks_for
-from tpi.messages import NodeOptions, PeerAddress
+from tpi.net.messages import NodeOptions, PeerAddress
 from tpi.pack.reader import Pack
 from tpi.partition import Range
 from tpi.progress import Progress, silent
-from worker.cache import ShardCache
 from worker.node.build import build_node
 from worker.node.node import Node
+from worker.shards.cache import ShardCache
 
 CONTEXT = 256
 _PREFILL = 16  # tokens

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from master.planner import plan, units_of
+from master.deployment.planner import plan, units_of
 from tpi.block import residual
 from tpi.config import ModelConfig
 from tpi.devices.host import HostDevice

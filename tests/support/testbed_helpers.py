@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 
 from testbed.cgroups import find_hierarchies
+from testbed.checks.verify import Measured, verify
+from testbed.description.topology import Host, Link, Topology, star
 from testbed.launch import Testbed
-from testbed.namespaces import new_namespace, require_root
-from testbed.topology import Host, Link, Topology, star
-from testbed.verify import Measured, verify
+from testbed.network.namespaces import new_namespace, require_root
 from tpi.errors import TestbedError
 
 PATIENCE_S = 60.0  # with other guests of a shared host, who keep the processors busy for as long

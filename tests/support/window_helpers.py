@@ -5,9 +5,9 @@ from pathlib import Path
 
 import numpy as np
 
-from scheduler.disk import MemoryDisk
-from scheduler.extent import Extent
-from scheduler.memory import PAGE, Bytes
+from scheduler.storage.disk import MemoryDisk
+from scheduler.storage.extent import Extent
+from tpi.devices.pages import PAGE, Bytes
 
 
 def content(block: int, size: int) -> bytes:

@@ -41,7 +41,7 @@ def test_imports_point_down(room: str) -> None:
 
 def test_the_direction_test_sees_an_arrow_that_points_back(tmp_path: Path) -> None:
     offender = tmp_path / "offender.py"
-    offender.write_text("def late():\n    from master.engine import Engine\n    return Engine\n")
+    offender.write_text("def late():\n    from master.generation.engine import Engine\n    return Engine\n")
     assert imported_rooms(offender) - ALLOWED["scheduler"] == {"master"}
 
 

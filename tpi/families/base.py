@@ -49,7 +49,9 @@ class Model:
     positions: Ref | None
     final: BlockRefs
     notes: tuple[str, ...] = ()  # what the user should know of it, in sentences
-    accounted: tuple[str, ...] = ()  # further tensors that need no place, as fnmatch patterns: see tpi.pack.claims
+    accounted: tuple[
+        str, ...
+    ] = ()  # further tensors that need no place, as fnmatch patterns: see tpi.pack.builder.claims
 
 
 @dataclass(frozen=True)
@@ -81,7 +83,7 @@ class Family:
     gguf_names: Names | None = None
     defaults: Mapping[str, Any] = field(
         default_factory=dict
-    )  # what it reads of a config.json: see tpi.families.defaults
+    )  # what it reads of a config.json: see tpi.families.huggingface.defaults
     settings: Callable[[Fields], dict[str, Any]] = lambda fields: {}
     gguf_settings: Callable[[Fields], dict[str, Any]] = lambda fields: {}
     fold: float = 0.0

@@ -1,14 +1,14 @@
 """What a family sets differently from Llama: ModelConfig fields from a config.json.
 
-The fields of a config.json are complete here: what was missing has its default (`tpi.families.defaults`).
+The fields of a config.json are complete here: what was missing has its default (`tpi.families.huggingface.defaults`).
 """
 
 from collections.abc import Sequence
 from typing import Any
 
 from tpi.errors import ModelError
-from tpi.families import hfrope
 from tpi.families.base import Fields, activation, count, number, whole
+from tpi.families.huggingface import rope as hfrope
 
 _KINDS = {"full_attention": False, "attention": False, "sliding_attention": True}
 

@@ -1,8 +1,10 @@
 """The families. Adding one that differs in names alone takes a few lines."""
 
-from tpi.families import defaults, ggufsettings, settings
+from tpi.families import settings
 from tpi.families.base import Family, Names
-from tpi.families.ggufrope import FREQS, LONG, SHORT
+from tpi.families.gguf import settings as ggufsettings
+from tpi.families.gguf.rope import FREQS, LONG, SHORT
+from tpi.families.huggingface import defaults
 from tpi.families.names import (
     GEMMA2_ATTENTION,
     GEMMA2_FFN,

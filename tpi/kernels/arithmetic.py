@@ -10,8 +10,8 @@ import numpy as np
 from tpi.config import Format
 from tpi.errors import KernelError
 from tpi.kernels.spec import F32, I32, U8, FfnSpec, NormSpec
+from tpi.pack.builder.quantise import decode_part
 from tpi.pack.layout import GROUP, RunLayout, is_quantised
-from tpi.pack.quantise import decode_part
 
 
 def apply_norm(norm: NormSpec, x: F32) -> F32:

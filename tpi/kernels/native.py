@@ -33,8 +33,8 @@ from tpi.kernels.spec import (
     Projected,
     Residual,
 )
-from tpi.machine import usable_cores
 from tpi.pack.layout import RunLayout
+from tpi.system.machine import usable_cores
 
 _PLAN = "native plan"  # under which a spec carries its plan, and drops it when it goes
 

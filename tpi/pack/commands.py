@@ -12,7 +12,7 @@ from tpi.config import default_cache
 @click.option("--cache", type=click.Path(path_type=Path), help="Where models are kept (default: ~/.cache/tpi).")
 def pull(name: str, cache: Path | None) -> None:
     """Download the model NAME, for example smollm2-135m."""
-    from tpi.pack.pull import pull as fetch
+    from tpi.pack.library.pull import pull as fetch
 
     click.echo(fetch(name, cache or default_cache()))
 
@@ -26,11 +26,11 @@ def pull(name: str, cache: Path | None) -> None:
 def pack(source: str, output: Path, dtype: str, cache: Path | None) -> None:
     """Write the model SOURCE (as for -m) as a pack, which opens at once and can be copied to other machines."""
     from tpi.errors import UsageError
-    from tpi.pack.build import open_source, pack_model
-    from tpi.pack.locate import identity, locate
-    from tpi.pack.mend import made as remember
+    from tpi.pack.builder.build import open_source, pack_model
+    from tpi.pack.builder.mend import made as remember
+    from tpi.pack.library.locate import identity, locate
+    from tpi.pack.library.record import Record
     from tpi.pack.reader import Pack
-    from tpi.pack.record import Record
 
     if output.is_file() or (output.is_dir() and any(output.iterdir())):
         raise UsageError(f"{output} exists; give -o a directory that does not")

@@ -7,20 +7,19 @@ import numpy as np
 import numpy.typing as npt
 
 from allreduce.base import Endpoints, GroupSpec, Peer, open_group
-from scheduler.disk import Disk
-from scheduler.load import Verify
+from scheduler.storage.disk import Disk
 from scheduler.weights import Hold, Weights
-from scheduler.window import MemoryWindow, Resident, Window
+from scheduler.window.load import Verify
+from scheduler.window.window import MemoryWindow, Resident, Window
 from tpi.block import residual
 from tpi.devices.base import Device
 from tpi.devices.host import HostDevice, open_host
 from tpi.finite import require_finite
 from tpi.kv import PagedKV
-from tpi.machine import usable_cores
-from tpi.messages import Assign
+from tpi.net.messages import Assign
 from tpi.progress import Progress, silent
+from tpi.system.machine import usable_cores
 from tpi.trace import OFF, Off, Trace
-from worker.image import HeldBlock
 from worker.node.block import Block
 from worker.node.loop import BlockLoop, unchecked
 from worker.node.node import Node
@@ -32,6 +31,7 @@ from worker.plan.fit import Tables
 from worker.plan.node_plan import NodeBlock, NodePlan, node_plan
 from worker.plan.residence import Residence, decide
 from worker.plan.segments import NodeSegment, per_block
+from worker.shards.image import HeldBlock
 
 _SPIN_US = 300  # about what a thread takes to fall asleep and wake up again
 _PREFILL = 128  # tokens of the prefill step that the collective is chosen for

@@ -10,22 +10,22 @@ import numpy as np
 import numpy.typing as npt
 
 from allreduce.base import Work, idle
-from scheduler.stats import WindowStats
-from scheduler.steady import verdict
+from scheduler.model.steady import verdict
+from scheduler.window.stats import WindowStats
 from tpi.kernels.spec import BLOCK_TOKENS, Batch
 from tpi.kv import blocks_for
-from tpi.messages import Steady, Step
+from tpi.net.messages import Steady, Step
 from tpi.trace import Off
-from worker.member import Figures
 from worker.node.loop import BlockLoop
 from worker.node.pages import PageTables
 from worker.plan.residence import Residence
+from worker.service.member import Figures
 
 F32 = npt.NDArray[np.float32]
 
 
 class Node:
-    """Runs steps as the master sends them. `worker.member.Member` is what the daemon knows of it."""
+    """Runs steps as the master sends them. `worker.service.member.Member` is what the daemon knows of it."""
 
     def __init__(self, loop: BlockLoop, residence: Residence, resources: ExitStack) -> None:
         """`resources` are given back when the node is closed."""

@@ -6,7 +6,7 @@ import numpy as np
 
 from tpi.errors import MessageError
 from tpi.kernels.spec import Batch
-from tpi.messages import StepEntry
+from tpi.net.messages import StepEntry
 
 
 class PageTables:

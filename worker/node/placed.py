@@ -3,11 +3,10 @@
 from collections.abc import Sequence
 from functools import partial
 
-from scheduler.disk import Disk, read_extent
-from scheduler.extent import Extent
-from scheduler.memory import page_buffer
+from scheduler.storage.disk import Disk, read_extent
+from scheduler.storage.extent import Extent
 from tpi.devices.base import Device
-from tpi.devices.pages import Bytes
+from tpi.devices.pages import Bytes, page_buffer
 from tpi.kv import PagedKV
 from worker.plan.node_plan import NodePlan
 

@@ -11,10 +11,10 @@ from collections.abc import Iterator
 from allreduce.base import group_names
 from tpi.config import ModelConfig
 from tpi.errors import PlanError
-from tpi.messages import Assign, BlockPlan, NodeOptions, Step
+from tpi.net.messages import Assign, BlockPlan, NodeOptions, Step
+from tpi.net.wire import wire_names
 from tpi.pack.layout import RunLayout
 from tpi.partition import FFN_UNIT, Range, kv_range
-from tpi.wire import wire_names
 from worker.plan.fit import fit
 from worker.plan.node_plan import node_plan
 

@@ -2,14 +2,14 @@
 
 from collections.abc import Sequence
 
-from scheduler.memory import Bytes
+from tpi.devices.pages import Bytes
 from tpi.pack.blockfile import damaged_unit
-from worker.image import HeldBlock
 from worker.plan.segments import NodeSegment
+from worker.shards.image import HeldBlock
 
 
 class Checksums:
-    """A `scheduler.load.Verify` for segments; `held` are the plan's blocks by their source."""
+    """A `scheduler.window.load.Verify` for segments; `held` are the plan's blocks by their source."""
 
     def __init__(self, segments: Sequence[NodeSegment], held: Sequence[HeldBlock]) -> None:
         self._segments = segments

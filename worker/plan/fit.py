@@ -3,14 +3,14 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from allreduce.algorithms.shared import board_bytes
 from allreduce.base import arrays_to_sum
-from allreduce.shared import board_bytes
 from scheduler.budget import PROCESS, Budget, Need, plan, scratch_bytes, token_bytes
 from scheduler.free import default_budget
-from scheduler.placement import Speeds
+from scheduler.model.placement import Speeds
 from tpi.errors import PlanError
 from tpi.kv import block_bytes
-from tpi.machine import usable_cores
+from tpi.system.machine import usable_cores
 from tpi.trace import TRACE_BYTES
 from worker.plan.node_plan import NodePlan
 from worker.plan.segments import tiles

@@ -1,6 +1,6 @@
 """A node's part of a deployment as the node reads it: layers, their blocks in order of use, the units of each run.
 
-`tpi.messages.Assign` is how it travels: blocks listed once, by content, with indices into tables. It is taken apart
+`tpi.net.messages.Assign` is how it travels: blocks listed once, by content, with indices into tables. It is taken apart
 here and nowhere else.
 """
 
@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 from tpi.config import ModelConfig
-from tpi.messages import DIGEST_BYTES, Assign, BlockPlan, NodeOptions, PeerAddress
+from tpi.net.messages import DIGEST_BYTES, Assign, BlockPlan, NodeOptions, PeerAddress
 from tpi.pack.layout import BlockKind, RunLayout, RunName
 from tpi.partition import Range
 

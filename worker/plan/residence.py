@@ -5,20 +5,20 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from scheduler.budget import Budget, enough
-from scheduler.disk import DirectDisk, Disk
-from scheduler.extent import Extent
-from scheduler.placement import Placement
-from scheduler.ring import EMPTY
-from scheduler.tune import DiskSpeed, disk_for, doubt
+from scheduler.model.placement import Placement
+from scheduler.model.ring import EMPTY
+from scheduler.storage.disk import DirectDisk, Disk
+from scheduler.storage.extent import Extent
+from scheduler.storage.tune import DiskSpeed, disk_for, doubt
 from tpi.config import default_cache
 from tpi.errors import PlanError
 from tpi.kernels import Kernels
 from tpi.pack.layout import BlockKind
-from worker.image import HeldBlock
 from worker.plan.fit import Tables, fit, need
 from worker.plan.node_plan import NodePlan
 from worker.plan.segments import NodeSegment, join, on_devices, tiles, whole_blocks
 from worker.plan.speeds import speeds_of
+from worker.shards.image import HeldBlock
 
 
 @dataclass(frozen=True)

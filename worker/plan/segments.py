@@ -9,12 +9,12 @@ nothing to gain.
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from scheduler.extent import Extent
-from scheduler.memory import PAGE, round_up
+from scheduler.storage.extent import Extent
 from scheduler.tables import tile_starts
+from tpi.devices.pages import PAGE, round_up
 from tpi.partition import Range, deal, kv_range
-from worker.image import HeldBlock
 from worker.plan.node_plan import NodeBlock, NodePlan, RunUnits
+from worker.shards.image import HeldBlock
 
 _LEAST = 8 << 20  # bytes of a tile: less takes a disk no longer than to begin
 

@@ -2,9 +2,9 @@
 
 import time
 
-from scheduler.memory import Bytes, page_buffer
-from scheduler.placement import Speeds
-from scheduler.tune import DiskSpeed
+from scheduler.model.placement import Speeds
+from scheduler.storage.tune import DiskSpeed
+from tpi.devices.pages import Bytes, page_buffer
 from tpi.kernels import Kernels
 from worker.plan.node_plan import NodePlan
 

@@ -10,12 +10,12 @@ from pathlib import Path
 import pytest
 import zmq
 
-from master.cluster import Cluster
+from master.workers.cluster import Cluster
 from tests.support.cluster_helpers import MadeUpModel, fake_worker, fake_workers, step
 from tests.support.processes.fake_worker import BLAME, EXCHANGE, FAIL, HANG, SWELL, SWELL_BYTES
 from tpi.errors import NodeError, NodeLost, NodeRefused, TpiError
-from tpi.messages import TRANSFER_BYTES, Need
-from tpi.sockets import Net
+from tpi.net.messages import TRANSFER_BYTES, Need
+from tpi.net.sockets import Net
 
 Pids = list[int]
 HOST = rf".*process {os.getpid()}"
@@ -211,7 +211,7 @@ def test_workers_of_one_name_are_told_apart(tmp_path: Path) -> None:
 def test_another_version_is_refused_with_both_names(
     workers: tuple[Pids, list[str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from master import remote
+    from master.workers import remote
     from tpi import __version__
 
     monkeypatch.setattr(remote, "__version__", "99.1")

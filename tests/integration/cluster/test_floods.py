@@ -10,7 +10,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from master.cluster import Cluster
+from master.workers.cluster import Cluster
 from tests.support.cluster_helpers import MadeUpModel, fake_worker, step
 from tests.support.paths import ROOT
 from tests.support.processes.deaf import CONNECTIONS, PLANES

@@ -7,13 +7,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from master.cluster import Cluster
-from master.timeline import write_timeline
-from master.weights import Feeder
+from master.deployment.weights import Feeder
+from master.reporting.timeline import write_timeline
+from master.workers.cluster import Cluster
 from tests.support.cluster_helpers import MadeUpModel
 from tests.support.processes.hostile_worker import Hostile, hostile
 from tpi.errors import NodeError, WeightsError
-from tpi.messages import (
+from tpi.net.messages import (
     AskSpans,
     Assign,
     Missing,
@@ -25,7 +25,7 @@ from tpi.messages import (
     Unavailable,
     Units,
 )
-from tpi.sockets import WEIGHTS, Channel, Net
+from tpi.net.sockets import WEIGHTS, Channel, Net
 from tpi.trace import PAGE_SPANS, Trace
 
 PEERS = (PeerAddress(0, "master", ""), PeerAddress(1, "a", "tcp://127.0.0.1:9"))

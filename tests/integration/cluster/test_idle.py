@@ -13,15 +13,15 @@ import pytest
 
 from allreduce.base import GroupSpec, Peer
 from allreduce.deadline import Patience
-from master import pulse, remote
-from master.cluster import Cluster
-from master.pulse import Pulse
+from master.workers import pulse, remote
+from master.workers.cluster import Cluster
+from master.workers.pulse import Pulse
 from tests.support.cluster_helpers import MadeUpModel, fake_worker, fake_workers, step
 from tests.support.paths import ROOT
-from tpi import clocks
 from tpi.errors import NodeLost, NodeRefused
-from worker import lease
-from worker.lease import KEEP_S, YIELD_S, Lease
+from tpi.system import clocks
+from worker.service import lease
+from worker.service.lease import KEEP_S, YIELD_S, Lease
 
 _STOPPED_S = 5.5  # longer than libzmq's heartbeats, when they were on, waited
 

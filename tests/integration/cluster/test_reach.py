@@ -7,14 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from master.cluster import Cluster
-from master.local import LocalWorkers
 from master.options import Placement
-from master.reach import listen_example, obstacle
 from master.session import Session
+from master.workers.cluster import Cluster
+from master.workers.local import LocalWorkers
+from master.workers.reach import listen_example, obstacle
 from tests.support.models import TinyModel
 from tpi.errors import NodeLost, PlanError
-from tpi.sockets import CONTROL, Net
+from tpi.net.sockets import CONTROL, Net
 
 _LONG_S = 60.0  # nobody waits for it: what is met says so before
 

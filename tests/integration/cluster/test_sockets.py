@@ -12,10 +12,10 @@ import pytest
 import zmq
 
 from tests.support.cluster_helpers import HIDDEN, step
-from tpi.codec import FRAME_BYTES, PROTOCOL, WrongProtocolError, encode
 from tpi.errors import UsageError
-from tpi.messages import Bye, Join
-from tpi.sockets import COLLECTIVE, CONTROL, WEIGHTS, Channel, Net, Plane, UnreachableError, split_address
+from tpi.net.codec import FRAME_BYTES, PROTOCOL, WrongProtocolError, encode
+from tpi.net.messages import Bye, Join
+from tpi.net.sockets import COLLECTIVE, CONTROL, WEIGHTS, Channel, Net, Plane, UnreachableError, split_address
 
 _LARGE = FRAME_BYTES // (4 * HIDDEN)  # tokens of a step whose hidden states fill a frame
 _INTERRUPTS = 100  # where frames were not copied one in ten was lost

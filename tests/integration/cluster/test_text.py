@@ -7,18 +7,18 @@ from pathlib import Path
 
 import pytest
 
-from master.cluster import Cluster
-from master.report import NodeReport, print_nodes
+from master.reporting.report import NodeReport, print_nodes
+from master.workers.cluster import Cluster
 from tests.support.cluster_helpers import MadeUpModel, fake_worker, step
 from tests.support.paths import ROOT
 from tests.support.processes.fake_worker import NONSENSE, QUIT, STUCK
 from tests.support.processes.hostile_worker import Hostile, hostile
 from tpi import __version__
-from tpi.codec import encode
 from tpi.errors import MessageError, NodeError, NodeLost, UsageError
-from tpi.messages import Assign, Failure, Join
+from tpi.net.codec import encode
+from tpi.net.messages import Assign, Failure, Join
 from tpi.text import plain
-from worker.daemon import WorkerOptions
+from worker.service.daemon import WorkerOptions
 
 NASTY = "\x1b[31m[bold]x[/]\x9b1m\r\n\u202edown"
 

@@ -13,15 +13,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from master.assignments import assignments
-from master.cluster import Cluster
-from master.planner import plan, units_of
-from master.weights import PackSource
+from master.deployment.assignments import assignments
+from master.deployment.planner import plan, units_of
+from master.deployment.weights import PackSource
+from master.workers.cluster import Cluster
 from tests.support.cluster_helpers import real_worker
 from tests.support.models import MODELS
-from tpi.codec import decode, encode
 from tpi.errors import MessageError, NodeError, PlanError
-from tpi.messages import Assign, NodeOptions, PeerAddress, Profile, Step, StepEntry
+from tpi.net.codec import decode, encode
+from tpi.net.messages import Assign, NodeOptions, PeerAddress, Profile, Step, StepEntry
 from tpi.pack.reader import Pack
 from worker.node.pages import PageTables
 from worker.plan.checks import check_assign, check_step

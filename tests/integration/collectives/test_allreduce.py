@@ -13,7 +13,7 @@ from allreduce._mailbox import quantise
 from allreduce.base import F32, Endpoints, Group, GroupSpec, GroupStats, Peer, open_group
 from tests.support.collective_helpers import House, partials_of, run_group
 from tpi.errors import UsageError
-from tpi.wire import wire_format
+from tpi.net.wire import wire_format
 
 ORDERED = ["star", "mesh", "two-shot", "shared", "loopback"]
 UNORDERED = ["tree", "ring"]

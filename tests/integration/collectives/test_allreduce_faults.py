@@ -21,8 +21,8 @@ from allreduce.base import F32, Endpoints, Group, GroupSpec, Peer, open_group
 from allreduce.networked import Networked
 from tests.support.collective_helpers import SESSION, House, partials_of
 from tpi.errors import NodeLost
-from tpi.sockets import COLLECTIVE, Net
-from tpi.wire import wire_format
+from tpi.net.sockets import COLLECTIVE, Net
+from tpi.net.wire import wire_format
 
 LAYOUT, MAGIC, VERSION = Struct("<4sBBHQIIII"), b"TPIa", 1  # allreduce/native/header.hpp
 NETWORKED = ["star", "mesh", "two-shot", "tree", "ring"]

@@ -13,9 +13,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from allreduce import shared
+from allreduce.algorithms import shared
+from allreduce.algorithms.shared import BoardMemory
 from allreduce.base import Endpoints, GroupSpec, Peer, open_group
-from allreduce.shared import BoardMemory
 from tests.support.collective_helpers import SESSION, partials_of
 from tpi.errors import NodeLost, PlanError, UsageError
 

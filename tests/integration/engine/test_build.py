@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
+from allreduce.algorithms.loopback import Loopback
 from allreduce.base import Endpoints, Group, GroupSpec
-from allreduce.loopback import Loopback
-from master import ends
-from master.ends import Ends
-from scheduler.memory import PAGE, round_up
+from master.vocabulary import ends
+from master.vocabulary.ends import Ends
 from tests.support.single import Setting, single_node
+from tpi.devices.pages import PAGE, round_up
 from tpi.kv import PagedKV
 from tpi.pack.reader import Pack
 from worker.node import build

@@ -12,18 +12,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from master.answer import Limits, answer
 from master.chat.commands import COMMANDS, help_text
 from master.chat.conversation import Conversation, Turn
 from master.chat.fitting import fit
 from master.chat.readers import PlainReader
-from master.prompts import MOST_BYTES
-from master.sampler import Sampler, Sampling
-from master.tokenizer import Message, Tokenizer
+from master.generation.answer import Limits, answer
+from master.generation.sampler import Sampler, Sampling
+from master.text.prompts import MOST_BYTES
+from master.text.tokenizer import Message, Tokenizer
 from tests.support.inprocess import in_process_engine
-from tpi.atomic import write_atomically
 from tpi.errors import UsageError
 from tpi.pack.reader import Pack
+from tpi.system.atomic import write_atomically
 
 TALK = Conversation("Be brief.", [Turn("Hello", "Hi!"), Turn("你好\n?", "")])
 

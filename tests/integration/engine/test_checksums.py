@@ -6,17 +6,17 @@ from pathlib import Path
 
 import pytest
 
-from master.assignments import assignments
-from master.ends import Ends
-from master.engine import Engine
-from master.planner import plan, units_of
-from master.sampler import Sampler, Sampling
-from scheduler.disk import DirectDisk
-from scheduler.memory import PAGE, Bytes, round_up
-from scheduler.window import MemoryWindow
+from master.deployment.assignments import assignments
+from master.deployment.planner import plan, units_of
+from master.generation.engine import Engine
+from master.generation.sampler import Sampler, Sampling
+from master.vocabulary.ends import Ends
+from scheduler.storage.disk import DirectDisk
+from scheduler.window.window import MemoryWindow
 from tests.support.single import Setting, single_node
+from tpi.devices.pages import PAGE, Bytes, round_up
 from tpi.errors import WeightsError
-from tpi.messages import NodeOptions, PeerAddress
+from tpi.net.messages import NodeOptions, PeerAddress
 from tpi.pack.reader import Pack
 from worker.plan import segments
 from worker.plan.fit import need

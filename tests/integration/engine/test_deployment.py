@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from master.answer import Limits, answer
-from master.engine import Engine
+from master.generation.answer import Limits, answer
+from master.generation.engine import Engine
+from master.generation.request import Request, Sampled
+from master.generation.sampler import Sampler, Sampling
 from master.options import Placement
-from master.request import Request, Sampled
-from master.sampler import Sampler, Sampling
 from master.session import Session
 from tests.support.inprocess import in_process_deployment
 from tests.support.models import TinyModel

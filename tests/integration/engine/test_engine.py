@@ -6,10 +6,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from allreduce.loopback import Loopback
-from master.engine import Engine
-from master.request import Request
-from master.sampler import Sampler, Sampling
+from allreduce.algorithms.loopback import Loopback
+from master.generation.engine import Engine
+from master.generation.request import Request
+from master.generation.sampler import Sampler, Sampling
 from tests.support.inprocess import CONTEXT, in_process_engine
 from tests.support.models import MODELS, VOCAB, TinyModel
 from tpi.errors import UsageError

@@ -14,8 +14,8 @@ from tests.support.models import LLAMA3, SIZES, TinyModel, forward, write_tokeni
 from tpi.config import ModelConfig
 from tpi.errors import ModelError, UsageError
 from tpi.families.base import Model
-from tpi.families.huggingface import from_huggingface
-from tpi.pack.build import open_source, pack_model
+from tpi.families.huggingface.reader import from_huggingface
+from tpi.pack.builder.build import open_source, pack_model
 from tpi.pack.reader import Pack
 
 Tiny = Callable[[str], TinyModel]

@@ -8,12 +8,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from master.engine import Engine
-from master.sampler import Sampler, Sampling
-from scheduler.disk import DirectDisk
-from scheduler.memory import PAGE, Bytes, page_buffer
-from scheduler.tune import DiskSpeed
+from master.generation.engine import Engine
+from master.generation.sampler import Sampler, Sampling
+from scheduler.storage.disk import DirectDisk
+from scheduler.storage.tune import DiskSpeed
 from tests.support.single import Setting, single_node
+from tpi.devices.pages import PAGE, Bytes, page_buffer
 from tpi.errors import WeightsError
 from tpi.pack.reader import Pack
 
@@ -70,7 +70,7 @@ def test_a_disk_that_is_not_as_remembered_is_doubted_when_the_run_ends(
     """Bytes per second that nothing reads with; 0 was never measured."""
     doubted = list[object]()
     speed = DiskSpeed(4 * PAGE, 2, remembered)
-    monkeypatch.setattr("scheduler.tune._TELLING", 1)
+    monkeypatch.setattr("scheduler.storage.tune._TELLING", 1)
     monkeypatch.setattr("worker.plan.residence.disk_for", lambda files, cache: speed)
     monkeypatch.setattr("worker.plan.residence.doubt", lambda files, cache: doubted.append(files))
     with single_node(tiny_pack("llama"), WINDOW, cache=tmp_path) as (engine, _):

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from master.engine import Engine
+from master.generation.engine import Engine
 from tests.support.inprocess import in_process_deployment, in_process_engine
 from tests.support.twin import Twin
 from tpi.devices.host import open_host

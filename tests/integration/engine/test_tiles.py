@@ -8,14 +8,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from master.engine import Engine
-from master.sampler import Sampler, Sampling
+from master.generation.engine import Engine
+from master.generation.sampler import Sampler, Sampling
 from scheduler import budget
-from scheduler.placement import Placement, place_window
-from scheduler.ring import smallest
-from scheduler.steady import Times, verdict, whole
-from scheduler.timeline import Costs
-from scheduler.window import MemoryWindow, Resident
+from scheduler.model.placement import Placement, place_window
+from scheduler.model.ring import smallest
+from scheduler.model.steady import Times, verdict, whole
+from scheduler.model.timeline import Costs
+from scheduler.window.window import MemoryWindow, Resident
 from tests.support.single import Setting, single_node
 from tpi.pack.layout import Part, RunLayout
 from tpi.pack.reader import Pack

@@ -19,7 +19,7 @@ import numpy as np
 from tests.support.split import F32, split_forward
 from tpi.errors import ModelError, PlanError
 from tpi.families.table import FAMILIES
-from tpi.pack.build import open_source, pack_model
+from tpi.pack.builder.build import open_source, pack_model
 from tpi.pack.reader import Pack
 
 TOLERANCE = 1e-4  # of the largest logit

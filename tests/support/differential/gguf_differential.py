@@ -13,7 +13,7 @@ from tests.support.differential.gguf_draws import Draw, draw
 from tests.support.differential.gguf_reference import Reference
 from tests.support.models import forward
 from tpi.errors import ModelError
-from tpi.pack.build import open_source, pack_model
+from tpi.pack.builder.build import open_source, pack_model
 from tpi.pack.reader import Pack
 
 TOLERANCE = 1e-4  # of the largest logit, or of 1

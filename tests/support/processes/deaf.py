@@ -14,9 +14,9 @@ from itertools import count
 import zmq
 
 from tpi import __version__
-from tpi.codec import encode
-from tpi.messages import Join, master_identity
-from tpi.sockets import COLLECTIVE, CONTROL, WEIGHTS, Net
+from tpi.net.codec import encode
+from tpi.net.messages import Join, master_identity
+from tpi.net.sockets import COLLECTIVE, CONTROL, WEIGHTS, Net
 
 PLANES = (CONTROL, COLLECTIVE, WEIGHTS)
 CONNECTIONS = 7  # of each plane

@@ -11,15 +11,15 @@ import zmq
 
 from allreduce.base import Endpoints
 from tpi.errors import NodeLost
-from tpi.messages import Assign, Steady, Step
+from tpi.net.messages import Assign, Steady, Step
+from tpi.net.sockets import split_address
 from tpi.progress import Progress
-from tpi.sockets import split_address
 from tpi.trace import Trace, clock
-from worker import lease
 from worker.commands import serve
-from worker.daemon import WorkerOptions
-from worker.image import HeldBlock
-from worker.member import Figures
+from worker.service import lease
+from worker.service.daemon import WorkerOptions
+from worker.service.member import Figures
+from worker.shards.image import HeldBlock
 
 FAIL, HANG, BLAME, EXCHANGE, SWELL = 101.0, 102.0, 103.0, 104.0, 105.0
 NONSENSE, STUCK, QUIT = 106.0, 107.0, 108.0

@@ -7,14 +7,14 @@ from pathlib import Path
 import numpy as np
 
 from allreduce.base import Endpoints
-from tpi.messages import Assign
+from tpi.net.messages import Assign
 from tpi.progress import Progress
 from worker.commands import serve
-from worker.daemon import WorkerOptions
-from worker.image import HeldBlock
 from worker.node.build import build_node
 from worker.node.node import Node
 from worker.plan.checks import check_assign
+from worker.service.daemon import WorkerOptions
+from worker.shards.image import HeldBlock
 
 DAMAGED = 1  # the first layer's feed-forward half
 

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from master.answer import Limits, answer
+from master.generation.answer import Limits, answer
+from master.generation.sampler import Sampler, Sampling
 from master.options import Placement
-from master.sampler import Sampler, Sampling
 from master.session import Session
 from tests.support.paths import ROOT
 from tpi.config import default_cache

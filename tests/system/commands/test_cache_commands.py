@@ -17,10 +17,10 @@ from tests.system.commands.test_commands import tpi as process
 from tests.system.commands.test_pack_store import names, quiet
 from tpi.cachelimit import CacheLimit
 from tpi.errors import TpiError, UsageError
-from tpi.pack.hold import Hold
-from tpi.pack.locate import open_model
-from tpi.pack.pull import ALIASES
-from worker.shelf import entries, keep_within
+from tpi.pack.library.hold import Hold
+from tpi.pack.library.locate import open_model
+from tpi.pack.library.pull import ALIASES
+from worker.shards.shelf import entries, keep_within
 
 Models: TypeAlias = Callable[[str], TinyModel]
 FILE = Path(ALIASES["smollm2-135m"].member).name

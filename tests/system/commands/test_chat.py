@@ -16,7 +16,7 @@ from tests.system.commands.test_commands import TPI, clean
 from tests.system.commands.test_commands import cache as cache
 from tests.system.commands.test_commands import model as model
 from tpi.config import default_cache
-from tpi.pack.pull import pull
+from tpi.pack.library.pull import pull
 
 PROMPT = "\n>"
 

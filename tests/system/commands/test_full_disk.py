@@ -14,18 +14,18 @@ from typing import TypeAlias
 
 import pytest
 
-from master.local import LocalWorkers
+from master.workers.local import LocalWorkers
 from tests.support.cluster_helpers import MadeUpModel
 from tests.support.models import TinyModel
 from tests.system.commands.test_pack_store import names, quiet
 from tests.unit.shards.test_shard_cache import fill, plan_of
 from tpi.errors import WeightsError
-from tpi.pack import hub, pull
-from tpi.pack.build import open_source, pack_model
-from tpi.pack.locate import open_model
-from worker import draft
-from worker.cache import ShardCache
-from worker.image import image_plans
+from tpi.pack.builder.build import open_source, pack_model
+from tpi.pack.library import hub, pull
+from tpi.pack.library.locate import open_model
+from worker.shards import draft
+from worker.shards.cache import ShardCache
+from worker.shards.image import image_plans
 
 Models: TypeAlias = Callable[[str], TinyModel]
 SIZE = 256 << 10
@@ -104,7 +104,7 @@ def test_a_pack_that_finds_no_room(
     late: bool, small: Path, tiny_model: Models, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if late:
-        monkeypatch.setattr("tpi.pack.build.disk_usage", plenty)
+        monkeypatch.setattr("tpi.pack.builder.build.disk_usage", plenty)
     with pytest.raises(WeightsError, match=r"^disk full: .*; free"):
         pack_model(open_source(tiny_model("llama").directory), "f32", small / "pack", quiet)
     assert names(small) == set()
@@ -131,7 +131,7 @@ def test_a_pack_that_is_mended_without_room_stays_as_it_was(
 @pytest.mark.parametrize("late", [False, True])
 def test_a_shard_cache_that_finds_no_room(late: bool, small: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     if late:
-        monkeypatch.setattr("worker.cache.shutil.disk_usage", plenty)
+        monkeypatch.setattr("worker.shards.cache.shutil.disk_usage", plenty)
     opened = ShardCache(small)
     with pytest.raises(WeightsError, match=rf"disk full: {small}.* needs \d+ MiB more for shards.*--cache"):
         opened.open(image_plans(plan_of(MadeUpModel(width=64, units=64))))

@@ -15,7 +15,7 @@ import pytest
 from tests.support.shapes import write_huggingface
 from tests.support.testbed_helpers import until
 from tests.system.commands.test_commands import TPI, clean
-from tpi.pack.locate import open_model
+from tpi.pack.library.locate import open_model
 
 MIB = 1 << 20
 SHAPE: dict[str, object] = {

@@ -11,14 +11,14 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from allreduce import measure
+from master.generation.sampler import Sampler, Sampling
 from master.options import Placement
-from master.sampler import Sampler, Sampling
 from master.session import Session
 from tests.support.cluster_helpers import announced
 from tests.support.models import TinyModel
 from tests.support.paths import ROOT
 from tpi.errors import ModelError, NodeError, NotFiniteError
-from tpi.pack.build import open_source, pack_model
+from tpi.pack.builder.build import open_source, pack_model
 from tpi.pack.groups import group_factors, quantise_groups
 
 

@@ -10,15 +10,15 @@ from typing import TypeAlias
 
 import pytest
 
-from master.weights import PackSource
+from master.deployment.weights import PackSource
 from tests.support.models import TinyModel
 from tests.system.commands.test_commands import run_json, tpi
 from tests.system.commands.test_pack_store import quiet
 from tpi.errors import WeightsError
-from tpi.messages import Need
-from tpi.pack.locate import open_model
+from tpi.net.messages import Need
+from tpi.pack.library.locate import open_model
+from tpi.pack.library.record import Record
 from tpi.pack.reader import Block, Pack
-from tpi.pack.record import Record
 
 Models: TypeAlias = Callable[[str], TinyModel]
 Damage: TypeAlias = Callable[[Path], None]

@@ -20,11 +20,11 @@ from tests.support.gguf_models import write_gguf
 from tests.support.models import TinyModel
 from tpi.cli import tpi
 from tpi.errors import ModelError, TpiError, WeightsError
-from tpi.pack import hub, pull
-from tpi.pack.build import open_source, pack_model
-from tpi.pack.locate import locate, open_model
+from tpi.pack.builder.build import open_source, pack_model
+from tpi.pack.library import hub, pull
+from tpi.pack.library.locate import locate, open_model
+from tpi.pack.library.store import build
 from tpi.pack.reader import Pack
-from tpi.pack.store import build
 from tpi.progress import Progress, silent
 
 Models: TypeAlias = Callable[[str], TinyModel]
@@ -34,7 +34,7 @@ PACKER = """
 import sys
 from contextlib import contextmanager
 from pathlib import Path
-from tpi.pack.locate import open_model
+from tpi.pack.library.locate import open_model
 
 @contextmanager
 def phase(title):
@@ -120,7 +120,7 @@ def test_failure_while_writing_leaves_nothing(
         with pytest.raises(WeightsError, match=r"cannot write .*No space left on device; free space"):
             pack_model(opened, "f32", tmp_path / "pack", quiet)
     assert names(tmp_path) == set()
-    monkeypatch.setattr("tpi.pack.build.disk_usage", lambda path: type("", (), {"free": 1 << 20}))
+    monkeypatch.setattr("tpi.pack.builder.build.disk_usage", lambda path: type("", (), {"free": 1 << 20}))
     with pytest.raises(WeightsError, match="1 MiB free; free some"):
         pack_model(opened, "f32", tmp_path / "pack", quiet)
     assert names(tmp_path) == set()

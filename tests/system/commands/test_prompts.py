@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from master.planner import parse_split
-from master.prompts import MOST_BYTES, read_prompt
+from master.deployment.planner import parse_split
+from master.text.prompts import MOST_BYTES, read_prompt
 from tests.support.models import TinyModel
 from tests.system.commands.test_commands import TPI, clean
 from tests.system.commands.test_commands import cache as cache

@@ -9,9 +9,9 @@ import pytest
 from click.testing import CliRunner
 
 from master.commands import bench
-from master.figures import RunFigures
+from master.reporting.figures import RunFigures
 from tests.support.models import TinyModel
-from tpi.messages import Stats
+from tpi.net.messages import Stats
 
 PROMPT, GENERATED, REPEATS = 16, 8, 3
 DECODED = GENERATED - 1  # the first token comes of the prompt

@@ -15,14 +15,14 @@ import pytest
 from click.testing import CliRunner
 
 from master import commands
-from master.answer import Limits, answer
-from master.cluster import Cluster
-from master.ends import Ends, table_block_bytes
+from master.generation.answer import Limits, answer
+from master.generation.sampler import Sampler, Sampling
 from master.options import Placement
-from master.sampler import Sampler, Sampling
+from master.reporting.timeline import write_timeline
 from master.session import Session
-from master.timeline import write_timeline
-from scheduler.steady import verdict
+from master.vocabulary.ends import Ends, table_block_bytes
+from master.workers.cluster import Cluster
+from scheduler.model.steady import verdict
 from tests.support.cluster_helpers import MadeUpModel, fake_worker, step
 from tests.support.models import TinyModel
 from tests.support.processes.fake_worker import EXCHANGE, FAKE_SPANS
@@ -30,7 +30,7 @@ from tests.support.single import Setting, single_node
 from tests.system.commands.test_commands import TPI, clean
 from tpi.kernels.native import NativeChain
 from tpi.kernels.spec import F32
-from tpi.messages import PeerAddress
+from tpi.net.messages import PeerAddress
 from tpi.pack.reader import Pack
 from tpi.trace import TRACE_BYTES, Trace, clock
 from worker.node import build

@@ -15,15 +15,15 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from master.deploy import kv_dtype
-from master.tokenizer import Tokenizer
+from master.deployment.deploy import kv_dtype
+from master.text.tokenizer import Tokenizer
 from tests.support.floats import as_floats, shuffled
 from tests.support.inprocess import in_process_engine
 from tests.support.paths import DATA
 from tpi.config import default_cache
 from tpi.kv import KvDtype
-from tpi.pack.build import Opened, open_source, pack_model
-from tpi.pack.pull import pull
+from tpi.pack.builder.build import Opened, open_source, pack_model
+from tpi.pack.library.pull import pull
 from tpi.pack.reader import Pack
 
 F32 = npt.NDArray[np.float32]

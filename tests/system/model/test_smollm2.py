@@ -7,13 +7,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from master.answer import Limits, answer
+from master.generation.answer import Limits, answer
+from master.generation.sampler import Sampler, Sampling
 from master.options import Placement
-from master.sampler import Sampler, Sampling
 from master.session import Session
 from tpi.config import default_cache
-from tpi.pack.locate import open_model
-from tpi.pack.pull import pull
+from tpi.pack.library.locate import open_model
+from tpi.pack.library.pull import pull
 
 PROMPTS = (
     "What is the capital of France?",
@@ -52,7 +52,7 @@ def expected(gguf: Path, cache: Path) -> list[Expected]:
     import torch
     from transformers import AutoModelForCausalLM
 
-    from master.tokenizer import Tokenizer
+    from master.text.tokenizer import Tokenizer
 
     tokenizer = Tokenizer.load(open_model(str(gguf), "f32", cache))
     model = AutoModelForCausalLM.from_pretrained(gguf.parent, gguf_file=gguf.name, dtype=torch.float32).eval()
@@ -98,7 +98,7 @@ def assert_same_or_tied(made: list[int], wanted: Expected) -> None:
 
 
 def test_chat_template_is_the_models_own(gguf: Path, cache: Path) -> None:
-    from master.tokenizer import Tokenizer
+    from master.text.tokenizer import Tokenizer
 
     tokenizer = Tokenizer.load(open_model(str(gguf), "f32", cache))
     text = tokenizer.render([{"role": "user", "content": "Hi"}])

@@ -9,14 +9,14 @@ import numpy as np
 import pytest
 
 from allreduce._mailbox import quantise
-from allreduce.loopback import Board
+from allreduce.algorithms.loopback import Board
 from tests.support.inprocess import CONTEXT, in_process_engine
 from tests.support.paths import DATA
 from tpi.config import default_cache
-from tpi.pack.locate import open_model
-from tpi.pack.pull import pull
+from tpi.net.wire import wire_format
+from tpi.pack.library.locate import open_model
+from tpi.pack.library.pull import pull
 from tpi.pack.reader import Pack
-from tpi.wire import wire_format
 
 TEXT = DATA / "quality.txt"
 CHUNKS = 4
@@ -31,7 +31,7 @@ def pack(tmp_path_factory: pytest.TempPathFactory) -> Pack:
 
 def log_probabilities(pack: Pack, wire: str, cache: Path, monkeypatch: pytest.MonkeyPatch) -> np.ndarray:
     """`[CHUNKS * CONTEXT, vocab]` log-probabilities of three nodes whose partials pass through `wire`."""
-    from master.tokenizer import Tokenizer
+    from master.text.tokenizer import Tokenizer
 
     lay = Board.lay
 

@@ -13,12 +13,12 @@ from statistics import median
 import pytest
 
 from testbed import state
+from testbed.checks.verify import verify
 from testbed.control import ask
+from testbed.description.topology import Host, Link, Topology
 from testbed.faults import inflict
 from testbed.launch import Testbed, sweep, take_down
-from testbed.namespaces import CONGESTION
-from testbed.topology import Host, Link, Topology
-from testbed.verify import verify
+from testbed.network.namespaces import CONGESTION
 from tests.support.testbed_helpers import echo_on, needs_root, pair, started, traces, trips, until, verified, wheel
 from tpi.errors import TestbedError, UsageError
 

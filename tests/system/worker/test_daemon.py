@@ -14,14 +14,14 @@ import psutil
 import pytest
 import zmq
 
-from master.cluster import Cluster
-from master.local import LocalWorkers
+from master.workers.cluster import Cluster
+from master.workers.local import LocalWorkers
 from tests.support.cluster_helpers import FAKE_WORKER, MadeUpModel, fake_worker, step
 from tests.support.paths import ROOT
-from tpi.codec import FRAME_BYTES, Buffer, encode
 from tpi.errors import NodeLost
-from tpi.messages import Bye, Join
-from tpi.sockets import CONTROL, WEIGHTS, Net, split_address
+from tpi.net.codec import FRAME_BYTES, Buffer, encode
+from tpi.net.messages import Bye, Join
+from tpi.net.sockets import CONTROL, WEIGHTS, Net, split_address
 
 TOO_LARGE = {"torch", "transformers", "tokenizers", "jinja2", "safetensors", "huggingface_hub"}
 WORKER = (sys.executable, "-m", "worker.commands")
@@ -53,7 +53,8 @@ def test_a_real_worker_is_small_and_leaves_cleanly(tmp_path: Path) -> None:
 
 
 def test_a_worker_imports_nothing_large() -> None:
-    code = "import json, sys, worker.commands, worker.daemon, worker.node.build; print(json.dumps(sorted(sys.modules)))"
+    modules = "worker.commands, worker.service.daemon, worker.node.build"
+    code = f"import json, sys, {modules}; print(json.dumps(sorted(sys.modules)))"
     found = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, check=True)
     assert not TOO_LARGE & set(json.loads(found.stdout))
 
@@ -141,7 +142,7 @@ def test_local_workers_start_and_stop_together(tmp_path: Path) -> None:
 
 
 def test_a_local_worker_that_stands_still_is_ended_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("master.local.STOP_S", 0.5)
+    monkeypatch.setattr("master.workers.local.STOP_S", 0.5)
     with LocalWorkers(1, tmp_path, command=[*FAKE_WORKER]) as local:
         (pid,) = local.pids
         os.kill(pid, signal.SIGSTOP)

@@ -10,13 +10,13 @@ import pytest
 
 from allreduce import transport
 from allreduce._mailbox import Mailbox
-from master.answer import Limits, answer
+from master.generation.answer import Limits, answer
+from master.generation.sampler import Sampler, Sampling
 from master.options import Placement
-from master.sampler import Sampler, Sampling
 from master.session import Session
 from tests.support.models import TinyModel
-from tpi.codec import Buffer, decode
-from tpi.messages import Step, Units
+from tpi.net.codec import Buffer, decode
+from tpi.net.messages import Step, Units
 from tpi.pack.reader import Block, Pack
 
 PROMPT = "punctuation and numbers in every room, but private ones: 4711"

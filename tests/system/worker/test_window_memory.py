@@ -6,16 +6,16 @@ from pathlib import Path
 
 import pytest
 
-from scheduler.memory import PAGE
-from scheduler.placement import place, place_window
+from scheduler.model.placement import place, place_window
+from tpi.devices.pages import PAGE
 
 MIB = 1 << 20
 SIZES = [2 * MIB, 6 * MIB + PAGE] * 5
 SCRIPT = """
 import sys
 from pathlib import Path
-from scheduler.placement import place, place_window
-from scheduler.window import Extent, MemoryWindow
+from scheduler.model.placement import place, place_window
+from scheduler.window.window import Extent, MemoryWindow
 
 def peak():
     lines = Path("/proc/self/status").read_text().splitlines()

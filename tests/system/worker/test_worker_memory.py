@@ -5,8 +5,8 @@ from pathlib import Path
 
 import psutil
 
+from master.generation.sampler import Sampler, Sampling
 from master.options import Placement
-from master.sampler import Sampler, Sampling
 from master.session import Session
 from tests.support.cluster_helpers import real_worker
 from tests.support.models import TinyModel

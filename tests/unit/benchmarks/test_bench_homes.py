@@ -8,7 +8,7 @@ import pytest
 from benchmarks.home import paper_homes, specified_links, wheel
 from benchmarks.home_network import Measured, ratio
 from benchmarks.home_prefill import HIDDEN, LAYERS, PROMPT, floor, slowest_compute
-from testbed.schema import load_topology
+from testbed.description.schema import load_topology
 
 
 def test_homes_have_the_latency_and_bandwidth_asked_for() -> None:

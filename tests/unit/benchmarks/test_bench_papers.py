@@ -7,7 +7,7 @@ import pytest
 from benchmarks.papers import DEVICES, MODELS, WINDOWS, bench, predicted
 from benchmarks.unwritten import UnwrittenPack
 from tests.support.shapes import LLAMA_1B, write_huggingface
-from tpi.pack.locate import open_model
+from tpi.pack.library.locate import open_model
 
 SMALL: dict[str, object] = LLAMA_1B | {
     "hidden_size": 256, "intermediate_size": 1024, "num_hidden_layers": 3, "num_attention_heads": 8,

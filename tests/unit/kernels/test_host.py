@@ -4,11 +4,11 @@ import numpy as np
 import pytest
 
 from tests.support.kernel_cases import normal
-from tpi import wire
 from tpi.devices.host import open_host
 from tpi.errors import KernelError, UsageError
 from tpi.kernels import _native
 from tpi.kernels.spec import NormSpec
+from tpi.net import wire
 from tpi.pack import layout
 
 

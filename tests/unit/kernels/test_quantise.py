@@ -6,8 +6,8 @@ import pytest
 
 from tpi.config import Format
 from tpi.errors import ModelError
+from tpi.pack.builder.quantise import GGUF_FORMATS, assemble, decode_part, encode_gguf_part, encode_part, part_bytes
 from tpi.pack.layout import Axis, Layout, Part, RunLayout
-from tpi.pack.quantise import GGUF_FORMATS, assemble, decode_part, encode_gguf_part, encode_part, part_bytes
 
 QUANTISED: list[Format] = ["q8", "q4", "q4s"]
 TYPES = {"Q8_0": "q8", "Q4_1": "q4", "Q4_0": "q4s"}

@@ -10,7 +10,7 @@ from safetensors.numpy import load_file, save_file
 
 from tests.support.models import TinyModel, forward
 from tpi.errors import ModelError
-from tpi.pack.build import open_source, pack_model
+from tpi.pack.builder.build import open_source, pack_model
 from tpi.pack.reader import Pack
 
 Tiny = Callable[[str], TinyModel]

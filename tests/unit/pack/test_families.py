@@ -14,10 +14,10 @@ from msgpack import packb, unpackb
 from tests.support.models import LLAMA3, MODELS, SIZES, TinyModel, forward
 from tpi.config import ModelConfig
 from tpi.errors import ModelError
-from tpi.families.huggingface import from_huggingface
+from tpi.families.huggingface.reader import from_huggingface
 from tpi.families.table import FAMILIES
 from tpi.kernels import open_kernels
-from tpi.pack.build import open_source, pack_model
+from tpi.pack.builder.build import open_source, pack_model
 from tpi.pack.reader import Pack
 
 LLAMA: dict[str, Any] = {"architectures": ["LlamaForCausalLM"], **SIZES}

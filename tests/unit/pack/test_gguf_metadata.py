@@ -9,7 +9,7 @@ import pytest
 from tests.support.differential.gguf_differential import run
 from tests.support.differential.gguf_draws import ARCHITECTURES, KEYS, Draw, weights
 from tpi.errors import ModelError
-from tpi.pack.build import open_source
+from tpi.pack.builder.build import open_source
 
 DRAWS = 500
 FURTHER = (

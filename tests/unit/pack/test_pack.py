@@ -17,9 +17,9 @@ from hypothesis import strategies as st
 from tests.support.models import MODELS, SIZES, TinyModel, forward, make_model
 from tpi.errors import ModelError, WeightsError
 from tpi.kernels import open_kernels
-from tpi.pack import plan, writer
-from tpi.pack.build import open_source, pack_model
-from tpi.pack.quantise import decode_part
+from tpi.pack.builder import plan, writer
+from tpi.pack.builder.build import open_source, pack_model
+from tpi.pack.builder.quantise import decode_part
 from tpi.pack.reader import Block, Pack
 from tpi.pack.sources import base
 

@@ -25,8 +25,8 @@ from tests.unit.pack.test_families import TOKENS
 from tests.unit.pack.test_pack import part, runs
 from tpi.errors import ModelError
 from tpi.kernels import open_kernels
-from tpi.pack.build import open_source, pack_model
-from tpi.pack.ggufvocab import _merges
+from tpi.pack.builder.build import open_source, pack_model
+from tpi.pack.builder.ggufvocab import _merges
 from tpi.pack.reader import Pack
 
 F32 = npt.NDArray[np.float32]
@@ -196,7 +196,7 @@ def test_vocabulary_becomes_the_same_tokenizer(tiny_model: Models, tmp_path: Pat
     ],
 )
 def test_ways_of_splitting_words(pre: str, text: str, pieces: str) -> None:
-    from tpi.pack.ggufvocab import splitter
+    from tpi.pack.builder.ggufvocab import splitter
 
     assert [piece for piece, _ in splitter(pre).pre_tokenize_str(text)] == pieces.split("|")
 

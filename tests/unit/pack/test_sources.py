@@ -18,8 +18,8 @@ from hypothesis import strategies as st
 
 from tests.support.models import TinyModel
 from tpi.errors import ModelError
-from tpi.pack.build import open_source
-from tpi.pack.locate import locate
+from tpi.pack.builder.build import open_source
+from tpi.pack.library.locate import locate
 from tpi.pack.sources.base import read_vector
 from tpi.pack.sources.elements import decode
 from tpi.pack.sources.gguf import open_gguf

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from scheduler.budget import LONGEST_CHUNK, TILE, Need, affordable_kv_blocks, enough, least, plan, token_bytes
 from scheduler.free import _group_limits, default_budget
-from scheduler.memory import PAGE
 from tests.support.configs import tiny_config
+from tpi.devices.pages import PAGE
 from tpi.errors import PlanError
 
 MIB = 1 << 20

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from master.dtype import choose_dtype
-from tpi.pack.locate import Located
+from master.deployment.dtype import choose_dtype
+from tpi.pack.library.locate import Located
 
 VALUES = 1_000_000
 

@@ -7,13 +7,13 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from scheduler.budget import Need, plan
-from scheduler.memory import PAGE
-from scheduler.placement import place_window
-from scheduler.ring import Ring
-from scheduler.steady import Times, advise, is_loose, is_tight, layer_seconds, longest_retain, verdict
-from scheduler.timeline import Costs, simulate
+from scheduler.model.placement import place_window
+from scheduler.model.ring import Ring
+from scheduler.model.steady import Times, advise, is_loose, is_tight, layer_seconds, longest_retain, verdict
+from scheduler.model.timeline import Costs, simulate
 from tests.support.cluster_helpers import MadeUpModel
-from tpi.messages import NodeOptions, PeerAddress
+from tpi.devices.pages import PAGE
+from tpi.net.messages import NodeOptions, PeerAddress
 from tpi.pack.layout import BlockKind
 from worker.plan.fit import need
 from worker.plan.node_plan import node_plan

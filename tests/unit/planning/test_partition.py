@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from master.planner import Units, parse_split, plan
+from master.deployment.planner import Units, parse_split, plan
 from tests.support.configs import tiny_config
 from tpi.errors import PlanError, UsageError
 from tpi.partition import Range, deal, kv_range

@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 
-from master.deploy import Deployer
+from master.deployment.deploy import Deployer
 from master.options import Placement
 from scheduler.budget import scratch_bytes
 from tests.support.cluster_helpers import HIDDEN, MadeUpModel
 from tpi.devices.host import open_host
 from tpi.errors import PlanError
-from tpi.messages import Assign, NodeOptions, PeerAddress, Profile
+from tpi.net.messages import Assign, NodeOptions, PeerAddress, Profile
 from worker import profile
 from worker.plan.fit import fit, need
 from worker.plan.node_plan import node_plan
@@ -59,7 +59,7 @@ def checked(plans: list[Assign], found: Profile) -> None:
 
 
 def test_the_master_plans_with_the_workers_threads_and_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("master.deploy.table_bytes", lambda pack: None)
+    monkeypatch.setattr("master.deployment.deploy.table_bytes", lambda pack: None)
     monkeypatch.setattr("worker.plan.fit.usable_cores", lambda: 64)  # of the machine that checks
     monkeypatch.setattr("worker.plan.fit.default_budget", lambda: 1 << 40)
     plans = [replace(plan, options=OPTIONS) for plan in MadeUpModel().split(1, 1, PEERS, cut=8)]

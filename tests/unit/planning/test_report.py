@@ -6,8 +6,8 @@ import pytest
 from rich.cells import cell_len
 
 from allreduce.choose import Choice
-from master.report import NodeReport, print_choice, print_nodes
-from tpi.messages import Steady
+from master.reporting.report import NodeReport, print_choice, print_nodes
+from tpi.net.messages import Steady
 
 MIB = 1 << 20
 WAITS = Steady(0.001, 0.002, 0.001, 0.004, 0.008, False, False, False, 0.2, 0, 0, 0, 310 * MIB, 0.005, 0.012)

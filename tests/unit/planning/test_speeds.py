@@ -5,12 +5,12 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from master.assignments import assignments
-from master.planner import plan, units_of
-from scheduler.memory import page_buffer
-from scheduler.tune import DiskSpeed
+from master.deployment.assignments import assignments
+from master.deployment.planner import plan, units_of
+from scheduler.storage.tune import DiskSpeed
+from tpi.devices.pages import page_buffer
 from tpi.kernels import open_kernels
-from tpi.messages import NodeOptions, PeerAddress
+from tpi.net.messages import NodeOptions, PeerAddress
 from tpi.pack.reader import Pack
 from worker.plan.node_plan import node_plan
 from worker.plan.speeds import head_bytes, memory_speed, speeds_of

@@ -6,9 +6,9 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from scheduler.placement import Speeds, place, place_window
-from scheduler.ring import Ring
-from scheduler.steady import (
+from scheduler.model.placement import Speeds, place, place_window
+from scheduler.model.ring import Ring
+from scheduler.model.steady import (
     Times,
     advise,
     is_loose,
@@ -19,7 +19,7 @@ from scheduler.steady import (
     sufficient,
     verdict,
 )
-from scheduler.timeline import Costs, replay, simulate
+from scheduler.model.timeline import Costs, replay, simulate
 
 seconds = st.integers(0, 40).map(float)
 some_times = st.builds(Times, seconds, seconds, seconds, seconds, seconds)

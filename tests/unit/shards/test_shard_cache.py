@@ -10,12 +10,12 @@ import pytest
 
 from tests.support.cluster_helpers import MadeUpModel
 from tpi.errors import WeightsError
-from tpi.messages import IN_FLIGHT_BYTES, Assign, PeerAddress, Units
-from worker import draft as draft_module
-from worker.cache import ShardCache, _stamp
-from worker.draft import Draft
-from worker.fetch import Transfer
-from worker.image import HeldBlock, image_plans
+from tpi.net.messages import IN_FLIGHT_BYTES, Assign, PeerAddress, Units
+from worker.shards import draft as draft_module
+from worker.shards.cache import ShardCache, _stamp
+from worker.shards.draft import Draft
+from worker.shards.fetch import Transfer
+from worker.shards.image import HeldBlock, image_plans
 
 PEERS = (PeerAddress(0, "master", ""), PeerAddress(1, "a", "tcp://h:1"), PeerAddress(2, "b", "tcp://h:2"))
 

@@ -17,10 +17,10 @@ from tests.support.paths import ROOT
 from tests.unit.shards.test_shard_cache import check, fill, plan_of
 from tpi.cachelimit import CacheLimit
 from tpi.errors import WeightsError
-from worker.cache import ShardCache
-from worker.draft import Draft
-from worker.image import HeldBlock, image_plans
-from worker.stored import key_of, stored_images
+from worker.shards.cache import ShardCache
+from worker.shards.draft import Draft
+from worker.shards.image import HeldBlock, image_plans
+from worker.shards.stored import key_of, stored_images
 
 # Uses the images of a model with argv[2] units below the cut in the cache argv[1] until its stdin closes.
 USER = """
@@ -28,8 +28,8 @@ import sys
 from pathlib import Path
 from tests.support.cluster_helpers import MadeUpModel
 from tests.unit.shards.test_shard_cache import plan_of
-from worker.cache import ShardCache
-from worker.image import image_plans
+from worker.shards.cache import ShardCache
+from worker.shards.image import image_plans
 
 cache = ShardCache(Path(sys.argv[1]))
 cache.open(image_plans(plan_of(MadeUpModel(), cut=int(sys.argv[2]))))

@@ -7,8 +7,8 @@ import pytest
 
 from testbed import cgroups
 from testbed.cgroups import Hierarchies, find_hierarchies, make_group, quota, remove_groups, rubbish
+from testbed.description.topology import Host, Link, Topology
 from testbed.launch import Testbed
-from testbed.topology import Host, Link, Topology
 from tests.support.testbed_helpers import needs_root
 from tpi.errors import TestbedError
 

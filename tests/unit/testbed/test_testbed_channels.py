@@ -4,9 +4,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from testbed.channels import Emulator
-from testbed.schema import load_topology
-from testbed.topology import Host, Link, Router, Topology
+from testbed.description.schema import load_topology
+from testbed.description.topology import Host, Link, Router, Topology
+from testbed.network.channels import Emulator
 from tests.support.testbed_helpers import pair, wheel
 
 

@@ -2,9 +2,9 @@
 
 import pytest
 
-from testbed.schema import load_topology, parse_topology, shipped
-from testbed.topology import Host, Link, Router, Topology
-from testbed.units import format_rate, parse_disk, parse_percent, parse_rate, parse_time
+from testbed.description.schema import load_topology, parse_topology, shipped
+from testbed.description.topology import Host, Link, Router, Topology
+from testbed.description.units import format_rate, parse_disk, parse_percent, parse_rate, parse_time
 from tpi.errors import UsageError
 
 GOOD = """

@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
-from testbed.backends import choose_backend
+from testbed.checks.verify import verify
+from testbed.description.schema import load_topology, parse_topology
+from testbed.description.topology import Topology
 from testbed.launch import Testbed
-from testbed.schema import load_topology, parse_topology
-from testbed.topology import Topology
-from testbed.verify import verify
+from testbed.network.backends import choose_backend
 from tests.support.paths import DATA
 from tests.support.testbed_helpers import echo_on, needs_root, pair, trips, wheel
 from tpi.errors import TestbedError
@@ -29,7 +29,7 @@ links:
 
 def asked(topology: Topology) -> list[dict[str, Any]]:
     """Each request of the plan, and for the queueing disciplines also the bytes that go to the kernel."""
-    from testbed.tc import plan
+    from testbed.network.tc import plan
 
     return [
         {"node": one.node, "call": f"{one.call} {one.verb}", **one.fields, **_encoded(one.fields)}

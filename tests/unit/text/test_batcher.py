@@ -5,12 +5,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, invariant, rule
 
-from master.batcher import Batcher
-from master.pages import PagePool
-from master.sequence import Sequence
+from master.generation.batcher import Batcher
+from master.generation.pages import PagePool
+from master.generation.sequence import Sequence
 from tpi.errors import PlanError
 from tpi.kernels.spec import BLOCK_TOKENS
-from tpi.messages import StepEntry
+from tpi.net.messages import StepEntry
 from worker.node.pages import PageTables
 
 

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from master.templates import template as module
-from master.templates.template import ChatTemplate
+from master.text.templates import template as module
+from master.text.templates.template import ChatTemplate
 from tpi.errors import ModelError
 
 HELLO = [{"role": "user", "content": "Hello"}]

@@ -11,12 +11,12 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer as FastTokenizer
 from tokenizers import decoders, models
 
-from master.answer import Limits, answer
-from master.engine import Engine
-from master.request import Sampled
-from master.sampler import Sampler, Sampling
-from master.sequence import Sequence
-from master.tokenizer import Tokenizer, TokenStream
+from master.generation.answer import Limits, answer
+from master.generation.engine import Engine
+from master.generation.request import Sampled
+from master.generation.sampler import Sampler, Sampling
+from master.generation.sequence import Sequence
+from master.text.tokenizer import Tokenizer, TokenStream
 from tests.support.models import SPECIAL
 from tpi.errors import UsageError
 from tpi.pack.reader import Pack

@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from scheduler.disk import DirectDisk, Disk, MemoryDisk, ThrottledDisk, read_chunk, read_extent
-from scheduler.extent import Extent
-from scheduler.memory import PAGE, Bytes, page_buffer
-from scheduler.tune import DiskSpeed, best, disk_for, doubt
+from scheduler.storage.disk import DirectDisk, Disk, MemoryDisk, ThrottledDisk, read_chunk, read_extent
+from scheduler.storage.extent import Extent
+from scheduler.storage.tune import DiskSpeed, best, disk_for, doubt
+from tpi.devices.pages import PAGE, Bytes, page_buffer
 from tpi.errors import WeightsError
 
 CONTENT = np.random.default_rng(0).integers(0, 256, 5 * PAGE + 1234, np.uint8).tobytes()
@@ -103,7 +103,7 @@ def test_a_file_system_without_direct_reads_is_read_through_the_cache(
     file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     disk = DirectDisk()
-    monkeypatch.setattr("scheduler.disk._DIRECT", 1 << 30)  # a flag that no file system knows
+    monkeypatch.setattr("scheduler.storage.disk._DIRECT", 1 << 30)  # a flag that no file system knows
     monkeypatch.setattr("os.open", _refusing_open)
     extent = Extent(file, 0, len(CONTENT))
     assert read_extent(disk, extent, page_buffer(extent.slot_bytes)).tobytes() == CONTENT
@@ -135,13 +135,13 @@ def test_what_was_measured_is_remembered(tmp_path: Path, monkeypatch: pytest.Mon
     path = tmp_path / "big.shard"
     path.write_bytes(bytes(33 << 20))
     found = DiskSpeed(1 << 20, 2, 1e9)
-    monkeypatch.setattr("scheduler.tune.best", lambda extents: found)
+    monkeypatch.setattr("scheduler.storage.tune.best", lambda extents: found)
     assert disk_for([path], tmp_path / "cache") == found
-    monkeypatch.setattr("scheduler.tune.best", lambda extents: pytest.fail("measured again"))
+    monkeypatch.setattr("scheduler.storage.tune.best", lambda extents: pytest.fail("measured again"))
     assert disk_for([path], tmp_path / "cache") == found
     again = DiskSpeed(1 << 20, 4, 1e9)
-    monkeypatch.setattr("scheduler.tune.best", lambda extents: again)
-    monkeypatch.setattr("scheduler.tune._boot", lambda: "another")
+    monkeypatch.setattr("scheduler.storage.tune.best", lambda extents: again)
+    monkeypatch.setattr("scheduler.storage.tune._boot", lambda: "another")
     assert disk_for([path], tmp_path / "cache") == again
     assert len(json.loads((tmp_path / "cache" / "disks.json").read_text())) == 1
 
@@ -150,7 +150,7 @@ def test_what_was_measured_is_remembered(tmp_path: Path, monkeypatch: pytest.Mon
 def looks(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     """The speeds that the next measurements find, in order."""
     found: list[float] = []
-    monkeypatch.setattr("scheduler.tune.best", lambda extents: DiskSpeed(1 << 20, 2, found.pop(0)))
+    monkeypatch.setattr("scheduler.storage.tune.best", lambda extents: DiskSpeed(1 << 20, 2, found.pop(0)))
     return found
 
 
@@ -192,9 +192,9 @@ def test_what_is_remembered_of_a_disk_has_an_age(
     looks += [1e9, 2e9]
     measured = disk_for([path], tmp_path)
     assert abs(measured.at - time.time()) < 60
-    monkeypatch.setattr("scheduler.tune.time.time", lambda: measured.at + 6 * day)
+    monkeypatch.setattr("scheduler.storage.tune.time.time", lambda: measured.at + 6 * day)
     assert disk_for([path], tmp_path) == measured
-    monkeypatch.setattr("scheduler.tune.time.time", lambda: measured.at + 8 * day)
+    monkeypatch.setattr("scheduler.storage.tune.time.time", lambda: measured.at + 8 * day)
     assert disk_for([path], tmp_path).bytes_per_second == 2e9
 
 
@@ -202,7 +202,7 @@ def test_a_cache_that_cannot_be_written_is_done_without(tmp_path: Path, monkeypa
     path = tmp_path / "big.shard"
     path.write_bytes(bytes(33 << 20))
     found = DiskSpeed(1 << 20, 2, 1e9)
-    monkeypatch.setattr("scheduler.tune.best", lambda extents: found)
+    monkeypatch.setattr("scheduler.storage.tune.best", lambda extents: found)
     assert disk_for([path], path / "no folder") == found
 
 
@@ -216,7 +216,9 @@ def test_a_damaged_record_and_little_to_read_give_the_defaults(tmp_path: Path) -
 
 def test_the_most_in_flight_among_equals_then_the_largest_reads(monkeypatch: pytest.MonkeyPatch) -> None:
     speeds = {(1 << 20, 4): 960e6, (1 << 20, 8): 1000e6, (4 << 20, 4): 950e6, (4 << 20, 8): 990e6}
-    monkeypatch.setattr("scheduler.tune.measure", lambda extents, disk: speeds.get((disk.chunk, disk.threads), 0.0))
+    monkeypatch.setattr(
+        "scheduler.storage.tune.measure", lambda extents, disk: speeds.get((disk.chunk, disk.threads), 0.0)
+    )
     assert best([]) == DiskSpeed(4 << 20, 8, 990e6)
 
 

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from scheduler.disk import DirectDisk
-from scheduler.memory import PAGE, Bytes
-from scheduler.placement import place, place_window
-from scheduler.window import Extent, MemoryWindow, Resident, Window
+from scheduler.model.placement import place, place_window
+from scheduler.storage.disk import DirectDisk
+from scheduler.window.window import Extent, MemoryWindow, Resident, Window
 from tests.support.window_helpers import CountingDisk, content, make_blocks
+from tpi.devices.pages import PAGE, Bytes
 from tpi.errors import PlanError, TpiError, WeightsError
 from tpi.trace import Trace
 

@@ -5,12 +5,12 @@ from statistics import median
 
 import pytest
 
-from scheduler.disk import ThrottledDisk
-from scheduler.memory import PAGE
-from scheduler.placement import Placement, place, place_window
-from scheduler.steady import SteadyReport, verdict
-from scheduler.window import MemoryWindow
+from scheduler.model.placement import Placement, place, place_window
+from scheduler.model.steady import SteadyReport, verdict
+from scheduler.storage.disk import ThrottledDisk
+from scheduler.window.window import MemoryWindow
 from tests.support.window_helpers import CountingDisk, make_blocks
+from tpi.devices.pages import PAGE
 
 LAYERS = 3
 SIZES = [24 * PAGE, 48 * PAGE] * LAYERS

@@ -10,11 +10,11 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from scheduler.disk import MemoryDisk
-from scheduler.memory import PAGE, Bytes, page_buffer
-from scheduler.placement import place, place_window
-from scheduler.window import MemoryWindow
+from scheduler.model.placement import place, place_window
+from scheduler.storage.disk import MemoryDisk
+from scheduler.window.window import MemoryWindow
 from tests.support.window_helpers import make_blocks
+from tpi.devices.pages import PAGE, Bytes, page_buffer
 from tpi.errors import TpiError, WeightsError
 
 
@@ -55,7 +55,7 @@ class WindowMachine(RuleBasedStateMachine):
         self.disk = FaultyDisk(files, pages * PAGE, threads)
         self.disk.faults = faults  # loading starts at once: these are met by the blocks that stay
         self.taken = 0  # bytes of all buffers that were ever made
-        self.counting = mock.patch("scheduler.loader.page_buffer", self._page_buffer)
+        self.counting = mock.patch("scheduler.window.loader.page_buffer", self._page_buffer)
         self.counting.start()
         self.window = MemoryWindow(extents, self.placement, self.disk)
         self.windowed = bool(window)

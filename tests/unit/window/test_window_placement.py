@@ -7,10 +7,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from scheduler.memory import PAGE
-from scheduler.placement import Placement, Speeds, place, place_window, spread
-from scheduler.ring import Ring, layouts, neighbours, smallest
-from scheduler.timeline import simulate
+from scheduler.model.placement import Placement, Speeds, place, place_window, spread
+from scheduler.model.ring import Ring, layouts, neighbours, smallest
+from scheduler.model.timeline import simulate
+from tpi.devices.pages import PAGE
 from tpi.errors import PlanError
 
 page_sizes = st.lists(st.integers(1, 12).map(lambda pages: pages * PAGE), min_size=1, max_size=14)

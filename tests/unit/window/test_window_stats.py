@@ -8,14 +8,14 @@ from typing import Any
 
 import pytest
 
-from master.figures import RunFigures
-from scheduler import stats
-from scheduler.memory import PAGE, Bytes
-from scheduler.placement import place_window
-from scheduler.stats import SAMPLES, Meter, ReadClock, WindowStats
-from scheduler.window import MemoryWindow
+from master.reporting.figures import RunFigures
+from scheduler.model.placement import place_window
+from scheduler.window import stats
+from scheduler.window.stats import SAMPLES, Meter, ReadClock, WindowStats
+from scheduler.window.window import MemoryWindow
 from tests.support.window_helpers import CountingDisk, make_blocks
-from worker.member import Figures
+from tpi.devices.pages import PAGE, Bytes
+from worker.service.member import Figures
 
 SIZES = [4 * PAGE] * 4
 

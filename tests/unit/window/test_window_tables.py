@@ -6,15 +6,15 @@ from typing import get_args
 import numpy as np
 import pytest
 
-from scheduler.disk import DirectDisk
-from scheduler.extent import Extent
-from scheduler.memory import PAGE, Bytes
+from scheduler.storage.disk import DirectDisk
+from scheduler.storage.extent import Extent
 from scheduler.tables import RowTable, StreamedTable, tile_starts
 from tpi.config import Format
+from tpi.devices.pages import PAGE, Bytes
 from tpi.errors import KernelError, PlanError, WeightsError
 from tpi.kernels import open_kernels
+from tpi.pack.builder.quantise import assemble, encode_part
 from tpi.pack.layout import Layout, Part, RunLayout
-from tpi.pack.quantise import assemble, encode_part
 
 KERNELS = open_kernels()
 HIDDEN, UNITS, WIDTH = 64, 40, 32

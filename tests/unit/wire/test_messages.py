@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 
 from tests.support.cluster_helpers import step
 from tests.support.message_strategies import any_message
-from tpi.codec import FRAME_BYTES, HEADER_BYTES, MAX_FRAMES, PROTOCOL, WrongProtocolError, decode, encode
 from tpi.errors import MessageError
-from tpi.messages import Bye, Heartbeat, Join, Need, Step, Units
-from tpi.schema import Pieces
+from tpi.net.codec import FRAME_BYTES, HEADER_BYTES, MAX_FRAMES, PROTOCOL, WrongProtocolError, decode, encode
+from tpi.net.messages import Bye, Heartbeat, Join, Need, Step, Units
+from tpi.net.schema import Pieces
 
 
 def same(one: object, other: object) -> bool:

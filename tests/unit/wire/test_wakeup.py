@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from scheduler.wakeup import wake_soon
+from scheduler.window.wakeup import wake_soon
 
 GETATTR = {"x86_64": 315, "aarch64": 275}
 

@@ -8,7 +8,7 @@ from hypothesis.extra import numpy as hnp
 
 from allreduce._mailbox import payload_bytes, quantise
 from tpi.errors import UsageError
-from tpi.wire import GROUP, wire_format, wire_names
+from tpi.net.wire import GROUP, wire_format, wire_names
 
 floats = hnp.arrays(np.float32, st.integers(1, 200), elements=st.floats(-(2.0**100), 2.0**100, width=32))
 modest = hnp.arrays(np.float32, st.integers(1, 200), elements=st.floats(-60000, 60000, width=32))

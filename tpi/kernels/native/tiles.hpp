@@ -1,4 +1,4 @@
-// Products with weights in the tiled layout: tiles of 8 outputs x 32 inputs (the byte order is in tpi/pack/quantise.py).
+// Products with weights in the tiled layout: tiles of 8 outputs x 32 inputs (the byte order is in tpi/pack/builder/quantise.py).
 // Up to four tokens share each load of a tile.
 #pragma once
 

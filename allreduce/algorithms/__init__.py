@@ -1,0 +1,1 @@
+"""The ways to sum: who sends what to whom."""

@@ -1,0 +1,36 @@
+"""Star: workers send their partials to the master, which sums them in rank order and sends the sum to all.
+
+Two one-way latencies, whatever the number of nodes; the master's link carries 2 (n - 1) payloads (TPI-LLM, 3.2).
+Partials travel in the group's wire format, the sum goes back in f32, so that every node holds the same bits.
+"""
+
+from allreduce.base import F32
+from allreduce.flight import Exchange
+from allreduce.networked import Networked
+from tpi.net.wire import EXACT
+
+
+class Star(Networked):
+    """The default collective, and the reference that tests compare the others with."""
+
+    name = "star"
+
+    def reach(self) -> set[int]:
+        """The master reaches all workers, a worker the master."""
+        return set(self.others) if self.rank == 0 else {0}
+
+    def _allreduce(self, values: F32) -> Exchange:
+        box, number = self.box, self.box.reserve(2)
+        if self.rank:
+            box.send((0,), number, values, self.code)
+        yield
+        total = self._buffer(values)
+        if self.rank == 0:
+            box.sum(number, values, total, self.code)
+            box.send(self.others, number + 1, total, EXACT.code)
+        else:
+            box.receive(0, number + 1, total, EXACT.code)
+        return total
+
+    def _reduce(self, values: F32) -> Exchange:
+        return self._reduce_to_master(values)

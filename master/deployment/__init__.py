@@ -1,0 +1,1 @@
+"""Who holds what: plans, and deployments made of them."""

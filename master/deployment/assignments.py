@@ -1,0 +1,70 @@
+"""From the planner's shards to one `Assign` per rank: which units of which block, with their hashes."""
+
+from collections.abc import Sequence
+from hashlib import sha256
+
+from tpi.net.messages import Assign, BlockPlan, LayerPlan, NodeOptions, PeerAddress, RunPlan, VectorPlan
+from tpi.pack.layout import RunLayout
+from tpi.pack.reader import Block, Pack
+from tpi.partition import Range, Shard
+
+
+def assignments(
+    pack: Pack,
+    shards: Sequence[Shard],
+    peers: Sequence[PeerAddress],
+    options: NodeOptions,
+    session: int,
+    epoch: int,
+    collective: str = "star",
+    wire: str = "f32",
+) -> list[Assign]:
+    """One per shard, in rank order; rank 0 is the master. Embedding, head and final norm are in none of them."""
+    facts = {block.id: _Facts(block) for block in pack.walk()}
+    layouts = list(dict.fromkeys(run for fact in facts.values() for run in fact.block.shape.runs))
+    index = {identity: number for number, identity in enumerate(facts)}
+    everyone = tuple(range(len(shards)))
+    layers = tuple(LayerPlan(tuple(index[block.id] for block in blocks), everyone) for blocks in pack.layers)
+    return [
+        Assign(
+            session=session,
+            epoch=epoch,
+            rank=rank,
+            size=len(shards),
+            config=pack.config.for_context(options.context),
+            layouts=tuple(layouts),
+            blocks=tuple(fact.plan(shard, layouts) for fact in facts.values()),
+            layers=layers,
+            peers=tuple(peers),
+            collective=collective,
+            wire=wire,
+            options=options,
+        )
+        for rank, shard in enumerate(shards)
+    ]
+
+
+class _Facts:
+    """Hashes and vectors of one distinct block, read once for all ranks."""
+
+    def __init__(self, block: Block) -> None:
+        self.block = block
+        self._hashes = {run.name: block.unit_hashes(run.name) for run in block.shape.runs}
+        self._vectors = sha256(vectors_bytes(block)).digest()
+
+    def plan(self, shard: Shard, layouts: Sequence[RunLayout]) -> BlockPlan:
+        """The units of `shard` in this block."""
+        ranges: dict[str, Range] = {"query": shard.query, "kv": shard.kv, "neuron": shard.ffn}
+        runs = []
+        for run in self.block.shape.runs:
+            part = ranges[run.name]
+            hashes = self._hashes[run.name][part.first : part.last].tobytes()
+            runs.append(RunPlan(layouts.index(run), part.first, part.last, hashes))
+        vectors = tuple(VectorPlan(name, length) for name, length in self.block.shape.vectors)
+        return BlockPlan(bytes.fromhex(self.block.id), self.block.kind, tuple(runs), vectors, self._vectors)
+
+
+def vectors_bytes(block: Block) -> bytes:
+    """The vectors of a block back to back, in the order of its shape."""
+    vectors = block.vectors()
+    return b"".join(vectors[name].tobytes() for name, _ in block.shape.vectors)

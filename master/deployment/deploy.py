@@ -1,0 +1,162 @@
+"""Making a deployment: who holds what, whether it fits, weights to where they belong, and how the nodes will sum."""
+
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+
+from allreduce.algorithms import shared
+from allreduce.base import Endpoints
+from master.deployment.assignments import assignments
+from master.deployment.deployment import Deployment, Limits, Stage, settle
+from master.deployment.planner import plan, units_of
+from master.deployment.weights import PackSource, own_blocks
+from master.options import Placement
+from master.vocabulary.ends import Ends, table_bytes
+from master.workers.cluster import Cluster
+from scheduler.budget import LONGEST_CHUNK
+from scheduler.free import default_budget
+from tpi.devices.host import HostDevice
+from tpi.errors import PlanError, UsageError
+from tpi.kv import KvDtype, blocks_for
+from tpi.net.messages import Assign, NodeOptions
+from tpi.pack.reader import Pack
+from tpi.partition import Range, Shard
+from tpi.progress import phase
+from tpi.system.machine import usable_cores
+from worker.node.build import build_node
+from worker.node.node import Node
+from worker.plan.fit import fit
+from worker.plan.node_plan import node_plan
+from worker.profile import limited
+from worker.shards.cache import ShardCache
+
+MASTER = "master"
+
+
+@dataclass(frozen=True)
+class Deployer:
+    """What every deployment of one run has in common. `context` is in tokens."""
+
+    options: Placement
+    cluster: Cluster
+    pack: Pack
+    context: int
+    host: HostDevice
+    make_room: Callable[[], None]  # called when the shard caches of this machine have grown
+
+    def deploy(self, shares: Sequence[float]) -> Deployment:
+        """The next epoch, with a share of every layer for each node, the master first. Closes nothing of an earlier.
+
+        Raises:
+            PlanError: before any weight moves, if a node cannot hold its part.
+            NodeLost, NodeError: if a worker is lost or fails.
+            WeightsError: if weights cannot be read or kept.
+        """
+        shards = plan(self.pack.config, units_of(self.pack), shares)
+        with ExitStack() as stack:
+            plans = self._plans(shards, self._board(stack))
+            self._check_memory(plans)
+            node, limits = self._load(stack, plans)
+            fence = (self.cluster.session, plans[0].epoch)
+            with phase("measuring the links"):
+                settle(fence, node, self.cluster, self.pack.config.hidden)
+            ends = Ends(self.pack, node.budget, node.trace, node.window.reads, self.options.verify_weights, self.host)
+            stack.enter_context(ends)
+            stages = [Stage(Range(0, self.pack.config.layers), tuple(range(len(shards))), tuple(shards))]
+            return Deployment(fence, stages, node, self.cluster, ends, limits, stack.pop_all())
+
+    def _board(self, stack: ExitStack) -> str:
+        """Address of the memory in which the nodes of this machine sum; empty where they do not."""
+        local, asked = self.options.local, (self.options.collective, self.options.wire)
+        wanted = asked[0] in (None, "shared") and asked[1] in (None, "f32")  # nothing travels: there is no other wire
+        if not local or not wanted or not shared.available():
+            return ""
+        return stack.enter_context(shared.BoardMemory(1 + local)).address
+
+    def _plans(self, shards: Sequence[Shard], board: str) -> list[Assign]:
+        chosen, cluster = self.options, self.cluster
+        options = NodeOptions(
+            context=self.context,
+            kv_blocks=blocks_for(self.context),
+            kv_dtype=chosen.kv_dtype or kv_dtype(self.pack),
+            prefill_tokens=LONGEST_CHUNK,
+            memory=chosen.memory or 0,
+            threads=chosen.threads or 0,
+            scheduler="window" if chosen.scheduler else "resident",
+            window=chosen.window,
+            retain=chosen.retain,
+            trace=chosen.trace is not None,
+            verify_weights=chosen.verify_weights,
+        )
+        plans = assignments(
+            self.pack,
+            shards,
+            cluster.peers(MASTER, board),
+            options,
+            cluster.session,
+            cluster.epoch + 1,
+            chosen.collective or ("shared" if board else "auto"),
+            wire(chosen.wire, self.pack),
+        )
+        own = replace(options, threads=own_threads(chosen), memory=own_limit(chosen))
+        return [replace(plans[0], options=own), *plans[1:]]
+
+    def _check_memory(self, plans: Sequence[Assign]) -> None:
+        """Refuse before any weight moves what a node's memory cannot hold."""
+        workers = zip(plans[1:], self.cluster.hellos, strict=True)
+        taken = [replace(plan, options=limited(plan.options, hello.profile)) for plan, hello in workers]
+        for peer, own in zip(self.cluster.peers(MASTER), [plans[0], *taken], strict=True):
+            tables = table_bytes(self.pack) if own.rank == 0 else None
+            try:
+                fit(node_plan(own), tables)
+            except PlanError as error:
+                raise PlanError(f"{peer.name}: {error}") from None
+
+    def _load(self, stack: ExitStack, plans: Sequence[Assign]) -> tuple[Node, Limits]:
+        """Every node's shard, this one's included."""
+        cluster, cache = self.cluster, ShardCache(self.options.cache / "shards")
+        stack.callback(cache.close)
+        cluster.begin(plans[1:], PackSource(self.pack))
+        with phase("loading weights") as progress:
+            held = own_blocks(self.pack, plans[0], cache, progress)
+            endpoints = Endpoints(net=cluster.net, watch=cluster.watch, links_cache=self.options.links_cache)
+            node = build_node(plans[0], held, endpoints, progress, table_bytes(self.pack), host=self.host)
+        stack.callback(node.close)
+        with phase("sending weights to the workers") as progress:
+            ready = cluster.finish(progress)
+        if cache.made or any(remote.feeder and remote.feeder.stats.sent for remote in cluster.remotes):
+            self.make_room()
+        chunk = min([node.prefill_tokens, *(one.prefill_tokens for one in ready)])
+        return node, Limits(self.context, chunk, min([node.kv_blocks, *(one.kv_blocks for one in ready)]))
+
+
+def own_memory(options: Placement) -> int:
+    """Bytes for each node of this machine: what the user said, or its part of what is free."""
+    return options.memory or default_budget() // (1 + options.local)
+
+
+def own_limit(options: Placement) -> int:
+    """What binds the nodes of this machine, in bytes; 0, no limit, if the user wants every weight in memory."""
+    return own_memory(options) if options.scheduler else 0
+
+
+def own_threads(options: Placement) -> int:
+    """Compute threads of the master, and of each local worker: nodes of one machine share its cores."""
+    return options.threads or max(1, usable_cores() // (1 + options.local))
+
+
+def wire(asked: str | None, pack: Pack) -> str:
+    """Format of partial sums on the network: what was asked for, f32 for f32 weights, else bf16.
+
+    Raises:
+        UsageError: if f32 weights are asked to travel in another format.
+    """
+    exact = pack.format == "f32"
+    if asked not in (None, "f32") and exact:
+        raise UsageError(f"f32 weights imply an f32 wire; drop --wire {asked}, or give another --dtype")
+    return asked or ("f32" if exact else "bf16")
+
+
+def kv_dtype(pack: Pack) -> KvDtype:
+    """f32 for f32 weights, so that they compute exactly what the model says; else f16."""
+    return "f32" if pack.format == "f32" else "f16"

@@ -1,0 +1,43 @@
+"""`--dtype auto` for float models: the best format in which the weights fit the nodes' memory."""
+
+import json
+from collections.abc import Sequence
+
+from tpi.errors import ModelError
+from tpi.pack.layout import GROUP, GROUP_BYTES
+from tpi.pack.library.locate import Located
+
+_ROOM = 0.9  # of the memory, for weights; the rest is for KV and activations
+_ELEMENT_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
+_PACKED_BYTES = {"float32": 4.0, "float16": 4.0, "bfloat16": 2.0}  # per value; F16 is packed as f32
+
+
+def choose_dtype(asked: str, located: Located, memory: Sequence[int], shares: Sequence[float]) -> str:
+    """What to pack as: `asked` unless it is auto and the source is a directory of float weights.
+
+    Args:
+        memory: bytes that each node may use, rank 0 first.
+        shares: of the weights that each node gets.
+
+    Raises:
+        ModelError: if the model's config.json cannot be read.
+    """
+    if asked != "auto" or located.kind != "directory":
+        return asked
+    element, values = _source(located)
+    room = _ROOM * min(size / share for size, share in zip(memory, shares, strict=True) if share) * sum(shares)
+    formats = {"auto": _PACKED_BYTES[element], "bf16": 2.0, "q8": GROUP_BYTES["q8"] / GROUP}
+    return next((name for name, size in formats.items() if values * size <= room), "q4")
+
+
+def _source(located: Located) -> tuple[str, int]:
+    """Element type and number of values of the weights in a Hugging Face directory."""
+    path = located.path / "config.json"
+    try:
+        config = json.loads(path.read_text())
+        element = config.get("dtype") or config.get("torch_dtype") or "float32"
+    except (OSError, ValueError, AttributeError) as error:
+        raise ModelError(f"{path} cannot be read ({error}); download the model again") from error
+    element = element if element in _ELEMENT_BYTES else "float32"
+    size = sum(file.stat().st_size for file in located.path.glob("*.safetensors"))
+    return element, size // _ELEMENT_BYTES[element]

@@ -1,0 +1,105 @@
+"""Who holds what: from the model's units and the nodes' shares to one `Shard` per rank."""
+
+import math
+from collections.abc import Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+
+from tpi.config import ModelConfig
+from tpi.errors import ModelError, PlanError, UsageError, WeightsError
+from tpi.pack.layout import RunLayout
+from tpi.pack.library.locate import Located, pack_name
+from tpi.pack.reader import Pack
+from tpi.partition import Range, Shard, deal, kv_range
+
+
+@dataclass(frozen=True)
+class Units:
+    """How many units of each kind every layer of a model has, and how many heads a unit holds."""
+
+    query: int
+    kv: int
+    ffn: int
+    query_heads: int
+    kv_heads: int
+
+    @classmethod
+    def of(cls, config: ModelConfig, query: RunLayout, kv: RunLayout, neuron: RunLayout) -> "Units":
+        """Counted from the layouts of one layer."""
+        return cls(query.units, kv.units, neuron.units, query.width // config.head_dim, kv.width // config.head_dim)
+
+
+def plan(config: ModelConfig, units: Units, shares: Sequence[float]) -> list[Shard]:
+    """Deal heads and neurons over nodes in proportion to `shares`; rank 0 is the master.
+
+    Raises:
+        PlanError: if there are more nodes with a positive share than units of some kind.
+    """
+    query = _deal("query-head units", units.query, shares)
+    ffn = _deal("FFN units", units.ffn, shares)
+    kv = [kv_range(part, units.query_heads, units.kv_heads, config.heads, config.kv_heads) for part in query]
+    return [Shard(*parts) for parts in zip(query, kv, ffn, strict=True)]
+
+
+def units_of(pack: Pack) -> Units:
+    """How a layer of this pack can be shared out."""
+    attention, ffn = pack.layers[0]
+    return Units.of(pack.config, attention.run("query"), attention.run("kv"), ffn.run("neuron"))
+
+
+def refuse_too_many(located: Located, dtype: str, cache: Path, shares: Sequence[float]) -> None:
+    """Before anybody is called: whether every node of a positive share can get a unit.
+
+    Raises:
+        PlanError: as `plan`.
+        ModelError: if the model cannot be packed.
+    """
+    if sum(share > 0 for share in shares) < 2:
+        return
+    packed = located.path if located.kind == "pack" else cache / "packs" / pack_name(located, dtype)
+    try:
+        pack = Pack.open(packed)
+    except (ModelError, WeightsError):  # there is none yet, or it will be mended
+        if located.kind != "pack":
+            plan(*_before_packing(located.path, dtype), shares)
+        return
+    plan(pack.config, units_of(pack), shares)
+
+
+def _before_packing(source: Path, dtype: str) -> tuple[ModelConfig, Units]:
+    from tpi.pack.builder.build import open_source
+    from tpi.pack.builder.plan import plan_pack
+
+    opened = open_source(source)
+    with closing(opened.source):
+        attention, ffn = plan_pack(opened.model, opened.source, dtype).layers[0]
+    runs = {run.layout.name: run.layout for run in (*attention.runs, *ffn.runs)}
+    config = opened.model.config
+    return config, Units.of(config, runs["query"], runs["kv"], runs["neuron"])
+
+
+def parse_split(text: str | None, nodes: int) -> list[float]:
+    """Shares from `--split 3,2,1`, one per node, master first; equal shares if `text` is None.
+
+    Raises:
+        UsageError: if it is not as many non-negative numbers as there are nodes.
+    """
+    if text is None:
+        return [1.0] * nodes
+    try:
+        shares = [float(part) for part in text.split(",")]
+    except ValueError:
+        raise UsageError(f"--split {text!r} is not a list of numbers; write for example --split 3,2,1") from None
+    if not all(0 <= share < math.inf for share in shares) or not 0 < sum(shares) < math.inf:
+        raise UsageError(f"--split {text}: shares are numbers of 0 or more, not all 0; write for example --split 3,2,1")
+    if len(shares) != nodes:
+        raise UsageError(f"--split {text} has {len(shares)} shares for {nodes} nodes; give one per node, master first")
+    return shares
+
+
+def _deal(kind: str, units: int, shares: Sequence[float]) -> list[Range]:
+    holders = sum(share > 0 for share in shares)
+    if holders > units:
+        raise PlanError(f"this model has {units} {kind}, too few for {holders} nodes; use at most {units} nodes")
+    return deal(units, shares)

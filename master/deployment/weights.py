@@ -1,0 +1,181 @@
+"""The master's side of the weights plane: answers what workers lack, and gives rank 0 its own units from the pack."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from typing import Protocol
+
+from master.deployment.assignments import vectors_bytes
+from scheduler.storage.extent import Extent
+from tpi.errors import TpiError, WeightsError
+from tpi.net.messages import TRANSFER_BYTES, Assign, Missing, Need, Offer, Unavailable, Units
+from tpi.net.sockets import Channel, Monitor, UnreachableError
+from tpi.pack.reader import Block, Bytes, Pack
+from tpi.progress import Progress, silent
+from tpi.text import SENTENCE_CHARACTERS, plain
+from worker.shards.cache import ShardCache
+from worker.shards.draft import Draft
+from worker.shards.image import HeldBlock, ImagePlan, Piece, image_plans
+
+_WRONG = "a unit does not match its hash"
+
+
+_MOST_TIMES = 8  # that a worker is sent all of its part: damage and broken connections take some
+
+
+class Source(Protocol):
+    """Where units come from."""
+
+    def read(self, need: Need) -> memoryview:
+        """The bytes that `need` asks for.
+
+        Raises:
+            WeightsError: if there are none.
+        """
+
+
+class PackSource:
+    """The layers of a pack; its embedding, head and final norm cannot be asked for."""
+
+    def __init__(self, pack: Pack) -> None:
+        self.blocks: Mapping[bytes, Block] = {bytes.fromhex(block.id): block for block in pack.walk()}
+        self._verifiers: dict[tuple[bytes, str], Callable[[int, Bytes], None]] = {}
+
+    def read(self, need: Need) -> memoryview:
+        """See `Source.read`."""
+        block = self.blocks.get(need.block)
+        if block is None:
+            raise WeightsError("this model has no such layer block")
+        if need.run == "vectors":
+            return memoryview(vectors_bytes(block))
+        if need.run not in (run.name for run in block.shape.runs):
+            raise WeightsError(f"the block has no run {need.run!r}")
+        units = block.read_units(need.run, need.first, need.last)
+        self._verifier(block, need)(need.first, units)  # what is damaged is named here, not where it arrives
+        return units.data.cast("B")
+
+    def _verifier(self, block: Block, need: Need) -> Callable[[int, Bytes], None]:
+        key = (need.block, str(need.run))
+        if key not in self._verifiers:
+            self._verifiers[key] = block.verifier(key[1])
+        return self._verifiers[key]
+
+
+@dataclass
+class TransferStats:
+    """Bytes that one worker has said it lacks for the current plan, and bytes sent."""
+
+    missing: int = 0
+    sent: int = 0
+
+
+class Feeder:
+    """Serves one worker. Only units of the worker's own plan are given out."""
+
+    def __init__(self, channel: Channel, monitor: Monitor, session: int) -> None:
+        self.channel = channel
+        self.monitor = monitor
+        self.stats = TransferStats()
+        self.session = session
+        self._assign: Assign | None = None
+        self._source: Source | None = None
+        self._allowed: dict[tuple[bytes, str], tuple[int, int]] = {}
+        self._unit_bytes: dict[tuple[bytes, str], int] = {}
+        self._nbytes = 0  # of the plan
+
+    def begin(self, assign: Assign, source: Source) -> None:
+        """From now on serve the units of `assign`."""
+        self.stats = TransferStats()
+        self._assign, self._source = assign, source
+        self._allowed = {(block.id, "vectors"): (0, 1) for block in assign.blocks}
+        for block in assign.blocks:
+            for run in block.runs:
+                layout = assign.layouts[run.layout]
+                self._allowed[block.id, layout.name] = (run.first, run.last)
+                self._unit_bytes[block.id, layout.name] = layout.unit_bytes
+        self._nbytes = sum(plan.file_bytes for plan in image_plans(assign))
+
+    def serve(self) -> None:
+        """Answer what has arrived. Never waits long.
+
+        Raises:
+            WeightsError: if the worker has been sent its part many times over, and still asks.
+        """
+        for connected in self.monitor.changes():
+            if connected:
+                self._send(Offer(self.session))
+        for _, message in self.channel.batch():
+            if isinstance(message, Missing) and self._assign and message.epoch == self._assign.epoch:
+                self.stats.missing = min(message.nbytes, self._nbytes)
+            elif isinstance(message, Need):
+                self._answer(message)
+
+    def close(self) -> None:
+        """Close the socket."""
+        self.monitor.close()
+        self.channel.close()
+
+    def _answer(self, need: Need) -> None:
+        first, last = self._allowed.get((need.block, need.run), (0, 0))
+        try:
+            if self._source is None or not first <= need.first < need.last <= last:
+                raise WeightsError("it is not in the worker's plan")
+            size = (need.last - need.first) * self._unit_bytes.get((need.block, need.run), 0)
+            if size > TRANSFER_BYTES and need.last - need.first > 1:
+                raise WeightsError(f"{size} bytes at once are over the limit of {TRANSFER_BYTES}")
+            data = self._source.read(need)
+        except TpiError as error:
+            self._send(Unavailable(need.block, plain(str(error), SENTENCE_CHARACTERS)))
+            return
+        if self.stats.sent > _MOST_TIMES * self._nbytes:
+            raise WeightsError("asks for its weights again and again; look at its disk and network, or leave it out")
+        self.stats.sent += len(data)
+        self._send(Units(need.block, need.run, need.first, need.last, data))
+
+    def _send(self, message: object) -> None:
+        try:
+            self.channel.send(message)
+        except UnreachableError:
+            return  # the connection broke: the next Offer has the worker ask again
+
+
+def own_blocks(pack: Pack, assign: Assign, cache: ShardCache, progress: Progress = silent) -> list[HeldBlock]:
+    """Rank 0's blocks in the order of `assign.blocks`: in place where the pack has the units in one range, else images.
+
+    Raises:
+        WeightsError: if the pack is damaged, or the disk full.
+    """
+    source = PackSource(pack)
+    plans = image_plans(assign)
+    in_place = {plan.id: held for plan in plans if (held := _in_place(plan, source.blocks[plan.block.id], cache))}
+    copied = [plan for plan in plans if plan.id not in in_place]
+    found: dict[str, HeldBlock] = dict(in_place)
+    for done, (identity, block) in enumerate(cache.open(copied, progress, pack.path.name).items()):
+        progress(done, len(copied))
+        found[identity] = _filled(block, source, cache) if isinstance(block, Draft) else block
+    cache.prune(copied)
+    return [found[plan.id] for plan in plans]
+
+
+def _filled(draft: Draft, source: PackSource, cache: ShardCache) -> HeldBlock:
+    for need in list(draft.needs()):
+        if draft.accept(Units(need.block, need.run, need.first, need.last, source.read(need))):
+            raise source.blocks[need.block].damaged(_WRONG)
+    return cache.finish(draft)
+
+
+def _in_place(plan: ImagePlan, block: Block, cache: ShardCache) -> HeldBlock | None:
+    """The block as it lies in the pack, its units checked; None if they are not one byte range there."""
+    extents = [block.extent(run.layout.name, run.first, run.last) for run in plan.runs if run.nbytes]
+    if not extents or any(a.offset + a.nbytes != b.offset for a, b in pairwise(extents)):
+        return None
+    if not cache.sound(block.path, _pieces_in_pack(plan, block), plan.token):
+        raise block.damaged(_WRONG)
+    extent = Extent(block.path, extents[0].offset, sum(extent.nbytes for extent in extents))
+    return HeldBlock(plan.block.id, extent, block.vectors(), remedy="start again to have it made anew")
+
+
+def _pieces_in_pack(plan: ImagePlan, block: Block) -> Sequence[Piece]:
+    units = [piece for piece in plan.pieces if piece.run != "vectors"]
+    offsets = [block.extent(piece.run, piece.unit, piece.unit + 1).offset for piece in units]
+    return [replace(piece, offset=offset) for piece, offset in zip(units, offsets, strict=True)]

@@ -1,0 +1,127 @@
+"""What a run can say of itself: the nodes' totals, reports between two of them, the group in words, the timeline."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from master.deployment.deploy import MASTER
+from master.deployment.deployment import Deployment
+from master.deployment.planner import units_of
+from master.reporting.report import MILLI, Member, NodeReport, node_report
+from master.reporting.spans import Span, before, nothing
+from master.reporting.timeline import write_timeline
+from master.workers.cluster import Cluster
+from tpi.errors import UsageError
+from tpi.net.messages import Stats
+from tpi.pack.reader import Pack
+from tpi.progress import phase
+from tpi.trace import TRACE_SPANS, Trace
+from worker.service.member import totals
+
+
+class RunFigures:
+    """Figures of one deployment and its nodes."""
+
+    marked: list[Stats] | None = None  # totals of every node when the first token of the last answer was there
+
+    def __init__(self, pack: Pack, cluster: Cluster, deployment: Deployment, bare: int, began: int) -> None:
+        """`bare` is what this process took (bytes) before it had weights, `began` when the trace begins (clock, ns)."""
+        self._pack = pack
+        self._cluster = cluster
+        self._deployment = deployment
+        self._bare = bare
+        self._began = began
+
+    def stats(self, verdict: bool = False) -> list[Stats]:
+        """Totals of every node so far, rank 0 first; with `verdict` their `steady` too, which takes longer."""
+        return [self._own_stats(verdict), *self._cluster.stats(verdict)]
+
+    def mark(self) -> None:
+        """Remember the totals: what a later `report` says is counted from here."""
+        self.marked = self.stats()
+
+    def span(self) -> Span:
+        """The totals at `mark`, and now."""
+        after = self.stats()
+        return self.marked or [nothing(stats) for stats in after], after
+
+    def report(self, spans: Sequence[Span] = ()) -> list[NodeReport]:
+        """Every node's figures, per token, of all `spans` together; without any, since `mark`, or since the start."""
+        after = self.stats(verdict=True)
+        begun = before(after, spans) if spans else self.marked or [nothing(stats) for stats in after]
+        members = self._members()
+        return [node_report(self._pack.config, *each) for each in zip(members, begun, after, strict=True)]
+
+    def fields(self) -> dict[str, Any]:
+        """The fields of `--json` that describe the group; `predicted_sync_ms` is per token, None where not measured."""
+        node, hidden = self._deployment.node, self._pack.config.hidden
+        group, predicted = node.loop.group, node.loop.group.predicted_s(hidden)
+        return {
+            "collective": group.algorithm(hidden),
+            "prefill_collective": group.algorithm(self._deployment.limits.chunk * hidden),
+            "wire": group.wire,
+            "predicted_sync_ms": None if predicted is None else MILLI * len(node.loop.blocks) * predicted,
+            "choice": group.choice_fields(),
+        }
+
+    def describe(self) -> str:
+        """The group in a few words."""
+        nodes, fields = 1 + len(self._cluster.remotes), self.fields()
+        return (
+            f"{nodes} node{'s' if nodes > 1 else ''}, {self._pack.format}, {fields['collective']} over {fields['wire']}"
+        )
+
+    @contextmanager
+    def prompt_progress(self, tokens: int) -> Iterator[Callable[[], None]]:
+        """Show how far a prompt of `tokens` tokens is, until what is yielded is called, or the context is left."""
+        loop = self._deployment.node.loop
+        begun, total = loop.progress, -(-tokens // self._deployment.limits.chunk) * len(loop.blocks)
+        with ExitStack() as stack:
+            report = stack.enter_context(phase("computing the prompt"))
+            stack.callback(setattr, loop, "on_block", loop.on_block)
+            loop.on_block = lambda: report(loop.progress - begun, total)
+            yield stack.close
+
+    def write_trace(self, path: Path | None) -> str:
+        """Write the timeline to `path`, if it was traced; returns a sentence on what it lacks, if anything.
+
+        Raises:
+            UsageError: if the file cannot be written.
+            NodeError: if a worker is lost.
+        """
+        trace = self._deployment.node.trace
+        if path is None or not isinstance(trace, Trace):
+            return ""
+        try:
+            dropped = write_timeline(path, trace, MASTER, self._cluster, self._began)
+        except OSError as error:
+            raise UsageError(f"cannot write the trace to {path}: {error.strerror}; give another --trace") from error
+        return _missing(dropped) if dropped else ""
+
+    def _members(self) -> list[Member]:
+        units, (stage,) = units_of(self._pack), self._deployment.stages
+        names = [peer.name for peer in self._cluster.peers(MASTER)]
+        bare = [self._bare, *(hello.profile.process_bytes for hello in self._cluster.hellos)]
+        return [
+            Member(name, rank, shard, units.query_heads, units.kv_heads, taken)
+            for name, rank, shard, taken in zip(names, stage.ranks, stage.shards, bare, strict=True)
+        ]
+
+    def _own_stats(self, verdict: bool) -> Stats:
+        deployment = self._deployment
+        own, head = deployment.node.figures(), deployment.ends.streamed
+        figures = replace(
+            own,
+            streamed_bytes=own.streamed_bytes + head.read_bytes,
+            disk_s=head.read_seconds if head.ring_bytes else own.disk_s,  # one clock: the head's knows of the blocks
+            stall_s=own.stall_s + head.stall_seconds,
+        )
+        steady = deployment.node.steady() if verdict else None
+        return totals(deployment.session, deployment.epoch, figures, steady)
+
+
+def _missing(dropped: Mapping[str, int]) -> str:
+    nodes = ", ".join(f"{count} of {node}" for node, count in dropped.items())
+    return f"the trace lacks the last spans ({nodes}): a node has room for {TRACE_SPANS}; trace a shorter run"

@@ -1,0 +1,59 @@
+"""What commands write: answers on stdout as they come; progress and notes on stderr."""
+
+import sys
+from collections.abc import Callable
+
+import click
+
+from master.generation.answer import Answer, Limits, answer
+from master.generation.sampler import Sampler
+from master.generation.sequence import Sequence
+from master.session import Session
+from tpi.errors import TpiError
+
+
+def write(text: str) -> None:
+    """Write `text` to stdout, at once.
+
+    Raises:
+        BrokenPipeError: if the reader is gone.
+        TpiError: if it cannot be written, for example where the disk is full.
+    """
+    try:
+        click.echo(text, nl=False)
+        if sys.stdout is not None:
+            sys.stdout.flush()
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        raise TpiError(f"cannot write the answer to standard output: {error.strerror}; send it elsewhere") from error
+
+
+def stream_answer(
+    session: Session,
+    sequence: Sequence,
+    sampler: Sampler,
+    limits: Limits,
+    show: Callable[[str], None],
+    stopped: Callable[[], bool] = lambda: False,
+) -> Answer:
+    """One answer, passed to `show` as it comes, with a line end; the progress of its prompt on stderr until then.
+
+    `stopped` is asked between steps; where it says so, the answer ends as interrupted. Errors as `answer`.
+    """
+    with session.figures.prompt_progress(sequence.pending) as computed:
+
+        def first_token() -> None:
+            computed()
+            session.figures.mark()
+
+        try:
+            return answer(session.engine, session.tokenizer, sequence, sampler, limits, show, first_token, stopped)
+        finally:
+            show("\n")  # where it breaks off too: the reason gets a line of its own
+
+
+def write_trace(session: Session) -> None:
+    """Write the timeline if it was asked for, and say what is missing in it."""
+    if lacks := session.figures.write_trace(session.placement.trace):
+        click.echo(f"tpi: {lacks}", err=True)

@@ -1,0 +1,193 @@
+"""What a run tells its user: the object of `--json` and the table of nodes."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from rich.box import SIMPLE
+from rich.console import Console
+from rich.table import Column, Table
+from rich.text import Text
+
+from master.generation.answer import Answer
+from tpi.config import ModelConfig
+from tpi.net.messages import Stats, Steady
+from tpi.partition import FFN_UNIT, Shard
+
+MILLI = 1e3
+_TABLE_WIDTH = 80
+MEGA = 1e6
+HOUR = 3600.0
+
+
+@dataclass(frozen=True)
+class NodeReport:
+    """One node's share and figures. Ranges are [first, last+1); times are per generated token, in milliseconds."""
+
+    name: str
+    rank: int
+    heads: list[int]
+    kv_heads: list[int]
+    neurons: list[int]
+    weight_bytes: int
+    resident_bytes: int  # memory that weights of blocks take
+    bare_rss_bytes: int  # what the process took before it was given anything to do
+    planned_bytes: int  # what it meant to take above that
+    peak_rss_bytes: int  # what it took at most, in all
+    compute_ms_per_token: float
+    sync_ms_per_token: float
+    io_stall_ms_per_token: float
+    streamed_bytes_per_token: float
+    disk_mb_per_s: float  # of the time in which at least one read was under way, the blocks' or the head's
+    sent_bytes_per_token: float
+    received_bytes_per_token: float
+    steady: Steady | None  # of a node that streams weights: does it wait for its disk, and what would end that
+
+
+@dataclass(frozen=True)
+class Member:
+    """A node as the plan has it."""
+
+    name: str
+    rank: int
+    shard: Shard
+    query_heads: int  # query heads in one unit
+    kv_heads: int  # KV heads in one unit
+    bare_rss_bytes: int = 0
+
+
+def node_report(config: ModelConfig, member: Member, before: Stats, after: Stats) -> NodeReport:
+    """Figures of one node between two snapshots, per token of the steps between them."""
+    tokens = max(after.tokens - before.tokens, 1)
+    disk_seconds = after.disk_s - before.disk_s
+    streamed = after.streamed_bytes - before.streamed_bytes
+    shard = member.shard
+    return NodeReport(
+        name=member.name,
+        rank=member.rank,
+        heads=shard.query.scaled(member.query_heads, config.heads).as_list(),
+        kv_heads=shard.kv.scaled(member.kv_heads, config.kv_heads).as_list(),
+        neurons=shard.ffn.scaled(FFN_UNIT, config.intermediate).as_list(),
+        weight_bytes=after.weight_bytes,
+        resident_bytes=after.resident_bytes,
+        bare_rss_bytes=member.bare_rss_bytes,
+        planned_bytes=after.planned_bytes,
+        peak_rss_bytes=after.peak_rss_bytes,
+        compute_ms_per_token=MILLI * (after.compute_s - before.compute_s) / tokens,
+        sync_ms_per_token=MILLI * (after.sync_s - before.sync_s) / tokens,
+        io_stall_ms_per_token=MILLI * (after.stall_s - before.stall_s) / tokens,
+        streamed_bytes_per_token=streamed / tokens,
+        disk_mb_per_s=streamed / disk_seconds / MEGA if disk_seconds else 0.0,
+        sent_bytes_per_token=(after.sent_bytes - before.sent_bytes) / tokens,
+        received_bytes_per_token=(after.received_bytes - before.received_bytes) / tokens,
+        steady=after.steady,
+    )
+
+
+def answer_fields(answer: Answer) -> dict[str, Any]:
+    """The fields of `--json` that describe one answer."""
+    return {
+        "text": answer.text,
+        "token_ids": answer.token_ids,
+        "prompt_tokens": answer.prompt_tokens,
+        "completion_tokens": len(answer.token_ids),
+        "ttft_s": answer.ttft,
+        "prefill_tokens_per_s": answer.prefill_rate,
+        "decode_tokens_per_s": answer.decode_rate,
+        "finish_reason": answer.finish_reason,
+    }
+
+
+def node_fields(nodes: Sequence[NodeReport]) -> list[dict[str, Any]]:
+    """The `nodes` of `--json`."""
+    return [asdict(node) for node in nodes]
+
+
+def print_nodes(nodes: Sequence[NodeReport], summary: str, stderr: bool = False) -> None:
+    """The table of nodes, under it one line of figures for the whole run. It fits 80 columns: long names take lines."""
+    console = _console(stderr)
+    console.print(_table("node", *_COLUMNS, rows=[(node.name, *_cells(node)) for node in nodes]))
+    console.print(summary, soft_wrap=True)
+    for node in nodes:
+        if node.steady is not None:
+            verdict = _verdict(node.steady, node.planned_bytes - node.resident_bytes)
+            console.print(f"{node.name}: {verdict}", soft_wrap=True)
+
+
+def print_choice(choice: Mapping[str, Any]) -> None:
+    """What the automatic choice of collectives saw, and what it took, on stdout."""
+    halves = " in halves" if choice["prefill_in_halves"] else ""
+    taken = f"{choice['decode']} for tokens, {choice['prefill']}{halves} for prompts"
+    seen = "predicted / measured ms, of prompts with computing" if choice["measured_ms"] else "all on this machine"
+    if choice["links_age_s"]:
+        seen += f"; links measured {choice['links_age_s'] / HOUR:.1f} h ago"
+    rows = []
+    for name, predicted in choice["predicted_ms"].items():
+        measured = choice["measured_ms"].get(name, [0.0] * len(predicted))
+        cells = zip(predicted, measured, strict=True)
+        rows.append((name, *(f"{said:.2f} / {took:.2f}" if took else f"{said:.2f}" for said, took in cells)))
+    console = _console(stderr=False)
+    console.print(_table("collective", "a token's sum", "a prompt's block", "in halves", rows=rows))
+    console.print(f"automatic choice: {taken} ({seen})", soft_wrap=True)  # as a caption it would wrap with the table
+
+
+def _console(stderr: bool) -> Console:
+    """Wide enough for the figures: a narrower terminal wraps lines, where rich would cut them. Names are no markup."""
+    console = Console(stderr=stderr, highlight=False, markup=False, emoji=False)
+    console.width = max(console.width, _TABLE_WIDTH)
+    return console
+
+
+def _table(name: str, *figures: str, rows: Sequence[Sequence[str]]) -> Table:
+    """Names on the left, figures on the right of their columns."""
+    table = Table(Column(name, overflow="fold", min_width=8), box=SIMPLE, padding=0, pad_edge=False)
+    for title in figures:
+        table.add_column(title, justify="right", no_wrap=True)
+    for cells in rows:
+        table.add_row(*(Text(cell) for cell in cells))
+    return table
+
+
+def _verdict(steady: Steady, other: int) -> str:
+    """Whether a node waits for its disk, in a sentence; `other` bytes of its memory are not for blocks."""
+    measured = f"a layer loads in {MILLI * steady.load_s:.1f} ms and is busy for {MILLI * steady.busy_s:.1f} ms"
+    if steady.steady:
+        return f"streams in the steady state ({measured})"
+    waits = f"waits {MILLI * steady.stall_s:.1f} ms per token for its disk ({measured})"
+    if not steady.window:
+        memory = f"about --memory {_mib(steady.least_memory)}"
+        return f"{waits}; no --window ends that, but {memory} without one would, or more nodes"
+    keep = f" --retain {steady.retain}" if steady.retain else ""
+    return f"{waits}; with --window {steady.window}{keep} and --memory {_mib(other + steady.window_bytes)} it would not"
+
+
+def _mib(size: int) -> str:
+    return f"{-(-size >> 20)}MiB"
+
+
+_COLUMNS = (
+    "heads", "neurons", "weights\nMB", "peak\nMB", "compute\nms", "sync\nms", "stall\nms", "sent\nkB", "recv\nkB",
+)  # fmt: skip
+
+
+def _cells(node: NodeReport) -> list[str]:
+    """One node's figures, in the order of `_COLUMNS`."""
+    figures = (
+        node.weight_bytes / MEGA,
+        node.peak_rss_bytes / MEGA,
+        node.compute_ms_per_token,
+        node.sync_ms_per_token,
+        node.io_stall_ms_per_token,
+        node.sent_bytes_per_token / MILLI,
+        node.received_bytes_per_token / MILLI,
+    )
+    return [_span(node.heads), _span(node.neurons), *map(_short, figures)]
+
+
+def _short(value: float) -> str:
+    """At most five characters up to 99999: one decimal, none from 1000 on."""
+    return f"{value:.1f}" if value < 999.95 else f"{value:.0f}"
+
+
+def _span(span: list[int]) -> str:
+    return f"{span[0]}-{span[1] - 1}" if span[1] > span[0] else "none"

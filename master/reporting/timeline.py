@@ -1,0 +1,37 @@
+"""`--trace FILE`: every node's spans on the master's clock, as Chrome trace JSON."""
+
+from pathlib import Path
+
+from master.workers.cluster import Cluster
+from master.workers.remote import Remote
+from tpi.trace import NodeTrace, Page, Trace, clock_offset, unroll, write_chrome
+
+_READINGS = 8  # of each worker's clock; the one with the shortest round trip counts
+
+
+def write_timeline(path: Path, own: Trace, master: str, cluster: Cluster, zero: int) -> dict[str, int]:
+    """Collect the workers' spans and write them beside the master's own; times count from `zero` on our clock.
+
+    Returns:
+        How many spans of each node are not in it because the node had no room for them, where any are.
+
+    Raises:
+        NodeError: if a worker is lost meanwhile.
+        OSError: if the file cannot be written.
+    """
+    nodes = [NodeTrace(master, own.rows, dropped=own.dropped)]
+    nodes += [_node_trace(cluster, remote) for remote in cluster.remotes]
+    write_chrome(path, nodes, zero)
+    return {node.node: node.dropped for node in nodes if node.dropped}
+
+
+def _node_trace(cluster: Cluster, remote: Remote) -> NodeTrace:
+    """A worker's spans, to be fetched while they are written."""
+    offset = clock_offset([cluster.read_clock(remote) for _ in range(_READINGS)])
+    dropped = cluster.spans(remote, count=0).dropped
+
+    def page(first: int) -> Page:
+        spans = cluster.spans(remote, first)
+        return spans.names, spans.rows
+
+    return NodeTrace(remote.name, unroll(page), offset, dropped)

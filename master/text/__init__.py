@@ -1,0 +1,1 @@
+"""Text in and out: where prompts come from, the tokenizer, chat templates."""

@@ -1,0 +1,1 @@
+"""The embedding and the head, which never leave the master."""

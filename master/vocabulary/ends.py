@@ -1,0 +1,109 @@
+"""The embedding and the head of a pack, in memory or on disk as the master's budget says."""
+
+from contextlib import ExitStack
+from types import TracebackType
+
+from master.vocabulary.tables import Embedding, Head, ResidentTable, Table
+from scheduler.budget import Budget
+from scheduler.storage.extent import Extent
+from scheduler.tables import RowTable, StreamedTable
+from scheduler.window.load import Verify
+from scheduler.window.stats import ReadClock, WindowStats
+from scheduler.window.window import Resident
+from tpi.devices.host import HostDevice, open_host
+from tpi.kernels.spec import NormSpec
+from tpi.pack.reader import Block, Pack
+from tpi.trace import OFF, Off
+from worker.plan.fit import Tables
+
+
+class Ends:
+    """What stands before the first block and after the last; a context manager that stops what streams."""
+
+    def __init__(
+        self,
+        pack: Pack,
+        budget: Budget,
+        trace: Off = OFF,
+        reads: ReadClock | None = None,
+        verify: bool = False,
+        host: HostDevice | None = None,
+    ) -> None:
+        """`reads` is that of the blocks' window, which reads at the same time as a head that streams; `host`
+        computes in place of the real one.
+
+        With `verify` all bytes are compared with their hashes when they are first loaded.
+
+        Raises:
+            WeightsError: if the pack cannot be read, or with `verify` is damaged.
+        """
+        config, final = pack.config, pack.final.vectors()
+        self._trace, self._reads, self._verify = trace, reads, verify
+        self._kernels = (host or open_host()).kernels
+        self._streams: list[StreamedTable] = []
+        self._streamed = WindowStats()
+        with ExitStack() as self._stack:  # a head that streams ends if the rest fails
+            head = self._head_table(pack.head, budget.head_bytes)
+            embedding = head if pack.head is pack.embedding else self._embedding_table(pack.embedding, budget)
+            positions = self._resident(pack.positions) if pack.positions else None
+            self.config = config
+            self.embedding = Embedding(config, embedding, positions)
+            norm = NormSpec(config.norm, config.norm_eps, final["norm"], final.get("norm.bias"))
+            self.head = Head(config, head, norm, self._kernels, trace)
+            self._stack = self._stack.pop_all()
+
+    @property
+    def streamed(self) -> WindowStats:
+        """What was read for the head so far, and waited for; nothing if it is in memory."""
+        for stream in self._streams:
+            self._streamed += stream.take()
+        return self._streamed
+
+    def __enter__(self) -> "Ends":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._stack.close()
+
+    def _head_table(self, block: Block, budget: int) -> Table:
+        if table_block_bytes(block) <= budget:
+            return self._resident(block)
+        verify, found = self._verifier(block), _extent(block)
+        table = StreamedTable(
+            block.run("row"), found, budget, self._kernels, trace=self._trace, reads=self._reads, verify=verify
+        )
+        self._stack.callback(table.close)
+        self._streams.append(table)
+        return table
+
+    def _embedding_table(self, block: Block, budget: Budget) -> "ResidentTable | RowTable":
+        if table_block_bytes(block) <= budget.embedding_bytes:
+            return self._resident(block)
+        return RowTable(
+            block.run("row"), _extent(block), self._kernels, trace=self._trace, verify=self._verifier(block)
+        )
+
+    def _resident(self, block: Block) -> ResidentTable:
+        (data,) = Resident([_extent(block)], verify=self._verifier(block)).kept
+        return ResidentTable(block.run("row"), data, self._kernels, self._trace)
+
+    def _verifier(self, block: Block) -> Verify | None:
+        return block.verifier("row") if self._verify else None
+
+
+def table_bytes(pack: Pack) -> Tables:
+    """Bytes of the tables that the master has to find room for."""
+    tied = pack.head is pack.embedding
+    return Tables(table_block_bytes(pack.head), 0 if tied else table_block_bytes(pack.embedding))
+
+
+def table_block_bytes(block: Block) -> int:
+    """Bytes of memory that a table takes: whole pages."""
+    return _extent(block).slot_bytes
+
+
+def _extent(block: Block) -> Extent:
+    found = block.extent("row")
+    return Extent(found.path, found.offset, found.nbytes)

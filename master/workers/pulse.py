@@ -1,0 +1,59 @@
+"""What a worker's heartbeats say, and when their absence means that it is lost.
+
+While nothing is asked of a worker its silence means nothing: it is asked again when it is needed. All times are
+`tpi.system.clocks.since_boot` seconds.
+"""
+
+from dataclasses import dataclass
+
+from tpi.system.clocks import PAUSE_S
+
+SILENCE_S = 2.5  # without a heartbeat (one is due every 0.25 s); longer on links that were seen to stutter
+_STUTTER = 3  # times the longest recent pause between heartbeats
+_FORGET = 0.98  # per heartbeat
+_POLL_S = 0.5  # looked at less often than this, pauses say nothing about the link
+_RETRY_S = 120.0  # the longest pause between two attempts of TCP to deliver the same (Linux: TCP_RTO_MAX)
+
+
+@dataclass
+class Pulse:
+    """What the heartbeats say."""
+
+    progress: int = -1
+    phase: str = "idle"
+    advanced: float = 0.0  # when `progress` last grew
+    seen: float = 0.0  # when anything was last heard
+    asked: float = 0.0  # since when an answer is due
+    looked: float = 0.0
+    pause: float = 0.0  # the longest recent one, decaying
+    _closely: bool = False  # whether the last two looks followed each other closely
+
+    def look(self, now: float) -> None:
+        """Somebody is about to take in what has arrived."""
+        gap = now - self.looked
+        self._closely = gap < _POLL_S
+        if self.looked and gap > PAUSE_S:  # this process stood still, which is not the worker's fault
+            # what it sent meanwhile may come as late again: TCP doubles the time between its attempts
+            self.asked = now + min(gap, _RETRY_S)
+            self.advanced += gap
+        self.looked = now
+
+    def ask(self, now: float) -> None:
+        """From now on the worker is needed."""
+        self.asked = max(self.asked, now)
+
+    def hear(self, now: float) -> None:
+        """Something arrived."""
+        if self.seen and self._closely:
+            waited = now - max(self.seen, self.asked)
+            self.pause = max(self.pause * _FORGET, min(waited, self.limit))
+        self.seen = now
+
+    @property
+    def limit(self) -> float:
+        """Seconds of silence after which a worker that is needed is lost."""
+        return max(SILENCE_S, _STUTTER * self.pause)
+
+    def silent(self, now: float) -> bool:
+        """Whether it has been quiet for too long since it was needed."""
+        return now - max(self.seen, self.asked) > self.limit

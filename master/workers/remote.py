@@ -1,0 +1,210 @@
+"""One worker as the master sees it: its control connection, its heartbeats, and what it said last."""
+
+from collections.abc import Iterable
+from contextlib import suppress
+from dataclasses import replace
+from itertools import islice
+
+from master.deployment.weights import Feeder
+from master.workers.pulse import SILENCE_S, Pulse
+from tpi import __version__
+from tpi.errors import NodeError, NodeLost, NodeRefused, TpiError, WeightsError
+from tpi.net.codec import Buffer, WrongProtocolError
+from tpi.net.messages import Alive, Bye, Failure, Heartbeat, Hello, Join, Ready, Refuse, Spans, Stats, master_identity
+from tpi.net.sockets import CONTROL, WEIGHTS, Channel, Net, UnreachableError, split_address
+from tpi.system.clocks import since_boot
+from tpi.text import SENTENCE_CHARACTERS, plain
+
+ALIVE_S = 1.0  # between the signs of life that a worker gets
+_ALIVE_SLOW_S = 5.0  # to one that does not seem to read them
+_MOST_CHANGES = 64  # of a connection, taken in at once
+
+
+class Remote:
+    """The connection to one worker. All methods belong to one thread at a time; none waits."""
+
+    def __init__(self, net: Net, address: str, session: int, link: int, master: str) -> None:
+        self.address = address
+        self.name = address
+        self.hello: Hello | None = None
+        self.ready: Ready | None = None
+        self.stats: Stats | None = None
+        self.spans: Spans | None = None
+        self.feeder: Feeder | None = None
+        self.pulse = Pulse()
+        self.dropped = 0
+        self.connected = False
+        self.problem: TpiError | None = None  # found by who may not raise it
+        self._alive_at = 0.0
+        self._net = net
+        self._identity = master_identity(session, link)
+        self._session = session
+        self._epoch = 0
+        self._master = master
+        self._host, port = split_address(address)
+        socket, self._monitor = net.connect_watched(CONTROL, self._host, port, self._identity)
+        self._channel = Channel(socket, net.tap)
+
+    @property
+    def sockets(self) -> Iterable[object]:
+        """What to poll while waiting."""
+        yield self._channel.socket
+        yield self._monitor.events
+        if self.feeder:
+            yield self.feeder.channel.socket
+            yield self.feeder.monitor.events
+
+    @property
+    def collective_address(self) -> str:
+        """Where its collective plane listens."""
+        assert self.hello
+        return f"tcp://{self._host}:{self.hello.collective_port}"
+
+    def expect(self, epoch: int) -> None:
+        """A new plan: what belongs to another is dropped from here on."""
+        self._epoch, self.ready, self.stats = epoch, None, None
+        self.pulse.advanced = since_boot()
+
+    def send(self, message: object) -> None:
+        """Queue a message.
+
+        Raises:
+            NodeLost: if there is no connection.
+        """
+        try:
+            self._channel.send(message)
+        except UnreachableError:
+            raise self.lost("its connection is gone") from None
+
+    def send_frames(self, frames: list[Buffer]) -> None:
+        """As `send`, for an encoded message."""
+        try:
+            self._channel.send_frames(frames)
+        except UnreachableError:
+            raise self.lost("its connection is gone") from None
+        self._alive_at = self.pulse.looked + ALIVE_S  # it says so
+
+    def serve(self) -> None:
+        """Take in what has arrived, and show that the master lives; what is wrong is kept as `problem`."""
+        now = since_boot()
+        self.pulse.look(now)
+        try:
+            self._serve()
+        except TpiError as error:
+            self.problem = self.problem or error
+        if self.hello and now >= self._alive_at:
+            self._alive_at = now + (_ALIVE_SLOW_S if now - self.pulse.seen > SILENCE_S else ALIVE_S)
+            with suppress(UnreachableError):  # whether it is there is found out when it is needed
+                self._channel.offer(Alive(self._session))
+
+    def judge(self, now: float) -> None:
+        """Whether all is well with a worker that is needed now.
+
+        Raises:
+            NodeLost, NodeRefused, NodeError: if the worker is gone, refuses, or failed.
+        """
+        problem, self.problem = self.problem, None
+        if problem is not None:
+            raise problem
+        if self.hello and self.pulse.silent(now):
+            raise self.lost(f"nothing was heard from it for {now - self.pulse.seen:.1f} s")
+
+    def lost(self, reason: str) -> NodeLost:
+        """The error that says that this worker is gone, and why."""
+        return NodeLost(
+            self.name, f"worker {self._who} is lost: {reason}; check that it runs and can be reached, then start again"
+        )
+
+    def close(self, linger_ms: int) -> None:
+        """Say goodbye, if it was met, and close."""
+        if self.hello and self.connected:
+            try:
+                self._channel.send(Bye(self._session))
+            except UnreachableError:
+                linger_ms = 0
+        if self.feeder:
+            self.feeder.close()
+        self._monitor.close()
+        self._channel.close(linger_ms)
+
+    def _serve(self) -> None:
+        changes = list(islice(self._monitor.changes(), _MOST_CHANGES))
+        for _, message in self._channel.batch():
+            self._take(message)  # what was said before the connection ended tells why it did
+        for connected in changes:
+            self._connection(connected)
+        if self.feeder:
+            self._feed(self.feeder)
+
+    @property
+    def _who(self) -> str:
+        return self.name if self.name == self.address else f"{self.name} ({self.address})"
+
+    def _connection(self, connected: bool) -> None:
+        self.connected = connected
+        if connected and not self.hello:
+            self.send(Join(__version__, self._session, self._master))
+        elif not connected and self.hello:
+            raise self.lost("it closed the connection")
+
+    def _take(self, message: object) -> None:
+        if isinstance(message, WrongProtocolError):
+            raise NodeRefused(self.name, f"worker {self._who} is not of this version ({__version__}): {message}")
+        if getattr(message, "session", self._session) != self._session:
+            self.dropped += 1
+            return
+        now = since_boot()
+        self.pulse.hear(now)
+        if isinstance(message, Hello) and not self.hello:
+            self._meet(message)
+        elif isinstance(message, Refuse):
+            raise self._refused(message)
+        elif isinstance(message, Bye):
+            raise self.lost("it was stopped")
+        elif getattr(message, "epoch", None) != self._epoch:
+            self.dropped += 1
+        else:
+            self._of_this_epoch(message, now)
+
+    def _of_this_epoch(self, message: object, now: float) -> None:
+        if isinstance(message, Heartbeat):
+            if message.progress != self.pulse.progress or message.phase == "idle":
+                self.pulse.advanced = now
+            self.pulse.progress, self.pulse.phase = message.progress, message.phase
+        elif isinstance(message, Ready):
+            self.ready = self._usable(message)
+        elif isinstance(message, Stats):
+            self.stats = message
+        elif isinstance(message, Spans):
+            self.spans = replace(message, names=tuple(map(plain, message.names)))
+        elif isinstance(message, Failure):
+            sentence = plain(message.message, SENTENCE_CHARACTERS)
+            raise NodeError(plain(message.node) or self.name, f"worker {self._who}: {sentence}")
+
+    def _usable(self, ready: Ready) -> Ready:
+        if not ready.kv_blocks or not ready.prefill_tokens:
+            offer = f"steps of {ready.prefill_tokens} tokens and {ready.kv_blocks} KV blocks"
+            raise NodeError(self.name, f"worker {self._who} offers {offer}, which computes nothing; leave it out")
+        return ready
+
+    def _feed(self, feeder: Feeder) -> None:
+        try:
+            feeder.serve()
+        except WeightsError as error:
+            raise NodeError(self.name, f"worker {self._who} {error}") from None
+
+    def _meet(self, hello: Hello) -> None:
+        self.hello, self.name = hello, plain(hello.name) or self.address
+        weights, monitor = self._net.connect_watched(WEIGHTS, self._host, hello.weights_port, self._identity)
+        self.feeder = Feeder(Channel(weights, self._net.tap, share=True), monitor, self._session)
+
+    def _refused(self, refusal: Refuse) -> NodeRefused:
+        if refusal.reason == "version":
+            text = (
+                f"worker {self._who} runs tpi {plain(refusal.version)}, this is {__version__}; install the same on both"
+            )
+        elif refusal.reason == "twice":
+            text = f"worker {self._who} is given twice, under two addresses; give each worker once"
+        else:
+            text = f"worker {self._who} is in use by {plain(refusal.in_use_by)}; wait for it, or use another worker"
+        return NodeRefused(self.name, text)

@@ -1,0 +1,1 @@
+"""What streaming will cost, by calculation: ring, placement, timeline, the steady state."""

@@ -1,0 +1,94 @@
+"""The exact timeline of one node: a queue that computes and exchanges, and a queue that loads into the ring.
+
+    use(b)  starts when the exchange before it is over and block b is in memory, and takes compute[b]
+    exchange after b takes exchange[b] (the last one of a token includes what happens between tokens)
+    load(n) starts when load(n - 1) is over and use n - lag(n) is released, and takes load[b] (n counts streamed uses)
+
+A use that waited for its load starts `wake` later: a thread that slept must be woken. A load that finds the disk idle
+takes `start` longer. Costs may differ from token to
+token: where a load is about as long as what hides it, it is the slow ones that decide, and medians would know of none.
+
+It is what the closed forms of `scheduler.model.steady` are checked against, and what `scheduler.model.placement`
+compares with.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import median
+
+from scheduler.model.ring import Ring
+
+
+@dataclass(frozen=True)
+class Costs:
+    """Seconds per block, in order of use."""
+
+    compute: Sequence[float]
+    exchange: Sequence[float]
+    load: Sequence[float]
+    wake: float = 0.0  # once for every use that waits
+    start: float = 0.0  # once for every load that does not follow at once upon another
+
+    @property
+    def busy(self) -> float:
+        """Seconds that a token takes when it never waits for weights."""
+        return sum(self.compute) + sum(self.exchange)
+
+
+@dataclass(frozen=True)
+class Timeline:
+    """Seconds per token, and seconds of it spent waiting for weights, for each simulated token."""
+
+    tokens: tuple[float, ...]
+    stalls: tuple[float, ...]
+
+    @property
+    def steady_token(self) -> float:
+        """Seconds per token in the long run: the mean of the last half."""
+        return _mean(self.tokens[len(self.tokens) // 2 :])
+
+    @property
+    def steady_stall(self) -> float:
+        """Seconds of waiting per token in the long run: the mean of the last half."""
+        return _mean(self.stalls[len(self.stalls) // 2 :])
+
+    @property
+    def typical(self) -> tuple[float, float]:
+        """Seconds per token, and of waiting in it, in the long run: medians of the last half."""
+        half = len(self.tokens) // 2
+        return median(self.tokens[half:]), median(self.stalls[half:])
+
+
+def simulate(ring: Ring, costs: Costs, tokens: int = 8) -> Timeline:
+    """Run `tokens` equal tokens over a cold ring (resident blocks are in memory from the start)."""
+    return replay(ring, [costs], tokens)
+
+
+def replay(ring: Ring, history: Sequence[Costs], tokens: int) -> Timeline:
+    """As `simulate`, with the costs of one token after the other, over and over."""
+    streamed, period = set(ring.blocks), len(ring.blocks)
+    released: list[float] = []
+    now = loaded = 0.0
+    token_seconds, token_stalls = [], []
+    for token in range(tokens):
+        begun, stalled, costs = now, 0.0, history[token % len(history)]
+        for block, seconds in enumerate(costs.compute):
+            if block in streamed:
+                use = len(released)
+                before = use - ring.lags[use % period]
+                freed = released[before] if before >= 0 else 0.0
+                loaded = max(loaded, freed + costs.start) + costs.load[block]
+                wait = loaded + costs.wake - now if loaded > now else 0.0
+                stalled += wait
+                now += wait + seconds
+                released.append(now)
+            else:
+                now += seconds
+            now += costs.exchange[block]
+        token_seconds.append(now - begun)
+        token_stalls.append(stalled)
+    return Timeline(tuple(token_seconds), tuple(token_stalls))
+
+
+def _mean(values: Sequence[float]) -> float:
+    return sum(values) / len(values) if values else 0.0

@@ -1,0 +1,1 @@
+"""Byte ranges of files, and how fast a disk reads them."""

@@ -1,0 +1,163 @@
+"""Reading byte ranges of files into page-aligned memory, without leaving them in the page cache.
+
+Four disks with one method: `DirectDisk` (real files), `ThrottledDisk` (any disk, slowed to a given speed), `MemoryDisk`
+(files that are byte strings) and `scheduler.storage.tune`, which measures what a real one likes. Retrying and error
+messages are `read_extent`'s; whose thread reads what, and when, is `scheduler.window.loader`'s business.
+"""
+
+import errno
+import os
+import threading
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Protocol
+
+import numpy as np
+
+from scheduler.storage.extent import Extent
+from tpi.devices.pages import PAGE, Bytes
+from tpi.errors import WeightsError
+
+DEFAULT_CHUNK = 1 << 20  # bytes per read
+DEFAULT_THREADS = 4  # reads in flight
+_DIRECT = getattr(os, "O_DIRECT", 0)
+
+
+class Disk(Protocol):
+    """Something that fills memory from files. `read` is called by `threads` threads at once, `chunk` bytes a time."""
+
+    chunk: int  # bytes, a multiple of PAGE
+    threads: int
+
+    def read(self, path: Path, offset: int, into: Bytes) -> int:
+        """Read `into.size` bytes from `offset` on into `into`; return how many there were (fewer at the file's end).
+
+        `offset` is a multiple of `PAGE`, and `into` starts on a page and is whole pages long.
+
+        Raises:
+            OSError: whatever the operating system says.
+        """
+        ...
+
+
+class DirectDisk:
+    """Files, read past the page cache: `O_DIRECT` where the file system takes it, else reads that are then dropped."""
+
+    def __init__(self, chunk: int = DEFAULT_CHUNK, threads: int = DEFAULT_THREADS, direct: bool = True) -> None:
+        self.chunk = chunk
+        self.threads = threads
+        self.direct = direct and bool(_DIRECT)
+
+    def read(self, path: Path, offset: int, into: Bytes) -> int:
+        """See `Disk.read`."""
+        if self.direct:
+            try:
+                return _read_file(path, offset, into, _DIRECT)
+            except OSError as error:
+                if error.errno not in (errno.EINVAL, errno.EOPNOTSUPP):
+                    raise
+                self.direct = False
+        return _read_file(path, offset, into, 0)
+
+
+def _read_file(path: Path, offset: int, into: Bytes, flag: int) -> int:
+    with open(path, "rb", buffering=0, opener=lambda name, flags: os.open(name, flags | flag)) as file:
+        done = 0
+        while done < into.size:
+            file.seek(offset + done)
+            got = file.readinto(into[done:].data) or 0
+            done += got
+            if not got or (flag and done % PAGE):  # a direct read that ends inside a page has met the end of the file
+                break
+        if not flag and hasattr(os, "posix_fadvise"):
+            os.posix_fadvise(file.fileno(), offset, into.size, os.POSIX_FADV_DONTNEED)
+        return done
+
+
+class MemoryDisk:
+    """Files that are byte strings: the disk of tests, and of a node whose weights are already in memory."""
+
+    def __init__(self, files: Mapping[Path, bytes], chunk: int = DEFAULT_CHUNK, threads: int = 1) -> None:
+        self.chunk = chunk
+        self.threads = threads
+        self._files = files
+
+    def read(self, path: Path, offset: int, into: Bytes) -> int:
+        """See `Disk.read`."""
+        if path not in self._files:
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(path))
+        found = self._files[path][offset : offset + into.size]
+        into[: len(found)] = np.frombuffer(found, np.uint8)
+        return len(found)
+
+
+class ThrottledDisk:
+    """Another disk at `bytes_per_second`: reads queue for one link of that speed, an idle moment is not saved up."""
+
+    def __init__(self, disk: Disk, bytes_per_second: float) -> None:
+        self.chunk = disk.chunk
+        self.threads = disk.threads
+        self._disk = disk
+        self._speed = bytes_per_second
+        self._lock = threading.Lock()
+        self._free_at = 0.0
+
+    def read(self, path: Path, offset: int, into: Bytes) -> int:
+        """See `Disk.read`."""
+        with self._lock:
+            self._free_at = max(time.perf_counter(), self._free_at) + into.size / self._speed
+            done_at = self._free_at
+        got = self._disk.read(path, offset, into)
+        time.sleep(max(0.0, done_at - time.perf_counter()))
+        return got
+
+
+def chunks_of(extent: Extent, chunk: int) -> range:
+    """Where the reads of an extent start inside its slot."""
+    return range(0, extent.slot_bytes, chunk)
+
+
+def read_chunk(disk: Disk, extent: Extent, slot: Bytes, start: int) -> int:
+    """Read the chunk of `extent` that begins `start` bytes into its slot; return its bytes. One retry.
+
+    Raises:
+        WeightsError: if the file is missing, short or unreadable, twice; names it.
+    """
+    stop = min(start + disk.chunk, extent.slot_bytes)
+    needed = min(stop, extent.skew + extent.nbytes) - start
+    try:
+        return _attempt(disk, extent, slot[start:stop], start, needed)
+    except (OSError, WeightsError):
+        return _attempt_again(disk, extent, slot[start:stop], start, needed)
+
+
+def read_extent(disk: Disk, extent: Extent, slot: Bytes) -> Bytes:
+    """Read a whole extent in the calling thread; return its view. Errors as `read_chunk`."""
+    for start in chunks_of(extent, disk.chunk):
+        read_chunk(disk, extent, slot, start)
+    return extent.view(slot)
+
+
+def _attempt(disk: Disk, extent: Extent, into: Bytes, start: int, needed: int) -> int:
+    offset = extent.offset - extent.skew + start
+    if disk.read(extent.path, offset, into) < needed:
+        raise WeightsError(
+            f"{extent.path} is shorter than {extent.offset + extent.nbytes} bytes; {_remedy(extent.path)}"
+        )
+    return needed
+
+
+def _attempt_again(disk: Disk, extent: Extent, into: Bytes, start: int, needed: int) -> int:
+    try:
+        return _attempt(disk, extent, into, start, needed)
+    except OSError as error:
+        reason = error.strerror or str(error)
+        raise WeightsError(f"{extent.path} could not be read: {reason}; {_remedy(extent.path)}") from error
+
+
+def _remedy(path: Path) -> str:
+    """The way out where a file of weights is broken: a shard image is only a copy, a pack is whole or useless."""
+    if path.suffix == ".shard":
+        return "remove it to fetch it again"
+    return f"remove the pack {path.parent}: the next run remakes one of the cache, `tpi pack` any other"

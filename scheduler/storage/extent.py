@@ -1,0 +1,33 @@
+"""Where the bytes of one block are on disk."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from tpi.devices.pages import PAGE, Bytes, round_up
+
+
+@dataclass(frozen=True)
+class Extent:
+    """`nbytes` bytes of the file `path` from `offset` on: one block of this node, or any run of units.
+
+    A shard image pads its header to 4 KiB, so that `offset` is a multiple of `PAGE` and the block's first byte lands on
+    a page boundary. Any other offset works too: the read is rounded outward and the block starts inside its first page.
+    """
+
+    path: Path
+    offset: int
+    nbytes: int
+
+    @property
+    def skew(self) -> int:
+        """Bytes between the page boundary where the read starts and the first byte of the block."""
+        return self.offset % PAGE
+
+    @property
+    def slot_bytes(self) -> int:
+        """Bytes of memory that the block occupies: whole pages."""
+        return round_up(self.skew + self.nbytes)
+
+    def view(self, slot: Bytes) -> Bytes:
+        """The block's bytes inside a slot of at least `slot_bytes` into which the extent was read."""
+        return slot[self.skew : self.skew + self.nbytes]

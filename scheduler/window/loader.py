@@ -1,0 +1,252 @@
+"""The threads that read blocks ahead, and the holding thread's side of it.
+
+What may be read when is decided by `scheduler.window.cycle`; what goes where, by `scheduler.model.ring`. Readers
+take chunks of the use that was opened last, one by one, and open the next when there are no more: a small block leaves
+no reader idle.
+"""
+
+import threading
+import time
+from collections import deque
+from collections.abc import Iterator, Sequence
+
+from scheduler.model.placement import Placement
+from scheduler.storage.disk import Disk
+from scheduler.storage.extent import Extent
+from scheduler.window.cycle import Cycle
+from scheduler.window.load import Load, Verify
+from scheduler.window.stats import Meter, WindowStats
+from scheduler.window.wakeup import wake_soon
+from tpi.devices.pages import Bytes, page_buffer
+from tpi.errors import TpiError, WeightsError
+from tpi.trace import OFF, Off
+
+
+class Loader:
+    """Loads the blocks of a placement: those that stay once, the others over and over, ahead of their use."""
+
+    def __init__(
+        self,
+        extents: Sequence[Extent],
+        placement: Placement,
+        disk: Disk,
+        meter: Meter,
+        verify: Verify | None = None,
+        trace: Off = OFF,
+        noun: str = "block",
+    ) -> None:
+        """Arguments as `scheduler.window.window.MemoryWindow`."""
+        ring, space = placement.ring, page_buffer(placement.ring.size)
+        self._disk, self._meter, self._verify, self._trace, self._noun = disk, meter, verify, trace, noun
+        self._cycle = Cycle(ring)
+        self._uses = [
+            Load(block, extents[block], space[offset : offset + extents[block].slot_bytes])
+            for block, offset in zip(ring.blocks, ring.offsets, strict=True)
+        ]
+        self._kept = dict(_side_by_side(extents, sorted(placement.resident)))
+        self._pending = deque(load for load in self._kept.values() if load.open)
+        self._unverified = set(range(len(extents))) if verify else set()
+        self._current: Load | None = None
+        self._stragglers = 0  # dropped loads of which chunks are still being read
+        self._last_done = time.perf_counter()
+        self._freed = [0.0] * len(self._uses)  # when each use was last released
+        self._closed = False
+        self._crash: Exception | None = None
+        self._lock = threading.Lock()
+        self._work = threading.Condition(self._lock)  # readers wait for something to read
+        self._done = threading.Condition(self._lock)  # the block loop waits for a load
+        self._threads = [
+            threading.Thread(target=self._work_on, name=f"tpi-reader-{index}", daemon=True)
+            for index in range(disk.threads)
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    # the block loop's side
+
+    def hold_kept(self, block: int) -> Bytes:
+        """The bytes of a block that stays, once it is loaded. Errors as `pin`."""
+        load = self._kept[block]
+        if not load.ready:
+            with self._lock:
+                self._wait(load)
+        return load.view
+
+    def pin(self, block: int) -> tuple[int, Bytes]:
+        """Wait for the next use of a streamed block; keep it in memory until `unpin` of the number returned.
+
+        Raises:
+            WeightsError: if it could not be loaded; names the file.
+            TpiError: if blocks that are held take the room it needs, or the window is closed.
+        """
+        with self._lock:
+            use = self._cycle.next_use(block)
+            load = self._load_of(use)
+            if not self._cycle.is_pinned(use):
+                if use != self._cycle.head:
+                    self._drop(self._cycle.skip_to(use))
+                self._wait(load, use)
+            self._cycle.pin(use)
+            return use, load.view
+
+    def unpin(self, use: int) -> None:
+        """The block of this use may be overwritten."""
+        with self._lock:
+            if self._cycle.unpin(use):
+                self._freed[use % self._cycle.period] = time.perf_counter()
+                self._work.notify()
+
+    def take(self) -> WindowStats:
+        """What was counted since the last `take`; no chunk is counted twice or never."""
+        with self._lock:
+            return self._meter.take()
+
+    def close(self) -> None:
+        """Stop and join the readers."""
+        with self._lock:
+            self._closed = True
+            self._work.notify_all()
+            self._done.notify_all()
+        for thread in self._threads:
+            thread.join()
+
+    def _load_of(self, use: int) -> Load:
+        return self._uses[use % self._cycle.period]
+
+    def _drop(self, uses: range) -> None:
+        """Read no more of these uses. Their memory is free when the chunks that are being read are."""
+        for use in uses:
+            load = self._load_of(use)
+            load.stop()
+            if load.flying and not load.dropped:
+                load.dropped = True
+                self._stragglers += 1
+            if load is self._current:
+                self._current = None
+        self._work.notify()
+
+    def _wait(self, load: Load, use: int = -1) -> None:
+        begun = 0.0
+        while not load.ready or use >= self._cycle.tail:
+            begun = begun or time.perf_counter()
+            opened = use < self._cycle.tail
+            if self._closed:
+                raise TpiError("the memory window is closed; nothing can be held any more") from self._crash
+            if not opened and not self._cycle.may_open(use):
+                raise TpiError(f"block {load.block} cannot be held yet: release the blocks that are held first")
+            if opened and load.error is not None and not load.flying:
+                raise self._failure(load, load.error, use)
+            self._done.wait()
+        if begun:
+            now = time.perf_counter()
+            self._meter.stall(now - begun)
+            self._meter.woke(now - max(begun, load.ended))
+            self._trace.add("stall", f"{self._noun} {load.block}", int(begun * 1e9), int(now * 1e9))
+
+    def _failure(self, load: Load, error: WeightsError, use: int) -> WeightsError:
+        """What went wrong; arranges for the next hold to try again."""
+        if use < 0:
+            load.reset()
+            if load is self._current:
+                self._current = None  # it is opened anew, by one reader
+            self._pending.append(load)
+            self._work.notify()
+        else:
+            self._drop(self._cycle.rewind_to(use))
+        return error
+
+    # the readers' side
+
+    def _work_on(self) -> None:
+        wake_soon()  # the disk is idle until the reader of a finished chunk asks for another
+        try:
+            self._read()
+        except Exception as error:  # noqa: BLE001 - whatever it is, it surfaces where the block is awaited
+            with self._lock:
+                self._crash, self._closed = error, True
+                self._work.notify_all()
+                self._done.notify_all()
+
+    def _read(self) -> None:
+        with self._lock:
+            while True:
+                load = self._open_load()
+                if self._closed:
+                    return
+                if load is None:
+                    self._work.wait()
+                    continue
+                start = load.cursor
+                load.cursor = min(start + self._disk.chunk, load.extent.slot_bytes)
+                size = load.cursor - start
+                load.flying += 1
+                self._meter.fly()
+                self._work.notify()  # there may be more to read: wake another
+                self._lock.release()
+                try:
+                    error = load.read_chunk(self._disk, start)
+                finally:
+                    self._lock.acquire()
+                self._finish_chunk(load, size, error)
+
+    def _open_load(self) -> Load | None:
+        """The load to take a chunk of, if there is one."""
+        if self._current is not None and self._current.open:
+            return self._current
+        use = self._cycle.tail
+        room = not self._stragglers and self._cycle.may_open(use)
+        first = self._pending[0].block if self._pending else -1
+        if self._pending and (not room or use >= self._cycle.length or first < self._load_of(use).block):
+            load, begun = self._pending.popleft(), self._last_done
+        elif room:
+            load, begun = self._load_of(use), self._freed[self._cycle.overwritten(use)]
+            self._cycle.tail += 1
+        else:
+            return None
+        load.reset()
+        load.begun = begun  # it could have begun then: waking a reader is part of loading
+        self._current = load
+        return load
+
+    def _finish_chunk(self, load: Load, size: int, error: WeightsError | None) -> None:
+        self._meter.land(size)
+        if error is not None:
+            load.error = error
+            load.stop()
+        last = load.flying == 1 and not load.open
+        if last and load.error is None and not load.dropped and self._verify and load.block in self._unverified:
+            self._lock.release()
+            try:
+                load.error = load.check(self._disk, self._verify)
+            finally:
+                self._lock.acquire()
+        load.flying -= 1
+        if last:
+            self._finish(load)
+
+    def _finish(self, load: Load) -> None:
+        if load.dropped:
+            load.dropped = False
+            self._stragglers -= 1
+            self._work.notify()
+        elif load.error is None:
+            load.ready = True
+            self._unverified.discard(load.block)
+            self._record(load)
+        self._done.notify_all()
+
+    def _record(self, load: Load) -> None:
+        now = time.perf_counter()
+        begun = max(load.begun, self._last_done)  # chunks of neighbours overlap; loads are accounted one by one
+        self._meter.loaded(load.block, now - begun)
+        self._last_done = load.ended = now
+        self._trace.add("load", f"{self._noun} {load.block}", int(begun * 1e9), int(now * 1e9))
+
+
+def _side_by_side(extents: Sequence[Extent], blocks: Sequence[int]) -> Iterator[tuple[int, Load]]:
+    """A load for each of `blocks`, in one buffer: small blocks share its huge pages."""
+    space, at = page_buffer(sum(extents[block].slot_bytes for block in blocks)), 0
+    for block in blocks:
+        size = extents[block].slot_bytes
+        yield block, Load(block, extents[block], space[at : at + size])
+        at += size

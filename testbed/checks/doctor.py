@@ -1,0 +1,113 @@
+"""What this machine offers to a testbed, and which of it is used. Everything is found out by trying."""
+
+import errno
+import os
+import socket
+import statistics
+import struct
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from testbed.cgroups import CONTROLLERS, block_devices, find_hierarchies
+from testbed.description.topology import PREFIX, SUBNET
+from testbed.network.namespaces import CONGESTION, congestion_control, inside, new_namespace, open_tun
+
+_NEW_QDISC, _REQUEST_AND_ACK = 36, 0x1 | 0x4 | 0x400
+_KIND, _ROOT, _LOOPBACK = 1, 0xFFFFFFFF, 1
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One line of the doctor's report; `good` is None where either way is fine."""
+
+    what: str
+    good: bool | None
+    meaning: str
+
+
+def has_qdisc(kind: str) -> bool:
+    """Whether the kernel knows, or can load, the queueing discipline `kind`; asks in a namespace of its own."""
+    name = kind.encode() + b"\0"
+    attribute = struct.pack("HH", 4 + len(name), _KIND) + name.ljust(-(-len(name) // 4) * 4, b"\0")
+    body = struct.pack("BBHiIII", socket.AF_UNSPEC, 0, 0, _LOOPBACK, 0, _ROOT, 0) + attribute
+    message = struct.pack("IHHII", 16 + len(body), _NEW_QDISC, _REQUEST_AND_ACK, 1, 0) + body
+    namespace = new_namespace()
+    try:
+        with inside(namespace), socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, 0) as netlink:
+            netlink.send(message)
+            (code,) = struct.unpack_from("i", netlink.recv(4096), 16)
+    finally:
+        os.close(namespace)
+    return int(-code) != errno.ENOENT  # a kind that is known complains about its missing options instead
+
+
+def has_netem() -> bool:
+    """Whether the kernel can delay and lose packets."""
+    return has_qdisc("netem")
+
+
+def examine() -> Iterator[Finding]:
+    """Try everything that a testbed uses. Needs root."""
+    yield _tun()
+    for kind in ("netem", "tbf", "htb"):
+        yes = has_qdisc(kind)
+        yield Finding(f"queueing discipline {kind}", yes if kind == "tbf" else None, "present" if yes else "absent")
+    used = "tc (netem and tbf)" if has_netem() else "tun (the user-space link), since there is no netem"
+    yield Finding("links are shaped by", None, used)
+    yield _congestion()
+    yield from _cgroups()
+    yield _priority()
+    yield _timers()
+
+
+def _tun() -> Finding:
+    namespace = new_namespace()
+    try:
+        with inside(namespace):
+            os.close(open_tun(f"{SUBNET}.1", PREFIX, 9000, True))
+    except OSError as error:
+        return Finding("namespaces and TUN devices", False, f"TUN devices cannot be made: {error}")
+    finally:
+        os.close(namespace)
+    return Finding("namespaces and TUN devices", True, "can be made")
+
+
+def _congestion() -> Finding:
+    namespace = new_namespace()
+    try:
+        with inside(namespace):
+            used = congestion_control()
+    finally:
+        os.close(namespace)
+    return Finding("congestion control of devices", used in CONGESTION, used)
+
+
+def _cgroups() -> Iterator[Finding]:
+    controllers = find_hierarchies().controllers()
+    for name in CONTROLLERS:
+        version = controllers.get(name)
+        meaning = f"cgroup {version}" if version else "no controller: topologies that limit it are refused"
+        yield Finding(f"limits of {name}", version is not None, meaning)
+    disks = ", ".join(block_devices())
+    yield Finding("disks that can be slowed", bool(disks), disks or "none: disk limits have no effect")
+    yield Finding("cores", None, f"{os.cpu_count()}; a device's `cpu` beyond that limits nothing")
+
+
+def _priority() -> Finding:
+    try:
+        os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(1))
+        os.sched_setscheduler(0, os.SCHED_OTHER, os.sched_param(0))
+    except OSError:
+        return Finding("real-time priority", False, "refused: links keep time less well while devices compute")
+    return Finding("real-time priority", True, "granted to the link process")
+
+
+def _timers() -> Finding:
+    late = []
+    for _ in range(50):
+        started = time.perf_counter()
+        time.sleep(0.001)
+        late.append(time.perf_counter() - started - 0.001)
+    middle = statistics.median(late) * 1e3
+    return Finding("timers", middle < 0.2, f"a sleep of 1 ms ends {middle:.2f} ms late")

@@ -1,0 +1,137 @@
+"""Sockets in all namespaces of a testbed, and what can be measured between them.
+
+One process has both ends of each packet, so both are on one clock: the kernel's time stamp on arrival minus the time of
+sending is the one-way delay, however late this process wakes up to read it.
+"""
+
+import os
+import select
+import socket
+import statistics
+import struct
+import time
+
+from testbed.description.topology import UNLIMITED
+from testbed.network.namespaces import inside
+from testbed.state import Record
+
+_PINGS = 7
+_SPACING = 0.6e-3  # seconds between two pings
+_TRAIN_PACKETS = 40  # at least
+_SMALLEST, _LARGEST = 1400, 65000  # bytes of a packet of a train
+_PATIENCE = 1.0  # seconds to wait for packets that may be lost; more than any round trip here
+_PORT = 9
+_SO_TIMESTAMPNS, _SO_SNDBUFFORCE, _SO_RCVBUFFORCE = 35, 32, 33
+_PACKET = struct.Struct("IId")  # round, sender, time of sending
+_BUFFER = 64 << 20
+
+
+class Probe:
+    """Sockets in all namespaces of a testbed."""
+
+    def __init__(self, record: Record) -> None:
+        self._sockets: list[socket.socket] = []
+        self._addresses = [member.address for member in record.devices]
+        self._mtu = record.mtu
+        self._round = 0
+        for member in record.devices:
+            descriptor = os.open(member.namespace, os.O_RDONLY | os.O_CLOEXEC)
+            try:
+                with inside(descriptor):
+                    self._sockets.append(self._socket(member.address))
+            finally:
+                os.close(descriptor)
+
+    def _socket(self, address: str) -> socket.socket:
+        probe = socket.socket(socket.AF_INET, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK)
+        probe.setsockopt(socket.SOL_SOCKET, _SO_TIMESTAMPNS, 1)
+        probe.setsockopt(socket.SOL_SOCKET, _SO_RCVBUFFORCE, _BUFFER)
+        probe.setsockopt(socket.SOL_SOCKET, _SO_SNDBUFFORCE, _BUFFER)
+        probe.bind((address, _PORT))
+        return probe
+
+    def delays(self, pairs: list[tuple[int, int]]) -> dict[tuple[int, int], float]:
+        """Median one-way seconds from the first to the second of each pair, from `_PINGS` small packets each."""
+        self._round += 1
+        seen: dict[tuple[int, int], list[float]] = {pair: [] for pair in pairs}
+        for _ in range(_PINGS):
+            for source, target in pairs:
+                packet = _PACKET.pack(self._round, source, time.time())
+                self._sockets[source].sendto(packet, (self._addresses[target], _PORT))
+                self._collect(seen, _SPACING)
+        deadline = time.monotonic() + _PATIENCE
+        while any(len(each) < _PINGS for each in seen.values()) and time.monotonic() < deadline:
+            self._collect(seen, 0.01)
+        return {pair: statistics.median(each) if each else UNLIMITED for pair, each in seen.items()}
+
+    def _collect(self, seen: dict[tuple[int, int], list[float]], seconds: float) -> None:
+        """Read what arrives within `seconds`."""
+        deadline = time.monotonic() + seconds
+        while (left := deadline - time.monotonic()) > 0:
+            ready, _, _ = select.select(self._sockets, [], [], left)
+            for target in (self._sockets.index(one) for one in ready):
+                arrived, data = self._receive(target)
+                number, source, sent = _PACKET.unpack_from(data)
+                if number == self._round and (source, target) in seen:
+                    seen[source, target].append(arrived - sent)
+
+    def _receive(self, target: int) -> tuple[float, bytes]:
+        """One packet and the time at which the kernel had it."""
+        data, extra, _, _ = self._sockets[target].recvmsg(_LARGEST, 64)
+        for level, kind, stamp in extra:
+            if (level, kind) == (socket.SOL_SOCKET, _SO_TIMESTAMPNS):
+                seconds, nanoseconds = struct.unpack("qq", stamp[:16])
+                return seconds + nanoseconds * 1e-9, data
+        return time.time(), data
+
+    def bandwidth(
+        self, source: int, target: int, expected: float, seconds: float, lossy: bool, turns: float | None
+    ) -> float:
+        """Bits per second at which a train of packets, sent at once, comes out at the other end.
+
+        Datagrams are larger than the links' packets where they can be, so that sending is much faster than any link.
+
+        Args:
+            expected: about how many bits per second that should be.
+            seconds: how long the train should take; the queues on the way have to hold it.
+            lossy: whether the path loses packets, so that larger datagrams would hardly ever arrive whole.
+            turns: where packets take turns on a medium that they cross twice, one-way seconds of the path: the whole
+                train is timed from its start, since its beginning comes out faster than its end.
+        """
+        self._round += 1
+        largest = self._mtu - 28 if lossy else _LARGEST
+        size = int(min(max(expected * seconds / 8 / _TRAIN_PACKETS, _SMALLEST), largest))
+        count = int(max(expected * seconds / 8 / size, _TRAIN_PACKETS))
+        head = _PACKET.pack(self._round, source, 0.0)
+        started = time.time()
+        for _ in range(count):
+            self._sockets[source].sendto(head.ljust(size, b"\0"), (self._addresses[target], _PORT))
+        stamps: list[float] = []
+        deadline = time.monotonic() + _PATIENCE + seconds
+        while len(stamps) < count and (left := deadline - time.monotonic()) > 0:
+            if not select.select([self._sockets[target]], [], [], left)[0]:
+                break
+            arrived, data = self._receive(target)
+            if data.startswith(head[:8]):
+                stamps.append(arrived)
+        fragments = -(-(size + 8) // (self._mtu - 20))
+        bits = (size + 8 + 20 * fragments) * 8
+        if turns is not None and stamps:
+            return len(stamps) * bits / (stamps[-1] - started - turns)
+        return _rate(stamps, bits)
+
+    def __enter__(self) -> "Probe":
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        for probe in self._sockets:
+            probe.close()
+
+
+def _rate(stamps: list[float], bits: int) -> float:
+    """Bits per second of a train of packets of `bits`: the median over half its length, immune to a short stall."""
+    half = len(stamps) // 2
+    if half == 0:
+        return 0.0
+    spans = [later - earlier for earlier, later in zip(stamps, stamps[half:], strict=False)]
+    return half * bits / max(statistics.median(spans), 1e-9)

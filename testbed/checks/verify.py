@@ -1,0 +1,113 @@
+"""Is the network as specified? Every pair's round trip and every device's bandwidth are measured from inside."""
+
+import statistics
+import time
+from dataclasses import dataclass
+from itertools import combinations
+
+from testbed.checks.probe import Probe
+from testbed.description.topology import UNLIMITED
+from testbed.description.units import format_rate
+from testbed.launch import Testbed
+from tpi.errors import TestbedError
+
+RELATIVE, ABSOLUTE = 0.10, 0.3e-3  # how far off a round trip may be: the larger of a fraction and seconds
+ROUNDS = 8
+_BREATH = 0.1  # seconds, times the rounds so far, before another one: who is busy may not stay so
+_TRAIN_SECONDS = 0.08
+
+
+@dataclass(frozen=True)
+class Measured:
+    """A pair of devices: round trip in seconds, bandwidth in bits per second from the first to the second."""
+
+    pair: tuple[str, str]
+    expected: float
+    measured: float
+    quantity: str  # "round trip" or "bandwidth"
+    tolerance: float
+
+    @property
+    def off(self) -> bool:
+        """Whether it misses its figure by more than the tolerance."""
+        return abs(self.measured - self.expected) > self.tolerance
+
+    def __str__(self) -> str:
+        first, second = self.pair
+        if self.quantity == "bandwidth":
+            return f"bandwidth {first} -> {second} is {format_rate(self.measured)}, not {format_rate(self.expected)}"
+        return f"round trip {first} - {second} is {self.measured * 1e3:.2f} ms, not {self.expected * 1e3:.2f} ms"
+
+
+def verify(bed: Testbed) -> list[Measured]:
+    """Measure every pair's round trip, and the bandwidth into and out of every device.
+
+    Raises:
+        TestbedError: if one is off by more than 10% (of a round trip, or 0.3 ms if that is more), `ROUNDS` times.
+    """
+    with Probe(bed.record) as probe:
+        results: dict[tuple[str, tuple[str, str]], Measured] = {}
+        wanted: set[tuple[str, str]] | None = None  # all
+        for attempt in range(ROUNDS):
+            time.sleep(_BREATH * attempt)
+            if bed.record.backend == "tun":  # again each time: a shared machine is faster at one moment than at another
+                _calibrate(bed, probe)
+            for one in [*_round_trips(bed, probe, wanted), *_bandwidths(bed, probe, wanted)]:
+                results[one.quantity, one.pair] = one
+            bad = [one for one in results.values() if one.off]
+            if not bad:
+                return list(results.values())
+            wanted = {one.pair for one in bad}
+    which = "; ".join(map(str, bad[:3]))
+    raise TestbedError(f"{len(bad)} links are not as specified ({which}): is this machine busy, or the rate beyond it?")
+
+
+def _pairs(bed: Testbed) -> list[tuple[int, int]]:
+    return list(combinations(range(len(bed.topology.devices)), 2))
+
+
+def _names(bed: Testbed, pair: tuple[int, int]) -> tuple[str, str]:
+    return bed.topology.devices[pair[0]].name, bed.topology.devices[pair[1]].name
+
+
+def _calibrate(bed: Testbed, probe: Probe) -> None:
+    """Tell the user-space link how much time it adds itself, so that it can take it off."""
+    pairs = _pairs(bed)
+    for _ in range(2):
+        measured = probe.delays([*pairs, *((b, a) for a, b in pairs)])
+        errors = [
+            delay - bed.topology.latency(*_names(bed, pair)) for pair, delay in measured.items() if delay != UNLIMITED
+        ]
+        if errors and not any(link.jitter for link in bed.topology.links):
+            bed.ask("compensate", seconds=statistics.median(errors))
+
+
+def _round_trips(bed: Testbed, probe: Probe, wanted: set[tuple[str, str]] | None) -> list[Measured]:
+    pairs = [pair for pair in _pairs(bed) if wanted is None or _names(bed, pair) in wanted]
+    delays = probe.delays([*pairs, *((b, a) for a, b in pairs)])
+    results = []
+    for a, b in pairs:
+        names = _names(bed, (a, b))
+        expected = bed.topology.latency(*names) + bed.topology.latency(*names[::-1])
+        tolerance = max(RELATIVE * expected, ABSOLUTE) + 2 * bed.topology.jitter(*names)
+        results.append(Measured(names, expected, delays[a, b] + delays[b, a], "round trip", tolerance))
+    return results
+
+
+def _bandwidths(bed: Testbed, probe: Probe, wanted: set[tuple[str, str]] | None) -> list[Measured]:
+    """Each device sends to the next: that is every device's own link in both directions."""
+    count = len(bed.topology.devices)
+    results = []
+    for pair in [(i, (i + 1) % count) for i in range(count) if count > 1]:
+        names = _names(bed, pair)
+        expected = bed.topology.bandwidth(*names)
+        if expected == UNLIMITED or (wanted is not None and names not in wanted):
+            continue
+        path = bed.topology.path(*names)
+        shared = any(router.shared for router in bed.topology.routers)
+        turns = bed.topology.latency(*names) if shared else None
+        seconds = min(_TRAIN_SECONDS, *(hop.link.queue * 0.8 for hop in path))
+        measured = probe.bandwidth(*pair, expected, seconds, any(hop.link.loss for hop in path), turns)
+        tolerance = RELATIVE + sum(hop.link.loss for hop in path)
+        results.append(Measured(names, expected, measured, "bandwidth", tolerance * expected))
+    return results

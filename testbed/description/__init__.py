@@ -1,0 +1,1 @@
+"""What a home is made of, and the files that say so."""

@@ -1,0 +1,1 @@
+"""Links, as the kernel or a process of ours shapes them."""

@@ -1,0 +1,191 @@
+"""The kernel's own shaping: routers are namespaces too, links are veth pairs, and `tbf` and `netem` sit at their ends.
+
+What is asked of the kernel is a list of `Request`s, made by `plan` without touching anything, so that it can be
+compared with a golden file where the kernel has no netem.
+"""
+
+import os
+import select
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from pyroute2 import IPRoute
+
+from testbed.description.topology import UNLIMITED, Link, Topology
+from testbed.network.namespaces import inside, new_namespace
+
+MTU = 1500
+_BURST_SECONDS, _BURST_BYTES = 1e-3, 15000  # what tbf lets through at once: time at its rate, or bytes if that is more
+_FRAME = 1514  # bytes of a full packet with its Ethernet header
+_MANY = 1_000_000  # packets
+_SWITCHES = (("ip_forward", "1"), ("conf/all/rp_filter", "0"), ("conf/default/rp_filter", "0"))
+
+
+@dataclass(frozen=True)
+class Request:
+    """One netlink request in the namespace of `node`. In `fields`, `peer` is a node, and `dev` an interface's name."""
+
+    node: str
+    call: str  # method of IPRoute: link, addr, route, tc
+    verb: str
+    fields: dict[str, Any] = field(default_factory=dict)
+
+
+def plan(topology: Topology) -> list[Request]:
+    """Everything to ask of the kernel for `topology`, given an empty namespace for each device and router."""
+    requests = [
+        Request(device.name, "addr", "add", {"dev": "lo", "address": topology.address(device.name), "prefixlen": 32})
+        for device in topology.devices
+    ]
+    for number, link in enumerate(topology.links):
+        requests += _cable(number, link)
+    for number, link in enumerate(topology.links):
+        for end in link.ends:
+            requests += shaping(end, f"l{number}", link)
+    return [*requests, *(route for node in topology.nodes for route in routes(topology, node))]
+
+
+def shaping(node: str, interface: str, link: Link, verb: str = "add") -> Iterator[Request]:
+    """The queueing disciplines of the sending end of a link: tbf for its rate, netem for the rest.
+
+    netem takes microseconds and per cent; its limit is in packets, those under way as well as those that wait.
+    """
+    parent: dict[str, Any] = {"parent": "ffff:ffff", "handle": "1:"}
+    rate = link.bandwidth / 8
+    if rate != UNLIMITED:
+        burst = max(round(rate * _BURST_SECONDS), _BURST_BYTES)
+        limit = round(rate * link.queue) + burst
+        tbf: dict[str, Any] = {"rate": round(rate), "burst": burst, "limit": limit}
+        yield Request(node, "tc", verb, {"kind": "tbf", "dev": interface, **parent, **tbf})
+        parent = {"parent": "1:1", "handle": "10:"}
+    if link.latency or link.jitter or link.loss:
+        netem: dict[str, Any] = {"delay": round(link.latency * 1e6), "jitter": round(link.jitter * 1e6)}
+        seconds = link.latency + link.jitter + link.queue
+        packets = _MANY if rate == UNLIMITED else round(rate * seconds / _FRAME) + 100
+        netem |= {"loss": link.loss * 100, "limit": packets}
+        yield Request(node, "tc", verb, {"kind": "netem", "dev": interface, **parent, **netem})
+
+
+def routes(topology: Topology, node: str) -> Iterator[Request]:
+    """Routes at `node` to every device: the next hop on the paths that lead there through it."""
+    own = [device.name for device in topology.devices]
+    for target in own:
+        for source in own:
+            hops = [hop for hop in topology.path(source, target) if hop.source == node] if source != target else []
+            if hops:
+                number = topology.links.index(hops[0].link)
+                fields = {"dst": f"{topology.address(target)}/32", "dev": f"l{number}"}
+                fields["gateway"] = _transfer(number, hops[0].link, hops[0].target)
+                if node in own:
+                    fields["prefsrc"] = topology.address(node)
+                yield Request(node, "route", "replace", fields)
+                break
+
+
+def _cable(number: int, link: Link) -> Iterator[Request]:
+    """A veth pair, its two transfer addresses, both ends up."""
+    first, second = link.ends
+    name = f"l{number}"
+    yield Request(first, "link", "add", {"ifname": name, "kind": "veth", "peer": second})
+    for end in link.ends:
+        yield Request(end, "addr", "add", {"dev": name, "address": _transfer(number, link, end), "prefixlen": 30})
+        yield Request(end, "link", "set", {"dev": name, "mtu": MTU, "state": "up"})
+
+
+def _transfer(number: int, link: Link, end: str) -> str:
+    """The address of one end of link `number`, in a network of four that routes between the two."""
+    base = 4 * number + 1 + link.ends.index(end)
+    return f"10.78.{base >> 8}.{base & 255}"
+
+
+class TcBackend:
+    """Namespaces for devices and routers, links by veth, shaping by the kernel."""
+
+    mtu = MTU
+
+    def __init__(self, topology: Topology) -> None:
+        self._topology = topology
+        nodes = topology.nodes
+        self._namespaces = {name: new_namespace() for name in nodes}
+        self.namespaces = [self._namespaces[device.name] for device in topology.devices]
+        self._started = time.monotonic()
+        for name in nodes:
+            with inside(self._namespaces[name]):
+                for switch, value in _SWITCHES:
+                    Path("/proc/sys/net/ipv4", switch).write_text(value)
+        self._carry_out(plan(topology))
+
+    def serve(self, others: dict[int, Callable[[], bool]]) -> None:
+        """The kernel does the work; only answer requests."""
+        while True:
+            ready, _, _ = select.select(list(others), [], [])
+            if not all(others[descriptor]() for descriptor in ready):
+                return
+
+    def handlers(self) -> dict[str, Callable[..., Any]]:
+        """Requests that the holder answers."""
+        return {"cut": self.cut, "heal": self.heal, "slow": self.slow, "report": self.report, "reset": lambda: None}
+
+    def report(self) -> dict[str, Any]:
+        """Seconds since the start: the kernel's own work is not told apart from the rest."""
+        return {"seconds": time.monotonic() - self._started}
+
+    def cut(self, device: str) -> None:
+        """Pull the device's cables at their far ends, so that its programs see silence and not an error."""
+        for number, _, far in self._cables(device):
+            self._carry_out([Request(far, "link", "set", {"dev": f"l{number}", "state": "down"})])
+
+    def heal(self, device: str) -> None:
+        """Undo `cut` and `slow`."""
+        for number, link, far in self._cables(device):
+            self._carry_out([Request(far, "link", "set", {"dev": f"l{number}", "state": "up"})])
+            self._carry_out(list(routes(self._topology, far)))
+            self._reshape(number, link)
+
+    def slow(self, device: str, bandwidth: float | None, latency: float) -> None:
+        """Give the device's links `bandwidth` bits per second (None: as before) and `latency` more seconds each way."""
+        for number, link, _ in self._cables(device):
+            rate = min(link.bandwidth, bandwidth or UNLIMITED)
+            self._reshape(number, replace(link, bandwidth=rate, latency=link.latency + latency))
+
+    def _reshape(self, number: int, link: Link) -> None:
+        for end in link.ends:
+            with inside(self._namespaces[end]), IPRoute() as kernel:
+                index = kernel.link_lookup(ifname=f"l{number}")[0]
+                if any(queue["handle"] == 0x10000 for queue in kernel.get_qdiscs(index)):
+                    kernel.tc("del", index=index, parent=0xFFFFFFFF)
+            self._carry_out(list(shaping(end, f"l{number}", link)))
+
+    def _cables(self, device: str) -> Iterator[tuple[int, Link, str]]:
+        """Number, link and far end of each link of `device`."""
+        for number, link in enumerate(self._topology.links):
+            if device in link.ends:
+                yield number, link, link.ends[1 - link.ends.index(device)]
+
+    def _carry_out(self, requests: list[Request]) -> None:
+        """One socket per namespace, requests in order within each; links exist before anything refers to them."""
+        for cables in (True, False):
+            for node, namespace in self._namespaces.items():
+                mine = [one for one in requests if one.node == node and ("peer" in one.fields) == cables]
+                if mine:
+                    self._send(namespace, mine)
+
+    def _send(self, namespace: int, requests: list[Request]) -> None:
+        with inside(namespace), IPRoute() as kernel:
+            for request in requests:
+                fields = dict(request.fields)
+                if "peer" in fields:
+                    target = os.dup(self._namespaces[fields["peer"]])
+                    fields["peer"] = {"ifname": fields["ifname"], "net_ns_fd": target}
+                interface = fields.pop("dev", None)
+                if interface is not None:
+                    index = kernel.link_lookup(ifname=interface)[0]
+                    fields["oif" if request.call == "route" else "index"] = index
+                try:
+                    getattr(kernel, request.call)(request.verb, **fields)
+                finally:
+                    if "peer" in fields:
+                        os.close(fields["peer"]["net_ns_fd"])

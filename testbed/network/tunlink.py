@@ -1,0 +1,95 @@
+"""The user-space link: one process that carries all packets between the TUN devices of a testbed.
+
+It sleeps until a packet comes or one is due, and moves everything that is ready per wake-up (`native/link.cpp`). With
+real-time priority, where the kernel grants it, it keeps time while the devices' programs fill the cores.
+"""
+
+import socket
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+from testbed import _link
+from testbed.description.topology import Topology
+from testbed.network.channels import Emulator
+from testbed.network.namespaces import VNET_HEADER, sharpen_timers
+
+MTU = 9000
+_MAX_COMPENSATION = 300e-6  # seconds
+
+
+class TunLink:
+    """Carries packets between TUN devices, one per device of `topology`, in its order.
+
+    Args:
+        tuns: non-blocking descriptors of the TUN devices; the caller keeps and closes them.
+    """
+
+    def __init__(self, topology: Topology, tuns: list[int]) -> None:
+        self.emulator = Emulator(topology)
+        addresses = [socket.inet_aton(topology.address(device.name)) for device in topology.devices]
+        numbers = [int.from_bytes(address, sys.byteorder) for address in addresses]
+        self._link = _link.Link(self.emulator.native, tuns, numbers, VNET_HEADER)
+        self._base = {ends: (c.latency, c.seconds_per_byte) for ends, c in self.emulator.channels.items()}
+        self.reset()
+
+    def reset(self) -> None:
+        """Count from now on."""
+        self._link.traffic = _link.Traffic()
+        self._started, self._cpu_started = time.monotonic(), time.process_time()
+        self._dropped = self.emulator.dropped
+
+    def serve(self, others: dict[int, Callable[[], bool]]) -> None:
+        """Carry packets until a handler says stop.
+
+        Args:
+            others: handlers of further descriptors, called when theirs is readable; False ends the loop.
+        """
+        sharpen_timers()
+        while others[self._link.serve(list(others))]():
+            pass
+
+    def compensate(self, seconds: float) -> None:
+        """Take `seconds` more off every delay, unless that is more than this process could have added."""
+        wanted = max(self._link.compensation + seconds, 0.0)
+        if wanted <= _MAX_COMPENSATION:
+            self._link.compensation = wanted
+
+    def report(self) -> dict[str, Any]:
+        """Figures for people and benchmarks: CPU as a fraction of one core, packets, bytes, drops, lateness in ms."""
+        wall = time.monotonic() - self._started
+        traffic = self._link.traffic
+        packets = max(traffic.packets, 1)
+        return {
+            "seconds": wall,
+            "cpu": (time.process_time() - self._cpu_started) / wall,
+            "packets": traffic.packets,
+            "bytes": traffic.sent_bytes,
+            "wakeups": traffic.wakeups,
+            "dropped": self.emulator.dropped - self._dropped,
+            "late_ms_mean": traffic.late_seconds / packets * 1e3,
+            "late_ms_worst": traffic.late_worst * 1e3,
+            "compensation_ms": self._link.compensation * 1e3,
+        }
+
+    def cut(self, device: str) -> None:
+        """Drop every packet to and from `device`."""
+        for channel in self._of(device).values():
+            channel.cut = True
+
+    def heal(self, device: str) -> None:
+        """Undo `cut` and `slow`."""
+        for ends, channel in self._of(device).items():
+            channel.cut = False
+            channel.latency, channel.seconds_per_byte = self._base[ends]
+
+    def slow(self, device: str, bandwidth: float | None, latency: float) -> None:
+        """Give the device's links `bandwidth` bits per second (None: as before) and `latency` more seconds each way."""
+        for ends, channel in self._of(device).items():
+            base, seconds_per_byte = self._base[ends]
+            channel.latency = base + latency
+            channel.seconds_per_byte = max(seconds_per_byte, 8 / bandwidth if bandwidth else 0.0)
+
+    def _of(self, device: str) -> dict[tuple[str, str], _link.Channel]:
+        return {ends: channel for ends, channel in self.emulator.channels.items() if device in ends}

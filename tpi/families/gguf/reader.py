@@ -1,0 +1,73 @@
+"""From the metadata of a GGUF file to a `Model`."""
+
+from typing import Any
+
+from tpi.config import ModelConfig
+from tpi.errors import ModelError
+from tpi.families.base import Family, Fields, Model, count, map_tensors, number
+from tpi.families.checks import check_config
+from tpi.families.gguf.keys import Keys
+from tpi.families.gguf.rope import from_metadata
+from tpi.families.table import FAMILIES
+from tpi.pack.sources.base import find
+from tpi.pack.sources.gguf import GgufSource
+
+
+def from_gguf(source: GgufSource) -> Model:
+    """The model that a GGUF file holds.
+
+    Raises:
+        ModelError: if the architecture is not supported, or the metadata makes no sense.
+    """
+    family = _family(source)
+    assert family.gguf is not None
+    fields = Keys(source.metadata, family.gguf)
+    if fields.get("expert_count"):
+        raise ModelError(f"{source.label} is a mixture of experts, which is not supported; give a dense model")
+    try:
+        config = _config(family, fields, source)
+        fields.check()
+    except ModelError as error:
+        raise ModelError(f"{source.label}: {error}") from error
+    check_config(config, source.label)
+    assert family.gguf_names is not None
+    return map_tensors(config, family.gguf_names, source.tensors.__contains__, interleaved=family.interleaved)
+
+
+def _family(source: GgufSource) -> Family:
+    name = source.metadata.get("general.architecture")
+    for family in FAMILIES:
+        if family.gguf is not None and family.gguf == name:
+            return family
+    supported = ", ".join(family.gguf for family in FAMILIES if family.gguf)
+    raise ModelError(f"{source.label} has the architecture {name!r}; supported in GGUF are {supported}")
+
+
+def _config(family: Family, fields: Fields, source: GgufSource) -> ModelConfig:
+    hidden, heads = count(fields, "embedding_length"), count(fields, "attention.head_count")
+    head_dim = count(fields, "attention.key_length", max(hidden // heads, 1))
+    if count(fields, "attention.value_length", head_dim) != head_dim:
+        raise ModelError("keys and values of different sizes are not supported")
+    found: dict[str, Any] = {
+        "family": family.name,
+        "hidden": hidden,
+        "layers": count(fields, "block_count"),
+        "heads": heads,
+        "kv_heads": count(fields, "attention.head_count_kv", heads),
+        "head_dim": head_dim,
+        "intermediate": count(fields, "feed_forward_length"),
+        "vocab": find(source, "token_embd.weight").rows,
+        "context": count(fields, "context_length"),
+        "norm": "rms",
+        "norm_eps": number(fields, "attention.layer_norm_rms_epsilon"),
+        "activation": "silu",
+        "gated": True,
+        "tied": "output.weight" not in source.tensors,
+    }
+    rope = from_metadata(fields, head_dim, found["context"], source)
+    if family.interleaved and 2 * len(rope.inv_freq) != head_dim:
+        raise ModelError(f"a rotary embedding of {2 * len(rope.inv_freq)} of {head_dim} values is not supported")
+    found |= {"attention_scale": head_dim**-0.5} | rope.fields() | family.gguf_settings(fields)
+    if given := number(fields, "attention.scale", 0.0):
+        found["attention_scale"] = given
+    return ModelConfig(**found)

@@ -1,0 +1,1 @@
+"""Models as config.json describes them."""

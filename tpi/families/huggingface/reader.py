@@ -1,0 +1,93 @@
+"""From a config.json to a `Model`."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+from tpi.config import ModelConfig
+from tpi.errors import ModelError
+from tpi.families.base import Family, Fields, Model, activation, count, map_tensors, number
+from tpi.families.checks import check_config
+from tpi.families.huggingface import rope as hfrope
+from tpi.families.huggingface.defaults import complete, unread
+from tpi.families.huggingface.wrappers import TOWERS, reason, unwrap
+from tpi.families.settings import head_size
+from tpi.families.table import FAMILIES
+
+
+def from_huggingface(fields: Fields, has: Callable[[str], bool], where: str) -> Model:
+    """The model that a config.json describes.
+
+    Args:
+        fields: the parsed config.json.
+        has: whether the source has a tensor of this name.
+        where: what to call the source in messages.
+
+    Raises:
+        ModelError: if the architecture or a variant of it is not supported, or the configuration makes no sense.
+    """
+    if fields.get("quantization_config"):
+        raise ModelError(f"{where} is quantised in a way that is not supported; give the original, or a GGUF of it")
+    try:
+        text, names = unwrap(fields)
+        family = _family(names)
+        read = complete(text, family.defaults)
+        config = _config(family, read)
+    except ModelError as error:
+        raise ModelError(f"{where}: {error}") from error
+    check_config(config, where)
+    assert family.names is not None
+    model = map_tensors(config, family.names, has, family.fold, fields=read)
+    notes = _notes(text, family)
+    if text is fields:
+        return replace(model, notes=notes)
+    left = "images are not supported: the model's text part is used, its vision part is left out"
+    return replace(model, notes=(*notes, left), accounted=(*model.accounted, *TOWERS))
+
+
+def _family(wanted: list[str]) -> Family:
+    for family in FAMILIES:
+        if any(name in family.architectures for name in wanted):
+            return family
+    supported = ", ".join(name for family in FAMILIES for name in family.architectures)
+    why = next((f" ({text})" for text in map(reason, wanted) if text), "")
+    raise ModelError(f"the architecture {', '.join(wanted) or 'none'} is not supported{why}; supported are {supported}")
+
+
+def _notes(fields: Fields, family: Family) -> tuple[str, ...]:
+    """A sentence that names the fields nobody reads, if there are any."""
+    rotates, partial = "rope_theta" in family.defaults, bool(family.defaults.get("partial_rotary_factor"))
+    names = unread(fields, family.defaults) + (hfrope.unread(fields, partial) if rotates else [])
+    if not names:
+        return ()
+    shown = ", ".join(name[:80] for name in names[:8]) + (f" and {len(names) - 8} more" if len(names) > 8 else "")
+    return (f"fields of its config.json that mean nothing for {family.name} models are ignored: {shown}",)
+
+
+def _config(family: Family, fields: Fields) -> ModelConfig:
+    """The configuration that complete `fields` describe."""
+    settings, head_dim = family.settings(fields), head_size(fields)
+    heads, context = count(fields, "num_attention_heads"), count(fields, "max_position_embeddings")
+    found: dict[str, Any] = {
+        "family": family.name,
+        "hidden": count(fields, "hidden_size"),
+        "layers": count(fields, "num_hidden_layers"),
+        "heads": heads,
+        "kv_heads": count({"num_key_value_heads": fields.get("num_key_value_heads")}, "num_key_value_heads", heads),
+        "head_dim": head_dim,
+        "vocab": count(fields, "vocab_size"),
+        "context": context,
+        "norm": "rms",
+        "gated": True,
+        "attention_scale": head_dim**-0.5,
+        "tied": bool(fields["tie_word_embeddings"]),
+    }
+    if "intermediate" not in settings:
+        found["intermediate"] = count(fields, "intermediate_size")
+    if "norm_eps" not in settings:
+        found["norm_eps"] = number(fields, "rms_norm_eps")
+    if "activation" not in settings:
+        found["activation"] = activation(fields["hidden_act"])
+    if "inv_freq" not in settings:
+        found |= hfrope.flat(fields, head_dim, context).fields()
+    return ModelConfig(**(found | settings))

@@ -1,0 +1,111 @@
+"""Messages to frames and back: a msgpack header, then raw bytes. Strict in both directions, and never pickle.
+
+The header is `[protocol, type name, field, field, ...]` in the order of the dataclass; nested dataclasses are arrays
+too. Raw bytes (arrays, digests, units) are one stream after the header, cut into frames of at most `FRAME_BYTES`, so
+that one limit per frame holds for every socket and a heartbeat never waits long behind a large message.
+
+Whatever arrives either decodes to a message that would encode to the same bytes, or raises `MessageError`.
+"""
+
+from collections.abc import Sequence
+from typing import Any, TypeVar
+
+import msgpack
+
+from tpi.errors import MessageError, TpiError
+from tpi.net.schema import Between, Pieces, Raw, Schema, Tensor, compile_dataclass
+
+__all__ = ["FRAME_BYTES", "PROTOCOL", "Between", "Raw", "Tensor", "WrongProtocolError", "decode", "encode", "message"]
+
+PROTOCOL = 3  # grows with every change of a message
+FRAME_BYTES = 256 << 10
+HEADER_BYTES = 128 << 10  # msgpack of hostile headers grows by at most about 60 times in memory
+MAX_FRAMES = 1 + (256 << 20) // FRAME_BYTES
+
+Buffer = bytes | memoryview
+Class = TypeVar("Class", bound=type)
+
+_classes: dict[str, type] = {}
+_schemas: dict[type, Schema] = {}
+
+
+class WrongProtocolError(MessageError):
+    """A message of another protocol; `protocol` is its number."""
+
+    def __init__(self, protocol: int) -> None:
+        super().__init__(f"a message of protocol {protocol}, where this version of tpi speaks {PROTOCOL}")
+        self.protocol = protocol
+
+
+def message(cls: Class) -> Class:
+    """Class decorator: this frozen dataclass may travel by itself."""
+    _classes[cls.__name__] = cls
+    return cls
+
+
+def encode(value: object) -> list[Buffer]:
+    """Frames of a message; large buffers are views of the message's own memory.
+
+    Raises:
+        MessageError: if a field is of the wrong type or beyond its limits.
+    """
+    if _classes.get(type(value).__name__) is not type(value):
+        raise MessageError(f"{type(value).__name__} is not a message")
+    pieces = Pieces(FRAME_BYTES)
+    header = [PROTOCOL, type(value).__name__, *_schema(type(value)).to_wire(value, pieces)]
+    try:
+        packed: bytes = msgpack.packb(header, use_bin_type=True)
+    except UnicodeEncodeError as error:
+        raise MessageError(f"a {type(value).__name__} has text that is not UTF-8: {error.reason}") from None
+    if len(packed) > HEADER_BYTES:
+        raise MessageError(f"a {type(value).__name__} has a header of {len(packed)} bytes; the limit is {HEADER_BYTES}")
+    return [packed, *pieces.frames()]
+
+
+def decode(frames: Sequence[Buffer]) -> Any:
+    """The message in `frames`.
+
+    Raises:
+        WrongProtocolError: if it is of another protocol version.
+        MessageError: if it is not a message.
+    """
+    header = _header(frames)
+    if len(header) < 2 or type(header[0]) is not int or type(header[1]) is not str:
+        raise MessageError("a header without protocol and type")
+    if header[0] != PROTOCOL:
+        raise WrongProtocolError(header[0])
+    cls = _classes.get(header[1])
+    if cls is None:
+        raise MessageError("a message of an unknown type")
+    pieces = Pieces(FRAME_BYTES, frames[1:])
+    try:
+        value = _schema(cls).from_wire(header[2:], pieces)
+    except MessageError as error:
+        raise MessageError(f"{cls.__name__}: {error}") from None
+    except (TpiError, TypeError, ValueError, ArithmeticError, LookupError) as error:
+        raise MessageError(f"{cls.__name__}: {error}") from error
+    if not pieces.exhausted:
+        raise MessageError(f"{cls.__name__}: bytes after its end")
+    return value
+
+
+def _header(frames: Sequence[Buffer]) -> list[Any]:
+    if not 1 <= len(frames) <= MAX_FRAMES:
+        raise MessageError(f"a message of {len(frames)} frames")
+    if len(frames[0]) > HEADER_BYTES or any(len(frame) > FRAME_BYTES for frame in frames[1:]):
+        raise MessageError("a frame beyond the limit")
+    size = len(frames[0])
+    try:
+        header = msgpack.unpackb(frames[0], raw=False, strict_map_key=True, max_str_len=8192, max_bin_len=size,
+                                 max_array_len=size, max_map_len=0, max_ext_len=0)  # fmt: skip
+    except (ValueError, TypeError, RecursionError, msgpack.UnpackException) as error:
+        raise MessageError(f"a header that is not msgpack: {type(error).__name__}") from None
+    if type(header) is not list:
+        raise MessageError("a header that is not an array")
+    return header
+
+
+def _schema(cls: type) -> Schema:
+    if cls not in _schemas:
+        _schemas[cls] = compile_dataclass(cls)
+    return _schemas[cls]

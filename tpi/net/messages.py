@@ -1,0 +1,432 @@
+"""Every hop between nodes as a frozen dataclass; `tpi.net.codec` turns them into frames and back.
+
+No message can carry text or token ids: prompts, tokens, the embedding and the head stay on the master. A random 64-bit
+`session` (one per master run) and an `epoch` (one per plan) fence the control plane; hashes fence weights.
+
+Control plane    master -> worker: Join, Assign, Step, Abort, AskStats, AskSpans, Alive, Bye
+                 worker -> master: Hello, Refuse, Ready, Heartbeat, Stats, Spans, Failure, Bye
+Weights plane    worker -> master: Missing, Need        master -> worker: Offer, Units, Unavailable
+"""
+
+from dataclasses import dataclass
+from typing import Annotated, Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from tpi.config import ModelConfig
+from tpi.errors import MessageError
+from tpi.kv import KvDtype
+from tpi.net.codec import Between, Raw, Tensor, message
+from tpi.pack.layout import BlockKind, RunLayout, RunName
+from tpi.text import NAME_CHARACTERS, SENTENCE_CHARACTERS
+from tpi.trace import PAGE_SPANS
+
+DIGEST_BYTES = 32  # of one unit, of a block's vectors, and of a block id
+TRANSFER_BYTES = 1 << 20  # one run of units on the weights plane, unless a single unit is larger
+IN_FLIGHT_BYTES = 4 << 20  # asked for and not yet there: what an interrupted transfer has to send again at most
+MAX_STEP_BYTES = 64 << 20  # hidden states of one step
+
+Id64 = Annotated[int, Between(0, 2**64 - 1)]
+Count = Annotated[int, Between(0, 2**31 - 1)]
+Bytes = Annotated[int, Between(0, 2**62)]
+Port = Annotated[int, Between(1, 65535)]
+Name = Annotated[str, Between(0, NAME_CHARACTERS)]
+Sentence = Annotated[str, Between(0, SENTENCE_CHARACTERS)]
+Seconds = Annotated[float, Between(0, 1e12)]
+Digest = Annotated[bytes, Between(DIGEST_BYTES, DIGEST_BYTES)]
+Hidden = Annotated[npt.NDArray[np.float32], Tensor("<f4", 2, MAX_STEP_BYTES)]
+Phase = Literal["idle", "load", "compute"]  # of the compute thread; exchanges are part of compute
+RunOrVectors = RunName | Literal["vectors"]
+
+
+@dataclass(frozen=True)
+class Profile:
+    """What a machine says of itself. Sizes in bytes."""
+
+    host: Name
+    system: Name
+    cores: Count
+    threads: Count  # that it will compute with, unless the master asks for fewer
+    memory_total: Bytes
+    memory_free: Bytes  # that the node allows itself without --memory: less a margin, within its control groups
+    memory_limit: Bytes  # of --memory; 0: none given
+    process_bytes: Bytes  # resident set of the idle process
+    disk_free: Bytes  # where the shard cache is
+
+
+@message
+@dataclass(frozen=True)
+class Join:
+    """Asks a worker to serve this master. `name` is how the worker names the master to others."""
+
+    version: Name
+    session: Id64
+    name: Name
+
+
+@message
+@dataclass(frozen=True)
+class Hello:
+    """The worker's consent, with the ports of its other planes."""
+
+    version: Name
+    session: Id64
+    name: Name
+    collective_port: Port
+    weights_port: Port
+    profile: Profile
+
+
+@message
+@dataclass(frozen=True)
+class Refuse:
+    """The worker's refusal of a Join. `in_use_by` names the master that it serves, or is empty."""
+
+    version: Name
+    session: Id64
+    reason: Literal["version", "in use", "twice"]
+    in_use_by: Name
+
+
+@dataclass(frozen=True)
+class RunPlan:
+    """The units `[first, last)` of one run that a node holds; `hashes` are their digests, back to back."""
+
+    layout: Count  # index into Assign.layouts
+    first: Count
+    last: Count
+    hashes: Annotated[bytes, Raw(1 << 24)]
+
+    def __post_init__(self) -> None:
+        if self.first > self.last or len(self.hashes) != (self.last - self.first) * DIGEST_BYTES:
+            raise MessageError(f"a run of units [{self.first}, {self.last}) has {len(self.hashes)} bytes of hashes")
+
+
+@dataclass(frozen=True)
+class VectorPlan:
+    """One float32 vector (a norm, a bias) that every node has whole."""
+
+    name: Name
+    length: Count
+
+
+@dataclass(frozen=True)
+class BlockPlan:
+    """What a node holds of one distinct block. `vectors_hash` is of the vectors' bytes, back to back in this order."""
+
+    id: Digest
+    kind: BlockKind
+    runs: tuple[RunPlan, ...]
+    vectors: tuple[VectorPlan, ...]
+    vectors_hash: Digest
+
+
+@dataclass(frozen=True)
+class LayerPlan:
+    """One layer: its blocks in order of use, as indices into Assign.blocks (identical ones are listed once), and the
+    ranks that hold it."""
+
+    blocks: tuple[Count, ...]
+    ranks: tuple[Count, ...]
+
+
+@dataclass(frozen=True)
+class PeerAddress:
+    """Where the collective plane of a rank listens, as `tcp://host:port`.
+
+    Rank 0 only connects: its address is that of the memory which it shares with its workers, or empty.
+    """
+
+    rank: Count
+    name: Name
+    address: Name
+
+
+@dataclass(frozen=True)
+class NodeOptions:
+    """How a node runs its shard. 0 leaves a choice to the node."""
+
+    context: Count  # tokens
+    kv_blocks: Count  # asked for; the node answers with what it has
+    kv_dtype: KvDtype
+    prefill_tokens: Count  # the most tokens in one step
+    memory: Bytes = 0
+    threads: Count = 0
+    scheduler: Literal["resident", "window"] = "resident"
+    window: Count = 0  # blocks
+    retain: Count = 0  # blocks
+    trace: bool = False  # record spans
+    verify_weights: bool = False  # compare them with their hashes when they are first loaded
+    timeout_s: Seconds = 30.0  # of an exchange that makes no progress
+
+
+@message
+@dataclass(frozen=True)
+class Assign:
+    """A node's part of the plan `epoch`. The node takes its units from its cache or asks for them, then is Ready."""
+
+    session: Id64
+    epoch: Count
+    rank: Count
+    size: Count
+    config: ModelConfig
+    layouts: tuple[RunLayout, ...]
+    blocks: tuple[BlockPlan, ...]
+    layers: tuple[LayerPlan, ...]
+    peers: tuple[PeerAddress, ...]
+    collective: Name
+    wire: Name
+    options: NodeOptions
+
+    def __post_init__(self) -> None:
+        for block in self.blocks:
+            for run in block.runs:
+                if run.layout >= len(self.layouts) or run.last > self.layouts[run.layout].units:
+                    raise MessageError(f"block {block.id.hex()[:12]} has units beyond its layout")
+        if any(index >= len(self.blocks) for layer in self.layers for index in layer.blocks):
+            raise MessageError("a layer names a block that is not in the plan")
+        if any(rank >= self.size for layer in self.layers for rank in layer.ranks):
+            raise MessageError("a layer names a rank that is not in the plan")
+        if not self.rank < self.size:
+            raise MessageError(f"rank {self.rank} is not below the number of nodes, {self.size}")
+
+
+@message
+@dataclass(frozen=True)
+class Offer:
+    """Opens the weights plane, again after every broken connection: the worker may ask now (what it asked is void)."""
+
+    session: Id64
+
+
+@message
+@dataclass(frozen=True)
+class Missing:
+    """How much the worker will ask for, before its first Need. A worker that lacks nothing says nothing."""
+
+    session: Id64
+    epoch: Count
+    units: Bytes
+    nbytes: Bytes
+
+
+@message
+@dataclass(frozen=True)
+class Need:
+    """Asks for the units `[first, last)` of a run, or for a block's vectors (run "vectors", first 0, last 1)."""
+
+    block: Digest
+    run: RunOrVectors
+    first: Count
+    last: Count
+
+
+@message
+@dataclass(frozen=True)
+class Units:
+    """The answer to a Need: the units back to back. Fenced by their hashes alone."""
+
+    block: Digest
+    run: RunOrVectors
+    first: Count
+    last: Count
+    data: Annotated[memoryview, Raw(1 << 28)]
+
+
+@message
+@dataclass(frozen=True)
+class Unavailable:
+    """The answer to a Need that the master cannot serve."""
+
+    block: Digest
+    reason: Sentence
+
+
+@message
+@dataclass(frozen=True)
+class Ready:
+    """The shard of this plan is loaded. `kv_blocks` is the size of its pool; the smallest of all counts."""
+
+    session: Id64
+    epoch: Count
+    kv_blocks: Count
+    prefill_tokens: Count  # the longest step that its memory allows; the smallest of all counts
+    weight_bytes: Bytes
+    resident_bytes: Bytes
+    fetched_bytes: Bytes  # weights that travelled for this plan
+
+
+@dataclass(frozen=True)
+class StepEntry:
+    """One sequence in a step: `count` tokens from `position` on, in a table of the first `kept` pages that it had in
+    the last step, and those `appended`.
+
+    At admission and after a new epoch `kept` is 0.
+    """
+
+    sequence: Id64
+    position: Count
+    count: Count
+    kept: Count
+    appended: tuple[Count, ...]
+
+
+@message
+@dataclass(frozen=True)
+class Step:
+    """One pass over all blocks. `x` is float32 `[tokens, hidden]`, the sequences' rows in order: never token ids."""
+
+    session: Id64
+    epoch: Count
+    step: Id64
+    entries: tuple[StepEntry, ...]
+    released: tuple[Id64, ...]  # sequences that ended since the last step
+    x: Hidden
+
+    def __post_init__(self) -> None:
+        if sum(entry.count for entry in self.entries) != len(self.x):
+            raise MessageError(f"a step has {len(self.x)} rows of hidden states, but its entries count otherwise")
+
+
+@message
+@dataclass(frozen=True)
+class Abort:
+    """Gives up the steps of `epoch` that are under way; the worker stays with its master and waits for an Assign."""
+
+    session: Id64
+    epoch: Count
+
+
+@message
+@dataclass(frozen=True)
+class Heartbeat:
+    """Sent at an interval by the I/O thread. `progress` grows whenever the compute thread gets anything done."""
+
+    session: Id64
+    epoch: Count
+    progress: Id64
+    phase: Phase
+    step: Id64
+
+
+@dataclass(frozen=True)
+class Steady:
+    """Does a node that streams wait for its disk (TPI-LLM, propositions 3 to 6)? Mean seconds of one block; bytes."""
+
+    attention_s: Seconds
+    ffn_s: Seconds
+    allreduce_s: Seconds  # that follows a block
+    load_attention_s: Seconds
+    load_ffn_s: Seconds
+    loose: bool  # proposition 3 holds
+    tight: bool  # proposition 4 holds
+    steady: bool  # predicted for the placement in use
+    stall_s: Seconds  # predicted per token
+    window: Count  # blocks in memory that would reach the steady state; 0: no number does
+    retain: Count  # with one FFN block kept in every so many; 0: none need be
+    window_bytes: Bytes  # of blocks that this would take
+    least_memory: Bytes  # where no window does: of --memory that would, about; else 0
+    busy_s: Seconds  # that one layer computes and exchanges
+    load_s: Seconds  # that one layer loads
+
+
+@message
+@dataclass(frozen=True)
+class AskStats:
+    """Asks for Stats, and with `verdict` for the node's `Steady` state, which takes it long to compute."""
+
+    session: Id64
+    epoch: Count
+    verdict: bool
+
+
+@message
+@dataclass(frozen=True)
+class Stats:
+    """Totals of one node since its Assign; the master takes differences. Bytes, seconds, counts."""
+
+    session: Id64
+    epoch: Count
+    steps: Bytes
+    tokens: Bytes
+    weight_bytes: Bytes
+    resident_bytes: Bytes
+    planned_bytes: Bytes  # what the node meant to take above its bare process
+    peak_rss_bytes: Bytes
+    compute_s: Seconds
+    sync_s: Seconds
+    stall_s: Seconds
+    streamed_bytes: Bytes
+    disk_s: Seconds  # time in which at least one read was under way
+    sent_bytes: Bytes
+    received_bytes: Bytes
+    dropped: Bytes  # malformed or stale messages
+    steady: Steady | None  # if asked for: of a node that streams, once it has run
+
+
+@message
+@dataclass(frozen=True)
+class AskSpans:
+    """Asks for the node's clock, and for at most `count` spans of its trace from number `first` on.
+
+    Answered at once, also while a step runs.
+    """
+
+    session: Id64
+    epoch: Count
+    first: Count
+    count: Annotated[int, Between(0, PAGE_SPANS)]
+
+
+@message
+@dataclass(frozen=True)
+class Spans:
+    """The answer to AskSpans. Row: kind and name as indices, begin and end in nanoseconds of the node's clock."""
+
+    session: Id64
+    epoch: Count
+    clock: Bytes  # nanoseconds, when the answer was made
+    dropped: Bytes  # spans that the trace had no room for
+    names: tuple[Name, ...]
+    rows: Annotated[npt.NDArray[np.int64], Tensor("<i8", 2, PAGE_SPANS * 4 * 8)]  # [spans, 4]
+
+    def __post_init__(self) -> None:
+        if self.rows.shape[1] != 4:
+            raise MessageError(f"spans have {self.rows.shape[1]} columns in place of 4")
+
+
+@message
+@dataclass(frozen=True)
+class Failure:
+    """A node could not go on. `node` is the one at fault, where that is another one; else empty."""
+
+    session: Id64
+    epoch: Count
+    node: Name
+    message: Sentence
+
+
+@message
+@dataclass(frozen=True)
+class Alive:
+    """Sent by the master at an interval in which it sends nothing else: it lives, and reads."""
+
+    session: Id64
+
+
+@message
+@dataclass(frozen=True)
+class Bye:
+    """The sender leaves."""
+
+    session: Id64
+
+
+def master_identity(session: int, link: int | None = None) -> bytes:
+    """Routing id of a master's sockets towards its worker number `link`; without one, how they all begin."""
+    return b"M" + session.to_bytes(8, "little") + (b"" if link is None else link.to_bytes(2, "little"))
+
+
+ToWorker = Join | Assign | Step | Abort | AskStats | AskSpans | Alive | Bye
+ToMaster = Hello | Refuse | Ready | Heartbeat | Stats | Spans | Failure | Bye

@@ -1,0 +1,142 @@
+"""Packs a model: plan, blocks, tokenizer, manifest. The result appears at once or not at all."""
+
+import sys
+from collections.abc import Callable, Collection, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from shutil import disk_usage
+from typing import Any
+
+from tpi.errors import WeightsError
+from tpi.families.base import Model
+from tpi.families.gguf.reader import from_gguf
+from tpi.families.huggingface.reader import from_huggingface
+from tpi.pack.builder import tokens
+from tpi.pack.builder.plan import BlockPlan, PackPlan, plan_pack
+from tpi.pack.builder.writer import BlockWriter
+from tpi.pack.library.store import build, drafting, sync_directory, write_synced
+from tpi.pack.manifest import MANIFEST, Manifest
+from tpi.pack.reader import is_pack
+from tpi.pack.sources.base import Source
+from tpi.pack.sources.files import read_json
+from tpi.pack.sources.gguf import open_gguf
+from tpi.pack.sources.safetensors import open_safetensors
+from tpi.progress import Phase, phase
+
+_SPARE = 64 << 20  # bytes of disk that stay free
+Room = Callable[[int], None]
+
+
+@dataclass(frozen=True)
+class Opened:
+    """A model in its source, ready to be packed. `tokenizer` writes tokenizer.json and returns the manifest's facts."""
+
+    name: str
+    model: Model
+    source: Source
+    tokenizer: Callable[[Path], dict[str, Any]]
+
+
+def open_source(path: Path) -> Opened:
+    """Open a GGUF file or a Hugging Face directory and check that it is a model that can be packed.
+
+    Raises:
+        ModelError: if it is damaged, or its architecture is not supported.
+    """
+    if path.is_dir():
+        fields = read_json(path, "config.json")
+        tensors = open_safetensors(path)
+        model = from_huggingface(fields, tensors.tensors.__contains__, str(path))
+        vocab = model.config.vocab
+        return Opened(path.resolve().name, model, tensors, lambda out: tokens.from_directory(path, fields, vocab, out))
+    gguf = open_gguf(path)
+    return Opened(path.stem, from_gguf(gguf), gguf, lambda out: tokens.from_gguf(gguf, out))
+
+
+def pack_model(
+    opened: Opened, dtype: str, target: Path, progress: Phase = phase, again: bool = False, room: Room | None = None
+) -> None:
+    """Write the pack of a model to the directory `target`; does nothing if it is there, unless `again`.
+
+    `room` is told how many bytes are needed, and may make room for them.
+
+    Raises:
+        ModelError: if a tensor is missing or of the wrong shape, or `dtype` is not possible.
+        WeightsError: if the disk is full or cannot be written.
+    """
+    plan = plan_pack(opened.model, opened.source, dtype)
+    for note in opened.model.notes:
+        sys.stderr.write(f"tpi: {opened.name}: {note}\n")
+    try:
+        if room is not None:
+            room(plan.nbytes)
+        build(target, lambda directory: _fill(opened, plan, dtype, directory, progress), is_pack, again)
+    finally:
+        opened.source.close()
+
+
+def mend_pack(
+    opened: Opened,
+    dtype: str,
+    target: Path,
+    manifest: Manifest,
+    blocks: Collection[str],
+    tokenizer: bool,
+    progress: Phase = phase,
+) -> bool:
+    """Write some blocks of a pack again, and its tokenizer if asked to; errors as `pack_model`.
+
+    Returns False, having changed nothing, if the source does not give the blocks that `manifest` names.
+    """
+    plan = plan_pack(opened.model, opened.source, dtype)
+    wanted = {name: block for name, block in _named(manifest, plan) if name in blocks}
+    total = sum(block.shape.nbytes for block in wanted.values())
+    try:
+        with (
+            drafting(target) as draft,
+            progress(f"mending the pack of {opened.name}") as report,
+            BlockWriter(opened.source, draft, report, total) as writer,
+        ):
+            if any(writer.write(block) != name for name, block in wanted.items()) or len(wanted) != len(blocks):
+                return False
+            if tokenizer:
+                opened.tokenizer(draft)
+            for file in draft.iterdir():
+                file.replace(target / file.name)
+            sync_directory(target)
+    finally:
+        opened.source.close()
+    return True
+
+
+def _named(manifest: Manifest, plan: PackPlan) -> Iterator[tuple[str, BlockPlan]]:
+    """The blocks of a pack: the name that each has, and how it is made."""
+    for names, blocks in zip(manifest.layers, plan.layers, strict=True):
+        yield from zip(names, blocks, strict=True)
+    yield from ((manifest.embedding, plan.embedding), (manifest.head, plan.head), (manifest.final, plan.final))
+    if manifest.positions and plan.positions:
+        yield manifest.positions, plan.positions
+
+
+def _fill(opened: Opened, plan: PackPlan, dtype: str, directory: Path, progress: Phase) -> None:
+    """Write all files of a pack into `directory`, the manifest last."""
+    free = disk_usage(directory).free
+    if plan.nbytes + _SPARE > free:
+        raise WeightsError(
+            f"disk full: the pack takes {plan.nbytes >> 20} MiB, {directory.parent} has {free >> 20} MiB free; "
+            "free some, or choose another place"
+        )
+    with (
+        progress(f"packing {opened.name}") as report,
+        BlockWriter(opened.source, directory, report, plan.nbytes) as writer,
+    ):
+        layers = tuple(tuple(map(writer.write, blocks)) for blocks in plan.layers)
+        embedding, head, final = writer.write(plan.embedding), writer.write(plan.head), writer.write(plan.final)
+        positions = writer.write(plan.positions) if plan.positions else None
+    if loss := writer.losses.report():
+        sys.stderr.write(f"tpi: {opened.name}: {loss}\n")
+    with progress(f"converting the tokenizer of {opened.name}"):
+        facts = opened.tokenizer(directory)
+    config, shapes = opened.model.config, writer.shapes
+    manifest = Manifest(config, dtype, shapes, layers, embedding, head, positions, final, facts, opened.name)
+    write_synced(directory / MANIFEST, manifest.to_json().encode())

@@ -1,0 +1,150 @@
+"""A pack whose files are not as they were made: found when their size or times are new, and made again from the source.
+
+What can be made again is made again, with one line on stderr; where the source is gone, the error says what to do.
+"""
+
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from hashlib import sha256
+from pathlib import Path
+
+from tpi.errors import TpiError, WeightsError
+from tpi.pack.library.record import Record, stamp
+from tpi.pack.manifest import MANIFEST, Manifest
+from tpi.pack.reader import Block, Pack
+from tpi.progress import Phase
+
+TOKENIZER = "tokenizer.json"
+Identity = Callable[[Path, str], str]  # of a source and a dtype: the name that its pack has
+
+
+@dataclass
+class Damage:
+    """What of a pack has to be made again: its blocks by id, and its tokenizer; all of it without a manifest."""
+
+    manifest: Manifest | None
+    reason: str = ""  # in words, of the first file; empty: nothing is wrong
+    blocks: list[str] = field(default_factory=list)
+    tokenizer: bool = False
+
+    @property
+    def files(self) -> str:
+        """How much is damaged, in words."""
+        count = len(self.blocks) + self.tokenizer
+        more = f" (and {count - 1} more)" if self.manifest and count > 1 else ""
+        return self.reason + more
+
+
+def open_whole(record: Record, identity: Identity, progress: Phase) -> Pack:
+    """The pack of `record`, after making again what is damaged, truncated or missing.
+
+    Raises:
+        WeightsError: if it is damaged and the source is gone or another one, or the disk is full.
+        ModelError: if the source cannot be read.
+    """
+    known = dict(record.checked)
+    damage = find_damage(record, progress)
+    if damage.reason:
+        source = _source(record, damage, identity)
+        sys.stderr.write(f"tpi: {damage.files}; making it again from {source}\n")
+        _make_again(record, damage, source, progress)
+    if record.checked != known:
+        record.save()
+    return Pack.open(record.pack)
+
+
+def find_damage(record: Record, progress: Phase) -> Damage:
+    """Look at every file of a pack; what is new here or has changed since it was right is compared with its hashes."""
+    try:
+        manifest = Manifest.load(record.pack / MANIFEST)
+    except TpiError as error:
+        return Damage(None, str(error).rpartition(";")[0] or str(error))
+    if not _same(record, MANIFEST):
+        return Damage(None, f"{record.pack / MANIFEST} is damaged")
+    damage = Damage(manifest)
+    if manifest.tokenizer and not _same(record, TOKENIZER):
+        damage.tokenizer = True
+        damage.reason = _words(record.pack / TOKENIZER)
+    doubted = [block for block in Pack(record.pack, manifest).blocks.values() if not record.trusts(block.path.name)]
+    if doubted:
+        with progress(f"checking {record.pack.name}") as report:
+            _check(record, doubted, damage, report)
+    return damage
+
+
+def made(record: Record) -> None:
+    """Remember a pack that has just been made: all that it holds is right."""
+    names = [path.name for path in record.pack.glob("*.safetensors")]
+    record.checked, record.digests = {}, {}
+    record.trust([*names, MANIFEST, TOKENIZER])
+    for name in (MANIFEST, TOKENIZER):
+        if digest := _digest(record.pack / name):
+            record.digests[name] = digest
+    record.save()
+
+
+def _check(record: Record, blocks: Sequence[Block], damage: Damage, report: Callable[[int, int], None]) -> None:
+    total, done = sum(block.shape.nbytes for block in blocks), 0
+    for block in blocks:
+        found = stamp(block.path)
+        try:
+            block.verify()
+        except WeightsError:
+            damage.blocks.append(block.id)
+            damage.reason = damage.reason or _words(block.path)
+        else:
+            assert found
+            record.checked[block.path.name] = found
+        report(done := done + block.shape.nbytes, total)
+
+
+def _same(record: Record, name: str) -> bool:
+    """Whether a file without hashes of its own is what it was when it was made, or first seen here."""
+    if record.trusts(name):
+        return True
+    found, digest = stamp(record.pack / name), _digest(record.pack / name)
+    if not found or not digest or record.digests.setdefault(name, digest) != digest:
+        return False
+    record.checked[name] = found
+    return True
+
+
+def _digest(path: Path) -> str | None:
+    try:
+        return sha256(path.read_bytes()).hexdigest()
+    except OSError:
+        return None
+
+
+def _words(path: Path) -> str:
+    return f"{path} is {'damaged' if path.exists() else 'missing'}"
+
+
+def _source(record: Record, damage: Damage, identity: Identity) -> Path:
+    """What the pack was made from.
+
+    Raises:
+        WeightsError: if it is not known, gone, or has changed; names the directory and the command.
+    """
+    source = Path(record.source)
+    way_out = f"delete {record.pack} and make it again with: tpi pack {record.source or 'MODEL'} -o {record.pack}"
+    way_out += f" --dtype {record.dtype or (damage.manifest.dtype if damage.manifest else 'DTYPE')}"
+    if not record.source:
+        raise WeightsError(f"{damage.files}, and what it was made from is not known here; {way_out}")
+    if not source.exists():
+        raise WeightsError(f"{damage.files}, and its source {source} is gone; bring that back, or {way_out}")
+    if identity(source, record.dtype) != record.identity:
+        raise WeightsError(f"{damage.files}, and its source {source} has changed since; {way_out}")
+    return source
+
+
+def _make_again(record: Record, damage: Damage, source: Path, progress: Phase) -> None:
+    from tpi.pack.builder.build import mend_pack, open_source, pack_model
+
+    mended = damage.manifest is not None and mend_pack(
+        open_source(source), record.dtype, record.pack, damage.manifest, damage.blocks, damage.tokenizer, progress
+    )
+    if not mended:
+        pack_model(open_source(source), record.dtype, record.pack, progress, again=True)
+    made(record)

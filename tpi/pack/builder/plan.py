@@ -1,0 +1,197 @@
+"""Decides how a model becomes blocks: the format of every part and the layout of every run. Reads no weights."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal, cast
+
+from tpi.config import Format, ModelConfig
+from tpi.errors import ModelError
+from tpi.families.base import BlockRefs, Model, Ref
+from tpi.pack.blockfile import BlockShape
+from tpi.pack.builder.claims import check_claims
+from tpi.pack.layout import (
+    GROUP,
+    Axis,
+    BlockKind,
+    Part,
+    RunLayout,
+    RunName,
+    ffn_units,
+    is_quantised,
+    kv_unit_heads,
+    query_unit_heads,
+)
+from tpi.pack.sources.base import Source, find
+from tpi.partition import FFN_UNIT
+
+Dtype = Literal["auto", "f32", "bf16", "q8", "q4", "q4s"]
+DTYPES: tuple[Dtype, ...] = ("auto", "f32", "bf16", "q8", "q4", "q4s")
+
+_AXES: dict[str, Axis] = {"o": "column", "down": "column"}
+
+
+@dataclass(frozen=True)
+class RunPlan:
+    """A run, and the matrix that each of its parts is cut from. `vectors` is their number before padding."""
+
+    layout: RunLayout
+    refs: tuple[Ref, ...]
+    vectors: int
+
+
+@dataclass(frozen=True)
+class BlockPlan:
+    """One block before it is written. Equal plans give equal blocks."""
+
+    kind: BlockKind
+    runs: tuple[RunPlan, ...]
+    vectors: tuple[tuple[str, Ref, int], ...]  # name, where it is, length
+
+    @property
+    def shape(self) -> BlockShape:
+        """What the block's file will hold."""
+        vectors = tuple((name, length) for name, _, length in self.vectors)
+        return BlockShape(self.kind, tuple(run.layout for run in self.runs), vectors)
+
+
+@dataclass(frozen=True)
+class PackPlan:
+    """All blocks of a model. `head` is the embedding's plan if the model is tied."""
+
+    layers: tuple[tuple[BlockPlan, BlockPlan], ...]
+    embedding: BlockPlan
+    head: BlockPlan
+    positions: BlockPlan | None
+    final: BlockPlan
+
+    @property
+    def distinct(self) -> list[BlockPlan]:
+        """Every block that must be written, once."""
+        blocks = [block for layer in self.layers for block in layer] + [self.embedding, self.head, self.final]
+        return list(dict.fromkeys(blocks + ([self.positions] if self.positions else [])))
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all distinct blocks."""
+        return sum(block.shape.nbytes for block in self.distinct)
+
+
+def plan_pack(model: Model, source: Source, dtype: str) -> PackPlan:
+    """Choose formats and layouts.
+
+    `auto` keeps the source's own format per tensor where a pack has it (F16 becomes f32), else the nearest: q4 up to
+    4.5 bits per weight, q8 above. `q4` and `q4s` keep in q8 what costs most quality per byte: the tables (embedding and
+    head), and k and v where several queries share them. A run in which float and quantised parts would meet is kept in
+    f32, which is exact.
+
+    Raises:
+        ModelError: if a tensor is missing or unknown, or `dtype` is not possible for this model.
+    """
+    check_claims(model, source)
+    if dtype not in DTYPES:
+        raise ModelError(f"--dtype {dtype} is not known; choose from {', '.join(DTYPES)}")
+    formats = _Formats(model.config, source, dtype)
+    chosen = [
+        (
+            formats.of(("q", "o"), attention, "attention"),
+            formats.of(("k", "v"), attention, "attention"),
+            formats.of(("gate", "up", "down"), ffn, "ffn"),
+        )
+        for attention, ffn in model.layers
+    ]
+    geometry = _Geometry(
+        model.config,
+        query=any(map(_any_quantised, (query for query, _, _ in chosen))),
+        kv=any(map(_any_quantised, (kv for _, kv, _ in chosen))),
+    )
+    layers = [
+        (geometry.attention(refs[0], query, kv), geometry.ffn(refs[1], neuron))
+        for refs, (query, kv, neuron) in zip(model.layers, chosen, strict=True)
+    ]
+    embedding = geometry.table(model.embedding, formats.one(model.embedding, "table"), model.config.vocab)
+    head = geometry.table(model.head, formats.one(model.head, "table"), model.config.vocab) if model.head else embedding
+    rows = find(source, model.positions.tensor).rows if model.positions else 0
+    positions = geometry.table(model.positions, "f32", rows) if model.positions else None
+    return PackPlan(tuple(layers), embedding, head, positions, geometry.final(model.final))
+
+
+class _Formats:
+    """The format of each part, from `--dtype` and from what the source has."""
+
+    def __init__(self, config: ModelConfig, source: Source, dtype: str) -> None:
+        self._config, self._source, self._dtype = config, source, dtype
+
+    def of(self, names: tuple[str, ...], refs: BlockRefs, kind: BlockKind) -> dict[str, Format]:
+        """Formats of the parts of one run, of one kind: all quantised or none."""
+        found = {name: self.one(ref, kind, name) for name, ref in refs.parts if name in names}
+        quantised = [is_quantised(format) for format in found.values()]
+        return dict.fromkeys(found, "f32") if any(quantised) and not all(quantised) else found
+
+    def one(self, ref: Ref, kind: BlockKind, name: str = "row") -> Format:
+        """The format of one matrix."""
+        nearest = find(self._source, ref.tensor).element.nearest
+        if self._dtype in ("auto", nearest):
+            return nearest
+        if self._dtype not in ("q4", "q4s"):
+            return cast(Format, self._dtype)
+        if kind == "table":
+            return "q8" if self._config.hidden % GROUP == 0 else "f32"
+        shared = name in ("k", "v") and self._config.heads >= 2 * self._config.kv_heads
+        return "q8" if shared else cast(Format, self._dtype)
+
+
+class _Geometry:
+    """Unit widths, the same in every layer, and the plans of blocks."""
+
+    def __init__(self, config: ModelConfig, query: bool, kv: bool) -> None:
+        self._config = config
+        self._query_heads = query_unit_heads(config, query)
+        self._kv_heads = kv_unit_heads(config, kv)
+
+    def attention(self, refs: BlockRefs, query: Mapping[str, Format], kv: Mapping[str, Format]) -> BlockPlan:
+        """Runs query and kv, and the vectors of attention."""
+        config = self._config
+        runs = (
+            self._run("query", refs, query, self._query_heads * config.head_dim, config.heads * config.head_dim),
+            self._run("kv", refs, kv, self._kv_heads * config.head_dim, config.kv_heads * config.head_dim),
+        )
+        return BlockPlan("attention", runs, self._vectors(refs))
+
+    def ffn(self, refs: BlockRefs, formats: Mapping[str, Format]) -> BlockPlan:
+        """Run neuron, and the vectors of the feed-forward network. Sparse activations keep each neuron apart."""
+        run = self._run("neuron", refs, formats, FFN_UNIT, self._config.intermediate, self._config.activation == "relu")
+        assert run.layout.units == ffn_units(self._config)
+        return BlockPlan("ffn", (run,), self._vectors(refs))
+
+    def table(self, ref: Ref, format: Format, rows: int) -> BlockPlan:
+        """Run row: embedding, head, or learned positions."""
+        refs = BlockRefs((("row", ref),), ())
+        return BlockPlan("table", (self._run("row", refs, {"row": format}, FFN_UNIT, rows),), ())
+
+    def final(self, refs: BlockRefs) -> BlockPlan:
+        """The vectors of the final norm."""
+        return BlockPlan("vectors", (), self._vectors(refs))
+
+    def _run(
+        self, name: RunName, refs: BlockRefs, formats: Mapping[str, Format], width: int, vectors: int,
+        records: bool = False,
+    ) -> RunPlan:  # fmt: skip
+        chosen = {part: ref for part, ref in refs.parts if part in formats}
+        parts = tuple(Part(part, formats[part], _AXES.get(part, "row")) for part in chosen)
+        tiled = _any_quantised(formats) and not records
+        units = -(-vectors // width)
+        layout = RunLayout(name, "tiled" if tiled else "record", parts, width, self._config.hidden, units)
+        return RunPlan(layout, tuple(chosen.values()), vectors)
+
+    def _vectors(self, refs: BlockRefs) -> tuple[tuple[str, Ref, int], ...]:
+        config = self._config
+        lengths = {
+            "q.bias": config.heads * config.head_dim, "k.bias": config.kv_heads * config.head_dim,
+            "v.bias": config.kv_heads * config.head_dim, "q_norm": config.head_dim, "k_norm": config.head_dim,
+            "gate.bias": config.intermediate, "up.bias": config.intermediate,
+        }  # fmt: skip
+        return tuple((name, ref, lengths.get(name, config.hidden)) for name, ref in refs.vectors)
+
+
+def _any_quantised(formats: Mapping[str, Format]) -> bool:
+    return any(map(is_quantised, formats.values()))

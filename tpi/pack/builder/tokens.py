@@ -1,0 +1,144 @@
+"""The tokenizer of a pack: tokenizer.json as `tokenizers` reads it, special tokens, and the chat template."""
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from tokenizers import Tokenizer, processors
+
+from tpi.errors import ModelError
+from tpi.pack.builder.ggufvocab import convert
+from tpi.pack.library.store import write_synced
+from tpi.pack.sources.files import inside, read_json_if_there, read_text
+from tpi.pack.sources.gguf import GgufSource
+
+TOKENIZER = "tokenizer.json"
+_MAX_BYTES = 64 << 20
+_OTHER_FILES = ("tokenizer.model", "vocab.json", "spiece.model", "tiktoken.model")
+# tokens that end a turn in the chat formats in use; GGUF names at most one of them
+_ENDS = ("<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<|end|>", "<end_of_turn>", "<|endoftext|>", "<|end_of_text|>")
+
+
+def from_directory(directory: Path, config: dict[str, Any], vocab: int, out: Path) -> dict[str, Any]:
+    """Write tokenizer.json of a Hugging Face directory to `out`; returns the manifest's facts, empty without one.
+
+    Raises:
+        ModelError: if there is a tokenizer that cannot be read or converted.
+    """
+    tokenizer = _load_directory(directory)
+    if tokenizer is None:
+        return {}
+    settings = read_json_if_there(directory, "tokenizer_config.json")
+    special = read_json_if_there(directory, "special_tokens_map.json") | settings
+    generation = read_json_if_there(directory, "generation_config.json")
+    bos, eos = _content(special.get("bos_token")), _content(special.get("eos_token"))
+    bos_id = tokenizer.token_to_id(bos) if bos else None
+    template = _template(directory, settings)
+    ends = [*_ids(generation.get("eos_token_id")), *_ids(config.get("eos_token_id"))]
+    ends += _named(tokenizer, [eos or ""]) + _named(tokenizer, [end for end in _ENDS if end in (template or "")])
+    _set_bos(tokenizer, bos, bos_id, settings.get("add_bos_token"))
+    return _save(tokenizer, out, bos, bos_id, eos, [end for end in ends if end < vocab], template)
+
+
+def from_gguf(source: GgufSource, out: Path) -> dict[str, Any]:
+    """Write tokenizer.json of a GGUF file to `out`; returns the manifest's facts.
+
+    Raises:
+        ModelError: if the file has a tokenizer that cannot be converted.
+    """
+    facts = {
+        key.removeprefix("tokenizer.ggml."): value
+        for key, value in source.metadata.items()
+        if key.startswith("tokenizer.ggml.")
+    }
+    if "tokens" not in facts:
+        return {}
+    tokenizer = convert(source)
+    bos_id, eos_id = facts.get("bos_token_id"), facts.get("eos_token_id")
+    bos = tokenizer.id_to_token(bos_id) if type(bos_id) is int else None
+    eos = tokenizer.id_to_token(eos_id) if type(eos_id) is int else None
+    ends = [facts.get(key) for key in ("eos_token_id", "eot_token_id", "eom_token_id")]
+    by_default = facts.get("model") == "llama" or facts.get("pre") in ("llama-bpe", "llama3")
+    _set_bos(tokenizer, bos, bos_id, bool(facts.get("add_bos_token", by_default)))
+    known = [end for end in ends if type(end) is int] + _named(tokenizer, _ENDS)
+    return _save(tokenizer, out, bos, bos_id, eos, known, source.text("tokenizer.chat_template"))
+
+
+def _load_directory(directory: Path) -> Tokenizer | None:
+    if (directory / TOKENIZER).exists():
+        path = inside(directory, TOKENIZER)
+        if path.stat().st_size > _MAX_BYTES:
+            raise ModelError(f"{path} is larger than {_MAX_BYTES} bytes; refused")
+        try:
+            return Tokenizer.from_file(str(path))
+        except Exception as error:  # the library raises plain Exception
+            raise ModelError(f"{path} cannot be read ({error}); download it again") from error
+    if not any((directory / name).exists() for name in _OTHER_FILES):
+        return None
+    from transformers import AutoTokenizer
+
+    try:
+        return Tokenizer.from_str(AutoTokenizer.from_pretrained(str(directory)).backend_tokenizer.to_str())
+    except Exception as error:  # whatever a conversion may raise
+        raise ModelError(f"the tokenizer of {directory} cannot be converted ({error}); add a tokenizer.json") from error
+
+
+def _set_bos(tokenizer: Tokenizer, bos: str | None, bos_id: int | None, wanted: object) -> None:
+    """Make the tokenizer put `bos` before a text, or not; None leaves it as it is."""
+    adds = _adds(tokenizer, bos_id)
+    if wanted is None or bos is None or bos_id is None or adds == bool(wanted):
+        return
+    single = f"{bos} $A" if wanted else "$A"
+    tokenizer.post_processor = processors.TemplateProcessing(single=single, special_tokens=[(bos, bos_id)])
+
+
+def _adds(tokenizer: Tokenizer, bos_id: int | None) -> bool:
+    ids = tokenizer.encode("a").ids
+    return bos_id is not None and ids[:1] == [bos_id] and tokenizer.encode("a", add_special_tokens=False).ids != ids
+
+
+def _save(
+    tokenizer: Tokenizer, out: Path, bos: str | None, bos_id: int | None, eos: str | None, ends: list[int],
+    template: object,
+) -> dict[str, Any]:  # fmt: skip
+    tokenizer.no_padding()
+    tokenizer.no_truncation()
+    write_synced(out / TOKENIZER, tokenizer.to_str(pretty=False).encode())  # a full disk is an OSError then
+    return {
+        "bos_token": bos,
+        "eos_token": eos,
+        "bos_id": bos_id,
+        "eos_ids": list(dict.fromkeys(ends)),
+        "add_bos": _adds(tokenizer, bos_id),
+        "chat_template": template if isinstance(template, str) else None,
+    }
+
+
+def _template(directory: Path, settings: dict[str, Any]) -> str | None:
+    """The chat template: of tokenizer_config.json (the default one of several), or from a file of its own."""
+    found = settings.get("chat_template")
+    if isinstance(found, list):
+        named = {item.get("name"): item.get("template") for item in found if isinstance(item, dict)}
+        found = named.get("default") or next(iter(named.values()), None)
+    if found is None and (directory / "chat_template.jinja").exists():
+        found = read_text(directory, "chat_template.jinja")
+    if found is None:
+        found = read_json_if_there(directory, "chat_template.json").get("chat_template")
+    return found if isinstance(found, str) else None
+
+
+def _content(token: object) -> str | None:
+    """The text of a special token, which may be given as an object."""
+    found = token.get("content") if isinstance(token, dict) else token
+    return found if isinstance(found, str) else None
+
+
+def _ids(value: object) -> list[int]:
+    """Token ids given as one number, as a list, or not at all."""
+    return [item for item in (value if isinstance(value, list) else [value]) if type(item) is int]
+
+
+def _named(tokenizer: Tokenizer, names: Iterable[str]) -> list[int]:
+    """Ids of those of the tokens that the vocabulary has."""
+    found = [tokenizer.token_to_id(name) for name in names]
+    return [identity for identity in found if identity is not None]

@@ -1,0 +1,135 @@
+"""Writes blocks: reads slabs of the source, encodes them unit by unit, hashes, and names the file by its content."""
+
+import os
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from hashlib import sha256
+from pathlib import Path
+from typing import IO
+
+import numpy as np
+import numpy.typing as npt
+
+from tpi.errors import ModelError
+from tpi.families.base import Ref
+from tpi.pack.blockfile import BlockShape, block_id
+from tpi.pack.builder.losses import Losses
+from tpi.pack.builder.matrix import Slab, matrix, vector
+from tpi.pack.builder.plan import BlockPlan, RunPlan
+from tpi.pack.builder.quantise import assemble, decode_part, encode_gguf_part, encode_part
+from tpi.pack.groups import group_factors
+from tpi.pack.layout import Part, RunLayout, is_quantised
+from tpi.pack.sources.base import Source
+from tpi.progress import Progress, silent
+
+Bytes = npt.NDArray[np.uint8]
+F32 = npt.NDArray[np.float32]
+
+SLAB_BYTES = 32 << 20  # of the source or of units, whichever is more, at a time; all parts of a run together
+STEP_VALUES = 1 << 19  # weights of one part that are encoded at a time; temporaries take about 40 bytes for each
+
+
+class BlockWriter:
+    """Writes the blocks of one model into one directory; equal blocks once."""
+
+    def __init__(self, source: Source, directory: Path, progress: Progress = silent, total: int = 0) -> None:
+        """`progress` is told how many bytes of `total` are written."""
+        self.losses = Losses()
+        self.shapes: dict[str, BlockShape] = {}
+        self._source, self._directory = source, directory
+        self._progress, self._done, self._total = progress, 0, total
+        self._known: dict[BlockPlan, str] = {}
+        self._pool = ThreadPoolExecutor(min(4, os.cpu_count() or 1), thread_name_prefix="pack")
+
+    def __enter__(self) -> "BlockWriter":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._pool.shutdown(wait=True, cancel_futures=True)
+
+    def write(self, plan: BlockPlan) -> str:
+        """Write one block, unless an equal one is there; returns its id.
+
+        Raises:
+            ModelError: if a tensor is missing or damaged.
+            OSError: if the disk is full or cannot be written.
+        """
+        if plan not in self._known:
+            self._known[plan] = self._write(plan)
+        return self._known[plan]
+
+    def _write(self, plan: BlockPlan) -> str:
+        shape = plan.shape
+        unfinished = self._directory / "block.partial"
+        with unfinished.open("wb") as file:
+            file.write(shape.header)
+            hashes = b"".join([self._write_run(file, run) for run in plan.runs])
+            vectors = b"".join([self._vector(*item) for item in plan.vectors])
+            file.write(vectors + hashes)
+            file.flush()
+            os.fsync(file.fileno())
+        identity = block_id(shape.header, vectors + hashes)
+        unfinished.rename(self._directory / f"{identity}.safetensors")
+        self.shapes[identity] = shape
+        return identity
+
+    def _write_run(self, file: IO[bytes], plan: RunPlan) -> bytes:
+        """Write all units of a run; returns their hashes."""
+        hashes = []
+        for units, digests in self._encoded(plan):
+            file.write(units.data)
+            self._done += units.nbytes
+            self._progress(self._done, self._total)
+            hashes.append(digests)
+        return b"".join(hashes)
+
+    def _encoded(self, plan: RunPlan) -> Iterator[tuple[Bytes, bytes]]:
+        """The units of a run in order, some at a time: `[n, unit_bytes]`, and their hashes, `n` times 32 bytes."""
+        run = plan.layout
+        matrices = [
+            matrix(self._source, ref, part.axis, plan.vectors, run.hidden)
+            for part, ref in zip(run.parts, plan.refs, strict=True)
+        ]
+        source_bytes = run.width * sum(item.vector_bytes for item in matrices)
+        slab_units = max(1, SLAB_BYTES // max(source_bytes, run.unit_bytes))
+        step = max(1, STEP_VALUES // (run.width * run.hidden))
+        for first in range(0, run.units, slab_units):
+            last = min(first + slab_units, run.units)
+            slabs = [item.load(first * run.width, last * run.width) for item in matrices]
+            starts = range(first, last, step)
+            yield from self._pool.map(partial(self._encode, run, slabs, last, step), starts)
+            del slabs  # before the next are read
+
+    def _encode(self, run: RunLayout, slabs: list[Slab], end: int, step: int, first: int) -> tuple[Bytes, bytes]:
+        """Units `[first, first + step)`, not beyond `end`, from the slabs that hold them, and their hashes."""
+        last = min(first + step, end)
+        bounds = (first * run.width, last * run.width)
+        encoded = {part.name: self._part(part, run, slab, *bounds) for part, slab in zip(run.parts, slabs, strict=True)}
+        units = assemble(run, encoded)
+        for part, slab in zip(run.parts, slabs, strict=True):
+            if is_quantised(part.format) and slab.element.quantised and slab.element.exact != part.format:
+                self.losses.add((slab.element.name, part.format), slab.values(*bounds), decode_part(part, run, units))
+        return units, b"".join(sha256(unit.data).digest() for unit in units)
+
+    def _vector(self, name: str, ref: Ref, length: int) -> bytes:
+        values = vector(self._source, ref)
+        if len(values) != length:
+            raise ModelError(f"{self._source.label}: vector {name} has {len(values)} values instead of {length}")
+        self._require_finite(values, name)
+        return values.astype("<f4").tobytes()
+
+    def _part(self, part: Part, run: RunLayout, slab: Slab, first: int, last: int) -> Bytes:
+        """One part of some units: the source's own codes where the format and the layout allow it, else its values."""
+        kept = slab.element.quantised and slab.element.exact == part.format
+        if kept and (part.axis == "row" or run.layout == "tiled"):
+            groups = slab.groups(first, last)
+            self._require_finite(group_factors(part.format, groups), part.name)
+            return encode_gguf_part(part, run, groups)
+        values = slab.values(first, last)
+        self._require_finite(values, part.name)
+        return encode_part(part, run, values)
+
+    def _require_finite(self, values: F32, name: str) -> None:
+        if not np.isfinite(values).all():
+            raise ModelError(f"{self._source.label}: weights of {name} are infinite or NaN; get the file again")

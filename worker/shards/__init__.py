@@ -1,0 +1,1 @@
+"""Shards: a node's units as files, fetched, checked, kept and removed."""

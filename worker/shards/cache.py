@@ -1,0 +1,262 @@
+"""The shard cache: which images a node has on disk, and how it gets the ones it lacks. Workers and the master use it.
+
+    <root>/<block id>/<ranges>.shard        complete, checked when written; never changed, only removed
+    <root>/<block id>/<ranges>.part         being filled; what it holds is found by its hashes, without a journal
+    <root>/<block id>/<ranges>.used         touched when the image is used
+    <root>/checked.json                     size, times and content of images that were checked before
+
+Several processes may share a root (`worker.shards.uses`). One of them keeps its drafts for resuming; the others use
+private names. Drafts that nobody fills go when the next plan is complete; what is over the limit goes least recently
+used.
+"""
+
+import contextlib
+import fcntl
+import json
+import os
+import shutil
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+
+from tpi.cachelimit import CacheLimit
+from tpi.errors import WeightsError
+from tpi.progress import Progress, silent
+from tpi.system.fulldisk import is_full, write_error
+from worker.shards.draft import Draft, bad_pieces, out_of_disk
+from worker.shards.image import HeldBlock, ImagePlan, Piece, stored_units
+from worker.shards.stored import StoredImage, key_of, mark_used, remove_least_recent, stored_images
+from worker.shards.uses import Uses, changing
+
+_KEEP_OTHERS = 1  # images of a block with other ranges that stay, so that going back to the last split sends nothing
+
+
+class ShardCache:
+    """The images below one directory."""
+
+    def __init__(self, root: Path, limit: CacheLimit | None = None) -> None:
+        """Open or create the cache; `limit` binds all that it holds (None: somebody else sees to that).
+
+        Raises:
+            WeightsError: if the directory cannot be made.
+        """
+        self.root = root
+        self.made = 0  # images that were not there before
+        self._limit = limit
+        self._model = ""
+        with self._usable():
+            root.mkdir(parents=True, exist_ok=True)
+            self._uses = Uses(root)
+            self._writer = os.open(root / "writer.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        self._suffix = ".part" if _try_lock(self._writer) else f".{os.getpid()}.part"
+        self._checked = _load(root / "checked.json")
+        self._saved = dict(self._checked)
+
+    def open(
+        self, plans: Sequence[ImagePlan], progress: Progress = silent, model: str = ""
+    ) -> dict[str, HeldBlock | Draft]:
+        """Every block of `plans` by id: complete, or a draft that holds what this node could find on its own disk.
+
+        Nobody removes these until `release`, `close`, or the next `open`. `model` is its name, for people.
+
+        Raises:
+            WeightsError: if the missing images do not fit on the disk, or the plan is over the limit.
+        """
+        found: dict[str, HeldBlock | Draft] = {}
+        total, self._model = len(plans), model
+        self._within_limit(plans)
+        with self._usable():
+            self._uses.declare(key_of(self._path(plan)) for plan in plans)
+            self._require_space(plans)
+            for done, plan in enumerate(plans):
+                progress(done, total)
+                if plan.id not in found:
+                    found[plan.id] = self._complete(plan) or self._draft(plan)
+        self._save()
+        return found
+
+    def finish(self, draft: Draft) -> HeldBlock:
+        """Make a draft that lacks nothing an image, durably, and forget images that it supersedes.
+
+        Raises:
+            WeightsError: if the disk is full or failing.
+        """
+        path = self._path(draft.plan)
+        draft.publish(path)
+        self.made += 1
+        mark_used(path, self._model)
+        self._remember(draft.plan, path)
+        return draft.plan.held(path)
+
+    def sound(self, path: Path, pieces: Sequence[Piece], token: str) -> bool:
+        """Whether the pieces of a file elsewhere match their hashes; remembered while the file is unchanged."""
+        key, stamp = f"{path.absolute()}#{token}", _stamp(path, token)
+        if stamp is None or self._checked.get(key) == stamp:
+            return stamp is not None
+        if bad_pieces(path, pieces):
+            return False
+        self._checked[key] = stamp
+        return True
+
+    def prune(self, plans: Sequence[ImagePlan]) -> None:
+        """Once `plans` are complete: remove drafts that nobody fills, and images of these blocks with other ranges.
+
+        The latest of those stays, for going back to the last split. What others use stays too.
+        """
+        with self._usable(), changing(self.root):
+            spare = self._spare(plans)
+            gone = [image for image in spare if image.draft]
+            for plan in plans:
+                others = [image for image in spare if not image.draft and image.path.parent.name == plan.id]
+                gone += sorted(others, key=lambda image: image.last_used)[: -_KEEP_OTHERS or None]
+            for image in gone:
+                image.remove()
+        self._forget(gone)
+        self._save()
+
+    def release(self) -> None:
+        """Use no image any more."""
+        with contextlib.suppress(OSError):
+            self._uses.declare(())
+
+    def close(self) -> None:
+        """Write down what was checked, and release the locks."""
+        self._save()
+        self._uses.close()
+        os.close(self._writer)
+
+    def _complete(self, plan: ImagePlan) -> HeldBlock | None:
+        """The image of `plan` if it exists and is sound. One that is damaged becomes a draft again."""
+        path = self._path(plan)
+        stamp = _stamp(path, plan.token)
+        if stamp is None:
+            return None
+        if self._checked.get(self._key(path)) != stamp:
+            if bad_pieces(path, plan.pieces) or path.stat().st_size != plan.file_bytes:
+                path.rename(self._draft_path(plan))
+                return None
+            self._remember(plan, path)
+        mark_used(path, self._model)
+        return plan.held(path)
+
+    def _draft(self, plan: ImagePlan) -> Draft:
+        path = self._draft_path(plan)
+        path.parent.mkdir(exist_ok=True)
+        draft = Draft(plan, path)
+        for sibling in self._siblings(plan):
+            if not draft.missing:
+                break
+            draft.copy_from(sibling, stored_units(sibling))
+        return draft
+
+    def _siblings(self, plan: ImagePlan) -> Iterator[Path]:
+        return (self.root / plan.id).glob("*.shard")
+
+    def _path(self, plan: ImagePlan) -> Path:
+        return self.root / plan.id / plan.name
+
+    def _draft_path(self, plan: ImagePlan) -> Path:
+        return self._path(plan).with_suffix(self._suffix)
+
+    def _key(self, path: Path) -> str:
+        return path.relative_to(self.root).as_posix()
+
+    def _exists(self, key: str) -> bool:
+        """Whether the file of a key of `checked.json` is there: below the root, or an absolute path and a token."""
+        return (self.root / key.partition("#")[0]).exists()
+
+    def _remember(self, plan: ImagePlan, path: Path) -> None:
+        stamp = _stamp(path, plan.token)
+        if stamp is not None:
+            self._checked[self._key(path)] = stamp
+
+    def _spare(self, plans: Sequence[ImagePlan]) -> list[StoredImage]:
+        """Images and drafts that neither `plans` nor other processes use; to be asked inside `changing`."""
+        used = self._uses.others()
+        own = {path for plan in plans for path in (self._path(plan), self._draft_path(plan))}
+        return [image for image in stored_images(self.root, but=own) if image.key not in used]
+
+    def _forget(self, gone: Iterable[StoredImage]) -> None:
+        for image in gone:
+            self._checked.pop(self._key(image.path), None)
+
+    def _within_limit(self, plans: Sequence[ImagePlan]) -> None:
+        most = self._limit.nbytes if self._limit else None
+        if most is not None and (needed := _total(plans)) > most:
+            raise WeightsError(
+                f"the shards of this plan take {-(-needed >> 20)} MiB of {self.root}, which may hold {most >> 20} MiB; "
+                "raise --cache-limit there, or give this node less with --split"
+            )
+
+    def _require_space(self, plans: Sequence[ImagePlan]) -> None:
+        """Have room for the images that are missing, within the limit if others can go for it."""
+        needed = _total(plan for plan in plans if not self._path(plan).exists())
+        needed -= sum(_allocated(self._draft_path(plan)) for plan in plans)
+        if needed <= 0 and (self._limit is None or self._limit.nbytes is None):
+            return
+        with changing(self.root):
+            held = sum(image.nbytes for image in stored_images(self.root))
+            limit = self._limit or CacheLimit(held + needed)
+            self._forget(remove_least_recent(self._spare(plans), limit.excess(self.root, held, needed)))
+            free = shutil.disk_usage(self.root).free
+        if needed > free:
+            raise out_of_disk(self.root, needed, free)
+
+    @contextlib.contextmanager
+    def _usable(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            if is_full(error):
+                raise write_error(self.root, error, "make room there, or give another --cache") from error
+            reason = error.strerror or error
+            raise WeightsError(f"cannot use {self.root} as a cache: {reason}; give another with --cache") from error
+
+    def _save(self) -> None:
+        """Write down what was checked, if that is new; what is gone is forgotten."""
+        if self._checked == self._saved:
+            return
+        self._checked = {key: stamp for key, stamp in self._checked.items() if self._exists(key)}
+        draft = self.root / f"checked.{os.getpid()}.tmp"
+        try:
+            draft.write_text(json.dumps(self._checked))
+            draft.replace(self.root / "checked.json")
+            self._saved = dict(self._checked)
+        except OSError:  # what is not remembered is checked again
+            with contextlib.suppress(OSError):
+                draft.unlink(missing_ok=True)
+
+
+def _stamp(path: Path, token: str) -> list[int | str] | None:
+    """What changes when the file or what it should hold changes; None if there is no file."""
+    try:
+        found = path.stat()
+    except OSError:
+        return None
+    return [found.st_size, found.st_mtime_ns, found.st_ctime_ns, found.st_ino, token]
+
+
+def _total(plans: Iterable[ImagePlan]) -> int:
+    return sum({plan.id: plan.file_bytes for plan in plans}.values())
+
+
+def _allocated(path: Path) -> int:
+    try:
+        return path.stat().st_blocks * 512
+    except OSError:
+        return 0
+
+
+def _try_lock(descriptor: int) -> bool:
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        return False
+    return True
+
+
+def _load(path: Path) -> dict[str, list[int | str]]:
+    try:
+        known = json.loads(path.read_bytes())
+    except (OSError, ValueError):
+        return {}
+    return known if isinstance(known, dict) else {}

@@ -1,0 +1,193 @@
+"""An image on its way: a file that fills with checked pieces, in any order, and becomes visible when it is complete."""
+
+import contextlib
+import errno
+import os
+from collections.abc import Iterator, Sequence
+from hashlib import sha256
+from itertools import groupby
+from pathlib import Path
+
+from tpi.errors import WeightsError
+from tpi.net.messages import TRANSFER_BYTES, Need, Units
+from tpi.system.fulldisk import is_full
+from worker.shards.image import ImagePlan, Piece, StoredUnits
+
+
+def bad_pieces(path: Path, pieces: Sequence[Piece]) -> list[Piece]:
+    """The pieces whose bytes in the file at `path` do not match their hashes."""
+    bad = []
+    buffer = memoryview(bytearray(max((piece.nbytes for piece in pieces), default=0)))
+    try:
+        with path.open("rb", buffering=0) as file:
+            for piece in pieces:
+                view = buffer[: piece.nbytes]
+                if not _read_exactly(file.fileno(), view, piece.offset) or sha256(view).digest() != piece.digest:
+                    bad.append(piece)
+                forget(file.fileno(), piece.offset, piece.nbytes)
+    except OSError as error:
+        raise WeightsError(f"cannot read {path}: {error.strerror}; remove it to fetch it again") from error
+    return bad
+
+
+def forget(descriptor: int, offset: int, size: int) -> None:
+    """Drop a range of a file (`size` 0: to its end) from the page cache: weights are used past it."""
+    if hasattr(os, "posix_fadvise"):
+        os.posix_fadvise(descriptor, offset, size, os.POSIX_FADV_DONTNEED)
+
+
+class Draft:
+    """The image of `plan` while pieces are missing."""
+
+    def __init__(self, plan: ImagePlan, path: Path) -> None:
+        """Take up the draft at `path`, or begin one with room for the whole image.
+
+        Raises:
+            WeightsError: if the disk is full; no draft stays then.
+        """
+        self.plan = plan
+        self.path = path
+        resumed = path.exists()
+        with self._disk_errors(), self._opened(os.O_CREAT) as descriptor:
+            if os.fstat(descriptor).st_size != plan.file_bytes:
+                os.ftruncate(descriptor, plan.file_bytes)
+            _reserve(descriptor, plan.file_bytes)
+        pieces = bad_pieces(path, plan.pieces) if resumed else plan.pieces
+        self.missing: dict[tuple[str, int], Piece] = {(piece.run, piece.unit): piece for piece in pieces}
+
+    @property
+    def missing_bytes(self) -> int:
+        """Bytes that have to come from somewhere else."""
+        return sum(piece.nbytes for piece in self.missing.values())
+
+    def copy_from(self, path: Path, stored: Sequence[StoredUnits]) -> None:
+        """Take missing units out of another image of the same block."""
+        for run in stored:
+            for unit in range(run.first, run.last):
+                piece = self.missing.get((run.run, unit))
+                if piece is not None and piece.nbytes == run.unit_bytes:
+                    self._copy_piece(piece, path, run.offset + (unit - run.first) * run.unit_bytes)
+
+    def needs(self, within: Units | None = None) -> Iterator[Need]:
+        """What to ask for: runs of adjacent missing units of about `TRANSFER_BYTES`; all, or those of one answer."""
+        missing = self.missing
+        if within is not None:
+            missing = {key: missing[key] for unit in range(within.first, within.last)
+                       if (key := (str(within.run), unit)) in missing}  # fmt: skip
+        ordered = sorted(missing.values(), key=lambda piece: piece.offset)
+        numbered = enumerate(ordered)
+        for _, group in groupby(numbered, key=lambda item: (item[1].run, item[1].unit - item[0])):
+            pieces = [piece for _, piece in group]
+            step = max(1, TRANSFER_BYTES // pieces[0].nbytes)
+            for at in range(0, len(pieces), step):
+                part = pieces[at : at + step]
+                yield Need(self.plan.block.id, part[0].run, part[0].unit, part[-1].unit + 1)
+
+    def size_of(self, need: Need) -> int:
+        """Bytes that the answer to `need` has."""
+        return sum(self.missing[need.run, unit].nbytes for unit in range(need.first, need.last))
+
+    def accept(self, units: Units) -> int:
+        """Write the units that match their hashes; returns how many of them were missing and did not match.
+
+        Raises:
+            WeightsError: if the disk is full or failing; the draft is removed.
+        """
+        pieces = [self.missing.get((units.run, unit)) for unit in range(units.first, units.last)]
+        size = len(units.data) // max(1, len(pieces))
+        good = []
+        for index, piece in enumerate(pieces):
+            data = units.data[index * size : (index + 1) * size]
+            if piece is not None and len(data) == piece.nbytes and sha256(data).digest() == piece.digest:
+                good.append((piece, data))
+        with self._disk_errors(), self._opened() as descriptor:
+            if good and len(good) == len(pieces):  # adjacent in the answer, adjacent in the file: one write
+                _write_all(descriptor, units.data, good[0][0].offset)
+            else:
+                for piece, data in good:
+                    _write_all(descriptor, data, piece.offset)
+        for piece, _ in good:
+            del self.missing[piece.run, piece.unit]
+        return sum(piece is not None for piece in pieces) - len(good)
+
+    def publish(self, path: Path) -> None:
+        """Write the header and make the file durable, then give it its name."""
+        assert not self.missing
+        with self._disk_errors():
+            with self._opened() as descriptor:
+                _write_all(descriptor, memoryview(self.plan.header), 0)
+                os.fsync(descriptor)
+                forget(descriptor, 0, 0)
+            self.path.rename(path)
+            _sync_directory(path.parent)
+
+    def _copy_piece(self, piece: Piece, path: Path, offset: int) -> None:
+        data = memoryview(bytearray(piece.nbytes))
+        with contextlib.suppress(OSError), path.open("rb", buffering=0) as file:
+            if not _read_exactly(file.fileno(), data, offset):
+                return
+        if sha256(data).digest() == piece.digest:
+            with self._disk_errors(), self._opened() as descriptor:
+                _write_all(descriptor, data, piece.offset)
+            del self.missing[piece.run, piece.unit]
+
+    @contextlib.contextmanager
+    def _opened(self, flags: int = 0) -> Iterator[int]:
+        descriptor = os.open(self.path, os.O_RDWR | os.O_CLOEXEC | flags, 0o644)
+        try:
+            yield descriptor
+        finally:
+            os.close(descriptor)
+
+    @contextlib.contextmanager
+    def _disk_errors(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            self.path.unlink(missing_ok=True)
+            if is_full(error):
+                raise out_of_disk(self.path.parent.parent, self.plan.file_bytes) from error
+            raise WeightsError(f"cannot write {self.path}: {error.strerror}; check the disk or give --cache") from error
+
+
+def out_of_disk(root: Path, needed: int, free: int | None = None) -> WeightsError:
+    """The error that says how much room a node's shards need."""
+    has = "" if free is None else f", {free >> 20} MiB are free"
+    return WeightsError(
+        f"disk full: {root} needs {-(-needed >> 20)} MiB more for shards{has}; make room there, or give another --cache"
+    )
+
+
+def _reserve(descriptor: int, size: int) -> None:
+    """Ask the file system for the room now, where it can tell."""
+    if not hasattr(os, "posix_fallocate"):
+        return
+    try:
+        os.posix_fallocate(descriptor, 0, size)
+    except OSError as error:
+        if error.errno not in (errno.EOPNOTSUPP, errno.EINVAL, errno.ENODEV):
+            raise
+
+
+def _read_exactly(descriptor: int, view: memoryview, offset: int) -> bool:
+    done = 0
+    while done < len(view):
+        count = os.preadv(descriptor, [view[done:]], offset + done)
+        if not count:
+            return False
+        done += count
+    return True
+
+
+def _write_all(descriptor: int, data: memoryview, offset: int) -> None:
+    while len(data):
+        count = os.pwrite(descriptor, data, offset)
+        data, offset = data[count:], offset + count
+
+
+def _sync_directory(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

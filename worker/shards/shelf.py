@@ -1,0 +1,82 @@
+"""All that a cache holds, shards included, and how it is kept within its limit."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from tpi.cachelimit import CacheLimit
+from tpi.pack.library.shelf import Entry, remove_stored, stored_models, stored_packs
+from tpi.pack.library.store import sweep
+from worker.shards.stored import StoredImage, stored_images
+from worker.shards.uses import changing, keys_in_use
+
+
+def entries(cache: Path) -> list[Entry]:
+    """Everything below the directory `cache` that can be removed by itself: models, packs, shards."""
+    return [*stored_models(cache), *stored_packs(cache), *_shards(cache)]
+
+
+def discard(entry: Entry) -> bool:
+    """Remove what nobody uses of an entry; False if somebody uses some of it.
+
+    Raises:
+        OSError: if the disk cannot be written.
+    """
+    if entry.kind != "shards":
+        return remove_stored(entry)
+    names = _pack_names(_cache_of(entry.path))
+    with changing(entry.path):
+        used = keys_in_use(entry.path)
+        images = [image for image in stored_images(entry.path) if _name(image, names) == entry.name]
+        for image in images:
+            if image.key not in used:
+                image.remove()
+    return not any(image.key in used for image in images)
+
+
+def keep_within(cache: Path, limit: CacheLimit, needed: int = 0) -> list[Entry]:
+    """Make room for `needed` more bytes: remove what nobody uses and can be made again, least recently used first.
+
+    Pulled models stay, since they would have to be downloaded, and packs whose source is gone. Returns what went.
+
+    Raises:
+        OSError: if the disk cannot be written.
+    """
+    for directory in (cache / "packs", cache / "models"):
+        sweep(directory)
+    found = entries(cache)
+    excess = limit.excess(cache, sum(entry.nbytes for entry in found), needed) if cache.is_dir() else 0
+    spare = [entry for entry in found if entry.again and not entry.in_use and entry.kind != "model"]
+    gone = []
+    for entry in sorted(spare, key=lambda entry: (entry.last_used, entry.kind == "pack")):
+        if excess <= 0:
+            break
+        if discard(entry):
+            excess -= entry.nbytes
+            gone.append(entry)
+    return gone
+
+
+def _shards(cache: Path) -> Iterator[Entry]:
+    """The shards of each model in the master's cache, and in those of `--local`'s workers."""
+    names = _pack_names(cache)
+    for root in (cache / "shards", *sorted((cache / "local").glob("*/shards"))):
+        groups: dict[str, list[StoredImage]] = {}
+        for image in stored_images(root):
+            groups.setdefault(_name(image, names), []).append(image)
+        used = keys_in_use(root)
+        for name, images in groups.items():
+            nbytes, last = sum(image.nbytes for image in images), max(image.last_used for image in images)
+            yield Entry("shards", name, root, nbytes, last, True, any(image.key in used for image in images))
+
+
+def _pack_names(cache: Path) -> dict[str, str]:
+    """The names of packs by the ids of their blocks: a shard image knows its block only."""
+    return {path.stem: path.parent.name for path in (cache / "packs").glob("[!.]*/*.safetensors")}
+
+
+def _cache_of(root: Path) -> Path:
+    return root.parent.parent.parent if root.parent.parent.name == "local" else root.parent
+
+
+def _name(image: StoredImage, names: dict[str, str]) -> str:
+    return names.get(image.path.parent.name) or image.model or "unknown"

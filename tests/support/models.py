@@ -22,6 +22,7 @@ from worker.node.segment import Segment, compute, open_segment
 F32 = npt.NDArray[np.float32]
 
 VOCAB = 320
+TOKENS = [1, 17, 300, 42, 42, 7, 250, 9, 88, 123, 5, 61, 2, 319, 33, 71, 28, 100, 3, 4]
 SIZES: dict[str, Any] = {
     "hidden_size": 96, "num_hidden_layers": 2, "num_attention_heads": 6, "num_key_value_heads": 3,
     "intermediate_size": 160, "vocab_size": VOCAB, "max_position_embeddings": 256, "bos_token_id": 1, "eos_token_id": 2,

@@ -11,10 +11,10 @@ import pytest
 from click.testing import CliRunner
 
 import tpi.cli
+from tests.support.commands import listening_worker, run_json
+from tests.support.commands import tpi as process
 from tests.support.models import TinyModel
-from tests.system.commands.test_commands import listening_worker, run_json
-from tests.system.commands.test_commands import tpi as process
-from tests.system.commands.test_pack_store import names, quiet
+from tests.support.packs import names, quiet
 from tpi.cachelimit import CacheLimit
 from tpi.errors import TpiError, UsageError
 from tpi.pack.library.hold import Hold

@@ -11,10 +11,8 @@ import psutil
 import pytest
 
 from master.chat.conversation import Conversation
+from tests.support.commands import TPI, clean
 from tests.support.terminal import ALT_ENTER, CTRL_C, CTRL_D, ENTER, UP, Terminal, terminal
-from tests.system.commands.test_commands import TPI, clean
-from tests.system.commands.test_commands import cache as cache
-from tests.system.commands.test_commands import model as model
 from tpi.config import default_cache
 from tpi.pack.library.pull import pull
 

@@ -1,22 +1,19 @@
 """The commands as people type them: real processes, answers, tables, JSON, and every way to get it wrong."""
 
 import json
-import os
 import signal
 import socket
 import subprocess
-import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 
 import psutil
 import pytest
 
+from tests.support.commands import TPI, clean, listening_worker, run_json, tpi
 from tests.support.models import TinyModel
 from tpi import __version__
 
-TPI = [sys.executable, "-m", "tpi.cli"]
 NODE_FIELDS = {
     "name", "rank", "heads", "kv_heads", "neurons",
     "weight_bytes", "resident_bytes", "bare_rss_bytes", "planned_bytes", "peak_rss_bytes",
@@ -27,45 +24,6 @@ RUN_FIELDS = {
     "text", "token_ids", "prompt_tokens", "completion_tokens", "ttft_s", "prefill_tokens_per_s", "decode_tokens_per_s",
     "finish_reason", "collective", "prefill_collective", "wire", "predicted_sync_ms", "choice", "nodes",
 }  # fmt: skip
-
-
-@pytest.fixture(scope="module")
-def model(tiny_model: Callable[[str], TinyModel]) -> str:
-    return str(tiny_model("llama").directory)
-
-
-@pytest.fixture(scope="module")
-def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("cache")
-
-
-def tpi(*arguments: str, cache: Path, **environment: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [*TPI, *arguments], capture_output=True, text=True, timeout=100, env=clean(cache, environment), check=False
-    )
-
-
-def clean(cache: Path, extra: dict[str, str] | None = None) -> dict[str, str]:
-    kept = {name: value for name, value in os.environ.items() if name != "TPI_WORKERS"}
-    return kept | {"TPI_CACHE": str(cache)} | (extra or {})
-
-
-@contextmanager
-def listening_worker(cache: Path, *arguments: str) -> Iterator[str]:
-    """A real `tpi worker` on free ports; its address."""
-    command = [*TPI, "worker", "--listen", "127.0.0.1:0", "--cache", str(cache), *arguments]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as process:
-        assert process.stdout
-        yield process.stdout.readline().split(" listens on ")[1].split()[0]
-        process.terminate()
-        assert process.wait(20) == 0
-
-
-def run_json(*arguments: str, cache: Path, **environment: str) -> dict[str, object]:
-    done = tpi("run", *arguments, "--json", cache=cache, **environment)
-    assert done.returncode == 0, done.stderr
-    last: dict[str, object] = json.loads(done.stdout.splitlines()[-1])
-    return last
 
 
 def test_run_over_three_local_nodes_as_json(model: str, cache: Path) -> None:

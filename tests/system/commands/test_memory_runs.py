@@ -12,9 +12,9 @@ from typing import Any
 import psutil
 import pytest
 
+from tests.support.commands import TPI, clean
 from tests.support.shapes import write_huggingface
 from tests.support.testbed_helpers import until
-from tests.system.commands.test_commands import TPI, clean
 from tpi.pack.library.locate import open_model
 
 MIB = 1 << 20

@@ -11,9 +11,9 @@ from typing import TypeAlias
 import pytest
 
 from master.deployment.weights import PackSource
+from tests.support.commands import run_json, tpi
 from tests.support.models import TinyModel
-from tests.system.commands.test_commands import run_json, tpi
-from tests.system.commands.test_pack_store import quiet
+from tests.support.packs import quiet
 from tpi.errors import WeightsError
 from tpi.net.messages import Need
 from tpi.pack.library.locate import open_model

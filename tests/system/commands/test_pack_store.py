@@ -6,8 +6,7 @@ import signal
 import subprocess
 import sys
 import zipfile
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import replace
 from hashlib import sha256
 from pathlib import Path
@@ -18,6 +17,7 @@ from click.testing import CliRunner
 
 from tests.support.gguf_models import write_gguf
 from tests.support.models import TinyModel
+from tests.support.packs import names, quiet
 from tpi.cli import tpi
 from tpi.errors import ModelError, TpiError, WeightsError
 from tpi.pack.builder.build import open_source, pack_model
@@ -25,7 +25,6 @@ from tpi.pack.library import hub, pull
 from tpi.pack.library.locate import locate, open_model
 from tpi.pack.library.store import build
 from tpi.pack.reader import Pack
-from tpi.progress import Progress, silent
 
 Models: TypeAlias = Callable[[str], TinyModel]
 
@@ -49,18 +48,9 @@ print(pack.path.name, *sorted({"torch", "transformers", "tokenizers", "gguf"} & 
 """
 
 
-@contextmanager
-def quiet(title: str) -> Iterator[Progress]:
-    yield silent
-
-
 def packer(source: Path, cache: Path, *wait: str) -> "subprocess.Popen[str]":
     command = [sys.executable, "-c", PACKER, str(source), str(cache), *wait]
     return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-
-
-def names(directory: Path) -> set[str]:
-    return {path.name for path in directory.iterdir()}
 
 
 def test_killed_packer_leaves_nothing_that_is_seen_and_the_next_one_cleans_up(

@@ -11,10 +11,8 @@ import pytest
 
 from master.deployment.planner import parse_split
 from master.text.prompts import MOST_BYTES, read_prompt
+from tests.support.commands import TPI, clean
 from tests.support.models import TinyModel
-from tests.system.commands.test_commands import TPI, clean
-from tests.system.commands.test_commands import cache as cache
-from tests.system.commands.test_commands import model as model
 from tpi import __version__
 from tpi.config import parse_size
 from tpi.errors import UsageError

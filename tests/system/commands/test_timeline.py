@@ -24,10 +24,10 @@ from master.vocabulary.ends import Ends, table_block_bytes
 from master.workers.cluster import Cluster
 from scheduler.model.steady import verdict
 from tests.support.cluster_helpers import MadeUpModel, fake_worker, step
+from tests.support.commands import TPI, clean
 from tests.support.models import TinyModel
 from tests.support.processes.fake_worker import EXCHANGE, FAKE_SPANS
 from tests.support.single import Setting, single_node
-from tests.system.commands.test_commands import TPI, clean
 from tpi.kernels.native import NativeChain
 from tpi.kernels.spec import F32
 from tpi.net.messages import PeerAddress

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgpack import packb, unpackb
 
-from tests.support.models import LLAMA3, MODELS, SIZES, TinyModel, forward
+from tests.support.models import LLAMA3, MODELS, SIZES, TOKENS, TinyModel, forward
 from tpi.config import ModelConfig
 from tpi.errors import ModelError
 from tpi.families.huggingface.reader import from_huggingface
@@ -21,7 +21,6 @@ from tpi.pack.builder.build import open_source, pack_model
 from tpi.pack.reader import Pack
 
 LLAMA: dict[str, Any] = {"architectures": ["LlamaForCausalLM"], **SIZES}
-TOKENS = [1, 17, 300, 42, 42, 7, 250, 9, 88, 123, 5, 61, 2, 319, 33, 71, 28, 100, 3, 4]
 ROPES: dict[str, dict[str, Any]] = {
     "default": {"rope_type": "default"},
     "linear": {"rope_type": "linear", "factor": 4.0},

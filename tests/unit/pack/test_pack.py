@@ -15,23 +15,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.support.models import MODELS, SIZES, TinyModel, forward, make_model
+from tests.support.packs import part, runs
 from tpi.errors import ModelError, WeightsError
 from tpi.kernels import open_kernels
 from tpi.pack.builder import plan, writer
 from tpi.pack.builder.build import open_source, pack_model
-from tpi.pack.builder.quantise import decode_part
 from tpi.pack.reader import Block, Pack
 from tpi.pack.sources import base
 
 F32 = npt.NDArray[np.float32]
 Models: TypeAlias = Callable[[str], TinyModel]
 Packs: TypeAlias = Callable[..., Pack]
-
-
-def part(block: Block, run: str, name: str) -> F32:
-    """All vectors of one part, padding included: `[units * width, hidden]`."""
-    layout = block.run(run)
-    return decode_part(layout.part(name), layout, block.read_units(run, 0, layout.units))
 
 
 def expected_parts(model: TinyModel, layer: int) -> dict[str, F32]:
@@ -52,10 +46,6 @@ def expected_parts(model: TinyModel, layer: int) -> dict[str, F32]:
             found |= {name: weights[f"{at}mlp.{name}_proj.weight"] for name in ("gate", "up")}
     down = weights[f"{at}fc2.weight" if opt else f"{at}mlp.down_proj.weight"]
     return found | {"down": down.T} | ({"up": weights[f"{at}fc1.weight"]} if opt else {})
-
-
-def runs(block: Block) -> list[tuple[str, str]]:
-    return [(run.name, item.name) for run in block.shape.runs for item in run.parts]
 
 
 @pytest.mark.parametrize("name", MODELS)

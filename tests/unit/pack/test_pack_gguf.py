@@ -20,9 +20,8 @@ from tests.support.gguf_models import (
     sentencepiece_vocabulary,
     write_gguf,
 )
-from tests.support.models import SIZES, TEMPLATE, TEXT, TinyModel, forward, make_model
-from tests.unit.pack.test_families import TOKENS
-from tests.unit.pack.test_pack import part, runs
+from tests.support.models import SIZES, TEMPLATE, TEXT, TOKENS, TinyModel, forward, make_model
+from tests.support.packs import part, runs
 from tpi.errors import ModelError
 from tpi.kernels import open_kernels
 from tpi.pack.builder.build import open_source, pack_model

@@ -14,7 +14,7 @@ import pytest
 
 from tests.support.cluster_helpers import MadeUpModel
 from tests.support.paths import ROOT
-from tests.unit.shards.test_shard_cache import check, fill, plan_of
+from tests.support.shards import check, fill, plan_of
 from tpi.cachelimit import CacheLimit
 from tpi.errors import WeightsError
 from worker.shards.cache import ShardCache
@@ -27,7 +27,7 @@ USER = """
 import sys
 from pathlib import Path
 from tests.support.cluster_helpers import MadeUpModel
-from tests.unit.shards.test_shard_cache import plan_of
+from tests.support.shards import plan_of
 from worker.shards.cache import ShardCache
 from worker.shards.image import image_plans
 

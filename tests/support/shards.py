@@ -1,0 +1,45 @@
+"""A shard cache filled as a worker fills it, from a made-up model, and looked at."""
+
+import numpy as np
+
+from tests.support.cluster_helpers import MadeUpModel
+from tpi.net.messages import Assign, PeerAddress, Units
+from worker.shards.cache import ShardCache
+from worker.shards.draft import Draft
+from worker.shards.image import HeldBlock, image_plans
+
+PEERS = (PeerAddress(0, "master", ""), PeerAddress(1, "a", "tcp://h:1"), PeerAddress(2, "b", "tcp://h:2"))
+
+
+def plan_of(model: MadeUpModel, rank: int = 1, cut: int = 4) -> Assign:
+    return model.split(1, 1, PEERS, cut)[rank]
+
+
+def fill(cache: ShardCache, model: MadeUpModel, assign: Assign) -> tuple[list[HeldBlock], int]:
+    """All blocks of `assign`, and the bytes of weights that had to come from the model."""
+    plans = image_plans(assign)
+    found = cache.open(plans)
+    sent = 0
+    for identity, block in found.items():
+        if isinstance(block, Draft):
+            for need in list(block.needs()):
+                data = model.read(need)
+                sent += len(data)
+                assert not block.accept(Units(need.block, need.run, need.first, need.last, data))
+            found[identity] = cache.finish(block)
+    cache.prune(plans)
+    return [block for plan in plans if isinstance(block := found[plan.id], HeldBlock)], sent
+
+
+def check(model: MadeUpModel, assign: Assign, held: list[HeldBlock]) -> None:
+    """Every block has the model's units, back to back, at a page of its file, and the model's vectors."""
+    assert [block.id for block in held] == [block.id for block in assign.blocks]
+    for plan, block in zip(assign.blocks, held, strict=True):
+        expected = b"".join(
+            model.units[plan.id, assign.layouts[run.layout].name][run.first : run.last].tobytes() for run in plan.runs
+        )
+        data = block.extent.path.read_bytes()
+        assert block.extent.offset % 4096 == 0
+        assert len(data) % 4096 == 0
+        assert data[block.extent.offset :][: block.extent.nbytes] == expected
+        np.testing.assert_array_equal(block.vectors["norm"].view(np.uint8), model.units[plan.id, "vectors"][0])

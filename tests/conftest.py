@@ -12,9 +12,8 @@ from tests.support.models import TinyModel, make_model
 from tpi.pack.builder.build import open_source, pack_model
 from tpi.pack.reader import Pack
 
-collect_ignore = (
-    [] if sys.platform == "linux" else ["unit/testbed/test_testbed_channels.py"]
-)  # the native link is for Linux
+# the native link is for Linux
+collect_ignore = [] if sys.platform == "linux" else ["unit/testbed/test_testbed_channels.py"]
 
 settings.register_profile("tpi", deadline=None)  # a busy machine fails no test
 settings.load_profile("tpi")

@@ -51,6 +51,15 @@ def test_top_level_is_the_agreed_one() -> None:
     assert packages <= ALLOWED.keys() | {"tests", "benchmarks"}
 
 
+def test_tests_share_through_support_alone() -> None:
+    """No test module is another's helper, and nothing of the benchmarks is, but where they are what is tested."""
+    tests, modules = ROOT / "tests", re.compile(r"(?:from|import) (tests\.(?:unit|integration|system)|benchmarks)\b")
+    of_benchmarks = {*(tests / "unit/benchmarks").glob("*.py"), tests / "unit/test_documents.py"}
+    for path in tests.rglob("*.py"):
+        found = set(modules.findall(path.read_text()))
+        assert not found - ({"benchmarks"} if path in of_benchmarks else set()), path
+
+
 def documented_symbols() -> list[str]:
     """Back-quoted dotted names in the pages of docs/, all but the one of figures, that begin with one of the rooms."""
     pages = sorted(set((ROOT / "docs").glob("*.md")) - {ROOT / "docs/benchmarks.md"})

@@ -14,7 +14,7 @@ from tpi.families.base import Fields, number, whole
 F32 = npt.NDArray[np.float32]
 
 
-_LARGEST_BASE = 1e30  # far beyond any model's, and its powers still fit float32
+_LEAST_BASE, _LARGEST_BASE = 1e-30, 1e30  # far beyond any model's, and their powers still fit float32
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ class Rope:
 
 def frequencies(theta: float, rotary: int) -> F32:
     """theta ** (-2j / rotary) for j < rotary / 2 (Su et al., RoFormer, section 3.2.2)."""
-    if not 0 < theta < _LARGEST_BASE or rotary < 0 or rotary % 2 or rotary > 1 << 12:
+    if not _LEAST_BASE < theta < _LARGEST_BASE or rotary < 0 or rotary % 2 or rotary > 1 << 12:
         raise ModelError(f"a rotary embedding of base {theta} over {rotary} values is not supported")
     exponents = np.arange(0, rotary, 2, dtype=np.float32) / np.float32(rotary)
     return np.asarray(np.float32(1) / np.float32(theta) ** exponents, np.float32)

@@ -13,6 +13,8 @@ from testbed import state
 from tests.support.models import TinyModel
 from tests.support.testbed_helpers import TPI, needs_root, traces
 
+pytestmark = pytest.mark.alone
+
 LAPTOPS = ("master", "mac-air", "dell1", "dell2")
 A_FEW_SECONDS = 15.0  # on a machine that does other things as well
 

@@ -22,7 +22,7 @@ from testbed.network.namespaces import CONGESTION
 from tests.support.testbed_helpers import echo_on, needs_root, pair, started, traces, trips, until, verified, wheel
 from tpi.errors import TestbedError, UsageError
 
-pytestmark = needs_root
+pytestmark = [needs_root, pytest.mark.alone]
 
 # Connects once, then sends a byte every 10 ms and prints a line per echo; "stalled" when one takes a second.
 PULSE = """

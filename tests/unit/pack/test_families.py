@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from msgpack import packb, unpackb
 
@@ -108,6 +108,7 @@ def test_what_is_not_supported_is_named(fields: dict[str, Any], words: list[str]
 
 
 @settings(max_examples=300, deadline=None)
+@example("LlamaForCausalLM", {"rope_theta": 2.5e-228})
 @given(
     st.sampled_from([name for family in FAMILIES for name in family.architectures]),
     st.dictionaries(

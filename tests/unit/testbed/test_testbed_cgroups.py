@@ -92,6 +92,7 @@ HOARD = "b = bytearray(200 << 20); print(len(b))"
 
 
 @needs_root
+@pytest.mark.alone
 def test_the_kernel_keeps_devices_to_their_limits() -> None:
     devices = (Host("slow", cpu=0.2), Host("small", memory=100 << 20))
     wanted = {"cpu", "memory"}

@@ -87,6 +87,7 @@ def test_the_backend_is_chosen_by_what_the_kernel_and_the_topology_need() -> Non
 
 
 @needs_root
+@pytest.mark.alone
 def test_rates_routes_and_faults_work_without_netem() -> None:
     with Testbed.start(wheel(3, 100e6, 0.0), "tc") as bed:
         assert {one.quantity for one in verify(bed)} == {"round trip", "bandwidth"}

@@ -4,6 +4,7 @@ import errno
 import json
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -118,17 +119,23 @@ def _refusing_open(path: str, flags: int, mode: int = 0o777) -> int:
     return posix.open(path, flags, mode)
 
 
-def test_a_throttled_disk_keeps_its_speed() -> None:
+def test_a_throttled_disk_keeps_its_speed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a clock that only sleeping moves: reads one after the other, and one after an idle second."""
+    now = 0.0
+
+    def sleep(seconds: float) -> None:
+        nonlocal now
+        now += seconds
+
+    monkeypatch.setattr("scheduler.disk.time", SimpleNamespace(perf_counter=lambda: now, sleep=sleep))
     disk = ThrottledDisk(MemoryDisk({Path("block.shard"): bytes(1 << 20)}, PAGE), 4e6)
     extent = Extent(Path("block.shard"), 0, 400_000)
     slot = page_buffer(extent.slot_bytes)
-
-    def seconds() -> float:
-        begun = time.perf_counter()
+    for _ in range(3):
+        begun = now
         read_extent(disk, extent, slot)
-        return time.perf_counter() - begun
-
-    assert 0.1 <= min(seconds() for _ in range(3)) < 0.15  # a busy machine may be late once, not each time
+        assert 0.1 <= now - begun == pytest.approx(extent.slot_bytes / 4e6)
+        sleep(1.0)
 
 
 def test_what_was_measured_is_remembered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -43,6 +43,7 @@ def agree(report: SteadyReport, token: float, stall: float) -> bool:
     return near and (report.steady == (stall <= 0.02 * token) or 0.005 < stall / token < 0.02)
 
 
+@pytest.mark.alone
 @pytest.mark.parametrize("busy_share", [0.5, 1.3, 3.0])
 @pytest.mark.parametrize(
     "placement",

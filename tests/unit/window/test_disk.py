@@ -127,7 +127,7 @@ def test_a_throttled_disk_keeps_its_speed(monkeypatch: pytest.MonkeyPatch) -> No
         nonlocal now
         now += seconds
 
-    monkeypatch.setattr("scheduler.disk.time", SimpleNamespace(perf_counter=lambda: now, sleep=sleep))
+    monkeypatch.setattr("scheduler.storage.disk.time", SimpleNamespace(perf_counter=lambda: now, sleep=sleep))
     disk = ThrottledDisk(MemoryDisk({Path("block.shard"): bytes(1 << 20)}, PAGE), 4e6)
     extent = Extent(Path("block.shard"), 0, 400_000)
     slot = page_buffer(extent.slot_bytes)

@@ -24,7 +24,8 @@ public:
     // Run where the calling thread runs.
     void follow() {
         const int cpu = sched_getcpu();
-        if (cpu < 0 || cpu >= CPU_SETSIZE || !known_ || kept_.exchange(cpu) == cpu) return;
+        if (cpu < 0 || cpu >= CPU_SETSIZE || !known_) return;
+        if (kept_.exchange(cpu) == cpu && found_) return;  // what another group keeps there are not all of our threads
         cpu_set_t here;
         CPU_ZERO(&here);
         CPU_SET(cpu, &here);
@@ -52,13 +53,14 @@ private:
     }
 
     void move(const cpu_set_t& cpus) {
-        if (threads_.empty()) threads_ = find();
+        if (!found_) threads_ = find();
+        found_ = true;
         for (int thread : threads_) sched_setaffinity(thread, sizeof cpus, &cpus);  // it may have ended: then no matter
     }
 
     std::vector<int> threads_;
     cpu_set_t anywhere_;
-    bool known_;
+    bool known_, found_ = false;
     static inline std::atomic<int> kept_ = -1;  // the CPU that it is kept on, by whichever group of this process
 };
 #else

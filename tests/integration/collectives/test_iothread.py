@@ -3,6 +3,7 @@
 import os
 import sys
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from pathlib import Path
 
 import numpy as np
@@ -41,3 +42,25 @@ def test_it_follows_short_sums_only() -> None:
         (cpus,) = kept
         assert len(cpus) == 1
     assert long == closed == everywhere
+
+
+def test_it_follows_for_each_group_of_a_process() -> None:
+    """One that still keeps its own, as before a deployment is replaced, does not keep the others' from it."""
+    everywhere, one = os.sched_getaffinity(0), {min(os.sched_getaffinity(0))}
+    values = np.ones((1, 64), np.float32)
+    with ExitStack() as stack, ThreadPoolExecutor(1) as pool:
+        for _ in range(2):
+            house = stack.enter_context(House(2))
+            worker, master = pool.submit(house.join, "star", 1).result(), house.join("star", 0)
+            stack.callback(master.close)
+            stack.callback(worker.close)
+            pool.submit(os.sched_setaffinity, 0, one).result()
+            os.sched_setaffinity(0, one)
+            try:
+                theirs = pool.submit(worker.allreduce, values)
+                master.allreduce(values)
+                theirs.result()
+                assert allowed() == {frozenset(one)}
+            finally:
+                os.sched_setaffinity(0, everywhere)  # threads that are made later have it of this one
+                pool.submit(os.sched_setaffinity, 0, everywhere).result()

@@ -14,6 +14,7 @@ from tpi.errors import UsageError
 
 Activation = Literal["silu", "gelu", "gelu_tanh", "relu"]
 Norm = Literal["rms", "layer"]
+BlockKind = Literal["attention", "ffn", "table", "vectors"]
 Format = Literal["f32", "bf16", "q8", "q4", "q4s"]
 
 

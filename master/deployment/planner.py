@@ -1,14 +1,14 @@
 """Who holds what: from the model's units and the nodes' shares to one `Shard` per rank."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
 from tpi.config import ModelConfig
 from tpi.errors import ModelError, PlanError, UsageError, WeightsError
-from tpi.pack.layout import RunLayout
+from tpi.pack.blockfile import BlockShape
 from tpi.pack.library.locate import Located, pack_name
 from tpi.pack.reader import Pack
 from tpi.partition import Range, Shard, deal, kv_range
@@ -25,8 +25,10 @@ class Units:
     kv_heads: int
 
     @classmethod
-    def of(cls, config: ModelConfig, query: RunLayout, kv: RunLayout, neuron: RunLayout) -> "Units":
-        """Counted from the layouts of one layer."""
+    def of(cls, config: ModelConfig, blocks: Iterable[BlockShape]) -> "Units":
+        """Counted from the runs of all blocks of all layers: those of one name have the same units."""
+        runs = {run.name: run for block in blocks for run in block.runs}
+        query, kv, neuron = runs["query"], runs["kv"], runs["neuron"]
         return cls(query.units, kv.units, neuron.units, query.width // config.head_dim, kv.width // config.head_dim)
 
 
@@ -44,8 +46,7 @@ def plan(config: ModelConfig, units: Units, shares: Sequence[float]) -> list[Sha
 
 def units_of(pack: Pack) -> Units:
     """How a layer of this pack can be shared out."""
-    attention, ffn = pack.layers[0]
-    return Units.of(pack.config, attention.run("query"), attention.run("kv"), ffn.run("neuron"))
+    return Units.of(pack.config, (block.shape for layer in pack.layers for block in layer))
 
 
 def refuse_too_many(located: Located, dtype: str, cache: Path, shares: Sequence[float]) -> None:
@@ -73,10 +74,9 @@ def _before_packing(source: Path, dtype: str) -> tuple[ModelConfig, Units]:
 
     opened = open_source(source)
     with closing(opened.source):
-        attention, ffn = plan_pack(opened.model, opened.source, dtype).layers[0]
-    runs = {run.layout.name: run.layout for run in (*attention.runs, *ffn.runs)}
+        layers = plan_pack(opened.model, opened.source, dtype).layers
     config = opened.model.config
-    return config, Units.of(config, runs["query"], runs["kv"], runs["neuron"])
+    return config, Units.of(config, (block.shape for layer in layers for block in layer))
 
 
 def parse_split(text: str | None, nodes: int) -> list[float]:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any
 
-from tpi.config import Activation, ModelConfig
+from tpi.config import Activation, BlockKind, ModelConfig
 from tpi.errors import ModelError
 
 Fields = Mapping[str, Any]  # a config.json, or the metadata of a GGUF file
@@ -34,6 +34,7 @@ class Ref:
 class BlockRefs:
     """Where the matrices (by part name) and the vectors of one block are."""
 
+    kind: BlockKind
     parts: tuple[tuple[str, Ref], ...]
     vectors: tuple[tuple[str, Ref], ...]
 
@@ -43,7 +44,7 @@ class Model:
     """A model in its source: its configuration and where each of its tensors is."""
 
     config: ModelConfig
-    layers: tuple[tuple[BlockRefs, BlockRefs], ...]  # attention, ffn
+    layers: tuple[tuple[BlockRefs, ...], ...]  # the blocks of each, in order of use
     embedding: Ref
     head: Ref | None  # None: tied to the embedding
     positions: Ref | None
@@ -95,7 +96,7 @@ _ACTIVATIONS: dict[str, Activation] = {
     "gelu_pytorch_tanh": "gelu_tanh", "gelu_fast": "gelu_tanh",
 }  # fmt: skip
 _LARGEST = 1e300  # a whole number beyond it is no float
-PARTS = {"attention": ("q", "o", "k", "v"), "ffn": ("gate", "up", "down")}
+PARTS: Mapping[BlockKind, tuple[str, ...]] = {"attention": ("q", "o", "k", "v"), "ffn": ("gate", "up", "down")}
 _NORMS = ("norm", "post_norm", "q_norm", "k_norm")
 
 
@@ -115,17 +116,16 @@ def map_tensors(
     if head and config.tied:
         config = replace(config, tied=False)
     resolve = _Resolver(config, prefix, has, fold, interleaved, fields)
-    layers = []
-    for layer in range(config.layers):
-        attention = resolve.block(names.attention, PARTS["attention"], layer)
-        layers.append((attention, resolve.block(names.ffn, PARTS["ffn"], layer)))
     return Model(
         config=config,
-        layers=tuple(layers),
+        layers=tuple(
+            (resolve.block("attention", names.attention, layer), resolve.block("ffn", names.ffn, layer))
+            for layer in range(config.layers)
+        ),
         embedding=Ref(prefix + names.embedding),
         head=None if config.tied else Ref(head or names.head),
         positions=Ref(prefix + names.positions) if names.positions else None,
-        final=resolve.block(names.final, (), 0),
+        final=resolve.block("vectors", names.final, 0),
         accounted=names.accounted,
     )
 
@@ -150,11 +150,13 @@ class _Resolver:
         }  # fmt: skip
         self._interleaved = {"q": config.heads, "k": config.kv_heads} if interleaved else {}
 
-    def block(self, templates: Mapping[str, str], parts: tuple[str, ...], layer: int) -> BlockRefs:
+    def block(self, kind: BlockKind, templates: Mapping[str, str], layer: int) -> BlockRefs:
         """The references of one block."""
+        parts = PARTS.get(kind, ())
         found = {name: self._ref(name, template, layer) for name, template in templates.items()}
         present = {name: ref for name, ref in found.items() if ref is not None}
         return BlockRefs(
+            kind=kind,
             parts=tuple((name, present[name]) for name in parts if name in present),
             vectors=tuple((name, ref) for name, ref in present.items() if name not in parts),
         )

@@ -12,6 +12,7 @@ Both take the same number of bytes. Quantised vectors are in groups of 32 values
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from tpi.config import BlockKind as BlockKind
 from tpi.config import Format, ModelConfig
 from tpi.errors import ModelError
 from tpi.partition import FFN_UNIT
@@ -30,7 +31,6 @@ GROUP_BYTES: dict[Format, int] = {
 RunName = Literal["query", "kv", "neuron", "row"]
 Layout = Literal["record", "tiled"]
 Axis = Literal["row", "column"]
-BlockKind = Literal["attention", "ffn", "table", "vectors"]
 
 
 def is_quantised(format: Format) -> bool:

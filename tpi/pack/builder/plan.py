@@ -27,6 +27,10 @@ from tpi.partition import FFN_UNIT
 Dtype = Literal["auto", "f32", "bf16", "q8", "q4", "q4s"]
 DTYPES: tuple[Dtype, ...] = ("auto", "f32", "bf16", "q8", "q4", "q4s")
 
+_RUNS: Mapping[BlockKind, Mapping[RunName, tuple[str, ...]]] = {
+    "attention": {"query": ("q", "o"), "kv": ("k", "v")},
+    "ffn": {"neuron": ("gate", "up", "down")},
+}
 _AXES: dict[str, Axis] = {"o": "column", "down": "column"}
 
 
@@ -58,7 +62,7 @@ class BlockPlan:
 class PackPlan:
     """All blocks of a model. `head` is the embedding's plan if the model is tied."""
 
-    layers: tuple[tuple[BlockPlan, BlockPlan], ...]
+    layers: tuple[tuple[BlockPlan, ...], ...]  # the blocks of each, in order of use
     embedding: BlockPlan
     head: BlockPlan
     positions: BlockPlan | None
@@ -91,28 +95,18 @@ def plan_pack(model: Model, source: Source, dtype: str) -> PackPlan:
     if dtype not in DTYPES:
         raise ModelError(f"--dtype {dtype} is not known; choose from {', '.join(DTYPES)}")
     formats = _Formats(model.config, source, dtype)
-    chosen = [
-        (
-            formats.of(("q", "o"), attention, "attention"),
-            formats.of(("k", "v"), attention, "attention"),
-            formats.of(("gate", "up", "down"), ffn, "ffn"),
-        )
-        for attention, ffn in model.layers
-    ]
+    layers = [[(refs, formats.runs(refs)) for refs in layer] for layer in model.layers]
     geometry = _Geometry(
         model.config,
-        query=any(map(_any_quantised, (query for query, _, _ in chosen))),
-        kv=any(map(_any_quantised, (kv for _, kv, _ in chosen))),
+        query=any(_any_quantised(runs.get("query", {})) for layer in layers for _, runs in layer),
+        kv=any(_any_quantised(runs.get("kv", {})) for layer in layers for _, runs in layer),
     )
-    layers = [
-        (geometry.attention(refs[0], query, kv), geometry.ffn(refs[1], neuron))
-        for refs, (query, kv, neuron) in zip(model.layers, chosen, strict=True)
-    ]
+    planned = tuple(tuple(geometry.block(refs, runs) for refs, runs in layer) for layer in layers)
     embedding = geometry.table(model.embedding, formats.one(model.embedding, "table"), model.config.vocab)
     head = geometry.table(model.head, formats.one(model.head, "table"), model.config.vocab) if model.head else embedding
     rows = find(source, model.positions.tensor).rows if model.positions else 0
     positions = geometry.table(model.positions, "f32", rows) if model.positions else None
-    return PackPlan(tuple(layers), embedding, head, positions, geometry.final(model.final))
+    return PackPlan(planned, embedding, head, positions, geometry.final(model.final))
 
 
 class _Formats:
@@ -121,9 +115,13 @@ class _Formats:
     def __init__(self, config: ModelConfig, source: Source, dtype: str) -> None:
         self._config, self._source, self._dtype = config, source, dtype
 
-    def of(self, names: tuple[str, ...], refs: BlockRefs, kind: BlockKind) -> dict[str, Format]:
-        """Formats of the parts of one run, of one kind: all quantised or none."""
-        found = {name: self.one(ref, kind, name) for name, ref in refs.parts if name in names}
+    def runs(self, refs: BlockRefs) -> dict[RunName, dict[str, Format]]:
+        """Formats of the parts of each run of a block."""
+        return {run: self._run(names, refs) for run, names in _RUNS[refs.kind].items()}
+
+    def _run(self, names: tuple[str, ...], refs: BlockRefs) -> dict[str, Format]:
+        """Of one kind: all quantised or none."""
+        found = {name: self.one(ref, refs.kind, name) for name, ref in refs.parts if name in names}
         quantised = [is_quantised(format) for format in found.values()]
         return dict.fromkeys(found, "f32") if any(quantised) and not all(quantised) else found
 
@@ -148,6 +146,12 @@ class _Geometry:
         self._query_heads = query_unit_heads(config, query)
         self._kv_heads = kv_unit_heads(config, kv)
 
+    def block(self, refs: BlockRefs, runs: Mapping[RunName, Mapping[str, Format]]) -> BlockPlan:
+        """A block of a layer; `runs` has the formats of each run's parts."""
+        if refs.kind == "attention":
+            return self.attention(refs, runs["query"], runs["kv"])
+        return self.ffn(refs, runs["neuron"])
+
     def attention(self, refs: BlockRefs, query: Mapping[str, Format], kv: Mapping[str, Format]) -> BlockPlan:
         """Runs query and kv, and the vectors of attention."""
         config = self._config
@@ -165,7 +169,7 @@ class _Geometry:
 
     def table(self, ref: Ref, format: Format, rows: int) -> BlockPlan:
         """Run row: embedding, head, or learned positions."""
-        refs = BlockRefs((("row", ref),), ())
+        refs = BlockRefs("table", (("row", ref),), ())
         return BlockPlan("table", (self._run("row", refs, {"row": format}, FFN_UNIT, rows),), ())
 
     def final(self, refs: BlockRefs) -> BlockPlan:

@@ -67,6 +67,14 @@ def documented_symbols() -> list[str]:
     return sorted(set(re.findall(rf"`((?:{'|'.join(ALLOWED)})\.[A-Za-z_][\w.]*)`", text)))
 
 
+@pytest.mark.parametrize("room", ALLOWED)
+def test_the_diagram_has_every_room_inside_a_room(room: str) -> None:
+    diagram = (ROOT / "docs/architecture.md").read_text().split("```")[1]
+    within = {package.parent.name for package in (ROOT / room).glob("*/__init__.py")}
+    assert f"{room}/" in diagram
+    assert not {name for name in within if not re.search(rf"\b{name}\b", diagram)}
+
+
 def test_architecture_names_symbols() -> None:
     assert len(documented_symbols()) > 20
 

@@ -10,7 +10,7 @@ from allreduce import cache
 from allreduce.base import F32, GROUPS, Endpoints, Group, GroupSpec, GroupStats, Work, idle
 from allreduce.choose import Choice, candidates, choose, contradicts
 from allreduce.flight import IN_FLIGHT, Exchange
-from allreduce.measure import measure, share
+from allreduce.measure import measure_links, share
 from allreduce.networked import Networked
 from allreduce.predict import predict
 from allreduce.transport import Transport
@@ -96,7 +96,7 @@ class Auto(Group):
     def _chosen_by(self, known: dict[cache.Pair, cache.Known], work: Work, doubted: bool = False) -> Choice:
         """Measure the links that are not `known`, all if those are `doubted`; then choose."""
         trusted = {} if doubted else {pair: one.link for pair, one in known.items()}
-        self.links = measure(self.transport, trusted)
+        self.links = measure_links(self.transport, trusted)
         if self._cache and self.rank == 0:
             cache.save(self._cache, self.spec, self.links, known, doubted)
         choice = choose(self.groups, self.links, *self.spec.payload_values, work)

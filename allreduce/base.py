@@ -236,7 +236,7 @@ GROUPS = {  # module and class, imported when opened
     "mesh": "allreduce.algorithms.mesh:Mesh",
     "two-shot": "allreduce.algorithms.twoshot:TwoShot",
     "tree": "allreduce.algorithms.tree:Tree",
-    "ring": "allreduce.algorithms.ring:Ring",
+    "ring": "allreduce.algorithms.ring:RingGroup",
     "shared": "allreduce.algorithms.shared:Shared",
     "loopback": "allreduce.algorithms.loopback:Loopback",
     "torch": "allreduce.algorithms.torchdist:TorchDistributed",

@@ -34,7 +34,7 @@ def rounds(size: int) -> list[list[tuple[int, int]]]:
     return result
 
 
-def measure(transport: Transport, known: dict[tuple[int, int], Link]) -> LinkTable:
+def measure_links(transport: Transport, known: dict[tuple[int, int], Link]) -> LinkTable:
     """The links between all members. Every member calls it; `known` (on the master) says what need not be measured.
 
     Takes at most max(2 s, 25 of the slowest round trips), one probe of the slowest link not counted.

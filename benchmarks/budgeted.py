@@ -15,12 +15,12 @@ from statistics import mean, median
 from subprocess import PIPE, run
 from typing import Any
 
-from master.generation.answer import Limits, answer
+from master.generation.answer import AnswerLimits, answer
 from master.generation.sampler import Sampler, Sampling
-from master.options import Placement
+from master.options import RunOptions
 from master.session import Session
 from scheduler.storage.extent import Extent
-from scheduler.storage.tune import DiskSpeed, disk_for, measure
+from scheduler.storage.tune import DiskSpeed, disk_for, measure_reads
 from tpi.config import default_cache
 from tpi.devices.pages import PAGE
 from tpi.pack.reader import Pack
@@ -93,7 +93,7 @@ def measured(pack: Path, budget: int, seconds: float, rounds: int) -> Figures:
 def decode(session: Session, tokens: int, mark: Callable[[], None] = lambda: None) -> float:
     """Tokens per second after the first; `mark` is called at the first."""
     sequence = session.engine.admit(PROMPT)
-    limits = Limits(tokens + 1, ignore_eos=True)
+    limits = AnswerLimits(tokens + 1, ignore_eos=True)
     greedy = Sampler(Sampling(temperature=0))
     result = answer(session.engine, session.tokenizer, sequence, greedy, limits, mark=mark)
     session.engine.release(sequence)
@@ -109,7 +109,7 @@ def raw_speed(pack: Pack, disk: DiskSpeed, size: int = _RAW_BYTES, seconds: floa
     first = 7 * next(_LOOKS) % len(files)
     extents = [Extent(path, 0, path.stat().st_size // PAGE * PAGE) for path in files[first:] + files[:first]]
     time.sleep(_FILL_S)
-    return measure(extents, disk.open(max(extent.nbytes for extent in extents)), size, seconds)
+    return measure_reads(extents, disk.open(max(extent.nbytes for extent in extents)), size, seconds)
 
 
 class _Pair:
@@ -146,10 +146,10 @@ class _Pair:
 
 def main(path: str, budget: int, seconds: float, rounds: int) -> None:
     """The child."""
-    with Session(Placement(path, context=CONTEXT, memory=budget)) as session:
+    with Session(RunOptions(path, context=CONTEXT, memory=budget)) as session:
         decode(session, _FEWEST)
         peak = {"peak_rss_bytes": session.figures.report()[0].peak_rss_bytes}
-        with Session(Placement(path, context=CONTEXT, scheduler=False)) as whole:
+        with Session(RunOptions(path, context=CONTEXT, scheduler=False)) as whole:
             found = _Pair(session, whole, seconds).rounds(rounds)
         figures = Figures(found, asdict(session.figures.report()[0]) | peak)
     print(json.dumps(asdict(figures)))

@@ -127,11 +127,11 @@ def take_turns(running: Mapping[str, Engine], rounds: int, work: Sequence[tuple[
 def open_tpi(spec: Spec) -> Iterator[tuple[Generator, dict[str, Any]]]:
     """A session as the commands use it, on this machine."""
     from master.generation.sampler import Sampler, Sampling
-    from master.options import Placement
+    from master.options import RunOptions
     from master.session import Session
 
     greedy = Sampler(Sampling(temperature=0))
-    with Session(Placement(spec.model, local=spec.local, threads=spec.threads, context=CONTEXT)) as session:
+    with Session(RunOptions(spec.model, local=spec.local, threads=spec.threads, context=CONTEXT)) as session:
 
         def generate(prompt: Tokens, count: int) -> Iterator[int]:
             sequence = session.engine.admit(prompt)

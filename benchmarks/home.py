@@ -13,9 +13,9 @@ from time import monotonic
 from typing import Any
 
 from testbed.checks.verify import verify
-from testbed.cluster import WORKERS, WorkerOptions, workers
+from testbed.cluster import WORKERS, HostWorkerOptions, workers
 from testbed.description.schema import load_topology
-from testbed.description.topology import Host, Link, Topology, star
+from testbed.description.topology import Host, HostLink, Topology, star
 from testbed.launch import Testbed
 from tpi.config import default_cache
 from tpi.errors import TestbedError
@@ -72,7 +72,7 @@ def home(topology: Topology, shaped: bool = True) -> Iterator[Home]:
     with tempfile.TemporaryDirectory() as logs, Testbed.start(topology) as bed:
         if shaped:
             verify_patiently(bed)
-        options = WorkerOptions(cache=default_cache() / "benchmarks" / f"home-{size}", logs=Path(logs))
+        options = HostWorkerOptions(cache=default_cache() / "benchmarks" / f"home-{size}", logs=Path(logs))
         with workers(bed, options) as addresses:
             yield Home(bed, addresses, Path(logs))
 
@@ -103,7 +103,7 @@ def paper_homes(end_to_end: float, bandwidth: float) -> Topology:
 def wheel(size: int, end_to_end: float, bandwidth: float, cpu: float | None = None) -> Topology:
     """`size` devices of `cpu` cores around one router; one-way seconds from device to device, bits per second."""
     devices = tuple(Host(f"device{number}", cpu=cpu) for number in range(1, size + 1))
-    return star(f"wheel-{size}", devices, Link(("", ""), bandwidth, end_to_end / 2))
+    return star(f"wheel-{size}", devices, HostLink(("", ""), bandwidth, end_to_end / 2))
 
 
 def specified_links(topology: Topology) -> LinkTable:

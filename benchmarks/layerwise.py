@@ -25,9 +25,9 @@ from tpi.config import default_cache
 from tpi.devices.host import HostDevice, open_host
 from tpi.kernels import Kernels
 from tpi.kernels.spec import Batch, NormSpec
-from tpi.kv import PagedKV, blocks_for
+from tpi.kv import KvPages, pages_for
 from tpi.pack.library.locate import open_model
-from tpi.pack.reader import Block, Pack
+from tpi.pack.reader import Pack, PackBlock
 from tpi.partition import Range, deal
 from worker.node.segment import Segment, compute, open_segment
 
@@ -86,10 +86,10 @@ class Layers:
 
     def __init__(self, pack: Pack, layers: Range, tokens: int, kernels: Kernels) -> None:
         self.kernels = kernels
-        config, count = pack.config, blocks_for(tokens)
+        config, count = pack.config, pages_for(tokens)
         self._tables = np.arange(count, dtype=np.int32)[None]
         # the layers before these store nothing, and these are few: no need to number them anew
-        kv = PagedKV.allocate(layers.last, count, config.kv_heads, config.head_dim, kv_dtype(pack))
+        kv = KvPages.allocate(layers.last, count, config.kv_heads, config.head_dim, kv_dtype(pack))
         halves = [(layer, half) for layer in range(layers.first, layers.last) for half in pack.layers[layer]]
         self._blocks = [
             (_whole(pack, layer, half, kv, self.kernels), residual(config, half.kind, half.vectors()), _bytes(half))
@@ -104,11 +104,11 @@ class Layers:
         return x
 
 
-def _bytes(block: Block) -> Any:
+def _bytes(block: PackBlock) -> Any:
     return np.concatenate([block.read_units(run.name, 0, run.units).reshape(-1) for run in block.shape.runs])
 
 
-def _whole(pack: Pack, layer: int, block: Block, pages: PagedKV, kernels: Kernels) -> Segment:
+def _whole(pack: Pack, layer: int, block: PackBlock, pages: KvPages, kernels: Kernels) -> Segment:
     runs = {run.name: (run, Range(0, run.units)) for run in block.shape.runs}
     return open_segment(HostDevice(kernels), pack.config, layer, runs, block.vectors(), pages)
 

@@ -10,7 +10,7 @@ from benchmarks.budgeted import CONTEXT, Figures, decode, measured, pooled, raw_
 from benchmarks.machine import MIB
 from benchmarks.models import llama_1b_f32, smollm2
 from benchmarks.result import Bars, Check, Result, Row, Table
-from master.options import Placement
+from master.options import RunOptions
 from master.session import Session
 from scheduler.storage.tune import disk_for
 from tpi.config import default_cache
@@ -77,7 +77,7 @@ def bench(quick: bool) -> Result:
     figures = _in_turns(pack, budgets, *((1, 0.2, 1) if quick else (TURNS, ROUND_S, ROUNDS)))
     trials = [Trial(*one) for one in zip(shares, budgets, figures, strict=True)]
     steps = [_step(pack, *two, 1 if quick else CLOSE_PAIRS) for two in pairwise(trials)]
-    everything, unscheduled = _placed(pack, size), Placement(str(pack.path), context=CONTEXT, scheduler=False)
+    everything, unscheduled = _placed(pack, size), RunOptions(str(pack.path), context=CONTEXT, scheduler=False)
     ratios = list(_parity(everything, unscheduled, *((2, 1) if quick else (LOADS, PAIRS // LOADS))))
     notes = NOTES.format(
         name=f"{model.name}, packed in f32", size=size / MIB, context=CONTEXT, pairs=len(ratios),
@@ -97,7 +97,7 @@ def _in_turns(pack: Pack, budgets: Sequence[int], turns: int, seconds: float, ro
     return [pooled(known) for known in figures]
 
 
-def pairs(one: Placement, other: Placement, count: int, tokens: int) -> Iterator[float]:
+def pairs(one: RunOptions, other: RunOptions, count: int, tokens: int) -> Iterator[float]:
     """Tokens per second placed in one way, over those placed in the other, by turns."""
     with Session(one) as first, Session(other) as second:
         for session in (first, second):
@@ -130,7 +130,7 @@ def side_by_side(pack: Pack, rounds: int) -> Table:
     return Table("Reading and computing", rows)
 
 
-def _parity(everything: Placement, unscheduled: Placement, loads: int, count: int) -> Iterator[float]:
+def _parity(everything: RunOptions, unscheduled: RunOptions, loads: int, count: int) -> Iterator[float]:
     """Speed placed in one way over that placed in the other, in `count` pairs after each of `loads` loads of both."""
     for load in range(loads):
         if load % 2:
@@ -139,8 +139,8 @@ def _parity(everything: Placement, unscheduled: Placement, loads: int, count: in
             yield from pairs(everything, unscheduled, count, PARITY_TOKENS)
 
 
-def _placed(pack: Pack, budget: int) -> Placement:
-    return Placement(str(pack.path), context=CONTEXT, memory=budget)
+def _placed(pack: Pack, budget: int) -> RunOptions:
+    return RunOptions(str(pack.path), context=CONTEXT, memory=budget)
 
 
 def _step(pack: Pack, smaller: Trial, larger: Trial, count: int) -> float:

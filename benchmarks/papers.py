@@ -8,11 +8,11 @@ from benchmarks.result import Result, Row, Table
 from benchmarks.unwritten import UnwrittenPack
 from master.deployment.assignments import assignments
 from master.deployment.deploy import kv_dtype
-from master.deployment.planner import plan, units_of
+from master.deployment.planner import deal_shards, units_of
 from master.vocabulary.ends import table_bytes
 from scheduler.budget import LONGEST_CHUNK
 from tests.support.shapes import LLAMA_1B
-from tpi.kv import blocks_for
+from tpi.kv import pages_for
 from tpi.net.messages import NodeOptions, PeerAddress
 from tpi.pack.reader import Pack
 from worker.plan.fit import fit
@@ -94,10 +94,10 @@ def bench(quick: bool) -> Result:
 def predicted(pack: Pack, devices: int, window: int) -> tuple[int, int]:
     """MiB that a master and the largest worker take at their peak; `window` 0: without the scheduler."""
     options = NodeOptions(
-        CONTEXT, blocks_for(CONTEXT), kv_dtype(pack), LONGEST_CHUNK, memory=1 << 44, threads=THREADS,
+        CONTEXT, pages_for(CONTEXT), kv_dtype(pack), LONGEST_CHUNK, memory=1 << 44, threads=THREADS,
         scheduler="window" if window else "resident", window=window,
     )  # fmt: skip
-    shards = plan(pack.config, units_of(pack), [1.0] * devices)
+    shards = deal_shards(pack.config, units_of(pack), [1.0] * devices)
     peers = [PeerAddress(rank, f"node{rank}", f"tcp://node{rank}:1") for rank in range(devices)]
     nodes = [node_plan(assign) for assign in assignments(pack, shards, peers, options, 1, 1, "star")]
     used = [fit(node, None if node.rank else table_bytes(pack)).used // MIB for node in nodes]

@@ -8,9 +8,9 @@ import numpy as np
 
 from benchmarks.models import smollm2
 from benchmarks.result import Check, Result, Row, Table
-from master.generation.answer import Limits, answer
+from master.generation.answer import AnswerLimits, answer
 from master.generation.sampler import Sampler, Sampling
-from master.options import Placement
+from master.options import RunOptions
 from master.session import Session
 from master.text.tokenizer import Tokenizer
 from tpi.config import default_cache
@@ -98,7 +98,7 @@ def compare(made: list[int], wanted: Expected) -> Agreement:
 
 
 def _row(model: Path, nodes: int, expected: list[Expected]) -> Row:
-    with Session(Placement(str(model), local=nodes - 1, dtype="f32")) as session:
+    with Session(RunOptions(str(model), local=nodes - 1, dtype="f32")) as session:
         found = [compare(_answer(session, wanted), wanted) for wanted in expected]
     return {
         "nodes": nodes,
@@ -112,7 +112,7 @@ def _row(model: Path, nodes: int, expected: list[Expected]) -> Row:
 
 def _answer(session: Session, wanted: Expected) -> list[int]:
     sequence = session.engine.admit(wanted.prompt)
-    limits = Limits(len(wanted.tokens))
+    limits = AnswerLimits(len(wanted.tokens))
     made = answer(session.engine, session.tokenizer, sequence, Sampler(Sampling(temperature=0)), limits).token_ids
     session.engine.release(sequence)
     return made

@@ -13,7 +13,7 @@ import numpy.typing as npt
 from benchmarks.gguf_copy import requantised
 from benchmarks.models import smollm2
 from benchmarks.result import Check, Result, Row, Table
-from master.options import Placement
+from master.options import RunOptions
 from master.session import Session
 from master.text.tokenizer import Tokenizer
 from tests.support.floats import as_floats, shuffled
@@ -111,7 +111,7 @@ def compared(
 
 def tpi(model: str, chunks: Sequence[Sequence[int]]) -> Iterator[F32]:
     """TPI on a file or pack as it is. See `Logits`."""
-    with Session(Placement(model, context=CHUNK + 1, threads=THREADS)) as session:
+    with Session(RunOptions(model, context=CHUNK + 1, threads=THREADS)) as session:
         for chunk in chunks:
             yield session.engine.logits(chunk)
 

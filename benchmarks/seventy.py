@@ -22,7 +22,7 @@ from tpi.config import default_cache
 from tpi.families.huggingface.reader import from_huggingface
 from tpi.pack.builder import tokens
 from tpi.pack.builder.build import Opened, pack_model
-from tpi.pack.sources.base import Bytes, Tensor
+from tpi.pack.sources.base import Bytes, SourceTensor
 from tpi.pack.sources.elements import Element
 
 SHAPE: dict[str, object] = LLAMA_1B | {
@@ -52,11 +52,12 @@ class RandomSource:
 
     def __init__(self, shape: Mapping[str, object]) -> None:
         sizes = {name: size for file in tensor_files(dict(shape)).values() for name, size in file.items()}
-        self.tensors: Mapping[str, Tensor] = {
-            name: Tensor(name, size, _element(size, shape["vocab_size"]), Path(name), 0) for name, size in sizes.items()
+        self.tensors: Mapping[str, SourceTensor] = {
+            name: SourceTensor(name, size, _element(size, shape["vocab_size"]), Path(name), 0)
+            for name, size in sizes.items()
         }
 
-    def read(self, tensor: Tensor, rows: tuple[int, int], columns: tuple[int, int]) -> Bytes:
+    def read(self, tensor: SourceTensor, rows: tuple[int, int], columns: tuple[int, int]) -> Bytes:
         """See `tpi.pack.sources.base.Source.read`."""
         element, count = tensor.element, rows[1] - rows[0]
         groups = (columns[1] - columns[0]) // element.group

@@ -12,21 +12,21 @@ from tpi.config import Format, ModelConfig
 from tpi.families.huggingface.reader import from_huggingface
 from tpi.pack.blockfile import HASH_BYTES, BlockShape
 from tpi.pack.builder.plan import plan_pack
-from tpi.pack.reader import F32, Block, Bytes, Pack
+from tpi.pack.reader import F32, Bytes, Pack, PackBlock
 
 
-class UnwrittenBlock(Block):
+class UnwrittenBlock(PackBlock):
     """A block whose hashes and vectors are zeros."""
 
     def __init__(self, name: str, shape: BlockShape) -> None:
         super().__init__(Path(name), sha256(f"{name} {shape}".encode()).hexdigest(), shape)
 
     def unit_hashes(self, run: str) -> Bytes:
-        """See `Block.unit_hashes`."""
+        """See `PackBlock.unit_hashes`."""
         return np.zeros((self.run(run).units, HASH_BYTES), np.uint8)
 
     def vectors(self) -> dict[str, F32]:
-        """See `Block.vectors`."""
+        """See `PackBlock.vectors`."""
         return {name: np.zeros(length, np.float32) for name, length in self.shape.vectors}
 
 

@@ -6,9 +6,9 @@ from typing import Any
 
 import click
 
-from master.generation.answer import Answer, Limits, answer, encode_prompt, prompt_messages
+from master.generation.answer import Answer, AnswerLimits, answer, encode_prompt, prompt_messages
 from master.generation.sampler import Sampler, Sampling
-from master.options import Placement, placement_options, quiet_option, sampling_options, take_sampling
+from master.options import RunOptions, placement_options, quiet_option, sampling_options, take_sampling
 from master.reporting.output import stream_answer, write, write_trace
 from master.reporting.report import answer_fields, node_fields, print_choice, print_nodes
 from master.reporting.spans import Span
@@ -41,13 +41,13 @@ def run(
     **flags: Any,
 ) -> None:
     """Answer one prompt: the answer goes to stdout, everything else to stderr."""
-    sampling, placement = take_sampling(flags), Placement.from_flags(flags)
+    sampling, placement = take_sampling(flags), RunOptions.from_flags(flags)
     stops = tuple(checked_text(text, "a stop text") for text in stop)
     messages = prompt_messages(read_prompt(prompt, file, raw), system, raw)
     with Session(placement) as session:
         sequence = session.engine.admit(encode_prompt(session.tokenizer, messages, raw))
         show = _nothing if as_json else write
-        result = stream_answer(session, sequence, Sampler(sampling), Limits(tokens, stops), show)
+        result = stream_answer(session, sequence, Sampler(sampling), AnswerLimits(tokens, stops), show)
         nodes = session.figures.report()
         write_trace(session)
         if as_json:
@@ -72,11 +72,11 @@ def bench(prompt_tokens: int, gen_tokens: int, repeat: int, as_json: bool, quiet
 
     Shows what the automatic choice of collective saw, too.
     """
-    placement = Placement.from_flags(flags)
+    placement = RunOptions.from_flags(flags)
     with Session(placement) as session:
         prompt = [1 + index % (session.pack.config.vocab - 1) for index in range(prompt_tokens)]
-        limits = Limits(gen_tokens, ignore_eos=True)
-        _measure(session, prompt, Limits(2, ignore_eos=True))  # warm up
+        limits = AnswerLimits(gen_tokens, ignore_eos=True)
+        _measure(session, prompt, AnswerLimits(2, ignore_eos=True))  # warm up
         measured = [_measure(session, prompt, limits) for _ in range(repeat)]
         results, nodes = [result for result, _ in measured], session.figures.report([span for _, span in measured])
         write_trace(session)
@@ -93,7 +93,7 @@ def bench(prompt_tokens: int, gen_tokens: int, repeat: int, as_json: bool, quiet
                 print_choice(choice)
 
 
-def _measure(session: Session, prompt: list[int], limits: Limits) -> tuple[Answer, Span]:
+def _measure(session: Session, prompt: list[int], limits: AnswerLimits) -> tuple[Answer, Span]:
     """One answer, and what the nodes did while it was decoded."""
     sequence = session.engine.admit(prompt)
     sampler = Sampler(Sampling(temperature=0))

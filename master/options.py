@@ -24,7 +24,7 @@ _MOST_THREADS = 1024
 
 
 @dataclass(frozen=True)
-class Placement:
+class RunOptions:
     """Which model, on which nodes, within which limits. Sizes in bytes; None means: choose."""
 
     model: str
@@ -48,7 +48,7 @@ class Placement:
     links_cache: Path | None = None  # where measured links are remembered; None: measure them every time
 
     @classmethod
-    def from_flags(cls, flags: dict[str, Any]) -> "Placement":
+    def from_flags(cls, flags: dict[str, Any]) -> "RunOptions":
         """Take the placement flags out of `flags`, resolving `TPI_WORKERS` and sizes.
 
         Raises:

@@ -9,7 +9,7 @@ from master.deployment.deployment import Deployment
 from master.deployment.dtype import choose_dtype
 from master.deployment.planner import parse_split, refuse_too_many
 from master.generation.engine import Engine
-from master.options import DEFAULT_CONTEXT, Placement
+from master.options import DEFAULT_CONTEXT, RunOptions
 from master.reporting.figures import RunFigures
 from master.text.tokenizer import Tokenizer
 from master.workers.cluster import Cluster
@@ -33,7 +33,7 @@ class Session:
     engine: Engine
     figures: RunFigures
 
-    def __init__(self, placement: Placement, tap: Tap | None = None, host: HostDevice | None = None) -> None:
+    def __init__(self, placement: RunOptions, tap: Tap | None = None, host: HostDevice | None = None) -> None:
         """`tap` sees every frame of the control and weights planes, for tests; `host` computes in place of the real."""
         self.placement = placement
         self._host = host or open_host()

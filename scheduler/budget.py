@@ -1,6 +1,6 @@
 """What fits into `--memory`: all bytes that a node may use above its bare process, decided before anything is loaded.
 
-In this order: small vectors, activations of one token and collective buffers; KV blocks for the context asked for; a
+In this order: small vectors, activations of one token and collective buffers; pages for the context asked for; a
 prefill chunk, as large as memory allows; the head, if the blocks can still stream beside it; blocks, some of which
 stay; the embedding, if all blocks stay. What cannot fit is refused with the smallest budget that would do, and with
 the context that would fit. `scheduler.free` says what a node may use where the user did not.
@@ -26,12 +26,12 @@ PROCESS = 6 << 20  # bytes that a process takes once it works: code, sockets, pl
 
 
 @dataclass(frozen=True)
-class Need:
-    """What one node must find room for. Bytes, but for `kv_blocks`."""
+class Demand:
+    """What one node must find room for. Bytes, but for `pages`."""
 
     blocks: tuple[int, ...]  # each block or tile, in order of use (`Extent.slot_bytes`)
-    kv_block: int  # one KV block of this node's heads, all layers (`tpi.kv.block_bytes`)
-    kv_blocks: int  # asked for: the context, in blocks
+    page_bytes: int  # one page of this node's heads, all layers (`tpi.kv.block_bytes`)
+    pages: int  # asked for: the context, in blocks
     token: int  # activations of one token of a step (`token_bytes`)
     fixed: int = 0  # vectors, buffers that do not grow with a step
     head: int = 0  # the head's table; 0 on workers
@@ -50,7 +50,7 @@ class Budget:
 
     total: int
     fixed: int
-    kv_blocks: int
+    pages: int
     kv_bytes: int
     chunk: int
     chunk_bytes: int
@@ -82,19 +82,19 @@ def scratch_bytes(hidden: int, threads: int) -> int:
     return 2 * slices(threads) * STREAM_TOKENS * hidden * 4
 
 
-def plan(
-    need: Need, total: int, chunk: int = LONGEST_CHUNK, window: int = 0, retain: int = 0, speeds: Speeds | None = None
+def plan_budget(
+    need: Demand, total: int, chunk: int = LONGEST_CHUNK, window: int = 0, retain: int = 0, speeds: Speeds | None = None
 ) -> Budget:
     """Fit `need` into `total` bytes.
 
     Args:
-        chunk: the longest prefill step asked for, in tokens; it is never longer than the KV blocks hold.
+        chunk: the longest prefill step asked for, in tokens; it is never longer than the pages hold.
         window, retain: the paper's placement (`scheduler.model.placement.place_window`), not the fastest that fits.
 
     Raises:
         PlanError: if it does not fit; says the smallest budget that would do and the context that would fit.
     """
-    if need.kv_blocks * need.kv_block + least(need, window, retain) > total:
+    if need.pages * need.page_bytes + minimum_bytes(need, window, retain) > total:
         raise PlanError(_refusal(need, total, window, retain))
     chunk, head, room = _shares(need, total, chunk, window, retain)
     tiles = min(TILE, round_up(need.embedding))
@@ -104,8 +104,8 @@ def plan(
     return Budget(
         total=total,
         fixed=need.fixed,
-        kv_blocks=need.kv_blocks,
-        kv_bytes=need.kv_blocks * need.kv_block,
+        pages=need.pages,
+        kv_bytes=need.pages * need.page_bytes,
         chunk=chunk,
         chunk_bytes=chunk * need.token,
         head_bytes=head,
@@ -114,32 +114,32 @@ def plan(
     )
 
 
-def least(need: Need, window: int = 0, retain: int = 0) -> int:
+def minimum_bytes(need: Demand, window: int = 0, retain: int = 0) -> int:
     """The smallest budget that would do without any KV: one token a step, one block at a time."""
     return need.fixed + need.token + need.table_tiles + _least_weights(need, window, retain)[0]
 
 
-def enough(need: Need, weights: int, chunk: int = LONGEST_CHUNK) -> int:
-    """The smallest budget found of which `plan` leaves `weights` bytes for blocks: bytes, whole MiB.
+def sufficient_budget(need: Demand, weights: int, chunk: int = LONGEST_CHUNK) -> int:
+    """The smallest budget found of which `plan_budget` leaves `weights` bytes for blocks: bytes, whole MiB.
 
     More memory may first go to the head or to a longer chunk, so it grows until the blocks get theirs.
     """
-    total = _whole_mib(least(need) + need.kv_blocks * need.kv_block)
+    total = _whole_mib(minimum_bytes(need) + need.pages * need.page_bytes)
     while (room := _shares(need, total, chunk, 0, 0)[2]) < weights:
         total = _whole_mib(total + weights - room)
     return total
 
 
-def affordable_kv_blocks(need: Need, total: int, window: int = 0, retain: int = 0) -> int:
-    """KV blocks that would fit into `total` bytes if the rest took as little as it can; 0 if not even that fits."""
-    room = total - least(need, window, retain)
-    return max(0, room // need.kv_block) if need.kv_block else need.kv_blocks
+def affordable_pages(need: Demand, total: int, window: int = 0, retain: int = 0) -> int:
+    """pages that would fit into `total` bytes if the rest took as little as it can; 0 if not even that fits."""
+    room = total - minimum_bytes(need, window, retain)
+    return max(0, room // need.page_bytes) if need.page_bytes else need.pages
 
 
-def _shares(need: Need, total: int, chunk: int, window: int, retain: int) -> tuple[int, int, int]:
-    """Tokens of a prefill step, bytes for the head, and bytes left for blocks. Arguments as `plan`."""
-    chunk = min(chunk, need.kv_blocks * BLOCK_TOKENS)
-    left = total - need.fixed - need.kv_blocks * need.kv_block
+def _shares(need: Demand, total: int, chunk: int, window: int, retain: int) -> tuple[int, int, int]:
+    """Tokens of a prefill step, bytes for the head, and bytes left for blocks. Arguments as `plan_budget`."""
+    chunk = min(chunk, need.pages * BLOCK_TOKENS)
+    left = total - need.fixed - need.pages * need.page_bytes
     weights = _least_weights(need, window, retain)
     chunk = _chunk(need, left - need.table_tiles, weights, chunk, 0 if window else sum(need.blocks) + need.head)
     left -= chunk * need.token
@@ -147,7 +147,7 @@ def _shares(need: Need, total: int, chunk: int, window: int, retain: int) -> tup
     return chunk, head, left - head - min(TILE, round_up(need.embedding))
 
 
-def _least_weights(need: Need, window: int, retain: int) -> tuple[int, int]:
+def _least_weights(need: Demand, window: int, retain: int) -> tuple[int, int]:
     """Bytes that weights take at least, and that let loads overlap computing."""
     if window:
         needed = place_window(need.blocks, window, retain, need.kinds).memory_bytes
@@ -155,7 +155,7 @@ def _least_weights(need: Need, window: int, retain: int) -> tuple[int, int]:
     return max(need.blocks, default=0), min(sum(need.blocks), neighbours(need.blocks, 2)) if need.blocks else 0
 
 
-def _chunk(need: Need, left: int, weights: tuple[int, int], longest: int, everything: int) -> int:
+def _chunk(need: Demand, left: int, weights: tuple[int, int], longest: int, everything: int) -> int:
     """The longest prefill step, halved until it leaves weights enough (of `everything` that could stay): tokens.
 
     Each of its bytes is one more to stream per token. Where little is streamed that is much of it, and a further pass
@@ -173,7 +173,7 @@ def _chunk(need: Need, left: int, weights: tuple[int, int], longest: int, everyt
     return chunk
 
 
-def _head(need: Need, left: int, weights: tuple[int, int]) -> int:
+def _head(need: Demand, left: int, weights: tuple[int, int]) -> int:
     """Bytes for the head: all of it if blocks can stream beside it (nothing hides its load), else its tiles."""
     whole = round_up(need.head)
     if whole + weights[1] + min(TILE, round_up(need.embedding)) <= left:
@@ -194,9 +194,9 @@ def _placed(
     return place(blocks, room // PAGE * PAGE, speeds)
 
 
-def _refusal(need: Need, total: int, window: int, retain: int) -> str:
-    smallest = round_up(least(need, window, retain) + need.kv_blocks * need.kv_block)
-    fitting = BLOCK_TOKENS * affordable_kv_blocks(need, total, window, retain)
+def _refusal(need: Demand, total: int, window: int, retain: int) -> str:
+    smallest = round_up(minimum_bytes(need, window, retain) + need.pages * need.page_bytes)
+    fitting = BLOCK_TOKENS * affordable_pages(need, total, window, retain)
     context = f"a context of {fitting} tokens would fit" if fitting else "no context would fit"
     enough = f"--memory {_mib(smallest, up=True)} would do"
     return f"{_mib(total)} of memory is too little for this part of the model: {enough}; at {_mib(total)} {context}"

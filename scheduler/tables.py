@@ -23,7 +23,7 @@ from tpi.devices.pages import PAGE, Bytes, page_buffer
 from tpi.errors import KernelError
 from tpi.kernels import Kernels
 from tpi.pack.layout import RunLayout
-from tpi.trace import EMBEDDING, HEAD, OFF, Off
+from tpi.trace import EMBEDDING, HEAD, OFF, NoTrace
 
 F32 = npt.NDArray[np.float32]
 _TILE = f"{HEAD} tile"  # what a trace calls one
@@ -38,7 +38,7 @@ class RowTable:
         extent: Extent,
         kernels: Kernels,
         disk: Disk | None = None,
-        trace: Off = OFF,
+        trace: NoTrace = OFF,
         verify: Verify | None = None,
     ) -> None:
         """`run` is the layout of the whole table, whose units are the bytes of `extent`.
@@ -97,7 +97,7 @@ class StreamedTable(RowTable):
         budget: int,
         kernels: Kernels,
         disk: Disk | None = None,
-        trace: Off = OFF,
+        trace: NoTrace = OFF,
         reads: ReadClock | None = None,
         tile: int = TILE,
         verify: Verify | None = None,

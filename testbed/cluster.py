@@ -26,7 +26,7 @@ _POLL = 0.02  # seconds
 
 
 @dataclass(frozen=True)
-class WorkerOptions:
+class HostWorkerOptions:
     """How the workers are started.
 
     Attributes:
@@ -43,13 +43,13 @@ class WorkerOptions:
 
 
 @contextmanager
-def workers(bed: Testbed, options: WorkerOptions | None = None) -> Iterator[str]:
+def workers(bed: Testbed, options: HostWorkerOptions | None = None) -> Iterator[str]:
     """Start a worker on every device but the first; yields the value for `TPI_WORKERS`, and stops them at the end.
 
     Raises:
         TestbedError: if one ends, or does not listen in time; the last line of its log is quoted.
     """
-    options = options or WorkerOptions()
+    options = options or HostWorkerOptions()
     started: list[subprocess.Popen[Any]] = []
     try:
         logs = []
@@ -106,7 +106,7 @@ def ending_gracefully() -> Iterator[None]:
             signal.signal(number, handler)
 
 
-def _flags(bed: Testbed, options: WorkerOptions, device: Host) -> list[str]:
+def _flags(bed: Testbed, options: HostWorkerOptions, device: Host) -> list[str]:
     cache = (options.cache or Path(bed.record.scratch)) / device.name
     flags = ["--listen", f"{bed.address(device.name)}:{PORT}", "--name", device.name, "--cache", str(cache)]
     if device.memory is not None:
@@ -120,7 +120,7 @@ def _threads(bed: Testbed, device: Host) -> int:
     return share if device.cpu is None else min(math.ceil(device.cpu), share)
 
 
-def _log(bed: Testbed, options: WorkerOptions, device: Host) -> Path:
+def _log(bed: Testbed, options: HostWorkerOptions, device: Host) -> Path:
     folder = options.logs or bed.folder
     folder.mkdir(parents=True, exist_ok=True)
     return folder / f"{device.name}.log"

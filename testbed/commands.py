@@ -91,9 +91,9 @@ def run(
     from testbed.launch import Testbed
 
     topology = load_topology(file)
-    options = cluster.WorkerOptions(cache=cache and cache.resolve(), logs=logs)
+    options = cluster.HostWorkerOptions(cache=cache and cache.resolve(), logs=logs)
     if worker:
-        options = cluster.WorkerOptions(tuple(shlex.split(worker)), options.cache, options.logs)
+        options = cluster.HostWorkerOptions(tuple(shlex.split(worker)), options.cache, options.logs)
     with cluster.ending_gracefully(), Testbed.start(topology, backend) as bed:
         if verify:
             _verify(bed)

@@ -23,7 +23,7 @@ from testbed.control import answer, listen
 from testbed.description.topology import Topology
 from testbed.network.backends import open_backend
 from testbed.processes import kill_all
-from testbed.state import Member, Record
+from testbed.state import HostProcess, TestbedRecord
 from tpi.errors import TestbedError, TpiError
 
 TOPOLOGY = "topology.json"
@@ -55,7 +55,7 @@ def hold_testbed(folder: Path) -> None:
         remove(folder, state.read(folder))
 
 
-def remove(folder: Path, record: Record) -> None:
+def remove(folder: Path, record: TestbedRecord) -> None:
     """End every process of a testbed and remove what it has on disk and in the cgroup file systems.
 
     Raises:
@@ -70,7 +70,7 @@ def remove(folder: Path, record: Record) -> None:
     state.discard(folder)
 
 
-def _enrol(folder: Path, record: Record, topology: Topology, namespaces: list[int], mtu: int) -> Record:
+def _enrol(folder: Path, record: TestbedRecord, topology: Topology, namespaces: list[int], mtu: int) -> TestbedRecord:
     """Make cgroups and scratch directories, and write down first what may have to be removed."""
     hierarchies, disks = find_hierarchies(), block_devices()
     group = f"tpi-{record.id}"
@@ -81,7 +81,7 @@ def _enrol(folder: Path, record: Record, topology: Topology, namespaces: list[in
     state.write(folder, record)
     scratch.mkdir(mode=0o700)
     for device, namespace in zip(topology.devices, namespaces, strict=True):
-        member = Member(
+        member = HostProcess(
             device.name,
             topology.address(device.name),
             f"/proc/{os.getpid()}/fd/{namespace}",

@@ -18,7 +18,7 @@ from testbed.holder import TOPOLOGY, remove
 from testbed.network.backends import choose_backend
 from testbed.network.namespaces import require_root
 from testbed.processes import marked
-from testbed.state import Record
+from testbed.state import TestbedRecord
 from tpi.errors import TestbedError
 
 _START_SECONDS = 60.0
@@ -57,7 +57,7 @@ class Testbed:
         lock = state.hold(folder)
         try:
             (folder / TOPOLOGY).write_text(json.dumps(topology.to_dict()))
-            state.write(folder, Record(folder.name, topology.name, chosen, owner))
+            state.write(folder, TestbedRecord(folder.name, topology.name, chosen, owner))
             holder = _start_holder(folder, owner, lock)
         finally:
             os.close(lock)

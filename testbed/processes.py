@@ -11,17 +11,17 @@ from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 
-from testbed.state import Member, Record
+from testbed.state import HostProcess, TestbedRecord
 
 MARK, DEVICE = "TPI_TESTBED", "TPI_DEVICE"
 
 
-def marked(record: Record, device: str, environment: Mapping[str, str]) -> dict[str, str]:
+def marked(record: TestbedRecord, device: str, environment: Mapping[str, str]) -> dict[str, str]:
     """`environment` with the marks of a device's process."""
     return {**environment, MARK: record.id, DEVICE: device}
 
 
-def processes(record: Record, member: Member | None = None) -> set[int]:
+def processes(record: TestbedRecord, member: HostProcess | None = None) -> set[int]:
     """Ids of the processes of one device, or of all devices, of a testbed."""
     devices = record.devices if member is None else (member,)
     found = {
@@ -36,7 +36,7 @@ def processes(record: Record, member: Member | None = None) -> set[int]:
     return found - {0, os.getpid()}
 
 
-def signal_all(record: Record, member: Member | None, number: signal.Signals, patience: float = 2.0) -> int:
+def signal_all(record: TestbedRecord, member: HostProcess | None, number: signal.Signals, patience: float = 2.0) -> int:
     """Signal every process of a device or testbed, also those that start meanwhile; returns how many there were."""
     seen: set[int] = set()
     deadline = time.monotonic() + patience
@@ -51,7 +51,7 @@ def signal_all(record: Record, member: Member | None, number: signal.Signals, pa
     return len(seen)
 
 
-def kill_all(record: Record, member: Member | None = None, patience: float = 5.0) -> bool:
+def kill_all(record: TestbedRecord, member: HostProcess | None = None, patience: float = 5.0) -> bool:
     """SIGKILL every process of a device or testbed and wait until they are gone; False if some are not."""
     deadline = time.monotonic() + patience
     while alive := {process for process in processes(record, member) if _runs(process)}:

@@ -21,7 +21,7 @@ _MAKING = 10.0  # seconds that making a directory and locking it may take at mos
 
 
 @dataclass(frozen=True)
-class Member:
+class HostProcess:
     """One device of a running testbed."""
 
     name: str
@@ -31,7 +31,7 @@ class Member:
 
 
 @dataclass(frozen=True)
-class Record:
+class TestbedRecord:
     """What other processes need in order to use, harm or remove a testbed."""
 
     id: str
@@ -41,10 +41,10 @@ class Record:
     holder: int = 0  # process id
     mtu: int = 1500
     scratch: str = ""  # directory on disk for what the devices store; removed with the testbed
-    devices: tuple[Member, ...] = ()
+    devices: tuple[HostProcess, ...] = ()
     rubbish: tuple[str, ...] = field(default=())  # cgroup directories to remove, children first
 
-    def member(self, name: str) -> Member:
+    def member(self, name: str) -> HostProcess:
         """Raises TestbedError, listing the names, if no device is called `name`."""
         for member in self.devices:
             if member.name == name:
@@ -97,26 +97,26 @@ def _young(folder: Path) -> bool:
         return False
 
 
-def write(folder: Path, record: Record) -> None:
+def write(folder: Path, record: TestbedRecord) -> None:
     """Replace the record at `folder` in one step."""
     fresh = folder / (_RECORD + ".new")
     fresh.write_text(json.dumps(asdict(record), indent=1))
     fresh.replace(folder / _RECORD)
 
 
-def read(folder: Path) -> Record:
+def read(folder: Path) -> TestbedRecord:
     """The record at `folder`. Raises TestbedError if it is missing or damaged."""
     try:
         fields: dict[str, Any] = json.loads((folder / _RECORD).read_text())
         fields["devices"] = tuple(_member(device) for device in fields["devices"])
         fields["rubbish"] = tuple(fields["rubbish"])
-        return Record(**fields)
+        return TestbedRecord(**fields)
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise TestbedError(f"there is no usable testbed at {folder}: `tpi testbed down` clears it up") from error
 
 
-def _member(fields: dict[str, Any]) -> Member:
-    return Member(**{**fields, "cgroups": tuple(fields["cgroups"])})
+def _member(fields: dict[str, Any]) -> HostProcess:
+    return HostProcess(**{**fields, "cgroups": tuple(fields["cgroups"])})
 
 
 def folders(root: Path) -> list[Path]:

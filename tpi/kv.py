@@ -26,19 +26,19 @@ def vector_bytes(head_dim: int, dtype: KvDtype) -> int:
     return head_dim * (4 if dtype == "f32" else 2)
 
 
-def block_bytes(layers: int, kv_heads: int, head_dim: int, dtype: KvDtype) -> int:
-    """Bytes that one KV block (`BLOCK_TOKENS` tokens, keys and values, all layers) takes on a node with `kv_heads`."""
+def page_bytes(layers: int, kv_heads: int, head_dim: int, dtype: KvDtype) -> int:
+    """Bytes that one page (`BLOCK_TOKENS` tokens, keys and values, all layers) takes on a node with `kv_heads`."""
     return 2 * layers * kv_heads * BLOCK_TOKENS * vector_bytes(head_dim, dtype)
 
 
-def blocks_for(tokens: int) -> int:
-    """KV blocks that `tokens` tokens of one sequence take."""
+def pages_for(tokens: int) -> int:
+    """pages that `tokens` tokens of one sequence take."""
     return -(-tokens // BLOCK_TOKENS)
 
 
 @dataclass(frozen=True)
-class PagedKV:
-    """The KV blocks of one node.
+class KvPages:
+    """The pages of one node.
 
     `keys[layer]` and `values[layer]` are `[blocks, kv_heads, BLOCK_TOKENS, head_dim]` of float32 or float16, or uint8
     `[blocks, kv_heads, BLOCK_TOKENS, vector_bytes]` for q8 (codes, then one f16 scale per 32). Pages are zeroed by the
@@ -58,8 +58,8 @@ class PagedKV:
         head_dim: int,
         dtype: KvDtype,
         memory: Callable[[int], Bytes] | None = None,
-    ) -> "PagedKV":
-        """Storage for `blocks` KV blocks of `kv_heads` local heads; `memory` gives so many zeroed bytes of a device."""
+    ) -> "KvPages":
+        """Storage for `blocks` pages of `kv_heads` local heads; `memory` gives so many zeroed bytes of a device."""
         width = vector_bytes(head_dim, dtype) if dtype == "q8" else head_dim
         element = {"f32": np.float32, "f16": np.float16, "q8": np.uint8}[dtype]
         shape = (blocks, kv_heads, BLOCK_TOKENS, width)

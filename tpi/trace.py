@@ -41,7 +41,7 @@ _NOTHING = nullcontext()
 clock = time.perf_counter_ns
 
 
-class Off:
+class NoTrace:
     """A trace that records nothing."""
 
     dropped = 0  # spans that there was no room for
@@ -67,7 +67,7 @@ class Off:
         """See `Trace.add`."""
 
 
-class Trace(Off):
+class Trace(NoTrace):
     """The spans of one node, in a table of fixed size, whose memory is taken as it fills. Safe from several threads."""
 
     def __init__(self, limit: int = TRACE_SPANS) -> None:
@@ -78,7 +78,7 @@ class Trace(Off):
         self._lock = Lock()
 
     def page(self, first: int, count: int = PAGE_SPANS) -> Page:
-        """See `Off.page`; the spans are those of the table itself, which never change again."""
+        """See `NoTrace.page`; the spans are those of the table itself, which never change again."""
         with self._lock:
             return tuple(self._names), self._table[first : min(first + count, self._count)]
 
@@ -113,7 +113,7 @@ class Trace(Off):
             self._count += 1
 
 
-OFF = Off()
+OFF = NoTrace()
 
 
 class _Span:

@@ -18,7 +18,7 @@ _CLEAR_REFS = Path("/proc/self/clear_refs")
 _RESET_PEAK = "5"  # proc(5): set the peak to what is resident now
 
 
-def measure(cache: Path, threads: int, memory_limit: int) -> Profile:
+def measure_machine(cache: Path, threads: int, memory_limit: int) -> Profile:
     """The machine as it is now. `threads` 0 means all cores, `memory_limit` 0 what is free; sizes in bytes."""
     cores = usable_cores()
     return Profile(

@@ -14,7 +14,7 @@ from allreduce.networked import Networked
 from tpi.net.wire import EXACT
 
 
-class Ring(Networked):
+class RingGroup(Networked):
     """Rank r sends to rank r + 1 and receives from rank r - 1."""
 
     name = "ring"

@@ -12,7 +12,7 @@ from master.chat.loop import Chat, say_welcome
 from master.chat.readers import open_reader
 from master.chat.talk import Talk
 from master.generation.sampler import Sampler
-from master.options import Placement, placement_options, quiet_option, sampling_options, take_sampling
+from master.options import RunOptions, placement_options, quiet_option, sampling_options, take_sampling
 from master.reporting.output import write_trace
 from master.session import Session
 from master.text.prompts import checked_text
@@ -35,7 +35,7 @@ def chat(tokens: int, system: str | None, history: bool, quiet: bool, **flags: A
     Ctrl-C stops an answer, Ctrl-D or /bye leaves, /help lists commands. Where the context is full, the oldest turns are
     dropped. Lines of a pipe are answered one by one.
     """
-    sampling, placement = take_sampling(flags), Placement.from_flags(flags)
+    sampling, placement = take_sampling(flags), RunOptions.from_flags(flags)
     conversation = Conversation(checked_text(system, "the system message") if system else None)
     with ending():
         reader = open_reader(placement.cache / HISTORY if history else None)  # what it loads counts as the bare process

@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 from master.chat.conversation import Conversation, Turn
 from master.chat.fitting import fit
-from master.generation.answer import Answer, Limits
+from master.generation.answer import Answer, AnswerLimits
 from master.generation.sampler import Sampler
 from master.generation.sequence import Sequence
 from master.reporting.output import stream_answer, write
@@ -47,7 +47,7 @@ class Talk:
         if dropped := self.conversation.dropped - before:
             warn(self._full(dropped))
         self._sequence = self._session.engine.resume(self._sequence, wanted)
-        result = stream_answer(self._session, self._sequence, self._sampler, Limits(self._tokens), write, stopped)
+        result = stream_answer(self._session, self._sequence, self._sampler, AnswerLimits(self._tokens), write, stopped)
         if result.text or result.finish_reason != "interrupted":
             self.conversation.turns.append(Turn(text, result.text))
         return result

@@ -5,7 +5,7 @@ from hashlib import sha256
 
 from tpi.net.messages import Assign, BlockPlan, LayerPlan, NodeOptions, PeerAddress, RunPlan, VectorPlan
 from tpi.pack.layout import RunLayout
-from tpi.pack.reader import Block, Pack
+from tpi.pack.reader import Pack, PackBlock
 from tpi.partition import Range, Shard
 
 
@@ -47,7 +47,7 @@ def assignments(
 class _Facts:
     """Hashes and vectors of one distinct block, read once for all ranks."""
 
-    def __init__(self, block: Block) -> None:
+    def __init__(self, block: PackBlock) -> None:
         self.block = block
         self._hashes = {run.name: block.unit_hashes(run.name) for run in block.shape.runs}
         self._vectors = sha256(vectors_bytes(block)).digest()
@@ -64,7 +64,7 @@ class _Facts:
         return BlockPlan(bytes.fromhex(self.block.id), self.block.kind, tuple(runs), vectors, self._vectors)
 
 
-def vectors_bytes(block: Block) -> bytes:
+def vectors_bytes(block: PackBlock) -> bytes:
     """The vectors of a block back to back, in the order of its shape."""
     vectors = block.vectors()
     return b"".join(vectors[name].tobytes() for name, _ in block.shape.vectors)

@@ -7,17 +7,17 @@ from dataclasses import dataclass, replace
 from allreduce.algorithms import shared
 from allreduce.base import Endpoints
 from master.deployment.assignments import assignments
-from master.deployment.deployment import Deployment, Limits, Stage, settle
-from master.deployment.planner import plan, units_of
+from master.deployment.deployment import Capacity, Deployment, Stage, choose_collective
+from master.deployment.planner import deal_shards, units_of
 from master.deployment.weights import PackSource, own_blocks
-from master.options import Placement
-from master.vocabulary.ends import Ends, table_bytes
+from master.options import RunOptions
+from master.vocabulary.ends import Vocabulary, table_bytes
 from master.workers.cluster import Cluster
 from scheduler.budget import LONGEST_CHUNK
 from scheduler.free import default_budget
 from tpi.devices.host import HostDevice
 from tpi.errors import PlanError, UsageError
-from tpi.kv import KvDtype, blocks_for
+from tpi.kv import KvDtype, pages_for
 from tpi.net.messages import Assign, NodeOptions
 from tpi.pack.reader import Pack
 from tpi.partition import Range, Shard
@@ -37,7 +37,7 @@ MASTER = "master"
 class Deployer:
     """What every deployment of one run has in common. `context` is in tokens."""
 
-    options: Placement
+    options: RunOptions
     cluster: Cluster
     pack: Pack
     context: int
@@ -52,15 +52,17 @@ class Deployer:
             NodeLost, NodeError: if a worker is lost or fails.
             WeightsError: if weights cannot be read or kept.
         """
-        shards = plan(self.pack.config, units_of(self.pack), shares)
+        shards = deal_shards(self.pack.config, units_of(self.pack), shares)
         with ExitStack() as stack:
             plans = self._plans(shards, self._board(stack))
             self._check_memory(plans)
             node, limits = self._load(stack, plans)
             fence = (self.cluster.session, plans[0].epoch)
             with phase("measuring the links"):
-                settle(fence, node, self.cluster, self.pack.config.hidden)
-            ends = Ends(self.pack, node.budget, node.trace, node.window.reads, self.options.verify_weights, self.host)
+                choose_collective(fence, node, self.cluster, self.pack.config.hidden)
+            ends = Vocabulary(
+                self.pack, node.budget, node.trace, node.window.reads, self.options.verify_weights, self.host
+            )
             stack.enter_context(ends)
             stages = [Stage(Range(0, self.pack.config.layers), tuple(range(len(shards))), tuple(shards))]
             return Deployment(fence, stages, node, self.cluster, ends, limits, stack.pop_all())
@@ -77,7 +79,7 @@ class Deployer:
         chosen, cluster = self.options, self.cluster
         options = NodeOptions(
             context=self.context,
-            kv_blocks=blocks_for(self.context),
+            pages=pages_for(self.context),
             kv_dtype=chosen.kv_dtype or kv_dtype(self.pack),
             prefill_tokens=LONGEST_CHUNK,
             memory=chosen.memory or 0,
@@ -112,7 +114,7 @@ class Deployer:
             except PlanError as error:
                 raise PlanError(f"{peer.name}: {error}") from None
 
-    def _load(self, stack: ExitStack, plans: Sequence[Assign]) -> tuple[Node, Limits]:
+    def _load(self, stack: ExitStack, plans: Sequence[Assign]) -> tuple[Node, Capacity]:
         """Every node's shard, this one's included."""
         cluster, cache = self.cluster, ShardCache(self.options.cache / "shards")
         stack.callback(cache.close)
@@ -127,20 +129,20 @@ class Deployer:
         if cache.made or any(remote.feeder and remote.feeder.stats.sent for remote in cluster.remotes):
             self.make_room()
         chunk = min([node.prefill_tokens, *(one.prefill_tokens for one in ready)])
-        return node, Limits(self.context, chunk, min([node.kv_blocks, *(one.kv_blocks for one in ready)]))
+        return node, Capacity(self.context, chunk, min([node.pages, *(one.pages for one in ready)]))
 
 
-def own_memory(options: Placement) -> int:
+def own_memory(options: RunOptions) -> int:
     """Bytes for each node of this machine: what the user said, or its part of what is free."""
     return options.memory or default_budget() // (1 + options.local)
 
 
-def own_limit(options: Placement) -> int:
+def own_limit(options: RunOptions) -> int:
     """What binds the nodes of this machine, in bytes; 0, no limit, if the user wants every weight in memory."""
     return own_memory(options) if options.scheduler else 0
 
 
-def own_threads(options: Placement) -> int:
+def own_threads(options: RunOptions) -> int:
     """Compute threads of the master, and of each local worker: nodes of one machine share its cores."""
     return options.threads or max(1, usable_cores() // (1 + options.local))
 

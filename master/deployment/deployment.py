@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from master.generation.pages import PagePool
-from master.vocabulary.ends import Ends
+from master.vocabulary.ends import Vocabulary
 from tpi.net.messages import Step, StepEntry
 from tpi.partition import Range, Shard
 from worker.node.node import Node
@@ -48,7 +48,7 @@ class Stage:
 
 
 @dataclass(frozen=True)
-class Limits:
+class Capacity:
     """What the nodes of a deployment can hold: the least that any of them says. Tokens but for `pages`."""
 
     context: int
@@ -65,8 +65,8 @@ class Deployment:
         stages: Sequence[Stage],
         node: Node,
         workers: Workers,
-        ends: Ends,
-        limits: Limits,
+        ends: Vocabulary,
+        limits: Capacity,
         resources: ExitStack | None = None,
     ) -> None:
         """`fence` is the session (random, of this run of the master) and the epoch (of this deployment).
@@ -104,7 +104,7 @@ class Deployment:
         self._resources.close()
 
 
-def settle(fence: tuple[int, int], node: Node, workers: Workers, hidden: int) -> None:
+def choose_collective(fence: tuple[int, int], node: Node, workers: Workers, hidden: int) -> None:
     """The first step, without tokens: all nodes measure their links and choose how they sum.
 
     Raises:

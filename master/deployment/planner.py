@@ -32,7 +32,7 @@ class Units:
         return cls(query.units, kv.units, neuron.units, query.width // config.head_dim, kv.width // config.head_dim)
 
 
-def plan(config: ModelConfig, units: Units, shares: Sequence[float]) -> list[Shard]:
+def deal_shards(config: ModelConfig, units: Units, shares: Sequence[float]) -> list[Shard]:
     """Deal heads and neurons over nodes in proportion to `shares`; rank 0 is the master.
 
     Raises:
@@ -53,7 +53,7 @@ def refuse_too_many(located: Located, dtype: str, cache: Path, shares: Sequence[
     """Before anybody is called: whether every node of a positive share can get a unit.
 
     Raises:
-        PlanError: as `plan`.
+        PlanError: as `deal_shards`.
         ModelError: if the model cannot be packed.
     """
     if sum(share > 0 for share in shares) < 2:
@@ -63,9 +63,9 @@ def refuse_too_many(located: Located, dtype: str, cache: Path, shares: Sequence[
         pack = Pack.open(packed)
     except (ModelError, WeightsError):  # there is none yet, or it will be mended
         if located.kind != "pack":
-            plan(*_before_packing(located.path, dtype), shares)
+            deal_shards(*_before_packing(located.path, dtype), shares)
         return
-    plan(pack.config, units_of(pack), shares)
+    deal_shards(pack.config, units_of(pack), shares)
 
 
 def _before_packing(source: Path, dtype: str) -> tuple[ModelConfig, Units]:

@@ -8,13 +8,13 @@ from typing import Protocol
 from master.deployment.assignments import vectors_bytes
 from scheduler.storage.extent import Extent
 from tpi.errors import TpiError, WeightsError
-from tpi.net.messages import TRANSFER_BYTES, Assign, Missing, Need, Offer, Unavailable, Units
+from tpi.net.messages import TRANSFER_BYTES, Assign, Missing, Need, Offer, Unavailable, UnitData
 from tpi.net.sockets import Channel, Monitor, UnreachableError
-from tpi.pack.reader import Block, Bytes, Pack
+from tpi.pack.reader import Bytes, Pack, PackBlock
 from tpi.progress import Progress, silent
 from tpi.text import SENTENCE_CHARACTERS, plain
 from worker.shards.cache import ShardCache
-from worker.shards.draft import Draft
+from worker.shards.draft import PartialImage
 from worker.shards.image import HeldBlock, ImagePlan, Piece, image_plans
 
 _WRONG = "a unit does not match its hash"
@@ -23,7 +23,7 @@ _WRONG = "a unit does not match its hash"
 _MOST_TIMES = 8  # that a worker is sent all of its part: damage and broken connections take some
 
 
-class Source(Protocol):
+class UnitSource(Protocol):
     """Where units come from."""
 
     def read(self, need: Need) -> memoryview:
@@ -38,11 +38,11 @@ class PackSource:
     """The layers of a pack; its embedding, head and final norm cannot be asked for."""
 
     def __init__(self, pack: Pack) -> None:
-        self.blocks: Mapping[bytes, Block] = {bytes.fromhex(block.id): block for block in pack.walk()}
+        self.blocks: Mapping[bytes, PackBlock] = {bytes.fromhex(block.id): block for block in pack.walk()}
         self._verifiers: dict[tuple[bytes, str], Callable[[int, Bytes], None]] = {}
 
     def read(self, need: Need) -> memoryview:
-        """See `Source.read`."""
+        """See `UnitSource.read`."""
         block = self.blocks.get(need.block)
         if block is None:
             raise WeightsError("this model has no such layer block")
@@ -54,7 +54,7 @@ class PackSource:
         self._verifier(block, need)(need.first, units)  # what is damaged is named here, not where it arrives
         return units.data.cast("B")
 
-    def _verifier(self, block: Block, need: Need) -> Callable[[int, Bytes], None]:
+    def _verifier(self, block: PackBlock, need: Need) -> Callable[[int, Bytes], None]:
         key = (need.block, str(need.run))
         if key not in self._verifiers:
             self._verifiers[key] = block.verifier(key[1])
@@ -78,12 +78,12 @@ class Feeder:
         self.stats = TransferStats()
         self.session = session
         self._assign: Assign | None = None
-        self._source: Source | None = None
+        self._source: UnitSource | None = None
         self._allowed: dict[tuple[bytes, str], tuple[int, int]] = {}
         self._unit_bytes: dict[tuple[bytes, str], int] = {}
         self._nbytes = 0  # of the plan
 
-    def begin(self, assign: Assign, source: Source) -> None:
+    def begin(self, assign: Assign, source: UnitSource) -> None:
         """From now on serve the units of `assign`."""
         self.stats = TransferStats()
         self._assign, self._source = assign, source
@@ -130,7 +130,7 @@ class Feeder:
         if self.stats.sent > _MOST_TIMES * self._nbytes:
             raise WeightsError("asks for its weights again and again; look at its disk and network, or leave it out")
         self.stats.sent += len(data)
-        self._send(Units(need.block, need.run, need.first, need.last, data))
+        self._send(UnitData(need.block, need.run, need.first, need.last, data))
 
     def _send(self, message: object) -> None:
         try:
@@ -152,19 +152,19 @@ def own_blocks(pack: Pack, assign: Assign, cache: ShardCache, progress: Progress
     found: dict[str, HeldBlock] = dict(in_place)
     for done, (identity, block) in enumerate(cache.open(copied, progress, pack.path.name).items()):
         progress(done, len(copied))
-        found[identity] = _filled(block, source, cache) if isinstance(block, Draft) else block
+        found[identity] = _filled(block, source, cache) if isinstance(block, PartialImage) else block
     cache.prune(copied)
     return [found[plan.id] for plan in plans]
 
 
-def _filled(draft: Draft, source: PackSource, cache: ShardCache) -> HeldBlock:
+def _filled(draft: PartialImage, source: PackSource, cache: ShardCache) -> HeldBlock:
     for need in list(draft.needs()):
-        if draft.accept(Units(need.block, need.run, need.first, need.last, source.read(need))):
+        if draft.accept(UnitData(need.block, need.run, need.first, need.last, source.read(need))):
             raise source.blocks[need.block].damaged(_WRONG)
     return cache.finish(draft)
 
 
-def _in_place(plan: ImagePlan, block: Block, cache: ShardCache) -> HeldBlock | None:
+def _in_place(plan: ImagePlan, block: PackBlock, cache: ShardCache) -> HeldBlock | None:
     """The block as it lies in the pack, its units checked; None if they are not one byte range there."""
     extents = [block.extent(run.layout.name, run.first, run.last) for run in plan.runs if run.nbytes]
     if not extents or any(a.offset + a.nbytes != b.offset for a, b in pairwise(extents)):
@@ -175,7 +175,7 @@ def _in_place(plan: ImagePlan, block: Block, cache: ShardCache) -> HeldBlock | N
     return HeldBlock(plan.block.id, extent, block.vectors(), remedy="start again to have it made anew")
 
 
-def _pieces_in_pack(plan: ImagePlan, block: Block) -> Sequence[Piece]:
+def _pieces_in_pack(plan: ImagePlan, block: PackBlock) -> Sequence[Piece]:
     units = [piece for piece in plan.pieces if piece.run != "vectors"]
     offsets = [block.extent(piece.run, piece.unit, piece.unit + 1).offset for piece in units]
     return [replace(piece, offset=offset) for piece, offset in zip(units, offsets, strict=True)]

@@ -40,7 +40,7 @@ class Answer:
 
 
 @dataclass(frozen=True)
-class Limits:
+class AnswerLimits:
     """When to stop: after `tokens` tokens, at any of the stop texts, or (unless `ignore_eos`) at the end of turn."""
 
     tokens: int
@@ -53,7 +53,7 @@ def answer(
     tokenizer: Tokenizer,
     sequence: Sequence,
     sampler: Sampler,
-    limits: Limits,
+    limits: AnswerLimits,
     show: Callable[[str], None] = lambda text: None,
     mark: Callable[[], None] = lambda: None,
     stopped: Callable[[], bool] = lambda: False,

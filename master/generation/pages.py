@@ -9,7 +9,7 @@ from collections import Counter
 
 from tpi.errors import PlanError
 from tpi.kernels.spec import BLOCK_TOKENS
-from tpi.kv import blocks_for
+from tpi.kv import pages_for
 
 
 class PagePool:
@@ -31,7 +31,7 @@ class PagePool:
         Raises:
             PlanError: if the pool has too few free pages; `table` is unchanged then.
         """
-        missing = blocks_for(tokens) - len(table)
+        missing = pages_for(tokens) - len(table)
         if missing > len(self._free):
             held = (len(table) + len(self._free)) * BLOCK_TOKENS
             raise PlanError(f"{tokens} tokens do not fit in the KV cache, which has room for {held}; raise -c")
@@ -52,7 +52,7 @@ class PagePool:
         The last page that remains is grown into: if it is shared, and not full of these tokens, it is given back too,
         so that `table` may hold fewer tokens.
         """
-        keep = blocks_for(tokens)
+        keep = pages_for(tokens)
         if tokens % BLOCK_TOKENS and keep <= len(table) and self._holders[table[keep - 1]] > 1:
             keep -= 1
         gone = table[keep:]

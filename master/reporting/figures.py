@@ -9,7 +9,7 @@ from typing import Any
 from master.deployment.deploy import MASTER
 from master.deployment.deployment import Deployment
 from master.deployment.planner import units_of
-from master.reporting.report import MILLI, Member, NodeReport, node_report
+from master.reporting.report import MILLI, NodeReport, NodeShare, node_report
 from master.reporting.spans import Span, before, nothing
 from master.reporting.timeline import write_timeline
 from master.workers.cluster import Cluster
@@ -100,12 +100,12 @@ class RunFigures:
             raise UsageError(f"cannot write the trace to {path}: {error.strerror}; give another --trace") from error
         return _missing(dropped) if dropped else ""
 
-    def _members(self) -> list[Member]:
+    def _members(self) -> list[NodeShare]:
         units, (stage,) = units_of(self._pack), self._deployment.stages
         names = [peer.name for peer in self._cluster.peers(MASTER)]
         bare = [self._bare, *(hello.profile.process_bytes for hello in self._cluster.hellos)]
         return [
-            Member(name, rank, shard, units.query_heads, units.kv_heads, taken)
+            NodeShare(name, rank, shard, units.query_heads, units.kv_heads, taken)
             for name, rank, shard, taken in zip(names, stage.ranks, stage.shards, bare, strict=True)
         ]
 

@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 import click
 
-from master.generation.answer import Answer, Limits, answer
+from master.generation.answer import Answer, AnswerLimits, answer
 from master.generation.sampler import Sampler
 from master.generation.sequence import Sequence
 from master.session import Session
@@ -33,7 +33,7 @@ def stream_answer(
     session: Session,
     sequence: Sequence,
     sampler: Sampler,
-    limits: Limits,
+    limits: AnswerLimits,
     show: Callable[[str], None],
     stopped: Callable[[], bool] = lambda: False,
 ) -> Answer:

@@ -45,7 +45,7 @@ class NodeReport:
 
 
 @dataclass(frozen=True)
-class Member:
+class NodeShare:
     """A node as the plan has it."""
 
     name: str
@@ -56,7 +56,7 @@ class Member:
     bare_rss_bytes: int = 0
 
 
-def node_report(config: ModelConfig, member: Member, before: Stats, after: Stats) -> NodeReport:
+def node_report(config: ModelConfig, member: NodeShare, before: Stats, after: Stats) -> NodeReport:
     """Figures of one node between two snapshots, per token of the steps between them."""
     tokens = max(after.tokens - before.tokens, 1)
     disk_seconds = after.disk_s - before.disk_s

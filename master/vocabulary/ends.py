@@ -12,19 +12,19 @@ from scheduler.window.stats import ReadClock, WindowStats
 from scheduler.window.window import Resident
 from tpi.devices.host import HostDevice, open_host
 from tpi.kernels.spec import NormSpec
-from tpi.pack.reader import Block, Pack
-from tpi.trace import OFF, Off
+from tpi.pack.reader import Pack, PackBlock
+from tpi.trace import OFF, NoTrace
 from worker.plan.fit import Tables
 
 
-class Ends:
+class Vocabulary:
     """What stands before the first block and after the last; a context manager that stops what streams."""
 
     def __init__(
         self,
         pack: Pack,
         budget: Budget,
-        trace: Off = OFF,
+        trace: NoTrace = OFF,
         reads: ReadClock | None = None,
         verify: bool = False,
         host: HostDevice | None = None,
@@ -59,7 +59,7 @@ class Ends:
             self._streamed += stream.take()
         return self._streamed
 
-    def __enter__(self) -> "Ends":
+    def __enter__(self) -> "Vocabulary":
         return self
 
     def __exit__(
@@ -67,7 +67,7 @@ class Ends:
     ) -> None:
         self._stack.close()
 
-    def _head_table(self, block: Block, budget: int) -> Table:
+    def _head_table(self, block: PackBlock, budget: int) -> Table:
         if table_block_bytes(block) <= budget:
             return self._resident(block)
         verify, found = self._verifier(block), _extent(block)
@@ -78,18 +78,18 @@ class Ends:
         self._streams.append(table)
         return table
 
-    def _embedding_table(self, block: Block, budget: Budget) -> "ResidentTable | RowTable":
+    def _embedding_table(self, block: PackBlock, budget: Budget) -> "ResidentTable | RowTable":
         if table_block_bytes(block) <= budget.embedding_bytes:
             return self._resident(block)
         return RowTable(
             block.run("row"), _extent(block), self._kernels, trace=self._trace, verify=self._verifier(block)
         )
 
-    def _resident(self, block: Block) -> ResidentTable:
+    def _resident(self, block: PackBlock) -> ResidentTable:
         (data,) = Resident([_extent(block)], verify=self._verifier(block)).kept
         return ResidentTable(block.run("row"), data, self._kernels, self._trace)
 
-    def _verifier(self, block: Block) -> Verify | None:
+    def _verifier(self, block: PackBlock) -> Verify | None:
         return block.verifier("row") if self._verify else None
 
 
@@ -99,11 +99,11 @@ def table_bytes(pack: Pack) -> Tables:
     return Tables(table_block_bytes(pack.head), 0 if tied else table_block_bytes(pack.embedding))
 
 
-def table_block_bytes(block: Block) -> int:
+def table_block_bytes(block: PackBlock) -> int:
     """Bytes of memory that a table takes: whole pages."""
     return _extent(block).slot_bytes
 
 
-def _extent(block: Block) -> Extent:
+def _extent(block: PackBlock) -> Extent:
     found = block.extent("row")
     return Extent(found.path, found.offset, found.nbytes)

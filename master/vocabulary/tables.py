@@ -10,7 +10,7 @@ from tpi.config import ModelConfig
 from tpi.kernels import Kernels
 from tpi.kernels.spec import NormSpec
 from tpi.pack.layout import RunLayout
-from tpi.trace import EMBEDDING, HEAD, OFF, Off
+from tpi.trace import EMBEDDING, HEAD, OFF, NoTrace
 
 F32 = npt.NDArray[np.float32]
 
@@ -32,7 +32,7 @@ class Table(Rows, Protocol):
 class ResidentTable:
     """A table whose packed bytes are all in memory."""
 
-    def __init__(self, run: RunLayout, data: npt.NDArray[np.uint8], kernels: Kernels, trace: Off = OFF) -> None:
+    def __init__(self, run: RunLayout, data: npt.NDArray[np.uint8], kernels: Kernels, trace: NoTrace = OFF) -> None:
         self._run = run
         self._data = data
         self._kernels = kernels
@@ -71,7 +71,9 @@ class Embedding:
 class Head:
     """Hidden states to logits: final norm, LM head, soft cap."""
 
-    def __init__(self, config: ModelConfig, table: Table, norm: NormSpec, kernels: Kernels, trace: Off = OFF) -> None:
+    def __init__(
+        self, config: ModelConfig, table: Table, norm: NormSpec, kernels: Kernels, trace: NoTrace = OFF
+    ) -> None:
         """`trace` gets the norm and the cap; the table records its product itself, since it may wait in between."""
         self._config = config
         self._table = table

@@ -13,9 +13,9 @@ from contextlib import suppress
 
 import zmq
 
-from master.deployment.weights import Source
+from master.deployment.weights import UnitSource
 from master.workers.keeper import Keeper
-from master.workers.reach import Probe, listen_example
+from master.workers.reach import ReachProbe, listen_example
 from master.workers.remote import Remote
 from tpi.errors import NodeError, NodeLost, TpiError
 from tpi.net.codec import encode
@@ -79,12 +79,12 @@ class Cluster:
         workers = [PeerAddress(rank, r.name, r.collective_address) for rank, r in enumerate(self.remotes, 1)]
         return (PeerAddress(0, master, address), *workers)
 
-    def assign(self, plans: Sequence[Assign], source: Source, progress: Progress = silent) -> list[Ready]:
+    def assign(self, plans: Sequence[Assign], source: UnitSource, progress: Progress = silent) -> list[Ready]:
         """`begin`, then `finish`."""
         self.begin(plans, source)
         return self.finish(progress)
 
-    def begin(self, plans: Sequence[Assign], source: Source) -> None:
+    def begin(self, plans: Sequence[Assign], source: UnitSource) -> None:
         """Give every worker its plan (ranks 1 and up); `source` has the units that it may lack.
 
         All plans carry this cluster's session and one epoch, higher than the last. The workers load while the caller
@@ -245,13 +245,13 @@ class Cluster:
 
     def _meet(self, seconds: float) -> None:
         """Wait until all workers have answered, and ask what is in the way of those to whom there is no connection."""
-        probes: dict[str, Probe] = {}
+        probes: dict[str, ReachProbe] = {}
         awake = Awake()
 
         def met() -> bool:
             for remote in self.remotes if awake() > _PROBE_AFTER_S else ():
                 if not remote.connected and remote.address not in probes:
-                    probes[remote.address] = Probe(*split_address(remote.address))
+                    probes[remote.address] = ReachProbe(*split_address(remote.address))
             for address, probe in probes.items():
                 if probe.found:
                     raise NodeLost(address, probe.found)

@@ -16,7 +16,7 @@ _RETRY_S = 120.0  # the longest pause between two attempts of TCP to deliver the
 
 
 @dataclass
-class Pulse:
+class HeartbeatState:
     """What the heartbeats say."""
 
     progress: int = -1

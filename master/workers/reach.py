@@ -39,7 +39,7 @@ def obstacle(host: str, port: int) -> str:
         return _refusal(error, host, port)
 
 
-class Probe:
+class ReachProbe:
     """`obstacle` in a thread, since names may take long to look up."""
 
     def __init__(self, host: str, port: int) -> None:

@@ -6,7 +6,7 @@ from dataclasses import replace
 from itertools import islice
 
 from master.deployment.weights import Feeder
-from master.workers.pulse import SILENCE_S, Pulse
+from master.workers.pulse import SILENCE_S, HeartbeatState
 from tpi import __version__
 from tpi.errors import NodeError, NodeLost, NodeRefused, TpiError, WeightsError
 from tpi.net.codec import Buffer, WrongProtocolError
@@ -31,7 +31,7 @@ class Remote:
         self.stats: Stats | None = None
         self.spans: Spans | None = None
         self.feeder: Feeder | None = None
-        self.pulse = Pulse()
+        self.pulse = HeartbeatState()
         self.dropped = 0
         self.connected = False
         self.problem: TpiError | None = None  # found by who may not raise it
@@ -182,8 +182,8 @@ class Remote:
             raise NodeError(plain(message.node) or self.name, f"worker {self._who}: {sentence}")
 
     def _usable(self, ready: Ready) -> Ready:
-        if not ready.kv_blocks or not ready.prefill_tokens:
-            offer = f"steps of {ready.prefill_tokens} tokens and {ready.kv_blocks} KV blocks"
+        if not ready.pages or not ready.prefill_tokens:
+            offer = f"steps of {ready.prefill_tokens} tokens and {ready.pages} pages"
             raise NodeError(self.name, f"worker {self._who} offers {offer}, which computes nothing; leave it out")
         return ready
 

@@ -126,7 +126,7 @@ class SteadyReport:
     least_bytes: int | None  # where no window does and the placement in use does not: memory for blocks that would
 
 
-def verdict(
+def judge_streaming(
     placement: Placement,
     costs: Costs,
     history: Sequence[Costs] = (),
@@ -159,7 +159,7 @@ def verdict(
         window=advised[0] if advised else None,
         retain=advised[1] if advised else None,
         window_bytes=advised[2] if advised else None,
-        least_bytes=None if steady or advised else sufficient(planned or placement, speeds),
+        least_bytes=None if steady or advised else sufficient_ring(planned or placement, speeds),
     )
 
 
@@ -208,7 +208,7 @@ def advise(
     return min(found, key=lambda one: one[2], default=None)
 
 
-def sufficient(placement: Placement, speeds: Speeds) -> int:
+def sufficient_ring(placement: Placement, speeds: Speeds) -> int:
     """Bytes, more than `placement` has, with which `place` hardly waits any more: what must stay, and a ring."""
     sizes, costs = placement.sizes, speeds.costs(placement.sizes)
     total = sum(sizes)

@@ -118,7 +118,7 @@ def best(extents: Sequence[Extent]) -> DiskSpeed:
     fastest = dict.fromkeys(ways, 0.0)
     for _ in range(_ROUNDS):
         for threads, chunk in ways:
-            speed = measure(extents, DirectDisk(chunk, threads))
+            speed = measure_reads(extents, DirectDisk(chunk, threads))
             fastest[threads, chunk] = max(fastest[threads, chunk], speed)
     bar = max(fastest.values()) * _GOOD_ENOUGH
     chunk, threads = max(
@@ -128,7 +128,9 @@ def best(extents: Sequence[Extent]) -> DiskSpeed:
     return DiskSpeed(chunk, threads, fastest[threads, chunk])
 
 
-def measure(extents: Sequence[Extent], disk: DirectDisk, sample: int = _SAMPLE, seconds: float = _SECONDS) -> float:
+def measure_reads(
+    extents: Sequence[Extent], disk: DirectDisk, sample: int = _SAMPLE, seconds: float = _SECONDS
+) -> float:
     """Bytes per second that `disk` reads of `extents`, for at most `sample` bytes or `seconds`; 0 if none is read."""
     work = iter([(one, at) for one in extents for at in range(0, one.nbytes - disk.chunk + 1, disk.chunk)])
     lock, totals = threading.Lock(), [0] * disk.threads

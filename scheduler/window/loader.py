@@ -19,7 +19,7 @@ from scheduler.window.stats import Meter, WindowStats
 from scheduler.window.wakeup import wake_soon
 from tpi.devices.pages import Bytes, page_buffer
 from tpi.errors import TpiError, WeightsError
-from tpi.trace import OFF, Off
+from tpi.trace import OFF, NoTrace
 
 
 class Loader:
@@ -32,7 +32,7 @@ class Loader:
         disk: Disk,
         meter: Meter,
         verify: Verify | None = None,
-        trace: Off = OFF,
+        trace: NoTrace = OFF,
         noun: str = "block",
     ) -> None:
         """Arguments as `scheduler.window.window.MemoryWindow`."""

@@ -23,7 +23,7 @@ from scheduler.window.loader import Loader
 from scheduler.window.stats import Meter, ReadClock, WindowStats
 from tpi.devices.pages import Bytes
 from tpi.progress import Progress, silent
-from tpi.trace import OFF, Off
+from tpi.trace import OFF, NoTrace
 
 __all__ = ["Extent", "MemoryWindow", "Resident", "Window", "WindowStats"]
 
@@ -59,7 +59,7 @@ class Window(Protocol):
         ...
 
     def costs(self) -> Costs:
-        """Median seconds per block over the last tokens, for `scheduler.model.steady.verdict`."""
+        """Median seconds per block over the last tokens, for `scheduler.model.steady.judge_streaming`."""
         ...
 
     def history(self) -> list[Costs]:
@@ -139,7 +139,7 @@ class MemoryWindow:
         placement: Placement | int,
         disk: Disk | None = None,
         verify: Verify | None = None,
-        trace: Off = OFF,
+        trace: NoTrace = OFF,
         noun: str = "block",
         reads: ReadClock | None = None,
     ) -> None:
@@ -181,7 +181,7 @@ class MemoryWindow:
         return self._loader.take()
 
     def costs(self) -> Costs:
-        """Median seconds per block over the last tokens, for `scheduler.model.steady.verdict`."""
+        """Median seconds per block over the last tokens, for `scheduler.model.steady.judge_streaming`."""
         return self._meter.costs()
 
     def history(self) -> list[Costs]:

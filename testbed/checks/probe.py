@@ -13,7 +13,7 @@ import time
 
 from testbed.description.topology import UNLIMITED
 from testbed.network.namespaces import inside
-from testbed.state import Record
+from testbed.state import TestbedRecord
 
 _PINGS = 7
 _SPACING = 0.6e-3  # seconds between two pings
@@ -26,10 +26,10 @@ _PACKET = struct.Struct("IId")  # round, sender, time of sending
 _BUFFER = 64 << 20
 
 
-class Probe:
+class HostProbe:
     """Sockets in all namespaces of a testbed."""
 
-    def __init__(self, record: Record) -> None:
+    def __init__(self, record: TestbedRecord) -> None:
         self._sockets: list[socket.socket] = []
         self._addresses = [member.address for member in record.devices]
         self._mtu = record.mtu
@@ -120,7 +120,7 @@ class Probe:
             return len(stamps) * bits / (stamps[-1] - started - turns)
         return _rate(stamps, bits)
 
-    def __enter__(self) -> "Probe":
+    def __enter__(self) -> "HostProbe":
         return self
 
     def __exit__(self, *error: object) -> None:

@@ -5,7 +5,7 @@ import time
 from dataclasses import dataclass
 from itertools import combinations
 
-from testbed.checks.probe import Probe
+from testbed.checks.probe import HostProbe
 from testbed.description.topology import UNLIMITED
 from testbed.description.units import format_rate
 from testbed.launch import Testbed
@@ -45,7 +45,7 @@ def verify(bed: Testbed) -> list[Measured]:
     Raises:
         TestbedError: if one is off by more than 10% (of a round trip, or 0.3 ms if that is more), `ROUNDS` times.
     """
-    with Probe(bed.record) as probe:
+    with HostProbe(bed.record) as probe:
         results: dict[tuple[str, tuple[str, str]], Measured] = {}
         wanted: set[tuple[str, str]] | None = None  # all
         for attempt in range(ROUNDS):
@@ -70,7 +70,7 @@ def _names(bed: Testbed, pair: tuple[int, int]) -> tuple[str, str]:
     return bed.topology.devices[pair[0]].name, bed.topology.devices[pair[1]].name
 
 
-def _calibrate(bed: Testbed, probe: Probe) -> None:
+def _calibrate(bed: Testbed, probe: HostProbe) -> None:
     """Tell the user-space link how much time it adds itself, so that it can take it off."""
     pairs = _pairs(bed)
     for _ in range(2):
@@ -82,7 +82,7 @@ def _calibrate(bed: Testbed, probe: Probe) -> None:
             bed.ask("compensate", seconds=statistics.median(errors))
 
 
-def _round_trips(bed: Testbed, probe: Probe, wanted: set[tuple[str, str]] | None) -> list[Measured]:
+def _round_trips(bed: Testbed, probe: HostProbe, wanted: set[tuple[str, str]] | None) -> list[Measured]:
     pairs = [pair for pair in _pairs(bed) if wanted is None or _names(bed, pair) in wanted]
     delays = probe.delays([*pairs, *((b, a) for a, b in pairs)])
     results = []
@@ -94,7 +94,7 @@ def _round_trips(bed: Testbed, probe: Probe, wanted: set[tuple[str, str]] | None
     return results
 
 
-def _bandwidths(bed: Testbed, probe: Probe, wanted: set[tuple[str, str]] | None) -> list[Measured]:
+def _bandwidths(bed: Testbed, probe: HostProbe, wanted: set[tuple[str, str]] | None) -> list[Measured]:
     """Each device sends to the next: that is every device's own link in both directions."""
     count = len(bed.topology.devices)
     results = []

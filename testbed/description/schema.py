@@ -6,7 +6,7 @@ from typing import TypeVar
 
 import yaml
 
-from testbed.description.topology import UNLIMITED, Host, Link, Router, Topology
+from testbed.description.topology import UNLIMITED, Host, HostLink, Router, Topology
 from testbed.description.units import parse_disk, parse_percent, parse_rate, parse_time
 from tpi.config import parse_size
 from tpi.errors import UsageError
@@ -100,7 +100,7 @@ def parse_topology(text: str, file: str, name: str) -> Topology:
     about, name = top.take("about", str) or "", top.take("name", str) or name
     defaults = _subsection(top, "defaults")
     device_defaults = _device(_subsection(defaults, "device"), "", Host(""))
-    link_defaults = _link(_subsection(defaults, "link"), ("", ""), Link(("", "")))
+    link_defaults = _link(_subsection(defaults, "link"), ("", ""), HostLink(("", "")))
     devices, routers = _subsection(top, "devices"), _subsection(top, "routers")
     device_list = tuple(_device(_named(devices, key), key, device_defaults) for key in devices.names())
     router_list = tuple(_router(_named(routers, key), key) for key in routers.names())
@@ -154,7 +154,7 @@ def _router(section: Section, name: str) -> Router:
     return Router(name, shared)
 
 
-def _links(top: Section, default: Link, names: set[str]) -> tuple[Link, ...]:
+def _links(top: Section, default: HostLink, names: set[str]) -> tuple[HostLink, ...]:
     node = top.node("links")
     if node is None or _empty(node):
         return ()
@@ -185,12 +185,12 @@ def _ends(section: Section, names: set[str]) -> tuple[str, str]:
     return first, second
 
 
-def _link(section: Section, ends: tuple[str, str], default: Link) -> Link:
+def _link(section: Section, ends: tuple[str, str], default: HostLink) -> HostLink:
     bandwidth, latency = section.take("bandwidth", _bandwidth), section.take("latency", parse_time)
     jitter, loss = section.take("jitter", parse_time), section.take("loss", parse_percent)
     queue = section.take("queue", parse_time)
     section.finish()
-    return Link(
+    return HostLink(
         ends,
         default.bandwidth if bandwidth is None else bandwidth,
         default.latency if latency is None else latency,

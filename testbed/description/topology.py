@@ -36,7 +36,7 @@ class Router:
 
 
 @dataclass(frozen=True)
-class Link:
+class HostLink:
     """A full-duplex cable or radio link between two devices or routers; each figure holds in each direction."""
 
     ends: tuple[str, str]
@@ -51,7 +51,7 @@ class Link:
 class Hop:
     """One link crossed in one direction."""
 
-    link: Link
+    link: HostLink
     source: str
     target: str
 
@@ -66,7 +66,7 @@ class Topology:
 
     name: str
     devices: tuple[Host, ...]
-    links: tuple[Link, ...]
+    links: tuple[HostLink, ...]
     routers: tuple[Router, ...] = ()
     about: str = ""
     _paths: dict[tuple[str, str], tuple[Hop, ...]] = field(init=False, repr=False, compare=False)
@@ -100,7 +100,7 @@ class Topology:
         return cls(
             fields["name"],
             tuple(Host(**device) for device in fields["devices"]),
-            tuple(Link(**{**link, "ends": tuple(link["ends"])}) for link in fields["links"]),
+            tuple(HostLink(**{**link, "ends": tuple(link["ends"])}) for link in fields["links"]),
             tuple(Router(**router) for router in fields["routers"]),
             fields["about"],
         )
@@ -157,10 +157,10 @@ class Topology:
         return reached[target]
 
 
-def star(name: str, devices: tuple[Host, ...], link: Link, shared: float | None = None) -> Topology:
+def star(name: str, devices: tuple[Host, ...], link: HostLink, shared: float | None = None) -> Topology:
     """`devices` around one router called `router`, each on a link like `link` (its `ends` are ignored)."""
     links = tuple(
-        Link((device.name, "router"), link.bandwidth, link.latency, link.jitter, link.loss, link.queue)
+        HostLink((device.name, "router"), link.bandwidth, link.latency, link.jitter, link.loss, link.queue)
         for device in devices
     )
     return Topology(name, devices, links, (Router("router", shared),))

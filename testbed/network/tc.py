@@ -1,7 +1,7 @@
 """The kernel's own shaping: routers are namespaces too, links are veth pairs, and `tbf` and `netem` sit at their ends.
 
-What is asked of the kernel is a list of `Request`s, made by `plan` without touching anything, so that it can be
-compared with a golden file where the kernel has no netem.
+What is asked of the kernel is a list of `KernelRequest`s, made by `kernel_requests` without touching anything, so that
+it can be compared with a golden file where the kernel has no netem.
 """
 
 import os
@@ -14,7 +14,7 @@ from typing import Any
 
 from pyroute2 import IPRoute
 
-from testbed.description.topology import UNLIMITED, Link, Topology
+from testbed.description.topology import UNLIMITED, HostLink, Topology
 from testbed.network.namespaces import inside, new_namespace
 
 MTU = 1500
@@ -25,7 +25,7 @@ _SWITCHES = (("ip_forward", "1"), ("conf/all/rp_filter", "0"), ("conf/default/rp
 
 
 @dataclass(frozen=True)
-class Request:
+class KernelRequest:
     """One netlink request in the namespace of `node`. In `fields`, `peer` is a node, and `dev` an interface's name."""
 
     node: str
@@ -34,10 +34,12 @@ class Request:
     fields: dict[str, Any] = field(default_factory=dict)
 
 
-def plan(topology: Topology) -> list[Request]:
+def kernel_requests(topology: Topology) -> list[KernelRequest]:
     """Everything to ask of the kernel for `topology`, given an empty namespace for each device and router."""
     requests = [
-        Request(device.name, "addr", "add", {"dev": "lo", "address": topology.address(device.name), "prefixlen": 32})
+        KernelRequest(
+            device.name, "addr", "add", {"dev": "lo", "address": topology.address(device.name), "prefixlen": 32}
+        )
         for device in topology.devices
     ]
     for number, link in enumerate(topology.links):
@@ -48,7 +50,7 @@ def plan(topology: Topology) -> list[Request]:
     return [*requests, *(route for node in topology.nodes for route in routes(topology, node))]
 
 
-def shaping(node: str, interface: str, link: Link, verb: str = "add") -> Iterator[Request]:
+def shaping(node: str, interface: str, link: HostLink, verb: str = "add") -> Iterator[KernelRequest]:
     """The queueing disciplines of the sending end of a link: tbf for its rate, netem for the rest.
 
     netem takes microseconds and per cent; its limit is in packets, those under way as well as those that wait.
@@ -59,17 +61,17 @@ def shaping(node: str, interface: str, link: Link, verb: str = "add") -> Iterato
         burst = max(round(rate * _BURST_SECONDS), _BURST_BYTES)
         limit = round(rate * link.queue) + burst
         tbf: dict[str, Any] = {"rate": round(rate), "burst": burst, "limit": limit}
-        yield Request(node, "tc", verb, {"kind": "tbf", "dev": interface, **parent, **tbf})
+        yield KernelRequest(node, "tc", verb, {"kind": "tbf", "dev": interface, **parent, **tbf})
         parent = {"parent": "1:1", "handle": "10:"}
     if link.latency or link.jitter or link.loss:
         netem: dict[str, Any] = {"delay": round(link.latency * 1e6), "jitter": round(link.jitter * 1e6)}
         seconds = link.latency + link.jitter + link.queue
         packets = _MANY if rate == UNLIMITED else round(rate * seconds / _FRAME) + 100
         netem |= {"loss": link.loss * 100, "limit": packets}
-        yield Request(node, "tc", verb, {"kind": "netem", "dev": interface, **parent, **netem})
+        yield KernelRequest(node, "tc", verb, {"kind": "netem", "dev": interface, **parent, **netem})
 
 
-def routes(topology: Topology, node: str) -> Iterator[Request]:
+def routes(topology: Topology, node: str) -> Iterator[KernelRequest]:
     """Routes at `node` to every device: the next hop on the paths that lead there through it."""
     own = [device.name for device in topology.devices]
     for target in own:
@@ -81,21 +83,21 @@ def routes(topology: Topology, node: str) -> Iterator[Request]:
                 fields["gateway"] = _transfer(number, hops[0].link, hops[0].target)
                 if node in own:
                     fields["prefsrc"] = topology.address(node)
-                yield Request(node, "route", "replace", fields)
+                yield KernelRequest(node, "route", "replace", fields)
                 break
 
 
-def _cable(number: int, link: Link) -> Iterator[Request]:
+def _cable(number: int, link: HostLink) -> Iterator[KernelRequest]:
     """A veth pair, its two transfer addresses, both ends up."""
     first, second = link.ends
     name = f"l{number}"
-    yield Request(first, "link", "add", {"ifname": name, "kind": "veth", "peer": second})
+    yield KernelRequest(first, "link", "add", {"ifname": name, "kind": "veth", "peer": second})
     for end in link.ends:
-        yield Request(end, "addr", "add", {"dev": name, "address": _transfer(number, link, end), "prefixlen": 30})
-        yield Request(end, "link", "set", {"dev": name, "mtu": MTU, "state": "up"})
+        yield KernelRequest(end, "addr", "add", {"dev": name, "address": _transfer(number, link, end), "prefixlen": 30})
+        yield KernelRequest(end, "link", "set", {"dev": name, "mtu": MTU, "state": "up"})
 
 
-def _transfer(number: int, link: Link, end: str) -> str:
+def _transfer(number: int, link: HostLink, end: str) -> str:
     """The address of one end of link `number`, in a network of four that routes between the two."""
     base = 4 * number + 1 + link.ends.index(end)
     return f"10.78.{base >> 8}.{base & 255}"
@@ -116,7 +118,7 @@ class TcBackend:
             with inside(self._namespaces[name]):
                 for switch, value in _SWITCHES:
                     Path("/proc/sys/net/ipv4", switch).write_text(value)
-        self._carry_out(plan(topology))
+        self._carry_out(kernel_requests(topology))
 
     def serve(self, others: dict[int, Callable[[], bool]]) -> None:
         """The kernel does the work; only answer requests."""
@@ -136,12 +138,12 @@ class TcBackend:
     def cut(self, device: str) -> None:
         """Pull the device's cables at their far ends, so that its programs see silence and not an error."""
         for number, _, far in self._cables(device):
-            self._carry_out([Request(far, "link", "set", {"dev": f"l{number}", "state": "down"})])
+            self._carry_out([KernelRequest(far, "link", "set", {"dev": f"l{number}", "state": "down"})])
 
     def heal(self, device: str) -> None:
         """Undo `cut` and `slow`."""
         for number, link, far in self._cables(device):
-            self._carry_out([Request(far, "link", "set", {"dev": f"l{number}", "state": "up"})])
+            self._carry_out([KernelRequest(far, "link", "set", {"dev": f"l{number}", "state": "up"})])
             self._carry_out(list(routes(self._topology, far)))
             self._reshape(number, link)
 
@@ -151,7 +153,7 @@ class TcBackend:
             rate = min(link.bandwidth, bandwidth or UNLIMITED)
             self._reshape(number, replace(link, bandwidth=rate, latency=link.latency + latency))
 
-    def _reshape(self, number: int, link: Link) -> None:
+    def _reshape(self, number: int, link: HostLink) -> None:
         for end in link.ends:
             with inside(self._namespaces[end]), IPRoute() as kernel:
                 index = kernel.link_lookup(ifname=f"l{number}")[0]
@@ -159,13 +161,13 @@ class TcBackend:
                     kernel.tc("del", index=index, parent=0xFFFFFFFF)
             self._carry_out(list(shaping(end, f"l{number}", link)))
 
-    def _cables(self, device: str) -> Iterator[tuple[int, Link, str]]:
+    def _cables(self, device: str) -> Iterator[tuple[int, HostLink, str]]:
         """Number, link and far end of each link of `device`."""
         for number, link in enumerate(self._topology.links):
             if device in link.ends:
                 yield number, link, link.ends[1 - link.ends.index(device)]
 
-    def _carry_out(self, requests: list[Request]) -> None:
+    def _carry_out(self, requests: list[KernelRequest]) -> None:
         """One socket per namespace, requests in order within each; links exist before anything refers to them."""
         for cables in (True, False):
             for node, namespace in self._namespaces.items():
@@ -173,7 +175,7 @@ class TcBackend:
                 if mine:
                     self._send(namespace, mine)
 
-    def _send(self, namespace: int, requests: list[Request]) -> None:
+    def _send(self, namespace: int, requests: list[KernelRequest]) -> None:
         with inside(namespace), IPRoute() as kernel:
             for request in requests:
                 fields = dict(request.fields)

@@ -82,7 +82,7 @@ class MadeUpModel:
             LayerPlan((index[self.ids[2 * layer]], index[self.ids[2 * layer + 1]]), tuple(range(len(peers))))
             for layer in range(self.layers)
         )
-        options = NodeOptions(context=64, kv_blocks=4, kv_dtype="f32", prefill_tokens=32, scheduler="window")
+        options = NodeOptions(context=64, pages=4, kv_dtype="f32", prefill_tokens=32, scheduler="window")
         return Assign(
             session, epoch, rank, len(peers), config(self.layers), self.layouts, tuple(blocks.values()), layers,
             tuple(peers), "star", "f32", options,

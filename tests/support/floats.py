@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tpi.pack.builder.build import Opened, open_source
-from tpi.pack.sources.base import Bytes, Source, Tensor
+from tpi.pack.sources.base import Bytes, Source, SourceTensor
 from tpi.pack.sources.elements import Element, decode
 
 F32 = npt.NDArray[np.float32]
@@ -25,12 +25,13 @@ class ArraySource:
 
     def __init__(self, label: str, arrays: Mapping[str, F32]) -> None:
         self.label = label
-        self.tensors: Mapping[str, Tensor] = {
-            name: Tensor(name, array.shape, Element("F32", 1, 4), Path(label), 0) for name, array in arrays.items()
+        self.tensors: Mapping[str, SourceTensor] = {
+            name: SourceTensor(name, array.shape, Element("F32", 1, 4), Path(label), 0)
+            for name, array in arrays.items()
         }
         self.arrays = arrays
 
-    def read(self, tensor: Tensor, rows: tuple[int, int], columns: tuple[int, int]) -> Bytes:
+    def read(self, tensor: SourceTensor, rows: tuple[int, int], columns: tuple[int, int]) -> Bytes:
         """See `Source.read`."""
         array = self.arrays[tensor.name].reshape(tensor.rows, tensor.columns)
         return np.ascontiguousarray(array[slice(*rows), slice(*columns)]).view(np.uint8)
@@ -71,7 +72,7 @@ def shuffled(path: Path, seed: int = 0) -> Opened:
     return replace(opened, source=ArraySource(f"shuffled {path.stem}", arrays))
 
 
-def _values(source: Source, tensor: Tensor) -> F32:
+def _values(source: Source, tensor: SourceTensor) -> F32:
     raw = source.read(tensor, (0, tensor.rows), (0, tensor.columns))
     return decode(tensor.element, raw).reshape(tensor.shape)
 

@@ -10,13 +10,13 @@ from allreduce.algorithms.loopback import Board
 from allreduce.base import Endpoints
 from master.deployment.assignments import assignments
 from master.deployment.deploy import kv_dtype
-from master.deployment.deployment import Deployment, Limits, Stage
-from master.deployment.planner import plan, units_of
+from master.deployment.deployment import Capacity, Deployment, Stage
+from master.deployment.planner import deal_shards, units_of
 from master.deployment.weights import own_blocks
 from master.generation.engine import Engine
-from master.vocabulary.ends import Ends, table_bytes
+from master.vocabulary.ends import Vocabulary, table_bytes
 from tpi.devices.base import Device
-from tpi.kv import KvDtype, blocks_for
+from tpi.kv import KvDtype, pages_for
 from tpi.net.messages import NodeOptions, PeerAddress, Step
 from tpi.pack.reader import Pack
 from tpi.partition import Range
@@ -74,10 +74,10 @@ def in_process_deployment(
     order: Order = plain,
 ) -> Deployment:
     """As `in_process_engine`, without the engine; rank 0 has `others` beside its host, and all run steps in `order`."""
-    pool = 4 * blocks_for(context)  # pages: room for several sequences
+    pool = 4 * pages_for(context)  # pages: room for several sequences
     options = NodeOptions(context, pool, kv or kv_dtype(pack), chunk)
     peers = [PeerAddress(rank, f"node {rank}", "") for rank in range(len(shares))]
-    shards = plan(pack.config, units_of(pack), shares)
+    shards = deal_shards(pack.config, units_of(pack), shares)
     plans = assignments(pack, shards, peers, options, session=1, epoch=epoch, collective="loopback")
     endpoints = Endpoints(board=Board(len(shares)))
     with ExitStack() as stack:
@@ -91,6 +91,6 @@ def in_process_deployment(
             stack.callback(nodes[-1].close)
         workers = ThreadedWorkers(nodes[1:])
         stack.callback(workers.close)
-        ends = stack.enter_context(Ends(pack, nodes[0].budget))
+        ends = stack.enter_context(Vocabulary(pack, nodes[0].budget))
         stages = [Stage(Range(0, pack.config.layers), tuple(range(len(shards))), tuple(shards))]
-        return Deployment((1, epoch), stages, nodes[0], workers, ends, Limits(context, chunk, pool), stack.pop_all())
+        return Deployment((1, epoch), stages, nodes[0], workers, ends, Capacity(context, chunk, pool), stack.pop_all())

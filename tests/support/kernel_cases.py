@@ -9,7 +9,7 @@ from tpi.config import Activation, Format, Norm
 from tpi.kernels.native import NativeKernels
 from tpi.kernels.reference import ReferenceKernels
 from tpi.kernels.spec import BLOCK_TOKENS, F32, U8, AttentionSpec, Batch, FfnSpec, NormSpec
-from tpi.kv import KvDtype, PagedKV
+from tpi.kv import KvDtype, KvPages
 from tpi.pack.builder.quantise import assemble, encode_part
 from tpi.pack.layout import Layout, Part, RunLayout, RunName
 
@@ -47,7 +47,7 @@ class AttentionCase:
     spec: AttentionSpec
     data: U8
     x: F32
-    kv: PagedKV
+    kv: KvPages
     batch: Batch
 
 
@@ -108,14 +108,14 @@ def attention_case(
 
 def _batch(
     random: Random, lengths: tuple[tuple[int, int], ...], kv_heads: int, head_dim: int, dtype: KvDtype
-) -> tuple[Batch, PagedKV]:
+) -> tuple[Batch, KvPages]:
     """Sequences whose blocks lie in random order, with something in the cache."""
     blocks = [-(-(past + new) // BLOCK_TOKENS) for past, new in lengths]
     order = random.permutation(sum(blocks) + 3)
     tables = np.full((len(lengths), max(blocks) + 1), -1, np.int32)
     for row, count in enumerate(blocks):
         tables[row, :count] = order[sum(blocks[:row]) :][:count]
-    kv = PagedKV.allocate(1, len(order), kv_heads, head_dim, dtype)
+    kv = KvPages.allocate(1, len(order), kv_heads, head_dim, dtype)
     for cache in (kv.keys[0], kv.values[0]):
         _fill(random, cache, head_dim)
     positions = np.concatenate([np.arange(past, past + new) for past, new in lengths]).astype(np.int32)

@@ -11,12 +11,12 @@ from hypothesis import strategies as st
 from tests.support.cluster_helpers import MadeUpModel
 from tpi.net import messages
 from tpi.net.messages import Assign, PeerAddress, Step, StepEntry
-from tpi.net.schema import Between, Raw, Tensor
+from tpi.net.schema import ArrayField, Between, Raw
 
 Strategy = st.SearchStrategy[Any]
 
 MESSAGES = [
-    messages.Join, messages.Hello, messages.Refuse, messages.Offer, messages.Missing, messages.Need, messages.Units,
+    messages.Join, messages.Hello, messages.Refuse, messages.Offer, messages.Missing, messages.Need, messages.UnitData,
     messages.Unavailable, messages.Ready, messages.Abort, messages.Heartbeat, messages.AskStats, messages.Stats,
     messages.AskSpans, messages.Spans, messages.Failure, messages.Alive, messages.Bye,
 ]  # fmt: skip
@@ -27,7 +27,7 @@ def value(annotation: Any) -> Strategy:
     if typing.get_origin(annotation) is typing.Annotated:
         annotation, limit = typing.get_args(annotation)
     arguments = typing.get_args(annotation)
-    if isinstance(limit, Tensor):
+    if isinstance(limit, ArrayField):
         return st.lists(st.tuples(*[st.integers(-(2**63), 2**63 - 1)] * 4), max_size=5).map(
             lambda rows: np.asarray(rows, np.int64).reshape(-1, 4)
         )

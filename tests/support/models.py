@@ -13,9 +13,9 @@ from tpi.config import ModelConfig
 from tpi.devices.host import HostDevice
 from tpi.kernels import Kernels, open_kernels
 from tpi.kernels.spec import Batch, NormSpec
-from tpi.kv import PagedKV, blocks_for
+from tpi.kv import KvPages, pages_for
 from tpi.pack.layout import RunLayout
-from tpi.pack.reader import Block, Pack
+from tpi.pack.reader import Pack, PackBlock
 from tpi.partition import Range
 from worker.node.segment import Segment, compute, open_segment
 
@@ -132,8 +132,8 @@ def forward(pack: Pack, tokens: Sequence[int], kernels: Kernels | None = None) -
     positions = np.arange(len(tokens), dtype=np.int32)
     if pack.positions:
         x = x + kernels.gather(*_table(pack.positions), positions + np.int32(config.position_offset))
-    blocks = blocks_for(len(tokens))
-    kv = PagedKV.allocate(config.layers, blocks, config.kv_heads, config.head_dim, "f32")
+    blocks = pages_for(len(tokens))
+    kv = KvPages.allocate(config.layers, blocks, config.kv_heads, config.head_dim, "f32")
     batch = Batch(positions, np.zeros_like(positions), np.arange(blocks, dtype=np.int32)[None])
     for layer, halves in enumerate(pack.layers):
         for half in halves:
@@ -147,12 +147,12 @@ def forward(pack: Pack, tokens: Sequence[int], kernels: Kernels | None = None) -
     return np.tanh(logits / config.logit_softcap) * config.logit_softcap if config.logit_softcap else logits
 
 
-def _table(block: Block) -> tuple[RunLayout, npt.NDArray[np.uint8]]:
+def _table(block: PackBlock) -> tuple[RunLayout, npt.NDArray[np.uint8]]:
     run = block.run("row")
     return run, block.read_units("row", 0, run.units).reshape(-1)
 
 
-def whole(config: ModelConfig, layer: int, block: Block, pages: PagedKV, kernels: Kernels) -> Segment:
+def whole(config: ModelConfig, layer: int, block: PackBlock, pages: KvPages, kernels: Kernels) -> Segment:
     """A block of a pack as one segment."""
     runs = {run.name: (run, Range(0, run.units)) for run in block.shape.runs}
     return open_segment(HostDevice(kernels), config, layer, runs, block.vectors(), pages)

@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tpi.pack.builder.quantise import decode_part
-from tpi.pack.reader import Block
+from tpi.pack.reader import PackBlock
 from tpi.progress import Progress, silent
 
 F32 = npt.NDArray[np.float32]
@@ -23,11 +23,11 @@ def names(directory: Path) -> set[str]:
     return {path.name for path in directory.iterdir()}
 
 
-def part(block: Block, run: str, name: str) -> F32:
+def part(block: PackBlock, run: str, name: str) -> F32:
     """All vectors of one part, padding included: `[units * width, hidden]`."""
     layout = block.run(run)
     return decode_part(layout.part(name), layout, block.read_units(run, 0, layout.units))
 
 
-def runs(block: Block) -> list[tuple[str, str]]:
+def runs(block: PackBlock) -> list[tuple[str, str]]:
     return [(run.name, item.name) for run in block.shape.runs for item in run.parts]

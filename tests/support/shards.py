@@ -3,9 +3,9 @@
 import numpy as np
 
 from tests.support.cluster_helpers import MadeUpModel
-from tpi.net.messages import Assign, PeerAddress, Units
+from tpi.net.messages import Assign, PeerAddress, UnitData
 from worker.shards.cache import ShardCache
-from worker.shards.draft import Draft
+from worker.shards.draft import PartialImage
 from worker.shards.image import HeldBlock, image_plans
 
 PEERS = (PeerAddress(0, "master", ""), PeerAddress(1, "a", "tcp://h:1"), PeerAddress(2, "b", "tcp://h:2"))
@@ -21,11 +21,11 @@ def fill(cache: ShardCache, model: MadeUpModel, assign: Assign) -> tuple[list[He
     found = cache.open(plans)
     sent = 0
     for identity, block in found.items():
-        if isinstance(block, Draft):
+        if isinstance(block, PartialImage):
             for need in list(block.needs()):
                 data = model.read(need)
                 sent += len(data)
-                assert not block.accept(Units(need.block, need.run, need.first, need.last, data))
+                assert not block.accept(UnitData(need.block, need.run, need.first, need.last, data))
             found[identity] = cache.finish(block)
     cache.prune(plans)
     return [block for plan in plans if isinstance(block := found[plan.id], HeldBlock)], sent

@@ -12,15 +12,15 @@ from allreduce.base import F32, Endpoints, GroupSpec
 from allreduce.flight import Exchange
 from master.deployment.assignments import assignments
 from master.deployment.deploy import kv_dtype
-from master.deployment.deployment import Deployment, Limits, Nobody, Stage
-from master.deployment.planner import plan, units_of
+from master.deployment.deployment import Capacity, Deployment, Nobody, Stage
+from master.deployment.planner import deal_shards, units_of
 from master.deployment.weights import own_blocks
 from master.generation.engine import Engine
 from master.generation.sampler import Sampler, Sampling
-from master.vocabulary.ends import Ends, table_bytes
+from master.vocabulary.ends import Vocabulary, table_bytes
 from scheduler.storage.disk import Disk
 from tpi.config import default_cache
-from tpi.kv import blocks_for
+from tpi.kv import pages_for
 from tpi.net.messages import NodeOptions, PeerAddress
 from tpi.pack.reader import Pack
 from tpi.partition import Range
@@ -75,12 +75,12 @@ def single_node(
     pack: Pack, setting: Setting, disk: Disk | None = None, cache: Path | None = None, progress: Progress = silent
 ) -> Iterator[tuple[Engine, Node]]:
     """An engine over one node; `disk` is read in place of the real one, `cache` holds what was checked of the pack."""
-    pool = blocks_for(CONTEXT)
+    pool = pages_for(CONTEXT)
     options = NodeOptions(
         CONTEXT, pool, kv_dtype(pack), _PREFILL, setting.memory,
         scheduler="window", window=setting.window, retain=setting.retain, verify_weights=setting.verify,
     )  # fmt: skip
-    shards = plan(pack.config, units_of(pack), [1.0])
+    shards = deal_shards(pack.config, units_of(pack), [1.0])
     one = assignments(pack, shards, [PeerAddress(0, "node", "")], options, 1, 1, "loopback")[0]
     with ExitStack() as stack:
         shards_cache = ShardCache((cache or default_cache()) / "shards")
@@ -90,9 +90,9 @@ def single_node(
         stack.callback(node.close)
         if setting.exchange:
             node.loop.group = SlowLoopback(node.loop.group.spec, setting.exchange)
-        ends = stack.enter_context(Ends(pack, node.budget, verify=setting.verify))
+        ends = stack.enter_context(Vocabulary(pack, node.budget, verify=setting.verify))
         stages = [Stage(Range(0, pack.config.layers), (0,), tuple(shards))]
-        limits = Limits(CONTEXT, node.prefill_tokens, pool)
+        limits = Capacity(CONTEXT, node.prefill_tokens, pool)
         yield Engine(Deployment((1, 1), stages, node, Nobody(), ends, limits)), node
 
 

@@ -5,15 +5,15 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from master.deployment.planner import plan, units_of
+from master.deployment.planner import deal_shards, units_of
 from tpi.block import residual
 from tpi.config import ModelConfig
 from tpi.devices.host import HostDevice
 from tpi.kernels import Kernels, open_kernels
 from tpi.kernels.spec import Batch, NormSpec
-from tpi.kv import PagedKV, blocks_for
+from tpi.kv import KvPages, pages_for
 from tpi.pack.layout import RunLayout
-from tpi.pack.reader import Block, Pack
+from tpi.pack.reader import Pack, PackBlock
 from tpi.partition import Shard
 from worker.node.segment import Segment, compute, open_segment
 
@@ -28,7 +28,7 @@ def split_forward(pack: Pack, tokens: Sequence[int], shares: Sequence[float], st
         PlanError: if there are too few units for so many nodes.
     """
     config, kernels = pack.config.for_context(len(tokens)), open_kernels()
-    nodes = [_Node(pack, config, shard, len(tokens), kernels) for shard in plan(config, units_of(pack), shares)]
+    nodes = [_Node(pack, config, shard, len(tokens), kernels) for shard in deal_shards(config, units_of(pack), shares)]
     first = len(tokens) - steps
     parts = [range(first), *(range(at, at + 1) for at in range(first, len(tokens)))]
     return np.concatenate([_step(pack, nodes, kernels, [tokens[at] for at in part], part) for part in parts])
@@ -55,10 +55,10 @@ class _Node:
     """One node's segments, their weights, and its keys and values."""
 
     def __init__(self, pack: Pack, config: ModelConfig, shard: Shard, tokens: int, kernels: Kernels) -> None:
-        pages = blocks_for(tokens)
+        pages = pages_for(tokens)
         self._pages = np.arange(pages, dtype=np.int32)[None]
         kv_heads = len(shard.kv) * pack.layers[0][0].run("kv").width // config.head_dim
-        kv = PagedKV.allocate(config.layers, pages, max(kv_heads, 1), config.head_dim, "f32")
+        kv = KvPages.allocate(config.layers, pages, max(kv_heads, 1), config.head_dim, "f32")
         self._segments = [
             _segment(kernels, config, number // 2, block, shard, kv) for number, block in enumerate(pack.walk())
         ]
@@ -71,7 +71,7 @@ class _Node:
 
 
 def _segment(
-    kernels: Kernels, config: ModelConfig, layer: int, block: Block, shard: Shard, kv: PagedKV
+    kernels: Kernels, config: ModelConfig, layer: int, block: PackBlock, shard: Shard, kv: KvPages
 ) -> tuple[Segment, Bytes]:
     ranges = {"query": shard.query, "kv": shard.kv, "neuron": shard.ffn}
     runs = {run.name: (run, ranges[run.name]) for run in block.shape.runs}
@@ -79,6 +79,6 @@ def _segment(
     return open_segment(HostDevice(kernels), config, layer, runs, block.vectors(), kv), np.concatenate(data)
 
 
-def _table(block: Block) -> tuple[RunLayout, Bytes]:
+def _table(block: PackBlock) -> tuple[RunLayout, Bytes]:
     run = block.run("row")
     return run, block.read_units("row", 0, run.units).reshape(-1)

@@ -13,7 +13,7 @@ import pytest
 
 from testbed.cgroups import find_hierarchies
 from testbed.checks.verify import Measured, verify
-from testbed.description.topology import Host, Link, Topology, star
+from testbed.description.topology import Host, HostLink, Topology, star
 from testbed.launch import Testbed
 from testbed.network.namespaces import new_namespace, require_root
 from tpi.errors import TestbedError
@@ -78,13 +78,13 @@ needs_root = pytest.mark.skipif(_obstacle() is not None, reason=f"no namespaces 
 
 def pair(bandwidth: float = 1e9, latency: float = 1e-3, **link: float) -> Topology:
     """Two devices on one cable."""
-    return Topology("pair", (Host("a"), Host("b")), (Link(("a", "b"), bandwidth, latency, **link),))
+    return Topology("pair", (Host("a"), Host("b")), (HostLink(("a", "b"), bandwidth, latency, **link),))
 
 
 def wheel(count: int, bandwidth: float, latency: float, shared: float | None = None) -> Topology:
     """`count` devices around a router: a, b, c, ..."""
     devices = tuple(Host(chr(ord("a") + i)) for i in range(count))
-    return star("wheel", devices, Link(("", ""), bandwidth, latency), shared)
+    return star("wheel", devices, HostLink(("", ""), bandwidth, latency), shared)
 
 
 @contextmanager

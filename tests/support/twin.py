@@ -33,7 +33,7 @@ from tpi.kernels.spec import (
     Projected,
     Residual,
 )
-from tpi.kv import PagedKV
+from tpi.kv import KvPages
 from tpi.pack.layout import RunLayout
 
 T = TypeVar("T")
@@ -88,7 +88,7 @@ class Twin:
         self.copy(data, held).wait()
         return held
 
-    def pages(self, like: PagedKV) -> PagedKV:
+    def pages(self, like: KvPages) -> KvPages:
         """A copy of some pages in its memory."""
         keys, values = ([self._array(each) for each in arrays] for arrays in (like.keys, like.values))
         return replace(like, keys=keys, values=values)

@@ -82,3 +82,28 @@ def test_architecture_names_symbols() -> None:
 @pytest.mark.parametrize("symbol", documented_symbols())
 def test_documented_symbol_exists(symbol: str) -> None:
     assert resolve_name(symbol) is not None
+
+
+def public_classes(path: Path) -> list[str]:
+    """Names of the classes at the top of a file that begin without an underscore."""
+    tree = ast.parse(path.read_text())
+    return [node.name for node in tree.body if isinstance(node, ast.ClassDef) and not node.name.startswith("_")]
+
+
+def test_no_two_public_classes_share_a_name() -> None:
+    places: dict[str, list[str]] = {}
+    for path in (file for room in ALLOWED for file in sorted((ROOT / room).rglob("*.py"))):
+        for name in public_classes(path):
+            places.setdefault(name, []).append(str(path.relative_to(ROOT)))
+    assert len(places) > 100
+    assert not {name: files for name, files in places.items() if len(files) > 1}
+
+
+def test_rooms_are_small() -> None:
+    crowded = {
+        str(folder.relative_to(ROOT)): count
+        for room in ALLOWED
+        for folder in [ROOT / room, *(path for path in (ROOT / room).rglob("*") if path.is_dir())]
+        if (count := len(list(folder.glob("*.py")))) > 12
+    }
+    assert not crowded

@@ -70,7 +70,7 @@ class Kernels(Protocol):
     def attention(self, spec: AttentionSpec, data: U8, x: Input, keys: KvArray, values: KvArray, batch: Batch) -> F32:
         """A segment's share of an attention block, `[tokens, hidden]`, before the bias of o and the residual.
 
-        `data` holds the query units, then the KV units, 1-D; `keys` and `values` are one layer of `tpi.kv.PagedKV`, to
+        `data` holds the query units, then the KV units, 1-D; `keys` and `values` are one layer of `tpi.kv.KvPages`, to
         which this step's keys and values are appended before any token of the same sequence attends. The same bits as
         `project`, `attend` and `output` one after the other, and faster.
         """

@@ -26,7 +26,7 @@ def rope(spec: AttentionSpec, heads: F32, positions: I32) -> F32:
 def append(cache: KvArray, heads: F32, batch: Batch) -> None:
     """Store `[tokens, kv_heads, head_dim]` at each token's place in the paged cache."""
     blocks = batch.tables[batch.sequence, batch.positions // BLOCK_TOKENS]
-    check_range("KV block", blocks, len(cache))
+    check_range("page", blocks, len(cache))
     cache[blocks, :, batch.positions % BLOCK_TOKENS] = _encode_kv(heads) if cache.dtype == np.uint8 else heads
 
 

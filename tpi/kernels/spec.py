@@ -175,7 +175,7 @@ class ChainBlock:
 
     Attributes:
         data: the block's weights, which must stay where they are.
-        keys, values: one layer of `tpi.kv.PagedKV`; None for a feed-forward block.
+        keys, values: one layer of `tpi.kv.KvPages`; None for a feed-forward block.
     """
 
     spec: AttentionSpec | FfnSpec
@@ -192,7 +192,7 @@ class Batch:
     Attributes:
         positions: `[tokens]` int32, each token's position in its sequence.
         sequence: `[tokens]` int32, each token's row of `tables`.
-        tables: `[sequences, max_blocks]` int32, KV block ids in order; entries past a sequence's end are not read. The
+        tables: `[sequences, max_blocks]` int32, page ids in order; entries past a sequence's end are not read. The
             blocks that a sequence's new tokens go into stand in no other row.
     """
 

@@ -13,9 +13,19 @@ from typing import Any, TypeVar
 import msgpack
 
 from tpi.errors import MessageError, TpiError
-from tpi.net.schema import Between, Pieces, Raw, Schema, Tensor, compile_dataclass
+from tpi.net.schema import ArrayField, Between, Pieces, Raw, Schema, compile_dataclass
 
-__all__ = ["FRAME_BYTES", "PROTOCOL", "Between", "Raw", "Tensor", "WrongProtocolError", "decode", "encode", "message"]
+__all__ = [
+    "FRAME_BYTES",
+    "PROTOCOL",
+    "ArrayField",
+    "Between",
+    "Raw",
+    "WrongProtocolError",
+    "decode",
+    "encode",
+    "message",
+]
 
 PROTOCOL = 3  # grows with every change of a message
 FRAME_BYTES = 256 << 10

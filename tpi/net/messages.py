@@ -17,7 +17,7 @@ import numpy.typing as npt
 from tpi.config import ModelConfig
 from tpi.errors import MessageError
 from tpi.kv import KvDtype
-from tpi.net.codec import Between, Raw, Tensor, message
+from tpi.net.codec import ArrayField, Between, Raw, message
 from tpi.pack.layout import BlockKind, RunLayout, RunName
 from tpi.text import NAME_CHARACTERS, SENTENCE_CHARACTERS
 from tpi.trace import PAGE_SPANS
@@ -35,7 +35,7 @@ Name = Annotated[str, Between(0, NAME_CHARACTERS)]
 Sentence = Annotated[str, Between(0, SENTENCE_CHARACTERS)]
 Seconds = Annotated[float, Between(0, 1e12)]
 Digest = Annotated[bytes, Between(DIGEST_BYTES, DIGEST_BYTES)]
-Hidden = Annotated[npt.NDArray[np.float32], Tensor("<f4", 2, MAX_STEP_BYTES)]
+Hidden = Annotated[npt.NDArray[np.float32], ArrayField("<f4", 2, MAX_STEP_BYTES)]
 Phase = Literal["idle", "load", "compute"]  # of the compute thread; exchanges are part of compute
 RunOrVectors = RunName | Literal["vectors"]
 
@@ -148,7 +148,7 @@ class NodeOptions:
     """How a node runs its shard. 0 leaves a choice to the node."""
 
     context: Count  # tokens
-    kv_blocks: Count  # asked for; the node answers with what it has
+    pages: Count  # asked for; the node answers with what it has
     kv_dtype: KvDtype
     prefill_tokens: Count  # the most tokens in one step
     memory: Bytes = 0
@@ -224,7 +224,7 @@ class Need:
 
 @message
 @dataclass(frozen=True)
-class Units:
+class UnitData:
     """The answer to a Need: the units back to back. Fenced by their hashes alone."""
 
     block: Digest
@@ -246,11 +246,11 @@ class Unavailable:
 @message
 @dataclass(frozen=True)
 class Ready:
-    """The shard of this plan is loaded. `kv_blocks` is the size of its pool; the smallest of all counts."""
+    """The shard of this plan is loaded. `pages` is the size of its pool; the smallest of all counts."""
 
     session: Id64
     epoch: Count
-    kv_blocks: Count
+    pages: Count
     prefill_tokens: Count  # the longest step that its memory allows; the smallest of all counts
     weight_bytes: Bytes
     resident_bytes: Bytes
@@ -389,7 +389,7 @@ class Spans:
     clock: Bytes  # nanoseconds, when the answer was made
     dropped: Bytes  # spans that the trace had no room for
     names: tuple[Name, ...]
-    rows: Annotated[npt.NDArray[np.int64], Tensor("<i8", 2, PAGE_SPANS * 4 * 8)]  # [spans, 4]
+    rows: Annotated[npt.NDArray[np.int64], ArrayField("<i8", 2, PAGE_SPANS * 4 * 8)]  # [spans, 4]
 
     def __post_init__(self) -> None:
         if self.rows.shape[1] != 4:

@@ -1,7 +1,8 @@
 """What a field of a message may hold: checks and conversions compiled from the type annotations of frozen dataclasses.
 
 Annotations understood: int, float, bool, str, bytes, Literal, `X | None`, `tuple[X, ...]`, frozen dataclasses, and,
-through `Annotated`, limits (`Between`), raw bytes (`Raw` on bytes or memoryview) and arrays (`Tensor` on numpy arrays).
+through `Annotated`, limits (`Between`), raw bytes (`Raw` on bytes or memoryview) and arrays (`ArrayField` on numpy
+arrays).
 """
 
 import dataclasses
@@ -32,7 +33,7 @@ class Raw:
 
 
 @dataclasses.dataclass(frozen=True)
-class Tensor:
+class ArrayField:
     """A C-contiguous array of `dtype` (little-endian numpy name) with `ndim` axes, outside the header."""
 
     dtype: str
@@ -129,8 +130,8 @@ def _compile(annotation: Any) -> Schema:
     limit: Any = None
     if typing.get_origin(annotation) is typing.Annotated:
         annotation, *limits = typing.get_args(annotation)
-        limit = next((item for item in limits if isinstance(item, Between | Raw | Tensor)), None)
-    if isinstance(limit, Tensor):
+        limit = next((item for item in limits if isinstance(item, Between | Raw | ArrayField)), None)
+    if isinstance(limit, ArrayField):
         return _tensor(limit)
     if isinstance(limit, Raw):
         return _raw(limit, keep_view=annotation is memoryview)
@@ -224,7 +225,7 @@ def _raw(limit: Raw, keep_view: bool) -> Schema:
     return Schema(to_wire, from_wire)
 
 
-def _tensor(limit: Tensor) -> Schema:
+def _tensor(limit: ArrayField) -> Schema:
     dtype = np.dtype(limit.dtype)
 
     def to_wire(value: Any, pieces: Pieces) -> list[int]:

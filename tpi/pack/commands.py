@@ -29,7 +29,7 @@ def pack(source: str, output: Path, dtype: str, cache: Path | None) -> None:
     from tpi.pack.builder.build import open_source, pack_model
     from tpi.pack.builder.mend import made as remember
     from tpi.pack.library.locate import identity, locate
-    from tpi.pack.library.record import Record
+    from tpi.pack.library.record import PackRecord
     from tpi.pack.reader import Pack
 
     if output.is_file() or (output.is_dir() and any(output.iterdir())):
@@ -39,6 +39,6 @@ def pack(source: str, output: Path, dtype: str, cache: Path | None) -> None:
         raise UsageError(f"{source} is a pack already; use it as it is")
     pack_model(open_source(located.path), dtype, output)
     origin = located.path.absolute()
-    remember(Record(cache or default_cache(), output.absolute(), str(origin), dtype, identity(origin, dtype)))
+    remember(PackRecord(cache or default_cache(), output.absolute(), str(origin), dtype, identity(origin, dtype)))
     made = Pack.open(output)
     click.echo(f"{output}: {made.weight_bytes / 1e6:.0f} MB of weights in {len(made.blocks)} files")

@@ -48,7 +48,7 @@ def group_factors(format: Format, blocks: U8) -> F32:
     return np.ascontiguousarray(each).view(np.float16).astype(np.float32)
 
 
-def block_bytes(format: Format) -> int:
+def group_bytes(format: Format) -> int:
     """Bytes of one block of 32 values."""
     return GROUP_BYTES[format]
 

@@ -25,7 +25,7 @@ _FORGOTTEN_BYTES = 256 << 10  # reads of this size leave nothing in the page cac
 
 
 @dataclass(frozen=True)
-class Extent:
+class ByteRange:
     """A byte range of a file."""
 
     path: Path
@@ -33,7 +33,7 @@ class Extent:
     nbytes: int
 
 
-class Block:
+class PackBlock:
     """One block of a pack: the attention or feed-forward half of a layer, a table, or vectors alone."""
 
     def __init__(self, path: Path, identity: str, shape: BlockShape) -> None:
@@ -51,14 +51,14 @@ class Block:
         """The layout of one run (query, kv, neuron or row); KeyError if the block has no such run."""
         return self.shape.run(name)
 
-    def extent(self, run: str, first: int = 0, last: int | None = None) -> Extent:
+    def extent(self, run: str, first: int = 0, last: int | None = None) -> ByteRange:
         """Where units `[first, last)` of a run are on disk; the whole run by default."""
         layout = self.shape.run(run)
         last = layout.units if last is None else last
         if not 0 <= first <= last <= layout.units:
             raise WeightsError(f"units {first} to {last} of {run} do not exist in {self.path}; it has {layout.units}")
         offset = self.shape.ranges[run][0] + first * layout.unit_bytes
-        return Extent(self.path, offset, (last - first) * layout.unit_bytes)
+        return ByteRange(self.path, offset, (last - first) * layout.unit_bytes)
 
     def read_units(self, run: str, first: int, last: int, out: Bytes | None = None, check: bool = False) -> Bytes:
         """Units `[first, last)` of a run as uint8 `[last - first, unit_bytes]`, read into `out` if given.
@@ -173,8 +173,8 @@ class Pack:
     def __init__(self, path: Path, manifest: Manifest) -> None:
         self.path = path
         self.manifest = manifest
-        blocks = {name: Block(path / f"{name}.safetensors", name, shape) for name, shape in manifest.blocks.items()}
-        self.blocks: Mapping[str, Block] = blocks  # by id; equal blocks of several layers are one
+        blocks = {name: PackBlock(path / f"{name}.safetensors", name, shape) for name, shape in manifest.blocks.items()}
+        self.blocks: Mapping[str, PackBlock] = blocks  # by id; equal blocks of several layers are one
         self.layers = tuple(tuple(blocks[name] for name in names) for names in manifest.layers)  # in order of use
         self.embedding = blocks[manifest.embedding]  # run `row`, the vocabulary padded with zero rows to whole units
         self.head = blocks[manifest.head]  # the same block as `embedding` if the model is tied
@@ -244,7 +244,7 @@ class Pack:
         used += [block for block in (None if self.head is self.embedding else self.head, self.positions) if block]
         return sum(block.shape.nbytes for block in used)
 
-    def walk(self) -> Iterator[Block]:
+    def walk(self) -> Iterator[PackBlock]:
         """The blocks of all layers in the order in which they are computed."""
         for layer in self.layers:
             yield from layer

@@ -15,11 +15,11 @@ from tpi.block import residual
 from tpi.devices.base import Device
 from tpi.devices.host import HostDevice, open_host
 from tpi.finite import require_finite
-from tpi.kv import PagedKV
+from tpi.kv import KvPages
 from tpi.net.messages import Assign
 from tpi.progress import Progress, silent
 from tpi.system.machine import usable_cores
-from tpi.trace import OFF, Off, Trace
+from tpi.trace import OFF, NoTrace, Trace
 from worker.node.block import Block
 from worker.node.loop import BlockLoop, unchecked
 from worker.node.node import Node
@@ -85,7 +85,7 @@ def _finite(partial: npt.NDArray[np.float32], name: str) -> None:
     require_finite(partial, f"this node's result of {name}", "it computes wrongly, or the model is damaged")
 
 
-def _window(plan: NodePlan, residence: Residence, verify: Verify | None, trace: Off, progress: Progress) -> Window:
+def _window(plan: NodePlan, residence: Residence, verify: Verify | None, trace: NoTrace, progress: Progress) -> Window:
     extents, placement = residence.extents, residence.placement
     if plan.options.scheduler == "resident" or not placement.streamed_bytes:
         return Resident(extents, residence.disk, verify, progress)
@@ -128,7 +128,7 @@ def _segment(
     plan: NodePlan,
     segment: NodeSegment,
     held: Sequence[HeldBlock],
-    pages: Sequence[PagedKV],
+    pages: Sequence[KvPages],
     devices: Sequence[Device],
 ) -> Segment:
     block, runs = segment.block, {run.name: (run.layout, run.units) for run in segment.runs}
@@ -140,11 +140,11 @@ def _block(plan: NodePlan, block: NodeBlock, held: Sequence[HeldBlock]) -> Block
     return Block(block.number, block.name, residual(plan.config, block.kind, held[block.source].vectors))
 
 
-def _pages(plan: NodePlan, residence: Residence, number: int, device: Device, placed: Placed) -> PagedKV:
+def _pages(plan: NodePlan, residence: Residence, number: int, device: Device, placed: Placed) -> KvPages:
     """Room for the keys and values of the heads that this device computes."""
-    config, pages = plan.config, residence.budget.kv_blocks
+    config, pages = plan.config, residence.budget.pages
     if not residence.placed:
-        return PagedKV.allocate(config.layers, pages, plan.kv_heads, config.head_dim, plan.options.kv_dtype)
+        return KvPages.allocate(config.layers, pages, plan.kv_heads, config.head_dim, plan.options.kv_dtype)
     own = [run for segment in residence.segments if segment.device == number for run in segment.runs]
     widest = max((run for run in own if run.name == "kv"), key=lambda run: len(run.units))
     heads = len(widest.units.scaled(widest.layout.width // config.head_dim, config.kv_heads))

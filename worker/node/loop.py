@@ -19,7 +19,7 @@ from scheduler.weights import Weights
 from tpi.kernels import Chain, Kernels
 from tpi.kernels.constants import STREAM_TOKENS
 from tpi.kernels.spec import Batch, Input
-from tpi.trace import OFF, Off
+from tpi.trace import OFF, NoTrace
 from worker.node.block import Block
 from worker.node.microbatch import Memory, MicroBatch
 from worker.node.order import COMPUTE, Order, Visit, plain, visits
@@ -58,7 +58,7 @@ class BlockLoop:
         weights: Weights[Segment],
         group: Group,
         kernels: Kernels,
-        trace: Off = OFF,
+        trace: NoTrace = OFF,
         order: Order = plain,
         check: Check = unchecked,
     ) -> None:

@@ -10,12 +10,12 @@ import numpy as np
 import numpy.typing as npt
 
 from allreduce.base import Work, idle
-from scheduler.model.steady import verdict
+from scheduler.model.steady import judge_streaming
 from scheduler.window.stats import WindowStats
 from tpi.kernels.spec import BLOCK_TOKENS, Batch
-from tpi.kv import blocks_for
+from tpi.kv import pages_for
 from tpi.net.messages import Steady, Step
-from tpi.trace import Off
+from tpi.trace import NoTrace
 from worker.node.loop import BlockLoop
 from worker.node.pages import PageTables
 from worker.plan.residence import Residence
@@ -35,12 +35,12 @@ class Node:
         self.streamed = WindowStats()
         self._residence = residence
         self._resources = resources
-        self._tables = PageTables(residence.budget.kv_blocks, BLOCK_TOKENS)
+        self._tables = PageTables(residence.budget.pages, BLOCK_TOKENS)
 
     @property
-    def kv_blocks(self) -> int:
+    def pages(self) -> int:
         """Size of the KV pool."""
-        return self.budget.kv_blocks
+        return self.budget.pages
 
     @property
     def prefill_tokens(self) -> int:
@@ -58,7 +58,7 @@ class Node:
         return self.loop.progress + self.window.progress
 
     @property
-    def trace(self) -> Off:
+    def trace(self) -> NoTrace:
         """The node's spans."""
         return self.loop.trace
 
@@ -84,12 +84,12 @@ class Node:
         if self.window.kept is None:
             return idle
         one, payload = loop.group.spec.payload_values
-        tokens = min(payload // one, self.prefill_tokens, self.kv_blocks * BLOCK_TOKENS)
+        tokens = min(payload // one, self.prefill_tokens, self.pages * BLOCK_TOKENS)
         blocks = cycle(range(len(loop.blocks)))
 
         def work(parts: int) -> None:
             part = max(1, tokens // parts)
-            table = np.arange(blocks_for(part), dtype=np.int32)[None]
+            table = np.arange(pages_for(part), dtype=np.int32)[None]
             batch = Batch(np.arange(part, dtype=np.int32), np.zeros(part, np.int32), table)
             loop.rehearse(next(blocks), np.zeros((part, one), np.float32), batch)
 
@@ -119,7 +119,7 @@ class Node:
         window, planned, kinds = self.window, self.budget.placement, self._residence.kinds
         if not window.placement.streamed_bytes or not self.loop.clock.steps:
             return None
-        found = verdict(window.placement, window.costs(), window.history(), self.segments, planned, kinds)
+        found = judge_streaming(window.placement, window.costs(), window.history(), self.segments, planned, kinds)
         times = found.times
         return Steady(
             times.attention, times.ffn, times.allreduce, times.load_attention, times.load_ffn,

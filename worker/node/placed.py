@@ -7,7 +7,7 @@ from scheduler.storage.disk import Disk, read_extent
 from scheduler.storage.extent import Extent
 from tpi.devices.base import Device
 from tpi.devices.pages import Bytes, page_buffer
-from tpi.kv import PagedKV
+from tpi.kv import KvPages
 from worker.plan.node_plan import NodePlan
 
 
@@ -31,11 +31,11 @@ class Placed:
                 device.copy(read_extent(disk, piece, page_buffer(piece.slot_bytes)), data[begin:end]).wait()
         return data
 
-    def pages(self, device: Device, plan: NodePlan, pages: int, kv_heads: int) -> PagedKV:
+    def pages(self, device: Device, plan: NodePlan, pages: int, kv_heads: int) -> KvPages:
         """Room for so many pages of `kv_heads` KV heads on `device`. Errors as `load`."""
         config, dtype = plan.config, plan.options.kv_dtype
         memory = partial(self._allocate, device)
-        return PagedKV.allocate(config.layers, pages, kv_heads, config.head_dim, dtype, memory)
+        return KvPages.allocate(config.layers, pages, kv_heads, config.head_dim, dtype, memory)
 
     def close(self) -> None:
         """Give all of it back. Idempotent."""

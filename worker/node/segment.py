@@ -15,7 +15,7 @@ from tpi.block import Vectors, attention_spec, ffn_spec
 from tpi.config import ModelConfig
 from tpi.devices.base import Device, Finished, Pending
 from tpi.kernels.spec import AttentionSpec, Batch, ChainBlock, FfnSpec, Input, KvArray, Residual
-from tpi.kv import PagedKV
+from tpi.kv import KvPages
 from tpi.pack.layout import RunLayout, RunName
 from tpi.partition import Range
 from worker.node.microbatch import MicroBatch
@@ -131,7 +131,7 @@ Runs = Mapping[RunName, tuple[RunLayout, Range]]
 
 
 def open_segment(
-    device: Device, config: ModelConfig, layer: int, runs: Runs, vectors: Vectors, pages: PagedKV
+    device: Device, config: ModelConfig, layer: int, runs: Runs, vectors: Vectors, pages: KvPages
 ) -> Segment:
     """The segment of a block of `layer` that has these units; `vectors` are the block's, whole."""
     if "neuron" in runs:

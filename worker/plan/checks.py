@@ -83,7 +83,7 @@ def _config_faults(config: ModelConfig) -> Iterator[Fault]:
 
 
 def _option_faults(options: NodeOptions) -> Iterator[Fault]:
-    for name in ("context", "kv_blocks", "prefill_tokens"):
+    for name in ("context", "pages", "prefill_tokens"):
         yield _outside(name, getattr(options, name), 1, _MOST)
     yield _if(not 0 < options.timeout_s <= _LONGEST_WAIT_S, f"timeout_s is {options.timeout_s}")
 

@@ -5,11 +5,11 @@ from dataclasses import dataclass
 
 from allreduce.algorithms.shared import board_bytes
 from allreduce.base import arrays_to_sum
-from scheduler.budget import PROCESS, Budget, Need, plan, scratch_bytes, token_bytes
+from scheduler.budget import PROCESS, Budget, Demand, plan_budget, scratch_bytes, token_bytes
 from scheduler.free import default_budget
 from scheduler.model.placement import Speeds
 from tpi.errors import PlanError
-from tpi.kv import block_bytes
+from tpi.kv import page_bytes
 from tpi.system.machine import usable_cores
 from tpi.trace import TRACE_BYTES
 from worker.plan.node_plan import NodePlan
@@ -45,7 +45,7 @@ def fit(
     options, resident = node.options, node.options.scheduler == "resident"
     total = options.memory or (_EVERYTHING if resident else default_budget())
     wanted = need(node, tables, blocks)
-    budget = plan(wanted, total, options.prefill_tokens, options.window, options.retain, speeds)
+    budget = plan_budget(wanted, total, options.prefill_tokens, options.window, options.retain, speeds)
     if resident and budget.placement.streamed_bytes:
         raise PlanError(
             f"{total >> 20}MiB of memory, all that this node lends, do not hold its {sum(wanted.blocks) >> 20}MiB of "
@@ -54,15 +54,15 @@ def fit(
     return budget
 
 
-def need(node: NodePlan, tables: Tables | None = None, blocks: Sequence[int] | None = None) -> Need:
+def need(node: NodePlan, tables: Tables | None = None, blocks: Sequence[int] | None = None) -> Demand:
     """What `node` asks a node to find room for. Arguments as `fit`."""
     config, options = node.config, node.options
     tables, pieces = tables or Tables(), tiles(node)
-    return Need(
+    return Demand(
         blocks=tuple(blocks if blocks is not None else (one.most_bytes(node.rank) for one in pieces)),
         kinds=tuple(one.block.kind for one in pieces),
-        kv_block=block_bytes(config.layers, node.kv_heads, config.head_dim, options.kv_dtype),
-        kv_blocks=options.kv_blocks,
+        page_bytes=page_bytes(config.layers, node.kv_heads, config.head_dim, options.kv_dtype),
+        pages=options.pages,
         token=token_bytes(config, node.heads, node.kv_heads, node.neurons, _passing(node)),
         fixed=_fixed(node) + (4 * _SAMPLING * config.vocab if tables.head else 0),
         head=tables.head,

@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
-from scheduler.budget import Budget, enough
+from scheduler.budget import Budget, sufficient_budget
 from scheduler.model.placement import Placement
 from scheduler.model.ring import EMPTY
 from scheduler.storage.disk import DirectDisk, Disk
@@ -83,7 +83,7 @@ def decide(
         placement=placement,
         budget=budget,
         disk=disk or speed.open(_smallest(extents)),
-        memory_for=partial(enough, need(plan, tables, sizes), chunk=plan.options.prefill_tokens),
+        memory_for=partial(sufficient_budget, need(plan, tables, sizes), chunk=plan.options.prefill_tokens),
         speed=speed,
     )
 
@@ -113,7 +113,7 @@ def _placed(
     sizes = [segment.most_bytes(plan.rank) for segment in segments if not segment.device]
     budget = fit(plan, tables, sizes)
     if budget.placement.streamed_bytes:
-        least = -(-enough(need(plan, tables, sizes), sum(sizes), plan.options.prefill_tokens) >> 20)
+        least = -(-sufficient_budget(need(plan, tables, sizes), sum(sizes), plan.options.prefill_tokens) >> 20)
         raise PlanError(f"the host's share of the weights does not fit; --memory {least}MiB would do")
     return Residence(
         segments=tuple(segments),
@@ -121,7 +121,7 @@ def _placed(
         placement=Placement((), frozenset(), EMPTY),
         budget=budget,
         disk=disk or DirectDisk(),
-        memory_for=partial(enough, need(plan, tables, sizes), chunk=plan.options.prefill_tokens),
+        memory_for=partial(sufficient_budget, need(plan, tables, sizes), chunk=plan.options.prefill_tokens),
     )
 
 

@@ -17,12 +17,12 @@ from tpi.errors import NodeError, PlanError, TpiError
 from tpi.net.messages import Abort, AskStats, Assign, Failure, Missing, Phase, Ready, Stats, Step
 from tpi.system.machine import return_memory
 from tpi.text import SENTENCE_CHARACTERS, plain
-from tpi.trace import OFF, Off
+from tpi.trace import OFF, NoTrace
 from worker.plan.checks import check_step
 from worker.profile import reset_peak
 from worker.service.member import Build, Figures, Member, totals
 from worker.shards.cache import ShardCache
-from worker.shards.draft import Draft
+from worker.shards.draft import PartialImage
 from worker.shards.fetch import Fetcher
 from worker.shards.image import HeldBlock, image_plans
 
@@ -77,7 +77,7 @@ class Compute:
         return self._ticks + (member.progress if member else 0)
 
     @property
-    def trace(self) -> Off:
+    def trace(self) -> NoTrace:
         """The spans of the running plan; may be read while a step runs."""
         member = self._member
         return member.trace if member else OFF
@@ -176,14 +176,14 @@ class Compute:
         self._ready = self._running
         figures = member.figures()
         sizes = (figures.weight_bytes, figures.resident_bytes, fetched)
-        self._post(Ready(*self._running, member.kv_blocks, member.prefill_tokens, *sizes))
+        self._post(Ready(*self._running, member.pages, member.prefill_tokens, *sizes))
 
     def _blocks(self, assign: Assign) -> tuple[Sequence[HeldBlock], int]:
         plans = image_plans(assign)
         found = self._cache.open(plans, lambda done, total: self._check(done), _title(assign))
-        drafts = [draft for draft in found.values() if isinstance(draft, Draft)]
+        drafts = [draft for draft in found.values() if isinstance(draft, PartialImage)]
 
-        def finish(draft: Draft) -> None:
+        def finish(draft: PartialImage) -> None:
             found[draft.plan.id] = self._cache.finish(draft)
 
         for draft in drafts:
@@ -194,7 +194,7 @@ class Compute:
         self._cache.prune(plans)
         return [block for plan in plans if isinstance(block := found[plan.id], HeldBlock)], fetched
 
-    def _fetch(self, drafts: Sequence[Draft], finish: Callable[[Draft], None]) -> int:
+    def _fetch(self, drafts: Sequence[PartialImage], finish: Callable[[PartialImage], None]) -> int:
         units, nbytes = sum(len(draft.missing) for draft in drafts), sum(draft.missing_bytes for draft in drafts)
         missing = Missing(*self._running, units, nbytes)
         return self._fetcher.fetch(self.master, missing, drafts, finish, self._check)

@@ -44,7 +44,7 @@ from tpi.net.messages import (
 )
 from tpi.net.sockets import COLLECTIVE, CONTROL, WEIGHTS, Channel, Net, UnreachableError
 from tpi.text import NAME_CHARACTERS, SENTENCE_CHARACTERS, plain
-from worker.profile import limited, measure
+from worker.profile import limited, measure_machine
 from worker.service.compute import IDLE, Check, Compute
 from worker.service.gate import Gate
 from worker.service.lease import Lease
@@ -214,7 +214,7 @@ class Daemon:
         if self._master is None:
             name = plain(join.name)
             log.info("serving %s", name)
-            profile = measure(options.cache, options.threads, options.memory)
+            profile = measure_machine(options.cache, options.threads, options.memory)
             self._master = Master(peer, join.session, name, profile)
             self._compute.master = peer
             self._lease = Lease()

@@ -10,7 +10,7 @@ from typing import Protocol
 from allreduce.base import Endpoints
 from tpi.net.messages import Assign, Stats, Steady, Step
 from tpi.progress import Progress
-from tpi.trace import Off
+from tpi.trace import NoTrace
 from worker.profile import peak_rss
 from worker.shards.image import HeldBlock
 
@@ -38,7 +38,7 @@ class Member(Protocol):
     """A node's shard of one plan, ready to run steps."""
 
     @property
-    def kv_blocks(self) -> int:
+    def pages(self) -> int:
         """Size of the KV pool."""
 
     @property
@@ -50,7 +50,7 @@ class Member(Protocol):
         """Grows whenever anything got done; read from another thread."""
 
     @property
-    def trace(self) -> Off:
+    def trace(self) -> NoTrace:
         """What it has recorded, if anything."""
 
     def run(self, step: Step) -> object:

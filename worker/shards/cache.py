@@ -22,7 +22,7 @@ from tpi.cachelimit import CacheLimit
 from tpi.errors import WeightsError
 from tpi.progress import Progress, silent
 from tpi.system.fulldisk import is_full, write_error
-from worker.shards.draft import Draft, bad_pieces, out_of_disk
+from worker.shards.draft import PartialImage, bad_pieces, out_of_disk
 from worker.shards.image import HeldBlock, ImagePlan, Piece, stored_units
 from worker.shards.stored import StoredImage, key_of, mark_used, remove_least_recent, stored_images
 from worker.shards.uses import Uses, changing
@@ -53,7 +53,7 @@ class ShardCache:
 
     def open(
         self, plans: Sequence[ImagePlan], progress: Progress = silent, model: str = ""
-    ) -> dict[str, HeldBlock | Draft]:
+    ) -> dict[str, HeldBlock | PartialImage]:
         """Every block of `plans` by id: complete, or a draft that holds what this node could find on its own disk.
 
         Nobody removes these until `release`, `close`, or the next `open`. `model` is its name, for people.
@@ -61,7 +61,7 @@ class ShardCache:
         Raises:
             WeightsError: if the missing images do not fit on the disk, or the plan is over the limit.
         """
-        found: dict[str, HeldBlock | Draft] = {}
+        found: dict[str, HeldBlock | PartialImage] = {}
         total, self._model = len(plans), model
         self._within_limit(plans)
         with self._usable():
@@ -74,7 +74,7 @@ class ShardCache:
         self._save()
         return found
 
-    def finish(self, draft: Draft) -> HeldBlock:
+    def finish(self, draft: PartialImage) -> HeldBlock:
         """Make a draft that lacks nothing an image, durably, and forget images that it supersedes.
 
         Raises:
@@ -138,10 +138,10 @@ class ShardCache:
         mark_used(path, self._model)
         return plan.held(path)
 
-    def _draft(self, plan: ImagePlan) -> Draft:
+    def _draft(self, plan: ImagePlan) -> PartialImage:
         path = self._draft_path(plan)
         path.parent.mkdir(exist_ok=True)
-        draft = Draft(plan, path)
+        draft = PartialImage(plan, path)
         for sibling in self._siblings(plan):
             if not draft.missing:
                 break

@@ -9,7 +9,7 @@ from itertools import groupby
 from pathlib import Path
 
 from tpi.errors import WeightsError
-from tpi.net.messages import TRANSFER_BYTES, Need, Units
+from tpi.net.messages import TRANSFER_BYTES, Need, UnitData
 from tpi.system.fulldisk import is_full
 from worker.shards.image import ImagePlan, Piece, StoredUnits
 
@@ -36,7 +36,7 @@ def forget(descriptor: int, offset: int, size: int) -> None:
         os.posix_fadvise(descriptor, offset, size, os.POSIX_FADV_DONTNEED)
 
 
-class Draft:
+class PartialImage:
     """The image of `plan` while pieces are missing."""
 
     def __init__(self, plan: ImagePlan, path: Path) -> None:
@@ -68,7 +68,7 @@ class Draft:
                 if piece is not None and piece.nbytes == run.unit_bytes:
                     self._copy_piece(piece, path, run.offset + (unit - run.first) * run.unit_bytes)
 
-    def needs(self, within: Units | None = None) -> Iterator[Need]:
+    def needs(self, within: UnitData | None = None) -> Iterator[Need]:
         """What to ask for: runs of adjacent missing units of about `TRANSFER_BYTES`; all, or those of one answer."""
         missing = self.missing
         if within is not None:
@@ -87,7 +87,7 @@ class Draft:
         """Bytes that the answer to `need` has."""
         return sum(self.missing[need.run, unit].nbytes for unit in range(need.first, need.last))
 
-    def accept(self, units: Units) -> int:
+    def accept(self, units: UnitData) -> int:
         """Write the units that match their hashes; returns how many of them were missing and did not match.
 
         Raises:

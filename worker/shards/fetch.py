@@ -5,16 +5,16 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 
 from tpi.errors import WeightsError
-from tpi.net.messages import IN_FLIGHT_BYTES, Missing, Need, Offer, Unavailable, Units
+from tpi.net.messages import IN_FLIGHT_BYTES, Missing, Need, Offer, Unavailable, UnitData
 from tpi.net.sockets import Channel, UnreachableError
-from worker.shards.draft import Draft
+from worker.shards.draft import PartialImage
 
 _SLICE_S = 0.1  # how often a wait looks up
 _QUIET_S = 45.0  # without an answer before asking again; a slow link needs 8 s for one
 _MOST_FLYING = 8  # requests under way, fewer than the sockets' high-water marks
 _TRIES = 3  # for a block whose units arrive damaged
 
-Done = Callable[[Draft], None]
+Done = Callable[[PartialImage], None]
 Watch = Callable[[int], None]  # with the bytes received so far
 
 
@@ -25,7 +25,9 @@ class Fetcher:
         self._channel = channel
         self._open: set[bytes] = set()
 
-    def fetch(self, master: bytes, announcement: Missing, drafts: Sequence[Draft], done: Done, watch: Watch) -> int:
+    def fetch(
+        self, master: bytes, announcement: Missing, drafts: Sequence[PartialImage], done: Done, watch: Watch
+    ) -> int:
         """Get everything that `drafts` lack; `done` is called with each that is complete. Returns bytes received.
 
         `watch` is called ten times a second or more with the bytes received, and may raise to give up.
@@ -74,7 +76,7 @@ class Fetcher:
             self._opened(peer, master)
             if peer == master:
                 transfer.restart()
-        elif peer == master and isinstance(message, Units):
+        elif peer == master and isinstance(message, UnitData):
             transfer.accept(message)
         elif peer == master and isinstance(message, Unavailable):
             raise WeightsError(f"the master cannot send block {message.block.hex()[:12]}: {message.reason}")
@@ -83,7 +85,7 @@ class Fetcher:
 class Transfer:
     """What one plan still lacks, and what of it is under way."""
 
-    def __init__(self, drafts: Sequence[Draft], done: Done) -> None:
+    def __init__(self, drafts: Sequence[PartialImage], done: Done) -> None:
         self.received_bytes = 0
         self._drafts = {draft.plan.block.id: draft for draft in drafts}
         self._done = done
@@ -120,7 +122,7 @@ class Transfer:
             self._waiting.popleft()
             yield need
 
-    def accept(self, units: Units) -> None:
+    def accept(self, units: UnitData) -> None:
         """Take an answer; one that nobody asked for, or that came before the connection broke, is dropped."""
         need = Need(units.block, units.run, units.first, units.last)
         draft = self._drafts.get(units.block)
@@ -133,7 +135,7 @@ class Transfer:
         if not draft.missing:
             self._done(self._drafts.pop(units.block))
 
-    def _retry(self, draft: Draft, units: Units) -> None:
+    def _retry(self, draft: PartialImage, units: UnitData) -> None:
         identity = draft.plan.block.id
         self._damaged[identity] = self._damaged.get(identity, 0) + 1
         if self._damaged[identity] >= _TRIES:

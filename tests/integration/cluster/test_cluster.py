@@ -48,7 +48,7 @@ def test_a_whole_run(workers: tuple[Pids, list[str]]) -> None:
         assert [peer.name for peer in cluster.peers()] == ["master", "a", "b"]
         plans = model.split(cluster.session, 1, cluster.peers())[1:]
         ready = cluster.assign(plans, model, lambda done, total: seen.append((done, total)))
-        assert [answer.kv_blocks for answer in ready] == [5, 6]
+        assert [answer.pages for answer in ready] == [5, 6]
         assert [answer.weight_bytes for answer in ready] == [28672, 28672]
         assert seen[-1] == (58368, 58368)
         for number in range(20):

@@ -23,7 +23,7 @@ from tpi.net.messages import (
     Ready,
     Spans,
     Unavailable,
-    Units,
+    UnitData,
 )
 from tpi.net.sockets import WEIGHTS, Channel, Net
 from tpi.trace import PAGE_SPANS, Trace
@@ -36,7 +36,7 @@ def test_one_that_offers_to_compute_nothing_is_named(blocks: int, tokens: int) -
     def ready(_: Hostile, message: object) -> list[object]:
         return [Ready(message.session, 1, blocks, tokens, 1, 1, 0)] if isinstance(message, Assign) else []
 
-    model, refusal = MadeUpModel(), rf"worker stranger .*steps of {tokens} tokens and {blocks} KV blocks"
+    model, refusal = MadeUpModel(), rf"worker stranger .*steps of {tokens} tokens and {blocks} pages"
     with (
         hostile(ready) as worker,
         Cluster.connect([worker.address]) as cluster,
@@ -93,7 +93,7 @@ def test_more_at_once_than_a_transfer_is_refused() -> None:
         refused = answer(feeder, other, peer, Need(block, "neuron", 0, 1024))
         assert isinstance(refused, Unavailable)
         assert "over the limit" in refused.reason
-        assert isinstance(answer(feeder, other, peer, Need(block, "neuron", 0, 8)), Units)
+        assert isinstance(answer(feeder, other, peer, Need(block, "neuron", 0, 8)), UnitData)
         other.send(Missing(1, 1, 1, 2**62), peer)
         answer(feeder, other, peer, Need(block, "neuron", 0, 1))
         assert feeder.stats.missing < 64 << 20

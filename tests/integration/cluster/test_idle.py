@@ -15,7 +15,7 @@ from allreduce.base import GroupSpec, Peer
 from allreduce.deadline import Patience
 from master.workers import pulse, remote
 from master.workers.cluster import Cluster
-from master.workers.pulse import Pulse
+from master.workers.pulse import HeartbeatState
 from tests.support.cluster_helpers import MadeUpModel, fake_worker, fake_workers, step
 from tests.support.paths import ROOT
 from tpi.errors import NodeLost, NodeRefused
@@ -171,7 +171,7 @@ def test_a_master_is_kept_for_a_day(clock: Clock) -> None:
 
 
 def test_a_worker_that_is_needed_may_be_silent_for_seconds_only() -> None:
-    heard = Pulse()
+    heard = HeartbeatState()
     heard.look(100)
     heard.hear(100)
     for now in range(1001, 2000, 2):
@@ -184,7 +184,7 @@ def test_a_worker_that_is_needed_may_be_silent_for_seconds_only() -> None:
 @pytest.mark.parametrize(("stopped", "grace"), [(2, 2), (300, 120), (86_400, 120)])
 def test_after_a_pause_of_the_master_workers_have_time_to_be_heard(stopped: float, grace: float) -> None:
     """What was sent to a sleeping machine is sent again after at most as long as it slept: so TCP backs off."""
-    heard = Pulse(asked=100)
+    heard = HeartbeatState(asked=100)
     heard.look(100)
     heard.hear(100)
     heard.look(100 + stopped)

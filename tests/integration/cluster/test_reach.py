@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from master.options import Placement
+from master.options import RunOptions
 from master.session import Session
 from master.workers.cluster import Cluster
 from master.workers.local import LocalWorkers
@@ -92,7 +92,7 @@ def test_more_nodes_than_units_are_refused_before_any_starts(
         raise AssertionError("workers were started")
 
     monkeypatch.setattr(LocalWorkers, "__enter__", started)
-    placement = Placement(model=str(tiny_model("llama").directory), cache=tmp_path, local=40)
+    placement = RunOptions(model=str(tiny_model("llama").directory), cache=tmp_path, local=40)
     with pytest.raises(PlanError, match="too few for 41 nodes; use at most"), Session(placement):
         pass
     assert not (tmp_path / "packs").exists()

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from master.deployment.assignments import assignments
-from master.deployment.planner import plan, units_of
+from master.deployment.planner import deal_shards, units_of
 from master.deployment.weights import PackSource
 from master.workers.cluster import Cluster
 from tests.support.cluster_helpers import real_worker
@@ -27,7 +27,7 @@ from worker.node.pages import PageTables
 from worker.plan.checks import check_assign, check_step
 from worker.profile import limited
 
-OPTIONS = NodeOptions(context=64, kv_blocks=4, kv_dtype="f32", prefill_tokens=16, scheduler="window")
+OPTIONS = NodeOptions(context=64, pages=4, kv_dtype="f32", prefill_tokens=16, scheduler="window")
 PEERS = (
     PeerAddress(0, "master", ""),
     PeerAddress(1, "a", "tcp://127.0.0.1:9"),
@@ -46,7 +46,7 @@ OUT_OF_RANGE: list[tuple[Path_, Any]] = [
     (("config", "norm_eps"), -1.0), (("config", "attention_softcap"), -1.0), (("config", "position_offset"), -2),
     (("config", "inv_freq"), (1.0,) * 1000), (("config", "inv_freq"), (math.inf,)),
     (("config", "windows"), (1,)), (("config", "windows"), (-1, 1)), (("config", "gated"), False),
-    *[(("options", name), value) for name in ("context", "kv_blocks", "prefill_tokens") for value in (0, HUGE)],
+    *[(("options", name), value) for name in ("context", "pages", "prefill_tokens") for value in (0, HUGE)],
     (("options", "timeout_s"), 0.0), (("options", "timeout_s"), 1e12),
     (("rank",), 0), (("size",), 2), (("size",), HUGE), (("collective",), "gossip"), (("wire",), "f8"),
     (("peers",), ()), (("peers",), PEERS[:2]), (("peers",), PEERS[::-1]), (("peers", 1, "address"), ""),
@@ -76,7 +76,7 @@ def changed(value: Any, path: Path_, new: Any) -> Any:
 @pytest.fixture(scope="module")
 def good(tiny_pack: Callable[..., Pack]) -> Assign:
     pack = tiny_pack("llama")
-    plans = assignments(pack, plan(pack.config, units_of(pack), [1, 1, 1]), PEERS, OPTIONS, 1, 1)
+    plans = assignments(pack, deal_shards(pack.config, units_of(pack), [1, 1, 1]), PEERS, OPTIONS, 1, 1)
     return plans[1]
 
 
@@ -85,7 +85,7 @@ def test_a_plan_of_this_version_is_taken(tiny_pack: Callable[..., Pack], good: A
     for family in MODELS:
         for dtype in ("f32", "q4") if family == "llama3" else ("f32",):
             pack = tiny_pack(family, dtype)
-            shards = plan(pack.config, units_of(pack), [0, 1, 1])
+            shards = deal_shards(pack.config, units_of(pack), [0, 1, 1])
             for one in assignments(pack, shards, PEERS, OPTIONS, 1, 1, collective="auto")[1:]:
                 check_assign(one)
 
@@ -132,11 +132,11 @@ def test_a_step_beyond_the_plan_is_refused(tokens: int, width: int, counts: tupl
 
 
 def test_tables_are_bounded_by_the_blocks_that_a_node_has() -> None:
-    with pytest.raises(MessageError, match="more than the 4 KV blocks"):
+    with pytest.raises(MessageError, match="more than the 4 pages"):
         PageTables(4, 32).batch([StepEntry(1, 0, 1, 0, (0, 1, 2, 3, 0))])
     tables = PageTables(4, 32)
     tables.batch([StepEntry(number, 0, 1, 0, (number,)) for number in range(4)])
-    with pytest.raises(MessageError, match="more than the 4 KV blocks"):
+    with pytest.raises(MessageError, match="more than the 4 pages"):
         tables.batch([StepEntry(9, 0, 1, 0, (0,))])
 
 
@@ -167,7 +167,7 @@ def test_a_real_worker_refuses_by_name_and_serves_on(tiny_pack: Callable[..., Pa
     pack = tiny_pack("llama")
 
     def planned(cluster: Cluster, epoch: int, **options: Any) -> Assign:
-        shards = plan(pack.config, units_of(pack), [0, 1])
+        shards = deal_shards(pack.config, units_of(pack), [0, 1])
         chosen = replace(OPTIONS, **options)
         return assignments(pack, shards, cluster.peers(), chosen, cluster.session, epoch, "star")[1]
 
@@ -182,8 +182,8 @@ def test_a_real_worker_refuses_by_name_and_serves_on(tiny_pack: Callable[..., Pa
                 run_all(cluster, [each(cluster) for each in steps])
 
     with real_worker(tmp_path, "--memory", "64MiB") as (process, address):
-        refused(r"64MiB of memory is too little", kv_blocks=1 << 22, context=1 << 24)
-        refused(r"64MiB of memory is too little", kv_blocks=1 << 22, context=1 << 24, scheduler="resident")
+        refused(r"64MiB of memory is too little", pages=1 << 22, context=1 << 24)
+        refused(r"64MiB of memory is too little", pages=1 << 22, context=1 << 24, scheduler="resident")
         refused(r"heads is 0", lambda assign: changed(assign, ("config", "heads"), 0))
         refused(
             r"shared out unlike|lacks KV heads", lambda assign: changed(assign, ("blocks", 0, "runs", 1), empty(assign))

@@ -17,7 +17,7 @@ from allreduce import cache, choose
 from allreduce.auto import Auto
 from allreduce.base import Group
 from allreduce.choose import Choice, candidates
-from allreduce.measure import measure, rounds
+from allreduce.measure import measure_links, rounds
 from allreduce.predict import predict
 from tests.support.collective_helpers import House, run_group
 from tpi.net.links import Link, LinkTable
@@ -68,7 +68,7 @@ def test_every_pair_meets_once_and_nobody_twice_a_round(size: int) -> None:
 def test_measured_links_are_plausible_and_shared() -> None:
     def member(group: Group) -> LinkTable:
         assert isinstance(group, Auto)
-        return measure(group.transport, {})
+        return measure_links(group.transport, {})
 
     tables = run_group("auto", 3, member)
     assert tables[0] == tables[1] == tables[2]
@@ -82,7 +82,7 @@ def test_known_links_are_not_measured() -> None:
 
     def member(group: Group) -> LinkTable:
         assert isinstance(group, Auto)
-        return measure(group.transport, known if group.rank == 0 else {})
+        return measure_links(group.transport, known if group.rank == 0 else {})
 
     assert all(table.links == known for table in run_group("auto", 3, member))
 

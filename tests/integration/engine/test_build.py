@@ -11,10 +11,10 @@ import pytest
 from allreduce.algorithms.loopback import Loopback
 from allreduce.base import Endpoints, Group, GroupSpec
 from master.vocabulary import ends
-from master.vocabulary.ends import Ends
+from master.vocabulary.ends import Vocabulary
 from tests.support.single import Setting, single_node
 from tpi.devices.pages import PAGE, round_up
-from tpi.kv import PagedKV
+from tpi.kv import KvPages
 from tpi.pack.reader import Pack
 from worker.node import build
 
@@ -37,12 +37,12 @@ def test_a_node_without_memory_for_its_kv_closes_what_is_open(
     def recorded(name: str, spec: GroupSpec, endpoints: Endpoints) -> Group:
         return Recorded(spec, endpoints)
 
-    def out_of_memory(*arguments: Any) -> PagedKV:
+    def out_of_memory(*arguments: Any) -> KvPages:
         raise MemoryError
 
     monkeypatch.setattr(build, "open_group", recorded)
     with monkeypatch.context() as without:
-        without.setattr(PagedKV, "allocate", out_of_memory)
+        without.setattr(KvPages, "allocate", out_of_memory)
         with pytest.raises(MemoryError), single_node(tiny_pack("llama"), setting, cache=tmp_path):
             pass
     assert not readers()
@@ -61,9 +61,9 @@ def test_ends_that_cannot_be_opened_close_the_head_that_streams(
     pack = tiny_pack("llama")
     with single_node(pack, Setting(), cache=tmp_path) as (_, node):
         budget = replace(node.budget, head_bytes=2 * (round_up(pack.head.run("row").unit_bytes) + PAGE))
-    with Ends(pack, budget):
+    with Vocabulary(pack, budget):
         assert readers()
     monkeypatch.setattr(ends, "Embedding", out_of_memory)
     with pytest.raises(MemoryError):
-        Ends(pack, budget)
+        Vocabulary(pack, budget)
     assert not readers()

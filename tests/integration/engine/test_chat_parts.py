@@ -16,7 +16,7 @@ from master.chat.commands import COMMANDS, help_text
 from master.chat.conversation import Conversation, Turn
 from master.chat.fitting import fit
 from master.chat.readers import PlainReader
-from master.generation.answer import Limits, answer
+from master.generation.answer import AnswerLimits, answer
 from master.generation.sampler import Sampler, Sampling
 from master.text.prompts import MOST_BYTES
 from master.text.tokenizer import Message, Tokenizer
@@ -148,12 +148,12 @@ def test_an_answer_that_is_stopped_can_be_gone_on_from(tiny_pack: Callable[..., 
         for when in (0, 1, 2, 4, 5, 9):  # before the prompt, between its chunks, among the tokens of the answer
             asked = iter([False] * when)
             sequence = engine.admit(prompt)
-            stopped = answer(engine, tokenizer, sequence, greedy, Limits(20), stopped=lambda: next(asked, True))  # noqa: B023
+            stopped = answer(engine, tokenizer, sequence, greedy, AnswerLimits(20), stopped=lambda: next(asked, True))  # noqa: B023
             assert stopped.finish_reason == "interrupted"
             assert len(stopped.token_ids) == max(0, when - 3)
-            again = answer(engine, tokenizer, engine.resume(sequence, prompt + more), greedy, Limits(5))
+            again = answer(engine, tokenizer, engine.resume(sequence, prompt + more), greedy, AnswerLimits(5))
             fresh = engine.admit(prompt + more)
-            assert again.token_ids == answer(engine, tokenizer, fresh, greedy, Limits(5)).token_ids
+            assert again.token_ids == answer(engine, tokenizer, fresh, greedy, AnswerLimits(5)).token_ids
             engine.release(sequence)
             engine.release(fresh)
 

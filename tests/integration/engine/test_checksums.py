@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 from master.deployment.assignments import assignments
-from master.deployment.planner import plan, units_of
+from master.deployment.planner import deal_shards, units_of
 from master.generation.engine import Engine
 from master.generation.sampler import Sampler, Sampling
-from master.vocabulary.ends import Ends
+from master.vocabulary.ends import Vocabulary
 from scheduler.storage.disk import DirectDisk
 from scheduler.window.window import MemoryWindow
 from tests.support.single import Setting, single_node
@@ -143,13 +143,13 @@ def test_a_table_on_the_disk_is_compared_when_it_is_read(copy: Pack, tmp_path: P
         unit = copy.head.run("row").unit_bytes
         budget = replace(node.budget, head_bytes=2 * (round_up(unit) + PAGE), embedding_bytes=0)
     row = copy.config.vocab - 1
-    with Ends(copy, budget, verify=True) as ends:
+    with Vocabulary(copy, budget, verify=True) as ends:
         x = ends.embedding([1, row], [0, 1])
         assert ends.head(x).shape == (2, copy.config.vocab)
     for block in (copy.head, copy.embedding):
         last = block.run("row").units - 1
         flip(block.path, block.extent("row", last).offset)
-    with Ends(copy, budget, verify=True) as ends:
+    with Vocabulary(copy, budget, verify=True) as ends:
         ends.embedding([1], [0])
         with pytest.raises(WeightsError, match=rf"{copy.embedding.path} is damaged: unit {last} of row"):
             ends.embedding([row], [0])
@@ -168,7 +168,7 @@ def test_vectors_and_hashes_are_always_compared_with_the_name_of_their_block(cop
 
 def test_hashes_count_in_the_budget(tiny_pack: Callable[..., Pack]) -> None:
     pack = tiny_pack("llama")
-    shards, options = plan(pack.config, units_of(pack), [1.0]), NodeOptions(64, 4, "f32", 16)
+    shards, options = deal_shards(pack.config, units_of(pack), [1.0]), NodeOptions(64, 4, "f32", 16)
     (one,) = assignments(pack, shards, [PeerAddress(0, "node", "")], options, 1, 1)
     compared = replace(one, options=replace(options, verify_weights=True))
     units = sum(run.units for block in pack.walk() for run in block.shape.runs)

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from master.generation.answer import Limits, answer
+from master.generation.answer import AnswerLimits, answer
 from master.generation.engine import Engine
 from master.generation.request import Request, Sampled
 from master.generation.sampler import Sampler, Sampling
-from master.options import Placement
+from master.options import RunOptions
 from master.session import Session
 from tests.support.inprocess import in_process_deployment
 from tests.support.models import TinyModel
@@ -66,8 +66,8 @@ def test_a_session_deals_the_model_anew_while_it_answers(
     tiny_model: Callable[[str], TinyModel], tmp_path: Path
 ) -> None:
     """With real workers: another epoch, other shares, and the second half of the answer is as it would have been."""
-    with Session(Placement(str(tiny_model("llama").directory), cache=tmp_path, local=2)) as session:
-        greedy, limits = Sampler(Sampling(temperature=0)), Limits(LENGTH, ignore_eos=True)
+    with Session(RunOptions(str(tiny_model("llama").directory), cache=tmp_path, local=2)) as session:
+        greedy, limits = Sampler(Sampling(temperature=0)), AnswerLimits(LENGTH, ignore_eos=True)
         alone = session.engine.admit(PROMPTS[1])
         expected = answer(session.engine, session.tokenizer, alone, greedy, limits).token_ids
         session.engine.release(alone)

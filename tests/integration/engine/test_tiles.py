@@ -13,7 +13,7 @@ from master.generation.sampler import Sampler, Sampling
 from scheduler import budget
 from scheduler.model.placement import Placement, place_window
 from scheduler.model.ring import smallest
-from scheduler.model.steady import Times, verdict, whole
+from scheduler.model.steady import Times, judge_streaming, whole
 from scheduler.model.timeline import Costs
 from scheduler.window.window import MemoryWindow, Resident
 from tests.support.single import Setting, single_node
@@ -148,5 +148,5 @@ def test_a_half_that_stays_in_part_loads_at_the_speed_of_its_other_tiles() -> No
     assert streamed == {0, 1, 2, 3}
     larger, _ = whole(costs, {0, 2, 3, 5}, [1, 2, 1, 2], [4096, 3 * 4096, 4096] * 2)
     assert list(larger.load) == [3.0, 12.0, 3.0, 12.0]
-    report = verdict(placement, costs, tiles=[1, 2, 1, 2])
+    report = judge_streaming(placement, costs, tiles=[1, 2, 1, 2])
     assert report.times == Times(1.0, 2.0, 1.0, 3.0, 53.0)

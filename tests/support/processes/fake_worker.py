@@ -29,7 +29,7 @@ FAKE_SPANS = 3  # that its trace has room for; every step is one
 
 class FakeMember:
     def __init__(self, assign: Assign, held: Sequence[HeldBlock], endpoints: Endpoints, progress: Progress) -> None:
-        self.kv_blocks = assign.options.kv_blocks + assign.rank
+        self.pages = assign.options.pages + assign.rank
         self.prefill_tokens = assign.options.prefill_tokens
         self.tokens = 0
         self.trace = Trace(FAKE_SPANS)

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from master.generation.answer import Limits, answer
+from master.generation.answer import AnswerLimits, answer
 from master.generation.sampler import Sampler, Sampling
-from master.options import Placement
+from master.options import RunOptions
 from master.session import Session
 from tests.support.paths import ROOT
 from tpi.config import default_cache
@@ -40,10 +40,10 @@ def test_the_demo_model_answers_what_the_pages_ask(nodes: int) -> None:
     pages = "".join((ROOT / name).read_text() for name in ("README.md", "docs/testbed.md"))
     asked = re.findall(r"smollm2-135m [^\n]*-p \"([^\"]+)\"", pages)
     assert set(asked) == KNOWN.keys()
-    with Session(Placement("smollm2-135m", local=nodes - 1, cache=default_cache())) as session:
+    with Session(RunOptions("smollm2-135m", local=nodes - 1, cache=default_cache())) as session:
         for prompt, right in KNOWN.items():
             sequence = session.engine.admit(session.tokenizer.encode_chat([{"role": "user", "content": prompt}]))
             greedy = Sampler(Sampling(temperature=0))
-            said = answer(session.engine, session.tokenizer, sequence, greedy, Limits(60)).text
+            said = answer(session.engine, session.tokenizer, sequence, greedy, AnswerLimits(60)).text
             session.engine.release(sequence)
             assert right in said

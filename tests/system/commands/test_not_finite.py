@@ -12,7 +12,7 @@ from safetensors.numpy import load_file, save_file
 
 from allreduce import measure
 from master.generation.sampler import Sampler, Sampling
-from master.options import Placement
+from master.options import RunOptions
 from master.session import Session
 from tests.support.cluster_helpers import announced
 from tests.support.models import TinyModel
@@ -39,15 +39,15 @@ def test_a_worker_that_sends_nan_is_one_sentence_and_can_be_found(
             address, model = announced(process), str(tiny_model("llama").directory)
             for temperature in (0.0, 0.8):
                 with pytest.raises(NotFiniteError, match=r"sum after the last block is not finite.*--verify-weights"):
-                    generate(Placement(model, workers=(address,), context=64, cache=tmp_path), temperature)
-            checked = Placement(model, workers=(address,), context=64, cache=tmp_path, verify_weights=True)
+                    generate(RunOptions(model, workers=(address,), context=64, cache=tmp_path), temperature)
+            checked = RunOptions(model, workers=(address,), context=64, cache=tmp_path, verify_weights=True)
             with pytest.raises(NodeError, match=r"worker toaster .*result of ffn 0 is not finite"):
                 generate(checked, 0.0)
         finally:
             process.kill()
 
 
-def generate(placement: Placement, temperature: float) -> None:
+def generate(placement: RunOptions, temperature: float) -> None:
     with Session(placement) as session:
         sequence = session.engine.admit([1, 5, 9])
         list(session.engine.generate(sequence, Sampler(Sampling(temperature=temperature)), 4))

@@ -17,8 +17,8 @@ from tests.support.packs import quiet
 from tpi.errors import WeightsError
 from tpi.net.messages import Need
 from tpi.pack.library.locate import open_model
-from tpi.pack.library.record import Record
-from tpi.pack.reader import Block, Pack
+from tpi.pack.library.record import PackRecord
+from tpi.pack.reader import Pack, PackBlock
 
 Models: TypeAlias = Callable[[str], TinyModel]
 Damage: TypeAlias = Callable[[Path], None]
@@ -70,13 +70,13 @@ def test_what_is_damaged_is_made_again_with_one_line(
 
 def test_only_what_is_new_is_read_again(pack: Pack, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     checked = []
-    verify = Block.verify
+    verify = PackBlock.verify
 
-    def noted(block: Block) -> None:
+    def noted(block: PackBlock) -> None:
         checked.append(block.path)
         verify(block)
 
-    monkeypatch.setattr(Block, "verify", noted)
+    monkeypatch.setattr(PackBlock, "verify", noted)
     open_model(str(pack.path), "auto", tmp_path, quiet)
     assert checked == []
     os.utime(pack.head.path)
@@ -116,7 +116,7 @@ def test_without_its_source_the_directory_and_the_command_are_named(tiny_model: 
     shutil.rmtree(source)
     with pytest.raises(WeightsError, match=rf"is damaged, and its source {source} is gone; .*{command}"):
         open_model(str(pack.path), "auto", cache, quiet)
-    Record.load(cache, pack.path).file.unlink()
+    PackRecord.load(cache, pack.path).file.unlink()
     with pytest.raises(WeightsError, match=r"not known here; delete .* tpi pack MODEL -o .* --dtype q8"):
         open_model(str(pack.path), "auto", cache, quiet)
 

@@ -15,14 +15,14 @@ import pytest
 from click.testing import CliRunner
 
 from master import commands
-from master.generation.answer import Limits, answer
+from master.generation.answer import AnswerLimits, answer
 from master.generation.sampler import Sampler, Sampling
-from master.options import Placement
+from master.options import RunOptions
 from master.reporting.timeline import write_timeline
 from master.session import Session
-from master.vocabulary.ends import Ends, table_block_bytes
+from master.vocabulary.ends import Vocabulary, table_block_bytes
 from master.workers.cluster import Cluster
-from scheduler.model.steady import verdict
+from scheduler.model.steady import judge_streaming
 from tests.support.cluster_helpers import MadeUpModel, fake_worker, step
 from tests.support.commands import TPI, clean
 from tests.support.models import TinyModel
@@ -84,12 +84,12 @@ def test_between_two_tokens_nothing_is_judged(model: str, tmp_path: Path, monkey
 
     def counting(*arguments: Any) -> object:
         judged.append(arguments)
-        return verdict(*arguments)
+        return judge_streaming(*arguments)
 
     monkeypatch.setattr("worker.node.node.verdict", counting)
-    with Session(Placement(model, cache=tmp_path, window=1)) as session:
+    with Session(RunOptions(model, cache=tmp_path, window=1)) as session:
         sequence = session.engine.admit([5, 6, 7])
-        sampler, limits = Sampler(Sampling(temperature=0)), Limits(3, ignore_eos=True)
+        sampler, limits = Sampler(Sampling(temperature=0)), AnswerLimits(3, ignore_eos=True)
         answer(session.engine, session.tokenizer, sequence, sampler, limits, mark=session.figures.mark)
         assert session.figures.marked is not None
         assert judged == []
@@ -108,13 +108,13 @@ def test_the_ends_of_the_model_are_traced(name: str, tiny_pack: Callable[..., Pa
     pack, trace = tiny_pack(name), Trace()
     x = np.ones((2, pack.config.hidden), np.float32)
     with single_node(pack, Setting(), cache=tmp_path) as (_, one):
-        with Ends(pack, one.budget, trace) as ends:
+        with Vocabulary(pack, one.budget, trace) as ends:
             ends.embedding([1, 2], [0, 1])
             resident = ends.head(x)
         assert {row[:2] for row in trace.rows} == {("compute", "embedding"), ("compute", "head")}
         small = replace(one.budget, head_bytes=table_block_bytes(pack.head) // 2, embedding_bytes=0)
         trace = Trace()
-        with Ends(pack, small, trace) as ends:
+        with Vocabulary(pack, small, trace) as ends:
             ends.embedding([1, 2], [0, 1])
             np.testing.assert_allclose(ends.head(x), resident, rtol=1e-5, atol=1e-5)
             tiles = {f"head tile {index}" for index, _ in enumerate(ends._streams[0].tiles())}
@@ -131,7 +131,7 @@ def test_what_waits_inside_is_not_counted_as_computing_too(tiny_pack: Callable[.
     pack, trace = tiny_pack("llama"), Trace()
     with single_node(pack, Setting(), cache=tmp_path) as (_, one):
         small = replace(one.budget, head_bytes=table_block_bytes(pack.head) // 2, embedding_bytes=0)
-        with Ends(pack, small, trace) as ends:
+        with Vocabulary(pack, small, trace) as ends:
             for _ in range(3):
                 ends.embedding([1, 2], [0, 1])
                 ends.head(np.ones((1, pack.config.hidden), np.float32))

@@ -7,9 +7,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from master.generation.answer import Limits, answer
+from master.generation.answer import AnswerLimits, answer
 from master.generation.sampler import Sampler, Sampling
-from master.options import Placement
+from master.options import RunOptions
 from master.session import Session
 from tpi.config import default_cache
 from tpi.pack.library.locate import open_model
@@ -76,11 +76,11 @@ def _generate(model: object, prompt: list[int]) -> Expected:
 def test_greedy_tokens_equal_those_of_transformers(
     nodes: int, gguf: Path, cache: Path, expected: list[Expected]
 ) -> None:
-    placement = Placement(str(gguf), local=nodes - 1, dtype="f32", cache=cache)
+    placement = RunOptions(str(gguf), local=nodes - 1, dtype="f32", cache=cache)
     with Session(placement) as session:
         for wanted in expected:
             sequence = session.engine.admit(wanted.prompt)
-            made = answer(session.engine, session.tokenizer, sequence, Sampler(GREEDY), Limits(TOKENS)).token_ids
+            made = answer(session.engine, session.tokenizer, sequence, Sampler(GREEDY), AnswerLimits(TOKENS)).token_ids
             session.engine.release(sequence)
             assert_same_or_tied(made, wanted)
         heads = [node.heads for node in session.figures.report()]

@@ -15,7 +15,7 @@ import pytest
 from testbed import state
 from testbed.checks.verify import verify
 from testbed.control import ask
-from testbed.description.topology import Host, Link, Topology
+from testbed.description.topology import Host, HostLink, Topology
 from testbed.faults import inflict
 from testbed.launch import Testbed, sweep, take_down
 from testbed.network.namespaces import CONGESTION
@@ -99,7 +99,7 @@ def test_jitter_and_a_shared_medium_pass_verification(tmp_path: Path) -> None:
     assert all(90e6 <= rate <= 110e6 for rate in rates)
 
 
-def replace_links(topology: Topology, links: tuple[Link, ...]) -> Topology:
+def replace_links(topology: Topology, links: tuple[HostLink, ...]) -> Topology:
     return Topology(topology.name, topology.devices, links, topology.routers)
 
 

@@ -10,14 +10,14 @@ import pytest
 
 from allreduce import transport
 from allreduce._mailbox import Mailbox
-from master.generation.answer import Limits, answer
+from master.generation.answer import AnswerLimits, answer
 from master.generation.sampler import Sampler, Sampling
-from master.options import Placement
+from master.options import RunOptions
 from master.session import Session
 from tests.support.models import TinyModel
 from tpi.net.codec import Buffer, decode
-from tpi.net.messages import Step, Units
-from tpi.pack.reader import Block, Pack
+from tpi.net.messages import Step, UnitData
+from tpi.pack.reader import Pack, PackBlock
 
 PROMPT = "punctuation and numbers in every room, but private ones: 4711"
 
@@ -63,13 +63,13 @@ def talk(
     cache = tmp_path_factory.mktemp("cache")
     with pytest.MonkeyPatch.context() as monkeypatch:
         wire = Wire(monkeypatch)
-        placement = Placement(
+        placement = RunOptions(
             str(tiny_model(request.param).directory), local=2, cache=cache, collective="auto"
         )  # over sockets
         with Session(placement, wire.tap) as session:
             sequence = session.engine.admit(session.tokenizer.encode(PROMPT))
             sampler = Sampler(Sampling(temperature=0))
-            made = answer(session.engine, session.tokenizer, sequence, sampler, Limits(16, ignore_eos=True))
+            made = answer(session.engine, session.tokenizer, sequence, sampler, AnswerLimits(16, ignore_eos=True))
             yield wire, session.pack, list(sequence.tokens), made.text, cache
 
 
@@ -107,7 +107,7 @@ def test_no_embedding_or_head(talk: tuple[Wire, Pack, list[int], str, Path]) -> 
     wire, pack, _, _, cache = talk
     tables = [block for block in (pack.embedding, pack.head, pack.positions) if block is not None]
     layers = {bytes.fromhex(block.id) for block in pack.walk()}
-    sent = [message for frames in wire.messages if isinstance(message := decode(frames), Units)]
+    sent = [message for frames in wire.messages if isinstance(message := decode(frames), UnitData)]
     assert {units.block for units in sent} <= layers
     units = {unit for table in tables for unit in table_units(table)}
     rows = {unit[: 4 * pack.config.hidden] for unit in units if any(unit)}
@@ -123,6 +123,6 @@ def files(cache: Path) -> list[Path]:
     return [path for path in (cache / "local").rglob("*") if path.is_file()]
 
 
-def table_units(table: Block) -> list[bytes]:
+def table_units(table: PackBlock) -> list[bytes]:
     run = table.run("row")
     return [unit.tobytes() for unit in table.read_units("row", 0, run.units)]

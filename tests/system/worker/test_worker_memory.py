@@ -6,7 +6,7 @@ from pathlib import Path
 import psutil
 
 from master.generation.sampler import Sampler, Sampling
-from master.options import Placement
+from master.options import RunOptions
 from master.session import Session
 from tests.support.cluster_helpers import real_worker
 from tests.support.models import TinyModel
@@ -21,7 +21,7 @@ def test_a_worker_takes_as_much_after_many_sessions_as_after_few(
     model = str(tiny_model("llama").directory)
     taken = []
     with real_worker(tmp_path / "shards") as (process, address):
-        placement = Placement(model, workers=(address,), context=64, threads=1, cache=tmp_path)
+        placement = RunOptions(model, workers=(address,), context=64, threads=1, cache=tmp_path)
         for count in range(1, MANY + 1):
             with Session(placement) as session:
                 sequence = session.engine.admit([1, 5, 9])

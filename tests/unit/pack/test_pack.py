@@ -20,7 +20,7 @@ from tpi.errors import ModelError, WeightsError
 from tpi.kernels import open_kernels
 from tpi.pack.builder import plan, writer
 from tpi.pack.builder.build import open_source, pack_model
-from tpi.pack.reader import Block, Pack
+from tpi.pack.reader import Pack, PackBlock
 from tpi.pack.sources import base
 
 F32 = npt.NDArray[np.float32]
@@ -165,7 +165,7 @@ def test_layers_of_one_source_are_written_once(
     reads: list[str] = []
     read = base.FileSource.read
 
-    def watched(self: base.FileSource, tensor: base.Tensor, *bounds: Any) -> npt.NDArray[np.uint8]:
+    def watched(self: base.FileSource, tensor: base.SourceTensor, *bounds: Any) -> npt.NDArray[np.uint8]:
         reads.append(tensor.name)
         return read(self, tensor, *bounds)
 
@@ -264,7 +264,7 @@ def test_a_flipped_bit_is_found(
     raw = bytearray(source.path.read_bytes())
     raw[data.draw(st.integers(0, len(raw) - 1))] ^= 1 << data.draw(st.integers(0, 7))
     path.write_bytes(raw)
-    block = Block(path, source.id, source.shape)
+    block = PackBlock(path, source.id, source.shape)
     with pytest.raises(WeightsError, match=r"flipped.safetensors is damaged"):
         block.verify()
     flipped = [run.name for run in block.shape.runs if not _equal(block, source, run.name)]
@@ -273,7 +273,7 @@ def test_a_flipped_bit_is_found(
             block.read_units(run, 0, block.run(run).units, check=True)
 
 
-def _equal(block: Block, source: Block, run: str) -> bool:
+def _equal(block: PackBlock, source: PackBlock, run: str) -> bool:
     """Whether the units and hashes of a run are what they were; true if the file cannot be read at all."""
     units = source.run(run).units
     try:

@@ -7,22 +7,31 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from scheduler.budget import LONGEST_CHUNK, TILE, Need, affordable_kv_blocks, enough, least, plan, token_bytes
+from scheduler.budget import (
+    LONGEST_CHUNK,
+    TILE,
+    Demand,
+    affordable_pages,
+    minimum_bytes,
+    plan_budget,
+    sufficient_budget,
+    token_bytes,
+)
 from scheduler.free import _group_limits, default_budget
 from tests.support.configs import tiny_config
 from tpi.devices.pages import PAGE
 from tpi.errors import PlanError
 
 MIB = 1 << 20
-NEED = Need(
-    blocks=(36 * MIB, 132 * MIB) * 22, kv_block=1 * MIB, kv_blocks=64, token=100_000, fixed=2 * MIB, head=250 * MIB
+DEMAND = Demand(
+    blocks=(36 * MIB, 132 * MIB) * 22, page_bytes=1 * MIB, pages=64, token=100_000, fixed=2 * MIB, head=250 * MIB
 )
 
 needs = st.builds(
-    Need,
+    Demand,
     blocks=st.lists(st.integers(0, 40).map(lambda pages: pages * PAGE * 16), min_size=1, max_size=12).map(tuple),
-    kv_block=st.integers(1, 200_000),
-    kv_blocks=st.integers(1, 300),
+    page_bytes=st.integers(1, 200_000),
+    pages=st.integers(1, 300),
     token=st.integers(1, 300_000),
     fixed=st.integers(0, 1_000_000),
     head=st.sampled_from([0, 3 * MIB, 40 * MIB]),
@@ -32,49 +41,49 @@ needs = st.builds(
 
 @settings(max_examples=200, deadline=None)
 @given(needs, st.integers(0, 200 * MIB), st.integers(1, 600), st.integers(0, 3), st.integers(0, 2))
-def test_never_over_the_budget(need: Need, total: int, chunk: int, window: int, retain: int) -> None:
+def test_never_over_the_budget(need: Demand, total: int, chunk: int, window: int, retain: int) -> None:
     try:
-        budget = plan(need, total, chunk, window, retain)
+        budget = plan_budget(need, total, chunk, window, retain)
     except PlanError as error:
         smallest = int(re.findall(r"--memory (\d+)MiB would do", str(error))[0]) * MIB
         assert smallest > total
-        assert plan(need, smallest, chunk, window, retain).used <= smallest
+        assert plan_budget(need, smallest, chunk, window, retain).used <= smallest
         return
     assert budget.used <= total
     assert 1 <= budget.chunk <= chunk
-    assert budget.kv_blocks == need.kv_blocks
+    assert budget.pages == need.pages
     assert budget.placement.resident | set(budget.placement.ring.blocks) == set(range(len(need.blocks)))
 
 
 @settings(max_examples=100, deadline=None)
 @given(needs, st.integers(1, 300), st.integers(0, 1 << 20))
-def test_the_context_that_would_fit_fits(need: Need, fitting: int, more: int) -> None:
-    total = least(need) + fitting * need.kv_block + more % need.kv_block
-    assert affordable_kv_blocks(need, total) == fitting
-    smaller = Need(**{**vars(need), "kv_blocks": fitting})
-    assert plan(smaller, total).used <= total
-    larger = Need(**{**vars(need), "kv_blocks": fitting + 1})
+def test_the_context_that_would_fit_fits(need: Demand, fitting: int, more: int) -> None:
+    total = minimum_bytes(need) + fitting * need.page_bytes + more % need.page_bytes
+    assert affordable_pages(need, total) == fitting
+    smaller = Demand(**{**vars(need), "pages": fitting})
+    assert plan_budget(smaller, total).used <= total
+    larger = Demand(**{**vars(need), "pages": fitting + 1})
     with pytest.raises(PlanError, match=f"a context of {32 * fitting} tokens would fit"):
-        plan(larger, total)
+        plan_budget(larger, total)
 
 
 def test_a_refusal_is_one_sentence_with_the_way_out() -> None:
     with pytest.raises(PlanError) as raised:
-        plan(NEED, 150 * MIB)
+        plan_budget(DEMAND, 150 * MIB)
     assert str(raised.value) == (
         "150MiB of memory is too little for this part of the model: --memory 207MiB would do; "
-        f"at 150MiB a context of {32 * ((150 * MIB - least(NEED)) // MIB)} tokens would fit"
+        f"at 150MiB a context of {32 * ((150 * MIB - minimum_bytes(DEMAND)) // MIB)} tokens would fit"
     )
     with pytest.raises(PlanError, match="no context would fit"):
-        plan(NEED, 100 * MIB)
+        plan_budget(DEMAND, 100 * MIB)
 
 
 @settings(max_examples=200, deadline=None)
 @given(needs, st.floats(0, 1), st.integers(1, 600))
-def test_enough_leaves_blocks_what_they_need(need: Need, share: float, chunk: int) -> None:
+def test_enough_leaves_blocks_what_they_need(need: Demand, share: float, chunk: int) -> None:
     weights = round(share * sum(need.blocks))
-    total = enough(need, weights, chunk)
-    budget = plan(need, total, chunk)
+    total = sufficient_budget(need, weights, chunk)
+    budget = plan_budget(need, total, chunk)
     others = budget.fixed + budget.kv_bytes + budget.chunk_bytes + budget.head_bytes + min(TILE, need.embedding)
     assert total % MIB == 0
     assert total - others >= weights
@@ -82,45 +91,45 @@ def test_enough_leaves_blocks_what_they_need(need: Need, share: float, chunk: in
 
 def test_enough_makes_room_for_a_head_that_then_stays() -> None:
     """At the memory in use the head streams, and what is given beyond it goes to the head first."""
-    used, weights = plan(NEED, 400 * MIB), 700 * MIB
+    used, weights = plan_budget(DEMAND, 400 * MIB), 700 * MIB
     simple = used.total - used.placement.memory_bytes + weights
-    assert used.head_bytes < plan(NEED, simple).head_bytes == NEED.head
-    assert plan(NEED, simple).placement.memory_bytes < weights - NEED.head // 2
-    more = plan(NEED, enough(NEED, weights))
+    assert used.head_bytes < plan_budget(DEMAND, simple).head_bytes == DEMAND.head
+    assert plan_budget(DEMAND, simple).placement.memory_bytes < weights - DEMAND.head // 2
+    more = plan_budget(DEMAND, sufficient_budget(DEMAND, weights))
     assert more.total - (more.used - more.placement.memory_bytes) >= weights
 
 
 def test_a_prefill_chunk_shrinks_when_memory_is_tight() -> None:
-    chunks = [plan(NEED, total * MIB).chunk for total in (8000, 600, 300, 210)]
+    chunks = [plan_budget(DEMAND, total * MIB).chunk for total in (8000, 600, 300, 210)]
     assert chunks[0] == LONGEST_CHUNK
     assert chunks == sorted(chunks, reverse=True)
     assert chunks[-1] <= 32
 
 
-@pytest.mark.parametrize(("kv_blocks", "chunk"), [(2, 64), (15, 480), (16, 512), (17, 512)])
-def test_a_prefill_chunk_is_not_longer_than_the_context(kv_blocks: int, chunk: int) -> None:
-    budget = plan(Need(**{**vars(NEED), "kv_blocks": kv_blocks}), 1 << 40)
+@pytest.mark.parametrize(("pages", "chunk"), [(2, 64), (15, 480), (16, 512), (17, 512)])
+def test_a_prefill_chunk_is_not_longer_than_the_context(pages: int, chunk: int) -> None:
+    budget = plan_budget(Demand(**{**vars(DEMAND), "pages": pages}), 1 << 40)
     assert budget.chunk == chunk
-    assert budget.chunk_bytes == chunk * NEED.token
+    assert budget.chunk_bytes == chunk * DEMAND.token
 
 
 def test_a_prefill_chunk_is_shorter_where_it_would_be_much_of_what_is_streamed() -> None:
-    everything = sum(NEED.blocks) + NEED.head + NEED.fixed + NEED.kv_blocks * NEED.kv_block
-    tokens = LONGEST_CHUNK * NEED.token
-    assert plan(NEED, everything + tokens + 2 * TILE).chunk == LONGEST_CHUNK
-    assert plan(NEED, everything - tokens).chunk == LONGEST_CHUNK // 2
-    assert plan(NEED, everything // 2).chunk == LONGEST_CHUNK
-    assert plan(NEED, everything - tokens, window=2).chunk == LONGEST_CHUNK
+    everything = sum(DEMAND.blocks) + DEMAND.head + DEMAND.fixed + DEMAND.pages * DEMAND.page_bytes
+    tokens = LONGEST_CHUNK * DEMAND.token
+    assert plan_budget(DEMAND, everything + tokens + 2 * TILE).chunk == LONGEST_CHUNK
+    assert plan_budget(DEMAND, everything - tokens).chunk == LONGEST_CHUNK // 2
+    assert plan_budget(DEMAND, everything // 2).chunk == LONGEST_CHUNK
+    assert plan_budget(DEMAND, everything - tokens, window=2).chunk == LONGEST_CHUNK
 
 
 def test_the_head_stays_only_beside_blocks_that_can_stream() -> None:
-    assert plan(NEED, 400 * MIB).head_bytes == 2 * TILE
-    assert plan(NEED, 600 * MIB).head_bytes == 250 * MIB
+    assert plan_budget(DEMAND, 400 * MIB).head_bytes == 2 * TILE
+    assert plan_budget(DEMAND, 600 * MIB).head_bytes == 250 * MIB
 
 
 def test_everything_stays_when_everything_fits() -> None:
-    need = Need(**{**vars(NEED), "embedding": 250 * MIB})
-    budget = plan(need, 6000 * MIB)
+    need = Demand(**{**vars(DEMAND), "embedding": 250 * MIB})
+    budget = plan_budget(need, 6000 * MIB)
     assert budget.placement.streamed_bytes == 0
     assert budget.embedding_bytes == 250 * MIB
 

@@ -6,10 +6,10 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from scheduler.budget import Need, plan
+from scheduler.budget import Demand, plan_budget
 from scheduler.model.placement import place_window
 from scheduler.model.ring import Ring
-from scheduler.model.steady import Times, advise, is_loose, is_tight, layer_seconds, longest_retain, verdict
+from scheduler.model.steady import Times, advise, is_loose, is_tight, judge_streaming, layer_seconds, longest_retain
 from scheduler.model.timeline import Costs, simulate
 from tests.support.cluster_helpers import MadeUpModel
 from tpi.devices.pages import PAGE
@@ -65,8 +65,8 @@ def test_one_block_more_than_a_layer_has_makes_the_loose_condition_enough(times:
 def test_one_ffn_block_stays_in_every_so_many(layer: tuple[BlockKind, ...], retain: int, kept: set[int]) -> None:
     of_all = layer * (12 // len(layer))
     assert place_window([PAGE] * 12, 2, retain, of_all).resident == kept
-    needed = Need(blocks=(PAGE,) * 12, kv_block=1, kv_blocks=1, token=1, kinds=of_all)
-    assert plan(needed, 1 << 30, window=2, retain=retain).placement.resident == kept
+    needed = Demand(blocks=(PAGE,) * 12, page_bytes=1, pages=1, token=1, kinds=of_all)
+    assert plan_budget(needed, 1 << 30, window=2, retain=retain).placement.resident == kept
 
 
 @pytest.mark.parametrize("retain", [1, 2, 3, 4, 6])
@@ -95,10 +95,10 @@ def test_advice_reaches_the_steady_state(layer: tuple[BlockKind, ...]) -> None:
     window, retain, memory = advised
     placement = place_window(sizes, window, retain, of_all)
     assert placement.memory_bytes == memory
-    report = verdict(placement, costs, kinds=of_all)
+    report = judge_streaming(placement, costs, kinds=of_all)
     assert report.steady
     assert report.times.busy == pytest.approx(times.busy * len(report.times.layer) / len(layer))
-    waiting = verdict(place_window(sizes, 2), costs, kinds=of_all)
+    waiting = judge_streaming(place_window(sizes, 2), costs, kinds=of_all)
     assert not waiting.steady
     assert (waiting.window, waiting.retain) == (window, retain)
 
@@ -117,9 +117,9 @@ def test_a_plans_blocks_tell_the_budget_their_kinds(pick: tuple[int, ...]) -> No
     """A plan whose layers have the blocks `pick` of the two that there are."""
     assign = MadeUpModel().split(1, 1, PEERS, cut=8)[1]
     layers = tuple(replace(one, blocks=tuple(one.blocks[at] for at in pick)) for one in assign.layers)
-    options = NodeOptions(context=64, kv_blocks=2, kv_dtype="f32", prefill_tokens=64, scheduler="window", window=1)
+    options = NodeOptions(context=64, pages=2, kv_dtype="f32", prefill_tokens=64, scheduler="window", window=1)
     node = node_plan(replace(assign, layers=layers, options=options))
     wanted = need(node)
     assert wanted.kinds == tuple(("attention", "ffn")[at] for at in pick) * len(layers)
-    placement = plan(wanted, 1 << 40, window=1, retain=1).placement
+    placement = plan_budget(wanted, 1 << 40, window=1, retain=1).placement
     assert placement.resident >= {number for number, kind in enumerate(wanted.kinds or ()) if kind == "ffn"}

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from master.deployment.planner import Units, parse_split, plan
+from master.deployment.planner import Units, deal_shards, parse_split
 from tests.support.configs import tiny_config
 from tpi.errors import PlanError, UsageError
 from tpi.partition import Range, deal, kv_range
@@ -55,11 +55,11 @@ def test_kv_range_holds_exactly_what_the_query_heads_attend_to(group: int, kv_he
 
 def test_more_nodes_than_units_names_both() -> None:
     with pytest.raises(PlanError, match=r"9 query-head units, too few for 10 nodes"):
-        plan(tiny_config(heads=9, kv_heads=3), Units(9, 3, 20, 1, 1), [1.0] * 10)
+        deal_shards(tiny_config(heads=9, kv_heads=3), Units(9, 3, 20, 1, 1), [1.0] * 10)
 
 
 def test_a_share_of_zero_holds_nothing() -> None:
-    shards = plan(tiny_config(heads=9, kv_heads=3), Units(9, 3, 20, 1, 1), [1, 0, 2])
+    shards = deal_shards(tiny_config(heads=9, kv_heads=3), Units(9, 3, 20, 1, 1), [1, 0, 2])
     assert [len(part) for part in (shards[1].query, shards[1].kv, shards[1].ffn)] == [0, 0, 0]
     assert len(shards[0].query) == 3
     assert len(shards[2].query) == 6

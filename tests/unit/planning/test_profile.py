@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from master.deployment.deploy import Deployer
-from master.options import Placement
+from master.options import RunOptions
 from scheduler.budget import scratch_bytes
 from tests.support.cluster_helpers import HIDDEN, MadeUpModel
 from tpi.devices.host import open_host
@@ -17,11 +17,11 @@ from tpi.net.messages import Assign, NodeOptions, PeerAddress, Profile
 from worker import profile
 from worker.plan.fit import fit, need
 from worker.plan.node_plan import node_plan
-from worker.profile import limited, measure, memory_budget, peak_rss, reset_peak
+from worker.profile import limited, measure_machine, memory_budget, peak_rss, reset_peak
 
 MIB = 1 << 20
 PEERS = (PeerAddress(0, "master", ""), PeerAddress(1, "laptop", "tcp://192.0.2.1:9991"))
-OPTIONS = NodeOptions(context=64, kv_blocks=2, kv_dtype="f32", prefill_tokens=64, scheduler="window")
+OPTIONS = NodeOptions(context=64, pages=2, kv_dtype="f32", prefill_tokens=64, scheduler="window")
 
 
 def laptop(threads: int = 2, free: int = 0, limit: int = 0) -> Profile:
@@ -30,7 +30,7 @@ def laptop(threads: int = 2, free: int = 0, limit: int = 0) -> Profile:
 
 def test_what_is_advertised_is_what_the_node_allows_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(profile, "default_budget", lambda: 700 * MIB)  # of a control group, on a larger machine
-    free, told = measure(tmp_path, 0, 0), measure(tmp_path, 3, 600 * MIB)
+    free, told = measure_machine(tmp_path, 0, 0), measure_machine(tmp_path, 3, 600 * MIB)
     assert (memory_budget(free), memory_budget(told)) == (700 * MIB, 600 * MIB)
     assert (free.threads, told.threads) == (free.cores, 3)
 
@@ -55,7 +55,7 @@ def checked(plans: list[Assign], found: Profile) -> None:
     """The master's check of `plans`, which it makes for itself and a worker of this profile."""
     cluster: Any = SimpleNamespace(peers=lambda master: PEERS, hellos=[SimpleNamespace(profile=found)])
     pack: Any = SimpleNamespace()
-    Deployer(Placement("model"), cluster, pack, 64, open_host(), lambda: None)._check_memory(plans)
+    Deployer(RunOptions("model"), cluster, pack, 64, open_host(), lambda: None)._check_memory(plans)
 
 
 def test_the_master_plans_with_the_workers_threads_and_memory(monkeypatch: pytest.MonkeyPatch) -> None:

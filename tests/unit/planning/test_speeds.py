@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from master.deployment.assignments import assignments
-from master.deployment.planner import plan, units_of
+from master.deployment.planner import deal_shards, units_of
 from scheduler.storage.tune import DiskSpeed
 from tpi.devices.pages import page_buffer
 from tpi.kernels import open_kernels
@@ -24,8 +24,8 @@ def test_the_turn_between_tokens_is_the_head_and_the_reads_in_flight(
 ) -> None:
     pack = tiny_pack("llama", dtype)
     one = assignments(
-        pack, plan(pack.config, units_of(pack), [1.0]), [PeerAddress(0, "node", "")], NodeOptions(64, 4, "f32", 16),
-        session=1, epoch=1, collective="loopback",
+        pack, deal_shards(pack.config, units_of(pack), [1.0]), [PeerAddress(0, "node", "")], NodeOptions(64, 4, "f32",
+        16), session=1, epoch=1, collective="loopback",
     )[0]  # fmt: skip
     assert head_bytes(node_plan(one)) == pytest.approx(pack.config.vocab * pack.config.hidden * bytes_per_weight)
     disk = DiskSpeed(chunk=4 * MIB, threads=4, bytes_per_second=1e9)

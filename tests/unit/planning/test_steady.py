@@ -13,11 +13,11 @@ from scheduler.model.steady import (
     advise,
     is_loose,
     is_tight,
+    judge_streaming,
     layer_seconds,
     least_resident,
     longest_retain,
-    sufficient,
-    verdict,
+    sufficient_ring,
 )
 from scheduler.model.timeline import Costs, replay, simulate
 
@@ -110,10 +110,10 @@ def test_advice_reaches_the_steady_state() -> None:
     window, retain, memory = advised
     placement = place_window([64 << 12, 128 << 12] * 16, window, retain)
     assert placement.memory_bytes == memory
-    report = verdict(placement, times.costs(16))
+    report = judge_streaming(placement, times.costs(16))
     assert report.steady
     assert not report.loose
-    assert not verdict(place_window([64 << 12, 128 << 12] * 16, 2), times.costs(16)).steady
+    assert not judge_streaming(place_window([64 << 12, 128 << 12] * 16, 2), times.costs(16)).steady
 
 
 @pytest.mark.parametrize("window", [1, 2, 5])
@@ -122,8 +122,8 @@ def test_what_waits_is_not_advised(window: int) -> None:
     sizes = [64 << 12, 128 << 12] * 16
     times = Times(0.010, 0.020, 0.050, 0.010, 0.020)
     late = replace(times, load_ffn=0.9).costs(16)
-    assert verdict(place_window(sizes, 3), times.costs(16)).window == 1
-    report = verdict(place_window(sizes, window), times.costs(16), [late])
+    assert judge_streaming(place_window(sizes, 3), times.costs(16)).window == 1
+    report = judge_streaming(place_window(sizes, window), times.costs(16), [late])
     assert not report.steady
     assert (report.window, report.retain) == (window + 1, 0)
 
@@ -150,7 +150,7 @@ def test_what_is_sufficient_without_a_window_hardly_waits(
     disk, seconds = 1e9, busy * sum(sizes) / 1e9
     speeds = Speeds(disk, sum(sizes) / (seconds * (1 - exchanging)), seconds * exchanging / len(sizes))
     in_use = place_window(sizes, 1)
-    enough = sufficient(in_use, speeds)
+    enough = sufficient_ring(in_use, speeds)
     stay = least_resident(sum(sizes), speeds.costs(sizes).busy, disk)
     assert max(stay, in_use.memory_bytes) < enough <= sum(sizes)
     assert stay == pytest.approx((1 - busy) * sum(sizes), abs=1)
@@ -161,13 +161,15 @@ def test_what_is_sufficient_without_a_window_hardly_waits(
 def test_a_verdict_says_how_much_memory_would_do_where_no_window_does() -> None:
     sizes = [64 << 12, 128 << 12] * 16
     slow = Times(0.001, 0.001, 0.0, 0.004, 0.008).costs(16)
-    report = verdict(place_window(sizes, 2), slow)
+    report = judge_streaming(place_window(sizes, 2), slow)
     assert report.window is None
     assert report.least_bytes is not None
     least = sum(sizes) * 5 // 6  # a sixth is loaded while a token is busy
     assert least < report.least_bytes < least + sum(sizes) // 8
-    assert verdict(place(sizes, sum(sizes)), slow).least_bytes is None
-    assert verdict(place_window(sizes, 2), Times(0.010, 0.020, 0.005, 0.020, 0.045).costs(16)).least_bytes is None
+    assert judge_streaming(place(sizes, sum(sizes)), slow).least_bytes is None
+    assert (
+        judge_streaming(place_window(sizes, 2), Times(0.010, 0.020, 0.005, 0.020, 0.045).costs(16)).least_bytes is None
+    )
 
 
 def test_a_token_that_never_waits_takes_its_busy_time() -> None:
@@ -201,8 +203,8 @@ def test_slow_loads_stall_where_typical_ones_do_not() -> None:
     stalls = replay(ring_of(1, 1), [fast, slow], 12).stalls
     assert sorted(set(stalls[2:])) == pytest.approx([0.0, 4.0])
     placement = place_window([4096, 8192], 1)
-    assert verdict(placement, fast).steady
-    assert not verdict(placement, fast, [fast, slow, slow]).steady
+    assert judge_streaming(placement, fast).steady
+    assert not judge_streaming(placement, fast, [fast, slow, slow]).steady
 
 
 def test_times_are_those_of_streamed_blocks() -> None:
@@ -211,6 +213,6 @@ def test_times_are_those_of_streamed_blocks() -> None:
     assert Times.of(costs) == Times(1.0, 2.0, 0.5, 5.0, 6.0)
     assert Times.of(costs, {0, 2, 3}) == Times(1.0, 2.0, 0.5, 5.0, 3.0)
     placement = place_window([4096, 8192] * 2, 1, retain=2)
-    report = verdict(placement, Costs([1.0, 1.0] * 2, [0.0] * 4, [1.0, 3.0, 1.0, 100.0]))
+    report = judge_streaming(placement, Costs([1.0, 1.0] * 2, [0.0] * 4, [1.0, 3.0, 1.0, 100.0]))
     assert report.times.load == 4.0
     assert least_resident(24576, busy=4.0, speed=24576 / 8.0) == 24576 // 2

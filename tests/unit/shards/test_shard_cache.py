@@ -10,10 +10,10 @@ import pytest
 from tests.support.cluster_helpers import MadeUpModel
 from tests.support.shards import check, fill, plan_of
 from tpi.errors import WeightsError
-from tpi.net.messages import IN_FLIGHT_BYTES, Units
+from tpi.net.messages import IN_FLIGHT_BYTES, UnitData
 from worker.shards import draft as draft_module
 from worker.shards.cache import ShardCache, _stamp
-from worker.shards.draft import Draft
+from worker.shards.draft import PartialImage
 from worker.shards.fetch import Transfer
 from worker.shards.image import image_plans
 
@@ -110,16 +110,16 @@ def test_an_interrupted_transfer_goes_on_where_it_was(tmp_path: Path) -> None:
     model = MadeUpModel(width=64, units=256)  # 8 MiB of neurons
     assign = plan_of(model, cut=128)
     opened = ShardCache(tmp_path)
-    first = next(block for block in opened.open(image_plans(assign)).values() if isinstance(block, Draft))
+    first = next(block for block in opened.open(image_plans(assign)).values() if isinstance(block, PartialImage))
     needs = list(first.needs())
     for need in needs[:3]:
-        first.accept(Units(need.block, need.run, need.first, need.last, model.read(need)))
+        first.accept(UnitData(need.block, need.run, need.first, need.last, model.read(need)))
     left = first.missing_bytes
     opened.close()  # as after a kill: the draft was never closed
 
     opened = ShardCache(tmp_path)
     again = opened.open(image_plans(assign))[first.plan.id]
-    assert isinstance(again, Draft)
+    assert isinstance(again, PartialImage)
     assert again.missing_bytes == left
     held, _ = fill(opened, model, assign)
     opened.close()
@@ -128,7 +128,9 @@ def test_an_interrupted_transfer_goes_on_where_it_was(tmp_path: Path) -> None:
 
 def test_no_more_than_four_mebibytes_are_under_way(cache: ShardCache) -> None:
     model = MadeUpModel(width=64, units=256)
-    drafts = [block for block in cache.open(image_plans(plan_of(model, cut=128))).values() if isinstance(block, Draft)]
+    drafts = [
+        block for block in cache.open(image_plans(plan_of(model, cut=128))).values() if isinstance(block, PartialImage)
+    ]
     transfer = Transfer(drafts, lambda draft: None)
     asked = list(transfer.next())
     assert 0 < sum(len(model.read(need)) for need in asked) <= IN_FLIGHT_BYTES
@@ -139,26 +141,26 @@ def test_no_more_than_four_mebibytes_are_under_way(cache: ShardCache) -> None:
 
 def test_damaged_units_are_asked_for_again_and_then_given_up(cache: ShardCache) -> None:
     model = MadeUpModel()
-    drafts = [block for block in cache.open(image_plans(plan_of(model))).values() if isinstance(block, Draft)]
-    done: list[Draft] = []
+    drafts = [block for block in cache.open(image_plans(plan_of(model))).values() if isinstance(block, PartialImage)]
+    done: list[PartialImage] = []
     transfer = Transfer(drafts, done.append)
     need, *others = list(transfer.next())
     data = bytearray(model.read(need))
     data[0] ^= 1
-    transfer.accept(Units(need.block, need.run, need.first, need.last, memoryview(data)))
+    transfer.accept(UnitData(need.block, need.run, need.first, need.last, memoryview(data)))
     for other in others:
-        transfer.accept(Units(other.block, other.run, other.first, other.last, model.read(other)))
+        transfer.accept(UnitData(other.block, other.run, other.first, other.last, model.read(other)))
     asked = []
     while batch := list(transfer.next()):
         asked += batch
         for other in batch:
-            transfer.accept(Units(other.block, other.run, other.first, other.last, model.read(other)))
+            transfer.accept(UnitData(other.block, other.run, other.first, other.last, model.read(other)))
     assert [again for again in asked if (again.block, again.run, again.last) == (need.block, need.run, need.first + 1)]
     assert sorted(map(id, done)) == sorted(map(id, drafts))
     assert transfer.complete
 
     model = MadeUpModel(seed=1)
-    drafts = [block for block in cache.open(image_plans(plan_of(model))).values() if isinstance(block, Draft)]
+    drafts = [block for block in cache.open(image_plans(plan_of(model))).values() if isinstance(block, PartialImage)]
     transfer = Transfer(drafts, done.append)
     with pytest.raises(WeightsError, match="arrives damaged"):
         _answer_with_zeros(transfer, model)
@@ -168,7 +170,7 @@ def _answer_with_zeros(transfer: Transfer, model: MadeUpModel) -> None:
     while True:
         for need in transfer.next():
             junk = memoryview(bytes(len(model.read(need))))
-            transfer.accept(Units(need.block, need.run, need.first, need.last, junk))
+            transfer.accept(UnitData(need.block, need.run, need.first, need.last, junk))
 
 
 def test_a_full_disk_is_named_and_leaves_nothing(
@@ -190,7 +192,7 @@ def test_a_disk_that_fills_up_while_writing_leaves_nothing(
     model = MadeUpModel(layers=1)
     assign = plan_of(model)
     draft = next(iter(cache.open(image_plans(assign)).values()))
-    assert isinstance(draft, Draft)
+    assert isinstance(draft, PartialImage)
     need = next(draft.needs())
 
     def full(descriptor: int, data: memoryview, offset: int) -> None:
@@ -198,7 +200,7 @@ def test_a_disk_that_fills_up_while_writing_leaves_nothing(
 
     monkeypatch.setattr(draft_module, "_write_all", full)
     with pytest.raises(WeightsError, match="disk full"):
-        draft.accept(Units(need.block, need.run, need.first, need.last, model.read(need)))
+        draft.accept(UnitData(need.block, need.run, need.first, need.last, model.read(need)))
     assert not draft.path.exists()
 
 
@@ -218,8 +220,8 @@ def test_two_processes_can_share_a_cache(cache: ShardCache) -> None:
     assign = plan_of(model)
     other = ShardCache(cache.root)
     mine, theirs = (each.open(image_plans(assign)) for each in (cache, other))
-    assert not {block.path for block in mine.values() if isinstance(block, Draft)} & {
-        block.path for block in theirs.values() if isinstance(block, Draft)
+    assert not {block.path for block in mine.values() if isinstance(block, PartialImage)} & {
+        block.path for block in theirs.values() if isinstance(block, PartialImage)
     }
     for each in (cache, other):
         held, _ = fill(each, model, assign)

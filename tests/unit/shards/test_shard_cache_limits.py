@@ -18,7 +18,7 @@ from tests.support.shards import check, fill, plan_of
 from tpi.cachelimit import CacheLimit
 from tpi.errors import WeightsError
 from worker.shards.cache import ShardCache
-from worker.shards.draft import Draft
+from worker.shards.draft import PartialImage
 from worker.shards.image import HeldBlock, image_plans
 from worker.shards.stored import key_of, stored_images
 
@@ -97,7 +97,7 @@ def test_pruning_takes_nothing_from_a_process_that_opens_meanwhile(
     for cut in (1, 2):
         fill(cache, model, plan_of(model, cut=cut))
     other = ShardCache(cache.root)
-    got: list[HeldBlock | Draft] = []
+    got: list[HeldBlock | PartialImage] = []
     unlink = Path.unlink
 
     def opened() -> None:
@@ -194,7 +194,7 @@ def test_a_plan_that_is_over_uses_nothing(tmp_path: Path) -> None:
     needed = sum(plan.file_bytes for plan in image_plans(plan_of(model)))
     opened, other = ShardCache(tmp_path), ShardCache(tmp_path, CacheLimit(needed))
     held, _ = fill(opened, model, plan_of(model))
-    assert isinstance(next(iter(other.open(image_plans(plan_of(model))).values())), HeldBlock | Draft)
+    assert isinstance(next(iter(other.open(image_plans(plan_of(model))).values())), HeldBlock | PartialImage)
     other.release()
     opened.release()
     fill(other, MadeUpModel(seed=1), plan_of(MadeUpModel(seed=1)))

@@ -7,7 +7,7 @@ import pytest
 
 from testbed import cgroups
 from testbed.cgroups import Hierarchies, find_hierarchies, make_group, quota, remove_groups, rubbish
-from testbed.description.topology import Host, Link, Topology
+from testbed.description.topology import Host, HostLink, Topology
 from testbed.launch import Testbed
 from tests.support.testbed_helpers import needs_root
 from tpi.errors import TestbedError
@@ -98,7 +98,7 @@ def test_the_kernel_keeps_devices_to_their_limits() -> None:
     wanted = {"cpu", "memory"}
     if not wanted <= set(find_hierarchies().controllers()):
         pytest.skip("no cgroup controllers for cpu and memory here")
-    with Testbed.start(Topology("limits", devices, (Link(("slow", "small")),))) as bed:
+    with Testbed.start(Topology("limits", devices, (HostLink(("slow", "small")),))) as bed:
         spin = bed.popen("slow", [sys.executable, "-c", SPIN], stdout=-1, text=True)
         hoard = bed.popen("small", [sys.executable, "-c", HOARD], stdout=-1, text=True)
         assert 0.01 < float(spin.communicate(timeout=60)[0]) < 0.25  # less where the host is busy

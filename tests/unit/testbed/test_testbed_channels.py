@@ -5,7 +5,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from testbed.description.schema import load_topology
-from testbed.description.topology import Host, Link, Router, Topology
+from testbed.description.topology import Host, HostLink, Router, Topology
 from testbed.network.channels import Emulator
 from tests.support.testbed_helpers import pair, wheel
 
@@ -57,7 +57,7 @@ def test_a_stars_answers_share_the_link_of_the_one_they_go_to() -> None:
 
 def test_who_arrives_first_goes_first_even_if_it_left_later() -> None:
     devices = (Host("near"), Host("far"), Host("goal"))
-    links = (Link(("near", "r"), 8e6, 0.001), Link(("far", "r"), 8e6, 0.010), Link(("goal", "r"), 8e6, 0.0))
+    links = (HostLink(("near", "r"), 8e6, 0.001), HostLink(("far", "r"), 8e6, 0.010), HostLink(("goal", "r"), 8e6, 0.0))
     emulator = Emulator(Topology("t", devices, links, (Router("r"),)))
     emulator.send(0.000, 1, 2, b"f" * 1000)
     emulator.due(0.002)

@@ -3,7 +3,7 @@
 import pytest
 
 from testbed.description.schema import load_topology, parse_topology, shipped
-from testbed.description.topology import Host, Link, Router, Topology
+from testbed.description.topology import Host, HostLink, Router, Topology
 from testbed.description.units import format_rate, parse_disk, parse_percent, parse_rate, parse_time
 from tpi.errors import UsageError
 
@@ -30,8 +30,8 @@ def test_every_field_is_read_and_defaults_apply() -> None:
     assert home.devices == (Host("desk", 2.0), Host("shelf", 0.5, 2 << 30, 80e6))
     assert home.routers == (Router("wifi", 200e6),)
     assert home.links == (
-        Link(("desk", "wifi"), 100e6, 2e-3),
-        Link(("wifi", "shelf"), float("inf"), 2e-3, 500e-6, 0.005, 0.05),
+        HostLink(("desk", "wifi"), 100e6, 2e-3),
+        HostLink(("wifi", "shelf"), float("inf"), 2e-3, 500e-6, 0.005, 0.05),
     )
     assert Topology.from_dict(home.to_dict()) == home
 
@@ -77,7 +77,7 @@ def test_devices_that_nothing_connects_are_an_error() -> None:
 
 def test_devices_do_not_forward() -> None:
     with pytest.raises(UsageError, match="no links lead from a to c"):
-        Topology("chain", (Host("a"), Host("b"), Host("c")), (Link(("a", "b")), Link(("b", "c"))))
+        Topology("chain", (Host("a"), Host("b"), Host("c")), (HostLink(("a", "b")), HostLink(("b", "c"))))
 
 
 @pytest.mark.parametrize(

@@ -29,11 +29,11 @@ links:
 
 def asked(topology: Topology) -> list[dict[str, Any]]:
     """Each request of the plan, and for the queueing disciplines also the bytes that go to the kernel."""
-    from testbed.network.tc import plan
+    from testbed.network.tc import kernel_requests
 
     return [
         {"node": one.node, "call": f"{one.call} {one.verb}", **one.fields, **_encoded(one.fields)}
-        for one in plan(topology)
+        for one in kernel_requests(topology)
     ]
 
 

@@ -1,4 +1,4 @@
-"""Request admission and KV blocks: chunks, growth, exhaustion, release."""
+"""Request admission and pages: chunks, growth, exhaustion, release."""
 
 import pytest
 from hypothesis import given

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer as FastTokenizer
 from tokenizers import decoders, models
 
-from master.generation.answer import Limits, answer
+from master.generation.answer import AnswerLimits, answer
 from master.generation.engine import Engine
 from master.generation.request import Sampled
 from master.generation.sampler import Sampler, Sampling
@@ -123,7 +123,7 @@ def test_an_answer_ends_with_what_the_decoder_holds(stops: tuple[str, ...]) -> N
     tokens = list("end\ufffd".encode())
     engine = cast(Engine, Scripted(tokens))
     result = answer(
-        engine, Tokenizer(byte_level(), {}), Sequence(0, []), Sampler(Sampling()), Limits(9, stops), shown.append
+        engine, Tokenizer(byte_level(), {}), Sequence(0, []), Sampler(Sampling()), AnswerLimits(9, stops), shown.append
     )
     assert "".join(shown) == result.text == ("end" if "\ufffd" in stops else "end\ufffd")
 

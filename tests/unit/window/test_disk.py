@@ -224,7 +224,7 @@ def test_a_damaged_record_and_little_to_read_give_the_defaults(tmp_path: Path) -
 def test_the_most_in_flight_among_equals_then_the_largest_reads(monkeypatch: pytest.MonkeyPatch) -> None:
     speeds = {(1 << 20, 4): 960e6, (1 << 20, 8): 1000e6, (4 << 20, 4): 950e6, (4 << 20, 8): 990e6}
     monkeypatch.setattr(
-        "scheduler.storage.tune.measure", lambda extents, disk: speeds.get((disk.chunk, disk.threads), 0.0)
+        "scheduler.storage.tune.measure_reads", lambda extents, disk: speeds.get((disk.chunk, disk.threads), 0.0)
     )
     assert best([]) == DiskSpeed(4 << 20, 8, 990e6)
 

@@ -6,7 +6,7 @@ from statistics import median
 import pytest
 
 from scheduler.model.placement import Placement, place, place_window
-from scheduler.model.steady import SteadyReport, verdict
+from scheduler.model.steady import SteadyReport, judge_streaming
 from scheduler.storage.disk import ThrottledDisk
 from scheduler.window.window import MemoryWindow
 from tests.support.window_helpers import CountingDisk, make_blocks
@@ -34,7 +34,7 @@ def run(placement: Placement, speed: float, tokens: int = 7) -> tuple[SteadyRepo
         stalls.append(window.take().stall_seconds)
     window.close()
     half = tokens // 2
-    return verdict(placement, window.costs(), window.history()), median(seconds[half:]), median(stalls[half:])
+    return judge_streaming(placement, window.costs(), window.history()), median(seconds[half:]), median(stalls[half:])
 
 
 def agree(report: SteadyReport, token: float, stall: float) -> bool:

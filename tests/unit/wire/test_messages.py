@@ -15,7 +15,7 @@ from tests.support.cluster_helpers import step
 from tests.support.message_strategies import any_message
 from tpi.errors import MessageError
 from tpi.net.codec import FRAME_BYTES, HEADER_BYTES, MAX_FRAMES, PROTOCOL, WrongProtocolError, decode, encode
-from tpi.net.messages import Bye, Heartbeat, Join, Need, Step, Units
+from tpi.net.messages import Bye, Heartbeat, Join, Need, Step, UnitData
 from tpi.net.schema import Pieces
 
 
@@ -150,7 +150,7 @@ def test_hidden_states_arrive_aligned_and_writable() -> None:
 
 def test_large_messages_travel_in_small_frames() -> None:
     data = memoryview(np.random.default_rng(0).bytes(3 * FRAME_BYTES + 5))
-    frames = encode(Units(bytes(32), "query", 0, 1, data))
+    frames = encode(UnitData(bytes(32), "query", 0, 1, data))
     assert len(frames) == 5
     assert max(len(frame) for frame in frames) == FRAME_BYTES
     assert decode([bytes(frame) for frame in frames]).data == data

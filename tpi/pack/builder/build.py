@@ -12,7 +12,7 @@ from tpi.families.base import Model
 from tpi.families.gguf.reader import from_gguf
 from tpi.families.huggingface.reader import from_huggingface
 from tpi.pack.builder import tokens
-from tpi.pack.builder.plan import BlockPlan, PackPlan, plan_pack
+from tpi.pack.builder.plan import BlockRecipe, PackPlan, plan_pack
 from tpi.pack.builder.writer import BlockWriter
 from tpi.pack.library.store import build, drafting, sync_directory, write_synced
 from tpi.pack.manifest import MANIFEST, Manifest
@@ -109,7 +109,7 @@ def mend_pack(
     return True
 
 
-def _named(manifest: Manifest, plan: PackPlan) -> Iterator[tuple[str, BlockPlan]]:
+def _named(manifest: Manifest, plan: PackPlan) -> Iterator[tuple[str, BlockRecipe]]:
     """The blocks of a pack: the name that each has, and how it is made."""
     for names, blocks in zip(manifest.layers, plan.layers, strict=True):
         yield from zip(names, blocks, strict=True)

@@ -11,7 +11,7 @@ from fnmatch import fnmatchcase
 
 from tpi.errors import ModelError
 from tpi.families.base import Model, Ref
-from tpi.pack.sources.base import Source, Tensor
+from tpi.pack.sources.base import Source, SourceTensor
 
 _NAMED = 3  # tensors that a refusal names
 
@@ -38,7 +38,7 @@ def references(model: Model) -> Iterator[Ref]:
     yield from (ref for ref in (model.head, model.positions) if ref)
 
 
-def _left(tensor: Tensor, claims: dict[str, list[Ref]], accounted: tuple[str, ...]) -> list[str]:
+def _left(tensor: SourceTensor, claims: dict[str, list[Ref]], accounted: tuple[str, ...]) -> list[str]:
     """What of `tensor` nobody claims, in words; empty if it is all claimed."""
     refs = claims.get(tensor.name)
     if refs is None:

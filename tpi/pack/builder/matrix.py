@@ -9,7 +9,7 @@ import numpy.typing as npt
 from tpi.errors import ModelError
 from tpi.families.base import Ref
 from tpi.pack.layout import Axis
-from tpi.pack.sources.base import Source, Tensor, find, read_vector
+from tpi.pack.sources.base import Source, SourceTensor, find, read_vector
 from tpi.pack.sources.elements import Element, decode
 
 Bytes = npt.NDArray[np.uint8]
@@ -60,7 +60,7 @@ class Matrix:
     """A matrix of `vectors` vectors (rows or columns) of length `hidden`; possibly some rows of a fused tensor."""
 
     source: Source
-    tensor: Tensor
+    tensor: SourceTensor
     axis: Axis
     vectors: int
     first_row: int  # in the tensor

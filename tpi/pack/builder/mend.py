@@ -10,9 +10,9 @@ from hashlib import sha256
 from pathlib import Path
 
 from tpi.errors import TpiError, WeightsError
-from tpi.pack.library.record import Record, stamp
+from tpi.pack.library.record import PackRecord, stamp
 from tpi.pack.manifest import MANIFEST, Manifest
-from tpi.pack.reader import Block, Pack
+from tpi.pack.reader import Pack, PackBlock
 from tpi.progress import Phase
 
 TOKENIZER = "tokenizer.json"
@@ -36,7 +36,7 @@ class Damage:
         return self.reason + more
 
 
-def open_whole(record: Record, identity: Identity, progress: Phase) -> Pack:
+def open_whole(record: PackRecord, identity: Identity, progress: Phase) -> Pack:
     """The pack of `record`, after making again what is damaged, truncated or missing.
 
     Raises:
@@ -54,7 +54,7 @@ def open_whole(record: Record, identity: Identity, progress: Phase) -> Pack:
     return Pack.open(record.pack)
 
 
-def find_damage(record: Record, progress: Phase) -> Damage:
+def find_damage(record: PackRecord, progress: Phase) -> Damage:
     """Look at every file of a pack; what is new here or has changed since it was right is compared with its hashes."""
     try:
         manifest = Manifest.load(record.pack / MANIFEST)
@@ -73,7 +73,7 @@ def find_damage(record: Record, progress: Phase) -> Damage:
     return damage
 
 
-def made(record: Record) -> None:
+def made(record: PackRecord) -> None:
     """Remember a pack that has just been made: all that it holds is right."""
     names = [path.name for path in record.pack.glob("*.safetensors")]
     record.checked, record.digests = {}, {}
@@ -84,7 +84,7 @@ def made(record: Record) -> None:
     record.save()
 
 
-def _check(record: Record, blocks: Sequence[Block], damage: Damage, report: Callable[[int, int], None]) -> None:
+def _check(record: PackRecord, blocks: Sequence[PackBlock], damage: Damage, report: Callable[[int, int], None]) -> None:
     total, done = sum(block.shape.nbytes for block in blocks), 0
     for block in blocks:
         found = stamp(block.path)
@@ -99,7 +99,7 @@ def _check(record: Record, blocks: Sequence[Block], damage: Damage, report: Call
         report(done := done + block.shape.nbytes, total)
 
 
-def _same(record: Record, name: str) -> bool:
+def _same(record: PackRecord, name: str) -> bool:
     """Whether a file without hashes of its own is what it was when it was made, or first seen here."""
     if record.trusts(name):
         return True
@@ -121,7 +121,7 @@ def _words(path: Path) -> str:
     return f"{path} is {'damaged' if path.exists() else 'missing'}"
 
 
-def _source(record: Record, damage: Damage, identity: Identity) -> Path:
+def _source(record: PackRecord, damage: Damage, identity: Identity) -> Path:
     """What the pack was made from.
 
     Raises:
@@ -139,7 +139,7 @@ def _source(record: Record, damage: Damage, identity: Identity) -> Path:
     return source
 
 
-def _make_again(record: Record, damage: Damage, source: Path, progress: Phase) -> None:
+def _make_again(record: PackRecord, damage: Damage, source: Path, progress: Phase) -> None:
     from tpi.pack.builder.build import mend_pack, open_source, pack_model
 
     mended = damage.manifest is not None and mend_pack(

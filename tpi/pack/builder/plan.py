@@ -35,7 +35,7 @@ _AXES: dict[str, Axis] = {"o": "column", "down": "column"}
 
 
 @dataclass(frozen=True)
-class RunPlan:
+class RunRecipe:
     """A run, and the matrix that each of its parts is cut from. `vectors` is their number before padding."""
 
     layout: RunLayout
@@ -44,11 +44,11 @@ class RunPlan:
 
 
 @dataclass(frozen=True)
-class BlockPlan:
+class BlockRecipe:
     """One block before it is written. Equal plans give equal blocks."""
 
     kind: BlockKind
-    runs: tuple[RunPlan, ...]
+    runs: tuple[RunRecipe, ...]
     vectors: tuple[tuple[str, Ref, int], ...]  # name, where it is, length
 
     @property
@@ -62,14 +62,14 @@ class BlockPlan:
 class PackPlan:
     """All blocks of a model. `head` is the embedding's plan if the model is tied."""
 
-    layers: tuple[tuple[BlockPlan, ...], ...]  # the blocks of each, in order of use
-    embedding: BlockPlan
-    head: BlockPlan
-    positions: BlockPlan | None
-    final: BlockPlan
+    layers: tuple[tuple[BlockRecipe, ...], ...]  # the blocks of each, in order of use
+    embedding: BlockRecipe
+    head: BlockRecipe
+    positions: BlockRecipe | None
+    final: BlockRecipe
 
     @property
-    def distinct(self) -> list[BlockPlan]:
+    def distinct(self) -> list[BlockRecipe]:
         """Every block that must be written, once."""
         blocks = [block for layer in self.layers for block in layer] + [self.embedding, self.head, self.final]
         return list(dict.fromkeys(blocks + ([self.positions] if self.positions else [])))
@@ -146,46 +146,46 @@ class _Geometry:
         self._query_heads = query_unit_heads(config, query)
         self._kv_heads = kv_unit_heads(config, kv)
 
-    def block(self, refs: BlockRefs, runs: Mapping[RunName, Mapping[str, Format]]) -> BlockPlan:
+    def block(self, refs: BlockRefs, runs: Mapping[RunName, Mapping[str, Format]]) -> BlockRecipe:
         """A block of a layer; `runs` has the formats of each run's parts."""
         if refs.kind == "attention":
             return self.attention(refs, runs["query"], runs["kv"])
         return self.ffn(refs, runs["neuron"])
 
-    def attention(self, refs: BlockRefs, query: Mapping[str, Format], kv: Mapping[str, Format]) -> BlockPlan:
+    def attention(self, refs: BlockRefs, query: Mapping[str, Format], kv: Mapping[str, Format]) -> BlockRecipe:
         """Runs query and kv, and the vectors of attention."""
         config = self._config
         runs = (
             self._run("query", refs, query, self._query_heads * config.head_dim, config.heads * config.head_dim),
             self._run("kv", refs, kv, self._kv_heads * config.head_dim, config.kv_heads * config.head_dim),
         )
-        return BlockPlan("attention", runs, self._vectors(refs))
+        return BlockRecipe("attention", runs, self._vectors(refs))
 
-    def ffn(self, refs: BlockRefs, formats: Mapping[str, Format]) -> BlockPlan:
+    def ffn(self, refs: BlockRefs, formats: Mapping[str, Format]) -> BlockRecipe:
         """Run neuron, and the vectors of the feed-forward network. Sparse activations keep each neuron apart."""
         run = self._run("neuron", refs, formats, FFN_UNIT, self._config.intermediate, self._config.activation == "relu")
         assert run.layout.units == ffn_units(self._config)
-        return BlockPlan("ffn", (run,), self._vectors(refs))
+        return BlockRecipe("ffn", (run,), self._vectors(refs))
 
-    def table(self, ref: Ref, format: Format, rows: int) -> BlockPlan:
+    def table(self, ref: Ref, format: Format, rows: int) -> BlockRecipe:
         """Run row: embedding, head, or learned positions."""
         refs = BlockRefs("table", (("row", ref),), ())
-        return BlockPlan("table", (self._run("row", refs, {"row": format}, FFN_UNIT, rows),), ())
+        return BlockRecipe("table", (self._run("row", refs, {"row": format}, FFN_UNIT, rows),), ())
 
-    def final(self, refs: BlockRefs) -> BlockPlan:
+    def final(self, refs: BlockRefs) -> BlockRecipe:
         """The vectors of the final norm."""
-        return BlockPlan("vectors", (), self._vectors(refs))
+        return BlockRecipe("vectors", (), self._vectors(refs))
 
     def _run(
         self, name: RunName, refs: BlockRefs, formats: Mapping[str, Format], width: int, vectors: int,
         records: bool = False,
-    ) -> RunPlan:  # fmt: skip
+    ) -> RunRecipe:  # fmt: skip
         chosen = {part: ref for part, ref in refs.parts if part in formats}
         parts = tuple(Part(part, formats[part], _AXES.get(part, "row")) for part in chosen)
         tiled = _any_quantised(formats) and not records
         units = -(-vectors // width)
         layout = RunLayout(name, "tiled" if tiled else "record", parts, width, self._config.hidden, units)
-        return RunPlan(layout, tuple(chosen.values()), vectors)
+        return RunRecipe(layout, tuple(chosen.values()), vectors)
 
     def _vectors(self, refs: BlockRefs) -> tuple[tuple[str, Ref, int], ...]:
         config = self._config

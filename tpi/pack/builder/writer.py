@@ -16,7 +16,7 @@ from tpi.families.base import Ref
 from tpi.pack.blockfile import BlockShape, block_id
 from tpi.pack.builder.losses import Losses
 from tpi.pack.builder.matrix import Slab, matrix, vector
-from tpi.pack.builder.plan import BlockPlan, RunPlan
+from tpi.pack.builder.plan import BlockRecipe, RunRecipe
 from tpi.pack.builder.quantise import assemble, decode_part, encode_gguf_part, encode_part
 from tpi.pack.groups import group_factors
 from tpi.pack.layout import Part, RunLayout, is_quantised
@@ -39,7 +39,7 @@ class BlockWriter:
         self.shapes: dict[str, BlockShape] = {}
         self._source, self._directory = source, directory
         self._progress, self._done, self._total = progress, 0, total
-        self._known: dict[BlockPlan, str] = {}
+        self._known: dict[BlockRecipe, str] = {}
         self._pool = ThreadPoolExecutor(min(4, os.cpu_count() or 1), thread_name_prefix="pack")
 
     def __enter__(self) -> "BlockWriter":
@@ -48,7 +48,7 @@ class BlockWriter:
     def __exit__(self, *_: object) -> None:
         self._pool.shutdown(wait=True, cancel_futures=True)
 
-    def write(self, plan: BlockPlan) -> str:
+    def write(self, plan: BlockRecipe) -> str:
         """Write one block, unless an equal one is there; returns its id.
 
         Raises:
@@ -59,7 +59,7 @@ class BlockWriter:
             self._known[plan] = self._write(plan)
         return self._known[plan]
 
-    def _write(self, plan: BlockPlan) -> str:
+    def _write(self, plan: BlockRecipe) -> str:
         shape = plan.shape
         unfinished = self._directory / "block.partial"
         with unfinished.open("wb") as file:
@@ -74,7 +74,7 @@ class BlockWriter:
         self.shapes[identity] = shape
         return identity
 
-    def _write_run(self, file: IO[bytes], plan: RunPlan) -> bytes:
+    def _write_run(self, file: IO[bytes], plan: RunRecipe) -> bytes:
         """Write all units of a run; returns their hashes."""
         hashes = []
         for units, digests in self._encoded(plan):
@@ -84,7 +84,7 @@ class BlockWriter:
             hashes.append(digests)
         return b"".join(hashes)
 
-    def _encoded(self, plan: RunPlan) -> Iterator[tuple[Bytes, bytes]]:
+    def _encoded(self, plan: RunRecipe) -> Iterator[tuple[Bytes, bytes]]:
         """The units of a run in order, some at a time: `[n, unit_bytes]`, and their hashes, `n` times 32 bytes."""
         run = plan.layout
         matrices = [

@@ -12,7 +12,7 @@ from tpi.errors import ModelError
 from tpi.pack.library.hold import Hold
 from tpi.pack.library.hub import hub_snapshot
 from tpi.pack.library.pull import ALIASES, pull
-from tpi.pack.library.record import Record
+from tpi.pack.library.record import PackRecord
 from tpi.pack.manifest import PACK_VERSION
 from tpi.pack.reader import Pack, is_pack
 from tpi.progress import Phase, phase
@@ -68,7 +68,7 @@ def open_located(
 
     inside = located.kind != "pack"
     target = cache / "packs" / pack_name(located, dtype) if inside else located.path
-    record = Record.load(cache, target)
+    record = PackRecord.load(cache, target)
     if inside:
         record.source, record.dtype, record.identity = str(located.path.absolute()), dtype, _hash(target.name)
     pulled = located.path.parent == cache / "models"
@@ -126,7 +126,7 @@ def pack_name(located: Located, dtype: str) -> str:
 
 
 def _directory(path: Path, cache: Path | None = None) -> Located:
-    if is_pack(path) or (cache and Record.load(cache, path).source):  # it may have lost its manifest
+    if is_pack(path) or (cache and PackRecord.load(cache, path).source):  # it may have lost its manifest
         return Located("pack", path, path.name)
     if (path / "config.json").exists():
         return Located("directory", path, path.resolve().name)

@@ -15,7 +15,7 @@ Stamp = list[int]
 
 
 @dataclass
-class Record:
+class PackRecord:
     """What is known of the pack in the directory `pack`; empty fields are not known."""
 
     cache: Path
@@ -27,7 +27,7 @@ class Record:
     digests: dict[str, str] = field(default_factory=dict)  # of the files that carry no hashes: manifest, tokenizer
 
     @classmethod
-    def load(cls, cache: Path, pack: Path) -> "Record":
+    def load(cls, cache: Path, pack: Path) -> "PackRecord":
         """What is remembered; an empty record if that is nothing."""
         record = cls(cache, pack.absolute())
         with suppress(OSError, ValueError, TypeError):
@@ -75,12 +75,12 @@ def stamp(path: Path) -> Stamp | None:
     return [found.st_size, found.st_mtime_ns, found.st_ctime_ns, found.st_ino]
 
 
-def records(cache: Path) -> dict[Path, Record]:
+def records(cache: Path) -> dict[Path, PackRecord]:
     """All records of packs that are still there, by the pack's directory; forgets the others."""
-    found: dict[Path, Record] = {}
+    found: dict[Path, PackRecord] = {}
     for file in (cache / "records").glob("*.json"):
         with suppress(OSError, ValueError, KeyError, TypeError):
-            record = Record.load(cache, Path(json.loads(file.read_bytes())["pack"]))
+            record = PackRecord.load(cache, Path(json.loads(file.read_bytes())["pack"]))
             if record.pack.is_dir():
                 found[record.pack] = record
             else:

@@ -11,7 +11,7 @@ from tpi.errors import TpiError
 from tpi.pack.library.hold import in_use, last_used, remove
 from tpi.pack.library.locate import identity
 from tpi.pack.library.pull import ALIASES
-from tpi.pack.library.record import Record, records
+from tpi.pack.library.record import PackRecord, records
 from tpi.pack.library.store import sweep
 
 _PACK_NAME = re.compile(r"((.+)-(?:auto|f32|bf16|q8|q4|q4s))-[0-9a-f]{16}")
@@ -75,7 +75,7 @@ def _visible(directory: Path) -> Iterator[Path]:
         yield from (path for path in sorted(directory.iterdir()) if not path.name.startswith("."))
 
 
-def _has_source(record: Record | None) -> bool:
+def _has_source(record: PackRecord | None) -> bool:
     """Whether what a pack was made from is still there, and still the same."""
     if record is None or not record.source:
         return False

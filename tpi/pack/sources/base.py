@@ -22,7 +22,7 @@ CHUNK_BYTES = 8 << 20  # whole rows read at a time where a range of columns is w
 
 
 @dataclass(frozen=True)
-class Tensor:
+class SourceTensor:
     """Where one tensor is. `shape` is rows first; a vector has one row."""
 
     name: str
@@ -51,9 +51,9 @@ class Source(Protocol):
     """Tensors by name, and their bytes. `label` names the source in messages."""
 
     label: str
-    tensors: Mapping[str, Tensor]
+    tensors: Mapping[str, SourceTensor]
 
-    def read(self, tensor: Tensor, rows: tuple[int, int], columns: tuple[int, int]) -> Bytes:
+    def read(self, tensor: SourceTensor, rows: tuple[int, int], columns: tuple[int, int]) -> Bytes:
         """The bytes of a rectangle as uint8 `[rows, bytes]`; columns must be whole groups of the element."""
 
     def close(self) -> None:
@@ -63,7 +63,7 @@ class Source(Protocol):
 class FileSource:
     """Tensors in files, read with positioned reads (no mapping, so a file that shrinks is an error, not a signal)."""
 
-    def __init__(self, label: str, tensors: Mapping[str, Tensor]) -> None:
+    def __init__(self, label: str, tensors: Mapping[str, SourceTensor]) -> None:
         self.label = label
         self.tensors = tensors
         self._files: dict[Path, int] = {}
@@ -82,7 +82,7 @@ class FileSource:
             os.close(file)
         self._files.clear()
 
-    def read(self, tensor: Tensor, rows: tuple[int, int], columns: tuple[int, int]) -> Bytes:
+    def read(self, tensor: SourceTensor, rows: tuple[int, int], columns: tuple[int, int]) -> Bytes:
         """The bytes of a rectangle as uint8 `[rows, bytes]`.
 
         Raises:
@@ -107,7 +107,7 @@ class FileSource:
                 out[first : first + step] = chunk[:, start:stop]
         return out
 
-    def _fill(self, tensor: Tensor, offset: int, out: npt.NDArray[Any]) -> None:
+    def _fill(self, tensor: SourceTensor, offset: int, out: npt.NDArray[Any]) -> None:
         view = out.data.cast("B")
         try:
             file = self._files.get(tensor.path)
@@ -122,7 +122,7 @@ class FileSource:
             raise ModelError(f"cannot read {tensor.path}: {error.strerror}") from error
 
 
-def find(source: Source, name: str) -> Tensor:
+def find(source: Source, name: str) -> SourceTensor:
     """The tensor called `name`.
 
     Raises:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from tpi.errors import ModelError
-from tpi.pack.sources.base import FileSource, Tensor
+from tpi.pack.sources.base import FileSource, SourceTensor
 from tpi.pack.sources.elements import GGML_TYPES, Element
 
 _MAGIC = b"GGUF"
@@ -40,7 +40,7 @@ class LongArray:
 class GgufSource(FileSource):
     """The tensors and the metadata of one GGUF file."""
 
-    def __init__(self, path: Path, metadata: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
+    def __init__(self, path: Path, metadata: Mapping[str, Any], tensors: Mapping[str, SourceTensor]) -> None:
         super().__init__(str(path), tensors)
         self.path = path
         self.metadata = metadata
@@ -167,21 +167,21 @@ class _Header:
             found[key] = self.value(self._u32())
         return found
 
-    def tensors(self, count: int, metadata: Mapping[str, Any]) -> dict[str, Tensor]:
+    def tensors(self, count: int, metadata: Mapping[str, Any]) -> dict[str, SourceTensor]:
         """The tensor descriptions, whose data must follow each other, padded to the alignment, inside the file."""
         alignment = metadata.get("general.alignment", 32)
         if type(alignment) is not int or alignment % 8 or not 8 <= alignment <= 1 << 16:
             raise self.bad(f"an alignment of {alignment!r} cannot be")
         described = [self._tensor() for _ in range(count)]
         start = _align(self.at, alignment)
-        found: dict[str, Tensor] = {}
+        found: dict[str, SourceTensor] = {}
         end = 0
         for name, shape, element, offset in sorted(described, key=lambda item: item[3]):
             if name in found:
                 raise self.bad(f"tensor {name[:80]!r} stands there twice")
             if offset != end:
                 raise self.bad(f"the bytes of tensor {name[:80]!r} overlap others, leave a hole or are not aligned")
-            tensor = found[name] = Tensor(name, shape, element, self.path, start + offset)
+            tensor = found[name] = SourceTensor(name, shape, element, self.path, start + offset)
             end = offset + tensor.rows * tensor.row_bytes
             if start + end > self.size:
                 raise self.bad(f"tensor {name[:80]!r} ends after the end of the file; download it again")

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from tpi.errors import ModelError
-from tpi.pack.sources.base import FileSource, Tensor
+from tpi.pack.sources.base import FileSource, SourceTensor
 from tpi.pack.sources.elements import Element
 from tpi.pack.sources.files import inside, parse_json, read_json
 
@@ -37,7 +37,7 @@ def open_safetensors(directory: Path) -> FileSource:
         files = [inside(directory, SINGLE)]
     else:
         raise ModelError(_missing(directory))
-    tensors: dict[str, Tensor] = {}
+    tensors: dict[str, SourceTensor] = {}
     for file in files:
         for tensor in read_header(file):
             if tensor.name in tensors:
@@ -46,7 +46,7 @@ def open_safetensors(directory: Path) -> FileSource:
     return FileSource(str(directory), tensors)
 
 
-def read_header(path: Path) -> list[Tensor]:
+def read_header(path: Path) -> list[SourceTensor]:
     """The tensors of one file, checked: known types, sizes that fit the shapes, no overlap, no gap, no duplicate.
 
     Raises:
@@ -86,7 +86,7 @@ def _unique(pairs: Iterable[tuple[str, Any]]) -> dict[str, Any]:
     return found
 
 
-def _tensors(path: Path, header: dict[str, Any], start: int, size: int) -> list[Tensor]:
+def _tensors(path: Path, header: dict[str, Any], start: int, size: int) -> list[SourceTensor]:
     found = []
     for name, entry in header.items():
         try:
@@ -97,7 +97,7 @@ def _tensors(path: Path, header: dict[str, Any], start: int, size: int) -> list[
             fits = False
         if not fits:
             raise ModelError(f"{path}: tensor {name[:80]!r} has an impossible type, shape or byte range")
-        found.append((first, last, Tensor(name, shape, Element(dtype, 1, _SIZES[dtype]), path, start + first)))
+        found.append((first, last, SourceTensor(name, shape, Element(dtype, 1, _SIZES[dtype]), path, start + first)))
     found.sort(key=lambda item: item[:2])
     end = 0
     for first, last, tensor in found:

@@ -6,10 +6,10 @@ named; a master of this version never sends it.
 """
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from allreduce.base import group_names
-from tpi.config import ModelConfig
+from tpi.config import BlockKind, ModelConfig
 from tpi.errors import PlanError
 from tpi.net.messages import Assign, BlockPlan, NodeOptions, Step
 from tpi.net.wire import wire_names
@@ -20,6 +20,7 @@ from worker.plan.node_plan import node_plan
 
 _MOST = 1 << 24  # of any dimension of a model, and of tokens
 _MOST_LAYERS = 4096
+_MOST_BLOCKS = 16  # of a layer
 _MOST_NODES = 256
 _LONGEST_WAIT_S = 86_400.0
 
@@ -60,8 +61,11 @@ def _faults(assign: Assign) -> Iterator[Fault]:
     yield from _group_faults(assign)
     yield from _block_faults(assign)
     for number, layer in enumerate(assign.layers):
-        attention = assign.blocks[layer.blocks[0]]
-        yield _if(not _has_keys(assign, attention), f"layer {number} lacks KV heads that its query heads read")
+        attention = [assign.blocks[index] for index in layer.blocks if assign.blocks[index].kind == "attention"]
+        yield _if(
+            not all(_has_keys(assign, block) for block in attention),
+            f"layer {number} lacks KV heads that its query heads read",
+        )
 
 
 def _config_faults(config: ModelConfig) -> Iterator[Fault]:
@@ -110,9 +114,11 @@ def _block_faults(assign: Assign) -> Iterator[Fault]:
         "ffn": {"neuron": (config.intermediate, FFN_UNIT)},
     }
     parts = {"query": "q o", "kv": "k v", "neuron": "gate up down" if config.gated else "up down"}
+    kinds = {block.kind for block in assign.blocks}
+    yield _if(kinds != runs.keys(), f"its blocks are {' and '.join(sorted(kinds))}, not attention and feed-forward")
     for layer in assign.layers:
         blocks = [assign.blocks[index] for index in layer.blocks]
-        yield _if([block.kind for block in blocks] != list(runs), "a layer is not attention and feed-forward")
+        yield from _layer_faults([block.kind for block in blocks])
         yield _if(list(layer.ranks) != sorted({*layer.ranks, assign.rank}), "the ranks of a layer lack this node's")
         for block in blocks:
             layouts = [assign.layouts[run.layout] for run in block.runs]
@@ -122,6 +128,12 @@ def _block_faults(assign: Assign) -> Iterator[Fault]:
                 vectors, step = runs[block.kind][layout.name]
                 yield _layout_fault(layout, config.hidden, vectors, step, parts[layout.name])
             yield from _vector_faults(block, config)
+
+
+def _layer_faults(kinds: Sequence[BlockKind]) -> Iterator[Fault]:
+    """A layer is any number of blocks, of which the first alone may attend: keys and values have pages per layer."""
+    yield _outside("the number of a layer's blocks", len(kinds), 1, _MOST_BLOCKS)
+    yield _if("attention" in kinds[1:], "a layer has attention elsewhere than in its first block")
 
 
 def _layout_fault(layout: RunLayout, hidden: int, vectors: int, step: int, parts: str) -> Fault:

@@ -51,6 +51,7 @@ OUT_OF_RANGE: list[tuple[Path_, Any]] = [
     (("rank",), 0), (("size",), 2), (("size",), HUGE), (("collective",), "gossip"), (("wire",), "f8"),
     (("peers",), ()), (("peers",), PEERS[:2]), (("peers",), PEERS[::-1]), (("peers", 1, "address"), ""),
     (("layers",), ()), (("layers", 0, "blocks"), (1, 0)), (("layers", 1, "blocks"), (2,)),
+    (("layers", 0, "blocks"), ()), (("layers", 0, "blocks"), (0, 1, 0)), (("layers", 0, "blocks"), (0, *[1] * 16)),
     (("layers", 0, "blocks"), (0, 3)), (("layers", 0, "ranks"), (0,)), (("layers", 0, "ranks"), (2, 1, 0)),
     (("blocks", 0, "kind"), "ffn"), (("blocks", 1, "kind"), "table"), (("blocks", 0, "runs"), ()),
     (("blocks", 0, "vectors"), ()), (("blocks", 0, "vectors", 0, "length"), 1),
@@ -88,6 +89,12 @@ def test_a_plan_of_this_version_is_taken(tiny_pack: Callable[..., Pack], good: A
             shards = deal_shards(pack.config, units_of(pack), [0, 1, 1])
             for one in assignments(pack, shards, PEERS, OPTIONS, 1, 1, collective="auto")[1:]:
                 check_assign(one)
+
+
+@pytest.mark.parametrize("blocks", [((0, 1, 3), (2,)), ((0,), (2, 1, 1, 3)), ((0, 1, 1), (2, 3)), ((1, 3), (0,), (2,))])
+def test_layers_may_have_any_number_of_blocks(good: Assign, blocks: tuple[tuple[int, ...], ...]) -> None:
+    layers = tuple(replace(good.layers[0], blocks=some) for some in blocks)
+    check_assign(replace(good, layers=layers, config=replace(good.config, layers=len(blocks))))
 
 
 @pytest.mark.parametrize(("path", "value"), OUT_OF_RANGE, ids=lambda part: str(part)[:40])

@@ -23,13 +23,13 @@ def smollm2() -> Model:
 def llama_1b() -> Model:
     """Random weights in the 1.1B Llama shape, in Q4_0."""
     from benchmarks.gguf_shape import write_gguf
-    from tests.support.shapes import LLAMA_1B
+    from tests.support.weights.shapes import LLAMA_1B
 
     return Model("1.1B Q4_0", write_gguf(default_cache() / "benchmarks" / "llama-1.1b.Q4_0.gguf", dict(LLAMA_1B)))
 
 
 def llama_1b_f32() -> Model:
     """Random weights in the 1.1B Llama shape, in f32 (4.4 GB)."""
-    from tests.support.shapes import LLAMA_1B, write_huggingface
+    from tests.support.weights.shapes import LLAMA_1B, write_huggingface
 
     return Model("1.1B f32", write_huggingface(default_cache() / "benchmarks" / "llama-1.1b-f32", dict(LLAMA_1B)))

@@ -11,7 +11,7 @@ from master.deployment.deploy import kv_dtype
 from master.deployment.planner import deal_shards, units_of
 from master.vocabulary.ends import table_bytes
 from scheduler.budget import LONGEST_CHUNK
-from tests.support.shapes import LLAMA_1B
+from tests.support.weights.shapes import LLAMA_1B
 from tpi.kv import pages_for
 from tpi.net.messages import NodeOptions, PeerAddress
 from tpi.pack.reader import Pack

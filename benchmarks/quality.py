@@ -16,8 +16,8 @@ from benchmarks.result import Check, Result, Row, Table
 from master.options import RunOptions
 from master.session import Session
 from master.text.tokenizer import Tokenizer
-from tests.support.floats import as_floats, shuffled
 from tests.support.paths import DATA
+from tests.support.weights.floats import as_floats, shuffled
 from tpi.config import default_cache
 from tpi.pack.builder.build import Opened, pack_model
 from tpi.pack.reader import Pack
@@ -36,8 +36,8 @@ distribution of every next token with that of the same weights in f32 (TPI's; *P
 KL is the mean in nats, *best token* how often the likeliest is the same, perplexity that of the text and its multiple
 of f32's. The files are read by both engines as they are: {Q4_1} as published (embedding in Q8_0), {Q8_0} made of it.
 Packs in q8 and q4 are made of the f32 weights. Those come out of a 4-bit file and lie on its grid, where 4 bits cost
-nothing; *off the grid* are the same weights in another order (`tests.support.floats`), as if they had never been
-quantised. That is the harder and the honest case.
+nothing; *off the grid* are the same weights in another order (`tests.support.weights.floats`), as if they had never
+been quantised. That is the harder and the honest case.
 """
 
 

@@ -52,7 +52,7 @@ BENCHMARKS = {
     "peers": Benchmark("benchmarks.peers:bench", ONE_NODE, 12, "llama-cpp-python", ("llama_cpp",), quick=False),
     "quality": Benchmark(
         "benchmarks.quality:bench",
-        (*ONE_NODE, "tests/support/floats.py", "benchmarks/gguf_copy.py"),
+        (*ONE_NODE, "tests/support/weights/floats.py", "benchmarks/gguf_copy.py"),
         5,
         "llama-cpp-python for its half of the table",
     ),
@@ -63,7 +63,7 @@ BENCHMARKS = {
             "tpi",
             "master/deployment/planner.py",
             "tests/support/differential/differential.py",
-            "tests/support/split.py",
+            "tests/support/weights/split.py",
             "tests/support/differential/gguf_draws.py",
         ),
         10,

@@ -17,7 +17,7 @@ import numpy as np
 
 from benchmarks.machine import MIB
 from benchmarks.result import Check, Result, Row, Table
-from tests.support.shapes import LLAMA_1B, tensor_files, write_byte_tokenizer
+from tests.support.weights.shapes import LLAMA_1B, tensor_files, write_byte_tokenizer
 from tpi.config import default_cache
 from tpi.families.huggingface.reader import from_huggingface
 from tpi.pack.builder import tokens

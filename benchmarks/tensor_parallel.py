@@ -10,7 +10,7 @@ from benchmarks.models import llama_1b
 from benchmarks.result import Bars, Check, Result, Row, Table
 from testbed.description.topology import UNLIMITED
 from testbed.launch import Testbed
-from tests.support.shapes import LLAMA_1B, write_huggingface
+from tests.support.weights.shapes import LLAMA_1B, write_huggingface
 from tpi.config import default_cache
 
 SIZES = (1, 2, 4, 8)

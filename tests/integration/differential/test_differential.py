@@ -8,7 +8,7 @@ import pytest
 
 from tests.support.differential import differential
 from tests.support.differential.differential import ARCHITECTURES, Tally, class_fields
-from tests.support.split import F32
+from tests.support.weights.split import F32
 from tpi.families.huggingface.defaults import HARMLESS, REFUSED
 from tpi.families.table import FAMILIES
 

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from tests.support.split import F32, split_forward
+from tests.support.weights.split import F32, split_forward
 from tpi.errors import ModelError, PlanError
 from tpi.families.table import FAMILIES
 from tpi.pack.builder.build import open_source, pack_model

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from gguf import GGMLQuantizationType, GGUFValueType, GGUFWriter
 
-from tests.support.gguf_models import Array, decoded, encoded
+from tests.support.weights.gguf_models import Array, decoded, encoded
 
 ARCHITECTURES = ("llama", "qwen2", "qwen3", "phi3", "gemma2", "gemma3", "smollm3", "granite")
 VOCAB = 40

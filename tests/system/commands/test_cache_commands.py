@@ -14,7 +14,7 @@ import tpi.cli
 from tests.support.commands import listening_worker, run_json
 from tests.support.commands import tpi as process
 from tests.support.models import TinyModel
-from tests.support.packs import names, quiet
+from tests.support.weights.packs import names, quiet
 from tpi.cachelimit import CacheLimit
 from tpi.errors import TpiError, UsageError
 from tpi.pack.library.hold import Hold

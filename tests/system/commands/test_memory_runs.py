@@ -13,8 +13,8 @@ import psutil
 import pytest
 
 from tests.support.commands import TPI, clean
-from tests.support.shapes import write_huggingface
 from tests.support.testbed_helpers import until
+from tests.support.weights.shapes import write_huggingface
 from tpi.pack.library.locate import open_model
 
 MIB = 1 << 20

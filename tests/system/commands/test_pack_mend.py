@@ -13,7 +13,7 @@ import pytest
 from master.deployment.weights import PackSource
 from tests.support.commands import run_json, tpi
 from tests.support.models import TinyModel
-from tests.support.packs import quiet
+from tests.support.weights.packs import quiet
 from tpi.errors import WeightsError
 from tpi.net.messages import Need
 from tpi.pack.library.locate import open_model

@@ -15,9 +15,9 @@ from typing import TypeAlias
 import pytest
 from click.testing import CliRunner
 
-from tests.support.gguf_models import write_gguf
 from tests.support.models import TinyModel
-from tests.support.packs import names, quiet
+from tests.support.weights.gguf_models import write_gguf
+from tests.support.weights.packs import names, quiet
 from tpi.cli import tpi
 from tpi.errors import ModelError, TpiError, WeightsError
 from tpi.pack.builder.build import open_source, pack_model

@@ -2,7 +2,7 @@
 
 The only file of it at hand is 4-bit already, so packing its f32 weights in 4 bits again meets values that lie on a grid
 of 4 bits. What is promised is held to those weights, and to the same model with its weights in another order
-(`tests.support.floats.shuffled`), where no group of 32 is on a grid: as hard a case as an eighth of a billion
+(`tests.support.weights.floats.shuffled`), where no group of 32 is on a grid: as hard a case as an eighth of a billion
 parameters makes.
 """
 
@@ -17,9 +17,9 @@ import pytest
 
 from master.deployment.deploy import kv_dtype
 from master.text.tokenizer import Tokenizer
-from tests.support.floats import as_floats, shuffled
 from tests.support.inprocess import in_process_engine
 from tests.support.paths import DATA
+from tests.support.weights.floats import as_floats, shuffled
 from tpi.config import default_cache
 from tpi.kv import KvDtype
 from tpi.pack.builder.build import Opened, open_source, pack_model

@@ -6,7 +6,7 @@ import pytest
 
 from benchmarks.papers import DEVICES, MODELS, WINDOWS, bench, predicted
 from benchmarks.unwritten import UnwrittenPack
-from tests.support.shapes import LLAMA_1B, write_huggingface
+from tests.support.weights.shapes import LLAMA_1B, write_huggingface
 from tpi.pack.library.locate import open_model
 
 SMALL: dict[str, object] = LLAMA_1B | {

@@ -10,7 +10,7 @@ import pytest
 from benchmarks.gguf_copy import requantised
 from benchmarks.gguf_shape import write_gguf
 from benchmarks.quality import F32, Quality, compared, log_softmax
-from tests.support.shapes import LLAMA_1B
+from tests.support.weights.shapes import LLAMA_1B
 
 SMALL: dict[str, object] = LLAMA_1B | {
     "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 1, "num_attention_heads": 2,

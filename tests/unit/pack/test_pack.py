@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.support.models import MODELS, SIZES, TinyModel, forward, make_model
-from tests.support.packs import part, runs
+from tests.support.weights.packs import part, runs
 from tpi.errors import ModelError, WeightsError
 from tpi.kernels import open_kernels
 from tpi.pack.builder import plan, writer

@@ -11,7 +11,8 @@ import numpy.typing as npt
 import pytest
 from gguf import GGUFWriter
 
-from tests.support.gguf_models import (
+from tests.support.models import SIZES, TEMPLATE, TEXT, TOKENS, TinyModel, forward, make_model
+from tests.support.weights.gguf_models import (
     byte_level_vocabulary,
     decoded,
     gguf_tensors,
@@ -20,8 +21,7 @@ from tests.support.gguf_models import (
     sentencepiece_vocabulary,
     write_gguf,
 )
-from tests.support.models import SIZES, TEMPLATE, TEXT, TOKENS, TinyModel, forward, make_model
-from tests.support.packs import part, runs
+from tests.support.weights.packs import part, runs
 from tpi.errors import ModelError
 from tpi.kernels import open_kernels
 from tpi.pack.builder.build import open_source, pack_model

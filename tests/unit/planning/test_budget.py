@@ -18,7 +18,7 @@ from scheduler.budget import (
     token_bytes,
 )
 from scheduler.free import _group_limits, default_budget
-from tests.support.configs import tiny_config
+from tests.support.weights.configs import tiny_config
 from tpi.devices.pages import PAGE
 from tpi.errors import PlanError
 

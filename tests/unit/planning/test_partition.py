@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from master.deployment.planner import Units, deal_shards, parse_split
-from tests.support.configs import tiny_config
+from tests.support.weights.configs import tiny_config
 from tpi.errors import PlanError, UsageError
 from tpi.partition import Range, deal, kv_range
 

@@ -75,6 +75,15 @@ def test_the_diagram_has_every_room_inside_a_room(room: str) -> None:
     assert not {name for name in within if not re.search(rf"\b{name}\b", diagram)}
 
 
+def test_the_page_is_short_and_has_few_words() -> None:
+    page = (ROOT / "docs/architecture.md").read_text()
+    assert page.count("\n") < 150
+    rows = re.findall(r"^\| ([a-z][\w ,-]*) \|", page.split("## Words")[1].split("\n## ")[0], re.MULTILINE)
+    words = [word for row in rows for word in row.split(", ") if row != "word"]
+    assert 20 < len(words) <= 40
+    assert len(set(words)) == len(words)
+
+
 def test_architecture_names_symbols() -> None:
     assert len(documented_symbols()) > 20
 

@@ -14,7 +14,7 @@ from scheduler.model.ring import neighbours
 from tpi.config import ModelConfig
 from tpi.devices.pages import PAGE, round_up
 from tpi.errors import PlanError
-from tpi.kernels.constants import BLOCK_TOKENS, STREAM_TOKENS, slices
+from tpi.kernels.constants import PAGE_TOKENS, STREAM_TOKENS, slices
 from tpi.pack.layout import BlockKind
 
 LONGEST_CHUNK = 512  # tokens of a prefill step, where memory and context allow them
@@ -54,7 +54,7 @@ class Budget:
     kv_bytes: int
     chunk: int
     chunk_bytes: int
-    head_bytes: int  # for `scheduler.tables`: the whole table, or its tiles
+    head_bytes: int  # for `master.vocabulary.streamed`: the whole table, or its tiles
     embedding_bytes: int
     placement: Placement
 
@@ -138,7 +138,7 @@ def affordable_pages(need: Demand, total: int, window: int = 0, retain: int = 0)
 
 def _shares(need: Demand, total: int, chunk: int, window: int, retain: int) -> tuple[int, int, int]:
     """Tokens of a prefill step, bytes for the head, and bytes left for blocks. Arguments as `plan_budget`."""
-    chunk = min(chunk, need.pages * BLOCK_TOKENS)
+    chunk = min(chunk, need.pages * PAGE_TOKENS)
     left = total - need.fixed - need.pages * need.page_bytes
     weights = _least_weights(need, window, retain)
     chunk = _chunk(need, left - need.table_tiles, weights, chunk, 0 if window else sum(need.blocks) + need.head)
@@ -196,7 +196,7 @@ def _placed(
 
 def _refusal(need: Demand, total: int, window: int, retain: int) -> str:
     smallest = round_up(minimum_bytes(need, window, retain) + need.pages * need.page_bytes)
-    fitting = BLOCK_TOKENS * affordable_pages(need, total, window, retain)
+    fitting = PAGE_TOKENS * affordable_pages(need, total, window, retain)
     context = f"a context of {fitting} tokens would fit" if fitting else "no context would fit"
     enough = f"--memory {_mib(smallest, up=True)} would do"
     return f"{_mib(total)} of memory is too little for this part of the model: {enough}; at {_mib(total)} {context}"

@@ -12,7 +12,7 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 
-from tpi.kernels.spec import BLOCK_TOKENS, KV_GROUP
+from tpi.kernels.spec import KV_GROUP, PAGE_TOKENS
 
 KvDtype = Literal["f32", "f16", "q8"]
 KvArray = npt.NDArray[np.generic]
@@ -27,21 +27,21 @@ def vector_bytes(head_dim: int, dtype: KvDtype) -> int:
 
 
 def page_bytes(layers: int, kv_heads: int, head_dim: int, dtype: KvDtype) -> int:
-    """Bytes that one page (`BLOCK_TOKENS` tokens, keys and values, all layers) takes on a node with `kv_heads`."""
-    return 2 * layers * kv_heads * BLOCK_TOKENS * vector_bytes(head_dim, dtype)
+    """Bytes that one page (`PAGE_TOKENS` tokens, keys and values, all layers) takes on a node with `kv_heads`."""
+    return 2 * layers * kv_heads * PAGE_TOKENS * vector_bytes(head_dim, dtype)
 
 
 def pages_for(tokens: int) -> int:
     """pages that `tokens` tokens of one sequence take."""
-    return -(-tokens // BLOCK_TOKENS)
+    return -(-tokens // PAGE_TOKENS)
 
 
 @dataclass(frozen=True)
 class KvPages:
     """The pages of one node.
 
-    `keys[layer]` and `values[layer]` are `[blocks, kv_heads, BLOCK_TOKENS, head_dim]` of float32 or float16, or uint8
-    `[blocks, kv_heads, BLOCK_TOKENS, vector_bytes]` for q8 (codes, then one f16 scale per 32). Pages are zeroed by the
+    `keys[layer]` and `values[layer]` are `[blocks, kv_heads, PAGE_TOKENS, head_dim]` of float32 or float16, or uint8
+    `[blocks, kv_heads, PAGE_TOKENS, vector_bytes]` for q8 (codes, then one f16 scale per 32). Pages are zeroed by the
     operating system when first touched, so blocks that are never used cost nothing.
     """
 
@@ -62,7 +62,7 @@ class KvPages:
         """Storage for `blocks` pages of `kv_heads` local heads; `memory` gives so many zeroed bytes of a device."""
         width = vector_bytes(head_dim, dtype) if dtype == "q8" else head_dim
         element = {"f32": np.float32, "f16": np.float16, "q8": np.uint8}[dtype]
-        shape = (blocks, kv_heads, BLOCK_TOKENS, width)
+        shape = (blocks, kv_heads, PAGE_TOKENS, width)
 
         def zeros() -> KvArray:
             if memory is None:

@@ -8,7 +8,7 @@ sequences hold is never written to: only full pages are shared, and a shared one
 from collections import Counter
 
 from tpi.errors import PlanError
-from tpi.kernels.spec import BLOCK_TOKENS
+from tpi.kernels.spec import PAGE_TOKENS
 from tpi.kv import pages_for
 
 
@@ -33,7 +33,7 @@ class PagePool:
         """
         missing = pages_for(tokens) - len(table)
         if missing > len(self._free):
-            held = (len(table) + len(self._free)) * BLOCK_TOKENS
+            held = (len(table) + len(self._free)) * PAGE_TOKENS
             raise PlanError(f"{tokens} tokens do not fit in the KV cache, which has room for {held}; raise -c")
         appended = [self._free.pop() for _ in range(max(missing, 0))]
         self._holders.update(appended)
@@ -42,7 +42,7 @@ class PagePool:
 
     def share(self, table: list[int], tokens: int) -> list[int]:
         """A table for another sequence that begins with the same `tokens` tokens: the full pages of `table` so far."""
-        shared = table[: tokens // BLOCK_TOKENS]
+        shared = table[: tokens // PAGE_TOKENS]
         self._holders.update(shared)
         return shared
 
@@ -53,7 +53,7 @@ class PagePool:
         so that `table` may hold fewer tokens.
         """
         keep = pages_for(tokens)
-        if tokens % BLOCK_TOKENS and keep <= len(table) and self._holders[table[keep - 1]] > 1:
+        if tokens % PAGE_TOKENS and keep <= len(table) and self._holders[table[keep - 1]] > 1:
             keep -= 1
         gone = table[keep:]
         del table[keep:]

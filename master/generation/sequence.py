@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field
 
-from tpi.kernels.spec import BLOCK_TOKENS
+from tpi.kernels.spec import PAGE_TOKENS
 
 
 @dataclass
@@ -27,7 +27,7 @@ class Sequence:
     def truncate(self, tokens: int) -> None:
         """Forget all but the first `tokens` tokens, after the table was truncated to what is left of them."""
         del self.tokens[tokens:]
-        self.computed = min(self.computed, tokens, len(self.table) * BLOCK_TOKENS)
+        self.computed = min(self.computed, tokens, len(self.table) * PAGE_TOKENS)
         self.announced = min(self.announced, len(self.table))
 
     def forget(self) -> None:

@@ -3,10 +3,10 @@
 from contextlib import ExitStack
 from types import TracebackType
 
+from master.vocabulary.streamed import RowTable, StreamedTable
 from master.vocabulary.tables import Embedding, Head, ResidentTable, Table
 from scheduler.budget import Budget
 from scheduler.storage.extent import Extent
-from scheduler.tables import RowTable, StreamedTable
 from scheduler.window.load import Verify
 from scheduler.window.stats import ReadClock, WindowStats
 from scheduler.window.window import Resident

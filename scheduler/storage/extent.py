@@ -1,9 +1,11 @@
 """Where the bytes of one block are on disk."""
 
 from dataclasses import dataclass
+from math import gcd
 from pathlib import Path
 
 from tpi.devices.pages import PAGE, Bytes, round_up
+from tpi.pack.layout import RunLayout
 
 
 @dataclass(frozen=True)
@@ -31,3 +33,12 @@ class Extent:
     def view(self, slot: Bytes) -> Bytes:
         """The block's bytes inside a slot of at least `slot_bytes` into which the extent was read."""
         return slot[self.skew : self.skew + self.nbytes]
+
+
+def tile_starts(run: RunLayout, size: int) -> list[int]:
+    """First unit of each tile of about `size` bytes, at least one unit; on page boundaries where `size` allows."""
+    units = max(1, size // run.unit_bytes)
+    even = PAGE // gcd(PAGE, run.unit_bytes)
+    if units >= even:
+        units -= units % even
+    return list(range(0, run.units, units))

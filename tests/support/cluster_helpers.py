@@ -17,14 +17,14 @@ from tpi.net.messages import (
     Assign,
     BlockPlan,
     LayerPlan,
-    Need,
     NodeOptions,
     PeerAddress,
     RunPlan,
     Step,
     StepEntry,
     VectorPlan,
-)  # fmt: skip
+)
+from tpi.net.transfers import Need  # fmt: skip
 from tpi.pack.layout import BlockKind, Part, RunLayout
 from tpi.partition import Range
 

@@ -8,7 +8,7 @@ import numpy.typing as npt
 from tpi.config import Activation, Format, Norm
 from tpi.kernels.native import NativeKernels
 from tpi.kernels.reference import ReferenceKernels
-from tpi.kernels.spec import BLOCK_TOKENS, F32, U8, AttentionSpec, Batch, FfnSpec, NormSpec
+from tpi.kernels.spec import F32, PAGE_TOKENS, U8, AttentionSpec, Batch, FfnSpec, NormSpec
 from tpi.kv import KvDtype, KvPages
 from tpi.pack.builder.quantise import assemble, encode_part
 from tpi.pack.layout import Layout, Part, RunLayout, RunName
@@ -110,7 +110,7 @@ def _batch(
     random: Random, lengths: tuple[tuple[int, int], ...], kv_heads: int, head_dim: int, dtype: KvDtype
 ) -> tuple[Batch, KvPages]:
     """Sequences whose blocks lie in random order, with something in the cache."""
-    blocks = [-(-(past + new) // BLOCK_TOKENS) for past, new in lengths]
+    blocks = [-(-(past + new) // PAGE_TOKENS) for past, new in lengths]
     order = random.permutation(sum(blocks) + 3)
     tables = np.full((len(lengths), max(blocks) + 1), -1, np.int32)
     for row, count in enumerate(blocks):

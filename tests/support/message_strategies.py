@@ -9,16 +9,16 @@ import numpy as np
 from hypothesis import strategies as st
 
 from tests.support.cluster_helpers import MadeUpModel
-from tpi.net import messages
+from tpi.net import messages, transfers
 from tpi.net.messages import Assign, PeerAddress, Step, StepEntry
 from tpi.net.schema import ArrayField, Between, Raw
 
 Strategy = st.SearchStrategy[Any]
 
 MESSAGES = [
-    messages.Join, messages.Hello, messages.Refuse, messages.Offer, messages.Missing, messages.Need, messages.UnitData,
-    messages.Unavailable, messages.Ready, messages.Abort, messages.Heartbeat, messages.AskStats, messages.Stats,
-    messages.AskSpans, messages.Spans, messages.Failure, messages.Alive, messages.Bye,
+    messages.Join, messages.Hello, messages.Refuse, transfers.Offer, transfers.Missing, transfers.Need,
+    transfers.UnitData, transfers.Unavailable, messages.Ready, messages.Abort, messages.Heartbeat, messages.AskStats,
+    messages.Stats, messages.AskSpans, messages.Spans, messages.Failure, messages.Alive, messages.Bye,
 ]  # fmt: skip
 
 

@@ -3,7 +3,8 @@
 import numpy as np
 
 from tests.support.cluster_helpers import MadeUpModel
-from tpi.net.messages import Assign, PeerAddress, UnitData
+from tpi.net.messages import Assign, PeerAddress
+from tpi.net.transfers import UnitData
 from worker.shards.cache import ShardCache
 from worker.shards.draft import PartialImage
 from worker.shards.image import HeldBlock, image_plans

@@ -2,6 +2,7 @@
 
 import ast
 import re
+from graphlib import TopologicalSorter
 from pathlib import Path
 from pkgutil import resolve_name
 
@@ -116,3 +117,21 @@ def test_rooms_are_small() -> None:
         if (count := len(list(folder.glob("*.py")))) > 12
     }
     assert not crowded
+
+
+def module_graph() -> dict[str, set[str]]:
+    """Each module of what ships, and those that it imports as it is loaded."""
+    files = [file for room in ALLOWED for file in (ROOT / room).rglob("*.py")]
+    modules = {".".join(file.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"): file for file in files}
+    graph = {}
+    for name, file in modules.items():
+        found = [node for node in ast.parse(file.read_text()).body if isinstance(node, ast.ImportFrom)]
+        wanted = {f"{node.module}.{alias.name}" for node in found for alias in node.names}
+        graph[name] = (wanted | {str(node.module) for node in found}) & modules.keys() - {name}
+    return graph
+
+
+def test_no_circle_of_imports() -> None:
+    graph = module_graph()
+    assert graph["master.session"]
+    assert list(TopologicalSorter(graph).static_order())  # raises CycleError, which names the circle

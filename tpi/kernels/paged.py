@@ -3,7 +3,7 @@
 import numpy as np
 
 from tpi.kernels.arithmetic import biased, check_range
-from tpi.kernels.spec import BLOCK_TOKENS, F32, I32, KV_GROUP, U8, AttentionSpec, Batch, KvArray
+from tpi.kernels.spec import F32, I32, KV_GROUP, PAGE_TOKENS, U8, AttentionSpec, Batch, KvArray
 
 
 def heads_of(values: F32, bias: F32 | None, heads: int, head_dim: int) -> F32:
@@ -25,9 +25,9 @@ def rope(spec: AttentionSpec, heads: F32, positions: I32) -> F32:
 
 def append(cache: KvArray, heads: F32, batch: Batch) -> None:
     """Store `[tokens, kv_heads, head_dim]` at each token's place in the paged cache."""
-    blocks = batch.tables[batch.sequence, batch.positions // BLOCK_TOKENS]
+    blocks = batch.tables[batch.sequence, batch.positions // PAGE_TOKENS]
     check_range("page", blocks, len(cache))
-    cache[blocks, :, batch.positions % BLOCK_TOKENS] = _encode_kv(heads) if cache.dtype == np.uint8 else heads
+    cache[blocks, :, batch.positions % PAGE_TOKENS] = _encode_kv(heads) if cache.dtype == np.uint8 else heads
 
 
 def _encode_kv(heads: F32) -> U8:
@@ -59,7 +59,7 @@ def attend(spec: AttentionSpec, queries: F32, k: KvArray, v: KvArray, batch: Bat
     for row in np.unique(batch.sequence):
         members = np.flatnonzero(batch.sequence == row)
         last = int(batch.positions[members].max())
-        table = batch.tables[row, : last // BLOCK_TOKENS + 1]
+        table = batch.tables[row, : last // PAGE_TOKENS + 1]
         keys, values = _read_kv(k, table, spec.head_dim), _read_kv(v, table, spec.head_dim)
         for token in members:
             position = int(batch.positions[token])

@@ -11,14 +11,14 @@ import numpy as np
 import numpy.typing as npt
 
 from tpi.config import Activation, Norm
-from tpi.kernels.constants import BLOCK_TOKENS, KV_GROUP, STREAM_TOKENS
+from tpi.kernels.constants import KV_GROUP, PAGE_TOKENS, STREAM_TOKENS
 from tpi.pack.layout import RunLayout
 
 __all__ = [
-    "BLOCK_TOKENS",
     "F32",
     "I32",
     "KV_GROUP",
+    "PAGE_TOKENS",
     "STREAM_TOKENS",
     "U8",
     "AttentionSpec",

@@ -1,11 +1,10 @@
-"""Every hop between nodes as a frozen dataclass; `tpi.net.codec` turns them into frames and back.
+"""The control plane's messages as frozen dataclasses; `tpi.net.codec` turns them into frames and back.
 
 No message can carry text or token ids: prompts, tokens, the embedding and the head stay on the master. A random 64-bit
-`session` (one per master run) and an `epoch` (one per plan) fence the control plane; hashes fence weights.
+`session` (one per master run) and an `epoch` (one per plan) fence them. The weights plane has `tpi.net.transfers`.
 
-Control plane    master -> worker: Join, Assign, Step, Abort, AskStats, AskSpans, Alive, Bye
-                 worker -> master: Hello, Refuse, Ready, Heartbeat, Stats, Spans, Failure, Bye
-Weights plane    worker -> master: Missing, Need        master -> worker: Offer, Units, Unavailable
+master -> worker: Join, Assign, Step, Abort, AskStats, AskSpans, Alive, Bye
+worker -> master: Hello, Refuse, Ready, Heartbeat, Stats, Spans, Failure, Bye
 """
 
 from dataclasses import dataclass
@@ -18,26 +17,9 @@ from tpi.config import ModelConfig
 from tpi.errors import MessageError
 from tpi.kv import KvDtype
 from tpi.net.codec import ArrayField, Between, Raw, message
-from tpi.pack.layout import BlockKind, RunLayout, RunName
-from tpi.text import NAME_CHARACTERS, SENTENCE_CHARACTERS
+from tpi.net.fields import DIGEST_BYTES, Bytes, Count, Digest, Hidden, Id64, Name, Phase, Port, Seconds, Sentence
+from tpi.pack.layout import BlockKind, RunLayout
 from tpi.trace import PAGE_SPANS
-
-DIGEST_BYTES = 32  # of one unit, of a block's vectors, and of a block id
-TRANSFER_BYTES = 1 << 20  # one run of units on the weights plane, unless a single unit is larger
-IN_FLIGHT_BYTES = 4 << 20  # asked for and not yet there: what an interrupted transfer has to send again at most
-MAX_STEP_BYTES = 64 << 20  # hidden states of one step
-
-Id64 = Annotated[int, Between(0, 2**64 - 1)]
-Count = Annotated[int, Between(0, 2**31 - 1)]
-Bytes = Annotated[int, Between(0, 2**62)]
-Port = Annotated[int, Between(1, 65535)]
-Name = Annotated[str, Between(0, NAME_CHARACTERS)]
-Sentence = Annotated[str, Between(0, SENTENCE_CHARACTERS)]
-Seconds = Annotated[float, Between(0, 1e12)]
-Digest = Annotated[bytes, Between(DIGEST_BYTES, DIGEST_BYTES)]
-Hidden = Annotated[npt.NDArray[np.float32], ArrayField("<f4", 2, MAX_STEP_BYTES)]
-Phase = Literal["idle", "load", "compute"]  # of the compute thread; exchanges are part of compute
-RunOrVectors = RunName | Literal["vectors"]
 
 
 @dataclass(frozen=True)
@@ -190,57 +172,6 @@ class Assign:
             raise MessageError("a layer names a rank that is not in the plan")
         if not self.rank < self.size:
             raise MessageError(f"rank {self.rank} is not below the number of nodes, {self.size}")
-
-
-@message
-@dataclass(frozen=True)
-class Offer:
-    """Opens the weights plane, again after every broken connection: the worker may ask now (what it asked is void)."""
-
-    session: Id64
-
-
-@message
-@dataclass(frozen=True)
-class Missing:
-    """How much the worker will ask for, before its first Need. A worker that lacks nothing says nothing."""
-
-    session: Id64
-    epoch: Count
-    units: Bytes
-    nbytes: Bytes
-
-
-@message
-@dataclass(frozen=True)
-class Need:
-    """Asks for the units `[first, last)` of a run, or for a block's vectors (run "vectors", first 0, last 1)."""
-
-    block: Digest
-    run: RunOrVectors
-    first: Count
-    last: Count
-
-
-@message
-@dataclass(frozen=True)
-class UnitData:
-    """The answer to a Need: the units back to back. Fenced by their hashes alone."""
-
-    block: Digest
-    run: RunOrVectors
-    first: Count
-    last: Count
-    data: Annotated[memoryview, Raw(1 << 28)]
-
-
-@message
-@dataclass(frozen=True)
-class Unavailable:
-    """The answer to a Need that the master cannot serve."""
-
-    block: Digest
-    reason: Sentence
 
 
 @message

@@ -12,7 +12,7 @@ import numpy.typing as npt
 from allreduce.base import Work, idle
 from scheduler.model.steady import judge_streaming
 from scheduler.window.stats import WindowStats
-from tpi.kernels.spec import BLOCK_TOKENS, Batch
+from tpi.kernels.spec import PAGE_TOKENS, Batch
 from tpi.kv import pages_for
 from tpi.net.messages import Steady, Step
 from tpi.trace import NoTrace
@@ -35,7 +35,7 @@ class Node:
         self.streamed = WindowStats()
         self._residence = residence
         self._resources = resources
-        self._tables = PageTables(residence.budget.pages, BLOCK_TOKENS)
+        self._tables = PageTables(residence.budget.pages, PAGE_TOKENS)
 
     @property
     def pages(self) -> int:
@@ -84,7 +84,7 @@ class Node:
         if self.window.kept is None:
             return idle
         one, payload = loop.group.spec.payload_values
-        tokens = min(payload // one, self.prefill_tokens, self.pages * BLOCK_TOKENS)
+        tokens = min(payload // one, self.prefill_tokens, self.pages * PAGE_TOKENS)
         blocks = cycle(range(len(loop.blocks)))
 
         def work(parts: int) -> None:

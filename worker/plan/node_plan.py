@@ -9,7 +9,8 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 from tpi.config import ModelConfig
-from tpi.net.messages import DIGEST_BYTES, Assign, BlockPlan, NodeOptions, PeerAddress
+from tpi.net.fields import DIGEST_BYTES
+from tpi.net.messages import Assign, BlockPlan, NodeOptions, PeerAddress
 from tpi.pack.layout import BlockKind, RunLayout, RunName
 from tpi.partition import Range
 

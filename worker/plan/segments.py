@@ -9,8 +9,7 @@ nothing to gain.
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from scheduler.storage.extent import Extent
-from scheduler.tables import tile_starts
+from scheduler.storage.extent import Extent, tile_starts
 from tpi.devices.pages import PAGE, round_up
 from tpi.partition import Range, deal, kv_range
 from worker.plan.node_plan import NodeBlock, NodePlan, RunUnits

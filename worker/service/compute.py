@@ -14,7 +14,9 @@ from threading import Thread
 
 from allreduce.base import Endpoints
 from tpi.errors import NodeError, PlanError, TpiError
-from tpi.net.messages import Abort, AskStats, Assign, Failure, Missing, Phase, Ready, Stats, Step
+from tpi.net.fields import Phase
+from tpi.net.messages import Abort, AskStats, Assign, Failure, Ready, Stats, Step
+from tpi.net.transfers import Missing
 from tpi.system.machine import return_memory
 from tpi.text import SENTENCE_CHARACTERS, plain
 from tpi.trace import OFF, NoTrace

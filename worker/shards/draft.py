@@ -9,7 +9,8 @@ from itertools import groupby
 from pathlib import Path
 
 from tpi.errors import WeightsError
-from tpi.net.messages import TRANSFER_BYTES, Need, UnitData
+from tpi.net.fields import TRANSFER_BYTES
+from tpi.net.transfers import Need, UnitData
 from tpi.system.fulldisk import is_full
 from worker.shards.image import ImagePlan, Piece, StoredUnits
 

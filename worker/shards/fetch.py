@@ -5,8 +5,9 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 
 from tpi.errors import WeightsError
-from tpi.net.messages import IN_FLIGHT_BYTES, Missing, Need, Offer, Unavailable, UnitData
+from tpi.net.fields import IN_FLIGHT_BYTES
 from tpi.net.sockets import Channel, UnreachableError
+from tpi.net.transfers import Missing, Need, Offer, Unavailable, UnitData
 from worker.shards.draft import PartialImage
 
 _SLICE_S = 0.1  # how often a wait looks up

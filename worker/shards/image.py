@@ -22,7 +22,8 @@ import numpy.typing as npt
 from scheduler.storage.extent import Extent
 from tpi.devices.pages import round_up
 from tpi.errors import TpiError, WeightsError
-from tpi.net.messages import DIGEST_BYTES, Assign, BlockPlan, RunOrVectors
+from tpi.net.fields import DIGEST_BYTES, RunOrVectors
+from tpi.net.messages import Assign, BlockPlan
 from tpi.pack.layout import RunLayout
 
 F32 = npt.NDArray[np.float32]

@@ -14,8 +14,9 @@ from master.workers.cluster import Cluster
 from tests.support.cluster_helpers import MadeUpModel, fake_worker, fake_workers, step
 from tests.support.processes.fake_worker import BLAME, EXCHANGE, FAIL, HANG, SWELL, SWELL_BYTES
 from tpi.errors import NodeError, NodeLost, NodeRefused, TpiError
-from tpi.net.messages import TRANSFER_BYTES, Need
+from tpi.net.fields import TRANSFER_BYTES
 from tpi.net.sockets import Net
+from tpi.net.transfers import Need
 
 Pids = list[int]
 HOST = rf".*process {os.getpid()}"

@@ -15,7 +15,7 @@ from tests.support.commands import run_json, tpi
 from tests.support.models import TinyModel
 from tests.support.weights.packs import quiet
 from tpi.errors import WeightsError
-from tpi.net.messages import Need
+from tpi.net.transfers import Need
 from tpi.pack.library.locate import open_model
 from tpi.pack.library.record import PackRecord
 from tpi.pack.reader import Pack, PackBlock

@@ -16,7 +16,8 @@ from master.options import RunOptions
 from master.session import Session
 from tests.support.models import TinyModel
 from tpi.net.codec import Buffer, decode
-from tpi.net.messages import Step, UnitData
+from tpi.net.messages import Step
+from tpi.net.transfers import UnitData
 from tpi.pack.reader import Pack, PackBlock
 
 PROMPT = "punctuation and numbers in every room, but private ones: 4711"

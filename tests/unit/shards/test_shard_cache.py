@@ -10,7 +10,8 @@ import pytest
 from tests.support.cluster_helpers import MadeUpModel
 from tests.support.shards import check, fill, plan_of
 from tpi.errors import WeightsError
-from tpi.net.messages import IN_FLIGHT_BYTES, UnitData
+from tpi.net.fields import IN_FLIGHT_BYTES
+from tpi.net.transfers import UnitData
 from worker.shards import draft as draft_module
 from worker.shards.cache import ShardCache, _stamp
 from worker.shards.draft import PartialImage

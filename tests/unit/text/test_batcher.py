@@ -9,7 +9,7 @@ from master.generation.batcher import Batcher
 from master.generation.pages import PagePool
 from master.generation.sequence import Sequence
 from tpi.errors import PlanError
-from tpi.kernels.spec import BLOCK_TOKENS
+from tpi.kernels.spec import PAGE_TOKENS
 from tpi.net.messages import StepEntry
 from worker.node.pages import PageTables
 
@@ -25,7 +25,7 @@ def test_a_prompt_is_run_once_in_order_in_chunks(tokens: int, chunk: int) -> Non
         assert work.position == len(seen)
         seen += sequence.tokens[work.position : work.position + work.count]
         announced += work.appended
-        assert len(announced) * BLOCK_TOKENS >= len(seen)
+        assert len(announced) * PAGE_TOKENS >= len(seen)
         assert work.completes == (len(seen) == tokens)
         batcher.commit([work])
     assert seen == sequence.tokens
@@ -65,7 +65,7 @@ class Pages(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.pool = PagePool(40)
-        self.node = PageTables(40, BLOCK_TOKENS)
+        self.node = PageTables(40, PAGE_TOKENS)
         self.tables: dict[int, list[int]] = {}
         self.lengths: dict[int, int] = {}
         self.announced: dict[int, int] = {}
@@ -79,7 +79,7 @@ class Pages(RuleBasedStateMachine):
     @rule(target=sequences, other=sequences)
     def share(self, other: int) -> int:
         table = self.pool.share(self.tables[other], self.lengths[other])
-        return self._add(table, len(table) * BLOCK_TOKENS)
+        return self._add(table, len(table) * PAGE_TOKENS)
 
     @rule(sequence=sequences, tokens=st.integers(1, 90))
     def run(self, sequence: int, tokens: int) -> None:
@@ -94,7 +94,7 @@ class Pages(RuleBasedStateMachine):
         batch = self.node.batch([StepEntry(sequence, length, tokens, kept, tuple(table[kept:]))])
         assert batch.tables.tolist() == [table]
         self.lengths[sequence], self.announced[sequence] = length + tokens, len(table)
-        written = set(table[length // BLOCK_TOKENS :])
+        written = set(table[length // PAGE_TOKENS :])
         assert not any(written & set(other) for key, other in self.tables.items() if key != sequence)
 
     @rule(sequence=sequences, data=st.data())
@@ -102,7 +102,7 @@ class Pages(RuleBasedStateMachine):
         length = data.draw(st.integers(0, self.lengths[sequence]))
         table = self.tables[sequence]
         self.pool.truncate(table, length)
-        self.lengths[sequence] = min(length, len(table) * BLOCK_TOKENS)
+        self.lengths[sequence] = min(length, len(table) * PAGE_TOKENS)
         self.announced[sequence] = min(self.announced[sequence], len(table))
 
     @invariant()

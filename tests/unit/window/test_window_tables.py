@@ -6,9 +6,9 @@ from typing import get_args
 import numpy as np
 import pytest
 
+from master.vocabulary.streamed import RowTable, StreamedTable
 from scheduler.storage.disk import DirectDisk
-from scheduler.storage.extent import Extent
-from scheduler.tables import RowTable, StreamedTable, tile_starts
+from scheduler.storage.extent import Extent, tile_starts
 from tpi.config import Format
 from tpi.devices.pages import PAGE, Bytes
 from tpi.errors import KernelError, PlanError, WeightsError

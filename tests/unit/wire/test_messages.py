@@ -15,8 +15,9 @@ from tests.support.cluster_helpers import step
 from tests.support.message_strategies import any_message
 from tpi.errors import MessageError
 from tpi.net.codec import FRAME_BYTES, HEADER_BYTES, MAX_FRAMES, PROTOCOL, WrongProtocolError, decode, encode
-from tpi.net.messages import Bye, Heartbeat, Join, Need, Step, UnitData
+from tpi.net.messages import Bye, Heartbeat, Join, Step
 from tpi.net.schema import Pieces
+from tpi.net.transfers import Need, UnitData
 
 
 def same(one: object, other: object) -> bool:

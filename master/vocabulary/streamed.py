@@ -7,7 +7,6 @@ into the next token's tiles while the layers compute. A 128k vocabulary is never
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from math import gcd
 
 import numpy as np
 import numpy.typing as npt
@@ -15,7 +14,7 @@ import numpy.typing as npt
 from scheduler.budget import TILE
 from scheduler.model.placement import place
 from scheduler.storage.disk import DirectDisk, Disk, read_extent
-from scheduler.storage.extent import Extent
+from scheduler.storage.extent import Extent, tile_starts
 from scheduler.window.load import Verify, check
 from scheduler.window.stats import ReadClock, WindowStats
 from scheduler.window.window import MemoryWindow
@@ -149,12 +148,3 @@ class StreamedTable(RowTable):
     def close(self) -> None:
         """Join the loader's threads."""
         self._window.close()
-
-
-def tile_starts(run: RunLayout, size: int) -> list[int]:
-    """First unit of each tile of about `size` bytes, at least one unit; on page boundaries where `size` allows."""
-    units = max(1, size // run.unit_bytes)
-    even = PAGE // gcd(PAGE, run.unit_bytes)
-    if units >= even:
-        units -= units % even
-    return list(range(0, run.units, units))

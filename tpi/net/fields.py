@@ -1,0 +1,27 @@
+"""What fields of messages may hold, and the sizes that bound them."""
+
+from typing import Annotated, Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from tpi.net.codec import ArrayField, Between
+from tpi.pack.layout import RunName
+from tpi.text import NAME_CHARACTERS, SENTENCE_CHARACTERS
+
+DIGEST_BYTES = 32  # of one unit, of a block's vectors, and of a block id
+TRANSFER_BYTES = 1 << 20  # one run of units on the weights plane, unless a single unit is larger
+IN_FLIGHT_BYTES = 4 << 20  # asked for and not yet there: what an interrupted transfer has to send again at most
+MAX_STEP_BYTES = 64 << 20  # hidden states of one step
+
+Id64 = Annotated[int, Between(0, 2**64 - 1)]
+Count = Annotated[int, Between(0, 2**31 - 1)]
+Bytes = Annotated[int, Between(0, 2**62)]
+Port = Annotated[int, Between(1, 65535)]
+Name = Annotated[str, Between(0, NAME_CHARACTERS)]
+Sentence = Annotated[str, Between(0, SENTENCE_CHARACTERS)]
+Seconds = Annotated[float, Between(0, 1e12)]
+Digest = Annotated[bytes, Between(DIGEST_BYTES, DIGEST_BYTES)]
+Hidden = Annotated[npt.NDArray[np.float32], ArrayField("<f4", 2, MAX_STEP_BYTES)]
+Phase = Literal["idle", "load", "compute"]  # of the compute thread; exchanges are part of compute
+RunOrVectors = RunName | Literal["vectors"]

@@ -1,7 +1,7 @@
 """Paged storage of keys and values: one node's own heads, for every token of every sequence.
 
-The master alone decides which block holds which tokens (`master.kvblocks`); tables are the same on every node, so a
-node only owns the bytes.
+The master alone decides which page holds which tokens (`master.generation.pages`); tables are the same on every node,
+so a node only owns the bytes.
 """
 
 from collections.abc import Callable

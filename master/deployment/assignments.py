@@ -20,9 +20,9 @@ def assignments(
     wire: str = "f32",
 ) -> list[Assign]:
     """One per shard, in rank order; rank 0 is the master. Embedding, head and final norm are in none of them."""
-    facts = {block.id: _Facts(block) for block in pack.walk()}
-    layouts = list(dict.fromkeys(run for fact in facts.values() for run in fact.block.shape.runs))
-    index = {identity: number for number, identity in enumerate(facts)}
+    hashed = {block.id: _HashedBlock(block) for block in pack.walk()}
+    layouts = list(dict.fromkeys(run for block in hashed.values() for run in block.block.shape.runs))
+    index = {identity: number for number, identity in enumerate(hashed)}
     everyone = tuple(range(len(shards)))
     layers = tuple(LayerPlan(tuple(index[block.id] for block in blocks), everyone) for blocks in pack.layers)
     return [
@@ -33,7 +33,7 @@ def assignments(
             size=len(shards),
             config=pack.config.for_context(options.context),
             layouts=tuple(layouts),
-            blocks=tuple(fact.plan(shard, layouts) for fact in facts.values()),
+            blocks=tuple(block.plan(shard, layouts) for block in hashed.values()),
             layers=layers,
             peers=tuple(peers),
             collective=collective,
@@ -44,7 +44,7 @@ def assignments(
     ]
 
 
-class _Facts:
+class _HashedBlock:
     """Hashes and vectors of one distinct block, read once for all ranks."""
 
     def __init__(self, block: PackBlock) -> None:

@@ -105,12 +105,12 @@ def _check_run(run: RunLayout) -> None:
         raise ModelError(f"a run of layout {run.layout!r} that this version does not know")
 
 
-def block_id(header: bytes, facts: bytes) -> str:
+def block_id(header: bytes, small: bytes) -> str:
     """The content address of a block, 64 hex digits: it covers every byte of the file, units through their hashes.
 
-    `facts` are its vectors and hashes, as they stand in the file.
+    `small` are its vectors and hashes, as they stand in the file.
     """
-    return sha256(header + facts).hexdigest()
+    return sha256(header + small).hexdigest()
 
 
 def damaged_unit(units: memoryview, hashes: bytes) -> int | None:

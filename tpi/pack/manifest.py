@@ -1,4 +1,4 @@
-"""The manifest of a pack: configuration, tokenizer facts, and which block each layer uses. Validated on loading."""
+"""The manifest of a pack: configuration, tokenizer metadata, and which block each layer uses. Validated on loading."""
 
 import json
 import re

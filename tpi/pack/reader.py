@@ -76,7 +76,7 @@ class PackBlock:
         self._read(extent.offset, out)
         units = out.reshape(shape)
         if check:
-            self._compare(run, first, units, self._facts())
+            self._compare(run, first, units, self._vectors_and_hashes())
         return units
 
     def verifier(self, run: str) -> Callable[[int, Bytes], None]:
@@ -85,13 +85,13 @@ class PackBlock:
         Raises:
             WeightsError: when called, if one of them does not match.
         """
-        facts, unit_bytes = self._facts(), self.run(run).unit_bytes
-        return lambda first, data: self._compare(run, first, data.reshape(-1, unit_bytes), facts)
+        stored, unit_bytes = self._vectors_and_hashes(), self.run(run).unit_bytes
+        return lambda first, data: self._compare(run, first, data.reshape(-1, unit_bytes), stored)
 
     def vectors(self) -> dict[str, F32]:
         """The small float32 vectors (norms and biases) by name. Errors as `unit_hashes`."""
-        facts = self._facts()
-        return {name: facts[name].view(np.float32).copy() for name, _ in self.shape.vectors}
+        stored = self._vectors_and_hashes()
+        return {name: stored[name].view(np.float32).copy() for name, _ in self.shape.vectors}
 
     def unit_hashes(self, run: str) -> Bytes:
         """SHA-256 of every unit of a run, uint8 `[units, 32]`.
@@ -99,7 +99,7 @@ class PackBlock:
         Raises:
             WeightsError: if the file is missing, or its vectors and hashes are not those that its name is made of.
         """
-        hashes: Bytes = self._facts()[f"{run}.hash"].reshape(-1, HASH_BYTES).copy()
+        hashes: Bytes = self._vectors_and_hashes()[f"{run}.hash"].reshape(-1, HASH_BYTES).copy()
         return hashes
 
     def verify(self) -> None:
@@ -108,20 +108,20 @@ class PackBlock:
         Raises:
             WeightsError: naming the file, if a byte has changed.
         """
-        facts = self._facts()
+        stored = self._vectors_and_hashes()
         for run in self.shape.runs:
             step = max(1, _VERIFY_BYTES // run.unit_bytes)
             for first in range(0, run.units, step):
                 units = self.read_units(run.name, first, min(first + step, run.units))
-                self._compare(run.name, first, units, facts)
+                self._compare(run.name, first, units, stored)
 
-    def _compare(self, run: str, first: int, units: Bytes, facts: Mapping[str, Bytes]) -> None:
-        hashes = facts[f"{run}.hash"][first * HASH_BYTES : (first + len(units)) * HASH_BYTES]
+    def _compare(self, run: str, first: int, units: Bytes, stored: Mapping[str, Bytes]) -> None:
+        hashes = stored[f"{run}.hash"][first * HASH_BYTES : (first + len(units)) * HASH_BYTES]
         index = damaged_unit(_flat(units), hashes.tobytes())
         if index is not None:
             raise self.damaged(f"unit {first + index} of {run} does not match its hash")
 
-    def _facts(self) -> dict[str, Bytes]:
+    def _vectors_and_hashes(self) -> dict[str, Bytes]:
         """The bytes of every vector and of every run's hashes, by their names in the file: all of it but the units."""
         begin = self.shape.facts_offset
         tail = np.empty(self.shape.nbytes - begin, np.uint8)

@@ -29,7 +29,7 @@ Room = Callable[[int], None]
 
 @dataclass(frozen=True)
 class Opened:
-    """A model in its source, ready to be packed. `tokenizer` writes tokenizer.json and returns the manifest's facts."""
+    """A model in its source. `tokenizer` writes tokenizer.json and returns the manifest's metadata."""
 
     name: str
     model: Model
@@ -136,7 +136,7 @@ def _fill(opened: Opened, plan: PackPlan, dtype: str, directory: Path, progress:
     if loss := writer.losses.report():
         sys.stderr.write(f"tpi: {opened.name}: {loss}\n")
     with progress(f"converting the tokenizer of {opened.name}"):
-        facts = opened.tokenizer(directory)
+        metadata = opened.tokenizer(directory)
     config, shapes = opened.model.config, writer.shapes
-    manifest = Manifest(config, dtype, shapes, layers, embedding, head, positions, final, facts, opened.name)
+    manifest = Manifest(config, dtype, shapes, layers, embedding, head, positions, final, metadata, opened.name)
     write_synced(directory / MANIFEST, manifest.to_json().encode())

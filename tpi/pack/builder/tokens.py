@@ -20,7 +20,7 @@ _ENDS = ("<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<|end|>", "<end_of_turn>", "
 
 
 def from_directory(directory: Path, config: dict[str, Any], vocab: int, out: Path) -> dict[str, Any]:
-    """Write tokenizer.json of a Hugging Face directory to `out`; returns the manifest's facts, empty without one.
+    """Write tokenizer.json of a Hugging Face directory to `out`; returns the manifest's metadata, empty without one.
 
     Raises:
         ModelError: if there is a tokenizer that cannot be read or converted.
@@ -41,25 +41,25 @@ def from_directory(directory: Path, config: dict[str, Any], vocab: int, out: Pat
 
 
 def from_gguf(source: GgufSource, out: Path) -> dict[str, Any]:
-    """Write tokenizer.json of a GGUF file to `out`; returns the manifest's facts.
+    """Write tokenizer.json of a GGUF file to `out`; returns the manifest's metadata.
 
     Raises:
         ModelError: if the file has a tokenizer that cannot be converted.
     """
-    facts = {
+    metadata = {
         key.removeprefix("tokenizer.ggml."): value
         for key, value in source.metadata.items()
         if key.startswith("tokenizer.ggml.")
     }
-    if "tokens" not in facts:
+    if "tokens" not in metadata:
         return {}
     tokenizer = convert(source)
-    bos_id, eos_id = facts.get("bos_token_id"), facts.get("eos_token_id")
+    bos_id, eos_id = metadata.get("bos_token_id"), metadata.get("eos_token_id")
     bos = tokenizer.id_to_token(bos_id) if type(bos_id) is int else None
     eos = tokenizer.id_to_token(eos_id) if type(eos_id) is int else None
-    ends = [facts.get(key) for key in ("eos_token_id", "eot_token_id", "eom_token_id")]
-    by_default = facts.get("model") == "llama" or facts.get("pre") in ("llama-bpe", "llama3")
-    _set_bos(tokenizer, bos, bos_id, bool(facts.get("add_bos_token", by_default)))
+    ends = [metadata.get(key) for key in ("eos_token_id", "eot_token_id", "eom_token_id")]
+    by_default = metadata.get("model") == "llama" or metadata.get("pre") in ("llama-bpe", "llama3")
+    _set_bos(tokenizer, bos, bos_id, bool(metadata.get("add_bos_token", by_default)))
     known = [end for end in ends if type(end) is int] + _named(tokenizer, _ENDS)
     return _save(tokenizer, out, bos, bos_id, eos, known, source.text("tokenizer.chat_template"))
 

@@ -300,7 +300,7 @@ def test_no_message_but_a_step_and_units_carries_data(workers: tuple[Pids, list[
         cluster.assign(model.split(cluster.session, 1, cluster.peers())[1:], model)
         cluster.step(step(cluster.session, 1, 0, value=0.125))
         cluster.stats()
-    names = {name for name in (b"Join", b"Assign", b"Step", b"Units", b"Offer", b"AskStats", b"Bye")
+    names = {name for name in (b"Join", b"Assign", b"Step", b"UnitData", b"Offer", b"AskStats", b"Bye")
              if any(name in frame[:16] for frame in frames)}  # fmt: skip
     assert len(names) == 7
     assert all(model.units[key].tobytes() not in b"".join(frames) for key in model.units if key[1] == "neuron")

@@ -86,7 +86,7 @@ def test_between_two_tokens_nothing_is_judged(model: str, tmp_path: Path, monkey
         judged.append(arguments)
         return judge_streaming(*arguments)
 
-    monkeypatch.setattr("worker.node.node.verdict", counting)
+    monkeypatch.setattr("worker.node.node.judge_streaming", counting)
     with Session(RunOptions(model, cache=tmp_path, window=1)) as session:
         sequence = session.engine.admit([5, 6, 7])
         sampler, limits = Sampler(Sampling(temperature=0)), AnswerLimits(3, ignore_eos=True)

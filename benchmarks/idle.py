@@ -48,7 +48,10 @@ class Chat:
     def __init__(self, *arguments: str) -> None:
         self._terminal, inner = pty.openpty()
         command = [*TPI, "chat", "-m", str(smollm2().path), "--temp", "0", "-n", "24", *arguments]
-        self.process = subprocess.Popen(command, stdin=inner, stdout=inner, stderr=inner, start_new_session=True)
+        plain = os.environ | {"TERM": "dumb"}  # what is shown is read here: no editor that draws lines anew
+        self.process = subprocess.Popen(
+            command, stdin=inner, stdout=inner, stderr=inner, start_new_session=True, env=plain
+        )
         os.close(inner)
 
     def ask(self) -> float:

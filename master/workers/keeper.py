@@ -1,11 +1,9 @@
 """The thread that keeps connections alive while the master thinks, packs, loads, or waits for a person to type."""
 
-import logging
 from collections.abc import Callable
 from threading import Event, RLock, Thread
 
 _TURN_S = 0.25
-log = logging.getLogger(__name__)
 
 
 class Keeper:
@@ -39,7 +37,9 @@ class Keeper:
                 try:
                     self._tend()
                 except Exception as error:
-                    log.exception("the keeper failed")
+                    import logging  # a fiftieth of a second that only this needs
+
+                    logging.getLogger(__name__).exception("the keeper failed")
                     self.problem = error
                     return
                 finally:

@@ -48,7 +48,7 @@ private:
 };
 
 // out = or += `values` as they arrive when they travel; `scratch` holds them meanwhile.
-void there_and_back(Wire wire, const float* values, size_t count, bool add, float* out, std::vector<uint8_t>& scratch) {
+void through_wire(Wire wire, const float* values, size_t count, bool add, float* out, std::vector<uint8_t>& scratch) {
     scratch.resize(payload_bytes(wire, count));
     encode(wire, values, count, scratch.data());
     decode(wire, scratch.data(), count, add, out);
@@ -58,7 +58,7 @@ void there_and_back(Wire wire, const float* values, size_t count, bool add, floa
 void quantise(nb::handle values, uint8_t code) {
     const Values both(values, true);
     std::vector<uint8_t> scratch;
-    there_and_back(wire_of(code), both.data(), both.size(), false, both.data(), scratch);
+    through_wire(wire_of(code), both.data(), both.size(), false, both.data(), scratch);
 }
 
 using Ranks = std::vector<uint32_t>;
@@ -99,16 +99,16 @@ public:
 
     // Send `values` to each of `ranks` as message `number`; `values` may change when this returns.
     void send(const Ranks& ranks, uint32_t number, nb::handle values, uint8_t wire) {
-        const Letter letter{&ranks, number, Values(values)};
-        post({&letter, 1}, wire_of(wire));
+        const Outgoing outgoing{&ranks, number, Values(values)};
+        post({&outgoing, 1}, wire_of(wire));
     }
 
     // Send several messages. Who does not take one yet, or never will, keeps none of the others waiting.
     void send_all(const std::vector<Message>& messages, uint8_t wire) {
-        std::vector<Letter> letters;
-        letters.reserve(messages.size());
-        for (const auto& [ranks, number, values] : messages) letters.push_back({&ranks, number, Values(values)});
-        post(letters, wire_of(wire));
+        std::vector<Outgoing> batch;
+        batch.reserve(messages.size());
+        for (const auto& [ranks, number, values] : messages) batch.push_back({&ranks, number, Values(values)});
+        post(batch, wire_of(wire));
     }
 
     // Write the values of message `number` of `rank` to `out`.
@@ -147,13 +147,13 @@ public:
     }
 
 private:
-    struct Letter {
+    struct Outgoing {
         const Ranks* ranks;
         uint32_t number;
         Values values;
     };
     struct Part {  // a segment that one rank did not take yet
-        const Letter* letter;
+        const Outgoing* outgoing;
         uint32_t rank, segment;
     };
 
@@ -163,27 +163,28 @@ private:
             visit(static_cast<uint32_t>(segment), first, std::min<size_t>(segment_, count - first));
     }
 
-    void post(std::span<const Letter> letters, Wire wire) {
+    void post(std::span<const Outgoing> batch, Wire wire) {
         nb::gil_scoped_release unlocked;
         size_t bytes = 0;
-        for (const Letter& letter : letters) bytes += payload_bytes(wire, letter.values.size()) * letter.ranks->size();
+        for (const Outgoing& one : batch) bytes += payload_bytes(wire, one.values.size()) * one.ranks->size();
         bytes < kLong ? io_.follow() : io_.release();
         std::vector<Part> left;
-        for (const Letter& letter : letters)
-            each_segment(letter.values.size(), [&](uint32_t segment, size_t, size_t) {
-                offer(letter, segment, *letter.ranks, wire, left);
+        for (const Outgoing& outgoing : batch)
+            each_segment(outgoing.values.size(), [&](uint32_t segment, size_t, size_t) {
+                offer(outgoing, segment, *outgoing.ranks, wire, left);
             });
-        if (!left.empty()) insist(left, wire);
+        if (!left.empty()) send_waiting(left, wire);
     }
 
     // Offer one segment to `ranks`; those that do not take it now are added to `left`.
-    void offer(const Letter& letter, uint32_t segment, const Ranks& ranks, Wire wire, std::vector<Part>& left) {
-        const size_t first = size_t{segment} * segment_, count = std::min<size_t>(segment_, letter.values.size() - first);
+    void offer(const Outgoing& outgoing, uint32_t segment, const Ranks& ranks, Wire wire, std::vector<Part>& left) {
+        const size_t first = size_t{segment} * segment_;
+        const size_t count = std::min<size_t>(segment_, outgoing.values.size() - first);
         const size_t payload = payload_bytes(wire, count);
-        const Header header = frames_.header(frames_.rank(), tag(letter.number, segment), code(wire), count);
+        const Header header = frames_.header(frames_.rank(), tag(outgoing.number, segment), code(wire), count);
         auto frame = [&] {
             Frame made = frames_.make(header, payload);
-            encode(wire, letter.values.data() + first, count, made.data() + sizeof header);
+            encode(wire, outgoing.values.data() + first, count, made.data() + sizeof header);
             return made;
         };
         std::optional<Frame> shared;
@@ -192,12 +193,12 @@ private:
             if (frames_.offer(rank, shared ? shared->shared() : frame()))
                 sent_ += sizeof header + payload;
             else
-                left.push_back({&letter, rank, segment});
+                left.push_back({&outgoing, rank, segment});
         }
     }
 
     // Go on offering what is left, taking in what the others send meanwhile: no two block each other.
-    void insist(std::vector<Part>& left, Wire wire) {
+    void send_waiting(std::vector<Part>& left, Wire wire) {
         double deadline = 0;
         while (!left.empty()) {
             frames_.drain();
@@ -207,7 +208,7 @@ private:
                 if (std::any_of(again.begin(), again.end(), same))
                     again.push_back(part);
                 else
-                    offer(*part.letter, part.segment, {part.rank}, wire, again);
+                    offer(*part.outgoing, part.segment, {part.rank}, wire, again);
             }
             if (again.size() < left.size()) {
                 deadline = 0;
@@ -245,7 +246,7 @@ private:
 
     void deliver_own(Wire wire, const float* values, size_t count, bool add, float* out) {
         if (wire == Wire::f32) return from_f32(reinterpret_cast<const uint8_t*>(values), count, add, out);
-        there_and_back(wire, values, count, add, out, scratch_);
+        through_wire(wire, values, count, add, out, scratch_);
     }
 
     double late(uint32_t rank, double deadline) {

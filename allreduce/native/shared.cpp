@@ -1,9 +1,9 @@
 // The Python module allreduce._shared: a board in memory that the members of a group on one machine have all mapped.
 // allreduce/algorithms/shared.py is its only caller.
 //
-// A member lays partials, each in one of two places of its own by turns, and counts them in its seat. Who has taken
+// A member lays partials, each in one of two places of its own by turns, and counts them in its slot. Who has taken
 // partial n knows that all have laid it, hence taken n - 1: the place of n - 1 is free to be written again. So partial n
-// is there when the bell has counted n of each member; whoever laid the last of them wakes those who sleep.
+// is there when n of each member have arrived; whoever laid the last of them wakes those who sleep.
 #include <linux/futex.h>
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
@@ -31,10 +31,10 @@ using Total = nb::ndarray<float, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 // A core that nobody wants falls asleep, and to wake it takes longer than most waits, above all in a virtual machine.
 constexpr double kYielding = 1e-3;  // seconds
 
-struct alignas(64) Seat {
+struct alignas(64) Slot {
     std::atomic<uint32_t> laid;  // partials so far; wraps
 };
-struct alignas(64) Bell {
+struct alignas(64) Arrivals {
     std::atomic<uint32_t> laid;  // partials of all members; wraps
     std::atomic<uint32_t> sleepers;
 };
@@ -48,14 +48,14 @@ class Board {
 public:
     // Bytes for `size` members and partials of up to `values` values.
     static size_t bytes(size_t size, size_t values) {
-        return sizeof(Bell) + size * (sizeof(Seat) + 2 * values * sizeof(float));
+        return sizeof(Arrivals) + size * (sizeof(Slot) + 2 * values * sizeof(float));
     }
 
     Board(Bytes memory, size_t rank, size_t size, size_t values)
         : memory_(memory), rank_(rank), size_(size), values_(values) {
         if (!size || rank >= size || !values || memory.size() < bytes(size, values))
             throw std::invalid_argument("the board is too small for its members");
-        if (reinterpret_cast<uintptr_t>(memory.data()) % sizeof(Seat))
+        if (reinterpret_cast<uintptr_t>(memory.data()) % sizeof(Slot))
             throw std::invalid_argument("the board is not aligned to 64 bytes");
     }
 
@@ -63,10 +63,10 @@ public:
     void lay(const Partial& partial) {
         check(partial.size());
         std::memcpy(place(rank_, next_), partial.data(), partial.size() * sizeof(float));
-        seat(rank_).laid.store(++next_, std::memory_order_seq_cst);
-        bell().laid.fetch_add(1, std::memory_order_seq_cst);
-        if (complete() && bell().sleepers.load(std::memory_order_seq_cst))
-            futex(bell().laid, FUTEX_WAKE, INT_MAX, nullptr);
+        slot(rank_).laid.store(++next_, std::memory_order_seq_cst);
+        arrivals().laid.fetch_add(1, std::memory_order_seq_cst);
+        if (complete() && arrivals().sleepers.load(std::memory_order_seq_cst))
+            futex(arrivals().laid, FUTEX_WAKE, INT_MAX, nullptr);
     }
 
     // out = the sum, in rank order, of what all have laid since the last time. Returns -1, or the rank of a member that
@@ -90,21 +90,21 @@ private:
     void check(size_t values) const {
         if (values > values_) throw std::invalid_argument("the partial is longer than its place on the board");
     }
-    Bell& bell() const { return *reinterpret_cast<Bell*>(memory_.data()); }
-    Seat& seat(size_t rank) const { return reinterpret_cast<Seat*>(memory_.data() + sizeof(Bell))[rank]; }
+    Arrivals& arrivals() const { return *reinterpret_cast<Arrivals*>(memory_.data()); }
+    Slot& slot(size_t rank) const { return reinterpret_cast<Slot*>(memory_.data() + sizeof(Arrivals))[rank]; }
     float* place(size_t rank, uint32_t number) const {
-        auto* places = reinterpret_cast<float*>(memory_.data() + sizeof(Bell) + size_ * sizeof(Seat));
+        auto* places = reinterpret_cast<float*>(memory_.data() + sizeof(Arrivals) + size_ * sizeof(Slot));
         return places + (2 * rank + number % 2) * values_;
     }
     // Whether all have laid what this member laid last.
     bool complete() const {
         const auto all = next_ * static_cast<uint32_t>(size_);
-        return static_cast<int32_t>(bell().laid.load(std::memory_order_seq_cst) - all) >= 0;
+        return static_cast<int32_t>(arrivals().laid.load(std::memory_order_seq_cst) - all) >= 0;
     }
     // The first who has not, or -1 if meanwhile all have.
     int missing() const {
         for (size_t rank = 0; rank < size_; ++rank)
-            if (static_cast<int32_t>(seat(rank).laid.load(std::memory_order_seq_cst) - next_) < 0)
+            if (static_cast<int32_t>(slot(rank).laid.load(std::memory_order_seq_cst) - next_) < 0)
                 return static_cast<int>(rank);
         return -1;
     }
@@ -122,13 +122,13 @@ private:
             sched_yield();
             if (complete()) return true;
         }
-        bell().sleepers.fetch_add(1, std::memory_order_seq_cst);
+        arrivals().sleepers.fetch_add(1, std::memory_order_seq_cst);
         for (double left = seconds - spent(); !complete() && left > 0; left = seconds - spent()) {
-            uint32_t seen = bell().laid.load(std::memory_order_seq_cst);
+            uint32_t seen = arrivals().laid.load(std::memory_order_seq_cst);
             timespec timeout{static_cast<time_t>(left), static_cast<long>((left - static_cast<time_t>(left)) * 1e9)};
-            if (!complete()) futex(bell().laid, FUTEX_WAIT, seen, &timeout);
+            if (!complete()) futex(arrivals().laid, FUTEX_WAIT, seen, &timeout);
         }
-        bell().sleepers.fetch_sub(1, std::memory_order_seq_cst);
+        arrivals().sleepers.fetch_sub(1, std::memory_order_seq_cst);
         return complete();
     }
 

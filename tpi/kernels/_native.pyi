@@ -12,7 +12,7 @@ RunFields = tuple[bool, int, int, int, list[tuple[str, str, str]]]
 NormFields = tuple[str, float, F32, F32 | None]
 AttentionVectors = tuple[F32 | None, F32 | None, F32 | None, F32 | None, F32 | None, F32]
 
-BLOCK_TOKENS: int  # tokens of a page
+PAGE_TOKENS: int  # tokens of a page
 GROUP: int  # values that share a scale, of weights and activations
 KV_GROUP: int  # values of a q8 key or value vector that share one f16 scale
 STREAM_TOKENS: int  # up to here a step reads weights once; beyond, it is a matrix product

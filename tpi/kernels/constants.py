@@ -6,8 +6,7 @@ Raises KernelError when imported where the native module is missing, or was buil
 from tpi.errors import KernelError
 
 try:
-    from tpi.kernels._native import BLOCK_TOKENS as PAGE_TOKENS
-    from tpi.kernels._native import KV_GROUP, STREAM_TOKENS, THREADS_MOST, slices
+    from tpi.kernels._native import KV_GROUP, PAGE_TOKENS, STREAM_TOKENS, THREADS_MOST, slices
 except ImportError as error:
     raise KernelError(
         f"the native kernels cannot be loaded ({error}); install a C++ compiler and run `pip install .` again"

@@ -120,8 +120,8 @@ class Daemon:
         self._stopping = False
         self._master: Master | None = None
         self._outbox: deque[object] = deque()
-        self._bell, self._ring = socket.socketpair()
-        for end in (self._bell, self._ring):
+        self._wakeups, self._waker = socket.socketpair()
+        for end in (self._wakeups, self._waker):
             end.setblocking(False)
         control, weights = self._bind()
         self._control = Channel(control)
@@ -139,7 +139,7 @@ class Daemon:
         self._compute.start()
         poller = zmq.Poller()
         poller.register(self._control.socket, zmq.POLLIN)
-        poller.register(self._bell.fileno(), zmq.POLLIN)
+        poller.register(self._wakeups.fileno(), zmq.POLLIN)
         if self.options.attached:
             poller.register(0, zmq.POLLIN)
         next_beat = time.monotonic()
@@ -303,7 +303,7 @@ class Daemon:
 
     def _drain_outbox(self) -> None:
         with suppress(BlockingIOError):
-            while self._bell.recv(4096):
+            while self._wakeups.recv(4096):
                 pass
         while self._outbox and self._delivered(self._outbox[0]):
             self._outbox.popleft()
@@ -324,7 +324,7 @@ class Daemon:
 
     def _wake(self) -> None:
         with suppress(BlockingIOError):  # it rings already
-            self._ring.send(b"!")
+            self._waker.send(b"!")
 
     def _catch_signals(self) -> None:
         def stop(number: int, frame: FrameType | None) -> None:
@@ -343,8 +343,8 @@ class Daemon:
         self._cache.close()
         self._gate.close()
         self._net.close()
-        self._bell.close()
-        self._ring.close()
+        self._wakeups.close()
+        self._waker.close()
 
 
 def _in_place_of(message: object, error: MessageError) -> object:

@@ -108,7 +108,7 @@ void check_attention(const Kernels& isa, Format format, bool tiled, size_t token
     std::vector<int32_t> index{0, 0, 1, 1}, positions(tokens), sequence(tokens, 0), table{2, 0, 3, 1, 5, 4};
     for (size_t t = 0; t < tokens; ++t) positions[t] = static_cast<int32_t>(past + t);
     size_t vector = kv_format == KvFormat::f32 ? 4 * dim : kv_format == KvFormat::f16 ? 2 * dim : dim + 2;
-    std::vector<uint8_t> cache(6 * kv_heads * kBlockTokens * vector, 0);
+    std::vector<uint8_t> cache(6 * kv_heads * kPageTokens * vector, 0);
     AttentionCall call{};
     call.q = q.matrix;
     call.o = o.matrix;

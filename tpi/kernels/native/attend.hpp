@@ -80,7 +80,7 @@ inline void read_kv(const Kv& cache, size_t row, size_t dim, float* out) {
     }
 }
 
-// ---- one query row against one KV block ----
+// ---- one query row against one page ----
 
 // One query head of one token, and its softmax so far.
 struct Row {
@@ -92,7 +92,7 @@ struct Row {
 
 // scores of the 32 tokens of a block
 inline void score_block(const float* query, const float* keys, size_t padded, float* scores) {
-    for (size_t j = 0; j < kBlockTokens; j += 8) {
+    for (size_t j = 0; j < kPageTokens; j += 8) {
         F8 acc[8];
         for (F8& a : acc) a = splat(0.0f);
         for (size_t d = 0; d < padded; d += 8) {
@@ -119,18 +119,18 @@ inline void attend_block(Row& row, const float* keys, const float* values, size_
                          float softcap) {
     size_t from = row.first > base ? row.first - base : 0;
     size_t to = row.last + 1 - base < count ? row.last + 1 - base : count;
-    alignas(32) float scores[kBlockTokens];
+    alignas(32) float scores[kPageTokens];
     score_block(row.query, keys, padded, scores);
     if (softcap > 0)
-        for (size_t j = 0; j < kBlockTokens; j += 8)
+        for (size_t j = 0; j < kPageTokens; j += 8)
             store(scores + j, tanh(load(scores + j) * splat(1.0f / softcap)) * splat(softcap));
     for (size_t j = 0; j < from; ++j) scores[j] = kMasked;
-    for (size_t j = to; j < kBlockTokens; ++j) scores[j] = kMasked;
+    for (size_t j = to; j < kPageTokens; ++j) scores[j] = kMasked;
     F8 high = max(max(load(scores), load(scores + 8)), max(load(scores + 16), load(scores + 24)));
     float most = largest(high) > row.most ? largest(high) : row.most;
-    for (size_t j = 0; j < kBlockTokens; j += 8) store(scores + j, exp(load(scores + j) - splat(most)));
+    for (size_t j = 0; j < kPageTokens; j += 8) store(scores + j, exp(load(scores + j) - splat(most)));
     for (size_t j = 0; j < from; ++j) scores[j] = 0.0f;
-    for (size_t j = to; j < kBlockTokens; ++j) scores[j] = 0.0f;
+    for (size_t j = to; j < kPageTokens; ++j) scores[j] = 0.0f;
     F8 keep = exp(splat(row.most - most));
     float kept[8];
     store(kept, keep);
@@ -144,9 +144,9 @@ inline void attend_block(Row& row, const float* keys, const float* values, size_
 
 // `count` vectors of a block from `row` on, as floats [32, padded], zeros behind; in place where they already are.
 inline const float* block_vectors(const Kv& cache, size_t row, size_t count, size_t dim, size_t padded, float* buffer) {
-    if (cache.format == KvFormat::f32 && dim == padded && count == kBlockTokens)
+    if (cache.format == KvFormat::f32 && dim == padded && count == kPageTokens)
         return reinterpret_cast<const float*>(cache.data + row * cache.vector_bytes);
-    for (size_t j = 0; j < kBlockTokens; ++j) {
+    for (size_t j = 0; j < kPageTokens; ++j) {
         float* to = buffer + j * padded;
         size_t have = j < count ? dim : 0;
         if (have) read_kv(cache, row + j, dim, to);

@@ -95,15 +95,15 @@ inline size_t gather_rows(const Attending& job, const TokenRun& run, size_t kv_h
 }
 
 inline void prefetch_block(const AttentionCall& call, size_t row) {
-    prefetch_bytes(call.keys.data + row * call.keys.vector_bytes, kBlockTokens * call.keys.vector_bytes);
-    prefetch_bytes(call.values.data + row * call.values.vector_bytes, kBlockTokens * call.values.vector_bytes);
+    prefetch_bytes(call.keys.data + row * call.keys.vector_bytes, kPageTokens * call.keys.vector_bytes);
+    prefetch_bytes(call.values.data + row * call.values.vector_bytes, kPageTokens * call.values.vector_bytes);
 }
 
 inline void attend_task(const Attending& job, const TokenRun& run, size_t kv_head, size_t chunk, uint8_t* scratch) {
     const AttentionCall& call = job.call;
     auto* keys = reinterpret_cast<float*>(scratch);
-    float* values = keys + kBlockTokens * job.padded;
-    float* queries = values + kBlockTokens * job.padded;
+    float* values = keys + kPageTokens * job.padded;
+    float* queries = values + kPageTokens * job.padded;
     auto* rows = reinterpret_cast<Row*>(queries + (job.direct ? call.heads * job.padded : 0));
     bool newest = static_cast<size_t>(call.positions[run.first]) / kChunk == chunk;
     if (job.direct && newest) place_kv(job, queries, run.first, kv_head);
@@ -118,10 +118,10 @@ inline void attend_task(const Attending& job, const TokenRun& run, size_t kv_hea
         if (last > chunk * kChunk + kChunk - 1) last = chunk * kChunk + kChunk - 1;
     }
     auto sequence = static_cast<size_t>(call.sequence[run.first]);
-    for (size_t base = first / kBlockTokens * kBlockTokens; count && base <= last; base += kBlockTokens) {
-        size_t have = last + 1 - base < kBlockTokens ? last + 1 - base : kBlockTokens;
+    for (size_t base = first / kPageTokens * kPageTokens; count && base <= last; base += kPageTokens) {
+        size_t have = last + 1 - base < kPageTokens ? last + 1 - base : kPageTokens;
         size_t at = cache_row(call, sequence, base, kv_head);
-        if (base + kBlockTokens <= last) prefetch_block(call, cache_row(call, sequence, base + kBlockTokens, kv_head));
+        if (base + kPageTokens <= last) prefetch_block(call, cache_row(call, sequence, base + kPageTokens, kv_head));
         const float* k = block_vectors(call.keys, at, have, call.head_dim, job.padded, keys);
         const float* v = block_vectors(call.values, at, have, call.head_dim, job.padded, values);
         for (size_t r = 0; r < count; ++r)
@@ -232,7 +232,7 @@ inline Attending take_attending(const AttentionCall& call, const Projection* fro
 inline size_t attending_bytes(const Attending& job) {
     // a run of many tokens times the members of its largest group
     size_t most_rows = (kTaskRows + 1) * (job.call.heads + 1), queries = job.direct ? job.call.heads * job.padded : 0;
-    return (2 * kBlockTokens * job.padded + queries) * sizeof(float) + most_rows * sizeof(Row);
+    return (2 * kPageTokens * job.padded + queries) * sizeof(float) + most_rows * sizeof(Row);
 }
 
 }  // namespace

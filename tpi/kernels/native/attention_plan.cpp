@@ -66,7 +66,7 @@ std::unique_ptr<Array> AttentionPlan::weights(nb::handle data) const {
 }
 
 std::unique_ptr<Array> AttentionPlan::cache(nb::handle array, const char* name) const {
-    auto found = keep_array(array, name, "feB", {kAny, length(kv_heads_), length(kBlockTokens), kAny}, true);
+    auto found = keep_array(array, name, "feB", {kAny, length(kv_heads_), length(kPageTokens), kAny}, true);
     size_t width = found->size(3), groups = (head_dim_ + kGroup - 1) / kGroup;
     size_t expected = found->type() == 'B' ? head_dim_ + 2 * groups : head_dim_;
     if (width != expected)
@@ -95,7 +95,7 @@ ProjectedArrays::ProjectedArrays(nb::tuple arrays, Py_ssize_t tokens, Py_ssize_t
 
 void AttentionPlan::check_batch(const BatchArrays& batch, const Array& keys, const Array& values) const {
     check_indices(batch.sequence, "sequence", batch.tables.size(0));
-    check_indices(batch.positions, "position", batch.tables.size(1) * kBlockTokens);
+    check_indices(batch.positions, "position", batch.tables.size(1) * kPageTokens);
     const auto *table = batch.tables.as<int32_t>(), *positions = batch.positions.as<int32_t>();
     const auto* sequence = batch.sequence.as<int32_t>();
     size_t width = batch.tables.size(1), blocks = std::min(keys.size(0), values.size(0));
@@ -105,9 +105,9 @@ void AttentionPlan::check_batch(const BatchArrays& batch, const Array& keys, con
         size_t first = window_ && position + 1 > window_ ? position + 1 - window_ : 0;
         bool follows = t && sequence[t] == sequence[t - 1] && positions[t] == positions[t - 1] + 1;
         if (follows) first = position;  // the others were checked with the token before
-        for (size_t b = first / kBlockTokens; b <= position / kBlockTokens; ++b)
+        for (size_t b = first / kPageTokens; b <= position / kPageTokens; ++b)
             if (row[b] < 0 || static_cast<size_t>(row[b]) >= blocks)
-                throw KernelError("KV block " + std::to_string(row[b]) + " is outside the " + std::to_string(blocks) +
+                throw KernelError("page " + std::to_string(row[b]) + " is outside the " + std::to_string(blocks) +
                                   " of this node");
     }
 }

@@ -110,8 +110,8 @@ inline void finish_heads(const Projection& job, Team& team) {
 }
 
 inline size_t cache_row(const AttentionCall& call, size_t sequence, size_t position, size_t kv_head) {
-    auto block = static_cast<size_t>(call.tables[sequence * call.table_width + position / kBlockTokens]);
-    return (block * call.kv_heads + kv_head) * kBlockTokens + position % kBlockTokens;
+    auto block = static_cast<size_t>(call.tables[sequence * call.table_width + position / kPageTokens]);
+    return (block * call.kv_heads + kv_head) * kPageTokens + position % kPageTokens;
 }
 
 // The row of the cache for a token's own key and value.

@@ -20,7 +20,7 @@ NB_MODULE(_native, m) {
     });
 
     // what Python must agree on: tpi/kernels/constants.py
-    m.attr("BLOCK_TOKENS") = kBlockTokens;
+    m.attr("PAGE_TOKENS") = kPageTokens;
     m.attr("GROUP") = kGroup;
     m.attr("KV_GROUP") = kGroup;
     m.attr("STREAM_TOKENS") = kStreamTokens;

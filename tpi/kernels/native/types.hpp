@@ -9,7 +9,7 @@ namespace tpi {
 
 constexpr size_t kGroup = 32;        // values that share a scale, of weights, activations, keys and values
 constexpr size_t kTileOutputs = 8;   // outputs of a tile
-constexpr size_t kBlockTokens = 32;  // tokens of a KV block
+constexpr size_t kPageTokens = 32;  // tokens of a page of keys and values
 constexpr size_t kStreamTokens = 16; // up to here a step streams weights once; beyond, it is a matrix product
 constexpr size_t kMostThreads = 1024;
 
@@ -110,7 +110,7 @@ struct PrepareCall {
 };
 
 struct Kv {
-    uint8_t* data;  // [blocks, kv_heads, kBlockTokens, vector_bytes]
+    uint8_t* data;  // [blocks, kv_heads, kPageTokens, vector_bytes]
     KvFormat format;
     size_t vector_bytes;
 };

@@ -98,6 +98,10 @@ def test_weights_travel_while_the_master_does_something_else(tmp_path: Path) -> 
     with fake_worker(tmp_path / "a") as (_, address), Cluster.connect([address]) as cluster:
         cluster.begin(model.split(cluster.session, 1, cluster.peers(), 8)[1:], model)
         until(lambda: cluster.remotes[0].ready is not None)
+        ready, feeder = cluster.remotes[0].ready, cluster.remotes[0].feeder
+        assert ready is not None
+        assert feeder is not None
+        assert feeder.stats.sent == ready.fetched_bytes > 0
 
 
 def test_an_idle_workers_silence_is_no_loss(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

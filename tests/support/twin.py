@@ -4,17 +4,17 @@ Its kernels refuse weights, keys and values that lie elsewhere, and what other k
 """
 
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from types import TracebackType
-from typing import Any, Generic, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 
 from tpi.devices.arena import Arena
 from tpi.devices.base import Event, Pending
 from tpi.devices.host import check_sizes
-from tpi.devices.pages import Bytes
+from tpi.devices.inorder import InOrder
+from tpi.devices.pages import Bytes, page_buffer
 from tpi.errors import DeviceError, KernelError
 from tpi.kernels import Chain, Kernels
 from tpi.kernels.spec import (
@@ -39,20 +39,6 @@ from tpi.pack.layout import RunLayout
 T = TypeVar("T")
 
 
-class Waited(Generic[T]):
-    """What a thread of the twin does. See `tpi.devices.base.Pending`."""
-
-    def __init__(self, future: Future[T]) -> None:
-        self._future = future
-
-    @property
-    def done(self) -> bool:
-        return self._future.done()
-
-    def wait(self) -> T:
-        return self._future.result(timeout=60)
-
-
 class Twin:
     """A `tpi.devices.base.Device`; a context manager that ends its threads."""
 
@@ -61,8 +47,8 @@ class Twin:
     def __init__(self, kernels: Kernels, limit: int | None = None) -> None:
         self.memory = Arena(self.name, limit)
         self.kernels: Kernels = TwinKernels(kernels, self.memory)
-        self._computing = ThreadPoolExecutor(1, thread_name_prefix="twin-compute")
-        self._copying = ThreadPoolExecutor(1, thread_name_prefix="twin-copy")
+        self._computing = InOrder("twin-compute")
+        self._copying = InOrder("twin-copy")
 
     def __enter__(self) -> "Twin":
         return self
@@ -70,17 +56,23 @@ class Twin:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._computing.shutdown()
-        self._copying.shutdown()
+        self.close()
+
+    def close(self) -> None:
+        self._computing.close()
+        self._copying.close()
+
+    def staging(self, size: int) -> Bytes:
+        return page_buffer(size)
 
     def copy(self, source: Bytes, target: Bytes) -> Event:
         check_sizes(source, target)
         if not (self.memory.owns(source) or self.memory.owns(target)):
             raise DeviceError(f"one end of a copy must lie in the memory of {self.name}")
-        return Waited(self._copying.submit(np.copyto, target, source))
+        return self._copying.start(lambda: np.copyto(target, source))
 
     def start(self, call: Callable[[], T]) -> Pending[T]:
-        return Waited(self._computing.submit(call))
+        return self._computing.start(call)
 
     def hold(self, data: U8) -> U8:
         """A copy of some weights in its memory."""

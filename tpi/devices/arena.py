@@ -13,14 +13,32 @@ from tpi.errors import DeviceError, DeviceFullError
 Array = npt.NDArray[Any]
 
 
-class Arena:
-    """Whole pages that nobody else has. May be used by several threads."""
+def drop(memory: Bytes) -> None:
+    """Memory that goes when nothing refers to it any more."""
 
-    def __init__(self, device: str, limit: int | None = None, allocate: Callable[[int], Bytes] = page_buffer) -> None:
-        """`limit` is in bytes; None: whatever the system gives. `allocate` makes a buffer of so many bytes."""
+
+class Arena:
+    """Whole pages that nobody else has. May be used by several threads.
+
+    An array of an arena says where bytes are, and how many. Where the host cannot reach the device's memory, only the
+    device's own kernels and copies may look at what is there; slices, views and shapes of the array work as anywhere.
+    """
+
+    def __init__(
+        self,
+        device: str,
+        limit: int | None = None,
+        allocate: Callable[[int], Bytes] = page_buffer,
+        release: Callable[[Bytes], None] = drop,
+    ) -> None:
+        """`limit` is in bytes; None: whatever the system gives. `allocate` makes a zeroed buffer of so many bytes.
+
+        `release` is called with each buffer that was freed.
+        """
         self.limit = limit
         self._device = device
         self._allocate = allocate
+        self._release = release
         self._lock = Lock()
         self._used = 0
         self._held: dict[int, Bytes] = {}  # by address
@@ -63,7 +81,9 @@ class Arena:
             if start not in self._held:
                 raise DeviceError(f"this is no memory that {self._device} allocated, or it was freed before")
             self._starts.remove(start)
-            self._used -= self._held.pop(start).size
+            freed = self._held.pop(start)
+            self._used -= freed.size
+        self._release(freed)
 
     def owns(self, array: Array) -> bool:
         """Whether every byte of `array` lies in one allocation."""

@@ -65,6 +65,17 @@ class Device(Protocol):
         """
         ...
 
+    def staging(self, size: int) -> Bytes:
+        """Memory of the host that this device copies from and to at full speed (pinned, where that matters).
+
+        1-D uint8, zeroed, from the start of a page on; it goes when nothing refers to it any more.
+        """
+        ...
+
+    def close(self) -> None:
+        """End its threads when they have done what was started; its memory is gone with it. Idempotent."""
+        ...
+
 
 class Finished(Generic[T]):
     """What was done at once."""

@@ -9,7 +9,7 @@ import numpy as np
 
 from tpi.devices.arena import Arena
 from tpi.devices.base import Event, Finished, Pending
-from tpi.devices.pages import Bytes
+from tpi.devices.pages import Bytes, page_buffer
 from tpi.errors import DeviceError
 from tpi.kernels import Kernels, open_kernels
 
@@ -33,6 +33,13 @@ class HostDevice:
     def start(self, call: Callable[[], T]) -> Pending[T]:
         """See `Device.start`."""
         return Finished(call)
+
+    def staging(self, size: int) -> Bytes:
+        """See `Device.staging`."""
+        return page_buffer(size)
+
+    def close(self) -> None:
+        """See `Device.close`; it has no threads of its own."""
 
 
 def check_sizes(source: Bytes, target: Bytes) -> None:

@@ -21,7 +21,7 @@ _LOCAL = ("127.", "localhost", "[::1]")
 
 
 class Auto(Group):
-    """All algorithms over one set of connections. `choice` and `links` are there once the group has settled."""
+    """All algorithms over one set of connections. `choice` and `links` are there once the group is tuned."""
 
     name = "auto"
 
@@ -41,7 +41,7 @@ class Auto(Group):
         """See `Group.algorithm`."""
         return self.choice.name_for(values) if self.choice else self.name
 
-    def settle(self, work: Work = idle, measure_local: bool = False) -> Choice:
+    def tune(self, work: Work = idle, measure_local: bool = False) -> Choice:
         """Measure and choose, unless that is done. All members call it together, at the latest with their first sum.
 
         Links within one machine are measured only if `measure_local`.
@@ -59,7 +59,7 @@ class Auto(Group):
         return self.choice
 
     def predicted_s(self, values: int) -> float | None:
-        """Seconds that an allreduce of `values` should take with the algorithm chosen for them; None if unsettled."""
+        """Seconds that an allreduce of `values` should take with the algorithm chosen for them; None before `tune`."""
         return self._predicted(self.choice.name_for(values), values) if self.choice else None
 
     def choice_fields(self) -> dict[str, Any] | None:
@@ -69,7 +69,7 @@ class Auto(Group):
     @property
     def overlaps(self) -> bool:
         """See `Group.overlaps`; measured, as it takes twice the messages."""
-        return self.settle().overlap
+        return self.tune().overlap
 
     @property
     def stats(self) -> GroupStats:
@@ -117,7 +117,7 @@ class Auto(Group):
 
     def _choose(self, count: int) -> Networked:
         """The group that sums `count` values."""
-        group = self._chosen[count] = self.groups[self.settle().name_for(count)]
+        group = self._chosen[count] = self.groups[self.tune().name_for(count)]
         return group
 
     def _allreduce(self, values: F32) -> Exchange:

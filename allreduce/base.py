@@ -172,7 +172,7 @@ class Group(ABC):
         """Whether a partial is its own sum, and nobody is waited for."""
         return False
 
-    def settle(self, work: Work = idle) -> object:
+    def tune(self, work: Work = idle) -> object:
         """Decide what is to be decided by measuring, before the first sum; every member calls it. Mostly nothing.
 
         `work` is done between the sums that are timed, as it will be between those that count.

@@ -21,7 +21,7 @@ from worker.node.node import Node
 
 F32 = npt.NDArray[np.float32]
 
-SETTLING = 0  # the number of the step in which the group settles
+TUNING = 0  # the number of the step in which the group measures its links and chooses
 
 
 class Workers(Protocol):
@@ -81,7 +81,7 @@ class Deployment:
         self.pages = PagePool(limits.pages)
         self._workers = workers
         self._resources = resources or ExitStack()
-        self._steps = count(SETTLING + 1)
+        self._steps = count(TUNING + 1)
 
     def forward(self, entries: tuple[StepEntry, ...], released: tuple[int, ...], x: F32) -> F32:
         """Hidden states `[tokens, hidden]` after the last block, from those before the first.
@@ -110,6 +110,6 @@ def choose_collective(fence: tuple[int, int], node: Node, workers: Workers, hidd
     Raises:
         NodeLost, NodeError: if a worker is lost or fails.
     """
-    step = Step(*fence, SETTLING, (), (), np.empty((0, hidden), np.float32))
+    step = Step(*fence, TUNING, (), (), np.empty((0, hidden), np.float32))
     workers.step(step)
     node.run(step)

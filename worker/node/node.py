@@ -65,11 +65,11 @@ class Node:
     def run(self, step: Step) -> F32 | None:
         """Compute one step. Returns the last hidden states `[tokens, hidden]` on rank 0, None elsewhere.
 
-        A step without entries computes nothing: with it the group settles how it will sum.
+        A step without entries computes nothing: with it the group chooses how it will sum.
         """
         self._tables.release(step.released)
         if not step.entries:
-            self.loop.group.settle(self._rehearsal())
+            self.loop.group.tune(self._rehearsal())
             return None
         out = self.loop.forward(step.x, self._tables.batch(step.entries), step.step)
         self.streamed += self.window.take()

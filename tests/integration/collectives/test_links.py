@@ -102,13 +102,13 @@ def test_links_are_cached_by_peer(tmp_path: Path) -> None:
     assert cache.load(path, spec) == {}
 
 
-def settled(known: Link, path: Path) -> tuple[Choice, float, LinkTable]:
+def tuned(known: Link, path: Path) -> tuple[Choice, float, LinkTable]:
     """What the master has chosen, and the age and table of its links, where all links were remembered as `known`."""
 
     def member(rank: int) -> Auto:
         with closing(Auto(house.spec(rank), house.endpoints(rank, links_cache=path))) as group:
             group.begin(1)
-            group.settle(measure_local=True)
+            group.tune(measure_local=True)
             barrier.wait(30)
             return group
 
@@ -126,14 +126,14 @@ def settled(known: Link, path: Path) -> tuple[Choice, float, LinkTable]:
 
 
 def test_links_that_the_sums_contradict_are_measured_again(tmp_path: Path) -> None:
-    _, age, links = settled(Link(1.0, 1e9), tmp_path / "links.json")
+    _, age, links = tuned(Link(1.0, 1e9), tmp_path / "links.json")
     assert age == 0
     assert all(link.latency_s < 0.5 for link in links.links.values())
 
 
 def test_links_that_the_sums_confirm_are_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("allreduce.auto.contradicts", lambda predicted, measured: False)
-    choice, age, links = settled(Link(1e-3, 1e9), tmp_path / "links.json")
+    choice, age, links = tuned(Link(1e-3, 1e9), tmp_path / "links.json")
     assert 0 < age < 60
     assert {link.latency_s for link in links.links.values()} == {np.float32(1e-3).item()}
     assert choice.predicted["mesh"][0] == pytest.approx(1e-3, rel=0.01)
@@ -171,7 +171,7 @@ def test_a_link_that_was_doubted_and_is_the_same_is_confirmed_and_old_ones_go(tm
 def test_all_members_choose_alike_and_say_by_what() -> None:
     def member(group: Group) -> Choice:
         assert isinstance(group, Auto)
-        choice = group.settle(measure_local=True)
+        choice = group.tune(measure_local=True)
         assert (group.predicted_s(64) or 0) > 0
         assert group.overlaps == choice.overlap
         return choice
@@ -194,7 +194,7 @@ def test_all_members_choose_alike_and_say_by_what() -> None:
 def test_one_machine_is_not_measured() -> None:
     def member(group: Group) -> Choice:
         assert isinstance(group, Auto)
-        return group.settle()
+        return group.tune()
 
     choices = run_group("auto", 2, member)
     assert [(choice.decode, choice.prefill, choice.overlap) for choice in choices] == [("mesh", "two-shot", False)] * 2
@@ -212,7 +212,7 @@ def test_prefill_is_timed_with_what_is_computed_meanwhile() -> None:
             parts.append(part)
             sleep(0.02 / part)
 
-        return group.settle(work, measure_local=True), parts
+        return group.tune(work, measure_local=True), parts
 
     for choice, parts in run_group("auto", 2, member, payload_values=(64, 2048)):
         assert set(parts) == {1, 2, choose._PROBE}
@@ -230,7 +230,7 @@ def test_work_that_takes_one_member_too_long_is_not_rehearsed_by_any() -> None:
             parts.append(part)
             sleep(group.rank * 2 * choose._WORK_S / part)
 
-        return group.settle(work, measure_local=True), parts
+        return group.tune(work, measure_local=True), parts
 
     for choice, parts in run_group("auto", 2, member, payload_values=(64, 2048)):
         assert parts == [choose._PROBE] * 2

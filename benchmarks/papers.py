@@ -9,7 +9,7 @@ from benchmarks.unwritten import UnwrittenPack
 from master.deployment.assignments import assignments
 from master.deployment.deploy import kv_dtype
 from master.deployment.planner import deal_shards, units_of
-from master.vocabulary.ends import table_bytes
+from master.vocabulary.vocabulary import table_bytes
 from scheduler.budget import LONGEST_CHUNK
 from tests.support.weights.shapes import LLAMA_1B
 from tpi.kv import pages_for

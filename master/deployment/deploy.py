@@ -11,7 +11,7 @@ from master.deployment.deployment import Capacity, Deployment, Stage, choose_col
 from master.deployment.planner import deal_shards, units_of
 from master.deployment.weights import PackSource, own_blocks
 from master.options import RunOptions
-from master.vocabulary.ends import Vocabulary, table_bytes
+from master.vocabulary.vocabulary import Vocabulary, table_bytes
 from master.workers.cluster import Cluster
 from scheduler.budget import LONGEST_CHUNK
 from scheduler.free import default_budget
@@ -60,12 +60,12 @@ class Deployer:
             fence = (self.cluster.session, plans[0].epoch)
             with phase("measuring the links"):
                 choose_collective(fence, node, self.cluster, self.pack.config.hidden)
-            ends = Vocabulary(
+            vocabulary = Vocabulary(
                 self.pack, node.budget, node.trace, node.window.reads, self.options.verify_weights, self.host
             )
-            stack.enter_context(ends)
+            stack.enter_context(vocabulary)
             stages = [Stage(Range(0, self.pack.config.layers), tuple(range(len(shards))), tuple(shards))]
-            return Deployment(fence, stages, node, self.cluster, ends, limits, stack.pop_all())
+            return Deployment(fence, stages, node, self.cluster, vocabulary, limits, stack.pop_all())
 
     def _board(self, stack: ExitStack) -> str:
         """Address of the memory in which the nodes of this machine sum; empty where they do not."""

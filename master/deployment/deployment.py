@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from master.generation.pages import PagePool
-from master.vocabulary.ends import Vocabulary
+from master.vocabulary.vocabulary import Vocabulary
 from tpi.net.messages import Step, StepEntry
 from tpi.partition import Range, Shard
 from worker.node.node import Node
@@ -57,7 +57,7 @@ class Capacity:
 
 
 class Deployment:
-    """The nodes that run a plan, this process's own included, with the two ends of the model that only it has."""
+    """The nodes that run a plan, this process's own included, with the embedding and the head that only it has."""
 
     def __init__(
         self,
@@ -65,7 +65,7 @@ class Deployment:
         stages: Sequence[Stage],
         node: Node,
         workers: Workers,
-        ends: Vocabulary,
+        vocabulary: Vocabulary,
         limits: Capacity,
         resources: ExitStack | None = None,
     ) -> None:
@@ -76,7 +76,7 @@ class Deployment:
         self.session, self.epoch = fence
         self.stages = tuple(stages)
         self.node = node
-        self.ends = ends
+        self.vocabulary = vocabulary
         self.limits = limits
         self.pages = PagePool(limits.pages)
         self._workers = workers

@@ -62,7 +62,7 @@ class Engine:
         if not tokens:
             raise UsageError("the prompt is empty; give some text with -p")
         if length >= self.context:
-            ended = self.context >= self.deployment.ends.config.context
+            ended = self.context >= self.deployment.vocabulary.config.context
             out = ", all that this model was made for; shorten it" if ended else "; shorten it or raise -c"
             raise UsageError(f"the prompt takes {length} tokens, over the context of {self.context}{out}")
         sequence.tokens.extend(tokens)
@@ -107,7 +107,7 @@ class Engine:
         work = self._batcher.pick([request.sequence for request in self.requests])
         rows = self._forward(work)
         if complete := [item for item in work if item.completes]:
-            logits = self.deployment.ends.head(rows if len(rows) == len(complete) else rows[_last_rows(work)])
+            logits = self.deployment.vocabulary.head(rows if len(rows) == len(complete) else rows[_last_rows(work)])
             self._push({item.sequence.id: row for item, row in zip(complete, logits, strict=True)})
 
     def generate(
@@ -138,7 +138,7 @@ class Engine:
         sequence = self.admit(tokens)
         rows = []
         while sequence.pending:
-            rows.append(self.deployment.ends.head(self._forward(self._batcher.pick([sequence]))))
+            rows.append(self.deployment.vocabulary.head(self._forward(self._batcher.pick([sequence]))))
         self.release(sequence)
         return np.concatenate(rows)
 
@@ -156,7 +156,7 @@ class Engine:
             StepEntry(item.sequence.id, item.position, item.count, item.kept, item.appended) for item in work
         )
         released, self._released = tuple(self._released), []
-        x = self.deployment.ends.embedding(tokens, positions)
+        x = self.deployment.vocabulary.embedding(tokens, positions)
         require_finite(x, "a row of the embedding", "the model is damaged; make the pack again from its source")
         hidden = self.deployment.forward(entries, released, x)
         require_finite(hidden, "the sum after the last block")

@@ -111,7 +111,7 @@ class RunFigures:
 
     def _own_stats(self, verdict: bool) -> Stats:
         deployment = self._deployment
-        own, head = deployment.node.figures(), deployment.ends.streamed
+        own, head = deployment.node.figures(), deployment.vocabulary.streamed
         figures = replace(
             own,
             streamed_bytes=own.streamed_bytes + head.read_bytes,

@@ -14,7 +14,7 @@ from master.deployment.deployment import Capacity, Deployment, Stage
 from master.deployment.planner import deal_shards, units_of
 from master.deployment.weights import own_blocks
 from master.generation.engine import Engine
-from master.vocabulary.ends import Vocabulary, table_bytes
+from master.vocabulary.vocabulary import Vocabulary, table_bytes
 from tpi.devices.base import Device
 from tpi.kv import KvDtype, pages_for
 from tpi.net.messages import NodeOptions, PeerAddress, Step
@@ -91,6 +91,7 @@ def in_process_deployment(
             stack.callback(nodes[-1].close)
         workers = ThreadedWorkers(nodes[1:])
         stack.callback(workers.close)
-        ends = stack.enter_context(Vocabulary(pack, nodes[0].budget))
+        vocabulary = stack.enter_context(Vocabulary(pack, nodes[0].budget))
         stages = [Stage(Range(0, pack.config.layers), tuple(range(len(shards))), tuple(shards))]
-        return Deployment((1, epoch), stages, nodes[0], workers, ends, Capacity(context, chunk, pool), stack.pop_all())
+        limits = Capacity(context, chunk, pool)
+        return Deployment((1, epoch), stages, nodes[0], workers, vocabulary, limits, stack.pop_all())

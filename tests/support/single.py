@@ -17,7 +17,7 @@ from master.deployment.planner import deal_shards, units_of
 from master.deployment.weights import own_blocks
 from master.generation.engine import Engine
 from master.generation.sampler import Sampler, Sampling
-from master.vocabulary.ends import Vocabulary, table_bytes
+from master.vocabulary.vocabulary import Vocabulary, table_bytes
 from scheduler.storage.disk import Disk
 from tpi.config import default_cache
 from tpi.kv import pages_for
@@ -90,10 +90,10 @@ def single_node(
         stack.callback(node.close)
         if setting.exchange:
             node.loop.group = SlowLoopback(node.loop.group.spec, setting.exchange)
-        ends = stack.enter_context(Vocabulary(pack, node.budget, verify=setting.verify))
+        vocabulary = stack.enter_context(Vocabulary(pack, node.budget, verify=setting.verify))
         stages = [Stage(Range(0, pack.config.layers), (0,), tuple(shards))]
         limits = Capacity(CONTEXT, node.prefill_tokens, pool)
-        yield Engine(Deployment((1, 1), stages, node, Nobody(), ends, limits)), node
+        yield Engine(Deployment((1, 1), stages, node, Nobody(), vocabulary, limits)), node
 
 
 def pace(engine: Engine, node: Node, tokens: int, warm_up: int = 4) -> Pace:

@@ -10,8 +10,8 @@ import pytest
 
 from allreduce.algorithms.loopback import Loopback
 from allreduce.base import Endpoints, Group, GroupSpec
-from master.vocabulary import ends
-from master.vocabulary.ends import Vocabulary
+from master.vocabulary import vocabulary
+from master.vocabulary.vocabulary import Vocabulary
 from tests.support.single import Setting, single_node
 from tpi.devices.pages import PAGE, round_up
 from tpi.kv import KvPages
@@ -63,7 +63,7 @@ def test_ends_that_cannot_be_opened_close_the_head_that_streams(
         budget = replace(node.budget, head_bytes=2 * (round_up(pack.head.run("row").unit_bytes) + PAGE))
     with Vocabulary(pack, budget):
         assert readers()
-    monkeypatch.setattr(ends, "Embedding", out_of_memory)
+    monkeypatch.setattr(vocabulary, "Embedding", out_of_memory)
     with pytest.raises(MemoryError):
         Vocabulary(pack, budget)
     assert not readers()

@@ -10,7 +10,7 @@ from master.deployment.assignments import assignments
 from master.deployment.planner import deal_shards, units_of
 from master.generation.engine import Engine
 from master.generation.sampler import Sampler, Sampling
-from master.vocabulary.ends import Vocabulary
+from master.vocabulary.vocabulary import Vocabulary
 from scheduler.storage.disk import DirectDisk
 from scheduler.window.window import MemoryWindow
 from tests.support.single import Setting, single_node
@@ -143,18 +143,18 @@ def test_a_table_on_the_disk_is_compared_when_it_is_read(copy: Pack, tmp_path: P
         unit = copy.head.run("row").unit_bytes
         budget = replace(node.budget, head_bytes=2 * (round_up(unit) + PAGE), embedding_bytes=0)
     row = copy.config.vocab - 1
-    with Vocabulary(copy, budget, verify=True) as ends:
-        x = ends.embedding([1, row], [0, 1])
-        assert ends.head(x).shape == (2, copy.config.vocab)
+    with Vocabulary(copy, budget, verify=True) as vocabulary:
+        x = vocabulary.embedding([1, row], [0, 1])
+        assert vocabulary.head(x).shape == (2, copy.config.vocab)
     for block in (copy.head, copy.embedding):
         last = block.run("row").units - 1
         flip(block.path, block.extent("row", last).offset)
-    with Vocabulary(copy, budget, verify=True) as ends:
-        ends.embedding([1], [0])
+    with Vocabulary(copy, budget, verify=True) as vocabulary:
+        vocabulary.embedding([1], [0])
         with pytest.raises(WeightsError, match=rf"{copy.embedding.path} is damaged: unit {last} of row"):
-            ends.embedding([row], [0])
+            vocabulary.embedding([row], [0])
         with pytest.raises(WeightsError, match=rf"{copy.head.path} is damaged: unit {last} of row"):
-            ends.head(x)
+            vocabulary.head(x)
 
 
 def test_vectors_and_hashes_are_always_compared_with_the_name_of_their_block(copy: Pack) -> None:

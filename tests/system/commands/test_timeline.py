@@ -20,7 +20,7 @@ from master.generation.sampler import Sampler, Sampling
 from master.options import RunOptions
 from master.reporting.timeline import write_timeline
 from master.session import Session
-from master.vocabulary.ends import Vocabulary, table_block_bytes
+from master.vocabulary.vocabulary import Vocabulary, table_block_bytes
 from master.workers.cluster import Cluster
 from scheduler.model.steady import judge_streaming
 from tests.support.cluster_helpers import MadeUpModel, fake_worker, step
@@ -108,16 +108,16 @@ def test_the_ends_of_the_model_are_traced(name: str, tiny_pack: Callable[..., Pa
     pack, trace = tiny_pack(name), Trace()
     x = np.ones((2, pack.config.hidden), np.float32)
     with single_node(pack, Setting(), cache=tmp_path) as (_, one):
-        with Vocabulary(pack, one.budget, trace) as ends:
-            ends.embedding([1, 2], [0, 1])
-            resident = ends.head(x)
+        with Vocabulary(pack, one.budget, trace) as vocabulary:
+            vocabulary.embedding([1, 2], [0, 1])
+            resident = vocabulary.head(x)
         assert {row[:2] for row in trace.rows} == {("compute", "embedding"), ("compute", "head")}
         small = replace(one.budget, head_bytes=table_block_bytes(pack.head) // 2, embedding_bytes=0)
         trace = Trace()
-        with Vocabulary(pack, small, trace) as ends:
-            ends.embedding([1, 2], [0, 1])
-            np.testing.assert_allclose(ends.head(x), resident, rtol=1e-5, atol=1e-5)
-            tiles = {f"head tile {index}" for index, _ in enumerate(ends._streams[0].tiles())}
+        with Vocabulary(pack, small, trace) as vocabulary:
+            vocabulary.embedding([1, 2], [0, 1])
+            np.testing.assert_allclose(vocabulary.head(x), resident, rtol=1e-5, atol=1e-5)
+            tiles = {f"head tile {index}" for index, _ in enumerate(vocabulary._streams[0].tiles())}
     found: dict[str, set[str]] = {kind: set() for kind in ("compute", "load", "stall")}
     for kind, span, *_ in trace.rows:
         found[kind].add(span)
@@ -131,10 +131,10 @@ def test_what_waits_inside_is_not_counted_as_computing_too(tiny_pack: Callable[.
     pack, trace = tiny_pack("llama"), Trace()
     with single_node(pack, Setting(), cache=tmp_path) as (_, one):
         small = replace(one.budget, head_bytes=table_block_bytes(pack.head) // 2, embedding_bytes=0)
-        with Vocabulary(pack, small, trace) as ends:
+        with Vocabulary(pack, small, trace) as vocabulary:
             for _ in range(3):
-                ends.embedding([1, 2], [0, 1])
-                ends.head(np.ones((1, pack.config.hidden), np.float32))
+                vocabulary.embedding([1, 2], [0, 1])
+                vocabulary.head(np.ones((1, pack.config.hidden), np.float32))
     queue = sorted((begin, end) for kind, _, begin, end in trace.rows if kind != "load")
     assert all(first[1] <= second[0] + 1000 for first, second in pairwise(queue))  # stalls: floats
 

@@ -83,7 +83,7 @@ def test_windows_that_read_at_once_share_the_time(monkeypatch: pytest.MonkeyPatc
 def test_the_masters_disk_time_is_that_of_both_windows_once(head: WindowStats, seconds: float) -> None:
     """Blocks and head read at once, and share a clock: its seconds count once."""
     node = SimpleNamespace(figures=lambda: Figures(streamed_bytes=1000, disk_s=2.0))
-    deployment: Any = SimpleNamespace(node=node, ends=SimpleNamespace(streamed=head), session=1, epoch=1)
+    deployment: Any = SimpleNamespace(node=node, vocabulary=SimpleNamespace(streamed=head), session=1, epoch=1)
     nobody: Any = None
     own = RunFigures(nobody, nobody, deployment, bare=0, began=0)._own_stats(verdict=False)
     assert (own.streamed_bytes, own.disk_s, own.steady) == (1000 + head.read_bytes, seconds, None)

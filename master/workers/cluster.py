@@ -109,7 +109,7 @@ class Cluster:
         """
         self._need()
         for remote in self.remotes:
-            remote.pulse.advanced = since_boot()
+            remote.heartbeats.advanced = since_boot()
         while not all(remote.ready for remote in self.remotes):
             self._pump(_SLICE_MS)
             self._check_stalls(STALL_S)
@@ -157,7 +157,7 @@ class Cluster:
         self.poll()
         if not 1 <= rank <= len(self.remotes):
             return False
-        progress, self._watched[rank] = self._watched.get(rank), self.remotes[rank - 1].pulse.progress
+        progress, self._watched[rank] = self._watched.get(rank), self.remotes[rank - 1].heartbeats.progress
         return progress is not None and progress != self._watched[rank]
 
     def stats(self, verdict: bool = False) -> list[Stats]:
@@ -207,7 +207,7 @@ class Cluster:
         """From now on the workers' silence counts."""
         now = since_boot()
         for remote in self.remotes:
-            remote.pulse.ask(now)
+            remote.heartbeats.ask(now)
 
     def _take_in(self) -> None:
         """Errors wait in the remotes."""
@@ -240,7 +240,7 @@ class Cluster:
 
     def _check_stalls(self, seconds: float) -> None:
         for remote in self.remotes:
-            if not remote.ready and since_boot() - remote.pulse.advanced > seconds:
+            if not remote.ready and since_boot() - remote.heartbeats.advanced > seconds:
                 raise remote.lost(f"it has got nothing done for {seconds:.0f} s while loading its shard")
 
     def _meet(self, seconds: float) -> None:

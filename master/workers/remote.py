@@ -6,7 +6,7 @@ from dataclasses import replace
 from itertools import islice
 
 from master.deployment.weights import Feeder
-from master.workers.pulse import SILENCE_S, HeartbeatState
+from master.workers.heartbeats import SILENCE_S, HeartbeatState
 from tpi import __version__
 from tpi.errors import NodeError, NodeLost, NodeRefused, TpiError, WeightsError
 from tpi.net.codec import Buffer, WrongProtocolError
@@ -31,7 +31,7 @@ class Remote:
         self.stats: Stats | None = None
         self.spans: Spans | None = None
         self.feeder: Feeder | None = None
-        self.pulse = HeartbeatState()
+        self.heartbeats = HeartbeatState()
         self.dropped = 0
         self.connected = False
         self.problem: TpiError | None = None  # found by who may not raise it
@@ -63,7 +63,7 @@ class Remote:
     def expect(self, epoch: int) -> None:
         """A new plan: what belongs to another is dropped from here on."""
         self._epoch, self.ready, self.stats = epoch, None, None
-        self.pulse.advanced = since_boot()
+        self.heartbeats.advanced = since_boot()
 
     def send(self, message: object) -> None:
         """Queue a message.
@@ -82,18 +82,18 @@ class Remote:
             self._channel.send_frames(frames)
         except UnreachableError:
             raise self.lost("its connection is gone") from None
-        self._alive_at = self.pulse.looked + ALIVE_S  # it says so
+        self._alive_at = self.heartbeats.looked + ALIVE_S  # it says so
 
     def serve(self) -> None:
         """Take in what has arrived, and show that the master lives; what is wrong is kept as `problem`."""
         now = since_boot()
-        self.pulse.look(now)
+        self.heartbeats.look(now)
         try:
             self._serve()
         except TpiError as error:
             self.problem = self.problem or error
         if self.hello and now >= self._alive_at:
-            self._alive_at = now + (_ALIVE_SLOW_S if now - self.pulse.seen > SILENCE_S else ALIVE_S)
+            self._alive_at = now + (_ALIVE_SLOW_S if now - self.heartbeats.seen > SILENCE_S else ALIVE_S)
             with suppress(UnreachableError):  # whether it is there is found out when it is needed
                 self._channel.offer(Alive(self._session))
 
@@ -106,8 +106,8 @@ class Remote:
         problem, self.problem = self.problem, None
         if problem is not None:
             raise problem
-        if self.hello and self.pulse.silent(now):
-            raise self.lost(f"nothing was heard from it for {now - self.pulse.seen:.1f} s")
+        if self.hello and self.heartbeats.silent(now):
+            raise self.lost(f"nothing was heard from it for {now - self.heartbeats.seen:.1f} s")
 
     def lost(self, reason: str) -> NodeLost:
         """The error that says that this worker is gone, and why."""
@@ -154,7 +154,7 @@ class Remote:
             self.dropped += 1
             return
         now = since_boot()
-        self.pulse.hear(now)
+        self.heartbeats.hear(now)
         if isinstance(message, Hello) and not self.hello:
             self._meet(message)
         elif isinstance(message, Refuse):
@@ -168,9 +168,9 @@ class Remote:
 
     def _of_this_epoch(self, message: object, now: float) -> None:
         if isinstance(message, Heartbeat):
-            if message.progress != self.pulse.progress or message.phase == "idle":
-                self.pulse.advanced = now
-            self.pulse.progress, self.pulse.phase = message.progress, message.phase
+            if message.progress != self.heartbeats.progress or message.phase == "idle":
+                self.heartbeats.advanced = now
+            self.heartbeats.progress, self.heartbeats.phase = message.progress, message.phase
         elif isinstance(message, Ready):
             self.ready = self._usable(message)
         elif isinstance(message, Stats):

@@ -161,15 +161,15 @@ def test_a_hung_computation_shows_in_its_progress(workers: tuple[Pids, list[str]
     model = MadeUpModel()
     with Cluster.connect(workers[1]) as cluster:
         cluster.assign(model.split(cluster.session, 1, cluster.peers())[1:], model)
-        pulse = cluster.remotes[0].pulse
+        heartbeats = cluster.remotes[0].heartbeats
         cluster.step(step(cluster.session, 1, 0, HANG))
         started = time.monotonic()
         while time.monotonic() - started < 1:
             cluster.watch(1)
             threading.Event().wait(0.05)
-        assert pulse.phase == "compute"
-        assert time.monotonic() - pulse.seen < 0.9
-        assert time.monotonic() - pulse.advanced > 0.5
+        assert heartbeats.phase == "compute"
+        assert time.monotonic() - heartbeats.seen < 0.9
+        assert time.monotonic() - heartbeats.advanced > 0.5
         assert not cluster.watch(1)
 
 

@@ -13,9 +13,9 @@ import pytest
 
 from allreduce.base import GroupSpec, Peer
 from allreduce.deadline import Patience
-from master.workers import pulse, remote
+from master.workers import heartbeats, remote
 from master.workers.cluster import Cluster
-from master.workers.pulse import HeartbeatState
+from master.workers.heartbeats import HeartbeatState
 from tests.support.cluster_helpers import MadeUpModel, fake_worker, fake_workers, step
 from tests.support.paths import ROOT
 from tpi.errors import NodeLost, NodeRefused
@@ -86,7 +86,7 @@ def test_an_idle_master_hears_its_workers(tmp_path: Path) -> None:
     model = MadeUpModel()
     with fake_worker(tmp_path / "a") as (_, address), Cluster.connect([address]) as cluster:
         cluster.assign(model.split(cluster.session, 1, cluster.peers(), 8)[1:], model)
-        told_of = cluster.remotes[0].pulse
+        told_of = cluster.remotes[0].heartbeats
         seen = told_of.seen
         until(lambda: told_of.seen > seen + 1)  # nobody calls the cluster
         cluster.step(step(cluster.session, 1, 0))
@@ -105,7 +105,7 @@ def test_weights_travel_while_the_master_does_something_else(tmp_path: Path) -> 
 
 
 def test_an_idle_workers_silence_is_no_loss(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pulse, "SILENCE_S", 0.4)
+    monkeypatch.setattr(heartbeats, "SILENCE_S", 0.4)
     model = MadeUpModel()
     with fake_worker(tmp_path / "a") as (process, address), Cluster.connect([address]) as cluster:
         cluster.assign(model.split(cluster.session, 1, cluster.peers(), 8)[1:], model)
@@ -192,8 +192,8 @@ def test_after_a_pause_of_the_master_workers_have_time_to_be_heard(stopped: floa
     heard.look(100)
     heard.hear(100)
     heard.look(100 + stopped)
-    assert not heard.silent(100 + stopped + grace + pulse.SILENCE_S - 0.1)
-    assert heard.silent(100 + stopped + grace + pulse.SILENCE_S + 0.1)
+    assert not heard.silent(100 + stopped + grace + heartbeats.SILENCE_S - 0.1)
+    assert heard.silent(100 + stopped + grace + heartbeats.SILENCE_S + 0.1)
 
 
 def test_a_pause_in_a_sum_is_nobodys_fault(clock: Clock) -> None:

@@ -34,9 +34,9 @@ class RunFigures:
         self._bare = bare
         self._began = began
 
-    def stats(self, verdict: bool = False) -> list[Stats]:
-        """Totals of every node so far, rank 0 first; with `verdict` their `steady` too, which takes longer."""
-        return [self._own_stats(verdict), *self._cluster.stats(verdict)]
+    def stats(self, with_steady: bool = False) -> list[Stats]:
+        """Totals of every node so far, rank 0 first; with `with_steady` their `steady` too, which takes longer."""
+        return [self._own_stats(with_steady), *self._cluster.stats(with_steady)]
 
     def mark(self) -> None:
         """Remember the totals: what a later `report` says is counted from here."""
@@ -49,7 +49,7 @@ class RunFigures:
 
     def report(self, spans: Sequence[Span] = ()) -> list[NodeReport]:
         """Every node's figures, per token, of all `spans` together; without any, since `mark`, or since the start."""
-        after = self.stats(verdict=True)
+        after = self.stats(with_steady=True)
         begun = before(after, spans) if spans else self.marked or [nothing(stats) for stats in after]
         members = self._members()
         return [node_report(self._pack.config, *each) for each in zip(members, begun, after, strict=True)]
@@ -109,7 +109,7 @@ class RunFigures:
             for name, rank, shard, taken in zip(names, stage.ranks, stage.shards, bare, strict=True)
         ]
 
-    def _own_stats(self, verdict: bool) -> Stats:
+    def _own_stats(self, with_steady: bool) -> Stats:
         deployment = self._deployment
         own, head = deployment.node.figures(), deployment.vocabulary.streamed
         figures = replace(
@@ -118,7 +118,7 @@ class RunFigures:
             disk_s=head.read_seconds if head.ring_bytes else own.disk_s,  # one clock: the head's knows of the blocks
             stall_s=own.stall_s + head.stall_seconds,
         )
-        steady = deployment.node.steady() if verdict else None
+        steady = deployment.node.steady() if with_steady else None
         return totals(deployment.session, deployment.epoch, figures, steady)
 
 

@@ -160,13 +160,13 @@ class Cluster:
         progress, self._watched[rank] = self._watched.get(rank), self.remotes[rank - 1].heartbeats.progress
         return progress is not None and progress != self._watched[rank]
 
-    def stats(self, verdict: bool = False) -> list[Stats]:
-        """Every worker's totals, rank 1 first; with `verdict` their `steady` too, which takes longer.
+    def stats(self, with_steady: bool = False) -> list[Stats]:
+        """Every worker's totals, rank 1 first; with `with_steady` their `steady` too, which takes longer.
 
         Raises:
             NodeError: if a worker is lost, or does not answer.
         """
-        self._ask(AskStats(self.session, self.epoch, verdict), *self.remotes)
+        self._ask(AskStats(self.session, self.epoch, with_steady), *self.remotes)
         self._wait(lambda: all(remote.stats for remote in self.remotes), STATS_S, self._no_stats)
         return [remote.stats for remote in self.remotes if remote.stats]
 

@@ -265,11 +265,11 @@ class Steady:
 @message
 @dataclass(frozen=True)
 class AskStats:
-    """Asks for Stats, and with `verdict` for the node's `Steady` state, which takes it long to compute."""
+    """Asks for Stats, and with `with_steady` for the node's `Steady` state, which takes it long to compute."""
 
     session: Id64
     epoch: Count
-    verdict: bool
+    with_steady: bool
 
 
 @message

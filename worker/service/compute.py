@@ -161,7 +161,7 @@ class Compute:
         if isinstance(job, Assign):
             self._take(job)
         elif isinstance(job, AskStats):
-            self._post(self._stats(job.verdict))
+            self._post(self._stats(job.with_steady))
         else:
             self._run(job)
 
@@ -207,11 +207,11 @@ class Compute:
         self.phase, self.step = "compute", step.step
         self._member.run(step)
 
-    def _stats(self, verdict: bool) -> Stats:
+    def _stats(self, with_steady: bool) -> Stats:
         member = self._member
         if member is None:
             return totals(*self._running, Figures(), None, self.dropped)
-        return totals(*self._running, member.figures(), member.steady() if verdict else None, self.dropped)
+        return totals(*self._running, member.figures(), member.steady() if with_steady else None, self.dropped)
 
     def _check(self, done: int = 0) -> None:
         """Called while loading; `done` counts blocks or bytes. Ends the job if its plan is over."""

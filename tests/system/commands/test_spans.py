@@ -27,8 +27,8 @@ def test_node_figures_of_a_bench_are_over_all_repeats(
 ) -> None:
     stats = RunFigures.stats
 
-    def skewed(figures: RunFigures, verdict: bool = False) -> list[Stats]:
-        return [replace(node, compute_s=slower_and_slower(node.tokens)) for node in stats(figures, verdict)]
+    def skewed(figures: RunFigures, with_steady: bool = False) -> list[Stats]:
+        return [replace(node, compute_s=slower_and_slower(node.tokens)) for node in stats(figures, with_steady)]
 
     monkeypatch.setattr(RunFigures, "stats", skewed)
     monkeypatch.setenv("TPI_CACHE", str(tmp_path))

@@ -74,7 +74,7 @@ def test_a_verdict_is_computed_only_where_it_is_asked_for(tmp_path: Path) -> Non
     with fake_worker(tmp_path / "a") as (_, address), Cluster.connect([address]) as cluster:
         cluster.assign(model.split(cluster.session, 1, cluster.peers(), 8)[1:], model)
         assert cluster.stats()[0].steady is None
-        asked = cluster.stats(verdict=True)[0].steady
+        asked = cluster.stats(with_steady=True)[0].steady
         assert asked is not None
         assert asked.window == 2
 

@@ -85,7 +85,7 @@ def test_the_masters_disk_time_is_that_of_both_windows_once(head: WindowStats, s
     node = SimpleNamespace(figures=lambda: Figures(streamed_bytes=1000, disk_s=2.0))
     deployment: Any = SimpleNamespace(node=node, vocabulary=SimpleNamespace(streamed=head), session=1, epoch=1)
     nobody: Any = None
-    own = RunFigures(nobody, nobody, deployment, bare=0, began=0)._own_stats(verdict=False)
+    own = RunFigures(nobody, nobody, deployment, bare=0, began=0)._own_stats(with_steady=False)
     assert (own.streamed_bytes, own.disk_s, own.steady) == (1000 + head.read_bytes, seconds, None)
 
 

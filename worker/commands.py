@@ -18,7 +18,7 @@ from tpi.text import plain
 if TYPE_CHECKING:
     from worker.service.compute import Check
     from worker.service.daemon import WorkerOptions
-    from worker.service.member import Build
+    from worker.service.served import Build
 
 
 @click.command()

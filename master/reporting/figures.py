@@ -18,7 +18,7 @@ from tpi.net.messages import Stats
 from tpi.pack.reader import Pack
 from tpi.progress import phase
 from tpi.trace import TRACE_SPANS, Trace
-from worker.service.member import totals
+from worker.service.served import totals
 
 
 class RunFigures:

@@ -19,13 +19,13 @@ from tpi.trace import NoTrace
 from worker.node.loop import BlockLoop
 from worker.node.pages import PageTables
 from worker.plan.residence import Residence
-from worker.service.member import Figures
+from worker.service.served import Figures
 
 F32 = npt.NDArray[np.float32]
 
 
 class Node:
-    """Runs steps as the master sends them. `worker.service.member.Member` is what the daemon knows of it."""
+    """Runs steps as the master sends them. `worker.service.served.ServedNode` is what the daemon knows of it."""
 
     def __init__(self, loop: BlockLoop, residence: Residence, resources: ExitStack) -> None:
         """`resources` are given back when the node is closed."""
@@ -115,7 +115,7 @@ class Node:
         )
 
     def steady(self) -> Steady | None:
-        """The verdict on this node's placement from what was measured; None if nothing is streamed. See `Member`."""
+        """The verdict on this node's placement from what was measured; None if nothing is streamed."""
         window, planned, kinds = self.window, self.budget.placement, self._residence.kinds
         if not window.placement.streamed_bytes or not self.loop.clock.steps:
             return None

@@ -22,7 +22,7 @@ from tpi.text import SENTENCE_CHARACTERS, plain
 from tpi.trace import OFF, NoTrace
 from worker.plan.checks import check_step
 from worker.profile import reset_peak
-from worker.service.member import Build, Figures, Member, totals
+from worker.service.served import Build, Figures, ServedNode, totals
 from worker.shards.cache import ShardCache
 from worker.shards.draft import PartialImage
 from worker.shards.fetch import Fetcher
@@ -45,7 +45,7 @@ class CancelledError(TpiError):
 
 
 class Compute:
-    """One thread, its queue, and the member that it runs. Attributes are read by the I/O thread."""
+    """One thread, its queue, and the node that it runs. Attributes are read by the I/O thread."""
 
     def __init__(
         self, cache: ShardCache, fetcher: Fetcher, endpoints: Endpoints, build: Build, post: Post, check: Check
@@ -65,7 +65,7 @@ class Compute:
         self._hidden = self._longest = 0  # of the running plan's steps: values, tokens
         self._queued = self._taken = 0  # tokens of steps, counted by the I/O thread and by this one
         self._jobs: SimpleQueue[Job] = SimpleQueue()
-        self._member: Member | None = None
+        self._node: ServedNode | None = None
         self._running = IDLE
         self._ready: Plan | None = None
         self._ticks = 0
@@ -75,14 +75,14 @@ class Compute:
     @property
     def progress(self) -> int:
         """Grows whenever the thread gets anything done."""
-        member = self._member
-        return self._ticks + (member.progress if member else 0)
+        node = self._node
+        return self._ticks + (node.progress if node else 0)
 
     @property
     def trace(self) -> NoTrace:
         """The spans of the running plan; may be read while a step runs."""
-        member = self._member
-        return member.trace if member else OFF
+        node = self._node
+        return node.trace if node else OFF
 
     def start(self) -> None:
         """Start the thread."""
@@ -173,12 +173,12 @@ class Compute:
         self._check_plan(assign)
         blocks, fetched = self._blocks(assign)
         self._check()
-        self._member = member = self._build(assign, blocks, self._endpoints, lambda done, total: self._check(done))
-        self._hidden, self._longest = assign.config.hidden, member.prefill_tokens
+        self._node = node = self._build(assign, blocks, self._endpoints, lambda done, total: self._check(done))
+        self._hidden, self._longest = assign.config.hidden, node.prefill_tokens
         self._ready = self._running
-        figures = member.figures()
+        figures = node.figures()
         sizes = (figures.weight_bytes, figures.resident_bytes, fetched)
-        self._post(Ready(*self._running, member.pages, member.prefill_tokens, *sizes))
+        self._post(Ready(*self._running, node.pages, node.prefill_tokens, *sizes))
 
     def _blocks(self, assign: Assign) -> tuple[Sequence[HeldBlock], int]:
         plans = image_plans(assign)
@@ -202,16 +202,16 @@ class Compute:
         return self._fetcher.fetch(self.master, missing, drafts, finish, self._check)
 
     def _run(self, step: Step) -> None:
-        if self._member is None or self._ready != self._running:
+        if self._node is None or self._ready != self._running:
             return  # the plan failed, and the master knows
         self.phase, self.step = "compute", step.step
-        self._member.run(step)
+        self._node.run(step)
 
     def _stats(self, with_steady: bool) -> Stats:
-        member = self._member
-        if member is None:
+        node = self._node
+        if node is None:
             return totals(*self._running, Figures(), None, self.dropped)
-        return totals(*self._running, member.figures(), member.steady() if with_steady else None, self.dropped)
+        return totals(*self._running, node.figures(), node.steady() if with_steady else None, self.dropped)
 
     def _check(self, done: int = 0) -> None:
         """Called while loading; `done` counts blocks or bytes. Ends the job if its plan is over."""
@@ -233,12 +233,12 @@ class Compute:
         self._post(Failure(*plan, plain(node), plain(message, SENTENCE_CHARACTERS) or "unknown failure"))
 
     def _leave(self) -> None:
-        """Give the member's memory and connections back."""
-        member, self._member, self._ready = self._member, None, None
-        if member is not None:
-            self._ticks += member.progress
-            self._closed(member.close)
-            del member
+        """Give the node's memory and connections back."""
+        node, self._node, self._ready = self._node, None, None
+        if node is not None:
+            self._ticks += node.progress
+            self._closed(node.close)
+            del node
             return_memory()
         self._closed(self._cache.release)
         self._closed(partial(self._fetcher.tidy, self.master))

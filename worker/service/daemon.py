@@ -48,7 +48,7 @@ from worker.profile import limited, measure_machine
 from worker.service.compute import IDLE, Check, Compute
 from worker.service.gate import Gate
 from worker.service.lease import Lease
-from worker.service.member import Build
+from worker.service.served import Build
 from worker.service.spans import pack_spans
 from worker.shards.cache import ShardCache
 from worker.shards.fetch import Fetcher

@@ -18,7 +18,7 @@ from tpi.trace import Trace, clock
 from worker.commands import serve
 from worker.service import lease
 from worker.service.daemon import WorkerOptions
-from worker.service.member import Figures
+from worker.service.served import Figures
 from worker.shards.image import HeldBlock
 
 FAIL, HANG, BLAME, EXCHANGE, SWELL = 101.0, 102.0, 103.0, 104.0, 105.0

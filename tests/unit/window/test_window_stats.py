@@ -15,7 +15,7 @@ from scheduler.window.stats import SAMPLES, Meter, ReadClock, WindowStats
 from scheduler.window.window import MemoryWindow
 from tests.support.window_helpers import CountingDisk, make_blocks
 from tpi.devices.pages import PAGE, Bytes
-from worker.service.member import Figures
+from worker.service.served import Figures
 
 SIZES = [4 * PAGE] * 4
 

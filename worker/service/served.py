@@ -17,7 +17,7 @@ from worker.shards.image import HeldBlock
 
 @dataclass(frozen=True)
 class Figures:
-    """Totals since the member was built. Seconds, bytes, counts."""
+    """Totals since the node was built. Seconds, bytes, counts."""
 
     steps: int = 0
     tokens: int = 0
@@ -34,7 +34,7 @@ class Figures:
     dropped: int = 0
 
 
-class Member(Protocol):
+class ServedNode(Protocol):
     """A node's shard of one plan, ready to run steps."""
 
     @property
@@ -76,5 +76,5 @@ def totals(session: int, epoch: int, figures: Figures, steady: Steady | None, dr
     )  # fmt: skip
 
 
-Build = Callable[[Assign, Sequence[HeldBlock], Endpoints, Progress], Member]
-"""Makes a member of a plan. The blocks are those of `assign.blocks`, in that order; what it loads, it reports."""
+Build = Callable[[Assign, Sequence[HeldBlock], Endpoints, Progress], ServedNode]
+"""Makes a node of a plan. The blocks are those of `assign.blocks`, in that order; what it loads, it reports."""

@@ -16,8 +16,8 @@ from tpi.pack.reader import Bytes, Pack, PackBlock
 from tpi.progress import Progress, silent
 from tpi.text import SENTENCE_CHARACTERS, plain
 from worker.shards.cache import ShardCache
-from worker.shards.draft import PartialImage
 from worker.shards.image import HeldBlock, ImagePlan, Piece, image_plans
+from worker.shards.partial_image import PartialImage
 
 _WRONG = "a unit does not match its hash"
 
@@ -159,11 +159,11 @@ def own_blocks(pack: Pack, assign: Assign, cache: ShardCache, progress: Progress
     return [found[plan.id] for plan in plans]
 
 
-def _filled(draft: PartialImage, source: PackSource, cache: ShardCache) -> HeldBlock:
-    for need in list(draft.needs()):
-        if draft.accept(UnitData(need.block, need.run, need.first, need.last, source.read(need))):
+def _filled(partial: PartialImage, source: PackSource, cache: ShardCache) -> HeldBlock:
+    for need in list(partial.needs()):
+        if partial.accept(UnitData(need.block, need.run, need.first, need.last, source.read(need))):
             raise source.blocks[need.block].damaged(_WRONG)
-    return cache.finish(draft)
+    return cache.finish(partial)
 
 
 def _in_place(plan: ImagePlan, block: PackBlock, cache: ShardCache) -> HeldBlock | None:

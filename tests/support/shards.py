@@ -6,8 +6,8 @@ from tests.support.cluster_helpers import MadeUpModel
 from tpi.net.messages import Assign, PeerAddress
 from tpi.net.transfers import UnitData
 from worker.shards.cache import ShardCache
-from worker.shards.draft import PartialImage
 from worker.shards.image import HeldBlock, image_plans
+from worker.shards.partial_image import PartialImage
 
 PEERS = (PeerAddress(0, "master", ""), PeerAddress(1, "a", "tcp://h:1"), PeerAddress(2, "b", "tcp://h:2"))
 

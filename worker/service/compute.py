@@ -8,7 +8,6 @@ import logging
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from functools import partial
 from queue import Empty, SimpleQueue
 from threading import Thread
 
@@ -24,9 +23,9 @@ from worker.plan.checks import check_step
 from worker.profile import reset_peak
 from worker.service.served import Build, Figures, ServedNode, totals
 from worker.shards.cache import ShardCache
-from worker.shards.draft import PartialImage
 from worker.shards.fetch import Fetcher
 from worker.shards.image import HeldBlock, image_plans
+from worker.shards.partial_image import PartialImage
 
 Plan = tuple[int, int]  # session and epoch
 Job = Assign | Step | AskStats | Abort | None
@@ -183,23 +182,24 @@ class Compute:
     def _blocks(self, assign: Assign) -> tuple[Sequence[HeldBlock], int]:
         plans = image_plans(assign)
         found = self._cache.open(plans, lambda done, total: self._check(done), _title(assign))
-        drafts = [draft for draft in found.values() if isinstance(draft, PartialImage)]
+        partials = [partial for partial in found.values() if isinstance(partial, PartialImage)]
 
-        def finish(draft: PartialImage) -> None:
-            found[draft.plan.id] = self._cache.finish(draft)
+        def finish(partial: PartialImage) -> None:
+            found[partial.plan.id] = self._cache.finish(partial)
 
-        for draft in drafts:
-            if not draft.missing:
-                finish(draft)
-        lacking = [draft for draft in drafts if draft.missing]
+        for partial in partials:
+            if not partial.missing:
+                finish(partial)
+        lacking = [partial for partial in partials if partial.missing]
         fetched = self._fetch(lacking, finish) if lacking else 0
         self._cache.prune(plans)
         return [block for plan in plans if isinstance(block := found[plan.id], HeldBlock)], fetched
 
-    def _fetch(self, drafts: Sequence[PartialImage], finish: Callable[[PartialImage], None]) -> int:
-        units, nbytes = sum(len(draft.missing) for draft in drafts), sum(draft.missing_bytes for draft in drafts)
+    def _fetch(self, partials: Sequence[PartialImage], finish: Callable[[PartialImage], None]) -> int:
+        units = sum(len(partial.missing) for partial in partials)
+        nbytes = sum(partial.missing_bytes for partial in partials)
         missing = Missing(*self._running, units, nbytes)
-        return self._fetcher.fetch(self.master, missing, drafts, finish, self._check)
+        return self._fetcher.fetch(self.master, missing, partials, finish, self._check)
 
     def _run(self, step: Step) -> None:
         if self._node is None or self._ready != self._running:
@@ -241,7 +241,7 @@ class Compute:
             del node
             return_memory()
         self._closed(self._cache.release)
-        self._closed(partial(self._fetcher.tidy, self.master))
+        self._closed(lambda: self._fetcher.tidy(self.master))
 
     @staticmethod
     def _closed(close: Callable[[], None]) -> None:

@@ -5,9 +5,9 @@
     <root>/<block id>/<ranges>.used         touched when the image is used
     <root>/checked.json                     size, times and content of images that were checked before
 
-Several processes may share a root (`worker.shards.uses`). One of them keeps its drafts for resuming; the others use
-private names. Drafts that nobody fills go when the next plan is complete; what is over the limit goes least recently
-used.
+Several processes may share a root (`worker.shards.uses`). One of them keeps its partial images for resuming; the others
+use private names. Partial images that nobody fills go when the next plan is complete; what is over the limit goes least
+recently used.
 """
 
 import contextlib
@@ -22,8 +22,8 @@ from tpi.cachelimit import CacheLimit
 from tpi.errors import WeightsError
 from tpi.progress import Progress, silent
 from tpi.system.fulldisk import is_full, write_error
-from worker.shards.draft import PartialImage, bad_pieces, out_of_disk
 from worker.shards.image import HeldBlock, ImagePlan, Piece, stored_units
+from worker.shards.partial_image import PartialImage, bad_pieces, out_of_disk
 from worker.shards.stored import StoredImage, key_of, mark_used, remove_least_recent, stored_images
 from worker.shards.uses import Uses, changing
 
@@ -54,7 +54,7 @@ class ShardCache:
     def open(
         self, plans: Sequence[ImagePlan], progress: Progress = silent, model: str = ""
     ) -> dict[str, HeldBlock | PartialImage]:
-        """Every block of `plans` by id: complete, or a draft that holds what this node could find on its own disk.
+        """Every block of `plans` by id: complete, or partial with what this node has on its own disk.
 
         Nobody removes these until `release`, `close`, or the next `open`. `model` is its name, for people.
 
@@ -70,22 +70,22 @@ class ShardCache:
             for done, plan in enumerate(plans):
                 progress(done, total)
                 if plan.id not in found:
-                    found[plan.id] = self._complete(plan) or self._draft(plan)
+                    found[plan.id] = self._complete(plan) or self._partial(plan)
         self._save()
         return found
 
-    def finish(self, draft: PartialImage) -> HeldBlock:
-        """Make a draft that lacks nothing an image, durably, and forget images that it supersedes.
+    def finish(self, partial: PartialImage) -> HeldBlock:
+        """Make a partial image that lacks nothing an image, durably, and forget images that it supersedes.
 
         Raises:
             WeightsError: if the disk is full or failing.
         """
-        path = self._path(draft.plan)
-        draft.publish(path)
+        path = self._path(partial.plan)
+        partial.publish(path)
         self.made += 1
         mark_used(path, self._model)
-        self._remember(draft.plan, path)
-        return draft.plan.held(path)
+        self._remember(partial.plan, path)
+        return partial.plan.held(path)
 
     def sound(self, path: Path, pieces: Sequence[Piece], token: str) -> bool:
         """Whether the pieces of a file elsewhere match their hashes; remembered while the file is unchanged."""
@@ -98,15 +98,15 @@ class ShardCache:
         return True
 
     def prune(self, plans: Sequence[ImagePlan]) -> None:
-        """Once `plans` are complete: remove drafts that nobody fills, and images of these blocks with other ranges.
+        """Once `plans` are complete: remove partial images that nobody fills, and other ranges of these blocks.
 
         The latest of those stays, for going back to the last split. What others use stays too.
         """
         with self._usable(), changing(self.root):
             spare = self._spare(plans)
-            gone = [image for image in spare if image.draft]
+            gone = [image for image in spare if image.partial]
             for plan in plans:
-                others = [image for image in spare if not image.draft and image.path.parent.name == plan.id]
+                others = [image for image in spare if not image.partial and image.path.parent.name == plan.id]
                 gone += sorted(others, key=lambda image: image.last_used)[: -_KEEP_OTHERS or None]
             for image in gone:
                 image.remove()
@@ -125,28 +125,28 @@ class ShardCache:
         os.close(self._writer)
 
     def _complete(self, plan: ImagePlan) -> HeldBlock | None:
-        """The image of `plan` if it exists and is sound. One that is damaged becomes a draft again."""
+        """The image of `plan` if it exists and is sound. One that is damaged becomes a partial image again."""
         path = self._path(plan)
         stamp = _stamp(path, plan.token)
         if stamp is None:
             return None
         if self._checked.get(self._key(path)) != stamp:
             if bad_pieces(path, plan.pieces) or path.stat().st_size != plan.file_bytes:
-                path.rename(self._draft_path(plan))
+                path.rename(self._partial_path(plan))
                 return None
             self._remember(plan, path)
         mark_used(path, self._model)
         return plan.held(path)
 
-    def _draft(self, plan: ImagePlan) -> PartialImage:
-        path = self._draft_path(plan)
+    def _partial(self, plan: ImagePlan) -> PartialImage:
+        path = self._partial_path(plan)
         path.parent.mkdir(exist_ok=True)
-        draft = PartialImage(plan, path)
+        partial = PartialImage(plan, path)
         for sibling in self._siblings(plan):
-            if not draft.missing:
+            if not partial.missing:
                 break
-            draft.copy_from(sibling, stored_units(sibling))
-        return draft
+            partial.copy_from(sibling, stored_units(sibling))
+        return partial
 
     def _siblings(self, plan: ImagePlan) -> Iterator[Path]:
         return (self.root / plan.id).glob("*.shard")
@@ -154,7 +154,7 @@ class ShardCache:
     def _path(self, plan: ImagePlan) -> Path:
         return self.root / plan.id / plan.name
 
-    def _draft_path(self, plan: ImagePlan) -> Path:
+    def _partial_path(self, plan: ImagePlan) -> Path:
         return self._path(plan).with_suffix(self._suffix)
 
     def _key(self, path: Path) -> str:
@@ -170,9 +170,9 @@ class ShardCache:
             self._checked[self._key(path)] = stamp
 
     def _spare(self, plans: Sequence[ImagePlan]) -> list[StoredImage]:
-        """Images and drafts that neither `plans` nor other processes use; to be asked inside `changing`."""
+        """Images and partial images that neither `plans` nor other processes use; to be asked inside `changing`."""
         used = self._uses.others()
-        own = {path for plan in plans for path in (self._path(plan), self._draft_path(plan))}
+        own = {path for plan in plans for path in (self._path(plan), self._partial_path(plan))}
         return [image for image in stored_images(self.root, but=own) if image.key not in used]
 
     def _forget(self, gone: Iterable[StoredImage]) -> None:
@@ -190,7 +190,7 @@ class ShardCache:
     def _require_space(self, plans: Sequence[ImagePlan]) -> None:
         """Have room for the images that are missing, within the limit if others can go for it."""
         needed = _total(plan for plan in plans if not self._path(plan).exists())
-        needed -= sum(_allocated(self._draft_path(plan)) for plan in plans)
+        needed -= sum(_allocated(self._partial_path(plan)) for plan in plans)
         if needed <= 0 and (self._limit is None or self._limit.nbytes is None):
             return
         with changing(self.root):
@@ -216,14 +216,14 @@ class ShardCache:
         if self._checked == self._saved:
             return
         self._checked = {key: stamp for key, stamp in self._checked.items() if self._exists(key)}
-        draft = self.root / f"checked.{os.getpid()}.tmp"
+        temporary = self.root / f"checked.{os.getpid()}.tmp"
         try:
-            draft.write_text(json.dumps(self._checked))
-            draft.replace(self.root / "checked.json")
+            temporary.write_text(json.dumps(self._checked))
+            temporary.replace(self.root / "checked.json")
             self._saved = dict(self._checked)
         except OSError:  # what is not remembered is checked again
             with contextlib.suppress(OSError):
-                draft.unlink(missing_ok=True)
+                temporary.unlink(missing_ok=True)
 
 
 def _stamp(path: Path, token: str) -> list[int | str] | None:

@@ -8,7 +8,7 @@ from tpi.errors import WeightsError
 from tpi.net.fields import IN_FLIGHT_BYTES
 from tpi.net.sockets import Channel, UnreachableError
 from tpi.net.transfers import Missing, Need, Offer, Unavailable, UnitData
-from worker.shards.draft import PartialImage
+from worker.shards.partial_image import PartialImage
 
 _SLICE_S = 0.1  # how often a wait looks up
 _QUIET_S = 45.0  # without an answer before asking again; a slow link needs 8 s for one
@@ -27,16 +27,16 @@ class Fetcher:
         self._open: set[bytes] = set()
 
     def fetch(
-        self, master: bytes, announcement: Missing, drafts: Sequence[PartialImage], done: Done, watch: Watch
+        self, master: bytes, announcement: Missing, partials: Sequence[PartialImage], done: Done, watch: Watch
     ) -> int:
-        """Get everything that `drafts` lack; `done` is called with each that is complete. Returns bytes received.
+        """Get everything that `partials` lack; `done` is called with each that is complete. Returns bytes received.
 
         `watch` is called ten times a second or more with the bytes received, and may raise to give up.
 
         Raises:
             WeightsError: if the master cannot serve a block, or sends what does not match its hash again and again.
         """
-        transfer = Transfer(drafts, done)
+        transfer = Transfer(partials, done)
         announced = False
         self._drain(master, transfer)
         while not transfer.complete:
@@ -86,9 +86,9 @@ class Fetcher:
 class Transfer:
     """What one plan still lacks, and what of it is under way."""
 
-    def __init__(self, drafts: Sequence[PartialImage], done: Done) -> None:
+    def __init__(self, partials: Sequence[PartialImage], done: Done) -> None:
         self.received_bytes = 0
-        self._drafts = {draft.plan.block.id: draft for draft in drafts}
+        self._partials = {partial.plan.block.id: partial for partial in partials}
         self._done = done
         self._waiting: deque[Need] = deque()
         self._flying: dict[Need, int] = {}
@@ -109,13 +109,13 @@ class Transfer:
         """Forget what was asked for: it will not come."""
         self._heard = time.monotonic()
         self._flying.clear()
-        self._waiting = deque(need for draft in self._drafts.values() for need in draft.needs())
+        self._waiting = deque(need for partial in self._partials.values() for need in partial.needs())
 
     def next(self) -> Iterator[Need]:
         """What to ask for now."""
         while self._waiting:
             need = self._waiting[0]
-            size = self._drafts[need.block].size_of(need)
+            size = self._partials[need.block].size_of(need)
             full = sum(self._flying.values()) + size > IN_FLIGHT_BYTES or len(self._flying) >= _MOST_FLYING
             if self._flying and full:
                 return
@@ -126,19 +126,19 @@ class Transfer:
     def accept(self, units: UnitData) -> None:
         """Take an answer; one that nobody asked for, or that came before the connection broke, is dropped."""
         need = Need(units.block, units.run, units.first, units.last)
-        draft = self._drafts.get(units.block)
-        if draft is None or self._flying.pop(need, None) is None:
+        partial = self._partials.get(units.block)
+        if partial is None or self._flying.pop(need, None) is None:
             return
         self._heard = time.monotonic()
         self.received_bytes += len(units.data)
-        if draft.accept(units):
-            self._retry(draft, units)
-        if not draft.missing:
-            self._done(self._drafts.pop(units.block))
+        if partial.accept(units):
+            self._retry(partial, units)
+        if not partial.missing:
+            self._done(self._partials.pop(units.block))
 
-    def _retry(self, draft: PartialImage, units: UnitData) -> None:
-        identity = draft.plan.block.id
+    def _retry(self, partial: PartialImage, units: UnitData) -> None:
+        identity = partial.plan.block.id
         self._damaged[identity] = self._damaged.get(identity, 0) + 1
         if self._damaged[identity] >= _TRIES:
             raise WeightsError(f"block {identity.hex()[:12]} arrives damaged; check the model pack on the master")
-        self._waiting.extend(draft.needs(units))
+        self._waiting.extend(partial.needs(units))

@@ -1,4 +1,4 @@
-"""What a shard cache holds on its disk: images and drafts, their sizes, and when each was last used."""
+"""What a shard cache holds on its disk: images and partial images, their sizes, and when each was last used."""
 
 import os
 from collections.abc import Container, Iterable, Iterator
@@ -11,7 +11,7 @@ _STAMP = ".used"  # a file beside each image: touched when it is used, and says 
 
 @dataclass(frozen=True)
 class StoredImage:
-    """One file of a shard cache: an image, or a draft of one."""
+    """One file of a shard cache: an image, or a partial one."""
 
     path: Path
     nbytes: int  # that the file system has given it
@@ -20,25 +20,25 @@ class StoredImage:
 
     @property
     def key(self) -> str:
-        """`<block id>/<ranges>`, the same for an image and its drafts."""
+        """`<block id>/<ranges>`, the same for an image and a partial one."""
         return key_of(self.path)
 
     @property
-    def draft(self) -> bool:
+    def partial(self) -> bool:
         """Whether it is not complete."""
         return self.path.suffix == ".part"
 
     def remove(self) -> None:
         """Delete it, and what is left of its block if that was the last one."""
         self.path.unlink(missing_ok=True)
-        if not self.draft:
+        if not self.partial:
             self.path.with_suffix(_STAMP).unlink(missing_ok=True)
         with suppress(OSError):  # not empty
             self.path.parent.rmdir()
 
 
 def key_of(path: Path) -> str:
-    """`<block id>/<ranges>` of an image, or of a draft: `<ranges>.part`, or `<ranges>.<process>.part`."""
+    """`<block id>/<ranges>` of an image, or a partial one: `<ranges>.part`, or `<ranges>.<process>.part`."""
     name = path.name.removesuffix(".part").removesuffix(".shard")
     begin, _, process = name.rpartition(".")
     own = path.suffix == ".part" and process.isdecimal() and "-" in begin
@@ -46,7 +46,7 @@ def key_of(path: Path) -> str:
 
 
 def stored_images(root: Path, but: Container[Path] = ()) -> Iterator[StoredImage]:
-    """Every image and draft below `root` but those at some paths."""
+    """Every image and partial image below `root` but those at some paths."""
     for path in root.glob("*/*"):
         if path.suffix in (".shard", ".part") and path not in but:
             with suppress(OSError):  # somebody else removed it
@@ -64,9 +64,9 @@ def mark_used(path: Path, model: str) -> None:
 
 
 def remove_least_recent(images: Iterable[StoredImage], excess: int) -> list[StoredImage]:
-    """Remove drafts and then the images that were used least recently, until `excess` bytes are gone or all are."""
+    """Remove partial images and then the images that were used least recently, until `excess` bytes or all are gone."""
     gone: list[StoredImage] = []
-    for image in sorted(images, key=lambda image: (not image.draft, image.last_used)):
+    for image in sorted(images, key=lambda image: (not image.partial, image.last_used)):
         if excess <= 0:
             break
         image.remove()

@@ -23,7 +23,7 @@ from tpi.errors import WeightsError
 from tpi.pack.builder.build import open_source, pack_model
 from tpi.pack.library import hub, pull
 from tpi.pack.library.locate import open_model
-from worker.shards import draft
+from worker.shards import partial_image
 from worker.shards.cache import ShardCache
 from worker.shards.image import image_plans
 
@@ -139,10 +139,10 @@ def test_a_shard_cache_that_finds_no_room(late: bool, small: Path, monkeypatch: 
     opened.close()
 
 
-def test_a_limit_of_file_sizes_is_a_full_disk_and_leaves_no_draft(
+def test_a_limit_of_file_sizes_is_a_full_disk_and_leaves_no_partial_image(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(draft, "_reserve", lambda descriptor, size: None)
+    monkeypatch.setattr(partial_image, "_reserve", lambda descriptor, size: None)
     opened = ShardCache(tmp_path)
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (4096, before[1]))

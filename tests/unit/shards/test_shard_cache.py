@@ -12,11 +12,11 @@ from tests.support.shards import check, fill, plan_of
 from tpi.errors import WeightsError
 from tpi.net.fields import IN_FLIGHT_BYTES
 from tpi.net.transfers import UnitData
-from worker.shards import draft as draft_module
+from worker.shards import partial_image
 from worker.shards.cache import ShardCache, _stamp
-from worker.shards.draft import PartialImage
 from worker.shards.fetch import Transfer
 from worker.shards.image import image_plans
+from worker.shards.partial_image import PartialImage
 
 
 @pytest.fixture
@@ -116,7 +116,7 @@ def test_an_interrupted_transfer_goes_on_where_it_was(tmp_path: Path) -> None:
     for need in needs[:3]:
         first.accept(UnitData(need.block, need.run, need.first, need.last, model.read(need)))
     left = first.missing_bytes
-    opened.close()  # as after a kill: the draft was never closed
+    opened.close()  # as after a kill: the partial image was never closed
 
     opened = ShardCache(tmp_path)
     again = opened.open(image_plans(assign))[first.plan.id]
@@ -129,10 +129,10 @@ def test_an_interrupted_transfer_goes_on_where_it_was(tmp_path: Path) -> None:
 
 def test_no_more_than_four_mebibytes_are_under_way(cache: ShardCache) -> None:
     model = MadeUpModel(width=64, units=256)
-    drafts = [
+    partials = [
         block for block in cache.open(image_plans(plan_of(model, cut=128))).values() if isinstance(block, PartialImage)
     ]
-    transfer = Transfer(drafts, lambda draft: None)
+    transfer = Transfer(partials, lambda partial: None)
     asked = list(transfer.next())
     assert 0 < sum(len(model.read(need)) for need in asked) <= IN_FLIGHT_BYTES
     assert len(asked) > 1
@@ -142,9 +142,9 @@ def test_no_more_than_four_mebibytes_are_under_way(cache: ShardCache) -> None:
 
 def test_damaged_units_are_asked_for_again_and_then_given_up(cache: ShardCache) -> None:
     model = MadeUpModel()
-    drafts = [block for block in cache.open(image_plans(plan_of(model))).values() if isinstance(block, PartialImage)]
+    partials = [block for block in cache.open(image_plans(plan_of(model))).values() if isinstance(block, PartialImage)]
     done: list[PartialImage] = []
-    transfer = Transfer(drafts, done.append)
+    transfer = Transfer(partials, done.append)
     need, *others = list(transfer.next())
     data = bytearray(model.read(need))
     data[0] ^= 1
@@ -157,12 +157,12 @@ def test_damaged_units_are_asked_for_again_and_then_given_up(cache: ShardCache) 
         for other in batch:
             transfer.accept(UnitData(other.block, other.run, other.first, other.last, model.read(other)))
     assert [again for again in asked if (again.block, again.run, again.last) == (need.block, need.run, need.first + 1)]
-    assert sorted(map(id, done)) == sorted(map(id, drafts))
+    assert sorted(map(id, done)) == sorted(map(id, partials))
     assert transfer.complete
 
     model = MadeUpModel(seed=1)
-    drafts = [block for block in cache.open(image_plans(plan_of(model))).values() if isinstance(block, PartialImage)]
-    transfer = Transfer(drafts, done.append)
+    partials = [block for block in cache.open(image_plans(plan_of(model))).values() if isinstance(block, PartialImage)]
+    transfer = Transfer(partials, done.append)
     with pytest.raises(WeightsError, match="arrives damaged"):
         _answer_with_zeros(transfer, model)
 
@@ -192,17 +192,17 @@ def test_a_disk_that_fills_up_while_writing_leaves_nothing(
 ) -> None:
     model = MadeUpModel(layers=1)
     assign = plan_of(model)
-    draft = next(iter(cache.open(image_plans(assign)).values()))
-    assert isinstance(draft, PartialImage)
-    need = next(draft.needs())
+    partial = next(iter(cache.open(image_plans(assign)).values()))
+    assert isinstance(partial, PartialImage)
+    need = next(partial.needs())
 
     def full(descriptor: int, data: memoryview, offset: int) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    monkeypatch.setattr(draft_module, "_write_all", full)
+    monkeypatch.setattr(partial_image, "_write_all", full)
     with pytest.raises(WeightsError, match="disk full"):
-        draft.accept(UnitData(need.block, need.run, need.first, need.last, model.read(need)))
-    assert not draft.path.exists()
+        partial.accept(UnitData(need.block, need.run, need.first, need.last, model.read(need)))
+    assert not partial.path.exists()
 
 
 def test_too_little_room_is_said_before_anything_is_made(

@@ -1,4 +1,4 @@
-"""What a shard cache removes, and what it never does: abandoned drafts, what is over the limit, what others use."""
+"""What a shard cache removes, and what it never does: partial images left behind, what is over the limit or in use."""
 
 import json
 import os
@@ -18,8 +18,8 @@ from tests.support.shards import check, fill, plan_of
 from tpi.cachelimit import CacheLimit
 from tpi.errors import WeightsError
 from worker.shards.cache import ShardCache
-from worker.shards.draft import PartialImage
 from worker.shards.image import HeldBlock, image_plans
+from worker.shards.partial_image import PartialImage
 from worker.shards.stored import key_of, stored_images
 
 # Uses the images of a model with argv[2] units below the cut in the cache argv[1] until its stdin closes.
@@ -54,7 +54,7 @@ def user(root: Path, cut: int) -> Iterator["subprocess.Popen[str]"]:
         yield process
 
 
-def drafts(root: Path) -> set[str]:
+def partials(root: Path) -> set[str]:
     return {path.relative_to(root).as_posix() for path in root.rglob("*.part")}
 
 
@@ -66,28 +66,28 @@ def held_bytes(root: Path) -> int:
     return sum(image.nbytes for image in stored_images(root))
 
 
-def test_drafts_of_another_split_or_model_go_when_a_plan_is_complete(cache: ShardCache) -> None:
+def test_partial_images_of_another_split_or_model_go_when_a_plan_is_complete(cache: ShardCache) -> None:
     model = MadeUpModel()
     cache.open(image_plans(plan_of(model, cut=2)))
     cache.open(image_plans(plan_of(MadeUpModel(seed=1))))
-    assert len(drafts(cache.root)) > 4
+    assert len(partials(cache.root)) > 4
     assign = plan_of(model)
     check(model, assign, fill(cache, model, assign)[0])
-    assert drafts(cache.root) == set()
+    assert partials(cache.root) == set()
     assert sorted(path.name for path in cache.root.iterdir() if path.is_dir() and path.name != "uses") == sorted(
         block.hex() for block in model.ids
     )
 
 
-def test_drafts_of_a_killed_process_go_and_those_of_a_living_one_stay(cache: ShardCache) -> None:
+def test_partial_images_of_a_killed_process_go_and_those_of_a_living_one_stay(cache: ShardCache) -> None:
     model = MadeUpModel()
     with user(cache.root, cut=2) as process:
-        begun = drafts(cache.root)
+        begun = partials(cache.root)
         fill(cache, model, plan_of(model))
-        assert drafts(cache.root) == begun != set()
+        assert partials(cache.root) == begun != set()
         process.kill()
     fill(cache, model, plan_of(model))
-    assert drafts(cache.root) == set()
+    assert partials(cache.root) == set()
 
 
 def test_pruning_takes_nothing_from_a_process_that_opens_meanwhile(
@@ -142,7 +142,7 @@ def test_a_plan_beyond_the_limit_is_refused_before_anything_is_made(tmp_path: Pa
     opened = ShardCache(tmp_path, CacheLimit(4096))
     with pytest.raises(WeightsError, match=r"the shards of this plan take \d+ MiB of .*; raise --cache-limit there"):
         opened.open(image_plans(plan_of(MadeUpModel())))
-    assert drafts(tmp_path) == set()
+    assert partials(tmp_path) == set()
     opened.close()
 
 
@@ -173,7 +173,7 @@ def test_a_full_disk_lets_others_go_before_it_is_an_error(cache: ShardCache, mon
     assert images(cache.root, old) == 0
 
 
-def test_keys_of_images_and_of_their_drafts_are_the_same() -> None:
+def test_keys_of_images_and_of_their_partial_images_are_the_same() -> None:
     for name in ("query.0-4_kv.0-2", "neuron.3-7"):
         keys = {key_of(Path("root/ab") / f"{name}{end}") for end in (".shard", ".part", ".123.part")}
         assert keys == {f"ab/{name}"}

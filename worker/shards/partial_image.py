@@ -41,10 +41,10 @@ class PartialImage:
     """The image of `plan` while pieces are missing."""
 
     def __init__(self, plan: ImagePlan, path: Path) -> None:
-        """Take up the draft at `path`, or begin one with room for the whole image.
+        """Take up the partial image at `path`, or begin one with room for the whole image.
 
         Raises:
-            WeightsError: if the disk is full; no draft stays then.
+            WeightsError: if the disk is full; no partial image stays then.
         """
         self.plan = plan
         self.path = path
@@ -92,7 +92,7 @@ class PartialImage:
         """Write the units that match their hashes; returns how many of them were missing and did not match.
 
         Raises:
-            WeightsError: if the disk is full or failing; the draft is removed.
+            WeightsError: if the disk is full or failing; the partial image is removed.
         """
         pieces = [self.missing.get((units.run, unit)) for unit in range(units.first, units.last)]
         size = len(units.data) // max(1, len(pieces))

@@ -126,7 +126,7 @@ class Deployer:
         stack.callback(node.close)
         with phase("sending weights to the workers") as progress:
             ready = cluster.finish(progress)
-        if cache.made or any(remote.feeder and remote.feeder.stats.sent for remote in cluster.remotes):
+        if cache.made or any(worker.feeder and worker.feeder.stats.sent for worker in cluster.workers):
             self.make_room()
         chunk = min([node.prefill_tokens, *(one.prefill_tokens for one in ready)])
         return node, Capacity(self.context, chunk, min([node.pages, *(one.pages for one in ready)]))

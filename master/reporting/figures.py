@@ -68,7 +68,7 @@ class RunFigures:
 
     def describe(self) -> str:
         """The group in a few words."""
-        nodes, fields = 1 + len(self._cluster.remotes), self.fields()
+        nodes, fields = 1 + len(self._cluster.workers), self.fields()
         return (
             f"{nodes} node{'s' if nodes > 1 else ''}, {self._pack.format}, {fields['collective']} over {fields['wire']}"
         )

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from master.workers.cluster import Cluster
-from master.workers.remote import Remote
+from master.workers.remote import RemoteWorker
 from tpi.trace import NodeTrace, Page, Trace, clock_offset, unroll, write_chrome
 
 _READINGS = 8  # of each worker's clock; the one with the shortest round trip counts
@@ -20,18 +20,18 @@ def write_timeline(path: Path, own: Trace, master: str, cluster: Cluster, zero: 
         OSError: if the file cannot be written.
     """
     nodes = [NodeTrace(master, own.rows, dropped=own.dropped)]
-    nodes += [_node_trace(cluster, remote) for remote in cluster.remotes]
+    nodes += [_node_trace(cluster, worker) for worker in cluster.workers]
     write_chrome(path, nodes, zero)
     return {node.node: node.dropped for node in nodes if node.dropped}
 
 
-def _node_trace(cluster: Cluster, remote: Remote) -> NodeTrace:
+def _node_trace(cluster: Cluster, worker: RemoteWorker) -> NodeTrace:
     """A worker's spans, to be fetched while they are written."""
-    offset = clock_offset([cluster.read_clock(remote) for _ in range(_READINGS)])
-    dropped = cluster.spans(remote, count=0).dropped
+    offset = clock_offset([cluster.read_clock(worker) for _ in range(_READINGS)])
+    dropped = cluster.spans(worker, count=0).dropped
 
     def page(first: int) -> Page:
-        spans = cluster.spans(remote, first)
+        spans = cluster.spans(worker, first)
         return spans.names, spans.rows
 
-    return NodeTrace(remote.name, unroll(page), offset, dropped)
+    return NodeTrace(worker.name, unroll(page), offset, dropped)

@@ -16,7 +16,7 @@ import zmq
 from master.deployment.weights import UnitSource
 from master.workers.keeper import Keeper
 from master.workers.reach import ReachProbe, listen_example
-from master.workers.remote import Remote
+from master.workers.remote import RemoteWorker
 from tpi.errors import NodeError, NodeLost, TpiError
 from tpi.net.codec import encode
 from tpi.net.messages import Abort, AskSpans, AskStats, Assign, Hello, PeerAddress, Ready, Spans, Stats, Step
@@ -36,11 +36,11 @@ _SLICE_MS = 50
 
 
 class Cluster:
-    """Connections to all workers; rank r is `remotes[r - 1]`. A context manager: leaving it frees the workers."""
+    """Connections to all workers; rank r is `workers[r - 1]`. A context manager: leaving it frees the workers."""
 
-    def __init__(self, net: Net, remotes: list[Remote], session: int, name: str) -> None:
+    def __init__(self, net: Net, workers: list[RemoteWorker], session: int, name: str) -> None:
         self.net = net
-        self.remotes = remotes
+        self.workers = workers
         self.session = session
         self.epoch = 0
         self.name = name
@@ -60,7 +60,7 @@ class Cluster:
         cluster = cls(net, [], session, name)
         try:
             for link, address in enumerate(addresses):
-                cluster.remotes.append(Remote(net, address, session, link, name))
+                cluster.workers.append(RemoteWorker(net, address, session, link, name))
             cluster._meet(timeout_s)
             cluster._tell_apart()
             cluster._keeper.start()
@@ -72,11 +72,11 @@ class Cluster:
     @property
     def hellos(self) -> list[Hello]:
         """What every worker said of itself, rank 1 first."""
-        return [remote.hello for remote in self.remotes if remote.hello]
+        return [worker.hello for worker in self.workers if worker.hello]
 
     def peers(self, master: str = "master", address: str = "") -> tuple[PeerAddress, ...]:
         """All members in rank order, for `Assign.peers` and the collective; rank 0 is the master, under that name."""
-        workers = [PeerAddress(rank, r.name, r.collective_address) for rank, r in enumerate(self.remotes, 1)]
+        workers = [PeerAddress(rank, each.name, each.collective_address) for rank, each in enumerate(self.workers, 1)]
         return (PeerAddress(0, master, address), *workers)
 
     def assign(self, plans: Sequence[Assign], source: UnitSource, progress: Progress = silent) -> list[Ready]:
@@ -94,12 +94,12 @@ class Cluster:
             NodeLost: if a worker is gone.
         """
         with self._keeper.lock:
-            for remote, plan in zip(self.remotes, plans, strict=True):
+            for worker, plan in zip(self.workers, plans, strict=True):
                 self.epoch = plan.epoch
-                remote.expect(plan.epoch)
-                assert remote.feeder
-                remote.feeder.begin(plan, source)
-                remote.send(plan)
+                worker.expect(plan.epoch)
+                assert worker.feeder
+                worker.feeder.begin(plan, source)
+                worker.send(plan)
 
     def finish(self, progress: Progress = silent) -> list[Ready]:
         """Serve weights until all workers are ready. `progress` counts bytes of weights.
@@ -108,15 +108,15 @@ class Cluster:
             NodeError: if a worker fails, is lost, or gets nothing done for two minutes.
         """
         self._need()
-        for remote in self.remotes:
-            remote.heartbeats.advanced = since_boot()
-        while not all(remote.ready for remote in self.remotes):
+        for worker in self.workers:
+            worker.heartbeats.advanced = since_boot()
+        while not all(worker.ready for worker in self.workers):
             self._pump(_SLICE_MS)
             self._check_stalls(STALL_S)
-            feeds = [remote.feeder.stats for remote in self.remotes if remote.feeder]
+            feeds = [worker.feeder.stats for worker in self.workers if worker.feeder]
             if any(feed.missing for feed in feeds):
                 progress(sum(feed.sent for feed in feeds), sum(feed.missing for feed in feeds))
-        return [remote.ready for remote in self.remotes if remote.ready]
+        return [worker.ready for worker in self.workers if worker.ready]
 
     def step(self, step: Step) -> None:
         """Start a step on every worker.
@@ -124,15 +124,15 @@ class Cluster:
         Raises:
             NodeError: if a worker is lost, or failed since the last look.
         """
-        if not self.remotes:
+        if not self.workers:
             return  # nobody to write to
         with self._keeper.lock:
             self._need()
             self.poll()
             frames = encode(step)
             with deferred():  # once, and not for every worker
-                for remote in self.remotes:
-                    remote.send_frames(frames)
+                for worker in self.workers:
+                    worker.send_frames(frames)
 
     def poll(self) -> None:
         """Take in what has arrived; returns at once.
@@ -145,8 +145,8 @@ class Cluster:
                 raise self._keeper.problem
             self._take_in()
             now = since_boot()
-            for remote in self.remotes:
-                remote.judge(now)
+            for worker in self.workers:
+                worker.judge(now)
 
     def watch(self, rank: int) -> bool:
         """For `allreduce.base.Endpoints.watch`: whether the worker of `rank` got anything done since the last call.
@@ -155,9 +155,9 @@ class Cluster:
             NodeError: as `poll`, for any worker.
         """
         self.poll()
-        if not 1 <= rank <= len(self.remotes):
+        if not 1 <= rank <= len(self.workers):
             return False
-        progress, self._watched[rank] = self._watched.get(rank), self.remotes[rank - 1].heartbeats.progress
+        progress, self._watched[rank] = self._watched.get(rank), self.workers[rank - 1].heartbeats.progress
         return progress is not None and progress != self._watched[rank]
 
     def stats(self, with_steady: bool = False) -> list[Stats]:
@@ -166,35 +166,35 @@ class Cluster:
         Raises:
             NodeError: if a worker is lost, or does not answer.
         """
-        self._ask(AskStats(self.session, self.epoch, with_steady), *self.remotes)
-        self._wait(lambda: all(remote.stats for remote in self.remotes), STATS_S, self._no_stats)
-        return [remote.stats for remote in self.remotes if remote.stats]
+        self._ask(AskStats(self.session, self.epoch, with_steady), *self.workers)
+        self._wait(lambda: all(worker.stats for worker in self.workers), STATS_S, self._no_stats)
+        return [worker.stats for worker in self.workers if worker.stats]
 
-    def spans(self, remote: Remote, first: int = 0, count: int = PAGE_SPANS) -> Spans:
+    def spans(self, worker: RemoteWorker, first: int = 0, count: int = PAGE_SPANS) -> Spans:
         """A worker's clock, and at most `count` of its spans from number `first` on. Errors as `stats`."""
-        self._ask(AskSpans(self.session, self.epoch, first, count), remote)
-        self._wait(lambda: remote.spans is not None, STATS_S, lambda: remote.lost("it does not answer with its spans"))
-        assert remote.spans
-        return remote.spans
+        self._ask(AskSpans(self.session, self.epoch, first, count), worker)
+        self._wait(lambda: worker.spans is not None, STATS_S, lambda: worker.lost("it does not answer with its spans"))
+        assert worker.spans
+        return worker.spans
 
-    def read_clock(self, remote: Remote) -> tuple[int, int, int]:
+    def read_clock(self, worker: RemoteWorker) -> tuple[int, int, int]:
         """Our clock when asking, a worker's clock, and ours when it had answered: `tpi.trace.clock` nanoseconds."""
         asked = clock()
-        theirs = self.spans(remote, count=0).clock
+        theirs = self.spans(worker, count=0).clock
         return asked, theirs, clock()
 
     def abort(self) -> None:
         """Give up the current plan; the workers that still live wait for the next one."""
-        for remote in self.remotes:
+        for worker in self.workers:
             with self._keeper.lock, suppress(NodeError):
-                remote.send(Abort(self.session, self.epoch))
+                worker.send(Abort(self.session, self.epoch))
 
     def close(self) -> None:
         """Leave: the workers become idle, and keep their shards."""
         self._keeper.stop()
-        for remote in self.remotes:
-            remote.close(_LINGER_MS)
-        self.remotes = []
+        for worker in self.workers:
+            worker.close(_LINGER_MS)
+        self.workers = []
         self.net.close()
 
     def __enter__(self) -> "Cluster":
@@ -206,27 +206,27 @@ class Cluster:
     def _need(self) -> None:
         """From now on the workers' silence counts."""
         now = since_boot()
-        for remote in self.remotes:
-            remote.heartbeats.ask(now)
+        for worker in self.workers:
+            worker.heartbeats.ask(now)
 
     def _take_in(self) -> None:
-        """Errors wait in the remotes."""
-        for remote in self.remotes:
-            remote.serve()
+        """Errors wait in the `RemoteWorker`s."""
+        for worker in self.workers:
+            worker.serve()
 
-    def _ask(self, question: AskStats | AskSpans, *remotes: Remote) -> None:
+    def _ask(self, question: AskStats | AskSpans, *workers: RemoteWorker) -> None:
         with self._keeper.lock:
             self._need()
-            for remote in remotes:
-                remote.stats = remote.spans = None
-                remote.send(question)
+            for worker in workers:
+                worker.stats = worker.spans = None
+                worker.send(question)
 
     def _pump(self, milliseconds: int) -> None:
         """Wait for anything to arrive, then take it in."""
         with self._keeper.lock:
             poller = zmq.Poller()
-            for remote in self.remotes:
-                for one in remote.sockets:
+            for worker in self.workers:
+                for one in worker.sockets:
                     poller.register(one, zmq.POLLIN)
             poller.poll(milliseconds)
             self.poll()
@@ -239,9 +239,9 @@ class Cluster:
             self._pump(_SLICE_MS)
 
     def _check_stalls(self, seconds: float) -> None:
-        for remote in self.remotes:
-            if not remote.ready and since_boot() - remote.heartbeats.advanced > seconds:
-                raise remote.lost(f"it has got nothing done for {seconds:.0f} s while loading its shard")
+        for worker in self.workers:
+            if not worker.ready and since_boot() - worker.heartbeats.advanced > seconds:
+                raise worker.lost(f"it has got nothing done for {seconds:.0f} s while loading its shard")
 
     def _meet(self, seconds: float) -> None:
         """Wait until all workers have answered, and ask what is in the way of those to whom there is no connection."""
@@ -249,13 +249,13 @@ class Cluster:
         awake = Awake()
 
         def met() -> bool:
-            for remote in self.remotes if awake() > _PROBE_AFTER_S else ():
-                if not remote.connected and remote.address not in probes:
-                    probes[remote.address] = ReachProbe(*split_address(remote.address))
+            for worker in self.workers if awake() > _PROBE_AFTER_S else ():
+                if not worker.connected and worker.address not in probes:
+                    probes[worker.address] = ReachProbe(*split_address(worker.address))
             for address, probe in probes.items():
                 if probe.found:
                     raise NodeLost(address, probe.found)
-            return all(remote.hello for remote in self.remotes)
+            return all(worker.hello for worker in self.workers)
 
         try:
             self._wait(met, seconds, self._nobody)
@@ -264,22 +264,22 @@ class Cluster:
                 probe.close()
 
     def _nobody(self) -> NodeLost:
-        remote = next(remote for remote in self.remotes if not remote.hello)
-        found = "something that is no tpi worker answers" if remote.connected else "no worker answers"
+        worker = next(worker for worker in self.workers if not worker.hello)
+        found = "something that is no tpi worker answers" if worker.connected else "no worker answers"
         return NodeLost(
-            remote.address,
-            f"{found} at {remote.address}; start one on that machine with: {listen_example(remote.address)} "
+            worker.address,
+            f"{found} at {worker.address}; start one on that machine with: {listen_example(worker.address)} "
             "(without --listen it takes calls from its own machine only)",
         )
 
     def _no_stats(self) -> NodeLost:
-        remote = next(remote for remote in self.remotes if not remote.stats)
-        return remote.lost("it does not answer with its figures")
+        worker = next(worker for worker in self.workers if not worker.stats)
+        return worker.lost("it does not answer with its figures")
 
     def _tell_apart(self) -> None:
         """Give workers of equal names their addresses beside it."""
-        counts = Counter(remote.name for remote in self.remotes)
-        for remote in self.remotes:
-            if counts[remote.name] > 1:
-                beside = f" ({remote.address})"
-                remote.name = remote.name[: NAME_CHARACTERS - len(beside)] + beside
+        counts = Counter(worker.name for worker in self.workers)
+        for worker in self.workers:
+            if counts[worker.name] > 1:
+                beside = f" ({worker.address})"
+                worker.name = worker.name[: NAME_CHARACTERS - len(beside)] + beside

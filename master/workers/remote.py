@@ -20,7 +20,7 @@ _ALIVE_SLOW_S = 5.0  # to one that does not seem to read them
 _MOST_CHANGES = 64  # of a connection, taken in at once
 
 
-class Remote:
+class RemoteWorker:
     """The connection to one worker. All methods belong to one thread at a time; none waits."""
 
     def __init__(self, net: Net, address: str, session: int, link: int, master: str) -> None:

@@ -161,7 +161,7 @@ def test_a_hung_computation_shows_in_its_progress(workers: tuple[Pids, list[str]
     model = MadeUpModel()
     with Cluster.connect(workers[1]) as cluster:
         cluster.assign(model.split(cluster.session, 1, cluster.peers())[1:], model)
-        heartbeats = cluster.remotes[0].heartbeats
+        heartbeats = cluster.workers[0].heartbeats
         cluster.step(step(cluster.session, 1, 0, HANG))
         started = time.monotonic()
         while time.monotonic() - started < 1:
@@ -279,7 +279,7 @@ def test_a_weights_connection_that_breaks_starts_again(workers: tuple[Pids, list
 
         def read(self, need: Need) -> memoryview:
             self.reads += 1
-            feeder = self.cluster.remotes[0].feeder
+            feeder = self.cluster.workers[0].feeder
             if self.reads == 6 and feeder:
                 where = feeder.channel.socket.getsockopt_string(zmq.LAST_ENDPOINT)
                 feeder.channel.socket.disconnect(where)

@@ -86,7 +86,7 @@ def test_an_idle_master_hears_its_workers(tmp_path: Path) -> None:
     model = MadeUpModel()
     with fake_worker(tmp_path / "a") as (_, address), Cluster.connect([address]) as cluster:
         cluster.assign(model.split(cluster.session, 1, cluster.peers(), 8)[1:], model)
-        told_of = cluster.remotes[0].heartbeats
+        told_of = cluster.workers[0].heartbeats
         seen = told_of.seen
         until(lambda: told_of.seen > seen + 1)  # nobody calls the cluster
         cluster.step(step(cluster.session, 1, 0))
@@ -97,8 +97,8 @@ def test_weights_travel_while_the_master_does_something_else(tmp_path: Path) -> 
     model = MadeUpModel()
     with fake_worker(tmp_path / "a") as (_, address), Cluster.connect([address]) as cluster:
         cluster.begin(model.split(cluster.session, 1, cluster.peers(), 8)[1:], model)
-        until(lambda: cluster.remotes[0].ready is not None)
-        ready, feeder = cluster.remotes[0].ready, cluster.remotes[0].feeder
+        until(lambda: cluster.workers[0].ready is not None)
+        ready, feeder = cluster.workers[0].ready, cluster.workers[0].feeder
         assert ready is not None
         assert feeder is not None
         assert feeder.stats.sent == ready.fetched_bytes > 0
@@ -119,7 +119,7 @@ def test_what_ended_while_the_master_was_idle_is_said_when_it_matters(tmp_path: 
     with fake_worker(tmp_path / "a") as (process, address), Cluster.connect([address]) as cluster:
         cluster.assign(model.split(cluster.session, 1, cluster.peers(), 8)[1:], model)
         process.kill()
-        until(lambda: not cluster.remotes[0].connected)
+        until(lambda: not cluster.workers[0].connected)
         with pytest.raises(NodeLost, match="it closed the connection"):
             cluster.step(step(cluster.session, 1, 0))
 

@@ -104,7 +104,7 @@ def test_a_workers_name_and_sentences_reach_no_terminal_as_commands() -> None:
 
     model = MadeUpModel()
     with hostile(fails, name=NASTY) as worker, Cluster.connect([worker.address]) as cluster:
-        assert cluster.remotes[0].name == plain(NASTY)
+        assert cluster.workers[0].name == plain(NASTY)
         with pytest.raises(NodeError) as caught:
             cluster.assign(model.split(cluster.session, 1, cluster.peers(), 8)[1:], model)
     assert str(caught.value).isprintable()

@@ -58,12 +58,12 @@ def test_a_worker_gives_its_spans_also_while_it_waits_in_a_step(tmp_path: Path) 
             cluster.step(step(cluster.session, 1, number))
         assert cluster.stats()[0].steps == FAKE_SPANS + 2
         cluster.step(step(cluster.session, 1, FAKE_SPANS + 2, EXCHANGE))
-        while cluster.spans(cluster.remotes[0], count=0).dropped < 3:
+        while cluster.spans(cluster.workers[0], count=0).dropped < 3:
             pass  # until the step has begun; it never ends
         own = Trace()
         own.add("compute", "head", clock(), clock())
         assert write_timeline(tmp_path / "trace.json", own, "master", cluster, began) == {"a": 3}
-        page = cluster.spans(cluster.remotes[0], 1, 1)
+        page = cluster.spans(cluster.workers[0], 1, 1)
         assert [page.names[row[1]] for row in page.rows.tolist()] == ["step 1"]
     worker = [(1, "compute", f"step {number}") for number in range(FAKE_SPANS)]
     assert spans(tmp_path / "trace.json") == [(0, "compute", "head"), *worker]

@@ -22,8 +22,8 @@ from tpi.config import default_cache
 from tpi.families.huggingface.reader import from_huggingface
 from tpi.pack.builder import tokens
 from tpi.pack.builder.build import Opened, pack_model
-from tpi.pack.sources.base import Bytes, SourceTensor
-from tpi.pack.sources.elements import Element
+from tpi.sources.base import Bytes, SourceTensor
+from tpi.sources.elements import Element
 
 SHAPE: dict[str, object] = LLAMA_1B | {
     "hidden_size": 8192,
@@ -58,7 +58,7 @@ class RandomSource:
         }
 
     def read(self, tensor: SourceTensor, rows: tuple[int, int], columns: tuple[int, int]) -> Bytes:
-        """See `tpi.pack.sources.base.Source.read`."""
+        """See `tpi.sources.base.Source.read`."""
         element, count = tensor.element, rows[1] - rows[0]
         groups = (columns[1] - columns[0]) // element.group
         if element is _F32:

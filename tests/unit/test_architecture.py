@@ -19,6 +19,8 @@ ALLOWED = {
     "testbed": {"tpi", "allreduce", "scheduler", "worker", "master", "testbed"},
 }
 
+WITHIN_TPI = ("system", "sources", "families", "pack", "kernels", "devices", "net")  # each may import those before it
+
 
 def imported_rooms(path: Path) -> set[str]:
     """Top-level packages of this project that a file imports, anywhere in it."""
@@ -38,6 +40,19 @@ def test_imports_point_down(room: str) -> None:
     assert files
     back = {str(path): found for path in files if (found := imported_rooms(path) - ALLOWED[room])}
     assert not back
+
+
+@pytest.mark.parametrize("room", WITHIN_TPI)
+def test_imports_point_down_within_tpi(room: str) -> None:
+    below = {*WITHIN_TPI[: WITHIN_TPI.index(room) + 1]}
+    found = {
+        str(file): node.module
+        for file in (ROOT / "tpi" / room).rglob("*.py")
+        for node in ast.walk(ast.parse(file.read_text()))
+        if isinstance(node, ast.ImportFrom) and (part := f"{node.module}.".split(".")[1]) in WITHIN_TPI
+        if part not in below
+    }
+    assert not found
 
 
 def test_the_direction_test_sees_an_arrow_that_points_back(tmp_path: Path) -> None:

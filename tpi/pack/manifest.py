@@ -12,7 +12,7 @@ from tpi.errors import ModelError
 from tpi.families.checks import check_config
 from tpi.pack.blockfile import BlockShape
 from tpi.pack.layout import BlockKind
-from tpi.pack.sources.files import parse_json
+from tpi.sources.files import parse_json
 
 MANIFEST = "manifest.json"
 PACK_VERSION = 2

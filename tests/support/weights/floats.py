@@ -13,15 +13,15 @@ import numpy as np
 import numpy.typing as npt
 
 from tpi.pack.builder.build import Opened, open_source
-from tpi.pack.sources.base import Bytes, Source, SourceTensor
-from tpi.pack.sources.elements import Element, decode
+from tpi.sources.base import Bytes, Source, SourceTensor
+from tpi.sources.elements import Element, decode
 
 F32 = npt.NDArray[np.float32]
 Order = npt.NDArray[np.intp]
 
 
 class ArraySource:
-    """A `tpi.pack.sources.base.Source` of float32 arrays in memory."""
+    """A `tpi.sources.base.Source` of float32 arrays in memory."""
 
     def __init__(self, label: str, arrays: Mapping[str, F32]) -> None:
         self.label = label

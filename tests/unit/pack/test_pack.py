@@ -21,7 +21,7 @@ from tpi.kernels import open_kernels
 from tpi.pack.builder import plan, writer
 from tpi.pack.builder.build import open_source, pack_model
 from tpi.pack.reader import Pack, PackBlock
-from tpi.pack.sources import base
+from tpi.sources import base
 
 F32 = npt.NDArray[np.float32]
 Models: TypeAlias = Callable[[str], TinyModel]

@@ -20,10 +20,10 @@ from tests.support.models import TinyModel
 from tpi.errors import ModelError
 from tpi.pack.builder.build import open_source
 from tpi.pack.library.locate import locate
-from tpi.pack.sources.base import read_vector
-from tpi.pack.sources.elements import decode
-from tpi.pack.sources.gguf import open_gguf
-from tpi.pack.sources.safetensors import open_safetensors, read_header
+from tpi.sources.base import read_vector
+from tpi.sources.elements import decode
+from tpi.sources.gguf import open_gguf
+from tpi.sources.safetensors import open_safetensors, read_header
 
 
 def header(**tensors: Any) -> bytes:

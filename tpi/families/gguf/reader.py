@@ -9,8 +9,8 @@ from tpi.families.checks import check_config
 from tpi.families.gguf.keys import Keys
 from tpi.families.gguf.rope import from_metadata
 from tpi.families.table import FAMILIES
-from tpi.pack.sources.base import find
-from tpi.pack.sources.gguf import GgufSource
+from tpi.sources.base import find
+from tpi.sources.gguf import GgufSource
 
 
 def from_gguf(source: GgufSource) -> Model:

@@ -8,7 +8,7 @@ import numpy as np
 from tpi.errors import ModelError
 from tpi.families import rope
 from tpi.families.base import Fields, number, whole
-from tpi.pack.sources.base import Source, read_vector
+from tpi.sources.base import Source, read_vector
 
 _TYPES = ("none", "linear", "yarn", "longrope")
 FREQS, SHORT, LONG = "rope_freqs.weight", "rope_factors_short.weight", "rope_factors_long.weight"

@@ -17,11 +17,11 @@ from tpi.pack.builder.writer import BlockWriter
 from tpi.pack.library.store import build, drafting, sync_directory, write_synced
 from tpi.pack.manifest import MANIFEST, Manifest
 from tpi.pack.reader import is_pack
-from tpi.pack.sources.base import Source
-from tpi.pack.sources.files import read_json
-from tpi.pack.sources.gguf import open_gguf
-from tpi.pack.sources.safetensors import open_safetensors
 from tpi.progress import Phase, phase
+from tpi.sources.base import Source
+from tpi.sources.files import read_json
+from tpi.sources.gguf import open_gguf
+from tpi.sources.safetensors import open_safetensors
 
 _SPARE = 64 << 20  # bytes of disk that stay free
 Room = Callable[[int], None]

@@ -11,7 +11,7 @@ from fnmatch import fnmatchcase
 
 from tpi.errors import ModelError
 from tpi.families.base import Model, Ref
-from tpi.pack.sources.base import Source, SourceTensor
+from tpi.sources.base import Source, SourceTensor
 
 _NAMED = 3  # tensors that a refusal names
 

@@ -10,7 +10,7 @@ from typing import Any
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
 
 from tpi.errors import ModelError
-from tpi.pack.sources.gguf import GgufSource
+from tpi.sources.gguf import GgufSource
 
 _UNKNOWN, _CONTROL, _USER_DEFINED = 2, 3, 4  # token types
 _SPACE = "\u2581"  # what SentencePiece writes for a space

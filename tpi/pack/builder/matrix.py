@@ -9,8 +9,8 @@ import numpy.typing as npt
 from tpi.errors import ModelError
 from tpi.families.base import Ref
 from tpi.pack.layout import Axis
-from tpi.pack.sources.base import Source, SourceTensor, find, read_vector
-from tpi.pack.sources.elements import Element, decode
+from tpi.sources.base import Source, SourceTensor, find, read_vector
+from tpi.sources.elements import Element, decode
 
 Bytes = npt.NDArray[np.uint8]
 F32 = npt.NDArray[np.float32]

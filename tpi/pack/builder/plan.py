@@ -21,8 +21,8 @@ from tpi.pack.layout import (
     kv_unit_heads,
     query_unit_heads,
 )
-from tpi.pack.sources.base import Source, find
 from tpi.partition import FFN_UNIT
+from tpi.sources.base import Source, find
 
 Dtype = Literal["auto", "f32", "bf16", "q8", "q4", "q4s"]
 DTYPES: tuple[Dtype, ...] = ("auto", "f32", "bf16", "q8", "q4", "q4s")

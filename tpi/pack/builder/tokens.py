@@ -9,8 +9,8 @@ from tokenizers import Tokenizer, processors
 from tpi.errors import ModelError
 from tpi.pack.builder.ggufvocab import convert
 from tpi.pack.library.store import write_synced
-from tpi.pack.sources.files import inside, read_json_if_there, read_text
-from tpi.pack.sources.gguf import GgufSource
+from tpi.sources.files import inside, read_json_if_there, read_text
+from tpi.sources.gguf import GgufSource
 
 TOKENIZER = "tokenizer.json"
 _MAX_BYTES = 64 << 20

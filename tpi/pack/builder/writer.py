@@ -20,8 +20,8 @@ from tpi.pack.builder.plan import BlockRecipe, RunRecipe
 from tpi.pack.builder.quantise import assemble, decode_part, encode_gguf_part, encode_part
 from tpi.pack.groups import group_factors
 from tpi.pack.layout import Part, RunLayout, is_quantised
-from tpi.pack.sources.base import Source
 from tpi.progress import Progress, silent
+from tpi.sources.base import Source
 
 Bytes = npt.NDArray[np.uint8]
 F32 = npt.NDArray[np.float32]

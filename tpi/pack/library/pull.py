@@ -13,8 +13,8 @@ from tempfile import gettempdir
 
 from tpi.errors import ModelError, WeightsError
 from tpi.pack.library.store import drafting
-from tpi.pack.sources.gguf import open_gguf
 from tpi.progress import Phase, Progress, phase
+from tpi.sources.gguf import open_gguf
 
 _CHUNK = 4 << 20
 

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from tpi.errors import ModelError
-from tpi.pack.sources.base import FileSource, SourceTensor
-from tpi.pack.sources.elements import GGML_TYPES, Element
+from tpi.sources.base import FileSource, SourceTensor
+from tpi.sources.elements import GGML_TYPES, Element
 
 _MAGIC = b"GGUF"
 _STRING, _ARRAY = 8, 9

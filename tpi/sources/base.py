@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tpi.errors import ModelError
-from tpi.pack.sources.elements import Element, decode
+from tpi.sources.elements import Element, decode
 
 Bytes = npt.NDArray[np.uint8]
 F32 = npt.NDArray[np.float32]

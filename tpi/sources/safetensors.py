@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from tpi.errors import ModelError
-from tpi.pack.sources.base import FileSource, SourceTensor
-from tpi.pack.sources.elements import Element
-from tpi.pack.sources.files import inside, parse_json, read_json
+from tpi.sources.base import FileSource, SourceTensor
+from tpi.sources.elements import Element
+from tpi.sources.files import inside, parse_json, read_json
 
 INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"

@@ -11,10 +11,9 @@ from dataclasses import dataclass
 
 from scheduler.model.placement import Placement, Speeds, place, place_window
 from scheduler.model.ring import neighbours
-from tpi.config import ModelConfig
 from tpi.devices.pages import PAGE, round_up
 from tpi.errors import PlanError
-from tpi.kernels.constants import PAGE_TOKENS, STREAM_TOKENS, slices
+from tpi.kernels.constants import PAGE_TOKENS
 from tpi.pack.layout import BlockKind
 
 LONGEST_CHUNK = 512  # tokens of a prefill step, where memory and context allow them
@@ -30,9 +29,9 @@ class Demand:
     """What one node must find room for. Bytes, but for `pages`."""
 
     blocks: tuple[int, ...]  # each block or tile, in order of use (`Extent.slot_bytes`)
-    page_bytes: int  # one page of this node's heads, all layers (`tpi.kv.block_bytes`)
-    pages: int  # asked for: the context, in blocks
-    token: int  # activations of one token of a step (`token_bytes`)
+    page_bytes: int  # one page of this node's heads, all layers (`tpi.kv.page_bytes`)
+    pages: int  # asked for: the context, in pages
+    token: int  # activations of one token of a step (`worker.plan.fit.token_bytes`)
     fixed: int = 0  # vectors, buffers that do not grow with a step
     head: int = 0  # the head's table; 0 on workers
     embedding: int = 0  # the embedding's table; 0 on workers, and where it is the head's
@@ -63,23 +62,6 @@ class Budget:
         """Bytes that the node will use above its bare process: the predicted peak (proposition 5)."""
         other = self.fixed + self.kv_bytes + self.chunk_bytes + self.head_bytes + self.embedding_bytes
         return other + self.placement.memory_bytes
-
-
-def token_bytes(config: ModelConfig, heads: int, kv_heads: int, neurons: int, passing: int = 0) -> int:
-    """Activations of one token of a step, for local head and neuron counts: an upper bound, in bytes.
-
-    Live at once, in float32: the first x, x, two partials, normed x, and `passing` arrays on their way between tiles
-    and nodes (hidden each; `worker.plan.fit`). The kernels keep buffers of both kinds of block: q, rotated q, chunks
-    and mixed values of a head, k, v, angles; products of gate and up. What is quantised on the way takes a third more.
-    """
-    hidden = config.hidden * (5 + passing)
-    attention = config.head_dim * (9 * heads // 2 + 2 * kv_heads + 1)
-    return 4 * (hidden + attention + 2 * neurons)
-
-
-def scratch_bytes(hidden: int, threads: int) -> int:
-    """Bytes of the slices in which the threads of a short step sum, for both kinds of block."""
-    return 2 * slices(threads) * STREAM_TOKENS * hidden * 4
 
 
 def plan_budget(
@@ -131,7 +113,7 @@ def sufficient_budget(need: Demand, weights: int, chunk: int = LONGEST_CHUNK) ->
 
 
 def affordable_pages(need: Demand, total: int, window: int = 0, retain: int = 0) -> int:
-    """pages that would fit into `total` bytes if the rest took as little as it can; 0 if not even that fits."""
+    """Pages that would fit into `total` bytes if the rest took as little as it can; 0 if not even that fits."""
     room = total - minimum_bytes(need, window, retain)
     return max(0, room // need.page_bytes) if need.page_bytes else need.pages
 

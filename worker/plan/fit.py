@@ -5,10 +5,12 @@ from dataclasses import dataclass
 
 from allreduce.algorithms.shared import board_bytes
 from allreduce.base import arrays_to_sum
-from scheduler.budget import PROCESS, Budget, Demand, plan_budget, scratch_bytes, token_bytes
+from scheduler.budget import PROCESS, Budget, Demand, plan_budget
 from scheduler.free import default_budget
 from scheduler.model.placement import Speeds
+from tpi.config import ModelConfig
 from tpi.errors import PlanError
+from tpi.kernels.memory import buffer_bytes, slice_bytes
 from tpi.kv import page_bytes
 from tpi.system.machine import usable_cores
 from tpi.trace import TRACE_BYTES
@@ -70,6 +72,15 @@ def need(node: NodePlan, tables: Tables | None = None, blocks: Sequence[int] | N
     )
 
 
+def token_bytes(config: ModelConfig, heads: int, kv_heads: int, neurons: int, passing: int = 0) -> int:
+    """Activations of one token of a step, for local head and neuron counts: an upper bound, in bytes.
+
+    Live at once beside the kernels' buffers, in float32, hidden each: the first x, x, two partials, normed x, and
+    `passing` arrays on their way between tiles and nodes.
+    """
+    return 4 * config.hidden * (5 + passing) + buffer_bytes(config, heads, kv_heads, neurons)
+
+
 def _passing(node: NodePlan) -> int:
     """Arrays as long as x that pass on: a sum's, the frames in which x travels, and a tile's to the next.
 
@@ -87,5 +98,5 @@ def _fixed(node: NodePlan) -> int:
     trace = TRACE_BYTES if node.options.trace else 0
     compared = node.options.verify_weights
     hashes = sum(len(run.hashes) for block in node.blocks for run in block.runs) if compared else 0
-    scratch = scratch_bytes(node.config.hidden, node.options.threads or usable_cores())
+    scratch = slice_bytes(node.config.hidden, node.options.threads or usable_cores())
     return PROCESS + scratch + vectors + board + trace + hashes

@@ -15,12 +15,12 @@ from scheduler.budget import (
     minimum_bytes,
     plan_budget,
     sufficient_budget,
-    token_bytes,
 )
 from scheduler.free import _group_limits, default_budget
 from tests.support.weights.configs import tiny_config
 from tpi.devices.pages import PAGE
 from tpi.errors import PlanError
+from worker.plan.fit import token_bytes
 
 MIB = 1 << 20
 DEMAND = Demand(

@@ -9,10 +9,10 @@ import pytest
 
 from master.deployment.deploy import Deployer
 from master.options import RunOptions
-from scheduler.budget import scratch_bytes
 from tests.support.cluster_helpers import HIDDEN, MadeUpModel
 from tpi.devices.host import open_host
 from tpi.errors import PlanError
+from tpi.kernels.memory import slice_bytes
 from tpi.net.messages import Assign, NodeOptions, PeerAddress, Profile
 from worker import profile
 from worker.plan.fit import fit, need
@@ -64,7 +64,7 @@ def test_the_master_plans_with_the_workers_threads_and_memory(monkeypatch: pytes
     monkeypatch.setattr("worker.plan.fit.default_budget", lambda: 1 << 40)
     plans = [replace(plan, options=OPTIONS) for plan in MadeUpModel().split(1, 1, PEERS, cut=8)]
     two, many = (need(node_plan(replace(plans[1], options=replace(OPTIONS, threads=count)))).fixed for count in (2, 64))
-    assert many - two == scratch_bytes(HIDDEN, 64) - scratch_bytes(HIDDEN, 2) > 0
+    assert many - two == slice_bytes(HIDDEN, 64) - slice_bytes(HIDDEN, 2) > 0
     enough = next(size for size in range(two, many, 4096) if fits(plans[1], size))
     checked(plans, laptop(free=enough))
     for found in (laptop(free=enough - 4096), laptop(threads=64, free=enough), laptop(free=0)):

@@ -1,0 +1,19 @@
+"""What the kernels keep in memory beside weights and pages: upper bounds, for the memory budget."""
+
+from tpi.config import ModelConfig
+from tpi.kernels.constants import STREAM_TOKENS, slices
+
+
+def buffer_bytes(config: ModelConfig, heads: int, kv_heads: int, neurons: int) -> int:
+    """Bytes of buffers for one token of a step, for local head and neuron counts, of both kinds of block together.
+
+    In float32: q, rotated q, chunks and mixed values of a head, k, v, angles; products of gate and up. What is
+    quantised on the way takes a third more.
+    """
+    attention = config.head_dim * (9 * heads // 2 + 2 * kv_heads + 1)
+    return 4 * (attention + 2 * neurons)
+
+
+def slice_bytes(hidden: int, threads: int) -> int:
+    """Bytes of the slices in which the threads of a short step sum, for both kinds of block."""
+    return 2 * slices(threads) * STREAM_TOKENS * hidden * 4

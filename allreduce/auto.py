@@ -42,7 +42,7 @@ class Auto(Group):
         return self.choice.name_for(values) if self.choice else self.name
 
     def tune(self, work: Work = idle, measure_local: bool = False) -> Choice:
-        """Measure and choose, unless that is done. All members call it together, at the latest with their first sum.
+        """Measure and choose, unless that is done. All nodes call it together, at the latest with their first sum.
 
         Links within one machine are measured only if `measure_local`.
         """
@@ -80,7 +80,7 @@ class Auto(Group):
         self.transport.begin(step)
 
     def close(self) -> None:
-        """Close the connections that this member made."""
+        """Close the connections that this node made."""
         self.transport.close()
 
     def _unmeasured(self) -> Choice:
@@ -103,7 +103,7 @@ class Auto(Group):
         return replace(choice, links_age_s=max((one.age_s for one in known.values()), default=0.0) if trusted else 0.0)
 
     def _remembered(self, known: dict[cache.Pair, cache.Known]) -> bool:
-        """Whether the choice rests on links that may be doubted, as the master has it: on every member."""
+        """Whether the choice rests on links that may be doubted, as the master has it: on every node."""
         doubtful = [pair for pair, one in known.items() if not one.confirmed]
         return bool(share(self.transport, np.array([len(doubtful)], np.float32))[0])
 

@@ -39,7 +39,7 @@ def idle(parts: int) -> None:
 
 @dataclass(frozen=True)
 class Peer:
-    """A member of the group. Rank 0, the master, binds nothing: its `address` is that of shared memory, or empty."""
+    """A node of the group. Rank 0, the master, binds nothing: its `address` is that of shared memory, or empty."""
 
     rank: int
     name: str  # under which the user knows the node; errors show it
@@ -48,7 +48,7 @@ class Peer:
 
 @dataclass(frozen=True)
 class GroupSpec:
-    """Everything that the members of a group agree on, and which of them this node is.
+    """Everything that the nodes of a group agree on, and which of them this node is.
 
     `session` (64 bits, random, one per master run) and `epoch` (one per plan) fence the group: frames that carry others
     are dropped. A wait fails after `timeout_s` without progress of the node waited for.
@@ -57,7 +57,7 @@ class GroupSpec:
     rank: int
     session: int
     epoch: int
-    peers: tuple[Peer, ...]  # all members in rank order, this node included
+    peers: tuple[Peer, ...]  # all nodes in rank order, this node included
     wire: str = "f32"
     timeout_s: float = 10.0
     spin_us: int = 0  # how long a wait polls before it sleeps; 0 where nodes have no cores of their own
@@ -102,7 +102,7 @@ class GroupStats:
 
 
 class Group(ABC):
-    """One member's handle on a group. Every member calls the same methods in the same order with equal shapes.
+    """One node's handle on a group. Every node calls the same methods in the same order with equal shapes.
 
     Sums take C-contiguous `[tokens, hidden]` float32 and raise NodeLost, naming the node, when a peer does not answer
     within its deadline. A group that has raised is of no further use but to be closed.
@@ -119,7 +119,7 @@ class Group(ABC):
         self._flying = deque[Flight]()
 
     def allreduce(self, partial: F32) -> F32:
-        """The sum of all members' `partial`, on every member; valid until the next sum is finished."""
+        """The sum of all nodes' `partial`, on every node; valid until the next sum is finished."""
         return self._run(partial, self._allreduce)
 
     def reduce(self, partial: F32) -> F32 | None:
@@ -145,7 +145,7 @@ class Group(ABC):
         self._stats.seconds += perf_counter() - started
 
     def finish(self) -> F32 | None:
-        """The oldest sum that was started; None if it is not for this member. Valid until the next is finished."""
+        """The oldest sum that was started; None if it is not for this node. Valid until the next is finished."""
         started = perf_counter()
         flight = self._flying.popleft()
         if (total := flight.resume()) is None:  # it waits for what takes as long to come as what the others wait for
@@ -164,7 +164,7 @@ class Group(ABC):
 
     @property
     def overlaps(self) -> bool:
-        """Whether a sum travels while its members compute: then it pays to have another one under way."""
+        """Whether a sum travels while its nodes compute: then it pays to have another one under way."""
         return False
 
     @property
@@ -173,7 +173,7 @@ class Group(ABC):
         return False
 
     def tune(self, work: Work = idle) -> object:
-        """Decide what is to be decided by measuring, before the first sum; every member calls it. Mostly nothing.
+        """Decide what is to be decided by measuring, before the first sum; every node calls it. Mostly nothing.
 
         `work` is done between the sums that are timed, as it will be between those that count.
         """
@@ -200,8 +200,8 @@ class Group(ABC):
     def close(self) -> None:
         """Release what the group opened. May be called twice.
 
-        Only when all members are done, as they are when the master has the result of a reduce: what is still on its way
-        to a slow member may be lost.
+        Only when all nodes are done, as they are when the master has the result of a reduce: what is still on its way
+        to a slow node may be lost.
         """
 
     def _run(self, partial: F32, algorithm: Callable[[F32], Exchange]) -> F32:
@@ -223,7 +223,7 @@ class Group(ABC):
 
     @abstractmethod
     def _allreduce(self, values: F32) -> Exchange:
-        """The sum of all members' `values`, an array of their shape or a 1-D one."""
+        """The sum of all nodes' `values`, an array of their shape or a 1-D one."""
 
     @abstractmethod
     def _reduce(self, values: F32) -> Exchange:

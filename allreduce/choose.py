@@ -67,7 +67,7 @@ class Choice:
 def choose(
     groups: dict[str, Networked], links: LinkTable, decode_values: int, prefill_values: int, work: Work
 ) -> Choice:
-    """Decide for all members. Every member calls it; the master's clock counts, and its decision is shared.
+    """Decide for all nodes. Every node calls it; the master's clock counts, and its decision is shared.
 
     `work` is what a node computes between two sums of prefill: some algorithms leave it more of its cores than others.
     Where it would keep people waiting for the start, sums are timed without it.
@@ -99,10 +99,10 @@ def contradicts(predicted: Times, measured: Times) -> bool:
 def _time_columns(
     groups: dict[str, Networked], predicted: dict[str, list[float]], sizes: Sequence[int], work: Work
 ) -> F32:
-    """This member's times, `[algorithms, sizes]`, of the algorithms that are likely for a size; 0 for the others."""
+    """This node's times, `[algorithms, sizes]`, of the algorithms that are likely for a size; 0 for the others."""
     names = list(groups)
     pause = _seconds_of(work, groups[names[0]])
-    if not 0 <= pause <= _WORK_S:  # or no number: a member's claim
+    if not 0 <= pause <= _WORK_S:  # or no number: a node's claim
         work, pause = idle, 0.0
     times = np.zeros((len(names), len(sizes)), np.float32)
     columns = zip(sizes, (_row, _row, _row_of_halves), (idle, work, work), strict=True)
@@ -130,7 +130,7 @@ def _time(
 ) -> dict[str, float]:
     """Seconds of a real sum of `values` by each of the `likely` algorithms; all should take about `once` together.
 
-    They are timed in rows of one algorithm, the first of a row not counted: a member may be done before the others, and
+    They are timed in rows of one algorithm, the first of a row not counted: a node may be done before the others, and
     then waits for them in the next sum. The rows take turns, and each algorithm's quickest counts, since what else the
     machines do only ever adds.
     """
@@ -141,7 +141,7 @@ def _time(
 
 
 def _seconds_of(work: Work, group: Networked) -> float:
-    """Seconds that all of `work` takes the slowest member, by a part of it; the same on every member."""
+    """Seconds that all of `work` takes the slowest node, by a part of it; the same on every node."""
     seconds = np.zeros(group.size, np.float32)
     work(_PROBE)  # the first brings up caches
     started = perf_counter()

@@ -1,4 +1,4 @@
-"""How a vector is cut into one chunk per member, for the algorithms in which each member sums a part."""
+"""How a vector is cut into one chunk per node, for the algorithms in which each node sums a part."""
 
 from tpi.net.wire import GROUP
 

@@ -1,4 +1,4 @@
-"""How long a member is waited for."""
+"""How long a node is waited for."""
 
 from allreduce.base import GroupSpec, Watch
 from tpi.errors import NodeLost
@@ -6,7 +6,7 @@ from tpi.system.clocks import PAUSE_S, since_boot
 
 
 class Patience:
-    """Of one member, with all others. Times are `since_boot` seconds, less those in which this process stood still."""
+    """Of one node, with all others. Times are `since_boot` seconds, less those in which this process stood still."""
 
     def __init__(self, spec: GroupSpec, watch: Watch | None) -> None:
         self._spec = spec

@@ -1,4 +1,4 @@
-"""Sums under way: what a member has started, and goes on with when it needs the result.
+"""Sums under way: what a node has started, and goes on with when it needs the result.
 
 An algorithm is a generator that yields wherever it would wait for others, so that its caller computes meanwhile.
 """

@@ -18,7 +18,7 @@ _ROUND_TRIPS = 25  # or as many of the slowest round trips
 _PINGS = 8
 _MESSAGES = 64  # of one pair, at most
 _PROBE_VALUES = (1 << 12, 1 << 14, 1 << 16, 1 << 18)  # 16 KiB to 1 MiB
-BELIEVED = ((1e-9, 1.0), (1e4, 1e13))  # latency in seconds and bytes per second that a member may claim
+BELIEVED = ((1e-9, 1.0), (1e4, 1e13))  # latency in seconds and bytes per second that a node may claim
 _ENOUGH_S = 0.02  # a probe that takes so long tells the bandwidth
 
 
@@ -35,13 +35,13 @@ def rounds(size: int) -> list[list[tuple[int, int]]]:
 
 
 def measure_links(transport: Transport, known: dict[tuple[int, int], Link]) -> LinkTable:
-    """The links between all members. Every member calls it; `known` (on the master) says what need not be measured.
+    """The links between all nodes. Every node calls it; `known` (on the master) says what need not be measured.
 
     Takes at most max(2 s, 25 of the slowest round trips), one probe of the slowest link not counted.
     """
     spec = transport.spec
     wanted = share(transport, _mask(spec.size, known)).reshape(spec.size, spec.size)
-    found = np.zeros((spec.size, 2), np.float32)  # latency and bandwidth of this member's links to higher ranks
+    found = np.zeros((spec.size, 2), np.float32)  # latency and bandwidth of this node's links to higher ranks
     turns = rounds(spec.size)
     number = transport.box.reserve(len(turns) * _MESSAGES)
     for turn, pairs in enumerate(turns):
@@ -56,7 +56,7 @@ def measure_links(transport: Transport, known: dict[tuple[int, int], Link]) -> L
 
 
 def share(transport: Transport, values: F32) -> F32:
-    """The master's 1-D `values`, on every member."""
+    """The master's 1-D `values`, on every node."""
     number = transport.box.reserve(1)
     if transport.spec.rank == 0:
         transport.box.send(range(1, transport.spec.size), number, values, EXACT.code)
@@ -67,7 +67,7 @@ def share(transport: Transport, values: F32) -> F32:
 
 
 def believed(claims: F32) -> F32:
-    """Latencies and bandwidths `[..., 2]` that members say they measured, as numbers that can be counted with."""
+    """Latencies and bandwidths `[..., 2]` that nodes say they measured, as numbers that can be counted with."""
     return np.clip(np.nan_to_num(claims, nan=0.0), *(np.array(bound, np.float32) for bound in BELIEVED))
 
 
@@ -130,7 +130,7 @@ class _Pair:
 
 
 def _assemble(transport: Transport, found: F32, known: dict[tuple[int, int], Link]) -> LinkTable:
-    """Everyone's results, put together by the master and shared, so that all members hold the same table."""
+    """Everyone's results, put together by the master and shared, so that all nodes hold the same table."""
     size, number = transport.spec.size, transport.box.reserve(1)
     table = np.zeros((size, size, 2), np.float32)
     if transport.spec.rank == 0:

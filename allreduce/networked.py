@@ -12,7 +12,7 @@ from tpi.net.wire import wire_format
 
 
 class Networked(Group):
-    """A group whose members exchange messages through a `Transport`, which several groups of one node may share.
+    """A group whose nodes exchange messages through a `Transport`, which several groups of one node may share.
 
     Algorithms use its mailbox directly, as `box`: between two blocks a few Python calls are felt.
     """
@@ -21,7 +21,7 @@ class Networked(Group):
         super().__init__(spec)
         self.code = wire_format(spec.wire).code
         self._totals = deque([np.empty(0, np.float32)] * IN_FLIGHT)
-        # in turns, so that not everyone sends to the same member first
+        # in turns, so that not everyone sends to the same node first
         self.others = tuple((spec.rank + step) % spec.size for step in range(1, spec.size))
         self.transport = transport or Transport(spec, endpoints)
         self.transport.connect(self.reach())
@@ -29,7 +29,7 @@ class Networked(Group):
 
     @abstractmethod
     def reach(self) -> set[int]:
-        """Ranks that this member exchanges messages with."""
+        """Ranks that this node exchanges messages with."""
 
     @property
     def overlaps(self) -> bool:
@@ -45,7 +45,7 @@ class Networked(Group):
         self.transport.begin(step)
 
     def close(self) -> None:
-        """Close the connections that this member made."""
+        """Close the connections that this node made."""
         self.transport.close()
 
     def _buffer(self, values: F32) -> F32:

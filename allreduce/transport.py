@@ -1,7 +1,7 @@
-"""One member's ZeroMQ connections to the others, and the mailbox through which its messages pass.
+"""One node's ZeroMQ connections to the others, and the mailbox through which its messages pass.
 
-A pair of members shares one connection: the lower rank's DEALER connects to the higher rank's ROUTER. Messages of one
-step are numbered in the order in which the algorithm, the same on every member, uses them; a receiver asks for one by
+A pair of nodes shares one connection: the lower rank's DEALER connects to the higher rank's ROUTER. Messages of one
+step are numbered in the order in which the algorithm, the same on every node, uses them; a receiver asks for one by
 sender and number. All that is done per message is `allreduce._mailbox`'s, in C++. No algorithm here.
 """
 
@@ -17,12 +17,12 @@ from tpi.net.sockets import COLLECTIVE, Socket, split_address
 
 SEGMENT_VALUES = 1 << 16  # in one frame; longer messages travel as several, so that a slow link shows progress
 _SLICE_MS = 100  # how long one attempt to receive may take
-_LINGER_MS = 500  # what a closing member may still have to deliver
+_LINGER_MS = 500  # what a closing node may still have to deliver
 _STEP_MASK = 0xFFFFFFFF
 
 
 def identity(spec: GroupSpec, rank: int) -> bytes:
-    """Routing id of a member, which it chooses when it connects: the bound side knows who may speak without asking."""
+    """Routing id of a node, which it chooses when it connects: the bound side knows who may speak without asking."""
     return b"T" + spec.session.to_bytes(8, "little") + spec.epoch.to_bytes(4, "little") + rank.to_bytes(2, "little")
 
 
@@ -83,7 +83,7 @@ class Transport:
         return stats
 
     def close(self) -> None:
-        """Close what this member connected. What is on its way is delivered, in the background, unless one was lost."""
+        """Close what this node connected. What is on its way is delivered, in the background, unless one was lost."""
         self.box.close()
         for dealer in self._dealers.values():
             dealer.close(0 if self.box.failed else _LINGER_MS)

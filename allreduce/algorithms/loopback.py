@@ -11,7 +11,7 @@ from tpi.errors import NodeLost, PlanError
 
 
 class Board:
-    """Where the members of an in-process group lay their partials; shared by all of them through `Endpoints.board`."""
+    """Where the nodes of an in-process group lay their partials; shared by all of them through `Endpoints.board`."""
 
     def __init__(self, size: int) -> None:
         self.size = size
@@ -20,13 +20,13 @@ class Board:
         self._taken: dict[tuple[int, int], int] = {}
 
     def lay(self, rank: int, key: tuple[int, int], values: F32) -> None:
-        """Lay a copy of this member's partial of exchange `key`."""
+        """Lay a copy of this node's partial of exchange `key`."""
         with self._changed:
             self._laid.setdefault(key, {})[rank] = values.copy()
             self._changed.notify_all()
 
     def collect(self, spec: GroupSpec, key: tuple[int, int]) -> list[F32]:
-        """All members' partials of exchange `key` in rank order. Raises NodeLost if one is missing at the deadline."""
+        """All nodes' partials of exchange `key` in rank order. Raises NodeLost if one is missing at the deadline."""
         deadline = monotonic() + spec.timeout_s
         with self._changed:
             laid = self._laid[key]
@@ -37,7 +37,7 @@ class Board:
             return [laid[rank] for rank in range(self.size)]
 
     def leave(self, key: tuple[int, int]) -> None:
-        """Say that this member is done with exchange `key`; after the last one it is forgotten."""
+        """Say that this node is done with exchange `key`; after the last one it is forgotten."""
         with self._changed:
             self._taken[key] = self._taken.get(key, 0) + 1
             if self._taken[key] == self.size:

@@ -1,6 +1,6 @@
-"""Mesh (one-shot): every member sends its partial to every other, and each sums all of them in rank order.
+"""Mesh (one-shot): every node sends its partial to every other, and each sums all of them in rank order.
 
-One one-way latency, half of a star's; every link carries n - 1 payloads each way. All members add the same decoded
+One one-way latency, half of a star's; every link carries n - 1 payloads each way. All nodes add the same decoded
 numbers in the same order, their own included, so they hold the same bits in every wire format.
 """
 

@@ -2,7 +2,7 @@
 
 2 (n - 1) one-way latencies and 2 (n - 1) / n payloads on every link each way (Patarasuk and Yuan, 2009). A node talks
 to two others only; over links with latency it is the slowest (TPI-LLM, A.1). Partial sums travel in the group's wire
-format, the chunk sums in f32. All members hold the same sum, but it is not added in rank order.
+format, the chunk sums in f32. All nodes hold the same sum, but it is not added in rank order.
 """
 
 import numpy as np
@@ -21,7 +21,7 @@ class RingGroup(Networked):
 
     @property
     def overlaps(self) -> bool:
-        """See `Group.overlaps`: what a member passes on depends on what it receives: it travels step by step."""
+        """See `Group.overlaps`: what a node passes on depends on what it receives: it travels step by step."""
         return False
 
     def reach(self) -> set[int]:

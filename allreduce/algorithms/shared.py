@@ -1,6 +1,6 @@
 """Shared memory: the collective of nodes on one machine, as `--local` starts them. No socket, no copy by the kernel.
 
-Every member lays its partial on a board that all have mapped, and adds up all of them in rank order, in f32: all hold
+Every node lays its partial on a board that all have mapped, and adds up all of them in rank order, in f32: all hold
 the same bits. The board has no name in any file system (memfd): whatever ends its processes, nothing of it is left.
 """
 
@@ -29,17 +29,17 @@ def available() -> bool:
 
 
 def board_bytes(size: int) -> int:
-    """Bytes of the board of `size` members, which each of them counts as its own."""
+    """Bytes of the board of `size` nodes, which each of them counts as its own."""
     from allreduce._shared import Board
 
     return Board.bytes(size, _VALUES)
 
 
 class BoardMemory:
-    """The memory of a group's board, made by the master; a context manager. Members that have it open keep it."""
+    """The memory of a group's board, made by the master; a context manager. Nodes that have it open keep it."""
 
     def __init__(self, size: int) -> None:
-        """For `size` members."""
+        """For `size` nodes."""
         from allreduce._shared import Board
 
         self._file = os.memfd_create(_NAME, os.MFD_CLOEXEC)
@@ -47,7 +47,7 @@ class BoardMemory:
 
     @property
     def address(self) -> str:
-        """Where members find it: the address of rank 0 in `GroupSpec.peers`."""
+        """Where nodes find it: the address of rank 0 in `GroupSpec.peers`."""
         return f"{_PREFIX}{os.getpid()}:{self._file}"
 
     def __enter__(self) -> "BoardMemory":

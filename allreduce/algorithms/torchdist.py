@@ -44,7 +44,7 @@ class TorchDistributed(Group):
         """Gloo fences nothing."""
 
     def close(self) -> None:
-        """Close Gloo's connections and this member's own."""
+        """Close Gloo's connections and this node's own."""
         self._group = None
         self._transport.close()
 

@@ -1,7 +1,7 @@
 """Tree: sums travel up a binary tree of ranks to the master, and the total travels down again.
 
 About 2 log2(n) one-way latencies; no link carries more than 3 payloads each way. Partial sums travel in the group's
-wire format, the total in f32. All members hold the same sum, but it is not added in rank order.
+wire format, the total in f32. All nodes hold the same sum, but it is not added in rank order.
 """
 
 import numpy as np
@@ -19,7 +19,7 @@ class Tree(Networked):
 
     @property
     def overlaps(self) -> bool:
-        """See `Group.overlaps`: what a member passes on depends on what it receives: it travels step by step."""
+        """See `Group.overlaps`: what a node passes on depends on what it receives: it travels step by step."""
         return False
 
     def reach(self) -> set[int]:
@@ -46,7 +46,7 @@ class Tree(Networked):
         return self._up(values, self.box.reserve(1))
 
     def _up(self, values: F32, number: int) -> Exchange:
-        """Sum this member's subtree and send the sum to the parent; on the master it is the total."""
+        """Sum this node's subtree and send the sum to the parent; on the master it is the total."""
         if not self._children:
             self.box.send(self._parent, number, values, self.code)
         yield

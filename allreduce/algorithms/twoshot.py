@@ -1,9 +1,9 @@
-"""Two-shot: a direct reduce-scatter (member r sums chunk r of all), then a direct all-gather of the chunk sums.
+"""Two-shot: a direct reduce-scatter (node r sums chunk r of all), then a direct all-gather of the chunk sums.
 
 Two one-way latencies as a star, but every link carries only 2 (n - 1) / n payloads each way: the least of all
 algorithms, for large payloads. These travel in waves: while one part of the chunks is summed and sent on, the next is
 still on its way. In f32 the bits are those of a star. In a quantised wire format the chunk sums are encoded once more
-to travel back, and every member, the one that summed the chunk included, uses what it decodes to.
+to travel back, and every node, the one that summed the chunk included, uses what it decodes to.
 """
 
 from collections.abc import Container
@@ -14,7 +14,7 @@ from allreduce.chunks import chunks
 from allreduce.flight import Exchange
 from allreduce.networked import Networked
 
-Waves = list[tuple[slice, ...]]  # for each wave, every member's part of its chunk
+Waves = list[tuple[slice, ...]]  # for each wave, every node's part of its chunk
 
 _WAVE_VALUES = 1 << 13  # in a message at least: more waves of smaller ones cost more than they hide
 _MOST_WAVES = 2
@@ -37,7 +37,7 @@ class TwoShot(Networked):
         return self._sum(values, (0,)) if values.size >= _DIRECT_VALUES else self._reduce_to_master(values)
 
     def _sum(self, values: F32, takers: Container[int]) -> Exchange:
-        """The sum of everyone's `values` on the members `takers`."""
+        """The sum of everyone's `values` on the nodes `takers`."""
         values = values.reshape(-1)
         waves = _waves(values.size, self.size)
         number = self.box.reserve(2 * len(waves))
@@ -57,7 +57,7 @@ class TwoShot(Networked):
         return total
 
     def _scatter(self, values: F32, waves: Waves, number: int) -> None:
-        """Send each member its chunk of `values`."""
+        """Send each node its chunk of `values`."""
         parts = [(rank, number + index, values[wave[rank]]) for index, wave in enumerate(waves) for rank in self.others]
         self.box.send_all([((rank,), turn, part) for rank, turn, part in parts if part.size], self.code)
 
@@ -70,7 +70,7 @@ class TwoShot(Networked):
 
 
 def _waves(count: int, size: int) -> Waves:
-    """Every member's chunk of `count` values, in as many parts as there are waves."""
+    """Every node's chunk of `count` values, in as many parts as there are waves."""
     whole = chunks(count, size)
     number = min(_MOST_WAVES, max(1, whole[0].stop // _WAVE_VALUES))
     return list(zip(*(_parts(chunk, number) for chunk in whole), strict=True))

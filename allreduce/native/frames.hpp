@@ -1,4 +1,4 @@
-// Frames to and from the other members of a group, over the ZeroMQ sockets that pyzmq made. A frame that belongs to the
+// Frames to and from the other nodes of a group, over the ZeroMQ sockets that pyzmq made. A frame that belongs to the
 // exchange under way, or to one that follows, waits in a stash until it is asked for; anything else is dropped and counted.
 #pragma once
 
@@ -23,7 +23,7 @@ public:
     Frames& operator=(const Frames&) = delete;
 
     uint32_t rank() const { return rank_; }
-    uint32_t members() const { return static_cast<uint32_t>(lines_.size()); }
+    uint32_t nodes() const { return static_cast<uint32_t>(lines_.size()); }
     size_t dropped() const { return dropped_; }
 
     // Frames of `rank` pass through `socket`, which is not closed while this is used. A ROUTER, which several ranks
@@ -95,7 +95,7 @@ public:
         return std::nullopt;
     }
 
-    // Take in what has come already, without waiting: so that no two members block each other.
+    // Take in what has come already, without waiting: so that no two nodes block each other.
     void drain() {
         for (const Line& line : lines_)
             while (line.socket) {
@@ -116,7 +116,7 @@ public:
 private:
     using Clock = std::chrono::steady_clock;
 
-    static constexpr size_t kStash = 4096;  // frames of all members together; none is further ahead than two exchanges
+    static constexpr size_t kStash = 4096;  // frames of all nodes together; none is further ahead than two exchanges
     static constexpr double kSlice = 0.1;   // seconds of one attempt to receive
     static constexpr int kStranger = -1;
 
@@ -154,7 +154,7 @@ private:
             }
             frame.receive(line.socket, 0);
         }
-        if (frame.more()) {  // no member sends more: take the rest off the socket
+        if (frame.more()) {  // no node sends more: take the rest off the socket
             while (frame.more()) frame.receive(line.socket, 0);
             frame = Frame(zmq_);
         }

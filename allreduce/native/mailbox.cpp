@@ -1,5 +1,5 @@
-// The Python module allreduce._mailbox: messages of float32 values to and from the other members of a group, numbered in
-// the order in which the algorithm, the same on every member, uses them. A node handles a few hundred of them per token,
+// The Python module allreduce._mailbox: messages of float32 values to and from the other nodes of a group, numbered in
+// the order in which the algorithm, the same on every node, uses them. A node handles a few hundred of them per token,
 // between two of which others have had its caches: what is done here and not in Python is time between two blocks.
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/string.h>
@@ -117,7 +117,7 @@ public:
     // Add the values of message `number` of `rank` to `total`.
     void add(uint32_t rank, uint32_t number, nb::handle total, uint8_t wire) { fetch(rank, number, total, wire, true); }
 
-    // Write to `total` the sum in rank order of everyone's message `number`; this member's are `values`, taken as the
+    // Write to `total` the sum in rank order of everyone's message `number`; this node's are `values`, taken as the
     // others decode them.
     void sum(uint32_t number, nb::handle values, nb::handle total, uint8_t code) {
         const Wire wire = wire_of(code);
@@ -125,7 +125,7 @@ public:
         if (own.size() != to.size()) throw std::invalid_argument("the sum has another size than the values");
         nb::gil_scoped_release unlocked;
         each_segment(to.size(), [&](uint32_t segment, size_t first, size_t count) {
-            for (uint32_t rank = 0; rank < frames_.members(); ++rank) {
+            for (uint32_t rank = 0; rank < frames_.nodes(); ++rank) {
                 if (rank == frames_.rank())
                     deliver_own(wire, own.data() + first, count, rank > 0, to.data() + first);
                 else

@@ -1,9 +1,9 @@
-// The Python module allreduce._shared: a board in memory that the members of a group on one machine have all mapped.
+// The Python module allreduce._shared: a board in memory that the nodes of a group on one machine have all mapped.
 // allreduce/algorithms/shared.py is its only caller.
 //
-// A member lays partials, each in one of two places of its own by turns, and counts them in its slot. Who has taken
+// A node lays partials, each in one of two places of its own by turns, and counts them in its slot. Who has taken
 // partial n knows that all have laid it, hence taken n - 1: the place of n - 1 is free to be written again. So partial n
-// is there when n of each member have arrived; whoever laid the last of them wakes those who sleep.
+// is there when n of each node have arrived; whoever laid the last of them wakes those who sleep.
 #include <linux/futex.h>
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
@@ -35,7 +35,7 @@ struct alignas(64) Slot {
     std::atomic<uint32_t> laid;  // partials so far; wraps
 };
 struct alignas(64) Arrivals {
-    std::atomic<uint32_t> laid;  // partials of all members; wraps
+    std::atomic<uint32_t> laid;  // partials of all nodes; wraps
     std::atomic<uint32_t> sleepers;
 };
 static_assert(std::atomic<uint32_t>::is_always_lock_free);
@@ -46,7 +46,7 @@ long futex(std::atomic<uint32_t>& word, int operation, uint32_t value, const tim
 
 class Board {
 public:
-    // Bytes for `size` members and partials of up to `values` values.
+    // Bytes for `size` nodes and partials of up to `values` values.
     static size_t bytes(size_t size, size_t values) {
         return sizeof(Arrivals) + size * (sizeof(Slot) + 2 * values * sizeof(float));
     }
@@ -54,12 +54,12 @@ public:
     Board(Bytes memory, size_t rank, size_t size, size_t values)
         : memory_(memory), rank_(rank), size_(size), values_(values) {
         if (!size || rank >= size || !values || memory.size() < bytes(size, values))
-            throw std::invalid_argument("the board is too small for its members");
+            throw std::invalid_argument("the board is too small for its nodes");
         if (reinterpret_cast<uintptr_t>(memory.data()) % sizeof(Slot))
             throw std::invalid_argument("the board is not aligned to 64 bytes");
     }
 
-    // Lay this member's next partial.
+    // Lay this node's next partial.
     void lay(const Partial& partial) {
         check(partial.size());
         std::memcpy(place(rank_, next_), partial.data(), partial.size() * sizeof(float));
@@ -69,7 +69,7 @@ public:
             futex(arrivals().laid, FUTEX_WAKE, INT_MAX, nullptr);
     }
 
-    // out = the sum, in rank order, of what all have laid since the last time. Returns -1, or the rank of a member that
+    // out = the sum, in rank order, of what all have laid since the last time. Returns -1, or the rank of a node that
     // is still missing after `seconds`; then it may be called again. Polls for `spin` seconds, and then leaves its core
     // to those who want it for a while, before it sleeps.
     int take(Total& out, double spin, double seconds) {
@@ -96,7 +96,7 @@ private:
         auto* places = reinterpret_cast<float*>(memory_.data() + sizeof(Arrivals) + size_ * sizeof(Slot));
         return places + (2 * rank + number % 2) * values_;
     }
-    // Whether all have laid what this member laid last.
+    // Whether all have laid what this node laid last.
     bool complete() const {
         const auto all = next_ * static_cast<uint32_t>(size_);
         return static_cast<int32_t>(arrivals().laid.load(std::memory_order_seq_cst) - all) >= 0;
@@ -134,7 +134,7 @@ private:
 
     Bytes memory_;
     size_t rank_, size_, values_;
-    uint32_t next_ = 0;  // partials that this member has laid
+    uint32_t next_ = 0;  // partials that this node has laid
 };
 
 }  // namespace

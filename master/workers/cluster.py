@@ -75,7 +75,7 @@ class Cluster:
         return [worker.hello for worker in self.workers if worker.hello]
 
     def peers(self, master: str = "master", address: str = "") -> tuple[PeerAddress, ...]:
-        """All members in rank order, for `Assign.peers` and the collective; rank 0 is the master, under that name."""
+        """All nodes in rank order, for `Assign.peers` and the collective; rank 0 is the master, under that name."""
         workers = [PeerAddress(rank, each.name, each.collective_address) for rank, each in enumerate(self.workers, 1)]
         return (PeerAddress(0, master, address), *workers)
 

@@ -1,4 +1,4 @@
-"""Groups of threads in one process, each member with sockets of its own."""
+"""Groups of threads in one process, each node with sockets of its own."""
 
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -25,7 +25,7 @@ def partials_of(size: int, count: int, seed: int = 0) -> list[F32]:
 
 
 class House:
-    """A context and one bound socket per worker; joins members to groups and closes everything at the end."""
+    """A context and one bound socket per worker; joins nodes to groups and closes everything at the end."""
 
     def __init__(self, size: int, **spec: object) -> None:
         self.size = size
@@ -60,8 +60,8 @@ class House:
         self.close()
 
 
-def run_group(name: str, size: int, member: Callable[[Group], T], **spec: object) -> list[T]:
-    """What `member` returns on each rank, all ranks at once in threads."""
+def run_group(name: str, size: int, node: Callable[[Group], T], **spec: object) -> list[T]:
+    """What `node` returns on each rank, all ranks at once in threads."""
 
     if name == "shared" and not shared.available():
         pytest.skip("shared memory needs Linux and the native part")
@@ -70,7 +70,7 @@ def run_group(name: str, size: int, member: Callable[[Group], T], **spec: object
         group = house.join(name, rank)
         try:
             group.begin(1)
-            result = member(group)
+            result = node(group)
             with suppress(BrokenBarrierError):
                 done.wait(30)
             return result

@@ -167,7 +167,7 @@ def _group_spec(plan: NodePlan, threads: int) -> GroupSpec:
 
 
 def _spin_us(plan: NodePlan, threads: int) -> int:
-    """Waiting awake pays off where all members share a machine and each of their threads has a core.
+    """Waiting awake pays off where all nodes share a machine and each of their threads has a core.
 
     Over sockets it does not: the waiting thread then keeps ZeroMQ's own from the core that it needs to end the wait.
     """

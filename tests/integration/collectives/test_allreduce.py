@@ -39,7 +39,7 @@ def decoded(values: F32, wire: str) -> F32:
 def test_f32_sum(name: str, size: int, count: int, seed: int) -> None:
     partials = partials_of(size, count, seed)
 
-    def member(group: Group) -> tuple[F32, F32 | None, F32]:
+    def node(group: Group) -> tuple[F32, F32 | None, F32]:
         first = group.allreduce(partials[group.rank]).copy()
         group.begin(2)
         second = group.reduce(partials[group.rank])
@@ -47,7 +47,7 @@ def test_f32_sum(name: str, size: int, count: int, seed: int) -> None:
         group.begin(3)
         return first, second, group.allreduce(partials[group.rank]).copy()
 
-    results = run_group(name, size, member)
+    results = run_group(name, size, node)
     expected = in_rank_order(partials)
     for rank, (first, second, third) in enumerate(results):
         assert (second is None) == (rank > 0)
@@ -63,7 +63,7 @@ def test_f32_sum(name: str, size: int, count: int, seed: int) -> None:
 @pytest.mark.parametrize("name", [*ORDERED, *UNORDERED, "auto", "torch"])
 @pytest.mark.parametrize("wire", ["f32", "bf16", "q8"])
 def test_two_sums_under_way_are_what_they_are_one_by_one(name: str, wire: str) -> None:
-    """Members are late in turns, so that sums of the others wait for them."""
+    """Nodes are late in turns, so that sums of the others wait for them."""
     if name == "torch":
         pytest.importorskip("torch")
     size, sums = 3, 8
@@ -168,12 +168,12 @@ def test_an_unknown_collective_lists_the_alternatives() -> None:
 def test_stats_count_what_travels() -> None:
     partials = partials_of(size=2, count=1000)
 
-    def member(group: Group) -> GroupStats:
+    def node(group: Group) -> GroupStats:
         group.allreduce(partials[group.rank])
         group.allreduce(partials[group.rank])
         return group.stats
 
-    for stats in run_group("star", 2, member):
+    for stats in run_group("star", 2, node):
         assert (stats.exchanges, stats.sent_bytes, stats.received_bytes, stats.dropped) == (2, 8064, 8064, 0)
         assert stats.seconds > 0
 

@@ -1,4 +1,4 @@
-"""Collectives when members are late, slow, dead or replaced, and when strangers speak."""
+"""Collectives when nodes are late, slow, dead or replaced, and when strangers speak."""
 
 import multiprocessing
 import socket
@@ -31,7 +31,7 @@ PARTIALS = partials_of(SIZE, 200)
 
 
 class DeathError(Exception):
-    """Raised inside a member that is to die."""
+    """Raised inside a node that is to die."""
 
 
 class Dying:
@@ -50,7 +50,7 @@ class Dying:
 
 
 def sum_thrice(house: House, name: str, rank: int, dies_after: int | None) -> str:
-    """How a member ends: done, dead, or the name of the node that it lost."""
+    """How a node ends: done, dead, or the name of the node that it lost."""
     group = house.join(name, rank)
     try:
         if dies_after is not None:
@@ -87,7 +87,7 @@ def test_members_that_come_late_are_waited_for(name: str) -> None:
         waiting.set()
         return True
 
-    def member(rank: int) -> F32:
+    def node(rank: int) -> F32:
         if rank == 2:
             assert waiting.wait(20)  # joins only once another has waited in vain for a while
         group = open_group(name, house.spec(rank), house.endpoints(rank, watch=watch))
@@ -97,7 +97,7 @@ def test_members_that_come_late_are_waited_for(name: str) -> None:
         return total
 
     with House(SIZE) as house, ThreadPoolExecutor(SIZE) as pool:
-        totals = list(pool.map(member, range(SIZE)))
+        totals = list(pool.map(node, range(SIZE)))
     for total in totals:
         np.testing.assert_allclose(total, totals[0])
 
@@ -151,7 +151,7 @@ def test_a_new_epoch_goes_on_without_the_lost_and_ignores_its_ghost() -> None:
         ghost = house.join("mesh", 0)  # of the old epoch
         house.peers = house.peers[:2]
 
-        def member(rank: int) -> tuple[F32, int]:
+        def node(rank: int) -> tuple[F32, int]:
             group = house.join("mesh", rank, epoch=2, timeout_s=10)
             group.begin(1)
             total = group.allreduce(PARTIALS[rank]).copy()
@@ -160,7 +160,7 @@ def test_a_new_epoch_goes_on_without_the_lost_and_ignores_its_ghost() -> None:
 
         assert isinstance(ghost, Networked)
         ghost.box.send((1,), 0, PARTIALS[0].reshape(-1) * 100, ghost.code)
-        totals = list(pool.map(member, range(2)))
+        totals = list(pool.map(node, range(2)))
         ghost.close()
     np.testing.assert_array_equal(totals[0][0], PARTIALS[0] + PARTIALS[1])
     np.testing.assert_array_equal(totals[1][0], PARTIALS[0] + PARTIALS[1])
@@ -339,7 +339,7 @@ def test_a_killed_process_is_named(name: str) -> None:
                     group.begin(step)
                     expected = PARTIALS[0] + PARTIALS[1] + PARTIALS[2]
                     np.testing.assert_array_equal(group.allreduce(PARTIALS[0]), expected)
-                    # whoever dies has sent to all: a member still waiting for it would be silent, and named, too
+                    # whoever dies has sent to all: a node still waiting for it would be silent, and named, too
                     assert [pipe.recv() for pipe, _ in pipes] == [step, step]
                 processes[1].kill()
                 processes[1].join()

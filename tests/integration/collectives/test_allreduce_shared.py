@@ -1,4 +1,4 @@
-"""The collective in shared memory: members that are late, dead or foreign, and what is left when they are gone."""
+"""The collective in shared memory: nodes that are late, dead or foreign, and what is left when they are gone."""
 
 import gc
 import multiprocessing
@@ -29,7 +29,7 @@ def spec(rank: int, address: str, size: int = 3, **fields: object) -> GroupSpec:
 
 
 def serve(rank: int, address: str, rounds: int, pipe: Connection) -> None:
-    """A member in a process of its own; sends the bytes of its last sum."""
+    """A node in a process of its own; sends the bytes of its last sum."""
     pipe.send_bytes(sum_growing(rank, address, rounds))
 
 

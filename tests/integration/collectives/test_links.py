@@ -1,4 +1,4 @@
-"""Links: predictions against the design's formulas, measuring, caching, and the choice that all members share."""
+"""Links: predictions against the design's formulas, measuring, caching, and the choice that all nodes share."""
 
 import json
 from concurrent.futures import ThreadPoolExecutor
@@ -66,11 +66,11 @@ def test_every_pair_meets_once_and_nobody_twice_a_round(size: int) -> None:
 
 
 def test_measured_links_are_plausible_and_shared() -> None:
-    def member(group: Group) -> LinkTable:
+    def node(group: Group) -> LinkTable:
         assert isinstance(group, Auto)
         return measure_links(group.transport, {})
 
-    tables = run_group("auto", 3, member)
+    tables = run_group("auto", 3, node)
     assert tables[0] == tables[1] == tables[2]
     for link in tables[0].links.values():
         assert 0 < link.latency_s < 0.5
@@ -80,11 +80,11 @@ def test_measured_links_are_plausible_and_shared() -> None:
 def test_known_links_are_not_measured() -> None:
     known = {pair: Link(0.25, 2.0**20) for pair in combinations(range(3), 2)}
 
-    def member(group: Group) -> LinkTable:
+    def node(group: Group) -> LinkTable:
         assert isinstance(group, Auto)
         return measure_links(group.transport, known if group.rank == 0 else {})
 
-    assert all(table.links == known for table in run_group("auto", 3, member))
+    assert all(table.links == known for table in run_group("auto", 3, node))
 
 
 def test_links_are_cached_by_peer(tmp_path: Path) -> None:
@@ -105,7 +105,7 @@ def test_links_are_cached_by_peer(tmp_path: Path) -> None:
 def tuned(known: Link, path: Path) -> tuple[Choice, float, LinkTable]:
     """What the master has chosen, and the age and table of its links, where all links were remembered as `known`."""
 
-    def member(rank: int) -> Auto:
+    def node(rank: int) -> Auto:
         with closing(Auto(house.spec(rank), house.endpoints(rank, links_cache=path))) as group:
             group.begin(1)
             group.tune(measure_local=True)
@@ -115,7 +115,7 @@ def tuned(known: Link, path: Path) -> tuple[Choice, float, LinkTable]:
     barrier = Barrier(3)
     with House(3, payload_values=(64, 2048)) as house, ThreadPoolExecutor(3) as pool:
         cache.save(path, house.spec(0), LinkTable.uniform(3, known), {})
-        master, *others = pool.map(member, range(3))
+        master, *others = pool.map(node, range(3))
         remembered = cache.load(path, house.spec(0))
     assert master.choice is not None
     assert master.links is not None
@@ -169,14 +169,14 @@ def test_a_link_that_was_doubted_and_is_the_same_is_confirmed_and_old_ones_go(tm
 
 
 def test_all_members_choose_alike_and_say_by_what() -> None:
-    def member(group: Group) -> Choice:
+    def node(group: Group) -> Choice:
         assert isinstance(group, Auto)
         choice = group.tune(measure_local=True)
         assert (group.predicted_s(64) or 0) > 0
         assert group.overlaps == choice.overlap
         return choice
 
-    choices = run_group("auto", 3, member, payload_values=(64, 2048))
+    choices = run_group("auto", 3, node, payload_values=(64, 2048))
     assert len({(choice.decode, choice.prefill, choice.overlap) for choice in choices}) == 1
     measured = choices[0].measured
     assert choices[0].overlap == (
@@ -192,11 +192,11 @@ def test_all_members_choose_alike_and_say_by_what() -> None:
 
 
 def test_one_machine_is_not_measured() -> None:
-    def member(group: Group) -> Choice:
+    def node(group: Group) -> Choice:
         assert isinstance(group, Auto)
         return group.tune()
 
-    choices = run_group("auto", 2, member)
+    choices = run_group("auto", 2, node)
     assert [(choice.decode, choice.prefill, choice.overlap) for choice in choices] == [("mesh", "two-shot", False)] * 2
     assert not choices[0].measured
 
@@ -204,7 +204,7 @@ def test_one_machine_is_not_measured() -> None:
 def test_prefill_is_timed_with_what_is_computed_meanwhile() -> None:
     """What is timed of prefill includes the work, whole or in parts; of decode it does not."""
 
-    def member(group: Group) -> tuple[Choice, list[int]]:
+    def node(group: Group) -> tuple[Choice, list[int]]:
         assert isinstance(group, Auto)
         parts = list[int]()
 
@@ -214,7 +214,7 @@ def test_prefill_is_timed_with_what_is_computed_meanwhile() -> None:
 
         return group.tune(work, measure_local=True), parts
 
-    for choice, parts in run_group("auto", 2, member, payload_values=(64, 2048)):
+    for choice, parts in run_group("auto", 2, node, payload_values=(64, 2048)):
         assert set(parts) == {1, 2, choose._PROBE}
         timed = [times for times in choice.measured.values() if times[1] and times[2]]
         assert timed
@@ -222,7 +222,7 @@ def test_prefill_is_timed_with_what_is_computed_meanwhile() -> None:
 
 
 def test_work_that_takes_one_member_too_long_is_not_rehearsed_by_any() -> None:
-    def member(group: Group) -> tuple[Choice, list[int]]:
+    def node(group: Group) -> tuple[Choice, list[int]]:
         assert isinstance(group, Auto)
         parts = list[int]()
 
@@ -232,6 +232,6 @@ def test_work_that_takes_one_member_too_long_is_not_rehearsed_by_any() -> None:
 
         return group.tune(work, measure_local=True), parts
 
-    for choice, parts in run_group("auto", 2, member, payload_values=(64, 2048)):
+    for choice, parts in run_group("auto", 2, node, payload_values=(64, 2048)):
         assert parts == [choose._PROBE] * 2
         assert 0 < min(whole for _, whole, _ in choice.measured.values() if whole) < choose._WORK_S

@@ -62,8 +62,8 @@ def up(file: str, backend: str, verify: bool) -> None:
             _verify(bed)
         undo.pop_all()
     click.echo(f"testbed {bed.record.id}: {topology.name}, links by {bed.record.backend}")
-    for member in bed.record.devices:
-        click.echo(f"  {member.name:16} {member.address}")
+    for host in bed.record.devices:
+        click.echo(f"  {host.name:16} {host.address}")
 
 
 @testbed.command("run")

@@ -24,10 +24,10 @@ def enter(folder: Path, device: str, parent: int, command: list[str]) -> None:
         if os.getppid() != parent:
             os._exit(1)  # the parent ended before the kernel knew that we depend on it
     record = state.read(folder)
-    member = record.member(device)
-    for group in member.cgroups:
+    host = record.host(device)
+    for group in host.cgroups:
         Path(group, "cgroup.procs").write_text("0")
-    namespace = os.open(member.namespace, os.O_RDONLY | os.O_CLOEXEC)
+    namespace = os.open(host.namespace, os.O_RDONLY | os.O_CLOEXEC)
     enter_namespace(namespace)
     os.execvpe(command[0], command, marked(record, device, os.environ))
 

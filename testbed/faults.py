@@ -30,9 +30,9 @@ def inflict(
     if (action == "slow") != (bandwidth is not None or latency is not None):
         raise UsageError("slow, and only slow, takes --bandwidth, --latency or both: for example --bandwidth '10 Mbit'")
     record = state.read(folder)
-    member = record.member(device)
+    host = record.host(device)
     if action in _SIGNALS:
-        count = signal_all(record, member, _SIGNALS[action])
+        count = signal_all(record, host, _SIGNALS[action])
         if not count:
             raise TestbedError(f"nothing runs on {device}, so there is nothing to {action}")
         return f"{action}: {count} processes on {device}"

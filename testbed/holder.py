@@ -81,13 +81,13 @@ def _enrol(folder: Path, record: TestbedRecord, topology: Topology, namespaces: 
     state.write(folder, record)
     scratch.mkdir(mode=0o700)
     for device, namespace in zip(topology.devices, namespaces, strict=True):
-        member = HostProcess(
+        host = HostProcess(
             device.name,
             topology.address(device.name),
             f"/proc/{os.getpid()}/fd/{namespace}",
             make_group(hierarchies, group, device, disks),
         )
-        record = replace(record, devices=(*record.devices, member))
+        record = replace(record, devices=(*record.devices, host))
     state.write(folder, record)
     return record
 

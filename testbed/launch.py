@@ -78,7 +78,7 @@ class Testbed:
         Args:
             tied: kill it as soon as the calling thread ends.
         """
-        self.record.member(device)
+        self.record.host(device)
         options["env"] = marked(self.record, device, options.get("env") or os.environ)
         parent = str(os.getpid() if tied else 0)
         return subprocess.Popen(
@@ -87,7 +87,7 @@ class Testbed:
 
     def address(self, device: str) -> str:
         """IPv4 address of `device`."""
-        return self.record.member(device).address
+        return self.record.host(device).address
 
     def ask(self, verb: str, **fields: Any) -> Any:
         """Send the holder a request: see `testbed.network.backends.Backend.handlers`."""

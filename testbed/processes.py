@@ -21,27 +21,27 @@ def marked(record: TestbedRecord, device: str, environment: Mapping[str, str]) -
     return {**environment, MARK: record.id, DEVICE: device}
 
 
-def processes(record: TestbedRecord, member: HostProcess | None = None) -> set[int]:
+def processes(record: TestbedRecord, host: HostProcess | None = None) -> set[int]:
     """Ids of the processes of one device, or of all devices, of a testbed."""
-    devices = record.devices if member is None else (member,)
+    devices = record.devices if host is None else (host,)
     found = {
         int(line) for device in devices for folder in device.cgroups for line in _lines(Path(folder, "cgroup.procs"))
     }
     wanted = {f"{MARK}={record.id}".encode()}
-    if member is not None:
-        wanted.add(f"{DEVICE}={member.name}".encode())
+    if host is not None:
+        wanted.add(f"{DEVICE}={host.name}".encode())
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit() and wanted <= _environment(entry):
             found.add(int(entry.name))
     return found - {0, os.getpid()}
 
 
-def signal_all(record: TestbedRecord, member: HostProcess | None, number: signal.Signals, patience: float = 2.0) -> int:
+def signal_all(record: TestbedRecord, host: HostProcess | None, number: signal.Signals, patience: float = 2.0) -> int:
     """Signal every process of a device or testbed, also those that start meanwhile; returns how many there were."""
     seen: set[int] = set()
     deadline = time.monotonic() + patience
     while time.monotonic() < deadline:
-        fresh = processes(record, member) - seen
+        fresh = processes(record, host) - seen
         if not fresh:
             break
         for process in fresh:
@@ -51,10 +51,10 @@ def signal_all(record: TestbedRecord, member: HostProcess | None, number: signal
     return len(seen)
 
 
-def kill_all(record: TestbedRecord, member: HostProcess | None = None, patience: float = 5.0) -> bool:
+def kill_all(record: TestbedRecord, host: HostProcess | None = None, patience: float = 5.0) -> bool:
     """SIGKILL every process of a device or testbed and wait until they are gone; False if some are not."""
     deadline = time.monotonic() + patience
-    while alive := {process for process in processes(record, member) if _runs(process)}:
+    while alive := {process for process in processes(record, host) if _runs(process)}:
         if time.monotonic() > deadline:
             return False
         for process in alive:

@@ -44,12 +44,12 @@ class TestbedRecord:
     devices: tuple[HostProcess, ...] = ()
     rubbish: tuple[str, ...] = field(default=())  # cgroup directories to remove, children first
 
-    def member(self, name: str) -> HostProcess:
+    def host(self, name: str) -> HostProcess:
         """Raises TestbedError, listing the names, if no device is called `name`."""
-        for member in self.devices:
-            if member.name == name:
-                return member
-        known = ", ".join(member.name for member in self.devices)
+        for host in self.devices:
+            if host.name == name:
+                return host
+        known = ", ".join(host.name for host in self.devices)
         raise TestbedError(f"testbed {self.id} has no device {name!r}; it has {known}")
 
 

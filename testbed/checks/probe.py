@@ -31,14 +31,14 @@ class HostProbe:
 
     def __init__(self, record: TestbedRecord) -> None:
         self._sockets: list[socket.socket] = []
-        self._addresses = [member.address for member in record.devices]
+        self._addresses = [host.address for host in record.devices]
         self._mtu = record.mtu
         self._round = 0
-        for member in record.devices:
-            descriptor = os.open(member.namespace, os.O_RDONLY | os.O_CLOEXEC)
+        for host in record.devices:
+            descriptor = os.open(host.namespace, os.O_RDONLY | os.O_CLOEXEC)
             try:
                 with inside(descriptor):
-                    self._sockets.append(self._socket(member.address))
+                    self._sockets.append(self._socket(host.address))
             finally:
                 os.close(descriptor)
 

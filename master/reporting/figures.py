@@ -51,8 +51,8 @@ class RunFigures:
         """Every node's figures, per token, of all `spans` together; without any, since `mark`, or since the start."""
         after = self.stats(with_steady=True)
         begun = before(after, spans) if spans else self.marked or [nothing(stats) for stats in after]
-        members = self._members()
-        return [node_report(self._pack.config, *each) for each in zip(members, begun, after, strict=True)]
+        shares = self._shares()
+        return [node_report(self._pack.config, *each) for each in zip(shares, begun, after, strict=True)]
 
     def fields(self) -> dict[str, Any]:
         """The fields of `--json` that describe the group; `predicted_sync_ms` is per token, None where not measured."""
@@ -100,7 +100,7 @@ class RunFigures:
             raise UsageError(f"cannot write the trace to {path}: {error.strerror}; give another --trace") from error
         return _missing(dropped) if dropped else ""
 
-    def _members(self) -> list[NodeShare]:
+    def _shares(self) -> list[NodeShare]:
         units, (stage,) = units_of(self._pack), self._deployment.stages
         names = [peer.name for peer in self._cluster.peers(MASTER)]
         bare = [self._bare, *(hello.profile.process_bytes for hello in self._cluster.hellos)]

@@ -56,21 +56,21 @@ class NodeShare:
     bare_rss_bytes: int = 0
 
 
-def node_report(config: ModelConfig, member: NodeShare, before: Stats, after: Stats) -> NodeReport:
+def node_report(config: ModelConfig, node: NodeShare, before: Stats, after: Stats) -> NodeReport:
     """Figures of one node between two snapshots, per token of the steps between them."""
     tokens = max(after.tokens - before.tokens, 1)
     disk_seconds = after.disk_s - before.disk_s
     streamed = after.streamed_bytes - before.streamed_bytes
-    shard = member.shard
+    shard = node.shard
     return NodeReport(
-        name=member.name,
-        rank=member.rank,
-        heads=shard.query.scaled(member.query_heads, config.heads).as_list(),
-        kv_heads=shard.kv.scaled(member.kv_heads, config.kv_heads).as_list(),
+        name=node.name,
+        rank=node.rank,
+        heads=shard.query.scaled(node.query_heads, config.heads).as_list(),
+        kv_heads=shard.kv.scaled(node.kv_heads, config.kv_heads).as_list(),
         neurons=shard.ffn.scaled(FFN_UNIT, config.intermediate).as_list(),
         weight_bytes=after.weight_bytes,
         resident_bytes=after.resident_bytes,
-        bare_rss_bytes=member.bare_rss_bytes,
+        bare_rss_bytes=node.bare_rss_bytes,
         planned_bytes=after.planned_bytes,
         peak_rss_bytes=after.peak_rss_bytes,
         compute_ms_per_token=MILLI * (after.compute_s - before.compute_s) / tokens,

@@ -14,6 +14,7 @@
     +-- KernelError          kernels that cannot run here, or an array that does not fit them
     +-- DeviceError          memory that is not the device's own, or a copy that does not fit
         +-- DeviceFullError  a device's memory does not hold what is asked of it; `.least` is the limit that would
+        +-- EmulationError   an emulated device whose real computing took longer than its times allow
 
 A message names the thing that is wrong and the way out; the CLI prints it without a traceback.
 """
@@ -84,6 +85,10 @@ class DeviceFullError(DeviceError):
             " or give it less to hold"
         )
         self.least = least
+
+
+class EmulationError(DeviceError):
+    """An emulated device computed too slowly in earnest, or was never measured: its times say nothing of a schedule."""
 
 
 class TestbedError(TpiError):

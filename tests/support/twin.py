@@ -3,10 +3,10 @@
 Its kernels refuse weights, keys and values that lie elsewhere, and what other kernels prepared, as a GPU's would.
 """
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable
+from dataclasses import replace
 from types import TracebackType
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import numpy as np
 
@@ -14,27 +14,12 @@ from tpi.devices.arena import Arena
 from tpi.devices.base import Event, Pending
 from tpi.devices.host import check_sizes
 from tpi.devices.inorder import InOrder
+from tpi.devices.owned import OwnedKernels
 from tpi.devices.pages import Bytes, page_buffer
-from tpi.errors import DeviceError, KernelError
-from tpi.kernels import Chain, Kernels
-from tpi.kernels.spec import (
-    F32,
-    I32,
-    U8,
-    AttentionSpec,
-    Batch,
-    BlockSpec,
-    ChainBlock,
-    FfnSpec,
-    Input,
-    KvArray,
-    NormSpec,
-    Prepared,
-    Projected,
-    Residual,
-)
+from tpi.errors import DeviceError
+from tpi.kernels import Kernels
+from tpi.kernels.spec import U8, KvArray
 from tpi.kv import KvPages
-from tpi.pack.layout import RunLayout
 
 T = TypeVar("T")
 
@@ -46,7 +31,7 @@ class Twin:
 
     def __init__(self, kernels: Kernels, limit: int | None = None) -> None:
         self.memory = Arena(self.name, limit)
-        self.kernels: Kernels = TwinKernels(kernels, self.memory)
+        self.kernels: Kernels = OwnedKernels(kernels, self.memory)
         self._computing = InOrder("twin-compute")
         self._copying = InOrder("twin-copy")
 
@@ -88,90 +73,3 @@ class Twin:
     def _array(self, like: KvArray) -> KvArray:
         held = self.hold(like.reshape(-1).view(np.uint8))
         return held.view(like.dtype).reshape(like.shape)
-
-
-@dataclass(frozen=True)
-class TwinPrepared:
-    """What only the twin's kernels take."""
-
-    inner: Prepared
-
-    @property
-    def shape(self) -> tuple[int, int]:
-        return self.inner.shape
-
-    def values(self) -> F32:
-        return self.inner.values()
-
-
-class TwinKernels:
-    """Kernels that look where their arrays are. See `tpi.kernels.Kernels`."""
-
-    def __init__(self, kernels: Kernels, memory: Arena) -> None:
-        self._inner = kernels
-        self._memory = memory
-
-    def isa(self) -> str:
-        return self._inner.isa()
-
-    def set_threads(self, count: int) -> None:
-        self._inner.set_threads(count)
-
-    def threads(self) -> int:
-        return self._inner.threads()
-
-    def read(self, data: U8) -> None:
-        self._inner.read(self._own("the data", data))
-
-    def norm(self, norm: NormSpec, x: F32) -> F32:
-        return self._inner.norm(norm, x)
-
-    def prepare(self, spec: BlockSpec, x: Input, into: Prepared | None = None) -> TwinPrepared:
-        return TwinPrepared(self._inner.prepare(spec, x, into.inner if isinstance(into, TwinPrepared) else None))
-
-    def attention(self, spec: AttentionSpec, data: U8, x: Input, keys: KvArray, values: KvArray, batch: Batch) -> F32:
-        self._own("the caches", keys, values)
-        return self._inner.attention(spec, self._own("weights", data), _taken(x), keys, values, batch)
-
-    def project(self, spec: AttentionSpec, data: U8, x: Input, positions: I32) -> Projected:
-        return self._inner.project(spec, self._own("weights", data), _taken(x), positions)
-
-    def attend(self, spec: AttentionSpec, projected: Projected, keys: KvArray, values: KvArray, batch: Batch) -> F32:
-        self._own("the caches", keys, values)
-        return self._inner.attend(spec, projected, keys, values, batch)
-
-    def output(self, spec: AttentionSpec, data: U8, mixed: F32) -> F32:
-        return self._inner.output(spec, self._own("weights", data), mixed)
-
-    def ffn(self, spec: FfnSpec, data: U8, x: Input, active: I32 | None = None) -> F32:
-        return self._inner.ffn(spec, self._own("weights", data), _taken(x), active)
-
-    def add_residual(self, residual: Residual, x: F32, total: F32) -> F32:
-        return self._inner.add_residual(residual, x, total)
-
-    def open_chain(self, blocks: Sequence[ChainBlock]) -> Chain:
-        for block in blocks:
-            self._own("weights", block.data)
-        return self._inner.open_chain(blocks)
-
-    def logits(self, run: RunLayout, data: U8, x: F32) -> F32:
-        return self._inner.logits(run, self._own("weights", data), x)
-
-    def gather(self, run: RunLayout, data: U8, rows: I32) -> F32:
-        return self._inner.gather(run, self._own("weights", data), rows)
-
-    def dequantise(self, run: RunLayout, data: U8, part: str) -> F32:
-        return self._inner.dequantise(run, self._own("weights", data), part)
-
-    def _own(self, what: str, *arrays: Any) -> Any:
-        for array in arrays:
-            self._memory.check(what, array)
-        return arrays[0]
-
-
-def _taken(x: Input) -> Input:
-    if isinstance(x, np.ndarray):
-        return x
-    if isinstance(x, TwinPrepared):
-        return x.inner
-    raise KernelError("what other kernels prepared is for their weights; prepare it again with these")

@@ -1,0 +1,82 @@
+"""The emulated accelerator as a device of a node: `--device emu:6GiB,link=2GB/s,host=0.25`."""
+
+from collections.abc import Callable
+from typing import TypeVar
+
+import numpy as np
+
+from tpi.devices.arena import Arena
+from tpi.devices.base import Event, Pending
+from tpi.devices.emulated.emulation import Emulation
+from tpi.devices.emulated.lane import Track
+from tpi.devices.emulated.machine import parse_machine
+from tpi.devices.emulated.thread import TimedThread
+from tpi.devices.host import check_sizes, open_host
+from tpi.devices.owned import OwnedKernels
+from tpi.devices.pages import Bytes, page_buffer
+from tpi.errors import DeviceError, UsageError
+from tpi.kernels import Kernels
+
+T = TypeVar("T")
+
+
+class EmulatedDevice:
+    """See `tpi.devices.base.Device`. A thread computes, one copies each way, and one inside its memory."""
+
+    def __init__(self, emulation: Emulation, kernels: Kernels, limit: int | None = None) -> None:
+        """`kernels` compute, on the host; `limit` is in bytes (None: the capacity)."""
+        machine = emulation.machine
+        self.name = machine.name
+        self.emulation = emulation
+        self.memory = Arena(self.name, machine.capacity if limit is None else limit)
+        self.kernels: Kernels = emulation.accelerate(OwnedKernels(kernels, self.memory))
+        self._computing, self._up, self._down, self._within = (
+            TimedThread(f"{self.name}-{task}", emulation.clock) for task in ("compute", "up", "down", "within")
+        )
+
+    def copy(self, source: Bytes, target: Bytes) -> Event:
+        """See `Device.copy`."""
+        check_sizes(source, target)
+        thread, track = self._way(source, target)
+        return thread.start(lambda: track.move(source.size, lambda: np.copyto(target, source)))
+
+    def start(self, call: Callable[[], T]) -> Pending[T]:
+        """See `Device.start`."""
+        return self._computing.start(call)
+
+    def staging(self, size: int) -> Bytes:
+        """See `Device.staging`."""
+        return page_buffer(size)
+
+    def close(self) -> None:
+        """See `Device.close`."""
+        for thread in (self._computing, self._up, self._down, self._within):
+            thread.close()
+
+    def _way(self, source: Bytes, target: Bytes) -> tuple[TimedThread, Track]:
+        """Who copies, and what that takes."""
+        here, there = self.memory.owns(source), self.memory.owns(target)
+        if here and there:
+            return self._within, self.emulation.within
+        if there:
+            return self._up, self.emulation.up
+        if here:
+            return self._down, self.emulation.down
+        raise DeviceError(f"one end of a copy must lie in the memory of {self.name}")
+
+
+def open_emulated(argument: str, limit: int | None = None, beside: Emulation | None = None) -> EmulatedDevice:
+    """The accelerator that `argument` describes (`tpi.devices.emulated.machine`), with at most `limit` bytes of memory.
+
+    `beside` is the emulation of another accelerator of the same node.
+
+    Raises:
+        UsageError: if the description is wrong, or `limit` is beyond the capacity.
+    """
+    machine = parse_machine(argument)
+    if limit is not None and limit > machine.capacity:
+        raise UsageError(
+            f"emu:{argument} has {machine.capacity} bytes of memory, and a limit of {limit} is beyond that; "
+            "lower the limit or emulate a larger device"
+        )
+    return EmulatedDevice(Emulation(machine, beside), open_host().kernels, limit)

@@ -1,0 +1,85 @@
+"""The times of one emulated node: what does one thing after the other in it, and by how much all is stretched."""
+
+import time
+from collections.abc import Callable
+
+from tpi.devices.emulated.clock import EmulatedClock
+from tpi.devices.emulated.host import EmulatedHost
+from tpi.devices.emulated.kernels import TimedKernels
+from tpi.devices.emulated.lane import Lane, Track
+from tpi.devices.emulated.machine import EmulatedMachine
+from tpi.devices.emulated.pace import Pace
+from tpi.devices.emulated.work import Rates
+from tpi.devices.host import HostDevice
+from tpi.kernels import Kernels
+
+
+class Emulation:
+    """The lanes of an accelerator and its host; each is a serial resource, and all run beside each other.
+
+    Attributes:
+        compute, processor: lanes of the accelerator's kernels and of the host's.
+        up, down, within: copies to the accelerator, from it, and inside its memory.
+        disk: reads; `scheduler.storage.timed.TimedDisk` takes it.
+    """
+
+    def __init__(
+        self,
+        machine: EmulatedMachine,
+        beside: "Emulation | None" = None,
+        real: Callable[[], float] = time.perf_counter,
+        sleep: Callable[[float], object] = time.sleep,
+    ) -> None:
+        """`beside` is another accelerator's of the same node: host, disk, clock and stretch are its own."""
+        self.machine = machine
+        self.clock: EmulatedClock = beside.clock if beside else EmulatedClock(real, sleep)
+        self.pace: Pace = beside.pace if beside else Pace(machine.stretch)
+        self.compute = self._lane("compute")
+        self.up = Track(self._lane("up"), machine.up, machine.latency)
+        self.down = Track(self._lane("down"), machine.down, machine.latency)
+        self.within = Track(self._lane("within"), machine.memory / 2, machine.launch)  # read and written
+        self.processor: Lane = beside.processor if beside else self._lane("host")
+        self.disk: Track = beside.disk if beside else Track(self._lane("disk"), machine.disk)
+
+    @property
+    def lanes(self) -> list[Lane]:
+        """All of them."""
+        return [self.compute, self.processor, *(track.lane for track in (self.up, self.down, self.within, self.disk))]
+
+    @property
+    def stretch(self) -> float:
+        """How many real seconds an emulated one takes."""
+        return self.pace.stretch
+
+    @property
+    def overruns(self) -> int:
+        """Tasks whose real work took more than half of their slot since the stretch was settled."""
+        return self.pace.overruns
+
+    def modelled(self, seconds: float) -> float:
+        """Real seconds of a run as seconds of the emulated machine."""
+        return seconds / self.stretch
+
+    def calibrate(self) -> float:
+        """See `tpi.devices.emulated.pace.Pace.calibrate`; call it after a rehearsal, before anything is measured."""
+        return self.pace.calibrate()
+
+    def check(self, allowed: float = 0.0) -> None:
+        """See `tpi.devices.emulated.pace.Pace.check`; call it after a run."""
+        self.pace.check(allowed)
+
+    def host(self, device: HostDevice) -> EmulatedHost:
+        """The host of the emulated node, with the memory and the results of `device`."""
+        rates = Rates(self.machine.host_memory, self.machine.host_flops, self.machine.launch)
+        kernels = TimedKernels(device.kernels, self.processor, rates)
+        copies = Track(self.processor, self.machine.host_memory / 2)  # read and written
+        return EmulatedHost(kernels, device.memory, device.name, copies)
+
+    def accelerate(self, kernels: Kernels) -> TimedKernels:
+        """`kernels` at the speed of the accelerator."""
+        machine = self.machine
+        rates = Rates(machine.memory, machine.flops, machine.launch, machine.up, machine.down, machine.latency)
+        return TimedKernels(kernels, self.compute, rates)
+
+    def _lane(self, name: str) -> Lane:
+        return Lane(name, self.clock, self.pace)

@@ -1,0 +1,150 @@
+"""Kernels whose every call takes the time that the emulated machine would need."""
+
+from collections.abc import Callable, Sequence
+from typing import TypeVar
+
+import numpy as np
+
+from tpi.devices.emulated import work
+from tpi.devices.emulated.lane import Lane
+from tpi.devices.emulated.work import KernelWork, Rates, product
+from tpi.kernels import Chain, Kernels
+from tpi.kernels.spec import (
+    F32,
+    I32,
+    I64,
+    U8,
+    AttentionSpec,
+    Batch,
+    BlockSpec,
+    ChainBlock,
+    FfnSpec,
+    Input,
+    KvArray,
+    NormSpec,
+    Prepared,
+    Projected,
+    Residual,
+)
+from tpi.pack.layout import RunLayout
+
+T = TypeVar("T")
+_F32 = 4  # bytes
+
+
+class TimedKernels:
+    """The results of other kernels, when a lane has had the time for them. See `tpi.kernels.Kernels`.
+
+    What a call takes is `tpi.devices.emulated.work`'s to say.
+    """
+
+    def __init__(self, kernels: Kernels, lane: Lane, rates: Rates) -> None:
+        self._inner, self._lane, self._rates = kernels, lane, rates
+
+    def isa(self) -> str:
+        """See `tpi.kernels.Kernels`."""
+        return self._inner.isa()
+
+    def set_threads(self, count: int) -> None:
+        """See `tpi.kernels.Kernels`; emulated time does not depend on it."""
+        self._inner.set_threads(count)
+
+    def threads(self) -> int:
+        """See `tpi.kernels.Kernels`."""
+        return self._inner.threads()
+
+    def read(self, data: U8) -> None:
+        """See `tpi.kernels.Kernels`."""
+        self._run("read", KernelWork(data.nbytes), lambda: self._inner.read(data))
+
+    def norm(self, norm: NormSpec, x: F32) -> F32:
+        """See `tpi.kernels.Kernels`."""
+        todo = KernelWork(2 * x.nbytes, up=x.nbytes, down=x.nbytes)
+        return self._run("norm", todo, lambda: self._inner.norm(norm, x))
+
+    def prepare(self, spec: BlockSpec, x: Input, into: Prepared | None = None) -> Prepared:
+        """See `tpi.kernels.Kernels`; what is prepared stays on the device."""
+        size = _size(x)
+        return self._run("prepare", KernelWork(2 * size, up=size), lambda: self._inner.prepare(spec, x, into))
+
+    def attention(self, spec: AttentionSpec, data: U8, x: Input, keys: KvArray, values: KvArray, batch: Batch) -> F32:
+        """See `tpi.kernels.Kernels`."""
+        tokens = x.shape[0]
+        todo = work.projecting(spec, tokens) + work.attending(spec, keys, values, batch)
+        todo += product(spec.query, tokens, "o") + _crossing(x)
+        return self._run("attention", todo, lambda: self._inner.attention(spec, data, x, keys, values, batch))
+
+    def project(self, spec: AttentionSpec, data: U8, x: Input, positions: I32) -> Projected:
+        """See `tpi.kernels.Kernels`; heads stay on the device."""
+        todo = work.projecting(spec, x.shape[0]) + KernelWork(up=_crossing(x).up)
+        return self._run("project", todo, lambda: self._inner.project(spec, data, x, positions))
+
+    def attend(self, spec: AttentionSpec, projected: Projected, keys: KvArray, values: KvArray, batch: Batch) -> F32:
+        """See `tpi.kernels.Kernels`; so does what comes of them."""
+        todo = work.attending(spec, keys, values, batch)
+        return self._run("attend", todo, lambda: self._inner.attend(spec, projected, keys, values, batch))
+
+    def output(self, spec: AttentionSpec, data: U8, mixed: F32) -> F32:
+        """See `tpi.kernels.Kernels`."""
+        todo = product(spec.query, len(mixed), "o") + KernelWork(down=_F32 * len(mixed) * spec.hidden)
+        return self._run("output", todo, lambda: self._inner.output(spec, data, mixed))
+
+    def ffn(self, spec: FfnSpec, data: U8, x: Input, active: I32 | None = None) -> F32:
+        """See `tpi.kernels.Kernels`."""
+        todo = work.ffn(spec, x.shape[0], active) + _crossing(x)
+        return self._run("ffn", todo, lambda: self._inner.ffn(spec, data, x, active))
+
+    def add_residual(self, residual: Residual, x: F32, total: F32) -> F32:
+        """See `tpi.kernels.Kernels`."""
+        todo = KernelWork(3 * x.nbytes, up=2 * x.nbytes, down=x.nbytes)
+        return self._run("residual", todo, lambda: self._inner.add_residual(residual, x, total))
+
+    def open_chain(self, blocks: Sequence[ChainBlock]) -> Chain:
+        """See `tpi.kernels.Kernels`."""
+        return TimedChain(self._inner.open_chain(blocks), blocks, self._lane, self._rates)
+
+    def logits(self, run: RunLayout, data: U8, x: F32) -> F32:
+        """See `tpi.kernels.Kernels`."""
+        out = _F32 * len(x) * run.units * run.width
+        todo = product(run, len(x)) + KernelWork(up=x.nbytes, down=out)
+        return self._run("logits", todo, lambda: self._inner.logits(run, data, x))
+
+    def gather(self, run: RunLayout, data: U8, rows: I32) -> F32:
+        """See `tpi.kernels.Kernels`."""
+        todo = KernelWork(len(rows) * run.record_bytes, down=_F32 * len(rows) * run.hidden)
+        return self._run("gather", todo, lambda: self._inner.gather(run, data, rows))
+
+    def dequantise(self, run: RunLayout, data: U8, part: str) -> F32:
+        """See `tpi.kernels.Kernels`."""
+        out = _F32 * run.units * run.width * run.hidden
+        todo = KernelWork(product(run, 0, part).nbytes, down=out)
+        return self._run("dequantise", todo, lambda: self._inner.dequantise(run, data, part))
+
+    def _run(self, what: str, todo: KernelWork, call: Callable[[], T]) -> T:
+        return self._lane.run(what, self._rates.seconds(todo), call)
+
+
+class TimedChain:
+    """See `tpi.kernels.Chain`; all blocks are one task."""
+
+    def __init__(self, chain: Chain, blocks: Sequence[ChainBlock], lane: Lane, rates: Rates) -> None:
+        self._chain, self._blocks, self._lane, self._rates = chain, blocks, lane, rates
+
+    def run(self, x: F32, batch: Batch, ended: I64 | None = None) -> F32:
+        """See `tpi.kernels.Chain.run`; `ended` is when emulated blocks do."""
+        seconds = [self._rates.seconds(work.block(block, batch)) for block in self._blocks]
+        out = self._lane.run("chain", sum(seconds), lambda: self._chain.run(x, batch, ended))
+        if ended is not None:
+            ended[:] = np.cumsum(seconds) * self._lane.stretch * 1e9
+        return out
+
+
+def _size(x: Input) -> int:
+    """Bytes of the values of a block's input."""
+    tokens, hidden = x.shape
+    return _F32 * int(tokens) * int(hidden)
+
+
+def _crossing(x: Input) -> KernelWork:
+    """What comes to the device and leaves it: an input that was not prepared there, and an output as large."""
+    return KernelWork(up=_size(x) if isinstance(x, np.ndarray) else 0, down=_size(x))

@@ -1,0 +1,174 @@
+"""The machine that is emulated, as text: `6GiB,link=2GB/s,host=0.25`, or a preset with other figures after it."""
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from tpi.config import parse_size
+from tpi.devices.emulated.presets import PRESETS
+from tpi.errors import UsageError
+
+_EXAMPLE = "write for example emu:6GiB,link=2GB/s,host=0.25"
+_NUMBER = r"(\d+(?:\.\d+)?(?:e[+-]?\d+)?)"
+_RATE = re.compile(rf"{_NUMBER}\s*([KMGTP]?)(?:FLOPS|FLOP/s)?", re.IGNORECASE)
+_SECONDS = re.compile(rf"{_NUMBER}\s*(s|ms|us|ns)", re.IGNORECASE)
+_PER_SECOND = {"s": 1, "ms": 1e3, "us": 1e6, "ns": 1e9}
+_NAME = re.compile(r"[A-Za-z][\w-]{0,31}")
+
+
+@dataclass(frozen=True)
+class EmulatedMachine:
+    """An accelerator and the host around it; what is not said is the laptop of the PIPO paper.
+
+    Attributes:
+        capacity: bytes of the accelerator's memory.
+        up, down: bytes per second of a copy to the accelerator, and from it.
+        memory, flops: bytes per second of the accelerator's memory; operations per second.
+        host_memory, host_flops: the same of the host.
+        disk: bytes per second of a read.
+        ram: bytes of the host's memory; for planning alone, nothing here keeps it.
+        latency: seconds before a copy's first byte.
+        launch: seconds before a kernel computes, on either.
+        stretch: what all durations are multiplied by; None: found by calibration.
+        name: of the device, in messages and traces; must differ where a node has several.
+    """
+
+    capacity: int
+    up: float = 12e9
+    down: float = 12e9
+    memory: float = 336e9
+    flops: float = 22.8e12
+    host_memory: float = 40e9
+    host_flops: float = 0.6e12
+    disk: float = 3e9
+    ram: int = 16 << 30
+    latency: float = 10e-6
+    launch: float = 5e-6
+    stretch: float | None = None
+    name: str = "emu"
+
+    def text(self) -> str:
+        """What `parse_machine` makes this of."""
+        stretch = "auto" if self.stretch is None else repr(self.stretch)
+        rates = (f"{name}={getattr(self, name)!r}" for name in ("up", "down", "memory", "host_memory", "disk"))
+        others = (f"flops={self.flops!r},host_flops={self.host_flops!r},ram={self.ram},latency={self.latency!r}s",)
+        end = f"launch={self.launch!r}s,stretch={stretch},name={self.name}"
+        return ",".join([str(self.capacity), *(f"{rate}B/s" for rate in rates), *others, end])
+
+
+def parse_machine(text: str) -> EmulatedMachine:
+    """The machine that `text` means: a capacity or a preset, then `name=value` in any order, a later one over all.
+
+    Raises:
+        UsageError: if a name is unknown or given twice, a value is none, or the first word is neither.
+    """
+    first, *words = (word.strip() for word in text.split(","))
+    if first in PRESETS:
+        return _changed(parse_machine(PRESETS[first]), words)
+    if not first or "=" in first or not first[0].isdigit():
+        raise UsageError(
+            f"emu:{text} begins with neither the accelerator's memory nor one of {', '.join(PRESETS)}; {_EXAMPLE}"
+        )
+    return _changed(EmulatedMachine(_size("capacity", first)), words)
+
+
+def _changed(machine: EmulatedMachine, words: list[str]) -> EmulatedMachine:
+    given: dict[str, str] = {}
+    for word in words:
+        name, equals, value = word.partition("=")
+        if not equals or name not in _READ:
+            raise UsageError(f"an emulated device has no {word!r}; it has {', '.join(_READ)}, each as name=value")
+        if name in given:
+            raise UsageError(f"{name} is given twice for an emulated device; leave one of them out")
+        given[name] = value
+    read = {name: _READ[name](name, value) for name, value in given.items()}
+    return replace(machine, **_resolved(machine, read))
+
+
+def _resolved(machine: EmulatedMachine, read: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields that are meant: a link is both ways, the host's share is of what the accelerator then does."""
+    fields = {name: value for name, value in read.items() if name not in ("link", "host")}
+    if "link" in read:
+        fields = {"up": read["link"], "down": read["link"], **fields}
+    if "host" in read:
+        memory, flops = fields.get("memory", machine.memory), fields.get("flops", machine.flops)
+        fields = {"host_memory": read["host"] * memory, "host_flops": read["host"] * flops, **fields}
+    return fields
+
+
+def _size(name: str, text: str) -> int:
+    size = parse_size(text)
+    if size <= 0:
+        raise UsageError(f"{name} of an emulated device must be more than nothing; {_EXAMPLE}")
+    return size
+
+
+def _speed(name: str, text: str) -> float:
+    """Bytes per second: `2GB/s`."""
+    digits, slash, _ = text.lower().partition("b/s")
+    match = _RATE.fullmatch(digits) if slash else None
+    if match is None and not re.fullmatch(rf"{_NUMBER}[kmgt]i", digits):
+        raise UsageError(f"{name}={text} of an emulated device is no speed; write for example {name}=2GB/s")
+    value = _scaled(*match.groups()) if match else float(parse_size(digits + "B"))
+    return _positive(name, text, value)
+
+
+def _operations(name: str, text: str) -> float:
+    """Operations per second: `12T`, `12TFLOPS`."""
+    match = _RATE.fullmatch(text)
+    if match is None:
+        raise UsageError(f"{name}={text} of an emulated device is no speed; write for example {name}=12TFLOPS")
+    return _positive(name, text, _scaled(*match.groups()))
+
+
+def _scaled(number: str, prefix: str) -> float:
+    return float(number) * 1000.0 ** (" KMGTP".index(prefix.upper()) if prefix else 0)
+
+
+def _seconds(name: str, text: str) -> float:
+    match = _SECONDS.fullmatch(text)
+    if match is None:
+        raise UsageError(f"{name}={text} of an emulated device is no time; write for example {name}=10us")
+    return float(match[1]) / _PER_SECOND[match[2].lower()]
+
+
+def _share(name: str, text: str) -> float:
+    match = re.fullmatch(_NUMBER, text)
+    if match is None:
+        raise UsageError(f"{name}={text} of an emulated device is no number; write for example {name}=0.25")
+    return _positive(name, text, float(text))
+
+
+def _positive(name: str, text: str, value: float) -> float:
+    if not 0 < value < float("inf"):
+        raise UsageError(f"{name}={text} of an emulated device must be more than nothing and less than infinite")
+    return value
+
+
+def _stretch(name: str, text: str) -> float | None:
+    return None if text == "auto" else _share(name, text)
+
+
+def _named(name: str, text: str) -> str:
+    if _NAME.fullmatch(text) is None:
+        raise UsageError(f"{name}={text} is no name of a device; use at most 32 letters, digits, - and _")
+    return text
+
+
+_READ: dict[str, Callable[[str, str], Any]] = {
+    "link": _speed,
+    "up": _speed,
+    "down": _speed,
+    "memory": _speed,
+    "flops": _operations,
+    "host": _share,
+    "host_memory": _speed,
+    "host_flops": _operations,
+    "disk": _speed,
+    "ram": _size,
+    "latency": _seconds,
+    "launch": _seconds,
+    "stretch": _stretch,
+    "name": _named,
+}

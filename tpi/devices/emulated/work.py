@@ -1,0 +1,107 @@
+"""What a kernel has to do, in bytes and operations, from the shapes that it is called with.
+
+A product of `tokens` inputs with a matrix takes two operations per weight and token, and reads each weight once. Norms
+and sums are counted by their bytes alone. The cache is read once for each sequence of a step.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from tpi.kernels.spec import I32, AttentionSpec, Batch, ChainBlock, FfnSpec, KvArray
+from tpi.pack.layout import RunLayout
+
+_F32 = 4  # bytes
+
+
+@dataclass(frozen=True)
+class KernelWork:
+    """Of one call.
+
+    Attributes:
+        nbytes: read from and written to the memory of the device.
+        operations: additions and multiplications.
+        up, down: bytes of activations that come from the host's memory, and go there.
+    """
+
+    nbytes: float = 0.0
+    operations: float = 0.0
+    up: int = 0
+    down: int = 0
+
+    def __add__(self, other: "KernelWork") -> "KernelWork":
+        return KernelWork(
+            self.nbytes + other.nbytes,
+            self.operations + other.operations,
+            self.up + other.up,
+            self.down + other.down,
+        )
+
+
+@dataclass(frozen=True)
+class Rates:
+    """How fast a device does it: a roofline, with what lies before and after it.
+
+    Attributes:
+        memory: bytes per second; operations: per second; launch: seconds before it begins.
+        up, down: bytes per second of activations from the host's memory and to it; latency: seconds of each crossing.
+    """
+
+    memory: float
+    operations: float
+    launch: float = 0.0
+    up: float = float("inf")
+    down: float = float("inf")
+    latency: float = 0.0
+
+    def seconds(self, work: KernelWork) -> float:
+        """Of a call: either bytes or operations decide; activations cross before and after."""
+        crossing = work.up / self.up + work.down / self.down + self.latency * ((work.up > 0) + (work.down > 0))
+        return self.launch + crossing + max(work.nbytes / self.memory, work.operations / self.operations)
+
+
+def product(run: RunLayout, tokens: int, *parts: str) -> KernelWork:
+    """`tokens` vectors times these parts of a run, or all of them."""
+    vectors = run.units * run.width
+    chosen = [part for part in run.parts if not parts or part.name in parts]
+    nbytes = sum(vectors * part.vector_bytes(run.hidden) for part in chosen)
+    return KernelWork(nbytes, 2.0 * tokens * vectors * run.hidden * len(chosen))
+
+
+def projecting(spec: AttentionSpec, tokens: int) -> KernelWork:
+    """Of `Kernels.project`."""
+    return product(spec.query, tokens, "q") + product(spec.kv, tokens, "k", "v")
+
+
+def attending(spec: AttentionSpec, keys: KvArray, values: KvArray, batch: Batch) -> KernelWork:
+    """Of `Kernels.attend`: scores and sums of each token with all that it attends to; `keys` as for `attend`."""
+    first = np.maximum(batch.positions - spec.window + 1, 0) if spec.window else np.zeros_like(batch.positions)
+    pairs = int((batch.positions - first + 1).sum())
+    begins, ends = np.full(len(batch.tables), np.iinfo(np.int32).max), np.full(len(batch.tables), -1)
+    np.minimum.at(begins, batch.sequence, first)
+    np.maximum.at(ends, batch.sequence, batch.positions)
+    cached = int(np.maximum(ends - begins + 1, 0).sum())
+    vectors = cached * spec.kv_heads
+    nbytes = vectors * (keys.shape[-1] * keys.itemsize + values.shape[-1] * values.itemsize)
+    return KernelWork(nbytes, 4.0 * pairs * spec.heads * spec.head_dim)
+
+
+def ffn(spec: FfnSpec, tokens: int, active: I32 | None) -> KernelWork:
+    """Of `Kernels.ffn`; neurons that are not active are neither read nor computed."""
+    whole = product(spec.neuron, tokens)
+    if active is None:
+        return whole
+    share = len(active) / max(1, spec.neuron.units * spec.neuron.width)
+    return KernelWork(share * whole.nbytes, share * whole.operations)
+
+
+def block(each: ChainBlock, batch: Batch) -> KernelWork:
+    """Of a block of a chain with its residual connection; its activations do not cross."""
+    tokens, spec = len(batch.positions), each.spec
+    residual = KernelWork(3.0 * _F32 * tokens * spec.hidden)
+    if isinstance(spec, FfnSpec):
+        return ffn(spec, tokens, None) + residual
+    assert each.keys is not None  # an attention block has pages
+    assert each.values is not None
+    products = projecting(spec, tokens) + product(spec.query, tokens, "o")
+    return products + attending(spec, each.keys, each.values, batch) + residual

@@ -10,12 +10,12 @@ from datetime import date
 from pathlib import Path
 
 from benchmarks import compare
-from benchmarks.code import commit, digest
-from benchmarks.document import Section, markdown, write_document
-from benchmarks.machine import Neighbours, describe
+from benchmarks.page.document import Section, markdown, write_document
 from benchmarks.registry import BENCHMARKS
 from benchmarks.result import History, Run
-from benchmarks.several import announce, run_all
+from benchmarks.support.code import commit, digest
+from benchmarks.support.machine import Neighbours, describe
+from benchmarks.support.several import announce, run_all
 from tpi.devices.host import open_host
 
 ROOT = Path(__file__).parent.parent

@@ -17,8 +17,8 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from statistics import median
 
-from benchmarks.code import ROOT
-from benchmarks.probes import PROBES, Figures, Side
+from benchmarks.support.code import ROOT
+from benchmarks.support.probes import PROBES, Figures, Side
 
 PAIRS = 15
 LEAST, MORE_MIB = 0.95, 2.0  # the least ratio of speeds, and the most MiB more, that need no explanation

@@ -48,17 +48,17 @@ DISK = "10 GB of disk"
 
 # the order is that of the document
 BENCHMARKS = {
-    "kernels": Benchmark("benchmarks.adapters:kernels", ("tpi/kernels", "benchmarks/kernels.py"), 4),
-    "peers": Benchmark("benchmarks.peers:bench", ONE_NODE, 12, "llama-cpp-python", ("llama_cpp",), quick=False),
+    "kernels": Benchmark("benchmarks.support.adapters:kernels", ("tpi/kernels", "benchmarks/speed/kernels.py"), 4),
+    "peers": Benchmark("benchmarks.speed.peers:bench", ONE_NODE, 12, "llama-cpp-python", ("llama_cpp",), quick=False),
     "quality": Benchmark(
-        "benchmarks.quality:bench",
-        (*ONE_NODE, "tests/support/weights/floats.py", "benchmarks/gguf_copy.py"),
+        "benchmarks.accuracy.quality:bench",
+        (*ONE_NODE, "tests/support/weights/floats.py", "benchmarks/support/gguf_copy.py"),
         5,
         "llama-cpp-python for its half of the table",
     ),
-    "parity": Benchmark("benchmarks.parity:bench", RUNTIME, 6),
+    "parity": Benchmark("benchmarks.accuracy.parity:bench", RUNTIME, 6),
     "differential": Benchmark(
-        "benchmarks.differential:bench",
+        "benchmarks.accuracy.differential:bench",
         (
             "tpi",
             "master/deployment/planner.py",
@@ -68,24 +68,30 @@ BENCHMARKS = {
         ),
         10,
     ),
-    "two_nodes": Benchmark("benchmarks.two_nodes:bench", RUNTIME, 8, quick=False),
-    "startup": Benchmark("benchmarks.startup:bench", RUNTIME, 2),
-    "idle": Benchmark("benchmarks.idle:bench", RUNTIME, 17),
+    "two_nodes": Benchmark("benchmarks.speed.two_nodes:bench", RUNTIME, 8, quick=False),
+    "startup": Benchmark("benchmarks.speed.startup:bench", RUNTIME, 2),
+    "idle": Benchmark("benchmarks.speed.idle:bench", RUNTIME, 17),
     "allreduce": Benchmark(
-        "benchmarks.adapters:allreduce", ("allreduce", "tpi", "benchmarks/allreduce.py", "benchmarks/members.py"), 3
+        "benchmarks.support.adapters:allreduce",
+        ("allreduce", "tpi", "benchmarks/network/allreduce.py", "benchmarks/network/group_node.py"),
+        3,
     ),
-    "memory": Benchmark("benchmarks.memory:bench", ONE_NODE, 45, DISK),
-    "offload": Benchmark("benchmarks.offload:bench", ONE_NODE, 10, f"root, accelerate, {DISK}", root=True, quick=False),
-    "steady": Benchmark("benchmarks.steady:bench", ONE_NODE, 8),
-    "peaks": Benchmark("benchmarks.peaks:bench", RUNTIME, 6, DISK, quick=False),
-    "papers": Benchmark("benchmarks.papers:bench", (*RUNTIME, "benchmarks/unwritten.py"), 0.2),
-    "seventy": Benchmark("benchmarks.seventy:bench", RUNTIME, 15, "2 GB of disk", quick=False),
-    "home_links": Benchmark("benchmarks.home_links:bench", HOME, 2, ROOT_AND_QUIET, root=True, quick=False),
-    "home_network": Benchmark("benchmarks.home_network:bench", HOME, 45, ROOT_AND_QUIET, root=True, quick=False),
-    "home_prefill": Benchmark("benchmarks.home_prefill:bench", HOME, 6, ROOT_AND_QUIET, root=True, quick=False),
+    "memory": Benchmark("benchmarks.memory.larger_than_memory:bench", ONE_NODE, 45, DISK),
+    "offload": Benchmark(
+        "benchmarks.memory.offload:bench", ONE_NODE, 10, f"root, accelerate, {DISK}", root=True, quick=False
+    ),
+    "steady": Benchmark("benchmarks.memory.steady:bench", ONE_NODE, 8),
+    "peaks": Benchmark("benchmarks.memory.peaks:bench", RUNTIME, 6, DISK, quick=False),
+    "papers": Benchmark("benchmarks.memory.papers:bench", (*RUNTIME, "benchmarks/memory/unwritten.py"), 0.2),
+    "seventy": Benchmark("benchmarks.memory.seventy:bench", RUNTIME, 15, "2 GB of disk", quick=False),
+    "home_links": Benchmark("benchmarks.network.home_links:bench", HOME, 2, ROOT_AND_QUIET, root=True, quick=False),
+    "home_network": Benchmark(
+        "benchmarks.network.home_network:bench", HOME, 45, ROOT_AND_QUIET, root=True, quick=False
+    ),
+    "home_prefill": Benchmark("benchmarks.network.home_prefill:bench", HOME, 6, ROOT_AND_QUIET, root=True, quick=False),
     "tensor_parallel": Benchmark(
-        "benchmarks.tensor_parallel:bench",
-        (*HOME, "benchmarks/layerwise.py"),
+        "benchmarks.network.tensor_parallel:bench",
+        (*HOME, "benchmarks/network/layerwise.py"),
         30,
         f"{ROOT_AND_QUIET}, {DISK}",
         root=True,

@@ -73,7 +73,7 @@ class Result:
 class Run:
     """A result with where, when, and of which code it was made.
 
-    `commit` and `code` are as `benchmarks.code` has them; both are empty in runs from before they were recorded.
+    `commit` and `code` are as `benchmarks.support.code` has them; both are empty in older runs.
     """
 
     name: str

@@ -6,7 +6,7 @@ import sys
 import psutil
 import pytest
 
-from benchmarks.awake import awake
+from benchmarks.network.awake import awake
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the idle scheduling class is Linux's")
 

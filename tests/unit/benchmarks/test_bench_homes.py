@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 
-from benchmarks.home import paper_homes, specified_links, wheel
-from benchmarks.home_network import Measured, ratio
-from benchmarks.home_prefill import HIDDEN, LAYERS, PROMPT, floor, slowest_compute
+from benchmarks.network.home import paper_homes, specified_links, wheel
+from benchmarks.network.home_network import Measured, ratio
+from benchmarks.network.home_prefill import HIDDEN, LAYERS, PROMPT, floor, slowest_compute
 from testbed.description.schema import load_topology
 
 

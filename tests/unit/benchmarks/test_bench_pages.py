@@ -6,15 +6,15 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import several
 from benchmarks.__main__ import RESULTS
-from benchmarks.code import ROOT, changes_since, commit, digest
 from benchmarks.compare import verdict
-from benchmarks.document import Section, markdown
+from benchmarks.page.document import Section, markdown
+from benchmarks.page.summary import summary
+from benchmarks.page.typical import shown, typical
 from benchmarks.registry import BENCHMARKS
 from benchmarks.result import KEPT_RUNS, Check, History, Result, Row, Run, Table
-from benchmarks.summary import summary
-from benchmarks.typical import shown, typical
+from benchmarks.support import several
+from benchmarks.support.code import ROOT, changes_since, commit, digest
 
 NAME = "startup"
 CODE = digest(BENCHMARKS[NAME].measures)

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.papers import DEVICES, MODELS, WINDOWS, bench, predicted
-from benchmarks.unwritten import UnwrittenPack
+from benchmarks.memory.papers import DEVICES, MODELS, WINDOWS, bench, predicted
+from benchmarks.memory.unwritten import UnwrittenPack
 from tests.support.weights.shapes import LLAMA_1B, write_huggingface
 from tpi.pack.library.locate import open_model
 

@@ -7,9 +7,9 @@ import gguf
 import numpy as np
 import pytest
 
-from benchmarks.gguf_copy import requantised
-from benchmarks.gguf_shape import write_gguf
-from benchmarks.quality import F32, Quality, compared, log_softmax
+from benchmarks.accuracy.quality import F32, Quality, compared, log_softmax
+from benchmarks.support.gguf_copy import requantised
+from benchmarks.support.gguf_shape import write_gguf
 from tests.support.weights.shapes import LLAMA_1B
 
 SMALL: dict[str, object] = LLAMA_1B | {

@@ -1,0 +1,1 @@
+"""Whether the tokens are right, and what formats cost in quality."""

@@ -1,0 +1,159 @@
+"""One budget in a process of its own: `python -m benchmarks.memory.budgeted PACK BYTES SECONDS ROUNDS`.
+
+Rounds of decoding within the budget. Before and after each, the bare disk and a second session that has everything in
+memory are measured: on a shared machine all three drift. Prints the rounds and the node's figures as JSON.
+"""
+
+import json
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from itertools import count, pairwise
+from pathlib import Path
+from statistics import mean, median
+from subprocess import PIPE, run
+from typing import Any
+
+from master.generation.answer import AnswerLimits, answer
+from master.generation.sampler import Sampler, Sampling
+from master.options import RunOptions
+from master.session import Session
+from scheduler.storage.extent import Extent
+from scheduler.storage.tune import DiskSpeed, disk_for, measure_reads
+from tpi.config import default_cache
+from tpi.devices.pages import PAGE
+from tpi.pack.reader import Pack
+
+CONTEXT = 512
+PROMPT = list(range(1, 33))
+_RAW_BYTES, _RAW_S = 1 << 30, 1.0  # of one look at the disk, at most
+_FILL_S = 0.5  # in which the ring fills up after a token, and its loader falls silent
+_FEWEST, _MOST = 2, 64  # tokens of a round
+_LOOKS = count()
+
+
+@dataclass(frozen=True)
+class Round:
+    """One round, and what was possible just then. The disk and `resident` are means of before and after."""
+
+    speed: float  # tokens per second
+    raw: float  # bytes per second of the disk
+    resident: float  # tokens per second with everything in memory
+    streamed: float  # bytes read from disk per pass over the layers
+
+    @property
+    def possible(self) -> float:
+        """Tokens per second: the lesser of what the disk and what memory and cores allow."""
+        return min(self.raw / self.streamed, self.resident) if self.streamed else self.resident
+
+    @property
+    def reached(self) -> float:
+        """Speed in parts of the possible."""
+        return self.speed / self.possible
+
+
+@dataclass(frozen=True)
+class Figures:
+    """What was measured of one budget."""
+
+    rounds: Sequence[Round]
+    node: dict[str, Any]  # as in --json; its peak is that of the budget's session alone
+
+    @property
+    def speed(self) -> float:
+        """Median tokens per second."""
+        return self.typical("speed")
+
+    @property
+    def reached(self) -> float:
+        """Median of what the rounds reached."""
+        return self.typical("reached")
+
+    def typical(self, name: str) -> float:
+        """Median of a figure of the rounds."""
+        return median(float(getattr(one, name)) for one in self.rounds)
+
+
+def pooled(runs: Sequence[Figures]) -> Figures:
+    """All rounds of several processes; `node` is that of the one of median speed, with the highest peak of all."""
+    middle = sorted(runs, key=lambda one: one.speed)[len(runs) // 2]
+    peak = max(int(one.node["peak_rss_bytes"]) for one in runs)
+    return Figures([each for one in runs for each in one.rounds], middle.node | {"peak_rss_bytes": peak})
+
+
+def measured(pack: Path, budget: int, seconds: float, rounds: int) -> Figures:
+    """Run the child: rounds of about `seconds`."""
+    command = [sys.executable, "-m", "benchmarks.memory.budgeted", str(pack), str(budget), str(seconds), str(rounds)]
+    done = run(command, stdout=PIPE, text=True, check=True, cwd=Path(__file__).parents[2])
+    found = json.loads(done.stdout.splitlines()[-1])
+    return Figures([Round(**one) for one in found["rounds"]], found["node"])
+
+
+def decode(session: Session, tokens: int, mark: Callable[[], None] = lambda: None) -> float:
+    """Tokens per second after the first; `mark` is called at the first."""
+    sequence = session.engine.admit(PROMPT)
+    limits = AnswerLimits(tokens + 1, ignore_eos=True)
+    greedy = Sampler(Sampling(temperature=0))
+    result = answer(session.engine, session.tokenizer, sequence, greedy, limits, mark=mark)
+    session.engine.release(sequence)
+    return result.decode_rate
+
+
+def raw_speed(pack: Pack, disk: DiskSpeed, size: int = _RAW_BYTES, seconds: float = _RAW_S) -> float:
+    """Bytes per second that the disk delivers when nothing else reads: of at most so many bytes, in so many seconds.
+
+    Every look begins at another file: what is read again and again comes from a cache of the host's.
+    """
+    files = sorted({block.path for block in pack.walk()})
+    first = 7 * next(_LOOKS) % len(files)
+    extents = [Extent(path, 0, path.stat().st_size // PAGE * PAGE) for path in files[first:] + files[:first]]
+    time.sleep(_FILL_S)
+    return measure_reads(extents, disk.open(max(extent.nbytes for extent in extents)), size, seconds)
+
+
+class _Pair:
+    """A session within the budget, and one that has everything in memory."""
+
+    def __init__(self, budgeted: Session, whole: Session, seconds: float) -> None:
+        self._budgeted, self._whole = budgeted, whole
+        self._disk = disk_for(sorted({block.path for block in budgeted.pack.walk()}), default_cache())
+        self._tokens, self._whole_tokens = (
+            min(max(round(seconds * decode(session, _FEWEST)), _FEWEST), _MOST) for session in (budgeted, whole)
+        )
+
+    def rounds(self, number: int) -> list[Round]:
+        """So many rounds."""
+        looks, speeds, streamed = [self._look()], list[float](), list[float]()
+        for _ in range(number):
+            before = self._budgeted.figures.stats()[0]
+            speeds.append(decode(self._budgeted, self._tokens, self._budgeted.figures.mark))
+            looks.append(self._look())
+            after = self._budgeted.figures.stats()[0]
+            streamed.append((after.streamed_bytes - before.streamed_bytes) / (after.steps - before.steps))
+        around = [
+            (mean(raw), mean(resident)) for raw, resident in (zip(*pair, strict=True) for pair in pairwise(looks))
+        ]
+        return [
+            Round(speed, raw, resident, each)
+            for speed, (raw, resident), each in zip(speeds, around, streamed, strict=True)
+        ]
+
+    def _look(self) -> tuple[float, float]:
+        """The disk, once the ring is full and its loader silent; then memory and cores."""
+        return raw_speed(self._budgeted.pack, self._disk), decode(self._whole, self._whole_tokens)
+
+
+def main(path: str, budget: int, seconds: float, rounds: int) -> None:
+    """The child."""
+    with Session(RunOptions(path, context=CONTEXT, memory=budget)) as session:
+        decode(session, _FEWEST)
+        peak = {"peak_rss_bytes": session.figures.report()[0].peak_rss_bytes}
+        with Session(RunOptions(path, context=CONTEXT, scheduler=False)) as whole:
+            found = _Pair(session, whole, seconds).rounds(rounds)
+        figures = Figures(found, asdict(session.figures.report()[0]) | peak)
+    print(json.dumps(asdict(figures)))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], int(sys.argv[2]), float(sys.argv[3]), int(sys.argv[4]))

@@ -1,0 +1,132 @@
+"""The TPI-LLM paper's tables 1, 2 and 6: peak memory per device of its models, beside what TPI's plan comes to."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from benchmarks.memory.unwritten import UnwrittenPack
+from benchmarks.result import Result, Row, Table
+from benchmarks.support.machine import MIB
+from master.deployment.assignments import assignments
+from master.deployment.deploy import kv_dtype
+from master.deployment.planner import deal_shards, units_of
+from master.vocabulary.vocabulary import table_bytes
+from scheduler.budget import LONGEST_CHUNK
+from tests.support.weights.shapes import LLAMA_1B
+from tpi.kv import pages_for
+from tpi.net.messages import NodeOptions, PeerAddress
+from tpi.pack.reader import Pack
+from worker.plan.fit import fit
+from worker.plan.node_plan import node_plan
+
+CONTEXT, DEVICES, WINDOWS = 64, (2, 4, 6, 8), (2, 4)
+BARE = (57, 41)  # MiB of a bare master and worker, as the section on predicted peaks measured them
+THREADS = 2
+NOTES = f"""
+**Predicted, not run.** The shapes of the paper's seven models in f32, as the paper has them, context {CONTEXT}: what
+the plan gives each node, weights, ring, keys and values, activations and buffers, plus a bare process of {BARE[0]}
+(master) and {BARE[1]} MiB (worker). *Predicted peak memory* holds such predictions to within 10% of real processes,
+*70B on eight nodes* runs one of these shapes, in 4 bits. Beside it the paper's figures for peak memory per device; its
+own times to the first token and per token stand in its table 1 for eight devices, and nothing here is timed. Largest
+node first: the master, which has embedding and head. MiB.
+"""
+
+
+@dataclass(frozen=True)
+class Model:
+    """A shape, and what the paper says of it: seconds, GB per device with and without its memory scheduler."""
+
+    name: str
+    hidden: int
+    inner: int
+    layers: int
+    heads: int
+    kv_heads: int
+    vocab: int
+    without: tuple[float, ...]  # table 2, on 2, 4, 6, 8 devices
+    windows: tuple[tuple[float, ...], tuple[float, ...]]  # table 2 (window 2) and table 6 (window 4), on the same
+    first: float  # table 1: seconds to the first token, with the scheduler
+    latency: float  # table 1: seconds per token, with the scheduler
+
+    @property
+    def shape(self) -> dict[str, object]:
+        """Keys of a Hugging Face config.json."""
+        return LLAMA_1B | {
+            "hidden_size": self.hidden,
+            "intermediate_size": self.inner,
+            "num_hidden_layers": self.layers,
+            "num_attention_heads": self.heads,
+            "num_key_value_heads": self.kv_heads,
+            "head_dim": self.hidden // self.heads,
+            "vocab_size": self.vocab,
+        }
+
+
+# fmt: off
+MODELS = (
+    Model("Llama 2-3B", 3200, 8640, 26, 32, 32, 32000, (7.3, 4.3, 3.2, 2.8),
+          ((1.5, 1.4, 1.4, 1.4), (1.7, 1.5, 1.5, 1.5)), 2.0, 1.9),
+    Model("Llama 2-7B", 4096, 11008, 32, 32, 32, 32000, (13.7, 7.7, 5.5, 4.5),
+          ((2.0, 1.8, 1.7, 1.7), (2.4, 2.1, 1.8, 1.8)), 3.0, 2.6),
+    Model("Llama 2-13B", 5120, 13824, 40, 40, 40, 32000, (25.7, 13.9, 9.8, 8.1),
+          ((2.3, 2.2, 2.2, 2.1), (2.8, 2.5, 2.3, 2.2)), 5.8, 2.9),
+    Model("Llama 2-70B", 8192, 28672, 80, 64, 8, 32000, (130, 66.6, 46.6, 34.9),
+          ((3.7, 3.3, 3.3, 3.1), (4.5, 3.1, 3.1, 3.1)), 29.4, 26.1),
+    Model("Llama 3.1-8B", 4096, 14336, 32, 32, 8, 128256, (18.4, 11.8, 9.4, 8.5),
+          ((5.9, 5.6, 5.5, 5.4), (6.3, 5.8, 5.6, 5.5)), 4.5, 4.3),
+    Model("Llama 3.1-70B", 8192, 28672, 80, 64, 8, 128256, (137.7, 74.0, 51.1, 42.3),
+          ((10.8, 10.5, 11.4, 11.3), (10.8, 10.5, 11.5, 11.4)), 32.9, 29.9),
+    Model("Yi-34B", 7168, 20480, 60, 56, 8, 64000, (67, 36.4, 23.9, 20.4),
+          ((5.0, 5.0, 5.0, 4.9), (6.0, 5.6, 5.3, 5.2)), 15.7, 13.7),
+)
+# fmt: on
+
+
+def bench(quick: bool) -> Result:
+    """All models, or the first."""
+    models = [(model, UnwrittenPack(model.shape, "f32")) for model in (MODELS[:1] if quick else MODELS)]
+    tables = [Table("Table 1: eight devices, window of 2 blocks", [_overview(*one) for one in models])]
+    for number, window in zip((2, 6), WINDOWS, strict=True):
+        rows = [row for one in models for row in _by_devices(*one, window)]
+        tables.append(Table(f"Table {number}: by devices, window of {window} blocks", rows))
+    return Result("The paper's other models", NOTES, tables, timed=False)
+
+
+def predicted(pack: Pack, devices: int, window: int) -> tuple[int, int]:
+    """MiB that a master and the largest worker take at their peak; `window` 0: without the scheduler."""
+    options = NodeOptions(
+        CONTEXT, pages_for(CONTEXT), kv_dtype(pack), LONGEST_CHUNK, memory=1 << 44, threads=THREADS,
+        scheduler="window" if window else "resident", window=window,
+    )  # fmt: skip
+    shards = deal_shards(pack.config, units_of(pack), [1.0] * devices)
+    peers = [PeerAddress(rank, f"node{rank}", f"tcp://node{rank}:1") for rank in range(devices)]
+    nodes = [node_plan(assign) for assign in assignments(pack, shards, peers, options, 1, 1, "star")]
+    used = [fit(node, None if node.rank else table_bytes(pack)).used // MIB for node in nodes]
+    return BARE[0] + used[0], BARE[1] + max(used[1:])
+
+
+def _overview(model: Model, pack: Pack) -> Row:
+    off, on = predicted(pack, DEVICES[-1], 0), predicted(pack, DEVICES[-1], WINDOWS[0])
+    return {
+        "model": model.name,
+        "without scheduler: master": off[0],
+        "worker": off[1],
+        "paper, GB": model.without[-1],
+        "with it: master": on[0],
+        "worker ": on[1],
+        "paper, GB ": model.windows[0][-1],
+        "paper's first token, s": model.first,
+        "paper's s/token": model.latency,
+    }
+
+
+def _by_devices(model: Model, pack: Pack, window: int) -> Iterator[Row]:
+    for at, devices in enumerate(DEVICES):
+        master, worker = predicted(pack, devices, window)
+        yield {
+            "model": model.name,
+            "devices": devices,
+            "master": master,
+            "worker": worker,
+            "paper, GB": model.windows[WINDOWS.index(window)][at],
+            "paper without scheduler, GB": model.without[at],
+        }

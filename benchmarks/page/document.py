@@ -1,0 +1,131 @@
+"""docs/benchmarks.md and its plots, rendered from the results that are saved. Figures live in the JSON files alone."""
+
+import sys
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+
+from benchmarks.page.choices import CHOICES
+from benchmarks.page.markdown import table
+from benchmarks.page.summary import summary
+from benchmarks.page.typical import shown, spread, typical
+from benchmarks.registry import BENCHMARKS
+from benchmarks.result import Bars, Cell, Check, History, Result, Row, Run
+from benchmarks.support.code import changes_since, digest
+
+QUIET = 0.05  # of the processors' time: what a system takes for itself
+HEADER = """# Benchmarks
+
+Made by `make bench`, or one section alone by the command that stands in it. Contenders that are compared take turns
+in one run, so that what else the machine does hits all alike; figures are medians, ratios are medians of the ratios
+of each turn, unless the section says otherwise and why. Every run is kept in `benchmarks/results/` with its commit and
+its machine, the last 20 of each; a section shows the medians of all runs of the present code on one machine, and says
+so where the code that it measured has changed since.
+"""
+
+
+@dataclass(frozen=True)
+class Section:
+    """What the page shows of one benchmark: the runs, and their figures as one result."""
+
+    name: str
+    runs: Sequence[Run]
+    result: Result
+    age: str  # how the figures stand to the present code; empty where they are of it
+
+    @classmethod
+    def of(cls, history: History) -> "Section":
+        """The section of all runs that are known."""
+        measures = BENCHMARKS[history.name].measures
+        runs = shown(history.runs, digest(measures))
+        return cls(history.name, runs, typical(runs), _age(runs[-1], measures))
+
+
+def write_document(histories: Iterable[History], docs: Path) -> None:
+    """Write `benchmarks.md` and one SVG per plot into `docs`."""
+    sections = [Section.of(history) for history in histories if history.runs]
+    if find_spec("matplotlib") is None:
+        print("matplotlib is not installed: the plots stay as they are", file=sys.stderr)
+    else:
+        for one in sections:
+            for number, plot in enumerate(one.result.plots):
+                draw(plot, docs / _plot_name(one.name, number))
+    pages = [HEADER, summary([(one.result, one.age) for one in sections]), *map(markdown, sections), CHOICES]
+    docs.joinpath("benchmarks.md").write_text("\n".join(pages))
+
+
+def markdown(section: Section) -> str:
+    """The Markdown of one benchmark."""
+    result, last = section.result, section.runs[-1]
+    lines = [f"## {result.title}", "", _made(section, last), ""]
+    lines += [f"**{mark}**\n" for mark in (section.age, _disturbance(section)) if mark]
+    lines += [result.notes.strip(), ""]
+    if result.checks:
+        lines += [*_checks(result.checks, section.runs), ""]
+    for number, plot in enumerate(result.plots):
+        lines += [f"![{plot.title}]({_plot_name(section.name, number)})", ""]
+    for one in result.tables:
+        lines += [*([f"**{one.title}**", ""] if one.title else []), *table(one.rows), ""]
+    return "\n".join(lines)
+
+
+def _made(section: Section, last: Run) -> str:
+    """By what, where, when, of which code."""
+    many = f" · medians of {len(section.runs)} runs" if len(section.runs) > 1 else ""
+    commit = last.commit or "commit not recorded"
+    return f"`python -m benchmarks {section.name}` · {last.machine} · {last.date} · {commit}{many}"
+
+
+def _age(run: Run, measures: Sequence[str]) -> str:
+    """Nothing if the code is what `run` measured; else a sentence."""
+    if not run.code:
+        return "Made before commits were recorded: which code these figures are of is not known."
+    if run.code == digest(measures):
+        return ""
+    count = changes_since(run.commit, measures)
+    since = f" by {count} commit{'s' * (count != 1)}" if count else ""
+    return f"Older than the code that it measures, which was changed{since} since {run.commit or 'then'}."
+
+
+def draw(plot: Bars, path: Path) -> None:
+    """One small axis per group, side by side, so that groups of different size can be read."""
+    from matplotlib import rcParams
+    from matplotlib.figure import Figure
+
+    rcParams["svg.hashsalt"] = path.stem  # the same figures give the same file
+    figure = Figure(figsize=(2.1 * len(plot.groups) + 0.6, 3.2), layout="constrained")
+    for group, axis in enumerate(figure.subplots(1, len(plot.groups), squeeze=False)[0]):
+        for position, values in enumerate(plot.series.values()):
+            bars = axis.bar(position, values[group], color=f"C{position}")
+            axis.bar_label(bars, fmt="%.3g", fontsize=8)
+        axis.set_title(plot.groups[group], fontsize=9)
+        axis.set_xticks([])
+        axis.spines[["top", "right"]].set_visible(False)
+    figure.supylabel(plot.unit, fontsize=9)
+    handles = [axis.patches[position] for position in range(len(plot.series))]
+    figure.legend(handles, list(plot.series), loc="outside lower center", ncols=len(plot.series), frameon=False)
+    figure.suptitle(plot.title, fontsize=10)
+    figure.savefig(path, metadata={"Date": None})
+
+
+def _disturbance(section: Section) -> str:
+    share = max(run.disturbance for run in section.runs)
+    if share < QUIET or not section.result.timed:
+        return ""
+    return f"Not quiet: other processes took {share:.0%} of the processors meanwhile. Measure again."
+
+
+def _plot_name(name: str, number: int) -> str:
+    return f"benchmarks-{name}{f'-{number + 1}' if number else ''}.svg"
+
+
+def _checks(checks: Sequence[Check], runs: Sequence[Run]) -> list[str]:
+    rows: list[Row] = []
+    for check in checks:
+        row: dict[str, Cell] = {"promise": check.claim, "": check.limit, "bound": check.bound, "measured": check.value}
+        if len(runs) > 1:
+            least, most = spread(runs, check.claim)
+            row["of all runs"] = f"{least:.3g} to {most:.3g}"
+        rows.append(row | {"kept": "yes" if check.kept else "**no**"})
+    return table(rows)

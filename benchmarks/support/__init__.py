@@ -1,0 +1,1 @@
+"""What benchmarks share: commits, the machine, commands, models, engines, several one after the other."""

@@ -1,0 +1,87 @@
+"""Results of the benchmarks that are programs of their own, from the JSON that they write."""
+
+import json
+import subprocess
+import sys
+from typing import Any
+
+from benchmarks.result import Bars, Check, Result, Row, Table
+
+BANDWIDTH_SHARE = 0.75
+KERNEL_NOTES = """
+Native kernels, {isa}, {threads} threads, called one after the other with every case in turn. Weights of matrix-vector
+products rotate over 512 MiB, so that no cache serves them, and are compared with plain reading of the same memory in
+the same run. Median of the rounds; `best` is the fastest round.
+"""
+ALLREDUCE_NOTES = """
+One process per node on this machine, no spinning, every contender in turn; the raw TCP star has no framing, no
+fencing and no deadlines. Microseconds per exchange as the master sees it, and times the TCP star. On one machine a
+sum costs copies and wake-ups, not latency, so that a mesh cannot pay here.
+"""
+
+
+def kernels(quick: bool) -> Result:
+    """`benchmarks.speed.kernels`."""
+    made: dict[str, Any] = json.loads(_output("benchmarks.speed.kernels", "--json", "--rounds", "3" if quick else "20"))
+    products = made["tables"]["matrix-vector"]
+    read = products[0]["value"]
+    checks = [
+        Check(f"{row['name']}, share of the read bandwidth", row["value"] / read, BANDWIDTH_SHARE)
+        for row in products[1:] if row["name"].startswith("q")
+    ]  # fmt: skip
+    sparse = {row["name"]: row["value"] for row in made["tables"]["sparse FFN"]}
+    bounds = {"100% active": ("dense pack", 1.5), "10% active": ("all active", 0.15), "1% active": ("all active", 0.04)}
+    checks += [
+        Check(f"sparse FFN 4096x11008 q4, {name}: time, times {base}", sparse[name], bound, at_most=True)
+        for name, (base, bound) in bounds.items()
+    ]
+    tables = [Table(title, [_kernel_row(row) for row in rows]) for title, rows in made["tables"].items()]
+    notes = KERNEL_NOTES.format(isa=made["isa"], threads=made["threads"])
+    return Result("Kernels", notes, tables, checks, [_bandwidths(products)])
+
+
+def allreduce(quick: bool) -> Result:
+    """`benchmarks.network.allreduce`."""
+    rounds = "3" if quick else "31"
+    made: list[dict[str, Any]] = json.loads(
+        _output("benchmarks.network.allreduce", "--rounds", rounds, "--json", "/dev/stdout")
+    )
+    tables, checks = [], []
+    for report in made:
+        columns = [f"{payload / 1000:.1f} kB" for payload in report["payloads"]]
+        base = report["medians"]["tcp-star"]
+        tables.append(Table(f"{report['nodes']} nodes, microseconds (times the TCP star)", [
+            _sync_row(name, columns, seconds, base) for name, seconds in report["medians"].items()
+        ]))  # fmt: skip
+        if report["nodes"] == 4:
+            at = report["payloads"].index(16384)
+            checks += [
+                Check(f"{name}, 3 workers, 16 kB: times the TCP star", report["medians"][name][at] / base[at], 3.0,
+                      at_most=True) for name in ("star", "mesh")
+            ]  # fmt: skip
+    return Result("Collectives on one machine", ALLREDUCE_NOTES, tables, checks)
+
+
+def _output(module: str, *arguments: str) -> str:
+    """What a benchmark prints; of a JSON document after other output, the document alone."""
+    done = subprocess.run([sys.executable, "-m", module, *arguments], stdout=subprocess.PIPE, text=True, check=True)
+    return done.stdout[done.stdout.index("\n[") :] if not done.stdout.startswith("{") else done.stdout
+
+
+def _bandwidths(products: list[dict[str, Any]]) -> Bars:
+    """Every quantised format beside plain reading, one group per shape."""
+    by_name = {row["name"]: float(row["value"]) for row in products}
+    cases = [name.split() for name in by_name if name.startswith("q")]
+    formats, shapes = (list(dict.fromkeys(case[i] for case in cases)) for i in (0, 1))
+    series = {"read": [by_name["read"]] * len(shapes)}
+    series |= {format: [by_name[f"{format} {shape}"] for shape in shapes] for format in formats}
+    return Bars("Matrix-vector products against plain reading", "GB/s", shapes, series)
+
+
+def _kernel_row(row: dict[str, Any]) -> Row:
+    return {"case": row["name"], "median": float(row["value"]), "best": float(row["best"]), "unit": row["unit"]}
+
+
+def _sync_row(name: str, columns: list[str], seconds: list[float], base: list[float]) -> Row:
+    cells = [f"{own * 1e6:.0f} ({own / other:.2f})" for own, other in zip(seconds, base, strict=True)]
+    return {"collective": name} | dict(zip(columns, cells, strict=True))

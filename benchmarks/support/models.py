@@ -1,0 +1,35 @@
+"""The models that benchmarks run, made or fetched once into the cache."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from tpi.config import default_cache
+from tpi.pack.library.pull import pull
+
+
+@dataclass(frozen=True)
+class Model:
+    """A GGUF file or a Hugging Face directory, and what the tables call it."""
+
+    name: str
+    path: Path
+
+
+def smollm2() -> Model:
+    """SmolLM2-135M-Instruct in Q4_1, embedding in Q8_0."""
+    return Model("SmolLM2-135M Q4_1", pull("smollm2-135m", default_cache()))
+
+
+def llama_1b() -> Model:
+    """Random weights in the 1.1B Llama shape, in Q4_0."""
+    from benchmarks.support.gguf_shape import write_gguf
+    from tests.support.weights.shapes import LLAMA_1B
+
+    return Model("1.1B Q4_0", write_gguf(default_cache() / "benchmarks" / "llama-1.1b.Q4_0.gguf", dict(LLAMA_1B)))
+
+
+def llama_1b_f32() -> Model:
+    """Random weights in the 1.1B Llama shape, in f32 (4.4 GB)."""
+    from tests.support.weights.shapes import LLAMA_1B, write_huggingface
+
+    return Model("1.1B f32", write_huggingface(default_cache() / "benchmarks" / "llama-1.1b-f32", dict(LLAMA_1B)))

@@ -1,0 +1,99 @@
+"""What `benchmarks.compare` asks of two commits, by the command line of each: speeds, seconds, peak memory."""
+
+import json
+import os
+import subprocess
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from benchmarks.speed.startup import first_token, worker
+from benchmarks.support.machine import MIB
+from benchmarks.support.models import Model, llama_1b, smollm2
+
+Figures = dict[str, float]
+"""By name: ends in `, s` where less is better, in `MiB` where it is memory, else it is tokens/s."""
+
+WORK = ("-c", "1024", "--prompt-tokens", "128", "--gen-tokens", "48", "--repeat", "3", "--json")
+STREAMED = "200MiB"  # of the 540 MB of SmolLM2 in f32
+ANSWER = ("--local", "2", "-p", "What is the capital of France?", "--temp", "0", "-n", "8")
+
+
+@dataclass(frozen=True)
+class Side:
+    """One commit: the Python of an environment that has it, and a cache of its own, in which it runs: not in ours."""
+
+    python: str
+    cache: Path
+
+    @property
+    def tpi(self) -> tuple[str, ...]:
+        """Its command."""
+        return (self.python, "-m", "tpi.cli")
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """Of its processes: none of ours finds its modules."""
+        kept = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "TPI_WORKERS")}
+        return kept | {"TPI_CACHE": str(self.cache)}
+
+    def bench(self, model: Model, *flags: str) -> dict[str, Any]:
+        """What its `tpi bench --json` says."""
+        self.cache.mkdir(exist_ok=True)
+        command = [*self.tpi, "bench", "-m", str(model.path), *WORK, *flags]
+        pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL, "text": True}
+        done = subprocess.run(command, env=self.environment, cwd=self.cache, check=True, **pipes)
+        fields: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+        return fields
+
+
+def _figures(about: str, said: dict[str, Any]) -> Figures:
+    found = {f"{about}: {kind}": said[f"{kind}_tokens_per_s"] for kind in ("decode", "prefill")}
+    peaks = {f"{about}: peak of {node['name']}, MiB": node["peak_rss_bytes"] / MIB for node in said["nodes"]}
+    return found | peaks
+
+
+def peers(side: Side) -> Figures:
+    """One node of two threads."""
+    return {
+        name: value
+        for model in (smollm2(), llama_1b())
+        for name, value in _figures(model.name, side.bench(model, "-t", "2")).items()
+    }
+
+
+def two_nodes(side: Side) -> Figures:
+    """Two nodes of one thread each."""
+    return {
+        name: value
+        for model in (smollm2(), llama_1b())
+        for name, value in _figures(model.name, side.bench(model, "-t", "1", "--local", "1")).items()
+    }
+
+
+def startup(side: Side) -> Figures:
+    """A worker that begins to listen, and the first token of a run with two."""
+    side.cache.mkdir(exist_ok=True)
+    ready, resident, _ = worker(side.tpi, side.environment, side.cache)
+    run = (*side.tpi, "run", "-m", str(smollm2().path), *ANSWER)
+    return {
+        "worker ready, s": ready,
+        "first token of tpi run --local 2, s": first_token(run, side.environment, side.cache),
+        "worker, MiB": resident,
+    }
+
+
+def streamed(side: Side) -> Figures:
+    """A budget of which most is streamed."""
+    model, fewer = smollm2(), ("--gen-tokens", "16", "--repeat", "1")  # which go before those of `WORK`
+    said = side.bench(model, "--dtype", "f32", "--memory", STREAMED, *fewer)
+    return _figures(f"{model.name} in f32, {STREAMED}", said)
+
+
+PROBES: dict[str, Callable[[Side], Figures]] = {
+    "peers": peers,
+    "two_nodes": two_nodes,
+    "startup": startup,
+    "streamed": streamed,
+}

@@ -1,0 +1,120 @@
+"""What one node computes with, as figures: rates, links, memory. Bytes, seconds, operations; nothing is measured here.
+
+`parse_machine` reads them from words such as `8GiB GPU, 16GiB RAM, 2GB/s disk`; what they leave out is a laptop's.
+"""
+
+import re
+from dataclasses import dataclass, replace
+
+from tpi.config import parse_size
+from tpi.errors import UsageError
+
+GIB = 1 << 30
+EXAMPLE = "8GiB GPU, 16GiB RAM, 2GB/s disk"
+
+
+@dataclass(frozen=True)
+class Rates:
+    """How fast a device computes: it reads what it needs, and does what is to be done; the slower of the two counts."""
+
+    read: float  # bytes per second of weights, keys and values, for few tokens at once
+    operations: float  # floating-point operations per second, for many tokens at once
+    start: float = 0.0  # seconds that every call takes beside that
+
+    def seconds(self, nbytes: float, operations: float) -> float:
+        """Of what reads `nbytes` and does `operations` with them: the roofline (Williams et al., 2009)."""
+        return max(nbytes / self.read, operations / self.operations)
+
+
+@dataclass(frozen=True)
+class DeviceLink:
+    """What joins the host's memory to an accelerator's; both directions work at once."""
+
+    up: float  # bytes per second to the accelerator
+    down: float  # bytes per second from it
+    latency: float = 0.0  # seconds that every transfer takes beside that
+    piece: int = 8 << 20  # bytes of the transfers that large ones are cut into, so as to overlap reads from disk
+
+
+@dataclass(frozen=True)
+class DiskRate:
+    """How fast weights come from the disk into memory."""
+
+    read: float  # bytes per second
+    latency: float = 0.0  # seconds before the first of them
+
+
+@dataclass(frozen=True)
+class Accelerator:
+    """A device with memory of its own, beside the host; `memory` in bytes."""
+
+    rates: Rates
+    memory: int
+    link: DeviceLink
+    name: str = "GPU"
+
+
+@dataclass(frozen=True)
+class NodeMachine:
+    """One node: the host with its memory in bytes, its disk, and an accelerator if it has one."""
+
+    host: Rates
+    memory: int
+    disk: DiskRate
+    accelerator: Accelerator | None = None
+
+
+# A laptop of the papers: eight cores and two channels of DDR4, a GPU like the RTX 3060 on PCIe 3.0 x16, an NVMe disk.
+LAPTOP = NodeMachine(Rates(40e9, 500e9), 16 * GIB, DiskRate(2e9))
+LAPTOP_GPU = Accelerator(Rates(250e9, 10e12, 10e-6), 6 * GIB, DeviceLink(12e9, 12e9, 20e-6))
+
+_PHRASE = re.compile(r"([\d.]+ ?[KMGTP]?i?(?:B/s|FLOP/s|B)) (GPU|CPU|RAM|disk|link)", re.IGNORECASE)
+_THINGS = {"B": ("gpu", "ram"), "B/s": ("gpu", "ram", "disk", "link"), "FLOP/s": ("gpu", "cpu")}
+
+
+def parse_machine(text: str) -> NodeMachine:
+    """The machine that phrases describe, with commas between them: amounts of `GPU` and `RAM`, and rates.
+
+    Rates are bytes per second (`300GB/s GPU`, `40GB/s RAM`, `12GB/s link`, `2GB/s disk`) or operations per second
+    (`10TFLOP/s GPU`, `500GFLOP/s CPU`). What is left out is taken from `LAPTOP` and `LAPTOP_GPU`; a machine of which no
+    `GPU` is named has none.
+
+    Raises:
+        UsageError: if a phrase means nothing, is given twice, or is zero.
+    """
+    found: dict[tuple[str, str], int] = {}
+    for part in text.split(","):
+        key, value = _phrase(" ".join(part.split()))
+        if key in found or not value:
+            wrong = "is given twice" if key in found else "is nothing to plan with"
+            raise UsageError(f"{part.strip()!r} {wrong}; write for example {EXAMPLE!r}")
+        found[key] = value
+    host = _rates(LAPTOP.host, found, "ram", "cpu")
+    disk = replace(LAPTOP.disk, read=float(found.get(("disk", "B/s"), LAPTOP.disk.read)))
+    return NodeMachine(host, found.get(("ram", "B"), LAPTOP.memory), disk, _accelerator(found))
+
+
+def _accelerator(found: dict[tuple[str, str], int]) -> Accelerator | None:
+    if not any(thing == "gpu" for thing, _ in found):
+        return None
+    speed = float(found.get(("link", "B/s"), LAPTOP_GPU.link.up))
+    return Accelerator(
+        _rates(LAPTOP_GPU.rates, found, "gpu", "gpu"),
+        found.get(("gpu", "B"), LAPTOP_GPU.memory),
+        replace(LAPTOP_GPU.link, up=speed, down=speed),
+    )
+
+
+def _rates(default: Rates, found: dict[tuple[str, str], int], memory: str, computing: str) -> Rates:
+    read, operations = found.get((memory, "B/s")), found.get((computing, "FLOP/s"))
+    return replace(default, read=float(read or default.read), operations=float(operations or default.operations))
+
+
+def _phrase(part: str) -> tuple[tuple[str, str], int]:
+    """What an amount is of, its unit (`B`, `B/s` or `FLOP/s`), and how much it is."""
+    match = _PHRASE.fullmatch(part)
+    amount, thing = match.groups() if match else ("", "")
+    for unit in ("FLOP/s", "B/s", "B"):
+        if amount.lower().endswith(unit.lower()) and thing.lower() in _THINGS[unit]:
+            return (thing.lower(), unit), parse_size(amount[: -len(unit)])
+    raise UsageError(f"{part!r} is no part of a machine; write for example {EXAMPLE!r}")

@@ -1,0 +1,144 @@
+"""How long every task of a step takes, which candidate does which, and what that comes to at least.
+
+All candidates of a search are compared at once: arrays are `[segments, candidates]`.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from scheduler.model.machine import LAPTOP_GPU, NodeMachine, Rates
+from scheduler.model.offload.work import NodeWork, Offload, Pipeline, SegmentWork, StepSize, Stretch
+
+F64 = npt.NDArray[np.float64]
+Mask = npt.NDArray[np.bool_]
+
+
+@dataclass(frozen=True)
+class Tasks:
+    """Seconds that every task of a step would take: `[segments, 1]`, whether a candidate does it or not.
+
+    `first_read` is of a segment's first piece, behind which its way up begins; `last_up` of the last one up.
+    """
+
+    read: F64
+    first_read: F64
+    up: F64
+    last_up: F64
+    kv_up: F64
+    kv_down: F64
+    accelerator: F64
+    host: F64
+    head: float
+    head_read: float
+    exchange: float
+
+    @classmethod
+    def of(cls, work: NodeWork, machine: NodeMachine, step: StepSize, exchange: float = 0.0) -> "Tasks":
+        """Of a step of this size; after each block the nodes exchange for `exchange` seconds."""
+        link = (machine.accelerator or LAPTOP_GPU).link
+        sizes = _column([segment.nbytes for segment in work.segments])
+        kv = _column([segment.kv_token for segment in work.segments])
+        pieces = np.minimum(sizes, link.piece)
+        loaded, saved = kv * step.cached * step.sequences, kv * step.tokens
+        return cls(
+            read=machine.disk.latency + sizes / machine.disk.read,
+            first_read=machine.disk.latency + pieces / machine.disk.read,
+            up=link.latency + sizes / link.up,
+            last_up=pieces / link.up,
+            kv_up=np.where(loaded > 0, link.latency + loaded / link.up, 0.0),
+            kv_down=np.where(saved > 0, link.latency + saved / link.down, 0.0),
+            accelerator=_on_accelerator(work, machine, step),
+            host=_column([_computing(machine.host, segment, step) for segment in work.segments]),
+            head=machine.host.seconds(work.head.nbytes, 2.0 * work.head.weights * step.sequences),
+            head_read=work.head.nbytes / machine.disk.read,
+            exchange=exchange,
+        )
+
+
+@dataclass(frozen=True)
+class Candidates:
+    """Ways to do the same step: `[segments, candidates]`, and `[candidates]` of what is the same for all segments."""
+
+    disk: Mask  # lies on disk
+    up: Mask  # is taken to the accelerator
+    there: Mask  # is computed on the accelerator
+    kv_up: Mask  # its keys and values lie in RAM, and are computed with on the accelerator
+    head_read: Mask
+
+    @classmethod
+    def of(cls, work: NodeWork, offloads: Sequence[Offload], stretch: Stretch) -> "Candidates":
+        """Of these configurations, in a stretch."""
+        tiers = np.array([offload.residence for offload in offloads]).T
+        there = np.array([offload.places(stretch) for offload in offloads]).T == "accelerator"
+        attends = _column([segment.kv_token for segment in work.segments]) > 0
+        kv_in_ram = np.array([offload.kv == "ram" for offload in offloads])
+        head = np.array([offload.head == "disk" for offload in offloads])
+        return cls(tiers == "disk", there & (tiers != "gpu"), there, there & attends & kv_in_ram, head)
+
+
+def bound(tasks: Tasks, candidates: Candidates, blocks: Sequence[range], pipeline: Pipeline) -> F64:
+    """The closed form, `[candidates]`: seconds that a step takes at least, in the mean over any number of steps.
+
+    max(computing, bytes over each link); in the memory pipeline, what uses the one slot comes on top of computing.
+    """
+    busy = busy_seconds(tasks, candidates)
+    starts = [numbers.start for numbers in blocks]
+
+    def chain(mask: Mask, seconds: F64) -> F64:
+        of_blocks: F64 = np.add.reduceat(np.where(mask, seconds, 0.0), starts)
+        return of_blocks
+
+    chains = [chain(~candidates.there, tasks.host), chain(candidates.there, tasks.accelerator)]
+    if pipeline == "memory":
+        chains.append(chain(candidates.up, tasks.up + tasks.accelerator))
+        chains.append(chain(candidates.kv_up, tasks.kv_up + tasks.accelerator + tasks.kv_down))
+    computing = longest(*chains).sum(axis=0) + len(blocks) * tasks.exchange + tasks.head
+    return longest(computing, *(busy[lane] for lane in ("disk", "up", "down")))
+
+
+def busy_seconds(tasks: Tasks, candidates: Candidates) -> dict[str, F64]:
+    """Seconds that the tasks of each lane take in a step, `[candidates]` each."""
+    masks = candidates
+
+    def total(mask: Mask, seconds: F64) -> F64:
+        taken: F64 = np.where(mask, seconds, 0.0).sum(axis=0)
+        return taken
+
+    return {
+        "disk": total(masks.disk, tasks.read) + np.where(masks.head_read, tasks.head_read, 0.0),
+        "up": total(masks.up, tasks.up) + total(masks.kv_up, tasks.kv_up),
+        "down": total(masks.kv_up, tasks.kv_down),
+        "accelerator": total(masks.there, tasks.accelerator),
+        "host": total(~masks.there, tasks.host) + tasks.head,
+    }
+
+
+def longest(*seconds: F64) -> F64:
+    """The largest, element by element."""
+    largest: F64 = np.maximum.reduce(seconds)
+    return largest
+
+
+def _on_accelerator(work: NodeWork, machine: NodeMachine, step: StepSize) -> F64:
+    """Seconds of each segment, its part of its block's hidden states on their way to and fro included."""
+    device = machine.accelerator or LAPTOP_GPU
+    crossing = step.tokens * work.crossing * (1 / device.link.up + 1 / device.link.down) + 2 * device.link.latency
+    sizes = _column([segment.nbytes for segment in work.segments])
+    starts = [numbers.start for numbers in work.blocks]
+    shares: F64 = sizes / np.repeat(np.add.reduceat(sizes, starts), [len(numbers) for numbers in work.blocks], axis=0)
+    computing = [_computing(device.rates, segment, step) for segment in work.segments]
+    return _column(computing) + device.rates.start + shares * crossing
+
+
+def _computing(rates: Rates, segment: SegmentWork, step: StepSize) -> float:
+    """The products with the weights, then attention: each reads once what it computes with."""
+    products = rates.seconds(segment.nbytes, 2.0 * segment.weights * step.tokens)
+    kept = step.sequences * step.context * segment.kv_token
+    return products + rates.seconds(kept, step.tokens * step.attended * segment.pair)
+
+
+def _column(values: Sequence[float]) -> F64:
+    return np.array(values, np.float64).reshape(-1, 1)

@@ -1,0 +1,153 @@
+"""The exact timeline of one node that computes on two devices: five lanes, each of which does its tasks in order.
+
+    disk         reads a segment into one of a few slots in RAM
+    up           takes weights to a slot of the accelerator, and keys and values to it, piece by piece behind the disk
+    accelerator  computes; hidden states cross before and after
+    host         computes where the weights lie
+    down         takes the keys and values of new tokens back
+
+A block begins when the one before it has ended, its segments are computed on both devices at once, and it ends when all
+of them have. *performance*: loads run ahead, one segment beside the one in use; what is saved is waited for where it is
+loaded again. *memory*: one slot, and nothing is loaded or left unsaved while something else goes on (PIPO, 3.2).
+
+Every beginning is a maximum of ends, so nothing ends sooner when a task becomes longer. Several candidates run at once:
+every time is an array `[candidates]`.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from scheduler.model.offload.tasks import F64, Candidates, Mask, Tasks, busy_seconds, longest
+from scheduler.model.offload.work import Pipeline
+
+LANES = ("disk", "up", "down", "accelerator", "host")
+ACCELERATOR_SLOTS: dict[Pipeline, int] = {"performance": 2, "memory": 1}  # of segments, and of a layer's pages
+HOST_SLOTS: dict[Pipeline, int] = {"performance": 3, "memory": 1}  # of segments that come from disk
+
+
+@dataclass(frozen=True)
+class OffloadTimes:
+    """Seconds of each step in a row, `[steps, candidates]`, and of each lane's tasks in one, by the lane's name."""
+
+    steps: F64
+    busy: dict[str, F64]
+
+
+def simulate_steps(
+    tasks: Tasks, candidates: Candidates, blocks: Sequence[range], pipeline: Pipeline, steps: int = 2
+) -> OffloadTimes:
+    """So many equal steps, one after the other, from slots that are empty."""
+    clock = _Clock(tasks, candidates, pipeline)
+    ends = [np.zeros(len(candidates.head_read))]
+    for _ in range(steps):
+        for numbers in blocks:
+            clock.block(numbers)
+        ends.append(clock.head())
+    return OffloadTimes(np.diff(np.array(ends), axis=0), busy_seconds(tasks, candidates))
+
+
+class _Clock:
+    """When each lane is free, and when each slot is; `[candidates]` of seconds each."""
+
+    def __init__(self, tasks: Tasks, candidates: Candidates, pipeline: Pipeline) -> None:
+        self._tasks, self._masks, self._alone = tasks, candidates, pipeline == "memory"
+        never = np.zeros(len(candidates.head_read))
+        self._disk = self._up = self._down = self._there = self._here = self._ready = never
+        self._host_slots = _Slots(never, HOST_SLOTS[pipeline])
+        self._slots = _Slots(never, ACCELERATOR_SLOTS[pipeline])
+        self._kv_slots = _Slots(never, ACCELERATOR_SLOTS[pipeline])
+        self._saved: dict[int, F64] = {}
+        self._never = never
+
+    def block(self, numbers: range) -> None:
+        """The segments of one block, from its input to its sum."""
+        ended = self._ready
+        for number in numbers:
+            ended = np.maximum(ended, self._segment(number))
+        self._ready = ended + self._tasks.exchange
+
+    def head(self) -> F64:
+        """The head, after the last block; the end of the step."""
+        read = np.maximum(self._disk, self._ready) + self._tasks.head_read
+        self._disk = np.where(self._masks.head_read, read, self._disk)
+        self._ready = np.maximum(self._ready + self._tasks.head, np.where(self._masks.head_read, read, 0.0))
+        self._here = self._ready
+        return self._ready
+
+    def _segment(self, number: int) -> F64:
+        """Load, compute and save one segment; when it has ended."""
+        masks, tasks = self._masks, self._tasks
+        here = self._read(number)
+        arrived = np.maximum(self._lift(number, *here), self._load_kv(number))
+        there = masks.there[number]
+        ended_there = longest(self._there, self._ready, arrived) + tasks.accelerator[number]
+        ended_here = longest(self._here, self._ready, here[1]) + tasks.host[number]
+        self._there = np.where(there, ended_there, self._there)
+        self._here = np.where(there, self._here, ended_here)
+        ended = np.where(there, ended_there, ended_here)
+        self._slots.release(masks.up[number], ended)
+        self._host_slots.release(masks.disk[number], np.where(there, arrived, ended))
+        return self._save_kv(number, ended)
+
+    def _read(self, number: int) -> tuple[F64, F64]:
+        """When the first piece of a segment is in RAM, and when all of it is."""
+        wanted = self._masks.disk[number]
+        begun = longest(self._disk, self._host_slots.free, self._turn)
+        ended = begun + self._tasks.read[number]
+        self._disk = np.where(wanted, ended, self._disk)
+        return np.where(wanted, begun + self._tasks.first_read[number], 0.0), np.where(wanted, ended, 0.0)
+
+    def _lift(self, number: int, first: F64, last: F64) -> F64:
+        """When a segment that is computed on the accelerator is there, its pieces following one another up."""
+        wanted = self._masks.up[number]
+        begun = longest(self._up, self._slots.free, self._turn, first)
+        ended = np.maximum(begun + self._tasks.up[number], last + self._tasks.last_up[number])
+        self._up = np.where(wanted, ended, self._up)
+        return np.where(wanted, ended, 0.0)
+
+    def _load_kv(self, number: int) -> F64:
+        """When a layer's keys and values are on the accelerator; never before what the last step added is saved."""
+        wanted = self._masks.kv_up[number]
+        saved = self._saved.get(number, self._never)
+        begun = longest(self._up, self._kv_slots.free, self._turn, saved)
+        ended = begun + self._tasks.kv_up[number]
+        self._up = np.where(wanted, ended, self._up)
+        return np.where(wanted, ended, 0.0)
+
+    def _save_kv(self, number: int, ended: F64) -> F64:
+        """When a segment has ended and what must be saved before the next is."""
+        wanted = self._masks.kv_up[number]
+        saved = np.maximum(self._down, ended) + self._tasks.kv_down[number]
+        self._down = np.where(wanted, saved, self._down)
+        self._saved[number] = np.where(wanted, saved, 0.0)
+        self._kv_slots.release(wanted, saved)
+        return np.where(wanted, saved, ended) if self._alone else ended
+
+    @property
+    def _turn(self) -> F64:
+        """Before which nothing may be loaded: in the memory pipeline, the end of the block before."""
+        return self._ready if self._alone else self._never
+
+
+@dataclass
+class _Slots:
+    """When each of a few slots is free again: those who want one get the one that was released longest ago."""
+
+    never: F64
+    count: int
+    released: list[F64] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.released = [self.never] * self.count
+
+    @property
+    def free(self) -> F64:
+        """When the next one is."""
+        return self.released[0]
+
+    def release(self, wanted: Mask, at: F64) -> None:
+        """Those who have one give it back at `at`."""
+        later = [*self.released[1:], at]
+        self.released = [np.where(wanted, new, old) for new, old in zip(later, self.released, strict=True)]

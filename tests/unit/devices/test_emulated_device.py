@@ -14,7 +14,7 @@ from tests.support.virtual_time import VirtualTime
 from tpi.devices.base import Device
 from tpi.devices.emulated.device import EmulatedDevice, open_emulated
 from tpi.devices.emulated.emulation import Emulation
-from tpi.devices.emulated.machine import parse_machine
+from tpi.devices.emulated.machine import parse_emulated
 from tpi.devices.pages import PAGE, Bytes
 from tpi.errors import DeviceError, DeviceFullError, KernelError
 from tpi.kernels.spec import KvArray
@@ -23,7 +23,7 @@ from tpi.kernels.spec import KvArray
 @pytest.fixture
 def device() -> Iterator[EmulatedDevice]:
     time = VirtualTime()
-    emulated = EmulatedDevice(Emulation(parse_machine("1MiB"), real=time.real, sleep=time.sleep), native)
+    emulated = EmulatedDevice(Emulation(parse_emulated("1MiB"), real=time.real, sleep=time.sleep), native)
     yield emulated
     emulated.close()
 
@@ -106,7 +106,7 @@ def test_threads_end_when_it_is_closed() -> None:
 
 def test_a_disk_reads_at_the_emulated_speed() -> None:
     time = VirtualTime()
-    emulated = Emulation(parse_machine(f"1MiB,disk={PAGE}B/s,stretch=2"), real=time.real, sleep=time.sleep)
+    emulated = Emulation(parse_emulated(f"1MiB,disk={PAGE}B/s,stretch=2"), real=time.real, sleep=time.sleep)
     content = np.arange(4 * PAGE, dtype=np.uint32).astype(np.uint8)
     path = Path("block.shard")
     disk = TimedDisk(MemoryDisk({path: content.tobytes()}, 2 * PAGE, 3), emulated.disk)

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from tpi.devices.choose import open_device
 from tpi.devices.emulated.device import open_emulated
-from tpi.devices.emulated.machine import EmulatedMachine, parse_machine
+from tpi.devices.emulated.machine import EmulatedMachine, parse_emulated
 from tpi.devices.emulated.presets import PRESETS
 from tpi.errors import DeviceFullError, UsageError
 
@@ -27,32 +27,32 @@ MACHINES = st.builds(
 
 @given(MACHINES)
 def test_a_machine_is_read_as_it_was_written(machine: EmulatedMachine) -> None:
-    assert parse_machine(machine.text()) == machine
+    assert parse_emulated(machine.text()) == machine
 
 
 def test_what_is_said_counts_whatever_its_order() -> None:
-    machine = parse_machine("6GiB, host=0.25,link=2GB/s,memory=100GB/s,down=500MB/s,flops=8T,latency=20us,ram=1.5GiB")
+    machine = parse_emulated("6GiB, host=0.25,link=2GB/s,memory=100GB/s,down=500MB/s,flops=8T,latency=20us,ram=1.5GiB")
     assert machine == EmulatedMachine(
         6 << 30, up=2e9, down=5e8, memory=1e11, flops=8e12, host_memory=2.5e10, host_flops=2e12, latency=2e-5,
         ram=3 << 29,
     )  # fmt: skip
-    assert parse_machine("6GiB,host=0.5,host_flops=1GFLOPS").host_flops == 1e9
-    assert parse_machine("1000,link=1GiB/s,stretch=8,name=left") == EmulatedMachine(
+    assert parse_emulated("6GiB,host=0.5,host_flops=1GFLOPS").host_flops == 1e9
+    assert parse_emulated("1000,link=1GiB/s,stretch=8,name=left") == EmulatedMachine(
         1000, up=1 << 30, down=1 << 30, stretch=8, name="left"
     )
 
 
 @pytest.mark.parametrize("preset", PRESETS)
 def test_presets_are_machines_that_can_be_changed(preset: str) -> None:
-    machine = parse_machine(preset)
+    machine = parse_emulated(preset)
     assert machine.disk < machine.up < machine.host_memory < machine.memory
     assert machine.host_flops < machine.flops
     assert machine.capacity < machine.ram
-    assert parse_machine(f"{preset},link=2GB/s").up == 2e9
+    assert parse_emulated(f"{preset},link=2GB/s").up == 2e9
 
 
 def test_what_is_not_said_is_the_papers_laptop() -> None:
-    assert parse_machine("6GiB") == parse_machine("rtx3060-laptop")
+    assert parse_emulated("6GiB") == parse_emulated("rtx3060-laptop")
 
 
 @pytest.mark.parametrize(

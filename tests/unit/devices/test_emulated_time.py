@@ -11,7 +11,7 @@ from tpi.devices.base import wait_all
 from tpi.devices.emulated.device import EmulatedDevice
 from tpi.devices.emulated.emulation import Emulation
 from tpi.devices.emulated.lane import Lane
-from tpi.devices.emulated.machine import parse_machine
+from tpi.devices.emulated.machine import parse_emulated
 from tpi.devices.emulated.pace import Pace
 from tpi.devices.host import HostDevice
 from tpi.devices.pages import PAGE
@@ -22,7 +22,7 @@ PLAIN = f"{16 * PAGE},up={PAGE}B/s,down={2 * PAGE}B/s,latency=0s,launch=0s,stret
 
 def emulation(text: str = PLAIN, late: float = 0.0) -> tuple[Emulation, VirtualTime]:
     time = VirtualTime(late)
-    return Emulation(parse_machine(text), real=time.real, sleep=time.sleep), time
+    return Emulation(parse_emulated(text), real=time.real, sleep=time.sleep), time
 
 
 def idle() -> None:
@@ -151,7 +151,7 @@ def test_a_stretch_that_is_given_stays() -> None:
 
 def test_a_run_that_overran_is_rejected() -> None:
     time, pace = VirtualTime(), Pace(4)
-    emulated = Emulation(parse_machine(PLAIN), real=time.real, sleep=time.sleep)
+    emulated = Emulation(parse_emulated(PLAIN), real=time.real, sleep=time.sleep)
     lane = Lane("compute", emulated.clock, pace)
     for took in (2, 2, 2, 2.5):
         lane.run("task", 1.0, lambda took=took: time.pass_by(took))  # type: ignore[misc]
@@ -168,7 +168,7 @@ def test_nothing_can_be_calibrated_before_it_ran() -> None:
 
 def test_accelerators_of_one_node_share_its_host_disk_and_stretch() -> None:
     first, time = emulation()
-    second = Emulation(parse_machine(PLAIN), first)
+    second = Emulation(parse_emulated(PLAIN), first)
     assert second.pace is first.pace
     assert second.clock is first.clock
     assert second.disk is first.disk

@@ -11,8 +11,8 @@ from tests.support.kernel_cases import attention_case, ffn_case, native
 from tests.support.virtual_time import VirtualTime
 from tpi.devices.emulated import work
 from tpi.devices.emulated.emulation import Emulation
-from tpi.devices.emulated.machine import parse_machine
-from tpi.devices.emulated.work import KernelWork, Rates
+from tpi.devices.emulated.machine import parse_emulated
+from tpi.devices.emulated.work import KernelWork, Roofline
 from tpi.devices.host import HostDevice
 from tpi.kernels import Kernels
 from tpi.kernels.spec import ChainBlock, Residual
@@ -21,7 +21,7 @@ RANDOM = np.random.default_rng(1)
 
 
 def test_bytes_or_operations_decide_and_activations_cross() -> None:
-    rates = Rates(memory=100, operations=1000, launch=0.5, up=10, down=20, latency=0.25)
+    rates = Roofline(memory=100, operations=1000, launch=0.5, up=10, down=20, latency=0.25)
     assert rates.seconds(KernelWork(200, 1000)) == 0.5 + 2
     assert rates.seconds(KernelWork(200, 3000)) == 0.5 + 3
     assert rates.seconds(KernelWork(200, 3000, up=10)) == 0.5 + 3 + 1.25
@@ -61,7 +61,7 @@ def test_every_kernel_takes_its_time_and_gives_the_bits_of_those_underneath() ->
     """Of the host, where nothing crosses; memory and arithmetic are such that the bytes decide."""
     time = VirtualTime()
     text = "1GiB,host_memory=1MB/s,host_flops=1P,launch=1s,stretch=1"
-    emulated = Emulation(parse_machine(text), real=time.real, sleep=time.sleep)
+    emulated = Emulation(parse_emulated(text), real=time.real, sleep=time.sleep)
     kernels = emulated.host(HostDevice(native)).kernels
     case = ffn_case(RANDOM, hidden=64, units=2, tokens=3)
     x, run = case.x, case.spec.neuron
@@ -83,7 +83,7 @@ def test_every_kernel_takes_its_time_and_gives_the_bits_of_those_underneath() ->
 
 def test_a_chain_is_its_blocks_and_says_when_each_ended() -> None:
     time = VirtualTime()
-    emulated = Emulation(parse_machine("1GiB,stretch=4"), real=time.real, sleep=time.sleep)
+    emulated = Emulation(parse_emulated("1GiB,stretch=4"), real=time.real, sleep=time.sleep)
     host = emulated.host(HostDevice(native))
     attention, ffn = attention_case(RANDOM, lengths=((0, 2),)), ffn_case(RANDOM, tokens=2)
     blocks = [
@@ -93,7 +93,7 @@ def test_a_chain_is_its_blocks_and_says_when_each_ended() -> None:
     ended = np.zeros(2, np.int64)
     out = host.kernels.open_chain(blocks).run(attention.x, attention.batch, ended)
     np.testing.assert_array_equal(out, native.open_chain(blocks).run(attention.x, attention.batch))
-    rates = Rates(emulated.machine.host_memory, emulated.machine.host_flops, emulated.machine.launch)
+    rates = Roofline(emulated.machine.host_memory, emulated.machine.host_flops, emulated.machine.launch)
     seconds = [rates.seconds(work.block(block, attention.batch)) for block in blocks]
     assert time.real() == pytest.approx(4 * sum(seconds))
     np.testing.assert_allclose(ended, np.cumsum(seconds) * 4e9, atol=1)

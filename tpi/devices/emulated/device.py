@@ -9,7 +9,7 @@ from tpi.devices.arena import Arena
 from tpi.devices.base import Event, Pending
 from tpi.devices.emulated.emulation import Emulation
 from tpi.devices.emulated.lane import Track
-from tpi.devices.emulated.machine import parse_machine
+from tpi.devices.emulated.machine import parse_emulated
 from tpi.devices.emulated.thread import TimedThread
 from tpi.devices.host import check_sizes, open_host
 from tpi.devices.owned import OwnedKernels
@@ -73,7 +73,7 @@ def open_emulated(argument: str, limit: int | None = None, beside: Emulation | N
     Raises:
         UsageError: if the description is wrong, or `limit` is beyond the capacity.
     """
-    machine = parse_machine(argument)
+    machine = parse_emulated(argument)
     if limit is not None and limit > machine.capacity:
         raise UsageError(
             f"emu:{argument} has {machine.capacity} bytes of memory, and a limit of {limit} is beyond that; "

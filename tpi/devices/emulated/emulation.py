@@ -9,7 +9,7 @@ from tpi.devices.emulated.kernels import TimedKernels
 from tpi.devices.emulated.lane import Lane, Track
 from tpi.devices.emulated.machine import EmulatedMachine
 from tpi.devices.emulated.pace import Pace
-from tpi.devices.emulated.work import Rates
+from tpi.devices.emulated.work import Roofline
 from tpi.devices.host import HostDevice
 from tpi.kernels import Kernels
 
@@ -70,7 +70,7 @@ class Emulation:
 
     def host(self, device: HostDevice) -> EmulatedHost:
         """The host of the emulated node, with the memory and the results of `device`."""
-        rates = Rates(self.machine.host_memory, self.machine.host_flops, self.machine.launch)
+        rates = Roofline(self.machine.host_memory, self.machine.host_flops, self.machine.launch)
         kernels = TimedKernels(device.kernels, self.processor, rates)
         copies = Track(self.processor, self.machine.host_memory / 2)  # read and written
         return EmulatedHost(kernels, device.memory, device.name, copies)
@@ -78,7 +78,7 @@ class Emulation:
     def accelerate(self, kernels: Kernels) -> TimedKernels:
         """`kernels` at the speed of the accelerator."""
         machine = self.machine
-        rates = Rates(machine.memory, machine.flops, machine.launch, machine.up, machine.down, machine.latency)
+        rates = Roofline(machine.memory, machine.flops, machine.launch, machine.up, machine.down, machine.latency)
         return TimedKernels(kernels, self.compute, rates)
 
     def _lane(self, name: str) -> Lane:

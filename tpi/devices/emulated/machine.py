@@ -49,7 +49,7 @@ class EmulatedMachine:
     name: str = "emu"
 
     def text(self) -> str:
-        """What `parse_machine` makes this of."""
+        """What `parse_emulated` makes this of."""
         stretch = "auto" if self.stretch is None else repr(self.stretch)
         rates = (f"{name}={getattr(self, name)!r}" for name in ("up", "down", "memory", "host_memory", "disk"))
         others = (f"flops={self.flops!r},host_flops={self.host_flops!r},ram={self.ram},latency={self.latency!r}s",)
@@ -57,7 +57,7 @@ class EmulatedMachine:
         return ",".join([str(self.capacity), *(f"{rate}B/s" for rate in rates), *others, end])
 
 
-def parse_machine(text: str) -> EmulatedMachine:
+def parse_emulated(text: str) -> EmulatedMachine:
     """The machine that `text` means: a capacity or a preset, then `name=value` in any order, a later one over all.
 
     Raises:
@@ -65,7 +65,7 @@ def parse_machine(text: str) -> EmulatedMachine:
     """
     first, *words = (word.strip() for word in text.split(","))
     if first in PRESETS:
-        return _changed(parse_machine(PRESETS[first]), words)
+        return _changed(parse_emulated(PRESETS[first]), words)
     if not first or "=" in first or not first[0].isdigit():
         raise UsageError(
             f"emu:{text} begins with neither the accelerator's memory nor one of {', '.join(PRESETS)}; {_EXAMPLE}"

@@ -39,8 +39,8 @@ class KernelWork:
 
 
 @dataclass(frozen=True)
-class Rates:
-    """How fast a device does it: a roofline, with what lies before and after it.
+class Roofline:
+    """How fast a device does it (Williams et al., 2009), with what lies before and after it.
 
     Attributes:
         memory: bytes per second; operations: per second; launch: seconds before it begins.

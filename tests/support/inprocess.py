@@ -5,6 +5,7 @@ from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 from queue import SimpleQueue
 from threading import Thread
+from typing import Any
 
 from allreduce.algorithms.loopback import Board
 from allreduce.base import Endpoints
@@ -15,7 +16,9 @@ from master.deployment.planner import deal_shards, units_of
 from master.deployment.weights import own_blocks
 from master.generation.engine import Engine
 from master.vocabulary.vocabulary import Vocabulary, table_bytes
+from scheduler.storage.disk import Disk
 from tpi.devices.base import Device
+from tpi.devices.host import HostDevice
 from tpi.kv import KvDtype, pages_for
 from tpi.net.messages import NodeOptions, PeerAddress, Step
 from tpi.pack.reader import Pack
@@ -72,8 +75,13 @@ def in_process_deployment(
     epoch: int = 1,
     others: Sequence[tuple[Device, float]] = (),
     order: Order = plain,
+    host: HostDevice | None = None,
+    disk: Disk | None = None,
 ) -> Deployment:
-    """As `in_process_engine`, without the engine; rank 0 has `others` beside its host, and all run steps in `order`."""
+    """As `in_process_engine`, without the engine; all run steps in `order`.
+
+    Rank 0 has `others` beside its host, and `host` and `disk` in place of the real ones.
+    """
     pool = 4 * pages_for(context)  # pages: room for several sequences
     options = NodeOptions(context, pool, kv or kv_dtype(pack), chunk)
     peers = [PeerAddress(rank, f"node {rank}", "") for rank in range(len(shares))]
@@ -86,8 +94,9 @@ def in_process_deployment(
             shard_cache = ShardCache(cache / str(rank))
             stack.callback(shard_cache.close)
             tables = table_bytes(pack) if rank == 0 else None
-            held, more = own_blocks(pack, one, shard_cache), others if rank == 0 else ()
-            nodes.append(build_node(one, held, endpoints, tables=tables, others=more, order=order))
+            held = own_blocks(pack, one, shard_cache)
+            its: dict[str, Any] = {"others": others, "host": host, "disk": disk} if rank == 0 else {}
+            nodes.append(build_node(one, held, endpoints, tables=tables, order=order, **its))
             stack.callback(nodes[-1].close)
         workers = ThreadedWorkers(nodes[1:])
         stack.callback(workers.close)

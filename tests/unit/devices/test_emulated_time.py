@@ -10,7 +10,7 @@ from tests.support.virtual_time import VirtualTime
 from tpi.devices.base import wait_all
 from tpi.devices.emulated.device import EmulatedDevice
 from tpi.devices.emulated.emulation import Emulation
-from tpi.devices.emulated.lane import Lane
+from tpi.devices.emulated.lane import TimedLane
 from tpi.devices.emulated.machine import parse_emulated
 from tpi.devices.emulated.pace import Pace
 from tpi.devices.host import HostDevice
@@ -152,7 +152,7 @@ def test_a_stretch_that_is_given_stays() -> None:
 def test_a_run_that_overran_is_rejected() -> None:
     time, pace = VirtualTime(), Pace(4)
     emulated = Emulation(parse_emulated(PLAIN), real=time.real, sleep=time.sleep)
-    lane = Lane("compute", emulated.clock, pace)
+    lane = TimedLane("compute", emulated.clock, pace)
     for took in (2, 2, 2, 2.5):
         lane.run("task", 1.0, lambda took=took: time.pass_by(took))  # type: ignore[misc]
     assert (pace.overruns, pace.tasks, pace.worst) == (1, 4, 2.5 / 4)

@@ -8,7 +8,7 @@ import numpy as np
 from tpi.devices.arena import Arena
 from tpi.devices.base import Event, Pending
 from tpi.devices.emulated.emulation import Emulation
-from tpi.devices.emulated.lane import Track
+from tpi.devices.emulated.lane import TimedLink
 from tpi.devices.emulated.machine import parse_emulated
 from tpi.devices.emulated.thread import TimedThread
 from tpi.devices.host import check_sizes, open_host
@@ -37,8 +37,8 @@ class EmulatedDevice:
     def copy(self, source: Bytes, target: Bytes) -> Event:
         """See `Device.copy`."""
         check_sizes(source, target)
-        thread, track = self._way(source, target)
-        return thread.start(lambda: track.move(source.size, lambda: np.copyto(target, source)))
+        thread, link = self._way(source, target)
+        return thread.start(lambda: link.move(source.size, lambda: np.copyto(target, source)))
 
     def start(self, call: Callable[[], T]) -> Pending[T]:
         """See `Device.start`."""
@@ -53,7 +53,7 @@ class EmulatedDevice:
         for thread in (self._computing, self._up, self._down, self._within):
             thread.close()
 
-    def _way(self, source: Bytes, target: Bytes) -> tuple[TimedThread, Track]:
+    def _way(self, source: Bytes, target: Bytes) -> tuple[TimedThread, TimedLink]:
         """Who copies, and what that takes."""
         here, there = self.memory.owns(source), self.memory.owns(target)
         if here and there:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from tpi.devices.emulated.clock import EmulatedClock
 from tpi.devices.emulated.host import EmulatedHost
 from tpi.devices.emulated.kernels import TimedKernels
-from tpi.devices.emulated.lane import Lane, Track
+from tpi.devices.emulated.lane import TimedLane, TimedLink
 from tpi.devices.emulated.machine import EmulatedMachine
 from tpi.devices.emulated.pace import Pace
 from tpi.devices.emulated.work import Roofline
@@ -35,16 +35,16 @@ class Emulation:
         self.clock: EmulatedClock = beside.clock if beside else EmulatedClock(real, sleep)
         self.pace: Pace = beside.pace if beside else Pace(machine.stretch)
         self.compute = self._lane("compute")
-        self.up = Track(self._lane("up"), machine.up, machine.latency)
-        self.down = Track(self._lane("down"), machine.down, machine.latency)
-        self.within = Track(self._lane("within"), machine.memory / 2, machine.launch)  # read and written
-        self.processor: Lane = beside.processor if beside else self._lane("host")
-        self.disk: Track = beside.disk if beside else Track(self._lane("disk"), machine.disk)
+        self.up = TimedLink(self._lane("up"), machine.up, machine.latency)
+        self.down = TimedLink(self._lane("down"), machine.down, machine.latency)
+        self.within = TimedLink(self._lane("within"), machine.memory / 2, machine.launch)  # read and written
+        self.processor: TimedLane = beside.processor if beside else self._lane("host")
+        self.disk: TimedLink = beside.disk if beside else TimedLink(self._lane("disk"), machine.disk)
 
     @property
-    def lanes(self) -> list[Lane]:
+    def lanes(self) -> list[TimedLane]:
         """All of them."""
-        return [self.compute, self.processor, *(track.lane for track in (self.up, self.down, self.within, self.disk))]
+        return [self.compute, self.processor, *(link.lane for link in (self.up, self.down, self.within, self.disk))]
 
     @property
     def stretch(self) -> float:
@@ -72,7 +72,7 @@ class Emulation:
         """The host of the emulated node, with the memory and the results of `device`."""
         rates = Roofline(self.machine.host_memory, self.machine.host_flops, self.machine.launch)
         kernels = TimedKernels(device.kernels, self.processor, rates)
-        copies = Track(self.processor, self.machine.host_memory / 2)  # read and written
+        copies = TimedLink(self.processor, self.machine.host_memory / 2)  # read and written
         return EmulatedHost(kernels, device.memory, device.name, copies)
 
     def accelerate(self, kernels: Kernels) -> TimedKernels:
@@ -81,5 +81,5 @@ class Emulation:
         rates = Roofline(machine.memory, machine.flops, machine.launch, machine.up, machine.down, machine.latency)
         return TimedKernels(kernels, self.compute, rates)
 
-    def _lane(self, name: str) -> Lane:
-        return Lane(name, self.clock, self.pace)
+    def _lane(self, name: str) -> TimedLane:
+        return TimedLane(name, self.clock, self.pace)

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from tpi.devices.base import Event, Finished
-from tpi.devices.emulated.lane import Track
+from tpi.devices.emulated.lane import TimedLink
 from tpi.devices.host import HostDevice, check_sizes
 from tpi.devices.pages import Bytes
 
@@ -14,7 +14,7 @@ from tpi.devices.pages import Bytes
 class EmulatedHost(HostDevice):
     """See `tpi.devices.host.HostDevice`; its `kernels` are timed, and so is what it copies along `copies`."""
 
-    copies: Track | None = None
+    copies: TimedLink | None = None
 
     def copy(self, source: Bytes, target: Bytes) -> Event:
         """See `Device.copy`."""

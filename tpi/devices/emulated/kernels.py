@@ -6,7 +6,7 @@ from typing import TypeVar
 import numpy as np
 
 from tpi.devices.emulated import work
-from tpi.devices.emulated.lane import Lane
+from tpi.devices.emulated.lane import TimedLane
 from tpi.devices.emulated.work import KernelWork, Roofline, product
 from tpi.kernels import Chain, Kernels
 from tpi.kernels.spec import (
@@ -38,7 +38,7 @@ class TimedKernels:
     What a call takes is `tpi.devices.emulated.work`'s to say.
     """
 
-    def __init__(self, kernels: Kernels, lane: Lane, rates: Roofline) -> None:
+    def __init__(self, kernels: Kernels, lane: TimedLane, rates: Roofline) -> None:
         self._inner, self._lane, self._rates = kernels, lane, rates
 
     def isa(self) -> str:
@@ -127,7 +127,7 @@ class TimedKernels:
 class TimedChain:
     """See `tpi.kernels.Chain`; all blocks are one task."""
 
-    def __init__(self, chain: Chain, blocks: Sequence[ChainBlock], lane: Lane, rates: Roofline) -> None:
+    def __init__(self, chain: Chain, blocks: Sequence[ChainBlock], lane: TimedLane, rates: Roofline) -> None:
         self._chain, self._blocks, self._lane, self._rates = chain, blocks, lane, rates
 
     def run(self, x: F32, batch: Batch, ended: I64 | None = None) -> F32:

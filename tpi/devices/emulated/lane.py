@@ -10,7 +10,7 @@ from tpi.devices.emulated.pace import Pace
 T = TypeVar("T")
 
 
-class Lane:
+class TimedLane:
     """A serial resource. May be used by several threads, who are served in the order in which they ask."""
 
     def __init__(self, name: str, clock: EmulatedClock, pace: Pace) -> None:
@@ -55,10 +55,10 @@ class Lane:
         return begins, slot
 
 
-class Track:
+class TimedLink:
     """A lane that bytes move along: `seconds` after its `latency`, one begins to move `bytes_per_second`."""
 
-    def __init__(self, lane: Lane, bytes_per_second: float, latency: float = 0.0) -> None:
+    def __init__(self, lane: TimedLane, bytes_per_second: float, latency: float = 0.0) -> None:
         self.lane = lane
         self.bytes_per_second = bytes_per_second
         self.latency = latency

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from tpi.errors import KernelError
+from tpi.kernels import Kernels
 from tpi.kernels.arithmetic import (
     activate,
     apply_norm,
@@ -24,11 +25,11 @@ from tpi.kernels.arithmetic import (
     rms_norm,
     rows,
 )
+from tpi.kernels.chain import PlainChain
 from tpi.kernels.paged import append, attend, heads_of, rope
 from tpi.kernels.spec import (
     F32,
     I32,
-    I64,
     U8,
     AttentionSpec,
     Batch,
@@ -43,7 +44,6 @@ from tpi.kernels.spec import (
     Residual,
 )
 from tpi.pack.layout import RunLayout
-from tpi.trace import clock
 
 
 class ReferenceKernels:
@@ -119,9 +119,9 @@ class ReferenceKernels:
             total = apply_norm(residual.norm, total)
         return x + total
 
-    def open_chain(self, blocks: Sequence[ChainBlock]) -> "ReferenceChain":
+    def open_chain(self, blocks: Sequence[ChainBlock]) -> PlainChain:
         """See `tpi.kernels.Kernels`."""
-        return ReferenceChain(self, blocks)
+        return PlainChain(self, blocks)
 
     def logits(self, run: RunLayout, data: U8, x: F32) -> F32:
         """See `tpi.kernels.Kernels`."""
@@ -153,30 +153,6 @@ class ReferencePrepared:
         """See `tpi.kernels.spec.Prepared`."""
         values: F32 = self.normed.copy()
         return values
-
-
-class ReferenceChain:
-    """See `tpi.kernels.Chain`."""
-
-    def __init__(self, kernels: ReferenceKernels, blocks: Sequence[ChainBlock]) -> None:
-        self._kernels = kernels
-        self._blocks = blocks
-
-    def run(self, x: F32, batch: Batch, ended: I64 | None = None) -> F32:
-        """See `tpi.kernels.Chain.run`."""
-        began = clock()
-        for number, block in enumerate(self._blocks):
-            x = self._kernels.add_residual(block.residual, x, self._partial(block, x, batch))
-            if ended is not None:
-                ended[number] = clock() - began
-        return x
-
-    def _partial(self, block: ChainBlock, x: F32, batch: Batch) -> F32:
-        if isinstance(block.spec, FfnSpec):
-            return self._kernels.ffn(block.spec, block.data, x)
-        assert block.keys is not None  # attention has both
-        assert block.values is not None
-        return self._kernels.attention(block.spec, block.data, x, block.keys, block.values, batch)
 
 
 def _normed(spec: BlockSpec, x: Input) -> F32:

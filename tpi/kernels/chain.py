@@ -1,0 +1,31 @@
+"""A chain of blocks for kernels that have nothing faster than one block after the other."""
+
+from collections.abc import Sequence
+
+from tpi.kernels import Kernels
+from tpi.kernels.spec import F32, I64, Batch, ChainBlock, FfnSpec
+from tpi.trace import clock
+
+
+class PlainChain:
+    """Calls of other kernels in order. See `tpi.kernels.Chain`."""
+
+    def __init__(self, kernels: Kernels, blocks: Sequence[ChainBlock]) -> None:
+        self._kernels = kernels
+        self._blocks = blocks
+
+    def run(self, x: F32, batch: Batch, ended: I64 | None = None) -> F32:
+        """See `tpi.kernels.Chain.run`."""
+        began = clock()
+        for number, block in enumerate(self._blocks):
+            x = self._kernels.add_residual(block.residual, x, self._partial(block, x, batch))
+            if ended is not None:
+                ended[number] = clock() - began
+        return x
+
+    def _partial(self, block: ChainBlock, x: F32, batch: Batch) -> F32:
+        if isinstance(block.spec, FfnSpec):
+            return self._kernels.ffn(block.spec, block.data, x)
+        assert block.keys is not None  # attention has both
+        assert block.values is not None
+        return self._kernels.attention(block.spec, block.data, x, block.keys, block.values, batch)

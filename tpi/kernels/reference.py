@@ -12,7 +12,6 @@ from dataclasses import dataclass
 import numpy as np
 
 from tpi.errors import KernelError
-from tpi.kernels import Kernels
 from tpi.kernels.arithmetic import (
     activate,
     apply_norm,

@@ -1,9 +1,12 @@
 """The text of `--device emu:...`: every machine can be written, every preset read, and every mistake is named."""
 
+from dataclasses import fields
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.support.paths import ROOT
 from tpi.devices.choose import open_device
 from tpi.devices.emulated.device import open_emulated
 from tpi.devices.emulated.machine import EmulatedMachine, parse_emulated
@@ -96,3 +99,14 @@ def test_a_limit_is_kept_and_is_no_more_than_the_capacity() -> None:
     with pytest.raises(DeviceFullError, match="emu may use 4096 bytes"):
         device.memory.allocate(1)
     device.close()
+
+
+def test_the_page_has_every_preset_and_every_word() -> None:
+    page = (ROOT / "docs/emulation.md").read_text()
+    table = {row.split("`")[1]: row for row in page.split("## Presets")[1].splitlines() if row.startswith("| `")}
+    assert table.keys() == PRESETS.keys()
+    for name, row in table.items():
+        figures = {word.partition("=")[2] for word in PRESETS[name].split(",")[1:]}
+        assert not {figure for figure in figures if figure not in row.replace(" ", "")}
+    words = {word for row in page.splitlines() if row.startswith("| `") for word in row.split("|")[1].split("`")[1::2]}
+    assert words >= {field.name for field in fields(EmulatedMachine)} - {"capacity"} | {"link", "host"}

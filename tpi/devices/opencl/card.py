@@ -1,0 +1,126 @@
+"""An OpenCL device as its kernels and copies use it: a queue to compute on, programs, memory for activations."""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from threading import RLock
+from typing import Any
+
+import numpy as np
+
+from tpi.devices.arena import Array
+from tpi.devices.opencl.discover import opencl
+from tpi.devices.opencl.names import Names
+from tpi.devices.opencl.programs import Program, Programs
+from tpi.errors import DeviceError
+from tpi.kernels.spec import F32
+
+LANES = 64  # work-items of a work-group, as common.cl has it
+
+
+class Card:
+    """One device: an in-order queue, and buffers that come from a pool. Takes its users one after the other."""
+
+    def __init__(self, name: str, device: Any) -> None:
+        """`device` is a `pyopencl.Device`."""
+        cl = opencl()
+        self.name = name
+        self.device = device
+        self.context = cl.Context([device])
+        self.names = Names(name, self._create)
+        self._queue = cl.CommandQueue(self.context)
+        self._programs = Programs(self.context)
+        self._pool = cl.tools.MemoryPool(cl.tools.ImmediateAllocator(self._queue))
+        self._lock = RLock()
+
+    @contextmanager
+    def working(self) -> Iterator[None]:
+        """The caller alone uses the queue; what OpenCL refuses is a DeviceError."""
+        with self._lock, self.explained():
+            yield
+
+    @contextmanager
+    def explained(self) -> Iterator[None]:
+        """What OpenCL refuses is a DeviceError that names the device."""
+        cl = opencl()
+        try:
+            yield
+        except cl.MemoryError as error:
+            raise DeviceError(f"{self.name} has no memory left ({error}): give it less to hold") from error
+        except cl.Error as error:
+            raise DeviceError(f"{self.name} failed: {error}") from error
+
+    def launch(self, program: Program, kernel: str, groups: Sequence[int], *arguments: Any) -> None:
+        """Enqueue a kernel over so many work-groups of LANES work-items; none where there are no groups.
+
+        Integers become int, floats float, and arrays of the device what `located` says: a buffer and an offset.
+        """
+        if 0 in groups:
+            return
+        size = (groups[0] * LANES, *groups[1:])
+        local = (LANES, *(1 for _ in groups[1:]))
+        self._programs.kernel(program, kernel)(self._queue, size, local, *map(_argument, arguments))
+
+    def empty(self, *shape: int) -> Any:
+        """A buffer for 4-byte values of this shape; it goes back to the pool when nothing refers to it."""
+        return self._pool.allocate(max(4, 4 * int(np.prod(shape, dtype=np.int64))))
+
+    def zeros(self, *shape: int) -> Any:
+        """As `empty`, with zeros."""
+        buffer = self.empty(*shape)
+        opencl().enqueue_fill_buffer(self._queue, buffer, np.uint8(0), 0, buffer.size)
+        return buffer
+
+    def upload(self, array: Array) -> Any:
+        """A buffer with an array's values, which may change again at once; any contiguous array of 4-byte values."""
+        buffer = self.empty(array.size)
+        if array.size:
+            opencl().enqueue_copy(self._queue, buffer, np.ascontiguousarray(array), is_blocking=True)
+        return buffer
+
+    def download(self, buffer: Any, *shape: int) -> F32:
+        """A buffer's floats, when all that was enqueued is done."""
+        out = np.empty(shape, np.float32)
+        if out.size:
+            opencl().enqueue_copy(self._queue, out, buffer, is_blocking=True)
+        return out
+
+    def duplicate(self, buffer: Any, target: Any, *shape: int) -> None:
+        """Copy 4-byte values from one buffer to another."""
+        count = 4 * int(np.prod(shape, dtype=np.int64))
+        if count:
+            opencl().enqueue_copy(self._queue, target, buffer, byte_count=count)
+
+    def located(self, array: Array) -> tuple[Any, np.uint64]:
+        """The buffer and the offset of an array of the device, as kernels take them."""
+        if not array.size:
+            return None, np.uint64(0)
+        buffer, offset = self.names.locate(array)
+        return buffer, np.uint64(offset)
+
+    def close(self) -> None:
+        """Wait for what was enqueued and give all memory back. Idempotent."""
+        with self.working():
+            self._queue.finish()
+            self._pool.stop_holding()
+            self.names.close()
+
+    def _create(self, size: int) -> Any:
+        """A zeroed buffer: writing to it shows whether it is there."""
+        cl = opencl()
+        most = self.device.max_mem_alloc_size
+        if size > most:
+            raise DeviceError(
+                f"{self.name} gives at most {most} bytes in one piece, not {size}: hold less at once on it"
+            )
+        with self.explained():
+            buffer = cl.Buffer(self.context, cl.mem_flags.READ_WRITE, size)
+            with self._lock:
+                cl.enqueue_fill_buffer(self._queue, buffer, np.uint8(0), 0, size)
+                self._queue.finish()
+        return buffer
+
+
+def _argument(value: Any) -> Any:
+    if isinstance(value, (bool, int)):
+        return np.int32(value)
+    return np.float32(value) if isinstance(value, float) else value

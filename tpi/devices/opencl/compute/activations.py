@@ -1,0 +1,118 @@
+"""Activations on an OpenCL device: floats, and their roundings to int8 as products with quantised weights want them."""
+
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from tpi.config import Format
+from tpi.devices.opencl.card import LANES, Card
+from tpi.devices.opencl.programs import Program
+from tpi.kernels.spec import F32, NormSpec
+from tpi.pack.layout import GROUP, Part, RunLayout, is_quantised
+
+NORMS = Program(("norms",))
+
+
+class Form(NamedTuple):
+    """How values are rounded: `fine` to 15 bits (for q8) and not 8; for squares as codes, for records as floats."""
+
+    fine: bool
+    codes: bool
+
+
+def form_of(run: RunLayout, part: Part) -> Form | None:
+    """The form in which a part's products take their input, None as it is: columns in records take floats."""
+    if not is_quantised(part.format) or (run.layout == "record" and part.axis == "column"):
+        return None
+    return Form(fine_for(part.format), run.layout == "tiled")
+
+
+def fine_for(format: Format) -> bool:
+    """Whether a format's codes are worth 15 bits of the activations; see `tpi.kernels.arithmetic.round_activations`."""
+    return format == "q8"
+
+
+@dataclass(frozen=True)
+class Rounded:
+    """Buffers of what was rounded.
+
+    Attributes:
+        codes, fine: `[tokens, width]` int8, the second in 1/128 of the unit of the first; or None.
+        scales: `[tokens, width / 32]` float32, of the last unit.
+        sums: the same: scale times the sum of the group's codes.
+        floats: `[tokens, width]` float32, where the form is not of codes.
+    """
+
+    codes: Any = None
+    fine: Any = None
+    scales: Any = None
+    sums: Any = None
+    floats: Any = None
+
+
+class Activations:
+    """`[tokens, width]` float32 in a buffer; each form is made when it is first asked for."""
+
+    def __init__(self, card: Card, values: Any, tokens: int, width: int) -> None:
+        self._card = card
+        self.values = values
+        self.tokens = tokens
+        self.width = width
+        self._forms: dict[Form, Rounded] = {}
+
+    def rounded(self, form: Form) -> Rounded:
+        """The values in a form; `width` is a multiple of 32."""
+        if form not in self._forms:
+            self._forms[form] = self._round(form)
+        return self._forms[form]
+
+    def _round(self, form: Form) -> Rounded:
+        card, values, groups = self._card, self.tokens * self.width, self.tokens * self.width // GROUP
+        if form.codes:
+            fine = card.empty(values // 4) if form.fine else None
+            made = Rounded(card.empty(values // 4), fine, card.empty(groups), card.empty(groups))
+        else:
+            made = Rounded(floats=card.empty(values))
+        buffers = (made.codes, made.fine, made.scales, made.sums, made.floats)
+        work = [-(-groups * 8 // LANES)]  # eight work-items a group
+        card.launch(NORMS, "round_groups", work, self.values, groups, form.fine, *buffers)
+        return made
+
+
+class OpenClPrepared:
+    """See `tpi.kernels.spec.Prepared`; lies on the card."""
+
+    def __init__(self, card: Card, activations: Activations) -> None:
+        self.card = card
+        self.activations = activations
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """`(tokens, hidden)`."""
+        return self.activations.tokens, self.activations.width
+
+    def values(self) -> F32:
+        """See `tpi.kernels.spec.Prepared`."""
+        with self.card.working():
+            return self.card.download(self.activations.values, *self.shape)
+
+
+@dataclass(frozen=True)
+class NormVectors:
+    """The vectors of a norm on the card."""
+
+    weight: Any
+    bias: Any
+
+
+def upload_norm(card: Card, norm: NormSpec) -> NormVectors:
+    """The vectors of `norm`, on the card."""
+    return NormVectors(card.upload(norm.weight), None if norm.bias is None else card.upload(norm.bias))
+
+
+def normed(card: Card, norm: NormSpec, vectors: NormVectors, x: F32) -> Any:
+    """A buffer with the norm of `x`, `[tokens, hidden]`."""
+    tokens, hidden = x.shape
+    out, kind = card.empty(tokens, hidden), norm.kind == "layer"
+    given = (card.upload(x), vectors.weight, vectors.bias, kind, float(norm.eps), hidden, out)
+    card.launch(NORMS, "norm", [tokens], *given)
+    return out

@@ -1,0 +1,100 @@
+"""An attention block on an OpenCL device, in steps: heads of the input, attending over pages, the output's product."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from tpi.devices.opencl.card import LANES, Card
+from tpi.devices.opencl.compute.activations import Activations
+from tpi.devices.opencl.compute.products import columns, matrix_of, rows
+from tpi.devices.opencl.compute.tables import Step
+from tpi.devices.opencl.discover import opencl
+from tpi.devices.opencl.programs import Program
+from tpi.kernels.spec import F32, KV_GROUP, U8, AttentionSpec, KvArray
+
+_HEADS = Program(("heads",))
+_KV = {np.dtype(np.float32): "KV_F32", np.dtype(np.float16): "KV_F16", np.dtype(np.uint8): "KV_Q8"}
+
+
+@dataclass(frozen=True)
+class Heads:
+    """Buffers of float32 as in `tpi.kernels.spec.Projected`."""
+
+    queries: Any
+    keys: Any
+    values: Any
+
+
+class Attention:
+    """The vectors of one spec on the card, and what is done with them."""
+
+    def __init__(self, card: Card, spec: AttentionSpec) -> None:
+        """`spec` is read here and again in each call."""
+        self._card = card
+        names = ("q_bias", "k_bias", "v_bias", "q_norm", "k_norm", "inv_freq")
+        self._vectors = {name: _uploaded(card, getattr(spec, name)) for name in names}
+
+    def project(self, spec: AttentionSpec, data: U8, x: Activations, positions: Any) -> Heads:
+        """See `Kernels.project`; `positions` is a buffer."""
+        split = spec.query.units * spec.query.unit_bytes
+        query, kv = data[:split], data[split:]
+        q = rows(self._card, matrix_of(self._card, spec.query, "q", query), x)
+        k = rows(self._card, matrix_of(self._card, spec.kv, "k", kv), x)
+        v = rows(self._card, matrix_of(self._card, spec.kv, "v", kv), x)
+        return Heads(
+            self._finish(spec, "q", q, x.tokens, positions),
+            self._finish(spec, "k", k, x.tokens, positions),
+            self._finish(spec, "v", v, x.tokens, positions),
+        )
+
+    def attend(self, spec: AttentionSpec, heads: Heads, keys: KvArray, values: KvArray, step: Step) -> Any:
+        """See `Kernels.attend`; a buffer of `[tokens, query units * width]` with zeros behind the last head."""
+        card, program = self._card, _attending(spec, keys, step.rows_each)
+        paged = (step.tables, step.table_width)
+        self._append(spec, keys, heads.keys, step)
+        self._append(spec, values, heads.values, step)
+        count = step.tokens * spec.heads
+        partial = card.empty(count, step.chunks, spec.head_dim + 2)
+        numbers = (spec.heads, spec.kv_heads, float(spec.attention_scale), float(spec.softcap), spec.window)
+        caches = (*card.located(keys), *card.located(values))
+        given = (heads.queries, *caches, step.tasks, step.rows, step.positions, *paged, *numbers, step.chunk, partial)
+        card.launch(program, "attend", [step.task_count, step.chunks], *given)
+        stride = spec.query.units * spec.query.width
+        mixed = card.zeros(step.tokens, stride)
+        card.launch(program, "merge_chunks", [count], partial, step.chunks, step.rows, spec.heads, stride, mixed)
+        return mixed
+
+    def output(self, spec: AttentionSpec, data: U8, mixed: Any, tokens: int) -> Any:
+        """See `Kernels.output`; `mixed` as `attend` leaves it."""
+        o = matrix_of(self._card, spec.query, "o", data[: spec.query.units * spec.query.unit_bytes])
+        return columns(self._card, o, Activations(self._card, mixed, tokens, o.vectors))
+
+    def _finish(self, spec: AttentionSpec, which: str, product: Any, tokens: int, positions: Any) -> Any:
+        """Bias, norm and rotation of the heads in a product; values are not turned."""
+        card, dim = self._card, spec.head_dim
+        heads, run = (spec.heads, spec.query) if which == "q" else (spec.kv_heads, spec.kv)
+        half, out = 0 if which == "v" else len(spec.inv_freq), card.empty(tokens, heads, dim)
+        bias, norm = self._vectors[f"{which}_bias"], self._vectors.get(f"{which}_norm")
+        turn = (self._vectors["inv_freq"], half, float(spec.rope_scale), positions)
+        room = opencl().LocalMemory(4 * dim)
+        given = (product, run.units * run.width, dim, bias, norm, float(spec.norm.eps), *turn, room, out)
+        card.launch(_HEADS, "finish_heads", [heads, tokens], *given)
+        return out
+
+    def _append(self, spec: AttentionSpec, cache: KvArray, heads: Any, step: Step) -> None:
+        program = _attending(spec, cache, step.rows_each)
+        work = -(-step.tokens * spec.kv_heads * -(-spec.head_dim // KV_GROUP) // LANES)
+        paged = (step.positions, step.sequence, step.tables, step.table_width)
+        where = self._card.located(cache)
+        self._card.launch(program, "append", [work], *where, heads, spec.kv_heads, step.tokens, *paged)
+
+
+def _attending(spec: AttentionSpec, cache: KvArray, rows_each: int) -> Program:
+    """The program for these heads over a cache of this format."""
+    constants = (_KV[cache.dtype], f"HEAD_DIM={spec.head_dim}", f"ROWS={rows_each}")
+    return Program(("kv", "attention"), constants)
+
+
+def _uploaded(card: Card, vector: F32 | None) -> Any:
+    return None if vector is None else card.upload(vector)

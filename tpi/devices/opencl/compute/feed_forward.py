@@ -1,0 +1,35 @@
+"""A feed-forward block on an OpenCL device."""
+
+from typing import Any
+
+from tpi.devices.opencl.card import LANES, Card
+from tpi.devices.opencl.compute.activations import Activations
+from tpi.devices.opencl.compute.products import columns, matrix_of, rows
+from tpi.devices.opencl.programs import Program
+from tpi.kernels.spec import I32, U8, FfnSpec
+
+_ELEMENTWISE = Program(("elementwise",))
+_NUMBERS = {"silu": 0, "gelu": 1, "gelu_tanh": 2, "relu": 3}  # as elementwise.cl has them
+
+
+class FeedForward:
+    """The vectors of one spec on the card, and what is done with them."""
+
+    def __init__(self, card: Card, spec: FfnSpec) -> None:
+        """`spec` is read here and again in each call."""
+        self._card = card
+        self._gate_bias = None if spec.gate_bias is None else card.upload(spec.gate_bias)
+        self._up_bias = None if spec.up_bias is None else card.upload(spec.up_bias)
+
+    def run(self, spec: FfnSpec, data: U8, x: Activations, active: I32 | None) -> Any:
+        """See `Kernels.ffn`: a buffer of `[tokens, hidden]`."""
+        card, run = self._card, spec.neuron
+        count = run.units * run.width if active is None else len(active)
+        listed = None if active is None else card.upload(active)
+        up = rows(card, matrix_of(card, run, "up", data), x, listed, count)
+        gate = rows(card, matrix_of(card, run, "gate", data), x, listed, count) if spec.gated else None
+        biases = (self._gate_bias, self._up_bias)
+        number, work = _NUMBERS[spec.activation], [-(-count * x.tokens // LANES)]
+        card.launch(_ELEMENTWISE, "activate", work, gate, up, *biases, listed, count, x.tokens, number)
+        inner = Activations(card, up, x.tokens, count)
+        return columns(card, matrix_of(card, run, "down", data), inner, listed, count)

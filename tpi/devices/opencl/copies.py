@@ -1,0 +1,112 @@
+"""Copies between the host and an OpenCL device, or within it: queues of their own, beside the one that computes."""
+
+from typing import Any
+
+import numpy as np
+
+from tpi.devices.base import Event, Finished
+from tpi.devices.host import check_sizes
+from tpi.devices.opencl.card import Card
+from tpi.devices.opencl.discover import is_gpu, opencl
+from tpi.devices.pages import PAGE, Bytes, page_buffer, round_up
+from tpi.errors import DeviceError
+
+
+class CopyEvent:
+    """The end of a copy, as an OpenCL event tells it. See `tpi.devices.base.Pending`."""
+
+    __slots__ = ("_card", "_event")
+
+    def __init__(self, card: Card, event: Any) -> None:
+        self._card = card
+        self._event = event
+
+    @property
+    def done(self) -> bool:
+        """See `Pending.done`; what failed has ended."""
+        return int(self._event.command_execution_status) <= 0
+
+    def wait(self) -> None:
+        """See `Pending.wait`; DeviceError if the copy failed."""
+        with self._card.explained():
+            self._event.wait()
+
+
+class Copies:
+    """A queue for each direction, so that weights may come while keys and values go. May be used by several threads."""
+
+    def __init__(self, card: Card) -> None:
+        cl = opencl()
+        self._card = card
+        self._coming = cl.CommandQueue(card.context)
+        self._going = cl.CommandQueue(card.context)
+
+    def start(self, source: Bytes, target: Bytes, from_here: bool, to_here: bool) -> Event:
+        """Begin a copy of contiguous bytes; at least one end is on the device.
+
+        Raises:
+            DeviceError: if they differ in size, are not contiguous, or no end is on the device.
+        """
+        check_sizes(source, target)
+        if not (from_here or to_here):
+            raise DeviceError(f"one end of a copy must lie in the memory of {self._card.name}")
+        if not (source.flags.c_contiguous and target.flags.c_contiguous):
+            raise DeviceError(f"a copy to or from {self._card.name} is of contiguous bytes")
+        if not (to_here or target.flags.writeable):
+            raise DeviceError(f"a copy from {self._card.name} needs memory that may be written")
+        if not source.size:
+            return Finished(lambda: None)
+        try:
+            with self._card.explained():
+                return CopyEvent(self._card, self._enqueue(source, target, from_here, to_here))
+        except DeviceError as error:
+            return Finished(_raising(error))
+
+    def close(self) -> None:
+        """Wait for every copy that was started. Idempotent."""
+        with self._card.explained():
+            self._coming.finish()
+            self._going.finish()
+
+    def _enqueue(self, source: Bytes, target: Bytes, from_here: bool, to_here: bool) -> Any:
+        cl, locate = opencl(), self._card.names.locate
+        queue = self._coming if to_here else self._going
+        if from_here and to_here:
+            (old, old_at), (new, new_at) = locate(source), locate(target)
+            event = cl.enqueue_copy(queue, new, old, byte_count=source.size, src_offset=old_at, dst_offset=new_at)
+        elif to_here:
+            buffer, at = locate(target)
+            event = cl.enqueue_copy(queue, buffer, source, dst_offset=at, is_blocking=False)
+        else:
+            buffer, at = locate(source)
+            event = cl.enqueue_copy(queue, target, buffer, src_offset=at, is_blocking=False)
+        queue.flush()
+        return event
+
+    def staging(self, size: int) -> Bytes:
+        """See `Device.staging`: pinned where the card has memory of its own."""
+        device = self._card.device
+        if size and is_gpu(device) and not device.host_unified_memory:
+            with self._card.explained():
+                return pinned(self._card.context, self._coming, size)
+        return page_buffer(size)
+
+
+def pinned(context: Any, queue: Any, size: int) -> Bytes:
+    """Host memory that the driver has pinned: `round_up(size)` zeroed bytes from the start of a page on."""
+    cl = opencl()
+    flags = cl.mem_flags.READ_WRITE | cl.mem_flags.ALLOC_HOST_PTR
+    buffer = cl.Buffer(context, flags, round_up(size) + PAGE)
+    access = cl.map_flags.READ | cl.map_flags.WRITE
+    area, _ = cl.enqueue_map_buffer(queue, buffer, access, 0, (buffer.size,), np.uint8)  # unmapped with its last view
+    start = -area.ctypes.data % PAGE
+    found: Bytes = area[start : start + round_up(size)]
+    found.fill(0)
+    return found
+
+
+def _raising(error: Exception) -> Any:
+    def fail() -> None:
+        raise error
+
+    return fail

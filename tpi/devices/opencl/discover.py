@@ -1,0 +1,66 @@
+"""Which OpenCL devices this machine has, and the one that a user means."""
+
+from typing import Any
+
+from tpi.errors import UsageError
+
+_INSTALL = "OpenCL devices need pyopencl: install it with `pip install 'tpi[opencl]'`"
+
+
+def opencl() -> Any:
+    """The module pyopencl.
+
+    Raises:
+        UsageError: if it is not installed, or finds no OpenCL library.
+    """
+    try:
+        import pyopencl
+    except ImportError as error:
+        raise UsageError(f"{_INSTALL} ({error})") from error
+    return pyopencl
+
+
+def find_devices() -> list[Any]:
+    """Every `pyopencl.Device` of every platform; an index into this list is what `opencl:INDEX` means.
+
+    Raises:
+        UsageError: if pyopencl is missing.
+    """
+    cl = opencl()
+    try:
+        platforms = cl.get_platforms()
+    except cl.Error:  # there is none
+        return []
+    return [device for platform in platforms for device in _of(platform)]
+
+
+def choose_device(argument: str) -> tuple[int, Any]:
+    """The device with index `argument`, with its index; the first GPU where it is empty, or else the first.
+
+    Raises:
+        UsageError: if there is none such; says which there are.
+    """
+    devices = find_devices()
+    if not devices:
+        raise UsageError("there is no OpenCL device here: install the OpenCL driver of your graphics chip")
+    if not argument:
+        gpus = [index for index, device in enumerate(devices) if is_gpu(device)]
+        index = gpus[0] if gpus else 0
+        return index, devices[index]
+    if not (argument.isdecimal() and int(argument) < len(devices)):
+        there = ", ".join(f"opencl:{index} ({device.name.strip()})" for index, device in enumerate(devices))
+        raise UsageError(f"there is no device opencl:{argument}; there is {there}")
+    return int(argument), devices[int(argument)]
+
+
+def is_gpu(device: Any) -> bool:
+    """Whether an OpenCL device is a graphics chip."""
+    return bool(device.type & opencl().device_type.GPU)
+
+
+def _of(platform: Any) -> list[Any]:
+    cl = opencl()
+    try:
+        return list(platform.get_devices())
+    except cl.Error:  # a driver without a device
+        return []

@@ -1,0 +1,53 @@
+"""OpenCL C sources as kernels: each program is built once for a device, with its constants as definitions."""
+
+import warnings
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tpi.devices.opencl.discover import opencl
+from tpi.errors import KernelError
+
+_SOURCES = Path(__file__).parent / "sources"
+_OPTIONS = ["-cl-mad-enable"]
+
+
+@dataclass(frozen=True)
+class Program:
+    """Sources that make up one program, without their ending, and what is defined for them (`NAME` or `NAME=VALUE`)."""
+
+    sources: tuple[str, ...]
+    defined: tuple[str, ...] = ()
+
+
+class Programs:
+    """The kernels of one device. Used by one thread at a time."""
+
+    def __init__(self, context: Any) -> None:
+        self._context = context
+        self._built: dict[Program, Any] = {}
+        self._kernels: dict[tuple[Program, str], Any] = {}
+
+    def kernel(self, program: Program, name: str) -> Any:
+        """The `pyopencl.Kernel` called `name`.
+
+        Raises:
+            KernelError: if the device's compiler refuses the program.
+        """
+        key = program, name
+        if key not in self._kernels:
+            self._kernels[key] = opencl().Kernel(self._build(program), name)
+        return self._kernels[key]
+
+    def _build(self, program: Program) -> Any:
+        if program not in self._built:
+            cl = opencl()
+            text = "\n".join((_SOURCES / f"{name}.cl").read_text() for name in ("common", *program.sources))
+            options = [*_OPTIONS, *(f"-D{each}" for each in program.defined)]
+            try:
+                with warnings.catch_warnings():
+                    warnings.simplefilter("ignore")  # compilers that have something to say to a program that they took
+                    self._built[program] = cl.Program(self._context, text).build(options)
+            except cl.Error as error:
+                raise KernelError(f"the OpenCL compiler refuses {program}: {error}") from error
+        return self._built[program]

@@ -1,0 +1,63 @@
+// Weights as floats, one work-item a value: for rows of an embedding, and for looking at what is stored.
+
+// Value `at` of a group of 32 with its code in byte `byte` (4 bits: low or high half), from its scale and minimum.
+inline float decoded(Bytes codes, int byte, int high, float scale, Bytes minimum) {
+#if defined(Q8)
+    return scale * ((global const char *)codes)[byte];
+#else
+    int code = high ? codes[byte] >> 4 : codes[byte] & 15;
+#if defined(Q4)
+    return scale * code + half_at(minimum, 0);
+#else
+    return scale * (code - 8);
+#endif
+#endif
+}
+
+#if defined(Q8)
+#define CODES 32
+#define GROUP_BYTES 34
+#elif defined(Q4)
+#define CODES 16
+#define GROUP_BYTES 20
+#elif defined(Q4S)
+#define CODES 16
+#define GROUP_BYTES 18
+#endif
+
+// Vectors of the record layout, `count` values each, one every `stride` bytes.
+kernel void decode_records(Bytes data, ulong offset, ulong stride, int count, global const int *listed,
+                           global float *out) {
+    int at = get_global_id(0), index = get_global_id(1);
+    if (at >= count) return;
+    Bytes vector = data + offset + (listed ? listed[index] : index) * stride;
+#if defined(F32)
+    float value = ((Floats)vector)[at];
+#elif defined(BF16)
+    float value = as_float((uint)((global const ushort *)vector)[at] << 16);
+#else
+    Bytes group = vector + at / GROUP * GROUP_BYTES;
+    int within = at % GROUP;
+    float value = decoded(group + GROUP_BYTES - CODES, within % CODES, within >= CODES, half_at(group, 0), group + 2);
+#endif
+    out[(ulong)index * count + at] = value;
+}
+
+#if !defined(F32) && !defined(BF16)
+// Vectors of the tiled layout: output and input of a value are its vector and its place in it, or for columns the other
+// way round. A unit has `width` vectors.
+kernel void decode_tiles(Bytes data, ulong offset, ulong unit_bytes, int width, int columns, int count,
+                         global const int *listed, global float *out) {
+    int at = get_global_id(0), index = get_global_id(1);
+    if (at >= count) return;
+    int vector = listed ? listed[index] : index, inside = vector % width;
+    int output = columns ? at : inside, input = columns ? inside : at, inputs = columns ? width : count;
+    ulong number = (ulong)(output / 8) * (inputs / GROUP) + input / GROUP;
+    Bytes square = data + offset + vector / width * unit_bytes + number * 8 * GROUP_BYTES;
+    int within = input % GROUP, byte = within % CODES, lane = output % 8;
+    Bytes factors = square + 8 * CODES;
+    Bytes codes = square + byte / 4 * 32 + 4 * lane;
+    out[(ulong)index * count + at] =
+        decoded(codes, byte % 4, within >= CODES, half_at(factors, lane), factors + 16 + 2 * lane);
+}
+#endif

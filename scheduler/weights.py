@@ -2,9 +2,10 @@
 
 A block's segments come one after the other, each when it is where it is computed; one that streams may be overwritten
 as soon as the next is asked for. Whether a segment stays, streams or lies on another device is a matter of its hold.
+Where a step is computed may depend on how long it is: a node has one *arrangement* of its blocks, or two.
 """
 
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import AbstractContextManager
 from types import TracebackType
 from typing import Generic, TypeVar
@@ -14,18 +15,55 @@ from tpi.devices.pages import Bytes
 
 S = TypeVar("S")
 Hold = AbstractContextManager[Bytes]
+Held = Sequence[Sequence[tuple[S, Hold]]]
+"""The segments of every block in order of use, each with its hold."""
 Wanted = Sequence[int] | None
 """Units of a block that a step needs; None: all of them."""
 
 
-class Weights(Generic[S]):
+class Arrangement(Generic[S]):
     """The segments `S` of every block, in order of use."""
 
-    def __init__(self, window: Window, blocks: Sequence[Sequence[tuple[S, Hold]]]) -> None:
-        """`window` is what streams or keeps what lies in the host's memory; the holds of its segments are its own."""
-        self.window = window
+    def __init__(self, blocks: Held[S], kept: Sequence[Bytes] | None) -> None:
+        """`kept` are the bytes of every block, where each is one segment that stays in the host's memory; else None."""
         self.blocks = [[segment for segment, _ in block] for block in blocks]
-        self._held = [BlockHold(block) for block in blocks]
+        self.single = all(len(block) == 1 for block in blocks)
+        self.kept = kept if self.single else None
+        self.holds = [BlockHold(block) for block in blocks]
+
+
+class Weights(Generic[S]):
+    """The weights of one node."""
+
+    def __init__(
+        self,
+        window: Window,
+        arrangement: Arrangement[S],
+        short: Arrangement[S] | None = None,
+        crossover: int = 1,
+        begin: Callable[[bool], None] | None = None,
+    ) -> None:
+        """`window` is what streams or keeps what lies in the host's memory; the holds of its segments are its own.
+
+        `short` is the arrangement for steps of fewer than `crossover` tokens; `begin` is told of every step, before it,
+        and whether it is a short one.
+        """
+        self.window = window
+        self.now = arrangement
+        self._long, self._short, self._crossover = arrangement, short or arrangement, crossover
+        self._begin = begin
+
+    @property
+    def arrangements(self) -> tuple[Arrangement[S], Arrangement[S]]:
+        """Of long and of short steps; they may be the same."""
+        return self._long, self._short
+
+    def begin(self, tokens: int) -> None:
+        """A step of so many tokens begins; raises what a transfer failed with that the last step did not wait for."""
+        short = tokens < self._crossover
+        self.now = self._short if short else self._long
+        if self._begin is not None:
+            self._begin(short)
 
     def hold(self, block: int, wanted: Wanted = None) -> "BlockHold[S]":
         """The segments of `block` that hold `wanted`, for a `with`; each with its bytes.
@@ -33,7 +71,7 @@ class Weights(Generic[S]):
         Raises:
             WeightsError: while iterating, if one could not be loaded; names the file.
         """
-        return self._held[block]
+        return self.now.holds[block]
 
     def expect(self, block: int, wanted: Wanted = None) -> None:
         """A hint that `wanted` of `block` will be held soon. Cyclic weights come in their order anyway."""

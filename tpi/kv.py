@@ -4,7 +4,8 @@ The master alone decides which page holds which tokens (`master.generation.pages
 so a node only owns the bytes.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from math import prod
 from typing import Literal
@@ -12,7 +13,7 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 
-from tpi.kernels.spec import KV_GROUP, PAGE_TOKENS
+from tpi.kernels.spec import KV_GROUP, PAGE_TOKENS, Batch
 
 KvDtype = Literal["f32", "f16", "q8"]
 KvArray = npt.NDArray[np.generic]
@@ -38,7 +39,7 @@ def pages_for(tokens: int) -> int:
 
 @dataclass(frozen=True)
 class KvPages:
-    """The pages of one node.
+    """The pages of some layers of one node.
 
     `keys[layer]` and `values[layer]` are `[blocks, kv_heads, PAGE_TOKENS, head_dim]` of float32 or float16, or uint8
     `[blocks, kv_heads, PAGE_TOKENS, vector_bytes]` for q8 (codes, then one f16 scale per 32). Pages are zeroed by the
@@ -46,13 +47,13 @@ class KvPages:
     """
 
     blocks: int
-    keys: list[KvArray] = field(repr=False)
-    values: list[KvArray] = field(repr=False)
+    keys: dict[int, KvArray] = field(repr=False)
+    values: dict[int, KvArray] = field(repr=False)
 
     @classmethod
     def allocate(
         cls,
-        layers: int,
+        layers: Iterable[int],
         blocks: int,
         kv_heads: int,
         head_dim: int,
@@ -69,4 +70,9 @@ class KvPages:
                 return np.zeros(shape, element)
             return memory(prod(shape) * np.dtype(element).itemsize).view(element).reshape(shape)
 
-        return cls(blocks, [zeros() for _ in range(layers)], [zeros() for _ in range(layers)])
+        own = list(layers)
+        return cls(blocks, {layer: zeros() for layer in own}, {layer: zeros() for layer in own})
+
+    def hold(self, layer: int, batch: Batch) -> AbstractContextManager[tuple[KvArray, KvArray]]:
+        """Keys and values of a layer, which are always here, for attention of `batch`."""
+        return nullcontext((self.keys[layer], self.values[layer]))

@@ -21,7 +21,8 @@ from typing import Literal, get_args
 import numpy as np
 import numpy.typing as npt
 
-Kind = Literal["compute", "allreduce", "load", "stall"]
+TransferKind = Literal["weight load", "kv load", "kv save"]
+Kind = Literal["compute", "allreduce", "load", "stall", "accelerator", TransferKind]
 Row = tuple[Kind, str, int, int]  # kind, name, begin and end in nanoseconds of the node's clock
 Table = npt.NDArray[np.int64]  # [spans, 4]: kind and name as indices, begin and end
 Laps = npt.NDArray[np.int64]  # [spans]: end of each, in nanoseconds from the beginning of the first
@@ -32,10 +33,13 @@ TRACE_SPANS = 1 << 17  # that a trace has room for: some hundred tokens of a lar
 TRACE_BYTES = TRACE_SPANS * 4 * 8  # which the node's budget counts
 PAGE_SPANS = 1 << 13  # in one message
 
-_KINDS: tuple[Kind, ...] = get_args(Kind)
+_KINDS: tuple[Kind, ...] = ("compute", "allreduce", "load", "stall", "accelerator", *get_args(TransferKind))
 _KIND_INDEX = {kind: index for index, kind in enumerate(_KINDS)}
 _ROW = Struct("=4q")
-_LANE_NAMES = ("compute, allreduce, stall", "load", "load of the head")
+_LANE_NAMES = (
+    "compute, allreduce, stall", "load", "load of the head", "accelerator", "weight load", "kv load", "kv save",
+)  # fmt: skip
+_SAVES_AT_ONCE = 3  # as many as there are threads that move things
 _NOTHING = nullcontext()
 
 clock = time.perf_counter_ns
@@ -180,13 +184,22 @@ def _events(pid: int, node: NodeTrace, zero: int) -> Iterator[dict[str, object]]
     yield {"ph": "M", "name": "process_name", "pid": pid, "args": {"name": node.node}}
     for lane, name in enumerate(_LANE_NAMES):
         yield {"ph": "M", "name": "thread_name", "pid": pid, "tid": lane, "args": {"name": name}}
+    saves = [0] * _SAVES_AT_ONCE
     for kind, name, begin, end in node.rows:
         at, lasted = (begin + node.offset - zero) / 1000, (end - begin) / 1000  # the format counts in microseconds
-        yield {"ph": "X", "cat": kind, "name": name, "pid": pid, "tid": _lane(kind, name), "ts": at, "dur": lasted}
+        lane = _free_lane(saves, begin, end) if kind == "kv save" else _lane(kind, name)
+        yield {"ph": "X", "cat": kind, "name": name, "pid": pid, "tid": lane, "ts": at, "dur": lasted}
 
 
 def _lane(kind: Kind, name: str) -> int:
-    """One queue computes, one loads blocks, one the head: spans of a queue do not overlap."""
-    if kind != "load":
-        return 0
-    return 2 if name.startswith(HEAD) else 1
+    """One queue computes, one loads blocks, one the head, three move weights and KV: spans of one do not overlap."""
+    if kind in _LANE_NAMES[1:]:
+        return 2 if kind == "load" and name.startswith(HEAD) else _LANE_NAMES.index(kind)
+    return 0
+
+
+def _free_lane(ends: list[int], begin: int, end: int) -> int:
+    """Saves overlap: each gets the first of their lanes that is free again when it begins."""
+    lane = next((lane for lane, over in enumerate(ends) if over <= begin), 0)
+    ends[lane] = end
+    return len(_LANE_NAMES) - 1 + lane

@@ -89,7 +89,7 @@ class Layers:
         config, count = pack.config, pages_for(tokens)
         self._tables = np.arange(count, dtype=np.int32)[None]
         # the layers before these store nothing, and these are few: no need to number them anew
-        kv = KvPages.allocate(layers.last, count, config.kv_heads, config.head_dim, kv_dtype(pack))
+        kv = KvPages.allocate(range(layers.last), count, config.kv_heads, config.head_dim, kv_dtype(pack))
         halves = [(layer, half) for layer in range(layers.first, layers.last) for half in pack.layers[layer]]
         self._blocks = [
             (_whole(pack, layer, half, kv, self.kernels), residual(config, half.kind, half.vectors()), _bytes(half))

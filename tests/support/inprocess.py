@@ -1,6 +1,6 @@
 """A whole group in one process: nodes as threads that meet at a board instead of sockets. For fast tests."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 from queue import SimpleQueue
@@ -23,12 +23,13 @@ from tpi.kv import KvDtype, pages_for
 from tpi.net.messages import NodeOptions, PeerAddress, Step
 from tpi.pack.reader import Pack
 from tpi.partition import Range
-from worker.node.build import build_node
+from worker.node.build import Accelerator, build_node
 from worker.node.node import Node
 from worker.node.order import Order, plain
 from worker.shards.cache import ShardCache
 
 CONTEXT = 128
+NOBODY: Mapping[int, Accelerator] = {}
 
 
 class ThreadedWorkers:
@@ -77,13 +78,16 @@ def in_process_deployment(
     order: Order = plain,
     host: HostDevice | None = None,
     disk: Disk | None = None,
+    accelerators: Mapping[int, Accelerator] = NOBODY,
+    pool: int | None = None,
+    **more: Any,
 ) -> Deployment:
-    """As `in_process_engine`, without the engine; all run steps in `order`.
+    """As `in_process_engine`, without the engine; all run steps in `order`, with `pool` pages and `more` node options.
 
-    Rank 0 has `others` beside its host, and `host` and `disk` in place of the real ones.
+    Rank 0 has `others` beside its host, and `host` and `disk` in place of the real ones. `accelerators` are by rank.
     """
-    pool = 4 * pages_for(context)  # pages: room for several sequences
-    options = NodeOptions(context, pool, kv or kv_dtype(pack), chunk)
+    pool = pool or 4 * pages_for(context)  # pages: room for several sequences
+    options = NodeOptions(context, pool, kv or kv_dtype(pack), chunk, **more)
     peers = [PeerAddress(rank, f"node {rank}", "") for rank in range(len(shares))]
     shards = deal_shards(pack.config, units_of(pack), shares)
     plans = assignments(pack, shards, peers, options, session=1, epoch=epoch, collective="loopback")
@@ -96,6 +100,7 @@ def in_process_deployment(
             tables = table_bytes(pack) if rank == 0 else None
             held = own_blocks(pack, one, shard_cache)
             its: dict[str, Any] = {"others": others, "host": host, "disk": disk} if rank == 0 else {}
+            its["accelerator"] = accelerators.get(rank)
             nodes.append(build_node(one, held, endpoints, tables=tables, order=order, **its))
             stack.callback(nodes[-1].close)
         workers = ThreadedWorkers(nodes[1:])

@@ -115,7 +115,7 @@ def _batch(
     tables = np.full((len(lengths), max(blocks) + 1), -1, np.int32)
     for row, count in enumerate(blocks):
         tables[row, :count] = order[sum(blocks[:row]) :][:count]
-    kv = KvPages.allocate(1, len(order), kv_heads, head_dim, dtype)
+    kv = KvPages.allocate([0], len(order), kv_heads, head_dim, dtype)
     for cache in (kv.keys[0], kv.values[0]):
         _fill(random, cache, head_dim)
     positions = np.concatenate([np.arange(past, past + new) for past, new in lengths]).astype(np.int32)

@@ -133,7 +133,7 @@ def forward(pack: Pack, tokens: Sequence[int], kernels: Kernels | None = None) -
     if pack.positions:
         x = x + kernels.gather(*_table(pack.positions), positions + np.int32(config.position_offset))
     blocks = pages_for(len(tokens))
-    kv = KvPages.allocate(config.layers, blocks, config.kv_heads, config.head_dim, "f32")
+    kv = KvPages.allocate(range(config.layers), blocks, config.kv_heads, config.head_dim, "f32")
     batch = Batch(positions, np.zeros_like(positions), np.arange(blocks, dtype=np.int32)[None])
     for layer, halves in enumerate(pack.layers):
         for half in halves:

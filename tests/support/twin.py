@@ -67,7 +67,9 @@ class Twin:
 
     def pages(self, like: KvPages) -> KvPages:
         """A copy of some pages in its memory."""
-        keys, values = ([self._array(each) for each in arrays] for arrays in (like.keys, like.values))
+        keys, values = (
+            {layer: self._array(each) for layer, each in arrays.items()} for arrays in (like.keys, like.values)
+        )
         return replace(like, keys=keys, values=values)
 
     def _array(self, like: KvArray) -> KvArray:

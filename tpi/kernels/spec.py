@@ -18,6 +18,7 @@ __all__ = [
     "F32",
     "I32",
     "KV_GROUP",
+    "NO_TOKENS",
     "PAGE_TOKENS",
     "STREAM_TOKENS",
     "U8",
@@ -203,3 +204,6 @@ class Batch:
     def cut(self, tokens: slice) -> "Batch":
         """Some of the tokens; what they attend to before them must have been computed."""
         return Batch(self.positions[tokens], self.sequence[tokens], self.tables)
+
+
+NO_TOKENS = Batch(np.empty(0, np.int32), np.empty(0, np.int32), np.empty((0, 0), np.int32))

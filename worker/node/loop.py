@@ -72,7 +72,6 @@ class BlockLoop:
         self.on_block: Callable[[], object] = _nothing  # called after each block, or after all of a short step
         self._kernels = kernels
         self._order, self._check = order, check
-        self._fused = all(len(segments) == 1 for segments in weights.blocks)  # each prepares its block's input itself
         self._memory: list[Memory] = [{} for _ in range(IN_FLIGHT)]  # what was prepared last, by micro-batch
         self._flying = deque[tuple[MicroBatch, Block]]()  # whose sums are on their way, the oldest first
         self._chain: Chain | None = None  # of all blocks, opened when first used
@@ -90,6 +89,7 @@ class BlockLoop:
             `[tokens, hidden]` after the last block on rank 0, None elsewhere (only the master needs the last sum).
         """
         started = perf_counter()
+        self.weights.begin(len(x))
         out = self._run_chain(x, batch) if self._waits_for_nothing(x) else self._run(x, batch, step)
         self.clock.steps += 1
         self.clock.tokens += len(batch.positions)
@@ -119,7 +119,7 @@ class BlockLoop:
         return parts[0].x if len(parts) == 1 else np.concatenate([part.x for part in parts])
 
     def _visit(self, visit: Visit, parts: Sequence[MicroBatch]) -> None:
-        block, left = self.blocks[visit.block], len(self.weights.blocks[visit.block])
+        block, left = self.blocks[visit.block], len(self.weights.now.blocks[visit.block])
         self._finish_sums(parts[(visit.jobs or visit.sums)[0].micro_batch])
         with self.weights.hold(visit.block, block.wanted(parts)) as segments:
             for segment, data in segments:  # each waits until it is where it is computed
@@ -140,7 +140,7 @@ class BlockLoop:
         """Begin phases of a segment on its device; what it comes to is added to the micro-batch's partial result."""
 
         def take(segment: Segment) -> Input:
-            fused = self._fused and phases >= COMPUTE
+            fused = self.weights.now.single and phases >= COMPUTE  # it prepares the input itself
             return part.x if fused else part.prepared(segment.spec, segment.device, self._kernels)
 
         partial = segment.start(phases, data, part, take)
@@ -192,15 +192,14 @@ class BlockLoop:
             len(x) <= STREAM_TOKENS
             and self.group.trivial
             and self._order is plain
-            and self._fused
-            and self.weights.window.kept is not None
+            and self.weights.now.kept is not None
         )
 
     def _run_chain(self, x: F32, batch: Batch) -> F32:
         if self._chain is None:
-            kept = self.weights.window.kept
+            kept = self.weights.now.kept
             assert kept is not None
-            pairs = zip(self.blocks, self.weights.blocks, strict=True)
+            pairs = zip(self.blocks, self.weights.now.blocks, strict=True)
             blocks = [segment.chained(kept[block.number], block.residual) for block, (segment,) in pairs]
             self._chain = self._kernels.open_chain(blocks)
         with self.trace.laps("compute", self._names) as ended:

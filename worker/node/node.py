@@ -16,6 +16,7 @@ from tpi.kernels.spec import PAGE_TOKENS, Batch
 from tpi.kv import pages_for
 from tpi.net.messages import Steady, Step
 from tpi.trace import NoTrace
+from worker.node.accelerated import Accelerated
 from worker.node.loop import BlockLoop
 from worker.node.pages import PageTables
 from worker.plan.residence import Residence
@@ -27,8 +28,11 @@ F32 = npt.NDArray[np.float32]
 class Node:
     """Runs steps as the master sends them. `worker.service.served.ServedNode` is what the daemon knows of it."""
 
-    def __init__(self, loop: BlockLoop, residence: Residence, resources: ExitStack) -> None:
-        """`resources` are given back when the node is closed."""
+    def __init__(
+        self, loop: BlockLoop, residence: Residence, resources: ExitStack, link: Accelerated | None = None
+    ) -> None:
+        """`resources` are given back when the node is closed; `link` is its accelerator's."""
+        self.link = link
         self.loop = loop
         self.budget = residence.budget
         self.window = loop.weights.window
@@ -50,7 +54,7 @@ class Node:
     @property
     def segments(self) -> list[int]:
         """How many segments each block is."""
-        return [len(segments) for segments in self.loop.weights.blocks]
+        return [len(segments) for segments in self.loop.weights.now.blocks]
 
     @property
     def progress(self) -> int:
@@ -81,7 +85,7 @@ class Node:
         They would be read for it, and out of their order. Pages from 0 on are overwritten.
         """
         loop = self.loop
-        if self.window.kept is None:
+        if self.window.kept is None or self._residence.offload is not None:
             return idle
         one, payload = loop.group.spec.payload_values
         tokens = min(payload // one, self.prefill_tokens, self.pages * PAGE_TOKENS)

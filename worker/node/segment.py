@@ -5,6 +5,7 @@ because they come and go. No I/O here, and nothing of ranks or sockets.
 """
 
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -14,8 +15,7 @@ import numpy.typing as npt
 from tpi.block import Vectors, attention_spec, ffn_spec
 from tpi.config import ModelConfig
 from tpi.devices.base import Device, Finished, Pending
-from tpi.kernels.spec import AttentionSpec, Batch, ChainBlock, FfnSpec, Input, KvArray, Residual
-from tpi.kv import KvPages
+from tpi.kernels.spec import NO_TOKENS, AttentionSpec, Batch, ChainBlock, FfnSpec, Input, KvArray, Residual
 from tpi.pack.layout import RunLayout, RunName
 from tpi.partition import Range
 from worker.node.microbatch import MicroBatch
@@ -58,14 +58,22 @@ class Segment(Protocol):
         ...
 
 
+class HeldPages(Protocol):
+    """Pages of keys and values, where a device attends to them."""
+
+    def hold(self, layer: int, batch: Batch) -> AbstractContextManager[tuple[KvArray, KvArray]]:
+        """The pages of `layer` for a call that is started inside the `with`, and appends the tokens of `batch`."""
+        ...
+
+
 @dataclass(frozen=True, eq=False)
 class AttentionSegment:
-    """Query heads, and the KV heads that they attend to; `keys` and `values` are one layer's pages on `device`."""
+    """Query heads of `layer`, and the KV heads that they attend to, whose `pages` are held for `device`."""
 
     device: Device
     spec: AttentionSpec
-    keys: KvArray
-    values: KvArray
+    layer: int
+    pages: HeldPages
 
     @property
     def empty(self) -> bool:
@@ -79,12 +87,14 @@ class AttentionSegment:
         spec, kernels, batch = self.spec, self.device.kernels, part.batch
         if phases >= COMPUTE:
             x = take(self)
-            return self.device.start(lambda: kernels.attention(spec, data, x, self.keys, self.values, batch))
+            with self.pages.hold(self.layer, batch) as (keys, values):
+                return self.device.start(lambda: kernels.attention(spec, data, x, keys, values, batch))
         if Phase.PROJECT in phases:
             x = take(self)
             self._then(part, lambda _: kernels.project(spec, data, x, batch.positions))
         if Phase.ATTEND in phases:
-            self._then(part, lambda projected: kernels.attend(spec, projected, self.keys, self.values, batch))
+            with self.pages.hold(self.layer, batch) as (keys, values):
+                self._then(part, lambda projected: kernels.attend(spec, projected, keys, values, batch))
         if Phase.OUTPUT in phases:
             mixed: Any = part.between.pop(self)
             return self.device.start(lambda: kernels.output(spec, data, mixed.wait()))
@@ -92,7 +102,8 @@ class AttentionSegment:
 
     def chained(self, data: Bytes, residual: Residual) -> ChainBlock:
         """See `Segment.chained`."""
-        return ChainBlock(self.spec, data, residual, self.keys, self.values)
+        with self.pages.hold(self.layer, NO_TOKENS) as (keys, values):
+            return ChainBlock(self.spec, data, residual, keys, values)
 
     def _then(self, part: MicroBatch, call: Callable[[Any], object]) -> None:
         """Begin the next phase, with what the one before came to; a device does one thing after the other."""
@@ -131,7 +142,7 @@ Runs = Mapping[RunName, tuple[RunLayout, Range]]
 
 
 def open_segment(
-    device: Device, config: ModelConfig, layer: int, runs: Runs, vectors: Vectors, pages: KvPages
+    device: Device, config: ModelConfig, layer: int, runs: Runs, vectors: Vectors, pages: HeldPages
 ) -> Segment:
     """The segment of a block of `layer` that has these units; `vectors` are the block's, whole."""
     if "neuron" in runs:
@@ -139,7 +150,7 @@ def open_segment(
         return FfnSegment(device, ffn_spec(config, layout, vectors, units))
     (query, query_units), (kv, kv_units) = runs["query"], runs["kv"]
     spec = attention_spec(config, layer, query, kv, vectors, query_units, kv_units)
-    return AttentionSegment(device, spec, pages.keys[layer], pages.values[layer])
+    return AttentionSegment(device, spec, layer, pages)
 
 
 def _nothing(part: MicroBatch) -> Pending[F32]:

@@ -12,10 +12,12 @@ from tpi.config import ModelConfig
 from tpi.errors import PlanError
 from tpi.kernels.memory import buffer_bytes, slice_bytes
 from tpi.kv import page_bytes
+from tpi.pack.layout import BlockKind
 from tpi.system.machine import usable_cores
 from tpi.trace import TRACE_BYTES
 from worker.plan.node_plan import NodePlan
-from worker.plan.segments import tiles
+from worker.plan.offload import OffloadPlan
+from worker.plan.segments import NodeSegment, tiles
 
 _EVERYTHING = 1 << 60  # bytes: with the scheduler off, memory is no limit
 _SAMPLING = 8  # arrays of one value per token of the vocabulary that sampling has at once
@@ -29,8 +31,23 @@ class Tables:
     embedding: int = 0
 
 
+@dataclass(frozen=True)
+class Hosted:
+    """What of a node's part lies in the host's memory or comes from its disk, piece by piece in order of use."""
+
+    sizes: tuple[int, ...]  # bytes of memory of each
+    kinds: tuple[BlockKind, ...]
+    kv_layers: int | None = None  # of which keys and values live there; None: of all
+
+    @classmethod
+    def of(cls, pieces: Sequence[NodeSegment], sizes: Sequence[int], offload: OffloadPlan | None = None) -> "Hosted":
+        """Pieces of these sizes, and the keys and values that do not live on an accelerator."""
+        layers = None if offload is None else len(offload.staged)
+        return cls(tuple(sizes), tuple(piece.block.kind for piece in pieces), layers)
+
+
 def fit(
-    node: NodePlan, tables: Tables | None = None, blocks: Sequence[int] | None = None, speeds: Speeds | None = None
+    node: NodePlan, tables: Tables | None = None, hosted: Hosted | None = None, speeds: Speeds | None = None
 ) -> Budget:
     """What fits into `node.options.memory` (0: what is free here, less a margin; without scheduler, no limit).
 
@@ -38,7 +55,7 @@ def fit(
 
     Args:
         tables: what the master holds beside its shard.
-        blocks: bytes of memory of each block or tile in order of use; by default what they take at most.
+        hosted: what the host has of it; by default everything, at the most memory that it can take.
         speeds: for which blocks are placed; what fits does not depend on them.
 
     Raises:
@@ -46,7 +63,7 @@ def fit(
     """
     options, resident = node.options, node.options.scheduler == "resident"
     total = options.memory or (_EVERYTHING if resident else default_budget())
-    wanted = need(node, tables, blocks)
+    wanted = need(node, tables, hosted)
     budget = plan_budget(wanted, total, options.prefill_tokens, options.window, options.retain, speeds)
     if resident and budget.placement.streamed_bytes:
         raise PlanError(
@@ -56,14 +73,16 @@ def fit(
     return budget
 
 
-def need(node: NodePlan, tables: Tables | None = None, blocks: Sequence[int] | None = None) -> Demand:
+def need(node: NodePlan, tables: Tables | None = None, hosted: Hosted | None = None) -> Demand:
     """What `node` asks a node to find room for. Arguments as `fit`."""
     config, options = node.config, node.options
     tables, pieces = tables or Tables(), tiles(node)
+    hosted = hosted or Hosted.of(pieces, [one.most_bytes(node.rank) for one in pieces])
+    layers = config.layers if hosted.kv_layers is None else hosted.kv_layers
     return Demand(
-        blocks=tuple(blocks if blocks is not None else (one.most_bytes(node.rank) for one in pieces)),
-        kinds=tuple(one.block.kind for one in pieces),
-        page_bytes=page_bytes(config.layers, node.kv_heads, config.head_dim, options.kv_dtype),
+        blocks=hosted.sizes,
+        kinds=hosted.kinds,
+        page_bytes=page_bytes(layers, node.kv_heads, config.head_dim, options.kv_dtype),
         pages=options.pages,
         token=token_bytes(config, node.heads, node.kv_heads, node.neurons, _passing(node)),
         fixed=_fixed(node) + (4 * _SAMPLING * config.vocab if tables.head else 0),

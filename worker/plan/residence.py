@@ -1,7 +1,7 @@
 """What of a node's weights stays in memory and what streams from its disk: decided once, before anything is loaded."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 from scheduler.budget import Budget, sufficient_budget
@@ -14,9 +14,11 @@ from tpi.config import default_cache
 from tpi.errors import PlanError
 from tpi.kernels import Kernels
 from tpi.pack.layout import BlockKind
-from worker.plan.fit import Tables, fit, need
+from worker.plan.fit import Hosted, Tables, fit, need
 from worker.plan.node_plan import NodePlan
-from worker.plan.segments import NodeSegment, join, on_devices, tiles, whole_blocks
+from worker.plan.offload import OffloadPlan
+from worker.plan.places import Places, on_the_host, staying, through_accelerator
+from worker.plan.segments import NodeSegment, join, on_devices, tiles
 from worker.plan.speeds import speeds_of
 from worker.shards.image import HeldBlock
 
@@ -25,28 +27,25 @@ from worker.shards.image import HeldBlock
 class Residence:
     """The segments of a node in order of use, and what is done with each."""
 
-    segments: tuple[NodeSegment, ...]
-    extents: tuple[Extent, ...]  # of each segment
-    placement: Placement  # of the segments
+    segments: tuple[NodeSegment, ...]  # the host's window has these
+    extents: tuple[Extent, ...]  # of each of them
+    placement: Placement  # of them
     budget: Budget  # its own placement is of the tiles, before neighbours that stay were joined
     disk: Disk
     memory_for: Callable[[int], int]  # what `--memory` leaves so many bytes for weights
+    places: Places  # where every block's segments are computed
     speed: DiskSpeed = field(default_factory=DiskSpeed)  # what the placement relies on; unmeasured if nothing streams
+    offload: OffloadPlan | None = None  # what an accelerator does, where there is one
 
     @property
     def nbytes(self) -> int:
         """Bytes of all weights."""
-        return sum(segment.nbytes for segment in self.segments)
-
-    @property
-    def placed(self) -> bool:
-        """Whether every segment stays in the memory of one of several devices; else the host's window has them all."""
-        return any(segment.device for segment in self.segments)
+        return sum(place.segment.nbytes for block in self.places.long for place in block)
 
     @property
     def kinds(self) -> tuple[BlockKind, ...]:
         """Of each block, in order of use."""
-        return tuple({segment.block.number: segment.block.kind for segment in self.segments}.values())
+        return tuple(block[0].segment.block.kind for block in self.places.long)
 
     def compare(self, nbytes: int, seconds: float) -> None:
         """Have the disk measured again by the next start if this run, which read so much in so long, contradicts it."""
@@ -61,80 +60,71 @@ def decide(
     tables: Tables | None = None,
     disk: Disk | None = None,
     shares: Sequence[float] = (),
+    offload: OffloadPlan | None = None,
 ) -> Residence:
     """Where each of the plan's weights lives; `held` are its blocks by their source.
 
     If anything streams, the speeds of this machine are measured (with `kernels`), unless `disk` is given, which is then
     read. With `shares`, of the host and each of the node's other devices, every block is dealt over them and stays.
+    `offload` says what an accelerator does instead.
 
     Raises:
         PlanError: if the node's memory does not hold what the plan asks for.
     """
     if len(shares) > 1:
-        return _placed(plan, held, on_devices(plan, shares), tables, disk)
-    pieces = tiles(plan)
-    sizes = [piece.extent(held).slot_bytes for piece in pieces]
-    budget, speed = _budget(plan, tables, [piece.extent(held) for piece in pieces], None if disk else kernels)
-    segments, placement = _settled(plan, pieces, budget.placement, held)
+        return _dealt(plan, on_devices(plan, shares), tables, disk)
+    pieces = tiles(plan) if offload is None else [replace(offload.pieces[number], device=0) for number in offload.fed]
+    hosted = Hosted.of(pieces, [piece.extent(held).slot_bytes for piece in pieces], offload)
+    budget, speed = _budget(plan, tables, hosted, [piece.extent(held) for piece in pieces], None if disk else kernels)
+    placement = budget.placement
+    if offload is not None:
+        placement = offload.below(hosted.sizes, placement)
+        offload = offload.over(placement)
+    segments, numbers = join(pieces, placement.resident)
     extents = tuple(segment.extent(held) for segment in segments)
     return Residence(
         segments=tuple(segments),
         extents=extents,
-        placement=placement,
-        budget=budget,
+        placement=placement.renumbered(numbers, [extent.slot_bytes for extent in extents]),
+        budget=replace(budget, placement=placement),
         disk=disk or speed.open(_smallest(extents)),
-        memory_for=partial(sufficient_budget, need(plan, tables, sizes), chunk=plan.options.prefill_tokens),
+        memory_for=partial(sufficient_budget, need(plan, tables, hosted), chunk=plan.options.prefill_tokens),
+        places=on_the_host(segments) if offload is None else through_accelerator(offload, segments, numbers),
         speed=speed,
+        offload=offload,
     )
 
 
 def _budget(
-    plan: NodePlan, tables: Tables | None, extents: Sequence[Extent], kernels: Kernels | None
+    plan: NodePlan, tables: Tables | None, hosted: Hosted, extents: Sequence[Extent], kernels: Kernels | None
 ) -> tuple[Budget, DiskSpeed]:
     """What fits, and how to read the disk; if something streams from it, speeds are measured (with `kernels`)."""
-    sizes = [extent.slot_bytes for extent in extents]
-    budget = fit(plan, tables, sizes)
+    budget = fit(plan, tables, hosted)
     if kernels is None or not budget.placement.streamed_bytes:
         return budget, DiskSpeed()
     disk = disk_for(sorted({extent.path for extent in extents}), default_cache())
     if disk.bytes_per_second:
-        budget = fit(plan, tables, sizes, speeds_of(plan, disk, _smallest(extents), budget.used, kernels))
+        budget = fit(plan, tables, hosted, speeds_of(plan, disk, _smallest(extents), budget.used, kernels))
     return budget, disk
 
 
-def _placed(
-    plan: NodePlan,
-    held: Sequence[HeldBlock],
-    segments: Sequence[NodeSegment],
-    tables: Tables | None,
-    disk: Disk | None,
-) -> Residence:
+def _dealt(plan: NodePlan, segments: Sequence[NodeSegment], tables: Tables | None, disk: Disk | None) -> Residence:
     """Segments that stay on their devices; the host's share must fit into its memory beside everything else."""
-    sizes = [segment.most_bytes(plan.rank) for segment in segments if not segment.device]
-    budget = fit(plan, tables, sizes)
+    own = [segment for segment in segments if not segment.device]
+    hosted = Hosted.of(own, [segment.most_bytes(plan.rank) for segment in own])
+    budget, needed = fit(plan, tables, hosted), need(plan, tables, hosted)
     if budget.placement.streamed_bytes:
-        least = -(-sufficient_budget(need(plan, tables, sizes), sum(sizes), plan.options.prefill_tokens) >> 20)
+        least = -(-sufficient_budget(needed, sum(hosted.sizes), plan.options.prefill_tokens) >> 20)
         raise PlanError(f"the host's share of the weights does not fit; --memory {least}MiB would do")
     return Residence(
-        segments=tuple(segments),
+        segments=(),
         extents=(),
         placement=Placement((), frozenset(), EMPTY),
         budget=budget,
         disk=disk or DirectDisk(),
-        memory_for=partial(sufficient_budget, need(plan, tables, sizes), chunk=plan.options.prefill_tokens),
+        memory_for=partial(sufficient_budget, needed, chunk=plan.options.prefill_tokens),
+        places=staying(segments),
     )
-
-
-def _settled(
-    plan: NodePlan, pieces: Sequence[NodeSegment], placement: Placement, held: Sequence[HeldBlock]
-) -> tuple[list[NodeSegment], Placement]:
-    """Neighbours that stay are one segment; where everything stays, each block is."""
-    if not placement.streamed_bytes:
-        segments = whole_blocks(plan)
-        sizes = tuple(segment.extent(held).slot_bytes for segment in segments)
-        return segments, Placement(sizes, frozenset(range(len(sizes))), placement.ring)
-    segments, numbers = join(pieces, placement.resident)
-    return segments, placement.renumbered(numbers, [segment.extent(held).slot_bytes for segment in segments])
 
 
 def _smallest(extents: Sequence[Extent]) -> int:

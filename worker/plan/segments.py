@@ -81,7 +81,12 @@ def on_devices(plan: NodePlan, shares: Sequence[float]) -> list[NodeSegment]:
 
 def tiles(plan: NodePlan) -> list[NodeSegment]:
     """The segments to stream by, in order of use: large blocks of one run in tiles, if there is anything to gain."""
-    if plan.options.window or plan.options.scheduler == "resident":
+    return whole_blocks(plan) if plan.options.scheduler == "resident" else cut_pieces(plan)
+
+
+def cut_pieces(plan: NodePlan) -> list[NodeSegment]:
+    """Large blocks of one run in tiles; whole blocks where the paper's window counts them."""
+    if plan.options.window:
         return whole_blocks(plan)
     return [segment for layer in plan.layers for segment in _tiled(layer.blocks)]
 
@@ -148,4 +153,4 @@ def _part(plan: NodePlan, block: NodeBlock, run: RunUnits, dealt: Range) -> RunU
 
 def _united(one: NodeSegment, other: NodeSegment) -> NodeSegment:
     (run,) = one.block.runs
-    return NodeSegment(one.block, (run.cut(Range(one.runs[0].units.first, other.runs[0].units.last)),))
+    return replace(one, runs=(run.cut(Range(one.runs[0].units.first, other.runs[0].units.last)),))

@@ -34,7 +34,7 @@ def test_half_on_a_twin_is_bit_for_bit_two_nodes(
         closing(in_process_deployment(pack, [1], tmp_path / "one", others=[(twin, HALF)], order=order)) as deployment,
     ):
         np.testing.assert_array_equal(Engine(deployment).logits(TOKENS), expected)
-        segments = [segment for block in deployment.node.loop.weights.blocks for segment in block]
+        segments = [segment for block in deployment.node.loop.weights.now.blocks for segment in block]
         assert [segment.device.name for segment in segments] == ["twin", "host"] * (2 * pack.config.layers)
         for here, there in zip(segments[1::2], segments[0::2], strict=True):
             if isinstance(here, AttentionSegment):

@@ -176,7 +176,9 @@ def attention_half(case: AttentionCase, half: int) -> AttentionCase:
         kv_index=halved(spec.kv_index, half) - np.int32(half * spec.kv_heads // 2),
     )
     heads = slice(half * one.kv_heads, (half + 1) * one.kv_heads)
-    keys, values = ([each[:, heads].copy() for each in caches] for caches in (case.kv.keys, case.kv.values))
+    keys, values = (
+        {layer: each[:, heads].copy() for layer, each in caches.items()} for caches in (case.kv.keys, case.kv.values)
+    )
     return AttentionCase(one, np.concatenate(data), case.x, replace(case.kv, keys=keys, values=values), case.batch)
 
 

@@ -1,0 +1,151 @@
+"""Segments that pass through a ring in an accelerator's memory, loaded from the tier below ahead of their use.
+
+The ring's arithmetic is that of the memory window (`scheduler.model.ring`, `scheduler.window.cycle`): how far loading
+runs ahead is how large the ring is. With room for two neighbours the next segment is loaded while one is computed
+(PIPO's performance pipeline), with room for one it is loaded when the one before is over (the memory pipeline).
+"""
+
+import threading
+import time
+from collections.abc import Callable, Mapping
+from types import TracebackType
+
+from scheduler.model.ring import Ring
+from scheduler.transfer.queue import Transfer, TransferQueue
+from scheduler.window.cycle import Cycle
+from tpi.devices.base import Device
+from tpi.devices.pages import Bytes
+from tpi.errors import TpiError
+from tpi.trace import OFF, NoTrace
+
+Feed = Callable[[Bytes], None]
+"""Fills a segment's place in the accelerator's memory, from its first byte on, and returns when all is there."""
+
+
+class DeviceRing:
+    """The ring of one accelerator. Holds by one thread; what was held is given back when the device has used it.
+
+    A failed load surfaces in the hold that waits for it; the next hold tries again.
+    """
+
+    def __init__(
+        self,
+        device: Device,
+        ring: Ring,
+        memory: Bytes,
+        sizes: Mapping[int, int],
+        feeds: Mapping[int, Feed],
+        queue: TransferQueue,
+        names: Mapping[int, str],
+        trace: NoTrace = OFF,
+    ) -> None:
+        """`memory` holds `ring.size` bytes; segment n of the ring has `sizes[n]` bytes and is loaded by `feeds[n]`."""
+        self._device, self._queue, self._trace, self._names = device, queue, trace, names
+        self._feeds, self._cycle = feeds, Cycle(ring)
+        places = zip(ring.blocks, ring.offsets, strict=True)
+        self._slots = [memory[offset : offset + sizes[segment]] for segment, offset in places]
+        self._segments = ring.blocks
+        self._loads: list[Transfer | None] = [None] * len(ring.blocks)  # of each use in the period
+        self._last: Transfer | None = None
+        self._lock = threading.Lock()
+        self.loaded_bytes = 0
+        self.stall_seconds = 0.0
+        with self._lock:
+            self._open()
+
+    def hold(self, segment: int) -> "RingHold":
+        """The bytes of `segment` in the accelerator's memory, for a `with`.
+
+        Raises:
+            WeightsError: if it could not be loaded; names the file.
+            TpiError: if segments that are held leave no room, or the queue is closed.
+        """
+        return RingHold(self, segment)
+
+    def quiet(self) -> None:
+        """Wait until nothing is on its way: the tier below may then be held by others. What was loaded stays."""
+        self._device.start(_nothing).wait()  # what was held is given back by then
+        if self._last is not None:
+            self._last.join()  # loads of weights go one after the other
+
+    def pin(self, segment: int) -> tuple[int, Bytes]:
+        """Wait for the next use of a segment; it stays until `unpin` of the number returned. Errors as `hold`."""
+        use = self._opened(segment)
+        if use is None:
+            self._device.start(_nothing).wait()  # what was held is given back by then
+            use = self._opened(segment)
+        if use is None:
+            raise TpiError(f"{self._names[segment]} cannot be held yet: release what is held first")
+        place = use % self._cycle.period
+        self._wait(place, use)  # nothing overwrites it meanwhile: the use is not over
+        with self._lock:
+            self._cycle.pin(use)
+        return use, self._slots[place]
+
+    def unpin(self, use: int) -> None:
+        """Give a use back when the device is through with what it was told so far."""
+        self._device.start(lambda: self._release(use))
+
+    def _opened(self, segment: int) -> int | None:
+        """The use of a segment that is held or comes next, if there is room for it."""
+        with self._lock:
+            use = self._cycle.next_use(segment)
+            if not self._cycle.is_pinned(use):
+                self._cycle.skip_to(use)
+                self._open()
+            return use if use < self._cycle.tail else None
+
+    def _wait(self, place: int, use: int) -> None:
+        load = self._loads[place]
+        assert load is not None  # it was opened
+        began, waited = time.perf_counter(), not load.done
+        try:
+            load.wait()
+        except Exception:
+            with self._lock:  # the next hold asks for it anew
+                self._cycle.rewind_to(use)
+            raise
+        if waited:
+            ended = time.perf_counter()
+            self.stall_seconds += ended - began
+            self._trace.add("stall", load.name, int(began * 1e9), int(ended * 1e9))
+
+    def _release(self, use: int) -> None:
+        with self._lock:
+            if self._cycle.unpin(use):
+                self._open()
+
+    def _open(self) -> None:
+        """Load what there is room for. Loads of weights go one after the other, so none meets a later one in a slot."""
+        while self._cycle.may_open(self._cycle.tail):
+            place = self._cycle.tail % self._cycle.period
+            segment, slot = self._segments[place], self._slots[place]
+            self._loads[place] = self._last = self._submit(segment, slot)
+            self._cycle.tail += 1
+
+    def _submit(self, segment: int, slot: Bytes) -> Transfer:
+        def load() -> None:
+            self._feeds[segment](slot)
+            self.loaded_bytes += slot.size
+
+        return self._queue.submit("weight load", self._names[segment], load)
+
+
+class RingHold:
+    """See `DeviceRing.hold`."""
+
+    __slots__ = ("_ring", "_segment", "_use")
+
+    def __init__(self, ring: DeviceRing, segment: int) -> None:
+        self._ring, self._segment = ring, segment
+
+    def __enter__(self) -> Bytes:
+        self._use, data = self._ring.pin(self._segment)
+        return data
+
+    def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, at: TracebackType | None) -> None:
+        self._ring.unpin(self._use)
+
+
+def _nothing() -> None:
+    """A call that comes after those before it."""

@@ -1,0 +1,71 @@
+"""Nodes with accelerators, and answers to compare: what tests of offloading share."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, closing, contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from master.deployment.deployment import Deployment
+from master.generation.engine import Engine
+from master.generation.request import Request, Sampled
+from master.generation.sampler import Sampler, Sampling
+from tests.support.inprocess import in_process_deployment
+from tpi.devices.base import Device
+from tpi.pack.reader import Pack
+from worker.node.build import Accelerator
+from worker.plan.offload import OffloadOptions
+
+GREEDY = Sampling(temperature=0)
+
+
+@contextmanager
+def offloaded(
+    pack: Pack,
+    cache: Path,
+    devices: Mapping[int, Device],
+    options: OffloadOptions,
+    shares: Sequence[float] = (1,),
+    **more: Any,
+) -> Iterator[Deployment]:
+    """A deployment whose ranks have these accelerators; when it is closed nothing may be left in their memory."""
+    accelerators = {rank: Accelerator(device, options) for rank, device in devices.items()}
+    with ExitStack() as stack:
+        for device in devices.values():
+            stack.callback(_check_empty, device)
+        yield stack.enter_context(
+            closing(in_process_deployment(pack, shares, cache, accelerators=accelerators, **more))
+        )
+
+
+def weights_bytes(pack: Pack) -> int:
+    """Bytes of all blocks of a pack."""
+    return sum(block.shape.nbytes for layer in pack.layers for block in layer)
+
+
+def prompts(vocabulary: int, count: int, seed: int, longest: int = 40) -> list[list[int]]:
+    """Random prompts of 1 to `longest` tokens."""
+    random = np.random.default_rng(seed)
+    return [random.integers(3, vocabulary, random.integers(1, longest + 1)).tolist() for _ in range(count)]
+
+
+def answers(deployment: Deployment, asked: Sequence[Sequence[int]], length: int = 6) -> list[list[int]]:
+    """Greedy answers to all prompts at once."""
+    engine = Engine(deployment)
+    found: list[list[int]] = [[] for _ in asked]
+
+    def sink(number: int, sampled: Sampled) -> bool:
+        found[number].append(sampled.token)
+        return True
+
+    for number, prompt in enumerate(asked):
+        sequence = engine.admit(prompt)
+        engine.submit(Request(sequence, Sampler(GREEDY), length, lambda sampled, number=number: sink(number, sampled)))
+    while engine.requests:
+        engine.step()
+    return found
+
+
+def _check_empty(device: Device) -> None:
+    assert device.memory.used == 0, f"{device.name} still has {device.memory.used} bytes"

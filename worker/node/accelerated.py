@@ -1,0 +1,127 @@
+"""A node's accelerator at work: what stays there, what passes through it, and the keys and values that visit it."""
+
+from contextlib import AbstractContextManager, ExitStack, closing
+from dataclasses import dataclass
+from functools import partial
+
+from scheduler.model.ring import Ring
+from scheduler.transfer.pages import Stage, StagedPages
+from scheduler.transfer.queue import TransferQueue
+from scheduler.transfer.ring import DeviceRing
+from scheduler.window.window import Window
+from tpi.devices.base import Device
+from tpi.devices.pages import Bytes
+from tpi.kv import KvPages
+from tpi.trace import NoTrace
+from worker.node.placed import Placed
+from worker.node.segment import HeldPages
+from worker.plan.node_plan import NodePlan
+from worker.plan.offload import OffloadPlan
+from worker.plan.places import Fed, Places
+from worker.plan.residence import Residence
+
+
+@dataclass(frozen=True)
+class LinkFigures:
+    """What went over the link since the start: bytes, and seconds that computing waited for it."""
+
+    weight_bytes: int = 0
+    kv_bytes: int = 0
+    stall_seconds: float = 0.0
+
+
+class Accelerated:
+    """The accelerator of one node. A context manager: close the window first, which its transfers read from."""
+
+    def __init__(self, device: Device, plan: NodePlan, residence: Residence, placed: Placed, trace: NoTrace) -> None:
+        """Takes its memory.
+
+        Raises:
+            DeviceFullError: if the device has no room for what `residence` puts there.
+        """
+        assert residence.offload is not None
+        self.device, self._plan, self._trace = device, plan, trace
+        self._offload: OffloadPlan = residence.offload
+        self._places: Places = residence.places
+        self._placed = placed
+        self._queue = TransferQueue(trace)
+        self._ring: DeviceRing | None = None
+        with ExitStack() as stack:
+            stack.enter_context(closing(self))
+            pages = residence.budget.pages
+            self._own = placed.pages(device, plan, sorted(self._offload.kv_on), pages, plan.kv_heads)
+            self.home = self._home(pages)
+            self._staged = self._stages(pages) if self._offload.staged else None
+            stack.pop_all()
+
+    @property
+    def figures(self) -> LinkFigures:
+        """What went over the link so far."""
+        ring, staged = self._ring, self._staged
+        return LinkFigures(
+            ring.loaded_bytes if ring else 0, staged.moved_bytes if staged else 0, ring.stall_seconds if ring else 0.0
+        )
+
+    def pages(self, layer: int) -> HeldPages:
+        """Where attention of `layer` finds its keys and values on the accelerator."""
+        if layer in self._offload.kv_on:
+            return self._own
+        assert self._staged is not None
+        return self._staged
+
+    def begin(self, short: bool) -> None:
+        """A step begins, which a short one computes on the host, as far as that may be."""
+        if self._staged is not None:
+            self._staged.begin()
+        if short and self._offload.crossover > 1:
+            self.settle()
+
+    def settle(self) -> None:
+        """Wait for all transfers: what the host holds is not read for the accelerator meanwhile."""
+        if self._ring is not None:
+            self._ring.quiet()
+        if self._staged is not None:
+            self._staged.settle()
+
+    def open_ring(self, window: Window) -> None:
+        """Begin to load what passes through the accelerator, from the host's `window`."""
+        fed = dict(enumerate(self._places.fed))
+        if not fed:
+            return
+        ring = self._offload.ring
+        numbers = {piece: number for number, piece in enumerate(self._offload.fed)}
+        local = Ring(ring.size, tuple(numbers[piece] for piece in ring.blocks), ring.offsets, ring.lags)
+        memory = self._placed.allocate(self.device, ring.size)
+        self._ring = DeviceRing(
+            self.device,
+            local,
+            memory,
+            {number: part.nbytes for number, part in fed.items()},
+            {number: partial(self._feed, window, part) for number, part in fed.items()},
+            self._queue,
+            {number: self._offload.pieces[piece].block.name for piece, number in numbers.items()},
+            self._trace,
+        )
+
+    def hold(self, number: int) -> AbstractContextManager[Bytes]:
+        """The hold of what passes through the ring under this number."""
+        assert self._ring is not None
+        return self._ring.hold(number)
+
+    def close(self) -> None:
+        """Make no more transfers, and join what makes them. Idempotent."""
+        self._queue.close()
+
+    def _feed(self, window: Window, part: Fed, slot: Bytes) -> None:
+        with window.hold(part.number) as data:
+            self.device.copy(data[part.begin : part.begin + part.nbytes], slot).wait()
+
+    def _home(self, pages: int) -> KvPages:
+        config, plan = self._plan.config, self._plan
+        dtype, memory = plan.options.kv_dtype, self.device.staging
+        return KvPages.allocate(self._offload.staged, pages, plan.kv_heads, config.head_dim, dtype, memory)
+
+    def _stages(self, pages: int) -> StagedPages:
+        room = self._placed.pages(self.device, self._plan, range(self._offload.stages), pages, self._plan.kv_heads)
+        stages = [Stage(room.keys[number], room.values[number]) for number in range(self._offload.stages)]
+        return StagedPages(self.device, self.home, stages, self._offload.staged, self._queue)

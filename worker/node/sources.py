@@ -1,0 +1,144 @@
+"""Where a node's segments come from: the host's window, the memory of their device, the ring of an accelerator."""
+
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack, closing, nullcontext
+from dataclasses import dataclass
+from functools import partial
+
+from scheduler.weights import Arrangement, Hold, Weights
+from scheduler.window.load import Verify
+from scheduler.window.window import MemoryWindow, Resident, Window
+from tpi.devices.base import Device
+from tpi.kv import KvPages
+from tpi.progress import Progress
+from tpi.trace import NoTrace
+from worker.node.accelerated import Accelerated
+from worker.node.placed import Placed
+from worker.node.segment import HeldPages, Segment, open_segment
+from worker.plan.checksums import Checksums
+from worker.plan.node_plan import NodePlan
+from worker.plan.places import Place, Visits
+from worker.plan.residence import Residence
+from worker.plan.segments import NodeSegment
+from worker.shards.image import HeldBlock
+
+
+def open_weights(
+    stack: ExitStack,
+    plan: NodePlan,
+    residence: Residence,
+    held: Sequence[HeldBlock],
+    devices: Sequence[Device],
+    trace: NoTrace,
+    progress: Progress,
+) -> tuple[Weights[Segment], Accelerated | None]:
+    """The weights of a node, loaded where they stay, and its accelerator; `stack` closes what is opened.
+
+    `devices` are the node's, the host first. Errors as `worker.node.build.build_node`.
+    """
+    placed = stack.enter_context(closing(Placed()))
+    link = None
+    if residence.offload is not None:
+        link = stack.enter_context(closing(Accelerated(devices[1], plan, residence, placed, trace)))
+    window = stack.enter_context(closing(_window(plan, residence, held, trace, progress)))  # closed first: it is read
+    kept = _load_kept(plan, residence, held, devices, placed)
+    if link is not None:
+        link.open_ring(window)
+    sources = _Sources(window, kept, link)
+    pages = _pages(plan, residence, devices, placed, link)
+
+    def open_one(segment: NodeSegment) -> Segment:
+        runs = {run.name: (run.layout, run.units) for run in segment.runs}
+        block = segment.block
+        vectors = held[block.source].vectors
+        return open_segment(
+            devices[segment.device], plan.config, block.layer, runs, vectors, pages(segment.device, block.layer)
+        )
+
+    long = _arranged(residence.places.long, sources, open_one)
+    short = long
+    if residence.places.short != residence.places.long:
+        short = _arranged(residence.places.short, sources, open_one)
+    crossover = residence.offload.crossover if residence.offload else 1
+    return Weights(window, long, short, crossover, link.begin if link else None), link
+
+
+@dataclass(frozen=True)
+class _Sources:
+    window: Window
+    kept: Sequence[Hold]
+    link: Accelerated | None
+
+    def hold(self, place: Place) -> Hold:
+        if place.source == "window":
+            return self.window.hold(place.number)
+        if place.source == "kept":
+            return self.kept[place.number]
+        assert self.link is not None
+        return self.link.hold(place.number)
+
+
+def _arranged(visits: Visits, sources: _Sources, open_one: Callable[[NodeSegment], Segment]) -> Arrangement[Segment]:
+    blocks = [[(open_one(place.segment), sources.hold(place)) for place in block] for block in visits]
+    hosted = all(place.source == "window" for block in visits for place in block)
+    return Arrangement(blocks, sources.window.kept if hosted else None)
+
+
+def _window(
+    plan: NodePlan, residence: Residence, held: Sequence[HeldBlock], trace: NoTrace, progress: Progress
+) -> Window:
+    extents, placement = residence.extents, residence.placement
+    verify: Verify | None = Checksums(residence.segments, held) if plan.options.verify_weights else None
+    if not placement.streamed_bytes:
+        return Resident(extents, residence.disk, verify, progress)
+    window = MemoryWindow(extents, placement, residence.disk, verify, trace)
+    try:
+        window.fill(progress)
+    except BaseException:
+        window.close()
+        raise
+    return window
+
+
+def _load_kept(
+    plan: NodePlan, residence: Residence, held: Sequence[HeldBlock], devices: Sequence[Device], placed: Placed
+) -> list[Hold]:
+    """Every segment that stays in the memory of its device."""
+    kept = residence.places.kept
+    verify = Checksums(kept, held) if plan.options.verify_weights else None
+    loaded = [
+        placed.load(
+            devices[segment.device],
+            segment.pieces(held),
+            residence.disk,
+            partial(verify, number) if verify is not None else None,
+        )
+        for number, segment in enumerate(kept)
+    ]
+    return [nullcontext(data) for data in loaded]
+
+
+def _pages(
+    plan: NodePlan, residence: Residence, devices: Sequence[Device], placed: Placed, link: Accelerated | None
+) -> Callable[[int, int], HeldPages]:
+    """Keys and values for a device (by its number) and a layer."""
+    config, count = plan.config, residence.budget.pages
+    if link is not None:
+        return lambda device, layer: link.pages(layer) if device else link.home
+    if not residence.places.kept:
+        all_layers = KvPages.allocate(
+            range(config.layers), count, plan.kv_heads, config.head_dim, plan.options.kv_dtype
+        )
+        return lambda device, layer: all_layers
+    own = [
+        placed.pages(device, plan, range(config.layers), count, _kv_heads(plan, residence, number))
+        for number, device in enumerate(devices)
+    ]
+    return lambda device, layer: own[device]
+
+
+def _kv_heads(plan: NodePlan, residence: Residence, device: int) -> int:
+    """The most KV heads that a device computes of any block."""
+    own = [run for segment in residence.places.kept if segment.device == device for run in segment.runs]
+    widest = max((run for run in own if run.name == "kv"), key=lambda run: len(run.units))
+    return len(widest.units.scaled(widest.layout.width // plan.config.head_dim, plan.config.kv_heads))

@@ -1,0 +1,103 @@
+"""Heads and pages: launches what finishes heads, appends them to the cache and attends. Arrays have been checked."""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from tpi.devices.cuda.backend import Tensor, launch, power
+from tpi.devices.cuda.programs import attend as attending
+from tpi.devices.cuda.programs import heads
+from tpi.devices.cuda.programs import pages as storing
+from tpi.errors import KernelError
+from tpi.kernels.spec import KV_GROUP, PAGE_TOKENS, AttentionSpec, Batch, KvArray
+
+_PROGRAMS = 512  # of attention at once: a long past is split until there are about so many
+
+
+@dataclass(frozen=True)
+class CardBatch:
+    """A batch on the card."""
+
+    positions: Tensor
+    sequence: Tensor
+    tables: Tensor
+    pages: int  # the most that any token may attend to
+
+
+@dataclass(frozen=True)
+class Pages:
+    """One layer's keys and values, `[pages, kv_heads, 32, vector]`, and the name of their format."""
+
+    format: str
+    keys: Tensor
+    values: Tensor
+
+
+def kv_format(cache: KvArray, head_dim: int) -> str:
+    """How a cache `[pages, kv_heads, 32, vector]` stores its vectors: the name that `programs.pages` knows it by.
+
+    Raises:
+        KernelError: if no format has such vectors.
+    """
+    vector = cache.shape[-1]
+    if cache.dtype == np.uint8:
+        if vector == head_dim + 2 * -(-head_dim // KV_GROUP) and head_dim % 2 == 0:
+            return "q8"
+    elif cache.dtype in (np.float32, np.float16) and vector == head_dim:
+        return "f32" if cache.dtype == np.float32 else "f16"
+    raise KernelError(f"a cache of {cache.dtype} has no vectors of {vector} for heads of {head_dim}")
+
+
+def most_pages(batch: Batch) -> int:
+    """Pages up to the token that stands last."""
+    return int(batch.positions.max(initial=0)) // PAGE_TOKENS + 1
+
+
+def finish_heads(
+    x: Tensor, bias: Tensor | None, weight: Tensor | None, rotary: tuple[Tensor, Tensor, float] | None,
+    shape: tuple[int, int], eps: float,
+) -> Tensor:  # fmt: skip
+    """`x` `[tokens, units * width]` as `[tokens, *shape]`: bias, head norm and rotation, as far as there are any.
+
+    `rotary` is positions, frequencies and the scale; `shape` is `(heads, head_dim)`.
+    """
+    count, head_dim = shape
+    out = x.new_empty(len(x), count, head_dim)
+    positions, inv_freq, scale = rotary if rotary else (x, x, 1.0)
+    half = len(inv_freq) if rotary else 0
+    launch(
+        heads.finish_heads, (len(x), count), x, x if bias is None else bias, x if weight is None else weight, positions,
+        inv_freq, out, x.shape[1], head_dim, half, eps, scale, BIASED=bias is not None, NORMED=weight is not None,
+        ROTATED=half > 0, SIZE=power(head_dim),
+    )  # fmt: skip
+    return out
+
+
+def append(cache: Tensor, format: str, new: Tensor, step: CardBatch) -> None:
+    """Store `new` `[tokens, kv_heads, head_dim]` at each token's place."""
+    tokens, count, head_dim = new.shape
+    launch(
+        storing.append, (tokens, count), cache, new, step.positions, step.sequence, step.tables, head_dim,
+        cache.shape[-1], step.tables.shape[1], FORMAT=format, GROUPS=power(-(-head_dim // KV_GROUP)),
+    )  # fmt: skip
+
+
+def attend(spec: AttentionSpec, kv_index: Tensor, queries: Tensor, pages: Pages, step: CardBatch) -> Tensor:
+    """`[tokens, heads * head_dim]` of queries `[tokens, heads, head_dim]` over pages."""
+    tokens, count, head_dim = queries.shape
+    out = queries.new_empty(tokens, count * head_dim)
+    splits = max(1, min(step.pages, _PROGRAMS // max(1, tokens * count)))
+    span = -(-step.pages // splits)
+    mixed = queries.new_empty(tokens * count * splits * head_dim)
+    largest, weight = (queries.new_empty(tokens * count * splits) for _ in range(2))
+    launch(
+        attending.attend, (tokens, count, splits), queries, pages.keys, pages.values, kv_index, step.positions,
+        step.sequence, step.tables, mixed, largest, weight, head_dim, spec.kv_heads, pages.keys.shape[-1],
+        step.tables.shape[1], span, spec.attention_scale, spec.softcap, spec.window, FORMAT=pages.format,
+        CAPPED=spec.softcap > 0, SIZE=power(head_dim),
+    )  # fmt: skip
+    launch(
+        attending.merge, (tokens * count,), mixed, largest, weight, out, head_dim, splits, SIZE=power(head_dim),
+        SPLITS=power(splits),
+    )  # fmt: skip
+    return out

@@ -1,0 +1,62 @@
+"""Attention over pages by an online softmax, a long past shared out to several programs (as in FlashDecoding)."""
+
+import triton
+import triton.language as tl
+
+from tpi.devices.cuda.programs.activate import tanh
+from tpi.devices.cuda.programs.pages import load_vectors
+
+
+@triton.jit
+def attend(
+    queries, keys, values, kv_index, positions, sequence, tables, mixed, largest, weight, head_dim, kv_heads, vector,
+    longest, span, scale, softcap, window, FORMAT: tl.constexpr, CAPPED: tl.constexpr, SIZE: tl.constexpr,
+):  # fmt: skip
+    """One query head of one token, and `span` pages of what it attends to, to a program.
+
+    Writes the weighted values before they are divided by the weights' sum, that sum (`weight`) and the largest score,
+    relative to which they are. `window` 0: all tokens before. See `append` for `vector` and `longest`.
+    """
+    token, head, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    position, at = tl.load(positions + token), tl.arange(0, SIZE)
+    kv_head = tl.load(kv_index + head)
+    first = tl.where(window > 0, tl.maximum(position - window + 1, 0), 0)
+    place = (token * tl.num_programs(1) + head).to(tl.int64)
+    query = tl.load(queries + place * head_dim + at, mask=at < head_dim, other=0.0)
+    row = tables + tl.load(sequence + token) * longest
+    begin = first // 32 + split * span
+    top, below, total = float("-inf"), 0.0, tl.zeros([SIZE], tl.float32)
+    for number in range(begin, tl.minimum(begin + span, position // 32 + 1)):
+        page = tl.load(row + number).to(tl.int64)
+        other = number * 32 + tl.arange(0, 32)
+        seen = (other >= first) & (other <= position)
+        vectors = (((page * kv_heads + kv_head) * 32 + tl.arange(0, 32)) * vector)[:, None]
+        inside = seen[:, None] & (at < head_dim)[None, :]
+        key = load_vectors(keys, vectors, at[None, :], inside, head_dim, FORMAT)
+        score = tl.sum(key * query[None, :], axis=1) * scale
+        if CAPPED:
+            score = tanh(score / softcap) * softcap
+        score = tl.where(seen, score, float("-inf"))
+        higher = tl.maximum(top, tl.max(score, axis=0))
+        shrunk, share = tl.exp(top - higher), tl.exp(score - higher)
+        value = load_vectors(values, vectors, at[None, :], inside, head_dim, FORMAT)
+        total = total * shrunk + tl.sum(value * share[:, None], axis=0)
+        below = below * shrunk + tl.sum(share, axis=0)
+        top = higher
+    part = place * tl.num_programs(2) + split
+    tl.store(mixed + part * head_dim + at, total, mask=at < head_dim)
+    tl.store(largest + part, top)
+    tl.store(weight + part, below)
+
+
+@triton.jit
+def merge(mixed, largest, weight, out, head_dim, splits, SIZE: tl.constexpr, SPLITS: tl.constexpr):
+    """The parts of one head of one token, `[splits, head_dim]`, as one; a part that saw no token has no weight."""
+    place, at, split = tl.program_id(0).to(tl.int64), tl.arange(0, SIZE), tl.arange(0, SPLITS)
+    there = split < splits
+    tops = tl.load(largest + place * splits + split, mask=there, other=float("-inf"))
+    share = tl.exp(tops - tl.max(tops, axis=0))
+    below = tl.sum(share * tl.load(weight + place * splits + split, mask=there, other=0.0), axis=0)
+    parts = (place * splits + split)[:, None] * head_dim + at[None, :]
+    values = tl.load(mixed + parts, mask=there[:, None] & (at < head_dim)[None, :], other=0.0)
+    tl.store(out + place * head_dim + at, tl.sum(values * share[:, None], axis=0) / below, mask=at < head_dim)

@@ -1,0 +1,120 @@
+"""A few tokens (under 16) times packed weights: each weight is read once, by one program, and used for all tokens."""
+
+import triton
+import triton.language as tl
+
+from tpi.devices.cuda.programs.weights import code_step, factor, first_byte, first_code, group_step, nibble, weights_at
+
+
+@triton.jit
+def rounded(codes, rest, scales, tokens, groups, at, known, width, FORMAT: tl.constexpr):
+    """Rounded activations in units of their scales, float32, of tokens x groups x values `at` in a group."""
+    place = tokens * width + groups * 32 + at
+    x = tl.load(codes + place, mask=known, other=0).to(tl.float32)
+    if FORMAT == "q8":
+        x += tl.load(rest + place, mask=known, other=0).to(tl.float32) * 0.0078125  # 1/128
+    return x
+
+
+@triton.jit
+def few_grouped(
+    data, codes, rest, scales, index, out, tokens, outputs, groups, offset, unit, tall, deep,
+    TOKENS: tl.constexpr, OUTPUTS: tl.constexpr, GROUPS: tl.constexpr, FORMAT: tl.constexpr, BYTES: tl.constexpr,
+    CODES: tl.constexpr, TILED: tl.constexpr, INDEXED: tl.constexpr,
+):  # fmt: skip
+    """`out` `[tokens, outputs]` = rounded activations (`codes` + `rest` / 128) * `scales` times quantised weights.
+
+    Outputs are those of `index` if INDEXED. Sums of codes are made group by group, then scaled.
+    """
+    place = tl.program_id(0) * OUTPUTS + tl.arange(0, OUTPUTS)
+    row = tl.load(index + place, mask=place < outputs, other=0) if INDEXED else place
+    token, byte = tl.arange(0, TOKENS), tl.arange(0, CODES)
+    first = first_byte(row, offset, unit, tall, deep, BYTES, TILED)
+    total = tl.zeros([TOKENS, OUTPUTS, GROUPS], tl.float32)
+    for begun in range(0, groups, GROUPS):
+        group = begun + tl.arange(0, GROUPS)
+        known = (place[:, None] < outputs) & (group[None, :] < groups)
+        begin = first[:, None] + group_step(group, unit, deep, BYTES, TILED)[None, :]
+        at = begin + first_code(row, BYTES, CODES, TILED)[:, None]
+        bits = tl.load(data + (at[:, :, None] + code_step(byte, TILED)[None, None, :]), mask=known[:, :, None], other=0)
+        scale = factor(data, begin, row[:, None], 0, known, CODES, TILED)
+        held = (token[:, None] < tokens) & (group[None, :] < groups)
+        x = rounded(
+            codes, rest, scales, token[:, None, None], group[None, :, None], byte[None, None, :], held[:, :, None],
+            groups * 32, FORMAT,
+        )  # fmt: skip
+        unit_of = tl.load(scales + token[:, None] * groups + group[None, :], mask=held, other=0.0)[:, None, :]
+        if FORMAT == "q8":
+            w = bits.to(tl.int8, bitcast=True).to(tl.float32)
+            total += tl.sum(w[None] * x[:, None], axis=3) * scale[None] * unit_of
+        else:
+            high = rounded(
+                codes, rest, scales, token[:, None, None], group[None, :, None], byte[None, None, :] + 16,
+                held[:, :, None], groups * 32, FORMAT,
+            )  # fmt: skip
+            w, w_high = nibble(bits, 0).to(tl.float32), nibble(bits, 1).to(tl.float32)
+            dots = tl.sum(w[None] * x[:, None] + w_high[None] * high[:, None], axis=3)
+            if FORMAT == "q4":
+                low = factor(data, begin, row[:, None], 1, known, CODES, TILED)
+            else:
+                low = scale * -8.0
+            total += (dots * scale[None] + tl.sum(x + high, axis=2)[:, None, :] * low[None]) * unit_of
+    kept = (token[:, None] < tokens) & (place[None, :] < outputs)
+    tl.store(out + token[:, None] * outputs + place[None, :], tl.sum(total, axis=2), mask=kept)
+
+
+@triton.jit
+def few_rows(
+    data, x, index, out, tokens, outputs, groups, length, offset, unit,
+    TOKENS: tl.constexpr, OUTPUTS: tl.constexpr, GROUPS: tl.constexpr, FORMAT: tl.constexpr, INDEXED: tl.constexpr,
+):  # fmt: skip
+    """`out` `[tokens, outputs]` = `x` `[tokens, length]` times rows of f32 or bf16, those of `index` if INDEXED."""
+    place = tl.program_id(0) * OUTPUTS + tl.arange(0, OUTPUTS)
+    row = tl.load(index + place, mask=place < outputs, other=0) if INDEXED else place
+    token, within = tl.arange(0, TOKENS), tl.arange(0, 32)
+    total = tl.zeros([TOKENS, OUTPUTS, GROUPS, 32], tl.float32)
+    for begun in range(0, groups, GROUPS):
+        group = begun + tl.arange(0, GROUPS)
+        known = (place[:, None] < outputs) & (group[None, :] < groups)
+        w = weights_at(
+            data, row[:, None, None], group[None, :, None], within[None, None, :], known[:, :, None], length,
+            offset, unit, 1, 1, FORMAT, 0, 1, False,
+        )  # fmt: skip
+        inputs = group[None, :, None] * 32 + within[None, None, :]
+        held = (token[:, None, None] < tokens) & (inputs < length)
+        values = tl.load(x + token[:, None, None] * length + inputs, mask=held, other=0.0)
+        total += w[None] * values[:, None]
+    kept = (token[:, None] < tokens) & (place[None, :] < outputs)
+    sums = tl.sum(tl.sum(total, axis=3), axis=2)
+    tl.store(out + token[:, None] * outputs + place[None, :], sums, mask=kept)
+
+
+@triton.jit
+def few_columns(
+    data, x, index, out, tokens, vectors, span, groups, length, offset, unit,
+    TOKENS: tl.constexpr, VECTORS: tl.constexpr, GROUPS: tl.constexpr, FORMAT: tl.constexpr, BYTES: tl.constexpr,
+    CODES: tl.constexpr, INDEXED: tl.constexpr,
+):  # fmt: skip
+    """Parts of `x` `[tokens, vectors]` times columns in records: `out` is `[splits, tokens, length]`, to be added.
+
+    A split is `span` vectors, of those that `index` names if INDEXED.
+    """
+    group, within = tl.program_id(0) * GROUPS + tl.arange(0, GROUPS), tl.arange(0, 32)
+    split, token = tl.program_id(1), tl.arange(0, TOKENS)
+    end = tl.minimum(split * span + span, vectors)
+    total = tl.zeros([TOKENS, VECTORS, GROUPS, 32], tl.float32)
+    for begun in range(split * span, end, VECTORS):
+        place = begun + tl.arange(0, VECTORS)
+        vector = tl.load(index + place, mask=place < end, other=0) if INDEXED else place
+        known = (place[:, None] < end) & (group[None, :] < groups)
+        w = weights_at(
+            data, vector[:, None, None], group[None, :, None], within[None, None, :], known[:, :, None], length,
+            offset, unit, 1, 1, FORMAT, BYTES, CODES, False,
+        )  # fmt: skip
+        held = (token[:, None] < tokens) & (place[None, :] < end)
+        values = tl.load(x + token[:, None] * vectors + place[None, :], mask=held, other=0.0)
+        total += w[None] * values[:, :, None, None]
+    at = group[None, :, None] * 32 + within[None, None, :]
+    kept = (token[:, None, None] < tokens) & (at < length)
+    begin = (split * tokens + token[:, None, None]).to(tl.int64) * length
+    tl.store(out + begin + at, tl.sum(total, axis=1), mask=kept)

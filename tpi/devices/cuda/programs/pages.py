@@ -1,0 +1,56 @@
+"""Keys and values as pages hold them: `[pages, kv_heads, 32 tokens, vector]`. Every format stands here, and only here.
+
+FORMAT is f32, f16, or q8 (int8 codes, then one f16 scale for each 32 of them: `tpi.kernels.paged`).
+"""
+
+import triton
+import triton.language as tl
+
+from tpi.devices.cuda.programs.norms import nearest
+
+
+@triton.jit
+def load_vectors(cache, begin, at, mask, head_dim, FORMAT: tl.constexpr):
+    """float32 values `at` of vectors that begin `begin` elements into the cache; the two shapes are broadcast."""
+    if FORMAT == "q8":
+        codes = tl.load(cache + (begin + at), mask=mask, other=0).to(tl.int8, bitcast=True)
+        place = (cache + (begin + head_dim + at // 32 * 2)).to(tl.pointer_type(tl.float16))
+        return codes.to(tl.float32) * tl.load(place, mask=mask, other=0.0).to(tl.float32)
+    else:
+        return tl.load(cache + (begin + at), mask=mask, other=0.0).to(tl.float32)
+
+
+@triton.jit
+def store_vector(cache, begin, values, at, head_dim, FORMAT: tl.constexpr):
+    """One vector to its place: `values` and their numbers `at` are `[groups, 32]`."""
+    inside = at < head_dim
+    if FORMAT == "q8":
+        scale = (tl.max(tl.abs(values), axis=1) / 127.0).to(tl.float16)
+        wide = scale.to(tl.float32)[:, None]
+        codes = nearest(values * tl.where(wide > 0, 1.0 / tl.where(wide > 0, wide, 1.0), 0.0))
+        codes = tl.minimum(tl.maximum(codes, -127.0), 127.0).to(tl.int8)
+        tl.store(cache + (begin + at), codes.to(tl.uint8, bitcast=True), mask=inside)
+        groups = tl.arange(0, values.shape[0])
+        place = (cache + (begin + head_dim + groups * 2)).to(tl.pointer_type(tl.float16))
+        tl.store(place, scale, mask=groups * 32 < head_dim)
+    else:
+        tl.store(cache + (begin + at), values.to(cache.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def append(
+    cache, heads, positions, sequence, tables, head_dim, vector, longest,
+    FORMAT: tl.constexpr, GROUPS: tl.constexpr,
+):  # fmt: skip
+    """One head of one token to a program: `heads` `[tokens, kv_heads, head_dim]` to each token's place in the cache.
+
+    `vector` is elements from one vector to the next, `longest` the pages in a row of `tables`; GROUPS * 32 is at least
+    `head_dim`.
+    """
+    token, head, count = tl.program_id(0), tl.program_id(1), tl.num_programs(1)
+    position = tl.load(positions + token)
+    page = tl.load(tables + tl.load(sequence + token) * longest + position // 32).to(tl.int64)
+    at = tl.arange(0, GROUPS)[:, None] * 32 + tl.arange(0, 32)[None, :]
+    begin = (token.to(tl.int64) * count + head) * head_dim
+    values = tl.load(heads + begin + at, mask=at < head_dim, other=0.0)
+    store_vector(cache, ((page * count + head) * 32 + position % 32) * vector, values, at, head_dim, FORMAT)

@@ -1,0 +1,86 @@
+"""Tensors of a device, named by numpy arrays at their addresses.
+
+CUDA's addresses are unified: no byte of the host has the address of a byte of a card. So an array may name memory that
+the host cannot reach, be sliced, viewed and reshaped, and be found again; only its bytes must not be touched.
+"""
+
+import ctypes
+from bisect import bisect_right, insort
+from threading import Lock
+
+import numpy as np
+import torch
+
+from tpi.devices.arena import Array
+from tpi.devices.cuda.backend import Tensor, TorchBackend
+from tpi.devices.pages import PAGE, Bytes
+from tpi.errors import DeviceError
+
+_TYPES = {np.dtype(np.uint8): torch.uint8, np.dtype(np.float16): torch.float16, np.dtype(np.float32): torch.float32}
+
+
+class TensorNames:
+    """Which tensor an array names. May be used by several threads."""
+
+    def __init__(self, backend: TorchBackend) -> None:
+        self._backend = backend
+        self._lock = Lock()
+        self._tensors: dict[int, Tensor] = {}  # by address
+        self._starts: list[int] = []  # in order
+
+    def allocate(self, size: int) -> Bytes:
+        """The name of `size` new bytes, zeroed, from the start of a page on. For `Arena`.
+
+        Raises:
+            DeviceError: if the device has no more.
+        """
+        try:
+            memory = self._backend.zeros(size + PAGE) if size else None
+        except MemoryError as error:
+            raise DeviceError(f"{self._backend.name} has no {size} bytes left; give it a smaller limit") from error
+        if memory is None:
+            return np.empty(0, np.uint8)
+        begin = -memory.data_ptr() % PAGE
+        start = memory.data_ptr() + begin
+        with self._lock:
+            self._tensors[start] = memory[begin : begin + size]
+            insort(self._starts, start)
+        return bytes_at(start, size)
+
+    def release(self, name: Bytes) -> None:
+        """Let go of what `allocate` made, if it is still there."""
+        start = name.ctypes.data
+        with self._lock:
+            if self._tensors.pop(start, None) is not None:
+                self._starts.remove(start)
+
+    def clear(self) -> None:
+        """Let go of everything."""
+        with self._lock:
+            self._tensors.clear()
+            self._starts.clear()
+
+    def tensor(self, array: Array) -> Tensor:
+        """What a contiguous array names, in its shape and dtype: uint8, float16 or float32.
+
+        Raises:
+            DeviceError: if it is not contiguous, or nothing here has such an address.
+        """
+        if array.dtype not in _TYPES or not array.flags.c_contiguous:
+            raise DeviceError(f"memory of {self._backend.name} must be contiguous uint8, float16 or float32")
+        kind = _TYPES[array.dtype]
+        if not array.size:
+            return torch.empty(array.shape, dtype=kind, device=self._backend.device)
+        start = array.ctypes.data
+        with self._lock:
+            at = bisect_right(self._starts, start) - 1
+            held = self._tensors[self._starts[at]] if at >= 0 else None
+        if held is None or start + array.nbytes > held.data_ptr() + held.numel():
+            raise DeviceError(f"this lies not in the memory of {self._backend.name}, or was freed")
+        begin = start - held.data_ptr()
+        return held[begin : begin + array.nbytes].view(kind).reshape(array.shape)
+
+
+def bytes_at(address: int, size: int) -> Bytes:
+    """`size` bytes at an address, as an array that keeps nothing alive."""
+    return np.ctypeslib.as_array((ctypes.c_uint8 * size).from_address(address))

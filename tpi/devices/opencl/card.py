@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 
 from tpi.devices.arena import Array
+from tpi.devices.opencl.addresses import Addresses
 from tpi.devices.opencl.discover import opencl
-from tpi.devices.opencl.names import Names
 from tpi.devices.opencl.programs import Program, Programs
 from tpi.errors import DeviceError
 from tpi.kernels.spec import F32
@@ -26,7 +26,7 @@ class Card:
         self.name = name
         self.device = device
         self.context = cl.Context([device])
-        self.names = Names(name, self._create)
+        self.addresses = Addresses(name, self._create)
         self._queue = cl.CommandQueue(self.context)
         self._programs = Programs(self.context)
         self._pool = cl.tools.MemoryPool(cl.tools.ImmediateAllocator(self._queue))
@@ -94,7 +94,7 @@ class Card:
         """The buffer and the offset of an array of the device, as kernels take them."""
         if not array.size:
             return None, np.uint64(0)
-        buffer, offset = self.names.locate(array)
+        buffer, offset = self.addresses.locate(array)
         return buffer, np.uint64(offset)
 
     def close(self) -> None:
@@ -102,7 +102,7 @@ class Card:
         with self.working():
             self._queue.finish()
             self._pool.stop_holding()
-            self.names.close()
+            self.addresses.close()
 
     def _create(self, size: int) -> Any:
         """A zeroed buffer: writing to it shows whether it is there."""

@@ -69,7 +69,7 @@ class Copies:
             self._going.finish()
 
     def _enqueue(self, source: Bytes, target: Bytes, from_here: bool, to_here: bool) -> Any:
-        cl, locate = opencl(), self._card.names.locate
+        cl, locate = opencl(), self._card.addresses.locate
         queue = self._coming if to_here else self._going
         if from_here and to_here:
             (old, old_at), (new, new_at) = locate(source), locate(target)

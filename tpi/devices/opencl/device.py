@@ -25,7 +25,7 @@ class OpenClDevice:
         """`device` is a `pyopencl.Device`; `limit` in bytes is of what is allocated in its arena."""
         self.name = name
         self._card = Card(name, device)
-        self.memory = Arena(name, limit, self._card.names.allocate, self._card.names.release)
+        self.memory = Arena(name, limit, self._card.addresses.allocate, self._card.addresses.release)
         self.kernels: Kernels = OpenClKernels(self._card, self.memory)
         self._copies = Copies(self._card)
         self._computing = InOrder(f"{name} compute")

@@ -32,7 +32,7 @@ def fine_for(format: Format) -> bool:
 
 
 @dataclass(frozen=True)
-class Rounded:
+class RoundedBuffers:
     """Buffers of what was rounded.
 
     Attributes:
@@ -49,7 +49,7 @@ class Rounded:
     floats: Any = None
 
 
-class Activations:
+class CardActivations:
     """`[tokens, width]` float32 in a buffer; each form is made when it is first asked for."""
 
     def __init__(self, card: Card, values: Any, tokens: int, width: int) -> None:
@@ -57,21 +57,21 @@ class Activations:
         self.values = values
         self.tokens = tokens
         self.width = width
-        self._forms: dict[Form, Rounded] = {}
+        self._forms: dict[Form, RoundedBuffers] = {}
 
-    def rounded(self, form: Form) -> Rounded:
+    def rounded(self, form: Form) -> RoundedBuffers:
         """The values in a form; `width` is a multiple of 32."""
         if form not in self._forms:
             self._forms[form] = self._round(form)
         return self._forms[form]
 
-    def _round(self, form: Form) -> Rounded:
+    def _round(self, form: Form) -> RoundedBuffers:
         card, values, groups = self._card, self.tokens * self.width, self.tokens * self.width // GROUP
         if form.codes:
             fine = card.empty(values // 4) if form.fine else None
-            made = Rounded(card.empty(values // 4), fine, card.empty(groups), card.empty(groups))
+            made = RoundedBuffers(card.empty(values // 4), fine, card.empty(groups), card.empty(groups))
         else:
-            made = Rounded(floats=card.empty(values))
+            made = RoundedBuffers(floats=card.empty(values))
         buffers = (made.codes, made.fine, made.scales, made.sums, made.floats)
         work = [-(-groups * 8 // LANES)]  # eight work-items a group
         card.launch(NORMS, "round_groups", work, self.values, groups, form.fine, *buffers)
@@ -81,7 +81,7 @@ class Activations:
 class OpenClPrepared:
     """See `tpi.kernels.spec.Prepared`; lies on the card."""
 
-    def __init__(self, card: Card, activations: Activations) -> None:
+    def __init__(self, card: Card, activations: CardActivations) -> None:
         self.card = card
         self.activations = activations
 

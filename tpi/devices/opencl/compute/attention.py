@@ -3,22 +3,20 @@
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-
 from tpi.devices.opencl.card import LANES, Card
-from tpi.devices.opencl.compute.activations import Activations
+from tpi.devices.opencl.compute.activations import CardActivations
+from tpi.devices.opencl.compute.checks import kv_format
 from tpi.devices.opencl.compute.products import columns, matrix_of, rows
-from tpi.devices.opencl.compute.tables import Step
+from tpi.devices.opencl.compute.tables import AttentionStep
 from tpi.devices.opencl.discover import opencl
 from tpi.devices.opencl.programs import Program
 from tpi.kernels.spec import F32, KV_GROUP, U8, AttentionSpec, KvArray
 
 _HEADS = Program(("heads",))
-_KV = {np.dtype(np.float32): "KV_F32", np.dtype(np.float16): "KV_F16", np.dtype(np.uint8): "KV_Q8"}
 
 
 @dataclass(frozen=True)
-class Heads:
+class HeadBuffers:
     """Buffers of float32 as in `tpi.kernels.spec.Projected`."""
 
     queries: Any
@@ -26,7 +24,7 @@ class Heads:
     values: Any
 
 
-class Attention:
+class AttentionBlock:
     """The vectors of one spec on the card, and what is done with them."""
 
     def __init__(self, card: Card, spec: AttentionSpec) -> None:
@@ -35,20 +33,22 @@ class Attention:
         names = ("q_bias", "k_bias", "v_bias", "q_norm", "k_norm", "inv_freq")
         self._vectors = {name: _uploaded(card, getattr(spec, name)) for name in names}
 
-    def project(self, spec: AttentionSpec, data: U8, x: Activations, positions: Any) -> Heads:
+    def project(self, spec: AttentionSpec, data: U8, x: CardActivations, positions: Any) -> HeadBuffers:
         """See `Kernels.project`; `positions` is a buffer."""
         split = spec.query.units * spec.query.unit_bytes
         query, kv = data[:split], data[split:]
         q = rows(self._card, matrix_of(self._card, spec.query, "q", query), x)
         k = rows(self._card, matrix_of(self._card, spec.kv, "k", kv), x)
         v = rows(self._card, matrix_of(self._card, spec.kv, "v", kv), x)
-        return Heads(
+        return HeadBuffers(
             self._finish(spec, "q", q, x.tokens, positions),
             self._finish(spec, "k", k, x.tokens, positions),
             self._finish(spec, "v", v, x.tokens, positions),
         )
 
-    def attend(self, spec: AttentionSpec, heads: Heads, keys: KvArray, values: KvArray, step: Step) -> Any:
+    def attend(
+        self, spec: AttentionSpec, heads: HeadBuffers, keys: KvArray, values: KvArray, step: AttentionStep
+    ) -> Any:
         """See `Kernels.attend`; a buffer of `[tokens, query units * width]` with zeros behind the last head."""
         card, program = self._card, _attending(spec, keys, step.rows_each)
         paged = (step.tables, step.table_width)
@@ -68,7 +68,7 @@ class Attention:
     def output(self, spec: AttentionSpec, data: U8, mixed: Any, tokens: int) -> Any:
         """See `Kernels.output`; `mixed` as `attend` leaves it."""
         o = matrix_of(self._card, spec.query, "o", data[: spec.query.units * spec.query.unit_bytes])
-        return columns(self._card, o, Activations(self._card, mixed, tokens, o.vectors))
+        return columns(self._card, o, CardActivations(self._card, mixed, tokens, o.vectors))
 
     def _finish(self, spec: AttentionSpec, which: str, product: Any, tokens: int, positions: Any) -> Any:
         """Bias, norm and rotation of the heads in a product; values are not turned."""
@@ -82,7 +82,7 @@ class Attention:
         card.launch(_HEADS, "finish_heads", [heads, tokens], *given)
         return out
 
-    def _append(self, spec: AttentionSpec, cache: KvArray, heads: Any, step: Step) -> None:
+    def _append(self, spec: AttentionSpec, cache: KvArray, heads: Any, step: AttentionStep) -> None:
         program = _attending(spec, cache, step.rows_each)
         work = -(-step.tokens * spec.kv_heads * -(-spec.head_dim // KV_GROUP) // LANES)
         paged = (step.positions, step.sequence, step.tables, step.table_width)
@@ -92,7 +92,7 @@ class Attention:
 
 def _attending(spec: AttentionSpec, cache: KvArray, rows_each: int) -> Program:
     """The program for these heads over a cache of this format."""
-    constants = (_KV[cache.dtype], f"HEAD_DIM={spec.head_dim}", f"ROWS={rows_each}")
+    constants = (f"KV_{kv_format(spec, cache).upper()}", f"HEAD_DIM={spec.head_dim}", f"ROWS={rows_each}")
     return Program(("kv", "attention"), constants)
 
 

@@ -11,16 +11,34 @@ from tpi.kernels.spec import I32, PAGE_TOKENS, AttentionSpec, Batch, KvArray
 from tpi.kv import KvDtype, vector_bytes
 from tpi.pack.layout import RunLayout
 
-_KV_DTYPES: dict[np.dtype[Any], KvDtype] = {np.dtype(np.float32): "f32", np.dtype(np.float16): "f16"}
+_FLOATS: dict[np.dtype[Any], KvDtype] = {np.dtype(np.float32): "f32", np.dtype(np.float16): "f16"}
 
 
-def check_cache(spec: AttentionSpec, cache: KvArray) -> None:
-    """KernelError unless a cache is a layer of `tpi.kv.KvPages` for this many heads of this size."""
-    width = vector_bytes(spec.head_dim, _KV_DTYPES.get(cache.dtype, "q8")) // cache.itemsize
-    shape = (spec.kv_heads, PAGE_TOKENS, width)
-    known = cache.dtype == np.uint8 or cache.dtype in _KV_DTYPES
-    if not known or cache.shape[1:] != shape or not cache.flags.c_contiguous:
-        raise KernelError(f"a cache must be contiguous [pages, {shape}], not {cache.dtype} of shape {cache.shape}")
+def kv_format(spec: AttentionSpec, cache: KvArray) -> KvDtype:
+    """The format of a cache: what its elements say, or for bytes how many a vector has.
+
+    Raises:
+        KernelError: if it is none that these kernels know.
+    """
+    format: KvDtype = _FLOATS.get(cache.dtype, "q8")
+    bytes_each = cache.shape[-1] * cache.itemsize
+    if bytes_each != vector_bytes(spec.head_dim, format) or cache.dtype not in (*_FLOATS, np.dtype(np.uint8)):
+        raise KernelError(
+            f"a cache of {cache.dtype} with {bytes_each} bytes a vector has no format for {spec.head_dim}"
+        )
+    return format
+
+
+def check_caches(spec: AttentionSpec, keys: KvArray, values: KvArray) -> None:
+    """KernelError unless both are a layer of `tpi.kv.KvPages` for this many heads of this size, in one format."""
+    for cache in (keys, values):
+        if cache.ndim != 4 or cache.shape[1:3] != (spec.kv_heads, PAGE_TOKENS) or not cache.flags.c_contiguous:
+            raise KernelError(
+                f"a cache must be contiguous [pages, {spec.kv_heads}, {PAGE_TOKENS}, vector], not {cache.shape}"
+            )
+        kv_format(spec, cache)
+    if keys.shape != values.shape or keys.dtype != values.dtype:
+        raise KernelError("keys and values must be stored alike")
 
 
 def check_batch(batch: Batch, pages: int) -> None:

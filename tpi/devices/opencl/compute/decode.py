@@ -4,18 +4,18 @@ from typing import Any
 
 import numpy as np
 
-from tpi.devices.opencl.card import LANES, Card
-from tpi.devices.opencl.compute.products import Matrix
+from tpi.devices.opencl.card import Card
+from tpi.devices.opencl.compute.products import PackedPart
 from tpi.devices.opencl.programs import Program
 from tpi.kernels.spec import F32, I32
 
 
-def decode(card: Card, matrix: Matrix, listed: I32 | None = None) -> F32:
+def decode(card: Card, matrix: PackedPart, listed: I32 | None = None) -> F32:
     """The vectors that `listed` names, or all, `[vectors, hidden]`."""
     run, program = matrix.run, Program(("decode",), (matrix.defined,))
     count = matrix.vectors if listed is None else len(listed)
     which: Any = None if listed is None else card.upload(listed)
-    out, work = card.empty(count, run.hidden), [-(-run.hidden // LANES), count]
+    out, work = card.empty(count, run.hidden), [count]
     if run.layout == "record":
         where: tuple[Any, ...] = (np.uint64(run.record_bytes), run.hidden)
         card.launch(program, "decode_records", work, matrix.buffer, matrix.offset, *where, which, out)

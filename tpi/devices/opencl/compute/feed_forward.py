@@ -3,7 +3,7 @@
 from typing import Any
 
 from tpi.devices.opencl.card import LANES, Card
-from tpi.devices.opencl.compute.activations import Activations
+from tpi.devices.opencl.compute.activations import CardActivations
 from tpi.devices.opencl.compute.products import columns, matrix_of, rows
 from tpi.devices.opencl.programs import Program
 from tpi.kernels.spec import I32, U8, FfnSpec
@@ -12,7 +12,7 @@ _ELEMENTWISE = Program(("elementwise",))
 _NUMBERS = {"silu": 0, "gelu": 1, "gelu_tanh": 2, "relu": 3}  # as elementwise.cl has them
 
 
-class FeedForward:
+class FeedForwardBlock:
     """The vectors of one spec on the card, and what is done with them."""
 
     def __init__(self, card: Card, spec: FfnSpec) -> None:
@@ -21,7 +21,7 @@ class FeedForward:
         self._gate_bias = None if spec.gate_bias is None else card.upload(spec.gate_bias)
         self._up_bias = None if spec.up_bias is None else card.upload(spec.up_bias)
 
-    def run(self, spec: FfnSpec, data: U8, x: Activations, active: I32 | None) -> Any:
+    def run(self, spec: FfnSpec, data: U8, x: CardActivations, active: I32 | None) -> Any:
         """See `Kernels.ffn`: a buffer of `[tokens, hidden]`."""
         card, run = self._card, spec.neuron
         count = run.units * run.width if active is None else len(active)
@@ -31,5 +31,5 @@ class FeedForward:
         biases = (self._gate_bias, self._up_bias)
         number, work = _NUMBERS[spec.activation], [-(-count * x.tokens // LANES)]
         card.launch(_ELEMENTWISE, "activate", work, gate, up, *biases, listed, count, x.tokens, number)
-        inner = Activations(card, up, x.tokens, count)
+        inner = CardActivations(card, up, x.tokens, count)
         return columns(card, matrix_of(card, run, "down", data), inner, listed, count)

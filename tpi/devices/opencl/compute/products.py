@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from tpi.devices.opencl.card import LANES, Card
-from tpi.devices.opencl.compute.activations import Activations, form_of
+from tpi.devices.opencl.compute.activations import CardActivations, form_of
 from tpi.devices.opencl.programs import Program
 from tpi.errors import KernelError
 from tpi.kernels.spec import STREAM_TOKENS, U8
@@ -20,7 +20,7 @@ _MOST_SPLITS = 32
 
 
 @dataclass(frozen=True)
-class Matrix:
+class PackedPart:
     """One part of a run of units that lies on the card.
 
     Attributes:
@@ -43,7 +43,7 @@ class Matrix:
         return self.part.format.upper()
 
 
-def matrix_of(card: Card, run: RunLayout, name: str, data: U8) -> Matrix:
+def matrix_of(card: Card, run: RunLayout, name: str, data: U8) -> PackedPart:
     """A part of a run whose units are `data`, of the card.
 
     Raises:
@@ -55,10 +55,10 @@ def matrix_of(card: Card, run: RunLayout, name: str, data: U8) -> Matrix:
     multiple = 4 if run.layout == "tiled" or part.format == "f32" else 2
     if any(step % multiple for step in steps):
         raise KernelError(f"{name} in {part.format} must lie at multiples of {multiple} bytes")
-    return Matrix(run, part, buffer, np.uint64(offset))
+    return PackedPart(run, part, buffer, np.uint64(offset))
 
 
-def rows(card: Card, matrix: Matrix, x: Activations, active: Any = None, count: int = 0) -> Any:
+def rows(card: Card, matrix: PackedPart, x: CardActivations, active: Any = None, count: int = 0) -> Any:
     """`x` times every vector, `[tokens, vectors]`; `active`: a buffer of the `count` vectors to use, in records."""
     if matrix.run.layout == "tiled":
         return _tiled(card, matrix, x)
@@ -73,7 +73,7 @@ def rows(card: Card, matrix: Matrix, x: Activations, active: Any = None, count: 
     return out
 
 
-def columns(card: Card, matrix: Matrix, x: Activations, active: Any = None, count: int = 0) -> Any:
+def columns(card: Card, matrix: PackedPart, x: CardActivations, active: Any = None, count: int = 0) -> Any:
     """`x` `[tokens, vectors]` times the vectors, `[tokens, hidden]`; `active` as for `rows`."""
     if matrix.run.layout == "tiled":
         return _tiled(card, matrix, x)
@@ -87,7 +87,7 @@ def columns(card: Card, matrix: Matrix, x: Activations, active: Any = None, coun
     return out
 
 
-def _columns_in_splits(card: Card, matrix: Matrix, x: Activations, given: Sequence[Any], vectors: int) -> Any:
+def _columns_in_splits(card: Card, matrix: PackedPart, x: CardActivations, given: Sequence[Any], vectors: int) -> Any:
     """Vectors dealt to work-groups, so that all of the card reads; then their sums, added."""
     hidden, splits = matrix.run.hidden, max(1, min(vectors // _SPLIT, _MOST_SPLITS))
     program, passes = _pass(matrix, "records", x.tokens)
@@ -98,7 +98,7 @@ def _columns_in_splits(card: Card, matrix: Matrix, x: Activations, given: Sequen
     return out
 
 
-def _tiled(card: Card, matrix: Matrix, x: Activations) -> Any:
+def _tiled(card: Card, matrix: PackedPart, x: CardActivations) -> Any:
     outputs, groups, where = _squares(matrix)
     form = form_of(matrix.run, matrix.part)
     assert form is not None  # what is tiled is quantised
@@ -113,7 +113,7 @@ def _tiled(card: Card, matrix: Matrix, x: Activations) -> Any:
     return out
 
 
-def _squares(matrix: Matrix) -> tuple[int, int, tuple[Any, ...]]:
+def _squares(matrix: PackedPart) -> tuple[int, int, tuple[Any, ...]]:
     """Outputs, groups of inputs, and where squares lie (see `Squares` in tiles.cl)."""
     run, row = matrix.run, matrix.part.axis == "row"
     outputs, inputs = (matrix.vectors, run.hidden) if row else (run.hidden, matrix.vectors)
@@ -124,20 +124,20 @@ def _squares(matrix: Matrix) -> tuple[int, int, tuple[Any, ...]]:
     return outputs, inputs // GROUP, (matrix.buffer, matrix.offset, *strides, *split)
 
 
-def _records(matrix: Matrix) -> tuple[Any, ...]:
+def _records(matrix: PackedPart) -> tuple[Any, ...]:
     return matrix.buffer, matrix.offset, np.uint64(matrix.run.record_bytes), matrix.run.hidden
 
 
-def _tiles(outputs: int, x: Activations) -> list[int]:
+def _tiles(outputs: int, x: CardActivations) -> list[int]:
     return [-(-outputs // _SIDE), -(-x.tokens // _SIDE)]
 
 
-def _pass(matrix: Matrix, source: str, tokens: int) -> tuple[Program, int]:
+def _pass(matrix: PackedPart, source: str, tokens: int) -> tuple[Program, int]:
     """The program for a short step, and how often it goes through the weights."""
     each = next((size for size in _PASSES if size >= tokens), _PASSES[-1])
     return Program((source,), (matrix.defined, f"TOKENS={each}")), -(-tokens // each)
 
 
-def _program(source: str, matrix: Matrix) -> Program:
+def _program(source: str, matrix: PackedPart) -> Program:
     """The program for a prompt, which short steps of 1 have too."""
     return Program((source,), (matrix.defined, "TOKENS=1"))

@@ -14,7 +14,7 @@ _ROWS = (2, 8)  # query rows of a work-group: the fewest that do
 
 
 @dataclass(frozen=True)
-class Step:
+class AttentionStep:
     """Buffers of int32 on the card, and their sizes.
 
     Attributes:
@@ -37,7 +37,7 @@ class Step:
     chunks: int
 
 
-def step_of(card: Card, spec: AttentionSpec, batch: Batch) -> Step:
+def step_of(card: Card, spec: AttentionSpec, batch: Batch) -> AttentionStep:
     """What `spec`'s heads do in a step."""
     tokens, runs = len(batch.positions), _runs(batch.sequence)
     most = max((end - first for first, end in runs), default=1) * max(np.bincount(spec.kv_index), default=1)
@@ -45,7 +45,7 @@ def step_of(card: Card, spec: AttentionSpec, batch: Batch) -> Step:
     rows, tasks = _deal(spec, batch, runs, each)
     longest = int(batch.positions.max(initial=0)) + 1
     chunk = _CHUNK if tokens < STREAM_TOKENS else longest
-    return Step(
+    return AttentionStep(
         tokens=tokens,
         positions=card.upload(batch.positions),
         sequence=card.upload(batch.sequence),

@@ -6,13 +6,16 @@
 typedef global const uchar *Bytes;
 typedef global const float *Floats;
 
-// `sum` plus the dot product of two words of four int8 each: one instruction where the device has it (dp4a, sdot4).
-inline int dot4(int one, int other, int sum) {
+// The dot product of 16 int8 with 16 others: four dp4a (sdot4, ...) where the device has them, vectors on a CPU.
+inline int dot16(int4 one, int4 other) {
 #if defined(cl_khr_integer_dot_product) && defined(__opencl_c_integer_dot_product_input_4x8bit_packed)
-    return sum + dot_4x8packed_ss_int((uint)one, (uint)other);
+    return dot_4x8packed_ss_int((uint)one.s0, (uint)other.s0) + dot_4x8packed_ss_int((uint)one.s1, (uint)other.s1) +
+           dot_4x8packed_ss_int((uint)one.s2, (uint)other.s2) + dot_4x8packed_ss_int((uint)one.s3, (uint)other.s3);
 #else
-    char4 a = as_char4(one), b = as_char4(other);
-    return sum + a.s0 * b.s0 + a.s1 * b.s1 + a.s2 * b.s2 + a.s3 * b.s3;
+    int16 products = convert_int16(as_char16(one)) * convert_int16(as_char16(other));
+    int8 eight = products.lo + products.hi;
+    int4 four = eight.lo + eight.hi;
+    return four.s0 + four.s1 + four.s2 + four.s3;
 #endif
 }
 
@@ -27,6 +30,17 @@ inline float4 floats4(Floats vector, int at, int count) {
     if (at + 1 < count) found.s1 = vector[at + 1];
     if (at + 2 < count) found.s2 = vector[at + 2];
     return found;
+}
+
+// Store four floats of a vector of `count` from `at` on; none past its end.
+inline void store4(float4 values, global float *vector, int at, int count) {
+    if (at + 4 <= count) {
+        vstore4(values, 0, vector + at);
+        return;
+    }
+    if (at < count) vector[at] = values.s0;
+    if (at + 1 < count) vector[at + 1] = values.s1;
+    if (at + 2 < count) vector[at + 2] = values.s2;
 }
 
 // The sum of one value of each work-item, for all of them. `scratch` holds LANES floats.

@@ -1,6 +1,6 @@
-// Weights as floats, one work-item a value: for rows of an embedding, and for looking at what is stored.
+// Weights as floats, one work-group a vector: for rows of an embedding, and for looking at what is stored.
 
-// Value `at` of a group of 32 with its code in byte `byte` (4 bits: low or high half), from its scale and minimum.
+// A value with its code in byte `byte` (4 bits: in its low or high half), its scale, and its minimum as it is stored.
 inline float decoded(Bytes codes, int byte, int high, float scale, Bytes minimum) {
 #if defined(Q8)
     return scale * ((global const char *)codes)[byte];
@@ -28,19 +28,21 @@ inline float decoded(Bytes codes, int byte, int high, float scale, Bytes minimum
 // Vectors of the record layout, `count` values each, one every `stride` bytes.
 kernel void decode_records(Bytes data, ulong offset, ulong stride, int count, global const int *listed,
                            global float *out) {
-    int at = get_global_id(0), index = get_global_id(1);
-    if (at >= count) return;
+    int index = get_group_id(0);
     Bytes vector = data + offset + (listed ? listed[index] : index) * stride;
+    for (int at = get_local_id(0); at < count; at += LANES) {
 #if defined(F32)
-    float value = ((Floats)vector)[at];
+        float value = ((Floats)vector)[at];
 #elif defined(BF16)
-    float value = as_float((uint)((global const ushort *)vector)[at] << 16);
+        float value = as_float((uint)((global const ushort *)vector)[at] << 16);
 #else
-    Bytes group = vector + at / GROUP * GROUP_BYTES;
-    int within = at % GROUP;
-    float value = decoded(group + GROUP_BYTES - CODES, within % CODES, within >= CODES, half_at(group, 0), group + 2);
+        Bytes group = vector + at / GROUP * GROUP_BYTES;
+        int within = at % GROUP;
+        float scale = half_at(group, 0);
+        float value = decoded(group + GROUP_BYTES - CODES, within % CODES, within >= CODES, scale, group + 2);
 #endif
-    out[(ulong)index * count + at] = value;
+        out[(ulong)index * count + at] = value;
+    }
 }
 
 #if !defined(F32) && !defined(BF16)
@@ -48,16 +50,15 @@ kernel void decode_records(Bytes data, ulong offset, ulong stride, int count, gl
 // way round. A unit has `width` vectors.
 kernel void decode_tiles(Bytes data, ulong offset, ulong unit_bytes, int width, int columns, int count,
                          global const int *listed, global float *out) {
-    int at = get_global_id(0), index = get_global_id(1);
-    if (at >= count) return;
-    int vector = listed ? listed[index] : index, inside = vector % width;
-    int output = columns ? at : inside, input = columns ? inside : at, inputs = columns ? width : count;
-    ulong number = (ulong)(output / 8) * (inputs / GROUP) + input / GROUP;
-    Bytes square = data + offset + vector / width * unit_bytes + number * 8 * GROUP_BYTES;
-    int within = input % GROUP, byte = within % CODES, lane = output % 8;
-    Bytes factors = square + 8 * CODES;
-    Bytes codes = square + byte / 4 * 32 + 4 * lane;
-    out[(ulong)index * count + at] =
-        decoded(codes, byte % 4, within >= CODES, half_at(factors, lane), factors + 16 + 2 * lane);
+    int index = get_group_id(0), vector = listed ? listed[index] : index, inside = vector % width;
+    for (int at = get_local_id(0); at < count; at += LANES) {
+        int output = columns ? at : inside, input = columns ? inside : at, inputs = columns ? width : count;
+        ulong number = (ulong)(output / 8) * (inputs / GROUP) + input / GROUP;
+        Bytes square = data + offset + vector / width * unit_bytes + number * 8 * GROUP_BYTES;
+        int within = input % GROUP, byte = within % CODES, lane = output % 8;
+        Bytes codes = square + byte / 4 * 32 + 4 * lane, factors = square + 8 * CODES;
+        out[(ulong)index * count + at] =
+            decoded(codes, byte % 4, within >= CODES, half_at(factors, lane), factors + 16 + 2 * lane);
+    }
 }
 #endif

@@ -54,17 +54,15 @@ kernel void record_rows(Bytes data, ulong offset, ulong stride, int count, globa
     local float scratch[LANES];
     int index = get_group_id(0), first = get_group_id(1) * TOKENS;
     Bytes vector = vector_at(data, offset, stride, active, index);
-    float sum[TOKENS];
+    float4 sum[TOKENS];
     for (int t = 0; t < TOKENS; ++t) sum[t] = 0.0f;
     for (int at = 4 * get_local_id(0); at < count; at += 4 * LANES) {
         float4 weights = weights4(vector, at, count);
-        for (int t = 0; t < TOKENS; ++t) {
-            int token = min(first + t, tokens - 1);
-            sum[t] += dot(weights, floats4(x + (ulong)token * count, at, count));
-        }
+        for (int t = 0; t < TOKENS; ++t)
+            sum[t] += weights * floats4(x + (ulong)min(first + t, tokens - 1) * count, at, count);
     }
     for (int t = 0; t < TOKENS; ++t) {
-        float whole = sum_lanes(sum[t], scratch);
+        float whole = sum_lanes(sum[t].s0 + sum[t].s1 + sum[t].s2 + sum[t].s3, scratch);
         if (get_local_id(0) == 0 && first + t < tokens) out[(ulong)(first + t) * vectors + index] = whole;
     }
 }
@@ -81,16 +79,8 @@ kernel void record_columns(Bytes data, ulong offset, ulong stride, int count, gl
         float4 weights = weights4(vector_at(data, offset, stride, active, index), at, count);
         for (int t = 0; t < TOKENS; ++t) sum[t] += weights * x[(ulong)min(first + t, tokens - 1) * vectors + index];
     }
-    for (int t = 0; t < TOKENS && first + t < tokens; ++t) {
-        global float *to = out + ((ulong)split * tokens + first + t) * count + at;
-        if (at + 4 <= count) {
-            vstore4(sum[t], 0, to);
-        } else {
-            to[0] = sum[t].s0;
-            if (at + 1 < count) to[1] = sum[t].s1;
-            if (at + 2 < count) to[2] = sum[t].s2;
-        }
-    }
+    for (int t = 0; t < TOKENS && first + t < tokens; ++t)
+        store4(sum[t], out + ((ulong)split * tokens + first + t) * count, at, count);
 }
 
 // The splits of `record_columns`, added in order.
@@ -105,31 +95,32 @@ kernel void add_splits(Floats partial, int splits, int values, global float *out
 // ---- a prompt: 32 tokens x 32 outputs a work-group, 32 inputs at a time through local memory ----
 
 #define SIDE 32
-#define PITCH (SIDE + 1)
+#define PITCH (SIDE + 4)  // floats of a row in local memory, where a column's neighbours lie in different banks
 
 // Rows: an output is a vector; columns: an output is a place in all of them. [tokens, outputs]
 kernel void record_prompt(Bytes data, ulong offset, ulong stride, int count, global const int *active, int vectors,
                           int columns, Floats x, int tokens, global float *out) {
-    local float weights[SIDE * PITCH], inputs[SIDE * PITCH];
+    local float4 weights[SIDE * PITCH / 4];  // [input][output]
+    local float inputs[SIDE * PITCH];        // [input][token]
+    local float *single = (local float *)weights;
     int lane = get_local_id(0), column = lane % 8, line = lane / 8;
     int first_output = SIDE * get_group_id(0), first_token = SIDE * get_group_id(1);
     int outputs = columns ? count : vectors, depth = columns ? vectors : count;
-    float sum[16];
-    for (int i = 0; i < 16; ++i) sum[i] = 0.0f;
+    float4 sum[4];  // of four outputs, for each of four tokens
+    for (int i = 0; i < 4; ++i) sum[i] = 0.0f;
     for (int base = 0; base < depth; base += SIDE) {
         barrier(CLK_LOCAL_MEM_FENCE);
         for (int i = lane; i < SIDE * SIDE / 4; i += LANES) {
             int four = i % 8 * 4, one = i / 8;
             int index = one + (columns ? base : first_output), at = four + (columns ? first_output : base);
-            float4 found = 0.0f;
+            float4 found = 0.0f, input = 0.0f;
             if (index < vectors) found = weights4(vector_at(data, offset, stride, active, index), at, count);
-            local float *to = weights + (columns ? one * PITCH + four : four * PITCH + one);
+            local float *to = single + (columns ? one * PITCH + four : four * PITCH + one);
             int step = columns ? 1 : PITCH;
             to[0] = found.s0;
             to[step] = found.s1;
             to[2 * step] = found.s2;
             to[3 * step] = found.s3;
-            float4 input = 0.0f;
             if (first_token + one < tokens) input = floats4(x + (ulong)(first_token + one) * depth, base + four, depth);
             inputs[four * PITCH + one] = input.s0;
             inputs[(four + 1) * PITCH + one] = input.s1;
@@ -138,11 +129,10 @@ kernel void record_prompt(Bytes data, ulong offset, ulong stride, int count, glo
         }
         barrier(CLK_LOCAL_MEM_FENCE);
         for (int k = 0; k < SIDE; ++k)
-            for (int i = 0; i < 16; ++i)
-                sum[i] += weights[k * PITCH + column + 8 * (i % 4)] * inputs[k * PITCH + line + 8 * (i / 4)];
+            for (int i = 0; i < 4; ++i) sum[i] += weights[k * PITCH / 4 + column] * inputs[k * PITCH + line + 8 * i];
     }
-    for (int i = 0; i < 16; ++i) {
-        int token = first_token + line + 8 * (i / 4), output = first_output + column + 8 * (i % 4);
-        if (token < tokens && output < outputs) out[(ulong)token * outputs + output] = sum[i];
+    for (int i = 0; i < 4; ++i) {
+        int token = first_token + line + 8 * i, output = first_output + 4 * column;
+        if (token < tokens) store4(sum[i], out + (ulong)token * outputs, output, outputs);
     }
 }

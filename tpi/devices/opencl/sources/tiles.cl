@@ -15,7 +15,7 @@
 // Where squares lie: rows of a unit are outputs (`per_output` blocks of 8 a unit), columns inputs (`per_input` groups).
 typedef struct {
     ulong offset, unit_bytes, block_bytes;
-    int per_output, per_input, blocks, groups;
+    int per_output, per_input;
 } Squares;
 
 inline Bytes outputs_at(Bytes data, Squares to, int block) {
@@ -43,41 +43,41 @@ inline float minimum_of(Bytes square, int output) {
 #endif
 }
 
-#define LOW(word) ((word) & 0x0F0F0F0F)
-#define HIGH(word) (((word) >> 4) & 0x0F0F0F0F)
+// The 32 codes of an output, 16 and 16.
+inline void codes_of(Bytes square, int output, int4 *first, int4 *second) {
+    global const int *words = (global const int *)square + output;
+    int4 found = (int4)(words[0], words[8], words[16], words[24]);
+#if defined(Q8)
+    *first = found;
+    *second = (int4)(words[32], words[40], words[48], words[56]);
+#else
+    *first = found & 0x0F0F0F0F;
+    *second = (found >> 4) & 0x0F0F0F0F;
+#endif
+}
 
 // ---- a few tokens: TOKENS of them, 8 outputs a work-group, each group of 32 inputs by one work-item of 8 ----
 
 kernel void tile_vectors(Bytes data, ulong offset, ulong unit_bytes, ulong block_bytes, int per_output, int per_input,
-                         int groups, global const int *codes, global const int *fine, Floats scales, Floats sums,
+                         int groups, global const int4 *codes, global const int4 *fine, Floats scales, Floats sums,
                          int tokens, global float *out) {
     local float partial[TOKENS * LANES];
     int lane = get_local_id(0), output = lane % 8, first = get_group_id(1) * TOKENS;
     int outputs = 8 * get_num_groups(0);
-    Squares to = {offset, unit_bytes, block_bytes, per_output, per_input, (int)get_num_groups(0), groups};
+    Squares to = {offset, unit_bytes, block_bytes, per_output, per_input};
     Bytes row = outputs_at(data, to, get_group_id(0));
     float sum[TOKENS];
     for (int t = 0; t < TOKENS; ++t) sum[t] = 0.0f;
     for (int group = lane / 8; group < groups; group += LANES / 8) {
         Bytes square = square_at(row, to, group);
-        global const int *words = (global const int *)square + output;
-        int weights[8];
-        for (int w = 0; w < WORDS; ++w) {
-#if defined(Q8)
-            weights[w] = words[8 * w];
-#else
-            weights[w] = LOW(words[8 * w]);
-            weights[w + 4] = HIGH(words[8 * w]);
-#endif
-        }
+        int4 first_half, second_half;
+        codes_of(square, output, &first_half, &second_half);
         float scale = scale_of(square, output), minimum = minimum_of(square, output);
         for (int t = 0; t < TOKENS; ++t) {
-            int at = min(first + t, tokens - 1) * groups + group, dot = 0;
-            for (int w = 0; w < 8; ++w) dot = dot4(weights[w], codes[8 * at + w], dot);
+            int at = min(first + t, tokens - 1) * groups + group;
+            int dot = dot16(first_half, codes[2 * at]) + dot16(second_half, codes[2 * at + 1]);
 #if defined(Q8)
-            int rest = 0;
-            for (int w = 0; w < 8; ++w) rest = dot4(weights[w], fine[8 * at + w], rest);
-            dot = 128 * dot + rest;
+            dot = 128 * dot + dot16(first_half, fine[2 * at]) + dot16(second_half, fine[2 * at + 1]);
             sum[t] += scale * scales[at] * dot;
 #else
             sum[t] += scale * scales[at] * dot + minimum * sums[at];
@@ -93,86 +93,67 @@ kernel void tile_vectors(Bytes data, ulong offset, ulong unit_bytes, ulong block
     out[(ulong)(first + token) * outputs + 8 * get_group_id(0) + output] = whole;
 }
 
-// ---- a prompt: 32 tokens x 32 outputs a work-group, STEP groups of inputs at a time through local memory ----
+// ---- a prompt: 32 tokens x 32 outputs a work-group, STEP groups of inputs at a time through local memory (LANES = STEP * SIDE) ----
 
 #define STEP 2
 #define SIDE 32
-#define PITCH (SIDE + 1)  // words of a row in local memory: neighbours in a column lie in different banks
+
+// Where half `half` of group `group` of an output or a token lies in local memory: neighbours lie side by side.
+#define HALF_AT(group, half, one) ((2 * (group) + (half)) * SIDE + (one))
 
 kernel void tile_prompt(Bytes data, ulong offset, ulong unit_bytes, ulong block_bytes, int per_output, int per_input,
-                        int groups, int blocks, global const int *codes, global const int *fine, Floats scales,
+                        int groups, int blocks, global const int4 *codes, global const int4 *fine, Floats scales,
                         Floats sums, int tokens, global float *out) {
-    local int weights[STEP * 8 * PITCH], inputs[STEP * 8 * PITCH];
+    local int4 weights[STEP * 2 * SIDE], inputs[STEP * 2 * SIDE];
 #if defined(Q8)
-    local int rests[STEP * 8 * PITCH];
+    local int4 rests[STEP * 2 * SIDE];
 #endif
     local float scale[STEP * SIDE], minimum[STEP * SIDE], input_scale[STEP * SIDE], input_sum[STEP * SIDE];
     int lane = get_local_id(0), column = lane % 8, line = lane / 8;
     int first_block = 4 * get_group_id(0), first_token = SIDE * get_group_id(1);
-    Squares to = {offset, unit_bytes, block_bytes, per_output, per_input, blocks, groups};
+    Squares to = {offset, unit_bytes, block_bytes, per_output, per_input};
     float sum[16];
     for (int i = 0; i < 16; ++i) sum[i] = 0.0f;
     for (int base = 0; base < groups; base += STEP) {
         barrier(CLK_LOCAL_MEM_FENCE);
-        for (int i = lane; i < STEP * 4 * 8 * WORDS; i += LANES) {
-            int word = i / 8 % WORDS, output = i % 8, group = i / (8 * WORDS) % STEP, block = i / (8 * WORDS * STEP);
-            int found = 0;
-            if (first_block + block < blocks && base + group < groups) {
-                Bytes square = square_at(outputs_at(data, to, first_block + block), to, base + group);
-                found = ((global const int *)square)[8 * word + output];
-            }
-#if defined(Q8)
-            weights[(8 * group + word) * PITCH + 8 * block + output] = found;
-#else
-            weights[(8 * group + word) * PITCH + 8 * block + output] = LOW(found);
-            weights[(8 * group + word + 4) * PITCH + 8 * block + output] = HIGH(found);
-#endif
+        // each work-item: one output, and one token, of one group
+        int group = lane / SIDE, one = lane % SIDE, at = lane;
+        bool there = first_block + one / 8 < blocks && base + group < groups;
+        int4 first_half = 0, second_half = 0;
+        scale[at] = minimum[at] = input_scale[at] = input_sum[at] = 0.0f;
+        if (there) {
+            Bytes square = square_at(outputs_at(data, to, first_block + one / 8), to, base + group);
+            codes_of(square, one % 8, &first_half, &second_half);
+            scale[at] = scale_of(square, one % 8);
+            minimum[at] = minimum_of(square, one % 8);
         }
-        for (int i = lane; i < SIDE * STEP * 8; i += LANES) {
-            int word = i % (STEP * 8), token = i / (STEP * 8);
-            bool there = first_token + token < tokens && 8 * base + word < 8 * groups;
-            ulong at = (ulong)(first_token + token) * groups * 8 + 8 * base + word;
-            inputs[word * PITCH + token] = there ? codes[at] : 0;
+        weights[HALF_AT(group, 0, one)] = first_half;
+        weights[HALF_AT(group, 1, one)] = second_half;
+        bool given = first_token + one < tokens && base + group < groups;
+        ulong from = (ulong)(first_token + one) * groups + base + group;
+        inputs[HALF_AT(group, 0, one)] = given ? codes[2 * from] : 0;
+        inputs[HALF_AT(group, 1, one)] = given ? codes[2 * from + 1] : 0;
 #if defined(Q8)
-            rests[word * PITCH + token] = there ? fine[at] : 0;
+        rests[HALF_AT(group, 0, one)] = given ? fine[2 * from] : 0;
+        rests[HALF_AT(group, 1, one)] = given ? fine[2 * from + 1] : 0;
 #endif
-        }
-        for (int i = lane; i < STEP * SIDE; i += LANES) {
-            int group = i / SIDE, one = i % SIDE;
-            bool there = first_block + one / 8 < blocks && base + group < groups;
-            scale[i] = minimum[i] = input_scale[i] = input_sum[i] = 0.0f;
-            if (there) {
-                Bytes square = square_at(outputs_at(data, to, first_block + one / 8), to, base + group);
-                scale[i] = scale_of(square, one % 8);
-                minimum[i] = minimum_of(square, one % 8);
-            }
-            if (first_token + one < tokens && base + group < groups) {
-                input_scale[i] = scales[(first_token + one) * groups + base + group];
-                input_sum[i] = sums[(first_token + one) * groups + base + group];
-            }
+        if (given) {
+            input_scale[at] = scales[from];
+            input_sum[at] = sums[from];
         }
         barrier(CLK_LOCAL_MEM_FENCE);
-        for (int group = 0; group < STEP; ++group) {
-            int dots[16];
-            for (int i = 0; i < 16; ++i) dots[i] = 0;
-            for (int word = 8 * group; word < 8 * group + 8; ++word) {
-                for (int i = 0; i < 16; ++i) {
-                    int weight = weights[word * PITCH + column + 8 * (i % 4)];
-                    dots[i] = dot4(weight, inputs[word * PITCH + line + 8 * (i / 4)], dots[i]);
-                }
-            }
-#if defined(Q8)
-            for (int i = 0; i < 16; ++i) dots[i] *= 128;
-            for (int word = 8 * group; word < 8 * group + 8; ++word) {
-                for (int i = 0; i < 16; ++i) {
-                    int weight = weights[word * PITCH + column + 8 * (i % 4)];
-                    dots[i] = dot4(weight, rests[word * PITCH + line + 8 * (i / 4)], dots[i]);
-                }
-            }
-#endif
+        for (int part = 0; part < STEP; ++part) {
             for (int i = 0; i < 16; ++i) {
-                int output = group * SIDE + column + 8 * (i % 4), token = group * SIDE + line + 8 * (i / 4);
-                sum[i] += scale[output] * input_scale[token] * dots[i] + minimum[output] * input_sum[token];
+                int output = column + 8 * (i % 4), token = line + 8 * (i / 4);
+                int4 low = weights[HALF_AT(part, 0, output)], high = weights[HALF_AT(part, 1, output)];
+                int dot = dot16(low, inputs[HALF_AT(part, 0, token)]) + dot16(high, inputs[HALF_AT(part, 1, token)]);
+#if defined(Q8)
+                dot = 128 * dot + dot16(low, rests[HALF_AT(part, 0, token)]);
+                dot += dot16(high, rests[HALF_AT(part, 1, token)]);
+#endif
+                output += part * SIDE;
+                token += part * SIDE;
+                sum[i] += scale[output] * input_scale[token] * dot + minimum[output] * input_sum[token];
             }
         }
     }

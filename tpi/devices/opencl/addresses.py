@@ -2,8 +2,8 @@
 
 All code that moves weights and pages slices, views and reshapes numpy arrays. So an allocation reserves as many
 addresses of the host as it has bytes on the device, without any memory behind them, and the array over them is its
-name: what an address is worth, `Names.locate` tells. Looking at what such an array holds ends the process (SIGSEGV), so
-that no mistake is taken for zeros.
+name: what an address is worth, `Addresses.locate` tells. Looking at what such an array holds ends the process, so that
+no mistake is taken for zeros.
 """
 
 import mmap
@@ -27,7 +27,7 @@ def reserve(size: int) -> Bytes:
     return np.frombuffer(mmap.mmap(-1, round_up(size), flags=_FLAGS, prot=_NO_ACCESS), np.uint8)
 
 
-class Names:
+class Addresses:
     """The buffers of one device by the addresses that stand for them. May be used by several threads."""
 
     def __init__(self, device: str, create: Callable[[int], Any]) -> None:

@@ -19,6 +19,7 @@ from tests.support.kernel_cases import (
     pack,
     reference,
 )
+from tests.support.pairwise import pairwise
 from tpi.config import Activation, Format, Norm
 from tpi.kernels.spec import F32, NormSpec
 from tpi.kv import KvDtype
@@ -85,34 +86,32 @@ def test_ffn(format: Format, tokens: int) -> None:
     assert_ffn_agrees(case, TOLERANCE[format])
 
 
-@pytest.mark.parametrize("layout", ["record", "tiled"])
-@pytest.mark.parametrize("tokens", [1, 6, 33])
-@pytest.mark.parametrize(("format", "down"), [("q4", "q8"), ("q8", "q4s"), ("q4s", "q4")])
-def test_ffn_of_mixed_formats(layout: Layout, tokens: int, format: Format, down: Format) -> None:
+@pytest.mark.parametrize(
+    ("layout", "tokens", "formats"),
+    pairwise(["record", "tiled"], [1, 6, 33], [("q4", "q8"), ("q8", "q4s"), ("q4s", "q4")]),
+)
+def test_ffn_of_mixed_formats(layout: Layout, tokens: int, formats: tuple[Format, Format]) -> None:
+    format, down = formats
     case = ffn_case(np.random.default_rng(2), format=format, down=down, layout=layout, hidden=160, tokens=tokens)
     assert_ffn_agrees(case, RECORD_TOLERANCE if layout == "record" else 4e-3)
 
 
-@pytest.mark.parametrize("activation", ["silu", "gelu", "gelu_tanh", "relu"])
-@pytest.mark.parametrize("gated", [True, False])
-@pytest.mark.parametrize("format", ["f32", "q4"])
-@pytest.mark.parametrize("tokens", [1, 20])
+@pytest.mark.parametrize(
+    ("activation", "gated", "format", "tokens"),
+    pairwise(["silu", "gelu", "gelu_tanh", "relu"], [True, False], ["f32", "q4"], [1, 20]),
+)
 def test_ffn_activations_and_biases(activation: Activation, gated: bool, format: Format, tokens: int) -> None:
     random = np.random.default_rng(3)
     case = ffn_case(random, format=format, activation=activation, gated=gated, norm="layer", bias=True, tokens=tokens)
     assert_ffn_agrees(case, TOLERANCE[format])
 
 
-@pytest.mark.parametrize("hidden", [1, 3, 19, 67, 100])
-@pytest.mark.parametrize("format", ["f32", "bf16"])
-@pytest.mark.parametrize("tokens", [1, 5, 19])
+@pytest.mark.parametrize(("hidden", "format", "tokens"), pairwise([1, 3, 19, 67, 100], ["f32", "bf16"], [1, 5, 19]))
 def test_ffn_whose_hidden_size_is_no_multiple_of_the_vector_width(hidden: int, format: Format, tokens: int) -> None:
     assert_ffn_agrees(ffn_case(np.random.default_rng(4), format=format, hidden=hidden, tokens=tokens), 2e-5)
 
 
-@pytest.mark.parametrize("format", FORMATS)
-@pytest.mark.parametrize("tokens", [1, 16, 17, 40])
-@pytest.mark.parametrize("width", [1, 5, 12])
+@pytest.mark.parametrize(("format", "tokens", "width"), pairwise(FORMATS, [1, 16, 17, 40], [1, 5, 12]))
 def test_ffn_whose_neurons_come_not_in_eights(format: Format, tokens: int, width: int) -> None:
     for gated, units in ((True, 1), (False, 3), (True, 3)):
         case = ffn_case(
@@ -122,9 +121,7 @@ def test_ffn_whose_neurons_come_not_in_eights(format: Format, tokens: int, width
         assert_ffn_agrees(case, RECORD_TOLERANCE if format in ("q4", "q4s") else 5e-4)
 
 
-@pytest.mark.parametrize("format", FORMATS)
-@pytest.mark.parametrize("tokens", [1, 4, 18])
-@pytest.mark.parametrize("count", [0, 1, 9, 95])
+@pytest.mark.parametrize(("format", "tokens", "count"), pairwise(FORMATS, [1, 4, 18], [0, 1, 9, 95]))
 def test_ffn_of_active_neurons(format: Format, tokens: int, count: int) -> None:
     random = np.random.default_rng([5, count])
     case = ffn_case(random, format=format, layout="record", activation="relu", tokens=tokens)
@@ -132,18 +129,19 @@ def test_ffn_of_active_neurons(format: Format, tokens: int, count: int) -> None:
     assert_ffn_agrees(case, RECORD_TOLERANCE if format in ("q4", "q4s") else TOLERANCE[format], active)
 
 
-@pytest.mark.parametrize("format", FORMATS)
-@pytest.mark.parametrize("kv_dtype", ["f32", "f16", "q8"])
-@pytest.mark.parametrize("lengths", [((0, 1),), ((40, 1), (3, 1), (0, 4)), ((10, 45), (70, 2))])
+@pytest.mark.parametrize(
+    ("format", "kv_dtype", "lengths"),
+    pairwise(FORMATS, ["f32", "f16", "q8"], [((0, 1),), ((40, 1), (3, 1), (0, 4)), ((10, 45), (70, 2))]),
+)
 def test_attention(format: Format, kv_dtype: KvDtype, lengths: tuple[tuple[int, int], ...]) -> None:
     random = np.random.default_rng(6)
     case = attention_case(random, format=format, kv_dtype=kv_dtype, lengths=lengths, hidden=128, heads=6, head_dim=32)
     assert_attention_agrees(case, max(TOLERANCE[format], {"f32": 0, "f16": 2e-3, "q8": 2e-2}[kv_dtype]))
 
 
-@pytest.mark.parametrize("head_dim", [2, 6, 20, 40, 64, 80, 128])
-@pytest.mark.parametrize("format", ["f32", "q4"])
-@pytest.mark.parametrize("tokens", [1, 21])
+@pytest.mark.parametrize(
+    ("head_dim", "format", "tokens"), pairwise([2, 6, 20, 40, 64, 80, 128], ["f32", "q4"], [1, 21])
+)
 def test_attention_head_sizes(head_dim: int, format: Format, tokens: int) -> None:
     case = attention_case(
         np.random.default_rng(7), format=format, head_dim=head_dim, heads=3, kv_heads=3, lengths=((33, tokens),)
@@ -151,10 +149,10 @@ def test_attention_head_sizes(head_dim: int, format: Format, tokens: int) -> Non
     assert_attention_agrees(case, TOLERANCE[format])
 
 
-@pytest.mark.parametrize("tokens", [1, 40])
-@pytest.mark.parametrize("window", [0, 1, 17, 64])
-@pytest.mark.parametrize("softcap", [0.0, 2.0])
-@pytest.mark.parametrize("others", [((0, 2),), (), ((300, 1), (5, 1))], ids=["a prompt", "alone", "more tokens"])
+@pytest.mark.parametrize(
+    ("tokens", "window", "softcap", "others"),
+    pairwise([1, 40], [0, 1, 17, 64], [0.0, 2.0], [((0, 2),), (), ((300, 1), (5, 1))]),
+)
 def test_attention_windows_and_soft_caps(
     tokens: int, window: int, softcap: float, others: tuple[tuple[int, int], ...]
 ) -> None:
@@ -163,10 +161,10 @@ def test_attention_windows_and_soft_caps(
     assert_attention_agrees(case, 1e-5)
 
 
-@pytest.mark.parametrize("norm", ["rms", "layer"])
-@pytest.mark.parametrize("rotary", [0, 8, 16])
-@pytest.mark.parametrize("qk_norm", [True, False])
-@pytest.mark.parametrize("lengths", [((5, 3),), ((300, 1), (5, 1))], ids=["a prompt", "two sequences"])
+@pytest.mark.parametrize(
+    ("norm", "rotary", "qk_norm", "lengths"),
+    pairwise(["rms", "layer"], [0, 8, 16], [True, False], [((5, 3),), ((300, 1), (5, 1))]),
+)
 def test_attention_norms_biases_and_partial_rotation(
     norm: Norm, rotary: int, qk_norm: bool, lengths: tuple[tuple[int, int], ...]
 ) -> None:
@@ -196,11 +194,11 @@ def test_attention_where_k_has_a_format_of_its_own() -> None:
     assert_attention_agrees(case, 4e-3)
 
 
-@pytest.mark.parametrize(("format", "layout"), LAYOUTS)
-@pytest.mark.parametrize("tokens", [1, 4, 7, 30])
-@pytest.mark.parametrize("hidden", [224, 256, 544])  # 7, 8 and 17 groups: records take 8 at once
-def test_logits(format: Format, layout: Layout, tokens: int, hidden: int) -> None:
+# 7, 8 and 17 groups: records take 8 at once
+@pytest.mark.parametrize(("packed", "tokens", "hidden"), pairwise(LAYOUTS, [1, 4, 7, 30], [224, 256, 544]))
+def test_logits(packed: tuple[Format, Layout], tokens: int, hidden: int) -> None:
     random = np.random.default_rng(12)
+    format, layout = packed
     run, data = pack(random, "row", layout, [Part("row", format, "row")], 32, hidden, 5)
     x = normal(random, tokens, hidden)
     assert_close(native.logits(run, data, x), reference.logits(run, data, x), TOLERANCE[format])

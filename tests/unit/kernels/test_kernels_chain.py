@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from tests.support.kernel_cases import AttentionCase, FfnCase, attention_case, ffn_case, native, reference
+from tests.support.pairwise import pairwise
 from tpi.config import Format
 from tpi.errors import KernelError
 from tpi.kernels import Kernels
@@ -53,9 +54,9 @@ def one_by_one(kernels: Kernels, parts: Sequence[ChainBlock], x: F32, batch: Bat
     return x
 
 
-@pytest.mark.parametrize("lengths", LENGTHS.values(), ids=LENGTHS)
-@pytest.mark.parametrize("format", ["f32", "q8", "q4"])
-@pytest.mark.parametrize("kernels", [native, reference], ids=["native", "reference"])
+@pytest.mark.parametrize(
+    ("lengths", "format", "kernels"), pairwise([*LENGTHS.values()], ["f32", "q8", "q4"], [native, reference])
+)
 def test_a_chain_has_the_bits_of_its_half_blocks(
     kernels: Kernels, format: Format, lengths: tuple[tuple[int, int], ...]
 ) -> None:

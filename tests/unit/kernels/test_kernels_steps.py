@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from tests.support.kernel_cases import AttentionCase, FfnCase, attention_case, ffn_case, layout_of, native, reference
+from tests.support.pairwise import pairwise
 from tpi.config import Format
 from tpi.errors import KernelError
 from tpi.kernels import Kernels
@@ -21,7 +22,7 @@ PACKS: list[tuple[Format, Layout]] = [
     *((format, "tiled") for format in FORMATS if layout_of(format) == "tiled"),
 ]
 TOKENS = [1, 3, 16, 17, 40]
-BOTH = pytest.mark.parametrize("kernels", [native, reference], ids=["native", "reference"])
+BOTH = [native, reference]
 
 
 @pytest.fixture(autouse=True, params=[1, 3], scope="module")
@@ -54,10 +55,9 @@ def assert_same_bits(one: tuple[F32, list[bytes]], other: tuple[F32, list[bytes]
     np.testing.assert_array_equal(one[0], other[0])
 
 
-@BOTH
-@pytest.mark.parametrize(("format", "layout"), PACKS)
-@pytest.mark.parametrize("tokens", TOKENS)
-def test_attention_in_steps(kernels: Kernels, format: Format, layout: Layout, tokens: int) -> None:
+@pytest.mark.parametrize(("kernels", "packed", "tokens"), pairwise(BOTH, PACKS, TOKENS))
+def test_attention_in_steps(kernels: Kernels, packed: tuple[Format, Layout], tokens: int) -> None:
+    format, layout = packed
     case = attention_case(
         np.random.default_rng([1, tokens]), format=format, layout=layout, hidden=96, heads=3, head_dim=20, bias=True,
         qk_norm=True, norm="layer", lengths=((33, tokens),), kv_dtype="f16",
@@ -69,9 +69,10 @@ def test_attention_in_steps(kernels: Kernels, format: Format, layout: Layout, to
     assert_same_bits(in_steps(kernels, case, prepared), expected)
 
 
-@BOTH
-@pytest.mark.parametrize("kv_dtype", ["f32", "f16", "q8"])
-@pytest.mark.parametrize("lengths", [((40, 1), (3, 1), (300, 1)), ((10, 45), (70, 2)), ((0, 1),)])
+@pytest.mark.parametrize(
+    ("kernels", "kv_dtype", "lengths"),
+    pairwise(BOTH, ["f32", "f16", "q8"], [((40, 1), (3, 1), (300, 1)), ((10, 45), (70, 2)), ((0, 1),)]),
+)
 def test_several_sequences_in_steps(kernels: Kernels, kv_dtype: KvDtype, lengths: tuple[tuple[int, int], ...]) -> None:
     """One new token per sequence is placed by whoever attends with it; in steps everything is placed first."""
     case = attention_case(
@@ -90,12 +91,11 @@ def tiles(case: FfnCase, size: int) -> list[FfnCase]:
     return found
 
 
-@BOTH
-@pytest.mark.parametrize(("format", "layout"), PACKS)
-@pytest.mark.parametrize("tokens", TOKENS)
+@pytest.mark.parametrize(("kernels", "packed", "tokens"), pairwise(BOTH, PACKS, TOKENS))
 def test_a_feed_forward_block_is_prepared_once_for_its_tiles(
-    kernels: Kernels, format: Format, layout: Layout, tokens: int
+    kernels: Kernels, packed: tuple[Format, Layout], tokens: int
 ) -> None:
+    format, layout = packed
     random = np.random.default_rng([3, tokens])
     case = ffn_case(random, format=format, layout=layout, hidden=96, units=5, tokens=tokens)
     parts = tiles(case, 2)
@@ -108,9 +108,7 @@ def test_a_feed_forward_block_is_prepared_once_for_its_tiles(
     np.testing.assert_allclose(sum(alone), expected, atol=2e-2)
 
 
-@BOTH
-@pytest.mark.parametrize("format", FORMATS)
-@pytest.mark.parametrize("tokens", [1, 16, 40])
+@pytest.mark.parametrize(("kernels", "format", "tokens"), pairwise(BOTH, FORMATS, [1, 16, 40]))
 def test_active_neurons_of_what_is_prepared(kernels: Kernels, format: Format, tokens: int) -> None:
     """More tokens than a short step are cut into several."""
     random = np.random.default_rng([4, tokens])
@@ -122,7 +120,7 @@ def test_active_neurons_of_what_is_prepared(kernels: Kernels, format: Format, to
     )
 
 
-@BOTH
+@pytest.mark.parametrize("kernels", BOTH, ids=["native", "reference"])
 def test_what_was_prepared_is_the_norm_and_goes_to_other_kernels(kernels: Kernels) -> None:
     """A router reads it; kernels of another device only round it."""
     case = ffn_case(np.random.default_rng(5), format="q4", hidden=96, norm="layer", tokens=3)

@@ -28,16 +28,30 @@ class Load:
     def __init__(self, block: int, extent: Extent, slot: Bytes) -> None:
         self.block, self.extent, self.slot = block, extent, slot
         self.view = extent.view(slot)
+        self.followed = False  # somebody takes it part after part
         self.reset()
 
     def reset(self) -> None:
         """Nothing read yet."""
         self.cursor = 0  # where the next chunk starts
         self.flying = 0  # chunks being read
+        self.front = 0  # where the first byte is that has not been read: chunks end in any order
+        self._landed: dict[int, int] = {}  # begin and end of chunks beyond it
         self.begun = self.ended = 0.0
         self.ready = not self.open  # a node may have nothing of a block
         self.dropped = False
         self.error: WeightsError | None = None
+
+    def landed(self, start: int, size: int) -> None:
+        """The chunk of `size` bytes that begins at `start` was read."""
+        self._landed[start] = start + size
+        while self.front in self._landed:
+            self.front = self._landed.pop(self.front)
+
+    @property
+    def arrived(self) -> int:
+        """Bytes of the view, from its first on, that have been read."""
+        return min(max(0, self.front - self.extent.skew), self.extent.nbytes)
 
     def stop(self) -> None:
         """Hand out no more chunks."""

@@ -80,14 +80,28 @@ class Loader:
             TpiError: if blocks that are held take the room it needs, or the window is closed.
         """
         with self._lock:
-            use = self._cycle.next_use(block)
-            load = self._load_of(use)
+            use, load = self._approach(block)
             if not self._cycle.is_pinned(use):
-                if use != self._cycle.head:
-                    self._drop(self._cycle.skip_to(use))
                 self._wait(load, use)
             self._cycle.pin(use)
             return use, load.view
+
+    def follow(self, block: int) -> Iterator[Bytes]:
+        """The next use of a streamed block, part after part as it is read; over when all was taken. Errors as `pin`.
+
+        A block that is still to be verified comes in one part. Nothing overwrites it before its use is over.
+        """
+        with self._lock:
+            use, load = self._approach(block)
+            load.followed = True
+        seen, size = 0, load.extent.nbytes
+        while seen < size:
+            with self._lock:
+                self._wait(load, use, seen)
+                arrived = size if load.ready else load.arrived
+            yield load.view[seen:arrived]
+            seen = arrived
+        self.unpin(self.pin(block)[0])
 
     def unpin(self, use: int) -> None:
         """The block of this use may be overwritten."""
@@ -110,6 +124,13 @@ class Loader:
         for thread in self._threads:
             thread.join()
 
+    def _approach(self, block: int) -> tuple[int, Load]:
+        """The use of a block that is held or comes next, which those before it are given up for."""
+        use = self._cycle.next_use(block)
+        if not self._cycle.is_pinned(use) and use != self._cycle.head:
+            self._drop(self._cycle.skip_to(use))
+        return use, self._load_of(use)
+
     def _load_of(self, use: int) -> Load:
         return self._uses[use % self._cycle.period]
 
@@ -125,9 +146,12 @@ class Loader:
                 self._current = None
         self._work.notify()
 
-    def _wait(self, load: Load, use: int = -1) -> None:
+    def _wait(self, load: Load, use: int = -1, seen: int | None = None) -> None:
+        """Until the block is there, or more than `seen` bytes of it, if it needs no verifying."""
         begun = 0.0
-        while not load.ready or use >= self._cycle.tail:
+        if load.block in self._unverified:
+            seen = None
+        while use >= self._cycle.tail or not (load.ready or (seen is not None and load.arrived > seen)):
             begun = begun or time.perf_counter()
             opened = use < self._cycle.tail
             if self._closed:
@@ -187,7 +211,7 @@ class Loader:
                     error = load.read_chunk(self._disk, start)
                 finally:
                     self._lock.acquire()
-                self._finish_chunk(load, size, error)
+                self._finish_chunk(load, start, size, error)
 
     def _open_load(self) -> Load | None:
         """The load to take a chunk of, if there is one."""
@@ -208,11 +232,15 @@ class Loader:
         self._current = load
         return load
 
-    def _finish_chunk(self, load: Load, size: int, error: WeightsError | None) -> None:
+    def _finish_chunk(self, load: Load, start: int, size: int, error: WeightsError | None) -> None:
         self._meter.land(size)
         if error is not None:
             load.error = error
             load.stop()
+        else:
+            load.landed(start, size)
+            if load.followed:
+                self._done.notify_all()
         last = load.flying == 1 and not load.open
         if last and load.error is None and not load.dropped and self._verify and load.block in self._unverified:
             self._lock.release()

@@ -54,6 +54,14 @@ class Window(Protocol):
         """
         ...
 
+    def follow(self, block: int) -> Iterator[Bytes]:
+        """The bytes of `block`, part after part as they arrive. To be taken whole; each part is valid until the next.
+
+        Raises:
+            WeightsError: as `hold`.
+        """
+        ...
+
     def take(self) -> WindowStats:
         """What happened since the last `take`; call it once per token."""
         ...
@@ -101,6 +109,10 @@ class Resident:
     def hold(self, block: int) -> AbstractContextManager[Bytes]:
         """See `Window.hold`."""
         return self._holds[block]
+
+    def follow(self, block: int) -> Iterator[Bytes]:
+        """See `Window.follow`."""
+        yield self.kept[block]
 
     def take(self) -> WindowStats:
         """See `Window.take`; nothing is counted, since nothing happens."""
@@ -169,6 +181,13 @@ class MemoryWindow:
             TpiError: if blocks that are held leave no room, or the window is closed.
         """
         return self._holds[block]
+
+    def follow(self, block: int) -> Iterator[Bytes]:
+        """See `Window.follow`. Errors as `hold`."""
+        if block in self.placement.resident:
+            yield self._loader.hold_kept(block)
+        else:
+            yield from self._loader.follow(block)
 
     def fill(self, progress: Progress = silent) -> None:
         """Wait until every block that stays is in memory; calls `progress(blocks done, in all)`. Errors as `hold`."""

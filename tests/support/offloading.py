@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -61,7 +62,7 @@ def answers(deployment: Deployment, asked: Sequence[Sequence[int]], length: int 
 
     for number, prompt in enumerate(asked):
         sequence = engine.admit(prompt)
-        engine.submit(Request(sequence, Sampler(GREEDY), length, lambda sampled, number=number: sink(number, sampled)))
+        engine.submit(Request(sequence, Sampler(GREEDY), length, partial(sink, number)))
     while engine.requests:
         engine.step()
     return found

@@ -113,8 +113,13 @@ class Accelerated:
         self._queue.close()
 
     def _feed(self, window: Window, part: Fed, slot: Bytes) -> None:
-        with window.hold(part.number) as data:
-            self.device.copy(data[part.begin : part.begin + part.nbytes], slot).wait()
+        """Copy a segment as it arrives: what is read from disk is on its way over the link while more is read."""
+        at = 0
+        for data in window.follow(part.number):
+            begin, end = max(at, part.begin), min(at + data.size, part.begin + part.nbytes)
+            if begin < end:
+                self.device.copy(data[begin - at : end - at], slot[begin - part.begin : end - part.begin]).wait()
+            at += data.size
 
     def _home(self, pages: int) -> KvPages:
         config, plan = self._plan.config, self._plan

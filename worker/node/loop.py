@@ -109,8 +109,13 @@ class BlockLoop:
         self.group.begin(step)
         self._flying.clear()
         parts = self._micro_batches(x, batch)
-        for visit in visits(self._order, len(self.blocks), len(parts)):
-            self._visit(visit, parts)
+        try:
+            for visit in visits(self._order, len(self.blocks), len(parts)):
+                self._visit(visit, parts)
+        except BaseException:
+            for part in parts:
+                part.abandon()
+            raise
         here = True
         while self._flying:
             here = self._finish_sum()

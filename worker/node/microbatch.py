@@ -1,17 +1,18 @@
 """Some of the tokens of a step on their way through the blocks: their hidden states, and what is under way for them."""
 
 from collections.abc import Hashable
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from tpi.devices.base import Device, Pending, wait_all
+from tpi.devices.base import Device, Finished, Pending, wait_all
 from tpi.kernels import Kernels
 from tpi.kernels.spec import Batch, BlockSpec, Input, Prepared, Residual
 
 F32 = npt.NDArray[np.float32]
-Memory = dict[str, Prepared]
-"""What was prepared last on each device, by its name: used again from block to block and from step to step."""
+Memory = dict[int, Prepared]
+"""What was prepared last with each device's kernels, by their `id`: used again from block to block and step to step."""
 
 
 class MicroBatch:
@@ -20,18 +21,17 @@ class MicroBatch:
     def __init__(self, x: F32, batch: Batch, memory: Memory | None = None) -> None:
         self.x = x
         self.batch = batch
-        self.between: dict[Hashable, object] = {}  # by segment: what one phase left for the next
+        self.between: dict[Hashable, Pending[Any]] = {}  # by segment: what one phase leaves for the next
         self._memory = {} if memory is None else memory
-        self._ready: dict[str, Prepared] = {}  # of this block, by device
+        self._ready: Memory = {}  # of this block
         self._partial: F32 | None = None
         self._pending: list[Pending[F32]] = []
 
     def prepared(self, spec: BlockSpec, device: Device, host: Kernels) -> Input:
         """The block's input as this device's kernels take it; normed once, by the host."""
-        if device.name not in self._ready:
-            normed = self.x if device.kernels is host else self._prepare(spec, "host", host, self.x)
-            self._prepare(spec, device.name, device.kernels, normed)
-        return self._ready[device.name]
+        if device.kernels is host:
+            return self._prepare(spec, host, self.x)
+        return self._prepare(spec, device.kernels, self._prepare(spec, host, self.x))
 
     def add(self, partial: Pending[F32]) -> None:
         """Add what one segment comes to. Sums are in the order of adding, whichever is there first."""
@@ -56,10 +56,16 @@ class MicroBatch:
         self._ready.clear()
         self.between.clear()
 
-    def _prepare(self, spec: BlockSpec, name: str, kernels: Kernels, x: Input) -> Prepared:
-        if name not in self._ready:
-            self._ready[name] = self._memory[name] = kernels.prepare(spec, x, into=self._memory.get(name))
-        return self._ready[name]
+    def abandon(self) -> None:
+        """Wait for all that is under way, whatever comes of it: nothing is computed any more with what it reads."""
+        for pending in [*self._pending, *self.between.values()]:
+            Finished(pending.wait)
+
+    def _prepare(self, spec: BlockSpec, kernels: Kernels, x: Input) -> Prepared:
+        key = id(kernels)
+        if key not in self._ready:
+            self._ready[key] = self._memory[key] = kernels.prepare(spec, x, into=self._memory.get(key))
+        return self._ready[key]
 
     def _sum(self, result: F32) -> None:
         self._partial = result if self._partial is None else np.add(self._partial, result, out=self._partial)

@@ -102,13 +102,14 @@ class Node:
     def figures(self) -> Figures:
         """Totals of the clock, the group and the window."""
         clock, group, streamed = self.loop.clock, self.loop.group.stats, self.streamed
+        stalled = streamed.stall_seconds + (self.link.figures.stall_seconds if self.link else 0.0)
         return Figures(
             steps=clock.steps,
             tokens=clock.tokens,
             weight_bytes=self._residence.nbytes,
-            compute_s=max(0.0, clock.total - clock.sync - streamed.stall_seconds),
+            compute_s=max(0.0, clock.total - clock.sync - stalled),
             sync_s=clock.sync,
-            stall_s=streamed.stall_seconds,
+            stall_s=stalled,
             streamed_bytes=streamed.read_bytes,
             disk_s=streamed.read_seconds,
             sent_bytes=group.sent_bytes,
@@ -121,7 +122,7 @@ class Node:
     def steady(self) -> Steady | None:
         """The verdict on this node's placement from what was measured; None if nothing is streamed."""
         window, planned, kinds = self.window, self.budget.placement, self._residence.kinds
-        if not window.placement.streamed_bytes or not self.loop.clock.steps:
+        if self.link or not window.placement.streamed_bytes or not self.loop.clock.steps:
             return None
         found = judge_streaming(window.placement, window.costs(), window.history(), self.segments, planned, kinds)
         times = found.times

@@ -26,6 +26,8 @@ Bytes = npt.NDArray[np.uint8]
 Phases = frozenset[Phase]
 Take = Callable[["Segment"], Input]
 """The input of the segment's block, as its device takes it."""
+Launch = Callable[[Callable[[], Any]], Pending[Any]]
+"""`tpi.devices.base.Device.start`, under a trace or not."""
 
 
 class Segment(Protocol):
@@ -71,6 +73,7 @@ class AttentionSegment:
     """Query heads of `layer`, and the KV heads that they attend to, whose `pages` are held for `device`."""
 
     device: Device
+    launch: Launch
     spec: AttentionSpec
     layer: int
     pages: HeldPages
@@ -88,7 +91,7 @@ class AttentionSegment:
         if phases >= COMPUTE:
             x = take(self)
             with self.pages.hold(self.layer, batch) as (keys, values):
-                return self.device.start(lambda: kernels.attention(spec, data, x, keys, values, batch))
+                return self.launch(lambda: kernels.attention(spec, data, x, keys, values, batch))
         if Phase.PROJECT in phases:
             x = take(self)
             self._then(part, lambda _: kernels.project(spec, data, x, batch.positions))
@@ -97,7 +100,7 @@ class AttentionSegment:
                 self._then(part, lambda projected: kernels.attend(spec, projected, keys, values, batch))
         if Phase.OUTPUT in phases:
             mixed: Any = part.between.pop(self)
-            return self.device.start(lambda: kernels.output(spec, data, mixed.wait()))
+            return self.launch(lambda: kernels.output(spec, data, mixed.wait()))
         return None
 
     def chained(self, data: Bytes, residual: Residual) -> ChainBlock:
@@ -108,7 +111,7 @@ class AttentionSegment:
     def _then(self, part: MicroBatch, call: Callable[[Any], object]) -> None:
         """Begin the next phase, with what the one before came to; a device does one thing after the other."""
         before: Any = part.between.get(self)
-        part.between[self] = self.device.start(lambda: call(before.wait() if before else None))
+        part.between[self] = self.launch(lambda: call(before.wait() if before else None))
 
 
 @dataclass(frozen=True, eq=False)
@@ -116,6 +119,7 @@ class FfnSegment:
     """Feed-forward neurons."""
 
     device: Device
+    launch: Launch
     spec: FfnSpec
 
     @property
@@ -130,7 +134,7 @@ class FfnSegment:
         if self.empty:
             return _nothing(part)
         spec, kernels, x = self.spec, self.device.kernels, take(self)
-        return self.device.start(lambda: kernels.ffn(spec, data, x))
+        return self.launch(lambda: kernels.ffn(spec, data, x))
 
     def chained(self, data: Bytes, residual: Residual) -> ChainBlock:
         """See `Segment.chained`."""
@@ -142,15 +146,25 @@ Runs = Mapping[RunName, tuple[RunLayout, Range]]
 
 
 def open_segment(
-    device: Device, config: ModelConfig, layer: int, runs: Runs, vectors: Vectors, pages: HeldPages
+    device: Device,
+    config: ModelConfig,
+    layer: int,
+    runs: Runs,
+    vectors: Vectors,
+    pages: HeldPages,
+    launch: Launch | None = None,
 ) -> Segment:
-    """The segment of a block of `layer` that has these units; `vectors` are the block's, whole."""
+    """The segment of a block of `layer` that has these units; `vectors` are the block's, whole.
+
+    `launch` starts its calls, in place of the device alone.
+    """
+    launch = launch or device.start
     if "neuron" in runs:
         layout, units = runs["neuron"]
-        return FfnSegment(device, ffn_spec(config, layout, vectors, units))
+        return FfnSegment(device, launch, ffn_spec(config, layout, vectors, units))
     (query, query_units), (kv, kv_units) = runs["query"], runs["kv"]
     spec = attention_spec(config, layer, query, kv, vectors, query_units, kv_units)
-    return AttentionSegment(device, spec, layer, pages)
+    return AttentionSegment(device, launch, spec, layer, pages)
 
 
 def _nothing(part: MicroBatch) -> Pending[F32]:

@@ -4,17 +4,18 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack, closing, nullcontext
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 from scheduler.weights import Arrangement, Hold, Weights
 from scheduler.window.load import Verify
 from scheduler.window.window import MemoryWindow, Resident, Window
-from tpi.devices.base import Device
+from tpi.devices.base import Device, Pending
 from tpi.kv import KvPages
 from tpi.progress import Progress
-from tpi.trace import NoTrace
+from tpi.trace import OFF, NoTrace
 from worker.node.accelerated import Accelerated
 from worker.node.placed import Placed
-from worker.node.segment import HeldPages, Segment, open_segment
+from worker.node.segment import HeldPages, Launch, Segment, open_segment
 from worker.plan.checksums import Checksums
 from worker.plan.node_plan import NodePlan
 from worker.plan.places import Place, Visits
@@ -51,9 +52,9 @@ def open_weights(
         runs = {run.name: (run.layout, run.units) for run in segment.runs}
         block = segment.block
         vectors = held[block.source].vectors
-        return open_segment(
-            devices[segment.device], plan.config, block.layer, runs, vectors, pages(segment.device, block.layer)
-        )
+        device, own = devices[segment.device], pages(segment.device, block.layer)
+        launch = traced(device, trace, block.name) if segment.device and trace is not OFF else None
+        return open_segment(device, plan.config, block.layer, runs, vectors, own, launch)
 
     long = _arranged(residence.places.long, sources, open_one)
     short = long
@@ -61,6 +62,19 @@ def open_weights(
         short = _arranged(residence.places.short, sources, open_one)
     crossover = residence.offload.crossover if residence.offload else 1
     return Weights(window, long, short, crossover, link.begin if link else None), link
+
+
+def traced(device: Device, trace: NoTrace, name: str) -> Launch:
+    """Calls that an accelerator makes, each with a span on its own track from where it begins to where it ends."""
+
+    def launch(call: Callable[[], Any]) -> Pending[Any]:
+        def spanned() -> Any:
+            with trace.span("accelerator", name):
+                return call()
+
+        return device.start(spanned)
+
+    return launch
 
 
 @dataclass(frozen=True)

@@ -5,6 +5,7 @@
 
 import re
 from dataclasses import dataclass, replace
+from math import inf
 
 from tpi.config import parse_size
 from tpi.errors import UsageError
@@ -62,10 +63,11 @@ class NodeMachine:
     memory: int
     disk: DiskRate
     accelerator: Accelerator | None = None
+    bus: float = inf  # bytes per second of the host's memory, which computing, transfers and the disk share
 
 
 # A laptop of the papers: eight cores and two channels of DDR4, a GPU like the RTX 3060 on PCIe 3.0 x16, an NVMe disk.
-LAPTOP = NodeMachine(Rates(40e9, 500e9), 16 * GIB, DiskRate(2e9))
+LAPTOP = NodeMachine(Rates(40e9, 500e9), 16 * GIB, DiskRate(2e9), bus=40e9)
 LAPTOP_GPU = Accelerator(Rates(250e9, 10e12, 10e-6), 6 * GIB, DeviceLink(12e9, 12e9, 20e-6))
 
 _PHRASE = re.compile(r"([\d.]+ ?[KMGTP]?i?(?:B/s|FLOP/s|B)) (GPU|CPU|RAM|disk|link)", re.IGNORECASE)
@@ -91,7 +93,7 @@ def parse_machine(text: str) -> NodeMachine:
         found[key] = value
     host = _rates(LAPTOP.host, found, "ram", "cpu")
     disk = replace(LAPTOP.disk, read=float(found.get(("disk", "B/s"), LAPTOP.disk.read)))
-    return NodeMachine(host, found.get(("ram", "B"), LAPTOP.memory), disk, _accelerator(found))
+    return NodeMachine(host, found.get(("ram", "B"), LAPTOP.memory), disk, _accelerator(found), host.read)
 
 
 def _accelerator(found: dict[tuple[str, str], int]) -> Accelerator | None:

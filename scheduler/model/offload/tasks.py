@@ -4,7 +4,7 @@ All candidates of a search are compared at once: arrays are `[segments, candidat
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 import numpy as np
 import numpy.typing as npt
@@ -20,7 +20,9 @@ Mask = npt.NDArray[np.bool_]
 class Tasks:
     """Seconds that every task of a step would take: `[segments, 1]`, whether a candidate does it or not.
 
-    `first_read` is of a segment's first piece, behind which its way up begins; `last_up` of the last one up.
+    `first_read` is of a segment's first piece, behind which its way up begins; `last_up` of the last one up. The host's
+    memory is busy for `weights_bus` whenever weights pass through it, and with keys and values for `kv_here` if they
+    are computed with on the host, for `kv_bus` if they are loaded and saved.
     """
 
     read: F64
@@ -31,6 +33,9 @@ class Tasks:
     kv_down: F64
     accelerator: F64
     host: F64
+    weights_bus: F64
+    kv_here: F64
+    kv_bus: F64
     head: float
     head_read: float
     exchange: float
@@ -52,6 +57,9 @@ class Tasks:
             kv_down=np.where(saved > 0, link.latency + saved / link.down, 0.0),
             accelerator=_on_accelerator(work, machine, step),
             host=_column([_computing(machine.host, segment, step) for segment in work.segments]),
+            weights_bus=sizes / machine.bus,
+            kv_here=kv * step.context * step.sequences / machine.bus,
+            kv_bus=(loaded + saved) / machine.bus,
             head=machine.host.seconds(work.head.nbytes, 2.0 * work.head.weights * step.sequences),
             head_read=work.head.nbytes / machine.disk.read,
             exchange=exchange,
@@ -78,6 +86,11 @@ class Candidates:
         head = np.array([offload.head == "disk" for offload in offloads])
         return cls(tiers == "disk", there & (tiers != "gpu"), there, there & attends & kv_in_ram, head)
 
+    @classmethod
+    def joined(cls, parts: Sequence["Candidates"]) -> "Candidates":
+        """All candidates of several, in that order."""
+        return cls(*(np.concatenate([getattr(part, name.name) for part in parts], axis=-1) for name in fields(cls)))
+
 
 def bound(tasks: Tasks, candidates: Candidates, blocks: Sequence[range], pipeline: Pipeline) -> F64:
     """The closed form, `[candidates]`: seconds that a step takes at least, in the mean over any number of steps.
@@ -96,11 +109,11 @@ def bound(tasks: Tasks, candidates: Candidates, blocks: Sequence[range], pipelin
         chains.append(chain(candidates.up, tasks.up + tasks.accelerator))
         chains.append(chain(candidates.kv_up, tasks.kv_up + tasks.accelerator + tasks.kv_down))
     computing = longest(*chains).sum(axis=0) + len(blocks) * tasks.exchange + tasks.head
-    return longest(computing, *(busy[lane] for lane in ("disk", "up", "down")))
+    return longest(computing, *(busy[lane] for lane in ("disk", "up", "down", "bus")))
 
 
 def busy_seconds(tasks: Tasks, candidates: Candidates) -> dict[str, F64]:
-    """Seconds that the tasks of each lane take in a step, `[candidates]` each."""
+    """Seconds that the tasks of each lane take in a step, and the host's memory with all: `[candidates]` each."""
     masks = candidates
 
     def total(mask: Mask, seconds: F64) -> F64:
@@ -113,6 +126,10 @@ def busy_seconds(tasks: Tasks, candidates: Candidates) -> dict[str, F64]:
         "down": total(masks.kv_up, tasks.kv_down),
         "accelerator": total(masks.there, tasks.accelerator),
         "host": total(~masks.there, tasks.host) + tasks.head,
+        "bus": total(~masks.there, tasks.weights_bus + tasks.kv_here)
+        + total(masks.up, tasks.weights_bus)
+        + total(masks.disk, tasks.weights_bus)
+        + total(masks.kv_up, tasks.kv_bus),
     }
 
 

@@ -11,7 +11,7 @@ of them have. *performance*: loads run ahead, one segment beside the one in use;
 loaded again. *memory*: one slot, and nothing is loaded or left unsaved while something else goes on (PIPO, 3.2).
 
 Every beginning is a maximum of ends, so nothing ends sooner when a task becomes longer. Several candidates run at once:
-every time is an array `[candidates]`.
+every time is an array `[candidates]`. The host's memory, which all but the accelerator share, is a bound: no lane.
 """
 
 from collections.abc import Sequence
@@ -22,7 +22,7 @@ import numpy as np
 from scheduler.model.offload.tasks import F64, Candidates, Mask, Tasks, busy_seconds, longest
 from scheduler.model.offload.work import Pipeline
 
-LANES = ("disk", "up", "down", "accelerator", "host")
+LANES = ("disk", "up", "down", "accelerator", "host", "bus")
 ACCELERATOR_SLOTS: dict[Pipeline, int] = {"performance": 2, "memory": 1}  # of segments, and of a layer's pages
 HOST_SLOTS: dict[Pipeline, int] = {"performance": 3, "memory": 1}  # of segments that come from disk
 
@@ -38,14 +38,15 @@ class OffloadTimes:
 def simulate_steps(
     tasks: Tasks, candidates: Candidates, blocks: Sequence[range], pipeline: Pipeline, steps: int = 2
 ) -> OffloadTimes:
-    """So many equal steps, one after the other, from slots that are empty."""
+    """So many equal steps, one after the other, from slots that are empty; none is shorter than the bus needs."""
     clock = _Clock(tasks, candidates, pipeline)
     ends = [np.zeros(len(candidates.head_read))]
     for _ in range(steps):
         for numbers in blocks:
             clock.block(numbers)
         ends.append(clock.head())
-    return OffloadTimes(np.diff(np.array(ends), axis=0), busy_seconds(tasks, candidates))
+    busy = busy_seconds(tasks, candidates)
+    return OffloadTimes(np.maximum(np.diff(np.array(ends), axis=0), busy["bus"]), busy)
 
 
 class _Clock:
@@ -60,6 +61,9 @@ class _Clock:
         self._kv_slots = _Slots(never, ACCELERATOR_SLOTS[pipeline])
         self._saved: dict[int, F64] = {}
         self._never = never
+        self._reads, self._lifts, self._kv = (
+            [bool(row.any()) for row in mask] for mask in (candidates.disk, candidates.up, candidates.kv_up)
+        )
 
     def block(self, numbers: range) -> None:
         """The segments of one block, from its input to its sum."""
@@ -79,17 +83,21 @@ class _Clock:
     def _segment(self, number: int) -> F64:
         """Load, compute and save one segment; when it has ended."""
         masks, tasks = self._masks, self._tasks
-        here = self._read(number)
-        arrived = np.maximum(self._lift(number, *here), self._load_kv(number))
+        here = self._read(number) if self._reads[number] else (self._never, self._never)
+        arrived = self._lift(number, *here) if self._lifts[number] else self._never
+        if self._kv[number]:
+            arrived = np.maximum(arrived, self._load_kv(number))
         there = masks.there[number]
         ended_there = longest(self._there, self._ready, arrived) + tasks.accelerator[number]
         ended_here = longest(self._here, self._ready, here[1]) + tasks.host[number]
         self._there = np.where(there, ended_there, self._there)
         self._here = np.where(there, self._here, ended_here)
         ended = np.where(there, ended_there, ended_here)
-        self._slots.release(masks.up[number], ended)
-        self._host_slots.release(masks.disk[number], np.where(there, arrived, ended))
-        return self._save_kv(number, ended)
+        if self._lifts[number]:
+            self._slots.release(masks.up[number], ended)
+        if self._reads[number]:
+            self._host_slots.release(masks.disk[number], np.where(there, arrived, ended))
+        return self._save_kv(number, ended) if self._kv[number] else ended
 
     def _read(self, number: int) -> tuple[F64, F64]:
         """When the first piece of a segment is in RAM, and when all of it is."""

@@ -19,6 +19,8 @@ Stretch = Literal["prompt", "decode"]  # the two kinds of step that a request is
 
 TIERS: tuple[Tier, ...] = ("gpu", "ram", "disk")
 PLACES: tuple[Place, ...] = ("host", "accelerator")
+KV_TIERS: tuple[KvTier, ...] = ("gpu", "ram")
+STRETCHES: tuple[Stretch, Stretch] = ("prompt", "decode")
 PIPELINES: tuple[Pipeline, ...] = ("performance", "memory")
 VALUE = 4  # bytes of an activation
 
@@ -70,11 +72,11 @@ class NodeWork:
 
 @dataclass(frozen=True)
 class StepSize:
-    """A step: `tokens` of `sequences` together, after which each sequence has `context` tokens."""
+    """A step: `tokens` of `sequences` together, after which each sequence has `context` tokens; means of many steps."""
 
-    tokens: int
+    tokens: float
     sequences: int = 1
-    context: int = 1
+    context: float = 1
 
     @property
     def cached(self) -> float:

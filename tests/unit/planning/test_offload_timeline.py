@@ -79,6 +79,17 @@ def test_keys_and_values_are_not_loaded_before_they_are_saved() -> None:
     assert second == pytest.approx(20 - 0.3 + 0.9 + 0.3 + 0.3)
 
 
+def test_what_passes_through_the_hosts_memory_shares_it() -> None:
+    """Half of what the host reads is read for the link as well, and then as much again comes from disk."""
+    shared = replace(MACHINE, bus=100.0)
+    assert steps(layers(3), offload(["ram"] * 6), 1, shared) == pytest.approx([12])
+    half: list[Place] = ["accelerator", "host"] * 3
+    assert sum(steps(layers(3), offload(["ram"] * 6, half), 2)) < 20
+    assert steps(layers(3), offload(["ram"] * 6, half), 2, shared) == pytest.approx([12, 12])
+    slow = replace(shared, bus=10.0)
+    assert steps(layers(3), offload(["disk"] * 6), 1, slow) == pytest.approx([2 * 1200 / 10])
+
+
 A_TIER: st.SearchStrategy[Tier] = st.sampled_from(TIERS)
 
 
@@ -103,7 +114,8 @@ def cases(draw: st.DrawFn) -> tuple[NodeWork, Offload, dict[str, list[float]]]:
 
 def tasks_of(seconds: dict[str, list[float]]) -> Tasks:
     columns = {name: np.array(values).reshape(-1, 1) for name, values in seconds.items()}
-    return Tasks(**columns, head=0.0, head_read=0.0, exchange=0.0)
+    nothing = dict.fromkeys(("weights_bus", "kv_here", "kv_bus"), np.zeros((len(seconds["host"]), 1)))
+    return Tasks(**columns, **nothing, head=0.0, head_read=0.0, exchange=0.0)
 
 
 @given(cases())

@@ -1,0 +1,172 @@
+"""Which residences are compared: what stays is the beginning of an order, so that more memory only ever adds to it.
+
+An order spreads layers evenly over the cycle, at every length of its beginning: all of them, or segments of one kind
+before the other, since attention is best computed where its keys and values lie, and may be kept elsewhere than FFNs.
+The accelerator keeps the first of an order, RAM as many of the others as it has room for, the disk has the rest.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import TypeVar
+
+import numpy as np
+
+from scheduler.model.offload.memory import STAGED, head_tiles
+from scheduler.model.offload.problem import Problem
+from scheduler.model.offload.tasks import Candidates, Mask
+from scheduler.model.offload.timeline import ACCELERATOR_SLOTS, HOST_SLOTS
+from scheduler.model.offload.work import (
+    PLACES,
+    KvTier,
+    Offload,
+    Pipeline,
+    Place,
+    Tier,
+    kv_pages,
+)
+
+T = TypeVar("T")
+
+WAYS = 16  # of computing what lies outside the accelerator: a bit each for attention and FFN, in RAM and on disk
+_MOST_COUNTS = 24  # numbers of segments kept on the accelerator that are compared, per order
+
+
+@dataclass(frozen=True)
+class Residences:
+    """What lies where, `[segments, candidates]`, for one place of the keys and values and one pipeline."""
+
+    kv: KvTier
+    pipeline: Pipeline
+    gpu: Mask
+    disk: Mask
+    attends: Mask
+    head_read: bool
+
+    @property
+    def count(self) -> int:
+        """How many there are."""
+        return len(self.gpu[0])
+
+    def there(self, way: int, columns: Sequence[int] | slice = slice(None)) -> Mask:
+        """What is computed on the accelerator, if what lies outside it is computed in one of the `WAYS`."""
+        gpu, disk = self.gpu[:, columns], self.disk[:, columns]
+        taken = [np.where(disk, way & 2 << shift, way & 1 << shift) > 0 for shift in (0, 2)]
+        return gpu | np.where(self.attends, *taken)
+
+    def useless(self, way: int) -> Mask:
+        """Where a way says that there is no segment of its kind to compute, `[candidates]`."""
+        outside = ~self.gpu
+        kinds = [outside & ~self.disk & self.attends, self.disk & self.attends]
+        kinds += [outside & ~self.disk & ~self.attends, self.disk & ~self.attends]
+        found = np.zeros(self.count, np.bool_)
+        for bit, kind in enumerate(kinds):
+            found |= ~kind.any(axis=0) & bool(way & 1 << bit)
+        return found
+
+    def candidates(self, way: int, columns: Sequence[int] | slice = slice(None)) -> Candidates:
+        """Some of them, computed in one of the `WAYS`."""
+        there, gpu = self.there(way, columns), self.gpu[:, columns]
+        kv_up = there & self.attends & (self.kv == "ram")
+        return Candidates(self.disk[:, columns], there & ~gpu, there, kv_up, np.full(gpu.shape[1], self.head_read))
+
+    def offload(self, column: int, prompt: int, decode: int) -> Offload:
+        """One of them in full; `prompt` and `decode` are its ways."""
+        tiers: list[Tier] = [
+            "gpu" if gpu else "disk" if disk else "ram"
+            for gpu, disk in zip(self.gpu[:, column], self.disk[:, column], strict=True)
+        ]
+        first, then = self._places(prompt, column), self._places(decode, column)
+        return Offload(tuple(tiers), first, then, self.kv, self.pipeline, "disk" if self.head_read else "ram")
+
+    def _places(self, way: int, column: int) -> tuple[Place, ...]:
+        return tuple(PLACES[int(there)] for there in self.there(way, [column])[:, 0])
+
+
+def residences(problem: Problem, kv: KvTier, pipeline: Pipeline) -> Residences | None:
+    """All that fit into the host's memory; None if there are none."""
+    sizes, attends, weights = problem.sizes, problem.attends, problem.limits.weights
+    room, head_read = _room(problem, kv, pipeline)
+    if room < 0:
+        return None
+    gpu = np.array(list(_kept(problem))).T
+    outside = np.where(gpu, 0, sizes)
+    slots = HOST_SLOTS[pipeline] * outside.max(axis=0)
+    fits = outside.sum(axis=0) <= room
+    order = _orders(problem)[-1]
+    beginning = np.empty_like(gpu)
+    beginning[order] = np.cumsum(outside[order], axis=0) <= room - slots
+    disk = np.full_like(gpu, True) if weights == "disk" else ~(beginning | fits)
+    disk &= ~gpu
+    possible = (room >= slots) | ~disk.any(axis=0)
+    if weights == "ram":
+        possible &= ~disk.any(axis=0)
+    if not possible.any():
+        return None
+    return Residences(kv, pipeline, gpu[:, possible], disk[:, possible], attends, head_read)
+
+
+def evenly(items: Sequence[T]) -> list[T]:
+    """An order of `items` of which every beginning is spread about evenly (van der Corput's sequence)."""
+    return [items[at] for at in sorted(range(len(items)), key=_reversed_bits)]
+
+
+def _reversed_bits(number: int) -> float:
+    found, step = 0.0, 0.5
+    while number:
+        found, number, step = found + step * (number & 1), number >> 1, step / 2
+    return found
+
+
+def _kept(problem: Problem) -> Iterator[Mask]:
+    """What the accelerator may keep, `[segments]` each."""
+    count = len(problem.work.segments)
+    device, weights = problem.machine.accelerator, problem.limits.weights
+    if device is None or weights:
+        yield np.full(count, weights == "gpu")
+        return
+    reserve = _most_beside(problem)
+    for order in _orders(problem):
+        ends = np.cumsum(problem.sizes[order, 0])
+        least, most = np.searchsorted(ends, [device.memory - reserve, device.memory], side="right")
+        for kept in sorted({*range(0, most, -(-count // _MOST_COUNTS)), *range(least, most + 1)}):
+            mask = np.zeros(count, np.bool_)
+            mask[order[:kept]] = True
+            yield mask
+
+
+def _most_beside(problem: Problem) -> int:
+    """Bytes that the accelerator needs for other things at most: every number of segments from there on is tried."""
+    slots = max(ACCELERATOR_SLOTS.values()) * int(problem.sizes.max())
+    return kv_pages(problem.work, problem.request) + slots + problem.tokens * problem.needs.token
+
+
+def _orders(problem: Problem) -> list[list[int]]:
+    layers = _layers(problem)
+    order = [number for layer in evenly(layers) for number in layer]
+    attention = [number for number in order if problem.attends[number, 0]]
+    ffn = [number for number in order if not problem.attends[number, 0]]
+    return [ffn + attention, attention + ffn, order]
+
+
+def _layers(problem: Problem) -> list[list[int]]:
+    """The numbers of each layer's segments: a layer begins with its first that attends."""
+    found: list[list[int]] = []
+    attended = False
+    for number, attends in enumerate(problem.attends[:, 0].tolist()):
+        if not found or (attends and not attended):
+            found.append([])
+        found[-1].append(number)
+        attended = attends
+    return found
+
+
+def _room(problem: Problem, kv: KvTier, pipeline: Pipeline) -> tuple[int, bool]:
+    """Bytes of RAM left for segments, and whether the head is read from disk, for want of room beside the slots."""
+    request, needs, device = problem.request, problem.needs, problem.machine.accelerator
+    room = problem.machine.memory - needs.fixed - problem.tokens * needs.token
+    room -= STAGED * device.link.piece if device else 0
+    room -= kv_pages(problem.work, request) if kv == "ram" else 0
+    head = problem.work.head.nbytes
+    if room - head >= HOST_SLOTS[pipeline] * max(segment.nbytes for segment in problem.work.segments):
+        return room - head, False
+    return room - head_tiles(problem.work), True

@@ -1,0 +1,138 @@
+"""The best way to place a node's work: the fastest for a whole request among all that fit, by bound and timeline.
+
+PIPO's equation 1 asks three questions in a row: does everything fit on the GPU, else into RAM, and does preloading fit?
+Here any part may lie anywhere, either stretch may be computed elsewhere, and time decides. Residences are looked at in
+the order of their closed form, which none of them beats, until it is no better than the best timeline so far.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from scheduler.model.offload.candidates import WAYS, Residences
+from scheduler.model.offload.fitting import all_residences, possible, refusal
+from scheduler.model.offload.problem import Problem
+from scheduler.model.offload.tasks import F64, Candidates, Tasks, bound
+from scheduler.model.offload.timeline import simulate_steps
+from scheduler.model.offload.work import STRETCHES, Offload, Stretch
+from tpi.errors import PlanError
+
+_AT_ONCE = 8  # residences that are simulated together
+_STEPS = 2  # that are simulated: of more, the first has as little to say
+
+
+@dataclass(frozen=True)
+class OffloadChoice:
+    """What was chosen, and the seconds that all prompts and all answers of the request are predicted to take."""
+
+    offload: Offload
+    prompt_seconds: float
+    decode_seconds: float
+    compared: int  # residences, each in every way of computing it
+    simulated: int  # of them
+
+    @property
+    def seconds(self) -> float:
+        """Of the whole request."""
+        return self.prompt_seconds + self.decode_seconds
+
+
+def choose(problem: Problem) -> OffloadChoice:
+    """The fastest configuration that fits and keeps to `problem.limits`.
+
+    Raises:
+        PlanError: if none does; names the smallest setting that would do.
+    """
+    groups = [_Group(problem, of) for of in all_residences(problem)]
+    ranked = sorted(
+        (seconds, group, column)
+        for group, each in enumerate(groups)
+        for column, seconds in enumerate(each.least.tolist())
+        if seconds < np.inf
+    )
+    if not ranked:
+        raise PlanError(refusal(problem))
+    best, simulated = (np.inf, -1, -1), 0
+    while simulated < len(ranked) and ranked[simulated][0] < best[0]:
+        batch = ranked[simulated : simulated + _AT_ONCE]
+        simulated += len(batch)
+        for group, each in enumerate(groups):
+            columns = sorted(column for _, of, column in batch if of == group)
+            best = min([best, *((seconds, group, column) for seconds, column in each.simulate(columns, best[0]))])
+    return groups[best[1]].choice(best[2], len(ranked), simulated)
+
+
+class _Group:
+    """All residences for one place of the keys and values and one pipeline, each with the best ways to compute it."""
+
+    def __init__(self, problem: Problem, of: Residences) -> None:
+        self._of, self._blocks = of, problem.work.blocks
+        self._steps = {stretch: problem.step(stretch) for stretch in STRETCHES}
+        self._tasks = {
+            stretch: Tasks.of(problem.work, problem.machine, size, problem.exchange)
+            for stretch, (size, _) in self._steps.items()
+        }
+        self._least = {stretch: self._bounds(problem, stretch) for stretch in STRETCHES}
+        self._found: dict[int, dict[Stretch, tuple[float, int]]] = {}
+
+    @cached_property
+    def least(self) -> F64:
+        """Seconds of the whole request at least, `[candidates]`; infinite for what does not fit."""
+        total: F64 = sum((self._least[stretch].min(axis=0) for stretch in STRETCHES), np.zeros(self._of.count))
+        return total
+
+    def simulate(self, columns: Sequence[int], best: float) -> list[tuple[float, int]]:
+        """The seconds of the whole request that some of the residences take, and which they are of.
+
+        Ways that cannot take less than `best` are left out, and residences that have no other.
+        """
+        for stretch, beside in (STRETCHES, STRETCHES[::-1]):
+            other = self._least[beside].min(axis=0)
+            ways = [
+                (way, column)
+                for column in columns
+                for way in range(WAYS)
+                if self._least[stretch][way, column] + other[column] < best
+            ]
+            columns = sorted({column for _, column in ways})
+            for column, found in self._fastest(ways, stretch).items():
+                self._found.setdefault(column, {})[stretch] = found
+        return [(sum(seconds for seconds, _ in self._found[column].values()), column) for column in columns]
+
+    def choice(self, column: int, compared: int, simulated: int) -> OffloadChoice:
+        """One residence, as it was simulated."""
+        (prompt, first), (decode, then) = (self._found[column][stretch] for stretch in STRETCHES)
+        return OffloadChoice(self._of.offload(column, first, then), prompt, decode, compared, simulated)
+
+    def _fastest(self, ways: Sequence[tuple[int, int]], stretch: Stretch) -> dict[int, tuple[float, int]]:
+        """For each column the seconds of a stretch in the best of its ways to compute it, and that way."""
+        if not ways:
+            return {}
+        parts = [self._of.candidates(way, [column for of, column in ways if of == way]) for way in range(WAYS)]
+        count, tasks = self._steps[stretch][1], self._tasks[stretch]
+        steps = min(count, _STEPS)
+        times = simulate_steps(tasks, Candidates.joined(parts), self._blocks, self._of.pipeline, steps).steps.sum(
+            axis=0
+        )
+        seconds = dict(zip(sorted(ways), (times * (count / steps)).tolist(), strict=True))
+        return {
+            column: min((_about(value), way) for (way, of), value in seconds.items() if of == column)
+            for column in {column for _, column in ways}
+        }
+
+    def _bounds(self, problem: Problem, stretch: Stretch) -> F64:
+        """The closed form of every way to compute a stretch, `[WAYS, candidates]`; infinite for what cannot be."""
+        found = np.full((WAYS, self._of.count), np.inf)
+        for way in range(WAYS):
+            fits = possible(problem, self._of, way, stretch)
+            if fits.any():
+                least = bound(self._tasks[stretch], self._of.candidates(way), self._blocks, self._of.pipeline)
+                found[way] = np.where(fits, self._steps[stretch][1] * least, np.inf)
+        return found
+
+
+def _about(seconds: float) -> float:
+    """Six digits of it: of ways that differ in less, the first computes most where the weights lie."""
+    return float(f"{seconds:.6g}")

@@ -1,0 +1,125 @@
+"""What fits on both devices, and if nothing does, the smallest setting that would do."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from itertools import product
+
+import numpy as np
+
+from scheduler.model.offload.candidates import WAYS, Residences, residences
+from scheduler.model.offload.problem import I64, Problem
+from scheduler.model.offload.tasks import Mask
+from scheduler.model.offload.timeline import ACCELERATOR_SLOTS
+from scheduler.model.offload.work import KV_TIERS, PIPELINES, STRETCHES, Stretch, kv_pages
+
+_MIB = 1 << 20
+_MOST = 1 << 30  # MiB: more than any machine has
+
+
+def all_residences(problem: Problem) -> list[Residences]:
+    """Those of every place of the keys and values and every pipeline that the limits allow."""
+    limits = problem.limits
+    kinds = [limits.kv] if limits.kv else KV_TIERS if problem.machine.accelerator else KV_TIERS[1:]
+    pipelines = [limits.pipeline] if limits.pipeline else PIPELINES
+    found = [residences(problem, kv, pipeline) for kv, pipeline in product(kinds, pipelines)]
+    return [of for of in found if of is not None]
+
+
+def feasible(problem: Problem) -> bool:
+    """Whether anything fits, on both devices and in both stretches."""
+    return any(
+        np.logical_and.reduce(
+            [
+                np.logical_or.reduce([possible(problem, of, way, stretch) for way in range(WAYS)])
+                for stretch in STRETCHES
+            ]
+        ).any()
+        for of in all_residences(problem)
+    )
+
+
+def possible(problem: Problem, of: Residences, way: int, stretch: Stretch) -> Mask:
+    """Which candidates can compute a stretch in a way that says nothing in vain, `[candidates]`."""
+    device, found = problem.machine.accelerator, ~of.useless(way)
+    if of.kv == "gpu":
+        found &= (of.there(way) | ~of.attends).all(axis=0)
+    if device is None:
+        return found & ~of.gpu.any(axis=0) & (way == 0) & (of.kv == "ram")
+    tokens = problem.tokens if stretch == "prompt" else problem.request.sequences
+    fits: Mask = accelerator_bytes(problem, of, way, tokens) <= device.memory
+    return found & fits
+
+
+def accelerator_bytes(problem: Problem, of: Residences, way: int, tokens: int) -> I64:
+    """Bytes of the accelerator's memory that each candidate takes with `tokens` in a step (`.memory.peaks`)."""
+    there, slots = of.there(way), ACCELERATOR_SLOTS[of.pipeline]
+    kept = np.where(of.gpu, problem.sizes, 0).sum(axis=0)
+    pages: I64 | int = kv_pages(problem.work, problem.request)
+    if of.kv == "ram":
+        kv_token = np.array([[segment.kv_token] for segment in problem.work.segments])
+        layers = largest_neighbours(there & of.attends, kv_token, slots)
+        pages = pages * layers // max(problem.work.kv_token, 1)
+    lifted = largest_neighbours(there & ~of.gpu, problem.sizes, slots)
+    found: I64 = kept + pages + lifted + np.where(there.any(axis=0), tokens * problem.needs.token, 0)
+    return found
+
+
+def largest_neighbours(mask: Mask, sizes: I64, count: int) -> I64:
+    """As `scheduler.model.ring.neighbours`, of those that each column has: `[candidates]`."""
+    twice, rows = np.concatenate([mask, mask]), 2 * len(mask)
+    last = np.maximum.accumulate(np.where(twice, np.arange(rows)[:, None], 0), axis=0)
+    before = np.concatenate([last[:1], last[:-1]])
+    around = np.broadcast_to(np.concatenate([sizes, sizes]), twice.shape)
+    at, found = np.broadcast_to(np.arange(rows)[:, None], twice.shape), around.copy()
+    for _ in range(count - 1):
+        at = np.take_along_axis(before, at, axis=0)
+        found += np.take_along_axis(around, at, axis=0)
+    most: I64 = np.where(twice, found, 0)[len(mask) :].max(axis=0)
+    everything: I64 = np.where(mask, sizes, 0).sum(axis=0)
+    return np.minimum(most, everything)
+
+
+def refusal(problem: Problem) -> str:
+    """A sentence on a problem that has no solution: what is too small, and how large it would have to be."""
+    limits, device = problem.limits, problem.machine.accelerator
+    asked = [f"--{name} {value}" for name, value in (("weights", limits.weights), ("kv", limits.kv)) if value]
+    if device is None and "gpu" in (limits.weights, limits.kv):
+        return f"{' '.join(asked)} needs an accelerator, and this node has none; leave it out, or give a --device"
+    what = f"this model with {' '.join(asked)}" if asked else "this model"
+    if feasible(with_memory(problem, _MOST)):
+        least = _least(lambda size: with_memory(problem, size))
+        return f"{_mib(problem.machine.memory)} of memory are too little for {what}: --memory {least}MiB would do"
+    least = _least(lambda size: with_gpu_memory(problem, size))
+    if least < _MOST:
+        have = _mib(device.memory if device else 0)
+        return f"{have} of GPU memory are too little for {what}: --gpu-memory {least}MiB would do"
+    enough = with_gpu_memory(problem, _MOST)
+    memory = _least(lambda size: with_memory(enough, size))
+    gpu = _least(lambda size: with_gpu_memory(with_memory(problem, memory), size))
+    return f"neither memory is enough for {what}: --memory {memory}MiB with --gpu-memory {gpu}MiB would do"
+
+
+def with_memory(problem: Problem, size: int) -> Problem:
+    """The same with so many MiB of RAM."""
+    return replace(problem, machine=replace(problem.machine, memory=size * _MIB))
+
+
+def with_gpu_memory(problem: Problem, size: int) -> Problem:
+    """The same with so many MiB on the accelerator, if there is one."""
+    device = problem.machine.accelerator
+    if device is None:
+        return problem
+    return replace(problem, machine=replace(problem.machine, accelerator=replace(device, memory=size * _MIB)))
+
+
+def _least(of: Callable[[int], Problem]) -> int:
+    """The smallest size in MiB with which there is a solution; `_MOST` if there is none."""
+    least, enough = 0, _MOST
+    while enough - least > 1:
+        middle = (least + enough) // 2
+        least, enough = (least, middle) if feasible(of(middle)) else (middle, enough)
+    return enough
+
+
+def _mib(size: int) -> str:
+    return f"{size // _MIB}MiB"

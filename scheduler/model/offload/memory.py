@@ -1,0 +1,143 @@
+"""How much memory a node takes at most, on the accelerator and on the host, before anything is allocated.
+
+PIPO's appendix B, for what this runtime allocates:
+
+| the paper                   | here                                                                             |
+|-----------------------------|----------------------------------------------------------------------------------|
+| W_mha + W_mlp, preloading   | the largest two neighbours among the segments that stream                        |
+| W_mha or W_mlp, without     | the largest segment that streams                                                 |
+| 2C/l decoding, C/l without  | as many layers of pages as there are slots, if they lie in RAM and are used here |
+| pbs(5d + hs), pbs(3d_h + 2d)| `scheduler.budget.token_bytes` per token of a step: no scores of s^2, but a chunk |
+| W_embed, pbsV               | nothing: tables are the host's, and one row of logits per sequence               |
+
+What stays is added to that. Slots and pages are allocated once, so a node takes the most of both stretches.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from scheduler.budget import LONGEST_CHUNK, TILE
+from scheduler.model.machine import NodeMachine
+from scheduler.model.offload.timeline import ACCELERATOR_SLOTS, HOST_SLOTS
+from scheduler.model.offload.work import NodeWork, Offload, Request, Stretch, kv_pages
+from scheduler.model.ring import neighbours
+
+_CHUNK_SHARE = 8  # a chunk's activations take at most one part in so many of either memory
+STAGED = 2  # pieces in pinned memory on their way to the accelerator
+
+
+@dataclass(frozen=True)
+class Needs:
+    """What a node must find room for beside weights, keys and values; bytes."""
+
+    token: int  # activations of one token of a step (`scheduler.budget.token_bytes`)
+    fixed: int = 0  # of the host, whatever is placed: the process, vectors, tables' rows, sampling
+
+
+@dataclass(frozen=True)
+class MemoryParts:
+    """Bytes of one memory, by what they are for."""
+
+    weights: int = 0
+    slots: int = 0  # what streamed segments, or pieces of them, pass through
+    kv: int = 0
+    activations: int = 0
+    other: int = 0
+
+    @property
+    def total(self) -> int:
+        """All of them."""
+        return self.weights + self.slots + self.kv + self.activations + self.other
+
+
+@dataclass(frozen=True)
+class Peaks:
+    """What a node takes at most; bytes."""
+
+    accelerator: MemoryParts
+    host: MemoryParts
+
+
+def head_tiles(work: NodeWork) -> int:
+    """Bytes in memory at once of a head that is read from disk."""
+    return min(2 * TILE, work.head.nbytes)
+
+
+def chunk_tokens(machine: NodeMachine, request: Request, needs: Needs) -> int:
+    """Tokens of a step of a prompt: `LONGEST_CHUNK`, halved until its activations are modest on both devices."""
+    least = min([machine.memory, *([machine.accelerator.memory] if machine.accelerator else [])])
+    chunk = min(LONGEST_CHUNK, request.prompt * request.sequences)
+    while chunk > 1 and chunk * needs.token > least // _CHUNK_SHARE:
+        chunk //= 2
+    return chunk
+
+
+def peaks(work: NodeWork, offload: Offload, request: Request, needs: Needs, chunk: int, piece: int = 0) -> Peaks:
+    """The most that a node takes; prompts come in steps of `chunk` tokens, transfers in pieces of `piece` bytes."""
+    tokens = max(chunk, request.sequences)
+    sizes = [segment.nbytes for segment in work.segments]
+    from_disk = [size for size, tier in zip(sizes, offload.residence, strict=True) if tier == "disk"]
+    lifted = any(_lifted(work, offload, stretch) for stretch in ("prompt", "decode"))
+    staged = STAGED * piece if lifted else 0
+    head = work.head.nbytes if offload.head == "ram" else head_tiles(work)
+    host = MemoryParts(
+        weights=_lying(work, offload, "ram"),
+        slots=_slots(from_disk, HOST_SLOTS[offload.pipeline]) + staged,
+        kv=kv_pages(work, request) if offload.kv == "ram" else 0,
+        activations=tokens * needs.token,
+        other=needs.fixed + head,
+    )
+    return Peaks(_accelerator(work, offload, request, needs, tokens), host)
+
+
+def accelerator_peak(
+    work: NodeWork, offload: Offload, request: Request, needs: Needs, chunk: int, stretch: Stretch
+) -> MemoryParts:
+    """The most that one stretch takes of the accelerator's memory (appendix B.1 and B.2)."""
+    tokens = max(chunk, request.sequences) if stretch == "prompt" else request.sequences
+    return _in_stretch(work, offload, request, needs, tokens, stretch)
+
+
+def _accelerator(work: NodeWork, offload: Offload, request: Request, needs: Needs, tokens: int) -> MemoryParts:
+    prompt = _in_stretch(work, offload, request, needs, tokens, "prompt")
+    decode = _in_stretch(work, offload, request, needs, request.sequences, "decode")
+    return MemoryParts(
+        weights=prompt.weights,
+        slots=max(prompt.slots, decode.slots),
+        kv=max(prompt.kv, decode.kv),
+        activations=max(prompt.activations, decode.activations),
+    )
+
+
+def _in_stretch(
+    work: NodeWork, offload: Offload, request: Request, needs: Needs, tokens: int, stretch: Stretch
+) -> MemoryParts:
+    there = [place == "accelerator" for place in offload.places(stretch)]
+    kv = kv_pages(work, request) if offload.kv == "gpu" else _kv_slots(work, offload, request, there)
+    return MemoryParts(
+        weights=_lying(work, offload, "gpu"),
+        slots=_slots(_lifted(work, offload, stretch), ACCELERATOR_SLOTS[offload.pipeline]),
+        kv=kv,
+        activations=tokens * needs.token if any(there) else 0,
+    )
+
+
+def _kv_slots(work: NodeWork, offload: Offload, request: Request, there: Sequence[bool]) -> int:
+    """Pages in RAM that attention on the accelerator needs there: of as many layers as there are slots."""
+    attending = [segment.kv_token for segment, used in zip(work.segments, there, strict=True) if used]
+    share = _slots(attending, ACCELERATOR_SLOTS[offload.pipeline]) / max(work.kv_token, 1)
+    return round(kv_pages(work, request) * share)
+
+
+def _lifted(work: NodeWork, offload: Offload, stretch: Stretch) -> list[int]:
+    """Bytes of the segments that are taken to the accelerator, in order of use."""
+    found = zip(work.segments, offload.residence, offload.places(stretch), strict=True)
+    return [segment.nbytes for segment, tier, place in found if place == "accelerator" and tier != "gpu"]
+
+
+def _lying(work: NodeWork, offload: Offload, where: str) -> int:
+    return sum(segment.nbytes for segment, tier in zip(work.segments, offload.residence, strict=True) if tier == where)
+
+
+def _slots(sizes: Sequence[int], count: int) -> int:
+    return neighbours(sizes, count) if sizes else 0

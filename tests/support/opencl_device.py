@@ -1,0 +1,59 @@
+"""The OpenCL device for tests (PoCL makes one of any CPU), and arrays on devices whose memory the host cannot read."""
+
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tpi.devices.base import Device
+from tpi.devices.opencl.device import OpenClDevice, open_opencl
+from tpi.devices.opencl.discover import find_devices
+from tpi.devices.pages import Bytes
+from tpi.errors import UsageError
+from tpi.kernels.spec import KvArray
+
+
+@contextmanager
+def opencl_device(limit: int | None = None) -> Iterator[OpenClDevice]:
+    """The device that `opencl` means, closed at the end; skips where there is none."""
+    try:
+        there = find_devices()
+    except UsageError as error:
+        pytest.skip(str(error))
+    if not there:
+        pytest.skip("no OpenCL platform was found: install pyopencl[pocl], or a graphics driver")
+    with closing(open_opencl("", limit)) as device:
+        yield device
+
+
+def hold(device: Device, array: Any) -> Any:
+    """A copy of an array in a device's memory, of the same dtype and shape."""
+    data = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+    held = device.memory.allocate(data.size)
+    device.copy(data, held).wait()
+    return held.view(array.dtype).reshape(array.shape)
+
+
+def fetched(device: Device, array: Any) -> Any:
+    """A copy in the host's memory of a contiguous array in a device's."""
+    data = np.empty(array.nbytes, np.uint8)
+    device.copy(array.reshape(-1).view(np.uint8), data).wait()
+    return data.view(array.dtype).reshape(array.shape)
+
+
+@contextmanager
+def holding(device: Device, *arrays: Any) -> Iterator[list[Any]]:
+    """Copies of arrays in a device's memory, freed at the end."""
+    held = [hold(device, array) for array in arrays]
+    try:
+        yield held
+    finally:
+        for array in held:
+            device.memory.free(as_bytes(array))
+
+
+def as_bytes(array: KvArray) -> Bytes:
+    """The bytes of a contiguous array, as one dimension."""
+    return array.reshape(-1).view(np.uint8)

@@ -1,0 +1,62 @@
+"""Which OpenCL device is opened, and what is said where there is none."""
+
+import subprocess
+import sys
+from contextlib import closing
+from types import SimpleNamespace
+
+import pytest
+
+from tests.support.opencl_device import opencl_device
+from tpi.devices.choose import open_device
+from tpi.devices.opencl import discover
+from tpi.devices.opencl.device import OpenClDevice
+from tpi.errors import UsageError
+
+
+def test_by_its_index_or_without(card: OpenClDevice) -> None:
+    with closing(open_device("opencl:0", 1 << 20)) as device:
+        assert device.name.startswith("opencl:0 (")
+        assert device.memory.limit == 1 << 20
+    assert card.name == device.name
+    assert card.memory.limit is not None
+    assert card.memory.limit > 1 << 26
+
+
+@pytest.mark.parametrize("argument", ["99", "x", "-1", "0:1"])
+def test_one_that_is_not_there(card: OpenClDevice, argument: str) -> None:
+    with pytest.raises(UsageError, match=rf"no device opencl:{argument}; there is opencl:0 \("):
+        open_device(f"opencl:{argument}")
+
+
+def test_more_memory_than_the_card_has(card: OpenClDevice) -> None:
+    with pytest.raises(UsageError, match=r"opencl:0 .* has \d+ bytes of memory, not"):
+        open_device("opencl", 1 << 60)
+
+
+def test_no_pyopencl(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "pyopencl", None)
+    with pytest.raises(UsageError, match=r"pip install 'tpi\[opencl\]'"):
+        open_device("opencl")
+
+
+def test_no_platform(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(discover, "find_devices", list)
+    with pytest.raises(UsageError, match="no OpenCL device here"):
+        open_device("opencl")
+
+
+def test_a_gpu_goes_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    with opencl_device(1 << 20):
+        import pyopencl as cl
+
+    devices = [SimpleNamespace(type=kind) for kind in (cl.device_type.CPU, cl.device_type.GPU, cl.device_type.GPU)]
+    monkeypatch.setattr(discover, "find_devices", lambda: devices)
+    assert discover.choose_device("") == (1, devices[1])
+    monkeypatch.setattr(discover, "find_devices", lambda: devices[:1])
+    assert discover.choose_device("") == (0, devices[0])
+
+
+def test_the_module_that_opens_it_is_light() -> None:
+    code = "import sys, tpi.devices.choose, tpi.devices.opencl.device as d; print('pyopencl' in sys.modules)"
+    assert subprocess.check_output([sys.executable, "-c", code], text=True) == "False\n"

@@ -1,0 +1,148 @@
+"""Feed-forward blocks on an OpenCL device against the reference."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.support.kernel_cases import FfnCase, ffn_case, layout_of, native
+from tests.support.kernel_cases import reference as reference_kernels
+from tests.support.opencl_device import holding
+from tpi.config import Activation, Format
+from tpi.devices.opencl.device import OpenClDevice
+from tpi.errors import DeviceError, KernelError
+from tpi.kernels.spec import F32, I32
+from tpi.pack.layout import Layout
+
+FORMATS: list[Format] = ["f32", "bf16", "q8", "q4", "q4s"]
+PACKS: list[tuple[Format, Layout]] = [
+    *((format, "record") for format in FORMATS),
+    *((format, "tiled") for format in FORMATS if layout_of(format) == "tiled"),
+]
+TOLERANCE: dict[Format, float] = {"f32": 5e-6, "bf16": 5e-6, "q8": 1e-4, "q4": 4e-3, "q4s": 4e-3}
+
+
+def assert_close(actual: F32, expected: F32, tolerance: float) -> None:
+    """Equal but for `tolerance` of the largest value: an activation may round to the neighbouring int8."""
+    assert actual.shape == expected.shape
+    np.testing.assert_allclose(actual, expected, rtol=0, atol=tolerance * max(float(np.abs(expected).max()), 1e-3))
+
+
+def assert_ffn_agrees(card: OpenClDevice, case: FfnCase, tolerance: float, active: I32 | None = None) -> None:
+    with holding(card, case.data) as (data,):
+        actual = card.kernels.ffn(case.spec, data, case.x, active)
+    assert_close(actual, reference_kernels.ffn(case.spec, case.data, case.x, active), tolerance)
+
+
+@pytest.mark.parametrize(("format", "layout"), PACKS)
+@pytest.mark.parametrize("tokens", [1, 3, 16, 40])
+def test_formats_and_layouts(card: OpenClDevice, format: Format, layout: Layout, tokens: int) -> None:
+    case = ffn_case(np.random.default_rng([1, tokens]), format=format, layout=layout, hidden=96, units=5, tokens=tokens)
+    assert_ffn_agrees(card, case, TOLERANCE[format])
+
+
+@pytest.mark.parametrize("activation", ["silu", "gelu", "gelu_tanh", "relu"])
+@pytest.mark.parametrize("gated", [True, False])
+@pytest.mark.parametrize("format", ["f32", "q4"])
+def test_activations_and_biases(card: OpenClDevice, activation: Activation, gated: bool, format: Format) -> None:
+    random = np.random.default_rng(2)
+    case = ffn_case(random, format=format, activation=activation, gated=gated, norm="layer", bias=True, tokens=3)
+    assert_ffn_agrees(card, case, TOLERANCE[format])
+
+
+@pytest.mark.parametrize("layout", ["record", "tiled"])
+@pytest.mark.parametrize(("format", "down"), [("q4", "q8"), ("q8", "q4s"), ("q4s", "q4")])
+@pytest.mark.parametrize("tokens", [1, 33])
+def test_mixed_formats(card: OpenClDevice, layout: Layout, format: Format, down: Format, tokens: int) -> None:
+    case = ffn_case(np.random.default_rng(3), format=format, down=down, layout=layout, hidden=160, tokens=tokens)
+    assert_ffn_agrees(card, case, 4e-3)
+
+
+@pytest.mark.parametrize("hidden", [1, 3, 19, 67])
+@pytest.mark.parametrize("format", ["f32", "bf16"])
+@pytest.mark.parametrize("tokens", [1, 19])
+def test_hidden_sizes_that_are_no_multiple_of_four(
+    card: OpenClDevice, hidden: int, format: Format, tokens: int
+) -> None:
+    assert_ffn_agrees(card, ffn_case(np.random.default_rng(4), format=format, hidden=hidden, tokens=tokens), 2e-5)
+
+
+@given(
+    pack=st.sampled_from(PACKS),
+    tokens=st.integers(1, 50),
+    groups=st.integers(1, 6),
+    units=st.integers(1, 9),
+    widths=st.integers(1, 3),
+    seed=st.integers(0, 99),
+)
+@settings(max_examples=40)
+def test_any_shape(
+    card: OpenClDevice, pack: tuple[Format, Layout], tokens: int, groups: int, units: int, widths: int, seed: int
+) -> None:
+    format, layout = pack
+    width = 32 * widths if layout == "tiled" else 5 * widths
+    case = ffn_case(
+        np.random.default_rng(seed), format=format, layout=layout, hidden=32 * groups, units=units, width=width,
+        tokens=tokens, bias=True,
+    )  # fmt: skip
+    assert_ffn_agrees(card, case, TOLERANCE[format])
+
+
+@pytest.mark.parametrize("format", FORMATS)
+@pytest.mark.parametrize("tokens", [1, 18])
+@pytest.mark.parametrize("count", [0, 1, 61, 95])
+def test_active_neurons(card: OpenClDevice, format: Format, tokens: int, count: int) -> None:
+    random = np.random.default_rng([5, count])
+    case = ffn_case(random, format=format, layout="record", activation="relu", tokens=tokens, bias=True)
+    assert_ffn_agrees(card, case, TOLERANCE[format], random.permutation(96)[:count].astype(np.int32))
+
+
+@pytest.mark.parametrize(("format", "layout"), PACKS)
+@pytest.mark.parametrize("tokens", [3, 40])
+def test_a_block_is_prepared_once_for_its_tiles(
+    card: OpenClDevice, format: Format, layout: Layout, tokens: int
+) -> None:
+    case = ffn_case(np.random.default_rng(6), format=format, layout=layout, hidden=96, units=5, tokens=tokens)
+    run = case.spec.neuron
+    kernels, split = card.kernels, 2 * run.unit_bytes
+    first, second = (replace(case.spec, neuron=replace(run, units=units)) for units in (2, 3))
+    with holding(card, case.data) as (data,):
+        alone = [kernels.ffn(first, data[:split], case.x), kernels.ffn(second, data[split:], case.x)]
+        prepared = kernels.prepare(case.spec, case.x)
+        assert prepared.shape == case.x.shape
+        np.testing.assert_array_equal(kernels.ffn(first, data[:split], prepared), alone[0])
+        np.testing.assert_array_equal(kernels.ffn(second, data[split:], prepared), alone[1])
+        from_host = kernels.prepare(case.spec, native.prepare(case.spec, case.x), into=prepared)
+        assert_close(kernels.ffn(case.spec, data, from_host), alone[0] + alone[1], TOLERANCE[format])
+
+
+def test_weights_elsewhere_and_what_others_prepared_are_refused(card: OpenClDevice) -> None:
+    case = ffn_case(np.random.default_rng(7), hidden=96)
+    with holding(card, case.data) as (data,):
+        with pytest.raises(DeviceError, match="weights must lie in the memory of opencl:0"):
+            card.kernels.ffn(case.spec, case.data, case.x)
+        with pytest.raises(KernelError, match="other kernels"):
+            card.kernels.ffn(case.spec, data, native.prepare(case.spec, case.x))
+        narrow, prepared = ffn_case(np.random.default_rng(7)).spec, card.kernels.prepare(case.spec, case.x)
+        with pytest.raises(KernelError, match="hidden size of 96"):
+            card.kernels.ffn(narrow, data[: narrow.neuron.units * narrow.neuron.unit_bytes], prepared)
+        with pytest.raises(KernelError, match="contiguous bytes"):
+            card.kernels.ffn(case.spec, data[4:], case.x)
+        with pytest.raises(KernelError, match="outside"):
+            card.kernels.ffn(case.spec, data, case.x, np.array([96], np.int32))
+        freed = data
+    with pytest.raises(DeviceError, match="weights must lie"):
+        card.kernels.ffn(case.spec, freed, case.x)
+    tiled = ffn_case(np.random.default_rng(8), format="q4")
+    with holding(card, tiled.data) as (data,), pytest.raises(KernelError, match="record layout"):
+        card.kernels.ffn(tiled.spec, data, tiled.x, np.array([1], np.int32))
+
+
+def test_no_tokens_and_no_units(card: OpenClDevice) -> None:
+    case = ffn_case(np.random.default_rng(9), format="q4")
+    none = replace(case.spec, neuron=replace(case.spec.neuron, units=0))
+    with holding(card, case.data) as (data,):
+        assert card.kernels.ffn(case.spec, data, case.x[:0]).shape == (0, 64)
+        np.testing.assert_array_equal(card.kernels.ffn(none, data[:0], case.x), np.zeros_like(case.x))

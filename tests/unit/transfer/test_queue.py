@@ -1,0 +1,129 @@
+"""The queue of transfers: what starts when, what fails with what, and that nothing is left when it is closed."""
+
+from contextlib import closing
+from threading import Event, active_count
+
+import pytest
+
+from scheduler.transfer.queue import Transfer, TransferQueue
+from tpi.errors import TpiError
+from tpi.trace import Trace
+
+PATIENCE = 20  # seconds that a test waits before it fails
+
+
+class Gate:
+    """A call that says when it began and goes on when it is let."""
+
+    def __init__(self) -> None:
+        self.began, self.opened = Event(), Event()
+
+    def __call__(self) -> None:
+        self.began.set()
+        assert self.opened.wait(PATIENCE)
+
+
+def test_loads_of_a_kind_go_one_at_a_time_in_order_and_kinds_beside_each_other() -> None:
+    gates = [Gate() for _ in range(3)]
+    with closing(TransferQueue()) as queue:
+        queue.submit("weight load", "first", gates[0])
+        queue.submit("weight load", "second", gates[1])
+        queue.submit("kv load", "third", gates[2])
+        assert gates[0].began.wait(PATIENCE)
+        assert gates[2].began.wait(PATIENCE)
+        assert not gates[1].began.is_set()
+        gates[0].opened.set()
+        assert gates[1].began.wait(PATIENCE)
+        for gate in gates:
+            gate.opened.set()
+
+
+def test_saves_go_several_at_once() -> None:
+    gates = [Gate() for _ in range(3)]
+    with closing(TransferQueue()) as queue:
+        for number, gate in enumerate(gates):
+            queue.submit("kv save", f"save {number}", gate)
+        assert all(gate.began.wait(PATIENCE) for gate in gates)
+        for gate in gates:
+            gate.opened.set()
+
+
+def test_a_load_goes_before_a_save_that_was_asked_for_earlier() -> None:
+    blockers, order = [Gate() for _ in range(3)], []
+    with closing(TransferQueue()) as queue:
+        for blocker in blockers:
+            queue.submit("kv save", "blocker", blocker)
+        assert all(blocker.began.wait(PATIENCE) for blocker in blockers)
+        late = [queue.submit("kv save", "save", lambda: order.append("save"))]
+        late.append(queue.submit("kv load", "load", lambda: order.append("load")))
+        blockers[0].opened.set()
+        for transfer in late:
+            transfer.wait()
+        assert order == ["load", "save"]
+        for blocker in blockers:
+            blocker.opened.set()
+
+
+def test_what_waits_for_a_failure_fails_with_it_and_is_not_made() -> None:
+    def fail() -> None:
+        raise TpiError("the card fell off")
+
+    made: list[str] = []
+    with closing(TransferQueue()) as queue:
+        first = queue.submit("kv save", "one", fail)
+        second = queue.submit("kv load", "two", lambda: made.append("two"), [first])
+        third = queue.submit("weight load", "three", lambda: made.append("three"))
+        for transfer in (first, second):
+            for _ in range(2):
+                with pytest.raises(TpiError, match="the card fell off"):
+                    transfer.wait()
+        third.wait()
+    assert made == ["three"]
+
+
+def test_a_transfer_that_waits_lets_others_of_another_kind_go() -> None:
+    gate, made = Gate(), []
+    with closing(TransferQueue()) as queue:
+        save = queue.submit("kv save", "save", gate)
+        load = queue.submit("kv load", "load", lambda: made.append("load"), [save])
+        queue.submit("weight load", "weights", lambda: made.append("weights")).wait()
+        gate.opened.set()
+        load.wait()
+    assert made == ["weights", "load"]
+
+
+def test_closing_tells_those_who_wait_and_joins_every_thread() -> None:
+    before, gate = active_count(), Gate()
+    queue = TransferQueue()
+    running = queue.submit("weight load", "running", gate)
+    waiting = queue.submit("weight load", "waiting", gate)
+    assert gate.began.wait(PATIENCE)
+    gate.opened.set()
+    running.wait()
+    waiting.join()
+    blocked = queue.submit("kv load", "never", _nothing, [never_over()])
+    queue.close()
+    queue.close()
+    with pytest.raises(TpiError, match="closed before the kv load of never"):
+        blocked.wait()
+    with pytest.raises(TpiError, match="late cannot be moved any more"):
+        queue.submit("kv save", "late", _nothing)
+    assert active_count() == before
+
+
+def test_every_kind_has_its_spans() -> None:
+    trace = Trace()
+    with closing(TransferQueue(trace)) as queue:
+        for kind in ("weight load", "kv load", "kv save"):
+            queue.submit(kind, f"a {kind}", _nothing).wait()
+    assert {(kind, name) for kind, name, _, _ in trace.rows} == {
+        (kind, f"a {kind}") for kind in ("weight load", "kv load", "kv save")
+    }
+
+
+def never_over() -> Transfer:
+    return Transfer("kv save", "never over", _nothing, ())
+
+
+def _nothing() -> None:
+    """A transfer of nothing."""

@@ -1,0 +1,154 @@
+"""Weights, keys and values on their way, in 200 drawn timings: what is computed with is what should be there."""
+
+from collections.abc import Iterator
+from contextlib import ExitStack, closing, contextmanager
+from random import Random
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+
+from scheduler.model.placement import place, place_window
+from scheduler.transfer.pages import Stage, StagedPages
+from scheduler.transfer.queue import TransferQueue
+from scheduler.transfer.ring import DeviceRing
+from tests.support.kernel_cases import native
+from tests.support.shuffled import Shuffled
+from tpi.devices.base import Pending
+from tpi.devices.pages import PAGE, Bytes
+from tpi.kernels.spec import PAGE_TOKENS, Batch
+from tpi.kv import KvPages
+
+SEEDS = range(200)
+SEGMENTS, POOL = 7, 6
+F32 = npt.NDArray[np.float32]
+
+
+@contextmanager
+def ring_of(seed: int, device: Shuffled, queue: TransferQueue) -> Iterator[tuple[DeviceRing, list[Bytes]]]:
+    """A ring of one neighbour or more, over segments of some pages, each filled with its number."""
+    random = Random(seed)
+    sizes = [PAGE * random.randint(1, 4) for _ in range(SEGMENTS)]
+    weights = [np.full(size, number + 1, np.uint8) for number, size in enumerate(sizes)]
+    depth = random.randint(1, 3)
+    ring = place_window(sizes, depth).ring if depth < 3 else place(sizes, sum(sizes) - min(sizes)).ring
+    streamed = sorted(set(ring.blocks))
+    memory = device.memory.allocate(ring.size)
+    feeds = {number: lambda slot, data=weights[number]: device.copy(data, slot).wait() for number in streamed}
+    names = {number: f"segment {number}" for number in streamed}
+    yield DeviceRing(device, ring, memory, dict(enumerate(sizes)), feeds, queue, names), weights
+    device.memory.free(memory)
+
+
+@pytest.mark.parametrize("seeds", [SEEDS[at : at + 20] for at in range(0, len(SEEDS), 20)], ids=str)
+def test_nothing_computes_with_a_segment_that_is_half_there(seeds: range) -> None:
+    for seed in seeds:
+        with ExitStack() as stack:
+            device = stack.enter_context(Shuffled(native, seed))
+            queue = stack.enter_context(closing(TransferQueue()))
+            ring, weights = stack.enter_context(ring_of(seed, device, queue))
+            streamed = sorted({number for number in range(SEGMENTS) if number in ring._feeds})
+            pending: list[tuple[int, Pending[Bytes]]] = []
+            for _ in range(3):
+                for number in streamed:
+                    with ring.hold(number) as data:
+                        pending.append((number, device.start(data.copy)))
+            for number, result in pending:
+                np.testing.assert_array_equal(result.wait(), weights[number])
+            ring.quiet()
+
+
+@pytest.mark.parametrize("seeds", [SEEDS[at : at + 20] for at in range(0, len(SEEDS), 20)], ids=str)
+def test_no_load_of_keys_and_values_overtakes_a_save_of_them(seeds: range) -> None:
+    """Steps append a number to every sequence; attention must see all that was appended before, in every layer."""
+    for seed in seeds:
+        random = Random(seed)
+        with Shuffled(native, seed) as device, closing(TransferQueue()) as queue:
+            layers = range(random.randint(1, 4))
+            home, pages = kept_pages(device, queue, layers, stages=random.randint(1, 2))
+            shown = {sequence: [] for sequence in range(2)}  # type: dict[int, list[int]]
+            for step in range(6):
+                pages.begin()
+                batch = batch_of(shown, random)
+                seen = [attended(device, pages, layer, batch, step) for layer in layers]
+                for layer, result in enumerate(seen):
+                    for sequence, found in result.wait().items():
+                        assert found == shown[sequence], f"layer {layer}, step {step}"
+                for sequence, count in zip(*np.unique(batch.sequence, return_counts=True), strict=True):
+                    shown[int(sequence)] += [step + 1] * int(count)
+            pages.settle()
+            for layer in layers:
+                for sequence, expected in shown.items():
+                    assert stored(home.keys[layer], table(sequence), len(expected)) == expected
+
+
+def kept_pages(device: Shuffled, queue: TransferQueue, layers: range, stages: int) -> tuple[KvPages, StagedPages]:
+    home = KvPages.allocate(layers, POOL, 1, 1, "f32")
+    room = KvPages.allocate(range(stages), POOL, 1, 1, "f32", device.memory.allocate)
+    places = [Stage(room.keys[number], room.values[number]) for number in range(stages)]
+    return home, StagedPages(device, home, places, layers, queue)
+
+
+def table(sequence: int) -> npt.NDArray[np.int32]:
+    """The pages of a sequence, neither in order nor neighbours."""
+    return np.array(range(POOL)[::-1][sequence::2], np.int32)
+
+
+def batch_of(shown: dict[int, list[int]], random: Random) -> Batch:
+    """Some more tokens of one or both sequences."""
+    chosen = [sequence for sequence in shown if random.random() < 0.8] or [0]
+    counts = [random.choice([1, 1, PAGE_TOKENS // 3]) for _ in chosen]
+    positions = [len(shown[s]) + at for s, count in zip(chosen, counts, strict=True) for at in range(count)]
+    rows = [s for s, count in zip(chosen, counts, strict=True) for _ in range(count)]
+    tables = np.stack([table(sequence) for sequence in range(2)])
+    return Batch(np.array(positions, np.int32), np.array(rows, np.int32), tables)
+
+
+def attended(
+    device: Shuffled, pages: StagedPages, layer: int, batch: Batch, step: int
+) -> Pending[dict[int, list[int]]]:
+    """Start what attention does: see what every sequence has, and append to it."""
+    with pages.hold(layer, batch) as (keys, values):
+
+        def attend() -> dict[int, list[int]]:
+            found = {}
+            for sequence in np.unique(batch.sequence).tolist():
+                before = int(batch.positions[batch.sequence == sequence].min())
+                found[sequence] = stored(keys, batch.tables[sequence], before)
+                assert stored(values, batch.tables[sequence], before) == found[sequence]
+            for position, sequence in zip(batch.positions, batch.sequence, strict=True):
+                page = batch.tables[sequence, position // PAGE_TOKENS]
+                for cache in (keys, values):
+                    cache[page, 0, position % PAGE_TOKENS, 0] = step + 1
+            return found
+
+        return device.start(attend)
+
+
+def stored(cache: npt.NDArray[np.generic], pages: npt.NDArray[np.int32], count: int) -> list[int]:
+    """The first `count` numbers that stand in these pages."""
+    return [int(value) for value in cache[pages].reshape(-1)[:count]]
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_a_failed_copy_surfaces_where_it_is_awaited_and_the_next_hold_tries_again(seed: int) -> None:
+    random = Random(seed)
+    wrong = random.randint(1, 8)
+    with ExitStack() as stack:
+        device = stack.enter_context(Shuffled(native, seed, lambda number: number == wrong))
+        queue = stack.enter_context(closing(TransferQueue()))
+        ring, weights = stack.enter_context(ring_of(seed, device, queue))
+        streamed = sorted(number for number in range(SEGMENTS) if number in ring._feeds)
+        failures = 0
+        for number in [*streamed, *streamed]:
+            for _ in range(2):
+                try:
+                    with ring.hold(number) as data:
+                        np.testing.assert_array_equal(device.start(data.copy).wait(), weights[number])
+                    break
+                except OSError:
+                    failures += 1
+            else:
+                pytest.fail("a copy failed once, and two holds met it")
+        assert failures == (wrong <= device.copies)
+    assert device.memory.used == 0

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from math import inf
 
 from tpi.config import parse_size
+from tpi.devices.emulated.machine import EmulatedMachine
 from tpi.errors import UsageError
 
 GIB = 1 << 30
@@ -66,9 +67,16 @@ class NodeMachine:
     bus: float = inf  # bytes per second of the host's memory, which computing, transfers and the disk share
 
 
-# A laptop of the papers: eight cores and two channels of DDR4, a GPU like the RTX 3060 on PCIe 3.0 x16, an NVMe disk.
-LAPTOP = NodeMachine(Rates(40e9, 500e9), 16 * GIB, DiskRate(2e9), bus=40e9)
-LAPTOP_GPU = Accelerator(Rates(250e9, 10e12, 10e-6), 6 * GIB, DeviceLink(12e9, 12e9, 20e-6))
+def emulated_node(machine: EmulatedMachine) -> NodeMachine:
+    """The node that an emulation plays: its lanes share nothing, so there is no bus."""
+    link = DeviceLink(machine.up, machine.down, machine.latency)
+    device = Accelerator(Rates(machine.memory, machine.flops, machine.launch), machine.capacity, link, machine.name)
+    return NodeMachine(
+        Rates(machine.host_memory, machine.host_flops, machine.launch), machine.ram, DiskRate(machine.disk), device
+    )
+
+
+LAPTOP = emulated_node(EmulatedMachine(6 * GIB))  # of the PIPO paper; `tpi.devices.emulated.presets` has the sources
 
 _PHRASE = re.compile(r"([\d.]+ ?[KMGTP]?i?(?:B/s|FLOP/s|B)) (GPU|CPU|RAM|disk|link)", re.IGNORECASE)
 _THINGS = {"B": ("gpu", "ram"), "B/s": ("gpu", "ram", "disk", "link"), "FLOP/s": ("gpu", "cpu")}
@@ -78,8 +86,8 @@ def parse_machine(text: str) -> NodeMachine:
     """The machine that phrases describe, with commas between them: amounts of `GPU` and `RAM`, and rates.
 
     Rates are bytes per second (`300GB/s GPU`, `40GB/s RAM`, `12GB/s link`, `2GB/s disk`) or operations per second
-    (`10TFLOP/s GPU`, `500GFLOP/s CPU`). What is left out is taken from `LAPTOP` and `LAPTOP_GPU`; a machine of which no
-    `GPU` is named has none.
+    (`10TFLOP/s GPU`, `500GFLOP/s CPU`). What is left out is taken from `LAPTOP`; a machine of which no `GPU` is named
+    has none. What the host reads, copies and loads shares its memory.
 
     Raises:
         UsageError: if a phrase means nothing, is given twice, or is zero.
@@ -99,12 +107,19 @@ def parse_machine(text: str) -> NodeMachine:
 def _accelerator(found: dict[tuple[str, str], int]) -> Accelerator | None:
     if not any(thing == "gpu" for thing, _ in found):
         return None
-    speed = float(found.get(("link", "B/s"), LAPTOP_GPU.link.up))
+    device = laptop_gpu()
+    speed = float(found.get(("link", "B/s"), device.link.up))
     return Accelerator(
-        _rates(LAPTOP_GPU.rates, found, "gpu", "gpu"),
-        found.get(("gpu", "B"), LAPTOP_GPU.memory),
-        replace(LAPTOP_GPU.link, up=speed, down=speed),
+        _rates(device.rates, found, "gpu", "gpu"),
+        found.get(("gpu", "B"), device.memory),
+        replace(device.link, up=speed, down=speed),
     )
+
+
+def laptop_gpu() -> Accelerator:
+    """The accelerator of `LAPTOP`."""
+    assert LAPTOP.accelerator is not None
+    return LAPTOP.accelerator
 
 
 def _rates(default: Rates, found: dict[tuple[str, str], int], memory: str, computing: str) -> Rates:

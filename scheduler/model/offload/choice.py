@@ -16,7 +16,7 @@ from scheduler.model.offload.fitting import all_residences, possible, refusal
 from scheduler.model.offload.problem import Problem
 from scheduler.model.offload.tasks import F64, Candidates, Tasks, bound
 from scheduler.model.offload.timeline import simulate_steps
-from scheduler.model.offload.work import STRETCHES, Offload, Stretch
+from scheduler.model.offload.work import STRETCHES, KvTier, Offload, Pipeline, Stretch
 from tpi.errors import PlanError
 
 _AT_ONCE = 8  # residences that are simulated together
@@ -32,6 +32,7 @@ class OffloadChoice:
     decode_seconds: float
     compared: int  # residences, each in every way of computing it
     simulated: int  # of them
+    least: dict[tuple[KvTier, Pipeline], float]  # seconds by the closed form, for each place of the pages and pipeline
 
     @property
     def seconds(self) -> float:
@@ -61,7 +62,8 @@ def choose(problem: Problem) -> OffloadChoice:
         for group, each in enumerate(groups):
             columns = sorted(column for _, of, column in batch if of == group)
             best = min([best, *((seconds, group, column) for seconds, column in each.simulate(columns, best[0]))])
-    return groups[best[1]].choice(best[2], len(ranked), simulated)
+    least = {group.kind: float(group.least.min()) for group in groups}
+    return groups[best[1]].choice(best[2], len(ranked), simulated, least)
 
 
 class _Group:
@@ -101,10 +103,17 @@ class _Group:
                 self._found.setdefault(column, {})[stretch] = found
         return [(sum(seconds for seconds, _ in self._found[column].values()), column) for column in columns]
 
-    def choice(self, column: int, compared: int, simulated: int) -> OffloadChoice:
+    @property
+    def kind(self) -> tuple[KvTier, Pipeline]:
+        """What they have in common."""
+        return self._of.kv, self._of.pipeline
+
+    def choice(
+        self, column: int, compared: int, simulated: int, least: dict[tuple[KvTier, Pipeline], float]
+    ) -> OffloadChoice:
         """One residence, as it was simulated."""
         (prompt, first), (decode, then) = (self._found[column][stretch] for stretch in STRETCHES)
-        return OffloadChoice(self._of.offload(column, first, then), prompt, decode, compared, simulated)
+        return OffloadChoice(self._of.offload(column, first, then), prompt, decode, compared, simulated, least)
 
     def _fastest(self, ways: Sequence[tuple[int, int]], stretch: Stretch) -> dict[int, tuple[float, int]]:
         """For each column the seconds of a stretch in the best of its ways to compute it, and that way."""

@@ -9,7 +9,7 @@ from dataclasses import dataclass, fields
 import numpy as np
 import numpy.typing as npt
 
-from scheduler.model.machine import LAPTOP_GPU, NodeMachine, Rates
+from scheduler.model.machine import NodeMachine, Rates, laptop_gpu
 from scheduler.model.offload.work import NodeWork, Offload, Pipeline, SegmentWork, StepSize, Stretch
 
 F64 = npt.NDArray[np.float64]
@@ -43,7 +43,7 @@ class Tasks:
     @classmethod
     def of(cls, work: NodeWork, machine: NodeMachine, step: StepSize, exchange: float = 0.0) -> "Tasks":
         """Of a step of this size; after each block the nodes exchange for `exchange` seconds."""
-        link = (machine.accelerator or LAPTOP_GPU).link
+        link = (machine.accelerator or laptop_gpu()).link
         sizes = _column([segment.nbytes for segment in work.segments])
         kv = _column([segment.kv_token for segment in work.segments])
         pieces = np.minimum(sizes, link.piece)
@@ -56,7 +56,7 @@ class Tasks:
             kv_up=np.where(loaded > 0, link.latency + loaded / link.up, 0.0),
             kv_down=np.where(saved > 0, link.latency + saved / link.down, 0.0),
             accelerator=_on_accelerator(work, machine, step),
-            host=_column([_computing(machine.host, segment, step) for segment in work.segments]),
+            host=machine.host.start + _column([_computing(machine.host, segment, step) for segment in work.segments]),
             weights_bus=sizes / machine.bus,
             kv_here=kv * step.context * step.sequences / machine.bus,
             kv_bus=(loaded + saved) / machine.bus,
@@ -141,7 +141,7 @@ def longest(*seconds: F64) -> F64:
 
 def _on_accelerator(work: NodeWork, machine: NodeMachine, step: StepSize) -> F64:
     """Seconds of each segment, its part of its block's hidden states on their way to and fro included."""
-    device = machine.accelerator or LAPTOP_GPU
+    device = machine.accelerator or laptop_gpu()
     crossing = step.tokens * work.crossing * (1 / device.link.up + 1 / device.link.down) + 2 * device.link.latency
     sizes = _column([segment.nbytes for segment in work.segments])
     starts = [numbers.start for numbers in work.blocks]

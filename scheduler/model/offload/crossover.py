@@ -1,0 +1,51 @@
+"""From how many tokens on it pays to take a segment to the accelerator, rather than compute it where it lies."""
+
+from collections.abc import Callable
+from dataclasses import replace
+
+from scheduler.model.machine import NodeMachine
+from scheduler.model.offload.tasks import Candidates, Tasks
+from scheduler.model.offload.timeline import simulate_steps
+from scheduler.model.offload.work import PLACES, NodeWork, Offload, Pipeline, SegmentWork, StepSize, Tier
+
+MOST_TOKENS = 1 << 16
+_BLOCKS = 4  # alike and in a row, so that what can overlap does
+_BEATS = 1 - 1e-6  # of the time where it lies
+
+
+def crossover(
+    segment: SegmentWork, machine: NodeMachine, tier: Tier, pipeline: Pipeline = "performance", crossing: int = 0
+) -> int | None:
+    """The smallest number of tokens from which on the accelerator is faster, for a segment in RAM or on disk.
+
+    The weights alone count: keys and values are taken to lie where they are used. Both times are constant until a
+    device has more to compute than to read, and linear from there on, so there is one such number at most, if the
+    accelerator is the faster device; it is found by halving.
+
+    Returns:
+        None if there is none up to `MOST_TOKENS`, or no accelerator.
+    """
+    if machine.accelerator is None:
+        return None
+    alone = replace(segment, kv_token=0, pair=0)
+    work = NodeWork(tuple(replace(alone, block=number) for number in range(_BLOCKS)), crossing)
+    both = [Offload((tier,) * _BLOCKS, (place,) * _BLOCKS, (place,) * _BLOCKS, "ram", pipeline) for place in PLACES]
+    candidates = Candidates.of(work, both, "prompt")
+
+    def beats(tokens: int) -> bool:
+        tasks = Tasks.of(work, machine, StepSize(tokens, 1, tokens))
+        host, accelerator = simulate_steps(tasks, candidates, work.blocks, pipeline).steps.sum(axis=0).tolist()
+        return bool(accelerator < _BEATS * host)
+
+    return _first(beats)
+
+
+def _first(holds: Callable[[int], bool]) -> int | None:
+    """The smallest number from 1 to `MOST_TOKENS` from which something holds; None if it does not at the end."""
+    if not holds(MOST_TOKENS):
+        return None
+    never, always = 0, MOST_TOKENS
+    while always - never > 1:
+        middle = (never + always) // 2
+        never, always = (never, middle) if holds(middle) else (middle, always)
+    return always

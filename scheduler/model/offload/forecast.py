@@ -1,0 +1,94 @@
+"""What a configuration will do: speed, how busy everything is, what decides, what more of each thing would bring."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from scheduler.model.machine import NodeMachine, Rates
+from scheduler.model.offload.choice import OffloadChoice, choose
+from scheduler.model.offload.problem import Problem
+from scheduler.model.offload.tasks import Candidates, Tasks
+from scheduler.model.offload.timeline import LANES, simulate_steps
+from scheduler.model.offload.work import Offload, Stretch
+
+_STEPS = 4  # of decoding that are simulated; the last one counts
+_TIMES = 2.0  # as much of a thing is what its gain is told for
+
+
+@dataclass(frozen=True)
+class StretchForecast:
+    """One kind of step: `tokens` in `seconds`, and the part of them that each lane is busy, by its name."""
+
+    tokens: float
+    seconds: float
+    use: dict[str, float]
+
+    @property
+    def rate(self) -> float:
+        """Tokens per second, of all sequences together."""
+        return self.tokens / self.seconds
+
+    @property
+    def bottleneck(self) -> str:
+        """The lane that is busy most of the time."""
+        return max(self.use, key=lambda lane: self.use[lane])
+
+
+@dataclass(frozen=True)
+class OffloadForecast:
+    """What a request will take; `ttft` in seconds, to the first token of all sequences."""
+
+    ttft: float
+    prompt: StretchForecast
+    decode: StretchForecast
+
+
+def forecast(problem: Problem, offload: Offload) -> OffloadForecast:
+    """Of a configuration that fits: its mean step of a prompt, and its step of decoding in the long run."""
+    count = problem.step("prompt")[1]
+    prompt = _stretch(problem, offload, "prompt", min(count, 2), long_run=False)
+    return OffloadForecast(count * prompt.seconds, prompt, _stretch(problem, offload, "decode", _STEPS, long_run=True))
+
+
+def _stretch(problem: Problem, offload: Offload, stretch: Stretch, steps: int, long_run: bool) -> StretchForecast:
+    size, _ = problem.step(stretch)
+    tasks = Tasks.of(problem.work, problem.machine, size, problem.exchange)
+    times = simulate_steps(
+        tasks, Candidates.of(problem.work, [offload], stretch), problem.work.blocks, offload.pipeline, steps
+    )
+    seconds = float(times.steps[-1, 0] if long_run else times.steps[:, 0].mean())
+    return StretchForecast(size.tokens, seconds, {lane: float(times.busy[lane][0]) / seconds for lane in LANES})
+
+
+@dataclass(frozen=True)
+class Gain:
+    """`times` as much of a `thing` makes the whole request `faster` times as fast."""
+
+    thing: str
+    times: float
+    faster: float
+
+
+def gains(problem: Problem, found: OffloadChoice) -> list[Gain]:
+    """What twice as much of each thing would bring, planned anew in the same pipeline; the most helpful first."""
+    limits = replace(problem.limits, pipeline=found.offload.pipeline)
+    better = [(thing, replace(problem, machine=machine, limits=limits)) for thing, machine in _better(problem.machine)]
+    told = [Gain(thing, _TIMES, max(1.0, found.seconds / choose(each).seconds)) for thing, each in better]
+    return sorted(told, key=lambda gain: -gain.faster)
+
+
+def _better(machine: NodeMachine) -> Iterator[tuple[str, NodeMachine]]:
+    """The machine with `_TIMES` as much of one thing, by its name for people."""
+    device, host = machine.accelerator, machine.host
+    yield "RAM", replace(machine, memory=round(machine.memory * _TIMES))
+    yield "disk speed", replace(machine, disk=replace(machine.disk, read=machine.disk.read * _TIMES))
+    yield "RAM speed", replace(machine, host=_faster(host, _TIMES, 1), bus=machine.bus * _TIMES)
+    yield "CPU speed", replace(machine, host=_faster(host, 1, _TIMES))
+    if device is not None:
+        link = replace(device.link, up=device.link.up * _TIMES, down=device.link.down * _TIMES)
+        yield "GPU memory", replace(machine, accelerator=replace(device, memory=round(device.memory * _TIMES)))
+        yield "link speed", replace(machine, accelerator=replace(device, link=link))
+        yield "GPU speed", replace(machine, accelerator=replace(device, rates=_faster(device.rates, _TIMES, _TIMES)))
+
+
+def _faster(rates: Rates, reading: float, computing: float) -> Rates:
+    return replace(rates, read=rates.read * reading, operations=rates.operations * computing)

@@ -12,10 +12,32 @@ from typing import Any, Literal
 
 from tpi.errors import UsageError
 
-Activation = Literal["silu", "gelu", "gelu_tanh", "relu"]
+Activation = Literal["silu", "gelu", "gelu_tanh", "relu", "relu2", "fatrelu", "drelu"]
+SPARSE: frozenset[Activation] = frozenset({"relu", "relu2", "fatrelu", "drelu"})  # exactly 0 for most neurons
 Norm = Literal["rms", "layer"]
-BlockKind = Literal["attention", "ffn", "table", "vectors"]
+BlockKind = Literal["attention", "ffn", "experts", "table", "vectors"]
+Scores = Literal["softmax", "sigmoid"]
 Format = Literal["f32", "bf16", "q8", "q4", "q4s"]
+
+
+@dataclass(frozen=True)
+class Mixture:
+    """The experts of a model's `experts` blocks, and how a token's are chosen.
+
+    A router's product with the block's normed input is a logit for each routed expert. Scores of them choose `used`
+    experts; what these come to is multiplied by their scores and added.
+    """
+
+    experts: int  # routed ones of a block
+    used: int  # of them by a token
+    width: int  # neurons of a routed expert
+    shared: int = 0  # neurons of what every token uses beside them; 0: none
+    scores: Scores = "softmax"  # over all experts, or of each alone
+    normalised: bool = False  # the scores of those chosen are divided by their sum
+    scale: float = 1.0  # multiplies the scores, after that
+    groups: int = 1  # of neighbouring experts
+    groups_used: int = 1  # the others' experts cannot be chosen
+    group_best: int = 1  # a group counts for the sum of so many of its best scores
 
 
 @dataclass(frozen=True)
@@ -52,7 +74,9 @@ class ModelConfig:
     original_context: int = 0
     local_inv_freq: tuple[float, ...] = ()  # of the layers whose kind is 2 (Gemma 3's sliding ones)
     local_rope_scale: float = 1.0
+    activation_threshold: float = 0.0  # of fatrelu: what is not above it becomes 0
     rope_kinds: tuple[int, ...] = ()  # per layer 0: no RoPE, 1: `inv_freq`, 2: `local_inv_freq`; empty: all 1
+    mixture: Mixture | None = None  # of the blocks of kind `experts`; None: there are none
 
     def rope(self, layer: int) -> tuple[tuple[float, ...], float]:
         """Rotary frequencies of `layer` (empty: none), and what multiplies their cosine and sine."""
@@ -81,6 +105,8 @@ class ModelConfig:
         plain: dict[str, Any] = {
             name: tuple(value) if isinstance(value, list) else value for name, value in fields.items()
         }
+        if plain.get("mixture") is not None:
+            plain["mixture"] = Mixture(**plain["mixture"])
         return cls(**plain)
 
 
@@ -111,3 +137,10 @@ def default_cache() -> Path:
     if chosen := os.environ.get("TPI_CACHE"):
         return Path(chosen)
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "tpi"
+
+
+def default_config() -> Path:
+    """Directory for this machine's keys: `TPI_CONFIG`, else `$XDG_CONFIG_HOME/tpi`, else `~/.config/tpi`."""
+    if chosen := os.environ.get("TPI_CONFIG"):
+        return Path(chosen)
+    return Path(os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config") / "tpi"

@@ -1,11 +1,12 @@
 """What a family is: a table of tensor names and a few settings. Nothing here knows any family by name.
 
-Tensor names are templates: `{i}` is the layer; `[q]` after a name takes the rows of q out of a fused tensor; `?` at the
-end marks a vector that some models of the family lack, `?field` one that is there exactly if the configuration's
-`field` is true.
+Tensor names are templates: `{i}` is the layer, `{e}` the routed expert; `[q]` after a name takes the rows of q out of a
+fused tensor, `[expert]` those of one expert out of a stack, `[expert.gate]` and `[expert.up]` those of one that are
+fused besides, `[expert.turned]` those of a stack in which each expert is transposed; `?` at the end marks a vector that
+some models of the family lack, `?field` one that is there exactly if the configuration's `field` is true.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any
@@ -28,6 +29,7 @@ class Ref:
     rows: tuple[int, int] | None = None
     interleaved: int = 0
     add: float = 0.0
+    turned: bool = False  # the tensor has as rows what are columns of the matrix
 
 
 @dataclass(frozen=True)
@@ -35,8 +37,9 @@ class BlockRefs:
     """Where the matrices (by part name) and the vectors of one block are."""
 
     kind: BlockKind
-    parts: tuple[tuple[str, Ref], ...]
+    parts: tuple[tuple[str, Ref], ...]  # of a block of experts: those of its shared ones
     vectors: tuple[tuple[str, Ref], ...]
+    experts: tuple[tuple[tuple[str, Ref], ...], ...] = ()  # the parts of each routed expert
 
 
 @dataclass(frozen=True)
@@ -67,6 +70,7 @@ class Names:
     positions: str | None = None
     prefixes: tuple[str, ...] = ("",)  # the first with which the embedding exists is taken
     accounted: tuple[str, ...] = ()  # patterns of whole names that are read elsewhere, or hold nothing
+    experts: Mapping[str, str] | None = None  # in place of `ffn` where a layer has experts; `shared.` what all use
 
 
 @dataclass(frozen=True)
@@ -74,7 +78,8 @@ class Family:
     """One model family.
 
     `settings` gives the ModelConfig fields that differ from Llama's; `fold` is added to norm weights (Gemma stores w
-    and uses 1 + w); `interleaved` says that GGUF files of this family store rotary pairs side by side.
+    and uses 1 + w); `interleaved` says that GGUF files of this family store rotary pairs side by side; `dense` gives
+    the layers without experts, of a family whose others have some.
     """
 
     name: str
@@ -89,6 +94,7 @@ class Family:
     gguf_settings: Callable[[Fields], dict[str, Any]] = lambda fields: {}
     fold: float = 0.0
     interleaved: bool = False
+    dense: Callable[[Fields], Collection[int]] = lambda fields: ()
 
 
 _ACTIVATIONS: dict[str, Activation] = {
@@ -96,8 +102,11 @@ _ACTIVATIONS: dict[str, Activation] = {
     "gelu_pytorch_tanh": "gelu_tanh", "gelu_fast": "gelu_tanh",
 }  # fmt: skip
 _LARGEST = 1e300  # a whole number beyond it is no float
-PARTS: Mapping[BlockKind, tuple[str, ...]] = {"attention": ("q", "o", "k", "v"), "ffn": ("gate", "up", "down")}
+_FFN = ("gate", "up", "down")
+PARTS: Mapping[BlockKind, tuple[str, ...]] = {"attention": ("q", "o", "k", "v"), "ffn": _FFN, "experts": _FFN}
+SHARED = "shared."
 _NORMS = ("norm", "post_norm", "q_norm", "k_norm")
+_SHARED_PARTS = tuple(SHARED + name for name in _FFN)
 
 
 def map_tensors(
@@ -107,10 +116,12 @@ def map_tensors(
     fold: float = 0.0,
     interleaved: bool = False,
     fields: Fields = MappingProxyType({}),
+    dense: Collection[int] | None = (),
 ) -> Model:
     """Fill in the templates of `names`; `has` says which tensors exist, `fields` which vectors a config.json wants.
     Required ones that do not exist are named as they should be, so that reading them fails with their name. A head of
-    the file's own counts, whatever the configuration says of tying."""
+    the file's own counts, whatever the configuration says of tying. `dense` are the layers without experts; None: those
+    that have no router."""
     prefix = next((prefix for prefix in names.prefixes if has(prefix + names.embedding)), names.prefixes[0])
     head = next((found for found in (names.head, f"language_model.{names.head}") if has(found)), None)
     if head and config.tied:
@@ -119,7 +130,7 @@ def map_tensors(
     return Model(
         config=config,
         layers=tuple(
-            (resolve.block("attention", names.attention, layer), resolve.block("ffn", names.ffn, layer))
+            (resolve.block("attention", names.attention, layer), resolve.feed_forward(names, layer, dense))
             for layer in range(config.layers)
         ),
         embedding=Ref(prefix + names.embedding),
@@ -143,6 +154,7 @@ class _Resolver:
         fields: Fields,
     ) -> None:
         self._prefix, self._has, self._fold, self._fields = prefix, has, fold, fields
+        self._config = config
         query, kv = config.heads * config.head_dim, config.kv_heads * config.head_dim
         self._rows = {
             "q": (0, query), "k": (query, query + kv), "v": (query + kv, query + 2 * kv),
@@ -161,15 +173,57 @@ class _Resolver:
             vectors=tuple((name, ref) for name, ref in present.items() if name not in parts),
         )
 
-    def _ref(self, name: str, template: str, layer: int) -> Ref | None:
+    def feed_forward(self, names: Names, layer: int, dense: Collection[int] | None) -> BlockRefs:
+        """The references of a layer's feed-forward block, or of its experts."""
+        if names.experts is None or self._config.mixture is None:
+            return self.block("ffn", names.ffn, layer)
+        router = self._prefix + names.experts["router"].format(i=layer)
+        if layer in dense if dense is not None else not self._has(router):
+            return self.block("ffn", names.ffn, layer)
+        return self._experts(names.experts, layer, self._config.mixture.experts)
+
+    def _experts(self, templates: Mapping[str, str], layer: int, count: int) -> BlockRefs:
+        routed = {name: templates[name] for name in PARTS["experts"] if name in templates}
+        rest = {name: text for name, text in templates.items() if name not in routed}
+        block = self.block("experts", rest, layer)
+        shared = tuple((name.removeprefix(SHARED), ref) for name, ref in block.vectors if name in _SHARED_PARTS)
+        return BlockRefs(
+            kind="experts",
+            parts=shared,
+            vectors=tuple((name, ref) for name, ref in block.vectors if name not in _SHARED_PARTS),
+            experts=tuple(
+                tuple((name, self._required(name, text, layer, expert)) for name, text in routed.items())
+                for expert in range(count)
+            ),
+        )
+
+    def _required(self, name: str, template: str, layer: int, expert: int) -> Ref:
+        ref = self._ref(name, template, layer, expert)
+        assert ref is not None  # an expert's matrices are never optional
+        return ref
+
+    def _ref(self, name: str, template: str, layer: int, expert: int = 0) -> Ref | None:
         text, optional, flag = template.partition("?")
         base, _, fused = text.partition("[")
-        tensor = self._prefix + base.format(i=layer)
+        tensor = self._prefix + base.format(i=layer, e=expert)
         if optional and not (self._fields[flag] if flag else self._has(tensor)):
             return None
-        rows = self._rows[fused.rstrip("]")] if fused else None
+        rows = self._rows_of(name, fused.rstrip("]"), expert) if fused else None
         add = self._fold if name in _NORMS else 0.0
-        return Ref(tensor, rows, self._interleaved.get(name.removesuffix(".bias"), 0), add)
+        turned = fused == "expert.turned]"
+        return Ref(tensor, rows, self._interleaved.get(name.removesuffix(".bias"), 0), add, turned)
+
+    def _rows_of(self, name: str, which: str, expert: int) -> tuple[int, int]:
+        """The rows that a part has of a fused or stacked tensor."""
+        if not which.startswith("expert"):
+            return self._rows[which]
+        mixture = self._config.mixture
+        width = mixture.width if mixture else 0
+        if which in ("expert.gate", "expert.up"):
+            begin = 2 * expert * width + (width if which == "expert.up" else 0)
+            return begin, begin + width
+        size = self._config.hidden if name == "down" and which != "expert.turned" else width
+        return expert * size, (expert + 1) * size
 
 
 def whole(fields: Fields, key: str, default: int | None = None) -> int:

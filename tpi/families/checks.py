@@ -3,7 +3,7 @@
 import math
 from typing import get_args
 
-from tpi.config import Activation, ModelConfig, Norm
+from tpi.config import Activation, Mixture, ModelConfig, Norm, Scores
 from tpi.errors import ModelError
 
 _LIMITS = {
@@ -28,7 +28,11 @@ def check_config(config: ModelConfig, where: str) -> None:
         raise ModelError(f"{where}: {config.heads} query heads are not a multiple of {config.kv_heads} KV heads")
     if config.activation not in get_args(Activation) or config.norm not in get_args(Norm):
         raise ModelError(f"{where}: activation {config.activation!r} or norm {config.norm!r} is not supported")
+    if config.mixture is not None:
+        _check_mixture(config.mixture, where)
     tables = (config.inv_freq, config.long_inv_freq, config.local_inv_freq)
+    if config.activation == "drelu" and not config.gated:
+        raise ModelError(f"{where}: activation 'drelu' is of gate and up; a feed-forward network without a gate has one")
     if any(2 * len(table) > config.head_dim for table in tables):
         raise ModelError(f"{where}: rotary embedding is wider than a head of {config.head_dim}")
     if len(config.windows) not in (0, config.layers) or any(type(w) is not int or w < 0 for w in config.windows):
@@ -39,6 +43,27 @@ def check_config(config: ModelConfig, where: str) -> None:
         raise ModelError(f"{where}: original_context is {config.original_context!r}; a whole number is expected")
     numbers = [config.norm_eps, config.attention_scale, config.rope_scale, config.local_rope_scale,
                config.embed_scale, config.logit_scale, config.attention_softcap, config.logit_softcap,
+               config.activation_threshold,
                *(value for table in tables for value in table)]  # fmt: skip
     if any(not isinstance(number, int | float) or not math.isfinite(number) for number in numbers):
         raise ModelError(f"{where}: a number is missing or not finite")
+
+
+def _check_mixture(mixture: Mixture, where: str) -> None:
+    sizes = {"experts": 1 << 12, "used": mixture.experts, "width": 1 << 20, "groups": mixture.experts,
+             "groups_used": mixture.groups}  # fmt: skip
+    for name, limit in sizes.items():
+        value = getattr(mixture, name)
+        if type(value) is not int or not 1 <= value <= limit:
+            raise ModelError(
+                f"{where}: {name} of its experts is {value!r}; a whole number from 1 to {limit} is expected"
+            )
+    if type(mixture.shared) is not int or not 0 <= mixture.shared <= 1 << 20:
+        raise ModelError(f"{where}: its shared experts have {mixture.shared!r} neurons; a whole number is expected")
+    each = mixture.experts // mixture.groups
+    chosen = each * mixture.groups_used
+    if mixture.experts % mixture.groups or not 1 <= mixture.group_best <= each or chosen < mixture.used:
+        raise ModelError(f"{where}: {mixture.used} of {mixture.experts} experts cannot be chosen by their groups")
+    scaled = isinstance(mixture.scale, int | float) and math.isfinite(mixture.scale)
+    if mixture.scores not in get_args(Scores) or not scaled or type(mixture.normalised) is not bool:
+        raise ModelError(f"{where}: scores of experts {mixture.scores!r} times {mixture.scale!r} are not supported")

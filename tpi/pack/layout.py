@@ -28,7 +28,7 @@ GROUP_BYTES: dict[Format, int] = {
     "q4s": GROUP // 2 + 2,  # 4-bit codes, f16 scale:       w = scale * (code - 8)
 }
 
-RunName = Literal["query", "kv", "neuron", "row"]
+RunName = Literal["query", "kv", "neuron", "shared", "row"]
 Layout = Literal["record", "tiled"]
 Axis = Literal["row", "column"]
 
@@ -122,9 +122,9 @@ def kv_unit_heads(config: ModelConfig, quantised: bool) -> int:
     return _fewest_heads(config.head_dim, TILE_OUTPUTS) if quantised else 1
 
 
-def ffn_units(config: ModelConfig) -> int:
-    """FFN units of one layer; the last is padded with zero neurons."""
-    return -(-config.intermediate // FFN_UNIT)
+def ffn_units(neurons: int) -> int:
+    """Units of a feed-forward network, or of one expert; the last is padded with zero neurons."""
+    return -(-neurons // FFN_UNIT)
 
 
 def _fewest_heads(head_dim: int, multiple: int) -> int:

@@ -11,7 +11,8 @@ from tpi.config import ModelConfig
 from tpi.errors import ModelError
 from tpi.families.checks import check_config
 from tpi.pack.blockfile import BlockShape
-from tpi.pack.layout import BlockKind
+from tpi.pack.layout import BlockKind, ffn_units
+from tpi.partition import FFN_UNIT
 from tpi.sources.files import parse_json
 
 MANIFEST = "manifest.json"
@@ -97,6 +98,9 @@ def _check_blocks(manifest: Manifest) -> None:
         "attention": ({"query": query, "kv": kv}, config.head_dim),
         "ffn": ({"neuron": config.intermediate}, 1),
     }
+    if (mixture := config.mixture) is not None:
+        shared: dict[str, int | None] = {"shared": mixture.shared} if mixture.shared else {}
+        runs["experts"] = (shared | {"neuron": mixture.experts * ffn_units(mixture.width) * FFN_UNIT}, 1)
     for names in manifest.layers:
         if not names:
             raise ValueError("a layer without blocks")
@@ -105,12 +109,19 @@ def _check_blocks(manifest: Manifest) -> None:
             if kind not in runs:
                 raise ValueError(f"a layer with a block of kind {kind}")
             _check(blocks[name], kind, runs[kind][0], config.hidden, runs[kind][1])
+            if mixture and kind == "experts":
+                _check_router(blocks[name], mixture.experts * config.hidden)
     for table in (manifest.embedding, manifest.head):
         _check(blocks[table], "table", {"row": config.vocab}, config.hidden)
     if manifest.positions is not None:
         _check(blocks[manifest.positions], "table", {"row": None}, config.hidden)
     if blocks[manifest.final].kind != "vectors" or "norm" not in dict(blocks[manifest.final].vectors):
         raise ValueError("final norm")
+
+
+def _check_router(shape: BlockShape, values: int) -> None:
+    if ("router", values) not in shape.vectors:
+        raise ValueError("experts without a router")
 
 
 def _check(shape: BlockShape, kind: BlockKind, runs: Mapping[str, int | None], hidden: int, step: int = 1) -> None:

@@ -133,9 +133,10 @@ def find(source: Source, name: str) -> SourceTensor:
     return source.tensors[name]
 
 
-def read_vector(source: Source, name: str) -> F32:
-    """A whole one-dimensional tensor as float32."""
+def read_vector(source: Source, name: str, flat: bool = False) -> F32:
+    """A whole one-dimensional tensor as float32; `flat`: one of more dimensions row by row, too."""
     tensor = find(source, name)
-    if tensor.rows != 1 or tensor.columns > 1 << 20:
+    rows = tensor.rows
+    if (rows != 1 and not flat) or tensor.columns > 1 << 20 or rows * tensor.columns > 1 << 24:
         raise ModelError(f"{source.label}: tensor {name} has shape {list(tensor.shape)}; a vector is expected")
-    return decode(tensor.element, source.read(tensor, (0, 1), (0, tensor.columns))).reshape(-1)
+    return decode(tensor.element, source.read(tensor, (0, rows), (0, tensor.columns))).reshape(-1)

@@ -34,6 +34,7 @@ def references(model: Model) -> Iterator[Ref]:
     """Everything that the model takes from its source."""
     for block in (*(half for layer in model.layers for half in layer), model.final):
         yield from (ref for _, ref in (*block.parts, *block.vectors))
+        yield from (ref for expert in block.experts for _, ref in expert)
     yield model.embedding
     yield from (ref for ref in (model.head, model.positions) if ref)
 

@@ -64,7 +64,9 @@ class Matrix:
     axis: Axis
     vectors: int
     first_row: int  # in the tensor
+    last_row: int  # where its rows end there
     head_dim: int  # rows of a head, whose rotary pairs are interleaved; 0: they are not
+    turned: bool  # its columns are rows of the tensor
 
     @property
     def element(self) -> Element:
@@ -74,19 +76,20 @@ class Matrix:
     @property
     def vector_bytes(self) -> int:
         """Bytes of one vector in the source, rounded up."""
-        return -(-self.tensor.rows * self.tensor.row_bytes // max(self.vectors, 1))
+        rows = self.last_row - self.first_row
+        return -(-rows * self.tensor.row_bytes // max(self.vectors, 1))
 
     def load(self, first: int, last: int) -> Slab:
         """Read vectors `[first, last)`, as far as they exist."""
         last = min(last, self.vectors)
-        if self.axis == "row":
+        if self.axis == "row" or self.turned:
             rows = (self.first_row + first, self.first_row + last)
             raw = self.source.read(self.tensor, rows, (0, self.tensor.columns))
             return Slab("row", self.element, _rotated(raw, self.head_dim), first, last - first)
         group = self.element.group
         first = first // group * group
         last = min(-(-last // group) * group, self.vectors)
-        raw = self.source.read(self.tensor, (0, self.tensor.rows), (first, last))
+        raw = self.source.read(self.tensor, (self.first_row, self.last_row), (first, last))
         return Slab("column", self.element, raw, first, last - first)
 
 
@@ -97,24 +100,25 @@ def matrix(source: Source, ref: Ref, axis: Axis, vectors: int, hidden: int) -> M
         ModelError: naming the tensor, if it is missing or has another shape.
     """
     tensor = find(source, ref.tensor)
-    rows, columns = (vectors, hidden) if axis == "row" else (hidden, vectors)
+    rows, columns = (vectors, hidden) if axis == "row" or ref.turned else (hidden, vectors)
     first, last = ref.rows or (0, tensor.rows)
-    fused = ref.rows is not None and len(tensor.shape) == 2 and last <= tensor.rows
+    fused = ref.rows is not None and len(tensor.shape) in (2, 3) and last <= tensor.rows
     if not (fused or tensor.shape == (rows, columns)) or (last - first, tensor.columns) != (rows, columns):
         raise ModelError(
             f"{source.label}: tensor {ref.tensor} has shape {list(tensor.shape)}; its configuration asks for "
             f"{[last, columns] if ref.rows else [rows, columns]}"
         )
-    return Matrix(source, tensor, axis, vectors, first, rows // ref.interleaved if ref.interleaved else 0)
+    head_dim = rows // ref.interleaved if ref.interleaved else 0
+    return Matrix(source, tensor, axis, vectors, first, last, head_dim, ref.turned)
 
 
-def vector(source: Source, ref: Ref) -> F32:
-    """The vector that `ref` names as float32, with `ref.add` added.
+def vector(source: Source, ref: Ref, flat: bool = False) -> F32:
+    """The vector that `ref` names as float32, with `ref.add` added; `flat`: a small matrix row by row, too.
 
     Raises:
         ModelError: naming the tensor, if it is missing or no vector.
     """
-    values = read_vector(source, ref.tensor)
+    values = read_vector(source, ref.tensor, flat)
     if ref.rows:
         values = values[slice(*ref.rows)]
     if ref.interleaved:

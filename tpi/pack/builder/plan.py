@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal, cast
 
-from tpi.config import Format, ModelConfig
+from tpi.config import SPARSE, Format, ModelConfig
 from tpi.errors import ModelError
 from tpi.families.base import BlockRefs, Model, Ref
 from tpi.pack.blockfile import BlockShape
@@ -30,16 +30,19 @@ DTYPES: tuple[Dtype, ...] = ("auto", "f32", "bf16", "q8", "q4", "q4s")
 _RUNS: Mapping[BlockKind, Mapping[RunName, tuple[str, ...]]] = {
     "attention": {"query": ("q", "o"), "kv": ("k", "v")},
     "ffn": {"neuron": ("gate", "up", "down")},
+    "experts": {"shared": ("gate", "up", "down"), "neuron": ("gate", "up", "down")},
 }
+Pieces = tuple[tuple[tuple[str, Ref], ...], ...]
 _AXES: dict[str, Axis] = {"o": "column", "down": "column"}
 
 
 @dataclass(frozen=True)
 class RunRecipe:
-    """A run, and the matrix that each of its parts is cut from. `vectors` is their number before padding."""
+    """A run, and the matrices that it is cut from: for each of its pieces, which are equal but for what they hold (the
+    experts of a block; else it is one), that of each part. `vectors` is their number before a piece is padded."""
 
     layout: RunLayout
-    refs: tuple[Ref, ...]
+    pieces: tuple[tuple[Ref, ...], ...]
     vectors: int
 
 
@@ -117,11 +120,14 @@ class _Formats:
 
     def runs(self, refs: BlockRefs) -> dict[RunName, dict[str, Format]]:
         """Formats of the parts of each run of a block."""
-        return {run: self._run(names, refs) for run, names in _RUNS[refs.kind].items()}
+        return {run: self._run(names, refs, _pieces(refs, run)) for run, names in _RUNS[refs.kind].items()}
 
-    def _run(self, names: tuple[str, ...], refs: BlockRefs) -> dict[str, Format]:
-        """Of one kind: all quantised or none."""
-        found = {name: self.one(ref, refs.kind, name) for name, ref in refs.parts if name in names}
+    def _run(self, names: tuple[str, ...], refs: BlockRefs, pieces: Pieces) -> dict[str, Format]:
+        """Of one kind: all quantised or none. Experts that differ are kept exactly."""
+        found: dict[str, Format] = {}
+        for name, ref in (part for piece in pieces for part in piece if part[0] in names):
+            format = self.one(ref, refs.kind, name)
+            found[name] = format if found.get(name, format) == format else "f32"
         quantised = [is_quantised(format) for format in found.values()]
         return dict.fromkeys(found, "f32") if any(quantised) and not all(quantised) else found
 
@@ -150,7 +156,7 @@ class _Geometry:
         """A block of a layer; `runs` has the formats of each run's parts."""
         if refs.kind == "attention":
             return self.attention(refs, runs["query"], runs["kv"])
-        return self.ffn(refs, runs["neuron"])
+        return self.experts(refs, runs) if refs.kind == "experts" else self.ffn(refs, runs["neuron"])
 
     def attention(self, refs: BlockRefs, query: Mapping[str, Format], kv: Mapping[str, Format]) -> BlockRecipe:
         """Runs query and kv, and the vectors of attention."""
@@ -163,9 +169,23 @@ class _Geometry:
 
     def ffn(self, refs: BlockRefs, formats: Mapping[str, Format]) -> BlockRecipe:
         """Run neuron, and the vectors of the feed-forward network. Sparse activations keep each neuron apart."""
-        run = self._run("neuron", refs, formats, FFN_UNIT, self._config.intermediate, self._config.activation == "relu")
-        assert run.layout.units == ffn_units(self._config)
+        run = self._neurons("neuron", refs, formats, self._config.intermediate)
         return BlockRecipe("ffn", (run,), self._vectors(refs))
+
+    def experts(self, refs: BlockRefs, runs: Mapping[RunName, Mapping[str, Format]]) -> BlockRecipe:
+        """Run shared, if there are shared experts, run neuron with the routed ones in order, and the router."""
+        mixture = self._config.mixture
+        assert mixture is not None
+        routed = self._neurons("neuron", refs, runs["neuron"], mixture.width)
+        if not mixture.shared:
+            return BlockRecipe("experts", (routed,), self._vectors(refs))
+        shared = self._neurons("shared", refs, runs["shared"], mixture.shared)
+        return BlockRecipe("experts", (shared, routed), self._vectors(refs))
+
+    def _neurons(self, name: RunName, refs: BlockRefs, formats: Mapping[str, Format], vectors: int) -> RunRecipe:
+        run = self._run(name, refs, formats, FFN_UNIT, vectors, self._config.activation in SPARSE)
+        assert run.layout.units == len(run.pieces) * ffn_units(vectors)
+        return run
 
     def table(self, ref: Ref, format: Format, rows: int) -> BlockRecipe:
         """Run row: embedding, head, or learned positions."""
@@ -180,12 +200,12 @@ class _Geometry:
         self, name: RunName, refs: BlockRefs, formats: Mapping[str, Format], width: int, vectors: int,
         records: bool = False,
     ) -> RunRecipe:  # fmt: skip
-        chosen = {part: ref for part, ref in refs.parts if part in formats}
-        parts = tuple(Part(part, formats[part], _AXES.get(part, "row")) for part in chosen)
+        chosen = [{part: ref for part, ref in piece if part in formats} for piece in _pieces(refs, name)]
+        parts = tuple(Part(part, formats[part], _AXES.get(part, "row")) for part in chosen[0])
         tiled = _any_quantised(formats) and not records
-        units = -(-vectors // width)
+        units = len(chosen) * -(-vectors // width)
         layout = RunLayout(name, "tiled" if tiled else "record", parts, width, self._config.hidden, units)
-        return RunRecipe(layout, tuple(chosen.values()), vectors)
+        return RunRecipe(layout, tuple(tuple(piece.values()) for piece in chosen), vectors)
 
     def _vectors(self, refs: BlockRefs) -> tuple[tuple[str, Ref, int], ...]:
         config = self._config
@@ -194,7 +214,15 @@ class _Geometry:
             "v.bias": config.kv_heads * config.head_dim, "q_norm": config.head_dim, "k_norm": config.head_dim,
             "gate.bias": config.intermediate, "up.bias": config.intermediate,
         }  # fmt: skip
+        if config.mixture is not None and refs.kind == "experts":
+            experts = config.mixture.experts
+            lengths = {"router": experts * config.hidden, "router.bias": experts, "router.choice": experts}
         return tuple((name, ref, lengths.get(name, config.hidden)) for name, ref in refs.vectors)
+
+
+def _pieces(refs: BlockRefs, run: RunName) -> Pieces:
+    """The parts of each piece of a run."""
+    return refs.experts if refs.experts and run == "neuron" else (refs.parts,)
 
 
 def _any_quantised(formats: Mapping[str, Format]) -> bool:

@@ -1,8 +1,9 @@
 """Writes blocks: reads slabs of the source, encodes them unit by unit, hashes, and names the file by its content."""
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from functools import partial
 from hashlib import sha256
 from pathlib import Path
@@ -86,10 +87,14 @@ class BlockWriter:
 
     def _encoded(self, plan: RunRecipe) -> Iterator[tuple[Bytes, bytes]]:
         """The units of a run in order, some at a time: `[n, unit_bytes]`, and their hashes, `n` times 32 bytes."""
-        run = plan.layout
+        for refs in plan.pieces:
+            run = replace(plan.layout, units=plan.layout.units // len(plan.pieces))
+            yield from self._encoded_piece(run, refs, plan.vectors)
+
+    def _encoded_piece(self, run: RunLayout, refs: Sequence[Ref], vectors: int) -> Iterator[tuple[Bytes, bytes]]:
+        """The same of one piece, whose layout is `run`."""
         matrices = [
-            matrix(self._source, ref, part.axis, plan.vectors, run.hidden)
-            for part, ref in zip(run.parts, plan.refs, strict=True)
+            matrix(self._source, ref, part.axis, vectors, run.hidden) for part, ref in zip(run.parts, refs, strict=True)
         ]
         source_bytes = run.width * sum(item.vector_bytes for item in matrices)
         slab_units = max(1, SLAB_BYTES // max(source_bytes, run.unit_bytes))
@@ -113,7 +118,7 @@ class BlockWriter:
         return units, b"".join(sha256(unit.data).digest() for unit in units)
 
     def _vector(self, name: str, ref: Ref, length: int) -> bytes:
-        values = vector(self._source, ref)
+        values = vector(self._source, ref, flat=name == "router")
         if len(values) != length:
             raise ModelError(f"{self._source.label}: vector {name} has {len(values)} values instead of {length}")
         self._require_finite(values, name)

@@ -23,9 +23,7 @@ def kv_format(spec: AttentionSpec, cache: KvArray) -> KvDtype:
     format: KvDtype = _FLOATS.get(cache.dtype, "q8")
     bytes_each = cache.shape[-1] * cache.itemsize
     if bytes_each != vector_bytes(spec.head_dim, format) or cache.dtype not in (*_FLOATS, np.dtype(np.uint8)):
-        raise KernelError(
-            f"a cache of {cache.dtype} with {bytes_each} bytes a vector has no format for {spec.head_dim}"
-        )
+        raise KernelError(f"{bytes_each} bytes of {cache.dtype} are no vector of {spec.head_dim} keys or values")
     return format
 
 
@@ -33,9 +31,7 @@ def check_caches(spec: AttentionSpec, keys: KvArray, values: KvArray) -> None:
     """KernelError unless both are a layer of `tpi.kv.KvPages` for this many heads of this size, in one format."""
     for cache in (keys, values):
         if cache.ndim != 4 or cache.shape[1:3] != (spec.kv_heads, PAGE_TOKENS) or not cache.flags.c_contiguous:
-            raise KernelError(
-                f"a cache must be contiguous [pages, {spec.kv_heads}, {PAGE_TOKENS}, vector], not {cache.shape}"
-            )
+            raise KernelError(f"a cache of {spec.kv_heads} KV heads cannot have the shape {cache.shape}")
         kv_format(spec, cache)
     if keys.shape != values.shape or keys.dtype != values.dtype:
         raise KernelError("keys and values must be stored alike")

@@ -6,9 +6,9 @@
 #define EACH (ROWS / 2)                       // rows that one work-item scores, at one position of the page
 
 // One work-item a (group, KV head, token): keys or values of `heads`, [tokens, kv_heads, HEAD_DIM], into the cache.
-kernel void append(global uchar *cache, ulong offset, Floats heads, int kv_heads, int tokens,
-                   global const int *positions, global const int *sequences, global const int *tables,
-                   int table_width) {
+KERNEL append(global uchar *cache, ulong offset, Floats heads, int kv_heads, int tokens,
+              global const int *positions, global const int *sequences, global const int *tables,
+              int table_width) {
     int at = get_global_id(0), group = at % KV_GROUPS, kv_head = at / KV_GROUPS % kv_heads;
     int token = at / (KV_GROUPS * kv_heads);
     if (token >= tokens) return;
@@ -19,7 +19,7 @@ kernel void append(global uchar *cache, ulong offset, Floats heads, int kv_heads
 // Positions first..last are attended to; none where last is below first.
 typedef struct { int first, last; } Span;
 
-inline Span span_of(int position, int window, int from, int to) {
+static inline Span span_of(int position, int window, int from, int to) {
     Span span = {window && position + 1 > window ? position + 1 - window : 0, position};
     span.first = max(span.first, from);
     span.last = min(span.last, to);
@@ -27,7 +27,7 @@ inline Span span_of(int position, int window, int from, int to) {
 }
 
 // A page of keys in pieces through local memory: `found` gets EACH rows' products with the key at this position.
-inline void score_page(Bytes page, int have, local const float *queries, local float *keys, float *found) {
+static inline void score_page(Bytes page, int have, local const float *queries, local float *keys, float *found) {
     int lane = get_local_id(0), place = lane % PAGE_TOKENS, parity = lane / PAGE_TOKENS;
     for (int j = 0; j < EACH; ++j) found[j] = 0.0f;
     for (int piece = 0; piece < HEAD_DIM; piece += DIMS) {
@@ -46,10 +46,10 @@ inline void score_page(Bytes page, int have, local const float *queries, local f
 
 // One work-group a (task, chunk of `chunk` positions). A task is (first row, rows, KV head, sequence); a row is
 // token * heads + head. Writes what comes of each row in its chunk: HEAD_DIM sums, the largest score, the total weight.
-kernel void attend(Floats queries, Bytes keys, ulong key_offset, Bytes values, ulong value_offset,
-                   global const int4 *tasks, global const int *rows, global const int *positions,
-                   global const int *tables, int table_width, int heads, int kv_heads, float scale, float softcap,
-                   int window, int chunk, global float *partial) {
+KERNEL attend(Floats queries, Bytes keys, ulong key_offset, Bytes values, ulong value_offset,
+              global const int4 *tasks, global const int *rows, global const int *positions,
+              global const int *tables, int table_width, int heads, int kv_heads, float scale, float softcap,
+              int window, int chunk, global float *partial) {
     local float query[ROWS * HEAD_DIM], page_keys[PAGE_TOKENS * PITCH], score[ROWS * PAGE_TOKENS];
     local float most[ROWS], total[ROWS], factor[ROWS];
     local int first_of[ROWS], last_of[ROWS];
@@ -128,8 +128,8 @@ kernel void attend(Floats queries, Bytes keys, ulong key_offset, Bytes values, u
 }
 
 // One work-group a row: its chunks together, into [tokens, stride].
-kernel void merge_chunks(Floats partial, int chunks, global const int *rows, int heads, int stride,
-                         global float *out) {
+KERNEL merge_chunks(Floats partial, int chunks, global const int *rows, int heads, int stride,
+                    global float *out) {
     int lane = get_local_id(0), row = rows[get_group_id(0)];
     Floats parts = partial + (ulong)get_group_id(0) * chunks * (HEAD_DIM + 2);
     float most = -INFINITY, total = 0.0f;

@@ -1,13 +1,14 @@
-// What every source shares. LANES work-items make a work-group; nothing here needs sub-groups.
+// What every source shares: core OpenCL C 1.2, without sub-groups. LANES work-items make a work-group.
 #define GROUP 32        // values that share a scale
 #define LANES 64        // work-items of a work-group
 #define PAGE_TOKENS 32  // tokens of a page of keys and values
+#define KERNEL kernel __attribute__((reqd_work_group_size(LANES, 1, 1))) void
 
 typedef global const uchar *Bytes;
 typedef global const float *Floats;
 
 // The dot product of 16 int8 with 16 others: four dp4a (sdot4, ...) where the device has them, vectors on a CPU.
-inline int dot16(int4 one, int4 other) {
+static inline int dot16(int4 one, int4 other) {
 #if defined(cl_khr_integer_dot_product) && defined(__opencl_c_integer_dot_product_input_4x8bit_packed)
     return dot_4x8packed_ss_int((uint)one.s0, (uint)other.s0) + dot_4x8packed_ss_int((uint)one.s1, (uint)other.s1) +
            dot_4x8packed_ss_int((uint)one.s2, (uint)other.s2) + dot_4x8packed_ss_int((uint)one.s3, (uint)other.s3);
@@ -20,10 +21,10 @@ inline int dot16(int4 one, int4 other) {
 }
 
 // A float16 at any even address.
-inline float half_at(Bytes at, int index) { return vload_half(index, (global const half *)at); }
+static inline float half_at(Bytes at, int index) { return vload_half(index, (global const half *)at); }
 
 // Four floats of a vector of `count` from `at` on; zeros past its end.
-inline float4 floats4(Floats vector, int at, int count) {
+static inline float4 floats4(Floats vector, int at, int count) {
     if (at + 4 <= count) return vload4(0, vector + at);
     float4 found = 0.0f;
     if (at < count) found.s0 = vector[at];
@@ -33,7 +34,7 @@ inline float4 floats4(Floats vector, int at, int count) {
 }
 
 // Store four floats of a vector of `count` from `at` on; none past its end.
-inline void store4(float4 values, global float *vector, int at, int count) {
+static inline void store4(float4 values, global float *vector, int at, int count) {
     if (at + 4 <= count) {
         vstore4(values, 0, vector + at);
         return;
@@ -44,7 +45,7 @@ inline void store4(float4 values, global float *vector, int at, int count) {
 }
 
 // The sum of one value of each work-item, for all of them. `scratch` holds LANES floats.
-inline float sum_lanes(float value, local float *scratch) {
+static inline float sum_lanes(float value, local float *scratch) {
     int lane = get_local_id(0);
     barrier(CLK_LOCAL_MEM_FENCE);
     scratch[lane] = value;

@@ -1,7 +1,7 @@
 // Weights as floats, one work-group a vector: for rows of an embedding, and for looking at what is stored.
 
 // A value with its code in byte `byte` (4 bits: in its low or high half), its scale, and its minimum as it is stored.
-inline float decoded(Bytes codes, int byte, int high, float scale, Bytes minimum) {
+static inline float decoded(Bytes codes, int byte, int high, float scale, Bytes minimum) {
 #if defined(Q8)
     return scale * ((global const char *)codes)[byte];
 #else
@@ -26,8 +26,8 @@ inline float decoded(Bytes codes, int byte, int high, float scale, Bytes minimum
 #endif
 
 // Vectors of the record layout, `count` values each, one every `stride` bytes.
-kernel void decode_records(Bytes data, ulong offset, ulong stride, int count, global const int *listed,
-                           global float *out) {
+KERNEL decode_records(Bytes data, ulong offset, ulong stride, int count, global const int *listed,
+                      global float *out) {
     int index = get_group_id(0);
     Bytes vector = data + offset + (listed ? listed[index] : index) * stride;
     for (int at = get_local_id(0); at < count; at += LANES) {
@@ -48,8 +48,8 @@ kernel void decode_records(Bytes data, ulong offset, ulong stride, int count, gl
 #if !defined(F32) && !defined(BF16)
 // Vectors of the tiled layout: output and input of a value are its vector and its place in it, or for columns the other
 // way round. A unit has `width` vectors.
-kernel void decode_tiles(Bytes data, ulong offset, ulong unit_bytes, int width, int columns, int count,
-                         global const int *listed, global float *out) {
+KERNEL decode_tiles(Bytes data, ulong offset, ulong unit_bytes, int width, int columns, int count,
+                    global const int *listed, global float *out) {
     int index = get_group_id(0), vector = listed ? listed[index] : index, inside = vector % width;
     for (int at = get_local_id(0); at < count; at += LANES) {
         int output = columns ? at : inside, input = columns ? inside : at, inputs = columns ? width : count;

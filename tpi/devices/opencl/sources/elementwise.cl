@@ -4,7 +4,7 @@
 #define GELU_TANH 2
 #define RELU 3
 
-inline float activated(float x, int activation) {
+static inline float activated(float x, int activation) {
     if (activation == RELU) return x < 0.0f ? 0.0f : x;  // NaN stays
     if (activation == SILU) return x / (1.0f + exp(fmin(-x, 88.0f)));
     if (activation == GELU_TANH) return 0.5f * x * (1.0f + tanh(0.7978845608f * (x + 0.044715f * x * x * x)));
@@ -13,8 +13,8 @@ inline float activated(float x, int activation) {
 
 // act(gate) * up, or act(up) where gate is null, into `up`; [tokens, neurons]. Biases of all neurons, or null; `active`
 // says which neurons there are, where it is not null.
-kernel void activate(Floats gate, global float *up, Floats gate_bias, Floats up_bias, global const int *active,
-                     int neurons, int tokens, int activation) {
+KERNEL activate(Floats gate, global float *up, Floats gate_bias, Floats up_bias, global const int *active,
+                int neurons, int tokens, int activation) {
     int at = get_global_id(0);
     if (at >= neurons * tokens) return;
     int neuron = active ? active[at % neurons] : at % neurons;
@@ -26,7 +26,7 @@ kernel void activate(Floats gate, global float *up, Floats gate_bias, Floats up_
 }
 
 // Every work-item reads 16 bytes, then as many further on; `out` is there so that no compiler leaves it out.
-kernel void read_bytes(Bytes data, ulong offset, ulong words, global uint *out) {
+KERNEL read_bytes(Bytes data, ulong offset, ulong words, global uint *out) {
     uint4 sum = 0;
     global const uint *from = (global const uint *)(data + offset);
     for (ulong at = get_global_id(0); at < words / 4; at += get_global_size(0)) sum += vload4(at, from);

@@ -2,9 +2,9 @@
 
 // One work-group a (head, token). `from` is [tokens, stride]; bias [heads * dim], weight [dim] or null; `head` is local
 // room for one head. Halves of the first 2 * `half_rotary` values are rotated against each other. [tokens, heads, dim]
-kernel void finish_heads(Floats from, int stride, int dim, Floats bias, Floats weight, float eps, Floats inv_freq,
-                         int half_rotary, float rope_scale, global const int *positions, local float *head,
-                         global float *out) {
+KERNEL finish_heads(Floats from, int stride, int dim, Floats bias, Floats weight, float eps, Floats inv_freq,
+                    int half_rotary, float rope_scale, global const int *positions, local float *head,
+                    global float *out) {
     local float scratch[LANES];
     int lane = get_local_id(0), number = get_group_id(0), token = get_group_id(1);
     Floats values = from + (ulong)token * stride + number * dim;

@@ -9,7 +9,7 @@
 #define VECTOR_BYTES (HEAD_DIM + 2 * KV_GROUPS)
 #endif
 
-inline float kv_value(Bytes vector, int dim) {
+static inline float kv_value(Bytes vector, int dim) {
 #if defined(KV_F32)
     return ((Floats)vector)[dim];
 #elif defined(KV_F16)
@@ -20,7 +20,7 @@ inline float kv_value(Bytes vector, int dim) {
 }
 
 // Store group `group` of a head.
-inline void kv_store(global uchar *vector, int group, Floats head) {
+static inline void kv_store(global uchar *vector, int group, Floats head) {
     int first = group * GROUP, end = min(first + GROUP, HEAD_DIM);
 #if defined(KV_F32)
     for (int d = first; d < end; ++d) ((global float *)vector)[d] = head[d];
@@ -31,13 +31,16 @@ inline void kv_store(global uchar *vector, int group, Floats head) {
     for (int d = first; d < end; ++d) largest = fmax(largest, fabs(head[d]));
     vstore_half_rte(largest / 127.0f, group, (global half *)(vector + HEAD_DIM));
     float scale = half_at(vector + HEAD_DIM, group), inverse = scale > 0.0f ? 1.0f / scale : 0.0f;
-    for (int d = first; d < end; ++d) vector[d] = as_uchar(convert_char(clamp(rint(head[d] * inverse), -127.0f, 127.0f)));
+    for (int d = first; d < end; ++d) {
+        char code = convert_char(clamp(rint(head[d] * inverse), -127.0f, 127.0f));
+        vector[d] = as_uchar(code);
+    }
 #endif
 }
 
 // The vector of the cache for a position of a sequence.
-inline ulong cache_row(global const int *tables, int table_width, int sequence, int position, int kv_head,
-                       int kv_heads) {
+static inline ulong cache_row(global const int *tables, int table_width, int sequence, int position, int kv_head,
+                              int kv_heads) {
     ulong page = tables[sequence * table_width + position / PAGE_TOKENS];
     return (page * kv_heads + kv_head) * PAGE_TOKENS + position % PAGE_TOKENS;
 }

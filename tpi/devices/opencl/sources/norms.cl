@@ -1,7 +1,7 @@
 // A block's input: the norm of each token, and its rounding to int8 in groups of 32.
 
 // One work-group a token. Without a weight, plain copying.
-kernel void norm(Floats x, Floats weight, Floats bias, int layer, float eps, int hidden, global float *out) {
+KERNEL norm(Floats x, Floats weight, Floats bias, int layer, float eps, int hidden, global float *out) {
     local float scratch[LANES];
     ulong row = (ulong)get_group_id(0) * hidden;
     int lane = get_local_id(0);
@@ -23,8 +23,8 @@ kernel void norm(Floats x, Floats weight, Floats bias, int layer, float eps, int
 // Eight work-items a group of 32, four values each. `fine`: each code is 15 bits, in 1/128 of the unit of its first 8.
 // Writes codes, scales and sums (scale times the sum of the group's codes) for products of int8, or `kept`, the rounded
 // values as floats, where that is not null.
-kernel void round_groups(Floats x, int groups, int is_fine, global char4 *codes, global char4 *fine,
-                         global float *scales, global float *sums, global float *kept) {
+KERNEL round_groups(Floats x, int groups, int is_fine, global char4 *codes, global char4 *fine,
+                    global float *scales, global float *sums, global float *kept) {
     local float largest_of[LANES];
     local int sum_of[LANES];
     int lane = get_local_id(0), first = lane / 8 * 8;

@@ -1,5 +1,5 @@
-// Products straight on the record layout: vectors of `count` values, one every `stride` bytes, in any format. Activations
-// are floats (rounded ones, where the weights are quantised). `active` lists the vectors to use; null: all of them.
+// Products straight on the record layout: vectors of `count` values, one every `stride` bytes, in any format.
+// Activations are floats (rounded ones, for rows that are quantised). `active` lists the vectors to use; null: all.
 #if defined(Q8)
 #define GROUP_BYTES 34
 #elif defined(Q4)
@@ -9,7 +9,7 @@
 #endif
 
 // Four weights of a vector from `at` on, a multiple of 4; zeros past its end.
-inline float4 weights4(Bytes vector, int at, int count) {
+static inline float4 weights4(Bytes vector, int at, int count) {
 #if defined(F32)
     return floats4((Floats)vector, at, count);
 #elif defined(BF16)
@@ -42,15 +42,15 @@ inline float4 weights4(Bytes vector, int at, int count) {
 #endif
 }
 
-inline Bytes vector_at(Bytes data, ulong offset, ulong stride, global const int *active, int index) {
+static inline Bytes vector_at(Bytes data, ulong offset, ulong stride, global const int *active, int index) {
     return data + offset + (active ? active[index] : index) * stride;
 }
 
 // ---- a few tokens: TOKENS of them ----
 
 // Rows: one vector a work-group, its values dealt to the work-items in fours. [tokens, vectors]
-kernel void record_rows(Bytes data, ulong offset, ulong stride, int count, global const int *active, int vectors,
-                        Floats x, int tokens, global float *out) {
+KERNEL record_rows(Bytes data, ulong offset, ulong stride, int count, global const int *active, int vectors,
+                   Floats x, int tokens, global float *out) {
     local float scratch[LANES];
     int index = get_group_id(0), first = get_group_id(1) * TOKENS;
     Bytes vector = vector_at(data, offset, stride, active, index);
@@ -68,8 +68,8 @@ kernel void record_rows(Bytes data, ulong offset, ulong stride, int count, globa
 }
 
 // Columns: four outputs a work-item, the vectors dealt to `splits` work-groups. [splits, tokens, count]
-kernel void record_columns(Bytes data, ulong offset, ulong stride, int count, global const int *active, int vectors,
-                           int splits, Floats x, int tokens, global float *out) {
+KERNEL record_columns(Bytes data, ulong offset, ulong stride, int count, global const int *active, int vectors,
+                      int splits, Floats x, int tokens, global float *out) {
     int at = 4 * get_global_id(0), split = get_group_id(1), first = get_group_id(2) * TOKENS;
     if (at >= count) return;
     float4 sum[TOKENS];
@@ -84,7 +84,7 @@ kernel void record_columns(Bytes data, ulong offset, ulong stride, int count, gl
 }
 
 // The splits of `record_columns`, added in order.
-kernel void add_splits(Floats partial, int splits, int values, global float *out) {
+KERNEL add_splits(Floats partial, int splits, int values, global float *out) {
     int at = get_global_id(0);
     if (at >= values) return;
     float sum = 0.0f;
@@ -98,8 +98,8 @@ kernel void add_splits(Floats partial, int splits, int values, global float *out
 #define PITCH (SIDE + 4)  // floats of a row in local memory, where a column's neighbours lie in different banks
 
 // Rows: an output is a vector; columns: an output is a place in all of them. [tokens, outputs]
-kernel void record_prompt(Bytes data, ulong offset, ulong stride, int count, global const int *active, int vectors,
-                          int columns, Floats x, int tokens, global float *out) {
+KERNEL record_prompt(Bytes data, ulong offset, ulong stride, int count, global const int *active, int vectors,
+                     int columns, Floats x, int tokens, global float *out) {
     local float4 weights[SIDE * PITCH / 4];  // [input][output]
     local float inputs[SIDE * PITCH];        // [input][token]
     local float *single = (local float *)weights;

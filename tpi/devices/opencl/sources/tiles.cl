@@ -1,5 +1,5 @@
-// Products straight on the squares of the tiled layout: 8 outputs x 32 inputs, the codes interleaved by words (word 0 of
-// output 0..7, word 1 of output 0..7, ...), then 8 float16 scales, then for q4 8 minima. Activations are int8.
+// Products straight on the squares of the tiled layout: 8 outputs x 32 inputs, the codes interleaved by words (word 0
+// of output 0..7, word 1 of output 0..7, ...), then 8 float16 scales, then for q4 8 minima. Activations are int8.
 #if defined(Q8)
 #define WORDS 8    // of 4 bytes, in the codes of a group
 #define FACTORS 1  // float16 scales and minima of a group
@@ -18,22 +18,22 @@ typedef struct {
     int per_output, per_input;
 } Squares;
 
-inline Bytes outputs_at(Bytes data, Squares to, int block) {
+static inline Bytes outputs_at(Bytes data, Squares to, int block) {
     int unit = to.per_output ? block / to.per_output : 0;
     int inside = to.per_output ? block % to.per_output : block;
     return data + to.offset + unit * to.unit_bytes + inside * to.block_bytes;
 }
 
-inline Bytes square_at(Bytes outputs, Squares to, int group) {
+static inline Bytes square_at(Bytes outputs, Squares to, int group) {
     int unit = to.per_input ? group / to.per_input : 0;
     int inside = to.per_input ? group % to.per_input : group;
     return outputs + unit * to.unit_bytes + (ulong)inside * SQUARE;
 }
 
-inline float scale_of(Bytes square, int output) { return half_at(square + 32 * WORDS, output); }
+static inline float scale_of(Bytes square, int output) { return half_at(square + 32 * WORDS, output); }
 
 // What each unit of the activations' sum is worth beside the codes.
-inline float minimum_of(Bytes square, int output) {
+static inline float minimum_of(Bytes square, int output) {
 #if defined(Q4)
     return half_at(square + 32 * WORDS, 8 + output);
 #elif defined(Q4S)
@@ -44,7 +44,7 @@ inline float minimum_of(Bytes square, int output) {
 }
 
 // The 32 codes of an output, 16 and 16.
-inline void codes_of(Bytes square, int output, int4 *first, int4 *second) {
+static inline void codes_of(Bytes square, int output, int4 *first, int4 *second) {
     global const int *words = (global const int *)square + output;
     int4 found = (int4)(words[0], words[8], words[16], words[24]);
 #if defined(Q8)
@@ -58,9 +58,9 @@ inline void codes_of(Bytes square, int output, int4 *first, int4 *second) {
 
 // ---- a few tokens: TOKENS of them, 8 outputs a work-group, each group of 32 inputs by one work-item of 8 ----
 
-kernel void tile_vectors(Bytes data, ulong offset, ulong unit_bytes, ulong block_bytes, int per_output, int per_input,
-                         int groups, global const int4 *codes, global const int4 *fine, Floats scales, Floats sums,
-                         int tokens, global float *out) {
+KERNEL tile_vectors(Bytes data, ulong offset, ulong unit_bytes, ulong block_bytes, int per_output, int per_input,
+                    int groups, global const int4 *codes, global const int4 *fine, Floats scales, Floats sums,
+                    int tokens, global float *out) {
     local float partial[TOKENS * LANES];
     int lane = get_local_id(0), output = lane % 8, first = get_group_id(1) * TOKENS;
     int outputs = 8 * get_num_groups(0);
@@ -93,17 +93,17 @@ kernel void tile_vectors(Bytes data, ulong offset, ulong unit_bytes, ulong block
     out[(ulong)(first + token) * outputs + 8 * get_group_id(0) + output] = whole;
 }
 
-// ---- a prompt: 32 tokens x 32 outputs a work-group, STEP groups of inputs at a time through local memory (LANES = STEP * SIDE) ----
+// ---- a prompt: 32 tokens x 32 outputs a work-group, STEP groups of inputs at a time through local memory ----
 
-#define STEP 2
+#define STEP 2  // LANES / SIDE: each work-item brings one output, and one token, of one group
 #define SIDE 32
 
 // Where half `half` of group `group` of an output or a token lies in local memory: neighbours lie side by side.
 #define HALF_AT(group, half, one) ((2 * (group) + (half)) * SIDE + (one))
 
-kernel void tile_prompt(Bytes data, ulong offset, ulong unit_bytes, ulong block_bytes, int per_output, int per_input,
-                        int groups, int blocks, global const int4 *codes, global const int4 *fine, Floats scales,
-                        Floats sums, int tokens, global float *out) {
+KERNEL tile_prompt(Bytes data, ulong offset, ulong unit_bytes, ulong block_bytes, int per_output, int per_input,
+                   int groups, int blocks, global const int4 *codes, global const int4 *fine, Floats scales,
+                   Floats sums, int tokens, global float *out) {
     local int4 weights[STEP * 2 * SIDE], inputs[STEP * 2 * SIDE];
 #if defined(Q8)
     local int4 rests[STEP * 2 * SIDE];
@@ -116,7 +116,6 @@ kernel void tile_prompt(Bytes data, ulong offset, ulong unit_bytes, ulong block_
     for (int i = 0; i < 16; ++i) sum[i] = 0.0f;
     for (int base = 0; base < groups; base += STEP) {
         barrier(CLK_LOCAL_MEM_FENCE);
-        // each work-item: one output, and one token, of one group
         int group = lane / SIDE, one = lane % SIDE, at = lane;
         bool there = first_block + one / 8 < blocks && base + group < groups;
         int4 first_half = 0, second_half = 0;

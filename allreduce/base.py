@@ -21,7 +21,8 @@ from tpi.errors import PlanError, UsageError
 
 if TYPE_CHECKING:
     from allreduce.algorithms.loopback import Board
-    from tpi.net.sockets import Net, Socket
+    from tpi.net.monitor import Socket
+    from tpi.net.sockets import Net
 
 F32 = npt.NDArray[np.float32]
 
@@ -44,6 +45,7 @@ class Peer:
     rank: int
     name: str  # under which the user knows the node; errors show it
     address: str = ""  # of its collective socket, for example tcp://192.168.1.7:9991
+    key: bytes = b""  # that it has to prove to own; empty: none, on this machine alone
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,8 @@ from allreduce.base import Endpoints, GroupSpec, GroupStats
 from allreduce.deadline import Patience
 from allreduce.flight import IN_FLIGHT
 from tpi.errors import PlanError
-from tpi.net.sockets import COLLECTIVE, Socket, split_address
+from tpi.net.monitor import Socket
+from tpi.net.sockets import COLLECTIVE, split_address
 
 SEGMENT_VALUES = 1 << 16  # in one frame; longer messages travel as several, so that a slow link shows progress
 _SLICE_MS = 100  # how long one attempt to receive may take
@@ -66,8 +67,10 @@ class Transport:
         """Connect to those of `reach` that have a higher rank; the others connect to this node."""
         for rank in reach:
             if rank > self.spec.rank and rank not in self._dealers:
-                host, port = split_address(self.spec.peers[rank].address.removeprefix("tcp://"))
-                dealer = self._net.connect(COLLECTIVE, host.strip("[]"), port, identity(self.spec, self.spec.rank))
+                peer = self.spec.peers[rank]
+                host, port = split_address(peer.address.removeprefix("tcp://"))
+                own = identity(self.spec, self.spec.rank)
+                dealer = self._net.connect(COLLECTIVE, host.strip("[]"), port, own, peer.key)
                 dealer.rcvtimeo = _SLICE_MS
                 self._dealers[rank] = dealer
                 self.box.connect(rank, dealer.underlying, b"")

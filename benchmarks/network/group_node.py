@@ -14,7 +14,8 @@ import numpy as np
 from allreduce.auto import Auto
 from allreduce.base import F32, Endpoints, GroupSpec, Peer, open_group
 from benchmarks.network import tcp_star
-from tpi.net.sockets import COLLECTIVE, Net, Socket
+from tpi.net.monitor import Socket
+from tpi.net.sockets import COLLECTIVE, Net
 
 BASELINE = "tcp-star"
 _ROW = 4  # exchanges

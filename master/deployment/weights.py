@@ -8,9 +8,10 @@ from typing import Protocol
 from master.deployment.assignments import vectors_bytes
 from scheduler.storage.extent import Extent
 from tpi.errors import TpiError, WeightsError
+from tpi.net.channel import Channel, UnreachableError
 from tpi.net.fields import TRANSFER_BYTES
 from tpi.net.messages import Assign
-from tpi.net.sockets import Channel, Monitor, UnreachableError
+from tpi.net.monitor import Monitor
 from tpi.net.transfers import Missing, Need, Offer, Unavailable, UnitData
 from tpi.pack.reader import Bytes, Pack, PackBlock
 from tpi.progress import Progress, silent

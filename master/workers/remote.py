@@ -9,9 +9,10 @@ from master.deployment.weights import Feeder
 from master.workers.heartbeats import SILENCE_S, HeartbeatState
 from tpi import __version__
 from tpi.errors import NodeError, NodeLost, NodeRefused, TpiError, WeightsError
+from tpi.net.channel import Channel, UnreachableError
 from tpi.net.codec import Buffer, WrongProtocolError
 from tpi.net.messages import Alive, Bye, Failure, Heartbeat, Hello, Join, Ready, Refuse, Spans, Stats, master_identity
-from tpi.net.sockets import CONTROL, WEIGHTS, Channel, Net, UnreachableError, split_address
+from tpi.net.sockets import CONTROL, WEIGHTS, Net, split_address
 from tpi.system.clocks import since_boot
 from tpi.text import SENTENCE_CHARACTERS, plain
 

@@ -22,6 +22,7 @@ Name = Annotated[str, Between(0, NAME_CHARACTERS)]
 Sentence = Annotated[str, Between(0, SENTENCE_CHARACTERS)]
 Seconds = Annotated[float, Between(0, 1e12)]
 Digest = Annotated[bytes, Between(DIGEST_BYTES, DIGEST_BYTES)]
+Key = Annotated[bytes, Between(0, 32)]  # public; empty: none
 Hidden = Annotated[npt.NDArray[np.float32], ArrayField("<f4", 2, MAX_STEP_BYTES)]
 Phase = Literal["idle", "load", "compute"]  # of the compute thread; exchanges are part of compute
 RunOrVectors = RunName | Literal["vectors"]

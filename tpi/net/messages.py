@@ -17,7 +17,7 @@ from tpi.config import ModelConfig
 from tpi.errors import MessageError
 from tpi.kv import KvDtype
 from tpi.net.codec import ArrayField, Between, Raw, message
-from tpi.net.fields import DIGEST_BYTES, Bytes, Count, Digest, Hidden, Id64, Name, Phase, Port, Seconds, Sentence
+from tpi.net.fields import DIGEST_BYTES, Bytes, Count, Digest, Hidden, Id64, Key, Name, Phase, Port, Seconds, Sentence
 from tpi.pack.layout import BlockKind, RunLayout
 from tpi.trace import PAGE_SPANS
 
@@ -115,7 +115,7 @@ class LayerPlan:
 
 @dataclass(frozen=True)
 class PeerAddress:
-    """Where the collective plane of a rank listens, as `tcp://host:port`.
+    """Where the collective plane of a rank listens, as `tcp://host:port`, and whose key is to answer there.
 
     Rank 0 only connects: its address is that of the memory which it shares with its workers, or empty.
     """
@@ -123,6 +123,7 @@ class PeerAddress:
     rank: Count
     name: Name
     address: Name
+    key: Key = b""
 
 
 @dataclass(frozen=True)

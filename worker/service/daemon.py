@@ -22,6 +22,7 @@ from allreduce.base import Endpoints
 from tpi import __version__
 from tpi.cachelimit import CacheLimit
 from tpi.errors import MessageError, PlanError, TpiError, UsageError
+from tpi.net.channel import Channel, UnreachableError
 from tpi.net.codec import PROTOCOL, WrongProtocolError
 from tpi.net.messages import (
     Abort,
@@ -42,7 +43,7 @@ from tpi.net.messages import (
     Step,
     master_identity,
 )
-from tpi.net.sockets import COLLECTIVE, CONTROL, WEIGHTS, Channel, Net, UnreachableError
+from tpi.net.sockets import COLLECTIVE, CONTROL, WEIGHTS, Net
 from tpi.text import NAME_CHARACTERS, SENTENCE_CHARACTERS, plain
 from worker.profile import limited, measure_machine
 from worker.service.compute import IDLE, Check, Compute

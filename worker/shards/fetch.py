@@ -5,8 +5,8 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 
 from tpi.errors import WeightsError
+from tpi.net.channel import Channel, UnreachableError
 from tpi.net.fields import IN_FLIGHT_BYTES
-from tpi.net.sockets import Channel, UnreachableError
 from tpi.net.transfers import Missing, Need, Offer, Unavailable, UnitData
 from worker.shards.partial_image import PartialImage
 

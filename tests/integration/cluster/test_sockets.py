@@ -13,9 +13,10 @@ import zmq
 
 from tests.support.cluster_helpers import HIDDEN, step
 from tpi.errors import UsageError
+from tpi.net.channel import Channel, UnreachableError
 from tpi.net.codec import FRAME_BYTES, PROTOCOL, WrongProtocolError, encode
 from tpi.net.messages import Bye, Join
-from tpi.net.sockets import COLLECTIVE, CONTROL, WEIGHTS, Channel, Net, Plane, UnreachableError, split_address
+from tpi.net.sockets import COLLECTIVE, CONTROL, WEIGHTS, Net, Plane, split_address
 
 _LARGE = FRAME_BYTES // (4 * HIDDEN)  # tokens of a step whose hidden states fill a frame
 _INTERRUPTS = 100  # where frames were not copied one in ten was lost

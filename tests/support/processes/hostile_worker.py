@@ -8,8 +8,9 @@ from dataclasses import dataclass, field
 import zmq
 
 from tpi import __version__
+from tpi.net.channel import Channel
 from tpi.net.messages import Hello, Join, Profile
-from tpi.net.sockets import CONTROL, WEIGHTS, Channel, Net
+from tpi.net.sockets import CONTROL, WEIGHTS, Net
 
 Say = Callable[["Hostile", object], list[object]]  # what it answers to a message of the master
 

@@ -1,0 +1,80 @@
+"""Who may come in from other machines, and with which key this one goes out: what `tpi.net.sockets.Net` decides by."""
+
+import ipaddress
+from collections.abc import Callable, Iterable
+from functools import cached_property
+from pathlib import Path
+
+from tpi.config import default_config
+from tpi.errors import UsageError
+from tpi.keys.identity import Identity, load_identity
+from tpi.keys.ring import KeyRing, Keys
+
+
+def leaves_machine(host: str) -> bool:
+    """Whether who listens at, or connects to, `host` is to be reached from other machines."""
+    bare = host.strip("[]")
+    if bare == "localhost":
+        return False
+    try:
+        return not ipaddress.ip_address(bare.partition("%")[0]).is_loopback
+    except ValueError:
+        return True  # a name: whatever it means
+
+
+class Door:
+    """One process's lock. Its own key is always let in: who has it can read this machine's files anyway.
+
+    Its methods may be called by any thread.
+    """
+
+    def __init__(
+        self,
+        folder: Path | None = None,
+        outside: Callable[[str], bool] = leaves_machine,
+        locked: bool = True,
+    ) -> None:
+        """`folder` has the keys (None: the user's own). `outside` says which hosts need one; unlocked: none does."""
+        self.folder = folder or default_config()
+        self.locked = locked
+        self.guests: frozenset[bytes] = frozenset()  # whom a paired master introduces, for sums alone
+        self._outside = outside
+        self._ring = KeyRing(self.folder)
+
+    @cached_property
+    def identity(self) -> Identity:
+        """This machine's key pair. Raises UsageError if it cannot be read or made."""
+        return load_identity(self.folder)
+
+    @property
+    def keys(self) -> Keys:
+        """Who is trusted now; nobody where the file is damaged."""
+        try:
+            return self._ring.read()
+        except UsageError:
+            return Keys()
+
+    def guards(self, host: str) -> bool:
+        """Whether connections from or to `host` need keys."""
+        return self.locked and self._outside(host)
+
+    def admits(self, key: bytes, sums: bool = False) -> bool:
+        """Whether the owner of `key` may connect now; with `sums`, to the plane on which nodes sum."""
+        keys = self.keys
+        if key == self.identity.public or keys.find(key) is not None:
+            return True
+        return sums and key in self.guests and key not in keys.revoked
+
+    def trusted(self, host: str) -> tuple[bytes, ...]:
+        """The keys of whom may be met at `host`, likely ones first: this machine's own, too."""
+        paired = sorted(self.keys.paired, key=lambda one: (one.host != host.strip("[]"), -one.since))
+        return (*(one.key for one in paired), self.identity.public)
+
+    def name_of(self, key: bytes) -> str:
+        """What a paired machine is called; empty if it is not paired."""
+        found = self.keys.find(key)
+        return found.name if found else ""
+
+    def any_refused(self, keys: Iterable[bytes]) -> bool:
+        """Whether one of `keys` may not sum with this machine any more."""
+        return any(key and not self.admits(key, sums=True) for key in keys)

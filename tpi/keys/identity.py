@@ -1,0 +1,94 @@
+"""This machine's key pair: made when it is first needed, kept in a file that its owner alone can read."""
+
+import json
+import os
+import stat
+import tempfile
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+import zmq
+from zmq.utils import z85
+
+from tpi.errors import UsageError
+from tpi.keys.text import key_text, parse_key
+
+FILE = "identity.json"
+
+
+@dataclass(frozen=True)
+class Identity:
+    """A CurveZMQ key pair, 32 bytes each. The public half is who this machine is."""
+
+    public: bytes
+    secret: bytes
+
+    def __repr__(self) -> str:
+        return f"Identity({key_text(self.public)})"  # the secret is in no log
+
+
+def load_identity(folder: Path) -> Identity:
+    """The identity in `folder`; where there is none one is made, once, whoever else tries at the same time.
+
+    Raises:
+        UsageError: if the file is damaged, others can read it, or it cannot be made.
+    """
+    path = folder / FILE
+    require_curve()
+    try:
+        if not path.exists():
+            _make(path)
+        with path.open("rb") as file:
+            _require_private(path, os.fstat(file.fileno()).st_mode)
+            return _parsed(path, file.read())
+    except OSError as error:
+        raise UsageError(
+            f"cannot keep this machine's key in {path}: {error.strerror or error}; set TPI_CONFIG to another directory"
+        ) from error
+
+
+def require_curve() -> None:
+    """Raises UsageError if libzmq cannot encrypt, or does it with the slow stand-in for libsodium."""
+    if not zmq.has("curve") or not _has_sodium():
+        raise UsageError("this pyzmq comes without libsodium; install its wheel: pip install --force-reinstall pyzmq")
+
+
+def _has_sodium() -> bool:
+    """Whether libzmq uses libsodium, where the system says what a process has loaded (Linux); else it is taken to."""
+    try:
+        return "sodium" in Path("/proc/self/maps").read_text()
+    except OSError:
+        return True
+
+
+def _make(path: Path) -> None:
+    public, secret = map(z85.decode, zmq.curve_keypair())
+    fields = {"version": 1, "public": key_text(public), "secret": key_text(secret)}
+    path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    handle, name = tempfile.mkstemp(prefix=".identity-", dir=path.parent)  # 0600
+    try:
+        with os.fdopen(handle, "w") as file:
+            json.dump(fields, file)
+            file.flush()
+            os.fsync(file.fileno())
+        with suppress(FileExistsError):  # somebody else was first: theirs is the identity
+            os.link(name, path)
+    finally:
+        Path(name).unlink(missing_ok=True)
+
+
+def _require_private(path: Path, mode: int) -> None:
+    if mode & (stat.S_IRWXG | stat.S_IRWXO):
+        raise UsageError(f"others can read this machine's secret key; say chmod 600 {path}, or remove it and pair anew")
+
+
+def _parsed(path: Path, text: bytes) -> Identity:
+    try:
+        fields = json.loads(text)
+        identity = Identity(parse_key(fields["public"]), parse_key(fields["secret"]))
+        if z85.decode(zmq.curve_public(z85.encode(identity.secret))) == identity.public:
+            return identity
+    except (ValueError, TypeError, LookupError, AttributeError, UsageError):
+        pass
+    raise UsageError(f"{path} is damaged; remove it to get another key, and pair again")

@@ -1,0 +1,139 @@
+"""The keys of other machines that this one trusts: paired once, until revoked. One file, changed as a whole."""
+
+import fcntl
+import json
+import os
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from tpi.errors import UsageError
+from tpi.keys.text import key_text, parse_key, short_key
+from tpi.system.atomic import write_atomically
+from tpi.text import plain
+
+FILE = "keys.json"
+
+
+@dataclass(frozen=True)
+class PairedKey:
+    """A machine that this one trusts. `host` is where it was when they were paired, `since` seconds since 1970."""
+
+    name: str
+    key: bytes
+    host: str = ""
+    since: float = 0.0
+
+
+@dataclass(frozen=True)
+class Keys:
+    """What the file says."""
+
+    paired: tuple[PairedKey, ...] = ()
+    revoked: frozenset[bytes] = frozenset()
+
+    def find(self, key: bytes) -> PairedKey | None:
+        """The paired machine of this key."""
+        return next((one for one in self.paired if one.key == key), None)
+
+
+class KeyRing:
+    """The keys in a folder, read again whenever the file has changed. Several processes and threads may use one."""
+
+    def __init__(self, folder: Path) -> None:
+        self.path = folder / FILE
+        self._stamp: tuple[int, ...] | None = None
+        self._keys = Keys()
+
+    def read(self) -> Keys:
+        """What the file says now.
+
+        Raises:
+            UsageError: if it is damaged or cannot be read; nobody is trusted then.
+        """
+        try:
+            state = self.path.stat()
+        except FileNotFoundError:
+            self._stamp, self._keys = None, Keys()
+            return self._keys
+        stamp = (state.st_ino, state.st_mtime_ns, state.st_size)
+        if stamp != self._stamp:
+            keys = _parsed(self.path)
+            self._keys, self._stamp = keys, stamp
+        return self._keys
+
+    def pair(self, one: PairedKey) -> None:
+        """Trust a key, instead of what was under the same key; it is revoked no more.
+
+        Raises:
+            UsageError: if the file is damaged or cannot be written.
+        """
+        with self._changing() as keys:
+            others = tuple(other for other in keys.paired if other.key != one.key)
+            named = replace(one, name=_free_name(plain(one.name) or short_key(one.key), others), since=time.time())
+            self._write(Keys((*others, named), keys.revoked - {one.key}))
+
+    def revoke(self, which: str) -> PairedKey:
+        """Trust a machine no more, by its name or the beginning of its key; returns which it was.
+
+        Raises:
+            UsageError: if none or several are meant, or the file cannot be written.
+        """
+        with self._changing() as keys:
+            found = _found(keys, which)
+            self._write(Keys(tuple(one for one in keys.paired if one != found), keys.revoked | {found.key}))
+        return found
+
+    @contextmanager
+    def _changing(self) -> Iterator[Keys]:
+        """What the file says, while nobody else changes it."""
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+            lock = os.open(self.path.with_suffix(".lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX)
+                yield self.read()
+            finally:
+                os.close(lock)
+        except OSError as error:
+            raise UsageError(f"cannot write {self.path}: {error.strerror or error}; look at its directory") from error
+
+    def _write(self, keys: Keys) -> None:
+        paired = [asdict(one) | {"key": key_text(one.key)} for one in keys.paired]
+        fields = {"version": 1, "paired": paired, "revoked": sorted(map(key_text, keys.revoked))}
+        write_atomically(self.path, json.dumps(fields, indent=1).encode())
+
+
+def _parsed(path: Path) -> Keys:
+    try:
+        fields = json.loads(path.read_bytes())
+        paired = tuple(_paired(one) for one in fields["paired"])
+        return Keys(paired, frozenset(map(parse_key, fields["revoked"])))
+    except (OSError, ValueError, TypeError, LookupError, AttributeError, UsageError) as error:
+        raise UsageError(f"{path} is damaged ({error}); remove it, and pair your machines again") from error
+
+
+def _paired(fields: dict[str, Any]) -> PairedKey:
+    return PairedKey(plain(fields["name"]), parse_key(fields["key"]), str(fields["host"]), float(fields["since"]))
+
+
+def _free_name(name: str, others: tuple[PairedKey, ...]) -> str:
+    """`name`, with a number if another machine has it."""
+    taken = {one.name for one in others}
+    names = (name, *(f"{name} {number}" for number in range(2, len(taken) + 3)))
+    return next(one for one in names if one not in taken)
+
+
+def _found(keys: Keys, which: str) -> PairedKey:
+    wanted = which.strip().lower().replace("-", "").replace(" ", "")
+    named = [one for one in keys.paired if one.name == which]
+    keyed = [one for one in keys.paired if wanted and key_text(one.key).replace("-", "").startswith(wanted)]
+    found = named or keyed
+    if len(found) == 1:
+        return found[0]
+    known = ", ".join(f"{one.name} ({short_key(one.key)})" for one in keys.paired) or "none"
+    means = "is no paired machine" if not found else "means several machines"
+    raise UsageError(f"{which!r} {means}; paired are: {known}")

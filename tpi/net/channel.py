@@ -1,0 +1,192 @@
+"""Typed messages over a socket of the control or weights plane, every wait with a deadline.
+
+What is malformed is dropped and counted, as is what comes from a key that is no longer trusted.
+"""
+
+import errno
+import os
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import zmq
+
+from tpi.errors import MessageError
+from tpi.net.codec import Buffer, WrongProtocolError, decode, encode
+from tpi.net.connections import end_connection
+from tpi.net.monitor import Socket, receive_keyed, receive_whole
+from tpi.net.sockets import Tap
+from tpi.system.interrupts import deferred
+
+_BATCH_MESSAGES = 64  # malformed ones, dropped in one go before a caller gets its turn
+_BATCH_S = 0.01
+_STRANGER_BYTES = 4096
+
+
+@dataclass
+class ChannelStats:
+    """Counts since the channel was opened."""
+
+    sent: int = 0
+    received: int = 0
+    malformed: int = 0
+    sent_bytes: int = 0
+    received_bytes: int = 0
+
+
+class UnreachableError(MessageError):
+    """No connection to the receiver, or its queue stayed full."""
+
+
+class FullError(UnreachableError):
+    """The receiver's queue stayed full, or (on a DEALER) there is no connection."""
+
+
+class Channel:
+    """Typed messages over one ROUTER or DEALER. Used by one thread at a time.
+
+    What is received is a copy: an interrupt that meets pyzmq in the destructor of a `zmq.Frame` is printed, and lost.
+    """
+
+    def __init__(
+        self, socket: Socket, tap: Tap | None = None, share: bool = False, admits: Callable[[bytes], bool] | None = None
+    ) -> None:
+        """`share`: large frames are sent from the message's own memory, which must not change afterwards.
+
+        `admits`: whether who comes with a key may still speak, asked for each message where the socket needs keys.
+        """
+        self.socket = socket
+        self._share = share
+        self.stats = ChannelStats()
+        self.known: Callable[[bytes], bool] | None = None
+        """Whether a peer's messages may be long; None: everyone's. A stranger's are read only as far as a Join goes."""
+        self._router = socket.getsockopt(zmq.TYPE) == zmq.ROUTER
+        self._tap = tap
+        self._admits = admits if self._router and socket.getsockopt(zmq.CURVE_SERVER) else None
+        self.key = b""
+        """Whose message was received last, where the socket needs keys."""
+
+    def send(self, message: object, peer: bytes = b"") -> None:
+        """Queue a message; `peer` is the receiver's identity, on a ROUTER only.
+
+        Raises:
+            UnreachableError: if the peer is gone, or its queue stays full for the plane's send timeout.
+        """
+        self.send_frames(encode(message), peer)
+
+    def send_frames(self, frames: list[Buffer], peer: bytes = b"") -> None:
+        """As `send`, for a message that was encoded once for several receivers."""
+        if self._tap:
+            self._tap("sent", frames)
+        try:
+            self._send([peer, *frames] if self._router else frames)
+        except zmq.ZMQError as error:
+            if error.errno not in (errno.EAGAIN, errno.EHOSTUNREACH):
+                raise
+            kind = FullError if error.errno == errno.EAGAIN else UnreachableError
+            raise kind(f"no connection: {os.strerror(error.errno)}") from None
+        self.stats.sent += 1
+        self.stats.sent_bytes += sum(map(len, frames))
+
+    def offer(self, message: object, peer: bytes = b"") -> bool:
+        """As `send`, without waiting: False if the receiver's queue is full.
+
+        Raises:
+            UnreachableError: if the peer is gone (on a ROUTER).
+        """
+        if not self._router and not int(self.socket.getsockopt(zmq.EVENTS)) & zmq.POLLOUT:
+            return False
+        timeout = self.socket.sndtimeo
+        self.socket.sndtimeo = 0
+        try:
+            self.send(message, peer)
+        except FullError:
+            return False
+        finally:
+            self.socket.sndtimeo = timeout
+        return True
+
+    def receive(self) -> tuple[bytes, Any] | None:
+        """The next message with its sender's identity (empty on a DEALER), or None if there is none now.
+
+        Malformed messages are dropped and counted, as are those of strangers that are long; one of another protocol
+        comes as the `WrongProtocolError` itself. None may also mean that there was nothing but such messages for
+        a while: whoever sends them gets no more than its share of the caller's time.
+        """
+        ends = 0.0
+        for _ in range(_BATCH_MESSAGES):
+            parts = self._receive()
+            if parts is None:
+                return None
+            peer = parts.pop(0) if self._router else b""
+            message = self._decoded(parts) if self._admitted(peer, parts) else None
+            if message is not None:
+                return peer, message
+            ends = ends or time.monotonic() + _BATCH_S
+            if time.monotonic() > ends:
+                return None
+        return None
+
+    def batch(self) -> Iterator[tuple[bytes, Any]]:
+        """What has come, as `receive` gives it, for a short while: the caller has more to do than to listen."""
+        ends = 0.0
+        for _ in range(_BATCH_MESSAGES):
+            received = self.receive()
+            if received is None:
+                return
+            ends = ends or time.monotonic() + _BATCH_S
+            yield received
+            if time.monotonic() > ends:
+                return
+
+    def wait(self, seconds: float) -> tuple[bytes, Any] | None:
+        """As `receive`, waiting up to `seconds`."""
+        ends = time.monotonic() + seconds
+        while (received := self.receive()) is None:
+            left = ends - time.monotonic()
+            if left <= 0:
+                return None
+            self.socket.poll(max(1, int(left * 1000)))
+        return received
+
+    def close(self, linger_ms: int = 0) -> None:
+        """Close the socket; what is queued has `linger_ms` to get out."""
+        self.socket.close(linger_ms)
+
+    def _send(self, frames: list[Buffer]) -> None:
+        with deferred():  # what comes after half a message would be taken for its rest
+            self.socket.send_multipart(frames, copy=not self._share)
+
+    def _receive(self) -> list[bytes] | None:
+        """The frames of the next message, if there is one now; an empty list if its sender may not speak any more."""
+        if self._admits is None:
+            return receive_whole(self.socket)
+        received = receive_keyed(self.socket)
+        if received is None:
+            return None
+        frames, self.key, descriptor = received
+        if self._admits(self.key):
+            return frames
+        end_connection(descriptor)
+        return [b""]
+
+    def _admitted(self, peer: bytes, frames: list[bytes]) -> bool:
+        if self.known is None or (len(frames) == 1 and len(frames[0]) <= _STRANGER_BYTES) or self.known(peer):
+            return True
+        self.stats.malformed += 1
+        return False
+
+    def _decoded(self, frames: list[bytes]) -> Any:
+        if self._tap:
+            self._tap("received", frames)
+        try:
+            message = decode(frames)
+        except WrongProtocolError as error:
+            return error
+        except MessageError:
+            self.stats.malformed += 1
+            return None
+        self.stats.received += 1
+        self.stats.received_bytes += sum(map(len, frames))
+        return message

@@ -1,0 +1,59 @@
+"""What libzmq tells of a socket: its next message, whose it is, and connections made, lost and refused."""
+
+import sys
+from collections.abc import Iterator
+
+import zmq
+
+from tpi.system.interrupts import deferred
+
+Socket = zmq.Socket[bytes]
+
+
+def receive_whole(socket: Socket) -> list[bytes] | None:
+    """The frames of the next message, if there is one now; an interrupt waits for the last of them."""
+    if not int(socket.getsockopt(zmq.EVENTS)) & zmq.POLLIN:
+        return None
+    with deferred():
+        return socket.recv_multipart(zmq.NOBLOCK)
+
+
+def receive_keyed(socket: Socket) -> tuple[list[bytes], bytes, int] | None:
+    """As `receive_whole` for a socket that needs keys, with the sender's key and its connection's descriptor."""
+    if not int(socket.getsockopt(zmq.EVENTS)) & zmq.POLLIN:
+        return None
+    with deferred():
+        first = socket.recv(zmq.NOBLOCK, copy=False)
+        key, descriptor = bytes.fromhex(str(first.get("User-Id"))), int(first.get(zmq.SRCFD))
+        frames = [first.bytes]
+        del first
+        while socket.rcvmore:
+            frames.append(socket.recv(zmq.NOBLOCK))
+        return frames, key, descriptor
+
+
+_WATCHED = zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED | zmq.EVENT_HANDSHAKE_FAILED_AUTH
+
+
+class Monitor:
+    """Tells when a connecting socket gets and loses its connection. Made before it connects; used by its thread."""
+
+    def __init__(self, socket: Socket) -> None:
+        self.refused = False  # the other end knows the key of this one, and does not let it in
+        self._socket = socket
+        self.events: Socket = socket.get_monitor_socket(_WATCHED)
+
+    def changes(self) -> Iterator[bool]:
+        """True for every connection made since the last call, False for every one lost or never made, in order."""
+        while (frames := receive_whole(self.events)) is not None:
+            # zmq_socket_monitor(3): 16 bits of event, 32 of value; zmq.utils.monitor would do it, but imports asyncio
+            event = int.from_bytes(frames[0][:2], sys.byteorder)
+            if event == zmq.EVENT_HANDSHAKE_FAILED_AUTH:
+                self.refused = True
+            else:
+                yield event == zmq.EVENT_HANDSHAKE_SUCCEEDED
+
+    def close(self) -> None:
+        """Stop watching; before the socket is closed."""
+        self._socket.disable_monitor()
+        self.events.close()

@@ -1,0 +1,61 @@
+"""Answers libzmq's question for every connection that needs a key: may this one come in?
+
+ZAP (ZeroMQ RFC 27): a thread with a REP socket at a fixed in-process address, asked by libzmq's I/O thread once a
+connection has proved that it owns its key, and before anything that it sends reaches anybody. The domain is the plane's
+name.
+"""
+
+import os
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from threading import Thread
+
+import zmq
+
+from tpi.net.monitor import Socket
+
+_ENDPOINT = "inproc://zeromq.zap.01"
+_VERSION = b"1.0"
+
+Admits = Callable[[bytes, str], bool]
+"""Whether the owner of a key (32 bytes) may connect to the plane of a name."""
+
+
+class ZapHandler:
+    """One per context, from before its first socket that needs keys is bound until the last one is closed."""
+
+    def __init__(self, context: "zmq.Context[Socket]", admits: Admits) -> None:
+        """`admits` is called by this object's thread."""
+        self.refused = 0
+        self._admits = admits
+        self._socket = context.socket(zmq.REP)
+        self._socket.linger = 0
+        self._socket.bind(_ENDPOINT)
+        self._woken, self._waker = os.pipe()
+        self._thread = Thread(target=self._loop, name="zap", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """End the thread, and wait for its end."""
+        os.write(self._waker, b"!")
+        self._thread.join()
+        self._socket.close(0)
+        os.close(self._woken)
+        os.close(self._waker)
+
+    def _loop(self) -> None:
+        poller = zmq.Poller()
+        poller.register(self._socket, zmq.POLLIN)
+        poller.register(self._woken, zmq.POLLIN)
+        while self._woken not in dict(poller.poll()):
+            with suppress(zmq.Again):
+                while True:
+                    self._socket.send_multipart(self._reply(self._socket.recv_multipart(zmq.NOBLOCK)))
+
+    def _reply(self, request: Sequence[bytes]) -> list[bytes]:
+        version, number, domain, *_ = *request, b"", b"", b""
+        key = request[6] if len(request) == 7 and request[5] == b"CURVE" else b""
+        if version == _VERSION and len(key) == 32 and self._admits(key, domain.decode("ascii", "replace")):
+            return [_VERSION, number, b"200", b"OK", key.hex().encode(), b""]
+        self.refused += 1
+        return [_VERSION, number, b"400", b"this key is not paired here", b"", b""]

@@ -100,7 +100,7 @@ def _block(plan: NodePlan, block: NodeBlock, held: Sequence[HeldBlock]) -> Block
 
 
 def _group_spec(plan: NodePlan, threads: int) -> GroupSpec:
-    peers = tuple(Peer(peer.rank, peer.name, peer.address) for peer in plan.peers)
+    peers = tuple(Peer(peer.rank, peer.name, peer.address, peer.key) for peer in plan.peers)
     hidden = plan.config.hidden
     return GroupSpec(
         rank=plan.rank,

@@ -47,6 +47,8 @@ class CudaDevice:
         inward, outward = self.memory.owns(target), self.memory.owns(source)
         if not (inward or outward):
             raise DeviceError(f"one end of a copy must lie in the memory of {self.name}")
+        if not (inward or target.flags.writeable):
+            raise DeviceError(f"a copy from {self.name} needs memory that may be written")
         lane = self._inward if inward else self._outward
         return lane.copy(self._end(source, outward), self._end(target, inward), (source, target))
 
@@ -87,8 +89,10 @@ def open_cuda(argument: str, limit: int | None = None) -> CudaDevice:
     if find_spec("triton") is None:
         raise UsageError("the kernels for CUDA cards need Triton; run `pip install triton`, or choose another device")
     index = _card(argument, torch.cuda.device_count())
-    if torch.cuda.get_device_capability(index) < _OLDEST:
-        raise UsageError(f"cuda:{index} ({torch.cuda.get_device_name(index)}) is older than Triton's kernels need")
+    capability = torch.cuda.get_device_capability(index)
+    if capability < _OLDEST:
+        card, (major, minor) = f"cuda:{index} ({torch.cuda.get_device_name(index)})", capability
+        raise UsageError(f"{card} has compute capability {major}.{minor}, the kernels need 8.0; choose another device")
     backend = CudaBackend(index)
     room = backend.room()
     if limit is not None and limit > room:

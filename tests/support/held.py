@@ -1,0 +1,31 @@
+"""Arrays of the host in the memory of a device, and back, for tests that cannot look into it."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+
+from tpi.devices.base import Device
+from tpi.devices.pages import Bytes
+
+
+@contextmanager
+def held(device: Device, *arrays: Any) -> Iterator[list[Any]]:
+    """Copies of contiguous arrays on a device, with their dtypes and shapes, until the end."""
+    made: list[Bytes] = []
+    try:
+        for array in arrays:
+            made.append(device.memory.allocate(array.nbytes))
+            device.copy(array.reshape(-1).view(np.uint8), made[-1]).wait()
+        yield [each.view(array.dtype).reshape(array.shape) for each, array in zip(made, arrays, strict=True)]
+    finally:
+        for each in made:
+            device.memory.free(each)
+
+
+def fetched(device: Device, array: Any) -> Any:
+    """What a contiguous array of a device holds, in the host's memory."""
+    found = np.empty(array.nbytes, np.uint8)
+    device.copy(array.reshape(-1).view(np.uint8), found).wait()
+    return found.view(array.dtype).reshape(array.shape)

@@ -1,0 +1,106 @@
+"""Triton compiles every kernel for cards, though there is none: the interpreter accepts what the compiler does not.
+
+For the oldest that is supported; the products on tensor cores also for one of today.
+"""
+
+import re
+from typing import Any
+
+import pytest
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource, compile
+
+from tpi.devices.cuda.programs import activate, attend, few, heads, many, norms, pages
+from tpi.pack.groups import CODE_BYTES
+from tpi.pack.layout import GROUP_BYTES
+
+Constants = dict[str, Any]
+POINTERS = {"data": "u8", "codes": "i8", "rest": "i8", "index": "i32", "positions": "i32", "sequence": "i32",
+            "tables": "i32", "kv_index": "i32"}  # fmt: skip
+FLOATS = {"x", "out", "scales", "weight", "bias", "gate", "up", "gate_bias", "up_bias", "inv_freq", "queries", "mixed",
+          "largest", "heads"}  # fmt: skip
+SCALARS = {"eps", "rope_scale", "scale", "softcap"}
+CACHES = {"cache", "keys", "values"}
+STORED = {"q8": "u8", "f16": "fp16", "f32": "fp32"}
+WHOLE = {"offset", "unit", "outputs", "vectors", "length", "hidden", "head_dim"}  # multiples of 16, in most models
+
+
+def quantised(format: Any, **others: Any) -> Constants:
+    return {"FORMAT": format, "BYTES": GROUP_BYTES[format], "CODES": CODE_BYTES[format], **others}
+
+
+GROUPED = [quantised(format, TILED=tiled, INDEXED=False) for format in ("q8", "q4", "q4s") for tiled in (True, False)]
+RECORDS = [
+    *(quantised(format, INDEXED=True) for format in ("q8", "q4", "q4s")),
+    *({"FORMAT": format, "BYTES": 0, "CODES": 1, "INDEXED": True} for format in ("f32", "bf16")),
+]
+CASES: list[tuple[Any, Constants]] = [
+    *((few.few_grouped, {**each, "TOKENS": 1, "OUTPUTS": 8, "GROUPS": 16}) for each in GROUPED),
+    (few.few_grouped, {**GROUPED[2], "TOKENS": 16, "OUTPUTS": 8, "GROUPS": 2}),
+    *((many.many_grouped, {**each, "TOKENS": 32, "OUTPUTS": 64}) for each in GROUPED[::2]),
+    *(
+        (few.few_rows, {"FORMAT": format, "INDEXED": True, "TOKENS": 4, "OUTPUTS": 4, "GROUPS": 4})
+        for format in ("f32", "bf16")
+    ),
+    *((few.few_columns, {**each, "TOKENS": 1, "VECTORS": 16, "GROUPS": 4}) for each in RECORDS),
+    *((many.many_plain, {**each, "TOKENS": 32, "OUTPUTS": 64, "COLUMNS": True}) for each in RECORDS[::2]),
+    (many.many_plain, {**RECORDS[4], "TOKENS": 32, "OUTPUTS": 64, "COLUMNS": False}),
+    *((many.decode, {**each, "VECTORS": 8}) for each in GROUPED[::2]),
+    (norms.norm, {"LAYER": True, "BIASED": True, "SIZE": 4096}),
+    *((norms.round_groups, {"GROUPS": 32, "REST": rest}) for rest in (True, False)),
+    *(
+        (activate.activate, {"KIND": kind, "GATED": True, "GATE_BIAS": True, "UP_BIAS": True, "INDEXED": True,
+                             "SIZE": 1024})
+        for kind in ("relu", "silu", "gelu", "gelu_tanh")
+    ),
+    (heads.finish_heads, {"BIASED": True, "NORMED": True, "ROTATED": True, "SIZE": 128}),
+    *((pages.append, {"FORMAT": format, "GROUPS": 4}) for format in STORED),
+    *((attend.attend, {"FORMAT": format, "CAPPED": True, "SIZE": 128}) for format in STORED),
+    (attend.merge, {"SIZE": 128, "SPLITS": 16}),
+]  # fmt: skip
+
+
+def compiled(kernel: Any, constants: Constants, capability: int) -> str:
+    """What the card would run, as PTX."""
+    signature = {}
+    for name in kernel.arg_names:
+        if name in constants:
+            signature[name] = "constexpr"
+        elif name in CACHES and "FORMAT" in constants:
+            signature[name] = "*" + STORED[constants["FORMAT"]]
+        elif name in POINTERS or name in FLOATS:
+            signature[name] = "*" + POINTERS.get(name, "fp32")
+        else:
+            signature[name] = "fp32" if name in SCALARS else "i32"
+    aligned = [at for at, name in enumerate(kernel.arg_names) if signature[name][0] == "*" or name in WHOLE]
+    source = ASTSource(kernel, signature, constants, {(at,): [["tt.divisibility", 16]] for at in aligned})
+    found = compile(source, target=GPUTarget("cuda", capability, 32), options={"enable_fp_fusion": True})
+    ptx: str = found.asm["ptx"]
+    return ptx
+
+
+@pytest.mark.parametrize(("kernel", "constants"), CASES, ids=lambda value: getattr(value, "__name__", None))
+def test_it_compiles(kernel: Any, constants: Constants) -> None:
+    assert ".visible .entry" in compiled(kernel, constants, 80)
+
+
+@pytest.mark.parametrize("constants", [each for each in GROUPED if each["FORMAT"] != "q8"])
+def test_few_tokens_read_weights_in_words_not_in_bytes(constants: Constants) -> None:
+    ptx = compiled(few.few_grouped, {**constants, "TOKENS": 1, "OUTPUTS": 8, "GROUPS": 16}, 80)
+    assert not re.search(r"ld\.global[\w.]*\.[bsu]8\b", ptx)
+
+
+@pytest.mark.parametrize(("capability", "instruction"), [(80, "mma.sync.aligned.m16n8k32"), (90, "mma")])
+def test_many_tokens_are_multiplied_by_tensor_cores(capability: int, instruction: str) -> None:
+    ptx = compiled(many.many_grouped, {**GROUPED[2], "TOKENS": 32, "OUTPUTS": 64}, capability)
+    assert instruction in ptx
+    assert "s32.s8.s8" in ptx
+
+
+def test_every_kernel_is_among_the_cases() -> None:
+    modules = (few, many, norms, activate, heads, pages, attend)
+    kernels = {each for module in modules for each in vars(module).values() if isinstance(each, triton.JITFunction)}
+    launched = {each for each in kernels if "tl.program_id(" in each.src}
+    assert len(launched) > 10
+    assert launched == {kernel for kernel, _ in CASES}

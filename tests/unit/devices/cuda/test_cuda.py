@@ -1,0 +1,51 @@
+"""CUDA and Triton without disturbing other tests: their cases (`*_cases.py`) run in processes of their own.
+
+Triton decides when it is imported whether it compiles or interprets, for the whole process.
+"""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.support.paths import ROOT
+
+HERE = Path(__file__).parent
+NO_CARD = not Path("/proc/driver/nvidia/version").exists()
+CASES = ["product", "attention", "device"]
+pytestmark = [
+    pytest.mark.skipif(sys.platform != "linux", reason="Triton is for Linux"),
+    pytest.mark.timeout(600),
+]
+
+
+def run_cases(name: str, scratch: Path, **environment: str) -> None:
+    """The cases of one file pass."""
+    chosen = {key: value for key, value in os.environ.items() if key != "TRITON_INTERPRET"}
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", f"{HERE}/{name}_cases.py"]
+    done = subprocess.run(
+        command,
+        cwd=ROOT,
+        env={**chosen, "TRITON_CACHE_DIR": str(scratch), **environment},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout[-20000:] + done.stderr[-2000:]
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_in_the_interpreter(name: str, tmp_path: Path) -> None:
+    run_cases(name, tmp_path, TRITON_INTERPRET="1")
+
+
+@pytest.mark.skipif(NO_CARD, reason="there is no NVIDIA card here")
+@pytest.mark.parametrize("name", CASES)
+def test_on_a_card(name: str, tmp_path: Path) -> None:
+    run_cases(name, tmp_path, TPI_TEST_CARD="1")
+
+
+def test_kernels_compile_for_cards(tmp_path: Path) -> None:
+    run_cases("compile", tmp_path)

@@ -1,0 +1,56 @@
+"""Cards by name, and what is said of those that cannot be had; no card is needed to say it."""
+
+import importlib.util
+from typing import Any
+
+import pytest
+import torch
+
+from tpi.devices.choose import open_device
+from tpi.errors import UsageError
+
+GIB = 1 << 30
+
+
+@pytest.fixture
+def two_cards(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Torch believes in two cards, the second an old one, each with 2 of its GiB free."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda index: f"Card {index}")
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda index: (9, 0) if index == 0 else (7, 5))
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: (2 * GIB, 4 * GIB))
+
+
+def test_without_a_card(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(UsageError, match=r"no CUDA card can be used here by torch .*; choose another device, or cpu"):
+        open_device("cuda")
+
+
+@pytest.mark.usefixtures("two_cards")
+@pytest.mark.parametrize("name", ["cuda:2", "cuda:-1", "cuda:first"])
+def test_a_card_that_is_not_there(name: str) -> None:
+    with pytest.raises(UsageError, match=rf"no card called {name}; there are cuda:0 \(Card 0\), cuda:1 \(Card 1\)"):
+        open_device(name)
+
+
+@pytest.mark.usefixtures("two_cards")
+def test_a_card_that_is_too_old() -> None:
+    with pytest.raises(UsageError, match=r"cuda:1 \(Card 1\) has compute capability 7.5"):
+        open_device("cuda:1")
+
+
+@pytest.mark.usefixtures("two_cards")
+def test_more_memory_than_the_card_has_free() -> None:
+    room = 2 * GIB - (256 << 20)
+    with pytest.raises(UsageError, match=f"cuda:0 has room for {room} bytes, not for {room + 1}"):
+        open_device("cuda", room + 1)
+
+
+@pytest.mark.usefixtures("two_cards")
+def test_without_triton(monkeypatch: pytest.MonkeyPatch) -> None:
+    found: Any = importlib.util.find_spec
+    monkeypatch.setattr("tpi.devices.cuda.device.find_spec", lambda name: None if name == "triton" else found(name))
+    with pytest.raises(UsageError, match="need Triton; run `pip install triton`"):
+        open_device("cuda")

@@ -10,7 +10,7 @@ from worker.plan.node_plan import NodePlan
 
 _SAMPLE = 64 << 20  # bytes read to see how fast memory is: more than most caches keep
 _ROUNDS = 3  # of which the fastest counts
-_OF_MEMORY = 0.85  # of the memory's speed is what kernels reach on few tokens
+OF_MEMORY = 0.85  # of the memory's speed is what kernels reach on few tokens
 _OF_DISK = 0.9  # of the disk's speed is left while all cores compute
 
 
@@ -21,7 +21,7 @@ def speeds_of(plan: NodePlan, disk: DiskSpeed, block: int, budget: int, kernels:
     both ends of a load (the smallest takes `block` bytes) fewer reads are in flight than the disk likes: half of one is
     lost.
     """
-    compute = _OF_MEMORY * memory_speed(min(_SAMPLE, budget // 2), kernels)
+    compute = OF_MEMORY * memory_speed(min(_SAMPLE, budget // 2), kernels)
     opened = disk.open(block)
     reading = opened.chunk / disk.bytes_per_second  # seconds of a read at full speed
     turn = head_bytes(plan) / compute + opened.threads * reading

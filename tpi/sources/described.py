@@ -1,0 +1,45 @@
+"""A source of which only the configuration is there: its tensors follow from it, and nothing can be read."""
+
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+from tpi.families.base import Fields, Model, Ref
+from tpi.families.huggingface.reader import from_huggingface
+from tpi.sources.base import FileSource, SourceTensor
+from tpi.sources.elements import Element
+
+_ELEMENTS = {
+    "float32": Element("F32", 1, 4),
+    "float16": Element("F16", 1, 2),
+    "bfloat16": Element("BF16", 1, 2),
+}
+
+
+def from_config(fields: Fields, where: str) -> tuple[Model, FileSource]:
+    """The model of a config.json whose weights are elsewhere, with all the tensors that it must have.
+
+    A tensor has the columns of the hidden states, which is all that layouts need to know; reading one fails.
+
+    Raises:
+        ModelError: as `from_huggingface`.
+    """
+    tied = bool(fields.get("tie_word_embeddings"))
+    model = from_huggingface(fields, lambda name: not (tied and name.endswith("lm_head.weight")), where)
+    kind = str(fields.get("dtype") or fields.get("torch_dtype") or "float32")
+    return model, FileSource(where, _tensors(model, _ELEMENTS.get(kind, _ELEMENTS["float32"])))
+
+
+def _tensors(model: Model, element: Element) -> Mapping[str, SourceTensor]:
+    rows: dict[str, int] = {}
+    for ref in _refs(model):
+        rows[ref.tensor] = max(rows.get(ref.tensor, 1), ref.rows[1] if ref.rows else 1)
+    if model.positions:
+        rows[model.positions.tensor] = model.config.context + model.config.position_offset
+    columns = model.config.hidden
+    return {name: SourceTensor(name, (count, columns), element, Path(name), 0) for name, count in rows.items()}
+
+
+def _refs(model: Model) -> Iterable[Ref]:
+    for block in (*(half for layer in model.layers for half in layer), model.final):
+        yield from (ref for _, ref in (*block.parts, *block.vectors))
+    yield from (ref for ref in (model.embedding, model.head, model.positions) if ref)

@@ -1,0 +1,138 @@
+"""How fast this machine is: rates of the host and of a device, and the link between them.
+
+A device is measured through `tpi.devices.base.Device` alone: copies of several sizes in both directions, and the
+product of a sample block, for one token and for many. Disks are `scheduler.storage.tune`'s.
+"""
+
+import time
+from collections.abc import Callable, Sequence
+from functools import partial
+
+import numpy as np
+
+from scheduler.model.machine import Accelerator, DeviceLink, Rates
+from tpi.devices.base import Device
+from tpi.devices.pages import Bytes, page_buffer
+from tpi.kernels import Kernels
+from tpi.kernels.spec import F32, FfnSpec, NormSpec
+from tpi.pack.layout import Part, RunLayout
+from tpi.partition import FFN_UNIT
+from worker.plan.speeds import OF_MEMORY, memory_speed
+
+_COPIES = tuple(1 << power for power in range(16, 27, 2))  # bytes of the copies that are timed
+_GOOD_ENOUGH = 0.95  # of the best speed, for transfers in smaller pieces
+_ROUNDS = 3  # of which the fastest counts
+_MEMORY = 64 << 20  # bytes read to see how fast memory is
+_HIDDEN = 1024
+_UNITS = 512  # of neurons of the largest sample: 50 million weights, more bytes than caches keep
+_LEAST_UNITS = 8
+_TOKENS = 128  # of a sample prompt
+
+
+def measure_host(kernels: Kernels) -> Rates:
+    """How fast these kernels read memory, and multiply a sample block with many tokens; takes a tenth of a second."""
+    read = OF_MEMORY * memory_speed(_MEMORY, kernels)
+    spec, data = sample_block(_LEAST_UNITS * 4)
+    return Rates(read, _operations(spec) / _fastest(partial(kernels.ffn, spec, data, _tokens(_TOKENS))))
+
+
+def measure_device(device: Device) -> Accelerator:
+    """How fast a device computes, and copies from the host's memory and to it, with the memory that it has now.
+
+    The samples take a quarter of that at most, and are given back.
+
+    Raises:
+        DeviceError: if it cannot copy or compute.
+    """
+    limit = device.memory.limit
+    room = (_MEMORY << 3) if limit is None else max(0, limit - device.memory.used)
+    link = measure_link(device, room // 4)
+    return Accelerator(_computing(device, room // 4), room, link, device.name)
+
+
+def measure_link(device: Device, room: int) -> DeviceLink:
+    """Rates from the largest copy, latency from the smallest, and the smallest pieces that are about as fast."""
+    sizes = [size for size in _COPIES if size <= room] or [_COPIES[0]]
+    here, there = device.staging(sizes[-1]), device.memory.allocate(sizes[-1])
+    try:
+        up = [_copying(device, here[:size], there[:size]) for size in sizes]
+        down = [_copying(device, there[:size], here[:size]) for size in sizes]
+    finally:
+        device.memory.free(there)
+    return link_of(sizes, up, down)
+
+
+def link_of(sizes: Sequence[int], up: Sequence[float], down: Sequence[float]) -> DeviceLink:
+    """The link on which copies of so many bytes took so many seconds, in each direction."""
+    rates = [_slope(sizes, seconds) for seconds in (up, down)]
+    latency = max(0.0, min(up[0] - sizes[0] / rates[0], down[0] - sizes[0] / rates[1]))
+    speeds = [size / seconds for size, seconds in zip(sizes, up, strict=True)]
+    piece = next(size for size, speed in zip(sizes, speeds, strict=True) if speed >= _GOOD_ENOUGH * max(speeds))
+    return DeviceLink(rates[0], rates[1], latency, piece)
+
+
+def sample_block(units: int) -> tuple[FfnSpec, Bytes]:
+    """An FFN block of `units` times 32 neurons in q4, and bytes for it that are numbers, in memory that was touched."""
+    parts = (Part("gate", "q4", "row"), Part("up", "q4", "row"), Part("down", "q4", "column"))
+    run = RunLayout("neuron", "tiled", parts, FFN_UNIT, _HIDDEN, units)
+    data = page_buffer(run.units * run.unit_bytes)
+    data.fill(1)
+    norm = NormSpec("rms", 1e-5, np.ones(_HIDDEN, np.float32))
+    return FfnSpec(run, "silu", True, norm, None, None), data[: run.units * run.unit_bytes]
+
+
+def _computing(device: Device, room: int) -> Rates:
+    """From the product of a sample that is as large as `room` bytes allow: of one token, and of many."""
+    unit = sample_block(1)[1].size
+    units = int(np.clip(room // unit, _LEAST_UNITS, _UNITS))
+    large, small = sample_block(units), sample_block(_LEAST_UNITS)
+    memory = device.memory.allocate(large[1].size)
+    try:
+        device.copy(large[1], memory).wait()
+        one = _started(device, large[0], memory, 1)
+        least = _started(device, small[0], memory[: small[1].size], 1)
+        many = _started(device, large[0], memory, _TOKENS)
+    finally:
+        device.memory.free(memory)
+    read = (
+        max(large[1].size - small[1].size, 1) / max(one - least, 1e-9) if units > _LEAST_UNITS else large[1].size / one
+    )
+    start = max(0.0, least - small[1].size / read)
+    return Rates(read, _operations(large[0]) / max(many - start, 1e-9), start)
+
+
+def _copying(device: Device, source: Bytes, target: Bytes) -> float:
+    return _fastest(lambda: device.copy(source, target).wait())
+
+
+def _started(device: Device, spec: FfnSpec, data: Bytes, tokens: int) -> float:
+    x = _tokens(tokens)
+    return _fastest(lambda: device.start(lambda: device.kernels.ffn(spec, data, x)).wait())
+
+
+def _tokens(count: int) -> F32:
+    return np.ones((count, _HIDDEN), np.float32)
+
+
+def _operations(spec: FfnSpec) -> float:
+    """Of a sample prompt: each weight is multiplied and added once per token."""
+    run = spec.neuron
+    return 2.0 * _TOKENS * run.units * run.width * run.hidden * len(run.parts)
+
+
+def _slope(sizes: Sequence[int], seconds: Sequence[float]) -> float:
+    """Bytes per second between the smallest copy and the largest; of the largest, if nothing else can be told."""
+    more, longer = sizes[-1] - sizes[0], seconds[-1] - seconds[0]
+    return more / longer if more and longer > 0 else sizes[-1] / max(seconds[-1], 1e-9)
+
+
+def _fastest(call: Callable[[], object]) -> float:
+    """Seconds of the fastest of a few calls, after one that is not counted."""
+    call()
+    return min(_seconds(call) for _ in range(_ROUNDS))
+
+
+def _seconds(call: Callable[[], object]) -> float:
+    begun = time.perf_counter()
+    call()
+    return max(time.perf_counter() - begun, 1e-9)

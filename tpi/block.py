@@ -62,6 +62,7 @@ def ffn_spec(config: ModelConfig, neuron: RunLayout, vectors: Vectors, units: Ra
         norm=_norm(config, vectors),
         gate_bias=_cut(_padded(vectors.get("gate.bias"), neuron.units), units, FFN_UNIT),
         up_bias=_cut(_padded(vectors.get("up.bias"), neuron.units), units, FFN_UNIT),
+        threshold=config.activation_threshold,
     )
 
 

@@ -33,6 +33,8 @@ def check_config(config: ModelConfig, where: str) -> None:
     tables = (config.inv_freq, config.long_inv_freq, config.local_inv_freq)
     if config.activation == "drelu" and not config.gated:
         raise ModelError(f"{where}: activation 'drelu' is of gate and up; a feed-forward network without a gate has one")
+    if config.activation == "drelu" and not config.gated:
+        raise ModelError(f"{where}: activation 'drelu' is of gate and up; a feed-forward network without a gate has one")
     if any(2 * len(table) > config.head_dim for table in tables):
         raise ModelError(f"{where}: rotary embedding is wider than a head of {config.head_dim}")
     if len(config.windows) not in (0, config.layers) or any(type(w) is not int or w < 0 for w in config.windows):
@@ -43,6 +45,7 @@ def check_config(config: ModelConfig, where: str) -> None:
         raise ModelError(f"{where}: original_context is {config.original_context!r}; a whole number is expected")
     numbers = [config.norm_eps, config.attention_scale, config.rope_scale, config.local_rope_scale,
                config.embed_scale, config.logit_scale, config.attention_softcap, config.logit_softcap,
+               config.activation_threshold,
                config.activation_threshold,
                *(value for table in tables for value in table)]  # fmt: skip
     if any(not isinstance(number, int | float) or not math.isfinite(number) for number in numbers):

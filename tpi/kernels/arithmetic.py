@@ -73,16 +73,20 @@ def biased(values: F32, bias: F32 | None) -> F32:
 
 
 def activate(spec: FfnSpec, gate: F32 | None, up: F32) -> F32:
-    """`act(gate) * up`, or `act(up)` where nothing gates."""
+    """`act(gate) * up`, or `act(up)` where nothing gates; drelu is `relu(gate) * relu(up)` (Bamboo)."""
     if gate is None:
         return _activation(spec, up)
-    return cast(F32, _activation(spec, gate) * up)
+    return cast(F32, _activation(spec, gate) * (_activation(spec, up) if spec.activation == "drelu" else up))
 
 
 def _activation(spec: FfnSpec, x: F32) -> F32:
     one, half = np.float32(1), np.float32(0.5)
-    if spec.activation == "relu":
+    if spec.activation in ("relu", "drelu"):
         return np.asarray(np.maximum(x, np.float32(0)), np.float32)
+    if spec.activation == "relu2":
+        return np.asarray(np.square(np.maximum(x, np.float32(0))), np.float32)
+    if spec.activation == "fatrelu":
+        return np.asarray(np.where(x <= np.float32(spec.threshold), np.float32(0), x), np.float32)
     if spec.activation == "silu":
         return np.asarray(x / (one + np.exp(np.minimum(-x, np.float32(88)))), np.float32)
     if spec.activation == "gelu_tanh":

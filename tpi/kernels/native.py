@@ -239,7 +239,8 @@ def _plan_ffn(spec: FfnSpec) -> _native.FfnPlan:
     plan: _native.FfnPlan | None = vars(spec).get(_PLAN)
     if plan is None:
         plan = vars(spec)[_PLAN] = _native.FfnPlan(
-            _fields(spec.neuron), _norm(spec.norm), spec.activation, spec.gated, spec.gate_bias, spec.up_bias
+            _fields(spec.neuron), _norm(spec.norm), spec.activation, spec.gated, spec.gate_bias, spec.up_bias,
+            spec.threshold,
         )
     return plan
 

@@ -105,6 +105,7 @@ class FfnSpec:
 
     Attributes:
         neuron: layout of the neuron run, parts `gate` (rows, if gated), `up` (rows), `down` (columns).
+        activation: relu2 is ReLU squared, fatrelu x where x > `threshold` and else 0; drelu is ReLU of gate and of up.
         gated: down(act(gate) * up) rather than down(act(up)).
         norm: of the input.
         gate_bias, up_bias: `[units * width]` or None.
@@ -116,6 +117,7 @@ class FfnSpec:
     norm: NormSpec
     gate_bias: F32 | None
     up_bias: F32 | None
+    threshold: float = 0.0
 
     @property
     def hidden(self) -> int:

@@ -38,10 +38,24 @@ inline F8 erf_by_lane(F8 x) {
     return load(lanes);
 }
 
-inline F8 activate(Activation kind, F8 x) {
+// 0 where x is not above the threshold; NaN stays
+inline F8 above_by_lane(F8 x, float threshold) {
+    float lanes[8];
+    store(lanes, x);
+    for (float& lane : lanes) lane = lane <= threshold ? 0.0f : lane;
+    return load(lanes);
+}
+
+inline F8 activate(Activation kind, float threshold, F8 x) {
     const F8 one = splat(1.0f), half = splat(0.5f);
     switch (kind) {
-        case Activation::relu: return max(x, splat(0.0f));
+        case Activation::relu:
+        case Activation::drelu: return max(x, splat(0.0f));
+        case Activation::relu2: {
+            F8 kept = max(x, splat(0.0f));
+            return kept * kept;
+        }
+        case Activation::fatrelu: return above_by_lane(x, threshold);
         case Activation::silu: return x / (one + exp(splat(0.0f) - x));
         case Activation::gelu: return half * x * (one + erf_by_lane(x * splat(0.70710678f)));
         default: {

@@ -19,11 +19,13 @@ struct FfnJob {
     size_t scratch_bytes;
 };
 
-// inner = act(gate) * up, or act(up) where gate is null; inner may be up.
-inline void activate_values(Activation kind, const float* gate, const float* up, size_t count, float* inner) {
+// inner = act(gate) * up, or act(up) where gate is null; drelu is of both. inner may be up.
+inline void activate_values(const FfnCall& call, const float* gate, const float* up, size_t count, float* inner) {
+    Activation kind = call.activation;
     for (size_t i = 0; i < count; i += 8) {
         F8 value = load_some(up + i, count - i);
-        value = gate ? activate(kind, load_some(gate + i, count - i)) * value : activate(kind, value);
+        if (!gate || kind == Activation::drelu) value = activate(kind, call.threshold, value);
+        if (gate) value = activate(kind, call.threshold, load_some(gate + i, count - i)) * value;
         store_some(inner + i, value, count - i);
     }
 }
@@ -37,7 +39,7 @@ inline void add_bias(const float* bias, size_t count, float* values) {
 inline void activate_neurons(const FfnCall& call, float* gate, float* up, size_t neuron, size_t count) {
     add_bias(call.up_bias ? call.up_bias + neuron : nullptr, count, up);
     if (gate) add_bias(call.gate_bias ? call.gate_bias + neuron : nullptr, count, gate);
-    activate_values(call.activation, gate, up, count, up);
+    activate_values(call, gate, up, count, up);
 }
 
 // ---- a few tokens ----
@@ -103,7 +105,7 @@ inline void stream_neurons(const FfnJob& job, const Prepared& in, size_t first, 
     neuron_rows(job, in, call.up, call.up_bias, first, count, all, up);
     for (size_t t = 0; t < in.tokens; ++t) {
         float* value = up + t * kNeurons;
-        activate_values(call.activation, call.gate.data ? gate + t * kNeurons : nullptr, value, count, value);
+        activate_values(call, call.gate.data ? gate + t * kNeurons : nullptr, value, count, value);
     }
     record_columns(call.down, count, [&](size_t i) { return neuron_at(call, first + i); }, up, kNeurons, in.tokens, out,
                    job.slices.stride);

@@ -11,16 +11,20 @@ Activation activation_of(const std::string& name) {
     if (name == "gelu") return Activation::gelu;
     if (name == "gelu_tanh") return Activation::gelu_tanh;
     if (name == "relu") return Activation::relu;
+    if (name == "relu2") return Activation::relu2;
+    if (name == "fatrelu") return Activation::fatrelu;
+    if (name == "drelu") return Activation::drelu;
     throw KernelError("unknown activation " + name);
 }
 
 }  // namespace
 
 FfnPlan::FfnPlan(nb::tuple neuron, nb::tuple norm, const std::string& activation, bool gated, nb::object gate_bias,
-                 nb::object up_bias)
+                 nb::object up_bias, float threshold)
     : neuron_(neuron),
       norm_(norm, neuron_.hidden()),
       activation_(activation_of(activation)),
+      threshold_(threshold),
       gated_(gated),
       gate_bias_(keep_vector(gate_bias, "gate_bias", neuron_.vectors())),
       up_bias_(keep_vector(up_bias, "up_bias", neuron_.vectors())) {
@@ -45,6 +49,7 @@ FfnCall FfnPlan::call(const Array& weights, size_t tokens, const float* x, float
     call.down = neuron_.matrix("down", weights.as<uint8_t>());
     call.norm = norm_.view();
     call.activation = activation_;
+    call.threshold = threshold_;
     call.gate_bias = or_null(gate_bias_);
     call.up_bias = or_null(up_bias_);
     call.tokens = tokens;

@@ -64,9 +64,9 @@ NB_MODULE(_native, m) {
         .def("attend", &AttentionPlan::attend)
         .def("output", &AttentionPlan::output);
     nb::class_<FfnPlan>(m, "FfnPlan")
-        .def(nb::init<nb::tuple, nb::tuple, const std::string&, bool, nb::object, nb::object>(), nb::arg("neuron"),
-             nb::arg("norm"), nb::arg("activation"), nb::arg("gated"), nb::arg("gate_bias").none(),
-             nb::arg("up_bias").none())
+        .def(nb::init<nb::tuple, nb::tuple, const std::string&, bool, nb::object, nb::object, float>(),
+             nb::arg("neuron"), nb::arg("norm"), nb::arg("activation"), nb::arg("gated"), nb::arg("gate_bias").none(),
+             nb::arg("up_bias").none(), nb::arg("threshold") = 0.0f)
         .def("run", &FfnPlan::run, nb::arg("data"), nb::arg("x"), nb::arg("active").none(), nb::arg("out"))
         .def("prepare", &FfnPlan::prepare);
     nb::class_<Chain>(m, "Chain")

@@ -109,7 +109,7 @@ private:
 class FfnPlan {
 public:
     FfnPlan(nb::tuple neuron, nb::tuple norm, const std::string& activation, bool gated, nb::object gate_bias,
-            nb::object up_bias);
+            nb::object up_bias, float threshold);
     void run(nb::handle data, nb::handle x, nb::handle active, nb::handle out) const;
     void prepare(nb::handle x, bool normed, PreparedInput& into) const;
 
@@ -123,6 +123,7 @@ private:
     Run neuron_;
     NormPlan norm_;
     Activation activation_;
+    float threshold_;
     bool gated_;
     std::vector<float> gate_bias_, up_bias_;
     RowForms forms_{};

@@ -17,7 +17,7 @@ constexpr size_t kMostThreads = 1024;
 constexpr size_t slices_of(size_t threads) { return threads == 1 ? 1 : threads * (threads <= 4 ? 4 : 2); }
 
 enum class Format : uint8_t { f32, bf16, q8, q4, q4s };
-enum class Activation : uint8_t { silu, gelu, gelu_tanh, relu };
+enum class Activation : uint8_t { silu, gelu, gelu_tanh, relu, relu2, fatrelu, drelu };
 enum class KvFormat : uint8_t { f32, f16, q8 };
 
 // Bytes of a group of 32 values. The tile of 8 such groups is 8 times as large.
@@ -146,6 +146,7 @@ struct FfnCall {
     Matrix gate, up, down;  // gate.data is null where not gated
     Norm norm;
     Activation activation;
+    float threshold;  // of fatrelu
     const float *gate_bias, *up_bias;  // or null
     size_t tokens, hidden;
     const float* x;

@@ -43,6 +43,7 @@ class RunOptions:
     retain: int = 0  # with `window`: keep one FFN block in every so many; 0: none
     trace: Path | None = None
     verify_weights: bool = False  # compare them with their hashes when they are loaded
+    keys: bool = True  # encrypt what leaves the machine, and meet known keys alone
     cache: Path = field(default_factory=default_cache)
     cache_limit: CacheLimit = field(default_factory=CacheLimit)
     links_cache: Path | None = None  # where measured links are remembered; None: measure them every time
@@ -142,7 +143,7 @@ def _addresses(texts: Sequence[str]) -> tuple[str, ...]:
 
 _PLAIN = (
     "split", "dtype", "context", "threads", "kv_dtype", "collective", "wire", "scheduler", "window", "retain", "trace",
-    "verify_weights", "cache_limit",
+    "verify_weights", "keys", "cache_limit",
 )  # fmt: skip
 
 _PLACEMENT = (
@@ -209,6 +210,12 @@ _PLACEMENT = (
     ),
     click.option(
         "--verify-weights", is_flag=True, help="Compare all weights with their hashes as they are loaded; takes longer."
+    ),
+    click.option(
+        "--keys/--no-keys",
+        default=True,
+        show_default=True,
+        help="Meet workers on other machines with keys alone; off: where a VPN sees to that.",
     ),
     click.option(
         "--cache", type=click.Path(path_type=Path), help="Directory for packs and shards (default: ~/.cache/tpi)."

@@ -16,6 +16,7 @@ from master.workers.cluster import Cluster
 from master.workers.local import LocalWorkers
 from tpi.devices.host import HostDevice, open_host
 from tpi.errors import UsageError
+from tpi.keys.door import Door
 from tpi.net.sockets import Net, Tap
 from tpi.pack.library.locate import locate, open_located
 from tpi.pack.reader import Pack
@@ -76,7 +77,8 @@ class Session:
         located = locate(placement.model, placement.cache)
         shares = parse_split(placement.split, 1 + (placement.local or len(placement.workers)))
         refuse_too_many(located, placement.dtype, placement.cache, shares)
-        self._cluster = stack.enter_context(Cluster.connect(self._addresses(stack), Net(self._tap)))
+        net = Net(self._tap, Door(locked=placement.keys))
+        self._cluster = stack.enter_context(Cluster.connect(self._addresses(stack), net))
         dtype = choose_dtype(placement.dtype, located, self._memories(), shares)
         self.pack = open_located(located, dtype, placement.cache, room=self._make_room)
         self.tokenizer = Tokenizer.load(self.pack)

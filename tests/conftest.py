@@ -1,7 +1,9 @@
 """Fixtures that several test modules share."""
 
+import os
 import signal
 import sys
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
@@ -17,6 +19,10 @@ collect_ignore = [] if sys.platform == "linux" else ["unit/testbed/test_testbed_
 
 settings.register_profile("tpi", deadline=None)  # a busy machine fails no test
 settings.load_profile("tpi")
+
+# Keys of its own, for whatever needs one: the user's are nobody's business here.
+_config = tempfile.TemporaryDirectory(prefix="tpi-test-config-")
+os.environ["TPI_CONFIG"] = _config.name
 
 # A shell starts what it puts in the background with SIGINT ignored, which the commands under test would inherit.
 signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -12,6 +12,7 @@ import click
 from tpi.cachelimit import CacheLimit, cache_limit_option
 from tpi.config import default_cache, parse_size
 from tpi.errors import TpiError
+from tpi.keys.door import Door
 from tpi.net.sockets import split_address
 from tpi.text import plain
 
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
 @click.option("--name", help="What others call this worker, 1 to 256 characters; the host's name by default.")
 @click.option("--cache", type=click.Path(path_type=Path), help="Directory for this worker's shards.")
 @cache_limit_option
+@click.option("--no-keys", is_flag=True, help="Encrypt nothing, and let anybody in: where a VPN sees to both.")
 @click.option("--attached", is_flag=True, hidden=True, help="Leave when stdin closes.")
 def worker(
     listen: str,
@@ -36,6 +38,7 @@ def worker(
     name: str | None,
     cache: Path | None,
     cache_limit: CacheLimit,
+    no_keys: bool,
     attached: bool,
 ) -> None:
     """Lend this machine to a master. Listens on this machine only, unless --listen says otherwise."""
@@ -55,6 +58,7 @@ def worker(
         threads=threads or 0,
         cache_limit=cache_limit,
         attached=attached,
+        door=Door(locked=not no_keys),
     )
     serve(options, partial(build_node, host=open_host()), check_assign)
 

@@ -6,12 +6,13 @@ imported when such a group is opened.
 """
 
 import socket
+from collections.abc import Iterable
 from datetime import timedelta
 from typing import Any
 
 import numpy as np
 
-from allreduce.base import F32, Endpoints, Group, GroupSpec
+from allreduce.base import F32, Endpoints, Group, GroupSpec, Peer
 from allreduce.flight import Exchange
 from allreduce.transport import Transport
 from tpi.errors import NodeLost, UsageError
@@ -19,6 +20,15 @@ from tpi.net.sockets import split_address
 from tpi.net.wire import EXACT
 
 _STORE_RANK = 1
+
+
+def refuse_keys(peers: Iterable[Peer]) -> None:
+    """Raises UsageError if one of `peers` is on another machine, where connections need keys: Gloo's have none."""
+    if named := ", ".join(peer.name for peer in peers if peer.key):
+        raise UsageError(
+            f"torch.distributed opens connections of its own, which no key guards, to {named}; "
+            "choose another --collective, or give --no-keys to all if nobody else is in that network"
+        )
 
 
 class TorchDistributed(Group):
@@ -29,6 +39,7 @@ class TorchDistributed(Group):
     def __init__(self, spec: GroupSpec, endpoints: Endpoints) -> None:
         super().__init__(spec)
         self.wire = "f32"
+        refuse_keys(spec.peers)
         self._transport = Transport(spec, endpoints)
         try:
             self._group = self._open()

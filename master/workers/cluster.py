@@ -17,7 +17,7 @@ from master.deployment.weights import UnitSource
 from master.workers.keeper import Keeper
 from master.workers.reach import ReachProbe, listen_example
 from master.workers.remote import RemoteWorker
-from tpi.errors import NodeError, NodeLost, TpiError
+from tpi.errors import NodeError, NodeLost, NodeRefused, TpiError
 from tpi.net.codec import encode
 from tpi.net.messages import Abort, AskSpans, AskStats, Assign, Hello, PeerAddress, Ready, Spans, Stats, Step
 from tpi.net.sockets import Net, split_address
@@ -29,6 +29,7 @@ from tpi.trace import PAGE_SPANS, clock
 
 CONNECT_S = 5.0
 _PROBE_AFTER_S = 0.3  # without a connection
+_TRUST_AFTER_S = 0.6  # when the probe has had its say
 STALL_S = 120.0  # in which a worker that loads gets nothing done
 STATS_S = 10.0
 _LINGER_MS = 200
@@ -76,7 +77,7 @@ class Cluster:
 
     def peers(self, master: str = "master", address: str = "") -> tuple[PeerAddress, ...]:
         """All nodes in rank order, for `Assign.peers` and the collective; rank 0 is the master, under that name."""
-        workers = [PeerAddress(rank, each.name, each.collective_address) for rank, each in enumerate(self.workers, 1)]
+        workers = [each.peer(rank) for rank, each in enumerate(self.workers, 1)]
         return (PeerAddress(0, master, address), *workers)
 
     def assign(self, plans: Sequence[Assign], source: UnitSource, progress: Progress = silent) -> list[Ready]:
@@ -255,6 +256,9 @@ class Cluster:
             for address, probe in probes.items():
                 if probe.found:
                     raise NodeLost(address, probe.found)
+            for worker in self.workers if awake() > _TRUST_AFTER_S else ():
+                if obstacle := worker.obstacle():
+                    raise NodeRefused(worker.address, obstacle)
             return all(worker.hello for worker in self.workers)
 
         try:

@@ -6,13 +6,27 @@ from dataclasses import replace
 from itertools import islice
 
 from master.deployment.weights import Feeder
+from master.workers.dial import Dial, Line
 from master.workers.heartbeats import SILENCE_S, HeartbeatState
 from tpi import __version__
 from tpi.errors import NodeError, NodeLost, NodeRefused, TpiError, WeightsError
 from tpi.net.channel import Channel, UnreachableError
 from tpi.net.codec import Buffer, WrongProtocolError
-from tpi.net.messages import Alive, Bye, Failure, Heartbeat, Hello, Join, Ready, Refuse, Spans, Stats, master_identity
-from tpi.net.sockets import CONTROL, WEIGHTS, Net, split_address
+from tpi.net.messages import (
+    Alive,
+    Bye,
+    Failure,
+    Heartbeat,
+    Hello,
+    Join,
+    PeerAddress,
+    Ready,
+    Refuse,
+    Spans,
+    Stats,
+    master_identity,
+)
+from tpi.net.sockets import WEIGHTS, Net, split_address
 from tpi.system.clocks import since_boot
 from tpi.text import SENTENCE_CHARACTERS, plain
 
@@ -35,6 +49,7 @@ class RemoteWorker:
         self.heartbeats = HeartbeatState()
         self.dropped = 0
         self.connected = False
+        self.key = b""  # that it has proved to own; empty on this machine
         self.problem: TpiError | None = None  # found by who may not raise it
         self._alive_at = 0.0
         self._net = net
@@ -42,24 +57,26 @@ class RemoteWorker:
         self._session = session
         self._epoch = 0
         self._master = master
-        self._host, port = split_address(address)
-        socket, self._monitor = net.connect_watched(CONTROL, self._host, port, self._identity)
-        self._channel = Channel(socket, net.tap)
+        self._host, _ = split_address(address)
+        self._dial = Dial(net, address, self._identity)
+        self._line: Line | None = None
+        self._channel: Channel | None = None  # once it has answered
 
     @property
     def sockets(self) -> Iterable[object]:
         """What to poll while waiting."""
-        yield self._channel.socket
-        yield self._monitor.events
+        yield from self._dial.sockets
+        if self._line:
+            yield self._line.socket
+            yield self._line.monitor.events
         if self.feeder:
             yield self.feeder.channel.socket
             yield self.feeder.monitor.events
 
-    @property
-    def collective_address(self) -> str:
-        """Where its collective plane listens."""
+    def peer(self, rank: int) -> PeerAddress:
+        """Where its collective plane listens, as node `rank`, and with which key."""
         assert self.hello
-        return f"tcp://{self._host}:{self.hello.collective_port}"
+        return PeerAddress(rank, self.name, f"tcp://{self._host}:{self.hello.collective_port}", self.key)
 
     def expect(self, epoch: int) -> None:
         """A new plan: what belongs to another is dropped from here on."""
@@ -73,14 +90,14 @@ class RemoteWorker:
             NodeLost: if there is no connection.
         """
         try:
-            self._channel.send(message)
+            self._connected().send(message)
         except UnreachableError:
             raise self.lost("its connection is gone") from None
 
     def send_frames(self, frames: list[Buffer]) -> None:
         """As `send`, for an encoded message."""
         try:
-            self._channel.send_frames(frames)
+            self._connected().send_frames(frames)
         except UnreachableError:
             raise self.lost("its connection is gone") from None
         self._alive_at = self.heartbeats.looked + ALIVE_S  # it says so
@@ -93,7 +110,7 @@ class RemoteWorker:
             self._serve()
         except TpiError as error:
             self.problem = self.problem or error
-        if self.hello and now >= self._alive_at:
+        if self._channel and self.hello and now >= self._alive_at:
             self._alive_at = now + (_ALIVE_SLOW_S if now - self.heartbeats.seen > SILENCE_S else ALIVE_S)
             with suppress(UnreachableError):  # whether it is there is found out when it is needed
                 self._channel.offer(Alive(self._session))
@@ -118,24 +135,43 @@ class RemoteWorker:
 
     def close(self, linger_ms: int) -> None:
         """Say goodbye, if it was met, and close."""
-        if self.hello and self.connected:
+        if self._channel and self.hello and self.connected:
             try:
                 self._channel.send(Bye(self._session))
             except UnreachableError:
                 linger_ms = 0
         if self.feeder:
             self.feeder.close()
-        self._monitor.close()
-        self._channel.close(linger_ms)
+        self._dial.close()
+        if self._line and self._channel:
+            self._line.monitor.close()
+            self._channel.close(linger_ms)
+
+    def obstacle(self) -> str:
+        """A sentence on why whoever answers at its address cannot be trusted, or nothing."""
+        return "" if self._channel else self._dial.obstacle()
 
     def _serve(self) -> None:
-        changes = list(islice(self._monitor.changes(), _MOST_CHANGES))
+        if not self._line and (line := self._dial.answered()):
+            self._line, self.key = line, line.key
+            self._channel = Channel(line.socket, self._net.tap)
+            self._connection(connected=True)
+        if not self._line or not self._channel:
+            return
+        if self.key and not self._net.door.admits(self.key):
+            raise NodeRefused(self.name, f"worker {self._who} is not used any more: its key was revoked")
+        changes = list(islice(self._line.monitor.changes(), _MOST_CHANGES))
         for _, message in self._channel.batch():
             self._take(message)  # what was said before the connection ended tells why it did
         for connected in changes:
             self._connection(connected)
         if self.feeder:
             self._feed(self.feeder)
+
+    def _connected(self) -> Channel:
+        if self._channel is None:
+            raise UnreachableError("no connection")
+        return self._channel
 
     @property
     def _who(self) -> str:
@@ -196,7 +232,7 @@ class RemoteWorker:
 
     def _meet(self, hello: Hello) -> None:
         self.hello, self.name = hello, plain(hello.name) or self.address
-        weights, monitor = self._net.connect_watched(WEIGHTS, self._host, hello.weights_port, self._identity)
+        weights, monitor = self._net.connect_watched(WEIGHTS, self._host, hello.weights_port, self._identity, self.key)
         self.feeder = Feeder(Channel(weights, self._net.tap, share=True), monitor, self._session)
 
     def _refused(self, refusal: Refuse) -> NodeRefused:

@@ -22,6 +22,7 @@ from allreduce.base import Endpoints
 from tpi import __version__
 from tpi.cachelimit import CacheLimit
 from tpi.errors import MessageError, PlanError, TpiError, UsageError
+from tpi.keys.door import Door
 from tpi.net.channel import Channel, UnreachableError
 from tpi.net.codec import PROTOCOL, WrongProtocolError
 from tpi.net.messages import (
@@ -73,6 +74,7 @@ class WorkerOptions:
     threads: int = 0
     cache_limit: CacheLimit | None = None  # of the cache; None: somebody else sees to that
     attached: bool = False  # leave when stdin closes, that is when the parent process is gone
+    door: Door | None = None  # who may connect from other machines; None: by the user's keys
 
     def __post_init__(self) -> None:
         if not self.name or plain(self.name) != self.name:
@@ -98,11 +100,13 @@ class Master:
     session: int
     name: str
     profile: Profile
+    key: bytes  # that it has proved to own; empty on this machine
     epoch: int = 0
+    guests: frozenset[bytes] = frozenset()  # keys of those with whom its plan has this worker sum: it answers for them
 
-    def sent(self, peer: bytes, message: object) -> bool:
-        """Whether a message that came from `peer` is this master's."""
-        return peer == self.identity and getattr(message, "session", None) == self.session
+    def sent(self, peer: bytes, key: bytes, message: object) -> bool:
+        """Whether a message that came from `peer`, the owner of `key`, is this master's."""
+        return (peer, key) == (self.identity, self.key) and getattr(message, "session", None) == self.session
 
 
 class Daemon:
@@ -117,7 +121,7 @@ class Daemon:
         """
         self.options = options
         self._cache = ShardCache(options.cache, options.cache_limit)
-        self._net = Net()
+        self._net = Net(door=options.door)
         self._stopping = False
         self._master: Master | None = None
         self._outbox: deque[object] = deque()
@@ -125,12 +129,12 @@ class Daemon:
         for end in (self._wakeups, self._waker):
             end.setblocking(False)
         control, weights = self._bind()
-        self._control = Channel(control)
+        self._control = Channel(control, admits=self._net.door.admits)
         self._control.known = lambda peer: self._master is not None and peer == self._master.identity
         self._lease = Lease()
         self._gate = Gate((self.ports.control, self.ports.collective, self.ports.weights))
         self._beats = 0
-        self._weights = Channel(weights)
+        self._weights = Channel(weights, admits=self._net.door.admits)
         endpoints = Endpoints(self._net, self._collective)
         self._compute = Compute(self._cache, Fetcher(self._weights), endpoints, build, self._post, check)
 
@@ -189,7 +193,7 @@ class Daemon:
             self._answer(peer, Refuse(f"{__version__} (protocol {PROTOCOL})", 0, "version", ""))
         elif isinstance(message, Join):
             self._join(peer, message)
-        elif self._master is not None and self._master.sent(peer, message):
+        elif self._master is not None and self._master.sent(peer, self._control.key, message):
             self._heard()
             self._obey(self._master, message)
         else:
@@ -202,7 +206,7 @@ class Daemon:
         if not peer.startswith(master_identity(join.session)):
             self._compute.dropped += 1
             return
-        if self._master is not None and self._master.identity != peer:
+        if self._master is not None and (self._master.identity, self._master.key) != (peer, self._control.key):
             self._beat()  # it may have died a moment ago
             if self._lease.yields():
                 self._yield(plain(join.name))
@@ -216,7 +220,7 @@ class Daemon:
             name = plain(join.name)
             log.info("serving %s", name)
             profile = measure_machine(options.cache, options.threads, options.memory)
-            self._master = Master(peer, join.session, name, profile)
+            self._master = Master(peer, join.session, name, profile, self._control.key)
             self._compute.master = peer
             self._lease = Lease()
         profile = self._master.profile
@@ -230,6 +234,7 @@ class Daemon:
             pass  # it was heard
         elif isinstance(message, Assign) and message.epoch > master.epoch:
             master.epoch = message.epoch
+            master.guests = self._net.door.guests = frozenset(peer.key for peer in message.peers if peer.key)
             self._compute.plan = (master.session, message.epoch)
             self._compute.put(replace(message, options=limited(message.options, master.profile)))
         elif isinstance(message, Abort) and message.epoch == master.epoch:
@@ -248,8 +253,15 @@ class Daemon:
         self._gate.watch()
         if self._lease.over():
             self._leave("it was silent for a day")
+        self._lock_out()
         if self._beats % self._lease.pace() == 0:
             self._beat()
+
+    def _lock_out(self) -> None:
+        """Leave a master whose key, or that of one of whose nodes, was revoked; their connections end."""
+        if self._master and self._net.door.any_refused({self._master.key, *self._master.guests}):
+            self._leave("a key was revoked")
+            self._net.sever()
 
     def _heard(self) -> None:
         waited = self._lease.pace() > 1
@@ -284,6 +296,7 @@ class Daemon:
             return
         log.info("%s left: %s", self._master.name, reason)
         master, self._master = self._master, None
+        self._net.door.guests = frozenset()
         self._compute.plan = IDLE
         self._compute.put(Abort(master.session, master.epoch))
 

@@ -1,0 +1,84 @@
+"""Finding out who answers at an address: the address says where, the key says who.
+
+A line is opened for every key that may be met there, and the first that proves to be right is kept. On this machine no
+key is needed; a worker that listens beyond it asks for one all the same, and then has this machine's own.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from tpi.keys.text import short_key
+from tpi.net.monitor import Monitor, Socket
+from tpi.net.sockets import CONTROL, Net, split_address
+
+_MOST_LINES = 32  # to one address
+
+
+@dataclass
+class Line:
+    """A connection under way to whoever has `key`; empty: to anybody on this machine."""
+
+    socket: Socket
+    monitor: Monitor
+    key: bytes
+    failed: bool = False
+
+    def close(self) -> None:
+        """Hang up."""
+        self.monitor.close()
+        self.socket.close(0)
+
+
+class Dial:
+    """The lines to one address. Used by one thread at a time."""
+
+    def __init__(self, net: Net, address: str, identity: bytes) -> None:
+        """Raises UsageError if it is no address, or this machine's own key is unusable."""
+        self._net, self._address, self._identity = net, address, identity
+        self._host, self._port = split_address(address)
+        self._guarded = net.door.guards(self._host)
+        keys = net.door.trusted(self._host)[:_MOST_LINES] if self._guarded else (b"",)
+        self.lines = [self._line(key) for key in keys]
+
+    @property
+    def sockets(self) -> Iterator[Socket]:
+        """What to poll while waiting."""
+        return (line.monitor.events for line in self.lines)
+
+    def answered(self) -> Line | None:
+        """The line at whose end the right key answered; it is the caller's from now on, and the others are closed."""
+        for line in self.lines:
+            for connected in line.monitor.changes():
+                line.failed = True
+                if connected:
+                    self.lines.remove(line)
+                    self.close()
+                    return line
+        if not self._guarded and [line.key for line in self.lines if line.failed] == [b""]:
+            self.lines += [self._line(key) for key in self._net.door.trusted(self._host)[:_MOST_LINES]]
+        return None
+
+    def obstacle(self) -> str:
+        """A sentence on why no key answers, or nothing while one still may."""
+        mine = short_key(self._net.door.identity.public) if self._guarded else ""
+        if any(line.monitor.refused for line in self.lines):
+            return (
+                f"the worker at {self._address} does not let this machine's key ({mine}) in; "
+                "pair the two again: run tpi pair there, and then here"
+            )
+        if not self._guarded or not all(line.failed for line in self.lines):
+            return ""
+        return (
+            f"whoever answers at {self._address} has none of the keys that this machine ({mine}) trusts; "
+            "if that is your worker, pair the two: run tpi pair there, and then here"
+        )
+
+    def close(self) -> None:
+        """Hang up all that are left."""
+        for line in self.lines:
+            line.close()
+        self.lines = []
+
+    def _line(self, key: bytes) -> Line:
+        socket, monitor = self._net.connect_watched(CONTROL, self._host, self._port, self._identity, key)
+        return Line(socket, monitor, key)

@@ -20,10 +20,8 @@ from master.text.tokenizer import Tokenizer
 from tests.support.inprocess import in_process_engine
 from tests.support.paths import DATA
 from tests.support.weights.floats import as_floats, shuffled
-from tpi.config import default_cache
 from tpi.kv import KvDtype
-from tpi.pack.builder.build import Opened, open_source, pack_model
-from tpi.pack.library.pull import pull
+from tpi.pack.builder.build import Opened, pack_model
 from tpi.pack.reader import Pack
 
 F32 = npt.NDArray[np.float32]
@@ -42,16 +40,15 @@ class Quality:
 class Text:
     """The text in chunks, with what f32 weights say of it."""
 
-    def __init__(self, packs: "Packs") -> None:
-        ids = Tokenizer.load(packs.get("f32")).encode(TEXT.read_text())
+    def __init__(self, original: Pack, folder: Path) -> None:
+        ids = Tokenizer.load(original).encode(TEXT.read_text())
         self.chunks = [ids[at : at + CHUNK] for at in range(0, len(ids), CHUNK)]
-        self.packs = packs
-        self.expected = list(self.log_probabilities(packs.get("f32")))
+        self._folder = folder
+        self.expected = list(self.log_probabilities(original))
 
     def log_probabilities(self, pack: Pack, kv: KvDtype | None = None) -> Iterator[F32]:
         """`[tokens, vocab]` for each chunk."""
-        cache = self.packs.folder / "shards"
-        with in_process_engine(pack, [1], cache, chunk=CHUNK, context=CHUNK + 1, kv=kv) as engine:
+        with in_process_engine(pack, [1], self._folder, chunk=CHUNK, context=CHUNK + 1, kv=kv) as engine:
             for chunk in self.chunks:
                 yield log_softmax(engine.logits(chunk))
 
@@ -70,12 +67,12 @@ class Packs:
     """A model in any format, packed when asked for."""
 
     def __init__(self, opened: Opened, folder: Path) -> None:
-        self.folder = folder
+        self._folder = folder
         self._opened = opened
 
     def get(self, dtype: str) -> Pack:
-        pack_model(self._opened, dtype, self.folder / dtype)
-        return Pack.open(self.folder / dtype)
+        pack_model(self._opened, dtype, self._folder / dtype)
+        return Pack.open(self._folder / dtype)
 
 
 def log_softmax(logits: F32) -> F32:
@@ -89,38 +86,36 @@ def surprise(log_probabilities: F32, tokens: list[int]) -> F32:
 
 
 @pytest.fixture(scope="module")
-def gguf() -> Path:
-    return pull("smollm2-135m", default_cache())
+def text(pack: Pack, tmp_path_factory: pytest.TempPathFactory) -> Text:
+    return Text(pack, tmp_path_factory.mktemp("shards"))
 
 
 @pytest.fixture(scope="module", params=[as_floats, shuffled], ids=["as it is", "shuffled"])
-def text(request: pytest.FixtureRequest, gguf: Path, tmp_path_factory: pytest.TempPathFactory) -> Text:
-    return Text(Packs(request.param(gguf), tmp_path_factory.mktemp("quality")))
+def packs(request: pytest.FixtureRequest, gguf: Path, tmp_path_factory: pytest.TempPathFactory) -> Packs:
+    return Packs(request.param(gguf), tmp_path_factory.mktemp("quality"))
 
 
 @pytest.mark.timeout(300)
-def test_f32_is_the_model_as_it_was(gguf: Path, text: Text, tmp_path: Path) -> None:
+def test_f32_is_the_model_as_it_was(pack: Pack, text: Text, packs: Packs) -> None:
     """Their order changes nothing. (That f32 as it stands in the file equals transformers is for test_smollm2.)"""
-    pack_model(open_source(gguf), "f32", tmp_path / "f32")
-    original = Pack.open(tmp_path / "f32")
-    assert kv_dtype(original) == "f32"
-    quality = text.quality(original, chunks=1)
+    assert kv_dtype(pack) == "f32"
+    quality = text.quality(packs.get("f32"), chunks=1)
     assert abs(quality.divergence) < 1e-6
     assert abs(quality.perplexity - 1) < 1e-5
 
 
 @pytest.mark.timeout(300)
-def test_q8_keys_and_values(text: Text) -> None:
-    quality = text.quality(text.packs.get("f32"), kv="q8", chunks=2)
+def test_q8_keys_and_values(text: Text, packs: Packs) -> None:
+    quality = text.quality(packs.get("f32"), kv="q8", chunks=2)
     assert 0 < quality.divergence < 1e-3
     assert quality.perplexity < 1.005
 
 
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("dtype", ["q8", "q4"])
-def test_quantised_weights(text: Text, request: pytest.FixtureRequest, dtype: str) -> None:
+def test_quantised_weights(text: Text, packs: Packs, request: pytest.FixtureRequest, dtype: str) -> None:
     """Bounds on the divergence and the perplexity. Off its grid the promise does not hold: what was reached does."""
-    found = text.quality(text.packs.get(dtype))
+    found = text.quality(packs.get(dtype))
     promised = {"q8": Quality(1e-3, 1.01), "q4": Quality(0.1, 1.05)}
     reached = {"q8": Quality(1.5e-3, 1.01), "q4": Quality(0.15, 1.14)}
     bound = (reached if "shuffled" in request.node.callspec.id else promised)[dtype]

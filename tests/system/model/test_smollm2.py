@@ -11,9 +11,7 @@ from master.generation.answer import AnswerLimits, answer
 from master.generation.sampler import Sampler, Sampling
 from master.options import RunOptions
 from master.session import Session
-from tpi.config import default_cache
-from tpi.pack.library.locate import open_model
-from tpi.pack.library.pull import pull
+from tpi.pack.reader import Pack
 
 PROMPTS = (
     "What is the capital of France?",
@@ -35,26 +33,13 @@ class Expected:
 
 
 @pytest.fixture(scope="module")
-def gguf() -> Path:
-    return pull("smollm2-135m", default_cache())
-
-
-@pytest.fixture(scope="module")
-def cache(gguf: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A cache with the model packed in f32."""
-    cache = tmp_path_factory.mktemp("smollm2")
-    open_model(str(gguf), "f32", cache)
-    return cache
-
-
-@pytest.fixture(scope="module")
-def expected(gguf: Path, cache: Path) -> list[Expected]:
+def expected(gguf: Path, pack: Pack) -> list[Expected]:
     import torch
     from transformers import AutoModelForCausalLM
 
     from master.text.tokenizer import Tokenizer
 
-    tokenizer = Tokenizer.load(open_model(str(gguf), "f32", cache))
+    tokenizer = Tokenizer.load(pack)
     model = AutoModelForCausalLM.from_pretrained(gguf.parent, gguf_file=gguf.name, dtype=torch.float32).eval()
     return [_generate(model, tokenizer.encode_chat([{"role": "user", "content": text}])) for text in PROMPTS]
 
@@ -97,10 +82,10 @@ def assert_same_or_tied(made: list[int], wanted: Expected) -> None:
             return
 
 
-def test_chat_template_is_the_models_own(gguf: Path, cache: Path) -> None:
+def test_chat_template_is_the_models_own(pack: Pack) -> None:
     from master.text.tokenizer import Tokenizer
 
-    tokenizer = Tokenizer.load(open_model(str(gguf), "f32", cache))
+    tokenizer = Tokenizer.load(pack)
     text = tokenizer.render([{"role": "user", "content": "Hi"}])
     assert text.endswith("<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n")
     assert tokenizer.eos_ids == {0, 2}  # <|endoftext|>, <|im_end|>

@@ -12,21 +12,12 @@ from allreduce._mailbox import quantise
 from allreduce.algorithms.loopback import Board
 from tests.support.inprocess import CONTEXT, in_process_engine
 from tests.support.paths import DATA
-from tpi.config import default_cache
 from tpi.net.wire import wire_format
-from tpi.pack.library.locate import open_model
-from tpi.pack.library.pull import pull
 from tpi.pack.reader import Pack
 
 TEXT = DATA / "quality.txt"
 CHUNKS = 4
 LIMIT = 1e-3
-
-
-@pytest.fixture(scope="module")
-def pack(tmp_path_factory: pytest.TempPathFactory) -> Pack:
-    gguf = pull("smollm2-135m", default_cache())
-    return open_model(str(gguf), "f32", tmp_path_factory.mktemp("wire"))
 
 
 def log_probabilities(pack: Pack, wire: str, cache: Path, monkeypatch: pytest.MonkeyPatch) -> np.ndarray:

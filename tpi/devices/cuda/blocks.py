@@ -96,7 +96,7 @@ def _activated(vectors: SpecVectors, spec: FfnSpec, gate: Tensor, up: Tensor, in
     tokens, neurons = up.shape
     launch(
         activate.activate, (tokens, -(-neurons // _NEURONS)), gate, up, own.get("gate_bias", up), own.get("up_bias",
-        up), up if index is None else index, out, neurons, KIND=spec.activation, GATED=spec.gated, GATE_BIAS="gate_bias"
-        in own, UP_BIAS="up_bias" in own, INDEXED=index is not None, SIZE=_NEURONS,
+        up), up if index is None else index, out, neurons, spec.threshold, KIND=spec.activation, GATED=spec.gated,
+        GATE_BIAS="gate_bias" in own, UP_BIAS="up_bias" in own, INDEXED=index is not None, SIZE=_NEURONS,
     )  # fmt: skip
     return out

@@ -20,7 +20,7 @@ POINTERS = {"data": "u8", "codes": "i8", "rest": "i8", "index": "i32", "position
             "tables": "i32", "kv_index": "i32"}  # fmt: skip
 FLOATS = {"x", "out", "scales", "weight", "bias", "gate", "up", "gate_bias", "up_bias", "inv_freq", "queries", "mixed",
           "largest", "heads"}  # fmt: skip
-SCALARS = {"eps", "rope_scale", "scale", "softcap"}
+SCALARS = {"eps", "rope_scale", "scale", "softcap", "threshold"}
 CACHES = {"cache", "keys", "values"}
 STORED = {"q8": "u8", "f16": "fp16", "f32": "fp32"}
 WHOLE = {"offset", "unit", "outputs", "vectors", "length", "hidden", "head_dim"}  # multiples of 16, in most models
@@ -52,7 +52,7 @@ CASES: list[tuple[Any, Constants]] = [
     *(
         (activate.activate, {"KIND": kind, "GATED": True, "GATE_BIAS": True, "UP_BIAS": True, "INDEXED": True,
                              "SIZE": 1024})
-        for kind in ("relu", "silu", "gelu", "gelu_tanh")
+        for kind in ("relu", "relu2", "fatrelu", "drelu", "silu", "gelu", "gelu_tanh")
     ),
     (heads.finish_heads, {"BIASED": True, "NORMED": True, "ROTATED": True, "SIZE": 128}),
     *((pages.append, {"FORMAT": format, "GROUPS": 4}) for format in STORED),

@@ -63,12 +63,12 @@ def test_ffn_of_mixed_formats(device: CudaDevice, format: Format, down: Format, 
     assert_ffn_agrees(device, case, ROUNDED)
 
 
-@pytest.mark.parametrize("activation", ["silu", "gelu", "gelu_tanh", "relu"])
+@pytest.mark.parametrize("activation", ["silu", "gelu", "gelu_tanh", "relu", "relu2", "fatrelu", "drelu"])
 @pytest.mark.parametrize("gated", [True, False])
 def test_activations_and_biases(device: CudaDevice, activation: Activation, gated: bool) -> None:
     random = np.random.default_rng(3)
     case = ffn_case(random, activation=activation, gated=gated, norm="layer", bias=True, tokens=2, units=1)
-    assert_ffn_agrees(device, case, TIGHT)
+    assert_ffn_agrees(device, replace(case, spec=replace(case.spec, threshold=0.4)), TIGHT)
 
 
 @pytest.mark.parametrize("hidden", [1, 19, 100])

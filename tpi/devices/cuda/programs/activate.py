@@ -13,10 +13,20 @@ def tanh(x):
 
 
 @triton.jit
-def activation(x, KIND: tl.constexpr):
-    """relu, silu, gelu (by the error function) or gelu_tanh of float32."""
-    if KIND == "relu":
-        return tl.maximum(x, 0.0, propagate_nan=tl.PropagateNan.ALL)
+def relu(x):
+    """Of what is no number, no number."""
+    return tl.maximum(x, 0.0, propagate_nan=tl.PropagateNan.ALL)
+
+
+@triton.jit
+def activation(x, threshold, KIND: tl.constexpr):
+    """relu and its kin, silu, gelu (by the error function) or gelu_tanh of float32; `threshold` is fatrelu's."""
+    if KIND == "relu" or KIND == "drelu":
+        return relu(x)
+    elif KIND == "relu2":
+        return relu(x) * relu(x)
+    elif KIND == "fatrelu":
+        return tl.where(x <= threshold, 0.0, x)
     elif KIND == "silu":
         return x / (1.0 + tl.exp(tl.minimum(-x, 88.0)))
     elif KIND == "gelu_tanh":
@@ -27,11 +37,14 @@ def activation(x, KIND: tl.constexpr):
 
 @triton.jit
 def activate(
-    gate, up, gate_bias, up_bias, index, out, neurons,
+    gate, up, gate_bias, up_bias, index, out, neurons, threshold,
     KIND: tl.constexpr, GATED: tl.constexpr, GATE_BIAS: tl.constexpr, UP_BIAS: tl.constexpr, INDEXED: tl.constexpr,
     SIZE: tl.constexpr,
 ):  # fmt: skip
-    """`out` = act(gate) * up, or act(up), of `[tokens, neurons]`; the biases are those of `index` if INDEXED."""
+    """`out` = act(gate) * up (drelu: * act(up)), or act(up), of `[tokens, neurons]`.
+
+    The biases are those of the neurons that `index` names if INDEXED.
+    """
     token = tl.program_id(0).to(tl.int64)
     place = tl.program_id(1) * SIZE + tl.arange(0, SIZE)
     inside = place < neurons
@@ -43,7 +56,9 @@ def activate(
         gates = tl.load(gate + token * neurons + place, mask=inside, other=0.0)
         if GATE_BIAS:
             gates += tl.load(gate_bias + neuron, mask=inside, other=0.0)
-        values *= activation(gates, KIND)
+        if KIND == "drelu":
+            values = relu(values)
+        values *= activation(gates, threshold, KIND)
     else:
-        values = activation(values, KIND)
+        values = activation(values, threshold, KIND)
     tl.store(out + token * neurons + place, values, mask=inside)

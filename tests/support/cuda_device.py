@@ -1,0 +1,14 @@
+"""A CUDA device for tests: a card if `TPI_TEST_CARD` is set, else torch on the CPU and Triton's interpreter."""
+
+import os
+
+from tpi.devices.cuda.backend import CpuBackend
+from tpi.devices.cuda.device import CudaDevice, open_cuda
+
+
+def open_tested(limit: int | None = None) -> CudaDevice:
+    """The device, with an arena of `limit` bytes; whoever opens it closes it."""
+    if os.environ.get("TPI_TEST_CARD"):
+        return open_cuda("", limit)
+    assert os.environ.get("TRITON_INTERPRET") == "1", "without a card these cases need TRITON_INTERPRET=1"
+    return CudaDevice(CpuBackend(), limit)

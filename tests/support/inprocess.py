@@ -23,13 +23,14 @@ from tpi.kv import KvDtype, pages_for
 from tpi.net.messages import NodeOptions, PeerAddress, Step
 from tpi.pack.reader import Pack
 from tpi.partition import Range
-from worker.node.build import Accelerator, build_node
+from worker.equipment import Beside
+from worker.node.build import build_node
 from worker.node.node import Node
 from worker.node.order import Order, plain
 from worker.shards.cache import ShardCache
 
 CONTEXT = 128
-NOBODY: Mapping[int, Accelerator] = {}
+NOBODY: Mapping[int, Beside] = {}
 
 
 class ThreadedWorkers:
@@ -78,7 +79,7 @@ def in_process_deployment(
     order: Order = plain,
     host: HostDevice | None = None,
     disk: Disk | None = None,
-    accelerators: Mapping[int, Accelerator] = NOBODY,
+    accelerators: Mapping[int, Beside] = NOBODY,
     pool: int | None = None,
     **more: Any,
 ) -> Deployment:

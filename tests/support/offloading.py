@@ -12,11 +12,12 @@ from master.deployment.deployment import Deployment
 from master.generation.engine import Engine
 from master.generation.request import Request, Sampled
 from master.generation.sampler import Sampler, Sampling
+from scheduler.model.machine import LAPTOP
 from tests.support.inprocess import in_process_deployment
 from tpi.devices.base import Device
+from tpi.offloading import OffloadOptions
 from tpi.pack.reader import Pack
-from worker.node.build import Accelerator
-from worker.plan.offload import OffloadOptions
+from worker.equipment import Beside
 
 GREEDY = Sampling(temperature=0)
 
@@ -31,7 +32,7 @@ def offloaded(
     **more: Any,
 ) -> Iterator[Deployment]:
     """A deployment whose ranks have these accelerators; when it is closed nothing may be left in their memory."""
-    accelerators = {rank: Accelerator(device, options) for rank, device in devices.items()}
+    accelerators = {rank: Beside(device, LAPTOP, options) for rank, device in devices.items()}
     with ExitStack() as stack:
         for device in devices.values():
             stack.callback(_check_empty, device)

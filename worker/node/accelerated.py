@@ -46,10 +46,12 @@ class Accelerated:
         self._placed = placed
         self._queue = TransferQueue(trace)
         self._ring: DeviceRing | None = None
+        self._short = False  # the last step
         with ExitStack() as stack:
             stack.enter_context(closing(self))
             pages = residence.budget.pages
-            self._own = placed.pages(device, plan, sorted(self._offload.kv_on), pages, plan.kv_heads)
+            on = self._offload.layers if self._offload.kv == "gpu" else []
+            self._own = placed.pages(device, plan, on, pages, plan.kv_heads)
             self.home = self._home(pages)
             self._staged = self._stages(pages) if self._offload.staged else None
             stack.pop_all()
@@ -64,17 +66,18 @@ class Accelerated:
 
     def pages(self, layer: int) -> HeldPages:
         """Where attention of `layer` finds its keys and values on the accelerator."""
-        if layer in self._offload.kv_on:
+        if self._offload.kv == "gpu":
             return self._own
         assert self._staged is not None
         return self._staged
 
     def begin(self, short: bool) -> None:
-        """A step begins, which a short one computes on the host, as far as that may be."""
+        """A step begins; where short ones are computed elsewhere than long ones, what the last one left is awaited."""
         if self._staged is not None:
             self._staged.begin()
-        if short and self._offload.crossover > 1:
+        if short != self._short and self._offload.long != self._offload.short:
             self.settle()
+        self._short = short
 
     def settle(self) -> None:
         """Wait for all transfers: what the host holds is not read for the accelerator meanwhile."""
@@ -89,7 +92,7 @@ class Accelerated:
         if not fed:
             return
         ring = self._offload.ring
-        numbers = {piece: number for number, piece in enumerate(self._offload.fed)}
+        numbers = {piece: number for number, piece in enumerate(self._offload.lifted)}
         local = Ring(ring.size, tuple(numbers[piece] for piece in ring.blocks), ring.offsets, ring.lags)
         memory = self._placed.allocate(self.device, ring.size)
         self._ring = DeviceRing(
@@ -124,7 +127,7 @@ class Accelerated:
     def _home(self, pages: int) -> KvPages:
         config, plan = self._plan.config, self._plan
         dtype, memory = plan.options.kv_dtype, self.device.staging
-        return KvPages.allocate(self._offload.staged, pages, plan.kv_heads, config.head_dim, dtype, memory)
+        return KvPages.allocate(self._offload.home, pages, plan.kv_heads, config.head_dim, dtype, memory)
 
     def _stages(self, pages: int) -> StagedPages:
         room = self._placed.pages(self.device, self._plan, range(self._offload.stages), pages, self._plan.kv_heads)

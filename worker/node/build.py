@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from contextlib import ExitStack, closing
-from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
@@ -17,6 +16,7 @@ from tpi.net.messages import Assign
 from tpi.progress import Progress, silent
 from tpi.system.machine import usable_cores
 from tpi.trace import OFF, Trace
+from worker.equipment import Beside
 from worker.node.block import Block
 from worker.node.loop import BlockLoop, unchecked
 from worker.node.node import Node
@@ -24,27 +24,11 @@ from worker.node.order import Order, plain
 from worker.node.sources import open_weights
 from worker.plan.fit import Tables
 from worker.plan.node_plan import NodeBlock, NodePlan, node_plan
-from worker.plan.offload import OffloadOptions, decide_offload
 from worker.plan.residence import decide
 from worker.shards.image import HeldBlock
 
-_NO_LIMIT = 1 << 60  # bytes
 _SPIN_US = 300  # about what a thread takes to fall asleep and wake up again
 _PREFILL = 128  # tokens of the prefill step that the collective is chosen for
-
-
-@dataclass(frozen=True)
-class Accelerator:
-    """A device beside the host, and how it is to be used."""
-
-    device: Device
-    options: OffloadOptions = field(default_factory=OffloadOptions)
-
-    @property
-    def room(self) -> int:
-        """Bytes of its memory that are left."""
-        limit = self.device.memory.limit
-        return (_NO_LIMIT if limit is None else limit) - self.device.memory.used
 
 
 def build_node(
@@ -56,7 +40,7 @@ def build_node(
     disk: Disk | None = None,
     host: Device | None = None,
     others: Sequence[tuple[Device, float]] = (),
-    accelerator: Accelerator | None = None,
+    accelerator: Beside | None = None,
     order: Order = plain,
 ) -> Node:
     """Everything that runs `assign` on this node; `held` are `assign.blocks`, in that order.
@@ -79,7 +63,9 @@ def build_node(
     offload = None
     if accelerator is not None:
         devices.append(accelerator.device)
-        offload = decide_offload(plan, accelerator.room, accelerator.options)
+        from worker.plan.offload import decide_offload  # heavier than all that the host alone needs
+
+        offload = decide_offload(plan, accelerator.machine, accelerator.options, tables)
     residence = decide(plan, held, kernels, tables, disk, shares, offload)
     spec = _group_spec(plan, kernels.threads())
     with ExitStack() as stack:  # what is open is closed if the rest fails, so that another plan finds the memory free

@@ -5,6 +5,7 @@ Rank 0 is one too.
 
 from contextlib import ExitStack
 from itertools import cycle
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
@@ -16,11 +17,13 @@ from tpi.kernels.spec import PAGE_TOKENS, Batch
 from tpi.kv import pages_for
 from tpi.net.messages import Steady, Step
 from tpi.trace import NoTrace
-from worker.node.accelerated import Accelerated
 from worker.node.loop import BlockLoop
 from worker.node.pages import PageTables
 from worker.plan.residence import Residence
 from worker.service.served import Figures
+
+if TYPE_CHECKING:
+    from worker.node.accelerated import Accelerated
 
 F32 = npt.NDArray[np.float32]
 
@@ -29,7 +32,7 @@ class Node:
     """Runs steps as the master sends them. `worker.service.served.ServedNode` is what the daemon knows of it."""
 
     def __init__(
-        self, loop: BlockLoop, residence: Residence, resources: ExitStack, link: Accelerated | None = None
+        self, loop: BlockLoop, residence: Residence, resources: ExitStack, link: "Accelerated | None" = None
     ) -> None:
         """`resources` are given back when the node is closed; `link` is its accelerator's."""
         self.link = link

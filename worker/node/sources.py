@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack, closing, nullcontext
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from scheduler.weights import Arrangement, Hold, Weights
 from scheduler.window.load import Verify
@@ -13,7 +13,6 @@ from tpi.devices.base import Device, Pending
 from tpi.kv import KvPages
 from tpi.progress import Progress
 from tpi.trace import OFF, NoTrace
-from worker.node.accelerated import Accelerated
 from worker.node.placed import Placed
 from worker.node.segment import HeldPages, Launch, Segment, open_segment
 from worker.plan.checksums import Checksums
@@ -22,6 +21,9 @@ from worker.plan.places import Place, Visits
 from worker.plan.residence import Residence
 from worker.plan.segments import NodeSegment
 from worker.shards.image import HeldBlock
+
+if TYPE_CHECKING:
+    from worker.node.accelerated import Accelerated
 
 
 def open_weights(
@@ -32,7 +34,7 @@ def open_weights(
     devices: Sequence[Device],
     trace: NoTrace,
     progress: Progress,
-) -> tuple[Weights[Segment], Accelerated | None]:
+) -> tuple[Weights[Segment], "Accelerated | None"]:
     """The weights of a node, loaded where they stay, and its accelerator; `stack` closes what is opened.
 
     `devices` are the node's, the host first. Errors as `worker.node.build.build_node`.
@@ -40,6 +42,8 @@ def open_weights(
     placed = stack.enter_context(closing(Placed()))
     link = None
     if residence.offload is not None:
+        from worker.node.accelerated import Accelerated
+
         link = stack.enter_context(closing(Accelerated(devices[1], plan, residence, placed, trace)))
     window = stack.enter_context(closing(_window(plan, residence, held, trace, progress)))  # closed first: it is read
     kept = _load_kept(plan, residence, held, devices, placed)
@@ -81,7 +85,7 @@ def traced(device: Device, trace: NoTrace, name: str) -> Launch:
 class _Sources:
     window: Window
     kept: Sequence[Hold]
-    link: Accelerated | None
+    link: "Accelerated | None"
 
     def hold(self, place: Place) -> Hold:
         if place.source == "window":
@@ -133,7 +137,7 @@ def _load_kept(
 
 
 def _pages(
-    plan: NodePlan, residence: Residence, devices: Sequence[Device], placed: Placed, link: Accelerated | None
+    plan: NodePlan, residence: Residence, devices: Sequence[Device], placed: Placed, link: "Accelerated | None"
 ) -> Callable[[int, int], HeldPages]:
     """Keys and values for a device (by its number) and a layer."""
     config, count = plan.config, residence.budget.pages

@@ -16,7 +16,6 @@ from tpi.pack.layout import BlockKind
 from tpi.system.machine import usable_cores
 from tpi.trace import TRACE_BYTES
 from worker.plan.node_plan import NodePlan
-from worker.plan.offload import OffloadPlan
 from worker.plan.segments import NodeSegment, tiles
 
 _EVERYTHING = 1 << 60  # bytes: with the scheduler off, memory is no limit
@@ -40,10 +39,9 @@ class Hosted:
     kv_layers: int | None = None  # of which keys and values live there; None: of all
 
     @classmethod
-    def of(cls, pieces: Sequence[NodeSegment], sizes: Sequence[int], offload: OffloadPlan | None = None) -> "Hosted":
-        """Pieces of these sizes, and the keys and values that do not live on an accelerator."""
-        layers = None if offload is None else len(offload.staged)
-        return cls(tuple(sizes), tuple(piece.block.kind for piece in pieces), layers)
+    def of(cls, pieces: Sequence[NodeSegment], sizes: Sequence[int], kv_layers: int | None = None) -> "Hosted":
+        """Pieces of these sizes, and the keys and values of so many layers."""
+        return cls(tuple(sizes), tuple(piece.block.kind for piece in pieces), kv_layers)
 
 
 def fit(

@@ -1,38 +1,36 @@
 """What a node keeps on its accelerator, what passes through it, and where keys and values live (PIPO, section 3.5).
 
-Segments that stay on the accelerator are computed there, always. The others lie in the host's memory or on its disk; a
-step of enough tokens has them copied to the accelerator, one after the other, and a shorter one computes them where
-they lie. Their keys and values then live in the host's memory, and visit the accelerator when it attends.
+Pieces that stay on the accelerator are computed there, always. The others lie in the host's memory or on its disk: a
+step takes them to the accelerator, one after the other, or computes them where they lie, and which of the two may
+differ between long steps and short ones. `scheduler.model.offload` chooses by predicted time; here its answer becomes
+the pieces, the ring and the pages of one node.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Literal
 
-from scheduler.model.placement import Placement, Speeds, place, spread
-from scheduler.model.ring import EMPTY, Ring, neighbours, smallest
+from scheduler.model.machine import NodeMachine
+from scheduler.model.offload.choice import choose
+from scheduler.model.offload.memory import Needs
+from scheduler.model.offload.problem import Limits, Problem
+from scheduler.model.offload.threshold import turning_point
+from scheduler.model.offload.work import KvTier, NodeWork, Offload, Place, Request, SegmentWork, TableWork
+from scheduler.model.placement import Placement
+from scheduler.model.ring import EMPTY, Ring, smallest
+from tpi.config import ModelConfig
 from tpi.devices.pages import PAGE, round_up
 from tpi.errors import PlanError
-from tpi.kv import page_bytes
-from worker.plan.node_plan import NodePlan
+from tpi.kernels.spec import PAGE_TOKENS
+from tpi.kv import page_bytes, vector_bytes
+from tpi.offloading import OffloadOptions
+from worker.plan.fit import Tables, need
+from worker.plan.node_plan import NodePlan, RunUnits
 from worker.plan.segments import NodeSegment, cut_pieces
 
-Weights = Literal["auto", "gpu", "ram", "disk"]
-KvPlace = Literal["auto", "gpu", "ram"]
-Pipeline = Literal["auto", "performance", "memory"]
-LINK = Speeds(disk=8e9, compute=100e9)  # a laptop's PCIe and GPU, where nothing was measured
-
-
-@dataclass(frozen=True)
-class OffloadOptions:
-    """How a node is to use its accelerator. `auto` is chosen by what fits."""
-
-    weights: Weights = "auto"  # gpu: all stay there; ram, disk: all come from there for each use
-    kv: KvPlace = "auto"
-    pipeline: Pipeline = "auto"  # performance: the next segment loads while one computes; memory: one at a time
-    crossover: int = 1  # tokens of a step from which what streams is computed on the accelerator; fewer: on the host
-    speeds: Speeds = LINK  # of the link (`disk`) and the accelerator
+_DEPTH = {"performance": 2, "memory": 1}  # segments in the ring at once, and layers' pages beside them
+_VALUE = 4  # bytes of an activation
+Numbers = frozenset[int]
 
 
 @dataclass(frozen=True)
@@ -40,177 +38,169 @@ class OffloadPlan:
     """The decision. Pieces are all of the node's, in order of use; numbers index them."""
 
     pieces: tuple[NodeSegment, ...]
-    kept: frozenset[int]  # stay on the accelerator
-    ring: Ring  # the others', in its memory; `EMPTY` where all stay
-    kv_on: frozenset[int]  # layers whose keys and values live on the accelerator
-    stages: int  # layers' pages that are there at once while they visit it
-    kv_layer_bytes: int  # of one layer's pages
+    kept: Numbers  # stay on the accelerator
+    long: Numbers  # of the others: computed there in steps of `crossover` tokens and more
+    short: Numbers  # and in shorter ones
     crossover: int
-    weights: Weights
+    kv: KvTier
+    depth: int  # of the ring, and of the pages that visit the accelerator
+    kv_layer_bytes: int  # of one layer's pages
+    in_ram: bool | None = None  # where the others lie: all in memory, all on disk, or (None) as fits
 
     @property
     def fed(self) -> list[int]:
-        """Pieces that pass through the ring."""
+        """Pieces that lie in the host's memory or on its disk, in order of use."""
         return [number for number in range(len(self.pieces)) if number not in self.kept]
 
+    @property
+    def lifted(self) -> list[int]:
+        """Of these, the ones that pass through the ring."""
+        return sorted(self.long | self.short)
+
     @cached_property
-    def staged(self) -> tuple[int, ...]:
-        """Layers whose keys and values live in the host's memory, in order of use."""
-        return tuple(layer for layer in attention_layers(self.pieces) if layer not in self.kv_on)
+    def ring(self) -> Ring:
+        """Where they pass through; its blocks are numbers of pieces."""
+        sizes = [_size(piece) for piece in self.pieces]
+        return smallest(self.lifted, sizes, self.depth) if self.lifted else EMPTY
+
+    @property
+    def layers(self) -> list[int]:
+        """Layers that attend, in order of use."""
+        return list(dict.fromkeys(piece.block.layer for piece in self.pieces if piece.block.kind == "attention"))
+
+    @property
+    def staged(self) -> list[int]:
+        """Layers that attend on the accelerator, whose keys and values live in the host's memory."""
+        there = self.kept | self.long | self.short
+        attending = {self.pieces[number].block.layer for number in there if self._attends(number)}
+        return [layer for layer in self.layers if layer in attending] if self.kv == "ram" else []
+
+    @property
+    def stages(self) -> int:
+        """Layers' pages that visit the accelerator at once."""
+        return min(self.depth, len(self.staged))
+
+    @property
+    def home(self) -> list[int]:
+        """Layers whose keys and values live in the host's memory."""
+        return self.layers if self.kv == "ram" else []
 
     @property
     def memory_bytes(self) -> int:
-        """Bytes that all of it takes on the accelerator."""
+        """Bytes that all of it takes on the accelerator, but for the buffers of its kernels."""
         kept = sum(_size(self.pieces[number]) for number in self.kept)
-        visiting = self.stages if self.staged else 0
-        return kept + self.ring.size + (len(self.kv_on) + visiting) * self.kv_layer_bytes
+        layers = len(self.layers) if self.kv == "gpu" else self.stages
+        return kept + self.ring.size + layers * self.kv_layer_bytes
 
     def below(self, sizes: Sequence[int], fitting: Placement) -> Placement:
-        """What of the pieces that are fed stays in the host's memory: what fits, all, or none; `sizes` are theirs.
+        """What of the fed pieces stays in the host's memory: what fits, all, or none; `sizes` are theirs.
 
         Raises:
             PlanError: if all are to stay there and do not fit.
         """
-        if self.weights == "ram" and fitting.streamed_bytes:
+        if self.in_ram and fitting.streamed_bytes:
             short = -(-fitting.streamed_bytes >> 20)
             raise PlanError(f"--weights ram keeps all weights in memory, and {short}MiB of them do not fit; try auto")
-        if self.weights != "disk":
+        if self.in_ram is not False or not sizes:
             return fitting
-        every = range(len(sizes))
-        rings = [smallest(every, sizes, depth) for depth in (2, 1)]
+        rings = [smallest(range(len(sizes)), sizes, depth) for depth in (2, 1)]
         ring = next((ring for ring in rings if ring.size <= fitting.memory_bytes), rings[-1])
         return Placement(tuple(sizes), frozenset(), ring)
 
     def over(self, below: Placement) -> "OffloadPlan":
-        """The same above a tier that reads from disk in the order of use: its segments are all fed, or all the host's.
+        """The same above a tier that reads from disk in the order of use: a step takes all of it up, or nothing."""
+        if not below.streamed_bytes:
+            return self
+        every = frozenset(self.fed)
+        return replace(self, long=every if self.long else self.long, short=every if self.short else self.short)
 
-        Where keys and values keep some attention on the accelerator, a short step is computed there as a whole.
-        """
-        mixed = len({self.here(number) for number in self.fed}) > 1
-        return replace(self, crossover=1) if mixed and below.streamed_bytes else self
-
-    def here(self, number: int) -> bool:
-        """Whether a short step computes this piece on the host: it does not stay on the accelerator, nor its KV."""
-        piece = self.pieces[number]
-        visits = number not in self.kept and self.crossover > 1
-        return visits and (piece.block.kind != "attention" or piece.block.layer not in self.kv_on)
+    def _attends(self, number: int) -> bool:
+        return self.pieces[number].block.kind == "attention"
 
 
-def attention_layers(pieces: Sequence[NodeSegment]) -> list[int]:
-    """Layers that attend, in order of use."""
-    return list(dict.fromkeys(piece.block.layer for piece in pieces if piece.block.kind == "attention"))
-
-
-def decide_offload(plan: NodePlan, room: int, options: OffloadOptions) -> OffloadPlan:
-    """What goes where, if the accelerator has `room` bytes for weights, keys and values: the first that fits of
-
-    everything kept; the next segment loading while one computes; one segment at a time.
+def decide_offload(
+    plan: NodePlan, machine: NodeMachine, options: OffloadOptions, tables: Tables | None = None
+) -> OffloadPlan:
+    """What goes where on `machine`, whose accelerator has the memory that is left for this.
 
     Raises:
-        PlanError: if what the options ask for does not fit; names the smallest room that would do.
+        PlanError: if what the options ask for does not fit; names the smallest setting that would do.
     """
-    choice = _Choice(plan, room, options)
-    for attempt in choice.attempts():
-        if attempt.memory_bytes <= room:
-            return attempt
-    asked = f"--weights {options.weights}, --kv {options.kv} and --pipeline {options.pipeline}"
-    raise PlanError(
-        f"{room >> 20}MiB of the accelerator's memory do not hold what {asked} ask for; "
-        f"{-(-choice.least() >> 20)}MiB beside its buffers would do"
+    pieces = tuple(replace(piece, device=1) for piece in cut_pieces(plan))
+    problem = _problem(plan, pieces, machine, options, tables)
+    chosen = choose(problem).offload
+    kept = frozenset(number for number, tier in enumerate(chosen.residence) if tier == "gpu")
+    long, short, crossover = _by_length(problem, chosen, options, kept)
+    return OffloadPlan(
+        pieces=pieces,
+        kept=kept,
+        long=long,
+        short=short,
+        crossover=crossover,
+        kv=chosen.kv,
+        depth=_DEPTH[chosen.pipeline],
+        kv_layer_bytes=_layer_bytes(plan),
+        in_ram={"ram": True, "disk": False}.get(options.weights),
     )
 
 
-class _Choice:
-    """The search for one node."""
-
-    def __init__(self, plan: NodePlan, room: int, options: OffloadOptions) -> None:
-        self._pieces = tuple(replace(piece, device=1) for piece in cut_pieces(plan))
-        self._sizes = [_size(piece) for piece in self._pieces]
-        self._layers = attention_layers(self._pieces)
-        self._room, self._options = room, options
-        half = page_bytes(1, plan.kv_heads, plan.config.head_dim, plan.options.kv_dtype) // 2 * plan.options.pages
-        self._kv_layer = 2 * round_up(half)
-
-    def attempts(self) -> Iterator[OffloadPlan]:
-        """From the fastest to the smallest; they may not fit."""
-        if self._options.weights in ("auto", "gpu"):
-            everything = frozenset(range(len(self._pieces)))
-            yield self._offload(everything, EMPTY, stages=2)
-            if self._options.kv == "auto":
-                yield self._offload(everything, EMPTY, stages=2, kv_on=frozenset())
-        if self._options.weights != "gpu":
-            for depth in self._depths:
-                yield self._keeping_some(depth)
-
-    def least(self) -> int:
-        """The fewest bytes that would do."""
-        if self._options.weights == "gpu":
-            return min(attempt.memory_bytes for attempt in self.attempts())
-        return self._keeping_none(self._depths[-1]).memory_bytes
-
-    @property
-    def _depths(self) -> tuple[int, ...]:
-        """Segments in the ring at once, and layers' pages beside them."""
-        return {"auto": (2, 1), "performance": (2,), "memory": (1,)}[self._options.pipeline]
-
-    def _keeping_none(self, depth: int) -> OffloadPlan:
-        every = list(range(len(self._pieces)))
-        return self._offload(frozenset(), smallest(every, self._sizes, depth), depth)
-
-    def _keeping_some(self, depth: int) -> OffloadPlan:
-        """As much as fits stays, unless the options say otherwise; the rest passes through a ring.
-
-        Keys and values of attention that stays do too: the fewest layers that they may be of are searched for.
-        """
-        best = self._keeping_none(depth)
-        low, high = 0, len(self._layers)
-        while low <= high and self._options.weights == "auto":
-            layers = (low + high) // 2
-            found = self._leaving_room(depth, layers)
-            if found is not None and found.memory_bytes > self._room:
-                low = layers + 1  # more layers than that attend there
-                continue
-            high = layers - 1
-            best = found or best
-        return best
-
-    def _leaving_room(self, depth: int, layers: int) -> OffloadPlan | None:
-        """What stays beside the keys and values of so many layers; None if the ring has no room then."""
-        kv = {"auto": layers, "gpu": len(self._layers), "ram": 0}[self._options.kv]
-        visiting = depth if kv < len(self._layers) else 0
-        room = (self._room - (kv + visiting) * self._kv_layer) // PAGE * PAGE
-        if room < neighbours(self._sizes, depth):
-            return None
-        choose = place if depth > 1 else _one_at_a_time
-        placement = choose(self._sizes, room, self._options.speeds)
-        return self._offload(placement.resident, placement.ring, depth)
-
-    def _offload(
-        self, kept: frozenset[int], ring: Ring, stages: int, kv_on: frozenset[int] | None = None
-    ) -> OffloadPlan:
-        attending = frozenset(attention_layers([self._pieces[number] for number in kept]))
-        chosen = {"auto": attending, "gpu": frozenset(self._layers), "ram": frozenset()}[self._options.kv]
-        return OffloadPlan(
-            pieces=self._pieces,
-            kept=kept,
-            ring=ring,
-            kv_on=chosen if kv_on is None else kv_on,
-            stages=stages,
-            kv_layer_bytes=self._kv_layer,
-            crossover=self._options.crossover,
-            weights=self._options.weights,
-        )
+def _by_length(
+    problem: Problem, chosen: Offload, options: OffloadOptions, kept: Numbers
+) -> tuple[Numbers, Numbers, int]:
+    """What of the other pieces long and short steps compute on the accelerator, and which steps are long."""
+    if options.crossover is None:
+        long, short = (_there(places) - kept for places in (chosen.prompt, chosen.decode))
+        return long, short, turning_point(problem, chosen)
+    every = frozenset(range(len(chosen.residence))) - kept
+    bound = frozenset(number for number in every if problem.attends[number, 0]) if chosen.kv == "gpu" else frozenset()
+    return every, every if options.crossover <= 1 else bound, options.crossover
 
 
-def _one_at_a_time(sizes: Sequence[int], room: int, speeds: Speeds) -> Placement:
-    """As many pieces as fit stay, evenly spread, beside a ring for the largest of the others."""
-    every = list(range(len(sizes)))
-    for count in range(len(sizes), -1, -1):
-        kept = frozenset(spread(every, count))
-        ring = smallest([number for number in every if number not in kept], sizes, 1)
-        if ring.size + sum(sizes[number] for number in kept) <= room:
-            return Placement(tuple(sizes), kept, ring)
-    raise AssertionError("the caller has seen that one piece fits")
+def _there(places: Sequence[Place]) -> Numbers:
+    return frozenset(number for number, place in enumerate(places) if place == "accelerator")
+
+
+def _problem(
+    plan: NodePlan, pieces: Sequence[NodeSegment], machine: NodeMachine, options: OffloadOptions, tables: Tables | None
+) -> Problem:
+    """The node's part as the cost model knows it; memory for rounding up to pages is set aside."""
+    demand, device = need(plan, tables), machine.accelerator
+    assert device is not None
+    rounding = PAGE * (len(pieces) + 4 * len(pieces))
+    accelerator = replace(device, memory=max(0, device.memory - rounding))
+    context = plan.options.pages * PAGE_TOKENS
+    work = NodeWork(
+        tuple(_segment_work(plan.config, piece, plan) for piece in pieces),
+        _VALUE * plan.config.hidden,
+        TableWork(demand.head, demand.head),
+    )
+    return Problem(
+        work=work,
+        machine=replace(machine, accelerator=accelerator, memory=plan.options.memory or machine.memory),
+        request=Request(min(512, context // 2), min(128, context // 2), 1, context),
+        needs=Needs(demand.token, demand.fixed),
+        limits=Limits(options.weights_tier, options.kv_tier, options.pipeline_kind),
+    )
+
+
+def _segment_work(config: ModelConfig, piece: NodeSegment, plan: NodePlan) -> SegmentWork:
+    weights = sum(_weights(run) for run in piece.runs)
+    if piece.block.kind != "attention":
+        return SegmentWork(piece.block.number, piece.block.kind, piece.nbytes, weights)
+    kv = 2 * plan.kv_heads * vector_bytes(config.head_dim, plan.options.kv_dtype)
+    return SegmentWork(
+        piece.block.number, piece.block.kind, piece.nbytes, weights, kv, 4 * plan.heads * config.head_dim
+    )
+
+
+def _weights(run: RunUnits) -> int:
+    return len(run.units) * run.layout.width * run.layout.hidden * len(run.layout.parts)
+
+
+def _layer_bytes(plan: NodePlan) -> int:
+    """Bytes of one layer's pages: keys and values, each from the start of a page of memory on."""
+    half = page_bytes(1, plan.kv_heads, plan.config.head_dim, plan.options.kv_dtype) // 2
+    return 2 * round_up(half * plan.options.pages)
 
 
 def _size(piece: NodeSegment) -> int:

@@ -1,11 +1,13 @@
 """Where each of a block's segments is computed, and where its bytes are then: what a step visits, as data."""
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
-from typing import Literal
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
 
-from worker.plan.offload import OffloadPlan
 from worker.plan.segments import NodeSegment, join
+
+if TYPE_CHECKING:
+    from worker.plan.offload import OffloadPlan
 
 Source = Literal["window", "kept", "ring"]
 """The host's window; the memory of its device, where it stays; the ring in an accelerator's memory."""
@@ -55,30 +57,26 @@ def staying(segments: Sequence[NodeSegment]) -> Places:
     return Places(visits, visits, tuple(segments))
 
 
-def through_accelerator(offload: OffloadPlan, window: Sequence[NodeSegment], numbers: Sequence[int]) -> Places:
-    """What stays there, what passes through it, and, for short steps, what the host computes.
+def through_accelerator(offload: "OffloadPlan", window: Sequence[NodeSegment], numbers: Sequence[int]) -> Places:
+    """What stays there, and for long and short steps what passes through it and what the host computes.
 
     The window has the segments `window`; the n-th piece that is fed is (part of) its number `numbers[n]`.
     """
     kept, part_of = join(offload.pieces, offload.kept)
-    places = [
-        Place(kept[number], "kept", 0) for number in dict.fromkeys(part_of[piece] for piece in sorted(offload.kept))
-    ]
-    stay = [replace(place, number=number) for number, place in enumerate(places)]
-    fed = [
-        _fed(offload.pieces[piece], window[number], number) for piece, number in zip(offload.fed, numbers, strict=True)
-    ]
-    ring = [Place(offload.pieces[piece], "ring", number) for number, piece in enumerate(offload.fed)]
-    here = {number: Place(window[number], "window", number) for number in numbers}
-    short = [
-        here[number] if offload.here(piece) else place
-        for place, piece, number in zip(ring, offload.fed, numbers, strict=True)
-    ]
+    chosen = [kept[number] for number in dict.fromkeys(part_of[piece] for piece in sorted(offload.kept))]
+    stay = [Place(segment, "kept", number) for number, segment in enumerate(chosen)]
+    within = dict(zip(offload.fed, numbers, strict=True))
+    ring = {piece: Place(offload.pieces[piece], "ring", number) for number, piece in enumerate(offload.lifted)}
+
+    def visits(there: frozenset[int]) -> Visits:
+        here = (Place(window[number], "window", number) for piece, number in within.items() if piece not in there)
+        return _by_block([*stay, *(ring[piece] for piece in sorted(there)), *dict.fromkeys(here)])
+
     return Places(
-        long=_by_block([*stay, *ring]),
-        short=_by_block([*stay, *dict.fromkeys(short)]),
-        kept=tuple(place.segment for place in stay),
-        fed=tuple(fed),
+        long=visits(offload.long),
+        short=visits(offload.short),
+        kept=tuple(chosen),
+        fed=tuple(_fed(offload.pieces[piece], window[within[piece]], within[piece]) for piece in offload.lifted),
     )
 
 

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
+from typing import TYPE_CHECKING
 
 from scheduler.budget import Budget, sufficient_budget
 from scheduler.model.placement import Placement
@@ -16,11 +17,13 @@ from tpi.kernels import Kernels
 from tpi.pack.layout import BlockKind
 from worker.plan.fit import Hosted, Tables, fit, need
 from worker.plan.node_plan import NodePlan
-from worker.plan.offload import OffloadPlan
 from worker.plan.places import Places, on_the_host, staying, through_accelerator
 from worker.plan.segments import NodeSegment, join, on_devices, tiles
 from worker.plan.speeds import speeds_of
 from worker.shards.image import HeldBlock
+
+if TYPE_CHECKING:
+    from worker.plan.offload import OffloadPlan
 
 
 @dataclass(frozen=True)
@@ -35,7 +38,7 @@ class Residence:
     memory_for: Callable[[int], int]  # what `--memory` leaves so many bytes for weights
     places: Places  # where every block's segments are computed
     speed: DiskSpeed = field(default_factory=DiskSpeed)  # what the placement relies on; unmeasured if nothing streams
-    offload: OffloadPlan | None = None  # what an accelerator does, where there is one
+    offload: "OffloadPlan | None" = None  # what an accelerator does, where there is one
 
     @property
     def nbytes(self) -> int:
@@ -60,7 +63,7 @@ def decide(
     tables: Tables | None = None,
     disk: Disk | None = None,
     shares: Sequence[float] = (),
-    offload: OffloadPlan | None = None,
+    offload: "OffloadPlan | None" = None,
 ) -> Residence:
     """Where each of the plan's weights lives; `held` are its blocks by their source.
 
@@ -74,7 +77,8 @@ def decide(
     if len(shares) > 1:
         return _dealt(plan, on_devices(plan, shares), tables, disk)
     pieces = tiles(plan) if offload is None else [replace(offload.pieces[number], device=0) for number in offload.fed]
-    hosted = Hosted.of(pieces, [piece.extent(held).slot_bytes for piece in pieces], offload)
+    layers = None if offload is None else len(offload.home)
+    hosted = Hosted.of(pieces, [piece.extent(held).slot_bytes for piece in pieces], layers)
     budget, speed = _budget(plan, tables, hosted, [piece.extent(held) for piece in pieces], None if disk else kernels)
     placement = budget.placement
     if offload is not None:

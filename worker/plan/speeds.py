@@ -11,7 +11,7 @@ from worker.plan.node_plan import NodePlan
 _SAMPLE = 64 << 20  # bytes read to see how fast memory is: more than most caches keep
 _ROUNDS = 3  # of which the fastest counts
 OF_MEMORY = 0.85  # of the memory's speed is what kernels reach on few tokens
-_OF_DISK = 0.9  # of the disk's speed is left while all cores compute
+OF_DISK = 0.9  # of the disk's speed is left while all cores compute
 
 
 def speeds_of(plan: NodePlan, disk: DiskSpeed, block: int, budget: int, kernels: Kernels) -> Speeds:
@@ -25,7 +25,7 @@ def speeds_of(plan: NodePlan, disk: DiskSpeed, block: int, budget: int, kernels:
     opened = disk.open(block)
     reading = opened.chunk / disk.bytes_per_second  # seconds of a read at full speed
     turn = head_bytes(plan) / compute + opened.threads * reading
-    return Speeds(disk=_OF_DISK * disk.bytes_per_second, compute=compute, turn=turn, start=reading / 2)
+    return Speeds(disk=OF_DISK * disk.bytes_per_second, compute=compute, turn=turn, start=reading / 2)
 
 
 def memory_speed(size: int, kernels: Kernels) -> float:

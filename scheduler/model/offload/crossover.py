@@ -37,10 +37,10 @@ def crossover(
         host, accelerator = simulate_steps(tasks, candidates, work.blocks, pipeline).steps.sum(axis=0).tolist()
         return bool(accelerator < _BEATS * host)
 
-    return _first(beats)
+    return first_from(beats)
 
 
-def _first(holds: Callable[[int], bool]) -> int | None:
+def first_from(holds: Callable[[int], bool]) -> int | None:
     """The smallest number from 1 to `MOST_TOKENS` from which something holds; None if it does not at the end."""
     if not holds(MOST_TOKENS):
         return None

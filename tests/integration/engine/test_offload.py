@@ -11,8 +11,8 @@ from tests.support.inprocess import in_process_deployment
 from tests.support.offloading import answers, offloaded, prompts, weights_bytes
 from tests.support.twin import Twin
 from tpi.devices.host import open_host
+from tpi.offloading import OffloadOptions
 from tpi.pack.reader import Pack
-from worker.plan.offload import OffloadOptions
 
 PLACEMENTS = list(product(["auto", "gpu", "ram", "disk"], ["auto", "gpu", "ram"], ["auto", "performance", "memory"]))
 BATCHES = [1, 4, 32]

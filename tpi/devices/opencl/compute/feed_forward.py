@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from tpi.config import Activation
 from tpi.devices.opencl.card import LANES, Card
 from tpi.devices.opencl.compute.activations import CardActivations
 from tpi.devices.opencl.compute.products import columns, matrix_of, rows
@@ -9,7 +10,9 @@ from tpi.devices.opencl.programs import Program
 from tpi.kernels.spec import I32, U8, FfnSpec
 
 _ELEMENTWISE = Program(("elementwise",))
-_NUMBERS = {"silu": 0, "gelu": 1, "gelu_tanh": 2, "relu": 3}  # as elementwise.cl has them
+_NUMBERS: dict[Activation, int] = {  # as elementwise.cl has them
+    "silu": 0, "gelu": 1, "gelu_tanh": 2, "relu": 3, "relu2": 4, "fatrelu": 5, "drelu": 6,
+}  # fmt: skip
 
 
 class FeedForwardBlock:
@@ -29,7 +32,7 @@ class FeedForwardBlock:
         up = rows(card, matrix_of(card, run, "up", data), x, listed, count)
         gate = rows(card, matrix_of(card, run, "gate", data), x, listed, count) if spec.gated else None
         biases = (self._gate_bias, self._up_bias)
-        number, work = _NUMBERS[spec.activation], [-(-count * x.tokens // LANES)]
-        card.launch(_ELEMENTWISE, "activate", work, gate, up, *biases, listed, count, x.tokens, number)
+        kind, work = (_NUMBERS[spec.activation], float(spec.threshold)), [-(-count * x.tokens // LANES)]
+        card.launch(_ELEMENTWISE, "activate", work, gate, up, *biases, listed, count, x.tokens, *kind)
         inner = CardActivations(card, up, x.tokens, count)
         return columns(card, matrix_of(card, run, "down", data), inner, listed, count)

@@ -3,26 +3,31 @@
 #define GELU 1
 #define GELU_TANH 2
 #define RELU 3
+#define RELU2 4
+#define FATRELU 5
+#define DRELU 6
 
-static inline float activated(float x, int activation) {
-    if (activation == RELU) return x < 0.0f ? 0.0f : x;  // NaN stays
+static inline float activated(float x, int activation, float threshold) {
+    float kept = x < 0.0f ? 0.0f : x;  // NaN stays, here and where there is a threshold
+    if (activation == RELU || activation == DRELU) return kept;
+    if (activation == RELU2) return kept * kept;
+    if (activation == FATRELU) return x <= threshold ? 0.0f : x;
     if (activation == SILU) return x / (1.0f + exp(fmin(-x, 88.0f)));
     if (activation == GELU_TANH) return 0.5f * x * (1.0f + tanh(0.7978845608f * (x + 0.044715f * x * x * x)));
     return 0.5f * x * (1.0f + erf(x * 0.70710678118f));
 }
 
-// act(gate) * up, or act(up) where gate is null, into `up`; [tokens, neurons]. Biases of all neurons, or null; `active`
-// says which neurons there are, where it is not null.
-KERNEL activate(Floats gate, global float *up, Floats gate_bias, Floats up_bias, global const int *active,
-                int neurons, int tokens, int activation) {
+// act(gate) * up (DRELU: act(gate) * act(up)), or act(up) where gate is null, into `up`; [tokens, neurons].
+// Biases are of all neurons, or null; `active` says which neurons there are, where it is not null.
+KERNEL activate(Floats gate, global float *up, Floats gate_bias, Floats up_bias, global const int *active, int neurons,
+                int tokens, int activation, float threshold) {
     int at = get_global_id(0);
     if (at >= neurons * tokens) return;
     int neuron = active ? active[at % neurons] : at % neurons;
-    float one = up[at] + (up_bias ? up_bias[neuron] : 0.0f);
-    if (gate)
-        up[at] = activated(gate[at] + (gate_bias ? gate_bias[neuron] : 0.0f), activation) * one;
-    else
-        up[at] = activated(one, activation);
+    float value = up[at] + (up_bias ? up_bias[neuron] : 0.0f);
+    if (!gate || activation == DRELU) value = activated(value, activation, threshold);
+    if (gate) value *= activated(gate[at] + (gate_bias ? gate_bias[neuron] : 0.0f), activation, threshold);
+    up[at] = value;
 }
 
 // Every work-item reads 16 bytes, then as many further on; `out` is there so that no compiler leaves it out.

@@ -1,5 +1,6 @@
 """Heads and pages: launches what finishes heads, appends them to the cache and attends. Arrays have been checked."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -9,7 +10,7 @@ from tpi.devices.cuda.programs import attend as attending
 from tpi.devices.cuda.programs import heads
 from tpi.devices.cuda.programs import pages as storing
 from tpi.errors import KernelError
-from tpi.kernels.spec import KV_GROUP, PAGE_TOKENS, AttentionSpec, Batch, KvArray
+from tpi.kernels.spec import I32, KV_GROUP, PAGE_TOKENS, AttentionSpec, Batch, KvArray
 
 _PROGRAMS = 512  # of attention at once: a long past is split until there are about so many
 
@@ -22,6 +23,12 @@ class CardBatch:
     sequence: Tensor
     tables: Tensor
     pages: int  # the most that any token may attend to
+
+    @classmethod
+    def bring(cls, batch: Batch, bring: Callable[[I32], Tensor]) -> "CardBatch":
+        """A batch that has been checked; `bring` copies an array there."""
+        pages = int(batch.positions.max(initial=0)) // PAGE_TOKENS + 1
+        return cls(bring(batch.positions), bring(batch.sequence), bring(batch.tables), pages)
 
 
 @dataclass(frozen=True)
@@ -46,11 +53,6 @@ def kv_format(cache: KvArray, head_dim: int) -> str:
     elif cache.dtype in (np.float32, np.float16) and vector == head_dim:
         return "f32" if cache.dtype == np.float32 else "f16"
     raise KernelError(f"a cache of {cache.dtype} has no vectors of {vector} for heads of {head_dim}")
-
-
-def most_pages(batch: Batch) -> int:
-    """Pages up to the token that stands last."""
-    return int(batch.positions.max(initial=0)) // PAGE_TOKENS + 1
 
 
 def finish_heads(
@@ -82,7 +84,7 @@ def append(cache: Tensor, format: str, new: Tensor, step: CardBatch) -> None:
     )  # fmt: skip
 
 
-def attend(spec: AttentionSpec, kv_index: Tensor, queries: Tensor, pages: Pages, step: CardBatch) -> Tensor:
+def mix(spec: AttentionSpec, kv_index: Tensor, queries: Tensor, pages: Pages, step: CardBatch) -> Tensor:
     """`[tokens, heads * head_dim]` of queries `[tokens, heads, head_dim]` over pages."""
     tokens, count, head_dim = queries.shape
     out = queries.new_empty(tokens, count * head_dim)

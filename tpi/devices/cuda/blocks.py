@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from tpi.devices.cuda.activations import Activations
-from tpi.devices.cuda.attention import finish_heads
+from tpi.devices.cuda.attention import CardBatch, Pages, append, finish_heads, mix
 from tpi.devices.cuda.backend import Tensor, launch, power
 from tpi.devices.cuda.matrix import matrix
 from tpi.devices.cuda.products import multiply
@@ -72,6 +72,14 @@ def project(
         finish_heads(k, own.get("k_bias"), own.get("k_norm"), rotary, kv_heads, spec.norm.eps),
         finish_heads(v, own.get("v_bias"), None, None, kv_heads, spec.norm.eps),
     )
+
+
+def attend(vectors: SpecVectors, spec: AttentionSpec, heads: Heads, pages: Pages, batch: CardBatch) -> Tensor:
+    """Append keys and values to the pages, then `[tokens, heads * head_dim]` of the queries."""
+    queries, keys, values = heads
+    append(pages.keys, pages.format, keys, batch)
+    append(pages.values, pages.format, values, batch)
+    return mix(spec, vectors.of(spec)["kv_index"], queries, pages, batch)
 
 
 def output(spec: AttentionSpec, query: Tensor, mixed: Tensor) -> Tensor:

@@ -12,16 +12,15 @@ import torch
 from tpi.devices.arena import Arena
 from tpi.devices.cuda import checks
 from tpi.devices.cuda.activations import Activations, CudaPrepared, to_host
-from tpi.devices.cuda.attention import CardBatch, Pages, append, attend, most_pages
+from tpi.devices.cuda.attention import CardBatch, Pages
 from tpi.devices.cuda.backend import Tensor, TorchBackend
-from tpi.devices.cuda.blocks import Heads, SpecVectors, feed_forward, norm, output, project
+from tpi.devices.cuda.blocks import SpecVectors, attend, feed_forward, norm, output, project
 from tpi.devices.cuda.matrix import matrix
 from tpi.devices.cuda.products import decode, multiply
 from tpi.devices.cuda.tensors import TensorNames
 from tpi.errors import KernelError
 from tpi.kernels.arithmetic import apply_norm, biased, check_data, check_input
 from tpi.kernels.chain import PlainChain
-from tpi.kernels.mixture import choose, experts_by_ffn, normed_on_host
 from tpi.kernels.spec import (
     F32,
     I32,
@@ -30,7 +29,6 @@ from tpi.kernels.spec import (
     Batch,
     BlockSpec,
     ChainBlock,
-    ExpertsSpec,
     FfnSpec,
     Input,
     KvArray,
@@ -38,8 +36,6 @@ from tpi.kernels.spec import (
     Prepared,
     Projected,
     Residual,
-    RouterSpec,
-    Routing,
 )
 from tpi.pack.layout import RunLayout
 
@@ -92,10 +88,10 @@ class CudaKernels:
     def attention(self, spec: AttentionSpec, data: U8, x: Input, keys: KvArray, values: KvArray, batch: Batch) -> F32:
         """See `tpi.kernels.Kernels`."""
         with self._lane.use():
-            runs, there = self._runs(spec, data), self._batch(batch)
+            runs, there = self._runs(spec, data), CardBatch.bring(batch, self._vectors.bring)
             pages = self._pages(spec, keys, values, batch)
             heads = project(self._vectors, spec, runs, self._input(spec, x), there.positions)
-            return to_host(output(spec, runs[0], self._attend(spec, heads, pages, there)))
+            return to_host(output(spec, runs[0], attend(self._vectors, spec, heads, pages, there)))
 
     def project(self, spec: AttentionSpec, data: U8, x: Input, positions: I32) -> Projected:
         """See `tpi.kernels.Kernels`."""
@@ -112,7 +108,7 @@ class CudaKernels:
         with self._lane.use():
             pages = self._pages(spec, keys, values, batch)
             heads = bring(projected.queries), bring(projected.keys), bring(projected.values)
-            return to_host(self._attend(spec, heads, pages, self._batch(batch)))
+            return to_host(attend(self._vectors, spec, heads, pages, CardBatch.bring(batch, bring)))
 
     def output(self, spec: AttentionSpec, data: U8, mixed: F32) -> F32:
         """See `tpi.kernels.Kernels`."""
@@ -128,14 +124,6 @@ class CudaKernels:
             index = None if active is None else self._vectors.bring(active)
             weights, prepared = self._weights(spec.neuron, data), self._input(spec, x)
             return to_host(feed_forward(self._vectors, spec, weights, prepared, index))
-
-    def route(self, router: RouterSpec, x: Input) -> Routing:
-        """See `tpi.kernels.Kernels`; on the host."""
-        return choose(router, normed_on_host(router.norm, x))
-
-    def experts(self, spec: ExpertsSpec, data: U8, x: Input, routing: Routing) -> F32:
-        """See `tpi.kernels.Kernels`; one expert after the other."""
-        return experts_by_ffn(self, spec, data, normed_on_host(spec.norm, x), routing)
 
     def add_residual(self, residual: Residual, x: F32, total: F32) -> F32:
         """See `tpi.kernels.Kernels`; by the host, where both are."""
@@ -204,13 +192,3 @@ class CudaKernels:
         format = checks.check_cache(spec, keys, values)
         checks.check_batch(batch, len(keys))
         return Pages(format, self._bytes("the caches", keys), self._bytes("the caches", values))
-
-    def _batch(self, batch: Batch) -> CardBatch:
-        bring = self._vectors.bring
-        return CardBatch(bring(batch.positions), bring(batch.sequence), bring(batch.tables), most_pages(batch))
-
-    def _attend(self, spec: AttentionSpec, heads: Heads, pages: Pages, batch: CardBatch) -> Tensor:
-        queries, keys, values = heads
-        append(pages.keys, pages.format, keys, batch)
-        append(pages.values, pages.format, values, batch)
-        return attend(spec, self._vectors.of(spec)["kv_index"], queries, pages, batch)

@@ -17,6 +17,7 @@ from tpi.kernels.spec import (
     Batch,
     BlockSpec,
     ChainBlock,
+    ExpertsSpec,
     FfnSpec,
     Input,
     KvArray,
@@ -24,6 +25,8 @@ from tpi.kernels.spec import (
     Prepared,
     Projected,
     Residual,
+    RouterSpec,
+    Routing,
 )
 from tpi.pack.layout import RunLayout
 
@@ -100,6 +103,14 @@ class OwnedKernels:
     def ffn(self, spec: FfnSpec, data: U8, x: Input, active: I32 | None = None) -> F32:
         """See `tpi.kernels.Kernels`."""
         return self._inner.ffn(spec, self._own("weights", data), self._taken(x), active)
+
+    def route(self, router: RouterSpec, x: Input) -> Routing:
+        """See `tpi.kernels.Kernels`."""
+        return self._inner.route(router, self._taken(x))
+
+    def experts(self, spec: ExpertsSpec, data: U8, x: Input, routing: Routing) -> F32:
+        """See `tpi.kernels.Kernels`."""
+        return self._inner.experts(spec, self._own("weights", data), self._taken(x), routing)
 
     def add_residual(self, residual: Residual, x: F32, total: F32) -> F32:
         """See `tpi.kernels.Kernels`."""

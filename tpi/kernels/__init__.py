@@ -20,6 +20,7 @@ from tpi.kernels.spec import (
     Batch,
     BlockSpec,
     ChainBlock,
+    ExpertsSpec,
     FfnSpec,
     Input,
     KvArray,
@@ -27,6 +28,8 @@ from tpi.kernels.spec import (
     Prepared,
     Projected,
     Residual,
+    RouterSpec,
+    Routing,
 )
 from tpi.pack.layout import RunLayout
 
@@ -88,6 +91,14 @@ class Kernels(Protocol):
         """A segment's share of a feed-forward block, `[tokens, hidden]`, before the bias of down and the residual.
 
         `active` lists the local neurons to use, each at most once (record layout only); all of them where it is None.
+        """
+
+    def route(self, router: RouterSpec, x: Input) -> Routing:
+        """The experts that each token chooses. Near ties may fall otherwise under another instruction set."""
+
+    def experts(self, spec: ExpertsSpec, data: U8, x: Input, routing: Routing) -> F32:
+        """A segment's share of a block of experts, `[tokens, hidden]`, before the residual: experts that no token
+        chose are not read.
         """
 
     def add_residual(self, residual: Residual, x: F32, total: F32) -> F32:

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from tpi.kernels import Kernels
-from tpi.kernels.spec import F32, I64, Batch, ChainBlock, FfnSpec
+from tpi.kernels.spec import F32, I64, Batch, ChainBlock, ExpertsSpec, FfnSpec
 from tpi.trace import clock
 
 
@@ -26,6 +26,11 @@ class PlainChain:
     def _partial(self, block: ChainBlock, x: F32, batch: Batch) -> F32:
         if isinstance(block.spec, FfnSpec):
             return self._kernels.ffn(block.spec, block.data, x)
+        if isinstance(block.spec, ExpertsSpec):
+            prepared = self._kernels.prepare(block.spec, x)
+            return self._kernels.experts(
+                block.spec, block.data, prepared, self._kernels.route(block.spec.router, prepared)
+            )
         assert block.keys is not None  # attention has both
         assert block.values is not None
         return self._kernels.attention(block.spec, block.data, x, block.keys, block.values, batch)

@@ -16,6 +16,7 @@ import numpy as np
 from tpi.errors import KernelError
 from tpi.kernels import _native
 from tpi.kernels.constants import THREADS_MOST
+from tpi.kernels.mixture import choose, experts_by_ffn, normed_on_host
 from tpi.kernels.spec import (
     F32,
     I32,
@@ -25,6 +26,7 @@ from tpi.kernels.spec import (
     Batch,
     BlockSpec,
     ChainBlock,
+    ExpertsSpec,
     FfnSpec,
     Input,
     KvArray,
@@ -32,6 +34,8 @@ from tpi.kernels.spec import (
     Prepared,
     Projected,
     Residual,
+    RouterSpec,
+    Routing,
 )
 from tpi.pack.layout import RunLayout
 from tpi.system.machine import usable_cores
@@ -87,6 +91,8 @@ class NativeKernels:
         normed = not isinstance(x, np.ndarray)
         values = x if isinstance(x, np.ndarray) else x.values()
         made = into if isinstance(into, NativePrepared) else NativePrepared()
+        if isinstance(spec, ExpertsSpec):
+            spec = spec.routed
         plan = _plan_ffn(spec) if isinstance(spec, FfnSpec) else _plan_attention(spec)
         plan.prepare(values, normed, made.native)
         return made
@@ -124,6 +130,14 @@ class NativeKernels:
         out = np.empty(x.shape, np.float32)
         plan.run(data, _given(x), active, out)
         return out
+
+    def route(self, router: RouterSpec, x: Input) -> Routing:
+        """See `tpi.kernels.Kernels`."""
+        return choose(router, normed_on_host(router.norm, x))
+
+    def experts(self, spec: ExpertsSpec, data: U8, x: Input, routing: Routing) -> F32:
+        """See `tpi.kernels.Kernels`."""
+        return experts_by_ffn(self, spec, data, normed_on_host(spec.norm, x), routing)
 
     def add_residual(self, residual: Residual, x: F32, total: F32) -> F32:
         """See `tpi.kernels.Kernels`."""
@@ -187,7 +201,7 @@ class NativeChain:
             residual = (block.residual.bias, None if norm is None else _norm(norm))
             if isinstance(block.spec, FfnSpec):
                 self._native.ffn(_plan_ffn(block.spec), block.data, residual)
-            else:
+            elif isinstance(block.spec, AttentionSpec):
                 self._native.attention(_plan_attention(block.spec), block.data, block.keys, block.values, residual)
 
     def run(self, x: F32, batch: Batch, ended: I64 | None = None) -> F32:
@@ -239,7 +253,12 @@ def _plan_ffn(spec: FfnSpec) -> _native.FfnPlan:
     plan: _native.FfnPlan | None = vars(spec).get(_PLAN)
     if plan is None:
         plan = vars(spec)[_PLAN] = _native.FfnPlan(
-            _fields(spec.neuron), _norm(spec.norm), spec.activation, spec.gated, spec.gate_bias, spec.up_bias,
+            _fields(spec.neuron),
+            _norm(spec.norm),
+            spec.activation,
+            spec.gated,
+            spec.gate_bias,
+            spec.up_bias,
             spec.threshold,
         )
     return plan

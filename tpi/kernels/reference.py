@@ -7,7 +7,6 @@ dequantises what it reads.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
@@ -25,6 +24,7 @@ from tpi.kernels.arithmetic import (
     rows,
 )
 from tpi.kernels.chain import PlainChain
+from tpi.kernels.mixture import Normed, check_experts, choose, experts_by_ffn
 from tpi.kernels.paged import append, attend, heads_of, rope
 from tpi.kernels.spec import (
     F32,
@@ -34,6 +34,7 @@ from tpi.kernels.spec import (
     Batch,
     BlockSpec,
     ChainBlock,
+    ExpertsSpec,
     FfnSpec,
     Input,
     KvArray,
@@ -41,6 +42,8 @@ from tpi.kernels.spec import (
     Prepared,
     Projected,
     Residual,
+    RouterSpec,
+    Routing,
 )
 from tpi.pack.layout import RunLayout
 
@@ -67,9 +70,9 @@ class ReferenceKernels:
         """See `tpi.kernels.Kernels`."""
         return apply_norm(norm, x)
 
-    def prepare(self, spec: BlockSpec, x: Input, into: Prepared | None = None) -> "ReferencePrepared":
+    def prepare(self, spec: BlockSpec, x: Input, into: Prepared | None = None) -> Normed:
         """See `tpi.kernels.Kernels`; each product rounds for itself."""
-        return ReferencePrepared(_normed(spec, x))
+        return Normed(_normed(spec, x))
 
     def attention(self, spec: AttentionSpec, data: U8, x: Input, keys: KvArray, values: KvArray, batch: Batch) -> F32:
         """See `tpi.kernels.Kernels`."""
@@ -111,6 +114,15 @@ class ReferenceKernels:
         inner = activate(spec, gate, up)
         return columns(run, data, "down", inner if active is None else _only(run, active, inner))
 
+    def route(self, router: RouterSpec, x: Input) -> Routing:
+        """See `tpi.kernels.Kernels`."""
+        return choose(router, _normed(router, x))
+
+    def experts(self, spec: ExpertsSpec, data: U8, x: Input, routing: Routing) -> F32:
+        """See `tpi.kernels.Kernels`."""
+        check_experts(spec, data)
+        return experts_by_ffn(self, spec, data, _normed(spec, x), routing)
+
     def add_residual(self, residual: Residual, x: F32, total: F32) -> F32:
         """See `tpi.kernels.Kernels`."""
         total = biased(total, residual.bias)
@@ -136,31 +148,14 @@ class ReferenceKernels:
         return dequantise(run, data, part)
 
 
-@dataclass(frozen=True, eq=False)
-class ReferencePrepared:
-    """See `tpi.kernels.spec.Prepared`."""
-
-    normed: F32
-
-    @property
-    def shape(self) -> tuple[int, int]:
-        """`(tokens, hidden)`."""
-        tokens, hidden = self.normed.shape
-        return tokens, hidden
-
-    def values(self) -> F32:
-        """See `tpi.kernels.spec.Prepared`."""
-        values: F32 = self.normed.copy()
-        return values
-
-
-def _normed(spec: BlockSpec, x: Input) -> F32:
+def _normed(spec: BlockSpec | RouterSpec, x: Input) -> F32:
     """The normed input, `[tokens, hidden]`."""
+    hidden = len(spec.norm.weight)
     if isinstance(x, np.ndarray):
-        check_input(x, spec.hidden)
+        check_input(x, hidden)
         return apply_norm(spec.norm, x)
     values = x.values()
-    check_input(values, spec.hidden)
+    check_input(values, hidden)
     return values
 
 

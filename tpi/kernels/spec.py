@@ -10,7 +10,7 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
-from tpi.config import Activation, Norm
+from tpi.config import Activation, Mixture, Norm
 from tpi.kernels.constants import KV_GROUP, PAGE_TOKENS, STREAM_TOKENS
 from tpi.pack.layout import RunLayout
 
@@ -26,6 +26,8 @@ __all__ = [
     "Batch",
     "BlockSpec",
     "ChainBlock",
+    "ExpertPiece",
+    "ExpertsSpec",
     "FfnSpec",
     "Input",
     "KvArray",
@@ -33,6 +35,8 @@ __all__ = [
     "Prepared",
     "Projected",
     "Residual",
+    "RouterSpec",
+    "Routing",
 ]  # fmt: skip
 
 F32 = npt.NDArray[np.float32]
@@ -125,7 +129,85 @@ class FfnSpec:
         return self.neuron.hidden
 
 
-BlockSpec = AttentionSpec | FfnSpec
+@dataclass(frozen=True, eq=False)
+class RouterSpec:
+    """How the tokens of one block choose their experts: the same on every node.
+
+    Attributes:
+        mixture: the settings.
+        norm: of the block's input.
+        weight: `[experts, hidden]`.
+        bias: `[experts]` or None; added to the logits.
+        choice: `[experts]` or None; added to the scores where experts are chosen, and only there.
+        shared: `[hidden]` or None: the sigmoid of its product multiplies what shared experts come to.
+    """
+
+    mixture: Mixture
+    norm: NormSpec
+    weight: F32
+    bias: F32 | None = None
+    choice: F32 | None = None
+    shared: F32 | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class Routing:
+    """What the tokens of a block chose.
+
+    Attributes:
+        experts: `[tokens, used]`, the best first.
+        weights: `[tokens, used]`: what each expert's output is multiplied by.
+        shared: `[tokens]` or None (1): the same for shared experts.
+    """
+
+    experts: I32
+    weights: F32
+    shared: F32 | None = None
+
+
+@dataclass(frozen=True)
+class ExpertPiece:
+    """Some units of one routed expert."""
+
+    expert: int
+    units: int
+
+
+@dataclass(frozen=True, eq=False)
+class ExpertsSpec:
+    """This node's neurons of one block of experts.
+
+    The units of shared experts come first in its weights, then those of `pieces`, in their order.
+
+    Attributes:
+        routed: of all pieces' units together.
+        pieces: whose they are.
+        shared: of the shared experts' units, or None.
+        router: what chooses among all experts of the block.
+    """
+
+    routed: FfnSpec
+    pieces: tuple[ExpertPiece, ...]
+    shared: FfnSpec | None
+    router: RouterSpec
+
+    @property
+    def norm(self) -> NormSpec:
+        """The norm of the block's input."""
+        return self.router.norm
+
+    @property
+    def hidden(self) -> int:
+        """Values of a token's hidden state."""
+        return self.routed.hidden
+
+    @property
+    def units(self) -> int:
+        """Units of all of it."""
+        return self.routed.neuron.units + (self.shared.neuron.units if self.shared else 0)
+
+
+BlockSpec = AttentionSpec | FfnSpec | ExpertsSpec
 
 
 class Prepared(Protocol):
@@ -178,10 +260,10 @@ class ChainBlock:
 
     Attributes:
         data: the block's weights, which must stay where they are.
-        keys, values: one layer of `tpi.kv.KvPages`; None for a feed-forward block.
+        keys, values: one layer of `tpi.kv.KvPages`; None for a block that does not attend.
     """
 
-    spec: AttentionSpec | FfnSpec
+    spec: BlockSpec
     data: U8
     residual: Residual
     keys: KvArray | None = None

@@ -18,6 +18,7 @@ from tpi.kernels.spec import (
     Batch,
     BlockSpec,
     ChainBlock,
+    ExpertsSpec,
     FfnSpec,
     Input,
     KvArray,
@@ -25,6 +26,8 @@ from tpi.kernels.spec import (
     Prepared,
     Projected,
     Residual,
+    RouterSpec,
+    Routing,
 )
 from tpi.pack.layout import RunLayout
 
@@ -93,6 +96,16 @@ class TimedKernels:
         """See `tpi.kernels.Kernels`."""
         todo = work.ffn(spec, x.shape[0], active) + _crossing(x)
         return self._run("ffn", todo, lambda: self._inner.ffn(spec, data, x, active))
+
+    def route(self, router: RouterSpec, x: Input) -> Routing:
+        """See `tpi.kernels.Kernels`; what was chosen goes to the host."""
+        todo = work.routing(router, x.shape[0]) + KernelWork(up=_crossing(x).up)
+        return self._run("route", todo, lambda: self._inner.route(router, x))
+
+    def experts(self, spec: ExpertsSpec, data: U8, x: Input, routing: Routing) -> F32:
+        """See `tpi.kernels.Kernels`."""
+        todo = work.experts(spec, x.shape[0], routing) + _crossing(x)
+        return self._run("experts", todo, lambda: self._inner.experts(spec, data, x, routing))
 
     def add_residual(self, residual: Residual, x: F32, total: F32) -> F32:
         """See `tpi.kernels.Kernels`."""

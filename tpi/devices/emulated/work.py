@@ -4,11 +4,21 @@ A product of `tokens` inputs with a matrix takes two operations per weight and t
 and sums are counted by their bytes alone. The cache is read once for each sequence of a step.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
-from tpi.kernels.spec import I32, AttentionSpec, Batch, ChainBlock, FfnSpec, KvArray
+from tpi.kernels.spec import (
+    I32,
+    AttentionSpec,
+    Batch,
+    ChainBlock,
+    ExpertsSpec,
+    FfnSpec,
+    KvArray,
+    RouterSpec,
+    Routing,
+)
 from tpi.pack.layout import RunLayout
 
 _F32 = 4  # bytes
@@ -95,12 +105,35 @@ def ffn(spec: FfnSpec, tokens: int, active: I32 | None) -> KernelWork:
     return KernelWork(share * whole.nbytes, share * whole.operations)
 
 
+def routing(router: RouterSpec, tokens: int) -> KernelWork:
+    """Of `Kernels.route`, which is left on the device for another call; choosing counts for nothing."""
+    crossing = 2 * _F32 * tokens * router.mixture.used
+    return KernelWork(router.weight.nbytes, 2.0 * tokens * router.weight.size, down=crossing)
+
+
+def experts(spec: ExpertsSpec, tokens: int, chosen: Routing | None) -> KernelWork:
+    """Of `Kernels.experts`: each piece is read once if a token chose it. Without a routing all tokens choose others."""
+    todo = ffn(spec.shared, tokens, None) if spec.shared else KernelWork()
+    every = spec.router.mixture.experts
+    counts = np.bincount(chosen.experts.ravel(), minlength=every) if chosen else np.arange(every) < tokens * _used(spec)
+    for piece in spec.pieces:
+        if counts[piece.expert]:
+            todo += product(replace(spec.routed.neuron, units=piece.units), int(counts[piece.expert]))
+    return todo
+
+
+def _used(spec: ExpertsSpec) -> int:
+    return spec.router.mixture.used
+
+
 def block(each: ChainBlock, batch: Batch) -> KernelWork:
     """Of a block of a chain with its residual connection; its activations do not cross."""
     tokens, spec = len(batch.positions), each.spec
     residual = KernelWork(3.0 * _F32 * tokens * spec.hidden)
     if isinstance(spec, FfnSpec):
         return ffn(spec, tokens, None) + residual
+    if isinstance(spec, ExpertsSpec):
+        return routing(spec.router, tokens) + experts(spec, tokens, None) + residual
     assert each.keys is not None  # an attention block has pages
     assert each.values is not None
     products = projecting(spec, tokens) + product(spec.query, tokens, "o")

@@ -19,6 +19,7 @@ from tpi.devices.opencl.programs import Program
 from tpi.kernels import Chain
 from tpi.kernels.arithmetic import apply_norm, biased, check_data, check_input, check_range
 from tpi.kernels.chain import PlainChain
+from tpi.kernels.mixture import choose, experts_by_ffn, normed_on_host
 from tpi.kernels.spec import (
     F32,
     I32,
@@ -27,6 +28,7 @@ from tpi.kernels.spec import (
     Batch,
     BlockSpec,
     ChainBlock,
+    ExpertsSpec,
     FfnSpec,
     Input,
     KvArray,
@@ -34,6 +36,8 @@ from tpi.kernels.spec import (
     Prepared,
     Projected,
     Residual,
+    RouterSpec,
+    Routing,
 )
 from tpi.pack.layout import RunLayout
 
@@ -135,6 +139,14 @@ class OpenClKernels:
         with self._card.working():
             out = self._kept.feed_forward(spec).run(spec, data, self._kept.taken(spec, x), active)
             return self._card.download(out, *x.shape)
+
+    def route(self, router: RouterSpec, x: Input) -> Routing:
+        """See `tpi.kernels.Kernels`; on the host."""
+        return choose(router, normed_on_host(router.norm, x))
+
+    def experts(self, spec: ExpertsSpec, data: U8, x: Input, routing: Routing) -> F32:
+        """See `tpi.kernels.Kernels`; one expert after the other."""
+        return experts_by_ffn(self, spec, data, normed_on_host(spec.norm, x), routing)
 
     def add_residual(self, residual: Residual, x: F32, total: F32) -> F32:
         """See `tpi.kernels.Kernels`; on the host, where both are."""

@@ -1,0 +1,177 @@
+"""Experts, computed plainly: routing in numpy, and blocks of experts by a feed-forward kernel for each expert.
+
+What the native kernels do in one call is said here; devices without a call of their own compute it so.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+import numpy as np
+
+from tpi.errors import KernelError
+from tpi.kernels.arithmetic import apply_norm, check_data
+from tpi.kernels.spec import (
+    F32,
+    I32,
+    U8,
+    BlockSpec,
+    ExpertsSpec,
+    FfnSpec,
+    Input,
+    NormSpec,
+    Prepared,
+    RouterSpec,
+    Routing,
+)
+
+_PARTS = "its experts"  # under which a spec carries the specs of its pieces
+
+
+class FeedForward(Protocol):
+    """The kernels that are needed."""
+
+    def prepare(self, spec: BlockSpec, x: Input, into: Prepared | None = None) -> Prepared:
+        """See `tpi.kernels.Kernels`."""
+
+    def ffn(self, spec: FfnSpec, data: U8, x: Input, active: I32 | None = None) -> F32:
+        """See `tpi.kernels.Kernels`."""
+
+
+@dataclass(frozen=True, eq=False)
+class Normed:
+    """An input that needs no norm. See `tpi.kernels.spec.Prepared`."""
+
+    normed: F32
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """`(tokens, hidden)`."""
+        tokens, hidden = self.normed.shape
+        return tokens, hidden
+
+    def values(self) -> F32:
+        """See `tpi.kernels.spec.Prepared`."""
+        values: F32 = self.normed.copy()
+        return values
+
+
+@dataclass(frozen=True, eq=False)
+class _Part:
+    """A piece as a feed-forward network of its own; the shared experts have no number."""
+
+    expert: int | None
+    spec: FfnSpec
+    begin: int
+    end: int  # bytes of the segment's weights
+
+
+def choose(router: RouterSpec, normed: F32) -> Routing:
+    """See `tpi.kernels.Kernels.route`; `normed` is `[tokens, hidden]`."""
+    mixture, logits = router.mixture, normed @ router.weight.T
+    scores = _scores(logits if router.bias is None else logits + router.bias, mixture.scores)
+    ranked = scores if router.choice is None else scores + router.choice
+    experts = best(_allowed(ranked, mixture.groups, mixture.groups_used, mixture.group_best), mixture.used)
+    weights = np.take_along_axis(scores, experts, axis=1)
+    if mixture.normalised:
+        weights = weights / weights.sum(axis=1, keepdims=True)
+    shared = None if router.shared is None else _sigmoid(normed @ router.shared)
+    return Routing(experts.astype(np.int32), np.asarray(weights * np.float32(mixture.scale), np.float32), shared)
+
+
+def normed_on_host(norm: NormSpec, x: Input) -> F32:
+    """A block's normed input, `[tokens, hidden]`, wherever it was prepared."""
+    return apply_norm(norm, x) if isinstance(x, np.ndarray) else x.values()
+
+
+def best(values: F32, count: int) -> I32:
+    """The indices of the `count` largest of each row, the largest first, the lower index where they are equal."""
+    order = np.argsort(-values, axis=1, kind="stable")[:, :count]
+    return np.asarray(order, np.int32)
+
+
+def check_routing(spec: ExpertsSpec, routing: Routing, tokens: int) -> None:
+    """Raise a KernelError unless `routing` is of so many tokens and of the experts of `spec`."""
+    mixture = spec.router.mixture
+    shape = (tokens, mixture.used)
+    if routing.experts.shape != shape or routing.weights.shape != shape:
+        raise KernelError(f"a routing of {tokens} tokens must be {list(shape)}, not {list(routing.experts.shape)}")
+    if routing.experts.size and not (routing.experts.min() >= 0 and routing.experts.max() < mixture.experts):
+        raise KernelError(f"an expert is outside 0..{mixture.experts - 1}")
+
+
+def experts_by_ffn(kernels: FeedForward, spec: ExpertsSpec, data: U8, normed: F32, routing: Routing) -> F32:
+    """See `tpi.kernels.Kernels.experts`; `normed` is `[tokens, hidden]`."""
+    check_routing(spec, routing, len(normed))
+    out: F32 = np.zeros_like(normed)
+    for part in parts_of(spec):
+        tokens, weights = _of(part, routing, len(normed))
+        if len(tokens) and part.end > part.begin:
+            x = kernels.prepare(part.spec, Normed(np.ascontiguousarray(normed[tokens])))
+            out[tokens] += kernels.ffn(part.spec, data[part.begin : part.end], x) * weights[:, None]
+    return out
+
+
+def parts_of(spec: ExpertsSpec) -> tuple[_Part, ...]:
+    """The shared experts and the pieces of `spec`, each with its own spec and its bytes; made once."""
+    parts: tuple[_Part, ...] | None = vars(spec).get(_PARTS)
+    if parts is None:
+        parts = vars(spec)[_PARTS] = tuple(_parts(spec))
+    return parts
+
+
+def weights_bytes(spec: ExpertsSpec) -> int:
+    """Bytes of the weights of `spec`."""
+    both = [spec.routed.neuron] + ([spec.shared.neuron] if spec.shared else [])
+    return sum(run.units * run.unit_bytes for run in both)
+
+
+def check_experts(spec: ExpertsSpec, data: U8) -> None:
+    """Weights are contiguous bytes, as many as `spec` has."""
+    check_data(data, weights_bytes(spec))
+
+
+def _parts(spec: ExpertsSpec) -> Iterator[_Part]:
+    end = 0
+    if spec.shared is not None:
+        end = spec.shared.neuron.units * spec.shared.neuron.unit_bytes
+        yield _Part(None, spec.shared, 0, end)
+    unit, run = 0, spec.routed.neuron
+    for piece in spec.pieces:
+        begin, end = end, end + piece.units * run.unit_bytes
+        cut = slice(unit * run.width, (unit + piece.units) * run.width)
+        gate, up = (None if bias is None else bias[cut] for bias in (spec.routed.gate_bias, spec.routed.up_bias))
+        own = replace(spec.routed, neuron=replace(run, units=piece.units), gate_bias=gate, up_bias=up)
+        yield _Part(piece.expert, own, begin, end)
+        unit += piece.units
+
+
+def _of(part: _Part, routing: Routing, count: int) -> tuple[I32, F32]:
+    """The tokens that use a part, and its weight for each."""
+    if part.expert is None:
+        shared = routing.shared
+        return np.arange(count, dtype=np.int32), np.ones(count, np.float32) if shared is None else shared
+    tokens, places = np.nonzero(routing.experts == part.expert)
+    return tokens.astype(np.int32), routing.weights[tokens, places]
+
+
+def _scores(logits: F32, kind: str) -> F32:
+    if kind == "sigmoid":
+        return _sigmoid(logits)
+    powers = np.exp(logits - logits.max(axis=1, keepdims=True))
+    return np.asarray(powers / powers.sum(axis=1, keepdims=True), np.float32)
+
+
+def _sigmoid(x: F32) -> F32:
+    return np.asarray(1 / (1 + np.exp(-x)), np.float32)
+
+
+def _allowed(ranked: F32, groups: int, used: int, counted: int) -> F32:
+    """`ranked` with minus infinity where an expert's group is not among the best `used`."""
+    if groups == used:
+        return ranked
+    grouped = ranked.reshape(len(ranked), groups, -1)
+    worth = np.sort(grouped, axis=2)[:, :, -counted:].sum(axis=2)
+    open_ = np.zeros(worth.shape, np.bool_)
+    np.put_along_axis(open_, best(worth, used), True, axis=1)
+    return np.asarray(np.where(open_[:, :, None], grouped, -np.inf).reshape(ranked.shape), np.float32)

@@ -103,8 +103,6 @@ def _row_parts(spec: BlockSpec) -> list[tuple[RunLayout, str]]:
     """The parts that all of a block's input is multiplied with."""
     if isinstance(spec, AttentionSpec):
         return [(spec.query, "q"), (spec.kv, "k"), (spec.kv, "v")]
-    if isinstance(spec, ExpertsSpec):
-        spec = spec.routed
     if isinstance(spec, FfnSpec):
         return [(spec.neuron, part.name) for part in spec.neuron.parts if part.axis == "row"]
     return []  # experts are prepared for the tokens that chose them

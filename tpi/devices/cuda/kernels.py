@@ -21,6 +21,7 @@ from tpi.devices.cuda.tensors import TensorNames
 from tpi.errors import KernelError
 from tpi.kernels.arithmetic import apply_norm, biased, check_data, check_input
 from tpi.kernels.chain import PlainChain
+from tpi.kernels.mixture import choose, experts_by_ffn, normed_on_host
 from tpi.kernels.spec import (
     F32,
     I32,
@@ -29,6 +30,7 @@ from tpi.kernels.spec import (
     Batch,
     BlockSpec,
     ChainBlock,
+    ExpertsSpec,
     FfnSpec,
     Input,
     KvArray,
@@ -36,6 +38,8 @@ from tpi.kernels.spec import (
     Prepared,
     Projected,
     Residual,
+    RouterSpec,
+    Routing,
 )
 from tpi.pack.layout import RunLayout
 
@@ -124,6 +128,14 @@ class CudaKernels:
             index = None if active is None else self._vectors.bring(active)
             weights, prepared = self._weights(spec.neuron, data), self._input(spec, x)
             return to_host(feed_forward(self._vectors, spec, weights, prepared, index))
+
+    def route(self, router: RouterSpec, x: Input) -> Routing:
+        """See `tpi.kernels.Kernels`; on the host."""
+        return choose(router, normed_on_host(router.norm, x))
+
+    def experts(self, spec: ExpertsSpec, data: U8, x: Input, routing: Routing) -> F32:
+        """See `tpi.kernels.Kernels`; one expert after the other."""
+        return experts_by_ffn(self, spec, data, normed_on_host(spec.norm, x), routing)
 
     def add_residual(self, residual: Residual, x: F32, total: F32) -> F32:
         """See `tpi.kernels.Kernels`; by the host, where both are."""

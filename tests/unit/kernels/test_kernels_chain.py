@@ -12,7 +12,7 @@ from tests.support.pairwise import pairwise
 from tpi.config import Format
 from tpi.errors import KernelError
 from tpi.kernels import Kernels
-from tpi.kernels.spec import F32, Batch, ChainBlock, FfnSpec, NormSpec, Residual
+from tpi.kernels.spec import F32, AttentionSpec, Batch, ChainBlock, FfnSpec, NormSpec, Residual
 from tpi.trace import clock
 
 HIDDEN, EPS = 64, 1e-5
@@ -47,6 +47,7 @@ def one_by_one(kernels: Kernels, parts: Sequence[ChainBlock], x: F32, batch: Bat
         if isinstance(part.spec, FfnSpec):
             partial = kernels.ffn(part.spec, part.data, x)
         else:
+            assert isinstance(part.spec, AttentionSpec)
             assert part.keys is not None
             assert part.values is not None
             partial = kernels.attention(part.spec, part.data, x, part.keys.copy(), part.values.copy(), batch)

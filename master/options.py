@@ -15,6 +15,7 @@ from tpi.config import default_cache, parse_size
 from tpi.errors import UsageError
 from tpi.kv import KvDtype
 from tpi.net.wire import wire_names
+from tpi.offloading import DeviceOptions, device_options
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
@@ -43,6 +44,7 @@ class RunOptions:
     retain: int = 0  # with `window`: keep one FFN block in every so many; 0: none
     trace: Path | None = None
     verify_weights: bool = False  # compare them with their hashes when they are loaded
+    devices: DeviceOptions = field(default_factory=DeviceOptions)  # of each node on this machine
     keys: bool = True  # encrypt what leaves the machine, and meet known keys alone
     cache: Path = field(default_factory=default_cache)
     cache_limit: CacheLimit = field(default_factory=CacheLimit)
@@ -74,6 +76,7 @@ class RunOptions:
             workers=workers,
             memory=memory,
             cache=cache,
+            devices=DeviceOptions.from_flags(flags),
             links_cache=None if emulated else cache / "links.json",
             **{name: flags.pop(name) for name in _PLAIN},
         )
@@ -83,7 +86,7 @@ def placement_options(command: Command) -> Command:
     """Flags that say which model runs where."""
     for option in reversed(_PLACEMENT):
         command = option(command)
-    return command
+    return device_options(command)
 
 
 def sampling_options(command: Command) -> Command:

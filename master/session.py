@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from contextlib import ExitStack, suppress
+from functools import partial
 from types import TracebackType
 
 from master.deployment.deploy import MASTER, Deployer, own_limit, own_memory, own_threads
@@ -14,13 +15,13 @@ from master.reporting.figures import RunFigures
 from master.text.tokenizer import Tokenizer
 from master.workers.cluster import Cluster
 from master.workers.local import LocalWorkers
-from tpi.devices.host import HostDevice, open_host
 from tpi.errors import UsageError
 from tpi.keys.door import Door
 from tpi.net.sockets import Net, Tap
 from tpi.pack.library.locate import locate, open_located
 from tpi.pack.reader import Pack
 from tpi.trace import clock
+from worker.equipment import Equipment, measured, open_equipment
 from worker.profile import memory_budget, rss
 from worker.shards.shelf import keep_within
 
@@ -34,10 +35,10 @@ class Session:
     engine: Engine
     figures: RunFigures
 
-    def __init__(self, placement: RunOptions, tap: Tap | None = None, host: HostDevice | None = None) -> None:
-        """`tap` sees every frame of the control and weights planes, for tests; `host` computes in place of the real."""
+    def __init__(self, placement: RunOptions, tap: Tap | None = None, equipment: Equipment | None = None) -> None:
+        """`tap` sees every frame of the control and weights planes, for tests; `equipment` is in place of the real."""
         self.placement = placement
-        self._host = host or open_host()
+        self._equipment = equipment
         self._tap = tap
         self._stack = ExitStack()
         self._deployment: Deployment | None = None
@@ -83,7 +84,10 @@ class Session:
         self.pack = open_located(located, dtype, placement.cache, room=self._make_room)
         self.tokenizer = Tokenizer.load(self.pack)
         self.context = _context(placement.context, self.pack.config.context)
-        self._deployer = Deployer(placement, self._cluster, self.pack, self.context, self._host, self._make_room)
+        if self._equipment is None:
+            self._equipment = open_equipment(placement.devices, partial(measured, cache=placement.cache))
+            stack.callback(self._equipment.close)
+        self._deployer = Deployer(placement, self._cluster, self.pack, self.context, self._equipment, self._make_room)
         stack.callback(self._close_deployment)
         self.deploy(shares)
 
@@ -91,7 +95,8 @@ class Session:
         placement = self.placement
         if not placement.local:
             return list(placement.workers)
-        workers = LocalWorkers(placement.local, placement.cache, own_threads(placement), own_limit(placement))
+        limits, devices = (own_threads(placement), own_limit(placement)), placement.devices.arguments
+        workers = LocalWorkers(placement.local, placement.cache, *limits, arguments=devices)
         return stack.enter_context(workers).addresses
 
     def _memories(self) -> list[int]:

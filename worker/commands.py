@@ -3,9 +3,11 @@
 import logging
 import socket
 import sys
+from contextlib import closing
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -14,6 +16,7 @@ from tpi.config import default_cache, parse_size
 from tpi.errors import TpiError
 from tpi.keys.door import Door
 from tpi.net.sockets import split_address
+from tpi.offloading import DeviceOptions, device_options
 from tpi.text import plain
 
 if TYPE_CHECKING:
@@ -30,6 +33,7 @@ if TYPE_CHECKING:
 @click.option("--cache", type=click.Path(path_type=Path), help="Directory for this worker's shards.")
 @cache_limit_option
 @click.option("--no-keys", is_flag=True, help="Encrypt nothing, and let anybody in: where a VPN sees to both.")
+@device_options
 @click.option("--attached", is_flag=True, hidden=True, help="Leave when stdin closes.")
 def worker(
     listen: str,
@@ -40,15 +44,16 @@ def worker(
     cache_limit: CacheLimit,
     no_keys: bool,
     attached: bool,
+    **devices: Any,
 ) -> None:
     """Lend this machine to a master. Listens on this machine only, unless --listen says otherwise."""
-    from tpi.devices.host import open_host
-    from worker.node.build import build_node
+    from worker.equipment import measured, open_equipment
     from worker.plan.checks import check_assign
     from worker.service.daemon import WorkerOptions
 
     logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(asctime)s %(message)s")
     host, port = split_address(listen, lowest_port=0)
+    chosen = DeviceOptions.from_flags(devices)
     options = WorkerOptions(
         host=host,
         port=port,
@@ -60,7 +65,9 @@ def worker(
         attached=attached,
         door=Door(locked=not no_keys),
     )
-    serve(options, partial(build_node, host=open_host()), check_assign)
+    with closing(open_equipment(chosen, partial(measured, cache=cache or default_cache()))) as equipment:
+        options = replace(options, card=equipment.card)
+        serve(options, equipment.build, partial(check_assign, card=equipment.card))
 
 
 def serve(options: "WorkerOptions", build: "Build", check: "Check") -> None:

@@ -1,18 +1,27 @@
 """What a node computes with: the host, its disk, and an accelerator beside it."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import TYPE_CHECKING
 
+from scheduler.free import default_budget
 from scheduler.storage.disk import DirectDisk, Disk
 from tpi.devices.base import Device
 from tpi.devices.choose import open_device
 from tpi.devices.host import HostDevice, open_host
 from tpi.offloading import DeviceOptions, OffloadOptions
+from tpi.progress import Progress
+from tpi.text import NAME_CHARACTERS, plain
 
-if TYPE_CHECKING:  # a node without accelerator has no use for what they bring
+if TYPE_CHECKING:  # what is not needed by everybody who names a device
+    from allreduce.base import Endpoints
     from scheduler.model.machine import NodeMachine
     from tpi.devices.emulated.emulation import Emulation
+    from tpi.net.messages import Assign, Card
+    from worker.node.node import Node
+    from worker.plan.fit import Tables
+    from worker.shards.image import HeldBlock
 
 _NO_LIMIT = 1 << 60  # bytes
 CPU = "cpu"
@@ -34,6 +43,22 @@ class Beside:
         room = (_NO_LIMIT if limit is None else limit) - self.device.memory.used
         return replace(self.figures, accelerator=replace(self.figures.accelerator, memory=room))
 
+    @property
+    def card(self) -> "Card":
+        """What others are told of it."""
+        from tpi.net.messages import Card
+
+        used, accelerator = self.options, self.machine.accelerator
+        assert accelerator is not None
+        return Card(
+            plain(self.device.name, NAME_CHARACTERS),
+            accelerator.memory,
+            used.weights,
+            used.kv,
+            used.pipeline,
+            used.crossover or 0,
+        )
+
 
 @dataclass(frozen=True)
 class Equipment:
@@ -44,6 +69,28 @@ class Equipment:
     disk: Disk | None = None  # None: the real one
     emulation: "Emulation | None" = None  # whose time all of it keeps
 
+    @property
+    def card(self) -> "Card | None":
+        """What others are told of the accelerator."""
+        return None if self.accelerator is None else self.accelerator.card
+
+    def build(
+        self,
+        assign: "Assign",
+        held: "Sequence[HeldBlock]",
+        endpoints: "Endpoints",
+        progress: Progress,
+        tables: "Tables | None" = None,
+    ) -> "Node":
+        """A node of these devices. Arguments and errors as `worker.node.build.build_node`."""
+        from worker.node.build import build_node
+
+        node = build_node(assign, held, endpoints, progress, tables, self.disk, self.host, accelerator=self.accelerator)
+        if self.emulation is not None:
+            node.rehearse()
+            self.emulation.calibrate()
+        return node
+
     def close(self) -> None:
         """End the accelerator's threads."""
         if self.accelerator is not None:
@@ -52,6 +99,16 @@ class Equipment:
 
 Measure = Callable[[HostDevice, Device], "NodeMachine"]
 """The figures of this machine with a device."""
+
+
+def measured(host: HostDevice, device: Device, cache: Path) -> "NodeMachine":
+    """What is remembered in `cache` of this machine and this device, or is measured now; the disk is a laptop's."""
+    from scheduler.model.machine import LAPTOP, NodeMachine
+    from worker.plan.remembered import device_rates, host_rates
+    from worker.plan.speeds import OF_MEMORY
+
+    rates, card = host_rates(host.kernels, cache).figures, device_rates(device, cache).figures
+    return NodeMachine(rates, default_budget(), LAPTOP.disk, card, rates.read / OF_MEMORY)
 
 
 def open_equipment(options: DeviceOptions, measure: Measure) -> Equipment:

@@ -10,7 +10,7 @@ from pathlib import Path
 import psutil
 
 from scheduler.free import default_budget
-from tpi.net.messages import NodeOptions, Profile
+from tpi.net.messages import Card, NodeOptions, Profile
 from tpi.system.machine import usable_cores
 from tpi.text import plain
 
@@ -18,7 +18,7 @@ _CLEAR_REFS = Path("/proc/self/clear_refs")
 _RESET_PEAK = "5"  # proc(5): set the peak to what is resident now
 
 
-def measure_machine(cache: Path, threads: int, memory_limit: int) -> Profile:
+def measure_machine(cache: Path, threads: int, memory_limit: int, card: Card | None = None) -> Profile:
     """The machine as it is now. `threads` 0 means all cores, `memory_limit` 0 what is free; sizes in bytes."""
     cores = usable_cores()
     return Profile(
@@ -31,6 +31,7 @@ def measure_machine(cache: Path, threads: int, memory_limit: int) -> Profile:
         memory_limit=memory_limit,
         process_bytes=rss(),
         disk_free=_disk_free(cache),
+        card=card,
     )
 
 

@@ -15,7 +15,6 @@ from master.vocabulary.vocabulary import Vocabulary, table_bytes
 from master.workers.cluster import Cluster
 from scheduler.budget import LONGEST_CHUNK
 from scheduler.free import default_budget
-from tpi.devices.host import HostDevice
 from tpi.errors import PlanError, UsageError
 from tpi.kv import KvDtype, pages_for
 from tpi.net.messages import Assign, NodeOptions
@@ -23,9 +22,9 @@ from tpi.pack.reader import Pack
 from tpi.partition import Range, Shard
 from tpi.progress import phase
 from tpi.system.machine import usable_cores
-from worker.node.build import build_node
+from worker.equipment import Equipment
 from worker.node.node import Node
-from worker.plan.fit import fit
+from worker.plan.memory import check_memory
 from worker.plan.node_plan import node_plan
 from worker.profile import limited
 from worker.shards.cache import ShardCache
@@ -41,7 +40,7 @@ class Deployer:
     cluster: Cluster
     pack: Pack
     context: int
-    host: HostDevice
+    equipment: Equipment
     make_room: Callable[[], None]  # called when the shard caches of this machine have grown
 
     def deploy(self, shares: Sequence[float]) -> Deployment:
@@ -61,7 +60,7 @@ class Deployer:
             with phase("measuring the links"):
                 choose_collective(fence, node, self.cluster, self.pack.config.hidden)
             vocabulary = Vocabulary(
-                self.pack, node.budget, node.trace, node.window.reads, self.options.verify_weights, self.host
+                self.pack, node.budget, node.trace, node.window.reads, self.options.verify_weights, self.equipment.host
             )
             stack.enter_context(vocabulary)
             stages = [Stage(Range(0, self.pack.config.layers), tuple(range(len(shards))), tuple(shards))]
@@ -107,10 +106,11 @@ class Deployer:
         """Refuse before any weight moves what a node's memory cannot hold."""
         workers = zip(plans[1:], self.cluster.hellos, strict=True)
         taken = [replace(plan, options=limited(plan.options, hello.profile)) for plan, hello in workers]
-        for peer, own in zip(self.cluster.peers(MASTER), [plans[0], *taken], strict=True):
+        cards = [self.equipment.card, *(hello.profile.card for hello in self.cluster.hellos)]
+        for peer, own, card in zip(self.cluster.peers(MASTER), [plans[0], *taken], cards, strict=True):
             tables = table_bytes(self.pack) if own.rank == 0 else None
             try:
-                fit(node_plan(own), tables)
+                check_memory(node_plan(own), tables, card)
             except PlanError as error:
                 raise PlanError(f"{peer.name}: {error}") from None
 
@@ -122,7 +122,7 @@ class Deployer:
         with phase("loading weights") as progress:
             held = own_blocks(self.pack, plans[0], cache, progress)
             endpoints = Endpoints(net=cluster.net, watch=cluster.watch, links_cache=self.options.links_cache)
-            node = build_node(plans[0], held, endpoints, progress, table_bytes(self.pack), host=self.host)
+            node = self.equipment.build(plans[0], held, endpoints, progress, table_bytes(self.pack))
         stack.callback(node.close)
         with phase("sending weights to the workers") as progress:
             ready = cluster.finish(progress)

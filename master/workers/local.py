@@ -27,12 +27,22 @@ class LocalWorkers:
     """`count` worker processes; a context manager. `addresses` is known once it is entered."""
 
     def __init__(
-        self, count: int, cache: Path, threads: int = 0, memory: int = 0, command: Sequence[str] = COMMAND
+        self,
+        count: int,
+        cache: Path,
+        threads: int = 0,
+        memory: int = 0,
+        command: Sequence[str] = COMMAND,
+        arguments: Sequence[str] = (),
     ) -> None:
-        """`threads` and `memory` (bytes) are each worker's own; 0 leaves the choice to it."""
+        """`threads` and `memory` (bytes) are each worker's own; 0 leaves the choice to it. All get `arguments` too."""
         self.addresses: list[str] = []
         self._command = command
-        self._limits = [*(["-t", str(threads)] if threads else []), *(["--memory", str(memory)] if memory else [])]
+        self._limits = [
+            *(["-t", str(threads)] if threads else []),
+            *(["--memory", str(memory)] if memory else []),
+            *arguments,
+        ]
         self._caches = [cache / "local" / f"worker-{number}" for number in range(1, count + 1)]
         self._processes: list[subprocess.Popen[bytes]] = []
 

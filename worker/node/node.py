@@ -96,11 +96,19 @@ class Node:
 
         def work(parts: int) -> None:
             part = max(1, tokens // parts)
-            table = np.arange(pages_for(part), dtype=np.int32)[None]
-            batch = Batch(np.arange(part, dtype=np.int32), np.zeros(part, np.int32), table)
-            loop.rehearse(next(blocks), np.zeros((part, one), np.float32), batch)
+            loop.rehearse(next(blocks), np.zeros((part, one), np.float32), _blank(part))
 
         return work
+
+    def rehearse(self) -> None:
+        """Compute every block as a token and as a prompt, with nothing in it; the pages from 0 on are overwritten."""
+        one = self.loop.group.spec.payload_values[0]
+        for tokens in (1, min(self.prefill_tokens, self.pages * PAGE_TOKENS)):
+            self.loop.weights.begin(tokens)
+            x, batch = np.zeros((tokens, one), np.float32), _blank(tokens)
+            for block in range(len(self.loop.blocks)):
+                self.loop.rehearse(block, x, batch)
+        self.window.take()
 
     def figures(self) -> Figures:
         """Totals of the clock, the group and the window."""
@@ -140,3 +148,9 @@ class Node:
         """Give back memory, threads and sockets; remember if the disk was not as expected."""
         self._resources.close()
         self._residence.compare(self.streamed.read_bytes, self.streamed.read_seconds)
+
+
+def _blank(tokens: int) -> Batch:
+    """A sequence of so many tokens, in the pages from 0 on."""
+    table = np.arange(pages_for(tokens), dtype=np.int32)[None]
+    return Batch(np.arange(tokens, dtype=np.int32), np.zeros(tokens, np.int32), table)

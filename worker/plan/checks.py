@@ -11,11 +11,11 @@ from collections.abc import Iterator, Sequence
 from allreduce.base import group_names
 from tpi.config import BlockKind, ModelConfig
 from tpi.errors import PlanError
-from tpi.net.messages import Assign, BlockPlan, NodeOptions, Step
+from tpi.net.messages import Assign, BlockPlan, Card, NodeOptions, Step
 from tpi.net.wire import wire_names
 from tpi.pack.layout import RunLayout
 from tpi.partition import FFN_UNIT, Range, kv_range
-from worker.plan.fit import fit
+from worker.plan.memory import check_memory
 from worker.plan.node_plan import node_plan
 
 _MOST = 1 << 24  # of any dimension of a model, and of tokens
@@ -27,8 +27,10 @@ _LONGEST_WAIT_S = 86_400.0
 Fault = str | None
 
 
-def check_assign(assign: Assign) -> None:
+def check_assign(assign: Assign, card: Card | None = None) -> None:
     """Refuse a plan that contradicts itself, or asks for more memory than `assign.options` allow (see `limited`).
+
+    `card` is the accelerator of this node.
 
     Raises:
         PlanError: naming what is wrong, or how much memory would do.
@@ -36,7 +38,7 @@ def check_assign(assign: Assign) -> None:
     for fault in _faults(assign):
         if fault:
             raise PlanError(f"the master's plan cannot be run: {fault}; use the same version of tpi on all nodes")
-    fit(node_plan(assign))
+    check_memory(node_plan(assign), card=card)
 
 
 def check_step(step: Step, hidden: int, longest: int) -> None:

@@ -12,6 +12,7 @@ from functools import cached_property
 
 from scheduler.model.machine import NodeMachine
 from scheduler.model.offload.choice import choose
+from scheduler.model.offload.fitting import feasible, refusal
 from scheduler.model.offload.memory import Needs
 from scheduler.model.offload.problem import Limits, Problem
 from scheduler.model.offload.threshold import turning_point
@@ -116,6 +117,17 @@ class OffloadPlan:
 
     def _attends(self, number: int) -> bool:
         return self.pieces[number].block.kind == "attention"
+
+
+def check_offload(plan: NodePlan, machine: NodeMachine, options: OffloadOptions, tables: Tables | None = None) -> None:
+    """Before any weight moves: whether anything fits on `machine` that `options` allow.
+
+    Raises:
+        PlanError: if nothing does; names the smallest setting that would do.
+    """
+    problem = _problem(plan, cut_pieces(plan), machine, options, tables)
+    if not feasible(problem):
+        raise PlanError(refusal(problem))
 
 
 def decide_offload(

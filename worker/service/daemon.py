@@ -32,6 +32,7 @@ from tpi.net.messages import (
     AskStats,
     Assign,
     Bye,
+    Card,
     Failure,
     Heartbeat,
     Hello,
@@ -44,6 +45,7 @@ from tpi.net.messages import (
     Step,
     master_identity,
 )
+from tpi.net.monitor import Arrivals
 from tpi.net.sockets import COLLECTIVE, CONTROL, WEIGHTS, Net
 from tpi.text import NAME_CHARACTERS, SENTENCE_CHARACTERS, plain
 from worker.profile import limited, measure_machine
@@ -74,6 +76,7 @@ class WorkerOptions:
     threads: int = 0
     cache_limit: CacheLimit | None = None  # of the cache; None: somebody else sees to that
     attached: bool = False  # leave when stdin closes, that is when the parent process is gone
+    card: Card | None = None  # its accelerator
     door: Door | None = None  # who may connect from other machines; None: by the user's keys
 
     def __post_init__(self) -> None:
@@ -132,7 +135,9 @@ class Daemon:
         self._control = Channel(control, admits=self._net.door.admits)
         self._control.known = lambda peer: self._master is not None and peer == self._master.identity
         self._lease = Lease()
-        self._gate = Gate((self.ports.control, self.ports.collective, self.ports.weights))
+        guarded = self._net.door.guards(options.host)
+        arrivals = [Arrivals(one) for one in (control, self._collective, weights)] if guarded else []
+        self._gate = Gate((self.ports.control, self.ports.collective, self.ports.weights), arrivals)
         self._beats = 0
         self._weights = Channel(weights, admits=self._net.door.admits)
         endpoints = Endpoints(self._net, self._collective)
@@ -145,6 +150,8 @@ class Daemon:
         poller = zmq.Poller()
         poller.register(self._control.socket, zmq.POLLIN)
         poller.register(self._wakeups.fileno(), zmq.POLLIN)
+        for one in self._gate.arrivals:
+            poller.register(one.events, zmq.POLLIN)
         if self.options.attached:
             poller.register(0, zmq.POLLIN)
         next_beat = time.monotonic()
@@ -154,6 +161,7 @@ class Daemon:
                 if time.monotonic() >= next_beat:  # before anything else: others live by it
                     next_beat = time.monotonic() + HEARTBEAT_S
                     self._keep()
+                self._gate.crowd()
                 self._receive()
                 self._drain_outbox()
                 if self._compute.broken:
@@ -219,7 +227,7 @@ class Daemon:
         if self._master is None:
             name = plain(join.name)
             log.info("serving %s", name)
-            profile = measure_machine(options.cache, options.threads, options.memory)
+            profile = measure_machine(options.cache, options.threads, options.memory, options.card)
             self._master = Master(peer, join.session, name, profile, self._control.key)
             self._compute.master = peer
             self._lease = Lease()
@@ -234,6 +242,7 @@ class Daemon:
             pass  # it was heard
         elif isinstance(message, Assign) and message.epoch > master.epoch:
             master.epoch = message.epoch
+            self._gate.expected = 2 + message.size
             master.guests = self._net.door.guests = frozenset(peer.key for peer in message.peers if peer.key)
             self._compute.plan = (master.session, message.epoch)
             self._compute.put(replace(message, options=limited(message.options, master.profile)))
@@ -297,6 +306,7 @@ class Daemon:
         log.info("%s left: %s", self._master.name, reason)
         master, self._master = self._master, None
         self._net.door.guests = frozenset()
+        self._gate.expected = 0
         self._compute.plan = IDLE
         self._compute.put(Abort(master.session, master.epoch))
 

@@ -17,6 +17,7 @@ from tpi.net.messages import Assign, NodeOptions, PeerAddress, Profile
 from worker import profile
 from worker.plan.fit import fit, need
 from worker.plan.node_plan import node_plan
+from worker.equipment import Equipment
 from worker.profile import limited, measure_machine, memory_budget, peak_rss, reset_peak
 
 MIB = 1 << 20
@@ -55,7 +56,7 @@ def checked(plans: list[Assign], found: Profile) -> None:
     """The master's check of `plans`, which it makes for itself and a worker of this profile."""
     cluster: Any = SimpleNamespace(peers=lambda master: PEERS, hellos=[SimpleNamespace(profile=found)])
     pack: Any = SimpleNamespace()
-    Deployer(RunOptions("model"), cluster, pack, 64, open_host(), lambda: None)._check_memory(plans)
+    Deployer(RunOptions("model"), cluster, pack, 64, Equipment(open_host()), lambda: None)._check_memory(plans)
 
 
 def test_the_master_plans_with_the_workers_threads_and_memory(monkeypatch: pytest.MonkeyPatch) -> None:

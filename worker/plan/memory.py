@@ -1,0 +1,23 @@
+"""Does a node's part of a plan fit into its memories? Asked before any weight moves."""
+
+from dataclasses import replace
+
+from tpi.net.messages import Card
+from worker.plan.fit import Tables, fit
+from worker.plan.node_plan import NodePlan
+
+
+def check_memory(plan: NodePlan, tables: Tables | None = None, card: Card | None = None) -> None:
+    """Refuse what a node with this accelerator, or none, cannot hold; ask of another's plan with `limited` options.
+
+    Raises:
+        PlanError: if it does not fit; names the smallest setting that would do.
+    """
+    if card is None:
+        fit(plan, tables)
+        return
+    from scheduler.model.machine import LAPTOP, laptop_gpu
+    from worker.plan.offload import check_offload
+
+    there = replace(laptop_gpu(), memory=card.memory)  # what fits does not depend on speeds
+    check_offload(plan, replace(LAPTOP, accelerator=there), card.options, tables)

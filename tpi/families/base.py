@@ -99,7 +99,7 @@ class Family:
 
 _ACTIVATIONS: dict[str, Activation] = {
     "silu": "silu", "swish": "silu", "relu": "relu", "gelu": "gelu", "gelu_new": "gelu_tanh",
-    "gelu_pytorch_tanh": "gelu_tanh", "gelu_fast": "gelu_tanh",
+    "gelu_pytorch_tanh": "gelu_tanh", "gelu_fast": "gelu_tanh", "relu2": "relu2",
 }  # fmt: skip
 _LARGEST = 1e300  # a whole number beyond it is no float
 _FFN = ("gate", "up", "down")

@@ -27,6 +27,8 @@ from tpi.families.names import (
     QWEN2_ATTENTION,
     QWEN3_ATTENTION,
 )
+from tpi.families.relu import RELU
+from tpi.families.relusettings import llama_activation
 
 
 def _llama_names(attention: dict[str, str], ffn: dict[str, str]) -> Names:
@@ -62,7 +64,8 @@ FAMILIES = (
         names=_llama_names(LLAMA_ATTENTION, LLAMA_FFN),
         gguf_names=_gguf_names(GGUF_ATTENTION, GGUF_FFN),
         gguf_settings=ggufsettings.every_layer_slides,
-        defaults=defaults.LLAMA,
+        defaults=defaults.LLAMA | {"hidden_act_param": None},
+        settings=llama_activation,
         interleaved=True,
     ),
     Family(
@@ -170,4 +173,5 @@ FAMILIES = (
         defaults=defaults.OPT,
         settings=settings.opt,
     ),
+    *RELU,
 )

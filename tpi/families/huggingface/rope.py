@@ -43,6 +43,12 @@ def per_kind(fields: Fields, head_dim: int, context: int) -> tuple[Rope, Rope]:
     return ropes[0], ropes[1]
 
 
+def scaling_kind(fields: Fields) -> str:
+    """The name of the scaling that counts; ModelError if it is not in an object."""
+    found = _object(fields, "rope_scaling") or _object(fields, "rope_parameters")
+    return str(found.get("rope_type", found.get("type", "default")))[:80]
+
+
 def _resolve(found: Fields, fields: Fields, head_dim: int, context: int, partial: bool) -> Rope:
     kind = found.get("rope_type", found.get("type", "default"))
     if kind in ("su", "yarn") and partial:

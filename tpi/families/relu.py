@@ -1,0 +1,53 @@
+"""The families that are made for ReLU. ReluLLaMA is a Llama with another activation."""
+
+from collections.abc import Mapping
+
+from tpi.families import relusettings as settings
+from tpi.families.base import Family, Names
+from tpi.families.huggingface import reludefaults as defaults
+from tpi.families.names import LLAMA_ATTENTION, LLAMA_FFN, MISTRAL_ATTENTION, MISTRAL_FFN
+
+NEMOTRON_ATTENTION = LLAMA_ATTENTION | {"norm.bias": "layers.{i}.input_layernorm.bias"}
+NEMOTRON_FFN = {name: text for name, text in LLAMA_FFN.items() if not name.startswith("gate")} | {
+    "norm.bias": "layers.{i}.post_attention_layernorm.bias"
+}
+
+
+def _names(attention: Mapping[str, str], ffn: Mapping[str, str], bias: bool = False) -> Names:
+    """Llama's, with these tables; `bias` of the final norm."""
+    final = {"norm": "norm.weight"} | ({"norm.bias": "norm.bias"} if bias else {})
+    return Names(
+        "embed_tokens.weight",
+        attention,
+        ffn,
+        final,
+        "lm_head.weight",
+        prefixes=("model.", ""),
+        accounted=("*.rotary_emb.inv_freq",),
+    )
+
+
+RELU = (
+    Family(
+        "bamboo",
+        architectures=("BambooForCausalLM",),
+        names=_names(MISTRAL_ATTENTION, MISTRAL_FFN),
+        defaults=defaults.BAMBOO,
+        settings=settings.bamboo,
+    ),
+    Family(
+        "prosparse",
+        architectures=("SparseLlamaForCausalLM",),
+        names=_names(LLAMA_ATTENTION, LLAMA_FFN),
+        defaults=defaults.PROSPARSE,
+        settings=settings.prosparse,
+    ),
+    Family(
+        "nemotron",
+        architectures=("NemotronForCausalLM",),
+        names=_names(NEMOTRON_ATTENTION, NEMOTRON_FFN, bias=True),
+        defaults=defaults.NEMOTRON,
+        settings=settings.nemotron,
+        fold=1.0,
+    ),
+)

@@ -17,7 +17,7 @@ from tpi.kernels.spec import F32
 LANES = 64  # work-items of a work-group, as common.cl has it
 
 
-class Card:
+class OpenClCard:
     """One device: an in-order queue, and buffers that come from a pool. Takes its users one after the other."""
 
     def __init__(self, name: str, device: Any) -> None:

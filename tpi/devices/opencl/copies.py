@@ -6,7 +6,7 @@ import numpy as np
 
 from tpi.devices.base import Event, Finished
 from tpi.devices.host import check_sizes
-from tpi.devices.opencl.card import Card
+from tpi.devices.opencl.card import OpenClCard
 from tpi.devices.opencl.discover import is_gpu, opencl
 from tpi.devices.pages import PAGE, Bytes, page_buffer, round_up
 from tpi.errors import DeviceError
@@ -17,7 +17,7 @@ class CopyEvent:
 
     __slots__ = ("_card", "_event")
 
-    def __init__(self, card: Card, event: Any) -> None:
+    def __init__(self, card: OpenClCard, event: Any) -> None:
         self._card = card
         self._event = event
 
@@ -35,7 +35,7 @@ class CopyEvent:
 class Copies:
     """A queue for each direction, so that weights may come while keys and values go. May be used by several threads."""
 
-    def __init__(self, card: Card) -> None:
+    def __init__(self, card: OpenClCard) -> None:
         cl = opencl()
         self._card = card
         self._coming = cl.CommandQueue(card.context)

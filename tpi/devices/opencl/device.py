@@ -6,7 +6,7 @@ from typing import Any, TypeVar
 from tpi.devices.arena import Arena
 from tpi.devices.base import Event, Pending
 from tpi.devices.inorder import InOrder
-from tpi.devices.opencl.card import Card
+from tpi.devices.opencl.card import OpenClCard
 from tpi.devices.opencl.compute.kernels import OpenClKernels
 from tpi.devices.opencl.copies import Copies
 from tpi.devices.opencl.discover import choose_device
@@ -24,7 +24,7 @@ class OpenClDevice:
     def __init__(self, name: str, device: Any, limit: int) -> None:
         """`device` is a `pyopencl.Device`; `limit` in bytes is of what is allocated in its arena."""
         self.name = name
-        self._card = Card(name, device)
+        self._card = OpenClCard(name, device)
         self.memory = Arena(name, limit, self._card.addresses.allocate, self._card.addresses.release)
         self.kernels: Kernels = OpenClKernels(self._card, self.memory)
         self._copies = Copies(self._card)

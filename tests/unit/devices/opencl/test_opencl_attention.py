@@ -8,8 +8,7 @@ import pytest
 
 from tests.support.kernel_cases import AttentionCase, attention_case, native
 from tests.support.kernel_cases import reference as reference_kernels
-from tests.support.opencl_device import fetched, hold, holding
-from tests.unit.devices.opencl.test_opencl_ffn import PACKS, TOLERANCE, assert_close
+from tests.support.opencl_device import PACKS, TOLERANCE, assert_close, fetched, hold, holding
 from tpi.config import Format, Norm
 from tpi.devices.opencl.device import OpenClDevice
 from tpi.errors import DeviceError, KernelError

@@ -8,27 +8,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.support.kernel_cases import FfnCase, ffn_case, layout_of, native
+from tests.support.kernel_cases import FfnCase, ffn_case, native
 from tests.support.kernel_cases import reference as reference_kernels
-from tests.support.opencl_device import holding
+from tests.support.opencl_device import FORMATS, PACKS, TOLERANCE, assert_close, holding
 from tpi.config import Activation, Format
 from tpi.devices.opencl.device import OpenClDevice
 from tpi.errors import DeviceError, KernelError
-from tpi.kernels.spec import F32, I32
+from tpi.kernels.spec import I32
 from tpi.pack.layout import Layout
-
-FORMATS: list[Format] = ["f32", "bf16", "q8", "q4", "q4s"]
-PACKS: list[tuple[Format, Layout]] = [
-    *((format, "record") for format in FORMATS),
-    *((format, "tiled") for format in FORMATS if layout_of(format) == "tiled"),
-]
-TOLERANCE: dict[Format, float] = {"f32": 5e-6, "bf16": 5e-6, "q8": 1e-4, "q4": 4e-3, "q4s": 4e-3}
-
-
-def assert_close(actual: F32, expected: F32, tolerance: float) -> None:
-    """Equal but for `tolerance` of the largest value: an activation may round to the neighbouring int8."""
-    assert actual.shape == expected.shape
-    np.testing.assert_allclose(actual, expected, rtol=0, atol=tolerance * max(float(np.abs(expected).max()), 1e-3))
 
 
 def assert_ffn_agrees(card: OpenClDevice, case: FfnCase, tolerance: float, active: I32 | None = None) -> None:

@@ -5,8 +5,7 @@ import pytest
 
 from tests.support.kernel_cases import attention_case, ffn_case, norm_spec, normal, pack
 from tests.support.kernel_cases import reference as reference_kernels
-from tests.support.opencl_device import hold, holding
-from tests.unit.devices.opencl.test_opencl_ffn import PACKS, TOLERANCE, assert_close
+from tests.support.opencl_device import PACKS, TOLERANCE, assert_close, hold, holding
 from tpi.config import Format
 from tpi.devices.opencl.compute.activations import Form, OpenClPrepared
 from tpi.devices.opencl.device import OpenClDevice

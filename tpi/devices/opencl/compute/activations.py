@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from tpi.config import Format
-from tpi.devices.opencl.card import LANES, Card
+from tpi.devices.opencl.card import LANES, OpenClCard
 from tpi.devices.opencl.programs import Program
 from tpi.kernels.spec import F32, NormSpec
 from tpi.pack.layout import GROUP, Part, RunLayout, is_quantised
@@ -52,7 +52,7 @@ class RoundedBuffers:
 class CardActivations:
     """`[tokens, width]` float32 in a buffer; each form is made when it is first asked for."""
 
-    def __init__(self, card: Card, values: Any, tokens: int, width: int) -> None:
+    def __init__(self, card: OpenClCard, values: Any, tokens: int, width: int) -> None:
         self._card = card
         self.values = values
         self.tokens = tokens
@@ -81,7 +81,7 @@ class CardActivations:
 class OpenClPrepared:
     """See `tpi.kernels.spec.Prepared`; lies on the card."""
 
-    def __init__(self, card: Card, activations: CardActivations) -> None:
+    def __init__(self, card: OpenClCard, activations: CardActivations) -> None:
         self.card = card
         self.activations = activations
 
@@ -104,12 +104,12 @@ class NormVectors:
     bias: Any
 
 
-def upload_norm(card: Card, norm: NormSpec) -> NormVectors:
+def upload_norm(card: OpenClCard, norm: NormSpec) -> NormVectors:
     """The vectors of `norm`, on the card."""
     return NormVectors(card.upload(norm.weight), None if norm.bias is None else card.upload(norm.bias))
 
 
-def normed(card: Card, norm: NormSpec, vectors: NormVectors, x: F32) -> Any:
+def normed(card: OpenClCard, norm: NormSpec, vectors: NormVectors, x: F32) -> Any:
     """A buffer with the norm of `x`, `[tokens, hidden]`."""
     tokens, hidden = x.shape
     out, kind = card.empty(tokens, hidden), norm.kind == "layer"

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Any
 
-from tpi.devices.opencl.card import LANES, Card
+from tpi.devices.opencl.card import LANES, OpenClCard
 from tpi.devices.opencl.compute.activations import CardActivations
 from tpi.devices.opencl.compute.checks import kv_format
 from tpi.devices.opencl.compute.products import columns, matrix_of, rows
@@ -27,7 +27,7 @@ class HeadBuffers:
 class AttentionBlock:
     """The vectors of one spec on the card, and what is done with them."""
 
-    def __init__(self, card: Card, spec: AttentionSpec) -> None:
+    def __init__(self, card: OpenClCard, spec: AttentionSpec) -> None:
         """`spec` is read here and again in each call."""
         self._card = card
         names = ("q_bias", "k_bias", "v_bias", "q_norm", "k_norm", "inv_freq")
@@ -96,5 +96,5 @@ def _attending(spec: AttentionSpec, cache: KvArray, rows_each: int) -> Program:
     return Program(("kv", "attention"), constants)
 
 
-def _uploaded(card: Card, vector: F32 | None) -> Any:
+def _uploaded(card: OpenClCard, vector: F32 | None) -> Any:
     return None if vector is None else card.upload(vector)

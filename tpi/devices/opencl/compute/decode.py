@@ -4,13 +4,13 @@ from typing import Any
 
 import numpy as np
 
-from tpi.devices.opencl.card import Card
+from tpi.devices.opencl.card import OpenClCard
 from tpi.devices.opencl.compute.products import PackedPart
 from tpi.devices.opencl.programs import Program
 from tpi.kernels.spec import F32, I32
 
 
-def decode(card: Card, matrix: PackedPart, listed: I32 | None = None) -> F32:
+def decode(card: OpenClCard, matrix: PackedPart, listed: I32 | None = None) -> F32:
     """The vectors that `listed` names, or all, `[vectors, hidden]`."""
     run, program = matrix.run, Program(("decode",), (matrix.defined,))
     count = matrix.vectors if listed is None else len(listed)

@@ -3,7 +3,7 @@
 from typing import Any
 
 from tpi.config import Activation
-from tpi.devices.opencl.card import LANES, Card
+from tpi.devices.opencl.card import LANES, OpenClCard
 from tpi.devices.opencl.compute.activations import CardActivations
 from tpi.devices.opencl.compute.products import columns, matrix_of, rows
 from tpi.devices.opencl.programs import Program
@@ -18,7 +18,7 @@ _NUMBERS: dict[Activation, int] = {  # as elementwise.cl has them
 class FeedForwardBlock:
     """The vectors of one spec on the card, and what is done with them."""
 
-    def __init__(self, card: Card, spec: FfnSpec) -> None:
+    def __init__(self, card: OpenClCard, spec: FfnSpec) -> None:
         """`spec` is read here and again in each call."""
         self._card = card
         self._gate_bias = None if spec.gate_bias is None else card.upload(spec.gate_bias)

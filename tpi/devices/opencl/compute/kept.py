@@ -5,7 +5,7 @@ from weakref import WeakKeyDictionary
 
 import numpy as np
 
-from tpi.devices.opencl.card import Card
+from tpi.devices.opencl.card import OpenClCard
 from tpi.devices.opencl.compute.activations import (
     CardActivations,
     NormVectors,
@@ -27,7 +27,7 @@ from tpi.pack.layout import RunLayout
 class Kept:
     """Goes with the specs and batches themselves. Used by one thread at a time."""
 
-    def __init__(self, card: Card) -> None:
+    def __init__(self, card: OpenClCard) -> None:
         self._card = card
         self._norms: WeakKeyDictionary[NormSpec, NormVectors] = WeakKeyDictionary()
         self._attention: WeakKeyDictionary[AttentionSpec, AttentionBlock] = WeakKeyDictionary()

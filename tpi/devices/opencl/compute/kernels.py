@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from tpi.devices.arena import Arena
-from tpi.devices.opencl.card import LANES, Card
+from tpi.devices.opencl.card import LANES, OpenClCard
 from tpi.devices.opencl.compute.activations import CardActivations, OpenClPrepared
 from tpi.devices.opencl.compute.attention import HeadBuffers
 from tpi.devices.opencl.compute.checks import check_active, check_caches, check_heads
@@ -47,7 +47,7 @@ _READERS = 64  # work-groups a compute unit that read memory and do nothing else
 class OpenClKernels:
     """The kernels in OpenCL C. See `tpi.kernels.Kernels` for what each does."""
 
-    def __init__(self, card: Card, memory: Arena) -> None:
+    def __init__(self, card: OpenClCard, memory: Arena) -> None:
         """`memory` is the card's: weights, keys and values must lie in it."""
         self._card = card
         self._memory = memory

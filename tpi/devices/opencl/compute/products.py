@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from tpi.devices.opencl.card import LANES, Card
+from tpi.devices.opencl.card import LANES, OpenClCard
 from tpi.devices.opencl.compute.activations import CardActivations, form_of
 from tpi.devices.opencl.programs import Program
 from tpi.errors import KernelError
@@ -43,7 +43,7 @@ class PackedPart:
         return self.part.format.upper()
 
 
-def matrix_of(card: Card, run: RunLayout, name: str, data: U8) -> PackedPart:
+def matrix_of(card: OpenClCard, run: RunLayout, name: str, data: U8) -> PackedPart:
     """A part of a run whose units are `data`, of the card.
 
     Raises:
@@ -58,7 +58,7 @@ def matrix_of(card: Card, run: RunLayout, name: str, data: U8) -> PackedPart:
     return PackedPart(run, part, buffer, np.uint64(offset))
 
 
-def rows(card: Card, matrix: PackedPart, x: CardActivations, active: Any = None, count: int = 0) -> Any:
+def rows(card: OpenClCard, matrix: PackedPart, x: CardActivations, active: Any = None, count: int = 0) -> Any:
     """`x` times every vector, `[tokens, vectors]`; `active`: a buffer of the `count` vectors to use, in records."""
     if matrix.run.layout == "tiled":
         return _tiled(card, matrix, x)
@@ -73,7 +73,7 @@ def rows(card: Card, matrix: PackedPart, x: CardActivations, active: Any = None,
     return out
 
 
-def columns(card: Card, matrix: PackedPart, x: CardActivations, active: Any = None, count: int = 0) -> Any:
+def columns(card: OpenClCard, matrix: PackedPart, x: CardActivations, active: Any = None, count: int = 0) -> Any:
     """`x` `[tokens, vectors]` times the vectors, `[tokens, hidden]`; `active` as for `rows`."""
     if matrix.run.layout == "tiled":
         return _tiled(card, matrix, x)
@@ -87,7 +87,9 @@ def columns(card: Card, matrix: PackedPart, x: CardActivations, active: Any = No
     return out
 
 
-def _columns_in_splits(card: Card, matrix: PackedPart, x: CardActivations, given: Sequence[Any], vectors: int) -> Any:
+def _columns_in_splits(
+    card: OpenClCard, matrix: PackedPart, x: CardActivations, given: Sequence[Any], vectors: int
+) -> Any:
     """Vectors dealt to work-groups, so that all of the card reads; then their sums, added."""
     hidden, splits = matrix.run.hidden, max(1, min(vectors // _SPLIT, _MOST_SPLITS))
     program, passes = _pass(matrix, "records", x.tokens)
@@ -98,7 +100,7 @@ def _columns_in_splits(card: Card, matrix: PackedPart, x: CardActivations, given
     return out
 
 
-def _tiled(card: Card, matrix: PackedPart, x: CardActivations) -> Any:
+def _tiled(card: OpenClCard, matrix: PackedPart, x: CardActivations) -> Any:
     outputs, groups, where = _squares(matrix)
     form = form_of(matrix.run, matrix.part)
     assert form is not None  # what is tiled is quantised

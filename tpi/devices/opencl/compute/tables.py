@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from tpi.devices.opencl.card import Card
+from tpi.devices.opencl.card import OpenClCard
 from tpi.kernels.spec import I32, STREAM_TOKENS, AttentionSpec, Batch
 
 _CHUNK = 256  # positions of a work-group, where a few tokens attend to many
@@ -37,7 +37,7 @@ class AttentionStep:
     chunks: int
 
 
-def step_of(card: Card, spec: AttentionSpec, batch: Batch) -> AttentionStep:
+def step_of(card: OpenClCard, spec: AttentionSpec, batch: Batch) -> AttentionStep:
     """What `spec`'s heads do in a step."""
     tokens, runs = len(batch.positions), _runs(batch.sequence)
     most = max((end - first for first, end in runs), default=1) * max(np.bincount(spec.kv_index), default=1)

@@ -8,6 +8,7 @@
     +-- NodeError            another node failed, refused, or was lost; `.node` names it
     |   +-- NodeLost         it did not answer within its deadline
     |   +-- NodeRefused      it answered, and said no
+    +-- BusyError            more is asked than can wait, or the server is shutting down
     +-- TestbedError         the emulated network cannot be made, is not as specified, or is gone
     +-- NotFiniteError       a result holds infinities or NaN
     +-- WeightsError         a weight file is missing, short, or does not match its hash
@@ -58,6 +59,10 @@ class NodeLost(NodeError):
 
 class NodeRefused(NodeError):
     """The node answered, and refused: another version, in use, out of memory."""
+
+
+class BusyError(TpiError):
+    """More is asked of a server than can wait for its turn, or it is shutting down."""
 
 
 class WeightsError(TpiError):

@@ -46,7 +46,8 @@ class Talk:
         wanted = fit(self.conversation, text, self._session.tokenizer.encode_chat, self.context, self._tokens)
         if dropped := self.conversation.dropped - before:
             warn(self._full(dropped))
-        self._sequence = self._session.engine.resume(self._sequence, wanted)
+        self._begin(wanted)
+        assert self._sequence
         result = stream_answer(self._session, self._sequence, self._sampler, AnswerLimits(self._tokens), write, stopped)
         if result.text or result.finish_reason != "interrupted":
             self.conversation.turns.append(Turn(text, result.text))
@@ -66,6 +67,14 @@ class Talk:
         finally:
             if len(turns) == before:
                 turns.append(last)
+
+    def _begin(self, tokens: list[int]) -> None:
+        """A sequence of `tokens`, which begins with what the last one has computed of them."""
+        engine = self._session.engine
+        if self._sequence:
+            engine.release(self._sequence)
+        self._sequence = engine.admit(tokens, reuse=True)
+        self._sequence.begin(engine.deployment.pages)
 
     def _full(self, dropped: int) -> str:
         many = f"the oldest {dropped} turns are" if dropped > 1 else "the oldest turn is"

@@ -1,6 +1,6 @@
 """One answer: sampled tokens to streamed text, with end-of-turn, stop texts, limits, and its timing."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass, field
 from time import perf_counter
@@ -9,8 +9,8 @@ from typing import Literal
 from master.generation.engine import Engine
 from master.generation.sampler import Sampler
 from master.generation.sequence import Sequence
-from master.generation.stops import StopFilter
 from master.text.prompts import checked_text
+from master.text.stops import StopFilter
 from master.text.tokenizer import Message, Tokenizer
 from tpi.errors import UsageError
 
@@ -48,6 +48,36 @@ class AnswerLimits:
     ignore_eos: bool = False
 
 
+class AnswerText:
+    """One answer's text as its tokens come; it knows when it is over."""
+
+    def __init__(self, tokenizer: Tokenizer, limits: AnswerLimits, spelled: Collection[int] = ()) -> None:
+        """`spelled`: control tokens that are shown as they are spelled."""
+        self.finish_reason: FinishReason | None = None  # None: it goes on, until its limit
+        self.made = 0
+        self._eos = frozenset[int]() if limits.ignore_eos else tokenizer.eos_ids
+        self._limits = limits
+        self._stream, self._filter = tokenizer.stream(spelled), StopFilter(limits.stops)
+
+    def push(self, token: int) -> str:
+        """The text that the next token completes; nothing may come after the last one."""
+        self.made += 1
+        if token in self._eos:
+            self.finish_reason = "stop"
+            return self.flush()
+        text = self._filter.push(self._stream.push(token))
+        if self._filter.stopped:
+            self.finish_reason = "stop"
+        elif self.made >= self._limits.tokens:
+            self.finish_reason = "length"
+            text += self.flush()
+        return text
+
+    def flush(self) -> str:
+        """What was held back, at the end of an answer."""
+        return "" if self._filter.stopped else self._filter.push(self._stream.flush()) + self._filter.flush()
+
+
 def answer(
     engine: Engine,
     tokenizer: Tokenizer,
@@ -66,14 +96,13 @@ def answer(
     Raises:
         NodeLost, NodeError: if a worker is lost or fails; what was shown stays shown.
     """
-    result = Answer(prompt_tokens=sequence.pending)
-    stream, filter_ = tokenizer.stream(), StopFilter(limits.stops)
+    result, text = Answer(prompt_tokens=sequence.pending), AnswerText(tokenizer, limits)
     started = first = perf_counter()
 
-    def emit(text: str) -> None:
-        result.text += text
-        if text:
-            show(text)
+    def emit(piece: str) -> None:
+        result.text += piece
+        if piece:
+            show(piece)
 
     for sampled in engine.generate(sequence, sampler, limits.tokens, stopped):
         result.token_ids.append(sampled.token)
@@ -83,17 +112,12 @@ def answer(
             first = perf_counter()
         else:
             result.decode_seconds = sampled.at - first
-        if sampled.token in tokenizer.eos_ids and not limits.ignore_eos:
-            result.finish_reason = "stop"
+        emit(text.push(sampled.token))
+        if text.finish_reason:
             break
-        emit(filter_.push(stream.push(sampled.token)))
-        if filter_.stopped:
-            result.finish_reason = "stop"
-            break
-    if stopped() and result.finish_reason == "length":
-        result.finish_reason = "interrupted"
-    if not filter_.stopped:
-        emit(filter_.push(stream.flush()) + filter_.flush())
+    result.finish_reason = text.finish_reason or ("interrupted" if stopped() else "length")
+    if not text.finish_reason:
+        emit(text.flush())
     return result
 
 

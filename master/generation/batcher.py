@@ -1,10 +1,16 @@
 """Request admission: which tokens of which sequences the next step runs. (The weight scheduler is `scheduler/`.)"""
 
+from collections.abc import Iterator
 from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass
 
+from master.generation.contents import chain
 from master.generation.pages import PagePool
 from master.generation.sequence import Sequence
+from tpi.kernels.spec import PAGE_TOKENS
+
+_BESIDE = 4  # answers that go on wait this many times less for a prompt's chunk
+_LEAST = PAGE_TOKENS
 
 
 @dataclass(frozen=True)
@@ -27,7 +33,11 @@ class Work:
 
 
 class Batcher:
-    """Picks each step's work: sequences in order of arrival, at most `chunk` tokens in all."""
+    """Picks each step's work: at most `chunk` tokens in all.
+
+    Sequences that lack one token come first, so that every answer goes on in every step. What is left is shared out
+    among prompts, so that a short one is not behind a long one; beside answers they get a part of a chunk.
+    """
 
     def __init__(self, pages: PagePool, chunk: int) -> None:
         self.pages = pages
@@ -39,21 +49,32 @@ class Batcher:
         Raises:
             PlanError: if the KV pool has no room for a sequence's next tokens.
         """
-        work, room = [], self.chunk
-        for sequence in sequences:
-            count = min(sequence.pending, room)
-            if count == 0:
-                continue
-            self.pages.append(sequence.table, sequence.computed + count)
-            kept = min(sequence.announced, len(sequence.table))
-            appended = tuple(sequence.table[kept:])
-            work.append(Work(sequence, sequence.computed, count, kept, appended))
-            room -= count
-        return work
+        return [self._work(sequence, count) for sequence, count in self._counts(sequences) if count]
 
-    @staticmethod
-    def commit(work: SequenceOf[Work]) -> None:
-        """Record that the step has run on every node."""
+    def commit(self, work: SequenceOf[Work]) -> None:
+        """Record that the step has run on every node: pages that became full can be found."""
         for item in work:
-            item.sequence.computed = item.position + item.count
-            item.sequence.announced = len(item.sequence.table)
+            sequence = item.sequence
+            sequence.computed = item.position + item.count
+            sequence.announced = len(sequence.table)
+            for key in chain(sequence.tokens[: sequence.computed], sequence.keys):
+                self.pages.contents.note(sequence.table[len(sequence.keys)], key)
+                sequence.keys.append(key)
+
+    def _counts(self, sequences: SequenceOf[Sequence]) -> Iterator[tuple[Sequence, int]]:
+        """How many tokens of each run."""
+        ready = [each for each in sequences if each.pending == 1][: self.chunk]
+        yield from ((each, 1) for each in ready)
+        prompts = sorted((each for each in sequences if each.pending > 1), key=lambda each: each.pending)
+        room = self.chunk - len(ready)
+        if ready:
+            room = min(room, max(self.chunk // _BESIDE, _LEAST))
+        for index, each in enumerate(prompts):
+            count = min(each.pending, -(-room // (len(prompts) - index)))
+            room -= count
+            yield each, count
+
+    def _work(self, sequence: Sequence, count: int) -> Work:
+        self.pages.append(sequence.table, sequence.computed + count)
+        kept = min(sequence.announced, len(sequence.table))
+        return Work(sequence, sequence.computed, count, kept, tuple(sequence.table[kept:]))

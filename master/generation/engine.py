@@ -1,7 +1,7 @@
 """The step loop: from requests to tokens. A step runs on every node of the deployment; what is complete is sampled."""
 
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Container, Iterator, Mapping
 from collections.abc import Sequence as SequenceOf
 from itertools import accumulate, count
 from time import perf_counter
@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from master.deployment.deployment import Deployment
+from master.generation.admission import Admission
 from master.generation.batcher import Batcher, Work
 from master.generation.request import Request, Sampled
 from master.generation.sampler import Sampler
@@ -20,38 +21,47 @@ from tpi.net.messages import StepEntry
 
 F32 = npt.NDArray[np.float32]
 
+MOST_RUNNING = 64  # requests at once; more of them would only make each slower
+
 
 class Engine:
-    """Runs requests on a deployment, which can be replaced between two steps: sequences live as long as wanted."""
+    """Runs requests on a deployment, which can be replaced between two steps: sequences live as long as wanted.
 
-    def __init__(self, deployment: Deployment) -> None:
-        self.deployment = deployment
-        self.requests: list[Request] = []  # in order of arrival
-        self._batcher = Batcher(deployment.pages, deployment.limits.chunk)
+    Requests join and leave at every step, see `master.generation.admission.Admission`.
+    """
+
+    def __init__(self, deployment: Deployment, most: int = MOST_RUNNING) -> None:
+        """`most`: requests that run at once."""
+        self.admission = Admission(most)
         self._sequences: dict[int, Sequence] = {}
         self._ids = count()
-        self._released: list[int] = []
+        self._deploy(deployment)
 
     @property
     def context(self) -> int:
         """The most tokens of a sequence."""
         return self.deployment.limits.context
 
+    @property
+    def requests(self) -> list[Request]:
+        """All that are not finished: those that run, and those that wait."""
+        return [*self.admission.running, *self.admission.waiting]
+
     def replace(self, deployment: Deployment) -> None:
         """Go on with another deployment. Pages are filled again by computing the tokens that sequences have so far."""
-        self.deployment = deployment
-        self._batcher = Batcher(deployment.pages, deployment.limits.chunk)
-        self._released.clear()
         for sequence in self._sequences.values():
             sequence.forget()
+        self._deploy(deployment)
 
-    def admit(self, tokens: SequenceOf[int]) -> Sequence:
+    def admit(self, tokens: SequenceOf[int], reuse: bool = False) -> Sequence:
         """A new sequence that begins with the prompt `tokens`; it is the engine's until `release`.
+
+        With `reuse`, what earlier sequences have computed of the same tokens is not computed again.
 
         Raises:
             UsageError: if the prompt is empty or leaves no room in the context.
         """
-        sequence = Sequence(next(self._ids), [])
+        sequence = Sequence(next(self._ids), [], reuse=reuse)
         self.extend(sequence, tokens)
         self._sequences[sequence.id] = sequence
         return sequence
@@ -67,48 +77,40 @@ class Engine:
             raise UsageError(f"the prompt takes {length} tokens, over the context of {self.context}{out}")
         sequence.tokens.extend(tokens)
 
-    def resume(self, sequence: Sequence | None, tokens: SequenceOf[int]) -> Sequence:
-        """A sequence of `tokens` that keeps what an earlier one has computed of them; the earlier one is used up.
-
-        Raises:
-            UsageError: as `admit`.
-        """
-        if sequence is None:
-            return self.admit(tokens)
-        shared = 0
-        for known, wanted in zip(sequence.tokens[: sequence.computed], tokens[:-1], strict=False):
-            if known != wanted:
-                break
-            shared += 1
-        self.deployment.pages.truncate(sequence.table, shared)
-        sequence.truncate(shared)
-        self.extend(sequence, tokens[shared:])
-        return sequence
-
     def submit(self, request: Request) -> None:
         """Answer `request` in the steps to come, beside all others; it leaves when it is finished or withdrawn."""
         if request.limit > 0 and len(request.sequence.tokens) < self.context:
-            self.requests.append(request)
+            self.admission.waiting.push(request)
         else:
             request.finished = True
 
     def withdraw(self, request: Request) -> None:
         """Give a request up, wherever it is; its sequence keeps what it has."""
-        if request in self.requests:
-            self.requests.remove(request)
+        request.finished = True
+        self.admission.withdraw(request)
 
     def step(self) -> None:
         """Run one step of all requests; each that is complete gets a token.
 
         Raises:
             NodeLost, NodeError: if a worker is lost or fails; requests stay as they were before the step.
-            PlanError: if there are too few pages for a sequence's next tokens.
+            PlanError: if there are too few pages for the next tokens of a single sequence.
         """
-        work = self._batcher.pick([request.sequence for request in self.requests])
+        self.admission.admit(perf_counter())
+        self.admission.make_room()
+        running = self.admission.running
+        if not running:
+            return
+        work = self._batcher.pick([request.sequence for request in running])
         rows = self._forward(work)
-        if complete := [item for item in work if item.completes]:
-            logits = self.deployment.vocabulary.head(rows if len(rows) == len(complete) else rows[_last_rows(work)])
-            self._push({item.sequence.id: row for item, row in zip(complete, logits, strict=True)})
+        for request in running:
+            if request.rows is not None:
+                self._hand_out(request, work, rows)
+        drawing = {request.sequence.id for request in running if request.rows is None}
+        if ends := _last_rows(work, drawing):
+            logits = self.deployment.vocabulary.head(rows if len(rows) == len(ends) else rows[list(ends.values())])
+            self._push(dict(zip(ends, logits, strict=True)))
+        self.admission.running = [request for request in running if not request.finished]
 
     def generate(
         self, sequence: Sequence, sampler: Sampler, limit: int, stopped: Callable[[], bool] = lambda: False
@@ -135,7 +137,7 @@ class Engine:
 
     def logits(self, tokens: SequenceOf[int]) -> F32:
         """`[len(tokens), vocab]`: the logits after each of `tokens`, computed as one new sequence (for evaluation)."""
-        sequence = self.admit(tokens)
+        sequence = self.admit(tokens)  # all of it is computed
         rows = []
         while sequence.pending:
             rows.append(self.deployment.vocabulary.head(self._forward(self._batcher.pick([sequence]))))
@@ -143,10 +145,14 @@ class Engine:
         return np.concatenate(rows)
 
     def release(self, sequence: Sequence) -> None:
-        """Forget a sequence, and give its pages back on every node."""
-        self.deployment.pages.release(sequence.table)
+        """Forget a sequence, and give its pages back; what they hold can be found as long as it is there."""
+        self.admission.give_back(sequence)
         self._sequences.pop(sequence.id, None)
-        self._released.append(sequence.id)
+
+    def _deploy(self, deployment: Deployment) -> None:
+        self.deployment = deployment
+        self._batcher = Batcher(deployment.pages, deployment.limits.chunk)
+        self.admission.deploy(deployment)
 
     def _forward(self, work: SequenceOf[Work]) -> F32:
         """Hidden states `[tokens, hidden]` after the last block for the tokens of `work`, in its order."""
@@ -155,7 +161,8 @@ class Engine:
         entries = tuple(
             StepEntry(item.sequence.id, item.position, item.count, item.kept, item.appended) for item in work
         )
-        released, self._released = tuple(self._released), []
+        released = tuple(self.admission.released)
+        self.admission.released.clear()
         x = self.deployment.vocabulary.embedding(tokens, positions)
         require_finite(x, "a row of the embedding", "the model is damaged; make the pack again from its source")
         hidden = self.deployment.forward(entries, released, x)
@@ -163,18 +170,25 @@ class Engine:
         self._batcher.commit(work)
         return hidden
 
-    def _push(self, logits: dict[int, F32]) -> None:
+    def _hand_out(self, request: Request, work: SequenceOf[Work], rows: F32) -> None:
+        """Hidden states to a request that wants them."""
+        assert request.rows is not None
+        starts = accumulate((item.count for item in work), initial=0)
+        for start, item in zip(starts, work, strict=False):
+            if item.sequence is request.sequence:
+                request.rows(rows[start : start + item.count])
+                request.finished = item.completes
+
+    def _push(self, logits: Mapping[int, F32]) -> None:
         """A token for every request whose sequence has logits, by the sequence's number."""
-        for request in list(self.requests):
-            sequence = request.sequence
-            if (row := logits.get(sequence.id)) is not None:
-                token = request.sampler.sample(row, sequence.tokens)
-                sequence.tokens.append(token)
-                request.push(Sampled(sequence, token, perf_counter()), self.context)
-        self.requests = [request for request in self.requests if not request.finished]
+        at = perf_counter()
+        for request in self.admission.running:
+            if (row := logits.get(request.sequence.id)) is not None:
+                request.push(request.draw(row, at), self.context)
 
 
-def _last_rows(work: SequenceOf[Work]) -> list[int]:
-    """Where the last token of each sequence that is complete stands in its step."""
+def _last_rows(work: SequenceOf[Work], drawing: Container[int]) -> dict[int, int]:
+    """Where the last token of each sequence of `drawing` that is complete stands in its step."""
     ends = accumulate(item.count for item in work)
-    return [end - 1 for item, end in zip(work, ends, strict=True) if item.completes]
+    pairs = ((item, end - 1) for item, end in zip(work, ends, strict=True))
+    return {item.sequence.id: row for item, row in pairs if item.completes and item.sequence.id in drawing}

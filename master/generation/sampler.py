@@ -1,8 +1,9 @@
-"""From logits to the next token id: repeat penalty, temperature, top-k, top-p, min-p, in that order."""
+"""From logits to the next token id: bias, penalties, what a grammar allows, temperature, top-k, top-p, min-p."""
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -19,7 +20,9 @@ RANDOM_SEED = -1
 class Sampling:
     """How to choose a token. `temperature` 0 is greedy; `top_k` 0, `top_p` 1 and `min_p` 0 switch a filter off.
 
-    The same `seed` draws the same tokens; None and -1 draw others every time.
+    The same `seed` draws the same tokens; None and -1 draw others every time. `bias` is added to the logits of tokens,
+    after the frequency and the presence penalty, which count tokens of the answer (OpenAI's API reference: subtracted
+    as often as a token occurred, and once if it occurred).
     """
 
     temperature: float = 0.8
@@ -28,6 +31,9 @@ class Sampling:
     min_p: float = 0.05
     repeat_penalty: float = 1.0
     seed: int | None = None
+    frequency_penalty: float = 0.0
+    presence_penalty: float = 0.0
+    bias: Mapping[int, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         checks = {
@@ -43,21 +49,57 @@ class Sampling:
                 raise UsageError(f"{flag} is out of range; see tpi run --help for its meaning")
 
 
+@dataclass(frozen=True)
+class Logprobs:
+    """Natural logarithms of what the model gives tokens: the one that was drawn, and the best, best first."""
+
+    drawn: float
+    best: tuple[tuple[int, float], ...]
+
+
+class Constraint(Protocol):
+    """What tokens may come next."""
+
+    def allow(self, logits: F32) -> F32:
+        """`logits` `[vocab]` with minus infinity for every token that may not come."""
+
+    def accept(self, token: int) -> None:
+        """This one came."""
+
+
 class Sampler:
     """Draws token ids; two samplers with the same seed draw the same ids from the same logits."""
 
-    def __init__(self, sampling: Sampling) -> None:
+    def __init__(self, sampling: Sampling, constraint: Constraint | None = None) -> None:
         self.sampling = sampling
+        self._constraint = constraint
         self._random = np.random.default_rng(None if sampling.seed == RANDOM_SEED else sampling.seed)
 
-    def sample(self, logits: F32, history: Sequence[int] = ()) -> int:
-        """One token id from `logits` `[vocab]`; `history` is what the repeat penalty applies to.
+    def draw(self, logits: F32, history: Sequence[int], prompt: int, best: int | None) -> tuple[int, Logprobs | None]:
+        """A token as `sample`, and if `best` is not None its logarithms with those of so many best tokens."""
+        token = self.sample(logits, history, prompt)
+        return token, None if best is None else _logprobs(logits, token, best)
+
+    def sample(self, logits: F32, history: Sequence[int] = (), prompt: int = 0) -> int:
+        """One token id from `logits` `[vocab]`.
+
+        `history` is what the repeat penalty applies to; the other penalties leave its first `prompt` tokens out.
 
         Raises:
             NotFiniteError: if the greatest logit is no number.
         """
         settings = self.sampling
         logits = _penalise(logits, history, settings.repeat_penalty)
+        logits = _discourage(logits, history[prompt:], settings)
+        if self._constraint is not None:
+            logits = self._constraint.allow(logits)
+        token = self._choose(logits)
+        if self._constraint is not None:
+            self._constraint.accept(token)
+        return token
+
+    def _choose(self, logits: F32) -> int:
+        settings = self.sampling
         best = int(logits.argmax())  # NaN before all
         if not np.isfinite(logits[best]):
             raise NotFiniteError("the logits are not finite: the model's head is damaged; make the pack again")
@@ -68,6 +110,30 @@ class Sampler:
         keep = _nucleus(probabilities, settings.top_p) & (probabilities >= settings.min_p * probabilities[0])
         kept = probabilities[keep]
         return int(self._random.choice(ids[keep], p=kept / kept.sum()))
+
+
+def _logprobs(logits: F32, token: int, best: int) -> Logprobs:
+    """From the logits as the model gave them, at temperature 1."""
+    scores = logits.astype(np.float64)
+    top = scores.max()
+    scores -= top + np.log(np.exp(scores - top).sum())
+    ids, _ = _top_k(logits, best) if best else (np.empty(0, np.int64), None)
+    return Logprobs(float(scores[token]), tuple((int(one), float(scores[one])) for one in ids))
+
+
+def _discourage(logits: F32, made: Sequence[int], settings: Sampling) -> F32:
+    """Subtract the frequency and presence penalties of the tokens `made`, and add the bias."""
+    often, once = settings.frequency_penalty, settings.presence_penalty
+    penalised = bool(made) and (often != 0 or once != 0)
+    if not penalised and not settings.bias:
+        return logits
+    logits = logits.copy()
+    if penalised:
+        tokens, counts = np.unique(np.asarray(made, np.int64), return_counts=True)
+        logits[tokens] -= (often * counts + once).astype(np.float32)
+    for token, bias in settings.bias.items():
+        logits[token] += bias
+    return logits
 
 
 def _penalise(logits: F32, history: Sequence[int], penalty: float) -> F32:

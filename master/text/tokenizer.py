@@ -1,8 +1,9 @@
 """Text to token ids and back: the model's own tokenizer and chat template, taken from its pack. Master only."""
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from functools import cached_property
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from tokenizers import Tokenizer as FastTokenizer
@@ -70,9 +71,9 @@ class Tokenizer:
             messages, bos_token=self.info.get("bos_token") or "", eos_token=self.info.get("eos_token") or ""
         )
 
-    def stream(self) -> "TokenStream":
-        """A decoder for one answer."""
-        return TokenStream(self._fast)
+    def stream(self, spelled: Collection[int] = ()) -> "TokenStream":
+        """A decoder for one answer, which shows the control tokens `spelled` as they are spelled, and no others."""
+        return TokenStream(self._fast, {token: str(self._fast.id_to_token(token)) for token in spelled})
 
     @cached_property
     def _template(self) -> "ChatTemplate":
@@ -108,13 +109,17 @@ class TokenStream:
     New text is what a window of the last tokens decodes to beyond what it did before: decoders look at neighbours.
     """
 
-    def __init__(self, fast: FastTokenizer) -> None:
+    def __init__(self, fast: FastTokenizer, spelled: Mapping[int, str] = MappingProxyType({})) -> None:
+        """`spelled`: control tokens that are shown, with how they are spelled."""
         self._fast = fast
+        self._spelled = spelled
         self._shown: list[int] = []  # the tokens of the text that was returned last
         self._held: list[int] = []  # the tokens since
 
     def push(self, token: int) -> str:
         """The text that `token` completes, empty while a character is unfinished."""
+        if token in self._spelled:
+            return self.flush() + self._spelled[token]
         self._held.append(token)
         text = self._new_text()
         if text.endswith(_REPLACEMENT) and len(self._held) <= _HELD_TOKENS:

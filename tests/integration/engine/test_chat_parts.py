@@ -17,6 +17,7 @@ from master.chat.conversation import Conversation, Turn
 from master.chat.fitting import fit
 from master.chat.readers import PlainReader
 from master.generation.answer import AnswerLimits, answer
+from master.generation.contents import Contents
 from master.generation.sampler import Sampler, Sampling
 from master.text.prompts import MOST_BYTES
 from master.text.tokenizer import Message, Tokenizer
@@ -151,11 +152,15 @@ def test_an_answer_that_is_stopped_can_be_gone_on_from(tiny_pack: Callable[..., 
             stopped = answer(engine, tokenizer, sequence, greedy, AnswerLimits(20), stopped=lambda: next(asked, True))  # noqa: B023
             assert stopped.finish_reason == "interrupted"
             assert len(stopped.token_ids) == max(0, when - 3)
-            again = answer(engine, tokenizer, engine.resume(sequence, prompt + more), greedy, AnswerLimits(5))
+            engine.release(sequence)
+            resumed = engine.admit(prompt + more, reuse=True)
+            again = answer(engine, tokenizer, resumed, greedy, AnswerLimits(5))
+            assert resumed.cached == max(0, min(len(prompt), 16 * when))
             fresh = engine.admit(prompt + more)
             assert again.token_ids == answer(engine, tokenizer, fresh, greedy, AnswerLimits(5)).token_ids
-            engine.release(sequence)
+            engine.release(resumed)
             engine.release(fresh)
+            engine.deployment.pages.contents = Contents()  # the next one finds nothing
 
 
 def test_only_a_chat_at_a_terminal_loads_the_editor() -> None:

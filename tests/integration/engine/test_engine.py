@@ -120,16 +120,19 @@ def test_sequences_in_one_step_do_not_see_each_other(tiny_pack: Callable[..., Pa
     assert greedy(prompts) == [greedy([prompt])[0] for prompt in prompts]
 
 
-def test_resuming_keeps_what_is_computed(tiny_pack: Callable[..., Pack], tmp_path: Path) -> None:
+def test_a_further_turn_computes_only_what_is_new(tiny_pack: Callable[..., Pack], tmp_path: Path) -> None:
     with in_process_engine(tiny_pack("llama"), [1, 1], tmp_path) as engine:
-        sampler = Sampler(Sampling(temperature=0))
-        first = engine.admit(TOKENS[:20])
-        list(engine.generate(first, sampler, 4))
-        resumed = engine.resume(first, TOKENS[:30])
-        assert resumed.computed == 20
-        continued = [sampled.token for sampled in engine.generate(resumed, sampler, 4)]
-        fresh = engine.admit(TOKENS[:30])
-        assert continued == [sampled.token for sampled in engine.generate(fresh, sampler, 4)]
+        greedy = Sampler(Sampling(temperature=0))
+        first = engine.admit(LONG[:40])
+        made = [sampled.token for sampled in engine.generate(first, greedy, 4)]
+        engine.release(first)
+        further = [*LONG[:40], *made, *TOKENS[:20]]
+        second = engine.admit(further, reuse=True)
+        continued = [sampled.token for sampled in engine.generate(second, greedy, 4)]
+        assert second.cached == 43  # the last token that was drawn was not computed
+        fresh = engine.admit(further)
+        assert continued == [sampled.token for sampled in engine.generate(fresh, greedy, 4)]
+        assert fresh.cached is None
 
 
 def test_generation_ends_at_the_context(tiny_pack: Callable[..., Pack], tmp_path: Path) -> None:

@@ -35,7 +35,17 @@ def test_a_prompt_is_run_once_in_order_in_chunks(tokens: int, chunk: int) -> Non
 def test_chunk_is_shared_by_all_sequences_of_a_step() -> None:
     batcher = Batcher(PagePool(100), 10)
     work = batcher.pick([Sequence(0, [1] * 7), Sequence(1, [1] * 7), Sequence(2, [1])])
-    assert [(item.sequence.id, item.count) for item in work] == [(0, 7), (1, 3)]
+    assert [(item.sequence.id, item.count) for item in work] == [(2, 1), (0, 5), (1, 4)]
+
+
+def test_answers_go_on_in_every_step_and_short_prompts_are_not_behind_long_ones() -> None:
+    batcher = Batcher(PagePool(200), 128)
+    long, short, answers = Sequence(0, [1] * 4000), Sequence(1, [1] * 20), [Sequence(2 + i, [1]) for i in range(6)]
+    work = {item.sequence.id: item.count for item in batcher.pick([long, *answers, short])}
+    assert all(work[answer.id] == 1 for answer in answers)
+    assert work[short.id] == 16  # half of a quarter of the chunk: prompts beside answers are kept short
+    assert work[long.id] == 16
+    assert batcher.pick([long])[0].count == 128
 
 
 def test_a_full_pool_is_a_clear_error_and_changes_nothing() -> None:

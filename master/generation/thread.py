@@ -1,0 +1,210 @@
+"""The engine on a thread of its own: others hand requests in and hear of tokens; nobody but this thread computes."""
+
+import logging
+from collections.abc import Callable
+from collections.abc import Sequence as SequenceOf
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from queue import Empty, SimpleQueue
+from threading import Lock, Thread
+from time import perf_counter
+from typing import Protocol, TypeVar
+
+from master.generation.engine import Engine
+from master.generation.request import Request, RowSink, Sampled
+from master.generation.sampler import Sampler
+from tpi.errors import BusyError, TpiError
+
+T = TypeVar("T")
+
+logger = logging.getLogger(__name__)
+
+
+class Listener(Protocol):
+    """Who hears of a request, on the engine's thread: both calls return at once."""
+
+    def token(self, sampled: Sampled) -> bool:
+        """The next token; False ends the request."""
+
+    def ended(self, error: TpiError | None) -> None:
+        """There will be no more tokens: the last call, whatever happened."""
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What a request is made of, see `master.generation.request.Request`."""
+
+    tokens: SequenceOf[int]
+    sampler: Sampler
+    limit: int
+    stops: frozenset[int] = frozenset()
+    rows: RowSink | None = None
+    client: str = ""
+    logprobs: int | None = None
+
+
+@dataclass(eq=False)
+class Ticket:
+    """One request of another thread. Times in `perf_counter` seconds."""
+
+    asked: Asked
+    listener: Listener
+    follows: "Ticket | None" = None
+    at: float = field(default_factory=perf_counter)
+    request: Request | None = None
+
+    @property
+    def begun(self) -> float | None:
+        """When it was admitted."""
+        return self.request.begun if self.request else None
+
+    @property
+    def cached(self) -> int:
+        """Prompt tokens that were found computed."""
+        return (self.request.sequence.cached or 0) if self.request else 0
+
+
+class EngineThread:
+    """Runs an engine until `stop`. All methods may be called from any thread."""
+
+    def __init__(
+        self, engine: Engine, most_waiting: int, recover: Callable[[TpiError], bool] = lambda error: False
+    ) -> None:
+        """`most_waiting`: requests beyond those that run.
+
+        `recover` is called on this thread where a step fails, and says whether requests can go on; else they end.
+        """
+        self.engine = engine
+        self.problem: TpiError | None = None  # why the last step failed
+        self._most = engine.admission.most + most_waiting
+        self._recover = recover
+        self._inbox: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
+        self._live: dict[Ticket, None] = {}  # in order of arrival
+        self._open = 0  # tickets that have not ended
+        self._lock = Lock()  # of `_open` and `_closing`
+        self._closing = False
+        self._thread = Thread(target=self._run, name="engine")
+
+    def start(self) -> None:
+        """Start the thread."""
+        self._thread.start()
+
+    def submit(self, asked: Asked, listener: Listener, follows: Ticket | None = None) -> Ticket:
+        """Begin a request; `follows` is one with the same prompt, which is computed once.
+
+        Raises:
+            BusyError: if as many wait as may.
+        """
+        with self._lock:
+            if self._closing:
+                raise BusyError("the server is shutting down; ask again when it is back")
+            if self._open >= self._most:
+                raise BusyError(f"{self._open} requests are under way and none more may wait; ask again in a while")
+            self._open += 1
+        ticket = Ticket(asked, listener, follows)
+        self._inbox.put(lambda: self._begin(ticket))
+        return ticket
+
+    def cancel(self, ticket: Ticket) -> None:
+        """Give a request up. Its listener hears of the end, if it has not yet."""
+        self._inbox.put(lambda: self._end(ticket, None) if ticket in self._live else None)
+
+    def call(self, function: Callable[[], T]) -> "Future[T]":
+        """What `function` returns, called between two steps."""
+        future: Future[T] = Future()
+
+        def run() -> None:
+            try:
+                future.set_result(function())
+            except BaseException as error:  # noqa: BLE001 - it is the caller's
+                future.set_exception(error)
+
+        self._inbox.put(run)
+        return future
+
+    def stop(self, seconds: float = 0.0) -> None:
+        """Take no more requests, let those under way finish for `seconds`, end the others, and join the thread."""
+        with self._lock:
+            self._closing = True
+        self._inbox.put(lambda: self._let_finish(perf_counter() + seconds))
+        self._thread.join()
+
+    @property
+    def open(self) -> int:
+        """Requests that have not ended."""
+        return self._open
+
+    def _run(self) -> None:
+        while self._take(wait=not self._live):
+            self._step()
+
+    def _take(self, wait: bool) -> bool:
+        """Do what the inbox says, waiting for something if there is nothing else to do; whether to go on."""
+        try:
+            while (command := self._inbox.get(block=wait)) is not None:
+                command()
+                wait = not self._live
+        except Empty:
+            return True
+        return False
+
+    def _let_finish(self, until: float) -> None:
+        """The last command."""
+        while self._live and perf_counter() < until:
+            self._step()
+        for ticket in list(self._live):
+            self._end(ticket, BusyError("the server is shutting down; ask again when it is back"))
+        self._inbox.put(None)
+
+    def _begin(self, ticket: Ticket) -> None:
+        asked, first = ticket.asked, ticket.follows.request if ticket.follows else None
+        try:
+            sequence = self.engine.admit(asked.tokens, reuse=asked.rows is None)
+        except TpiError as error:
+            self._close(ticket, error)
+            return
+        ticket.request = Request(
+            sequence, asked.sampler, asked.limit, lambda sampled: _heard(ticket.listener, sampled),
+            asked.stops, asked.rows, asked.client, first, asked.logprobs,
+        )  # fmt: skip
+        self._live[ticket] = None
+        self.engine.submit(ticket.request)
+
+    def _step(self) -> None:
+        try:
+            self.engine.step()
+            self.problem = None
+        except TpiError as error:
+            self._fail(error)
+        except Exception as error:  # whatever it is, who waits must hear of it
+            logger.exception("a step failed")
+            self._fail(TpiError(f"a step failed: {error}; see the log"))
+        for ticket in [ticket for ticket in self._live if ticket.request and ticket.request.finished]:
+            self._end(ticket, None)
+
+    def _fail(self, error: TpiError) -> None:
+        self.problem = error
+        if not self._recover(error):
+            for ticket in list(self._live):
+                self._end(ticket, error)
+
+    def _end(self, ticket: Ticket, error: TpiError | None) -> None:
+        assert ticket.request
+        del self._live[ticket]
+        self.engine.withdraw(ticket.request)
+        self.engine.release(ticket.request.sequence)
+        self._close(ticket, error)
+
+    def _close(self, ticket: Ticket, error: TpiError | None) -> None:
+        with self._lock:
+            self._open -= 1
+        ticket.listener.ended(error)
+
+
+def _heard(listener: Listener, sampled: Sampled) -> bool:
+    """One listener's trouble is not the others'."""
+    try:
+        return listener.token(sampled)
+    except Exception:
+        logger.exception("a listener failed; its request ends")
+        return False

@@ -1,0 +1,154 @@
+"""The engine on its thread: requests from several threads, given up at any time; busy, failing, stopping."""
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from threading import Event, Thread
+
+import pytest
+
+from master.generation.engine import Engine
+from master.generation.request import Sampled
+from master.generation.sampler import Sampler, Sampling
+from master.generation.thread import Asked, EngineThread, Ticket
+from tests.support.inprocess import in_process_engine
+from tpi.errors import BusyError, NodeLost, TpiError, UsageError
+from tpi.pack.reader import Pack
+
+WAIT_S = 60
+
+
+class Heard:
+    """Tokens, and the end."""
+
+    def __init__(self, most: int = 1000) -> None:
+        self.tokens: list[int] = []
+        self.first, self.over = Event(), Event()
+        self.error: TpiError | None = None
+        self.most = most
+
+    def token(self, sampled: Sampled) -> bool:
+        self.tokens.append(sampled.token)
+        self.first.set()
+        return len(self.tokens) < self.most
+
+    def ended(self, error: TpiError | None) -> None:
+        assert not self.over.is_set()
+        self.error = error
+        self.over.set()
+
+
+def asked(prompt: list[int], limit: int = 20) -> Asked:
+    return Asked(prompt, Sampler(Sampling(temperature=0)), limit)
+
+
+@pytest.fixture
+def engine(tiny_pack: Callable[..., Pack], tmp_path: Path) -> Iterator[Engine]:
+    with in_process_engine(tiny_pack("llama"), [1, 1], tmp_path) as engine:
+        yield engine
+
+
+@pytest.fixture
+def thread(engine: Engine) -> Iterator[EngineThread]:
+    thread = EngineThread(engine, most_waiting=100)
+    thread.start()
+    yield thread
+    thread.stop()
+    assert thread.open == 0
+    assert engine.deployment.pages.free == engine.deployment.pages.total
+
+
+def test_requests_of_several_threads(thread: EngineThread) -> None:
+    heard = [Heard() for _ in range(8)]
+
+    def ask(number: int) -> None:
+        thread.submit(asked([5 + number, 6, 7]), heard[number])
+
+    threads = [Thread(target=ask, args=(number,)) for number in range(8)]
+    for one in threads:
+        one.start()
+    for one in threads:
+        one.join()
+    assert all(one.over.wait(WAIT_S) for one in heard)
+    alone = Heard()
+    thread.submit(asked([5 + 3, 6, 7]), alone)
+    assert alone.over.wait(WAIT_S)
+    assert alone.tokens == heard[3].tokens
+    assert [len(one.tokens) for one in heard] == [20] * 8
+
+
+def test_giving_up_ends_once_and_gives_the_pages_back(thread: EngineThread, engine: Engine) -> None:
+    heard = Heard()
+    ticket = thread.submit(asked([5, 6, 7], 100), heard)
+    assert heard.first.wait(WAIT_S)
+    thread.cancel(ticket)
+    thread.cancel(ticket)
+    assert heard.over.wait(WAIT_S)
+    assert heard.error is None
+    assert thread.call(lambda: engine.deployment.pages.free).result(WAIT_S) == engine.deployment.pages.total
+
+
+def test_a_prompt_that_cannot_be_is_heard_of(thread: EngineThread) -> None:
+    heard = Heard()
+    thread.submit(asked([1] * 500), heard)
+    assert heard.over.wait(WAIT_S)
+    assert isinstance(heard.error, UsageError)
+
+
+def test_a_listener_that_fails_ends_its_request_alone(thread: EngineThread, caplog: pytest.LogCaptureFixture) -> None:
+    class Broken(Heard):
+        def token(self, sampled: Sampled) -> bool:
+            raise ValueError("broken")
+
+    broken, other = Broken(), Heard()
+    thread.submit(asked([5, 6, 7]), broken)
+    thread.submit(asked([5, 6, 8]), other)
+    assert broken.over.wait(WAIT_S)
+    assert other.over.wait(WAIT_S)
+    assert len(other.tokens) == 20
+    assert "its request ends" in caplog.text
+
+
+def test_too_many_are_told_to_come_back(engine: Engine) -> None:
+    thread, heard = EngineThread(engine, most_waiting=-engine.admission.most + 1), Heard()
+    thread.submit(asked([5, 6, 7]), heard)  # not started yet: it stays under way
+    with pytest.raises(BusyError, match="1 requests are under way"):
+        thread.submit(asked([5, 6, 7]), Heard())
+    thread.start()
+    assert heard.over.wait(WAIT_S)
+    thread.stop()
+    with pytest.raises(BusyError, match="shutting down"):
+        thread.submit(asked([5, 6, 7]), Heard())
+
+
+def test_stopping_lets_requests_finish_or_ends_them(engine: Engine) -> None:
+    thread, heard = EngineThread(engine, 10), [Heard(), Heard()]
+    thread.start()
+    thread.submit(asked([5, 6, 7]), heard[0])
+    thread.stop(WAIT_S)
+    assert len(heard[0].tokens) == 20
+    thread = EngineThread(engine, 10)
+    thread.start()
+    thread.submit(asked([5, 6, 7]), heard[1])
+    thread.stop(0)
+    assert isinstance(heard[1].error, BusyError)
+
+
+@pytest.mark.parametrize("recovers", [False, True])
+def test_a_step_that_fails(recovers: bool, engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All requests end with the reason, unless somebody mends what was wrong; then they go on."""
+    lost, steps, real = NodeLost("worker-1", "worker-1 is lost"), list[int](), engine.step
+
+    def step() -> None:
+        steps.append(1)
+        if len(steps) == 5:
+            raise lost
+        real()
+
+    monkeypatch.setattr(engine, "step", step)
+    thread, heard = EngineThread(engine, 10, lambda error: recovers), Heard()
+    ticket = thread.submit(asked([5, 6, 7]), heard)
+    assert isinstance(ticket, Ticket)
+    thread.start()
+    assert heard.over.wait(WAIT_S)
+    assert (heard.error, len(heard.tokens)) == ((None, 20) if recovers else (lost, 4))
+    thread.stop()

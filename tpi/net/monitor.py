@@ -57,3 +57,25 @@ class Monitor:
         """Stop watching; before the socket is closed."""
         self._socket.disable_monitor()
         self.events.close()
+
+
+class Arrivals:
+    """Counts the connections that others have made to a bound socket, proven keys or not. Used by its thread."""
+
+    def __init__(self, socket: Socket) -> None:
+        self._socket = socket
+        self._open: set[int] = set()  # by descriptor
+        self.events: Socket = socket.get_monitor_socket(zmq.EVENT_ACCEPTED | zmq.EVENT_DISCONNECTED)
+
+    def count(self) -> int:
+        """How many there are now."""
+        while (frames := receive_whole(self.events)) is not None:
+            event = int.from_bytes(frames[0][:2], sys.byteorder)
+            descriptor = int.from_bytes(frames[0][2:6], sys.byteorder)
+            (self._open.add if event == zmq.EVENT_ACCEPTED else self._open.discard)(descriptor)
+        return len(self._open)
+
+    def close(self) -> None:
+        """Stop counting; before the socket is closed."""
+        self._socket.disable_monitor()
+        self.events.close()

@@ -91,7 +91,7 @@ class Net:
             zmq.CONNECT_TIMEOUT: 5000,
             zmq.RECONNECT_IVL: 100,
             zmq.RECONNECT_IVL_MAX: 1000,
-            zmq.BACKLOG: 64,
+            zmq.BACKLOG: 16,
         }
         for option, value in options.items():
             socket.setsockopt(option, value)

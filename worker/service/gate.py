@@ -1,31 +1,38 @@
-"""Keeps connections of strangers from using up the process's file descriptors.
+"""Keeps connections of strangers from using up the process's file descriptors and memory.
 
-At the limit libzmq's I/O thread would try to accept, in vain, as fast as it can. So shortly before it this process
-accepts nobody new until those who say nothing have been sent away (libzmq does that after five seconds).
+Where keys are asked for, few connections may be open at once: one that has not proved its key yet can have as much
+memory as a frame may take. And at the limit of descriptors libzmq's I/O thread would try to accept, in vain, as fast as
+it can. So shortly before either this process accepts nobody new until those who say nothing have been sent away
+(libzmq does that after five seconds).
 """
 
 import os
 import resource
 import socket
 import struct
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from stat import S_ISSOCK
 
+from tpi.net.monitor import Arrivals
+
 _ATTACH_FILTER, _DETACH_FILTER = 26, 27  # SO_ATTACH_FILTER of socket(7)
 _DROP_ALL = struct.pack("HBBI", 0x06, 0, 0, 0)  # BPF: return 0
-_QUEUED = 3 * 64  # connections that the three planes may have in their backlogs (zmq.BACKLOG)
+_QUEUED = 3 * 16  # connections that the three planes may have in their backlogs (zmq.BACKLOG)
 _OWN = 64  # descriptors that the process needs itself
+_MOST_CONNECTIONS = 16  # where keys are asked for, beside those of the nodes that are expected: 256 KiB each at worst
 _DESCRIPTORS = Path("/proc/self/fd")
 
 
 class Gate:
     """In front of all ports of this process. Does nothing where the system is not Linux."""
 
-    def __init__(self, ports: Iterable[int]) -> None:
-        """The ports must be listening."""
+    def __init__(self, ports: Iterable[int], arrivals: Sequence[Arrivals] = ()) -> None:
+        """The ports must be listening; `arrivals` are of those that ask for keys."""
         self.shut = False
+        self.expected = 0  # connections of nodes
+        self.arrivals = arrivals
         self._soft, self._hard = _limits()
         self._most = max(self._soft - _QUEUED - _OWN, self._soft // 2)
         self._listeners = _listeners(set(ports)) if _DESCRIPTORS.is_dir() else []
@@ -33,10 +40,16 @@ class Gate:
     def watch(self) -> None:
         """Shut or open the gate. To be called several times a second."""
         used = _used() if self._listeners else 0
-        if not self.shut and used > self._most:
+        connections = max(0, sum(one.count() for one in self.arrivals) - self.expected)
+        if not self.shut and (used > self._most or connections > _MOST_CONNECTIONS):
             self._turn(shut=True)
-        elif self.shut and used < self._most // 2:
+        elif self.shut and used < self._most // 2 and connections < _MOST_CONNECTIONS // 2:
             self._turn(shut=False)
+
+    def crowd(self) -> None:
+        """Shut the gate if too many come. To be called whenever one of `arrivals` tells of somebody."""
+        if sum(one.count() for one in self.arrivals) - self.expected > _MOST_CONNECTIONS and not self.shut:
+            self._turn(shut=True)
 
     def close(self) -> None:
         """Open it for good."""
@@ -45,6 +58,9 @@ class Gate:
         for listener in self._listeners:
             listener.close()
         self._listeners = []
+        for one in self.arrivals:
+            one.close()
+        self.arrivals = ()
 
     def _turn(self, shut: bool) -> None:
         self.shut = shut

@@ -11,6 +11,7 @@ import zmq
 
 from allreduce.base import Endpoints
 from tpi.errors import NodeLost
+from tpi.keys.door import Door
 from tpi.net.messages import Assign, Steady, Step
 from tpi.net.sockets import split_address
 from tpi.progress import Progress
@@ -88,13 +89,16 @@ def main() -> None:
     parser.add_argument("--cache", type=Path, required=True)
     parser.add_argument("--attached", action="store_true")
     parser.add_argument("--yields", type=float, help="seconds of silence after which another master is served")
+    parser.add_argument("--keys", type=Path, help="folder of its keys, which then are asked for on loopback, too")
     parser.add_argument("--descriptors", type=int, help="soft limit of open files")
     flags = parser.parse_args()
     if flags.descriptors:
         resource.setrlimit(resource.RLIMIT_NOFILE, (flags.descriptors, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
     lease.YIELD_S = flags.yields or lease.YIELD_S
     host, port = split_address(flags.listen, lowest_port=0)
-    serve(WorkerOptions(host, port, flags.name, flags.cache, attached=flags.attached), FakeMember, anything)
+    door = Door(flags.keys, outside=lambda host: True) if flags.keys else None
+    options = WorkerOptions(host, port, flags.name, flags.cache, attached=flags.attached, door=door)
+    serve(options, FakeMember, anything)
 
 
 if __name__ == "__main__":

@@ -1,0 +1,163 @@
+"""Who is not paired gets nothing through: no message, no memory, and no run is the slower for it."""
+
+import os
+import socket
+from collections.abc import Iterator
+from contextlib import ExitStack, closing, contextmanager, suppress
+from pathlib import Path
+
+import psutil
+import pytest
+import zmq
+
+from master.workers.cluster import Cluster
+from tests.support.cluster_helpers import MadeUpModel, fake_worker, step
+from tests.support.key_helpers import locked, pair_folders, trust
+from tests.support.recorder import Recorder
+from tpi.errors import NodeRefused, UsageError
+from tpi.keys.door import Door
+from tpi.keys.identity import load_identity
+from tpi.keys.text import short_key
+from tpi.net.channel import Channel, UnreachableError
+from tpi.net.messages import Bye
+from tpi.net.sockets import COLLECTIVE, CONTROL, WEIGHTS, Net, Plane, split_address
+
+PLANES = (CONTROL, COLLECTIVE, WEIGHTS)
+PATIENCE_S = 1.0  # for a connection
+QUIET_S = 0.5  # in which a message between two that know each other has long arrived
+GREETING = b"\xff" + bytes(7) + b"\x01\x7f\x03\x01" + b"CURVE".ljust(20, b"\0") + bytes(32)  # ZMTP 3.1, RFC 37
+
+
+@contextmanager
+def listening(door: Door, plane: Plane = CONTROL) -> Iterator[tuple[Net, Channel, int]]:
+    """A ROUTER behind `door`, and its port."""
+    with closing(Net(door=door)) as net:
+        router, port = net.bind(plane, "127.0.0.1", 0)
+        yield net, Channel(router, admits=door.admits), port
+
+
+def says(door: Door, port: int, key: bytes, plane: Plane = CONTROL) -> Net:
+    """A message on its way to `port`, from whoever is behind `door`."""
+    net = Net(door=door)
+    dealer = net.connect(plane, "127.0.0.1", port, b"me", key)
+    dealer.setsockopt(zmq.SNDTIMEO, int(PATIENCE_S * 1000))
+    with suppress(UnreachableError):  # nobody let it in
+        Channel(dealer).send(Bye(7))
+    return net
+
+
+@pytest.mark.parametrize("plane", PLANES)
+def test_paired_machines_hear_each_other(tmp_path: Path, plane: Plane) -> None:
+    here, there = tmp_path / "here", tmp_path / "there"
+    pair_folders(here, there)
+    with listening(locked(here), plane) as (_, channel, port):
+        with closing(says(locked(there), port, load_identity(here).public, plane)):
+            assert channel.wait(10) == (b"me", Bye(7))
+        assert channel.key == load_identity(there).public
+
+
+@pytest.mark.parametrize("plane", PLANES)
+@pytest.mark.parametrize("stranger", ["unpaired", "paired one way", "another key", "no key at all"])
+def test_an_unpaired_peer_and_a_wrong_key_reach_nothing(tmp_path: Path, plane: Plane, stranger: str) -> None:
+    here, there, third = tmp_path / "here", tmp_path / "there", tmp_path / "third"
+    key = load_identity(here).public
+    if stranger == "paired one way":
+        trust(there, here)
+    if stranger == "another key":
+        pair_folders(here, there)
+        key = load_identity(third).public
+    door = Door(there, locked=stranger != "no key at all") if stranger == "no key at all" else locked(there)
+    with listening(locked(here), plane) as (_, channel, port):
+        with closing(says(door, port, b"" if stranger == "no key at all" else key, plane)):
+            assert channel.wait(QUIET_S) is None
+        assert channel.stats.received == channel.stats.malformed == 0
+
+
+def test_without_a_key_nothing_leaves_the_machine(tmp_path: Path) -> None:
+    with (
+        closing(Net(door=Door(tmp_path))) as net,
+        pytest.raises(UsageError, match=r"192\.0\.2\.1:9990 is on another machine, whose key is not known here"),
+    ):
+        net.connect(CONTROL, "192.0.2.1", 9990, b"me")
+
+
+def test_a_recorded_session_that_is_played_again_reaches_nothing(tmp_path: Path) -> None:
+    here, there = tmp_path / "here", tmp_path / "there"
+    pair_folders(here, there)
+    with listening(locked(here)) as (_, channel, port), Recorder(port) as recorder:
+        with closing(says(locked(there), recorder.port, load_identity(here).public)):
+            assert channel.wait(10) == (b"me", Bye(7))
+        recorded = recorder.sent
+        assert len(recorded) > 300  # greeting, HELLO, INITIATE, a message
+        assert b"Bye" not in recorded
+        received = channel.stats.received
+        for _ in range(3):
+            with socket.create_connection(("127.0.0.1", port)) as raw:
+                raw.sendall(recorded)
+                assert channel.wait(QUIET_S) is None
+        assert (channel.stats.received, channel.stats.malformed) == (received, 0)
+
+
+def test_garbage_and_half_messages_reach_nothing(tmp_path: Path) -> None:
+    chaos = (
+        b"", os.urandom(64), os.urandom(5000), GREETING[:20], GREETING, GREETING + os.urandom(300),
+        GREETING + b"\x04\x08\x05HELLO\x01\x00", GREETING + b"\x06" + (1 << 62).to_bytes(8, "big") + bytes(5000),
+        GREETING + b"\x02" + (200_000).to_bytes(8, "big") + bytes(50_000), GREETING.replace(b"CURVE", b"NULL\0"),
+        GREETING.replace(b"CURVE", b"PLAIN"), b"GET / HTTP/1.1\r\n\r\n",
+    )  # fmt: skip
+    with listening(locked(tmp_path)) as (_, channel, port):
+        for data in chaos * 2:
+            with socket.create_connection(("127.0.0.1", port)) as raw:
+                raw.sendall(data)
+        assert channel.wait(QUIET_S) is None
+        assert channel.stats.received == channel.stats.malformed == 0
+
+
+def test_a_thousand_connections_of_strangers_take_little_memory_and_stop_nobody(tmp_path: Path) -> None:
+    here, there = tmp_path / "here", tmp_path / "there"
+    pair_folders(here, there)
+    model = MadeUpModel()
+    with ExitStack() as stack:
+        process, address = stack.enter_context(fake_worker(tmp_path / "a", "--keys", str(here)))
+        cluster = stack.enter_context(Cluster.connect([address], Net(door=locked(there))))
+        cluster.assign(model.split(cluster.session, 1, cluster.peers(), 8)[1:], model)
+        host, port = split_address(address)
+        worker = psutil.Process(process.pid)
+        before = worker.memory_info().rss
+        half = GREETING + b"\x06" + (200_000).to_bytes(8, "big") + bytes(150_000)
+        for number in range(1000):
+            raw = stack.enter_context(socket.socket())
+            raw.settimeout(0.01)
+            try:
+                raw.connect((host, port))
+                raw.sendall(half)
+            except OSError:
+                pass  # not let in
+            if number % 100 == 0:
+                cluster.step(step(cluster.session, 1, number // 100))
+        assert [stats.steps for stats in cluster.stats()] == [10]
+        assert worker.memory_info().rss - before < 16 << 20
+
+
+def test_a_worker_refuses_strangers_and_says_with_which_keys(tmp_path: Path) -> None:
+    """Each way, in a second or so."""
+    worker, master, other = tmp_path / "worker", tmp_path / "master", tmp_path / "other"
+    mine = short_key(load_identity(master).public)
+    with fake_worker(tmp_path / "a", "--keys", str(worker)) as (_, address):
+        for trusts, problem in ((other, rf"none of the keys that this machine \({mine}\) trusts"),
+                                (worker, rf"does not let this machine's key \({mine}\) in")):  # fmt: skip
+            trust(master, trusts)
+            with pytest.raises(NodeRefused, match=f"{address}.*{problem}|{problem}"):
+                Cluster.connect([address], Net(door=locked(master)), timeout_s=60)
+        trust(worker, master)
+        with Cluster.connect([address], Net(door=locked(master))) as cluster:
+            assert cluster.workers[0].key == load_identity(worker).public
+
+
+def test_a_master_on_the_workers_machine_has_its_key(tmp_path: Path) -> None:
+    """A worker that listens beyond the machine asks everybody for a key; its own is known to who can read it."""
+    with (
+        fake_worker(tmp_path / "a", "--keys", str(tmp_path / "keys")) as (_, address),
+        Cluster.connect([address], Net(door=Door(tmp_path / "keys"))) as cluster,
+    ):
+        assert cluster.workers[0].key == load_identity(tmp_path / "keys").public

@@ -1,0 +1,24 @@
+"""Machines with keys of their own, on this one: folders of keys, and doors that ask for keys on loopback, too."""
+
+from itertools import permutations
+from pathlib import Path
+
+from tpi.keys.door import Door
+from tpi.keys.identity import load_identity
+from tpi.keys.ring import KeyRing, PairedKey
+
+
+def locked(folder: Path) -> Door:
+    """A door of the machine whose keys are in `folder`, to which every address is another machine's."""
+    return Door(folder, outside=lambda host: True)
+
+
+def pair_folders(*folders: Path) -> None:
+    """Have all of these machines trust each other; each is called like its folder."""
+    for one, other in permutations(folders, 2):
+        KeyRing(one).pair(PairedKey(other.name, load_identity(other).public))
+
+
+def trust(one: Path, other: Path) -> None:
+    """Have `one` trust `other`, but not the other way."""
+    KeyRing(one).pair(PairedKey(other.name, load_identity(other).public))

@@ -1,0 +1,100 @@
+"""Whom a machine trusts: paired until revoked, seen at once by every process, nobody where the file is damaged."""
+
+import stat
+from pathlib import Path
+from threading import Thread
+
+import pytest
+
+from tests.support.key_helpers import pair_folders
+from tpi.errors import UsageError
+from tpi.keys.door import Door, leaves_machine
+from tpi.keys.identity import load_identity
+from tpi.keys.ring import FILE, KeyRing, PairedKey
+from tpi.keys.text import key_text
+
+
+def key(number: int) -> bytes:
+    return bytes([number]) * 32
+
+
+def test_paired_until_revoked_for_every_process_that_looks(tmp_path: Path) -> None:
+    ring, other = KeyRing(tmp_path), KeyRing(tmp_path)
+    assert other.read().paired == ()
+    ring.pair(PairedKey("laptop", key(1), "192.0.2.7"))
+    ring.pair(PairedKey("laptop", key(2)))
+    assert [(one.name, one.key, one.host) for one in other.read().paired] == [
+        ("laptop", key(1), "192.0.2.7"),
+        ("laptop 2", key(2), ""),
+    ]
+    assert ring.revoke("laptop").key == key(1)
+    assert [one.name for one in other.read().paired] == ["laptop 2"]
+    assert other.read().revoked == {key(1)}
+    ring.pair(PairedKey("again", key(1)))
+    assert other.read().revoked == frozenset()
+    assert stat.S_IMODE((tmp_path / FILE).stat().st_mode) == 0o600
+
+
+def test_who_is_to_be_revoked_must_be_clear(tmp_path: Path) -> None:
+    ring = KeyRing(tmp_path)
+    one, two = bytes(31) + b"\1", bytes(31) + b"\2"
+    ring.pair(PairedKey("a", one))
+    ring.pair(PairedKey("b", two))
+    for which, problem in (("c", "no paired machine"), ("aaaa", "means several"), ("", "no paired machine")):
+        with pytest.raises(UsageError, match=problem):
+            ring.revoke(which)
+    assert ring.revoke(key_text(two)[:63]).name == "b"
+
+
+def test_pairing_at_the_same_time_loses_nobody(tmp_path: Path) -> None:
+    threads = [Thread(target=KeyRing(tmp_path).pair, args=(PairedKey("one", key(n)),)) for n in range(12)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    paired = KeyRing(tmp_path).read().paired
+    assert {one.key for one in paired} == {key(n) for n in range(12)}
+    assert len({one.name for one in paired}) == 12
+
+
+def test_a_damaged_file_opens_to_nobody(tmp_path: Path) -> None:
+    here, there = tmp_path / "here", tmp_path / "there"
+    pair_folders(here, there)
+    theirs, door = load_identity(there).public, Door(here)
+    assert door.admits(theirs)
+    (here / FILE).write_text("{")
+    assert not door.admits(theirs)
+    with pytest.raises(UsageError, match="is damaged"):
+        KeyRing(here).read()
+
+
+def test_a_guest_may_sum_and_nothing_else_unless_its_key_was_revoked(tmp_path: Path) -> None:
+    door = Door(tmp_path)
+    door.guests = frozenset({key(1)})
+    assert door.admits(key(1), sums=True)
+    assert not door.admits(key(1))
+    KeyRing(tmp_path).pair(PairedKey("guest", key(1)))
+    KeyRing(tmp_path).revoke("guest")
+    assert not door.admits(key(1), sums=True)
+    assert door.any_refused([key(1)])
+    assert not door.any_refused([b"", door.identity.public])
+
+
+@pytest.mark.parametrize(
+    ("host", "leaves"),
+    [("127.0.0.1", False), ("127.8.9.1", False), ("::1", False), ("[::1]", False), ("localhost", False),
+     ("0.0.0.0", True), ("::", True), ("192.168.1.7", True), ("fe80::1%eth0", True), ("laptop", True)],
+)  # fmt: skip
+def test_what_leaves_the_machine(host: str, leaves: bool) -> None:
+    assert leaves_machine(host) == leaves
+    assert not Door(locked=False).guards(host)
+
+
+def test_who_may_be_met_at_a_host_begins_with_who_was_met_there(tmp_path: Path) -> None:
+    ring = KeyRing(tmp_path)
+    for number, host in enumerate(("192.0.2.1", "192.0.2.2", "192.0.2.3")):
+        ring.pair(PairedKey(host, key(number), host))
+    door = Door(tmp_path)
+    assert door.trusted("192.0.2.2")[0] == key(1)
+    assert door.trusted("192.0.2.9")[-1] == door.identity.public
+    assert len(door.trusted("192.0.2.9")) == 4

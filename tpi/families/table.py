@@ -27,8 +27,8 @@ from tpi.families.names import (
     QWEN2_ATTENTION,
     QWEN3_ATTENTION,
 )
-from tpi.families.relu import RELU
-from tpi.families.relusettings import llama_activation
+from tpi.families.relu.settings import llama_activation
+from tpi.families.relu.table import RELU
 
 
 def _llama_names(attention: dict[str, str], ffn: dict[str, str]) -> Names:

@@ -1,11 +1,10 @@
-"""The families that are made for ReLU. ReluLLaMA is a Llama with another activation."""
+"""The families that are made for ReLU."""
 
 from collections.abc import Mapping
 
-from tpi.families import relusettings as settings
 from tpi.families.base import Family, Names
-from tpi.families.huggingface import reludefaults as defaults
 from tpi.families.names import LLAMA_ATTENTION, LLAMA_FFN, MISTRAL_ATTENTION, MISTRAL_FFN
+from tpi.families.relu import defaults, settings
 
 NEMOTRON_ATTENTION = LLAMA_ATTENTION | {"norm.bias": "layers.{i}.input_layernorm.bias"}
 NEMOTRON_FFN = {name: text for name, text in LLAMA_FFN.items() if not name.startswith("gate")} | {

@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-import psutil
+from tpi.system.memory import available_memory
 
 _MARGIN = 256 << 20  # bytes left to others, at least
 _SHARE = 10  # and one part in so many of what is free
@@ -27,7 +27,11 @@ _V2 = _Files("memory.max", "memory.current", "inactive_file")
 
 def default_budget() -> int:
     """Bytes: the least of what the machine and each of this process's control groups have free, less a margin."""
-    free = min([psutil.virtual_memory().available, *_group_limits(_GROUPS, Path("/proc/self/cgroup"))])
+    return less_margin(min([available_memory(), *_group_limits(_GROUPS, Path("/proc/self/cgroup"))]))
+
+
+def less_margin(free: int) -> int:
+    """What of so many free bytes may be used."""
     return max(0, free - max(_MARGIN, free // _SHARE))
 
 

@@ -105,8 +105,8 @@ def node_fields(nodes: Sequence[NodeReport]) -> list[dict[str, Any]]:
 
 def print_nodes(nodes: Sequence[NodeReport], summary: str, stderr: bool = False) -> None:
     """The table of nodes, under it one line of figures for the whole run. It fits 80 columns: long names take lines."""
-    console = _console(stderr)
-    console.print(_table("node", *_COLUMNS, rows=[(node.name, *_cells(node)) for node in nodes]))
+    console = wide_console(stderr)
+    console.print(figures_table("node", *_COLUMNS, rows=[(node.name, *_cells(node)) for node in nodes]))
     console.print(summary, soft_wrap=True)
     for node in nodes:
         if node.steady is not None:
@@ -126,19 +126,19 @@ def print_choice(choice: Mapping[str, Any]) -> None:
         measured = choice["measured_ms"].get(name, [0.0] * len(predicted))
         cells = zip(predicted, measured, strict=True)
         rows.append((name, *(f"{said:.2f} / {took:.2f}" if took else f"{said:.2f}" for said, took in cells)))
-    console = _console(stderr=False)
-    console.print(_table("collective", "a token's sum", "a prompt's block", "in halves", rows=rows))
+    console = wide_console(stderr=False)
+    console.print(figures_table("collective", "a token's sum", "a prompt's block", "in halves", rows=rows))
     console.print(f"automatic choice: {taken} ({seen})", soft_wrap=True)  # as a caption it would wrap with the table
 
 
-def _console(stderr: bool) -> Console:
+def wide_console(stderr: bool) -> Console:
     """Wide enough for the figures: a narrower terminal wraps lines, where rich would cut them. Names are no markup."""
     console = Console(stderr=stderr, highlight=False, markup=False, emoji=False)
     console.width = max(console.width, _TABLE_WIDTH)
     return console
 
 
-def _table(name: str, *figures: str, rows: Sequence[Sequence[str]]) -> Table:
+def figures_table(name: str, *figures: str, rows: Sequence[Sequence[str]]) -> Table:
     """Names on the left, figures on the right of their columns."""
     table = Table(Column(name, overflow="fold", min_width=8), box=SIMPLE, padding=0, pad_edge=False)
     for title in figures:

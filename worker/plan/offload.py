@@ -7,16 +7,17 @@ the pieces, the ring and the pages of one node.
 """
 
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
 
 from scheduler.model.machine import NodeMachine
-from scheduler.model.offload.choice import choose
+from scheduler.model.offload.choice import OffloadChoice, choose
 from scheduler.model.offload.fitting import feasible, refusal
 from scheduler.model.offload.memory import Needs
 from scheduler.model.offload.problem import Limits, Problem
 from scheduler.model.offload.threshold import turning_point
-from scheduler.model.offload.work import KvTier, NodeWork, Offload, Place, Request, SegmentWork, TableWork
+from scheduler.model.offload.work import KvTier, NodeWork, Offload, Place, SegmentWork, TableWork, Workload
 from scheduler.model.placement import Placement
 from scheduler.model.ring import EMPTY, Ring, smallest
 from tpi.config import ModelConfig
@@ -109,7 +110,7 @@ class OffloadPlan:
         return Placement(tuple(sizes), frozenset(), ring)
 
     def over(self, below: Placement) -> "OffloadPlan":
-        """The same above a tier that reads from disk in the order of use: a step takes all of it up, or nothing."""
+        """The same above a tier that reads from disk in the order of use, though RAM was thought to hold all of it."""
         if not below.streamed_bytes:
             return self
         every = frozenset(self.fed)
@@ -140,7 +141,7 @@ def decide_offload(
     """
     pieces = tuple(replace(piece, device=1) for piece in cut_pieces(plan))
     problem = _problem(plan, pieces, machine, options, tables)
-    chosen = choose(problem).offload
+    chosen = _uniform(problem, choose(problem)).offload
     kept = frozenset(number for number, tier in enumerate(chosen.residence) if tier == "gpu")
     long, short, crossover = _by_length(problem, chosen, options, kept)
     return OffloadPlan(
@@ -156,16 +157,27 @@ def decide_offload(
     )
 
 
+def _uniform(problem: Problem, choice: OffloadChoice) -> OffloadChoice:
+    """The choice, or the best that takes all or nothing up: a disk is read in the order of use, by one reader."""
+    offload = choice.offload
+    outside = [number for number, tier in enumerate(offload.residence) if tier != "gpu"]
+    mixed = any(len({places[number] for number in outside}) > 1 for places in (offload.prompt, offload.decode))
+    if "disk" not in offload.residence or not mixed:
+        return choice
+    found = []
+    for prompt, decode in (("accelerator", "host"), ("accelerator", "accelerator"), ("host", "host")):
+        limits = replace(problem.limits, prompt=prompt, decode=decode)
+        with suppress(PlanError):
+            found.append(choose(replace(problem, limits=limits)))
+    return min(found, key=lambda each: each.seconds, default=choice)
+
+
 def _by_length(
     problem: Problem, chosen: Offload, options: OffloadOptions, kept: Numbers
 ) -> tuple[Numbers, Numbers, int]:
     """What of the other pieces long and short steps compute on the accelerator, and which steps are long."""
-    if options.crossover is None:
-        long, short = (_there(places) - kept for places in (chosen.prompt, chosen.decode))
-        return long, short, turning_point(problem, chosen)
-    every = frozenset(range(len(chosen.residence))) - kept
-    bound = frozenset(number for number in every if problem.attends[number, 0]) if chosen.kv == "gpu" else frozenset()
-    return every, every if options.crossover <= 1 else bound, options.crossover
+    long, short = (_there(places) - kept for places in (chosen.prompt, chosen.decode))
+    return long, short, options.crossover or turning_point(problem, chosen)
 
 
 def _there(places: Sequence[Place]) -> Numbers:
@@ -189,10 +201,17 @@ def _problem(
     return Problem(
         work=work,
         machine=replace(machine, accelerator=accelerator, memory=plan.options.memory or machine.memory),
-        request=Request(min(512, context // 2), min(128, context // 2), 1, context),
+        request=Workload(min(512, context // 2), min(128, context // 2), 1, context),
         needs=Needs(demand.token, demand.fixed),
-        limits=Limits(options.weights_tier, options.kv_tier, options.pipeline_kind),
+        limits=Limits(options.weights_tier, options.kv_tier, options.pipeline_kind, *_forced(options)),
     )
+
+
+def _forced(options: OffloadOptions) -> tuple[Place | None, Place | None]:
+    """Where prompts and tokens are to be computed, if the user says from how many tokens on it is the accelerator."""
+    if options.crossover is None:
+        return None, None
+    return "accelerator", "accelerator" if options.crossover == 1 else "host"
 
 
 def _segment_work(config: ModelConfig, piece: NodeSegment, plan: NodePlan) -> SegmentWork:

@@ -19,7 +19,7 @@ from scheduler.model.offload.timeline import simulate_steps
 from scheduler.model.offload.work import STRETCHES, KvTier, Offload, Pipeline, Stretch
 from tpi.errors import PlanError
 
-_AT_ONCE = 8  # residences that are simulated together
+_AT_ONCE = 24  # residences that are simulated together
 _STEPS = 2  # that are simulated: of more, the first has as little to say
 
 

@@ -43,6 +43,11 @@ def possible(problem: Problem, of: Residences, way: int, stretch: Stretch) -> Ma
     device, found = problem.machine.accelerator, ~of.useless(way)
     if of.kv == "gpu":
         found &= (of.there(way) | ~of.attends).all(axis=0)
+    place = problem.limits.place(stretch)
+    if place == "accelerator":
+        found &= of.there(way).all(axis=0)
+    elif place == "host":
+        found &= ~(of.there(way) & ~of.gpu & (~of.attends | (of.kv == "ram"))).any(axis=0)
     if device is None:
         return found & ~of.gpu.any(axis=0) & (way == 0) & (of.kv == "ram")
     tokens = problem.tokens if stretch == "prompt" else problem.request.sequences

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from scheduler.budget import LONGEST_CHUNK, TILE
 from scheduler.model.machine import NodeMachine
 from scheduler.model.offload.timeline import ACCELERATOR_SLOTS, HOST_SLOTS
-from scheduler.model.offload.work import NodeWork, Offload, Request, Stretch, kv_pages
+from scheduler.model.offload.work import NodeWork, Offload, Stretch, Workload, kv_pages
 from scheduler.model.ring import neighbours
 
 _CHUNK_SHARE = 8  # a chunk's activations take at most one part in so many of either memory
@@ -63,7 +63,7 @@ def head_tiles(work: NodeWork) -> int:
     return min(2 * TILE, work.head.nbytes)
 
 
-def chunk_tokens(machine: NodeMachine, request: Request, needs: Needs) -> int:
+def chunk_tokens(machine: NodeMachine, request: Workload, needs: Needs) -> int:
     """Tokens of a step of a prompt: `LONGEST_CHUNK`, halved until its activations are modest on both devices."""
     least = min([machine.memory, *([machine.accelerator.memory] if machine.accelerator else [])])
     chunk = min(LONGEST_CHUNK, request.prompt * request.sequences)
@@ -72,7 +72,7 @@ def chunk_tokens(machine: NodeMachine, request: Request, needs: Needs) -> int:
     return chunk
 
 
-def peaks(work: NodeWork, offload: Offload, request: Request, needs: Needs, chunk: int, piece: int = 0) -> Peaks:
+def peaks(work: NodeWork, offload: Offload, request: Workload, needs: Needs, chunk: int, piece: int = 0) -> Peaks:
     """The most that a node takes; prompts come in steps of `chunk` tokens, transfers in pieces of `piece` bytes."""
     tokens = max(chunk, request.sequences)
     sizes = [segment.nbytes for segment in work.segments]
@@ -91,14 +91,14 @@ def peaks(work: NodeWork, offload: Offload, request: Request, needs: Needs, chun
 
 
 def accelerator_peak(
-    work: NodeWork, offload: Offload, request: Request, needs: Needs, chunk: int, stretch: Stretch
+    work: NodeWork, offload: Offload, request: Workload, needs: Needs, chunk: int, stretch: Stretch
 ) -> MemoryParts:
     """The most that one stretch takes of the accelerator's memory (appendix B.1 and B.2)."""
     tokens = max(chunk, request.sequences) if stretch == "prompt" else request.sequences
     return _in_stretch(work, offload, request, needs, tokens, stretch)
 
 
-def _accelerator(work: NodeWork, offload: Offload, request: Request, needs: Needs, tokens: int) -> MemoryParts:
+def _accelerator(work: NodeWork, offload: Offload, request: Workload, needs: Needs, tokens: int) -> MemoryParts:
     prompt = _in_stretch(work, offload, request, needs, tokens, "prompt")
     decode = _in_stretch(work, offload, request, needs, request.sequences, "decode")
     return MemoryParts(
@@ -110,7 +110,7 @@ def _accelerator(work: NodeWork, offload: Offload, request: Request, needs: Need
 
 
 def _in_stretch(
-    work: NodeWork, offload: Offload, request: Request, needs: Needs, tokens: int, stretch: Stretch
+    work: NodeWork, offload: Offload, request: Workload, needs: Needs, tokens: int, stretch: Stretch
 ) -> MemoryParts:
     there = [place == "accelerator" for place in offload.places(stretch)]
     kv = kv_pages(work, request) if offload.kv == "gpu" else _kv_slots(work, offload, request, there)
@@ -122,7 +122,7 @@ def _in_stretch(
     )
 
 
-def _kv_slots(work: NodeWork, offload: Offload, request: Request, there: Sequence[bool]) -> int:
+def _kv_slots(work: NodeWork, offload: Offload, request: Workload, there: Sequence[bool]) -> int:
     """Pages in RAM that attention on the accelerator needs there: of as many layers as there are slots."""
     attending = [segment.kv_token for segment, used in zip(work.segments, there, strict=True) if used]
     share = _slots(attending, ACCELERATOR_SLOTS[offload.pipeline]) / max(work.kv_token, 1)

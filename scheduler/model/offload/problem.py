@@ -9,7 +9,7 @@ import numpy.typing as npt
 from scheduler.model.machine import NodeMachine
 from scheduler.model.offload.memory import Needs, chunk_tokens
 from scheduler.model.offload.tasks import Mask
-from scheduler.model.offload.work import KvTier, NodeWork, Pipeline, Request, StepSize, Stretch, Tier
+from scheduler.model.offload.work import KvTier, NodeWork, Pipeline, Place, StepSize, Stretch, Tier, Workload
 
 I64 = npt.NDArray[np.int64]
 
@@ -21,6 +21,12 @@ class Limits:
     weights: Tier | None = None
     kv: KvTier | None = None
     pipeline: Pipeline | None = None
+    prompt: Place | None = None  # where prompts compute what does not stay on the accelerator, all of it
+    decode: Place | None = None  # and tokens, but for attention whose keys and values stay there
+
+    def place(self, stretch: Stretch) -> Place | None:
+        """That of a stretch."""
+        return self.prompt if stretch == "prompt" else self.decode
 
 
 @dataclass(frozen=True)
@@ -29,7 +35,7 @@ class Problem:
 
     work: NodeWork
     machine: NodeMachine
-    request: Request
+    request: Workload
     needs: Needs
     limits: Limits = Limits()
     exchange: float = 0.0  # seconds after each block

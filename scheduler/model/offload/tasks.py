@@ -133,10 +133,11 @@ def busy_seconds(tasks: Tasks, candidates: Candidates) -> dict[str, F64]:
     }
 
 
-def longest(*seconds: F64) -> F64:
+def longest(first: F64, *others: F64) -> F64:
     """The largest, element by element."""
-    largest: F64 = np.maximum.reduce(seconds)
-    return largest
+    for other in others:
+        first = np.maximum(first, other)
+    return first
 
 
 def _on_accelerator(work: NodeWork, machine: NodeMachine, step: StepSize) -> F64:

@@ -90,7 +90,7 @@ class StepSize:
 
 
 @dataclass(frozen=True)
-class Request:
+class Workload:
     """What a node is planned for: so many sequences at once, their prompts, answers and room, in tokens each."""
 
     prompt: int = 512
@@ -143,7 +143,7 @@ def unit_bytes(shape: BlockShape) -> int:
     return sum(run.units * run.unit_bytes for run in shape.runs)
 
 
-def kv_pages(work: NodeWork, request: Request) -> int:
+def kv_pages(work: NodeWork, request: Workload) -> int:
     """Bytes of the pages for the context of every sequence."""
     pages = request.sequences * -(-request.context // PAGE_TOKENS)
     return pages * PAGE_TOKENS * work.kv_token

@@ -23,9 +23,9 @@ from scheduler.model.offload.work import (
     NodeWork,
     Offload,
     Place,
-    Request,
     Stretch,
     Tier,
+    Workload,
 )
 from tests.support.offload_cases import ATTENTION, MACHINE, layers
 from tpi.errors import PlanError
@@ -33,7 +33,7 @@ from tpi.errors import PlanError
 MIB = 1 << 20
 KV = 8  # bytes of one token's keys and values in a layer
 FREE = Limits()
-REQUEST = Request(prompt=8, answer=4, sequences=1, context=32)
+REQUEST = Workload(prompt=8, answer=4, sequences=1, context=32)
 SIZES = st.integers(0, 24).map(lambda count: 50 * count)
 
 
@@ -165,7 +165,7 @@ def test_a_prompt_goes_to_the_accelerator_and_a_token_stays_where_its_weights_li
     device = Accelerator(Rates(1000.0, 1e8), 1100, DeviceLink(50.0, 50.0, piece=10))
     machine = NodeMachine(Rates(100.0, 1e4), 10_000, DiskRate(50.0), device, bus=90.0)
     work = NodeWork(tuple(replace(each, pair=0) for each in layers(4).segments), 0)
-    found = choose(Problem(work, machine, Request(512, 64, 1, 1024), Needs(0), Limits("ram", "ram"))).offload
+    found = choose(Problem(work, machine, Workload(512, 64, 1, 1024), Needs(0), Limits("ram", "ram"))).offload
     places: dict[Stretch, set[Place]] = {stretch: set(found.places(stretch)) for stretch in STRETCHES}
     assert places == {"prompt": {"accelerator"}, "decode": {"host"}}
 

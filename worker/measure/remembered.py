@@ -17,7 +17,7 @@ from tpi.devices.base import Device
 from tpi.kernels import Kernels
 from tpi.system.atomic import write_atomically
 from tpi.system.machine import usable_cores
-from worker.plan.machine import measure_device, measure_host
+from worker.measure.machine import measure_device, measure_host
 
 _FILE = "machine.json"
 _FRESH_S = 30 * 24 * 3600.0  # after which a machine is measured again: drivers change, and it ages

@@ -1,0 +1,81 @@
+"""The command `tpi plan`: flags in, a table or one JSON object out. No weight is read for it."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import click
+
+from master.planning.node import NodeFlags, planned_node
+from master.planning.problem import planning_problem, request_of
+from master.planning.report import PlanReport
+from master.planning.shapes import model_shape
+from scheduler.model.machine import EXAMPLE
+from scheduler.model.offload.problem import Limits
+from tpi.config import default_cache, parse_size
+from tpi.errors import UsageError
+
+
+@click.command()
+@click.option("-m", "--model", required=True, help="What `tpi run` takes, or a config.json alone: no weight is needed.")
+@click.option("--machine", metavar="WORDS", help=f"Plan for a machine that is described, e.g. {EXAMPLE!r}.")
+@click.option("--device", metavar="NAME", help="Accelerator: opencl[:i], cuda[:i] or emu:...; cpu: none (default).")
+@click.option("--gpu-memory", metavar="SIZE", help="Most of the accelerator's memory to use (default: what it has).")
+@click.option("--memory", metavar="SIZE", help="Most memory to use (default: what is free).")
+@click.option(
+    "--weights", type=click.Choice(["auto", "gpu", "ram", "disk"]), default="auto", help="Where all weights lie."
+)
+@click.option("--kv", type=click.Choice(["auto", "gpu", "ram"]), default="auto", help="Where keys and values lie.")
+@click.option(
+    "--pipeline",
+    type=click.Choice(["auto", "performance", "memory"]),
+    default="auto",
+    help="Load the next block beside the one in use, or one at a time.",
+)
+@click.option(
+    "--dtype", default="auto", show_default=True, help="Format of the weights: auto, f32, bf16, q8, q4 or q4s."
+)
+@click.option("--kv-dtype", type=click.Choice(["f32", "f16", "q8"]), help="Keys and values (default: as for tpi run).")
+@click.option("-c", "--context", type=click.IntRange(min=1), help="Tokens of context (default: as for tpi run).")
+@click.option("--prompt-tokens", type=click.IntRange(min=1), help="Length of a prompt (default: 512, or less).")
+@click.option("--gen-tokens", type=click.IntRange(min=1), help="Length of an answer (default: 128, or less).")
+@click.option("--batch", default=1, show_default=True, type=click.IntRange(1, 4096), help="Requests at once.")
+@click.option("--remeasure", is_flag=True, help="Measure this machine again.")
+@click.option(
+    "--cache", type=click.Path(path_type=Path), help="Directory for packs and figures (default: ~/.cache/tpi)."
+)
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of the table.")
+def plan(model: str, dtype: str, as_json: bool, cache: Path | None, **flags: Any) -> None:
+    """Say what would lie where, be computed where, and how fast it would be, before anything is loaded."""
+    report = _report(model, dtype, cache or default_cache(), flags)
+    if as_json:
+        click.echo(json.dumps(report.fields(), ensure_ascii=False))
+    else:
+        from master.planning.table import print_plan
+
+        print_plan(report)
+
+
+def _report(model: str, dtype: str, cache: Path, flags: dict[str, Any]) -> PlanReport:
+    node = planned_node(_node_flags(flags), cache, sorted((cache / "packs").glob("*/*.safetensors")))
+    machine = node.machine
+    room = machine.memory + (machine.accelerator.memory if machine.accelerator else 0)
+    shape = model_shape(model, dtype, cache, room)
+    sizes = (flags["prompt_tokens"], flags["gen_tokens"], flags["batch"], flags["context"])
+    limits = Limits(*(None if flags[name] == "auto" else flags[name] for name in ("weights", "kv", "pipeline")))
+    problem = planning_problem(shape, machine, request_of(shape.config, *sizes), limits, flags["kv_dtype"])
+    return PlanReport.of(shape, node, problem)
+
+
+def _node_flags(flags: dict[str, Any]) -> NodeFlags:
+    memory, gpu_memory = (_size(flags, name) for name in ("memory", "gpu_memory"))
+    return NodeFlags(flags["machine"], flags["device"], memory, gpu_memory, flags["remeasure"])
+
+
+def _size(flags: dict[str, Any], name: str) -> int | None:
+    """Bytes of a flag; None if it was not given."""
+    if flags[name] is None:
+        return None
+    if not (size := parse_size(flags[name])):
+        raise UsageError(f"--{name.replace('_', '-')} 0 leaves nothing to plan with; give for example 600MiB or 4GiB")
+    return size

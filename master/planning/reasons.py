@@ -1,0 +1,52 @@
+"""Why a plan is as it is, in sentences."""
+
+from collections.abc import Iterator
+from math import inf
+
+from scheduler.model.offload.choice import OffloadChoice
+from scheduler.model.offload.problem import Problem
+from scheduler.model.offload.work import KvTier, Pipeline, Stretch
+
+_STRETCHES: dict[Stretch, str] = {"prompt": "prompts", "decode": "tokens"}
+_OTHER_KV: dict[KvTier, KvTier] = {"gpu": "ram", "ram": "gpu"}
+_OTHER_PIPELINE: dict[Pipeline, Pipeline] = {"performance": "memory", "memory": "performance"}
+_MEMORIES: dict[KvTier, str] = {"gpu": "the GPU's memory", "ram": "RAM"}
+_MUCH = 1.005  # times as long: less is no reason
+
+
+def reasons(problem: Problem, chosen: OffloadChoice) -> list[str]:
+    """What was chosen against what, and by how much."""
+    return [*_places(problem, chosen), *_others(problem, chosen)]
+
+
+def _places(problem: Problem, chosen: OffloadChoice) -> Iterator[str]:
+    """Where what does not stay on the accelerator is computed."""
+    if problem.machine.accelerator is None:
+        yield "without an accelerator the CPU computes everything"
+        return
+    for stretch, steps in _STRETCHES.items():
+        rest = zip(chosen.offload.residence, chosen.offload.places(stretch), strict=True)
+        outside = [place for tier, place in rest if tier != "gpu"]
+        there = outside.count("accelerator")
+        if outside:
+            here = len(outside) - there
+            yield f"{steps}: {there} of {len(outside)} segments outside the GPU go to it, the CPU computes {here}"
+
+
+def _others(problem: Problem, chosen: OffloadChoice) -> Iterator[str]:
+    """The other place of the keys and values, and the other pipeline."""
+    kv, pipeline = chosen.offload.kv, chosen.offload.pipeline
+    other_kv, other_pipeline = _OTHER_KV[kv], _OTHER_PIPELINE[pipeline]
+    yield from _against(f"the {other_pipeline} pipeline", chosen, kv, other_pipeline)
+    if problem.machine.accelerator is not None:
+        yield from _against(f"keys and values in {_MEMORIES[other_kv]}", chosen, other_kv, pipeline)
+
+
+def _against(what: str, chosen: OffloadChoice, kv: KvTier, pipeline: Pipeline) -> Iterator[str]:
+    least = chosen.least.get((kv, pipeline), inf)
+    if least == inf:
+        yield f"{what} would not fit, or is ruled out"
+    elif least > _MUCH * chosen.seconds:
+        yield f"{what} would take at least {least / chosen.seconds:.2f} times as long"
+    else:
+        yield f"{what} would be no faster"

@@ -1,0 +1,131 @@
+"""All that `tpi plan` says of one node, as figures: made once, for the table and for `--json`."""
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from master.planning.node import PlannedNode
+from master.planning.reasons import reasons
+from master.planning.shapes import ModelShape, weight_bytes
+from scheduler.model.offload.choice import OffloadChoice, choose
+from scheduler.model.offload.crossover import crossover
+from scheduler.model.offload.forecast import Gain, OffloadForecast, StretchForecast, forecast, gains
+from scheduler.model.offload.memory import Peaks, peaks
+from scheduler.model.offload.problem import Problem
+from scheduler.model.offload.work import PLACES, STRETCHES, TIERS, Tier, kv_pages
+
+KINDS = ("attention", "ffn")
+_PERCENT = 100.0
+
+
+@dataclass(frozen=True)
+class PlanReport:
+    """A node's problem, what was chosen for it, and what that will do."""
+
+    shape: ModelShape
+    node: PlannedNode
+    problem: Problem
+    chosen: OffloadChoice
+    forecast: OffloadForecast
+    peaks: Peaks
+    crossovers: Mapping[str, int | None]  # tokens, of an FFN segment in RAM and on disk; empty without an accelerator
+    gains: tuple[Gain, ...]
+
+    @classmethod
+    def of(cls, shape: ModelShape, node: PlannedNode, problem: Problem) -> "PlanReport":
+        """Choose, and work out the rest. PlanError if nothing fits."""
+        chosen = choose(problem)
+        device, work = problem.machine.accelerator, problem.work
+        largest = max((each for each in work.segments if each.kind == "ffn"), key=lambda each: each.nbytes)
+        pipeline = chosen.offload.pipeline
+        outside: tuple[Tier, ...] = TIERS[1:] if device else ()
+        piece = device.link.piece if device else 0
+        return cls(
+            shape=shape,
+            node=node,
+            problem=problem,
+            chosen=chosen,
+            forecast=forecast(problem, chosen.offload),
+            peaks=peaks(work, chosen.offload, problem.request, problem.needs, problem.chunk, piece),
+            crossovers={
+                str(tier): crossover(largest, problem.machine, tier, pipeline, work.crossing) for tier in outside
+            },
+            gains=tuple(gains(problem, chosen)),
+        )
+
+    def lying(self, kind: str) -> dict[str, tuple[int, int]]:
+        """How many segments of a kind lie in each tier, and their bytes."""
+        found = dict.fromkeys(map(str, TIERS), (0, 0))
+        for segment, tier in zip(self.problem.work.segments, self.chosen.offload.residence, strict=True):
+            if segment.kind == kind:
+                count, nbytes = found[tier]
+                found[tier] = (count + 1, nbytes + segment.nbytes)
+        return found
+
+    def computed(self, kind: str) -> dict[str, dict[str, int]]:
+        """How many segments of a kind are computed in each place, in either stretch."""
+        told: dict[str, dict[str, int]] = {}
+        for stretch in STRETCHES:
+            places = zip(self.problem.work.segments, self.chosen.offload.places(stretch), strict=True)
+            counts = Counter(place for segment, place in places if segment.kind == kind)
+            told[stretch] = {place: counts[place] for place in PLACES}
+        return told
+
+    def fields(self) -> dict[str, Any]:
+        """The object of `--json`: the whole cluster's figures, then each node's. Times in seconds, sizes in bytes."""
+        ahead, request = self.forecast, self.problem.request
+        return {
+            "model": {
+                "name": self.shape.name,
+                "dtype": self.shape.dtype,
+                "layers": self.shape.config.layers,
+                "weight_bytes": weight_bytes(self.shape),
+                "kv_bytes": kv_pages(self.problem.work, request),
+            },
+            "request": asdict(request),
+            "ttft_s": ahead.ttft,
+            "prefill_tokens_per_s": ahead.prompt.rate,
+            "decode_tokens_per_s": ahead.decode.rate,
+            "nodes": [self._node()],
+        }
+
+    def _node(self) -> dict[str, Any]:
+        offload = self.chosen.offload
+        return {
+            "machine": asdict(self.problem.machine) | {"bus": _finite(self.problem.machine.bus)},
+            "measured": self.node.told,
+            "pipeline": offload.pipeline,
+            "kv": offload.kv,
+            "head": offload.head if self.problem.work.head.nbytes else None,
+            "segments": {kind: self._segments(kind) for kind in KINDS},
+            "prefill_chunk_tokens": self.problem.chunk,
+            "crossover_tokens": dict(self.crossovers),
+            "use_percent": {"prompt": _percent(self.forecast.prompt), "decode": _percent(self.forecast.decode)},
+            "bottleneck": {"prompt": self.forecast.prompt.bottleneck, "decode": self.forecast.decode.bottleneck},
+            "memory": self._memory(),
+            "gains": [asdict(gain) for gain in self.gains],
+            "reasons": reasons(self.problem, self.chosen),
+            "compared": self.chosen.compared,
+        }
+
+    def _segments(self, kind: str) -> dict[str, Any]:
+        lying = {tier: {"count": count, "bytes": nbytes} for tier, (count, nbytes) in self.lying(kind).items()}
+        return {"lie": lying, "computed": self.computed(kind)}
+
+    def _memory(self) -> dict[str, Any]:
+        device, machine = self.problem.machine.accelerator, self.problem.machine
+        found = {"ram": asdict(self.peaks.host) | {"total": self.peaks.host.total, "limit": machine.memory}}
+        if device:
+            gpu = self.peaks.accelerator
+            found["gpu"] = asdict(gpu) | {"total": gpu.total, "limit": device.memory}
+        return found
+
+
+def _percent(stretch: StretchForecast) -> dict[str, float]:
+    return {lane: round(_PERCENT * part, 1) for lane, part in stretch.use.items()}
+
+
+def _finite(value: float) -> float | None:
+    """JSON has no infinity: a bus without a limit is none."""
+    return value if value < float("inf") else None

@@ -1,0 +1,98 @@
+"""The shapes of a model's blocks: from a pack, a GGUF file, a Hugging Face directory, or its config.json alone."""
+
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from tpi.config import ModelConfig
+from tpi.families.base import Model
+from tpi.families.gguf.reader import from_gguf
+from tpi.families.huggingface.described import from_config
+from tpi.families.huggingface.reader import from_huggingface
+from tpi.pack.blockfile import BlockShape
+from tpi.pack.builder.plan import PackPlan, plan_pack
+from tpi.pack.library.locate import locate
+from tpi.pack.manifest import MANIFEST, Manifest
+from tpi.sources.base import Source
+from tpi.sources.files import read_json
+from tpi.sources.gguf import open_gguf
+from tpi.sources.safetensors import open_safetensors
+
+_CONFIG = "config.json"
+_ROOM = 0.9  # of the memory, for weights; the rest is for keys, values and activations
+_FLOAT_FORMATS = ("auto", "bf16", "q8", "q4")  # `--dtype auto` of float models: the first whose weights fit
+
+
+@dataclass(frozen=True)
+class ModelShape:
+    """What a model takes, block by block, in order of use. No weight was read for it."""
+
+    name: str
+    dtype: str
+    config: ModelConfig
+    blocks: tuple[BlockShape, ...]
+    embedding: BlockShape
+    head: BlockShape
+
+
+def model_shape(spec: str, dtype: str, cache: Path, room: int) -> ModelShape:
+    """The shape of the model that `spec` names.
+
+    Args:
+        spec: what `tpi run -m` takes, a config.json, or a directory that holds one and no weights.
+        dtype: as for `tpi run`; a pack keeps its own, and `auto` of float weights is the first format that fits.
+        room: bytes of memory, of all kinds, that `auto` is decided for.
+
+    Raises:
+        ModelError: if there is no such model, or its architecture is not supported.
+    """
+    path = Path(spec).expanduser()
+    if path.suffix == ".json" and path.is_file():
+        return _of_directory(path.parent, path.name, dtype, room)
+    located = locate(spec, cache)
+    if located.kind == "pack":
+        return _of_pack(located.path)
+    if located.kind == "directory":
+        return _of_directory(located.path, _CONFIG, dtype, room)
+    with closing(open_gguf(located.path)) as source:
+        return _planned(located.name, dtype, from_gguf(source), source)
+
+
+def _of_pack(path: Path) -> ModelShape:
+    manifest = Manifest.load(path / MANIFEST)
+    blocks = tuple(manifest.blocks[name] for layer in manifest.layers for name in layer)
+    tables = (manifest.blocks[manifest.embedding], manifest.blocks[manifest.head])
+    return ModelShape(manifest.source or path.name, manifest.dtype, manifest.config, blocks, *tables)
+
+
+def _of_directory(directory: Path, config: str, dtype: str, room: int) -> ModelShape:
+    name = directory.resolve().name
+    with _opened(directory, config) as (model, source):
+        if dtype != "auto":
+            return _planned(name, dtype, model, source)
+        shapes = (_planned(name, each, model, source) for each in _FLOAT_FORMATS)
+        return next(shape for shape in shapes if weight_bytes(shape) <= _ROOM * room or shape.dtype == "q4")
+
+
+@contextmanager
+def _opened(directory: Path, config: str) -> Iterator[tuple[Model, Source]]:
+    """The model of a directory, with or without its weights."""
+    fields = read_json(directory, config)
+    if not any(directory.glob("*.safetensors")):
+        yield from_config(fields, str(directory / config))
+        return
+    with closing(open_safetensors(directory)) as source:
+        yield from_huggingface(fields, source.tensors.__contains__, str(directory)), source
+
+
+def _planned(name: str, dtype: str, model: Model, source: Source) -> ModelShape:
+    plan: PackPlan = plan_pack(model, source, dtype)
+    blocks = tuple(block.shape for layer in plan.layers for block in layer)
+    return ModelShape(name, dtype, model.config, blocks, plan.embedding.shape, plan.head.shape)
+
+
+def weight_bytes(shape: ModelShape) -> int:
+    """Bytes of the units of all blocks and tables; tied tables count once."""
+    tables = {id(table): table for table in (shape.embedding, shape.head)}.values()
+    return sum(run.units * run.unit_bytes for block in (*shape.blocks, *tables) for run in block.runs)

@@ -1,0 +1,113 @@
+"""A plan for people: what lies where, what it will do, why, and what would help."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import fields
+
+from master.planning.reasons import reasons
+from master.planning.report import KINDS, PlanReport
+from master.planning.shapes import weight_bytes
+from master.reporting.report import figures_table, wide_console
+from scheduler.model.machine import NodeMachine
+from scheduler.model.offload.forecast import StretchForecast
+from scheduler.model.offload.memory import MemoryParts
+from scheduler.model.offload.work import PLACES, TIERS, Tier, kv_pages
+
+_GIB = float(1 << 30)
+_GIGA = 1e9
+_KINDS = {"attention": "attention", "ffn": "feed-forward"}
+_TIERS: dict[Tier, str] = {"gpu": "GPU", "ram": "RAM", "disk": "disk"}
+_LYING = {"ram": "in RAM", "disk": "on disk"}
+_PLACES = {"host": "CPU", "accelerator": "GPU"}
+_LANES = {
+    "disk": "disk", "up": "link up", "down": "link down", "accelerator": "GPU", "host": "CPU", "bus": "RAM's bus",
+}  # fmt: skip
+_HELPS = 1.01  # times as fast: what helps less is not named
+_NAMED = 4  # things that help
+_SHOWN = 0.005  # of the time: lanes that are busy for less are not named
+
+
+def print_plan(report: PlanReport) -> None:
+    """The tables and the sentences, on stdout."""
+    console = wide_console(stderr=False)
+    tiers = TIERS if report.problem.machine.accelerator else TIERS[1:]
+    for line in _heading(report):
+        console.print(line, soft_wrap=True)
+    lying = [_TIERS[tier] for tier in tiers]
+    console.print(figures_table("what", *lying, "a token", "a prompt", rows=list(_segments(report, tiers))))
+    console.print(figures_table("memory", *lying[:-1], rows=list(_memories(report))))
+    for line in (*_speeds(report), *_advice(report)):
+        console.print(line, soft_wrap=True)
+
+
+def _heading(report: PlanReport) -> Iterator[str]:
+    shape, problem = report.shape, report.problem
+    kv = _gib(kv_pages(problem.work, problem.request))
+    yield (
+        f"{shape.name} in {shape.dtype}: {shape.config.layers} layers, {_gib(weight_bytes(shape))} of weights, {kv} of "
+        f"keys and values for {problem.request.sequences} x {problem.request.context} tokens"
+    )
+    yield f"{_machine(problem.machine)}; {report.node.told}"
+
+
+def _machine(machine: NodeMachine) -> str:
+    disk = f"disk {machine.disk.read / _GIGA:.1f} GB/s"
+    host = f"{_gib(machine.memory)} of RAM at {machine.host.read / _GIGA:.0f} GB/s, {disk}"
+    if machine.accelerator is None:
+        return host
+    device = machine.accelerator
+    speeds = f"{device.rates.read / _GIGA:.0f} GB/s, link {device.link.up / _GIGA:.1f} GB/s"
+    return f"GPU {_gib(device.memory)} at {speeds}; {host}"
+
+
+def _segments(report: PlanReport, tiers: Sequence[Tier]) -> Iterator[tuple[str, ...]]:
+    """Where segments lie, how many and how much, and where they are computed."""
+    for kind in KINDS:
+        lying, computed = report.lying(kind), report.computed(kind)
+        cells = [f"{lying[tier][0]}: {_gib(lying[tier][1])}" if lying[tier][0] else "-" for tier in tiers]
+        yield _KINDS[kind], *cells, _where(computed["decode"]), _where(computed["prompt"])
+    head, offload = report.problem.work.head.nbytes, report.chosen.offload
+    yield "head", *(_gib(head) if tier == offload.head else "-" for tier in tiers), "CPU", "CPU"
+
+
+def _where(counts: Mapping[str, int]) -> str:
+    return ", ".join(f"{_PLACES[place]} {counts[place]}" for place in PLACES if counts[place]) or "-"
+
+
+def _memories(report: PlanReport) -> Iterator[tuple[str, ...]]:
+    """What each memory is for, its sum, and how much there is."""
+    device, host = report.problem.machine.accelerator, report.peaks.host
+    parts = [report.peaks.accelerator, host] if device else [host]
+    for part in fields(MemoryParts):
+        yield part.name, *(_gib(getattr(each, part.name)) for each in parts)
+    yield "in all", *(_gib(each.total) for each in parts)
+    yield "of", *(_gib(size) for size in [*([device.memory] if device else []), report.problem.machine.memory])
+
+
+def _speeds(report: PlanReport) -> Iterator[str]:
+    ahead, request = report.forecast, report.problem.request
+    yield (
+        f"{ahead.decode.rate:.3g} tok/s, prompts {ahead.prompt.rate:.3g} tok/s; the first token of {request.prompt} "
+        f"after {ahead.ttft:.3g} s; pipeline {report.chosen.offload.pipeline}"
+    )
+    yield f"busy with tokens: {_use(ahead.decode)}"
+    yield f"busy with prompts: {_use(ahead.prompt)}"
+    for tier, tokens in report.crossovers.items():
+        steps = f"steps of {tokens} tokens and more" if tokens and tokens > 1 else "any step" if tokens else "no step"
+        yield f"what lies {_LYING[tier]} is worth taking to the GPU for {steps}"
+
+
+def _advice(report: PlanReport) -> Iterator[str]:
+    yield from reasons(report.problem, report.chosen)
+    helping = [gain for gain in report.gains if gain.faster > _HELPS]
+    told = ", ".join(f"{gain.times:g}x {gain.thing} {gain.faster:.2f}x as fast" for gain in helping[:_NAMED])
+    yield f"what would help most: {told}" if told else "twice as much of any one thing would not help"
+
+
+def _use(stretch: StretchForecast) -> str:
+    """The lanes that are busy, the busiest first: it is the bottleneck."""
+    busy = sorted(stretch.use.items(), key=lambda item: -item[1])
+    return ", ".join(f"{_LANES[lane]} {100 * part:.0f}%" for lane, part in busy if part >= _SHOWN)
+
+
+def _gib(size: float) -> str:
+    return f"{size / _GIB:.2f} GiB"

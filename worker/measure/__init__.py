@@ -1,0 +1,1 @@
+"""How fast this machine is: measured once, then remembered."""

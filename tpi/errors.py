@@ -9,6 +9,7 @@
     |   +-- NodeLost         it did not answer within its deadline
     |   +-- NodeRefused      it answered, and said no
     +-- BusyError            more is asked than can wait, or the server is shutting down
+    +-- PairingError         two machines did not get to trust each other
     +-- TestbedError         the emulated network cannot be made, is not as specified, or is gone
     +-- NotFiniteError       a result holds infinities or NaN
     +-- WeightsError         a weight file is missing, short, or does not match its hash
@@ -94,6 +95,10 @@ class DeviceFullError(DeviceError):
 
 class EmulationError(DeviceError):
     """An emulated device computed too slowly in earnest, or was never measured: its times say nothing of a schedule."""
+
+
+class PairingError(TpiError):
+    """Two machines did not exchange their keys: a wrong code, or the connection broke."""
 
 
 class TestbedError(TpiError):

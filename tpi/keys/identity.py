@@ -3,7 +3,6 @@
 import json
 import os
 import stat
-import tempfile
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -63,10 +62,12 @@ def _has_sodium() -> bool:
 
 
 def _make(path: Path) -> None:
+    from tempfile import mkstemp  # once in the life of a machine
+
     public, secret = map(z85.decode, zmq.curve_keypair())
     fields = {"version": 1, "public": key_text(public), "secret": key_text(secret)}
     path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-    handle, name = tempfile.mkstemp(prefix=".identity-", dir=path.parent)  # 0600
+    handle, name = mkstemp(prefix=".identity-", dir=path.parent)  # 0600
     try:
         with os.fdopen(handle, "w") as file:
             json.dump(fields, file)

@@ -1,0 +1,153 @@
+"""Two machines get to trust each other over a code that is good for one guess, and nobody else does."""
+
+import re
+import socket
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+from threading import Thread
+
+import pytest
+
+from tpi.errors import PairingError, TpiError
+from tpi.keys.door import Door
+from tpi.keys.exchange import new_code
+from tpi.keys.identity import load_identity
+from tpi.keys.pairing import accept, invite, listen, own_introduction
+from tpi.keys.ring import KeyRing
+
+
+class Host:
+    """A machine that waits for another one, in a thread; `codes` are those that it showed."""
+
+    def __init__(self, folder: Path, wait_s: float = 30) -> None:
+        self.codes: list[str] = []
+        self.problem: TpiError | None = None
+        self._door = Door(folder)
+        self._listener = listen("127.0.0.1", 0)
+        self.port: int = self._listener.getsockname()[1]
+        self._wait_s = wait_s
+        self._thread = Thread(target=self._run)
+
+    def _run(self) -> None:
+        try:
+            invite(self._listener, self._door, own_introduction(self._door, "host"), self.codes.append, self._wait_s)
+        except PairingError as error:
+            self.problem = error
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def join(self) -> None:
+        self._thread.join(60)
+        assert not self._thread.is_alive()
+        self._listener.close()
+
+    def code(self, number: int = -1) -> str:
+        while len(self.codes) < (number + 1 or 1):
+            self._thread.join(0.01)
+        return self.codes[number]
+
+
+@contextmanager
+def waiting(folder: Path, wait_s: float = 30) -> Iterator[Host]:
+    host = Host(folder, wait_s)
+    host.start()
+    try:
+        yield host
+    finally:
+        host.join()
+
+
+def guess(host: Host, folder: Path, code: str) -> None:
+    door = Door(folder)
+    accept("127.0.0.1", host.port, code, door, own_introduction(door, "guest"))
+
+
+def wrong(code: str) -> str:
+    digits = code.replace("-", "")
+    return f"{(int(digits) + 1) % 10**6:06}"
+
+
+def test_a_code_makes_both_trust_each_other(tmp_path: Path) -> None:
+    here, there = tmp_path / "here", tmp_path / "there"
+    with waiting(here) as host:
+        assert re.fullmatch(r"\d{3}-\d{3}", host.code())
+        guess(host, there, host.code().replace("-", " "))
+    (mine,), (theirs,) = KeyRing(here).read().paired, KeyRing(there).read().paired
+    assert (mine.name, mine.key, mine.host) == ("guest", load_identity(there).public, "127.0.0.1")
+    assert (theirs.name, theirs.key, theirs.host) == ("host", load_identity(here).public, "127.0.0.1")
+
+
+def test_a_code_is_good_for_one_guess(tmp_path: Path) -> None:
+    """After a wrong one the code that was shown is worth nothing, whoever knows it."""
+    here, there = tmp_path / "here", tmp_path / "there"
+    with waiting(here) as host:
+        first = host.code()
+        with pytest.raises(PairingError, match="the code is wrong"):
+            guess(host, tmp_path / "thief", wrong(first))
+        second = host.code(1)
+        assert second != first
+        with pytest.raises(PairingError, match="the code is wrong"):
+            guess(host, tmp_path / "thief", first)
+        guess(host, there, host.code(2))
+    assert [one.name for one in KeyRing(here).read().paired] == ["guest"]
+    assert KeyRing(tmp_path / "thief").read().paired == ()
+
+
+def test_who_guesses_again_and_again_ends_it(tmp_path: Path) -> None:
+    with waiting(tmp_path / "here") as host:
+        for number in range(3):
+            with pytest.raises(PairingError, match="the code is wrong"):
+                guess(host, tmp_path / "thief", wrong(host.code(number)))
+    assert host.problem is not None
+    assert "3 wrong codes" in str(host.problem)
+    assert KeyRing(tmp_path / "here").read().paired == ()
+
+
+@pytest.mark.parametrize(
+    "said", [b"", b"GET / HTTP/1.1\r\n\r\n", b"tpi pairs 1\n", b"tpi pairs 1\n\xff\xff" + bytes(70000),
+             b"tpi pairs 1\n\x00\x21" + bytes(33), b"tpi pairs 1\n\x00\x21B" + bytes(32)],
+)  # fmt: skip
+def test_nonsense_costs_no_guess(tmp_path: Path, said: bytes) -> None:
+    here, there = tmp_path / "here", tmp_path / "there"
+    with waiting(here) as host:
+        code = host.code()
+        with socket.create_connection(("127.0.0.1", host.port)) as raw:
+            raw.sendall(said)
+        guess(host, there, code)
+    assert len(host.codes) == 1
+    assert [one.name for one in KeyRing(here).read().paired] == ["guest"]
+
+
+@pytest.mark.parametrize("answer", [b"", b"HTTP/1.1 400\r\n\r\n", b"tpi pairs 1\n\x00\x21A" + bytes(32)])
+def test_whoever_answers_instead_is_not_trusted(tmp_path: Path, answer: bytes) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def pretend() -> None:
+            link, _ = server.accept()
+            with closing(link):
+                link.sendall(answer)
+                link.recv(65536)
+
+        thread = Thread(target=pretend)
+        thread.start()
+        door = Door(tmp_path)
+        with pytest.raises(PairingError):
+            accept("127.0.0.1", server.getsockname()[1], "123456", door, own_introduction(door))
+        thread.join()
+    assert KeyRing(tmp_path).read().paired == ()
+
+
+def test_nobody_comes(tmp_path: Path) -> None:
+    with waiting(tmp_path, wait_s=0.1) as host:
+        pass
+    assert "nobody came" in str(host.problem)
+    door = Door(tmp_path)
+    with pytest.raises(PairingError, match="cannot be reached"):
+        accept("127.0.0.1", host.port, "123456", door, own_introduction(door))
+
+
+def test_codes_are_drawn_anew() -> None:
+    drawn: Callable[[], str] = new_code
+    assert len({drawn() for _ in range(50)}) > 40

@@ -1,0 +1,143 @@
+"""Two machines swap their keys over a short code: SPAKE2 (RFC 9382), so that a code is good for one guess and no more.
+
+Who guesses wrong learns nothing but that, and who listens learns nothing at all. Both sides have to prove that they
+know the code before either trusts the other's key:
+
+    guest -> host: its SPAKE2 message
+    host -> guest: its SPAKE2 message
+    guest -> host: its key and name, proved
+    host -> guest: its key and name, proved      (only if the guest's proof was right)
+    guest -> host: done                          (only if the host's proof was right)
+"""
+
+import hmac
+import secrets
+import socket
+from dataclasses import dataclass
+from hashlib import sha256
+
+from spake2 import SPAKE2_A, SPAKE2_B
+from spake2.spake2 import SPAKEError
+
+from tpi.errors import PairingError
+from tpi.keys.text import KEY_BYTES
+from tpi.text import NAME_CHARACTERS, plain
+
+_GREETING = b"tpi pairs 1\n"
+_DONE = b"done"
+_CODE_DIGITS = 6
+_PROOF_BYTES = 32
+_MOST_BYTES = 2048  # of one message
+_ANSWER_S = 20.0
+
+
+@dataclass(frozen=True)
+class Introduced:
+    """A machine that has proved to know the code."""
+
+    key: bytes
+    name: str
+
+
+def new_code() -> str:
+    """Six digits, for example `482-193`."""
+    digits = f"{secrets.randbelow(10**_CODE_DIGITS):0{_CODE_DIGITS}}"
+    return f"{digits[:3]}-{digits[3:]}"
+
+
+def as_guest(link: socket.socket, code: str, own: Introduced) -> Introduced:
+    """The guest's side, on a connection to the host.
+
+    Raises:
+        PairingError: if the code is wrong, or the other end does something else.
+        OSError: if the connection breaks.
+    """
+    link.settimeout(_ANSWER_S)
+    side = SPAKE2_A(_digits(code), idA=b"guest", idB=b"host")
+    link.sendall(_GREETING)
+    _send(link, side.start())
+    if _read(link, len(_GREETING)) != _GREETING:
+        raise PairingError("something that is no tpi pair answers; give the address that tpi pair shows")
+    shared = _finish(side, _receive(link))
+    _send(link, _proved(shared, b"guest", own))
+    try:
+        host = _checked(shared, b"host", _receive(link))
+    except (PairingError, OSError):
+        raise PairingError("the code is wrong; look at the new one that tpi pair shows on the other machine") from None
+    _send(link, _DONE)
+    return host
+
+
+def as_host(link: socket.socket, code: str, own: Introduced) -> Introduced:
+    """The host's side, on a connection of a guest. Errors as `as_guest`; after one about the code it is spent.
+
+    Raises:
+        WrongCodeError: if the guest guessed wrong.
+    """
+    link.settimeout(_ANSWER_S)
+    side = SPAKE2_B(_digits(code), idA=b"guest", idB=b"host")
+    if _read(link, len(_GREETING)) != _GREETING:
+        raise PairingError("somebody connects who does not pair")
+    theirs = _receive(link)
+    link.sendall(_GREETING)
+    _send(link, side.start())
+    shared = _finish(side, theirs)
+    guest = _checked(shared, b"guest", _receive(link))
+    _send(link, _proved(shared, b"host", own))
+    if _receive(link) != _DONE:
+        raise PairingError("the other machine broke off")
+    return guest
+
+
+class WrongCodeError(PairingError):
+    """The other end does not know the code."""
+
+
+def _digits(code: str) -> bytes:
+    return "".join(one for one in code if one.isdecimal()).encode()
+
+
+def _finish(side: SPAKE2_A | SPAKE2_B, theirs: bytes) -> bytes:
+    try:
+        return bytes(side.finish(theirs))
+    except (SPAKEError, ValueError, AssertionError) as error:
+        raise PairingError("the other end sends nonsense in place of a key exchange") from error
+
+
+def _proved(shared: bytes, side: bytes, one: Introduced) -> bytes:
+    said = one.key + one.name.encode()
+    return _proof(shared, side, said) + said
+
+
+def _proof(shared: bytes, side: bytes, said: bytes) -> bytes:
+    return hmac.digest(shared, b"tpi pairing, " + side + b": " + said, sha256)
+
+
+def _checked(shared: bytes, side: bytes, message: bytes) -> Introduced:
+    proof, said = message[:_PROOF_BYTES], message[_PROOF_BYTES:]
+    if not hmac.compare_digest(proof, _proof(shared, side, said)):
+        raise WrongCodeError("a wrong code was tried")
+    key, name = said[:KEY_BYTES], said[KEY_BYTES:]
+    if len(key) != KEY_BYTES:
+        raise PairingError("the other end has no whole key")
+    return Introduced(key, plain(name.decode(errors="replace"), NAME_CHARACTERS))
+
+
+def _send(link: socket.socket, data: bytes) -> None:
+    link.sendall(len(data).to_bytes(2, "big") + data)
+
+
+def _receive(link: socket.socket) -> bytes:
+    size = int.from_bytes(_read(link, 2), "big")
+    if size > _MOST_BYTES:
+        raise PairingError("the other end sends too much")
+    return _read(link, size)
+
+
+def _read(link: socket.socket, size: int) -> bytes:
+    data = b""
+    while len(data) < size:
+        if not (piece := link.recv(size - len(data))):
+            raise PairingError("the other end broke off")
+        data += piece
+    return data

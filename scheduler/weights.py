@@ -5,10 +5,10 @@ as soon as the next is asked for. Whether a segment stays, streams or lies on an
 Where a step is computed may depend on how long it is: a node has one *arrangement* of its blocks, or two.
 """
 
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from contextlib import AbstractContextManager
 from types import TracebackType
-from typing import Generic, TypeVar
+from typing import Generic, Protocol, TypeVar
 
 from scheduler.window.window import Window
 from tpi.devices.pages import Bytes
@@ -32,6 +32,16 @@ class Arrangement(Generic[S]):
         self.holds = [BlockHold(block) for block in blocks]
 
 
+class Steps(Protocol):
+    """What has to know of the beginning and the failure of steps."""
+
+    def begin(self, short: bool) -> None:
+        """A step begins; whether it is a short one. Raises what a transfer of an earlier one failed with."""
+
+    def abandon(self) -> None:
+        """It breaks off."""
+
+
 class Weights(Generic[S]):
     """The weights of one node."""
 
@@ -41,17 +51,16 @@ class Weights(Generic[S]):
         arrangement: Arrangement[S],
         short: Arrangement[S] | None = None,
         crossover: int = 1,
-        begin: Callable[[bool], None] | None = None,
+        steps: "Steps | None" = None,
     ) -> None:
         """`window` is what streams or keeps what lies in the host's memory; the holds of its segments are its own.
 
-        `short` is the arrangement for steps of fewer than `crossover` tokens; `begin` is told of every step, before it,
-        and whether it is a short one.
+        `short` is the arrangement for steps of fewer than `crossover` tokens; `steps` hears of every step.
         """
         self.window = window
         self.now = arrangement
         self._long, self._short, self._crossover = arrangement, short or arrangement, crossover
-        self._begin = begin
+        self._steps = steps
 
     @property
     def arrangements(self) -> tuple[Arrangement[S], Arrangement[S]]:
@@ -62,8 +71,13 @@ class Weights(Generic[S]):
         """A step of so many tokens begins; raises what a transfer failed with that the last step did not wait for."""
         short = tokens < self._crossover
         self.now = self._short if short else self._long
-        if self._begin is not None:
-            self._begin(short)
+        if self._steps is not None:
+            self._steps.begin(short)
+
+    def abandon(self) -> None:
+        """The step breaks off: what it appended to pages means nothing."""
+        if self._steps is not None:
+            self._steps.abandon()
 
     def hold(self, block: int, wanted: Wanted = None) -> "BlockHold[S]":
         """The segments of `block` that hold `wanted`, for a `with`; each with its bytes.

@@ -104,7 +104,7 @@ Measure = Callable[[HostDevice, Device], "NodeMachine"]
 def measured(host: HostDevice, device: Device, cache: Path) -> "NodeMachine":
     """What is remembered in `cache` of this machine and this device, or is measured now; the disk is a laptop's."""
     from scheduler.model.machine import LAPTOP, NodeMachine
-    from worker.plan.remembered import device_rates, host_rates
+    from worker.measure.remembered import device_rates, host_rates
     from worker.plan.speeds import OF_MEMORY
 
     rates, card = host_rates(host.kernels, cache).figures, device_rates(device, cache).figures

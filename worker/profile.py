@@ -1,17 +1,15 @@
 """What this machine says of itself: cores, memory, disk, and what this process takes of them."""
 
 import platform
-import shutil
 import socket
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
-import psutil
-
 from scheduler.free import default_budget
 from tpi.net.messages import Card, NodeOptions, Profile
-from tpi.system.machine import usable_cores
+from tpi.system.machine import disk_free, usable_cores
+from tpi.system.memory import resident_memory, total_memory
 from tpi.text import plain
 
 _CLEAR_REFS = Path("/proc/self/clear_refs")
@@ -26,7 +24,7 @@ def measure_machine(cache: Path, threads: int, memory_limit: int, card: Card | N
         system=plain(f"{platform.system()} {platform.machine()}"),
         cores=cores,
         threads=threads or cores,
-        memory_total=psutil.virtual_memory().total,
+        memory_total=total_memory(),
         memory_free=default_budget(),
         memory_limit=memory_limit,
         process_bytes=rss(),
@@ -39,7 +37,7 @@ def _disk_free(cache: Path) -> int:
     """Bytes free where the cache is, which is made again if it went away; 0 if it cannot be."""
     try:
         cache.mkdir(parents=True, exist_ok=True)
-        return shutil.disk_usage(cache).free
+        return disk_free(cache)
     except OSError:
         return 0
 
@@ -64,8 +62,7 @@ def limited(asked: NodeOptions, profile: Profile) -> NodeOptions:
 
 def rss() -> int:
     """Memory that this process has resident now, in bytes."""
-    resident: int = psutil.Process().memory_info().rss
-    return resident
+    return resident_memory()
 
 
 def reset_peak() -> None:

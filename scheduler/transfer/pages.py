@@ -43,12 +43,27 @@ class StagedPages:
         self._stages = list(stages)
         self._next = dict(zip(layers, [*layers[1:], *layers[:1]], strict=True))
         self._saves: dict[int, list[Transfer]] = {layer: [] for layer in layers}  # that may be going on
+        self._earlier: dict[int, list[Transfer]] = {layer: [] for layer in layers}  # of them, from before this step
         self.moved_bytes = 0
 
     def begin(self) -> None:
         """A step begins: pages may have been filled elsewhere, and may mean something else."""
+        self._earlier = {layer: list(saves) for layer, saves in self._saves.items()}
         for stage in self._stages:
             stage.layer, stage.present = -1, set()
+
+    def abandon(self) -> None:
+        """The step breaks off: what it appended will be computed again, and need not have been saved."""
+        self._device.start(_nothing).wait()
+        for layer, saves in self._saves.items():
+            given_up = [save for save in saves if save not in self._earlier[layer]]
+            for save in given_up:
+                save.join()
+                saves.remove(save)
+        for stage in self._stages:
+            for move in stage.moves:
+                move.join()
+            stage.moves = []
 
     def settle(self) -> None:
         """Wait until everything that was appended is at home; raises what a save failed with."""
@@ -92,7 +107,7 @@ class StagedPages:
             self._copy(self._home.keys[layer], stage.keys, pages)
             self._copy(self._home.values[layer], stage.values, pages)
 
-        after, self._saves[layer] = self._saves[layer], []
+        after, self._saves[layer] = self._saves[layer], []  # who waits for the load waits for them
         stage.present |= pages
         stage.moves.append(self._queue.submit("kv load", f"KV {layer}", load, after))
 

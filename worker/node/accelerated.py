@@ -79,6 +79,11 @@ class Accelerated:
             self.settle()
         self._short = short
 
+    def abandon(self) -> None:
+        """The step breaks off; see `scheduler.transfer.pages.StagedPages.abandon`."""
+        if self._staged is not None:
+            self._staged.abandon()
+
     def settle(self) -> None:
         """Wait for all transfers: what the host holds is not read for the accelerator meanwhile."""
         if self._ring is not None:

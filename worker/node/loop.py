@@ -115,6 +115,7 @@ class BlockLoop:
         except BaseException:
             for part in parts:
                 part.abandon()
+            self.weights.abandon()
             raise
         here = True
         while self._flying:

@@ -65,7 +65,7 @@ def open_weights(
     if residence.places.short != residence.places.long:
         short = _arranged(residence.places.short, sources, open_one)
     crossover = residence.offload.crossover if residence.offload else 1
-    return Weights(window, long, short, crossover, link.begin if link else None), link
+    return Weights(window, long, short, crossover, link), link
 
 
 def traced(device: Device, trace: NoTrace, name: str) -> Launch:

@@ -165,7 +165,8 @@ def _uniform(problem: Problem, choice: OffloadChoice) -> OffloadChoice:
     if "disk" not in offload.residence or not mixed:
         return choice
     found = []
-    for prompt, decode in (("accelerator", "host"), ("accelerator", "accelerator"), ("host", "host")):
+    ways: list[tuple[Place, Place]] = [("accelerator", "host"), ("accelerator", "accelerator"), ("host", "host")]
+    for prompt, decode in ways:
         limits = replace(problem.limits, prompt=prompt, decode=decode)
         with suppress(PlanError):
             found.append(choose(replace(problem, limits=limits)))

@@ -14,7 +14,6 @@ import contextlib
 import fcntl
 import json
 import os
-import shutil
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
@@ -22,6 +21,7 @@ from tpi.cachelimit import CacheLimit
 from tpi.errors import WeightsError
 from tpi.progress import Progress, silent
 from tpi.system.fulldisk import is_full, write_error
+from tpi.system.machine import disk_free
 from worker.shards.image import HeldBlock, ImagePlan, Piece, stored_units
 from worker.shards.partial_image import PartialImage, bad_pieces, out_of_disk
 from worker.shards.stored import StoredImage, key_of, mark_used, remove_least_recent, stored_images
@@ -197,7 +197,7 @@ class ShardCache:
             held = sum(image.nbytes for image in stored_images(self.root))
             limit = self._limit or CacheLimit(held + needed)
             self._forget(remove_least_recent(self._spare(plans), limit.excess(self.root, held, needed)))
-            free = shutil.disk_usage(self.root).free
+            free = disk_free(self.root)
         if needed > free:
             raise out_of_disk(self.root, needed, free)
 

@@ -56,7 +56,9 @@ def _stretch(problem: Problem, offload: Offload, stretch: Stretch, steps: int, l
         tasks, Candidates.of(problem.work, [offload], stretch), problem.work.blocks, offload.pipeline, steps
     )
     seconds = float(times.steps[-1, 0] if long_run else times.steps[:, 0].mean())
-    return StretchForecast(size.tokens, seconds, {lane: float(times.busy[lane][0]) / seconds for lane in LANES})
+    return StretchForecast(
+        size.tokens, seconds, {lane: min(1.0, float(times.busy[lane][0]) / seconds) for lane in LANES}
+    )
 
 
 @dataclass(frozen=True)

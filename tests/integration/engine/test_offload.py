@@ -4,35 +4,167 @@ from collections.abc import Callable
 from contextlib import closing
 from itertools import product
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from master.deployment.deployment import Deployment
+from master.generation.engine import Engine
 from tests.support.inprocess import in_process_deployment
 from tests.support.offloading import answers, offloaded, prompts, weights_bytes
 from tests.support.twin import Twin
+from tpi.devices.base import Event
+from tpi.devices.choose import open_device
 from tpi.devices.host import open_host
-from tpi.offloading import OffloadOptions
+from tpi.devices.pages import Bytes
+from tpi.errors import DeviceError, PlanError
+from tpi.kernels import Kernels
+from tpi.offloading import KvPlace, OffloadOptions, Pipelining, Weights
 from tpi.pack.reader import Pack
+from worker.plan.residence import Residence
 
 PLACEMENTS = list(product(["auto", "gpu", "ram", "disk"], ["auto", "gpu", "ram"], ["auto", "performance", "memory"]))
 BATCHES = [1, 4, 32]
+BESIDE = 4 << 20  # bytes
+SMALL: dict[str, Any] = {"context": 64, "pool": 96}  # tokens, pages
 
 
 @pytest.mark.parametrize(("weights", "kv", "pipeline"), PLACEMENTS)
 def test_every_placement_and_pipeline_answers_as_the_host_does(
-    weights: str, kv: str, pipeline: str, tiny_pack: Callable[..., Pack], tmp_path: Path
+    weights: Weights, kv: KvPlace, pipeline: Pipelining, tiny_pack: Callable[..., Pack], tmp_path: Path
 ) -> None:
     """Weights that stay, stream from memory or from disk; in batches; always on the accelerator, or only if it pays."""
     pack = tiny_pack("llama")
-    share = 1.5 if weights == "gpu" else 0.6
-    for batch, crossover in product(BATCHES, [1, 8]):
+    for batch, crossover in product(BATCHES, [1, 8, None]):
         asked = prompts(pack.config.vocab, batch, seed=batch)
-        with closing(in_process_deployment(pack, [1], tmp_path / "host", context=64, pool=96)) as deployment:
-            expected = answers(deployment, asked)
-        options = OffloadOptions(weights, kv, pipeline, crossover)  # type: ignore[arg-type]
-        kv_room = 3 << 20
+        expected = on_the_host(pack, tmp_path, asked)
+        options = OffloadOptions(weights, kv, pipeline, crossover)
         with (
-            Twin(open_host().kernels, int(share * weights_bytes(pack)) + kv_room) as twin,
-            offloaded(pack, tmp_path / "twin", {0: twin}, options, context=64, pool=96) as deployment,
+            closing(open_device("emu:1GiB", room(pack, 1.5 if weights == "gpu" else 0.6))) as device,
+            offloaded(pack, tmp_path / "offloaded", {0: device}, options, **SMALL) as deployment,
         ):
             assert answers(deployment, asked) == expected
+            plan = residence(deployment).offload
+            assert plan is not None
+            assert (
+                device.memory.used <= plan.memory_bytes <= 1.1 * device.memory.used
+            )  # appendix B, for what we allocate
+
+
+@pytest.mark.parametrize("dtype", ["f32", "q8", "q4"])
+@pytest.mark.parametrize("pipeline", ["performance", "memory"])
+def test_three_nodes_with_different_devices_answer_as_three_without(
+    dtype: str, pipeline: Pipelining, tiny_pack: Callable[..., Pack], tmp_path: Path
+) -> None:
+    """An emulated card that streams, a twin that keeps all, and a node without a device."""
+    pack, shares = tiny_pack("llama", dtype), (2, 1, 1)
+    asked = prompts(pack.config.vocab, 4, seed=3)
+    expected = on_the_host(pack, tmp_path, asked, shares)
+    options = OffloadOptions("auto", "auto", pipeline, 1)
+    with (
+        closing(open_device("emu:1GiB", room(pack, 0.3))) as emulated,
+        Twin(open_host().kernels, room(pack, 2)) as twin,
+        offloaded(pack, tmp_path / "offloaded", {0: emulated, 2: twin}, options, shares, **SMALL) as deployment,
+    ):
+        assert answers(deployment, asked) == expected
+        assert min(emulated.memory.used, twin.memory.used) > 0
+
+
+@pytest.mark.parametrize("family", ["opt", "gemma2", "qwen3"])
+def test_other_families_stream_too(family: str, tiny_pack: Callable[..., Pack], tmp_path: Path) -> None:
+    """Biases, norms after a block, norms of heads: what belongs to a block and not to its segments."""
+    pack = tiny_pack(family)
+    asked = prompts(pack.config.vocab, 4, seed=5)
+    expected = on_the_host(pack, tmp_path, asked)
+    options = OffloadOptions("ram", "ram", "performance", 4)
+    with (
+        Twin(open_host().kernels, room(pack, 2)) as twin,
+        offloaded(pack, tmp_path / "offloaded", {0: twin}, options, **SMALL) as deployment,
+    ):
+        assert answers(deployment, asked) == expected
+
+
+def test_a_prompt_is_computed_on_the_accelerator_and_a_token_where_its_weights_lie(
+    tiny_pack: Callable[..., Pack], tmp_path: Path
+) -> None:
+    pack = tiny_pack("llama")
+    options = OffloadOptions("ram", "ram", "performance", 8)
+    with (
+        Twin(open_host().kernels, room(pack, 0.6)) as twin,
+        offloaded(pack, tmp_path, {0: twin}, options, **SMALL) as deployment,
+    ):
+        engine, link = Engine(deployment), deployment.node.link
+        assert link is not None
+        engine.logits(range(3, 23))  # two steps, of 16 tokens and of 4
+        moved = link.figures
+        assert moved.weight_bytes >= weights_bytes(pack)
+        assert moved.kv_bytes > 0
+        engine.logits(range(3, 8))
+        assert link.figures.kv_bytes == moved.kv_bytes
+        assert deployment.node.loop.weights.now.kept is not None  # in one call of the chain
+
+
+@pytest.mark.parametrize("damaged", ["weight load", "kv load"])
+def test_a_copy_that_fails_is_named_and_the_next_step_goes_on(
+    damaged: str, tiny_pack: Callable[..., Pack], tmp_path: Path
+) -> None:
+    pack, failing = tiny_pack("llama"), [False]
+    asked = [list(range(3, 30))]
+    expected = on_the_host(pack, tmp_path, asked)
+    options = OffloadOptions("ram", "ram", "performance", 1)
+    with (
+        Fragile(open_host().kernels, room(pack, 0.6), failing) as device,
+        offloaded(pack, tmp_path / "offloaded", {0: device}, options, **SMALL) as deployment,
+    ):
+        engine = Engine(deployment)
+        if damaged == "kv load":
+            engine.logits(asked[0])
+        failing[0] = True
+        with pytest.raises(DeviceError, match="the card fell off the bus"):
+            engine.logits(asked[0])
+        failing[0] = False
+        assert answers(deployment, asked) == expected
+
+
+@pytest.mark.parametrize(
+    ("options", "limit", "way_out"),
+    [
+        (OffloadOptions(weights="gpu"), 0.5, r"--gpu-memory \d+MiB would do"),
+        (OffloadOptions(kv="gpu", crossover=1), 0.1, r"--gpu-memory \d+MiB would do"),
+    ],
+)
+def test_what_fits_nowhere_is_refused_with_what_would_do(
+    options: OffloadOptions, limit: float, way_out: str, tiny_pack: Callable[..., Pack], tmp_path: Path
+) -> None:
+    pack = tiny_pack("llama")
+    with Twin(open_host().kernels, int(limit * weights_bytes(pack))) as twin:
+        with pytest.raises(PlanError, match=way_out), offloaded(pack, tmp_path, {0: twin}, options, **SMALL):
+            pytest.fail("it was deployed")
+        assert twin.memory.used == 0
+
+
+class Fragile(Twin):
+    """Its copies fail on request."""
+
+    def __init__(self, kernels: Kernels, limit: int, failing: list[bool]) -> None:
+        super().__init__(kernels, limit)
+        self._broken = failing
+
+    def copy(self, source: Bytes, target: Bytes) -> Event:
+        if self._broken[0]:
+            raise DeviceError("the card fell off the bus")
+        return super().copy(source, target)
+
+
+def on_the_host(pack: Pack, cache: Path, asked: list[list[int]], shares: tuple[int, ...] = (1,)) -> list[list[int]]:
+    with closing(in_process_deployment(pack, shares, cache / "host", **SMALL)) as deployment:
+        return answers(deployment, asked)
+
+
+def room(pack: Pack, share: float) -> int:
+    """Bytes for a share of the weights, and for pages and activations beside them."""
+    return int(share * weights_bytes(pack)) + BESIDE
+
+
+def residence(deployment: Deployment) -> Residence:
+    return deployment.node._residence

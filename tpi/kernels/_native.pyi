@@ -81,12 +81,34 @@ class FfnPlan:
 
 ResidualFields = tuple[F32 | None, NormFields | None]
 
+RouterSettings = tuple[int, int, bool, bool, float, int, int, int]
+
+class RouterPlan:
+    def __init__(
+        self,
+        settings: RouterSettings,
+        norm: NormFields,
+        weight: F32,
+        bias: F32 | None,
+        choice: F32 | None,
+        shared: F32 | None,
+    ) -> None: ...
+    def route(self, x: F32 | Prepared, experts: I32, weights: F32, shared: F32 | None) -> None: ...
+
+class ExpertsPlan:
+    def __init__(
+        self, router: RouterPlan, routed: FfnPlan, shared: FfnPlan | None, pieces: list[tuple[int, int]]
+    ) -> None: ...
+    def prepare(self, x: F32, normed: bool, into: Prepared) -> None: ...
+    def run(self, data: U8, x: F32 | Prepared, experts: I32, weights: F32, shared: F32 | None, out: F32) -> None: ...
+
 class Chain:
     def __init__(self, hidden: int) -> None: ...
     def attention(
         self, plan: AttentionPlan, data: U8, keys: KvArray | None, values: KvArray | None, residual: ResidualFields
     ) -> None: ...
     def ffn(self, plan: FfnPlan, data: U8, residual: ResidualFields) -> None: ...
+    def experts(self, plan: ExpertsPlan, data: U8, residual: ResidualFields) -> None: ...
     def run(self, x: F32, positions: I32, sequence: I32, tables: I32, partial: F32, ended: I64 | None) -> None: ...
 
 class RunPlan:

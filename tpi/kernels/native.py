@@ -16,7 +16,6 @@ import numpy as np
 from tpi.errors import KernelError
 from tpi.kernels import _native
 from tpi.kernels.constants import THREADS_MOST
-from tpi.kernels.mixture import choose, experts_by_ffn, normed_on_host
 from tpi.kernels.spec import (
     F32,
     I32,
@@ -91,9 +90,7 @@ class NativeKernels:
         normed = not isinstance(x, np.ndarray)
         values = x if isinstance(x, np.ndarray) else x.values()
         made = into if isinstance(into, NativePrepared) else NativePrepared()
-        if isinstance(spec, ExpertsSpec):
-            spec = spec.routed
-        plan = _plan_ffn(spec) if isinstance(spec, FfnSpec) else _plan_attention(spec)
+        plan = _plan(spec)
         plan.prepare(values, normed, made.native)
         return made
 
@@ -133,11 +130,17 @@ class NativeKernels:
 
     def route(self, router: RouterSpec, x: Input) -> Routing:
         """See `tpi.kernels.Kernels`."""
-        return choose(router, normed_on_host(router.norm, x))
+        shape = (x.shape[0], router.mixture.used)
+        shared = None if router.shared is None else np.empty(x.shape[0], np.float32)
+        chosen = Routing(np.empty(shape, np.int32), np.empty(shape, np.float32), shared)
+        _plan_router(router).route(_given(x), chosen.experts, chosen.weights, chosen.shared)
+        return chosen
 
     def experts(self, spec: ExpertsSpec, data: U8, x: Input, routing: Routing) -> F32:
         """See `tpi.kernels.Kernels`."""
-        return experts_by_ffn(self, spec, data, normed_on_host(spec.norm, x), routing)
+        out = np.empty(x.shape, np.float32)
+        _plan_experts(spec).run(data, _given(x), routing.experts, routing.weights, routing.shared, out)
+        return out
 
     def add_residual(self, residual: Residual, x: F32, total: F32) -> F32:
         """See `tpi.kernels.Kernels`."""
@@ -201,7 +204,9 @@ class NativeChain:
             residual = (block.residual.bias, None if norm is None else _norm(norm))
             if isinstance(block.spec, FfnSpec):
                 self._native.ffn(_plan_ffn(block.spec), block.data, residual)
-            elif isinstance(block.spec, AttentionSpec):
+            elif isinstance(block.spec, ExpertsSpec):
+                self._native.experts(_plan_experts(block.spec), block.data, residual)
+            else:
                 self._native.attention(_plan_attention(block.spec), block.data, block.keys, block.values, residual)
 
     def run(self, x: F32, batch: Batch, ended: I64 | None = None) -> F32:
@@ -260,6 +265,37 @@ def _plan_ffn(spec: FfnSpec) -> _native.FfnPlan:
             spec.gate_bias,
             spec.up_bias,
             spec.threshold,
+        )
+    return plan
+
+
+def _plan(spec: BlockSpec) -> _native.AttentionPlan | _native.FfnPlan | _native.ExpertsPlan:
+    if isinstance(spec, ExpertsSpec):
+        return _plan_experts(spec)
+    return _plan_ffn(spec) if isinstance(spec, FfnSpec) else _plan_attention(spec)
+
+
+def _plan_router(spec: RouterSpec) -> _native.RouterPlan:
+    plan: _native.RouterPlan | None = vars(spec).get(_PLAN)
+    if plan is None:
+        mixture = spec.mixture
+        settings = (
+            mixture.experts, mixture.used, mixture.scores == "sigmoid", mixture.normalised, mixture.scale,
+            mixture.groups, mixture.groups_used, mixture.group_best,
+        )  # fmt: skip
+        plan = vars(spec)[_PLAN] = _native.RouterPlan(
+            settings, _norm(spec.norm), spec.weight, spec.bias, spec.choice, spec.shared
+        )
+    return plan
+
+
+def _plan_experts(spec: ExpertsSpec) -> _native.ExpertsPlan:
+    plan: _native.ExpertsPlan | None = vars(spec).get(_PLAN)
+    if plan is None:
+        shared = None if spec.shared is None else _plan_ffn(spec.shared)
+        pieces = [(piece.expert, piece.units) for piece in spec.pieces]
+        plan = vars(spec)[_PLAN] = _native.ExpertsPlan(
+            _plan_router(spec.router), _plan_ffn(spec.routed), shared, pieces
         )
     return plan
 

@@ -38,18 +38,27 @@ Residual Chain::keep_residual(nb::tuple residual) const {
 void Chain::attention(nb::object plan, nb::handle data, nb::handle keys, nb::handle values, nb::tuple residual) {
     const auto* kernel = nb::cast<const AttentionPlan*>(plan);
     check_plan(*kernel, hidden_);
-    stages_.push_back({std::move(plan), kernel, nullptr, kernel->weights(data), kernel->cache(keys, "the key cache"),
-                       kernel->cache(values, "the value cache"), keep_residual(residual)});
+    stages_.push_back({std::move(plan), kernel, nullptr, nullptr, kernel->weights(data),
+                       kernel->cache(keys, "the key cache"), kernel->cache(values, "the value cache"),
+                       keep_residual(residual)});
 }
 
 void Chain::ffn(nb::object plan, nb::handle data, nb::tuple residual) {
     const auto* kernel = nb::cast<const FfnPlan*>(plan);
     check_plan(*kernel, hidden_);
-    stages_.push_back({std::move(plan), nullptr, kernel, kernel->weights(data), nullptr, nullptr,
+    stages_.push_back({std::move(plan), nullptr, kernel, nullptr, kernel->weights(data), nullptr, nullptr,
                        keep_residual(residual)});
 }
 
-void Chain::compute(const Stage& stage, const BatchArrays& batch, size_t tokens, const float* in, float* out) {
+void Chain::experts(nb::object plan, nb::handle data, nb::tuple residual) {
+    const auto* kernel = nb::cast<const ExpertsPlan*>(plan);
+    check_plan(*kernel, hidden_);
+    stages_.push_back({std::move(plan), nullptr, nullptr, kernel, kernel->weights(data), nullptr, nullptr,
+                       keep_residual(residual)});
+}
+
+void Chain::compute(const Stage& stage, const BatchArrays& batch, size_t tokens, const float* in, float* out) const {
+    if (stage.experts) return stage.experts->whole(*stage.data, tokens, in, out, prepared_);
     if (stage.attention)
         run_alone(kernels().attention, stage.attention->call(*stage.data, *stage.keys, *stage.values, batch, in, out));
     else

@@ -5,7 +5,7 @@
 #include <memory>
 #include <optional>
 
-#include "plans.hpp"
+#include "experts_plan.hpp"
 
 namespace tpi {
 
@@ -25,6 +25,7 @@ public:
     // Append a block; its plan and its arrays are kept. `residual` is (bias, norm); either may be None.
     void attention(nb::object plan, nb::handle data, nb::handle keys, nb::handle values, nb::tuple residual);
     void ffn(nb::object plan, nb::handle data, nb::tuple residual);
+    void experts(nb::object plan, nb::handle data, nb::tuple residual);
     // Run all of them on x, in place; `partial` is as large and is overwritten. `ended` is None, or [blocks] int64, which
     // get the nanoseconds from the beginning of the first block to the end of each.
     void run(nb::handle x, nb::handle positions, nb::handle sequence, nb::handle tables, nb::handle partial,
@@ -35,14 +36,16 @@ private:
         nb::object plan;
         const AttentionPlan* attention;  // or null
         const FfnPlan* ffn;              // or null
+        const ExpertsPlan* experts;      // or null
         std::unique_ptr<Array> data, keys, values;
         Residual residual;
     };
-    static void compute(const Stage& stage, const BatchArrays& batch, size_t tokens, const float* in, float* out);
+    void compute(const Stage& stage, const BatchArrays& batch, size_t tokens, const float* in, float* out) const;
     Residual keep_residual(nb::tuple residual) const;
 
     size_t hidden_;
     std::vector<Stage> stages_;
+    mutable PreparedInput prepared_;  // of the experts that run, one call at a time
 };
 
 }  // namespace tpi

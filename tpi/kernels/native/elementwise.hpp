@@ -164,5 +164,13 @@ inline void round_in_place(float* x, size_t width) {
     for (size_t i = 0; i < width; i += kGroup) round_group(x + i, Rounded{}, 0, 0, true);
 }
 
+// Where a few tokens' sums are: one behind the other.
+struct Rows {
+    float* sums;
+    size_t stride;
+
+    float* operator()(size_t token) const { return sums + token * stride; }
+};
+
 }  // namespace
 }  // namespace tpi

@@ -42,6 +42,12 @@ inline void activate_neurons(const FfnCall& call, float* gate, float* up, size_t
     activate_values(call, gate, up, count, up);
 }
 
+// What a token's neurons come to, times its weight.
+inline void weigh(const FfnCall& call, size_t token, size_t count, float* values) {
+    for (size_t i = 0; call.weights && i < count; i += 8)
+        store_some(values + i, load_some(values + i, count - i) * splat(call.weights[token]), count - i);
+}
+
 // ---- a few tokens ----
 
 // Scratch of one thread while it streams a unit: gate and up values and their product, rounded.
@@ -61,8 +67,9 @@ struct UnitScratch {
     static size_t bytes(size_t width, size_t tokens) { return tokens * width * 11 + 64; }
 };
 
-inline void stream_unit(const FfnJob& job, const Prepared& in, size_t unit, uint8_t* bytes, float* out) {
-    const FfnCall& call = job.call;
+// out(t) += one unit of token t.
+template <class Out>
+inline void stream_unit(const FfnCall& call, const Prepared& in, size_t unit, uint8_t* bytes, const Out& out) {
     size_t width = call.up.width, tokens = in.tokens;
     UnitScratch scratch(bytes, width, tokens, call.down.format == Format::q8);
     bool gated = call.gate.data != nullptr;
@@ -71,20 +78,21 @@ inline void stream_unit(const FfnJob& job, const Prepared& in, size_t unit, uint
     for (size_t t = 0; t < tokens; ++t) {
         float* up = scratch.up + t * width;
         activate_neurons(call, gated ? scratch.gate + t * width : nullptr, up, unit * width, width);
+        weigh(call, t, width, up);
         round_vector(up, scratch.rounded, t);
     }
     with_tile_format(call.down.format, [&]<Format F>() {
         add_unit_tokens<F>(call.down.data + unit * call.down.unit_bytes, width / kGroup, 0, 0,
-                           call.hidden / kTileOutputs, scratch.rounded, tokens, out, job.slices.stride);
+                           call.hidden / kTileOutputs, scratch.rounded, tokens, out);
     });
 }
 
 inline size_t neuron_at(const FfnCall& call, size_t i) { return call.active ? static_cast<size_t>(call.active[i]) : i; }
 
 // out[t * kNeurons + i] for neurons [first, first + count) of the list and one row part; `all` follow from `first` on.
-inline void neuron_rows(const FfnJob& job, const Prepared& in, const Matrix& matrix, const float* bias, size_t first,
+inline void neuron_rows(const FfnCall& call, const Prepared& in, const Matrix& matrix, const float* bias, size_t first,
                         size_t count, size_t all, float* out) {
-    auto at = [&](size_t i) { return neuron_at(job.call, first + (i < all ? i : all - 1)); };
+    auto at = [&](size_t i) { return neuron_at(call, first + (i < all ? i : all - 1)); };
     if (count == kNeurons && is_four_bit(matrix.format)) {
         if (matrix.format == Format::q4) eight_rows<Format::q4>(matrix, at, in.rounded, in.tokens, out, kNeurons);
         else eight_rows<Format::q4s>(matrix, at, in.rounded, in.tokens, out, kNeurons);
@@ -98,32 +106,33 @@ inline void neuron_rows(const FfnJob& job, const Prepared& in, const Matrix& mat
 }
 
 // Neurons [first, first + count) of the list, count at most kNeurons; `all` follow from `first` on in this slice.
-inline void stream_neurons(const FfnJob& job, const Prepared& in, size_t first, size_t count, size_t all, float* out) {
-    const FfnCall& call = job.call;
+template <class Out>
+inline void stream_neurons(const FfnCall& call, const Prepared& in, size_t first, size_t count, size_t all,
+                           const Out& out) {
     float gate[kStreamTokens * kNeurons], up[kStreamTokens * kNeurons];
-    if (call.gate.data) neuron_rows(job, in, call.gate, call.gate_bias, first, count, all, gate);
-    neuron_rows(job, in, call.up, call.up_bias, first, count, all, up);
+    if (call.gate.data) neuron_rows(call, in, call.gate, call.gate_bias, first, count, all, gate);
+    neuron_rows(call, in, call.up, call.up_bias, first, count, all, up);
     for (size_t t = 0; t < in.tokens; ++t) {
         float* value = up + t * kNeurons;
         activate_values(call, call.gate.data ? gate + t * kNeurons : nullptr, value, count, value);
+        weigh(call, t, count, value);
     }
-    record_columns(call.down, count, [&](size_t i) { return neuron_at(call, first + i); }, up, kNeurons, in.tokens, out,
-                   job.slices.stride);
+    record_columns(call.down, count, [&](size_t i) { return neuron_at(call, first + i); }, up, kNeurons, in.tokens, out);
 }
 
 inline void stream_slice(const FfnJob& job, const Prepared& in, size_t slice, uint8_t* scratch) {
     const FfnCall& call = job.call;
-    float* out = job.slices.of(slice);
-    std::memset(out, 0, job.slices.tokens * job.slices.stride * sizeof(float));
+    Rows out{job.slices.of(slice), job.slices.stride};
+    std::memset(out.sums, 0, job.slices.tokens * job.slices.stride * sizeof(float));
     if (call.up.tiled) {
         size_t first = call.up.units * slice / job.slices.count, last = call.up.units * (slice + 1) / job.slices.count;
-        for (size_t unit = first; unit < last; ++unit) stream_unit(job, in, unit, scratch, out);
+        for (size_t unit = first; unit < last; ++unit) stream_unit(call, in, unit, scratch, out);
         return;
     }
     size_t all = call.active ? call.active_count : call.up.vectors();
     size_t first = all * slice / job.slices.count, last = all * (slice + 1) / job.slices.count;
     for (size_t i = first; i < last; i += kNeurons)
-        stream_neurons(job, in, i, last - i < kNeurons ? last - i : kNeurons, last - i, out);
+        stream_neurons(call, in, i, last - i < kNeurons ? last - i : kNeurons, last - i, out);
 }
 
 inline void ffn_stream_job(const FfnJob& job, Team& team) {
@@ -151,6 +160,7 @@ inline void tiled_unit_block(const FfnJob& job, const Prepared& in, size_t unit,
         for (size_t t = from; t < to; ++t) {
             float* value = up + (t - from) * width;
             activate_neurons(call, call.gate.data ? gate + (t - from) * width : nullptr, value, unit * width, width);
+            weigh(call, t, width, value);
             for (size_t g = 0; g < width / kGroup; ++g)
                 round_group(value + g * kGroup, job.inner.rounded, t, unit * width / kGroup + g);
         }
@@ -169,6 +179,7 @@ inline void record_gate_up(const FfnJob& job, const Prepared& in, uint8_t* scrat
     team.each(call.tokens, [&](size_t t) {
         float* up = job.inner.values + t * neurons;
         activate_neurons(call, call.gate.data ? job.gate + t * neurons : nullptr, up, 0, neurons);
+        weigh(call, t, neurons, up);
     });
 }
 
@@ -229,6 +240,7 @@ inline void ffn(const FfnCall& call, Pool& pool) {
             some.x = call.x + first * call.hidden;
         }
         some.out = call.out + first * call.hidden;
+        if (call.weights) some.weights = call.weights + first;
         pool.arena().begin();
         ffn_stream(some, pool);
     }

@@ -59,6 +59,20 @@ FfnCall FfnPlan::call(const Array& weights, size_t tokens, const float* x, float
     return call;
 }
 
+FfnCall FfnPlan::call(const uint8_t* data, size_t first, size_t units) const {
+    FfnCall call{};
+    if (gated_) call.gate = neuron_.matrix("gate", data, first, units);
+    call.up = neuron_.matrix("up", data, first, units);
+    call.down = neuron_.matrix("down", data, first, units);
+    call.activation = activation_;
+    call.threshold = threshold_;
+    size_t neuron = first * neuron_.width();
+    call.gate_bias = gate_bias_.empty() ? nullptr : gate_bias_.data() + neuron;
+    call.up_bias = up_bias_.empty() ? nullptr : up_bias_.data() + neuron;
+    call.hidden = neuron_.hidden();
+    return call;
+}
+
 void FfnPlan::prepare(nb::handle x, bool normed, PreparedInput& into) const {
     run_prepare(normed ? Norm{} : norm_.view(), x, hidden(), forms_, into);
 }

@@ -18,6 +18,7 @@ struct Kernels {
     void (*attend)(const AttentionCall&, Pool&);
     void (*output)(const AttentionCall&, Pool&);
     void (*ffn)(const FfnCall&, Pool&);
+    void (*experts)(const ExpertsCall&, Pool&);
     void (*rows)(const RowsCall&, Pool&);
     void (*decode_rows)(const DecodeCall&, Pool&);
     void (*decode_columns)(const DecodeCall&, Pool&);

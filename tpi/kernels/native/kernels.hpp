@@ -4,7 +4,7 @@
 #pragma once
 
 #include "attention.hpp"
-#include "ffn.hpp"
+#include "experts.hpp"
 #include "isa.hpp"
 
 namespace tpi {
@@ -27,7 +27,7 @@ inline void rows_job(const RowsJob& job, Team& team) {
 
 inline void rows(const RowsCall& call, Pool& pool) {
     const Matrix* matrices[] = {&call.matrix};
-    RowsJob job{call, take_input(pool, call.tokens, call.matrix.hidden, matrices, 1),
+    RowsJob job{call, take_input(pool, call.tokens, call.matrix.hidden, matrices, 1, call.prepared),
                 pool.arena().take<uint8_t>(kPanelBytes * pool.size())};
     pool.run(rows_job, job);
 }
@@ -75,8 +75,8 @@ inline void read(const ReadCall& call, Pool& pool) {
     pool.run(read_job, with_sums);
 }
 
-constexpr Kernels kTable{kIsaName, prepare_all, attention,      project, attend, output, ffn,
-                         rows,     decode_rows, decode_columns, norm,    read};
+constexpr Kernels kTable{kIsaName, prepare_all, attention,   project,        attend, output, ffn,
+                         experts,  rows,        decode_rows, decode_columns, norm,   read};
 
 }  // namespace
 }  // namespace tpi

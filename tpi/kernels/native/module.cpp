@@ -1,5 +1,6 @@
 // The Python module tpi.kernels._native. tpi/kernels/native.py is its only caller.
 #include <nanobind/nanobind.h>
+#include <nanobind/stl/pair.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
@@ -69,11 +70,25 @@ NB_MODULE(_native, m) {
              nb::arg("up_bias").none(), nb::arg("threshold") = 0.0f)
         .def("run", &FfnPlan::run, nb::arg("data"), nb::arg("x"), nb::arg("active").none(), nb::arg("out"))
         .def("prepare", &FfnPlan::prepare);
+    nb::class_<RouterPlan>(m, "RouterPlan")
+        .def(nb::init<nb::tuple, nb::tuple, nb::handle, nb::object, nb::object, nb::object>(), nb::arg("settings"),
+             nb::arg("norm"), nb::arg("weight"), nb::arg("bias").none(), nb::arg("choice").none(),
+             nb::arg("shared").none())
+        .def("route",
+             nb::overload_cast<nb::handle, nb::handle, nb::handle, nb::object>(&RouterPlan::route, nb::const_),
+             nb::arg("x"), nb::arg("experts"), nb::arg("weights"), nb::arg("shared").none());
+    nb::class_<ExpertsPlan>(m, "ExpertsPlan")
+        .def(nb::init<nb::object, nb::object, nb::object, std::vector<std::pair<size_t, size_t>>>(), nb::arg("router"),
+             nb::arg("routed"), nb::arg("shared").none(), nb::arg("pieces"))
+        .def("prepare", &ExpertsPlan::prepare)
+        .def("run", &ExpertsPlan::run, nb::arg("data"), nb::arg("x"), nb::arg("experts"), nb::arg("weights"),
+             nb::arg("shared").none(), nb::arg("out"));
     nb::class_<Chain>(m, "Chain")
         .def(nb::init<size_t>())
         .def("attention", &Chain::attention, nb::arg("plan"), nb::arg("data"), nb::arg("keys").none(),
              nb::arg("values").none(), nb::arg("residual"))
         .def("ffn", &Chain::ffn)
+        .def("experts", &Chain::experts)
         .def("run", &Chain::run, nb::arg("x"), nb::arg("positions"), nb::arg("sequence"), nb::arg("tables"),
              nb::arg("partial"), nb::arg("ended").none());
     nb::class_<RunPlan>(m, "RunPlan")

@@ -80,6 +80,12 @@ Matrix Run::matrix(const std::string& name, const uint8_t* data) const {
             record_bytes_};
 }
 
+Matrix Run::matrix(const std::string& name, const uint8_t* data, size_t first, size_t units) const {
+    Matrix some = matrix(name, data + first * unit_bytes_);
+    some.units = units;
+    return some;
+}
+
 NormPlan::NormPlan(nb::tuple fields, size_t hidden)
     : rms(field<std::string>(fields, 0) == "rms"),
       eps(field<float>(fields, 1)),
@@ -99,7 +105,7 @@ void RunPlan::rows(nb::handle data, nb::handle x, nb::handle out) const {
     if (!result.total()) return;
     if (run_.is_column(run_.first_part())) throw KernelError("a table needs a part of rows");
     RowsCall call{run_.matrix(run_.first_part(), weights.as<uint8_t>()), input.size(0), input.as<float>(),
-                  result.as<float>()};
+                  result.as<float>(), nullptr};
     launch(kernels().rows, call);
 }
 

@@ -24,6 +24,9 @@ public:
     bool tiled() const { return tiled_; }
     // The part called `name`, with its data at `data` (of the run's first unit). Throws if there is none.
     Matrix matrix(const std::string& name, const uint8_t* data) const;
+    // The same of some units alone.
+    Matrix matrix(const std::string& name, const uint8_t* data, size_t first, size_t units) const;
+    size_t width() const { return width_; }
     bool is_column(const std::string& name) const;
     const std::string& first_part() const { return parts_.front().name; }
 
@@ -118,6 +121,11 @@ public:
     bool empty() const { return !neuron_.units(); }
     std::unique_ptr<Array> weights(nb::handle data) const;
     FfnCall call(const Array& weights, size_t tokens, const float* x, float* out) const;
+
+    // Some of its units, of weights that are `run_layout().bytes()`; without input and output.
+    FfnCall call(const uint8_t* data, size_t first, size_t units) const;
+    const Run& run_layout() const { return neuron_; }
+    const RowForms& forms() const { return forms_; }
 
 private:
     Run neuron_;

@@ -18,6 +18,9 @@ class Arena {
 public:
     ~Arena();
     void begin() { used_ = 0; }
+    // What is taken after `used` was read is free again after a `rewind` to it.
+    size_t used() const { return used_; }
+    void rewind(size_t used) { used_ = used; }
     // `count` values, aligned to 64 bytes, uninitialised, with 64 readable bytes behind them
     template <class T> T* take(size_t count) { return static_cast<T*>(take_bytes(count * sizeof(T))); }
 

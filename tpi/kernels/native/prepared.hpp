@@ -3,6 +3,7 @@
 
 #include <initializer_list>
 #include <optional>
+#include <utility>
 
 #include "arrays.hpp"
 #include "pool.hpp"
@@ -37,6 +38,16 @@ struct RowForms {
     RowForms(std::initializer_list<const Matrix*> rows)
         : few(forms_of(rows.begin(), rows.size(), 1)), many(forms_of(rows.begin(), rows.size(), kStreamTokens + 1)) {}
     const Forms& of(size_t tokens) const { return tokens > kStreamTokens ? many : few; }
+    // What either of two wants.
+    RowForms operator|(const RowForms& other) const {
+        RowForms both = *this;
+        for (auto [mine, its] : {std::pair{&both.few, &other.few}, std::pair{&both.many, &other.many}}) {
+            mine->rounded |= its->rounded;
+            mine->fine |= its->fine;
+            mine->kept |= its->kept;
+        }
+        return both;
+    }
 };
 
 // Either of the two, checked.

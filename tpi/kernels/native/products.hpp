@@ -225,7 +225,7 @@ inline void multiply_columns(const Matrix& matrix, const Inner& inner, size_t to
             size_t first = matrix.vectors() * slice / slices.count, last = matrix.vectors() * (slice + 1) / slices.count;
             std::memset(slices.of(slice), 0, tokens * slices.stride * sizeof(float));
             record_columns(matrix, last - first, [&](size_t i) { return first + i; }, inner.values + first, inner.width,
-                           tokens, slices.of(slice), slices.stride);
+                           tokens, Rows{slices.of(slice), slices.stride});
         });
         team.sync();
         team.each(reduce_tasks(slices), [&](size_t task) { reduce_task(slices, task, hidden, out); });

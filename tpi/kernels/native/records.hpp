@@ -256,11 +256,11 @@ inline void add_eight_records(const uint8_t* const* vectors, const float* factor
     }
 }
 
-// Column part, a few tokens: out[t * stride ..] += sum over i < count of factors[t * factor_stride + i] * vector
+// Column part, a few tokens: out(t)[..] += sum over i < count of factors[t * factor_stride + i] * vector
 // at(i). Vectors whose factors are all zero are not read.
-template <class At>
+template <class At, class Out>
 inline void record_columns(const Matrix& matrix, size_t count, const At& at, const float* factors,
-                           size_t factor_stride, size_t tokens, float* out, size_t stride) {
+                           size_t factor_stride, size_t tokens, const Out& out) {
     with_format(matrix.format, [&]<Format F>() {
         const uint8_t* vectors[8];
         float some[kStreamTokens][8];
@@ -269,13 +269,13 @@ inline void record_columns(const Matrix& matrix, size_t count, const At& at, con
             for (size_t t = 0; t < tokens; ++t) {
                 if constexpr (F == Format::q4 || F == Format::q4s) {
                     if (held == 8) {
-                        add_eight_records<F>(vectors, some[t], matrix.hidden, out + t * stride);
-                        add_records<F>(vectors, some[t], held, matrix.hidden, out + t * stride,
+                        add_eight_records<F>(vectors, some[t], matrix.hidden, out(t));
+                        add_records<F>(vectors, some[t], held, matrix.hidden, out(t),
                                        matrix.hidden / kGroup / 8 * 8);
                         continue;
                     }
                 }
-                add_records<F>(vectors, some[t], held, matrix.hidden, out + t * stride);
+                add_records<F>(vectors, some[t], held, matrix.hidden, out(t));
             }
             held = 0;
         };

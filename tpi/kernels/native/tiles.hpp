@@ -91,36 +91,37 @@ inline void tile_row(const TileRow& row, const Rounded& x, size_t first, size_t 
     for (size_t t = 0; t < last - token; ++t, out += stride) store(out, acc[t]);
 }
 
-// out[t * stride + output] += part of one unit * x, for output tiles [first, last) and N tokens.
+// out(t)[output] += part of one unit * x, for output tiles [first, last) and N tokens.
 // The unit's inputs start at `group` of x.
-template <Format F, int N>
+template <Format F, int N, class Out>
 inline void add_unit(const uint8_t* part, size_t groups, size_t group, size_t first, size_t last, const Rounded& x,
-                     size_t token, float* out, size_t stride) {
+                     size_t token, const Out& out) {
     constexpr size_t tile_bytes = kTileOutputs * group_bytes(F);
     const uint8_t* tile = part + first * groups * tile_bytes;
+    float* to[N];
+    for (int t = 0; t < N; ++t) to[t] = out(token + t);
     for (size_t output = first; output < last; ++output) {
         F8 acc[N], low[N];
         for (int t = 0; t < N; ++t) low[t] = splat(0.0f);
-        for (int t = 0; t < N; ++t) acc[t] = load(out + (token + t) * stride + output * kTileOutputs);
+        for (int t = 0; t < N; ++t) acc[t] = load(to[t] + output * kTileOutputs);
         Inputs<F, N> inputs(x, token, group);
         for (size_t g = 0; g < groups; ++g, tile += tile_bytes, inputs.next()) {
             prefetch_bytes(tile + kAhead, tile_bytes);
             add_tile<F, N>(tile, inputs, acc, low);
         }
-        for (int t = 0; t < N; ++t) store(out + (token + t) * stride + output * kTileOutputs, acc[t] + low[t]);
+        for (int t = 0; t < N; ++t) store(to[t] + output * kTileOutputs, acc[t] + low[t]);
     }
 }
 
-template <Format F>
+template <Format F, class Out>
 inline void add_unit_tokens(const uint8_t* part, size_t groups, size_t group, size_t first, size_t last,
-                            const Rounded& x, size_t tokens, float* out, size_t stride) {
+                            const Rounded& x, size_t tokens, const Out& out) {
     size_t token = 0;
-    for (; token + 4 <= tokens; token += 4)
-        add_unit<F, 4>(part, groups, group, first, last, x, token, out, stride);
+    for (; token + 4 <= tokens; token += 4) add_unit<F, 4>(part, groups, group, first, last, x, token, out);
     switch (tokens - token) {
-        case 1: return add_unit<F, 1>(part, groups, group, first, last, x, token, out, stride);
-        case 2: return add_unit<F, 2>(part, groups, group, first, last, x, token, out, stride);
-        case 3: return add_unit<F, 3>(part, groups, group, first, last, x, token, out, stride);
+        case 1: return add_unit<F, 1>(part, groups, group, first, last, x, token, out);
+        case 2: return add_unit<F, 2>(part, groups, group, first, last, x, token, out);
+        case 3: return add_unit<F, 3>(part, groups, group, first, last, x, token, out);
         default: return;
     }
 }
@@ -158,7 +159,7 @@ inline void tiled_columns_stream(const Matrix& matrix, size_t first, size_t last
         for (size_t unit = 0; unit < matrix.units; ++unit) {
             const uint8_t* part = matrix.data + unit * matrix.unit_bytes;
             if (unit + 1 < matrix.units) prefetch_bytes(part + matrix.unit_bytes + skipped, kAhead);
-            add_unit_tokens<F>(part, groups, unit * groups, first, last, x, tokens, out, stride);
+            add_unit_tokens<F>(part, groups, unit * groups, first, last, x, tokens, Rows{out, stride});
         }
     });
 }

@@ -154,6 +154,23 @@ struct FfnCall {
     float* out;
     const int32_t* active;  // or null: all neurons
     size_t active_count;
+    const float* weights;  // [tokens]: what each token's output is multiplied by; or null
+};
+
+// What some tokens use of a block of experts: a piece of a routed one, or the shared ones.
+struct ExpertPart {
+    FfnCall call;  // of these tokens, weighted; without its input and output
+    size_t first;  // its pairs are as many as its tokens, from this one on
+};
+
+struct ExpertsCall {
+    const ExpertPart* parts;
+    size_t count, pairs;
+    const int32_t* token;  // [pairs]; those of a part are all different
+    bool floats;           // whether a part wants its input as floats
+    size_t tokens, hidden;
+    const Prepared* prepared;
+    float* out;
 };
 
 // x times every row of a matrix: [tokens, rows].
@@ -162,6 +179,7 @@ struct RowsCall {
     size_t tokens;
     const float* x;
     float* out;
+    const Prepared* prepared;  // what was made of x before; or null
 };
 
 // Vectors of a matrix as float32: `rows`, or all of them where it is null.

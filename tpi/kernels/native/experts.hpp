@@ -1,0 +1,183 @@
+// A block's experts in one call. A pair is a token and a part that it uses: a piece of one of its experts, or the shared
+// ones. A few tokens stream the units of all their parts as if they were one feed-forward network, what each comes to
+// multiplied by the pair's weight; many tokens take one part after the other.
+#pragma once
+
+#include "ffn.hpp"
+
+namespace tpi {
+namespace {
+
+// The inputs of all pairs, copied from their tokens'. Of a single token its own serve.
+inline Prepared take_pairs(const ExpertsCall& call, Arena& arena) {
+    const Prepared& from = *call.prepared;
+    if (call.tokens == 1) return from;
+    Prepared to = from;
+    to.tokens = call.pairs;
+    size_t values = call.pairs * from.stride, groups = values / kGroup;
+    to.x = call.floats ? arena.take<float>(values) : nullptr;
+    to.kept = from.kept ? arena.take<float>(values) : nullptr;
+    if (!from.rounded.codes) return to;
+    to.rounded.codes = arena.take<int8_t>(values);
+    to.rounded.fine = from.rounded.fine ? arena.take<int8_t>(values) : nullptr;
+    to.rounded.scale = arena.take<float>(groups);
+    to.rounded.sum = arena.take<float>(groups);
+    return to;
+}
+
+template <class T> inline void copy_row(T* to, size_t pair, const T* from, size_t token, size_t width) {
+    if (to) std::memcpy(to + pair * width, from + token * width, width * sizeof(T));
+}
+
+inline void copy_pair(const ExpertsCall& call, const Prepared& to, size_t pair) {
+    const Prepared& from = *call.prepared;
+    auto token = static_cast<size_t>(call.token[pair]);
+    size_t width = from.stride, groups = from.stride / kGroup;
+    copy_row(to.x, pair, from.x, token, width);
+    copy_row(to.kept, pair, from.kept, token, width);
+    if (!from.rounded.codes) return;
+    copy_row(to.rounded.codes, pair, from.rounded.codes, token, width);
+    copy_row(to.rounded.fine, pair, from.rounded.fine, token, width);
+    copy_row(to.rounded.scale, pair, from.rounded.scale, token, groups);
+    copy_row(to.rounded.sum, pair, from.rounded.sum, token, groups);
+}
+
+// The inputs of one part's pairs.
+inline Prepared inputs_of(const ExpertsCall& call, const Prepared& pairs, const ExpertPart& part) {
+    if (call.tokens == 1) return pairs;
+    auto from = [&](auto* rows, size_t width) { return rows ? rows + part.first * width : nullptr; };
+    size_t width = pairs.stride, groups = pairs.stride / kGroup;
+    const Rounded& all = pairs.rounded;
+    Prepared some = pairs;
+    some.tokens = part.call.tokens;
+    some.x = from(pairs.x, width);
+    some.kept = from(pairs.kept, width);
+    some.rounded = {from(all.codes, width), from(all.fine, width), from(all.scale, groups), from(all.sum, groups),
+                    all.width};
+    return some;
+}
+
+// ---- a few tokens ----
+
+struct ExpertsJob {
+    const ExpertsCall& call;
+    Prepared pairs;
+    Slices slices;
+    size_t items;
+    uint8_t* scratch;
+    size_t scratch_bytes;
+};
+
+// Pieces of a part that are shared out: units, or neurons of a record pack by kNeurons.
+inline size_t items_of(const ExpertPart& part) {
+    return part.call.up.tiled ? part.call.up.units : part.call.up.vectors() / kNeurons;
+}
+
+// Items [first, last) of one part.
+inline void stream_part(const ExpertsJob& job, const ExpertPart& part, size_t first, size_t last, float* sums,
+                        uint8_t* scratch) {
+    Prepared in = inputs_of(job.call, job.pairs, part);
+    const int32_t* token = job.call.token + part.first;
+    auto out = [&](size_t t) { return sums + static_cast<size_t>(token[t]) * job.slices.stride; };
+    for (size_t item = first; item < last; ++item) {
+        if (part.call.up.tiled) stream_unit(part.call, in, item, scratch, out);
+        else stream_neurons(part.call, in, item * kNeurons, kNeurons, (last - item) * kNeurons, out);
+    }
+}
+
+inline void experts_slice(const ExpertsJob& job, size_t slice, uint8_t* scratch) {
+    float* sums = job.slices.of(slice);
+    std::memset(sums, 0, job.slices.tokens * job.slices.stride * sizeof(float));
+    size_t first = job.items * slice / job.slices.count, last = job.items * (slice + 1) / job.slices.count, begin = 0;
+    for (size_t p = 0; p < job.call.count; ++p) {
+        const ExpertPart& part = job.call.parts[p];
+        size_t end = begin + items_of(part), from = first > begin ? first : begin, to = last < end ? last : end;
+        if (from < to) stream_part(job, part, from - begin, to - begin, sums, scratch);
+        begin = end;
+    }
+}
+
+inline void experts_stream_job(const ExpertsJob& job, Team& team) {
+    const ExpertsCall& call = job.call;
+    uint8_t* scratch = job.scratch + team.index() * job.scratch_bytes;
+    if (call.tokens > 1) {
+        team.each(call.pairs, [&](size_t pair) { copy_pair(call, job.pairs, pair); });
+        team.sync();
+    }
+    team.each(job.slices.count, [&](size_t slice) { experts_slice(job, slice, scratch); });
+    team.sync();
+    team.each(reduce_tasks(job.slices), [&](size_t task) { reduce_task(job.slices, task, call.hidden, call.out); });
+}
+
+inline void experts_stream(const ExpertsCall& call, Pool& pool) {
+    Arena& arena = pool.arena();
+    size_t items = 0, width = 0;
+    for (size_t p = 0; p < call.count; ++p) {
+        items += items_of(call.parts[p]);
+        width = call.parts[p].call.up.width;
+    }
+    size_t scratch = round_up(UnitScratch::bytes(width, call.tokens), 64);
+    ExpertsJob job{call,
+                   take_pairs(call, arena),
+                   take_slices(arena, pool.size(), items, call.tokens, call.hidden),
+                   items,
+                   arena.take<uint8_t>(scratch * pool.size()),
+                   scratch};
+    pool.run(experts_stream_job, job);
+}
+
+// ---- many tokens ----
+
+struct ScatterJob {
+    const ExpertsCall& call;
+    const int32_t* token;
+    size_t tokens;
+    const float* from;  // [tokens, hidden]
+};
+
+// Tokens of one part are all different, so that no two threads add to one.
+inline void scatter_job(const ScatterJob& job, Team& team) {
+    size_t hidden = job.call.hidden;
+    team.each(job.tokens, [&](size_t t) {
+        float* to = job.call.out + static_cast<size_t>(job.token[t]) * hidden;
+        const float* from = job.from + t * hidden;
+        for (size_t i = 0; i < hidden; i += 8)
+            store_some(to + i, load_some(to + i, hidden - i) + load_some(from + i, hidden - i), hidden - i);
+    });
+}
+
+struct CopyJob {
+    const ExpertsCall& call;
+    Prepared to;
+};
+
+inline void experts_each(const ExpertsCall& call, Pool& pool) {
+    Arena& arena = pool.arena();
+    CopyJob copy{call, take_pairs(call, arena)};
+    pool.run<CopyJob>(
+        [](const CopyJob& job, Team& team) {
+            team.each(job.call.pairs, [&](size_t pair) { copy_pair(job.call, job.to, pair); });
+        },
+        copy);
+    std::memset(call.out, 0, call.tokens * call.hidden * sizeof(float));
+    auto* product = arena.take<float>(call.tokens * call.hidden);
+    size_t used = arena.used();
+    for (size_t p = 0; p < call.count; ++p) {
+        arena.rewind(used);
+        Prepared in = inputs_of(call, copy.to, call.parts[p]);
+        FfnCall one = call.parts[p].call;
+        one.prepared = &in;
+        one.out = product;
+        ffn(one, pool);
+        ScatterJob scatter{call, call.token + call.parts[p].first, one.tokens, product};
+        pool.run(scatter_job, scatter, one.tokens * call.hidden > kOwnValues);
+    }
+}
+
+inline void experts(const ExpertsCall& call, Pool& pool) {
+    if (streams(call.tokens)) experts_stream(call, pool);
+    else experts_each(call, pool);
+}
+
+}  // namespace
+}  // namespace tpi

@@ -1,0 +1,192 @@
+#include "experts_plan.hpp"
+
+#include <numeric>
+
+namespace tpi {
+
+namespace {
+
+RouterSettings settings_of(const nb::tuple& fields) {
+    return {field<size_t>(fields, 0), field<size_t>(fields, 1), field<bool>(fields, 2),   field<bool>(fields, 3),
+            field<float>(fields, 4),  field<size_t>(fields, 5), field<size_t>(fields, 6), field<size_t>(fields, 7)};
+}
+
+void check(const RouterSettings& s) {
+    bool grouped = s.groups && s.experts % s.groups == 0 && s.groups_used >= 1 && s.groups_used <= s.groups &&
+                   s.group_best >= 1 && s.group_best <= s.experts / s.groups;
+    if (!grouped || s.used < 1 || s.used > s.experts / s.groups * s.groups_used)
+        throw KernelError("so many experts cannot be chosen by their groups");
+}
+
+// Room for what a token chose, in arrays of Python.
+struct RoutingArrays {
+    Array experts, weights;
+    std::optional<Array> shared;
+
+    RoutingArrays(nb::handle e, nb::handle w, nb::object s, size_t tokens, size_t used, bool writable)
+        : experts(e, "the experts", "i", {length(tokens), length(used)}, writable),
+          weights(w, "their weights", "f", {length(tokens), length(used)}, writable) {
+        if (!s.is_none()) shared.emplace(s, "shared weights", "f", std::initializer_list{length(tokens)}, writable);
+    }
+};
+
+}  // namespace
+
+// ---- the router ----
+
+RouterPlan::RouterPlan(nb::tuple settings, nb::tuple norm, nb::handle weight, nb::object bias, nb::object choice,
+                       nb::object shared)
+    : settings_(settings_of(settings)),
+      weight_(keep_array(weight, "the router", "f", {length(settings_.experts), kAny})),
+      hidden_(weight_->size(1)),
+      norm_(norm, hidden_),
+      bias_(keep_vector(bias, "the router's bias", settings_.experts)),
+      choice_(keep_vector(choice, "the bias of choice", settings_.experts)),
+      shared_(keep_vector(shared, "the gate of shared experts", hidden_)) {
+    check(settings_);
+    Matrix rows = matrix();
+    forms_ = RowForms{&rows};
+}
+
+Matrix RouterPlan::matrix() const {
+    size_t bytes = vector_bytes(Format::f32, hidden_);
+    return {weight_->as<uint8_t>(), Format::f32, false, settings_.experts, 1, hidden_, bytes, bytes};
+}
+
+Routed RouterPlan::route(const Prepared& in) const {
+    size_t used = settings_.used, count = settings_.experts;
+    Routed chosen{std::vector<int32_t>(in.tokens * used), std::vector<float>(in.tokens * used), {}};
+    std::vector<float> logits(in.tokens * count), ranked(count);
+    run_alone(kernels().rows, RowsCall{matrix(), in.tokens, in.x, logits.data(), &in});
+    for (size_t t = 0; t < in.tokens; ++t)
+        choose_experts(settings_, or_null(bias_), or_null(choice_), logits.data() + t * count, ranked.data(),
+                       chosen.experts.data() + t * used, chosen.weights.data() + t * used);
+    for (size_t t = 0; t < in.tokens && !shared_.empty(); ++t)
+        chosen.shared.push_back(
+            sigmoid(std::inner_product(shared_.begin(), shared_.end(), in.x + t * in.stride, 0.0f)));
+    return chosen;
+}
+
+void RouterPlan::route(nb::handle x, nb::handle experts, nb::handle weights, nb::object shared) const {
+    BlockInput input(x, hidden_, forms_);
+    PreparedInput own;
+    if (!input.prepared()) run_prepare(norm_.view(), x, hidden_, forms_, own);
+    const Prepared& in = input.prepared() ? *input.prepared() : own.view(hidden_, forms_.of(input.tokens()));
+    RoutingArrays out(experts, weights, shared, in.tokens, settings_.used, true);
+    if (shared_.empty() == out.shared.has_value()) throw KernelError("shared weights are for routers that have a gate");
+    nb::gil_scoped_release unlocked;
+    Routed chosen = route(in);
+    std::copy(chosen.experts.begin(), chosen.experts.end(), out.experts.as<int32_t>());
+    std::copy(chosen.weights.begin(), chosen.weights.end(), out.weights.as<float>());
+    if (out.shared) std::copy(chosen.shared.begin(), chosen.shared.end(), out.shared->as<float>());
+}
+
+// ---- the experts ----
+
+// The parts that some tokens use, and their pairs: for each expert the tokens that chose it, in order.
+struct ExpertsPlan::Parts {
+    std::vector<ExpertPart> parts;
+    std::vector<int32_t> token;
+    std::vector<float> weight;
+    bool floats = false;
+};
+
+ExpertsPlan::ExpertsPlan(nb::object router, nb::object routed, nb::object shared,
+                         std::vector<std::pair<size_t, size_t>> pieces)
+    : kept_{router, routed, shared},
+      router_(nb::cast<const RouterPlan*>(router)),
+      routed_(nb::cast<const FfnPlan*>(routed)),
+      shared_(shared.is_none() ? nullptr : nb::cast<const FfnPlan*>(shared)),
+      pieces_(std::move(pieces)) {
+    size_t units = 0;
+    for (auto [expert, count] : pieces_) {
+        if (expert >= router_->settings().experts) throw KernelError("a piece is of an expert that there is not");
+        units += count;
+    }
+    if (units != routed_->run_layout().units()) throw KernelError("the pieces have other units than their run");
+    if (routed_->hidden() != hidden() || (shared_ && shared_->hidden() != hidden()))
+        throw KernelError("experts differ from their router in hidden size");
+    forms_ = shared_ ? routed_->forms() | shared_->forms() : routed_->forms();
+}
+
+size_t ExpertsPlan::bytes() const { return shared_bytes() + routed_->run_layout().bytes(); }
+
+std::unique_ptr<Array> ExpertsPlan::weights(nb::handle data) const {
+    return keep_array(data, "the weights", "B", {length(bytes())});
+}
+
+void ExpertsPlan::prepare(nb::handle x, bool normed, PreparedInput& into) const {
+    run_prepare(normed ? Norm{} : router_->norm(), x, hidden(), forms_, into);
+}
+
+void ExpertsPlan::run(nb::handle data, nb::handle x, nb::handle experts, nb::handle weights, nb::object shared,
+                      nb::handle out) const {
+    auto held = this->weights(data);
+    BlockInput input(x, hidden(), forms_);
+    PreparedInput own;
+    if (!input.prepared()) prepare(x, false, own);
+    const Prepared& in = input.prepared() ? *input.prepared() : own.view(hidden(), forms_.of(input.tokens()));
+    RoutingArrays chosen(experts, weights, shared, in.tokens, router_->settings().used, false);
+    check_indices(chosen.experts, "an expert", router_->settings().experts);
+    Array result(out, "out", "f", {length(in.tokens), length(hidden())}, true);
+    nb::gil_scoped_release unlocked;
+    compute(held->as<uint8_t>(), in, chosen.experts.as<int32_t>(), chosen.weights.as<float>(),
+            chosen.shared ? chosen.shared->as<float>() : nullptr, result.as<float>());
+}
+
+void ExpertsPlan::whole(const Array& weights, size_t tokens, const float* x, float* out, PreparedInput& memory) const {
+    const Prepared& in = memory.take(tokens, hidden(), forms_.of(tokens));
+    run_alone(kernels().prepare, PrepareCall{router_->norm(), hidden(), x, in});
+    Routed chosen = router_->route(in);
+    compute(weights.as<uint8_t>(), in, chosen.experts.data(), chosen.weights.data(), or_null(chosen.shared), out);
+}
+
+ExpertsPlan::Parts ExpertsPlan::parts_of(const uint8_t* data, size_t tokens, const int32_t* experts,
+                                         const float* weights, const float* shared) const {
+    size_t used = router_->settings().used, pairs = tokens * used;
+    std::vector<size_t> first(router_->settings().experts + 1, 0);
+    for (size_t i = 0; i < pairs; ++i) ++first[static_cast<size_t>(experts[i]) + 1];
+    std::partial_sum(first.begin(), first.end(), first.begin());
+    Parts found;
+    found.token.resize(pairs + (shared_ ? tokens : 0));
+    found.weight.resize(found.token.size());
+    std::vector<size_t> next(first.begin(), first.end() - 1);
+    for (size_t i = 0; i < pairs; ++i) {
+        size_t at = next[static_cast<size_t>(experts[i])]++;
+        found.token[at] = static_cast<int32_t>(i / used);
+        found.weight[at] = weights[i];
+    }
+    auto add = [&](FfnCall call, size_t at, size_t count) {
+        call.weights = found.weight.data() + at;
+        call.tokens = count;
+        found.floats |= !call.up.tiled;
+        if (count && call.up.units) found.parts.push_back({call, at});
+    };
+    if (shared_) {
+        for (size_t t = 0; t < tokens; ++t) {
+            found.token[pairs + t] = static_cast<int32_t>(t);
+            found.weight[pairs + t] = shared ? shared[t] : 1.0f;
+        }
+        add(shared_->call(data, 0, shared_->run_layout().units()), pairs, tokens);
+    }
+    size_t unit = 0;
+    for (auto [expert, units] : pieces_) {
+        add(routed_->call(data + shared_bytes(), unit, units), first[expert], first[expert + 1] - first[expert]);
+        unit += units;
+    }
+    return found;
+}
+
+void ExpertsPlan::compute(const uint8_t* data, const Prepared& in, const int32_t* experts, const float* weights,
+                          const float* shared, float* out) const {
+    if (!in.tokens) return;
+    Parts parts = parts_of(data, in.tokens, experts, weights, shared);
+    if (parts.parts.empty()) {
+        std::memset(out, 0, in.tokens * hidden() * sizeof(float));
+        return;
+    }
+    run_alone(kernels().experts, ExpertsCall{parts.parts.data(), parts.parts.size(), parts.token.size(),
+                                             parts.token.data(), parts.floats, in.tokens, hidden(), &in, out});
+}
+
+}  // namespace tpi

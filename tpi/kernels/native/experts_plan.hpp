@@ -1,0 +1,70 @@
+// A block of experts as Python holds on to it: its router, its pieces, and what a routing makes of them.
+#pragma once
+
+#include "plans.hpp"
+#include "routing.hpp"
+
+namespace tpi {
+
+// What the tokens of a step chose; `shared` is empty where shared experts are not weighted.
+struct Routed {
+    std::vector<int32_t> experts;  // [tokens, used]
+    std::vector<float> weights;    // [tokens, used]
+    std::vector<float> shared;     // [tokens]
+};
+
+class RouterPlan {
+public:
+    // settings: (experts, used, sigmoid, normalised, scale, groups, groups_used, group_best)
+    RouterPlan(nb::tuple settings, nb::tuple norm, nb::handle weight, nb::object bias, nb::object choice,
+               nb::object shared);
+    void route(nb::handle x, nb::handle experts, nb::handle weights, nb::object shared) const;
+    // Without the interpreter's lock.
+    Routed route(const Prepared& in) const;
+
+    const RouterSettings& settings() const { return settings_; }
+    size_t hidden() const { return hidden_; }
+    Norm norm() const { return norm_.view(); }
+
+private:
+    Matrix matrix() const;
+
+    RouterSettings settings_;
+    std::unique_ptr<Array> weight_;  // [experts, hidden], where Python has it
+    size_t hidden_;
+    NormPlan norm_;
+    std::vector<float> bias_, choice_, shared_;
+    RowForms forms_{};
+};
+
+class ExpertsPlan {
+public:
+    // pieces: (expert, units) in the order of their weights, which those of the shared experts precede
+    ExpertsPlan(nb::object router, nb::object routed, nb::object shared, std::vector<std::pair<size_t, size_t>> pieces);
+    void prepare(nb::handle x, bool normed, PreparedInput& into) const;
+    void run(nb::handle data, nb::handle x, nb::handle experts, nb::handle weights, nb::object shared,
+             nb::handle out) const;
+
+    // For a chain: all of a block, from its input to its result.
+    size_t hidden() const { return router_->hidden(); }
+    bool empty() const { return bytes() == 0; }
+    std::unique_ptr<Array> weights(nb::handle data) const;
+    void whole(const Array& weights, size_t tokens, const float* x, float* out, PreparedInput& memory) const;
+
+private:
+    struct Parts;
+    size_t bytes() const;
+    size_t shared_bytes() const { return shared_ ? shared_->run_layout().bytes() : 0; }
+    Parts parts_of(const uint8_t* data, size_t tokens, const int32_t* experts, const float* weights,
+                   const float* shared) const;
+    void compute(const uint8_t* data, const Prepared& in, const int32_t* experts, const float* weights,
+                 const float* shared, float* out) const;
+
+    nb::object kept_[3];
+    const RouterPlan* router_;
+    const FfnPlan *routed_, *shared_;  // shared: or null
+    std::vector<std::pair<size_t, size_t>> pieces_;
+    RowForms forms_{};
+};
+
+}  // namespace tpi

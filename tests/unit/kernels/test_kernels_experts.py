@@ -149,7 +149,12 @@ def test_routers_choose_alike(mixture: Mixture, seed: int, tokens: int, bias: bo
     norm = norm_spec(random, "rms", 64)
     vectors = [normal(random, mixture.experts) if bias else None for _ in range(2)]
     router = RouterSpec(
-        mixture, norm, normal(random, mixture.experts, 64), *vectors, shared=normal(random, 64) if shared else None
+        mixture,
+        norm,
+        normal(random, mixture.experts, 64),
+        vectors[0],
+        vectors[1],
+        normal(random, 64) if shared else None,
     )
     x = normal(random, tokens, 64)
     expected, got = choose(router, x), native.route(router, native.prepare(ffn_case(random).spec, Normed(x)))

@@ -43,6 +43,16 @@ class BlockRefs:
 
 
 @dataclass(frozen=True)
+class PredictorRefs:
+    """Where the two matrices of a layer's predictor are, and the score from which a neuron counts as active."""
+
+    layer: int
+    first: str  # tensor of `[rank, hidden]`
+    second: str  # `[neurons, rank]`
+    threshold: float
+
+
+@dataclass(frozen=True)
 class Model:
     """A model in its source: its configuration and where each of its tensors is."""
 
@@ -53,6 +63,7 @@ class Model:
     positions: Ref | None
     final: BlockRefs
     notes: tuple[str, ...] = ()  # what the user should know of it, in sentences
+    predictors: tuple["PredictorRefs", ...] = ()  # that the source has beside the layers
     accounted: tuple[
         str, ...
     ] = ()  # further tensors that need no place, as fnmatch patterns: see tpi.pack.builder.claims

@@ -15,7 +15,7 @@ from tpi.errors import ModelError
 from tpi.sources.base import FileSource, SourceTensor
 from tpi.sources.elements import GGML_TYPES, Element
 
-_MAGIC = b"GGUF"
+_MAGIC, _POWERINFER = b"GGUF", b"PWRI"
 _STRING, _ARRAY = 8, 9
 _SCALARS = {0: "<B", 1: "<b", 2: "<H", 3: "<h", 4: "<I", 5: "<i", 6: "<f", 7: "<?", 10: "<Q", 11: "<q", 12: "<d"}
 _MAX_HEADER = 24 << 20  # bytes; the largest vocabularies take about 12 MB
@@ -25,6 +25,8 @@ _MAX_STRING = 1 << 20
 _MAX_TEXT = 8 << 20  # bytes of all strings that are kept
 _MAX_STRINGS = 1 << 20  # in all long arrays together
 _KEPT = 1 << 8  # arrays up to this length are read at once
+# What PowerInfer numbers as ggml did when it was made: later the same numbers became other types.
+_POWERINFER_TYPES: dict[int, tuple[str, int, int]] = {16: ("I8", 1, 1), 17: ("I16", 1, 2), 18: ("I32", 1, 4)}
 _U64 = struct.Struct("<Q")
 
 
@@ -38,12 +40,15 @@ class LongArray:
 
 
 class GgufSource(FileSource):
-    """The tensors and the metadata of one GGUF file."""
+    """The tensors and the metadata of one GGUF file; `powerinfer`: it is one of PowerInfer's."""
 
-    def __init__(self, path: Path, metadata: Mapping[str, Any], tensors: Mapping[str, SourceTensor]) -> None:
+    def __init__(
+        self, path: Path, metadata: Mapping[str, Any], tensors: Mapping[str, SourceTensor], powerinfer: bool = False
+    ) -> None:
         super().__init__(str(path), tensors)
         self.path = path
         self.metadata = metadata
+        self.powerinfer = powerinfer
 
     def array(self, key: str) -> list[Any]:
         """The values of an array of the metadata, however long; empty if there is none."""
@@ -89,7 +94,7 @@ def open_gguf(path: Path) -> GgufSource:
                 raise header.bad(
                     "it is one of several parts; merge them (llama-gguf-split --merge) and give the result"
                 )
-            return GgufSource(path, metadata, header.tensors(count, metadata))
+            return GgufSource(path, metadata, header.tensors(count, metadata), header.powerinfer)
     except OSError as error:
         raise ModelError(f"cannot read {path}: {error.strerror}") from error
 
@@ -104,6 +109,7 @@ class _Header:
         self._data = b""
         self._strings = 0
         self._text = 0
+        self.powerinfer = False
         self.size = self._file.seek(0, 2)
 
     def __enter__(self) -> "_Header":
@@ -118,8 +124,10 @@ class _Header:
 
     def start(self) -> int:
         """Check magic and version; returns the version."""
-        if self.size < 24 or self._take(4) != _MAGIC:
+        magic = self._take(4) if self.size >= 24 else b""
+        if magic not in (_MAGIC, _POWERINFER):
             raise self.bad("it does not begin with the GGUF magic")
+        self.powerinfer = magic == _POWERINFER
         version = int.from_bytes(self._take(4), "little")
         if version not in (2, 3):
             raise self.bad(f"its version is {version}, supported are 2 and 3 (little-endian); convert the model again")
@@ -194,9 +202,10 @@ class _Header:
             raise self.bad(f"tensor {name[:80]!r} has {dimensions} dimensions")
         shape = tuple(reversed([self.u64() for _ in range(dimensions)]))
         kind, offset = self._u32(), self.u64()
-        if kind not in GGML_TYPES:
+        types = GGML_TYPES | _POWERINFER_TYPES if self.powerinfer else GGML_TYPES
+        if kind not in types:
             raise self.bad(f"tensor {name[:80]!r} has the unknown type {kind}")
-        element = Element(*GGML_TYPES[kind])
+        element = Element(*types[kind])
         if not all(1 <= length <= self.size * 8 for length in shape) or prod(shape) > self.size * 8:
             raise self.bad(f"tensor {name[:80]!r} has the impossible shape {list(shape)}")
         if shape[-1] % element.group:

@@ -7,6 +7,7 @@ from tpi.errors import ModelError
 from tpi.families.base import Family, Fields, Model, count, map_tensors, number
 from tpi.families.checks import check_config
 from tpi.families.gguf.keys import Keys
+from tpi.families.gguf.powerinfer import for_powerinfer, rectified
 from tpi.families.gguf.rope import from_metadata
 from tpi.families.table import FAMILIES
 from tpi.sources.base import find
@@ -26,11 +27,14 @@ def from_gguf(source: GgufSource) -> Model:
         raise ModelError(f"{source.label} is a mixture of experts, which is not supported; give a dense model")
     try:
         config = _config(family, fields, source)
+        config = rectified(config) if source.powerinfer else config
         fields.check()
     except ModelError as error:
         raise ModelError(f"{source.label}: {error}") from error
     check_config(config, source.label)
     assert family.gguf_names is not None
+    if source.powerinfer:
+        return for_powerinfer(config, family, source)
     return map_tensors(config, family.gguf_names, source.tensors.__contains__, interleaved=family.interleaved)
 
 

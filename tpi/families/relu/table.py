@@ -3,7 +3,15 @@
 from collections.abc import Mapping
 
 from tpi.families.base import Family, Names
-from tpi.families.names import LLAMA_ATTENTION, LLAMA_FFN, MISTRAL_ATTENTION, MISTRAL_FFN
+from tpi.families.gguf.rope import FREQS
+from tpi.families.names import (
+    GGUF_ATTENTION,
+    GGUF_FFN,
+    LLAMA_ATTENTION,
+    LLAMA_FFN,
+    MISTRAL_ATTENTION,
+    MISTRAL_FFN,
+)
 from tpi.families.relu import defaults, settings
 
 NEMOTRON_ATTENTION = LLAMA_ATTENTION | {"norm.bias": "layers.{i}.input_layernorm.bias"}
@@ -33,6 +41,17 @@ RELU = (
         names=_names(MISTRAL_ATTENTION, MISTRAL_FFN),
         defaults=defaults.BAMBOO,
         settings=settings.bamboo,
+        gguf="bamboo",  # in PowerInfer's files alone
+        gguf_names=Names(
+            "token_embd.weight",
+            GGUF_ATTENTION,
+            GGUF_FFN,
+            {"norm": "output_norm.weight"},
+            "output.weight",
+            accounted=(FREQS,),
+        ),
+        gguf_settings=lambda fields: {"activation": "drelu"},
+        interleaved=True,
     ),
     Family(
         "prosparse",

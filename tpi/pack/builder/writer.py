@@ -127,10 +127,11 @@ class BlockWriter:
     def _part(self, part: Part, run: RunLayout, slab: Slab, first: int, last: int) -> Bytes:
         """One part of some units: the source's own codes where the format and the layout allow it, else its values."""
         kept = slab.element.quantised and slab.element.exact == part.format
-        if kept and (part.axis == "row" or run.layout == "tiled"):
+        across = slab.axis != part.axis  # what are columns here are rows of the source, and so is what shares a scale
+        if kept and (run.layout == "tiled" if slab.axis == "column" else not across or run.layout == "record"):
             groups = slab.groups(first, last)
             self._require_finite(group_factors(part.format, groups), part.name)
-            return encode_gguf_part(part, run, groups)
+            return encode_gguf_part(replace(part, axis="row") if across else part, run, groups)
         values = slab.values(first, last)
         self._require_finite(values, part.name)
         return encode_part(part, run, values)

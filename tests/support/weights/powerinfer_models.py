@@ -1,0 +1,102 @@
+"""Writes tiny models as PowerInfer's converter does: GGUF with its magic, down transposed, predictors, a split file.
+
+The layout is that of github.com/SJTU-IPADS/PowerInfer: convert.py (q and k of Llama interleaved, `ffn_down_t`, `fc1`,
+`fc2`, the threshold), and powerinfer-py/export_split.py (`gpu_idx` and `gpu_bucket`, both I32 by the number 18).
+"""
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from gguf import GGMLQuantizationType, GGUFWriter
+
+from tests.support.models import TinyModel
+from tests.support.weights.gguf_models import encoded, gguf_tensors
+
+Array = npt.NDArray[Any]
+F32 = npt.NDArray[np.float32]
+_I32 = 18  # in the ggml that PowerInfer is made from
+
+
+def predictor_of(neurons: int, hidden: int, rank: int, seed: int) -> tuple[F32, F32]:
+    """Random matrices `[rank, hidden]` and `[neurons, rank]`, such as float16 holds exactly."""
+    random = np.random.default_rng(seed)
+    made = (random.standard_normal(shape).astype(np.float16) for shape in ((rank, hidden), (neurons, rank)))
+    first, second = (values.astype(np.float32) for values in made)
+    return first, second
+
+
+def powerinfer_tensors(model: TinyModel, predictors: Mapping[int, tuple[F32, F32]]) -> dict[str, Array]:
+    """The tensors of a Llama-like model by the names that PowerInfer gives them, float32."""
+    found = gguf_tensors(model, "llama")
+    for name in [name for name in found if name.endswith("ffn_down.weight")]:
+        found[name.replace("ffn_down", "ffn_down_t")] = np.ascontiguousarray(found.pop(name).T)
+    for layer, (first, second) in predictors.items():
+        found |= {f"blk.{layer}.fc1.weight": first, f"blk.{layer}.fc2.weight": second}
+    return found
+
+
+def write_powerinfer(
+    path: Path,
+    model: TinyModel,
+    tensors: Mapping[str, Array],
+    architecture: str = "llama",
+    kind: Callable[[str], str] = lambda name: "F16" if ".fc" in name else "F32",
+    threshold: float | None = 0.25,
+) -> None:
+    """Write `tensors`; `kind(name)` is the GGML type of each matrix."""
+    config = model.reference.config
+    writer = GGUFWriter(path, architecture)
+    writer.add_context_length(config.max_position_embeddings)
+    writer.add_embedding_length(config.hidden_size)
+    writer.add_block_count(config.num_hidden_layers)
+    writer.add_feed_forward_length(config.intermediate_size)
+    writer.add_rope_dimension_count(config.hidden_size // config.num_attention_heads)
+    writer.add_head_count(config.num_attention_heads)
+    writer.add_head_count_kv(config.num_key_value_heads)
+    writer.add_layer_norm_rms_eps(config.rms_norm_eps)
+    writer.add_rope_freq_base(config.rope_parameters["rope_theta"])
+    if threshold is not None:
+        writer.add_float32("powerinfer.sparse_threshold", threshold)
+    for name, values in tensors.items():
+        raw = encoded(values, kind(name) if values.ndim > 1 else "F32")
+        dtype = GGMLQuantizationType[kind(name)] if raw.dtype == np.uint8 else None
+        writer.add_tensor(name, raw, raw_dtype=dtype)
+    _finish(writer, path)
+
+
+def write_split(path: Path, marks: Mapping[int, npt.NDArray[np.int32]], capacity: int = 1 << 30) -> None:
+    """Write which neurons of each layer PowerInfer's solver puts on the GPU: `marks` are 1 for those, else 0."""
+    writer = GGUFWriter(path, "generic.gpu_index")
+    writer.add_block_count(len(marks))
+    writer.add_uint64("split.vram_capacity", capacity)
+    for layer, values in marks.items():
+        for name, array in (("gpu_idx", values), ("gpu_bucket", np.flatnonzero(values).astype(np.int32))):
+            writer.add_tensor(f"blk.{layer}.{name}", array, raw_dtype=GGMLQuantizationType.I32)
+    _finish(writer, path)
+    _renumber(path, GGMLQuantizationType.I32, _I32, 2 * len(marks))
+
+
+def _finish(writer: GGUFWriter, path: Path) -> None:
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    with path.open("r+b") as file:
+        file.write(b"PWRI" + (3).to_bytes(4, "little"))
+
+
+def _renumber(path: Path, before: int, after: int, tensors: int) -> None:
+    """Give the types of the tensors, each of which follows a name and one length, the number of an older ggml."""
+    content, changed = path.read_bytes(), 0
+    for name in ("gpu_idx", "gpu_bucket"):
+        at = content.find(name.encode())
+        while at >= 0:
+            place = at + len(name) + 4 + 8  # dimensions, one length
+            assert content[place : place + 4] == int(before).to_bytes(4, "little")
+            content = content[:place] + after.to_bytes(4, "little") + content[place + 4 :]
+            changed, at = changed + 1, content.find(name.encode(), place)
+    assert changed == tensors
+    path.write_bytes(content)

@@ -1,0 +1,199 @@
+"""PowerInfer's files: read as they are written by its converter, their predictors kept, hostile ones refused."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.support.models import SIZES, TOKENS, TinyModel, forward
+from tests.support.weights.gguf_models import encoded
+from tests.support.weights.packs import part
+from tests.support.weights.powerinfer_models import (
+    F32,
+    powerinfer_tensors,
+    predictor_of,
+    write_powerinfer,
+    write_split,
+)
+from tpi.errors import ModelError
+from tpi.pack.builder.build import open_source, pack_model
+from tpi.pack.builder.quantise import decode_part
+from tpi.pack.reader import Pack
+from tpi.sources.gguf import open_gguf
+from tpi.sparsity.files import NAME, load_predictors
+from tpi.sparsity.powerinfer import read_split
+
+HIDDEN, NEURONS, RANK = SIZES["hidden_size"], SIZES["intermediate_size"], 32
+
+
+@pytest.fixture(scope="module")
+def model() -> TinyModel:
+    """A random Llama with ReLU."""
+    import torch
+    import transformers
+
+    torch.manual_seed(11)
+    reference = transformers.LlamaForCausalLM(transformers.LlamaConfig(**SIZES, hidden_act="relu")).eval()
+    with torch.no_grad():
+        for parameter in reference.parameters():
+            spread = parameter.shape[-1] ** -0.5 if parameter.dim() > 1 else 0.1
+            parameter.add_(torch.randn_like(parameter) * spread)
+    return TinyModel(Path(), reference)
+
+
+def predictors(rank: int = RANK) -> dict[int, tuple[F32, F32]]:
+    return {layer: predictor_of(NEURONS, HIDDEN, rank, layer) for layer in range(2)}
+
+
+def written(model: TinyModel, path: Path, **given: Any) -> Path:
+    file = path / "tiny.powerinfer.gguf"
+    write_powerinfer(file, model, powerinfer_tensors(model, predictors()), **given)
+    return file
+
+
+def packed(file: Path, dtype: str = "auto") -> Pack:
+    pack_model(open_source(file), dtype, file.with_suffix(".pack"))
+    return Pack.open(file.with_suffix(".pack"))
+
+
+def reference_logits(model: TinyModel) -> F32:
+    import torch
+
+    with torch.no_grad():
+        found: F32 = model.reference(torch.tensor([TOKENS]), use_cache=False).logits[0].numpy()
+    return found
+
+
+def test_tokens_are_those_of_the_reference(model: TinyModel, tmp_path: Path) -> None:
+    pack, expected = packed(written(model, tmp_path)), reference_logits(model)
+    found = forward(pack, TOKENS)
+    assert pack.config.activation == "relu"
+    assert np.abs(found - expected).max() < 1e-4 * np.abs(expected).max()
+    np.testing.assert_array_equal(found.argmax(axis=1), expected.argmax(axis=1))
+
+
+def test_bamboo_has_relu_of_gate_and_up(model: TinyModel, tmp_path: Path) -> None:
+    pack = packed(written(model, tmp_path, architecture="bamboo"))
+    assert (pack.config.activation, pack.config.family) == ("drelu", "bamboo")
+    import torch
+
+    originals = [layer.mlp.forward for layer in model.reference.model.layers]
+    for layer in model.reference.model.layers:
+        mlp = layer.mlp
+        mlp.forward = lambda x, mlp=mlp: mlp.down_proj(torch.relu(mlp.gate_proj(x)) * torch.relu(mlp.up_proj(x)))
+    expected = reference_logits(model)
+    for layer, original in zip(model.reference.model.layers, originals, strict=True):
+        layer.mlp.forward = original
+    assert np.abs(forward(pack, TOKENS) - expected).max() < 1e-4 * np.abs(expected).max()
+
+
+def test_predictors_are_kept_as_they_are(model: TinyModel, tmp_path: Path) -> None:
+    pack = packed(written(model, tmp_path))
+    found = load_predictors(pack.path / NAME)
+    assert list(found) == [0, 1]
+    for layer, (first, second) in predictors().items():
+        one = found[layer]
+        np.testing.assert_array_equal(one.first.values(), first)
+        np.testing.assert_array_equal(one.second.values(), second)
+        assert (one.threshold, one.ahead, one.given, one.bias) == (0.25, 0, "residual", None)
+        x = np.random.default_rng(0).standard_normal((2, HIDDEN)).astype(np.float32)
+        np.testing.assert_allclose(one.scores(x), np.maximum(x @ first.T, 0) @ second.T, rtol=1e-4, atol=1e-3)
+
+
+def test_a_file_without_predictors_is_a_model(model: TinyModel, tmp_path: Path) -> None:
+    file = tmp_path / "plain.powerinfer.gguf"
+    write_powerinfer(file, model, powerinfer_tensors(model, {}), threshold=None)
+    pack = packed(file)
+    assert not (pack.path / NAME).exists()
+
+
+def test_the_codes_of_what_is_transposed_are_kept(model: TinyModel, tmp_path: Path) -> None:
+    pack = packed(written(model, tmp_path, kind=lambda name: "Q4_0"))
+    run = pack.layers[1][1].run("neuron")
+    assert (run.layout, run.part("down").format) == ("record", "q4s")
+    units = pack.layers[1][1].read_units("neuron", 0, run.units)
+    down = powerinfer_tensors(model, {})["blk.1.ffn_down_t.weight"]
+    at, size = run.part_offset("down"), run.part("down").vector_bytes(HIDDEN)
+    stored = units.reshape(-1, run.record_bytes)[:, at : at + size]
+    np.testing.assert_array_equal(stored[:NEURONS], encoded(down, "Q4_0"))
+    assert decode_part(run.part("down"), run, units).shape == (run.units * 32, HIDDEN)
+    assert load_predictors(pack.path / NAME)[0].first.weights == "q8"
+
+
+def test_down_is_not_mistaken_for_what_other_files_have(model: TinyModel, tmp_path: Path) -> None:
+    tensors = powerinfer_tensors(model, {})
+    down = tensors["blk.0.ffn_down_t.weight"]
+    write_powerinfer(tmp_path / "a.gguf", model, tensors)
+    np.testing.assert_array_equal(part(packed(tmp_path / "a.gguf").layers[0][1], "neuron", "down")[:NEURONS], down)
+    tensors["blk.0.ffn_down_t.weight"] = np.ascontiguousarray(down.T)
+    write_powerinfer(tmp_path / "b.gguf", model, tensors)
+    with pytest.raises(ModelError, match="ffn_down_t"):
+        packed(tmp_path / "b.gguf")
+
+
+def test_a_split_file_says_which_neurons_are_hot(model: TinyModel, tmp_path: Path) -> None:
+    marks = {layer: np.random.default_rng(layer).integers(0, 2, NEURONS).astype(np.int32) for layer in (0, 1)}
+    write_split(tmp_path / "split", marks)
+    opened = open_source(written(model, tmp_path))
+    found = read_split(tmp_path / "split", opened.model)
+    opened.source.close()
+    assert {layer: neurons.tolist() for layer, neurons in found.items()} == {
+        layer: np.flatnonzero(values).tolist() for layer, values in marks.items()
+    }
+
+
+@pytest.mark.parametrize("fault", ["length", "mark", "magic"])
+def test_a_split_file_of_another_model_is_refused(fault: str, model: TinyModel, tmp_path: Path) -> None:
+    marks = np.zeros(NEURONS + (32 if fault == "length" else 0), np.int32)
+    marks[5] = 7 if fault == "mark" else 1
+    write_split(tmp_path / "split", {0: marks})
+    if fault == "magic":
+        content = (tmp_path / "split").read_bytes()
+        (tmp_path / "split").write_bytes(b"GGUF" + content[4:])
+    opened = open_source(written(model, tmp_path))
+    opened.source.close()
+    with pytest.raises(ModelError, match=str(tmp_path / "split")):
+        read_split(tmp_path / "split", opened.model)
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"blk.0.fc1.weight": None}, "only one of blk.0.fc1.weight and blk.0.fc2.weight"),
+        ({"blk.1.fc2.weight": np.zeros((NEURONS, RANK + 1), np.float32)}, "blk.1.fc2.weight has shape"),
+        ({"blk.1.fc1.weight": np.full((RANK, HIDDEN), np.nan, np.float32)}, "infinite or NaN"),
+        ({"blk.1.fc3.weight": np.zeros((RANK, HIDDEN), np.float32)}, "blk.1.fc3.weight"),
+        ({"blk.7.fc9.bias": np.zeros(3, np.float32)}, "blk.7.fc9.bias"),
+    ],
+)
+def test_a_predictor_that_does_not_fit_is_refused(
+    change: dict[str, Any], words: str, model: TinyModel, tmp_path: Path
+) -> None:
+    tensors = powerinfer_tensors(model, predictors()) | change
+    file = tmp_path / "odd.powerinfer.gguf"
+    write_powerinfer(file, model, {name: values for name, values in tensors.items() if values is not None})
+    with pytest.raises(ModelError, match=words):
+        packed(file)
+    assert not file.with_suffix(".pack").exists()
+
+
+@given(data=st.data())
+@settings(max_examples=100)
+def test_a_mutated_file_opens_or_is_refused(
+    data: st.DataObject, model: TinyModel, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    path = tmp_path_factory.mktemp("mutated")
+    file = written(model, path)
+    content = bytearray(file.read_bytes())
+    for _ in range(data.draw(st.integers(1, 3))):
+        content[data.draw(st.integers(0, 2500))] = data.draw(st.integers(0, 255))
+    file.write_bytes(bytes(content[: data.draw(st.sampled_from([len(content), 2000, 30]))]))
+    refusal = ""
+    try:
+        open_gguf(file).close()
+    except ModelError as error:
+        refusal = str(error)
+    assert not refusal or str(file) in refusal

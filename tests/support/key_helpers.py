@@ -1,11 +1,15 @@
 """Machines with keys of their own, on this one: folders of keys, and doors that ask for keys on loopback, too."""
 
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
 from itertools import permutations
 from pathlib import Path
 
 from tpi.keys.door import Door
 from tpi.keys.identity import load_identity
 from tpi.keys.ring import KeyRing, PairedKey
+from tpi.net.channel import Channel
+from tpi.net.sockets import CONTROL, Net, Plane
 
 
 def locked(folder: Path) -> Door:
@@ -22,3 +26,11 @@ def pair_folders(*folders: Path) -> None:
 def trust(one: Path, other: Path) -> None:
     """Have `one` trust `other`, but not the other way."""
     KeyRing(one).pair(PairedKey(other.name, load_identity(other).public))
+
+
+@contextmanager
+def listening(door: Door, plane: Plane = CONTROL) -> Iterator[tuple[Net, Channel, int]]:
+    """A ROUTER behind `door`, and its port."""
+    with closing(Net(door=door)) as net:
+        router, port = net.bind(plane, "127.0.0.1", 0)
+        yield net, Channel(router, admits=door.admits), port

@@ -19,7 +19,7 @@ ALLOWED = {
     "testbed": {"tpi", "allreduce", "scheduler", "worker", "master", "testbed"},
 }
 
-WITHIN_TPI = ("system", "sources", "families", "pack", "kernels", "devices", "keys", "net")  # each may import those before it
+WITHIN_TPI = ("system", "sources", "families", "pack", "kernels", "devices", "keys", "net")  # each imports what is left
 
 
 def imported_rooms(path: Path) -> set[str]:

@@ -8,7 +8,7 @@ from pathlib import Path
 from tpi.config import default_config
 from tpi.errors import UsageError
 from tpi.keys.identity import Identity, load_identity
-from tpi.keys.ring import KeyRing, Keys
+from tpi.keys.ring import KeyRing, TrustedKeys
 
 
 def leaves_machine(host: str) -> bool:
@@ -47,12 +47,12 @@ class Door:
         return load_identity(self.folder)
 
     @property
-    def keys(self) -> Keys:
+    def keys(self) -> TrustedKeys:
         """Who is trusted now; nobody where the file is damaged."""
         try:
             return self._ring.read()
         except UsageError:
-            return Keys()
+            return TrustedKeys()
 
     def guards(self, host: str) -> bool:
         """Whether connections from or to `host` need keys."""

@@ -29,7 +29,7 @@ class PairedKey:
 
 
 @dataclass(frozen=True)
-class Keys:
+class TrustedKeys:
     """What the file says."""
 
     paired: tuple[PairedKey, ...] = ()
@@ -46,9 +46,9 @@ class KeyRing:
     def __init__(self, folder: Path) -> None:
         self.path = folder / FILE
         self._stamp: tuple[int, ...] | None = None
-        self._keys = Keys()
+        self._keys = TrustedKeys()
 
-    def read(self) -> Keys:
+    def read(self) -> TrustedKeys:
         """What the file says now.
 
         Raises:
@@ -57,7 +57,7 @@ class KeyRing:
         try:
             state = self.path.stat()
         except FileNotFoundError:
-            self._stamp, self._keys = None, Keys()
+            self._stamp, self._keys = None, TrustedKeys()
             return self._keys
         stamp = (state.st_ino, state.st_mtime_ns, state.st_size)
         if stamp != self._stamp:
@@ -74,7 +74,7 @@ class KeyRing:
         with self._changing() as keys:
             others = tuple(other for other in keys.paired if other.key != one.key)
             named = replace(one, name=_free_name(plain(one.name) or short_key(one.key), others), since=time.time())
-            self._write(Keys((*others, named), keys.revoked - {one.key}))
+            self._write(TrustedKeys((*others, named), keys.revoked - {one.key}))
 
     def revoke(self, which: str) -> PairedKey:
         """Trust a machine no more, by its name or the beginning of its key; returns which it was.
@@ -84,11 +84,11 @@ class KeyRing:
         """
         with self._changing() as keys:
             found = _found(keys, which)
-            self._write(Keys(tuple(one for one in keys.paired if one != found), keys.revoked | {found.key}))
+            self._write(TrustedKeys(tuple(one for one in keys.paired if one != found), keys.revoked | {found.key}))
         return found
 
     @contextmanager
-    def _changing(self) -> Iterator[Keys]:
+    def _changing(self) -> Iterator[TrustedKeys]:
         """What the file says, while nobody else changes it."""
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -101,17 +101,17 @@ class KeyRing:
         except OSError as error:
             raise UsageError(f"cannot write {self.path}: {error.strerror or error}; look at its directory") from error
 
-    def _write(self, keys: Keys) -> None:
+    def _write(self, keys: TrustedKeys) -> None:
         paired = [asdict(one) | {"key": key_text(one.key)} for one in keys.paired]
         fields = {"version": 1, "paired": paired, "revoked": sorted(map(key_text, keys.revoked))}
         write_atomically(self.path, json.dumps(fields, indent=1).encode())
 
 
-def _parsed(path: Path) -> Keys:
+def _parsed(path: Path) -> TrustedKeys:
     try:
         fields = json.loads(path.read_bytes())
         paired = tuple(_paired(one) for one in fields["paired"])
-        return Keys(paired, frozenset(map(parse_key, fields["revoked"])))
+        return TrustedKeys(paired, frozenset(map(parse_key, fields["revoked"])))
     except (OSError, ValueError, TypeError, LookupError, AttributeError, UsageError) as error:
         raise UsageError(f"{path} is damaged ({error}); remove it, and pair your machines again") from error
 
@@ -127,7 +127,7 @@ def _free_name(name: str, others: tuple[PairedKey, ...]) -> str:
     return next(one for one in names if one not in taken)
 
 
-def _found(keys: Keys, which: str) -> PairedKey:
+def _found(keys: TrustedKeys, which: str) -> PairedKey:
     wanted = which.strip().lower().replace("-", "").replace(" ", "")
     named = [one for one in keys.paired if one.name == which]
     keyed = [one for one in keys.paired if wanted and key_text(one.key).replace("-", "").startswith(wanted)]

@@ -14,8 +14,7 @@ import zmq
 
 from tpi.errors import MessageError
 from tpi.net.codec import Buffer, WrongProtocolError, decode, encode
-from tpi.net.connections import end_connection
-from tpi.net.monitor import Socket, receive_keyed, receive_whole
+from tpi.net.monitor import Socket, end_connection, receive_keyed, receive_whole
 from tpi.net.sockets import Tap
 from tpi.system.interrupts import deferred
 

@@ -17,8 +17,7 @@ from tpi.errors import UsageError
 from tpi.keys.door import Door
 from tpi.keys.text import KEY_BYTES
 from tpi.net.codec import FRAME_BYTES, Buffer
-from tpi.net.connections import sever
-from tpi.net.monitor import Monitor, Socket
+from tpi.net.monitor import Monitor, Socket, sever
 from tpi.net.zap import ZapHandler
 
 Tap = Callable[[str, Sequence[Buffer]], None]

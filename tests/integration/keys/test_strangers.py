@@ -2,8 +2,7 @@
 
 import os
 import socket
-from collections.abc import Iterator
-from contextlib import ExitStack, closing, contextmanager, suppress
+from contextlib import ExitStack, closing, suppress
 from pathlib import Path
 
 import psutil
@@ -12,7 +11,7 @@ import zmq
 
 from master.workers.cluster import Cluster
 from tests.support.cluster_helpers import MadeUpModel, fake_worker, step
-from tests.support.key_helpers import locked, pair_folders, trust
+from tests.support.key_helpers import listening, locked, pair_folders, trust
 from tests.support.recorder import Recorder
 from tpi.errors import NodeRefused, UsageError
 from tpi.keys.door import Door
@@ -26,14 +25,6 @@ PLANES = (CONTROL, COLLECTIVE, WEIGHTS)
 PATIENCE_S = 1.0  # for a connection
 QUIET_S = 0.5  # in which a message between two that know each other has long arrived
 GREETING = b"\xff" + bytes(7) + b"\x01\x7f\x03\x01" + b"CURVE".ljust(20, b"\0") + bytes(32)  # ZMTP 3.1, RFC 37
-
-
-@contextmanager
-def listening(door: Door, plane: Plane = CONTROL) -> Iterator[tuple[Net, Channel, int]]:
-    """A ROUTER behind `door`, and its port."""
-    with closing(Net(door=door)) as net:
-        router, port = net.bind(plane, "127.0.0.1", 0)
-        yield net, Channel(router, admits=door.admits), port
 
 
 def says(door: Door, port: int, key: bytes, plane: Plane = CONTROL) -> Net:

@@ -1,0 +1,83 @@
+"""A revoked key is out within a second, connections that stand included; guests come and go with their plan."""
+
+import threading
+import time
+from collections.abc import Callable
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from master.workers.cluster import Cluster
+from tests.support.cluster_helpers import MadeUpModel, fake_worker, step
+from tests.support.key_helpers import listening, locked, pair_folders
+from tpi.errors import NodeError, NodeRefused
+from tpi.keys.identity import load_identity
+from tpi.keys.ring import KeyRing
+from tpi.net.channel import Channel
+from tpi.net.messages import Bye
+from tpi.net.sockets import CONTROL, Net
+
+A_SECOND = 1.0
+
+
+def until(true: Callable[[], bool], seconds: float = 20) -> float:
+    """How long it took."""
+    started = time.monotonic()
+    while not true():
+        assert time.monotonic() - started < seconds, "it never came to that"
+        threading.Event().wait(0.01)
+    return time.monotonic() - started
+
+
+def test_who_is_revoked_while_connected_is_not_heard_any_more(tmp_path: Path) -> None:
+    here, there = tmp_path / "here", tmp_path / "there"
+    pair_folders(here, there)
+    with listening(locked(here)) as (_, channel, port), closing(Net(door=locked(there))) as net:
+        socket, monitor = net.connect_watched(CONTROL, "127.0.0.1", port, b"me", load_identity(here).public)
+        speaker = Channel(socket)
+        until(lambda: any(monitor.changes()))
+        speaker.send(Bye(1))
+        assert channel.wait(10) == (b"me", Bye(1))
+        KeyRing(here).revoke("there")
+        speaker.send(Bye(2))
+        received = channel.stats.received
+        assert channel.wait(0.3) is None
+        assert channel.stats.received == received
+        until(lambda: False in list(monitor.changes()))  # its connection was ended
+        until(lambda: list(monitor.changes()) == [] and monitor.refused)  # and it gets no other
+        monitor.close()
+
+
+def test_a_master_that_is_revoked_loses_its_worker(tmp_path: Path) -> None:
+    here, there, model = tmp_path / "here", tmp_path / "there", MadeUpModel()
+    pair_folders(here, there)
+    with (
+        fake_worker(tmp_path / "a", "--keys", str(here)) as (_, address),
+        Cluster.connect([address], Net(door=locked(there))) as cluster,
+    ):
+        cluster.assign(model.split(cluster.session, 1, cluster.peers(), 8)[1:], model)
+        cluster.step(step(cluster.session, 1, 0))
+        KeyRing(here).revoke("there")
+        took = until(lambda: not cluster.workers[0].connected)
+        assert took < 3 * A_SECOND  # one, where nothing else keeps the machine busy
+        with pytest.raises(NodeError):
+            cluster.step(step(cluster.session, 1, 1))
+        with pytest.raises(NodeRefused, match="does not let this machine's key"):
+            Cluster.connect([address], Net(door=locked(there)), timeout_s=60)
+        pair_folders(here, there)
+        Cluster.connect([address], Net(door=locked(there))).close()
+
+
+def test_a_worker_that_is_revoked_is_not_used_any_more(tmp_path: Path) -> None:
+    here, there, model = tmp_path / "here", tmp_path / "there", MadeUpModel()
+    pair_folders(here, there)
+    with (
+        fake_worker(tmp_path / "a", "--keys", str(here)) as (_, address),
+        Cluster.connect([address], Net(door=locked(there))) as cluster,
+    ):
+        cluster.assign(model.split(cluster.session, 1, cluster.peers(), 8)[1:], model)
+        KeyRing(there).revoke("here")
+        until(lambda: cluster.workers[0].problem is not None)
+        with pytest.raises(NodeRefused, match=r"worker a .* is not used any more: its key was revoked"):
+            cluster.poll()

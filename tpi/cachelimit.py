@@ -1,6 +1,5 @@
 """How much a cache may hold: `--cache-limit`, of the master for all that it keeps, of a worker for its shards."""
 
-import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,6 +8,7 @@ from typing import Any, TypeVar
 import click
 
 from tpi.config import parse_size
+from tpi.system.machine import disk_free
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
@@ -28,7 +28,7 @@ class CacheLimit:
 
         What the disk has no room for has to go too.
         """
-        free = shutil.disk_usage(directory).free
+        free = disk_free(directory)
         return max(held + needed - self.allowed(held, free), needed - free, 0)
 
 

@@ -6,7 +6,6 @@ KV heads, or `FFN_UNIT` FFN neurons. Units are dealt to nodes as contiguous rang
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from fractions import Fraction
 from itertools import accumulate
 
 from tpi.errors import PlanError
@@ -53,6 +52,8 @@ def deal(units: int, shares: Sequence[float]) -> list[Range]:
     """
     if any(share < 0 for share in shares) or not any(share > 0 for share in shares):
         raise PlanError(f"the shares {list(shares)} cannot be dealt; give non-negative numbers, at least one above 0")
+    from fractions import Fraction  # who holds a shard deals none
+
     exact_shares = [Fraction(share) for share in shares]
     holders = [rank for rank, share in enumerate(exact_shares) if share > 0]
     if len(holders) > units:

@@ -14,7 +14,6 @@ compares with.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from statistics import median
 
 from scheduler.model.ring import Ring
 
@@ -55,6 +54,8 @@ class Timeline:
     @property
     def typical(self) -> tuple[float, float]:
         """Seconds per token, and of waiting in it, in the long run: medians of the last half."""
+        from statistics import median
+
         half = len(self.tokens) // 2
         return median(self.tokens[half:]), median(self.stalls[half:])
 

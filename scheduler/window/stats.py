@@ -5,7 +5,6 @@ import time
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
-from statistics import mean, median
 
 from scheduler.model.timeline import Costs
 
@@ -131,6 +130,8 @@ class Meter:
 
     def costs(self) -> Costs:
         """Median seconds per block over the last tokens, 0 where nothing was measured."""
+        from statistics import median  # asked for at a run's end; a worker that waits needs no fractions
+
         compute, exchange, load = (
             [median(samples) if samples else 0.0 for samples in list(map(list, blocks))]
             for blocks in (self._compute, self._exchange, self._load)
@@ -154,7 +155,7 @@ class Meter:
 
     def _waking(self) -> list[float]:
         """The mean of each pass, since most wake up at once and a few late; 0 if nothing waited."""
-        return [mean(each) if each else 0.0 for each in map(list, list(self._wakes))]
+        return [sum(each) / len(each) if each else 0.0 for each in map(list, list(self._wakes))]
 
     def take(self) -> WindowStats:
         """The counts so far, and start again. Call it under the readers' lock: nothing may be counted in between."""

@@ -1,7 +1,6 @@
 """Files that are there as a whole or not at all."""
 
 import os
-import tempfile
 from pathlib import Path
 
 
@@ -11,7 +10,9 @@ def write_atomically(path: Path, data: bytes) -> None:
     Raises:
         OSError: if it cannot be written; nothing is left behind then.
     """
-    handle, name = tempfile.mkstemp(prefix=f".{path.name[:32]}-", dir=path.parent)
+    from tempfile import mkstemp  # it loads what waiting for work needs nothing of
+
+    handle, name = mkstemp(prefix=f".{path.name[:32]}-", dir=path.parent)
     try:
         with os.fdopen(handle, "wb") as file:
             file.write(data)

@@ -131,7 +131,7 @@ def test_a_pack_that_is_mended_without_room_stays_as_it_was(
 @pytest.mark.parametrize("late", [False, True])
 def test_a_shard_cache_that_finds_no_room(late: bool, small: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     if late:
-        monkeypatch.setattr("worker.shards.cache.shutil.disk_usage", plenty)
+        monkeypatch.setattr("worker.shards.cache.disk_free", lambda path: 1 << 40)
     opened = ShardCache(small)
     with pytest.raises(WeightsError, match=rf"disk full: {small}.* needs \d+ MiB more for shards.*--cache"):
         opened.open(image_plans(plan_of(MadeUpModel(width=64, units=64))))

@@ -88,9 +88,9 @@ def residences(problem: Problem, kv: KvTier, pipeline: Pipeline) -> Residences |
     room, head_read = _room(problem, kv, pipeline)
     if room < 0:
         return None
-    gpu = np.array(list(_kept(problem))).T
+    gpu = np.unique(list(_kept(problem)), axis=0).T
     outside = np.where(gpu, 0, sizes)
-    slots = HOST_SLOTS[pipeline] * outside.max(axis=0)
+    slots = np.minimum(HOST_SLOTS[pipeline] * outside.max(axis=0), outside.sum(axis=0))
     fits = outside.sum(axis=0) <= room
     order = _orders(problem)[-1]
     beginning = np.empty_like(gpu)

@@ -124,7 +124,8 @@ def _in_stretch(
 
 def _kv_slots(work: NodeWork, offload: Offload, request: Workload, there: Sequence[bool]) -> int:
     """Pages in RAM that attention on the accelerator needs there: of as many layers as there are slots."""
-    attending = [segment.kv_token for segment, used in zip(work.segments, there, strict=True) if used]
+    used = zip(work.segments, there, strict=True)
+    attending = [segment.kv_token for segment, computed in used if computed and segment.kv_token]
     share = _slots(attending, ACCELERATOR_SLOTS[offload.pipeline]) / max(work.kv_token, 1)
     return round(kv_pages(work, request) * share)
 

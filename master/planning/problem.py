@@ -75,5 +75,5 @@ def _fixed(shape: ModelShape) -> int:
     """Bytes that do not depend on where anything lies: the process, vectors, sampling, rows of the embedding."""
     vectors = sum(_F32 * length for block in shape.blocks for _, length in block.vectors)
     sampling = _F32 * _SAMPLING * shape.config.vocab
-    rows = 0 if shape.embedding is shape.head else min(TILE, unit_bytes(shape.embedding))
+    rows = 0 if shape.config.tied else min(TILE, unit_bytes(shape.embedding))
     return PROCESS + slice_bytes(shape.config.hidden, usable_cores()) + vectors + sampling + rows

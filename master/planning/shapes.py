@@ -94,5 +94,5 @@ def _planned(name: str, dtype: str, model: Model, source: Source) -> ModelShape:
 
 def weight_bytes(shape: ModelShape) -> int:
     """Bytes of the units of all blocks and tables; tied tables count once."""
-    tables = {id(table): table for table in (shape.embedding, shape.head)}.values()
+    tables = (shape.head,) if shape.config.tied else (shape.embedding, shape.head)
     return sum(run.units * run.unit_bytes for block in (*shape.blocks, *tables) for run in block.runs)

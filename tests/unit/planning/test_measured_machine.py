@@ -1,0 +1,238 @@
+"""This machine measured through a device's own calls, on a clock that only the device moves, and remembered."""
+
+import json
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TypeVar
+
+import numpy as np
+import pytest
+
+from tests.support.kernel_cases import reference
+from tpi.devices.arena import Arena
+from tpi.devices.base import Event, Finished, Pending
+from tpi.devices.pages import Bytes, page_buffer
+from tpi.kernels import Kernels
+from worker.measure import machine, remembered
+from worker.measure.machine import link_of, measure_device, measure_host, sample_block
+from worker.measure.remembered import contradicts, device_rates, doubt_machine, host_rates
+
+T = TypeVar("T")
+MIB = 1 << 20
+UP, DOWN, LATENCY = 2e9, 1e9, 1e-4  # bytes per second, seconds
+READ, OPERATIONS, START = 5e10, 4e12, 2e-4
+
+
+@dataclass
+class FakeClock:
+    """Stands still until a device says how long something took."""
+
+    now: float = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeClock]:
+    fake = FakeClock(100.0)
+    with monkeypatch.context() as patched:
+        patched.setattr(machine, "_now", fake)
+        yield fake
+
+
+@dataclass
+class SlowDevice:
+    """See `tpi.devices.base.Device`: takes time as a roofline and a link do, and computes nothing."""
+
+    clock: FakeClock
+    name: str = "card"
+    memory: Arena = field(default_factory=lambda: Arena("card", 256 * MIB))
+    kernels: Kernels = reference
+
+    def copy(self, source: Bytes, target: Bytes) -> Event:
+        rate = UP if self.memory.owns(target) else DOWN
+        self.clock.now += LATENCY + source.size / rate
+        return Finished(lambda: None)
+
+    def start(self, call: Callable[[], T]) -> Pending[T]:
+        return Finished(call)
+
+    def staging(self, size: int) -> Bytes:
+        return page_buffer(size)
+
+    def close(self) -> None:
+        pass
+
+
+class SlowKernels:
+    """Computes nothing either."""
+
+    def __init__(self, clock: FakeClock) -> None:
+        self._clock = clock
+
+    def ffn(self, spec: object, data: Bytes, x: np.ndarray) -> np.ndarray:
+        run = spec.neuron  # type: ignore[attr-defined]
+        operations = 2 * len(x) * run.units * run.width * run.hidden * len(run.parts)
+        self._clock.now += START + max(data.size / READ, operations / OPERATIONS)
+        return x
+
+    def read(self, data: Bytes) -> None:
+        self._clock.now += data.size / READ
+
+    def isa(self) -> str:
+        return "none"
+
+    def threads(self) -> int:
+        return 1
+
+
+def slow_device(clock: FakeClock) -> SlowDevice:
+    return SlowDevice(clock, kernels=SlowKernels(clock))  # type: ignore[arg-type]
+
+
+def test_a_device_has_the_rates_that_its_calls_show(clock: FakeClock) -> None:
+    device = slow_device(clock)
+    found = measure_device(device)
+    assert found.memory == 256 * MIB
+    assert found.link.up == pytest.approx(UP)
+    assert found.link.down == pytest.approx(DOWN)
+    assert found.link.latency == pytest.approx(LATENCY)
+    assert found.rates.read == pytest.approx(READ)
+    assert found.rates.operations == pytest.approx(OPERATIONS, rel=0.01)
+    assert found.rates.start == pytest.approx(START, rel=0.01)
+    assert device.memory.used == 0
+
+
+def test_a_small_device_is_measured_within_what_it_has(clock: FakeClock) -> None:
+    device = slow_device(clock)
+    device.memory = Arena("card", 2 * MIB)
+    found = measure_device(device)
+    assert found.memory == 2 * MIB
+    assert found.link.up == pytest.approx(UP)
+    assert device.memory.used == 0
+
+
+def test_pieces_are_as_small_as_is_nearly_as_fast() -> None:
+    sizes = [1 << power for power in range(16, 27, 2)]
+    seconds = [1e-3 + size / 1e9 for size in sizes]
+    found = link_of(sizes, seconds, seconds)
+    assert found.piece == 1 << 24  # 4 MiB take 4.2 + 1 ms, 16 MiB 16.8 + 1
+    quick = [1e-6 + size / 1e9 for size in sizes]
+    assert link_of(sizes, quick, quick).piece == 1 << 16
+
+
+def test_equal_times_give_a_rate_all_the_same() -> None:
+    found = link_of([100, 200], [1.0, 1.0], [2.0, 1.0])
+    assert (found.up, found.down) == (200.0, 200.0)
+    assert found.latency == pytest.approx(0.5)
+
+
+def test_the_sample_is_numbers() -> None:
+    spec, data = sample_block(2)
+    x = np.ones((3, spec.hidden), np.float32)
+    assert np.isfinite(reference.ffn(spec, data, x)).all()
+
+
+def test_the_host_is_measured_with_its_kernels(clock: FakeClock, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(machine, "memory_speed", lambda size, kernels: READ)
+    found = measure_host(SlowKernels(clock))  # type: ignore[arg-type]
+    assert found.read == pytest.approx(0.85 * READ)
+    assert found.operations < OPERATIONS
+
+
+@pytest.fixture
+def counted(clock: FakeClock, monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """How often a device was measured."""
+    calls: list[int] = []
+
+    def measure(device: SlowDevice) -> object:
+        calls.append(1)
+        return measure_device(device)
+
+    monkeypatch.setattr(remembered, "measure_device", measure)
+    return calls
+
+
+def test_it_is_measured_once(clock: FakeClock, counted: list[int], tmp_path: Path) -> None:
+    cache = tmp_path / "new"
+    first, second = (device_rates(slow_device(clock), cache) for _ in range(2))
+    assert first == second
+    assert len(counted) == 1
+    assert first.on.startswith("card under ")
+    assert 0 <= time.time() - first.at < 100
+    assert device_rates(slow_device(clock), cache, remeasure=True).figures.rates == first.figures.rates
+    assert len(counted) == 2
+
+
+def test_the_memory_that_is_free_is_looked_at_every_time(clock: FakeClock, counted: list[int], tmp_path: Path) -> None:
+    device_rates(slow_device(clock), tmp_path)
+    device = slow_device(clock)
+    device.memory.allocate(100 * MIB)
+    assert device_rates(device, tmp_path).figures.memory == 156 * MIB
+    assert len(counted) == 1
+
+
+@pytest.mark.parametrize("age", [31 * 24 * 3600.0, -1000.0])
+def test_what_is_old_or_of_a_time_to_come_is_measured_again(
+    clock: FakeClock, counted: list[int], tmp_path: Path, age: float
+) -> None:
+    device_rates(slow_device(clock), tmp_path)
+    known = json.loads((tmp_path / "machine.json").read_text())
+    for fields in known.values():
+        fields["at"] = time.time() - age
+    (tmp_path / "machine.json").write_text(json.dumps(known))
+    assert time.time() - device_rates(slow_device(clock), tmp_path).at < 100
+    assert len(counted) == 2
+
+
+def test_what_a_run_contradicts_is_measured_again(clock: FakeClock, counted: list[int], tmp_path: Path) -> None:
+    device_rates(slow_device(clock), tmp_path)
+    doubt_machine(tmp_path)
+    device_rates(slow_device(clock), tmp_path)
+    device_rates(slow_device(clock), tmp_path)
+    assert len(counted) == 2
+    assert contradicts(1.0, 2.1)
+    assert contradicts(1.0, 0.4)
+    assert not contradicts(1.0, 1.9)
+    assert not contradicts(1.0, 0.0)
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{", '{"x": 1}', '{"x": {"figures": 3}}', "\x00"])
+def test_a_record_that_is_damaged_is_no_record(clock: FakeClock, counted: list[int], tmp_path: Path, text: str) -> None:
+    device_rates(slow_device(clock), tmp_path)
+    key = next(iter(json.loads((tmp_path / "machine.json").read_text())))
+    (tmp_path / "machine.json").write_text(text.replace('"x"', json.dumps(key)))
+    device_rates(slow_device(clock), tmp_path)
+    assert len(counted) == 2
+
+
+def test_figures_that_cannot_be_are_measured_again(clock: FakeClock, counted: list[int], tmp_path: Path) -> None:
+    device_rates(slow_device(clock), tmp_path)
+    known = json.loads((tmp_path / "machine.json").read_text())
+    for fields in known.values():
+        fields["figures"]["link"]["up"] = 0
+    (tmp_path / "machine.json").write_text(json.dumps(known))
+    assert device_rates(slow_device(clock), tmp_path).figures.link.up == pytest.approx(UP)
+
+
+def test_a_cache_that_cannot_be_written_costs_a_measurement(
+    clock: FakeClock, counted: list[int], tmp_path: Path
+) -> None:
+    file = tmp_path / "file"
+    file.write_text("")
+    for _ in range(2):
+        device_rates(slow_device(clock), file / "below")
+    assert len(counted) == 2
+
+
+def test_the_host_is_remembered_beside_devices(clock: FakeClock, counted: list[int], tmp_path: Path) -> None:
+    device_rates(slow_device(clock), tmp_path)
+    kernels = SlowKernels(clock)
+    first, second = (host_rates(kernels, tmp_path) for _ in range(2))  # type: ignore[arg-type]
+    assert first == second
+    assert "1 threads, none" in first.on
+    device_rates(slow_device(clock), tmp_path)
+    assert len(counted) == 1

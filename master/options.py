@@ -124,10 +124,14 @@ def _memory(text: str | None) -> int | None:
 
 
 def _try_writing(path: Path) -> None:
-    """Open the trace before the work, whose end is too late to learn that it cannot be written."""
+    """Open the trace before the work, whose end is too late to learn that it cannot be written.
+
+    A run that fails before anything was recorded leaves no file: what is made here goes again.
+    """
     try:
-        with path.open("ab"):
-            pass
+        with path.open("ab" if path.exists() else "xb") as file:
+            if file.mode == "xb":
+                path.unlink()
     except OSError as error:
         raise UsageError(f"cannot write the trace to {path}: {error.strerror}; give another --trace") from error
 

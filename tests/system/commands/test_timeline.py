@@ -28,6 +28,7 @@ from tests.support.commands import TPI, clean
 from tests.support.models import TinyModel
 from tests.support.processes.fake_worker import EXCHANGE, FAKE_SPANS
 from tests.support.single import Setting, single_node
+from tpi.errors import ModelError
 from tpi.kernels.native import NativeChain
 from tpi.kernels.spec import F32
 from tpi.net.messages import PeerAddress
@@ -212,3 +213,13 @@ def test_a_chat_is_traced_when_it_is_interrupted_in_an_answer(model: str, tmp_pa
     assert process.returncode == 130, error
     assert b"Traceback" not in error
     assert {(rank, "compute", "ffn 0") for rank in (0, 1)} <= set(spans(trace))
+
+
+@pytest.mark.parametrize("before", [None, b"", b"of another run"])
+def test_a_run_that_fails_leaves_no_trace_that_it_made(before: bytes | None, tmp_path: Path) -> None:
+    trace = tmp_path / "trace.json"
+    if before is not None:
+        trace.write_bytes(before)
+    done = CliRunner().invoke(commands.run, ["-m", str(tmp_path / "no-model"), "-p", "Hello", "--trace", str(trace)])
+    assert isinstance(done.exception, ModelError)
+    assert (trace.read_bytes() if trace.exists() else None) == before

@@ -14,6 +14,7 @@ import sysconfig
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from importlib.util import find_spec
 from pathlib import Path
 from statistics import median
 
@@ -33,7 +34,8 @@ def built(commit: str, folder: Path) -> Iterator[Side]:
     try:
         _run(sys.executable, "-m", "venv", "--without-pip", str(venv))
         site = venv / "lib" / f"python{sys.version_info.major}.{sys.version_info.minor}" / "site-packages"
-        install = ("pip", "install", "--quiet", "--no-deps", "--no-build-isolation", "--target", str(site))
+        here = ("--no-build-isolation",) if find_spec("scikit_build_core") else ()  # else pip fetches what builds it
+        install = ("pip", "install", "--quiet", "--no-deps", *here, "--target", str(site))
         _run(sys.executable, "-m", *install, str(tree))
         (site / "packages.pth").write_text("\n".join(_packages()))  # behind its own: a .pth in them is not followed
         yield Side(str(venv / "bin" / "python"), folder / "cache")

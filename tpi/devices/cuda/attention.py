@@ -12,6 +12,7 @@ from tpi.devices.cuda.programs import pages as storing
 from tpi.errors import KernelError
 from tpi.kernels.spec import I32, KV_GROUP, PAGE_TOKENS, AttentionSpec, Batch, KvArray
 
+_BLOCK = 16  # tokens that attend together: the fewest that `tl.dot` takes
 _PROGRAMS = 512  # of attention at once: a long past is split until there are about so many
 
 
@@ -23,12 +24,16 @@ class CardBatch:
     sequence: Tensor
     tables: Tensor
     pages: int  # the most that any token may attend to
+    blocks: Tensor | None  # `[blocks, 2]`: first token and count of runs of one sequence, if they are worth it
 
     @classmethod
     def bring(cls, batch: Batch, bring: Callable[[I32], Tensor]) -> "CardBatch":
         """A batch that has been checked; `bring` copies an array there."""
         pages = int(batch.positions.max(initial=0)) // PAGE_TOKENS + 1
-        return cls(bring(batch.positions), bring(batch.sequence), bring(batch.tables), pages)
+        blocks = blocks_of(batch.sequence)
+        worth = len(batch.sequence) >= _BLOCK and len(batch.sequence) >= 4 * len(blocks)
+        there = bring(batch.positions), bring(batch.sequence), bring(batch.tables)
+        return cls(*there, pages, bring(blocks) if worth else None)
 
 
 @dataclass(frozen=True)
@@ -38,6 +43,14 @@ class Pages:
     format: str
     keys: Tensor
     values: Tensor
+
+
+def blocks_of(sequence: I32) -> I32:
+    """Runs of at most 16 tokens of one sequence: `[blocks, 2]` int32, the first token of each and their number."""
+    changes = np.flatnonzero(np.diff(sequence)) + 1
+    runs = zip([0, *changes.tolist()], [*changes.tolist(), len(sequence)], strict=True)
+    found = [(at, min(_BLOCK, end - at)) for begin, end in runs for at in range(begin, end, _BLOCK)]
+    return np.array(found, np.int32).reshape(-1, 2)
 
 
 def kv_format(cache: KvArray, head_dim: int) -> str:
@@ -88,16 +101,24 @@ def mix(spec: AttentionSpec, kv_index: Tensor, queries: Tensor, pages: Pages, st
     """`[tokens, heads * head_dim]` of queries `[tokens, heads, head_dim]` over pages."""
     tokens, count, head_dim = queries.shape
     out = queries.new_empty(tokens, count * head_dim)
-    splits = max(1, min(step.pages, _PROGRAMS // max(1, tokens * count)))
-    span = -(-step.pages // splits)
+    programs = (tokens if step.blocks is None else len(step.blocks)) * count
+    splits = max(1, min(step.pages, _PROGRAMS // max(1, programs)))
     mixed = queries.new_empty(tokens * count * splits * head_dim)
     largest, weight = (queries.new_empty(tokens * count * splits) for _ in range(2))
-    launch(
-        attending.attend, (tokens, count, splits), queries, pages.keys, pages.values, kv_index, step.positions,
-        step.sequence, step.tables, mixed, largest, weight, head_dim, spec.kv_heads, pages.keys.shape[-1],
-        step.tables.shape[1], span, spec.attention_scale, spec.softcap, spec.window, FORMAT=pages.format,
-        CAPPED=spec.softcap > 0, SIZE=power(head_dim),
-    )  # fmt: skip
+    given = (queries, pages.keys, pages.values, kv_index, step.positions, step.sequence, step.tables)
+    numbers = (head_dim, spec.kv_heads, pages.keys.shape[-1], step.tables.shape[1], -(-step.pages // splits),
+               spec.attention_scale, spec.softcap, spec.window)  # fmt: skip
+    known = {"FORMAT": pages.format, "CAPPED": spec.softcap > 0}
+    if step.blocks is None:
+        launch(
+            attending.attend, (tokens, count, splits), *given, mixed, largest, weight, *numbers,
+            SIZE=power(head_dim), **known,
+        )  # fmt: skip
+    else:
+        launch(
+            attending.attend_many, (len(step.blocks), count, splits), *given, step.blocks, mixed, largest, weight,
+            *numbers, SIZE=max(16, power(head_dim)), TOKENS=_BLOCK, **known,
+        )  # fmt: skip
     launch(
         attending.merge, (tokens * count,), mixed, largest, weight, out, head_dim, splits, SIZE=power(head_dim),
         SPLITS=power(splits),

@@ -6,10 +6,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from tests.support.held import fetched, held
 from tests.support.kernel_cases import AttentionCase, attention_case, ffn_case, layout_of, norm_spec, normal, reference
 from tpi.config import Format, Norm
+from tpi.devices.cuda.attention import blocks_of
 from tpi.devices.cuda.device import CudaDevice
 from tpi.errors import DeviceError, KernelError
 from tpi.kernels.spec import F32, ChainBlock, Residual
@@ -71,12 +74,29 @@ def test_formats_and_layouts(device: CudaDevice, format: Format, layout: Layout)
     assert_attention_agrees(device, case, TOLERANCE[format])
 
 
-@pytest.mark.parametrize("format", ["f32", "q4"])
-def test_a_prompt(device: CudaDevice, format: Format) -> None:
+@pytest.mark.parametrize(
+    ("format", "kv_dtype", "window", "softcap"),
+    [("f32", "f32", 0, 0.0), ("q4", "f16", 20, 0.0), ("bf16", "q8", 1, 2.0), ("f32", "f32", 70, 2.0)],
+)
+def test_a_prompt_attends_in_blocks(
+    device: CudaDevice, format: Format, kv_dtype: KvDtype, window: int, softcap: float
+) -> None:
+    """Two sequences of several pages: a full block and one of the rest, and one of another sequence."""
     case = attention_case(
-        np.random.default_rng(11), format=format, heads=1, kv_heads=1, head_dim=32, lengths=((20, 17),)
-    )
-    assert_attention_agrees(device, case, TOLERANCE[format])
+        np.random.default_rng(11), format=format, kv_dtype=kv_dtype, window=window, softcap=softcap, heads=2,
+        kv_heads=1, head_dim=16, lengths=((60, 18), (3, 6)),
+    )  # fmt: skip
+    assert_attention_agrees(device, case, max(TOLERANCE[format], CACHE[kv_dtype]))
+
+
+@given(st.lists(st.integers(0, 2), max_size=70))
+def test_blocks_cover_all_tokens_and_one_sequence_each(sequence: list[int]) -> None:
+    blocks = blocks_of(np.array(sequence, np.int32))
+    covered = [token for first, count in blocks.tolist() for token in range(first, first + count)]
+    assert covered == list(range(len(sequence)))
+    for first, count in blocks.tolist():
+        assert 1 <= count <= 16
+        assert len(set(sequence[first : first + count])) == 1
 
 
 @pytest.mark.parametrize("kv_dtype", ["f32", "f16", "q8"])
@@ -92,7 +112,7 @@ def test_caches_of_several_sequences(
 @pytest.mark.parametrize("softcap", [0.0, 2.0])
 def test_windows_and_soft_caps(device: CudaDevice, window: int, softcap: float) -> None:
     case = attention_case(
-        np.random.default_rng(3), window=window, softcap=softcap, lengths=((62, 3),), heads=2, kv_heads=1
+        np.random.default_rng(3), hidden=32, window=window, softcap=softcap, lengths=((62, 3),), heads=2, kv_heads=1
     )
     assert_attention_agrees(device, case, 1e-5)
 
@@ -121,7 +141,9 @@ def test_a_long_past_is_shared_out(device: CudaDevice) -> None:
 
 
 def test_k_may_have_a_format_of_its_own(device: CudaDevice) -> None:
-    case = attention_case(np.random.default_rng(6), format="q4", kv_format="q8", head_dim=16)
+    case = attention_case(
+        np.random.default_rng(6), format="q4", kv_format="q8", head_dim=16, heads=2, lengths=((3, 1),)
+    )
     assert_attention_agrees(device, case, 4e-3)
 
 

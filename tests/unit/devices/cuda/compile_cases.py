@@ -17,7 +17,7 @@ from tpi.pack.layout import GROUP_BYTES
 
 Constants = dict[str, Any]
 POINTERS = {"data": "u8", "codes": "i8", "rest": "i8", "index": "i32", "positions": "i32", "sequence": "i32",
-            "tables": "i32", "kv_index": "i32"}  # fmt: skip
+            "tables": "i32", "blocks": "i32", "kv_index": "i32"}  # fmt: skip
 FLOATS = {"x", "out", "scales", "weight", "bias", "gate", "up", "gate_bias", "up_bias", "inv_freq", "queries", "mixed",
           "largest", "heads"}  # fmt: skip
 SCALARS = {"eps", "rope_scale", "scale", "softcap", "threshold"}
@@ -56,7 +56,11 @@ CASES: list[tuple[Any, Constants]] = [
     ),
     (heads.finish_heads, {"BIASED": True, "NORMED": True, "ROTATED": True, "SIZE": 128}),
     *((pages.append, {"FORMAT": format, "GROUPS": 4}) for format in STORED),
-    *((attend.attend, {"FORMAT": format, "CAPPED": True, "SIZE": 128}) for format in STORED),
+    *((attend.attend, {"FORMAT": format, "CAPPED": True, "SIZE": 128}) for format in ("q8", "f16")),
+    *(
+        (attend.attend_many, {"FORMAT": format, "CAPPED": True, "SIZE": 128, "TOKENS": 16})
+        for format in ("q8", "f32")
+    ),
     (attend.merge, {"SIZE": 128, "SPLITS": 16}),
 ]  # fmt: skip
 

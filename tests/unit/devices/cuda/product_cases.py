@@ -51,7 +51,10 @@ def assert_ffn_agrees(device: CudaDevice, case: FfnCase, tolerance: float, activ
 )
 def test_ffn(device: CudaDevice, format: Format, layout: Layout, tokens: int) -> None:
     """One token, several (padded to four), and a square of many (the last one not full)."""
-    case = ffn_case(np.random.default_rng([1, tokens]), format=format, layout=layout, hidden=64, units=2, tokens=tokens)
+    hidden = 64 if tokens == 18 else 32
+    case = ffn_case(
+        np.random.default_rng([1, tokens]), format=format, layout=layout, hidden=hidden, units=2, tokens=tokens
+    )
     assert_ffn_agrees(device, case, TOLERANCE[format])
 
 
@@ -59,15 +62,21 @@ def test_ffn(device: CudaDevice, format: Format, layout: Layout, tokens: int) ->
 @pytest.mark.parametrize("tokens", [2, 17])
 def test_ffn_of_mixed_formats(device: CudaDevice, format: Format, down: Format, layout: Layout, tokens: int) -> None:
     random = np.random.default_rng(2)
-    case = ffn_case(random, format=format, down=down, layout=layout, hidden=96, units=1, tokens=tokens)
+    case = ffn_case(random, format=format, down=down, layout=layout, hidden=32, units=1, tokens=tokens)
     assert_ffn_agrees(device, case, ROUNDED)
 
 
-@pytest.mark.parametrize("activation", ["silu", "gelu", "gelu_tanh", "relu", "relu2", "fatrelu", "drelu"])
-@pytest.mark.parametrize("gated", [True, False])
+@pytest.mark.parametrize(
+    ("activation", "gated"),
+    [
+        *((each, True) for each in ("silu", "gelu", "gelu_tanh", "relu", "relu2", "fatrelu", "drelu")),
+        ("relu", False),
+        ("gelu_tanh", False),
+    ],
+)
 def test_activations_and_biases(device: CudaDevice, activation: Activation, gated: bool) -> None:
     random = np.random.default_rng(3)
-    case = ffn_case(random, activation=activation, gated=gated, norm="layer", bias=True, tokens=2, units=1)
+    case = ffn_case(random, hidden=32, activation=activation, gated=gated, norm="layer", bias=True, tokens=2, units=1)
     assert_ffn_agrees(device, replace(case, spec=replace(case.spec, threshold=0.4)), TIGHT)
 
 
@@ -153,10 +162,10 @@ def test_what_is_no_number_is_seen(device: CudaDevice) -> None:
 
 
 def test_a_block_is_prepared_once_and_elsewhere(device: CudaDevice) -> None:
-    case = ffn_case(np.random.default_rng(12), format="q4", hidden=96, norm="layer", tokens=3)
+    case = ffn_case(np.random.default_rng(12), format="q4", hidden=32, units=1, norm="layer", tokens=3)
     kernels = device.kernels
     prepared = kernels.prepare(case.spec, case.x)
-    assert prepared.shape == (3, 96)
+    assert prepared.shape == (3, 32)
     assert_close(prepared.values(), reference.norm(case.spec.norm, case.x), 1e-5)
     with held(device, case.data) as (data,):
         once = kernels.ffn(case.spec, data, prepared)

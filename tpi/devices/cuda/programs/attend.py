@@ -50,6 +50,53 @@ def attend(
 
 
 @triton.jit
+def attend_many(
+    queries, keys, values, kv_index, positions, sequence, tables, blocks, mixed, largest, weight, head_dim, kv_heads,
+    vector, longest, span, scale, softcap, window,
+    FORMAT: tl.constexpr, CAPPED: tl.constexpr, SIZE: tl.constexpr, TOKENS: tl.constexpr,
+):  # fmt: skip
+    """As `attend`, for up to TOKENS tokens of one sequence to a program, which read each page once.
+
+    `blocks` `[blocks, 2]` has the first token of each program, and how many follow one another from there on.
+    """
+    block, head, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    begun, count, number = tl.load(blocks + 2 * block), tl.load(blocks + 2 * block + 1), tl.arange(0, TOKENS)
+    held, at = number < count, tl.arange(0, SIZE)
+    position = tl.load(positions + begun + number, mask=held, other=-1)
+    first = tl.where(window > 0, tl.maximum(position - window + 1, 0), 0)
+    lowest, last = tl.min(tl.where(held, first, 1 << 30), axis=0), tl.max(position, axis=0)
+    place = ((begun + number) * tl.num_programs(1) + head).to(tl.int64)
+    known = held[:, None] & (at < head_dim)[None, :]
+    query = tl.load(queries + place[:, None] * head_dim + at[None, :], mask=known, other=0.0)
+    row, kv_head = tables + tl.load(sequence + begun) * longest, tl.load(kv_index + head)
+    begin = lowest // 32 + split * span
+    top = tl.full([TOKENS], float("-inf"), tl.float32)
+    below, total = tl.zeros([TOKENS], tl.float32), tl.zeros([TOKENS, SIZE], tl.float32)
+    for each in range(begin, tl.minimum(begin + span, last // 32 + 1)):
+        page = tl.load(row + each).to(tl.int64)
+        other = each * 32 + tl.arange(0, 32)
+        vectors = (((page * kv_heads + kv_head) * 32 + tl.arange(0, 32)) * vector)[:, None]
+        inside = ((other >= lowest) & (other <= last))[:, None] & (at < head_dim)[None, :]
+        key = load_vectors(keys, vectors, at[None, :], inside, head_dim, FORMAT)
+        score = tl.dot(query, tl.trans(key), input_precision="ieee") * scale
+        if CAPPED:
+            score = tanh(score / softcap) * softcap
+        seen = (other[None, :] >= first[:, None]) & (other[None, :] <= position[:, None])
+        score = tl.where(seen, score, float("-inf"))
+        higher = tl.maximum(top, tl.max(score, axis=1))
+        base = tl.where(higher == float("-inf"), 0.0, higher)  # of a token that has seen nothing yet
+        shrunk, share = tl.exp(top - base), tl.exp(score - base[:, None])
+        value = load_vectors(values, vectors, at[None, :], inside, head_dim, FORMAT)
+        total = total * shrunk[:, None] + tl.dot(share, value, input_precision="ieee")
+        below = below * shrunk + tl.sum(share, axis=1)
+        top = higher
+    part = place * tl.num_programs(2) + split
+    tl.store(mixed + part[:, None] * head_dim + at[None, :], total, mask=known)
+    tl.store(largest + part, top, mask=held)
+    tl.store(weight + part, below, mask=held)
+
+
+@triton.jit
 def merge(mixed, largest, weight, out, head_dim, splits, SIZE: tl.constexpr, SPLITS: tl.constexpr):
     """The parts of one head of one token, `[splits, head_dim]`, as one; a part that saw no token has no weight."""
     place, at, split = tl.program_id(0).to(tl.int64), tl.arange(0, SIZE), tl.arange(0, SPLITS)

@@ -1,15 +1,15 @@
 """Kernel specs of a node's units: what of a block's vectors and of the model's configuration each segment needs."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
 import numpy.typing as npt
 
 from tpi.config import ModelConfig
-from tpi.kernels.spec import AttentionSpec, FfnSpec, NormSpec, Residual
+from tpi.kernels.spec import AttentionSpec, ExpertPiece, ExpertsSpec, FfnSpec, NormSpec, Residual, RouterSpec
 from tpi.pack.layout import BlockKind, RunLayout
-from tpi.partition import FFN_UNIT, Range
+from tpi.partition import FFN_UNIT, Range, by_expert
 
 F32 = npt.NDArray[np.float32]
 Vectors = Mapping[str, F32]
@@ -64,6 +64,45 @@ def ffn_spec(config: ModelConfig, neuron: RunLayout, vectors: Vectors, units: Ra
         up_bias=_cut(_padded(vectors.get("up.bias"), neuron.units), units, FFN_UNIT),
         threshold=config.activation_threshold,
     )
+
+
+def experts_spec(
+    config: ModelConfig,
+    neuron: RunLayout,
+    units: Sequence[Range],
+    shared: tuple[RunLayout, Range] | None,
+    vectors: Vectors,
+) -> ExpertsSpec:
+    """Of some units of a block of experts; `neuron` is the layout of the whole block's routed ones, `units` are ranges
+    of it in the order in which their weights lie."""
+    mixture = config.mixture
+    assert mixture is not None  # a block of experts has its settings
+    each = neuron.units // mixture.experts
+    norm = _norm(config, vectors)
+    beside = None
+    if shared is not None and len(shared[1]):
+        beside = _neurons(config, shared[0], shared[1], norm)
+    pieces = [piece for part in units for piece in by_expert(part, each)]
+    router = RouterSpec(
+        mixture=mixture,
+        norm=norm,
+        weight=vectors["router"].reshape(mixture.experts, config.hidden),
+        bias=vectors.get("router.bias"),
+        choice=vectors.get("router.choice"),
+        shared=vectors.get("shared.scale"),
+    )
+    return ExpertsSpec(
+        routed=_neurons(config, neuron, Range(0, sum(len(part) for _, part in pieces)), norm),
+        pieces=tuple(ExpertPiece(expert, len(part)) for expert, part in pieces),
+        shared=beside,
+        router=router,
+    )
+
+
+def _neurons(config: ModelConfig, neuron: RunLayout, units: Range, norm: NormSpec) -> FfnSpec:
+    """Units without biases."""
+    run = replace(neuron, units=len(units))
+    return FfnSpec(run, config.activation, config.gated, norm, None, None, config.activation_threshold)
 
 
 def residual(config: ModelConfig, kind: BlockKind, vectors: Vectors) -> Residual:

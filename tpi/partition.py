@@ -38,7 +38,10 @@ class Shard:
 
     query: Range
     kv: Range
-    ffn: Range
+    ffn: Range  # of dense feed-forward blocks
+    shared: Range = Range(0, 0)  # of shared experts
+    experts: Range = Range(0, 0)  # which routed experts
+    expert: Range = Range(0, 0)  # units of each of them
 
 
 def deal(units: int, shares: Sequence[float]) -> list[Range]:
@@ -69,6 +72,35 @@ def deal(units: int, shares: Sequence[float]) -> list[Range]:
         counts[chosen] += step
     ends = list(accumulate(counts))
     return [Range(end - count, end) for end, count in zip(ends, counts, strict=True)]
+
+
+def deal_experts(experts: int, units: int, shares: Sequence[float]) -> list[tuple[Range, Range]]:
+    """For each node which routed experts of `units` units it holds, and which units of each.
+
+    A slice of every expert, so that any choice loads all nodes alike; whole experts if there are more nodes than units
+    of one. Errors as `deal`.
+    """
+    if sum(share > 0 for share in shares) <= units:
+        return [(Range(0, experts), part) for part in deal(units, shares)]
+    return [(part, Range(0, units)) for part in deal(experts, shares)]
+
+
+def expert_ranges(experts: Range, units: Range, each: int) -> list[Range]:
+    """The units `units` of each of `experts` in a run that has expert after expert, `each` units long: one range where
+    they follow one another."""
+    if not len(experts) or not len(units):
+        return [Range(0, 0)]
+    if len(units) == each:
+        return [Range(experts.first * each, experts.last * each)]
+    begins = range(experts.first * each, experts.last * each, each)
+    return [Range(begin + units.first, begin + units.last) for begin in begins]
+
+
+def by_expert(units: Range, each: int) -> list[tuple[int, Range]]:
+    """A range of such a run expert by expert: its number, and its units in the run."""
+    first, last = units.first // each, -(-units.last // each)
+    parts = [(at, Range(max(units.first, at * each), min(units.last, (at + 1) * each))) for at in range(first, last)]
+    return [(expert, part) for expert, part in parts if len(part)]
 
 
 def kv_range(query: Range, query_unit_heads: int, kv_unit_heads: int, heads: int, kv_heads: int) -> Range:

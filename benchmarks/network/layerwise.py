@@ -109,7 +109,7 @@ def _bytes(block: PackBlock) -> Any:
 
 
 def _whole(pack: Pack, layer: int, block: PackBlock, pages: KvPages, kernels: Kernels) -> Segment:
-    runs = {run.name: (run, Range(0, run.units)) for run in block.shape.runs}
+    runs = [(run, Range(0, run.units)) for run in block.shape.runs]
     return open_segment(HostDevice(kernels), pack.config, layer, runs, block.vectors(), pages)
 
 

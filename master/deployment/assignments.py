@@ -1,12 +1,13 @@
 """From the planner's shards to one `Assign` per rank: which units of which block, with their hashes."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from hashlib import sha256
 
 from tpi.net.messages import Assign, BlockPlan, LayerPlan, NodeOptions, PeerAddress, RunPlan, VectorPlan
+from tpi.pack.blockfile import BlockShape
 from tpi.pack.layout import RunLayout
 from tpi.pack.reader import Pack, PackBlock
-from tpi.partition import Range, Shard
+from tpi.partition import Range, Shard, expert_ranges
 
 
 def assignments(
@@ -20,7 +21,8 @@ def assignments(
     wire: str = "f32",
 ) -> list[Assign]:
     """One per shard, in rank order; rank 0 is the master. Embedding, head and final norm are in none of them."""
-    hashed = {block.id: _HashedBlock(block) for block in pack.walk()}
+    experts = pack.config.mixture.experts if pack.config.mixture else 1
+    hashed = {block.id: _HashedBlock(block, experts) for block in pack.walk()}
     layouts = list(dict.fromkeys(run for block in hashed.values() for run in block.block.shape.runs))
     index = {identity: number for number, identity in enumerate(hashed)}
     everyone = tuple(range(len(shards)))
@@ -47,21 +49,30 @@ def assignments(
 class _HashedBlock:
     """Hashes and vectors of one distinct block, read once for all ranks."""
 
-    def __init__(self, block: PackBlock) -> None:
+    def __init__(self, block: PackBlock, experts: int) -> None:
         self.block = block
+        self._experts = experts
         self._hashes = {run.name: block.unit_hashes(run.name) for run in block.shape.runs}
         self._vectors = sha256(vectors_bytes(block)).digest()
 
     def plan(self, shard: Shard, layouts: Sequence[RunLayout]) -> BlockPlan:
         """The units of `shard` in this block."""
-        ranges: dict[str, Range] = {"query": shard.query, "kv": shard.kv, "neuron": shard.ffn}
         runs = []
-        for run in self.block.shape.runs:
-            part = ranges[run.name]
+        for run, part in held_units(self.block.shape, shard, self._experts):
             hashes = self._hashes[run.name][part.first : part.last].tobytes()
             runs.append(RunPlan(layouts.index(run), part.first, part.last, hashes))
         vectors = tuple(VectorPlan(name, length) for name, length in self.block.shape.vectors)
         return BlockPlan(bytes.fromhex(self.block.id), self.block.kind, tuple(runs), vectors, self._vectors)
+
+
+def held_units(shape: BlockShape, shard: Shard, experts: int) -> Iterator[tuple[RunLayout, Range]]:
+    """What `shard` has of each run; a slice of every one of `experts` is as many ranges."""
+    ranges: dict[str, Range] = {"query": shard.query, "kv": shard.kv, "neuron": shard.ffn, "shared": shard.shared}
+    for run in shape.runs:
+        if shape.kind == "experts" and run.name == "neuron":
+            yield from ((run, part) for part in expert_ranges(shard.experts, shard.expert, run.units // experts))
+        else:
+            yield run, ranges[run.name]
 
 
 def vectors_bytes(block: PackBlock) -> bytes:

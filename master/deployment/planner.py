@@ -11,7 +11,7 @@ from tpi.errors import ModelError, PlanError, UsageError, WeightsError
 from tpi.pack.blockfile import BlockShape
 from tpi.pack.library.locate import Located, pack_name
 from tpi.pack.reader import Pack
-from tpi.partition import Range, Shard, deal, kv_range
+from tpi.partition import Range, Shard, deal, deal_experts, kv_range
 
 
 @dataclass(frozen=True)
@@ -20,16 +20,33 @@ class Units:
 
     query: int
     kv: int
-    ffn: int
+    ffn: int  # 0: no layer has a dense feed-forward block
     query_heads: int
     kv_heads: int
+    experts: int = 0  # routed experts of a block
+    expert: int = 0  # units of each
+    shared: int = 0  # units of what all tokens use beside them
 
     @classmethod
     def of(cls, config: ModelConfig, blocks: Iterable[BlockShape]) -> "Units":
         """Counted from the runs of all blocks of all layers: those of one name have the same units."""
-        runs = {run.name: run for block in blocks for run in block.runs}
-        query, kv, neuron = runs["query"], runs["kv"], runs["neuron"]
-        return cls(query.units, kv.units, neuron.units, query.width // config.head_dim, kv.width // config.head_dim)
+        runs = {(block.kind, run.name): run for block in blocks for run in block.runs}
+        query, kv = runs["attention", "query"], runs["attention", "kv"]
+        dense, routed, shared = (
+            runs[name].units if name in runs else 0
+            for name in (("ffn", "neuron"), ("experts", "neuron"), ("experts", "shared"))
+        )
+        experts = config.mixture.experts if config.mixture and routed else 0
+        return cls(
+            query=query.units,
+            kv=kv.units,
+            ffn=dense,
+            query_heads=query.width // config.head_dim,
+            kv_heads=kv.width // config.head_dim,
+            experts=experts,
+            expert=routed // max(experts, 1),
+            shared=shared,
+        )
 
 
 def deal_shards(config: ModelConfig, units: Units, shares: Sequence[float]) -> list[Shard]:
@@ -40,8 +57,10 @@ def deal_shards(config: ModelConfig, units: Units, shares: Sequence[float]) -> l
     """
     query = _deal("query-head units", units.query, shares)
     ffn = _deal("FFN units", units.ffn, shares)
+    shared = _deal("units of shared experts", units.shared, shares)
+    experts = _deal_experts(units, shares)
     kv = [kv_range(part, units.query_heads, units.kv_heads, config.heads, config.kv_heads) for part in query]
-    return [Shard(*parts) for parts in zip(query, kv, ffn, strict=True)]
+    return [Shard(q, k, n, s, *e) for q, k, n, s, e in zip(query, kv, ffn, shared, experts, strict=True)]
 
 
 def units_of(pack: Pack) -> Units:
@@ -98,7 +117,21 @@ def parse_split(text: str | None, nodes: int) -> list[float]:
     return shares
 
 
+def _deal_experts(units: Units, shares: Sequence[float]) -> list[tuple[Range, Range]]:
+    holders = sum(share > 0 for share in shares)
+    if not units.experts:
+        return [(Range(0, 0), Range(0, 0)) for _ in shares]
+    if holders > max(units.expert, units.experts):
+        raise PlanError(
+            f"this model has {units.experts} experts of {units.expert} units, too few for {holders} nodes; use at most "
+            f"{max(units.expert, units.experts)} nodes"
+        )
+    return deal_experts(units.experts, units.expert, shares)
+
+
 def _deal(kind: str, units: int, shares: Sequence[float]) -> list[Range]:
+    if not units:
+        return [Range(0, 0) for _ in shares]
     holders = sum(share > 0 for share in shares)
     if holders > units:
         raise PlanError(f"this model has {units} {kind}, too few for {holders} nodes; use at most {units} nodes")

@@ -14,6 +14,7 @@ from tpi.net.messages import Assign
 from tpi.net.monitor import Monitor
 from tpi.net.transfers import Missing, Need, Offer, Unavailable, UnitData
 from tpi.pack.reader import Bytes, Pack, PackBlock
+from tpi.partition import Range
 from tpi.progress import Progress, silent
 from tpi.text import SENTENCE_CHARACTERS, plain
 from worker.shards.cache import ShardCache
@@ -82,7 +83,7 @@ class Feeder:
         self.session = session
         self._assign: Assign | None = None
         self._source: UnitSource | None = None
-        self._allowed: dict[tuple[bytes, str], tuple[int, int]] = {}
+        self._allowed: dict[tuple[bytes, str], list[Range]] = {}
         self._unit_bytes: dict[tuple[bytes, str], int] = {}
         self._nbytes = 0  # of the plan
 
@@ -90,11 +91,11 @@ class Feeder:
         """From now on serve the units of `assign`."""
         self.stats = TransferStats()
         self._assign, self._source = assign, source
-        self._allowed = {(block.id, "vectors"): (0, 1) for block in assign.blocks}
+        self._allowed = {(block.id, "vectors"): [Range(0, 1)] for block in assign.blocks}
         for block in assign.blocks:
             for run in block.runs:
                 layout = assign.layouts[run.layout]
-                self._allowed[block.id, layout.name] = (run.first, run.last)
+                self._allowed.setdefault((block.id, layout.name), []).append(Range(run.first, run.last))
                 self._unit_bytes[block.id, layout.name] = layout.unit_bytes
         self._nbytes = sum(plan.file_bytes for plan in image_plans(assign))
 
@@ -119,9 +120,10 @@ class Feeder:
         self.channel.close()
 
     def _answer(self, need: Need) -> None:
-        first, last = self._allowed.get((need.block, need.run), (0, 0))
+        allowed = self._allowed.get((need.block, need.run), [])
+        known = any(part.first <= need.first < need.last <= part.last for part in allowed)
         try:
-            if self._source is None or not first <= need.first < need.last <= last:
+            if self._source is None or not known:
                 raise WeightsError("it is not in the worker's plan")
             size = (need.last - need.first) * self._unit_bytes.get((need.block, need.run), 0)
             if size > TRANSFER_BYTES and need.last - need.first > 1:

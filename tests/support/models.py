@@ -154,5 +154,5 @@ def _table(block: PackBlock) -> tuple[RunLayout, npt.NDArray[np.uint8]]:
 
 def whole(config: ModelConfig, layer: int, block: PackBlock, pages: KvPages, kernels: Kernels) -> Segment:
     """A block of a pack as one segment."""
-    runs = {run.name: (run, Range(0, run.units)) for run in block.shape.runs}
+    runs = [(run, Range(0, run.units)) for run in block.shape.runs]
     return open_segment(HostDevice(kernels), config, layer, runs, block.vectors(), pages)

@@ -18,7 +18,7 @@ from allreduce.flight import IN_FLIGHT
 from scheduler.weights import Weights
 from tpi.kernels import Chain, Kernels
 from tpi.kernels.constants import STREAM_TOKENS
-from tpi.kernels.spec import Batch, Input
+from tpi.kernels.spec import Batch, ExpertsSpec, Input
 from tpi.trace import OFF, NoTrace
 from worker.node.block import Block
 from worker.node.microbatch import Memory, MicroBatch
@@ -146,7 +146,8 @@ class BlockLoop:
         """Begin phases of a segment on its device; what it comes to is added to the micro-batch's partial result."""
 
         def take(segment: Segment) -> Input:
-            fused = self.weights.now.single and phases >= COMPUTE  # it prepares the input itself
+            routed = isinstance(segment.spec, ExpertsSpec)  # its input is for the router, too
+            fused = self.weights.now.single and phases >= COMPUTE and not routed  # it prepares the input itself
             return part.x if fused else part.prepared(segment.spec, segment.device, self._kernels)
 
         partial = segment.start(phases, data, part, take)

@@ -8,7 +8,7 @@ import numpy.typing as npt
 
 from tpi.devices.base import Device, Finished, Pending, wait_all
 from tpi.kernels import Kernels
-from tpi.kernels.spec import Batch, BlockSpec, Input, Prepared, Residual
+from tpi.kernels.spec import Batch, BlockSpec, Input, Prepared, Residual, RouterSpec, Routing
 
 F32 = npt.NDArray[np.float32]
 Memory = dict[int, Prepared]
@@ -24,6 +24,7 @@ class MicroBatch:
         self.between: dict[Hashable, Pending[Any]] = {}  # by segment: what one phase leaves for the next
         self._memory = {} if memory is None else memory
         self._ready: Memory = {}  # of this block
+        self._routing: Routing | None = None  # of this block
         self._partial: F32 | None = None
         self._pending: list[Pending[F32]] = []
 
@@ -32,6 +33,12 @@ class MicroBatch:
         if device.kernels is host:
             return self._prepare(spec, host, self.x)
         return self._prepare(spec, device.kernels, self._prepare(spec, host, self.x))
+
+    def routed(self, router: RouterSpec, kernels: Kernels, x: Input) -> Routing:
+        """The experts of this block that the tokens chose: once, by whoever asks first, so that all agree."""
+        if self._routing is None:
+            self._routing = kernels.route(router, x)
+        return self._routing
 
     def add(self, partial: Pending[F32]) -> None:
         """Add what one segment comes to. Sums are in the order of adding, whichever is there first."""
@@ -54,6 +61,7 @@ class MicroBatch:
             self.x = host.add_residual(residual, self.x, total)
         self._partial = None
         self._ready.clear()
+        self._routing = None
         self.between.clear()
 
     def abandon(self) -> None:

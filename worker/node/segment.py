@@ -4,7 +4,7 @@ A segment knows its units' static shape (a kernel spec). The weights are handed 
 because they come and go. No I/O here, and nothing of ranks or sockets.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -12,11 +12,22 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from tpi.block import Vectors, attention_spec, ffn_spec
+from tpi.block import Vectors, attention_spec, experts_spec, ffn_spec
 from tpi.config import ModelConfig
 from tpi.devices.base import Device, Finished, Pending
-from tpi.kernels.spec import NO_TOKENS, AttentionSpec, Batch, ChainBlock, FfnSpec, Input, KvArray, Residual
-from tpi.pack.layout import RunLayout, RunName
+from tpi.kernels.spec import (
+    NO_TOKENS,
+    AttentionSpec,
+    Batch,
+    BlockSpec,
+    ChainBlock,
+    ExpertsSpec,
+    FfnSpec,
+    Input,
+    KvArray,
+    Residual,
+)
+from tpi.pack.layout import RunLayout
 from tpi.partition import Range
 from worker.node.microbatch import MicroBatch
 from worker.node.order import COMPUTE, Phase
@@ -39,7 +50,7 @@ class Segment(Protocol):
         ...
 
     @property
-    def spec(self) -> AttentionSpec | FfnSpec:
+    def spec(self) -> BlockSpec:
         """What its device's kernels are told of it."""
         ...
 
@@ -141,8 +152,36 @@ class FfnSegment:
         return ChainBlock(self.spec, data, residual)
 
 
-Runs = Mapping[RunName, tuple[RunLayout, Range]]
-"""The layout of each of a block's whole runs, and the units of it that a segment has."""
+@dataclass(frozen=True, eq=False)
+class ExpertsSegment:
+    """Feed-forward neurons of experts: a token passes those that it chose."""
+
+    device: Device
+    launch: Launch
+    spec: ExpertsSpec
+
+    @property
+    def empty(self) -> bool:
+        """See `Segment.empty`."""
+        return self.spec.units == 0
+
+    def start(self, phases: Phases, data: Bytes, part: MicroBatch, take: Take) -> Pending[F32] | None:
+        """See `Segment.start`; tokens choose once for all segments of a block."""
+        if Phase.OUTPUT not in phases:
+            return None
+        if self.empty:
+            return _nothing(part)
+        spec, kernels, x = self.spec, self.device.kernels, take(self)
+        routing = part.routed(spec.router, kernels, x)
+        return self.launch(lambda: kernels.experts(spec, data, x, routing))
+
+    def chained(self, data: Bytes, residual: Residual) -> ChainBlock:
+        """See `Segment.chained`."""
+        return ChainBlock(self.spec, data, residual)
+
+
+Runs = Sequence[tuple[RunLayout, Range]]
+"""The units that a segment has of its block, in the order of their bytes, and the layout of the whole run of each."""
 
 
 def open_segment(
@@ -159,10 +198,15 @@ def open_segment(
     `launch` starts its calls, in place of the device alone.
     """
     launch = launch or device.start
-    if "neuron" in runs:
-        layout, units = runs["neuron"]
+    names = [layout.name for layout, _ in runs]
+    if "router" in vectors:
+        shared = runs[0] if names[0] == "shared" else None
+        layout, ranges = runs[-1][0], [units for layout, units in runs if layout.name == "neuron"]
+        return ExpertsSegment(device, launch, experts_spec(config, layout, ranges, shared, vectors))
+    if names == ["neuron"]:
+        layout, units = runs[0]
         return FfnSegment(device, launch, ffn_spec(config, layout, vectors, units))
-    (query, query_units), (kv, kv_units) = runs["query"], runs["kv"]
+    (query, query_units), (kv, kv_units) = runs
     spec = attention_spec(config, layer, query, kv, vectors, query_units, kv_units)
     return AttentionSegment(device, launch, spec, layer, pages)
 

@@ -53,7 +53,7 @@ def open_weights(
     pages = _pages(plan, residence, devices, placed, link)
 
     def open_one(segment: NodeSegment) -> Segment:
-        runs = {run.name: (run.layout, run.units) for run in segment.runs}
+        runs = [(run.layout, run.units) for run in segment.runs]
         block = segment.block
         vectors = held[block.source].vectors
         device, own = devices[segment.device], pages(segment.device, block.layer)

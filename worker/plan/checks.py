@@ -15,6 +15,7 @@ from tpi.net.messages import Assign, BlockPlan, Card, NodeOptions, Step
 from tpi.net.wire import wire_names
 from tpi.pack.layout import RunLayout
 from tpi.partition import FFN_UNIT, Range, kv_range
+from worker.plan.experts import expert_runs, expert_vectors, mixture_fault, slices_fault
 from worker.plan.memory import check_memory
 from worker.plan.node_plan import node_plan
 
@@ -77,6 +78,7 @@ def _config_faults(config: ModelConfig) -> Iterator[Fault]:
     yield _outside("layers", config.layers, 1, _MOST_LAYERS)
     yield _if(config.heads % config.kv_heads != 0, f"{config.heads} heads cannot share {config.kv_heads} KV heads")
     yield _if(2 * len(config.inv_freq) > config.head_dim, "it rotates more values than a head has")
+    yield mixture_fault(config)
     yield _if(len(config.windows) not in (0, config.layers), "it has not one window per layer")
     for window in config.windows:
         yield _outside("window", window, 0, 2**31 - 1)
@@ -115,9 +117,15 @@ def _block_faults(assign: Assign) -> Iterator[Fault]:
         "attention": {"query": (heads, config.head_dim), "kv": (kv_heads, config.head_dim)},
         "ffn": {"neuron": (config.intermediate, FFN_UNIT)},
     }
-    parts = {"query": "q o", "kv": "k v", "neuron": "gate up down" if config.gated else "up down"}
+    runs |= expert_runs(config)
+    neurons = "gate up down" if config.gated else "up down"
+    parts = {"query": "q o", "kv": "k v", "neuron": neurons, "shared": neurons}
     kinds = {block.kind for block in assign.blocks}
-    yield _if(kinds != runs.keys(), f"its blocks are {' and '.join(sorted(kinds))}, not attention and feed-forward")
+    halves = {"ffn" if kind == "experts" else kind for kind in kinds}
+    yield _if(
+        halves != {"attention", "ffn"} or not kinds <= runs.keys(),
+        f"its blocks are {' and '.join(sorted(kinds))}, not attention and feed-forward",
+    )
     for layer in assign.layers:
         blocks = [assign.blocks[index] for index in layer.blocks]
         yield from _layer_faults([block.kind for block in blocks])
@@ -125,6 +133,9 @@ def _block_faults(assign: Assign) -> Iterator[Fault]:
         for block in blocks:
             layouts = [assign.layouts[run.layout] for run in block.runs]
             names = [layout.name for layout in layouts]
+            if block.kind == "experts":
+                names = list(dict.fromkeys(names))
+                yield slices_fault([layout.units for layout in layouts], block)
             yield _if(names != list(runs[block.kind]), f"a block of kind {block.kind} has the runs {names}")
             for layout in layouts:
                 vectors, step = runs[block.kind][layout.name]
@@ -141,7 +152,7 @@ def _layer_faults(kinds: Sequence[BlockKind]) -> Iterator[Fault]:
 def _layout_fault(layout: RunLayout, hidden: int, vectors: int, step: int, parts: str) -> Fault:
     """A run has `vectors` vectors of each of its parts, in units of whole heads or of `FFN_UNIT` neurons."""
     name = layout.name
-    widths = range(step, (step if name == "neuron" else _MOST) + 1, step)
+    widths = range(step, (_MOST if name in ("query", "kv") else step) + 1, step)
     if layout.hidden != hidden or layout.width not in widths:
         return f"units of {name} are {layout.width} x {layout.hidden}"
     if " ".join(part.name for part in layout.parts) != parts:
@@ -160,9 +171,12 @@ def _vector_faults(block: BlockPlan, config: ModelConfig) -> Iterator[Fault]:
         "down.bias": config.hidden, "q.bias": heads, "k.bias": kv_heads, "v.bias": kv_heads,
         "gate.bias": config.intermediate, "up.bias": config.intermediate,
     }  # fmt: skip
+    if block.kind == "experts":
+        lengths |= expert_vectors(config)
     longest = max(*lengths.values(), config.head_dim)
     names = [vector.name for vector in block.vectors]
-    yield _if(len(set(names)) < len(names) or "norm" not in names, f"the vectors of a block are {', '.join(names)}")
+    lacking = "norm" not in names or (block.kind == "experts" and "router" not in names)
+    yield _if(len(set(names)) < len(names) or lacking, f"the vectors of a block are {', '.join(names)}")
     for vector in block.vectors:
         known = lengths.get(vector.name)
         wrong = vector.length > longest if known is None else vector.length != known

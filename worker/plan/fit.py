@@ -41,7 +41,7 @@ class Hosted:
     @classmethod
     def of(cls, pieces: Sequence[NodeSegment], sizes: Sequence[int], kv_layers: int | None = None) -> "Hosted":
         """Pieces of these sizes, and the keys and values of so many layers."""
-        return cls(tuple(sizes), tuple(piece.block.kind for piece in pieces), kv_layers)
+        return cls(tuple(sizes), tuple(piece.block.half for piece in pieces), kv_layers)
 
 
 def fit(

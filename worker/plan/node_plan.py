@@ -4,7 +4,7 @@
 here and nowhere else.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -12,7 +12,7 @@ from tpi.config import ModelConfig
 from tpi.net.fields import DIGEST_BYTES
 from tpi.net.messages import Assign, BlockPlan, NodeOptions, PeerAddress
 from tpi.pack.layout import BlockKind, RunLayout, RunName
-from tpi.partition import Range
+from tpi.partition import Range, by_expert
 
 
 @dataclass(frozen=True)
@@ -32,6 +32,10 @@ class RunUnits:
     def nbytes(self) -> int:
         """Bytes of these units."""
         return len(self.units) * self.layout.unit_bytes
+
+    def nbytes_before(self, part: "RunUnits") -> int:
+        """Bytes of these units before those of `part`, which is some of them."""
+        return (part.units.first - self.units.first) * self.layout.unit_bytes
 
     def cut(self, units: Range) -> "RunUnits":
         """Those of the units that are in `units`, which are some of them."""
@@ -55,6 +59,11 @@ class NodeBlock:
     def name(self) -> str:
         """What traces and errors call it."""
         return f"{self.kind} {self.layer}"
+
+    @property
+    def half(self) -> BlockKind:
+        """Which half of a layer it is: experts are a feed-forward block to those who only move weights."""
+        return "ffn" if self.kind == "experts" else self.kind
 
     @property
     def nbytes(self) -> int:
@@ -113,9 +122,25 @@ class NodePlan:
 
     @property
     def neurons(self) -> int:
-        """The most feed-forward neurons that this node has of any block."""
-        limit = self.config.intermediate
-        return max((len(run.units.scaled(run.layout.width, limit)) for run in self.runs("neuron")), default=0)
+        """The most feed-forward neurons of this node that a token passes in any block."""
+        return max((self._neurons(block) for block in self.blocks if block.half == "ffn"), default=0)
+
+    def _neurons(self, block: NodeBlock) -> int:
+        mixture = self.config.mixture
+        if block.kind != "experts" or mixture is None:
+            return min(_width(block.runs), self.config.intermediate)
+        routed = [run for run in block.runs if run.name == "neuron"]
+        slices = [
+            len(part) * run.layout.width
+            for run in routed
+            for _, part in by_expert(run.units, run.layout.units // mixture.experts)
+        ]
+        return _width(block.runs) - _width(routed) + mixture.used * max(slices, default=0)
+
+
+def _width(runs: Sequence[RunUnits]) -> int:
+    """Vectors of each part in all of them."""
+    return sum(len(run.units) * run.layout.width for run in runs)
 
 
 def node_plan(assign: Assign) -> NodePlan:

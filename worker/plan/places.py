@@ -81,8 +81,7 @@ def through_accelerator(offload: "OffloadPlan", window: Sequence[NodeSegment], n
 
 
 def _fed(piece: NodeSegment, whole: NodeSegment, number: int) -> Fed:
-    before = piece.runs[0].units.first - whole.runs[0].units.first
-    return Fed(number, before * piece.runs[0].layout.unit_bytes, piece.nbytes)
+    return Fed(number, whole.before(piece), piece.nbytes)
 
 
 def _by_block(places: Iterable[Place]) -> Visits:

@@ -48,7 +48,7 @@ class Residence:
     @property
     def kinds(self) -> tuple[BlockKind, ...]:
         """Of each block, in order of use."""
-        return tuple(block[0].segment.block.kind for block in self.places.long)
+        return tuple(block[0].segment.block.half for block in self.places.long)
 
     def compare(self, nbytes: int, seconds: float) -> None:
         """Have the disk measured again by the next start if this run, which read so much in so long, contradicts it."""

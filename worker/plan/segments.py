@@ -8,6 +8,7 @@ nothing to gain.
 
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 
 from scheduler.storage.extent import Extent, tile_starts
 from tpi.devices.pages import PAGE, round_up
@@ -39,18 +40,21 @@ class NodeSegment:
     def extent(self, held: Sequence[HeldBlock]) -> Extent:
         """Where it is on disk, if in one piece; `held` are the plan's blocks by their source."""
         found = held[self.block.source].extent
-        before = self.runs[0].units.first - self.block.runs[0].units.first if not self.whole else 0
-        return Extent(found.path, found.offset + before * self.runs[0].layout.unit_bytes, self.nbytes)
+        return Extent(found.path, found.offset + self._offset, self.nbytes)
+
+    def before(self, piece: "NodeSegment") -> int:
+        """Bytes of this segment before those of `piece`, which is a part of it in one piece."""
+        return piece._offset - self._offset
+
+    @property
+    def _offset(self) -> int:
+        """Bytes of the block's units before its own."""
+        return 0 if self.whole else _begin(self.block, self.runs[0])
 
     def pieces(self, held: Sequence[HeldBlock]) -> list[Extent]:
         """Where each of its runs is on disk."""
-        found, begin = held[self.block.source].extent, 0
-        pieces = []
-        for whole, run in zip(self.block.runs, self.runs, strict=True):
-            before = (run.units.first - whole.units.first) * run.layout.unit_bytes
-            pieces.append(Extent(found.path, found.offset + begin + before, run.nbytes))
-            begin += whole.nbytes
-        return pieces
+        found = held[self.block.source].extent
+        return [Extent(found.path, found.offset + _begin(self.block, run), run.nbytes) for run in self.runs]
 
     def most_bytes(self, rank: int) -> int:
         """Bytes of memory that it takes at most: but for a shard image's, they lie anywhere in a page."""
@@ -71,8 +75,13 @@ def on_devices(plan: NodePlan, shares: Sequence[float]) -> list[NodeSegment]:
     segments: list[NodeSegment] = []
     for block in plan.blocks:
         dealt = [deal(len(run.units), shares) for run in block.runs if run.name != "kv"]
+        of_run = dealt if block.kind == "experts" else [dealt[0]] * len(block.runs)
         parts = [
-            NodeSegment(block, tuple(_part(plan, block, run, dealt[0][number]) for run in block.runs), number)
+            NodeSegment(
+                block,
+                tuple(_part(plan, block, run, mine[number]) for run, mine in zip(block.runs, of_run, strict=True)),
+                number,
+            )
             for number in range(len(shares))
         ]
         segments += [*parts[1:], parts[0]]
@@ -126,10 +135,29 @@ def per_block(segments: Sequence[NodeSegment]) -> list[range]:
 def _tiled(blocks: Sequence[NodeBlock]) -> Iterator[NodeSegment]:
     smallest = min((block.nbytes for block in blocks), default=0)
     for block in blocks:
-        if len(block.runs) == 1:
+        if block.kind == "experts":
+            yield from (NodeSegment(block, tuple(runs)) for runs in _tiled_experts(block, tile_size(smallest)))
+        elif len(block.runs) == 1:
             yield from (NodeSegment(block, (block.runs[0].cut(part),)) for part in _cut(block, smallest))
         else:
             yield NodeSegment(block, block.runs)
+
+
+def _tiled_experts(block: NodeBlock, size: int) -> list[list[RunUnits]]:
+    """Neighbouring experts, or slices of experts, of about `size` bytes together: each range of units whole, unless it
+    is larger than that alone."""
+    tiles: list[list[RunUnits]] = []
+    room = 0
+    for run in block.runs:
+        count = max(1, round(run.nbytes / size))
+        starts = [run.units.first + len(run.units) * part // count for part in range(count + 1)]
+        for part in (run.cut(Range(first, last)) for first, last in pairwise(starts)):
+            if not tiles or part.nbytes > room:
+                tiles.append([])
+                room = size
+            tiles[-1].append(part)
+            room -= part.nbytes
+    return tiles
 
 
 def _cut(block: NodeBlock, smallest: int) -> list[Range]:
@@ -152,5 +180,28 @@ def _part(plan: NodePlan, block: NodeBlock, run: RunUnits, dealt: Range) -> RunU
 
 
 def _united(one: NodeSegment, other: NodeSegment) -> NodeSegment:
-    (run,) = one.block.runs
-    return replace(one, runs=(run.cut(Range(one.runs[0].units.first, other.runs[0].units.last)),))
+    runs = [*one.runs]
+    for run in other.runs:
+        whole = _source(one.block, run)
+        if whole is _source(one.block, runs[-1]):
+            runs[-1] = whole.cut(Range(runs[-1].units.first, run.units.last))
+        else:
+            runs.append(run)
+    return replace(one, runs=tuple(runs))
+
+
+def _source(block: NodeBlock, part: RunUnits) -> RunUnits:
+    """The range of the block's units that `part` was cut from."""
+    return next(
+        run
+        for run in block.runs
+        if run.layout == part.layout and run.units.first <= part.units.first and part.units.last <= run.units.last
+    )
+
+
+def _begin(block: NodeBlock, part: RunUnits) -> int:
+    """Bytes of the block's units before `part`; 0 if that is empty."""
+    if not part.nbytes:
+        return 0
+    source = _source(block, part)
+    return sum(run.nbytes for run in block.runs[: block.runs.index(source)]) + source.nbytes_before(part)

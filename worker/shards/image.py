@@ -33,6 +33,7 @@ VERSION = 1
 _PREFIX = struct.Struct("<8sII")
 _VECTORS_ALIGNMENT = 64
 MAX_HEADER = 1 << 20
+_LONGEST_NAME = 100  # characters: file systems take 255, and others add to it
 
 
 @dataclass(frozen=True)
@@ -93,7 +94,10 @@ class ImagePlan:
     def name(self) -> str:
         """File name of the image, from its ranges."""
         runs = zip(self.block.runs, self.layouts, strict=True)
-        return "_".join(f"{layout.name}.{run.first}-{run.last}" for run, layout in runs) + ".shard"
+        name = "_".join(f"{layout.name}.{run.first}-{run.last}" for run, layout in runs)
+        if len(name) > _LONGEST_NAME:  # a slice of every expert
+            name = f"slices.{sha256(name.encode()).hexdigest()}"
+        return f"{name}.shard"
 
     @cached_property
     def header(self) -> bytes:

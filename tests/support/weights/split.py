@@ -5,6 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
+from master.deployment.assignments import held_units
 from master.deployment.planner import deal_shards, units_of
 from tpi.block import residual
 from tpi.config import ModelConfig
@@ -73,9 +74,8 @@ class _Node:
 def _segment(
     kernels: Kernels, config: ModelConfig, layer: int, block: PackBlock, shard: Shard, kv: KvPages
 ) -> tuple[Segment, Bytes]:
-    ranges = {"query": shard.query, "kv": shard.kv, "neuron": shard.ffn}
-    runs = {run.name: (run, ranges[run.name]) for run in block.shape.runs}
-    data = [block.read_units(name, part.first, part.last).reshape(-1) for name, (_, part) in runs.items()]
+    runs = list(held_units(block.shape, shard, config.mixture.experts if config.mixture else 1))
+    data = [block.read_units(run.name, part.first, part.last).reshape(-1) for run, part in runs]
     return open_segment(HostDevice(kernels), config, layer, runs, block.vectors(), kv), np.concatenate(data)
 
 

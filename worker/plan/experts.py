@@ -1,0 +1,51 @@
+"""What a plan may say of experts: see `worker.plan.checks`."""
+
+from collections.abc import Sequence
+from itertools import pairwise
+
+from tpi.config import ModelConfig
+from tpi.errors import ModelError
+from tpi.families.checks import check_mixture
+from tpi.net.messages import BlockPlan
+from tpi.pack.layout import ffn_units
+from tpi.partition import FFN_UNIT
+
+
+def expert_runs(config: ModelConfig) -> dict[str, dict[str, tuple[int, int]]]:
+    """Of a block of experts: its runs, each with its vectors and the width of a unit. Empty if there are none."""
+    mixture = config.mixture
+    if mixture is None:
+        return {}
+    shared = {"shared": (mixture.shared, FFN_UNIT)} if mixture.shared else {}
+    return {"experts": shared | {"neuron": (mixture.experts * ffn_units(mixture.width) * FFN_UNIT, FFN_UNIT)}}
+
+
+def expert_vectors(config: ModelConfig) -> dict[str, int]:
+    """The lengths of the vectors that such a block has beside a norm."""
+    assert config.mixture is not None  # there are no runs without it
+    experts = config.mixture.experts
+    return {
+        "router": experts * config.hidden,
+        "router.bias": experts,
+        "router.choice": experts,
+        "shared.scale": config.hidden,
+    }
+
+
+def mixture_fault(config: ModelConfig) -> str | None:
+    """What is wrong with the settings of experts, if anything is."""
+    if config.mixture is None:
+        return None
+    try:
+        check_mixture(config.mixture, "it")
+    except ModelError as error:
+        return str(error)
+    return None
+
+
+def slices_fault(units: Sequence[int], block: BlockPlan) -> str | None:
+    """Ranges of one run follow one another without touching: `units` are those of each range's whole run."""
+    for (one, whole), (other, following) in pairwise(zip(block.runs, units, strict=True)):
+        if one.layout == other.layout and (whole != following or one.last > other.first):
+            return f"units {other.first} to {other.last} of its experts follow {one.first} to {one.last}"
+    return None

@@ -48,7 +48,7 @@ def run(
         sequence = session.engine.admit(encode_prompt(session.tokenizer, messages, raw))
         show = _nothing if as_json else write
         result = stream_answer(session, sequence, Sampler(sampling), AnswerLimits(tokens, stops), show)
-        nodes = session.figures.report()
+        nodes = session.report()
         write_trace(session)
         if as_json:
             write(_json(answer_fields(result) | session.figures.fields() | {"nodes": node_fields(nodes)}))

@@ -34,6 +34,7 @@ class RunOptions:
     split: str | None = None
     dtype: str = "auto"
     context: int | None = None
+    parallel: int = 1  # full contexts that there is to be room for, where memory allows
     memory: int | None = None
     threads: int | None = None
     kv_dtype: KvDtype | None = None
@@ -45,6 +46,8 @@ class RunOptions:
     trace: Path | None = None
     verify_weights: bool = False  # compare them with their hashes when they are loaded
     devices: DeviceOptions = field(default_factory=DeviceOptions)  # of each node on this machine
+    patience: float = 60.0  # seconds to wait for workers without whom the model does not fit
+    rebalance: bool = False  # use workers that join at once, rather than from the next request on
     keys: bool = True  # encrypt what leaves the machine, and meet known keys alone
     cache: Path = field(default_factory=default_cache)
     cache_limit: CacheLimit = field(default_factory=CacheLimit)
@@ -150,7 +153,7 @@ def _addresses(texts: Sequence[str]) -> tuple[str, ...]:
 
 _PLAIN = (
     "split", "dtype", "context", "threads", "kv_dtype", "collective", "wire", "scheduler", "window", "retain", "trace",
-    "verify_weights", "keys", "cache_limit",
+    "verify_weights", "keys", "patience", "rebalance", "cache_limit",
 )  # fmt: skip
 
 _PLACEMENT = (
@@ -217,6 +220,17 @@ _PLACEMENT = (
     ),
     click.option(
         "--verify-weights", is_flag=True, help="Compare all weights with their hashes as they are loaded; takes longer."
+    ),
+    click.option(
+        "--patience",
+        metavar="SECONDS",
+        default=60.0,
+        show_default=True,
+        type=click.FloatRange(min=0),
+        help="How long to wait for lost workers without whom the model does not fit.",
+    ),
+    click.option(
+        "--rebalance", is_flag=True, help="Use a worker that joins at once, rather than from the next request on."
     ),
     click.option(
         "--keys/--no-keys",

@@ -10,18 +10,23 @@ from master.deployment.deployment import Deployment
 from master.deployment.dtype import choose_dtype
 from master.deployment.planner import parse_split, refuse_too_many
 from master.generation.engine import Engine
+from master.joining.recovery import Membership
+from master.joining.shares import Shares
 from master.options import DEFAULT_CONTEXT, RunOptions
 from master.reporting.figures import RunFigures
+from master.reporting.report import NodeReport
 from master.text.tokenizer import Tokenizer
 from master.workers.cluster import Cluster
 from master.workers.local import LocalWorkers
-from tpi.errors import UsageError
+from tpi.errors import NodeError, TpiError, UsageError
 from tpi.keys.door import Door
 from tpi.net.sockets import Net, Tap
 from tpi.pack.library.locate import locate, open_located
 from tpi.pack.reader import Pack
+from tpi.progress import warn
 from tpi.trace import clock
 from worker.equipment import Equipment, measured, open_equipment
+from worker.node.node import Node
 from worker.profile import memory_budget, rss
 from worker.shards.shelf import keep_within
 
@@ -55,6 +60,18 @@ class Session:
         self._stack.__exit__(kind, error, trace)
 
     @property
+    def node(self) -> Node:
+        """The master's own node in the deployment of now."""
+        assert self._deployment is not None
+        return self._deployment.node
+
+    @property
+    def equipment(self) -> Equipment:
+        """The devices of this process."""
+        assert self._equipment is not None
+        return self._equipment
+
+    @property
     def names(self) -> tuple[str, ...]:
         """What the nodes are called, rank 0 first."""
         return tuple(peer.name for peer in self._cluster.peers(MASTER))
@@ -73,6 +90,22 @@ class Session:
         else:
             self.engine = Engine(deployment)
 
+    def recover(self, error: TpiError) -> bool:
+        """After a step that failed: go on without the worker that is lost; whether that could be done.
+
+        Raises:
+            TpiError: if those who are left cannot hold the model, and nobody came back within `--patience`.
+        """
+        return self._membership.recover(error)
+
+    def report(self) -> list[NodeReport]:
+        """Every node's figures; none, with a warning, if a worker is lost by now: the answer is complete."""
+        try:
+            return self.figures.report()
+        except NodeError as error:
+            warn(f"there are no figures: {error}")
+            return []
+
     def _open(self, stack: ExitStack) -> None:
         placement = self.placement
         located = locate(placement.model, placement.cache)
@@ -89,7 +122,11 @@ class Session:
             stack.callback(self._equipment.close)
         self._deployer = Deployer(placement, self._cluster, self.pack, self.context, self._equipment, self._make_room)
         stack.callback(self._close_deployment)
+        workers = [worker.address for worker in self._cluster.workers]
+        limits = (placement.patience, placement.rebalance)
+        self._membership = Membership(self._cluster, Shares.of(shares, workers), self.deploy, warn, *limits)
         self.deploy(shares)
+        self.engine.recover, self.engine.between = self.recover, self._membership.welcome
 
     def _addresses(self, stack: ExitStack) -> list[str]:
         placement = self.placement

@@ -1,7 +1,8 @@
 """Progress on stderr for phases that take more than a second; silent otherwise."""
 
+import sys
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from time import monotonic
 from typing import Protocol
 
@@ -27,6 +28,13 @@ def show(on: bool) -> None:
     """Whether phases that begin from now on are shown; `--quiet` switches them off."""
     global _shown
     _shown = on
+
+
+def warn(text: str) -> None:
+    """Say on stderr what the user should know, quiet or not; nothing breaks if nobody reads it."""
+    with suppress(OSError):
+        sys.stderr.write(f"tpi: {text}\n")
+        sys.stderr.flush()
 
 
 @contextmanager

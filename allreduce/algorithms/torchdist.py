@@ -8,7 +8,7 @@ imported when such a group is opened.
 import socket
 from collections.abc import Iterable
 from datetime import timedelta
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -19,10 +19,13 @@ from tpi.errors import NodeLost, UsageError
 from tpi.net.sockets import split_address
 from tpi.net.wire import EXACT
 
+if TYPE_CHECKING:
+    from tpi.net.messages import PeerAddress
+
 _STORE_RANK = 1
 
 
-def refuse_keys(peers: Iterable[Peer]) -> None:
+def refuse_keys(peers: "Iterable[Peer | PeerAddress]") -> None:
     """Raises UsageError if one of `peers` is on another machine, where connections need keys: Gloo's have none."""
     if named := ", ".join(peer.name for peer in peers if peer.key):
         raise UsageError(

@@ -5,6 +5,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, replace
 
 from allreduce.algorithms import shared
+from allreduce.algorithms.torchdist import refuse_keys
 from allreduce.base import Endpoints
 from master.deployment.assignments import assignments
 from master.deployment.deployment import Capacity, Deployment, Stage, choose_collective
@@ -53,8 +54,7 @@ class Deployer:
         """
         shards = deal_shards(self.pack.config, units_of(self.pack), shares)
         with ExitStack() as stack:
-            plans = self._plans(shards, self._board(stack))
-            self._check_memory(plans)
+            plans = self._plans_that_fit(shards, self._board(stack))
             node, limits = self._load(stack, plans)
             fence = (self.cluster.session, plans[0].epoch)
             with phase("measuring the links"):
@@ -68,17 +68,34 @@ class Deployer:
 
     def _board(self, stack: ExitStack) -> str:
         """Address of the memory in which the nodes of this machine sum; empty where they do not."""
-        local, asked = self.options.local, (self.options.collective, self.options.wire)
+        local = len(self.cluster.workers) if self.options.local else 0
+        asked = (self.options.collective, self.options.wire)
         wanted = asked[0] in (None, "shared") and asked[1] in (None, "f32")  # nothing travels: there is no other wire
         if not local or not wanted or not shared.available():
             return ""
         return stack.enter_context(shared.BoardMemory(1 + local)).address
 
-    def _plans(self, shards: Sequence[Shard], board: str) -> list[Assign]:
+    def _plans_that_fit(self, shards: Sequence[Shard], board: str) -> list[Assign]:
+        """With room for as many contexts as were asked for, or for fewer; raises PlanError where not one fits."""
+        contexts = self.options.parallel
+        while True:
+            plans = self._plans(shards, board, contexts)
+            try:
+                self._check_memory(plans)
+            except PlanError:
+                if contexts == 1:
+                    raise
+                contexts //= 2
+            else:
+                return plans
+
+    def _plans(self, shards: Sequence[Shard], board: str, contexts: int) -> list[Assign]:
         chosen, cluster = self.options, self.cluster
+        if chosen.collective == "torch":
+            refuse_keys(cluster.peers(MASTER))
         options = NodeOptions(
             context=self.context,
-            pages=pages_for(self.context),
+            pages=contexts * pages_for(self.context),
             kv_dtype=chosen.kv_dtype or kv_dtype(self.pack),
             prefill_tokens=LONGEST_CHUNK,
             memory=chosen.memory or 0,

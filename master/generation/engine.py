@@ -15,7 +15,7 @@ from master.generation.batcher import Batcher, Work
 from master.generation.request import Request, Sampled
 from master.generation.sampler import Sampler
 from master.generation.sequence import Sequence
-from tpi.errors import UsageError
+from tpi.errors import NodeError, TpiError, UsageError
 from tpi.finite import require_finite
 from tpi.net.messages import StepEntry
 
@@ -33,6 +33,10 @@ class Engine:
     def __init__(self, deployment: Deployment, most: int = MOST_RUNNING) -> None:
         """`most`: requests that run at once."""
         self.admission = Admission(most)
+        self.recover: Callable[[TpiError], bool] = lambda error: False
+        """Called where a step of `generate` fails: whether it can go on, on another deployment."""
+        self.between: Callable[[bool], None] = lambda fresh: None
+        """Called before each step, with whether a request is about to begin; it may replace the deployment."""
         self._sequences: dict[int, Sequence] = {}
         self._ids = count()
         self._deploy(deployment)
@@ -96,6 +100,7 @@ class Engine:
             NodeLost, NodeError: if a worker is lost or fails; requests stay as they were before the step.
             PlanError: if there are too few pages for the next tokens of a single sequence.
         """
+        self.between(self.admission.waiting.head() is not None)
         self.admission.admit(perf_counter())
         self.admission.make_room()
         running = self.admission.running
@@ -129,7 +134,7 @@ class Engine:
         self.submit(request)
         try:
             while not request.finished and not stopped():
-                self.step()
+                self._advance()
                 while made:
                     yield made.popleft()
         finally:
@@ -148,6 +153,14 @@ class Engine:
         """Forget a sequence, and give its pages back; what they hold can be found as long as it is there."""
         self.admission.give_back(sequence)
         self._sequences.pop(sequence.id, None)
+
+    def _advance(self) -> None:
+        """A step; where it fails, another deployment on which the next one may not."""
+        try:
+            self.step()
+        except NodeError as error:
+            if not self.recover(error):
+                raise
 
     def _deploy(self, deployment: Deployment) -> None:
         self.deployment = deployment

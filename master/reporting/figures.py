@@ -1,7 +1,7 @@
 """What a run can say of itself: the nodes' totals, reports between two of them, the group in words, the timeline."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,7 @@ from master.reporting.report import MILLI, NodeReport, NodeShare, node_report
 from master.reporting.spans import Span, before, nothing
 from master.reporting.timeline import write_timeline
 from master.workers.cluster import Cluster
-from tpi.errors import UsageError
+from tpi.errors import NodeError, UsageError
 from tpi.net.messages import Stats
 from tpi.pack.reader import Pack
 from tpi.progress import phase
@@ -39,8 +39,9 @@ class RunFigures:
         return [self._own_stats(with_steady), *self._cluster.stats(with_steady)]
 
     def mark(self) -> None:
-        """Remember the totals: what a later `report` says is counted from here."""
-        self.marked = self.stats()
+        """Remember the totals: a later `report` counts from here. A lost worker shows in the next step."""
+        with suppress(NodeError):
+            self.marked = self.stats()
 
     def span(self) -> Span:
         """The totals at `mark`, and now."""

@@ -7,7 +7,6 @@ send and serves them weights; what it finds wrong waits for the next call.
 import os
 import secrets
 import socket
-from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 
@@ -15,21 +14,20 @@ import zmq
 
 from master.deployment.weights import UnitSource
 from master.workers.keeper import Keeper
-from master.workers.reach import ReachProbe, listen_example
+from master.workers.meeting import meeting, tell_apart
+from master.workers.recruits import Recruits
 from master.workers.remote import RemoteWorker
-from tpi.errors import NodeError, NodeLost, NodeRefused, TpiError
+from tpi.errors import NodeError, NodeLost, TpiError
 from tpi.net.codec import encode
 from tpi.net.messages import Abort, AskSpans, AskStats, Assign, Hello, PeerAddress, Ready, Spans, Stats, Step
-from tpi.net.sockets import Net, split_address
+from tpi.net.sockets import Net
 from tpi.progress import Progress, silent
 from tpi.system.clocks import Awake, since_boot
 from tpi.system.interrupts import deferred
-from tpi.text import NAME_CHARACTERS, plain
+from tpi.text import plain
 from tpi.trace import PAGE_SPANS, clock
 
 CONNECT_S = 5.0
-_PROBE_AFTER_S = 0.3  # without a connection
-_TRUST_AFTER_S = 0.6  # when the probe has had its say
 STALL_S = 120.0  # in which a worker that loads gets nothing done
 STATS_S = 10.0
 _LINGER_MS = 200
@@ -45,6 +43,8 @@ class Cluster:
         self.session = session
         self.epoch = 0
         self.name = name
+        self.recruits = Recruits(self._call)
+        self._links: dict[str, int] = {}  # numbers of addresses: who comes back gets the same place
         self._watched: dict[int, int] = {}
         self._keeper = Keeper(self._take_in)
 
@@ -60,10 +60,8 @@ class Cluster:
         session, name = secrets.randbits(64), f"{plain(socket.gethostname(), 64)} (process {os.getpid()})"
         cluster = cls(net, [], session, name)
         try:
-            for link, address in enumerate(addresses):
-                cluster.workers.append(RemoteWorker(net, address, session, link, name))
+            cluster.workers = [cluster._call(address) for address in addresses]
             cluster._meet(timeout_s)
-            cluster._tell_apart()
             cluster._keeper.start()
         except BaseException:
             cluster.close()
@@ -190,9 +188,55 @@ class Cluster:
             with self._keeper.lock, suppress(NodeError):
                 worker.send(Abort(self.session, self.epoch))
 
+    def part(self, error: NodeError) -> list[RemoteWorker]:
+        """Go on without the worker that `error` names, and without all others that are gone; returns who that is.
+
+        The others forget their plan. Those that were lost, rather than failed, are called again in the background.
+        """
+        with self._keeper.lock:
+            self._take_in()
+            now = since_boot()
+            gone = [one for one in self.workers if one.name == error.node or one.gone(now)]
+            self.workers = [one for one in self.workers if one not in gone]
+            self.abort()
+            self.epoch += 1
+            for worker in self.workers:
+                worker.expect(self.epoch)
+            for worker in gone:
+                worker.close(0)
+                if isinstance(error, NodeLost) or worker.name != error.node:
+                    self.recruits.seek(worker.address)
+            self._watched.clear()
+        return gone
+
+    def join(self) -> list[RemoteWorker]:
+        """Take in those that were called and have answered; returns who that is. They have no plan yet."""
+        with self._keeper.lock:
+            self.recruits.tend(since_boot())
+            taken = self.recruits.take()
+            self.workers = sorted([*self.workers, *taken], key=lambda worker: self._links[worker.address])
+            tell_apart(self.workers)
+            self._watched.clear()
+        return taken
+
+    def dismiss(self, workers: Sequence[RemoteWorker]) -> None:
+        """Let some of them go, for good."""
+        with self._keeper.lock:
+            self.workers = [one for one in self.workers if one not in workers]
+            for worker in workers:
+                worker.close(_LINGER_MS)
+            self._watched.clear()
+
+    def await_recruits(self, seconds: float) -> bool:
+        """Wait up to `seconds` for somebody who may join; whether there is one."""
+        with suppress(NodeError):
+            self._wait(lambda: bool(self.recruits.ready), seconds, lambda: NodeLost("", "nobody came"))
+        return bool(self.recruits.ready)
+
     def close(self) -> None:
         """Leave: the workers become idle, and keep their shards."""
         self._keeper.stop()
+        self.recruits.close()
         for worker in self.workers:
             worker.close(_LINGER_MS)
         self.workers = []
@@ -204,6 +248,10 @@ class Cluster:
     def __exit__(self, *exception: object) -> None:
         self.close()
 
+    def _call(self, address: str) -> RemoteWorker:
+        link = self._links.setdefault(address, len(self._links))
+        return RemoteWorker(self.net, address, self.session, link, self.name)
+
     def _need(self) -> None:
         """From now on the workers' silence counts."""
         now = since_boot()
@@ -214,6 +262,7 @@ class Cluster:
         """Errors wait in the `RemoteWorker`s."""
         for worker in self.workers:
             worker.serve()
+        self.recruits.tend(since_boot())
 
     def _ask(self, question: AskStats | AskSpans, *workers: RemoteWorker) -> None:
         with self._keeper.lock:
@@ -226,9 +275,8 @@ class Cluster:
         """Wait for anything to arrive, then take it in."""
         with self._keeper.lock:
             poller = zmq.Poller()
-            for worker in self.workers:
-                for one in worker.sockets:
-                    poller.register(one, zmq.POLLIN)
+            for one in (*(each for worker in self.workers for each in worker.sockets), *self.recruits.sockets):
+                poller.register(one, zmq.POLLIN)
             poller.poll(milliseconds)
             self.poll()
 
@@ -245,45 +293,12 @@ class Cluster:
                 raise worker.lost(f"it has got nothing done for {seconds:.0f} s while loading its shard")
 
     def _meet(self, seconds: float) -> None:
-        """Wait until all workers have answered, and ask what is in the way of those to whom there is no connection."""
-        probes: dict[str, ReachProbe] = {}
+        """Wait until all workers have answered."""
         awake = Awake()
-
-        def met() -> bool:
-            for worker in self.workers if awake() > _PROBE_AFTER_S else ():
-                if not worker.connected and worker.address not in probes:
-                    probes[worker.address] = ReachProbe(*split_address(worker.address))
-            for address, probe in probes.items():
-                if probe.found:
-                    raise NodeLost(address, probe.found)
-            for worker in self.workers if awake() > _TRUST_AFTER_S else ():
-                if obstacle := worker.obstacle():
-                    raise NodeRefused(worker.address, obstacle)
-            return all(worker.hello for worker in self.workers)
-
-        try:
-            self._wait(met, seconds, self._nobody)
-        finally:
-            for probe in probes.values():
-                probe.close()
-
-    def _nobody(self) -> NodeLost:
-        worker = next(worker for worker in self.workers if not worker.hello)
-        found = "something that is no tpi worker answers" if worker.connected else "no worker answers"
-        return NodeLost(
-            worker.address,
-            f"{found} at {worker.address}; start one on that machine with: {listen_example(worker.address)} "
-            "(without --listen it takes calls from its own machine only)",
-        )
+        with meeting(self.workers) as first_words:
+            self._wait(lambda: first_words.met(awake()), seconds, first_words.nobody)
+        tell_apart(self.workers)
 
     def _no_stats(self) -> NodeLost:
         worker = next(worker for worker in self.workers if not worker.stats)
         return worker.lost("it does not answer with its figures")
-
-    def _tell_apart(self) -> None:
-        """Give workers of equal names their addresses beside it."""
-        counts = Counter(worker.name for worker in self.workers)
-        for worker in self.workers:
-            if counts[worker.name] > 1:
-                beside = f" ({worker.address})"
-                worker.name = worker.name[: NAME_CHARACTERS - len(beside)] + beside

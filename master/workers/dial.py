@@ -54,7 +54,7 @@ class Dial:
                     self.lines.remove(line)
                     self.close()
                     return line
-        if not self._guarded and [line.key for line in self.lines if line.failed] == [b""]:
+        if not self._guarded and len(self.lines) == 1 and self.lines[0].monitor.mismatch:
             self.lines += [self._line(key) for key in self._net.door.trusted(self._host)[:_MOST_LINES]]
         return None
 

@@ -11,7 +11,7 @@ from master.workers.heartbeats import SILENCE_S, HeartbeatState
 from tpi import __version__
 from tpi.errors import NodeError, NodeLost, NodeRefused, TpiError, WeightsError
 from tpi.net.channel import Channel, UnreachableError
-from tpi.net.codec import Buffer, WrongProtocolError
+from tpi.net.codec import Buffer, WrongProtocolError, encode
 from tpi.net.messages import (
     Alive,
     Bye,
@@ -32,6 +32,7 @@ from tpi.text import SENTENCE_CHARACTERS, plain
 
 ALIVE_S = 1.0  # between the signs of life that a worker gets
 _ALIVE_SLOW_S = 5.0  # to one that does not seem to read them
+_SEND_MS, _SEND_TRIES = 50, 40  # how long to wait for room in a worker's queue, so often
 _MOST_CHANGES = 64  # of a connection, taken in at once
 
 
@@ -81,6 +82,8 @@ class RemoteWorker:
     def expect(self, epoch: int) -> None:
         """A new plan: what belongs to another is dropped from here on."""
         self._epoch, self.ready, self.stats = epoch, None, None
+        if not isinstance(self.problem, NodeLost | NodeRefused):
+            self.problem = None  # it was another plan's
         self.heartbeats.advanced = since_boot()
 
     def send(self, message: object) -> None:
@@ -89,18 +92,18 @@ class RemoteWorker:
         Raises:
             NodeLost: if there is no connection.
         """
-        try:
-            self._connected().send(message)
-        except UnreachableError:
-            raise self.lost("its connection is gone") from None
+        self.send_frames(encode(message))
 
     def send_frames(self, frames: list[Buffer]) -> None:
         """As `send`, for an encoded message."""
-        try:
-            self._connected().send_frames(frames)
-        except UnreachableError:
-            raise self.lost("its connection is gone") from None
-        self._alive_at = self.heartbeats.looked + ALIVE_S  # it says so
+        for _ in range(_SEND_TRIES):
+            if self._sent(frames):
+                self._alive_at = self.heartbeats.looked + ALIVE_S  # it says so
+                return
+            self.serve()  # its queue is full, or its connection has ended: that may be known by now
+            if self.problem is not None:
+                raise self.problem
+        raise self.lost("its connection is gone")
 
     def serve(self) -> None:
         """Take in what has arrived, and show that the master lives; what is wrong is kept as `problem`."""
@@ -121,11 +124,14 @@ class RemoteWorker:
         Raises:
             NodeLost, NodeRefused, NodeError: if the worker is gone, refuses, or failed.
         """
-        problem, self.problem = self.problem, None
-        if problem is not None:
-            raise problem
+        if self.problem is not None:
+            raise self.problem
         if self.hello and self.heartbeats.silent(now):
             raise self.lost(f"nothing was heard from it for {now - self.heartbeats.seen:.1f} s")
+
+    def gone(self, now: float) -> bool:
+        """Whether it cannot be asked for anything any more."""
+        return isinstance(self.problem, NodeLost | NodeRefused) or not self.connected or self.heartbeats.silent(now)
 
     def lost(self, reason: str) -> NodeLost:
         """The error that says that this worker is gone, and why."""
@@ -155,6 +161,7 @@ class RemoteWorker:
         if not self._line and (line := self._dial.answered()):
             self._line, self.key = line, line.key
             self._channel = Channel(line.socket, self._net.tap)
+            line.socket.sndtimeo = _SEND_MS
             self._connection(connected=True)
         if not self._line or not self._channel:
             return
@@ -168,10 +175,13 @@ class RemoteWorker:
         if self.feeder:
             self._feed(self.feeder)
 
-    def _connected(self) -> Channel:
-        if self._channel is None:
-            raise UnreachableError("no connection")
-        return self._channel
+    def _sent(self, frames: list[Buffer]) -> bool:
+        try:
+            if self._channel:
+                self._channel.send_frames(frames)
+        except UnreachableError:
+            return False
+        return self._channel is not None
 
     @property
     def _who(self) -> str:

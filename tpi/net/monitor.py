@@ -43,7 +43,12 @@ def receive_keyed(socket: Socket) -> tuple[list[bytes], bytes, int] | None:
         return frames, key, descriptor
 
 
-_WATCHED = zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED | zmq.EVENT_HANDSHAKE_FAILED_AUTH
+_WATCHED = (
+    zmq.EVENT_HANDSHAKE_SUCCEEDED
+    | zmq.EVENT_DISCONNECTED
+    | zmq.EVENT_HANDSHAKE_FAILED_AUTH
+    | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
+)
 
 
 class Monitor:
@@ -51,6 +56,7 @@ class Monitor:
 
     def __init__(self, socket: Socket) -> None:
         self.refused = False  # the other end knows the key of this one, and does not let it in
+        self.mismatch = False  # one of the ends wants keys, and the other has none
         self._socket = socket
         self.events: Socket = socket.get_monitor_socket(_WATCHED)
 
@@ -61,6 +67,8 @@ class Monitor:
             event = int.from_bytes(frames[0][:2], sys.byteorder)
             if event == zmq.EVENT_HANDSHAKE_FAILED_AUTH:
                 self.refused = True
+            elif event == zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL:
+                self.mismatch = True
             else:
                 yield event == zmq.EVENT_HANDSHAKE_SUCCEEDED
 

@@ -1,0 +1,108 @@
+"""A cluster that changes under way: the deployment is made anew over those who are there, and requests go on.
+
+Nothing of a request is lost: it is its tokens, which are computed again on the nodes of the next deployment.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from master.joining.shares import Shares
+from master.workers.cluster import Cluster
+from master.workers.remote import RemoteWorker
+from tpi.errors import NodeError, NodeLost, PlanError, TpiError
+from tpi.progress import phase
+from tpi.system.clocks import Awake
+
+_LOOK_S = 1.0  # at most, between two looks at who came back
+
+
+@dataclass(frozen=True)
+class Membership:
+    """Who takes part, and what is done when that changes. `deploy` makes a deployment with a share for each node."""
+
+    cluster: Cluster
+    shares: Shares
+    deploy: Callable[[Sequence[float]], None]
+    warn: Callable[[str], None]
+    patience_s: float  # to wait for workers without whom the model does not fit
+    rebalance: bool  # use who joins at once, rather than from the next request on
+
+    def recover(self, error: TpiError) -> bool:
+        """Go on without a worker that is lost or failed; whether that could be done.
+
+        Raises:
+            TpiError: if those who are left cannot hold the model, and nobody came back in time.
+        """
+        if not isinstance(error, NodeError) or not (gone := self.cluster.part(error)):
+            return False
+        self.warn(self._parting(error, gone))
+        self._redeploy()
+        return True
+
+    def welcome(self, fresh: bool) -> None:
+        """Take in who has come, if a request is to begin, or at once with `rebalance`; called between two steps."""
+        if not self.cluster.recruits.ready or not (fresh or self.rebalance):
+            return
+        joined = self.cluster.join()
+        self._greet(joined)
+        try:
+            self._deploy_once()
+            return
+        except PlanError as error:
+            self.warn(f"{error}; going on without {_names(joined)}")
+            self.cluster.dismiss(joined)
+        except NodeError as error:
+            self._part(error)
+        self._redeploy()
+
+    def _redeploy(self) -> None:
+        """Plan anew over those who are there, until a plan stands."""
+        awake = Awake()
+        while not self._deployed(awake):
+            pass
+
+    def _deployed(self, awake: Awake) -> bool:
+        """Whether a deployment stands now; else who is there has changed."""
+        try:
+            self._deploy_once()
+        except NodeError as error:
+            self._part(error)
+        except PlanError as error:
+            self._await(error, awake)
+        else:
+            return True
+        return False
+
+    def _deploy_once(self) -> None:
+        self.deploy(self.shares.among([worker.address for worker in self.cluster.workers]))
+
+    def _part(self, error: NodeError) -> None:
+        if not (gone := self.cluster.part(error)):
+            raise error
+        self.warn(self._parting(error, gone))
+
+    def _await(self, error: PlanError, awake: Awake) -> None:
+        """Wait for workers, without whom the model does not fit."""
+        self.warn(f"{error}. Waiting {self.patience_s:.0f} s for workers to come back; the tokens so far are kept")
+        with phase("waiting for workers to come back") as progress:
+            while not self.cluster.recruits.ready:
+                if (waited := awake()) > self.patience_s:
+                    raise NodeLost("", f"nobody came back within {self.patience_s:.0f} s, and without them: {error}")
+                progress(int(waited), int(self.patience_s))
+                self.cluster.await_recruits(_LOOK_S)
+        self._greet(self.cluster.join())
+
+    def _parting(self, error: NodeError, gone: Sequence[RemoteWorker]) -> str:
+        left = ", ".join(["master", *(worker.name for worker in self.cluster.workers)])
+        others = [worker.name for worker in gone if worker.name != error.node]
+        also = f" ({', '.join(others)} too)" if others else ""
+        reason = str(error).partition("; check that it")[0]
+        return f"{reason}{also}; going on with {left}"
+
+    def _greet(self, joined: Sequence[RemoteWorker]) -> None:
+        if joined:
+            self.warn(f"{_names(joined)} joined; planning anew")
+
+
+def _names(workers: Sequence[RemoteWorker]) -> str:
+    return ", ".join(worker.name for worker in workers)

@@ -1,0 +1,78 @@
+"""The first words with workers: who answers, who does not and why, and what they are to be called."""
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+from master.workers.reach import ReachProbe, listen_example
+from master.workers.remote import RemoteWorker
+from tpi.errors import NodeLost, NodeRefused
+from tpi.net.sockets import split_address
+from tpi.text import NAME_CHARACTERS
+
+_PROBE_AFTER_S = 0.3  # without a connection
+_TRUST_AFTER_S = 0.6  # when the probe has had its say
+
+
+class Meeting:
+    """Workers that were called and have not all answered."""
+
+    def __init__(self, workers: Sequence[RemoteWorker]) -> None:
+        self._workers = workers
+        self._probes: dict[str, ReachProbe] = {}
+
+    def met(self, seconds: float) -> bool:
+        """Whether all have answered, `seconds` after they were called.
+
+        Raises:
+            NodeLost: if something is in the way of one.
+            NodeRefused: if whoever answers for one has no key that is trusted, or trusts none of this machine's.
+        """
+        if seconds > _PROBE_AFTER_S:
+            self._probe()
+        for worker in self._workers if seconds > _TRUST_AFTER_S else ():
+            if obstacle := worker.obstacle():
+                raise NodeRefused(worker.address, obstacle)
+        return all(worker.hello for worker in self._workers)
+
+    def nobody(self) -> NodeLost:
+        """The error for the first that has not answered in time."""
+        worker = next(worker for worker in self._workers if not worker.hello)
+        found = "something that is no tpi worker answers" if worker.connected else "no worker answers"
+        return NodeLost(
+            worker.address,
+            f"{found} at {worker.address}; start one on that machine with: {listen_example(worker.address)} "
+            "(without --listen it takes calls from its own machine only)",
+        )
+
+    def close(self) -> None:
+        """Wait for the probes."""
+        for probe in self._probes.values():
+            probe.close()
+
+    def _probe(self) -> None:
+        for worker in self._workers:
+            if not worker.connected and worker.address not in self._probes:
+                self._probes[worker.address] = ReachProbe(*split_address(worker.address))
+        for address, probe in self._probes.items():
+            if probe.found:
+                raise NodeLost(address, probe.found)
+
+
+@contextmanager
+def meeting(workers: Sequence[RemoteWorker]) -> Iterator[Meeting]:
+    """A meeting, whose probes are waited for at the end of the block."""
+    one = Meeting(workers)
+    try:
+        yield one
+    finally:
+        one.close()
+
+
+def tell_apart(workers: Sequence[RemoteWorker]) -> None:
+    """Give workers of equal names their addresses beside it."""
+    counts = Counter(worker.name for worker in workers)
+    for worker in workers:
+        if counts[worker.name] > 1:
+            beside = f" ({worker.address})"
+            worker.name = worker.name[: NAME_CHARACTERS - len(beside)] + beside

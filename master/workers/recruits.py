@@ -1,0 +1,76 @@
+"""Workers that are called in the background: lost ones that may come back, and others that may join."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from master.workers.remote import RemoteWorker
+from tpi.errors import TpiError
+
+RETRY_S = 2.0  # until a worker that said no, or hung up, is called again
+
+
+@dataclass
+class _Call:
+    address: str
+    worker: RemoteWorker | None = None
+    next_at: float = 0.0
+
+
+class Recruits:
+    """Calls every address again and again, until whoever answers is taken. One thread at a time uses it; none waits."""
+
+    def __init__(self, call: Callable[[str], RemoteWorker]) -> None:
+        self._call = call
+        self._calls: list[_Call] = []
+
+    def seek(self, address: str) -> None:
+        """From now on call `address`."""
+        if all(one.address != address for one in self._calls):
+            self._calls.append(_Call(address))
+
+    def tend(self, now: float) -> None:
+        """Take in what has arrived, and call those again whose time has come; `now` in `since_boot` seconds."""
+        for one in self._calls:
+            if one.worker is None and now >= one.next_at:
+                self._begin(one, now)
+            if one.worker is not None:
+                one.worker.serve()
+                if one.worker.problem is not None:
+                    self._hang_up(one, now)
+
+    @property
+    def ready(self) -> list[RemoteWorker]:
+        """Those that may be used: they serve this master already."""
+        found = [one.worker for one in self._calls]
+        return [worker for worker in found if worker and worker.hello and worker.connected]
+
+    @property
+    def sockets(self) -> Iterator[object]:
+        """What to poll while waiting."""
+        for one in self._calls:
+            if one.worker is not None:
+                yield from one.worker.sockets
+
+    def take(self) -> list[RemoteWorker]:
+        """Those that are ready; they are the caller's from now on, and are not called any more."""
+        taken = self.ready
+        self._calls = [one for one in self._calls if one.worker not in taken]
+        return taken
+
+    def close(self) -> None:
+        """Hang up."""
+        for one in self._calls:
+            if one.worker is not None:
+                one.worker.close(0)
+        self._calls = []
+
+    def _begin(self, one: _Call, now: float) -> None:
+        try:
+            one.worker = self._call(one.address)
+        except TpiError:  # its key was revoked, or this machine's is unusable
+            one.next_at = now + RETRY_S
+
+    def _hang_up(self, one: _Call, now: float) -> None:
+        assert one.worker
+        one.worker.close(0)
+        one.worker, one.next_at = None, now + RETRY_S

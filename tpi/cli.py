@@ -19,6 +19,7 @@ INTERRUPTED = 130  # exit code: 128 and the number of SIGINT
 COMMANDS = {
     "run": "master.commands:run",
     "chat": "master.chat.command:chat",
+    "serve": "master.api.command:serve",
     "bench": "master.commands:bench",
     "plan": "master.planning.command:plan",
     "worker": "worker.commands:worker",

@@ -45,7 +45,10 @@ class Asked:
 
 @dataclass(eq=False)
 class Ticket:
-    """One request of another thread. Times in `perf_counter` seconds."""
+    """One request of another thread; it `follows` one with the same prompt, which is computed once.
+
+    Times in `perf_counter` seconds.
+    """
 
     asked: Asked
     listener: Listener
@@ -89,8 +92,8 @@ class EngineThread:
         """Start the thread."""
         self._thread.start()
 
-    def submit(self, asked: Asked, listener: Listener, follows: Ticket | None = None) -> Ticket:
-        """Begin a request; `follows` is one with the same prompt, which is computed once.
+    def submit(self, ticket: Ticket) -> None:
+        """Begin a request.
 
         Raises:
             BusyError: if as many wait as may.
@@ -101,9 +104,7 @@ class EngineThread:
             if self._open >= self._most:
                 raise BusyError(f"{self._open} requests are under way and none more may wait; ask again in a while")
             self._open += 1
-        ticket = Ticket(asked, listener, follows)
         self._inbox.put(lambda: self._begin(ticket))
-        return ticket
 
     def cancel(self, ticket: Ticket) -> None:
         """Give a request up. Its listener hears of the end, if it has not yet."""
@@ -183,10 +184,13 @@ class EngineThread:
             self._end(ticket, None)
 
     def _fail(self, error: TpiError) -> None:
-        self.problem = error
-        if not self._recover(error):
-            for ticket in list(self._live):
-                self._end(ticket, error)
+        try:
+            mended = self._recover(error)
+        except TpiError as worse:
+            mended, error = False, worse
+        self.problem = None if mended else error
+        for ticket in [] if mended else list(self._live):
+            self._end(ticket, error)
 
     def _end(self, ticket: Ticket, error: TpiError | None) -> None:
         assert ticket.request

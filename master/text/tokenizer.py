@@ -1,8 +1,9 @@
 """Text to token ids and back: the model's own tokenizer and chat template, taken from its pack. Master only."""
 
 import re
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
+from itertools import islice
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +15,7 @@ from tpi.pack.reader import Pack
 if TYPE_CHECKING:
     from master.text.templates.template import ChatTemplate
 
-Message = Mapping[str, str]  # {"role": ..., "content": ...}
+Message = Mapping[str, Any]  # {"role": ..., "content": ...}, and what else the template knows
 
 _REPLACEMENT = "\N{REPLACEMENT CHARACTER}"  # what an unfinished character decodes to
 _HELD_TOKENS = 16  # more than an unfinished character has
@@ -43,33 +44,61 @@ class Tokenizer:
         """
         return list(self._fast.encode(text, add_special_tokens=special).ids)
 
-    def encode_chat(self, messages: Sequence[Message]) -> list[int]:
+    def encode_chat(
+        self,
+        messages: Sequence[Message],
+        replay: Mapping[int, Sequence[int]] = MappingProxyType({}),
+        **names: Any,
+    ) -> list[int]:
         """Token ids of a conversation, ready for the assistant's answer.
 
         Control tokens come from the template alone: what a message spells out stays text. A model without a chat
-        template gets the contents as they are, joined by newlines.
+        template gets the contents as they are, joined by newlines. Of messages named in `replay`, by their index, the
+        very tokens stand in the place of their content. `names` are what else the template is given, such as tools.
 
         Raises:
             ModelError: if the template fails, or refuses the messages.
         """
         if self.chat_template is None:
             return self.encode("\n".join(message["content"] for message in messages))
-        mark = _unused(message["content"] for message in messages)
-        rendered = self.render([{**message, "content": self._mark(message["content"], mark)} for message in messages])
+        mark, again = _unused(texts_of((messages, names)), 2)
+        asked = [
+            {"role": message["role"], "content": f"{mark}{again}{index}{mark}"}
+            if index in replay
+            else _mapped(message, lambda text: self._mark(text, mark))
+            for index, message in enumerate(messages)
+        ]
+        rendered = self.render(asked, **_mapped(names, lambda text: self._mark(text, mark)))
         ids: list[int] = []
         for index, piece in enumerate(rendered.split(mark)):
-            ids += self._literal(piece) if index % 2 else self.encode(piece, special=False)
+            if index % 2 and piece.startswith(again):
+                ids += replay[int(piece[1:])]
+            else:
+                ids += self._literal(piece) if index % 2 else self.encode(piece, special=False)
         return ids
 
-    def render(self, messages: Sequence[Message]) -> str:
+    def render(self, messages: Sequence[Message], **names: Any) -> str:
         """The conversation through the model's chat template, with the opening of the assistant's turn.
 
         Raises:
             ModelError: as `encode_chat`.
         """
-        return self._template.render(
-            messages, bos_token=self.info.get("bos_token") or "", eos_token=self.info.get("eos_token") or ""
-        )
+        special = {name: self.info.get(name) or "" for name in ("bos_token", "eos_token")}
+        return self._template.render(messages, **{**names, **special})
+
+    def control(self, text: str) -> int | None:
+        """The control token that is spelled like `text`, if there is one; tokens that are shown as text are none."""
+        token = self._fast.token_to_id(text)
+        return token if token is not None and self._controls.fullmatch(text) else None
+
+    def spelling(self, token: int) -> str:
+        """How a token is written, control tokens included; what is no whole character is shown as U+FFFD."""
+        return str(self._fast.decode([token], skip_special_tokens=False))
+
+    @property
+    def definition(self) -> str:
+        """The tokenizer as Hugging Face's JSON."""
+        return str(self._fast.to_str())
 
     def stream(self, spelled: Collection[int] = ()) -> "TokenStream":
         """A decoder for one answer, which shows the control tokens `spelled` as they are spelled, and no others."""
@@ -142,7 +171,28 @@ class TokenStream:
         return str(self._fast.decode(tokens, skip_special_tokens=True)) if tokens else ""
 
 
-def _unused(texts: Iterable[str]) -> str:
-    """A character of a private-use plane that none of `texts` has."""
+def texts_of(value: Any) -> Iterator[str]:
+    """All strings in `value`, in whatever they are nested."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, Mapping):
+        yield from (text for pair in value.items() for part in pair for text in texts_of(part))
+    elif isinstance(value, (list, tuple)):
+        yield from (text for part in value for text in texts_of(part))
+
+
+def _mapped(value: Any, change: Callable[[str], str]) -> Any:
+    """`value` with all its strings changed, but for the role of a message and the names of fields."""
+    if isinstance(value, str):
+        return change(value)
+    if isinstance(value, Mapping):
+        kept = {key: part for key, part in value.items() if key == "role" and isinstance(part, str)}
+        return {key: _mapped(part, change) for key, part in value.items()} | kept
+    return [_mapped(part, change) for part in value] if isinstance(value, (list, tuple)) else value
+
+
+def _unused(texts: Iterable[str], count: int) -> tuple[str, ...]:
+    """So many characters of a private-use plane that none of `texts` has."""
     used = set("".join(texts))
-    return next(character for character in map(chr, range(0xF0000, 0xFFFFE)) if character not in used)
+    free = (character for character in map(chr, range(0xF0000, 0xFFFFE)) if character not in used)
+    return tuple(islice(free, count))

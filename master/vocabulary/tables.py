@@ -83,12 +83,15 @@ class Head:
 
     def __call__(self, x: F32) -> F32:
         """`[rows, vocab]` float32 logits of `x` `[rows, hidden]`."""
-        with self._trace.span("compute", HEAD):
-            x = self._kernels.norm(self._norm, x)
-        logits, cap = self._table.logits(x)[:, : self._config.vocab], self._config.logit_softcap
+        logits, cap = self._table.logits(self.norm(x))[:, : self._config.vocab], self._config.logit_softcap
         if self._config.logit_scale != 1.0:
             logits = logits * np.float32(self._config.logit_scale)
         if cap:
             with self._trace.span("compute", HEAD):
                 logits = np.tanh(logits / cap) * np.float32(cap)
         return logits
+
+    def norm(self, x: F32) -> F32:
+        """`x` `[rows, hidden]` after the final norm."""
+        with self._trace.span("compute", HEAD):
+            return self._kernels.norm(self._norm, x)

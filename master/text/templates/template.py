@@ -25,8 +25,8 @@ class ChatTemplate:
         self._sandbox = Sandbox()
         self._compiled: Any = None
 
-    def render(self, messages: Sequence[Mapping[str, str]], **names: str) -> str:
-        """The conversation as the template writes it, with the opening of the assistant's turn.
+    def render(self, messages: Sequence[Mapping[str, Any]], **names: Any) -> str:
+        """The conversation as the template writes it, with the opening of the assistant's turn; it knows `names`.
 
         Raises:
             ModelError: if the template is wrong, refuses these messages, or goes beyond a limit; whatever it raised.
@@ -37,7 +37,7 @@ class ChatTemplate:
             self._sandbox.written = 0
             with _time_limit(SECONDS):
                 rendered: str = self._compiled.render(
-                    messages=[dict(message) for message in messages], add_generation_prompt=True, **names
+                    **{**names, "messages": [dict(message) for message in messages], "add_generation_prompt": True}
                 )
         except Exception as error:  # a template can raise anything
             raise ModelError(

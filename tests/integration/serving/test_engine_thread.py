@@ -37,8 +37,10 @@ class Heard:
         self.over.set()
 
 
-def asked(prompt: list[int], limit: int = 20) -> Asked:
-    return Asked(prompt, Sampler(Sampling(temperature=0)), limit)
+def submitted(thread: EngineThread, prompt: list[int], heard: Heard, limit: int = 20) -> Ticket:
+    ticket = Ticket(Asked(prompt, Sampler(Sampling(temperature=0)), limit), heard)
+    thread.submit(ticket)
+    return ticket
 
 
 @pytest.fixture
@@ -61,7 +63,7 @@ def test_requests_of_several_threads(thread: EngineThread) -> None:
     heard = [Heard() for _ in range(8)]
 
     def ask(number: int) -> None:
-        thread.submit(asked([5 + number, 6, 7]), heard[number])
+        submitted(thread, [5 + number, 6, 7], heard[number])
 
     threads = [Thread(target=ask, args=(number,)) for number in range(8)]
     for one in threads:
@@ -70,7 +72,7 @@ def test_requests_of_several_threads(thread: EngineThread) -> None:
         one.join()
     assert all(one.over.wait(WAIT_S) for one in heard)
     alone = Heard()
-    thread.submit(asked([5 + 3, 6, 7]), alone)
+    submitted(thread, [5 + 3, 6, 7], alone)
     assert alone.over.wait(WAIT_S)
     assert alone.tokens == heard[3].tokens
     assert [len(one.tokens) for one in heard] == [20] * 8
@@ -78,7 +80,7 @@ def test_requests_of_several_threads(thread: EngineThread) -> None:
 
 def test_giving_up_ends_once_and_gives_the_pages_back(thread: EngineThread, engine: Engine) -> None:
     heard = Heard()
-    ticket = thread.submit(asked([5, 6, 7], 100), heard)
+    ticket = submitted(thread, [5, 6, 7], heard, 100)
     assert heard.first.wait(WAIT_S)
     thread.cancel(ticket)
     thread.cancel(ticket)
@@ -89,7 +91,7 @@ def test_giving_up_ends_once_and_gives_the_pages_back(thread: EngineThread, engi
 
 def test_a_prompt_that_cannot_be_is_heard_of(thread: EngineThread) -> None:
     heard = Heard()
-    thread.submit(asked([1] * 500), heard)
+    submitted(thread, [1] * 500, heard)
     assert heard.over.wait(WAIT_S)
     assert isinstance(heard.error, UsageError)
 
@@ -100,8 +102,8 @@ def test_a_listener_that_fails_ends_its_request_alone(thread: EngineThread, capl
             raise ValueError("broken")
 
     broken, other = Broken(), Heard()
-    thread.submit(asked([5, 6, 7]), broken)
-    thread.submit(asked([5, 6, 8]), other)
+    submitted(thread, [5, 6, 7], broken)
+    submitted(thread, [5, 6, 8], other)
     assert broken.over.wait(WAIT_S)
     assert other.over.wait(WAIT_S)
     assert len(other.tokens) == 20
@@ -110,25 +112,25 @@ def test_a_listener_that_fails_ends_its_request_alone(thread: EngineThread, capl
 
 def test_too_many_are_told_to_come_back(engine: Engine) -> None:
     thread, heard = EngineThread(engine, most_waiting=-engine.admission.most + 1), Heard()
-    thread.submit(asked([5, 6, 7]), heard)  # not started yet: it stays under way
+    submitted(thread, [5, 6, 7], heard)  # not started yet: it stays under way
     with pytest.raises(BusyError, match="1 requests are under way"):
-        thread.submit(asked([5, 6, 7]), Heard())
+        submitted(thread, [5, 6, 7], Heard())
     thread.start()
     assert heard.over.wait(WAIT_S)
     thread.stop()
     with pytest.raises(BusyError, match="shutting down"):
-        thread.submit(asked([5, 6, 7]), Heard())
+        submitted(thread, [5, 6, 7], Heard())
 
 
 def test_stopping_lets_requests_finish_or_ends_them(engine: Engine) -> None:
     thread, heard = EngineThread(engine, 10), [Heard(), Heard()]
     thread.start()
-    thread.submit(asked([5, 6, 7]), heard[0])
+    submitted(thread, [5, 6, 7], heard[0])
     thread.stop(WAIT_S)
     assert len(heard[0].tokens) == 20
     thread = EngineThread(engine, 10)
     thread.start()
-    thread.submit(asked([5, 6, 7]), heard[1])
+    submitted(thread, [5, 6, 7], heard[1])
     thread.stop(0)
     assert isinstance(heard[1].error, BusyError)
 
@@ -146,8 +148,7 @@ def test_a_step_that_fails(recovers: bool, engine: Engine, monkeypatch: pytest.M
 
     monkeypatch.setattr(engine, "step", step)
     thread, heard = EngineThread(engine, 10, lambda error: recovers), Heard()
-    ticket = thread.submit(asked([5, 6, 7]), heard)
-    assert isinstance(ticket, Ticket)
+    submitted(thread, [5, 6, 7], heard)
     thread.start()
     assert heard.over.wait(WAIT_S)
     assert (heard.error, len(heard.tokens)) == ((None, 20) if recovers else (lost, 4))

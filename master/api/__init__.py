@@ -1,0 +1,1 @@
+"""`tpi serve`: an HTTP server in the forms that people's programs speak. One core (`answers`), thin adapters."""

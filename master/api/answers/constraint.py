@@ -1,0 +1,70 @@
+"""Structured output: which tokens a grammar allows next, by llguidance. Grammars are in its own Lark (docs/syntax.md).
+
+Nothing of it is loaded for answers without a grammar.
+"""
+
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
+
+from master.api.failures import RequestError
+
+if TYPE_CHECKING:
+    from llguidance import LLMatcher, LLTokenizer
+
+    from master.text.tokenizer import Tokenizer
+
+F32 = npt.NDArray[np.float32]
+
+_WORD = 32  # tokens in a number of the mask
+
+
+class GrammarConstraint:
+    """Follows one answer; see `master.generation.sampler.Constraint`."""
+
+    def __init__(self, matcher: "LLMatcher", vocab: int) -> None:
+        self._matcher = matcher
+        self._mask = np.zeros(-(-vocab // _WORD), np.int32)
+
+    def allow(self, logits: F32) -> F32:
+        """`logits` `[vocab]`, minus infinity for what may not come; at its end only the end of turn may."""
+        self._matcher.unsafe_compute_mask_ptr(self._mask.ctypes.data, self._mask.nbytes)
+        allowed = np.unpackbits(self._mask.view(np.uint8), bitorder="little")[: logits.size].view(np.bool_)
+        return np.where(allowed, logits, np.float32(-np.inf))
+
+    def accept(self, token: int) -> None:
+        """It came; the end of turn is none of the grammar's tokens where the grammar is over."""
+        if not self._matcher.is_stopped():
+            self._matcher.consume_token(token)
+
+
+class Grammars:
+    """Compiles grammars for one tokenizer. From one thread at a time."""
+
+    def __init__(self, tokenizer: "Tokenizer", vocab: int) -> None:
+        """`vocab`: logits of a token."""
+        self._source = tokenizer
+        self._vocab = vocab
+
+    def constraint(self, lark: str, field: str) -> GrammarConstraint:
+        """A constraint that an answer is what `lark` says; `field` is where the user said it.
+
+        Raises:
+            RequestError: if it is no valid grammar, or one that is too large.
+        """
+        from llguidance import LLMatcher, grammar_from
+
+        matcher = LLMatcher(self._tokenizer, grammar_from("lark", lark), log_level=0)
+        if matcher.is_error():
+            said = " ".join(matcher.get_error().split())[:300]
+            raise RequestError(f"{field} cannot be made a grammar: {said}", field, "invalid_value")
+        return GrammarConstraint(matcher, self._vocab)
+
+    @cached_property
+    def _tokenizer(self) -> "LLTokenizer":
+        from llguidance import LLTokenizer
+
+        ends = sorted(self._source.eos_ids)
+        return LLTokenizer(self._source.definition, n_vocab=self._vocab, eos_token=ends or None)

@@ -1,0 +1,47 @@
+"""The very tokens of answers, for when a client sends them back as text: so a further turn finds them computed."""
+
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from hashlib import sha256
+
+from master.text.tokenizer import Message
+
+_MOST = 512  # answers
+
+
+@dataclass(frozen=True)
+class _Said:
+    tokens: tuple[int, ...]
+    thought: bool  # there is thinking among them, which templates leave out of earlier turns
+
+
+class Replay:
+    """Remembers the latest answers by their text, or by the id of their first tool call."""
+
+    def __init__(self) -> None:
+        self._said: OrderedDict[str, _Said] = OrderedDict()
+
+    def remember(self, text: str, calls: Sequence[str], tokens: Sequence[int], thought: bool) -> None:
+        """An answer of `tokens` (without the end of turn) was given as `text` and calls of these ids."""
+        if calls or not thought:
+            self._said[_key(text, calls)] = _Said(tuple(tokens), thought)
+        while len(self._said) > _MOST:
+            self._said.popitem(last=False)
+
+    def find(self, messages: Sequence[Message]) -> dict[int, tuple[int, ...]]:
+        """The tokens of those of `messages` that are answers given before, by their index."""
+        last = max((index for index, message in enumerate(messages) if message["role"] == "user"), default=-1)
+        found = {}
+        for index, message in enumerate(messages):
+            if message["role"] == "assistant":
+                calls = [call.get("id", "") for call in message.get("tool_calls") or ()]
+                said = self._said.get(_key(message["content"], calls))
+                if said is not None and (index > last or not said.thought):
+                    self._said.move_to_end(_key(message["content"], calls))
+                    found[index] = said.tokens
+        return found
+
+
+def _key(text: str, calls: Sequence[str]) -> str:
+    return calls[0] if calls else sha256(text.encode()).hexdigest()

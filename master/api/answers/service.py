@@ -1,0 +1,185 @@
+"""The core: what is asked goes to the engine's thread, what comes of it is awaited here. Every form uses it."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import replace
+from typing import TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+from master.api.answers.ask import ChatAsk, TextAsk, Wanted
+from master.api.answers.collector import Collector, Meter
+from master.api.answers.events import Ended, Event
+from master.api.answers.prepare import Prepared, Preparer
+from master.api.failures import RequestError
+from master.generation.answer import AnswerLimits
+from master.generation.request import Sampled
+from master.generation.sampler import RANDOM_SEED, Sampler, Sampling
+from master.generation.thread import Asked, EngineThread, Ticket
+from master.text.tokenizer import Tokenizer
+from tpi.errors import TpiError
+
+F32 = npt.NDArray[np.float32]
+T = TypeVar("T")
+
+
+class Answering:
+    """One answer under way. Iterate over it once; whoever stops early calls `cancel`."""
+
+    def __init__(self, engine: EngineThread) -> None:
+        self._engine = engine
+        self._loop = asyncio.get_running_loop()
+        self._queue: asyncio.Queue[list[Event] | TpiError] = asyncio.Queue()  # bounded by the answer's own limit
+        self._ticket: Ticket | None = None
+
+    def begin(self, ticket: Ticket) -> None:
+        """Hand it in; raises BusyError."""
+        self._engine.submit(ticket)
+        self._ticket = ticket
+
+    def deliver(self, what: list[Event] | TpiError) -> None:
+        """From the engine's thread."""
+        with suppress(RuntimeError):  # the loop is closed: nobody waits any more
+            self._loop.call_soon_threadsafe(self._queue.put_nowait, what)
+
+    def cancel(self) -> None:
+        """Give it up; does nothing where it is over."""
+        if self._ticket is not None:
+            self._engine.cancel(self._ticket)
+
+    async def __aiter__(self) -> AsyncIterator[Event]:
+        """Its events; the last one is `Ended`. Raises what went wrong."""
+        while True:
+            got = await self._queue.get()
+            if isinstance(got, TpiError):
+                raise got
+            for event in got:
+                yield event
+                if isinstance(event, Ended):
+                    return
+
+
+class Service:
+    """Answers questions on one engine."""
+
+    def __init__(self, engine: EngineThread, tokenizer: Tokenizer, vocab: int, meter: Meter) -> None:
+        self.engine = engine
+        self.context = engine.engine.context
+        self._tokenizer, self._vocab, self._meter = tokenizer, vocab, meter
+        self._preparer = Preparer(tokenizer, vocab, self.context)
+        self._text = ThreadPoolExecutor(1, "text")
+
+    async def chat(self, ask: ChatAsk) -> list[Answering]:
+        """`ask.wanted.count` answers to a conversation.
+
+        Raises:
+            RequestError: if it cannot be answered.
+            BusyError: if too many wait.
+        """
+        prepared = await self._in_thread(lambda: self._preparer.chat(ask))
+        return await self._begin(prepared, ask.wanted, ask.client)
+
+    async def text(self, ask: TextAsk) -> list[Answering]:
+        """As `chat`, for a text that is gone on with as it is."""
+        self._check_tokens(ask.prompt, ask.field)
+        prepared = await self._in_thread(lambda: self._preparer.text(ask))
+        return await self._begin(prepared, ask.wanted, ask.client)
+
+    async def count(self, ask: ChatAsk) -> int:
+        """Tokens of a conversation; errors as `chat`."""
+        return len(await self._in_thread(lambda: self._preparer.encode(ask)))
+
+    async def embed(self, ask: TextAsk) -> tuple[F32, int]:
+        """The mean of the last hidden states `[hidden]`, of length 1, and the number of tokens. Errors as `chat`."""
+        self._check_tokens(ask.prompt, ask.field)
+        prepared = await self._in_thread(lambda: self._preparer.text(ask))
+        head = self.engine.engine.deployment.vocabulary.head
+        total, done = np.zeros(0, np.float32), _Done()
+
+        def add(rows: F32) -> None:
+            nonlocal total
+            summed = head.norm(rows).sum(axis=0)
+            total = total + summed if total.size else summed
+
+        ticket = Ticket(Asked(prepared.tokens, Sampler(Sampling(temperature=0)), 1, rows=add, client=ask.client), done)
+        self.engine.submit(ticket)
+        try:
+            await done.wait()
+        finally:
+            self.engine.cancel(ticket)
+        return total / max(float(np.linalg.norm(total)), 1e-12), len(prepared.tokens)
+
+    def close(self) -> None:
+        """Join the thread that prepares prompts."""
+        self._text.shutdown(cancel_futures=True)
+
+    async def _begin(self, prepared: Prepared, wanted: Wanted, client: str) -> list[Answering]:
+        self._check_bias(wanted.sampling)
+        samplers = await self._in_thread(lambda: [_sampler(prepared, wanted, index) for index in range(wanted.count)])
+        limits = AnswerLimits(prepared.limit, wanted.stops, wanted.ignore_eos)
+        answers, first = list[Answering](), None
+        try:
+            for sampler in samplers:
+                one = Answering(self.engine)
+                collector = Collector(
+                    self._tokenizer, prepared, limits, self._preparer.replay, self._meter, one.deliver
+                )
+                asked = Asked(prepared.tokens, sampler, prepared.limit, client=client, logprobs=wanted.logprobs)
+                collector.ticket = Ticket(asked, collector, first)
+                one.begin(collector.ticket)
+                first = first or collector.ticket
+                answers.append(one)
+        except TpiError:
+            for one in answers:
+                one.cancel()
+            raise
+        return answers
+
+    async def _in_thread(self, function: Callable[[], T]) -> T:
+        return await asyncio.get_running_loop().run_in_executor(self._text, function)
+
+    def _check_tokens(self, prompt: str | Sequence[int], field: str) -> None:
+        if not isinstance(prompt, str) and not all(0 <= token < self._vocab for token in prompt):
+            raise RequestError(f"token ids are from 0 to {self._vocab - 1}", field)
+
+    def _check_bias(self, sampling: Sampling) -> None:
+        if not all(0 <= token < self._vocab for token in sampling.bias):
+            raise RequestError(f"token ids are from 0 to {self._vocab - 1}", "logit_bias")
+
+
+class _Done:
+    """Hears of the end of a request that draws no tokens."""
+
+    def __init__(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._over: asyncio.Future[None] = self._loop.create_future()
+
+    def token(self, sampled: Sampled) -> bool:
+        return False
+
+    def ended(self, error: TpiError | None) -> None:
+        with suppress(RuntimeError):
+            self._loop.call_soon_threadsafe(self._set, error)
+
+    def _set(self, error: TpiError | None) -> None:
+        if self._over.cancelled():
+            return
+        if error is None:
+            self._over.set_result(None)
+        else:
+            self._over.set_exception(error)
+
+    async def wait(self) -> None:
+        await self._over
+
+
+def _sampler(prepared: Prepared, wanted: Wanted, index: int) -> Sampler:
+    """Each of several answers draws its own tokens, and the same ones again for the same seed."""
+    sampling, seed = wanted.sampling, wanted.sampling.seed
+    if index and seed not in (None, RANDOM_SEED):
+        assert seed is not None
+        sampling = replace(sampling, seed=seed + index)
+    return Sampler(sampling, prepared.constraint())

@@ -1,0 +1,1 @@
+"""Anthropic's form: messages, and counting their tokens."""

@@ -1,0 +1,87 @@
+"""The application: routes behind the guard, errors in the caller's own form."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse, Response
+from starlette.exceptions import HTTPException
+from starlette.middleware.cors import CORSMiddleware
+
+from master.api.failures import Failure, failure_of, refusal
+from master.api.forms import refuse
+from master.api.guard import Access, Guard, form_for
+from master.api.openai.chat import chat_routes
+from master.api.openai.completions import completion_routes
+from master.api.openai.embeddings import embedding_routes, model_routes
+from master.api.state import ApiState
+from tpi import __version__
+from tpi.errors import TpiError
+
+_TEXT = "text/plain; version=0.0.4; charset=utf-8"
+
+
+def make_app(state: ApiState, access: Access, origins: Sequence[str] = ()) -> FastAPI:
+    """Everything that is served. `origins`: sites whose pages may ask (CORS); none by default."""
+    app = FastAPI(title="TPI", version=__version__, docs_url=None, redoc_url=None)
+    for routes in (chat_routes, completion_routes, embedding_routes, model_routes):
+        app.include_router(routes(state))
+    _add_figures(app, state)
+    _add_errors(app, state)
+    app.add_middleware(Guard, access=access, limits=state.limits, is_open=_nothing_more)
+    if origins:
+        app.add_middleware(
+            CORSMiddleware, allow_origins=list(origins), allow_methods=["GET", "POST"], allow_headers=["*"]
+        )
+    return app
+
+
+def _nothing_more(path: str) -> bool:
+    """Paths beside /health that everybody may read."""
+    return False
+
+
+def _add_figures(app: FastAPI, state: ApiState) -> None:
+    @app.get("/health", summary="Whether it can answer")
+    async def health() -> Response:
+        problem = state.service.engine.problem
+        if problem is not None:
+            return JSONResponse({"status": "error", "reason": str(problem)}, 503)
+        return JSONResponse({"status": "ok"})
+
+    @app.get("/metrics", summary="Figures for Prometheus")
+    async def metrics() -> Response:
+        return Response(state.metrics.text, media_type=_TEXT)
+
+
+def _add_errors(app: FastAPI, state: ApiState) -> None:
+    def shown(request: Request, failure: Failure) -> Response:
+        headers = {"Retry-After": str(failure.retry_after)} if failure.retry_after is not None else None
+        return JSONResponse(form_for(request.url.path, failure), failure.status, headers)
+
+    async def own(request: Request, error: Exception) -> Response:
+        assert isinstance(error, TpiError)
+        return shown(request, failure_of(error, state.retry_after()))
+
+    async def invalid(request: Request, error: Exception) -> Response:
+        assert isinstance(error, RequestValidationError)
+        return shown(request, failure_of(refuse(error.errors(), error.body)))
+
+    async def http(request: Request, error: Exception) -> Response:
+        assert isinstance(error, HTTPException)
+        answer = shown(request, refusal(error.status_code, _said(request, error)))
+        answer.headers.update(error.headers or {})
+        return answer
+
+    app.add_exception_handler(TpiError, own)
+    app.add_exception_handler(RequestValidationError, invalid)
+    app.add_exception_handler(HTTPException, http)
+
+
+def _said(request: Request, error: HTTPException) -> str:
+    known: dict[int, Any] = {
+        404: f"there is nothing at {request.url.path[:200]}",
+        405: "this path takes another method",
+    }
+    return str(known.get(error.status_code, error.detail))

@@ -1,0 +1,76 @@
+"""The command `tpi serve`."""
+
+import logging
+import os
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import click
+
+from master.options import RunOptions, placement_options, quiet_option
+from master.session import Session
+from tpi.errors import UsageError
+
+DEFAULT_PORT = 8080
+KEY_VARIABLE = "TPI_API_KEY"
+
+
+@click.command()
+@placement_options
+@click.option("--host", default="127.0.0.1", show_default=True, help="Where to listen; others than this need a key.")
+@click.option(
+    "--port", default=DEFAULT_PORT, show_default=True, type=click.IntRange(0, 65535), help="0: any that is free."
+)
+@click.option("--api-key", metavar="KEY", help=f"What every request has to carry (default: {KEY_VARIABLE}).")
+@click.option("--alias", metavar="NAME", help="What the model is called (default: its file or directory).")
+@click.option(
+    "--parallel",
+    default=4,
+    show_default=True,
+    type=click.IntRange(1, 256),
+    help="Room for so many full contexts, where memory allows.",
+)
+@click.option(
+    "--queue", default=256, show_default=True, type=click.IntRange(0, 10_000), help="Most requests that wait."
+)
+@click.option("--timeout", default=600.0, show_default=True, type=click.FloatRange(min=1), help="Seconds of an answer.")
+@click.option("--cors", multiple=True, metavar="ORIGIN", help="A site whose pages may ask. May be repeated.")
+@click.option("--allow-host", multiple=True, metavar="NAME", help="A name of this server. May be repeated.")
+@quiet_option
+def serve(
+    host: str,
+    port: int,
+    api_key: str | None,
+    alias: str | None,
+    parallel: int,
+    queue: int,
+    timeout: float,
+    cors: tuple[str, ...],
+    allow_host: tuple[str, ...],
+    quiet: bool,
+    **flags: Any,
+) -> None:
+    """Serve the model to programs and people: OpenAI's and Anthropic's forms, for many at once.
+
+    /v1/chat/completions, /v1/completions, /v1/responses, /v1/embeddings, /v1/models, /v1/messages, /health, /metrics.
+    """
+    from master.api.guard import Access  # what a server needs is loaded by it alone
+    from master.api.run import run_server
+    from master.api.server import is_own, listen
+    from master.api.state import ServeLimits
+
+    key = api_key or os.environ.get(KEY_VARIABLE) or None
+    if not is_own(host) and key is None:
+        raise UsageError(f"--host {host} is open to the network; give a key with --api-key, or listen at 127.0.0.1")
+    placement = replace(RunOptions.from_flags(flags), parallel=parallel)
+    access = Access(key, tuple(name.lower() for name in (host, *allow_host)))
+    limits = ServeLimits(answer_s=timeout, waiting=queue)
+    _log(quiet)
+    with listen(host, port) as listening, Session(placement) as session:
+        run_server(session, alias or Path(placement.model).name or placement.model, listening, access, limits, cors)
+
+
+def _log(quiet: bool) -> None:
+    logging.basicConfig(format="%(asctime)s %(message)s", level=logging.WARNING if quiet else logging.INFO, force=True)
+    logging.getLogger("uvicorn.error").setLevel(logging.WARNING)

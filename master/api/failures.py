@@ -1,0 +1,66 @@
+"""What is wrong with a request, and how each error of the project looks to whoever sent it."""
+
+from dataclasses import dataclass
+
+from tpi.errors import BusyError, NodeError, TpiError, UsageError
+
+
+class RequestError(UsageError):
+    """A request that cannot be answered. `field` is what is wrong in it, `code` a word for programs."""
+
+    def __init__(self, message: str, field: str | None = None, code: str | None = None, status: int = 400) -> None:
+        super().__init__(message)
+        self.field = field
+        self.code = code
+        self.status = status
+
+
+@dataclass(frozen=True)
+class Failure:
+    """An error as a client is told: HTTP status, a word for programs, a sentence, and the field that is wrong."""
+
+    status: int
+    kind: str
+    message: str
+    field: str | None = None
+    code: str | None = None
+    retry_after: int | None = None  # seconds
+
+
+_KINDS = {
+    400: "invalid_request_error", 401: "authentication_error", 403: "permission_error", 404: "not_found_error",
+    405: "invalid_request_error", 408: "timeout_error", 413: "request_too_large", 415: "invalid_request_error",
+    422: "invalid_request_error", 429: "rate_limit_error", 500: "api_error", 503: "overloaded_error",
+}  # fmt: skip
+
+RETRY_S = 5  # when nothing better is known
+
+
+def failure_of(error: TpiError, retry_after: int = RETRY_S) -> Failure:
+    """How `error` looks from outside; the message is the error's own sentence."""
+    if isinstance(error, RequestError):
+        return refusal(error.status, str(error), error.field, error.code)
+    if isinstance(error, BusyError):
+        return Failure(429, _KINDS[429], str(error), code="busy", retry_after=retry_after)
+    if isinstance(error, UsageError):
+        return refusal(400, str(error))
+    if isinstance(error, NodeError):
+        return Failure(503, _KINDS[503], str(error), code="node_lost", retry_after=retry_after)
+    return Failure(503, _KINDS[503], str(error), code="unavailable", retry_after=retry_after)
+
+
+def refusal(status: int, message: str, field: str | None = None, code: str | None = None) -> Failure:
+    """An error of the client's."""
+    return Failure(status, _KINDS.get(status, "invalid_request_error"), message, field, code)
+
+
+def openai_form(failure: Failure) -> dict[str, object]:
+    """As in OpenAI's API reference, "Error codes"."""
+    error = {"message": failure.message, "type": failure.kind, "param": failure.field, "code": failure.code}
+    return {"error": error}
+
+
+def anthropic_form(failure: Failure) -> dict[str, object]:
+    """As in Anthropic's API reference, "Errors"."""
+    said = failure.message if failure.field is None else f"{failure.field}: {failure.message}"
+    return {"type": "error", "error": {"type": failure.kind, "message": said}}

@@ -1,0 +1,75 @@
+"""What all bodies of requests have in common: strict types, unknown fields ignored, text that is text."""
+
+import re
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, model_validator
+
+from master.api.failures import RequestError
+from tpi.errors import UsageError
+
+MOST_DEPTH = 64  # of values in values
+_HALVES = re.compile("[\ud800-\udfff]")
+
+
+class Form(BaseModel):
+    """A part of a body. Types are not guessed: a number is no string."""
+
+    model_config = ConfigDict(extra="ignore", strict=True, allow_inf_nan=False)
+
+
+class Body(Form):
+    """A whole body."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _is_text(cls, data: Any) -> Any:
+        """Refuses halves of characters, which no tokenizer takes, and values that are nested too deep."""
+        if any(_HALVES.search(text) for text in _strings(data)):
+            raise ValueError("a text has half a character (a lone surrogate)")
+        return data
+
+
+def _strings(value: Any) -> Iterator[str]:
+    """All strings in `value`, names of fields included."""
+    stack = [(value, 0)]
+    while stack:
+        one, depth = stack.pop()
+        if depth > MOST_DEPTH:
+            raise ValueError(f"values are nested more than {MOST_DEPTH} deep")
+        if isinstance(one, str):
+            yield one
+        elif isinstance(one, dict):
+            stack += [(part, depth + 1) for pair in one.items() for part in pair]
+        elif isinstance(one, list):
+            stack += [(part, depth + 1) for part in one]
+
+
+def refuse(errors: Sequence[Any], body: Any) -> RequestError:
+    """The first of pydantic's `errors` about `body`, as one of ours."""
+    first = errors[0]
+    field = _path(first["loc"], body, missing=first["type"] == "missing")
+    said = str(first["msg"]).removeprefix("Value error, ")
+    if first["type"] == "json_invalid":
+        said, field = f"the body is no JSON: {first.get('ctx', {}).get('error', said)}", None
+    where = f"{field}: " if field else ""
+    return RequestError(f"{where}{said[:1].lower()}{said[1:]}", field, "invalid_value")
+
+
+def _path(location: Sequence[str | int], body: Any, missing: bool) -> str | None:
+    """Where in the body it is; pydantic names the branches of a union, too, which are no place."""
+    path, here = "", body
+    for part in location[1:] if location and location[0] in ("body", "query", "path") else location:
+        if isinstance(here, dict) and part in here:
+            path, here = f"{path}.{part}", here[part]
+        elif isinstance(here, list) and isinstance(part, int) and part < len(here):
+            path, here = f"{path}[{part}]", here[part]
+        elif missing and part == location[-1]:
+            path = f"{path}.{part}"
+    return path.removeprefix(".") or None
+
+
+def checked(field: str, error: UsageError) -> RequestError:
+    """An error of the project about `field`."""
+    return RequestError(f"{field}: {error}", field, "invalid_value")

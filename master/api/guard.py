@@ -1,0 +1,166 @@
+"""Who may ask, from where, and how much: everything that is checked before a request is read as one."""
+
+import asyncio
+import hmac
+import json
+import logging
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from ipaddress import ip_address
+from secrets import token_hex
+from time import perf_counter
+
+from starlette.datastructures import Headers
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from master.api.failures import Failure, anthropic_form, openai_form, refusal
+from master.api.state import ServeLimits
+
+OPEN_PATHS = frozenset({"/health"})
+_NAMES = ("localhost",)
+
+log = logging.getLogger("tpi.serve")
+
+
+@dataclass(frozen=True)
+class Access:
+    """The key, if one is needed, and names of this machine beside its addresses and localhost."""
+
+    key: str | None = None
+    hosts: tuple[str, ...] = ()
+
+
+class Guard:
+    """ASGI middleware: key, Host, Content-Type, size and time of the body; a request's number in every log line."""
+
+    def __init__(self, app: ASGIApp, access: Access, limits: ServeLimits, is_open: Callable[[str], bool]) -> None:
+        """`is_open` says of a path whether everybody may read it, without a key."""
+        self._app, self._access, self._limits, self._open = app, access, limits, is_open
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """See ASGI."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        request = _Logged(scope, send)
+        try:
+            failure, body = await self._checked(scope, receive)
+            if failure is not None:
+                await request.refuse(failure)
+            elif body is None:
+                await self._app(scope, receive, request.send)
+            else:
+                await self._app(scope, _replayed(body, receive), request.send)
+        finally:
+            request.finish()
+
+    async def _checked(self, scope: Scope, receive: Receive) -> tuple[Failure | None, bytes | None]:
+        """What is wrong with it, else the body of a POST."""
+        headers = Headers(scope=scope)
+        if not self._known_host(headers.get("host", "")):
+            said = "this server answers to its addresses and to localhost; name another one with --allow-host"
+            return refusal(403, said, code="unknown_host"), None
+        if scope["path"] not in OPEN_PATHS and not self._open(scope["path"]) and not self._has_key(headers):
+            said = "a key is needed, as `Authorization: Bearer KEY` or `x-api-key: KEY`"
+            return refusal(401, said, code="invalid_api_key"), None
+        if scope["method"] not in ("POST", "PUT", "PATCH"):
+            return None, None
+        if headers.get("content-type", "").split(";")[0].strip().lower() != "application/json":
+            return refusal(415, "the body has to be application/json", code="unsupported_media_type"), None
+        return await self._body(headers, receive)
+
+    def _known_host(self, host: str) -> bool:
+        """Against pages of other sites whose name was made to point here (DNS rebinding)."""
+        name = host.rsplit(":", 1)[0] if not host.endswith("]") else host
+        name = name.strip("[]").lower()
+        with suppress(ValueError):
+            ip_address(name)
+            return True
+        return name in _NAMES or name in self._access.hosts
+
+    def _has_key(self, headers: Headers) -> bool:
+        if self._access.key is None:
+            return True
+        scheme, _, bearer = headers.get("authorization", "").partition(" ")
+        given = bearer if scheme.lower() == "bearer" else headers.get("x-api-key", "")
+        return hmac.compare_digest(given.strip().encode(), self._access.key.encode())
+
+    async def _body(self, headers: Headers, receive: Receive) -> tuple[Failure | None, bytes | None]:
+        most = self._limits.body_bytes
+        too_large = refusal(413, f"the body is over the limit of {most} bytes; ask for less", code="body_too_large")
+        length = headers.get("content-length", "0")
+        if not length.isdigit() or int(length) > most:
+            return too_large, None
+        try:
+            body = await asyncio.wait_for(_read(receive, most), self._limits.body_s)
+        except asyncio.TimeoutError:
+            return refusal(408, f"the body did not come within {self._limits.body_s:.0f} s", code="timeout"), None
+        return (too_large, None) if body is None else (None, body)
+
+
+class _Logged:
+    """One request: its number goes into a header and every line of the log."""
+
+    def __init__(self, scope: Scope, send: Send) -> None:
+        self._scope, self._send = scope, send
+        self._id = token_hex(6)
+        scope.setdefault("state", {})["request_id"] = self._id
+        self._begun, self._status = perf_counter(), 0
+
+    async def send(self, message: Message) -> None:
+        if message["type"] == "http.response.start":
+            self._status = message["status"]
+            message["headers"] = [*message.get("headers", ()), (b"x-request-id", self._id.encode()), *_SAFE]
+        await self._send(message)
+
+    async def refuse(self, failure: Failure) -> None:
+        body = json.dumps(form_for(self._scope["path"], failure)).encode()
+        headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
+        if failure.status in (408, 413):
+            headers.append((b"connection", b"close"))  # what still comes of the body is not read
+        await self.send({"type": "http.response.start", "status": failure.status, "headers": headers})
+        await self._send({"type": "http.response.body", "body": body})
+
+    def finish(self) -> None:
+        client = (self._scope.get("client") or ("-",))[0]
+        seconds = perf_counter() - self._begun
+        line = "%s %s %s %s %d %.3f s"
+        log.info(line, self._id, client, self._scope["method"], self._scope["path"], self._status, seconds)
+
+
+_SAFE = ((b"x-content-type-options", b"nosniff"),)
+
+
+def form_for(path: str, failure: Failure) -> dict[str, object]:
+    """An error in the form of the API that `path` belongs to."""
+    return anthropic_form(failure) if path.startswith("/v1/messages") else openai_form(failure)
+
+
+async def _read(receive: Receive, most: int) -> bytes | None:
+    """The whole body; None if there is more than `most` of it."""
+    parts, size = list[bytes](), 0
+    while True:
+        message = await receive()
+        if message["type"] == "http.disconnect":
+            return b"".join(parts)
+        parts.append(message.get("body", b""))
+        size += len(parts[-1])
+        if size > most:
+            return None
+        if not message.get("more_body"):
+            return b"".join(parts)
+
+
+def _replayed(body: bytes, receive: Receive) -> Receive:
+    """The body at once, then whatever comes: that the client left."""
+    told = False
+
+    async def replay() -> Message:
+        nonlocal told
+        if told:
+            return await receive()
+        told = True
+        return {"type": "http.request", "body": body, "more_body": False}
+
+    return replay

@@ -1,0 +1,1 @@
+"""OpenAI's forms: chat completions, completions, responses, embeddings, models."""

@@ -1,0 +1,101 @@
+"""`POST /v1/chat/completions`."""
+
+from collections.abc import AsyncIterator, Sequence
+from typing import Any
+
+from fastapi import APIRouter, Request
+from fastapi.responses import JSONResponse, Response
+
+from master.api.answers.events import Ended, Event, ReasoningPiece, TextPiece, TokenLogprob, ToolCall
+from master.api.answers.service import Answering
+from master.api.openai.chat_form import ChatForm
+from master.api.openai.common import DONE, chat_logprobs, failed, identity, timings, usage
+from master.api.state import ApiState
+from master.api.streams import EventStream, collected, data, guarded, merged, unless_gone
+
+
+def chat_routes(state: ApiState) -> APIRouter:
+    """The route, for an application."""
+    router = APIRouter()
+
+    @router.post("/v1/chat/completions", summary="Answer a conversation")
+    async def chat_completions(form: ChatForm, request: Request) -> Response:
+        state.check_model(form.model)
+        answers = await state.service.chat(form.ask(state.client(request)))
+        base = identity("chatcmpl") | {"model": state.model}
+        if form.stream:
+            events = _stream(answers, base | {"object": "chat.completion.chunk"}, form)
+            return EventStream(guarded(events, answers, state.limits.answer_s, failed), answers)
+        got = await unless_gone(request, collected(answers), state.limits.answer_s)
+        return JSONResponse(_whole(got, base | {"object": "chat.completion"}, bool(form.logprobs)))
+
+    return router
+
+
+def message_of(events: Sequence[Event]) -> dict[str, Any]:
+    """All of an answer as a message."""
+    text = "".join(event.text for event in events if isinstance(event, TextPiece))
+    thought = "".join(event.text for event in events if isinstance(event, ReasoningPiece))
+    calls = [_call(event) for event in events if isinstance(event, ToolCall)]
+    message: dict[str, Any] = {"role": "assistant", "content": text if text or not calls else None, "refusal": None}
+    if thought:
+        message["reasoning_content"] = thought
+    return message | ({"tool_calls": calls} if calls else {})
+
+
+def _whole(got: Sequence[Sequence[Event]], base: dict[str, Any], logprobs: bool) -> dict[str, Any]:
+    ended = [events[-1] for events in got]
+    ends = [one for one in ended if isinstance(one, Ended)]
+    choices = [
+        {
+            "index": index,
+            "message": message_of(events),
+            "logprobs": chat_logprobs(_logprobs(events)) if logprobs else None,
+            "finish_reason": _reason(end),
+        }
+        for index, (events, end) in enumerate(zip(got, ends, strict=True))
+    ]
+    return base | {"choices": choices, "usage": usage(ends), "timings": timings(ends[0])}
+
+
+async def _stream(answers: Sequence[Answering], base: dict[str, Any], form: ChatForm) -> AsyncIterator[str]:
+    def chunk(choices: list[dict[str, Any]], **more: Any) -> str:
+        return data(base | {"choices": choices} | ({"usage": None} if form.with_usage else {}) | more)
+
+    calls, ends = [0] * len(answers), dict[int, Ended]()
+    for index in range(len(answers)):
+        yield chunk([_choice(index, {"role": "assistant", "content": ""})])
+    async for index, event in merged(answers):
+        if isinstance(event, Ended):
+            ends[index] = event
+            said = chat_logprobs(event.logprobs) if form.logprobs and event.logprobs else None
+            yield chunk([_choice(index, {}, _reason(event), said)], timings=timings(event))
+        elif isinstance(event, ToolCall):
+            yield chunk([_choice(index, {"tool_calls": [_call(event) | {"index": calls[index]}]})])
+            calls[index] += 1
+        elif isinstance(event, ReasoningPiece):
+            yield chunk([_choice(index, {"reasoning_content": event.text})])
+        else:
+            said = chat_logprobs(event.logprobs) if form.logprobs else None
+            yield chunk([_choice(index, {"content": event.text}, logprobs=said)])
+    if form.with_usage:
+        yield chunk([], usage=usage([ends[index] for index in sorted(ends)]))
+    yield DONE
+
+
+def _choice(
+    index: int, delta: dict[str, Any], reason: str | None = None, logprobs: dict[str, Any] | None = None
+) -> dict[str, Any]:
+    return {"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": reason}
+
+
+def _call(call: ToolCall) -> dict[str, Any]:
+    return {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
+
+
+def _reason(ended: Ended) -> str:
+    return "stop" if ended.reason == "cancelled" else ended.reason
+
+
+def _logprobs(events: Sequence[Event]) -> list[TokenLogprob]:
+    return [one for event in events if isinstance(event, (TextPiece, Ended)) for one in event.logprobs]

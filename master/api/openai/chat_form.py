@@ -1,0 +1,170 @@
+"""The body of `/v1/chat/completions`, and what it asks in the server's own words."""
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
+
+from master.api.answers.ask import ChatAsk, ToolUse, Wanted
+from master.api.failures import RequestError
+from master.api.forms import Form
+from master.api.openai.fields import MOST_LOGPROBS, CommonFields, ResponseFormat, grammar_of
+from master.text.tokenizer import Message
+
+_MOST_MESSAGES = 10_000
+_MOST_TOOLS = 128
+
+ToolName = Annotated[str, Field(pattern=r"^[a-zA-Z0-9_.-]{1,64}$")]
+
+
+class TextPart(Form):
+    """A part of a message. Only text is understood."""
+
+    type: str
+    text: str | None = None
+    refusal: str | None = None
+
+
+class CalledFunction(Form):
+    """What was called, with arguments as JSON."""
+
+    name: ToolName
+    arguments: str = "{}"
+
+
+class MessageCall(Form):
+    """A call that the assistant made earlier."""
+
+    id: str = ""
+    type: Literal["function"] = "function"
+    function: CalledFunction
+
+
+class ChatMessage(Form):
+    """One message."""
+
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    content: str | list[TextPart] | None = None
+    name: str | None = None
+    tool_calls: list[MessageCall] | None = None
+    tool_call_id: str | None = None
+    reasoning_content: str | None = None
+
+
+class ToolFunction(Form):
+    """A function that the model may call."""
+
+    name: ToolName
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+
+
+class FunctionTool(Form):
+    """A tool; functions are the only kind."""
+
+    type: Literal["function"]
+    function: ToolFunction
+
+
+class NamedFunction(Form):
+    """The name of a function."""
+
+    name: str
+
+
+class NamedTool(Form):
+    """The tool that is to be called."""
+
+    type: Literal["function"]
+    function: NamedFunction
+
+
+class ChatForm(CommonFields):
+    """See OpenAI's API reference, "Create chat completion"; and vLLM's for `chat_template_kwargs`."""
+
+    messages: list[ChatMessage] = Field(min_length=1, max_length=_MOST_MESSAGES)
+    max_tokens: int | None = Field(None, ge=1)
+    max_completion_tokens: int | None = Field(None, ge=1)
+    logprobs: bool | None = None
+    top_logprobs: int | None = Field(None, ge=0, le=MOST_LOGPROBS)
+    response_format: ResponseFormat | None = None
+    tools: list[FunctionTool] | None = Field(None, max_length=_MOST_TOOLS)
+    tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
+    parallel_tool_calls: bool | None = None
+    chat_template_kwargs: dict[str, bool | int | str] | None = None
+
+    def ask(self, client: str) -> ChatAsk:
+        """What is asked; raises RequestError naming the field."""
+        if self.top_logprobs is not None and not self.logprobs:
+            raise RequestError("top_logprobs goes with logprobs: true", "top_logprobs", "invalid_value")
+        grammar, field = grammar_of(self.response_format)
+        wanted = Wanted(
+            self.sampling(),
+            self.max_completion_tokens or self.max_tokens,
+            self.stops(),
+            (self.top_logprobs or 0) if self.logprobs else None,
+            self.n or 1,
+            bool(self.ignore_eos),
+            grammar,
+            field,
+        )
+        messages = tuple(as_message(message, index) for index, message in enumerate(self.messages))
+        tools = [tool.function.model_dump(exclude_none=True) for tool in self.tools or ()]
+        choice = self.tool_choice.function.name if isinstance(self.tool_choice, NamedTool) else None
+        use = tool_use(tools, self.tool_choice if isinstance(self.tool_choice, str) else None, choice)
+        if self.parallel_tool_calls is False:
+            use = ToolUse(use.tools, use.forced, use.only, several=False)
+        return ChatAsk(messages, wanted, use, self.chat_template_kwargs or {}, client)
+
+
+def tool_use(tools: Sequence[Mapping[str, Any]], choice: str | None, only: str | None) -> ToolUse:
+    """What the model may call; `only` is the name of the tool that it has to.
+
+    Raises:
+        RequestError: if a choice is made among no tools, or of one that is not there.
+    """
+    names = [tool["name"] for tool in tools]
+    if len(set(names)) < len(names):
+        raise RequestError("two tools have the same name", "tools", "invalid_value")
+    if only is not None and only not in names:
+        raise RequestError(f"tool_choice names {only!r}, which is not among tools", "tool_choice", "invalid_value")
+    if choice == "required" and not tools:
+        raise RequestError("tool_choice required goes with tools", "tool_choice", "invalid_value")
+    if choice == "none":
+        return ToolUse()
+    return ToolUse(tuple(tools), choice == "required" or only is not None, only, several=only is None)
+
+
+def as_message(message: ChatMessage, index: int) -> Message:
+    """A message as chat templates take it: its content is one text, arguments of calls are objects."""
+    role = "system" if message.role == "developer" else message.role
+    said: dict[str, Any] = {"role": role, "content": _text(message.content, index)}
+    if message.tool_calls:
+        said["tool_calls"] = [_call(call, index) for call in message.tool_calls]
+    elif message.content is None and role != "assistant":
+        raise RequestError("a message has no content", f"messages[{index}].content", "invalid_value")
+    for name in ("name", "tool_call_id", "reasoning_content"):
+        if (value := getattr(message, name)) is not None:
+            said[name] = value
+    return said
+
+
+def _call(call: MessageCall, index: int) -> dict[str, Any]:
+    try:
+        arguments = json.loads(call.function.arguments or "{}")
+    except (ValueError, RecursionError):
+        field = f"messages[{index}].tool_calls"
+        raise RequestError("the arguments of a tool call are no JSON", field, "invalid_value") from None
+    return {"id": call.id, "type": "function", "function": {"name": call.function.name, "arguments": arguments}}
+
+
+def _text(content: str | list[TextPart] | None, index: int) -> str:
+    if content is None or isinstance(content, str):
+        return content or ""
+    for part in content:
+        if part.type not in ("text", "input_text", "output_text", "refusal"):
+            field = f"messages[{index}].content"
+            raise RequestError(f"this model reads text only, no {part.type}", field, "unsupported_content")
+    return "".join(part.text or part.refusal or "" for part in content)

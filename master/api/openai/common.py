@@ -1,0 +1,81 @@
+"""Pieces of OpenAI's answers: usage, llama-server's timings, logarithms, the end of a stream."""
+
+import time
+from collections.abc import Iterable, Sequence
+from secrets import token_hex
+from typing import Any
+
+from master.api.answers.events import Ended, TokenLogprob
+from master.api.failures import Failure, openai_form
+from master.api.streams import data
+
+DONE = "data: [DONE]\n\n"
+_MILLI = 1e3
+
+
+def identity(kind: str) -> dict[str, Any]:
+    """Fields that all answers begin with; `kind` is the beginning of the id."""
+    return {"id": f"{kind}-{token_hex(12)}", "created": int(time.time())}
+
+
+def usage(ended: Sequence[Ended]) -> dict[str, Any]:
+    """Tokens of all answers to one prompt, which counts once."""
+    prompt, made = ended[0].prompt_tokens, sum(one.completion_tokens for one in ended)
+    return {
+        "prompt_tokens": prompt,
+        "completion_tokens": made,
+        "total_tokens": prompt + made,
+        "prompt_tokens_details": {"cached_tokens": ended[0].cached},
+        "completion_tokens_details": {"reasoning_tokens": sum(one.reasoning_tokens for one in ended)},
+    }
+
+
+def timings(ended: Ended) -> dict[str, Any]:
+    """As llama-server's `timings`: tokens that were computed, milliseconds, and rates."""
+    prompt, predicted = ended.prompt_tokens - ended.cached, ended.completion_tokens
+    return {
+        "cache_n": ended.cached,
+        **_rates("prompt", prompt, ended.timings.prompt_s),
+        **_rates("predicted", predicted, ended.timings.predicted_s),
+    }
+
+
+def _rates(name: str, count: int, seconds: float) -> dict[str, Any]:
+    return {
+        f"{name}_n": count,
+        f"{name}_ms": _MILLI * seconds,
+        f"{name}_per_token_ms": _MILLI * seconds / max(count, 1),
+        f"{name}_per_second": count / seconds if seconds else 0.0,
+    }
+
+
+def chat_logprobs(tokens: Iterable[TokenLogprob]) -> dict[str, Any]:
+    """As chat completions say them."""
+    content = [
+        _token(one.text, one.data, one.logprob) | {"top_logprobs": [_token(*best) for best in one.best]}
+        for one in tokens
+    ]
+    return {"content": content, "refusal": None}
+
+
+def text_logprobs(tokens: Sequence[TokenLogprob], offset: int) -> dict[str, Any]:
+    """As completions say them; `offset` is where the text of the first token begins."""
+    offsets = []
+    for one in tokens:
+        offsets.append(offset)
+        offset += len(one.text)
+    return {
+        "tokens": [one.text for one in tokens],
+        "token_logprobs": [one.logprob for one in tokens],
+        "top_logprobs": [{text: value for text, _, value in one.best} for one in tokens],
+        "text_offset": offsets,
+    }
+
+
+def failed(failure: Failure) -> list[str]:
+    """How a stream ends that has begun well."""
+    return [data(openai_form(failure)), DONE]
+
+
+def _token(text: str, raw: bytes, value: float) -> dict[str, Any]:
+    return {"token": text, "bytes": list(raw), "logprob": value}

@@ -1,0 +1,144 @@
+"""`POST /v1/completions`: a text is gone on with as it is, without a chat template."""
+
+from collections.abc import AsyncIterator, Sequence
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Request
+from fastapi.responses import JSONResponse, Response
+from pydantic import Field
+
+from master.api.answers.ask import TextAsk, Wanted
+from master.api.answers.events import Ended, Event, TextPiece, TokenLogprob
+from master.api.answers.service import Answering
+from master.api.openai.common import DONE, failed, identity, text_logprobs, timings, usage
+from master.api.openai.fields import CommonFields, ResponseFormat, grammar_of
+from master.api.state import ApiState
+from master.api.streams import EventStream, collected, data, guarded, merged, unless_gone
+from tpi.errors import TpiError
+
+_MOST_PROMPTS = 16
+_TOKENS = 16  # where nothing is said, as OpenAI's reference has it
+
+Ids = Annotated[list[int], Field(min_length=1)]
+Texts = Annotated[list[str], Field(min_length=1, max_length=_MOST_PROMPTS)]
+
+
+class CompletionForm(CommonFields):
+    """See OpenAI's API reference, "Create completion"."""
+
+    prompt: str | Ids | Texts | Annotated[list[Ids], Field(min_length=1, max_length=_MOST_PROMPTS)]
+    max_tokens: int | None = Field(_TOKENS, ge=1)
+    logprobs: int | None = Field(None, ge=0, le=5)
+    echo: bool | None = None
+    response_format: ResponseFormat | None = None
+
+    def asks(self, client: str) -> list[TextAsk]:
+        """One for each prompt."""
+        grammar, field = grammar_of(self.response_format)
+        wanted = Wanted(
+            self.sampling(), self.max_tokens, self.stops(), self.logprobs, self.n or 1, bool(self.ignore_eos),
+            grammar, field,
+        )  # fmt: skip
+        return [TextAsk(prompt, wanted, client) for prompt in prompts_of(self.prompt)]
+
+
+def prompts_of(given: str | Sequence[int] | Sequence[str] | Sequence[list[int]]) -> list[str | tuple[int, ...]]:
+    """One text or one list of ids, or several."""
+    if isinstance(given, str):
+        return [given]
+    if isinstance(given[0], int):
+        return [tuple(one for one in given if isinstance(one, int))]
+    return [one if isinstance(one, str) else tuple(one) for one in given if not isinstance(one, int)]
+
+
+def completion_routes(state: ApiState) -> APIRouter:
+    """The route, for an application."""
+    router = APIRouter()
+
+    @router.post("/v1/completions", summary="Go on with a text")
+    async def completions(form: CompletionForm, request: Request) -> Response:
+        state.check_model(form.model)
+        asks = form.asks(state.client(request))
+        answers = await _begun(state, asks)
+        base = identity("cmpl") | {"object": "text_completion", "model": state.model}
+        echoes = [ask.prompt if form.echo and isinstance(ask.prompt, str) else "" for ask in asks]
+        echoes = [echo for echo in echoes for _ in range(form.n or 1)]
+        if form.stream:
+            events = _stream(answers, base, form, echoes)
+            return EventStream(guarded(events, answers, state.limits.answer_s, failed), answers)
+        got = await unless_gone(request, collected(answers), state.limits.answer_s)
+        return JSONResponse(_whole(got, base, form, echoes))
+
+    return router
+
+
+async def _begun(state: ApiState, asks: Sequence[TextAsk]) -> list[Answering]:
+    """The answers to all prompts, in order."""
+    answers: list[Answering] = []
+    try:
+        for ask in asks:
+            answers += await state.service.text(ask)
+    except TpiError:
+        for answer in answers:
+            answer.cancel()
+        raise
+    return answers
+
+
+def _whole(
+    got: Sequence[Sequence[Event]], base: dict[str, Any], form: CompletionForm, echoes: Sequence[str]
+) -> dict[str, Any]:
+    choices, ends = [], []
+    for index, (events, echo) in enumerate(zip(got, echoes, strict=True)):
+        text = echo + "".join(event.text for event in events if isinstance(event, TextPiece))
+        tokens = [one for event in events if isinstance(event, (TextPiece, Ended)) for one in event.logprobs]
+        end = events[-1]
+        assert isinstance(end, Ended)
+        ends.append(end)
+        choices.append(_choice(index, text, end.reason, tokens if form.logprobs is not None else None, len(echo)))
+    return base | {"choices": choices, "usage": _usage(ends, form.n or 1), "timings": timings(ends[0])}
+
+
+async def _stream(
+    answers: Sequence[Answering], base: dict[str, Any], form: CompletionForm, echoes: Sequence[str]
+) -> AsyncIterator[str]:
+    offsets, ends = [len(echo) for echo in echoes], dict[int, Ended]()
+    for index, echo in enumerate(echoes):
+        if echo:
+            yield data(base | {"choices": [_choice(index, echo, None, None, 0)]})
+    async for index, event in merged(answers):
+        if isinstance(event, TextPiece):
+            tokens = event.logprobs if form.logprobs is not None else None
+            yield data(base | {"choices": [_choice(index, event.text, None, tokens, offsets[index])]})
+            offsets[index] += len(event.text)
+        elif isinstance(event, Ended):
+            ends[index] = event
+            tokens = event.logprobs if form.logprobs is not None and event.logprobs else None
+            last = _choice(index, "", event.reason, tokens, offsets[index])
+            yield data(base | {"choices": [last], "timings": timings(event)})
+    if form.with_usage:
+        yield data(base | {"choices": [], "usage": _usage([ends[index] for index in sorted(ends)], form.n or 1)})
+    yield DONE
+
+
+def _usage(ends: Sequence[Ended], count: int) -> dict[str, Any]:
+    """Of all prompts, each with `count` answers."""
+    total = usage(ends[:count])
+    for first in range(count, len(ends), count):
+        more = usage(ends[first : first + count])
+        for name in ("prompt_tokens", "completion_tokens", "total_tokens"):
+            total[name] += more[name]
+        total["prompt_tokens_details"]["cached_tokens"] += more["prompt_tokens_details"]["cached_tokens"]
+    return total
+
+
+def _choice(
+    index: int, text: str, reason: str | None, tokens: Sequence[TokenLogprob] | None, offset: int
+) -> dict[str, Any]:
+    said = None if tokens is None else text_logprobs(tokens, offset)
+    return {
+        "index": index,
+        "text": text,
+        "logprobs": said,
+        "finish_reason": "stop" if reason == "cancelled" else reason,
+    }

@@ -1,0 +1,82 @@
+"""`POST /v1/embeddings`: the mean of the last hidden states, of length 1; and `GET /v1/models`."""
+
+import base64
+from typing import Annotated, Any, Literal
+
+import numpy as np
+from fastapi import APIRouter, Request
+from fastapi.responses import JSONResponse, Response
+from pydantic import Field
+
+from master.api.answers.ask import TextAsk, Wanted
+from master.api.failures import RequestError
+from master.api.forms import Body
+from master.api.openai.completions import Ids, prompts_of
+from master.api.state import ApiState
+from master.api.streams import unless_gone
+
+_MOST_INPUTS = 256
+
+Inputs = Annotated[list[str], Field(min_length=1, max_length=_MOST_INPUTS)]
+
+
+class EmbeddingForm(Body):
+    """See OpenAI's API reference, "Create embeddings"."""
+
+    input: str | Ids | Inputs | Annotated[list[Ids], Field(min_length=1, max_length=_MOST_INPUTS)]
+    model: str | None = None
+    encoding_format: Literal["float", "base64"] | None = None
+    dimensions: int | None = Field(None, ge=1)
+    user: str | None = None
+
+
+def embedding_routes(state: ApiState) -> APIRouter:
+    """The route, for an application."""
+    router = APIRouter()
+
+    @router.post("/v1/embeddings", summary="A text as a vector")
+    async def embeddings(form: EmbeddingForm, request: Request) -> Response:
+        state.check_model(form.model)
+        if form.dimensions is not None:
+            raise RequestError("this model's vectors cannot be shortened", "dimensions", "invalid_value")
+        return JSONResponse(await unless_gone(request, _all(state, form, request), state.limits.answer_s))
+
+    return router
+
+
+def model_routes(state: ApiState) -> APIRouter:
+    """The list of the one model, and the model by its name."""
+    router = APIRouter()
+    card = {
+        "id": state.model,
+        "object": "model",
+        "created": state.created,
+        "owned_by": "tpi",
+        "max_model_len": state.service.context,
+    }
+
+    @router.get("/v1/models", summary="The models that there are")
+    async def models() -> Response:
+        return JSONResponse({"object": "list", "data": [card]})
+
+    @router.get("/v1/models/{name:path}", summary="One model")
+    async def model(name: str) -> Response:
+        state.check_model(name)
+        return JSONResponse(card)
+
+    return router
+
+
+async def _all(state: ApiState, form: EmbeddingForm, request: Request) -> dict[str, Any]:
+    """One after the other: they are no more urgent than anybody's answer."""
+    found, tokens = [], 0
+    for index, prompt in enumerate(prompts_of(form.input)):
+        vector, count = await state.service.embed(TextAsk(prompt, Wanted(), state.client(request), "input"))
+        raw = vector.astype("<f4")
+        shown = (
+            base64.b64encode(raw.tobytes()).decode() if form.encoding_format == "base64" else np.asarray(raw).tolist()
+        )
+        found.append({"object": "embedding", "index": index, "embedding": shown})
+        tokens += count
+    used = {"prompt_tokens": tokens, "total_tokens": tokens}
+    return {"object": "list", "data": found, "model": state.model, "usage": used}

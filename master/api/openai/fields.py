@@ -1,0 +1,121 @@
+"""Fields that OpenAI's forms share: how tokens are drawn, when an answer ends, what its form is."""
+
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
+
+from master.api.answers import grammars
+from master.api.forms import Body, Form
+from master.generation.sampler import Sampling
+
+MOST_CHOICES = 16
+MOST_LOGPROBS = 20
+_MOST_STOPS = 16
+
+TokenNumber = Annotated[str, Field(pattern=r"^\d{1,9}$")]
+Stop = Annotated[str, Field(min_length=1, max_length=1000)]
+
+
+class SamplingFields(Body):
+    """How tokens are drawn; what is left out is as in `tpi run`."""
+
+    temperature: float | None = Field(None, ge=0, le=2)
+    top_p: float | None = Field(None, gt=0, le=1)
+    top_k: int | None = Field(None, ge=-1, le=1_000_000)
+    min_p: float | None = Field(None, ge=0, le=1)
+    repeat_penalty: float | None = Field(None, gt=0, le=10)
+    repetition_penalty: float | None = Field(None, gt=0, le=10)
+    frequency_penalty: float | None = Field(None, ge=-2, le=2)
+    presence_penalty: float | None = Field(None, ge=-2, le=2)
+    seed: int | None = Field(None, ge=-1, lt=1 << 63)
+    logit_bias: dict[TokenNumber, Annotated[float, Field(ge=-100, le=100)]] | None = None
+
+    def sampling(self) -> Sampling:
+        """As the sampler takes it."""
+        own = {
+            "temperature": self.temperature,
+            "top_p": self.top_p,
+            "top_k": 0 if self.top_k == -1 else self.top_k,
+            "min_p": self.min_p,
+            "repeat_penalty": self.repetition_penalty if self.repeat_penalty is None else self.repeat_penalty,
+            "frequency_penalty": self.frequency_penalty,
+            "presence_penalty": self.presence_penalty,
+            "seed": self.seed,
+        }
+        bias = {int(token): value for token, value in (self.logit_bias or {}).items()}
+        return Sampling(bias=bias, **{name: value for name, value in own.items() if value is not None})  # type: ignore[arg-type]
+
+
+class StreamOptions(Form):
+    """What a stream says at its end."""
+
+    include_usage: bool = False
+
+
+class CommonFields(SamplingFields):
+    """What chat completions and completions share."""
+
+    model: str | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    n: int | None = Field(None, ge=1, le=MOST_CHOICES)
+    stop: Stop | Annotated[list[Stop], Field(max_length=_MOST_STOPS)] | None = None
+    user: str | None = None
+    ignore_eos: bool | None = None
+
+    def stops(self) -> tuple[str, ...]:
+        """Stop texts."""
+        return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
+
+    @property
+    def with_usage(self) -> bool:
+        """Whether a stream ends with usage."""
+        return self.stream_options is not None and self.stream_options.include_usage
+
+
+class JsonSchema(Form):
+    """A schema with its name."""
+
+    name: str | None = None
+    schema_: dict[str, Any] | bool = Field(alias="schema")
+    strict: bool | None = None
+
+
+class TextFormat(Form):
+    """Any text."""
+
+    type: Literal["text"]
+
+
+class JsonFormat(Form):
+    """Any JSON object."""
+
+    type: Literal["json_object"]
+
+
+class SchemaFormat(Form):
+    """JSON of a schema."""
+
+    type: Literal["json_schema"]
+    json_schema: JsonSchema
+
+
+class PatternFormat(Form):
+    """Text that a regular expression matches as a whole."""
+
+    type: Literal["regex"]
+    pattern: str = Field(min_length=1, max_length=10_000)
+
+
+ResponseFormat = Annotated[TextFormat | JsonFormat | SchemaFormat | PatternFormat, Field(discriminator="type")]
+
+
+def grammar_of(form: TextFormat | JsonFormat | SchemaFormat | PatternFormat | None) -> tuple[str | None, str]:
+    """The grammar of an answer, and the field that it came from."""
+    if isinstance(form, JsonFormat):
+        return grammars.of_schema(grammars.ANY_OBJECT), "response_format"
+    if isinstance(form, SchemaFormat):
+        return grammars.of_schema(form.json_schema.schema_), "response_format.json_schema.schema"
+    if isinstance(form, PatternFormat):
+        return grammars.of_pattern(form.pattern), "response_format.pattern"
+    return None, ""

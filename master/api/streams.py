@@ -1,0 +1,166 @@
+"""Answers on their way to a client that may leave, or read slowly: server-sent events, and whole bodies."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
+from contextlib import suppress
+from typing import Any, TypeVar
+
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from master.api.answers.events import Event
+from master.api.answers.service import Answering
+from master.api.failures import Failure, RequestError, failure_of
+from tpi.errors import TpiError
+
+T = TypeVar("T")
+
+_SLOW_S = 30.0  # in which a reader takes nothing
+_PULSE_S = 10.0  # without an event: a comment tells proxies that the stream lives
+PULSE = ": alive\n\n"
+CLIENT_GONE = 499
+
+FailureForm = Callable[[Failure], str]
+
+
+class EventStream(Response):
+    """Server-sent events. Where the client leaves, or reads nothing for long, the answers are given up."""
+
+    media_type = "text/event-stream"
+
+    def __init__(self, events: AsyncIterator[str], answers: Sequence[Answering]) -> None:
+        super().__init__(headers={"Cache-Control": "no-store", "X-Accel-Buffering": "no"})
+        del self.headers["content-length"]
+        self._events, self._answers = events, answers
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """See ASGI."""
+        tasks = [asyncio.ensure_future(self._send(send)), asyncio.ensure_future(_gone(receive))]
+        try:
+            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+            for answer in self._answers:
+                answer.cancel()
+
+    async def _send(self, send: Send) -> None:
+        with suppress(asyncio.TimeoutError):
+            await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
+            async for event in self._events:
+                body = {"type": "http.response.body", "body": event.encode(), "more_body": True}
+                await asyncio.wait_for(send(body), _SLOW_S)
+            await asyncio.wait_for(send({"type": "http.response.body", "body": b""}), _SLOW_S)
+
+
+async def guarded(
+    events: AsyncIterator[str], answers: Sequence[Answering], limit_s: float, failed: Callable[[Failure], Sequence[str]]
+) -> AsyncIterator[str]:
+    """`events`, with a comment where none comes for a while; what goes wrong, or takes too long, becomes an event."""
+    loop = asyncio.get_running_loop()
+    ends, source = loop.time() + limit_s, aiter(events)
+    following: asyncio.Task[str] | None = None
+    try:
+        while loop.time() < ends:
+            following = following or asyncio.ensure_future(_next(source))
+            done, _ = await asyncio.wait([following], timeout=min(_PULSE_S, max(0.0, ends - loop.time())))
+            if not done:
+                yield PULSE
+                continue
+            event = following.result()
+            following = None
+            yield event
+        raise RequestError(f"the answer took longer than {limit_s:.0f} s", code="timeout", status=408)
+    except StopAsyncIteration:
+        return
+    except TpiError as error:
+        for event in failed(failure_of(error)):
+            yield event
+    finally:
+        if following is not None:
+            following.cancel()
+        for answer in answers:
+            answer.cancel()
+
+
+async def merged(answers: Sequence[Answering]) -> AsyncIterator[tuple[int, Event]]:
+    """The events of several answers as they come, each with the answer's number."""
+    if len(answers) == 1:
+        async for event in answers[0]:
+            yield 0, event
+        return
+    queue: asyncio.Queue[tuple[int, Event] | BaseException | None] = asyncio.Queue()
+
+    async def pump(number: int, answer: Answering) -> None:
+        try:
+            async for event in answer:
+                queue.put_nowait((number, event))
+            queue.put_nowait(None)
+        except TpiError as error:
+            queue.put_nowait(error)
+
+    tasks = [asyncio.ensure_future(pump(number, answer)) for number, answer in enumerate(answers)]
+    try:
+        left = len(tasks)
+        while left:
+            got = await queue.get()
+            if isinstance(got, BaseException):
+                raise got
+            if got is None:
+                left -= 1
+            else:
+                yield got
+    finally:
+        for task in tasks:
+            task.cancel()
+
+
+async def unless_gone(request: Request, work: Coroutine[Any, Any, T], limit_s: float) -> T:
+    """What `work` returns, given up where the client leaves or time is up.
+
+    Raises:
+        RequestError: if it was given up.
+    """
+    task, gone = asyncio.ensure_future(work), asyncio.ensure_future(_gone(request.receive))
+    try:
+        done, _ = await asyncio.wait([task, gone], timeout=limit_s, return_when=asyncio.FIRST_COMPLETED)
+        if task in done:
+            return task.result()
+        if gone in done:
+            raise RequestError("the client left", code="client_gone", status=CLIENT_GONE)
+        raise RequestError(f"the answer took longer than {limit_s:.0f} s", code="timeout", status=408)
+    finally:
+        for one in (task, gone):
+            one.cancel()
+        await asyncio.gather(task, gone, return_exceptions=True)
+
+
+async def collected(answers: Sequence[Answering]) -> list[list[Event]]:
+    """All events of each answer; they are given up if one fails or this is cancelled."""
+    try:
+        return list(await asyncio.gather(*(_all(answer) for answer in answers)))
+    finally:
+        for answer in answers:
+            answer.cancel()
+
+
+def data(value: object, event: str | None = None) -> str:
+    """One server-sent event with JSON."""
+    named = f"event: {event}\n" if event else ""
+    return f"{named}data: {json.dumps(value, ensure_ascii=False, separators=(',', ':'))}\n\n"
+
+
+async def _all(answer: Answering) -> list[Event]:
+    return [event async for event in answer]
+
+
+async def _next(source: AsyncIterator[str]) -> str:
+    return await anext(source)
+
+
+async def _gone(receive: Callable[[], Awaitable[Any]]) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass

@@ -1,0 +1,63 @@
+"""Calls that are the whole answer: JSON objects, for Llama 3 after an optional tag, else maybe in a code fence."""
+
+import re
+from collections.abc import Sequence
+
+from master.api.answers.events import Piece, TextPiece
+from master.api.tools.parser import calls_in
+from master.api.tools.scan import JsonEnd
+
+PYTHON_TAG = "<|python_tag|>"
+_FENCE = re.compile(r"```(?:json)?\s*\n?")
+_BEGINNINGS = ("{", "[", PYTHON_TAG, "```json", "```\n")
+_BETWEEN = " \t\r\n;,`"
+
+
+class BareParser:
+    """An answer that begins like JSON is held until a value is whole; any other is text from its first letter on."""
+
+    def __init__(self, names: Sequence[str]) -> None:
+        self._names = names
+        self._raw = ""  # what is held
+        self._plain = self._called = False
+
+    def push(self, text: str) -> list[Piece]:
+        """See `master.api.tools.parser.ToolParser`."""
+        if self._plain:
+            return [TextPiece(text)] if text else []
+        self._raw += text
+        pieces: list[Piece] = []
+        while not self._plain and (found := self._next()) is not None:
+            pieces += found
+        return pieces
+
+    def flush(self) -> list[Piece]:
+        """See `master.api.tools.parser.ToolParser`."""
+        rest, self._raw = self._raw, ""
+        return [] if not rest or (self._called and not rest.strip(_BETWEEN)) else [TextPiece(rest)]
+
+    def _next(self) -> list[Piece] | None:
+        """The next calls, or all as text where there can be none; None if more has to come."""
+        held = self._raw.lstrip(_BETWEEN if self._called else None)
+        if not held or any(one.startswith(held) and one != held for one in _BEGINNINGS):
+            return None
+        body = held.removeprefix(PYTHON_TAG).lstrip()
+        if fence := _FENCE.match(body):
+            body = body[fence.end() :]
+        if not body:
+            return None
+        if not held.startswith(_BEGINNINGS) or not body.startswith(("{", "[")):
+            return self._all_text()
+        length = JsonEnd().feed(body)
+        if length is None:
+            return None
+        calls = calls_in(body[:length], self._names)
+        if calls is None:
+            return self._all_text()
+        self._called, self._raw = True, body[length:]
+        return calls
+
+    def _all_text(self) -> list[Piece]:
+        self._plain = True
+        rest, self._raw = self._raw, ""
+        return [TextPiece(rest)]

@@ -1,0 +1,64 @@
+"""What a model thinks before it answers, between tags of its own: taken out of the answer."""
+
+from master.api.answers.events import Piece, ReasoningPiece
+from master.api.tools.parser import ToolParser
+from master.api.tools.scan import held_back
+
+TAGS = (("<think>", "</think>"), ("[THINK]", "[/THINK]"))
+
+
+class ReasoningParser:
+    """Thinking first, if there is any; then what `inner` makes of the rest."""
+
+    def __init__(self, tags: tuple[str, str], begun: bool, inner: ToolParser) -> None:
+        """`begun`: the prompt ends with the opening tag, so that the answer begins inside."""
+        self._open, self._close = tags
+        self._inner = inner
+        self._text = ""
+        self._begun, self._over = begun, False
+        self._fresh = True  # nothing of this part was shown: line ends at its beginning are nobody's
+
+    def push(self, text: str) -> list[Piece]:
+        """See `master.api.tools.parser.ToolParser`."""
+        if self._over:
+            return self._answer(text)
+        self._text += text
+        if not self._begun:
+            begins = self._text.lstrip()
+            if self._open.startswith(begins) and begins != self._open:
+                return []
+            if not begins.startswith(self._open):
+                self._over, self._fresh, rest, self._text = True, False, self._text, ""
+                return self._inner.push(rest)
+            self._begun, self._text = True, begins[len(self._open) :]
+        return self._think()
+
+    def flush(self) -> list[Piece]:
+        """See `master.api.tools.parser.ToolParser`."""
+        rest, self._text = self._text, ""
+        if self._over:
+            return self._inner.flush()
+        if self._begun:
+            return self._thought(rest.rstrip())
+        return self._inner.push(rest) + self._inner.flush()
+
+    def _think(self) -> list[Piece]:
+        end = self._text.find(self._close)
+        if end < 0:
+            shown = self._text[: len(self._text) - held_back(self._text, [self._close])].rstrip()
+            self._text = self._text[len(shown) :]
+            return self._thought(shown)
+        thought, rest = self._text[:end].rstrip(), self._text[end + len(self._close) :]
+        pieces = self._thought(thought)
+        self._over, self._fresh, self._text = True, True, ""
+        return pieces + self._answer(rest)
+
+    def _thought(self, text: str) -> list[Piece]:
+        text = text.lstrip("\n") if self._fresh else text
+        self._fresh = self._fresh and not text
+        return [ReasoningPiece(text)] if text else []
+
+    def _answer(self, text: str) -> list[Piece]:
+        text = text.lstrip("\n") if self._fresh else text
+        self._fresh = self._fresh and not text
+        return self._inner.push(text)

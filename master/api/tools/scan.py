@@ -1,0 +1,55 @@
+"""Finding things in text that comes in pieces: a marker, the end of a JSON value."""
+
+from collections.abc import Sequence
+
+_OPENING, _CLOSING = "{[", "}]"
+
+
+def overlap(text: str, marker: str) -> int:
+    """Length of the longest proper beginning of `marker` that `text` ends with."""
+    for length in range(min(len(marker) - 1, len(text)), 0, -1):
+        if text.endswith(marker[:length]):
+            return length
+    return 0
+
+
+def held_back(text: str, markers: Sequence[str]) -> int:
+    """How much of the end of `text` may become one of `markers`."""
+    return max((overlap(text, marker) for marker in markers), default=0)
+
+
+def first_of(text: str, markers: Sequence[str]) -> tuple[int, str] | None:
+    """Where the first of `markers` begins, and which it is; the longest of those at one place."""
+    found = [(at, marker) for marker in markers if (at := text.find(marker)) >= 0]
+    return min(found, key=lambda pair: (pair[0], -len(pair[1])), default=None)
+
+
+class JsonEnd:
+    """Says where an object or array that comes in pieces ends. Feed it from its first character on."""
+
+    def __init__(self) -> None:
+        self._depth = 0
+        self._quoted = self._escaped = False
+
+    def feed(self, text: str) -> int | None:
+        """The number of characters of `text` that belong to the value, once its end is among them."""
+        for index, character in enumerate(text):
+            if self._quoted:
+                self._in_string(character)
+            elif character == '"':
+                self._quoted = True
+            elif character in _OPENING:
+                self._depth += 1
+            elif character in _CLOSING:
+                self._depth -= 1
+                if self._depth <= 0:
+                    return index + 1
+        return None
+
+    def _in_string(self, character: str) -> None:
+        if self._escaped:
+            self._escaped = False
+        elif character == "\\":
+            self._escaped = True
+        elif character == '"':
+            self._quoted = False

@@ -94,10 +94,10 @@ class Weights(Generic[S]):
 class BlockHold(Generic[S]):
     """The hold of one block: iterate over it inside its `with`."""
 
-    __slots__ = ("_iterator", "_parts")
+    __slots__ = ("_iterator", "parts")
 
     def __init__(self, parts: Sequence[tuple[S, Hold]]) -> None:
-        self._parts = parts
+        self.parts = parts
         self._iterator: Generator[tuple[S, Bytes], None, None] | None = None
 
     def __enter__(self) -> Iterator[tuple[S, Bytes]]:
@@ -109,6 +109,6 @@ class BlockHold(Generic[S]):
         self._iterator.close()  # a segment is given back even if what was done with it failed
 
     def _walk(self) -> Generator[tuple[S, Bytes], None, None]:
-        for segment, hold in self._parts:
+        for segment, hold in self.parts:
             with hold as data:
                 yield segment, data

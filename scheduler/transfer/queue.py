@@ -32,6 +32,11 @@ class Transfer:
         return self._ended.is_set()
 
     @property
+    def failed(self) -> bool:
+        """Whether it is over, and `wait` would raise."""
+        return self.done and self._error is not None
+
+    @property
     def ready(self) -> bool:
         """Whether all that it waits for is over."""
         return all(before.done for before in self._after)

@@ -68,6 +68,15 @@ class DeviceRing:
         if self._last is not None:
             self._last.join()  # loads of weights go one after the other
 
+    def abandon(self) -> None:
+        """The step breaks off: what failed to load for it is asked for anew by whoever wants it next."""
+        self.quiet()
+        with self._lock:
+            uses = range(self._cycle.head, self._cycle.tail)
+            failed = [use for use in uses if (load := self._loads[use % self._cycle.period]) and load.failed]
+            if failed:
+                self._cycle.rewind_to(failed[0])
+
     def pin(self, segment: int) -> tuple[int, Bytes]:
         """Wait for the next use of a segment; it stays until `unpin` of the number returned. Errors as `hold`."""
         use = self._opened(segment)

@@ -80,7 +80,9 @@ class Accelerated:
         self._short = short
 
     def abandon(self) -> None:
-        """The step breaks off; see `scheduler.transfer.pages.StagedPages.abandon`."""
+        """The step breaks off: what it moved, or failed to, means nothing to the next one."""
+        if self._ring is not None:
+            self._ring.abandon()
         if self._staged is not None:
             self._staged.abandon()
 

@@ -24,6 +24,7 @@ from worker.service.served import Figures
 
 if TYPE_CHECKING:
     from worker.node.accelerated import Accelerated
+    from worker.plan.offload import OffloadPlan
 
 F32 = npt.NDArray[np.float32]
 
@@ -43,6 +44,11 @@ class Node:
         self._residence = residence
         self._resources = resources
         self._tables = PageTables(residence.budget.pages, PAGE_TOKENS)
+
+    @property
+    def offload(self) -> "OffloadPlan | None":
+        """What its accelerator does."""
+        return self._residence.offload
 
     @property
     def pages(self) -> int:

@@ -31,6 +31,7 @@ from worker.plan.node_plan import NodePlan, RunUnits
 from worker.plan.segments import NodeSegment, cut_pieces
 
 _DEPTH = {"performance": 2, "memory": 1}  # segments in the ring at once, and layers' pages beside them
+_DEEPEST = 4  # segments in a ring: more have nothing left to even out
 _VALUE = 4  # bytes of an activation
 Numbers = frozenset[int]
 
@@ -47,6 +48,7 @@ class OffloadPlan:
     kv: KvTier
     depth: int  # of the ring, and of the pages that visit the accelerator
     kv_layer_bytes: int  # of one layer's pages
+    ahead: int = 0  # segments in the ring at once, if more than `depth`
     in_ram: bool | None = None  # where the others lie: all in memory, all on disk, or (None) as fits
 
     @property
@@ -63,7 +65,14 @@ class OffloadPlan:
     def ring(self) -> Ring:
         """Where they pass through; its blocks are numbers of pieces."""
         sizes = [_size(piece) for piece in self.pieces]
-        return smallest(self.lifted, sizes, self.depth) if self.lifted else EMPTY
+        return smallest(self.lifted, sizes, self.ahead or self.depth) if self.lifted else EMPTY
+
+    def deepened(self, room: int) -> "OffloadPlan":
+        """The same with the deepest ring that `room` bytes of the accelerator hold: pieces of uneven sizes even out."""
+        if self.depth == 1 or not self.lifted:
+            return self
+        deeper = (replace(self, ahead=ahead) for ahead in range(_DEEPEST, self.depth, -1))
+        return next((plan for plan in deeper if plan.memory_bytes <= room), self)
 
     @property
     def layers(self) -> list[int]:
@@ -144,7 +153,7 @@ def decide_offload(
     chosen = _uniform(problem, choose(problem)).offload
     kept = frozenset(number for number, tier in enumerate(chosen.residence) if tier == "gpu")
     long, short, crossover = _by_length(problem, chosen, options, kept)
-    return OffloadPlan(
+    planned = OffloadPlan(
         pieces=pieces,
         kept=kept,
         long=long,
@@ -155,6 +164,7 @@ def decide_offload(
         kv_layer_bytes=_layer_bytes(plan),
         in_ram={"ram": True, "disk": False}.get(options.weights),
     )
+    return planned.deepened(problem.room)
 
 
 def _uniform(problem: Problem, choice: OffloadChoice) -> OffloadChoice:

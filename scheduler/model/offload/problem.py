@@ -56,6 +56,12 @@ class Problem:
         return np.array([[segment.kind == "attention"] for segment in self.work.segments])
 
     @property
+    def room(self) -> int:
+        """Bytes of the accelerator's memory beside the activations of a step."""
+        device = self.machine.accelerator
+        return (device.memory if device else 0) - self.tokens * self.needs.token
+
+    @property
     def tokens(self) -> int:
         """The most tokens of any step."""
         return max(self.chunk, self.request.sequences)

@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-from master.deployment.deployment import Deployment
 from master.generation.engine import Engine
 from tests.support.inprocess import in_process_deployment
 from tests.support.offloading import answers, offloaded, prompts, weights_bytes
@@ -21,7 +20,6 @@ from tpi.errors import DeviceError, PlanError
 from tpi.kernels import Kernels
 from tpi.offloading import KvPlace, OffloadOptions, Pipelining, Weights
 from tpi.pack.reader import Pack
-from worker.plan.residence import Residence
 
 PLACEMENTS = list(product(["auto", "gpu", "ram", "disk"], ["auto", "gpu", "ram"], ["auto", "performance", "memory"]))
 BATCHES = [1, 4, 32]
@@ -44,7 +42,7 @@ def test_every_placement_and_pipeline_answers_as_the_host_does(
             offloaded(pack, tmp_path / "offloaded", {0: device}, options, **SMALL) as deployment,
         ):
             assert answers(deployment, asked) == expected
-            plan = residence(deployment).offload
+            plan = deployment.node.offload
             assert plan is not None
             assert (
                 device.memory.used <= plan.memory_bytes <= 1.1 * device.memory.used
@@ -78,7 +76,7 @@ def test_other_families_stream_too(family: str, tiny_pack: Callable[..., Pack], 
     expected = on_the_host(pack, tmp_path, asked)
     options = OffloadOptions("ram", "ram", "performance", 4)
     with (
-        Twin(open_host().kernels, room(pack, 2)) as twin,
+        Twin(open_host().kernels, room(pack, 5)) as twin,
         offloaded(pack, tmp_path / "offloaded", {0: twin}, options, **SMALL) as deployment,
     ):
         assert answers(deployment, asked) == expected
@@ -165,6 +163,3 @@ def room(pack: Pack, share: float) -> int:
     """Bytes for a share of the weights, and for pages and activations beside them."""
     return int(share * weights_bytes(pack)) + BESIDE
 
-
-def residence(deployment: Deployment) -> Residence:
-    return deployment.node._residence

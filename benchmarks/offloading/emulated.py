@@ -1,0 +1,81 @@
+"""A node with an emulated accelerator, step by step, in the time of the emulated machine."""
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from master.generation.request import Request
+from master.generation.sampler import Sampler, Sampling
+from master.options import RunOptions
+from master.session import Session
+from tpi.devices.emulated.emulation import Emulation
+from tpi.offloading import DeviceOptions, OffloadOptions
+from worker.plan.offload import OffloadPlan
+
+CONTEXT = 512
+_ANSWER = 10_000  # tokens: more than any run takes
+
+
+@dataclass(frozen=True)
+class StepTime:
+    """What a mean step took: seconds of the emulated machine, and the part of them that each lane was busy."""
+
+    seconds: float
+    use: dict[str, float]
+    overruns: int  # tasks whose real work took more than half of their slot
+
+    @property
+    def busiest(self) -> float:
+        """Seconds of the lane that was busy the longest: no schedule takes less."""
+        return self.seconds * max(self.use.values())
+
+
+class EmulatedNode:
+    """A session of one node, and the sequences that it answers."""
+
+    def __init__(self, session: Session) -> None:
+        self.session = session
+        emulation = session.equipment.emulation
+        assert emulation is not None
+        self.emulation: Emulation = emulation
+
+    @property
+    def plan(self) -> OffloadPlan:
+        """What its accelerator does."""
+        assert self.session.node.offload is not None
+        return self.session.node.offload
+
+    def prompt(self, tokens: int, sequences: int = 1) -> StepTime:
+        """Compute the prompts of so many sequences, of so many tokens each, and go on with them."""
+        engine = self.session.engine
+        for number in range(sequences):
+            sequence = engine.admit([5 + (number + 7 * at) % 200 for at in range(tokens)])
+            engine.submit(Request(sequence, Sampler(Sampling(temperature=0)), _ANSWER, lambda _: True))
+        waiting = list(engine.requests)
+        return self._timed(lambda: all(request.made for request in waiting))
+
+    def tokens(self, steps: int) -> StepTime:
+        """The mean of so many steps of a token per sequence."""
+        left = iter(range(steps))
+        return self._timed(lambda: next(left, None) is None)
+
+    def _timed(self, done: Callable[[], bool]) -> StepTime:
+        before = {lane.name: lane.busy for lane in self.emulation.lanes}
+        overruns, steps, began = self.emulation.overruns, 0, time.perf_counter()
+        while not done():
+            self.session.engine.step()
+            steps += 1
+        total = self.emulation.modelled(time.perf_counter() - began)
+        use = {lane.name: (lane.busy - before[lane.name]) / total for lane in self.emulation.lanes}
+        return StepTime(total / steps, use, self.emulation.overruns - overruns)
+
+
+@contextmanager
+def emulated_node(
+    model: str, device: str, options: OffloadOptions | None = None, memory: int | None = None
+) -> Iterator[EmulatedNode]:
+    """A node of one thread with the emulated `device` (`tpi.devices.emulated.machine`)."""
+    devices = DeviceOptions(device, None, options or OffloadOptions())
+    with Session(RunOptions(model, context=CONTEXT, threads=1, memory=memory, devices=devices)) as session:
+        yield EmulatedNode(session)

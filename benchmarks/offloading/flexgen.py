@@ -1,0 +1,65 @@
+"""FlexGen's schedule, to compare with: the device and all transfers are synchronised after every layer.
+
+As PIPO's figure 2 has it: a layer begins by asking for the next one's weights, which are loaded while it computes; when
+it has ended, the load and everything that was to be saved are waited for.
+"""
+
+from types import TracebackType
+
+from scheduler.weights import Arrangement, Hold, Weights
+from tpi.devices.pages import Bytes
+from worker.node.accelerated import Accelerated
+from worker.node.node import Node
+from worker.node.segment import Segment
+
+
+class Schedule:
+    """What the holds of one node have in common."""
+
+    def __init__(self, link: Accelerated) -> None:
+        self._link = link
+        self._before: Hold | None = None
+
+    def enter(self, hold: Hold) -> Bytes:
+        """Wait for everything; then a place is free for the load of the layer after this one."""
+        self._link.settle()
+        data = hold.__enter__()
+        self._give_back()
+        return data
+
+    def leave(self, hold: Hold) -> None:
+        """The layer's place is given back when the next one has begun."""
+        self._before = hold
+
+    def _give_back(self) -> None:
+        before, self._before = self._before, None
+        if before is not None:
+            before.__exit__(None, None, None)
+
+
+class Synchronised:
+    """A hold that keeps the schedule."""
+
+    def __init__(self, hold: Hold, schedule: Schedule) -> None:
+        self._hold, self._schedule = hold, schedule
+
+    def __enter__(self) -> Bytes:
+        return self._schedule.enter(self._hold)
+
+    def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, at: TracebackType | None) -> None:
+        self._schedule.leave(self._hold)
+
+
+def synchronise(node: Node) -> None:
+    """Have a node that offloads keep FlexGen's schedule from now on."""
+    link, before = node.link, node.loop.weights
+    assert link is not None
+    schedule = Schedule(link)
+    long, short = (_synchronised(arrangement, schedule) for arrangement in before.arrangements)
+    crossover = node.offload.crossover if node.offload else 1
+    node.loop.weights = Weights(before.window, long, short, crossover, link)
+
+
+def _synchronised(arrangement: Arrangement[Segment], schedule: Schedule) -> Arrangement[Segment]:
+    blocks = [[(segment, Synchronised(hold, schedule)) for segment, hold in block.parts] for block in arrangement.holds]
+    return Arrangement(blocks, None)

@@ -1,5 +1,6 @@
 """Activations on the card: as they are, and rounded to int8 as quantised weights want them, once."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import torch
@@ -57,8 +58,8 @@ def _round(values: Tensor, rest: bool) -> Rounded:
 class CudaPrepared:
     """See `tpi.kernels.spec.Prepared`."""
 
-    owner: object
     input: Activations
+    bring_back: Callable[[Tensor], F32]  # a method of the kernels that made it
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -68,10 +69,10 @@ class CudaPrepared:
 
     def values(self) -> F32:
         """See `tpi.kernels.spec.Prepared`."""
-        return to_host(self.input.values)
+        return self.bring_back(self.input.values)
 
 
 def to_host(values: Tensor) -> F32:
-    """float32 of the card as an array that is the caller's own; waits until it is computed."""
+    """float32 of the card as an array that is the caller's own; waits until it is computed, in the lane in use."""
     found: F32 = values.cpu().numpy()
     return found if values.is_cuda else found.copy()

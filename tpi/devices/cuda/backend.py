@@ -116,7 +116,7 @@ class CudaLane:
 
     def mark(self) -> TorchMark:
         """See `TorchLane.mark`."""
-        event = torch.cuda.Event()
+        event = torch.cuda.Event(blocking=True)  # the host's cores compute meanwhile
         event.record(self._stream)
         return CudaMark(event)
 

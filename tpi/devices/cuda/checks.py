@@ -2,11 +2,45 @@
 
 import numpy as np
 
-from tpi.devices.cuda.attention import kv_format
+from tpi.devices.arena import Arena
+from tpi.devices.cuda.attention import Pages, kv_format
+from tpi.devices.cuda.backend import Tensor
+from tpi.devices.cuda.tensors import TensorNames
 from tpi.errors import KernelError
-from tpi.kernels.arithmetic import check_range
-from tpi.kernels.spec import F32, I32, PAGE_TOKENS, AttentionSpec, Batch, KvArray, Projected
+from tpi.kernels.arithmetic import check_data, check_range
+from tpi.kernels.spec import F32, I32, PAGE_TOKENS, U8, AttentionSpec, Batch, KvArray, Projected
 from tpi.pack.layout import RunLayout, is_quantised
+
+
+class CardMemory:
+    """Arrays of a card's arena as tensors, once they are what a kernel takes them for."""
+
+    def __init__(self, memory: Arena, names: TensorNames) -> None:
+        self._memory = memory
+        self._names = names
+
+    def bytes(self, what: str, array: KvArray) -> Tensor:
+        """A contiguous array that lies here; `what` names it where it does not."""
+        self._memory.check(what, array)
+        return self._names.tensor(array)
+
+    def weights(self, run: RunLayout, data: U8) -> Tensor:
+        """All units of a run."""
+        check_data(data, run.units * run.unit_bytes)
+        check_aligned(run, data.ctypes.data)
+        return self.bytes("weights", data)
+
+    def runs(self, spec: AttentionSpec, data: U8) -> tuple[Tensor, Tensor]:
+        """The query units and the KV units."""
+        split = spec.query.units * spec.query.unit_bytes
+        check_data(data, split + spec.kv.units * spec.kv.unit_bytes)
+        return self.weights(spec.query, data[:split]), self.weights(spec.kv, data[split:])
+
+    def pages(self, spec: AttentionSpec, keys: KvArray, values: KvArray, batch: Batch) -> Pages:
+        """Keys and values that have every page of `batch`."""
+        format = check_cache(spec, keys, values)
+        check_batch(batch, len(keys))
+        return Pages(format, self.bytes("the caches", keys), self.bytes("the caches", values))
 
 
 def check_aligned(run: RunLayout, address: int) -> None:

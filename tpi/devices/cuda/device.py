@@ -67,8 +67,10 @@ class CudaDevice:
         self._calls.close()
         self._inward.close()
         self._outward.close()
-        self._computing.close()
-        self._names.clear()
+        try:
+            self._computing.close()
+        finally:
+            self._names.clear()
 
     def _end(self, array: Bytes, ours: bool) -> Tensor:
         if ours:

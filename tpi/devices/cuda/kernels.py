@@ -4,7 +4,8 @@ Weights, keys and values are named by arrays of the device's arena; all else is 
 threads; all are computed in one lane, in the order in which they come.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 import numpy as np
 import torch
@@ -12,14 +13,14 @@ import torch
 from tpi.devices.arena import Arena
 from tpi.devices.cuda import checks
 from tpi.devices.cuda.activations import Activations, CudaPrepared, to_host
-from tpi.devices.cuda.attention import CardBatch, Pages
+from tpi.devices.cuda.attention import CardBatch
 from tpi.devices.cuda.backend import Tensor, TorchBackend
 from tpi.devices.cuda.blocks import SpecVectors, attend, feed_forward, norm, output, project
 from tpi.devices.cuda.matrix import matrix
 from tpi.devices.cuda.products import decode, multiply
 from tpi.devices.cuda.tensors import TensorNames
-from tpi.errors import KernelError
-from tpi.kernels.arithmetic import apply_norm, biased, check_data, check_input
+from tpi.errors import DeviceError, KernelError
+from tpi.kernels.arithmetic import apply_norm, biased, check_input
 from tpi.kernels.chain import PlainChain
 from tpi.kernels.mixture import choose, experts_by_ffn, normed_on_host
 from tpi.kernels.spec import (
@@ -49,10 +50,9 @@ class CudaKernels:
 
     def __init__(self, backend: TorchBackend, memory: Arena, names: TensorNames) -> None:
         """`memory` and `names` say which arrays are here, and what they are."""
-        self._device = backend.device
+        self._name = backend.name
         self._lane = backend.lane()
-        self._memory = memory
-        self._names = names
+        self._memory = checks.CardMemory(memory, names)
         self._vectors = SpecVectors(backend.device)
 
     def close(self) -> None:
@@ -73,35 +73,35 @@ class CudaKernels:
 
     def read(self, data: U8) -> None:
         """See `tpi.kernels.Kernels`."""
-        with self._lane.use():
-            words = self._bytes("the data", data)[: data.size // 8 * 8]
+        with self._working():
+            words = self._memory.bytes("the data", data)[: data.size // 8 * 8]
             if len(words):
                 words.view(torch.int64).amax().item()
 
     def norm(self, spec: NormSpec, x: F32) -> F32:
         """See `tpi.kernels.Kernels`."""
         check_input(x, len(spec.weight))
-        with self._lane.use():
+        with self._working():
             return to_host(norm(self._vectors, spec, self._vectors.bring(x)))
 
     def prepare(self, spec: BlockSpec, x: Input, into: Prepared | None = None) -> CudaPrepared:
         """See `tpi.kernels.Kernels`; torch's allocator gives the memory of what is gone again, `into` is not needed."""
-        with self._lane.use():
-            return CudaPrepared(self, self._prepared(spec, x))
+        with self._working():
+            return CudaPrepared(self._prepared(spec, x), self._bring_back)
 
     def attention(self, spec: AttentionSpec, data: U8, x: Input, keys: KvArray, values: KvArray, batch: Batch) -> F32:
         """See `tpi.kernels.Kernels`."""
-        with self._lane.use():
-            runs, there = self._runs(spec, data), CardBatch.bring(batch, self._vectors.bring)
-            pages = self._pages(spec, keys, values, batch)
+        with self._working():
+            runs, there = self._memory.runs(spec, data), CardBatch.bring(batch, self._vectors.bring)
+            pages = self._memory.pages(spec, keys, values, batch)
             heads = project(self._vectors, spec, runs, self._input(spec, x), there.positions)
             return to_host(output(spec, runs[0], attend(self._vectors, spec, heads, pages, there)))
 
     def project(self, spec: AttentionSpec, data: U8, x: Input, positions: I32) -> Projected:
         """See `tpi.kernels.Kernels`."""
         checks.check_positions(positions, x.shape[0])
-        with self._lane.use():
-            places, runs = self._vectors.bring(positions), self._runs(spec, data)
+        with self._working():
+            places, runs = self._vectors.bring(positions), self._memory.runs(spec, data)
             heads = project(self._vectors, spec, runs, self._input(spec, x), places)
             return Projected(*map(to_host, heads))
 
@@ -109,24 +109,24 @@ class CudaKernels:
         """See `tpi.kernels.Kernels`."""
         checks.check_heads(spec, projected, len(batch.positions))
         bring = self._vectors.bring
-        with self._lane.use():
-            pages = self._pages(spec, keys, values, batch)
+        with self._working():
+            pages = self._memory.pages(spec, keys, values, batch)
             heads = bring(projected.queries), bring(projected.keys), bring(projected.values)
             return to_host(attend(self._vectors, spec, heads, pages, CardBatch.bring(batch, bring)))
 
     def output(self, spec: AttentionSpec, data: U8, mixed: F32) -> F32:
         """See `tpi.kernels.Kernels`."""
         checks.check_floats(mixed, (len(mixed), spec.heads * spec.head_dim))
-        with self._lane.use():
-            return to_host(output(spec, self._runs(spec, data)[0], self._vectors.bring(mixed)))
+        with self._working():
+            return to_host(output(spec, self._memory.runs(spec, data)[0], self._vectors.bring(mixed)))
 
     def ffn(self, spec: FfnSpec, data: U8, x: Input, active: I32 | None = None) -> F32:
         """See `tpi.kernels.Kernels`."""
         if active is not None:
             checks.check_active(spec.neuron, active)
-        with self._lane.use():
+        with self._working():
             index = None if active is None else self._vectors.bring(active)
-            weights, prepared = self._weights(spec.neuron, data), self._input(spec, x)
+            weights, prepared = self._memory.weights(spec.neuron, data), self._input(spec, x)
             return to_host(feed_forward(self._vectors, spec, weights, prepared, index))
 
     def route(self, router: RouterSpec, x: Input) -> Routing:
@@ -149,25 +149,40 @@ class CudaKernels:
     def logits(self, run: RunLayout, data: U8, x: F32) -> F32:
         """See `tpi.kernels.Kernels`."""
         check_input(x, run.hidden)
-        with self._lane.use():
+        with self._working():
             table = matrix(run, run.parts[0].name)
-            return to_host(multiply(self._weights(run, data), table, Activations(self._vectors.bring(x))))
+            return to_host(multiply(self._memory.weights(run, data), table, Activations(self._vectors.bring(x))))
 
     def gather(self, run: RunLayout, data: U8, rows: I32) -> F32:
         """See `tpi.kernels.Kernels`."""
         checks.check_rows(run, rows)
-        with self._lane.use():
+        with self._working():
             table = matrix(run, run.parts[0].name)
-            return to_host(decode(self._weights(run, data), table, self._vectors.bring(rows)))
+            return to_host(decode(self._memory.weights(run, data), table, self._vectors.bring(rows)))
 
     def dequantise(self, run: RunLayout, data: U8, part: str) -> F32:
         """See `tpi.kernels.Kernels`."""
-        with self._lane.use():
-            return to_host(decode(self._weights(run, data), matrix(run, part)))
+        with self._working():
+            return to_host(decode(self._memory.weights(run, data), matrix(run, part)))
+
+    @contextmanager
+    def _working(self) -> Iterator[None]:
+        """What is done within it is done in the lane of these kernels; what the card refuses is a DeviceError."""
+        try:
+            with self._lane.use():
+                yield
+        except RuntimeError as error:
+            raise DeviceError(
+                f"{self._name} failed: {error}; give it less to hold, or choose another device"
+            ) from error
+
+    def _bring_back(self, values: Tensor) -> F32:
+        with self._working():
+            return to_host(values)
 
     def _prepared(self, spec: BlockSpec, x: Input) -> Activations:
         """The normed input; what was normed elsewhere only comes here."""
-        if isinstance(x, CudaPrepared) and x.owner is self:
+        if isinstance(x, CudaPrepared) and x.bring_back == self._bring_back:
             return x.input
         if isinstance(x, np.ndarray):
             check_input(x, spec.hidden)
@@ -179,28 +194,8 @@ class CudaKernels:
     def _input(self, spec: BlockSpec, x: Input) -> Activations:
         """The normed input; KernelError if other kernels prepared it, or for another hidden size."""
         if not isinstance(x, np.ndarray):
-            if not (isinstance(x, CudaPrepared) and x.owner is self):
+            if not (isinstance(x, CudaPrepared) and x.bring_back == self._bring_back):
                 raise KernelError("what other kernels prepared is for their weights; prepare it again with these")
             if x.shape[1] != spec.hidden:
                 raise KernelError(f"what was prepared has the hidden size {x.shape[1]}, not {spec.hidden}")
         return self._prepared(spec, x)
-
-    def _bytes(self, what: str, data: KvArray) -> Tensor:
-        self._memory.check(what, data)
-        return self._names.tensor(data)
-
-    def _weights(self, run: RunLayout, data: U8) -> Tensor:
-        check_data(data, run.units * run.unit_bytes)
-        checks.check_aligned(run, data.ctypes.data)
-        return self._bytes("weights", data)
-
-    def _runs(self, spec: AttentionSpec, data: U8) -> tuple[Tensor, Tensor]:
-        """The query units and the KV units."""
-        split = spec.query.units * spec.query.unit_bytes
-        check_data(data, split + spec.kv.units * spec.kv.unit_bytes)
-        return self._weights(spec.query, data[:split]), self._weights(spec.kv, data[split:])
-
-    def _pages(self, spec: AttentionSpec, keys: KvArray, values: KvArray, batch: Batch) -> Pages:
-        format = checks.check_cache(spec, keys, values)
-        checks.check_batch(batch, len(keys))
-        return Pages(format, self._bytes("the caches", keys), self._bytes("the caches", values))

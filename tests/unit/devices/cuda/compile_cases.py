@@ -65,8 +65,11 @@ CASES: list[tuple[Any, Constants]] = [
 ]  # fmt: skip
 
 
-def compiled(kernel: Any, constants: Constants, capability: int) -> str:
-    """What the card would run, as PTX."""
+def compiled(kernel: Any, constants: Constants, capability: int, ones: bool = False) -> str:
+    """What the card would run, as PTX; `ones`: for numbers that are 1, which Triton takes for constants."""
+    if ones:
+        numbers = {name for name in kernel.arg_names if name not in {*constants, *POINTERS, *FLOATS, *SCALARS, *CACHES}}
+        constants = {**constants, **dict.fromkeys(numbers, 1)}
     signature = {}
     for name in kernel.arg_names:
         if name in constants:
@@ -77,7 +80,8 @@ def compiled(kernel: Any, constants: Constants, capability: int) -> str:
             signature[name] = "*" + POINTERS.get(name, "fp32")
         else:
             signature[name] = "fp32" if name in SCALARS else "i32"
-    aligned = [at for at, name in enumerate(kernel.arg_names) if signature[name][0] == "*" or name in WHOLE]
+    wide = {name for name, kind in signature.items() if kind[0] == "*" or (name in WHOLE and kind == "i32")}
+    aligned = [at for at, name in enumerate(kernel.arg_names) if name in wide]
     source = ASTSource(kernel, signature, constants, {(at,): [["tt.divisibility", 16]] for at in aligned})
     found = compile(source, target=GPUTarget("cuda", capability, 32), options={"enable_fp_fusion": True})
     ptx: str = found.asm["ptx"]
@@ -87,6 +91,11 @@ def compiled(kernel: Any, constants: Constants, capability: int) -> str:
 @pytest.mark.parametrize(("kernel", "constants"), CASES, ids=lambda value: getattr(value, "__name__", None))
 def test_it_compiles(kernel: Any, constants: Constants) -> None:
     assert ".visible .entry" in compiled(kernel, constants, 80)
+
+
+@pytest.mark.parametrize("kernel", dict(CASES), ids=lambda kernel: kernel.__name__)
+def test_it_compiles_for_one_of_everything(kernel: Any) -> None:
+    assert ".visible .entry" in compiled(kernel, dict(CASES)[kernel], 80, ones=True)
 
 
 @pytest.mark.parametrize("constants", [each for each in GROUPED if each["FORMAT"] != "q8"])

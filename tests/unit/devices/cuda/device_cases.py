@@ -106,6 +106,18 @@ def test_a_failure_surfaces_where_it_is_awaited(device: CudaDevice) -> None:
         np.testing.assert_allclose(after.wait(), reference.ffn(case.spec, case.data, case.x), atol=1e-4)
 
 
+def test_a_card_that_fails_is_named(device: CudaDevice, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise RuntimeError("an illegal memory access was encountered")
+
+    case = ffn_case(np.random.default_rng(2), units=1)
+    monkeypatch.setattr("tpi.devices.cuda.kernels.feed_forward", refuse)
+    with held(device, case.data) as (data,):
+        pending = device.start(lambda: device.kernels.ffn(case.spec, data, case.x))
+        with pytest.raises(DeviceError, match=r"cuda.* failed: an illegal memory access"):
+            pending.wait()
+
+
 def test_calls_of_several_threads_agree(device: CudaDevice) -> None:
     case = ffn_case(np.random.default_rng(3), format="q4", units=1)
     with held(device, case.data) as (data,):

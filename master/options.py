@@ -20,6 +20,7 @@ from tpi.offloading import DeviceOptions, device_options
 Command = TypeVar("Command", bound=Callable[..., Any])
 
 DEFAULT_CONTEXT = 4096
+NOBODY = "none"  # given as --workers
 _MOST_CONTEXT = 1 << 24  # tokens; no model was made for more
 _MOST_THREADS = 1024
 
@@ -31,6 +32,7 @@ class RunOptions:
     model: str
     local: int = 0
     workers: tuple[str, ...] = ()
+    discover: bool = False  # use the paired workers that are found, where none are named
     split: str | None = None
     dtype: str = "auto"
     context: int | None = None
@@ -61,11 +63,12 @@ class RunOptions:
             UsageError: if both --local and --workers are given, an address or size is malformed, or the trace cannot be
                 written.
         """
-        workers = _addresses(flags.pop("workers"))
+        named = flags.pop("workers")
+        workers = _addresses(() if named == (NOBODY,) else named)
         local = flags.pop("local")
         if workers and local:
             raise UsageError("--local and --workers exclude each other; give one of them")
-        if not workers and not local:
+        if not named and not local:
             workers = _addresses((os.environ.get("TPI_WORKERS", ""),))
         if flags["retain"] and not flags["window"]:
             raise UsageError("--retain goes with --window; without them the scheduler keeps what the memory allows")
@@ -77,6 +80,7 @@ class RunOptions:
             model=flags.pop("model"),
             local=local or 0,
             workers=workers,
+            discover=not workers and not named and not local,
             memory=memory,
             cache=cache,
             devices=DeviceOptions.from_flags(flags),
@@ -161,7 +165,12 @@ _PLACEMENT = (
     click.option(
         "--local", type=click.IntRange(min=1), help="Start N worker processes on this machine (default: none)."
     ),
-    click.option("--workers", multiple=True, metavar="HOST:PORT,...", help="Workers to use (default: TPI_WORKERS)."),
+    click.option(
+        "--workers",
+        multiple=True,
+        metavar="HOST:PORT,...|none",
+        help="Workers to use (default: TPI_WORKERS, else the paired ones that are found).",
+    ),
     click.option("--split", metavar="3,2,1", help="Share of each node, master first, 0 or more (default: equal)."),
     click.option(
         "--dtype", default="auto", show_default=True, help="Format of the weights: auto, f32, bf16, q8, q4 or q4s."

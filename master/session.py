@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from contextlib import ExitStack, suppress
+from dataclasses import replace
 from functools import partial
 from types import TracebackType
 
@@ -10,6 +11,7 @@ from master.deployment.deployment import Deployment
 from master.deployment.dtype import choose_dtype
 from master.deployment.planner import parse_split, refuse_too_many
 from master.generation.engine import Engine
+from master.joining.discovery import workers_at_home
 from master.joining.recovery import Membership
 from master.joining.shares import Shares
 from master.options import DEFAULT_CONTEXT, RunOptions
@@ -107,11 +109,11 @@ class Session:
             return []
 
     def _open(self, stack: ExitStack) -> None:
-        placement = self.placement
+        net = Net(self._tap, Door(locked=self.placement.keys))
+        self.placement = placement = self._with_workers(net.door)
         located = locate(placement.model, placement.cache)
         shares = parse_split(placement.split, 1 + (placement.local or len(placement.workers)))
         refuse_too_many(located, placement.dtype, placement.cache, shares)
-        net = Net(self._tap, Door(locked=placement.keys))
         self._cluster = stack.enter_context(Cluster.connect(self._addresses(stack), net))
         dtype = choose_dtype(placement.dtype, located, self._memories(), shares)
         self.pack = open_located(located, dtype, placement.cache, room=self._make_room)
@@ -127,6 +129,13 @@ class Session:
         self._membership = Membership(self._cluster, Shares.of(shares, workers), self.deploy, warn, *limits)
         self.deploy(shares)
         self.engine.recover, self.engine.between = self.recover, self._membership.welcome
+
+    def _with_workers(self, door: Door) -> RunOptions:
+        """What was asked for, with the paired workers that are there if no others were named."""
+        asked = self.placement
+        if not asked.discover or not asked.keys:
+            return asked
+        return replace(asked, workers=tuple(workers_at_home(door, warn)))
 
     def _addresses(self, stack: ExitStack) -> list[str]:
         placement = self.placement

@@ -49,6 +49,7 @@ from tpi.net.monitor import Arrivals
 from tpi.net.sockets import COLLECTIVE, CONTROL, WEIGHTS, Net
 from tpi.text import NAME_CHARACTERS, SENTENCE_CHARACTERS, plain
 from worker.profile import limited, measure_machine
+from worker.service.announce import Announcer
 from worker.service.compute import IDLE, Check, Compute
 from worker.service.gate import Gate
 from worker.service.lease import Lease
@@ -78,6 +79,7 @@ class WorkerOptions:
     attached: bool = False  # leave when stdin closes, that is when the parent process is gone
     card: Card | None = None  # its accelerator
     door: Door | None = None  # who may connect from other machines; None: by the user's keys
+    announce: bool = False  # tell the network that it is there, if it listens beyond this machine
 
     def __post_init__(self) -> None:
         if not self.name or plain(self.name) != self.name:
@@ -147,6 +149,7 @@ class Daemon:
         """Serve masters, one after the other."""
         self._catch_signals()
         self._compute.start()
+        self._announcer = self._announced()
         poller = zmq.Poller()
         poller.register(self._control.socket, zmq.POLLIN)
         poller.register(self._wakeups.fileno(), zmq.POLLIN)
@@ -170,6 +173,12 @@ class Daemon:
                     break
         finally:
             self._shut_down()
+
+    def _announced(self) -> Announcer | None:
+        door, host = self._net.door, self.options.host
+        if not self.options.announce or not door.guards(host):
+            return None
+        return Announcer(self.options.name, door.identity.public, host, self.ports.control)
 
     def _bind(self) -> tuple[zmq.Socket[bytes], zmq.Socket[bytes]]:
         host, port = self.options.host, self.options.port
@@ -364,6 +373,8 @@ class Daemon:
             select.select([], [], [], 0.02)  # the I/O thread of ZeroMQ sends it now; LINGER is 0
         if not self._compute.stop(_STOP_S):
             os._exit(1)  # stuck in a kernel or a system call: nothing of it outlives the process
+        if self._announcer is not None:
+            self._announcer.close()
         self._cache.close()
         self._gate.close()
         self._net.close()

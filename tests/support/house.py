@@ -1,0 +1,121 @@
+"""A house of real workers that are killed, frozen, woken and started again while a master answers."""
+
+import os
+import random
+import signal
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import psutil
+
+from master.generation.sampler import Sampler, Sampling
+from master.session import Session
+from tests.support.cluster_helpers import REAL_WORKER, announced
+from tests.support.paths import ROOT
+
+GREEDY = Sampling(temperature=0)
+
+
+@dataclass
+class Laptop:
+    """One worker, at the same address and with the same cache each time that it is started."""
+
+    name: str
+    cache: Path
+    arguments: Sequence[str] = ()
+    environment: dict[str, str] = field(default_factory=dict)
+    address: str = "127.0.0.1:0"
+    process: "subprocess.Popen[bytes] | None" = None
+
+    def start(self) -> None:
+        """Start it, and wait until it listens."""
+        command = [*REAL_WORKER, "--listen", self.address, "--name", self.name, "--cache", str(self.cache)]
+        self.process = subprocess.Popen(
+            [*command, *self.arguments], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
+            env=os.environ | self.environment,
+        )  # fmt: skip
+        self.address = announced(self.process)
+
+    def signal(self, number: signal.Signals) -> None:
+        """Send a signal; a killed one is waited for."""
+        assert self.process
+        self.process.send_signal(number)
+        if number == signal.SIGKILL:
+            self.process.communicate()
+
+    @property
+    def memory(self) -> int:
+        """Resident bytes."""
+        assert self.process
+        return int(psutil.Process(self.process.pid).memory_info().rss)
+
+    def stop(self) -> None:
+        """End it, frozen or not."""
+        if self.process is not None and self.process.poll() is None:
+            self.process.kill()
+            self.process.communicate()
+
+
+@contextmanager
+def house(root: Path, count: int, *arguments: str) -> Iterator[list[Laptop]]:
+    """`count` laptops, called a, b, c, ..."""
+    laptops = [Laptop(chr(ord("a") + number), root / f"cache-{number}", arguments) for number in range(count)]
+    try:
+        for laptop in laptops:
+            laptop.start()
+        yield laptops
+    finally:
+        for laptop in laptops:
+            laptop.stop()
+
+
+def until(true: Callable[[], bool], seconds: float = 60) -> float:
+    """Wait for something; how long that took."""
+    started, waited = time.monotonic(), threading.Event()
+    while not true():
+        assert time.monotonic() - started < seconds, "it never came to that"
+        waited.wait(0.02)
+    return time.monotonic() - started
+
+
+@dataclass
+class Spoken:
+    """The tokens of an answer, and the longest pause between two of them in seconds."""
+
+    tokens: list[int]
+    pause: float
+
+
+def speak(session: Session, prompt: list[int], length: int, at: Callable[[int], None] = lambda count: None) -> Spoken:
+    """Answer `prompt` greedily with `length` tokens; `at` is called with how many there are, after each."""
+    sequence, spoken, last = session.engine.admit(prompt), Spoken([], 0.0), time.monotonic()
+    for sampled in session.engine.generate(sequence, Sampler(GREEDY), length):
+        now = time.monotonic()
+        spoken.pause, last = max(spoken.pause, now - last), now
+        spoken.tokens.append(sampled.token)
+        at(len(spoken.tokens))
+    session.engine.release(sequence)
+    return spoken
+
+
+@contextmanager
+def at_random(seed: int, within: float, do: Callable[[random.Random], None]) -> Iterator[None]:
+    """Have `do` called in another thread, at a moment within `within` seconds that `seed` draws."""
+    drawn = random.Random(seed)
+    delay = drawn.uniform(0, within)
+
+    def act() -> None:
+        threading.Event().wait(delay)
+        do(drawn)
+
+    thread = threading.Thread(target=act)
+    thread.start()
+    try:
+        yield
+    finally:
+        thread.join()

@@ -1,0 +1,248 @@
+"""Workers are killed, frozen and woken while a model answers; each test is named after the fault that it injects."""
+
+import random
+import signal
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from master.options import RunOptions
+from master.session import Session
+from tests.support.house import Laptop, at_random, house, speak, until
+from tests.support.models import TinyModel
+from tpi.errors import NodeError
+
+PROMPT = [5, 6, 7, 8]
+LENGTH = 40
+MiB = 1 << 20
+
+
+@pytest.fixture
+def model(tiny_model: Callable[[str], TinyModel]) -> str:
+    return str(tiny_model("llama").directory)
+
+
+@pytest.fixture
+def home(tmp_path: Path, model: str) -> Iterator[tuple[Session, list[Laptop]]]:
+    """A session on three workers and the master, and the three."""
+    with house(tmp_path, 3) as laptops:
+        options = RunOptions(model, workers=tuple(one.address for one in laptops), cache=tmp_path / "master")
+        with Session(options) as session:
+            yield session, laptops
+
+
+def names(session: Session) -> tuple[str, ...]:
+    """Who is there now."""
+    return session.names
+
+
+def expected(session: Session) -> list[int]:
+    return speak(session, PROMPT, LENGTH).tokens
+
+
+def everybody(session: Session, count: int = 4) -> None:
+    """Wait until all are there who can be, and have them used."""
+    cluster = session._cluster
+    until(lambda: len(cluster.workers) + len(cluster.recruits.ready) == count - 1)
+    speak(session, PROMPT, 1)
+    assert len(names(session)) == count
+
+
+def test_worker_killed_mid_token(home: tuple[Session, list[Laptop]], capfd: pytest.CaptureFixture[str]) -> None:
+    session, laptops = home
+    wanted = expected(session)
+    spoken = speak(session, PROMPT, LENGTH, lambda count: laptops[1].signal(signal.SIGKILL) if count == 15 else None)
+    assert spoken.tokens == wanted
+    assert spoken.pause < 10
+    assert names(session) == ("master", "a", "c")
+    said = capfd.readouterr().err
+    assert "worker b (" in said
+    assert "is lost" in said
+    assert "going on with master, a, c" in said
+
+
+def test_worker_frozen_then_woken(home: tuple[Session, list[Laptop]]) -> None:
+    """It is lost within seconds, what it sends when it wakes changes nothing, and it joins again."""
+    session, laptops = home
+    wanted = expected(session)
+
+    def at(count: int) -> None:
+        if count == 10:
+            laptops[2].signal(signal.SIGSTOP)
+        if count == 30:
+            laptops[2].signal(signal.SIGCONT)
+
+    spoken = speak(session, PROMPT, LENGTH, at)
+    assert spoken.tokens == wanted
+    assert spoken.pause < 10
+    everybody(session)
+    assert names(session) == ("master", "a", "b", "c")  # in its old place, where its shards are those that it has
+    ready = session._cluster.workers[2].ready
+    assert ready is not None
+    assert ready.fetched_bytes == 0
+    assert speak(session, PROMPT, LENGTH).tokens == wanted
+
+
+@pytest.mark.parametrize("kind", [signal.SIGKILL, signal.SIGSTOP])
+def test_kills_and_freezes_at_random_moments(home: tuple[Session, list[Laptop]], kind: signal.Signals) -> None:
+    session, laptops = home
+    wanted = expected(session)
+    for seed in range(5):
+        hit: list[Laptop] = []
+
+        def strike(drawn: random.Random, hit: list[Laptop] = hit) -> None:
+            hit.append(drawn.choice(laptops))
+            hit[0].signal(kind)
+
+        with at_random(seed, 0.4, strike):
+            spoken = speak(session, PROMPT, LENGTH)
+        assert spoken.tokens == wanted, f"seed {seed}"
+        assert spoken.pause < 15
+        if kind == signal.SIGKILL:
+            hit[0].start()
+        else:
+            hit[0].signal(signal.SIGCONT)
+        everybody_who_left(session)
+
+
+def everybody_who_left(session: Session) -> None:
+    """Who was killed after the last token is missed by the next request only."""
+    speak(session, PROMPT, 3)
+    everybody(session)
+
+
+def test_two_die_at_once_and_the_master_goes_on_alone(home: tuple[Session, list[Laptop]]) -> None:
+    session, laptops = home
+    wanted = expected(session)
+
+    def at(count: int) -> None:
+        if count == 8:
+            laptops[0].signal(signal.SIGKILL)
+            laptops[1].signal(signal.SIGKILL)
+        if count == 20:
+            laptops[2].signal(signal.SIGKILL)
+
+    assert speak(session, PROMPT, LENGTH, at).tokens == wanted
+    assert names(session) == ("master",)
+
+
+def test_a_worker_that_comes_back_is_used_from_the_next_request(home: tuple[Session, list[Laptop]]) -> None:
+    session, laptops = home
+    wanted = expected(session)
+
+    def at(count: int) -> None:
+        if count == 5:
+            laptops[0].signal(signal.SIGKILL)
+        if count == 10:
+            laptops[0].start()
+            until(lambda: bool(session._cluster.recruits.ready))
+
+    assert speak(session, PROMPT, LENGTH, at).tokens == wanted
+    assert names(session) == ("master", "b", "c")
+    assert speak(session, PROMPT, LENGTH).tokens == wanted
+    assert names(session) == ("master", "a", "b", "c")
+
+
+def test_a_worker_that_comes_back_is_used_at_once_with_rebalance(tmp_path: Path, model: str) -> None:
+    with house(tmp_path, 2) as laptops:
+        addresses = tuple(one.address for one in laptops)
+        with Session(RunOptions(model, workers=addresses, cache=tmp_path / "m", rebalance=True)) as session:
+            wanted = expected(session)
+            epochs = []
+
+            def at(count: int) -> None:
+                if count == 5:
+                    laptops[0].signal(signal.SIGKILL)
+                if count == 10:
+                    laptops[0].start()
+                    until(lambda: bool(session._cluster.recruits.ready))
+                epochs.append(session.engine.deployment.epoch)
+
+            assert speak(session, PROMPT, LENGTH, at).tokens == wanted
+            assert names(session) == ("master", "a", "b")
+            assert len(set(epochs)) == 3
+
+
+def tight(model: str, tmp_path: Path, laptops: list[Laptop], **more: float) -> RunOptions:
+    """Options under which the master needs its worker: alone it has one share too many."""
+    options = RunOptions(model, workers=(laptops[0].address,), cache=tmp_path / "m")
+    return replace(options, patience=more.get("patience", 60.0))
+
+
+def too_small_alone(session: Session, patch: pytest.MonkeyPatch) -> None:
+    """The plan of a master that is alone is refused, as it is where its memory is too small."""
+    from tpi.errors import PlanError
+
+    deployer = session._deployer
+    deploy = type(deployer).deploy
+
+    def refuse(self: object, shares: list[float]) -> object:
+        if len(shares) == 1:
+            raise PlanError("master: the model does not fit")
+        return deploy(deployer, shares)
+
+    patch.setattr(type(deployer), "deploy", refuse)
+
+
+def test_a_lid_that_closes_and_opens_again_costs_a_pause(
+    tmp_path: Path, model: str, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """The rest cannot hold the model: that is said, the tokens are kept, and it goes on when the laptop is back."""
+    with house(tmp_path, 1) as laptops, Session(tight(model, tmp_path, laptops)) as session, ExitStack() as stack:
+        wanted = expected(session)
+        too_small_alone(session, monkeypatch)
+
+        def at(count: int) -> None:
+            if count == 12:
+                laptops[0].signal(signal.SIGSTOP)
+                opens = at_random(0, 0, lambda drawn: wake(session, laptops[0]))
+                stack.enter_context(opens)
+
+        assert speak(session, PROMPT, LENGTH, at).tokens == wanted
+        assert names(session) == ("master", "a")
+    said = capfd.readouterr().err
+    assert "does not fit. Waiting 60 s for workers to come back; the tokens so far are kept" in said
+    assert "a joined" in said
+
+
+def wake(session: Session, laptop: Laptop) -> None:
+    """Open the lid, once the master has noticed that it was closed."""
+    until(lambda: not session._cluster.workers)
+    laptop.signal(signal.SIGCONT)
+
+
+def test_patience_ends(tmp_path: Path, model: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    with house(tmp_path, 1) as laptops, Session(tight(model, tmp_path, laptops, patience=0.5)) as session:
+        too_small_alone(session, monkeypatch)
+        made: list[int] = []
+
+        def at(count: int) -> None:
+            made.append(count)
+            if count == 12:
+                laptops[0].signal(signal.SIGKILL)
+
+        with pytest.raises(NodeError, match=r"nobody came back within 0 s, .*does not fit"):
+            speak(session, PROMPT, LENGTH, at)
+        assert len(made) == 12
+
+
+def test_master_killed(tmp_path: Path, model: str) -> None:
+    """Its workers go idle, return their memory, keep their shards, and serve the next one at once."""
+    with house(tmp_path, 2) as laptops:
+        options = RunOptions(model, workers=tuple(one.address for one in laptops), cache=tmp_path / "m")
+        idle = [one.memory for one in laptops]
+        for round_ in range(3):
+            session = Session(options)
+            session.__enter__()
+            fetched = [worker.ready.fetched_bytes for worker in session._cluster.workers if worker.ready]
+            assert all(fetched) if round_ == 0 else fetched == [0, 0]
+            speak(session, PROMPT, 5)
+            session._cluster._keeper.stop()
+            session._cluster.net.close()  # as when the process is killed: no goodbye
+            session._cluster.workers.clear()
+            session._cluster.recruits.close()
+            session._close_deployment()
+        until(lambda: all(one.memory < before + 24 * MiB for one, before in zip(laptops, idle, strict=True)))

@@ -7,7 +7,16 @@ import numpy as np
 import numpy.typing as npt
 
 from tpi.config import ModelConfig
-from tpi.kernels.spec import AttentionSpec, ExpertPiece, ExpertsSpec, FfnSpec, NormSpec, Residual, RouterSpec
+from tpi.kernels.spec import (
+    AttentionSpec,
+    ExpertPiece,
+    ExpertsSpec,
+    FfnSpec,
+    NormSpec,
+    Residual,
+    RouterSpec,
+    WholeNorms,
+)
 from tpi.pack.layout import BlockKind, RunLayout
 from tpi.partition import FFN_UNIT, Range, by_expert
 
@@ -50,7 +59,22 @@ def attention_spec(
         attention_scale=config.attention_scale,
         softcap=config.attention_softcap,
         window=config.window(layer),
+        clip=config.attention_clip,
+        whole=_whole_norms(config, vectors, heads, kv_heads),
     )
+
+
+def _whole_norms(config: ModelConfig, vectors: Vectors, heads: Range, kv_heads: Range) -> WholeNorms | None:
+    """Norms over all heads, if the model has them: a KV head counts where the first of its query heads is."""
+    q, k = vectors.get("q_norm.whole"), vectors.get("k_norm.whole")
+    if q is None or k is None:
+        return None
+    size, group = config.head_dim, config.heads // config.kv_heads
+    first = np.arange(kv_heads.first, kv_heads.last) * group
+    counted = (heads.first <= first) & (first < heads.last)
+    own_q, own_k = _cut(q, heads, size), _cut(k, kv_heads, size)
+    assert own_q is not None and own_k is not None  # noqa: PT018 - both are there
+    return WholeNorms(own_q, own_k, counted, config.heads * size, config.kv_heads * size)
 
 
 def ffn_spec(config: ModelConfig, neuron: RunLayout, vectors: Vectors, units: Range) -> FfnSpec:

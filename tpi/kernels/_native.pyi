@@ -45,7 +45,7 @@ class AttentionPlan:
         shape: tuple[int, int, int],
         kv_index: I32,
         vectors: AttentionVectors,
-        numbers: tuple[float, float, float, int],
+        numbers: tuple[float, float, float, int, float, bool],
     ) -> None: ...
     def run(
         self,

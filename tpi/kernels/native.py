@@ -16,6 +16,7 @@ import numpy as np
 from tpi.errors import KernelError
 from tpi.kernels import _native
 from tpi.kernels.constants import THREADS_MOST
+from tpi.kernels.heads import needs_sums, raw, refuse_sums
 from tpi.kernels.spec import (
     F32,
     I32,
@@ -96,6 +97,7 @@ class NativeKernels:
 
     def attention(self, spec: AttentionSpec, data: U8, x: Input, keys: KvArray, values: KvArray, batch: Batch) -> F32:
         """See `tpi.kernels.Kernels`."""
+        refuse_sums(spec)
         plan = _plan_attention(spec)
         out = np.empty(x.shape, np.float32)
         plan.run(data, _given(x), keys, values, batch.positions, batch.sequence, batch.tables, out)
@@ -103,6 +105,8 @@ class NativeKernels:
 
     def project(self, spec: AttentionSpec, data: U8, x: Input, positions: I32) -> Projected:
         """See `tpi.kernels.Kernels`."""
+        if needs_sums(spec):
+            spec = raw(spec)
         queries = np.empty((x.shape[0], spec.heads, spec.head_dim), np.float32)
         keys, values = (np.empty((x.shape[0], spec.kv_heads, spec.head_dim), np.float32) for _ in range(2))
         _plan_attention(spec).project(data, _given(x), positions, (queries, keys, values))
@@ -242,14 +246,15 @@ def _plan_run(run: RunLayout) -> _native.RunPlan:
 def _plan_attention(spec: AttentionSpec) -> _native.AttentionPlan:
     plan: _native.AttentionPlan | None = vars(spec).get(_PLAN)
     if plan is None:
+        q_norm, k_norm = (spec.whole.q, spec.whole.k) if spec.whole else (spec.q_norm, spec.k_norm)
         plan = vars(spec)[_PLAN] = _native.AttentionPlan(
             _fields(spec.query),
             _fields(spec.kv),
             _norm(spec.norm),
             (spec.heads, spec.kv_heads, spec.head_dim),
             spec.kv_index,
-            (spec.q_bias, spec.k_bias, spec.v_bias, spec.q_norm, spec.k_norm, spec.inv_freq),
-            (spec.rope_scale, spec.attention_scale, spec.softcap, spec.window),
+            (spec.q_bias, spec.k_bias, spec.v_bias, q_norm, k_norm, spec.inv_freq),
+            (spec.rope_scale, spec.attention_scale, spec.softcap, spec.window, spec.clip, spec.whole is not None),
         )
     return plan
 

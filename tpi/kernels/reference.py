@@ -20,12 +20,12 @@ from tpi.kernels.arithmetic import (
     check_range,
     columns,
     dequantise,
-    rms_norm,
     rows,
 )
 from tpi.kernels.chain import PlainChain
+from tpi.kernels.heads import finished, needs_sums, refuse_sums
 from tpi.kernels.mixture import Normed, check_experts, choose, experts_by_ffn
-from tpi.kernels.paged import append, attend, heads_of, rope
+from tpi.kernels.paged import append, attend, heads_of
 from tpi.kernels.spec import (
     F32,
     I32,
@@ -76,6 +76,7 @@ class ReferenceKernels:
 
     def attention(self, spec: AttentionSpec, data: U8, x: Input, keys: KvArray, values: KvArray, batch: Batch) -> F32:
         """See `tpi.kernels.Kernels`."""
+        refuse_sums(spec)
         projected = self.project(spec, data, x, batch.positions)
         return self.output(spec, data, self.attend(spec, projected, keys, values, batch))
 
@@ -85,11 +86,8 @@ class ReferenceKernels:
         q = heads_of(rows(spec.query, query_data, "q", normed), spec.q_bias, spec.heads, spec.head_dim)
         k = heads_of(rows(spec.kv, kv_data, "k", normed), spec.k_bias, spec.kv_heads, spec.head_dim)
         v = heads_of(rows(spec.kv, kv_data, "v", normed), spec.v_bias, spec.kv_heads, spec.head_dim)
-        if spec.q_norm is not None:
-            q = rms_norm(q, spec.q_norm, spec.norm.eps)
-        if spec.k_norm is not None:
-            k = rms_norm(k, spec.k_norm, spec.norm.eps)
-        return Projected(rope(spec, q, positions), rope(spec, k, positions), v)
+        heads = Projected(q, k, v)
+        return heads if needs_sums(spec) else finished(spec, heads, positions)
 
     def attend(self, spec: AttentionSpec, projected: Projected, keys: KvArray, values: KvArray, batch: Batch) -> F32:
         """See `tpi.kernels.Kernels`."""

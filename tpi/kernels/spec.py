@@ -37,6 +37,7 @@ __all__ = [
     "Residual",
     "RouterSpec",
     "Routing",
+    "WholeNorms",
 ]  # fmt: skip
 
 F32 = npt.NDArray[np.float32]
@@ -62,6 +63,23 @@ class NormSpec:
 
 
 @dataclass(frozen=True, eq=False)
+class WholeNorms:
+    """RMS norms of a token's queries, and of its keys, over the heads of all nodes at once, before RoPE (OLMoE).
+
+    Attributes:
+        q: `[heads * head_dim]`; k: `[kv_heads * head_dim]`: of this node's heads.
+        counted: `[kv_heads]`: whether a KV head counts here. One that is kept on two nodes counts on one.
+        q_values, k_values: how many there are on all nodes together.
+    """
+
+    q: F32
+    k: F32
+    counted: npt.NDArray[np.bool_]
+    q_values: int
+    k_values: int
+
+
+@dataclass(frozen=True, eq=False)
 class AttentionSpec:
     """This node's heads of one layer's attention.
 
@@ -77,6 +95,8 @@ class AttentionSpec:
         rope_scale: multiplies cosine and sine.
         attention_scale: multiplies q.k; then softcap: `c * tanh(score / c)`, 0 for none.
         window: tokens that a token attends to, itself included; 0 for all.
+        clip: the largest magnitude of queries, keys and values, before RoPE; 0 for any.
+        whole: in place of `q_norm` and `k_norm`, norms of all heads at once.
     """
 
     query: RunLayout
@@ -96,6 +116,8 @@ class AttentionSpec:
     attention_scale: float
     softcap: float
     window: int
+    clip: float = 0.0
+    whole: WholeNorms | None = None
 
     @property
     def hidden(self) -> int:

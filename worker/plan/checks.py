@@ -168,7 +168,8 @@ def _vector_faults(block: BlockPlan, config: ModelConfig) -> Iterator[Fault]:
     heads, kv_heads = config.heads * config.head_dim, config.kv_heads * config.head_dim
     lengths = {
         "norm": config.hidden, "norm.bias": config.hidden, "post_norm": config.hidden, "o.bias": config.hidden,
-        "down.bias": config.hidden, "q_norm.whole": heads, "k_norm.whole": kv_heads, "q.bias": heads, "k.bias": kv_heads, "v.bias": kv_heads,
+        "down.bias": config.hidden, "q.bias": heads, "k.bias": kv_heads, "v.bias": kv_heads,
+        "q_norm.whole": heads, "k_norm.whole": kv_heads,
         "gate.bias": config.intermediate, "up.bias": config.intermediate,
     }  # fmt: skip
     if block.kind == "experts":

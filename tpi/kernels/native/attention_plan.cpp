@@ -15,12 +15,14 @@ AttentionPlan::AttentionPlan(nb::tuple query, nb::tuple kv, nb::tuple norm, nb::
       q_bias_(keep_vector(vectors[0], "q_bias", heads_ * head_dim_)),
       k_bias_(keep_vector(vectors[1], "k_bias", kv_heads_ * head_dim_)),
       v_bias_(keep_vector(vectors[2], "v_bias", kv_heads_ * head_dim_)),
-      q_norm_(keep_vector(vectors[3], "q_norm", head_dim_)),
-      k_norm_(keep_vector(vectors[4], "k_norm", head_dim_)),
+      q_norm_(keep_vector(vectors[3], "q_norm", head_dim_ * (field<bool>(numbers, 5) ? heads_ : 1))),
+      k_norm_(keep_vector(vectors[4], "k_norm", head_dim_ * (field<bool>(numbers, 5) ? kv_heads_ : 1))),
       rope_scale_(field<float>(numbers, 0)),
       scale_(field<float>(numbers, 1)),
       softcap_(field<float>(numbers, 2)),
-      window_(field<size_t>(numbers, 3)) {
+      window_(field<size_t>(numbers, 3)),
+      clip_(field<float>(numbers, 4)),
+      whole_norms_(field<bool>(numbers, 5)) {
     Array index(kv_index, "kv_index", "i", {length(heads_)});
     check_indices(index, "KV head", kv_heads_);
     kv_index_.assign(index.as<int32_t>(), index.as<int32_t>() + heads_);
@@ -58,6 +60,8 @@ AttentionCall AttentionPlan::call(const uint8_t* data) const {
     call.scale = scale_;
     call.softcap = softcap_;
     call.window = window_;
+    call.clip = clip_;
+    call.whole_norms = whole_norms_;
     return call;
 }
 

@@ -53,34 +53,56 @@ inline void multiply_heads(const Projection& job, uint8_t* scratch, Team& team) 
     });
 }
 
-// Bias, norm and rotation of one head.
-inline void finish_head(const Projection& job, const float* from, const float* bias, const float* norm, bool turn,
-                        size_t token, float* head) {
+// Which heads: those of q, k or v, as the weights make them, [tokens, stride].
+struct Heads {
+    const float* values;
+    size_t stride, count;
+    const float *bias, *norm;  // or null
+    bool turn;
+};
+
+// 1 / the root mean square of all heads of a token together, with their biases.
+inline float inverse_of_all(const AttentionCall& call, const float* values, const Heads& heads) {
+    size_t width = heads.count * call.head_dim;
+    float sum = 0.0f;
+    for (size_t d = 0; d < width; ++d) {
+        float value = values[d] + (heads.bias ? heads.bias[d] : 0.0f);
+        sum += value * value;
+    }
+    return 1.0f / std::sqrt(sum / static_cast<float>(width) + call.norm.eps);
+}
+
+// Bias, norm, clipping and rotation of one head.
+inline void finish_head(const Projection& job, const Heads& heads, size_t token, size_t number, float* head) {
     const AttentionCall& call = job.call;
-    for (size_t d = 0; d < call.head_dim; ++d) head[d] = from[d] + (bias ? bias[d] : 0.0f);
-    if (norm) normalise(Norm{true, call.norm.eps, norm, nullptr}, head, call.head_dim, head);
+    const float* all = heads.values + token * heads.stride;
+    size_t first = number * call.head_dim;
+    for (size_t d = 0; d < call.head_dim; ++d) head[d] = all[first + d] + (heads.bias ? heads.bias[first + d] : 0.0f);
+    if (heads.norm && call.whole_norms) {
+        float scale = inverse_of_all(call, all, heads);
+        for (size_t d = 0; d < call.head_dim; ++d) head[d] *= scale * heads.norm[first + d];
+    } else if (heads.norm) {
+        normalise(Norm{true, call.norm.eps, heads.norm, nullptr}, head, call.head_dim, head);
+    }
+    for (size_t d = 0; call.clip > 0 && d < call.head_dim; ++d)
+        head[d] = head[d] > call.clip ? call.clip : head[d] < -call.clip ? -call.clip : head[d];
     size_t at = token * call.half_rotary;
-    if (turn && call.half_rotary) rotate(head, job.cosine + at, job.sine + at, call.half_rotary);
+    if (heads.turn && call.half_rotary) rotate(head, job.cosine + at, job.sine + at, call.half_rotary);
 }
 
 inline void query_head(const Projection& job, size_t token, size_t head, float* to) {
     const AttentionCall& call = job.call;
-    const float* bias = call.q_bias ? call.q_bias + head * call.head_dim : nullptr;
-    finish_head(job, job.q + token * call.q.vectors() + head * call.head_dim, bias, call.q_norm, true, token, to);
+    finish_head(job, {job.q, call.q.vectors(), call.heads, call.q_bias, call.q_norm, true}, token, head, to);
 }
 
 inline void key_head(const Projection& job, size_t token, size_t kv_head, float* to) {
     const AttentionCall& call = job.call;
-    size_t at = kv_head * call.head_dim;
-    finish_head(job, job.k + token * call.k.vectors() + at, call.k_bias ? call.k_bias + at : nullptr, call.k_norm, true,
-                token, to);
+    finish_head(job, {job.k, call.k.vectors(), call.kv_heads, call.k_bias, call.k_norm, true}, token, kv_head, to);
 }
 
 inline void value_head(const Projection& job, size_t token, size_t kv_head, float* to) {
     const AttentionCall& call = job.call;
-    size_t at = kv_head * call.head_dim;
-    finish_head(job, job.v + token * call.v.vectors() + at, call.v_bias ? call.v_bias + at : nullptr, nullptr, false,
-                token, to);
+    finish_head(job, {job.v, call.v.vectors(), call.kv_heads, call.v_bias, nullptr, false}, token, kv_head, to);
 }
 
 // `work(token, head)` for all query heads and, numbered after them, KV heads.

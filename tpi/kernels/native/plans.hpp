@@ -106,6 +106,8 @@ private:
     std::vector<float> q_bias_, k_bias_, v_bias_, q_norm_, k_norm_, inv_freq_;
     float rope_scale_, scale_, softcap_;
     size_t window_;
+    float clip_;
+    bool whole_norms_;
     RowForms forms_{};
 };
 

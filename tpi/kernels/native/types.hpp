@@ -128,7 +128,9 @@ struct AttentionCall {
     Norm norm;
     size_t heads, kv_heads, head_dim, tokens, hidden;
     const int32_t* kv_index;                                    // [heads]
-    const float *q_bias, *k_bias, *v_bias, *q_norm, *k_norm;    // or null
+    const float *q_bias, *k_bias, *v_bias, *q_norm, *k_norm;    // or null; norms: [head_dim], or of all heads
+    bool whole_norms;                                           // q_norm and k_norm are of all heads at once
+    float clip;                                                 // the largest magnitude of heads before RoPE; 0: any
     const float* inv_freq;                                      // [half_rotary]
     size_t half_rotary;
     float rope_scale, scale, softcap;

@@ -211,6 +211,7 @@ class _Geometry:
         config = self._config
         lengths = {
             "q.bias": config.heads * config.head_dim, "k.bias": config.kv_heads * config.head_dim,
+            "q_norm.whole": config.heads * config.head_dim, "k_norm.whole": config.kv_heads * config.head_dim,
             "v.bias": config.kv_heads * config.head_dim, "q_norm": config.head_dim, "k_norm": config.head_dim,
             "gate.bias": config.intermediate, "up.bias": config.intermediate,
         }  # fmt: skip

@@ -1,0 +1,76 @@
+"""Norms over the heads of all nodes: what of attention waits for sums that a node cannot make alone.
+
+Such a node projects heads as the weights make them (`raw`), has the sums of their squares added up over all nodes, and
+finishes its heads with these. Where all heads are here, the kernels do it in one call.
+"""
+
+from dataclasses import replace
+
+import numpy as np
+
+from tpi.errors import KernelError
+from tpi.kernels.arithmetic import rms_norm
+from tpi.kernels.spec import F32, I32, AttentionSpec, Projected
+
+_RAW = "without norms"  # under which a spec carries the one that projects its heads
+
+
+def needs_sums(spec: AttentionSpec) -> bool:
+    """Whether its norms are over heads of which some are on other nodes."""
+    whole = spec.whole
+    return whole is not None and spec.heads * spec.head_dim < whole.q_values
+
+
+def refuse_sums(spec: AttentionSpec) -> None:
+    """Raise a KernelError if attention is asked for in one call that other nodes' sums are needed for."""
+    if needs_sums(spec):
+        raise KernelError(
+            "the norm of these heads is over those of all nodes; project them, and attend when it is known"
+        )
+
+
+def is_plain(spec: AttentionSpec) -> bool:
+    """Whether heads are finished by what all kernels know: biases, norms of each head, and RoPE."""
+    return spec.whole is None and not spec.clip
+
+
+def raw(spec: AttentionSpec) -> AttentionSpec:
+    """The same heads with their biases, and neither norms, clipping nor RoPE."""
+    found: AttentionSpec | None = vars(spec).get(_RAW)
+    if found is None:
+        none = np.empty(0, np.float32)
+        found = vars(spec)[_RAW] = replace(spec, q_norm=None, k_norm=None, inv_freq=none, clip=0.0, whole=None)
+    return found
+
+
+def squares(spec: AttentionSpec, projected: Projected) -> F32:
+    """`[tokens, 2]`: the sums of the squares of this node's queries and keys, as `raw` has them."""
+    assert spec.whole is not None
+    keys = projected.keys[:, spec.whole.counted]
+    sums = [np.square(heads.reshape(len(heads), -1)).sum(axis=1) for heads in (projected.queries, keys)]
+    return np.ascontiguousarray(np.stack(sums, axis=1), np.float32)
+
+
+def finished(spec: AttentionSpec, projected: Projected, positions: I32, sums: F32 | None = None) -> Projected:
+    """Heads that `raw` projected as they are attended with; `sums` are the `squares` of all nodes together, or those of
+    these heads alone, if they are all."""
+    from tpi.kernels.paged import rope
+
+    queries, keys, values = projected.queries, projected.keys, projected.values
+    if (whole := spec.whole) is not None:
+        given = squares(spec, projected) if sums is None else sums
+        queries = _normed(queries, whole.q, given[:, 0] / np.float32(whole.q_values), spec.norm.eps)
+        keys = _normed(keys, whole.k, given[:, 1] / np.float32(whole.k_values), spec.norm.eps)
+    if spec.q_norm is not None:
+        queries = rms_norm(queries, spec.q_norm, spec.norm.eps)
+    if spec.k_norm is not None:
+        keys = rms_norm(keys, spec.k_norm, spec.norm.eps)
+    if spec.clip:
+        queries, keys, values = (np.clip(heads, -spec.clip, spec.clip) for heads in (queries, keys, values))
+    queries, keys = (rope(spec, heads, positions) for heads in (queries, keys))
+    return Projected(*(np.ascontiguousarray(heads, np.float32) for heads in (queries, keys, values)))
+
+
+def _normed(heads: F32, weight: F32, mean: F32, eps: float) -> F32:
+    scale = 1 / np.sqrt(mean + np.float32(eps))
+    return np.asarray(heads * scale[:, None, None] * weight.reshape(1, *heads.shape[1:]), np.float32)

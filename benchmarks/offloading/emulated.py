@@ -1,9 +1,11 @@
 """A node with an emulated accelerator, step by step, in the time of the emulated machine."""
 
+import os
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 
 from master.generation.request import Request
 from master.generation.sampler import Sampler, Sampling
@@ -73,9 +75,10 @@ class EmulatedNode:
 
 @contextmanager
 def emulated_node(
-    model: str, device: str, options: OffloadOptions | None = None, memory: int | None = None
+    model: str, device: str, options: OffloadOptions | None = None, memory: int | None = None, trace: bool = False
 ) -> Iterator[EmulatedNode]:
-    """A node of one thread with the emulated `device` (`tpi.devices.emulated.machine`)."""
+    """A node of one thread with the emulated `device` (`tpi.devices.emulated.machine`), which may record its spans."""
     devices = DeviceOptions(device, None, options or OffloadOptions())
-    with Session(RunOptions(model, context=CONTEXT, threads=1, memory=memory, devices=devices)) as session:
+    spans = Path(os.devnull) if trace else None
+    with Session(RunOptions(model, context=CONTEXT, threads=1, memory=memory, devices=devices, trace=spans)) as session:
         yield EmulatedNode(session)

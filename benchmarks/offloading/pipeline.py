@@ -18,10 +18,10 @@ STREAM = {
 }
 BOUND, GAIN, BUSY = 0.92, 0.9, 0.9
 NOTES = f"""
-A 1.1B Llama shape in 4 bits, every weight in RAM and streamed to an emulated accelerator for each token, keys and values
-there; its memory is read at {MEMORY} GB/s, so that computing is the bound above that link speed and streaming below.
+A 1.1B Llama shape in 4 bits, every weight in RAM and streamed to an emulated accelerator for each token, keys and
+values there. Its memory is read at {MEMORY} GB/s: computing is the bound above that link speed, streaming below.
 Figures are milliseconds of the emulated machine, medians of {ROUNDS} rounds interleaved: **they judge schedules, never
-kernels**. `bound` is the busiest lane of the run. FlexGen's schedule is the same loads with the device and all transfers
+kernels**. `bound` is the busiest lane of the run. FlexGen's schedule: the same loads, device and all transfers
 synchronised after every block; `allowed` is the gain over it that the exact timeline of both says, `gain` what was
 measured. `overran` counts tasks of which real computing took more than half of the slot: where there are many, the row
 is of a machine that was too busy.

@@ -10,7 +10,7 @@ from master.planning.reasons import reasons
 from master.planning.shapes import ModelShape, weight_bytes
 from scheduler.model.offload.choice import OffloadChoice, choose
 from scheduler.model.offload.crossover import crossover
-from scheduler.model.offload.forecast import Gain, OffloadForecast, StretchForecast, forecast, gains
+from scheduler.model.offload.forecast import Gain, OffloadForecast, StretchForecast, deepened, forecast, gains
 from scheduler.model.offload.memory import Peaks, peaks
 from scheduler.model.offload.problem import Problem
 from scheduler.model.offload.work import PLACES, STRETCHES, TIERS, Tier, kv_pages
@@ -36,9 +36,9 @@ class PlanReport:
     def of(cls, shape: ModelShape, node: PlannedNode, problem: Problem) -> "PlanReport":
         """Choose, and work out the rest. PlanError if nothing fits."""
         chosen = choose(problem)
+        offload = deepened(problem, chosen.offload)
         device, work = problem.machine.accelerator, problem.work
         largest = max((each for each in work.segments if each.kind == "ffn"), key=lambda each: each.nbytes)
-        pipeline = chosen.offload.pipeline
         outside: tuple[Tier, ...] = TIERS[1:] if device else ()
         piece = device.link.piece if device else 0
         return cls(
@@ -46,10 +46,11 @@ class PlanReport:
             node=node,
             problem=problem,
             chosen=chosen,
-            forecast=forecast(problem, chosen.offload),
-            peaks=peaks(work, chosen.offload, problem.request, problem.needs, problem.chunk, piece),
+            forecast=forecast(problem, offload),
+            peaks=peaks(work, offload, problem.request, problem.needs, problem.chunk, piece),
             crossovers={
-                str(tier): crossover(largest, problem.machine, tier, pipeline, work.crossing) for tier in outside
+                str(tier): crossover(largest, problem.machine, tier, offload.pipeline, work.crossing)
+                for tier in outside
             },
             gains=tuple(gains(problem, chosen)),
         )

@@ -5,12 +5,14 @@ from dataclasses import dataclass, replace
 
 from scheduler.model.machine import NodeMachine, Rates
 from scheduler.model.offload.choice import OffloadChoice, choose
+from scheduler.model.offload.memory import peaks
 from scheduler.model.offload.problem import Problem
 from scheduler.model.offload.tasks import Candidates, Tasks
 from scheduler.model.offload.timeline import LANES, simulate_steps
 from scheduler.model.offload.work import Offload, Stretch
 
 _STEPS = 4  # of decoding that are simulated; the last one counts
+_DEEPER = (4, 3)  # slots that are used where there is room
 _TIMES = 2.0  # as much of a thing is what its gain is told for
 
 
@@ -42,6 +44,19 @@ class OffloadForecast:
     decode: StretchForecast
 
 
+def deepened(problem: Problem, offload: Offload) -> Offload:
+    """The same with as many slots as the accelerator's memory has left: segments of unequal size even out."""
+    device = problem.machine.accelerator
+    if device is None or offload.pipeline == "memory":
+        return offload
+    deeper = (replace(offload, slots=slots) for slots in _DEEPER)
+    return next((each for each in deeper if _peak(problem, each) <= device.memory), offload)
+
+
+def _peak(problem: Problem, offload: Offload) -> int:
+    return peaks(problem.work, offload, problem.request, problem.needs, problem.chunk).accelerator.total
+
+
 def forecast(problem: Problem, offload: Offload) -> OffloadForecast:
     """Of a configuration that fits: its mean step of a prompt, and its step of decoding in the long run."""
     count = problem.step("prompt")[1]
@@ -53,7 +68,12 @@ def _stretch(problem: Problem, offload: Offload, stretch: Stretch, steps: int, l
     size, _ = problem.step(stretch)
     tasks = Tasks.of(problem.work, problem.machine, size, problem.exchange)
     times = simulate_steps(
-        tasks, Candidates.of(problem.work, [offload], stretch), problem.work.blocks, offload.pipeline, steps
+        tasks,
+        Candidates.of(problem.work, [offload], stretch),
+        problem.work.blocks,
+        offload.pipeline,
+        steps,
+        offload.slots,
     )
     seconds = float(times.steps[-1, 0] if long_run else times.steps[:, 0].mean())
     return StretchForecast(

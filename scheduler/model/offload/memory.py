@@ -116,7 +116,7 @@ def _in_stretch(
     kv = kv_pages(work, request) if offload.kv == "gpu" else _kv_slots(work, offload, request, there)
     return MemoryParts(
         weights=_lying(work, offload, "gpu"),
-        slots=_slots(_lifted(work, offload, stretch), ACCELERATOR_SLOTS[offload.pipeline]),
+        slots=_slots(_lifted(work, offload, stretch), offload.slots or ACCELERATOR_SLOTS[offload.pipeline]),
         kv=kv,
         activations=tokens * needs.token if any(there) else 0,
     )

@@ -36,10 +36,13 @@ class OffloadTimes:
 
 
 def simulate_steps(
-    tasks: Tasks, candidates: Candidates, blocks: Sequence[range], pipeline: Pipeline, steps: int = 2
+    tasks: Tasks, candidates: Candidates, blocks: Sequence[range], pipeline: Pipeline, steps: int = 2, slots: int = 0
 ) -> OffloadTimes:
-    """So many equal steps, one after the other, from slots that are empty; none is shorter than the bus needs."""
-    clock = _Clock(tasks, candidates, pipeline)
+    """So many equal steps, one after the other, from slots that are empty; none is shorter than the bus needs.
+
+    `slots` of segments on the accelerator, if there are more than the pipeline needs.
+    """
+    clock = _Clock(tasks, candidates, pipeline, slots)
     ends = [np.zeros(len(candidates.head_read))]
     for _ in range(steps):
         for numbers in blocks:
@@ -52,12 +55,12 @@ def simulate_steps(
 class _Clock:
     """When each lane is free, and when each slot is; `[candidates]` of seconds each."""
 
-    def __init__(self, tasks: Tasks, candidates: Candidates, pipeline: Pipeline) -> None:
+    def __init__(self, tasks: Tasks, candidates: Candidates, pipeline: Pipeline, slots: int = 0) -> None:
         self._tasks, self._masks, self._alone = tasks, candidates, pipeline == "memory"
         never = np.zeros(len(candidates.head_read))
         self._disk = self._up = self._down = self._there = self._here = self._ready = never
         self._host_slots = _Slots(never, HOST_SLOTS[pipeline])
-        self._slots = _Slots(never, ACCELERATOR_SLOTS[pipeline])
+        self._slots = _Slots(never, slots or ACCELERATOR_SLOTS[pipeline])
         self._kv_slots = _Slots(never, ACCELERATOR_SLOTS[pipeline])
         self._saved: dict[int, F64] = {}
         self._never = never

@@ -114,6 +114,7 @@ class Offload:
     kv: KvTier
     pipeline: Pipeline
     head: Tier = "ram"  # of a node that has it; it is computed on the host
+    slots: int = 0  # segments on the accelerator that come from elsewhere; 0: as few as the pipeline needs
 
     def places(self, stretch: Stretch) -> tuple[Place, ...]:
         """Where each segment is computed in a stretch."""

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from scheduler.model.machine import Accelerator, DeviceLink, DiskRate, NodeMachine, Rates
 from scheduler.model.offload.choice import choose
 from scheduler.model.offload.crossover import crossover
-from scheduler.model.offload.forecast import forecast, gains
-from scheduler.model.offload.memory import Needs
+from scheduler.model.offload.forecast import deepened, forecast, gains
+from scheduler.model.offload.memory import Needs, peaks
 from scheduler.model.offload.problem import Problem
 from scheduler.model.offload.tasks import Candidates, Tasks
 from scheduler.model.offload.timeline import simulate_steps
@@ -94,6 +94,23 @@ def test_a_forecast_is_the_long_run() -> None:
     assert found.decode.bottleneck == "host"
     assert found.ttft == pytest.approx(16)
     assert found.prompt.rate == pytest.approx(8 / 16)
+
+
+def test_room_that_is_left_evens_out_segments_of_unequal_size() -> None:
+    """Every load is hidden by what is computed, but not each by the segment before it: two slots wait, four do not."""
+    assert MACHINE.accelerator is not None
+    device = Accelerator(Rates(200.0, 1e12), 1000, DeviceLink(210.0, 200.0, piece=10))
+    problem = replace(PROBLEM, machine=replace(MACHINE, accelerator=device))
+    two = offload(["ram"] * 8, ["accelerator"] * 8)
+    four = deepened(problem, two)
+    assert four.slots == 4
+    assert peaks(problem.work, four, problem.request, problem.needs, problem.chunk).accelerator.slots == 800
+    times = [forecast(problem, each).decode.seconds for each in (two, four)]
+    assert times[0] > 1.2 * times[1]
+    assert times[1] == pytest.approx(1600 / 200, rel=0.02)
+    small = replace(problem, machine=replace(MACHINE, accelerator=replace(device, memory=720)))
+    assert deepened(small, two).slots == 3
+    assert deepened(small, replace(two, pipeline="memory")).slots == 0
 
 
 def test_the_slowest_link_is_the_bottleneck() -> None:

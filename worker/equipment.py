@@ -10,8 +10,9 @@ from scheduler.storage.disk import DirectDisk, Disk
 from tpi.devices.base import Device
 from tpi.devices.choose import open_device
 from tpi.devices.host import HostDevice, open_host
+from tpi.devices.trial import find_accelerator
 from tpi.offloading import DeviceOptions, OffloadOptions
-from tpi.progress import Progress
+from tpi.progress import Progress, warn
 from tpi.text import NAME_CHARACTERS, plain
 
 if TYPE_CHECKING:  # what is not needed by everybody who names a device
@@ -24,7 +25,7 @@ if TYPE_CHECKING:  # what is not needed by everybody who names a device
     from worker.shards.image import HeldBlock
 
 _NO_LIMIT = 1 << 60  # bytes
-CPU = "cpu"
+CPU, AUTO = "cpu", "auto"
 
 
 @dataclass(frozen=True)
@@ -88,7 +89,8 @@ class Equipment:
         node = build_node(assign, held, endpoints, progress, tables, self.disk, self.host, accelerator=self.accelerator)
         if self.emulation is not None:
             node.rehearse()
-            self.emulation.calibrate()
+            stretch = self.emulation.calibrate()
+            warn(f"this node is emulated, {stretch:.0f} times as slow as what it emulates (docs/emulation.md)")
         return node
 
     def close(self) -> None:
@@ -114,13 +116,19 @@ def measured(host: HostDevice, device: Device, cache: Path) -> "NodeMachine":
 def open_equipment(options: DeviceOptions, measure: Measure) -> Equipment:
     """The devices that the user asked for; what is real is measured, what is emulated has its figures with it.
 
+    `auto` takes a graphics chip that is here. What it computes, if anything, its measured figures decide: a plan leaves
+    to the host every phase in which the host is faster.
+
     Raises:
         UsageError: if a device is not there, or has less memory than it is to use.
     """
     host = open_host()
-    if options.device in (CPU, "auto"):
+    if options.device == CPU:
         return Equipment(host)
-    device = open_device(options.device, options.gpu_memory)
+    memory = options.gpu_memory
+    device = find_accelerator(memory) if options.device == AUTO else open_device(options.device, memory)
+    if device is None:
+        return Equipment(host)
     emulation: Emulation | None = getattr(device, "emulation", None)
     if emulation is None:
         return Equipment(host, Beside(device, measure(host, device), options.offload))

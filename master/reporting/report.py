@@ -42,6 +42,7 @@ class NodeReport:
     sent_bytes_per_token: float
     received_bytes_per_token: float
     steady: Steady | None  # of a node that streams weights: does it wait for its disk, and what would end that
+    accelerator: str = ""  # what it does, where there is one
 
 
 @dataclass(frozen=True)
@@ -81,6 +82,7 @@ def node_report(config: ModelConfig, node: NodeShare, before: Stats, after: Stat
         sent_bytes_per_token=(after.sent_bytes - before.sent_bytes) / tokens,
         received_bytes_per_token=(after.received_bytes - before.received_bytes) / tokens,
         steady=after.steady,
+        accelerator=after.accelerator,
     )
 
 
@@ -112,6 +114,8 @@ def print_nodes(nodes: Sequence[NodeReport], summary: str, stderr: bool = False)
         if node.steady is not None:
             verdict = _verdict(node.steady, node.planned_bytes - node.resident_bytes)
             console.print(f"{node.name}: {verdict}", soft_wrap=True)
+        if node.accelerator:
+            console.print(f"{node.name}: {node.accelerator}", soft_wrap=True)
 
 
 def print_choice(choice: Mapping[str, Any]) -> None:

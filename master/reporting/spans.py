@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import fields, replace
+from typing import Any
 
 from tpi.net.messages import Stats
 
@@ -9,14 +10,15 @@ Span = tuple[Sequence[Stats], Sequence[Stats]]
 """Totals of every node, rank 0 first, at the beginning and at the end of a stretch."""
 
 _STATE = (  # of Stats: not sums
-    "session", "epoch", "weight_bytes", "resident_bytes", "planned_bytes", "peak_rss_bytes", "steady",
+    "session", "epoch", "weight_bytes", "resident_bytes", "planned_bytes", "peak_rss_bytes", "steady", "accelerator",
 )  # fmt: skip
 _SUMS = tuple(field.name for field in fields(Stats) if field.name not in _STATE)
 
 
 def nothing(stats: Stats) -> Stats:
     """The totals of a node that has done nothing yet."""
-    return replace(stats, steady=None, **dict.fromkeys(_SUMS, 0))
+    nothing_done: dict[str, Any] = dict.fromkeys(_SUMS, 0)
+    return replace(stats, steady=None, **nothing_done)
 
 
 def before(after: Sequence[Stats], spans: Sequence[Span]) -> list[Stats]:

@@ -3,8 +3,8 @@
 No message can carry text or token ids: prompts, tokens, the embedding and the head stay on the master. A random 64-bit
 `session` (one per master run) and an `epoch` (one per plan) fence them. The weights plane has `tpi.net.transfers`.
 
-master -> worker: Join, Assign, Step, Abort, AskStats, AskSpans, Alive, Bye
-worker -> master: Hello, Refuse, Ready, Heartbeat, Stats, Spans, Failure, Bye
+master -> worker: Inquiry, Join, Assign, Step, Abort, AskStats, AskSpans, Alive, Bye
+worker -> master: Condition, Hello, Refuse, Ready, Heartbeat, Stats, Spans, Failure, Bye
 """
 
 from dataclasses import dataclass
@@ -21,6 +21,8 @@ from tpi.net.fields import DIGEST_BYTES, Bytes, Count, Digest, Hidden, Id64, Key
 from tpi.offloading import KvPlace, OffloadOptions, Pipelining, Weights
 from tpi.pack.layout import BlockKind, RunLayout
 from tpi.trace import PAGE_SPANS
+
+MOST_REACHED = 64  # ports in one Inquiry
 
 
 @dataclass(frozen=True)
@@ -54,6 +56,36 @@ class Profile:
     process_bytes: Bytes  # resident set of the idle process
     disk_free: Bytes  # where the shard cache is
     card: Card | None = None
+
+
+@message
+@dataclass(frozen=True)
+class Inquiry:
+    """Asks a worker how it is, whomever it serves; and whether it can connect to the ports of `reach`, `host:port`."""
+
+    number: Id64  # that the answer carries
+    reach: tuple[Name, ...]
+
+    def __post_init__(self) -> None:
+        if len(self.reach) > MOST_REACHED:
+            raise MessageError(f"an inquiry for {len(self.reach)} ports at once")
+
+
+@message
+@dataclass(frozen=True)
+class Condition:
+    """The answer to an Inquiry."""
+
+    number: Id64
+    version: Name
+    name: Name
+    used_by: Name  # the master that it serves; empty: nobody
+    used_s: Seconds  # for how long
+    clock: Seconds  # since 1970, when it answered
+    collective_port: Port
+    weights_port: Port
+    profile: Profile
+    unreached: tuple[Name, ...]  # of `reach`
 
 
 @message
@@ -314,6 +346,7 @@ class Stats:
     received_bytes: Bytes
     dropped: Bytes  # malformed or stale messages
     steady: Steady | None  # if asked for: of a node that streams, once it has run
+    accelerator: Sentence = ""  # what it does, where there is one
 
 
 @message
@@ -379,5 +412,5 @@ def master_identity(session: int, link: int | None = None) -> bytes:
     return b"M" + session.to_bytes(8, "little") + (b"" if link is None else link.to_bytes(2, "little"))
 
 
-ToWorker = Join | Assign | Step | Abort | AskStats | AskSpans | Alive | Bye
-ToMaster = Hello | Refuse | Ready | Heartbeat | Stats | Spans | Failure | Bye
+ToWorker = Inquiry | Join | Assign | Step | Abort | AskStats | AskSpans | Alive | Bye
+ToMaster = Condition | Hello | Refuse | Ready | Heartbeat | Stats | Spans | Failure | Bye

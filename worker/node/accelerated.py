@@ -20,6 +20,8 @@ from worker.plan.offload import OffloadPlan
 from worker.plan.places import Fed, Places
 from worker.plan.residence import Residence
 
+_MB = 1e6
+
 
 @dataclass(frozen=True)
 class LinkFigures:
@@ -63,6 +65,17 @@ class Accelerated:
         return LinkFigures(
             ring.loaded_bytes if ring else 0, staged.moved_bytes if staged else 0, ring.stall_seconds if ring else 0.0
         )
+
+    def describe(self) -> str:
+        """What it does, and what went over its link, in a sentence without a full stop."""
+        plan, moved = self._offload, self.figures
+        said = [
+            f"{self.device.name} holds {len(plan.kept)} of {len(plan.pieces)} pieces of the weights",
+            f"keys and values are {'there' if plan.kv == 'gpu' else 'in memory'}",
+            _steps(plan),
+            f"{moved.weight_bytes / _MB:.0f} MB of weights and {moved.kv_bytes / _MB:.0f} MB of keys and values moved",
+        ]
+        return "; ".join(part for part in said if part)
 
     def pages(self, layer: int) -> HeldPages:
         """Where attention of `layer` finds its keys and values on the accelerator."""
@@ -140,3 +153,12 @@ class Accelerated:
         room = self._placed.pages(self.device, self._plan, range(self._offload.stages), pages, self._plan.kv_heads)
         stages = [Stage(room.keys[number], room.values[number]) for number in range(self._offload.stages)]
         return StagedPages(self.device, self.home, stages, self._offload.staged, self._queue)
+
+
+def _steps(plan: OffloadPlan) -> str:
+    """Which steps compute there what does not stay there."""
+    if not plan.fed:
+        return ""
+    if plan.long == plan.short:
+        return "the others pass through it" if plan.long else "the host computes the others"
+    return f"steps of {plan.crossover} tokens and more take the others there, shorter ones compute them here"

@@ -134,6 +134,7 @@ class Node:
             resident_bytes=self.budget.placement.memory_bytes,
             planned_bytes=self.budget.used,
             dropped=group.dropped,
+            accelerator=self.link.describe() if self.link else "",
         )
 
     def steady(self) -> Steady | None:

@@ -32,6 +32,7 @@ class Figures:
     resident_bytes: int = 0
     planned_bytes: int = 0  # above the bare process: weights, KV, activations, buffers
     dropped: int = 0
+    accelerator: str = ""  # what it does, in a sentence
 
 
 class ServedNode(Protocol):
@@ -72,7 +73,7 @@ def totals(session: int, epoch: int, figures: Figures, steady: Steady | None, dr
         session, epoch, figures.steps, figures.tokens,
         figures.weight_bytes, figures.resident_bytes, figures.planned_bytes, peak_rss(),
         figures.compute_s, figures.sync_s, figures.stall_s, figures.streamed_bytes, figures.disk_s,
-        figures.sent_bytes, figures.received_bytes, figures.dropped + dropped, steady,
+        figures.sent_bytes, figures.received_bytes, figures.dropped + dropped, steady, figures.accelerator,
     )  # fmt: skip
 
 

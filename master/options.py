@@ -64,12 +64,12 @@ class RunOptions:
                 written.
         """
         named = flags.pop("workers")
-        workers = _addresses(() if named == (NOBODY,) else named)
+        workers = worker_addresses(() if named == (NOBODY,) else named)
         local = flags.pop("local")
         if workers and local:
             raise UsageError("--local and --workers exclude each other; give one of them")
         if not named and not local:
-            workers = _addresses((os.environ.get("TPI_WORKERS", ""),))
+            workers = worker_addresses((os.environ.get("TPI_WORKERS", ""),))
         if flags["retain"] and not flags["window"]:
             raise UsageError("--retain goes with --window; without them the scheduler keeps what the memory allows")
         memory, cache = _memory(flags.pop("memory")), flags.pop("cache") or default_cache()
@@ -143,7 +143,7 @@ def _try_writing(path: Path) -> None:
         raise UsageError(f"cannot write the trace to {path}: {error.strerror}; give another --trace") from error
 
 
-def _addresses(texts: Sequence[str]) -> tuple[str, ...]:
+def worker_addresses(texts: Sequence[str]) -> tuple[str, ...]:
     """`HOST:PORT` addresses from comma-separated texts."""
     found = tuple(part.strip() for text in texts for part in text.split(",") if part.strip())
     for address in found:

@@ -23,6 +23,8 @@ COMMANDS = {
     "bench": "master.commands:bench",
     "plan": "master.planning.command:plan",
     "worker": "worker.commands:worker",
+    "ps": "master.joining.commands:ps",
+    "doctor": "master.joining.commands:doctor",
     "pair": "tpi.keys.commands:pair",
     "keys": "tpi.keys.commands:keys",
     "pull": "tpi.pack.commands:pull",

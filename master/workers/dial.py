@@ -66,7 +66,7 @@ class Dial:
                 f"the worker at {self._address} does not let this machine's key ({mine}) in; "
                 "pair the two again: run tpi pair there, and then here"
             )
-        if not self._guarded or not all(line.failed for line in self.lines):
+        if not self._guarded or not self.lines or not all(line.failed for line in self.lines):
             return ""
         return (
             f"whoever answers at {self._address} has none of the keys that this machine ({mine}) trusts; "

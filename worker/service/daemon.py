@@ -12,7 +12,7 @@ import socket
 import time
 from collections import deque
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import FrameType
 
@@ -33,9 +33,11 @@ from tpi.net.messages import (
     Assign,
     Bye,
     Card,
+    Condition,
     Failure,
     Heartbeat,
     Hello,
+    Inquiry,
     Join,
     Profile,
     Ready,
@@ -47,11 +49,13 @@ from tpi.net.messages import (
 )
 from tpi.net.monitor import Arrivals
 from tpi.net.sockets import COLLECTIVE, CONTROL, WEIGHTS, Net
+from tpi.system.clocks import since_boot
 from tpi.text import NAME_CHARACTERS, SENTENCE_CHARACTERS, plain
 from worker.profile import limited, measure_machine
 from worker.service.announce import Announcer
 from worker.service.compute import IDLE, Check, Compute
 from worker.service.gate import Gate
+from worker.service.inquiries import Inquiries
 from worker.service.lease import Lease
 from worker.service.served import Build
 from worker.service.spans import pack_spans
@@ -106,6 +110,7 @@ class Master:
     name: str
     profile: Profile
     key: bytes  # that it has proved to own; empty on this machine
+    since: float = field(default_factory=since_boot)
     epoch: int = 0
     guests: frozenset[bytes] = frozenset()  # keys of those with whom its plan has this worker sum: it answers for them
 
@@ -140,6 +145,7 @@ class Daemon:
         guarded = self._net.door.guards(options.host)
         arrivals = [Arrivals(one) for one in (control, self._collective, weights)] if guarded else []
         self._gate = Gate((self.ports.control, self.ports.collective, self.ports.weights), arrivals)
+        self._inquiries = Inquiries(self._wake)
         self._beats = 0
         self._weights = Channel(weights, admits=self._net.door.admits)
         endpoints = Endpoints(self._net, self._collective)
@@ -210,10 +216,23 @@ class Daemon:
             self._answer(peer, Refuse(f"{__version__} (protocol {PROTOCOL})", 0, "version", ""))
         elif isinstance(message, Join):
             self._join(peer, message)
+        elif isinstance(message, Inquiry):
+            self._begin_inquiry(peer, message)
         elif self._master is not None and self._master.sent(peer, self._control.key, message):
             self._heard()
             self._obey(self._master, message)
         else:
+            self._compute.dropped += 1
+
+    def _begin_inquiry(self, peer: bytes, asked: Inquiry) -> None:
+        options, master, ports = self.options, self._master, self.ports
+        used_by, used_s = (master.name, since_boot() - master.since) if master else ("", 0.0)
+        profile = measure_machine(options.cache, options.threads, options.memory, options.card)
+        condition = Condition(
+            asked.number, __version__, options.name, used_by, used_s, time.time(), ports.collective, ports.weights,
+            profile, (),
+        )  # fmt: skip
+        if not self._inquiries.begin(peer, asked, condition):
             self._compute.dropped += 1
 
     def _join(self, peer: bytes, join: Join) -> None:
@@ -338,6 +357,8 @@ class Daemon:
         with suppress(BlockingIOError):
             while self._wakeups.recv(4096):
                 pass
+        for peer, condition in self._inquiries.answers():
+            self._answer(peer, condition)
         while self._outbox and self._delivered(self._outbox[0]):
             self._outbox.popleft()
 
@@ -375,6 +396,7 @@ class Daemon:
             os._exit(1)  # stuck in a kernel or a system call: nothing of it outlives the process
         if self._announcer is not None:
             self._announcer.close()
+        self._inquiries.close()
         self._cache.close()
         self._gate.close()
         self._net.close()

@@ -1,0 +1,122 @@
+"""What `tpi doctor` looks at: this machine, and each worker from both sides. Nothing here prints."""
+
+import os
+import shutil
+import socket
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from master.joining.asking import Asked, ask
+from scheduler.free import default_budget
+from tpi import __version__
+from tpi.errors import UsageError
+from tpi.keys.door import Door
+from tpi.keys.text import short_key
+from tpi.net.messages import Condition
+from tpi.net.sockets import Net, split_address
+
+_LEAST_DISK = 4 << 30  # bytes; a small model's pack and shards
+_LEAST_MEMORY = 512 << 20
+_CONNECT_S = 2.0
+_CLOCK_S = 300.0  # apart: nothing in tpi minds, but certificates and logs do
+GiB = 1 << 30
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One thing that was looked at. `advice` says what to do; empty if all is well."""
+
+    subject: str
+    found: str
+    advice: str = ""
+
+
+def check_machine(door: Door, cache: Path, port: int) -> Iterator[Finding]:
+    """This machine: keys, disk, memory, and whether a worker could listen."""
+    yield _own_key(door)
+    cache = next(one for one in (cache, *cache.parents) if one.exists())
+    free, memory = shutil.disk_usage(cache).free, default_budget()
+    less = "make room there, or give --cache on another disk"
+    yield Finding("disk", f"{free / GiB:.1f} GiB free for {cache}", less if free < _LEAST_DISK else "")
+    if not os.access(cache, os.W_OK):
+        yield Finding("disk", f"{cache} cannot be written", "give another --cache")
+    close = "close what takes it, or expect weights to be streamed from the disk"
+    yield Finding("memory", f"{memory / GiB:.1f} GiB to use", close if memory < _LEAST_MEMORY else "")
+    for number in range(port, port + 3):
+        if _taken(number):
+            yield Finding("ports", f"{number} is in use here: by a worker, or one needs --listen with another")
+
+
+def check_workers(net: Net, addresses: Sequence[str]) -> Iterator[tuple[str, list[Finding]]]:
+    """Each worker, by its address: its answer, its ports from here, and the others' ports from there."""
+    first = {one.address: one for one in ask(net, addresses)}
+    ports = {address: _sum_port(address, one.condition) for address, one in first.items() if one.condition}
+    reach = {address: tuple(port for other, port in ports.items() if other != address) for address in ports}
+    second = {one.address: one for one in ask(net, [address for address in ports if reach[address]], reach)}
+    for address, one in first.items():
+        if one.condition is None:
+            yield address, [Finding("answer", one.problem, "look at that machine, and at its firewall")]
+        else:
+            unreached = second[address].condition if address in second else None
+            yield address, [*_worker(net, one, one.condition), *_from_there(unreached, ports)]
+
+
+def _own_key(door: Door) -> Finding:
+    try:
+        mine, paired = door.identity, door.keys.paired
+    except UsageError as error:
+        return Finding("key", str(error), "as it says")
+    others = ", ".join(one.name for one in paired) or "nobody yet (tpi pair there, and then here)"
+    return Finding("key", f"{short_key(mine.public)}, paired with {others}")
+
+
+def _worker(net: Net, one: Asked, said: Condition) -> Iterator[Finding]:
+    use = f"used by {said.used_by} for {said.used_s:.0f} s" if said.used_by else "free"
+    name = net.door.name_of(one.key) or said.name
+    yield Finding("answer", f"{name} after {one.round_trip * 1e3:.0f} ms, {use}")
+    other = f"install {__version__} there, or {said.version} here" if said.version != __version__ else ""
+    yield Finding("version", said.version, other)
+    host = split_address(one.address)[0]
+    for plane, port in (("sums", said.collective_port), ("weights", said.weights_port)):
+        open_ = _reachable(host, port)
+        advice = "" if open_ else f"let port {port} through that machine's firewall"
+        yield Finding(plane, f"port {port} {'can' if open_ else 'cannot'} be reached from here", advice)
+    apart = abs(said.clock - time.time())
+    yield Finding("clock", f"{apart:.0f} s apart", "set the clocks: nothing in tpi minds" if apart > _CLOCK_S else "")
+    profile = said.profile
+    memory, disk = profile.memory_limit or profile.memory_free, profile.disk_free
+    yield Finding("memory", f"{memory / GiB:.1f} GiB to use", "too little to help" if memory < _LEAST_MEMORY else "")
+    yield Finding("disk", f"{disk / GiB:.1f} GiB free", "make room there" if disk < _LEAST_DISK else "")
+    yield Finding("devices", f"{profile.cores} cores{', ' + profile.card.name if profile.card else ''}")
+
+
+def _from_there(said: Condition | None, ports: dict[str, str]) -> Iterator[Finding]:
+    """What a worker cannot reach of the others."""
+    names = {port: address for address, port in ports.items()}
+    for port in said.unreached if said else ():
+        where = f"{port} (of {names.get(port, port)}) cannot be reached from there"
+        yield Finding("sums", where, "let it through, or use --collective star, in which workers do not meet")
+
+
+def _sum_port(address: str, said: Condition) -> str:
+    return f"{split_address(address)[0]}:{said.collective_port}"
+
+
+def _reachable(host: str, port: int) -> bool:
+    try:
+        socket.create_connection((host.strip("[]"), port), _CONNECT_S).close()
+    except OSError:
+        return False
+    return True
+
+
+def _taken(port: int) -> bool:
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(("127.0.0.1", port))
+        except OSError:
+            return True
+        return False

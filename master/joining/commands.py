@@ -1,0 +1,77 @@
+"""`tpi ps` and `tpi doctor`: who is in the house, who uses whom, and what is in the way."""
+
+import os
+import sys
+from collections.abc import Iterable
+from contextlib import closing
+from pathlib import Path
+
+import click
+
+from master.joining.asking import ask
+from master.joining.checks import Finding, check_machine, check_workers
+from master.joining.discovery import workers_at_home
+from master.options import worker_addresses
+from tpi.config import default_cache
+from tpi.keys.door import Door
+from tpi.keys.text import short_key
+from tpi.net.sockets import Net
+
+_WORKERS = click.option(
+    "--workers", multiple=True, metavar="HOST:PORT,...", help="Whom to ask (default: TPI_WORKERS, else who is found)."
+)
+_PORT = 9990
+_AGES = ((86400, "d"), (3600, "h"), (60, "min"), (1, "s"))
+
+
+@click.command()
+@_WORKERS
+def ps(workers: tuple[str, ...]) -> None:
+    """Show the workers, who uses them, and since when."""
+    with closing(Net()) as net:
+        asked = ask(net, _addresses(workers, net.door))
+        for one in asked:
+            if (said := one.condition) is None:
+                click.echo(f"{one.address}  {one.problem}")
+                continue
+            use = f"used by {said.used_by} for {_age(said.used_s)}" if said.used_by else "free"
+            memory = (said.profile.memory_limit or said.profile.memory_free) / (1 << 30)
+            key = f"  {short_key(one.key)}" if one.key else ""
+            click.echo(f"{said.name}  {one.address}  {use}  {said.profile.cores} cores, {memory:.1f} GiB{key}")
+    if not asked:
+        click.echo("no workers; name some with --workers, or pair with machines that run one: tpi pair", err=True)
+
+
+@click.command()
+@_WORKERS
+@click.option("--cache", type=click.Path(path_type=Path), help="The cache to look at (default: ~/.cache/tpi).")
+def doctor(workers: tuple[str, ...], cache: Path | None) -> None:
+    """Look for what is in the way: keys, ports both ways, versions, clocks, memory, disk; exits with 1 for that."""
+    with closing(Net()) as net:
+        click.echo("this machine")
+        troubled = _print(check_machine(net.door, cache or default_cache(), _PORT))
+        for address, findings in check_workers(net, _addresses(workers, net.door)):
+            click.echo(address)
+            troubled |= _print(findings)
+    sys.exit(int(troubled))
+
+
+def _print(findings: Iterable[Finding]) -> bool:
+    """Show findings; whether one of them needs something done."""
+    troubled = False
+    for one in findings:
+        troubled |= bool(one.advice)
+        click.echo(
+            f"  {'!' if one.advice else ' '} {one.subject:<8} {one.found}{': ' if one.advice else ''}{one.advice}"
+        )
+    return troubled
+
+
+def _addresses(named: tuple[str, ...], door: Door) -> tuple[str, ...]:
+    given = worker_addresses(named or (os.environ.get("TPI_WORKERS", ""),))
+    return given or tuple(workers_at_home(door, lambda text: click.echo(text, err=True)))
+
+
+def _age(seconds: float) -> str:
+    size, unit = next(((size, unit) for size, unit in _AGES if seconds >= size), (1, "s"))
+    return f"{seconds / size:.0f} {unit}"

@@ -12,7 +12,7 @@ from scheduler.model.offload.forecast import StretchForecast
 from scheduler.model.offload.memory import MemoryParts
 from scheduler.model.offload.work import PLACES, TIERS, Tier, kv_pages
 
-_GIB = float(1 << 30)
+_GIB, _MIB = float(1 << 30), float(1 << 20)
 _GIGA = 1e9
 _KINDS = {"attention": "attention", "ffn": "feed-forward"}
 _TIERS: dict[Tier, str] = {"gpu": "GPU", "ram": "RAM", "disk": "disk"}
@@ -41,32 +41,32 @@ def print_plan(report: PlanReport) -> None:
 
 def _heading(report: PlanReport) -> Iterator[str]:
     shape, problem = report.shape, report.problem
-    kv = _gib(kv_pages(problem.work, problem.request))
+    kv = _size(kv_pages(problem.work, problem.request))
     yield (
-        f"{shape.name} in {shape.dtype}: {shape.config.layers} layers, {_gib(weight_bytes(shape))} of weights, {kv} of "
-        f"keys and values for {problem.request.sequences} x {problem.request.context} tokens"
+        f"{shape.name} in {shape.dtype}: {shape.config.layers} layers, {_size(weight_bytes(shape))} of weights, "
+        f"{kv} of keys and values for {problem.request.sequences} x {problem.request.context} tokens"
     )
     yield f"{_machine(problem.machine)}; {report.node.told}"
 
 
 def _machine(machine: NodeMachine) -> str:
     disk = f"disk {machine.disk.read / _GIGA:.1f} GB/s"
-    host = f"{_gib(machine.memory)} of RAM at {machine.host.read / _GIGA:.0f} GB/s, {disk}"
+    host = f"{_size(machine.memory)} of RAM at {machine.host.read / _GIGA:.0f} GB/s, {disk}"
     if machine.accelerator is None:
         return host
     device = machine.accelerator
     speeds = f"{device.rates.read / _GIGA:.0f} GB/s, link {device.link.up / _GIGA:.1f} GB/s"
-    return f"GPU {_gib(device.memory)} at {speeds}; {host}"
+    return f"GPU {_size(device.memory)} at {speeds}; {host}"
 
 
 def _segments(report: PlanReport, tiers: Sequence[Tier]) -> Iterator[tuple[str, ...]]:
     """Where segments lie, how many and how much, and where they are computed."""
     for kind in KINDS:
         lying, computed = report.lying(kind), report.computed(kind)
-        cells = [f"{lying[tier][0]}: {_gib(lying[tier][1])}" if lying[tier][0] else "-" for tier in tiers]
+        cells = [f"{lying[tier][0]}: {_size(lying[tier][1])}" if lying[tier][0] else "-" for tier in tiers]
         yield _KINDS[kind], *cells, _where(computed["decode"]), _where(computed["prompt"])
     head, offload = report.problem.work.head.nbytes, report.chosen.offload
-    yield "head", *(_gib(head) if tier == offload.head else "-" for tier in tiers), "CPU", "CPU"
+    yield "head", *(_size(head) if tier == offload.head else "-" for tier in tiers), "CPU", "CPU"
 
 
 def _where(counts: Mapping[str, int]) -> str:
@@ -78,9 +78,9 @@ def _memories(report: PlanReport) -> Iterator[tuple[str, ...]]:
     device, host = report.problem.machine.accelerator, report.peaks.host
     parts = [report.peaks.accelerator, host] if device else [host]
     for part in fields(MemoryParts):
-        yield part.name, *(_gib(getattr(each, part.name)) for each in parts)
-    yield "in all", *(_gib(each.total) for each in parts)
-    yield "of", *(_gib(size) for size in [*([device.memory] if device else []), report.problem.machine.memory])
+        yield part.name, *(_size(getattr(each, part.name)) for each in parts)
+    yield "in all", *(_size(each.total) for each in parts)
+    yield "of", *(_size(size) for size in [*([device.memory] if device else []), report.problem.machine.memory])
 
 
 def _speeds(report: PlanReport) -> Iterator[str]:
@@ -109,5 +109,5 @@ def _use(stretch: StretchForecast) -> str:
     return ", ".join(f"{_LANES[lane]} {100 * part:.0f}%" for lane, part in busy if part >= _SHOWN)
 
 
-def _gib(size: float) -> str:
-    return f"{size / _GIB:.2f} GiB"
+def _size(size: float) -> str:
+    return f"{size / _GIB:.2f} GiB" if size >= _GIB else f"{size / _MIB:.0f} MiB"

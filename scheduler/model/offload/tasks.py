@@ -154,8 +154,9 @@ def _on_accelerator(work: NodeWork, machine: NodeMachine, step: StepSize) -> F64
 def _computing(rates: Rates, segment: SegmentWork, step: StepSize) -> float:
     """The products with the weights, then attention: each reads once what it computes with."""
     products = rates.seconds(segment.nbytes, 2.0 * segment.weights * step.tokens)
-    kept = step.sequences * step.context * segment.kv_token
-    return products + rates.seconds(kept, step.tokens * step.attended * segment.pair)
+    window = segment.window or step.context
+    kept = step.sequences * min(step.context, window) * segment.kv_token
+    return products + rates.seconds(kept, step.tokens * min(step.attended, window) * segment.pair)
 
 
 def _column(values: Sequence[float]) -> F64:

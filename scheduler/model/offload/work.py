@@ -1,7 +1,7 @@
 """What a node has to do in a step, segment by segment, and where each may lie and be computed. Nothing of time here."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import groupby, pairwise
 from typing import Literal
 
@@ -35,6 +35,7 @@ class SegmentWork:
     weights: int  # how many: each is multiplied and added once per token
     kv_token: int = 0  # bytes of the keys and values that one token adds
     pair: int = 0  # operations of one token with one token that it attends to
+    window: int = 0  # tokens that it attends to at most; 0: all
 
 
 @dataclass(frozen=True)
@@ -130,9 +131,10 @@ def work_of(
 ) -> NodeWork:
     """The work of a node that holds all of `blocks`, in order of use, each FFN block in `parts` equal segments."""
     segments: list[SegmentWork] = []
+    windows = iter(config.windows)
     for number, shape in enumerate(blocks):
         if shape.kind == "attention":
-            segments.append(_attention(config, number, shape, kv_dtype))
+            segments.append(replace(_attention(config, number, shape, kv_dtype), window=next(windows, 0)))
         else:
             segments += _ffn(number, shape, parts)
     table = TableWork(unit_bytes(head), _weights(head)) if head else TableWork()

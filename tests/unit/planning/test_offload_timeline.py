@@ -68,6 +68,14 @@ def test_keys_and_values_go_up_before_attention_and_down_after_it() -> None:
     assert steps(work, replace(chosen, kv="gpu"), 2, size=size) == pytest.approx([0.6] * 2)
 
 
+def test_a_layer_with_a_window_reads_no_more_than_that() -> None:
+    work = layers(1, kv_token=20)
+    narrow = replace(work, segments=(replace(work.segments[0], window=4), work.segments[1]))
+    chosen, size = offload(["ram"] * 2), StepSize(1, 1, 10)
+    assert steps(work, chosen, 1, size=size) == pytest.approx([1 + 10 * 20 / 100 + 3])
+    assert steps(narrow, chosen, 1, size=size) == pytest.approx([1 + 4 * 20 / 100 + 3])
+
+
 def test_keys_and_values_are_not_loaded_before_they_are_saved() -> None:
     """Saving takes so long that the next step's attention waits for it, and no longer."""
     assert MACHINE.accelerator is not None

@@ -84,6 +84,12 @@ def test_segments_have_all_the_weights_however_they_are_cut(tmp_path: Path) -> N
     assert sum(each.weights for each in whole.segments) + tables + 161 * 8192 == 70_553_706_496
 
 
+def test_windows_are_their_layers(tiny_model: Callable[[str], TinyModel], tmp_path: Path) -> None:
+    shape = model_shape(str(tiny_model("gemma2").directory), "q8", tmp_path, PLENTY)
+    work = work_of(shape.config, shape.blocks, "f16")
+    assert [each.window for each in work.segments if each.kind == "attention"] == [12, 0]
+
+
 def test_a_request_fits_into_the_context(tmp_path: Path) -> None:
     config = model_shape(str(LARGE / "config.json"), "q4", tmp_path, 0).config
     assert (request_of(config, None, None, 1, None).context, request_of(config, 1, 1, 1, 131072).context) == (

@@ -76,6 +76,7 @@ class ModelConfig:
     local_rope_scale: float = 1.0
     activation_threshold: float = 0.0  # of fatrelu: what is not above it becomes 0
     rope_kinds: tuple[int, ...] = ()  # per layer 0: no RoPE, 1: `inv_freq`, 2: `local_inv_freq`; empty: all 1
+    whole_norms: bool = False  # queries and keys are normed over all heads at once (OLMoE)
     attention_clip: float = 0.0  # the largest magnitude of queries, keys and values, before RoPE; 0: any
     mixture: Mixture | None = None  # of the blocks of kind `experts`; None: there are none
 

@@ -5,20 +5,21 @@ finishes its heads with these. Where all heads are here, the kernels do it in on
 """
 
 from dataclasses import replace
+from typing import Protocol
 
 import numpy as np
 
 from tpi.errors import KernelError
 from tpi.kernels.arithmetic import rms_norm
-from tpi.kernels.spec import F32, I32, AttentionSpec, Projected
+from tpi.kernels.spec import F32, I32, U8, AttentionSpec, Batch, Input, KvArray, Projected
+from tpi.pack.layout import GROUP
 
 _RAW = "without norms"  # under which a spec carries the one that projects its heads
 
 
 def needs_sums(spec: AttentionSpec) -> bool:
     """Whether its norms are over heads of which some are on other nodes."""
-    whole = spec.whole
-    return whole is not None and spec.heads * spec.head_dim < whole.q_values
+    return spec.whole is not None and len(spec.whole.q) < spec.whole.q_values
 
 
 def refuse_sums(spec: AttentionSpec) -> None:
@@ -44,11 +45,13 @@ def raw(spec: AttentionSpec) -> AttentionSpec:
 
 
 def squares(spec: AttentionSpec, projected: Projected) -> F32:
-    """`[tokens, 2]`: the sums of the squares of this node's queries and keys, as `raw` has them."""
+    """The sums of the squares of this node's queries and keys, as `raw` has them, `[tokens, 2 * GROUP]`: each stands
+    first in a group of zeros, so that the wires that round groups hardly touch it."""
     assert spec.whole is not None
-    keys = projected.keys[:, spec.whole.counted]
-    sums = [np.square(heads.reshape(len(heads), -1)).sum(axis=1) for heads in (projected.queries, keys)]
-    return np.ascontiguousarray(np.stack(sums, axis=1), np.float32)
+    found = np.zeros((len(projected.queries), 2 * GROUP), np.float32)
+    for at, heads in enumerate((projected.queries, projected.keys[:, spec.whole.counted])):
+        found[:, at * GROUP] = np.square(heads.reshape(len(heads), -1)).sum(axis=1)
+    return found
 
 
 def finished(spec: AttentionSpec, projected: Projected, positions: I32, sums: F32 | None = None) -> Projected:
@@ -60,7 +63,7 @@ def finished(spec: AttentionSpec, projected: Projected, positions: I32, sums: F3
     if (whole := spec.whole) is not None:
         given = squares(spec, projected) if sums is None else sums
         queries = _normed(queries, whole.q, given[:, 0] / np.float32(whole.q_values), spec.norm.eps)
-        keys = _normed(keys, whole.k, given[:, 1] / np.float32(whole.k_values), spec.norm.eps)
+        keys = _normed(keys, whole.k, given[:, GROUP] / np.float32(whole.k_values), spec.norm.eps)
     if spec.q_norm is not None:
         queries = rms_norm(queries, spec.q_norm, spec.norm.eps)
     if spec.k_norm is not None:
@@ -69,6 +72,34 @@ def finished(spec: AttentionSpec, projected: Projected, positions: I32, sums: F3
         queries, keys, values = (np.clip(heads, -spec.clip, spec.clip) for heads in (queries, keys, values))
     queries, keys = (rope(spec, heads, positions) for heads in (queries, keys))
     return Projected(*(np.ascontiguousarray(heads, np.float32) for heads in (queries, keys, values)))
+
+
+class Steps(Protocol):
+    """The kernels that attend in steps."""
+
+    def project(self, spec: AttentionSpec, data: U8, x: Input, positions: I32) -> Projected:
+        """See `tpi.kernels.Kernels`."""
+
+    def attend(self, spec: AttentionSpec, projected: Projected, keys: KvArray, values: KvArray, batch: Batch) -> F32:
+        """See `tpi.kernels.Kernels`."""
+
+    def output(self, spec: AttentionSpec, data: U8, mixed: F32) -> F32:
+        """See `tpi.kernels.Kernels`."""
+
+
+def projected_on_host(kernels: Steps, spec: AttentionSpec, data: U8, x: Input, positions: I32) -> Projected:
+    """`Kernels.project` of heads that are not plain, for kernels that know those alone."""
+    heads = kernels.project(raw(spec), data, x, positions)
+    return heads if needs_sums(spec) else finished(spec, heads, positions)
+
+
+def attention_in_steps(
+    kernels: Steps, spec: AttentionSpec, data: U8, x: Input, keys: KvArray, values: KvArray, batch: Batch
+) -> F32:
+    """`Kernels.attention` of such heads."""
+    refuse_sums(spec)
+    heads = projected_on_host(kernels, spec, data, x, batch.positions)
+    return kernels.output(spec, data, kernels.attend(spec, heads, keys, values, batch))
 
 
 def _normed(heads: F32, weight: F32, mean: F32, eps: float) -> F32:

@@ -22,13 +22,22 @@ from tpi.kernels.spec import Batch, ExpertsSpec, Input
 from tpi.trace import OFF, NoTrace
 from worker.node.block import Block
 from worker.node.microbatch import Memory, MicroBatch
-from worker.node.order import COMPUTE, Order, Visit, plain, visits
-from worker.node.segment import Phases, Segment
+from worker.node.order import COMPUTE, Order, Phase, Visit, plain, visits
+from worker.node.segment import AttentionSegment, Phases, Segment
 
 F32 = npt.NDArray[np.float32]
 Bytes = npt.NDArray[np.uint8]
+Sum = Callable[[F32], F32]
 Check = Callable[[F32, str], None]  # with a partial result and the name of its block; may raise
 _LEAST = 32  # tokens of a micro-batch at least: shorter products of matrices take longer per token
+
+
+_AFTER_HEADS = frozenset({Phase.ATTEND, Phase.OUTPUT})
+
+
+def _as_it_is(values: F32) -> F32:
+    """A sum of one."""
+    return values
 
 
 def _nothing() -> None:
@@ -101,7 +110,7 @@ class BlockLoop:
         part = MicroBatch(x, batch, self._memory[0])
         with self.weights.hold(index) as segments:
             for segment, data in segments:
-                self._start(segment, COMPUTE, data, part)
+                self._start(segment, COMPUTE, data, part, _as_it_is)
         part.partial()
         self.progress += 1
 
@@ -142,14 +151,23 @@ class BlockLoop:
             self._start_sum(block, parts[job.micro_batch])
         self.progress += 1
 
-    def _start(self, segment: Segment, phases: Phases, data: Bytes, part: MicroBatch) -> None:
-        """Begin phases of a segment on its device; what it comes to is added to the micro-batch's partial result."""
+    def _start(
+        self, segment: Segment, phases: Phases, data: Bytes, part: MicroBatch, summed: Sum | None = None
+    ) -> None:
+        """Begin phases of a segment on its device; what it comes to is added to the micro-batch's partial result.
+
+        `summed` adds over all nodes what the heads of some models wait for.
+        """
 
         def take(segment: Segment) -> Input:
             routed = isinstance(segment.spec, ExpertsSpec)  # its input is for the router, too
             fused = self.weights.now.single and phases >= COMPUTE and not routed  # it prepares the input itself
             return part.x if fused else part.prepared(segment.spec, segment.device, self._kernels)
 
+        if isinstance(segment, AttentionSegment) and segment.waits and Phase.PROJECT in phases:
+            segment.start(phases - _AFTER_HEADS, data, part, take)
+            segment.finish(part, (summed or self._sum_now)(segment.squares(part)))
+            phases = phases & _AFTER_HEADS
         partial = segment.start(phases, data, part, take)
         if partial is not None:
             part.add(partial)
@@ -173,6 +191,17 @@ class BlockLoop:
             self.group.start(partial, everywhere=block is not self.blocks[-1])
         self._flying.append((part, block))
         self.clock.sync += perf_counter() - syncing
+
+    def _sum_now(self, values: F32) -> F32:
+        """The sum over all nodes of something small, behind those that are on their way."""
+        while self._flying:
+            self._finish_sum()
+        syncing = perf_counter()
+        self.group.start(values)
+        total = self.group.finish()
+        self.clock.sync += perf_counter() - syncing
+        assert total is not None  # it is for everybody
+        return total
 
     def _finish_sums(self, part: MicroBatch) -> None:
         """Bring a micro-batch up to the last block that it computed."""

@@ -15,6 +15,7 @@ import numpy.typing as npt
 from tpi.block import Vectors, attention_spec, experts_spec, ffn_spec
 from tpi.config import ModelConfig
 from tpi.devices.base import Device, Finished, Pending
+from tpi.kernels.heads import finished, needs_sums, squares
 from tpi.kernels.spec import (
     NO_TOKENS,
     AttentionSpec,
@@ -27,7 +28,7 @@ from tpi.kernels.spec import (
     KvArray,
     Residual,
 )
-from tpi.pack.layout import RunLayout
+from tpi.pack.layout import GROUP, RunLayout
 from tpi.partition import Range
 from worker.node.microbatch import MicroBatch
 from worker.node.order import COMPUTE, Phase
@@ -93,6 +94,23 @@ class AttentionSegment:
     def empty(self) -> bool:
         """See `Segment.empty`."""
         return self.spec.heads == 0
+
+    @property
+    def waits(self) -> bool:
+        """Whether its heads need a sum over all nodes between PROJECT and ATTEND: see `squares` and `finish`."""
+        return needs_sums(self.spec)
+
+    def squares(self, part: MicroBatch) -> F32:
+        """After PROJECT, this node's part of that sum."""
+        if self.empty:
+            return np.zeros((len(part.x), 2 * GROUP), np.float32)
+        return squares(self.spec, part.between[self].wait())
+
+    def finish(self, part: MicroBatch, sums: F32) -> None:
+        """The sum is there: heads are ready to attend."""
+        if not self.empty:
+            heads = finished(self.spec, part.between[self].wait(), part.batch.positions, sums)
+            part.between[self] = Finished(lambda: heads)
 
     def start(self, phases: Phases, data: Bytes, part: MicroBatch, take: Take) -> Pending[F32] | None:
         """See `Segment.start`; this step's keys and values are appended to the pages."""

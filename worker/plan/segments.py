@@ -12,6 +12,7 @@ from itertools import pairwise
 
 from scheduler.storage.extent import Extent, tile_starts
 from tpi.devices.pages import PAGE, round_up
+from tpi.errors import PlanError
 from tpi.partition import Range, deal, kv_range
 from worker.plan.node_plan import NodeBlock, NodePlan, RunUnits
 from worker.shards.image import HeldBlock
@@ -72,6 +73,10 @@ def on_devices(plan: NodePlan, shares: Sequence[float]) -> list[NodeSegment]:
 
     A KV head whose query heads are on both sides of a cut is kept on both.
     """
+    if plan.config.whole_norms:
+        raise PlanError(
+            "this model norms its queries and keys over all heads, which two devices of one node do not share; use one"
+        )
     segments: list[NodeSegment] = []
     for block in plan.blocks:
         dealt = [deal(len(run.units), shares) for run in block.runs if run.name != "kv"]

@@ -16,7 +16,9 @@ from tpi.kv import KvPages, pages_for
 from tpi.pack.layout import RunLayout
 from tpi.pack.reader import Pack, PackBlock
 from tpi.partition import Shard
-from worker.node.segment import Segment, compute, open_segment
+from worker.node.microbatch import MicroBatch
+from worker.node.order import COMPUTE, Phase
+from worker.node.segment import AttentionSegment, Segment, open_segment
 
 F32 = npt.NDArray[np.float32]
 Bytes = npt.NDArray[np.uint8]
@@ -41,7 +43,7 @@ def _step(pack: Pack, nodes: "Sequence[_Node]", kernels: Kernels, tokens: Sequen
     if pack.positions:
         x = x + kernels.gather(*_table(pack.positions), positions + np.int32(config.position_offset))
     for number, block in enumerate(pack.walk()):
-        partials = [node.partial(number, np.ascontiguousarray(x), positions) for node in nodes]
+        partials = _partials(nodes, number, np.ascontiguousarray(x), positions)
         total = np.asarray(np.sum(partials, axis=0), np.float32)
         x = kernels.add_residual(residual(config, block.kind, block.vectors()), x, total)
     final = pack.final.vectors()
@@ -50,6 +52,20 @@ def _step(pack: Pack, nodes: "Sequence[_Node]", kernels: Kernels, tokens: Sequen
     logits = logits * np.float32(config.logit_scale)
     cap = np.float32(config.logit_softcap)
     return np.asarray(np.tanh(logits / cap) * cap, np.float32) if cap else logits
+
+
+def _partials(nodes: "Sequence[_Node]", number: int, x: F32, positions: npt.NDArray[np.int32]) -> list[F32]:
+    """Every node's part of block `number`; what heads wait for is summed between."""
+    parts = [node.part(x, positions) for node in nodes]
+    waiting = [node.heads(number, part) for node, part in zip(nodes, parts, strict=True)]
+    phases = COMPUTE
+    if all(segment is not None for segment in waiting):
+        phases = frozenset({Phase.ATTEND, Phase.OUTPUT})
+        sums = [segment.squares(part) for segment, part in zip(waiting, parts, strict=True) if segment]
+        for segment, part in zip(waiting, parts, strict=True):
+            assert segment is not None
+            segment.finish(part, np.asarray(np.sum(sums, axis=0), np.float32))
+    return [node.partial(number, part, phases) for node, part in zip(nodes, parts, strict=True)]
 
 
 class _Node:
@@ -64,11 +80,24 @@ class _Node:
             _segment(kernels, config, number // 2, block, shard, kv) for number, block in enumerate(pack.walk())
         ]
 
-    def partial(self, number: int, x: F32, positions: npt.NDArray[np.int32]) -> F32:
+    def part(self, x: F32, positions: npt.NDArray[np.int32]) -> MicroBatch:
+        """The tokens of a step on their way through a block."""
+        return MicroBatch(x, Batch(positions, np.zeros_like(positions), self._pages))
+
+    def heads(self, number: int, part: MicroBatch) -> AttentionSegment | None:
+        """The segment of block `number` with its heads projected, if they wait for a sum over all nodes."""
+        segment, data = self._segments[number]
+        if not isinstance(segment, AttentionSegment) or not segment.waits:
+            return None
+        segment.start(COMPUTE - {Phase.ATTEND, Phase.OUTPUT}, data, part, lambda _: part.x)
+        return segment
+
+    def partial(self, number: int, part: MicroBatch, phases: frozenset[Phase]) -> F32:
         """This node's part of block `number`."""
         segment, data = self._segments[number]
-        batch = Batch(positions, np.zeros_like(positions), self._pages)
-        return compute(segment, data, x, batch)
+        found = segment.start(phases, data, part, lambda _: part.x)
+        assert found is not None
+        return found.wait()
 
 
 def _segment(

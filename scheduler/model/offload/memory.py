@@ -7,7 +7,7 @@ PIPO's appendix B, for what this runtime allocates:
 | W_mha + W_mlp, preloading   | the largest two neighbours among the segments that stream                        |
 | W_mha or W_mlp, without     | the largest segment that streams                                                 |
 | 2C/l decoding, C/l without  | as many layers of pages as there are slots, if they lie in RAM and are used here |
-| pbs(5d + hs), pbs(3d_h + 2d)| `scheduler.budget.token_bytes` per token of a step: no scores of s^2, but a chunk |
+| pbs(5d + hs), pbs(3d_h + 2d)| `worker.plan.fit.token_bytes` per token of a step: no scores of s^2, but a chunk |
 | W_embed, pbsV               | nothing: tables are the host's, and one row of logits per sequence               |
 
 What stays is added to that. Slots and pages are allocated once, so a node takes the most of both stretches.

@@ -44,10 +44,17 @@ class StagedPages:
         self._next = dict(zip(layers, [*layers[1:], *layers[:1]], strict=True))
         self._saves: dict[int, list[Transfer]] = {layer: [] for layer in layers}  # that may be going on
         self._earlier: dict[int, list[Transfer]] = {layer: [] for layer in layers}  # of them, from before this step
+        self._lost: Exception | None = None
         self.moved_bytes = 0
 
     def begin(self) -> None:
-        """A step begins: pages may have been filled elsewhere, and may mean something else."""
+        """A step begins: pages may have been filled elsewhere, and may mean something else.
+
+        Raises:
+            DeviceError: or whatever a save failed with whose step was over: what it was to save is lost for good.
+        """
+        if self._lost is not None:
+            raise self._lost
         self._earlier = {layer: list(saves) for layer, saves in self._saves.items()}
         for stage in self._stages:
             stage.layer, stage.present = -1, set()
@@ -56,10 +63,11 @@ class StagedPages:
         """The step breaks off: what it appended will be computed again, and need not have been saved."""
         self._device.start(_nothing).wait()
         for layer, saves in self._saves.items():
-            given_up = [save for save in saves if save not in self._earlier[layer]]
-            for save in given_up:
+            for save in list(saves):
                 save.join()
-                saves.remove(save)
+                if save not in self._earlier[layer]:
+                    saves.remove(save)
+        self._lost = next((save.error for saves in self._earlier.values() for save in saves if save.error), None)
         for stage in self._stages:
             for move in stage.moves:
                 move.join()

@@ -23,18 +23,13 @@ class Transfer:
         """See `TransferQueue.submit`."""
         self.kind, self.name = kind, name
         self._call, self._after = call, after
-        self._error: Exception | None = None
+        self.error: Exception | None = None  # what it failed with
         self._ended = threading.Event()
 
     @property
     def done(self) -> bool:
         """Whether `wait` would return at once."""
         return self._ended.is_set()
-
-    @property
-    def failed(self) -> bool:
-        """Whether it is over, and `wait` would raise."""
-        return self.done and self._error is not None
 
     @property
     def ready(self) -> bool:
@@ -44,8 +39,8 @@ class Transfer:
     def wait(self) -> None:
         """Until it is over; raises what failed, every time."""
         self._ended.wait()
-        if self._error is not None:
-            raise self._error
+        if self.error is not None:
+            raise self.error
 
     def join(self) -> None:
         """Until it is over, whatever came of it."""
@@ -58,13 +53,13 @@ class Transfer:
                 before.wait()
             self._call()
         except Exception as error:  # noqa: BLE001 - it surfaces where the transfer is awaited
-            self._error = error
+            self.error = error
         finally:
             self._finish()
 
     def cancel(self) -> None:
         """It is not made any more; whoever waits for it is told."""
-        self._error = TpiError(f"the transfer queue was closed before the {self.kind} of {self.name}")
+        self.error = TpiError(f"the transfer queue was closed before the {self.kind} of {self.name}")
         self._finish()
 
     def _finish(self) -> None:

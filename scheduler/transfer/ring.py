@@ -73,7 +73,7 @@ class DeviceRing:
         self.quiet()
         with self._lock:
             uses = range(self._cycle.head, self._cycle.tail)
-            failed = [use for use in uses if (load := self._loads[use % self._cycle.period]) and load.failed]
+            failed = [use for use in uses if (load := self._loads[use % self._cycle.period]) and load.error]
             if failed:
                 self._cycle.rewind_to(failed[0])
 

@@ -48,6 +48,8 @@ class OffloadPlan:
     kv: KvTier
     depth: int  # of the ring, and of the pages that visit the accelerator
     kv_layer_bytes: int  # of one layer's pages
+    problem: Problem  # as the cost model was asked
+    chosen: Offload  # and what it answered
     ahead: int = 0  # segments in the ring at once, if more than `depth`
     in_ram: bool | None = None  # where the others lie: all in memory, all on disk, or (None) as fits
 
@@ -162,6 +164,8 @@ def decide_offload(
         kv=chosen.kv,
         depth=_DEPTH[chosen.pipeline],
         kv_layer_bytes=_layer_bytes(plan),
+        problem=problem,
+        chosen=chosen,
         in_ram={"ram": True, "disk": False}.get(options.weights),
     )
     return planned.deepened(problem.room)

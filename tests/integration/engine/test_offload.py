@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from master.generation.engine import Engine
+from master.generation.sampler import Sampler, Sampling
 from tests.support.inprocess import in_process_deployment
 from tests.support.offloading import answers, offloaded, prompts, weights_bytes
 from tests.support.twin import Twin
@@ -109,19 +110,41 @@ def test_a_copy_that_fails_is_named_and_the_next_step_goes_on(
     pack, failing = tiny_pack("llama"), [False]
     asked = [list(range(3, 30))]
     expected = on_the_host(pack, tmp_path, asked)
-    options = OffloadOptions("ram", "ram", "performance", 1)
+    options = OffloadOptions("ram" if damaged == "weight load" else "gpu", "ram", "memory", 1)
     with (
-        Fragile(open_host().kernels, room(pack, 0.6), failing) as device,
+        Fragile(open_host().kernels, room(pack, 2), failing) as device,
         offloaded(pack, tmp_path / "offloaded", {0: device}, options, **SMALL) as deployment,
     ):
         engine = Engine(deployment)
+        sequence = engine.admit(asked[0])
         if damaged == "kv load":
-            engine.logits(asked[0])
+            next(engine.generate(sequence, Sampler(Sampling(temperature=0)), 1))
+            assert deployment.node.link is not None
+            deployment.node.link.settle()  # what was appended is at home
         failing[0] = True
         with pytest.raises(DeviceError, match="the card fell off the bus"):
-            engine.logits(asked[0])
+            next(engine.generate(sequence, Sampler(Sampling(temperature=0)), 1))
         failing[0] = False
         assert answers(deployment, asked) == expected
+
+
+def test_keys_and_values_that_could_not_be_saved_are_lost_for_good(
+    tiny_pack: Callable[..., Pack], tmp_path: Path
+) -> None:
+    """Their step was over before anybody knew: no later one may go on as if they were there."""
+    pack, failing = tiny_pack("llama"), [False]
+    options = OffloadOptions("gpu", "ram", "performance", 1)
+    with (
+        Fragile(open_host().kernels, room(pack, 2), failing) as device,
+        offloaded(pack, tmp_path, {0: device}, options, **SMALL) as deployment,
+    ):
+        engine = Engine(deployment)
+        failing[0] = True
+        engine.logits(range(3, 9))
+        failing[0] = False
+        for _ in range(3):
+            with pytest.raises(DeviceError, match="the card fell off the bus"):
+                engine.logits(range(3, 40))
 
 
 @pytest.mark.parametrize(
@@ -162,4 +185,3 @@ def on_the_host(pack: Pack, cache: Path, asked: list[list[int]], shares: tuple[i
 def room(pack: Pack, share: float) -> int:
     """Bytes for a share of the weights, and for pages and activations beside them."""
     return int(share * weights_bytes(pack)) + BESIDE
-

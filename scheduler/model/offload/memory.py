@@ -30,7 +30,7 @@ STAGED = 2  # pieces in pinned memory on their way to the accelerator
 class Needs:
     """What a node must find room for beside weights, keys and values; bytes."""
 
-    token: int  # activations of one token of a step (`scheduler.budget.token_bytes`)
+    token: int  # activations of one token of a step (`worker.plan.fit.token_bytes`)
     fixed: int = 0  # of the host, whatever is placed: the process, vectors, tables' rows, sampling
 
 

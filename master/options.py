@@ -13,7 +13,7 @@ from tpi import progress
 from tpi.cachelimit import CacheLimit, cache_limit_option
 from tpi.config import default_cache, parse_size
 from tpi.errors import UsageError
-from tpi.kv import KvDtype
+from tpi.kv import KV_DTYPES, KvDtype
 from tpi.net.wire import wire_names
 from tpi.offloading import DeviceOptions, device_options
 
@@ -191,8 +191,8 @@ _PLACEMENT = (
     ),
     click.option(
         "--kv-dtype",
-        type=click.Choice(["f32", "f16", "q8"]),
-        help="Keys and values (default: f32 for f32 weights, else f16).",
+        type=click.Choice(KV_DTYPES),
+        help="Keys and values (default: f32 for f32 weights, else f16); q8 and q4 take less memory.",
     ),
     click.option(
         "--collective",

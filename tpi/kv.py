@@ -8,23 +8,41 @@ from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from math import prod
-from typing import Literal
+from typing import Any, Final, Literal, get_args
 
 import numpy as np
 import numpy.typing as npt
 
-from tpi.kernels.spec import KV_GROUP, PAGE_TOKENS, Batch
+from tpi.kernels.spec import KV_GROUP, KV_RUN, PAGE_TOKENS, Batch
 
-KvDtype = Literal["f32", "f16", "q8"]
+KvDtype = Literal["f32", "f16", "q8", "q4"]
 KvArray = npt.NDArray[np.generic]
 Bytes = npt.NDArray[np.uint8]
+
+KV_DTYPES: Final[tuple[KvDtype, ...]] = get_args(KvDtype)
+_ELEMENTS: Final[dict[KvDtype, np.dtype[Any]]] = {
+    "f32": np.dtype(np.float32),
+    "f16": np.dtype(np.float16),
+    "q8": np.dtype(np.int8),
+    "q4": np.dtype(np.uint8),
+}
 
 
 def vector_bytes(head_dim: int, dtype: KvDtype) -> int:
     """Bytes of one key or value vector of one head."""
-    if dtype == "q8":
-        return head_dim + 2 * -(-head_dim // KV_GROUP)
-    return head_dim * (4 if dtype == "f32" else 2)
+    groups = -(-head_dim // KV_GROUP)
+    match dtype:
+        case "q8":
+            return head_dim + 2 * groups
+        case "q4":
+            return -(-head_dim // KV_RUN) * KV_RUN // 2 + 4 * groups
+        case _:
+            return head_dim * _ELEMENTS[dtype].itemsize
+
+
+def kv_dtype_of(cache: KvArray) -> KvDtype | None:
+    """The format of a cache, which the type of its elements says; None if it says none."""
+    return next((dtype for dtype, element in _ELEMENTS.items() if element == cache.dtype), None)
 
 
 def page_bytes(layers: int, kv_heads: int, head_dim: int, dtype: KvDtype) -> int:
@@ -41,9 +59,16 @@ def pages_for(tokens: int) -> int:
 class KvPages:
     """The pages of some layers of one node.
 
-    `keys[layer]` and `values[layer]` are `[blocks, kv_heads, PAGE_TOKENS, head_dim]` of float32 or float16, or uint8
-    `[blocks, kv_heads, PAGE_TOKENS, vector_bytes]` for q8 (codes, then one f16 scale per 32). Pages are zeroed by the
-    operating system when first touched, so blocks that are never used cost nothing.
+    `keys[layer]` and `values[layer]` are `[blocks, kv_heads, PAGE_TOKENS, vector]`; the type of their elements says the
+    format:
+
+    - float32 and float16: a vector is the `head_dim` values;
+    - int8, q8: `head_dim` codes, then for each group of 32 its scale, float16; a value is scale * code;
+    - uint8, q4: 4-bit codes in runs of 16 values, 8 bytes each, value `i` of a run in the low half of byte `i`, value
+      `i + 8` in its high half; then for each group of 32 its scale and its minimum, float16; a value is scale * code +
+      minimum.
+
+    Pages are zeroed by the operating system when first touched, so blocks that are never used cost nothing.
     """
 
     blocks: int
@@ -61,14 +86,13 @@ class KvPages:
         memory: Callable[[int], Bytes] | None = None,
     ) -> "KvPages":
         """Storage for `blocks` pages of `kv_heads` local heads; `memory` gives so many zeroed bytes of a device."""
-        width = vector_bytes(head_dim, dtype) if dtype == "q8" else head_dim
-        element = {"f32": np.float32, "f16": np.float16, "q8": np.uint8}[dtype]
-        shape = (blocks, kv_heads, PAGE_TOKENS, width)
+        element = _ELEMENTS[dtype]
+        shape = (blocks, kv_heads, PAGE_TOKENS, vector_bytes(head_dim, dtype) // element.itemsize)
 
         def zeros() -> KvArray:
             if memory is None:
                 return np.zeros(shape, element)
-            return memory(prod(shape) * np.dtype(element).itemsize).view(element).reshape(shape)
+            return memory(prod(shape) * element.itemsize).view(element).reshape(shape)
 
         own = list(layers)
         return cls(blocks, {layer: zeros() for layer in own}, {layer: zeros() for layer in own})

@@ -14,6 +14,7 @@ from scheduler.model.machine import EXAMPLE
 from scheduler.model.offload.problem import Limits
 from tpi.config import default_cache, parse_size
 from tpi.errors import UsageError
+from tpi.kv import KV_DTYPES
 
 
 @click.command()
@@ -35,7 +36,7 @@ from tpi.errors import UsageError
 @click.option(
     "--dtype", default="auto", show_default=True, help="Format of the weights: auto, f32, bf16, q8, q4 or q4s."
 )
-@click.option("--kv-dtype", type=click.Choice(["f32", "f16", "q8"]), help="Keys and values (default: as for tpi run).")
+@click.option("--kv-dtype", type=click.Choice(KV_DTYPES), help="Keys and values (default: as for tpi run).")
 @click.option("-c", "--context", type=click.IntRange(min=1), help="Tokens of context (default: as for tpi run).")
 @click.option("--prompt-tokens", type=click.IntRange(min=1), help="Length of a prompt (default: 512, or less).")
 @click.option("--gen-tokens", type=click.IntRange(min=1), help="Length of an answer (default: 128, or less).")

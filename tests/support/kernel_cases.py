@@ -3,12 +3,12 @@
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
 from tpi.config import Activation, Format, Norm
 from tpi.kernels.native import NativeKernels
+from tpi.kernels.paged import decode_kv, encode_kv
 from tpi.kernels.reference import ReferenceKernels
-from tpi.kernels.spec import F32, PAGE_TOKENS, U8, AttentionSpec, Batch, FfnSpec, NormSpec
+from tpi.kernels.spec import F32, PAGE_TOKENS, U8, AttentionSpec, Batch, FfnSpec, KvArray, NormSpec
 from tpi.kv import KvDtype, KvPages
 from tpi.pack.builder.quantise import assemble, encode_part
 from tpi.pack.layout import Layout, Part, RunLayout, RunName
@@ -117,19 +117,21 @@ def _batch(
         tables[row, :count] = order[sum(blocks[:row]) :][:count]
     kv = KvPages.allocate([0], len(order), kv_heads, head_dim, dtype)
     for cache in (kv.keys[0], kv.values[0]):
-        _fill(random, cache, head_dim)
+        cache[...] = encode_kv(normal(random, *cache.shape[:-1], head_dim), cache.dtype)
     positions = np.concatenate([np.arange(past, past + new) for past, new in lengths]).astype(np.int32)
     sequence = np.repeat(np.arange(len(lengths)), [new for _, new in lengths]).astype(np.int32)
     return Batch(positions, sequence, tables), kv
 
 
-def _fill(random: Random, cache: npt.NDArray[np.generic], head_dim: int) -> None:
-    if cache.dtype != np.uint8:
-        cache[...] = random.normal(size=cache.shape)
-        return
-    codes = random.integers(-127, 128, (*cache.shape[:-1], head_dim)).astype(np.int8)
-    scales = random.uniform(0.001, 0.02, (*cache.shape[:-1], (cache.shape[-1] - head_dim) // 2)).astype(np.float16)
-    cache[...] = np.concatenate([codes.view(np.uint8), scales.view(np.uint8)], axis=-1)
+def assert_same_cache(mine: KvArray, theirs: KvArray, head_dim: int, tolerance: float) -> None:
+    """Equal but for `tolerance` of the largest value, and for one step of rounding."""
+    assert mine.dtype == theirs.dtype
+    found, expected = (decode_kv(cache, head_dim) for cache in (mine, theirs))
+    off = np.abs(found - expected)
+    steps = {np.dtype(np.float16): 1e-3, np.dtype(np.int8): 2 / 127, np.dtype(np.uint8): 1 / 15}  # of a vector's range
+    range_of = (expected.max(axis=-1) - expected.min(axis=-1))[..., None]
+    allowed = tolerance * np.abs(expected).max() + 1.01 * steps.get(mine.dtype, 0.0) * range_of
+    assert (off <= allowed).all(), f"off by {off.max()}"
 
 
 @dataclass(frozen=True)

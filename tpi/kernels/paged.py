@@ -1,9 +1,12 @@
 """Attention over paged keys and values as the reference computes it: heads, rotation, the cache's formats, softmax."""
 
+from typing import Any
+
 import numpy as np
+import numpy.typing as npt
 
 from tpi.kernels.arithmetic import biased, check_range
-from tpi.kernels.spec import F32, I32, KV_GROUP, PAGE_TOKENS, U8, AttentionSpec, Batch, KvArray
+from tpi.kernels.spec import F32, I32, KV_GROUP, KV_RUN, PAGE_TOKENS, AttentionSpec, Batch, KvArray
 
 
 def heads_of(values: F32, bias: F32 | None, heads: int, head_dim: int) -> F32:
@@ -27,30 +30,75 @@ def append(cache: KvArray, heads: F32, batch: Batch) -> None:
     """Store `[tokens, kv_heads, head_dim]` at each token's place in the paged cache."""
     blocks = batch.tables[batch.sequence, batch.positions // PAGE_TOKENS]
     check_range("page", blocks, len(cache))
-    cache[blocks, :, batch.positions % PAGE_TOKENS] = _encode_kv(heads) if cache.dtype == np.uint8 else heads
+    cache[blocks, :, batch.positions % PAGE_TOKENS] = encode_kv(heads, cache.dtype)
 
 
-def _encode_kv(heads: F32) -> U8:
-    """q8 vectors: head_dim int8 codes, then one f16 scale per 32 of them."""
-    head_dim = heads.shape[-1]
-    groups = np.pad(heads, [(0, 0), (0, 0), (0, -head_dim % KV_GROUP)]).reshape(*heads.shape[:-1], -1, KV_GROUP)
+def encode_kv(heads: F32, element: np.dtype[Any]) -> KvArray:
+    """Vectors `[..., head_dim]` as a cache of such elements stores them: see `tpi.kv.KvPages`."""
+    if element == np.int8:
+        return _encode_q8(heads)
+    return _encode_q4(heads) if element == np.uint8 else heads.astype(element)
+
+
+def decode_kv(stored: KvArray, head_dim: int) -> F32:
+    """What `encode_kv` stored: `[..., head_dim]`."""
+    if stored.dtype == np.int8:
+        return _decode_q8(stored, head_dim)
+    return _decode_q4(stored, head_dim) if stored.dtype == np.uint8 else np.asarray(stored, np.float32)
+
+
+def _encode_q8(heads: F32) -> KvArray:
+    groups = _grouped(heads)
     scales = (np.abs(groups).max(axis=-1, keepdims=True) / np.float32(127)).astype(np.float16)
+    codes = np.clip(np.rint(groups * _inverse(scales)), -127, 127).astype(np.int8)
+    codes = codes.reshape(*heads.shape[:-1], -1)[..., : heads.shape[-1]]
+    return np.concatenate([codes, scales[..., 0].view(np.int8)], axis=-1)
+
+
+def _decode_q8(stored: KvArray, head_dim: int) -> F32:
+    scales = np.ascontiguousarray(stored[..., head_dim:]).view(np.float16).astype(np.float32)
+    values: F32 = stored[..., :head_dim].astype(np.float32) * np.repeat(scales, KV_GROUP, axis=-1)[..., :head_dim]
+    return values
+
+
+def _encode_q4(heads: F32) -> KvArray:
+    head_dim = heads.shape[-1]
+    groups = _grouped(heads)
+    least, most = groups.min(axis=-1, keepdims=True), groups.max(axis=-1, keepdims=True)
+    factors = np.concatenate([(most - least) / np.float32(15), least], axis=-1).astype(np.float16)
+    codes = np.rint((groups - factors[..., 1:].astype(np.float32)) * _inverse(factors[..., :1]))
+    codes = np.clip(codes, 0, 15).astype(np.uint8).reshape(*heads.shape[:-1], -1)
+    codes[..., head_dim:] = 0
+    runs = codes[..., : -(-head_dim // KV_RUN) * KV_RUN].reshape(*heads.shape[:-1], -1, 2, KV_RUN // 2)
+    packed = (runs[..., 0, :] | runs[..., 1, :] << 4).reshape(*heads.shape[:-1], -1)
+    return np.concatenate([packed, factors.view(np.uint8).reshape(*heads.shape[:-1], -1)], axis=-1)
+
+
+def _decode_q4(stored: KvArray, head_dim: int) -> F32:
+    size = -(-head_dim // KV_RUN) * (KV_RUN // 2)
+    runs = stored[..., :size].view(np.uint8).reshape(*stored.shape[:-1], -1, 1, KV_RUN // 2)
+    codes = np.concatenate([runs & 15, runs >> 4], axis=-2).reshape(*stored.shape[:-1], -1)[..., :head_dim]
+    factors = np.ascontiguousarray(stored[..., size:]).view(np.float16).astype(np.float32)
+    scales, minima = (np.repeat(factors[..., which::2], KV_GROUP, axis=-1)[..., :head_dim] for which in (0, 1))
+    return np.asarray(codes * scales + minima, np.float32)
+
+
+def _grouped(heads: F32) -> F32:
+    """`[..., groups, 32]`; a last group that is not whole repeats its last value, which leaves its range as it is."""
+    whole = np.pad(heads, [(0, 0)] * (heads.ndim - 1) + [(0, -heads.shape[-1] % KV_GROUP)], mode="edge")
+    return whole.reshape(*heads.shape[:-1], -1, KV_GROUP)
+
+
+def _inverse(scales: npt.NDArray[np.float16]) -> F32:
+    """1 / scale, 0 for 0."""
     wide = scales.astype(np.float32)
-    codes = np.rint(groups * np.where(wide > 0, 1 / np.where(wide > 0, wide, 1), 0))
-    codes = np.clip(codes, -127, 127).astype(np.int8).reshape(*heads.shape[:-1], -1)[..., :head_dim]
-    return np.concatenate([codes.view(np.uint8), scales[..., 0].view(np.uint8)], axis=-1)
+    return np.asarray(np.where(wide > 0, 1 / np.where(wide > 0, wide, 1), 0), np.float32)
 
 
 def _read_kv(cache: KvArray, table: I32, head_dim: int) -> F32:
     """The vectors of one sequence, `[tokens, kv_heads, head_dim]`, from the blocks in `table`."""
     stored = cache[table].swapaxes(1, 2)
-    stored = stored.reshape(-1, *stored.shape[2:])
-    if cache.dtype != np.uint8:
-        return np.asarray(stored, np.float32)
-    codes = np.ascontiguousarray(stored[..., :head_dim]).view(np.int8).astype(np.float32)
-    scales = np.ascontiguousarray(stored[..., head_dim:]).view(np.float16).astype(np.float32)
-    values: F32 = codes * np.repeat(scales, KV_GROUP, axis=-1)[..., :head_dim]
-    return values
+    return decode_kv(stored.reshape(-1, *stored.shape[2:]), head_dim)
 
 
 def attend(spec: AttentionSpec, queries: F32, k: KvArray, v: KvArray, batch: Batch) -> F32:

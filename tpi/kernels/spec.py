@@ -11,13 +11,14 @@ import numpy as np
 import numpy.typing as npt
 
 from tpi.config import Activation, Mixture, Norm
-from tpi.kernels.constants import KV_GROUP, PAGE_TOKENS, STREAM_TOKENS
+from tpi.kernels.constants import KV_GROUP, KV_RUN, PAGE_TOKENS, STREAM_TOKENS
 from tpi.pack.layout import RunLayout
 
 __all__ = [
     "F32",
     "I32",
     "KV_GROUP",
+    "KV_RUN",
     "NO_TOKENS",
     "PAGE_TOKENS",
     "STREAM_TOKENS",

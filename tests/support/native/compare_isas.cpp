@@ -107,7 +107,7 @@ void check_attention(const Kernels& isa, Format format, bool tiled, size_t token
     auto x = floats(tokens * hidden), weight = floats(hidden), frequencies = floats(dim / 2);
     std::vector<int32_t> index{0, 0, 1, 1}, positions(tokens), sequence(tokens, 0), table{2, 0, 3, 1, 5, 4};
     for (size_t t = 0; t < tokens; ++t) positions[t] = static_cast<int32_t>(past + t);
-    size_t vector = kv_format == KvFormat::f32 ? 4 * dim : kv_format == KvFormat::f16 ? 2 * dim : dim + 2;
+    size_t vector = vector_bytes(kv_format, dim);
     std::vector<uint8_t> cache(6 * kv_heads * kPageTokens * vector, 0);
     AttentionCall call{};
     call.q = q.matrix;
@@ -156,7 +156,7 @@ void check(const Kernels& isa, Format format, bool tiled) {
         check_ffn(isa, format, tiled, tokens, 320);
         check_rows(isa, format, tiled, tokens, 288);
         if (!is_quantised(format)) check_ffn(isa, format, tiled, tokens, 43);
-        for (KvFormat kv : {KvFormat::f32, KvFormat::f16, KvFormat::q8})
+        for (KvFormat kv : {KvFormat::f32, KvFormat::f16, KvFormat::q8, KvFormat::q4})
             check_attention(isa, format, tiled, tokens, kv);
     }
 }

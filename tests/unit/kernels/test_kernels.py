@@ -10,6 +10,7 @@ import pytest
 from tests.support.kernel_cases import (
     AttentionCase,
     FfnCase,
+    assert_same_cache,
     attention_case,
     ffn_case,
     layout_of,
@@ -59,17 +60,6 @@ def assert_attention_agrees(case: AttentionCase, tolerance: float) -> None:
     assert_close(actual, expected, tolerance)
     for mine, theirs in ((case.kv.keys[0], expected_kv.keys[0]), (case.kv.values[0], expected_kv.values[0])):
         assert_same_cache(mine, theirs, case.spec.head_dim, tolerance)
-
-
-def assert_same_cache(
-    mine: npt.NDArray[np.generic], theirs: npt.NDArray[np.generic], head_dim: int, tolerance: float
-) -> None:
-    if mine.dtype != np.uint8:
-        allowed = max(tolerance, 1e-3 if mine.dtype == np.float16 else 0)
-        assert_close(mine.astype(np.float32), theirs.astype(np.float32), allowed)
-        return
-    codes = [cache[..., :head_dim].astype(np.uint8).view(np.int8).astype(int) for cache in (mine, theirs)]
-    assert np.abs(codes[0] - codes[1]).max() <= (1 if tolerance < 1e-3 else 4)
 
 
 def assert_ffn_agrees(case: FfnCase, tolerance: float, active: npt.NDArray[np.int32] | None = None) -> None:

@@ -9,8 +9,8 @@ from tpi.devices.cuda.backend import Tensor, launch, power
 from tpi.devices.cuda.programs import attend as attending
 from tpi.devices.cuda.programs import heads
 from tpi.devices.cuda.programs import pages as storing
-from tpi.errors import KernelError
-from tpi.kernels.spec import I32, KV_GROUP, PAGE_TOKENS, AttentionSpec, Batch, KvArray
+from tpi.kernels.spec import I32, KV_GROUP, PAGE_TOKENS, AttentionSpec, Batch
+from tpi.kv import KvDtype
 
 _BLOCK = 16  # tokens that attend together: the fewest that `tl.dot` takes
 _PROGRAMS = 512  # of attention at once: a long past is split until there are about so many
@@ -40,7 +40,7 @@ class CardBatch:
 class Pages:
     """One layer's keys and values, `[pages, kv_heads, 32, vector]`, and the name of their format."""
 
-    format: str
+    format: KvDtype
     keys: Tensor
     values: Tensor
 
@@ -51,21 +51,6 @@ def blocks_of(sequence: I32) -> I32:
     runs = zip([0, *changes.tolist()], [*changes.tolist(), len(sequence)], strict=True)
     found = [(at, min(_BLOCK, end - at)) for begin, end in runs for at in range(begin, end, _BLOCK)]
     return np.array(found, np.int32).reshape(-1, 2)
-
-
-def kv_format(cache: KvArray, head_dim: int) -> str:
-    """How a cache `[pages, kv_heads, 32, vector]` stores its vectors: the name that `programs.pages` knows it by.
-
-    Raises:
-        KernelError: if no format has such vectors.
-    """
-    vector = cache.shape[-1]
-    if cache.dtype == np.uint8:
-        if vector == head_dim + 2 * -(-head_dim // KV_GROUP) and head_dim % 2 == 0:
-            return "q8"
-    elif cache.dtype in (np.float32, np.float16) and vector == head_dim:
-        return "f32" if cache.dtype == np.float32 else "f16"
-    raise KernelError(f"a cache of {cache.dtype} has no vectors of {vector} for heads of {head_dim}")
 
 
 def finish_heads(
@@ -88,7 +73,7 @@ def finish_heads(
     return out
 
 
-def append(cache: Tensor, format: str, new: Tensor, step: CardBatch) -> None:
+def append(cache: Tensor, format: KvDtype, new: Tensor, step: CardBatch) -> None:
     """Store `new` `[tokens, kv_heads, head_dim]` at each token's place."""
     tokens, count, head_dim = new.shape
     launch(

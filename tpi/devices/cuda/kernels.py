@@ -11,17 +11,19 @@ import numpy as np
 import torch
 
 from tpi.devices.arena import Arena
-from tpi.devices.cuda import checks
+from tpi.devices.checks import check_active, check_array, check_heads, check_positions, check_rows
 from tpi.devices.cuda.activations import Activations, CudaPrepared, to_host
 from tpi.devices.cuda.attention import CardBatch
 from tpi.devices.cuda.backend import Tensor, TorchBackend
 from tpi.devices.cuda.blocks import SpecVectors, attend, feed_forward, norm, output, project
 from tpi.devices.cuda.matrix import matrix
+from tpi.devices.cuda.memory import CardMemory
 from tpi.devices.cuda.products import decode, multiply
 from tpi.devices.cuda.tensors import TensorNames
 from tpi.errors import DeviceError, KernelError
 from tpi.kernels.arithmetic import apply_norm, biased, check_input
 from tpi.kernels.chain import PlainChain
+from tpi.kernels.heads import attention_in_steps, is_plain, projected_on_host
 from tpi.kernels.mixture import choose, experts_by_ffn, normed_on_host
 from tpi.kernels.spec import (
     F32,
@@ -52,7 +54,7 @@ class CudaKernels:
         """`memory` and `names` say which arrays are here, and what they are."""
         self._name = backend.name
         self._lane = backend.lane()
-        self._memory = checks.CardMemory(memory, names)
+        self._memory = CardMemory(memory, names)
         self._vectors = SpecVectors(backend.device)
 
     def close(self) -> None:
@@ -91,6 +93,8 @@ class CudaKernels:
 
     def attention(self, spec: AttentionSpec, data: U8, x: Input, keys: KvArray, values: KvArray, batch: Batch) -> F32:
         """See `tpi.kernels.Kernels`."""
+        if not is_plain(spec):
+            return attention_in_steps(self, spec, data, x, keys, values, batch)
         with self._working():
             runs, there = self._memory.runs(spec, data), CardBatch.bring(batch, self._vectors.bring)
             pages = self._memory.pages(spec, keys, values, batch)
@@ -99,7 +103,9 @@ class CudaKernels:
 
     def project(self, spec: AttentionSpec, data: U8, x: Input, positions: I32) -> Projected:
         """See `tpi.kernels.Kernels`."""
-        checks.check_positions(positions, x.shape[0])
+        if not is_plain(spec):
+            return projected_on_host(self, spec, data, x, positions)
+        check_positions(positions, x.shape[0])
         with self._working():
             places, runs = self._vectors.bring(positions), self._memory.runs(spec, data)
             heads = project(self._vectors, spec, runs, self._input(spec, x), places)
@@ -107,7 +113,7 @@ class CudaKernels:
 
     def attend(self, spec: AttentionSpec, projected: Projected, keys: KvArray, values: KvArray, batch: Batch) -> F32:
         """See `tpi.kernels.Kernels`."""
-        checks.check_heads(spec, projected, len(batch.positions))
+        check_heads(spec, projected, len(batch.positions))
         bring = self._vectors.bring
         with self._working():
             pages = self._memory.pages(spec, keys, values, batch)
@@ -116,14 +122,13 @@ class CudaKernels:
 
     def output(self, spec: AttentionSpec, data: U8, mixed: F32) -> F32:
         """See `tpi.kernels.Kernels`."""
-        checks.check_floats(mixed, (len(mixed), spec.heads * spec.head_dim))
+        check_array("heads", mixed, np.float32, (len(mixed), spec.heads * spec.head_dim))
         with self._working():
             return to_host(output(spec, self._memory.runs(spec, data)[0], self._vectors.bring(mixed)))
 
     def ffn(self, spec: FfnSpec, data: U8, x: Input, active: I32 | None = None) -> F32:
         """See `tpi.kernels.Kernels`."""
-        if active is not None:
-            checks.check_active(spec.neuron, active)
+        check_active(spec.neuron, active)
         with self._working():
             index = None if active is None else self._vectors.bring(active)
             weights, prepared = self._memory.weights(spec.neuron, data), self._input(spec, x)
@@ -155,7 +160,7 @@ class CudaKernels:
 
     def gather(self, run: RunLayout, data: U8, rows: I32) -> F32:
         """See `tpi.kernels.Kernels`."""
-        checks.check_rows(run, rows)
+        check_rows(run, rows)
         with self._working():
             table = matrix(run, run.parts[0].name)
             return to_host(decode(self._memory.weights(run, data), table, self._vectors.bring(rows)))

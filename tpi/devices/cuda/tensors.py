@@ -16,7 +16,12 @@ from tpi.devices.cuda.backend import Tensor, TorchBackend
 from tpi.devices.pages import PAGE, Bytes
 from tpi.errors import DeviceError
 
-_TYPES = {np.dtype(np.uint8): torch.uint8, np.dtype(np.float16): torch.float16, np.dtype(np.float32): torch.float32}
+_TYPES = {
+    np.dtype(np.uint8): torch.uint8,
+    np.dtype(np.int8): torch.int8,
+    np.dtype(np.float16): torch.float16,
+    np.dtype(np.float32): torch.float32,
+}
 
 
 class TensorNames:
@@ -61,13 +66,13 @@ class TensorNames:
             self._starts.clear()
 
     def tensor(self, array: Array) -> Tensor:
-        """What a contiguous array names, in its shape and dtype: uint8, float16 or float32.
+        """What a contiguous array names, in its shape and dtype: uint8, int8, float16 or float32.
 
         Raises:
             DeviceError: if it is not contiguous, or nothing here has such an address.
         """
         if array.dtype not in _TYPES or not array.flags.c_contiguous:
-            raise DeviceError(f"memory of {self._backend.name} must be contiguous uint8, float16 or float32")
+            raise DeviceError(f"memory of {self._backend.name} must be contiguous uint8, int8, float16 or float32")
         kind = _TYPES[array.dtype]
         if not array.size:
             return torch.empty(array.shape, dtype=kind, device=self._backend.device)

@@ -1,8 +1,8 @@
-// Softmax attention over the paged cache, and what goes into it: rotation, and reading and writing of the KV formats.
+// Softmax attention over the paged cache, and the rotation of what goes into it.
 // Works block by block with a running maximum, so the context may be of any length.
 #pragma once
 
-#include "elementwise.hpp"
+#include "kv_formats.hpp"
 
 namespace tpi {
 namespace {
@@ -22,61 +22,6 @@ inline void rotate(float* head, const float* cosine, const float* sine, size_t h
         float a = head[i], b = head[half + i];
         head[i] = a * cosine[i] - b * sine[i];
         head[half + i] = b * cosine[i] + a * sine[i];
-    }
-}
-
-inline void write_kv(const Kv& cache, size_t row, const float* head, size_t dim) {
-    uint8_t* to = cache.data + row * cache.vector_bytes;
-    if (cache.format == KvFormat::f32) {
-        std::memcpy(to, head, dim * sizeof(float));
-        return;
-    }
-    if (cache.format == KvFormat::f16) {
-        size_t i = 0;
-        for (; i + 8 <= dim; i += 8) store_half(to + 2 * i, load(head + i));
-        for (; i < dim; ++i) {
-            uint16_t half = float_to_half(head[i]);
-            std::memcpy(to + 2 * i, &half, 2);
-        }
-        return;
-    }
-    for (size_t first = 0; first < dim; first += kGroup) {
-        size_t count = dim - first < kGroup ? dim - first : kGroup;
-        float most = 0;
-        for (size_t i = 0; i < count; ++i) most = std::fabs(head[first + i]) > most ? std::fabs(head[first + i]) : most;
-        uint16_t half = float_to_half(most / 127.0f);
-        float scale = half_to_float(half), inverse = scale > 0 ? 1.0f / scale : 0.0f;
-        for (size_t i = 0; i < count; ++i) {
-            float code = std::nearbyint(head[first + i] * inverse);
-            code = code > 127 ? 127 : code < -127 ? -127 : code;
-            to[first + i] = static_cast<uint8_t>(static_cast<int8_t>(code));
-        }
-        std::memcpy(to + dim + first / kGroup * 2, &half, 2);
-    }
-}
-
-inline void read_kv(const Kv& cache, size_t row, size_t dim, float* out) {
-    const uint8_t* from = cache.data + row * cache.vector_bytes;
-    size_t i = 0;
-    switch (cache.format) {
-        case KvFormat::f32: std::memcpy(out, from, dim * sizeof(float)); return;
-        case KvFormat::f16:
-            for (; i + 8 <= dim; i += 8) store(out + i, load_half(from + 2 * i));
-            for (; i < dim; ++i) {
-                uint16_t half;
-                std::memcpy(&half, from + 2 * i, 2);
-                out[i] = half_to_float(half);
-            }
-            return;
-        default:
-            for (size_t first = 0; first < dim; first += kGroup) {
-                uint16_t half;
-                std::memcpy(&half, from + dim + first / kGroup * 2, 2);
-                F8 scale = splat(half_to_float(half));
-                size_t last = dim < first + kGroup ? dim : first + kGroup;
-                for (i = first; i + 8 <= last; i += 8) store(out + i, load_int8(from + i) * scale);
-                for (; i < last; ++i) out[i] = static_cast<int8_t>(from[i]) * half_to_float(half);
-            }
     }
 }
 

@@ -69,10 +69,26 @@ std::unique_ptr<Array> AttentionPlan::weights(nb::handle data) const {
     return keep_array(data, "the weights", "B", {length(query_.bytes() + kv_.bytes())});
 }
 
+namespace {
+
+// What the elements of a cache say of its format.
+KvFormat kv_format(char element) {
+    switch (element) {
+        case 'f': return KvFormat::f32;
+        case 'e': return KvFormat::f16;
+        case 'b': return KvFormat::q8;
+        default: return KvFormat::q4;
+    }
+}
+
+size_t element_bytes(KvFormat format) { return format == KvFormat::f32 ? 4 : format == KvFormat::f16 ? 2 : 1; }
+
+}  // namespace
+
 std::unique_ptr<Array> AttentionPlan::cache(nb::handle array, const char* name) const {
-    auto found = keep_array(array, name, "feB", {kAny, length(kv_heads_), length(kPageTokens), kAny}, true);
-    size_t width = found->size(3), groups = (head_dim_ + kGroup - 1) / kGroup;
-    size_t expected = found->type() == 'B' ? head_dim_ + 2 * groups : head_dim_;
+    auto found = keep_array(array, name, "febB", {kAny, length(kv_heads_), length(kPageTokens), kAny}, true);
+    KvFormat format = kv_format(found->type());
+    size_t width = found->size(3), expected = vector_bytes(format, head_dim_) / element_bytes(format);
     if (width != expected)
         throw KernelError(std::string(name) + " holds vectors of " + std::to_string(width) + " elements; expected " +
                           std::to_string(expected));
@@ -80,10 +96,8 @@ std::unique_ptr<Array> AttentionPlan::cache(nb::handle array, const char* name) 
 }
 
 Kv AttentionPlan::view(const Array& cache) const {
-    size_t width = cache.size(3);
-    if (cache.type() == 'f') return {cache.as<uint8_t>(), KvFormat::f32, 4 * width};
-    if (cache.type() == 'e') return {cache.as<uint8_t>(), KvFormat::f16, 2 * width};
-    return {cache.as<uint8_t>(), KvFormat::q8, width};
+    KvFormat format = kv_format(cache.type());
+    return {cache.as<uint8_t>(), format, cache.size(3) * element_bytes(format)};
 }
 
 BatchArrays::BatchArrays(nb::handle positions_, nb::handle sequence_, nb::handle tables_, size_t tokens)

@@ -24,6 +24,7 @@ NB_MODULE(_native, m) {
     m.attr("PAGE_TOKENS") = kPageTokens;
     m.attr("GROUP") = kGroup;
     m.attr("KV_GROUP") = kGroup;
+    m.attr("KV_RUN") = kCodeRun;
     m.attr("STREAM_TOKENS") = kStreamTokens;
     m.attr("THREADS_MOST") = kMostThreads;
     m.attr("TILE_OUTPUTS") = kTileOutputs;

@@ -11,6 +11,7 @@ constexpr size_t kGroup = 32;        // values that share a scale, of weights, a
 constexpr size_t kTileOutputs = 8;   // outputs of a tile
 constexpr size_t kPageTokens = 32;  // tokens of a page of keys and values
 constexpr size_t kStreamTokens = 16; // up to here a step streams weights once; beyond, it is a matrix product
+constexpr size_t kCodeRun = 16;      // 4-bit keys and values whose codes stand in 8 bytes
 constexpr size_t kMostThreads = 1024;
 
 // Slices in which so many threads sum a short step's columns.
@@ -18,7 +19,7 @@ constexpr size_t slices_of(size_t threads) { return threads == 1 ? 1 : threads *
 
 enum class Format : uint8_t { f32, bf16, q8, q4, q4s };
 enum class Activation : uint8_t { silu, gelu, gelu_tanh, relu, relu2, fatrelu, drelu };
-enum class KvFormat : uint8_t { f32, f16, q8 };
+enum class KvFormat : uint8_t { f32, f16, q8, q4 };
 
 // Bytes of a group of 32 values. The tile of 8 such groups is 8 times as large.
 constexpr size_t group_bytes(Format format) {
@@ -42,6 +43,17 @@ constexpr size_t vector_bytes(Format format, size_t hidden) {
 }
 
 constexpr size_t round_up(size_t value, size_t multiple) { return (value + multiple - 1) / multiple * multiple; }
+
+// Bytes of a key or value of one head.
+constexpr size_t vector_bytes(KvFormat format, size_t head_dim) {
+    size_t groups = round_up(head_dim, kGroup) / kGroup;
+    switch (format) {
+        case KvFormat::f32: return 4 * head_dim;
+        case KvFormat::f16: return 2 * head_dim;
+        case KvFormat::q8: return head_dim + 2 * groups;
+        default: return round_up(head_dim, kCodeRun) / 2 + 4 * groups;
+    }
+}
 
 // One part of a run of units: `units * width` vectors of `hidden` values each.
 struct Matrix {

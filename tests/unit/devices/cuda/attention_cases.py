@@ -10,13 +10,22 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.support.held import fetched, held
-from tests.support.kernel_cases import AttentionCase, attention_case, ffn_case, layout_of, norm_spec, normal, reference
+from tests.support.kernel_cases import (
+    AttentionCase,
+    assert_same_cache,
+    attention_case,
+    ffn_case,
+    layout_of,
+    norm_spec,
+    normal,
+    reference,
+)
 from tpi.config import Format, Norm
 from tpi.devices.cuda.attention import blocks_of
 from tpi.devices.cuda.device import CudaDevice
 from tpi.errors import DeviceError, KernelError
 from tpi.kernels.spec import F32, ChainBlock, Residual
-from tpi.kv import KvDtype
+from tpi.kv import KV_DTYPES, KvDtype
 from tpi.pack.layout import Layout
 
 FORMATS: list[Format] = ["f32", "bf16", "q8", "q4", "q4s"]
@@ -25,7 +34,7 @@ PACKS: list[tuple[Format, Layout]] = [
     *((format, "tiled") for format in FORMATS if layout_of(format) == "tiled"),
 ]
 TOLERANCE: dict[Format, float] = {"f32": 1e-5, "bf16": 1e-5, "q8": 1e-4, "q4": 4e-3, "q4s": 4e-3}
-CACHE: dict[KvDtype, float] = {"f32": 0, "f16": 2e-3, "q8": 2e-2}
+CACHE: dict[KvDtype, float] = {"f32": 0, "f16": 2e-3, "q8": 2e-2, "q4": 6e-2}
 
 
 def assert_close(actual: F32, expected: F32, tolerance: float) -> None:
@@ -54,17 +63,6 @@ def assert_attention_agrees(device: CudaDevice, case: AttentionCase, tolerance: 
     assert (kv.keys[0] != case.kv.keys[0]).any()
 
 
-def assert_same_cache(mine: Any, theirs: Any, head_dim: int, tolerance: float) -> None:
-    if mine.dtype != np.uint8:
-        allowed = max(tolerance, 1e-3 if mine.dtype == np.float16 else 0)
-        assert_close(mine.astype(np.float32), theirs.astype(np.float32), allowed)
-        return
-    codes = [cache[..., :head_dim].view(np.int8).astype(int) for cache in (mine, theirs)]
-    assert np.abs(codes[0] - codes[1]).max() <= (1 if tolerance < 1e-3 else 4)
-    scales = [np.ascontiguousarray(cache[..., head_dim:]).view(np.float16) for cache in (mine, theirs)]
-    np.testing.assert_allclose(scales[0].astype(float), scales[1].astype(float), rtol=max(tolerance, 1e-3))
-
-
 @pytest.mark.parametrize(("format", "layout"), PACKS)
 def test_formats_and_layouts(device: CudaDevice, format: Format, layout: Layout) -> None:
     """Three heads of 8: a tiled unit has four, so the last is padding."""
@@ -76,7 +74,7 @@ def test_formats_and_layouts(device: CudaDevice, format: Format, layout: Layout)
 
 @pytest.mark.parametrize(
     ("format", "kv_dtype", "window", "softcap"),
-    [("f32", "f32", 0, 0.0), ("q4", "f16", 20, 0.0), ("bf16", "q8", 1, 2.0), ("f32", "f32", 70, 2.0)],
+    [("f32", "f32", 0, 0.0), ("q4", "f16", 20, 0.0), ("bf16", "q8", 1, 2.0), ("f32", "q4", 70, 2.0)],
 )
 def test_a_prompt_attends_in_blocks(
     device: CudaDevice, format: Format, kv_dtype: KvDtype, window: int, softcap: float
@@ -99,13 +97,21 @@ def test_blocks_cover_all_tokens_and_one_sequence_each(sequence: list[int]) -> N
         assert len(set(sequence[first : first + count])) == 1
 
 
-@pytest.mark.parametrize("kv_dtype", ["f32", "f16", "q8"])
+@pytest.mark.parametrize("kv_dtype", KV_DTYPES)
 @pytest.mark.parametrize("lengths", [((40, 1), (3, 1)), ((31, 2), (0, 1))])
 def test_caches_of_several_sequences(
     device: CudaDevice, kv_dtype: KvDtype, lengths: tuple[tuple[int, int], ...]
 ) -> None:
     case = attention_case(np.random.default_rng(2), kv_dtype=kv_dtype, lengths=lengths, heads=2, head_dim=40)
     assert_attention_agrees(device, case, max(1e-5, CACHE[kv_dtype]))
+
+
+@pytest.mark.parametrize("head_dim", [10, 32, 64, 80, 96, 128])
+def test_head_sizes_in_4_bits(device: CudaDevice, head_dim: int) -> None:
+    case = attention_case(
+        np.random.default_rng(12), kv_dtype="q4", lengths=((33, 1),), heads=2, kv_heads=1, head_dim=head_dim
+    )
+    assert_attention_agrees(device, case, CACHE["q4"])
 
 
 @pytest.mark.parametrize("window", [0, 1, 40])
@@ -192,14 +198,14 @@ def test_what_does_not_fit_is_refused(device: CudaDevice) -> None:
             replace(good, values=good.values.astype(np.float64)),
             replace(good, keys=np.asfortranarray(good.keys)),
         ):
-            with pytest.raises(KernelError, match="heads must be contiguous float32"):
+            with pytest.raises(KernelError, match="must be contiguous float32"):
                 kernels.attend(case.spec, heads, keys, values, batch)
         for wrong, what in (
             (replace(batch, tables=batch.tables + np.int32(100)), "a page is outside"),
             (replace(batch, sequence=batch.sequence + np.int32(1)), "a sequence is outside"),
-            (replace(batch, positions=batch.positions + np.int32(64)), "a place in a table is outside"),
+            (replace(batch, positions=batch.positions + np.int32(64)), "a position is outside"),
             (replace(batch, positions=batch.positions - np.int32(9)), "a position is outside"),
-            (replace(batch, positions=batch.positions.astype(np.int64)), "positions must be int32"),
+            (replace(batch, positions=batch.positions.astype(np.int64)), "positions must be contiguous int32"),
         ):
             with pytest.raises(KernelError, match=what):
                 kernels.attend(case.spec, good, keys, values, wrong)
@@ -210,7 +216,7 @@ def test_what_does_not_fit_is_refused(device: CudaDevice) -> None:
         halves = values.reshape(-1).view(np.float16)[: values.size].reshape(values.shape)
         with pytest.raises(KernelError, match="stored alike"):
             kernels.attend(case.spec, good, keys, halves, batch)
-        with pytest.raises(KernelError, match="no vectors of"):
+        with pytest.raises(KernelError, match="no vector of"):
             kernels.attend(case.spec, good, keys.view(np.uint8), values.view(np.uint8), batch)
         with pytest.raises(DeviceError, match="the caches must lie in the memory of cuda"):
             kernels.attend(case.spec, good, case.kv.keys[0], values, batch)

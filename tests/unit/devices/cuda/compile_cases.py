@@ -22,7 +22,7 @@ FLOATS = {"x", "out", "scales", "weight", "bias", "gate", "up", "gate_bias", "up
           "largest", "heads"}  # fmt: skip
 SCALARS = {"eps", "rope_scale", "scale", "softcap", "threshold"}
 CACHES = {"cache", "keys", "values"}
-STORED = {"q8": "u8", "f16": "fp16", "f32": "fp32"}
+STORED = {"q8": "i8", "q4": "u8", "f16": "fp16", "f32": "fp32"}
 WHOLE = {"offset", "unit", "outputs", "vectors", "length", "hidden", "head_dim"}  # multiples of 16, in most models
 
 
@@ -56,10 +56,10 @@ CASES: list[tuple[Any, Constants]] = [
     ),
     (heads.finish_heads, {"BIASED": True, "NORMED": True, "ROTATED": True, "SIZE": 128}),
     *((pages.append, {"FORMAT": format, "GROUPS": 4}) for format in STORED),
-    *((attend.attend, {"FORMAT": format, "CAPPED": True, "SIZE": 128}) for format in ("q8", "f16")),
+    *((attend.attend, {"FORMAT": format, "CAPPED": True, "SIZE": 128}) for format in ("q8", "q4", "f16")),
     *(
         (attend.attend_many, {"FORMAT": format, "CAPPED": True, "SIZE": 128, "TOKENS": 16})
-        for format in ("q8", "f32")
+        for format in ("q8", "q4", "f32")
     ),
     (attend.merge, {"SIZE": 128, "SPLITS": 16}),
 ]  # fmt: skip

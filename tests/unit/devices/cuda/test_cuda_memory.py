@@ -64,7 +64,7 @@ def test_views_keep_their_dtype_and_shape() -> None:
     np.testing.assert_array_equal(found.numpy(), pages[1])
     assert tuple(names.tensor(memory[:0]).shape) == (0,)
     for wrong in (memory[::2], pages.T, memory.view(np.float64)):
-        with pytest.raises(DeviceError, match="contiguous uint8, float16 or float32"):
+        with pytest.raises(DeviceError, match="contiguous uint8, int8, float16 or float32"):
             names.tensor(wrong)
     names.release(memory)
     names.release(memory)

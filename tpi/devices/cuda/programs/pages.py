@@ -1,6 +1,6 @@
 """Keys and values as pages hold them: `[pages, kv_heads, 32 tokens, vector]`. Every format stands here, and only here.
 
-FORMAT is f32, f16, or q8 (int8 codes, then one f16 scale for each 32 of them: `tpi.kernels.paged`).
+FORMAT is a `tpi.kv.KvDtype`; `tpi.kv.KvPages` says how each stores a vector.
 """
 
 import triton
@@ -13,11 +13,37 @@ from tpi.devices.cuda.programs.norms import nearest
 def load_vectors(cache, begin, at, mask, head_dim, FORMAT: tl.constexpr):
     """float32 values `at` of vectors that begin `begin` elements into the cache; the two shapes are broadcast."""
     if FORMAT == "q8":
-        codes = tl.load(cache + (begin + at), mask=mask, other=0).to(tl.int8, bitcast=True)
+        codes = tl.load(cache + (begin + at), mask=mask, other=0)
         place = (cache + (begin + head_dim + at // 32 * 2)).to(tl.pointer_type(tl.float16))
         return codes.to(tl.float32) * tl.load(place, mask=mask, other=0.0).to(tl.float32)
+    elif FORMAT == "q4":
+        both = tl.load(cache + (begin + at // 16 * 8 + at % 8), mask=mask, other=0).to(tl.int32)
+        codes = ((both >> (at & 8) // 2) & 15).to(tl.float32)
+        place = (cache + (begin + (head_dim + 15) // 16 * 8 + at // 32 * 4)).to(tl.pointer_type(tl.float16))
+        scale = tl.load(place, mask=mask, other=0.0).to(tl.float32)
+        return codes * scale + tl.load(place + 1, mask=mask, other=0.0).to(tl.float32)
     else:
         return tl.load(cache + (begin + at), mask=mask, other=0.0).to(tl.float32)
+
+
+@triton.jit
+def store_q4(cache, begin, values, at, head_dim):
+    """As `store_vector`."""
+    inside, groups = at < head_dim, tl.arange(0, values.shape[0])
+    known = groups * 32 < head_dim
+    least = tl.where(known, tl.min(tl.where(inside, values, float("inf")), axis=1), 0.0)
+    most = tl.where(known, tl.max(tl.where(inside, values, float("-inf")), axis=1), 0.0)
+    scale, low = ((most - least) / 15.0).to(tl.float16), least.to(tl.float16)
+    wide = scale.to(tl.float32)[:, None]
+    inverse = tl.where(wide > 0, 1.0 / tl.where(wide > 0, wide, 1.0), 0.0)
+    codes = nearest((values - low.to(tl.float32)[:, None]) * inverse)
+    codes = tl.where(inside, tl.minimum(tl.maximum(codes, 0.0), 15.0), 0.0).to(tl.int32)
+    halves = tl.reshape(codes << (at & 8) // 2, (values.shape[0] * 2, 2, 8))  # those that share bytes share no bits
+    runs, byte = tl.arange(0, values.shape[0] * 2)[:, None], tl.arange(0, 8)[None, :]
+    tl.store(cache + (begin + runs * 8 + byte), tl.sum(halves, axis=1).to(tl.uint8), mask=runs * 16 < head_dim)
+    place = (cache + (begin + (head_dim + 15) // 16 * 8 + groups * 4)).to(tl.pointer_type(tl.float16))
+    tl.store(place, scale, mask=known)
+    tl.store(place + 1, low, mask=known)
 
 
 @triton.jit
@@ -29,10 +55,12 @@ def store_vector(cache, begin, values, at, head_dim, FORMAT: tl.constexpr):
         wide = scale.to(tl.float32)[:, None]
         codes = nearest(values * tl.where(wide > 0, 1.0 / tl.where(wide > 0, wide, 1.0), 0.0))
         codes = tl.minimum(tl.maximum(codes, -127.0), 127.0).to(tl.int8)
-        tl.store(cache + (begin + at), codes.to(tl.uint8, bitcast=True), mask=inside)
+        tl.store(cache + (begin + at), codes, mask=inside)
         groups = tl.arange(0, values.shape[0])
         place = (cache + (begin + head_dim + groups * 2)).to(tl.pointer_type(tl.float16))
         tl.store(place, scale, mask=groups * 32 < head_dim)
+    elif FORMAT == "q4":
+        store_q4(cache, begin, values, at, head_dim)
     else:
         tl.store(cache + (begin + at), values.to(cache.dtype.element_ty), mask=inside)
 

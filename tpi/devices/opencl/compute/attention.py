@@ -3,9 +3,9 @@
 from dataclasses import dataclass
 from typing import Any
 
+from tpi.devices.checks import kv_format
 from tpi.devices.opencl.card import LANES, OpenClCard
 from tpi.devices.opencl.compute.activations import CardActivations
-from tpi.devices.opencl.compute.checks import kv_format
 from tpi.devices.opencl.compute.products import columns, matrix_of, rows
 from tpi.devices.opencl.compute.tables import AttentionStep
 from tpi.devices.opencl.discover import opencl

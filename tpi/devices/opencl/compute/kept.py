@@ -5,6 +5,7 @@ from weakref import WeakKeyDictionary
 
 import numpy as np
 
+from tpi.devices.checks import check_batch
 from tpi.devices.opencl.card import OpenClCard
 from tpi.devices.opencl.compute.activations import (
     CardActivations,
@@ -15,7 +16,6 @@ from tpi.devices.opencl.compute.activations import (
     upload_norm,
 )
 from tpi.devices.opencl.compute.attention import AttentionBlock
-from tpi.devices.opencl.compute.checks import check_batch
 from tpi.devices.opencl.compute.feed_forward import FeedForwardBlock
 from tpi.devices.opencl.compute.tables import AttentionStep, step_of
 from tpi.errors import KernelError

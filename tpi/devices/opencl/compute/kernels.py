@@ -8,17 +8,18 @@ from collections.abc import Sequence
 import numpy as np
 
 from tpi.devices.arena import Arena
+from tpi.devices.checks import check_active, check_caches, check_heads, check_positions, check_rows
 from tpi.devices.opencl.card import LANES, OpenClCard
 from tpi.devices.opencl.compute.activations import CardActivations, OpenClPrepared
 from tpi.devices.opencl.compute.attention import HeadBuffers
-from tpi.devices.opencl.compute.checks import check_active, check_caches, check_heads
 from tpi.devices.opencl.compute.decode import decode
 from tpi.devices.opencl.compute.kept import Kept
 from tpi.devices.opencl.compute.products import matrix_of, rows
 from tpi.devices.opencl.programs import Program
 from tpi.kernels import Chain
-from tpi.kernels.arithmetic import apply_norm, biased, check_data, check_input, check_range
+from tpi.kernels.arithmetic import apply_norm, biased, check_data, check_input
 from tpi.kernels.chain import PlainChain
+from tpi.kernels.heads import attention_in_steps, is_plain, projected_on_host
 from tpi.kernels.mixture import choose, experts_by_ffn, normed_on_host
 from tpi.kernels.spec import (
     F32,
@@ -86,9 +87,11 @@ class OpenClKernels:
 
     def attention(self, spec: AttentionSpec, data: U8, x: Input, keys: KvArray, values: KvArray, batch: Batch) -> F32:
         """See `tpi.kernels.Kernels`."""
+        if not is_plain(spec):
+            return attention_in_steps(self, spec, data, x, keys, values, batch)
         self._check_weights(spec, data)
         self._check_caches(spec, keys, values)
-        check_heads("positions", batch.positions, np.int32, (x.shape[0],))
+        check_positions(batch.positions, x.shape[0])
         with self._card.working():
             block, step = self._kept.attention(spec), self._kept.step(spec, batch, len(keys))
             heads = block.project(spec, data, self._kept.taken(spec, x), step.positions)
@@ -97,8 +100,10 @@ class OpenClKernels:
 
     def project(self, spec: AttentionSpec, data: U8, x: Input, positions: I32) -> Projected:
         """See `tpi.kernels.Kernels`."""
+        if not is_plain(spec):
+            return projected_on_host(self, spec, data, x, positions)
         self._check_weights(spec, data)
-        check_heads("positions", positions, np.int32, (x.shape[0],))
+        check_positions(positions, x.shape[0])
         with self._card.working():
             card, tokens = self._card, x.shape[0]
             heads = self._kept.attention(spec).project(spec, data, self._kept.taken(spec, x), card.upload(positions))
@@ -110,9 +115,7 @@ class OpenClKernels:
         """See `tpi.kernels.Kernels`."""
         self._check_caches(spec, keys, values)
         tokens, width = len(batch.positions), spec.heads * spec.head_dim
-        check_heads("queries", projected.queries, np.float32, (tokens, spec.heads, spec.head_dim))
-        for name, heads in (("keys", projected.keys), ("values", projected.values)):
-            check_heads(name, heads, np.float32, (tokens, spec.kv_heads, spec.head_dim))
+        check_heads(spec, projected, tokens)
         with self._card.working():
             given = HeadBuffers(*map(self._card.upload, (projected.queries, projected.keys, projected.values)))
             step = self._kept.step(spec, batch, len(keys))
@@ -171,7 +174,7 @@ class OpenClKernels:
     def gather(self, run: RunLayout, data: U8, rows: I32) -> F32:
         """See `tpi.kernels.Kernels`."""
         self._check_run(run, data)
-        check_range("row", rows, run.units * run.width)
+        check_rows(run, rows)
         with self._card.working():
             return decode(self._card, matrix_of(self._card, run, run.parts[0].name, data), rows)
 

@@ -1,5 +1,5 @@
 // One vector of keys or values in each format of the cache, HEAD_DIM values: how a value is read, and a group written.
-// A format is a name that is defined (KV_F32, KV_F16, KV_Q8), the bytes of a vector, and these two functions.
+// A format is a name that is defined (KV_F32, KV_F16, KV_Q8, KV_Q4), the bytes of a vector, and these two functions.
 #define KV_GROUPS ((HEAD_DIM + GROUP - 1) / GROUP)
 #if defined(KV_F32)
 #define VECTOR_BYTES (4 * HEAD_DIM)
@@ -7,6 +7,9 @@
 #define VECTOR_BYTES (2 * HEAD_DIM)
 #elif defined(KV_Q8)  // codes, then a float16 scale per 32 of them
 #define VECTOR_BYTES (HEAD_DIM + 2 * KV_GROUPS)
+#elif defined(KV_Q4)  // codes, 16 in 8 bytes, value i of them beside i + 8; then float16 scale and minimum per 32
+#define CODE_BYTES ((HEAD_DIM + 15) / 16 * 8)
+#define VECTOR_BYTES (CODE_BYTES + 4 * KV_GROUPS)
 #endif
 
 static inline float kv_value(Bytes vector, int dim) {
@@ -16,6 +19,9 @@ static inline float kv_value(Bytes vector, int dim) {
     return half_at(vector, dim);
 #elif defined(KV_Q8)
     return ((global const char *)vector)[dim] * half_at(vector + HEAD_DIM, dim / GROUP);
+#elif defined(KV_Q4)
+    int code = vector[dim / 16 * 8 + dim % 8] >> (dim & 8) / 2 & 15;
+    return code * half_at(vector + CODE_BYTES, dim / GROUP * 2) + half_at(vector + CODE_BYTES, dim / GROUP * 2 + 1);
 #endif
 }
 
@@ -35,6 +41,22 @@ static inline void kv_store(global uchar *vector, int group, Floats head) {
         char code = convert_char(clamp(rint(head[d] * inverse), -127.0f, 127.0f));
         vector[d] = as_uchar(code);
     }
+#elif defined(KV_Q4)
+    float least = head[first], most = head[first];
+    for (int d = first + 1; d < end; ++d) {
+        least = fmin(least, head[d]);
+        most = fmax(most, head[d]);
+    }
+    vstore_half_rte((most - least) / 15.0f, 2 * group, (global half *)(vector + CODE_BYTES));
+    vstore_half_rte(least, 2 * group + 1, (global half *)(vector + CODE_BYTES));
+    float scale = half_at(vector + CODE_BYTES, 2 * group), inverse = scale > 0.0f ? 1.0f / scale : 0.0f;
+    float base = half_at(vector + CODE_BYTES, 2 * group + 1);
+    for (int run = first; run < end; run += 16)
+        for (int i = 0; i < 8; ++i) {
+            int low = run + i < end ? (int)clamp(rint((head[run + i] - base) * inverse), 0.0f, 15.0f) : 0;
+            int high = run + i + 8 < end ? (int)clamp(rint((head[run + i + 8] - base) * inverse), 0.0f, 15.0f) : 0;
+            vector[run / 2 + i] = (uchar)(low | high << 4);
+        }
 #endif
 }
 

@@ -1,0 +1,108 @@
+"""Keys and values in every format: what is stored of a vector, and the native kernels against the reference."""
+
+from collections.abc import Iterator
+from copy import deepcopy
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra.numpy import arrays
+
+from tests.support.kernel_cases import AttentionCase, attention_case, native, reference
+from tests.support.pairwise import pairwise
+from tpi.errors import KernelError
+from tpi.kernels.paged import decode_kv, encode_kv
+from tpi.kernels.spec import F32, KV_GROUP
+from tpi.kv import KV_DTYPES, KvDtype, KvPages, kv_dtype_of, page_bytes, vector_bytes
+
+HEAD_DIMS = [1, 10, 18, 32, 40, 64, 80, 96, 128]
+
+
+@pytest.fixture(autouse=True, params=native.available_isas(), scope="module")
+def _isa(request: pytest.FixtureRequest) -> Iterator[None]:
+    before = native.isa()
+    native.use_isa(request.param)
+    yield
+    native.use_isa(before)
+
+
+def assert_attends_alike(case: AttentionCase, tolerance: float) -> None:
+    """The same heads attend with the same result, and leave the same bytes in the caches."""
+    expected_kv = deepcopy(case.kv)
+    heads = reference.project(case.spec, case.data, case.x, case.batch.positions)
+    expected = reference.attend(case.spec, heads, expected_kv.keys[0], expected_kv.values[0], case.batch)
+    actual = native.attend(case.spec, heads, case.kv.keys[0], case.kv.values[0], case.batch)
+    np.testing.assert_allclose(actual, expected, rtol=0, atol=tolerance * np.abs(expected).max())
+    np.testing.assert_array_equal(case.kv.keys[0], expected_kv.keys[0])
+    np.testing.assert_array_equal(case.kv.values[0], expected_kv.values[0])
+
+
+@pytest.mark.parametrize(("head_dim", "kv_dtype", "tokens"), pairwise(HEAD_DIMS, KV_DTYPES, [1, 3, 40]))
+def test_head_sizes(head_dim: int, kv_dtype: KvDtype, tokens: int) -> None:
+    case = attention_case(
+        np.random.default_rng([1, head_dim]), heads=5, kv_heads=2, head_dim=head_dim, kv_dtype=kv_dtype, rotary=0,
+        lengths=((33, tokens),),
+    )  # fmt: skip
+    assert_attends_alike(case, 2e-5)
+
+
+@pytest.mark.parametrize(
+    ("kv_dtype", "window", "lengths"),
+    pairwise(KV_DTYPES, [0, 1, 50], [((40, 1), (3, 1), (300, 1)), ((10, 45), (70, 2)), ((0, 1),)]),
+)
+def test_several_sequences_and_windows(kv_dtype: KvDtype, window: int, lengths: tuple[tuple[int, int], ...]) -> None:
+    case = attention_case(
+        np.random.default_rng(2), heads=6, kv_heads=2, head_dim=64, kv_dtype=kv_dtype, window=window, lengths=lengths
+    )
+    assert_attends_alike(case, 2e-5)
+
+
+def test_keys_and_values_may_have_formats_of_their_own() -> None:
+    case = attention_case(np.random.default_rng(3), head_dim=32, lengths=((70, 1),), kv_dtype="q4")
+    keys = attention_case(np.random.default_rng(3), head_dim=32, lengths=((70, 1),), kv_dtype="q8").kv.keys
+    case.kv.keys.update(keys)
+    assert_attends_alike(case, 2e-5)
+
+
+@pytest.mark.parametrize("head_dim", HEAD_DIMS)
+@pytest.mark.parametrize("kv_dtype", KV_DTYPES)
+def test_a_cache_is_as_large_as_is_said_and_tells_its_format(kv_dtype: KvDtype, head_dim: int) -> None:
+    kv = KvPages.allocate(range(3), 5, 2, head_dim, kv_dtype)
+    total = sum(cache.nbytes for cache in (*kv.keys.values(), *kv.values.values()))
+    assert total == 5 * page_bytes(3, 2, head_dim, kv_dtype)
+    assert kv_dtype_of(kv.keys[1]) == kv_dtype
+
+
+def test_bytes_of_a_vector() -> None:
+    assert [vector_bytes(128, dtype) for dtype in ("f32", "f16", "q8", "q4")] == [512, 256, 136, 80]
+    assert [vector_bytes(80, dtype) for dtype in ("q8", "q4")] == [86, 52]  # two groups and a half
+    assert kv_dtype_of(np.zeros(3, np.int64)) is None
+
+
+@given(arrays(np.float32, st.tuples(st.integers(1, 3), st.integers(1, 100)), elements=st.floats(-1e4, 1e4, width=32)))
+def test_4_bits_are_off_by_half_a_step(heads: F32) -> None:
+    """A step is a fifteenth of a group's range; scale and minimum are rounded to float16."""
+    found = decode_kv(encode_kv(heads, np.dtype(np.uint8)), heads.shape[-1])
+    for first in range(0, heads.shape[-1], KV_GROUP):
+        group, other = (each[:, first : first + KV_GROUP].astype(np.float64) for each in (heads, found))
+        step = (group.max(axis=1) - group.min(axis=1)) / 15
+        rounding = 2.0**-11 * (np.abs(group.min(axis=1)) + 15 * step) + 16 * 2.0**-24
+        assert (np.abs(group - other).max(axis=1) <= step / 2 + rounding).all()
+
+
+def test_where_the_codes_of_4_bits_lie() -> None:
+    """Value i of a run of 16 beside value i + 8; then scale and minimum of each group; nothing of what is not there."""
+    head = np.arange(20, dtype=np.float32)[None] * np.float32(15 / 19)
+    stored = encode_kv(head, np.dtype(np.uint8))[0]
+    codes = np.rint(np.arange(20) * 15 / 19).astype(int)
+    assert stored[:8].tolist() == [codes[i] | codes[i + 8] << 4 for i in range(8)]
+    assert stored[8:16].tolist() == [*codes[16:20].tolist(), 0, 0, 0, 0]
+    assert stored[16:].view(np.float16).tolist() == [1.0, 0.0]
+
+
+def test_a_cache_of_another_width_is_refused() -> None:
+    case = attention_case(np.random.default_rng(4), head_dim=32, kv_dtype="q8")
+    keys = case.kv.keys[0].view(np.uint8)
+    with pytest.raises(KernelError, match="vectors of 34 elements; expected 20"):
+        native.attention(case.spec, case.data, case.x, keys, keys, case.batch)

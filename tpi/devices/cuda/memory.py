@@ -1,0 +1,54 @@
+"""Weights and pages in a card's memory, once they are what a kernel takes them for."""
+
+from tpi.devices.arena import Arena
+from tpi.devices.checks import check_batch, check_caches
+from tpi.devices.cuda.attention import Pages
+from tpi.devices.cuda.backend import Tensor
+from tpi.devices.cuda.tensors import TensorNames
+from tpi.errors import KernelError
+from tpi.kernels.arithmetic import check_data
+from tpi.kernels.spec import U8, AttentionSpec, Batch, KvArray
+from tpi.pack.layout import RunLayout, is_quantised
+
+
+class CardMemory:
+    """Arrays of a card's arena as tensors, once they are what a kernel takes them for."""
+
+    def __init__(self, memory: Arena, names: TensorNames) -> None:
+        self._memory = memory
+        self._names = names
+
+    def bytes(self, what: str, array: KvArray) -> Tensor:
+        """A contiguous array that lies here; `what` names it where it does not."""
+        self._memory.check(what, array)
+        return self._names.tensor(array)
+
+    def weights(self, run: RunLayout, data: U8) -> Tensor:
+        """All units of a run."""
+        check_data(data, run.units * run.unit_bytes)
+        check_aligned(run, data.ctypes.data)
+        return self.bytes("weights", data)
+
+    def runs(self, spec: AttentionSpec, data: U8) -> tuple[Tensor, Tensor]:
+        """The query units and the KV units."""
+        split = spec.query.units * spec.query.unit_bytes
+        check_data(data, split + spec.kv.units * spec.kv.unit_bytes)
+        return self.weights(spec.query, data[:split]), self.weights(spec.kv, data[split:])
+
+    def pages(self, spec: AttentionSpec, keys: KvArray, values: KvArray, batch: Batch) -> Pages:
+        """Keys and values that have every page of `batch`."""
+        format = check_caches(spec, keys, values)
+        if format == "q8" and spec.head_dim % 2:
+            raise KernelError(f"q8 keys and values need heads of even size on a card, not of {spec.head_dim}")
+        check_batch(batch, len(keys))
+        return Pages(format, self.bytes("the caches", keys), self.bytes("the caches", values))
+
+
+def check_aligned(run: RunLayout, address: int) -> None:
+    """Floats stand at multiples of their size, scales at even addresses."""
+    for part in run.parts:
+        size = 4 if part.format == "f32" else 2
+        stride = run.unit_bytes if run.layout == "tiled" else run.record_bytes
+        if (address | run.part_offset(part.name) | stride) % size:
+            what = "scales" if is_quantised(part.format) else part.format
+            raise KernelError(f"weights of {part.name} are not aligned to {size} bytes, as {what} must be")

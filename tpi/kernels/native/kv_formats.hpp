@@ -1,0 +1,126 @@
+// One vector of keys or values of a head, to and from each format of the cache.
+#pragma once
+
+#include "elementwise.hpp"
+
+namespace tpi {
+namespace {
+
+inline size_t smaller(size_t a, size_t b) { return a < b ? a : b; }
+
+inline uint16_t put_half(uint8_t* to, float value) {
+    uint16_t half = float_to_half(value);
+    std::memcpy(to, &half, 2);
+    return half;
+}
+
+inline float take_half(const uint8_t* from) {
+    uint16_t half;
+    std::memcpy(&half, from, 2);
+    return half_to_float(half);
+}
+
+// ---- f16 ----
+
+inline void write_f16(uint8_t* to, const float* head, size_t dim) {
+    size_t i = 0;
+    for (; i + 8 <= dim; i += 8) store_half(to + 2 * i, load(head + i));
+    for (; i < dim; ++i) put_half(to + 2 * i, head[i]);
+}
+
+inline void read_f16(const uint8_t* from, size_t dim, float* out) {
+    size_t i = 0;
+    for (; i + 8 <= dim; i += 8) store(out + i, load_half(from + 2 * i));
+    for (; i < dim; ++i) out[i] = take_half(from + 2 * i);
+}
+
+// ---- q8: int8 codes, then the scale of each group ----
+
+inline void write_q8_group(uint8_t* codes, uint8_t* factor, const float* x, size_t count) {
+    float most = 0;
+    for (size_t i = 0; i < count; ++i) most = std::fabs(x[i]) > most ? std::fabs(x[i]) : most;
+    float scale = half_to_float(put_half(factor, most / 127.0f)), inverse = scale > 0 ? 1.0f / scale : 0.0f;
+    for (size_t i = 0; i < count; ++i) {
+        float code = std::nearbyint(x[i] * inverse);
+        code = code > 127 ? 127 : code < -127 ? -127 : code;
+        codes[i] = static_cast<uint8_t>(static_cast<int8_t>(code));
+    }
+}
+
+inline void write_q8(uint8_t* to, const float* head, size_t dim) {
+    for (size_t first = 0; first < dim; first += kGroup)
+        write_q8_group(to + first, to + dim + first / kGroup * 2, head + first, smaller(dim - first, kGroup));
+}
+
+inline void read_q8(const uint8_t* from, size_t dim, float* out) {
+    for (size_t first = 0; first < dim; first += kGroup) {
+        float factor = take_half(from + dim + first / kGroup * 2);
+        F8 scale = splat(factor);
+        size_t i = first, last = first + smaller(dim - first, kGroup);
+        for (; i + 8 <= last; i += 8) store(out + i, load_int8(from + i) * scale);
+        for (; i < last; ++i) out[i] = static_cast<int8_t>(from[i]) * factor;
+    }
+}
+
+// ---- q4: 4-bit codes in runs of 16, value i of a run beside value i + 8, then scale and minimum of each group ----
+
+inline void write_q4_group(uint8_t* codes, uint8_t* factors, const float* x, size_t count) {
+    float least = x[0], most = x[0];
+    for (size_t i = 1; i < count; ++i) {
+        least = x[i] < least ? x[i] : least;
+        most = x[i] > most ? x[i] : most;
+    }
+    float scale = half_to_float(put_half(factors, (most - least) / 15.0f)), inverse = scale > 0 ? 1.0f / scale : 0.0f;
+    float base = half_to_float(put_half(factors + 2, least));
+    std::memset(codes, 0, round_up(count, kCodeRun) / 2);
+    for (size_t i = 0; i < count; ++i) {
+        float code = std::nearbyint((x[i] - base) * inverse);
+        code = code > 15 ? 15 : code > 0 ? code : 0;
+        codes[i / kCodeRun * 8 + i % 8] |= static_cast<uint8_t>(static_cast<int>(code) << (i & 8 ? 4 : 0));
+    }
+}
+
+inline void write_q4(uint8_t* to, const float* head, size_t dim) {
+    uint8_t* factors = to + round_up(dim, kCodeRun) / 2;
+    for (size_t first = 0; first < dim; first += kGroup, factors += 4)
+        write_q4_group(to + first / 2, factors, head + first, smaller(dim - first, kGroup));
+}
+
+inline void read_q4(const uint8_t* from, size_t dim, float* out) {
+    const uint8_t* factors = from + round_up(dim, kCodeRun) / 2;
+    F8 scale{}, least{};
+    for (size_t first = 0; first < dim; first += kCodeRun) {
+        if (first % kGroup == 0) {
+            scale = splat(take_half(factors + first / kGroup * 4));
+            least = splat(take_half(factors + first / kGroup * 4 + 2));
+        }
+        store_some(out + first, fma(load_low_nibbles(from + first / 2), scale, least), dim - first);
+        if (first + 8 < dim)
+            store_some(out + first + 8, fma(load_high_nibbles(from + first / 2), scale, least), dim - first - 8);
+    }
+}
+
+// ---- whichever the cache has ----
+
+inline void write_kv(const Kv& cache, size_t row, const float* head, size_t dim) {
+    uint8_t* to = cache.data + row * cache.vector_bytes;
+    switch (cache.format) {
+        case KvFormat::f32: std::memcpy(to, head, dim * sizeof(float)); return;
+        case KvFormat::f16: write_f16(to, head, dim); return;
+        case KvFormat::q8: write_q8(to, head, dim); return;
+        case KvFormat::q4: write_q4(to, head, dim); return;
+    }
+}
+
+inline void read_kv(const Kv& cache, size_t row, size_t dim, float* out) {
+    const uint8_t* from = cache.data + row * cache.vector_bytes;
+    switch (cache.format) {
+        case KvFormat::f32: std::memcpy(out, from, dim * sizeof(float)); return;
+        case KvFormat::f16: read_f16(from, dim, out); return;
+        case KvFormat::q8: read_q8(from, dim, out); return;
+        case KvFormat::q4: read_q4(from, dim, out); return;
+    }
+}
+
+}  // namespace
+}  // namespace tpi

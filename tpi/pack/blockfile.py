@@ -60,6 +60,11 @@ class BlockShape:
         """Where the vectors and hashes begin, which with the header make the block's name."""
         return len(self.header) + sum(run.units * run.unit_bytes for run in self.runs)
 
+    @property
+    def gate_first(self) -> bool:
+        """Whether it is a feed-forward network whose gate is a run of its own, so that it can be computed first."""
+        return self.kind == "ffn" and any(run.name == "gate" for run in self.runs)
+
     def run(self, name: str) -> RunLayout:
         """The layout of the run called `name`; KeyError if there is none."""
         found: dict[str, RunLayout] = {run.name: run for run in self.runs}

@@ -28,7 +28,7 @@ GROUP_BYTES: dict[Format, int] = {
     "q4s": GROUP // 2 + 2,  # 4-bit codes, f16 scale:       w = scale * (code - 8)
 }
 
-RunName = Literal["query", "kv", "neuron", "shared", "row"]
+RunName = Literal["query", "kv", "gate", "neuron", "shared", "row"]
 Layout = Literal["record", "tiled"]
 Axis = Literal["row", "column"]
 

@@ -108,7 +108,8 @@ def _check_blocks(manifest: Manifest) -> None:
             kind = blocks[name].kind
             if kind not in runs:
                 raise ValueError(f"a layer with a block of kind {kind}")
-            _check(blocks[name], kind, runs[kind][0], config.hidden, runs[kind][1])
+            first = {"gate": config.intermediate} if blocks[name].gate_first else {}
+            _check(blocks[name], kind, first | runs[kind][0], config.hidden, runs[kind][1])
             if mixture and kind == "experts":
                 _check_router(blocks[name], mixture.experts * config.hidden)
     for table in (manifest.embedding, manifest.head):

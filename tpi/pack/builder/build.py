@@ -54,17 +54,23 @@ def open_source(path: Path) -> Opened:
 
 
 def pack_model(
-    opened: Opened, dtype: str, target: Path, progress: Phase = phase, again: bool = False, room: Room | None = None
+    opened: Opened,
+    dtype: str,
+    target: Path,
+    progress: Phase = phase,
+    again: bool = False,
+    room: Room | None = None,
+    gate_first: bool = False,
 ) -> None:
     """Write the pack of a model to the directory `target`; does nothing if it is there, unless `again`.
 
-    `room` is told how many bytes are needed, and may make room for them.
+    `room` is told how many bytes are needed, and may make room for them; `gate_first` as for `plan_pack`.
 
     Raises:
         ModelError: if a tensor is missing or of the wrong shape, or `dtype` is not possible.
         WeightsError: if the disk is full or cannot be written.
     """
-    plan = plan_pack(opened.model, opened.source, dtype)
+    plan = plan_pack(opened.model, opened.source, dtype, gate_first)
     for note in opened.model.notes:
         sys.stderr.write(f"tpi: {opened.name}: {note}\n")
     try:
@@ -88,7 +94,7 @@ def mend_pack(
 
     Returns False, having changed nothing, if the source does not give the blocks that `manifest` names.
     """
-    plan = plan_pack(opened.model, opened.source, dtype)
+    plan = plan_pack(opened.model, opened.source, dtype, any(shape.gate_first for shape in manifest.blocks.values()))
     wanted = {name: block for name, block in _named(manifest, plan) if name in blocks}
     total = sum(block.shape.nbytes for block in wanted.values())
     try:

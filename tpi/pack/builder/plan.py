@@ -83,24 +83,28 @@ class PackPlan:
         return sum(block.shape.nbytes for block in self.distinct)
 
 
-def plan_pack(model: Model, source: Source, dtype: str) -> PackPlan:
+def plan_pack(model: Model, source: Source, dtype: str, gate_first: bool = False) -> PackPlan:
     """Choose formats and layouts.
 
     `auto` keeps the source's own format per tensor where a pack has it (F16 becomes f32), else the nearest: q4 up to
     4.5 bits per weight, q8 above. `q4` and `q4s` keep in q8 what costs most quality per byte: the tables (embedding and
     head), and k and v where several queries share them. A run in which float and quantised parts would meet is kept in
-    f32, which is exact.
+    f32, which is exact. With `gate_first` gate is a run by itself, as it is fastest whole, and up and down are records,
+    of which those that the gate's activations call for are read (`tpi.sparsity.thresholds`).
 
     Raises:
-        ModelError: if a tensor is missing or unknown, or `dtype` is not possible for this model.
+        ModelError: if a tensor is missing or unknown, or `dtype` or `gate_first` is not possible for this model.
     """
     check_claims(model, source)
+    if gate_first and (not model.config.gated or model.config.mixture is not None):
+        raise ModelError(f"{source.label} has no gate that could be computed first, or one for each expert")
     if dtype not in DTYPES:
         raise ModelError(f"--dtype {dtype} is not known; choose from {', '.join(DTYPES)}")
     formats = _Formats(model.config, source, dtype)
     layers = [[(refs, formats.runs(refs)) for refs in layer] for layer in model.layers]
     geometry = _Geometry(
         model.config,
+        gate_first,
         query=any(_any_quantised(runs.get("query", {})) for layer in layers for _, runs in layer),
         kv=any(_any_quantised(runs.get("kv", {})) for layer in layers for _, runs in layer),
     )
@@ -147,8 +151,8 @@ class _Formats:
 class _Geometry:
     """Unit widths, the same in every layer, and the plans of blocks."""
 
-    def __init__(self, config: ModelConfig, query: bool, kv: bool) -> None:
-        self._config = config
+    def __init__(self, config: ModelConfig, gate_first: bool, query: bool, kv: bool) -> None:
+        self._config, self._gate_first = config, gate_first
         self._query_heads = query_unit_heads(config, query)
         self._kv_heads = kv_unit_heads(config, kv)
 
@@ -169,8 +173,15 @@ class _Geometry:
 
     def ffn(self, refs: BlockRefs, formats: Mapping[str, Format]) -> BlockRecipe:
         """Run neuron, and the vectors of the feed-forward network. Sparse activations keep each neuron apart."""
-        run = self._neurons("neuron", refs, formats, self._config.intermediate)
-        return BlockRecipe("ffn", (run,), self._vectors(refs))
+        neurons = self._config.intermediate
+        if not self._gate_first:
+            return BlockRecipe("ffn", (self._neurons("neuron", refs, formats, neurons),), self._vectors(refs))
+        gate, rest = {"gate": formats["gate"]}, {name: formats[name] for name in ("up", "down")}
+        runs = (
+            self._run("gate", refs, gate, FFN_UNIT, neurons),
+            self._run("neuron", refs, rest, FFN_UNIT, neurons, records=True),
+        )
+        return BlockRecipe("ffn", runs, self._vectors(refs))
 
     def experts(self, refs: BlockRefs, runs: Mapping[RunName, Mapping[str, Format]]) -> BlockRecipe:
         """Run shared, if there are shared experts, run neuron with the routed ones in order, and the router."""

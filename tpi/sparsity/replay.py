@@ -1,0 +1,165 @@
+"""A model run over text layer by layer, on one machine, with its feed-forward networks in the hands of the caller.
+
+For calibration and profiling: all sequences pass a layer before the next layer's weights are read, so that a model
+needs the memory of one layer. Attention is that of the pack, in any kernels; what a feed-forward network comes to is
+whatever `FeedForward` returns.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+import numpy.typing as npt
+
+from tpi.block import attention_spec, ffn_spec, residual
+from tpi.config import ModelConfig
+from tpi.errors import ModelError
+from tpi.kernels import Kernels
+from tpi.kernels.arithmetic import activate, biased
+from tpi.kernels.spec import Batch, FfnSpec, NormSpec
+from tpi.kv import KvPages, pages_for
+from tpi.pack.layout import RunLayout
+from tpi.pack.reader import Pack, PackBlock
+from tpi.partition import Range
+
+F32 = npt.NDArray[np.float32]
+I32 = npt.NDArray[np.int32]
+U8 = npt.NDArray[np.uint8]
+
+
+@dataclass(frozen=True, eq=False)
+class FfnWeights:
+    """One layer's feed-forward network in float32: `gate` (or None), `up` and `down` are `[neurons, hidden]`."""
+
+    spec: FfnSpec
+    gate: F32 | None
+    up: F32
+    down: F32
+
+    @cached_property
+    def down_norms(self) -> F32:
+        """The length of each neuron's column of down: `[neurons]`."""
+        return np.asarray(np.linalg.norm(self.down, axis=1), np.float32)
+
+    def gated(self, x: F32) -> F32:
+        """The activation of each neuron before anything of up is known, for `x` normed: `[tokens, neurons]`.
+
+        Without a gate there is nothing but up: then it is the activation of that.
+        """
+        first = self.up if self.gate is None else self.gate
+        bias = self.spec.up_bias if self.gate is None else self.spec.gate_bias
+        product = biased(x @ first.T, bias)
+        return activate(self.spec, None, product)
+
+    def inner(self, x: F32) -> F32:
+        """What down is multiplied with, for `x` normed: `[tokens, neurons]`."""
+        up = biased(x @ self.up.T, self.spec.up_bias)
+        return activate(self.spec, None if self.gate is None else biased(x @ self.gate.T, self.spec.gate_bias), up)
+
+
+FeedForward = Callable[[int, FfnWeights, F32], F32]
+"""Layer, its weights, and what comes in after the norm `[tokens, hidden]`: what comes out, before bias and residual."""
+
+
+def dense(layer: int, weights: FfnWeights, x: F32) -> F32:
+    """All neurons."""
+    return np.asarray(weights.inner(x) @ weights.down, np.float32)
+
+
+def replay(pack: Pack, tokens: I32, kernels: Kernels, feed_forward: FeedForward = dense) -> F32:
+    """Hidden states after the last layer, `[sequences * length, hidden]`, of `tokens` `[sequences, length]`.
+
+    Raises:
+        ModelError: if a layer has something else than attention and a feed-forward network.
+    """
+    config = pack.config.for_context(tokens.shape[1])
+    x = kernels.gather(*table(pack.embedding), tokens.reshape(-1)) * np.float32(config.embed_scale)
+    batch = _batch(tokens)
+    if pack.positions:
+        x = x + kernels.gather(*table(pack.positions), batch.positions + np.int32(config.position_offset))
+    for layer, blocks in enumerate(pack.layers):
+        for block in blocks:
+            vectors = block.vectors()
+            x = np.ascontiguousarray(x, np.float32)
+            if block.kind == "attention":
+                total = _attend(config, layer, block, x, batch, kernels)
+            elif block.kind == "ffn":
+                weights = read_ffn(config, block, kernels)
+                total = feed_forward(layer, weights, kernels.norm(weights.spec.norm, x))
+            else:
+                raise ModelError(f"a block of kind {block.kind} is not replayed; take a model without experts")
+            x = kernels.add_residual(residual(config, block.kind, vectors), x, total)
+    return x
+
+
+def logits(pack: Pack, x: F32, kernels: Kernels) -> F32:
+    """`[tokens, vocab]` from what `replay` returns."""
+    config, final = pack.config, pack.final.vectors()
+    norm = NormSpec(config.norm, config.norm_eps, final["norm"], final.get("norm.bias"))
+    found = kernels.logits(*table(pack.head), kernels.norm(norm, x))[:, : config.vocab]
+    found *= np.float32(config.logit_scale)
+    return np.tanh(found / config.logit_softcap) * config.logit_softcap if config.logit_softcap else found
+
+
+def perplexity(pack: Pack, tokens: I32, kernels: Kernels, feed_forward: FeedForward = dense) -> float:
+    """Of `tokens` `[sequences, length]`, each sequence by itself; its first token is given."""
+    x = replay(pack, tokens, kernels, feed_forward).reshape(*tokens.shape, -1)
+    surprise: list[F32] = []
+    for states, sequence in zip(x, tokens, strict=True):
+        found = logits(pack, np.ascontiguousarray(states[:-1]), kernels)
+        found -= found.max(axis=1, keepdims=True)
+        log_sum = np.log(np.exp(found).sum(axis=1))
+        surprise.append(log_sum - found[np.arange(len(found)), sequence[1:]])
+    return float(np.exp(np.mean(np.concatenate(surprise), dtype=np.float64)))
+
+
+def read_ffn(config: ModelConfig, block: PackBlock, kernels: Kernels) -> FfnWeights:
+    """A feed-forward block in float32, its padding left out; gate may be in the neurons' run or in one of its own."""
+    run, count = block.run("neuron"), config.intermediate
+    spec = ffn_spec(config, run, block.vectors(), Range(0, run.units))
+    biases = (None if bias is None else bias[:count] for bias in (spec.gate_bias, spec.up_bias))
+    gate_bias, up_bias = biases
+    cut = FfnSpec(run, spec.activation, spec.gated, spec.norm, gate_bias, up_bias, spec.threshold)
+    held = {part.name: (item, _units(block, item)) for item in block.shape.runs for part in item.parts}
+    parts = {name: kernels.dequantise(item, data, name)[:count] for name, (item, data) in held.items()}
+    return FfnWeights(cut, parts.get("gate"), parts["up"], parts["down"])
+
+
+def table(block: PackBlock) -> tuple[RunLayout, U8]:
+    """The rows of a table, and their bytes."""
+    return block.run("row"), _units(block, block.run("row"))
+
+
+def chunks(ids: Sequence[int], length: int, most: int = 1 << 30) -> I32:
+    """`[sequences, length]`: whole pieces of a text's ids in order, `most` at most; what is left over is left out.
+
+    Raises:
+        ModelError: if there is not one.
+    """
+    count = min(len(ids) // length, most)
+    if not count:
+        raise ModelError(f"a text of {len(ids)} tokens is too short; give one of at least {length}")
+    return np.asarray(ids[: count * length], np.int32).reshape(count, length)
+
+
+def _attend(config: ModelConfig, layer: int, block: PackBlock, x: F32, batch: Batch, kernels: Kernels) -> F32:
+    query, kv = block.run("query"), block.run("kv")
+    spec = attention_spec(config, layer, query, kv, block.vectors(), Range(0, query.units), Range(0, kv.units))
+    pages = KvPages.allocate([layer], batch.tables.size, config.kv_heads, config.head_dim, "f32")
+    data = np.concatenate([_units(block, query), _units(block, kv)])
+    return kernels.attention(spec, data, x, pages.keys[layer], pages.values[layer], batch)
+
+
+def _units(block: PackBlock, run: RunLayout) -> U8:
+    return block.read_units(run.name, 0, run.units).reshape(-1)
+
+
+def _batch(tokens: I32) -> Batch:
+    sequences, length = tokens.shape
+    pages = pages_for(length)
+    return Batch(
+        np.tile(np.arange(length, dtype=np.int32), sequences),
+        np.repeat(np.arange(sequences, dtype=np.int32), length),
+        np.arange(sequences * pages, dtype=np.int32).reshape(sequences, pages),
+    )

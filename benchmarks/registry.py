@@ -81,6 +81,7 @@ BENCHMARKS = {
         "benchmarks.memory.offload:bench", ONE_NODE, 10, f"root, accelerate, {DISK}", root=True, quick=False
     ),
     "pipeline": Benchmark("benchmarks.offloading.pipeline:bench", (*ONE_NODE, "benchmarks/offloading"), 12),
+    "placements": Benchmark("benchmarks.offloading.placements:bench", (*ONE_NODE, "benchmarks/offloading"), 8),
     "steady": Benchmark("benchmarks.memory.steady:bench", ONE_NODE, 8),
     "peaks": Benchmark("benchmarks.memory.peaks:bench", RUNTIME, 6, DISK, quick=False),
     "papers": Benchmark("benchmarks.memory.papers:bench", (*RUNTIME, "benchmarks/memory/unwritten.py"), 0.2),

@@ -32,7 +32,7 @@ class Arrangement(Generic[S]):
         self.holds = [BlockHold(block) for block in blocks]
 
 
-class Steps(Protocol):
+class StepListener(Protocol):
     """What has to know of the beginning and the failure of steps."""
 
     def begin(self, short: bool) -> None:
@@ -51,7 +51,7 @@ class Weights(Generic[S]):
         arrangement: Arrangement[S],
         short: Arrangement[S] | None = None,
         crossover: int = 1,
-        steps: "Steps | None" = None,
+        steps: "StepListener | None" = None,
     ) -> None:
         """`window` is what streams or keeps what lies in the host's memory; the holds of its segments are its own.
 

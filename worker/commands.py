@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 @click.option("--name", help="What others call this worker, 1 to 256 characters; the host's name by default.")
 @click.option("--cache", type=click.Path(path_type=Path), help="Directory for this worker's shards.")
 @cache_limit_option
+@click.option("--model-dir", type=click.Path(path_type=Path), help="Packs that this machine has: not sent again.")
 @click.option("--announce/--no-announce", default=True, show_default=True, help="Let paired masters find it (mDNS).")
 @click.option("--no-keys", is_flag=True, help="Encrypt nothing, and let anybody in: where a VPN sees to both.")
 @device_options
@@ -43,6 +44,7 @@ def worker(
     name: str | None,
     cache: Path | None,
     cache_limit: CacheLimit,
+    model_dir: Path | None,
     announce: bool,
     no_keys: bool,
     attached: bool,
@@ -66,6 +68,7 @@ def worker(
         cache_limit=cache_limit,
         attached=attached,
         door=Door(locked=not no_keys),
+        model_dir=model_dir,
         announce=announce,
     )
     with closing(open_equipment(chosen, partial(measured, cache=cache or default_cache()))) as equipment:

@@ -60,6 +60,7 @@ class Membership:
         awake = Awake()
         while not self._deployed(awake):
             pass
+        self.warn(f"planned anew; {self.cluster.weights_sent / 1e6:.1f} MB of weights were sent")
 
     def _deployed(self, awake: Awake) -> bool:
         """Whether a deployment stands now; else who is there has changed."""

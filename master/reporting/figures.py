@@ -63,6 +63,7 @@ class RunFigures:
             "collective": group.algorithm(hidden),
             "prefill_collective": group.algorithm(self._deployment.limits.chunk * hidden),
             "wire": group.wire,
+            "weights_sent_bytes": self._cluster.weights_sent,
             "predicted_sync_ms": None if predicted is None else MILLI * len(node.loop.blocks) * predicted,
             "choice": group.choice_fields(),
         }
@@ -70,9 +71,9 @@ class RunFigures:
     def describe(self) -> str:
         """The group in a few words."""
         nodes, fields = 1 + len(self._cluster.workers), self.fields()
-        return (
-            f"{nodes} node{'s' if nodes > 1 else ''}, {self._pack.format}, {fields['collective']} over {fields['wire']}"
-        )
+        sent = f", {fields['weights_sent_bytes'] / 1e6:.1f} MB of weights sent" if nodes > 1 else ""
+        collective = f"{fields['collective']} over {fields['wire']}"
+        return f"{nodes} node{'s' if nodes > 1 else ''}, {self._pack.format}, {collective}{sent}"
 
     @contextmanager
     def prompt_progress(self, tokens: int) -> Iterator[Callable[[], None]]:

@@ -73,6 +73,11 @@ class Cluster:
         """What every worker said of itself, rank 1 first."""
         return [worker.hello for worker in self.workers if worker.hello]
 
+    @property
+    def weights_sent(self) -> int:
+        """Bytes of weights that travelled for the plan of now."""
+        return sum(worker.ready.fetched_bytes for worker in self.workers if worker.ready)
+
     def peers(self, master: str = "master", address: str = "") -> tuple[PeerAddress, ...]:
         """All nodes in rank order, for `Assign.peers` and the collective; rank 0 is the master, under that name."""
         workers = [each.peer(rank) for rank, each in enumerate(self.workers, 1)]

@@ -61,6 +61,7 @@ from worker.service.served import Build
 from worker.service.spans import pack_spans
 from worker.shards.cache import ShardCache
 from worker.shards.fetch import Fetcher
+from worker.shards.nearby import NearbyPacks
 
 HEARTBEAT_S = 0.25
 _MOST_MEMORY = 1 << 60  # bytes that --memory may say: more than any machine has, less than a message can hold
@@ -83,6 +84,7 @@ class WorkerOptions:
     attached: bool = False  # leave when stdin closes, that is when the parent process is gone
     card: Card | None = None  # its accelerator
     door: Door | None = None  # who may connect from other machines; None: by the user's keys
+    model_dir: Path | None = None  # with packs, from which units come rather than over the network
     announce: bool = False  # tell the network that it is there, if it listens beyond this machine
 
     def __post_init__(self) -> None:
@@ -130,7 +132,8 @@ class Daemon:
             WeightsError: if the cache cannot be used.
         """
         self.options = options
-        self._cache = ShardCache(options.cache, options.cache_limit)
+        nearby = NearbyPacks(options.model_dir) if options.model_dir else None
+        self._cache = ShardCache(options.cache, options.cache_limit, nearby)
         self._net = Net(door=options.door)
         self._stopping = False
         self._master: Master | None = None

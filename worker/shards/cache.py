@@ -23,6 +23,7 @@ from tpi.progress import Progress, silent
 from tpi.system.fulldisk import is_full, write_error
 from tpi.system.machine import disk_free
 from worker.shards.image import HeldBlock, ImagePlan, Piece, stored_units
+from worker.shards.nearby import NearbyPacks
 from worker.shards.partial_image import PartialImage, bad_pieces, out_of_disk
 from worker.shards.stored import StoredImage, key_of, mark_used, remove_least_recent, stored_images
 from worker.shards.uses import Uses, changing
@@ -33,8 +34,10 @@ _KEEP_OTHERS = 1  # images of a block with other ranges that stay, so that going
 class ShardCache:
     """The images below one directory."""
 
-    def __init__(self, root: Path, limit: CacheLimit | None = None) -> None:
+    def __init__(self, root: Path, limit: CacheLimit | None = None, nearby: NearbyPacks | None = None) -> None:
         """Open or create the cache; `limit` binds all that it holds (None: somebody else sees to that).
+
+        What it lacks is taken from `nearby`, as far as it is there.
 
         Raises:
             WeightsError: if the directory cannot be made.
@@ -42,6 +45,7 @@ class ShardCache:
         self.root = root
         self.made = 0  # images that were not there before
         self._limit = limit
+        self._nearby = nearby
         self._model = ""
         with self._usable():
             root.mkdir(parents=True, exist_ok=True)
@@ -146,6 +150,8 @@ class ShardCache:
             if not partial.missing:
                 break
             partial.copy_from(sibling, stored_units(sibling))
+        if partial.missing and self._nearby and (found := self._nearby.stored(plan.id)):
+            partial.copy_from(*found)
         return partial
 
     def _siblings(self, plan: ImagePlan) -> Iterator[Path]:

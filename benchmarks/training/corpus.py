@@ -1,0 +1,41 @@
+"""The text: the documentation and the sources of the Python that runs this, in an order that does not change.
+
+What is held out is whole files, chosen by a hash of their name, so that no line of them was seen in training.
+"""
+
+import ast
+import sysconfig
+from collections.abc import Iterator
+from hashlib import sha256
+from pathlib import Path
+
+LEFT_OUT = frozenset({"test", "tests", "idle_test", "site-packages", "encodings", "lib2to3", "__pycache__"})
+HELD_OUT = 24  # one file in so many
+TOPICS = "pydoc_data/topics.py"
+MOST_BYTES = 200_000  # of one file; longer ones are tables
+
+
+def held_out(name: str) -> bool:
+    """Whether the file of this name (a relative path) is kept from training."""
+    return sha256(name.encode()).digest()[0] % HELD_OUT == 0
+
+
+def documents(held: bool) -> Iterator[str]:
+    """The documents for training, or those held out, one file or one topic each."""
+    library = Path(sysconfig.get_paths()["stdlib"])
+    for path in sorted(library.rglob("*.py")):
+        name = path.relative_to(library).as_posix()
+        if LEFT_OUT & set(Path(name).parts):
+            continue
+        if name == TOPICS:
+            yield from (text for topic, text in _topics(path) if held_out(topic) == held)
+        elif held_out(name) == held and path.stat().st_size <= MOST_BYTES:
+            yield path.read_text(errors="replace")
+
+
+def _topics(path: Path) -> list[tuple[str, str]]:
+    """Python's reference manual as `help()` shows it: topics and their texts."""
+    for node in ast.parse(path.read_text()).body:
+        if isinstance(node, ast.Assign) and isinstance(node.value, ast.Dict):
+            return sorted(ast.literal_eval(node.value).items())
+    return []

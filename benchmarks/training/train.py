@@ -1,0 +1,100 @@
+"""The training loop: AdamW, a cosine schedule, and a penalty whose strength follows the share of active neurons."""
+
+import math
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from benchmarks.training.model import Gates, watched
+from benchmarks.training.state import Progress, resume, save
+from benchmarks.training.vocabulary import U16
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """How the model is trained. A step takes `sequences` pieces of `length` tokens."""
+
+    steps: int = 2000
+    sequences: int = 16
+    length: int = 256
+    rate: float = 4e-3
+    warm_up: int = 60  # steps
+    decay: float = 0.1
+    active: float = 0.09  # the share of active neurons that the penalty's strength seeks
+    settled: float = 0.6  # of all steps, after which the share sought is `active`; it begins at a half
+    kept_every: int = 50  # steps
+    stop: int = 0  # after so many of the steps; 0: at their end
+
+    def learning_rate(self, step: int) -> float:
+        """A linear warm-up, then a cosine to a twentieth."""
+        if step < self.warm_up:
+            return self.rate * (step + 1) / self.warm_up
+        done = (step - self.warm_up) / max(1, self.steps - self.warm_up)
+        return self.rate * (0.05 + 0.95 * (1 + math.cos(math.pi * done)) / 2)
+
+    def sought(self, step: int) -> float:
+        """The share of active neurons wanted at a step: from a half down, evenly in its logarithm."""
+        done = min(1.0, step / (self.settled * self.steps))
+        return float(math.exp((1 - done) * math.log(0.5) + done * math.log(self.active)))
+
+
+def train(model: Any, tokens: U16, recipe: Recipe, folder: Path, seconds: float = math.inf) -> bool:
+    """Train `model` to the end of `recipe`, or for `seconds`; go on from what `folder` keeps. Whether it ended."""
+    optimizer = optimizer_of(model, recipe)
+    progress, end = resume(folder, model, optimizer), time.monotonic() + seconds
+    model.train()
+    with watched(model) as gates:
+        while progress.step < (recipe.stop or recipe.steps) and time.monotonic() < end:
+            _step(model, optimizer, gates, tokens, recipe, progress)
+            if progress.step % recipe.kept_every == 0:
+                save(folder, model, optimizer, progress)
+    save(folder, model, optimizer, progress)
+    return progress.step >= recipe.steps
+
+
+def optimizer_of(model: Any, recipe: Recipe) -> Any:
+    """AdamW, with decay of matrices alone."""
+    import torch
+
+    groups = [
+        {"params": [value for value in model.parameters() if value.dim() > 1], "weight_decay": recipe.decay},
+        {"params": [value for value in model.parameters() if value.dim() == 1], "weight_decay": 0.0},
+    ]
+    return torch.optim.AdamW(groups, lr=recipe.rate, betas=(0.9, 0.95), fused=True)
+
+
+def _step(model: Any, optimizer: Any, gates: Gates, tokens: U16, recipe: Recipe, progress: Progress) -> None:
+    import torch
+
+    batch = torch.from_numpy(_batch(tokens, recipe, progress.step))
+    for group in optimizer.param_groups:
+        group["lr"] = recipe.learning_rate(progress.step)
+    with torch.autocast("cpu", torch.bfloat16):
+        logits = model(batch[:, :-1]).logits
+    loss = torch.nn.functional.cross_entropy(logits.float().flatten(0, 1), batch[:, 1:].flatten())
+    (loss + progress.strength * gates.penalty()).backward()
+    torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+    optimizer.step()
+    optimizer.zero_grad()
+    share = float(np.mean(gates.share()))
+    error = math.log(max(share, 1e-3) / recipe.sought(progress.step))
+    progress.strength = min(max(progress.strength * math.exp(0.1 * max(-1.0, min(1.0, error))), 1e-3), 20.0)
+    progress.step += 1
+    _note(progress, loss.item(), share, recipe)
+
+
+def _batch(tokens: U16, recipe: Recipe, step: int) -> np.ndarray[Any, Any]:
+    """`[sequences, length + 1]` token ids from places that the step's number decides."""
+    starts = np.random.default_rng(step).integers(0, len(tokens) - recipe.length - 1, recipe.sequences)
+    return np.stack([tokens[at : at + recipe.length + 1] for at in starts]).astype(np.int64)
+
+
+def _note(progress: Progress, loss: float, share: float, recipe: Recipe) -> None:
+    if progress.step % 10 == 0 or progress.step == recipe.steps:
+        seen = {"step": progress.step, "loss": loss, "active": share, "strength": progress.strength}
+        progress.history = [*(progress.history or []), seen]
+        sys.stderr.write(" ".join(f"{name} {value:.4g}" for name, value in seen.items()) + "\n")

@@ -1,0 +1,73 @@
+"""The small ReGLU model that `python -m benchmarks.training` made, kept in 8 bits with the tests' data.
+
+`model.q8.safetensors` has each matrix as its Q8_0 blocks, uint8 `[rows, bytes]`, and each vector as it is. No loader
+knows that, so the model is written out in float32 where a Hugging Face directory is wanted. Packed in q8 it has the
+very codes that are kept here.
+"""
+
+import json
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from tests.support.paths import DATA
+from tpi.pack.groups import dequantise_groups, quantise_groups
+from tpi.pack.layout import GROUP_BYTES
+
+F32 = npt.NDArray[np.float32]
+
+TRAINED = DATA / "reglu"
+_KEPT = "model.q8.safetensors"
+_PLAIN = ("config.json", "tokenizer.json", "tokenizer_config.json")
+TEXT = TRAINED / "held_out.txt"  # of the text that the model was not trained on
+FACTS = TRAINED / "facts.json"  # what was measured of it
+
+
+def trained_facts() -> dict[str, Any]:
+    """Perplexity, active neurons and hotness, as `benchmarks.training.measure` measured them."""
+    found: dict[str, Any] = json.loads(FACTS.read_text())
+    return found
+
+
+def write_trained(directory: Path) -> Path:
+    """The model as a Hugging Face directory in float32, made once."""
+    from safetensors.numpy import load_file, save_file
+
+    target = directory / "model.safetensors"
+    if not target.exists():
+        directory.mkdir(parents=True, exist_ok=True)
+        for name in _PLAIN:
+            shutil.copyfile(TRAINED / name, directory / name)
+        tensors = {name: _restored(values) for name, values in load_file(TRAINED / _KEPT).items()}
+        save_file(tensors, directory / "model.partial")
+        (directory / "model.partial").rename(target)
+    return directory
+
+
+def keep_trained(weights: Mapping[str, F32], config: Mapping[str, Any], tokenizer: Path, text: str) -> None:
+    """Put a trained model among the tests' data, matrices rounded to 8 bits."""
+    from safetensors.numpy import save_file
+
+    TRAINED.mkdir(exist_ok=True)
+    save_file({name: _rounded(values) for name, values in weights.items()}, TRAINED / _KEPT)
+    (TRAINED / "config.json").write_text(json.dumps(config, indent=1))
+    shutil.copyfile(tokenizer, TRAINED / "tokenizer.json")
+    settings = {"bos_token": "<s>", "eos_token": "</s>", "tokenizer_class": "PreTrainedTokenizerFast"}
+    (TRAINED / "tokenizer_config.json").write_text(json.dumps(settings))
+    TEXT.write_text(text)
+
+
+def _rounded(values: F32) -> npt.NDArray[Any]:
+    if values.ndim == 1:
+        return np.ascontiguousarray(values, np.float32)
+    return np.ascontiguousarray(quantise_groups("q8", values).reshape(len(values), -1))
+
+
+def _restored(values: npt.NDArray[Any]) -> F32:
+    if values.dtype != np.uint8:
+        return np.asarray(values, np.float32)
+    return dequantise_groups("q8", values.reshape(len(values), -1, GROUP_BYTES["q8"]))

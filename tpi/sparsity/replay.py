@@ -99,7 +99,9 @@ def logits(pack: Pack, x: F32, kernels: Kernels) -> F32:
     norm = NormSpec(config.norm, config.norm_eps, final["norm"], final.get("norm.bias"))
     found = kernels.logits(*table(pack.head), kernels.norm(norm, x))[:, : config.vocab]
     found *= np.float32(config.logit_scale)
-    return np.tanh(found / config.logit_softcap) * config.logit_softcap if config.logit_softcap else found
+    if not config.logit_softcap:
+        return found
+    return np.asarray(np.tanh(found / config.logit_softcap) * config.logit_softcap, np.float32)
 
 
 def perplexity(pack: Pack, tokens: I32, kernels: Kernels, feed_forward: FeedForward = dense) -> float:

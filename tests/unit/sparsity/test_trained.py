@@ -11,7 +11,7 @@ from tests.support.weights.trained import TEXT, trained_facts, write_trained
 from tpi.kernels import open_kernels
 from tpi.pack.builder.build import open_source, pack_model
 from tpi.pack.reader import Pack
-from tpi.sparsity.replay import I32, FfnWeights, chunks, dense, perplexity, replay
+from tpi.sparsity.replay import F32, I32, FfnWeights, chunks, dense, perplexity, replay
 
 LENGTH = 256
 
@@ -58,7 +58,7 @@ def test_its_perplexity_is_that_of_its_facts(packs: dict[str, Pack], ids: I32) -
 def test_few_neurons_are_active_and_not_always_the_same(packs: dict[str, Pack], ids: I32) -> None:
     facts, shares, alike = trained_facts(), [], []
 
-    def watch(layer: int, weights: FfnWeights, x: np.ndarray[tuple[int, int], np.dtype[np.float32]]) -> I32:
+    def watch(layer: int, weights: FfnWeights, x: F32) -> F32:
         active = weights.gated(x) != 0
         shares.append(active.mean())
         counts = np.sort(active.sum(axis=0))[::-1]

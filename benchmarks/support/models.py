@@ -33,3 +33,12 @@ def llama_1b_f32() -> Model:
     from tests.support.weights.shapes import LLAMA_1B, write_huggingface
 
     return Model("1.1B f32", write_huggingface(default_cache() / "benchmarks" / "llama-1.1b-f32", dict(LLAMA_1B)))
+
+
+def reglu_1b(active: float = 0.1) -> Model:
+    """The 1.1B shape with ReLU in q4, a pack: so many of its neurons are active, and its predictors lie beside it."""
+    from benchmarks.training.regular import NeuronUse, write_regular
+    from tests.support.weights.shapes import LLAMA_1B
+
+    target = default_cache() / "benchmarks" / f"reglu-1.1b-{active:g}.pack"
+    return Model(f"1.1B ReGLU q4, {active:.0%} active", write_regular(target, LLAMA_1B, NeuronUse(active)).path)

@@ -97,7 +97,7 @@ def logits(pack: Pack, x: F32, kernels: Kernels) -> F32:
     """`[tokens, vocab]` from what `replay` returns."""
     config, final = pack.config, pack.final.vectors()
     norm = NormSpec(config.norm, config.norm_eps, final["norm"], final.get("norm.bias"))
-    found = kernels.logits(*table(pack.head), kernels.norm(norm, x))[:, : config.vocab]
+    found: F32 = kernels.logits(*table(pack.head), kernels.norm(norm, x))[:, : config.vocab]
     found *= np.float32(config.logit_scale)
     if not config.logit_softcap:
         return found

@@ -9,12 +9,14 @@ from fastapi.responses import JSONResponse, Response
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 
+from master.api.anthropic.messages import message_routes
 from master.api.failures import Failure, failure_of, refusal
 from master.api.forms import refuse
 from master.api.guard import Access, Guard, form_for
 from master.api.openai.chat import chat_routes
 from master.api.openai.completions import completion_routes
 from master.api.openai.embeddings import embedding_routes, model_routes
+from master.api.openai.responses import response_routes
 from master.api.state import ApiState
 from tpi import __version__
 from tpi.errors import TpiError
@@ -25,7 +27,7 @@ _TEXT = "text/plain; version=0.0.4; charset=utf-8"
 def make_app(state: ApiState, access: Access, origins: Sequence[str] = ()) -> FastAPI:
     """Everything that is served. `origins`: sites whose pages may ask (CORS); none by default."""
     app = FastAPI(title="TPI", version=__version__, docs_url=None, redoc_url=None)
-    for routes in (chat_routes, completion_routes, embedding_routes, model_routes):
+    for routes in (chat_routes, completion_routes, response_routes, embedding_routes, model_routes, message_routes):
         app.include_router(routes(state))
     _add_figures(app, state)
     _add_errors(app, state)

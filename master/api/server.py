@@ -4,6 +4,7 @@ import asyncio
 import resource
 import signal
 import socket
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from ipaddress import ip_address
@@ -48,6 +49,9 @@ class ApiServer(uvicorn.Server):
         def leave(number: int, frame: FrameType | None) -> None:
             self.handle_exit(number, frame)
 
+        if threading.current_thread() is not threading.main_thread():  # which alone hears of signals
+            yield
+            return
         handlers = {number: signal.signal(number, leave) for number in (signal.SIGINT, signal.SIGTERM)}
         try:
             yield

@@ -55,6 +55,7 @@ class AnswerText:
         """`spelled`: control tokens that are shown as they are spelled."""
         self.finish_reason: FinishReason | None = None  # None: it goes on, until its limit
         self.made = 0
+        self.stop_text: str | None = None  # at which it ended
         self._eos = frozenset[int]() if limits.ignore_eos else tokenizer.eos_ids
         self._limits = limits
         self._stream, self._filter = tokenizer.stream(spelled), StopFilter(limits.stops)
@@ -67,7 +68,7 @@ class AnswerText:
             return self.flush()
         text = self._filter.push(self._stream.push(token))
         if self._filter.stopped:
-            self.finish_reason = "stop"
+            self.finish_reason, self.stop_text = "stop", self._filter.found
         elif self.made >= self._limits.tokens:
             self.finish_reason = "length"
             text += self.flush()

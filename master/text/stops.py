@@ -9,20 +9,25 @@ class StopFilter:
     def __init__(self, stops: Sequence[str]) -> None:
         self._stops = [stop for stop in stops if stop]
         self._held = ""
-        self.stopped = False
+        self.found: str | None = None  # the stop text that was complete first
 
     def push(self, text: str) -> str:
         """The part of the text so far that is safe to show; sets `stopped` when a stop text is complete."""
         self._held += text
-        found = [index for stop in self._stops if (index := self._held.find(stop)) >= 0]
+        found = [(index, stop) for stop in self._stops if (index := self._held.find(stop)) >= 0]
         if found:
-            self.stopped = True
-            shown, self._held = self._held[: min(found)], ""
+            index, self.found = min(found)
+            shown, self._held = self._held[:index], ""
             return shown
         keep = max((_overlap(self._held, stop) for stop in self._stops), default=0)
         cut = len(self._held) - keep
         shown, self._held = self._held[:cut], self._held[cut:]
         return shown
+
+    @property
+    def stopped(self) -> bool:
+        """Whether a stop text is complete."""
+        return self.found is not None
 
     def flush(self) -> str:
         """What was held back, once it is known that no stop text follows."""

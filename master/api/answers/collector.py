@@ -91,9 +91,9 @@ class Collector:
             events = self._events(self._parser.push(self._text.flush()) + self._parser.flush())
             full = self._prepared.limit <= len(self._tokens)
             reason = "length" if full else "cancelled"
-        elif reason == "stop":
+        else:
             self._remember()
-            reason = "tool_calls" if self._calls else "stop"
+            reason = "tool_calls" if self._calls and reason == "stop" else reason
         ended = self._ended(reason)
         self._meter.over(self.ticket, len(self._prepared.tokens), ended)
         self._deliver([*events, ended])
@@ -116,8 +116,10 @@ class Collector:
 
     def _remember(self) -> None:
         """For when the answer is sent back, to be gone on from; what a stop text cut off is not sent back."""
-        if self._prepared.replayable and self._tokens[-1] in self._tokenizer.eos_ids:
-            self._replay.remember(self._said, self._calls, self._tokens[:-1], self._thought > 0)
+        if self._prepared.replayable and self._text.stop_text is None:
+            at_end = self._tokens[-1] in self._tokenizer.eos_ids
+            tokens = self._tokens[:-1] if at_end else self._tokens
+            self._replay.remember(self._said, self._calls, tokens, self._thought > 0)
 
     def _time(self, at: float) -> None:
         if not self._tokens:
@@ -132,7 +134,14 @@ class Collector:
         timings = Timings(max(0.0, self._first - begun), self._last - self._first)
         prompt = len(self._prepared.tokens)
         return Ended(
-            reason, prompt, len(self._tokens), self.ticket.cached, self._thought, timings, tuple(self._logprobs)
+            reason,
+            prompt,
+            len(self._tokens),
+            self.ticket.cached,
+            self._thought,
+            timings,
+            tuple(self._logprobs),
+            self._text.stop_text,
         )
 
     def _logprob(self, sampled: Sampled) -> TokenLogprob:

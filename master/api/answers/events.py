@@ -59,6 +59,7 @@ class Ended:
     reasoning_tokens: int
     timings: Timings
     logprobs: tuple[TokenLogprob, ...] = ()  # of tokens that made no text
+    stop_text: str | None = None  # at which it ended, if at one
 
 
 Piece = TextPiece | ReasoningPiece | ToolCall

@@ -7,6 +7,7 @@ from typing import Any
 from master.api.tools.families import ToolFamily
 
 ANY_OBJECT: dict[str, Any] = {"type": "object"}
+_SPACED = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}  # small models love white space
 
 Literal = Callable[[str], str]
 """How the grammar writes a text that control tokens may be part of."""
@@ -14,7 +15,7 @@ Literal = Callable[[str], str]
 
 def of_schema(schema: Any) -> str:
     """`answer` is JSON of `schema`."""
-    return f"answer: %json {json.dumps(schema)}"
+    return f"answer: %json {_json(schema)}"
 
 
 def of_pattern(pattern: str) -> str:
@@ -35,11 +36,11 @@ def of_calls(family: ToolFamily, tools: Sequence[dict[str, Any]], several: bool,
     if family.array:
         most = {} if several else {"maxItems": 1}
         array = {"type": "array", "items": {"anyOf": calls}, "minItems": 1, **most, "$defs": definitions}
-        return f"answer: {literal(family.opening)} call\ncall: %json {json.dumps(array)}"
+        return f"answer: {literal(family.opening)} call\ncall: %json {_json(array)}"
     parts = [literal(text) for text in (family.opening, family.closing) if text]
     one = " ".join([*parts[:1], "call", *parts[1:]])
     more = f' ("\\n" {one})*' if several and family.closing else ""
-    return f"answer: {one}{more}\ncall: %json {json.dumps(schema)}"
+    return f"answer: {one}{more}\ncall: %json {_json(schema)}"
 
 
 def whole(answer: str, thinking: tuple[str, str] | None, begun: bool, literal: Literal) -> str:
@@ -69,6 +70,11 @@ def literal_of(control: Callable[[str], int | None]) -> Literal:
     return write
 
 
+def _json(schema: Any) -> str:
+    """A schema with how it is to be written, if it can say so."""
+    return json.dumps({**schema, "x-guidance": _SPACED} if isinstance(schema, dict) else schema)
+
+
 def _quoted(text: str) -> str:
     return json.dumps(text) if text else ""
 
@@ -91,7 +97,7 @@ def _moved(schema: Any, index: int) -> Any:
 def _function(tool: dict[str, Any]) -> str:
     """`<function=NAME>{...}</function>`."""
     name = json.dumps(f"<function={tool['name']}>")
-    return f'{name} %json {json.dumps(tool.get("parameters") or ANY_OBJECT)} "</function>"'
+    return f'{name} %json {_json(tool.get("parameters") or ANY_OBJECT)} "</function>"'
 
 
 def _named(options: Sequence[str]) -> list[str]:

@@ -153,7 +153,7 @@ class Preparer:
 def _description(use: ToolUse) -> str:
     """What a model is told of tools where its template has no words for them."""
     tools = "\n".join(json.dumps(dict(tool), ensure_ascii=False) for tool in use.tools)
-    how = "Answer with a JSON object" if use.forced else "To call a tool, answer with a JSON object and nothing else"
+    how = "To call one, answer with a JSON object and nothing else"  # the same whether it must: the prefix is cached
     return f'You can call these tools:\n{tools}\n{how}: {{"name": TOOL, "arguments": {{...}}}}'
 
 

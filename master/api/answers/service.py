@@ -34,11 +34,13 @@ class Answering:
         self._loop = asyncio.get_running_loop()
         self._queue: asyncio.Queue[list[Event] | TpiError] = asyncio.Queue()  # bounded by the answer's own limit
         self._ticket: Ticket | None = None
+        self.prompt_tokens = 0
 
     def begin(self, ticket: Ticket) -> None:
         """Hand it in; raises BusyError."""
         self._engine.submit(ticket)
         self._ticket = ticket
+        self.prompt_tokens = len(ticket.asked.tokens)
 
     def deliver(self, what: list[Event] | TpiError) -> None:
         """From the engine's thread."""

@@ -113,14 +113,13 @@ class ChatForm(CommonFields):
         messages = tuple(as_message(message, index) for index, message in enumerate(self.messages))
         tools = [tool.function.model_dump(exclude_none=True) for tool in self.tools or ()]
         choice = self.tool_choice.function.name if isinstance(self.tool_choice, NamedTool) else None
-        use = tool_use(tools, self.tool_choice if isinstance(self.tool_choice, str) else None, choice)
-        if self.parallel_tool_calls is False:
-            use = ToolUse(use.tools, use.forced, use.only, several=False)
+        word = self.tool_choice if isinstance(self.tool_choice, str) else None
+        use = tool_use(tools, word, choice, self.parallel_tool_calls is not False)
         return ChatAsk(messages, wanted, use, self.chat_template_kwargs or {}, client)
 
 
-def tool_use(tools: Sequence[Mapping[str, Any]], choice: str | None, only: str | None) -> ToolUse:
-    """What the model may call; `only` is the name of the tool that it has to.
+def tool_use(tools: Sequence[Mapping[str, Any]], choice: str | None, only: str | None, several: bool = True) -> ToolUse:
+    """What the model may call; `only` is the name of the tool that it has to, `several`: more than one at once.
 
     Raises:
         RequestError: if a choice is made among no tools, or of one that is not there.
@@ -134,7 +133,7 @@ def tool_use(tools: Sequence[Mapping[str, Any]], choice: str | None, only: str |
         raise RequestError("tool_choice required goes with tools", "tool_choice", "invalid_value")
     if choice == "none":
         return ToolUse()
-    return ToolUse(tuple(tools), choice == "required" or only is not None, only, several=only is None)
+    return ToolUse(tuple(tools), choice == "required" or only is not None, only, several and only is None)
 
 
 def as_message(message: ChatMessage, index: int) -> Message:

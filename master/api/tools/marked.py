@@ -1,10 +1,9 @@
 """Calls between markers: Hermes and Qwen, `<tool_call>{...}</tool_call>`; Llama's `<function=NAME>{...}</function>`."""
 
-import json
 from collections.abc import Sequence
 
 from master.api.answers.events import Piece, TextPiece, ToolCall
-from master.api.tools.parser import calls_in
+from master.api.tools.parser import calls_in, is_object
 from master.api.tools.scan import held_back
 
 HERMES = ("<tool_call>", "</tool_call>")
@@ -68,8 +67,5 @@ class MarkedParser:
     def _named(self, inside: str) -> list[Piece] | None:
         """`NAME>{...}`."""
         name, _, arguments = inside.partition(">")
-        try:
-            valid = isinstance(json.loads(arguments), dict)
-        except (ValueError, RecursionError):
-            return None
-        return [ToolCall(name, arguments.strip())] if valid and (not self._names or name in self._names) else None
+        offered = not self._names or name in self._names
+        return [ToolCall(name, arguments.strip())] if offered and is_object(arguments) else None

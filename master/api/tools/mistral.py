@@ -4,7 +4,7 @@ import re
 from collections.abc import Sequence
 
 from master.api.answers.events import Piece, TextPiece, ToolCall
-from master.api.tools.parser import calls_in
+from master.api.tools.parser import calls_in, is_object
 from master.api.tools.scan import JsonEnd, held_back
 
 MARKER = "[TOOL_CALLS]"
@@ -57,7 +57,8 @@ class MistralParser:
         return calls
 
     def _named(self, name: str, body: str) -> list[Piece] | None:
-        return [ToolCall(name, body)] if not self._names or name in self._names else None
+        offered = not self._names or name in self._names
+        return [ToolCall(name, body)] if offered and is_object(body) else None
 
     def _rest(self) -> list[Piece]:
         """All that is held, as it stood."""

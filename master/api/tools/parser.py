@@ -54,5 +54,13 @@ def _call(value: Any, names: Sequence[str]) -> ToolCall | None:
     if name is None or (names and name not in names):
         return None
     if isinstance(arguments, str):  # some models write the arguments as a string of JSON
-        return ToolCall(name, arguments)
-    return ToolCall(name, json.dumps(arguments, ensure_ascii=False))
+        return ToolCall(name, arguments) if is_object(arguments) else None
+    return ToolCall(name, json.dumps(arguments, ensure_ascii=False)) if isinstance(arguments, dict) else None
+
+
+def is_object(text: str) -> bool:
+    """Whether it is a JSON object."""
+    try:
+        return isinstance(json.loads(text), dict)
+    except (ValueError, RecursionError):
+        return False

@@ -1,0 +1,173 @@
+"""The output of a response: items that grow by events, and the events of a stream about them."""
+
+import json
+import time
+from itertools import count
+from secrets import token_hex
+from typing import Any
+
+from master.api.answers.events import Ended, Event, ReasoningPiece, TextPiece, ToolCall
+from master.api.openai.common import timings
+from master.api.openai.responses_form import ResponsesForm
+from master.text.tokenizer import Message
+
+Sent = dict[str, Any]
+
+
+class Items:
+    """One response under way. What `push` and the others return is what a stream says."""
+
+    def __init__(self, form: ResponsesForm, model: str) -> None:
+        self.id = f"resp_{token_hex(12)}"
+        self._form, self._model = form, model
+        self._created = int(time.time())
+        self._numbers = count()
+        self._output: list[dict[str, Any]] = []
+        self._open: dict[str, Any] | None = None  # the item that grows
+        self._text = ""
+        self._ended: Ended | None = None
+
+    def begun(self) -> list[Sent]:
+        """Before the first event."""
+        whole = self.response("in_progress")
+        return [self._event("response.created", response=whole), self._event("response.in_progress", response=whole)]
+
+    def push(self, event: Event) -> list[Sent]:
+        """What one event adds."""
+        if isinstance(event, ReasoningPiece):
+            return self._grow("reasoning", event.text)
+        if isinstance(event, TextPiece):
+            return self._grow("message", event.text)
+        done = self._close()
+        if isinstance(event, ToolCall):
+            return done + self._call(event)
+        self._ended = event
+        return done
+
+    def completed(self) -> Sent:
+        """After the last event."""
+        whole = self.response()
+        return self._event(f"response.{whole['status']}", response=whole)
+
+    def failed(self, code: str, message: str) -> Sent:
+        """In the place of all that was still to come."""
+        whole = self.response("failed") | {"error": {"code": code, "message": message}}
+        return self._event("response.failed", response=whole)
+
+    def message(self) -> Message:
+        """The answer as a turn of the conversation."""
+        calls = [
+            {
+                "id": item["call_id"],
+                "type": "function",
+                "function": {"name": item["name"], "arguments": json.loads(item["arguments"])},
+            }
+            for item in self._output
+            if item["type"] == "function_call"
+        ]
+        said = "".join(part["text"] for item in self._output if item["type"] == "message" for part in item["content"])
+        return {"role": "assistant", "content": said} | ({"tool_calls": calls} if calls else {})
+
+    def response(self, status: str | None = None) -> dict[str, Any]:
+        """All of it so far."""
+        cut = self._ended is not None and self._ended.reason == "length"
+        form = self._form
+        return {
+            "id": self.id,
+            "object": "response",
+            "created_at": self._created,
+            "status": status or ("incomplete" if cut else "completed"),
+            "model": self._model,
+            "output": list(self._output),
+            "error": None,
+            "incomplete_details": {"reason": "max_output_tokens"} if cut else None,
+            "instructions": form.instructions,
+            "max_output_tokens": form.max_output_tokens,
+            "metadata": form.metadata or {},
+            "parallel_tool_calls": form.parallel_tool_calls is not False,
+            "previous_response_id": form.previous_response_id,
+            "temperature": form.temperature,
+            "top_p": form.top_p,
+            "text": {"format": {"type": form.text.format.type if form.text and form.text.format else "text"}},
+            "tool_choice": form.tool_choice if isinstance(form.tool_choice, str) else "auto",
+            "tools": [tool.model_dump(exclude_none=True) for tool in form.tools or ()],
+            "truncation": "disabled",
+            "usage": self._usage(),
+        } | ({"timings": timings(self._ended)} if self._ended else {})
+
+    def _usage(self) -> dict[str, Any] | None:
+        if (ended := self._ended) is None:
+            return None
+        return {
+            "input_tokens": ended.prompt_tokens,
+            "input_tokens_details": {"cached_tokens": ended.cached},
+            "output_tokens": ended.completion_tokens,
+            "output_tokens_details": {"reasoning_tokens": ended.reasoning_tokens},
+            "total_tokens": ended.prompt_tokens + ended.completion_tokens,
+        }
+
+    def _grow(self, kind: str, text: str) -> list[Sent]:
+        """More text of a message, or of what the model thinks."""
+        said = [] if self._open and self._open["type"] == kind else self._close() + self._begin(kind)
+        assert self._open is not None
+        self._text += text
+        name = "response.output_text.delta" if kind == "message" else "response.reasoning_text.delta"
+        more: dict[str, Any] = {"logprobs": []} if kind == "message" else {}
+        return [*said, self._of_item(name, self._open, content_index=0, delta=text, **more)]
+
+    def _begin(self, kind: str) -> list[Sent]:
+        item: dict[str, Any] = {"type": kind, "status": "in_progress", "content": []}
+        item["id"] = f"{'msg' if kind == 'message' else 'rs'}_{token_hex(12)}"
+        own: dict[str, Any] = {"role": "assistant"} if kind == "message" else {"summary": []}
+        item |= own
+        self._open, self._text = item, ""
+        said = [self._event("response.output_item.added", output_index=len(self._output), item=dict(item))]
+        part = self._of_item("response.content_part.added", item, content_index=0, part=_part(kind, ""))
+        return [*said, part]
+
+    def _close(self) -> list[Sent]:
+        """The item that grew is whole."""
+        item, self._open = self._open, None
+        if item is None:
+            return []
+        kind, part = item["type"], _part(item["type"], self._text)
+        name = "response.output_text.done" if kind == "message" else "response.reasoning_text.done"
+        more: dict[str, Any] = {"logprobs": []} if kind == "message" else {}
+        said = [
+            self._of_item(name, item, content_index=0, text=self._text, **more),
+            self._of_item("response.content_part.done", item, content_index=0, part=part),
+        ]
+        return said + self._done(item | {"content": [part], "status": "completed"})
+
+    def _call(self, call: ToolCall) -> list[Sent]:
+        item: dict[str, Any] = {
+            "type": "function_call",
+            "id": f"fc_{token_hex(12)}",
+            "call_id": call.id,
+            "name": call.name,
+        }
+        begun: dict[str, Any] = item | {"arguments": "", "status": "in_progress"}
+        name = "response.function_call_arguments"
+        return [
+            self._event("response.output_item.added", output_index=len(self._output), item=begun),
+            self._of_item(f"{name}.delta", begun, delta=call.arguments),
+            self._of_item(f"{name}.done", begun, arguments=call.arguments, name=call.name),
+            *self._done(item | {"arguments": call.arguments, "status": "completed"}),
+        ]
+
+    def _done(self, item: dict[str, Any]) -> list[Sent]:
+        said = self._event("response.output_item.done", output_index=len(self._output), item=item)
+        self._output.append(item)
+        return [said]
+
+    def _of_item(self, kind: str, item: dict[str, Any], **more: Any) -> Sent:
+        return self._event(kind, item_id=item["id"], output_index=len(self._output), **more)
+
+    def _event(self, kind: str, **more: Any) -> Sent:
+        return {"type": kind, "sequence_number": next(self._numbers), **more}
+
+
+def _part(kind: str, text: str) -> dict[str, Any]:
+    if kind == "message":
+        return {"type": "output_text", "text": text, "annotations": [], "logprobs": []}
+    return {"type": "reasoning_text", "text": text}

@@ -1,0 +1,89 @@
+"""`POST /v1/responses`: items instead of messages, kept for a while to be gone on from."""
+
+from collections import OrderedDict
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+from fastapi import APIRouter, Request
+from fastapi.responses import JSONResponse, Response
+
+from master.api.answers.events import Event
+from master.api.failures import Failure, RequestError
+from master.api.openai.items import Items
+from master.api.openai.responses_form import ResponsesForm
+from master.api.state import ApiState
+from master.api.streams import EventStream, collected, data, guarded, merged, unless_gone
+from master.text.tokenizer import Message
+
+_KEPT = 256  # responses
+
+
+@dataclass
+class KeptTurns:
+    """What was said up to each of the last responses, by their ids."""
+
+    _turns: OrderedDict[str, tuple[Message, ...]] = field(default_factory=OrderedDict)
+
+    def find(self, name: str | None) -> tuple[Message, ...]:
+        """The turns before; raises RequestError if they are not known (any more)."""
+        if name is None:
+            return ()
+        if name not in self._turns:
+            said = f"there is no response {name[:100]!r} any more; send what was said as input"
+            raise RequestError(said, "previous_response_id", "previous_response_not_found", 404)
+        return self._turns[name]
+
+    def keep(self, name: str, messages: Sequence[Message]) -> None:
+        """Remember a response."""
+        self._turns[name] = tuple(messages)
+        while len(self._turns) > _KEPT:
+            self._turns.popitem(last=False)
+
+
+def response_routes(state: ApiState) -> APIRouter:
+    """The route, for an application."""
+    router, kept = APIRouter(), KeptTurns()
+
+    @router.post("/v1/responses", summary="Answer items")
+    async def responses(form: ResponsesForm, request: Request) -> Response:
+        state.check_model(form.model)
+        earlier = kept.find(form.previous_response_id)
+        ask = form.ask(earlier, state.client(request))
+        answers = await state.service.chat(ask)
+        items = Items(form, state.model)
+
+        def keep() -> None:
+            if form.store is not False:
+                kept.keep(items.id, [*earlier, *form.messages(), items.message()])
+
+        if form.stream:
+            events = _stream((event async for _, event in merged(answers)), items, keep)
+            return EventStream(guarded(events, answers, state.limits.answer_s, partial(_failed, items)), answers)
+        (got,) = await unless_gone(request, collected(answers), state.limits.answer_s)
+        for event in got:
+            items.push(event)
+        keep()
+        return JSONResponse(items.response())
+
+    return router
+
+
+async def _stream(events: AsyncIterator[Event], items: Items, keep: Any) -> AsyncIterator[str]:
+    for said in items.begun():
+        yield _sent(said)
+    async for event in events:
+        for said in items.push(event):
+            yield _sent(said)
+    keep()
+    yield _sent(items.completed())
+
+
+def _sent(event: dict[str, Any]) -> str:
+    return data(event, str(event["type"]))
+
+
+def _failed(items: Items, failure: Failure) -> list[str]:
+    """How a stream ends that has begun well."""
+    return [_sent(items.failed(failure.code or failure.kind, failure.message))]

@@ -1,0 +1,135 @@
+"""Many clients, slow ones, ones that leave; a server that is full, that ends, that fails: nothing is left behind."""
+
+import asyncio
+import json
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from threading import Event
+
+import httpx
+import pytest
+
+from master.api.state import ServeLimits
+from tests.support.serving import KEY, Served, client, said, tiny_server
+from tpi.errors import NodeLost
+from tpi.pack.reader import Pack
+
+CHAT = "/v1/chat/completions"
+CLIENTS, SLOW = 120, 12  # the benchmark has a thousand
+
+
+def wait_for(condition: Callable[[], bool], seconds: float = 60) -> None:
+    """Ask again and again, with a pause, until it holds."""
+    never, pauses = Event(), int(seconds / 0.02)
+    assert any(condition() or never.wait(0.02) for _ in range(pauses))
+
+
+async def _ask(http: httpx.AsyncClient, number: int) -> str:
+    """How one client's stream ends; some read slowly, some leave in the middle."""
+    body = said(f"Number {number}", stream=True, max_tokens=10)
+    async with http.stream("POST", CHAT, json=body) as answer:
+        if answer.status_code != 200:
+            return str(answer.status_code)
+        last = ""
+        async for line in answer.aiter_lines():
+            if number % 10 == 1:
+                return "left"
+            if number % 10 == 2:
+                await asyncio.sleep(0.005)  # a slow reader, not a wait for anything
+            last = line or last
+    return "done" if last == "data: [DONE]" else last
+
+
+async def _crowd(served: Served, count: int) -> Counter[str]:
+    limits = httpx.Limits(max_connections=None)
+    headers = {"x-api-key": KEY}
+    async with httpx.AsyncClient(base_url=served.url, headers=headers, timeout=120, limits=limits) as http:
+        return Counter(await asyncio.gather(*(_ask(http, number) for number in range(count))))
+
+
+def test_a_crowd_is_answered_or_told_to_come_back(tiny_pack: Callable[..., Pack], tmp_path: Path) -> None:
+    limits = ServeLimits(waiting=40)
+    with tiny_server(tiny_pack("llama"), tmp_path, limits, pool=30, most=8) as served:
+        ends = asyncio.run(_crowd(served, CLIENTS))
+        assert set(ends) <= {"done", "left", "429"}
+        assert ends["done"] >= 40
+        assert ends["429"]
+        wait_for(lambda: served.thread.open == 0)
+        assert served.pages_in_use == 0
+        with client(served) as http:
+            assert http.get("/health").status_code == 200
+            assert "vllm:num_requests_running{" in http.get("/metrics").text
+
+
+def test_who_is_turned_away_hears_when_to_come_back(tiny_pack: Callable[..., Pack], tmp_path: Path) -> None:
+    with tiny_server(tiny_pack("llama"), tmp_path, ServeLimits(waiting=0), most=1) as served, client(served) as http:
+        with http.stream("POST", CHAT, json=said(stream=True, max_tokens=600, logit_bias={"2": -100})) as first:
+            next(first.iter_lines())
+            refused = http.post(CHAT, json=said())
+            assert refused.status_code == 429
+            assert int(refused.headers["retry-after"]) >= 1
+            assert refused.json()["error"]["code"] == "busy"
+            many = http.post(CHAT, json=said(n=3))
+            assert many.status_code == 429
+        wait_for(lambda: served.thread.open == 0)
+        assert http.post(CHAT, json=said()).status_code == 200
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_a_client_that_leaves_frees_its_pages(stream: bool, tiny_pack: Callable[..., Pack], tmp_path: Path) -> None:
+    with tiny_server(tiny_pack("llama"), tmp_path) as served, client(served) as http:
+        if stream:
+            with http.stream("POST", CHAT, json=said(stream=True, max_tokens=700, n=2)) as answer:
+                next(answer.iter_lines())
+        else:
+            body = json.dumps(said(max_tokens=700))
+            with pytest.raises(httpx.ReadTimeout):
+                http.post(CHAT, content=body, headers={"Content-Type": "application/json"}, timeout=0.05)
+        wait_for(lambda: served.thread.open == 0)
+        assert served.pages_in_use == 0
+
+
+def test_an_answer_that_takes_too_long_is_ended(tiny_pack: Callable[..., Pack], tmp_path: Path) -> None:
+    with tiny_server(tiny_pack("llama"), tmp_path, ServeLimits(answer_s=0.05)) as served, client(served) as http:
+        answer = http.post(CHAT, json=said(max_tokens=700, logit_bias={"2": -100}))
+        assert answer.status_code == 408
+        lines = http.post(CHAT, json=said(max_tokens=700, stream=True, logit_bias={"2": -100})).text.split("\n\n")
+        assert json.loads(lines[-3].removeprefix("data: "))["error"]["code"] == "timeout"
+        assert lines[-2] == "data: [DONE]"
+        wait_for(lambda: served.thread.open == 0)
+
+
+def test_the_end_lets_short_answers_finish_and_ends_long_ones(tiny_pack: Callable[..., Pack], tmp_path: Path) -> None:
+    with tiny_server(tiny_pack("llama"), tmp_path, grace_s=0.0) as served, client(served) as http:
+        with http.stream("POST", CHAT, json=said(stream=True, max_tokens=700, logit_bias={"2": -100})) as answer:
+            lines = answer.iter_lines()
+            next(lines)
+            served.server.should_exit = True
+            rest = [line for line in lines if line]
+        assert json.loads(rest[-2].removeprefix("data: "))["error"]["message"].startswith("the server is shutting down")
+        assert rest[-1] == "data: [DONE]"
+
+
+def test_a_lost_worker_ends_streams_with_the_reason(
+    tiny_pack: Callable[..., Pack], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with tiny_server(tiny_pack("llama"), tmp_path) as served, client(served) as http:
+        real, steps = served.engine.step, list[int]()
+
+        def step() -> None:
+            steps.append(1)
+            if len(steps) == 4:
+                raise NodeLost("worker-1", "worker-1 is lost")
+            real()
+
+        monkeypatch.setattr(served.engine, "step", step)
+        lines = http.post(CHAT, json=said(stream=True, max_tokens=20)).text.split("\n\n")
+        assert json.loads(lines[-3].removeprefix("data: "))["error"]["message"] == "worker-1 is lost"
+        assert lines[-2] == "data: [DONE]"
+        assert http.get("/health").status_code == 503
+        steps.clear()
+        assert http.post(CHAT, json=said(max_tokens=50)).status_code == 503
+        steps.extend([1] * 9)
+        assert http.post(CHAT, json=said(max_tokens=5)).status_code == 200
+        assert http.get("/health").status_code == 200

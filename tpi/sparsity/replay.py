@@ -74,7 +74,7 @@ def replay(pack: Pack, tokens: I32, kernels: Kernels, feed_forward: FeedForward 
         ModelError: if a layer has something else than attention and a feed-forward network.
     """
     config = pack.config.for_context(tokens.shape[1])
-    x = kernels.gather(*table(pack.embedding), tokens.reshape(-1)) * np.float32(config.embed_scale)
+    x: F32 = kernels.gather(*table(pack.embedding), tokens.reshape(-1)) * np.float32(config.embed_scale)
     batch = _batch(tokens)
     if pack.positions:
         x = x + kernels.gather(*table(pack.positions), batch.positions + np.int32(config.position_offset))

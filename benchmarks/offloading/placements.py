@@ -19,7 +19,7 @@ TELLS = 1.1  # times faster, by prediction: less is no order
 RIGHT = 0.95
 NOTES = f"""
 A 1.1B Llama shape in 4 bits on emulated machines, decode after a prompt of {PROMPT}; milliseconds of the emulated
-machine. Every place of the weights and of keys and values that fits, and what `auto` chose. A pair of placements is *told
+machine. Every place of weights and of keys and values that fits, and what `auto` chose. A pair of placements is *told
 apart* if one is predicted to be {TELLS} times as fast. **Emulated figures judge schedules, never kernels.**
 """
 

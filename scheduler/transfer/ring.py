@@ -8,6 +8,7 @@ runs ahead is how large the ring is. With room for two neighbours the next segme
 import threading
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from types import TracebackType
 
 from scheduler.model.ring import Ring
@@ -22,10 +23,19 @@ Feed = Callable[[Bytes], None]
 """Fills a segment's place in the accelerator's memory, from its first byte on, and returns when all is there."""
 
 
+@dataclass(frozen=True)
+class RingContents:
+    """One segment that passes through."""
+
+    name: str  # what traces and errors call it
+    nbytes: int
+    feed: Feed
+
+
 class DeviceRing:
     """The ring of one accelerator. Holds by one thread; what was held is given back when the device has used it.
 
-    A failed load surfaces in the hold that waits for it; the next hold tries again.
+    A failed load surfaces in the hold that waits for it; the next hold tries again. It begins paused.
     """
 
     def __init__(
@@ -33,25 +43,22 @@ class DeviceRing:
         device: Device,
         ring: Ring,
         memory: Bytes,
-        sizes: Mapping[int, int],
-        feeds: Mapping[int, Feed],
+        contents: Mapping[int, RingContents],
         queue: TransferQueue,
-        names: Mapping[int, str],
         trace: NoTrace = OFF,
     ) -> None:
-        """`memory` holds `ring.size` bytes; segment n of the ring has `sizes[n]` bytes and is loaded by `feeds[n]`."""
-        self._device, self._queue, self._trace, self._names = device, queue, trace, names
-        self._feeds, self._cycle = feeds, Cycle(ring)
+        """`memory` holds at least `ring.size` bytes; segment n of the ring is `contents[n]`."""
+        self._device, self._queue, self._trace, self._contents = device, queue, trace, contents
+        self._cycle = Cycle(ring)
         places = zip(ring.blocks, ring.offsets, strict=True)
-        self._slots = [memory[offset : offset + sizes[segment]] for segment, offset in places]
+        self._slots = [memory[offset : offset + contents[segment].nbytes] for segment, offset in places]
         self._segments = ring.blocks
         self._loads: list[Transfer | None] = [None] * len(ring.blocks)  # of each use in the period
         self._last: Transfer | None = None
         self._lock = threading.Lock()
+        self._paused = True
         self.loaded_bytes = 0
         self.stall_seconds = 0.0
-        with self._lock:
-            self._open()
 
     def hold(self, segment: int) -> "RingHold":
         """The bytes of `segment` in the accelerator's memory, for a `with`.
@@ -61,6 +68,19 @@ class DeviceRing:
             TpiError: if segments that are held leave no room, or the queue is closed.
         """
         return RingHold(self, segment)
+
+    def resume(self) -> None:
+        """Load ahead from now on, from the next use on."""
+        with self._lock:
+            self._paused = False
+            self._open()
+
+    def pause(self) -> None:
+        """Load nothing more, and forget what was loaded ahead: its memory may serve another."""
+        self.quiet()
+        with self._lock:
+            self._paused = True
+            self._cycle.rewind_to(self._cycle.head)
 
     def quiet(self) -> None:
         """Wait until nothing is on its way: the tier below may then be held by others. What was loaded stays."""
@@ -84,7 +104,7 @@ class DeviceRing:
             self._device.start(_nothing).wait()  # what was held is given back by then
             use = self._opened(segment)
         if use is None:
-            raise TpiError(f"{self._names[segment]} cannot be held yet: release what is held first")
+            raise TpiError(f"{self._contents[segment].name} cannot be held yet: release what is held first")
         place = use % self._cycle.period
         self._wait(place, use)  # nothing overwrites it meanwhile: the use is not over
         with self._lock:
@@ -126,18 +146,20 @@ class DeviceRing:
 
     def _open(self) -> None:
         """Load what there is room for. Loads of weights go one after the other, so none meets a later one in a slot."""
-        while self._cycle.may_open(self._cycle.tail):
+        while not self._paused and self._cycle.may_open(self._cycle.tail):
             place = self._cycle.tail % self._cycle.period
             segment, slot = self._segments[place], self._slots[place]
             self._loads[place] = self._last = self._submit(segment, slot)
             self._cycle.tail += 1
 
     def _submit(self, segment: int, slot: Bytes) -> Transfer:
+        contents = self._contents[segment]
+
         def load() -> None:
-            self._feeds[segment](slot)
+            contents.feed(slot)
             self.loaded_bytes += slot.size
 
-        return self._queue.submit("weight load", self._names[segment], load)
+        return self._queue.submit("weight load", contents.name, load)
 
 
 class RingHold:

@@ -2,22 +2,20 @@
 
 from contextlib import AbstractContextManager, ExitStack, closing
 from dataclasses import dataclass
-from functools import partial
 
-from scheduler.model.ring import Ring
 from scheduler.transfer.pages import Stage, StagedPages
 from scheduler.transfer.queue import TransferQueue
-from scheduler.transfer.ring import DeviceRing
 from scheduler.window.window import Window
 from tpi.devices.base import Device
 from tpi.devices.pages import Bytes
 from tpi.kv import KvPages
 from tpi.trace import NoTrace
 from worker.node.placed import Placed
+from worker.node.rings import Rings
 from worker.node.segment import HeldPages
 from worker.plan.node_plan import NodePlan
 from worker.plan.offload import OffloadPlan
-from worker.plan.places import Fed, Places
+from worker.plan.places import Places
 from worker.plan.residence import Residence
 
 _MB = 1e6
@@ -47,7 +45,7 @@ class Accelerated:
         self._places: Places = residence.places
         self._placed = placed
         self._queue = TransferQueue(trace)
-        self._ring: DeviceRing | None = None
+        self._rings: Rings | None = None
         self._short = False  # the last step
         with ExitStack() as stack:
             stack.enter_context(closing(self))
@@ -61,10 +59,9 @@ class Accelerated:
     @property
     def figures(self) -> LinkFigures:
         """What went over the link so far."""
-        ring, staged = self._ring, self._staged
-        return LinkFigures(
-            ring.loaded_bytes if ring else 0, staged.moved_bytes if staged else 0, ring.stall_seconds if ring else 0.0
-        )
+        rings, staged = self._rings, self._staged
+        kv = staged.moved_bytes if staged else 0
+        return LinkFigures(rings.loaded_bytes, kv, rings.stall_seconds) if rings else LinkFigures(0, kv)
 
     def describe(self) -> str:
         """What it does, and what went over its link, in a sentence without a full stop."""
@@ -90,59 +87,38 @@ class Accelerated:
             self._staged.begin()
         if short != self._short and self._offload.long != self._offload.short:
             self.settle()
+            if self._rings is not None:
+                self._rings.turn_to(short)
         self._short = short
 
     def abandon(self) -> None:
         """The step breaks off: what it moved, or failed to, means nothing to the next one."""
-        if self._ring is not None:
-            self._ring.abandon()
+        if self._rings is not None:
+            self._rings.abandon()
         if self._staged is not None:
             self._staged.abandon()
 
     def settle(self) -> None:
         """Wait for all transfers: what the host holds is not read for the accelerator meanwhile."""
-        if self._ring is not None:
-            self._ring.quiet()
+        if self._rings is not None:
+            self._rings.quiet()
         if self._staged is not None:
             self._staged.settle()
 
-    def open_ring(self, window: Window) -> None:
+    def open_rings(self, window: Window) -> None:
         """Begin to load what passes through the accelerator, from the host's `window`."""
-        fed = dict(enumerate(self._places.fed))
-        if not fed:
-            return
-        ring = self._offload.ring
-        numbers = {piece: number for number, piece in enumerate(self._offload.lifted)}
-        local = Ring(ring.size, tuple(numbers[piece] for piece in ring.blocks), ring.offsets, ring.lags)
-        memory = self._placed.allocate(self.device, ring.size)
-        self._ring = DeviceRing(
-            self.device,
-            local,
-            memory,
-            {number: part.nbytes for number, part in fed.items()},
-            {number: partial(self._feed, window, part) for number, part in fed.items()},
-            self._queue,
-            {number: self._offload.pieces[piece].block.name for piece, number in numbers.items()},
-            self._trace,
-        )
+        plan, fed = self._offload, dict(zip(self._offload.lifted, self._places.fed, strict=True))
+        if fed:
+            self._rings = Rings(self.device, plan, fed, window, self._placed, self._queue, self._trace)
 
-    def hold(self, number: int) -> AbstractContextManager[Bytes]:
-        """The hold of what passes through the ring under this number."""
-        assert self._ring is not None
-        return self._ring.hold(number)
+    def hold(self, piece: int, short: bool) -> AbstractContextManager[Bytes]:
+        """The hold of a piece that passes through, in long or in short steps."""
+        assert self._rings is not None
+        return self._rings.hold(piece, short)
 
     def close(self) -> None:
         """Make no more transfers, and join what makes them. Idempotent."""
         self._queue.close()
-
-    def _feed(self, window: Window, part: Fed, slot: Bytes) -> None:
-        """Copy a segment as it arrives: what is read from disk is on its way over the link while more is read."""
-        at = 0
-        for data in window.follow(part.number):
-            begin, end = max(at, part.begin), min(at + data.size, part.begin + part.nbytes)
-            if begin < end:
-                self.device.copy(data[begin - at : end - at], slot[begin - part.begin : end - part.begin]).wait()
-            at += data.size
 
     def _home(self, pages: int) -> KvPages:
         config, plan = self._plan.config, self._plan

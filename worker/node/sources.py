@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, closing, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -48,7 +48,7 @@ def open_weights(
     window = stack.enter_context(closing(_window(plan, residence, held, trace, progress)))  # closed first: it is read
     kept = _load_kept(plan, residence, held, devices, placed)
     if link is not None:
-        link.open_ring(window)
+        link.open_rings(window)
     sources = _Sources(window, kept, link)
     pages = _pages(plan, residence, devices, placed, link)
 
@@ -60,10 +60,9 @@ def open_weights(
         launch = traced(device, trace, block.name) if segment.device and trace is not OFF else None
         return open_segment(device, plan.config, block.layer, runs, vectors, own, launch)
 
-    long = _arranged(residence.places.long, sources, open_one)
-    short = long
-    if residence.places.short != residence.places.long:
-        short = _arranged(residence.places.short, sources, open_one)
+    places = residence.places
+    long = _arranged(places.long, sources.of(short=False), open_one)
+    short = long if places.short == places.long else _arranged(places.short, sources.of(short=True), open_one)
     crossover = residence.offload.crossover if residence.offload else 1
     return Weights(window, long, short, crossover, link), link
 
@@ -86,6 +85,11 @@ class _Sources:
     window: Window
     kept: Sequence[Hold]
     link: "Accelerated | None"
+    short: bool = False  # for short steps
+
+    def of(self, short: bool) -> "_Sources":
+        """Those of steps of that kind."""
+        return replace(self, short=short)
 
     def hold(self, place: Place) -> Hold:
         if place.source == "window":
@@ -93,7 +97,7 @@ class _Sources:
         if place.source == "kept":
             return self.kept[place.number]
         assert self.link is not None
-        return self.link.hold(place.number)
+        return self.link.hold(place.number, self.short)
 
 
 def _arranged(visits: Visits, sources: _Sources, open_one: Callable[[NodeSegment], Segment]) -> Arrangement[Segment]:

@@ -19,7 +19,7 @@ from scheduler.model.offload.problem import Limits, Problem
 from scheduler.model.offload.threshold import turning_point
 from scheduler.model.offload.work import KvTier, NodeWork, Offload, Place, SegmentWork, TableWork, Workload
 from scheduler.model.placement import Placement
-from scheduler.model.ring import EMPTY, Ring, smallest
+from scheduler.model.ring import Ring, smallest
 from tpi.config import ModelConfig
 from tpi.devices.pages import PAGE, round_up
 from tpi.errors import PlanError
@@ -63,11 +63,15 @@ class OffloadPlan:
         """Of these, the ones that pass through the ring."""
         return sorted(self.long | self.short)
 
-    @cached_property
-    def ring(self) -> Ring:
-        """Where they pass through; its blocks are numbers of pieces."""
+    def ring(self, there: Numbers) -> Ring:
+        """Where the pieces `there` pass through; its blocks are their numbers."""
         sizes = [_size(piece) for piece in self.pieces]
-        return smallest(self.lifted, sizes, self.ahead or self.depth) if self.lifted else EMPTY
+        return smallest(sorted(there), sizes, self.ahead or self.depth)
+
+    @cached_property
+    def ring_bytes(self) -> int:
+        """Bytes of the larger ring, of long steps or of short ones: they take turns."""
+        return max(self.ring(there).size for there in (self.long, self.short))
 
     def deepened(self, room: int) -> "OffloadPlan":
         """The same with the deepest ring that `room` bytes of the accelerator hold: pieces of uneven sizes even out."""
@@ -103,7 +107,7 @@ class OffloadPlan:
         """Bytes that all of it takes on the accelerator, but for the buffers of its kernels."""
         kept = sum(_size(self.pieces[number]) for number in self.kept)
         layers = len(self.layers) if self.kv == "gpu" else self.stages
-        return kept + self.ring.size + layers * self.kv_layer_bytes
+        return kept + self.ring_bytes + layers * self.kv_layer_bytes
 
     def below(self, sizes: Sequence[int], fitting: Placement) -> Placement:
         """What of the fed pieces stays in the host's memory: what fits, all, or none; `sizes` are theirs.

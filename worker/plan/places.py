@@ -19,7 +19,7 @@ class Place:
 
     segment: NodeSegment
     source: Source
-    number: int  # among the window's segments, those that are kept, or those that pass through the ring
+    number: int  # among the window's segments, those that are kept, or all pieces
 
 
 Visits = tuple[tuple[Place, ...], ...]
@@ -66,7 +66,7 @@ def through_accelerator(offload: "OffloadPlan", window: Sequence[NodeSegment], n
     chosen = [kept[number] for number in dict.fromkeys(part_of[piece] for piece in sorted(offload.kept))]
     stay = [Place(segment, "kept", number) for number, segment in enumerate(chosen)]
     within = dict(zip(offload.fed, numbers, strict=True))
-    ring = {piece: Place(offload.pieces[piece], "ring", number) for number, piece in enumerate(offload.lifted)}
+    ring = {piece: Place(offload.pieces[piece], "ring", piece) for piece in offload.lifted}
 
     def visits(there: frozenset[int]) -> Visits:
         here = (Place(window[number], "window", number) for piece, number in within.items() if piece not in there)

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from contextlib import ExitStack, closing, contextmanager
+from functools import partial
 from random import Random
 
 import numpy as np
@@ -9,9 +10,10 @@ import numpy.typing as npt
 import pytest
 
 from scheduler.model.placement import place, place_window
+from scheduler.model.ring import smallest
 from scheduler.transfer.pages import Stage, StagedPages
 from scheduler.transfer.queue import TransferQueue
-from scheduler.transfer.ring import DeviceRing
+from scheduler.transfer.ring import DeviceRing, RingContents
 from tests.support.kernel_cases import native
 from tests.support.shuffled import Shuffled
 from tpi.devices.base import Pending
@@ -32,12 +34,19 @@ def ring_of(seed: int, device: Shuffled, queue: TransferQueue) -> Iterator[tuple
     weights = [np.full(size, number + 1, np.uint8) for number, size in enumerate(sizes)]
     depth = random.randint(1, 3)
     ring = place_window(sizes, depth).ring if depth < 3 else place(sizes, sum(sizes) - min(sizes)).ring
-    streamed = sorted(set(ring.blocks))
     memory = device.memory.allocate(ring.size)
-    feeds = {number: lambda slot, data=weights[number]: device.copy(data, slot).wait() for number in streamed}
-    names = {number: f"segment {number}" for number in streamed}
-    yield DeviceRing(device, ring, memory, dict(enumerate(sizes)), feeds, queue, names), weights
+    contents = {
+        number: RingContents(f"segment {number}", sizes[number], partial(fill, device, weights[number]))
+        for number in sorted(set(ring.blocks))
+    }
+    found = DeviceRing(device, ring, memory, contents, queue)
+    found.resume()
+    yield found, weights
     device.memory.free(memory)
+
+
+def fill(device: Shuffled, data: Bytes, slot: Bytes) -> None:
+    device.copy(data, slot).wait()
 
 
 @pytest.mark.parametrize("seeds", [SEEDS[at : at + 20] for at in range(0, len(SEEDS), 20)], ids=str)
@@ -47,7 +56,7 @@ def test_nothing_computes_with_a_segment_that_is_half_there(seeds: range) -> Non
             device = stack.enter_context(Shuffled(native, seed))
             queue = stack.enter_context(closing(TransferQueue()))
             ring, weights = stack.enter_context(ring_of(seed, device, queue))
-            streamed = sorted({number for number in range(SEGMENTS) if number in ring._feeds})
+            streamed = sorted(ring._contents)
             pending: list[tuple[int, Pending[Bytes]]] = []
             for _ in range(3):
                 for number in streamed:
@@ -56,6 +65,34 @@ def test_nothing_computes_with_a_segment_that_is_half_there(seeds: range) -> Non
             for number, result in pending:
                 np.testing.assert_array_equal(result.wait(), weights[number])
             ring.quiet()
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_two_rings_in_one_place_take_turns(seed: int) -> None:
+    """What one has loaded ahead is forgotten when the other begins, and nobody computes with the other's bytes."""
+    random = Random(seed)
+    with Shuffled(native, seed) as device, closing(TransferQueue()) as queue:
+        sizes = [PAGE * random.randint(1, 4) for _ in range(SEGMENTS)]
+        weights = [np.full(size, number + 1, np.uint8) for number, size in enumerate(sizes)]
+        contents = {
+            number: RingContents(f"segment {number}", sizes[number], partial(fill, device, weights[number]))
+            for number in range(SEGMENTS)
+        }
+        chosen = [sorted(random.sample(range(SEGMENTS), random.randint(1, SEGMENTS))) for _ in range(2)]
+        layouts = [smallest(segments, sizes, random.randint(1, 3)) for segments in chosen]
+        memory = device.memory.allocate(max(layout.size for layout in layouts))
+        rings = [DeviceRing(device, layout, memory, contents, queue) for layout in layouts]
+        pending: list[tuple[int, Pending[Bytes]]] = []
+        for turn in range(6):
+            number = turn % 2 if random.random() < 0.7 else 0
+            rings[number].resume()
+            for segment in chosen[number]:
+                with rings[number].hold(segment) as data:
+                    pending.append((segment, device.start(data.copy)))
+            rings[number].pause()
+        for segment, result in pending:
+            np.testing.assert_array_equal(result.wait(), weights[segment])
+        device.memory.free(memory)
 
 
 @pytest.mark.parametrize("seeds", [SEEDS[at : at + 20] for at in range(0, len(SEEDS), 20)], ids=str)
@@ -138,7 +175,7 @@ def test_a_failed_copy_surfaces_where_it_is_awaited_and_the_next_hold_tries_agai
         device = stack.enter_context(Shuffled(native, seed, lambda number: number == wrong))
         queue = stack.enter_context(closing(TransferQueue()))
         ring, weights = stack.enter_context(ring_of(seed, device, queue))
-        streamed = sorted(number for number in range(SEGMENTS) if number in ring._feeds)
+        streamed = sorted(ring._contents)
         failures = 0
         for number in [*streamed, *streamed]:
             for _ in range(2):

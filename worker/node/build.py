@@ -82,7 +82,8 @@ def _finite(partial: npt.NDArray[np.float32], name: str) -> None:
 
 
 def _block(plan: NodePlan, block: NodeBlock, held: Sequence[HeldBlock]) -> Block:
-    return Block(block.number, block.name, residual(plan.config, block.kind, held[block.source].vectors))
+    joins = plan.config.parallel and block.kind == "attention"
+    return Block(block.number, block.name, residual(plan.config, block.kind, held[block.source].vectors), joins)
 
 
 def _group_spec(plan: NodePlan, threads: int) -> GroupSpec:

@@ -182,6 +182,9 @@ class BlockLoop:
         return [MicroBatch(x[half], batch.cut(half), memory) for half, memory in halves]
 
     def _start_sum(self, block: Block, part: MicroBatch) -> None:
+        if block.joins:
+            part.join()
+            return
         partial = part.partial()
         self._check(partial, block.name)
         if len(self._flying) == IN_FLIGHT:
@@ -229,6 +232,7 @@ class BlockLoop:
             and self.group.trivial
             and self._order is plain
             and self.weights.now.kept is not None
+            and not any(block.joins for block in self.blocks)  # a chain adds each block's result to what the next reads
         )
 
     def _run_chain(self, x: F32, batch: Batch) -> F32:

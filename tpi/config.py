@@ -75,6 +75,7 @@ class ModelConfig:
     local_inv_freq: tuple[float, ...] = ()  # of the layers whose kind is 2 (Gemma 3's sliding ones)
     local_rope_scale: float = 1.0
     activation_threshold: float = 0.0  # of fatrelu: what is not above it becomes 0
+    parallel: bool = False  # all blocks of a layer read what came into it, and have one sum (Falcon)
     rope_kinds: tuple[int, ...] = ()  # per layer 0: no RoPE, 1: `inv_freq`, 2: `local_inv_freq`; empty: all 1
     whole_norms: bool = False  # queries and keys are normed over all heads at once (OLMoE)
     attention_clip: float = 0.0  # the largest magnitude of queries, keys and values, before RoPE; 0: any

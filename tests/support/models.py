@@ -139,6 +139,10 @@ def forward(pack: Pack, tokens: Sequence[int], kernels: Kernels | None = None) -
         for half in halves:
             data = np.concatenate([half.read_units(run.name, 0, run.units).reshape(-1) for run in half.shape.runs])
             part = compute(whole(config, layer, half, kv, kernels), data, np.ascontiguousarray(x), batch)
+            if config.parallel and half.kind == "attention":
+                joined = part
+                continue
+            part = part + joined if config.parallel else part
             x = kernels.add_residual(residual(config, half.kind, half.vectors()), x, part)
     final = pack.final.vectors()
     norm = NormSpec(config.norm, config.norm_eps, final["norm"], final.get("norm.bias"))

@@ -30,6 +30,7 @@ class Ref:
     interleaved: int = 0
     add: float = 0.0
     turned: bool = False  # the tensor has as rows what are columns of the matrix
+    pieces: int = 0  # the tensor is so many equal pieces, of each of which it is `rows`; 0: it is one
 
 
 @dataclass(frozen=True)
@@ -105,6 +106,7 @@ class Family:
     gguf_settings: Callable[[Fields], dict[str, Any]] = lambda fields: {}
     fold: float = 0.0
     interleaved: bool = False
+    arranged: Callable[[Model, Fields], Model] = lambda model, fields: model  # what templates cannot say
     dense: Callable[[Fields], Collection[int]] = lambda fields: ()
 
 

@@ -89,6 +89,10 @@ def replay(pack: Pack, tokens: I32, kernels: Kernels, feed_forward: FeedForward 
                 total = feed_forward(layer, weights, kernels.norm(weights.spec.norm, x))
             else:
                 raise ModelError(f"a block of kind {block.kind} is not replayed; take a model without experts")
+            if config.parallel and block.kind == "attention":
+                joined = total  # its sum is the next block's too
+                continue
+            total = total + joined if config.parallel else total
             x = kernels.add_residual(residual(config, block.kind, vectors), x, total)
     return x
 

@@ -96,7 +96,11 @@ VALUES: dict[str, Value] = {
     "ffn_dim": one_of(32, 72), "num_hidden_layers": one_of(1, 3), "num_attention_heads": one_of(2, 8),
     "num_key_value_heads": one_of(1, 1, None), "head_dim": one_of(4, 16), "max_position_embeddings": one_of(48, 128),
     "hidden_act": one_of("silu", "gelu", "gelu_new", "gelu_pytorch_tanh", "relu", "swish", "gelu_fast", "relu2"),
-    "norm_eps": one_of(1e-6, 1e-2, 0.5),
+    "norm_eps": one_of(1e-6, 1e-2, 0.5), "layer_norm_epsilon": one_of(1e-6, 1e-2, 0.5),
+    "num_ln_in_parallel_attn": one_of(1, 2, None), "num_kv_heads": one_of(1, 2, 4, None), "alibi": one_of(False),
+    "new_decoder_architecture": one_of(True, True, False), "multi_query": one_of(True, False),
+    "parallel_attn": one_of(True, True, False), "bias": one_of(False, False, True), "ffn_hidden_size": one_of(32, 72),
+    "activation": one_of("relu", "gelu", "silu", "relu2"), "hidden_dropout": _RATE,
     "hidden_activation": one_of("silu", "gelu", "gelu_pytorch_tanh", "relu"),
     "activation_function": one_of("relu", "gelu", "silu"),
     "rms_norm_eps": one_of(1e-6, 1e-5, 1e-2, 0.5), "tie_word_embeddings": one_of(True, False),
@@ -217,6 +221,8 @@ def _settle(architecture: str, found: dict[str, Any], rng: random.Random) -> Non
     """Lists get the number of layers; some strays join."""
     if architecture == "Gemma3ForCausalLM" and found.get("rope_parameters"):
         found["rope_parameters"] = NESTED(rng)
+    if architecture == "FalconForCausalLM":
+        _settle_falcon(found, rng)
     if architecture == "Phi3ForCausalLM" and found.get("rope_parameters"):
         found["rope_parameters"] = phi3_rope(rng)
     if rng.random() < 0.25:
@@ -234,14 +240,28 @@ def _settle(architecture: str, found: dict[str, Any], rng: random.Random) -> Non
             found[name] = found[name][:layers]
 
 
+def _settle_falcon(found: dict[str, Any], rng: random.Random) -> None:
+    """Mostly what its class can run: it raises where fields about its heads, norms and blocks do not go together."""
+    if rng.random() < 0.1:
+        return
+    newer = found.get("new_decoder_architecture", False)
+    found["parallel_attn"] = newer or found.get("parallel_attn", True)
+    if not newer:
+        found["num_ln_in_parallel_attn"] = None
+    if not newer and not found.get("multi_query", True):
+        found["num_kv_heads"] = None
+    if found["parallel_attn"]:
+        found["bias"] = False
+
+
 EXTRAS = ("own head", "stray bias", "unknown", "no bias", "rotary")
 
 
 def _weights(extra: str, state: Mapping[str, Any], rng: np.random.Generator) -> dict[str, F32]:
     """The tensors of the file: the model's own, with one too many or too few."""
     found = {name: tensor.numpy() for name, tensor in state.items()}
-    table = next(name for name in found if name.endswith("embed_tokens.weight"))
-    matrix = next(name for name in found if name.endswith(("o_proj.weight", "out_proj.weight")))
+    table = next(name for name in found if name.endswith(("embed_tokens.weight", "word_embeddings.weight")))
+    matrix = next(name for name in found if name.endswith(("o_proj.weight", "out_proj.weight", "attention.dense.weight")))
     if extra == "own head":
         found["lm_head.weight"] = rng.standard_normal(found[table].shape).astype(np.float32) * np.float32(0.3)
     if extra == "stray bias":

@@ -42,9 +42,14 @@ def _step(pack: Pack, nodes: "Sequence[_Node]", kernels: Kernels, tokens: Sequen
     x = kernels.gather(*_table(pack.embedding), np.asarray(tokens, np.int32)) * np.float32(config.embed_scale)
     if pack.positions:
         x = x + kernels.gather(*_table(pack.positions), positions + np.int32(config.position_offset))
+    joined: F32 | None = None
     for number, block in enumerate(pack.walk()):
         partials = _partials(nodes, number, np.ascontiguousarray(x), positions)
         total = np.asarray(np.sum(partials, axis=0), np.float32)
+        if config.parallel and block.kind == "attention":
+            joined = total
+            continue
+        total, joined = total if joined is None else total + joined, None
         x = kernels.add_residual(residual(config, block.kind, block.vectors()), x, total)
     final = pack.final.vectors()
     norm = NormSpec(config.norm, config.norm_eps, final["norm"], final.get("norm.bias"))

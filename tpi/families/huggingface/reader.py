@@ -38,6 +38,7 @@ def from_huggingface(fields: Fields, has: Callable[[str], bool], where: str) -> 
     check_config(config, where)
     assert family.names is not None
     model = map_tensors(config, family.names, has, family.fold, fields=read)
+    model = family.arranged(model, read)
     notes = _notes(text, family)
     if text is fields:
         return replace(model, notes=notes)

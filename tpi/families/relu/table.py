@@ -13,6 +13,7 @@ from tpi.families.names import (
     MISTRAL_FFN,
 )
 from tpi.families.relu import defaults, settings
+from tpi.families.relu.falcon import FALCON
 
 NEMOTRON_ATTENTION = LLAMA_ATTENTION | {"norm.bias": "layers.{i}.input_layernorm.bias"}
 NEMOTRON_FFN = {name: text for name, text in LLAMA_FFN.items() if not name.startswith("gate")} | {
@@ -68,4 +69,5 @@ RELU = (
         settings=settings.nemotron,
         fold=1.0,
     ),
+    FALCON,
 )

@@ -47,6 +47,7 @@ def _left(tensor: SourceTensor, claims: dict[str, list[Ref]], accounted: tuple[s
     if any(ref.rows is None for ref in refs):
         return []
     rows = tensor.rows if len(tensor.shape) > 1 else tensor.columns  # of a fused vector its values
+    rows //= max(1, *(ref.pieces for ref in refs))  # all pieces are alike
     end = 0
     for first, last in sorted(ref.rows for ref in refs if ref.rows):
         if first > end:

@@ -67,6 +67,7 @@ class Matrix:
     last_row: int  # where its rows end there
     head_dim: int  # rows of a head, whose rotary pairs are interleaved; 0: they are not
     turned: bool  # its columns are rows of the tensor
+    pieces: int  # of the tensor, of each of which it has the rows; 0: the tensor is one
 
     @property
     def element(self) -> Element:
@@ -82,6 +83,8 @@ class Matrix:
     def load(self, first: int, last: int) -> Slab:
         """Read vectors `[first, last)`, as far as they exist."""
         last = min(last, self.vectors)
+        if self.pieces:
+            return self._load_pieces(first, last)
         if self.axis == "row" or self.turned:
             rows = (self.first_row + first, self.first_row + last)
             raw = self.source.read(self.tensor, rows, (0, self.tensor.columns))
@@ -93,6 +96,17 @@ class Matrix:
         return Slab("column", self.element, raw, first, last - first)
 
 
+    def _load_pieces(self, first: int, last: int) -> Slab:
+        """Rows `[first, last)` of those that all pieces have, one piece after the other."""
+        size, each = self.tensor.rows // self.pieces, self.last_row - self.first_row
+        read = []
+        for piece in range(first // each, -(-last // each)):
+            begin, end = max(first - piece * each, 0), min(last - piece * each, each)
+            at = piece * size + self.first_row
+            read.append(self.source.read(self.tensor, (at + begin, at + end), (0, self.tensor.columns)))
+        return Slab("row", self.element, np.concatenate(read), first, last - first)
+
+
 def matrix(source: Source, ref: Ref, axis: Axis, vectors: int, hidden: int) -> Matrix:
     """The matrix that `ref` names, whose shape must be as given.
 
@@ -102,6 +116,8 @@ def matrix(source: Source, ref: Ref, axis: Axis, vectors: int, hidden: int) -> M
     tensor = find(source, ref.tensor)
     rows, columns = (vectors, hidden) if axis == "row" or ref.turned else (hidden, vectors)
     first, last = ref.rows or (0, tensor.rows)
+    if ref.pieces:
+        return _of_pieces(source, tensor, ref, axis, vectors, hidden)
     fused = ref.rows is not None and len(tensor.shape) in (2, 3) and last <= tensor.rows
     if not (fused or tensor.shape == (rows, columns)) or (last - first, tensor.columns) != (rows, columns):
         raise ModelError(
@@ -109,7 +125,18 @@ def matrix(source: Source, ref: Ref, axis: Axis, vectors: int, hidden: int) -> M
             f"{[last, columns] if ref.rows else [rows, columns]}"
         )
     head_dim = rows // ref.interleaved if ref.interleaved else 0
-    return Matrix(source, tensor, axis, vectors, first, last, head_dim, ref.turned)
+    return Matrix(source, tensor, axis, vectors, first, last, head_dim, ref.turned, 0)
+
+
+def _of_pieces(source: Source, tensor: SourceTensor, ref: Ref, axis: Axis, vectors: int, hidden: int) -> Matrix:
+    first, last = ref.rows or (0, 0)
+    size, left = divmod(tensor.rows, ref.pieces)
+    if left or last > size or ref.pieces * (last - first) != vectors or tensor.columns != hidden or axis != "row":
+        raise ModelError(
+            f"{source.label}: tensor {ref.tensor} has shape {list(tensor.shape)}; its configuration asks for "
+            f"{ref.pieces} pieces with {last} rows of {hidden} or more"
+        )
+    return Matrix(source, tensor, axis, vectors, first, last, 0, False, ref.pieces)
 
 
 def vector(source: Source, ref: Ref, flat: bool = False) -> F32:
@@ -120,7 +147,7 @@ def vector(source: Source, ref: Ref, flat: bool = False) -> F32:
     """
     values = read_vector(source, ref.tensor, flat)
     if ref.rows:
-        values = values[slice(*ref.rows)]
+        values = values.reshape(max(ref.pieces, 1), -1)[:, slice(*ref.rows)].reshape(-1)
     if ref.interleaved:
         values = _rotated(values.reshape(-1, 1), len(values) // ref.interleaved).reshape(-1)
     return values + np.float32(ref.add) if ref.add else values

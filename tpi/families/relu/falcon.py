@@ -1,0 +1,137 @@
+"""Falcon: attention and feed-forward network side by side, and one tensor for queries, keys and values.
+
+A layer of the newer kind has, for each KV head, its query heads, then its key, then its value; an older one with a KV
+head for each query head has these three for each; with one KV head for all there are all queries, the key, the value.
+"""
+
+from dataclasses import replace
+from typing import Any
+
+from tpi.errors import ModelError
+from tpi.families.base import BlockRefs, Family, Fields, Model, Names, Ref, activation, count, number
+from tpi.families.huggingface import rope as hfrope
+from tpi.families.settings import head_size
+
+_QKV = "h.{i}.self_attention.query_key_value."
+_ATTENTION = {
+    "norm": "h.{i}.input_layernorm.weight",
+    "norm.bias": "h.{i}.input_layernorm.bias",
+    "o": "h.{i}.self_attention.dense.weight",
+    "o.bias": "h.{i}.self_attention.dense.bias?bias",
+    **{part: f"{_QKV}weight[{part}]" for part in "qkv"},
+    **{f"{part}.bias": f"{_QKV}bias[{part}]?bias" for part in "qkv"},
+}
+_FFN = {
+    "norm": "h.{i}.post_attention_layernorm.weight",
+    "norm.bias": "h.{i}.post_attention_layernorm.bias",
+    "up": "h.{i}.mlp.dense_h_to_4h.weight",
+    "down": "h.{i}.mlp.dense_4h_to_h.weight",
+    "up.bias": "h.{i}.mlp.dense_h_to_4h.bias?bias",
+    "down.bias": "h.{i}.mlp.dense_4h_to_h.bias?bias",
+}
+DEFAULTS: dict[str, Any] = {
+    "vocab_size": 65024, "hidden_size": 4544, "num_hidden_layers": 32, "num_attention_heads": 71, "n_embed": None,
+    "num_ln_in_parallel_attn": None, "layer_norm_epsilon": 1e-5, "num_kv_heads": None, "alibi": False,
+    "new_decoder_architecture": False, "multi_query": True, "parallel_attn": True, "bias": False,
+    "max_position_embeddings": 2048, "ffn_hidden_size": None, "activation": "gelu", "tie_word_embeddings": True,
+    "rope_parameters": None, "rope_theta": 10000.0, "rope_scaling": None, "partial_rotary_factor": None,
+    "original_max_position_embeddings": None,
+}  # fmt: skip
+
+
+def _settings(fields: Fields) -> dict[str, Any]:
+    """LayerNorm, no gate, and the shape of the heads.
+
+    Raises:
+        ModelError: for ALiBi, for biases where blocks stand side by side, and for what transformers cannot run itself.
+    """
+    if fields["alibi"]:
+        raise ModelError("alibi is true in the model's configuration; positions as ALiBi are not supported")
+    newer, parallel = bool(fields["new_decoder_architecture"]), bool(fields["parallel_attn"])
+    if newer and not parallel:
+        raise ModelError("new_decoder_architecture without parallel_attn is not supported")
+    if _norms(fields) == 2 and not (newer and parallel):
+        raise ModelError("num_ln_in_parallel_attn is 2 without new_decoder_architecture, which is not supported")
+    if parallel and fields["bias"]:
+        raise ModelError("bias is true with parallel_attn in the model's configuration, which is not supported")
+    if fields["n_embed"] not in (None, fields["hidden_size"]):
+        raise ModelError("n_embed differs from hidden_size in the model's configuration")
+    heads, hidden = count(fields, "num_attention_heads"), count(fields, "hidden_size")
+    if hidden % heads:
+        raise ModelError(f"hidden_size is {hidden}, not a multiple of {heads} heads")
+    rope = hfrope.flat(fields, head_size(fields), count(fields, "max_position_embeddings"))
+    given = {"ffn_hidden_size": fields["ffn_hidden_size"]}
+    return rope.fields() | {
+        "kv_heads": _kv_heads(fields, heads, newer),
+        "intermediate": count(given, "ffn_hidden_size", 4 * hidden),
+        "norm": "layer",
+        "norm_eps": number(fields, "layer_norm_epsilon"),
+        "gated": False,
+        "activation": activation(fields["activation"]),
+        "parallel": parallel,
+    }
+
+
+def _kv_heads(fields: Fields, heads: int, newer: bool) -> int:
+    given = count({"num_kv_heads": fields["num_kv_heads"]}, "num_kv_heads", heads)
+    if newer:
+        return given
+    if not fields["multi_query"] and given != heads:
+        raise ModelError(f"num_kv_heads is {given} for {heads} heads without new_decoder_architecture or multi_query")
+    return 1 if fields["multi_query"] else heads
+
+
+def _norms(fields: Fields) -> int:
+    """How many norms a layer of two blocks side by side has."""
+    default = 2 if fields["new_decoder_architecture"] else 1
+    return count({"num": fields["num_ln_in_parallel_attn"]}, "num", default)
+
+
+def _arranged(model: Model, fields: Fields) -> Model:
+    """With each block's norm, and the rows of each head's query, key and value."""
+    norms = {"attention": "input_layernorm", "ffn": "post_attention_layernorm"}
+    if model.config.parallel:
+        two = _norms(fields) == 2
+        norms = {"attention": "ln_attn", "ffn": "ln_mlp"} if two else dict.fromkeys(norms, "input_layernorm")
+    group = model.config.heads // model.config.kv_heads
+    pieces = 0 if fields["multi_query"] and not fields["new_decoder_architecture"] else model.config.kv_heads
+
+    def block(refs: BlockRefs) -> BlockRefs:
+        parts = tuple((name, _heads(name, ref, group, model.config.head_dim, pieces)) for name, ref in refs.parts)
+        vectors = tuple((name, _heads(name[0], ref, group, model.config.head_dim, pieces)
+                         if name[1:] == ".bias" and name[0] in "qkv" else _normed(ref, norms[refs.kind]))
+                        for name, ref in refs.vectors)  # fmt: skip
+        return replace(refs, parts=parts, vectors=vectors)
+
+    return replace(model, layers=tuple(tuple(map(block, blocks)) for blocks in model.layers))
+
+
+def _heads(name: str, ref: Ref, group: int, size: int, pieces: int) -> Ref:
+    """Where the rows of q, k or v are in the pieces of the fused tensor."""
+    if not pieces or ref.rows is None:
+        return ref
+    rows = {"q": (0, group), "k": (group, group + 1), "v": (group + 1, group + 2)}[name]
+    return replace(ref, rows=(rows[0] * size, rows[1] * size), pieces=pieces)
+
+
+def _normed(ref: Ref, norm: str) -> Ref:
+    layer, _, last = ref.tensor.rpartition(".")
+    return replace(ref, tensor=f"{layer.rpartition('.')[0]}.{norm}.{last}") if "layernorm" in layer else ref
+
+
+FALCON = Family(
+    "falcon",
+    architectures=("FalconForCausalLM",),
+    names=Names(
+        "word_embeddings.weight",
+        _ATTENTION,
+        _FFN,
+        {"norm": "ln_f.weight", "norm.bias": "ln_f.bias"},
+        "lm_head.weight",
+        prefixes=("transformer.", ""),
+        accounted=("*.rotary_emb.inv_freq",),
+    ),
+    defaults=DEFAULTS,
+    settings=_settings,
+    arranged=_arranged,
+)

@@ -79,10 +79,43 @@ def _configs() -> dict[str, Callable[[], Any]]:
         "granite": lambda: transformers.GraniteConfig(
             **SIZES, embedding_multiplier=12.0, logits_scaling=8.0, residual_multiplier=0.22, attention_multiplier=0.1,
         ),
+    } | _mixtures()  # fmt: skip
+
+
+def _mixtures() -> dict[str, Callable[[], Any]]:
+    """Families with experts; an expert's neurons are no whole units."""
+    import transformers
+
+    odd = SIZES | {"intermediate_size": 100}
+    dbrx = {
+        "d_model": 96, "n_heads": 6, "n_layers": 2, "vocab_size": VOCAB, "max_seq_len": 256, "pad_token_id": 0,
+        "bos_token_id": 1, "eos_token_id": 2,
+    }  # fmt: skip
+    return {
+        "mixtral": lambda: transformers.MixtralConfig(**odd, num_local_experts=5, num_experts_per_tok=2),
+        "qwen2moe": lambda: transformers.Qwen2MoeConfig(
+            **SIZES, num_experts=5, num_experts_per_tok=2, moe_intermediate_size=100,
+            shared_expert_intermediate_size=172, mlp_only_layers=[0],
+        ),
+        "qwen3moe": lambda: transformers.Qwen3MoeConfig(
+            **SIZES, head_dim=32, num_experts=8, num_experts_per_tok=3, moe_intermediate_size=100, norm_topk_prob=True,
+        ),
+        "granitemoe": lambda: transformers.GraniteMoeConfig(
+            **odd, num_local_experts=5, embedding_multiplier=12.0, logits_scaling=4.0, residual_multiplier=0.22,
+            attention_multiplier=0.1,
+        ),
+        "olmoe": lambda: transformers.OlmoeConfig(**odd, num_experts=6, num_experts_per_tok=3, clip_qkv=1.5),
+        "dbrx": lambda: transformers.DbrxConfig(
+            **dbrx, attn_config={"kv_n_heads": 3, "clip_qkv": 0.5, "rope_theta": 10000.0},
+            ffn_config={"ffn_hidden_size": 100, "moe_num_experts": 5, "moe_top_k": 2},
+        ),
     }  # fmt: skip
 
 
-MODELS = ("llama", "llama3", "mistral", "qwen2", "qwen3", "opt", "phi3", "gemma2", "gemma3", "smollm3", "granite")
+MIXTURES = ("mixtral", "qwen2moe", "qwen3moe", "granitemoe", "olmoe", "dbrx")
+MODELS = (
+    "llama", "llama3", "mistral", "qwen2", "qwen3", "opt", "phi3", "gemma2", "gemma3", "smollm3", "granite", *MIXTURES,
+)  # fmt: skip
 
 
 def make_model(name: str, directory: Path, dtype: str = "float32", shard: str = "1GB") -> TinyModel:

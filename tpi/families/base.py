@@ -108,6 +108,7 @@ class Family:
     interleaved: bool = False
     arranged: Callable[[Model, Fields], Model] = lambda model, fields: model  # what templates cannot say
     dense: Callable[[Fields], Collection[int]] = lambda fields: ()
+    flatten: Callable[[Fields], Fields] | None = None  # from a config.json with objects and names of its own
 
 
 _ACTIVATIONS: dict[str, Activation] = {

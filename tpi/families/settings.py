@@ -37,11 +37,12 @@ def _listed(fields: Fields, otherwise: Sequence[bool]) -> Sequence[bool]:
     return [_KINDS[str(kind)] for kind in kinds]
 
 
-def _layers(fields: Fields) -> range:
+def layers(fields: Fields) -> range:
+    """The numbers of a model's layers."""
     return range(min(count(fields, "num_hidden_layers"), 1 << 12))
 
 
-def _flag(fields: Fields, key: str) -> bool:
+def flag(fields: Fields, key: str) -> bool:
     """A truth value of the fields; ModelError if it is something else."""
     if type(fields[key]) is not bool:
         raise ModelError(f"{key} is {str(fields[key])[:80]!r} in the model's configuration; true or false is expected")
@@ -50,31 +51,31 @@ def _flag(fields: Fields, key: str) -> bool:
 
 def mistral(fields: Fields) -> dict[str, Any]:
     """All layers slide."""
-    return _windows(fields, [True for _ in _layers(fields)])
+    return _windows(fields, [True for _ in layers(fields)])
 
 
 def ministral(fields: Fields) -> dict[str, Any]:
     """All layers slide, or those that are listed."""
-    return _windows(fields, _listed(fields, [True for _ in _layers(fields)]))
+    return _windows(fields, _listed(fields, [True for _ in layers(fields)]))
 
 
 def qwen2(fields: Fields) -> dict[str, Any]:
     """Later layers slide, if any."""
     first = whole(fields, "max_window_layers")
-    sliding = _listed(fields, [layer >= first for layer in _layers(fields)])
-    return _windows(fields, sliding) if _flag(fields, "use_sliding_window") else {}
+    sliding = _listed(fields, [layer >= first for layer in layers(fields)])
+    return _windows(fields, sliding) if flag(fields, "use_sliding_window") else {}
 
 
 def phi3(fields: Fields) -> dict[str, Any]:
     """All layers slide, if any; a part of each head may be rotated."""
     head_dim, context = head_size(fields), count(fields, "max_position_embeddings")
     rope = hfrope.flat(fields, head_dim, context, partial=True)
-    return rope.fields() | _windows(fields, [True for _ in _layers(fields)])
+    return rope.fields() | _windows(fields, [True for _ in layers(fields)])
 
 
 def gemma2(fields: Fields) -> dict[str, Any]:
     """Every other layer slides; scores and logits are capped; the embedding is scaled."""
-    sliding = _listed(fields, [layer % 2 == 0 for layer in _layers(fields)])
+    sliding = _listed(fields, [layer % 2 == 0 for layer in layers(fields)])
     return _gemma(fields, sliding) | {"attention_softcap": number(fields, "attn_logit_softcapping", 0)}
 
 
@@ -83,7 +84,7 @@ def gemma3(fields: Fields) -> dict[str, Any]:
     pattern = whole(fields, "sliding_window_pattern")
     if pattern < 1:
         raise ModelError(f"sliding_window_pattern is {pattern}; a number from 1 is expected")
-    sliding = _listed(fields, [(layer + 1) % pattern != 0 for layer in _layers(fields)])
+    sliding = _listed(fields, [(layer + 1) % pattern != 0 for layer in layers(fields)])
     full, local = hfrope.per_kind(fields, head_size(fields), count(fields, "max_position_embeddings"))
     if full.long or local.long:
         raise ModelError("rope scaling 'longrope' is not supported for this family")
@@ -111,14 +112,14 @@ def _gemma(fields: Fields, sliding: Sequence[bool]) -> dict[str, Any]:
 
 def smollm3(fields: Fields) -> dict[str, Any]:
     """Every fourth layer has no RoPE, and slides if layers slide."""
-    interval, rotates, layers = whole(fields, "no_rope_layer_interval"), fields["no_rope_layers"], _layers(fields)
+    interval, rotates, every = whole(fields, "no_rope_layer_interval"), fields["no_rope_layers"], layers(fields)
     if rotates is None and interval < 1:
         raise ModelError(f"no_rope_layer_interval is {interval}; a number from 1 is expected")
-    kinds = [int((layer + 1) % interval != 0) for layer in layers] if rotates is None else rotates
-    if not isinstance(kinds, list) or len(kinds) < len(layers) or any(kind not in (0, 1) for kind in kinds):
+    kinds = [int((layer + 1) % interval != 0) for layer in every] if rotates is None else rotates
+    if not isinstance(kinds, list) or len(kinds) < len(every) or any(kind not in (0, 1) for kind in kinds):
         raise ModelError("no_rope_layers is not a list of 0 or 1 for each layer")
-    kinds = [int(kind) for kind in kinds[: len(layers)]]
-    slides = _flag(fields, "use_sliding_window")
+    kinds = [int(kind) for kind in kinds[: len(every)]]
+    slides = flag(fields, "use_sliding_window")
     sliding = _listed(fields, [slides and not kind for kind in kinds])
     return {"rope_kinds": tuple(kinds)} | _windows(fields, sliding)
 

@@ -1,10 +1,11 @@
 """The families. Adding one that differs in names alone takes a few lines."""
 
-from tpi.families import settings
+from tpi.families import experts, settings
 from tpi.families.base import Family, Names
+from tpi.families.expertnames import GGUF_EXPERTS
 from tpi.families.gguf import settings as ggufsettings
-from tpi.families.gguf.rope import FREQS, LONG, SHORT
 from tpi.families.huggingface import defaults
+from tpi.families.mixtures import MIXTURES
 from tpi.families.names import (
     GEMMA2_ATTENTION,
     GEMMA2_FFN,
@@ -27,43 +28,18 @@ from tpi.families.names import (
     QWEN2_ATTENTION,
     QWEN3_ATTENTION,
 )
+from tpi.families.naming import gguf_names, llama_names
 from tpi.families.relu.settings import llama_activation
 from tpi.families.relu.table import RELU
-
-
-def _llama_names(attention: dict[str, str], ffn: dict[str, str]) -> Names:
-    return Names(
-        "embed_tokens.weight",
-        attention,
-        ffn,
-        {"norm": "norm.weight"},
-        "lm_head.weight",
-        prefixes=("model.", "", "language_model.model.", "model.language_model."),  # the last two beside a vision tower
-        accounted=("*.rotary_emb.inv_freq",),
-    )
-
-
-def _gguf_names(
-    attention: dict[str, str], ffn: dict[str, str], factors: tuple[str, ...] = (FREQS, SHORT, LONG)
-) -> Names:
-    return Names(
-        "token_embd.weight",
-        attention,
-        ffn,
-        {"norm": "output_norm.weight"},
-        "output.weight",
-        accounted=factors,
-    )
-
 
 FAMILIES = (
     Family(
         "llama",
         architectures=("LlamaForCausalLM",),
         gguf="llama",
-        names=_llama_names(LLAMA_ATTENTION, LLAMA_FFN),
-        gguf_names=_gguf_names(GGUF_ATTENTION, GGUF_FFN),
-        gguf_settings=ggufsettings.every_layer_slides,
+        names=llama_names(LLAMA_ATTENTION, LLAMA_FFN),
+        gguf_names=gguf_names(GGUF_ATTENTION, GGUF_FFN, experts=GGUF_EXPERTS),
+        gguf_settings=experts.gguf_llama,
         defaults=defaults.LLAMA | {"hidden_act_param": None},
         settings=llama_activation,
         interleaved=True,
@@ -71,14 +47,14 @@ FAMILIES = (
     Family(
         "mistral",
         architectures=("MistralForCausalLM",),
-        names=_llama_names(MISTRAL_ATTENTION, MISTRAL_FFN),
+        names=llama_names(MISTRAL_ATTENTION, MISTRAL_FFN),
         defaults=defaults.MISTRAL,
         settings=settings.mistral,
     ),
     Family(
         "ministral",
         architectures=("MinistralForCausalLM",),
-        names=_llama_names(MISTRAL_ATTENTION, MISTRAL_FFN),
+        names=llama_names(MISTRAL_ATTENTION, MISTRAL_FFN),
         defaults=defaults.MINISTRAL,
         settings=settings.ministral,
     ),
@@ -86,10 +62,10 @@ FAMILIES = (
         "smollm3",
         architectures=("SmolLM3ForCausalLM",),
         gguf="smollm3",
-        gguf_names=_gguf_names(GGUF_ATTENTION, GGUF_FFN),
+        gguf_names=gguf_names(GGUF_ATTENTION, GGUF_FFN),
         gguf_settings=ggufsettings.smollm3,
         interleaved=True,
-        names=_llama_names(LLAMA_ATTENTION, LLAMA_FFN),
+        names=llama_names(LLAMA_ATTENTION, LLAMA_FFN),
         defaults=defaults.SMOLLM3,
         settings=settings.smollm3,
     ),
@@ -97,10 +73,10 @@ FAMILIES = (
         "granite",
         architectures=("GraniteForCausalLM",),
         gguf="granite",
-        gguf_names=_gguf_names(GGUF_ATTENTION, GGUF_FFN),
+        gguf_names=gguf_names(GGUF_ATTENTION, GGUF_FFN),
         gguf_settings=ggufsettings.granite,
         interleaved=True,
-        names=_llama_names(LLAMA_ATTENTION, LLAMA_FFN),
+        names=llama_names(LLAMA_ATTENTION, LLAMA_FFN),
         defaults=defaults.GRANITE,
         settings=settings.granite,
     ),
@@ -108,9 +84,9 @@ FAMILIES = (
         "gemma3",
         architectures=("Gemma3ForCausalLM",),
         gguf="gemma3",
-        gguf_names=_gguf_names(GGUF_GEMMA_ATTENTION | GGUF_HEAD_NORMS, GGUF_GEMMA_FFN, factors=()),
+        gguf_names=gguf_names(GGUF_GEMMA_ATTENTION | GGUF_HEAD_NORMS, GGUF_GEMMA_FFN, factors=()),
         gguf_settings=ggufsettings.gemma3,
-        names=_llama_names(GEMMA3_ATTENTION, GEMMA2_FFN),
+        names=llama_names(GEMMA3_ATTENTION, GEMMA2_FFN),
         defaults=defaults.GEMMA3,
         settings=settings.gemma3,
         fold=1.0,
@@ -119,8 +95,8 @@ FAMILIES = (
         "qwen2",
         architectures=("Qwen2ForCausalLM",),
         gguf="qwen2",
-        names=_llama_names(QWEN2_ATTENTION, MISTRAL_FFN),
-        gguf_names=_gguf_names(
+        names=llama_names(QWEN2_ATTENTION, MISTRAL_FFN),
+        gguf_names=gguf_names(
             GGUF_ATTENTION | {f"{part}.bias": f"blk.{{i}}.attn_{part}.bias" for part in ("q", "k", "v")}, GGUF_FFN
         ),
         defaults=defaults.QWEN2,
@@ -131,8 +107,8 @@ FAMILIES = (
         "qwen3",
         architectures=("Qwen3ForCausalLM",),
         gguf="qwen3",
-        names=_llama_names(QWEN3_ATTENTION, MISTRAL_FFN),
-        gguf_names=_gguf_names(GGUF_ATTENTION | GGUF_HEAD_NORMS, GGUF_FFN),
+        names=llama_names(QWEN3_ATTENTION, MISTRAL_FFN),
+        gguf_names=gguf_names(GGUF_ATTENTION | GGUF_HEAD_NORMS, GGUF_FFN),
         defaults=defaults.QWEN3,
         settings=settings.qwen2,
         gguf_settings=ggufsettings.no_layer_slides,
@@ -141,8 +117,8 @@ FAMILIES = (
         "phi3",
         architectures=("Phi3ForCausalLM",),
         gguf="phi3",
-        names=_llama_names(PHI3_ATTENTION, PHI3_FFN),
-        gguf_names=_gguf_names(GGUF_FUSED_ATTENTION, GGUF_FUSED_FFN),
+        names=llama_names(PHI3_ATTENTION, PHI3_FFN),
+        gguf_names=gguf_names(GGUF_FUSED_ATTENTION, GGUF_FUSED_FFN),
         defaults=defaults.PHI3,
         settings=settings.phi3,
         gguf_settings=ggufsettings.every_layer_slides,
@@ -151,8 +127,8 @@ FAMILIES = (
         "gemma2",
         architectures=("Gemma2ForCausalLM",),
         gguf="gemma2",
-        names=_llama_names(GEMMA2_ATTENTION, GEMMA2_FFN),
-        gguf_names=_gguf_names(GGUF_GEMMA_ATTENTION, GGUF_GEMMA_FFN),
+        names=llama_names(GEMMA2_ATTENTION, GEMMA2_FFN),
+        gguf_names=gguf_names(GGUF_GEMMA_ATTENTION, GGUF_GEMMA_FFN),
         defaults=defaults.GEMMA2,
         settings=settings.gemma2,
         gguf_settings=ggufsettings.gemma2,
@@ -174,4 +150,5 @@ FAMILIES = (
         settings=settings.opt,
     ),
     *RELU,
+    *MIXTURES,
 )

@@ -23,8 +23,6 @@ def from_gguf(source: GgufSource) -> Model:
     family = _family(source)
     assert family.gguf is not None
     fields = Keys(source.metadata, family.gguf)
-    if fields.get("expert_count"):
-        raise ModelError(f"{source.label} is a mixture of experts, which is not supported; give a dense model")
     try:
         config = _config(family, fields, source)
         config = rectified(config) if source.powerinfer else config
@@ -35,7 +33,9 @@ def from_gguf(source: GgufSource) -> Model:
     assert family.gguf_names is not None
     if source.powerinfer:
         return for_powerinfer(config, family, source)
-    return map_tensors(config, family.gguf_names, source.tensors.__contains__, interleaved=family.interleaved)
+    return map_tensors(
+        config, family.gguf_names, source.tensors.__contains__, interleaved=family.interleaved, dense=None
+    )
 
 
 def _family(source: GgufSource) -> Family:
@@ -63,7 +63,6 @@ def _config(family: Family, fields: Fields, source: GgufSource) -> ModelConfig:
         "vocab": find(source, "token_embd.weight").rows,
         "context": count(fields, "context_length"),
         "norm": "rms",
-        "norm_eps": number(fields, "attention.layer_norm_rms_epsilon"),
         "activation": "silu",
         "gated": True,
         "tied": "output.weight" not in source.tensors,
@@ -72,6 +71,8 @@ def _config(family: Family, fields: Fields, source: GgufSource) -> ModelConfig:
     if family.interleaved and 2 * len(rope.inv_freq) != head_dim:
         raise ModelError(f"a rotary embedding of {2 * len(rope.inv_freq)} of {head_dim} values is not supported")
     found |= {"attention_scale": head_dim**-0.5} | rope.fields() | family.gguf_settings(fields)
+    if "norm_eps" not in found:
+        found["norm_eps"] = number(fields, "attention.layer_norm_rms_epsilon")
     if given := number(fields, "attention.scale", 0.0):
         found["attention_scale"] = given
     return ModelConfig(**found)

@@ -15,31 +15,31 @@ _SIZES: dict[str, Any] = {
     "vocab_size": 32000, "hidden_size": 4096, "intermediate_size": 11008, "num_hidden_layers": 32,
     "num_attention_heads": 32, "max_position_embeddings": 2048, "tie_word_embeddings": False,
 }  # fmt: skip
-_COMMON: dict[str, Any] = _SIZES | {
+COMMON: dict[str, Any] = _SIZES | {
     "num_key_value_heads": None, "head_dim": None, "hidden_act": "silu", "rms_norm_eps": 1e-6,
     "rope_parameters": None,
     # Not in the classes of today, but in the files of older models, and still obeyed:
     "rope_theta": 10000.0, "rope_scaling": None, "partial_rotary_factor": None,
     "original_max_position_embeddings": None,
 }  # fmt: skip
-_GEMMA: dict[str, Any] = _COMMON | {
+_GEMMA: dict[str, Any] = COMMON | {
     "hidden_size": 2304, "intermediate_size": 9216, "num_hidden_layers": 26, "num_attention_heads": 8,
     "num_key_value_heads": 4, "head_dim": 256, "hidden_activation": "gelu_pytorch_tanh", "tie_word_embeddings": True,
     "attention_bias": False, "query_pre_attn_scalar": 256, "sliding_window": 4096, "layer_types": None,
     "final_logit_softcapping": None, "attn_logit_softcapping": None,
 }  # fmt: skip
 _GEMMA.pop("hidden_act")
-LLAMA = _COMMON | {"attention_bias": False, "mlp_bias": False}
-MISTRAL = _COMMON | {
+LLAMA = COMMON | {"attention_bias": False, "mlp_bias": False}
+MISTRAL = COMMON | {
     "intermediate_size": 14336, "num_key_value_heads": 8, "max_position_embeddings": 131072, "sliding_window": 4096,
 }  # fmt: skip
 MINISTRAL = MISTRAL | {"layer_types": None}
-QWEN2 = _COMMON | {
+QWEN2 = COMMON | {
     "vocab_size": 151936, "intermediate_size": 22016, "num_key_value_heads": 32, "max_position_embeddings": 32768,
     "use_sliding_window": False, "sliding_window": 4096, "max_window_layers": 28, "layer_types": None,
 }  # fmt: skip
 QWEN3 = QWEN2 | {"head_dim": 128, "attention_bias": False}
-PHI3 = _COMMON | {
+PHI3 = COMMON | {
     "vocab_size": 32064, "hidden_size": 3072, "intermediate_size": 8192, "max_position_embeddings": 4096,
     "original_max_position_embeddings": 4096, "rms_norm_eps": 1e-5, "sliding_window": None,
     "partial_rotary_factor": 1.0,
@@ -52,7 +52,7 @@ GEMMA3 = _GEMMA | {
     "vocab_size": 262208, "max_position_embeddings": 131072, "rope_theta": 1000000.0, "rope_local_base_freq": 10000.0,
     "sliding_window_pattern": 6,
 }  # fmt: skip
-SMOLLM3 = _COMMON | {
+SMOLLM3 = COMMON | {
     "vocab_size": 128256, "hidden_size": 2048, "num_hidden_layers": 36, "num_attention_heads": 16,
     "num_key_value_heads": 4, "max_position_embeddings": 32768, "rope_theta": 2000000.0, "use_sliding_window": False,
     "sliding_window": None, "no_rope_layers": None, "no_rope_layer_interval": 4, "layer_types": None,
@@ -79,7 +79,8 @@ HARMLESS = frozenset({
     "resid_pdrop", "gradient_checkpointing", "pretraining_tp", "use_cache", "cache_implementation",
     "output_attentions", "output_hidden_states", "return_dict", "chunk_size_feed_forward", "torchscript",
     "use_bfloat16", "attn_implementation", "_attn_implementation", "_attn_implementation_autoset",
-    "experts_implementation", "mtp_layer_types", "max_length", "min_length", "do_sample", "early_stopping",
+    "output_router_logits", "router_aux_loss_coef", "router_jitter_noise", "experts_implementation",
+    "mtp_layer_types", "max_length", "min_length", "do_sample", "early_stopping",
     "num_beams", "temperature", "top_k", "top_p", "typical_p", "repetition_penalty", "length_penalty",
     "no_repeat_ngram_size", "encoder_no_repeat_ngram_size", "bad_words_ids", "num_return_sequences",
     "output_scores", "return_dict_in_generate", "forced_bos_token_id", "forced_eos_token_id",
@@ -96,7 +97,15 @@ REFUSED: Mapping[str, tuple[Any, ...]] = {
     "quantization_config": (None, {}),
     "layer_norm_elementwise_affine": (True,),
 }
-_NULLABLE = frozenset({"num_key_value_heads", "sliding_window", "attn_logit_softcapping", "final_logit_softcapping"})
+_NULLABLE = frozenset(
+    {
+        "num_key_value_heads",
+        "sliding_window",
+        "attn_logit_softcapping",
+        "final_logit_softcapping",
+        "moe_normalize_expert_weights",
+    }
+)
 
 
 def complete(fields: Fields, defaults: Mapping[str, Any]) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from tpi.families.base import Family, Fields, Model, activation, count, map_tens
 from tpi.families.checks import check_config
 from tpi.families.huggingface import rope as hfrope
 from tpi.families.huggingface.defaults import complete, unread
-from tpi.families.huggingface.wrappers import TOWERS, reason, unwrap
+from tpi.families.huggingface.wrappers import TOWERS, reason, unwrap, wraps
 from tpi.families.settings import head_size
 from tpi.families.table import FAMILIES
 
@@ -31,16 +31,16 @@ def from_huggingface(fields: Fields, has: Callable[[str], bool], where: str) -> 
     try:
         text, names = unwrap(fields)
         family = _family(names)
+        text = text if family.flatten is None else family.flatten(text)
         read = complete(text, family.defaults)
         config = _config(family, read)
     except ModelError as error:
         raise ModelError(f"{where}: {error}") from error
     check_config(config, where)
     assert family.names is not None
-    model = map_tensors(config, family.names, has, family.fold, fields=read)
-    model = family.arranged(model, read)
+    model = map_tensors(config, family.names, has, family.fold, fields=read, dense=family.dense(read))
     notes = _notes(text, family)
-    if text is fields:
+    if not wraps(fields):
         return replace(model, notes=notes)
     left = "images are not supported: the model's text part is used, its vision part is left out"
     return replace(model, notes=(*notes, left), accounted=(*model.accounted, *TOWERS))

@@ -12,19 +12,11 @@ _WRAPPERS: dict[str, dict[str | None, str]] = {
 }
 # Tensors of the other parts.
 TOWERS = ("vision_tower.*", "multi_modal_projector.*", "model.vision_tower.*", "model.multi_modal_projector.*")
-_FULL_NORM = (
-    "it normalises queries and keys over all heads at once, which nodes with some of the heads each could do only with "
-    "a further exchange in every layer"
-)
-_EXPERTS = "it is a mixture of experts; take a dense model"
+_AFTER = "it norms what its blocks give and nothing before them; take OLMoE, or another family"
 _REASONS = {
-    "Olmo2ForCausalLM": _FULL_NORM,
-    "Olmo3ForCausalLM": _FULL_NORM,
-    "MixtralForCausalLM": _EXPERTS,
-    "Qwen2MoeForCausalLM": _EXPERTS,
-    "Qwen3MoeForCausalLM": _EXPERTS,
-    "PhimoeForCausalLM": _EXPERTS,
-    "GraniteMoeForCausalLM": _EXPERTS,
+    "Olmo2ForCausalLM": _AFTER,
+    "Olmo3ForCausalLM": _AFTER,
+    "PhimoeForCausalLM": "its router chooses by a scheme of its own; take another mixture of experts",
     "Phi3SmallForCausalLM": "its attention is block-sparse; take Phi-3 mini or medium, or Phi-4",
 }
 
@@ -48,6 +40,12 @@ def unwrap(fields: Fields) -> tuple[Fields, list[str]]:
         raise ModelError(f"the text part of this {wrapper} is of type {str(kind)[:80]!r}, which is not supported")
     tied = {name: fields[name] for name in ("tie_word_embeddings", "quantization_config") if name in fields}
     return {**text, **tied}, [kinds[kind]]
+
+
+def wraps(fields: Fields) -> bool:
+    """Whether these fields hold the text model beside other things."""
+    listed = fields.get("architectures")
+    return isinstance(listed, list) and any(str(name)[:80] in _WRAPPERS for name in listed[:8])
 
 
 def reason(architecture: str) -> str:

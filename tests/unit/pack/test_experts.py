@@ -1,0 +1,140 @@
+"""Experts in packs: one run, expert after expert, from whatever way a family has of storing them."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+
+from tests.support.models import MIXTURES, SIZES, TOKENS, TinyModel, forward
+from tests.support.weights.packs import part
+from tests.support.weights.split import split_forward
+from tpi.config import Mixture
+from tpi.errors import ModelError
+from tpi.families.checks import check_mixture
+from tpi.families.huggingface.reader import from_huggingface
+from tpi.pack.builder.build import open_source, pack_model
+from tpi.pack.manifest import Manifest
+from tpi.pack.reader import Pack
+
+F32 = npt.NDArray[np.float32]
+Models: TypeAlias = Callable[[str], TinyModel]
+Packs: TypeAlias = Callable[..., Pack]
+
+
+def experts_of(model: TinyModel, layer: int) -> dict[str, F32]:
+    """gate, up and down of each expert, `[experts, neurons, hidden]`, from transformers' modules by hand."""
+    state = {name: tensor.numpy() for name, tensor in model.reference.state_dict().items()}
+    if model.reference.config.model_type == "dbrx":
+        at = f"transformer.blocks.{layer}.ffn.experts.mlp."
+        experts = model.reference.config.ffn_config.moe_num_experts
+        cut = {"gate": "w1", "up": "v1", "down": "w2"}
+        return {name: state[at + tensor].reshape(experts, -1, SIZES["hidden_size"]) for name, tensor in cut.items()}
+    block = "block_sparse_moe" if model.reference.config.model_type == "granitemoe" else "mlp"
+    at = f"model.layers.{layer}.{block}.experts."
+    gate, up = np.split(state[at + "gate_up_proj"], 2, axis=1)
+    return {"gate": gate, "up": up, "down": state[at + "down_proj"].swapaxes(1, 2)}
+
+
+@pytest.mark.parametrize("name", MIXTURES)
+def test_a_pack_holds_exactly_the_experts(name: str, tiny_model: Models, tiny_pack: Packs) -> None:
+    pack = tiny_pack(name)
+    pack.verify()
+    block, mixture = pack.layers[1][1], pack.config.mixture
+    assert mixture is not None
+    assert block.kind == "experts"
+    for item, experts in experts_of(tiny_model(name), 1).items():
+        found = part(block, "neuron", item).reshape(mixture.experts, -1, pack.config.hidden)
+        np.testing.assert_array_equal(found[:, : mixture.width], experts)
+        assert not found[:, mixture.width :].any()
+
+
+def test_layers_may_be_dense(tiny_pack: Packs) -> None:
+    assert [[block.kind for block in layer] for layer in tiny_pack("qwen2moe").layers] == [
+        ["attention", "ffn"],
+        ["attention", "experts"],
+    ]
+
+
+@pytest.mark.parametrize("name", MIXTURES)
+@pytest.mark.parametrize("shares", [(1.0,), (3, 2, 1), (1, 0, 2), (1, 1, 1, 1, 1)])
+def test_logits_equal_those_of_transformers(
+    name: str, shares: tuple[float, ...], tiny_model: Models, tiny_pack: Packs
+) -> None:
+    """A prompt, then token by token; five nodes are more than an expert has units, so that each has whole ones."""
+    import torch
+
+    pack = tiny_pack(name)
+    if len(shares) > pack.layers[0][0].run("query").units or (len(shares) > 4 and name == "qwen2moe"):
+        pytest.skip("its dense parts have fewer units than there are nodes")
+    with torch.no_grad():
+        expected = tiny_model(name).reference(torch.tensor([TOKENS])).logits[0].numpy()
+    np.testing.assert_allclose(split_forward(pack, TOKENS, shares, steps=4), expected, atol=1e-4)
+
+
+@pytest.mark.parametrize(("dtype", "limit"), [("q8", 0.02), ("q4", 0.3)])
+@pytest.mark.parametrize("name", ["qwen3moe", "granitemoe"])
+def test_quantised_packs_stay_close(name: str, dtype: str, limit: float, tiny_pack: Packs) -> None:
+    expected, got = forward(tiny_pack(name), TOKENS), forward(tiny_pack(name, dtype), TOKENS)
+    assert np.linalg.norm(got - expected) < limit * np.linalg.norm(expected)
+
+
+MIXTRAL: dict[str, Any] = {"architectures": ["MixtralForCausalLM"], **SIZES}
+
+
+def config_of(**fields: Any) -> Mixture:
+    found = from_huggingface(fields, lambda name: True, "test").config.mixture
+    assert found is not None
+    return found
+
+
+def test_one_field_under_two_names() -> None:
+    assert config_of(**MIXTRAL, num_experts=6).experts == config_of(**MIXTRAL, num_local_experts=6).experts == 6
+    assert config_of(**MIXTRAL).experts == 8
+    with pytest.raises(ModelError, match="num_local_experts is 4, and num_experts, which is the same, 6"):
+        config_of(**MIXTRAL, num_experts=6, num_local_experts=4)
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"architectures": ["Qwen2MoeForCausalLM"], "use_sliding_window": True}, "use_sliding_window"),
+        ({"architectures": ["Qwen3MoeForCausalLM"], "decoder_sparse_step": 0}, "decoder_sparse_step is 0"),
+        ({"architectures": ["Qwen3MoeForCausalLM"], "mlp_only_layers": 3}, "mlp_only_layers"),
+        ({"architectures": ["Qwen3MoeForCausalLM"], "norm_topk_prob": 1}, "norm_topk_prob"),
+        ({"architectures": ["OlmoeForCausalLM"], "clip_qkv": -1.0}, "clip_qkv is -1.0"),
+        ({"num_experts_per_tok": 9, "num_local_experts": 8}, "used of its experts is 9"),
+        ({"architectures": ["DbrxForCausalLM"], "ffn_config": {"moe_normalize_expert_weights": 2.0}}, "moe_normalize"),
+        ({"architectures": ["DbrxForCausalLM"], "ffn_config": {"ffn_act_fn": {"name": "tanh"}}}, "tanh"),
+    ],
+)
+def test_variants_that_cannot_be_are_refused_by_name(fields: dict[str, Any], words: str) -> None:
+    with pytest.raises(ModelError, match=words):
+        from_huggingface(MIXTRAL | fields, lambda name: True, "test")
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"experts": 0}, {"used": 9}, {"width": 0}, {"shared": -1}, {"groups": 3}, {"groups_used": 5}, {"group_best": 3},
+        {"scores": "tanh"}, {"scale": float("nan")}, {"normalised": 1}, {"groups": 4, "used": 3},
+    ],
+)  # fmt: skip
+def test_settings_that_make_no_sense_are_refused(change: dict[str, Any]) -> None:
+    sound = Mixture(8, 2, 32, groups=4, groups_used=1)
+    check_mixture(sound, "it")
+    with pytest.raises(ModelError):
+        check_mixture(replace(sound, **change), "it")
+
+
+def test_a_manifest_without_its_experts_is_damaged(tiny_model: Models, tmp_path: Path) -> None:
+    pack_model(open_source(tiny_model("mixtral").directory), "f32", tmp_path / "pack")
+    path = tmp_path / "pack" / "manifest.json"
+    text = path.read_text()
+    for damaged in (text.replace('"experts": 5', '"experts": 4'), text.replace('"router"', '"rooter"')):
+        path.write_text(damaged)
+        with pytest.raises(ModelError, match="damaged"):
+            Manifest.load(path)

@@ -1,0 +1,152 @@
+"""What families of experts set: `Mixture` and the other fields of a ModelConfig, from a config.json or from GGUF."""
+
+from collections.abc import Collection
+from typing import Any
+
+from tpi.config import Mixture
+from tpi.errors import ModelError
+from tpi.families import settings
+from tpi.families.base import Fields, count, number, whole
+from tpi.families.gguf import settings as ggufsettings
+from tpi.families.settings import flag, layers
+
+
+def mixtral(fields: Fields) -> dict[str, Any]:
+    """Softmax over those that are chosen; all layers slide, if any."""
+    mixture = Mixture(_experts(fields), _used(fields), count(fields, "intermediate_size"), normalised=True)
+    return settings.mistral(fields) | {"mixture": mixture}
+
+
+def qwen2(fields: Fields) -> dict[str, Any]:
+    """A shared expert whose output is multiplied by the sigmoid of one more product. Layers do not slide."""
+    if flag(fields, "use_sliding_window"):
+        raise ModelError("use_sliding_window is true, which is not supported for this family")
+    return {"mixture": _qwen(fields, shared=count(fields, "shared_expert_intermediate_size"))}
+
+
+def qwen3(fields: Fields) -> dict[str, Any]:
+    """All layers slide, if any."""
+    windows = settings.mistral(fields) if flag(fields, "use_sliding_window") else {}
+    return windows | {"mixture": _qwen(fields)}
+
+
+def olmoe(fields: Fields) -> dict[str, Any]:
+    """Queries and keys are normed over all heads at once, and may be clipped."""
+    mixture = Mixture(
+        _experts(fields),
+        _used(fields),
+        count(fields, "intermediate_size"),
+        normalised=flag(fields, "norm_topk_prob"),
+    )
+    return {"mixture": mixture, "whole_norms": True, "attention_clip": _clip(fields)}
+
+
+def granite(fields: Fields) -> dict[str, Any]:
+    """Softmax over those that are chosen, and Granite's multipliers."""
+    mixture = Mixture(_experts(fields), _used(fields), count(fields, "intermediate_size"), normalised=True)
+    return settings.granite(fields) | {"mixture": mixture}
+
+
+def dbrx(fields: Fields) -> dict[str, Any]:
+    """LayerNorm without a bias; queries, keys and values are clipped. Its fields come flat, under Llama's names.
+
+    Raises:
+        ModelError: if the scores of those chosen are to have another norm than a sum of 1.
+    """
+    power = fields["moe_normalize_expert_weights"]
+    if power not in (None, 1):
+        raise ModelError(f"moe_normalize_expert_weights is {power!r}; 1 or null is supported")
+    width = count(fields, "intermediate_size")
+    return {
+        "norm": "layer",
+        "norm_eps": 1e-5,
+        "attention_clip": _clip(fields),
+        "mixture": Mixture(_experts(fields), _used(fields), width, normalised=power is not None),
+    }
+
+
+def dense_qwen(fields: Fields) -> Collection[int]:
+    """The layers of a Qwen model that have no experts."""
+    step, listed = whole(fields, "decoder_sparse_step"), fields["mlp_only_layers"]
+    if step < 1:
+        raise ModelError(f"decoder_sparse_step is {step}; a number from 1 is expected")
+    if listed is not None and not (isinstance(listed, list) and all(type(layer) is int for layer in listed)):
+        raise ModelError("mlp_only_layers is not a list of layers")
+    return [layer for layer in layers(fields) if (layer + 1) % step or layer in (listed or ())]
+
+
+def gguf_llama(fields: Fields) -> dict[str, Any]:
+    """Llama, or Mixtral, whose architecture is Llama's: softmax over those that are chosen."""
+    found = ggufsettings.every_layer_slides(fields)
+    if not fields.get("expert_count"):
+        return found
+    return found | {"mixture": _gguf(fields, normalised=True)}
+
+
+def gguf_qwen2(fields: Fields) -> dict[str, Any]:
+    """Qwen's, with its shared expert."""
+    shared = count(fields, "expert_shared_feed_forward_length", count(fields, "feed_forward_length"))
+    return {"mixture": _gguf(fields, normalised=False, shared=shared)}
+
+
+def gguf_qwen3(fields: Fields) -> dict[str, Any]:
+    """Those chosen are normalised, which GGUF does not record."""
+    return {"mixture": _gguf(fields, normalised=True)}
+
+
+def gguf_olmoe(fields: Fields) -> dict[str, Any]:
+    """Softmax over all; queries, keys and values may be clipped."""
+    clip = number(fields, "attention.clamp_kqv", 0.0)
+    return {"mixture": _gguf(fields, normalised=False), "whole_norms": True, "attention_clip": clip}
+
+
+def gguf_granite(fields: Fields) -> dict[str, Any]:
+    """Softmax over those that are chosen, and Granite's multipliers."""
+    return ggufsettings.granite(fields) | {"mixture": _gguf(fields, normalised=True)}
+
+
+def gguf_dbrx(fields: Fields) -> dict[str, Any]:
+    """LayerNorm without a bias; queries, keys and values are clipped."""
+    return {
+        "norm": "layer",
+        "norm_eps": number(fields, "attention.layer_norm_epsilon"),
+        "attention_clip": number(fields, "attention.clamp_kqv", 0.0),
+        "mixture": _gguf(fields, normalised=True),
+    }
+
+
+def _gguf(fields: Fields, normalised: bool, shared: int = 0) -> Mixture:
+    """The experts that the metadata of a GGUF file describes."""
+    width = count(fields, "expert_feed_forward_length", count(fields, "feed_forward_length"))
+    experts, used = count(fields, "expert_count"), count(fields, "expert_used_count")
+    scale = number(fields, "expert_weights_scale", 1.0) or 1.0
+    return Mixture(experts, used, width, shared, normalised=normalised, scale=scale)
+
+
+def _qwen(fields: Fields, shared: int = 0) -> Mixture:
+    return Mixture(
+        _experts(fields),
+        _used(fields),
+        count(fields, "moe_intermediate_size"),
+        shared,
+        normalised=flag(fields, "norm_topk_prob"),
+    )
+
+
+def _experts(fields: Fields) -> int:
+    """How many there are, by either of the names that families have for it."""
+    return count(fields, "num_experts" if "num_experts" in fields else "num_local_experts")
+
+
+def _used(fields: Fields) -> int:
+    return count(fields, "num_experts_per_tok")
+
+
+def _clip(fields: Fields) -> float:
+    """The largest magnitude of queries, keys and values; 0 for none."""
+    if fields["clip_qkv"] is None:
+        return 0.0
+    clip = number(fields, "clip_qkv")
+    if clip <= 0:
+        raise ModelError(f"clip_qkv is {clip}; a positive number is expected")
+    return clip

@@ -60,7 +60,7 @@ def bench(quick: bool) -> Result:
 
 
 def _point(model: str, link: float, rounds: int) -> Point:
-    device = f"emu:128MiB,link={link}GB/s,memory={MEMORY}GB/s,flops=50TFLOP/s,latency=2us,launch=2us"
+    device = f"emu:128MiB,link={link}GB/s,memory={MEMORY}GB/s,flops=50TFLOP/s,latency=20us,launch=100us"
     kinds = [("performance", False), ("memory", False), ("performance", True)]
     found: dict[str, list[StepTime]] = {}
     allowed = 1.0

@@ -8,7 +8,7 @@ no reader idle.
 import threading
 import time
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from scheduler.model.placement import Placement
 from scheduler.storage.disk import Disk
@@ -20,6 +20,9 @@ from scheduler.window.wakeup import wake_soon
 from tpi.devices.pages import Bytes, page_buffer
 from tpi.errors import TpiError, WeightsError
 from tpi.trace import OFF, NoTrace
+
+Memory = Callable[[int], Bytes]
+"""Gives zeroed memory from the start of a page on: so many bytes."""
 
 
 class Loader:
@@ -34,16 +37,18 @@ class Loader:
         verify: Verify | None = None,
         trace: NoTrace = OFF,
         noun: str = "block",
+        memory: Memory | None = None,
     ) -> None:
         """Arguments as `scheduler.window.window.MemoryWindow`."""
-        ring, space = placement.ring, page_buffer(placement.ring.size)
+        memory = memory or page_buffer
+        ring, space = placement.ring, memory(placement.ring.size)
         self._disk, self._meter, self._verify, self._trace, self._noun = disk, meter, verify, trace, noun
         self._cycle = Cycle(ring)
         self._uses = [
             Load(block, extents[block], space[offset : offset + extents[block].slot_bytes])
             for block, offset in zip(ring.blocks, ring.offsets, strict=True)
         ]
-        self._kept = dict(_side_by_side(extents, sorted(placement.resident)))
+        self._kept = dict(_side_by_side(extents, sorted(placement.resident), memory))
         self._pending = deque(load for load in self._kept.values() if load.open)
         self._unverified = set(range(len(extents))) if verify else set()
         self._current: Load | None = None
@@ -271,9 +276,9 @@ class Loader:
         self._trace.add("load", f"{self._noun} {load.block}", int(begun * 1e9), int(now * 1e9))
 
 
-def _side_by_side(extents: Sequence[Extent], blocks: Sequence[int]) -> Iterator[tuple[int, Load]]:
+def _side_by_side(extents: Sequence[Extent], blocks: Sequence[int], memory: Memory) -> Iterator[tuple[int, Load]]:
     """A load for each of `blocks`, in one buffer: small blocks share its huge pages."""
-    space, at = page_buffer(sum(extents[block].slot_bytes for block in blocks)), 0
+    space, at = memory(sum(extents[block].slot_bytes for block in blocks)), 0
     for block in blocks:
         size = extents[block].slot_bytes
         yield block, Load(block, extents[block], space[at : at + size])

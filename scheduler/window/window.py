@@ -19,7 +19,7 @@ from scheduler.model.timeline import Costs
 from scheduler.storage.disk import DirectDisk, Disk
 from scheduler.storage.extent import Extent
 from scheduler.window.load import Verify
-from scheduler.window.loader import Loader
+from scheduler.window.loader import Loader, Memory
 from scheduler.window.stats import Meter, ReadClock, WindowStats
 from tpi.devices.pages import Bytes
 from tpi.progress import Progress, silent
@@ -93,13 +93,15 @@ class Resident:
         disk: Disk | None = None,
         verify: Verify | None = None,
         progress: Progress = silent,
+        memory: Memory | None = None,
     ) -> None:
+        """Arguments as `MemoryWindow`; `progress(blocks done, in all)` hears of every block."""
         sizes = tuple(extent.slot_bytes for extent in extents)
         self.placement = Placement(sizes, frozenset(range(len(sizes))), EMPTY)
         self._bytes = sum(sizes)
         self.reads = ReadClock()
         self._meter = Meter(len(sizes), self._bytes, 0, self.reads)
-        loader = Loader(extents, self.placement, disk or DirectDisk(), self._meter, verify)
+        loader = Loader(extents, self.placement, disk or DirectDisk(), self._meter, verify, memory=memory)
         try:
             self.kept = list(_loaded(loader, range(len(extents)), progress))
         finally:
@@ -154,12 +156,13 @@ class MemoryWindow:
         trace: NoTrace = OFF,
         noun: str = "block",
         reads: ReadClock | None = None,
+        memory: Memory | None = None,
     ) -> None:
         """Stream `extents` as `placement` says; a number is a budget in bytes for `scheduler.model.placement.place`.
 
         `verify(block, data)` is called once per block, after its first load, and raises WeightsError if `data` is not
         what it should be; the block is then read once more. `noun` is what a trace calls a block; `reads` is another
-        window's, if both may read at once.
+        window's, if both may read at once; `memory` gives what blocks lie in, pinned where a device copies from it.
 
         Raises:
             PlanError: if the budget cannot hold the largest block.
@@ -169,7 +172,7 @@ class MemoryWindow:
         self.placement = placement
         self.reads = reads or ReadClock()
         self._meter = Meter(len(extents), placement.resident_bytes, placement.ring.size, self.reads)
-        self._loader = Loader(extents, placement, disk or DirectDisk(), self._meter, verify, trace, noun)
+        self._loader = Loader(extents, placement, disk or DirectDisk(), self._meter, verify, trace, noun, memory)
         kinds = [_KeptHold if block in placement.resident else _StreamedHold for block in range(len(extents))]
         self._holds = [kind(block, self._loader, self._meter) for block, kind in enumerate(kinds)]
 

@@ -45,7 +45,9 @@ def open_weights(
         from worker.node.accelerated import Accelerated
 
         link = stack.enter_context(closing(Accelerated(devices[1], plan, residence, placed, trace)))
-    window = stack.enter_context(closing(_window(plan, residence, held, trace, progress)))  # closed first: it is read
+    window = stack.enter_context(
+        closing(_window(plan, residence, held, devices[-1], trace, progress))
+    )  # closed first: it is read
     kept = _load_kept(plan, residence, held, devices, placed)
     if link is not None:
         link.open_rings(window)
@@ -107,13 +109,19 @@ def _arranged(visits: Visits, sources: _Sources, open_one: Callable[[NodeSegment
 
 
 def _window(
-    plan: NodePlan, residence: Residence, held: Sequence[HeldBlock], trace: NoTrace, progress: Progress
+    plan: NodePlan,
+    residence: Residence,
+    held: Sequence[HeldBlock],
+    reader: Device,
+    trace: NoTrace,
+    progress: Progress,
 ) -> Window:
+    """What lies in the host's memory or comes from its disk, where `reader` copies from it at full speed."""
     extents, placement = residence.extents, residence.placement
     verify: Verify | None = Checksums(residence.segments, held) if plan.options.verify_weights else None
     if not placement.streamed_bytes:
-        return Resident(extents, residence.disk, verify, progress)
-    window = MemoryWindow(extents, placement, residence.disk, verify, trace)
+        return Resident(extents, residence.disk, verify, progress, reader.staging)
+    window = MemoryWindow(extents, placement, residence.disk, verify, trace, memory=reader.staging)
     try:
         window.fill(progress)
     except BaseException:

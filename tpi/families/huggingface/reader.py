@@ -39,6 +39,7 @@ def from_huggingface(fields: Fields, has: Callable[[str], bool], where: str) -> 
     check_config(config, where)
     assert family.names is not None
     model = map_tensors(config, family.names, has, family.fold, fields=read, dense=family.dense(read))
+    model = family.arranged(model, read)
     notes = _notes(text, family)
     if not wraps(fields):
         return replace(model, notes=notes)

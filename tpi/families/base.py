@@ -107,6 +107,7 @@ class Family:
     fold: float = 0.0
     interleaved: bool = False
     arranged: Callable[[Model, Fields], Model] = lambda model, fields: model  # what templates cannot say
+    gguf_arranged: Callable[[Model, Callable[[str], bool]], Model] = lambda model, has: model  # of a GGUF file
     dense: Callable[[Fields], Collection[int]] = lambda fields: ()
     flatten: Callable[[Fields], Fields] | None = None  # from a config.json with objects and names of its own
 

@@ -67,6 +67,56 @@ def write_powerinfer(
     _finish(writer, path)
 
 
+def falcon_tensors(reference: Any, predictors: Mapping[int, tuple[F32, F32]]) -> dict[str, Array]:
+    """Those of a FalconForCausalLM of the newer kind: queries, keys and values one after the other, down transposed."""
+    config, found = reference.config, {}
+    names = {
+        "self_attention.query_key_value": "attn_qkv", "self_attention.dense": "attn_output",
+        "mlp.dense_h_to_4h": "ffn_up", "mlp.dense_4h_to_h": "ffn_down_t", "ln_mlp": "attn_norm",
+        "ln_attn": "attn_norm_2", "input_layernorm": "attn_norm",
+    }  # fmt: skip
+    ends = {"word_embeddings.weight": "token_embd.weight", "ln_f.weight": "output_norm.weight",
+            "ln_f.bias": "output_norm.bias"}  # fmt: skip
+    for name, tensor in reference.transformer.state_dict().items():
+        layer, _, rest = name.removeprefix("h.").partition(".")
+        if name in ends:
+            found[ends[name]] = tensor.numpy()
+            continue
+        base, _, kind = rest.rpartition(".")
+        values = tensor.numpy()
+        if names[base] == "attn_qkv":
+            group = config.num_attention_heads // config.num_kv_heads
+            by_head = values.reshape(
+                config.num_kv_heads, group + 2, config.hidden_size // config.num_attention_heads, -1
+            )
+            parts = (by_head[:, :-2], by_head[:, -2], by_head[:, -1])
+            values = np.concatenate([part.reshape(-1, config.hidden_size) for part in parts])
+        found[f"blk.{layer}.{names[base]}.{kind}"] = np.ascontiguousarray(
+            values.T if names[base] == "ffn_down_t" else values
+        )
+    for layer, (first, second) in predictors.items():
+        found |= {f"blk.{layer}.fc1.weight": first, f"blk.{layer}.fc2.weight": second}
+    return found
+
+
+def write_falcon(path: Path, reference: Any, predictors: Mapping[int, tuple[F32, F32]]) -> None:
+    """Write a FalconForCausalLM of the newer kind in float32, its predictors in float16."""
+    config = reference.config
+    writer = GGUFWriter(path, "falcon")
+    writer.add_context_length(config.max_position_embeddings)
+    writer.add_tensor_data_layout("jploski")
+    writer.add_embedding_length(config.hidden_size)
+    writer.add_feed_forward_length(config.ffn_hidden_size)
+    writer.add_block_count(config.num_hidden_layers)
+    writer.add_head_count(config.num_attention_heads)
+    writer.add_head_count_kv(config.num_kv_heads)
+    writer.add_layer_norm_eps(config.layer_norm_epsilon)
+    writer.add_float32("powerinfer.sparse_threshold", 0.0)
+    for name, values in falcon_tensors(reference, predictors).items():
+        writer.add_tensor(name, encoded(values, "F16" if ".fc" in name else "F32"))
+    _finish(writer, path)
+
+
 def write_split(path: Path, marks: Mapping[int, npt.NDArray[np.int32]], capacity: int = 1 << 30) -> None:
     """Write which neurons of each layer PowerInfer's solver puts on the GPU: `marks` are 1 for those, else 0."""
     writer = GGUFWriter(path, "generic.gpu_index")

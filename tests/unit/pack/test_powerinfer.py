@@ -15,6 +15,7 @@ from tests.support.weights.powerinfer_models import (
     F32,
     powerinfer_tensors,
     predictor_of,
+    write_falcon,
     write_powerinfer,
     write_split,
 )
@@ -88,6 +89,29 @@ def test_bamboo_has_relu_of_gate_and_up(model: TinyModel, tmp_path: Path) -> Non
     for layer, original in zip(model.reference.model.layers, originals, strict=True):
         layer.mlp.forward = original
     assert np.abs(forward(pack, TOKENS) - expected).max() < 1e-4 * np.abs(expected).max()
+
+
+@pytest.mark.parametrize("norms", [1, 2])
+def test_falcon_stands_side_by_side(norms: int, tmp_path: Path) -> None:
+    import torch
+    import transformers
+
+    torch.manual_seed(5)
+    config = transformers.FalconConfig(
+        hidden_size=96, num_hidden_layers=2, num_attention_heads=6, num_kv_heads=2, new_decoder_architecture=True,
+        num_ln_in_parallel_attn=norms, ffn_hidden_size=160, vocab_size=320, activation="relu",
+    )  # fmt: skip
+    reference = transformers.FalconForCausalLM._from_config(config, attn_implementation="eager").eval()
+    with torch.no_grad():
+        for parameter in reference.parameters():
+            spread = parameter.shape[-1] ** -0.5 if parameter.dim() > 1 else 0.1
+            parameter.add_(torch.randn_like(parameter) * spread)
+    write_falcon(tmp_path / "falcon.powerinfer.gguf", reference, predictors())
+    pack, expected = packed(tmp_path / "falcon.powerinfer.gguf"), reference_logits(TinyModel(Path(), reference))
+    found = forward(pack, TOKENS)
+    assert np.abs(found - expected).max() < 1e-4 * np.abs(expected).max()
+    assert (pack.config.activation, pack.config.parallel) == ("relu", True)
+    assert list(load_predictors(pack.path / NAME)) == [0, 1]
 
 
 def test_predictors_are_kept_as_they_are(model: TinyModel, tmp_path: Path) -> None:

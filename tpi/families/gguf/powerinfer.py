@@ -32,7 +32,8 @@ def for_powerinfer(config: ModelConfig, family: Family, source: GgufSource) -> M
     names = family.gguf_names
     assert names is not None
     names = replace(names, ffn={**names.ffn, "down": DOWN})
-    model = map_tensors(config, names, source.tensors.__contains__, interleaved=family.interleaved)
+    has = source.tensors.__contains__
+    model = family.gguf_arranged(map_tensors(config, names, has, interleaved=family.interleaved), has)
     return replace(
         model,
         layers=tuple(tuple(map(_turned, blocks)) for blocks in model.layers),

@@ -33,8 +33,9 @@ def from_gguf(source: GgufSource) -> Model:
     assert family.gguf_names is not None
     if source.powerinfer:
         return for_powerinfer(config, family, source)
-    return map_tensors(
-        config, family.gguf_names, source.tensors.__contains__, interleaved=family.interleaved, dense=None
+    has = source.tensors.__contains__
+    return family.gguf_arranged(
+        map_tensors(config, family.gguf_names, has, interleaved=family.interleaved, dense=None), has
     )
 
 

@@ -4,6 +4,7 @@ A layer of the newer kind has, for each KV head, its query heads, then its key, 
 head for each query head has these three for each; with one KV head for all there are all queries, the key, the value.
 """
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -28,6 +29,18 @@ _FFN = {
     "down": "h.{i}.mlp.dense_4h_to_h.weight",
     "up.bias": "h.{i}.mlp.dense_h_to_4h.bias?bias",
     "down.bias": "h.{i}.mlp.dense_4h_to_h.bias?bias",
+}
+_GGUF_ATTENTION = {
+    "norm": "blk.{i}.attn_norm.weight",
+    "norm.bias": "blk.{i}.attn_norm.bias",
+    "o": "blk.{i}.attn_output.weight",
+    **{part: f"blk.{{i}}.attn_qkv.weight[{part}]" for part in "qkv"},
+}
+_GGUF_FFN = {
+    "norm": "blk.{i}.attn_norm.weight",
+    "norm.bias": "blk.{i}.attn_norm.bias",
+    "up": "blk.{i}.ffn_up.weight",
+    "down": "blk.{i}.ffn_down.weight",
 }
 DEFAULTS: dict[str, Any] = {
     "vocab_size": 65024, "hidden_size": 4544, "num_hidden_layers": 32, "num_attention_heads": 71, "n_embed": None,
@@ -119,6 +132,32 @@ def _normed(ref: Ref, norm: str) -> Ref:
     return replace(ref, tensor=f"{layer.rpartition('.')[0]}.{norm}.{last}") if "layernorm" in layer else ref
 
 
+def _gguf_settings(fields: Fields) -> dict[str, Any]:
+    """What converters write of a Falcon: its layers' blocks always stand side by side, queries before keys, values."""
+    return {
+        "norm": "layer",
+        "norm_eps": number(fields, "attention.layer_norm_epsilon"),
+        "gated": False,
+        "activation": "gelu_tanh",  # llama.cpp's gelu
+        "parallel": True,
+    }
+
+
+def _gguf_arranged(model: Model, has: Callable[[str], bool]) -> Model:
+    """Where a layer has two norms, the second is attention's."""
+
+    def block(layer: int, refs: BlockRefs) -> BlockRefs:
+        if refs.kind != "attention" or not has(f"blk.{layer}.attn_norm_2.weight"):
+            return refs
+        vectors = (
+            (name, replace(ref, tensor=ref.tensor.replace("attn_norm.", "attn_norm_2."))) for name, ref in refs.vectors
+        )
+        return replace(refs, vectors=tuple(vectors))
+
+    layers = (tuple(block(layer, refs) for refs in blocks) for layer, blocks in enumerate(model.layers))
+    return replace(model, layers=tuple(layers))
+
+
 FALCON = Family(
     "falcon",
     architectures=("FalconForCausalLM",),
@@ -131,6 +170,16 @@ FALCON = Family(
         prefixes=("transformer.", ""),
         accounted=("*.rotary_emb.inv_freq",),
     ),
+    gguf="falcon",
+    gguf_names=Names(
+        "token_embd.weight",
+        _GGUF_ATTENTION,
+        _GGUF_FFN,
+        {"norm": "output_norm.weight", "norm.bias": "output_norm.bias"},
+        "output.weight",
+    ),
+    gguf_settings=_gguf_settings,
+    gguf_arranged=_gguf_arranged,
     defaults=DEFAULTS,
     settings=_settings,
     arranged=_arranged,

@@ -10,6 +10,8 @@ from tpi.families.base import Fields, count, number, whole
 from tpi.families.gguf import settings as ggufsettings
 from tpi.families.settings import flag, layers
 
+_SOFTMAX = 1  # in llama.cpp's numbers
+
 
 def mixtral(fields: Fields) -> dict[str, Any]:
     """Softmax over those that are chosen; all layers slide, if any."""
@@ -120,6 +122,9 @@ def _gguf(fields: Fields, normalised: bool, shared: int = 0) -> Mixture:
     width = count(fields, "expert_feed_forward_length", count(fields, "feed_forward_length"))
     experts, used = count(fields, "expert_count"), count(fields, "expert_used_count")
     scale = number(fields, "expert_weights_scale", 1.0) or 1.0
+    gating = whole(fields, "expert_gating_func", _SOFTMAX)
+    if gating != _SOFTMAX:
+        raise ModelError(f"expert_gating_func is {gating}, which is not supported for this architecture")
     return Mixture(experts, used, width, shared, normalised=normalised, scale=scale)
 
 

@@ -8,8 +8,12 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 import pytest
+from gguf import GGUFWriter
 
 from tests.support.models import MIXTURES, SIZES, TOKENS, TinyModel, forward
+from tests.support.weights import gguf_experts
+from tests.support.weights.gguf_experts import tensors, write_experts
+from tests.support.weights.gguf_models import decoded
 from tests.support.weights.packs import part
 from tests.support.weights.split import split_forward
 from tpi.config import Mixture
@@ -138,3 +142,56 @@ def test_a_manifest_without_its_experts_is_damaged(tiny_model: Models, tmp_path:
         path.write_text(damaged)
         with pytest.raises(ModelError, match="damaged"):
             Manifest.load(path)
+
+
+@pytest.mark.parametrize("name", MIXTURES)
+def test_a_gguf_file_gives_the_model_of_the_directory(
+    name: str, tiny_model: Models, tiny_pack: Packs, tmp_path: Path
+) -> None:
+    write_experts(tmp_path / "m.gguf", tiny_model(name), name)
+    pack_model(open_source(tmp_path / "m.gguf"), "f32", tmp_path / "pack")
+    pack, expected = Pack.open(tmp_path / "pack"), tiny_pack(name)
+    assert pack.config.mixture == expected.config.mixture
+    for shares in ((1.0,), (3, 2, 1)):
+        got = split_forward(pack, TOKENS, shares, steps=3)
+        np.testing.assert_allclose(got, forward(expected, TOKENS), atol=2e-5)
+
+
+@pytest.mark.parametrize("kind", ["Q4_0", "Q4_1", "Q8_0"])
+def test_quantised_experts_in_gguf_are_read_exactly(
+    kind: str, tiny_model: Models, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Columns of down are 100 long here, no whole groups, so that they stay F32, and the others are kept beside them."""
+    model = tiny_model("qwen3moe")
+    write_experts(tmp_path / "m.gguf", model, "qwen3moe", lambda name: "F32" if "down" in name else kind)
+    pack_model(open_source(tmp_path / "m.gguf"), "auto", tmp_path / "pack")
+    block = Pack.open(tmp_path / "pack").layers[0][1]
+    assert {item.format for item in block.run("neuron").parts} == {"f32"}
+    stacks = tensors(model, "qwen3moe")
+    for item in ("gate", "up"):
+        values = decoded(stacks[f"blk.0.ffn_{item}_exps.weight"], kind).reshape(8, 100, 96)
+        np.testing.assert_array_equal(part(block, "neuron", item).reshape(8, 128, 96)[:, :100], values)
+    assert "re-quantised" not in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "words"),
+    [("expert_weights_scale", 0.5, ""), ("expert_gating_func", 2, "expert_gating_func is 2")],
+)
+def test_metadata_of_experts_is_used_or_refused(
+    key: str, value: float, words: str, tiny_model: Models, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def described(writer: GGUFWriter, family: str, config: Any) -> None:
+        describe(writer, family, config)
+        (writer.add_uint32 if type(value) is int else writer.add_float32)(f"{family}.{key}", value)
+
+    describe = gguf_experts._describe
+    monkeypatch.setattr(gguf_experts, "_describe", described)
+    write_experts(tmp_path / "m.gguf", tiny_model("olmoe"), "olmoe")
+    if words:
+        with pytest.raises(ModelError, match=words):
+            open_source(tmp_path / "m.gguf")
+        return
+    mixture = open_source(tmp_path / "m.gguf").model.config.mixture
+    assert mixture is not None
+    assert mixture.scale == value

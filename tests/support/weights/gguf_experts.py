@@ -1,0 +1,119 @@
+"""Writes the tiny models with experts as GGUF files, named and stacked as llama.cpp's converter does."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from gguf import GGMLQuantizationType, GGUFWriter
+
+from tests.support.models import TinyModel
+from tests.support.weights.gguf_models import encoded, interleave
+
+Array = npt.NDArray[Any]
+
+ARCHITECTURES = {"mixtral": "llama"}  # where it is not the family's name
+_NAMES = {
+    "model.embed_tokens.weight": "token_embd.weight",
+    "transformer.wte.weight": "token_embd.weight",
+    "model.norm.weight": "output_norm.weight",
+    "transformer.norm_f.weight": "output_norm.weight",
+    "lm_head.weight": "output.weight",
+    "input_layernorm.weight": "attn_norm.weight",
+    "norm_attn_norm.norm_1.weight": "attn_norm.weight",
+    "post_attention_layernorm.weight": "ffn_norm.weight",
+    "norm_attn_norm.norm_2.weight": "attn_output_norm.weight",
+    "self_attn.o_proj.weight": "attn_output.weight",
+    "norm_attn_norm.attn.out_proj.weight": "attn_output.weight",
+    "norm_attn_norm.attn.Wqkv.weight": "attn_qkv.weight",
+    "self_attn.q_norm.weight": "attn_q_norm.weight",
+    "self_attn.k_norm.weight": "attn_k_norm.weight",
+    "mlp.gate.weight": "ffn_gate_inp.weight",
+    "block_sparse_moe.router.weight": "ffn_gate_inp.weight",
+    "ffn.router.layer.weight": "ffn_gate_inp.weight",
+    "mlp.shared_expert_gate.weight": "ffn_gate_inp_shexp.weight",
+    **{f"self_attn.{part}_proj.{kind}": f"attn_{part}.{kind}" for part in "qkv" for kind in ("weight", "bias")},
+    **{f"mlp.{part}_proj.weight": f"ffn_{part}.weight" for part in ("gate", "up", "down")},
+    **{f"mlp.shared_expert.{part}_proj.weight": f"ffn_{part}_shexp.weight" for part in ("gate", "up", "down")},
+}
+_STACKED = {"w1": "gate", "v1": "up", "w2": "down"}
+
+
+def tensors(model: TinyModel, family: str) -> dict[str, Array]:
+    """The weights under their GGUF names, float32."""
+    config = model.reference.config
+    found: dict[str, Array] = {}
+    for name, tensor in model.reference.state_dict().items():
+        values = tensor.numpy()
+        if family in ("mixtral", "granitemoe") and (".q_proj." in name or ".k_proj." in name):
+            values = interleave(values, config.hidden_size // config.num_attention_heads)
+        prefix = next((each for each in ("model.layers.", "transformer.blocks.") if name.startswith(each)), "")
+        layer, _, rest = name.removeprefix(prefix).partition(".") if prefix else ("", "", name)
+        parts = _experts(rest, values, config) or {_NAMES[rest]: values.reshape(-1) if "_gate.w" in rest else values}
+        found |= {f"blk.{layer}.{part}" if prefix else part: each for part, each in parts.items()}
+    return found
+
+
+def _experts(name: str, values: Array, config: Any) -> dict[str, Array]:
+    """The stacks of experts that a tensor holds; empty if it is another."""
+    last = name.rpartition(".")[2]
+    if last == "gate_up_proj":
+        gate, up = np.split(values, 2, axis=1)
+        return {"ffn_gate_exps.weight": gate, "ffn_up_exps.weight": up}
+    if last == "down_proj":
+        return {"ffn_down_exps.weight": values}
+    if last in _STACKED:
+        stack = values.reshape(config.ffn_config.moe_num_experts, -1, values.shape[1])
+        return {f"ffn_{_STACKED[last]}_exps.weight": stack.swapaxes(1, 2) if last == "w2" else stack}
+    return {}
+
+
+def write_experts(path: Path, model: TinyModel, family: str, kind: Callable[[str], str] = lambda name: "F32") -> None:
+    """Write the model `family`; `kind(name)` is the GGML type of each matrix, vectors and routers stay F32."""
+    config = model.reference.config
+    writer = GGUFWriter(path, ARCHITECTURES.get(family, family))
+    writer.add_block_count(config.num_hidden_layers)
+    writer.add_context_length(config.max_position_embeddings)
+    writer.add_embedding_length(config.hidden_size)
+    writer.add_head_count(config.num_attention_heads)
+    writer.add_head_count_kv(config.num_key_value_heads)
+    head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    writer.add_key_length(head_dim)
+    writer.add_value_length(head_dim)
+    writer.add_rope_freq_base(config.rope_parameters["rope_theta"])
+    _describe(writer, family, config)
+    for name, values in tensors(model, family).items():
+        plain = values.ndim < 2 or "ffn_gate_inp" in name
+        coded = encoded(np.ascontiguousarray(values), "F32" if plain else kind(name))
+        raw = None if coded.dtype != np.uint8 else GGMLQuantizationType[kind(name)]
+        writer.add_tensor(name, coded, raw_dtype=raw)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
+def _describe(writer: GGUFWriter, family: str, config: Any) -> None:
+    if family == "dbrx":
+        writer.add_feed_forward_length(config.ffn_config.ffn_hidden_size)
+        writer.add_expert_count(config.ffn_config.moe_num_experts)
+        writer.add_expert_used_count(config.ffn_config.moe_top_k)
+        writer.add_layer_norm_eps(1e-5)
+        writer.add_clamp_kqv(config.attn_config.clip_qkv)
+        return
+    writer.add_feed_forward_length(config.intermediate_size)
+    writer.add_layer_norm_rms_eps(config.rms_norm_eps)
+    writer.add_expert_count(getattr(config, "num_experts", None) or config.num_local_experts)
+    writer.add_expert_used_count(config.num_experts_per_tok)
+    if family.startswith("qwen"):
+        writer.add_expert_feed_forward_length(config.moe_intermediate_size)
+    if family == "qwen2moe":
+        writer.add_expert_shared_feed_forward_length(config.shared_expert_intermediate_size)
+    if family == "olmoe":
+        writer.add_clamp_kqv(config.clip_qkv)
+    if family == "granitemoe":
+        writer.add_logit_scale(config.logits_scaling)
+        writer.add_residual_scale(config.residual_multiplier)
+        writer.add_embedding_scale(config.embedding_multiplier)
+        writer.add_attention_scale(config.attention_multiplier)

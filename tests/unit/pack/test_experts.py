@@ -161,7 +161,7 @@ def test_a_gguf_file_gives_the_model_of_the_directory(
 def test_quantised_experts_in_gguf_are_read_exactly(
     kind: str, tiny_model: Models, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Columns of down are 100 long here, no whole groups, so that they stay F32, and the others are kept beside them."""
+    """Columns of down are 100 long here, no whole groups, so that they stay F32, and the others are kept exactly."""
     model = tiny_model("qwen3moe")
     write_experts(tmp_path / "m.gguf", model, "qwen3moe", lambda name: "F32" if "down" in name else kind)
     pack_model(open_source(tmp_path / "m.gguf"), "auto", tmp_path / "pack")

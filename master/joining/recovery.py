@@ -16,7 +16,7 @@ from tpi.system.clocks import Awake
 _LOOK_S = 1.0  # at most, between two looks at who came back
 
 
-@dataclass(frozen=True)
+@dataclass
 class Membership:
     """Who takes part, and what is done when that changes. `deploy` makes a deployment with a share for each node."""
 
@@ -26,6 +26,7 @@ class Membership:
     warn: Callable[[str], None]
     patience_s: float  # to wait for workers without whom the model does not fit
     rebalance: bool  # use who joins at once, rather than from the next request on
+    standing: bool = True  # there is a deployment, as far as is known
 
     def recover(self, error: TpiError) -> bool:
         """Go on without a worker that is lost or failed; whether that could be done.
@@ -41,12 +42,16 @@ class Membership:
 
     def welcome(self, fresh: bool) -> None:
         """Take in who has come, if a request is to begin, or at once with `rebalance`; called between two steps."""
+        if not self.standing:
+            self._redeploy()
         if not self.cluster.recruits.ready or not (fresh or self.rebalance):
             return
         joined = self.cluster.join()
         self._greet(joined)
+        self.standing = False
         try:
             self._deploy_once()
+            self.standing = True
             return
         except PlanError as error:
             self.warn(f"{error}; going on without {_names(joined)}")
@@ -57,9 +62,10 @@ class Membership:
 
     def _redeploy(self) -> None:
         """Plan anew over those who are there, until a plan stands."""
-        awake = Awake()
+        self.standing, awake = False, Awake()
         while not self._deployed(awake):
             pass
+        self.standing = True
         self.warn(f"planned anew; {self.cluster.weights_sent / 1e6:.1f} MB of weights were sent")
 
     def _deployed(self, awake: Awake) -> bool:

@@ -26,7 +26,7 @@ def units_of_plan(plan: Assign) -> set[tuple[bytes, str, int]]:
 
 
 def nbytes(plan: Assign, units: set[tuple[bytes, str, int]]) -> int:
-    sizes = {layout.name: layout.unit_bytes for layout in plan.layouts}
+    sizes: dict[str, int] = {layout.name: layout.unit_bytes for layout in plan.layouts}
     return sum(sizes[name] for _, name, _ in units)
 
 

@@ -3,7 +3,6 @@
 import os
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -16,7 +15,6 @@ from tests.support.testbed_helpers import TPI, needs_root, traces
 pytestmark = pytest.mark.alone
 
 LAPTOPS = ("master", "mac-air", "dell1", "dell2")
-A_FEW_SECONDS = 15.0  # on a machine that does other things as well
 
 
 @pytest.fixture(scope="module")
@@ -51,19 +49,21 @@ def test_four_laptops_answer_with_a_table_of_nodes(cache: Path, tiny_model: Call
 
 
 @needs_root
-def test_a_laptop_that_goes_ends_it_in_one_sentence(cache: Path, tiny_model: Callable[[str], TinyModel]) -> None:
+def test_partition(cache: Path, tiny_model: Callable[[str], TinyModel]) -> None:
+    """A laptop that is cut off is left out, and the answer is what it would have been."""
+    with start(tiny_model("llama").directory, cache, tokens=240) as run:
+        wanted, _ = run.communicate(timeout=60)
     with start(tiny_model("llama").directory, cache, tokens=240) as run:
         assert run.stdout is not None
         name = run.stdout.readline().decode().strip()
-        assert run.stdout.read(1)  # the answer has begun
+        first = run.stdout.read(1)  # the answer has begun
         subprocess.run([*TPI, "fault", "--id", name, "cut", "dell1"], check=True, stdout=subprocess.DEVNULL)
-        cut = time.monotonic()
-        _, said = run.communicate(timeout=60)
-    assert time.monotonic() - cut < A_FEW_SECONDS
-    assert run.returncode == 1
+        rest, said = run.communicate(timeout=100)
+    assert run.returncode == 0, said.decode()
+    assert first + rest == wanted.partition(b"\n")[2]
     sentences = [line for line in said.decode().splitlines() if line.startswith("tpi: ")]
-    assert len(sentences) == 1, said.decode()
     assert "dell1" in sentences[0]
-    assert "lost" in sentences[0]
+    assert "is lost" in sentences[0]
+    assert sentences[0].endswith("going on with master, mac-air, dell2")
     assert "Traceback" not in said.decode()
     assert traces(state.default_root(), name) == []

@@ -1,0 +1,114 @@
+"""`python -m benchmarks.trust.curve`: what encryption costs a sum between two processes of this machine.
+
+Rounds alternate between connections with keys and without, so that neighbours disturb both alike.
+"""
+
+import json
+import statistics
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import ExitStack, closing, contextmanager
+from pathlib import Path
+from time import perf_counter
+
+import numpy as np
+
+from allreduce.base import Endpoints, Group, GroupSpec, Peer, open_group
+from tpi.keys.door import Door
+from tpi.net.sockets import COLLECTIVE, Net
+
+SHAPES = {"SmolLM2-135M": (576, 60), "1.1B": (2048, 44)}  # hidden size, sums of a token
+PREFILL_TOKENS = 128
+ROUNDS, SUMS, PREFILL_SUMS = 12, 200, 20
+
+
+def group(net: Net, rank: int, port: int, key: bytes, router: object = None) -> Group:
+    """This process's side of a star of two, over bf16."""
+    peers = (Peer(0, "master"), Peer(1, "worker", f"tcp://127.0.0.1:{port}", key))
+    return open_group("star", GroupSpec(rank, 7, 1, peers, "bf16"), Endpoints(net, router))  # type: ignore[arg-type]
+
+
+def sums(one: Group, values: int, count: int) -> float:
+    """Seconds of the median of `count` sums."""
+    partial, times = np.ones((1, values), np.float32), []
+    for _ in range(count):
+        started = perf_counter()
+        one.allreduce(partial)
+        times.append(perf_counter() - started)
+    return statistics.median(times)
+
+
+def schedule() -> Iterator[tuple[bool, int, int]]:
+    """Whether with keys, values and sums: what both sides do, in step."""
+    for _ in range(ROUNDS):
+        for keys in (False, True):
+            for hidden, _ in SHAPES.values():
+                yield keys, hidden, SUMS
+                yield keys, hidden * PREFILL_TOKENS, PREFILL_SUMS
+
+
+def run(groups: dict[bool, Group]) -> dict[tuple[bool, int], list[float]]:
+    """Seconds by kind and values, of every round."""
+    found: dict[tuple[bool, int], list[float]] = {}
+    for one in groups.values():
+        one.begin(1)
+    for keys, values, count in schedule():
+        found.setdefault((keys, values), []).append(sums(groups[keys], values, count))
+    return found
+
+
+def doors(folder: Path) -> dict[bool, Door]:
+    """Without keys, and with keys for everybody."""
+    return {False: Door(folder, locked=False), True: Door(folder, outside=lambda host: True)}
+
+
+def worker(folder: Path) -> None:
+    """The other process: says its ports, and sums."""
+    with ExitStack() as stack:
+        groups, ports = {}, []
+        for keys, door in doors(folder).items():
+            net = stack.enter_context(closing(Net(door=door)))
+            router, port = net.bind(COLLECTIVE, "127.0.0.1", 0)
+            groups[keys] = stack.enter_context(closing(group(net, 1, port, b"", router)))
+            ports.append(port)
+        print(json.dumps(ports), flush=True)
+        run(groups)
+
+
+@contextmanager
+def other(folder: Path) -> Iterator[list[int]]:
+    """The worker's ports."""
+    command = [sys.executable, "-m", "benchmarks.trust.curve", str(folder)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as process:
+        assert process.stdout
+        yield json.loads(process.stdout.readline())
+
+
+def main() -> None:
+    """Print the table."""
+    with tempfile.TemporaryDirectory() as name, ExitStack() as stack:
+        folder = Path(name)
+        identity = Door(folder).identity
+        ports = stack.enter_context(other(folder))
+        groups = {}
+        for (keys, door), port in zip(doors(folder).items(), ports, strict=True):
+            net = stack.enter_context(closing(Net(door=door)))
+            groups[keys] = stack.enter_context(closing(group(net, 0, port, identity.public if keys else b"")))
+        found = run(groups)
+    for model, (hidden, count) in SHAPES.items():
+        for what, values, times in (("token", hidden, count), (f"{PREFILL_TOKENS} tokens", hidden * PREFILL_TOKENS, 1)):
+            plain, keyed = (statistics.median(found[keys, values]) for keys in (False, True))
+            more = statistics.median(b - a for a, b in zip(found[False, values], found[True, values], strict=True))
+            print(
+                f"{model}, {what}: a sum {plain * 1e6:.0f} us without keys, {keyed * 1e6:.0f} us with; "
+                f"{more * times * 1e3:.2f} ms more for {times} sums"
+            )
+
+
+if __name__ == "__main__":
+    if len(sys.argv) > 1:
+        worker(Path(sys.argv[1]))
+    else:
+        main()

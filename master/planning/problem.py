@@ -8,10 +8,10 @@ from scheduler.budget import PROCESS, TILE
 from scheduler.model.machine import NodeMachine
 from scheduler.model.offload.memory import Needs
 from scheduler.model.offload.problem import Limits, Problem
-from scheduler.model.offload.work import Workload, unit_bytes, work_of
+from scheduler.model.offload.work import Workload, half_of, unit_bytes, work_of
 from tpi.config import ModelConfig
 from tpi.errors import UsageError
-from tpi.kernels.memory import slice_bytes
+from tpi.kernels.memory import neurons_passed, slice_bytes
 from tpi.kv import KvDtype
 from tpi.pack.blockfile import BlockShape
 from tpi.system.machine import usable_cores
@@ -31,14 +31,14 @@ def planning_problem(
     """What is to be placed on `machine`: all blocks of the model, and its tables."""
     config = shape.config
     work = work_of(config, shape.blocks, kv_dtype or default_kv(shape), shape.head, ffn_parts(shape.blocks))
-    token = token_bytes(config, config.heads, config.kv_heads, config.intermediate, _PASSING)
+    token = token_bytes(config, config.heads, config.kv_heads, neurons_passed(config), _PASSING)
     return Problem(work, machine, request, Needs(token, _fixed(shape)), limits)
 
 
 def ffn_parts(blocks: Sequence[BlockShape]) -> int:
     """Into how many segments an FFN block is cut: about as large as attention's, as far as planning stays quick."""
     attention = [unit_bytes(block) for block in blocks if block.kind == "attention"]
-    ffn = [unit_bytes(block) for block in blocks if block.kind == "ffn"]
+    ffn = [unit_bytes(block) for block in blocks if half_of(block) == "ffn"]
     alike = round(max(ffn, default=0) / tile_size(min(attention, default=1)))
     quick = (_MOST_SEGMENTS - len(attention)) // max(1, len(ffn))
     return max(1, min(alike, quick))

@@ -12,7 +12,7 @@ from rich.text import Text
 from master.generation.answer import Answer
 from tpi.config import ModelConfig
 from tpi.net.messages import Stats, Steady
-from tpi.partition import FFN_UNIT, Shard
+from tpi.partition import FFN_UNIT, Range, Shard
 
 MILLI = 1e3
 _TABLE_WIDTH = 80
@@ -68,7 +68,7 @@ def node_report(config: ModelConfig, node: NodeShare, before: Stats, after: Stat
         rank=node.rank,
         heads=shard.query.scaled(node.query_heads, config.heads).as_list(),
         kv_heads=shard.kv.scaled(node.kv_heads, config.kv_heads).as_list(),
-        neurons=shard.ffn.scaled(FFN_UNIT, config.intermediate).as_list(),
+        neurons=_neurons(config, shard).as_list(),
         weight_bytes=after.weight_bytes,
         resident_bytes=after.resident_bytes,
         bare_rss_bytes=node.bare_rss_bytes,
@@ -84,6 +84,13 @@ def node_report(config: ModelConfig, node: NodeShare, before: Stats, after: Stat
         steady=after.steady,
         accelerator=after.accelerator,
     )
+
+
+def _neurons(config: ModelConfig, shard: Shard) -> Range:
+    """Of a dense feed-forward block; where no layer has one, of each routed expert."""
+    if config.mixture is not None and not len(shard.ffn):
+        return shard.expert.scaled(FFN_UNIT, config.mixture.width)
+    return shard.ffn.scaled(FFN_UNIT, config.intermediate)
 
 
 def answer_fields(answer: Answer) -> dict[str, Any]:

@@ -141,6 +141,11 @@ def work_of(
     return NodeWork(tuple(segments), VALUE * config.hidden, table)
 
 
+def half_of(shape: BlockShape) -> BlockKind:
+    """Which half of a layer a block is: experts are a feed-forward block, all of which is taken to be used."""
+    return "ffn" if shape.kind == "experts" else shape.kind
+
+
 def unit_bytes(shape: BlockShape) -> int:
     """Bytes of the units of a block: what is loaded, without vectors and hashes."""
     return sum(run.units * run.unit_bytes for run in shape.runs)
@@ -155,17 +160,17 @@ def kv_pages(work: NodeWork, request: Workload) -> int:
 def _attention(config: ModelConfig, number: int, shape: BlockShape, kv_dtype: KvDtype) -> SegmentWork:
     kv = 2 * config.kv_heads * vector_bytes(config.head_dim, kv_dtype)
     pair = 4 * config.heads * config.head_dim  # multiply and add, for the score and for the mixed value
-    return SegmentWork(number, shape.kind, unit_bytes(shape), _weights(shape), kv, pair)
+    return SegmentWork(number, half_of(shape), unit_bytes(shape), _weights(shape), kv, pair)
 
 
 def _ffn(number: int, shape: BlockShape, parts: int) -> Iterator[SegmentWork]:
     if len(shape.runs) > 1:
-        yield SegmentWork(number, shape.kind, unit_bytes(shape), _weights(shape))
+        yield SegmentWork(number, half_of(shape), unit_bytes(shape), _weights(shape))
         return
     (run,) = shape.runs
     starts = [run.units * part // parts for part in range(parts + 1)]
     for units in (last - first for first, last in pairwise(starts)):
-        yield SegmentWork(number, shape.kind, units * run.unit_bytes, units * _unit_weights(run))
+        yield SegmentWork(number, half_of(shape), units * run.unit_bytes, units * _unit_weights(run))
 
 
 def _weights(shape: BlockShape) -> int:

@@ -40,9 +40,9 @@ class Recruits:
 
     @property
     def ready(self) -> list[RemoteWorker]:
-        """Those that may be used: they serve this master already."""
+        """Those that may be used: they serve this master already, and compute nothing; one that hangs never says so."""
         found = [one.worker for one in self._calls]
-        return [worker for worker in found if worker and worker.hello and worker.connected]
+        return [worker for worker in found if worker and worker.hello and worker.connected and worker.idle]
 
     @property
     def sockets(self) -> Iterator[object]:

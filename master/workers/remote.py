@@ -50,6 +50,7 @@ class RemoteWorker:
         self.heartbeats = HeartbeatState()
         self.dropped = 0
         self.connected = False
+        self.idle = False  # it has said that it computes nothing
         self.key = b""  # that it has proved to own; empty on this machine
         self.problem: TpiError | None = None  # found by who may not raise it
         self._alive_at = 0.0
@@ -208,6 +209,9 @@ class RemoteWorker:
             raise self._refused(message)
         elif isinstance(message, Bye):
             raise self.lost("it was stopped")
+        elif isinstance(message, Heartbeat) and message.epoch != self._epoch:
+            self.idle = message.phase == "idle"  # of a plan before
+            self.dropped += 1
         elif getattr(message, "epoch", None) != self._epoch:
             self.dropped += 1
         else:
@@ -218,6 +222,7 @@ class RemoteWorker:
             if message.progress != self.heartbeats.progress or message.phase == "idle":
                 self.heartbeats.advanced = now
             self.heartbeats.progress, self.heartbeats.phase = message.progress, message.phase
+            self.idle = message.phase == "idle"
         elif isinstance(message, Ready):
             self.ready = self._usable(message)
         elif isinstance(message, Stats):

@@ -30,11 +30,12 @@ class Laptop:
     arguments: Sequence[str] = ()
     environment: dict[str, str] = field(default_factory=dict)
     address: str = "127.0.0.1:0"
+    command: Sequence[str] = REAL_WORKER
     process: "subprocess.Popen[bytes] | None" = None
 
     def start(self) -> None:
         """Start it, and wait until it listens."""
-        command = [*REAL_WORKER, "--listen", self.address, "--name", self.name, "--cache", str(self.cache)]
+        command = [*self.command, "--listen", self.address, "--name", self.name, "--cache", str(self.cache)]
         self.process = subprocess.Popen(
             [*command, *self.arguments], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
             env=os.environ | self.environment,

@@ -262,6 +262,9 @@ class Daemon:
             self._master = Master(peer, join.session, name, profile, self._control.key)
             self._compute.master = peer
             self._lease = Lease()
+        else:  # it comes back over another connection, and knows nothing of a plan that is under way
+            self._compute.plan = IDLE
+            self._compute.put(Abort(self._master.session, self._master.epoch))
         profile = self._master.profile
         hello = Hello(__version__, join.session, options.name, ports.collective, ports.weights, profile)
         self._answer(peer, hello)

@@ -121,6 +121,7 @@ def test_a_chat_goes_on_without_a_lost_worker(model: str, cache: Path) -> None:
         screen.type("Are you there?" + ENTER)
         screen.expect("is lost: it closed the connection; going on with master")
         screen.expect("[4 tokens at ")
+        screen.expect(PROMPT)
         screen.type(CTRL_D)
         assert screen.leave() == 0
 

@@ -1,0 +1,84 @@
+"""Faults that stop no process: a computation that hangs, clocks that step, the same faults through the commands."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+import psutil
+import pytest
+
+from master.deployment import deploy
+from master.options import RunOptions
+from master.session import Session
+from tests.support.commands import TPI, clean
+from tests.support.house import Laptop, house, speak
+from tests.support.models import TinyModel
+from tpi.net.messages import NodeOptions
+
+PROMPT, LENGTH = [5, 6, 7, 8], 30
+
+
+@pytest.fixture
+def model(tiny_model: Callable[[str], TinyModel]) -> str:
+    return str(tiny_model("llama").directory)
+
+
+def stop_computing(laptop: Laptop) -> None:
+    """Have its computing hang for good at the next step, while its I/O thread lives: it answers, and does nothing."""
+    (laptop.cache / "hang").touch()
+
+
+def test_compute_hung_io_thread_alive(tmp_path: Path, model: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Noticed by progress, not by ping."""
+    monkeypatch.setattr(deploy, "NodeOptions", partial(NodeOptions, timeout_s=2.0))
+    with house(tmp_path, 2) as laptops:
+        hanging = laptops[1]
+        hanging.stop()
+        hanging.command = (sys.executable, "-m", "tests.support.processes.hanging_worker")
+        hanging.start()
+        addresses = tuple(one.address for one in laptops)
+        with Session(RunOptions(model, workers=addresses, cache=tmp_path / "m")) as session:
+            wanted = speak(session, PROMPT, LENGTH).tokens
+            spoken = speak(session, PROMPT, LENGTH, lambda count: stop_computing(hanging) if count == 9 else None)
+            assert spoken.tokens == wanted
+            assert "b" not in session.names[:3]
+
+
+def test_clock_step_of_an_hour(tmp_path: Path, model: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing happens: no wait and no lease asks what time of day it is."""
+    real, steps = time.time, [0.0]
+    monkeypatch.setattr(time, "time", lambda: real() + steps[0])
+    with house(tmp_path, 1) as laptops:
+        options = RunOptions(model, workers=(laptops[0].address,), cache=tmp_path / "m")
+        with Session(options) as session:
+            wanted = speak(session, PROMPT, LENGTH).tokens
+
+            def step(count: int) -> None:
+                steps[0] = {5: 3600.0, 15: -3600.0}.get(count, steps[0])
+
+            assert speak(session, PROMPT, LENGTH, step).tokens == wanted
+            assert session.names == ("master", "a")
+
+
+def test_tpi_run_goes_on_after_a_lost_worker(tmp_path: Path, model: str) -> None:
+    """Its text is that of a run without a fault, and nothing of it stays behind."""
+    command = [*TPI, "run", "-m", model, "-p", "Hello", "--raw", "--temp", "0", "-n", "200", "--local", "2"]
+    whole = subprocess.run(command, capture_output=True, env=clean(tmp_path), timeout=100, check=True).stdout
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, bufsize=0, env=clean(tmp_path)
+    ) as process:
+        assert process.stdout
+        assert process.stderr
+        first = process.stdout.read(1)
+        workers = psutil.Process(process.pid).children()
+        os.kill(workers[0].pid, signal.SIGKILL)
+        rest, said = process.communicate(timeout=100)
+    assert process.returncode == 0, said
+    assert first + rest == whole
+    assert not any(worker.is_running() for worker in workers)
+    assert b"Traceback" not in said

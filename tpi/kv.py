@@ -66,7 +66,7 @@ class KvPages:
     - int8, q8: `head_dim` codes, then for each group of 32 its scale, float16; a value is scale * code;
     - uint8, q4: 4-bit codes in runs of 16 values, 8 bytes each, value `i` of a run in the low half of byte `i`, value
       `i + 8` in its high half; then for each group of 32 its scale and its minimum, float16; a value is scale * code +
-      minimum.
+      minimum. Keys are spread before (`tpi.kernels.paged.spread`).
 
     Pages are zeroed by the operating system when first touched, so blocks that are never used cost nothing.
     """

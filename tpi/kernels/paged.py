@@ -33,6 +33,21 @@ def append(cache: KvArray, heads: F32, batch: Batch) -> None:
     cache[blocks, :, batch.positions % PAGE_TOKENS] = encode_kv(heads, cache.dtype)
 
 
+def spread(heads: F32) -> F32:
+    """`[..., head_dim]` with each whole group of 32 times the Hadamard matrix / sqrt(32), which is its own inverse.
+
+    Keys in q4 are stored so, and meet queries that are spread alike: products stay as they are, but what is large in a
+    few dimensions of all keys no longer sets the step of its group (as in QuaRot, arXiv:2404.00456).
+    """
+    whole = heads.shape[-1] // KV_GROUP * KV_GROUP
+    values = heads[..., :whole]
+    for reach in (16, 8, 4, 2, 1):
+        pairs = values.reshape(*heads.shape[:-1], -1, 2, reach)
+        first, second = pairs[..., 0, :], pairs[..., 1, :]
+        values = np.stack([first + second, first - second], axis=-2).reshape(*heads.shape[:-1], whole)
+    return np.concatenate([values * np.float32(KV_GROUP**-0.5), heads[..., whole:]], axis=-1)
+
+
 def encode_kv(heads: F32, element: np.dtype[Any]) -> KvArray:
     """Vectors `[..., head_dim]` as a cache of such elements stores them: see `tpi.kv.KvPages`."""
     if element == np.int8:

@@ -25,7 +25,7 @@ from tpi.kernels.arithmetic import (
 from tpi.kernels.chain import PlainChain
 from tpi.kernels.heads import finished, needs_sums, refuse_sums
 from tpi.kernels.mixture import Normed, check_experts, choose, experts_by_ffn
-from tpi.kernels.paged import append, attend, heads_of
+from tpi.kernels.paged import append, attend, heads_of, spread
 from tpi.kernels.spec import (
     F32,
     I32,
@@ -45,6 +45,7 @@ from tpi.kernels.spec import (
     RouterSpec,
     Routing,
 )
+from tpi.kv import kv_dtype_of
 from tpi.pack.layout import RunLayout
 
 
@@ -91,9 +92,10 @@ class ReferenceKernels:
 
     def attend(self, spec: AttentionSpec, projected: Projected, keys: KvArray, values: KvArray, batch: Batch) -> F32:
         """See `tpi.kernels.Kernels`."""
-        append(keys, projected.keys, batch)
+        met = spread if kv_dtype_of(keys) == "q4" else np.asarray
+        append(keys, met(projected.keys), batch)
         append(values, projected.values, batch)
-        mixed = attend(spec, projected.queries, keys, values, batch)
+        mixed = attend(spec, met(projected.queries), keys, values, batch)
         return mixed.reshape(len(mixed), spec.heads * spec.head_dim)
 
     def output(self, spec: AttentionSpec, data: U8, mixed: F32) -> F32:

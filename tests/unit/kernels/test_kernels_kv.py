@@ -12,7 +12,7 @@ from hypothesis.extra.numpy import arrays
 from tests.support.kernel_cases import AttentionCase, attention_case, native, reference
 from tests.support.pairwise import pairwise
 from tpi.errors import KernelError
-from tpi.kernels.paged import decode_kv, encode_kv
+from tpi.kernels.paged import decode_kv, encode_kv, spread
 from tpi.kernels.spec import F32, KV_GROUP
 from tpi.kv import KV_DTYPES, KvDtype, KvPages, kv_dtype_of, page_bytes, vector_bytes
 
@@ -106,3 +106,22 @@ def test_a_cache_of_another_width_is_refused() -> None:
     keys = case.kv.keys[0].view(np.uint8)
     with pytest.raises(KernelError, match="vectors of 34 elements; expected 20"):
         native.attention(case.spec, case.data, case.x, keys, keys, case.batch)
+
+
+@pytest.mark.parametrize("head_dim", HEAD_DIMS)
+def test_spreading_keeps_products_and_undoes_itself(head_dim: int) -> None:
+    queries, keys = np.random.default_rng(5).normal(size=(2, 7, head_dim)).astype(np.float32)
+    np.testing.assert_allclose(spread(queries) @ spread(keys).T, queries @ keys.T, atol=1e-4)
+    np.testing.assert_allclose(spread(spread(keys)), keys, atol=1e-5)
+
+
+def test_what_is_large_in_one_dimension_costs_keys_less() -> None:
+    """Half as much, where a dimension of all keys is ten times the others."""
+    keys = np.random.default_rng(6).normal(size=(100, 64)).astype(np.float32)
+    keys[:, 5] += 10
+
+    def error(values: F32) -> float:
+        found = decode_kv(encode_kv(values, np.dtype(np.uint8)), 64)
+        return float(np.square(found - values).sum())
+
+    assert error(spread(keys)) < error(keys) / 2

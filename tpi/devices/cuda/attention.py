@@ -4,6 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
+import torch
 
 from tpi.devices.cuda.backend import Tensor, launch, power
 from tpi.devices.cuda.programs import attend as attending
@@ -70,6 +71,15 @@ def finish_heads(
         inv_freq, out, x.shape[1], head_dim, half, eps, scale, BIASED=bias is not None, NORMED=weight is not None,
         ROTATED=half > 0, SIZE=power(head_dim),
     )  # fmt: skip
+    return out
+
+
+def spread(heads: Tensor) -> Tensor:
+    """`tpi.kernels.paged.spread` of `[tokens, heads, head_dim]`, contiguous."""
+    out, head_dim = torch.empty_like(heads), heads.shape[-1]
+    launch(
+        storing.spread, (heads.shape[0] * heads.shape[1],), heads, out, head_dim, GROUPS=power(-(-head_dim // KV_GROUP))
+    )
     return out
 
 

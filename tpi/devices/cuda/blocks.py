@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from tpi.devices.cuda.activations import Activations
-from tpi.devices.cuda.attention import CardBatch, Pages, append, finish_heads, mix
+from tpi.devices.cuda.attention import CardBatch, Pages, append, finish_heads, mix, spread
 from tpi.devices.cuda.backend import Tensor, launch, power
 from tpi.devices.cuda.matrix import matrix
 from tpi.devices.cuda.products import multiply
@@ -77,6 +77,8 @@ def project(
 def attend(vectors: SpecVectors, spec: AttentionSpec, heads: Heads, pages: Pages, batch: CardBatch) -> Tensor:
     """Append keys and values to the pages, then `[tokens, heads * head_dim]` of the queries."""
     queries, keys, values = heads
+    if pages.format == "q4":
+        queries, keys = spread(queries), spread(keys)
     append(pages.keys, pages.format, keys, batch)
     append(pages.values, pages.format, values, batch)
     return mix(spec, vectors.of(spec)["kv_index"], queries, pages, batch)

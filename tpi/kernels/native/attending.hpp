@@ -44,6 +44,7 @@ inline void place_query(const Attending& job, size_t token, size_t head, float* 
         const float* query = head_of(call.projected.queries, token, head, call.heads, call.head_dim);
         std::memcpy(to, query, call.head_dim * sizeof(float));
     }
+    if (is_spread(call.keys)) spread(to, call.head_dim);
     for (size_t d = 0; d < call.head_dim; ++d) to[d] *= call.scale;
     for (size_t d = call.head_dim; d < job.padded; ++d) to[d] = 0.0f;
 }
@@ -52,15 +53,13 @@ inline void place_query(const Attending& job, size_t token, size_t head, float* 
 inline void place_kv(const Attending& job, float* head, size_t token, size_t kv_head) {
     const AttentionCall& call = job.call;
     size_t row = own_row(call, token, kv_head), dim = call.head_dim;
-    if (!job.from) {
-        write_kv(call.keys, row, head_of(call.projected.keys, token, kv_head, call.kv_heads, dim), dim);
-        write_kv(call.values, row, head_of(call.projected.values, token, kv_head, call.kv_heads, dim), dim);
-        return;
-    }
-    key_head(*job.from, token, kv_head, head);
-    write_kv(call.keys, row, head, call.head_dim);
-    value_head(*job.from, token, kv_head, head);
-    write_kv(call.values, row, head, call.head_dim);
+    if (job.from) key_head(*job.from, token, kv_head, head);
+    else std::memcpy(head, head_of(call.projected.keys, token, kv_head, call.kv_heads, dim), dim * sizeof(float));
+    if (is_spread(call.keys)) spread(head, dim);
+    write_kv(call.keys, row, head, dim);
+    if (job.from) value_head(*job.from, token, kv_head, head);
+    else std::memcpy(head, head_of(call.projected.values, token, kv_head, call.kv_heads, dim), dim * sizeof(float));
+    write_kv(call.values, row, head, dim);
 }
 
 // Queries in place and keys and values in the cache, for every token.

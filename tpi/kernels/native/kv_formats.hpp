@@ -100,6 +100,25 @@ inline void read_q4(const uint8_t* from, size_t dim, float* out) {
     }
 }
 
+// ---- spreading ----
+
+inline bool is_spread(const Kv& keys) { return keys.format == KvFormat::q4; }
+
+// Each whole group times the Hadamard matrix / sqrt(32), in place: keys in q4, and the queries that meet them.
+inline void spread(float* head, size_t dim) {
+    for (size_t start = 0; start + kGroup <= dim; start += kGroup) {
+        float* group = head + start;
+        for (size_t reach = kGroup / 2; reach; reach /= 2)
+            for (size_t i = 0; i < kGroup; ++i) {
+                if (i & reach) continue;
+                float first = group[i], second = group[i + reach];
+                group[i] = first + second;
+                group[i + reach] = first - second;
+            }
+        for (size_t i = 0; i < kGroup; ++i) group[i] *= 0.17677669529663689f;
+    }
+}
+
 // ---- whichever the cache has ----
 
 inline void write_kv(const Kv& cache, size_t row, const float* head, size_t dim) {

@@ -55,6 +55,7 @@ CASES: list[tuple[Any, Constants]] = [
         for kind in ("relu", "relu2", "fatrelu", "drelu", "silu", "gelu", "gelu_tanh")
     ),
     (heads.finish_heads, {"BIASED": True, "NORMED": True, "ROTATED": True, "SIZE": 128}),
+    (pages.spread, {"GROUPS": 4}),
     *((pages.append, {"FORMAT": format, "GROUPS": 4}) for format in STORED),
     *((attend.attend, {"FORMAT": format, "CAPPED": True, "SIZE": 128}) for format in ("q8", "q4", "f16")),
     *(

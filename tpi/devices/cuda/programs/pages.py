@@ -66,6 +66,21 @@ def store_vector(cache, begin, values, at, head_dim, FORMAT: tl.constexpr):
 
 
 @triton.jit
+def spread(heads, out, head_dim, GROUPS: tl.constexpr):
+    """`tpi.kernels.paged.spread` of one head of `head_dim` values to a program; GROUPS * 32 is at least `head_dim`."""
+    begin, group, one = tl.program_id(0).to(tl.int64) * head_dim, tl.arange(0, GROUPS), tl.arange(0, 32)
+    at = group[:, None] * 32 + one[None, :]
+    values = tl.load(heads + begin + at, mask=at < head_dim, other=0.0)
+    common = one[:, None] & one[None, :]  # signs: the parity of the bits that two places share
+    common = common ^ common >> 4
+    common = common ^ common >> 2
+    signs = 1.0 - 2.0 * ((common ^ common >> 1) & 1).to(tl.float32)
+    turned = tl.sum(values[:, None, :] * signs[None, :, :], axis=2) * 0.17677669529663689
+    whole = (group * 32 + 32 <= head_dim)[:, None]
+    tl.store(out + begin + at, tl.where(whole, turned, values), mask=at < head_dim)
+
+
+@triton.jit
 def append(
     cache, heads, positions, sequence, tables, head_dim, vector, longest,
     FORMAT: tl.constexpr, GROUPS: tl.constexpr,

@@ -52,6 +52,7 @@ class AttentionBlock:
         """See `Kernels.attend`; a buffer of `[tokens, query units * width]` with zeros behind the last head."""
         card, program = self._card, _attending(spec, keys, step.rows_each)
         paged = (step.tables, step.table_width)
+        heads = self._spread(spec, heads, keys, step)
         self._append(spec, keys, heads.keys, step)
         self._append(spec, values, heads.values, step)
         count = step.tokens * spec.heads
@@ -81,6 +82,20 @@ class AttentionBlock:
         given = (product, run.units * run.width, dim, bias, norm, float(spec.norm.eps), *turn, room, out)
         card.launch(_HEADS, "finish_heads", [heads, tokens], *given)
         return out
+
+    def _spread(self, spec: AttentionSpec, heads: HeadBuffers, cache: KvArray, step: AttentionStep) -> HeadBuffers:
+        """The heads as this cache's format wants them: queries and keys spread for q4."""
+        if kv_format(spec, cache) != "q4":
+            return heads
+        card, program = self._card, _attending(spec, cache, step.rows_each)
+
+        def spread(values: Any, count: int) -> Any:
+            out, work = card.empty(count, spec.head_dim), -(-count * -(-spec.head_dim // KV_GROUP) // LANES)
+            card.launch(program, "spread", [work], values, count, out)
+            return out
+
+        queries, keys = spread(heads.queries, step.tokens * spec.heads), spread(heads.keys, step.tokens * spec.kv_heads)
+        return HeadBuffers(queries, keys, heads.values)
 
     def _append(self, spec: AttentionSpec, cache: KvArray, heads: Any, step: AttentionStep) -> None:
         program = _attending(spec, cache, step.rows_each)

@@ -60,6 +60,26 @@ static inline void kv_store(global uchar *vector, int group, Floats head) {
 #endif
 }
 
+// Keys in q4 are spread, and so are the queries that meet them: see `tpi.kernels.paged.spread`. One work-item a (group,
+// head); of `heads` heads of HEAD_DIM values each.
+KERNEL spread(Floats from, int heads, global float *to) {
+    int at = get_global_id(0), first = at % KV_GROUPS * GROUP;
+    if (at / KV_GROUPS >= heads) return;
+    float values[GROUP];
+    int count = min(GROUP, HEAD_DIM - first);
+    from += (ulong)(at / KV_GROUPS) * HEAD_DIM + first;
+    to += (ulong)(at / KV_GROUPS) * HEAD_DIM + first;
+    for (int i = 0; i < count; ++i) values[i] = from[i];
+    for (int reach = count < GROUP ? 0 : GROUP / 2; reach; reach /= 2)
+        for (int i = 0; i < GROUP; ++i) {
+            if (i & reach) continue;
+            float one = values[i], other = values[i + reach];
+            values[i] = one + other;
+            values[i + reach] = one - other;
+        }
+    for (int i = 0; i < count; ++i) to[i] = count < GROUP ? values[i] : values[i] * 0.17677669529663689f;
+}
+
 // The vector of the cache for a position of a sequence.
 static inline ulong cache_row(global const int *tables, int table_width, int sequence, int position, int kv_head,
                               int kv_heads) {

@@ -1,0 +1,61 @@
+"""Eight answers at once, as a server runs them, over workers that are killed and come back."""
+
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from threading import Event
+
+from master.generation.request import Sampled
+from master.generation.sampler import Sampler
+from master.generation.thread import Asked, EngineThread, Ticket
+from master.options import RunOptions
+from master.session import Session
+from tests.support.house import GREEDY, at_random, house, speak, until
+from tests.support.models import TinyModel
+from tpi.errors import TpiError
+
+STREAMS, LENGTH = 8, 40
+PROMPTS = [[5 + number, 6, 7 + number, 8] for number in range(STREAMS)]
+
+
+class Stream:
+    """Hears one answer."""
+
+    def __init__(self) -> None:
+        self.tokens: list[int] = []
+        self.over = Event()
+        self.error: TpiError | None = None
+
+    def token(self, sampled: Sampled) -> bool:
+        self.tokens.append(sampled.token)
+        return True
+
+    def ended(self, error: TpiError | None) -> None:
+        self.error = error
+        self.over.set()
+
+
+def test_eight_streams_lose_no_token_when_workers_are_killed(
+    tmp_path: Path, tiny_model: Callable[[str], TinyModel]
+) -> None:
+    model = str(tiny_model("llama").directory)
+    with house(tmp_path, 3) as laptops:
+        options = RunOptions(model, workers=tuple(one.address for one in laptops), cache=tmp_path / "m")
+        with Session(options) as session:
+            wanted = [speak(session, prompt, LENGTH).tokens for prompt in PROMPTS]
+            engine = EngineThread(session.engine, STREAMS, session.engine.recover)
+            engine.start()
+            try:
+                for seed in range(3):
+                    victim = laptops[seed]
+                    streams = [Stream() for _ in PROMPTS]
+                    with at_random(seed, 0.4, lambda drawn, victim=victim: victim.signal(signal.SIGKILL)):  # type: ignore[misc]
+                        for prompt, stream in zip(PROMPTS, streams, strict=True):
+                            engine.submit(Ticket(Asked(prompt, Sampler(GREEDY), LENGTH), stream))
+                        assert all(stream.over.wait(60) for stream in streams)
+                    assert [stream.error for stream in streams] == [None] * STREAMS
+                    assert [stream.tokens for stream in streams] == wanted, f"seed {seed}"
+                    victim.start()
+                    until(lambda: len(session._cluster.workers) + len(session._cluster.recruits.ready) >= 3)
+            finally:
+                engine.stop()

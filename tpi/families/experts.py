@@ -8,7 +8,7 @@ from tpi.errors import ModelError
 from tpi.families import settings
 from tpi.families.base import Fields, count, number, whole
 from tpi.families.gguf import settings as ggufsettings
-from tpi.families.settings import flag, layers
+from tpi.families.settings import flag, layers, sliding_layers, windows_of
 
 _SOFTMAX = 1  # in llama.cpp's numbers
 
@@ -20,10 +20,14 @@ def mixtral(fields: Fields) -> dict[str, Any]:
 
 
 def qwen2(fields: Fields) -> dict[str, Any]:
-    """A shared expert whose output is multiplied by the sigmoid of one more product. Layers do not slide."""
-    if flag(fields, "use_sliding_window"):
-        raise ModelError("use_sliding_window is true, which is not supported for this family")
-    return {"mixture": _qwen(fields, shared=count(fields, "shared_expert_intermediate_size"))}
+    """A shared expert whose output is multiplied by the sigmoid of one more product; every other of the first layers
+    slides, if any, or those that are listed."""
+    first, slides = whole(fields, "max_window_layers"), flag(fields, "use_sliding_window")
+    sliding = sliding_layers(fields, [slides and layer % 2 == 0 and layer < first for layer in layers(fields)])
+    if any(sliding) and not slides:
+        raise ModelError("layer_types names sliding layers, but use_sliding_window is false")
+    mixture = _qwen(fields, shared=count(fields, "shared_expert_intermediate_size"))
+    return windows_of(fields, sliding) | {"mixture": mixture}
 
 
 def qwen3(fields: Fields) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from tpi.families.huggingface import rope as hfrope
 _KINDS = {"full_attention": False, "attention": False, "sliding_attention": True}
 
 
-def _windows(fields: Fields, sliding: Sequence[bool]) -> dict[str, Any]:
+def windows_of(fields: Fields, sliding: Sequence[bool]) -> dict[str, Any]:
     """`windows` from the sliding layers; without a window, or none that slides, there are none."""
     if fields["sliding_window"] is None or not any(sliding):
         return {}
@@ -21,7 +21,7 @@ def _windows(fields: Fields, sliding: Sequence[bool]) -> dict[str, Any]:
     return {"windows": tuple(window if slides else 0 for slides in sliding)}
 
 
-def _listed(fields: Fields, otherwise: Sequence[bool]) -> Sequence[bool]:
+def sliding_layers(fields: Fields, otherwise: Sequence[bool]) -> Sequence[bool]:
     """Which layers slide: by `layer_types` if the configuration has them.
 
     Raises:
@@ -51,31 +51,31 @@ def flag(fields: Fields, key: str) -> bool:
 
 def mistral(fields: Fields) -> dict[str, Any]:
     """All layers slide."""
-    return _windows(fields, [True for _ in layers(fields)])
+    return windows_of(fields, [True for _ in layers(fields)])
 
 
 def ministral(fields: Fields) -> dict[str, Any]:
     """All layers slide, or those that are listed."""
-    return _windows(fields, _listed(fields, [True for _ in layers(fields)]))
+    return windows_of(fields, sliding_layers(fields, [True for _ in layers(fields)]))
 
 
 def qwen2(fields: Fields) -> dict[str, Any]:
     """Later layers slide, if any."""
     first = whole(fields, "max_window_layers")
-    sliding = _listed(fields, [layer >= first for layer in layers(fields)])
-    return _windows(fields, sliding) if flag(fields, "use_sliding_window") else {}
+    sliding = sliding_layers(fields, [layer >= first for layer in layers(fields)])
+    return windows_of(fields, sliding) if flag(fields, "use_sliding_window") else {}
 
 
 def phi3(fields: Fields) -> dict[str, Any]:
     """All layers slide, if any; a part of each head may be rotated."""
     head_dim, context = head_size(fields), count(fields, "max_position_embeddings")
     rope = hfrope.flat(fields, head_dim, context, partial=True)
-    return rope.fields() | _windows(fields, [True for _ in layers(fields)])
+    return rope.fields() | windows_of(fields, [True for _ in layers(fields)])
 
 
 def gemma2(fields: Fields) -> dict[str, Any]:
     """Every other layer slides; scores and logits are capped; the embedding is scaled."""
-    sliding = _listed(fields, [layer % 2 == 0 for layer in layers(fields)])
+    sliding = sliding_layers(fields, [layer % 2 == 0 for layer in layers(fields)])
     return _gemma(fields, sliding) | {"attention_softcap": number(fields, "attn_logit_softcapping", 0)}
 
 
@@ -84,7 +84,7 @@ def gemma3(fields: Fields) -> dict[str, Any]:
     pattern = whole(fields, "sliding_window_pattern")
     if pattern < 1:
         raise ModelError(f"sliding_window_pattern is {pattern}; a number from 1 is expected")
-    sliding = _listed(fields, [(layer + 1) % pattern != 0 for layer in layers(fields)])
+    sliding = sliding_layers(fields, [(layer + 1) % pattern != 0 for layer in layers(fields)])
     full, local = hfrope.per_kind(fields, head_size(fields), count(fields, "max_position_embeddings"))
     if full.long or local.long:
         raise ModelError("rope scaling 'longrope' is not supported for this family")
@@ -106,7 +106,7 @@ def _gemma(fields: Fields, sliding: Sequence[bool]) -> dict[str, Any]:
         "attention_scale": scalar**-0.5,
         "logit_softcap": number(fields, "final_logit_softcapping", 0),
         "embed_scale": count(fields, "hidden_size") ** 0.5,
-        **_windows(fields, sliding),
+        **windows_of(fields, sliding),
     }
 
 
@@ -120,8 +120,8 @@ def smollm3(fields: Fields) -> dict[str, Any]:
         raise ModelError("no_rope_layers is not a list of 0 or 1 for each layer")
     kinds = [int(kind) for kind in kinds[: len(every)]]
     slides = flag(fields, "use_sliding_window")
-    sliding = _listed(fields, [slides and not kind for kind in kinds])
-    return {"rope_kinds": tuple(kinds)} | _windows(fields, sliding)
+    sliding = sliding_layers(fields, [slides and not kind for kind in kinds])
+    return {"rope_kinds": tuple(kinds)} | windows_of(fields, sliding)
 
 
 def granite(fields: Fields) -> dict[str, Any]:

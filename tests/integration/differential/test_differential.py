@@ -9,11 +9,13 @@ import pytest
 from tests.support.differential import differential
 from tests.support.differential.differential import ARCHITECTURES, Tally, class_fields
 from tests.support.weights.split import F32
+from tpi.families.huggingface import expertdefaults
 from tpi.families.huggingface.defaults import HARMLESS, REFUSED
+from tpi.families.huggingface.expertdefaults import flat_dbrx
 from tpi.families.table import FAMILIES
 
-DRAWS = 46  # of each family: 506 in all
-SEEN = 20  # runs in which each field is elsewhere than it usually stands
+DRAWS = 46  # of each family
+SEEN = 14  # runs in which each field is elsewhere than it usually stands
 
 
 def test_random_configurations_give_equal_logits_or_a_refusal(tmp_path: Path) -> None:
@@ -49,6 +51,19 @@ def test_defaults_are_those_of_transformers(architecture: str) -> None:
         assert name in family.defaults or name in HARMLESS or name in REFUSED, f"{name} is not read"
         if name in family.defaults:
             assert family.defaults[name] == default, name
+
+
+def test_defaults_of_dbrx_are_those_of_transformers() -> None:
+    """Its fields lie in objects, and get the names that other families have."""
+    from transformers import DbrxConfig
+
+    config = DbrxConfig()
+    fields = {name: getattr(config, name) for name in ("d_model", "n_heads", "n_layers", "max_seq_len", "vocab_size")}
+    parts = {part: vars(getattr(config, part)) for part in ("attn_config", "ffn_config")}
+    theirs, ours = flat_dbrx(fields | parts), expertdefaults.DBRX
+    shared = ours.keys() & theirs.keys()
+    assert {name: ours[name] for name in shared} == {name: theirs[name] for name in shared}
+    assert {"hidden_size", "num_key_value_heads", "clip_qkv", "num_experts", "intermediate_size"} <= shared
 
 
 @pytest.mark.parametrize(

@@ -16,6 +16,9 @@ from typing import Any
 
 import numpy as np
 
+from tests.support.differential import expert_draws
+from tests.support.differential.expert_draws import NESTED as NESTED_FIELDS
+from tests.support.differential.expert_draws import stored
 from tests.support.weights.split import F32, split_forward
 from tpi.errors import ModelError, PlanError
 from tpi.families.table import FAMILIES
@@ -24,7 +27,12 @@ from tpi.pack.reader import Pack
 
 TOLERANCE = 1e-4  # of the largest logit
 ELSEWHERE = ("BambooForCausalLM", "SparseLlamaForCausalLM")  # whose classes are not in transformers
-ARCHITECTURES = tuple(name for family in FAMILIES for name in family.architectures if name not in ELSEWHERE)
+ARCHITECTURES = tuple(
+    name
+    for family in FAMILIES
+    for name in family.architectures
+    if name not in (*ELSEWHERE, *NESTED_FIELDS)
+)
 PAIRS = 64  # at most
 LAYERS = 3  # at most, unless the number of layers is absent: lists per layer are drawn for the number that is there
 
@@ -90,7 +98,7 @@ PLAIN: dict[str, Any] = {
     "vocab_size": 40, "hidden_size": 32, "intermediate_size": 40, "ffn_dim": 40, "num_hidden_layers": 2,
     "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8, "max_position_embeddings": 64,
     "pad_token_id": 0,
-}  # fmt: skip
+} | expert_draws.PLAIN  # fmt: skip
 VALUES: dict[str, Value] = {
     "vocab_size": one_of(33, 64), "hidden_size": one_of(64, 96), "intermediate_size": one_of(32, 72),
     "ffn_dim": one_of(32, 72), "num_hidden_layers": one_of(1, 3), "num_attention_heads": one_of(2, 8),
@@ -120,6 +128,7 @@ VALUES: dict[str, Value] = {
     "bos_token_id": _IDS, "eos_token_id": one_of(0, [2, 3]), "pad_token_id": one_of(3, 30, None),
     "attention_dropout": _RATE, "dropout": _RATE, "layerdrop": _RATE, "resid_pdrop": _RATE, "embd_pdrop": _RATE,
 }  # fmt: skip
+VALUES |= expert_draws.values(one_of)
 BAD: dict[str, Value] = {
     "hidden_act": one_of("tanh", "quick_gelu"), "hidden_activation": one_of("tanh", None),
     "activation_function": one_of("tanh"), "do_layer_norm_before": one_of(False),
@@ -261,7 +270,9 @@ def _weights(extra: str, state: Mapping[str, Any], rng: np.random.Generator) -> 
     """The tensors of the file: the model's own, with one too many or too few."""
     found = {name: tensor.numpy() for name, tensor in state.items()}
     table = next(name for name in found if name.endswith(("embed_tokens.weight", "word_embeddings.weight")))
-    matrix = next(name for name in found if name.endswith(("o_proj.weight", "out_proj.weight", "attention.dense.weight")))
+    matrix = next(
+        name for name in found if name.endswith(("o_proj.weight", "out_proj.weight", "attention.dense.weight"))
+    )
     if extra == "own head":
         found["lm_head.weight"] = rng.standard_normal(found[table].shape).astype(np.float32) * np.float32(0.3)
     if extra == "stray bias":
@@ -320,7 +331,9 @@ def _reference(drawn: Draw, directory: Path, rng: np.random.Generator) -> tuple[
         directory.mkdir()
         (directory / "config.json").write_text(json.dumps(drawn.fields))
         tied = {"lm_head.weight"} if config.tie_word_embeddings else set()
-        state = {name: tensor for name, tensor in model.state_dict().items() if name not in tied}
+        routed = hasattr(config, "num_experts_per_tok")
+        held = stored(model, directory / "stored") if routed else model.state_dict()
+        state = {name: tensor for name, tensor in held.items() if name not in tied}
         save_file(_weights(drawn.extra, state, rng), directory / "model.safetensors", {"format": "pt"})
         if drawn.extra:
             model = getattr(transformers, drawn.architecture).from_pretrained(directory, attn_implementation="eager")

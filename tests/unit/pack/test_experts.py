@@ -105,7 +105,7 @@ def test_one_field_under_two_names() -> None:
 @pytest.mark.parametrize(
     ("fields", "words"),
     [
-        ({"architectures": ["Qwen2MoeForCausalLM"], "use_sliding_window": True}, "use_sliding_window"),
+        ({"architectures": ["Qwen2MoeForCausalLM"], "layer_types": ["sliding_attention"] * 2}, "use_sliding_window"),
         ({"architectures": ["Qwen3MoeForCausalLM"], "decoder_sparse_step": 0}, "decoder_sparse_step is 0"),
         ({"architectures": ["Qwen3MoeForCausalLM"], "mlp_only_layers": 3}, "mlp_only_layers"),
         ({"architectures": ["Qwen3MoeForCausalLM"], "norm_topk_prob": 1}, "norm_topk_prob"),

@@ -2,17 +2,16 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
-
-from rich.box import SIMPLE
-from rich.console import Console
-from rich.table import Column, Table
-from rich.text import Text
+from typing import TYPE_CHECKING, Any
 
 from master.generation.answer import Answer
 from tpi.config import ModelConfig
 from tpi.net.messages import Stats, Steady
 from tpi.partition import FFN_UNIT, Range, Shard
+
+if TYPE_CHECKING:  # tables come after the answer, and so does what draws them
+    from rich.console import Console
+    from rich.table import Table
 
 MILLI = 1e3
 _TABLE_WIDTH = 80
@@ -142,15 +141,21 @@ def print_choice(choice: Mapping[str, Any]) -> None:
     console.print(f"automatic choice: {taken} ({seen})", soft_wrap=True)  # as a caption it would wrap with the table
 
 
-def wide_console(stderr: bool) -> Console:
+def wide_console(stderr: bool) -> "Console":
     """Wide enough for the figures: a narrower terminal wraps lines, where rich would cut them. Names are no markup."""
+    from rich.console import Console
+
     console = Console(stderr=stderr, highlight=False, markup=False, emoji=False)
     console.width = max(console.width, _TABLE_WIDTH)
     return console
 
 
-def figures_table(name: str, *figures: str, rows: Sequence[Sequence[str]]) -> Table:
+def figures_table(name: str, *figures: str, rows: Sequence[Sequence[str]]) -> "Table":
     """Names on the left, figures on the right of their columns."""
+    from rich.box import SIMPLE
+    from rich.table import Column, Table
+    from rich.text import Text
+
     table = Table(Column(name, overflow="fold", min_width=8), box=SIMPLE, padding=0, pad_edge=False)
     for title in figures:
         table.add_column(title, justify="right", no_wrap=True)

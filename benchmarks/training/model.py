@@ -65,3 +65,19 @@ def watched(model: Any) -> Iterator[Gates]:
     finally:
         for handle in handles:
             handle.remove()
+
+
+def beyond_rank(model: Any, rank: int) -> Any:
+    """The share of the gates' weights, by squares, that the `rank` largest singular values of each do not make.
+
+    What a small predictor can know of a gate's sign is what is within its rank.
+    """
+    import torch
+
+    total = 0
+    for layer in model.model.layers:
+        weight = layer.mlp.gate_proj.weight
+        with torch.no_grad():
+            largest = torch.linalg.eigh(weight.T @ weight).eigenvectors[:, -rank:]
+        total = total + 1 - (weight @ largest).pow(2).sum() / weight.pow(2).sum()
+    return total / len(model.model.layers)

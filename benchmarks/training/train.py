@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.training.model import Gates, watched
+from benchmarks.training.model import Gates, beyond_rank, watched
 from benchmarks.training.state import Progress, resume, save
 from benchmarks.training.vocabulary import U16
 
@@ -28,13 +28,29 @@ class Recipe:
     settled: float = 0.6  # of all steps, after which the share sought is `active`; it begins at a half
     kept_every: int = 50  # steps
     stop: int = 0  # after so many of the steps; 0: at their end
+    narrow_steps: int = 450  # after the others: the gates become of low rank, so that small predictors know them
+    narrow_rank: int = 24
+    narrow_rate: float = 1.5e-3
+    narrowness: float = 6.0  # the last strength of that penalty
+
+    @property
+    def all_steps(self) -> int:
+        """Of both parts."""
+        return self.steps + self.narrow_steps
 
     def learning_rate(self, step: int) -> float:
-        """A linear warm-up, then a cosine to a twentieth."""
+        """A linear warm-up, then a cosine to a twentieth; a second cosine for the second part."""
+        if step >= self.steps:
+            done = (step - self.steps) / max(1, self.narrow_steps)
+            return self.narrow_rate * (0.05 + 0.95 * (1 + math.cos(math.pi * done)) / 2)
         if step < self.warm_up:
             return self.rate * (step + 1) / self.warm_up
         done = (step - self.warm_up) / max(1, self.steps - self.warm_up)
         return self.rate * (0.05 + 0.95 * (1 + math.cos(math.pi * done)) / 2)
+
+    def narrowing(self, step: int) -> float:
+        """The strength of the penalty on what is beyond the rank, which rises evenly."""
+        return self.narrowness * max(0, step - self.steps + 1) / max(1, self.narrow_steps)
 
     def sought(self, step: int) -> float:
         """The share of active neurons wanted at a step: from a half down, evenly in its logarithm."""
@@ -48,12 +64,12 @@ def train(model: Any, tokens: U16, recipe: Recipe, folder: Path, seconds: float 
     progress, end = resume(folder, model, optimizer), time.monotonic() + seconds
     model.train()
     with watched(model) as gates:
-        while progress.step < (recipe.stop or recipe.steps) and time.monotonic() < end:
+        while progress.step < (recipe.stop or recipe.all_steps) and time.monotonic() < end:
             _step(model, optimizer, gates, tokens, recipe, progress)
             if progress.step % recipe.kept_every == 0:
                 save(folder, model, optimizer, progress)
     save(folder, model, optimizer, progress)
-    return progress.step >= recipe.steps
+    return progress.step >= recipe.all_steps
 
 
 def optimizer_of(model: Any, recipe: Recipe) -> Any:
@@ -76,7 +92,10 @@ def _step(model: Any, optimizer: Any, gates: Gates, tokens: U16, recipe: Recipe,
     with torch.autocast("cpu", torch.bfloat16):
         logits = model(batch[:, :-1]).logits
     loss = torch.nn.functional.cross_entropy(logits.float().flatten(0, 1), batch[:, 1:].flatten())
-    (loss + progress.strength * gates.penalty()).backward()
+    total = loss + progress.strength * gates.penalty()
+    if strength := recipe.narrowing(progress.step):
+        total = total + strength * beyond_rank(model, recipe.narrow_rank)
+    total.backward()
     torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
     optimizer.step()
     optimizer.zero_grad()
@@ -94,7 +113,7 @@ def _batch(tokens: U16, recipe: Recipe, step: int) -> np.ndarray[Any, Any]:
 
 
 def _note(progress: Progress, loss: float, share: float, recipe: Recipe) -> None:
-    if progress.step % 10 == 0 or progress.step == recipe.steps:
+    if progress.step % 10 == 0 or progress.step == recipe.all_steps:
         seen = {"step": progress.step, "loss": loss, "active": share, "strength": progress.strength}
         progress.history = [*(progress.history or []), seen]
         sys.stderr.write(" ".join(f"{name} {value:.4g}" for name, value in seen.items()) + "\n")

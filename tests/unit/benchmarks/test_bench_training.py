@@ -14,7 +14,7 @@ from benchmarks.training.train import Recipe, optimizer_of, train
 from benchmarks.training.vocabulary import BEGIN_ID, END_ID, encode, train_tokenizer
 
 TOKENS = np.random.default_rng(0).zipf(1.4, 4000).clip(max=99).astype(np.uint16)
-RECIPE = Recipe(steps=6, sequences=2, length=32, warm_up=2, kept_every=2)
+RECIPE = Recipe(steps=4, sequences=2, length=32, warm_up=2, kept_every=2, narrow_steps=2, narrow_rank=4)
 
 
 @pytest.fixture
@@ -48,7 +48,7 @@ def test_a_run_that_stopped_goes_on_to_the_same_end(tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("small")
 def test_the_penalty_follows_the_share_that_is_sought(tmp_path: Path) -> None:
-    sparse = replace(RECIPE, steps=60, active=0.05, settled=0.2, rate=1e-2, kept_every=100)
+    sparse = replace(RECIPE, steps=60, narrow_steps=0, active=0.05, settled=0.2, rate=1e-2, kept_every=100)
     free = replace(sparse, active=0.49)
     shares = []
     for recipe in (sparse, free):
@@ -59,6 +59,22 @@ def test_the_penalty_follows_the_share_that_is_sought(tmp_path: Path) -> None:
         assert history is not None
         shares.append(history[-1]["active"])
     assert shares[0] < 0.5 * shares[1]
+
+
+@pytest.mark.usefixtures("small")
+def test_the_second_part_leaves_the_gates_their_rank(tmp_path: Path) -> None:
+    recipe = replace(RECIPE, steps=2, narrow_steps=40, narrow_rate=1e-2, kept_every=100)
+    shares = []
+    for name, strength in (("free", 0.0), ("narrow", 6.0)):
+        built = model.build()
+        train(built, TOKENS, replace(recipe, narrowness=strength), tmp_path / name)
+        shares.append(float(model.beyond_rank(built, 4).detach()))
+    assert shares[1] < 0.5 * shares[0]
+    weight = built.model.layers[0].mlp.gate_proj.weight.detach().numpy()
+    singular = np.square(np.linalg.svd(weight, compute_uv=False))
+    other = np.square(np.linalg.svd(built.model.layers[1].mlp.gate_proj.weight.detach().numpy(), compute_uv=False))
+    beyond = np.mean([values[4:].sum() / values.sum() for values in (singular, other)])
+    assert shares[1] == pytest.approx(beyond, abs=1e-4)
 
 
 def test_nothing_is_both_held_out_and_trained_on() -> None:

@@ -10,7 +10,7 @@ from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 
 from master.api.anthropic.messages import message_routes
-from master.api.failures import Failure, failure_of, refusal
+from master.api.failures import ApiFailure, failure_of, refusal
 from master.api.forms import refuse
 from master.api.guard import Access, Guard, form_for
 from master.api.openai.chat import chat_routes
@@ -58,7 +58,7 @@ def _add_figures(app: FastAPI, state: ApiState) -> None:
 
 
 def _add_errors(app: FastAPI, state: ApiState) -> None:
-    def shown(request: Request, failure: Failure) -> Response:
+    def shown(request: Request, failure: ApiFailure) -> Response:
         headers = {"Retry-After": str(failure.retry_after)} if failure.retry_after is not None else None
         return JSONResponse(form_for(request.url.path, failure), failure.status, headers)
 

@@ -16,7 +16,7 @@ class RequestError(UsageError):
 
 
 @dataclass(frozen=True)
-class Failure:
+class ApiFailure:
     """An error as a client is told: HTTP status, a word for programs, a sentence, and the field that is wrong."""
 
     status: int
@@ -36,31 +36,31 @@ _KINDS = {
 RETRY_S = 5  # when nothing better is known
 
 
-def failure_of(error: TpiError, retry_after: int = RETRY_S) -> Failure:
+def failure_of(error: TpiError, retry_after: int = RETRY_S) -> ApiFailure:
     """How `error` looks from outside; the message is the error's own sentence."""
     if isinstance(error, RequestError):
         return refusal(error.status, str(error), error.field, error.code)
     if isinstance(error, BusyError):
-        return Failure(429, _KINDS[429], str(error), code="busy", retry_after=retry_after)
+        return ApiFailure(429, _KINDS[429], str(error), code="busy", retry_after=retry_after)
     if isinstance(error, UsageError):
         return refusal(400, str(error))
     if isinstance(error, NodeError):
-        return Failure(503, _KINDS[503], str(error), code="node_lost", retry_after=retry_after)
-    return Failure(503, _KINDS[503], str(error), code="unavailable", retry_after=retry_after)
+        return ApiFailure(503, _KINDS[503], str(error), code="node_lost", retry_after=retry_after)
+    return ApiFailure(503, _KINDS[503], str(error), code="unavailable", retry_after=retry_after)
 
 
-def refusal(status: int, message: str, field: str | None = None, code: str | None = None) -> Failure:
+def refusal(status: int, message: str, field: str | None = None, code: str | None = None) -> ApiFailure:
     """An error of the client's."""
-    return Failure(status, _KINDS.get(status, "invalid_request_error"), message, field, code)
+    return ApiFailure(status, _KINDS.get(status, "invalid_request_error"), message, field, code)
 
 
-def openai_form(failure: Failure) -> dict[str, object]:
+def openai_form(failure: ApiFailure) -> dict[str, object]:
     """As in OpenAI's API reference, "Error codes"."""
     error = {"message": failure.message, "type": failure.kind, "param": failure.field, "code": failure.code}
     return {"error": error}
 
 
-def anthropic_form(failure: Failure) -> dict[str, object]:
+def anthropic_form(failure: ApiFailure) -> dict[str, object]:
     """As in Anthropic's API reference, "Errors"."""
     said = failure.message if failure.field is None else f"{failure.field}: {failure.message}"
     return {"type": "error", "error": {"type": failure.kind, "message": said}}

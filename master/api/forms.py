@@ -13,13 +13,13 @@ MOST_DEPTH = 64  # of values in values
 _HALVES = re.compile("[\ud800-\udfff]")
 
 
-class Form(BaseModel):
+class FormPart(BaseModel):
     """A part of a body. Types are not guessed: a number is no string."""
 
     model_config = ConfigDict(extra="ignore", strict=True, allow_inf_nan=False)
 
 
-class Body(Form):
+class Body(FormPart):
     """A whole body."""
 
     @model_validator(mode="before")

@@ -14,7 +14,7 @@ from time import perf_counter
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from master.api.failures import Failure, anthropic_form, openai_form, refusal
+from master.api.failures import ApiFailure, anthropic_form, openai_form, refusal
 from master.api.state import ServeLimits
 
 OPEN_PATHS = frozenset({"/health"})
@@ -55,7 +55,7 @@ class Guard:
         finally:
             request.finish()
 
-    async def _checked(self, scope: Scope, receive: Receive) -> tuple[Failure | None, bytes | None]:
+    async def _checked(self, scope: Scope, receive: Receive) -> tuple[ApiFailure | None, bytes | None]:
         """What is wrong with it, else the body of a POST."""
         headers = Headers(scope=scope)
         if not self._known_host(headers.get("host", "")):
@@ -86,7 +86,7 @@ class Guard:
         given = bearer if scheme.lower() == "bearer" else headers.get("x-api-key", "")
         return hmac.compare_digest(given.strip().encode(), self._access.key.encode())
 
-    async def _body(self, headers: Headers, receive: Receive) -> tuple[Failure | None, bytes | None]:
+    async def _body(self, headers: Headers, receive: Receive) -> tuple[ApiFailure | None, bytes | None]:
         most = self._limits.body_bytes
         too_large = refusal(413, f"the body is over the limit of {most} bytes; ask for less", code="body_too_large")
         length = headers.get("content-length", "0")
@@ -114,7 +114,7 @@ class _Logged:
             message["headers"] = [*message.get("headers", ()), (b"x-request-id", self._id.encode()), *_SAFE]
         await self._send(message)
 
-    async def refuse(self, failure: Failure) -> None:
+    async def refuse(self, failure: ApiFailure) -> None:
         body = json.dumps(form_for(self._scope["path"], failure)).encode()
         headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
         if failure.status in (408, 413):
@@ -132,7 +132,7 @@ class _Logged:
 _SAFE = ((b"x-content-type-options", b"nosniff"),)
 
 
-def form_for(path: str, failure: Failure) -> dict[str, object]:
+def form_for(path: str, failure: ApiFailure) -> dict[str, object]:
     """An error in the form of the API that `path` belongs to."""
     return anthropic_form(failure) if path.startswith("/v1/messages") else openai_form(failure)
 

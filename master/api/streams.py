@@ -12,7 +12,7 @@ from starlette.types import Receive, Scope, Send
 
 from master.api.answers.events import Event
 from master.api.answers.service import Answering
-from master.api.failures import Failure, RequestError, failure_of
+from master.api.failures import ApiFailure, RequestError, failure_of
 from tpi.errors import TpiError
 
 T = TypeVar("T")
@@ -22,7 +22,7 @@ _PULSE_S = 10.0  # without an event: a comment tells proxies that the stream liv
 PULSE = ": alive\n\n"
 CLIENT_GONE = 499
 
-FailureForm = Callable[[Failure], str]
+FailureForm = Callable[[ApiFailure], str]
 
 
 class EventStream(Response):
@@ -57,7 +57,10 @@ class EventStream(Response):
 
 
 async def guarded(
-    events: AsyncIterator[str], answers: Sequence[Answering], limit_s: float, failed: Callable[[Failure], Sequence[str]]
+    events: AsyncIterator[str],
+    answers: Sequence[Answering],
+    limit_s: float,
+    failed: Callable[[ApiFailure], Sequence[str]],
 ) -> AsyncIterator[str]:
     """`events`, with a comment where none comes for a while; what goes wrong, or takes too long, becomes an event."""
     loop = asyncio.get_running_loop()

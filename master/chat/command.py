@@ -1,5 +1,6 @@
 """The command `tpi chat`."""
 
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -9,17 +10,20 @@ import click
 
 from master.chat.conversation import Conversation
 from master.chat.loop import Chat, say_welcome
+from master.chat.own import OwnTalk
 from master.chat.readers import open_reader
-from master.chat.talk import Talk
-from master.generation.sampler import Sampler
+from master.chat.remote import ChatServer, ServerTalk
+from master.generation.sampler import Sampler, Sampling
 from master.options import RunOptions, placement_options, quiet_option, sampling_options, take_sampling
 from master.reporting.output import write_trace
 from master.session import Session
 from master.text.prompts import checked_text
+from tpi.config import default_cache
 from tpi.errors import UsageError
 from tpi.system.interrupts import ending
 
 HISTORY, RESCUED = "chat_history", "lost-chat.json"  # in the cache
+KEY_VARIABLE = "TPI_API_KEY"
 
 
 @click.command()
@@ -28,27 +32,59 @@ HISTORY, RESCUED = "chat_history", "lost-chat.json"  # in the cache
 @click.option("-n", "tokens", default=512, show_default=True, type=click.IntRange(min=1), help="Most tokens a turn.")
 @click.option("--system", metavar="TEXT", help="A system message to begin with.")
 @click.option("--history/--no-history", default=True, show_default=True, help="Remember what is typed, in the cache.")
+@click.option("--url", metavar="URL", help="Talk to a server that runs, for example http://127.0.0.1:8080.")
+@click.option("--api-key", metavar="KEY", help=f"The server's key (default: {KEY_VARIABLE}).")
 @quiet_option
-def chat(tokens: int, system: str | None, history: bool, quiet: bool, **flags: Any) -> None:
+def chat(
+    tokens: int, system: str | None, history: bool, url: str | None, api_key: str | None, quiet: bool, **flags: Any
+) -> None:
     """Talk in several turns; keys and values of earlier turns are kept.
 
     Ctrl-C stops an answer, Ctrl-D or /bye leaves, /help lists commands. Where the context is full, the oldest turns are
     dropped. Lines of a pipe are answered one by one.
     """
-    sampling, placement = take_sampling(flags), RunOptions.from_flags(flags)
+    sampling = take_sampling(flags)
     conversation = Conversation(checked_text(system, "the system message") if system else None)
+    if url is not None:
+        cache = flags["cache"] or default_cache()
+        server = ChatServer(url, api_key or os.environ.get(KEY_VARIABLE))
+        _talk_to_server(server, sampling, tokens, conversation, cache, history, quiet)
+        return
+    if flags["model"] is None:
+        raise UsageError("say which model with -m MODEL, or which server with --url URL")
+    placement = RunOptions.from_flags(flags)
     with ending():
         reader = open_reader(placement.cache / HISTORY if history else None)  # what it loads counts as the bare process
         with Session(placement) as session:
             if session.tokenizer.chat_template is None:
                 raise UsageError("this model has no chat template; use tpi run --raw")
-            talk = Talk(session, Sampler(sampling), tokens, conversation)
+            talk = OwnTalk(session, Sampler(sampling), tokens, conversation)
             talk.check_system(conversation.system)
             if not quiet:
                 name = Path(placement.model).name or placement.model
                 say_welcome(name, session.names, session.figures.describe(), talk.context)
             with _traced(session):
                 Chat(talk, reader, quiet, placement.cache / RESCUED).run()
+
+
+next(each for each in chat.params if each.name == "model").required = False  # a server has its own
+
+
+def _talk_to_server(
+    server: ChatServer,
+    sampling: Sampling,
+    tokens: int,
+    conversation: Conversation,
+    cache: Path,
+    history: bool,
+    quiet: bool,
+) -> None:
+    with ending():
+        reader = open_reader(cache / HISTORY if history else None)
+        talk = ServerTalk(server, sampling, tokens, conversation)
+        if not quiet:
+            say_welcome(talk.model, (server.name,), "a server", talk.context)
+        Chat(talk, reader, quiet, cache / RESCUED).run()
 
 
 @contextmanager

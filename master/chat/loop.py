@@ -88,7 +88,7 @@ class Chat:
 
     def _figures(self, result: Answer) -> str:
         """What an answer took, and why it ended where that was not its own end."""
-        count, used, context = len(result.token_ids), self._talk.used, self._talk.context
+        count, used, context = result.count, self._talk.used, self._talk.context
         said = [f"{count} token{'' if count == 1 else 's'}"]
         if result.decode_rate:
             said[0] += f" at {result.decode_rate:.1f} tok/s"

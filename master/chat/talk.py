@@ -1,38 +1,26 @@
-"""One conversation with a model: text in, an answer out, keys and values of earlier turns kept."""
+"""One conversation with a model, wherever it runs: text in, an answer out."""
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 
-from master.chat.conversation import Conversation, Turn
-from master.chat.fitting import fit
-from master.generation.answer import Answer, AnswerLimits
-from master.generation.sampler import Sampler
-from master.generation.sequence import Sequence
-from master.reporting.output import stream_answer, write
-from master.session import Session
+from master.chat.conversation import Conversation
+from master.generation.answer import Answer
 
 
-class Talk:
-    """A conversation, and what the engine has computed of it."""
+class Talk(ABC):
+    """A conversation; `context` is in tokens, `used` of it are taken."""
 
-    def __init__(self, session: Session, sampler: Sampler, tokens: int, conversation: Conversation) -> None:
-        """`tokens` is the most that an answer may have."""
+    used = 0
+
+    def __init__(self, conversation: Conversation, context: int) -> None:
         self.conversation = conversation
-        self.context = session.engine.context
-        self._session = session
-        self._sampler = sampler
-        self._tokens = tokens
-        self._sequence: Sequence | None = None
+        self.context = context
 
-    @property
-    def used(self) -> int:
-        """Tokens of the context that are taken."""
-        return len(self._sequence.tokens) if self._sequence else 0
-
+    @abstractmethod
     def check_system(self, system: str | None) -> None:
         """Raises ModelError if the model's chat template takes no such system message, UsageError if it is too long."""
-        probe = Conversation(system)
-        fit(probe, "?", self._session.tokenizer.encode_chat, self.context, self._tokens)
 
+    @abstractmethod
     def reply(self, text: str, stopped: Callable[[], bool], warn: Callable[[str], None]) -> Answer:
         """Answer `text`, streaming to stdout; `warn` is told if turns had to be dropped.
 
@@ -40,18 +28,8 @@ class Talk:
 
         Raises:
             UsageError: if the text is too long, or the chat template refuses it.
-            NodeError: if a worker is lost.
+            NodeError: if a worker is lost, or the server.
         """
-        before = self.conversation.dropped
-        wanted = fit(self.conversation, text, self._session.tokenizer.encode_chat, self.context, self._tokens)
-        if dropped := self.conversation.dropped - before:
-            warn(self._full(dropped))
-        self._begin(wanted)
-        assert self._sequence
-        result = stream_answer(self._session, self._sequence, self._sampler, AnswerLimits(self._tokens), write, stopped)
-        if result.text or result.finish_reason != "interrupted":
-            self.conversation.turns.append(Turn(text, result.text))
-        return result
 
     def regenerate(self, stopped: Callable[[], bool], warn: Callable[[str], None]) -> Answer:
         """Another answer instead of the last one, which stays if the new one is stopped before its first letter.
@@ -68,16 +46,8 @@ class Talk:
             if len(turns) == before:
                 turns.append(last)
 
-    def _begin(self, tokens: list[int]) -> None:
-        """A sequence of `tokens`, which begins with what the last one has computed of them."""
-        engine = self._session.engine
-        if self._sequence:
-            engine.release(self._sequence)
-        self._sequence = engine.admit(tokens, reuse=True)
-        self._sequence.begin(engine.deployment.pages)
-
-    def _full(self, dropped: int) -> str:
+    def full(self, dropped: int, longest: int) -> str:
+        """What is said when the oldest `dropped` turns had to go; `longest` is what the model was made for."""
         many = f"the oldest {dropped} turns are" if dropped > 1 else "the oldest turn is"
-        longest = self._session.pack.config.context
         more = "; a larger -c keeps more" if longest > self.context else ""
         return f"the context of {self.context} tokens is full: {many} dropped{more}"

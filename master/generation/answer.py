@@ -27,6 +27,7 @@ class Answer:
     finish_reason: FinishReason = "length"
     ttft: float = 0.0
     decode_seconds: float = 0.0  # from the first token to the last
+    counted: int = 0  # tokens, where their ids are not known
 
     @property
     def prefill_rate(self) -> float:
@@ -36,7 +37,12 @@ class Answer:
     @property
     def decode_rate(self) -> float:
         """Tokens per second after the first."""
-        return (len(self.token_ids) - 1) / self.decode_seconds if self.decode_seconds else 0.0
+        return (self.count - 1) / self.decode_seconds if self.decode_seconds else 0.0
+
+    @property
+    def count(self) -> int:
+        """Tokens that were made."""
+        return self.counted or len(self.token_ids)
 
 
 @dataclass(frozen=True)

@@ -17,11 +17,11 @@ from master.api.answers.events import (
     TokenLogprob,
     ToolCall,
 )  # fmt: skip
-from master.api.answers.prepare import Prepared
-from master.api.answers.replay import Replay
+from master.api.answers.prepare import PreparedAsk
 from master.generation.answer import AnswerLimits, AnswerText
 from master.generation.request import Sampled
 from master.generation.thread import Ticket
+from master.text.replay import Replay
 from master.text.tokenizer import Tokenizer
 from tpi.errors import TpiError
 
@@ -49,7 +49,7 @@ class Collector:
     def __init__(
         self,
         tokenizer: Tokenizer,
-        prepared: Prepared,
+        prepared: PreparedAsk,
         limits: AnswerLimits,
         replay: Replay,
         meter: Meter,

@@ -8,11 +8,11 @@ from typing import Any
 from master.api.answers import grammars
 from master.api.answers.ask import ChatAsk, TextAsk, ToolUse, Wanted
 from master.api.answers.constraint import GrammarConstraint, Grammars
-from master.api.answers.replay import Replay
 from master.api.failures import RequestError
 from master.api.tools.families import SPELLED, family_of, reasoning_tags
 from master.api.tools.parser import NoTools, ToolParser
 from master.api.tools.reasoning import ReasoningParser
+from master.text.replay import Replay
 from master.text.tokenizer import Message, Tokenizer, texts_of
 from tpi.errors import ModelError
 
@@ -22,7 +22,7 @@ _TAIL = 8  # tokens in which the opening of a thought is looked for
 
 
 @dataclass(frozen=True)
-class Prepared:
+class PreparedAsk:
     """A prompt with what reads the answer; `parser` and `constraint` make a new one for each of several answers."""
 
     tokens: tuple[int, ...]
@@ -45,7 +45,7 @@ class Preparer:
         self._literal = grammars.literal_of(tokenizer.control)
         self._spelled = frozenset(token for text in SPELLED if (token := tokenizer.control(text)) is not None)
 
-    def chat(self, ask: ChatAsk) -> Prepared:
+    def chat(self, ask: ChatAsk) -> PreparedAsk:
         """Raises RequestError, naming the field, if it cannot be answered."""
         tokens = self.encode(ask)
         names = [tool["name"] for tool in ask.use.tools]
@@ -58,7 +58,7 @@ class Preparer:
 
         return self._prepared(tokens, ask.wanted, "messages", parser, grammar, field, self._spelled, not begun)
 
-    def text(self, ask: TextAsk) -> Prepared:
+    def text(self, ask: TextAsk) -> PreparedAsk:
         """Raises RequestError, naming the field, if it cannot be answered."""
         if isinstance(ask.prompt, str):
             self._refuse_long([ask.prompt], ask.field)
@@ -115,7 +115,7 @@ class Preparer:
         grammar_field: str,
         spelled: frozenset[int] = frozenset(),
         replayable: bool = False,
-    ) -> Prepared:
+    ) -> PreparedAsk:
         if not tokens:
             raise RequestError("the prompt is empty", field)
         if len(tokens) >= self._context:
@@ -128,7 +128,7 @@ class Preparer:
 
         room = self._context - len(tokens)
         limit = room if wanted.tokens is None else min(wanted.tokens, room)
-        return Prepared(tuple(tokens), limit, parser, constraint, spelled, replayable)
+        return PreparedAsk(tuple(tokens), limit, parser, constraint, spelled, replayable)
 
     def _refuse_long(self, texts: Sequence[str], field: str) -> None:
         """Refuse at once what is far over the context, without encoding all of it."""

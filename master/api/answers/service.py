@@ -13,7 +13,7 @@ import numpy.typing as npt
 from master.api.answers.ask import ChatAsk, TextAsk, Wanted
 from master.api.answers.collector import Collector, Meter
 from master.api.answers.events import Ended, Event
-from master.api.answers.prepare import Prepared, Preparer
+from master.api.answers.prepare import PreparedAsk, Preparer
 from master.api.failures import RequestError
 from master.generation.answer import AnswerLimits
 from master.generation.request import Sampled
@@ -118,7 +118,7 @@ class Service:
         """Join the thread that prepares prompts."""
         self._text.shutdown(cancel_futures=True)
 
-    async def _begin(self, prepared: Prepared, wanted: Wanted, client: str) -> list[Answering]:
+    async def _begin(self, prepared: PreparedAsk, wanted: Wanted, client: str) -> list[Answering]:
         self._check_bias(wanted.sampling)
         samplers = await self._in_thread(lambda: [_sampler(prepared, wanted, index) for index in range(wanted.count)])
         limits = AnswerLimits(prepared.limit, wanted.stops, wanted.ignore_eos)
@@ -178,7 +178,7 @@ class _Done:
         await self._over
 
 
-def _sampler(prepared: Prepared, wanted: Wanted, index: int) -> Sampler:
+def _sampler(prepared: PreparedAsk, wanted: Wanted, index: int) -> Sampler:
     """Each of several answers draws its own tokens, and the same ones again for the same seed."""
     sampling, seed = wanted.sampling, wanted.sampling.seed
     if index and seed not in (None, RANDOM_SEED):

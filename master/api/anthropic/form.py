@@ -8,7 +8,7 @@ from pydantic import Field
 
 from master.api.answers.ask import ChatAsk, Wanted
 from master.api.failures import RequestError
-from master.api.forms import Body, Form
+from master.api.forms import Body, FormPart
 from master.api.openai.chat_form import ToolName, tool_use
 from master.api.openai.fields import Stop
 from master.generation.sampler import Sampling
@@ -17,7 +17,7 @@ from master.text.tokenizer import Message
 _TEXTS = ("text", "thinking", "redacted_thinking")
 
 
-class ContentBlock(Form):
+class ContentBlock(FormPart):
     """A piece of a message: text, a use of a tool, or what a tool answered."""
 
     type: str
@@ -30,14 +30,14 @@ class ContentBlock(Form):
     content: str | list[dict[str, Any]] | None = None
 
 
-class Turn(Form):
+class Turn(FormPart):
     """One message."""
 
     role: Literal["user", "assistant", "system"]
     content: str | list[ContentBlock]
 
 
-class AnthropicTool(Form):
+class AnthropicTool(FormPart):
     """A tool that the model may use."""
 
     name: ToolName
@@ -46,7 +46,7 @@ class AnthropicTool(Form):
     type: Literal["custom"] | None = None
 
 
-class AnthropicChoice(Form):
+class AnthropicChoice(FormPart):
     """Whether a tool is to be used, and which."""
 
     type: Literal["auto", "any", "tool", "none"]

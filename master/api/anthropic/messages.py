@@ -11,7 +11,7 @@ from fastapi.responses import JSONResponse, Response
 from master.api.answers.ask import Wanted
 from master.api.answers.events import Ended, Event, ReasoningPiece, TextPiece, ToolCall
 from master.api.anthropic.form import CountForm, MessagesForm
-from master.api.failures import Failure, anthropic_form
+from master.api.failures import ApiFailure, anthropic_form
 from master.api.state import ApiState
 from master.api.streams import EventStream, collected, data, guarded, merged, unless_gone
 
@@ -142,6 +142,6 @@ def _sent(event: dict[str, Any]) -> str:
     return data(event, str(event["type"]))
 
 
-def _failed(failure: Failure) -> list[str]:
+def _failed(failure: ApiFailure) -> list[str]:
     """How a stream ends that has begun well."""
     return [data(anthropic_form(failure), "error")]

@@ -8,7 +8,7 @@ from pydantic import Field
 
 from master.api.answers.ask import ChatAsk, ToolUse, Wanted
 from master.api.failures import RequestError
-from master.api.forms import Form
+from master.api.forms import FormPart
 from master.api.openai.fields import MOST_LOGPROBS, CommonFields, ResponseFormat, grammar_of
 from master.text.tokenizer import Message
 
@@ -18,7 +18,7 @@ _MOST_TOOLS = 128
 ToolName = Annotated[str, Field(pattern=r"^[a-zA-Z0-9_.-]{1,64}$")]
 
 
-class TextPart(Form):
+class TextPart(FormPart):
     """A part of a message. Only text is understood."""
 
     type: str
@@ -26,14 +26,14 @@ class TextPart(Form):
     refusal: str | None = None
 
 
-class CalledFunction(Form):
+class CalledFunction(FormPart):
     """What was called, with arguments as JSON."""
 
     name: ToolName
     arguments: str = "{}"
 
 
-class MessageCall(Form):
+class MessageCall(FormPart):
     """A call that the assistant made earlier."""
 
     id: str = ""
@@ -41,7 +41,7 @@ class MessageCall(Form):
     function: CalledFunction
 
 
-class ChatMessage(Form):
+class ChatMessage(FormPart):
     """One message."""
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
@@ -52,7 +52,7 @@ class ChatMessage(Form):
     reasoning_content: str | None = None
 
 
-class ToolFunction(Form):
+class ToolFunction(FormPart):
     """A function that the model may call."""
 
     name: ToolName
@@ -61,20 +61,20 @@ class ToolFunction(Form):
     strict: bool | None = None
 
 
-class FunctionTool(Form):
+class FunctionTool(FormPart):
     """A tool; functions are the only kind."""
 
     type: Literal["function"]
     function: ToolFunction
 
 
-class NamedFunction(Form):
+class NamedFunction(FormPart):
     """The name of a function."""
 
     name: str
 
 
-class NamedTool(Form):
+class NamedTool(FormPart):
     """The tool that is to be called."""
 
     type: Literal["function"]

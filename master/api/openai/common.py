@@ -6,7 +6,7 @@ from secrets import token_hex
 from typing import Any
 
 from master.api.answers.events import Ended, TokenLogprob
-from master.api.failures import Failure, openai_form
+from master.api.failures import ApiFailure, openai_form
 from master.api.streams import data
 
 DONE = "data: [DONE]\n\n"
@@ -72,7 +72,7 @@ def text_logprobs(tokens: Sequence[TokenLogprob], offset: int) -> dict[str, Any]
     }
 
 
-def failed(failure: Failure) -> list[str]:
+def failed(failure: ApiFailure) -> list[str]:
     """How a stream ends that has begun well."""
     return [data(openai_form(failure)), DONE]
 

@@ -5,7 +5,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from master.api.answers import grammars
-from master.api.forms import Body, Form
+from master.api.forms import Body, FormPart
 from master.generation.sampler import Sampling
 
 MOST_CHOICES = 16
@@ -46,7 +46,7 @@ class SamplingFields(Body):
         return Sampling(bias=bias, **{name: value for name, value in own.items() if value is not None})  # type: ignore[arg-type]
 
 
-class StreamOptions(Form):
+class StreamOptions(FormPart):
     """What a stream says at its end."""
 
     include_usage: bool = False
@@ -73,7 +73,7 @@ class CommonFields(SamplingFields):
         return self.stream_options is not None and self.stream_options.include_usage
 
 
-class JsonSchema(Form):
+class JsonSchema(FormPart):
     """A schema with its name."""
 
     name: str | None = None
@@ -81,26 +81,26 @@ class JsonSchema(Form):
     strict: bool | None = None
 
 
-class TextFormat(Form):
+class TextFormat(FormPart):
     """Any text."""
 
     type: Literal["text"]
 
 
-class JsonFormat(Form):
+class JsonFormat(FormPart):
     """Any JSON object."""
 
     type: Literal["json_object"]
 
 
-class SchemaFormat(Form):
+class SchemaFormat(FormPart):
     """JSON of a schema."""
 
     type: Literal["json_schema"]
     json_schema: JsonSchema
 
 
-class PatternFormat(Form):
+class PatternFormat(FormPart):
     """Text that a regular expression matches as a whole."""
 
     type: Literal["regex"]

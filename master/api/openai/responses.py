@@ -10,7 +10,7 @@ from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse, Response
 
 from master.api.answers.events import Event
-from master.api.failures import Failure, RequestError
+from master.api.failures import ApiFailure, RequestError
 from master.api.openai.items import Items
 from master.api.openai.responses_form import ResponsesForm
 from master.api.state import ApiState
@@ -84,6 +84,6 @@ def _sent(event: dict[str, Any]) -> str:
     return data(event, str(event["type"]))
 
 
-def _failed(items: Items, failure: Failure) -> list[str]:
+def _failed(items: Items, failure: ApiFailure) -> list[str]:
     """How a stream ends that has begun well."""
     return [_sent(items.failed(failure.code or failure.kind, failure.message))]

@@ -9,7 +9,7 @@ from pydantic import Field
 from master.api.answers import grammars
 from master.api.answers.ask import ChatAsk, Wanted
 from master.api.failures import RequestError
-from master.api.forms import Form
+from master.api.forms import FormPart
 from master.api.openai.chat_form import TextPart, ToolName, tool_use
 from master.api.openai.fields import SamplingFields
 from master.text.tokenizer import Message
@@ -18,7 +18,7 @@ _MOST_ITEMS = 10_000
 _ROLES = {"developer": "system"}
 
 
-class InputItem(Form):
+class InputItem(FormPart):
     """A message, a call, or what a tool answered; what else there is (reasoning) is left out."""
 
     type: str = "message"
@@ -30,7 +30,7 @@ class InputItem(Form):
     output: str | list[TextPart] | None = None
 
 
-class ResponsesTool(Form):
+class ResponsesTool(FormPart):
     """A function that the model may call."""
 
     type: Literal["function"]
@@ -40,14 +40,14 @@ class ResponsesTool(Form):
     strict: bool | None = None
 
 
-class ResponsesChoice(Form):
+class ResponsesChoice(FormPart):
     """The tool that is to be called."""
 
     type: Literal["function"]
     name: str
 
 
-class OutputFormat(Form):
+class OutputFormat(FormPart):
     """Text, any JSON object, or JSON of a schema."""
 
     type: Literal["text", "json_object", "json_schema"]
@@ -56,7 +56,7 @@ class OutputFormat(Form):
     strict: bool | None = None
 
 
-class OutputText(Form):
+class OutputText(FormPart):
     """How the text is to be."""
 
     format: OutputFormat | None = None

@@ -88,9 +88,7 @@ class Equipment:
 
         node = build_node(assign, held, endpoints, progress, tables, self.disk, self.host, accelerator=self.accelerator)
         if self.emulation is not None:
-            node.rehearse()
-            stretch = self.emulation.calibrate()
-            warn(f"this node is emulated, {stretch:.0f} times as slow as what it emulates (docs/emulation.md)")
+            _settle(self.emulation, node)
         return node
 
     def close(self) -> None:
@@ -142,3 +140,11 @@ def _emulated(device: Device, emulation: "Emulation", host: HostDevice, options:
 
     beside = Beside(device, emulated_node(emulation.machine), options)
     return Equipment(emulation.host(host), beside, TimedDisk(DirectDisk(), emulation.disk), emulation)
+
+
+def _settle(emulation: "Emulation", node: "Node") -> None:
+    """Find out by how much the emulation must be stretched, if nobody said so, and say it."""
+    if not emulation.pace.settled:
+        node.rehearse()
+        emulation.calibrate()
+    warn(f"this node is emulated, {emulation.stretch:.0f} times as slow as what it emulates (docs/emulation.md)")

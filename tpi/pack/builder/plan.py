@@ -104,9 +104,9 @@ def plan_pack(model: Model, source: Source, dtype: str, gate_first: bool = False
     layers = [[(refs, formats.runs(refs)) for refs in layer] for layer in model.layers]
     geometry = _Geometry(
         model.config,
-        gate_first,
         query=any(_any_quantised(runs.get("query", {})) for layer in layers for _, runs in layer),
         kv=any(_any_quantised(runs.get("kv", {})) for layer in layers for _, runs in layer),
+        gate_first=gate_first,
     )
     planned = tuple(tuple(geometry.block(refs, runs) for refs, runs in layer) for layer in layers)
     embedding = geometry.table(model.embedding, formats.one(model.embedding, "table"), model.config.vocab)
@@ -151,7 +151,7 @@ class _Formats:
 class _Geometry:
     """Unit widths, the same in every layer, and the plans of blocks."""
 
-    def __init__(self, config: ModelConfig, gate_first: bool, query: bool, kv: bool) -> None:
+    def __init__(self, config: ModelConfig, query: bool, kv: bool, gate_first: bool = False) -> None:
         self._config, self._gate_first = config, gate_first
         self._query_heads = query_unit_heads(config, query)
         self._kv_heads = kv_unit_heads(config, kv)

@@ -11,7 +11,8 @@ from master.deployment.deployment import Deployment
 from master.deployment.dtype import choose_dtype
 from master.deployment.planner import parse_split, refuse_too_many
 from master.generation.engine import Engine
-from master.joining.discovery import workers_at_home
+from master.joining.discovery import find_workers, workers_at_home
+from master.joining.lookout import Lookout
 from master.joining.recovery import Membership
 from master.joining.shares import Shares
 from master.options import DEFAULT_CONTEXT, RunOptions
@@ -126,7 +127,9 @@ class Session:
         stack.callback(self._close_deployment)
         workers = [worker.address for worker in self._cluster.workers]
         limits = (placement.patience, placement.rebalance)
-        self._membership = Membership(self._cluster, Shares.of(shares, workers), self.deploy, warn, *limits)
+        lookout = Lookout(lambda: find_workers(net.door), self._cluster.seek)
+        stack.callback(lookout.close)
+        self._membership = Membership(self._cluster, Shares.of(shares, workers), self.deploy, warn, *limits, lookout)
         self.deploy(shares)
         self.engine.recover, self.engine.between = self.recover, self._membership.welcome
 

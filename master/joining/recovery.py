@@ -6,6 +6,7 @@ Nothing of a request is lost: it is its tokens, which are computed again on the 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from master.joining.lookout import Lookout
 from master.joining.shares import Shares
 from master.workers.cluster import Cluster
 from master.workers.remote import RemoteWorker
@@ -26,6 +27,7 @@ class Membership:
     warn: Callable[[str], None]
     patience_s: float  # to wait for workers without whom the model does not fit
     rebalance: bool  # use who joins at once, rather than from the next request on
+    lookout: Lookout
     standing: bool = True  # there is a deployment, as far as is known
 
     def recover(self, error: TpiError) -> bool:
@@ -36,7 +38,7 @@ class Membership:
         """
         if not isinstance(error, NodeError) or not (gone := self.cluster.part(error)):
             return False
-        self.warn(self._parting(error, gone))
+        self._say_goodbye(error, gone)
         self._redeploy()
         return True
 
@@ -86,7 +88,7 @@ class Membership:
     def _part(self, error: NodeError) -> None:
         if not (gone := self.cluster.part(error)):
             raise error
-        self.warn(self._parting(error, gone))
+        self._say_goodbye(error, gone)
 
     def _await(self, error: PlanError, awake: Awake) -> None:
         """Wait for workers, without whom the model does not fit."""
@@ -99,6 +101,10 @@ class Membership:
                 self.cluster.await_recruits(_LOOK_S)
         self._greet(self.cluster.join())
 
+    def _say_goodbye(self, error: NodeError, gone: Sequence[RemoteWorker]) -> None:
+        self.warn(self._parting(error, gone))
+        self.lookout.miss(worker.key for worker in gone)
+
     def _parting(self, error: NodeError, gone: Sequence[RemoteWorker]) -> str:
         left = ", ".join(["master", *(worker.name for worker in self.cluster.workers)])
         others = [worker.name for worker in gone if worker.name != error.node]
@@ -107,6 +113,7 @@ class Membership:
         return f"{reason}{also}; going on with {left}"
 
     def _greet(self, joined: Sequence[RemoteWorker]) -> None:
+        self.lookout.found(worker.key for worker in joined)
         if joined:
             self.warn(f"{_names(joined)} joined; planning anew")
 

@@ -27,7 +27,7 @@ from tpi.system.interrupts import deferred
 from tpi.text import plain
 from tpi.trace import PAGE_SPANS, clock
 
-CONNECT_S = 5.0
+CONNECT_S = 10.0
 STALL_S = 120.0  # in which a worker that loads gets nothing done
 STATS_S = 10.0
 _LINGER_MS = 200
@@ -231,6 +231,11 @@ class Cluster:
             for worker in workers:
                 worker.close(_LINGER_MS)
             self._watched.clear()
+
+    def seek(self, address: str) -> None:
+        """Call whoever is at `address`, in the background; for other threads, too."""
+        with self._keeper.lock:
+            self.recruits.seek(address)
 
     def await_recruits(self, seconds: float) -> bool:
         """Wait up to `seconds` for somebody who may join; whether there is one."""

@@ -1,0 +1,50 @@
+"""Looks for lost machines that may come back at another address: a laptop that wakes in another room."""
+
+from collections.abc import Callable, Iterable, Sequence
+from threading import Event, Lock, Thread
+
+from tpi.keys.announcement import Announcement
+
+_EVERY_S = 3.0
+_STOP_S = 5.0
+
+
+class Lookout:
+    """A thread, from the first machine that is missed on. Machines are known by their keys."""
+
+    def __init__(self, find: Callable[[], Sequence[Announcement]], seek: Callable[[str], None]) -> None:
+        """`find` says who announces itself, taking a while; `seek` is called with each address of who is missed."""
+        self._find, self._seek = find, seek
+        self._missed: set[bytes] = set()
+        self._lock = Lock()
+        self._over = Event()
+        self._thread: Thread | None = None
+
+    def miss(self, keys: Iterable[bytes]) -> None:
+        """Look for the owners of `keys`; who has none is on this machine, and comes back where it was."""
+        with self._lock:
+            self._missed.update(key for key in keys if key)
+            begin = bool(self._missed) and self._thread is None
+        if begin:
+            self._thread = Thread(target=self._loop, name="lookout", daemon=True)
+            self._thread.start()
+
+    def found(self, keys: Iterable[bytes]) -> None:
+        """They are back."""
+        with self._lock:
+            self._missed.difference_update(keys)
+
+    def close(self) -> None:
+        """End the thread."""
+        self._over.set()
+        if self._thread is not None:
+            self._thread.join(_STOP_S)
+
+    def _loop(self) -> None:
+        while not self._over.wait(_EVERY_S):
+            with self._lock:
+                missed = frozenset(self._missed)
+            for one in self._find() if missed else ():
+                if one.key in missed and not self._over.is_set():
+                    for address in one.addresses:
+                        self._seek(address)

@@ -1,0 +1,58 @@
+"""A laptop that sleeps, wakes, and changes its address is looked for by its key."""
+
+from queue import Empty, SimpleQueue
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from master.joining import lookout
+from master.joining.lookout import Lookout
+from master.joining.shares import Shares
+from tpi.keys.announcement import SERVICE, Announcement, read_announcement
+from tpi.keys.text import KEY_BYTES
+
+LAPTOP, OTHER = b"\1" * KEY_BYTES, b"\2" * KEY_BYTES
+
+
+def test_laptop_sleeps_and_wakes_changes_address(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lookout, "_EVERY_S", 0.01)
+    sought: SimpleQueue[str] = SimpleQueue()
+    said = [Announcement("laptop", LAPTOP, 9990, ("192.0.2.9", "fd00::9")), Announcement("other", OTHER, 1, ("h",))]
+    looking = Lookout(lambda: said, sought.put)
+    looking.miss([b""])  # nobody who could be known again
+    with pytest.raises(Empty):
+        sought.get(timeout=0.1)
+    looking.miss([LAPTOP])
+    assert {sought.get(timeout=10), sought.get(timeout=10)} == {"192.0.2.9:9990", "[fd00::9]:9990"}
+    looking.found([LAPTOP])
+    looking.close()
+    while not sought.empty():
+        assert sought.get() in ("192.0.2.9:9990", "[fd00::9]:9990")
+
+
+@given(st.text(max_size=80), st.binary(min_size=32, max_size=32), st.integers(1, 65535))
+def test_what_is_announced_is_read_again(name: str, key: bytes, port: int) -> None:
+    said = Announcement(name, key, port, ("192.0.2.1", "fd00::1"))
+    assert len(said.instance.removesuffix(f".{SERVICE}").encode()) <= 63
+    record = {one.encode(): other.encode(errors="replace") for one, other in said.properties.items()}
+    again = read_announcement(record, port, ["192.0.2.1", "fd00::1", "fe80::1%eth0"])
+    assert again is not None
+    assert (again.key, again.port, again.hosts) == (key, port, said.hosts)
+
+
+@given(
+    st.dictionaries(st.sampled_from([b"key", b"name", b"x"]), st.none() | st.binary(max_size=80)), st.integers(0, 70000)
+)
+def test_nonsense_is_no_announcement(record: dict[bytes, bytes | None], port: int) -> None:
+    found = read_announcement(record, port, ["192.0.2.1"])
+    assert found is None or (len(found.key) == KEY_BYTES and 0 < found.port < 65536)
+
+
+def test_shares_go_with_addresses() -> None:
+    asked = Shares.of([3, 2, 1], ["a:1", "b:1"])
+    assert asked.among(["a:1", "b:1"]) == [3, 2, 1]
+    assert asked.among(["b:1"]) == [3, 1]
+    assert asked.among(["c:1", "b:1"]) == [3, 1.5, 1]
+    assert asked.among([]) == [3]
+    assert Shares.of([0, 1], ["a:1"]).among([]) == [1.0]

@@ -44,15 +44,15 @@ class ServerMetrics:
         return generate_latest(self.registry)
 
     def first_token(self, seconds: float) -> None:
-        """See `master.api.answers.collector.Meter`."""
+        """See `master.api.answers.collector.AnswerMeter`."""
         self._first.observe(seconds)
 
     def next_token(self, seconds: float) -> None:
-        """See `master.api.answers.collector.Meter`."""
+        """See `master.api.answers.collector.AnswerMeter`."""
         self._between.observe(seconds)
 
     def over(self, ticket: Ticket, prompt_tokens: int, ended: Ended | None) -> None:
-        """See `master.api.answers.collector.Meter`."""
+        """See `master.api.answers.collector.AnswerMeter`."""
         self._ended.labels(self._model, ended.reason if ended else "error").inc()
         if ended is None or ticket.begun is None:
             return

@@ -31,7 +31,7 @@ class Listener(Protocol):
 
 
 @dataclass(frozen=True)
-class Asked:
+class EngineAsk:
     """What a request is made of, see `master.generation.request.Request`."""
 
     tokens: SequenceOf[int]
@@ -50,7 +50,7 @@ class Ticket:
     Times in `perf_counter` seconds.
     """
 
-    asked: Asked
+    asked: EngineAsk
     listener: Listener
     follows: "Ticket | None" = None
     at: float = field(default_factory=perf_counter)

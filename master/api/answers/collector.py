@@ -28,7 +28,7 @@ from tpi.errors import TpiError
 Deliver = Callable[["list[Event] | TpiError"], None]
 
 
-class Meter(Protocol):
+class AnswerMeter(Protocol):
     """Who counts."""
 
     def first_token(self, seconds: float) -> None:
@@ -52,7 +52,7 @@ class Collector:
         prepared: PreparedAsk,
         limits: AnswerLimits,
         replay: Replay,
-        meter: Meter,
+        meter: AnswerMeter,
         deliver: Deliver,
     ) -> None:
         self._tokenizer, self._prepared, self._replay, self._meter = tokenizer, prepared, replay, meter

@@ -11,14 +11,14 @@ import numpy as np
 import numpy.typing as npt
 
 from master.api.answers.ask import ChatAsk, TextAsk, Wanted
-from master.api.answers.collector import Collector, Meter
+from master.api.answers.collector import AnswerMeter, Collector
 from master.api.answers.events import Ended, Event
 from master.api.answers.prepare import PreparedAsk, Preparer
 from master.api.failures import RequestError
 from master.generation.answer import AnswerLimits
 from master.generation.request import Sampled
 from master.generation.sampler import RANDOM_SEED, Sampler, Sampling
-from master.generation.thread import Asked, EngineThread, Ticket
+from master.generation.thread import EngineAsk, EngineThread, Ticket
 from master.text.tokenizer import Tokenizer
 from tpi.errors import TpiError
 
@@ -67,7 +67,7 @@ class Answering:
 class Service:
     """Answers questions on one engine."""
 
-    def __init__(self, engine: EngineThread, tokenizer: Tokenizer, vocab: int, meter: Meter) -> None:
+    def __init__(self, engine: EngineThread, tokenizer: Tokenizer, vocab: int, meter: AnswerMeter) -> None:
         self.engine = engine
         self.context = engine.engine.context
         self._tokenizer, self._vocab, self._meter = tokenizer, vocab, meter
@@ -106,7 +106,9 @@ class Service:
             summed = head.norm(rows).sum(axis=0)
             total = total + summed if total.size else summed
 
-        ticket = Ticket(Asked(prepared.tokens, Sampler(Sampling(temperature=0)), 1, rows=add, client=ask.client), done)
+        ticket = Ticket(
+            EngineAsk(prepared.tokens, Sampler(Sampling(temperature=0)), 1, rows=add, client=ask.client), done
+        )
         self.engine.submit(ticket)
         try:
             await done.wait()
@@ -129,7 +131,7 @@ class Service:
                 collector = Collector(
                     self._tokenizer, prepared, limits, self._preparer.replay, self._meter, one.deliver
                 )
-                asked = Asked(prepared.tokens, sampler, prepared.limit, client=client, logprobs=wanted.logprobs)
+                asked = EngineAsk(prepared.tokens, sampler, prepared.limit, client=client, logprobs=wanted.logprobs)
                 collector.ticket = Ticket(asked, collector, first)
                 one.begin(collector.ticket)
                 first = first or collector.ticket

@@ -30,7 +30,7 @@ class ContentBlock(FormPart):
     content: str | list[dict[str, Any]] | None = None
 
 
-class Turn(FormPart):
+class AnthropicTurn(FormPart):
     """One message."""
 
     role: Literal["user", "assistant", "system"]
@@ -57,7 +57,7 @@ class AnthropicChoice(FormPart):
 class CountForm(Body):
     """See Anthropic's API reference, "Count tokens in a message"."""
 
-    messages: list[Turn] = Field(min_length=1, max_length=10_000)
+    messages: list[AnthropicTurn] = Field(min_length=1, max_length=10_000)
     model: str
     system: str | list[ContentBlock] | None = None
     tools: list[AnthropicTool] | None = Field(None, max_length=128)
@@ -101,7 +101,7 @@ def _tool(tool: AnthropicTool) -> dict[str, Any]:
     return {"name": tool.name, **described, "parameters": tool.input_schema}
 
 
-def _messages(turn: Turn, field: str) -> list[Message]:
+def _messages(turn: AnthropicTurn, field: str) -> list[Message]:
     """One turn; what tools answered are messages of their own, before the rest of it."""
     if isinstance(turn.content, str):
         return [{"role": turn.role, "content": turn.content}]

@@ -9,7 +9,7 @@ import pytest
 from master.generation.engine import Engine
 from master.generation.request import Sampled
 from master.generation.sampler import Sampler, Sampling
-from master.generation.thread import Asked, EngineThread, Ticket
+from master.generation.thread import EngineAsk, EngineThread, Ticket
 from tests.support.inprocess import in_process_engine
 from tpi.errors import BusyError, NodeLost, TpiError, UsageError
 from tpi.pack.reader import Pack
@@ -38,7 +38,7 @@ class Heard:
 
 
 def submitted(thread: EngineThread, prompt: list[int], heard: Heard, limit: int = 20) -> Ticket:
-    ticket = Ticket(Asked(prompt, Sampler(Sampling(temperature=0)), limit), heard)
+    ticket = Ticket(EngineAsk(prompt, Sampler(Sampling(temperature=0)), limit), heard)
     thread.submit(ticket)
     return ticket
 

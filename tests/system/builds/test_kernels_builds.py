@@ -78,5 +78,6 @@ def test_a_sanitised_build_passes_the_same_tests() -> None:
         "ASAN_OPTIONS": "detect_leaks=0",
         "PYTHONMALLOC": "malloc",
     }
-    tests = [f"tests/unit/kernels/test_kernels{part}.py" for part in ("", "_checks", "_chain", "_steps")]
+    parts = ("", "_checks", "_chain", "_steps", "_experts", "_heads")
+    tests = [f"tests/unit/kernels/test_kernels{part}.py" for part in parts]
     run(sys.executable, "-m", "pytest", "-q", "-x", "-p", "tests.support.native.module", *tests, env=env)

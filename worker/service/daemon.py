@@ -12,17 +12,14 @@ import socket
 import time
 from collections import deque
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
-from pathlib import Path
+from dataclasses import replace
 from types import FrameType
 
 import zmq
 
 from allreduce.base import Endpoints
 from tpi import __version__
-from tpi.cachelimit import CacheLimit
 from tpi.errors import MessageError, PlanError, TpiError, UsageError
-from tpi.keys.door import Door
 from tpi.net.channel import Channel, UnreachableError
 from tpi.net.codec import PROTOCOL, WrongProtocolError
 from tpi.net.messages import (
@@ -32,14 +29,12 @@ from tpi.net.messages import (
     AskStats,
     Assign,
     Bye,
-    Card,
     Condition,
     Failure,
     Heartbeat,
     Hello,
     Inquiry,
     Join,
-    Profile,
     Ready,
     Refuse,
     Spans,
@@ -50,13 +45,14 @@ from tpi.net.messages import (
 from tpi.net.monitor import Arrivals
 from tpi.net.sockets import COLLECTIVE, CONTROL, WEIGHTS, Net
 from tpi.system.clocks import since_boot
-from tpi.text import NAME_CHARACTERS, SENTENCE_CHARACTERS, plain
+from tpi.text import SENTENCE_CHARACTERS, plain
 from worker.profile import limited, measure_machine
 from worker.service.announce import Announcer
 from worker.service.compute import IDLE, Check, Compute
 from worker.service.gate import Gate
 from worker.service.inquiries import Inquiries
 from worker.service.lease import Lease
+from worker.service.options import Ports, ServedMaster, WorkerOptions
 from worker.service.served import Build
 from worker.service.spans import pack_spans
 from worker.shards.cache import ShardCache
@@ -64,61 +60,9 @@ from worker.shards.fetch import Fetcher
 from worker.shards.nearby import NearbyPacks
 
 HEARTBEAT_S = 0.25
-_MOST_MEMORY = 1 << 60  # bytes that --memory may say: more than any machine has, less than a message can hold
 _MOST_OUTGOING = 256  # messages that wait for a master to read
 _STOP_S = 5.0  # for the compute thread, which looks up ten times a second while it waits
 log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True)
-class WorkerOptions:
-    """What the user told this worker. 0 leaves the choice to the node; sizes in bytes."""
-
-    host: str
-    port: int  # 0: any free ones
-    name: str
-    cache: Path
-    memory: int = 0
-    threads: int = 0
-    cache_limit: CacheLimit | None = None  # of the cache; None: somebody else sees to that
-    attached: bool = False  # leave when stdin closes, that is when the parent process is gone
-    card: Card | None = None  # its accelerator
-    door: Door | None = None  # who may connect from other machines; None: by the user's keys
-    model_dir: Path | None = None  # with packs, from which units come rather than over the network
-    announce: bool = False  # tell the network that it is there, if it listens beyond this machine
-
-    def __post_init__(self) -> None:
-        if not self.name or plain(self.name) != self.name:
-            raise UsageError(f"--name takes printable text of 1 to {NAME_CHARACTERS} characters")
-        if not 0 <= self.memory <= _MOST_MEMORY:
-            raise UsageError("--memory is more than any machine has; write for example 4GiB")
-
-
-@dataclass(frozen=True)
-class Ports:
-    """Where the three planes listen."""
-
-    control: int
-    collective: int
-    weights: int
-
-
-@dataclass
-class Master:
-    """The master that is being served. `profile` is what it was told of this machine, and plans with."""
-
-    identity: bytes
-    session: int
-    name: str
-    profile: Profile
-    key: bytes  # that it has proved to own; empty on this machine
-    since: float = field(default_factory=since_boot)
-    epoch: int = 0
-    guests: frozenset[bytes] = frozenset()  # keys of those with whom its plan has this worker sum: it answers for them
-
-    def sent(self, peer: bytes, key: bytes, message: object) -> bool:
-        """Whether a message that came from `peer`, the owner of `key`, is this master's."""
-        return (peer, key) == (self.identity, self.key) and getattr(message, "session", None) == self.session
 
 
 class Daemon:
@@ -136,7 +80,7 @@ class Daemon:
         self._cache = ShardCache(options.cache, options.cache_limit, nearby)
         self._net = Net(door=options.door)
         self._stopping = False
-        self._master: Master | None = None
+        self._master: ServedMaster | None = None
         self._outbox: deque[object] = deque()
         self._wakeups, self._waker = socket.socketpair()
         for end in (self._wakeups, self._waker):
@@ -259,7 +203,7 @@ class Daemon:
             name = plain(join.name)
             log.info("serving %s", name)
             profile = measure_machine(options.cache, options.threads, options.memory, options.card)
-            self._master = Master(peer, join.session, name, profile, self._control.key)
+            self._master = ServedMaster(peer, join.session, name, profile, self._control.key)
             self._compute.master = peer
             self._lease = Lease()
         else:  # it comes back over another connection, and knows nothing of a plan that is under way
@@ -269,7 +213,7 @@ class Daemon:
         hello = Hello(__version__, join.session, options.name, ports.collective, ports.weights, profile)
         self._answer(peer, hello)
 
-    def _obey(self, master: Master, message: object) -> None:
+    def _obey(self, master: ServedMaster, message: object) -> None:
         if isinstance(message, Bye):
             self._leave("it said goodbye")
         elif isinstance(message, Alive):
@@ -318,7 +262,7 @@ class Daemon:
             self._answer(self._master.identity, Refuse(__version__, self._master.session, "in use", other))
         self._leave("it is silent, and another one asks")
 
-    def _queue(self, master: Master, message: Step | AskStats) -> None:
+    def _queue(self, master: ServedMaster, message: Step | AskStats) -> None:
         try:
             self._compute.put(message)
         except PlanError as error:

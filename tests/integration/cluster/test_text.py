@@ -18,7 +18,7 @@ from tpi.errors import MessageError, NodeError, NodeLost, UsageError
 from tpi.net.codec import encode
 from tpi.net.messages import Assign, Failure, Join
 from tpi.text import plain
-from worker.service.daemon import WorkerOptions
+from worker.service.options import WorkerOptions
 
 NASTY = "\x1b[31m[bold]x[/]\x9b1m\r\n\u202edown"
 

@@ -18,7 +18,7 @@ from tpi.progress import Progress
 from tpi.trace import Trace, clock
 from worker.commands import serve
 from worker.service import lease
-from worker.service.daemon import WorkerOptions
+from worker.service.options import WorkerOptions
 from worker.service.served import Figures
 from worker.shards.image import HeldBlock
 

@@ -13,7 +13,7 @@ from worker.commands import serve
 from worker.node.build import build_node
 from worker.node.node import Node
 from worker.plan.checks import check_assign
-from worker.service.daemon import WorkerOptions
+from worker.service.options import WorkerOptions
 from worker.shards.image import HeldBlock
 
 DAMAGED = 1  # the first layer's feed-forward half

@@ -21,7 +21,7 @@ from tpi.text import plain
 
 if TYPE_CHECKING:
     from worker.service.compute import Check
-    from worker.service.daemon import WorkerOptions
+    from worker.service.options import WorkerOptions
     from worker.service.served import Build
 
 
@@ -53,7 +53,7 @@ def worker(
     """Lend this machine to a master. Listens on this machine only, unless --listen says otherwise."""
     from worker.equipment import measured, open_equipment
     from worker.plan.checks import check_assign
-    from worker.service.daemon import WorkerOptions
+    from worker.service.options import WorkerOptions
 
     logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(asctime)s %(message)s")
     host, port = split_address(listen, lowest_port=0)

@@ -12,10 +12,10 @@ from master.generation.sampler import RANDOM_SEED, Sampling
 from tpi import progress
 from tpi.cachelimit import CacheLimit, cache_limit_option
 from tpi.config import default_cache, parse_size
+from tpi.devices.options import DeviceOptions, device_options
 from tpi.errors import UsageError
 from tpi.kv import KV_DTYPES, KvDtype
 from tpi.net.wire import wire_names
-from tpi.offloading import DeviceOptions, device_options
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 

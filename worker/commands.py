@@ -13,10 +13,10 @@ import click
 
 from tpi.cachelimit import CacheLimit, cache_limit_option
 from tpi.config import default_cache, parse_size
+from tpi.devices.options import DeviceOptions, device_options
 from tpi.errors import TpiError
 from tpi.keys.door import Door
 from tpi.net.sockets import split_address
-from tpi.offloading import DeviceOptions, device_options
 from tpi.text import plain
 
 if TYPE_CHECKING:

@@ -10,8 +10,8 @@ from scheduler.storage.disk import DirectDisk, Disk
 from tpi.devices.base import Device
 from tpi.devices.choose import open_device
 from tpi.devices.host import HostDevice, open_host
+from tpi.devices.options import DeviceOptions, OffloadOptions
 from tpi.devices.trial import find_accelerator
-from tpi.offloading import DeviceOptions, OffloadOptions
 from tpi.progress import Progress, warn
 from tpi.text import NAME_CHARACTERS, plain
 

@@ -12,7 +12,7 @@ from master.generation.sampler import Sampler, Sampling
 from master.options import RunOptions
 from master.session import Session
 from tpi.devices.emulated.emulation import Emulation
-from tpi.offloading import DeviceOptions, OffloadOptions
+from tpi.devices.options import DeviceOptions, OffloadOptions
 from worker.plan.offload import OffloadPlan
 
 CONTEXT = 512

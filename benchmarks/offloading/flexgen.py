@@ -8,7 +8,7 @@ from types import TracebackType
 
 from scheduler.weights import Arrangement, Hold, Weights
 from tpi.devices.pages import Bytes
-from worker.node.accelerated import Accelerated
+from worker.accelerator.accelerated import Accelerated
 from worker.node.node import Node
 from worker.node.segment import Segment
 

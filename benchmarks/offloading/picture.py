@@ -10,7 +10,7 @@ from xml.sax.saxutils import escape
 
 from benchmarks.offloading.emulated import emulated_node
 from benchmarks.support.models import smollm2
-from tpi.offloading import OffloadOptions, Pipelining
+from tpi.devices.options import OffloadOptions, Pipelining
 from tpi.trace import Row
 
 DEVICE = "emu:128MiB,link=6GB/s,memory=6GB/s,flops=20TFLOP/s"

@@ -6,8 +6,8 @@ from benchmarks.offloading.emulated import EmulatedNode, StepTime, emulated_node
 from benchmarks.offloading.flexgen import synchronise
 from benchmarks.result import Bars, Check, Result, Row, Table
 from benchmarks.support.models import llama_1b
+from tpi.devices.options import OffloadOptions
 from tpi.devices.pages import round_up
-from tpi.offloading import OffloadOptions
 
 LINKS = (2, 4, 8, 12, 24)  # GB/s
 MEMORY = 8  # GB/s of the accelerator: computing a token takes as long as a link of that speed

@@ -9,10 +9,12 @@ from benchmarks.result import Check, Result, Row, Table
 from benchmarks.support.models import llama_1b
 from scheduler.model.offload.forecast import forecast
 from scheduler.model.offload.work import Workload
+from tpi.devices.options import KvPlace, OffloadOptions, Weights
 from tpi.errors import PlanError
-from tpi.offloading import KvPlace, OffloadOptions, Weights
 
-DEVICE = "emu:{gpu}MiB,link=6GB/s,memory=40GB/s,flops=0.3TFLOP/s,host=0.25,disk=1GB/s,latency=20us,launch=100us,stretch=16"
+DEVICE = (
+    "emu:{gpu}MiB,link=6GB/s,memory=40GB/s,flops=0.3TFLOP/s,host=0.25,disk=1GB/s,latency=20us,launch=100us,stretch=16"
+)
 GPU = (800, 300)  # MiB: all of the weights fit, or not half of them
 PROMPT, CONTEXT, STEPS = 96, 512, 3
 TELLS = 1.1  # times faster, by prediction: less is no order

@@ -12,7 +12,7 @@ from itertools import groupby
 import numpy as np
 import numpy.typing as npt
 
-from scheduler.transfer.queue import Transfer, TransferQueue
+from scheduler.transfer.queue import QueuedTransfer, TransferQueue
 from tpi.devices.base import Device, wait_all
 from tpi.devices.pages import Bytes
 from tpi.kernels.spec import PAGE_TOKENS, Batch, KvArray
@@ -21,7 +21,7 @@ from tpi.kv import KvPages
 Pages = frozenset[int]
 
 
-class Stage:
+class PageStage:
     """Room for one layer's pages in the accelerator's memory, and what is there now."""
 
     def __init__(self, keys: KvArray, values: KvArray) -> None:
@@ -29,21 +29,23 @@ class Stage:
         self.keys, self.values = keys, values
         self.layer = -1
         self.present: set[int] = set()  # pages that are there, or on their way
-        self.moves: list[Transfer] = []  # loads into it and saves from it that may be going on
+        self.moves: list[QueuedTransfer] = []  # loads into it and saves from it that may be going on
 
 
 class StagedPages:
     """The pages of the layers whose keys and values come and go. Used by the thread that computes."""
 
     def __init__(
-        self, device: Device, home: KvPages, stages: Sequence[Stage], layers: Sequence[int], queue: TransferQueue
+        self, device: Device, home: KvPages, stages: Sequence[PageStage], layers: Sequence[int], queue: TransferQueue
     ) -> None:
         """`home` lies in the host's memory; `layers` are those that attend on `device`, in the order of use."""
         self._device, self._home, self._queue = device, home, queue
         self._stages = list(stages)
         self._next = dict(zip(layers, [*layers[1:], *layers[:1]], strict=True))
-        self._saves: dict[int, list[Transfer]] = {layer: [] for layer in layers}  # that may be going on
-        self._earlier: dict[int, list[Transfer]] = {layer: [] for layer in layers}  # of them, from before this step
+        self._saves: dict[int, list[QueuedTransfer]] = {layer: [] for layer in layers}  # that may be going on
+        self._earlier: dict[int, list[QueuedTransfer]] = {
+            layer: [] for layer in layers
+        }  # of them, from before this step
         self._lost: Exception | None = None
         self.moved_bytes = 0
 
@@ -96,7 +98,7 @@ class StagedPages:
         stage.present |= written
         self._device.start(lambda: self._save(stage, layer, written))
 
-    def _staged(self, layer: int, batch: Batch) -> Stage:
+    def _staged(self, layer: int, batch: Batch) -> PageStage:
         """The stage of a layer, with what `batch` attends to there or on its way."""
         stage = next((each for each in self._stages if each.layer == layer), self._stages[0])
         self._stages.remove(stage)
@@ -110,7 +112,7 @@ class StagedPages:
             self._load(stage, layer, missing)
         return stage
 
-    def _load(self, stage: Stage, layer: int, pages: Pages) -> None:
+    def _load(self, stage: PageStage, layer: int, pages: Pages) -> None:
         def load() -> None:
             self._copy(self._home.keys[layer], stage.keys, pages)
             self._copy(self._home.values[layer], stage.values, pages)
@@ -119,7 +121,7 @@ class StagedPages:
         stage.present |= pages
         stage.moves.append(self._queue.submit("kv load", f"KV {layer}", load, after))
 
-    def _save(self, stage: Stage, layer: int, pages: Pages) -> None:
+    def _save(self, stage: PageStage, layer: int, pages: Pages) -> None:
         def save() -> None:
             self._copy(stage.keys, self._home.keys[layer], pages)
             self._copy(stage.values, self._home.values[layer], pages)

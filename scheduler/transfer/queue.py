@@ -16,10 +16,12 @@ _ORDER: tuple[TransferKind, ...] = ("weight load", "kv load", "kv save")  # what
 _ONE_AT_A_TIME = {"weight load", "kv load"}
 
 
-class Transfer:
+class QueuedTransfer:
     """One transfer; `wait` raises what it failed with, or what any that it waited for failed with."""
 
-    def __init__(self, kind: TransferKind, name: str, call: Callable[[], None], after: Sequence["Transfer"]) -> None:
+    def __init__(
+        self, kind: TransferKind, name: str, call: Callable[[], None], after: Sequence["QueuedTransfer"]
+    ) -> None:
         """See `TransferQueue.submit`."""
         self.kind, self.name = kind, name
         self._call, self._after = call, after
@@ -72,8 +74,8 @@ class TransferQueue:
 
     def __init__(self, trace: NoTrace = OFF) -> None:
         self._trace = trace
-        self._waiting: list[Transfer] = []  # in the order of asking
-        self._running: list[Transfer] = []
+        self._waiting: list[QueuedTransfer] = []  # in the order of asking
+        self._running: list[QueuedTransfer] = []
         self._closed = False
         self._lock = threading.Lock()
         self._work = threading.Condition(self._lock)
@@ -84,14 +86,14 @@ class TransferQueue:
             thread.start()
 
     def submit(
-        self, kind: TransferKind, name: str, call: Callable[[], None], after: Sequence[Transfer] = ()
-    ) -> Transfer:
+        self, kind: TransferKind, name: str, call: Callable[[], None], after: Sequence[QueuedTransfer] = ()
+    ) -> QueuedTransfer:
         """Have `call` made when every transfer of `after` has succeeded; `name` is what traces and errors call it.
 
         Raises:
             TpiError: if the queue is closed.
         """
-        transfer = Transfer(kind, name, call, tuple(after))
+        transfer = QueuedTransfer(kind, name, call, tuple(after))
         with self._lock:
             if self._closed:
                 raise TpiError(f"the transfer queue is closed; {name} cannot be moved any more")
@@ -120,7 +122,7 @@ class TransferQueue:
                 self._running.remove(transfer)
                 self._work.notify_all()
 
-    def _take(self) -> Transfer | None:
+    def _take(self) -> QueuedTransfer | None:
         """The next transfer that may start; None once the queue is closed."""
         with self._lock:
             while not self._closed:
@@ -132,7 +134,7 @@ class TransferQueue:
                 self._work.wait()
         return None
 
-    def _next(self) -> Transfer | None:
+    def _next(self) -> QueuedTransfer | None:
         busy = {transfer.kind for transfer in self._running} & _ONE_AT_A_TIME
         for kind in _ORDER:
             if kind in busy:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from types import TracebackType
 
 from scheduler.model.ring import Ring
-from scheduler.transfer.queue import Transfer, TransferQueue
+from scheduler.transfer.queue import QueuedTransfer, TransferQueue
 from scheduler.window.cycle import Cycle
 from tpi.devices.base import Device
 from tpi.devices.pages import Bytes
@@ -53,8 +53,8 @@ class DeviceRing:
         places = zip(ring.blocks, ring.offsets, strict=True)
         self._slots = [memory[offset : offset + contents[segment].nbytes] for segment, offset in places]
         self._segments = ring.blocks
-        self._loads: list[Transfer | None] = [None] * len(ring.blocks)  # of each use in the period
-        self._last: Transfer | None = None
+        self._loads: list[QueuedTransfer | None] = [None] * len(ring.blocks)  # of each use in the period
+        self._last: QueuedTransfer | None = None
         self._lock = threading.Lock()
         self._paused = True
         self.loaded_bytes = 0
@@ -152,7 +152,7 @@ class DeviceRing:
             self._loads[place] = self._last = self._submit(segment, slot)
             self._cycle.tail += 1
 
-    def _submit(self, segment: int, slot: Bytes) -> Transfer:
+    def _submit(self, segment: int, slot: Bytes) -> QueuedTransfer:
         contents = self._contents[segment]
 
         def load() -> None:

@@ -15,7 +15,7 @@ from master.generation.sampler import Sampler, Sampling
 from scheduler.model.machine import LAPTOP
 from tests.support.inprocess import in_process_deployment
 from tpi.devices.base import Device
-from tpi.offloading import OffloadOptions
+from tpi.devices.options import OffloadOptions
 from tpi.pack.reader import Pack
 from worker.equipment import Beside
 

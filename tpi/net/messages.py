@@ -14,11 +14,11 @@ import numpy as np
 import numpy.typing as npt
 
 from tpi.config import ModelConfig
+from tpi.devices.options import KvPlace, OffloadOptions, Pipelining, Weights
 from tpi.errors import MessageError
 from tpi.kv import KvDtype
 from tpi.net.codec import ArrayField, Between, Raw, message
 from tpi.net.fields import DIGEST_BYTES, Bytes, Count, Digest, Hidden, Id64, Key, Name, Phase, Port, Seconds, Sentence
-from tpi.offloading import KvPlace, OffloadOptions, Pipelining, Weights
 from tpi.pack.layout import BlockKind, RunLayout
 from tpi.trace import PAGE_SPANS
 

@@ -23,7 +23,7 @@ from worker.plan.residence import Residence
 from worker.service.served import Figures
 
 if TYPE_CHECKING:
-    from worker.node.accelerated import Accelerated
+    from worker.accelerator.accelerated import Accelerated
     from worker.plan.offload import OffloadPlan
 
 F32 = npt.NDArray[np.float32]

@@ -23,7 +23,7 @@ from worker.plan.segments import NodeSegment
 from worker.shards.image import HeldBlock
 
 if TYPE_CHECKING:
-    from worker.node.accelerated import Accelerated
+    from worker.accelerator.accelerated import Accelerated
 
 
 def open_weights(
@@ -42,7 +42,7 @@ def open_weights(
     placed = stack.enter_context(closing(Placed()))
     link = None
     if residence.offload is not None:
-        from worker.node.accelerated import Accelerated
+        from worker.accelerator.accelerated import Accelerated
 
         link = stack.enter_context(closing(Accelerated(devices[1], plan, residence, placed, trace)))
     window = stack.enter_context(

@@ -21,11 +21,11 @@ from scheduler.model.offload.work import KvTier, NodeWork, Offload, Place, Segme
 from scheduler.model.placement import Placement
 from scheduler.model.ring import Ring, smallest
 from tpi.config import ModelConfig
+from tpi.devices.options import OffloadOptions
 from tpi.devices.pages import PAGE, round_up
 from tpi.errors import PlanError
 from tpi.kernels.spec import PAGE_TOKENS
 from tpi.kv import page_bytes, vector_bytes
-from tpi.offloading import OffloadOptions
 from worker.plan.fit import Tables, need
 from worker.plan.node_plan import NodePlan, RunUnits
 from worker.plan.segments import NodeSegment, cut_pieces

@@ -16,10 +16,10 @@ from tests.support.twin import Twin
 from tpi.devices.base import Event
 from tpi.devices.choose import open_device
 from tpi.devices.host import open_host
+from tpi.devices.options import KvPlace, OffloadOptions, Pipelining, Weights
 from tpi.devices.pages import Bytes
 from tpi.errors import DeviceError, PlanError
 from tpi.kernels import Kernels
-from tpi.offloading import KvPlace, OffloadOptions, Pipelining, Weights
 from tpi.pack.reader import Pack
 
 PLACEMENTS = list(product(["auto", "gpu", "ram", "disk"], ["auto", "gpu", "ram"], ["auto", "performance", "memory"]))

@@ -9,7 +9,7 @@ import pytest
 from tests.support.inprocess import in_process_deployment
 from tests.support.offloading import answers, offloaded, prompts, weights_bytes
 from tests.support.opencl_device import opencl_device
-from tpi.offloading import OffloadOptions
+from tpi.devices.options import OffloadOptions
 from tpi.pack.reader import Pack
 
 KV_ROOM = 3 << 20  # bytes

@@ -15,9 +15,9 @@ from tpi.errors import PlanError
 from tpi.kernels.memory import slice_bytes
 from tpi.net.messages import Assign, NodeOptions, PeerAddress, Profile
 from worker import profile
+from worker.equipment import Equipment
 from worker.plan.fit import fit, need
 from worker.plan.node_plan import node_plan
-from worker.equipment import Equipment
 from worker.profile import limited, measure_machine, memory_budget, peak_rss, reset_peak
 
 MIB = 1 << 20

@@ -5,7 +5,7 @@ from threading import Event, active_count
 
 import pytest
 
-from scheduler.transfer.queue import Transfer, TransferQueue
+from scheduler.transfer.queue import QueuedTransfer, TransferQueue
 from tpi.errors import TpiError
 from tpi.trace import Trace
 
@@ -121,8 +121,8 @@ def test_every_kind_has_its_spans() -> None:
     }
 
 
-def never_over() -> Transfer:
-    return Transfer("kv save", "never over", _nothing, ())
+def never_over() -> QueuedTransfer:
+    return QueuedTransfer("kv save", "never over", _nothing, ())
 
 
 def _nothing() -> None:

@@ -11,7 +11,7 @@ import pytest
 
 from scheduler.model.placement import place, place_window
 from scheduler.model.ring import smallest
-from scheduler.transfer.pages import Stage, StagedPages
+from scheduler.transfer.pages import PageStage, StagedPages
 from scheduler.transfer.queue import TransferQueue
 from scheduler.transfer.ring import DeviceRing, RingContents
 from tests.support.kernel_cases import native
@@ -122,7 +122,7 @@ def test_no_load_of_keys_and_values_overtakes_a_save_of_them(seeds: range) -> No
 def kept_pages(device: Shuffled, queue: TransferQueue, layers: range, stages: int) -> tuple[KvPages, StagedPages]:
     home = KvPages.allocate(layers, POOL, 1, 1, "f32")
     room = KvPages.allocate(range(stages), POOL, 1, 1, "f32", device.memory.allocate)
-    places = [Stage(room.keys[number], room.values[number]) for number in range(stages)]
+    places = [PageStage(room.keys[number], room.values[number]) for number in range(stages)]
     return home, StagedPages(device, home, places, layers, queue)
 
 

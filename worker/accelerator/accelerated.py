@@ -3,15 +3,15 @@
 from contextlib import AbstractContextManager, ExitStack, closing
 from dataclasses import dataclass
 
-from scheduler.transfer.pages import Stage, StagedPages
+from scheduler.transfer.pages import PageStage, StagedPages
 from scheduler.transfer.queue import TransferQueue
 from scheduler.window.window import Window
 from tpi.devices.base import Device
 from tpi.devices.pages import Bytes
 from tpi.kv import KvPages
 from tpi.trace import NoTrace
+from worker.accelerator.rings import Rings
 from worker.node.placed import Placed
-from worker.node.rings import Rings
 from worker.node.segment import HeldPages
 from worker.plan.node_plan import NodePlan
 from worker.plan.offload import OffloadPlan
@@ -127,7 +127,7 @@ class Accelerated:
 
     def _stages(self, pages: int) -> StagedPages:
         room = self._placed.pages(self.device, self._plan, range(self._offload.stages), pages, self._plan.kv_heads)
-        stages = [Stage(room.keys[number], room.values[number]) for number in range(self._offload.stages)]
+        stages = [PageStage(room.keys[number], room.values[number]) for number in range(self._offload.stages)]
         return StagedPages(self.device, self.home, stages, self._offload.staged, self._queue)
 
 

@@ -7,6 +7,7 @@ named; a master of this version never sends it.
 
 import math
 from collections.abc import Iterator, Sequence
+from itertools import groupby
 
 from allreduce.base import group_names
 from tpi.config import BlockKind, ModelConfig
@@ -134,8 +135,8 @@ def _block_faults(assign: Assign) -> Iterator[Fault]:
             layouts = [assign.layouts[run.layout] for run in block.runs]
             names = [layout.name for layout in layouts]
             if block.kind == "experts":
-                names = list(dict.fromkeys(names))
-                yield slices_fault([layout.units for layout in layouts], block)
+                yield slices_fault(names, block)
+                names = [name for name, _ in groupby(names)]
             yield _if(names != list(runs[block.kind]), f"a block of kind {block.kind} has the runs {names}")
             for layout in layouts:
                 vectors, step = runs[block.kind][layout.name]

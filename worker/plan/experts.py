@@ -43,9 +43,9 @@ def mixture_fault(config: ModelConfig) -> str | None:
     return None
 
 
-def slices_fault(units: Sequence[int], block: BlockPlan) -> str | None:
-    """Ranges of one run follow one another without touching: `units` are those of each range's whole run."""
-    for (one, whole), (other, following) in pairwise(zip(block.runs, units, strict=True)):
-        if one.layout == other.layout and (whole != following or one.last > other.first):
+def slices_fault(names: Sequence[str], block: BlockPlan) -> str | None:
+    """Ranges of one run, whose names are `names`, have one layout and follow one another without touching."""
+    for (one, name), (other, following) in pairwise(zip(block.runs, names, strict=True)):
+        if name == following and (one.layout != other.layout or one.last > other.first):
             return f"units {other.first} to {other.last} of its experts follow {one.first} to {one.last}"
     return None

@@ -1,0 +1,98 @@
+"""Who is in the house: workers that are asked how they are, what tpi doctor finds, and what is announced."""
+
+import sys
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from master.joining.asking import ask
+from master.joining.checks import check_machine, check_workers
+from master.joining.discovery import find_workers, workers_at_home
+from master.workers.cluster import Cluster
+from tests.support.cluster_helpers import fake_workers
+from tests.support.commands import tpi
+from tests.support.key_helpers import locked, pair_folders
+from tpi import __version__
+from tpi.keys.door import Door
+from tpi.keys.identity import load_identity
+from tpi.net.sockets import Net
+from worker.service.announce import Announcer
+
+NOBODY = "127.0.0.1:9"
+
+
+def test_workers_say_who_uses_them_without_being_used(tmp_path: Path) -> None:
+    here, there = tmp_path / "here", tmp_path / "there"
+    pair_folders(here, there)
+    with (
+        fake_workers([tmp_path / "a", tmp_path / "b"], "--keys", str(here)) as (_, (first, second)),
+        closing(Net(door=locked(there))) as net,
+    ):
+        with Cluster.connect([first], Net(door=locked(there))) as cluster:
+            used, free, gone = ask(net, [first, second, NOBODY], seconds=3)
+            assert used.condition is not None
+            assert free.condition is not None
+            assert used.condition.used_by == cluster.name
+            assert (free.condition.name, free.condition.used_by, free.condition.version) == ("b", "", __version__)
+            assert used.key == load_identity(here).public
+            assert gone.condition is None
+            assert "connection refused" in gone.problem
+            cluster.poll()
+        (later,) = ask(net, [first])
+        assert later.condition is not None
+        assert later.condition.used_by == ""
+
+
+def test_doctor_tries_ports_from_both_sides(tmp_path: Path) -> None:
+    with fake_workers([tmp_path / "a", tmp_path / "b"]) as (_, addresses), closing(Net()) as net:
+        found = dict(check_workers(net, [*addresses, NOBODY]))
+        for address in addresses:
+            assert [one.subject for one in found[address] if one.advice and one.subject != "disk"] == []
+            reached = [one.found for one in found[address] if "can be reached from here" in one.found]
+            assert len(reached) == 2
+        assert [(one.subject, bool(one.advice)) for one in found[NOBODY]] == [("answer", True)]
+        blocked = {addresses[0]: (NOBODY, addresses[1], "nonsense")}
+        (one,) = ask(net, [addresses[0]], blocked)
+        assert one.condition is not None
+        assert one.condition.unreached == (NOBODY, "nonsense")
+
+
+def test_doctor_looks_at_this_machine(tmp_path: Path) -> None:
+    found = list(check_machine(Door(tmp_path / "keys"), tmp_path / "not" / "there", 1))
+    assert [one.subject for one in found[:3]] == ["key", "disk", "memory"]
+    assert "nobody yet" in found[0].found
+
+
+def test_ps_and_doctor_as_commands(tmp_path: Path) -> None:
+    with fake_workers([tmp_path / "a"]) as (_, (address,)):
+        listed = tpi("ps", "--workers", address, cache=tmp_path)
+        assert listed.returncode == 0
+        assert f"a  {address}  free" in listed.stdout
+        looked = tpi("doctor", "--workers", f"{address},{NOBODY}", cache=tmp_path)
+        assert looked.returncode == 1
+        assert f"! answer   no worker answers at {NOBODY}" in looked.stdout
+    nobody = tpi("ps", cache=tmp_path, TPI_CONFIG=str(tmp_path / "keys"))
+    assert "no workers" in nobody.stderr
+
+
+def test_paired_workers_are_found_by_what_they_announce_and_strangers_are_not(tmp_path: Path) -> None:
+    here, there, stranger = tmp_path / "here", tmp_path / "there", tmp_path / "stranger"
+    pair_folders(here, there)
+    ours = Announcer("laptop", load_identity(here).public, "127.0.0.1", 9990)
+    theirs = Announcer("stranger", load_identity(stranger).public, "127.0.0.1", 9991)
+    try:
+        found = find_workers(Door(there), seconds=20, interfaces=["127.0.0.1"])
+    finally:
+        ours.close()
+        theirs.close()
+    assert [(one.name, one.key, one.addresses) for one in found] == [
+        ("laptop", load_identity(here).public, ["127.0.0.1:9990"])
+    ]
+
+
+def test_who_is_paired_with_nobody_asks_nobody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "zeroconf", None)  # importing it would fail
+    said: list[str] = []
+    assert workers_at_home(Door(tmp_path), said.append) == []
+    assert said == []

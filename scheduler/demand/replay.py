@@ -1,0 +1,150 @@
+"""What each policy makes of a recorded run: hits, and bytes per token, beside what Belady's would have reached.
+
+A model's routing decides which policy suits it, so the policy is chosen by replaying its own.
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import groupby
+
+import numpy as np
+
+from scheduler.demand.belady import Belady
+from scheduler.demand.policies import Key, Policy, PolicyChoice, Units
+from scheduler.demand.table import Table
+from tpi.errors import PlanError
+
+_HALF_LIVES = (16.0, 64.0, 256.0)  # steps
+_WEIGHTS = (1.0, 8.0)  # lambda
+_PINNED_SHARES = (0.5, 0.9)  # of the slots
+
+
+@dataclass(frozen=True)
+class Recording:
+    """The units that a run used, and the block of each unit that there is.
+
+    Attributes:
+        blocks: `[units]`.
+        steps: of every step the uses in order, each of units of one block.
+    """
+
+    blocks: Units
+    steps: tuple[tuple[Units, ...], ...]
+
+    @cached_property
+    def uses(self) -> list[Units]:
+        """Of all steps, in order."""
+        return [use for step in self.steps for use in step]
+
+    @cached_property
+    def counts(self) -> Units:
+        """`[units]`: how often each was used."""
+        return np.bincount(np.concatenate([*self.uses, np.empty(0, np.int64)]), minlength=len(self.blocks))
+
+    @property
+    def units_per_step(self) -> float:
+        """How many units a step uses, on average."""
+        return float(self.counts.sum()) / max(1, len(self.steps))
+
+    @property
+    def largest_use(self) -> int:
+        """The most units that are used at once."""
+        return max(map(len, self.uses), default=0)
+
+
+@dataclass(frozen=True)
+class Replayed:
+    """What a policy makes of a recording."""
+
+    name: str
+    hits: int
+    uses: int
+    steps: int
+    unit_bytes: int
+
+    @property
+    def hit_rate(self) -> float:
+        """Share of the uses that need no read; 0 to 1."""
+        return self.hits / max(1, self.uses)
+
+    @property
+    def bytes_per_step(self) -> float:
+        """Bytes that a step, one token of a decode, reads."""
+        return (self.uses - self.hits) * self.unit_bytes / max(1, self.steps)
+
+
+def record(keys: Sequence[Key], steps: Iterable[Sequence[Key]]) -> Recording:
+    """A recording of runs over the units `keys`: for each step the wanted ones, in order.
+
+    Neighbours of one block are one use, and a unit counts once in it.
+    """
+    numbers = {key: number for number, key in enumerate(keys)}
+
+    def uses(step: Sequence[Key]) -> Iterator[Units]:
+        for _, group in groupby(step, key=lambda key: key[0]):
+            yield np.array([numbers[key] for key in dict.fromkeys(group)], np.int64)
+
+    return Recording(np.array([block for block, _ in keys], np.int64), tuple(tuple(uses(step)) for step in steps))
+
+
+def replay(recording: Recording, policy: Policy, slots: int, unit_bytes: int = 1, name: str = "") -> Replayed:
+    """What `policy` makes of a recording with room for `slots` units, of `unit_bytes` each, empty at first.
+
+    Raises:
+        PlanError: if that is less than one use needs at once.
+    """
+    if recording.largest_use > slots:
+        raise PlanError(f"{recording.largest_use} units are used at once, and there is room for {slots}; give it more")
+    table, lacked = Table(len(recording.blocks), slots), 0
+    for step in recording.steps:
+        policy.begin()
+        for units in step:
+            lacked += len(table.admit(units, policy))
+            policy.use(units)
+            table.unpin(units)
+    uses = int(recording.counts.sum())
+    return Replayed(name, uses - lacked, uses, len(recording.steps), unit_bytes)
+
+
+def bound(recording: Recording, slots: int, unit_bytes: int = 1) -> Replayed:
+    """What no policy exceeds. Errors as `replay`."""
+    return replay(recording, Belady(len(recording.blocks), recording.uses), slots, unit_bytes, "Belady")
+
+
+def candidates(recording: Recording, slots: int) -> list[PolicyChoice]:
+    """The policies that are tried on a recording; what is pinned is what it uses most."""
+    often = np.argsort(-recording.counts, kind="stable")
+    pinned = [tuple(often[: int(share * slots)].tolist()) for share in _PINNED_SHARES]
+    return [
+        PolicyChoice("lru"),
+        PolicyChoice("lfu"),
+        *(PolicyChoice("aged", half_life) for half_life in _HALF_LIVES),
+        *(PolicyChoice("pins", pinned=units) for units in pinned),
+        *(PolicyChoice("importance", half_life, weight) for half_life in _HALF_LIVES for weight in _WEIGHTS),
+    ]
+
+
+def compare(recording: Recording, slots: int, unit_bytes: int = 1) -> list[tuple[PolicyChoice, Replayed]]:
+    """Every candidate with what it makes of the recording, the best first. Errors as `replay`."""
+    tried = [
+        (choice, replay(recording, choice.open(recording.blocks), slots, unit_bytes, choice.name))
+        for choice in candidates(recording, slots)
+    ]
+    return sorted(tried, key=lambda pair: -pair[1].hits)
+
+
+def choose(recording: Recording, slots: int) -> PolicyChoice:
+    """The policy that suits a model whose routing was recorded, judged on steps that it has not seen.
+
+    Pins are chosen from the first half and every policy is judged on the second, for which the first warms it up.
+    Errors as `replay`.
+    """
+    half = len(recording.steps) // 2
+    seen = Recording(recording.blocks, recording.steps[:half])
+
+    def later_hits(choice: PolicyChoice) -> int:
+        both = replay(recording, choice.open(recording.blocks), slots).hits
+        return both - replay(seen, choice.open(seen.blocks), slots).hits
+
+    return max(candidates(seen, slots), key=later_hits)

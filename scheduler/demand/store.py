@@ -1,0 +1,233 @@
+"""The slots of a demand cache and the loads into them, under one lock: what is pinned, waited for and served."""
+
+import threading
+import time
+from collections.abc import Callable
+
+import numpy as np
+
+from scheduler.demand.ahead import Gaps
+from scheduler.demand.loads import Load, Waiting
+from scheduler.demand.policies import Policy, Units
+from scheduler.demand.sources import Source
+from scheduler.demand.stats import DemandStats
+from scheduler.demand.table import Table
+from scheduler.demand.workers import Workers
+from scheduler.window.stats import ReadClock
+from tpi.devices.pages import Bytes
+from tpi.errors import TpiError
+from tpi.trace import OFF, NoTrace
+
+Verify = Callable[[int, Bytes], None]
+_LOOK_AGAIN = 1.0  # seconds after which a hold that waits asks whether its load will come at all
+
+
+class Store:
+    """Arguments as `scheduler.demand.cache.DemandCache`."""
+
+    def __init__(
+        self,
+        source: Source,
+        memory: Bytes,
+        policy: Policy,
+        workers: Workers,
+        verify: Verify | None = None,
+        reads: ReadClock | None = None,
+        trace: NoTrace = OFF,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        size = source.slot_bytes
+        self.source, self.policy, self._workers, self._trace = source, policy, workers, trace
+        self._slots = [memory[at : at + size] for at in range(0, memory.size - size + 1, size)] if size else []
+        self.table = Table(len(source.keys), len(self._slots))
+        self.stats = DemandStats()
+        self.lock = threading.Lock()
+        self._done = threading.Condition(self.lock)
+        self._waiting = Waiting(source.joins, source.nbytes)
+        self._loads: dict[int, Load] = {}  # begun or demanded, and not successful so far; each has a slot
+        self._unused = np.zeros(len(self._slots), np.bool_)  # slots that were filled ahead, and not used since
+        self._announced: dict[int, Units] = {}  # by block
+        self._demanded = self._ahead_bytes = 0  # loads that somebody waits for; bytes that are being read ahead
+        self._gaps, self._reads = Gaps(clock), reads or ReadClock()
+        self._verify, self._unverified = verify, np.full(len(source.keys), verify is not None)
+        self._closed = False
+        workers.start(self._serve)
+
+    def pin(self, units: Units, at_least: int) -> int:
+        """Pin as many of `units` as there is room for, and have them loaded; returns how many: none if below so many.
+
+        Raises:
+            TpiError: if the cache is closed.
+        """
+        with self.lock:
+            self._require_open()
+            count = self.table.fitting(units)
+            if count < at_least:
+                return 0
+            if count:
+                self._admit(units[:count])
+            return count
+
+    def wait(self, unit: int) -> Bytes:
+        """The bytes of a pinned unit when it is there; raises what its load failed with."""
+        began = 0.0
+        with self.lock:
+            while (load := self._loads.get(unit)) is not None:
+                began = began or time.perf_counter()
+                if load.error is not None:
+                    raise load.error
+                self._require_open()
+                self._done.wait(_LOOK_AGAIN)
+            if began:
+                ended = time.perf_counter()
+                self.stats.stall_seconds += ended - began
+                self._trace.add("stall", self._name(unit), int(began * 1e9), int(ended * 1e9))
+            return self.source.view(unit, self._slots[self.table.slot_of[unit]])
+
+    def unpin(self, units: Units) -> None:
+        """One hold of each is over."""
+        with self.lock:
+            self.table.unpin(units)
+            for unit in units.tolist():
+                load = self._loads.get(unit)
+                if load is not None and load.error is not None:
+                    self._drop_failed(unit)
+
+    def announce(self, block: int, units: Units) -> None:
+        """The next hold of `block` is said to want these."""
+        with self.lock:
+            if self._closed:
+                return
+            self.policy.expect(units)
+            self._mark(block, units)
+            self._waiting.announce(self.table.lacking(units).tolist())
+            self._workers.kick(self._waiting.ahead)
+
+    def close(self) -> None:
+        """Begin no more loads; return when those under way are over. Idempotent."""
+        with self.lock:
+            self._closed = True
+            self._done.notify_all()
+        self._workers.close()
+
+    # under the lock
+
+    def _require_open(self) -> None:
+        if self._closed or self._workers.lost:
+            raise TpiError("the cache of weights is closed; nothing can be held any more")
+
+    def _name(self, unit: int) -> str:
+        block, own = self.source.keys[unit]
+        return f"block {block}, unit {own}"
+
+    def _mark(self, block: int, units: Units) -> None:
+        """`units` of a block are wanted soon, and what was said of it before is over."""
+        self.table.announced[self._announced.pop(block, units)] = False
+        self.table.announced[units] = True
+        self._announced[block] = units
+
+    def _admit(self, units: Units) -> None:
+        self._mark(self.source.keys[units[0]][0], units[:0])
+        pending = [unit for unit in units.tolist() if unit in self._loads]
+        lacking = self.table.admit(units, self.policy)
+        self.policy.use(units)
+        wasted = int(np.count_nonzero(self._unused[self.table.slot_of[lacking]]))
+        self.stats.ahead_wasted += wasted
+        self.stats.ahead_used += int(np.count_nonzero(self._unused[self.table.slot_of[units]])) - wasted
+        self._unused[self.table.slot_of[units]] = False
+        self.stats.misses += len(lacking) + len(pending)
+        self.stats.hits += len(units) - len(lacking) - len(pending)
+        self._demand([*lacking.tolist(), *(unit for unit in pending if self._loads[unit].error is not None)])
+
+    def _demand(self, units: list[int]) -> None:
+        """Have units that have slots loaded, before all else."""
+        self._gaps.asked(bool(units))
+        self._begin(units, ahead=False)
+        self._demanded += len(units)
+        self._waiting.demand(units)
+        self._workers.kick(len(units))
+
+    def _begin(self, units: list[int], ahead: bool) -> None:
+        for unit in units:
+            self._loads[unit] = Load(unit, ahead)
+        self.table.loading[self.table.slot_of[units]] = True
+
+    def _drop_failed(self, unit: int) -> None:
+        """Forget what failed when nobody holds it, so that the next hold begins anew."""
+        if not self.table.pins[self.table.slot_of[unit]]:
+            self._unused[self.table.slot_of[unit]] = False
+            self.table.drop(unit)
+            del self._loads[unit]
+
+    # the workers' side
+
+    def _serve(self) -> None:
+        """Load what is most urgent."""
+        with self.lock:
+            units = [] if self._closed else self._waiting.next_demanded() or self._next_ahead()
+            slots = [self._slots[self.table.slot_of[unit]] for unit in units]
+        if not units:
+            return
+        began, moved, error = time.perf_counter(), 0, None
+        self._reads.fly()
+        try:
+            moved = self._fill(units, slots)
+        except Exception as failure:  # noqa: BLE001 - whatever it is, it surfaces where the unit is awaited
+            error = failure
+        self._reads.land()
+        with self.lock:
+            self._trace.add("load", self._name(units[0]), int(began * 1e9), int(time.perf_counter() * 1e9))
+            self.stats.read_bytes += moved
+            for unit in units:
+                self._finish(unit, error)
+            self._done.notify_all()
+
+    def _fill(self, units: list[int], slots: list[Bytes]) -> int:
+        moved = self.source.fill(units, slots)
+        for unit, slot in zip(units, slots, strict=True):
+            if self._verify is not None and self._unverified[unit]:
+                try:
+                    self._verify(unit, self.source.view(unit, slot))
+                except Exception:  # noqa: BLE001 - it may be the reading that failed: read it once more
+                    moved += self.source.fill([unit], [slot])
+                    self._verify(unit, self.source.view(unit, slot))
+                self._unverified[unit] = False
+        return moved
+
+    def _next_ahead(self) -> list[int]:
+        """A unit to read ahead, in its slot, if there is time for it and a slot that nobody uses."""
+        unit = self._waiting.next_ahead(lambda unit: self.table.slot_of[unit] >= 0)
+        if unit is None:
+            return []
+        speed = self.stats.read_bytes / (self._reads.seconds or 1.0)
+        slots = self.table.slots_for(1, self.policy)
+        room = self._gaps.room(speed, self._ahead_bytes)
+        if room < self.source.nbytes(unit) or not len(slots) or self._holds_announced(int(slots[0])):
+            self._waiting.forget_ahead()
+            return []
+        self.stats.ahead_wasted += int(self._unused[slots[0]])
+        self.table.place(np.array([unit]), slots)
+        self._begin([unit], ahead=True)
+        self._unused[slots] = True
+        self.stats.ahead += 1
+        self._ahead_bytes += self.source.nbytes(unit)
+        return [unit]
+
+    def _holds_announced(self, slot: int) -> bool:
+        unit = self.table.unit_of[slot]
+        return bool(unit >= 0 and self.table.announced[unit])
+
+    def _finish(self, unit: int, error: Exception | None) -> None:
+        load = self._loads[unit]
+        self.table.loading[self.table.slot_of[unit]] = False
+        if load.ahead:
+            self._ahead_bytes -= self.source.nbytes(unit)
+        else:
+            self._demanded -= 1
+            if not self._demanded:
+                self._gaps.loaded()
+        if error is None:
+            del self._loads[unit]
+        else:
+            load.error = error
+            self._drop_failed(unit)

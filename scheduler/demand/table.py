@@ -1,0 +1,89 @@
+"""Which unit lies in which slot, who is held and who goes: numbers only, no threads and no memory."""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from scheduler.demand.policies import Policy, Units
+
+_WANTED_SOON = 2.0**100  # is added to the worth of what was announced and has not been used
+
+
+class Table:
+    """The index of a cache of equal slots."""
+
+    def __init__(self, units: int, slots: int) -> None:
+        self.slot_of = np.full(units, -1)
+        self.unit_of = np.full(slots, -1)
+        self.pins = np.zeros(slots, np.int64)  # holds of each slot
+        self.loading = np.zeros(slots, np.bool_)
+        self.announced = np.zeros(units, np.bool_)
+
+    def __len__(self) -> int:
+        return len(self.unit_of)
+
+    def lacking(self, units: Units) -> Units:
+        """Those of `units` that have no slot, each once, in their order."""
+        lacking: Units = units[self.slot_of[units] < 0]
+        return lacking
+
+    def fitting(self, units: Units) -> int:
+        """How many of `units`, from the first on, can be pinned beside what is pinned now."""
+        room = int(np.count_nonzero((self.pins == 0) & ~self.loading))
+        for count, slot in enumerate(self.slot_of[units].tolist()):
+            room -= slot < 0 or not (self.pins[slot] or self.loading[slot])
+            if room < 0:
+                return count
+        return len(units)
+
+    def pin(self, units: Units) -> None:
+        """One more hold of each; they have slots."""
+        self.pins[self.slot_of[units]] += 1
+
+    def unpin(self, units: Units) -> None:
+        """One hold less of each."""
+        self.pins[self.slot_of[units]] -= 1
+
+    def admit(self, units: Units, policy: Policy) -> Units:
+        """Pin `units`, which fit; slots are found for those that lack one, which are returned."""
+        lacking = self.lacking(units)
+        present = units[self.slot_of[units] >= 0]
+        self.pin(present)
+        self.place(lacking, self.slots_for(len(lacking), policy))
+        self.pin(lacking)
+        return lacking
+
+    def slots_for(self, count: int, policy: Policy) -> Units:
+        """So many slots that nobody uses: free ones, then those of what is worth least; fewer if there are not."""
+        free = np.flatnonzero(self.unit_of < 0)[:count]
+        count -= len(free)
+        if not count:
+            return free
+        used = np.flatnonzero((self.pins == 0) & ~self.loading & (self.unit_of >= 0))
+        units = self.unit_of[used]
+        worth = policy.worth(units) + _WANTED_SOON * self.announced[units]
+        least = np.argsort(worth, kind="stable")[:count]
+        return np.concatenate([free, used[least]])
+
+    def place(self, units: Units, slots: Units) -> None:
+        """`units` have these slots from now on; what was there is gone."""
+        gone = self.unit_of[slots]
+        self.slot_of[gone[gone >= 0]] = -1
+        self.unit_of[slots] = units
+        self.slot_of[units] = slots
+
+    def drop(self, unit: int) -> None:
+        """The slot of a unit is free."""
+        slot = int(self.slot_of[unit])
+        self.slot_of[unit], self.unit_of[slot], self.loading[slot] = -1, -1, False
+
+    def faults(self) -> Sequence[str]:
+        """What of the index contradicts itself; for tests."""
+        slots = np.flatnonzero(self.unit_of >= 0)
+        units = np.flatnonzero(self.slot_of >= 0)
+        wrong = []
+        if len(slots) != len(units) or (self.slot_of[self.unit_of[slots]] != slots).any():
+            wrong.append("a unit is in two slots, or a slot has two units")
+        if (self.pins < 0).any() or self.pins[self.unit_of < 0].any():
+            wrong.append("an empty slot is held")
+        return wrong

@@ -1,0 +1,61 @@
+"""Units on disks that fail, tear and end in any order, and what the cache should make of them."""
+
+import errno
+import threading
+from pathlib import Path
+from random import Random
+
+import numpy as np
+
+from scheduler.demand.policies import Key
+from scheduler.storage.disk import MemoryDisk
+from scheduler.storage.extent import Extent
+from tpi.devices.pages import PAGE, Bytes
+
+
+def content(key: Key, size: int) -> bytes:
+    """Bytes that tell units and positions apart."""
+    return ((np.arange(size) * 7 + key[0] * 31 + key[1] * 113) % 251).astype(np.uint8).tobytes()
+
+
+def files_of(blocks: int, units: int, size: int) -> tuple[dict[Path, bytes], dict[Key, Extent]]:
+    """A file for each block, its units back to back after some header."""
+    head = 100
+    files = {
+        Path(f"block{block}.shard"): bytes(head) + b"".join(content((block, unit), size) for unit in range(units))
+        for block in range(blocks)
+    }
+    extents = {
+        (block, unit): Extent(Path(f"block{block}.shard"), head + unit * size, size)
+        for block in range(blocks)
+        for unit in range(units)
+    }
+    return files, extents
+
+
+class ShuffledDisk(MemoryDisk):
+    """Reads that tear, fail on request, and end in an order that a seed draws, one at a time."""
+
+    def __init__(self, files: dict[Path, bytes], threads: int, seed: int = 0) -> None:
+        super().__init__(files, PAGE, threads)
+        self.faults = self.reads = 0
+        self._random = Random(seed)
+        self._turn = threading.Condition()
+        self._under_way: list[int] = []
+
+    def read(self, path: Path, offset: int, into: Bytes) -> int:
+        """See `Disk.read`."""
+        into[: into.size // 2] = 255  # what a torn read leaves behind
+        with self._turn:
+            self.reads += 1
+            mine = self.reads
+            if self.faults:
+                self.faults -= 1
+                raise OSError(errno.EIO, "Input/output error")
+            self._under_way.append(mine)
+            self._random.shuffle(self._under_way)
+            self._turn.wait_for(lambda: self._under_way[0] == mine)
+            got = super().read(path, offset, into)
+            self._under_way.remove(mine)
+            self._turn.notify_all()
+            return got

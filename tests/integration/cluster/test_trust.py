@@ -1,7 +1,7 @@
 """A worker checks what its master asks for: a plan or a step beyond its limits is refused by name, and it serves on."""
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -17,27 +17,21 @@ from master.deployment.assignments import assignments
 from master.deployment.planner import deal_shards, units_of
 from master.deployment.weights import PackSource
 from master.workers.cluster import Cluster
+from tests.support.altered import OPTIONS, PEERS, Where, changed, leaves, put
 from tests.support.cluster_helpers import real_worker
 from tests.support.models import MODELS
 from tpi.errors import MessageError, NodeError, PlanError
 from tpi.net.codec import decode, encode
-from tpi.net.messages import Assign, NodeOptions, PeerAddress, Profile, Step, StepEntry
+from tpi.net.messages import Assign, NodeOptions, Profile, Step, StepEntry
 from tpi.pack.reader import Pack
 from worker.node.pages import PageTables
 from worker.plan.checks import check_assign, check_step
 from worker.profile import limited
 
-OPTIONS = NodeOptions(context=64, pages=4, kv_dtype="f32", prefill_tokens=16, scheduler="window")
-PEERS = (
-    PeerAddress(0, "master", ""),
-    PeerAddress(1, "a", "tcp://127.0.0.1:9"),
-    PeerAddress(2, "b", "tcp://127.0.0.1:9"),
-)
 LENT = 64 << 20
 
-Path_ = tuple[str | int, ...]
 HUGE = 2**31 - 1
-OUT_OF_RANGE: list[tuple[Path_, Any]] = [
+OUT_OF_RANGE: list[tuple[Where, Any]] = [
     *[(("config", name), value) for name in ("hidden", "layers", "heads", "kv_heads", "head_dim", "intermediate")
       for value in (0, -1, 7, 2**62)],
     *[(("config", name), value) for name in ("vocab", "context") for value in (0, -5, 2**62)],
@@ -64,16 +58,6 @@ OUT_OF_RANGE: list[tuple[Path_, Any]] = [
 ]  # fmt: skip
 
 
-def changed(value: Any, path: Path_, new: Any) -> Any:
-    """`value` with what is at `path` in place of it."""
-    if not path:
-        return new
-    key, rest = path[0], path[1:]
-    if isinstance(key, int):
-        return (*value[:key], changed(value[key], rest, new), *value[key + 1 :])
-    return replace(value, **{key: changed(getattr(value, key), rest, new)})
-
-
 @pytest.fixture(scope="module")
 def good(tiny_pack: Callable[..., Pack]) -> Assign:
     pack = tiny_pack("llama")
@@ -98,22 +82,9 @@ def test_layers_may_have_any_number_of_blocks(good: Assign, blocks: tuple[tuple[
 
 
 @pytest.mark.parametrize(("path", "value"), OUT_OF_RANGE, ids=lambda part: str(part)[:40])
-def test_a_plan_with_one_field_out_of_range_is_refused(good: Assign, path: Path_, value: Any) -> None:
+def test_a_plan_with_one_field_out_of_range_is_refused(good: Assign, path: Where, value: Any) -> None:
     with pytest.raises((PlanError, MessageError)):
         check_assign(decode([bytes(frame) for frame in encode(changed(good, path, value))]))
-
-
-def leaves(value: Any, path: tuple[int, ...] = ()) -> Iterator[tuple[int, ...]]:
-    """Where in the header of a message anything stands that is not an array."""
-    if isinstance(value, list):
-        for index, item in enumerate(value):
-            yield from leaves(item, (*path, index))
-    else:
-        yield path
-
-
-def put(value: Any, path: tuple[int, ...], new: Any) -> Any:
-    return [*value[: path[0]], put(value[path[0]], path[1:], new), *value[path[0] + 1 :]] if path else new
 
 
 @given(st.data())

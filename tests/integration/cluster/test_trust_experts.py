@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from master.deployment.assignments import assignments
 from master.deployment.planner import deal_shards, units_of
-from tests.integration.cluster.test_trust import OPTIONS, PEERS, changed, leaves, put
+from tests.support.altered import OPTIONS, PEERS, changed, leaves, put
 from tpi.errors import MessageError, PlanError
 from tpi.net.codec import decode, encode
 from tpi.net.messages import Assign

@@ -70,6 +70,7 @@ BENCHMARKS = {
     ),
     "two_nodes": Benchmark("benchmarks.speed.two_nodes:bench", RUNTIME, 8, quick=False),
     "startup": Benchmark("benchmarks.speed.startup:bench", RUNTIME, 2),
+    "serving": Benchmark("benchmarks.serving.streams:bench", (*RUNTIME, "benchmarks/serving"), 6),
     "idle": Benchmark("benchmarks.speed.idle:bench", RUNTIME, 17),
     "allreduce": Benchmark(
         "benchmarks.support.adapters:allreduce",

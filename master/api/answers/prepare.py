@@ -17,7 +17,8 @@ from master.text.tokenizer import Message, Tokenizer, texts_of
 from tpi.errors import ModelError
 
 _SURELY_FEWER = 64  # bytes of a token; longer ones are runs of one character
-_PROBE = 12  # characters a token: of a text so long, the beginning is looked at first
+_PROBE = 4  # characters a token: a text that is longer is encoded piece by piece first, until it is too long
+_PIECE = 2
 _TAIL = 8  # tokens in which the opening of a thought is looked for
 
 
@@ -132,11 +133,16 @@ class Preparer:
 
     def _refuse_long(self, texts: Sequence[str], field: str) -> None:
         """Refuse at once what is far over the context, without encoding all of it."""
-        total, probe = sum(map(len, texts)), _PROBE * self._context
+        total, size = sum(map(len, texts)), _PIECE * self._context
         if total > _SURELY_FEWER * self._context:
             raise self._too_long(f"{total} characters", field)
-        if total > probe and len(self._tokenizer.encode("".join(texts)[:probe], special=False)) > self._context:
-            raise self._too_long(f"{total} characters", field)
+        if total <= _PROBE * self._context:
+            return
+        text, tokens = "".join(texts), 0
+        for first in range(0, total, size):
+            tokens += len(self._tokenizer.encode(text[first : first + size], special=False))
+            if tokens > self._context + total // size:  # a cut makes a token of two
+                raise self._too_long(f"{total} characters", field)
 
     def _too_long(self, size: str, field: str) -> RequestError:
         said = f"the prompt has {size}, over the context of {self._context} tokens; shorten it"

@@ -103,9 +103,9 @@ def test_a_huge_prompt_is_not_read_to_its_end(
 
     monkeypatch.setattr(tokenizer, "encode", encode)
     assert http.post(CHAT, json=said("ab " * 5000)).status_code == 400
-    assert sum(read) <= 12 * served.service.context
+    assert sum(read) <= 6 * served.service.context
     assert http.post(CHAT, json=said("ab " * 50000)).status_code == 400
-    assert sum(read) <= 12 * served.service.context
+    assert sum(read) <= 6 * served.service.context
 
 
 @pytest.mark.parametrize(

@@ -52,6 +52,46 @@ def test_repeat_penalty_lowers_seen_tokens_whatever_their_sign() -> None:
     assert logits[0] == 2.0  # not changed in place
 
 
+def test_penalties_count_the_answer_and_not_the_prompt() -> None:
+    logits = np.array([2.0, 1.5, 1.2], np.float32)
+    once = Sampler(Sampling(temperature=0, presence_penalty=1.0))
+    often = Sampler(Sampling(temperature=0, frequency_penalty=0.3))
+    assert once.sample(logits, [0, 0], prompt=2) == 0
+    assert once.sample(logits, [0, 0, 0], prompt=2) == 1
+    assert [often.sample(logits, [5, *[0] * count], prompt=1) for count in range(4)] == [0, 0, 1, 1]
+    assert logits.tolist() == [2.0, 1.5, np.float32(1.2)]  # not changed in place
+
+
+def test_a_bias_is_added_and_logprobs_are_the_models_own() -> None:
+    sampler = Sampler(Sampling(temperature=0, bias={3: 100.0}))
+    token, said = sampler.draw(LOGITS, [], 0, 2)
+    assert token == 3
+    assert said is not None
+    assert said.drawn == pytest.approx(np.log(0.0625), abs=1e-6)
+    assert [best for best, _ in said.best] == [0, 1]
+    assert [value for _, value in said.best] == pytest.approx(np.log([0.5, 0.25]), abs=1e-6)
+    assert sampler.draw(LOGITS, [], 0, 0)[1].best == ()  # type: ignore[union-attr]
+    assert sampler.draw(LOGITS, [], 0, None)[1] is None
+
+
+def test_a_constraint_decides_what_may_come_and_hears_what_came() -> None:
+    class Odd:
+        def __init__(self) -> None:
+            self.came: list[int] = []
+
+        def allow(self, logits: np.ndarray) -> np.ndarray:
+            return np.where(np.arange(logits.size) % 2 == 1, logits, np.float32(-np.inf))
+
+        def accept(self, token: int) -> None:
+            self.came.append(token)
+
+    odd = Odd()
+    sampler = Sampler(Sampling(temperature=1, top_k=0, top_p=1, min_p=0, seed=1), odd)
+    drawn = [sampler.sample(LOGITS) for _ in range(50)]
+    assert set(drawn) == {1, 3}
+    assert odd.came == drawn
+
+
 @pytest.mark.parametrize("bad", [{"temperature": -1}, {"top_p": 0}, {"min_p": 2}, {"repeat_penalty": 0}, {"top_k": -1}])
 def test_out_of_range_is_refused(bad: dict[str, float]) -> None:
     with pytest.raises(UsageError):

@@ -1,0 +1,1 @@
+"""Many at once: `tpi serve` under load."""

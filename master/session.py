@@ -110,12 +110,12 @@ class Session:
             return []
 
     def _open(self, stack: ExitStack) -> None:
-        net = Net(self._tap, Door(locked=self.placement.keys))
-        self.placement = placement = self._with_workers(net.door)
+        door = Door(locked=self.placement.keys)
+        self.placement = placement = self._with_workers(door)
         located = locate(placement.model, placement.cache)
         shares = parse_split(placement.split, 1 + (placement.local or len(placement.workers)))
         refuse_too_many(located, placement.dtype, placement.cache, shares)
-        self._cluster = stack.enter_context(Cluster.connect(self._addresses(stack), net))
+        self._cluster = stack.enter_context(Cluster.connect(self._addresses(stack), Net(self._tap, door)))
         dtype = choose_dtype(placement.dtype, located, self._memories(), shares)
         self.pack = open_located(located, dtype, placement.cache, room=self._make_room)
         self.tokenizer = Tokenizer.load(self.pack)
@@ -127,7 +127,7 @@ class Session:
         stack.callback(self._close_deployment)
         workers = [worker.address for worker in self._cluster.workers]
         limits = (placement.patience, placement.rebalance)
-        lookout = Lookout(lambda: find_workers(net.door), self._cluster.seek)
+        lookout = Lookout(lambda: find_workers(door), self._cluster.seek)
         stack.callback(lookout.close)
         self._membership = Membership(self._cluster, Shares.of(shares, workers), self.deploy, warn, *limits, lookout)
         self.deploy(shares)

@@ -7,7 +7,7 @@ from threading import Event
 
 from master.generation.request import Sampled
 from master.generation.sampler import Sampler
-from master.generation.thread import Asked, EngineThread, Ticket
+from master.generation.thread import EngineAsk, EngineThread, Ticket
 from master.options import RunOptions
 from master.session import Session
 from tests.support.house import GREEDY, at_random, house, speak, until
@@ -51,7 +51,7 @@ def test_eight_streams_lose_no_token_when_workers_are_killed(
                     streams = [Stream() for _ in PROMPTS]
                     with at_random(seed, 0.4, lambda drawn, victim=victim: victim.signal(signal.SIGKILL)):  # type: ignore[misc]
                         for prompt, stream in zip(PROMPTS, streams, strict=True):
-                            engine.submit(Ticket(Asked(prompt, Sampler(GREEDY), LENGTH), stream))
+                            engine.submit(Ticket(EngineAsk(prompt, Sampler(GREEDY), LENGTH), stream))
                         assert all(stream.over.wait(60) for stream in streams)
                     assert [stream.error for stream in streams] == [None] * STREAMS
                     assert [stream.tokens for stream in streams] == wanted, f"seed {seed}"

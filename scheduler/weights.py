@@ -5,7 +5,7 @@ as soon as the next is asked for. Whether a segment stays, streams or lies on an
 Where a step is computed may depend on how long it is: a node has one *arrangement* of its blocks, or two.
 """
 
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from types import TracebackType
 from typing import Generic, Protocol, TypeVar
@@ -14,6 +14,7 @@ from scheduler.window.window import Window
 from tpi.devices.pages import Bytes
 
 S = TypeVar("S")
+S_co = TypeVar("S_co", covariant=True)
 Hold = AbstractContextManager[Bytes]
 Held = Sequence[Sequence[tuple[S, Hold]]]
 """The segments of every block in order of use, each with its hold."""
@@ -24,12 +25,40 @@ Wanted = Sequence[int] | None
 class Arrangement(Generic[S]):
     """The segments `S` of every block, in order of use."""
 
-    def __init__(self, blocks: Held[S], kept: Sequence[Bytes] | None) -> None:
-        """`kept` are the bytes of every block, where each is one segment that stays in the host's memory; else None."""
+    def __init__(
+        self, blocks: Held[S], kept: Sequence[Bytes] | None, demanded: "Mapping[int, Demanded[S]] | None" = None
+    ) -> None:
+        """`kept` are the bytes of every block, where each is one segment that stays in the host's memory; else None.
+
+        The blocks of `demanded` are fetched as they are wanted; in `blocks` they have what they always need.
+        """
         self.blocks = [[segment for segment, _ in block] for block in blocks]
+        self.demanded = demanded or {}
         self.single = all(len(block) == 1 for block in blocks)
-        self.kept = kept if self.single else None
+        self.kept = kept if self.single and not demanded else None
         self.holds = [BlockHold(block) for block in blocks]
+
+
+class SegmentHold(Protocol[S_co]):
+    """Segments that are held at one visit, for a `with`; its length is how many."""
+
+    def __len__(self) -> int: ...
+
+    def __enter__(self) -> Iterator[tuple[S_co, Bytes]]: ...
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, at: TracebackType | None
+    ) -> None: ...
+
+
+class Demanded(Protocol[S_co]):
+    """A block of which only what a step wants is held."""
+
+    def wanting(self, wanted: Wanted) -> SegmentHold[S_co]:
+        """The hold of what it always needs and of these units, each given once."""
+
+    def expect(self, wanted: Wanted) -> None:
+        """These units will be wanted soon."""
 
 
 class StepListener(Protocol):
@@ -79,16 +108,19 @@ class Weights(Generic[S]):
         if self._steps is not None:
             self._steps.abandon()
 
-    def hold(self, block: int, wanted: Wanted = None) -> "BlockHold[S]":
+    def hold(self, block: int, wanted: Wanted = None) -> SegmentHold[S]:
         """The segments of `block` that hold `wanted`, for a `with`; each with its bytes.
 
         Raises:
             WeightsError: while iterating, if one could not be loaded; names the file.
         """
-        return self.now.holds[block]
+        demanded = self.now.demanded.get(block)
+        return self.now.holds[block] if demanded is None else demanded.wanting(wanted)
 
     def expect(self, block: int, wanted: Wanted = None) -> None:
         """A hint that `wanted` of `block` will be held soon. Cyclic weights come in their order anyway."""
+        if (demanded := self.now.demanded.get(block)) is not None:
+            demanded.expect(wanted)
 
 
 class BlockHold(Generic[S]):
@@ -99,6 +131,9 @@ class BlockHold(Generic[S]):
     def __init__(self, parts: Sequence[tuple[S, Hold]]) -> None:
         self.parts = parts
         self._iterator: Generator[tuple[S, Bytes], None, None] | None = None
+
+    def __len__(self) -> int:
+        return len(self.parts)
 
     def __enter__(self) -> Iterator[tuple[S, Bytes]]:
         self._iterator = self._walk()

@@ -16,11 +16,10 @@ import numpy as np
 
 from scheduler.demand.policies import Key, Policy, Units
 from scheduler.demand.replay import Recording
-from scheduler.demand.sources import Source
+from scheduler.demand.sources import UnitTier
 from scheduler.demand.stats import DemandStats
 from scheduler.demand.store import Store, Verify
-from scheduler.demand.walk import Walk
-from scheduler.demand.workers import Workers
+from scheduler.demand.workers import LoadWorkers
 from scheduler.window.stats import ReadClock
 from tpi.devices.base import Device
 from tpi.devices.pages import Bytes
@@ -35,10 +34,10 @@ class DemandCache:
 
     def __init__(
         self,
-        source: Source,
+        source: UnitTier,
         memory: Bytes,
         policy: Policy,
-        workers: Workers,
+        workers: LoadWorkers,
         *,
         device: Device | None = None,
         verify: Verify | None = None,
@@ -126,7 +125,7 @@ class DemandCache:
             return Recording(self._blocks, steps), (self._counted or self._store.stats).copy()
 
     def close(self) -> None:
-        """Load nothing more, and join every thread of its own. Idempotent."""
+        """UnitLoad nothing more, and join every thread of its own. Idempotent."""
         self._store.close()
 
     def _numbers(self, keys: Sequence[Key]) -> Units:
@@ -156,6 +155,42 @@ class DemandCache:
             self._store.unpin(units)
         else:
             self._device.start(lambda: self._store.unpin(units))
+
+
+class Walk(Iterator[Bytes]):
+    """The bytes of units that are held in order, as many ahead as there is room for.
+
+    Each is given back when the next is asked for, and the last ones by `close`.
+    """
+
+    def __init__(
+        self,
+        units: Units,
+        pin: Callable[[Units, int], int],
+        wait: Callable[[int], Bytes],
+        unpin: Callable[[Units], None],
+    ) -> None:
+        """`pin(units, at_least)` pins some of them from the first on; returns how many."""
+        self._units, self._pin, self._wait, self._unpin = units, pin, wait, unpin
+        self._at = -1  # is used now
+        self._pinned = pin(units, 1) if len(units) else 0
+
+    def __next__(self) -> Bytes:
+        """The next unit's, when it is there. Errors as `scheduler.demand.cache.DemandCache.follow`."""
+        if self._at >= 0:
+            self._unpin(self._units[self._at : self._at + 1])
+        self._at = min(self._at + 1, len(self._units))
+        if self._at == len(self._units):
+            raise StopIteration
+        if self._pinned < len(self._units):
+            self._pinned += self._pin(self._units[self._pinned :], int(self._pinned == self._at))
+        return self._wait(int(self._units[self._at]))
+
+    def close(self) -> None:
+        """Give back what is pinned. Idempotent."""
+        rest, self._pinned = self._units[max(self._at, 0) : self._pinned], 0
+        self._at = len(self._units)
+        self._unpin(rest)
 
 
 def _nothing() -> None:

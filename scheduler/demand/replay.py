@@ -10,9 +10,8 @@ from itertools import groupby
 
 import numpy as np
 
-from scheduler.demand.belady import Belady
-from scheduler.demand.policies import Key, Policy, PolicyChoice, Units
-from scheduler.demand.table import Table
+from scheduler.demand.policies import F64, Key, Policy, PolicyChoice, Units
+from scheduler.demand.table import SlotTable
 from tpi.errors import PlanError
 
 _HALF_LIVES = (16.0, 64.0, 256.0)  # steps
@@ -74,6 +73,36 @@ class Replayed:
         return (self.uses - self.hits) * self.unit_bytes / max(1, self.steps)
 
 
+class Belady:
+    """Belady's policy: what is used farthest in the future goes first. Nothing does better on a recorded run.
+
+    Knows the uses of the run, in order, and has to hear of each of them. L. A. Belady, A study of replacement
+    algorithms for a virtual-storage computer, IBM Systems Journal 5(2), 1966.
+    """
+
+    def __init__(self, units: int, uses: Sequence[Units]) -> None:
+        self._next = np.full(units, np.inf)
+        self._after: list[F64] = []  # of each use: when its units are used again
+        for at in range(len(uses) - 1, -1, -1):
+            self._after.append(self._next[uses[at]])
+            self._next[uses[at]] = at
+
+    def begin(self) -> None:
+        """See `scheduler.demand.policies.Policy.begin`."""
+
+    def expect(self, units: Units) -> None:
+        """See `scheduler.demand.policies.Policy.expect`; it knows better."""
+
+    def use(self, units: Units) -> None:
+        """See `scheduler.demand.policies.Policy.use`."""
+        self._next[units] = self._after.pop()
+
+    def worth(self, units: Units) -> F64:
+        """See `scheduler.demand.policies.Policy.worth`."""
+        worth: F64 = -self._next[units]
+        return worth
+
+
 def record(keys: Sequence[Key], steps: Iterable[Sequence[Key]]) -> Recording:
     """A recording of runs over the units `keys`: for each step the wanted ones, in order.
 
@@ -96,7 +125,7 @@ def replay(recording: Recording, policy: Policy, slots: int, unit_bytes: int = 1
     """
     if recording.largest_use > slots:
         raise PlanError(f"{recording.largest_use} units are used at once, and there is room for {slots}; give it more")
-    table, lacked = Table(len(recording.blocks), slots), 0
+    table, lacked = SlotTable(len(recording.blocks), slots), 0
     for step in recording.steps:
         policy.begin()
         for units in step:

@@ -19,7 +19,7 @@ from tpi.devices.pages import PAGE, Bytes, page_buffer, round_up
 ALONE = 256 << 10  # bytes from which on a unit is a read of its own
 
 
-class Source(Protocol):
+class UnitTier(Protocol):
     """Units by their number, in the order of `keys`. Used by several threads."""
 
     @property
@@ -40,7 +40,7 @@ class Source(Protocol):
         """The unit's bytes in its slot."""
 
     def fill(self, units: Sequence[int], slots: Sequence[Bytes]) -> int:
-        """Load units that were joined into their slots; returns the bytes that moved.
+        """UnitLoad units that were joined into their slots; returns the bytes that moved.
 
         Raises:
             WeightsError: or whatever else it failed with.
@@ -61,22 +61,22 @@ class DiskUnits:
         self._threads = local()
 
     def nbytes(self, unit: int) -> int:
-        """See `Source.nbytes`."""
+        """See `UnitTier.nbytes`."""
         return self._extents[unit].nbytes
 
     def joins(self, unit: int, other: int, together: int) -> bool:
-        """See `Source.joins`: small units that follow one another in a file, up to a read's size."""
+        """See `UnitTier.joins`: small units that follow one another in a file, up to a read's size."""
         one, two = self._extents[unit], self._extents[other]
         follows = one.path == two.path and one.offset + one.nbytes == two.offset
         return bool(self.staging_bytes) and follows and together + two.nbytes <= ALONE
 
     def view(self, unit: int, slot: Bytes) -> Bytes:
-        """See `Source.view`."""
+        """See `UnitTier.view`."""
         extent = self._extents[unit]
         return slot[: extent.nbytes] if self.staging_bytes else extent.view(slot)
 
     def fill(self, units: Sequence[int], slots: Sequence[Bytes]) -> int:
-        """See `Source.fill`.
+        """See `UnitTier.fill`.
 
         Raises:
             WeightsError: if the file is missing, short or unreadable, twice; names it.
@@ -121,19 +121,19 @@ class HostUnits:
         self.slot_bytes = round_up(max(sizes, default=0))
 
     def nbytes(self, unit: int) -> int:
-        """See `Source.nbytes`."""
+        """See `UnitTier.nbytes`."""
         return self._sizes[unit]
 
     def joins(self, unit: int, other: int, together: int) -> bool:
-        """See `Source.joins`: a copy each."""
+        """See `UnitTier.joins`: a copy each."""
         return False
 
     def view(self, unit: int, slot: Bytes) -> Bytes:
-        """See `Source.view`."""
+        """See `UnitTier.view`."""
         return slot[: self._sizes[unit]]
 
     def fill(self, units: Sequence[int], slots: Sequence[Bytes]) -> int:
-        """See `Source.fill`.
+        """See `UnitTier.fill`.
 
         Raises:
             DeviceError: or whatever else a copy failed with.

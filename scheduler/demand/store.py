@@ -6,13 +6,12 @@ from collections.abc import Callable
 
 import numpy as np
 
-from scheduler.demand.ahead import Gaps
-from scheduler.demand.loads import Load, Waiting
+from scheduler.demand.loads import Gaps, UnitLoad, Waiting
 from scheduler.demand.policies import Policy, Units
-from scheduler.demand.sources import Source
+from scheduler.demand.sources import UnitTier
 from scheduler.demand.stats import DemandStats
-from scheduler.demand.table import Table
-from scheduler.demand.workers import Workers
+from scheduler.demand.table import SlotTable
+from scheduler.demand.workers import LoadWorkers
 from scheduler.window.stats import ReadClock
 from tpi.devices.pages import Bytes
 from tpi.errors import TpiError
@@ -27,10 +26,10 @@ class Store:
 
     def __init__(
         self,
-        source: Source,
+        source: UnitTier,
         memory: Bytes,
         policy: Policy,
-        workers: Workers,
+        workers: LoadWorkers,
         verify: Verify | None = None,
         reads: ReadClock | None = None,
         trace: NoTrace = OFF,
@@ -39,12 +38,12 @@ class Store:
         size = source.slot_bytes
         self.source, self.policy, self._workers, self._trace = source, policy, workers, trace
         self._slots = [memory[at : at + size] for at in range(0, memory.size - size + 1, size)] if size else []
-        self.table = Table(len(source.keys), len(self._slots))
+        self.table = SlotTable(len(source.keys), len(self._slots))
         self.stats = DemandStats()
         self.lock = threading.Lock()
         self._done = threading.Condition(self.lock)
         self._waiting = Waiting(source.joins, source.nbytes)
-        self._loads: dict[int, Load] = {}  # begun or demanded, and not successful so far; each has a slot
+        self._loads: dict[int, UnitLoad] = {}  # begun or demanded, and not successful so far; each has a slot
         self._unused = np.zeros(len(self._slots), np.bool_)  # slots that were filled ahead, and not used since
         self._announced: dict[int, Units] = {}  # by block
         self._demanded = self._ahead_bytes = 0  # loads that somebody waits for; bytes that are being read ahead
@@ -61,7 +60,9 @@ class Store:
         """
         with self.lock:
             self._require_open()
-            count = self.table.fitting(units)
+            while (count := self.table.fitting(units)) < at_least and self.table.settling:
+                self._done.wait(_LOOK_AGAIN)
+                self._require_open()
             if count < at_least:
                 return 0
             if count:
@@ -149,7 +150,7 @@ class Store:
 
     def _begin(self, units: list[int], ahead: bool) -> None:
         for unit in units:
-            self._loads[unit] = Load(unit, ahead)
+            self._loads[unit] = UnitLoad(unit, ahead)
         self.table.loading[self.table.slot_of[units]] = True
 
     def _drop_failed(self, unit: int) -> None:
@@ -162,7 +163,7 @@ class Store:
     # the workers' side
 
     def _serve(self) -> None:
-        """Load what is most urgent."""
+        """UnitLoad what is most urgent."""
         with self.lock:
             units = [] if self._closed else self._waiting.next_demanded() or self._next_ahead()
             slots = [self._slots[self.table.slot_of[unit]] for unit in units]

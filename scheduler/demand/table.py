@@ -9,7 +9,7 @@ from scheduler.demand.policies import Policy, Units
 _WANTED_SOON = 2.0**100  # is added to the worth of what was announced and has not been used
 
 
-class Table:
+class SlotTable:
     """The index of a cache of equal slots."""
 
     def __init__(self, units: int, slots: int) -> None:
@@ -35,6 +35,11 @@ class Table:
             if room < 0:
                 return count
         return len(units)
+
+    @property
+    def settling(self) -> bool:
+        """Whether there are slots that nobody holds, and that can be had when they are loaded."""
+        return bool((self.loading & (self.pins == 0)).any())
 
     def pin(self, units: Units) -> None:
         """One more hold of each; they have slots."""

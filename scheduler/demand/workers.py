@@ -11,7 +11,7 @@ Serve = Callable[[], None]
 """Does one piece of work, whichever is the most urgent then, if there is any. Never raises."""
 
 
-class Workers(Protocol):
+class LoadWorkers(Protocol):
     """Threads that serve a cache."""
 
     def start(self, serve: Serve) -> None:
@@ -44,7 +44,7 @@ class Readers:
         self._threads: list[threading.Thread] = []
 
     def start(self, serve: Serve) -> None:
-        """See `Workers.start`."""
+        """See `LoadWorkers.start`."""
 
         def run() -> None:
             wake_soon()  # a disk is idle until whoever saw the end of a read asks for the next
@@ -57,12 +57,12 @@ class Readers:
             thread.start()
 
     def kick(self, count: int) -> None:
-        """See `Workers.kick`."""
+        """See `LoadWorkers.kick`."""
         if count:
             self._work.release(count)
 
     def close(self) -> None:
-        """See `Workers.close`."""
+        """See `LoadWorkers.close`."""
         self._closed = True
         self._work.release(len(self._threads) or 1)
         for thread in self._threads:
@@ -78,21 +78,21 @@ class Tickets:
         self._asked: list[QueuedTransfer] = []
 
     def start(self, serve: Serve) -> None:
-        """See `Workers.start`."""
+        """See `LoadWorkers.start`."""
         self._serve = serve
 
     def kick(self, count: int) -> None:
-        """See `Workers.kick`."""
+        """See `LoadWorkers.kick`."""
         self._asked = [ticket for ticket in self._asked if not ticket.done or ticket.error]
         for _ in range(count):
             self._asked.append(self._queue.submit("weight load", self._name, self._serve))
 
     @property
     def lost(self) -> bool:
-        """See `Workers.lost`."""
+        """See `LoadWorkers.lost`."""
         return any(ticket.done and ticket.error for ticket in self._asked)
 
     def close(self) -> None:
-        """See `Workers.close`."""
+        """See `LoadWorkers.close`."""
         for ticket in self._asked:
             ticket.join()

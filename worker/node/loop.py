@@ -233,7 +233,6 @@ class BlockLoop:
             and self._order is plain
             and self.weights.now.kept is not None
             and not any(block.joins for block in self.blocks)  # a chain adds each block's result to what the next reads
-            and not any(block.joins for block in self.blocks)  # a chain adds each block's result to what the next reads
         )
 
     def _run_chain(self, x: F32, batch: Batch) -> F32:

@@ -1,8 +1,7 @@
 """The demand cache in 200 drawn timings, with failing reads, read ahead, and against the replay of what it did."""
 
 import threading
-from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing
 from random import Random
 
 import numpy as np
@@ -14,52 +13,13 @@ from scheduler.demand.replay import bound, replay
 from scheduler.demand.sources import ALONE, DiskUnits, HostUnits
 from scheduler.demand.workers import Readers, Tickets
 from scheduler.transfer.queue import TransferQueue
+from tests.support.demanded import IMPORTANCE, Clock, ShuffledDisk, cache_of, content, files_of, right
 from tests.support.kernel_cases import native
 from tests.support.shuffled import Shuffled
-from tests.unit.demand.units import ShuffledDisk, content, files_of
 from tpi.devices.pages import Bytes, page_buffer
 from tpi.errors import PlanError, TpiError, WeightsError
 
 SEEDS = range(200)
-IMPORTANCE = PolicyChoice("importance")
-
-
-class Clock:
-    """Seconds that pass when a test says so."""
-
-    def __init__(self) -> None:
-        self.now = 0.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
-@contextmanager
-def cache_of(
-    disk_threads: int = 2,
-    slots: int = 4,
-    size: int = 700,
-    blocks: int = 3,
-    units: int = 6,
-    seed: int = 0,
-    choice: PolicyChoice = IMPORTANCE,
-    clock: Clock | None = None,
-) -> Iterator[tuple[DemandCache, ShuffledDisk]]:
-    """A cache over a shuffled disk, which leaves no thread."""
-    files, extents = files_of(blocks, units, size)
-    disk = ShuffledDisk(files, disk_threads, seed)
-    source = DiskUnits(disk, extents)
-    policy = choice.open(np.array([block for block, _ in source.keys]))
-    before = threading.active_count()
-    memory = page_buffer(slots * source.slot_bytes)[: slots * source.slot_bytes]
-    with closing(DemandCache(source, memory, policy, Readers(disk_threads), clock=clock or Clock())) as cache:
-        yield cache, disk
-        assert not cache._store.table.faults()
-    assert threading.active_count() == before
-
-
-def right(data: Bytes, key: tuple[int, int], size: int = 700) -> bool:
-    return data.tobytes() == content(key, size)
 
 
 @pytest.mark.parametrize("seeds", [SEEDS[at : at + 20] for at in range(0, len(SEEDS), 20)], ids=str)

@@ -2,15 +2,22 @@
 
 import errno
 import threading
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
 from pathlib import Path
 from random import Random
 
 import numpy as np
 
-from scheduler.demand.policies import Key
+from scheduler.demand.cache import DemandCache
+from scheduler.demand.policies import Key, PolicyChoice
+from scheduler.demand.sources import DiskUnits
+from scheduler.demand.workers import Readers
 from scheduler.storage.disk import MemoryDisk
 from scheduler.storage.extent import Extent
-from tpi.devices.pages import PAGE, Bytes
+from tpi.devices.pages import PAGE, Bytes, page_buffer
+
+IMPORTANCE = PolicyChoice("importance")
 
 
 def content(key: Key, size: int) -> bytes:
@@ -59,3 +66,41 @@ class ShuffledDisk(MemoryDisk):
             self._under_way.remove(mine)
             self._turn.notify_all()
             return got
+
+
+class Clock:
+    """Seconds that pass when a test says so."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@contextmanager
+def cache_of(
+    disk_threads: int = 2,
+    slots: int = 4,
+    size: int = 700,
+    blocks: int = 3,
+    units: int = 6,
+    seed: int = 0,
+    choice: PolicyChoice = IMPORTANCE,
+    clock: Clock | None = None,
+) -> Iterator[tuple[DemandCache, ShuffledDisk]]:
+    """A cache over a shuffled disk, which leaves no thread."""
+    files, extents = files_of(blocks, units, size)
+    disk = ShuffledDisk(files, disk_threads, seed)
+    source = DiskUnits(disk, extents)
+    policy = choice.open(np.array([block for block, _ in source.keys]))
+    before = threading.active_count()
+    memory = page_buffer(slots * source.slot_bytes)[: slots * source.slot_bytes]
+    with closing(DemandCache(source, memory, policy, Readers(disk_threads), clock=clock or Clock())) as cache:
+        yield cache, disk
+        assert not cache._store.table.faults()
+    assert threading.active_count() == before
+
+
+def right(data: Bytes, key: tuple[int, int], size: int = 700) -> bool:
+    return data.tobytes() == content(key, size)

@@ -1,0 +1,63 @@
+"""Blocks that are held on demand, through the weights of a node."""
+
+from contextlib import nullcontext
+
+import numpy as np
+import pytest
+
+from scheduler.demand.hold import DemandedBlock
+from scheduler.weights import Arrangement, Weights
+from scheduler.window.window import Resident
+from tests.support.demanded import cache_of, right
+from tpi.errors import WeightsError
+
+SHARED = np.full(9, 5, np.uint8)
+
+
+def weights_over(cache: object) -> Weights[str]:
+    """Block 0 is dense; block 1 has a shared segment and units 0, 1, 2 and 4 of the cache's block 1."""
+    units = {unit: f"unit {unit}" for unit in (0, 1, 2, 4)}
+    always = [("shared", nullcontext(SHARED))]
+    demanded = DemandedBlock(1, always, units, cache)  # type: ignore[arg-type]
+    return Weights(Resident([]), Arrangement([[("dense", nullcontext(SHARED))], always], [SHARED], {1: demanded}))
+
+
+def seen(weights: Weights[str], block: int, wanted: list[int] | None) -> list[tuple[str, bytes]]:
+    hold = weights.hold(block, wanted)
+    with hold as segments:
+        found = [(segment, data.tobytes()) for segment, data in segments]
+    assert len(found) == len(hold)
+    return found
+
+
+@pytest.mark.parametrize("slots", [2, 6])
+def test_what_a_step_wants_follows_what_it_always_needs(slots: int) -> None:
+    with cache_of(slots=slots) as (cache, _):
+        weights = weights_over(cache)
+        assert weights.now.kept is None
+        for wanted, expected in (([4, 3, 1], [4, 1]), ([], []), ([5], []), (None, [0, 1, 2, 4])):
+            found = seen(weights, 1, wanted)
+            assert [name for name, _ in found] == ["shared", *(f"unit {unit}" for unit in expected)]
+            for unit, (_, data) in zip(expected, found[1:], strict=True):
+                assert right(np.frombuffer(data, np.uint8), (1, unit))
+        assert [name for name, _ in seen(weights, 0, None)] == ["dense"]
+
+
+def test_a_visit_that_breaks_off_gives_everything_back() -> None:
+    with cache_of(slots=2) as (cache, disk):
+        weights = weights_over(cache)
+        with weights.hold(1, [0, 1]) as segments:
+            next(segments)
+        disk.faults = 2
+        with pytest.raises(WeightsError, match=r"block1\.shard"):
+            seen(weights, 1, [2, 4])
+        assert not cache._store.table.pins.any()
+        assert [name for name, _ in seen(weights, 1, [2, 4])] == ["shared", "unit 2", "unit 4"]
+
+
+def test_hints_reach_the_cache() -> None:
+    with cache_of() as (cache, _):
+        weights = weights_over(cache)
+        weights.expect(0, [1])
+        weights.expect(1, [1, 5])
+        assert cache._store.table.announced.sum() == 1

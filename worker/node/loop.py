@@ -134,9 +134,11 @@ class BlockLoop:
         return parts[0].x if len(parts) == 1 else np.concatenate([part.x for part in parts])
 
     def _visit(self, visit: Visit, parts: Sequence[MicroBatch]) -> None:
-        block, left = self.blocks[visit.block], len(self.weights.now.blocks[visit.block])
+        block = self.blocks[visit.block]
         self._finish_sums(parts[(visit.jobs or visit.sums)[0].micro_batch])
-        with self.weights.hold(visit.block, block.wanted(parts)) as segments:
+        hold = self.weights.hold(visit.block, block.wanted(parts))
+        left = len(hold)
+        with hold as segments:
             for segment, data in segments:  # each waits until it is where it is computed
                 left -= 1
                 for job in visit.jobs:

@@ -48,6 +48,7 @@ def test_a_visit_that_breaks_off_gives_everything_back() -> None:
         weights = weights_over(cache)
         with weights.hold(1, [0, 1]) as segments:
             next(segments)
+        seen(weights, 1, [0, 1])  # nothing is being read any more
         disk.faults = 2
         with pytest.raises(WeightsError, match=r"block1\.shard"):
             seen(weights, 1, [2, 4])

@@ -160,18 +160,20 @@ ExpertsPlan::Parts ExpertsPlan::parts_of(const uint8_t* data, size_t tokens, con
         call.weights = found.weight.data() + at;
         call.tokens = count;
         found.floats |= !call.up.tiled;
-        if (count && call.up.units) found.parts.push_back({call, at});
+        found.parts.push_back({call, at});
     };
     if (shared_) {
         for (size_t t = 0; t < tokens; ++t) {
             found.token[pairs + t] = static_cast<int32_t>(t);
             found.weight[pairs + t] = shared ? shared[t] : 1.0f;
         }
-        add(shared_->call(data, 0, shared_->run_layout().units()), pairs, tokens);
+        size_t units = shared_->run_layout().units();
+        if (units) add(shared_->call(data, 0, units), pairs, tokens);
     }
     size_t unit = 0;
     for (auto [expert, units] : pieces_) {
-        add(routed_->call(data + shared_bytes(), unit, units), first[expert], first[expert + 1] - first[expert]);
+        size_t count = first[expert + 1] - first[expert];
+        if (count && units) add(routed_->call(data + shared_bytes(), unit, units), first[expert], count);
         unit += units;
     }
     return found;

@@ -129,6 +129,7 @@ def open_equipment(options: DeviceOptions, measure: Measure) -> Equipment:
         return Equipment(host)
     emulation: Emulation | None = getattr(device, "emulation", None)
     if emulation is None:
+        warn(f"{device.name} is experimental: such devices are tested on the CPU and have not been run on a card yet")
         return Equipment(host, Beside(device, measure(host, device), options.offload))
     return _emulated(device, emulation, host, options.offload)
 

@@ -1,0 +1,96 @@
+"""`--device` and its flags as people type them: the same answer, what is said of it, its tracks, and every refusal."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support.commands import listening_worker, run_json, tpi
+from tests.support.models import TinyModel
+
+EMULATED = "emu:64MiB,stretch=1"
+STREAMED = ("--weights", "ram", "--kv", "ram", "--crossover", "1")
+PROMPT = ("-p", "a b c d e f g h i j", "--temp", "0", "-n", "5", "-c", "128")
+TRACKS = {"accelerator", "weight load", "kv load", "kv save"}
+
+
+@pytest.fixture
+def model(tiny_model: Callable[[str], TinyModel]) -> tuple[str, ...]:
+    return ("-m", str(tiny_model("llama").directory), "--dtype", "f32")
+
+
+@pytest.mark.parametrize("pipeline", ["performance", "memory"])
+def test_a_run_on_a_device_says_the_same_and_what_the_device_did(
+    model: tuple[str, ...], pipeline: str, tmp_path: Path
+) -> None:
+    plain = run_json(*model, *PROMPT, cache=tmp_path)
+    trace = tmp_path / "trace.json"
+    flags = ("--device", EMULATED, *STREAMED, "--pipeline", pipeline, "--trace", str(trace))
+    offloaded: Any = run_json(*model, *PROMPT, *flags, cache=tmp_path)
+    assert offloaded["token_ids"] == plain["token_ids"]
+    assert "emu holds 0 of" in offloaded["nodes"][0]["accelerator"]
+    events = json.loads(trace.read_text())["traceEvents"]
+    named = {event["args"]["name"]: event["tid"] for event in events if event["name"] == "thread_name"}
+    used = {event["cat"]: event["tid"] for event in events if event["ph"] == "X"}
+    assert named.keys() & used.keys() >= TRACKS
+    assert len({used[track] for track in TRACKS - {"kv save"}}) == len(TRACKS) - 1  # saves may have lanes of their own
+
+
+def test_workers_have_devices_of_their_own(model: tuple[str, ...], tmp_path: Path) -> None:
+    plain = run_json(*model, *PROMPT, cache=tmp_path)
+    with listening_worker(tmp_path / "worker", "--device", EMULATED, *STREAMED) as address:
+        shared: Any = run_json(*model, *PROMPT, "--workers", address, cache=tmp_path)
+    assert shared["token_ids"] == plain["token_ids"]
+    assert [bool(node["accelerator"]) for node in shared["nodes"]] == [False, True]
+
+
+def test_local_workers_get_the_flags_too(model: tuple[str, ...], tmp_path: Path) -> None:
+    shared: Any = run_json(*model, *PROMPT, "--local", "1", "--device", EMULATED, cache=tmp_path)
+    assert all("emu holds" in node["accelerator"] for node in shared["nodes"])
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        (("--device", "gpu"), "no device called 'gpu'; choose cpu, auto, or one of opencl, cuda, emu"),
+        (("--device", "opencl:77"), "opencl"),
+        (("--device", "cuda:3"), "CUDA"),
+        (("--device", "emu"), "write for example emu:6GiB"),
+        (("--device", "emu:lots"), "lots"),
+        (("--device", "emu:1GiB,speed=2"), "speed"),
+        (("--device", "emu:1GiB", "--gpu-memory", "2GiB"), "lower the limit"),
+        (("--device", "emu:1GiB", "--gpu-memory", "much"), "'much' is not a size"),
+        (("--device", "cpu", "--kv", "gpu"), "--device cpu uses none"),
+        (("--device", "cpu", "--gpu-memory", "1GiB"), "--device cpu uses none"),
+        (("--device", "emu:100KiB", "--weights", "gpu"), "--gpu-memory"),
+    ],
+)
+def test_what_cannot_be_is_said_in_one_sentence(
+    flags: tuple[str, ...], said: str, model: tuple[str, ...], tmp_path: Path
+) -> None:
+    done = tpi("run", *model, *PROMPT, *flags, cache=tmp_path)
+    assert done.returncode == 2, done.stderr
+    assert done.stdout == ""
+    (line,) = [line for line in done.stderr.splitlines() if line.startswith("tpi: ")]
+    assert said in line
+    assert "Traceback" not in done.stderr
+
+
+def test_a_worker_with_a_device_that_is_not_there_does_not_start(tmp_path: Path) -> None:
+    done = tpi("worker", "--listen", "127.0.0.1:0", "--device", "cuda:9", cache=tmp_path)
+    assert done.returncode == 2
+    assert "tpi: " in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_what_a_workers_card_cannot_hold_is_refused_by_the_master(model: tuple[str, ...], tmp_path: Path) -> None:
+    """Before any weight moves, with the worker's name and the way out."""
+    with listening_worker(
+        tmp_path / "worker", "--name", "small", "--device", "emu:100KiB", "--weights", "gpu"
+    ) as address:
+        done = tpi("run", *model, *PROMPT, "--workers", address, cache=tmp_path)
+    assert done.returncode == 2
+    assert "small: " in done.stderr
+    assert "--gpu-memory" in done.stderr

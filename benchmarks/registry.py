@@ -82,6 +82,7 @@ BENCHMARKS = {
         "benchmarks.memory.offload:bench", ONE_NODE, 10, f"root, accelerate, {DISK}", root=True, quick=False
     ),
     "pipeline": Benchmark("benchmarks.offloading.pipeline:bench", (*ONE_NODE, "benchmarks/offloading"), 12),
+    "pipo": Benchmark("benchmarks.offloading.papers:bench", ("scheduler/model", "master/planning"), 0.5),
     "placements": Benchmark("benchmarks.offloading.placements:bench", (*ONE_NODE, "benchmarks/offloading"), 8),
     "steady": Benchmark("benchmarks.memory.steady:bench", ONE_NODE, 8),
     "peaks": Benchmark("benchmarks.memory.peaks:bench", RUNTIME, 6, DISK, quick=False),

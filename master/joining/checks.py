@@ -25,7 +25,7 @@ GiB = 1 << 30
 
 
 @dataclass(frozen=True)
-class Finding:
+class Observation:
     """One thing that was looked at. `advice` says what to do; empty if all is well."""
 
     subject: str
@@ -33,23 +33,23 @@ class Finding:
     advice: str = ""
 
 
-def check_machine(door: Door, cache: Path, port: int) -> Iterator[Finding]:
+def check_machine(door: Door, cache: Path, port: int) -> Iterator[Observation]:
     """This machine: keys, disk, memory, and whether a worker could listen."""
     yield _own_key(door)
     cache = next(one for one in (cache, *cache.parents) if one.exists())
     free, memory = shutil.disk_usage(cache).free, default_budget()
     less = "make room there, or give --cache on another disk"
-    yield Finding("disk", f"{free / GiB:.1f} GiB free for {cache}", less if free < _LEAST_DISK else "")
+    yield Observation("disk", f"{free / GiB:.1f} GiB free for {cache}", less if free < _LEAST_DISK else "")
     if not os.access(cache, os.W_OK):
-        yield Finding("disk", f"{cache} cannot be written", "give another --cache")
+        yield Observation("disk", f"{cache} cannot be written", "give another --cache")
     close = "close what takes it, or expect weights to be streamed from the disk"
-    yield Finding("memory", f"{memory / GiB:.1f} GiB to use", close if memory < _LEAST_MEMORY else "")
+    yield Observation("memory", f"{memory / GiB:.1f} GiB to use", close if memory < _LEAST_MEMORY else "")
     for number in range(port, port + 3):
         if _taken(number):
-            yield Finding("ports", f"{number} is in use here: by a worker, or one needs --listen with another")
+            yield Observation("ports", f"{number} is in use here: by a worker, or one needs --listen with another")
 
 
-def check_workers(net: Net, addresses: Sequence[str]) -> Iterator[tuple[str, list[Finding]]]:
+def check_workers(net: Net, addresses: Sequence[str]) -> Iterator[tuple[str, list[Observation]]]:
     """Each worker, by its address: its answer, its ports from here, and the others' ports from there."""
     first = {one.address: one for one in ask(net, addresses)}
     ports = {address: _sum_port(address, one.condition) for address, one in first.items() if one.condition}
@@ -57,47 +57,51 @@ def check_workers(net: Net, addresses: Sequence[str]) -> Iterator[tuple[str, lis
     second = {one.address: one for one in ask(net, [address for address in ports if reach[address]], reach)}
     for address, one in first.items():
         if one.condition is None:
-            yield address, [Finding("answer", one.problem, "look at that machine, and at its firewall")]
+            yield address, [Observation("answer", one.problem, "look at that machine, and at its firewall")]
         else:
             unreached = second[address].condition if address in second else None
             yield address, [*_worker(net, one, one.condition), *_from_there(unreached, ports)]
 
 
-def _own_key(door: Door) -> Finding:
+def _own_key(door: Door) -> Observation:
     try:
         mine, paired = door.identity, door.keys.paired
     except UsageError as error:
-        return Finding("key", str(error), "as it says")
+        return Observation("key", str(error), "as it says")
     others = ", ".join(one.name for one in paired) or "nobody yet (tpi pair there, and then here)"
-    return Finding("key", f"{short_key(mine.public)}, paired with {others}")
+    return Observation("key", f"{short_key(mine.public)}, paired with {others}")
 
 
-def _worker(net: Net, one: Asked, said: Condition) -> Iterator[Finding]:
+def _worker(net: Net, one: Asked, said: Condition) -> Iterator[Observation]:
     use = f"used by {said.used_by} for {said.used_s:.0f} s" if said.used_by else "free"
     name = net.door.name_of(one.key) or said.name
-    yield Finding("answer", f"{name} after {one.round_trip * 1e3:.0f} ms, {use}")
+    yield Observation("answer", f"{name} after {one.round_trip * 1e3:.0f} ms, {use}")
     other = f"install {__version__} there, or {said.version} here" if said.version != __version__ else ""
-    yield Finding("version", said.version, other)
+    yield Observation("version", said.version, other)
     host = split_address(one.address)[0]
     for plane, port in (("sums", said.collective_port), ("weights", said.weights_port)):
         open_ = _reachable(host, port)
         advice = "" if open_ else f"let port {port} through that machine's firewall"
-        yield Finding(plane, f"port {port} {'can' if open_ else 'cannot'} be reached from here", advice)
+        yield Observation(plane, f"port {port} {'can' if open_ else 'cannot'} be reached from here", advice)
     apart = abs(said.clock - time.time())
-    yield Finding("clock", f"{apart:.0f} s apart", "set the clocks: nothing in tpi minds" if apart > _CLOCK_S else "")
+    yield Observation(
+        "clock", f"{apart:.0f} s apart", "set the clocks: nothing in tpi minds" if apart > _CLOCK_S else ""
+    )
     profile = said.profile
     memory, disk = profile.memory_limit or profile.memory_free, profile.disk_free
-    yield Finding("memory", f"{memory / GiB:.1f} GiB to use", "too little to help" if memory < _LEAST_MEMORY else "")
-    yield Finding("disk", f"{disk / GiB:.1f} GiB free", "make room there" if disk < _LEAST_DISK else "")
-    yield Finding("devices", f"{profile.cores} cores{', ' + profile.card.name if profile.card else ''}")
+    yield Observation(
+        "memory", f"{memory / GiB:.1f} GiB to use", "too little to help" if memory < _LEAST_MEMORY else ""
+    )
+    yield Observation("disk", f"{disk / GiB:.1f} GiB free", "make room there" if disk < _LEAST_DISK else "")
+    yield Observation("devices", f"{profile.cores} cores{', ' + profile.card.name if profile.card else ''}")
 
 
-def _from_there(said: Condition | None, ports: dict[str, str]) -> Iterator[Finding]:
+def _from_there(said: Condition | None, ports: dict[str, str]) -> Iterator[Observation]:
     """What a worker cannot reach of the others."""
     names = {port: address for address, port in ports.items()}
     for port in said.unreached if said else ():
         where = f"{port} (of {names.get(port, port)}) cannot be reached from there"
-        yield Finding("sums", where, "let it through, or use --collective star, in which workers do not meet")
+        yield Observation("sums", where, "let it through, or use --collective star, in which workers do not meet")
 
 
 def _sum_port(address: str, said: Condition) -> str:

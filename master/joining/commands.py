@@ -9,7 +9,7 @@ from pathlib import Path
 import click
 
 from master.joining.asking import ask
-from master.joining.checks import Finding, check_machine, check_workers
+from master.joining.checks import Observation, check_machine, check_workers
 from master.joining.discovery import workers_at_home
 from master.options import worker_addresses
 from tpi.config import default_cache
@@ -56,7 +56,7 @@ def doctor(workers: tuple[str, ...], cache: Path | None) -> None:
     sys.exit(int(troubled))
 
 
-def _print(findings: Iterable[Finding]) -> bool:
+def _print(findings: Iterable[Observation]) -> bool:
     """Show findings; whether one of them needs something done."""
     troubled = False
     for one in findings:

@@ -19,7 +19,8 @@ if TYPE_CHECKING:  # what is not needed by everybody who names a device
     from allreduce.base import Endpoints
     from scheduler.model.machine import NodeMachine
     from tpi.devices.emulated.emulation import Emulation
-    from tpi.net.messages import Assign, Card
+    from tpi.net.fields import Card
+    from tpi.net.messages import Assign
     from worker.node.node import Node
     from worker.plan.fit import Tables
     from worker.shards.image import HeldBlock
@@ -47,7 +48,7 @@ class Beside:
     @property
     def card(self) -> "Card":
         """What others are told of it."""
-        from tpi.net.messages import Card
+        from tpi.net.fields import Card
 
         used, accelerator = self.options, self.machine.accelerator
         assert accelerator is not None

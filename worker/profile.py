@@ -7,7 +7,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from scheduler.free import default_budget
-from tpi.net.messages import Card, NodeOptions, Profile
+from tpi.net.fields import Card, Profile
+from tpi.net.messages import NodeOptions
 from tpi.system.machine import disk_free, usable_cores
 from tpi.system.memory import resident_memory, total_memory
 from tpi.text import plain

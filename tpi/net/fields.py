@@ -1,10 +1,12 @@
-"""What fields of messages may hold, and the sizes that bound them."""
+"""What fields of messages may hold, the sizes that bound them, and what a machine says of itself."""
 
+from dataclasses import dataclass
 from typing import Annotated, Literal
 
 import numpy as np
 import numpy.typing as npt
 
+from tpi.devices.options import KvPlace, OffloadOptions, Pipelining, Weights
 from tpi.net.codec import ArrayField, Between
 from tpi.pack.layout import RunName
 from tpi.text import NAME_CHARACTERS, SENTENCE_CHARACTERS
@@ -26,3 +28,36 @@ Key = Annotated[bytes, Between(0, 32)]  # public; empty: none
 Hidden = Annotated[npt.NDArray[np.float32], ArrayField("<f4", 2, MAX_STEP_BYTES)]
 Phase = Literal["idle", "load", "compute"]  # of the compute thread; exchanges are part of compute
 RunOrVectors = RunName | Literal["vectors"]
+
+
+@dataclass(frozen=True)
+class Card:
+    """The accelerator of a node: its memory in bytes, and what the node's owner says of its use."""
+
+    name: Name
+    memory: Bytes
+    weights: Weights
+    kv: KvPlace
+    pipeline: Pipelining
+    crossover: Count  # tokens; 0: as measured
+
+    @property
+    def options(self) -> OffloadOptions:
+        """What the owner says."""
+        return OffloadOptions(self.weights, self.kv, self.pipeline, self.crossover or None)
+
+
+@dataclass(frozen=True)
+class Profile:
+    """What a machine says of itself. Sizes in bytes."""
+
+    host: Name
+    system: Name
+    cores: Count
+    threads: Count  # that it will compute with, unless the master asks for fewer
+    memory_total: Bytes
+    memory_free: Bytes  # that the node allows itself without --memory: less a margin, within its control groups
+    memory_limit: Bytes  # of --memory; 0: none given
+    process_bytes: Bytes  # resident set of the idle process
+    disk_free: Bytes  # where the shard cache is
+    card: Card | None = None

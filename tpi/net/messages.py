@@ -14,48 +14,28 @@ import numpy as np
 import numpy.typing as npt
 
 from tpi.config import ModelConfig
-from tpi.devices.options import KvPlace, OffloadOptions, Pipelining, Weights
 from tpi.errors import MessageError
 from tpi.kv import KvDtype
 from tpi.net.codec import ArrayField, Between, Raw, message
-from tpi.net.fields import DIGEST_BYTES, Bytes, Count, Digest, Hidden, Id64, Key, Name, Phase, Port, Seconds, Sentence
+from tpi.net.fields import (
+    DIGEST_BYTES,
+    Bytes,
+    Count,
+    Digest,
+    Hidden,
+    Id64,
+    Key,
+    Name,
+    Phase,
+    Port,
+    Profile,
+    Seconds,
+    Sentence,
+)
 from tpi.pack.layout import BlockKind, RunLayout
 from tpi.trace import PAGE_SPANS
 
 MOST_REACHED = 64  # ports in one Inquiry
-
-
-@dataclass(frozen=True)
-class Card:
-    """The accelerator of a node: its memory in bytes, and what the node's owner says of its use."""
-
-    name: Name
-    memory: Bytes
-    weights: Weights
-    kv: KvPlace
-    pipeline: Pipelining
-    crossover: Count  # tokens; 0: as measured
-
-    @property
-    def options(self) -> OffloadOptions:
-        """What the owner says."""
-        return OffloadOptions(self.weights, self.kv, self.pipeline, self.crossover or None)
-
-
-@dataclass(frozen=True)
-class Profile:
-    """What a machine says of itself. Sizes in bytes."""
-
-    host: Name
-    system: Name
-    cores: Count
-    threads: Count  # that it will compute with, unless the master asks for fewer
-    memory_total: Bytes
-    memory_free: Bytes  # that the node allows itself without --memory: less a margin, within its control groups
-    memory_limit: Bytes  # of --memory; 0: none given
-    process_bytes: Bytes  # resident set of the idle process
-    disk_free: Bytes  # where the shard cache is
-    card: Card | None = None
 
 
 @message

@@ -12,7 +12,8 @@ from itertools import groupby
 from allreduce.base import group_names
 from tpi.config import BlockKind, ModelConfig
 from tpi.errors import PlanError
-from tpi.net.messages import Assign, BlockPlan, Card, NodeOptions, Step
+from tpi.net.fields import Card
+from tpi.net.messages import Assign, BlockPlan, NodeOptions, Step
 from tpi.net.wire import wire_names
 from tpi.pack.layout import RunLayout
 from tpi.partition import FFN_UNIT, Range, kv_range

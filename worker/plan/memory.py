@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from tpi.net.messages import Card
+from tpi.net.fields import Card
 from worker.plan.fit import Tables, fit
 from worker.plan.node_plan import NodePlan
 

@@ -6,7 +6,7 @@ from pathlib import Path
 from tpi.cachelimit import CacheLimit
 from tpi.errors import UsageError
 from tpi.keys.door import Door
-from tpi.net.messages import Card, Profile
+from tpi.net.fields import Card, Profile
 from tpi.system.clocks import since_boot
 from tpi.text import NAME_CHARACTERS, plain
 

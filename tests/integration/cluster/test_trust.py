@@ -22,7 +22,8 @@ from tests.support.cluster_helpers import real_worker
 from tests.support.models import MODELS
 from tpi.errors import MessageError, NodeError, PlanError
 from tpi.net.codec import decode, encode
-from tpi.net.messages import Assign, NodeOptions, Profile, Step, StepEntry
+from tpi.net.fields import Profile
+from tpi.net.messages import Assign, NodeOptions, Step, StepEntry
 from tpi.pack.reader import Pack
 from worker.node.pages import PageTables
 from worker.plan.checks import check_assign, check_step

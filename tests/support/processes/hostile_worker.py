@@ -9,7 +9,8 @@ import zmq
 
 from tpi import __version__
 from tpi.net.channel import Channel
-from tpi.net.messages import Hello, Join, Profile
+from tpi.net.fields import Profile
+from tpi.net.messages import Hello, Join
 from tpi.net.sockets import CONTROL, WEIGHTS, Net
 
 Say = Callable[["Hostile", object], list[object]]  # what it answers to a message of the master

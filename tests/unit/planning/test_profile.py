@@ -13,7 +13,8 @@ from tests.support.cluster_helpers import HIDDEN, MadeUpModel
 from tpi.devices.host import open_host
 from tpi.errors import PlanError
 from tpi.kernels.memory import slice_bytes
-from tpi.net.messages import Assign, NodeOptions, PeerAddress, Profile
+from tpi.net.fields import Profile
+from tpi.net.messages import Assign, NodeOptions, PeerAddress
 from worker import profile
 from worker.equipment import Equipment
 from worker.plan.fit import fit, need

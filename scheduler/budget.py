@@ -56,12 +56,13 @@ class Budget:
     head_bytes: int  # for `master.vocabulary.streamed`: the whole table, or its tiles
     embedding_bytes: int
     placement: Placement
+    demand_bytes: int = 0  # for a cache of units that come when they are wanted
 
     @property
     def used(self) -> int:
         """Bytes that the node will use above its bare process: the predicted peak (proposition 5)."""
         other = self.fixed + self.kv_bytes + self.chunk_bytes + self.head_bytes + self.embedding_bytes
-        return other + self.placement.memory_bytes
+        return other + self.placement.memory_bytes + self.demand_bytes
 
 
 def plan_budget(

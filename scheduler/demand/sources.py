@@ -16,7 +16,7 @@ from scheduler.storage.extent import Extent
 from tpi.devices.base import Device
 from tpi.devices.pages import PAGE, Bytes, page_buffer, round_up
 
-ALONE = 256 << 10  # bytes from which on a unit is a read of its own
+ALONE = 256 << 10  # bytes from which on a unit is a read of its own, and that others are joined up to
 
 
 class UnitTier(Protocol):
@@ -50,13 +50,14 @@ class UnitTier(Protocol):
 class DiskUnits:
     """Units that are extents of files."""
 
-    def __init__(self, disk: Disk, extents: Mapping[Key, Extent]) -> None:
-        """`extents` has the units in the order of their numbers."""
+    def __init__(self, disk: Disk, extents: Mapping[Key, Extent], alone: int = ALONE) -> None:
+        """`extents` has the units in the order of their numbers; reads of `alone` bytes are long enough."""
+        self._alone = alone
         self.keys = list(extents)
         self._extents = list(extents.values())
         self._disk = _Whole(disk)
         smallest = min((extent.nbytes for extent in self._extents), default=0)
-        self.staging_bytes = 0 if smallest >= ALONE else self._most_together() + PAGE  # for each thread
+        self.staging_bytes = 0 if smallest >= alone else self._most_together() + PAGE  # for each thread
         self.slot_bytes = self._slot_bytes()
         self._threads = local()
 
@@ -68,7 +69,7 @@ class DiskUnits:
         """See `UnitTier.joins`: small units that follow one another in a file, up to a read's size."""
         one, two = self._extents[unit], self._extents[other]
         follows = one.path == two.path and one.offset + one.nbytes == two.offset
-        return bool(self.staging_bytes) and follows and together + two.nbytes <= ALONE
+        return bool(self.staging_bytes) and follows and together + two.nbytes <= self._alone
 
     def view(self, unit: int, slot: Bytes) -> Bytes:
         """See `UnitTier.view`."""
@@ -101,7 +102,7 @@ class DiskUnits:
         return staging
 
     def _most_together(self) -> int:
-        return round_up(max(ALONE, *(extent.nbytes for extent in self._extents), 0)) + PAGE
+        return round_up(max(self._alone, *(extent.nbytes for extent in self._extents), 0)) + PAGE
 
     def _slot_bytes(self) -> int:
         if self.staging_bytes:

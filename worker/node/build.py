@@ -8,19 +8,23 @@ import numpy.typing as npt
 
 from allreduce.base import Endpoints, GroupSpec, Peer, open_group
 from scheduler.storage.disk import Disk
+from scheduler.weights import Arrangement
 from tpi.block import residual
 from tpi.devices.base import Device
 from tpi.devices.host import open_host
 from tpi.finite import require_finite
+from tpi.kernels.spec import ExpertsSpec
 from tpi.net.messages import Assign
 from tpi.progress import Progress, silent
 from tpi.system.machine import usable_cores
 from tpi.trace import OFF, Trace
+from worker.demand.routed import RoutedBlock
 from worker.equipment import Beside
 from worker.node.block import Block
 from worker.node.loop import BlockLoop, unchecked
 from worker.node.node import Node
 from worker.node.order import Order, plain
+from worker.node.segment import Segment
 from worker.node.sources import open_weights
 from worker.plan.fit import Tables
 from worker.plan.node_plan import NodeBlock, NodePlan, node_plan
@@ -70,20 +74,25 @@ def build_node(
     spec = _group_spec(plan, kernels.threads())
     with ExitStack() as stack:  # what is open is closed if the rest fails, so that another plan finds the memory free
         group = stack.enter_context(closing(open_group(plan.collective, spec, endpoints)))
-        weights, link = open_weights(stack, plan, residence, held, devices, trace, progress)
-        blocks = [_block(plan, block, held) for block in plan.blocks]
+        weights, link, fetched = open_weights(stack, plan, residence, held, devices, trace, progress)
+        blocks = [_block(plan, block, held, weights.now) for block in plan.blocks]
         check = _finite if plan.options.verify_weights else unchecked
         loop = BlockLoop(blocks, weights, group, kernels, trace, order, check)
-        return Node(loop, residence, stack.pop_all(), link)
+        return Node(loop, residence, stack.pop_all(), link, fetched)
 
 
 def _finite(partial: npt.NDArray[np.float32], name: str) -> None:
     require_finite(partial, f"this node's result of {name}", "it computes wrongly, or the model is damaged")
 
 
-def _block(plan: NodePlan, block: NodeBlock, held: Sequence[HeldBlock]) -> Block:
+def _block(plan: NodePlan, block: NodeBlock, held: Sequence[HeldBlock], arrangement: Arrangement[Segment]) -> Block:
     joins = plan.config.parallel and block.kind == "attention"
-    return Block(block.number, block.name, residual(plan.config, block.kind, held[block.source].vectors), joins)
+    after = residual(plan.config, block.kind, held[block.source].vectors)
+    if block.number in arrangement.demanded:
+        segment = arrangement.blocks[block.number][0]
+        assert isinstance(segment.spec, ExpertsSpec)  # nothing else is fetched on demand
+        return RoutedBlock(block.number, block.name, after, joins, spec=segment.spec, device=segment.device)
+    return Block(block.number, block.name, after, joins)
 
 
 def _group_spec(plan: NodePlan, threads: int) -> GroupSpec:

@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from allreduce.base import Work, idle
+from scheduler.demand.stats import DemandStats
 from scheduler.model.steady import judge_streaming
 from scheduler.window.stats import WindowStats
 from tpi.kernels.spec import PAGE_TOKENS, Batch
@@ -24,6 +25,7 @@ from worker.service.served import Figures
 
 if TYPE_CHECKING:
     from worker.accelerator.accelerated import Accelerated
+    from worker.demand.fetched import Fetched
     from worker.plan.offload import OffloadPlan
 
 F32 = npt.NDArray[np.float32]
@@ -33,9 +35,18 @@ class Node:
     """Runs steps as the master sends them. `worker.service.served.ServedNode` is what the daemon knows of it."""
 
     def __init__(
-        self, loop: BlockLoop, residence: Residence, resources: ExitStack, link: "Accelerated | None" = None
+        self,
+        loop: BlockLoop,
+        residence: Residence,
+        resources: ExitStack,
+        link: "Accelerated | None" = None,
+        fetched: "Fetched | None" = None,
     ) -> None:
-        """`resources` are given back when the node is closed; `link` is its accelerator's."""
+        """`resources` are given back when the node is closed; `link` is its accelerator's.
+
+        `fetched` are its experts that come when they are wanted.
+        """
+        self.fetched = fetched
         self.link = link
         self.loop = loop
         self.budget = residence.budget
@@ -68,7 +79,8 @@ class Node:
     @property
     def progress(self) -> int:
         """Grows with every block computed and every byte loaded: who waits for a slow disk is not dead."""
-        return self.loop.progress + self.window.progress
+        fetched = self.fetched.cache.stats().read_bytes if self.fetched else 0
+        return self.loop.progress + self.window.progress + fetched
 
     @property
     def trace(self) -> NoTrace:
@@ -94,7 +106,7 @@ class Node:
         They would be read for it, and out of their order. Pages from 0 on are overwritten.
         """
         loop = self.loop
-        if self.window.kept is None or self._residence.offload is not None:
+        if self.window.kept is None or self._residence.offload is not None or self.fetched is not None:
             return idle
         one, payload = loop.group.spec.payload_values
         tokens = min(payload // one, self.prefill_tokens, self.pages * PAGE_TOKENS)
@@ -119,7 +131,9 @@ class Node:
     def figures(self) -> Figures:
         """Totals of the clock, the group and the window."""
         clock, group, streamed = self.loop.clock, self.loop.group.stats, self.streamed
-        stalled = streamed.stall_seconds + (self.link.figures.stall_seconds if self.link else 0.0)
+        wanted = self.fetched.cache.stats() if self.fetched else DemandStats()
+        stalled = streamed.stall_seconds + wanted.stall_seconds
+        stalled += self.link.figures.stall_seconds if self.link else 0.0
         return Figures(
             steps=clock.steps,
             tokens=clock.tokens,
@@ -127,14 +141,14 @@ class Node:
             compute_s=max(0.0, clock.total - clock.sync - stalled),
             sync_s=clock.sync,
             stall_s=stalled,
-            streamed_bytes=streamed.read_bytes,
+            streamed_bytes=streamed.read_bytes + wanted.read_bytes,
             disk_s=streamed.read_seconds,
             sent_bytes=group.sent_bytes,
             received_bytes=group.received_bytes,
-            resident_bytes=self.budget.placement.memory_bytes,
+            resident_bytes=self.budget.placement.memory_bytes + self.budget.demand_bytes,
             planned_bytes=self.budget.used,
             dropped=group.dropped,
-            accelerator=self.link.describe() if self.link else "",
+            accelerator=_remark(self.link or self.fetched),
         )
 
     def steady(self) -> Steady | None:
@@ -155,6 +169,10 @@ class Node:
         """Give back memory, threads and sockets; remember if the disk was not as expected."""
         self._resources.close()
         self._residence.compare(self.streamed.read_bytes, self.streamed.read_seconds)
+
+
+def _remark(of: "Accelerated | Fetched | None") -> str:
+    return of.describe() if of else ""
 
 
 def _blank(tokens: int) -> Batch:

@@ -24,6 +24,7 @@ from worker.shards.image import HeldBlock
 
 if TYPE_CHECKING:
     from worker.accelerator.accelerated import Accelerated
+    from worker.demand.fetched import Fetched
 
 
 def open_weights(
@@ -34,7 +35,7 @@ def open_weights(
     devices: Sequence[Device],
     trace: NoTrace,
     progress: Progress,
-) -> tuple[Weights[Segment], "Accelerated | None"]:
+) -> tuple[Weights[Segment], "Accelerated | None", "Fetched | None"]:
     """The weights of a node, loaded where they stay, and its accelerator; `stack` closes what is opened.
 
     `devices` are the node's, the host first. Errors as `worker.node.build.build_node`.
@@ -54,6 +55,15 @@ def open_weights(
     sources = _Sources(window, kept, link)
     pages = _pages(plan, residence, devices, placed, link)
 
+    fetched = None
+    if residence.demand is not None:
+        from worker.demand.fetched import Fetched
+
+        verify = plan.options.verify_weights
+        fetched = stack.enter_context(
+            closing(Fetched(residence.demand, held, residence.disk, window.reads, trace, verify))
+        )
+
     def open_one(segment: NodeSegment) -> Segment:
         runs = [(run.layout, run.units) for run in segment.runs]
         block = segment.block
@@ -63,10 +73,17 @@ def open_weights(
         return open_segment(device, plan.config, block.layer, runs, vectors, own, launch)
 
     places = residence.places
+    if fetched is not None:
+        always = _parts(places.long, sources.of(short=False), open_one)
+        return (
+            Weights(window, Arrangement(always, None, fetched.blocks(always, open_one)), steps=fetched),
+            None,
+            fetched,
+        )
     long = _arranged(places.long, sources.of(short=False), open_one)
     short = long if places.short == places.long else _arranged(places.short, sources.of(short=True), open_one)
     crossover = residence.offload.crossover if residence.offload else 1
-    return Weights(window, long, short, crossover, link), link
+    return Weights(window, long, short, crossover, link), link, None
 
 
 def traced(device: Device, trace: NoTrace, name: str) -> Launch:
@@ -103,9 +120,16 @@ class _Sources:
 
 
 def _arranged(visits: Visits, sources: _Sources, open_one: Callable[[NodeSegment], Segment]) -> Arrangement[Segment]:
-    blocks = [[(open_one(place.segment), sources.hold(place)) for place in block] for block in visits]
+    blocks = _parts(visits, sources, open_one)
     hosted = all(place.source == "window" for block in visits for place in block)
     return Arrangement(blocks, sources.window.kept if hosted else None)
+
+
+def _parts(
+    visits: Visits, sources: _Sources, open_one: Callable[[NodeSegment], Segment]
+) -> list[list[tuple[Segment, Hold]]]:
+    """The segments of every block, each with its hold."""
+    return [[(open_one(place.segment), sources.hold(place)) for place in block] for block in visits]
 
 
 def _window(

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING
 
-from scheduler.budget import Budget, sufficient_budget
+from scheduler.budget import Budget, Demand, sufficient_budget
 from scheduler.model.placement import Placement
 from scheduler.model.ring import EMPTY
 from scheduler.storage.disk import DirectDisk, Disk
@@ -15,6 +15,7 @@ from tpi.config import default_cache
 from tpi.errors import PlanError
 from tpi.kernels import Kernels
 from tpi.pack.layout import BlockKind
+from worker.demand.plan import DemandPlan, decide_demand
 from worker.plan.fit import Hosted, Tables, fit, need
 from worker.plan.node_plan import NodePlan
 from worker.plan.places import Places, on_the_host, staying, through_accelerator
@@ -39,11 +40,13 @@ class Residence:
     places: Places  # where every block's segments are computed
     speed: DiskSpeed = field(default_factory=DiskSpeed)  # what the placement relies on; unmeasured if nothing streams
     offload: "OffloadPlan | None" = None  # what an accelerator does, where there is one
+    demand: DemandPlan | None = None  # what comes when it is wanted
 
     @property
     def nbytes(self) -> int:
         """Bytes of all weights."""
-        return sum(place.segment.nbytes for block in self.places.long for place in block)
+        fetched = sum(segment.nbytes for segment in self.demand.units.values()) if self.demand else 0
+        return fetched + sum(place.segment.nbytes for block in self.places.long for place in block)
 
     @property
     def kinds(self) -> tuple[BlockKind, ...]:
@@ -81,6 +84,10 @@ def decide(
     hosted = Hosted.of(pieces, [piece.extent(held).slot_bytes for piece in pieces], layers)
     budget, speed = _budget(plan, tables, hosted, [piece.extent(held) for piece in pieces], None if disk else kernels)
     placement = budget.placement
+    reader = disk or speed.open(_smallest([piece.extent(held) for piece in pieces]))
+    demand = None if offload is not None else decide_demand(plan, held, budget, reader)
+    if demand is not None:
+        return _demanded(plan, held, budget, demand, reader, need(plan, tables, hosted), speed)
     if offload is not None:
         placement = offload.below(hosted.sizes, placement)
         offload = offload.over(placement)
@@ -96,6 +103,32 @@ def decide(
         places=on_the_host(segments) if offload is None else through_accelerator(offload, segments, numbers),
         speed=speed,
         offload=offload,
+    )
+
+
+def _demanded(
+    plan: NodePlan,
+    held: Sequence[HeldBlock],
+    budget: Budget,
+    demand: DemandPlan,
+    disk: Disk,
+    needed: Demand,
+    speed: DiskSpeed,
+) -> Residence:
+    """What every step needs stays; experts come when they are wanted."""
+    extents = tuple(segment.extent(held) for segment in demand.always)
+    sizes = tuple(extent.slot_bytes for extent in extents)
+    placement = Placement(sizes, frozenset(range(len(sizes))), EMPTY)
+    return Residence(
+        segments=demand.always,
+        extents=extents,
+        placement=placement,
+        budget=replace(budget, placement=placement, demand_bytes=demand.memory_bytes + demand.staging_bytes),
+        disk=disk,
+        memory_for=partial(sufficient_budget, needed, chunk=plan.options.prefill_tokens),
+        places=on_the_host(demand.always),
+        speed=speed,
+        demand=demand,
     )
 
 

@@ -20,7 +20,7 @@ from tpi.kernels.spec import Input, RouterSpec, Routing
 from tpi.pack.reader import Pack
 from tpi.partition import Range
 from worker.node.order import phase_by_phase
-from worker.plan import segments
+from worker.plan import residence, segments
 from worker.plan.node_plan import NodeBlock, RunUnits
 from worker.plan.segments import NodeSegment
 
@@ -48,6 +48,7 @@ def test_experts_that_stream_give_the_same_tokens(
     family: str, dtype: str, tiny_pack: Packs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(segments, "tile_size", lambda smallest: 40_000)
+    monkeypatch.setattr(residence, "decide_demand", lambda *_: None)
     pack = tiny_pack(family, dtype)
     with single_node(pack, Setting(), cache=tmp_path) as (engine, node):
         expected, everything = tokens(engine), node.budget.used
@@ -113,6 +114,7 @@ def test_tokens_choose_once_a_block_however_many_segments_it_has(
 
     monkeypatch.setattr(NativeKernels, "route", counted)
     monkeypatch.setattr(segments, "tile_size", lambda smallest: 40_000)
+    monkeypatch.setattr(residence, "decide_demand", lambda *_: None)
     pack = tiny_pack("mixtral")
     with single_node(pack, Setting(), cache=tmp_path) as (_, node):
         memory = node.budget.used - sum(node.budget.placement.sizes) // pack.config.layers

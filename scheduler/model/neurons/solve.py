@@ -1,0 +1,123 @@
+"""The placement with the most impact on the accelerator: PowerInfer's equations 2 to 8, solved by HiGHS.
+
+The unknowns are one 0 or 1 for each batch (`a`), for each layer's predictor, and for each layer (`y`: it has neurons on
+the accelerator). A neuron that is not on the accelerator is on the CPU, which is equation 3.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from scheduler.model.neurons.problem import F64, I32, NeuronProblem
+from tpi.errors import PlanError
+
+I64 = npt.NDArray[np.int64]
+SECONDS = 30.0  # after which the best placement found so far is taken
+_GAP = 1e-6  # of the impact, from the best that could be
+
+
+@dataclass(frozen=True, eq=False)
+class NeuronPlacement:
+    """What lies on the accelerator: neurons of each layer, in order, and whether its predictor; their total impact."""
+
+    neurons: tuple[I32, ...]
+    predictors: tuple[bool, ...]
+    impact: float
+
+    def nbytes(self, problem: NeuronProblem) -> int:
+        """Bytes that it takes of the accelerator's memory."""
+        return sum(
+            len(chosen) * layer.neuron_bytes + kept * layer.predictor_bytes
+            for chosen, kept, layer in zip(self.neurons, self.predictors, problem.layers, strict=True)
+        )
+
+
+@dataclass(frozen=True, eq=False)
+class _Columns:
+    """The unknowns: batches of all layers, then predictors, then layers. `layer` and `count` are of the batches."""
+
+    layer: I64
+    count: I64
+    impact: F64  # of batches and predictors
+    nbytes: I64  # of batches and predictors
+
+    @classmethod
+    def of(cls, problem: NeuronProblem) -> "_Columns":
+        layer = np.concatenate([np.full(len(one.batches), at) for at, one in enumerate(problem.layers)])
+        count = np.array([len(batch) for one in problem.layers for batch in one.batches])
+        sizes = np.array([one.neuron_bytes for one in problem.layers])
+        impact = np.concatenate([*(one.impacts for one in problem.layers), _predictor_impacts(problem)])
+        nbytes = np.concatenate([count * sizes[layer], [one.predictor_bytes for one in problem.layers]])
+        return cls(layer, count, impact, nbytes.astype(np.int64))
+
+
+def place_neurons(problem: NeuronProblem, seconds: float = SECONDS) -> NeuronPlacement:
+    """The best placement, or the best one found within `seconds`.
+
+    Raises:
+        PlanError: if the two memories do not hold the model.
+    """
+    from scipy.optimize import Bounds, milp
+
+    columns = _Columns.of(problem)
+    objective = np.concatenate([-columns.impact, np.zeros(len(problem.layers))])
+    upper = np.ones(len(objective))
+    upper[len(columns.impact) :] = [least is not None for least in problem.least]
+    found = milp(
+        objective, integrality=np.ones(len(objective)), bounds=Bounds(0, upper),
+        constraints=[_memory(problem, columns), *_layers(problem, columns)],
+        options={"time_limit": seconds, "mip_rel_gap": _GAP},
+    )  # fmt: skip
+    if found.x is None:
+        raise PlanError(
+            f"{int(columns.nbytes.sum())} bytes of neurons do not fit {problem.accelerator.capacity} on the accelerator"
+            f" and {problem.cpu.capacity} on the CPU; give more memory, or take a smaller format"
+        )
+    return _placement(problem, columns, np.round(found.x).astype(bool))
+
+
+def _predictor_impacts(problem: NeuronProblem) -> list[float]:
+    return [one.predictor_impact for one in problem.layers]
+
+
+def _memory(problem: NeuronProblem, columns: _Columns) -> object:
+    """Inequality 6 of both units as one: what is not on the accelerator is to fit the CPU."""
+    from scipy.optimize import LinearConstraint
+
+    total, unit = int(columns.nbytes.sum()), float(columns.nbytes.max())
+    row = np.concatenate([columns.nbytes, np.zeros(len(problem.layers))]) / unit
+    return LinearConstraint(row[None], (total - problem.cpu.capacity) / unit, problem.accelerator.capacity / unit)
+
+
+def _layers(problem: NeuronProblem, columns: _Columns) -> list[object]:
+    """Inequalities 7 and 8, and that a predictor is on the accelerator only beside neurons of its layer.
+
+    `K` is the number of the layer's neurons, which is the smallest that cuts off nothing.
+    """
+    from scipy.optimize import LinearConstraint
+    from scipy.sparse import coo_array, eye_array, hstack
+
+    layers, batches = len(problem.layers), len(columns.layer)
+    members = coo_array((columns.count, (columns.layer, np.arange(batches))), shape=(layers, batches))
+    least = np.array([one or 0 for one in problem.least], float)
+    most = np.array([len(one.frequency) for one in problem.layers], float)
+    one, nothing = eye_array(layers), coo_array((layers, layers))
+    return [
+        LinearConstraint(hstack([members, nothing, one * -least], format="csr"), 0, np.inf),
+        LinearConstraint(hstack([members, nothing, one * -most], format="csr"), -np.inf, 0),
+        LinearConstraint(hstack([coo_array((layers, batches)), one, -one], format="csr"), -np.inf, 0),
+    ]
+
+
+def _placement(problem: NeuronProblem, columns: _Columns, chosen: npt.NDArray[np.bool_]) -> NeuronPlacement:
+    batches = len(columns.layer)
+    neurons = []
+    for at, layer in enumerate(problem.layers):
+        marks = chosen[:batches][columns.layer == at]
+        taken = [batch for batch, mark in zip(layer.batches, marks, strict=True) if mark]
+        neurons.append(np.sort(np.concatenate([np.empty(0, np.int32), *taken])).astype(np.int32))
+    kept = chosen[batches : batches + len(problem.layers)]
+    return NeuronPlacement(
+        tuple(neurons), tuple(kept.tolist()), float(columns.impact[chosen[: len(columns.impact)]].sum())
+    )

@@ -22,6 +22,7 @@ COMMANDS = {
     "serve": "master.api.command:serve",
     "bench": "master.commands:bench",
     "plan": "master.planning.command:plan",
+    "profile": "master.profiling.command:profile",
     "worker": "worker.commands:worker",
     "ps": "master.joining.commands:ps",
     "doctor": "master.joining.commands:doctor",

@@ -1,0 +1,87 @@
+"""The command `tpi profile`: a text in, a file beside the pack, a plot, and a table or one JSON object out."""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import click
+
+from master.options import quiet_option
+from tpi.config import default_cache
+from tpi.errors import UsageError
+from tpi.sparsity.usage import NeuronUse, hot_share
+
+LENGTH = 256  # tokens of a sequence
+PLOT = "profile.svg"
+_AHEAD = 3  # layers
+
+
+@click.command()
+@click.option("-m", "--model", required=True, help="What `tpi run` takes; its feed-forward networks are profiled.")
+@click.option("--text", "text", required=True, type=click.Path(path_type=Path), help="A file of UTF-8 text.")
+@click.option("--dtype", default="auto", show_default=True, help="Format of the weights, as for tpi run.")
+@click.option("--tokens", type=click.IntRange(min=1), help="Use so many tokens of the text at most.")
+@click.option("--cache", type=click.Path(path_type=Path), help="Where models are kept (default: ~/.cache/tpi).")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of the table.")
+@quiet_option
+def profile(model: str, text: Path, as_json: bool, **flags: Any) -> None:
+    """Count which neurons of a model a text activates. Stopped before its end, it goes on where it was."""
+    words = _read(text)
+    found = _profiled(model, words, text, flags)
+    click.echo(json.dumps(found) if as_json else _table(found))
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise UsageError(f"{path} is not UTF-8 text; give --text a file that is") from error
+    except OSError as error:
+        raise UsageError(f"cannot read {path}: {error.strerror}; give --text another file") from error
+
+
+def _profiled(model: str, words: str, text: Path, flags: dict[str, Any]) -> dict[str, Any]:
+    from master.profiling.measure import profile_model
+    from master.profiling.plot import figure
+    from master.text.tokenizer import Tokenizer
+    from tpi.kernels import open_kernels
+    from tpi.pack.library.locate import open_model
+    from tpi.progress import phase
+    from tpi.sparsity.replay import chunks
+    from tpi.sparsity.usage import NAME
+    from tpi.system.atomic import write_atomically
+
+    pack = open_model(model, flags["dtype"], flags["cache"] or default_cache())
+    length = min(LENGTH, pack.config.context, flags["tokens"] or LENGTH)
+    ids = Tokenizer.load(pack).encode(words)[: flags["tokens"]]
+    if len(ids) < length:
+        raise UsageError(f"{text} has {len(ids)} tokens; give --text a file of at least {length}, better thousands")
+    with phase(f"profiling {pack.path.name}") as progress:
+        use = profile_model(pack, chunks(ids, length), open_kernels(), progress)
+    write_atomically(pack.path / PLOT, figure(use).encode())
+    return {"profile": str(pack.path / NAME), "plot": str(pack.path / PLOT), **_figures(use)}
+
+
+def _figures(use: NeuronUse) -> dict[str, Any]:
+    """Shares from 0 to 1; `foretold` by look-ahead distance is the mean over layers (`NeuronUse.foretold`)."""
+    ahead = range(1, min(_AHEAD, use.layers - 1) + 1)
+    return {
+        "tokens": use.tokens,
+        "active": float(use.frequency.mean()),
+        "hot": hot_share(use.counts),
+        "layers": [{"active": float(counts.mean() / use.tokens), "hot": hot_share(counts)} for counts in use.counts],
+        "foretold": {str(far): _mean([use.foretold(at, far) for at in range(use.layers - far)]) for far in ahead},
+    }
+
+
+def _mean(values: Sequence[float]) -> float:
+    return sum(values) / len(values)
+
+
+def _table(found: dict[str, Any]) -> str:
+    lines = ["layer  active  neurons that make 80% of the activations"]
+    lines += [f"{at:5}  {one['active']:6.1%}  {one['hot']:6.1%}" for at, one in enumerate(found["layers"])]
+    lines.append(f"  all  {found['active']:6.1%}  {found['hot']:6.1%}   over {found['tokens']} tokens")
+    lines += [f"foretold {far} ahead by single neurons: {share:.0%}" for far, share in found["foretold"].items()]
+    return "\n".join([*lines, f"kept in {found['profile']}; plot in {found['plot']}"])

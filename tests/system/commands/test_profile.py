@@ -1,0 +1,75 @@
+"""`tpi profile` as people type it: its answers, going on after a kill, and every way to get it wrong."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests.support.commands import tpi
+from tests.support.weights.trained import TEXT, trained_facts, write_trained
+from tpi.kernels import open_kernels
+from tpi.pack.builder.build import open_source, pack_model
+from tpi.pack.reader import Pack
+from tpi.sparsity.replay import chunks
+from tpi.sparsity.usage import NAME, load_use
+
+
+@pytest.fixture
+def pack(tmp_path: Path) -> Path:
+    pack_model(open_source(write_trained(tmp_path / "model")), "q8", tmp_path / "pack")
+    return tmp_path / "pack"
+
+
+def test_a_profile_says_how_neurons_are_used(pack: Path, tmp_path: Path) -> None:
+    done = tpi("profile", "-m", str(pack), "--text", str(TEXT), "--json", cache=tmp_path / "cache")
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert 13_000 < found["tokens"] < 14_000
+    for layer, fact in zip(found["layers"], trained_facts()["layers"], strict=True):
+        assert layer["active"] == pytest.approx(fact["active"], rel=0.1)
+        assert layer["hot"] == pytest.approx(fact["hot"], rel=0.15)
+    assert list(found["foretold"]) == ["1", "2", "3"]
+    assert (pack / "profile.svg").read_text().startswith("<svg")
+    assert load_use(Path(found["profile"])).tokens == found["tokens"]
+
+
+def test_a_profile_that_was_stopped_goes_on(pack: Path) -> None:
+    from master.profiling.measure import PIECE, profile_model
+    from master.text.tokenizer import Tokenizer
+
+    opened, kernels = Pack.open(pack), open_kernels()
+    tokens = chunks(Tokenizer.load(opened).encode(TEXT.read_text()), 32, 3 * PIECE)
+
+    class Stopped(BaseException):
+        """As a kill would."""
+
+    def stop(done: int, total: int) -> None:
+        if done:
+            raise Stopped
+
+    with pytest.raises(Stopped):
+        profile_model(opened, tokens, kernels, stop)
+    steps: list[int] = []
+    resumed = profile_model(opened, tokens, kernels, lambda done, total: steps.append(done))
+    assert steps == [PIECE, 2 * PIECE, 3 * PIECE]
+    (pack / NAME).unlink()
+    whole = profile_model(opened, tokens, kernels, lambda done, total: None)
+    assert (whole.counts == resumed.counts).all()
+    assert (whole.bits == resumed.bits).all()
+    other = profile_model(opened, np.flip(tokens[:PIECE], axis=0), kernels, lambda done, total: None)
+    assert other.tokens == PIECE * 32  # another text begins anew
+
+
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [(None, "cannot read"), (b"\xff\xfe\x00", "not UTF-8"), (b"too short", "give --text a file of at least")],
+)
+def test_a_text_that_cannot_be_used(pack: Path, tmp_path: Path, content: bytes | None, says: str) -> None:
+    text = tmp_path / "text"
+    if content is not None:
+        text.write_bytes(content)
+    done = tpi("profile", "-m", str(pack), "--text", str(text), cache=tmp_path / "cache")
+    assert done.returncode == 2
+    assert says in done.stderr
+    assert len(done.stderr.strip().splitlines()) == 1

@@ -17,6 +17,7 @@ from master.api.openai.chat import chat_routes
 from master.api.openai.completions import completion_routes
 from master.api.openai.embeddings import embedding_routes, model_routes
 from master.api.openai.responses import response_routes
+from master.api.page.routes import page_paths, page_routes
 from master.api.state import ApiState
 from tpi import __version__
 from tpi.errors import TpiError
@@ -29,19 +30,15 @@ def make_app(state: ApiState, access: Access, origins: Sequence[str] = ()) -> Fa
     app = FastAPI(title="TPI", version=__version__, docs_url=None, redoc_url=None)
     for routes in (chat_routes, completion_routes, response_routes, embedding_routes, model_routes, message_routes):
         app.include_router(routes(state))
+    app.include_router(page_routes(state.house))
     _add_figures(app, state)
     _add_errors(app, state)
-    app.add_middleware(Guard, access=access, limits=state.limits, is_open=_nothing_more)
+    app.add_middleware(Guard, access=access, limits=state.limits, is_open=page_paths().keys().__contains__)
     if origins:
         app.add_middleware(
             CORSMiddleware, allow_origins=list(origins), allow_methods=["GET", "POST"], allow_headers=["*"]
         )
     return app
-
-
-def _nothing_more(path: str) -> bool:
-    """Paths beside /health that everybody may read."""
-    return False
 
 
 def _add_figures(app: FastAPI, state: ApiState) -> None:

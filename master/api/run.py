@@ -9,6 +9,7 @@ from master.api.answers.service import Service
 from master.api.app import make_app
 from master.api.guard import Access
 from master.api.metrics import ServerMetrics
+from master.api.page.house import House
 from master.api.server import ApiServer, url_of
 from master.api.state import ApiState, ServeLimits
 from master.generation.thread import EngineThread
@@ -29,7 +30,8 @@ def run_server(
     engine.start()
     try:
         service = Service(engine, session.tokenizer, session.pack.config.vocab, metrics)
-        server = ApiServer(make_app(ApiState(service, model, metrics, limits), access, origins), engine)
+        house = House(engine, lambda: session.figures, model)
+        server = ApiServer(make_app(ApiState(service, model, metrics, limits, house), access, origins), engine)
         click.echo(f"{model} is served at {url_of(listening)}; context of {service.context} tokens")
         server.run(sockets=[listening])
         service.close()

@@ -8,6 +8,7 @@ from starlette.requests import Request
 from master.api.answers.service import Service
 from master.api.failures import RequestError
 from master.api.metrics import ServerMetrics
+from master.api.page.house import House
 
 
 @dataclass(frozen=True)
@@ -28,6 +29,7 @@ class ApiState:
     model: str
     metrics: ServerMetrics
     limits: ServeLimits = ServeLimits()
+    house: House | None = None  # what the page shows of the nodes
     created: int = field(default_factory=lambda: int(time.time()))
 
     def check_model(self, name: str | None) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 from master.deployment.deploy import MASTER
 from master.deployment.deployment import Deployment
 from master.deployment.planner import units_of
+from master.reporting.live import LiveFigures, since, whole_model
 from master.reporting.report import MILLI, NodeReport, NodeShare, node_report
 from master.reporting.spans import Span, before, nothing
 from master.reporting.timeline import write_timeline
@@ -54,6 +55,19 @@ class RunFigures:
         begun = before(after, spans) if spans else self.marked or [nothing(stats) for stats in after]
         shares = self._shares()
         return [node_report(self._pack.config, *each) for each in zip(shares, begun, after, strict=True)]
+
+    def live(self, begun: Sequence[Stats] | None) -> LiveFigures:
+        """What every node does, per token since the totals `begun`; errors as `stats`.
+
+        None, or totals of another deployment: since the start.
+        """
+        after, config, hidden = self.stats(), self._pack.config, self._pack.config.hidden
+        counted, group = since(begun, after), self._deployment.node.loop.group
+        return LiveFigures(
+            [node_report(config, *each) for each in zip(self._shares(), counted, after, strict=True)],
+            [shard.experts for shard in self._deployment.stages[0].shards],
+            after, after[0].tokens != counted[0].tokens, whole_model(config), group.algorithm(hidden), group.wire,
+        )  # fmt: skip
 
     def fields(self) -> dict[str, Any]:
         """The fields of `--json` that describe the group; `predicted_sync_ms` is per token, None where not measured."""

@@ -1,0 +1,63 @@
+// The server, as the page asks it: /v1/models, /house, and answers as they are made.
+
+export class Refused extends Error {
+  constructor(status, message) {
+    super(message);
+    this.status = status;
+  }
+}
+
+const headers = (key) => (key ? { Authorization: `Bearer ${key}` } : {});
+
+export async function getJson(path, key, signal) {
+  const response = await fetch(path, { headers: headers(key), signal, cache: "no-store" });
+  if (!response.ok) throw await refusal(response);
+  return response.json();
+}
+
+// Yields {text}, {thought} and, last, {reason, timings}.
+export async function* answer(messages, settings, signal) {
+  const body = { messages, stream: true };
+  if (settings.temperature !== "") body.temperature = Number(settings.temperature);
+  const response = await fetch("/v1/chat/completions", {
+    method: "POST",
+    headers: { "Content-Type": "application/json", ...headers(settings.key) },
+    body: JSON.stringify(body),
+    signal,
+  });
+  if (!response.ok) throw await refusal(response);
+  for await (const data of events(response.body)) {
+    if (data === "[DONE]") return;
+    yield* pieces(JSON.parse(data));
+  }
+}
+
+function* pieces(chunk) {
+  if (chunk.error) throw new Refused(0, chunk.error.message);
+  const choice = chunk.choices?.[0];
+  if (!choice) return;
+  if (choice.delta.reasoning_content) yield { thought: choice.delta.reasoning_content };
+  if (choice.delta.content) yield { text: choice.delta.content };
+  if (choice.finish_reason) yield { reason: choice.finish_reason, timings: chunk.timings };
+}
+
+// The data of server-sent events; comments are left out.
+async function* events(stream) {
+  const reader = stream.pipeThrough(new TextDecoderStream()).getReader();
+  let rest = "";
+  for (;;) {
+    const { done, value } = await reader.read();
+    if (done) return;
+    const parts = (rest + value).split("\n\n");
+    rest = parts.pop();
+    for (const part of parts) {
+      const lines = part.split("\n").filter((line) => line.startsWith("data:"));
+      if (lines.length) yield lines.map((line) => line.slice(5).trimStart()).join("\n");
+    }
+  }
+}
+
+async function refusal(response) {
+  const said = await response.json().catch(() => null);
+  return new Refused(response.status, said?.error?.message ?? `The server answered ${response.status}.`);
+}

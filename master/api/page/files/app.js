@@ -1,0 +1,184 @@
+// The page: what its buttons and fields do.
+
+import { getJson } from "./api.js";
+import { $, make, setText } from "./dom.js";
+import { House } from "./house.js";
+import { Messages, isSend } from "./messages.js";
+import { Store } from "./store.js";
+import { Talk } from "./talk.js";
+
+const NARROW = matchMedia("(max-width: 899px)");
+
+const store = new Store(localStorage);
+const talk = new Talk(store, changed);
+const messages = new Messages($("messages"), $("scroll"), { retry, edit });
+const house = new House($("house"), store, ({ model }) => model && setText($("model"), model));
+let frame = 0;
+
+function changed(what, message, pace) {
+  setText($("send"), talk.live ? "Stop" : "Send");
+  if (what === "begun") say("The model answers.");
+  if (what === "ended") say(`The answer has ended. ${message.content.slice(0, 300)}`);
+  if (pace) setText($("speed"), pace.text);
+  if (what === "begun") showChat();
+  else if (what === "ended") draw(message);
+  else frame ||= requestAnimationFrame(() => draw(message));
+}
+
+function draw(message) {
+  cancelAnimationFrame(frame);
+  frame = 0;
+  if (store.chat.messages.at(-1) === message) messages.update(message, talk.live);
+  else if (!talk.live) showChat();
+}
+
+async function answerNow() {
+  store.save();
+  notice("");
+  try {
+    await talk.run(store.chat);
+  } catch (error) {
+    notice(error.status === 401 ? "The server needs its API key; it belongs into the settings." : error.message);
+    if (error.status === 401) openKey();
+  }
+}
+
+function ask(text) {
+  store.chat.messages.push({ role: "user", content: text });
+  answerNow();
+}
+
+async function retry(index) {
+  await halt();
+  store.chat.messages.length = index;
+  answerNow();
+  $("prompt").focus();
+}
+
+async function edit(index, text) {
+  await halt();
+  store.chat.messages.length = index;
+  ask(text);
+  $("prompt").focus();
+}
+
+// Stops the answer under way, if there is one, and waits until it is over.
+async function halt() {
+  talk.stop();
+  while (talk.live) await new Promise((resolve) => setTimeout(resolve));
+}
+
+function showChat() {
+  messages.show(store.chat.messages);
+  $("empty").hidden = store.chat.messages.length > 0;
+  $("conversations").replaceChildren(...store.chats.map((chat) => entry(chat)));
+}
+
+function entry(chat) {
+  const current = chat === store.chat;
+  const open = make("button", { type: "button", class: "open", "aria-current": current && "true", onclick: () => show(chat) }, chat.title);
+  const remove = make("button", { type: "button", class: "remove", "aria-label": `Delete ${chat.title}`, onclick: () => drop(chat) }, "\u00d7");
+  return make("li", {}, open, remove);
+}
+
+function show(chat) {
+  store.show(chat.id);
+  showChat();
+  closeDrawers();
+  $("prompt").focus();
+}
+
+async function drop(chat) {
+  if (!confirm(`Delete "${chat.title}"?`)) return;
+  if (chat === store.chat) await halt();
+  store.remove(chat.id);
+  showChat();
+  $("new").focus();
+}
+
+function notice(text) {
+  setText($("notice"), text);
+  $("notice").hidden = !text;
+}
+
+const say = (text) => setText($("status"), text);
+
+function openKey() {
+  drawer("list", true);
+  $("settings").open = true;
+  $("key").focus();
+}
+
+function drawer(id, open) {
+  document.body.classList.toggle(`with-${id}`, open);
+  $(`show-${id}`).setAttribute("aria-expanded", String(open));
+  house.wake();
+}
+
+function closeDrawers() {
+  if (NARROW.matches) for (const id of ["list", "house"]) drawer(id, false);
+}
+
+function toggle(id) {
+  const open = !document.body.classList.contains(`with-${id}`);
+  closeDrawers();
+  drawer(id, open);
+}
+
+function grow() {
+  const field = $("prompt");
+  field.style.height = "auto";
+  field.style.height = `${Math.min(field.scrollHeight + 2, innerHeight * 0.4)}px`;
+}
+
+$("ask").addEventListener("submit", (event) => {
+  event.preventDefault();
+  const text = $("prompt").value.trim();
+  if (talk.live) talk.stop();
+  else if (text) {
+    $("prompt").value = "";
+    grow();
+    ask(text);
+  }
+});
+$("prompt").addEventListener("keydown", (event) => {
+  if (isSend(event) && !talk.live) $("ask").requestSubmit();
+});
+$("prompt").addEventListener("input", grow);
+$("new").addEventListener("click", () => show(store.begin()));
+for (const id of ["list", "house"]) $(`show-${id}`).addEventListener("click", () => toggle(id));
+for (const id of ["key", "system", "temperature"]) {
+  $(id).value = store.settings[id];
+  $(id).addEventListener("change", () => {
+    store.settings[id] = $(id).value;
+    store.save();
+    if (id === "key") meet();
+  });
+}
+document.addEventListener("keydown", (event) => {
+  if (event.key !== "Escape") return;
+  const open = NARROW.matches && ["list", "house"].find((id) => document.body.classList.contains(`with-${id}`));
+  if (!open) return;
+  closeDrawers();
+  $(`show-${open}`).focus();
+});
+addEventListener("pagehide", () => store.save());
+
+// The model's name; a server that needs a key says so at once.
+async function meet() {
+  try {
+    setText($("model"), (await getJson("/v1/models", store.settings.key)).data[0].id);
+    notice("");
+    house.ready = true;
+  } catch (error) {
+    notice(error.status === 401 ? "This server needs its API key." : "The server does not answer.");
+    if (error.status === 401) openKey();
+  }
+  house.wake();
+}
+
+drawer("list", !NARROW.matches);
+drawer("house", !NARROW.matches);
+showChat();
+if (!NARROW.matches) $("prompt").focus();
+meet();

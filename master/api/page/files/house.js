@@ -1,0 +1,145 @@
+// The house: each node with its share, its memory and where its time goes. Asked once a second while it is seen.
+
+import { getJson } from "./api.js";
+import { $, make, setText } from "./dom.js";
+
+const EVERY = 1000; // milliseconds
+const PARTS = [["compute_ms", "compute"], ["network_ms", "network"], ["disk_ms", "disk"]];
+
+export class House {
+  constructor(panel, store, shown) {
+    this.panel = panel;
+    this.store = store;
+    this.shown = shown; // called with each answer
+    this.cards = [];
+    this.timer = null;
+    this.asking = false;
+    this.ready = false; // before the server has taken the key
+    document.addEventListener("visibilitychange", () => this.wake());
+  }
+
+  get visible() {
+    return !document.hidden && this.panel.getClientRects().length > 0;
+  }
+
+  wake() {
+    clearTimeout(this.timer);
+    if (this.ready && this.visible && !this.asking) this.#ask();
+  }
+
+  async #ask() {
+    this.asking = true;
+    try {
+      this.#show(await getJson("/house", this.store.settings.key));
+    } catch (error) {
+      setText($("house-line"), error.status === 401 ? "The house is shown with the key." : "The server does not answer.");
+    }
+    this.asking = false;
+    if (this.visible) this.timer = setTimeout(() => this.wake(), EVERY);
+  }
+
+  #show(house) {
+    this.shown(house);
+    const nodes = house.nodes ?? [];
+    const busy = [house.running ? `${house.running} answering` : "idle", house.waiting ? `${house.waiting} waiting` : ""];
+    const sums = nodes.length > 1 ? [`sums: ${house.collective}, ${house.wire}`] : [];
+    const count = `${nodes.length} node${nodes.length === 1 ? "" : "s"}`;
+    setText($("house-line"), house.problem ?? [count, ...busy, ...sums].filter(Boolean).join(" \u00b7 "));
+    this.panel.classList.toggle("trouble", Boolean(house.problem));
+    this.#load(house);
+    while (this.cards.length > nodes.length) this.cards.pop().element.remove();
+    nodes.forEach((node, rank) => {
+      if (!this.cards[rank]) $("nodes").append((this.cards[rank] = new Card()).element);
+      this.cards[rank].show(node, house.whole, Math.max(...nodes.map(perToken)));
+    });
+  }
+
+  #load({ pages }) {
+    this.memory ??= new Bar("Context memory", "pages");
+    if (!this.memory.element.isConnected) $("load").append(this.memory.element);
+    if (!pages) return;
+    const held = pages.held * pages.tokens;
+    this.memory.show([[0, pages.held / pages.total, "pages"]], `${held} of ${pages.total * pages.tokens} tokens`);
+  }
+}
+
+// One figure: its name, what it says, and a bar with coloured parts, each [from, to, kind] of 0 to 1.
+class Bar {
+  constructor(name) {
+    this.value = make("span", { class: "value" });
+    this.track = make("div", { class: "track", "aria-hidden": "true" });
+    this.element = make("div", { class: "figure" }, make("p", {}, make("span", {}, name), this.value), this.track);
+  }
+
+  show(parts, text) {
+    setText(this.value, text);
+    while (this.track.children.length > parts.length) this.track.lastChild.remove();
+    parts.forEach(([from, to, kind], index) => {
+      const part = this.track.children[index] ?? this.track.appendChild(make("i"));
+      part.className = kind;
+      part.style.left = `${100 * from}%`;
+      part.style.width = `${100 * Math.max(0, Math.min(1, to) - from)}%`;
+    });
+  }
+}
+
+class Card {
+  constructor() {
+    this.name = make("h3");
+    this.bars = {
+      heads: new Bar("Attention heads"), neurons: new Bar("Neurons"), experts: new Bar("Experts"),
+      memory: new Bar("Memory"), weights: new Bar("Weights in memory"), time: new Bar("Time per token"),
+    };
+    this.legend = make("p", { class: "legend" }, ...PARTS.map(([, kind]) => make("span", { class: kind })));
+    this.note = make("p", { class: "quiet" });
+    this.element = make("li", { class: "card" }, this.name, 
+      ...Object.values(this.bars).map((bar) => bar.element), this.legend, this.note);
+  }
+
+  show(node, whole, slowest) {
+    setText(this.name, node.name);
+    this.#range("heads", node.heads, whole.heads);
+    const wide = whole.neurons && node.neurons[1] <= whole.neurons && !whole.experts;
+    this.#range("neurons", node.neurons, wide ? whole.neurons : whole.expert_neurons || whole.neurons);
+    this.#range("experts", node.experts, whole.experts);
+    const { bars } = this;
+    const kept = Math.min(1, node.resident_bytes / Math.max(1, node.planned_bytes));
+    const used = Math.min(1, node.used_bytes / Math.max(1, node.planned_bytes));
+    bars.memory.show([[0, Math.min(kept, used), "kept"], [Math.min(kept, used), used, "other"]],
+      `${size(node.used_bytes)} of ${size(node.planned_bytes)} planned`);
+    bars.weights.element.hidden = node.resident_bytes >= node.weight_bytes;
+    bars.weights.show([[0, node.resident_bytes / Math.max(1, node.weight_bytes), "kept"]],
+      `${size(node.resident_bytes)} of ${size(node.weight_bytes)}, the rest passes`);
+    this.#time(node, slowest);
+    setText(this.note, notes(node));
+  }
+
+  #range(name, [first, last], whole) {
+    this.bars[name].element.hidden = !whole;
+    const text = last > first ? `${first}\u2013${last - 1} of ${whole}` : "none";
+    if (whole) this.bars[name].show([[first / whole, last / whole, "share"]], text);
+  }
+
+  #time(node, slowest) {
+    let at = 0;
+    const parts = PARTS.map(([field, kind]) => [at, (at += node[field] / Math.max(slowest, 1e-9)), kind]);
+    this.bars.time.show(parts, perToken(node) ? `${perToken(node).toFixed(1)} ms` : "nothing yet");
+    PARTS.forEach(([field, kind], index) => setText(this.legend.children[index], `${kind} ${node[field].toFixed(1)}`));
+  }
+}
+
+const perToken = (node) => PARTS.reduce((sum, [field]) => sum + node[field], 0);
+
+function notes(node) {
+  const sent = node.sent_bytes || node.received_bytes
+    ? `sends ${size(node.sent_bytes)}, receives ${size(node.received_bytes)} a token` : "";
+  const read = node.streamed_bytes ? `reads ${size(node.streamed_bytes)} a token at ${node.disk_mb_per_s.toFixed(0)} MB/s` : "";
+  return [sent, read, node.accelerator].filter(Boolean).join("; ");
+}
+
+function size(bytes) {
+  const units = ["B", "kB", "MB", "GB"];
+  const power = Math.min(3, Math.floor(Math.log10(Math.max(1, bytes)) / 3));
+  const value = bytes / 1000 ** power;
+  return `${value >= 100 || !power ? value.toFixed(0) : value.toFixed(1)} ${units[power]}`;
+}

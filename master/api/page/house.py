@@ -1,0 +1,112 @@
+"""What every node does at the moment, for people who look on: read between two steps, once a second at most."""
+
+import asyncio
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+from master.generation.thread import EngineThread
+from master.reporting.live import LiveFigures
+from master.reporting.report import NodeReport
+from tpi.errors import TpiError
+from tpi.kernels.spec import PAGE_TOKENS
+from tpi.net.messages import Stats
+from tpi.partition import Range
+
+FRESH_S = 0.8  # for so long the same figures are shown to everybody
+LOST_S = 10.0  # after a node did not answer it is not asked again for so long: who asks holds up the steps
+WAIT_S = 2.0  # for the step that is under way; after that the last figures are shown
+
+
+class LiveSource(Protocol):
+    """Who knows the nodes; `master.reporting.figures.RunFigures` does."""
+
+    def live(self, begun: Sequence[Stats] | None) -> LiveFigures:
+        """Figures of now, with times per token since `begun`; raises NodeError if a worker is lost."""
+
+
+class House:
+    """Shows the nodes of the deployment of now. All but `_take` is called on the server's loop."""
+
+    def __init__(self, engine: EngineThread, source: Callable[[], LiveSource], model: str) -> None:
+        self._engine, self._source, self._model = engine, source, model
+        self._pending: asyncio.Future[LiveFigures] | None = None
+        self._begun: Sequence[Stats] | None = None  # totals when tokens were last computed
+        self._shown: LiveFigures | None = None
+        self._problem: str | None = None
+        self._next = float("-inf")  # of the loop's clock, when it may be read again
+
+    async def read(self) -> dict[str, Any]:
+        """The house as JSON. While a step takes long, or where a worker is lost, `fresh` is false."""
+        loop = asyncio.get_running_loop()
+        if self._pending is None and self._engine.problem is None and loop.time() >= self._next:
+            self._pending = asyncio.wrap_future(self._engine.call(self._take))
+        pending = self._pending
+        if pending is not None:
+            await asyncio.wait([pending], timeout=WAIT_S)
+            if pending is self._pending and pending.done():
+                self._pending = None
+                self._settle(pending)
+                self._next = loop.time() + (LOST_S if self._problem else FRESH_S)
+        return self._fields(self._pending is None and self._problem is None)
+
+    def _take(self) -> LiveFigures:
+        """On the engine's thread."""
+        return self._source().live(self._begun)
+
+    def _settle(self, done: "asyncio.Future[LiveFigures]") -> None:
+        try:
+            taken = done.result()
+        except TpiError as error:
+            self._problem = str(error)
+            return
+        self._problem = None
+        if self._shown is None or taken.moved or taken.epoch != self._shown.epoch:
+            self._shown, self._begun = taken, taken.totals  # else nothing was computed: times stay as they were
+
+    def _fields(self, fresh: bool) -> dict[str, Any]:
+        engine, shown, problem = self._engine.engine, self._shown, self._engine.problem
+        pages, running = engine.deployment.pages, len(engine.admission.running)
+        own = {
+            "model": self._model,
+            "context": engine.context,
+            "fresh": fresh,
+            "problem": self._problem or (str(problem) if problem else None),
+            "running": running,
+            "waiting": max(0, self._engine.open - running),
+            "pages": {"held": pages.total - pages.free, "total": pages.total, "tokens": PAGE_TOKENS},
+        }
+        return own | (_figures(shown) if shown else {"nodes": []})
+
+
+def _figures(shown: LiveFigures) -> dict[str, Any]:
+    nodes = [_node(*each) for each in zip(shown.nodes, shown.experts, shown.used_bytes, strict=True)]
+    return {
+        "tokens": shown.totals[0].tokens,
+        "whole": shown.whole,
+        "collective": shown.collective,
+        "wire": shown.wire,
+        "nodes": nodes,
+    }
+
+
+def _node(node: NodeReport, experts: Range, used_bytes: int) -> dict[str, Any]:
+    """Ranges are [first, last + 1); times in milliseconds per token, sizes in bytes."""
+    return {
+        "name": node.name,
+        "heads": node.heads,
+        "kv_heads": node.kv_heads,
+        "neurons": node.neurons,
+        "experts": experts.as_list(),
+        "weight_bytes": node.weight_bytes,
+        "resident_bytes": node.resident_bytes,
+        "planned_bytes": node.planned_bytes,
+        "used_bytes": used_bytes,
+        "compute_ms": node.compute_ms_per_token,
+        "network_ms": node.sync_ms_per_token,
+        "disk_ms": node.io_stall_ms_per_token,
+        "streamed_bytes": node.streamed_bytes_per_token,
+        "disk_mb_per_s": node.disk_mb_per_s,
+        "sent_bytes": node.sent_bytes_per_token,
+        "received_bytes": node.received_bytes_per_token,
+        "accelerator": node.accelerator,
+    }

@@ -1,0 +1,51 @@
+"""`GET /`, the page's own files, and `GET /house`."""
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from fastapi import APIRouter
+from fastapi.responses import JSONResponse, Response
+
+from master.api.page.house import House
+
+FILES = Path(__file__).parent / "files"
+POLICY = "default-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'; object-src 'none'"
+"""What the page may load, and who may frame it: nothing but what this server sends, and nobody."""
+
+_TYPES = {
+    ".html": "text/html; charset=utf-8",
+    ".css": "text/css; charset=utf-8",
+    ".js": "text/javascript; charset=utf-8",
+    ".svg": "image/svg+xml",
+}
+_HEADERS = {
+    "Content-Security-Policy": POLICY,
+    "Referrer-Policy": "no-referrer",
+    "Cache-Control": "no-cache",  # a browser asks again, so that a new version of the server has its own page
+}
+
+
+def page_paths() -> dict[str, Path]:
+    """The file of every path of the page: no other file can be asked for."""
+    named = {f"/page/{file.name}": file for file in sorted(FILES.iterdir()) if file.suffix in _TYPES}
+    return {"/": FILES / "index.html"} | named
+
+
+def page_routes(house: House | None) -> APIRouter:
+    """The page's routes; without a `house` it has none to show."""
+    router = APIRouter()
+    for path, file in page_paths().items():
+        _add_file(router, path, file.read_bytes(), {"Content-Type": _TYPES[file.suffix]} | _HEADERS)
+
+    @router.get("/house", summary="The nodes, what each holds and where its time goes")
+    async def read_house() -> Response:
+        shown = {"nodes": []} if house is None else await house.read()
+        return JSONResponse(shown, headers={"Cache-Control": "no-store"})
+
+    return router
+
+
+def _add_file(router: APIRouter, path: str, body: bytes, headers: Mapping[str, str]) -> None:
+    @router.get(path, include_in_schema=False)
+    async def read_file() -> Response:
+        return Response(body, headers=dict(headers))

@@ -11,6 +11,7 @@ from functools import cached_property
 import numpy as np
 import numpy.typing as npt
 
+from scheduler.model.machine import NodeMachine
 from tpi.errors import PlanError
 
 F64 = npt.NDArray[np.float64]
@@ -71,6 +72,26 @@ class NeuronProblem:
             raise PlanError("a bandwidth or an exchange that was measured is no amount; measure the machine again")
         if not self.layers or any(layer.neuron_bytes < 1 or not len(layer.frequency) for layer in self.layers):
             raise PlanError("a layer without neurons cannot be placed; profile the model again")
+
+    @classmethod
+    def of(
+        cls, layers: Sequence[LayerNeurons], machine: NodeMachine, taken: int = 0, taken_there: int = 0
+    ) -> "NeuronProblem":
+        """With what was measured of a machine, of whose memories so many bytes are taken: RAM, the accelerator's.
+
+        One exchange brings the input there and the result back, and starts one call on each side.
+
+        Raises:
+            PlanError: if the machine has no accelerator, or a figure is no amount.
+        """
+        device = machine.accelerator
+        if device is None:
+            raise PlanError("neurons are placed between a CPU and an accelerator; name one with --device")
+        sync = 2 * device.link.latency + device.rates.start + machine.host.start
+        return cls(
+            layers, ComputingUnit(machine.memory - taken, machine.host.read),
+            ComputingUnit(device.memory - taken_there, device.rates.read), sync,
+        )  # fmt: skip
 
     @cached_property
     def least(self) -> tuple[int | None, ...]:

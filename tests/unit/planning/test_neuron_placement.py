@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from scheduler.model.machine import parse_machine
 from scheduler.model.neurons.problem import BATCH, ComputingUnit, LayerNeurons, NeuronProblem
 from scheduler.model.neurons.solve import NeuronPlacement, place_neurons
 from scheduler.model.neurons.table import NeuronTable
@@ -106,3 +107,15 @@ def test_a_model_of_7b_is_placed() -> None:
     check(problem, placed)
     batches = np.sort(np.concatenate([one.impacts for one in layers]))[::-1]
     assert placed.impact >= 0.9999 * batches[: half // (BATCH * 6912)].sum()
+
+
+def test_a_machine_as_it_was_measured() -> None:
+    machine = parse_machine("1GiB GPU, 300GB/s GPU, 8GiB RAM, 20GB/s RAM")
+    layer = LayerNeurons(np.linspace(1, 0, 11008), 6912)
+    problem = NeuronProblem.of([layer], machine, 1 << 30, 1 << 29)
+    assert problem.accelerator == ComputingUnit(1 << 29, 300e9)
+    assert problem.cpu == ComputingUnit(7 << 30, 20e9)
+    assert problem.sync > 0
+    assert len(place_neurons(problem).neurons[0]) == 11008
+    with pytest.raises(PlanError, match="accelerator"):
+        NeuronProblem.of([layer], parse_machine("8GiB RAM"))

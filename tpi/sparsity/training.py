@@ -42,7 +42,6 @@ class TrainingRecipe:
     rate: float = 3e-3
     margin: float = 0.005
     held: float = 0.15
-    ahead: int = 0
     seed: int = 0
 
 
@@ -54,6 +53,7 @@ class LayerExamples:
     layer: int
     x: F32
     active: Active
+    ahead: int = 0
 
 
 @dataclass(frozen=True, eq=False)
@@ -124,10 +124,10 @@ def _trained(
         raise ModelError(f"{len(one.x)} tokens are too few to train a predictor; profile the model with a longer text")
     first, second, bias = _fitted(one.x[:seen], one.active[:seen], rank, recipe)
     matrices = (PredictorMatrix.of(first, recipe.weights), PredictorMatrix.of(second, recipe.weights))
-    plain = Predictor(one.layer, *matrices, ahead=recipe.ahead, bias=bias)
+    plain = Predictor(one.layer, *matrices, ahead=one.ahead, bias=bias)
     x, active = one.x[seen:], one.active[seen:]
     threshold = threshold_for(plain.scores(x), active, min(recipe.recall + recipe.margin, 1))
-    predictor = Predictor(one.layer, *matrices, threshold, recipe.ahead, bias=bias)
+    predictor = Predictor(one.layer, *matrices, threshold, one.ahead, bias=bias)
     made = TrainedPredictor(predictor, *measured(predictor, x, active))
     if report:
         report(made)

@@ -109,8 +109,9 @@ def test_a_predictor_that_looks_ahead_knows_more_than_frequencies(
     _, inputs, layers = examples
     active = layers[2].gated(inputs[2]) != 0
     seen = len(active) * 7 // 8
-    recipe = TrainingRecipe(rank=32, steps=60, tokens=128, rate=6e-3, ahead=1, chosen=1e9)
-    one: TrainedPredictor = train_predictors({2: LayerExamples(2, inputs[1][:seen], active[:seen])}, 1e9, recipe)[2]
+    recipe = TrainingRecipe(rank=32, steps=60, tokens=128, rate=6e-3, chosen=1e9)
+    learned = LayerExamples(2, inputs[1][:seen], active[:seen], ahead=1)
+    one: TrainedPredictor = train_predictors({2: learned}, 1e9, recipe)[2]
     recall, factor = measured(one.predictor, inputs[1][seen:], active[seen:])
     taken = np.argsort(-active[:seen].mean(axis=0))[: round(factor * active[seen:].sum(axis=1).mean())]
     assert one.predictor.ahead == 1

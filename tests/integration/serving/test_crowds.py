@@ -62,16 +62,28 @@ def test_a_crowd_is_answered_or_told_to_come_back(tiny_pack: Callable[..., Pack]
             assert "vllm:num_requests_running{" in http.get("/metrics").text
 
 
-def test_who_is_turned_away_hears_when_to_come_back(tiny_pack: Callable[..., Pack], tmp_path: Path) -> None:
+def test_who_is_turned_away_hears_when_to_come_back(
+    tiny_pack: Callable[..., Pack], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with tiny_server(tiny_pack("llama"), tmp_path, ServeLimits(waiting=0), most=1) as served, client(served) as http:
-        with http.stream("POST", CHAT, json=said(stream=True, max_tokens=600, logit_bias={"2": -100})) as first:
+        refused, step = Event(), served.engine.step
+
+        def held_up() -> None:
+            """The first answer is under way until the others were turned away."""
+            step()
+            if any(request.made for request in served.engine.requests):
+                refused.wait(20)
+
+        monkeypatch.setattr(served.engine, "step", held_up)
+        with http.stream("POST", CHAT, json=said(stream=True, max_tokens=60, logit_bias={"2": -100})) as first:
             next(first.iter_lines())
-            refused = http.post(CHAT, json=said())
-            assert refused.status_code == 429
-            assert int(refused.headers["retry-after"]) >= 1
-            assert refused.json()["error"]["code"] == "busy"
+            turned_away = http.post(CHAT, json=said())
+            assert turned_away.status_code == 429
+            assert int(turned_away.headers["retry-after"]) >= 1
+            assert turned_away.json()["error"]["code"] == "busy"
             many = http.post(CHAT, json=said(n=3))
             assert many.status_code == 429
+            refused.set()
         wait_for(lambda: served.thread.open == 0)
         assert http.post(CHAT, json=said()).status_code == 200
 

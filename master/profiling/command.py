@@ -22,6 +22,12 @@ _AHEAD = 3  # layers
 @click.option("--text", "text", required=True, type=click.Path(path_type=Path), help="A file of UTF-8 text.")
 @click.option("--dtype", default="auto", show_default=True, help="Format of the weights, as for tpi run.")
 @click.option("--tokens", type=click.IntRange(min=1), help="Use so many tokens of the text at most.")
+@click.option(
+    "--predictors", is_flag=True, help="Train predictors of active neurons, too; they are kept beside the pack."
+)
+@click.option(
+    "--ahead", default=0, show_default=True, type=click.IntRange(0), help="Layers that predictors look ahead."
+)
 @click.option("--cache", type=click.Path(path_type=Path), help="Where models are kept (default: ~/.cache/tpi).")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of the table.")
 @quiet_option
@@ -44,6 +50,7 @@ def _read(path: Path) -> str:
 def _profiled(model: str, words: str, text: Path, flags: dict[str, Any]) -> dict[str, Any]:
     from master.profiling.measure import profile_model
     from master.profiling.plot import figure
+    from master.profiling.predictors import train_beside
     from master.text.tokenizer import Tokenizer
     from tpi.kernels import open_kernels
     from tpi.pack.library.locate import open_model
@@ -57,10 +64,15 @@ def _profiled(model: str, words: str, text: Path, flags: dict[str, Any]) -> dict
     ids = Tokenizer.load(pack).encode(words)[: flags["tokens"]]
     if len(ids) < length:
         raise UsageError(f"{text} has {len(ids)} tokens; give --text a file of at least {length}, better thousands")
+    tokens, kernels = chunks(ids, length), open_kernels()
     with phase(f"profiling {pack.path.name}") as progress:
-        use = profile_model(pack, chunks(ids, length), open_kernels(), progress)
+        use = profile_model(pack, tokens, kernels, progress)
     write_atomically(pack.path / PLOT, figure(use).encode())
-    return {"profile": str(pack.path / NAME), "plot": str(pack.path / PLOT), **_figures(use)}
+    found = {"profile": str(pack.path / NAME), "plot": str(pack.path / PLOT), **_figures(use)}
+    if flags["predictors"]:
+        with phase(f"training predictors for {pack.path.name}") as progress:
+            found["predictors"] = train_beside(pack, tokens, kernels, flags["ahead"], progress)
+    return found
 
 
 def _figures(use: NeuronUse) -> dict[str, Any]:
@@ -84,4 +96,15 @@ def _table(found: dict[str, Any]) -> str:
     lines += [f"{at:5}  {one['active']:6.1%}  {one['hot']:6.1%}" for at, one in enumerate(found["layers"])]
     lines.append(f"  all  {found['active']:6.1%}  {found['hot']:6.1%}   over {found['tokens']} tokens")
     lines += [f"foretold {far} ahead by single neurons: {share:.0%}" for far, share in found["foretold"].items()]
+    lines += _predicted(found.get("predictors"))
     return "\n".join([*lines, f"kept in {found['profile']}; plot in {found['plot']}"])
+
+
+def _predicted(found: dict[str, Any] | None) -> list[str]:
+    if found is None:
+        return []
+    lines = ["layer   rank  recall  chosen for each active one"]
+    lines += [
+        f"{at:5}  {one['rank']:5}  {one['recall']:6.1%}  {one['chosen']:6.2f}" for at, one in enumerate(found["layers"])
+    ]
+    return [*lines, f"predictors, {found['ahead']} layers ahead, take {found['share']:.1%} of the pack's bytes"]

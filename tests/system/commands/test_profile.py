@@ -11,6 +11,7 @@ from tests.support.weights.trained import TEXT, trained_facts, write_trained
 from tpi.kernels import open_kernels
 from tpi.pack.builder.build import open_source, pack_model
 from tpi.pack.reader import Pack
+from tpi.sparsity.files import load_predictors
 from tpi.sparsity.replay import chunks
 from tpi.sparsity.usage import NAME, load_use
 
@@ -73,3 +74,23 @@ def test_a_text_that_cannot_be_used(pack: Path, tmp_path: Path, content: bytes |
     assert done.returncode == 2
     assert says in done.stderr
     assert len(done.stderr.strip().splitlines()) == 1
+
+
+def test_predictors_are_trained_beside_the_pack(pack: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from master.profiling import predictors
+
+    monkeypatch.setattr(predictors, "STEPS", 20)
+    opened, steps = Pack.open(pack), []
+    tokens = chunks(list(range(1000)) * 2, 64)
+    found = predictors.train_beside(opened, tokens, open_kernels(), 2, lambda done, total: steps.append((done, total)))
+    kept = load_predictors(pack / "predictors.safetensors")
+    assert [kept[layer].ahead for layer in range(4)] == [0, 1, 2, 2]
+    assert (
+        sum(one.nbytes for one in kept.values()) == found["share"] * opened.weight_bytes <= 0.06 * opened.weight_bytes
+    )
+    assert [one["rank"] for one in found["layers"]] == [kept[layer].rank for layer in range(4)]
+    assert steps[-1] == (4, 4)
+    done = tpi("profile", "-m", str(pack), "--text", str(TEXT), "--tokens", "256", "--predictors", "--ahead", "9",
+               cache=tmp_path / "cache")  # fmt: skip
+    assert done.returncode == 2
+    assert "--ahead 9 is beyond this model's 4 layers" in done.stderr

@@ -1,12 +1,14 @@
 """`tpi profile` as people type it: its answers, going on after a kill, and every way to get it wrong."""
 
 import json
+import subprocess
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from tests.support.commands import tpi
+from tests.support.commands import TPI, clean, tpi
 from tests.support.weights.trained import TEXT, trained_facts, write_trained
 from tpi.kernels import open_kernels
 from tpi.pack.builder.build import open_source, pack_model
@@ -94,3 +96,23 @@ def test_predictors_are_trained_beside_the_pack(pack: Path, tmp_path: Path, monk
                cache=tmp_path / "cache")  # fmt: skip
     assert done.returncode == 2
     assert "--ahead 9 is beyond this model's 4 layers" in done.stderr
+
+
+def test_a_killed_profile_goes_on(pack: Path, tmp_path: Path) -> None:
+    """The process is killed once its first piece is kept; the next one ends what it began, and equals a whole one."""
+    words = ["profile", "-m", str(pack), "--text", str(TEXT), "--quiet", "--json"]
+    process = subprocess.Popen([*TPI, *words], env=clean(tmp_path / "cache"), stdout=subprocess.PIPE)
+    with process:
+        while not (pack / NAME).exists():
+            with suppress(subprocess.TimeoutExpired):
+                pytest.fail(f"it ended with {process.wait(0.01)} before it kept anything")
+        process.kill()
+    kept = load_use(pack / NAME)
+    done = tpi(*words, cache=tmp_path / "cache")
+    assert done.returncode == 0, done.stderr
+    ended = load_use(pack / NAME)
+    assert ended.of == kept.of
+    assert (ended.bits[:, : kept.bits.shape[1]] == kept.bits).all()
+    (pack / NAME).unlink()
+    assert tpi(*words, cache=tmp_path / "cache").stdout == done.stdout
+    assert (load_use(pack / NAME).counts == ended.counts).all()

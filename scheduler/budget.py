@@ -21,7 +21,7 @@ _AMPLE_CHUNK = 256  # tokens: longer steps compute hardly faster, and save passe
 _SHORT_CHUNK = 32  # tokens: a prefill step is made shorter than this only where nothing else helps
 _CHUNK_SHARE = 8  # a chunk takes at most one part in so many of what it competes for with weights, or makes streamed
 TILE = 4 << 20  # bytes of a table in memory at once, twice (one in use, one on its way)
-PROCESS = 6 << 20  # bytes that a process takes once it works: code, sockets, plans, hashes
+PROCESS = 7 << 20  # bytes that a process takes once it works: code, sockets, plans, hashes
 
 
 @dataclass(frozen=True)

@@ -105,6 +105,11 @@ def sentence(stderr: str) -> str:
     return line
 
 
+def warnings(stderr: str) -> list[str]:
+    """What a command said on its way: who is left out, and what was planned anew."""
+    return [line for line in stderr.splitlines() if line.startswith("tpi: ")]
+
+
 @contextmanager
 def running(model: Path, cache: Path, *flags: str) -> Iterator[subprocess.Popen[str]]:
     """A run of many tokens; with what it started, gone afterwards."""
@@ -131,17 +136,20 @@ def break_images(cache: Path) -> list[str]:
     return [image.name for image in images]
 
 
-def test_a_file_that_breaks_ends_the_run_in_one_sentence(model: Path, cache: Path, unlimited: dict[str, Any]) -> None:
+def test_a_file_that_breaks_is_named_and_the_run_goes_on_without_its_worker(
+    model: Path, cache: Path, unlimited: dict[str, Any]
+) -> None:
     flags = ("--memory", "22MiB", "--local", "1")
     with running(model, cache, *flags) as process:
         assert process.stdout
         assert process.stdout.read(1)
         names = break_images(cache)
         _, said = process.communicate(timeout=60)
-    assert process.returncode == 1
+    assert process.returncode == 0
     assert names
-    assert "worker-1" in sentence(said)
-    assert any(name in sentence(said) for name in names)
+    named, _ = warnings(said)
+    assert "worker-1" in named
+    assert any(name in named for name in names)
     assert run(model, cache, *flags)["token_ids"] == unlimited["token_ids"]
 
 
@@ -160,7 +168,7 @@ def flip_a_bit(cache: Path) -> str:
     return str(image)
 
 
-def test_a_bit_that_flips_on_the_disk_ends_the_run_and_the_next_one_mends_it(
+def test_a_bit_that_flips_on_the_disk_is_named_and_the_next_run_mends_it(
     model: Path, cache: Path, unlimited: dict[str, Any]
 ) -> None:
     flags = ("--memory", "22MiB", "--local", "1", "--verify-weights")
@@ -170,9 +178,10 @@ def test_a_bit_that_flips_on_the_disk_ends_the_run_and_the_next_one_mends_it(
     image = flip_a_bit(cache)
     with running(model, cache, *flags) as process:
         _, said = process.communicate(timeout=60)
-    assert process.returncode == 1
-    assert "worker-1" in sentence(said)
-    assert f"{image} is damaged: unit" in sentence(said)
+    assert process.returncode == 0
+    named, _ = warnings(said)
+    assert "worker-1" in named
+    assert f"{image} is damaged: unit" in named
     assert run(model, cache, *flags)["token_ids"] == unlimited["token_ids"]
 
 

@@ -17,7 +17,7 @@ from master.session import Session
 from tests.support.cluster_helpers import announced
 from tests.support.models import TinyModel
 from tests.support.paths import ROOT
-from tpi.errors import ModelError, NodeError, NotFiniteError
+from tpi.errors import ModelError, NotFiniteError
 from tpi.pack.builder.build import open_source, pack_model
 from tpi.pack.groups import group_factors, quantise_groups
 
@@ -31,7 +31,7 @@ def test_logits_that_are_no_numbers_are_refused(bad: float, temperature: float) 
 
 
 def test_a_worker_that_sends_nan_is_one_sentence_and_can_be_found(
-    tiny_model: Callable[[str], TinyModel], tmp_path: Path
+    tiny_model: Callable[[str], TinyModel], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     command = [sys.executable, "-m", "tests.support.processes.nan_worker", str(tmp_path / "shards")]
     with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE) as process:
@@ -41,8 +41,8 @@ def test_a_worker_that_sends_nan_is_one_sentence_and_can_be_found(
                 with pytest.raises(NotFiniteError, match=r"sum after the last block is not finite.*--verify-weights"):
                     generate(RunOptions(model, workers=(address,), context=64, cache=tmp_path), temperature)
             checked = RunOptions(model, workers=(address,), context=64, cache=tmp_path, verify_weights=True)
-            with pytest.raises(NodeError, match=r"worker toaster .*result of ffn 0 is not finite"):
-                generate(checked, 0.0)
+            generate(checked, 0.0)  # goes on without it
+            assert "result of ffn 0 is not finite" in capsys.readouterr().err
         finally:
             process.kill()
 

@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from allreduce.auto import Auto
 from master.deployment.deploy import MASTER
 from master.deployment.deployment import Deployment
 from master.deployment.planner import units_of
@@ -67,6 +68,7 @@ class RunFigures:
             [node_report(config, *each) for each in zip(self._shares(), counted, after, strict=True)],
             [shard.experts for shard in self._deployment.stages[0].shards],
             after, after[0].tokens != counted[0].tokens, whole_model(config), group.algorithm(hidden), group.wire,
+            group.links if isinstance(group, Auto) else None,
         )  # fmt: skip
 
     def fields(self) -> dict[str, Any]:

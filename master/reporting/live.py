@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from master.reporting.report import NodeReport
 from master.reporting.spans import nothing
 from tpi.config import ModelConfig
+from tpi.net.links import LinkTable
 from tpi.net.messages import Stats
 from tpi.partition import Range
 
@@ -21,6 +22,7 @@ class LiveFigures:
     whole: dict[str, int]  # what there is to hold, by kind
     collective: str
     wire: str
+    links: LinkTable | None = None  # as measured, where they are
 
     @property
     def epoch(self) -> int:

@@ -6,9 +6,10 @@ from typing import Any, Protocol
 
 from master.generation.thread import EngineThread
 from master.reporting.live import LiveFigures
-from master.reporting.report import NodeReport
+from master.reporting.report import MEGA, MILLI, NodeReport
 from tpi.errors import TpiError
 from tpi.kernels.spec import PAGE_TOKENS
+from tpi.net.links import LinkTable
 from tpi.net.messages import Stats
 from tpi.partition import Range
 
@@ -79,7 +80,8 @@ class House:
 
 
 def _figures(shown: LiveFigures) -> dict[str, Any]:
-    nodes = [_node(*each) for each in zip(shown.nodes, shown.experts, shown.used_bytes, strict=True)]
+    each = zip(shown.nodes, shown.experts, shown.used_bytes, strict=True)
+    nodes = [_node(*one) | {"links": _links(shown.links, rank)} for rank, one in enumerate(each)]
     return {
         "tokens": shown.totals[0].tokens,
         "whole": shown.whole,
@@ -87,6 +89,12 @@ def _figures(shown: LiveFigures) -> dict[str, Any]:
         "wire": shown.wire,
         "nodes": nodes,
     }
+
+
+def _links(links: LinkTable | None, rank: int) -> list[dict[str, float]]:
+    """A node's links to the others, in their order: milliseconds of latency and MB/s, as measured."""
+    found = links.of(rank) if links else ()
+    return [{"latency_ms": MILLI * one.latency_s, "mb_per_s": one.bytes_per_s / MEGA} for one in found]
 
 
 def _node(node: NodeReport, experts: Range, used_bytes: int) -> dict[str, Any]:

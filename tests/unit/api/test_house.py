@@ -15,6 +15,7 @@ from master.reporting.live import LiveFigures, since, whole_model
 from master.reporting.report import NodeShare, node_report
 from tests.support.weights.configs import tiny_config
 from tpi.errors import NodeLost
+from tpi.net.links import Link, LinkTable
 from tpi.net.messages import Stats
 from tpi.partition import Range, Shard
 
@@ -35,7 +36,8 @@ class _Nodes:
         counted = since(begun, [self.now])
         report = node_report(tiny_config(), NodeShare("laptop", 0, SHARD, 1, 1, 1000), counted[0], self.now)
         moved = self.now.tokens != counted[0].tokens
-        return LiveFigures([report], [SHARD.experts], [self.now], moved, whole_model(tiny_config()), "star", "f32")
+        links, whole = LinkTable.uniform(2, Link(0.004, 50e6)), whole_model(tiny_config())
+        return LiveFigures([report], [SHARD.experts], [self.now], moved, whole, "star", "f32", links)
 
 
 class _Thread:
@@ -107,6 +109,7 @@ def test_it_says_who_holds_what(read: Read) -> None:
     (node,) = shown["nodes"]
     assert (node["name"], node["heads"], node["experts"]) == ("laptop", [0, 1], [2, 5])
     assert (node["used_bytes"], node["planned_bytes"], node["resident_bytes"]) == (4000, 9000, 3000)
+    assert node["links"] == [{"latency_ms": 4.0, "mb_per_s": 50.0}]
 
 
 def test_times_are_of_the_tokens_since_the_last_look(read: Read, nodes: _Nodes) -> None:

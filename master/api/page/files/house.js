@@ -134,7 +134,15 @@ function notes(node) {
   const sent = node.sent_bytes || node.received_bytes
     ? `sends ${size(node.sent_bytes)}, receives ${size(node.received_bytes)} a token` : "";
   const read = node.streamed_bytes ? `reads ${size(node.streamed_bytes)} a token at ${node.disk_mb_per_s.toFixed(0)} MB/s` : "";
-  return [sent, read, node.accelerator].filter(Boolean).join("; ");
+  return [links(node.links), sent, read, node.accelerator].filter(Boolean).join("; ");
+}
+
+function links(all) {
+  if (!all.length) return "";
+  const times = all.map((one) => one.latency_ms);
+  const [low, high] = [Math.min(...times), Math.max(...times)].map((value) => value.toPrecision(2));
+  const slowest = Math.min(...all.map((one) => one.mb_per_s));
+  return `links of ${low === high ? low : `${low}\u2013${high}`} ms and ${slowest.toFixed(0)} MB/s`;
 }
 
 function size(bytes) {

@@ -16,7 +16,6 @@ class Block:
     name: str
     residual: Residual
     joins: bool = False  # it has no sum of its own: what it comes to is added to the next block's
-    joins: bool = False  # it has no sum of its own: what it comes to is added to the next block's
 
     def wanted(self, parts: Sequence[MicroBatch]) -> Wanted:
         """Which of its units a visit needs: all, since it is dense."""

@@ -61,12 +61,6 @@ class MicroBatch:
         self._ready.clear()
         self.between.clear()
 
-    def join(self) -> None:
-        """On to the next block, with the same hidden states: what this one comes to is part of that one's sum."""
-        self.partial()
-        self._ready.clear()
-        self.between.clear()
-
     def summed(self, residual: Residual, total: F32 | None, host: Kernels) -> None:
         """The sum over all nodes is there, or is for another node: on to the next block."""
         if total is not None:

@@ -28,10 +28,7 @@ from tpi.pack.reader import Pack
 TOLERANCE = 1e-4  # of the largest logit
 ELSEWHERE = ("BambooForCausalLM", "SparseLlamaForCausalLM")  # whose classes are not in transformers
 ARCHITECTURES = tuple(
-    name
-    for family in FAMILIES
-    for name in family.architectures
-    if name not in (*ELSEWHERE, *NESTED_FIELDS)
+    name for family in FAMILIES for name in family.architectures if name not in (*ELSEWHERE, *NESTED_FIELDS)
 )
 PAIRS = 64  # at most
 LAYERS = 3  # at most, unless the number of layers is absent: lists per layer are drawn for the number that is there

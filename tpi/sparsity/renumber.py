@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tpi.errors import PlanError
+from tpi.sparsity.predictor import Predictor, PredictorMatrix
 from tpi.sparsity.replay import FfnWeights
 from tpi.sparsity.usage import F32, F64
 
@@ -50,6 +51,12 @@ def renumbered(weights: FfnWeights, order: I32) -> FfnWeights:
     spec = weights.spec
     turned = replace(spec, gate_bias=_turned(spec.gate_bias, order), up_bias=_turned(spec.up_bias, order))
     return FfnWeights(turned, _turned(weights.gate, order), weights.up[order], weights.down[order])
+
+
+def renumbered_predictor(predictor: Predictor, order: I32) -> Predictor:
+    """The same predictor for the neurons in another order."""
+    second = PredictorMatrix(predictor.second.stored[order], predictor.second.columns)
+    return replace(predictor, second=second, bias=_turned(predictor.bias, order))
 
 
 def _turned(rows: F32 | None, order: I32) -> F32 | None:

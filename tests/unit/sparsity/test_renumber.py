@@ -12,7 +12,8 @@ from tpi.errors import PlanError
 from tpi.kernels import open_kernels
 from tpi.pack.builder.build import open_source, pack_model
 from tpi.pack.reader import Pack
-from tpi.sparsity.renumber import WINDOW, inverse, renumber, renumbered
+from tpi.sparsity.renumber import WINDOW, inverse, renumber, renumbered, renumbered_predictor
+from tpi.sparsity.predictor import Predictor, PredictorMatrix, Weights
 from tpi.sparsity.replay import F32, FfnWeights, chunks, dense, logits, replay
 from tpi.sparsity.usage import NeuronUse, packed
 
@@ -43,6 +44,16 @@ def test_neurons_that_come_together_stand_together() -> None:
     use = NeuronUse.nothing("", 1, 64).plus(active.sum(axis=0)[None], packed(active[None]))
     order = renumber(use.frequency[0], use.together(0), [64])
     assert (np.diff(groups[order]) != 0).sum() == 7
+
+
+@pytest.mark.parametrize("weights", ["f16", "q8"])
+def test_a_renumbered_predictor_names_the_same_neurons(weights: Weights) -> None:
+    random = np.random.default_rng(0)
+    first, second = (random.standard_normal(size).astype(np.float32) for size in ((32, 64), (40, 32)))
+    bias, order = random.standard_normal(40).astype(np.float32), random.permutation(40).astype(np.int32)
+    made = Predictor(3, PredictorMatrix.of(first, weights), PredictorMatrix.of(second, weights), 0.5, 2, bias=bias)
+    x = random.standard_normal((9, 64)).astype(np.float32)
+    assert (renumbered_predictor(made, order).active(x) == made.active(x)[:, order]).all()
 
 
 def test_shares_of_another_layer_are_refused() -> None:

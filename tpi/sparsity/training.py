@@ -1,10 +1,10 @@
 """Training of predictors: two small matrices a layer, as wide as the layer needs (PowerInfer, section 5.1).
 
 All layers begin narrow. The layer that chooses the most neurons for its recall grows, again and again, until none
-chooses too many or the bytes are spent: layers that are sparse, or whose activity is skewed, stay narrow. A predictor
-begins as the best linear one of its rank (reduced-rank regression of activity on input), each direction with both its
-signs, since ReLU keeps one; Adam then minimises the cross-entropy. What is measured is measured with the matrices as
-they are kept, on tokens that training does not see. A seed decides everything that is random.
+chooses too many, width no longer helps, or the bytes are spent: layers that are sparse, or whose activity is skewed,
+stay narrow. A predictor begins as the best linear one of its rank (reduced-rank regression of activity on input), each
+direction with both its signs, since ReLU keeps one; Adam then minimises the cross-entropy. What is measured is measured
+with the matrices as they are kept, on tokens that training does not see. A seed decides everything that is random.
 """
 
 from collections.abc import Callable, Mapping
@@ -19,6 +19,7 @@ from tpi.sparsity.predictor import Predictor, PredictorMatrix, Weights
 
 F32 = npt.NDArray[np.float32]
 Active = npt.NDArray[np.bool_]
+_GAIN = 0.96  # of the neurons chosen, that a step of width must leave at most
 
 
 @dataclass(frozen=True)
@@ -90,7 +91,11 @@ def train_predictors(
         if rank > 2 * examples[worst].x.shape[1] or _nbytes(found) + _growth(found[worst], recipe) > most_bytes:
             growing.remove(worst)
             continue
-        found[worst] = _trained(examples[worst], rank, recipe, report)
+        wider = _trained(examples[worst], rank, recipe, report)
+        if wider.chosen > _GAIN * found[worst].chosen:  # bytes do not help it, and may help others
+            growing.remove(worst)
+        else:
+            found[worst] = wider
     return found
 
 

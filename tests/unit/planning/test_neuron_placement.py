@@ -75,7 +75,7 @@ def test_a_placement_is_the_best_of_all_and_keeps_every_constraint(problem: Neur
         with pytest.raises(PlanError, match="do not fit"):
             place_neurons(problem)
         return
-    placed = place_neurons(problem)
+    placed = place_neurons(problem, gap=0)
     check(problem, placed)
     assert placed.impact == pytest.approx(best, rel=1e-5, abs=1e-5)
 
@@ -106,7 +106,7 @@ def test_a_model_of_7b_is_placed() -> None:
     placed = place_neurons(problem)
     check(problem, placed)
     batches = np.sort(np.concatenate([one.impacts for one in layers]))[::-1]
-    assert placed.impact >= 0.9999 * batches[: half // (BATCH * 6912)].sum()
+    assert placed.impact >= 0.9995 * batches[: half // (BATCH * 6912)].sum()
 
 
 def test_a_machine_as_it_was_measured() -> None:

@@ -12,8 +12,8 @@ from tpi.errors import PlanError
 from tpi.kernels import open_kernels
 from tpi.pack.builder.build import open_source, pack_model
 from tpi.pack.reader import Pack
-from tpi.sparsity.renumber import WINDOW, inverse, renumber, renumbered, renumbered_predictor
 from tpi.sparsity.predictor import Predictor, PredictorMatrix, Weights
+from tpi.sparsity.renumber import WINDOW, inverse, renumber, renumbered, renumbered_predictor
 from tpi.sparsity.replay import F32, FfnWeights, chunks, dense, logits, replay
 from tpi.sparsity.usage import NeuronUse, packed
 

@@ -38,6 +38,12 @@ def test_a_layer_that_is_hard_to_predict_gets_wider() -> None:
     assert min(easy.recall, hard.recall) >= RECIPE.recall
 
 
+def test_a_layer_that_width_does_not_help_stays_narrow() -> None:
+    noise = replace(made(0, 4), active=np.random.default_rng(5).random((2000, 96)) < 0.2)
+    found = train_predictors({0: noise, 1: made(1, 40)}, 1e6, replace(RECIPE, chosen=1.4, steps=200))
+    assert found[0].predictor.rank == 32 < found[1].predictor.rank
+
+
 def test_they_never_take_more_than_they_may() -> None:
     layers = {0: made(0, 40), 1: made(1, 40)}
     narrow = train_predictors(layers, 1e6, replace(RECIPE, chosen=1e9, steps=1))

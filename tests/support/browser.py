@@ -15,7 +15,8 @@ import httpx
 CHROMIUM, DRIVER = "/usr/bin/chromium", shutil.which("chromedriver")
 MISSING = "needs Debian's chromium and chromium-driver" if not (Path(CHROMIUM).exists() and DRIVER) else ""
 ENTER, ESCAPE, TAB, SHIFT = "\ue007", "\ue00c", "\ue004", "\ue008"
-_ELEMENT = "element-6066-11e4-a52e-4f735466cecf"
+KEY, MODEL = "house", "smollm2-135m"  # of the server that the page is tested on
+PHONE, DESKTOP = (390, 844), (1280, 800)  # CSS pixels
 _ARGUMENTS = [
     "--headless=new",
     "--no-sandbox",

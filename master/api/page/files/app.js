@@ -76,9 +76,9 @@ function showChat() {
 
 function entry(chat) {
   const current = chat === store.chat;
-  const open = make("button", { type: "button", class: "open", "aria-current": current && "true", onclick: () => show(chat) }, chat.title);
-  const remove = make("button", { type: "button", class: "remove", "aria-label": `Delete ${chat.title}`, onclick: () => drop(chat) }, "\u00d7");
-  return make("li", {}, open, remove);
+  const open = { type: "button", class: "open", "aria-current": current && "true", onclick: () => show(chat) };
+  const remove = { type: "button", class: "remove", "aria-label": `Delete ${chat.title}`, onclick: () => drop(chat) };
+  return make("li", {}, make("button", open, chat.title), make("button", remove, "\u00d7"));
 }
 
 function show(chat) {
@@ -162,7 +162,12 @@ document.addEventListener("keydown", (event) => {
   closeDrawers();
   $(`show-${open}`).focus();
 });
-addEventListener("pagehide", () => store.save());
+addEventListener("pagehide", () => talk.live && store.save());
+addEventListener("storage", () => {
+  if (talk.live || document.querySelector("form.edit")) return;
+  store.reload();
+  showChat();
+});
 
 // The model's name; a server that needs a key says so at once.
 async function meet() {

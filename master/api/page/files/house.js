@@ -109,7 +109,7 @@ class Card {
       `${size(node.used_bytes)} of ${size(node.planned_bytes)} planned`);
     bars.weights.element.hidden = node.resident_bytes >= node.weight_bytes;
     bars.weights.show([[0, node.resident_bytes / Math.max(1, node.weight_bytes), "kept"]],
-      `${size(node.resident_bytes)} of ${size(node.weight_bytes)}, the rest passes`);
+      `${size(node.resident_bytes)} of ${size(node.weight_bytes)}`);
     this.#time(node, slowest);
     setText(this.note, notes(node));
   }

@@ -55,7 +55,8 @@ export class Messages {
   }
 
   #edit(item, message, index) {
-    const field = make("textarea", { "aria-label": "Edit the message", rows: Math.min(12, message.content.split("\n").length + 1) });
+    const rows = Math.min(12, message.content.split("\n").length + 1);
+    const field = make("textarea", { "aria-label": "Edit the message", rows });
     field.value = message.content;
     const back = () => {
       form.replaceWith(body);

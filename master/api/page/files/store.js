@@ -8,10 +8,17 @@ const MOST = 100; // conversations that are kept
 export class Store {
   constructor(storage) {
     this.storage = storage;
-    this.chats = this.#read(CHATS, []).filter((chat) => chat && Array.isArray(chat.messages));
+    this.chats = this.#chats();
     this.settings = { key: "", system: "", temperature: "", ...this.#read(SETTINGS, {}) };
     const shown = this.#read(SHOWN, "");
     this.chat = this.chats.find((chat) => chat.id === shown) ?? this.chats[0] ?? this.begin();
+  }
+
+  // What another tab has written; the conversation that is shown here stays the one that is shown.
+  reload() {
+    const chats = this.#chats();
+    this.chat = chats.find((chat) => chat.id === this.chat.id) ?? this.chat;
+    this.chats = chats.includes(this.chat) ? chats : [this.chat, ...chats];
   }
 
   begin() {
@@ -40,6 +47,10 @@ export class Store {
     this.#write(SHOWN, this.chat.id);
     this.#write(SETTINGS, this.settings);
     while (!this.#write(CHATS, this.chats) && this.#forgetOldest());
+  }
+
+  #chats() {
+    return this.#read(CHATS, []).filter((chat) => chat && Array.isArray(chat.messages));
   }
 
   #forgetOldest() {

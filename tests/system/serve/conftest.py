@@ -1,0 +1,49 @@
+"""The page in a browser, over a server with SmolLM2 on three local nodes: one for each module of its tests."""
+
+import re
+import signal
+import subprocess
+from collections.abc import Iterator
+
+import pytest
+
+from tests.support.browser import DESKTOP, KEY, MODEL, PHONE, Browser, chromium
+from tests.support.commands import TPI, clean
+from tpi.config import default_cache
+from tpi.pack.library.pull import pull
+
+
+@pytest.fixture(scope="module")
+def page_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    gguf, folder = pull(MODEL, default_cache()), tmp_path_factory.mktemp("serve")
+    command = [*TPI, "serve", "-m", str(gguf), "--local", "2", "--port", "0", "--alias", MODEL, "-c", "2048"]
+    with (
+        (folder / "log").open("wb") as log,
+        subprocess.Popen(
+            command, stdout=subprocess.PIPE, stderr=log, text=True, env=clean(folder, {"TPI_API_KEY": KEY})
+        ) as process,
+    ):
+        assert process.stdout
+        line = next((line for line in process.stdout if " is served at " in line), "")
+        assert line, (folder / "log").read_text()
+        yield re.findall(r"http://[^;\s]+", line)[0]
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(60) == 0
+
+
+@pytest.fixture(scope="module")
+def window(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
+    with chromium(tmp_path_factory.mktemp("browser")) as browser:
+        yield browser
+
+
+@pytest.fixture(params=[PHONE, DESKTOP], ids=["phone", "desktop"])
+def page(request: pytest.FixtureRequest, window: Browser, page_url: str) -> Browser:
+    """The page with its key given and no conversation yet."""
+    window.size(*request.param)
+    window.open(f"{page_url}/page/icon.svg")  # of the same origin, and does nothing
+    window.run("localStorage.clear(); localStorage.setItem('tpi.settings', arguments[0])", f'{{"key": "{KEY}"}}')
+    window.open(f"{page_url}/")
+    window.wait(f"document.getElementById('model').textContent === '{MODEL}'")
+    window.complaints()
+    return window

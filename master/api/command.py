@@ -53,7 +53,8 @@ def serve(
 ) -> None:
     """Serve the model to programs and people: OpenAI's and Anthropic's forms, for many at once.
 
-    /v1/chat/completions, /v1/completions, /v1/responses, /v1/embeddings, /v1/models, /v1/messages, /health, /metrics.
+    /v1/chat/completions, /v1/completions, /v1/responses, /v1/embeddings, /v1/models, /v1/messages, /health, /metrics;
+    at / a page to talk to the model and to see the house.
     """
     from master.api.guard import Access  # what a server needs is loaded by it alone
     from master.api.run import run_server

@@ -7,7 +7,7 @@ from benchmarks.support.machine import MIB
 from benchmarks.support.models import smollm2
 from scheduler.storage.disk import DirectDisk, Disk, ThrottledDisk
 from scheduler.window.stats import SAMPLES
-from tests.support.single import Pace, Setting, pace, single_node
+from tests.support.cluster.single import Pace, Setting, pace, single_node
 from tpi.config import default_cache
 from tpi.net.messages import Steady
 from tpi.pack.library.locate import open_model

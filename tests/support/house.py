@@ -15,7 +15,7 @@ import psutil
 
 from master.generation.sampler import Sampler, Sampling
 from master.session import Session
-from tests.support.cluster_helpers import REAL_WORKER, announced
+from tests.support.cluster.cluster_helpers import REAL_WORKER, announced
 from tests.support.paths import ROOT
 
 GREEDY = Sampling(temperature=0)

@@ -17,7 +17,7 @@ from master.api.state import ApiState, ServeLimits
 from master.generation.engine import Engine
 from master.generation.thread import EngineThread
 from master.text.tokenizer import Tokenizer
-from tests.support.inprocess import in_process_deployment
+from tests.support.cluster.inprocess import in_process_deployment
 from tpi.pack.reader import Pack
 
 MODEL = "tiny"

@@ -5,7 +5,7 @@ from itertools import combinations, product
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.support.pairwise import pairwise
+from tests.support.kernels.pairwise import pairwise
 
 
 @given(st.lists(st.integers(1, 4).map(range), min_size=2, max_size=4))

@@ -11,7 +11,7 @@ import pytest
 import zmq
 
 from master.workers.cluster import Cluster
-from tests.support.cluster_helpers import MadeUpModel, fake_worker, fake_workers, step
+from tests.support.cluster.cluster_helpers import MadeUpModel, fake_worker, fake_workers, step
 from tests.support.processes.fake_worker import BLAME, EXCHANGE, FAIL, HANG, SWELL, SWELL_BYTES
 from tpi.errors import NodeError, NodeLost, NodeRefused, TpiError
 from tpi.net.fields import TRANSFER_BYTES

@@ -11,7 +11,7 @@ import psutil
 import pytest
 
 from master.workers.cluster import Cluster
-from tests.support.cluster_helpers import MadeUpModel, fake_worker, step
+from tests.support.cluster.cluster_helpers import MadeUpModel, fake_worker, step
 from tests.support.paths import ROOT
 from tests.support.processes.deaf import CONNECTIONS, PLANES
 

@@ -10,7 +10,7 @@ import pytest
 from master.deployment.weights import Feeder
 from master.reporting.timeline import write_timeline
 from master.workers.cluster import Cluster
-from tests.support.cluster_helpers import MadeUpModel
+from tests.support.cluster.cluster_helpers import MadeUpModel
 from tests.support.processes.hostile_worker import Hostile, hostile
 from tpi.errors import NodeError, WeightsError
 from tpi.net.channel import Channel

@@ -16,7 +16,7 @@ from allreduce.deadline import Patience
 from master.workers import heartbeats, remote
 from master.workers.cluster import Cluster
 from master.workers.heartbeats import HeartbeatState
-from tests.support.cluster_helpers import MadeUpModel, fake_worker, fake_workers, step
+from tests.support.cluster.cluster_helpers import MadeUpModel, fake_worker, fake_workers, step
 from tests.support.paths import ROOT
 from tpi.errors import NodeLost, NodeRefused
 from tpi.system import clocks

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import zmq
 
-from tests.support.cluster_helpers import HIDDEN, step
+from tests.support.cluster.cluster_helpers import HIDDEN, step
 from tpi.errors import UsageError
 from tpi.net.channel import Channel, UnreachableError
 from tpi.net.codec import FRAME_BYTES, PROTOCOL, WrongProtocolError, encode

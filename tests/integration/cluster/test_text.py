@@ -9,7 +9,7 @@ import pytest
 
 from master.reporting.report import NodeReport, print_nodes
 from master.workers.cluster import Cluster
-from tests.support.cluster_helpers import MadeUpModel, fake_worker, step
+from tests.support.cluster.cluster_helpers import MadeUpModel, fake_worker, step
 from tests.support.paths import ROOT
 from tests.support.processes.fake_worker import NONSENSE, QUIT, STUCK
 from tests.support.processes.hostile_worker import Hostile, hostile

@@ -18,7 +18,7 @@ from master.deployment.planner import deal_shards, units_of
 from master.deployment.weights import PackSource
 from master.workers.cluster import Cluster
 from tests.support.altered import OPTIONS, PEERS, Where, changed, leaves, put
-from tests.support.cluster_helpers import real_worker
+from tests.support.cluster.cluster_helpers import real_worker
 from tests.support.models import MODELS
 from tpi.errors import MessageError, NodeError, PlanError
 from tpi.net.codec import decode, encode

@@ -11,7 +11,7 @@ from hypothesis.extra import numpy as hnp
 from allreduce import transport
 from allreduce._mailbox import quantise
 from allreduce.base import F32, Endpoints, Group, GroupSpec, GroupStats, Peer, open_group
-from tests.support.collective_helpers import House, partials_of, run_group
+from tests.support.cluster.collective_helpers import House, partials_of, run_group
 from tpi.errors import UsageError
 from tpi.net.wire import wire_format
 

@@ -20,7 +20,7 @@ from allreduce import transport
 from allreduce._mailbox import Mailbox
 from allreduce.base import F32, Endpoints, Group, GroupSpec, Peer, open_group
 from allreduce.networked import Networked
-from tests.support.collective_helpers import SESSION, House, partials_of
+from tests.support.cluster.collective_helpers import SESSION, House, partials_of
 from tpi.errors import NodeLost
 from tpi.net.sockets import COLLECTIVE, Net
 from tpi.net.wire import wire_format

@@ -16,7 +16,7 @@ import pytest
 from allreduce.algorithms import shared
 from allreduce.algorithms.shared import BoardMemory
 from allreduce.base import Endpoints, GroupSpec, Peer, open_group
-from tests.support.collective_helpers import SESSION, partials_of
+from tests.support.cluster.collective_helpers import SESSION, partials_of
 from tpi.errors import NodeLost, PlanError, UsageError
 
 pytestmark = pytest.mark.skipif(not shared.available(), reason="shared memory needs Linux and the native part")

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.support.collective_helpers import House
+from tests.support.cluster.collective_helpers import House
 
 if sys.platform != "linux" or len(os.sched_getaffinity(0)) < 2:
     pytest.skip("needs Linux and two CPUs", allow_module_level=True)

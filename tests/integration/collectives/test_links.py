@@ -19,7 +19,7 @@ from allreduce.base import Group
 from allreduce.choose import Choice, candidates
 from allreduce.measure import measure_links, rounds
 from allreduce.predict import predict
-from tests.support.collective_helpers import House, run_group
+from tests.support.cluster.collective_helpers import House, run_group
 from tpi.net.links import Link, LinkTable
 
 MS, MBIT = 1e-3, 1e6 / 8

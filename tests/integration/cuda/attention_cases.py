@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.support.held import fetched, held
-from tests.support.kernel_cases import (
+from tests.support.devices.held import fetched, held
+from tests.support.kernels.kernel_cases import (
     AttentionCase,
     assert_same_cache,
     attention_case,

@@ -5,7 +5,7 @@ from contextlib import closing
 
 import pytest
 
-from tests.support.cuda_device import open_tested
+from tests.support.devices.cuda_device import open_tested
 from tpi.devices.cuda.device import CudaDevice
 
 

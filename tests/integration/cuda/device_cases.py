@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 
 from master.generation.engine import Engine
-from tests.support.cuda_device import open_tested
-from tests.support.held import fetched, held
-from tests.support.inprocess import in_process_deployment, in_process_engine
-from tests.support.kernel_cases import ffn_case, reference
+from tests.support.cluster.inprocess import in_process_deployment, in_process_engine
+from tests.support.devices.cuda_device import open_tested
+from tests.support.devices.held import fetched, held
+from tests.support.kernels.kernel_cases import ffn_case, reference
 from tpi.devices.cuda.device import CudaDevice
 from tpi.devices.pages import PAGE
 from tpi.errors import DeviceError, DeviceFullError, KernelError

@@ -6,8 +6,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.support.held import held
-from tests.support.kernel_cases import FfnCase, ffn_case, layout_of, norm_spec, normal, pack, reference
+from tests.support.devices.held import held
+from tests.support.kernels.kernel_cases import FfnCase, ffn_case, layout_of, norm_spec, normal, pack, reference
 from tpi.config import Activation, Format
 from tpi.devices.cuda.activations import Activations
 from tpi.devices.cuda.device import CudaDevice

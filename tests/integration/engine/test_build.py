@@ -12,7 +12,7 @@ from allreduce.algorithms.loopback import Loopback
 from allreduce.base import Endpoints, Group, GroupSpec
 from master.vocabulary import vocabulary
 from master.vocabulary.vocabulary import Vocabulary
-from tests.support.single import Setting, single_node
+from tests.support.cluster.single import Setting, single_node
 from tpi.devices.pages import PAGE, round_up
 from tpi.kv import KvPages
 from tpi.pack.reader import Pack

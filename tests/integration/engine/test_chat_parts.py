@@ -21,7 +21,7 @@ from master.generation.contents import Contents
 from master.generation.sampler import Sampler, Sampling
 from master.text.prompts import MOST_BYTES
 from master.text.tokenizer import Message, Tokenizer
-from tests.support.inprocess import in_process_engine
+from tests.support.cluster.inprocess import in_process_engine
 from tpi.errors import UsageError
 from tpi.pack.reader import Pack
 from tpi.system.atomic import write_atomically

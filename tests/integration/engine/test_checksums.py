@@ -13,7 +13,7 @@ from master.generation.sampler import Sampler, Sampling
 from master.vocabulary.vocabulary import Vocabulary
 from scheduler.storage.disk import DirectDisk
 from scheduler.window.window import MemoryWindow
-from tests.support.single import Setting, single_node
+from tests.support.cluster.single import Setting, single_node
 from tpi.devices.pages import PAGE, Bytes, round_up
 from tpi.errors import WeightsError
 from tpi.net.messages import NodeOptions, PeerAddress

@@ -10,9 +10,9 @@ import pytest
 from master.generation.engine import Engine
 from master.generation.sampler import Sampler, Sampling
 from scheduler.storage.disk import DirectDisk
-from tests.support.inprocess import in_process_deployment
+from tests.support.cluster.inprocess import in_process_deployment
+from tests.support.cluster.single import Setting, single_node
 from tests.support.models import TOKENS, TinyModel
-from tests.support.single import Setting, single_node
 from tpi.pack.reader import Pack
 from worker.node.node import Node
 

@@ -12,7 +12,7 @@ from master.generation.request import Request, Sampled
 from master.generation.sampler import Sampler, Sampling
 from master.options import RunOptions
 from master.session import Session
-from tests.support.inprocess import in_process_deployment
+from tests.support.cluster.inprocess import in_process_deployment
 from tests.support.models import TinyModel
 from tpi.pack.reader import Pack
 

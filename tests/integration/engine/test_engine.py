@@ -10,7 +10,7 @@ from allreduce.algorithms.loopback import Loopback
 from master.generation.engine import Engine
 from master.generation.request import Request
 from master.generation.sampler import Sampler, Sampling
-from tests.support.inprocess import CONTEXT, in_process_engine
+from tests.support.cluster.inprocess import CONTEXT, in_process_engine
 from tests.support.models import MODELS, VOCAB, TinyModel
 from tpi.errors import UsageError
 from tpi.pack.reader import Pack

@@ -10,9 +10,9 @@ import pytest
 from master.generation.engine import Engine
 from master.generation.sampler import Sampler, Sampling
 from scheduler.window.window import MemoryWindow
-from tests.support.inprocess import in_process_deployment, in_process_engine
+from tests.support.cluster.inprocess import in_process_deployment, in_process_engine
+from tests.support.cluster.single import Setting, single_node
 from tests.support.models import MIXTURES, TOKENS, TinyModel
-from tests.support.single import Setting, single_node
 from tpi.devices.host import HostDevice
 from tpi.errors import PlanError
 from tpi.kernels.native import NativeKernels

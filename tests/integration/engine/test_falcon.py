@@ -11,7 +11,7 @@ import pytest
 
 from master.generation.engine import Engine
 from master.generation.sampler import Sampler, Sampling
-from tests.support.inprocess import in_process_deployment, in_process_engine
+from tests.support.cluster.inprocess import in_process_deployment, in_process_engine
 from tests.support.models import forward, write_tokenizer
 from tests.support.weights.packs import part
 from tpi.errors import ModelError

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from tests.support.inprocess import in_process_engine
+from tests.support.cluster.inprocess import in_process_engine
 from tests.support.models import LLAMA3, SIZES, TinyModel, forward, write_tokenizer
 from tpi.config import ModelConfig
 from tpi.errors import ModelError, UsageError

@@ -8,9 +8,9 @@ import pytest
 
 from master.generation.engine import Engine
 from master.generation.sampler import Sampler, Sampling
-from tests.support.inprocess import in_process_engine
+from tests.support.cluster.inprocess import in_process_engine
+from tests.support.cluster.single import Setting, single_node
 from tests.support.models import TinyModel
-from tests.support.single import Setting, single_node
 from tpi.pack.builder.build import open_source, pack_model
 from tpi.pack.reader import Pack
 

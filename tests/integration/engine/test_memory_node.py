@@ -12,7 +12,7 @@ from master.generation.engine import Engine
 from master.generation.sampler import Sampler, Sampling
 from scheduler.storage.disk import DirectDisk
 from scheduler.storage.tune import DiskSpeed
-from tests.support.single import Setting, single_node
+from tests.support.cluster.single import Setting, single_node
 from tpi.devices.pages import PAGE, Bytes, page_buffer
 from tpi.errors import WeightsError
 from tpi.pack.reader import Pack

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from master.generation.engine import Engine
-from tests.support.inprocess import in_process_deployment, in_process_engine
-from tests.support.twin import Twin
+from tests.support.cluster.inprocess import in_process_deployment, in_process_engine
+from tests.support.devices.twin import Twin
 from tpi.devices.host import open_host
 from tpi.errors import DeviceError, DeviceFullError, PlanError
 from tpi.pack.reader import Pack

@@ -10,7 +10,7 @@ import pytest
 from master.generation.engine import Engine
 from scheduler.storage.disk import DirectDisk
 from scheduler.storage.timed import TimedDisk
-from tests.support.inprocess import in_process_deployment, in_process_engine
+from tests.support.cluster.inprocess import in_process_deployment, in_process_engine
 from tpi.devices.emulated.device import EmulatedDevice, open_emulated
 from tpi.devices.host import open_host
 from tpi.errors import DeviceFullError

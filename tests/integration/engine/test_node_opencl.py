@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from master.generation.engine import Engine
-from tests.support.inprocess import in_process_deployment, in_process_engine
-from tests.support.opencl_device import opencl_device
+from tests.support.cluster.inprocess import in_process_deployment, in_process_engine
+from tests.support.devices.opencl_device import opencl_device
 from tpi.devices.base import Device
 from tpi.errors import DeviceFullError
 from tpi.kv import KvDtype

@@ -10,9 +10,9 @@ import pytest
 
 from master.generation.engine import Engine
 from master.generation.sampler import Sampler, Sampling
-from tests.support.inprocess import in_process_deployment
-from tests.support.offloading import answers, offloaded, prompts, weights_bytes
-from tests.support.twin import Twin
+from tests.support.cluster.inprocess import in_process_deployment
+from tests.support.devices.offloading import answers, offloaded, prompts, weights_bytes
+from tests.support.devices.twin import Twin
 from tpi.devices.base import Event
 from tpi.devices.choose import open_device
 from tpi.devices.host import open_host

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.inprocess import in_process_deployment
-from tests.support.offloading import answers, offloaded, prompts, weights_bytes
-from tests.support.opencl_device import opencl_device
+from tests.support.cluster.inprocess import in_process_deployment
+from tests.support.devices.offloading import answers, offloaded, prompts, weights_bytes
+from tests.support.devices.opencl_device import opencl_device
 from tpi.devices.options import OffloadOptions
 from tpi.pack.reader import Pack
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from allreduce.algorithms.loopback import Loopback
 from master.generation.engine import Engine
-from tests.support.inprocess import in_process_deployment, in_process_engine
+from tests.support.cluster.inprocess import in_process_deployment, in_process_engine
 from tpi.pack.reader import Pack
 from worker.node.order import COMPUTE, Order, Phase, Task, phase_by_phase, plain, visits
 

@@ -16,7 +16,7 @@ from scheduler.model.ring import smallest
 from scheduler.model.steady import Times, judge_streaming, whole
 from scheduler.model.timeline import Costs
 from scheduler.window.window import MemoryWindow, Resident
-from tests.support.single import Setting, single_node
+from tests.support.cluster.single import Setting, single_node
 from tpi.pack.layout import Part, RunLayout
 from tpi.pack.reader import Pack
 from tpi.partition import Range

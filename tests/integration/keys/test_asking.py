@@ -10,9 +10,9 @@ from master.joining.asking import ask
 from master.joining.checks import check_machine, check_workers
 from master.joining.discovery import find_workers, workers_at_home
 from master.workers.cluster import Cluster
-from tests.support.cluster_helpers import fake_workers
+from tests.support.cluster.cluster_helpers import fake_workers
+from tests.support.cluster.key_helpers import locked, pair_folders
 from tests.support.commands import tpi
-from tests.support.key_helpers import locked, pair_folders
 from tpi import __version__
 from tpi.keys.door import Door
 from tpi.keys.identity import load_identity

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from master.workers.cluster import Cluster
-from tests.support.cluster_helpers import MadeUpModel, fake_worker, step
-from tests.support.key_helpers import listening, locked, pair_folders
+from tests.support.cluster.cluster_helpers import MadeUpModel, fake_worker, step
+from tests.support.cluster.key_helpers import listening, locked, pair_folders
 from tpi.errors import NodeError, NodeRefused
 from tpi.keys.identity import load_identity
 from tpi.keys.ring import KeyRing

@@ -10,8 +10,8 @@ import pytest
 import zmq
 
 from master.workers.cluster import Cluster
-from tests.support.cluster_helpers import MadeUpModel, fake_worker, step
-from tests.support.key_helpers import listening, locked, pair_folders, trust
+from tests.support.cluster.cluster_helpers import MadeUpModel, fake_worker, step
+from tests.support.cluster.key_helpers import listening, locked, pair_folders, trust
 from tests.support.recorder import Recorder
 from tpi.errors import NodeRefused, UsageError
 from tpi.keys.door import Door

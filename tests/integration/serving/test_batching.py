@@ -10,7 +10,7 @@ import pytest
 from master.generation.engine import Engine
 from master.generation.request import Request, Sampled
 from master.generation.sampler import Sampler, Sampling
-from tests.support.inprocess import in_process_deployment, in_process_engine
+from tests.support.cluster.inprocess import in_process_deployment, in_process_engine
 from tests.support.models import VOCAB
 from tpi.errors import PlanError
 from tpi.pack.reader import Pack

@@ -10,7 +10,7 @@ from master.generation.engine import Engine
 from master.generation.request import Sampled
 from master.generation.sampler import Sampler, Sampling
 from master.generation.thread import EngineAsk, EngineThread, Ticket
-from tests.support.inprocess import in_process_engine
+from tests.support.cluster.inprocess import in_process_engine
 from tpi.errors import BusyError, NodeLost, TpiError, UsageError
 from tpi.pack.reader import Pack
 

@@ -7,7 +7,7 @@ then after each step how many steps every worker has run, or its error.
 import sys
 
 from master.workers.cluster import Cluster
-from tests.support.cluster_helpers import MadeUpModel, step
+from tests.support.cluster.cluster_helpers import MadeUpModel, step
 from tpi.errors import NodeError
 
 

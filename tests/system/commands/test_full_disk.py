@@ -15,9 +15,9 @@ from typing import TypeAlias
 import pytest
 
 from master.workers.local import LocalWorkers
-from tests.support.cluster_helpers import MadeUpModel
+from tests.support.cluster.cluster_helpers import MadeUpModel
+from tests.support.cluster.shards import fill, plan_of
 from tests.support.models import TinyModel
-from tests.support.shards import fill, plan_of
 from tests.support.weights.packs import names, quiet
 from tpi.errors import WeightsError
 from tpi.pack.builder.build import open_source, pack_model

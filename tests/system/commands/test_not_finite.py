@@ -14,7 +14,7 @@ from allreduce import measure
 from master.generation.sampler import Sampler, Sampling
 from master.options import RunOptions
 from master.session import Session
-from tests.support.cluster_helpers import announced
+from tests.support.cluster.cluster_helpers import announced
 from tests.support.models import TinyModel
 from tests.support.paths import ROOT
 from tpi.errors import ModelError, NotFiniteError

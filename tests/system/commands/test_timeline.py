@@ -23,11 +23,11 @@ from master.session import Session
 from master.vocabulary.vocabulary import Vocabulary, table_block_bytes
 from master.workers.cluster import Cluster
 from scheduler.model.steady import judge_streaming
-from tests.support.cluster_helpers import MadeUpModel, fake_worker, step
+from tests.support.cluster.cluster_helpers import MadeUpModel, fake_worker, step
+from tests.support.cluster.single import Setting, single_node
 from tests.support.commands import TPI, clean
 from tests.support.models import TinyModel
 from tests.support.processes.fake_worker import EXCHANGE, FAKE_SPANS
-from tests.support.single import Setting, single_node
 from tpi.errors import ModelError
 from tpi.kernels.native import NativeChain
 from tpi.kernels.spec import F32

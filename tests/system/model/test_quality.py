@@ -17,7 +17,7 @@ import pytest
 
 from master.deployment.deploy import kv_dtype
 from master.text.tokenizer import Tokenizer
-from tests.support.inprocess import in_process_engine
+from tests.support.cluster.inprocess import in_process_engine
 from tests.support.paths import DATA
 from tests.support.weights.floats import as_floats, shuffled
 from tpi.kv import KvDtype

@@ -10,7 +10,7 @@ import pytest
 
 from allreduce._mailbox import quantise
 from allreduce.algorithms.loopback import Board
-from tests.support.inprocess import CONTEXT, in_process_engine
+from tests.support.cluster.inprocess import CONTEXT, in_process_engine
 from tests.support.paths import DATA
 from tpi.net.wire import wire_format
 from tpi.pack.reader import Pack

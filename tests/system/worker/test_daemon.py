@@ -16,7 +16,7 @@ import zmq
 
 from master.workers.cluster import Cluster
 from master.workers.local import LocalWorkers
-from tests.support.cluster_helpers import FAKE_WORKER, MadeUpModel, fake_worker, step
+from tests.support.cluster.cluster_helpers import FAKE_WORKER, MadeUpModel, fake_worker, step
 from tests.support.paths import ROOT
 from tpi.errors import NodeLost
 from tpi.net.codec import FRAME_BYTES, Buffer, encode

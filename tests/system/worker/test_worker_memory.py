@@ -8,7 +8,7 @@ import psutil
 from master.generation.sampler import Sampler, Sampling
 from master.options import RunOptions
 from master.session import Session
-from tests.support.cluster_helpers import real_worker
+from tests.support.cluster.cluster_helpers import real_worker
 from tests.support.models import TinyModel
 
 FEW, MANY = 5, 105  # sessions

@@ -13,9 +13,9 @@ from scheduler.demand.replay import bound, replay
 from scheduler.demand.sources import ALONE, DiskUnits, HostUnits
 from scheduler.demand.workers import Readers, Tickets
 from scheduler.transfer.queue import TransferQueue
-from tests.support.demanded import IMPORTANCE, Clock, ShuffledDisk, cache_of, content, files_of, right
-from tests.support.kernel_cases import native
-from tests.support.shuffled import Shuffled
+from tests.support.devices.demanded import IMPORTANCE, Clock, ShuffledDisk, cache_of, content, files_of, right
+from tests.support.devices.shuffled import Shuffled
+from tests.support.kernels.kernel_cases import native
 from tpi.devices.pages import Bytes, page_buffer
 from tpi.errors import PlanError, TpiError, WeightsError
 

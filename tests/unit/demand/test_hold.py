@@ -8,7 +8,7 @@ import pytest
 from scheduler.demand.hold import DemandedBlock
 from scheduler.weights import Arrangement, Weights
 from scheduler.window.window import Resident
-from tests.support.demanded import cache_of, right
+from tests.support.devices.demanded import cache_of, right
 from tpi.errors import WeightsError
 
 SHARED = np.full(9, 5, np.uint8)

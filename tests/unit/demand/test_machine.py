@@ -12,7 +12,7 @@ from scheduler.demand.cache import DemandCache
 from scheduler.demand.policies import Key, PolicyChoice
 from scheduler.demand.sources import DiskUnits
 from scheduler.demand.workers import Readers
-from tests.support.demanded import ShuffledDisk, content, files_of
+from tests.support.devices.demanded import ShuffledDisk, content, files_of
 from tpi.devices.pages import Bytes, page_buffer
 from tpi.errors import TpiError, WeightsError
 

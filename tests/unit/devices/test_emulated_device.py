@@ -9,8 +9,8 @@ import pytest
 
 from scheduler.storage.disk import MemoryDisk
 from scheduler.storage.timed import TimedDisk
-from tests.support.kernel_cases import attention_case, ffn_case, native
-from tests.support.virtual_time import VirtualTime
+from tests.support.devices.virtual_time import VirtualTime
+from tests.support.kernels.kernel_cases import attention_case, ffn_case, native
 from tpi.devices.base import Device
 from tpi.devices.emulated.device import EmulatedDevice, open_emulated
 from tpi.devices.emulated.emulation import Emulation

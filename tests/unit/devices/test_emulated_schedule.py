@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.support.kernel_cases import native
-from tests.support.virtual_time import VirtualTime
+from tests.support.devices.virtual_time import VirtualTime
+from tests.support.kernels.kernel_cases import native
 from tpi.devices.base import Pending
 from tpi.devices.emulated.device import EmulatedDevice
 from tpi.devices.emulated.emulation import Emulation

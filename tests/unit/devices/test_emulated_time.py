@@ -5,8 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.support.kernel_cases import native
-from tests.support.virtual_time import VirtualTime
+from tests.support.devices.virtual_time import VirtualTime
+from tests.support.kernels.kernel_cases import native
 from tpi.devices.base import wait_all
 from tpi.devices.emulated.device import EmulatedDevice
 from tpi.devices.emulated.emulation import Emulation

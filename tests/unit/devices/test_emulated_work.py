@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.support.kernel_cases import attention_case, ffn_case, native
-from tests.support.virtual_time import VirtualTime
+from tests.support.devices.virtual_time import VirtualTime
+from tests.support.kernels.kernel_cases import attention_case, ffn_case, native
 from tpi.devices.emulated import work
 from tpi.devices.emulated.emulation import Emulation
 from tpi.devices.emulated.machine import parse_emulated

@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from tests.support.kernel_cases import FfnCase, ffn_case
+from tests.support.kernels.kernel_cases import FfnCase, ffn_case
 from tpi.config import SPARSE, Activation, Format
 from tpi.kernels import open_kernels
 from tpi.kernels.arithmetic import activate, apply_norm, biased, dequantise

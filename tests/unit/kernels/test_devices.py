@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.support.kernel_cases import AttentionCase, FfnCase, attention_case, ffn_case, native
-from tests.support.twin import Twin
+from tests.support.devices.twin import Twin
+from tests.support.kernels.kernel_cases import AttentionCase, FfnCase, attention_case, ffn_case, native
 from tpi.devices.arena import Arena, bounds
 from tpi.devices.base import Device, Finished, wait_all
 from tpi.devices.host import HostDevice

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from tests.support.kernel_cases import normal
+from tests.support.kernels.kernel_cases import normal
 from tpi.devices.host import open_host
 from tpi.errors import KernelError, UsageError
 from tpi.kernels import _native

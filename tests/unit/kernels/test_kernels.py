@@ -7,7 +7,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from tests.support.kernel_cases import (
+from tests.support.kernels.kernel_cases import (
     AttentionCase,
     FfnCase,
     assert_same_cache,
@@ -20,7 +20,7 @@ from tests.support.kernel_cases import (
     pack,
     reference,
 )
-from tests.support.pairwise import pairwise
+from tests.support.kernels.pairwise import pairwise
 from tpi.config import Activation, Format, Norm
 from tpi.kernels.spec import F32, NormSpec
 from tpi.kv import KvDtype

@@ -7,8 +7,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from tests.support.kernel_cases import AttentionCase, FfnCase, attention_case, ffn_case, native, reference
-from tests.support.pairwise import pairwise
+from tests.support.kernels.kernel_cases import AttentionCase, FfnCase, attention_case, ffn_case, native, reference
+from tests.support.kernels.pairwise import pairwise
 from tpi.config import Format
 from tpi.errors import KernelError
 from tpi.kernels import Kernels

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.support.kernel_cases import AttentionCase, FfnCase, attention_case, ffn_case, native, pack
+from tests.support.kernels.kernel_cases import AttentionCase, FfnCase, attention_case, ffn_case, native, pack
 from tests.support.paths import ROOT
 from tpi.errors import KernelError, UsageError
 from tpi.kernels import open_kernels
@@ -232,7 +232,7 @@ def test_what_there_was_no_memory_to_prepare_is_not_used() -> None:
     code = """
 import resource
 import numpy as np
-from tests.support.kernel_cases import ffn_case, native
+from tests.support.kernels.kernel_cases import ffn_case, native
 from tpi.errors import KernelError
 case = ffn_case(np.random.default_rng(1), format="f32", hidden=64, units=1, tokens=3)
 prepared = native.prepare(case.spec, case.x)

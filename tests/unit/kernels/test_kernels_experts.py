@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.support.expert_cases import ExpertsCase, experts_case
-from tests.support.kernel_cases import ffn_case, native, norm_spec, normal, reference
+from tests.support.kernels.expert_cases import ExpertsCase, experts_case
+from tests.support.kernels.kernel_cases import ffn_case, native, norm_spec, normal, reference
 from tpi.config import Format, Mixture
 from tpi.errors import KernelError
 from tpi.kernels.mixture import Normed, choose

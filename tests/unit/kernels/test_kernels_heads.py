@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from tests.support.kernel_cases import AttentionCase, Random, attention_case, native, normal, reference
+from tests.support.kernels.kernel_cases import AttentionCase, Random, attention_case, native, normal, reference
 from tpi.errors import KernelError
 from tpi.kernels import Kernels
 from tpi.kernels.heads import finished, is_plain, needs_sums, raw, squares

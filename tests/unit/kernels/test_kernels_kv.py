@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from tests.support.kernel_cases import AttentionCase, attention_case, native, reference
-from tests.support.pairwise import pairwise
+from tests.support.kernels.kernel_cases import AttentionCase, attention_case, native, reference
+from tests.support.kernels.pairwise import pairwise
 from tpi.errors import KernelError
 from tpi.kernels.paged import decode_kv, encode_kv, spread
 from tpi.kernels.spec import F32, KV_GROUP

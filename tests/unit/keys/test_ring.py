@@ -6,7 +6,7 @@ from threading import Thread
 
 import pytest
 
-from tests.support.key_helpers import pair_folders
+from tests.support.cluster.key_helpers import pair_folders
 from tpi.errors import UsageError
 from tpi.keys.door import Door, leaves_machine
 from tpi.keys.identity import load_identity

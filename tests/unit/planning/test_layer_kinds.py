@@ -11,7 +11,7 @@ from scheduler.model.placement import place_window
 from scheduler.model.ring import Ring
 from scheduler.model.steady import Times, advise, is_loose, is_tight, judge_streaming, layer_seconds, longest_retain
 from scheduler.model.timeline import Costs, simulate
-from tests.support.cluster_helpers import MadeUpModel
+from tests.support.cluster.cluster_helpers import MadeUpModel
 from tpi.devices.pages import PAGE
 from tpi.net.messages import NodeOptions, PeerAddress
 from tpi.pack.layout import BlockKind

@@ -10,7 +10,7 @@ from typing import TypeVar
 import numpy as np
 import pytest
 
-from tests.support.kernel_cases import reference
+from tests.support.kernels.kernel_cases import reference
 from tpi.devices.arena import Arena
 from tpi.devices.base import Event, Finished, Pending
 from tpi.devices.pages import Bytes, page_buffer

@@ -27,7 +27,7 @@ from scheduler.model.offload.work import (
     Tier,
     Workload,
 )
-from tests.support.offload_cases import ATTENTION, MACHINE, layers
+from tests.support.devices.offload_cases import ATTENTION, MACHINE, layers
 from tpi.errors import PlanError
 
 MIB = 1 << 20

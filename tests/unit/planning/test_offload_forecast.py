@@ -15,7 +15,7 @@ from scheduler.model.offload.problem import Problem
 from scheduler.model.offload.tasks import Candidates, Tasks
 from scheduler.model.offload.timeline import simulate_steps
 from scheduler.model.offload.work import PIPELINES, PLACES, NodeWork, Pipeline, SegmentWork, StepSize, Workload
-from tests.support.offload_cases import MACHINE, layers, offload
+from tests.support.devices.offload_cases import MACHINE, layers, offload
 
 SEGMENT = SegmentWork(0, "ffn", 600, 1000)
 DEVICE = Accelerator(Rates(1e4, 1e7), 1000, DeviceLink(20.0, 20.0, piece=600))

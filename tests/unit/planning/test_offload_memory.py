@@ -6,7 +6,7 @@ import pytest
 
 from scheduler.model.offload.memory import MemoryParts, Needs, accelerator_peak, chunk_tokens, peaks
 from scheduler.model.offload.work import KvTier, Offload, Pipeline, Place, Stretch, Workload
-from tests.support.offload_cases import ATTENTION, FFN, MACHINE, layers, offload
+from tests.support.devices.offload_cases import ATTENTION, FFN, MACHINE, layers, offload
 
 LAYERS = 3
 COUNT = 2 * LAYERS  # segments

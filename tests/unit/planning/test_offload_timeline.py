@@ -11,7 +11,7 @@ from scheduler.model.machine import NodeMachine
 from scheduler.model.offload.tasks import Candidates, Tasks, bound
 from scheduler.model.offload.timeline import simulate_steps
 from scheduler.model.offload.work import TIERS, NodeWork, Offload, Place, StepSize, Tier
-from tests.support.offload_cases import MACHINE, layers, offload, plain_ends
+from tests.support.devices.offload_cases import MACHINE, layers, offload, plain_ends
 
 TOKEN = StepSize(1, 1, 1)
 

@@ -9,7 +9,7 @@ import pytest
 
 from master.deployment.deploy import Deployer
 from master.options import RunOptions
-from tests.support.cluster_helpers import HIDDEN, MadeUpModel
+from tests.support.cluster.cluster_helpers import HIDDEN, MadeUpModel
 from tpi.devices.host import open_host
 from tpi.errors import PlanError
 from tpi.kernels.memory import slice_bytes

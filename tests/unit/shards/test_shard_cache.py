@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.cluster_helpers import MadeUpModel
-from tests.support.shards import check, fill, plan_of
+from tests.support.cluster.cluster_helpers import MadeUpModel
+from tests.support.cluster.shards import check, fill, plan_of
 from tpi.errors import WeightsError
 from tpi.net.fields import IN_FLIGHT_BYTES
 from tpi.net.transfers import UnitData

@@ -12,9 +12,9 @@ from threading import Thread
 
 import pytest
 
-from tests.support.cluster_helpers import MadeUpModel
+from tests.support.cluster.cluster_helpers import MadeUpModel
+from tests.support.cluster.shards import check, fill, plan_of
 from tests.support.paths import ROOT
-from tests.support.shards import check, fill, plan_of
 from tpi.cachelimit import CacheLimit
 from tpi.errors import WeightsError
 from worker.shards.cache import ShardCache
@@ -26,8 +26,8 @@ from worker.shards.stored import key_of, stored_images
 USER = """
 import sys
 from pathlib import Path
-from tests.support.cluster_helpers import MadeUpModel
-from tests.support.shards import plan_of
+from tests.support.cluster.cluster_helpers import MadeUpModel
+from tests.support.cluster.shards import plan_of
 from worker.shards.cache import ShardCache
 from worker.shards.image import image_plans
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.support.kernel_cases import ffn_case
+from tests.support.kernels.kernel_cases import ffn_case
 from tests.support.models import TinyModel, forward
 from tests.support.weights.packs import part
 from tpi.block import ffn_spec

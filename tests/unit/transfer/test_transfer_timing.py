@@ -14,8 +14,8 @@ from scheduler.model.ring import smallest
 from scheduler.transfer.pages import PageStage, StagedPages
 from scheduler.transfer.queue import TransferQueue
 from scheduler.transfer.ring import DeviceRing, RingContents
-from tests.support.kernel_cases import native
-from tests.support.shuffled import Shuffled
+from tests.support.devices.shuffled import Shuffled
+from tests.support.kernels.kernel_cases import native
 from tpi.devices.base import Pending
 from tpi.devices.pages import PAGE, Bytes
 from tpi.kernels.spec import PAGE_TOKENS, Batch

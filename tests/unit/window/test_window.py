@@ -9,7 +9,7 @@ import pytest
 from scheduler.model.placement import place, place_window
 from scheduler.storage.disk import DirectDisk
 from scheduler.window.window import Extent, MemoryWindow, Resident, Window
-from tests.support.window_helpers import CountingDisk, content, make_blocks
+from tests.support.cluster.window_helpers import CountingDisk, content, make_blocks
 from tpi.devices.pages import PAGE, Bytes
 from tpi.errors import PlanError, TpiError, WeightsError
 from tpi.trace import Trace

@@ -13,7 +13,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from scheduler.model.placement import place, place_window
 from scheduler.storage.disk import MemoryDisk
 from scheduler.window.window import MemoryWindow
-from tests.support.window_helpers import make_blocks
+from tests.support.cluster.window_helpers import make_blocks
 from tpi.devices.pages import PAGE, Bytes, page_buffer
 from tpi.errors import TpiError, WeightsError
 

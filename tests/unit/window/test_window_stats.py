@@ -13,7 +13,7 @@ from scheduler.model.placement import place_window
 from scheduler.window import stats
 from scheduler.window.stats import SAMPLES, Meter, ReadClock, WindowStats
 from scheduler.window.window import MemoryWindow
-from tests.support.window_helpers import CountingDisk, make_blocks
+from tests.support.cluster.window_helpers import CountingDisk, make_blocks
 from tpi.devices.pages import PAGE, Bytes
 from worker.service.served import Figures
 

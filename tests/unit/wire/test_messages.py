@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.support.cluster_helpers import step
-from tests.support.message_strategies import any_message
+from tests.support.cluster.cluster_helpers import step
+from tests.support.cluster.message_strategies import any_message
 from tpi.errors import MessageError
 from tpi.net.codec import FRAME_BYTES, HEADER_BYTES, MAX_FRAMES, PROTOCOL, WrongProtocolError, decode, encode
 from tpi.net.messages import Bye, Heartbeat, Join, Step

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.support.opencl_device import opencl_device
+from tests.support.devices.opencl_device import opencl_device
 from tpi.devices.opencl.device import OpenClDevice
 
 

@@ -6,10 +6,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from tests.support.kernel_cases import AttentionCase, assert_same_cache, attention_case, native
-from tests.support.kernel_cases import reference as reference_kernels
-from tests.support.opencl_device import PACKS, TOLERANCE, assert_close, fetched, hold, holding
-from tests.support.pairwise import pairwise
+from tests.support.devices.opencl_device import PACKS, TOLERANCE, assert_close, fetched, hold, holding
+from tests.support.kernels.kernel_cases import AttentionCase, assert_same_cache, attention_case, native
+from tests.support.kernels.kernel_cases import reference as reference_kernels
+from tests.support.kernels.pairwise import pairwise
 from tpi.config import Format, Norm
 from tpi.devices.opencl.device import OpenClDevice
 from tpi.errors import DeviceError, KernelError

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from tests.support.opencl_device import opencl_device
+from tests.support.devices.opencl_device import opencl_device
 from tpi.devices.choose import open_device
 from tpi.devices.opencl import discover
 from tpi.devices.opencl.device import OpenClDevice

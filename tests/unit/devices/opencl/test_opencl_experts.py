@@ -5,9 +5,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from tests.support.expert_cases import experts_case
-from tests.support.kernel_cases import attention_case, normal, reference
-from tests.support.opencl_device import TOLERANCE, assert_close, holding
+from tests.support.devices.opencl_device import TOLERANCE, assert_close, holding
+from tests.support.kernels.expert_cases import experts_case
+from tests.support.kernels.kernel_cases import attention_case, normal, reference
 from tpi.config import Format
 from tpi.devices.opencl.device import OpenClDevice
 from tpi.kernels.spec import WholeNorms

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.support.kernel_cases import FfnCase, ffn_case, native
-from tests.support.kernel_cases import reference as reference_kernels
-from tests.support.opencl_device import FORMATS, PACKS, TOLERANCE, assert_close, holding
+from tests.support.devices.opencl_device import FORMATS, PACKS, TOLERANCE, assert_close, holding
+from tests.support.kernels.kernel_cases import FfnCase, ffn_case, native
+from tests.support.kernels.kernel_cases import reference as reference_kernels
 from tpi.config import Activation, Format
 from tpi.devices.opencl.device import OpenClDevice
 from tpi.errors import DeviceError, KernelError

@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.support.kernel_cases import ffn_case
-from tests.support.opencl_device import fetched, hold, holding, opencl_device
+from tests.support.devices.opencl_device import fetched, hold, holding, opencl_device
+from tests.support.kernels.kernel_cases import ffn_case
 from tpi.devices.base import wait_all
 from tpi.devices.opencl.copies import pinned
 from tpi.devices.opencl.device import OpenClDevice

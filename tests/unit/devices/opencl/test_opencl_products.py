@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
-from tests.support.kernel_cases import attention_case, ffn_case, norm_spec, normal, pack
-from tests.support.kernel_cases import reference as reference_kernels
-from tests.support.opencl_device import PACKS, TOLERANCE, assert_close, hold, holding
+from tests.support.devices.opencl_device import PACKS, TOLERANCE, assert_close, hold, holding
+from tests.support.kernels.kernel_cases import attention_case, ffn_case, norm_spec, normal, pack
+from tests.support.kernels.kernel_cases import reference as reference_kernels
 from tpi.config import Format
 from tpi.devices.opencl.compute.activations import Form, OpenClPrepared
 from tpi.devices.opencl.device import OpenClDevice

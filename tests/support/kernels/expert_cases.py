@@ -4,7 +4,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from tests.support.kernel_cases import Random, ffn_case, norm_spec, normal
+from tests.support.kernels.kernel_cases import Random, ffn_case, norm_spec, normal
 from tpi.config import Format, Mixture
 from tpi.kernels.spec import F32, U8, ExpertPiece, ExpertsSpec, RouterSpec
 from tpi.pack.layout import Layout

@@ -13,7 +13,7 @@ from master.generation.engine import Engine
 from master.generation.request import Request, Sampled
 from master.generation.sampler import Sampler, Sampling
 from scheduler.model.machine import LAPTOP
-from tests.support.inprocess import in_process_deployment
+from tests.support.cluster.inprocess import in_process_deployment
 from tpi.devices.base import Device
 from tpi.devices.options import OffloadOptions
 from tpi.pack.reader import Pack

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from tests.support.cluster_helpers import MadeUpModel
+from tests.support.cluster.cluster_helpers import MadeUpModel
 from tpi.net.messages import Assign, PeerAddress
 from tpi.net.transfers import UnitData
 from worker.shards.cache import ShardCache

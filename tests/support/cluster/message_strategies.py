@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from hypothesis import strategies as st
 
-from tests.support.cluster_helpers import MadeUpModel
+from tests.support.cluster.cluster_helpers import MadeUpModel
 from tpi.net import messages, transfers
 from tpi.net.messages import Assign, PeerAddress, Step, StepEntry
 from tpi.net.schema import ArrayField, Between, Raw

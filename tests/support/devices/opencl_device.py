@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.support.kernel_cases import layout_of
+from tests.support.kernels.kernel_cases import layout_of
 from tpi.config import Format
 from tpi.devices.base import Device
 from tpi.devices.opencl.device import OpenClDevice, open_opencl

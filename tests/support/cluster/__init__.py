@@ -1,0 +1,1 @@
+"""Nodes, groups and what they say to each other."""

@@ -1,0 +1,1 @@
+"""Devices for tests, and nodes that offload to them."""

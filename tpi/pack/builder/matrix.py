@@ -95,7 +95,6 @@ class Matrix:
         raw = self.source.read(self.tensor, (self.first_row, self.last_row), (first, last))
         return Slab("column", self.element, raw, first, last - first)
 
-
     def _load_pieces(self, first: int, last: int) -> Slab:
         """Rows `[first, last)` of those that all pieces have, one piece after the other."""
         size, each = self.tensor.rows // self.pieces, self.last_row - self.first_row

@@ -8,8 +8,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from testbed.description.topology import Host
 from tpi.errors import TestbedError
+from tpi.topology.topology import Host
 
 PERIOD_US = 5000  # short, so that a device of 0.2 core computes 1 ms in every 5 rather than 20 in every 100
 _SMALLEST_QUOTA_US = 1000  # the kernel takes no less

@@ -14,9 +14,9 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, NoReturn
 
-from testbed.description.topology import Host
 from testbed.launch import Testbed
 from tpi.errors import TestbedError
+from tpi.topology.topology import Host
 
 WORKERS = "TPI_WORKERS"
 PORT = 9990

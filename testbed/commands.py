@@ -9,7 +9,7 @@ from typing import Any
 
 import click
 
-from testbed.description.units import format_rate, parse_rate, parse_time
+from tpi.topology.units import format_rate, parse_rate, parse_time
 
 
 def _with_unit(parse: Callable[[str], float]) -> Callable[[click.Context, click.Parameter, str | None], float | None]:
@@ -40,7 +40,7 @@ testbed.__test__ = False  # type: ignore[attr-defined]  # no test, whatever its 
 @testbed.command("topologies")
 def topologies() -> None:
     """List the topologies that come with TPI."""
-    from testbed.description.schema import load_topology, shipped
+    from tpi.topology.schema import load_topology, shipped
 
     for name in shipped():
         click.echo(f"{name:18} {load_topology(name).about}")
@@ -52,8 +52,8 @@ def topologies() -> None:
 @_VERIFY
 def up(file: str, backend: str, verify: bool) -> None:
     """Set up the topology FILE (a path, or the name of a shipped one) until `down`."""
-    from testbed.description.schema import load_topology
     from testbed.launch import Testbed
+    from tpi.topology.schema import load_topology
 
     topology = load_topology(file)
     with contextlib.ExitStack() as undo:
@@ -87,8 +87,8 @@ def run(
     import shlex
 
     from testbed import cluster
-    from testbed.description.schema import load_topology
     from testbed.launch import Testbed
+    from tpi.topology.schema import load_topology
 
     topology = load_topology(file)
     options = cluster.HostWorkerOptions(cache=cache and cache.resolve(), logs=logs)

@@ -20,11 +20,11 @@ from types import FrameType
 from testbed import state
 from testbed.cgroups import block_devices, find_hierarchies, make_group, remove_groups, rubbish
 from testbed.control import answer, listen
-from testbed.description.topology import Topology
 from testbed.network.backends import open_backend
 from testbed.processes import kill_all
 from testbed.state import HostProcess, TestbedRecord
 from tpi.errors import TestbedError, TpiError
+from tpi.topology.topology import Topology
 
 TOPOLOGY = "topology.json"
 

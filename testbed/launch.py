@@ -13,13 +13,13 @@ from typing import Any
 from testbed import state
 from testbed.checks.doctor import has_netem
 from testbed.control import ask
-from testbed.description.topology import Topology
 from testbed.holder import TOPOLOGY, remove
 from testbed.network.backends import choose_backend
 from testbed.network.namespaces import require_root
 from testbed.processes import marked
 from testbed.state import TestbedRecord
 from tpi.errors import TestbedError
+from tpi.topology.topology import Topology
 
 _START_SECONDS = 60.0
 _STOP_SECONDS = 15.0

@@ -18,9 +18,9 @@ from benchmarks.support.commands import TPI
 from benchmarks.support.machine import MIB, status_bytes
 from benchmarks.support.models import llama_1b_f32
 from testbed.cgroups import find_hierarchies, make_group, remove_groups, rubbish
-from testbed.description.topology import Host
 from tpi.config import default_cache
 from tpi.pack.library.locate import open_model
+from tpi.topology.topology import Host
 
 LIMITS = {1 << 30: 600, 2 << 30: 1600, 6 << 30: 5000}  # bytes of the control group: MiB of --memory
 PROMPT = 32  # tokens

@@ -17,8 +17,8 @@ from typing import Any
 
 from benchmarks.network.group_node import BASELINE, Plan
 from master.reporting.report import print_choice
-from testbed.description.schema import load_topology
 from testbed.launch import Testbed
+from tpi.topology.schema import load_topology
 
 COMMAND = [sys.executable, "-m", "benchmarks.network.group_node"]
 Start = Callable[[int], "subprocess.Popen[str]"]

@@ -14,13 +14,13 @@ from typing import Any
 
 from testbed.checks.verify import verify
 from testbed.cluster import WORKERS, HostWorkerOptions, workers
-from testbed.description.schema import load_topology
-from testbed.description.topology import Host, HostLink, Topology, star
 from testbed.launch import Testbed
 from tpi.config import default_cache
 from tpi.errors import TestbedError
 from tpi.net.links import Link as EndToEnd
 from tpi.net.links import LinkTable
+from tpi.topology.schema import load_topology
+from tpi.topology.topology import Host, HostLink, Topology, star
 
 BENCH = [sys.executable, "-m", "tpi.cli", "bench", "--json", "-t", "1"]
 MEGABIT = 1e6

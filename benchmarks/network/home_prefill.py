@@ -11,8 +11,8 @@ from allreduce.predict import PREDICTIONS, predict
 from benchmarks.network.awake import awake
 from benchmarks.network.home import MEGABIT, MILLISECOND, Home, home, specified_links, wheel
 from benchmarks.result import Check, Result, Row, Table
-from testbed.description.schema import load_topology
-from testbed.description.topology import Topology
+from tpi.topology.schema import load_topology
+from tpi.topology.topology import Topology
 from tpi.trace import EMBEDDING, HEAD
 
 MODEL, HIDDEN, LAYERS = "smollm2-135m", 576, 30

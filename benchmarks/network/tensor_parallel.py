@@ -8,10 +8,10 @@ from benchmarks.network.awake import awake
 from benchmarks.network.home import MEGABIT, MILLISECOND, home, wheel
 from benchmarks.result import Bars, Check, Result, Row, Table
 from benchmarks.support.models import llama_1b
-from testbed.description.topology import UNLIMITED
 from testbed.launch import Testbed
 from tests.support.weights.shapes import LLAMA_1B, write_huggingface
 from tpi.config import default_cache
+from tpi.topology.topology import UNLIMITED
 
 SIZES = (1, 2, 4, 8)
 CPU = 0.2

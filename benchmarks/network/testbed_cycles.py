@@ -11,8 +11,8 @@ import time
 from pathlib import Path
 
 from testbed.cgroups import find_hierarchies
-from testbed.description.schema import load_topology
 from testbed.launch import Testbed
+from tpi.topology.schema import load_topology
 
 
 def left_behind() -> dict[str, int]:

@@ -10,8 +10,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from testbed.cgroups import CONTROLLERS, block_devices, find_hierarchies
-from testbed.description.topology import PREFIX, SUBNET
 from testbed.network.namespaces import CONGESTION, congestion_control, inside, new_namespace, open_tun
+from tpi.topology.topology import PREFIX, SUBNET
 
 _NEW_QDISC, _REQUEST_AND_ACK = 36, 0x1 | 0x4 | 0x400
 _KIND, _ROOT, _LOOPBACK = 1, 0xFFFFFFFF, 1

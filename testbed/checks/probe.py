@@ -11,9 +11,9 @@ import statistics
 import struct
 import time
 
-from testbed.description.topology import UNLIMITED
 from testbed.network.namespaces import inside
 from testbed.state import TestbedRecord
+from tpi.topology.topology import UNLIMITED
 
 _PINGS = 7
 _SPACING = 0.6e-3  # seconds between two pings

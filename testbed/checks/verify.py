@@ -6,10 +6,10 @@ from dataclasses import dataclass
 from itertools import combinations
 
 from testbed.checks.probe import HostProbe
-from testbed.description.topology import UNLIMITED
-from testbed.description.units import format_rate
 from testbed.launch import Testbed
 from tpi.errors import TestbedError
+from tpi.topology.topology import UNLIMITED
+from tpi.topology.units import format_rate
 
 RELATIVE, ABSOLUTE = 0.10, 0.3e-3  # how far off a round trip may be: the larger of a fraction and seconds
 ROUNDS = 8

@@ -3,9 +3,9 @@
 from collections.abc import Callable
 from typing import Any, Protocol
 
-from testbed.description.topology import PREFIX, Topology
 from testbed.network.namespaces import inside, new_namespace, open_tun
 from tpi.errors import TestbedError
+from tpi.topology.topology import PREFIX, Topology
 
 NAMES = ("tc", "tun")
 

@@ -4,7 +4,7 @@ The arithmetic and what it assumes are described there. No clock, no sockets: ti
 """
 
 from testbed import _link
-from testbed.description.topology import Topology
+from tpi.topology.topology import Topology
 
 
 class Emulator:

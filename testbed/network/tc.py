@@ -14,8 +14,8 @@ from typing import Any
 
 from pyroute2 import IPRoute
 
-from testbed.description.topology import UNLIMITED, HostLink, Topology
 from testbed.network.namespaces import inside, new_namespace
+from tpi.topology.topology import UNLIMITED, HostLink, Topology
 
 MTU = 1500
 _BURST_SECONDS, _BURST_BYTES = 1e-3, 15000  # what tbf lets through at once: time at its rate, or bytes if that is more

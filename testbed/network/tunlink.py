@@ -11,9 +11,9 @@ from collections.abc import Callable
 from typing import Any
 
 from testbed import _link
-from testbed.description.topology import Topology
 from testbed.network.channels import Emulator
 from testbed.network.namespaces import VNET_HEADER, sharpen_timers
+from tpi.topology.topology import Topology
 
 MTU = 9000
 _MAX_COMPENSATION = 300e-6  # seconds

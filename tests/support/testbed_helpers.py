@@ -13,10 +13,10 @@ import pytest
 
 from testbed.cgroups import find_hierarchies
 from testbed.checks.verify import Measured, verify
-from testbed.description.topology import Host, HostLink, Topology, star
 from testbed.launch import Testbed
 from testbed.network.namespaces import new_namespace, require_root
 from tpi.errors import TestbedError
+from tpi.topology.topology import Host, HostLink, Topology, star
 
 PATIENCE_S = 60.0  # with other guests of a shared host, who keep the processors busy for as long
 TPI = [sys.executable, "-m", "tpi.cli", "testbed"]

@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from testbed.description.topology import Host, HostLink, star
 from testbed.launch import Testbed
 from tests.support.models import TinyModel
 from tests.support.testbed_helpers import needs_root, started, wheel
+from tpi.topology.topology import Host, HostLink, star
 
 pytestmark = [needs_root, pytest.mark.alone]
 

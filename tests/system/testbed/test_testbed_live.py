@@ -15,12 +15,12 @@ import pytest
 from testbed import state
 from testbed.checks.verify import verify
 from testbed.control import ask
-from testbed.description.topology import Host, HostLink, Topology
 from testbed.faults import inflict
 from testbed.launch import Testbed, sweep, take_down
 from testbed.network.namespaces import CONGESTION
 from tests.support.testbed_helpers import echo_on, needs_root, pair, started, traces, trips, until, verified, wheel
 from tpi.errors import TestbedError, UsageError
+from tpi.topology.topology import Host, HostLink, Topology
 
 pytestmark = [needs_root, pytest.mark.alone]
 

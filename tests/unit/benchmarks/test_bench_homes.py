@@ -8,7 +8,7 @@ import pytest
 from benchmarks.network.home import paper_homes, specified_links, wheel
 from benchmarks.network.home_network import Measured, ratio
 from benchmarks.network.home_prefill import HIDDEN, LAYERS, PROMPT, floor, slowest_compute
-from testbed.description.schema import load_topology
+from tpi.topology.schema import load_topology
 
 
 def test_homes_have_the_latency_and_bandwidth_asked_for() -> None:

@@ -7,10 +7,10 @@ import pytest
 
 from testbed import cgroups
 from testbed.cgroups import Hierarchies, find_hierarchies, make_group, quota, remove_groups, rubbish
-from testbed.description.topology import Host, HostLink, Topology
 from testbed.launch import Testbed
 from tests.support.testbed_helpers import needs_root
 from tpi.errors import TestbedError
+from tpi.topology.topology import Host, HostLink, Topology
 
 LIMITED = Host("shelf", cpu=0.2, memory=300 << 20, disk=50e6)
 

@@ -4,10 +4,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from testbed.description.schema import load_topology
-from testbed.description.topology import Host, HostLink, Router, Topology
 from testbed.network.channels import Emulator
 from tests.support.testbed_helpers import pair, wheel
+from tpi.topology.schema import load_topology
+from tpi.topology.topology import Host, HostLink, Router, Topology
 
 
 def drain(emulator: Emulator) -> list[tuple[float, int, bytes]]:

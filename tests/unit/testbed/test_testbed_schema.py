@@ -2,10 +2,10 @@
 
 import pytest
 
-from testbed.description.schema import load_topology, parse_topology, shipped
-from testbed.description.topology import Host, HostLink, Router, Topology
-from testbed.description.units import format_rate, parse_disk, parse_percent, parse_rate, parse_time
 from tpi.errors import UsageError
+from tpi.topology.schema import load_topology, parse_topology, shipped
+from tpi.topology.topology import Host, HostLink, Router, Topology
+from tpi.topology.units import format_rate, parse_disk, parse_percent, parse_rate, parse_time
 
 GOOD = """
 name: home

@@ -7,13 +7,13 @@ from typing import Any
 import pytest
 
 from testbed.checks.verify import verify
-from testbed.description.schema import load_topology, parse_topology
-from testbed.description.topology import Topology
 from testbed.launch import Testbed
 from testbed.network.backends import choose_backend
 from tests.support.paths import DATA
 from tests.support.testbed_helpers import echo_on, needs_root, pair, trips, wheel
 from tpi.errors import TestbedError
+from tpi.topology.schema import load_topology, parse_topology
+from tpi.topology.topology import Topology
 
 GOLDEN = DATA / "tc_requests.json"
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="tc is Linux's")

@@ -6,10 +6,10 @@ from typing import TypeVar
 
 import yaml
 
-from testbed.description.topology import UNLIMITED, Host, HostLink, Router, Topology
-from testbed.description.units import parse_disk, parse_percent, parse_rate, parse_time
 from tpi.config import parse_size
 from tpi.errors import UsageError
+from tpi.topology.topology import UNLIMITED, Host, HostLink, Router, Topology
+from tpi.topology.units import parse_disk, parse_percent, parse_rate, parse_time
 
 T = TypeVar("T")
 _NODE_NAME = 15  # characters, so that it also fits where the kernel names interfaces
@@ -68,7 +68,7 @@ class Section:
 
 def shipped() -> dict[str, Path]:
     """Names and files of the topologies that come with TPI."""
-    folder = Path(__file__).parents[1] / "topologies"
+    folder = Path(__file__).parent / "shipped"
     return {file.stem: file for file in sorted(folder.glob("*.yaml"))}
 
 

@@ -1,6 +1,6 @@
 """What an emulated home is made of: devices, routers, links, and the path that a packet takes between two devices.
 
-Nothing here touches the machine. Files are read by `testbed.description.schema`; benchmarks may build a
+Nothing here touches the machine. Files are read by `tpi.topology.schema`; benchmarks may build a
 `Topology` themselves.
 """
 

@@ -6,12 +6,14 @@ from typing import Any
 
 import click
 
-from master.planning.node import NodeFlags, planned_node
-from master.planning.problem import planning_problem, request_of
+from master.planning.batch import BatchReport
+from master.planning.node import NodeFlags, PlannedNode, planned_node
+from master.planning.problem import default_kv, planning_problem, request_of
 from master.planning.report import PlanReport
-from master.planning.shapes import model_shape
+from master.planning.shapes import ModelShape, model_shape
 from scheduler.model.machine import EXAMPLE
-from scheduler.model.offload.problem import Limits
+from scheduler.model.offload.fitting import feasible
+from scheduler.model.offload.problem import Limits, Problem
 from tpi.config import default_cache, parse_size
 from tpi.errors import UsageError
 from tpi.kv import KV_DTYPES
@@ -40,32 +42,63 @@ from tpi.kv import KV_DTYPES
 @click.option("-c", "--context", type=click.IntRange(min=1), help="Tokens of context (default: as for tpi run).")
 @click.option("--prompt-tokens", type=click.IntRange(min=1), help="Length of a prompt (default: 512, or less).")
 @click.option("--gen-tokens", type=click.IntRange(min=1), help="Length of an answer (default: 128, or less).")
-@click.option("--batch", default=1, show_default=True, type=click.IntRange(1, 4096), help="Requests at once.")
+@click.option(
+    "--batch",
+    default=1,
+    show_default=True,
+    type=click.IntRange(1, 4096),
+    help="Requests at once; of many, also how to batch them.",
+)
+@click.option("--svg", type=click.Path(path_type=Path), help="With --batch: draw this machine's roofs to a file.")
 @click.option("--remeasure", is_flag=True, help="Measure this machine again.")
 @click.option(
     "--cache", type=click.Path(path_type=Path), help="Directory for packs and figures (default: ~/.cache/tpi)."
 )
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of the table.")
-def plan(model: str, dtype: str, as_json: bool, cache: Path | None, **flags: Any) -> None:
+def plan(model: str, dtype: str, as_json: bool, cache: Path | None, svg: Path | None, **flags: Any) -> None:
     """Say what would lie where, be computed where, and how fast it would be, before anything is loaded."""
-    report = _report(model, dtype, cache or default_cache(), flags)
+    if svg is not None and flags["batch"] == 1:
+        raise UsageError("--svg draws the roofs of a batch; give --batch with the number of requests, such as 256")
+    shape, node, problem = _problem(model, dtype, cache or default_cache(), flags)
+    batch = BatchReport.of(shape, problem, flags["kv_dtype"] or default_kv(shape)) if flags["batch"] > 1 else None
+    report = _report(shape, node, problem, batch)
+    if batch is not None and svg is not None:
+        _draw(svg, shape, batch)
     if as_json:
-        click.echo(json.dumps(report.fields(), ensure_ascii=False))
+        fields = report.fields() if report else {}
+        click.echo(json.dumps(fields | ({"batch": batch.fields()} if batch else {}), ensure_ascii=False))
     else:
-        from master.planning.table import print_plan
+        from master.planning.table import print_batch, print_plan
 
-        print_plan(report)
+        if report:
+            print_plan(report)
+        if batch:
+            print_batch(batch)
 
 
-def _report(model: str, dtype: str, cache: Path, flags: dict[str, Any]) -> PlanReport:
+def _problem(model: str, dtype: str, cache: Path, flags: dict[str, Any]) -> tuple[ModelShape, PlannedNode, Problem]:
     node = planned_node(_node_flags(flags), cache, sorted((cache / "packs").glob("*/*.safetensors")))
     machine = node.machine
     room = machine.memory + (machine.accelerator.memory if machine.accelerator else 0)
     shape = model_shape(model, dtype, cache, room)
     sizes = (flags["prompt_tokens"], flags["gen_tokens"], flags["batch"], flags["context"])
     limits = Limits(*(None if flags[name] == "auto" else flags[name] for name in ("weights", "kv", "pipeline")))
-    problem = planning_problem(shape, machine, request_of(shape.config, *sizes), limits, flags["kv_dtype"])
-    return PlanReport.of(shape, node, problem)
+    return shape, node, planning_problem(shape, machine, request_of(shape.config, *sizes), limits, flags["kv_dtype"])
+
+
+def _report(shape: ModelShape, node: PlannedNode, problem: Problem, batch: BatchReport | None) -> PlanReport | None:
+    """Of all requests at once; None where they do not fit, and are batched."""
+    return PlanReport.of(shape, node, problem) if batch is None or feasible(problem) else None
+
+
+def _draw(svg: Path, shape: ModelShape, batch: BatchReport) -> None:
+    from master.planning.chart import draw_charts
+    from master.planning.roofs import charts_of
+
+    try:
+        svg.write_text(draw_charts(charts_of(batch.problem, batch.forecast.policy, shape.config.head_dim)))
+    except OSError as error:
+        raise UsageError(f"{svg} cannot be written: {error.strerror}; give --svg another file") from None
 
 
 def _node_flags(flags: dict[str, Any]) -> NodeFlags:

@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields
 
+from master.planning.batch import BatchReport
 from master.planning.reasons import reasons
 from master.planning.report import KINDS, PlanReport
 from master.planning.shapes import weight_bytes
@@ -36,6 +37,13 @@ def print_plan(report: PlanReport) -> None:
     console.print(figures_table("what", *lying, "a token", "a prompt", rows=list(_segments(report, tiers))))
     console.print(figures_table("memory", *lying[:-1], rows=list(_memories(report))))
     for line in (*_speeds(report), *_advice(report)):
+        console.print(line, soft_wrap=True)
+
+
+def print_batch(report: BatchReport) -> None:
+    """How to batch the requests, in sentences."""
+    console = wide_console(stderr=False)
+    for line in report.lines():
         console.print(line, soft_wrap=True)
 
 

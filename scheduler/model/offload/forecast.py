@@ -93,12 +93,13 @@ class Gain:
 def gains(problem: Problem, found: OffloadChoice) -> list[Gain]:
     """What twice as much of each thing would bring, planned anew in the same pipeline; the most helpful first."""
     limits = replace(problem.limits, pipeline=found.offload.pipeline)
-    better = [(thing, replace(problem, machine=machine, limits=limits)) for thing, machine in _better(problem.machine)]
+    machines = better_machines(problem.machine)
+    better = [(thing, replace(problem, machine=machine, limits=limits)) for thing, machine in machines]
     told = [Gain(thing, _TIMES, max(1.0, found.seconds / choose(each).seconds)) for thing, each in better]
     return sorted(told, key=lambda gain: -gain.faster)
 
 
-def _better(machine: NodeMachine) -> Iterator[tuple[str, NodeMachine]]:
+def better_machines(machine: NodeMachine) -> Iterator[tuple[str, NodeMachine]]:
     """The machine with `_TIMES` as much of one thing, by its name for people."""
     device, host = machine.accelerator, machine.host
     yield "RAM", replace(machine, memory=round(machine.memory * _TIMES))

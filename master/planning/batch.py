@@ -1,0 +1,133 @@
+"""The policy of a batch for people and for programs: what `tpi plan --batch N` adds (docs/batching.md)."""
+
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from master.planning.shapes import ModelShape
+from scheduler.model.offload.forecast import Gain
+from scheduler.model.offload.problem import Problem
+from scheduler.model.offload.work import STRETCHES, Stretch
+from scheduler.model.roofline.forecast import BatchForecast, batch_gains, forecast_batch
+from scheduler.model.roofline.latency import PolicyPoint, accelerator_bytes, host_bytes
+from scheduler.model.roofline.layer import layer_shape
+from scheduler.model.roofline.levels import Hierarchy, TurningPoints
+from scheduler.model.roofline.policy import BatchPolicy, BatchProblem, BatchRequest
+from scheduler.model.roofline.search import BatchChoice, best_policy
+from tpi.kv import KvDtype
+
+_RESOURCES = {
+    "accelerator": "the GPU", "host": "the CPU", "up": "the link to the GPU", "down": "the link from the GPU",
+    "disk": "the disk", "bus": "RAM's bus",
+}  # fmt: skip
+_STRETCHES: dict[Stretch, str] = {"prompt": "prompts", "decode": "tokens"}
+_HELPS, _NAMED, _SHOWN = 1.01, 4, 0.005  # times as fast; things; share of a layer's time
+_MS = 1e3
+_PROMPTS = 0.05  # of the memory is for the activations of a step of prompts
+
+
+@dataclass(frozen=True)
+class BatchReport:
+    """A batch's problem, its policy, and what that will do."""
+
+    problem: BatchProblem
+    choice: BatchChoice
+    forecast: BatchForecast
+    gains: tuple[Gain, ...]
+
+    @classmethod
+    def of(cls, shape: ModelShape, problem: Problem, kv_dtype: KvDtype) -> "BatchReport":
+        """The best policy for the requests of `problem`. PlanError if nothing fits."""
+        asked = batch_problem(shape, problem, kv_dtype)
+        choice = best_policy(asked)
+        ahead = forecast_batch(asked, choice.policy)
+        return cls(asked, choice, ahead, tuple(batch_gains(asked, ahead.rate)))
+
+    @property
+    def points(self) -> TurningPoints | None:
+        """Of neurons on the accelerator whose weights come from RAM; None without one."""
+        hierarchy, layer = Hierarchy.of(self.problem.machine), self.problem.layer
+        if self.problem.machine.accelerator is None:
+            return None
+        tokens = self.forecast.policy.micro_batch
+        return hierarchy.turning_points(0, 2.0 * tokens * layer.token_weights / float(layer.touched(tokens)), 1)
+
+    def fields(self) -> dict[str, Any]:
+        """The object of `--json`: sizes in bytes, times in seconds."""
+        at, points = PolicyPoint.of(self.forecast.policy), self.points
+        return {
+            "policy": asdict(self.forecast.policy) | {"micro_batch": self.forecast.policy.micro_batch},
+            "tokens_per_s": self.forecast.rate,
+            "prompt_s": self.forecast.prompt,
+            "token_s": self.forecast.decode,
+            "layer_busy_s": self.forecast.busy,
+            "roof": {stretch: self.forecast.roof(stretch) for stretch in STRETCHES},
+            "turning_points": asdict(points) if points else None,
+            "memory": {
+                "ram": float(host_bytes(self.problem, at)),
+                "gpu": float(accelerator_bytes(self.problem, at)),
+            },
+            "gains": [asdict(gain) for gain in self.gains],
+            "prompt_step_tokens": self.problem.together[1],
+            "compared": self.choice.compared,
+        }
+
+    def lines(self) -> Iterator[str]:
+        """Sentences."""
+        ahead, request = self.forecast, self.problem.request
+        yield f"in a batch, of {request.most} requests: {_policy(ahead.policy)}"
+        yield (
+            f"{ahead.rate:.3g} tok/s in all, prompts included: {ahead.policy.batch} prompts in "
+            f"{ahead.prompt:.3g} s, then {ahead.decode:.3g} s for a token of each"
+        )
+        for stretch in STRETCHES:
+            roof = _RESOURCES[ahead.roof(stretch)]
+            yield f"the roof for {_STRETCHES[stretch]} is {roof}; a layer keeps {_busy(ahead, stretch)} busy"
+        yield from self._turning()
+        helping = [gain for gain in self.gains if gain.faster > _HELPS]
+        told = ", ".join(f"{gain.times:g}x {gain.thing} {gain.faster:.2f}x as fast" for gain in helping[:_NAMED])
+        yield (
+            f"what would help a batch most: {told}" if told else "twice as much of any one thing would not help a batch"
+        )
+
+    def _turning(self) -> Iterator[str]:
+        points, layer = self.points, self.problem.layer
+        if points is None:
+            return
+        each = 2.0 * layer.token_weights / layer.feed_forward_bytes
+        yield (
+            f"neurons in RAM are worth moving to the GPU from {points.move / each:.3g} tokens on, and from "
+            f"{points.arrive / each:.3g} on the link is no roof any more"
+        )
+
+
+def batch_problem(shape: ModelShape, problem: Problem, kv_dtype: KvDtype) -> BatchProblem:
+    """What the roofline model is asked for a node that holds all of a model."""
+    runs = [(block.kind, run, run.units) for block in shape.blocks for run in block.runs]
+    layer = layer_shape(shape.config, runs, shape.config.heads, shape.config.kv_heads, kv_dtype)
+    request = problem.request
+    asked = BatchRequest(request.sequences, request.prompt, request.answer)
+    step = int(problem.machine.memory * _PROMPTS / problem.needs.token)
+    return BatchProblem(layer, problem.machine, asked, problem.needs, problem.chunk, step, problem.work.head)
+
+
+def _policy(policy: BatchPolicy) -> str:
+    """N, mu, A_g, F_g, r_w and r_c in words."""
+    parts = [f"{policy.batch} at once (N), {policy.micro_batches} micro-batches of {policy.micro_batch} (mu)"]
+    places = {True: "GPU", False: "CPU"}
+    parts.append(f"attention on the {places[policy.attention_there]}, neurons on the {places[policy.ffn_there]}")
+    if policy.attention_there or policy.ffn_there:
+        parts.append(f"{policy.weights_kept:.0%} of the weights stay on the GPU (r_w)")
+    if policy.attention_there:
+        parts.append(f"and {policy.kv_kept:.0%} of the keys and values (r_c)")
+    if policy.weights_on_disk > _SHOWN:
+        parts.append(f"{policy.weights_on_disk:.0%} of the weights come from disk")
+    return ", ".join(parts)
+
+
+def _busy(ahead: BatchForecast, stretch: Stretch) -> str:
+    """Milliseconds of each resource for a layer, the busiest first."""
+    busy = sorted(ahead.busy[stretch].items(), key=lambda item: -item[1])
+    longest = busy[0][1]
+    told = [f"{_RESOURCES[name]} {_MS * value:.3g} ms" for name, value in busy if value > _SHOWN * longest]
+    return ", ".join(told)

@@ -1,0 +1,1 @@
+"""The hierarchical roofline model of MoE-Lightning: levels of memory, the time of a layer, the best policy."""

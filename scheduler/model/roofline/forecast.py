@@ -1,0 +1,56 @@
+"""What a batch's policy will do: how fast, which roof decides, and what more of each thing would bring."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from scheduler.model.offload.forecast import Gain, better_machines
+from scheduler.model.offload.work import STRETCHES, Stretch
+from scheduler.model.roofline.latency import PolicyPoint, roofs, step_seconds, throughput
+from scheduler.model.roofline.policy import BatchPolicy, BatchProblem
+from scheduler.model.roofline.search import best_policy
+
+_TIMES = 2.0  # as much of a thing is what its gain is told for
+
+
+@dataclass(frozen=True)
+class BatchForecast:
+    """Of one policy.
+
+    Attributes:
+        rate: tokens generated per second, prompts included.
+        prompt, decode: seconds of all prompts, and of one token of every sequence.
+        busy: in either stretch, seconds of a layer that each resource is busy.
+    """
+
+    policy: BatchPolicy
+    rate: float
+    prompt: float
+    decode: float
+    busy: dict[Stretch, dict[str, float]]
+
+    def roof(self, stretch: Stretch) -> str:
+        """The resource that decides."""
+        busy = self.busy[stretch]
+        return max(busy, key=lambda name: busy[name])
+
+
+def forecast_batch(problem: BatchProblem, policy: BatchPolicy) -> BatchForecast:
+    """Of a policy that fits."""
+    at = PolicyPoint.of(policy)
+    busy: dict[Stretch, dict[str, float]] = {
+        stretch: {name: float(value) for name, value in roofs(problem, at, stretch).items()} for stretch in STRETCHES
+    }
+    prompt, decode = (step_seconds(problem, policy, stretch) for stretch in STRETCHES)
+    return BatchForecast(policy, throughput(problem, policy), prompt, decode, busy)
+
+
+def batch_gains(problem: BatchProblem, rate: float) -> list[Gain]:
+    """What twice as much of each thing would bring, with the policy chosen anew; the most helpful first."""
+    return sorted(_gains(problem, rate), key=lambda gain: -gain.faster)
+
+
+def _gains(problem: BatchProblem, rate: float) -> Iterator[Gain]:
+    changed = [(thing, replace(problem, machine=machine)) for thing, machine in better_machines(problem.machine)]
+    more = replace(problem.request, most=round(_TIMES * problem.request.most))
+    for thing, better in [*changed, ("requests", replace(problem, request=more))]:
+        yield Gain(thing, _TIMES, max(1.0, throughput(better, best_policy(better).policy) / rate))

@@ -1,0 +1,209 @@
+"""How long a layer keeps each resource busy under a policy, and what memory that takes (section 4.2).
+
+The longest of them is the layer's time (equation 12): whatever can overlap, does. Kernels take the roofline's time
+(equations 7 and 8) and `start` for each call. Everything here is affine in the three shares, which a linear program
+relies on, and computes with arrays of policies as with one.
+"""
+
+from dataclasses import dataclass
+from math import inf
+
+import numpy as np
+import numpy.typing as npt
+
+from scheduler.model.machine import Accelerator, Rates, laptop_gpu
+from scheduler.model.offload.work import Stretch
+from scheduler.model.roofline.layer import Number
+from scheduler.model.roofline.policy import BatchPolicy, BatchProblem
+
+F64 = npt.NDArray[np.float64]
+_CALLS = 7  # of kernels for a micro-batch in a layer: two norms, heads, output, neurons, two residuals
+_UP, _DOWN = 6, 4  # times that its hidden states cross for these
+_SLOTS = 2  # layers' weights that pass through the accelerator; also from disk through RAM, and micro-batches' pages
+
+
+@dataclass(frozen=True)
+class PolicyPoint:
+    """Policies as numbers, or as arrays of one length; `attention` and `ffn` are 0 or 1 for all of them."""
+
+    batch: Number
+    micro_batches: Number
+    attention: int
+    ffn: int
+    weights: Number = 0.0
+    kv: Number = 0.0
+    disk: Number = 0.0
+
+    @classmethod
+    def of(cls, policy: BatchPolicy) -> "PolicyPoint":
+        """One policy."""
+        return cls(
+            policy.batch, policy.micro_batches, int(policy.attention_there), int(policy.ffn_there),
+            policy.weights_kept, policy.kv_kept, policy.weights_on_disk,
+        )  # fmt: skip
+
+
+def roofs(problem: BatchProblem, at: PolicyPoint, stretch: Stretch) -> dict[str, Number]:
+    """Seconds that a layer keeps each resource busy, for one token of every sequence, or for all prompts."""
+    return _Layer(problem, at, stretch).seconds()
+
+
+def step_seconds(problem: BatchProblem, policy: BatchPolicy, stretch: Stretch) -> float:
+    """Seconds of all layers and the head, for one token of every sequence, or for all prompts."""
+    at = PolicyPoint.of(policy)
+    return problem.layer.layers * float(max(roofs(problem, at, stretch).values())) + head_seconds(problem, at.batch)
+
+
+def head_seconds(problem: BatchProblem, batch: Number) -> float:
+    """Seconds of the head for one token of every sequence, which nothing else overlaps."""
+    head = problem.head
+    return float(_roofline(problem.machine.host, head.nbytes, 2.0 * head.weights * batch)) if head.nbytes else 0.0
+
+
+def seconds(problem: BatchProblem, policy: BatchPolicy) -> float:
+    """Seconds of the whole batch: prompts, then an answer's tokens."""
+    first = step_seconds(problem, policy, "prompt")
+    return first + (problem.request.answer - 1) * step_seconds(problem, policy, "decode")
+
+
+def throughput(problem: BatchProblem, policy: BatchPolicy) -> float:
+    """Tokens generated per second, prompts included (section 5.1)."""
+    return policy.batch * problem.request.answer / seconds(problem, policy)
+
+
+def accelerator_bytes(problem: BatchProblem, at: PolicyPoint) -> Number:
+    """Bytes of the accelerator's memory: what stays, two layers of what passes through, pages, activations."""
+    layer, request = problem.layer, problem.request
+    if not at.attention and not at.ffn:
+        return 0.0 * at.batch
+    kept = at.weights * layer.nbytes
+    through = _SLOTS * (_lifted_bytes(problem, at) - kept)
+    tokens = _micro_tokens(at)
+    pages = _SLOTS * tokens * request.room * layer.kv_token * (1 - at.kv)
+    if at.attention:
+        pages = pages + layer.layers * at.kv * at.batch * request.room * layer.kv_token
+    activations = np.maximum(tokens, float(problem.together[0])) * problem.needs.token
+    return layer.layers * kept + through + pages + activations
+
+
+def host_bytes(problem: BatchProblem, at: PolicyPoint) -> Number:
+    """Bytes of RAM: weights that are neither on the accelerator nor on disk, pages, a step's activations, the head."""
+    layer, request = problem.layer, problem.request
+    weights = layer.layers * layer.nbytes * (1 - at.weights - at.disk) + _SLOTS * at.disk * layer.nbytes
+    pages = layer.layers * at.batch * request.room * layer.kv_token * (1 - at.attention * at.kv)
+    activations = np.maximum(at.batch, float(problem.together[1])) * problem.needs.token
+    return weights + pages + activations + problem.needs.fixed + problem.head.nbytes
+
+
+def most_weights(problem: BatchProblem, at: PolicyPoint) -> float:
+    """The largest share of all weights that the accelerator computes with, so that it may keep it."""
+    return _lifted_bytes(problem, at) / problem.layer.nbytes
+
+
+def _lifted_bytes(problem: BatchProblem, at: PolicyPoint) -> float:
+    """Bytes of a layer that the accelerator computes with: products of attention go where anything else does."""
+    layer = problem.layer
+    attention = layer.attention_bytes if at.attention or at.ffn else 0.0
+    return attention + at.ffn * layer.feed_forward_bytes
+
+
+def _micro_tokens(at: PolicyPoint) -> Number:
+    tokens: F64 = np.ceil(at.batch / at.micro_batches)
+    return tokens
+
+
+def _roofline(rates: Rates, nbytes: Number, operations: Number) -> Number:
+    found: F64 = np.maximum(nbytes / rates.read, operations / rates.operations)
+    return found
+
+
+class _Layer:
+    """One layer in one stretch: `parts` micro-batches of `tokens`, of which each weight passes the link `passes` times.
+
+    Prompts are computed in chunks, on whatever computes weights, which cross the link once for all chunks of a step.
+    """
+
+    def __init__(self, problem: BatchProblem, at: PolicyPoint, stretch: Stretch) -> None:
+        self._layer, self._machine, self._at = problem.layer, problem.machine, at
+        self._device: Accelerator = problem.machine.accelerator or laptop_gpu()
+        request, self._prompt = problem.request, stretch == "prompt"
+        self._attention = max(at.attention, at.ffn) if self._prompt else at.attention
+        if self._prompt:
+            self._all: Number = at.batch * request.prompt
+            chunk, step = problem.together
+            self._parts: Number = np.ceil(self._all / chunk)
+            self._passes: Number = np.ceil(self._all / step)
+            self._context, self._cached = (request.prompt + 1) / 2, 1.0
+        else:
+            self._all, self._parts, self._passes = at.batch, at.micro_batches, 1.0
+            self._context = self._cached = request.context
+        self._tokens = self._all / self._parts
+        self._lifted = _lifted_bytes(problem, at) - at.weights * problem.layer.nbytes
+
+    def seconds(self) -> dict[str, Number]:
+        """By the resource's name."""
+        link, layer, at = self._device.link, self._layer, self._at
+        up, down = self._up(), self._down()
+        read = self._passes * at.disk * layer.nbytes
+        there = max(at.attention, at.ffn)
+        found = {
+            "accelerator": there * self._parts * self._accelerator(),
+            "host": self._host(),
+            "up": up / link.up + there * 2 * self._parts * link.latency,
+            "down": down / link.down + there * self._parts * link.latency,
+            "disk": read / self._machine.disk.read,
+        }
+        if self._machine.bus < inf:
+            found["bus"] = (up + down + read + self._host_reads()) / self._machine.bus
+        return found
+
+    def _accelerator(self) -> Number:
+        """Of one micro-batch: its products, its attention if it is done there, and its hidden states to and fro."""
+        layer, device, tokens = self._layer, self._device, self._tokens
+        crossing = tokens * layer.hidden * (_UP / device.link.up + _DOWN / device.link.down)
+        total = _CALLS * device.rates.start + crossing + (_UP + _DOWN) * device.link.latency
+        total = total + _roofline(device.rates, layer.attention_bytes, 2.0 * tokens * layer.attention_weights)
+        if self._at.ffn:
+            total = total + self._neurons(device.rates, tokens)
+        return total + self._attention * (device.rates.start + self._attending(device.rates))
+
+    def _host(self) -> Number:
+        """Of all micro-batches: what is not computed on the accelerator."""
+        rates, layer, at = self._machine.host, self._layer, self._at
+        total: Number = (1 - self._attention) * self._parts * (rates.start + self._attending(rates))
+        if not at.ffn:
+            total = total + self._parts * (rates.start + self._neurons(rates, self._tokens))
+        if not at.ffn and not at.attention:
+            products = _roofline(rates, layer.attention_bytes, 2.0 * self._tokens * layer.attention_weights)
+            total = total + self._parts * (rates.start + products)
+        return total
+
+    def _host_reads(self) -> Number:
+        """Bytes of RAM that the host computes with."""
+        layer, at = self._layer, self._at
+        weights = (1 - at.ffn) * layer.touched(self._tokens) + (1 - max(at.ffn, at.attention)) * layer.attention_bytes
+        return self._parts * weights + (1 - self._attention) * self._all * self._cached * layer.kv_token
+
+    def _neurons(self, rates: Rates, tokens: Number) -> Number:
+        return _roofline(rates, self._layer.touched(tokens), 2.0 * tokens * self._layer.token_weights)
+
+    def _attending(self, rates: Rates) -> Number:
+        layer, tokens = self._layer, self._tokens
+        return _roofline(rates, tokens * self._cached * layer.kv_token, tokens * self._context * layer.pair)
+
+    def _up(self) -> Number:
+        """Bytes to the accelerator: weights that pass through, what attention made, or keys and values."""
+        at, layer = self._at, self._layer
+        nbytes = self._passes * self._lifted
+        if self._prompt:
+            return nbytes
+        if at.attention:
+            return nbytes + (1 - at.kv) * self._all * self._cached * layer.kv_token
+        return nbytes + max(at.attention, at.ffn) * self._all * layer.mixed
+
+    def _down(self) -> Number:
+        """Bytes from it: keys and values of new tokens, or heads that the host attends with."""
+        at, layer = self._at, self._layer
+        if self._attention:
+            return (1 - at.attention * at.kv) * self._all * layer.kv_token
+        return max(at.attention, at.ffn) * self._all * layer.heads

@@ -1,0 +1,100 @@
+"""What one layer of a model takes, as the mean of all: bytes, weights, and what crosses between devices.
+
+Bytes are as packed; each weight is multiplied and added once per token that uses it.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from tpi.config import ModelConfig
+from tpi.kv import KvDtype, vector_bytes
+from tpi.pack.layout import BlockKind, RunLayout
+
+Number = float | npt.NDArray[np.float64]
+_F32 = 4  # bytes of an activation
+_PAIR = 4  # operations of a token with one that it attends to, per head and dimension
+
+
+@dataclass(frozen=True)
+class LayerShape:
+    """The mean layer of a node.
+
+    Attributes:
+        layers: how many there are.
+        attention_bytes, attention_weights: of the products before and after attention.
+        ffn_bytes, ffn_weights: of neurons that every token passes: all of a dense model's, the shared experts'.
+        routed_bytes, routed_weights: of all routed experts together.
+        experts, used: how many routed ones there are, and a token passes.
+        kv_token: bytes of the keys and values of one token.
+        pair: operations of one token with one token that it attends to.
+        hidden, heads, mixed: bytes of one token's hidden state; of its queries, keys and values; of what attention
+            makes of them.
+    """
+
+    layers: int
+    attention_bytes: float
+    attention_weights: float
+    ffn_bytes: float
+    ffn_weights: float
+    routed_bytes: float = 0.0
+    routed_weights: float = 0.0
+    experts: int = 1
+    used: int = 1
+    kv_token: float = 0.0
+    pair: float = 0.0
+    hidden: float = 0.0
+    heads: float = 0.0
+    mixed: float = 0.0
+
+    @property
+    def nbytes(self) -> float:
+        """Bytes of all of its weights."""
+        return self.attention_bytes + self.feed_forward_bytes
+
+    @property
+    def feed_forward_bytes(self) -> float:
+        """Bytes of all neurons."""
+        return self.ffn_bytes + self.routed_bytes
+
+    def touched(self, tokens: Number) -> Number:
+        """Bytes of neurons that so many tokens read together, if each chooses its experts at random."""
+        missed = (1 - self.used / self.experts) ** tokens
+        return self.ffn_bytes + self.routed_bytes * (1 - missed)
+
+    @property
+    def token_weights(self) -> float:
+        """Weights of neurons that one token is multiplied with."""
+        return self.ffn_weights + self.routed_weights * self.used / self.experts
+
+
+Runs = Iterable[tuple[BlockKind, RunLayout, int]]
+"""Of every block of a node: its kind, a run's layout, and how many of its units the node has."""
+
+
+def layer_shape(config: ModelConfig, runs: Runs, heads: int, kv_heads: int, kv_dtype: KvDtype) -> LayerShape:
+    """The mean layer of a node with so many heads; `runs` are of all of its blocks."""
+    sums = dict.fromkeys(("attention", "ffn", "routed"), (0.0, 0.0))
+    for kind, run, units in runs:
+        of = "attention" if kind == "attention" else "routed" if kind == "experts" and run.name != "shared" else "ffn"
+        nbytes, weights = sums[of]
+        sums[of] = nbytes + units * run.unit_bytes, weights + units * run.width * run.hidden * len(run.parts)
+    count = config.layers
+    means = {of: (nbytes / count, weights / count) for of, (nbytes, weights) in sums.items()}
+    mixture = config.mixture
+    dim = config.head_dim
+    return LayerShape(
+        count,
+        *means["attention"],
+        *means["ffn"],
+        *means["routed"],
+        experts=mixture.experts if mixture else 1,
+        used=mixture.used if mixture else 1,
+        kv_token=2 * kv_heads * vector_bytes(dim, kv_dtype),
+        pair=_PAIR * heads * dim,
+        hidden=_F32 * config.hidden,
+        heads=_F32 * (heads + 2 * kv_heads) * dim,
+        mixed=_F32 * heads * dim,
+    )

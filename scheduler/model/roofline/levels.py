@@ -1,0 +1,82 @@
+"""Levels of memory with what computes at each, and the roofs between them (MoE-Lightning, section 3.2).
+
+Level 0 is the fastest. Intensities are operations per byte, performance is operations per second.
+"""
+
+from dataclasses import dataclass
+from math import inf
+
+from scheduler.model.machine import NodeMachine
+
+
+@dataclass(frozen=True)
+class Level:
+    """A memory of `memory` bytes, and the processor that reads it; a disk has none (no operations).
+
+    `read` is in bytes per second, `operations` per second.
+    """
+
+    name: str
+    memory: float
+    read: float
+    operations: float = 0.0
+
+
+@dataclass(frozen=True)
+class TurningPoints:
+    """Where roofs cross, as intensities regarding the lower level's bytes.
+
+    Attributes:
+        move: P1, equation 9: below it computing where the bytes lie is at least as fast as moving them.
+        arrive: P2, equation 10: from it on the link is not the bottleneck any more.
+        balance: equation 11: the lower level's intensity at which both memories are equally busy.
+    """
+
+    move: float
+    arrive: float
+    balance: float
+
+
+@dataclass(frozen=True)
+class Hierarchy:
+    """Levels from the fastest on; `links[i]` are the bytes per second from level i + 1 to level i."""
+
+    levels: tuple[Level, ...]
+    links: tuple[float, ...]
+
+    @classmethod
+    def of(cls, machine: NodeMachine) -> "Hierarchy":
+        """The levels of a node: its accelerator if it has one, RAM, and the disk."""
+        below = [
+            Level("RAM", machine.memory, machine.host.read, machine.host.operations),
+            Level("disk", inf, machine.disk.read),
+        ]
+        links = [machine.disk.read]
+        device = machine.accelerator
+        if device is None:
+            return cls(tuple(below), tuple(links))
+        above = Level(device.name, device.memory, device.rates.read, device.rates.operations)
+        return cls((above, *below), (device.link.up, *links))
+
+    def between(self, upper: int, lower: int) -> float:
+        """Bytes per second from a lower level to an upper one: the slowest link on the way."""
+        return min(self.links[upper:lower])
+
+    def local(self, level: int, intensity: float) -> float:
+        """What can be reached with bytes of the same level (equation 8)."""
+        at = self.levels[level]
+        return min(at.operations, at.read * intensity)
+
+    def across(self, level: int, intensity: float, lower: int, lower_intensity: float) -> float:
+        """What can be reached at `level` with bytes that come from `lower` (equation 7)."""
+        return min(self.local(level, intensity), self.between(level, lower) * lower_intensity)
+
+    def turning_points(self, level: int, intensity: float, lower: int) -> TurningPoints:
+        """Where the roofs of computing at `level`, with bytes from `lower`, cross; `intensity` regards `level`'s own.
+
+        Equation 9 has the lower level's intensity on both sides. Where its memory is faster than the link it is met
+        where its processor's roof ends, and at 0 where the link is the faster one.
+        """
+        link, at, below = self.between(level, lower), self.levels[level], self.levels[lower]
+        move = below.operations / link if below.read > link else 0.0
+        return TurningPoints(move, self.local(level, intensity) / link, at.read * intensity / link)

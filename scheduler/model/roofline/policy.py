@@ -1,0 +1,94 @@
+"""What is decided for a batch, and what for: MoE-Lightning's 6-tuple (table 1), with the disk beside it."""
+
+from dataclasses import dataclass, field
+
+from scheduler.model.machine import NodeMachine
+from scheduler.model.offload.memory import Needs
+from scheduler.model.offload.work import TableWork
+from scheduler.model.roofline.layer import LayerShape
+from tpi.kernels.constants import PAGE_TOKENS
+
+
+@dataclass(frozen=True)
+class BatchRequest:
+    """`most` sequences that wait, each with a prompt and an answer of so many tokens (means)."""
+
+    most: int
+    prompt: int
+    answer: int
+
+    @property
+    def context(self) -> float:
+        """Tokens of a sequence in the middle of its answer."""
+        return self.prompt + (self.answer + 1) / 2
+
+    @property
+    def room(self) -> int:
+        """Tokens that the pages of a sequence hold at its end."""
+        return -(-(self.prompt + self.answer) // PAGE_TOKENS) * PAGE_TOKENS
+
+
+@dataclass(frozen=True)
+class PolicyLimits:
+    """What is insisted on; None: choose. With `whole_kv` either all keys and values stay on the accelerator or none."""
+
+    attention_there: bool | None = None
+    ffn_there: bool | None = None
+    whole_kv: bool = False
+    micro_batches: int | None = None
+
+    def allow(self, attention: bool, ffn: bool) -> bool:
+        """Whether attention and neurons may be computed on the accelerator, or not, as said."""
+        asked = ((self.attention_there, attention), (self.ffn_there, ffn))
+        return all(want is None or want == given for want, given in asked)
+
+
+@dataclass(frozen=True)
+class BatchProblem:
+    """A model on a machine for a batch.
+
+    Attributes:
+        chunk: the most tokens that are computed with at once, of prompts.
+        step: the most tokens of prompts for which weights cross the link once; 0: one chunk.
+        head: the host's.
+    """
+
+    layer: LayerShape
+    machine: NodeMachine
+    request: BatchRequest
+    needs: Needs
+    chunk: int = 512
+    step: int = 0
+    head: TableWork = field(default_factory=TableWork)
+    limits: PolicyLimits = field(default_factory=PolicyLimits)
+
+    @property
+    def together(self) -> tuple[int, int]:
+        """Tokens of prompts in a chunk, and in a step, if there are as many."""
+        every = self.request.prompt * self.request.most
+        return min(self.chunk, every), min(max(self.step, self.chunk), every)
+
+
+@dataclass(frozen=True)
+class BatchPolicy:
+    """The decision.
+
+    Attributes:
+        batch: N, sequences at once; micro_batches: N over mu, rounded up.
+        attention_there: A_g, whether the accelerator attends; ffn_there: F_g, whether it computes neurons.
+        weights_kept: r_w, the share of all weights that stays there; kv_kept: r_c, of keys and values.
+        weights_on_disk: the share of all weights that is read from disk for every use.
+    """
+
+    batch: int
+    micro_batches: int
+    attention_there: bool = False
+    ffn_there: bool = False
+    weights_kept: float = 0.0
+    kv_kept: float = 0.0
+    weights_on_disk: float = 0.0
+
+    @property
+    def micro_batch(self) -> int:
+        """mu: sequences of the largest micro-batch."""
+        return -(-self.batch // self.micro_batches)

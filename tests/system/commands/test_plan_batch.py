@@ -1,0 +1,58 @@
+"""`tpi plan --batch`: the policy of a batch from a configuration alone, in words, as JSON and as a picture."""
+
+import json
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+
+from tests.support.commands import tpi
+from tests.support.paths import ROOT
+
+MIXTRAL = str(ROOT / "tests/support/data/mixtral-8x7b/config.json")
+ASKED = ("--dtype", "bf16", "--device", "emu:t4", "--batch", "512", "--prompt-tokens", "77", "--gen-tokens", "128")
+
+
+def test_the_papers_setting(tmp_path: Path) -> None:
+    """Mixtral 8x7B on a T4 (setting S1): attention on the CPU, in micro-batches of the paper's size or so."""
+    picture = tmp_path / "roofs.svg"
+    done = tpi("plan", "-m", MIXTRAL, *ASKED, "--svg", str(picture), "--json", cache=tmp_path)
+    assert done.returncode == 0, done.stderr
+    batch = json.loads(done.stdout)["batch"]
+    policy = batch["policy"]
+    assert (policy["batch"], policy["attention_there"], policy["ffn_there"]) == (512, False, True)
+    assert 20 < policy["micro_batch"] < 80
+    assert batch["roof"]["decode"] == "up"
+    assert batch["tokens_per_s"] == pytest.approx(512 * 128 / (batch["prompt_s"] + 127 * batch["token_s"]), rel=1e-9)
+    assert batch["gains"][0]["thing"] == "link speed"
+    assert batch["memory"]["gpu"] <= 16 << 30
+    texts = [node.text for node in ElementTree.parse(picture).iter() if node.tag.endswith("text")]
+    assert {"P1", "P2", "N = 512", "f16 keys and values"} <= set(texts)
+
+
+def test_in_words(tmp_path: Path) -> None:
+    done = tpi("plan", "-m", MIXTRAL, *ASKED, cache=tmp_path)
+    assert done.returncode == 0, done.stderr
+    for text in ("micro-batches of", "attention on the CPU, neurons on the GPU", "the roof for tokens is the link"):
+        assert text in done.stdout
+
+
+def test_without_an_accelerator_the_cpu_computes_the_batch(tmp_path: Path) -> None:
+    machine = ("--machine", "64GiB RAM", "--dtype", "q4", "--batch", "32", "-c", "512")
+    done = tpi("plan", "-m", MIXTRAL, *machine, cache=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "attention on the CPU, neurons on the CPU" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        (("--svg", "roofs.svg"), "give --batch"),
+        (("--batch", "8", "--svg", "/nowhere/roofs.svg"), "give --svg another file"),
+        (("--batch", "8", "--memory", "20MiB"), "--memory or --gpu-memory"),
+    ],
+)
+def test_what_is_wrong_is_said(flags: tuple[str, ...], said: str, tmp_path: Path) -> None:
+    done = tpi("plan", "-m", MIXTRAL, "--device", "emu:t4", "--dtype", "q4", *flags, cache=tmp_path)
+    assert done.returncode != 0
+    assert said in done.stderr

@@ -1,0 +1,1 @@
+"""The hierarchical roofline model, and the policies that it chooses."""

@@ -1,0 +1,170 @@
+"""The policy of a batch against every policy of a grid, on small machines."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from itertools import product
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from scheduler.model.machine import Accelerator, DeviceLink, DiskRate, NodeMachine, Rates, emulated_node
+from scheduler.model.offload.memory import Needs
+from scheduler.model.offload.work import STRETCHES, TableWork
+from scheduler.model.roofline.latency import (
+    PolicyPoint,
+    accelerator_bytes,
+    host_bytes,
+    most_weights,
+    roofs,
+    seconds,
+    throughput,
+)
+from scheduler.model.roofline.layer import LayerShape
+from scheduler.model.roofline.policy import BatchPolicy, BatchProblem, BatchRequest, PolicyLimits
+from scheduler.model.roofline.search import GAP, best_policy
+from tpi.devices.emulated.machine import parse_emulated
+from tpi.errors import PlanError
+
+MIXTRAL = LayerShape(
+    32,
+    83.9e6,
+    41.9e6,
+    0,
+    0,
+    2818.6e6,
+    1409.3e6,
+    8,
+    2,
+    kv_token=4096,
+    pair=16384,
+    hidden=16384,
+    heads=24576,
+    mixed=16384,
+)
+STEPS = 5  # of each share in the grid
+rates = st.floats(1, 100)
+
+
+@st.composite
+def problems(draw: st.DrawFn) -> BatchProblem:
+    """Layers of some hundred bytes on machines whose memories hold some of them."""
+    routed = draw(st.sampled_from([0.0, 400.0]))
+    layer = LayerShape(
+        draw(st.integers(2, 4)), 100, 50, 300, 150, routed, routed / 2, 4, 2,
+        kv_token=draw(st.sampled_from([1.0, 8.0])), pair=16, hidden=4, heads=12, mixed=4,
+    )  # fmt: skip
+    whole = layer.layers * layer.nbytes
+    room = st.floats(0.2, 2.5).map(lambda share: int(share * whole))
+    machine = NodeMachine(
+        Rates(draw(rates), 10 * draw(rates), draw(st.sampled_from([0.0, 1.0]))),
+        draw(room),
+        DiskRate(draw(rates)),
+        Accelerator(Rates(10 * draw(rates), 1000 * draw(rates), 0.1), draw(room), DeviceLink(draw(rates), draw(rates))),
+        draw(st.sampled_from([float("inf"), 50.0])),
+    )
+    request = BatchRequest(draw(st.integers(1, 5)), draw(st.integers(1, 20)), draw(st.integers(1, 12)))
+    limits = PolicyLimits(whole_kv=draw(st.booleans()))
+    return BatchProblem(layer, machine, request, Needs(4, 10), 16, 32, TableWork(50, 25), limits)
+
+
+def fits(problem: BatchProblem, policy: BatchPolicy, slack: float = 1e-6) -> bool:
+    at, device = PolicyPoint.of(policy), problem.machine.accelerator
+    assert device is not None
+    here, there = float(host_bytes(problem, at)), float(accelerator_bytes(problem, at))
+    return here <= problem.machine.memory * (1 + slack) and there <= device.memory * (1 + slack)
+
+
+def every_policy(problem: BatchProblem) -> Iterator[BatchPolicy]:
+    """All that fit, on a grid of shares."""
+    most = problem.request.most
+    sizes = [(batch, parts) for batch in range(1, most + 1) for parts in range(1, batch + 1)]
+    shares = np.linspace(0, 1, STEPS)
+    for (batch, parts), attention, ffn in product(sizes, (False, True), (False, True)):
+        upper = most_weights(problem, PolicyPoint(batch, parts, int(attention), int(ffn)))
+        whole = problem.limits.whole_kv
+        for kept, kv, disk in product(shares * upper, ([0, 1] if whole else shares) if attention else [0], shares):
+            policy = BatchPolicy(batch, parts, attention, ffn, float(kept), float(kv), float(disk))
+            if kept + disk <= 1 and fits(problem, policy, 0.0):
+                yield policy
+
+
+@given(problems())
+@settings(max_examples=40)
+def test_no_policy_of_the_grid_is_better(problem: BatchProblem) -> None:
+    best = max((throughput(problem, policy) for policy in every_policy(problem)), default=None)
+    try:
+        found = best_policy(problem).policy
+    except PlanError:
+        assert best is None
+        return
+    assert fits(problem, found)
+    assert 0 <= found.weights_kept + found.weights_on_disk <= 1 + 1e-9
+    assert found.batch <= problem.request.most
+    assert not problem.limits.whole_kv or min(found.kv_kept, 1 - found.kv_kept) < 1e-6
+    assert best is None or throughput(problem, found) >= best * (1 - 2 * GAP)
+
+
+@given(problems(), st.booleans(), st.booleans(), st.lists(st.floats(0, 1), min_size=3, max_size=3))
+def test_times_and_memories_are_affine_in_the_shares(
+    problem: BatchProblem, attention: bool, ffn: bool, shares: list[float]
+) -> None:
+    """A linear program knows them by their corners alone."""
+    base = PolicyPoint(problem.request.most, 1, int(attention), int(ffn))
+    corners = [base, replace(base, weights=1.0), replace(base, kv=1.0), replace(base, disk=1.0)]
+    point = replace(base, weights=shares[0], kv=shares[1], disk=shares[2])
+
+    def mixed(values: list[float]) -> float:
+        return values[0] + sum(share * (value - values[0]) for share, value in zip(shares, values[1:], strict=True))
+
+    for stretch in STRETCHES:
+        of_corners = [roofs(problem, corner, stretch) for corner in corners]
+        for name, value in roofs(problem, point, stretch).items():
+            assert float(value) == pytest.approx(mixed([float(each[name]) for each in of_corners]), rel=1e-9, abs=1e-6)
+    for memory in (host_bytes, accelerator_bytes):
+        expected = mixed([float(memory(problem, corner)) for corner in corners])
+        assert float(memory(problem, point)) == pytest.approx(expected, rel=1e-9, abs=1e-6)
+
+
+def paper(preset: str, most: int, prompt: int = 77) -> BatchProblem:
+    """Mixtral 8x7B in 16 bits on a machine of table 2, for MTBench with answers of 128 tokens."""
+    machine = emulated_node(parse_emulated(preset))
+    return BatchProblem(MIXTRAL, machine, BatchRequest(most, prompt, 128), Needs(400_000, 1 << 28), step=20_000)
+
+
+@pytest.mark.parametrize(("preset", "micro_batch"), [("t4", 36), ("l4", 64)])
+def test_the_papers_setting_gets_the_papers_policy(preset: str, micro_batch: int) -> None:
+    """Attention on the CPU, experts on the GPU (section 4.2), in micro-batches of about its size (tables 4 and 5)."""
+    problem = paper(preset, 504)
+    found = best_policy(problem).policy
+    assert (found.attention_there, found.ffn_there, found.weights_on_disk) == (False, True, 0)
+    assert found.batch == 504
+    assert micro_batch / 2 <= found.micro_batch <= 2 * micro_batch
+    busy = {name: float(value) for name, value in roofs(problem, PolicyPoint.of(found), "decode").items()}
+    assert max(busy, key=lambda name: busy[name]) == "up"
+
+
+def test_a_fast_accelerator_that_holds_the_keys_and_values_attends_itself() -> None:
+    """Figure 10: with a slow CPU, and memory enough, keys and values stay on the accelerator."""
+    problem = paper("pc-high", 64, prompt=512)
+    device = problem.machine.accelerator
+    assert device is not None
+    large = replace(problem.machine, accelerator=replace(device, memory=160 << 30), host=Rates(10e9, 0.1e12))
+    found = best_policy(replace(problem, machine=large)).policy
+    assert (found.attention_there, found.ffn_there) == (True, True)
+    assert found.kv_kept > 0.9
+
+
+def test_what_fits_nowhere_is_refused_with_a_way_out() -> None:
+    small = replace(paper("t4", 8), machine=replace(emulated_node(parse_emulated("t4")), memory=1 << 28))
+    with pytest.raises(PlanError, match="--memory or --gpu-memory"):
+        best_policy(small)
+
+
+def test_few_pairs_are_solved_for() -> None:
+    """A bound rules out the others: so a policy takes hundredths of a second, where the paper has a minute."""
+    choice = best_policy(paper("t4", 4096))
+    assert choice.compared > 1000
+    assert choice.solved < 30
+    assert seconds(paper("t4", 4096), choice.policy) > 0

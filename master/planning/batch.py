@@ -18,7 +18,7 @@ from tpi.kv import KvDtype
 
 _RESOURCES = {
     "accelerator": "the GPU", "host": "the CPU", "up": "the link to the GPU", "down": "the link from the GPU",
-    "disk": "the disk", "bus": "RAM's bus",
+    "disk": "the disk", "bus": "RAM's bus", "turns": "that CPU and GPU take turns",
 }  # fmt: skip
 _STRETCHES: dict[Stretch, str] = {"prompt": "prompts", "decode": "tokens"}
 _HELPS, _NAMED, _SHOWN = 1.01, 4, 0.005  # times as fast; things; share of a layer's time

@@ -86,14 +86,14 @@ def _bump(blocks: Sequence[int], sizes: Sequence[int], size: int) -> Ring:
         at = 0 if at + sizes[block] > size else at
         offsets.append(at)
         at += sizes[block]
-    return _with_lags(blocks, sizes, size, offsets)
+    return with_lags(blocks, sizes, size, offsets)
 
 
 def _two_ended(blocks: Sequence[int], sizes: Sequence[int], size: int) -> Ring:
     """At the start and at the end of the ring by turns."""
     uses = list(blocks) * (1 if len(blocks) % 2 == 0 else 2)
     offsets = [0 if use % 2 == 0 else size - sizes[block] for use, block in enumerate(uses)]
-    return _with_lags(uses, sizes, size, offsets)
+    return with_lags(uses, sizes, size, offsets)
 
 
 def _equal_slots(blocks: Sequence[int], sizes: Sequence[int], size: int) -> Ring:
@@ -101,10 +101,11 @@ def _equal_slots(blocks: Sequence[int], sizes: Sequence[int], size: int) -> Ring
     largest = max(sizes[block] for block in blocks)
     slots = max(1, min(size // largest, _LONGEST // len(blocks)))
     uses = list(blocks) * (lcm(len(blocks), slots) // len(blocks))
-    return _with_lags(uses, sizes, size, [use % slots * largest for use in range(len(uses))])
+    return with_lags(uses, sizes, size, [use % slots * largest for use in range(len(uses))])
 
 
-def _with_lags(uses: Sequence[int], sizes: Sequence[int], size: int, offsets: Sequence[int]) -> Ring:
+def with_lags(uses: Sequence[int], sizes: Sequence[int], size: int, offsets: Sequence[int]) -> Ring:
+    """The ring of `size` bytes in which the n-th of `uses`, a block, lies at `offsets[n]`; `sizes` are by block."""
     period = len(uses)
 
     def overlaps(one: int, other: int) -> bool:

@@ -13,7 +13,7 @@ Command = TypeVar("Command", bound=Callable[..., Any])
 
 Weights = Literal["auto", "gpu", "ram", "disk"]
 KvPlace = Literal["auto", "gpu", "ram"]
-Pipelining = Literal["auto", "performance", "memory"]
+Pipelining = Literal["auto", "performance", "memory", "batch"]
 
 
 @dataclass(frozen=True)
@@ -23,7 +23,8 @@ class OffloadOptions:
     Attributes:
         weights: gpu: all stay in the accelerator's memory; ram, disk: all come from there for every use.
         kv: where keys and values live.
-        pipeline: performance: the next segment is loaded while one is computed; memory: one at a time.
+        pipeline: performance: the next segment is loaded while one is computed; memory: one at a time; batch: many
+            sequences in micro-batches (docs/batching.md).
         crossover: tokens of a step from which on what streams is taken to the accelerator; shorter ones compute it on
             the host.
     """
@@ -45,8 +46,8 @@ class OffloadOptions:
 
     @property
     def pipeline_kind(self) -> Literal["performance", "memory"] | None:
-        """Which pipeline; None: choose."""
-        return None if self.pipeline == "auto" else self.pipeline
+        """Which pipeline; None: choose, or it is one of batches, which is planned otherwise."""
+        return self.pipeline if self.pipeline in ("performance", "memory") else None
 
 
 @dataclass(frozen=True)
@@ -122,7 +123,7 @@ _OPTIONS = (
         type=click.Choice(get_args(Pipelining)),
         default="auto",
         show_default=True,
-        help="performance: load the next block while one computes; memory: one block at a time.",
+        help="performance: load the next block while one computes; memory: one block at a time; batch: many requests.",
     ),
     click.option(
         "--crossover",

@@ -11,8 +11,9 @@ from tpi.devices.pages import Bytes
 from tpi.kv import KvPages
 from tpi.trace import NoTrace
 from worker.accelerator.rings import Rings
+from worker.node.division import Division
 from worker.node.placed import Placed
-from worker.node.segment import HeldPages
+from worker.node.segment import HeldPages, Segment
 from worker.plan.node_plan import NodePlan
 from worker.plan.offload import OffloadPlan
 from worker.plan.places import Places
@@ -73,6 +74,15 @@ class Accelerated:
             f"{moved.weight_bytes / _MB:.0f} MB of weights and {moved.kv_bytes / _MB:.0f} MB of keys and values moved",
         ]
         return "; ".join(part for part in said if part)
+
+    @property
+    def division(self) -> Division | None:
+        """What steps are divided into, if not in halves."""
+        return None
+
+    def adapted(self, segment: Segment) -> Segment:
+        """A segment of the accelerator as it is computed."""
+        return segment
 
     def pages(self, layer: int) -> HeldPages:
         """Where attention of `layer` finds its keys and values on the accelerator."""

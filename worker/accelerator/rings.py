@@ -83,5 +83,9 @@ class Rings:
         for data in self._window.follow(part.number):
             begin, end = max(at, part.begin), min(at + data.size, part.begin + part.nbytes)
             if begin < end:
-                self._device.copy(data[begin - at : end - at], slot[begin - part.begin : end - part.begin]).wait()
+                self._copy(data[begin - at : end - at], slot[begin - part.begin : end - part.begin])
             at += data.size
+
+    def _copy(self, source: Bytes, target: Bytes) -> None:
+        """Until all of it is there."""
+        self._device.copy(source, target).wait()

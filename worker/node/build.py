@@ -67,9 +67,9 @@ def build_node(
     offload = None
     if accelerator is not None:
         devices.append(accelerator.device)
-        from worker.plan.offload import decide_offload  # heavier than all that the host alone needs
+        from worker.pipelines.decide import decide_accelerator  # heavier than all that the host alone needs
 
-        offload = decide_offload(plan, accelerator.machine, accelerator.options, tables)
+        offload = decide_accelerator(plan, accelerator.machine, accelerator.options, tables)
     residence = decide(plan, held, kernels, tables, disk, shares, offload)
     spec = _group_spec(plan, kernels.threads())
     with ExitStack() as stack:  # what is open is closed if the rest fails, so that another plan finds the memory free
@@ -77,7 +77,8 @@ def build_node(
         weights, link, fetched = open_weights(stack, plan, residence, held, devices, trace, progress)
         blocks = [_block(plan, block, held, weights.now) for block in plan.blocks]
         check = _finite if plan.options.verify_weights else unchecked
-        loop = BlockLoop(blocks, weights, group, kernels, trace, order, check)
+        division = link.division if link else None
+        loop = BlockLoop(blocks, weights, group, kernels, trace, order, check, division)
         return Node(loop, residence, stack.pop_all(), link, fetched)
 
 

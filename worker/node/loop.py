@@ -21,7 +21,8 @@ from tpi.kernels.constants import STREAM_TOKENS
 from tpi.kernels.spec import Batch, ExpertsSpec, Input
 from tpi.trace import OFF, NoTrace
 from worker.node.block import Block
-from worker.node.microbatch import Memory, MicroBatch
+from worker.node.division import Division, Halves
+from worker.node.microbatch import MicroBatch
 from worker.node.order import COMPUTE, Order, Phase, Visit, plain, visits
 from worker.node.segment import AttentionSegment, Phases, Segment
 
@@ -29,8 +30,6 @@ F32 = npt.NDArray[np.float32]
 Bytes = npt.NDArray[np.uint8]
 Sum = Callable[[F32], F32]
 Check = Callable[[F32, str], None]  # with a partial result and the name of its block; may raise
-_LEAST = 32  # tokens of a micro-batch at least: shorter products of matrices take longer per token
-
 
 _AFTER_HEADS = frozenset({Phase.ATTEND, Phase.OUTPUT})
 
@@ -70,8 +69,12 @@ class BlockLoop:
         trace: NoTrace = OFF,
         order: Order = plain,
         check: Check = unchecked,
+        division: Division | None = None,
     ) -> None:
-        """`kernels` are the host's, which adds residuals; `check` sees this node's part of every sum."""
+        """`kernels` are the host's, which adds residuals; `check` sees this node's part of every sum.
+
+        `division` says what a step is divided into, and the order then, in place of halves and `order`.
+        """
         self.blocks = blocks
         self.weights = weights
         self.group = group
@@ -81,7 +84,7 @@ class BlockLoop:
         self.on_block: Callable[[], object] = _nothing  # called after each block, or after all of a short step
         self._kernels = kernels
         self._order, self._check = order, check
-        self._memory: list[Memory] = [{} for _ in range(IN_FLIGHT)]  # what was prepared last, by micro-batch
+        self._division: Division = division or Halves(group, order)
         self._flying = deque[tuple[MicroBatch, Block]]()  # whose sums are on their way, the oldest first
         self._chain: Chain | None = None  # of all blocks, opened when first used
         self._names = [block.name for block in blocks]
@@ -107,7 +110,7 @@ class BlockLoop:
 
     def rehearse(self, index: int, x: F32, batch: Batch) -> None:
         """Compute a block and do nothing with the result; what `batch` names of the pages is overwritten."""
-        part = MicroBatch(x, batch, self._memory[0])
+        part = self._division.alone(x, batch)
         with self.weights.hold(index) as segments:
             for segment, data in segments:
                 self._start(segment, COMPUTE, data, part, _as_it_is)
@@ -117,21 +120,19 @@ class BlockLoop:
     def _run(self, x: F32, batch: Batch, step: int) -> F32 | None:
         self.group.begin(step)
         self._flying.clear()
-        parts = self._micro_batches(x, batch)
+        parts, order = self._division.divide(x, batch)
         try:
-            for visit in visits(self._order, len(self.blocks), len(parts)):
+            for visit in visits(order, len(self.blocks), len(parts)):
                 self._visit(visit, parts)
+            here = True
+            while self._flying:
+                here = self._finish_sum()
+            return self._division.joined(parts) if here else None
         except BaseException:
             for part in parts:
                 part.abandon()
             self.weights.abandon()
             raise
-        here = True
-        while self._flying:
-            here = self._finish_sum()
-        if not here:
-            return None
-        return parts[0].x if len(parts) == 1 else np.concatenate([part.x for part in parts])
 
     def _visit(self, visit: Visit, parts: Sequence[MicroBatch]) -> None:
         block = self.blocks[visit.block]
@@ -174,18 +175,12 @@ class BlockLoop:
         if partial is not None:
             part.add(partial)
 
-    def _micro_batches(self, x: F32, batch: Batch) -> list[MicroBatch]:
-        """A step's tokens in order, in halves if that pays: keys of the first are there when the second attends."""
-        tokens = len(x)
-        if tokens < IN_FLIGHT * _LEAST or not self.group.overlaps:
-            return [MicroBatch(x, batch, self._memory[0])]
-        middle = -(-tokens // (2 * STREAM_TOKENS)) * STREAM_TOKENS
-        halves = zip((slice(0, middle), slice(middle, tokens)), self._memory, strict=True)
-        return [MicroBatch(x[half], batch.cut(half), memory) for half, memory in halves]
-
     def _start_sum(self, block: Block, part: MicroBatch) -> None:
         if block.joins:
             part.join()
+            return
+        if self.group.trivial and self._check is unchecked and part.settles(block.residual):
+            self.on_block()
             return
         partial = part.partial()
         self._check(partial, block.name)

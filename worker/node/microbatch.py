@@ -61,6 +61,10 @@ class MicroBatch:
         self._ready.clear()
         self.between.clear()
 
+    def settles(self, residual: Residual) -> bool:
+        """Whether it goes on to the next block by itself, where this node's sum is everybody's: see `summed`."""
+        return False
+
     def summed(self, residual: Residual, total: F32 | None, host: Kernels) -> None:
         """The sum over all nodes is there, or is for another node: on to the next block."""
         if total is not None:

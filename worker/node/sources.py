@@ -43,9 +43,9 @@ def open_weights(
     placed = stack.enter_context(closing(Placed()))
     link = None
     if residence.offload is not None:
-        from worker.accelerator.accelerated import Accelerated
+        from worker.pipelines.accelerated import open_accelerated
 
-        link = stack.enter_context(closing(Accelerated(devices[1], plan, residence, placed, trace)))
+        link = stack.enter_context(closing(open_accelerated(devices, plan, residence, placed, trace)))
     window = stack.enter_context(
         closing(_window(plan, residence, held, devices[-1], trace, progress))
     )  # closed first: it is read
@@ -70,7 +70,8 @@ def open_weights(
         vectors = held[block.source].vectors
         device, own = devices[segment.device], pages(segment.device, block.layer)
         launch = traced(device, trace, block.name) if segment.device and trace is not OFF else None
-        return open_segment(device, plan.config, block.layer, runs, vectors, own, launch)
+        opened = open_segment(device, plan.config, block.layer, runs, vectors, own, launch)
+        return link.adapted(opened) if link and segment.device else opened
 
     places = residence.places
     if fetched is not None:

@@ -17,7 +17,7 @@ def check_memory(plan: NodePlan, tables: Tables | None = None, card: Card | None
         fit(plan, tables)
         return
     from scheduler.model.machine import LAPTOP, laptop_gpu
-    from worker.plan.offload import check_offload
+    from worker.pipelines.decide import check_accelerator
 
     there = replace(laptop_gpu(), memory=card.memory)  # what fits does not depend on speeds
-    check_offload(plan, replace(LAPTOP, accelerator=there), card.options, tables)
+    check_accelerator(plan, replace(LAPTOP, accelerator=there), card.options, tables)

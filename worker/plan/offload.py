@@ -141,7 +141,7 @@ def check_offload(plan: NodePlan, machine: NodeMachine, options: OffloadOptions,
     Raises:
         PlanError: if nothing does; names the smallest setting that would do.
     """
-    problem = _problem(plan, cut_pieces(plan), machine, options, tables)
+    problem = offload_problem(plan, cut_pieces(plan), machine, options, tables)
     if not feasible(problem):
         raise PlanError(refusal(problem))
 
@@ -155,7 +155,7 @@ def decide_offload(
         PlanError: if what the options ask for does not fit; names the smallest setting that would do.
     """
     pieces = tuple(replace(piece, device=1) for piece in cut_pieces(plan))
-    problem = _problem(plan, pieces, machine, options, tables)
+    problem = offload_problem(plan, pieces, machine, options, tables)
     chosen = _uniform(problem, choose(problem)).offload
     kept = frozenset(number for number, tier in enumerate(chosen.residence) if tier == "gpu")
     long, short, crossover = _by_length(problem, chosen, options, kept)
@@ -167,7 +167,7 @@ def decide_offload(
         crossover=crossover,
         kv=chosen.kv,
         depth=_DEPTH[chosen.pipeline],
-        kv_layer_bytes=_layer_bytes(plan),
+        kv_layer_bytes=layer_pages_bytes(plan),
         problem=problem,
         chosen=chosen,
         in_ram={"ram": True, "disk": False}.get(options.weights),
@@ -203,7 +203,7 @@ def _there(places: Sequence[Place]) -> Numbers:
     return frozenset(number for number, place in enumerate(places) if place == "accelerator")
 
 
-def _problem(
+def offload_problem(
     plan: NodePlan, pieces: Sequence[NodeSegment], machine: NodeMachine, options: OffloadOptions, tables: Tables | None
 ) -> Problem:
     """The node's part as the cost model knows it; memory for rounding up to pages is set aside."""
@@ -247,7 +247,7 @@ def _weights(run: RunUnits) -> int:
     return len(run.units) * run.layout.width * run.layout.hidden * len(run.layout.parts)
 
 
-def _layer_bytes(plan: NodePlan) -> int:
+def layer_pages_bytes(plan: NodePlan) -> int:
     """Bytes of one layer's pages: keys and values, each from the start of a page of memory on."""
     half = page_bytes(1, plan.kv_heads, plan.config.head_dim, plan.options.kv_dtype) // 2
     return 2 * round_up(half * plan.options.pages)

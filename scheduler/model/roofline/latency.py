@@ -19,6 +19,7 @@ from scheduler.model.roofline.policy import BatchPolicy, BatchProblem
 F64 = npt.NDArray[np.float64]
 _CALLS = 7  # of kernels for a micro-batch in a layer: two norms, heads, output, neurons, two residuals
 _UP, _DOWN = 6, 4  # times that its hidden states cross for these
+_OVERLAPPING = 3  # micro-batches, with which the host attends while the accelerator computes: it is two ahead
 _SLOTS = 2  # layers' weights that pass through the accelerator; also from disk through RAM, and micro-batches' pages
 
 
@@ -153,6 +154,9 @@ class _Layer:
             "down": down / link.down + there * self._parts * link.latency,
             "disk": read / self._machine.disk.read,
         }
+        both = at.ffn * (1 - self._attention)
+        alone = found["accelerator"] + found["host"]
+        found["turns"] = both * np.where(self._parts < np.minimum(_OVERLAPPING, self._all), alone, 0.0)
         if self._machine.bus < inf:
             found["bus"] = (up + down + read + self._host_reads()) / self._machine.bus
         return found

@@ -26,6 +26,7 @@ from scheduler.model.roofline.policy import BatchPolicy, BatchProblem
 from tpi.errors import PlanError
 
 GAP = 1e-4  # of the time per sequence, from the best that could be
+_STAYS = 1e-6  # of the time that weights, keys and values are worth on the accelerator where they change nothing
 _PAIRS = 64  # batches, and numbers of micro-batches, that are compared at most: of more, some evenly by their ratio
 _MIB = 1 << 20
 
@@ -163,6 +164,7 @@ def _solve(
     objective = np.zeros(count + 2)
     for number, stretch in enumerate(STRETCHES):
         objective[count + number] = tables[0].steps[stretch]
+    objective[1:count:4] = objective[2:count:4] = -_STAYS * problem.request.answer
     rows = list(_rows(tables, at, scale))
     upper = np.concatenate([*([1.0, *table.upper] for table in tables), [inf, inf]])
     whole = np.zeros(count + 2)
@@ -184,7 +186,8 @@ def _solve(
     chosen = int(np.argmax(found.x[0:count:4]))
     shares = np.clip(found.x[4 * chosen + 1 : 4 * chosen + 4], 0.0, tables[chosen].upper)
     table = tables[chosen]
-    total = problem.layer.layers * scale * float(found.fun) + float(table.head[at])
+    times = sum(table.steps[stretch] * float(found.x[count + number]) for number, stretch in enumerate(STRETCHES))
+    total = problem.layer.layers * scale * times + float(table.head[at])
     policy = BatchPolicy(
         int(table.batches[at]), int(table.parts[at]), table.attention, table.ffn, *(float(share) for share in shares)
     )

@@ -40,6 +40,14 @@ class EmulatedDevice:
         thread, link = self._way(source, target)
         return thread.start(lambda: link.move(source.size, lambda: np.copyto(target, source)))
 
+    def cross(self, nbytes: int, up: bool) -> Event:
+        """So many bytes of activations that kernels leave here, or find here, on their way over the link.
+
+        They wait their turn behind copies that were asked for before them.
+        """
+        thread, link = (self._up, self.emulation.up) if up else (self._down, self.emulation.down)
+        return thread.start(lambda: link.move(nbytes, _nothing))
+
     def start(self, call: Callable[[], T]) -> Pending[T]:
         """See `Device.start`."""
         return self._computing.start(call)
@@ -63,6 +71,10 @@ class EmulatedDevice:
         if here:
             return self._down, self.emulation.down
         raise DeviceError(f"one end of a copy must lie in the memory of {self.name}")
+
+
+def _nothing() -> None:
+    """Activations are where they are used: the host's memory is the device's underneath."""
 
 
 def open_emulated(argument: str, limit: int | None = None, beside: Emulation | None = None) -> EmulatedDevice:

@@ -9,6 +9,7 @@ from tpi.devices.emulated.kernels import TimedKernels
 from tpi.devices.emulated.lane import TimedLane, TimedLink
 from tpi.devices.emulated.machine import EmulatedMachine
 from tpi.devices.emulated.pace import Pace
+from tpi.devices.emulated.thread import TimedThread
 from tpi.devices.emulated.work import Roofline
 from tpi.devices.host import HostDevice
 from tpi.kernels import Kernels
@@ -74,6 +75,10 @@ class Emulation:
         kernels = TimedKernels(device.kernels, self.processor, rates)
         copies = TimedLink(self.processor, self.machine.host_memory / 2)  # read and written
         return EmulatedHost(kernels, device.memory, device.name, copies)
+
+    def thread(self, name: str) -> TimedThread:
+        """A thread more that lives in this time; whoever asks for it closes it."""
+        return TimedThread(f"{self.machine.name}-{name}", self.clock)
 
     def accelerate(self, kernels: Kernels) -> TimedKernels:
         """`kernels` at the speed of the accelerator."""

@@ -1,0 +1,1 @@
+"""Batches in micro-batches through an accelerator."""

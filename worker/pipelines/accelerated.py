@@ -1,0 +1,167 @@
+"""A node's accelerator at work on batches: what stays, what passes through in chunks, and the pipeline of steps."""
+
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, closing
+from dataclasses import replace
+
+from scheduler.budget import LONGEST_CHUNK
+from scheduler.transfer.queue import TransferQueue
+from scheduler.window.window import Window
+from tpi.devices.base import Device
+from tpi.devices.pages import Bytes
+from tpi.trace import NoTrace
+from worker.accelerator.accelerated import Accelerated, LinkFigures
+from worker.accelerator.rings import Rings
+from worker.node.division import Division
+from worker.node.placed import Placed
+from worker.node.segment import HeldPages, Segment
+from worker.pipelines.lanes import BatchLanes
+from worker.pipelines.longhold import LongHold, close_all
+from worker.pipelines.pipeline import BatchPipeline, schedule_of
+from worker.pipelines.plan import BatchPlan
+from worker.pipelines.segments import for_batches
+from worker.pipelines.visiting import PageRoom, VisitingPages
+from worker.plan.node_plan import NodePlan
+from worker.plan.places import Fed
+from worker.plan.residence import Residence
+
+_MB = 1e6
+
+
+class ChunkedRings(Rings):
+    """Rings whose segments go over the link in chunks, so that other transfers go between two of them."""
+
+    def __init__(
+        self,
+        device: Device,
+        plan: BatchPlan,
+        fed: Mapping[int, Fed],
+        window: Window,
+        placed: Placed,
+        queue: TransferQueue,
+        trace: NoTrace,
+    ) -> None:
+        self.chunk = plan.chunk_bytes
+        super().__init__(device, plan, fed, window, placed, queue, trace)
+
+    def _copy(self, source: Bytes, target: Bytes) -> None:
+        for begin in range(0, source.size, self.chunk):
+            end = begin + self.chunk
+            self._device.copy(source[begin:end], target[begin:end]).wait()
+
+
+class BatchAccelerated(Accelerated):
+    """See `Accelerated`: for plans of batches."""
+
+    def __init__(
+        self, devices: tuple[Device, Device], plan: NodePlan, residence: Residence, placed: Placed, trace: NoTrace
+    ) -> None:
+        """`devices` are the host and the accelerator. Errors as `Accelerated`."""
+        host, device = devices
+        self.lanes = BatchLanes(device, host)
+        self._holds: dict[int, list[LongHold]] = {}
+        super().__init__(device, plan, residence, placed, trace)
+        with ExitStack() as stack:
+            stack.enter_context(closing(self))
+            self.visiting = self._visiting_pages()
+            stack.pop_all()
+        policy, blocks = self._batch.policy, plan.blocks
+        attends = tuple(block.kind == "attention" for block in blocks)
+        self.pipeline = BatchPipeline(
+            device,
+            attends,
+            tuple(block.layer for block in blocks),
+            self.visiting,
+            schedule_of(attends, policy.micro_batch, not policy.attention_there),
+            min(plan.options.prefill_tokens, LONGEST_CHUNK),
+            self._starts,
+            self._holds,
+        )
+
+    @property
+    def division(self) -> Division:
+        """See `Accelerated.division`."""
+        return self.pipeline
+
+    @property
+    def figures(self) -> LinkFigures:
+        """See `Accelerated.figures`."""
+        moved = self.visiting.moved_bytes if self.visiting else 0
+        return replace(super().figures, kv_bytes=moved)
+
+    def describe(self) -> str:
+        """See `Accelerated.describe`."""
+        policy, moved = self._batch.policy, self.figures
+        attends = "the accelerator" if policy.attention_there else "the host"
+        return (
+            f"{self.device.name} computes batches of {policy.batch} in micro-batches of {policy.micro_batch}, "
+            f"{attends} attends; {policy.weights_kept:.0%} of the weights stay there; "
+            f"{moved.weight_bytes / _MB:.0f} MB of weights and {moved.kv_bytes / _MB:.0f} MB of keys and values moved"
+        )
+
+    def adapted(self, segment: Segment) -> Segment:
+        """See `Accelerated.adapted`."""
+        return for_batches(segment, self.lanes, self.home, self.visiting)
+
+    def pages(self, layer: int) -> HeldPages:
+        """See `Accelerated.pages`; those that visit are found by the segments themselves."""
+        return self._own if self._batch.kv == "gpu" else self.home
+
+    def abandon(self) -> None:
+        """See `Accelerated.abandon`."""
+        for holds in self._holds.values():
+            close_all(holds)
+        super().abandon()
+        if self.visiting is not None:
+            self.visiting.abandon()
+
+    def settle(self) -> None:
+        """See `Accelerated.settle`."""
+        super().settle()
+        if self.visiting is not None:
+            self.visiting.settle()
+
+    def open_rings(self, window: Window) -> None:
+        """See `Accelerated.open_rings`."""
+        plan, fed = self._batch, dict(zip(self._batch.lifted, self._places.fed, strict=True))
+        if fed:
+            self._rings = ChunkedRings(self.device, plan, fed, window, self._placed, self._queue, self._trace)
+
+    def hold(self, piece: int, short: bool) -> AbstractContextManager[Bytes]:
+        """See `Accelerated.hold`: from a step's first visit to its last."""
+        hold = LongHold(super().hold(piece, short))
+        self._holds.setdefault(self._batch.pieces[piece].block.number, []).append(hold)
+        return hold
+
+    def close(self) -> None:
+        """See `Accelerated.close`."""
+        super().close()
+        self.lanes.close()
+
+    @property
+    def _batch(self) -> BatchPlan:
+        assert isinstance(self._offload, BatchPlan)
+        return self._offload
+
+    def _starts(self, host_attends: bool) -> None:
+        """What the accelerator appended to pages is at home before the host reads them."""
+        if host_attends and self.visiting is not None:
+            self.visiting.settle()
+
+    def _visiting_pages(self) -> VisitingPages | None:
+        plan = self._batch
+        if not plan.rooms:
+            return None
+        pages = self._placed.pages(self.device, self._plan, range(plan.rooms), plan.room_pages, self._plan.kv_heads)
+        rooms = [PageRoom(pages.keys[number], pages.values[number]) for number in range(plan.rooms)]
+        return VisitingPages(self.device, self.home, rooms, self._queue)
+
+
+def open_accelerated(
+    devices: Sequence[Device], plan: NodePlan, residence: Residence, placed: Placed, trace: NoTrace
+) -> Accelerated:
+    """The accelerator of a node, the second of its `devices`, as its plan uses it. Errors as `Accelerated`."""
+    host, device = devices
+    if isinstance(residence.offload, BatchPlan):
+        return BatchAccelerated((host, device), plan, residence, placed, trace)
+    return Accelerated(device, plan, residence, placed, trace)

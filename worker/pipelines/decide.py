@@ -1,0 +1,30 @@
+"""Which plan a node's accelerator gets: for batches, or for requests one by one."""
+
+from scheduler.model.machine import NodeMachine
+from tpi.devices.options import OffloadOptions
+from worker.pipelines.plan import decide_batch
+from worker.plan.fit import Tables
+from worker.plan.node_plan import NodePlan
+from worker.plan.offload import OffloadPlan, check_offload, decide_offload
+
+
+def decide_accelerator(
+    plan: NodePlan, machine: NodeMachine, options: OffloadOptions, tables: Tables | None = None
+) -> OffloadPlan:
+    """What goes where on `machine`, whose accelerator has the memory that is left for this.
+
+    Raises:
+        PlanError: if what the options ask for does not fit.
+    """
+    decide = decide_batch if options.pipeline == "batch" else decide_offload
+    return decide(plan, machine, options, tables)
+
+
+def check_accelerator(
+    plan: NodePlan, machine: NodeMachine, options: OffloadOptions, tables: Tables | None = None
+) -> None:
+    """Before any weight moves: whether anything fits on `machine` that `options` allow. Errors as above."""
+    if options.pipeline == "batch":
+        decide_batch(plan, machine, options, tables)
+    else:
+        check_offload(plan, machine, options, tables)

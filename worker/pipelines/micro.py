@@ -1,0 +1,85 @@
+"""A micro-batch whose hidden states are followed by the accelerator: nobody waits for it between two blocks."""
+
+from collections.abc import Callable
+
+import numpy as np
+import numpy.typing as npt
+
+from tpi.devices.base import Device, Finished, Pending, wait_all
+from tpi.kernels import Kernels
+from tpi.kernels.spec import Batch, BlockSpec, Input, Residual
+from worker.node.microbatch import MicroBatch
+
+F32 = npt.NDArray[np.float32]
+I64 = npt.NDArray[np.int64]
+
+
+class LiftedMicroBatch(MicroBatch):
+    """Norms, residual connections and sums of one node are calls of its accelerator, in the order of asking.
+
+    Its `x` is what the accelerator's thread has come to; others read it after `arrive`.
+    """
+
+    def __init__(self, number: int, x: F32, batch: Batch, rows: I64, device: Device, attended_there: bool) -> None:
+        """`rows` are the step's tokens that it has; `attended_there` says where: on the accelerator, or the host."""
+        super().__init__(x, batch)
+        self.number, self.rows, self.attended_there = number, rows, attended_there
+        self._device = device
+        self._moves: list[Pending[None]] = []  # from block to block, since the step began
+
+    def prepared(self, spec: BlockSpec, device: Device, host: Kernels) -> Input:
+        """See `MicroBatch.prepared`; by the accelerator, in a call of it."""
+        return self._prepare(spec, device.kernels, self.x)
+
+    def add(self, partial: Pending[F32]) -> None:
+        """See `MicroBatch.add`."""
+        self._pending.append(partial)
+
+    def join(self) -> None:
+        """See `MicroBatch.join`."""
+        self._later(self._forget)
+
+    def settles(self, residual: Residual) -> bool:
+        """See `MicroBatch.settles`: the sum of one node's segments is the block's."""
+        pending, self._pending = self._pending, []
+
+        def settle() -> None:
+            results = [each.wait() for each in pending]
+            total = results[0]
+            for result in results[1:]:
+                total = np.add(total, result)
+            self.x = self._device.kernels.add_residual(residual, self.x, total)
+            self._forget()
+
+        self._later(settle)
+        return True
+
+    def summed(self, residual: Residual, total: F32 | None, host: Kernels) -> None:
+        """See `MicroBatch.summed`."""
+        self._partial = None
+
+        def settle() -> None:
+            if total is not None:
+                self.x = self._device.kernels.add_residual(residual, self.x, total)
+            self._forget()
+
+        self._later(settle)
+
+    def arrive(self) -> F32:
+        """Wait for the last block; `[tokens, hidden]`. Raises what failed on the way."""
+        wait_all(self._moves)
+        return self.x
+
+    def abandon(self) -> None:
+        """See `MicroBatch.abandon`."""
+        super().abandon()
+        for move in self._moves:
+            Finished(move.wait)
+
+    def _later(self, call: Callable[[], None]) -> None:
+        self._moves.append(self._device.start(call))
+
+    def _forget(self) -> None:
+        """What was made for a block is of no use to the next."""
+        self._ready.clear()
+        self._routing = None

@@ -1,0 +1,208 @@
+"""What a node keeps on its accelerator, and what passes through it, for batches: the roofline model's policy in pieces.
+
+Every layer keeps the same share (r_w), so that the link has the same to do in each. Attention is kept first, whole;
+then units of the neurons from the first on. What passes through has two places by turns, each as large as the most that
+passes of one layer: while one is computed with, the other is filled, chunk by chunk.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from math import ceil
+
+from scheduler.budget import LONGEST_CHUNK
+from scheduler.model.machine import NodeMachine
+from scheduler.model.offload.memory import Needs
+from scheduler.model.offload.work import KvTier, Offload, Place, TableWork, Tier
+from scheduler.model.ring import Ring, with_lags
+from scheduler.model.roofline.layer import layer_shape
+from scheduler.model.roofline.policy import BatchPolicy, BatchProblem, BatchRequest, PolicyLimits
+from scheduler.model.roofline.search import best_policy
+from tpi.devices.options import OffloadOptions
+from tpi.devices.pages import PAGE, round_up
+from tpi.kv import page_bytes, pages_for
+from tpi.partition import Range
+from worker.pipelines.visiting import ROOMS
+from worker.plan.fit import Tables, need
+from worker.plan.node_plan import NodeBlock, NodeLayer, NodePlan, RunUnits
+from worker.plan.offload import Numbers, OffloadPlan, layer_pages_bytes, offload_problem
+from worker.plan.segments import NodeSegment
+
+_HALF = 0.5
+_LEAST = 1 << 16  # bytes of a chunk: less takes the link no longer than to begin
+
+
+@dataclass(frozen=True)
+class BatchPlan(OffloadPlan):
+    """The decision. All that is not kept passes through, in steps of any length.
+
+    `policy` is the roofline model's answer to `asked`; `room_pages` are the pages of one micro-batch at most, and
+    `room_bytes` what they take in one layer.
+    """
+
+    policy: BatchPolicy = field(default_factory=lambda: BatchPolicy(1, 1))
+    asked: BatchProblem | None = None
+    room_pages: int = 0
+    room_bytes: int = 0
+
+    @property
+    def staged(self) -> list[int]:
+        """See `OffloadPlan.staged`: pages visit by micro-batches, not by layers."""
+        return []
+
+    @property
+    def rooms(self) -> int:
+        """Micro-batches' pages on the accelerator at once."""
+        return ROOMS if self.kv == "ram" else 0
+
+    @property
+    def memory_bytes(self) -> int:
+        """See `OffloadPlan.memory_bytes`."""
+        return super().memory_bytes + self.rooms * self.room_bytes
+
+    @property
+    def layer_bytes(self) -> int:
+        """The most bytes that pass through for one layer."""
+        return max((sum(round_up(self.pieces[at].nbytes) for at in layer) for layer in self._passing), default=0)
+
+    @property
+    def chunk_bytes(self) -> int:
+        """Bytes of a chunk: a layer has as many as there are micro-batches (weights paging, section 4.1)."""
+        return max(_LEAST, round_up(ceil(self.layer_bytes / self.policy.micro_batches)))
+
+    def ring(self, there: Numbers) -> Ring:
+        """See `OffloadPlan.ring`: layers lie in two places by turns."""
+        if not there:
+            return super().ring(there)
+        sizes, place = [round_up(piece.nbytes) for piece in self.pieces], self.layer_bytes
+        layers = self._passing * (1 + len(self._passing) % 2)
+        uses, offsets = [], []
+        for turn, layer in enumerate(layers):
+            at = turn % 2 * place
+            for piece in layer:
+                uses.append(piece)
+                offsets.append(at)
+                at += sizes[piece]
+        return with_lags(uses, sizes, 2 * place, offsets)
+
+    @cached_property
+    def _passing(self) -> list[list[int]]:
+        """The pieces that pass through, layer by layer; layers without any are left out."""
+        found: dict[int, list[int]] = {}
+        for piece in self.lifted:
+            found.setdefault(self.pieces[piece].block.layer, []).append(piece)
+        return list(found.values())
+
+
+def decide_batch(
+    plan: NodePlan, machine: NodeMachine, options: OffloadOptions, tables: Tables | None = None
+) -> BatchPlan:
+    """What goes where on `machine` for as many sequences at once as the node has pages for.
+
+    Raises:
+        PlanError: if not one sequence fits.
+    """
+    asked = batch_problem(plan, machine, options, tables)
+    return planned_batch(plan, asked, best_policy(asked).policy, options, tables)
+
+
+def planned_batch(
+    plan: NodePlan, asked: BatchProblem, policy: BatchPolicy, options: OffloadOptions, tables: Tables | None = None
+) -> BatchPlan:
+    """A policy in this node's pieces; neurons and products are the accelerator's."""
+    pieces, kept = _pieces(plan, policy.weights_kept)
+    others = frozenset(range(len(pieces))) - kept
+    sequence = pages_for(plan.options.context)
+    pages = min(plan.options.pages, max(policy.micro_batch * sequence, sequence + 1))
+    half = page_bytes(1, plan.kv_heads, plan.config.head_dim, plan.options.kv_dtype) // 2
+    there: tuple[Place, ...] = tuple("accelerator" for _ in pieces)
+    tiers: tuple[Tier, ...] = tuple("gpu" if at in kept else "ram" for at in range(len(pieces)))
+    kv: KvTier = "gpu" if policy.attention_there and policy.kv_kept > _HALF else "ram"  # it is all or nothing here
+    return BatchPlan(
+        pieces=pieces,
+        kept=kept,
+        long=others,
+        short=others,
+        crossover=1,
+        kv=kv,
+        depth=2,
+        kv_layer_bytes=layer_pages_bytes(plan),
+        problem=offload_problem(plan, pieces, asked.machine, options, tables),
+        chosen=Offload(tiers, there, there, kv, "performance"),
+        in_ram={"ram": True, "disk": False}.get(options.weights),
+        policy=policy,
+        asked=asked,
+        room_pages=pages,
+        room_bytes=2 * round_up(half * pages),
+    )
+
+
+def batch_problem(
+    plan: NodePlan, machine: NodeMachine, options: OffloadOptions, tables: Tables | None = None
+) -> BatchProblem:
+    """The node's part as the roofline model knows it; a step has at most the tokens that the master asks for.
+
+    Neurons are the accelerator's; attention too, if keys and values are to live there.
+    """
+    demand, device = need(plan, tables), machine.accelerator
+    assert device is not None
+    runs = [(block.kind, run.layout, len(run.units)) for block in plan.blocks for run in block.runs]
+    layer = layer_shape(plan.config, runs, plan.heads, plan.kv_heads, plan.options.kv_dtype)
+    context, steps = plan.options.context, plan.options.prefill_tokens
+    most = max(1, min(steps, plan.options.pages // pages_for(context)))
+    half = max(1, context // 2)
+    room = max(0, device.memory - PAGE * 6 * len(plan.blocks))
+    kept_there = {"gpu": True, "ram": None}.get(options.kv)
+    return BatchProblem(
+        layer,
+        replace(
+            machine,
+            accelerator=replace(device, memory=room),
+            memory=plan.options.memory or machine.memory,
+        ),
+        BatchRequest(most, half, max(1, min(half, context - half))),
+        Needs(demand.token, demand.fixed),
+        min(steps, LONGEST_CHUNK),
+        steps,
+        TableWork(demand.head, demand.head),
+        PolicyLimits(kept_there, ffn_there=True, whole_kv=True),
+    )
+
+
+def _pieces(plan: NodePlan, kept: float) -> tuple[tuple[NodeSegment, ...], Numbers]:
+    """All pieces in order of use, and the numbers of those that stay."""
+    found: list[NodeSegment] = []
+    stay: set[int] = set()
+    for layer in plan.layers:
+        for piece, stays in _layer(layer, kept * sum(block.nbytes for block in layer.blocks)):
+            if stays:
+                stay.add(len(found))
+            found.append(replace(piece, device=1))
+    return tuple(found), frozenset(stay)
+
+
+def _layer(layer: NodeLayer, room: float) -> Iterator[tuple[NodeSegment, bool]]:
+    """Each block as what stays and what passes through, with whether it stays."""
+    for block in layer.blocks:
+        first, rest = _cut(block, room)
+        room -= sum(run.nbytes for run in first)
+        for runs, stays in ((first, True), (rest, False)):
+            if runs:
+                yield NodeSegment(block, runs), stays
+
+
+def _cut(block: NodeBlock, room: float) -> tuple[tuple[RunUnits, ...], tuple[RunUnits, ...]]:
+    """A block's units that fit into `room` bytes, from the first on, and the others; some blocks are one piece."""
+    if block.nbytes <= room:
+        return block.runs, ()
+    if block.kind == "attention" or (block.kind == "ffn" and len(block.runs) > 1):
+        return (), block.runs
+    first: list[RunUnits] = []
+    rest: list[RunUnits] = []
+    for run in block.runs:
+        count = min(len(run.units), int(room // run.layout.unit_bytes)) if not rest else 0
+        middle = run.units.first + count
+        room -= count * run.layout.unit_bytes
+        first += [run.cut(Range(run.units.first, middle))] if count else []
+        rest += [run.cut(Range(middle, run.units.last))] if count < len(run.units) else []
+    return tuple(first), tuple(rest)

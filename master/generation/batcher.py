@@ -11,6 +11,10 @@ from tpi.kernels.spec import PAGE_TOKENS
 
 _BESIDE = 4  # answers that go on wait this many times less for a prompt's chunk
 _LEAST = PAGE_TOKENS
+_FAR = 1 << 30
+EVEN = 6
+"""Times the hidden size: there a layer's attention, 4 x position x hidden operations a token, comes to what its weights
+take, about 24 x hidden^2 (Kaplan et al. 2020, Scaling Laws for Neural Language Models, table 1)."""
 
 
 @dataclass(frozen=True)
@@ -36,12 +40,15 @@ class Batcher:
     """Picks each step's work: at most `chunk` tokens in all.
 
     Sequences that lack one token come first, so that every answer goes on in every step. What is left is shared out
-    among prompts, so that a short one is not behind a long one; beside answers they get a part of a chunk.
+    among prompts, so that a short one is not behind a long one; beside answers they get a part of a chunk, the smaller
+    the further a prompt is, so that answers wait about as long at its end as at its beginning.
     """
 
-    def __init__(self, pages: PagePool, chunk: int) -> None:
+    def __init__(self, pages: PagePool, chunk: int, even: int = _FAR) -> None:
+        """`even`: the position at which a token takes twice as long as the first one, for it attends to all before."""
         self.pages = pages
         self.chunk = chunk
+        self.even = even
 
     def pick(self, sequences: SequenceOf[Sequence]) -> list[Work]:
         """The next step's work, with pages allocated for it.
@@ -70,9 +77,14 @@ class Batcher:
         if ready:
             room = min(room, max(self.chunk // _BESIDE, _LEAST))
         for index, each in enumerate(prompts):
-            count = min(each.pending, -(-room // (len(prompts) - index)))
+            part = -(-room // (len(prompts) - index))
+            count = min(each.pending, self._sooner(each, part) if ready else part)
             room -= count
             yield each, count
+
+    def _sooner(self, sequence: Sequence, count: int) -> int:
+        """So many tokens where the sequence is now take as long as `count` at its beginning."""
+        return max(min(count, _LEAST), count * self.even // (self.even + sequence.computed))
 
     def _work(self, sequence: Sequence, count: int) -> Work:
         self.pages.append(sequence.table, sequence.computed + count)

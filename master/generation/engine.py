@@ -1,5 +1,6 @@
 """The step loop: from requests to tokens. A step runs on every node of the deployment; what is complete is sampled."""
 
+from array import array
 from collections import deque
 from collections.abc import Callable, Container, Iterator, Mapping
 from collections.abc import Sequence as SequenceOf
@@ -11,7 +12,7 @@ import numpy.typing as npt
 
 from master.deployment.deployment import Deployment
 from master.generation.admission import Admission
-from master.generation.batcher import Batcher, Work
+from master.generation.batcher import EVEN, Batcher, Work
 from master.generation.request import Request, Sampled
 from master.generation.sampler import Sampler
 from master.generation.sequence import Sequence
@@ -65,7 +66,7 @@ class Engine:
         Raises:
             UsageError: if the prompt is empty or leaves no room in the context.
         """
-        sequence = Sequence(next(self._ids), [], reuse=reuse)
+        sequence = Sequence(next(self._ids), array("i"), reuse=reuse)
         self.extend(sequence, tokens)
         self._sequences[sequence.id] = sequence
         return sequence
@@ -164,7 +165,8 @@ class Engine:
 
     def _deploy(self, deployment: Deployment) -> None:
         self.deployment = deployment
-        self._batcher = Batcher(deployment.pages, deployment.limits.chunk)
+        even = EVEN * deployment.vocabulary.config.hidden
+        self._batcher = Batcher(deployment.pages, deployment.limits.chunk, even)
         self.admission.deploy(deployment)
 
     def _forward(self, work: SequenceOf[Work]) -> F32:

@@ -1,5 +1,6 @@
 """One conversation as the engine sees it: its tokens, how many are computed, and where its keys and values are."""
 
+from collections.abc import MutableSequence
 from dataclasses import dataclass, field
 
 from master.generation.contents import BEGINNING, Key
@@ -17,7 +18,7 @@ class Sequence:
     """
 
     id: int
-    tokens: list[int]
+    tokens: MutableSequence[int]  # an array where many may wait: four bytes each
     computed: int = 0
     announced: int = 0
     table: list[int] = field(default_factory=list)

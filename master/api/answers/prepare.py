@@ -1,6 +1,7 @@
 """From what is asked to token ids, a grammar and a parser. Runs on one thread, which may be busy for a moment."""
 
 import json
+from array import array
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -26,7 +27,7 @@ _TAIL = 8  # tokens in which the opening of a thought is looked for
 class PreparedAsk:
     """A prompt with what reads the answer; `parser` and `constraint` make a new one for each of several answers."""
 
-    tokens: tuple[int, ...]
+    tokens: Sequence[int]
     limit: int
     parser: Callable[[], ToolParser]
     constraint: Callable[[], GrammarConstraint | None]
@@ -129,7 +130,7 @@ class Preparer:
 
         room = self._context - len(tokens)
         limit = room if wanted.tokens is None else min(wanted.tokens, room)
-        return PreparedAsk(tuple(tokens), limit, parser, constraint, spelled, replayable)
+        return PreparedAsk(array("i", tokens), limit, parser, constraint, spelled, replayable)
 
     def _refuse_long(self, texts: Sequence[str], field: str) -> None:
         """Refuse at once what is far over the context, without encoding all of it."""

@@ -52,7 +52,7 @@ def together(engine: Engine, prompts: list[list[int]], length: int) -> list[list
         engine.submit(Request(sequence, greedy, length - len(sequence.tokens), lambda sampled: True))
     while engine.requests:
         engine.step()
-    return [sequence.tokens for sequence in sequences]
+    return [list(sequence.tokens) for sequence in sequences]
 
 
 @pytest.mark.parametrize("family", MODELS)

@@ -99,7 +99,7 @@ class PrefixPages(RuleBasedStateMachine):
     def what_can_be_found_stands_in_the_pages(self) -> None:
         for sequence in self.live:
             whole = zip(sequence.keys, range(0, sequence.computed, PAGE_TOKENS), strict=False)
-            self.meant |= {key: sequence.tokens[first : first + PAGE_TOKENS] for key, first in whole}
+            self.meant |= {key: list(sequence.tokens[first : first + PAGE_TOKENS]) for key, first in whole}
         held = {page for sequence in self.live for page in sequence.table}
         for key, tokens in self.meant.items():
             if (page := self.pool.contents.page(key)) is not None:

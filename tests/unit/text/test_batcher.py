@@ -48,6 +48,22 @@ def test_answers_go_on_in_every_step_and_short_prompts_are_not_behind_long_ones(
     assert batcher.pick([long])[0].count == 128
 
 
+@given(st.integers(64, 512), st.integers(1, 8), st.integers(200, 4000))
+def test_answers_wait_about_as_long_at_the_end_of_a_long_prompt(chunk: int, answers: int, even: int) -> None:
+    """Far under two chunks of it, in tokens, and in what these cost where each attends to all before."""
+    batcher, long = Batcher(PagePool(200), chunk, even), Sequence(0, [1] * 4000)
+    others, costs = [Sequence(1 + number, [1]) for number in range(answers)], list[float]()
+    while long.pending:
+        work = {item.sequence.id: item for item in batcher.pick([long, *others])}
+        assert all(work[other.id].count == 1 for other in others)
+        costs.append(work[0].count * (1 + work[0].position / even))
+        assert work[0].count <= max(chunk // 4, PAGE_TOKENS) < 2 * chunk
+        batcher.commit([work[0]])
+    least = PAGE_TOKENS * (1 + 4000 / even)  # shorter pieces would only make the prompt slower
+    assert max(costs) <= max(costs[0], least)
+    assert min(costs[:-1]) > 0.8 * costs[0]  # pieces are whole tokens
+
+
 def test_a_full_pool_is_a_clear_error_and_changes_nothing() -> None:
     pages = PagePool(2)
     table: list[int] = []

@@ -10,6 +10,7 @@ from master.api.failures import RequestError
 from tpi.errors import UsageError
 
 MOST_DEPTH = 64  # of values in values
+MOST_VALUES = 1 << 18  # in a body; a prompt of token ids has as many as the longest context
 _HALVES = re.compile("[\ud800-\udfff]")
 
 
@@ -33,9 +34,12 @@ class Body(FormPart):
 
 def _strings(value: Any) -> Iterator[str]:
     """All strings in `value`, names of fields included."""
-    stack = [(value, 0)]
+    stack, seen = [(value, 0)], 0
     while stack:
         one, depth = stack.pop()
+        seen += len(one) if isinstance(one, (dict, list)) else 0
+        if seen > MOST_VALUES:
+            raise ValueError(f"there are more than {MOST_VALUES} values")
         if depth > MOST_DEPTH:
             raise ValueError(f"values are nested more than {MOST_DEPTH} deep")
         if isinstance(one, str):

@@ -1,6 +1,5 @@
 """Who may ask, from where, and how much: everything that is checked before a request is read as one."""
 
-import asyncio
 import hmac
 import json
 import logging
@@ -14,6 +13,7 @@ from time import perf_counter
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from master.api.bodies import BodyRoom, HeldBody
 from master.api.failures import ApiFailure, anthropic_form, openai_form, refusal
 from master.api.state import ServeLimits
 
@@ -37,38 +37,38 @@ class Guard:
     def __init__(self, app: ASGIApp, access: Access, limits: ServeLimits, is_open: Callable[[str], bool]) -> None:
         """`is_open` says of a path whether everybody may read it, without a key."""
         self._app, self._access, self._limits, self._open = app, access, limits, is_open
+        self._room = BodyRoom(limits.bodies_bytes)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """See ASGI."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        request = _Logged(scope, send)
+        request, body = _Logged(scope, send), self._room.held()
         try:
-            failure, body = await self._checked(scope, receive)
+            failure = await self._checked(scope, receive, body)
             if failure is not None:
                 await request.refuse(failure)
-            elif body is None:
-                await self._app(scope, receive, request.send)
             else:
-                await self._app(scope, _replayed(body, receive), request.send)
+                await self._app(scope, body.replayed(receive) if _has_body(scope) else receive, request.send)
         finally:
+            body.release()
             request.finish()
 
-    async def _checked(self, scope: Scope, receive: Receive) -> tuple[ApiFailure | None, bytes | None]:
-        """What is wrong with it, else the body of a POST."""
+    async def _checked(self, scope: Scope, receive: Receive, body: HeldBody) -> ApiFailure | None:
+        """What is wrong with it; a body is taken in."""
         headers = Headers(scope=scope)
         if not self._known_host(headers.get("host", "")):
             said = "this server answers to its addresses and to localhost; name another one with --allow-host"
-            return refusal(403, said, code="unknown_host"), None
+            return refusal(403, said, code="unknown_host")
         if scope["path"] not in OPEN_PATHS and not self._open(scope["path"]) and not self._has_key(headers):
             said = "a key is needed, as `Authorization: Bearer KEY` or `x-api-key: KEY`"
-            return refusal(401, said, code="invalid_api_key"), None
-        if scope["method"] not in ("POST", "PUT", "PATCH"):
-            return None, None
+            return refusal(401, said, code="invalid_api_key")
+        if not _has_body(scope):
+            return None
         if headers.get("content-type", "").split(";")[0].strip().lower() != "application/json":
-            return refusal(415, "the body has to be application/json", code="unsupported_media_type"), None
-        return await self._body(headers, receive)
+            return refusal(415, "the body has to be application/json", code="unsupported_media_type")
+        return await body.read(headers.get("content-length"), receive, self._limits)
 
     def _known_host(self, host: str) -> bool:
         """Against pages of other sites whose name was made to point here (DNS rebinding)."""
@@ -85,18 +85,6 @@ class Guard:
         scheme, _, bearer = headers.get("authorization", "").partition(" ")
         given = bearer if scheme.lower() == "bearer" else headers.get("x-api-key", "")
         return hmac.compare_digest(given.strip().encode(), self._access.key.encode())
-
-    async def _body(self, headers: Headers, receive: Receive) -> tuple[ApiFailure | None, bytes | None]:
-        most = self._limits.body_bytes
-        too_large = refusal(413, f"the body is over the limit of {most} bytes; ask for less", code="body_too_large")
-        length = headers.get("content-length", "0")
-        if not length.isdigit() or int(length) > most:
-            return too_large, None
-        try:
-            body = await asyncio.wait_for(_read(receive, most), self._limits.body_s)
-        except asyncio.TimeoutError:
-            return refusal(408, f"the body did not come within {self._limits.body_s:.0f} s", code="timeout"), None
-        return (too_large, None) if body is None else (None, body)
 
 
 class _Logged:
@@ -117,8 +105,10 @@ class _Logged:
     async def refuse(self, failure: ApiFailure) -> None:
         body = json.dumps(form_for(self._scope["path"], failure)).encode()
         headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
-        if failure.status in (408, 413):
+        if failure.status in (408, 413, 429):
             headers.append((b"connection", b"close"))  # what still comes of the body is not read
+        if failure.retry_after is not None:
+            headers.append((b"retry-after", str(failure.retry_after).encode()))
         await self.send({"type": "http.response.start", "status": failure.status, "headers": headers})
         await self._send({"type": "http.response.body", "body": body})
 
@@ -132,35 +122,10 @@ class _Logged:
 _SAFE = ((b"x-content-type-options", b"nosniff"),)
 
 
+def _has_body(scope: Scope) -> bool:
+    return scope["method"] in ("POST", "PUT", "PATCH")
+
+
 def form_for(path: str, failure: ApiFailure) -> dict[str, object]:
     """An error in the form of the API that `path` belongs to."""
     return anthropic_form(failure) if path.startswith("/v1/messages") else openai_form(failure)
-
-
-async def _read(receive: Receive, most: int) -> bytes | None:
-    """The whole body; None if there is more than `most` of it."""
-    parts, size = list[bytes](), 0
-    while True:
-        message = await receive()
-        if message["type"] == "http.disconnect":
-            return b"".join(parts)
-        parts.append(message.get("body", b""))
-        size += len(parts[-1])
-        if size > most:
-            return None
-        if not message.get("more_body"):
-            return b"".join(parts)
-
-
-def _replayed(body: bytes, receive: Receive) -> Receive:
-    """The body at once, then whatever comes: that the client left."""
-    told = False
-
-    async def replay() -> Message:
-        nonlocal told
-        if told:
-            return await receive()
-        told = True
-        return {"type": "http.request", "body": body, "more_body": False}
-
-    return replay

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 F32 = npt.NDArray[np.float32]
 
 _WORD = 32  # tokens in a number of the mask
+_MOST_GRAMMAR = 1 << 18  # characters; compiling a larger one would hold up the others for long
 
 
 class GrammarConstraint:
@@ -54,6 +55,9 @@ class Grammars:
         Raises:
             RequestError: if it is no valid grammar, or one that is too large.
         """
+        if len(lark) > _MOST_GRAMMAR:
+            said = f"{field} is over the limit of {_MOST_GRAMMAR} characters; ask for less"
+            raise RequestError(said, field, "invalid_value")
         from llguidance import LLMatcher, grammar_from
 
         matcher = LLMatcher(self._tokenizer, grammar_from("lark", lark), log_level=0)

@@ -10,6 +10,7 @@ from master.generation.sampler import Sampling
 
 MOST_CHOICES = 16
 MOST_LOGPROBS = 20
+MOST_BIAS = 10_000
 _MOST_STOPS = 16
 
 TokenNumber = Annotated[str, Field(pattern=r"^\d{1,9}$")]
@@ -28,7 +29,7 @@ class SamplingFields(Body):
     frequency_penalty: float | None = Field(None, ge=-2, le=2)
     presence_penalty: float | None = Field(None, ge=-2, le=2)
     seed: int | None = Field(None, ge=-1, lt=1 << 63)
-    logit_bias: dict[TokenNumber, Annotated[float, Field(ge=-100, le=100)]] | None = None
+    logit_bias: dict[TokenNumber, Annotated[float, Field(ge=-100, le=100)]] | None = Field(None, max_length=MOST_BIAS)
 
     def sampling(self) -> Sampling:
         """As the sampler takes it."""

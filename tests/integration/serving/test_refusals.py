@@ -66,6 +66,13 @@ BAD: dict[str, tuple[str, dict[str, Any], str | None]] = {
         ),
         "tools",
     ),
+    "a schema that is too large": (
+        CHAT,
+        said(response_format={"type": "json_schema", "json_schema": {"schema": {"enum": ["x" * 300_000]}}}),
+        "response_format.json_schema.schema",
+    ),
+    "biases without end": (CHAT, said(logit_bias={str(token): 1 for token in range(20_000)}), "logit_bias"),
+    "values without end": (CHAT, said(metadata=["x"] * 300_000), None),
     "values in values": (CHAT, said(metadata=deep(200)), None),
     "an empty prompt": (TEXT, {"prompt": ""}, "prompt"),
     "a token that is none": (TEXT, {"prompt": [5, 999999]}, "prompt"),
@@ -195,6 +202,15 @@ def test_bodies_that_are_too_large_or_never_end(tiny_pack: Callable[..., Pack], 
         with closing(socket.create_connection((host, int(port)))) as chunked:
             chunked.sendall(f"{head}Transfer-Encoding: chunked\r\n\r\n".encode() + (b"fff\r\n" + b"x" * 4095 + b"\r\n"))
             assert chunked.recv(1000).startswith(b"HTTP/1.1 413 ")
+
+
+def test_a_body_that_finds_no_room_is_told_to_come_back(tiny_pack: Callable[..., Pack], tmp_path: Path) -> None:
+    with tiny_server(tiny_pack("llama"), tmp_path, ServeLimits(bodies_bytes=1000)) as served, client(served) as http:
+        answer = http.post(CHAT, json=said("x" * 2000))
+        assert answer.status_code == 429
+        assert int(answer.headers["retry-after"]) >= 1
+        for _ in range(20):  # each leaves the room as it was
+            assert http.post(CHAT, json=said("x" * 100)).status_code == 200
 
 
 def test_every_answer_has_a_number(http: httpx.Client) -> None:

@@ -1,0 +1,72 @@
+"""Bodies share a room: what does not fit is refused, and what a request took is given back, however it ends."""
+
+import asyncio
+from collections.abc import Sequence
+
+from hypothesis import given
+from hypothesis import strategies as st
+from starlette.types import Message
+
+from master.api.bodies import BodyRoom
+from master.api.state import ServeLimits
+
+LIMITS = ServeLimits(body_bytes=100, body_s=5.0)
+ROOM = 150
+
+
+class Client:
+    """Sends parts, then leaves."""
+
+    def __init__(self, parts: Sequence[bytes], leaves: bool) -> None:
+        self._parts, self._leaves = list(parts), leaves
+
+    async def receive(self) -> Message:
+        if not self._parts:
+            return {"type": "http.disconnect"}
+        part = self._parts.pop(0)
+        return {"type": "http.request", "body": part, "more_body": bool(self._parts) or self._leaves}
+
+
+PARTS = st.lists(st.integers(0, 60).map(lambda size: b"x" * size), min_size=1, max_size=4)
+
+
+@given(st.lists(st.tuples(PARTS, st.booleans(), st.booleans()), max_size=8))
+def test_what_is_taken_is_given_back(bodies: list[tuple[list[bytes], bool, bool]]) -> None:
+    async def all_of_them() -> None:
+        room, under_way = BodyRoom(ROOM), []
+        for parts, leaves, over in bodies:
+            held, size, free = room.held(), sum(map(len, parts)), room.free
+            failure = await held.read(None, Client(parts, leaves).receive, LIMITS)
+            if failure is None:
+                assert room.free == free - size
+                message = await held.replayed(Client([], True).receive)()
+                assert (message["body"], message["more_body"]) == (b"".join(parts), False)
+            else:
+                assert size > {413: LIMITS.body_bytes, 429: free}[failure.status]
+            under_way.append(held)
+            if over:
+                under_way.pop().release()
+        for held in under_way:
+            held.release()
+        assert room.free == ROOM
+
+    asyncio.run(all_of_them())
+
+
+def test_the_body_comes_once_and_then_what_the_client_does() -> None:
+    async def twice() -> None:
+        held, client = BodyRoom(ROOM).held(), Client([b"ab", b"c"], False)
+        assert await held.read("3", client.receive, LIMITS) is None
+        receive = held.replayed(client.receive)
+        assert (await receive())["body"] == b"abc"
+        assert (await receive())["type"] == "http.disconnect"
+
+    asyncio.run(twice())
+
+
+def test_what_a_client_says_of_the_size_is_looked_at_first() -> None:
+    async def refused(length: str) -> int:
+        failure = await BodyRoom(ROOM).held().read(length, Client([b""], False).receive, LIMITS)
+        return failure.status if failure else 0
+
+    assert [asyncio.run(refused(length)) for length in ("101", "-1", "x", "100")] == [413, 413, 413, 0]

@@ -22,6 +22,7 @@ if TYPE_CHECKING:  # what is not needed by everybody who names a device
     from tpi.net.fields import Card
     from tpi.net.messages import Assign
     from worker.node.node import Node
+    from worker.pipelines.decide import Decide
     from worker.plan.fit import Tables
     from worker.shards.image import HeldBlock
 
@@ -36,6 +37,7 @@ class Beside:
     device: Device
     figures: "NodeMachine"
     options: OffloadOptions = field(default_factory=OffloadOptions)
+    decide: "Decide | None" = None  # in place of `worker.pipelines.decide.decide_accelerator`
 
     @property
     def machine(self) -> "NodeMachine":

@@ -69,7 +69,8 @@ def build_node(
         devices.append(accelerator.device)
         from worker.pipelines.decide import decide_accelerator  # heavier than all that the host alone needs
 
-        offload = decide_accelerator(plan, accelerator.machine, accelerator.options, tables)
+        decide_offload = accelerator.decide or decide_accelerator
+        offload = decide_offload(plan, accelerator.machine, accelerator.options, tables)
     residence = decide(plan, held, kernels, tables, disk, shares, offload)
     spec = _group_spec(plan, kernels.threads())
     with ExitStack() as stack:  # what is open is closed if the rest fails, so that another plan finds the memory free

@@ -4,11 +4,11 @@ from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, closing
 from dataclasses import replace
 
-from scheduler.budget import LONGEST_CHUNK
 from scheduler.transfer.queue import TransferQueue
 from scheduler.window.window import Window
 from tpi.devices.base import Device
 from tpi.devices.pages import Bytes
+from tpi.kv import KvPages
 from tpi.trace import NoTrace
 from worker.accelerator.accelerated import Accelerated, LinkFigures
 from worker.accelerator.rings import Rings
@@ -17,7 +17,7 @@ from worker.node.placed import Placed
 from worker.node.segment import HeldPages, Segment
 from worker.pipelines.lanes import BatchLanes
 from worker.pipelines.longhold import LongHold, close_all
-from worker.pipelines.pipeline import BatchPipeline, schedule_of
+from worker.pipelines.pipeline import BatchPipeline, BatchSchedule, schedule_of
 from worker.pipelines.plan import BatchPlan
 from worker.pipelines.segments import for_batches
 from worker.pipelines.visiting import PageRoom, VisitingPages
@@ -65,7 +65,7 @@ class BatchAccelerated(Accelerated):
             stack.enter_context(closing(self))
             self.visiting = self._visiting_pages()
             stack.pop_all()
-        policy, blocks = self._batch.policy, plan.blocks
+        policy, blocks = self.plan.policy, plan.blocks
         attends = tuple(block.kind == "attention" for block in blocks)
         self.pipeline = BatchPipeline(
             device,
@@ -73,10 +73,16 @@ class BatchAccelerated(Accelerated):
             tuple(block.layer for block in blocks),
             self.visiting,
             schedule_of(attends, policy.micro_batch, not policy.attention_there),
-            min(plan.options.prefill_tokens, LONGEST_CHUNK),
+            self.plan.asked.chunk,
             self._starts,
             self._holds,
         )
+
+    @property
+    def plan(self) -> BatchPlan:
+        """What it does."""
+        assert isinstance(self._offload, BatchPlan)
+        return self._offload
 
     @property
     def division(self) -> Division:
@@ -91,7 +97,7 @@ class BatchAccelerated(Accelerated):
 
     def describe(self) -> str:
         """See `Accelerated.describe`."""
-        policy, moved = self._batch.policy, self.figures
+        policy, moved = self.plan.policy, self.figures
         attends = "the accelerator" if policy.attention_there else "the host"
         return (
             f"{self.device.name} computes batches of {policy.batch} in micro-batches of {policy.micro_batch}, "
@@ -99,13 +105,19 @@ class BatchAccelerated(Accelerated):
             f"{moved.weight_bytes / _MB:.0f} MB of weights and {moved.kv_bytes / _MB:.0f} MB of keys and values moved"
         )
 
+    def follow(self, schedule: BatchSchedule, chunk_bytes: int) -> None:
+        """Keep another schedule from the next step on, with weights in chunks of so many bytes."""
+        self.pipeline.schedule = schedule
+        if isinstance(self._rings, ChunkedRings):
+            self._rings.chunk = chunk_bytes
+
     def adapted(self, segment: Segment) -> Segment:
         """See `Accelerated.adapted`."""
         return for_batches(segment, self.lanes, self.home, self.visiting)
 
     def pages(self, layer: int) -> HeldPages:
         """See `Accelerated.pages`; those that visit are found by the segments themselves."""
-        return self._own if self._batch.kv == "gpu" else self.home
+        return self._own if self.plan.kv == "gpu" else self.home
 
     def abandon(self) -> None:
         """See `Accelerated.abandon`."""
@@ -123,14 +135,14 @@ class BatchAccelerated(Accelerated):
 
     def open_rings(self, window: Window) -> None:
         """See `Accelerated.open_rings`."""
-        plan, fed = self._batch, dict(zip(self._batch.lifted, self._places.fed, strict=True))
+        plan, fed = self.plan, dict(zip(self.plan.lifted, self._places.fed, strict=True))
         if fed:
             self._rings = ChunkedRings(self.device, plan, fed, window, self._placed, self._queue, self._trace)
 
     def hold(self, piece: int, short: bool) -> AbstractContextManager[Bytes]:
         """See `Accelerated.hold`: from a step's first visit to its last."""
         hold = LongHold(super().hold(piece, short))
-        self._holds.setdefault(self._batch.pieces[piece].block.number, []).append(hold)
+        self._holds.setdefault(self.plan.pieces[piece].block.number, []).append(hold)
         return hold
 
     def close(self) -> None:
@@ -138,22 +150,20 @@ class BatchAccelerated(Accelerated):
         super().close()
         self.lanes.close()
 
-    @property
-    def _batch(self) -> BatchPlan:
-        assert isinstance(self._offload, BatchPlan)
-        return self._offload
-
     def _starts(self, host_attends: bool) -> None:
         """What the accelerator appended to pages is at home before the host reads them."""
         if host_attends and self.visiting is not None:
             self.visiting.settle()
 
     def _visiting_pages(self) -> VisitingPages | None:
-        plan = self._batch
+        plan = self.plan
         if not plan.rooms:
             return None
-        pages = self._placed.pages(self.device, self._plan, range(plan.rooms), plan.room_pages, self._plan.kv_heads)
-        rooms = [PageRoom(pages.keys[number], pages.values[number]) for number in range(plan.rooms)]
+        heads, numbers = self._plan.kv_heads, range(plan.rooms)
+        there = self._placed.pages(self.device, self._plan, numbers, plan.room_pages, heads)
+        dim, dtype = self._plan.config.head_dim, self._plan.options.kv_dtype
+        here = KvPages.allocate(numbers, plan.room_pages, heads, dim, dtype, self.device.staging)
+        rooms = [PageRoom(there.keys[at], there.values[at], (here.keys[at], here.values[at])) for at in numbers]
         return VisitingPages(self.device, self.home, rooms, self._queue)
 
 

@@ -1,11 +1,16 @@
 """Which plan a node's accelerator gets: for batches, or for requests one by one."""
 
+from collections.abc import Callable
+
 from scheduler.model.machine import NodeMachine
 from tpi.devices.options import OffloadOptions
 from worker.pipelines.plan import decide_batch
 from worker.plan.fit import Tables
 from worker.plan.node_plan import NodePlan
 from worker.plan.offload import OffloadPlan, check_offload, decide_offload
+
+Decide = Callable[[NodePlan, NodeMachine, OffloadOptions, Tables | None], OffloadPlan]
+"""See `decide_accelerator`."""
 
 
 def decide_accelerator(

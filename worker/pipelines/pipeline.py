@@ -7,13 +7,14 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
+from scheduler.model.roofline.latency import HOST_OVERLAP, PAGES_OVERLAP
 from tpi.devices.base import Device
 from tpi.kernels.spec import Batch
 from worker.node.microbatch import MicroBatch
 from worker.node.order import Order, Phase, visits
 from worker.pipelines.longhold import LongHold
 from worker.pipelines.micro import LiftedMicroBatch
-from worker.pipelines.orders import AHEAD, Interleaved, Layerwise
+from worker.pipelines.orders import Interleaved, Layerwise
 from worker.pipelines.visiting import VisitingPages, page_numbers
 
 F32 = npt.NDArray[np.float32]
@@ -119,7 +120,8 @@ class BatchPipeline:
         Algorithm 2: the longest first, each to whichever has the least so far and is not full.
         """
         tokens = len(batch.positions)
-        count = max(-(-tokens // self.schedule.micro_batch), min(tokens, AHEAD + 1))
+        least = HOST_OVERLAP if self.schedule.host_attends else PAGES_OVERLAP if self.visiting else 1
+        count = max(-(-tokens // self.schedule.micro_batch), min(tokens, least))
         count = max(count, self._least_parts(batch))
         found: list[list[int]] = [[] for _ in range(count)]
         filled, most = [0] * count, -(-tokens // count)

@@ -29,6 +29,7 @@ from worker.plan.offload import Numbers, OffloadPlan, layer_pages_bytes, offload
 from worker.plan.segments import NodeSegment
 
 _HALF = 0.5
+_CHUNK_SHARE = 8  # a chunk's activations take at most one part in so many of the accelerator's memory
 _LEAST = 1 << 16  # bytes of a chunk: less takes the link no longer than to begin
 
 
@@ -40,10 +41,10 @@ class BatchPlan(OffloadPlan):
     `room_bytes` what they take in one layer.
     """
 
-    policy: BatchPolicy = field(default_factory=lambda: BatchPolicy(1, 1))
-    asked: BatchProblem | None = None
-    room_pages: int = 0
-    room_bytes: int = 0
+    policy: BatchPolicy = field(kw_only=True)
+    asked: BatchProblem = field(kw_only=True)
+    room_pages: int = field(kw_only=True)
+    room_bytes: int = field(kw_only=True)
 
     @property
     def staged(self) -> list[int]:
@@ -54,6 +55,11 @@ class BatchPlan(OffloadPlan):
     def rooms(self) -> int:
         """Micro-batches' pages on the accelerator at once."""
         return ROOMS if self.kv == "ram" else 0
+
+    @property
+    def staged_bytes(self) -> int:
+        """See `OffloadPlan.staged_bytes`."""
+        return self.rooms * self.room_bytes
 
     @property
     def memory_bytes(self) -> int:
@@ -162,11 +168,19 @@ def batch_problem(
         ),
         BatchRequest(most, half, max(1, min(half, context - half))),
         Needs(demand.token, demand.fixed),
-        min(steps, LONGEST_CHUNK),
+        _chunk(steps, room, demand.token),
         steps,
         TableWork(demand.head, demand.head),
         PolicyLimits(kept_there, ffn_there=True, whole_kv=True),
     )
+
+
+def _chunk(steps: int, room: int, token: int) -> int:
+    """Tokens of prompts at once: halved until their activations are modest on the accelerator."""
+    chunk = min(steps, LONGEST_CHUNK)
+    while chunk > 1 and chunk * token > room // _CHUNK_SHARE:
+        chunk //= 2
+    return chunk
 
 
 def _pieces(plan: NodePlan, kept: float) -> tuple[tuple[NodeSegment, ...], Numbers]:
@@ -193,7 +207,7 @@ def _layer(layer: NodeLayer, room: float) -> Iterator[tuple[NodeSegment, bool]]:
 
 def _cut(block: NodeBlock, room: float) -> tuple[tuple[RunUnits, ...], tuple[RunUnits, ...]]:
     """A block's units that fit into `room` bytes, from the first on, and the others; some blocks are one piece."""
-    if block.nbytes <= room:
+    if block.nbytes <= room + 1:
         return block.runs, ()
     if block.kind == "attention" or (block.kind == "ffn" and len(block.runs) > 1):
         return (), block.runs

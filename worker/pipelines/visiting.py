@@ -15,6 +15,7 @@ import numpy.typing as npt
 
 from scheduler.transfer.queue import QueuedTransfer, TransferQueue
 from tpi.devices.base import Device, Finished, Pending, wait_all
+from tpi.devices.pages import Bytes
 from tpi.kernels.spec import PAGE_TOKENS, Batch, KvArray
 from tpi.kv import KvPages
 
@@ -24,21 +25,31 @@ ROOMS = 2
 
 @dataclass(eq=False)
 class PageRoom:
-    """Memory of the accelerator for the pages of one micro-batch, `[pages, ...]` as in `tpi.kv.KvPages`."""
+    """Memory of the accelerator for the pages of one micro-batch, and the host's that it is copied from and to.
+
+    Keys and values are `[pages, ...]`, as in `tpi.kv.KvPages`; `staged` are those of the host.
+    """
 
     keys: KvArray
     values: KvArray
+    staged: tuple[KvArray, KvArray]
     loaded: QueuedTransfer | None = None
     ended: "Pending[QueuedTransfer]" = field(default_factory=lambda: Finished(_nothing_to_save))
 
 
 @dataclass(frozen=True)
 class PageNumbers:
-    """Which pages a micro-batch needs: at home, in the order of a room; and its batch as the room numbers them."""
+    """Which pages a micro-batch needs, in the order of a room, and its batch as the room numbers them.
+
+    Attributes:
+        home: their numbers at home.
+        filled: how many of the first hold tokens of earlier steps or micro-batches.
+        written: from which of them on it appends to them, all to the last.
+    """
 
     home: tuple[int, ...]
-    filled: int  # the first so many hold tokens of earlier steps or micro-batches
-    written: tuple[int, ...]  # of the room: what it appends to
+    filled: int
+    written: int
     batch: Batch
 
 
@@ -101,7 +112,7 @@ class VisitingPages:
         numbers = self._numbers[number]
         yield room.keys, room.values, numbers.batch
         room.ended = self._device.start(lambda: self._save(room, layer, numbers))
-        written = frozenset(numbers.home[page] for page in numbers.written)
+        written = frozenset(numbers.home[numbers.written :])
         self._saves.setdefault(layer, []).append(_Save(written, room.ended))
         if (then := self._next.get((layer, number))) is not None and len(self._rooms) > 1:
             self._ahead[then] = self._load(*then)
@@ -138,62 +149,59 @@ class VisitingPages:
         def load() -> None:
             for ended in (before, *saves):
                 ended.wait().wait()
-            self._copy(self._home.keys[layer], room.keys, pages, up=True)
-            self._copy(self._home.values[layer], room.values, pages, up=True)
+            self._lift(layer, room, list(pages))
 
         room.loaded = self._queue.submit("kv load", f"KV {layer}, micro-batch {number}", load)
         return room
 
     def _save(self, room: PageRoom, layer: int, numbers: PageNumbers) -> QueuedTransfer:
-        pages = numbers.home
+        pages = slice(numbers.written, len(numbers.home))
 
         def save() -> None:
-            for home, there in ((self._home.keys[layer], room.keys), (self._home.values[layer], room.values)):
-                self._copy(home, there, pages, up=False, only=numbers.written)
+            there = zip((room.keys, room.values), room.staged, strict=True)
+            ends = [(_bytes(array[pages]), _bytes(staged[pages])) for array, staged in there]
+            self._move(ends)
+            home = list(numbers.home[pages])
+            self._home.keys[layer][home] = room.staged[0][pages]
+            self._home.values[layer][home] = room.staged[1][pages]
 
         return self._queue.submit("kv save", f"KV {layer}, micro-batch saved", save)
 
-    def _copy(
-        self, home: KvArray, room: KvArray, pages: Sequence[int], up: bool, only: Sequence[int] | None = None
-    ) -> None:
-        """Copy pages one way, neighbours on both sides at once; `only` some of the room's."""
-        events = []
-        for there, here, count in _runs(pages, range(len(pages)) if only is None else only):
-            ends = [_bytes(home[here : here + count]), _bytes(room[there : there + count])]
-            self.moved_bytes += ends[0].size
-            events.append(self._device.copy(*(ends if up else ends[::-1])))
-        wait_all(events)
+    def _lift(self, layer: int, room: PageRoom, pages: list[int]) -> None:
+        """Gather pages of the host, and copy them at once: a copy of each alone would mostly wait to begin."""
+        if not pages:
+            return
+        some = slice(0, len(pages))
+        for home, staged in zip((self._home.keys[layer], self._home.values[layer]), room.staged, strict=True):
+            np.take(home, pages, axis=0, out=staged[some])
+        there = zip(room.staged, (room.keys, room.values), strict=True)
+        self._move([(_bytes(staged[some]), _bytes(array[some])) for staged, array in there])
+
+    def _move(self, ends: Sequence[tuple[Bytes, Bytes]]) -> None:
+        wait_all([self._device.copy(source, target) for source, target in ends])
+        self.moved_bytes += sum(source.size for source, _ in ends)
 
 
 def page_numbers(batch: Batch) -> PageNumbers:
-    """The pages of a micro-batch's sequences, those that are filled first, and its batch with a room's numbers."""
+    """The pages of a micro-batch's sequences: those it reads alone, those it also appends to, and new ones."""
     rows, sequence = np.unique(batch.sequence, return_inverse=True)
     ends = np.array([batch.positions[batch.sequence == row].max() + 1 for row in rows])
     firsts = np.array([batch.positions[batch.sequence == row].min() for row in rows])
-    lengths, full = -(-ends // PAGE_TOKENS), -(-firsts // PAGE_TOKENS)
-    lists = [batch.tables[row, :length].tolist() for row, length in zip(rows, lengths, strict=True)]
-    filled = list(dict.fromkeys(page for pages, count in zip(lists, full, strict=True) for page in pages[:count]))
-    home = list(dict.fromkeys([*filled, *(page for pages in lists for page in pages)]))
+    whole, full, last = firsts // PAGE_TOKENS, -(-firsts // PAGE_TOKENS), -(-ends // PAGE_TOKENS)
+    lists = [batch.tables[row, :count].tolist() for row, count in zip(rows, last, strict=True)]
+    read = [page for pages, count in zip(lists, whole, strict=True) for page in pages[:count]]
+    both = [page for pages, a, b in zip(lists, whole, full, strict=True) for page in pages[a:b]]
+    new = [page for pages, count in zip(lists, full, strict=True) for page in pages[count:]]
+    home = list(dict.fromkeys([*read, *both, *new]))
     places = {page: at for at, page in enumerate(home)}
-    tables = np.zeros((len(rows), max(lengths.tolist(), default=0)), np.int32)
+    tables = np.zeros((len(rows), max(last.tolist(), default=0)), np.int32)
     for row, pages in enumerate(lists):
         tables[row, : len(pages)] = [places[page] for page in pages]
     compact = Batch(batch.positions, sequence.astype(np.int32), tables)
-    written = sorted(set(tables[compact.sequence, compact.positions // PAGE_TOKENS].tolist()))
-    return PageNumbers(tuple(home), len(filled), tuple(written), compact)
+    return PageNumbers(tuple(home), len(home) - len(new), len(set(read)), compact)
 
 
-def _runs(pages: Sequence[int], places: Sequence[int]) -> Iterator[tuple[int, int, int]]:
-    """Runs of a room's `places` and of the pages in them at home: where each begins, there and here, and its length."""
-    begin = 0
-    for at in range(1, len(places) + 1):
-        whole = at < len(places) and places[at] == places[at - 1] + 1
-        if not (whole and pages[places[at]] == pages[places[at - 1]] + 1):
-            yield places[begin], pages[places[begin]], at - begin
-            begin = at
-
-
-def _bytes(array: npt.NDArray[np.generic]) -> npt.NDArray[np.uint8]:
+def _bytes(array: npt.NDArray[np.generic]) -> Bytes:
     return array.reshape(-1).view(np.uint8)
 
 

@@ -37,11 +37,14 @@ class Hosted:
     sizes: tuple[int, ...]  # bytes of memory of each
     kinds: tuple[BlockKind, ...]
     kv_layers: int | None = None  # of which keys and values live there; None: of all
+    staged: int = 0  # bytes that what goes to a device is gathered in
 
     @classmethod
-    def of(cls, pieces: Sequence[NodeSegment], sizes: Sequence[int], kv_layers: int | None = None) -> "Hosted":
+    def of(
+        cls, pieces: Sequence[NodeSegment], sizes: Sequence[int], kv_layers: int | None = None, staged: int = 0
+    ) -> "Hosted":
         """Pieces of these sizes, and the keys and values of so many layers."""
-        return cls(tuple(sizes), tuple(piece.block.half for piece in pieces), kv_layers)
+        return cls(tuple(sizes), tuple(piece.block.half for piece in pieces), kv_layers, staged)
 
 
 def fit(
@@ -83,7 +86,7 @@ def need(node: NodePlan, tables: Tables | None = None, hosted: Hosted | None = N
         page_bytes=page_bytes(layers, node.kv_heads, config.head_dim, options.kv_dtype),
         pages=options.pages,
         token=token_bytes(config, node.heads, node.kv_heads, node.neurons, _passing(node)),
-        fixed=_fixed(node) + (4 * _SAMPLING * config.vocab if tables.head else 0),
+        fixed=_fixed(node) + hosted.staged + (4 * _SAMPLING * config.vocab if tables.head else 0),
         head=tables.head,
         embedding=tables.embedding,
     )

@@ -98,6 +98,11 @@ class OffloadPlan:
         return min(self.depth, len(self.staged))
 
     @property
+    def staged_bytes(self) -> int:
+        """Bytes of the host's memory that keys and values are gathered in on their way."""
+        return 0
+
+    @property
     def home(self) -> list[int]:
         """Layers whose keys and values live in the host's memory."""
         return self.layers if self.kv == "ram" else []

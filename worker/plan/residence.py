@@ -81,7 +81,8 @@ def decide(
         return _dealt(plan, on_devices(plan, shares), tables, disk)
     pieces = tiles(plan) if offload is None else [replace(offload.pieces[number], device=0) for number in offload.fed]
     layers = None if offload is None else len(offload.home)
-    hosted = Hosted.of(pieces, [piece.extent(held).slot_bytes for piece in pieces], layers)
+    staged = offload.staged_bytes if offload is not None else 0
+    hosted = Hosted.of(pieces, [piece.extent(held).slot_bytes for piece in pieces], layers, staged)
     budget, speed = _budget(plan, tables, hosted, [piece.extent(held) for piece in pieces], None if disk else kernels)
     placement = budget.placement
     reader = disk or speed.open(_smallest([piece.extent(held) for piece in pieces]))

@@ -19,7 +19,8 @@ from scheduler.model.roofline.policy import BatchPolicy, BatchProblem
 F64 = npt.NDArray[np.float64]
 _CALLS = 7  # of kernels for a micro-batch in a layer: two norms, heads, output, neurons, two residuals
 _UP, _DOWN = 6, 4  # times that its hidden states cross for these
-_OVERLAPPING = 3  # micro-batches, with which the host attends while the accelerator computes: it is two ahead
+HOST_OVERLAP = 3  # micro-batches with which the host attends while the accelerator computes: it is two ahead
+PAGES_OVERLAP = 2  # with which one's keys and values are loaded while another computes
 _SLOTS = 2  # layers' weights that pass through the accelerator; also from disk through RAM, and micro-batches' pages
 
 
@@ -93,6 +94,8 @@ def host_bytes(problem: BatchProblem, at: PolicyPoint) -> Number:
     weights = layer.layers * layer.nbytes * (1 - at.weights - at.disk) + _SLOTS * at.disk * layer.nbytes
     pages = layer.layers * at.batch * request.room * layer.kv_token * (1 - at.attention * at.kv)
     activations = np.maximum(at.batch, float(problem.together[1])) * problem.needs.token
+    if at.attention or at.ffn:
+        pages = pages + _SLOTS * _micro_tokens(at) * request.room * layer.kv_token * (1 - at.kv)  # gathered
     return weights + pages + activations + problem.needs.fixed + problem.head.nbytes
 
 
@@ -154,18 +157,29 @@ class _Layer:
             "down": down / link.down + there * self._parts * link.latency,
             "disk": read / self._machine.disk.read,
         }
-        both = at.ffn * (1 - self._attention)
-        alone = found["accelerator"] + found["host"]
-        found["turns"] = both * np.where(self._parts < np.minimum(_OVERLAPPING, self._all), alone, 0.0)
+        found["turns"] = self._turns(found)
         if self._machine.bus < inf:
             found["bus"] = (up + down + read + self._host_reads()) / self._machine.bus
         return found
+
+    def _turns(self, found: dict[str, Number]) -> Number:
+        """Of what cannot overlap, for want of micro-batches: attention with what comes before it."""
+        at = self._at
+        if self._prompt or not (at.attention or at.ffn):
+            return 0.0 * self._parts
+        before, least = found["host"], HOST_OVERLAP
+        if at.attention:
+            before, least = self._all * self._cached * self._layer.kv_token / self._device.link.up, PAGES_OVERLAP
+        few = self._parts < np.minimum(least, self._all)
+        return (1 - at.kv) * np.where(few, found["accelerator"] + before, 0.0)
 
     def _accelerator(self) -> Number:
         """Of one micro-batch: its products, its attention if it is done there, and its hidden states to and fro."""
         layer, device, tokens = self._layer, self._device, self._tokens
         crossing = tokens * layer.hidden * (_UP / device.link.up + _DOWN / device.link.down)
-        total = _CALLS * device.rates.start + crossing + (_UP + _DOWN) * device.link.latency
+        routing = layer.experts > 1  # a call more, of which the choice comes back
+        starts = (_CALLS + routing) * device.rates.start
+        total = starts + crossing + (_UP + _DOWN + routing) * device.link.latency
         total = total + _roofline(device.rates, layer.attention_bytes, 2.0 * tokens * layer.attention_weights)
         if self._at.ffn:
             total = total + self._neurons(device.rates, tokens)

@@ -28,6 +28,7 @@ from tpi.errors import PlanError
 GAP = 1e-4  # of the time per sequence, from the best that could be
 _STAYS = 1e-6  # of the time that weights, keys and values are worth on the accelerator where they change nothing
 _PAIRS = 64  # batches, and numbers of micro-batches, that are compared at most: of more, some evenly by their ratio
+_DIGITS = 9  # of a share that mean anything
 _MIB = 1 << 20
 
 
@@ -184,7 +185,7 @@ def _solve(
     if found.x is None:
         return None
     chosen = int(np.argmax(found.x[0:count:4]))
-    shares = np.clip(found.x[4 * chosen + 1 : 4 * chosen + 4], 0.0, tables[chosen].upper)
+    shares = np.clip(found.x[4 * chosen + 1 : 4 * chosen + 4].round(_DIGITS), 0.0, tables[chosen].upper)
     table = tables[chosen]
     times = sum(table.steps[stretch] * float(found.x[count + number]) for number, stretch in enumerate(STRETCHES))
     total = problem.layer.layers * scale * times + float(table.head[at])

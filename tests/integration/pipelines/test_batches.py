@@ -42,4 +42,4 @@ def test_tokens_of_a_batch_are_those_of_each_request_alone(
         link = deployment.node.link
         assert isinstance(link, BatchAccelerated)
         assert answers(deployment, asked) == expected
-        assert device.memory.used <= link._batch.memory_bytes <= room
+        assert device.memory.used <= link.plan.memory_bytes <= room

@@ -1,0 +1,120 @@
+"""A node with an emulated accelerator that decodes a batch, step by step, in the time of the emulated machine.
+
+Its pages are taken to be full: they hold zeros, which take as long to attend to as anything. So no prompt is computed.
+"""
+
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, closing, contextmanager
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import numpy as np
+
+from scheduler.model.machine import emulated_node
+from scheduler.storage.disk import DirectDisk
+from scheduler.storage.timed import TimedDisk
+from tests.support.cluster.inprocess import in_process_deployment
+from tests.support.models import write_tokenizer
+from tpi.config import default_cache
+from tpi.devices.emulated.device import EmulatedDevice, open_emulated
+from tpi.devices.host import open_host
+from tpi.devices.options import OffloadOptions
+from tpi.kv import pages_for
+from tpi.net.messages import Step, StepEntry
+from tpi.pack.builder.build import open_source, pack_model
+from tpi.pack.reader import Pack
+from worker.equipment import Beside
+from worker.node.node import Node
+from worker.pipelines.accelerated import BatchAccelerated
+from worker.pipelines.decide import Decide
+
+CONTEXT = 160  # tokens of a sequence at most
+MIXTRAL = {
+    "vocab_size": 512, "hidden_size": 512, "intermediate_size": 1024, "num_hidden_layers": 6, "num_attention_heads": 8,
+    "num_key_value_heads": 2, "num_local_experts": 8, "num_experts_per_tok": 2, "max_position_embeddings": 4096,
+}  # fmt: skip
+
+
+def mixture() -> Pack:
+    """Random weights in a small Mixtral's shape, in q4; made once."""
+    target = default_cache() / "benchmarks" / "mixtral-small.q4"
+    if not target.exists():
+        with TemporaryDirectory() as folder:
+            _write(Path(folder))
+            pack_model(open_source(Path(folder)), "q4", target)
+    return Pack.open(target)
+
+
+class BatchNode:
+    """One node, and as many sequences as its policy has at once, all of the same number of tokens."""
+
+    def __init__(self, node: Node, device: EmulatedDevice, filled: int) -> None:
+        assert isinstance(node.link, BatchAccelerated)
+        self.link: BatchAccelerated = node.link
+        self._emulation, self._node = device.emulation, node
+        self.sequences, self._position, self._number = self.link.plan.policy.batch, filled, 0
+        shape = self.sequences, MIXTRAL["hidden_size"]
+        self._x = np.random.default_rng(0).normal(size=shape).astype(np.float32)
+
+    def steps(self, count: int) -> tuple[float, dict[str, float], int]:
+        """Seconds of a mean step, the part of it that each lane was busy, and tasks that overran."""
+        before = {lane.name: lane.busy for lane in self._emulation.lanes}
+        overruns, began = self._emulation.overruns, time.perf_counter()
+        for _ in range(count):
+            self._step()
+        total = self._emulation.modelled(time.perf_counter() - began)
+        use = {lane.name: (lane.busy - before[lane.name]) / total for lane in self._emulation.lanes}
+        return total / count, use, self._emulation.overruns - overruns
+
+    def _step(self) -> None:
+        pages = pages_for(CONTEXT)
+        first = not self._number
+        entries = tuple(
+            StepEntry(
+                number, self._position, 1, 0 if first else pages,
+                tuple(range(number * pages, (number + 1) * pages)) if first else (),
+            )
+            for number in range(self.sequences)
+        )  # fmt: skip
+        self._number += 1
+        self._position += 1
+        self._node.run(Step(1, 1, self._number, entries, (), self._x))
+
+
+@contextmanager
+def batch_node(device: str, sequences: int, filled: int, decide: Decide | None = None) -> Iterator[BatchNode]:
+    """A node of `emu:` and `device`, for which at most so many sequences wait, with `filled` tokens each.
+
+    `decide` plans in place of the node's own.
+    """
+    emulated = open_emulated(device)
+    machine = emulated_node(emulated.emulation.machine)
+    with ExitStack() as stack:
+        stack.enter_context(closing(emulated))
+        folder = Path(stack.enter_context(TemporaryDirectory()))
+        deployment = in_process_deployment(
+            mixture(),
+            [1],
+            folder,
+            chunk=max(512, sequences),
+            context=CONTEXT,
+            host=emulated.emulation.host(open_host()),
+            disk=TimedDisk(DirectDisk(), emulated.emulation.disk),
+            accelerators={0: Beside(emulated, machine, OffloadOptions(pipeline="batch"), decide)},
+            pool=sequences * pages_for(CONTEXT),
+            threads=1,
+        )
+        stack.enter_context(closing(deployment))
+        yield BatchNode(deployment.node, emulated, filled)
+
+
+def _write(folder: Path) -> None:
+    """A directory of Hugging Face's."""
+    import torch
+    import transformers
+
+    torch.manual_seed(0)
+    model = transformers.AutoModelForCausalLM.from_config(transformers.MixtralConfig(**MIXTRAL))
+    model.save_pretrained(folder)
+    write_tokenizer(folder)

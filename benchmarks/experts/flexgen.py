@@ -1,0 +1,83 @@
+"""FlexGen's policy by its published linear program (Sheng et al., 2023, section 4.3 and appendix A).
+
+Its unknowns are the shares of weights and of keys and values on GPU, CPU and disk; sizes of batches are enumerated. A
+kernel takes its operations over the device's speed, whatever it has to read: so a small micro-batch costs nothing in
+its eyes, and frees memory. Attention is the GPU's.
+"""
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from scheduler.model.roofline.policy import BatchPolicy, BatchProblem
+
+_MICRO, _MOST_PARTS = 4, 20  # gbs are multiples of 4; a block has at most 20 of them
+_SLOTS = 2
+_WG, _WC, _WD, _CG, _CC, _CD, _PRE, _GEN = range(8)  # the unknowns
+
+
+def flexgen_policy(problem: BatchProblem) -> BatchPolicy:
+    """Its best policy; ValueError if its model says that nothing fits."""
+    found = [(value, policy) for sizes in _sizes(problem) for value, policy in _solved(problem, *sizes)]
+    if not found:
+        raise ValueError("FlexGen's linear program has no solution on this machine")
+    return min(found, key=lambda each: each[0])[1]
+
+
+def _sizes(problem: BatchProblem) -> Iterator[tuple[int, int]]:
+    """Micro-batches (gbs), and how many of them a batch (bls) has."""
+    most = problem.request.most
+    for micro in range(_MICRO, most + 1, _MICRO):
+        for parts in range(1, min(_MOST_PARTS, most // micro) + 1):
+            yield micro, parts
+
+
+def _solved(problem: BatchProblem, micro: int, parts: int) -> Iterator[tuple[float, BatchPolicy]]:
+    """Its seconds per sequence and its policy for one size of batch, if there is one."""
+    from scipy.optimize import linprog
+
+    batch, answer, layers = micro * parts, problem.request.answer, problem.layer.layers
+    objective = np.zeros(8)
+    objective[_PRE], objective[_GEN] = layers, layers * (answer - 1)
+    matrix, limits = _rows(problem, micro, batch)
+    shares = np.zeros((2, 8))
+    shares[0, [_WG, _WC, _WD]] = shares[1, [_CG, _CC, _CD]] = 1
+    found = linprog(objective, matrix, limits, shares, [1, 1], bounds=[(0, 1)] * 6 + [(0, None)] * 2)
+    if found.success:
+        there, kv, disk = (float(found.x[at]) for at in (_WG, _CG, _WD))
+        yield found.fun / batch, BatchPolicy(batch, parts, True, True, there, kv, disk)
+
+
+def _rows(problem: BatchProblem, micro: int, batch: int) -> tuple[list[list[float]], list[float]]:
+    """Each lane's time is at most T_pre or T_gen, and each memory holds what lies there."""
+    layer, machine, request = problem.layer, problem.machine, problem.request
+    device = machine.accelerator
+    assert device is not None
+    link, weights, prompt = device.link, layer.nbytes, request.prompt
+    cache, new = batch * request.context * layer.kv_token, batch * layer.kv_token
+    products = 2.0 * batch * (layer.attention_weights + layer.token_weights)
+    attending = batch * request.context * layer.pair
+    gen = products / device.rates.operations + attending / device.rates.operations
+    pre = (products + attending / 2) * prompt / device.rates.operations
+    streamed = weights / link.up
+    room, kept = layer.layers * batch * request.room * layer.kv_token, layer.layers * weights
+    working = _SLOTS * weights + _SLOTS * micro * request.room * layer.kv_token
+    working += max(micro, problem.together[0]) * problem.needs.token
+    lanes = [
+        ({_WC: streamed, _WD: streamed}, _PRE, 0.0),
+        ({_CC: prompt * new / link.down, _CD: prompt * new / link.down}, _PRE, 0.0),
+        ({_WD: weights / machine.disk.read}, _PRE, 0.0),
+        ({}, _PRE, pre),
+        ({_WC: streamed, _WD: streamed, _CC: cache / link.up, _CD: cache / link.up}, _GEN, 0.0),
+        ({_CC: new / link.down, _CD: new / link.down}, _GEN, 0.0),
+        ({_WD: weights / machine.disk.read, _CD: cache / machine.disk.read}, _GEN, 0.0),
+        ({}, _GEN, gen),
+    ]
+    matrix = [[terms.get(at, 0.0) - (at == of) for at in range(8)] for terms, of, _ in lanes]
+    limits = [-constant for *_, constant in lanes]
+    there, here = {_WG: kept - _SLOTS * weights, _CG: room}, {_WC: kept, _CC: room}
+    fixed = problem.needs.fixed + problem.head.nbytes + max(batch, problem.together[1]) * problem.needs.token
+    for terms, size in ((there, device.memory - working), (here, machine.memory - fixed)):
+        matrix.append([terms.get(at, 0.0) / size for at in range(8)] if size > 0 else [0.0] * 8)
+        limits.append(1.0 if size > 0 else -1.0)
+    return matrix, limits

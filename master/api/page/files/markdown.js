@@ -94,7 +94,7 @@ const BUILD = {
     const copy = make("button", { type: "button", onclick: () => copyText(text, copy) }, "Copy");
     const name = language || "code";
     const bar = make("div", { class: "bar" }, make("span", {}, name), copy);
-    return make("div", { class: "code" }, bar, make("pre", { tabindex: 0, "aria-label": name }, make("code", {}, text)));
+    return make("div", { class: "code" }, bar, make("pre", { tabindex: 0, role: "group", "aria-label": name }, make("code", {}, text)));
   },
   heading({ lines }) {
     const [, marks, text] = HEADING.exec(lines[0]);

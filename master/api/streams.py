@@ -19,6 +19,7 @@ T = TypeVar("T")
 
 _SLOW_S = 30.0  # in which a reader takes nothing
 _PULSE_S = 10.0  # without an event: a comment tells proxies that the stream lives
+_AHEAD = 16  # events of several answers that wait to be sent; the others stay where they are counted
 PULSE = ": alive\n\n"
 CLIENT_GONE = 499
 
@@ -95,22 +96,22 @@ async def merged(answers: Sequence[Answering]) -> AsyncIterator[tuple[int, Event
         async for event in answers[0]:
             yield 0, event
         return
-    queue: asyncio.Queue[tuple[int, Event] | BaseException | None] = asyncio.Queue()
+    queue: asyncio.Queue[tuple[int, Event] | TpiError | None] = asyncio.Queue(_AHEAD)
 
     async def pump(number: int, answer: Answering) -> None:
         try:
             async for event in answer:
-                queue.put_nowait((number, event))
-            queue.put_nowait(None)
+                await queue.put((number, event))
+            await queue.put(None)
         except TpiError as error:
-            queue.put_nowait(error)
+            await queue.put(error)
 
     tasks = [asyncio.ensure_future(pump(number, answer)) for number, answer in enumerate(answers)]
     try:
         left = len(tasks)
         while left:
             got = await queue.get()
-            if isinstance(got, BaseException):
+            if isinstance(got, TpiError):
                 raise got
             if got is None:
                 left -= 1

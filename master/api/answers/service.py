@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from master.api.answers.ask import ChatAsk, TextAsk, Wanted
+from master.api.answers.backlog import Backlog
 from master.api.answers.collector import AnswerMeter, Collector
 from master.api.answers.events import Ended, Event
 from master.api.answers.prepare import PreparedAsk, Preparer
@@ -32,7 +33,7 @@ class Answering:
     def __init__(self, engine: EngineThread) -> None:
         self._engine = engine
         self._loop = asyncio.get_running_loop()
-        self._queue: asyncio.Queue[list[Event] | TpiError] = asyncio.Queue()  # bounded by the answer's own limit
+        self._backlog = Backlog()
         self._ticket: Ticket | None = None
         self.prompt_tokens = 0
 
@@ -45,7 +46,7 @@ class Answering:
     def deliver(self, what: list[Event] | TpiError) -> None:
         """From the engine's thread."""
         with suppress(RuntimeError):  # the loop is closed: nobody waits any more
-            self._loop.call_soon_threadsafe(self._queue.put_nowait, what)
+            self._loop.call_soon_threadsafe(self._take, what)
 
     def cancel(self) -> None:
         """Give it up; does nothing where it is over."""
@@ -55,13 +56,14 @@ class Answering:
     async def __aiter__(self) -> AsyncIterator[Event]:
         """Its events; the last one is `Ended`. Raises what went wrong."""
         while True:
-            got = await self._queue.get()
-            if isinstance(got, TpiError):
-                raise got
-            for event in got:
+            for event in await self._backlog.get():
                 yield event
                 if isinstance(event, Ended):
                     return
+
+    def _take(self, what: list[Event] | TpiError) -> None:
+        if not self._backlog.put(what):
+            self.cancel()
 
 
 class Service:

@@ -1,0 +1,61 @@
+"""What was made of an answer and has not been sent yet: bounded, since clients read as slowly as they like."""
+
+import asyncio
+
+from master.api.answers.events import Ended, Event, TextPiece, TokenLogprob, ToolCall
+from master.api.failures import RequestError
+from tpi.errors import TpiError
+
+MOST_UNREAD = 1 << 20
+"""Bytes of one answer, about: thousands of tokens of text, or some 250 with 20 logarithms each."""
+
+_EVENT, _BEST = 256, 192  # bytes that an event takes beside its text, and one token of `best`
+
+
+class Backlog:
+    """Events in the order in which they were made. All calls are made on the server's loop."""
+
+    def __init__(self, most: int = MOST_UNREAD) -> None:
+        self._queue: asyncio.Queue[list[Event] | TpiError] = asyncio.Queue()
+        self._most, self._unread = most, 0
+        self.overflowed = False
+
+    def put(self, what: list[Event] | TpiError) -> bool:
+        """Add events, or what went wrong. False where too much is unread: then the last thing to `get` says so."""
+        if self.overflowed:
+            return False
+        self._unread += _size(what)
+        self.overflowed = self._unread > self._most
+        self._queue.put_nowait(_too_slow() if self.overflowed else what)
+        return not self.overflowed
+
+    async def get(self) -> list[Event]:
+        """The next ones; raises what went wrong."""
+        got = await self._queue.get()
+        if isinstance(got, TpiError):
+            raise got
+        self._unread -= _size(got)
+        return got
+
+
+def _size(what: list[Event] | TpiError) -> int:
+    """About the bytes that it takes."""
+    return sum(map(_event_size, what)) if isinstance(what, list) else 0
+
+
+def _event_size(event: Event) -> int:
+    if isinstance(event, ToolCall):
+        return _EVENT + len(event.arguments)
+    if isinstance(event, (TextPiece, Ended)):
+        text = len(event.text) if isinstance(event, TextPiece) else 0
+        return _EVENT + text + sum(map(_logprob_size, event.logprobs))
+    return _EVENT + len(event.text)
+
+
+def _logprob_size(token: TokenLogprob) -> int:
+    return _EVENT + _BEST * len(token.best)
+
+
+def _too_slow() -> TpiError:
+    said = "too much of the answer has not been read; read faster, or ask for fewer tokens or logprobs"
+    return RequestError(said, code="slow_client", status=408)

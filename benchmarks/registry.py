@@ -71,6 +71,8 @@ BENCHMARKS = {
     "two_nodes": Benchmark("benchmarks.speed.two_nodes:bench", RUNTIME, 8, quick=False),
     "startup": Benchmark("benchmarks.speed.startup:bench", RUNTIME, 2),
     "serving": Benchmark("benchmarks.serving.streams:bench", (*RUNTIME, "benchmarks/serving"), 6),
+    "crowd": Benchmark("benchmarks.serving.crowd:bench", (*RUNTIME, "benchmarks/serving"), 3),
+    "left_alone": Benchmark("benchmarks.serving.left_alone:bench", (*RUNTIME, "benchmarks/serving"), 11),
     "idle": Benchmark("benchmarks.speed.idle:bench", RUNTIME, 17),
     "allreduce": Benchmark(
         "benchmarks.support.adapters:allreduce",

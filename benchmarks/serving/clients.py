@@ -1,0 +1,76 @@
+"""A crowd of clients, as a process of its own: what they cost is not the server's.
+
+`python -m benchmarks.serving.clients HOST PORT COUNT` asks so many questions at once, of which every tenth is read
+slowly, and says on stdout how the streams ended, as JSON.
+"""
+
+import asyncio
+import json
+import socket
+import sys
+from collections import Counter
+from itertools import count
+from typing import Any
+
+from benchmarks.serving.server import CHAT, question
+
+SLOW_EVERY = 10
+_TOKENS, _SLOW_TOKENS = 8, 64
+_BUFFER, _BITE, _PAUSE_S, _PAUSES = 4096, 2048, 0.25, 60
+_DONE = b"data: [DONE]"
+
+
+def body(number: int) -> dict[str, Any]:
+    """What a client asks. Slow ones ask for more than the system's buffers hold, so that the server has to wait."""
+    if number % SLOW_EVERY:
+        return question(f"Say {number}.", _TOKENS)
+    return question(f"Say {number}.", _SLOW_TOKENS, logprobs=True, top_logprobs=20)
+
+
+async def ask(host: str, port: int, number: int) -> str:
+    """How its stream ends: done, error, cut, or the status that it was refused with."""
+    reader, writer = await asyncio.open_connection(sock=await _connected(host, port), limit=_BUFFER)
+    asked = json.dumps(body(number)).encode()
+    head = f"POST {CHAT} HTTP/1.1\r\nHost: {host}\r\nContent-Type: application/json\r\nConnection: close\r\n"
+    writer.write(f"{head}Content-Length: {len(asked)}\r\n\r\n".encode() + asked)
+    try:
+        return await _end(reader, slow=not number % SLOW_EVERY)
+    except ConnectionError:
+        return "cut"
+    finally:
+        writer.close()
+
+
+async def _connected(host: str, port: int) -> socket.socket:
+    made = socket.socket()
+    made.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, _BUFFER)
+    made.setblocking(False)
+    await asyncio.get_running_loop().sock_connect(made, (host, port))
+    return made
+
+
+async def _end(reader: asyncio.StreamReader, slow: bool) -> str:
+    """Read to the end, keeping only what may be the last lines; a slow reader pauses after each bite, so many times."""
+    status = (await reader.readline()).split(b" ")[1:2]
+    if status != [b"200"]:
+        return status[0].decode() if status else "cut"
+    tail = b""
+    for bites in count():
+        bite = await reader.read(_BITE)
+        if not bite:
+            break
+        tail = (tail + bite)[-_BITE:]
+        if slow and bites < _PAUSES:
+            await asyncio.sleep(_PAUSE_S)
+    if _DONE not in tail:
+        return "cut"
+    return "error" if b'"error":' in tail else "done"
+
+
+async def crowd(host: str, port: int, clients: int) -> Counter[str]:
+    """So many at once."""
+    return Counter(await asyncio.gather(*(ask(host, port, number) for number in range(clients))))
+
+
+if __name__ == "__main__":
+    print(json.dumps(asyncio.run(crowd(sys.argv[1], int(sys.argv[2]), int(sys.argv[3])))))

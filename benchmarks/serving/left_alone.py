@@ -1,0 +1,110 @@
+"""Left alone for ten minutes, then asked: a server, a page, a chat at a terminal, and the workers behind them."""
+
+import os
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from threading import Event
+from time import perf_counter
+
+import httpx
+
+from benchmarks.result import Check, Result, Row, Table
+from benchmarks.serving.server import CHAT, Running, question, running
+from benchmarks.support.models import smollm2
+from tests.support.browser import DESKTOP, ENTER, MISSING, Browser, chromium
+from tests.support.house import Laptop, house
+from tests.support.terminal import Terminal, terminal
+
+NOTES = """
+SmolLM2-135M. A server with two standing workers, asked over HTTP, by a page that stays open in a headless Chromium and
+by `tpi chat --url`; beside it `tpi chat` on two workers of its own. Each answers once, all are left alone for ten minutes
+of real time, and each is asked again: seconds to the whole answer of at most 24 tokens (of the page: to its first word,
+after which it is stopped).
+"""
+_IDLE_S, _QUICK_S, _MOST_S = 600.0, 5.0, 10.0
+_TOKENS = 24
+_TEXT = "What is the capital of France?"
+
+
+def bench(quick: bool) -> Result:
+    """All of them at once, so that one wait does; `quick` waits for seconds."""
+    idle_s = _QUICK_S if quick else _IDLE_S
+    with ExitStack() as stack:
+        folder = Path(stack.enter_context(TemporaryDirectory()))
+        workers = stack.enter_context(house(folder, 4))
+        asks = _asks(stack, folder, workers)
+        before = {name: _seconds(ask) for name, ask in asks.items()}
+        Event().wait(idle_s)
+        after = {name: _seconds(ask) for name, ask in asks.items()}
+        standing = sum(one.process is not None and one.process.poll() is None for one in workers)
+    rows: list[Row] = [
+        {"left alone": name, "the first answer, s": before[name], f"after {idle_s:.0f} s of nothing, s": after[name]}
+        for name in asks
+    ]
+    checks = [Check(f"seconds to an answer after idling: {name}", after[name], _MOST_S, at_most=True) for name in asks]
+    checks.append(Check("workers that still stand", standing, len(workers), within=0))
+    return Result("Left alone", NOTES, [Table("Answers after a pause", rows)], checks)
+
+
+def _asks(stack: ExitStack, folder: Path, workers: list[Laptop]) -> Mapping[str, Callable[[], None]]:
+    """What asks each of them, and returns when the answer is there."""
+    served, own = (",".join(one.address for one in pair) for pair in (workers[:2], workers[2:]))
+    server = stack.enter_context(running("-c", "2048", "--workers", served))
+    by_url = stack.enter_context(_chat("--url", server.url))
+    by_itself = stack.enter_context(_chat("-m", str(smollm2().path), "-c", "2048", "--workers", own))
+    asks = {
+        "a server": lambda: _post(server),
+        "tpi chat --url": lambda: _say(by_url),
+        "tpi chat": lambda: _say(by_itself),
+    }
+    if not MISSING:
+        page = stack.enter_context(_page(server, folder))
+        asks["an open page"] = lambda: _type(page)
+    return asks
+
+
+def _seconds(ask: Callable[[], None]) -> float:
+    begun = perf_counter()
+    ask()
+    return perf_counter() - begun
+
+
+def _post(server: Running) -> None:
+    body = question(_TEXT, _TOKENS, stream=False, stream_options=None)
+    httpx.post(f"{server.url}{CHAT}", json=body, timeout=60).raise_for_status()
+
+
+@contextmanager
+def _chat(*flags: str) -> Iterator[Terminal]:
+    command = [sys.executable, "-m", "tpi.cli", "chat", *flags, "--temp", "0", "-n", str(_TOKENS), "--no-history"]
+    with terminal(command, os.environ | {"TERM": "dumb"}) as chat:
+        chat.expect("leaves.")
+        chat.expect("> ")
+        yield chat
+
+
+def _say(chat: Terminal) -> None:
+    chat.type(f"{_TEXT}\n")
+    chat.expect("the first after ")  # the line of figures
+    chat.expect("> ")
+
+
+@contextmanager
+def _page(server: Running, folder: Path) -> Iterator[Browser]:
+    with chromium(folder) as browser:
+        browser.size(*DESKTOP)
+        browser.open(server.url)
+        browser.wait("document.getElementById('model').textContent !== 'TPI'")
+        yield browser
+
+
+def _type(page: Browser) -> None:
+    seen = page.run("return document.querySelectorAll('.answer').length")
+    page.run("document.getElementById('prompt').focus()")
+    page.type(_TEXT, ENTER)
+    page.wait(f"document.querySelectorAll('.answer .text')[{seen}]?.innerText.length")
+    page.run("if (document.querySelector('.live')) document.getElementById('send').click()")  # it may talk on for long
+    page.wait("!document.querySelector('.live')")

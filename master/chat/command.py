@@ -13,6 +13,7 @@ from master.chat.loop import Chat, say_welcome
 from master.chat.own import OwnTalk
 from master.chat.readers import open_reader
 from master.chat.remote import ChatServer, ServerTalk
+from master.chat.screen import open_screen
 from master.generation.sampler import Sampler, Sampling
 from master.options import RunOptions, placement_options, quiet_option, sampling_options, take_sampling
 from master.reporting.output import write_trace
@@ -32,11 +33,19 @@ KEY_VARIABLE = "TPI_API_KEY"
 @click.option("-n", "tokens", default=512, show_default=True, type=click.IntRange(min=1), help="Most tokens a turn.")
 @click.option("--system", metavar="TEXT", help="A system message to begin with.")
 @click.option("--history/--no-history", default=True, show_default=True, help="Remember what is typed, in the cache.")
+@click.option("--markdown/--no-markdown", default=True, show_default=True, help="Show Markdown styled, at a terminal.")
 @click.option("--url", metavar="URL", help="Talk to a server that runs, for example http://127.0.0.1:8080.")
 @click.option("--api-key", metavar="KEY", help=f"The server's key (default: {KEY_VARIABLE}).")
 @quiet_option
 def chat(
-    tokens: int, system: str | None, history: bool, url: str | None, api_key: str | None, quiet: bool, **flags: Any
+    tokens: int,
+    system: str | None,
+    history: bool,
+    markdown: bool,
+    url: str | None,
+    api_key: str | None,
+    quiet: bool,
+    **flags: Any,
 ) -> None:
     """Talk in several turns; keys and values of earlier turns are kept.
 
@@ -48,17 +57,20 @@ def chat(
     if url is not None:
         cache = flags["cache"] or default_cache()
         server = ChatServer(url, api_key or os.environ.get(KEY_VARIABLE))
-        _talk_to_server(server, sampling, tokens, conversation, cache, history, quiet)
+        _talk_to_server(server, sampling, tokens, conversation, cache, history, markdown, quiet)
         return
     if flags["model"] is None:
         raise UsageError("say which model with -m MODEL, or which server with --url URL")
     placement = RunOptions.from_flags(flags)
     with ending():
-        reader = open_reader(placement.cache / HISTORY if history else None)  # what it loads counts as the bare process
+        reader = open_reader(
+            placement.cache / HISTORY if history else None
+        )  # what these load counts as the bare process
+        screen = open_screen(markdown)
         with Session(placement) as session:
             if session.tokenizer.chat_template is None:
                 raise UsageError("this model has no chat template; use tpi run --raw")
-            talk = OwnTalk(session, Sampler(sampling), tokens, conversation)
+            talk = OwnTalk(session, Sampler(sampling), tokens, conversation, screen)
             talk.check_system(conversation.system)
             if not quiet:
                 name = Path(placement.model).name or placement.model
@@ -77,11 +89,12 @@ def _talk_to_server(
     conversation: Conversation,
     cache: Path,
     history: bool,
+    markdown: bool,
     quiet: bool,
 ) -> None:
     with ending():
         reader = open_reader(cache / HISTORY if history else None)
-        talk = ServerTalk(server, sampling, tokens, conversation)
+        talk = ServerTalk(server, sampling, tokens, conversation, open_screen(markdown))
         if not quiet:
             say_welcome(talk.model, (server.name,), "a server", talk.context)
         Chat(talk, reader, quiet, cache / RESCUED).run()

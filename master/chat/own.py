@@ -5,11 +5,12 @@ from collections.abc import Sequence as Messages
 
 from master.chat.conversation import Conversation, Turn
 from master.chat.fitting import fit
+from master.chat.screen import Screen
 from master.chat.talk import Talk
 from master.generation.answer import Answer, AnswerLimits
 from master.generation.sampler import Sampler
 from master.generation.sequence import Sequence
-from master.reporting.output import stream_answer, write
+from master.reporting.output import stream_answer
 from master.session import Session
 from master.text.replay import Replay
 from master.text.tokenizer import Message
@@ -18,9 +19,11 @@ from master.text.tokenizer import Message
 class OwnTalk(Talk):
     """A conversation, and what the engine has computed of it."""
 
-    def __init__(self, session: Session, sampler: Sampler, tokens: int, conversation: Conversation) -> None:
+    def __init__(
+        self, session: Session, sampler: Sampler, tokens: int, conversation: Conversation, screen: Screen
+    ) -> None:
         """`tokens` is the most that an answer may have."""
-        super().__init__(conversation, session.engine.context)
+        super().__init__(conversation, session.engine.context, screen)
         self._session = session
         self._sampler = sampler
         self._tokens = tokens
@@ -40,7 +43,11 @@ class OwnTalk(Talk):
             warn(self.full(dropped, self._session.pack.config.context))
         self._begin(wanted)
         assert self._sequence
-        result = stream_answer(self._session, self._sequence, self._sampler, AnswerLimits(self._tokens), write, stopped)
+        limits, show = AnswerLimits(self._tokens), self.screen.write
+        try:
+            result = stream_answer(self._session, self._sequence, self._sampler, limits, show, stopped)
+        finally:
+            self.screen.end()
         self.used = len(self._sequence.tokens)
         self._remember(result)
         if result.text or result.finish_reason != "interrupted":

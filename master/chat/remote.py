@@ -10,10 +10,10 @@ from typing import Any
 from urllib.parse import SplitResult, urlsplit
 
 from master.chat.conversation import Conversation, Turn
+from master.chat.screen import Screen
 from master.chat.talk import Talk
 from master.generation.answer import Answer, FinishReason
 from master.generation.sampler import Sampling
-from master.reporting.output import write
 from tpi.errors import NodeError, NodeLost, UsageError
 
 _TIMEOUT_S = 630.0  # a little longer than servers take by themselves
@@ -111,10 +111,12 @@ class ServerRefusedError(UsageError):
 class ServerTalk(Talk):
     """A conversation of which the server is sent every turn, and has computed the earlier ones."""
 
-    def __init__(self, server: ChatServer, sampling: Sampling, tokens: int, conversation: Conversation) -> None:
+    def __init__(
+        self, server: ChatServer, sampling: Sampling, tokens: int, conversation: Conversation, screen: Screen
+    ) -> None:
         """`tokens` is the most that an answer may have. Raises NodeLost if the server cannot be reached."""
         self.model, context = server.model()
-        super().__init__(conversation, context)
+        super().__init__(conversation, context, screen)
         self._server = server
         self._fields = {
             "model": self.model, "max_tokens": tokens, "temperature": sampling.temperature, "top_k": sampling.top_k,
@@ -156,7 +158,8 @@ class ServerTalk(Talk):
                 result.ttft, result.decode_seconds = (first or now) - begun, now - (first or now)
         finally:
             if result.text:
-                write("\n")
+                self.screen.write("\n")
+            self.screen.end()
         return result
 
     def _take(self, chunk: dict[str, Any], result: Answer) -> None:
@@ -164,7 +167,7 @@ class ServerTalk(Talk):
         for choice in chunk.get("choices") or ():
             piece = choice.get("delta", {}).get("content") or ""
             result.text += piece
-            write(piece)
+            self.screen.write(piece)
             if (reason := choice.get("finish_reason")) is not None:
                 result.finish_reason = _REASONS.get(reason, "stop")
         if usage := chunk.get("usage"):

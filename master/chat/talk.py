@@ -4,6 +4,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 
 from master.chat.conversation import Conversation
+from master.chat.screen import Screen
 from master.generation.answer import Answer
 
 
@@ -12,9 +13,11 @@ class Talk(ABC):
 
     used = 0
 
-    def __init__(self, conversation: Conversation, context: int) -> None:
+    def __init__(self, conversation: Conversation, context: int, screen: Screen) -> None:
+        """Answers are shown on `screen`."""
         self.conversation = conversation
         self.context = context
+        self.screen = screen
 
     @abstractmethod
     def check_system(self, system: str | None) -> None:
@@ -22,7 +25,7 @@ class Talk(ABC):
 
     @abstractmethod
     def reply(self, text: str, stopped: Callable[[], bool], warn: Callable[[str], None]) -> Answer:
-        """Answer `text`, streaming to stdout; `warn` is told if turns had to be dropped.
+        """Answer `text`, streaming to the screen; `warn` is told if turns had to be dropped.
 
         An answer that is stopped before its first letter leaves the conversation as it was.
 

@@ -2,13 +2,19 @@
 
 import json
 import subprocess
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
+from threading import Thread
 
 import httpx
 import pytest
 
 from tests.support.commands import TPI, clean
 from tests.support.serving import KEY, MODEL, Served
+from tests.support.terminal import CTRL_D, ENTER, terminal
+
+PIECES = ["# Cats\nThey ar", "e *very* **so", "ft**.\n\n- pu", "rr\n", "```py\nx = 1\n``", "`\n\x1b[2J"]
 
 
 def chat(url: str, text: str, folder: Path, *flags: str) -> "subprocess.CompletedProcess[str]":
@@ -54,3 +60,60 @@ def test_what_is_wrong_is_one_sentence(
     assert done.returncode in (1, 2)
     assert says in done.stderr
     assert "Traceback" not in done.stderr
+
+
+class Says(BaseHTTPRequestHandler):
+    """A server whose model says `PIECES`."""
+
+    def do_GET(self) -> None:
+        self._send("application/json", json.dumps({"data": [{"id": "cat"}]}).encode())
+
+    def do_POST(self) -> None:
+        self.rfile.read(int(self.headers["Content-Length"]))
+        chunks = [json.dumps({"choices": [{"delta": {"content": piece}}]}) for piece in PIECES]
+        self._send("text/event-stream", "".join(f"data: {chunk}\n\n" for chunk in [*chunks, "[DONE]"]).encode())
+
+    def _send(self, kind: str, body: bytes) -> None:
+        self.send_response(200)
+        self.send_header("Content-Type", kind)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, format: str, *args: object) -> None:
+        """Nothing."""
+
+
+@pytest.fixture
+def cat() -> Iterator[str]:
+    with HTTPServer(("127.0.0.1", 0), Says) as server:
+        thread = Thread(target=server.serve_forever)
+        thread.start()
+        yield f"http://127.0.0.1:{server.server_port}"
+        server.shutdown()
+        thread.join()
+
+
+@pytest.mark.parametrize(
+    ("term", "flags", "styled"), [("xterm", (), True), ("xterm", ("--no-markdown",), False), ("dumb", (), False)]
+)
+def test_markdown_at_a_terminal(term: str, flags: tuple[str, ...], styled: bool, cat: str, tmp_path: Path) -> None:
+    command = [*TPI, "chat", "--url", cat, "--no-history", *flags]
+    with terminal(command, clean(tmp_path, {"TERM": term})) as screen:
+        screen.expect("leaves.")
+        screen.expect(">")
+        screen.type(f"Tell me{ENTER}")
+        screen.expect("context")
+        screen.expect(">")
+        screen.type(CTRL_D)
+        assert screen.leave() == 0
+    raw = screen.raw.decode()
+    assert ("\x1b[1msoft\x1b[0m" in raw) is styled
+    assert ("\x1b[36mx = 1\x1b[0m" in raw) is styled
+    assert ("**soft**" in raw) is not styled
+    assert "They are" in screen.screen
+    assert "\x1b[2J" not in raw  # a model does not clear the screen
+
+
+def test_a_pipe_gets_markdown_as_it_is(cat: str, tmp_path: Path) -> None:
+    assert chat(cat, "Tell me\n", tmp_path).stdout == "".join(PIECES).removesuffix("\x1b[2J") + "\n"

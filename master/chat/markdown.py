@@ -1,0 +1,135 @@
+"""An answer's Markdown at a terminal, as it comes.
+
+Nothing that was shown is taken back: whatever else is written to the terminal meanwhile, and however it is scrolled or
+resized, stays as it is. Lines are begun as soon as it is clear what they are; only tables wait until they are complete.
+"""
+
+import re
+from collections.abc import Callable
+
+from rich.console import Console
+from rich.markdown import Markdown
+
+from master.chat.screen import harmless
+from master.chat.spans import Spans
+
+_STYLES = {
+    "bold": "bold", "italic": "italic", "strike": "strike", "code": "cyan", "link": "underline", "heading": "bold",
+    "quote": "italic", "quiet": "dim",
+}  # fmt: skip
+_FENCE = re.compile(r" {0,3}(?P<fence>`{3,}|~{3,})[ \t]*(?P<name>[^`]*)")
+_RULE = re.compile(r" {0,3}([-*_])[ \t]*(\1[ \t]*){2,}")
+_HEADING = re.compile(r" {0,3}#{1,6}[ \t]+")
+_QUOTE = re.compile(r" {0,3}> ?")
+_ITEM = re.compile(r"(?P<before>[ \t]*)[-*+][ \t]+")
+_ROW = re.compile(r" {0,3}\|.*")
+_DIVIDER = re.compile(r" {0,3}\|[ \t:|-]*-[ \t:|-]*")
+_UNDECIDED = re.compile(r"[ \t]*(#{0,6}|[-*_+][-*_+ \t]*|>|`{0,2}|```.*|~{0,2}|~~~.*|\|.*)")
+"""What may still become a heading, an item, a rule, a quote, a fence or a row, or none of them."""
+_RULE_WIDTH = 40
+
+
+class MarkdownScreen:
+    """Turns the pieces of one answer after another into text with a terminal's styles."""
+
+    def __init__(self, write: Callable[[str], None], console: Console) -> None:
+        """`console` knows the terminal's colours and width; what is shown goes through `write`."""
+        self._write, self._console = write, console
+        self._rest = ""  # of a line, not shown yet
+        self._begun: Spans | None = None  # the line of which something is shown
+        self._style = ""  # of all of this line
+        self._fence = ""  # that opened the code that lines belong to
+        self._table: list[str] = []
+
+    def write(self, text: str) -> None:
+        """More of the answer."""
+        self._rest += harmless(text)
+        while "\n" in self._rest:
+            line, _, self._rest = self._rest.partition("\n")
+            self._finish(line)
+        if self._rest and (self._begun or not self._undecided(self._rest)):
+            self._show(self._rest, over=False)
+            self._rest = ""
+
+    def end(self) -> None:
+        """The answer is over; the next one begins anew."""
+        if self._rest or self._begun:
+            self._finish(self._rest)
+        self._end_table()
+        self._rest = self._fence = ""
+
+    def _undecided(self, line: str) -> bool:
+        """Whether more of the line decides what it is."""
+        if self._fence:
+            return not line.strip().strip(self._fence[0])
+        return bool(_UNDECIDED.fullmatch(line))
+
+    def _finish(self, line: str) -> None:
+        """The last piece of a line, or all of it."""
+        if self._begun or not self._take_whole(line):
+            self._show(line, over=True)
+            self._write("\n")
+            self._begun = None
+
+    def _take_whole(self, line: str) -> bool:
+        """Do with a line what is done with it as a whole, if it is such a line."""
+        if self._fence:
+            closes = len(line.strip()) >= len(self._fence) and not line.strip().strip(self._fence[0])
+            self._fence = "" if closes else self._fence
+            return closes
+        if _ROW.fullmatch(line):
+            self._table.append(line)
+            return True
+        self._end_table()
+        if fence := _FENCE.fullmatch(line):
+            self._fence = fence["fence"]
+            self._put(f"{fence['name'].strip() or 'code'}\n", "quiet")
+        elif _RULE.fullmatch(line):
+            self._put("\u2500" * _RULE_WIDTH + "\n", "quiet")
+        return bool(fence or _RULE.fullmatch(line))
+
+    def _show(self, text: str, over: bool) -> None:
+        """The next piece of a line that is shown as it comes."""
+        if self._begun is None:
+            self._begun = Spans()
+            text = self._begin(text)
+        if self._fence:
+            self._put(text, "code")
+            return
+        for span in self._begun.push(text, over):
+            self._put(span.text, f"{self._style} {span.style}")
+
+    def _begin(self, text: str) -> str:
+        """The beginning of a line, without the mark of what it is."""
+        self._style = ""
+        if self._fence:
+            return text
+        self._end_table()
+        if found := _HEADING.match(text):
+            self._style = "heading"
+        elif found := _QUOTE.match(text):
+            self._style = "quote"
+            self._put("\u2502 ", "quiet")
+        elif found := _ITEM.match(text):
+            self._put(f"{found['before']}\u2022 ", "quiet")
+        return text[found.end() :] if found else text
+
+    def _end_table(self) -> None:
+        """Show the rows that have been waiting."""
+        rows, self._table = self._table, []
+        if len(rows) > 1 and _DIVIDER.fullmatch(rows[1]):
+            with self._console.capture() as shown:
+                self._console.print(Markdown("\n".join(rows), hyperlinks=False))
+            self._write(shown.get())
+            return
+        for row in rows:
+            for span in Spans().push(row, over=True):
+                self._put(span.text, span.style)
+            self._write("\n")
+
+    def _put(self, text: str, styles: str) -> None:
+        """Text in all of `styles`, which are names of `_STYLES`."""
+        style = " ".join(_STYLES[name] for name in styles.split())
+        with self._console.capture() as shown:
+            self._console.out(text, style=style or None, highlight=False, end="")
+        self._write(shown.get() if style else text)

@@ -1,0 +1,108 @@
+"""Markdown within a line: bold, italic, code, links. Found as text comes, before a line is complete."""
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+_MOST = 200  # characters of a span: a star that nothing closes holds up no more than these
+
+
+@dataclass(frozen=True)
+class Span:
+    """A piece of text, and how it is shown: the name of a style, empty for none."""
+
+    text: str
+    style: str = ""
+
+
+@dataclass(frozen=True)
+class _Kind:
+    """`whole` is a complete span whose groups `open` and `text` are its parts, `part` what may become one."""
+
+    style: str
+    whole: re.Pattern[str]
+    part: re.Pattern[str]
+    within_words: bool = True
+
+
+def _kind(style: str, opening: str, closing: str, after: str, within_words: bool = True) -> _Kind:
+    """Between marks, next to which there is no white space; `after`: what may not follow the closing one."""
+    whole = rf"{opening}(?!\s)(?P<text>.{{1,{_MOST}}}?)(?<!\s){closing}(?!{after})"
+    return _Kind(style, re.compile(whole), re.compile(rf"{opening}(?!\s).{{0,{_MOST + 4}}}"), within_words)
+
+
+_CODE = _Kind(
+    "code",
+    re.compile(rf"(?P<open>`{{1,4}})(?!`)(?P<text>.{{1,{_MOST}}}?)(?<!`)(?P=open)(?!`)"),
+    re.compile(rf"`{{1,4}}(?!`).{{0,{_MOST + 4}}}|`{{1,4}}"),
+)
+_LINK = _Kind(
+    "link",
+    re.compile(r"\[(?P<text>[^\[\]]{1,80})\]\((?P<url>[^()\s]{1,300})\)"),
+    re.compile(r"\[[^\[\]]{0,80}(\](\([^()\s]{0,300})?)?"),
+)
+_ESCAPE = _Kind("", re.compile(r"\\(?P<text>[!-/:-@\[-`{-~])"), re.compile(r"\\"))
+_KINDS: dict[str, tuple[_Kind, ...]] = {
+    "`": (_CODE,),
+    "[": (_LINK,),
+    "\\": (_ESCAPE,),
+    "*": (_kind("bold", r"\*\*(?!\*)", r"\*\*", r"\*"), _kind("italic", r"\*(?!\*)", r"(?<!\*)\*", r"\*")),
+    "_": (
+        _kind("bold", "__(?!_)", "__", r"\w", within_words=False),
+        _kind("italic", "_(?!_)", "(?<!_)_", r"\w", within_words=False),
+    ),
+    "~": (_kind("strike", "~~(?!~)", "~~", "~"),),
+}
+_SPECIAL = re.compile(r"[`\[\\*_~]")
+_NESTING = ("bold", "italic", "strike", "link")
+
+
+class Spans:
+    """Reads one line. What may still become something else is held back until it is clear, or the line is over."""
+
+    def __init__(self) -> None:
+        self._rest, self._last = "", " "
+
+    def push(self, text: str, over: bool) -> Iterator[Span]:
+        """The spans that `text` completes; `over`: nothing more comes in this line."""
+        self._rest += text
+        while self._rest:
+            found = _SPECIAL.search(self._rest)
+            if found is None or found.start():
+                yield self._take(found.start() if found else len(self._rest))
+                continue
+            for kind in _KINDS[found[0]]:
+                whole = kind.whole.match(self._rest) if self._may_open(kind) else None
+                if whole and (over or whole.end() < len(self._rest) or kind is _LINK or kind is _ESCAPE):
+                    self._take(whole.end())
+                    yield from _shown(kind.style, whole)
+                    break
+            else:
+                if not over and self._may_become():
+                    return
+                yield self._take(1)
+
+    def _take(self, count: int) -> Span:
+        taken, self._rest = self._rest[:count], self._rest[count:]
+        self._last = taken[-1]
+        return Span(taken)
+
+    def _may_open(self, kind: _Kind) -> bool:
+        return kind.within_words or not self._last.isalnum()
+
+    def _may_become(self) -> bool:
+        """Whether more text can make the beginning of the rest a span."""
+        kinds = _KINDS[self._rest[0]]
+        marks = self._rest in (self._rest[0] * len(self._rest), "\\") and len(self._rest) <= 4
+        return any(self._may_open(kind) and (marks or kind.part.fullmatch(self._rest)) for kind in kinds)
+
+
+def _shown(style: str, whole: re.Match[str]) -> Iterator[Span]:
+    """A span's text; bold and italic ones have spans in them."""
+    if style not in _NESTING:
+        yield Span(whole["text"], style)
+        return
+    for inner in Spans().push(whole["text"], over=True):
+        yield Span(inner.text, f"{style} {inner.style}".strip())
+    if style == "link" and whole["url"] != whole["text"]:
+        yield Span(f" ({whole['url']})", "quiet")

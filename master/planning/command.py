@@ -7,6 +7,10 @@ from typing import Any
 import click
 
 from master.planning.batch import BatchReport
+from master.planning.home.dealing import HomeModel
+from master.planning.home.flags import home_of, home_options
+from master.planning.home.members import Home
+from master.planning.home.report import HomeReport
 from master.planning.node import NodeFlags, PlannedNode, planned_node
 from master.planning.problem import default_kv, planning_problem, request_of
 from master.planning.report import PlanReport
@@ -14,6 +18,7 @@ from master.planning.shapes import ModelShape, model_shape
 from scheduler.model.machine import EXAMPLE
 from scheduler.model.offload.fitting import feasible
 from scheduler.model.offload.problem import Limits, Problem
+from scheduler.model.offload.work import Workload
 from tpi.config import default_cache, parse_size
 from tpi.errors import UsageError
 from tpi.kv import KV_DTYPES
@@ -49,6 +54,7 @@ from tpi.kv import KV_DTYPES
     type=click.IntRange(1, 4096),
     help="Requests at once; of many, also how to batch them.",
 )
+@home_options
 @click.option("--svg", type=click.Path(path_type=Path), help="With --batch: draw this machine's roofs to a file.")
 @click.option("--remeasure", is_flag=True, help="Measure this machine again.")
 @click.option(
@@ -59,6 +65,9 @@ def plan(model: str, dtype: str, as_json: bool, cache: Path | None, svg: Path | 
     """Say what would lie where, be computed where, and how fast it would be, before anything is loaded."""
     if svg is not None and flags["batch"] == 1:
         raise UsageError("--svg draws the roofs of a batch; give --batch with the number of requests, such as 256")
+    if home := home_of(flags, _node_flags(flags), cache or default_cache(), _files(cache or default_cache())):
+        _plan_home(home, model, dtype, as_json, cache or default_cache(), flags)
+        return
     shape, node, problem = _problem(model, dtype, cache or default_cache(), flags)
     batch = BatchReport.of(shape, problem, flags["kv_dtype"] or default_kv(shape)) if flags["batch"] > 1 else None
     report = _report(shape, node, problem, batch)
@@ -77,13 +86,34 @@ def plan(model: str, dtype: str, as_json: bool, cache: Path | None, svg: Path | 
 
 
 def _problem(model: str, dtype: str, cache: Path, flags: dict[str, Any]) -> tuple[ModelShape, PlannedNode, Problem]:
-    node = planned_node(_node_flags(flags), cache, sorted((cache / "packs").glob("*/*.safetensors")))
+    node = planned_node(_node_flags(flags), cache, _files(cache))
     machine = node.machine
     room = machine.memory + (machine.accelerator.memory if machine.accelerator else 0)
     shape = model_shape(model, dtype, cache, room)
-    sizes = (flags["prompt_tokens"], flags["gen_tokens"], flags["batch"], flags["context"])
     limits = Limits(*(None if flags[name] == "auto" else flags[name] for name in ("weights", "kv", "pipeline")))
-    return shape, node, planning_problem(shape, machine, request_of(shape.config, *sizes), limits, flags["kv_dtype"])
+    return shape, node, planning_problem(shape, machine, _request(shape, flags), limits, flags["kv_dtype"])
+
+
+def _request(shape: ModelShape, flags: dict[str, Any]) -> Workload:
+    names = ("prompt_tokens", "gen_tokens", "batch", "context")
+    return request_of(shape.config, *(flags[name] for name in names))
+
+
+def _files(cache: Path) -> list[Path]:
+    """On the disk that this machine would read."""
+    return sorted((cache / "packs").glob("*/*.safetensors"))
+
+
+def _plan_home(home: Home, model: str, dtype: str, as_json: bool, cache: Path, flags: dict[str, Any]) -> None:
+    """Say who of a home would hold what of the model, and how fast it would be."""
+    shape = model_shape(model, dtype, cache, sum(machine.memory for machine in home.machines))
+    report = HomeReport.of(HomeModel(shape, home, _request(shape, flags), flags["kv_dtype"]))
+    if as_json:
+        click.echo(json.dumps(report.fields(), ensure_ascii=False))
+        return
+    from master.planning.home.table import print_home
+
+    print_home(report)
 
 
 def _report(shape: ModelShape, node: PlannedNode, problem: Problem, batch: BatchReport | None) -> PlanReport | None:

@@ -1,0 +1,105 @@
+"""A model and a home as the split's problem: bytes of every kind of unit, the master's tables, what sums cost."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+
+from allreduce.predict import PREDICTIONS, predict
+from master.planning.home.members import Home
+from master.planning.problem import default_kv, planning_problem
+from master.planning.shapes import ModelShape
+from scheduler.model.home.problem import DealtUnits, HomeNode, HomeProblem, Members
+from scheduler.model.offload.problem import Limits, Problem
+from scheduler.model.offload.work import Workload, unit_bytes
+from tpi.kv import KvDtype, vector_bytes
+from tpi.net.links import LinkTable
+from tpi.pack.blockfile import BlockShape
+from tpi.pack.layout import RunLayout
+
+
+@dataclass(frozen=True)
+class HomeModel:
+    """A model that is to be dealt to a home, for one kind of request."""
+
+    shape: ModelShape
+    home: Home
+    request: Workload
+    kv_dtype: KvDtype | None = None
+
+    @property
+    def wire(self) -> str:
+        """In which partial sums travel, as `master.deployment.deploy.wire` chooses."""
+        return "f32" if default_kv(self.shape) == "f32" else "bf16"
+
+    @property
+    def sums(self) -> int:
+        """Allreduces of a step: one for each block, or for each layer whose halves are added at once."""
+        blocks = len(self.shape.blocks)
+        return blocks // 2 if self.shape.config.parallel else blocks
+
+    @cached_property
+    def whole(self) -> Problem:
+        """All of the model on the master alone: what a node takes beside its units is that of any."""
+        return planning_problem(self.shape, self.home.machines[0], self.request, Limits(), self.kv_dtype)
+
+    @cached_property
+    def problem(self) -> HomeProblem:
+        """What `scheduler.model.home.solve.best_split` solves."""
+        return HomeProblem(
+            tuple(self._node(rank) for rank in range(len(self.home.names))),
+            tuple(self._dealt()),
+            lambda members: self.sums * self.exchange(members, 1)[0],
+        )
+
+    def exchange(self, members: Members, tokens: int) -> tuple[float, str]:
+        """Seconds of one allreduce of so many tokens' partial results, and the algorithm that takes the least."""
+        links, values = among(self.home.links, members), tokens * self.shape.config.hidden
+        if links.size == 1:
+            return 0.0, "loopback"
+        return min((predict(name, links, values, self.wire), name) for name in PREDICTIONS)
+
+    def _node(self, rank: int) -> HomeNode:
+        machine, needs = self.home.machines[rank], self.whole.needs
+        tables = 0 if rank else unit_bytes(self.shape.head)
+        fixed = needs.fixed + self.whole.chunk * needs.token + tables
+        turn = tables / machine.host.read
+        return HomeNode(self.home.names[rank], machine.host.read, machine.disk.read, machine.memory, fixed, turn)
+
+    def _dealt(self) -> Iterator[DealtUnits]:
+        config, blocks = self.shape.config, self.shape.blocks
+        if heads := [block for block in blocks if block.kind == "attention"]:
+            vector = vector_bytes(config.head_dim, self.kv_dtype or default_kv(self.shape))
+            token = 2 * vector * config.kv_heads * len(heads)  # bytes of keys and values, all layers
+            units, nbytes = _run(heads[0], "query").units, sum(map(unit_bytes, heads))
+            attended = self.request.prompt + self.request.answer / 2
+            yield DealtUnits(
+                "heads", units, len(heads), nbytes / units, (nbytes + token * attended) / units,
+                token * self.request.context / units,
+            )  # fmt: skip
+        if dense := [block for block in blocks if block.kind == "ffn"]:
+            units, nbytes = _run(dense[0], "neuron").units, sum(map(unit_bytes, dense))
+            yield DealtUnits("neurons", units, len(dense), nbytes / units, nbytes / units)
+        if mixed := [block for block in blocks if block.kind == "experts"]:
+            yield from self._experts(mixed)
+
+    def _experts(self, blocks: list[BlockShape]) -> Iterator[DealtUnits]:
+        """Slices of every routed expert, of which a token reads those that it chose; and shared ones."""
+        mixture = self.shape.config.mixture
+        assert mixture is not None
+        run = _run(blocks[0], "neuron")
+        slices = run.units // mixture.experts
+        nbytes = len(blocks) * run.unit_bytes * mixture.experts
+        yield DealtUnits("experts", slices, len(blocks), nbytes, nbytes * mixture.used / mixture.experts)
+        for shared in (each for each in blocks[0].runs if each.name == "shared"):
+            nbytes = len(blocks) * shared.unit_bytes
+            yield DealtUnits("shared", shared.units, len(blocks), nbytes, nbytes)
+
+
+def among(links: LinkTable, members: Members) -> LinkTable:
+    """The links between some nodes, who are ranks 0, 1, ... of their own."""
+    pairs = ((a, b) for a in range(len(members)) for b in range(a + 1, len(members)))
+    return LinkTable(len(members), {(a, b): links.between(members[a], members[b]) for a, b in pairs})
+
+
+def _run(block: BlockShape, name: str) -> RunLayout:
+    return next(run for run in block.runs if run.name == name)

@@ -1,0 +1,59 @@
+"""The flags of `tpi plan` that name a home, and the home that they name."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+import click
+
+from master.planning.home.members import DEFAULT_LINK, Home, described_home, home_in_file
+from master.planning.node import NodeFlags, planned_node
+from tpi.errors import UsageError
+from tpi.system.quota import allowed_cores
+
+Command = TypeVar("Command", bound=Callable[..., Any])
+
+_HOMES = ("devices", "topology", "workers")
+_ALONE = ("machine", "device", "gpu_memory")
+_OPTIONS = (
+    click.option(
+        "--devices", metavar="SIZES", help="Plan for machines of so much memory, e.g. 8x8GiB or 16GiB,3x8GiB."
+    ),
+    click.option("--link", metavar="WORDS", help=f"What joins the machines of --devices (default: {DEFAULT_LINK})."),
+    click.option("--topology", metavar="FILE", help="Plan for the home of a topology file, or of one that ships."),
+    click.option("--workers", multiple=True, metavar="HOST:PORT", help="Plan for this machine and these workers."),
+)
+
+
+def home_options(command: Command) -> Command:
+    """Flags that name a home."""
+    for option in reversed(_OPTIONS):
+        command = option(command)
+    return command
+
+
+def home_of(flags: dict[str, Any], node: NodeFlags, cache: Path, files: list[Path]) -> Home | None:
+    """The home that the flags name, None if they name none; `files` are on the disk that this machine would read.
+
+    Raises:
+        UsageError: if two are named, or one beside flags of a single machine.
+        NodeLost: if a worker does not answer.
+    """
+    named = [name for name in _HOMES if flags[name]]
+    if flags["link"] is not None and named != ["devices"]:
+        raise UsageError("--link says what joins the machines of --devices; give it beside that alone")
+    if not named:
+        return None
+    if len(named) > 1:
+        raise UsageError(f"--{named[0]} and --{named[1]} exclude each other; give one of them")
+    if given := [name for name in _ALONE if flags[name] is not None]:
+        flag = given[0].replace("_", "-")
+        raise UsageError(f"--{flag} is of one machine, and --{named[0]} names several; give one of them")
+    if flags["devices"]:
+        return described_home(flags["devices"], flags["link"] or DEFAULT_LINK)
+    own = planned_node(node, cache, files).machine
+    if flags["topology"]:
+        return home_in_file(flags["topology"], own, allowed_cores())
+    from master.planning.home.asked import home_asked
+
+    return home_asked(flags["workers"], own)

@@ -1,0 +1,115 @@
+"""The machines of a home and the links between them: from words, from a file, or asked of those that are there."""
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from itertools import combinations
+
+from scheduler.free import less_margin
+from scheduler.model.machine import LAPTOP, DiskRate, NodeMachine
+from tpi.config import parse_size
+from tpi.errors import UsageError
+from tpi.net.links import LOOPBACK, Link, LinkTable
+from tpi.topology.schema import load_topology
+from tpi.topology.topology import UNLIMITED, Host, Topology
+from tpi.topology.units import parse_rate, parse_time
+
+DEFAULT_LINK = "300 Mbit, 1 ms"  # of TPI-LLM's testbed, section 4
+_MOST = 64
+_SOME = re.compile(r"\s*(?:(\d+)\s*x\s*)?([^\s,]+(?: ?[KMGT]i?B)?)\s*", re.IGNORECASE)
+_BITS = 8
+
+
+@dataclass(frozen=True)
+class Home:
+    """Machines with their names, the user's own first, and the links between them; `told` says where it is from."""
+
+    names: tuple[str, ...]
+    machines: tuple[NodeMachine, ...]
+    links: LinkTable
+    told: str
+
+
+def described_home(devices: str, link: str) -> Home:
+    """Machines by their memory, such as `8x8GiB` or `16GiB, 3x8GiB`, all joined by links of a rate and a latency.
+
+    Everything but memory is a laptop's (`scheduler.model.machine.LAPTOP`), without an accelerator.
+
+    Raises:
+        UsageError: if either is not understood, or there are more than 64 machines.
+    """
+    sizes = [size for part in devices.split(",") for size in _some(devices, part)]
+    if len(sizes) > _MOST:
+        raise UsageError(f"--devices {devices}: {len(sizes)} machines are more than the {_MOST} that a home may have")
+    names = ("master", *(f"device-{number}" for number in range(1, len(sizes))))
+    machines = tuple(_laptop(less_margin(size)) for size in sizes)
+    return Home(names, machines, LinkTable.uniform(len(sizes), _link(link)), f"laptops joined by {link}")
+
+
+def home_in_file(file: str, own: NodeMachine, cores: float) -> Home:
+    """The home of a topology file, or of a shipped one of that name; the first device is the master.
+
+    A device's cores are taken to be as fast as those of this machine, `own`, which has `cores`; what the file leaves
+    out is this machine's.
+
+    Raises:
+        UsageError: if it cannot be read; names the line.
+    """
+    home = load_topology(file)
+    names = tuple(device.name for device in home.devices)
+    machines = tuple(_scaled(own, cores, device) for device in home.devices)
+    return Home(names, machines, _links(home), f"the home of {file}, with cores as fast as this machine's")
+
+
+def _some(devices: str, part: str) -> list[int]:
+    match = _SOME.fullmatch(part)
+    count = int(match[1] or 1) if match else 0
+    if match is None or not count:
+        raise UsageError(f"--devices {devices!r} is not understood; write for example 8x8GiB, or 16GiB,3x8GiB")
+    size = parse_size(match[2])
+    if not size:
+        raise UsageError(f"--devices {devices}: a machine without memory holds nothing; write for example 8x8GiB")
+    return [size] * min(count, _MOST + 1)
+
+
+def _laptop(memory: int) -> NodeMachine:
+    return replace(LAPTOP, memory=memory, accelerator=None)
+
+
+def _link(text: str) -> Link:
+    rate, _, latency = text.partition(",")
+    try:
+        found = Link(LOOPBACK.latency_s + parse_time(latency), parse_rate(rate) / _BITS)
+    except ValueError as error:
+        raise UsageError(f"--link {text!r}: {error}; write for example {DEFAULT_LINK!r}") from None
+    if not found.bytes_per_s:
+        raise UsageError(f"--link {text!r} carries nothing; write for example {DEFAULT_LINK!r}")
+    return found
+
+
+def _scaled(own: NodeMachine, cores: float, device: Host) -> NodeMachine:
+    share = 1.0 if device.cpu is None else min(1.0, device.cpu / cores)
+    host = replace(own.host, read=own.host.read * share, operations=own.host.operations * share)
+    disk = own.disk if device.disk is None else DiskRate(min(device.disk, own.disk.read))
+    memory = own.memory if device.memory is None else less_margin(device.memory)
+    return replace(own, host=host, disk=disk, memory=memory, accelerator=None)
+
+
+def _links(home: Topology) -> LinkTable:
+    names = [device.name for device in home.devices]
+    found = {}
+    for a, b in combinations(range(len(names)), 2):
+        rate = home.bandwidth(names[a], names[b])
+        bytes_per_s = LOOPBACK.bytes_per_s if rate == UNLIMITED else min(rate / _BITS, LOOPBACK.bytes_per_s)
+        found[a, b] = Link(LOOPBACK.latency_s + home.latency(names[a], names[b]), bytes_per_s)
+    return LinkTable(len(names), found)
+
+
+def meeting_at_master(to_workers: Sequence[Link]) -> LinkTable:
+    """Links of which only those to the master are known: in one network two workers are as far as the farther one."""
+    size = 1 + len(to_workers)
+    found = {(0, rank): link for rank, link in enumerate(to_workers, 1)}
+    for a, b in combinations(range(1, size), 2):
+        one, other = to_workers[a - 1], to_workers[b - 1]
+        found[a, b] = Link(max(one.latency_s, other.latency_s), min(one.bytes_per_s, other.bytes_per_s))
+    return LinkTable(size, found)

@@ -1,0 +1,122 @@
+"""All that `tpi plan` says of a home, as figures: made once, for the table and for `--json`."""
+
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+from master.planning.home.dealing import HomeModel
+from master.planning.home.forecast import HomeForecast, MemberForecast, forecast_home
+from master.planning.shapes import weight_bytes
+from scheduler.model.home.problem import Dealing
+from scheduler.model.home.solve import best_split, split_over
+from scheduler.model.offload.forecast import Gain
+from tpi.net.links import Link, LinkTable
+
+_TIMES = 2.0  # as much of a thing is what its gain is told for
+_PERCENT = 100
+
+
+@dataclass(frozen=True)
+class HomeReport:
+    """A model on a home: the best split, what it will do, and what is left out."""
+
+    model: HomeModel
+    ahead: HomeForecast
+    everyone: Dealing | None  # the best split over all nodes, where some are left out
+    gains: tuple[Gain, ...]
+
+    @classmethod
+    def of(cls, model: HomeModel) -> "HomeReport":
+        """Deal the model, and work out the rest. PlanError if the nodes' memories do not hold it."""
+        dealing, all_ranks = best_split(model.problem), tuple(range(len(model.home.names)))
+        everyone = split_over(model.problem, all_ranks) if dealing.members != all_ranks else None
+        return cls(model, forecast_home(model, dealing), everyone, tuple(_gains(model, dealing)))
+
+    @property
+    def dealing(self) -> Dealing:
+        """Who holds what."""
+        return self.ahead.dealing
+
+    @property
+    def collective(self) -> str:
+        """What sums of single tokens fastest."""
+        return self.model.exchange(self.dealing.members, 1)[1]
+
+    @property
+    def left_out(self) -> list[str]:
+        """Names of the nodes that would slow the rest."""
+        return [name for rank, name in enumerate(self.model.home.names) if rank not in self.dealing.members]
+
+    @property
+    def parts(self) -> dict[str, float]:
+        """Seconds of a token by what they go to."""
+        return {"compute": self.dealing.compute, "network": self.dealing.exchange, "disk": self.ahead.disk}
+
+    @property
+    def slowest(self) -> MemberForecast:
+        """The node that the others wait for."""
+        return max(self.ahead.members, key=lambda each: each.decode.decode.seconds)
+
+    def name(self, member: MemberForecast) -> str:
+        """What a node is called."""
+        return self.model.home.names[member.rank]
+
+    def fields(self) -> dict[str, Any]:
+        """The object of `--json`: times in seconds, sizes in bytes."""
+        shape, ahead = self.model.shape, self.ahead
+        return {
+            "model": {
+                "name": shape.name, "dtype": shape.dtype, "layers": shape.config.layers,
+                "weight_bytes": weight_bytes(shape),
+            },
+            "request": asdict(self.model.request),
+            "ttft_s": ahead.ttft,
+            "prefill_tokens_per_s": ahead.prompt_rate,
+            "decode_tokens_per_s": 1 / ahead.token,
+            "token_s": self.parts,
+            "bottleneck": {"of": max(self.parts, key=self.parts.__getitem__), "node": self.name(self.slowest)},
+            "collective": self.collective,
+            "left_out": self.left_out,
+            "with_everyone_tokens_per_s": 1 / self.everyone.seconds if self.everyone else None,
+            "gains": [asdict(gain) for gain in self.gains],
+            "nodes": [self._node(member) for member in ahead.members],
+        }  # fmt: skip
+
+    def _node(self, member: MemberForecast) -> dict[str, Any]:
+        machine = self.model.home.machines[member.rank]
+        return {
+            "name": self.name(member),
+            "units": member.units,
+            "weight_bytes": member.weight_bytes,
+            "disk_bytes": member.disk_bytes,
+            "memory": asdict(member.memory) | {"total": member.memory.total, "limit": machine.memory},
+            "use_percent": {lane: round(_PERCENT * part, 1) for lane, part in member.decode.decode.use.items()},
+        }
+
+
+def _gains(model: HomeModel, dealing: Dealing) -> Iterator[Gain]:
+    """What twice as much of each thing would bring to a token's time, dealt anew; the most helpful first."""
+    home = model.home
+    better: dict[str, HomeModel] = {
+        "quicker links": replace(model, home=replace(home, links=_faster(home.links, 1, _TIMES))),
+        "wider links": replace(model, home=replace(home, links=_faster(home.links, _TIMES, 1))),
+    }
+    for what, change in (("RAM", "memory"), ("RAM speed", "host"), ("disk speed", "disk")):
+        better[f"{what} everywhere"] = replace(model, home=replace(home, machines=tuple(_more(home, change))))
+    found = (Gain(thing, _TIMES, dealing.seconds / best_split(each.problem).seconds) for thing, each in better.items())
+    yield from sorted(found, key=lambda gain: -gain.faster)
+
+
+def _faster(links: LinkTable, rate: float, quickness: float) -> LinkTable:
+    changed = {at: Link(link.latency_s / quickness, link.bytes_per_s * rate) for at, link in links.links.items()}
+    return LinkTable(links.size, changed)
+
+
+def _more(home: Any, what: str) -> Iterator[Any]:
+    for machine in home.machines:
+        if what == "memory":
+            yield replace(machine, memory=round(machine.memory * _TIMES))
+        elif what == "host":
+            yield replace(machine, host=replace(machine.host, read=machine.host.read * _TIMES))
+        else:
+            yield replace(machine, disk=replace(machine.disk, read=machine.disk.read * _TIMES))

@@ -1,0 +1,75 @@
+"""A home's plan for people: who holds what, how fast it will be, who is left out and why, what would help."""
+
+from collections.abc import Iterator
+
+from master.planning.home.report import HomeReport
+from master.planning.shapes import weight_bytes
+from master.reporting.report import figures_table, wide_console
+
+_GIB, _MIB, _MS = float(1 << 30), float(1 << 20), 1e3
+_HELPS = 1.01  # times as fast: what helps less is not named
+_NAMED = 4  # things that help
+_UNITS = {"heads": "heads", "neurons": "neurons", "experts": "of each expert", "shared": "of shared experts"}
+_SHOWN = 0.005  # of a token's time: what takes less is not named
+
+
+def print_home(report: HomeReport) -> None:
+    """The table and the sentences, on stdout."""
+    console = wide_console(stderr=False)
+    shape, home = report.model.shape, report.model.home
+    weights = _size(weight_bytes(shape))
+    console.print(f"{shape.name} in {shape.dtype}: {shape.config.layers} layers, {weights} of weights", soft_wrap=True)
+    console.print(f"{len(home.names)} machines: {home.told}", soft_wrap=True)
+    kinds = [_UNITS[kind] for kind in report.dealing.units]
+    columns = ("node", *kinds, "weights", "on disk", "KV", "memory")
+    console.print(figures_table(*columns, rows=list(_nodes(report))))
+    for line in _sentences(report):
+        console.print(line, soft_wrap=True)
+
+
+def _nodes(report: HomeReport) -> Iterator[tuple[str, ...]]:
+    for member in report.ahead.members:
+        memory, machine = member.memory, report.model.home.machines[member.rank]
+        counts = [str(count) for count in member.units.values()]
+        disk = _size(member.disk_bytes) if member.disk_bytes else "-"
+        sizes = (
+            _size(member.weight_bytes),
+            disk,
+            _size(memory.kv),
+            f"{_size(memory.total)} of {_size(machine.memory)}",
+        )
+        yield report.name(member), *counts, *sizes
+
+
+def _sentences(report: HomeReport) -> Iterator[str]:
+    ahead, request = report.ahead, report.model.request
+    yield (
+        f"{1 / ahead.token:.3g} tok/s, prompts {ahead.prompt_rate:.3g} tok/s; "
+        f"the first token of {request.prompt} after {ahead.ttft:.3g} s"
+    )
+    parts = ", ".join(f"{what} {_MS * seconds:.3g} ms" for what, seconds in _shown(report))
+    waited = f", and the others wait for {report.name(report.slowest)}" if len(report.dealing.members) > 1 else ""
+    worst = max(report.parts, key=report.parts.__getitem__)
+    yield f"a token: {parts}; most of it is {worst}{waited}"
+    if len(report.dealing.members) > 1:
+        yield f"partial results are summed by {report.collective}"
+    yield from _left_out(report)
+    helping = [gain for gain in report.gains if gain.faster > _HELPS][:_NAMED]
+    told = ", ".join(f"{gain.times:g}x {gain.thing} {gain.faster:.2f}x as fast" for gain in helping)
+    yield f"what would help most: {told}" if told else "twice as much of any one thing would not help"
+
+
+def _shown(report: HomeReport) -> list[tuple[str, float]]:
+    """What a token's time goes to, but for what is next to nothing."""
+    return [(what, seconds) for what, seconds in report.parts.items() if seconds > _SHOWN * report.ahead.token]
+
+
+def _left_out(report: HomeReport) -> Iterator[str]:
+    if report.left_out:
+        names, all_of_them = ", ".join(report.left_out), report.everyone
+        slower = f"; with all of them {1 / all_of_them.seconds:.3g} tok/s" if all_of_them else ""
+        yield f"left out, since the rest is faster without: {names}{slower}"
+
+
+def _size(size: float) -> str:
+    return f"{size / _GIB:.2f} GiB" if size >= _GIB else f"{size / _MIB:.0f} MiB"

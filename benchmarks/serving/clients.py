@@ -1,7 +1,7 @@
 """A crowd of clients, as a process of its own: what they cost is not the server's.
 
-`python -m benchmarks.serving.clients HOST PORT COUNT` asks so many questions at once, of which every tenth is read
-slowly, and says on stdout how the streams ended, as JSON.
+`python -m benchmarks.serving.clients HOST PORT COUNT [PAUSES [KEY]]` asks so many questions at once, of which every
+tenth is read slowly, with so many pauses, and says on stdout how the streams ended, as JSON.
 """
 
 import asyncio
@@ -16,7 +16,7 @@ from benchmarks.serving.server import CHAT, question
 
 SLOW_EVERY = 10
 _TOKENS, _SLOW_TOKENS = 8, 64
-_BUFFER, _BITE, _PAUSE_S, _PAUSES = 4096, 2048, 0.25, 60
+_BUFFER, _BITE, _PAUSE_S, PAUSES = 4096, 2048, 0.25, 60
 _DONE = b"data: [DONE]"
 
 
@@ -27,14 +27,15 @@ def body(number: int) -> dict[str, Any]:
     return question(f"Say {number}.", _SLOW_TOKENS, logprobs=True, top_logprobs=20)
 
 
-async def ask(host: str, port: int, number: int) -> str:
+async def ask(host: str, port: int, number: int, pauses: int, key: str) -> str:
     """How its stream ends: done, error, cut, or the status that it was refused with."""
     reader, writer = await asyncio.open_connection(sock=await _connected(host, port), limit=_BUFFER)
     asked = json.dumps(body(number)).encode()
     head = f"POST {CHAT} HTTP/1.1\r\nHost: {host}\r\nContent-Type: application/json\r\nConnection: close\r\n"
+    head += f"x-api-key: {key}\r\n" if key else ""
     writer.write(f"{head}Content-Length: {len(asked)}\r\n\r\n".encode() + asked)
     try:
-        return await _end(reader, slow=not number % SLOW_EVERY)
+        return await _end(reader, 0 if number % SLOW_EVERY else pauses)
     except ConnectionError:
         return "cut"
     finally:
@@ -49,8 +50,8 @@ async def _connected(host: str, port: int) -> socket.socket:
     return made
 
 
-async def _end(reader: asyncio.StreamReader, slow: bool) -> str:
-    """Read to the end, keeping only what may be the last lines; a slow reader pauses after each bite, so many times."""
+async def _end(reader: asyncio.StreamReader, pauses: int) -> str:
+    """Read to the end, keeping only what may be the last lines; with a pause after each of the first bites."""
     status = (await reader.readline()).split(b" ")[1:2]
     if status != [b"200"]:
         return status[0].decode() if status else "cut"
@@ -60,17 +61,19 @@ async def _end(reader: asyncio.StreamReader, slow: bool) -> str:
         if not bite:
             break
         tail = (tail + bite)[-_BITE:]
-        if slow and bites < _PAUSES:
+        if bites < pauses:
             await asyncio.sleep(_PAUSE_S)
     if _DONE not in tail:
         return "cut"
     return "error" if b'"error":' in tail else "done"
 
 
-async def crowd(host: str, port: int, clients: int) -> Counter[str]:
+async def crowd(host: str, port: int, clients: int, pauses: int, key: str) -> Counter[str]:
     """So many at once."""
-    return Counter(await asyncio.gather(*(ask(host, port, number) for number in range(clients))))
+    return Counter(await asyncio.gather(*(ask(host, port, number, pauses, key) for number in range(clients))))
 
 
 if __name__ == "__main__":
-    print(json.dumps(asyncio.run(crowd(sys.argv[1], int(sys.argv[2]), int(sys.argv[3])))))
+    address, port, clients = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
+    pauses, key = int(sys.argv[4]) if len(sys.argv) > 4 else PAUSES, "".join(sys.argv[5:6])
+    print(json.dumps(asyncio.run(crowd(address, port, clients, pauses, key))))

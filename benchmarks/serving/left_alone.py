@@ -20,9 +20,9 @@ from tests.support.terminal import Terminal, terminal
 
 NOTES = """
 SmolLM2-135M. A server with two standing workers, asked over HTTP, by a page that stays open in a headless Chromium and
-by `tpi chat --url`; beside it `tpi chat` on two workers of its own. Each answers once, all are left alone for ten minutes
-of real time, and each is asked again: seconds to the whole answer of at most 24 tokens (of the page: to its first word,
-after which it is stopped).
+by `tpi chat --url`; beside it `tpi chat` on two workers of its own. Each answers once, all are left alone for ten
+minutes of real time, and each is asked again: seconds to the whole answer of at most 24 tokens (of the page: to its
+first word, after which it is stopped).
 """
 _IDLE_S, _QUICK_S, _MOST_S = 600.0, 5.0, 10.0
 _TOKENS = 24

@@ -5,10 +5,12 @@ import os
 import re
 import signal
 import subprocess
+import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import httpx
 import psutil
@@ -137,6 +139,19 @@ def test_anthropics_client(url: str) -> None:
             text = "".join(stream.text_stream)
         assert "Paris" in text
         assert claude.messages.count_tokens(model=MODEL, messages=ASK).input_tokens > 20
+
+
+def test_a_small_crowd_leaves_nothing_behind(url: str) -> None:
+    """Slow readers included, for whom the server has to wait; `python -m benchmarks crowd` has a thousand."""
+    at = urlsplit(url)
+    arguments = [str(at.hostname), str(at.port), "60", "8", KEY]
+    ends = subprocess.run(
+        [sys.executable, "-m", "benchmarks.serving.clients", *arguments],
+        capture_output=True, text=True, timeout=200, check=True, cwd=ROOT,
+    )  # fmt: skip
+    assert json.loads(ends.stdout) == {"done": 60}
+    house = httpx.get(f"{url}/house", headers={"x-api-key": KEY}).json()
+    assert (house["running"], house["waiting"], house["pages"]["held"]) == (0, 0, 0)
 
 
 def test_a_host_open_to_the_network_needs_a_key(tmp_path: Path) -> None:

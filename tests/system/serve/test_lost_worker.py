@@ -1,0 +1,87 @@
+"""A worker that is killed while a stream runs: who listens hears the same tokens to the end, a little later."""
+
+import json
+import re
+import signal
+import subprocess
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import httpx
+import pytest
+
+from tests.support.commands import TPI, clean
+from tests.support.house import house
+from tests.support.models import TinyModel
+
+pytestmark = pytest.mark.timeout(200)
+
+LENGTH = 200
+BODY = {
+    "messages": [{"role": "user", "content": "Hello"}], "max_tokens": LENGTH, "temperature": 0, "stream": True,
+    "ignore_eos": True, "logprobs": True,
+}  # fmt: skip
+
+
+@contextmanager
+def serving(folder: Path, *flags: str) -> Iterator[httpx.Client]:
+    """`tpi serve`; its log is in the folder."""
+    command = [*TPI, "serve", "--port", "0", "-q", *flags]
+    with (
+        (folder / "log").open("wb") as log,
+        subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, text=True, env=clean(folder)) as process,
+    ):
+        assert process.stdout
+        try:
+            line = next((line for line in process.stdout if " is served at " in line), "")
+            assert line, (folder / "log").read_text()
+            with httpx.Client(base_url=re.findall(r"http://[^;\s]+", line)[0], timeout=100) as http:
+                yield http
+        finally:
+            process.send_signal(signal.SIGTERM)
+            process.wait(60)
+
+
+def stream(http: httpx.Client, at: Callable[[int], None] = lambda count: None) -> list[str]:
+    """The tokens of an answer; `at` is called with how many there are, after each event."""
+    tokens: list[str] = []
+    with http.stream("POST", "/v1/chat/completions", json=BODY) as answer:
+        lines = [line for line in _heard(answer, tokens, at) if line]
+    assert lines[-1] == "data: [DONE]"
+    assert not any('"error":' in line for line in lines)
+    return tokens
+
+
+def _heard(answer: httpx.Response, tokens: list[str], at: Callable[[int], None]) -> Iterator[str]:
+    for line in answer.iter_lines():
+        if line.startswith("data: {"):
+            for choice in json.loads(line[6:]).get("choices", ()):
+                tokens += [one["token"] for one in (choice["logprobs"] or {"content": []})["content"]]
+            at(len(tokens))
+        yield line
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP], ids=["killed", "frozen"])
+def test_a_stream_goes_on_with_the_same_tokens(
+    number: signal.Signals, tmp_path: Path, tiny_model: Callable[[str], TinyModel]
+) -> None:
+    done: list[int] = []
+
+    def strike(count: int) -> None:
+        if count >= 3 and not done:
+            done.append(count)
+            victim.signal(number)
+
+    model = str(tiny_model("llama").directory)
+    with house(tmp_path, 2) as laptops:
+        victim, workers = laptops[0], ",".join(one.address for one in laptops)
+        with serving(tmp_path, "-m", model, "--workers", workers) as http:
+            wanted = stream(http)
+            assert len(wanted) > LENGTH - 10  # control tokens are not shown
+            assert stream(http, strike) == wanted
+            assert done[0] < LENGTH
+            assert " going on " in (tmp_path / "log").read_text()
+            assert http.get("/health").status_code == 200
+            assert stream(http) == wanted  # whoever asks next is answered as before
+    assert "Traceback" not in (tmp_path / "log").read_text()

@@ -137,6 +137,14 @@ class BlockLoop:
     def _visit(self, visit: Visit, parts: Sequence[MicroBatch]) -> None:
         block = self.blocks[visit.block]
         self._finish_sums(parts[(visit.jobs or visit.sums)[0].micro_batch])
+        if visit.jobs:  # sums alone need no weights
+            self._compute(block, visit, parts)
+        for job in visit.sums:
+            self._start_sum(block, parts[job.micro_batch])
+        self.progress += 1
+
+    def _compute(self, block: Block, visit: Visit, parts: Sequence[MicroBatch]) -> None:
+        """The jobs of a visit, while the block's weights are held."""
         hold = self.weights.hold(visit.block, block.wanted(parts))
         left = len(hold)
         with hold as segments:
@@ -150,9 +158,6 @@ class BlockLoop:
                             self._start(segment, job.phases, data, part)
                     elif not left:
                         self._start_sum(block, part)
-        for job in visit.sums:
-            self._start_sum(block, parts[job.micro_batch])
-        self.progress += 1
 
     def _start(
         self, segment: Segment, phases: Phases, data: Bytes, part: MicroBatch, summed: Sum | None = None

@@ -20,6 +20,7 @@ from scheduler.model.roofline.policy import BatchPolicy, BatchProblem, BatchRequ
 from scheduler.model.roofline.search import best_policy
 from tpi.devices.options import OffloadOptions
 from tpi.devices.pages import PAGE, round_up
+from tpi.errors import PlanError
 from tpi.kv import page_bytes, pages_for
 from tpi.partition import Range
 from worker.pipelines.visiting import ROOMS
@@ -106,8 +107,13 @@ def decide_batch(
     """What goes where on `machine` for as many sequences at once as the node has pages for.
 
     Raises:
-        PlanError: if not one sequence fits.
+        PlanError: if not one sequence fits, or the node is one of several: these would have to agree on micro-batches.
     """
+    if plan.size > 1:
+        raise PlanError(
+            "--pipeline batch is for a node alone: several would divide a step each in its own way; leave it out, "
+            "here and on the workers"
+        )
     asked = batch_problem(plan, machine, options, tables)
     return planned_batch(plan, asked, best_policy(asked).policy, options, tables)
 
@@ -148,7 +154,7 @@ def batch_problem(
 ) -> BatchProblem:
     """The node's part as the roofline model knows it; a step has at most the tokens that the master asks for.
 
-    Neurons are the accelerator's; attention too, if keys and values are to live there.
+    Neurons are the accelerator's.
     """
     demand, device = need(plan, tables), machine.accelerator
     assert device is not None
@@ -158,7 +164,6 @@ def batch_problem(
     most = max(1, min(steps, plan.options.pages // pages_for(context)))
     half = max(1, context // 2)
     room = max(0, device.memory - PAGE * 6 * len(plan.blocks))
-    kept_there = {"gpu": True, "ram": None}.get(options.kv)
     return BatchProblem(
         layer,
         replace(
@@ -171,7 +176,7 @@ def batch_problem(
         _chunk(steps, room, demand.token),
         steps,
         TableWork(demand.head, demand.head),
-        PolicyLimits(kept_there, ffn_there=True, whole_kv=True),
+        PolicyLimits(ffn_there=True, weights=options.weights_tier, kv=options.kv_tier, whole_kv=True),
     )
 
 

@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 
 from scheduler.model.machine import NodeMachine
 from scheduler.model.offload.memory import Needs
-from scheduler.model.offload.work import TableWork
+from scheduler.model.offload.work import KvTier, TableWork, Tier
 from scheduler.model.roofline.layer import LayerShape
 from tpi.kernels.constants import PAGE_TOKENS
 
@@ -30,16 +30,26 @@ class BatchRequest:
 
 @dataclass(frozen=True)
 class PolicyLimits:
-    """What is insisted on; None: choose. With `whole_kv` either all keys and values stay on the accelerator or none."""
+    """What is insisted on; None: choose.
+
+    Attributes:
+        attention_there, ffn_there: A_g and F_g.
+        weights: where all of them lie: what the accelerator computes with, in its own memory.
+        kv: where all keys and values lie; in the accelerator's memory it attends.
+        whole_kv: either all of them lie there, or none.
+        micro_batches: how many, of every batch that has as many sequences.
+    """
 
     attention_there: bool | None = None
     ffn_there: bool | None = None
+    weights: Tier | None = None
+    kv: KvTier | None = None
     whole_kv: bool = False
     micro_batches: int | None = None
 
     def allow(self, attention: bool, ffn: bool) -> bool:
         """Whether attention and neurons may be computed on the accelerator, or not, as said."""
-        asked = ((self.attention_there, attention), (self.ffn_there, ffn))
+        asked = ((self.attention_there, attention), (self.ffn_there, ffn), (self.kv == "gpu" or None, attention))
         return all(want is None or want == given for want, given in asked)
 
 

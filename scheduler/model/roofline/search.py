@@ -22,7 +22,7 @@ from scheduler.model.roofline.latency import (
     most_weights,
     roofs,
 )
-from scheduler.model.roofline.policy import BatchPolicy, BatchProblem
+from scheduler.model.roofline.policy import BatchPolicy, BatchProblem, PolicyLimits
 from tpi.errors import PlanError
 
 GAP = 1e-4  # of the time per sequence, from the best that could be
@@ -102,7 +102,7 @@ class _Combination:
         self.attention, self.ffn = attention, ffn
         self.batches, self.parts = batches, parts
         base = PolicyPoint(batches, parts, int(attention), int(ffn))
-        self.upper = (most_weights(problem, base), float(attention), 1.0)
+        self.lower, self.upper = _allowed(problem.limits, attention, most_weights(problem, base))
         self.seconds: dict[Stretch, dict[str, Affine]] = {}
         for stretch in STRETCHES:
             corners = [roofs(problem, point, stretch) for point in _corners(base)]
@@ -141,6 +141,22 @@ class _Combination:
             ]
             total += self.steps[stretch] * layers * np.max(times, axis=0)
         return np.where(possible, total / self.batches, inf)
+
+
+Shares = tuple[float, float, float]
+"""Of weights and of keys and values on the accelerator, and of weights on disk."""
+
+
+def _allowed(limits: PolicyLimits, attention: bool, most: float) -> tuple[Shares, Shares]:
+    """The least and the most of each share; the accelerator computes with `most` of the weights."""
+    weights, kv = limits.weights, limits.kv
+    least = (most if weights == "gpu" else 0.0, float(kv == "gpu"), float(weights == "disk"))
+    upper = (
+        most if weights in (None, "gpu") else 0.0,
+        float(attention and kv != "ram"),
+        float(weights in (None, "disk")),
+    )
+    return least, upper
 
 
 def _corners(base: PolicyPoint) -> list[PolicyPoint]:
@@ -216,6 +232,9 @@ def _rows(tables: list[_Combination], at: int, scale: float) -> Iterator[tuple[F
         for share in range(3):
             found = np.zeros(count + 2)
             found[4 * number + 1 + share], found[4 * number] = 1.0, -table.upper[share]
+            yield found, 0.0
+            found = np.zeros(count + 2)
+            found[4 * number + 1 + share], found[4 * number] = -1.0, table.lower[share]
             yield found, 0.0
         found = np.zeros(count + 2)
         found[4 * number + 1], found[4 * number + 3], found[4 * number] = 1.0, 1.0, -1.0

@@ -9,11 +9,19 @@ import pytest
 
 from tests.support.cluster.inprocess import in_process_deployment
 from tests.support.devices.offloading import answers, offloaded, prompts, weights_bytes
+from tests.support.models import write_tokenizer
 from tpi.devices.choose import open_device
-from tpi.devices.options import KvPlace, OffloadOptions
+from tpi.devices.options import KvPlace, OffloadOptions, Weights
+from tpi.errors import PlanError
+from tpi.pack.builder.build import open_source, pack_model
 from tpi.pack.reader import Pack
 from worker.pipelines.accelerated import BatchAccelerated
 
+STREAMED = OffloadOptions("ram", "ram", "batch")
+FALCON = {
+    "vocab_size": 320, "hidden_size": 96, "num_hidden_layers": 2, "num_attention_heads": 6, "multi_query": True,
+    "max_position_embeddings": 256, "bos_token_id": 1, "eos_token_id": 2,
+}  # fmt: skip
 SMALL: dict[str, Any] = {"context": 64, "pool": 96, "chunk": 32}  # tokens, pages
 
 
@@ -43,3 +51,59 @@ def test_tokens_of_a_batch_are_those_of_each_request_alone(
         assert isinstance(link, BatchAccelerated)
         assert answers(deployment, asked) == expected
         assert device.memory.used <= link.plan.memory_bytes <= room
+
+
+@pytest.mark.parametrize(
+    ("family", "dtype", "weights"),
+    [
+        ("olmoe", "f32", "ram"), ("qwen2moe", "f32", "auto"), ("dbrx", "f32", "disk"), ("gemma2", "f32", "ram"),
+        ("opt", "f32", "disk"), ("mixtral", "q4", "auto"), ("llama", "q8", "disk"),
+    ],
+)  # fmt: skip
+def test_other_families_and_formats(
+    family: str, dtype: str, weights: Weights, tiny_pack: Callable[..., Pack], tmp_path: Path
+) -> None:
+    """Norms over all heads, biases, norms after a block, shared experts; quantised; from disk through RAM."""
+    pack = tiny_pack(family, dtype)
+    asked = prompts(pack.config.vocab, 9, seed=3)
+    with closing(in_process_deployment(pack, [1], tmp_path / "host", **SMALL)) as deployment:
+        expected = answers(deployment, asked)
+    options = OffloadOptions(weights, "ram", "batch")
+    with (
+        closing(open_device("emu:1GiB,stretch=1", weights_bytes(pack) + (6 << 20))) as card,
+        offloaded(pack, tmp_path / "batch", {0: card}, options, **SMALL) as deployment,
+    ):
+        assert answers(deployment, asked) == expected
+        assert deployment.node.link is not None
+        assert (deployment.node.link.figures.weight_bytes > 0) == (weights != "auto")
+
+
+def test_several_nodes_are_refused(tiny_pack: Callable[..., Pack], tmp_path: Path) -> None:
+    with (
+        closing(open_device("emu:1GiB,stretch=1")) as card,
+        pytest.raises(PlanError, match="a node alone"),
+        offloaded(tiny_pack("llama"), tmp_path, {0: card}, STREAMED, (1, 1), **SMALL),
+    ):
+        pass
+
+
+def test_layers_whose_halves_share_an_input(tmp_path: Path) -> None:
+    """Falcon's: what attention comes to is part of the sum of the neurons behind it."""
+    import torch
+    import transformers
+
+    torch.manual_seed(4)
+    model = transformers.FalconForCausalLM(transformers.FalconConfig(**FALCON))
+    model.save_pretrained(tmp_path / "falcon")
+    write_tokenizer(tmp_path / "falcon")
+    pack_model(open_source(tmp_path / "falcon"), "f32", tmp_path / "pack")
+    pack = Pack.open(tmp_path / "pack")
+    assert pack.config.parallel
+    asked = prompts(pack.config.vocab, 5, seed=3)
+    with closing(in_process_deployment(pack, [1], tmp_path / "host", **SMALL)) as deployment:
+        expected = answers(deployment, asked)
+    with (
+        closing(open_device("emu:1GiB,stretch=1", 8 << 20)) as card,
+        offloaded(pack, tmp_path / "batch", {0: card}, STREAMED, **SMALL) as deployment,
+    ):
+        assert answers(deployment, asked) == expected

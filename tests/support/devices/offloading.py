@@ -53,7 +53,7 @@ def prompts(vocabulary: int, count: int, seed: int, longest: int = 40) -> list[l
 
 
 def answers(deployment: Deployment, asked: Sequence[Sequence[int]], length: int = 6) -> list[list[int]]:
-    """Greedy answers to all prompts at once."""
+    """Greedy answers to all prompts at once; whatever comes of it, their pages are free again."""
     engine = Engine(deployment)
     found: list[list[int]] = [[] for _ in asked]
 
@@ -64,8 +64,14 @@ def answers(deployment: Deployment, asked: Sequence[Sequence[int]], length: int 
     for number, prompt in enumerate(asked):
         sequence = engine.admit(prompt)
         engine.submit(Request(sequence, Sampler(GREEDY), length, partial(sink, number)))
-    while engine.requests:
-        engine.step()
+    requests = engine.requests
+    try:
+        while engine.requests:
+            engine.step()
+    finally:
+        for request in requests:
+            engine.withdraw(request)
+            engine.release(request.sequence)
     return found
 
 

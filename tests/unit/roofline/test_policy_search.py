@@ -65,7 +65,9 @@ def problems(draw: st.DrawFn) -> BatchProblem:
         draw(st.sampled_from([float("inf"), 50.0])),
     )
     request = BatchRequest(draw(st.integers(1, 5)), draw(st.integers(1, 20)), draw(st.integers(1, 12)))
-    limits = PolicyLimits(whole_kv=draw(st.booleans()))
+    free = PolicyLimits(whole_kv=draw(st.booleans()))
+    insisting = [replace(free, weights="ram"), replace(free, weights="disk", kv="ram"), replace(free, kv="gpu")]
+    limits = draw(st.sampled_from([free, free, *insisting]))
     return BatchProblem(layer, machine, request, Needs(4, 10), 16, 32, TableWork(50, 25), limits)
 
 
@@ -74,6 +76,13 @@ def fits(problem: BatchProblem, policy: BatchPolicy, slack: float = 1e-6) -> boo
     assert device is not None
     here, there = float(host_bytes(problem, at)), float(accelerator_bytes(problem, at))
     return here <= problem.machine.memory * (1 + slack) and there <= device.memory * (1 + slack)
+
+
+def allowed(problem: BatchProblem, policy: BatchPolicy) -> bool:
+    limits, kept, disk = problem.limits, policy.weights_kept, policy.weights_on_disk
+    weights = {None: True, "ram": kept + disk == 0, "disk": disk == 1 and kept == 0, "gpu": True}[limits.weights]
+    kv = {None: True, "ram": policy.kv_kept == 0, "gpu": policy.attention_there and policy.kv_kept == 1}[limits.kv]
+    return weights and kv
 
 
 def every_policy(problem: BatchProblem) -> Iterator[BatchPolicy]:
@@ -86,7 +95,7 @@ def every_policy(problem: BatchProblem) -> Iterator[BatchPolicy]:
         whole = problem.limits.whole_kv
         for kept, kv, disk in product(shares * upper, ([0, 1] if whole else shares) if attention else [0], shares):
             policy = BatchPolicy(batch, parts, attention, ffn, float(kept), float(kv), float(disk))
-            if kept + disk <= 1 and fits(problem, policy, 0.0):
+            if kept + disk <= 1 and allowed(problem, policy) and fits(problem, policy, 0.0):
                 yield policy
 
 

@@ -1,0 +1,43 @@
+"""The orders of a batch: each keeps every micro-batch's own, and CGOPipe attends two micro-batches ahead."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from worker.node.order import Order, Phase, Task
+from worker.pipelines.orders import AHEAD, Interleaved, Layerwise, layers
+
+halves = st.lists(st.booleans(), min_size=1, max_size=9).map(tuple)
+
+
+@given(halves, st.integers(1, 6), st.sampled_from([Interleaved, Layerwise]), st.integers(0, 3))
+def test_every_task_comes_once_and_behind_its_own(
+    attends: tuple[bool, ...], micro_batches: int, kind: type[Interleaved] | type[Layerwise], ahead: int
+) -> None:
+    order: Order = Interleaved(attends, ahead) if kind is Interleaved else Layerwise(attends)
+    tasks = list(order(len(attends), micro_batches))
+    for part in range(micro_batches):
+        own = [(task.block, task.phase) for task in tasks if task.micro_batch == part]
+        assert own == [(block, phase) for block in range(len(attends)) for phase in Phase]
+
+
+@pytest.mark.parametrize("micro_batches", [3, 4, 7])
+def test_the_host_attends_two_micro_batches_ahead(micro_batches: int) -> None:
+    """Algorithm 1, lines 8 to 17: across layers too, so that the host has work at every boundary."""
+    attends = (True, False) * 3
+    tasks = list(Interleaved(attends)(len(attends), micro_batches))
+    places = [(layer[0], part) for layer in layers(attends) for part in range(micro_batches)]
+    for at, (block, part) in enumerate(places):
+        outputs = tasks.index(Task(part, block, Phase.OUTPUT))
+        begun = [place for place in places if tasks.index(Task(place[1], place[0], Phase.ATTEND)) < outputs]
+        assert begun == places[: at + AHEAD]
+
+
+def test_without_looking_ahead_each_micro_batch_waits_for_its_attention() -> None:
+    tasks = list(Interleaved((True, False), ahead=0)(2, 3))
+    assert tasks == [Task(part, block, phase) for part in range(3) for block in range(2) for phase in Phase]
+
+
+def test_layers_begin_with_attention() -> None:
+    assert layers((True, False, False, True, False)) == [range(3), range(3, 5)]
+    assert layers((False, True)) == [range(1), range(1, 2)]

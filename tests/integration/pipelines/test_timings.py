@@ -1,0 +1,83 @@
+"""Batches in 200 drawn timings: copies end in any order, half by half, and tokens are those of each request alone."""
+
+from collections.abc import Callable
+from contextlib import closing, suppress
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import pytest
+
+from tests.support.cluster.inprocess import in_process_deployment
+from tests.support.devices.offloading import answers, offloaded, prompts
+from tests.support.devices.shuffled import Shuffled
+from tests.support.kernels.kernel_cases import native
+from tpi.devices.options import OffloadOptions
+from tpi.pack.reader import Pack
+from worker.pipelines.accelerated import BatchAccelerated
+from worker.pipelines.orders import Layerwise
+from worker.pipelines.pipeline import BatchSchedule
+
+SEEDS = 200
+STREAMED = OffloadOptions("ram", "ram", "batch")
+SMALL: dict[str, Any] = {"context": 64, "pool": 24, "chunk": 32}  # tokens, pages
+
+
+@pytest.mark.parametrize("host_attends", [True, False])
+def test_tokens_do_not_depend_on_timing(host_attends: bool, tiny_pack: Callable[..., Pack], tmp_path: Path) -> None:
+    """CGOPipe, and pages that visit the accelerator: some small micro-batches, small chunks of weights."""
+    pack = tiny_pack("mixtral")
+    asked = prompts(pack.config.vocab, 5, seed=1, longest=36)
+    with closing(in_process_deployment(pack, [1], tmp_path / "host", **SMALL)) as deployment:
+        expected = [answers(deployment, [prompt], 2)[0] for prompt in asked]
+    with (
+        closing(Shuffled(native, 0)) as device,
+        offloaded(pack, tmp_path / "batch", {0: device}, STREAMED, **SMALL) as deployment,
+    ):
+        link = deployment.node.link
+        assert isinstance(link, BatchAccelerated)
+        planned = link.pipeline.schedule
+        for seed in range(SEEDS):
+            random = device._random = Random(seed)
+            order = planned.order if host_attends else Layerwise(link.pipeline.attends)
+            link.follow(BatchSchedule(random.randint(1, 5), host_attends, order), 4096 * random.randint(4, 32))
+            assert answers(deployment, asked, 2) == expected, seed
+        moved = link.figures
+        assert min(moved.weight_bytes, moved.kv_bytes) > 0
+
+
+@pytest.mark.parametrize("host_attends", [True, False])
+def test_a_copy_that_fails_is_named_and_its_step_can_be_done_again(
+    host_attends: bool, tiny_pack: Callable[..., Pack], tmp_path: Path
+) -> None:
+    """Whichever copy fails. What could not be saved after its step is lost for good, and every later step says so."""
+    pack = tiny_pack("llama")
+    asked = prompts(pack.config.vocab, 4, seed=2)
+    with closing(in_process_deployment(pack, [1], tmp_path / "host", **SMALL)) as deployment:
+        expected = [answers(deployment, [prompt], 3)[0] for prompt in asked]
+    outcomes = [_after_failure(pack, tmp_path, ahead, host_attends, asked) for ahead in range(1, 60, 3)]
+    assert outcomes.count(expected) > 6
+    assert all(outcome in (expected, "lost") for outcome in outcomes)
+
+
+def _after_failure(
+    pack: Pack, cache: Path, ahead: int, host_attends: bool, asked: list[list[int]]
+) -> list[list[int]] | str:
+    """The answers if the copy that is `ahead` fails, asked for again if need be; or that something is lost."""
+    failing: set[int] = set()
+    with (
+        closing(Shuffled(native, ahead, failing.__contains__)) as device,
+        offloaded(pack, cache / "batch", {0: device}, STREAMED, **SMALL) as deployment,
+    ):
+        link = deployment.node.link
+        assert isinstance(link, BatchAccelerated)
+        if not host_attends:
+            link.follow(BatchSchedule(2, False, Layerwise(link.pipeline.attends)), 1 << 16)
+        failing.add(device.copies + ahead)
+        for _ in range(2):
+            with suppress(OSError):
+                return answers(deployment, asked, 3)
+        failing.clear()
+        with pytest.raises(OSError, match="copy"):
+            answers(deployment, asked, 3)
+        return "lost"

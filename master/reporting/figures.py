@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import replace
+from dataclasses import astuple, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,7 @@ from master.reporting.spans import Span, before, nothing
 from master.reporting.timeline import write_timeline
 from master.workers.cluster import Cluster
 from tpi.errors import NodeError, UsageError
-from tpi.net.messages import Stats
+from tpi.net.messages import Stats, WindowState
 from tpi.pack.reader import Pack
 from tpi.progress import phase
 from tpi.trace import TRACE_SPANS, Trace
@@ -70,6 +70,10 @@ class RunFigures:
             after, after[0].tokens != counted[0].tokens, whole_model(config), group.algorithm(hidden), group.wire,
             group.links if isinstance(group, Auto) else None,
         )  # fmt: skip
+
+    def windows(self) -> list[WindowState]:
+        """Where each node's memory window stands, rank 0 first; from any thread, also while a step runs."""
+        return [WindowState(*astuple(self._deployment.node.position)), *self._cluster.windows()]
 
     def fields(self) -> dict[str, Any]:
         """The fields of `--json` that describe the group; `predicted_sync_ms` is per token, None where not measured."""

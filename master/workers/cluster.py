@@ -19,7 +19,19 @@ from master.workers.recruits import Recruits
 from master.workers.remote import RemoteWorker
 from tpi.errors import NodeError, NodeLost, TpiError
 from tpi.net.codec import encode
-from tpi.net.messages import Abort, AskSpans, AskStats, Assign, Hello, PeerAddress, Ready, Spans, Stats, Step
+from tpi.net.messages import (
+    Abort,
+    AskSpans,
+    AskStats,
+    Assign,
+    Hello,
+    PeerAddress,
+    Ready,
+    Spans,
+    Stats,
+    Step,
+    WindowState,
+)  # fmt: skip
 from tpi.net.sockets import Net
 from tpi.progress import Progress, silent
 from tpi.system.clocks import Awake, since_boot
@@ -173,6 +185,10 @@ class Cluster:
         self._ask(AskStats(self.session, self.epoch, with_steady), *self.workers)
         self._wait(lambda: all(worker.stats for worker in self.workers), STATS_S, self._no_stats)
         return [worker.stats for worker in self.workers if worker.stats]
+
+    def windows(self) -> list[WindowState]:
+        """Where each worker's memory window stood at its last heartbeat, rank 1 first; from any thread."""
+        return [worker.heartbeats.window for worker in self.workers]
 
     def spans(self, worker: RemoteWorker, first: int = 0, count: int = PAGE_SPANS) -> Spans:
         """A worker's clock, and at most `count` of its spans from number `first` on. Errors as `stats`."""

@@ -4,8 +4,9 @@ While nothing is asked of a worker its silence means nothing: it is asked again 
 `tpi.system.clocks.since_boot` seconds.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
+from tpi.net.messages import WindowState
 from tpi.system.clocks import PAUSE_S
 
 SILENCE_S = 2.5  # without a heartbeat (one is due every 0.25 s); longer on links that were seen to stutter
@@ -21,6 +22,7 @@ class HeartbeatState:
 
     progress: int = -1
     phase: str = "idle"
+    window: WindowState = field(default_factory=WindowState)
     advanced: float = 0.0  # when `progress` last grew
     seen: float = 0.0  # when anything was last heard
     asked: float = 0.0  # since when an answer is due

@@ -222,6 +222,7 @@ class RemoteWorker:
             if message.progress != self.heartbeats.progress or message.phase == "idle":
                 self.heartbeats.advanced = now
             self.heartbeats.progress, self.heartbeats.phase = message.progress, message.phase
+            self.heartbeats.window = message.window
             self.idle = message.phase == "idle"
         elif isinstance(message, Ready):
             self.ready = self._usable(message)

@@ -15,7 +15,7 @@ from scheduler.storage.disk import Disk
 from scheduler.storage.extent import Extent
 from scheduler.window.cycle import Cycle
 from scheduler.window.load import Load, Verify
-from scheduler.window.stats import Meter, WindowStats
+from scheduler.window.stats import Meter, WindowPosition, WindowStats
 from scheduler.window.wakeup import wake_soon
 from tpi.devices.pages import Bytes, page_buffer
 from tpi.errors import TpiError, WeightsError
@@ -119,6 +119,16 @@ class Loader:
         """What was counted since the last `take`; no chunk is counted twice or never."""
         with self._lock:
             return self._meter.take()
+
+    def position(self) -> WindowPosition:
+        """Where the ring stands at this moment; from any thread."""
+        with self._lock:
+            cycle = self._cycle
+            if not cycle.length:
+                return WindowPosition()
+            opened = range(cycle.head, cycle.tail)
+            ready = next((use - cycle.head for use in opened if not self._load_of(use).ready), len(opened))
+            return WindowPosition(cycle.head % cycle.length, min(ready, cycle.length), cycle.length)
 
     def close(self) -> None:
         """Stop and join the readers."""

@@ -12,6 +12,17 @@ SAMPLES = 15  # of each block's last seconds, of which the median counts: a pref
 
 
 @dataclass(frozen=True)
+class WindowPosition:
+    """Where a window stands in its cycle of `blocks` that stream: number `following` comes next, and from it on `ready`
+    are in memory. Without any, everything stays.
+    """
+
+    following: int = 0
+    ready: int = 0
+    blocks: int = 0
+
+
+@dataclass(frozen=True)
 class WindowStats:
     """What happened since the last `MemoryWindow.take`. Take it once per token, and the figures are per token."""
 

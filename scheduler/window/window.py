@@ -20,7 +20,7 @@ from scheduler.storage.disk import DirectDisk, Disk
 from scheduler.storage.extent import Extent
 from scheduler.window.load import Verify
 from scheduler.window.loader import Loader, Memory
-from scheduler.window.stats import Meter, ReadClock, WindowStats
+from scheduler.window.stats import Meter, ReadClock, WindowPosition, WindowStats
 from tpi.devices.pages import Bytes
 from tpi.progress import Progress, silent
 from tpi.trace import OFF, NoTrace
@@ -79,6 +79,10 @@ class Window(Protocol):
         """Grows while blocks are loaded; may be read from another thread."""
         ...
 
+    def position(self) -> WindowPosition:
+        """Where it stands in its cycle; may be called from another thread."""
+        ...
+
     def close(self) -> None:
         """Stop loading and join every thread. Idempotent."""
         ...
@@ -132,6 +136,10 @@ class Resident:
     def progress(self) -> int:
         """See `Window.progress`; everything is loaded."""
         return self._bytes
+
+    def position(self) -> WindowPosition:
+        """See `Window.position`; nothing streams."""
+        return WindowPosition()
 
     def close(self) -> None:
         """Nothing runs in the background."""
@@ -214,6 +222,10 @@ class MemoryWindow:
     def progress(self) -> int:
         """See `Window.progress`: bytes read since the start."""
         return self._meter.total_bytes
+
+    def position(self) -> WindowPosition:
+        """See `Window.position`."""
+        return self._loader.position()
 
     def close(self) -> None:
         """See `Window.close`. Data that is still held stays valid."""

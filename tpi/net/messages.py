@@ -261,6 +261,17 @@ class Abort:
     epoch: Count
 
 
+@dataclass(frozen=True)
+class WindowState:
+    """Where a node's memory window stands: of `blocks` that stream, number `following` comes next, and from it on
+    `ready` are in memory. All zeros where nothing streams.
+    """
+
+    following: Count = 0
+    ready: Count = 0
+    blocks: Count = 0
+
+
 @message
 @dataclass(frozen=True)
 class Heartbeat:
@@ -271,6 +282,7 @@ class Heartbeat:
     progress: Id64
     phase: Phase
     step: Id64
+    window: WindowState = WindowState()
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ import numpy.typing as npt
 from allreduce.base import Work, idle
 from scheduler.demand.stats import DemandStats
 from scheduler.model.steady import judge_streaming
-from scheduler.window.stats import WindowStats
+from scheduler.window.stats import WindowPosition, WindowStats
 from tpi.kernels.spec import PAGE_TOKENS, Batch
 from tpi.kv import pages_for
 from tpi.net.messages import Steady, Step
@@ -81,6 +81,11 @@ class Node:
         """Grows with every block computed and every byte loaded: who waits for a slow disk is not dead."""
         fetched = self.fetched.cache.stats().read_bytes if self.fetched else 0
         return self.loop.progress + self.window.progress + fetched
+
+    @property
+    def position(self) -> WindowPosition:
+        """Where its memory window stands; may be read while a step runs."""
+        return self.window.position()
 
     @property
     def trace(self) -> NoTrace:

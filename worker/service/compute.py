@@ -12,6 +12,7 @@ from queue import Empty, SimpleQueue
 from threading import Thread
 
 from allreduce.base import Endpoints
+from scheduler.window.stats import WindowPosition
 from tpi.errors import NodeError, PlanError, TpiError
 from tpi.net.fields import Phase
 from tpi.net.messages import Abort, AskStats, Assign, Failure, Ready, Stats, Step
@@ -76,6 +77,12 @@ class Compute:
         """Grows whenever the thread gets anything done."""
         node = self._node
         return self._ticks + (node.progress if node else 0)
+
+    @property
+    def position(self) -> WindowPosition:
+        """Where the node's memory window stands."""
+        node = self._node
+        return node.position if node else WindowPosition()
 
     @property
     def trace(self) -> NoTrace:

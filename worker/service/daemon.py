@@ -12,7 +12,7 @@ import socket
 import time
 from collections import deque
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import astuple, replace
 from types import FrameType
 
 import zmq
@@ -40,6 +40,7 @@ from tpi.net.messages import (
     Spans,
     Stats,
     Step,
+    WindowState,
     master_identity,
 )
 from tpi.net.monitor import Arrivals
@@ -274,7 +275,8 @@ class Daemon:
         if self._master is None:
             return
         compute, master = self._compute, self._master
-        beat = Heartbeat(master.session, master.epoch, compute.progress, compute.phase, compute.step)
+        window = WindowState(*astuple(compute.position))
+        beat = Heartbeat(master.session, master.epoch, compute.progress, compute.phase, compute.step, window)
         if not self._answer(master.identity, beat):
             self._leave("its connection is gone")
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from allreduce.base import Endpoints
+from scheduler.window.stats import WindowPosition
 from tpi.net.messages import Assign, Stats, Steady, Step
 from tpi.progress import Progress
 from tpi.trace import NoTrace
@@ -49,6 +50,10 @@ class ServedNode(Protocol):
     @property
     def progress(self) -> int:
         """Grows whenever anything got done; read from another thread."""
+
+    @property
+    def position(self) -> WindowPosition:
+        """Where its memory window stands; read from another thread."""
 
     @property
     def trace(self) -> NoTrace:

@@ -10,7 +10,7 @@ from master.reporting.report import MEGA, MILLI, NodeReport
 from tpi.errors import TpiError
 from tpi.kernels.spec import PAGE_TOKENS
 from tpi.net.links import LinkTable
-from tpi.net.messages import Stats
+from tpi.net.messages import Stats, WindowState
 from tpi.partition import Range
 
 FRESH_S = 0.8  # for so long the same figures are shown to everybody
@@ -23,6 +23,9 @@ class LiveSource(Protocol):
 
     def live(self, begun: Sequence[Stats] | None) -> LiveFigures:
         """Figures of now, with times per token since `begun`; raises NodeError if a worker is lost."""
+
+    def windows(self) -> list[WindowState]:
+        """Where each node's memory window stands, also while a step runs."""
 
 
 class House:
@@ -38,7 +41,7 @@ class House:
 
     async def read(self) -> dict[str, Any]:
         """The house as JSON. While a step takes long, or where a worker is lost, `fresh` is false."""
-        loop = asyncio.get_running_loop()
+        loop, windows = asyncio.get_running_loop(), self._source().windows()  # now, which may be within a step
         if self._pending is None and self._engine.problem is None and loop.time() >= self._next:
             self._pending = asyncio.wrap_future(self._engine.call(self._take))
         pending = self._pending
@@ -48,7 +51,7 @@ class House:
                 self._pending = None
                 self._settle(pending)
                 self._next = loop.time() + (LOST_S if self._problem else FRESH_S)
-        return self._fields(self._pending is None and self._problem is None)
+        return self._fields(self._pending is None and self._problem is None, windows)
 
     def _take(self) -> LiveFigures:
         """On the engine's thread."""
@@ -64,7 +67,7 @@ class House:
         if self._shown is None or taken.moved or taken.epoch != self._shown.epoch:
             self._shown, self._begun = taken, taken.totals  # else nothing was computed: times stay as they were
 
-    def _fields(self, fresh: bool) -> dict[str, Any]:
+    def _fields(self, fresh: bool, windows: Sequence[WindowState]) -> dict[str, Any]:
         engine, shown, problem = self._engine.engine, self._shown, self._engine.problem
         pages, running = engine.deployment.pages, len(engine.admission.running)
         own = {
@@ -76,12 +79,14 @@ class House:
             "waiting": max(0, self._engine.open - running),
             "pages": {"held": pages.total - pages.free, "total": pages.total, "tokens": PAGE_TOKENS},
         }
-        return own | (_figures(shown) if shown else {"nodes": []})
+        return own | (_figures(shown, windows) if shown else {"nodes": []})
 
 
-def _figures(shown: LiveFigures) -> dict[str, Any]:
+def _figures(shown: LiveFigures, windows: Sequence[WindowState]) -> dict[str, Any]:
     each = zip(shown.nodes, shown.experts, shown.used_bytes, strict=True)
     nodes = [_node(*one) | {"links": _links(shown.links, rank)} for rank, one in enumerate(each)]
+    for node, at in zip(nodes, windows, strict=False):  # a worker may have gone just now
+        node["window"] = {"next": at.following, "ready": at.ready, "blocks": at.blocks}
     return {
         "tokens": shown.totals[0].tokens,
         "whole": shown.whole,

@@ -10,6 +10,7 @@ import numpy as np
 import zmq
 
 from allreduce.base import Endpoints
+from scheduler.window.stats import WindowPosition
 from tpi.errors import NodeLost
 from tpi.keys.door import Door
 from tpi.net.messages import Assign, Steady, Step
@@ -35,6 +36,7 @@ class FakeMember:
         self.tokens = 0
         self.trace = Trace(FAKE_SPANS)
         self.progress = 0
+        self.position = WindowPosition()
         self.steps = 0
         self.assign = assign
         self.endpoints = endpoints

@@ -1,19 +1,16 @@
 """A worker that is killed while a stream runs: who listens hears the same tokens to the end, a little later."""
 
 import json
-import re
 import signal
-import subprocess
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import httpx
 import pytest
 
-from tests.support.commands import TPI, clean
 from tests.support.house import house
 from tests.support.models import TinyModel
+from tests.support.started import serving
 
 pytestmark = pytest.mark.timeout(200)
 
@@ -22,25 +19,6 @@ BODY = {
     "messages": [{"role": "user", "content": "Hello"}], "max_tokens": LENGTH, "temperature": 0, "stream": True,
     "ignore_eos": True, "logprobs": True,
 }  # fmt: skip
-
-
-@contextmanager
-def serving(folder: Path, *flags: str) -> Iterator[httpx.Client]:
-    """`tpi serve`; its log is in the folder."""
-    command = [*TPI, "serve", "--port", "0", "-q", *flags]
-    with (
-        (folder / "log").open("wb") as log,
-        subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, text=True, env=clean(folder)) as process,
-    ):
-        assert process.stdout
-        try:
-            line = next((line for line in process.stdout if " is served at " in line), "")
-            assert line, (folder / "log").read_text()
-            with httpx.Client(base_url=re.findall(r"http://[^;\s]+", line)[0], timeout=100) as http:
-                yield http
-        finally:
-            process.send_signal(signal.SIGTERM)
-            process.wait(60)
 
 
 def stream(http: httpx.Client, at: Callable[[int], None] = lambda count: None) -> list[str]:

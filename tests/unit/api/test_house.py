@@ -16,7 +16,7 @@ from master.reporting.report import NodeShare, node_report
 from tests.support.weights.configs import tiny_config
 from tpi.errors import NodeLost
 from tpi.net.links import Link, LinkTable
-from tpi.net.messages import Stats
+from tpi.net.messages import Stats, WindowState
 from tpi.partition import Range, Shard
 
 NONE = Stats(7, 1, 0, 0, 4000, 3000, 9000, 5000, 0.0, 0.0, 0.0, 0, 0.0, 0, 0, 0, None, "")
@@ -28,6 +28,10 @@ class _Nodes:
 
     def __init__(self) -> None:
         self.now, self.asked, self.lost = NONE, 0, False
+        self.at = WindowState()
+
+    def windows(self) -> list[WindowState]:
+        return [self.at]
 
     def live(self, begun: Sequence[Stats] | None) -> LiveFigures:
         self.asked += 1
@@ -176,3 +180,16 @@ def test_a_deployment_that_failed_is_not_asked(read: Read, nodes: _Nodes, thread
 def _times(shown: dict[str, Any]) -> tuple[float, float, float]:
     (node,) = shown["nodes"]
     return node["compute_ms"], node["network_ms"], node["disk_ms"]
+
+
+def test_the_window_slides_also_while_a_step_runs(
+    read: Read, nodes: _Nodes, thread: _Thread, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "WAIT_S", 0.01)
+    nodes.now = replace(NONE, tokens=1)
+    assert read()["nodes"][0]["window"] == {"next": 0, "ready": 0, "blocks": 0}
+    thread.busy = True
+    for following in range(3):
+        nodes.at = WindowState(following, 4, 40)
+        assert read()["nodes"][0]["window"] == {"next": following, "ready": 4, "blocks": 40}
+    thread.step()

@@ -8,6 +8,7 @@ import pytest
 
 from scheduler.model.placement import place, place_window
 from scheduler.storage.disk import DirectDisk
+from scheduler.window.stats import WindowPosition
 from scheduler.window.window import Extent, MemoryWindow, Resident, Window
 from tests.support.cluster.window_helpers import CountingDisk, content, make_blocks
 from tpi.devices.pages import PAGE, Bytes
@@ -45,6 +46,31 @@ def test_the_papers_window_and_retention(window_blocks: int, retain: int) -> Non
     assert placement.ring.depth >= min(window_blocks, len(set(placement.ring.blocks)))
     kept = {1, 3, 5, 7} if retain == 1 else {3, 7} if retain == 2 else set()
     assert placement.resident == (kept if window_blocks < 8 else set(range(8)))
+
+
+@pytest.mark.parametrize("pages", [12, 20, 30])
+def test_its_position_slides_once_through_all_that_streams(pages: int) -> None:
+    files, extents = make_blocks(SIZES)
+    window = MemoryWindow(extents, pages * PAGE, CountingDisk(files))
+    streamed = len(SIZES) - len(window.placement.resident)
+    assert window.position().blocks == streamed > 0
+    passed: list[int] = []
+    for _ in range(2):
+        for block in range(len(SIZES)):
+            with window.hold(block):
+                now = window.position()
+            assert 0 <= now.ready <= now.blocks == streamed
+            passed += [now.following] * (now.following not in passed[-1:])
+    assert passed[-2 * streamed :] == [(number + 1) % streamed for number in range(2 * streamed)]
+    window.close()
+
+
+def test_where_everything_stays_nothing_slides() -> None:
+    files, extents = make_blocks(SIZES)
+    for window in (Resident(extents, CountingDisk(files)), MemoryWindow(extents, 1000 * PAGE, CountingDisk(files))):
+        assert_token_whole(window, SIZES)
+        assert window.position() == WindowPosition()
+        window.close()
 
 
 def test_real_files_and_parts_of_files(tmp_path: Path) -> None:

@@ -88,7 +88,8 @@ class Card {
     this.name = make("h3");
     this.bars = {
       heads: new Bar("Attention heads"), neurons: new Bar("Neurons"), experts: new Bar("Experts"),
-      memory: new Bar("Memory"), weights: new Bar("Weights in memory"), time: new Bar("Time per token"),
+      memory: new Bar("Memory"), weights: new Bar("Weights in memory"),
+      window: new Bar("Window over what streams"), time: new Bar("Time per token"),
     };
     this.legend = make("p", { class: "legend" }, ...PARTS.map(([, kind]) => make("span", { class: kind })));
     this.note = make("p", { class: "quiet" });
@@ -110,6 +111,7 @@ class Card {
     bars.weights.element.hidden = node.resident_bytes >= node.weight_bytes;
     bars.weights.show([[0, node.resident_bytes / Math.max(1, node.weight_bytes), "kept"]],
       `${size(node.resident_bytes)} of ${size(node.weight_bytes)}`);
+    this.#window(node.window);
     this.#time(node, slowest);
     setText(this.note, notes(node));
   }
@@ -118,6 +120,16 @@ class Card {
     this.bars[name].element.hidden = !whole;
     const text = last > first ? `${first}\u2013${last - 1} of ${whole}` : "none";
     if (whole) this.bars[name].show([[first / whole, last / whole, "share"]], text);
+  }
+
+  // The blocks that stream, in their order: from the one that comes next, those that are read already.
+  #window({ next, ready, blocks } = { blocks: 0 }) {
+    this.bars.window.element.hidden = !blocks;
+    if (!blocks) return;
+    const end = next + ready;
+    const parts = [[next / blocks, Math.min(end, blocks) / blocks, "share"]];
+    if (end > blocks) parts.push([0, (end - blocks) / blocks, "share"]);
+    this.bars.window.show(parts, `${ready} of ${blocks} blocks read ahead`);
   }
 
   #time(node, slowest) {

@@ -1,0 +1,31 @@
+"""`tpi serve` as a process of its own."""
+
+import re
+import signal
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import httpx
+
+from tests.support.commands import TPI, clean
+
+
+@contextmanager
+def serving(folder: Path, *flags: str) -> Iterator[httpx.Client]:
+    """`tpi serve`; its log is in the folder."""
+    command = [*TPI, "serve", "--port", "0", "-q", *flags]
+    with (
+        (folder / "log").open("wb") as log,
+        subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, text=True, env=clean(folder)) as process,
+    ):
+        assert process.stdout
+        try:
+            line = next((line for line in process.stdout if " is served at " in line), "")
+            assert line, (folder / "log").read_text()
+            with httpx.Client(base_url=re.findall(r"http://[^;\s]+", line)[0], timeout=100) as http:
+                yield http
+        finally:
+            process.send_signal(signal.SIGTERM)
+            process.wait(60)

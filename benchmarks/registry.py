@@ -72,6 +72,9 @@ BENCHMARKS = {
     "startup": Benchmark("benchmarks.speed.startup:bench", RUNTIME, 2),
     "serving": Benchmark("benchmarks.serving.streams:bench", (*RUNTIME, "benchmarks/serving"), 6),
     "crowd": Benchmark("benchmarks.serving.crowd:bench", (*RUNTIME, "benchmarks/serving"), 3),
+    "links": Benchmark(
+        "benchmarks.serving.links:bench", (*HOME, "benchmarks/serving"), 4, ROOT_AND_QUIET, root=True, quick=False
+    ),
     "left_alone": Benchmark("benchmarks.serving.left_alone:bench", (*RUNTIME, "benchmarks/serving"), 11),
     "idle": Benchmark("benchmarks.speed.idle:bench", RUNTIME, 17),
     "allreduce": Benchmark(
@@ -86,6 +89,7 @@ BENCHMARKS = {
     "pipeline": Benchmark("benchmarks.offloading.pipeline:bench", (*ONE_NODE, "benchmarks/offloading"), 12),
     "pipo": Benchmark("benchmarks.offloading.papers:bench", ("scheduler/model", "master/planning"), 0.5),
     "placements": Benchmark("benchmarks.offloading.placements:bench", (*ONE_NODE, "benchmarks/offloading"), 8),
+    "cgopipe": Benchmark("benchmarks.experts.cgopipe:bench", (*ONE_NODE, "benchmarks/experts"), 6),
     "steady": Benchmark("benchmarks.memory.steady:bench", ONE_NODE, 8),
     "peaks": Benchmark("benchmarks.memory.peaks:bench", RUNTIME, 6, DISK, quick=False),
     "papers": Benchmark("benchmarks.memory.papers:bench", (*RUNTIME, "benchmarks/memory/unwritten.py"), 0.2),

@@ -83,10 +83,12 @@ class BatchNode:
 
 
 @contextmanager
-def batch_node(device: str, sequences: int, filled: int, decide: Decide | None = None) -> Iterator[BatchNode]:
+def batch_node(
+    device: str, sequences: int, filled: int, decide: Decide | None = None, memory: int = 0
+) -> Iterator[BatchNode]:
     """A node of `emu:` and `device`, for which at most so many sequences wait, with `filled` tokens each.
 
-    `decide` plans in place of the node's own.
+    `decide` plans in place of the node's own; `memory` is what it may use, in bytes, if not all.
     """
     emulated = open_emulated(device)
     machine = emulated_node(emulated.emulation.machine)
@@ -104,6 +106,8 @@ def batch_node(device: str, sequences: int, filled: int, decide: Decide | None =
             accelerators={0: Beside(emulated, machine, OffloadOptions(pipeline="batch"), decide)},
             pool=sequences * pages_for(CONTEXT),
             threads=1,
+            memory=memory,
+            scheduler="window" if memory else "resident",
         )
         stack.enter_context(closing(deployment))
         yield BatchNode(deployment.node, emulated, filled)

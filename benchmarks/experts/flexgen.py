@@ -2,7 +2,7 @@
 
 Its unknowns are the shares of weights and of keys and values on GPU, CPU and disk; sizes of batches are enumerated. A
 kernel takes its operations over the device's speed, whatever it has to read: so a small micro-batch costs nothing in
-its eyes, and frees memory. Attention is the GPU's.
+its eyes, and frees memory. Attention is the GPU's. What differs: keys and values are on one side, as here.
 """
 
 from collections.abc import Iterator
@@ -34,7 +34,7 @@ def _sizes(problem: BatchProblem) -> Iterator[tuple[int, int]]:
 
 def _solved(problem: BatchProblem, micro: int, parts: int) -> Iterator[tuple[float, BatchPolicy]]:
     """Its seconds per sequence and its policy for one size of batch, if there is one."""
-    from scipy.optimize import linprog
+    from scipy.optimize import Bounds, LinearConstraint, milp
 
     batch, answer, layers = micro * parts, problem.request.answer, problem.layer.layers
     objective = np.zeros(8)
@@ -42,8 +42,12 @@ def _solved(problem: BatchProblem, micro: int, parts: int) -> Iterator[tuple[flo
     matrix, limits = _rows(problem, micro, batch)
     shares = np.zeros((2, 8))
     shares[0, [_WG, _WC, _WD]] = shares[1, [_CG, _CC, _CD]] = 1
-    found = linprog(objective, matrix, limits, shares, [1, 1], bounds=[(0, 1)] * 6 + [(0, None)] * 2)
-    if found.success:
+    whole = np.zeros(8)
+    whole[_CG] = 1  # pages are on one side here, all of them
+    rows = [LinearConstraint(np.array(matrix), -np.inf, limits), LinearConstraint(shares, 1, 1)]
+    upper = np.concatenate([np.ones(6), np.full(2, np.inf)])
+    found = milp(objective, integrality=whole, bounds=Bounds(0, upper), constraints=rows)
+    if found.x is not None:
         there, kv, disk = (float(found.x[at]) for at in (_WG, _CG, _WD))
         yield found.fun / batch, BatchPolicy(batch, parts, True, True, there, kv, disk)
 

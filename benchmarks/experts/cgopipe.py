@@ -1,0 +1,172 @@
+"""CGOPipe on the emulated accelerator: against the roofline model's bound, and FlexGen's schedule with both policies.
+
+MoE-Lightning's table 5, and figure 6's schedules, over a grid of machines.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from benchmarks.experts.batch_node import CONTEXT, batch_node
+from benchmarks.experts.flexgen import flexgen_policy
+from benchmarks.experts.schedules import SCHEDULES, follow
+from benchmarks.result import Bars, Check, Result, Row, Table
+from scheduler.model.machine import NodeMachine
+from scheduler.model.roofline.latency import PolicyPoint, roofs
+from scheduler.model.roofline.policy import BatchPolicy
+from tpi.devices.options import OffloadOptions
+from worker.pipelines.decide import Decide
+from worker.pipelines.plan import BatchPlan, batch_problem, planned_batch
+from worker.plan.fit import Tables
+from worker.plan.node_plan import NodePlan
+
+DEVICE = (
+    "{gpu}MiB,link={link}GB/s,memory=40GB/s,flops=0.4TFLOPS,host_memory={host}GB/s,host_flops=0.1TFLOPS,disk=0.6GB/s,"
+    "latency=20us,launch=100us,stretch=16,ram=1GiB"
+)
+REQUESTS, STEPS = 192, 3
+FILLED = CONTEXT * 3 // 4  # tokens of each sequence: in the middle of its answer
+MIB = 1 << 20
+OURS, THEIRS, THEIR_POLICY = "CGOPipe", "S4, FlexGen's", "FlexGen's, its policy"
+BOUND, OF_POLICY, OF_SCHEDULE = 0.9, 3.0, 1.5  # aims
+PAPER = "link 1"  # the point that table 5's checks are of: the link decides, as it does there
+NOTES = f"""
+A small Mixtral's shape (6 layers of 8 experts, hidden 512, q4) on emulated machines, whose links are as much slower as
+the layers are smaller: decode of up to {REQUESTS} sequences of {FILLED} tokens, tokens per second of the emulated
+machine. `bound` is the roofline model's for the policy (equation 12); a step without the head. S2 and S3 are figure 6's
+schedules with our policy; S4 attends on the accelerator with our policy, and with FlexGen's by its published linear
+program (keys and values on one side). FlexGen also waits for everything after each micro-batch, which this S4 does not.
+The roofline's policy may have A_g = 1: then S4 is what runs. **Emulated figures judge schedules, never kernels.**
+`overran` counts tasks whose real work took more than half of their slot, in all runs of a row.
+"""
+
+
+@dataclass(frozen=True)
+class Setting:
+    """A machine: GB/s of the link and of RAM, MiB of the accelerator's memory, and of RAM (0: all)."""
+
+    name: str
+    link: float
+    host: float
+    gpu: int
+    memory: int = 0
+
+    @property
+    def device(self) -> str:
+        """As `emu:` takes it."""
+        return DEVICE.format(gpu=self.gpu, link=self.link, host=self.host)
+
+
+SETTINGS = (
+    Setting("link 1/2", 0.5, 6, 32),
+    Setting(PAPER, 1, 6, 32),
+    Setting("link 2, small GPU", 2, 6, 24),
+    Setting("link 1, slow RAM", 1, 1, 32),
+    Setting("link 4, slow RAM", 4, 1, 40),
+    Setting("link 1, disk", 1, 6, 32, 140),
+)
+
+
+@dataclass(frozen=True)
+class BatchRun:
+    """One schedule on one machine: tokens per second, the bound, the busiest lane's share, tasks that overran."""
+
+    policy: BatchPolicy
+    rate: float
+    bound: float
+    busiest: str
+    overran: int
+
+
+def bench(quick: bool) -> Result:
+    """The grid of machines."""
+    found = {setting: _setting(setting, quick) for setting in (SETTINGS[1:2] if quick else SETTINGS)}
+    ours = {setting: runs[OURS] for setting, runs in found.items()}
+    paper = next(runs for setting, runs in found.items() if setting.name == PAPER)
+    checks = [
+        Check("tokens per second over the bound, the least of the grid", min(map(_reached, ours.values())), BOUND),
+        Check(f"gain over FlexGen's schedule with its policy, {PAPER}", _gain(paper, THEIR_POLICY), OF_POLICY),
+        Check(f"gain over FlexGen's schedule with our policy, {PAPER}", _gain(paper, THEIRS), OF_SCHEDULE),
+    ]
+    names = [OURS, *SCHEDULES, THEIR_POLICY]
+    series = {name: [runs[name].rate if name in runs else 0.0 for runs in found.values()] for name in names}
+    plot = Bars("Tokens per second by machine", "tok/s", [setting.name for setting in found], series)
+    tables = [
+        Table("Policies and the bound", [_policy_row(setting, run) for setting, run in ours.items()]),
+        Table("Tokens per second by schedule", [_rate_row(setting, runs) for setting, runs in found.items()]),
+    ]
+    return Result("Batches: CGOPipe on the emulated accelerator", NOTES, tables, checks, [plot])
+
+
+def _setting(setting: Setting, quick: bool) -> dict[str, BatchRun]:
+    """Every schedule on one machine."""
+    steps = 1 if quick else STEPS
+    found = {OURS: _run(setting, steps)}
+    for name in SCHEDULES:
+        found[name] = _run(setting, steps, name)
+    found[THEIR_POLICY] = _run(setting, steps, THEIRS, _with_policy(flexgen_policy))
+    return found
+
+
+def _run(setting: Setting, steps: int, schedule: str = "", decide: Decide | None = None) -> BatchRun:
+    with batch_node(setting.device, REQUESTS, FILLED, decide, setting.memory * MIB) as node:
+        if schedule:
+            follow(node.link, schedule)
+        node.steps(1)
+        seconds, use, overran = node.steps(steps)
+        plan = node.link.plan
+        bound = plan.asked.layer.layers * max(_roofs(plan).values())
+        busiest = max(use, key=lambda lane: use[lane])
+        batch = plan.policy.batch
+        return BatchRun(plan.policy, batch / seconds, batch / bound, f"{busiest} {use[busiest]:.2f}", overran)
+
+
+def _roofs(plan: BatchPlan) -> dict[str, float]:
+    busy = roofs(plan.asked, PolicyPoint.of(plan.policy), "decode")
+    return {name: float(value) for name, value in busy.items()}
+
+
+def _with_policy(policy: Callable[..., BatchPolicy]) -> Decide:
+    """Plans with the policy that a function makes of the same problem."""
+
+    def decide(plan: NodePlan, machine: NodeMachine, options: OffloadOptions, tables: Tables | None) -> BatchPlan:
+        asked = batch_problem(plan, machine, options, tables)
+        return planned_batch(plan, asked, policy(asked), options, tables)
+
+    return decide
+
+
+def _reached(run: BatchRun) -> float:
+    return run.rate / run.bound
+
+
+def _gain(runs: dict[str, BatchRun], over: str) -> float:
+    return runs[OURS].rate / runs[over].rate
+
+
+def _policy_row(setting: Setting, run: BatchRun) -> Row:
+    policy = run.policy
+    return {
+        "machine": setting.name,
+        "N": policy.batch,
+        "mu": policy.micro_batch,
+        "A_g": int(policy.attention_there),
+        "r_w": round(policy.weights_kept, 2),
+        "on disk": round(policy.weights_on_disk, 2),
+        "tok/s": run.rate,
+        "bound": run.bound,
+        "of the bound": _reached(run),
+        "busiest lane": run.busiest,
+    }
+
+
+def _rate_row(setting: Setting, runs: dict[str, BatchRun]) -> Row:
+    theirs = runs[THEIR_POLICY].policy
+    row: dict[str, str | int | float] = {"machine": setting.name}
+    row |= {name: run.rate for name, run in runs.items()}
+    return {
+        **row,
+        "its N, mu": f"{theirs.batch}, {theirs.micro_batch}",
+        "gain, its policy": _gain(runs, THEIR_POLICY),
+        "gain, ours": _gain(runs, THEIRS),
+        "overran": sum(run.overran for run in runs.values()),
+    }

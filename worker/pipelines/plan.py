@@ -29,7 +29,7 @@ from worker.plan.node_plan import NodeBlock, NodeLayer, NodePlan, RunUnits
 from worker.plan.offload import Numbers, OffloadPlan, layer_pages_bytes, offload_problem
 from worker.plan.segments import NodeSegment
 
-_HALF = 0.5
+_ALL = 1 - 1e-6
 _CHUNK_SHARE = 8  # a chunk's activations take at most one part in so many of the accelerator's memory
 _LEAST = 1 << 16  # bytes of a chunk: less takes the link no longer than to begin
 
@@ -129,7 +129,7 @@ def planned_batch(
     half = page_bytes(1, plan.kv_heads, plan.config.head_dim, plan.options.kv_dtype) // 2
     there: tuple[Place, ...] = tuple("accelerator" for _ in pieces)
     tiers: tuple[Tier, ...] = tuple("gpu" if at in kept else "ram" for at in range(len(pieces)))
-    kv: KvTier = "gpu" if policy.attention_there and policy.kv_kept > _HALF else "ram"  # it is all or nothing here
+    kv: KvTier = "gpu" if policy.attention_there and policy.kv_kept >= _ALL else "ram"  # it is all or nothing here
     return BatchPlan(
         pieces=pieces,
         kept=kept,

@@ -22,7 +22,7 @@ import numpy as np
 import numpy.typing as npt
 
 TransferKind = Literal["weight load", "kv load", "kv save"]
-Kind = Literal["compute", "allreduce", "load", "stall", "accelerator", TransferKind]
+Kind = Literal["compute", "allreduce", "load", "stall", "accelerator", "attention", TransferKind]
 Row = tuple[Kind, str, int, int]  # kind, name, begin and end in nanoseconds of the node's clock
 Table = npt.NDArray[np.int64]  # [spans, 4]: kind and name as indices, begin and end
 Laps = npt.NDArray[np.int64]  # [spans]: end of each, in nanoseconds from the beginning of the first
@@ -33,11 +33,20 @@ TRACE_SPANS = 1 << 17  # that a trace has room for: some hundred tokens of a lar
 TRACE_BYTES = TRACE_SPANS * 4 * 8  # which the node's budget counts
 PAGE_SPANS = 1 << 13  # in one message
 
-_KINDS: tuple[Kind, ...] = ("compute", "allreduce", "load", "stall", "accelerator", *get_args(TransferKind))
+_KINDS: tuple[Kind, ...] = (
+    "compute",
+    "allreduce",
+    "load",
+    "stall",
+    "accelerator",
+    "attention",
+    *get_args(TransferKind),
+)
 _KIND_INDEX = {kind: index for index, kind in enumerate(_KINDS)}
 _ROW = Struct("=4q")
 _LANE_NAMES = (
-    "compute, allreduce, stall", "load", "load of the head", "accelerator", "weight load", "kv load", "kv save",
+    "compute, allreduce, stall", "load", "load of the head", "accelerator", "attention", "weight load", "kv load",
+    "kv save",
 )  # fmt: skip
 _SAVES_AT_ONCE = 3  # as many as there are threads that move things
 _NOTHING = nullcontext()

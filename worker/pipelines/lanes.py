@@ -5,8 +5,10 @@ from typing import Any, Protocol, TypeVar, cast
 
 from tpi.devices.base import Device, Event, Finished, Pending
 from tpi.devices.inorder import InOrder
+from tpi.trace import OFF, NoTrace
 
 T = TypeVar("T")
+Given = TypeVar("Given")
 
 
 class AttentionThread(Protocol):
@@ -24,15 +26,24 @@ class AttentionThread(Protocol):
 class BatchLanes:
     """The host attends in a thread of its own; heads cross as the device says."""
 
-    def __init__(self, device: Device, host: Device) -> None:
-        self.host = host
+    def __init__(self, device: Device, host: Device, trace: NoTrace = OFF) -> None:
+        self.host, self._trace = host, trace
         emulation: Any = getattr(device, "emulation", None)
         self._thread: AttentionThread = InOrder("tpi-attention") if emulation is None else emulation.thread("attention")
         self._cross = cast("Callable[[int, bool], Event] | None", getattr(device, "cross", None))
 
-    def attend(self, call: Callable[[], T]) -> Pending[T]:
-        """Begin a call of the host's kernels, after those before it."""
-        return self._thread.start(call)
+    def attend(self, name: str, arrived: Callable[[], Given], call: Callable[[Given], T]) -> Pending[T]:
+        """Begin a call of the host's kernels, after those before it, with what it then waits for.
+
+        `name` is what traces call it.
+        """
+
+        def spanned() -> T:
+            given = arrived()
+            with self._trace.span("attention", name):
+                return call(given)
+
+        return self._thread.start(spanned)
 
     def cross(self, nbytes: int, up: bool) -> Event:
         """The end of a crossing of so many bytes of activations, which begins now.

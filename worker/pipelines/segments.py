@@ -77,24 +77,30 @@ class BatchAttention(AttentionSegment):
         """Attention by the host, whose result then crosses (D2)."""
         before, kernels = part.between[self], self.lanes.host.kernels
 
-        def attend() -> Crossed:
+        def arrived() -> Projected:
+            heads: Projected
             heads, crossed = before.wait()
             crossed.wait()
+            return heads
+
+        def attend(heads: Projected) -> Crossed:
             with self.home.hold(self.layer, part.batch) as (keys, values):
                 mixed = kernels.attend(self.spec, heads, keys, values, part.batch)
             return mixed, self.lanes.cross(mixed.nbytes, up=True)
 
-        return self.lanes.attend(attend)
+        return self.lanes.attend(f"attention {self.layer}", arrived, attend)
 
     def _output(self, data: Bytes, part: LiftedMicroBatch) -> Pending[F32]:
         attended = part.between.pop(self)
 
-        def output() -> F32:
+        def arrived() -> F32:
+            mixed: F32
             mixed, crossed = attended.wait()
             crossed.wait()
-            return self.device.kernels.output(self.spec, data, mixed)
+            return mixed
 
-        return self.launch(output)
+        ready = self.device.start(arrived)  # a call of its own: waiting is no computing to who traces these
+        return self.launch(lambda: self.device.kernels.output(self.spec, data, ready.wait()))
 
     def _attend_there(self, phases: Phases, data: Bytes, part: LiftedMicroBatch, take: Take) -> Pending[F32]:
         """All of it on the accelerator, but for heads that are there already."""

@@ -24,6 +24,7 @@ from tpi.kv import pages_for
 from tpi.net.messages import Step, StepEntry
 from tpi.pack.builder.build import open_source, pack_model
 from tpi.pack.reader import Pack
+from tpi.trace import Row
 from worker.equipment import Beside
 from worker.node.node import Node
 from worker.pipelines.accelerated import BatchAccelerated
@@ -57,6 +58,11 @@ class BatchNode:
         shape = self.sequences, MIXTRAL["hidden_size"]
         self._x = np.random.default_rng(0).normal(size=shape).astype(np.float32)
 
+    @property
+    def spans(self) -> list[Row]:
+        """What it recorded, if it was to."""
+        return list(self._node.trace.rows)
+
     def steps(self, count: int) -> tuple[float, dict[str, float], int]:
         """Seconds of a mean step, the part of it that each lane was busy, and tasks that overran."""
         before = {lane.name: lane.busy for lane in self._emulation.lanes}
@@ -84,11 +90,12 @@ class BatchNode:
 
 @contextmanager
 def batch_node(
-    device: str, sequences: int, filled: int, decide: Decide | None = None, memory: int = 0
+    device: str, sequences: int, filled: int, decide: Decide | None = None, memory: int = 0, trace: bool = False
 ) -> Iterator[BatchNode]:
     """A node of `emu:` and `device`, for which at most so many sequences wait, with `filled` tokens each.
 
-    `decide` plans in place of the node's own; `memory` is what it may use, in bytes, if not all.
+    `decide` plans in place of the node's own; `memory` is what it may use, in bytes, if not all;
+    with `trace` it records its spans.
     """
     emulated = open_emulated(device)
     machine = emulated_node(emulated.emulation.machine)
@@ -107,6 +114,7 @@ def batch_node(
             pool=sequences * pages_for(CONTEXT),
             threads=1,
             memory=memory,
+            trace=trace,
             scheduler="window" if memory else "resident",
         )
         stack.enter_context(closing(deployment))

@@ -1,17 +1,18 @@
-"""What a node computes with: the host, its disk, and an accelerator beside it."""
+"""What a node computes with: the host, its disk, and accelerators beside it."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from scheduler.free import default_budget
 from scheduler.storage.disk import DirectDisk, Disk
 from tpi.devices.base import Device
-from tpi.devices.choose import open_device
+from tpi.devices.choose import open_devices
 from tpi.devices.host import HostDevice, open_host
 from tpi.devices.options import DeviceOptions, OffloadOptions
 from tpi.devices.trial import find_accelerator
+from tpi.errors import EmulationError
 from tpi.progress import Progress, warn
 from tpi.text import NAME_CHARACTERS, plain
 
@@ -32,36 +33,47 @@ CPU, AUTO = "cpu", "auto"
 
 @dataclass(frozen=True)
 class Beside:
-    """An accelerator, how it is to be used, and the figures of the machine that it is in."""
+    """An accelerator or several, how they are to be used, and the figures of the machine that they are in."""
 
     device: Device
     figures: "NodeMachine"
     options: OffloadOptions = field(default_factory=OffloadOptions)
     decide: "Decide | None" = None  # in place of `worker.pipelines.decide.decide_accelerator`
+    more: tuple[Device, ...] = ()  # `figures` has one accelerator for each
+
+    @property
+    def devices(self) -> tuple[Device, ...]:
+        """All of them."""
+        return self.device, *self.more
 
     @property
     def machine(self) -> "NodeMachine":
-        """The figures, with the memory that the accelerator has left now."""
-        assert self.figures.accelerator is not None
-        limit = self.device.memory.limit
-        room = (_NO_LIMIT if limit is None else limit) - self.device.memory.used
-        return replace(self.figures, accelerator=replace(self.figures.accelerator, memory=room))
+        """The figures, with the memory that the accelerators have left now."""
+        rooms = [_room(device) for device in self.devices]
+        first, *more = (replace(card, memory=room) for card, room in zip(self.figures.cards, rooms, strict=True))
+        return replace(self.figures, accelerator=first, more=tuple(more))
 
     @property
     def card(self) -> "Card":
-        """What others are told of it."""
+        """What others are told of them."""
         from tpi.net.fields import Card
 
-        used, accelerator = self.options, self.machine.accelerator
-        assert accelerator is not None
+        used, (memory, *more) = self.options, (card.memory for card in self.machine.cards)
         return Card(
-            plain(self.device.name, NAME_CHARACTERS),
-            accelerator.memory,
+            plain(", ".join(device.name for device in self.devices), NAME_CHARACTERS),
+            memory,
             used.weights,
             used.kv,
             used.pipeline,
             used.crossover or 0,
+            tuple(more),
         )
+
+
+def _room(device: Device) -> int:
+    """Bytes of its memory that are left."""
+    limit = device.memory.limit
+    return (_NO_LIMIT if limit is None else limit) - device.memory.used
 
 
 @dataclass(frozen=True)
@@ -75,7 +87,7 @@ class Equipment:
 
     @property
     def card(self) -> "Card | None":
-        """What others are told of the accelerator."""
+        """What others are told of the accelerators."""
         return None if self.accelerator is None else self.accelerator.card
 
     def build(
@@ -95,54 +107,83 @@ class Equipment:
         return node
 
     def close(self) -> None:
-        """End the accelerator's threads."""
-        if self.accelerator is not None:
-            self.accelerator.device.close()
+        """End the accelerators' threads; say it if what was emulated took real work for too long."""
+        for device in self.accelerator.devices if self.accelerator else ():
+            device.close()
+        try:
+            if self.emulation is not None:
+                self.emulation.check()
+        except EmulationError as error:
+            warn(str(error))
 
 
-Measure = Callable[[HostDevice, Device], "NodeMachine"]
-"""The figures of this machine with a device."""
+Measure = Callable[[HostDevice, Sequence[Device]], "NodeMachine"]
+"""The figures of this machine with these devices."""
 
 
-def measured(host: HostDevice, device: Device, cache: Path) -> "NodeMachine":
-    """What is remembered in `cache` of this machine and this device, or is measured now; the disk is a laptop's."""
+def measured(host: HostDevice, devices: Sequence[Device], cache: Path) -> "NodeMachine":
+    """What is remembered in `cache` of this machine and these devices, or is measured now; the disk is a laptop's."""
     from scheduler.model.machine import LAPTOP, NodeMachine
     from worker.measure.remembered import device_rates, host_rates
     from worker.plan.speeds import OF_MEMORY
 
-    rates, card = host_rates(host.kernels, cache).figures, device_rates(device, cache).figures
-    return NodeMachine(rates, default_budget(), LAPTOP.disk, card, rates.read / OF_MEMORY)
+    rates = host_rates(host.kernels, cache).figures
+    card, *more = (device_rates(device, cache).figures for device in devices)
+    return NodeMachine(rates, default_budget(), LAPTOP.disk, card, rates.read / OF_MEMORY, tuple(more))
 
 
 def open_equipment(options: DeviceOptions, measure: Measure) -> Equipment:
     """The devices that the user asked for; what is real is measured, what is emulated has its figures with it.
 
-    `auto` takes a graphics chip that is here. What it computes, if anything, its measured figures decide: a plan leaves
-    to the host every phase in which the host is faster.
+    `auto` takes one graphics chip that is here. What it computes, if anything, its measured figures decide: a plan
+    leaves to the host every phase in which the host is faster.
 
     Raises:
         UsageError: if a device is not there, or has less memory than it is to use.
     """
     host = open_host()
-    if options.device == CPU:
+    devices = _opened(options)
+    if not devices:
         return Equipment(host)
-    memory = options.gpu_memory
-    device = find_accelerator(memory) if options.device == AUTO else open_device(options.device, memory)
-    if device is None:
-        return Equipment(host)
-    emulation: Emulation | None = getattr(device, "emulation", None)
-    if emulation is None:
-        warn(f"{device.name} is experimental: such devices are tested on the CPU and have not been run on a card yet")
-        return Equipment(host, Beside(device, measure(host, device), options.offload))
-    return _emulated(device, emulation, host, options.offload)
+    emulations = [device.emulation for device in devices if isinstance(device, _Emulated)]
+    if emulations:
+        return _emulated(devices, emulations, host, options.offload)
+    names = " and ".join(device.name for device in devices)
+    warn(f"{names}: experimental, such devices are tested on the CPU and have not been run on a card yet")
+    return Equipment(host, _beside(devices, measure(host, devices), options.offload))
 
 
-def _emulated(device: Device, emulation: "Emulation", host: HostDevice, options: OffloadOptions) -> Equipment:
+@runtime_checkable
+class _Emulated(Protocol):
+    """A device that is emulated."""
+
+    emulation: "Emulation"
+
+
+def _opened(options: DeviceOptions) -> Sequence[Device]:
+    (name, memory), *_ = options.limits
+    if name == CPU:
+        return ()
+    if name == AUTO:
+        found = find_accelerator(memory)
+        return (found,) if found else ()
+    return open_devices(options.limits)
+
+
+def _beside(devices: Sequence[Device], figures: "NodeMachine", options: OffloadOptions) -> Beside:
+    first, *more = devices
+    return Beside(first, figures, options, more=tuple(more))
+
+
+def _emulated(
+    devices: Sequence[Device], emulations: "Sequence[Emulation]", host: HostDevice, options: OffloadOptions
+) -> Equipment:
     """The whole node keeps the emulated time."""
     from scheduler.model.machine import emulated_node
     from scheduler.storage.timed import TimedDisk
 
-    beside = Beside(device, emulated_node(emulation.machine), options)
+    emulation = emulations[0]
+    beside = _beside(devices, emulated_node(*(each.machine for each in emulations)), options)
     return Equipment(emulation.host(host), beside, TimedDisk(DirectDisk(), emulation.disk), emulation)
 
 

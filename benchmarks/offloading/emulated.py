@@ -78,7 +78,7 @@ def emulated_node(
     model: str, device: str, options: OffloadOptions | None = None, memory: int | None = None, trace: bool = False
 ) -> Iterator[EmulatedNode]:
     """A node of one thread with the emulated `device` (`tpi.devices.emulated.machine`), which may record its spans."""
-    devices = DeviceOptions(device, None, options or OffloadOptions())
+    devices = DeviceOptions((device,), (), options or OffloadOptions())
     spans = Path(os.devnull) if trace else None
     with Session(RunOptions(model, context=CONTEXT, threads=1, memory=memory, devices=devices, trace=spans)) as session:
         yield EmulatedNode(session)

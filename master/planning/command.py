@@ -20,6 +20,7 @@ from scheduler.model.offload.fitting import feasible
 from scheduler.model.offload.problem import Limits, Problem
 from scheduler.model.offload.work import Workload
 from tpi.config import default_cache, parse_size
+from tpi.devices.options import check_several
 from tpi.errors import UsageError
 from tpi.kv import KV_DTYPES
 
@@ -27,8 +28,19 @@ from tpi.kv import KV_DTYPES
 @click.command()
 @click.option("-m", "--model", required=True, help="What `tpi run` takes, or a config.json alone: no weight is needed.")
 @click.option("--machine", metavar="WORDS", help=f"Plan for a machine that is described, e.g. {EXAMPLE!r}.")
-@click.option("--device", metavar="NAME", help="Accelerator: opencl[:i], cuda[:i] or emu:...; cpu: none (default).")
-@click.option("--gpu-memory", metavar="SIZE", help="Most of the accelerator's memory to use (default: what it has).")
+@click.option(
+    "--device",
+    "devices",
+    multiple=True,
+    metavar="NAME",
+    help="Accelerator: opencl[:i], cuda[:i] or emu:..., repeated for several; auto: what is here; cpu: none (default).",
+)
+@click.option(
+    "--gpu-memory",
+    multiple=True,
+    metavar="SIZE",
+    help="Most of the accelerator's memory to use (default: what it has); once for each, or once for all.",
+)
 @click.option("--memory", metavar="SIZE", help="Most memory to use (default: what is free).")
 @click.option(
     "--weights", type=click.Choice(["auto", "gpu", "ram", "disk"]), default="auto", help="Where all weights lie."
@@ -88,7 +100,7 @@ def plan(model: str, dtype: str, as_json: bool, cache: Path | None, svg: Path | 
 def _problem(model: str, dtype: str, cache: Path, flags: dict[str, Any]) -> tuple[ModelShape, PlannedNode, Problem]:
     node = planned_node(_node_flags(flags), cache, _files(cache))
     machine = node.machine
-    room = machine.memory + (machine.accelerator.memory if machine.accelerator else 0)
+    room = machine.memory + sum(card.memory for card in machine.cards)
     shape = model_shape(model, dtype, cache, room)
     limits = Limits(*(None if flags[name] == "auto" else flags[name] for name in ("weights", "kv", "pipeline")))
     return shape, node, planning_problem(shape, machine, _request(shape, flags), limits, flags["kv_dtype"])
@@ -132,14 +144,14 @@ def _draw(svg: Path, shape: ModelShape, batch: BatchReport) -> None:
 
 
 def _node_flags(flags: dict[str, Any]) -> NodeFlags:
-    memory, gpu_memory = (_size(flags, name) for name in ("memory", "gpu_memory"))
-    return NodeFlags(flags["machine"], flags["device"], memory, gpu_memory, flags["remeasure"])
+    memory = None if flags["memory"] is None else _size("--memory", flags["memory"])
+    gpu_memory = tuple(_size("--gpu-memory", size) for size in flags["gpu_memory"])
+    check_several(flags["devices"], flags["gpu_memory"])
+    return NodeFlags(flags["machine"], flags["devices"], memory, gpu_memory, flags["remeasure"])
 
 
-def _size(flags: dict[str, Any], name: str) -> int | None:
-    """Bytes of a flag; None if it was not given."""
-    if flags[name] is None:
-        return None
-    if not (size := parse_size(flags[name])):
-        raise UsageError(f"--{name.replace('_', '-')} 0 leaves nothing to plan with; give for example 600MiB or 4GiB")
+def _size(flag: str, text: str) -> int:
+    """Bytes of a flag."""
+    if not (size := parse_size(text)):
+        raise UsageError(f"{flag} 0 leaves nothing to plan with; give for example 600MiB or 4GiB")
     return size

@@ -2,19 +2,22 @@
 
 import time
 from collections.abc import Sequence
-from contextlib import closing
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from scheduler.free import default_budget, less_margin
 from scheduler.model.machine import LAPTOP, Accelerator, DiskRate, NodeMachine, emulated_node, parse_machine
 from scheduler.storage.tune import disk_for
-from tpi.devices.choose import open_device
+from tpi.devices.base import Device
+from tpi.devices.choose import open_devices
 from tpi.devices.emulated.machine import parse_emulated
+from tpi.devices.trial import find_accelerator
 from tpi.errors import PlanError, UsageError
 from worker.plan.speeds import OF_DISK, OF_MEMORY
 
-HOST_ONLY = (None, "auto", "cpu")
+AUTO = "auto"
+HOST_ONLY: tuple[tuple[str, ...], ...] = ((), ("cpu",))
 _EMULATED = "emu:"
 _MIB = 1 << 20
 
@@ -24,9 +27,9 @@ class NodeFlags:
     """What the command line says of the machine; sizes in bytes, None: as it is."""
 
     machine: str | None = None
-    device: str | None = None
+    devices: tuple[str, ...] = ()
     memory: int | None = None
-    gpu_memory: int | None = None
+    gpu_memory: tuple[int, ...] = ()  # for each of `devices`, or for all of them
     remeasure: bool = False
 
 
@@ -47,17 +50,17 @@ def planned_node(flags: NodeFlags, cache: Path, files: Sequence[Path]) -> Planne
     """
     node = _node(flags, cache, files)
     machine = node.machine if flags.memory is None else replace(node.machine, memory=flags.memory)
-    return replace(node, machine=replace(machine, accelerator=_limited(machine.accelerator, flags.gpu_memory)))
+    return replace(node, machine=_limited(machine, flags.gpu_memory))
 
 
 def _node(flags: NodeFlags, cache: Path, files: Sequence[Path]) -> PlannedNode:
     if flags.machine is not None:
-        if flags.device is not None:
+        if flags.devices:
             raise UsageError("--machine and --device exclude each other; give one of them")
         return _roomy(parse_machine(flags.machine), "as described")
-    if flags.device is not None and flags.device.startswith(_EMULATED):
-        emulated = parse_emulated(flags.device.removeprefix(_EMULATED))
-        return _roomy(emulated_node(emulated), f"as {emulated.name} emulates it")
+    if flags.devices and all(name.startswith(_EMULATED) for name in flags.devices):
+        emulated = [parse_emulated(name.removeprefix(_EMULATED)) for name in flags.devices]
+        return _roomy(emulated_node(*emulated), f"as {emulated[0].name} emulates it")
     return _measured(flags, cache, files)
 
 
@@ -71,24 +74,45 @@ def _measured(flags: NodeFlags, cache: Path, files: Sequence[Path]) -> PlannedNo
     from worker.measure.remembered import device_rates, host_rates
 
     host = host_rates(open_host().kernels, cache, flags.remeasure)
-    device, names = None, [host.on]
-    if flags.device not in HOST_ONLY:
-        with closing(open_device(str(flags.device), flags.gpu_memory)) as opened:
-            found = device_rates(opened, cache, flags.remeasure)
-        device, names = found.figures, [host.on, found.on]
+    with ExitStack() as stack:
+        opened = _opened(flags)
+        for each in opened:
+            stack.callback(each.close)
+        found = [device_rates(each, cache, flags.remeasure) for each in opened]
+    names = [host.on, *(each.on for each in found)]
+    if flags.devices == (AUTO,) and not found:
+        names.append("no graphics chip was found")
     disk = disk_for(files, cache).bytes_per_second
     if not disk:
         names.append("a laptop's disk, since nothing is here to measure this one by")
     rate = DiskRate(OF_DISK * disk) if disk else LAPTOP.disk
-    machine = NodeMachine(host.figures, default_budget(), rate, device, host.figures.read / OF_MEMORY)
+    cards, bus = [each.figures for each in found], host.figures.read / OF_MEMORY
+    first = cards[0] if cards else None
+    machine = NodeMachine(host.figures, default_budget(), rate, first, bus, tuple(cards[1:]))
     return PlannedNode(machine, f"measured {_day(host.at)} on {' and '.join(names)}")
 
 
-def _limited(device: Accelerator | None, limit: int | None) -> Accelerator | None:
-    if limit is None:
-        return device
-    if device is None:
+def _opened(flags: NodeFlags) -> Sequence[Device]:
+    """The accelerators that are named, or found."""
+    if flags.devices in HOST_ONLY:
+        return ()
+    if flags.devices == (AUTO,):
+        found = find_accelerator()
+        return (found,) if found else ()
+    return open_devices([(name, None) for name in flags.devices])
+
+
+def _limited(machine: NodeMachine, limits: tuple[int, ...]) -> NodeMachine:
+    if not limits:
+        return machine
+    if not machine.cards:
         raise UsageError("--gpu-memory goes with an accelerator, and this node has none; leave it out")
+    every = limits if len(limits) > 1 else limits * len(machine.cards)
+    first, *more = (_with_limit(card, limit) for card, limit in zip(machine.cards, every, strict=True))
+    return replace(machine, accelerator=first, more=tuple(more))
+
+
+def _with_limit(device: Accelerator, limit: int) -> Accelerator:
     if limit > device.memory:
         have = device.memory // _MIB
         raise PlanError(f"--gpu-memory {limit // _MIB}MiB is beyond what {device.name} has; give at most {have}MiB")

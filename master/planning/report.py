@@ -37,10 +37,10 @@ class PlanReport:
         """Choose, and work out the rest. PlanError if nothing fits."""
         chosen = choose(problem)
         offload = deepened(problem, chosen.offload)
-        device, work = problem.machine.accelerator, problem.work
+        cards, work = problem.machine.cards, problem.work
         largest = max((each for each in work.segments if each.kind == "ffn"), key=lambda each: each.nbytes)
-        outside: tuple[Tier, ...] = TIERS[1:] if device else ()
-        piece = device.link.piece if device else 0
+        outside: tuple[Tier, ...] = TIERS[1:] if cards else ()
+        piece = sum(card.link.piece for card in cards)
         return cls(
             shape=shape,
             node=node,
@@ -97,6 +97,7 @@ class PlanReport:
             "machine": asdict(self.problem.machine) | {"bus": _finite(self.problem.machine.bus)},
             "measured": self.node.told,
             "pipeline": offload.pipeline,
+            "cards": list(offload.cards),
             "kv": offload.kv,
             "head": offload.head if self.problem.work.head.nbytes else None,
             "segments": {kind: self._segments(kind) for kind in KINDS},
@@ -115,12 +116,16 @@ class PlanReport:
         return {"lie": lying, "computed": self.computed(kind)}
 
     def _memory(self) -> dict[str, Any]:
-        device, machine = self.problem.machine.accelerator, self.problem.machine
+        machine = self.problem.machine
         found = {"ram": asdict(self.peaks.host) | {"total": self.peaks.host.total, "limit": machine.memory}}
-        if device:
-            gpu = self.peaks.accelerator
-            found["gpu"] = asdict(gpu) | {"total": gpu.total, "limit": device.memory}
+        for number, (gpu, card) in enumerate(zip(self.peaks.cards, machine.cards, strict=False), 1):
+            found[numbered("gpu", number)] = asdict(gpu) | {"total": gpu.total, "limit": card.memory}
         return found
+
+
+def numbered(name: str, number: int) -> str:
+    """The name of something that each accelerator has, as `scheduler.model.offload.tasks.busy_seconds` has it."""
+    return name if number == 1 else f"{name} {number}"
 
 
 def _percent(stretch: StretchForecast) -> dict[str, float]:

@@ -5,10 +5,10 @@ from dataclasses import fields
 
 from master.planning.batch import BatchReport
 from master.planning.reasons import reasons
-from master.planning.report import KINDS, PlanReport
+from master.planning.report import KINDS, PlanReport, numbered
 from master.planning.shapes import weight_bytes
 from master.reporting.report import figures_table, wide_console
-from scheduler.model.machine import NodeMachine
+from scheduler.model.machine import Accelerator, NodeMachine
 from scheduler.model.offload.forecast import StretchForecast
 from scheduler.model.offload.memory import MemoryParts
 from scheduler.model.offload.work import PLACES, TIERS, Tier, kv_pages
@@ -35,7 +35,8 @@ def print_plan(report: PlanReport) -> None:
         console.print(line, soft_wrap=True)
     lying = [_TIERS[tier] for tier in tiers]
     console.print(figures_table("what", *lying, "a token", "a prompt", rows=list(_segments(report, tiers))))
-    console.print(figures_table("memory", *lying[:-1], rows=list(_memories(report))))
+    names = [*_numbered(report), _TIERS["ram"]]
+    console.print(figures_table("memory", *names, rows=list(_memories(report))))
     for line in (*_speeds(report), *_advice(report)):
         console.print(line, soft_wrap=True)
 
@@ -60,11 +61,18 @@ def _heading(report: PlanReport) -> Iterator[str]:
 def _machine(machine: NodeMachine) -> str:
     disk = f"disk {machine.disk.read / _GIGA:.1f} GB/s"
     host = f"{_size(machine.memory)} of RAM at {machine.host.read / _GIGA:.0f} GB/s, {disk}"
-    if machine.accelerator is None:
-        return host
-    device = machine.accelerator
+    return "; ".join([*map(_card, machine.cards), host])
+
+
+def _card(device: Accelerator) -> str:
     speeds = f"{device.rates.read / _GIGA:.0f} GB/s, link {device.link.up / _GIGA:.1f} GB/s"
-    return f"GPU {_size(device.memory)} at {speeds}; {host}"
+    return f"GPU {_size(device.memory)} at {speeds}"
+
+
+def _numbered(report: PlanReport) -> list[str]:
+    """The accelerators to which anything is dealt."""
+    count = len(report.peaks.cards) if report.problem.machine.cards else 0
+    return [numbered(_TIERS["gpu"], number) for number in range(1, count + 1)]
 
 
 def _segments(report: PlanReport, tiers: Sequence[Tier]) -> Iterator[tuple[str, ...]]:
@@ -83,12 +91,13 @@ def _where(counts: Mapping[str, int]) -> str:
 
 def _memories(report: PlanReport) -> Iterator[tuple[str, ...]]:
     """What each memory is for, its sum, and how much there is."""
-    device, host = report.problem.machine.accelerator, report.peaks.host
-    parts = [report.peaks.accelerator, host] if device else [host]
+    cards, host = report.problem.machine.cards, report.peaks.host
+    parts = [*(report.peaks.cards if cards else ()), host]
     for part in fields(MemoryParts):
         yield part.name, *(_size(getattr(each, part.name)) for each in parts)
     yield "in all", *(_size(each.total) for each in parts)
-    yield "of", *(_size(size) for size in [*([device.memory] if device else []), report.problem.machine.memory])
+    limits = [card.memory for card in cards[: len(parts) - 1]]
+    yield "of", *(_size(size) for size in [*limits, report.problem.machine.memory])
 
 
 def _speeds(report: PlanReport) -> Iterator[str]:
@@ -114,7 +123,13 @@ def _advice(report: PlanReport) -> Iterator[str]:
 def _use(stretch: StretchForecast) -> str:
     """The lanes that are busy, the busiest first: it is the bottleneck."""
     busy = sorted(stretch.use.items(), key=lambda item: -item[1])
-    return ", ".join(f"{_LANES[lane]} {100 * part:.0f}%" for lane, part in busy if part >= _SHOWN)
+    return ", ".join(f"{_lane(lane)} {100 * part:.0f}%" for lane, part in busy if part >= _SHOWN)
+
+
+def _lane(lane: str) -> str:
+    """A lane for people; those of a second accelerator have its number."""
+    name, _, number = lane.partition(" ")
+    return f"{_LANES[name]} {number}".rstrip()
 
 
 def _size(size: float) -> str:

@@ -4,6 +4,7 @@
 """
 
 import re
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from math import inf
 
@@ -58,22 +59,39 @@ class Accelerator:
 
 @dataclass(frozen=True)
 class NodeMachine:
-    """One node: the host with its memory in bytes, its disk, and an accelerator if it has one."""
+    """One node: the host with its memory in bytes, its disk, an accelerator if it has one, and more of them."""
 
     host: Rates
     memory: int
     disk: DiskRate
     accelerator: Accelerator | None = None
     bus: float = inf  # bytes per second of the host's memory, which computing, transfers and the disk share
+    more: tuple[Accelerator, ...] = ()  # each with a link of its own
+
+    @property
+    def cards(self) -> tuple[Accelerator, ...]:
+        """All accelerators, in the order in which they were named."""
+        return () if self.accelerator is None else (self.accelerator, *self.more)
+
+    def with_cards(self, change: Callable[[Accelerator], Accelerator]) -> "NodeMachine":
+        """The same with every accelerator changed."""
+        changed = [change(card) for card in self.cards]
+        return replace(self, accelerator=changed[0], more=tuple(changed[1:])) if changed else self
 
 
-def emulated_node(machine: EmulatedMachine) -> NodeMachine:
-    """The node that an emulation plays: its lanes share nothing, so there is no bus."""
+def emulated_node(machine: EmulatedMachine, *more: EmulatedMachine) -> NodeMachine:
+    """The node that an emulation plays: its lanes share nothing, so there is no bus.
+
+    `more` are further accelerators; host and disk are the first one's.
+    """
+    host = Rates(machine.host_memory, machine.host_flops, machine.launch)
+    device, *others = (_emulated_card(each) for each in (machine, *more))
+    return NodeMachine(host, machine.ram, DiskRate(machine.disk), device, more=tuple(others))
+
+
+def _emulated_card(machine: EmulatedMachine) -> Accelerator:
     link = DeviceLink(machine.up, machine.down, machine.latency)
-    device = Accelerator(Rates(machine.memory, machine.flops, machine.launch), machine.capacity, link, machine.name)
-    return NodeMachine(
-        Rates(machine.host_memory, machine.host_flops, machine.launch), machine.ram, DiskRate(machine.disk), device
-    )
+    return Accelerator(Rates(machine.memory, machine.flops, machine.launch), machine.capacity, link, machine.name)
 
 
 LAPTOP = emulated_node(EmulatedMachine(6 * GIB))  # of the PIPO paper; `tpi.devices.emulated.presets` has the sources

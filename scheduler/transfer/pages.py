@@ -5,7 +5,7 @@ put there, and saved after, with what this step appended. With two stages the ne
 layer is computed. A layer's pages are never loaded before what was last appended to them is saved.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import groupby
 
@@ -17,6 +17,7 @@ from tpi.devices.base import Device, wait_all
 from tpi.devices.pages import Bytes
 from tpi.kernels.spec import PAGE_TOKENS, Batch, KvArray
 from tpi.kv import KvPages
+from tpi.trace import TransferKind
 
 Pages = frozenset[int]
 
@@ -36,10 +37,20 @@ class StagedPages:
     """The pages of the layers whose keys and values come and go. Used by the thread that computes."""
 
     def __init__(
-        self, device: Device, home: KvPages, stages: Sequence[PageStage], layers: Sequence[int], queue: TransferQueue
+        self,
+        device: Device,
+        home: KvPages,
+        stages: Sequence[PageStage],
+        layers: Sequence[int],
+        queue: TransferQueue,
+        link: int = 0,
     ) -> None:
-        """`home` lies in the host's memory; `layers` are those that attend on `device`, in the order of use."""
-        self._device, self._home, self._queue = device, home, queue
+        """`home` lies in the host's memory; `layers` are those that attend on `device`, in the order of use.
+
+        `link` is the number of the queue's link to it.
+        """
+        self._device, self._home, self._queue, self._link = device, home, queue, link
+        self._number = f" on {device.name}" if link else ""
         self._stages = list(stages)
         self._next = dict(zip(layers, [*layers[1:], *layers[:1]], strict=True))
         self._saves: dict[int, list[QueuedTransfer]] = {layer: [] for layer in layers}  # that may be going on
@@ -119,16 +130,21 @@ class StagedPages:
 
         after, self._saves[layer] = self._saves[layer], []  # who waits for the load waits for them
         stage.present |= pages
-        stage.moves.append(self._queue.submit("kv load", f"KV {layer}", load, after))
+        stage.moves.append(self._submit("kv load", layer, load, after))
 
     def _save(self, stage: PageStage, layer: int, pages: Pages) -> None:
         def save() -> None:
             self._copy(stage.keys, self._home.keys[layer], pages)
             self._copy(stage.values, self._home.values[layer], pages)
 
-        move = self._queue.submit("kv save", f"KV {layer}", save)
+        move = self._submit("kv save", layer, save)
         stage.moves.append(move)
         self._saves[layer].append(move)
+
+    def _submit(
+        self, kind: TransferKind, layer: int, call: Callable[[], None], after: Sequence[QueuedTransfer] = ()
+    ) -> QueuedTransfer:
+        return self._queue.submit(kind, f"KV {layer}{self._number}", call, after, self._link)
 
     def _copy(self, source: KvArray, target: KvArray, pages: Pages) -> None:
         """Copy pages of one array, neighbours at once."""

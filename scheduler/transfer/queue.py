@@ -1,7 +1,8 @@
-"""One queue of transfers and the three threads that make them (PIPO, sections 3.1.2 and 3.2.1).
+"""One queue of transfers and the threads that make them, three for each link (PIPO, sections 3.1.2 and 3.2.1).
 
-A transfer is a call with what it waits for. Loads of weights start in the order in which they were asked for, one at a
-time, and so do loads of keys and values; saves go when no load is ready, several at once. Nothing is bound to a thread.
+A transfer is a call with what it waits for. On each link loads of weights start in the order in which they were asked
+for, one at a time, and so do loads of keys and values; saves go when no load is ready, several at once. Nothing is
+bound to a thread.
 """
 
 import threading
@@ -11,7 +12,7 @@ from scheduler.window.wakeup import wake_soon
 from tpi.errors import TpiError
 from tpi.trace import OFF, NoTrace, TransferKind, clock
 
-THREADS = 3  # as many as there are kinds of transfer
+THREADS = 3  # for each link: as many as there are kinds of transfer
 _ORDER: tuple[TransferKind, ...] = ("weight load", "kv load", "kv save")  # what is ready first goes first, then by kind
 _ONE_AT_A_TIME = {"weight load", "kv load"}
 
@@ -20,11 +21,17 @@ class QueuedTransfer:
     """One transfer; `wait` raises what it failed with, or what any that it waited for failed with."""
 
     def __init__(
-        self, kind: TransferKind, name: str, call: Callable[[], None], after: Sequence["QueuedTransfer"]
+        self,
+        kind: TransferKind,
+        name: str,
+        call: Callable[[], None],
+        after: Sequence["QueuedTransfer"],
+        link: int = 0,
+        behind: "QueuedTransfer | None" = None,
     ) -> None:
         """See `TransferQueue.submit`."""
-        self.kind, self.name = kind, name
-        self._call, self._after = call, after
+        self.kind, self.name, self.link = kind, name, link
+        self._call, self._after, self._behind = call, after, behind
         self.error: Exception | None = None  # what it failed with
         self._ended = threading.Event()
 
@@ -36,7 +43,7 @@ class QueuedTransfer:
     @property
     def ready(self) -> bool:
         """Whether all that it waits for is over."""
-        return all(before.done for before in self._after)
+        return all(before.done for before in self._after) and (self._behind is None or self._behind.done)
 
     def wait(self) -> None:
         """Until it is over; raises what failed, every time."""
@@ -65,14 +72,15 @@ class QueuedTransfer:
         self._finish()
 
     def _finish(self) -> None:
-        self._after, self._call = (), _nothing  # what they refer to may go
+        self._after, self._call, self._behind = (), _nothing, None  # what they refer to may go
         self._ended.set()
 
 
 class TransferQueue:
     """Transfers of one node. May be used by several threads; close it before what its transfers read and write."""
 
-    def __init__(self, trace: NoTrace = OFF) -> None:
+    def __init__(self, trace: NoTrace = OFF, links: int = 1) -> None:
+        """Over so many links, numbered from 0 on: one for each accelerator."""
         self._trace = trace
         self._waiting: list[QueuedTransfer] = []  # in the order of asking
         self._running: list[QueuedTransfer] = []
@@ -80,20 +88,28 @@ class TransferQueue:
         self._lock = threading.Lock()
         self._work = threading.Condition(self._lock)
         self._threads = [
-            threading.Thread(target=self._serve, name=f"tpi-transfer-{n}", daemon=True) for n in range(THREADS)
+            threading.Thread(target=self._serve, name=f"tpi-transfer-{n}", daemon=True) for n in range(THREADS * links)
         ]
         for thread in self._threads:
             thread.start()
 
     def submit(
-        self, kind: TransferKind, name: str, call: Callable[[], None], after: Sequence[QueuedTransfer] = ()
+        self,
+        kind: TransferKind,
+        name: str,
+        call: Callable[[], None],
+        after: Sequence[QueuedTransfer] = (),
+        link: int = 0,
+        behind: QueuedTransfer | None = None,
     ) -> QueuedTransfer:
         """Have `call` made when every transfer of `after` has succeeded; `name` is what traces and errors call it.
+
+        And when `behind`, which was asked for earlier, is over, whatever came of it.
 
         Raises:
             TpiError: if the queue is closed.
         """
-        transfer = QueuedTransfer(kind, name, call, tuple(after))
+        transfer = QueuedTransfer(kind, name, call, tuple(after), link, behind)
         with self._lock:
             if self._closed:
                 raise TpiError(f"the transfer queue is closed; {name} cannot be moved any more")
@@ -135,15 +151,13 @@ class TransferQueue:
         return None
 
     def _next(self) -> QueuedTransfer | None:
-        busy = {transfer.kind for transfer in self._running} & _ONE_AT_A_TIME
         for kind in _ORDER:
-            if kind in busy:
-                continue
-            mine = [transfer for transfer in self._waiting if transfer.kind == kind]
-            candidates = mine[:1] if kind in _ONE_AT_A_TIME else mine  # loads never overtake one another
-            for transfer in candidates:
-                if transfer.ready:
-                    return transfer
+            before = {transfer.link for transfer in self._running if transfer.kind == kind}
+            for transfer in self._waiting:
+                if transfer.kind == kind:
+                    if transfer.ready and not (kind in _ONE_AT_A_TIME and transfer.link in before):
+                        return transfer
+                    before.add(transfer.link)  # loads never overtake one another
         return None
 
 

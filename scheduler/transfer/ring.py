@@ -1,13 +1,17 @@
-"""Segments that pass through a ring in an accelerator's memory, loaded from the tier below ahead of their use.
+"""Segments that pass through a ring in accelerators' memory, loaded from the tier below ahead of their use.
 
 The ring's arithmetic is that of the memory window (`scheduler.model.ring`, `scheduler.window.cycle`): how far loading
 runs ahead is how large the ring is. With room for two neighbours the next segment is loaded while one is computed
 (PIPO's performance pipeline), with room for one it is loaded when the one before is over (the memory pipeline).
+
+Several accelerators have one ring, laid out in the memory of each (`scheduler.transfer.merged`): segments are asked
+for in the order of use, wherever they go, over links that all work at once. Those that the tier below streams are taken
+from there one after the other in that order, as its one reader must.
 """
 
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 
@@ -30,31 +34,41 @@ class RingContents:
     name: str  # what traces and errors call it
     nbytes: int
     feed: Feed
+    card: int = 0  # in whose memory it is: the number of the part
+    in_turn: bool = False  # the tier below streams it
+
+
+@dataclass(frozen=True)
+class RingPart:
+    """Memory of one accelerator, as much as the ring has there at least."""
+
+    device: Device
+    memory: Bytes
 
 
 class DeviceRing:
-    """The ring of one accelerator. Holds by one thread; what was held is given back when the device has used it.
+    """The ring of a node. Holds by one thread; what was held is given back when its device has used it.
 
     A failed load surfaces in the hold that waits for it; the next hold tries again. It begins paused.
     """
 
     def __init__(
         self,
-        device: Device,
+        parts: Sequence[RingPart],
         ring: Ring,
-        memory: Bytes,
         contents: Mapping[int, RingContents],
         queue: TransferQueue,
         trace: NoTrace = OFF,
     ) -> None:
-        """`memory` holds at least `ring.size` bytes; segment n of the ring is `contents[n]`."""
-        self._device, self._queue, self._trace, self._contents = device, queue, trace, contents
+        """Segment n of the ring is `contents[n]`, in the memory of its card's part, from the ring's offset on."""
+        self._parts, self._queue, self._trace, self._contents = parts, queue, trace, contents
         self._cycle = Cycle(ring)
         places = zip(ring.blocks, ring.offsets, strict=True)
-        self._slots = [memory[offset : offset + contents[segment].nbytes] for segment, offset in places]
+        self._slots = [self._slot(segment, offset) for segment, offset in places]
         self._segments = ring.blocks
         self._loads: list[QueuedTransfer | None] = [None] * len(ring.blocks)  # of each use in the period
-        self._last: QueuedTransfer | None = None
+        self._last: dict[int, QueuedTransfer] = {}  # of each card
+        self._in_turn: QueuedTransfer | None = None  # the last from what the tier below streams
         self._lock = threading.Lock()
         self._paused = True
         self.loaded_bytes = 0
@@ -84,9 +98,9 @@ class DeviceRing:
 
     def quiet(self) -> None:
         """Wait until nothing is on its way: the tier below may then be held by others. What was loaded stays."""
-        self._device.start(_nothing).wait()  # what was held is given back by then
-        if self._last is not None:
-            self._last.join()  # loads of weights go one after the other
+        self._give_back()
+        for last in self._last.values():
+            last.join()  # loads of weights go one after the other
 
     def abandon(self) -> None:
         """The step breaks off: what failed to load for it is asked for anew by whoever wants it next."""
@@ -101,7 +115,7 @@ class DeviceRing:
         """Wait for the next use of a segment; it stays until `unpin` of the number returned. Errors as `hold`."""
         use = self._opened(segment)
         if use is None:
-            self._device.start(_nothing).wait()  # what was held is given back by then
+            self._give_back()
             use = self._opened(segment)
         if use is None:
             raise TpiError(f"{self._contents[segment].name} cannot be held yet: release what is held first")
@@ -113,7 +127,17 @@ class DeviceRing:
 
     def unpin(self, use: int) -> None:
         """Give a use back when the device is through with what it was told so far."""
-        self._device.start(lambda: self._release(use))
+        segment = self._segments[use % self._cycle.period]
+        self._parts[self._contents[segment].card].device.start(lambda: self._release(use))
+
+    def _slot(self, segment: int, offset: int) -> Bytes:
+        contents = self._contents[segment]
+        return self._parts[contents.card].memory[offset : offset + contents.nbytes]
+
+    def _give_back(self) -> None:
+        """Wait until what was held and let go is over."""
+        for part in self._parts:
+            part.device.start(_nothing).wait()
 
     def _opened(self, segment: int) -> int | None:
         """The use of a segment that is held or comes next, if there is room for it."""
@@ -149,17 +173,21 @@ class DeviceRing:
         while not self._paused and self._cycle.may_open(self._cycle.tail):
             place = self._cycle.tail % self._cycle.period
             segment, slot = self._segments[place], self._slots[place]
-            self._loads[place] = self._last = self._submit(segment, slot)
+            self._loads[place] = self._submit(self._contents[segment], slot)
             self._cycle.tail += 1
 
-    def _submit(self, segment: int, slot: Bytes) -> QueuedTransfer:
-        contents = self._contents[segment]
-
+    def _submit(self, contents: RingContents, slot: Bytes) -> QueuedTransfer:
         def load() -> None:
             contents.feed(slot)
-            self.loaded_bytes += slot.size
+            with self._lock:
+                self.loaded_bytes += slot.size
 
-        return self._queue.submit("weight load", contents.name, load)
+        behind = self._in_turn if contents.in_turn else None
+        made = self._queue.submit("weight load", contents.name, load, link=contents.card, behind=behind)
+        self._last[contents.card] = made
+        if contents.in_turn:
+            self._in_turn = made
+        return made
 
 
 class RingHold:

@@ -1,6 +1,7 @@
 """Devices by the names that people give them: `opencl:0`, `cuda`, `emu:6GiB,link=2GB/s`."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from importlib import import_module
 from typing import cast
 
@@ -10,6 +11,7 @@ from tpi.errors import UsageError
 Open = Callable[[str, int | None], Device]
 """Opens a device from what follows the colon, with a limit to its memory in bytes (None: what it has)."""
 
+_EMULATED = "emu:"
 _KINDS = {
     "opencl": "tpi.devices.opencl.device:open_opencl",
     "cuda": "tpi.devices.cuda.device:open_cuda",
@@ -28,3 +30,24 @@ def open_device(name: str, limit: int | None = None) -> Device:
         raise UsageError(f"no device called {name!r}; choose cpu, auto, or one of {', '.join(_KINDS)}")
     module, _, function = _KINDS[kind].partition(":")
     return cast(Open, getattr(import_module(module), function))(argument, limit)
+
+
+def open_devices(named: Sequence[tuple[str, int | None]]) -> tuple[Device, ...]:
+    """All accelerators of one node, each with its limit. Those that are emulated share host, disk and time.
+
+    Raises:
+        UsageError: as `open_device`, or if one is named twice.
+    """
+    if len(named) > 1 and all(name.startswith(_EMULATED) for name, _ in named):
+        from tpi.devices.emulated.device import open_beside
+
+        return open_beside([(name.removeprefix(_EMULATED), limit) for name, limit in named])
+    with ExitStack() as stack:
+        opened: list[Device] = []
+        for name, limit in named:
+            opened.append(open_device(name, limit))
+            stack.callback(opened[-1].close)
+            if opened[-1].name in {device.name for device in opened[:-1]}:
+                raise UsageError(f"{opened[-1].name} is named twice; give each device once")
+        stack.pop_all()
+        return tuple(opened)

@@ -1,6 +1,6 @@
 """How a node is to use its accelerator: what the command line's flags and a worker's profile say of it."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeVar, get_args
 
@@ -52,10 +52,15 @@ class OffloadOptions:
 
 @dataclass(frozen=True)
 class DeviceOptions:
-    """Which device computes beside the host, how much of its memory it may use (bytes; None: all), and for what."""
+    """Which devices compute beside the host, how much of their memory they may use, and for what.
 
-    device: str = "auto"
-    gpu_memory: int | None = None
+    Attributes:
+        devices: their names; `auto` and `cpu` stand alone.
+        gpu_memory: bytes for each device, or for every one of them; empty: all that they have.
+    """
+
+    devices: tuple[str, ...] = ("auto",)
+    gpu_memory: tuple[int, ...] = ()
     offload: OffloadOptions = field(default_factory=OffloadOptions)
 
     @classmethod
@@ -65,27 +70,53 @@ class DeviceOptions:
         Raises:
             UsageError: if a size is malformed, or flags of an accelerator come without one.
         """
-        device, memory = flags.pop("device"), flags.pop("gpu_memory")
+        devices, sizes = flags.pop("device") or ("auto",), flags.pop("gpu_memory")
         given = {name: flags.pop(name) for name in ("weights", "kv", "pipeline", "crossover")}
         asked = [name for name, value in given.items() if value not in (None, "auto")]
-        if device == "cpu" and (asked or memory):
+        if devices == ("cpu",) and (asked or sizes):
             named = f"--{asked[0]}" if asked else "--gpu-memory"
             raise UsageError(f"{named} is about an accelerator, and --device cpu uses none; drop one of them")
-        return cls(device, None if memory is None else parse_size(memory), OffloadOptions(**given))
+        check_several(devices, sizes)
+        return cls(tuple(devices), tuple(map(parse_size, sizes)), OffloadOptions(**given))
+
+    @property
+    def limits(self) -> list[tuple[str, int | None]]:
+        """Each device with the bytes of its memory that may be used; None: all."""
+        memory: tuple[int | None, ...] = self.gpu_memory or (None,)
+        every = memory if len(memory) > 1 else memory * len(self.devices)
+        return list(zip(self.devices, every, strict=True))
 
     @property
     def arguments(self) -> list[str]:
         """The flags that say this."""
         offload = self.offload
+        several = [("--device", name) for name in self.devices]
+        several += [("--gpu-memory", str(size)) for size in self.gpu_memory]
         flags = {
-            "--device": self.device,
-            "--gpu-memory": self.gpu_memory,
             "--weights": offload.weights,
             "--kv": offload.kv,
             "--pipeline": offload.pipeline,
             "--crossover": offload.crossover,
         }
-        return [word for name, value in flags.items() if value not in (None, "auto") for word in (name, str(value))]
+        given = [*several, *((name, str(value)) for name, value in flags.items() if value is not None)]
+        return [word for name, value in given if value != "auto" for word in (name, value)]
+
+
+def check_several(devices: Sequence[str], sizes: Sequence[str]) -> None:
+    """Whether these may be named beside each other, with so many limits.
+
+    Raises:
+        UsageError: if not.
+    """
+    alone = [name for name in devices if name in ("auto", "cpu")]
+    if alone and len(devices) > 1:
+        raise UsageError(f"--device {alone[0]} stands alone; name each card instead, such as cuda:0 and cuda:1")
+    if len({name.startswith("emu") for name in devices}) > 1:
+        raise UsageError("a node is emulated as a whole, or not at all; name real devices alone, or emu:... alone")
+    if len(sizes) > 1 and len(sizes) != len(devices):
+        raise UsageError(
+            f"--gpu-memory is given {len(sizes)} times and --device {len(devices)}; give it once, or for each device"
+        )
 
 
 def device_options(command: Command) -> Command:
@@ -98,12 +129,17 @@ def device_options(command: Command) -> Command:
 _OPTIONS = (
     click.option(
         "--device",
-        default="auto",
-        show_default=True,
+        multiple=True,
         metavar="NAME",
-        help="What computes beside the CPU: auto, cpu, opencl[:N], cuda[:N], or emu:... (docs/devices.md).",
+        help="What computes beside the CPU: auto (default), cpu, opencl[:N], cuda[:N], or emu:... (docs/devices.md); "
+        "repeat it for several cards.",
     ),
-    click.option("--gpu-memory", metavar="SIZE", help="Most of its memory to use, e.g. 6GiB (default: all of it)."),
+    click.option(
+        "--gpu-memory",
+        multiple=True,
+        metavar="SIZE",
+        help="Most of its memory to use, e.g. 6GiB (default: all of it); once for each device, or once for all.",
+    ),
     click.option(
         "--weights",
         type=click.Choice(get_args(Weights)),

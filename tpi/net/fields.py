@@ -23,6 +23,7 @@ Port = Annotated[int, Between(1, 65535)]
 Name = Annotated[str, Between(0, NAME_CHARACTERS)]
 Sentence = Annotated[str, Between(0, SENTENCE_CHARACTERS)]
 Seconds = Annotated[float, Between(0, 1e12)]
+PerSecond = Annotated[float, Between(0, 1e18)]
 Digest = Annotated[bytes, Between(DIGEST_BYTES, DIGEST_BYTES)]
 Key = Annotated[bytes, Between(0, 32)]  # public; empty: none
 Hidden = Annotated[npt.NDArray[np.float32], ArrayField("<f4", 2, MAX_STEP_BYTES)]
@@ -32,7 +33,7 @@ RunOrVectors = RunName | Literal["vectors"]
 
 @dataclass(frozen=True)
 class Card:
-    """The accelerator of a node: its memory in bytes, and what the node's owner says of its use."""
+    """The accelerators of a node: their memory in bytes, and what the node's owner says of their use."""
 
     name: Name
     memory: Bytes
@@ -40,11 +41,25 @@ class Card:
     kv: KvPlace
     pipeline: Pipelining
     crossover: Count  # tokens; 0: as measured
+    more: tuple[Bytes, ...] = ()  # memory of those beside the first
 
     @property
     def options(self) -> OffloadOptions:
         """What the owner says."""
         return OffloadOptions(self.weights, self.kv, self.pipeline, self.crossover or None)
+
+
+@dataclass(frozen=True)
+class MachineSpeed:
+    """How fast a machine computes, and reads its disk: measured once, within what its owner lets it use.
+
+    `read` is bytes of weights per second for one token, `operations` floating-point operations per second for many,
+    `disk` bytes per second from the disk of its cache; 0: not measured.
+    """
+
+    read: PerSecond
+    operations: PerSecond
+    disk: PerSecond
 
 
 @dataclass(frozen=True)
@@ -61,3 +76,4 @@ class Profile:
     process_bytes: Bytes  # resident set of the idle process
     disk_free: Bytes  # where the shard cache is
     card: Card | None = None
+    speed: MachineSpeed | None = None

@@ -1,5 +1,6 @@
-"""A node's accelerator at work: what stays there, what passes through it, and the keys and values that visit it."""
+"""A node's accelerators at work: what stays there, what passes through, and the keys and values that visit them."""
 
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, closing
 from dataclasses import dataclass
 
@@ -24,7 +25,7 @@ _MB = 1e6
 
 @dataclass(frozen=True)
 class LinkFigures:
-    """What went over the link since the start: bytes, and seconds that computing waited for it."""
+    """What went over the links since the start: bytes, and seconds that computing waited for weights."""
 
     weight_bytes: int = 0
     kv_bytes: int = 0
@@ -32,43 +33,50 @@ class LinkFigures:
 
 
 class Accelerated:
-    """The accelerator of one node. A context manager: close the window first, which its transfers read from."""
+    """The accelerators of one node. A context manager: close the window first, which transfers read from."""
 
-    def __init__(self, device: Device, plan: NodePlan, residence: Residence, placed: Placed, trace: NoTrace) -> None:
-        """Takes its memory.
+    def __init__(
+        self, devices: Sequence[Device], plan: NodePlan, residence: Residence, placed: Placed, trace: NoTrace
+    ) -> None:
+        """Takes their memory.
 
         Raises:
-            DeviceFullError: if the device has no room for what `residence` puts there.
+            DeviceFullError: if a device has no room for what `residence` puts there.
         """
         assert residence.offload is not None
-        self.device, self._plan, self._trace = device, plan, trace
+        self.devices, self._plan, self._trace = devices, plan, trace
         self._offload: OffloadPlan = residence.offload
         self._places: Places = residence.places
         self._placed = placed
-        self._queue = TransferQueue(trace)
+        self._queue = TransferQueue(trace, len(devices))
         self._rings: Rings | None = None
         self._short = False  # the last step
         with ExitStack() as stack:
             stack.enter_context(closing(self))
-            pages = residence.budget.pages
-            on = self._offload.layers if self._offload.kv == "gpu" else []
-            self._own = placed.pages(device, plan, on, pages, plan.kv_heads)
-            self.home = self._home(pages)
-            self._staged = self._stages(pages) if self._offload.staged else None
+            self.home = self._home(residence.budget.pages)
+            self._staged: list[StagedPages] = []
+            self._pages = self._opened(residence.budget.pages)
             stack.pop_all()
+
+    @property
+    def device(self) -> Device:
+        """The accelerator, or the first of several."""
+        return self.devices[0]
 
     @property
     def figures(self) -> LinkFigures:
         """What went over the link so far."""
-        rings, staged = self._rings, self._staged
-        kv = staged.moved_bytes if staged else 0
+        rings, kv = self._rings, sum(staged.moved_bytes for staged in self._staged)
         return LinkFigures(rings.loaded_bytes, kv, rings.stall_seconds) if rings else LinkFigures(0, kv)
 
     def describe(self) -> str:
-        """What it does, and what went over its link, in a sentence without a full stop."""
+        """What they do, and what went over their links, in a sentence without a full stop."""
         plan, moved = self._offload, self.figures
+        held = [
+            f"{device.name} holds {len(plan.kept & plan.on(number))}" for number, device in enumerate(self.devices, 1)
+        ]
         said = [
-            f"{self.device.name} holds {len(plan.kept)} of {len(plan.pieces)} pieces of the weights",
+            f"{', '.join(held)} of {len(plan.pieces)} pieces of the weights",
             f"keys and values are {'there' if plan.kv == 'gpu' else 'in memory'}",
             _steps(plan),
             f"{moved.weight_bytes / _MB:.0f} MB of weights and {moved.kv_bytes / _MB:.0f} MB of keys and values moved",
@@ -85,16 +93,13 @@ class Accelerated:
         return segment
 
     def pages(self, layer: int) -> HeldPages:
-        """Where attention of `layer` finds its keys and values on the accelerator."""
-        if self._offload.kv == "gpu":
-            return self._own
-        assert self._staged is not None
-        return self._staged
+        """Where attention of `layer` finds its keys and values on its accelerator."""
+        return self._pages[layer]
 
     def begin(self, short: bool) -> None:
         """A step begins; where short ones are computed elsewhere than long ones, what the last one left is awaited."""
-        if self._staged is not None:
-            self._staged.begin()
+        for staged in self._staged:
+            staged.begin()
         if short != self._short and self._offload.long != self._offload.short:
             self.settle()
             if self._rings is not None:
@@ -105,21 +110,21 @@ class Accelerated:
         """The step breaks off: what it moved, or failed to, means nothing to the next one."""
         if self._rings is not None:
             self._rings.abandon()
-        if self._staged is not None:
-            self._staged.abandon()
+        for staged in self._staged:
+            staged.abandon()
 
     def settle(self) -> None:
         """Wait for all transfers: what the host holds is not read for the accelerator meanwhile."""
         if self._rings is not None:
             self._rings.quiet()
-        if self._staged is not None:
-            self._staged.settle()
+        for staged in self._staged:
+            staged.settle()
 
     def open_rings(self, window: Window) -> None:
-        """Begin to load what passes through the accelerator, from the host's `window`."""
+        """Begin to load what passes through the accelerators, from the host's `window`."""
         plan, fed = self._offload, dict(zip(self._offload.lifted, self._places.fed, strict=True))
         if fed:
-            self._rings = Rings(self.device, plan, fed, window, self._placed, self._queue, self._trace)
+            self._rings = Rings(self.devices, plan, fed, window, self._placed, self._queue, self._trace)
 
     def hold(self, piece: int, short: bool) -> AbstractContextManager[Bytes]:
         """The hold of a piece that passes through, in long or in short steps."""
@@ -135,10 +140,27 @@ class Accelerated:
         dtype, memory = plan.options.kv_dtype, self.device.staging
         return KvPages.allocate(self._offload.home, pages, plan.kv_heads, config.head_dim, dtype, memory)
 
-    def _stages(self, pages: int) -> StagedPages:
-        room = self._placed.pages(self.device, self._plan, range(self._offload.stages), pages, self._plan.kv_heads)
-        stages = [PageStage(room.keys[number], room.values[number]) for number in range(self._offload.stages)]
-        return StagedPages(self.device, self.home, stages, self._offload.staged, self._queue)
+    def _opened(self, count: int) -> Mapping[int, HeldPages]:
+        """So many pages of every layer that attends on an accelerator: they live there, or visit it."""
+        found: dict[int, HeldPages] = {}
+        for card, device in zip(self._offload.cards, self.devices, strict=False):  # the last ones may have nothing
+            if self._offload.kv == "gpu":
+                layers = self._offload.layers_on(card)
+                found |= dict.fromkeys(layers, self._placed.pages(device, self._plan, layers, count, self._heads))
+            elif layers := self._offload.staged_on(card):
+                self._staged.append(self._stages(card, device, count))
+                found |= dict.fromkeys(layers, self._staged[-1])
+        return found
+
+    def _stages(self, card: int, device: Device, count: int) -> StagedPages:
+        numbers = range(self._offload.stages(card))
+        room = self._placed.pages(device, self._plan, numbers, count, self._heads)
+        stages = [PageStage(room.keys[number], room.values[number]) for number in numbers]
+        return StagedPages(device, self.home, stages, self._offload.staged_on(card), self._queue, card - 1)
+
+    @property
+    def _heads(self) -> int:
+        return self._plan.kv_heads
 
 
 def _steps(plan: OffloadPlan) -> str:
@@ -146,5 +168,9 @@ def _steps(plan: OffloadPlan) -> str:
     if not plan.fed:
         return ""
     if plan.long == plan.short:
-        return "the others pass through it" if plan.long else "the host computes the others"
+        return (
+            f"the others pass through {'them' if len(plan.cards) > 1 else 'it'}"
+            if plan.long
+            else "the host computes the others"
+        )
     return f"steps of {plan.crossover} tokens and more take the others there, shorter ones compute them here"

@@ -1,11 +1,11 @@
-"""What passes through an accelerator's memory in long steps, and in short ones: two rings in one place, by turns."""
+"""What passes through accelerators' memory in long steps, and in short ones: two rings in one place, by turns."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
 
 from scheduler.transfer.queue import TransferQueue
-from scheduler.transfer.ring import DeviceRing, RingContents
+from scheduler.transfer.ring import DeviceRing, RingContents, RingPart
 from scheduler.window.window import Window
 from tpi.devices.base import Device
 from tpi.devices.pages import Bytes
@@ -20,7 +20,7 @@ class Rings:
 
     def __init__(
         self,
-        device: Device,
+        devices: Sequence[Device],
         plan: OffloadPlan,
         fed: Mapping[int, Fed],
         window: Window,
@@ -28,22 +28,18 @@ class Rings:
         queue: TransferQueue,
         trace: NoTrace,
     ) -> None:
-        """`fed` says, for each piece that is taken up, where the host's `window` has it.
+        """`devices` are the accelerators; `fed` says, for each piece that is taken up, where `window` has it.
 
         Raises:
-            DeviceFullError: if the device has no room for the larger one.
+            DeviceFullError: if a device has no room for its part of the larger one.
         """
-        self._device, self._window = device, window
-        contents = {
-            piece: RingContents(plan.pieces[piece].block.name, part.nbytes, partial(self._feed, part))
-            for piece, part in fed.items()
-        }
-        memory = placed.allocate(device, plan.ring_bytes)
+        self._devices, self._window = devices, window
+        contents = {piece: self._contents(plan, piece, part) for piece, part in fed.items()}
+        cards = zip(plan.cards, devices, strict=False)  # to the last ones nothing may be dealt
+        parts = [RingPart(device, placed.allocate(device, plan.ring_bytes(card))) for card, device in cards]
         long, short = (plan.ring(there) for there in (plan.long, plan.short))
-        self._long = DeviceRing(device, long, memory, contents, queue, trace)
-        self._short = (
-            self._long if plan.short == plan.long else DeviceRing(device, short, memory, contents, queue, trace)
-        )
+        self._long = DeviceRing(parts, long, contents, queue, trace)
+        self._short = self._long if plan.short == plan.long else DeviceRing(parts, short, contents, queue, trace)
         self._now = self._long
         self._now.resume()
 
@@ -77,15 +73,21 @@ class Rings:
         """See `scheduler.transfer.ring.DeviceRing.abandon`."""
         self._now.abandon()
 
-    def _feed(self, part: Fed, slot: Bytes) -> None:
+    def _contents(self, plan: OffloadPlan, piece: int, part: Fed) -> RingContents:
+        segment = plan.pieces[piece]
+        card, streamed = segment.device - 1, part.number not in self._window.placement.resident
+        name = f"{segment.block.name} on {self._devices[card].name}" if card else segment.block.name
+        return RingContents(name, part.nbytes, partial(self._feed, part, self._devices[card]), card, streamed)
+
+    def _feed(self, part: Fed, device: Device, slot: Bytes) -> None:
         """Copy a segment as it arrives: what is read from disk is on its way over the link while more is read."""
         at = 0
         for data in self._window.follow(part.number):
             begin, end = max(at, part.begin), min(at + data.size, part.begin + part.nbytes)
             if begin < end:
-                self._copy(data[begin - at : end - at], slot[begin - part.begin : end - part.begin])
+                self._copy(device, data[begin - at : end - at], slot[begin - part.begin : end - part.begin])
             at += data.size
 
-    def _copy(self, source: Bytes, target: Bytes) -> None:
+    def _copy(self, device: Device, source: Bytes, target: Bytes) -> None:
         """Until all of it is there."""
-        self._device.copy(source, target).wait()
+        device.copy(source, target).wait()

@@ -66,7 +66,7 @@ def build_node(
     trace = Trace() if plan.options.trace else OFF
     offload = None
     if accelerator is not None:
-        devices.append(accelerator.device)
+        devices += accelerator.devices
         from worker.pipelines.decide import decide_accelerator  # heavier than all that the host alone needs
 
         decide_offload = accelerator.decide or decide_accelerator

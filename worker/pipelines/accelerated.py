@@ -33,7 +33,7 @@ class ChunkedRings(Rings):
 
     def __init__(
         self,
-        device: Device,
+        devices: Sequence[Device],
         plan: BatchPlan,
         fed: Mapping[int, Fed],
         window: Window,
@@ -42,12 +42,12 @@ class ChunkedRings(Rings):
         trace: NoTrace,
     ) -> None:
         self.chunk = plan.chunk_bytes
-        super().__init__(device, plan, fed, window, placed, queue, trace)
+        super().__init__(devices, plan, fed, window, placed, queue, trace)
 
-    def _copy(self, source: Bytes, target: Bytes) -> None:
+    def _copy(self, device: Device, source: Bytes, target: Bytes) -> None:
         for begin in range(0, source.size, self.chunk):
             end = begin + self.chunk
-            self._device.copy(source[begin:end], target[begin:end]).wait()
+            device.copy(source[begin:end], target[begin:end]).wait()
 
 
 class BatchAccelerated(Accelerated):
@@ -58,9 +58,9 @@ class BatchAccelerated(Accelerated):
     ) -> None:
         """`devices` are the host and the accelerator. Errors as `Accelerated`."""
         host, device = devices
-        self.lanes = BatchLanes(device, host)
+        self.lanes = BatchLanes(device, host, trace)
         self._holds: dict[int, list[LongHold]] = {}
-        super().__init__(device, plan, residence, placed, trace)
+        super().__init__([device], plan, residence, placed, trace)
         with ExitStack() as stack:
             stack.enter_context(closing(self))
             self.visiting = self._visiting_pages()
@@ -117,7 +117,7 @@ class BatchAccelerated(Accelerated):
 
     def pages(self, layer: int) -> HeldPages:
         """See `Accelerated.pages`; those that visit are found by the segments themselves."""
-        return self._own if self.plan.kv == "gpu" else self.home
+        return super().pages(layer) if self.plan.kv == "gpu" else self.home
 
     def abandon(self) -> None:
         """See `Accelerated.abandon`."""
@@ -137,7 +137,7 @@ class BatchAccelerated(Accelerated):
         """See `Accelerated.open_rings`."""
         plan, fed = self.plan, dict(zip(self.plan.lifted, self._places.fed, strict=True))
         if fed:
-            self._rings = ChunkedRings(self.device, plan, fed, window, self._placed, self._queue, self._trace)
+            self._rings = ChunkedRings([self.device], plan, fed, window, self._placed, self._queue, self._trace)
 
     def hold(self, piece: int, short: bool) -> AbstractContextManager[Bytes]:
         """See `Accelerated.hold`: from a step's first visit to its last."""
@@ -170,8 +170,9 @@ class BatchAccelerated(Accelerated):
 def open_accelerated(
     devices: Sequence[Device], plan: NodePlan, residence: Residence, placed: Placed, trace: NoTrace
 ) -> Accelerated:
-    """The accelerator of a node, the second of its `devices`, as its plan uses it. Errors as `Accelerated`."""
-    host, device = devices
+    """The accelerators of a node, its `devices` but the first, as its plan uses them. Errors as `Accelerated`."""
+    host, *others = devices
     if isinstance(residence.offload, BatchPlan):
+        (device,) = others
         return BatchAccelerated((host, device), plan, residence, placed, trace)
-    return Accelerated(device, plan, residence, placed, trace)
+    return Accelerated(others, plan, residence, placed, trace)

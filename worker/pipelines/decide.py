@@ -4,6 +4,7 @@ from collections.abc import Callable
 
 from scheduler.model.machine import NodeMachine
 from tpi.devices.options import OffloadOptions
+from tpi.errors import PlanError
 from worker.pipelines.plan import decide_batch
 from worker.plan.fit import Tables
 from worker.plan.node_plan import NodePlan
@@ -21,6 +22,7 @@ def decide_accelerator(
     Raises:
         PlanError: if what the options ask for does not fit.
     """
+    _check_one(machine, options)
     decide = decide_batch if options.pipeline == "batch" else decide_offload
     return decide(plan, machine, options, tables)
 
@@ -29,7 +31,13 @@ def check_accelerator(
     plan: NodePlan, machine: NodeMachine, options: OffloadOptions, tables: Tables | None = None
 ) -> None:
     """Before any weight moves: whether anything fits on `machine` that `options` allow. Errors as above."""
+    _check_one(machine, options)
     if options.pipeline == "batch":
         decide_batch(plan, machine, options, tables)
     else:
         check_offload(plan, machine, options, tables)
+
+
+def _check_one(machine: NodeMachine, options: OffloadOptions) -> None:
+    if options.pipeline == "batch" and machine.more:
+        raise PlanError("--pipeline batch computes on one accelerator, and several are named; give --device once")

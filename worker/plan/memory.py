@@ -19,5 +19,6 @@ def check_memory(plan: NodePlan, tables: Tables | None = None, card: Card | None
     from scheduler.model.machine import LAPTOP, laptop_gpu
     from worker.pipelines.decide import check_accelerator
 
-    there = replace(laptop_gpu(), memory=card.memory)  # what fits does not depend on speeds
-    check_accelerator(plan, replace(LAPTOP, accelerator=there), card.options, tables)
+    sizes = (card.memory, *card.more)
+    there, *more = (replace(laptop_gpu(), memory=size) for size in sizes)  # what fits does not depend on speeds
+    check_accelerator(plan, replace(LAPTOP, accelerator=there, more=tuple(more)), card.options, tables)

@@ -9,7 +9,7 @@ the pieces, the ring and the pages of one node.
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from functools import cached_property
+from operator import le
 
 from scheduler.model.machine import NodeMachine
 from scheduler.model.offload.choice import OffloadChoice, choose
@@ -20,6 +20,7 @@ from scheduler.model.offload.threshold import turning_point
 from scheduler.model.offload.work import KvTier, NodeWork, Offload, Place, SegmentWork, TableWork, Workload
 from scheduler.model.placement import Placement
 from scheduler.model.ring import Ring, smallest
+from scheduler.transfer.merged import merged
 from tpi.config import ModelConfig
 from tpi.devices.options import OffloadOptions
 from tpi.devices.pages import PAGE, round_up
@@ -38,10 +39,14 @@ Numbers = frozenset[int]
 
 @dataclass(frozen=True)
 class OffloadPlan:
-    """The decision. Pieces are all of the node's, in order of use; numbers index them."""
+    """The decision. Pieces are all of the node's, in order of use; numbers index them.
+
+    Each piece is one accelerator's, the device that it names: it stays in its memory, passes through its ring, or is
+    computed by the host in its place. A layer's keys and values are where its attention is.
+    """
 
     pieces: tuple[NodeSegment, ...]
-    kept: Numbers  # stay on the accelerator
+    kept: Numbers  # stay on their accelerator
     long: Numbers  # of the others: computed there in steps of `crossover` tokens and more
     short: Numbers  # and in shorter ones
     crossover: int
@@ -50,7 +55,7 @@ class OffloadPlan:
     kv_layer_bytes: int  # of one layer's pages
     problem: Problem  # as the cost model was asked
     chosen: Offload  # and what it answered
-    ahead: int = 0  # segments in the ring at once, if more than `depth`
+    ahead: int = 0  # segments in a ring at once, if more than `depth`
     in_ram: bool | None = None  # where the others lie: all in memory, all on disk, or (None) as fits
 
     @property
@@ -63,39 +68,57 @@ class OffloadPlan:
         """Of these, the ones that pass through the ring."""
         return sorted(self.long | self.short)
 
+    @property
+    def cards(self) -> range:
+        """The accelerators, by their numbers among the node's devices."""
+        return range(1, 1 + max((piece.device for piece in self.pieces), default=1))
+
+    def on(self, card: int) -> Numbers:
+        """The pieces of one accelerator."""
+        return frozenset(number for number, piece in enumerate(self.pieces) if piece.device == card)
+
     def ring(self, there: Numbers) -> Ring:
-        """Where the pieces `there` pass through; its blocks are their numbers."""
+        """Where the pieces `there` pass through, each in its accelerator's memory; its blocks are their numbers."""
         sizes = [_size(piece) for piece in self.pieces]
-        return smallest(sorted(there), sizes, self.ahead or self.depth)
+        depth = self.ahead or self.depth
+        return merged([smallest(sorted(there & self.on(card)), sizes, depth) for card in self.cards], sizes)
 
-    @cached_property
-    def ring_bytes(self) -> int:
-        """Bytes of the larger ring, of long steps or of short ones: they take turns."""
-        return max(self.ring(there).size for there in (self.long, self.short))
+    def ring_bytes(self, card: int) -> int:
+        """Bytes of an accelerator's larger ring, of long steps or of short ones: they take turns."""
+        return max(self.ring(there & self.on(card)).size for there in (self.long, self.short))
 
-    def deepened(self, room: int) -> "OffloadPlan":
-        """The same with the deepest ring that `room` bytes of the accelerator hold: pieces of uneven sizes even out."""
+    def deepened(self, rooms: Sequence[int]) -> "OffloadPlan":
+        """The same with the deepest rings that so many bytes of each accelerator hold: uneven pieces even out."""
         if self.depth == 1 or not self.lifted:
             return self
         deeper = (replace(self, ahead=ahead) for ahead in range(_DEEPEST, self.depth, -1))
-        return next((plan for plan in deeper if plan.memory_bytes <= room), self)
+        return next((plan for plan in deeper if all(map(le, plan.card_bytes, rooms))), self)
 
     @property
     def layers(self) -> list[int]:
         """Layers that attend, in order of use."""
         return list(dict.fromkeys(piece.block.layer for piece in self.pieces if piece.block.kind == "attention"))
 
+    def layers_on(self, card: int) -> list[int]:
+        """Those whose attention is one accelerator's, and their keys and values with it."""
+        mine = {self.pieces[number].block.layer for number in self.on(card) if self._attends(number)}
+        return [layer for layer in self.layers if layer in mine]
+
     @property
     def staged(self) -> list[int]:
-        """Layers that attend on the accelerator, whose keys and values live in the host's memory."""
+        """Layers that attend on an accelerator, whose keys and values live in the host's memory."""
         there = self.kept | self.long | self.short
         attending = {self.pieces[number].block.layer for number in there if self._attends(number)}
         return [layer for layer in self.layers if layer in attending] if self.kv == "ram" else []
 
-    @property
-    def stages(self) -> int:
-        """Layers' pages that visit the accelerator at once."""
-        return min(self.depth, len(self.staged))
+    def staged_on(self, card: int) -> list[int]:
+        """Those of one accelerator."""
+        mine = set(self.layers_on(card))
+        return [layer for layer in self.staged if layer in mine]
+
+    def stages(self, card: int) -> int:
+        """Layers' pages that visit an accelerator at once."""
+        return min(self.depth, len(self.staged_on(card)))
 
     @property
     def staged_bytes(self) -> int:
@@ -109,10 +132,18 @@ class OffloadPlan:
 
     @property
     def memory_bytes(self) -> int:
-        """Bytes that all of it takes on the accelerator, but for the buffers of its kernels."""
-        kept = sum(_size(self.pieces[number]) for number in self.kept)
-        layers = len(self.layers) if self.kv == "gpu" else self.stages
-        return kept + self.ring_bytes + layers * self.kv_layer_bytes
+        """Bytes that all of it takes on the accelerators together, but for the buffers of their kernels."""
+        return sum(self.card_bytes)
+
+    @property
+    def card_bytes(self) -> list[int]:
+        """Bytes that it takes on each accelerator."""
+        return [self._bytes_on(card) for card in self.cards]
+
+    def _bytes_on(self, card: int) -> int:
+        kept = sum(_size(self.pieces[number]) for number in self.kept & self.on(card))
+        layers = len(self.layers_on(card)) if self.kv == "gpu" else self.stages(card)
+        return kept + self.ring_bytes(card) + layers * self.kv_layer_bytes
 
     def below(self, sizes: Sequence[int], fitting: Placement) -> Placement:
         """What of the fed pieces stays in the host's memory: what fits, all, or none; `sizes` are theirs.
@@ -159,9 +190,12 @@ def decide_offload(
     Raises:
         PlanError: if what the options ask for does not fit; names the smallest setting that would do.
     """
-    pieces = tuple(replace(piece, device=1) for piece in cut_pieces(plan))
-    problem = offload_problem(plan, pieces, machine, options, tables)
+    cut = cut_pieces(plan)
+    problem = offload_problem(plan, cut, machine, options, tables)
     chosen = _uniform(problem, choose(problem)).offload
+    problem = replace(problem, cards=chosen.cards)
+    dealt = chosen.cards or (0,) * len(cut)
+    pieces = tuple(replace(piece, device=1 + card) for piece, card in zip(cut, dealt, strict=True))
     kept = frozenset(number for number, tier in enumerate(chosen.residence) if tier == "gpu")
     long, short, crossover = _by_length(problem, chosen, options, kept)
     planned = OffloadPlan(
@@ -177,7 +211,7 @@ def decide_offload(
         chosen=chosen,
         in_ram={"ram": True, "disk": False}.get(options.weights),
     )
-    return planned.deepened(problem.room)
+    return planned.deepened(problem.rooms)
 
 
 def _uniform(problem: Problem, choice: OffloadChoice) -> OffloadChoice:
@@ -192,7 +226,7 @@ def _uniform(problem: Problem, choice: OffloadChoice) -> OffloadChoice:
     for prompt, decode in ways:
         limits = replace(problem.limits, prompt=prompt, decode=decode)
         with suppress(PlanError):
-            found.append(choose(replace(problem, limits=limits)))
+            found.append(choose(replace(problem, limits=limits, cards=offload.cards)))
     return min(found, key=lambda each: each.seconds, default=choice)
 
 
@@ -212,10 +246,9 @@ def offload_problem(
     plan: NodePlan, pieces: Sequence[NodeSegment], machine: NodeMachine, options: OffloadOptions, tables: Tables | None
 ) -> Problem:
     """The node's part as the cost model knows it; memory for rounding up to pages is set aside."""
-    demand, device = need(plan, tables), machine.accelerator
-    assert device is not None
+    demand = need(plan, tables)
     rounding = PAGE * (len(pieces) + 4 * len(pieces))
-    accelerator = replace(device, memory=max(0, device.memory - rounding))
+    smaller = machine.with_cards(lambda card: replace(card, memory=max(0, card.memory - rounding)))
     context = plan.options.pages * PAGE_TOKENS
     work = NodeWork(
         tuple(_segment_work(plan.config, piece, plan) for piece in pieces),
@@ -224,7 +257,7 @@ def offload_problem(
     )
     return Problem(
         work=work,
-        machine=replace(machine, accelerator=accelerator, memory=plan.options.memory or machine.memory),
+        machine=replace(smaller, memory=plan.options.memory or machine.memory),
         request=Workload(min(512, context // 2), min(128, context // 2), 1, context),
         needs=Needs(demand.token, demand.fixed),
         limits=Limits(options.weights_tier, options.kv_tier, options.pipeline_kind, *_forced(options)),

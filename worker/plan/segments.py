@@ -120,7 +120,8 @@ def join(segments: Sequence[NodeSegment], resident: Collection[int]) -> tuple[li
     numbers: list[int] = []
     for number, segment in enumerate(segments):
         before = found[-1] if found else None
-        if before and before.block is segment.block and {number - 1, number} <= set(resident):
+        together = before and before.block is segment.block and before.device == segment.device
+        if before and together and {number - 1, number} <= set(resident):
             found[-1] = _united(before, segment)
         else:
             found.append(segment)

@@ -12,11 +12,12 @@ from typing import TypeVar
 import numpy as np
 
 from scheduler.model.offload.memory import STAGED, head_tiles
-from scheduler.model.offload.problem import Problem
+from scheduler.model.offload.problem import I64, Problem
 from scheduler.model.offload.tasks import Candidates, Mask
 from scheduler.model.offload.timeline import ACCELERATOR_SLOTS, HOST_SLOTS
 from scheduler.model.offload.work import (
     PLACES,
+    Cards,
     KvTier,
     Offload,
     Pipeline,
@@ -41,6 +42,7 @@ class Residences:
     disk: Mask
     attends: Mask
     head_read: bool
+    cards: Cards = ()
 
     @property
     def count(self) -> int:
@@ -76,7 +78,8 @@ class Residences:
             for gpu, disk in zip(self.gpu[:, column], self.disk[:, column], strict=True)
         ]
         first, then = self._places(prompt, column), self._places(decode, column)
-        return Offload(tuple(tiers), first, then, self.kv, self.pipeline, "disk" if self.head_read else "ram")
+        head: Tier = "disk" if self.head_read else "ram"
+        return Offload(tuple(tiers), first, then, self.kv, self.pipeline, head, cards=self.cards)
 
     def _places(self, way: int, column: int) -> tuple[Place, ...]:
         return tuple(PLACES[int(there)] for there in self.there(way, [column])[:, 0])
@@ -102,7 +105,7 @@ def residences(problem: Problem, kv: KvTier, pipeline: Pipeline) -> Residences |
         possible &= ~disk.any(axis=0)
     if not possible.any():
         return None
-    return Residences(kv, pipeline, gpu[:, possible], disk[:, possible], attends, head_read)
+    return Residences(kv, pipeline, gpu[:, possible], disk[:, possible], attends, head_read, problem.cards)
 
 
 def evenly(items: Sequence[T]) -> list[T]:
@@ -118,20 +121,34 @@ def _reversed_bits(number: int) -> float:
 
 
 def _kept(problem: Problem) -> Iterator[Mask]:
-    """What the accelerator may keep, `[segments]` each."""
+    """What the accelerators may keep, `[segments]` each."""
     count = len(problem.work.segments)
-    device, weights = problem.machine.accelerator, problem.limits.weights
-    if device is None or weights:
+    weights = problem.limits.weights
+    if not problem.machine.cards or weights:
         yield np.full(count, weights == "gpu")
         return
-    reserve = _most_beside(problem)
     for order in _orders(problem):
-        ends = np.cumsum(problem.sizes[order, 0])
-        least, most = np.searchsorted(ends, [device.memory - reserve, device.memory], side="right")
-        for kept in sorted({*range(0, most, -(-count // _MOST_COUNTS)), *range(least, most + 1)}):
+        of_cards = [[at for at in order if problem.dealt(card)[at, 0]] for card in range(len(problem.machine.cards))]
+        ends = [np.cumsum([0, *problem.sizes[mine, 0]]) for mine in of_cards]
+        for left in sorted(_lefts(problem, ends)):
             mask = np.zeros(count, np.bool_)
-            mask[order[:kept]] = True
+            for mine, end, card in zip(of_cards, ends, problem.machine.cards, strict=True):
+                mask[mine[: max(0, int(np.searchsorted(end, card.memory - left, side="right")) - 1)]] = True
             yield mask
+
+
+def _lefts(problem: Problem, ends: Sequence[I64]) -> set[int]:
+    """Bytes that are left of the memory of every accelerator (at least) by what it keeps, as they are compared.
+
+    `ends` are of each the bytes of its first segments: of none, of one, and so on.
+    """
+    reserve, step = _most_beside(problem), -(-len(problem.work.segments) // _MOST_COUNTS)
+    found: set[int] = set()
+    for end, card in zip(ends, problem.machine.cards, strict=True):
+        least, most = np.searchsorted(end, [card.memory - reserve, card.memory], side="right") - 1
+        counts = {*range(0, most, step), *range(max(0, least), most + 1)}
+        found |= {card.memory - int(end[count]) for count in counts}
+    return found
 
 
 def _most_beside(problem: Problem) -> int:
@@ -162,9 +179,9 @@ def _layers(problem: Problem) -> list[list[int]]:
 
 def _room(problem: Problem, kv: KvTier, pipeline: Pipeline) -> tuple[int, bool]:
     """Bytes of RAM left for segments, and whether the head is read from disk, for want of room beside the slots."""
-    request, needs, device = problem.request, problem.needs, problem.machine.accelerator
+    request, needs = problem.request, problem.needs
     room = problem.machine.memory - needs.fixed - problem.tokens * needs.token
-    room -= STAGED * device.link.piece if device else 0
+    room -= sum(STAGED * card.link.piece for card in problem.machine.cards)
     room -= kv_pages(problem.work, request) if kv == "ram" else 0
     head = problem.work.head.nbytes
     if room - head >= HOST_SLOTS[pipeline] * max(segment.nbytes for segment in problem.work.segments):

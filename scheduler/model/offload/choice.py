@@ -8,13 +8,15 @@ the order of their closed form, which none of them beats, until it is no better 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import product
 
 import numpy as np
 
 from scheduler.model.offload.candidates import WAYS, Residences
-from scheduler.model.offload.fitting import all_residences, possible, refusal
+from scheduler.model.offload.dealing import dealt_problems, to_be_dealt
+from scheduler.model.offload.fitting import all_residences, fit_together, possible, refusal
 from scheduler.model.offload.problem import Problem
-from scheduler.model.offload.tasks import F64, Candidates, Tasks, bound
+from scheduler.model.offload.tasks import F64, Candidates, Mask, Tasks, bound
 from scheduler.model.offload.timeline import simulate_steps
 from scheduler.model.offload.work import STRETCHES, KvTier, Offload, Pipeline, Stretch
 from tpi.errors import PlanError
@@ -41,11 +43,21 @@ class OffloadChoice:
 
 
 def choose(problem: Problem) -> OffloadChoice:
-    """The fastest configuration that fits and keeps to `problem.limits`.
+    """The fastest configuration that fits and keeps to `problem.limits`, in the best way of dealing that is compared.
 
     Raises:
         PlanError: if none does; names the smallest setting that would do.
     """
+    best: OffloadChoice | None = None
+    for dealt in dealt_problems(problem) if to_be_dealt(problem) else [problem]:
+        best = _choose(dealt, best.seconds if best else np.inf) or best
+    if best is None:
+        raise PlanError(refusal(problem))
+    return best
+
+
+def _choose(problem: Problem, within: float) -> OffloadChoice | None:
+    """The fastest of a problem that is dealt; None if none takes less than `within` seconds."""
     groups = [_Group(problem, of) for of in all_residences(problem)]
     ranked = sorted(
         (seconds, group, column)
@@ -53,15 +65,15 @@ def choose(problem: Problem) -> OffloadChoice:
         for column, seconds in enumerate(each.least.tolist())
         if seconds < np.inf
     )
-    if not ranked:
-        raise PlanError(refusal(problem))
-    best, simulated = (np.inf, -1, -1), 0
+    best, simulated = (within, -1, -1), 0
     while simulated < len(ranked) and ranked[simulated][0] < best[0]:
         batch = ranked[simulated : simulated + _AT_ONCE]
         simulated += len(batch)
         for group, each in enumerate(groups):
             columns = sorted(column for _, of, column in batch if of == group)
             best = min([best, *((seconds, group, column) for seconds, column in each.simulate(columns, best[0]))])
+    if best[1] < 0:
+        return None
     least = {group.kind: float(group.least.min()) for group in groups}
     return groups[best[1]].choice(best[2], len(ranked), simulated, least)
 
@@ -73,11 +85,13 @@ class _Group:
         self._of, self._blocks = of, problem.work.blocks
         self._steps = {stretch: problem.step(stretch) for stretch in STRETCHES}
         self._tasks = {
-            stretch: Tasks.of(problem.work, problem.machine, size, problem.exchange)
+            stretch: Tasks.of(problem.work, problem.machine, size, problem.exchange, problem.cards)
             for stretch, (size, _) in self._steps.items()
         }
         self._least = {stretch: self._bounds(problem, stretch) for stretch in STRETCHES}
-        self._found: dict[int, dict[Stretch, tuple[float, int]]] = {}
+        self._problem = problem
+        self._together: dict[tuple[int, int], Mask] = {}
+        self._found: dict[int, tuple[tuple[float, int], tuple[float, int]]] = {}
 
     @cached_property
     def least(self) -> F64:
@@ -90,6 +104,7 @@ class _Group:
 
         Ways that cannot take less than `best` are left out, and residences that have no other.
         """
+        times: dict[Stretch, dict[int, list[tuple[float, int]]]] = {}
         for stretch, beside in (STRETCHES, STRETCHES[::-1]):
             other = self._least[beside].min(axis=0)
             ways = [
@@ -99,9 +114,25 @@ class _Group:
                 if self._least[stretch][way, column] + other[column] < best
             ]
             columns = sorted({column for _, column in ways})
-            for column, found in self._fastest(ways, stretch).items():
-                self._found.setdefault(column, {})[stretch] = found
-        return [(sum(seconds for seconds, _ in self._found[column].values()), column) for column in columns]
+            times[stretch] = self._times(ways, stretch)
+        prompt, decode = (times[stretch] for stretch in STRETCHES)
+        self._found |= {
+            column: pair for column in columns if (pair := self._pair(column, prompt[column], decode[column]))
+        }
+        pairs = ((self._found[column], column) for column in columns if column in self._found)
+        return [(first[0] + then[0], column) for (first, then), column in pairs]
+
+    def _pair(
+        self, column: int, prompt: Sequence[tuple[float, int]], decode: Sequence[tuple[float, int]]
+    ) -> tuple[tuple[float, int], tuple[float, int]] | None:
+        """The fastest ways for both stretches that fit beside each other."""
+        for first, then in sorted(product(prompt, decode), key=lambda pair: (pair[0][0] + pair[1][0], pair)):
+            ways = first[1], then[1]
+            if ways not in self._together:
+                self._together[ways] = fit_together(self._problem, self._of, *ways)
+            if self._together[ways][column]:
+                return first, then
+        return None
 
     @property
     def kind(self) -> tuple[KvTier, Pipeline]:
@@ -112,11 +143,11 @@ class _Group:
         self, column: int, compared: int, simulated: int, least: dict[tuple[KvTier, Pipeline], float]
     ) -> OffloadChoice:
         """One residence, as it was simulated."""
-        (prompt, first), (decode, then) = (self._found[column][stretch] for stretch in STRETCHES)
+        (prompt, first), (decode, then) = self._found[column]
         return OffloadChoice(self._of.offload(column, first, then), prompt, decode, compared, simulated, least)
 
-    def _fastest(self, ways: Sequence[tuple[int, int]], stretch: Stretch) -> dict[int, tuple[float, int]]:
-        """For each column the seconds of a stretch in the best of its ways to compute it, and that way."""
+    def _times(self, ways: Sequence[tuple[int, int]], stretch: Stretch) -> dict[int, list[tuple[float, int]]]:
+        """For each column the seconds of a stretch in each of its ways to compute it, and that way."""
         if not ways:
             return {}
         parts = [self._of.candidates(way, [column for of, column in ways if of == way]) for way in range(WAYS)]
@@ -126,10 +157,10 @@ class _Group:
             axis=0
         )
         seconds = dict(zip(sorted(ways), (times * (count / steps)).tolist(), strict=True))
-        return {
-            column: min((_about(value), way) for (way, of), value in seconds.items() if of == column)
-            for column in {column for _, column in ways}
-        }
+        found: dict[int, list[tuple[float, int]]] = {}
+        for (way, column), value in seconds.items():
+            found.setdefault(column, []).append((_about(value), way))
+        return found
 
     def _bounds(self, problem: Problem, stretch: Stretch) -> F64:
         """The closed form of every way to compute a stretch, `[WAYS, candidates]`; infinite for what cannot be."""

@@ -1,12 +1,13 @@
 """What fits on both devices, and if nothing does, the smallest setting that would do."""
 
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import product
 
 import numpy as np
 
 from scheduler.model.offload.candidates import WAYS, Residences, residences
+from scheduler.model.offload.dealing import dealt_problems, to_be_dealt
 from scheduler.model.offload.problem import I64, Problem
 from scheduler.model.offload.tasks import Mask
 from scheduler.model.offload.timeline import ACCELERATOR_SLOTS
@@ -26,7 +27,9 @@ def all_residences(problem: Problem) -> list[Residences]:
 
 
 def feasible(problem: Problem) -> bool:
-    """Whether anything fits, on both devices and in both stretches."""
+    """Whether anything fits, on all devices and in both stretches, in any way of dealing to several accelerators."""
+    if to_be_dealt(problem):
+        return any(feasible(dealt) for dealt in dealt_problems(problem))
     return any(
         np.logical_and.reduce(
             [
@@ -51,22 +54,55 @@ def possible(problem: Problem, of: Residences, way: int, stretch: Stretch) -> Ma
     if device is None:
         return found & ~of.gpu.any(axis=0) & (way == 0) & (of.kv == "ram")
     tokens = problem.tokens if stretch == "prompt" else problem.request.sequences
-    fits: Mask = accelerator_bytes(problem, of, way, tokens) <= device.memory
-    return found & fits
-
-
-def accelerator_bytes(problem: Problem, of: Residences, way: int, tokens: int) -> I64:
-    """Bytes of the accelerator's memory that each candidate takes with `tokens` in a step (`.memory.peaks`)."""
-    there, slots = of.there(way), ACCELERATOR_SLOTS[of.pipeline]
-    kept = np.where(of.gpu, problem.sizes, 0).sum(axis=0)
-    pages: I64 | int = kv_pages(problem.work, problem.request)
-    if of.kv == "ram":
-        kv_token = np.array([[segment.kv_token] for segment in problem.work.segments])
-        layers = largest_neighbours(there & of.attends, kv_token, slots)
-        pages = pages * layers // max(problem.work.kv_token, 1)
-    lifted = largest_neighbours(there & ~of.gpu, problem.sizes, slots)
-    found: I64 = kept + pages + lifted + np.where(there.any(axis=0), tokens * problem.needs.token, 0)
+    for number, card in enumerate(problem.machine.cards):
+        found &= accelerator_bytes(problem, of, way, tokens, number).total <= card.memory
     return found
+
+
+@dataclass(frozen=True)
+class TakenBytes:
+    """Of an accelerator's memory, by what they are for: `[candidates]` each."""
+
+    kept: I64
+    kv: I64
+    slots: I64
+    activations: I64
+
+    @property
+    def total(self) -> I64:
+        """All of them."""
+        found: I64 = self.kept + self.kv + self.slots + self.activations
+        return found
+
+    def beside(self, other: "TakenBytes") -> I64:
+        """All of them where another stretch takes `other`: slots and pages are allocated once, for the most of both."""
+        most = (np.maximum(self.kv, other.kv), np.maximum(self.slots, other.slots))
+        found: I64 = self.kept + most[0] + most[1] + np.maximum(self.activations, other.activations)
+        return found
+
+
+def fit_together(problem: Problem, of: Residences, prompt: int, decode: int) -> Mask:
+    """Which candidates can compute prompts in one way and tokens in another, `[candidates]`."""
+    found = np.ones(of.count, np.bool_)
+    for number, card in enumerate(problem.machine.cards):
+        long = accelerator_bytes(problem, of, prompt, problem.tokens, number)
+        found &= long.beside(accelerator_bytes(problem, of, decode, problem.request.sequences, number)) <= card.memory
+    return found
+
+
+def accelerator_bytes(problem: Problem, of: Residences, way: int, tokens: int, card: int = 0) -> TakenBytes:
+    """Bytes of an accelerator's memory that each candidate takes with `tokens` in a step (`.memory.peaks`)."""
+    dealt = problem.dealt(card)
+    there, gpu, slots = of.there(way) & dealt, of.gpu & dealt, ACCELERATOR_SLOTS[of.pipeline]
+    kept = np.where(gpu, problem.sizes, 0).sum(axis=0)
+    kv_token = np.where(dealt, np.array([[segment.kv_token] for segment in problem.work.segments]), 0)
+    layers: I64 | int = int(kv_token.sum())
+    if of.kv == "ram":
+        layers = largest_neighbours(there & of.attends, kv_token, slots)
+    pages = kv_pages(problem.work, problem.request) * layers // max(problem.work.kv_token, 1)
+    lifted = largest_neighbours(there & ~gpu, problem.sizes, slots)
+    activations = np.where(there.any(axis=0), tokens * problem.needs.token, 0)
+    return TakenBytes(kept, np.broadcast_to(pages, kept.shape), lifted, activations)
 
 
 def largest_neighbours(mask: Mask, sizes: I64, count: int) -> I64:
@@ -96,7 +132,7 @@ def refusal(problem: Problem) -> str:
         return f"{_mib(problem.machine.memory)} of memory are too little for {what}: --memory {least}MiB would do"
     least = _least(lambda size: with_gpu_memory(problem, size))
     if least < _MOST:
-        have = _mib(device.memory if device else 0)
+        have = " and ".join(_mib(card.memory) for card in problem.machine.cards) or _mib(0)
         return f"{have} of GPU memory are too little for {what}: --gpu-memory {least}MiB would do"
     enough = with_gpu_memory(problem, _MOST)
     memory = _least(lambda size: with_memory(enough, size))
@@ -110,11 +146,8 @@ def with_memory(problem: Problem, size: int) -> Problem:
 
 
 def with_gpu_memory(problem: Problem, size: int) -> Problem:
-    """The same with so many MiB on the accelerator, if there is one."""
-    device = problem.machine.accelerator
-    if device is None:
-        return problem
-    return replace(problem, machine=replace(problem.machine, accelerator=replace(device, memory=size * _MIB)))
+    """The same with so many MiB on every accelerator, if there is one."""
+    return replace(problem, machine=problem.machine.with_cards(lambda card: replace(card, memory=size * _MIB)))
 
 
 def _least(of: Callable[[int], Problem]) -> int:

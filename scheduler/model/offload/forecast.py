@@ -3,12 +3,12 @@
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from scheduler.model.machine import NodeMachine, Rates
+from scheduler.model.machine import DeviceLink, NodeMachine, Rates
 from scheduler.model.offload.choice import OffloadChoice, choose
 from scheduler.model.offload.memory import peaks
 from scheduler.model.offload.problem import Problem
 from scheduler.model.offload.tasks import Candidates, Tasks
-from scheduler.model.offload.timeline import LANES, simulate_steps
+from scheduler.model.offload.timeline import simulate_steps
 from scheduler.model.offload.work import Offload, Stretch
 
 _STEPS = 4  # of decoding that are simulated; the last one counts
@@ -46,15 +46,15 @@ class OffloadForecast:
 
 def deepened(problem: Problem, offload: Offload) -> Offload:
     """The same with as many slots as the accelerator's memory has left: segments of unequal size even out."""
-    device = problem.machine.accelerator
-    if device is None or offload.pipeline == "memory":
+    if problem.machine.accelerator is None or offload.pipeline == "memory":
         return offload
     deeper = (replace(offload, slots=slots) for slots in _DEEPER)
-    return next((each for each in deeper if _peak(problem, each) <= device.memory), offload)
+    return next((each for each in deeper if _fits(problem, each)), offload)
 
 
-def _peak(problem: Problem, offload: Offload) -> int:
-    return peaks(problem.work, offload, problem.request, problem.needs, problem.chunk).accelerator.total
+def _fits(problem: Problem, offload: Offload) -> bool:
+    found = peaks(problem.work, offload, problem.request, problem.needs, problem.chunk).cards
+    return all(parts.total <= card.memory for parts, card in zip(found, problem.machine.cards, strict=False))
 
 
 def forecast(problem: Problem, offload: Offload) -> OffloadForecast:
@@ -66,7 +66,7 @@ def forecast(problem: Problem, offload: Offload) -> OffloadForecast:
 
 def _stretch(problem: Problem, offload: Offload, stretch: Stretch, steps: int, long_run: bool) -> StretchForecast:
     size, _ = problem.step(stretch)
-    tasks = Tasks.of(problem.work, problem.machine, size, problem.exchange)
+    tasks = Tasks.of(problem.work, problem.machine, size, problem.exchange, offload.cards)
     times = simulate_steps(
         tasks,
         Candidates.of(problem.work, [offload], stretch),
@@ -77,7 +77,7 @@ def _stretch(problem: Problem, offload: Offload, stretch: Stretch, steps: int, l
     )
     seconds = float(times.steps[-1, 0] if long_run else times.steps[:, 0].mean())
     return StretchForecast(
-        size.tokens, seconds, {lane: min(1.0, float(times.busy[lane][0]) / seconds) for lane in LANES}
+        size.tokens, seconds, {lane: min(1.0, float(busy[0]) / seconds) for lane, busy in times.busy.items()}
     )
 
 
@@ -92,25 +92,28 @@ class Gain:
 
 def gains(problem: Problem, found: OffloadChoice) -> list[Gain]:
     """What twice as much of each thing would bring, planned anew in the same pipeline; the most helpful first."""
-    limits = replace(problem.limits, pipeline=found.offload.pipeline)
+    limits, cards = replace(problem.limits, pipeline=found.offload.pipeline), found.offload.cards
     machines = better_machines(problem.machine)
-    better = [(thing, replace(problem, machine=machine, limits=limits)) for thing, machine in machines]
+    better = [(thing, replace(problem, machine=machine, limits=limits, cards=cards)) for thing, machine in machines]
     told = [Gain(thing, _TIMES, max(1.0, found.seconds / choose(each).seconds)) for thing, each in better]
     return sorted(told, key=lambda gain: -gain.faster)
 
 
 def better_machines(machine: NodeMachine) -> Iterator[tuple[str, NodeMachine]]:
     """The machine with `_TIMES` as much of one thing, by its name for people."""
-    device, host = machine.accelerator, machine.host
+    host = machine.host
     yield "RAM", replace(machine, memory=round(machine.memory * _TIMES))
     yield "disk speed", replace(machine, disk=replace(machine.disk, read=machine.disk.read * _TIMES))
     yield "RAM speed", replace(machine, host=_faster(host, _TIMES, 1), bus=machine.bus * _TIMES)
     yield "CPU speed", replace(machine, host=_faster(host, 1, _TIMES))
-    if device is not None:
-        link = replace(device.link, up=device.link.up * _TIMES, down=device.link.down * _TIMES)
-        yield "GPU memory", replace(machine, accelerator=replace(device, memory=round(device.memory * _TIMES)))
-        yield "link speed", replace(machine, accelerator=replace(device, link=link))
-        yield "GPU speed", replace(machine, accelerator=replace(device, rates=_faster(device.rates, _TIMES, _TIMES)))
+    if machine.cards:
+        yield "GPU memory", machine.with_cards(lambda card: replace(card, memory=round(card.memory * _TIMES)))
+        yield "link speed", machine.with_cards(lambda card: replace(card, link=_wider(card.link)))
+        yield "GPU speed", machine.with_cards(lambda card: replace(card, rates=_faster(card.rates, _TIMES, _TIMES)))
+
+
+def _wider(link: DeviceLink) -> DeviceLink:
+    return replace(link, up=link.up * _TIMES, down=link.down * _TIMES)
 
 
 def _faster(rates: Rates, reading: float, computing: float) -> Rates:

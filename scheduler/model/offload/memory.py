@@ -14,7 +14,7 @@ What stays is added to that. Slots and pages are allocated once, so a node takes
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from scheduler.budget import LONGEST_CHUNK, TILE
 from scheduler.model.machine import NodeMachine
@@ -56,6 +56,12 @@ class Peaks:
 
     accelerator: MemoryParts
     host: MemoryParts
+    more: tuple[MemoryParts, ...] = ()  # of the other accelerators, as far as segments are dealt to them
+
+    @property
+    def cards(self) -> tuple[MemoryParts, ...]:
+        """Of each accelerator, the first one's first."""
+        return self.accelerator, *self.more
 
 
 def head_tiles(work: NodeWork) -> int:
@@ -64,8 +70,8 @@ def head_tiles(work: NodeWork) -> int:
 
 
 def chunk_tokens(machine: NodeMachine, request: Workload, needs: Needs) -> int:
-    """Tokens of a step of a prompt: `LONGEST_CHUNK`, halved until its activations are modest on both devices."""
-    least = min([machine.memory, *([machine.accelerator.memory] if machine.accelerator else [])])
+    """Tokens of a step of a prompt: `LONGEST_CHUNK`, halved until its activations are modest on all devices."""
+    least = min([machine.memory, *(card.memory for card in machine.cards)])
     chunk = min(LONGEST_CHUNK, request.prompt * request.sequences)
     while chunk > 1 and chunk * needs.token > least // _CHUNK_SHARE:
         chunk //= 2
@@ -87,20 +93,25 @@ def peaks(work: NodeWork, offload: Offload, request: Workload, needs: Needs, chu
         activations=tokens * needs.token,
         other=needs.fixed + head,
     )
-    return Peaks(_accelerator(work, offload, request, needs, tokens), host)
+    first, *more = (
+        _accelerator(work, offload, request, needs, tokens, card) for card in range(1 + max(offload.cards, default=0))
+    )
+    return Peaks(first, host, tuple(more))
 
 
 def accelerator_peak(
     work: NodeWork, offload: Offload, request: Workload, needs: Needs, chunk: int, stretch: Stretch
 ) -> MemoryParts:
-    """The most that one stretch takes of the accelerator's memory (appendix B.1 and B.2)."""
+    """The most that one stretch takes of the (first) accelerator's memory (appendix B.1 and B.2)."""
     tokens = max(chunk, request.sequences) if stretch == "prompt" else request.sequences
-    return _in_stretch(work, offload, request, needs, tokens, stretch)
+    return _in_stretch(work, offload, request, needs, tokens, stretch, 0)
 
 
-def _accelerator(work: NodeWork, offload: Offload, request: Workload, needs: Needs, tokens: int) -> MemoryParts:
-    prompt = _in_stretch(work, offload, request, needs, tokens, "prompt")
-    decode = _in_stretch(work, offload, request, needs, request.sequences, "decode")
+def _accelerator(
+    work: NodeWork, offload: Offload, request: Workload, needs: Needs, tokens: int, card: int
+) -> MemoryParts:
+    prompt = _in_stretch(work, offload, request, needs, tokens, "prompt", card)
+    decode = _in_stretch(work, offload, request, needs, request.sequences, "decode", card)
     return MemoryParts(
         weights=prompt.weights,
         slots=max(prompt.slots, decode.slots),
@@ -110,13 +121,15 @@ def _accelerator(work: NodeWork, offload: Offload, request: Workload, needs: Nee
 
 
 def _in_stretch(
-    work: NodeWork, offload: Offload, request: Workload, needs: Needs, tokens: int, stretch: Stretch
+    work: NodeWork, offload: Offload, request: Workload, needs: Needs, tokens: int, stretch: Stretch, card: int
 ) -> MemoryParts:
-    there = [place == "accelerator" for place in offload.places(stretch)]
-    kv = kv_pages(work, request) if offload.kv == "gpu" else _kv_slots(work, offload, request, there)
+    dealt = _dealt_to(offload, card)
+    there = [place == "accelerator" and mine for place, mine in zip(offload.places(stretch), dealt, strict=True)]
+    mine = _mine(work, dealt)
+    kv = kv_pages(mine, request) if offload.kv == "gpu" else _kv_slots(mine, offload, request, there)
     return MemoryParts(
-        weights=_lying(work, offload, "gpu"),
-        slots=_slots(_lifted(work, offload, stretch), offload.slots or ACCELERATOR_SLOTS[offload.pipeline]),
+        weights=_lying(mine, offload, "gpu"),
+        slots=_slots(_lifted(work, offload, stretch, card), offload.slots or ACCELERATOR_SLOTS[offload.pipeline]),
         kv=kv,
         activations=tokens * needs.token if any(there) else 0,
     )
@@ -130,10 +143,21 @@ def _kv_slots(work: NodeWork, offload: Offload, request: Workload, there: Sequen
     return round(kv_pages(work, request) * share)
 
 
-def _lifted(work: NodeWork, offload: Offload, stretch: Stretch) -> list[int]:
-    """Bytes of the segments that are taken to the accelerator, in order of use."""
-    found = zip(work.segments, offload.residence, offload.places(stretch), strict=True)
-    return [segment.nbytes for segment, tier, place in found if place == "accelerator" and tier != "gpu"]
+def _lifted(work: NodeWork, offload: Offload, stretch: Stretch, card: int | None = None) -> list[int]:
+    """Bytes of the segments that are taken to an accelerator (None: to any), in order of use."""
+    dealt = [True] * len(work.segments) if card is None else _dealt_to(offload, card)
+    found = zip(work.segments, offload.residence, offload.places(stretch), dealt, strict=True)
+    return [segment.nbytes for segment, tier, place, mine in found if mine and place == "accelerator" and tier != "gpu"]
+
+
+def _dealt_to(offload: Offload, card: int) -> list[bool]:
+    return [number == card for number in offload.cards or (0,) * len(offload.residence)]
+
+
+def _mine(work: NodeWork, dealt: Sequence[bool]) -> NodeWork:
+    """The same segments, of which those of other accelerators weigh nothing here."""
+    pairs = zip(work.segments, dealt, strict=True)
+    return replace(work, segments=tuple(each if mine else replace(each, nbytes=0, kv_token=0) for each, mine in pairs))
 
 
 def _lying(work: NodeWork, offload: Offload, where: str) -> int:

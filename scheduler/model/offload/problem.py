@@ -9,7 +9,7 @@ import numpy.typing as npt
 from scheduler.model.machine import NodeMachine
 from scheduler.model.offload.memory import Needs, chunk_tokens
 from scheduler.model.offload.tasks import Mask
-from scheduler.model.offload.work import KvTier, NodeWork, Pipeline, Place, StepSize, Stretch, Tier, Workload
+from scheduler.model.offload.work import Cards, KvTier, NodeWork, Pipeline, Place, StepSize, Stretch, Tier, Workload
 
 I64 = npt.NDArray[np.int64]
 
@@ -39,6 +39,7 @@ class Problem:
     needs: Needs
     limits: Limits = Limits()
     exchange: float = 0.0  # seconds after each block
+    cards: Cards = ()  # as its segments are dealt to several accelerators; empty with several: to be chosen
 
     @cached_property
     def chunk(self) -> int:
@@ -55,11 +56,15 @@ class Problem:
         """Which segments are attention's, `[segments, 1]`."""
         return np.array([[segment.kind == "attention"] for segment in self.work.segments])
 
+    def dealt(self, card: int) -> Mask:
+        """Which segments are dealt to an accelerator, `[segments, 1]`."""
+        found: Mask = np.array(self.cards or (0,) * len(self.work.segments)).reshape(-1, 1) == card
+        return found
+
     @property
-    def room(self) -> int:
-        """Bytes of the accelerator's memory beside the activations of a step."""
-        device = self.machine.accelerator
-        return (device.memory if device else 0) - self.tokens * self.needs.token
+    def rooms(self) -> list[int]:
+        """Bytes of each accelerator's memory beside the activations of a step."""
+        return [card.memory - self.tokens * self.needs.token for card in self.machine.cards]
 
     @property
     def tokens(self) -> int:

@@ -9,8 +9,8 @@ from dataclasses import dataclass, fields
 import numpy as np
 import numpy.typing as npt
 
-from scheduler.model.machine import NodeMachine, Rates, laptop_gpu
-from scheduler.model.offload.work import NodeWork, Offload, Pipeline, SegmentWork, StepSize, Stretch
+from scheduler.model.machine import Accelerator, NodeMachine, Rates, laptop_gpu
+from scheduler.model.offload.work import Cards, NodeWork, Offload, Pipeline, SegmentWork, StepSize, Stretch
 
 F64 = npt.NDArray[np.float64]
 Mask = npt.NDArray[np.bool_]
@@ -22,7 +22,8 @@ class Tasks:
 
     `first_read` is of a segment's first piece, behind which its way up begins; `last_up` of the last one up. The host's
     memory is busy for `weights_bus` whenever weights pass through it, and with keys and values for `kv_here` if they
-    are computed with on the host, for `kv_bus` if they are loaded and saved.
+    are computed with on the host, for `kv_bus` if they are loaded and saved. What an accelerator does, that one does
+    which the segment is dealt to.
     """
 
     read: F64
@@ -39,11 +40,29 @@ class Tasks:
     head: float
     head_read: float
     exchange: float
+    cards: Cards = ()
+
+    @property
+    def numbers(self) -> list[int]:
+        """The accelerators that segments are dealt to."""
+        return sorted(set(self.cards)) or [0]
+
+    def card(self, segment: int) -> int:
+        """The accelerator that a segment is dealt to."""
+        return self.cards[segment] if self.cards else 0
+
+    def dealt(self, card: int) -> Mask:
+        """Which segments are dealt to an accelerator, `[segments, 1]`."""
+        return _dealt(self.cards, card, len(self.host))
 
     @classmethod
-    def of(cls, work: NodeWork, machine: NodeMachine, step: StepSize, exchange: float = 0.0) -> "Tasks":
-        """Of a step of this size; after each block the nodes exchange for `exchange` seconds."""
-        link = (machine.accelerator or laptop_gpu()).link
+    def of(
+        cls, work: NodeWork, machine: NodeMachine, step: StepSize, exchange: float = 0.0, cards: Cards = ()
+    ) -> "Tasks":
+        """Of a step of this size, dealt so; after each block the nodes exchange for `exchange` seconds."""
+        devices = machine.cards or (laptop_gpu(),)
+        mine = [devices[card] for card in cards or (0,) * len(work.segments)]
+        link = _Links.of(mine)
         sizes = _column([segment.nbytes for segment in work.segments])
         kv = _column([segment.kv_token for segment in work.segments])
         pieces = np.minimum(sizes, link.piece)
@@ -55,7 +74,7 @@ class Tasks:
             last_up=pieces / link.up,
             kv_up=np.where(loaded > 0, link.latency + loaded / link.up, 0.0),
             kv_down=np.where(saved > 0, link.latency + saved / link.down, 0.0),
-            accelerator=_on_accelerator(work, machine, step),
+            accelerator=_on_accelerator(work, mine, step, cards),
             host=machine.host.start + _column([_computing(machine.host, segment, step) for segment in work.segments]),
             weights_bus=sizes / machine.bus,
             kv_here=kv * step.context * step.sequences / machine.bus,
@@ -63,7 +82,22 @@ class Tasks:
             head=machine.host.seconds(work.head.nbytes, 2.0 * work.head.weights * step.sequences),
             head_read=work.head.nbytes / machine.disk.read,
             exchange=exchange,
+            cards=cards,
         )
+
+
+@dataclass(frozen=True)
+class _Links:
+    """Of each segment, the link of the accelerator that it is dealt to: `[segments, 1]`."""
+
+    up: F64
+    down: F64
+    latency: F64
+    piece: F64
+
+    @classmethod
+    def of(cls, devices: Sequence[Accelerator]) -> "_Links":
+        return cls(*(_column([getattr(device.link, name.name) for device in devices]) for name in fields(cls)))
 
 
 @dataclass(frozen=True)
@@ -95,7 +129,8 @@ class Candidates:
 def bound(tasks: Tasks, candidates: Candidates, blocks: Sequence[range], pipeline: Pipeline) -> F64:
     """The closed form, `[candidates]`: seconds that a step takes at least, in the mean over any number of steps.
 
-    max(computing, bytes over each link); in the memory pipeline, what uses the one slot comes on top of computing.
+    max(computing, bytes over each link); in the memory pipeline, what uses the one slot comes on top of computing (of
+    one accelerator: what one of several loads, another may hide).
     """
     busy = busy_seconds(tasks, candidates)
     starts = [numbers.start for numbers in blocks]
@@ -104,27 +139,37 @@ def bound(tasks: Tasks, candidates: Candidates, blocks: Sequence[range], pipelin
         of_blocks: F64 = np.add.reduceat(np.where(mask, seconds, 0.0), starts)
         return of_blocks
 
-    chains = [chain(~candidates.there, tasks.host), chain(candidates.there, tasks.accelerator)]
-    if pipeline == "memory":
+    chains = [chain(~candidates.there, tasks.host)]
+    chains += [chain(candidates.there & tasks.dealt(card), tasks.accelerator) for card in tasks.numbers]
+    if pipeline == "memory" and len(tasks.numbers) == 1:
         chains.append(chain(candidates.up, tasks.up + tasks.accelerator))
         chains.append(chain(candidates.kv_up, tasks.kv_up + tasks.accelerator + tasks.kv_down))
     computing = longest(*chains).sum(axis=0) + len(blocks) * tasks.exchange + tasks.head
-    return longest(computing, *(busy[lane] for lane in ("disk", "up", "down", "bus")))
+    return longest(computing, *busy.values())
 
 
 def busy_seconds(tasks: Tasks, candidates: Candidates) -> dict[str, F64]:
-    """Seconds that the tasks of each lane take in a step, and the host's memory with all: `[candidates]` each."""
+    """Seconds that the tasks of each lane take in a step, and the host's memory with all: `[candidates]` each.
+
+    Lanes of a second accelerator are `up 2` and so on.
+    """
     masks = candidates
 
     def total(mask: Mask, seconds: F64) -> F64:
         taken: F64 = np.where(mask, seconds, 0.0).sum(axis=0)
         return taken
 
+    def of_card(card: int) -> dict[str, F64]:
+        mine, number = tasks.dealt(card), f" {card + 1}" if card else ""
+        return {
+            f"up{number}": total(masks.up & mine, tasks.up) + total(masks.kv_up & mine, tasks.kv_up),
+            f"down{number}": total(masks.kv_up & mine, tasks.kv_down),
+            f"accelerator{number}": total(masks.there & mine, tasks.accelerator),
+        }
+
     return {
         "disk": total(masks.disk, tasks.read) + np.where(masks.head_read, tasks.head_read, 0.0),
-        "up": total(masks.up, tasks.up) + total(masks.kv_up, tasks.kv_up),
-        "down": total(masks.kv_up, tasks.kv_down),
-        "accelerator": total(masks.there, tasks.accelerator),
+        **{name: seconds for card in tasks.numbers for name, seconds in of_card(card).items()},
         "host": total(~masks.there, tasks.host) + tasks.head,
         "bus": total(~masks.there, tasks.weights_bus + tasks.kv_here)
         + total(masks.up, tasks.weights_bus)
@@ -140,15 +185,26 @@ def longest(first: F64, *others: F64) -> F64:
     return first
 
 
-def _on_accelerator(work: NodeWork, machine: NodeMachine, step: StepSize) -> F64:
-    """Seconds of each segment, its part of its block's hidden states on their way to and fro included."""
-    device = machine.accelerator or laptop_gpu()
-    crossing = step.tokens * work.crossing * (1 / device.link.up + 1 / device.link.down) + 2 * device.link.latency
+def _on_accelerator(work: NodeWork, devices: Sequence[Accelerator], step: StepSize, cards: Cards) -> F64:
+    """Seconds of each segment on its device, its part of what crosses to that for its block, to and fro, included."""
+    link = _Links.of(devices)
+    crossing = step.tokens * work.crossing * (1 / link.up + 1 / link.down) + 2 * link.latency
     sizes = _column([segment.nbytes for segment in work.segments])
     starts = [numbers.start for numbers in work.blocks]
-    shares: F64 = sizes / np.repeat(np.add.reduceat(sizes, starts), [len(numbers) for numbers in work.blocks], axis=0)
-    computing = [_computing(device.rates, segment, step) for segment in work.segments]
-    return _column(computing) + device.rates.start + shares * crossing
+    of_block = np.zeros_like(sizes)
+    for card in set(cards) or {0}:
+        mine = _dealt(cards, card, len(sizes))
+        totals = np.add.reduceat(np.where(mine, sizes, 0.0), starts)
+        of_block += np.where(mine, np.repeat(totals, [len(numbers) for numbers in work.blocks], axis=0), 0.0)
+    pairs = zip(work.segments, devices, strict=True)
+    computing = [device.rates.start + _computing(device.rates, segment, step) for segment, device in pairs]
+    found: F64 = _column(computing) + sizes / of_block * crossing
+    return found
+
+
+def _dealt(cards: Cards, card: int, count: int) -> Mask:
+    found: Mask = np.array(cards or (0,) * count).reshape(-1, 1) == card
+    return found
 
 
 def _computing(rates: Rates, segment: SegmentWork, step: StepSize) -> float:

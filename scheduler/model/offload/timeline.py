@@ -10,6 +10,9 @@ A block begins when the one before it has ended, its segments are computed on bo
 of them have. *performance*: loads run ahead, one segment beside the one in use; what is saved is waited for where it is
 loaded again. *memory*: one slot, and nothing is loaded or left unsaved while something else goes on (PIPO, 3.2).
 
+Of several accelerators each has slots and lanes of its own. Segments are asked for in the order of use, whichever
+accelerator they go to, and those from disk are taken up one after the other: the window below has one reader.
+
 Every beginning is a maximum of ends, so nothing ends sooner when a task becomes longer. Several candidates run at once:
 every time is an array `[candidates]`. The host's memory, which all but the accelerator share, is a bound: no lane.
 """
@@ -22,7 +25,6 @@ import numpy as np
 from scheduler.model.offload.tasks import F64, Candidates, Mask, Tasks, busy_seconds, longest
 from scheduler.model.offload.work import Pipeline
 
-LANES = ("disk", "up", "down", "accelerator", "host", "bus")
 ACCELERATOR_SLOTS: dict[Pipeline, int] = {"performance": 2, "memory": 1}  # of segments, and of a layer's pages
 HOST_SLOTS: dict[Pipeline, int] = {"performance": 3, "memory": 1}  # of segments that come from disk
 
@@ -53,15 +55,16 @@ def simulate_steps(
 
 
 class _Clock:
-    """When each lane is free, and when each slot is; `[candidates]` of seconds each."""
+    """When each lane of the node is free; `[candidates]` of seconds each."""
 
     def __init__(self, tasks: Tasks, candidates: Candidates, pipeline: Pipeline, slots: int = 0) -> None:
         self._tasks, self._masks, self._alone = tasks, candidates, pipeline == "memory"
         never = np.zeros(len(candidates.head_read))
-        self._disk = self._up = self._down = self._there = self._here = self._ready = never
+        self._disk = self._here = self._ready = self._opened = self._taken = never
         self._host_slots = _Slots(never, HOST_SLOTS[pipeline])
-        self._slots = _Slots(never, slots or ACCELERATOR_SLOTS[pipeline])
-        self._kv_slots = _Slots(never, ACCELERATOR_SLOTS[pipeline])
+        kv_slots = ACCELERATOR_SLOTS[pipeline]
+        self._cards = {card: _Card(never, slots or kv_slots, kv_slots) for card in tasks.numbers}
+        self._several = len(self._cards) > 1
         self._saved: dict[int, F64] = {}
         self._never = never
         self._reads, self._lifts, self._kv = (
@@ -85,19 +88,19 @@ class _Clock:
 
     def _segment(self, number: int) -> F64:
         """Load, compute and save one segment; when it has ended."""
-        masks, tasks = self._masks, self._tasks
+        masks, tasks, card = self._masks, self._tasks, self._card(number)
         here = self._read(number) if self._reads[number] else (self._never, self._never)
         arrived = self._lift(number, *here) if self._lifts[number] else self._never
         if self._kv[number]:
             arrived = np.maximum(arrived, self._load_kv(number))
         there = masks.there[number]
-        ended_there = longest(self._there, self._ready, arrived) + tasks.accelerator[number]
+        ended_there = longest(card.computing, self._ready, arrived) + tasks.accelerator[number]
         ended_here = longest(self._here, self._ready, here[1]) + tasks.host[number]
-        self._there = np.where(there, ended_there, self._there)
+        card.computing = np.where(there, ended_there, card.computing)
         self._here = np.where(there, self._here, ended_here)
         ended = np.where(there, ended_there, ended_here)
         if self._lifts[number]:
-            self._slots.release(masks.up[number], ended)
+            card.slots.release(masks.up[number], ended)
         if self._reads[number]:
             self._host_slots.release(masks.disk[number], np.where(there, arrived, ended))
         return self._save_kv(number, ended) if self._kv[number] else ended
@@ -112,34 +115,49 @@ class _Clock:
 
     def _lift(self, number: int, first: F64, last: F64) -> F64:
         """When a segment that is computed on the accelerator is there, its pieces following one another up."""
-        wanted = self._masks.up[number]
-        begun = longest(self._up, self._slots.free, self._turn, first)
+        wanted, card = self._masks.up[number], self._card(number)
+        begun = longest(card.up, card.slots.free, self._turn, first)
+        if self._several:
+            self._opened = np.where(wanted, longest(self._opened, card.slots.free), self._opened)
+            begun = longest(begun, self._opened, np.where(self._masks.disk[number], self._taken, 0.0))
         ended = np.maximum(begun + self._tasks.up[number], last + self._tasks.last_up[number])
-        self._up = np.where(wanted, ended, self._up)
+        card.up = np.where(wanted, ended, card.up)
+        self._taken = np.where(wanted & self._masks.disk[number], ended, self._taken)
         return np.where(wanted, ended, 0.0)
 
     def _load_kv(self, number: int) -> F64:
         """When a layer's keys and values are on the accelerator; never before what the last step added is saved."""
-        wanted = self._masks.kv_up[number]
+        wanted, card = self._masks.kv_up[number], self._card(number)
         saved = self._saved.get(number, self._never)
-        begun = longest(self._up, self._kv_slots.free, self._turn, saved)
+        begun = longest(card.up, card.kv_slots.free, self._turn, saved)
         ended = begun + self._tasks.kv_up[number]
-        self._up = np.where(wanted, ended, self._up)
+        card.up = np.where(wanted, ended, card.up)
         return np.where(wanted, ended, 0.0)
 
     def _save_kv(self, number: int, ended: F64) -> F64:
         """When a segment has ended and what must be saved before the next is."""
-        wanted = self._masks.kv_up[number]
-        saved = np.maximum(self._down, ended) + self._tasks.kv_down[number]
-        self._down = np.where(wanted, saved, self._down)
+        wanted, card = self._masks.kv_up[number], self._card(number)
+        saved = np.maximum(card.down, ended) + self._tasks.kv_down[number]
+        card.down = np.where(wanted, saved, card.down)
         self._saved[number] = np.where(wanted, saved, 0.0)
-        self._kv_slots.release(wanted, saved)
+        card.kv_slots.release(wanted, saved)
         return np.where(wanted, saved, ended) if self._alone else ended
+
+    def _card(self, number: int) -> "_Card":
+        return self._cards[self._tasks.card(number)]
 
     @property
     def _turn(self) -> F64:
         """Before which nothing may be loaded: in the memory pipeline, the end of the block before."""
-        return self._ready if self._alone else self._never
+        return self._ready if self._alone and not self._several else self._never
+
+
+class _Card:
+    """When each lane of one accelerator is free, and each of its slots."""
+
+    def __init__(self, never: F64, slots: int, kv_slots: int) -> None:
+        self.up = self.down = self.computing = never
+        self.slots, self.kv_slots = _Slots(never, slots), _Slots(never, kv_slots)
 
 
 @dataclass

@@ -20,6 +20,9 @@ Stretch = Literal["prompt", "decode"]  # the two kinds of step that a request is
 TIERS: tuple[Tier, ...] = ("gpu", "ram", "disk")
 PLACES: tuple[Place, ...] = ("host", "accelerator")
 KV_TIERS: tuple[KvTier, ...] = ("gpu", "ram")
+Cards = tuple[int, ...]
+"""For each segment which accelerator of the node it is dealt to, from 0 on; empty: all to the first."""
+
 STRETCHES: tuple[Stretch, Stretch] = ("prompt", "decode")
 PIPELINES: tuple[Pipeline, ...] = ("performance", "memory")
 VALUE = 4  # bytes of an activation
@@ -106,7 +109,8 @@ class Offload:
 
     Segments in the accelerator's memory are computed there. Keys and values lie where `kv` says, all of them. From RAM
     they are loaded before attention that is computed on the accelerator, and what it adds is saved after it; where they
-    lie in the accelerator's memory, attention is computed nowhere else.
+    lie in the accelerator's memory, attention is computed nowhere else. With several accelerators a segment's is the
+    one that it is dealt to, and so is the one of its keys and values.
     """
 
     residence: tuple[Tier, ...]
@@ -116,6 +120,7 @@ class Offload:
     pipeline: Pipeline
     head: Tier = "ram"  # of a node that has it; it is computed on the host
     slots: int = 0  # segments on the accelerator that come from elsewhere; 0: as few as the pipeline needs
+    cards: Cards = ()
 
     def places(self, stretch: Stretch) -> tuple[Place, ...]:
         """Where each segment is computed in a stretch."""

@@ -13,7 +13,7 @@ from scheduler.model.placement import place, place_window
 from scheduler.model.ring import smallest
 from scheduler.transfer.pages import PageStage, StagedPages
 from scheduler.transfer.queue import TransferQueue
-from scheduler.transfer.ring import DeviceRing, RingContents
+from scheduler.transfer.ring import DeviceRing, RingContents, RingPart
 from tests.support.devices.shuffled import Shuffled
 from tests.support.kernels.kernel_cases import native
 from tpi.devices.base import Pending
@@ -39,7 +39,7 @@ def ring_of(seed: int, device: Shuffled, queue: TransferQueue) -> Iterator[tuple
         number: RingContents(f"segment {number}", sizes[number], partial(fill, device, weights[number]))
         for number in sorted(set(ring.blocks))
     }
-    found = DeviceRing(device, ring, memory, contents, queue)
+    found = DeviceRing([RingPart(device, memory)], ring, contents, queue)
     found.resume()
     yield found, weights
     device.memory.free(memory)
@@ -81,7 +81,7 @@ def test_two_rings_in_one_place_take_turns(seed: int) -> None:
         chosen = [sorted(random.sample(range(SEGMENTS), random.randint(1, SEGMENTS))) for _ in range(2)]
         layouts = [smallest(segments, sizes, random.randint(1, 3)) for segments in chosen]
         memory = device.memory.allocate(max(layout.size for layout in layouts))
-        rings = [DeviceRing(device, layout, memory, contents, queue) for layout in layouts]
+        rings = [DeviceRing([RingPart(device, memory)], layout, contents, queue) for layout in layouts]
         pending: list[tuple[int, Pending[Bytes]]] = []
         for turn in range(6):
             number = turn % 2 if random.random() < 0.7 else 0

@@ -1,6 +1,6 @@
 """The emulated accelerator as a device of a node: `--device emu:6GiB,link=2GB/s,host=0.25`."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 import numpy as np
@@ -92,3 +92,19 @@ def open_emulated(argument: str, limit: int | None = None, beside: Emulation | N
             "lower the limit or emulate a larger device"
         )
     return EmulatedDevice(Emulation(machine, beside), open_host().kernels, limit)
+
+
+def open_beside(described: Sequence[tuple[str, int | None]]) -> tuple[EmulatedDevice, ...]:
+    """The accelerators of one emulated node, each with its limit: host, disk and stretch are those of the first.
+
+    One without a name of its own is numbered. Errors as `open_emulated`, or if two have one name.
+    """
+    opened: list[EmulatedDevice] = []
+    for number, (argument, limit) in enumerate(described, 1):
+        name, taken = parse_emulated(argument).name, {device.name for device in opened}
+        if name in taken:
+            if f"name={name}" in argument:
+                raise UsageError(f"two emulated devices are called {name}; give each another name=")
+            argument += f",name={name}-{number}"
+        opened.append(open_emulated(argument, limit, opened[0].emulation if opened else None))
+    return tuple(opened)

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ from master.deployment.deployment import Deployment
 from master.generation.engine import Engine
 from master.generation.request import Request, Sampled
 from master.generation.sampler import Sampler, Sampling
-from scheduler.model.machine import LAPTOP
+from scheduler.model.machine import LAPTOP, laptop_gpu
 from tests.support.cluster.inprocess import in_process_deployment
 from tpi.devices.base import Device
 from tpi.devices.options import OffloadOptions
@@ -26,19 +27,27 @@ GREEDY = Sampling(temperature=0)
 def offloaded(
     pack: Pack,
     cache: Path,
-    devices: Mapping[int, Device],
+    devices: Mapping[int, Device | Sequence[Device]],
     options: OffloadOptions,
     shares: Sequence[float] = (1,),
     **more: Any,
 ) -> Iterator[Deployment]:
     """A deployment whose ranks have these accelerators; when it is closed nothing may be left in their memory."""
-    accelerators = {rank: Beside(device, LAPTOP, options) for rank, device in devices.items()}
+    of_ranks = {rank: list(these) if isinstance(these, Sequence) else [these] for rank, these in devices.items()}
+    accelerators = {rank: _beside(these, options) for rank, these in of_ranks.items()}
     with ExitStack() as stack:
-        for device in devices.values():
+        for device in (device for these in of_ranks.values() for device in these):
             stack.callback(_check_empty, device)
         yield stack.enter_context(
             closing(in_process_deployment(pack, shares, cache, accelerators=accelerators, **more))
         )
+
+
+def _beside(devices: Sequence[Device], options: OffloadOptions) -> Beside:
+    """Laptops' cards, all alike but for the memory that they have."""
+    first, *more = devices
+    figures = replace(LAPTOP, more=(laptop_gpu(),) * len(more))
+    return Beside(first, figures, options, more=tuple(more))
 
 
 def weights_bytes(pack: Pack) -> int:

@@ -20,6 +20,7 @@ COMMANDS = {
     "run": "master.commands:run",
     "chat": "master.chat.command:chat",
     "serve": "master.api.command:serve",
+    "batch": "master.batch.command:batch",
     "bench": "master.commands:bench",
     "plan": "master.planning.command:plan",
     "profile": "master.profiling.command:profile",

@@ -83,14 +83,19 @@ class Service:
             RequestError: if it cannot be answered.
             BusyError: if too many wait.
         """
-        prepared = await self._in_thread(lambda: self._preparer.chat(ask))
-        return await self._begin(prepared, ask.wanted, ask.client)
+        return await self.begin(await self.prepare(ask), ask.wanted, ask.client)
 
     async def text(self, ask: TextAsk) -> list[Answering]:
         """As `chat`, for a text that is gone on with as it is."""
+        return await self.begin(await self.prepare(ask), ask.wanted, ask.client)
+
+    async def prepare(self, ask: ChatAsk | TextAsk) -> PreparedAsk:
+        """What `begin` takes; raises RequestError as `chat`."""
+        self._check_bias(ask.wanted.sampling)
+        if isinstance(ask, ChatAsk):
+            return await self._in_thread(lambda: self._preparer.chat(ask))
         self._check_tokens(ask.prompt, ask.field)
-        prepared = await self._in_thread(lambda: self._preparer.text(ask))
-        return await self._begin(prepared, ask.wanted, ask.client)
+        return await self._in_thread(lambda: self._preparer.text(ask))
 
     async def count(self, ask: ChatAsk) -> int:
         """Tokens of a conversation; errors as `chat`."""
@@ -122,8 +127,8 @@ class Service:
         """Join the thread that prepares prompts."""
         self._text.shutdown(cancel_futures=True)
 
-    async def _begin(self, prepared: PreparedAsk, wanted: Wanted, client: str) -> list[Answering]:
-        self._check_bias(wanted.sampling)
+    async def begin(self, prepared: PreparedAsk, wanted: Wanted, client: str) -> list[Answering]:
+        """`wanted.count` answers to what is prepared; raises BusyError as `chat`."""
         samplers = await self._in_thread(lambda: [_sampler(prepared, wanted, index) for index in range(wanted.count)])
         limits = AnswerLimits(prepared.limit, wanted.stops, wanted.ignore_eos)
         answers, first = list[Answering](), None

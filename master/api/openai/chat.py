@@ -22,12 +22,11 @@ def chat_routes(state: ApiState) -> APIRouter:
     async def chat_completions(form: ChatForm, request: Request) -> Response:
         state.check_model(form.model)
         answers = await state.service.chat(form.ask(state.client(request)))
-        base = identity("chatcmpl") | {"model": state.model}
         if form.stream:
-            events = _stream(answers, base | {"object": "chat.completion.chunk"}, form)
-            return EventStream(guarded(events, answers, state.limits.answer_s, failed), answers)
+            base = identity("chatcmpl") | {"model": state.model, "object": "chat.completion.chunk"}
+            return EventStream(guarded(_stream(answers, base, form), answers, state.limits.answer_s, failed), answers)
         got = await unless_gone(request, collected(answers), state.limits.answer_s)
-        return JSONResponse(_whole(got, base | {"object": "chat.completion"}, bool(form.logprobs)))
+        return JSONResponse(chat_completion(got, state.model, form))
 
     return router
 
@@ -43,18 +42,20 @@ def message_of(events: Sequence[Event]) -> dict[str, Any]:
     return message | ({"tool_calls": calls} if calls else {})
 
 
-def _whole(got: Sequence[Sequence[Event]], base: dict[str, Any], logprobs: bool) -> dict[str, Any]:
+def chat_completion(got: Sequence[Sequence[Event]], model: str, form: ChatForm) -> dict[str, Any]:
+    """OpenAI's object for all answers to a conversation, each given as its events."""
     ended = [events[-1] for events in got]
     ends = [one for one in ended if isinstance(one, Ended)]
     choices = [
         {
             "index": index,
             "message": message_of(events),
-            "logprobs": chat_logprobs(_logprobs(events)) if logprobs else None,
+            "logprobs": chat_logprobs(_logprobs(events)) if form.logprobs else None,
             "finish_reason": _reason(end),
         }
         for index, (events, end) in enumerate(zip(got, ends, strict=True))
     ]
+    base = identity("chatcmpl") | {"model": model, "object": "chat.completion"}
     return base | {"choices": choices, "usage": usage(ends), "timings": timings(ends[0])}
 
 

@@ -60,14 +60,11 @@ def completion_routes(state: ApiState) -> APIRouter:
         state.check_model(form.model)
         asks = form.asks(state.client(request))
         answers = await _begun(state, asks)
-        base = identity("cmpl") | {"object": "text_completion", "model": state.model}
-        echoes = [ask.prompt if form.echo and isinstance(ask.prompt, str) else "" for ask in asks]
-        echoes = [echo for echo in echoes for _ in range(form.n or 1)]
         if form.stream:
-            events = _stream(answers, base, form, echoes)
+            events = _stream(answers, _base(state.model), form, _echoes(form))
             return EventStream(guarded(events, answers, state.limits.answer_s, failed), answers)
         got = await unless_gone(request, collected(answers), state.limits.answer_s)
-        return JSONResponse(_whole(got, base, form, echoes))
+        return JSONResponse(text_completion(got, state.model, form))
 
     return router
 
@@ -85,18 +82,27 @@ async def _begun(state: ApiState, asks: Sequence[TextAsk]) -> list[Answering]:
     return answers
 
 
-def _whole(
-    got: Sequence[Sequence[Event]], base: dict[str, Any], form: CompletionForm, echoes: Sequence[str]
-) -> dict[str, Any]:
+def text_completion(got: Sequence[Sequence[Event]], model: str, form: CompletionForm) -> dict[str, Any]:
+    """OpenAI's object for all answers to all prompts, each given as its events."""
     choices, ends = [], []
-    for index, (events, echo) in enumerate(zip(got, echoes, strict=True)):
+    for index, (events, echo) in enumerate(zip(got, _echoes(form), strict=True)):
         text = echo + "".join(event.text for event in events if isinstance(event, TextPiece))
         tokens = [one for event in events if isinstance(event, (TextPiece, Ended)) for one in event.logprobs]
         end = events[-1]
         assert isinstance(end, Ended)
         ends.append(end)
         choices.append(_choice(index, text, end.reason, tokens if form.logprobs is not None else None, len(echo)))
-    return base | {"choices": choices, "usage": _usage(ends, form.n or 1), "timings": timings(ends[0])}
+    return _base(model) | {"choices": choices, "usage": _usage(ends, form.n or 1), "timings": timings(ends[0])}
+
+
+def _base(model: str) -> dict[str, Any]:
+    return identity("cmpl") | {"object": "text_completion", "model": model}
+
+
+def _echoes(form: CompletionForm) -> list[str]:
+    """What each answer begins with: its prompt, if that is asked for."""
+    prompts = [prompt if form.echo and isinstance(prompt, str) else "" for prompt in prompts_of(form.prompt)]
+    return [prompt for prompt in prompts for _ in range(form.n or 1)]
 
 
 async def _stream(

@@ -1,0 +1,1 @@
+"""`tpi batch`: many requests from a file, their answers in another, whatever interrupts it."""

@@ -1,0 +1,148 @@
+"""Answers to all lines of a batch that have none yet, many at once: a window of lines is read, ordered and fed."""
+
+import asyncio
+from collections.abc import AsyncIterator, Coroutine, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from typing import Any
+
+from master.api.answers.events import Ended
+from master.api.answers.service import Service
+from master.api.failures import RequestError, failure_of, openai_form
+from master.batch.balance import in_order
+from master.batch.prompts import ReadyLine, made_ready
+from master.batch.results import BatchResults
+from master.batch.source import BatchLine, BatchRequest, BatchSource, parsed
+from master.generation.thread import Ticket
+from tpi.errors import UsageError
+from tpi.kernels.spec import PAGE_TOKENS
+from tpi.progress import Progress
+
+_WINDOW = 4  # times as many lines as run at once are ordered together
+_AHEAD = 2  # lines that wait with their prompts ready, for each that runs
+
+
+@dataclass
+class BatchCounts:
+    """What became of the lines. Tokens are of this run; see `master.api.answers.collector.AnswerMeter`."""
+
+    answered: int = 0  # in this run, those that were refused included
+    refused: int = 0
+    prompt_tokens: int = 0
+    made_tokens: int = 0
+
+    def first_token(self, seconds: float) -> None:
+        """Of no interest here."""
+
+    def next_token(self, seconds: float) -> None:
+        """Of no interest here."""
+
+    def over(self, ticket: Ticket, prompt_tokens: int, ended: Ended | None) -> None:
+        """Count an answer's tokens."""
+        if ended is not None:
+            self.prompt_tokens += prompt_tokens
+            self.made_tokens += ended.completion_tokens
+
+
+class BatchAnswering:
+    """One run over a batch. `service` counts tokens with `counts`."""
+
+    def __init__(
+        self,
+        service: Service,
+        model: str,
+        source: BatchSource,
+        results: BatchResults,
+        counts: BatchCounts,
+        progress: Progress,
+    ) -> None:
+        self._service, self._model, self._source, self._results = service, model, source, results
+        self._counts, self._progress = counts, progress
+        self._at_once = service.engine.engine.admission.most
+
+    async def run(self) -> None:
+        """Answer them.
+
+        Raises:
+            TpiError: if the engine cannot go on; what is answered stays answered.
+            OSError: if an answer cannot be written.
+        """
+        self._report()
+        ready: asyncio.Queue[ReadyLine | None] = asyncio.Queue(_AHEAD * self._at_once)
+        await _all_or_none([self._feed(ready), *(self._take(ready) for _ in range(self._at_once))])
+
+    async def _feed(self, ready: "asyncio.Queue[ReadyLine | None]") -> None:
+        """Lines in windows, those of each in the order of request batching."""
+        left = (line for line in self._source.lines if line.id not in self._results.answered)
+        while window := list(islice(left, _WINDOW * self._at_once)):
+            lines = [line async for line in self._prepared(window)]
+            for at in in_order([line.lengths for line in lines], self._at_once, self._room):
+                await ready.put(lines[at])
+        for _ in range(self._at_once):
+            await ready.put(None)
+
+    async def _prepared(self, window: Sequence[BatchLine]) -> AsyncIterator[ReadyLine]:
+        for line in window:
+            if (request := self._request(line)) is not None:
+                try:
+                    yield await made_ready(line, request, self._service, self._model)
+                except UsageError as error:
+                    self._refuse(line, error)
+
+    def _request(self, line: BatchLine) -> BatchRequest | None:
+        """What a line asks; None where it is no request, which is answered at once."""
+        try:
+            return parsed(self._source.read(line))
+        except RequestError as error:
+            said = f"line {line.number}: {error}"
+            self._write(line, {"response": None, "error": {"code": error.code, "message": said}}, refused=True)
+            return None
+
+    async def _take(self, ready: "asyncio.Queue[ReadyLine | None]") -> None:
+        """Answer lines one after the other; the engine joins what several of these wait for."""
+        while (one := await ready.get()) is not None:
+            await self._answer(one)
+
+    async def _answer(self, one: ReadyLine) -> None:
+        try:
+            body = await one.answer(self._service, self._model)
+        except UsageError as error:
+            if error is self._service.engine.problem:  # no fault of the request
+                raise
+            self._refuse(one.line, error)
+        else:
+            self._write(one.line, _response(one.line, 200, body))
+
+    @property
+    def _room(self) -> int:
+        """Tokens that there are pages for."""
+        return self._service.engine.engine.deployment.pages.total * PAGE_TOKENS
+
+    def _refuse(self, line: BatchLine, error: UsageError) -> None:
+        failure = failure_of(error)
+        self._write(line, _response(line, failure.status, openai_form(failure)), refused=True)
+
+    def _write(self, line: BatchLine, fields: dict[str, Any], refused: bool = False) -> None:
+        self._results.write(line, fields)
+        self._counts.answered += 1
+        self._counts.refused += refused
+        self._report()
+
+    def _report(self) -> None:
+        self._progress(len(self._results.answered), len(self._source.lines))
+
+
+def _response(line: BatchLine, status: int, body: dict[str, Any]) -> dict[str, Any]:
+    request = line.id.replace("batch_", "", 1)
+    return {"response": {"status_code": status, "request_id": request, "body": body}, "error": None}
+
+
+async def _all_or_none(work: Sequence[Coroutine[Any, Any, None]]) -> None:
+    """Until all are done; where one fails, or this is cancelled, the others are cancelled and awaited."""
+    tasks = [asyncio.ensure_future(one) for one in work]
+    try:
+        await asyncio.gather(*tasks)
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)

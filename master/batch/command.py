@@ -1,0 +1,105 @@
+"""The command `tpi batch`."""
+
+from dataclasses import replace
+from pathlib import Path
+from time import perf_counter
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from master.options import RunOptions, placement_options, quiet_option
+from master.session import Session
+
+if TYPE_CHECKING:
+    from master.batch.answering import BatchCounts
+    from master.batch.results import BatchResults
+    from master.batch.source import BatchSource
+    from tpi.progress import Progress
+
+_FILE = click.Path(path_type=Path, dir_okay=False)
+
+
+@click.command()
+@click.argument("source", metavar="FILE.jsonl", type=_FILE)
+@click.option("-o", "--output", metavar="OUT.jsonl", required=True, type=_FILE, help="Where answers are appended.")
+@placement_options
+@click.option("--alias", metavar="NAME", help="What lines call the model (default: its file or directory).")
+@click.option(
+    "--parallel",
+    default=8,
+    show_default=True,
+    type=click.IntRange(1, 256),
+    help="Room for so many full contexts, where memory allows.",
+)
+@quiet_option
+def batch(source: Path, output: Path, alias: str | None, parallel: int, quiet: bool, **flags: Any) -> None:
+    """Answer all requests of a file, in OpenAI's batch form: custom_id, method, url and body on each line.
+
+    url is /v1/chat/completions or /v1/completions. Answers are appended as they come, in any order; a request that
+    cannot be answered gets a line that says why. Stopped or killed, the same command goes on where it was.
+    """
+    from master.batch.results import BatchResults  # what only this command needs is loaded by it alone
+    from master.batch.source import BatchSource
+    from tpi.progress import warn
+
+    placement = replace(RunOptions.from_flags(flags), parallel=parallel)
+    model = alias or Path(placement.model).name or placement.model
+    asked = BatchSource(source)
+    with BatchResults(output, asked, model, warn) as results:
+        if len(results.answered) < len(asked.lines):
+            _answer(placement, model, asked, results, quiet)
+        elif not quiet:
+            click.echo(f"all {len(asked.lines)} requests of {source} are answered in {output} already", err=True)
+
+
+def _answer(placement: RunOptions, model: str, asked: "BatchSource", results: "BatchResults", quiet: bool) -> None:
+    from master.batch.answering import BatchCounts
+    from master.batch.watch import watching
+    from master.reporting.output import write_trace
+    from master.reporting.report import print_nodes
+
+    counts = BatchCounts()
+    with Session(placement) as session:
+        began = perf_counter()
+        session.figures.mark()
+        with watching(f"answering {asked.path.name}", quiet) as progress:
+            _run(session, model, asked, results, counts, progress)
+        nodes = session.report()
+        write_trace(session)
+        if not quiet:
+            print_nodes(nodes, _summary(counts, results, perf_counter() - began), stderr=True)
+
+
+def _run(
+    session: Session,
+    model: str,
+    asked: "BatchSource",
+    results: "BatchResults",
+    counts: "BatchCounts",
+    progress: "Progress",
+) -> None:
+    """All that is left, on the session's engine."""
+    import asyncio
+
+    from master.api.answers.service import Service
+    from master.batch.answering import BatchAnswering
+    from master.generation.thread import EngineThread
+
+    engine = EngineThread(session.engine, most_waiting=1 << 30, recover=session.engine.recover)
+    engine.start()
+    try:
+        service = Service(engine, session.tokenizer, session.pack.config.vocab, counts)
+        try:
+            asyncio.run(BatchAnswering(service, model, asked, results, counts, progress).run())
+        finally:
+            service.close()
+    finally:
+        engine.stop()
+
+
+def _summary(counts: "BatchCounts", results: "BatchResults", seconds: float) -> str:
+    refused = f", {counts.refused} of them with an error" if counts.refused else ""
+    return (
+        f"{counts.answered} requests answered{refused} in {results.path}: {counts.prompt_tokens} prompt tokens, "
+        f"{counts.made_tokens} made, {(counts.prompt_tokens + counts.made_tokens) / seconds:.1f} tok/s together"
+    )

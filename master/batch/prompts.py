@@ -1,0 +1,78 @@
+"""A line of a batch made ready for the engine: what is asked, as token ids, and the form of the answer."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from pydantic import ValidationError
+
+from master.api.answers.ask import ChatAsk, TextAsk
+from master.api.answers.events import Event
+from master.api.answers.prepare import PreparedAsk
+from master.api.answers.service import Answering, Service
+from master.api.failures import RequestError
+from master.api.forms import refuse
+from master.api.openai.chat import chat_completion
+from master.api.openai.chat_form import ChatForm
+from master.api.openai.completions import CompletionForm, text_completion
+from master.api.streams import collected
+from master.batch.balance import Lengths
+from master.batch.source import URLS, BatchLine, BatchRequest
+
+_CLIENT = "batch"  # all lines are one client's: they begin in order
+
+
+@dataclass(frozen=True)
+class ReadyLine:
+    """A line with its prompts, each of which may have several answers."""
+
+    line: BatchLine
+    form: ChatForm | CompletionForm
+    prompts: Sequence[tuple[ChatAsk | TextAsk, PreparedAsk]]
+
+    @property
+    def lengths(self) -> Lengths:
+        """Tokens of all of it."""
+        prompt = sum(len(ready.tokens) for _, ready in self.prompts)
+        return Lengths(prompt, sum(ready.limit * ask.wanted.count for ask, ready in self.prompts))
+
+    async def answer(self, service: Service, model: str) -> dict[str, Any]:
+        """OpenAI's object; raises what generating fails with."""
+        answers: list[Answering] = []
+        try:
+            for ask, ready in self.prompts:
+                answers += await service.begin(ready, ask.wanted, _CLIENT)
+            return self._whole(await collected(answers), model)
+        finally:
+            for one in answers:
+                one.cancel()
+
+    def _whole(self, got: Sequence[Sequence[Event]], model: str) -> dict[str, Any]:
+        if isinstance(self.form, ChatForm):
+            whole = chat_completion(got, model, self.form)
+        else:
+            whole = text_completion(got, model, self.form)
+        whole.pop("timings")  # beside others they say nothing of one
+        return whole
+
+
+async def made_ready(line: BatchLine, request: BatchRequest, service: Service, model: str) -> ReadyLine:
+    """What a line asks, as the engine takes it.
+
+    Raises:
+        RequestError: if it cannot be answered; names the field.
+    """
+    form = _form(request)
+    if form.model not in (None, model):
+        said = f"the model is {model!r} here, not {form.model!r:.100}; --alias gives it the name that lines ask for"
+        raise RequestError(said, "model", "model_not_found", 404)
+    asks = [form.ask(_CLIENT)] if isinstance(form, ChatForm) else form.asks(_CLIENT)
+    return ReadyLine(line, form, [(ask, await service.prepare(ask)) for ask in asks])
+
+
+def _form(request: BatchRequest) -> ChatForm | CompletionForm:
+    kind = ChatForm if request.url == URLS[0] else CompletionForm
+    try:
+        return kind.model_validate(request.body)
+    except ValidationError as error:
+        raise refuse(error.errors(), request.body) from None

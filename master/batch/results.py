@@ -1,0 +1,129 @@
+"""The output of a batch: a line for each answer, on disk before the next. It says what is answered already."""
+
+import fcntl
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from master.batch.source import ID, BatchLine, BatchSource
+from tpi.errors import UsageError
+
+_BEGINNING = f'{{"id": "{ID}'.encode()  # of every line that is written here
+
+
+class BatchResults:
+    """A file that is appended to by one process at a time; a context manager. `answered` are ids of input lines."""
+
+    def __init__(self, path: Path, source: BatchSource, model: str, warn: Callable[[str], None]) -> None:
+        """Open or begin `path`, and mend its end.
+
+        `warn` hears of a line that was half written; its request is answered again.
+
+        Raises:
+            UsageError: if it cannot be written, another process writes it, or it holds anything but answers of `model`
+                to lines of `source`; names what.
+        """
+        self.path = path
+        self.answered: set[str] = set()
+        self._source, self._model = source, model
+        self._lines = {line.id: line for line in source.lines}
+        self._file = self._open()
+        try:
+            self._lock()
+            end = self._read()
+            self._mend(end, warn)
+        except BaseException:
+            self._file.close()
+            raise
+
+    def __enter__(self) -> "BatchResults":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._file.close()
+
+    def write(self, line: BatchLine, fields: dict[str, Any]) -> None:
+        """Append the answer to a line. When this returns it outlives this process and the machine's power.
+
+        Raises:
+            OSError: if it cannot be written; half a line may be there, which the next run mends.
+        """
+        said = {"id": line.id, "custom_id": line.custom_id} | fields
+        self._file.write(json.dumps(said, ensure_ascii=False).encode("utf-8", "replace") + b"\n")
+        os.fsync(self._file.fileno())
+        self.answered.add(line.id)
+
+    def _open(self) -> Any:
+        if self.path.exists() and self.path.samefile(self._source.path):
+            raise UsageError(f"{self.path} is the input itself; give another -o")
+        try:
+            return self.path.open("a+b", buffering=0)
+        except OSError as error:
+            raise UsageError(f"cannot write {self.path}: {error.strerror}; give another -o") from error
+
+    def _lock(self) -> None:
+        try:
+            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            raise UsageError(f"another tpi batch writes to {self.path}; wait for it, or give another -o") from None
+
+    def _read(self) -> int:
+        """Learn what is answered; returns where the whole lines end."""
+        end = 0
+        with self.path.open("rb") as file:
+            for number, line in enumerate(file, 1):
+                if not line.endswith(b"\n"):
+                    self._check_half(line, number)
+                    break
+                self._note(line, number)
+                end += len(line)
+        return end
+
+    def _note(self, raw: bytes, number: int) -> None:
+        try:
+            said = json.loads(raw)
+            name, custom_id, model = said["id"], said["custom_id"], _model_of(said)
+        except (ValueError, RecursionError, TypeError, KeyError):
+            raise self._foreign(f"its line {number} is no answer") from None
+        if name not in self._lines:
+            raise self._foreign(f"its line {number} answers {custom_id!r:.80}, which is not asked there in these words")
+        if name in self.answered:
+            raise self._foreign(f"its line {number} answers {custom_id!r:.80} once more")
+        if model not in (None, self._model):
+            raise self._foreign(f"its line {number} is of the model {model!r:.80}, not {self._model!r}")
+        self.answered.add(name)
+
+    def _check_half(self, raw: bytes, number: int) -> None:
+        """What is cut off has to be something that was written here, or that a lost power supply left."""
+        begun = raw.startswith(_BEGINNING) or _BEGINNING.startswith(raw)
+        if not begun and raw.strip(b"\0"):
+            raise self._foreign(f"its line {number} is no answer")
+
+    def _foreign(self, what: str) -> UsageError:
+        return UsageError(
+            f"{self.path} does not belong to {self._source.path}: {what}; give another -o, or remove that file"
+        )
+
+    def _mend(self, end: int, warn: Callable[[str], None]) -> None:
+        size = os.fstat(self._file.fileno()).st_size
+        if size > end:
+            warn(f"the last line of {self.path} was half written; its request is answered again")
+            self._file.truncate(end)
+        os.fsync(self._file.fileno())
+        folder = os.open(self.path.resolve().parent, os.O_RDONLY)
+        try:
+            os.fsync(folder)  # the file's name, too, outlives the power
+        finally:
+            os.close(folder)
+
+
+def _model_of(said: dict[str, Any]) -> str | None:
+    """The model that an answer names; None for one that has no answer."""
+    body = (said["response"] or {}).get("body", {})
+    model = body.get("model")
+    return model if isinstance(model, str) else None

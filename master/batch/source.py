@@ -1,0 +1,127 @@
+"""The input of a batch: OpenAI's batch lines, each named by what it says. (OpenAI's API reference, "Batch".)"""
+
+import hashlib
+import json
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from master.api.failures import RequestError
+from tpi.errors import UsageError
+
+URLS = ("/v1/chat/completions", "/v1/completions")
+ID = "batch_req_"
+_BOM = b"\xef\xbb\xbf"  # some editors begin a file with it
+
+
+@dataclass(frozen=True)
+class BatchLine:
+    """One request and where it is in its file: its number from 1 on, its bytes.
+
+    `id` is the same wherever the line stands, and another one where a letter of it changes.
+    """
+
+    number: int
+    offset: int
+    nbytes: int
+    id: str
+    custom_id: str | None
+
+
+@dataclass(frozen=True)
+class BatchRequest:
+    """What a line asks."""
+
+    url: str
+    body: dict[str, Any]
+
+
+class BatchSource:
+    """All lines of an input that are not empty. What they say is read again when it is their turn."""
+
+    def __init__(self, path: Path) -> None:
+        """Raises UsageError if it cannot be read, has no line, or two of its lines have the same custom_id."""
+        self.path = path
+        try:
+            self.lines = list(_lines(path))
+        except OSError as error:
+            raise UsageError(f"cannot read {path}: {error.strerror}; name a file of batch lines") from error
+        if not self.lines:
+            raise UsageError(f"{path} has no requests; write one JSON object on each line")
+        self._refuse_twins()
+
+    def read(self, line: BatchLine) -> bytes:
+        """What a line says."""
+        with self.path.open("rb") as file:
+            file.seek(line.offset)
+            return file.read(line.nbytes)
+
+    def _refuse_twins(self) -> None:
+        first: dict[str, int] = {}
+        for line in self.lines:
+            if line.custom_id is None:
+                continue
+            if line.custom_id in first:
+                raise UsageError(
+                    f"lines {first[line.custom_id]} and {line.number} of {self.path} have the same custom_id "
+                    f"{line.custom_id!r}; give each its own"
+                )
+            first[line.custom_id] = line.number
+
+
+def parsed(raw: bytes) -> BatchRequest:
+    """What a line asks.
+
+    Raises:
+        RequestError: if it is none of OpenAI's batch lines, or asks for what is not answered here; names the field.
+    """
+    fields = _object(raw)
+    if not isinstance(fields.get("custom_id"), str):
+        raise RequestError("custom_id is missing or no text; it names the answer", "custom_id", "invalid_value")
+    if fields.get("method", "POST") != "POST":
+        raise RequestError(f"method is POST, not {fields['method']!r:.40}", "method", "invalid_value")
+    if fields.get("url") not in URLS:
+        raise RequestError(f"url is {' or '.join(URLS)}, not {fields.get('url')!r:.80}", "url", "invalid_url")
+    body = fields.get("body")
+    if not isinstance(body, dict):
+        raise RequestError("body is missing or no object", "body", "invalid_value")
+    if body.get("stream"):
+        raise RequestError("a batch has no streams; leave stream out", "stream", "invalid_value")
+    return BatchRequest(fields["url"], body)
+
+
+def _object(raw: bytes) -> dict[str, Any]:
+    try:
+        fields = json.loads(raw.decode())
+    except (ValueError, RecursionError) as error:
+        raise RequestError(f"the line is no JSON: {error}", code="invalid_json_line") from None
+    if not isinstance(fields, dict):
+        raise RequestError("the line is no JSON object", code="invalid_json_line")
+    return fields
+
+
+def _lines(path: Path) -> Iterator[BatchLine]:
+    same = Counter[bytes]()
+    offset = 0
+    with path.open("rb") as file:
+        for number, whole in enumerate(file, 1):
+            at, offset = offset, offset + len(whole)
+            bom = len(_BOM) if number == 1 and whole.startswith(_BOM) else 0
+            text = whole[bom:].rstrip(b"\r\n")
+            if not text.strip():
+                continue
+            digest = hashlib.sha256(text).digest()
+            same[digest] += 1
+            digest = hashlib.sha256(digest + same[digest].to_bytes(8, "little")).digest()
+            yield BatchLine(number, at + bom, len(text), ID + digest.hex()[:24], custom_id_of(text))
+
+
+def custom_id_of(raw: bytes) -> str | None:
+    """The name that a line gives its answer; None if it gives none."""
+    try:
+        custom_id = _object(raw).get("custom_id")
+    except RequestError:
+        return None
+    return custom_id if isinstance(custom_id, str) else None

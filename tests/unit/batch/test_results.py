@@ -1,0 +1,134 @@
+"""What a batch keeps on disk: cut at any byte it is mended, and nothing that is not its own is touched."""
+
+import json
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from master.api.failures import RequestError
+from master.batch.results import BatchResults
+from master.batch.source import BatchSource, parsed
+from tpi.errors import UsageError
+
+URL = "/v1/completions"
+WARNED: list[str] = []
+
+
+def request(name: str, prompt: str = "é", **more: object) -> str:
+    return json.dumps({"custom_id": name, "method": "POST", "url": URL, "body": {"prompt": prompt}} | more)
+
+
+def source(folder: Path, *lines: str) -> BatchSource:
+    path = folder / "in.jsonl"
+    path.write_text("\n".join(lines))
+    return BatchSource(path)
+
+
+def results(folder: Path, asked: BatchSource, model: str = "tiny") -> BatchResults:
+    return BatchResults(folder / "out.jsonl", asked, model, WARNED.append)
+
+
+def answer(model: str = "tiny") -> dict[str, object]:
+    return {"response": {"status_code": 200, "body": {"model": model, "text": "ü\u2028"}}, "error": None}
+
+
+def test_lines_are_found_whatever_ends_them(tmp_path: Path) -> None:
+    path = tmp_path / "in.jsonl"
+    path.write_bytes(b"\xef\xbb\xbf" + request("a").encode() + b"\r\n\n  \n" + request("b").encode())
+    asked = BatchSource(path)
+    assert [(line.number, line.custom_id) for line in asked.lines] == [(1, "a"), (4, "b")]
+    assert parsed(asked.read(asked.lines[0])).body == {"prompt": "é"}
+
+
+def test_a_line_is_known_by_what_it_says_wherever_it_stands(tmp_path: Path) -> None:
+    one = source(tmp_path, request("a"), request("b"), "x", "x")
+    other = source(tmp_path, "x", request("b"), request("c"), request("a"), "x")
+    assert {line.id for line in one.lines} < {line.id for line in other.lines}
+    assert len({line.id for line in other.lines}) == 5
+    assert source(tmp_path, request("a", "e")).lines[0].id not in {line.id for line in one.lines}
+
+
+def test_two_lines_of_one_name_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"lines 1 and 3 .* 'a'; give each its own"):
+        source(tmp_path, request("a"), request("b"), request("a", "other"))
+
+
+def test_an_input_without_requests_or_none_at_all_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="has no requests"):
+        source(tmp_path, "", " ")
+    with pytest.raises(UsageError, match="cannot read"):
+        BatchSource(tmp_path / "nothing")
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("{", "no JSON"),
+        ("[" * 100_000, "no JSON"),
+        ("[]", "no JSON object"),
+        (json.dumps({"url": URL, "body": {}}), "custom_id"),
+        (request("a", method="GET"), "method is POST, not 'GET'"),
+        (request("a", url="/v1/embeddings"), "url is /v1/chat/completions or /v1/completions"),
+        (request("a", body=None), "body is missing"),
+        (request("a", body={"prompt": "x", "stream": True}), "no streams"),
+    ],
+)
+def test_what_is_no_request_is_refused_by_name(line: str, said: str) -> None:
+    with pytest.raises(RequestError, match=said):
+        parsed(line.encode())
+    with pytest.raises(RequestError, match="no JSON"):
+        parsed(b"\xff")
+
+
+@given(cut=st.integers(0, 400), nuls=st.integers(0, 3))
+def test_cut_at_any_byte_the_whole_lines_stay_and_the_others_are_asked_again(
+    tmp_path_factory: pytest.TempPathFactory, cut: int, nuls: int
+) -> None:
+    folder = tmp_path_factory.mktemp("cut")
+    asked = source(folder, request("a"), request("b"), request("c"))
+    with results(folder, asked) as out:
+        for line in asked.lines:
+            out.write(line, answer())
+    path = folder / "out.jsonl"
+    whole = path.read_bytes()
+    path.write_bytes(whole[:cut] + (b"\0" * nuls if whole[:cut].endswith(b"\n") else b""))
+    kept = whole[:cut].count(b"\n")
+    with results(folder, asked) as out:
+        assert out.answered == {line.id for line in asked.lines[:kept]}
+        for line in asked.lines[kept:]:
+            out.write(line, answer())
+    assert path.read_bytes() == whole
+
+
+def test_an_output_of_others_is_refused_and_left_as_it_is(tmp_path: Path) -> None:
+    asked = source(tmp_path, request("a"), request("b"))
+    path = tmp_path / "out.jsonl"
+    with results(tmp_path, asked) as out:
+        out.write(asked.lines[0], answer())
+    whole = path.read_text()
+    for text, said in [
+        (whole + whole, "line 2 answers 'a' once more"),
+        (whole + "notes\n", "line 2 is no answer"),
+        ("notes", "line 1 is no answer"),
+        (whole.replace("batch_req_", "batch_req_0"), "answers 'a', which is not asked there in these words"),
+        (whole + '{"id": 1}\n', "line 2 is no answer"),
+    ]:
+        path.write_text(text)
+        with pytest.raises(UsageError, match=said):
+            results(tmp_path, asked)
+        assert path.read_text() == text
+    path.write_text(whole)
+    with pytest.raises(UsageError, match="of the model 'tiny', not 'large'"):
+        results(tmp_path, asked, "large")
+
+
+def test_one_batch_at_a_time_writes_an_output_which_is_not_the_input(tmp_path: Path) -> None:
+    asked = source(tmp_path, request("a"))
+    with results(tmp_path, asked), pytest.raises(UsageError, match="another tpi batch writes"):
+        results(tmp_path, asked)
+    with pytest.raises(UsageError, match="is the input itself"):
+        BatchResults(asked.path, asked, "tiny", WARNED.append)
+    with pytest.raises(UsageError, match="cannot write"):
+        BatchResults(tmp_path / "none" / "out.jsonl", asked, "tiny", WARNED.append)

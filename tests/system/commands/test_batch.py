@@ -1,0 +1,139 @@
+"""`tpi batch` as people run it: killed again and again, interrupted, given wrong files."""
+
+import json
+import random
+import signal
+import subprocess
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from time import monotonic, sleep
+from typing import Any
+
+import pytest
+
+from tests.support.commands import TPI, clean, tpi
+from tests.support.models import TinyModel
+
+CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
+SECONDS = 100
+
+
+def request(number: int) -> dict[str, Any]:
+    """Prompts and answers of any lengths; every ninth is none that can be answered."""
+    words = " ".join(str(number * step % 97) for step in range(1 + number % 13))
+    body: dict[str, Any] = {"temperature": 0, "max_tokens": 1 + number * 7 % 40}
+    if number % 9 == 8:
+        body["max_tokens"] = -1
+    if number % 2:
+        body["messages"] = [{"role": "user", "content": words}]
+    else:
+        body["prompt"] = words
+    return {"custom_id": f"r{number}", "method": "POST", "url": CHAT if number % 2 else TEXT, "body": body}
+
+
+def written(path: Path, count: int) -> Path:
+    path.write_text("".join(json.dumps(request(number)) + "\n" for number in range(count)))
+    return path
+
+
+def answers(path: Path) -> dict[str, Any]:
+    """What matters of every answer, by its custom_id; each is there once."""
+    found: dict[str, Any] = {}
+    for line in path.read_text().splitlines():
+        said = json.loads(line)
+        assert said["custom_id"] not in found
+        body = said["response"]["body"]
+        found[said["custom_id"]] = body.get("choices") or body["error"]
+    return found
+
+
+def killed(command: Sequence[str], cache: Path, out: Path, lines: int, number: signal.Signals) -> int | None:
+    """Run until `out` has so many lines, and then be killed; its exit code, None if it had ended before."""
+    until = monotonic() + SECONDS
+    with subprocess.Popen(command, stderr=subprocess.PIPE, env=clean(cache)) as process:
+        while process.poll() is None and (not out.exists() or out.read_bytes().count(b"\n") < lines):
+            assert monotonic() < until
+            sleep(0.001)
+        if process.poll() is not None:
+            return None
+        process.send_signal(number)
+        process.communicate(timeout=SECONDS)
+        return process.returncode
+
+
+def test_killed_ten_times_each_request_is_answered_once_as_if_undisturbed(
+    model: str, cache: Path, tmp_path: Path
+) -> None:
+    asked = written(tmp_path / "in.jsonl", 120)
+    whole, out = tmp_path / "whole.jsonl", tmp_path / "out.jsonl"
+    flags = ("-m", model, "--dtype", "f32", "-q", "-c", "256")
+    undisturbed = tpi("batch", str(asked), "-o", str(whole), *flags, cache=cache)
+    assert undisturbed.returncode == 0, undisturbed.stderr
+    draw, command = random.Random(26), [*TPI, "batch", str(asked), "-o", str(out), *flags]
+    done = 0
+    for _ in range(10):
+        done += draw.randint(0, 9)  # 0: before anything is answered
+        assert killed(command, cache, out, done, signal.SIGKILL) == -signal.SIGKILL
+        done = out.read_bytes().count(b"\n")
+    assert done < 120
+    last = tpi(*command[len(TPI) :], cache=cache)
+    assert last.returncode == 0, last.stderr
+    assert answers(out) == answers(whole)
+    assert len(answers(out)) == 120
+    again = tpi("batch", str(asked), "-o", str(out), *flags[:-3], cache=cache)
+    assert again.returncode == 0
+    assert f"all 120 requests of {asked} are answered in {out} already" in again.stderr
+
+
+def test_interrupted_on_three_nodes_it_says_so_and_goes_on(model: str, cache: Path, tmp_path: Path) -> None:
+    asked, out = written(tmp_path / "in.jsonl", 20), tmp_path / "out.jsonl"
+    flags = ("-m", model, "--dtype", "f32", "--local", "2", "-c", "256")
+    command = [*TPI, "batch", str(asked), "-o", str(out), *flags]
+    assert killed(command, cache, out, 1, signal.SIGINT) in (130, None)
+    done = tpi(*command[len(TPI) :], cache=cache)
+    assert done.returncode == 0, done.stderr
+    assert len(answers(out)) == 20
+    assert "already" in done.stderr
+    assert answers(out)["r8"]["param"] == "max_tokens"
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ({"body": {"model": "gpt-9", "prompt": "x"}}, "the model is 'llama' here, not 'gpt-9'; --alias gives it"),
+        ({"body": {"prompt": [1 << 20]}}, "token ids are from 0"),
+        ({"body": {"prompt": "word " * 5000}}, "over the context of"),
+        ({"url": CHAT, "body": {"messages": "x"}}, "messages: "),
+    ],
+)
+def test_a_request_that_cannot_be_answered_has_a_line_that_says_why(
+    line: dict[str, Any], said: str, tiny_model: Callable[[str], TinyModel], cache: Path, tmp_path: Path
+) -> None:
+    asked, out = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
+    good = {"custom_id": "good", "method": "POST", "url": TEXT, "body": {"prompt": "x", "model": "llama"}}
+    asked.write_text(json.dumps(good | {"custom_id": "bad"} | line) + "\nno json\n" + json.dumps(good))
+    model = str(tiny_model("llama").directory)
+    done = tpi("batch", str(asked), "-o", str(out), "-m", model, "--alias", "llama", "-c", "256", cache=cache)
+    assert done.returncode == 0, done.stderr
+    found = {one["custom_id"]: one for one in map(json.loads, out.read_text().splitlines())}
+    assert said in found["bad"]["response"]["body"]["error"]["message"]
+    assert found["good"]["response"]["status_code"] == 200
+    assert found[None]["response"] is None
+    assert found[None]["error"]["message"].startswith("line 2: the line is no JSON")
+    assert "3 requests answered, 2 of them with an error" in done.stderr
+
+
+def test_files_that_are_wrong_are_named_before_anything_is_loaded(model: str, cache: Path, tmp_path: Path) -> None:
+    asked = written(tmp_path / "in.jsonl", 3)
+    notes = tmp_path / "notes.txt"
+    notes.write_text("my notes")
+    for arguments, said in [
+        ((str(tmp_path / "none"), "-o", "x"), "cannot read"),
+        ((str(asked), "-o", str(asked)), "is the input itself"),
+        ((str(asked), "-o", str(notes)), "its line 1 is no answer"),
+        ((str(asked),), "Missing option '-o'"),
+    ]:
+        done = tpi("batch", *arguments, "-m", model, cache=cache)
+        assert done.returncode == 2
+        assert said in done.stderr
+    assert notes.read_text() == "my notes"

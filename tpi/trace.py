@@ -29,6 +29,7 @@ Laps = npt.NDArray[np.int64]  # [spans]: end of each, in nanoseconds from the be
 Page = tuple[tuple[str, ...], Table]  # all names so far, and some spans
 
 EMBEDDING, HEAD = "embedding", "head"  # names of what is no block; a streamed head's tiles are "head tile N"
+ON = " on "  # what the name of a span ends with, and an accelerator's name, if that is not the node's first
 TRACE_SPANS = 1 << 17  # that a trace has room for: some hundred tokens of a large model
 TRACE_BYTES = TRACE_SPANS * 4 * 8  # which the node's budget counts
 PAGE_SPANS = 1 << 13  # in one message
@@ -193,11 +194,30 @@ def _events(pid: int, node: NodeTrace, zero: int) -> Iterator[dict[str, object]]
     yield {"ph": "M", "name": "process_name", "pid": pid, "args": {"name": node.node}}
     for lane, name in enumerate(_LANE_NAMES):
         yield {"ph": "M", "name": "thread_name", "pid": pid, "tid": lane, "args": {"name": name}}
-    saves = [0] * _SAVES_AT_ONCE
+    lanes = _Lanes()
     for kind, name, begin, end in node.rows:
         at, lasted = (begin + node.offset - zero) / 1000, (end - begin) / 1000  # the format counts in microseconds
-        lane = _free_lane(saves, begin, end) if kind == "kv save" else _lane(kind, name)
+        lane = lanes.of(kind, name, begin, end)
         yield {"ph": "X", "cat": kind, "name": name, "pid": pid, "tid": lane, "ts": at, "dur": lasted}
+    for (name, _), lane in lanes.more.items():
+        yield {"ph": "M", "name": "thread_name", "pid": pid, "tid": lane, "args": {"name": name}}
+
+
+class _Lanes:
+    """The lanes of a node's spans; accelerators beside the first have lanes of their own, which are numbered here."""
+
+    def __init__(self) -> None:
+        self.more: dict[tuple[str, int], int] = {}  # by name, of which there may be several
+        self._saves: dict[str, list[int]] = {}  # when each lane is free again, by accelerator
+
+    def of(self, kind: Kind, name: str, begin: int, end: int) -> int:
+        """That of a span."""
+        card, at = name.partition(ON)[2], 0
+        if kind == "kv save":
+            at = _free_lane(self._saves.setdefault(card, [0] * _SAVES_AT_ONCE), begin, end)
+        if not card:
+            return _lane(kind, name) + at
+        return self.more.setdefault((f"{kind}{ON}{card}", at), len(_LANE_NAMES) + _SAVES_AT_ONCE + len(self.more))
 
 
 def _lane(kind: Kind, name: str) -> int:
@@ -211,4 +231,4 @@ def _free_lane(ends: list[int], begin: int, end: int) -> int:
     """Saves overlap: each gets the first of their lanes that is free again when it begins."""
     lane = next((lane for lane, over in enumerate(ends) if over <= begin), 0)
     ends[lane] = end
-    return len(_LANE_NAMES) - 1 + lane
+    return lane

@@ -17,7 +17,7 @@ from tpi.devices.base import Device, wait_all
 from tpi.devices.pages import Bytes
 from tpi.kernels.spec import PAGE_TOKENS, Batch, KvArray
 from tpi.kv import KvPages
-from tpi.trace import TransferKind
+from tpi.trace import ON, TransferKind
 
 Pages = frozenset[int]
 
@@ -50,7 +50,7 @@ class StagedPages:
         `link` is the number of the queue's link to it.
         """
         self._device, self._home, self._queue, self._link = device, home, queue, link
-        self._number = f" on {device.name}" if link else ""
+        self._number = f"{ON}{device.name}" if link else ""
         self._stages = list(stages)
         self._next = dict(zip(layers, [*layers[1:], *layers[:1]], strict=True))
         self._saves: dict[int, list[QueuedTransfer]] = {layer: [] for layer in layers}  # that may be going on

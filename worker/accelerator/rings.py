@@ -9,7 +9,7 @@ from scheduler.transfer.ring import DeviceRing, RingContents, RingPart
 from scheduler.window.window import Window
 from tpi.devices.base import Device
 from tpi.devices.pages import Bytes
-from tpi.trace import NoTrace
+from tpi.trace import ON, NoTrace
 from worker.node.placed import Placed
 from worker.plan.offload import OffloadPlan
 from worker.plan.places import Fed
@@ -76,7 +76,7 @@ class Rings:
     def _contents(self, plan: OffloadPlan, piece: int, part: Fed) -> RingContents:
         segment = plan.pieces[piece]
         card, streamed = segment.device - 1, part.number not in self._window.placement.resident
-        name = f"{segment.block.name} on {self._devices[card].name}" if card else segment.block.name
+        name = f"{segment.block.name}{ON}{self._devices[card].name}" if card else segment.block.name
         return RingContents(name, part.nbytes, partial(self._feed, part, self._devices[card]), card, streamed)
 
     def _feed(self, part: Fed, device: Device, slot: Bytes) -> None:

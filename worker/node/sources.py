@@ -12,7 +12,7 @@ from scheduler.window.window import MemoryWindow, Resident, Window
 from tpi.devices.base import Device, Pending
 from tpi.kv import KvPages
 from tpi.progress import Progress
-from tpi.trace import OFF, NoTrace
+from tpi.trace import OFF, ON, NoTrace
 from worker.node.placed import Placed
 from worker.node.segment import HeldPages, Launch, Segment, open_segment
 from worker.plan.checksums import Checksums
@@ -69,7 +69,8 @@ def open_weights(
         block = segment.block
         vectors = held[block.source].vectors
         device, own = devices[segment.device], pages(segment.device, block.layer)
-        launch = traced(device, trace, block.name) if segment.device and trace is not OFF else None
+        name = f"{block.name}{ON}{device.name}" if segment.device > 1 else block.name
+        launch = traced(device, trace, name) if segment.device and trace is not OFF else None
         opened = open_segment(device, plan.config, block.layer, runs, vectors, own, launch)
         return link.adapted(opened) if link and segment.device else opened
 

@@ -121,6 +121,36 @@ def test_every_kind_has_its_spans() -> None:
     }
 
 
+def test_each_link_has_its_loads_and_they_go_beside_each_other() -> None:
+    gates = [Gate() for _ in range(4)]
+    with closing(TransferQueue(links=2)) as queue:
+        for number, gate in enumerate(gates):
+            queue.submit("weight load", f"load {number}", gate, link=number // 2)
+        assert gates[0].began.wait(PATIENCE)
+        assert gates[2].began.wait(PATIENCE)
+        assert not gates[1].began.is_set()
+        assert not gates[3].began.is_set()
+        for gate in gates:
+            gate.opened.set()
+
+
+def test_what_goes_behind_another_waits_for_its_end_and_not_for_its_success() -> None:
+    gate, made = Gate(), []
+
+    def fail() -> None:
+        gate()
+        raise TpiError("the disk is gone")
+
+    with closing(TransferQueue(links=2)) as queue:
+        first = queue.submit("weight load", "first", fail)
+        second = queue.submit("weight load", "second", lambda: made.append("second"), link=1, behind=first)
+        assert gate.began.wait(PATIENCE)
+        assert not second.done
+        gate.opened.set()
+        second.wait()
+    assert made == ["second"]
+
+
 def never_over() -> QueuedTransfer:
     return QueuedTransfer("kv save", "never over", _nothing, ())
 

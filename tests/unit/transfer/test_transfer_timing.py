@@ -3,7 +3,9 @@
 from collections.abc import Iterator
 from contextlib import ExitStack, closing, contextmanager
 from functools import partial
+from itertools import pairwise
 from random import Random
+from threading import Lock
 
 import numpy as np
 import numpy.typing as npt
@@ -11,6 +13,7 @@ import pytest
 
 from scheduler.model.placement import place, place_window
 from scheduler.model.ring import smallest
+from scheduler.transfer.merged import merged
 from scheduler.transfer.pages import PageStage, StagedPages
 from scheduler.transfer.queue import TransferQueue
 from scheduler.transfer.ring import DeviceRing, RingContents, RingPart
@@ -93,6 +96,71 @@ def test_two_rings_in_one_place_take_turns(seed: int) -> None:
         for segment, result in pending:
             np.testing.assert_array_equal(result.wait(), weights[segment])
         device.memory.free(memory)
+
+
+@pytest.mark.parametrize("seeds", [SEEDS[at : at + 20] for at in range(0, 100, 20)], ids=str)
+def test_two_cards_take_from_one_reader_in_the_order_of_use(seeds: range) -> None:
+    """What the tier below streams is taken one after the other, whichever card is ahead, also when a step broke off."""
+    for seed in seeds:
+        random = Random(seed)
+        sizes = [PAGE * random.randint(1, 4) for _ in range(SEGMENTS)]
+        cards = [random.randint(0, 1) for _ in sizes]
+        reader = Reader()
+        with ExitStack() as stack:
+            devices = [stack.enter_context(Shuffled(native, 2 * seed + card)) for card in range(2)]
+            queue = stack.enter_context(closing(TransferQueue(links=2)))
+            parts, ring = ring_of_two(devices, queue, cards, sizes, random.randint(1, 3), reader)
+            for _ in range(4):
+                count = random.randint(1, SEGMENTS - 1) if random.random() < 0.3 else SEGMENTS
+                pending = []
+                for number in range(count):
+                    with ring.hold(number) as data:
+                        pending.append(devices[cards[number]].start(data.copy))
+                for number, result in enumerate(pending):
+                    np.testing.assert_array_equal(result.wait(), np.full(sizes[number], number + 1, np.uint8))
+                if count < SEGMENTS:
+                    ring.abandon()
+                    reader.taken.append(-1)
+            ring.pause()
+            for part in parts:
+                part.device.memory.free(part.memory)
+        assert not reader.met
+        pairs = [pair for pair in pairwise(reader.taken) if -1 not in pair]
+        assert pairs
+        assert all((after - before) % SEGMENTS == 1 for before, after in pairs)
+
+
+class Reader:
+    """A tier below that has one reader: it says what it was asked for, and whether two asked at once."""
+
+    def __init__(self) -> None:
+        self.taken: list[int] = []
+        self.met = False
+        self._busy = Lock()
+
+    def feed(self, device: Shuffled, number: int, data: Bytes, slot: Bytes) -> None:
+        self.met |= not self._busy.acquire(blocking=False)
+        self.taken.append(number)
+        device.copy(data, slot).wait()
+        self._busy.release()
+
+
+def ring_of_two(
+    devices: list[Shuffled], queue: TransferQueue, cards: list[int], sizes: list[int], depth: int, reader: Reader
+) -> tuple[list[RingPart], DeviceRing]:
+    mine = [[number for number, card in enumerate(cards) if card == at] for at in range(2)]
+    rings = [smallest(segments, sizes, depth) for segments in mine]
+    parts = [RingPart(device, device.memory.allocate(ring.size)) for device, ring in zip(devices, rings, strict=True)]
+    weights = [np.full(size, number + 1, np.uint8) for number, size in enumerate(sizes)]
+    contents = {
+        number: RingContents(
+            f"segment {number}", size, partial(reader.feed, devices[card], number, weights[number]), card, in_turn=True
+        )
+        for number, (size, card) in enumerate(zip(sizes, cards, strict=True))
+    }
+    found = DeviceRing(parts, merged(rings, sizes), contents, queue)
+    found.resume()
+    return parts, found
 
 
 @pytest.mark.parametrize("seeds", [SEEDS[at : at + 20] for at in range(0, len(SEEDS), 20)], ids=str)

@@ -1,0 +1,59 @@
+"""Rings of several memories as one: the order of use, nothing overwritten, and every loading order that may be."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from scheduler.model.ring import EMPTY, Ring, smallest
+from scheduler.transfer.merged import merged
+from scheduler.window.cycle import Cycle
+from tpi.devices.pages import PAGE
+
+
+@st.composite
+def rings(draw: st.DrawFn) -> tuple[list[int], list[int], list[Ring]]:
+    """Sizes of segments, each one's card, and the ring of each card, of which some have nothing."""
+    sizes = [PAGE * draw(st.integers(1, 4)) for _ in range(draw(st.integers(1, 12)))]
+    cards = [draw(st.integers(0, 2)) for _ in sizes]
+    depth = draw(st.integers(1, 4))
+    mine = [[segment for segment, card in enumerate(cards) if card == number] for number in range(3)]
+    return sizes, cards, [smallest(segments, sizes, depth) for segments in mine]
+
+
+@given(rings())
+def test_segments_follow_one_another_and_lie_where_their_own_ring_has_them(
+    case: tuple[list[int], list[int], list[Ring]],
+) -> None:
+    sizes, cards, parts = case
+    ring = merged(parts, sizes)
+    assert list(ring.blocks) == list(range(len(sizes))) * (len(ring.blocks) // len(sizes))
+    assert ring.size == sum(part.size for part in parts)
+    for segment, offset in zip(ring.blocks, ring.offsets, strict=True):
+        assert (segment, offset) in set(zip(parts[cards[segment]].blocks, parts[cards[segment]].offsets, strict=True))
+
+
+@given(rings())
+def test_no_use_is_opened_over_one_that_is_not_over_and_none_waits_for_a_later_one(
+    case: tuple[list[int], list[int], list[Ring]],
+) -> None:
+    """Opened as far as it goes before every hold, uses that are there overlap nowhere, and the next one is there."""
+    sizes, cards, parts = case
+    ring = merged(parts, sizes)
+    cycle, period = Cycle(ring), len(ring.blocks)
+    for use in range(2 * period):
+        while cycle.may_open(cycle.tail):
+            cycle.tail += 1
+        assert cycle.tail > use
+        there = [(cards[ring.blocks[at % period]], ring.offsets[at % period], at) for at in range(use, cycle.tail)]
+        for card, offset, at in there:
+            end = offset + sizes[ring.blocks[at % period]]
+            assert not any(
+                other == card and begin < end and offset < begin + sizes[ring.blocks[later % period]]
+                for other, begin, later in there
+                if later > at
+            )
+        cycle.pin(use)
+        cycle.unpin(use)
+
+
+def test_rings_with_nothing_are_nothing() -> None:
+    assert merged([EMPTY, EMPTY], []) == EMPTY

@@ -157,6 +157,8 @@ class ServerTalk(Talk):
                 first = first or (now if result.text else 0.0)
                 result.ttft, result.decode_seconds = (first or now) - begun, now - (first or now)
         finally:
+            if not result.prompt_tokens:
+                self.used += result.counted
             if result.text:
                 self.screen.write("\n")
             self.screen.end()
@@ -167,6 +169,7 @@ class ServerTalk(Talk):
         for choice in chunk.get("choices") or ():
             piece = choice.get("delta", {}).get("content") or ""
             result.text += piece
+            result.counted += bool(piece)  # about a token each, until the server says it; who stops early never hears
             self.screen.write(piece)
             if (reason := choice.get("finish_reason")) is not None:
                 result.finish_reason = _REASONS.get(reason, "stop")

@@ -37,7 +37,7 @@ class Answer:
     @property
     def decode_rate(self) -> float:
         """Tokens per second after the first."""
-        return (self.count - 1) / self.decode_seconds if self.decode_seconds else 0.0
+        return (self.count - 1) / self.decode_seconds if self.decode_seconds and self.count else 0.0
 
     @property
     def count(self) -> int:

@@ -1,8 +1,10 @@
 """`tpi chat --url`: a conversation with a server that runs, through a pipe."""
 
 import json
+import re
 import subprocess
 from collections.abc import Iterator
+from contextlib import suppress
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from threading import Thread
@@ -12,7 +14,7 @@ import pytest
 
 from tests.support.commands import TPI, clean
 from tests.support.serving import KEY, MODEL, Served
-from tests.support.terminal import CTRL_D, ENTER, terminal
+from tests.support.terminal import CTRL_C, CTRL_D, ENTER, terminal
 
 PIECES = ["# Cats\nThey ar", "e *very* **so", "ft**.\n\n- pu", "rr\n", "```py\nx = 1\n``", "`\n\x1b[2J"]
 
@@ -69,9 +71,17 @@ class Says(BaseHTTPRequestHandler):
         self._send("application/json", json.dumps({"data": [{"id": "cat"}]}).encode())
 
     def do_POST(self) -> None:
-        self.rfile.read(int(self.headers["Content-Length"]))
+        asked = self.rfile.read(int(self.headers["Content-Length"]))
         chunks = [json.dumps({"choices": [{"delta": {"content": piece}}]}) for piece in PIECES]
-        self._send("text/event-stream", "".join(f"data: {chunk}\n\n" for chunk in [*chunks, "[DONE]"]).encode())
+        body = "".join(f"data: {chunk}\n\n" for chunk in [*chunks, "[DONE]"]).encode()
+        if b"for ever" not in asked:
+            self._send("text/event-stream", body)
+            return
+        self.send_response(200)
+        self.end_headers()
+        with suppress(ConnectionError):
+            while True:  # until the client leaves
+                self.wfile.write(body.removesuffix(b"data: [DONE]\n\n"))
 
     def _send(self, kind: str, body: bytes) -> None:
         self.send_response(200)
@@ -113,6 +123,22 @@ def test_markdown_at_a_terminal(term: str, flags: tuple[str, ...], styled: bool,
     assert ("**soft**" in raw) is not styled
     assert "They are" in screen.screen
     assert "\x1b[2J" not in raw  # a model does not clear the screen
+
+
+def test_ctrl_c_stops_the_servers_answer_and_what_came_of_it_counts(cat: str, tmp_path: Path) -> None:
+    with terminal([*TPI, "chat", "--url", cat, "--no-history"], clean(tmp_path, {"TERM": "xterm"})) as screen:
+        screen.expect("leaves.")
+        screen.expect(">")
+        screen.type(f"Talk for ever{ENTER}")
+        screen.expect("purr")
+        screen.type(CTRL_C)
+        figures = screen.expect("stopped]").rpartition("[")[2]
+        count, rate, used = re.search(r"(\d+) tokens at (\S+) tok/s.*context (\d+) of", figures).groups()  # type: ignore[union-attr]
+        assert int(count) == int(used) >= 4
+        assert float(rate) > 0
+        screen.expect(">")
+        screen.type(CTRL_D)
+        assert screen.leave() == 0
 
 
 def test_a_pipe_gets_markdown_as_it_is(cat: str, tmp_path: Path) -> None:

@@ -30,7 +30,6 @@ from tpi.kv import KV_DTYPES
 @click.option("--machine", metavar="WORDS", help=f"Plan for a machine that is described, e.g. {EXAMPLE!r}.")
 @click.option(
     "--device",
-    "devices",
     multiple=True,
     metavar="NAME",
     help="Accelerator: opencl[:i], cuda[:i] or emu:..., repeated for several; auto: what is here; cpu: none (default).",
@@ -146,8 +145,8 @@ def _draw(svg: Path, shape: ModelShape, batch: BatchReport) -> None:
 def _node_flags(flags: dict[str, Any]) -> NodeFlags:
     memory = None if flags["memory"] is None else _size("--memory", flags["memory"])
     gpu_memory = tuple(_size("--gpu-memory", size) for size in flags["gpu_memory"])
-    check_several(flags["devices"], flags["gpu_memory"])
-    return NodeFlags(flags["machine"], flags["devices"], memory, gpu_memory, flags["remeasure"])
+    check_several(flags["device"], flags["gpu_memory"])
+    return NodeFlags(flags["machine"], flags["device"], memory, gpu_memory, flags["remeasure"])
 
 
 def _size(flag: str, text: str) -> int:

@@ -1,5 +1,6 @@
 """A plan for people: what lies where, what it will do, why, and what would help."""
 
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields
 
@@ -114,10 +115,19 @@ def _speeds(report: PlanReport) -> Iterator[str]:
 
 
 def _advice(report: PlanReport) -> Iterator[str]:
+    yield from _dealing(report)
     yield from reasons(report.problem, report.chosen)
     helping = [gain for gain in report.gains if gain.faster > _HELPS]
     told = ", ".join(f"{gain.times:g}x {gain.thing} {gain.faster:.2f}x as fast" for gain in helping[:_NAMED])
     yield f"what would help most: {told}" if told else "twice as much of any one thing would not help"
+
+
+def _dealing(report: PlanReport) -> Iterator[str]:
+    """What is whose, where there are several accelerators."""
+    cards = Counter(report.chosen.offload.cards)
+    if cards:
+        names = [f"{numbered(_TIERS['gpu'], card + 1)} has {count}" for card, count in sorted(cards.items())]
+        yield f"of {cards.total()} segments {', '.join(names)}"
 
 
 def _use(stretch: StretchForecast) -> str:

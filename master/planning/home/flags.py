@@ -6,6 +6,7 @@ from typing import Any, TypeVar
 
 import click
 
+from master.options import worker_addresses
 from master.planning.home.members import DEFAULT_LINK, Home, described_home, home_in_file
 from master.planning.node import NodeFlags, planned_node
 from tpi.errors import UsageError
@@ -46,7 +47,7 @@ def home_of(flags: dict[str, Any], node: NodeFlags, cache: Path, files: list[Pat
         return None
     if len(named) > 1:
         raise UsageError(f"--{named[0]} and --{named[1]} exclude each other; give one of them")
-    if given := [name for name in _ALONE if flags[name] is not None]:
+    if given := [name for name in _ALONE if flags[name]]:
         flag = given[0].replace("_", "-")
         raise UsageError(f"--{flag} is of one machine, and --{named[0]} names several; give one of them")
     if flags["devices"]:
@@ -56,4 +57,4 @@ def home_of(flags: dict[str, Any], node: NodeFlags, cache: Path, files: list[Pat
         return home_in_file(flags["topology"], own, allowed_cores())
     from master.planning.home.asked import home_asked
 
-    return home_asked(flags["workers"], own)
+    return home_asked(worker_addresses(flags["workers"]), own)

@@ -33,7 +33,7 @@ def main() -> None:
 
 def spans_of(schedule: str) -> list[Row]:
     """The spans of `LAYERS` in a step, in nanoseconds from where the first of them begins."""
-    with batch_node(SETTINGS[1].device, REQUESTS, FILLED, trace=True) as node:
+    with batch_node(SETTINGS[0].device, REQUESTS, FILLED, trace=True) as node:
         if schedule != OURS:
             follow(node.link, schedule)
         node.steps(2)

@@ -72,7 +72,7 @@ class BatchAccelerated(Accelerated):
             attends,
             tuple(block.layer for block in blocks),
             self.visiting,
-            schedule_of(attends, policy.micro_batch, not policy.attention_there),
+            schedule_of(attends, policy),
             self.plan.asked.chunk,
             self._starts,
             self._holds,

@@ -8,6 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from scheduler.model.roofline.latency import HOST_OVERLAP, PAGES_OVERLAP
+from scheduler.model.roofline.policy import BatchPolicy
 from tpi.devices.base import Device
 from tpi.kernels.spec import Batch
 from worker.node.microbatch import MicroBatch
@@ -31,17 +32,20 @@ class BatchSchedule:
         micro_batch: sequences of a micro-batch.
         host_attends: whether the host attends; else the accelerator does, with pages that visit it.
         order: of their tasks.
+        least: micro-batches where there are fewer sequences, so that what can overlap does.
     """
 
     micro_batch: int
     host_attends: bool
     order: Order
+    least: int = 1
 
 
-def schedule_of(attends: Sequence[bool], micro_batch: int, host_attends: bool) -> BatchSchedule:
+def schedule_of(attends: tuple[bool, ...], policy: BatchPolicy) -> BatchSchedule:
     """The paper's: CGOPipe where the host attends, else its S4; `attends` says of each block if it is attention."""
-    order: Order = Interleaved(tuple(attends)) if host_attends else Layerwise(tuple(attends))
-    return BatchSchedule(micro_batch, host_attends, order)
+    if policy.attention_there:
+        return BatchSchedule(policy.micro_batch, False, Layerwise(attends), min(PAGES_OVERLAP, policy.micro_batches))
+    return BatchSchedule(policy.micro_batch, True, Interleaved(attends), min(HOST_OVERLAP, policy.micro_batches))
 
 
 @dataclass
@@ -120,8 +124,7 @@ class BatchPipeline:
         Algorithm 2: the longest first, each to whichever has the least so far and is not full.
         """
         tokens = len(batch.positions)
-        least = HOST_OVERLAP if self.schedule.host_attends else PAGES_OVERLAP if self.visiting else 1
-        count = max(-(-tokens // self.schedule.micro_batch), min(tokens, least))
+        count = max(-(-tokens // self.schedule.micro_batch), min(tokens, self.schedule.least))
         count = max(count, self._least_parts(batch))
         found: list[list[int]] = [[] for _ in range(count)]
         filled, most = [0] * count, -(-tokens // count)

@@ -8,14 +8,13 @@ from typing import Any
 import pytest
 
 from tests.support.cluster.inprocess import in_process_deployment
-from tests.support.devices.offloading import answers, offloaded, prompts, weights_bytes
+from tests.support.devices.offloading import answers, batched, offloaded, prompts, weights_bytes
 from tests.support.models import write_tokenizer
 from tpi.devices.choose import open_device
 from tpi.devices.options import KvPlace, OffloadOptions, Weights
 from tpi.errors import PlanError
 from tpi.pack.builder.build import open_source, pack_model
 from tpi.pack.reader import Pack
-from worker.pipelines.accelerated import BatchAccelerated
 
 STREAMED = OffloadOptions("ram", "ram", "batch")
 FALCON = {
@@ -47,8 +46,7 @@ def test_tokens_of_a_batch_are_those_of_each_request_alone(
             pack, tmp_path / "batch", {0: device}, OffloadOptions(kv=kv, pipeline="batch"), **SMALL
         ) as deployment,
     ):
-        link = deployment.node.link
-        assert isinstance(link, BatchAccelerated)
+        link = batched(deployment)
         assert answers(deployment, asked) == expected
         assert device.memory.used <= link.plan.memory_bytes <= room
 
@@ -73,9 +71,9 @@ def test_other_families_and_formats(
         closing(open_device("emu:1GiB,stretch=1", weights_bytes(pack) + (6 << 20))) as card,
         offloaded(pack, tmp_path / "batch", {0: card}, options, **SMALL) as deployment,
     ):
+        link = batched(deployment)
         assert answers(deployment, asked) == expected
-        assert deployment.node.link is not None
-        assert (deployment.node.link.figures.weight_bytes > 0) == (weights != "auto")
+        assert (link.figures.weight_bytes > 0) == (weights != "auto")
 
 
 def test_several_nodes_are_refused(tiny_pack: Callable[..., Pack], tmp_path: Path) -> None:
@@ -106,4 +104,5 @@ def test_layers_whose_halves_share_an_input(tmp_path: Path) -> None:
         closing(open_device("emu:1GiB,stretch=1", 8 << 20)) as card,
         offloaded(pack, tmp_path / "batch", {0: card}, STREAMED, **SMALL) as deployment,
     ):
+        batched(deployment)
         assert answers(deployment, asked) == expected

@@ -19,6 +19,7 @@ from tpi.devices.base import Device
 from tpi.devices.options import OffloadOptions
 from tpi.pack.reader import Pack
 from worker.equipment import Beside
+from worker.pipelines.accelerated import BatchAccelerated
 
 GREEDY = Sampling(temperature=0)
 
@@ -48,6 +49,14 @@ def _beside(devices: Sequence[Device], options: OffloadOptions) -> Beside:
     first, *more = devices
     figures = replace(LAPTOP, more=(laptop_gpu(),) * len(more))
     return Beside(first, figures, options, more=tuple(more))
+
+
+def batched(deployment: Deployment, micro_batch: int = 3) -> BatchAccelerated:
+    """The accelerator of a node that batches, from now on in micro-batches of so many sequences."""
+    link = deployment.node.link
+    assert isinstance(link, BatchAccelerated)
+    link.pipeline.schedule = replace(link.pipeline.schedule, micro_batch=micro_batch)
+    return link
 
 
 def weights_bytes(pack: Pack) -> int:

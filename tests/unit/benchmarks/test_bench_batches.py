@@ -2,7 +2,6 @@
 
 from collections.abc import Callable
 from contextlib import closing
-from dataclasses import replace
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -19,12 +18,11 @@ from scheduler.model.roofline.layer import LayerShape
 from scheduler.model.roofline.policy import BatchProblem, BatchRequest
 from scheduler.model.roofline.search import best_policy
 from tests.support.cluster.inprocess import in_process_deployment
-from tests.support.devices.offloading import answers, offloaded, prompts, weights_bytes
+from tests.support.devices.offloading import answers, batched, offloaded, prompts, weights_bytes
 from tpi.devices.choose import open_device
 from tpi.devices.emulated.machine import parse_emulated
 from tpi.devices.options import OffloadOptions
 from tpi.pack.reader import Pack
-from worker.pipelines.accelerated import BatchAccelerated
 
 SMALL: dict[str, Any] = {"context": 64, "pool": 96, "chunk": 32}  # tokens, pages
 MIXTRAL = LayerShape(
@@ -59,9 +57,7 @@ def test_each_schedule_gives_the_tokens_of_each_request_alone(
         closing(open_device("emu:1GiB,stretch=1", room)) as device,
         offloaded(pack, tmp_path / "batch", {0: device}, options, **SMALL) as deployment,
     ):
-        link = deployment.node.link
-        assert isinstance(link, BatchAccelerated)
-        link.pipeline.schedule = replace(link.pipeline.schedule, micro_batch=3)
+        link = batched(deployment)
         follow(link, name)
         assert answers(deployment, asked) == expected
         assert device.memory.used <= link.plan.memory_bytes <= room

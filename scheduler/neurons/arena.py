@@ -1,0 +1,261 @@
+"""The neurons of a node that lie on its accelerator: slots of one record each, filled by copies nobody waits for.
+
+    layer.expect(predicted)                 # a prediction: what is worth it begins to migrate
+    with layer.divide(shares) as held:      # who computes what; nothing that is held is overwritten
+        ...                                 # held.slots on the accelerator, held.here on the CPU
+
+The host's memory has every neuron, so who is not there yet is computed by the CPU: a move that is late costs nothing
+but its copy. A move that failed surfaces when the next step begins.
+"""
+
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from statistics import median
+from threading import Lock
+
+import numpy as np
+
+from scheduler.neurons.costs import NeuronCosts
+from scheduler.neurons.layout import ArenaLayer
+from scheduler.neurons.moves import choose_move
+from scheduler.neurons.slots import I32, Marks, NeuronMove, NeuronSlots
+from scheduler.neurons.thresholds import F32, NeuronShares, balanced_shares, plain_shares
+from scheduler.neurons.worth import LAMBDA, NeuronWorth
+from scheduler.transfer.queue import QueuedTransfer, TransferQueue
+from tpi.devices.base import Device
+from tpi.devices.pages import Bytes
+
+ROOM_FIRST = 16  # neurons in a move before anything is known of what one takes
+ROOM_MOST = 512  # neurons in a move: what the host gathers them in
+_SHARE = 0.8  # of the time between two layers that copies may take
+_STEPS = 8  # the latest, whose pace counts
+
+
+@dataclass(frozen=True)
+class Moving:
+    """What a node does at run time; the defaults are `--sparsity dynamic`. All off: `static`.
+
+    Attributes:
+        migrate: neurons move.
+        weight: lambda of their importance: 0 for the micro cache alone.
+        balance: accelerator and CPU have thresholds of their own.
+        ahead: moves under way at once: as many layers as predictions look ahead.
+    """
+
+    migrate: bool = True
+    weight: float = LAMBDA
+    balance: bool = True
+    ahead: int = 1
+
+
+STATIC = Moving(migrate=False, balance=False)
+
+
+@dataclass
+class ArenaFigures:
+    """Sums since the start."""
+
+    active: int = 0  # neurons computed
+    active_there: int = 0  # of them, on the accelerator
+    moved: int = 0  # neurons
+    moves: int = 0
+    moved_bytes: int = 0
+
+
+class HeldNeurons:
+    """Who computes what of a layer for one call: `slots` on the accelerator, which has `neurons` there; `here` the CPU.
+
+    A context manager, entered where it is made: nothing of `slots` is overwritten until `release`.
+    """
+
+    __slots__ = ("_layer", "here", "neurons", "shares", "slots")
+
+    def __init__(self, layer: "LayerArena", shares: NeuronShares, slots: I32) -> None:
+        self._layer, self.shares, self.slots = layer, shares, slots
+        self.neurons, self.here = shares.there, shares.here
+
+    def release(self) -> None:
+        """The accelerator is through with the slots; once."""
+        self._layer.release(self.slots)
+
+
+class LayerArena:
+    """One layer's part of a `NeuronArena`."""
+
+    def __init__(self, arena: "NeuronArena", layer: ArenaLayer, data: Bytes, slots: NeuronSlots) -> None:
+        self.layer, self.data, self.slots = layer, data, slots
+        self.worth = NeuronWorth(layer.frequency, arena.moving.weight)
+        self._arena, self._lock = arena, arena.lock
+        self._there: tuple[int, Marks] = (-1, np.empty(0, np.bool_))
+
+    def divide(self, scores: F32, threshold: float) -> HeldNeurons:
+        """What each side computes of a token with these `scores` `[neurons]`; active from `threshold` on."""
+        costs, moving = self._arena.costs, self._arena.moving
+        with self._lock:
+            there = self._marks()
+            lines = costs.there.line, costs.here.line
+            if moving.balance and lines[0] is not None and lines[1] is not None:
+                shares = balanced_shares(scores, threshold, there, lines[0], lines[1])
+            else:
+                shares = plain_shares(scores, threshold, there)
+            return self._held(shares)
+
+    def divide_active(self, active: I32) -> HeldNeurons:
+        """The same for neurons that are known to be active, int32 in order, each once: all of them are computed."""
+        with self._lock:
+            there = self._marks()[active]
+            return self._held(NeuronShares(active[there], active[~there], 0.0, 0.0))
+
+    def expect(self, predicted: I32) -> None:
+        """A token on its way is said to activate these, each given once."""
+        arena = self._arena
+        if not arena.moving.migrate or not len(self.slots):
+            return
+        with self._lock:
+            room = arena.room()
+            values = self.worth.values(predicted)
+            move = choose_move(self.slots, values, predicted, room) if room else None
+            if move is not None:
+                self.slots.begin(move)
+                arena.submit(self, move)
+
+    def note(self, active: I32) -> None:
+        """These were active for a token: what habits are made of."""
+        if self._arena.moving.migrate:
+            self.worth.note(active)
+
+    def release(self, slots: I32) -> None:
+        """See `HeldNeurons.release`."""
+        with self._lock:
+            self.slots.release(slots)
+
+    def place(self, move: NeuronMove) -> Bytes:
+        """The bytes of a move's slots."""
+        size = self.layer.record_bytes
+        return self.data[move.slots.start * size : move.slots.stop * size]
+
+    def _held(self, shares: NeuronShares) -> HeldNeurons:
+        figures = self._arena.figures
+        figures.active += len(shares.there) + len(shares.here)
+        figures.active_there += len(shares.there)
+        return HeldNeurons(self, shares, self.slots.use(shares.there))
+
+    def _marks(self) -> Marks:
+        if self._there[0] != self.slots.version:
+            self._there = (self.slots.version, self.slots.there)
+        return self._there[1]
+
+
+class NeuronArena:
+    """The arena of one node. Holds by one thread; the queue is closed by its owner, before the memory goes."""
+
+    def __init__(
+        self,
+        device: Device,
+        memory: Bytes,
+        layers: Sequence[ArenaLayer],
+        queue: TransferQueue,
+        moving: Moving = Moving(),
+        link: int = 0,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        """Fill the slots of all `layers`, which are one after the other in `memory` of the accelerator.
+
+        Raises:
+            DeviceError: if `memory` is not the device's, or a copy fails.
+        """
+        self.moving, self.costs, self.figures, self.lock = moving, NeuronCosts(), ArenaFigures(), Lock()
+        self._device, self._queue, self._link, self._clock = device, queue, link, clock
+        widest = max((layer.record_bytes for layer in layers), default=0)
+        self._staging = device.staging(ROOM_MOST * widest)
+        self._under_way: list[QueuedTransfer] = []
+        self._expects: list[float] = []  # when the layers of this step were foretold
+        self._paces = deque[float](maxlen=_STEPS)  # seconds from layer to layer
+        self.layers: list[LayerArena] = []
+        at = 0
+        for layer in layers:
+            fixed = layer.fixed if moving.migrate else layer.slots
+            data = memory[at : at + layer.nbytes]
+            self.layers.append(LayerArena(self, layer, data, NeuronSlots(layer.neurons, layer.slots, fixed)))
+            at += layer.nbytes
+        for each in self.layers:
+            self._fill(each)
+
+    @property
+    def pace(self) -> float:
+        """Seconds from one layer to the next, while a step runs; 0 before it is known."""
+        return median(self._paces) if self._paces else 0.0
+
+    def begin(self) -> None:
+        """A step begins; raises what a move of an earlier one failed with."""
+        with self.lock:
+            if len(self._expects) > 1:
+                self._paces.append((self._expects[-1] - self._expects[0]) / (len(self._expects) - 1))
+            self._expects.clear()
+            ended, self._under_way = self._sorted()
+        for transfer in ended:
+            transfer.wait()
+
+    def settle(self) -> None:
+        """Wait until nothing moves, whatever came of it."""
+        for transfer in list(self._under_way):
+            transfer.join()
+
+    # under the lock
+
+    def room(self) -> int:
+        """How many neurons may move now: what the link carries from one layer to the next."""
+        self._expects.append(self._clock())
+        if sum(not transfer.done for transfer in self._under_way) >= max(1, self.moving.ahead):
+            return 0
+        line = self.costs.moves.line
+        if line is None or not self._paces:
+            return ROOM_FIRST
+        return min(ROOM_MOST, line.count(_SHARE * self.pace))
+
+    def submit(self, layer: LayerArena, move: NeuronMove) -> None:
+        """Have a move made that has begun."""
+        name = f"{len(move.neurons)} neurons of {layer.layer.name}"
+        call = lambda: self._make(layer, move)  # noqa: E731 - it is what is asked for
+        ended = [transfer for transfer in self._under_way if not transfer.done or transfer.error is not None]
+        self._under_way = [*ended, self._queue.submit("weight load", name, call, link=self._link)]
+
+    # the queue's side
+
+    def _make(self, layer: LayerArena, move: NeuronMove) -> None:
+        arrived = False
+        began = self._clock()
+        try:
+            self._copy(layer, move)
+            arrived = True
+        finally:
+            with self.lock:
+                layer.slots.finish(move, arrived)
+                if arrived:
+                    self.costs.moves.note(len(move.neurons), self._clock() - began)
+                    self.figures.moves += 1
+                    self.figures.moved += len(move.neurons)
+                    self.figures.moved_bytes += len(move.neurons) * layer.layer.record_bytes
+
+    def _copy(self, layer: LayerArena, move: NeuronMove) -> None:
+        """Gathered, then in one piece; moves go one at a time, so that one room for gathering does."""
+        target = layer.place(move)
+        gathered = self._staging[: target.size]
+        np.take(layer.layer.records, move.neurons, axis=0, out=gathered.reshape(len(move.neurons), -1))
+        self._device.copy(gathered, target).wait()
+
+    def _fill(self, layer: LayerArena) -> None:
+        """What lies there at first."""
+        hot = layer.layer.hot
+        for at in range(0, len(hot), ROOM_MOST):
+            move = NeuronMove(at, hot[at : at + ROOM_MOST])
+            layer.slots.begin(move)
+            self._copy(layer, move)
+            layer.slots.finish(move, arrived=True)
+
+    def _sorted(self) -> tuple[list[QueuedTransfer], list[QueuedTransfer]]:
+        """Moves that are over, and those that are not."""
+        over = [transfer for transfer in self._under_way if transfer.done]
+        return over, [transfer for transfer in self._under_way if not transfer.done]

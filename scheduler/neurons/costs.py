@@ -1,0 +1,110 @@
+"""What computing and moving neurons take, fitted from what was measured, and again when it drifts.
+
+Each of three is a line, seconds = t0 + t n: n neurons on the accelerator, on the CPU, and over the link (t0, t_gpu,
+t_cpu and t_trans of DynamicInfer). The slope is the median of the slopes between any two samples (Theil, 1950; Sen,
+1968), which a few interrupted calls do not move. Drift is found by cumulative sums of what the line did not foretell,
+upwards and downwards (CUSUM; Page, "Continuous inspection schemes", Biometrika 1954); then the line is fitted to new
+samples alone.
+"""
+
+from collections import deque
+from dataclasses import dataclass
+from math import log
+
+import numpy as np
+
+FIRST = 12  # samples of the first fit
+KEPT = 32  # the latest, which a fit is made of
+ALLOWED = 0.15  # of log(measured / foretold) that is noise: half of the smallest drift to be found, Page's k
+ALARM = 2.0  # at which the sum says that it drifted, Page's h: one sample of twice the time is no drift, five are
+_CLIPPED = 0.7  # the most that one sample counts: whoever was interrupted once has not drifted
+_SPREAD = 0.05  # of the mean number of neurons: with less a slope cannot be told from noise
+
+
+@dataclass(frozen=True)
+class LineCost:
+    """`start` seconds, and `each` for every neuron."""
+
+    start: float
+    each: float
+
+    def seconds(self, count: float) -> float:
+        """Of so many neurons; none take none."""
+        return self.start + self.each * count if count else 0.0
+
+    def count(self, seconds: float) -> int:
+        """How many neurons take that long."""
+        return max(0, int((seconds - self.start) / self.each)) if self.each > 0 else 0
+
+
+class DriftAlarm:
+    """Two cumulative sums over log ratios of measured to foretold."""
+
+    def __init__(self) -> None:
+        self.up = self.down = 0.0
+
+    def note(self, measured: float, foretold: float) -> bool:
+        """Whether the process is no longer as foretold; both are seconds, and more than nothing."""
+        off = max(-_CLIPPED, min(_CLIPPED, log(measured / foretold)))
+        self.up, self.down = max(0.0, self.up + off - ALLOWED), max(0.0, self.down - off - ALLOWED)
+        return max(self.up, self.down) > ALARM
+
+
+class FittedCost:
+    """One line. Not safe from several threads."""
+
+    def __init__(self) -> None:
+        self.line: LineCost | None = None  # None: too little was measured yet
+        self.drifts = 0
+        self._samples = deque[tuple[int, float]](maxlen=KEPT)
+        self._alarm = DriftAlarm()
+        self._fresh = 0  # samples since the last fit
+
+    def note(self, count: int, seconds: float) -> bool:
+        """So many neurons took so long; whether that is the sample which says that it drifted."""
+        if count < 1 or seconds <= 0:
+            return False
+        drifted = self.line is not None and self._alarm.note(seconds, self.line.seconds(count))
+        if drifted:
+            self.drifts += 1
+            self._samples = deque(list(self._samples)[-2:], maxlen=KEPT)  # those that came after
+            self._fresh, self._alarm = len(self._samples), DriftAlarm()
+        self._samples.append((count, seconds))
+        self._fresh += 1
+        early = self.line is None or len(self._samples) < FIRST
+        if drifted or self._fresh >= (FIRST if early else KEPT):
+            self._fit()
+        return drifted
+
+    def _fit(self) -> None:
+        counts, seconds = np.array(self._samples, np.float64).T
+        self.line, self._fresh = _line(counts, seconds, self.line), 0
+
+
+def _line(counts: np.ndarray, seconds: np.ndarray, before: LineCost | None) -> LineCost:
+    """Through the samples; where they are all alike what it took before they began is kept."""
+    later, earlier = np.triu_indices(len(counts), 1)
+    apart = np.abs(counts[later] - counts[earlier]) > _SPREAD * counts.mean()
+    middle, typical = float(np.median(counts)), float(np.median(seconds))
+    if apart.sum() >= FIRST:
+        slopes = (seconds[later] - seconds[earlier])[apart] / (counts[later] - counts[earlier])[apart]
+        each = min(max(0.0, float(np.median(slopes))), typical / middle)
+    else:
+        each = max(typical - (before.start if before else 0.0), 0.1 * typical) / middle
+    return LineCost(max(0.0, typical - each * middle), max(each, 1e-12))
+
+
+class NeuronCosts:
+    """The three lines of one node, over all of its layers: they differ in nothing that takes time.
+
+    Attributes:
+        there, here, moves: computing on the accelerator, on the CPU; copies to the accelerator.
+    """
+
+    def __init__(self) -> None:
+        self.there, self.here, self.moves = FittedCost(), FittedCost(), FittedCost()
+
+    @property
+    def drifts(self) -> int:
+        """How often anything was fitted again because it drifted."""
+        return sum(cost.drifts for cost in (self.there, self.here, self.moves))

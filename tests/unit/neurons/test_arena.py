@@ -1,0 +1,138 @@
+"""Neurons that migrate while they are computed with, in 200 drawn timings of the copies; failures; what is counted."""
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, closing, contextmanager
+
+import numpy as np
+import pytest
+
+from scheduler.neurons.arena import STATIC, HeldNeurons, Moving, NeuronArena
+from scheduler.neurons.layout import ArenaLayer, arena_bytes, arena_layer
+from scheduler.transfer.queue import TransferQueue
+from tests.support.devices.shuffled import Shuffled
+from tests.support.kernels.kernel_cases import native
+from tpi.devices.base import Pending
+from tpi.devices.pages import PAGE, Bytes, round_up
+from tpi.errors import PlanError
+
+SEEDS = range(200)
+LAYERS, NEURONS, RECORD = 3, 256, 24
+
+
+def records(layer: int) -> Bytes:
+    """Each record says whose it is, in every byte."""
+    numbers = (np.arange(NEURONS) * LAYERS + layer).astype(np.uint32)
+    return np.repeat(numbers, RECORD // 4).view(np.uint8).reshape(NEURONS, RECORD)
+
+
+def layers(random: np.random.Generator) -> list[ArenaLayer]:
+    found = []
+    for layer in range(LAYERS):
+        frequency = random.random(NEURONS)
+        hot = np.argsort(-frequency)[: 32 * int(random.integers(0, 5))].astype(np.int32)
+        found.append(arena_layer(f"layer {layer}", records(layer), frequency, hot, float(random.choice([0.0, 0.5]))))
+    return found
+
+
+@contextmanager
+def arena_of(
+    seed: int, moving: Moving, failing: Callable[[int], bool] = lambda _: False
+) -> Iterator[tuple[NeuronArena, Bytes, TransferQueue]]:
+    with ExitStack() as stack:
+        device = stack.enter_context(Shuffled(native, seed, failing))
+        queue = stack.enter_context(closing(TransferQueue()))
+        given = layers(np.random.default_rng(seed))
+        memory = device.memory.allocate(PAGE + round_up(arena_bytes(given)))
+        memory[arena_bytes(given) :] = 77
+        arena = NeuronArena(device, memory, given, queue, moving)
+        yield arena, memory, queue
+        arena.settle()
+        assert (memory[arena_bytes(given) :] == 77).all()  # the arena is never exceeded
+
+
+def computed(arena: NeuronArena, layer: int, held: HeldNeurons) -> Pending[None]:
+    """Reads every held record, at a time that the device chooses, and checks whose it is."""
+    each = arena.layers[layer]
+    data = each.data.reshape(-1, RECORD)
+
+    def call() -> None:
+        try:
+            assert (data[held.slots] == records(layer)[held.neurons]).all()
+        finally:
+            held.release()
+
+    pending: Pending[None] = arena._device.start(call)
+    return pending
+
+
+@pytest.mark.parametrize("seeds", [SEEDS[at : at + 40] for at in range(0, len(SEEDS), 40)], ids=str)
+def test_nothing_computes_with_a_neuron_that_is_half_there(seeds: range) -> None:
+    moved = 0
+    for seed in seeds:
+        random = np.random.default_rng(seed)
+        with arena_of(seed, Moving(ahead=int(random.integers(1, 4)), balance=bool(seed % 2))) as (arena, _, _):
+            pending: list[Pending[None]] = []
+            for _ in range(8):
+                arena.begin()
+                for layer, each in enumerate(arena.layers):
+                    foretold = arena.layers[(layer + 1) % LAYERS]
+                    foretold.expect(np.flatnonzero(random.random(NEURONS) < 0.2).astype(np.int32))
+                    scores = random.normal(-1, 2, NEURONS).astype(np.float32)
+                    held = each.divide(scores, 0.0)
+                    both = np.sort(np.concatenate([held.neurons, held.here]))
+                    assert both.tolist() == np.flatnonzero(scores >= 0).tolist()  # once each, and none missed
+                    each.note(both)
+                    pending.append(computed(arena, layer, held))
+            for each_pending in pending:
+                each_pending.wait()
+            moved += arena.figures.moved
+            assert not any(each.slots.faults() for each in arena.layers)
+    assert moved > 1000
+
+
+def test_a_move_that_fails_surfaces_at_the_next_step_and_its_neurons_are_the_cpus() -> None:
+    broken = [False]
+    with arena_of(3, Moving(), lambda _: broken[0]) as (arena, _, _):
+        broken[0] = True
+        layer = next(each for each in arena.layers if len(each.slots))
+        absent = np.flatnonzero(~layer.slots.there)[:8].astype(np.int32)
+        layer.expect(absent)
+        arena.settle()
+        with pytest.raises(OSError, match="failed"):
+            arena.begin()
+        assert not layer.slots.there[absent].any()
+        held = layer.divide_active(absent)
+        assert held.here.tolist() == absent.tolist()
+        arena.begin()  # once said, it is over
+
+
+def test_static_moves_nothing() -> None:
+    with arena_of(3, STATIC) as (arena, _, _):
+        for each in arena.layers:
+            before = each.slots.neuron_of.copy()
+            each.expect(np.arange(NEURONS, dtype=np.int32))
+            arena.settle()
+            assert (each.slots.neuron_of == before).all()
+        assert arena.figures.moves == 0
+
+
+def test_a_neuron_that_is_foretold_again_and_again_is_there_in_the_end() -> None:
+    with arena_of(4, Moving()) as (arena, _, _):
+        layer = next(each for each in arena.layers if len(each.slots) > each.slots.fixed)
+        wanted = np.flatnonzero(~layer.slots.there)[:8].astype(np.int32)
+        for _ in range(20):
+            arena.begin()
+            layer.expect(wanted)
+            layer.note(wanted)
+            arena.settle()
+        assert layer.slots.there[wanted].all()
+        assert arena.figures.moved < 20 * 8  # what is there does not move again
+
+
+def test_what_was_chosen_is_cut_to_whole_units_from_the_coolest_end() -> None:
+    frequency = np.linspace(1, 0, NEURONS)
+    layer = arena_layer("layer", records(0), frequency, np.arange(70, dtype=np.int32)[::-1], 0.5)
+    assert layer.hot.tolist() == list(range(64))
+    assert layer.fixed == 32
+    with pytest.raises(PlanError, match="profile the model again"):
+        arena_layer("layer", records(0), frequency[1:], layer.hot)

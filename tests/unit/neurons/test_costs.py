@@ -1,0 +1,71 @@
+"""Costs fitted from drawn measurements, and again after a drift; one long call is no drift."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from scheduler.neurons.costs import FIRST, KEPT, DriftAlarm, FittedCost
+
+
+def noted(cost: FittedCost, random: np.random.Generator, start: float, each: float, samples: int) -> int:
+    """Measurements of lines with a tenth of noise; how many drifts were seen."""
+    drifts = 0
+    for _ in range(samples):
+        count = int(random.integers(50, 800))
+        drifts += cost.note(count, (start + each * count) * float(random.uniform(0.95, 1.1)))
+    return drifts
+
+
+@given(seed=st.integers(0, 1 << 30), start=st.sampled_from([0.0, 1e-5, 1e-4]), each=st.sampled_from([1e-7, 1e-6]))
+@settings(max_examples=40, deadline=None)
+def test_a_line_is_found_in_the_first_samples_and_does_not_drift_by_itself(
+    seed: int, start: float, each: float
+) -> None:
+    cost, random = FittedCost(), np.random.default_rng(seed)
+    assert noted(cost, random, start, each, FIRST) == 0
+    assert cost.line is not None
+    assert cost.line.seconds(400) == pytest.approx(start + 400 * each, rel=0.15)
+    assert noted(cost, random, start, each, 300) == 0
+
+
+@pytest.mark.parametrize("factor", [4.0, 2.0, 1.6, 0.5])
+def test_a_drift_is_seen_soon_and_fitted_again(factor: float) -> None:
+    cost, random = FittedCost(), np.random.default_rng(5)
+    noted(cost, random, 1e-5, 1e-6, 100)
+    assert noted(cost, random, 1e-5 * factor, 1e-6 * factor, 12) >= 1
+    noted(cost, random, 1e-5 * factor, 1e-6 * factor, KEPT)
+    assert cost.line is not None
+    assert cost.line.seconds(400) == pytest.approx(factor * (1e-5 + 4e-4), rel=0.15)
+    assert cost.drifts <= 2
+
+
+def test_one_call_that_was_interrupted_is_no_drift_and_hardly_moves_the_line() -> None:
+    cost, random = FittedCost(), np.random.default_rng(6)
+    noted(cost, random, 1e-5, 1e-6, 60)
+    assert not cost.note(400, 0.5)
+    noted(cost, random, 1e-5, 1e-6, KEPT)
+    assert cost.line is not None
+    assert cost.line.seconds(400) == pytest.approx(4.1e-4, rel=0.15)
+
+
+def test_where_all_samples_are_alike_there_is_a_cost_for_each_neuron_all_the_same() -> None:
+    cost = FittedCost()
+    for _ in range(FIRST):
+        cost.note(64, 64e-6)
+    assert cost.line is not None
+    assert cost.line.seconds(64) == pytest.approx(64e-6)
+    assert cost.line.count(32e-6) == 32
+
+
+def test_nothing_is_learnt_of_no_neurons() -> None:
+    cost = FittedCost()
+    for _ in range(50):
+        assert not cost.note(0, 1.0)
+    assert cost.line is None
+
+
+def test_the_sums_forget_what_evens_out() -> None:
+    alarm = DriftAlarm()
+    assert not any(alarm.note(1.1 if at % 2 else 0.9, 1.0) for at in range(1000))
+    assert any(alarm.note(1.5, 1.0) for _ in range(10))

@@ -129,8 +129,8 @@ def _fill(opened: Opened, plan: PackPlan, dtype: str, directory: Path, progress:
     free = disk_usage(directory).free
     if plan.nbytes + _SPARE > free:
         raise WeightsError(
-            f"disk full: the pack takes {plan.nbytes >> 20} MiB, {directory.parent} has {free >> 20} MiB free; "
-            "free some, or choose another place"
+            f"disk full: the pack takes {plan.nbytes >> 20} MiB, {_SPARE >> 20} have to stay free, and "
+            f"{directory.parent} has {free >> 20} MiB free; free some, or choose another place"
         )
     with (
         progress(f"packing {opened.name}") as report,

@@ -11,141 +11,25 @@ but its copy. A move that failed surfaces when the next step begins.
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from statistics import median
 from threading import Lock
 
 import numpy as np
 
-from scheduler.neurons.costs import NeuronCosts
+from scheduler.neurons.layer import LayerArena
 from scheduler.neurons.layout import ArenaLayer
-from scheduler.neurons.moves import choose_move
-from scheduler.neurons.slots import I32, Marks, NeuronMove, NeuronSlots
-from scheduler.neurons.thresholds import F32, NeuronShares, balanced_shares, plain_shares
-from scheduler.neurons.worth import LAMBDA, NeuronWorth
+from scheduler.neurons.meter import NeuronMeter
+from scheduler.neurons.moving import DYNAMIC, ArenaFigures, Moving
+from scheduler.neurons.slots import NeuronMove, NeuronSlots
 from scheduler.transfer.queue import QueuedTransfer, TransferQueue
 from tpi.devices.base import Device
 from tpi.devices.pages import Bytes
+from tpi.trace import OFF, NoTrace
 
 ROOM_FIRST = 16  # neurons in a move before anything is known of what one takes
 ROOM_MOST = 512  # neurons in a move: what the host gathers them in
 _SHARE = 0.8  # of the time between two layers that copies may take
 _STEPS = 8  # the latest, whose pace counts
-
-
-@dataclass(frozen=True)
-class Moving:
-    """What a node does at run time; the defaults are `--sparsity dynamic`. All off: `static`.
-
-    Attributes:
-        migrate: neurons move.
-        weight: lambda of their importance: 0 for the micro cache alone.
-        balance: accelerator and CPU have thresholds of their own.
-        ahead: moves under way at once: as many layers as predictions look ahead.
-    """
-
-    migrate: bool = True
-    weight: float = LAMBDA
-    balance: bool = True
-    ahead: int = 1
-
-
-STATIC = Moving(migrate=False, balance=False)
-
-
-@dataclass
-class ArenaFigures:
-    """Sums since the start."""
-
-    active: int = 0  # neurons computed
-    active_there: int = 0  # of them, on the accelerator
-    moved: int = 0  # neurons
-    moves: int = 0
-    moved_bytes: int = 0
-
-
-class HeldNeurons:
-    """Who computes what of a layer for one call: `slots` on the accelerator, which has `neurons` there; `here` the CPU.
-
-    A context manager, entered where it is made: nothing of `slots` is overwritten until `release`.
-    """
-
-    __slots__ = ("_layer", "here", "neurons", "shares", "slots")
-
-    def __init__(self, layer: "LayerArena", shares: NeuronShares, slots: I32) -> None:
-        self._layer, self.shares, self.slots = layer, shares, slots
-        self.neurons, self.here = shares.there, shares.here
-
-    def release(self) -> None:
-        """The accelerator is through with the slots; once."""
-        self._layer.release(self.slots)
-
-
-class LayerArena:
-    """One layer's part of a `NeuronArena`."""
-
-    def __init__(self, arena: "NeuronArena", layer: ArenaLayer, data: Bytes, slots: NeuronSlots) -> None:
-        self.layer, self.data, self.slots = layer, data, slots
-        self.worth = NeuronWorth(layer.frequency, arena.moving.weight)
-        self._arena, self._lock = arena, arena.lock
-        self._there: tuple[int, Marks] = (-1, np.empty(0, np.bool_))
-
-    def divide(self, scores: F32, threshold: float) -> HeldNeurons:
-        """What each side computes of a token with these `scores` `[neurons]`; active from `threshold` on."""
-        costs, moving = self._arena.costs, self._arena.moving
-        with self._lock:
-            there = self._marks()
-            lines = costs.there.line, costs.here.line
-            if moving.balance and lines[0] is not None and lines[1] is not None:
-                shares = balanced_shares(scores, threshold, there, lines[0], lines[1])
-            else:
-                shares = plain_shares(scores, threshold, there)
-            return self._held(shares)
-
-    def divide_active(self, active: I32) -> HeldNeurons:
-        """The same for neurons that are known to be active, int32 in order, each once: all of them are computed."""
-        with self._lock:
-            there = self._marks()[active]
-            return self._held(NeuronShares(active[there], active[~there], 0.0, 0.0))
-
-    def expect(self, predicted: I32) -> None:
-        """A token on its way is said to activate these, each given once."""
-        arena = self._arena
-        if not arena.moving.migrate or not len(self.slots):
-            return
-        with self._lock:
-            room = arena.room()
-            values = self.worth.values(predicted)
-            move = choose_move(self.slots, values, predicted, room) if room else None
-            if move is not None:
-                self.slots.begin(move)
-                arena.submit(self, move)
-
-    def note(self, active: I32) -> None:
-        """These were active for a token: what habits are made of."""
-        if self._arena.moving.migrate:
-            self.worth.note(active)
-
-    def release(self, slots: I32) -> None:
-        """See `HeldNeurons.release`."""
-        with self._lock:
-            self.slots.release(slots)
-
-    def place(self, move: NeuronMove) -> Bytes:
-        """The bytes of a move's slots."""
-        size = self.layer.record_bytes
-        return self.data[move.slots.start * size : move.slots.stop * size]
-
-    def _held(self, shares: NeuronShares) -> HeldNeurons:
-        figures = self._arena.figures
-        figures.active += len(shares.there) + len(shares.here)
-        figures.active_there += len(shares.there)
-        return HeldNeurons(self, shares, self.slots.use(shares.there))
-
-    def _marks(self) -> Marks:
-        if self._there[0] != self.slots.version:
-            self._there = (self.slots.version, self.slots.there)
-        return self._there[1]
 
 
 class NeuronArena:
@@ -157,8 +41,9 @@ class NeuronArena:
         memory: Bytes,
         layers: Sequence[ArenaLayer],
         queue: TransferQueue,
-        moving: Moving = Moving(),
+        moving: Moving = DYNAMIC,
         link: int = 0,
+        trace: NoTrace = OFF,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         """Fill the slots of all `layers`, which are one after the other in `memory` of the accelerator.
@@ -166,7 +51,7 @@ class NeuronArena:
         Raises:
             DeviceError: if `memory` is not the device's, or a copy fails.
         """
-        self.moving, self.costs, self.figures, self.lock = moving, NeuronCosts(), ArenaFigures(), Lock()
+        self.moving, self.meter, self.figures, self.lock = moving, NeuronMeter(trace), ArenaFigures(), Lock()
         self._device, self._queue, self._link, self._clock = device, queue, link, clock
         widest = max((layer.record_bytes for layer in layers), default=0)
         self._staging = device.staging(ROOM_MOST * widest)
@@ -210,7 +95,7 @@ class NeuronArena:
         self._expects.append(self._clock())
         if sum(not transfer.done for transfer in self._under_way) >= max(1, self.moving.ahead):
             return 0
-        line = self.costs.moves.line
+        line = self.meter.costs.moves.line
         if line is None or not self._paces:
             return ROOM_FIRST
         return min(ROOM_MOST, line.count(_SHARE * self.pace))
@@ -234,10 +119,10 @@ class NeuronArena:
             with self.lock:
                 layer.slots.finish(move, arrived)
                 if arrived:
-                    self.costs.moves.note(len(move.neurons), self._clock() - began)
                     self.figures.moves += 1
                     self.figures.moved += len(move.neurons)
                     self.figures.moved_bytes += len(move.neurons) * layer.layer.record_bytes
+        self.meter.took("link", len(move.neurons), self._clock() - began)
 
     def _copy(self, layer: LayerArena, move: NeuronMove) -> None:
         """Gathered, then in one piece; moves go one at a time, so that one room for gathering does."""

@@ -6,8 +6,10 @@ from contextlib import ExitStack, closing, contextmanager
 import numpy as np
 import pytest
 
-from scheduler.neurons.arena import STATIC, HeldNeurons, Moving, NeuronArena
+from scheduler.neurons.arena import NeuronArena
+from scheduler.neurons.layer import HeldNeurons
 from scheduler.neurons.layout import ArenaLayer, arena_bytes, arena_layer
+from scheduler.neurons.moving import STATIC, Moving
 from scheduler.transfer.queue import TransferQueue
 from tests.support.devices.shuffled import Shuffled
 from tests.support.kernels.kernel_cases import native

@@ -1,0 +1,49 @@
+"""What was measured of neurons, and what a trace says of it: costs that drifted, thresholds that moved."""
+
+from threading import Lock
+from typing import Literal
+
+from scheduler.neurons.costs import LineCost, NeuronCosts
+from scheduler.neurons.thresholds import NeuronShares
+from tpi.trace import OFF, NoTrace, clock
+
+Side = Literal["accelerator", "CPU", "link"]
+_STEP = 0.25  # of a score: smaller moves of a threshold are not told
+
+
+class NeuronMeter:
+    """Costs of one node's neurons. May be used by several threads."""
+
+    def __init__(self, trace: NoTrace = OFF) -> None:
+        self.costs = NeuronCosts()
+        self._trace, self._lock = trace, Lock()
+        self._told: tuple[float, float] | None = None
+
+    @property
+    def lines(self) -> tuple[LineCost, LineCost] | None:
+        """Of the accelerator and of the CPU, when both are known."""
+        there, here = self.costs.there.line, self.costs.here.line
+        return None if there is None or here is None else (there, here)
+
+    def took(self, side: Side, count: int, seconds: float) -> None:
+        """So many neurons took so long there, or on the way there."""
+        cost = {"accelerator": self.costs.there, "CPU": self.costs.here, "link": self.costs.moves}[side]
+        with self._lock:
+            before = cost.line
+            if cost.note(count, seconds):
+                self._say(f"{side} drifted: {_said(before)} before, {_said(cost.line)} now")
+
+    def thresholds(self, shares: NeuronShares) -> None:
+        """A token's, of one layer: told when they have moved."""
+        now = tuple(round(min(99.0, each) / _STEP) * _STEP for each in (shares.threshold_there, shares.threshold_here))
+        if now != self._told:
+            self._told = (now[0], now[1])
+            self._say(f"thresholds: accelerator {now[0]:.2f}, CPU {now[1]:.2f}")
+
+    def _say(self, what: str) -> None:
+        now = clock()
+        self._trace.add("compute", what, now, now)
+
+
+def _said(line: LineCost | None) -> str:
+    return "unknown" if line is None else f"{line.start * 1e6:.0f} us and {line.each * 1e6:.3f} us a neuron"

@@ -171,7 +171,11 @@ _PLACEMENT = (
         metavar="HOST:PORT,...|none",
         help="Workers to use (default: TPI_WORKERS, else the paired ones that are found).",
     ),
-    click.option("--split", metavar="3,2,1", help="Share of each node, master first, 0 or more (default: equal)."),
+    click.option(
+        "--split",
+        metavar="3,2,1",
+        help="Share of each node, master first, 0 or more; or equal (default: the fastest, equal on one machine).",
+    ),
     click.option(
         "--dtype", default="auto", show_default=True, help="Format of the weights: auto, f32, bf16, q8, q4 or q4s."
     ),

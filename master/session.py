@@ -5,11 +5,12 @@ from contextlib import ExitStack, suppress
 from dataclasses import replace
 from functools import partial
 from types import TracebackType
+from typing import TYPE_CHECKING
 
 from master.deployment.deploy import MASTER, Deployer, own_limit, own_memory, own_threads
 from master.deployment.deployment import Deployment
 from master.deployment.dtype import choose_dtype
-from master.deployment.planner import parse_split, refuse_too_many
+from master.deployment.planner import Split, parse_split, refuse_too_many
 from master.generation.engine import Engine
 from master.joining.discovery import find_workers, workers_at_home
 from master.joining.lookout import Lookout
@@ -22,8 +23,8 @@ from master.text.tokenizer import Tokenizer
 from master.workers.cluster import Cluster
 from master.workers.local import LocalWorkers
 from tpi.errors import NodeError, TpiError, UsageError
-from tpi.keys.door import Door
-from tpi.net.sockets import Net, Tap
+from tpi.keys.door import Door, leaves_machine
+from tpi.net.sockets import Net, Tap, split_address
 from tpi.pack.library.locate import locate, open_located
 from tpi.pack.reader import Pack
 from tpi.progress import warn
@@ -32,6 +33,9 @@ from worker.equipment import Equipment, measured, open_equipment
 from worker.node.node import Node
 from worker.profile import memory_budget, rss
 from worker.shards.shelf import keep_within
+
+if TYPE_CHECKING:
+    from master.joining.split import PlannedSplit
 
 
 class Session:
@@ -79,7 +83,7 @@ class Session:
         """What the nodes are called, rank 0 first."""
         return tuple(peer.name for peer in self._cluster.peers(MASTER))
 
-    def deploy(self, shares: Sequence[float]) -> None:
+    def deploy(self, shares: Sequence[float] | Split) -> None:
         """Replace the deployment by one with other shares, the master's first; requests go on where they were.
 
         Errors as `master.deployment.deploy.Deployer.deploy`; without a deployment requests cannot go on.
@@ -113,6 +117,9 @@ class Session:
         door = Door(locked=self.placement.keys)
         self.placement = placement = self._with_workers(door)
         located = locate(placement.model, placement.cache)
+        planned = _planned(placement, door)
+        if planned is not None:
+            self.placement = placement = replace(placement, workers=planned.addresses)
         shares = parse_split(placement.split, 1 + (placement.local or len(placement.workers)))
         refuse_too_many(located, placement.dtype, placement.cache, shares)
         self._cluster = stack.enter_context(Cluster.connect(self._addresses(stack), Net(self._tap, door)))
@@ -127,10 +134,11 @@ class Session:
         stack.callback(self._close_deployment)
         workers = [worker.address for worker in self._cluster.workers]
         limits = (placement.patience, placement.rebalance)
+        sharing = planned or Shares.of(shares, workers)
         lookout = Lookout(lambda: find_workers(door), self._cluster.seek)
         stack.callback(lookout.close)
-        self._membership = Membership(self._cluster, Shares.of(shares, workers), self.deploy, warn, *limits, lookout)
-        self.deploy(shares)
+        self._membership = Membership(self._cluster, sharing, self.deploy, warn, *limits, lookout)
+        self.deploy(sharing.among(workers))
         self.engine.recover, self.engine.between = self.recover, self._membership.welcome
 
     def _with_workers(self, door: Door) -> RunOptions:
@@ -160,6 +168,16 @@ class Session:
     def _close_deployment(self) -> None:
         if self._deployment is not None:
             self._deployment.close()
+
+
+def _planned(placement: RunOptions, door: Door) -> "PlannedSplit | None":
+    """A split by measured speeds, where workers are on other machines and the user asked for none."""
+    hosts = [split_address(address)[0] for address in placement.workers]
+    if placement.split is not None or not hosts or not all(map(leaves_machine, hosts)):
+        return None
+    from master.joining.split import plan_split  # heavier than all that one machine needs
+
+    return plan_split(placement, door)
 
 
 def _context(asked: int | None, longest: int) -> int:

@@ -20,6 +20,8 @@ from tpi.net.sockets import split_address
 from tpi.text import plain
 
 if TYPE_CHECKING:
+    from tpi.kernels import Kernels
+    from tpi.net.fields import MachineSpeed
     from worker.service.compute import Check
     from worker.service.options import WorkerOptions
     from worker.service.served import Build
@@ -34,6 +36,7 @@ if TYPE_CHECKING:
 @cache_limit_option
 @click.option("--model-dir", type=click.Path(path_type=Path), help="Packs that this machine has: not sent again.")
 @click.option("--announce/--no-announce", default=True, show_default=True, help="Let paired masters find it (mDNS).")
+@click.option("--remeasure", is_flag=True, help="Measure this machine again: masters share the work out by it.")
 @click.option("--no-keys", is_flag=True, help="Encrypt nothing, and let anybody in: where a VPN sees to both.")
 @device_options
 @click.option("--attached", is_flag=True, hidden=True, help="Leave when stdin closes.")
@@ -46,6 +49,7 @@ def worker(
     cache_limit: CacheLimit,
     model_dir: Path | None,
     announce: bool,
+    remeasure: bool,
     no_keys: bool,
     attached: bool,
     **devices: Any,
@@ -72,8 +76,16 @@ def worker(
         announce=announce,
     )
     with closing(open_equipment(chosen, partial(measured, cache=cache or default_cache()))) as equipment:
-        options = replace(options, card=equipment.card)
+        speed = None if attached else _speed(equipment.host.kernels, options, cache or default_cache(), remeasure)
+        options = replace(options, card=equipment.card, speed=speed)
         serve(options, equipment.build, partial(check_assign, card=equipment.card))
+
+
+def _speed(kernels: "Kernels", options: "WorkerOptions", cache: Path, remeasure: bool) -> "MachineSpeed":
+    """What masters plan with; those that have workers of their own on this machine need not be told."""
+    from worker.measure.speed import machine_speed
+
+    return machine_speed(kernels, options.threads, cache, remeasure)
 
 
 def serve(options: "WorkerOptions", build: "Build", check: "Check") -> None:

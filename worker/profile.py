@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from scheduler.free import default_budget
-from tpi.net.fields import Card, Profile
+from tpi.net.fields import Card, MachineSpeed, Profile
 from tpi.net.messages import NodeOptions
 from tpi.system.machine import disk_free, usable_cores
 from tpi.system.memory import resident_memory, total_memory
@@ -17,7 +17,9 @@ _CLEAR_REFS = Path("/proc/self/clear_refs")
 _RESET_PEAK = "5"  # proc(5): set the peak to what is resident now
 
 
-def measure_machine(cache: Path, threads: int, memory_limit: int, card: Card | None = None) -> Profile:
+def measure_machine(
+    cache: Path, threads: int, memory_limit: int, card: Card | None = None, speed: MachineSpeed | None = None
+) -> Profile:
     """The machine as it is now. `threads` 0 means all cores, `memory_limit` 0 what is free; sizes in bytes."""
     cores = usable_cores()
     return Profile(
@@ -31,6 +33,7 @@ def measure_machine(cache: Path, threads: int, memory_limit: int, card: Card | N
         process_bytes=rss(),
         disk_free=_disk_free(cache),
         card=card,
+        speed=speed,
     )
 
 

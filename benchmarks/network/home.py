@@ -22,7 +22,7 @@ from tpi.net.links import LinkTable
 from tpi.topology.schema import load_topology
 from tpi.topology.topology import Host, HostLink, Topology, star
 
-BENCH = [sys.executable, "-m", "tpi.cli", "bench", "--json", "-t", "1"]
+BENCH = [sys.executable, "-m", "tpi.cli", "bench", "--json", "-t", "1", "--split", "equal"]
 MEGABIT = 1e6
 MILLISECOND = 1e-3
 _QUIET_S = 120  # after which a shared machine is not waited for any more

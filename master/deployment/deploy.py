@@ -9,7 +9,7 @@ from allreduce.algorithms.torchdist import refuse_keys
 from allreduce.base import Endpoints
 from master.deployment.assignments import assignments
 from master.deployment.deployment import Capacity, Deployment, Stage, choose_collective
-from master.deployment.planner import deal_shards, units_of
+from master.deployment.planner import Split, deal_shards, units_of
 from master.deployment.weights import PackSource, own_blocks
 from master.options import RunOptions
 from master.vocabulary.vocabulary import Vocabulary, table_bytes
@@ -44,7 +44,7 @@ class Deployer:
     equipment: Equipment
     make_room: Callable[[], None]  # called when the shard caches of this machine have grown
 
-    def deploy(self, shares: Sequence[float]) -> Deployment:
+    def deploy(self, shares: Sequence[float] | Split) -> Deployment:
         """The next epoch, with a share of every layer for each node, the master first. Closes nothing of an earlier.
 
         Raises:

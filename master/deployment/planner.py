@@ -13,6 +13,29 @@ from tpi.pack.library.locate import Located, pack_name
 from tpi.pack.reader import Pack
 from tpi.partition import Range, Shard, deal, deal_experts, kv_range
 
+EQUAL = "equal"  # given as --split
+
+
+@dataclass(frozen=True)
+class Split:
+    """What each node is to hold, the master first: its share of the heads, and of the neurons of either kind of block.
+
+    Shares of one kind are numbers of any scale; in whole units of that kind they are dealt as they are.
+    """
+
+    heads: tuple[float, ...]
+    ffn: tuple[float, ...]
+    experts: tuple[float, ...]
+    shared: tuple[float, ...]
+
+    @classmethod
+    def of(cls, shares: "Sequence[float] | Split") -> "Split":
+        """The same share of everything."""
+        if isinstance(shares, Split):
+            return shares
+        alike = tuple(shares)
+        return cls(alike, alike, alike, alike)
+
 
 @dataclass(frozen=True)
 class Units:
@@ -49,16 +72,17 @@ class Units:
         )
 
 
-def deal_shards(config: ModelConfig, units: Units, shares: Sequence[float]) -> list[Shard]:
+def deal_shards(config: ModelConfig, units: Units, shares: Sequence[float] | Split) -> list[Shard]:
     """Deal heads and neurons over nodes in proportion to `shares`; rank 0 is the master.
 
     Raises:
         PlanError: if there are more nodes with a positive share than units of some kind.
     """
-    query = _deal("query-head units", units.query, shares)
-    ffn = _deal("FFN units", units.ffn, shares)
-    shared = _deal("units of shared experts", units.shared, shares)
-    experts = _deal_experts(units, shares)
+    split = Split.of(shares)
+    query = _deal("query-head units", units.query, split.heads)
+    ffn = _deal("FFN units", units.ffn, split.ffn)
+    shared = _deal("units of shared experts", units.shared, split.shared)
+    experts = _deal_experts(units, split.experts)
     kv = [kv_range(part, units.query_heads, units.kv_heads, config.heads, config.kv_heads) for part in query]
     return [Shard(q, k, n, s, *e) for q, k, n, s, e in zip(query, kv, ffn, shared, experts, strict=True)]
 
@@ -99,13 +123,14 @@ def _before_packing(source: Path, dtype: str) -> tuple[ModelConfig, Units]:
 
 
 def parse_split(text: str | None, nodes: int) -> list[float]:
-    """Shares from `--split 3,2,1`, one per node, master first; equal shares if `text` is None.
+    """Shares from `--split 3,2,1`, one per node, master first; equal ones if `text` is None or `equal`.
 
     Raises:
         UsageError: if it is not as many non-negative numbers as there are nodes.
     """
-    if text is None:
+    if text in (None, EQUAL):
         return [1.0] * nodes
+    assert text is not None
     try:
         shares = [float(part) for part in text.split(",")]
     except ValueError:

@@ -13,11 +13,14 @@ from master.workers.reach import obstacle
 from tpi.errors import UsageError
 from tpi.net.channel import Channel, UnreachableError
 from tpi.net.codec import WrongProtocolError
-from tpi.net.messages import Condition, Inquiry
+from tpi.net.links import Link
+from tpi.net.messages import MOST_ECHOED, Condition, Echo, Inquiry
 from tpi.net.sockets import Net, split_address
 
 ANSWER_S = 5.0
 _SLICE_MS = 50
+_PINGS = 4
+_BURST = 32  # messages that tell the rate of a link
 
 
 @dataclass
@@ -30,6 +33,7 @@ class Asked:
     problem: str = ""
     round_trip: float = 0.0
     key: bytes = b""
+    link: Link | None = None  # measured, if that was asked for
     _line: Line | None = None
     _channel: Channel | None = None
     _dial: Dial | None = None
@@ -61,6 +65,13 @@ class Asked:
             self._take(message)
         self.problem = self.problem or self._dial.obstacle()
 
+    def measure_link(self, ends: float) -> None:
+        """Have it echo little and much, and take the link from the times; no later than `ends` of the clock."""
+        short = [self._echoed(1, b"", ends) for _ in range(_PINGS)]
+        long = [self._echoed(_BURST, bytes(MOST_ECHOED), ends) for _ in range(_PINGS)]
+        if all(short) and all(long):
+            self.link = link_from(min(short), min(long), _BURST * MOST_ECHOED)
+
     @property
     def sockets(self) -> list[object]:
         """What to poll while waiting."""
@@ -74,6 +85,19 @@ class Asked:
         if self._line:
             self._line.close()
 
+    def _echoed(self, count: int, data: bytes, ends: float) -> float:
+        """Seconds until `data` has come back as many times as it was sent; 0 if it does not."""
+        if self._channel is None or self.condition is None:
+            return 0.0
+        number, left, begun = secrets.randbits(64), count, time.monotonic()
+        with suppress(UnreachableError):
+            for _ in range(count):
+                self._channel.send(Echo(number, data))
+        while left and time.monotonic() < ends:
+            self._channel.socket.poll(_SLICE_MS)
+            left -= sum(isinstance(one, Echo) and one.number == number for _, one in self._channel.batch())
+        return 0.0 if left else time.monotonic() - begun
+
     def _take(self, message: object) -> None:
         if isinstance(message, WrongProtocolError):
             self.problem = f"it is of another version: {message}"
@@ -81,10 +105,22 @@ class Asked:
             self.condition, self.round_trip = message, time.monotonic() - self._sent_at
 
 
+def link_from(short: float, long: float, nbytes: int) -> Link:
+    """The link over which nothing takes `short` seconds there and back, and `nbytes` take `long` (Hockney's model)."""
+    return Link(max(short / 2, 1e-6), 2 * nbytes / max(long - short, 1e-6))
+
+
 def ask(
-    net: Net, addresses: Sequence[str], reach: Mapping[str, tuple[str, ...]] | None = None, seconds: float = ANSWER_S
+    net: Net,
+    addresses: Sequence[str],
+    reach: Mapping[str, tuple[str, ...]] | None = None,
+    seconds: float = ANSWER_S,
+    links: bool = False,
 ) -> list[Asked]:
-    """Ask the workers at `addresses`, all at once; `reach` are the ports that each is to try, by its address."""
+    """Ask the workers at `addresses`, all at once; `reach` are the ports that each is to try, by its address.
+
+    With `links` the link to each is measured too, one after the other.
+    """
     asked = [Asked(address, (reach or {}).get(address, ())) for address in addresses]
     ends = time.monotonic() + seconds
     with ExitStack() as stack:
@@ -98,6 +134,8 @@ def ask(
             poller.poll(_SLICE_MS)
             for one in asked:
                 one.look()
+        for one in asked if links else ():
+            one.measure_link(time.monotonic() + seconds)
     for one in asked:
         if not one.done:
             one.problem = obstacle(*split_address(one.address)) or f"no worker answers at {one.address}"

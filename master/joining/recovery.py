@@ -6,8 +6,9 @@ Nothing of a request is lost: it is its tokens, which are computed again on the 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from master.deployment.planner import Split
 from master.joining.lookout import Lookout
-from master.joining.shares import Shares
+from master.joining.shares import Sharing
 from master.workers.cluster import Cluster
 from master.workers.remote import RemoteWorker
 from tpi.errors import NodeError, NodeLost, PlanError, TpiError
@@ -22,8 +23,8 @@ class Membership:
     """Who takes part, and what is done when that changes. `deploy` makes a deployment with a share for each node."""
 
     cluster: Cluster
-    shares: Shares
-    deploy: Callable[[Sequence[float]], None]
+    shares: Sharing
+    deploy: Callable[[Sequence[float] | Split], None]
     warn: Callable[[str], None]
     patience_s: float  # to wait for workers without whom the model does not fit
     rebalance: bool  # use who joins at once, rather than from the next request on

@@ -2,6 +2,17 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Protocol
+
+from master.deployment.planner import Split
+
+
+class Sharing(Protocol):
+    """How much each node is to hold, whoever is there."""
+
+    def among(self, addresses: Sequence[str]) -> Sequence[float] | Split:
+        """The shares of the master and of the workers at `addresses`."""
+        ...
 
 
 @dataclass(frozen=True)

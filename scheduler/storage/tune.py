@@ -86,6 +86,14 @@ def disk_for(files: Sequence[Path], cache: Path) -> DiskSpeed:
         return known[key]
 
 
+def known_speed(path: Path, cache: Path) -> float:
+    """Bytes per second of the disk that `path` is on, if they are remembered in `cache`/disks.json; else 0."""
+    with suppress(OSError):
+        found = _load(cache / "disks.json").get(f"{path.stat().st_dev} {_boot()}")
+        return found.bytes_per_second if found else 0.0
+    return 0.0
+
+
 def doubt(files: Sequence[Path], cache: Path) -> None:
     """A run contradicted what is remembered of the disk that `files` are on: the next start measures it again."""
     record = cache / "disks.json"

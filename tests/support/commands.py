@@ -28,8 +28,10 @@ def listening_worker(cache: Path, *arguments: str) -> Iterator[str]:
     command = [*TPI, "worker", "--listen", "127.0.0.1:0", "--cache", str(cache), *arguments]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as process:
         assert process.stdout
-        yield process.stdout.readline().split(" listens on ")[1].split()[0]
-        process.terminate()
+        try:
+            yield process.stdout.readline().split(" listens on ")[1].split()[0]
+        finally:
+            process.terminate()
         assert process.wait(20) == 0
 
 

@@ -3,8 +3,8 @@
 No message can carry text or token ids: prompts, tokens, the embedding and the head stay on the master. A random 64-bit
 `session` (one per master run) and an `epoch` (one per plan) fence them. The weights plane has `tpi.net.transfers`.
 
-master -> worker: Inquiry, Join, Assign, Step, Abort, AskStats, AskSpans, Alive, Bye
-worker -> master: Condition, Hello, Refuse, Ready, Heartbeat, Stats, Spans, Failure, Bye
+master -> worker: Inquiry, Echo, Join, Assign, Step, Abort, AskStats, AskSpans, Alive, Bye
+worker -> master: Condition, Echo, Hello, Refuse, Ready, Heartbeat, Stats, Spans, Failure, Bye
 """
 
 from dataclasses import dataclass
@@ -36,6 +36,7 @@ from tpi.pack.layout import BlockKind, RunLayout
 from tpi.trace import PAGE_SPANS
 
 MOST_REACHED = 64  # ports in one Inquiry
+MOST_ECHOED = 3584  # bytes: a stranger may send no more at once
 
 
 @message
@@ -66,6 +67,15 @@ class Condition:
     weights_port: Port
     profile: Profile
     unreached: tuple[Name, ...]  # of `reach`
+
+
+@message
+@dataclass(frozen=True)
+class Echo:
+    """Sent back as it is, by a worker that serves anybody: how long that takes tells of the link."""
+
+    number: Id64
+    data: Annotated[bytes, Between(0, MOST_ECHOED)]
 
 
 @message
@@ -404,5 +414,5 @@ def master_identity(session: int, link: int | None = None) -> bytes:
     return b"M" + session.to_bytes(8, "little") + (b"" if link is None else link.to_bytes(2, "little"))
 
 
-ToWorker = Inquiry | Join | Assign | Step | Abort | AskStats | AskSpans | Alive | Bye
-ToMaster = Condition | Hello | Refuse | Ready | Heartbeat | Stats | Spans | Failure | Bye
+ToWorker = Inquiry | Echo | Join | Assign | Step | Abort | AskStats | AskSpans | Alive | Bye
+ToMaster = Condition | Echo | Hello | Refuse | Ready | Heartbeat | Stats | Spans | Failure | Bye

@@ -30,6 +30,7 @@ from tpi.net.messages import (
     Assign,
     Bye,
     Condition,
+    Echo,
     Failure,
     Heartbeat,
     Hello,
@@ -47,7 +48,7 @@ from tpi.net.monitor import Arrivals
 from tpi.net.sockets import COLLECTIVE, CONTROL, WEIGHTS, Net
 from tpi.system.clocks import since_boot
 from tpi.text import SENTENCE_CHARACTERS, plain
-from worker.profile import limited, measure_machine
+from worker.profile import limited
 from worker.service.announce import Announcer
 from worker.service.compute import IDLE, Check, Compute
 from worker.service.gate import Gate
@@ -166,6 +167,8 @@ class Daemon:
             self._join(peer, message)
         elif isinstance(message, Inquiry):
             self._begin_inquiry(peer, message)
+        elif isinstance(message, Echo):
+            self._answer(peer, message)
         elif self._master is not None and self._master.sent(peer, self._control.key, message):
             self._heard()
             self._obey(self._master, message)
@@ -175,7 +178,7 @@ class Daemon:
     def _begin_inquiry(self, peer: bytes, asked: Inquiry) -> None:
         options, master, ports = self.options, self._master, self.ports
         used_by, used_s = (master.name, since_boot() - master.since) if master else ("", 0.0)
-        profile = measure_machine(options.cache, options.threads, options.memory, options.card)
+        profile = options.profile()
         condition = Condition(
             asked.number, __version__, options.name, used_by, used_s, time.time(), ports.collective, ports.weights,
             profile, (),
@@ -203,7 +206,7 @@ class Daemon:
         if self._master is None:
             name = plain(join.name)
             log.info("serving %s", name)
-            profile = measure_machine(options.cache, options.threads, options.memory, options.card)
+            profile = options.profile()
             self._master = ServedMaster(peer, join.session, name, profile, self._control.key)
             self._compute.master = peer
             self._lease = Lease()

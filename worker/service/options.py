@@ -6,9 +6,10 @@ from pathlib import Path
 from tpi.cachelimit import CacheLimit
 from tpi.errors import UsageError
 from tpi.keys.door import Door
-from tpi.net.fields import Card, Profile
+from tpi.net.fields import Card, MachineSpeed, Profile
 from tpi.system.clocks import since_boot
 from tpi.text import NAME_CHARACTERS, plain
+from worker.profile import measure_machine
 
 _MOST_MEMORY = 1 << 60  # bytes that --memory may say: more than any machine has, less than a message can hold
 
@@ -26,6 +27,7 @@ class WorkerOptions:
     cache_limit: CacheLimit | None = None  # of the cache; None: somebody else sees to that
     attached: bool = False  # leave when stdin closes, that is when the parent process is gone
     card: Card | None = None  # its accelerator
+    speed: MachineSpeed | None = None  # None: nobody plans by it
     door: Door | None = None  # who may connect from other machines; None: by the user's keys
     model_dir: Path | None = None  # with packs, from which units come rather than over the network
     announce: bool = False  # tell the network that it is there, if it listens beyond this machine
@@ -35,6 +37,10 @@ class WorkerOptions:
             raise UsageError(f"--name takes printable text of 1 to {NAME_CHARACTERS} characters")
         if not 0 <= self.memory <= _MOST_MEMORY:
             raise UsageError("--memory is more than any machine has; write for example 4GiB")
+
+    def profile(self) -> Profile:
+        """This machine as it is now."""
+        return measure_machine(self.cache, self.threads, self.memory, self.card, self.speed)
 
 
 @dataclass(frozen=True)

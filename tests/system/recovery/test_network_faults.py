@@ -39,7 +39,8 @@ def workers(bed: Testbed, root: Path) -> Iterator[str]:
 
 
 def run(bed: Testbed, root: Path, model: str, addresses: str, tokens: int) -> "subprocess.Popen[bytes]":
-    command = [*TPI, "run", "-m", model, "-p", "Hello", "--raw", "--temp", "0", "--collective", "star"]
+    command = [*TPI, "run", "-m", model, "-p", "Hello", "--raw", "--temp", "0", "--split", "equal",
+               "--collective", "star"]  # fmt: skip
     return bed.popen(
         "a", [*command, "--workers", addresses, "-n", str(tokens)], env=os.environ | {"TPI_CACHE": str(root / "a")},
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, bufsize=0,

@@ -24,7 +24,8 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def start(directory: Path, cache: Path, tokens: int) -> "subprocess.Popen[bytes]":
     """`tpi run` on the first of four laptops; it says the testbed's id first."""
-    run = [sys.executable, "-m", "tpi.cli", "run", "-m", str(directory), "-p", "Hello", "--raw", "--temp", "0"]
+    model = ["-m", str(directory), "--split", "equal"]
+    run = [sys.executable, "-m", "tpi.cli", "run", *model, "-p", "Hello", "--raw", "--temp", "0"]
     script = ["sh", "-c", 'echo "$TPI_TESTBED"; exec "$@"', "sh", *run, "-n", str(tokens), "-t", "1"]
     return subprocess.Popen(
         [*TPI, "run", "--no-verify", "paper-4-laptops", "--", *script],

@@ -1,0 +1,66 @@
+"""The home of this machine and some workers, who are asked how fast they are and how far away."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from master.joining.asking import Asked, ask
+from master.planning.home.members import Home, meeting_at_master
+from scheduler.model.machine import LAPTOP, DiskRate, NodeMachine, Rates
+from tpi.errors import NodeLost
+from tpi.keys.door import Door
+from tpi.net.fields import Profile
+from tpi.net.links import Link
+from tpi.net.sockets import Net
+
+
+@dataclass(frozen=True)
+class Neighbour:
+    """A worker that was asked: where it is, what it is, and the link to it."""
+
+    address: str
+    name: str
+    machine: NodeMachine
+    link: Link
+
+
+def ask_neighbours(net: Net, addresses: Sequence[str]) -> list[Neighbour]:
+    """The workers at `addresses`, in that order.
+
+    Raises:
+        NodeLost: if one does not answer, or does not say how fast it is.
+    """
+    return [_neighbour(one) for one in ask(net, addresses, links=True)]
+
+
+def home_of_neighbours(own: NodeMachine, neighbours: Sequence[Neighbour]) -> Home:
+    """This machine, which is the master, and its neighbours."""
+    return Home(
+        ("master", *(one.name for one in neighbours)),
+        (replace(own, accelerator=None), *(one.machine for one in neighbours)),
+        meeting_at_master([one.link for one in neighbours]),
+        "this one, and workers as they measured themselves",
+    )
+
+
+def home_asked(addresses: Sequence[str], own: NodeMachine) -> Home:
+    """This machine and the workers at `addresses`. Errors as `ask_neighbours`."""
+    net = Net(door=Door())
+    try:
+        return home_of_neighbours(own, ask_neighbours(net, addresses))
+    finally:
+        net.close()
+
+
+def _neighbour(one: Asked) -> Neighbour:
+    if one.condition is None:
+        raise NodeLost(one.address, one.problem)
+    if one.condition.profile.speed is None or one.link is None:
+        raise NodeLost(one.address, f"{one.address} does not say how fast it is; start it again with --remeasure")
+    return Neighbour(one.address, one.condition.name, _machine(one.condition.profile), one.link)
+
+
+def _machine(profile: Profile) -> NodeMachine:
+    speed = profile.speed
+    assert speed is not None
+    disk = DiskRate(speed.disk) if speed.disk else LAPTOP.disk
+    return NodeMachine(Rates(speed.read, speed.operations), profile.memory_limit or profile.memory_free, disk)

@@ -1,0 +1,91 @@
+"""`tpi plan` for several machines: described, in a file, or asked; who holds what, and who is left out."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support.commands import clean, listening_worker, tpi
+from tests.support.paths import ROOT
+
+LARGE = str(ROOT / "tests/support/data/llama-3.1-70b/config.json")
+GIB = 1 << 30
+_SECONDS = 2.0  # of processor time
+
+
+def plan_json(*flags: str, cache: Path) -> dict[str, Any]:
+    done = tpi("plan", *flags, "--json", cache=cache)
+    assert done.returncode == 0, done.stderr
+    found: dict[str, Any] = json.loads(done.stdout)
+    return found
+
+
+def test_70b_on_eight_machines_from_its_configuration_alone_in_two_seconds(tmp_path: Path) -> None:
+    program = (
+        "import resource, sys; from tpi.cli import tpi; tpi(sys.argv[1:], standalone_mode=False);"
+        "print(resource.getrusage(resource.RUSAGE_SELF).ru_utime, file=sys.stderr)"
+    )
+    flags = ("plan", "-m", LARGE, "--dtype", "q4", "--devices", "8x8GiB", "--json")
+    done = subprocess.run(
+        [sys.executable, "-c", program, *flags], capture_output=True, text=True, env=clean(tmp_path), check=True
+    )
+    found = json.loads(done.stdout)
+    nodes = found["nodes"]
+    assert len(nodes) == 8
+    assert sum(node["units"]["heads"] for node in nodes) == 64
+    assert all(node["memory"]["total"] <= node["memory"]["limit"] < 8 * GIB for node in nodes)
+    assert found["collective"] in ("star", "mesh", "two-shot", "tree", "ring")
+    assert sum(found["token_s"].values()) == pytest.approx(1 / found["decode_tokens_per_s"])
+    assert found["ttft_s"] > 0
+    assert float(done.stderr.splitlines()[-1]) < _SECONDS
+
+
+def test_the_table_says_who_holds_what_and_what_would_help(tmp_path: Path) -> None:
+    flags = ("--dtype", "q4", "--devices", "16GiB,3x8GiB", "--link", "1 Gbit, 0.2 ms")
+    done = tpi("plan", "-m", LARGE, *flags, cache=tmp_path)
+    assert done.returncode == 0, done.stderr
+    for text in ("4 machines", "device-3", "tok/s", "a token: compute", "summed by", "what would help most: 2x"):
+        assert text in done.stdout
+
+
+def test_far_machines_are_left_out_by_name(model: str, tmp_path: Path) -> None:
+    near = plan_json("-m", model, "--devices", "2x4GiB", "--link", "1 Gbit, 500 ms", cache=tmp_path)
+    assert near["left_out"] == ["device-1"]
+    assert near["with_everyone_tokens_per_s"] < near["decode_tokens_per_s"]
+    done = tpi("plan", "-m", model, "--devices", "2x4GiB", "--link", "1 Gbit, 500 ms", cache=tmp_path)
+    assert "left out, since the rest is faster without: device-1" in done.stdout
+
+
+def test_a_mixture_is_dealt_by_slices_of_experts(tmp_path: Path) -> None:
+    mixtral = str(ROOT / "tests/support/data/mixtral-8x7b")
+    found = plan_json("-m", mixtral, "--dtype", "q4", "--devices", "4x8GiB", cache=tmp_path)
+    assert all(node["units"]["experts"] > 0 for node in found["nodes"])
+
+
+def test_workers_are_asked_how_fast_they_are(model: str, tmp_path: Path) -> None:
+    with listening_worker(tmp_path / "a") as first, listening_worker(tmp_path / "b") as second:
+        found = plan_json("-m", model, "--workers", f"{first},{second}", cache=tmp_path / "own")
+        assert len(found["nodes"]) + len(found["left_out"]) == 3
+    refused = tpi("plan", "-m", model, "--workers", first, cache=tmp_path / "own")
+    assert refused.returncode != 0
+    assert first.rpartition(":")[2] in refused.stderr
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        (("--devices", "2x8GiB", "--topology", "paper-4-laptops"), "exclude each other"),
+        (("--devices", "2x8GiB", "--machine", "8GiB RAM"), "is of one machine"),
+        (("--link", "1 Gbit, 1 ms"), "beside that alone"),
+        (("--workers", "nowhere"), "HOST:PORT"),
+        (("--devices", "2xlarge"), "is not"),
+        (("--topology", "no-such-home"), "paper-4-laptops"),
+    ],
+)
+def test_flags_that_contradict(flags: tuple[str, ...], said: str, model: str, tmp_path: Path) -> None:
+    done = tpi("plan", "-m", model, *flags, cache=tmp_path)
+    assert done.returncode == 2
+    assert said in done.stderr

@@ -1,0 +1,47 @@
+"""Uneven machines at home get uneven parts, and one that is far away none. Needs root on Linux."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support.models import TinyModel
+from tests.support.testbed_helpers import TPI, needs_root
+
+pytestmark = pytest.mark.alone
+
+UNEVEN = """
+devices: {{master: {{cpu: 0.2}}, near: {{cpu: 0.8}}, far: {{cpu: 0.8}}}}
+routers: {{router: }}
+links:
+  - {{between: [master, router], latency: 50 us}}
+  - {{between: [near, router], latency: 50 us}}
+  - {{between: [far, router], latency: {far}}}
+"""
+
+
+def run_at_home(topology: Path, model: Path, *flags: str) -> tuple[dict[str, Any], str]:
+    """What `tpi run --json` says on the first device, and what it warned of."""
+    run = [sys.executable, "-m", "tpi.cli", "run", "-m", str(model), "-p", "Hello", "--raw", "--temp", "0", "-n", "4"]
+    command = [*TPI, "run", "--no-verify", str(topology), "--", *run, "--json", *flags]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout.splitlines()[-1]), done.stderr
+
+
+@needs_root
+def test_a_far_machine_is_left_out_and_the_tokens_are_the_same(tiny_model: Any, tmp_path: Path) -> None:
+    model: TinyModel = tiny_model("llama")
+    topology = tmp_path / "uneven.yaml"
+    topology.write_text(UNEVEN.format(far="100 ms"))
+    planned, said = run_at_home(topology, model.directory)
+    assert "far" in said
+    assert "left out; --split equal uses every node" in said
+    assert "far" not in [node["name"] for node in planned["nodes"]]
+    equal, said = run_at_home(topology, model.directory, "--split", "equal")
+    assert "left out" not in said
+    assert [node["name"] for node in equal["nodes"]] == ["master", "near", "far"]
+    assert planned["token_ids"] == equal["token_ids"]

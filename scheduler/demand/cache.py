@@ -2,6 +2,7 @@
 
     with cache.hold(keys) as data:      # waits until all are there; data is their bytes, in the order of the keys
     with cache.follow(keys) as units:   # the same one after the other, each when it is there
+    with cache.groups(keys) as groups:  # as many at once as there is room for
     cache.expect(keys)                  # a hint: read ahead as far as the tier below has time
 
 Nothing is overwritten while it is held or being loaded. What is demanded goes before what is read ahead. A load that
@@ -14,6 +15,7 @@ from contextlib import contextmanager
 
 import numpy as np
 
+from scheduler.demand.groups import Groups
 from scheduler.demand.policies import Key, Policy, Units
 from scheduler.demand.replay import Recording
 from scheduler.demand.sources import UnitTier
@@ -68,6 +70,10 @@ class DemandCache:
         """How many units there is room for."""
         return len(self._store.table)
 
+    def group_size(self, units: int) -> int:
+        """How many of so many units `groups` holds at once: one half of the cache is loaded while the other is used."""
+        return max(1, units if units <= self.capacity else self.capacity // 2)
+
     def begin(self) -> None:
         """A step begins."""
         with self._store.lock:
@@ -107,6 +113,20 @@ class DemandCache:
             yield walk
         finally:
             walk.close()
+
+    @contextmanager
+    def groups(self, keys: Sequence[Key]) -> Iterator[Iterator[list[Bytes]]]:
+        """The bytes of `keys`, of one block, together: in one group if there is room for all, else in several.
+
+        Errors as `follow`.
+        """
+        units = self._numbers(keys)
+        groups = Groups(units, self.group_size(len(units)), self._pin, self._store.wait, self._unpin)
+        self._note(units)
+        try:
+            yield groups
+        finally:
+            groups.close()
 
     def expect(self, keys: Sequence[Key]) -> None:
         """A hint that `keys`, all of one block, are what its next hold wants."""

@@ -1,60 +1,74 @@
 """A block whose units are fetched when they are wanted, as the block loop holds it: a `scheduler.weights.Demanded`."""
 
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Generator, Iterator, Sequence
 from contextlib import ExitStack
+from itertools import islice
 from types import TracebackType
 from typing import Generic, TypeVar
+
+import numpy as np
 
 from scheduler.demand.cache import DemandCache
 from scheduler.weights import BlockHold, Hold, Wanted
 from tpi.devices.pages import Bytes
 
 S = TypeVar("S")
+Gathered = Callable[[Sequence[tuple[int, Bytes]]], S]
+"""One segment of some units, each with its weights."""
+
+_NOTHING: Bytes = np.zeros(0, np.uint8)
 
 
 class DemandedBlock(Generic[S]):
-    """Some segments that every step needs, and one for each unit that is in the cache or comes when it is wanted."""
+    """Some segments that every step needs, and units that are in the cache or come when they are wanted."""
 
     def __init__(
-        self, block: int, always: Sequence[tuple[S, Hold]], units: Mapping[int, S], cache: DemandCache
+        self,
+        block: int,
+        always: Sequence[tuple[S, Hold]],
+        units: Sequence[int],
+        cache: DemandCache,
+        gathered: Gathered[S],
     ) -> None:
         """`always` has one at least, which may be empty, so that a step that wants no unit here comes to something.
 
-        What is wanted and `units` lacks is another node's.
+        What is wanted and `units` lacks is another node's. `gathered` makes of units what is computed at once.
         """
-        self._block, self._always, self._units, self._cache = block, always, units, cache
+        self._block, self._always, self._cache, self._gathered = block, always, cache, gathered
+        self._units, self._own = units, frozenset(units)
 
     def wanting(self, wanted: Wanted) -> "DemandHold[S]":
         """See `scheduler.weights.Demanded`."""
-        own = self._own(self._units if wanted is None else wanted)
-        parts = [self._units[unit] for _, unit in own]
-        return DemandHold(BlockHold(self._always), own, parts, self._cache)
+        units = self._units if wanted is None else _among(wanted, self._own)
+        return DemandHold(BlockHold(self._always), self._block, units, self._cache, self._gathered)
 
     def expect(self, wanted: Wanted) -> None:
         """See `scheduler.weights.Demanded`."""
         if wanted is not None:
-            self._cache.expect(self._own(wanted))
-
-    def _own(self, wanted: Mapping[int, S] | Sequence[int]) -> list[tuple[int, int]]:
-        return [(self._block, unit) for unit in wanted if unit in self._units]
+            self._cache.expect([(self._block, unit) for unit in _among(wanted, self._own)])
 
 
 class DemandHold(Generic[S]):
-    """A `scheduler.weights.SegmentHold`: loads begin at once, and what is always there is computed meanwhile."""
+    """A `scheduler.weights.SegmentHold`: loads begin at once, and what is always there is computed meanwhile.
+
+    The units come as one segment, or as several where there is no room for all of them at once.
+    """
 
     def __init__(
-        self, always: BlockHold[S], keys: Sequence[tuple[int, int]], parts: Sequence[S], cache: DemandCache
+        self, always: BlockHold[S], block: int, units: Sequence[int], cache: DemandCache, gathered: Gathered[S]
     ) -> None:
-        self._always, self._keys, self._parts, self._cache = always, keys, parts, cache
+        self._always, self._units, self._cache, self._gathered = always, units, cache, gathered
+        self._keys = [(block, unit) for unit in units]
         self._stack = ExitStack()
 
     def __len__(self) -> int:
-        return len(self._always) + len(self._parts)
+        size = self._cache.group_size(len(self._units))
+        return len(self._always) + -(-len(self._units) // size)
 
     def __enter__(self) -> Iterator[tuple[S, Bytes]]:
         with ExitStack() as stack:
-            walk = stack.enter_context(self._cache.follow(self._keys))
-            made = self._walk(walk)
+            groups = stack.enter_context(self._cache.groups(self._keys))
+            made = self._walk(groups)
             stack.callback(made.close)  # what is given out is given back first
             self._stack = stack.pop_all()
         return made
@@ -62,7 +76,13 @@ class DemandHold(Generic[S]):
     def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, at: TracebackType | None) -> None:
         self._stack.close()
 
-    def _walk(self, units: Iterator[Bytes]) -> Generator[tuple[S, Bytes], None, None]:
+    def _walk(self, groups: Iterator[Sequence[Bytes]]) -> Generator[tuple[S, Bytes], None, None]:
         with self._always as parts:
             yield from parts
-        yield from zip(self._parts, units, strict=True)
+        units = iter(self._units)
+        for group in groups:
+            yield self._gathered(list(zip(islice(units, len(group)), group, strict=True))), _NOTHING
+
+
+def _among(wanted: Sequence[int], own: Container[int]) -> list[int]:
+    return [unit for unit in wanted if unit in own]

@@ -41,6 +41,14 @@ class Recording:
         """`[units]`: how often each was used."""
         return np.bincount(np.concatenate([*self.uses, np.empty(0, np.int64)]), minlength=len(self.blocks))
 
+    def of_at_most(self, slots: int) -> "Recording":
+        """With uses of at most so many units: a larger one, such as a prompt's, counts as several."""
+        size = max(1, slots)
+        steps = (
+            tuple(use[at : at + size] for use in step for at in range(0, max(1, len(use)), size)) for step in self.steps
+        )
+        return Recording(self.blocks, tuple(steps))
+
     @property
     def units_per_step(self) -> float:
         """How many units a step uses, on average."""

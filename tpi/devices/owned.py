@@ -1,6 +1,6 @@
 """Kernels of a device whose memory is the host's underneath: they refuse what a GPU's could not see."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -111,6 +111,11 @@ class OwnedKernels:
     def experts(self, spec: ExpertsSpec, data: U8, x: Input, routing: Routing) -> F32:
         """See `tpi.kernels.Kernels`."""
         return self._inner.experts(spec, self._own("weights", data), self._taken(x), routing)
+
+    def expert_pieces(self, spec: ExpertsSpec, data: Mapping[int, U8], x: Input, routing: Routing) -> F32:
+        """See `tpi.kernels.Kernels`."""
+        self._own("weights", *data.values())
+        return self._inner.expert_pieces(spec, data, self._taken(x), routing)
 
     def add_residual(self, residual: Residual, x: F32, total: F32) -> F32:
         """See `tpi.kernels.Kernels`."""

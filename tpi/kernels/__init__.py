@@ -7,7 +7,7 @@ Weights are the packed bytes of `tpi.pack`; activations are float32 `[tokens, hi
 wrong dtype, shape, alignment or contiguity raise `KernelError`.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 from tpi.errors import UsageError
@@ -99,6 +99,12 @@ class Kernels(Protocol):
     def experts(self, spec: ExpertsSpec, data: U8, x: Input, routing: Routing) -> F32:
         """A segment's share of a block of experts, `[tokens, hidden]`, before the residual: experts that no token
         chose are not read.
+        """
+
+    def expert_pieces(self, spec: ExpertsSpec, data: Mapping[int, U8], x: Input, routing: Routing) -> F32:
+        """As `experts`, of some of the pieces of `spec` alone, without shared experts.
+
+        `data` has the weights of each, by its number: they lie anywhere.
         """
 
     def add_residual(self, residual: Residual, x: F32, total: F32) -> F32:

@@ -3,7 +3,7 @@
 What the native kernels do in one call is said here; devices without a call of their own compute it so.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Protocol
 
@@ -105,10 +105,22 @@ def experts_by_ffn(kernels: FeedForward, spec: ExpertsSpec, data: U8, normed: F3
     check_routing(spec, routing, len(normed))
     out: F32 = np.zeros_like(normed)
     for part in parts_of(spec):
-        tokens, weights = _of(part, routing, len(normed))
-        if len(tokens) and part.end > part.begin:
-            x = kernels.prepare(part.spec, Normed(np.ascontiguousarray(normed[tokens])))
-            out[tokens] += kernels.ffn(part.spec, data[part.begin : part.end], x) * weights[:, None]
+        _add_part(kernels, out, part, data[part.begin : part.end], normed, routing)
+    return out
+
+
+def pieces_by_ffn(
+    kernels: FeedForward, spec: ExpertsSpec, data: Mapping[int, U8], normed: F32, routing: Routing
+) -> F32:
+    """See `tpi.kernels.Kernels.expert_pieces`; `normed` is `[tokens, hidden]`."""
+    check_routing(spec, routing, len(normed))
+    pieces = parts_of(spec)[spec.shared is not None :]
+    out: F32 = np.zeros_like(normed)
+    for number, weights in data.items():
+        if not 0 <= number < len(pieces):
+            raise KernelError(f"there is no piece {number}, but {len(pieces)} of them from 0 on")
+        check_data(weights, pieces[number].end - pieces[number].begin)
+        _add_part(kernels, out, pieces[number], weights, normed, routing)
     return out
 
 
@@ -144,6 +156,14 @@ def _parts(spec: ExpertsSpec) -> Iterator[_Part]:
         own = replace(spec.routed, neuron=replace(run, units=piece.units), gate_bias=gate, up_bias=up)
         yield _Part(piece.expert, own, begin, end)
         unit += piece.units
+
+
+def _add_part(kernels: FeedForward, out: F32, part: _Part, data: U8, normed: F32, routing: Routing) -> None:
+    """Add what a part comes to for the tokens that use it."""
+    tokens, weights = _of(part, routing, len(normed))
+    if len(tokens) and part.end > part.begin:
+        x = kernels.prepare(part.spec, Normed(np.ascontiguousarray(normed[tokens])))
+        out[tokens] += kernels.ffn(part.spec, data, x) * weights[:, None]
 
 
 def _of(part: _Part, routing: Routing, count: int) -> tuple[I32, F32]:

@@ -8,7 +8,7 @@ not had twice. Calls from several Python threads take turns.
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cache, lru_cache
 
 import numpy as np
@@ -144,6 +144,12 @@ class NativeKernels:
         """See `tpi.kernels.Kernels`."""
         out = np.empty(x.shape, np.float32)
         _plan_experts(spec).run(data, _given(x), routing.experts, routing.weights, routing.shared, out)
+        return out
+
+    def expert_pieces(self, spec: ExpertsSpec, data: Mapping[int, U8], x: Input, routing: Routing) -> F32:
+        """See `tpi.kernels.Kernels`."""
+        out = np.empty(x.shape, np.float32)
+        _plan_experts(spec).run_pieces(list(data.items()), _given(x), routing.experts, routing.weights, out)
         return out
 
     def add_residual(self, residual: Residual, x: F32, total: F32) -> F32:

@@ -6,7 +6,7 @@ times scale to int8 over 8 neurons at a time; the reference does not follow that
 dequantises what it reads.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
@@ -24,7 +24,7 @@ from tpi.kernels.arithmetic import (
 )
 from tpi.kernels.chain import PlainChain
 from tpi.kernels.heads import finished, needs_sums, refuse_sums
-from tpi.kernels.mixture import Normed, check_experts, choose, experts_by_ffn
+from tpi.kernels.mixture import Normed, check_experts, choose, experts_by_ffn, pieces_by_ffn
 from tpi.kernels.paged import append, attend, heads_of, spread
 from tpi.kernels.spec import (
     F32,
@@ -122,6 +122,10 @@ class ReferenceKernels:
         """See `tpi.kernels.Kernels`."""
         check_experts(spec, data)
         return experts_by_ffn(self, spec, data, _normed(spec, x), routing)
+
+    def expert_pieces(self, spec: ExpertsSpec, data: Mapping[int, U8], x: Input, routing: Routing) -> F32:
+        """See `tpi.kernels.Kernels`."""
+        return pieces_by_ffn(self, spec, data, _normed(spec, x), routing)
 
     def add_residual(self, residual: Residual, x: F32, total: F32) -> F32:
         """See `tpi.kernels.Kernels`."""

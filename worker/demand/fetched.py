@@ -1,21 +1,22 @@
 """The experts of a node that come when they are wanted: their cache, their blocks, and what is said of them."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
 from scheduler.demand.cache import DemandCache
 from scheduler.demand.cliff import GUARDED
 from scheduler.demand.hold import DemandedBlock
-from scheduler.demand.replay import bound
+from scheduler.demand.replay import Replayed, bound
 from scheduler.demand.workers import Readers
 from scheduler.storage.disk import Disk
 from scheduler.weights import Hold
 from scheduler.window.stats import ReadClock
 from tpi.devices.pages import Bytes, page_buffer
 from tpi.trace import NoTrace
+from worker.demand.gathered import GatheredExperts
 from worker.demand.plan import DemandPlan
-from worker.node.segment import Segment
+from worker.node.segment import ExpertsSegment, Segment
 from worker.plan.checksums import Checksums
 from worker.plan.segments import NodeSegment
 from worker.shards.image import HeldBlock
@@ -38,19 +39,23 @@ class Fetched:
         source = plan.source(held, disk)
         self._unit_bytes = source.slot_bytes
         check = Checksums(list(plan.units.values()), held) if verify else None
+        self.policy = GUARDED.name
         policy = GUARDED.open(np.array([block for block, _ in source.keys], np.int64))
         memory: Bytes = page_buffer(plan.memory_bytes)[: plan.memory_bytes]
         self.cache = DemandCache(source, memory, policy, Readers(disk.threads), verify=check, reads=reads, trace=trace)
-        self._best: tuple[int, float] = (0, 0.0)  # steps, and Belady's hit rate in them
+        self._best: Replayed | None = None  # Belady's
 
     def blocks(
         self, always: Sequence[Sequence[tuple[Segment, Hold]]], open_one: Callable[[NodeSegment], Segment]
     ) -> dict[int, DemandedBlock[Segment]]:
         """The blocks of experts, by their number; `always` is what every step needs of every block."""
-        units: dict[int, dict[int, Segment]] = {}
+        units: dict[int, dict[int, NodeSegment]] = {}
         for (block, expert), segment in self._plan.units.items():
-            units.setdefault(block, {})[expert] = open_one(segment)
-        return {block: DemandedBlock(block, always[block], own, self.cache) for block, own in units.items()}
+            units.setdefault(block, {})[expert] = segment
+        return {
+            block: DemandedBlock(block, always[block], list(own), self.cache, _gathered(own, open_one))
+            for block, own in units.items()
+        }
 
     def begin(self, short: bool) -> None:
         """See `scheduler.weights.StepListener`."""
@@ -64,19 +69,37 @@ class Fetched:
         stats = self.cache.stats()
         if not stats.uses:
             return ""
+        best = self._bound()
         return (
             f"experts come from disk as they are wanted: {self.cache.capacity} of {len(self._plan.units)} in memory, "
-            f"{stats.hit_rate:.0%} found there (at best {self._bound():.0%}), "
-            f"{stats.bytes_per_step / 1e6:.1f} MB read per step"
+            f"{stats.hit_rate:.0%} found there (at best {best.hit_rate:.0%}), "
+            f"{stats.bytes_per_step / 1e6:.2f} MB read per step (at best {best.bytes_per_step / 1e6:.2f}), "
+            f"{stats.ahead} read ahead ({stats.ahead_used} used, {stats.ahead_wasted} wasted); {self.policy}"
         )
 
     def close(self) -> None:
         """Join the readers. Idempotent."""
         self.cache.close()
 
-    def _bound(self) -> float:
-        """Belady's hit rate in the steps that were recorded."""
+    def _bound(self) -> Replayed:
+        """What Belady's policy makes of the steps that were recorded."""
         recording, _ = self.cache.recording()
-        if len(recording.steps) != self._best[0] and recording.largest_use <= self.cache.capacity:
-            self._best = (len(recording.steps), bound(recording, self.cache.capacity, self._unit_bytes).hit_rate)
-        return self._best[1]
+        if self._best is None or len(recording.steps) != self._best.steps:
+            self._best = bound(recording.of_at_most(self.cache.capacity), self.cache.capacity, self._unit_bytes)
+        return self._best
+
+
+def _gathered(
+    units: Mapping[int, NodeSegment], open_one: Callable[[NodeSegment], Segment]
+) -> Callable[[Sequence[tuple[int, Bytes]]], Segment]:
+    """What computes some of a block's experts, each given with its weights, in one call."""
+    piece = {expert: number for number, expert in enumerate(units)}
+    parts = list(units.values())
+    whole = open_one(NodeSegment(parts[0].block, tuple(run for part in parts for run in part.runs)))
+    assert isinstance(whole, ExpertsSegment)  # nothing else is fetched on demand
+
+    def gathered(held: Sequence[tuple[int, Bytes]]) -> Segment:
+        weights = {piece[expert]: data for expert, data in held}
+        return GatheredExperts(whole.device, whole.launch, whole.spec, weights)
+
+    return gathered

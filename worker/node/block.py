@@ -20,3 +20,7 @@ class Block:
     def wanted(self, parts: Sequence[MicroBatch]) -> Wanted:
         """Which of its units a visit needs: all, since it is dense."""
         return None
+
+    def foretold(self, parts: Sequence[MicroBatch]) -> tuple[int, Wanted] | None:
+        """Another block, and which of its units will be wanted; asked when all of this one's weights are there."""
+        return None

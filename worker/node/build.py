@@ -76,7 +76,7 @@ def build_node(
     with ExitStack() as stack:  # what is open is closed if the rest fails, so that another plan finds the memory free
         group = stack.enter_context(closing(open_group(plan.collective, spec, endpoints)))
         weights, link, fetched = open_weights(stack, plan, residence, held, devices, trace, progress)
-        blocks = [_block(plan, block, held, weights.now) for block in plan.blocks]
+        blocks = _blocks(plan, held, weights.now)
         check = _finite if plan.options.verify_weights else unchecked
         division = link.division if link else None
         loop = BlockLoop(blocks, weights, group, kernels, trace, order, check, division)
@@ -87,13 +87,31 @@ def _finite(partial: npt.NDArray[np.float32], name: str) -> None:
     require_finite(partial, f"this node's result of {name}", "it computes wrongly, or the model is damaged")
 
 
-def _block(plan: NodePlan, block: NodeBlock, held: Sequence[HeldBlock], arrangement: Arrangement[Segment]) -> Block:
+def _blocks(plan: NodePlan, held: Sequence[HeldBlock], arrangement: Arrangement[Segment]) -> list[Block]:
+    """All blocks in order of use; those that are fetched know which is fetched next."""
+    blocks: list[Block] = []
+    following: RoutedBlock | None = None
+    for block in reversed(plan.blocks):
+        blocks.append(one := _block(plan, block, held, arrangement, following))
+        following = one if isinstance(one, RoutedBlock) else following
+    return blocks[::-1]
+
+
+def _block(
+    plan: NodePlan,
+    block: NodeBlock,
+    held: Sequence[HeldBlock],
+    arrangement: Arrangement[Segment],
+    following: RoutedBlock | None,
+) -> Block:
     joins = plan.config.parallel and block.kind == "attention"
     after = residual(plan.config, block.kind, held[block.source].vectors)
     if block.number in arrangement.demanded:
         segment = arrangement.blocks[block.number][0]
         assert isinstance(segment.spec, ExpertsSpec)  # nothing else is fetched on demand
-        return RoutedBlock(block.number, block.name, after, joins, spec=segment.spec, device=segment.device)
+        return RoutedBlock(
+            block.number, block.name, after, joins, spec=segment.spec, device=segment.device, following=following
+        )
     return Block(block.number, block.name, after, joins)
 
 

@@ -150,6 +150,8 @@ class BlockLoop:
         with hold as segments:
             for segment, data in segments:  # each waits until it is where it is computed
                 left -= 1
+                if not left and (foretold := block.foretold(parts)) is not None:
+                    self.weights.expect(*foretold)
                 for job in visit.jobs:
                     part = parts[job.micro_batch]
                     if not job.sums:

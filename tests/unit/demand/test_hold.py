@@ -1,5 +1,6 @@
 """Blocks that are held on demand, through the weights of a node."""
 
+from collections.abc import Sequence
 from contextlib import nullcontext
 
 import numpy as np
@@ -9,16 +10,22 @@ from scheduler.demand.hold import DemandedBlock
 from scheduler.weights import Arrangement, Weights
 from scheduler.window.window import Resident
 from tests.support.devices.demanded import cache_of, right
+from tpi.devices.pages import Bytes
 from tpi.errors import WeightsError
 
 SHARED = np.full(9, 5, np.uint8)
 
 
+def gathered(units: Sequence[tuple[int, Bytes]]) -> str:
+    """Which units are computed at once."""
+    assert all(right(data, (1, unit)) for unit, data in units)
+    return " ".join(f"unit {unit}" for unit, _ in units)
+
+
 def weights_over(cache: object) -> Weights[str]:
     """Block 0 is dense; block 1 has a shared segment and units 0, 1, 2 and 4 of the cache's block 1."""
-    units = {unit: f"unit {unit}" for unit in (0, 1, 2, 4)}
     always = [("shared", nullcontext(SHARED))]
-    demanded = DemandedBlock(1, always, units, cache)  # type: ignore[arg-type]
+    demanded = DemandedBlock(1, always, (0, 1, 2, 4), cache, gathered)  # type: ignore[arg-type]
     return Weights(Resident([]), Arrangement([[("dense", nullcontext(SHARED))], always], [SHARED], {1: demanded}))
 
 
@@ -30,16 +37,16 @@ def seen(weights: Weights[str], block: int, wanted: list[int] | None) -> list[tu
     return found
 
 
-@pytest.mark.parametrize("slots", [2, 6])
-def test_what_a_step_wants_follows_what_it_always_needs(slots: int) -> None:
+@pytest.mark.parametrize(("slots", "all_of_them"), [(2, 4), (3, 4), (4, 1), (6, 1)])
+def test_what_a_step_wants_follows_what_it_always_needs_and_comes_at_once(slots: int, all_of_them: int) -> None:
     with cache_of(slots=slots) as (cache, _):
         weights = weights_over(cache)
         assert weights.now.kept is None
-        for wanted, expected in (([4, 3, 1], [4, 1]), ([], []), ([5], []), (None, [0, 1, 2, 4])):
-            found = seen(weights, 1, wanted)
-            assert [name for name, _ in found] == ["shared", *(f"unit {unit}" for unit in expected)]
-            for unit, (_, data) in zip(expected, found[1:], strict=True):
-                assert right(np.frombuffer(data, np.uint8), (1, unit))
+        for wanted, expected in (([4, 3, 1], ["unit 4 unit 1"]), ([], []), ([5], [])):
+            assert [name for name, _ in seen(weights, 1, wanted)] == ["shared", *expected]
+        found = [name for name, _ in seen(weights, 1, None)]
+        assert " ".join(found) == "shared unit 0 unit 1 unit 2 unit 4"
+        assert len(found) == 1 + all_of_them
         assert [name for name, _ in seen(weights, 0, None)] == ["dense"]
 
 
@@ -53,7 +60,7 @@ def test_a_visit_that_breaks_off_gives_everything_back() -> None:
         with pytest.raises(WeightsError, match=r"block1\.shard"):
             seen(weights, 1, [2, 4])
         assert not cache._store.table.pins.any()
-        assert [name for name, _ in seen(weights, 1, [2, 4])] == ["shared", "unit 2", "unit 4"]
+        assert [name for name, _ in seen(weights, 1, [2, 4])] == ["shared", "unit 2 unit 4"]
 
 
 def test_hints_reach_the_cache() -> None:

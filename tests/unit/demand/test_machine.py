@@ -69,6 +69,20 @@ class CacheMachine(RuleBasedStateMachine):
             self._check(all(data == content(key, self.size) for key, data in seen))
 
     @rule(keys=KEYS)
+    def together(self, keys: tuple[int, list[int]]) -> None:
+        wanted = [(keys[0], unit) for unit in keys[1]]
+        self.release_all()
+        try:
+            with self.cache.groups(wanted) as groups:
+                seen = [[data.tobytes() for data in group] for group in groups]
+        except WeightsError as error:
+            self._check(f"block{keys[0]}.shard" in str(error))
+        else:
+            self._check([data for group in seen for data in group] == [content(key, self.size) for key in wanted])
+            self._check(len(seen) <= 1 or len(wanted) > self.slots)
+        self._check(not self.cache._store.table.pins.any())
+
+    @rule(keys=KEYS)
     def expect(self, keys: tuple[int, list[int]]) -> None:
         self.cache.expect([(keys[0], unit) for unit in keys[1]])
 

@@ -11,6 +11,7 @@ from tests.support.kernels.expert_cases import ExpertsCase, experts_case
 from tests.support.kernels.kernel_cases import ffn_case, native, norm_spec, normal, reference
 from tpi.config import Format, Mixture
 from tpi.errors import KernelError
+from tpi.kernels import Kernels
 from tpi.kernels.mixture import Normed, choose
 from tpi.kernels.spec import F32, NO_TOKENS, ChainBlock, ExpertPiece, ExpertsSpec, Residual, RouterSpec, Routing
 from tpi.pack.layout import Layout
@@ -70,6 +71,35 @@ def test_pieces_add_up_to_the_whole(format: Format, tokens: int) -> None:
         at = end
     assert at == len(case.data)
     np.testing.assert_allclose(total, whole, atol=3e-5 if format == "f32" else 2e-2 * np.abs(whole).max())
+
+
+@pytest.mark.parametrize("format", ["f32", "q4", "q8"])
+@pytest.mark.parametrize("tokens", [1, 3, 30])
+@pytest.mark.parametrize("shared", [0, 2])
+def test_some_pieces_may_lie_anywhere(format: Format, tokens: int, shared: int) -> None:
+    """Of both kernels; with all of them it is the routed part of the whole."""
+    case = experts_case(np.random.default_rng(4), format=format, tokens=tokens, shared=shared, units=3, gate=shared > 0)
+    routing, size = reference.route(case.spec.router, case.x), 3 * case.spec.routed.neuron.unit_bytes
+    begin = len(case.data) - size * len(case.spec.pieces)
+    apart = {number: case.data[begin + number * size :][:size].copy() for number in (5, 0, 3, 2, 1, 4)}
+    routed = part_of(case.spec, case.spec.pieces, shared=False)
+    whole = native.experts(routed, case.data[begin:], case.x, routing)
+    assert np.array_equal(native.expert_pieces(case.spec, apart, case.x, routing), whole)
+    some = {number: apart[number] for number in (4, 1)}
+    own = native.expert_pieces(case.spec, some, native.prepare(case.spec, case.x), routing)
+    assert error(own, reference.expert_pieces(case.spec, some, case.x, routing)) < 1e-4
+    rest = native.expert_pieces(case.spec, {number: apart[number] for number in (0, 2, 3, 5)}, case.x, routing)
+    np.testing.assert_allclose(own + rest, whole, atol=3e-5 if format == "f32" else 2e-2 * np.abs(whole).max())
+    assert not native.expert_pieces(case.spec, {}, case.x, routing).any()
+
+
+@pytest.mark.parametrize("kernels", [native, reference], ids=["native", "reference"])
+def test_pieces_that_do_not_fit_are_refused(kernels: Kernels) -> None:
+    case = experts_case(np.random.default_rng(4))
+    routing, size = reference.route(case.spec.router, case.x), 2 * case.spec.routed.neuron.unit_bytes
+    for held in ({6: case.data[:size]}, {0: case.data[: size - 1]}, {0: case.data[: 2 * size]}):
+        with pytest.raises(KernelError):
+            kernels.expert_pieces(case.spec, held, case.x, routing)
 
 
 def part_of(spec: ExpertsSpec, pieces: tuple[ExpertPiece, ...], shared: bool) -> ExpertsSpec:

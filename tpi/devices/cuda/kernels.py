@@ -4,7 +4,7 @@ Weights, keys and values are named by arrays of the device's arena; all else is 
 threads; all are computed in one lane, in the order in which they come.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 import numpy as np
@@ -24,7 +24,7 @@ from tpi.errors import DeviceError, KernelError
 from tpi.kernels.arithmetic import apply_norm, biased, check_input
 from tpi.kernels.chain import PlainChain
 from tpi.kernels.heads import attention_in_steps, is_plain, projected_on_host
-from tpi.kernels.mixture import choose, experts_by_ffn, normed_on_host
+from tpi.kernels.mixture import choose, experts_by_ffn, normed_on_host, pieces_by_ffn
 from tpi.kernels.spec import (
     F32,
     I32,
@@ -141,6 +141,10 @@ class CudaKernels:
     def experts(self, spec: ExpertsSpec, data: U8, x: Input, routing: Routing) -> F32:
         """See `tpi.kernels.Kernels`; one expert after the other."""
         return experts_by_ffn(self, spec, data, normed_on_host(spec.norm, x), routing)
+
+    def expert_pieces(self, spec: ExpertsSpec, data: Mapping[int, U8], x: Input, routing: Routing) -> F32:
+        """See `tpi.kernels.Kernels`; one expert after the other."""
+        return pieces_by_ffn(self, spec, data, normed_on_host(spec.norm, x), routing)
 
     def add_residual(self, residual: Residual, x: F32, total: F32) -> F32:
         """See `tpi.kernels.Kernels`; by the host, where both are."""

@@ -1,6 +1,6 @@
 """Kernels whose every call takes the time that the emulated machine would need."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TypeVar
 
 import numpy as np
@@ -106,6 +106,11 @@ class TimedKernels:
         """See `tpi.kernels.Kernels`."""
         todo = work.experts(spec, x.shape[0], routing) + _crossing(x)
         return self._run("experts", todo, lambda: self._inner.experts(spec, data, x, routing))
+
+    def expert_pieces(self, spec: ExpertsSpec, data: Mapping[int, U8], x: Input, routing: Routing) -> F32:
+        """See `tpi.kernels.Kernels`."""
+        todo = work.pieces(spec, data, x.shape[0], routing) + _crossing(x)
+        return self._run("experts", todo, lambda: self._inner.expert_pieces(spec, data, x, routing))
 
     def add_residual(self, residual: Residual, x: F32, total: F32) -> F32:
         """See `tpi.kernels.Kernels`."""

@@ -4,6 +4,7 @@ A product of `tokens` inputs with a matrix takes two operations per weight and t
 and sums are counted by their bytes alone. The cache is read once for each sequence of a step.
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -114,9 +115,14 @@ def routing(router: RouterSpec, tokens: int) -> KernelWork:
 def experts(spec: ExpertsSpec, tokens: int, chosen: Routing | None) -> KernelWork:
     """Of `Kernels.experts`: each piece is read once if a token chose it. Without a routing all tokens choose others."""
     todo = ffn(spec.shared, tokens, None) if spec.shared else KernelWork()
-    every = spec.router.mixture.experts
+    return todo + pieces(spec, range(len(spec.pieces)), tokens, chosen)
+
+
+def pieces(spec: ExpertsSpec, numbers: Iterable[int], tokens: int, chosen: Routing | None) -> KernelWork:
+    """As `experts`, of the pieces of these numbers alone."""
+    todo, every = KernelWork(), spec.router.mixture.experts
     counts = np.bincount(chosen.experts.ravel(), minlength=every) if chosen else np.arange(every) < tokens * _used(spec)
-    for piece in spec.pieces:
+    for piece in (spec.pieces[number] for number in numbers):
         if counts[piece.expert]:
             todo += product(replace(spec.routed.neuron, units=piece.units), int(counts[piece.expert]))
     return todo

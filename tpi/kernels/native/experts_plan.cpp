@@ -130,25 +130,56 @@ void ExpertsPlan::run(nb::handle data, nb::handle x, nb::handle experts, nb::han
     check_indices(chosen.experts, "an expert", router_->settings().experts);
     Array result(out, "out", "f", {length(in.tokens), length(hidden())}, true);
     nb::gil_scoped_release unlocked;
-    compute(held->as<uint8_t>(), in, chosen.experts.as<int32_t>(), chosen.weights.as<float>(),
+    compute(together(held->as<uint8_t>()), in, chosen.experts.as<int32_t>(), chosen.weights.as<float>(),
             chosen.shared ? chosen.shared->as<float>() : nullptr, result.as<float>());
+}
+
+void ExpertsPlan::run_pieces(std::vector<std::pair<size_t, nb::object>> data, nb::handle x, nb::handle experts,
+                             nb::handle weights, nb::handle out) const {
+    std::vector<std::unique_ptr<Array>> held;
+    Weights places{nullptr, std::vector<const uint8_t*>(pieces_.size(), nullptr)};
+    for (const auto& [piece, bytes] : data) {
+        if (piece >= pieces_.size()) throw KernelError("weights are of a piece that there is not");
+        size_t size = pieces_[piece].second * routed_->run_layout().unit_bytes();
+        held.push_back(keep_array(bytes, "the weights of a piece", "B", {length(size)}));
+        places.pieces[piece] = held.back()->as<uint8_t>();
+    }
+    BlockInput input(x, hidden(), forms_);
+    PreparedInput own;
+    if (!input.prepared()) prepare(x, false, own);
+    const Prepared& in = input.prepared() ? *input.prepared() : own.view(hidden(), forms_.of(input.tokens()));
+    RoutingArrays chosen(experts, weights, nb::none(), in.tokens, router_->settings().used, false);
+    check_indices(chosen.experts, "an expert", router_->settings().experts);
+    Array result(out, "out", "f", {length(in.tokens), length(hidden())}, true);
+    nb::gil_scoped_release unlocked;
+    compute(places, in, chosen.experts.as<int32_t>(), chosen.weights.as<float>(), nullptr, result.as<float>());
+}
+
+ExpertsPlan::Weights ExpertsPlan::together(const uint8_t* data) const {
+    Weights found{shared_ ? data : nullptr, {}};
+    data += shared_bytes();
+    for (auto [expert, units] : pieces_) {
+        found.pieces.push_back(data);
+        data += units * routed_->run_layout().unit_bytes();
+    }
+    return found;
 }
 
 void ExpertsPlan::whole(const Array& weights, size_t tokens, const float* x, float* out, PreparedInput& memory) const {
     const Prepared& in = memory.take(tokens, hidden(), forms_.of(tokens));
     run_alone(kernels().prepare, PrepareCall{router_->norm(), hidden(), x, in});
     Routed chosen = router_->route(in);
-    compute(weights.as<uint8_t>(), in, chosen.experts.data(), chosen.weights.data(), or_null(chosen.shared), out);
+    compute(together(weights.as<uint8_t>()), in, chosen.experts.data(), chosen.weights.data(), or_null(chosen.shared), out);
 }
 
-ExpertsPlan::Parts ExpertsPlan::parts_of(const uint8_t* data, size_t tokens, const int32_t* experts,
+ExpertsPlan::Parts ExpertsPlan::parts_of(const Weights& data, size_t tokens, const int32_t* experts,
                                          const float* weights, const float* shared) const {
     size_t used = router_->settings().used, pairs = tokens * used;
     std::vector<size_t> first(router_->settings().experts + 1, 0);
     for (size_t i = 0; i < pairs; ++i) ++first[static_cast<size_t>(experts[i]) + 1];
     std::partial_sum(first.begin(), first.end(), first.begin());
     Parts found;
-    found.token.resize(pairs + (shared_ ? tokens : 0));
+    found.token.resize(pairs + (data.shared ? tokens : 0));
     found.weight.resize(found.token.size());
     std::vector<size_t> next(first.begin(), first.end() - 1);
     for (size_t i = 0; i < pairs; ++i) {
@@ -162,24 +193,26 @@ ExpertsPlan::Parts ExpertsPlan::parts_of(const uint8_t* data, size_t tokens, con
         found.floats |= !call.up.tiled;
         found.parts.push_back({call, at});
     };
-    if (shared_) {
+    if (data.shared) {
         for (size_t t = 0; t < tokens; ++t) {
             found.token[pairs + t] = static_cast<int32_t>(t);
             found.weight[pairs + t] = shared ? shared[t] : 1.0f;
         }
         size_t units = shared_->run_layout().units();
-        if (units) add(shared_->call(data, 0, units), pairs, tokens);
+        if (units) add(shared_->call(data.shared, 0, units), pairs, tokens);
     }
     size_t unit = 0;
-    for (auto [expert, units] : pieces_) {
+    for (size_t piece = 0; piece < pieces_.size(); ++piece) {
+        auto [expert, units] = pieces_[piece];
         size_t count = first[expert + 1] - first[expert];
-        if (count && units) add(routed_->call(data + shared_bytes(), unit, units), first[expert], count);
+        if (count && units && data.pieces[piece])
+            add(routed_->call(data.pieces[piece], unit, units), first[expert], count);
         unit += units;
     }
     return found;
 }
 
-void ExpertsPlan::compute(const uint8_t* data, const Prepared& in, const int32_t* experts, const float* weights,
+void ExpertsPlan::compute(const Weights& data, const Prepared& in, const int32_t* experts, const float* weights,
                           const float* shared, float* out) const {
     if (!in.tokens) return;
     Parts parts = parts_of(data, in.tokens, experts, weights, shared);

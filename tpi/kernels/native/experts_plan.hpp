@@ -44,6 +44,9 @@ public:
     void prepare(nb::handle x, bool normed, PreparedInput& into) const;
     void run(nb::handle data, nb::handle x, nb::handle experts, nb::handle weights, nb::object shared,
              nb::handle out) const;
+    // Of some pieces alone, (number, weights) each: those lie anywhere. Without the shared experts.
+    void run_pieces(std::vector<std::pair<size_t, nb::object>> data, nb::handle x, nb::handle experts,
+                    nb::handle weights, nb::handle out) const;
 
     // For a chain: all of a block, from its input to its result.
     size_t hidden() const { return router_->hidden(); }
@@ -53,11 +56,17 @@ public:
 
 private:
     struct Parts;
+    // Where weights are: of the shared experts or null, and of each piece or null; what is null is left out.
+    struct Weights {
+        const uint8_t* shared;
+        std::vector<const uint8_t*> pieces;
+    };
     size_t bytes() const;
     size_t shared_bytes() const { return shared_ ? shared_->run_layout().bytes() : 0; }
-    Parts parts_of(const uint8_t* data, size_t tokens, const int32_t* experts, const float* weights,
+    Weights together(const uint8_t* data) const;
+    Parts parts_of(const Weights& data, size_t tokens, const int32_t* experts, const float* weights,
                    const float* shared) const;
-    void compute(const uint8_t* data, const Prepared& in, const int32_t* experts, const float* weights,
+    void compute(const Weights& data, const Prepared& in, const int32_t* experts, const float* weights,
                  const float* shared, float* out) const;
 
     nb::object kept_[3];

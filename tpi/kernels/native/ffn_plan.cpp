@@ -61,9 +61,9 @@ FfnCall FfnPlan::call(const Array& weights, size_t tokens, const float* x, float
 
 FfnCall FfnPlan::call(const uint8_t* data, size_t first, size_t units) const {
     FfnCall call{};
-    if (gated_) call.gate = neuron_.matrix("gate", data, first, units);
-    call.up = neuron_.matrix("up", data, first, units);
-    call.down = neuron_.matrix("down", data, first, units);
+    if (gated_) call.gate = neuron_.matrix("gate", data, 0, units);
+    call.up = neuron_.matrix("up", data, 0, units);
+    call.down = neuron_.matrix("down", data, 0, units);
     call.activation = activation_;
     call.threshold = threshold_;
     size_t neuron = first * neuron_.width();

@@ -18,6 +18,7 @@ class Run {
 public:
     Run(nb::tuple fields);
     size_t bytes() const { return units_ * unit_bytes_; }
+    size_t unit_bytes() const { return unit_bytes_; }
     size_t units() const { return units_; }
     size_t hidden() const { return hidden_; }
     size_t vectors() const { return units_ * width_; }
@@ -124,7 +125,7 @@ public:
     std::unique_ptr<Array> weights(nb::handle data) const;
     FfnCall call(const Array& weights, size_t tokens, const float* x, float* out) const;
 
-    // Some of its units, of weights that are `run_layout().bytes()`; without input and output.
+    // Some of its units, whose weights begin at `data`; without input and output.
     FfnCall call(const uint8_t* data, size_t first, size_t units) const;
     const Run& run_layout() const { return neuron_; }
     const RowForms& forms() const { return forms_; }

@@ -3,7 +3,7 @@
 Calls from several threads take turns. Results are there when a call returns; what `prepare` makes stays on the card.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
@@ -20,7 +20,7 @@ from tpi.kernels import Chain
 from tpi.kernels.arithmetic import apply_norm, biased, check_data, check_input
 from tpi.kernels.chain import PlainChain
 from tpi.kernels.heads import attention_in_steps, is_plain, projected_on_host
-from tpi.kernels.mixture import choose, experts_by_ffn, normed_on_host
+from tpi.kernels.mixture import choose, experts_by_ffn, normed_on_host, pieces_by_ffn
 from tpi.kernels.spec import (
     F32,
     I32,
@@ -150,6 +150,10 @@ class OpenClKernels:
     def experts(self, spec: ExpertsSpec, data: U8, x: Input, routing: Routing) -> F32:
         """See `tpi.kernels.Kernels`; one expert after the other."""
         return experts_by_ffn(self, spec, data, normed_on_host(spec.norm, x), routing)
+
+    def expert_pieces(self, spec: ExpertsSpec, data: Mapping[int, U8], x: Input, routing: Routing) -> F32:
+        """See `tpi.kernels.Kernels`; one expert after the other."""
+        return pieces_by_ffn(self, spec, data, normed_on_host(spec.norm, x), routing)
 
     def add_residual(self, residual: Residual, x: F32, total: F32) -> F32:
         """See `tpi.kernels.Kernels`; on the host, where both are."""

@@ -1,7 +1,7 @@
 """Pages that visit the accelerator, in drawn timings: what is there is what was appended; weights cross once a step."""
 
-from collections.abc import Callable
-from contextlib import closing
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
 from functools import partial
 from pathlib import Path
 from random import Random
@@ -21,9 +21,11 @@ from tests.support.devices.shuffled import Shuffled
 from tests.support.kernels.kernel_cases import native
 from tpi.devices.base import Pending
 from tpi.devices.options import OffloadOptions
+from tpi.devices.pages import Bytes
 from tpi.kernels.spec import PAGE_TOKENS, Batch, KvArray
 from tpi.kv import KvPages, pages_for
 from tpi.pack.reader import Pack
+from worker.pipelines.longhold import LongHold
 from worker.pipelines.visiting import PageRoom, VisitingPages, page_numbers
 
 LAYERS, SEQUENCES, LONGEST, STEPS = 3, 4, 3 * PAGE_TOKENS, 6
@@ -160,3 +162,40 @@ def test_every_weight_that_passes_through_crosses_the_link_once_a_step(
         link.settle()
         passing = sum(link.plan.pieces[piece].nbytes for piece in link.plan.lifted)
         assert link.figures.weight_bytes - before == steps * passing
+
+
+def test_weights_are_held_from_a_steps_first_visit_to_its_last() -> None:
+    events: list[str] = []
+
+    @contextmanager
+    def hold() -> Iterator[Bytes]:
+        events.append("held")
+        yield np.zeros(1, np.uint8)
+        events.append("given back")
+
+    class Again:
+        """A hold that may be entered again."""
+
+        def __enter__(self) -> Bytes:
+            self._now = hold()
+            return self._now.__enter__()
+
+        def __exit__(self, *error: Any) -> None:
+            self._now.__exit__(None, None, None)
+
+    held = LongHold(Again())
+    for visits in (3, 1):
+        held.begin(visits)
+        for left in reversed(range(visits)):
+            with held as data:
+                assert data.size == 1
+                assert events == ["held"]
+            assert (events == ["held"]) == (left > 0)
+        assert events.pop() == "given back"
+        events.clear()
+    held.begin(2)
+    with held:
+        pass
+    held.close()  # the step breaks off
+    held.close()
+    assert events == ["held", "given back"]

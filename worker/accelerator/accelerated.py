@@ -92,6 +92,10 @@ class Accelerated:
         """A segment of the accelerator as it is computed."""
         return segment
 
+    def accompanied(self, segment: Segment, layer: int, name: str) -> Segment:
+        """A segment of the host's, of the block `name` of a layer, as it is computed."""
+        return segment
+
     def pages(self, layer: int) -> HeldPages:
         """Where attention of `layer` finds its keys and values on its accelerator."""
         return self._pages[layer]

@@ -25,16 +25,22 @@ from worker.node.segment import FfnSegment, Launch, Phases, Take
 F32 = npt.NDArray[np.float32]
 
 
+def _nothing() -> None:
+    """Nobody looks ahead."""
+
+
 @dataclass(frozen=True, eq=False)
 class NeuronChoice:
     """What a prediction says of a block: `active`, int32 in order, each once.
 
-    For a single token also the `scores` `[neurons]` from `threshold` on which they are active; else None.
+    For a single token also the `scores` `[neurons]` from `threshold` on which they are active; else None. `then` is
+    called when the accelerator has been told of its part: what is asked of it there comes after that.
     """
 
     active: I32
     scores: F32 | None = None
     threshold: float = 0.0
+    then: Callable[[], None] = _nothing
 
 
 Choose = Callable[[MicroBatch], NeuronChoice | None]
@@ -72,7 +78,9 @@ class HybridFfn:
         else:
             held = self.arena.divide(chosen.scores, chosen.threshold)
         self.arena.note(chosen.active)
-        pending = [*self._there(held, part, take), *self._here(held, data, part, take)]
+        pending = self._there(held, part, take)
+        chosen.then()
+        pending += self._here(held, data, part, take)
         return Merged(pending) if pending else Finished(lambda: np.zeros_like(part.x))
 
     def chained(self, data: Bytes, residual: Residual) -> ChainBlock:

@@ -72,7 +72,9 @@ def open_weights(
         name = f"{block.name}{ON}{device.name}" if segment.device > 1 else block.name
         launch = traced(device, trace, name) if segment.device and trace is not OFF else None
         opened = open_segment(device, plan.config, block.layer, runs, vectors, own, launch)
-        return link.adapted(opened) if link and segment.device else opened
+        if link is None:
+            return opened
+        return link.adapted(opened) if segment.device else link.accompanied(opened, block.layer, block.name)
 
     places = residence.places
     if fetched is not None:

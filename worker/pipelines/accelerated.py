@@ -12,6 +12,8 @@ from tpi.kv import KvPages
 from tpi.trace import NoTrace
 from worker.accelerator.accelerated import Accelerated, LinkFigures
 from worker.accelerator.rings import Rings
+from worker.neurons.accelerated import NeuronAccelerated
+from worker.neurons.plan import NeuronPlan
 from worker.node.division import Division
 from worker.node.placed import Placed
 from worker.node.segment import HeldPages, Segment
@@ -175,4 +177,6 @@ def open_accelerated(
     if isinstance(residence.offload, BatchPlan):
         (device,) = others
         return BatchAccelerated((host, device), plan, residence, placed, trace)
+    if isinstance(residence.offload, NeuronPlan):
+        return NeuronAccelerated(others, plan, residence, placed, trace)
     return Accelerated(others, plan, residence, placed, trace)

@@ -1,0 +1,116 @@
+"""A node's accelerator at work beside the CPU, neuron by neuron: its arena, its predictors, and their blocks."""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from scheduler.neurons.arena import NeuronArena
+from scheduler.neurons.layout import ArenaLayer, arena_bytes, arena_layer
+from scheduler.window.window import Window
+from tpi.devices.base import Device
+from tpi.devices.pages import Bytes
+from tpi.errors import PlanError
+from tpi.trace import OFF, NoTrace
+from worker.accelerator.accelerated import Accelerated
+from worker.neurons.foresight import Foresight, scorers_of
+from worker.neurons.hybrid import HybridFfn
+from worker.neurons.plan import NeuronPlan
+from worker.node.placed import Placed
+from worker.node.segment import FfnSegment, Launch, Segment
+from worker.plan.node_plan import NodePlan
+from worker.plan.residence import Residence
+
+
+class NeuronAccelerated(Accelerated):
+    """See `Accelerated`: with neurons on the accelerator that a token chooses."""
+
+    def __init__(
+        self, devices: Sequence[Device], plan: NodePlan, residence: Residence, placed: Placed, trace: NoTrace
+    ) -> None:
+        """`devices` are the accelerators, of which the first is used. Errors as `Accelerated`."""
+        super().__init__(devices, plan, residence, placed, trace)
+        assert isinstance(residence.offload, NeuronPlan)
+        self._neurons = residence.offload
+        self.arena: NeuronArena | None = None
+
+    def open_rings(self, window: Window) -> None:
+        """Fill the arena from `window`, which has all neurons in memory, and place the predictors.
+
+        Raises:
+            PlanError: if it does not.
+            DeviceFullError: if the accelerator has no room for them.
+        """
+        super().open_rings(window)
+        if window.kept is None:
+            raise PlanError("neurons migrate from the host's memory, which does not hold them all; give more --memory")
+        layers = self._layers(window.kept)
+        memory = self._placed.allocate(self.device, arena_bytes(list(layers.values())))
+        setup = self._neurons.setup
+        self.arena = NeuronArena(
+            self.device, memory, list(layers.values()), self._queue, setup.moving, trace=self._trace
+        )
+        arenas = dict(zip(layers, self.arena.layers, strict=True))
+        scorers = {**scorers_of(setup.predictors, self.device, self._bring), **setup.scorers}
+        self.foresight = Foresight(scorers, arenas, self.device)
+        self._arenas = arenas
+
+    def accompanied(self, segment: Segment, layer: int, name: str) -> Segment:
+        """See `Accelerated.accompanied`: a feed-forward block of the host's, with its arena."""
+        if not isinstance(segment, FfnSegment) or layer not in self._arenas:
+            return segment
+        choose = self.foresight.of(layer, segment.spec, segment.device)
+        return HybridFfn(segment.device, segment.spec, self.device, self._launch(name), self._arenas[layer], choose)
+
+    def begin(self, short: bool) -> None:
+        """See `Accelerated.begin`; raises what a migration failed with."""
+        super().begin(short)
+        if self.arena is not None:
+            self.arena.begin()
+
+    def abandon(self) -> None:
+        """See `Accelerated.abandon`."""
+        super().abandon()
+        if self.arena is not None:
+            self.foresight.abandon()
+            self.arena.settle()
+
+    def describe(self) -> str:
+        """See `Accelerated.describe`."""
+        assert self.arena is not None
+        figures, slots = self.arena.figures, sum(len(each.slots) for each in self.arena.layers)
+        neurons = sum(each.layer.neurons for each in self.arena.layers)
+        share = figures.active_there / max(1, figures.active)
+        return (
+            f"{super().describe()}; {slots} of {neurons} neurons lie on {self.device.name}, which computed {share:.0%} "
+            f"of the active ones; {figures.moved} migrated, {figures.moved_bytes / 1e6:.0f} MB"
+        )
+
+    def _launch(self, name: str) -> Launch:
+        from worker.node.sources import traced
+
+        return self.device.start if self._trace is OFF else traced(self.device, self._trace, name)
+
+    def _layers(self, kept: Sequence[Bytes]) -> dict[int, ArenaLayer]:
+        """Of each layer what lies where, and its records in the host's memory."""
+        found: dict[int, ArenaLayer] = {}
+        chosen = iter(self._neurons.placement.neurons)
+        for block in self._places.long:
+            for place in block:
+                segment = place.segment
+                if place.source == "window" and segment.block.kind != "attention":
+                    layer, layout = segment.block.layer, segment.runs[0].layout
+                    count = segment.nbytes // layout.record_bytes
+                    records = kept[place.number][: segment.nbytes].reshape(count, layout.record_bytes)
+                    frequency = _padded(self._neurons.setup.frequency[layer], count)
+                    found[layer] = arena_layer(segment.block.name, records, frequency, next(chosen))
+        return found
+
+    def _bring(self, data: Bytes) -> Bytes:
+        there = self._placed.allocate(self.device, data.size)
+        self.device.copy(data, there).wait()
+        return there
+
+
+def _padded(frequency: np.ndarray, count: int) -> np.ndarray:
+    """With zeros for the neurons that fill the last unit."""
+    return np.pad(frequency, (0, count - len(frequency)))

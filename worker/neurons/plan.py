@@ -1,0 +1,101 @@
+"""What an accelerator holds of a model whose neurons are chosen token by token: attention first, then hot neurons.
+
+Attention is used whole for every token, so it comes first. What is left of the accelerator's memory is the neurons'
+arena, which the integer program of `scheduler.model.neurons` fills. All feed-forward weights lie in the host's memory.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+import numpy.typing as npt
+
+from scheduler.model.machine import NodeMachine
+from scheduler.model.neurons.problem import LayerNeurons, NeuronProblem
+from scheduler.model.neurons.solve import NeuronPlacement, place_neurons
+from scheduler.model.offload.work import KvTier, Offload, Place, Tier
+from scheduler.neurons.moving import DYNAMIC, Moving
+from tpi.devices.options import OffloadOptions
+from tpi.errors import PlanError
+from tpi.sparsity.predictor import Predictor
+from worker.neurons.foresight import Scorer
+from worker.plan.fit import Tables
+from worker.plan.node_plan import NodePlan
+from worker.plan.offload import OffloadPlan, layer_pages_bytes, offload_problem
+from worker.plan.segments import NodeSegment, whole_blocks
+
+F64 = npt.NDArray[np.float64]
+_SOLVING = 10.0  # seconds for the placement
+
+
+@dataclass(frozen=True, eq=False)
+class NeuronSetup:
+    """What is known of a node's neurons, by layer.
+
+    Attributes:
+        frequency: how often each of this node's neurons is active, `[neurons]` from 0 to 1.
+        predictors: theirs; they go to the accelerator.
+        scorers: in place of `predictors`, for layers that have any: for tests.
+        moving: what happens at run time.
+    """
+
+    frequency: Mapping[int, F64]
+    predictors: Mapping[int, Predictor] = field(default_factory=dict)
+    scorers: Mapping[int, Scorer] = field(default_factory=dict)
+    moving: Moving = DYNAMIC
+
+
+@dataclass(frozen=True)
+class NeuronPlan(OffloadPlan):
+    """The decision. Feed-forward blocks are the host's, with an arena of `placement` beside them."""
+
+    setup: NeuronSetup = field(kw_only=True)
+    placement: NeuronPlacement = field(kw_only=True)
+
+
+def decide_neurons(
+    plan: NodePlan, machine: NodeMachine, options: OffloadOptions, tables: Tables | None, setup: NeuronSetup
+) -> NeuronPlan:
+    """What goes where on `machine`, whose accelerator has the memory that is left for this.
+
+    Raises:
+        PlanError: if the accelerator does not hold attention, or a feed-forward block is no records of neurons.
+    """
+    pieces = tuple(replace(piece, device=1) for piece in whole_blocks(plan))
+    _check(plan, pieces)
+    problem = offload_problem(plan, pieces, machine, options, tables)
+    attention = frozenset(number for number, piece in enumerate(pieces) if piece.block.kind == "attention")
+    tiers: tuple[Tier, ...] = tuple("gpu" if number in attention else "ram" for number in range(len(pieces)))
+    places: tuple[Place, ...] = tuple("accelerator" if tier == "gpu" else "host" for tier in tiers)
+    kv: KvTier = options.kv_tier or "gpu"
+    planned = OffloadPlan(
+        pieces, attention, frozenset(), frozenset(), 1, kv, 1, layer_pages_bytes(plan), problem,
+        Offload(tiers, places, places, kv, "memory"), in_ram=True,
+    )  # fmt: skip
+    beside = planned.memory_bytes + sum(predictor.memory_bytes for predictor in setup.predictors.values())
+    room = problem.rooms[0] - beside
+    if room < 0:
+        raise PlanError(
+            f"the accelerator lacks {-room >> 20}MiB for attention and predictors, beside which neurons could lie "
+            "there; give it more with --gpu-memory, or leave --sparsity off"
+        )
+    fields = {name: getattr(planned, name) for name in OffloadPlan.__dataclass_fields__}
+    return NeuronPlan(**fields, setup=setup, placement=_placed(pieces, machine, setup, room))
+
+
+def _check(plan: NodePlan, pieces: tuple[NodeSegment, ...]) -> None:
+    for piece in pieces:
+        for run in piece.runs:
+            if piece.block.kind != "attention" and (run.name != "neuron" or run.layout.layout != "record"):
+                raise PlanError(
+                    f"{piece.block.name} has no records of neurons, which alone can be chosen one by one; leave "
+                    "--sparsity off"
+                )
+
+
+def _placed(pieces: tuple[NodeSegment, ...], machine: NodeMachine, setup: NeuronSetup, room: int) -> NeuronPlacement:
+    blocks = [piece for piece in pieces if piece.block.kind != "attention"]
+    layers = [LayerNeurons(setup.frequency[piece.block.layer], piece.runs[0].layout.record_bytes) for piece in blocks]
+    assert machine.accelerator is not None  # there is one to decide about
+    rooms = replace(machine, accelerator=replace(machine.accelerator, memory=room))
+    return place_neurons(NeuronProblem.of(layers, rooms), _SOLVING)

@@ -14,7 +14,7 @@ from tpi.errors import UsageError
 from tpi.net.channel import Channel, UnreachableError
 from tpi.net.codec import WrongProtocolError
 from tpi.net.links import Link
-from tpi.net.messages import MOST_ECHOED, Condition, Echo, Inquiry
+from tpi.net.questions import MOST_ECHOED, Condition, Echo, Inquiry
 from tpi.net.sockets import Net, split_address
 
 ANSWER_S = 5.0

@@ -14,7 +14,7 @@ from tpi import __version__
 from tpi.errors import UsageError
 from tpi.keys.door import Door
 from tpi.keys.text import short_key
-from tpi.net.messages import Condition
+from tpi.net.questions import Condition
 from tpi.net.sockets import Net, split_address
 
 _LEAST_DISK = 4 << 30  # bytes; a small model's pack and shards

@@ -29,12 +29,9 @@ from tpi.net.messages import (
     AskStats,
     Assign,
     Bye,
-    Condition,
-    Echo,
     Failure,
     Heartbeat,
     Hello,
-    Inquiry,
     Join,
     Ready,
     Refuse,
@@ -45,6 +42,7 @@ from tpi.net.messages import (
     master_identity,
 )
 from tpi.net.monitor import Arrivals
+from tpi.net.questions import Condition, Echo, Inquiry
 from tpi.net.sockets import COLLECTIVE, CONTROL, WEIGHTS, Net
 from tpi.system.clocks import since_boot
 from tpi.text import SENTENCE_CHARACTERS, plain

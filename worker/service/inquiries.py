@@ -7,7 +7,7 @@ from queue import SimpleQueue
 from threading import Thread
 
 from tpi.errors import UsageError
-from tpi.net.messages import Condition, Inquiry
+from tpi.net.questions import Condition, Inquiry
 from tpi.net.sockets import split_address
 
 _MOST = 4  # at once

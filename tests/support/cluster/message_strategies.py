@@ -9,14 +9,14 @@ import numpy as np
 from hypothesis import strategies as st
 
 from tests.support.cluster.cluster_helpers import MadeUpModel
-from tpi.net import messages, transfers
+from tpi.net import messages, questions, transfers
 from tpi.net.messages import Assign, PeerAddress, Step, StepEntry
 from tpi.net.schema import ArrayField, Between, Raw
 
 Strategy = st.SearchStrategy[Any]
 
 MESSAGES = [
-    messages.Inquiry, messages.Condition,
+    questions.Inquiry, questions.Condition, questions.Echo,
     messages.Join, messages.Hello, messages.Refuse, transfers.Offer, transfers.Missing, transfers.Need,
     transfers.UnitData, transfers.Unavailable, messages.Ready, messages.Abort, messages.Heartbeat, messages.AskStats,
     messages.Stats, messages.AskSpans, messages.Spans, messages.Failure, messages.Alive, messages.Bye,

@@ -42,7 +42,7 @@ def batch(source: Path, output: Path, alias: str | None, parallel: int, quiet: b
     from master.batch.source import BatchSource
     from tpi.progress import warn
 
-    placement = replace(RunOptions.from_flags(flags), parallel=parallel)
+    placement = _for_many(replace(RunOptions.from_flags(flags), parallel=parallel))
     model = alias or Path(placement.model).name or placement.model
     asked = BatchSource(source)
     with BatchResults(output, asked, model, warn) as results:
@@ -50,6 +50,12 @@ def batch(source: Path, output: Path, alias: str | None, parallel: int, quiet: b
             _answer(placement, model, asked, results, quiet)
         elif not quiet:
             click.echo(f"all {len(asked.lines)} requests of {source} are answered in {output} already", err=True)
+
+
+def _for_many(placement: RunOptions) -> RunOptions:
+    """The same for requests that none watches: an accelerator may compute them in micro-batches (docs/batching.md)."""
+    devices = placement.devices
+    return replace(placement, devices=replace(devices, offload=replace(devices.offload, many=True)))
 
 
 def _answer(placement: RunOptions, model: str, asked: "BatchSource", results: "BatchResults", quiet: bool) -> None:

@@ -27,12 +27,14 @@ class OffloadOptions:
             sequences in micro-batches (docs/batching.md).
         crossover: tokens of a step from which on what streams is taken to the accelerator; shorter ones compute it on
             the host.
+        many: whether many requests wait, none of which anybody watches: then `auto` may mean `batch`.
     """
 
     weights: Weights = "auto"
     kv: KvPlace = "auto"
     pipeline: Pipelining = "auto"
     crossover: int | None = None
+    many: bool = False
 
     @property
     def weights_tier(self) -> Literal["gpu", "ram", "disk"] | None:

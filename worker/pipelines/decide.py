@@ -5,7 +5,7 @@ from collections.abc import Callable
 from scheduler.model.machine import NodeMachine
 from tpi.devices.options import OffloadOptions
 from tpi.errors import PlanError
-from worker.pipelines.plan import decide_batch
+from worker.pipelines.plan import decide_batch, prefers_batches
 from worker.plan.fit import Tables
 from worker.plan.node_plan import NodePlan
 from worker.plan.offload import OffloadPlan, check_offload, decide_offload
@@ -23,7 +23,7 @@ def decide_accelerator(
         PlanError: if what the options ask for does not fit.
     """
     _check_one(machine, options)
-    decide = decide_batch if options.pipeline == "batch" else decide_offload
+    decide = decide_batch if _batches(plan, machine, options, tables) else decide_offload
     return decide(plan, machine, options, tables)
 
 
@@ -32,10 +32,17 @@ def check_accelerator(
 ) -> None:
     """Before any weight moves: whether anything fits on `machine` that `options` allow. Errors as above."""
     _check_one(machine, options)
-    if options.pipeline == "batch":
+    if _batches(plan, machine, options, tables):
         decide_batch(plan, machine, options, tables)
     else:
         check_offload(plan, machine, options, tables)
+
+
+def _batches(plan: NodePlan, machine: NodeMachine, options: OffloadOptions, tables: Tables | None) -> bool:
+    """Whether that is asked for; or left open, by who has many requests, and worth it."""
+    if options.pipeline != "auto" or not options.many or options.crossover is not None:
+        return options.pipeline == "batch"
+    return plan.size == 1 and not machine.more and prefers_batches(plan, machine, options, tables)
 
 
 def _check_one(machine: NodeMachine, options: OffloadOptions) -> None:

@@ -118,6 +118,17 @@ def decide_batch(
     return planned_batch(plan, asked, best_policy(asked).policy, options, tables)
 
 
+def prefers_batches(
+    plan: NodePlan, machine: NodeMachine, options: OffloadOptions, tables: Tables | None = None
+) -> bool:
+    """Whether the roofline model has the accelerator compute neurons, for as many sequences as there is room for."""
+    asked = batch_problem(plan, machine, options, tables)
+    try:
+        return best_policy(replace(asked, limits=replace(asked.limits, ffn_there=None))).policy.ffn_there
+    except PlanError:
+        return False
+
+
 def planned_batch(
     plan: NodePlan, asked: BatchProblem, policy: BatchPolicy, options: OffloadOptions, tables: Tables | None = None
 ) -> BatchPlan:

@@ -57,3 +57,17 @@ def test_batches_on_opencl(family: str, dtype: str, kv: str, tiny_pack: Callable
     ):
         batched(deployment)
         assert answers(deployment, asked) == expected
+
+
+@pytest.mark.parametrize(
+    ("many", "host", "batches"), [(True, "0.001", True), (False, "0.001", False), (True, "1", False)]
+)
+def test_auto_batches_where_many_wait_and_the_accelerator_is_worth_it(
+    many: bool, host: str, batches: bool, tiny_pack: Callable[..., Pack], tmp_path: Path
+) -> None:
+    """The same model of time says so as in `tpi plan --batch`; a CPU that is faster than the card does without."""
+    pack = tiny_pack("llama")
+    offload = OffloadOptions(weights="ram", kv="ram", many=many)
+    devices = DeviceOptions((f"emu:1GiB,stretch=1,launch=1ns,latency=1ns,host={host}",), (6 << 20,), offload)
+    with Session(RunOptions(str(pack.path), context=CONTEXT, parallel=16, devices=devices, cache=tmp_path)) as session:
+        assert isinstance(session.node.link, BatchAccelerated) == batches

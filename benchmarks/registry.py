@@ -77,6 +77,11 @@ BENCHMARKS = {
     ),
     "left_alone": Benchmark("benchmarks.serving.left_alone:bench", (*RUNTIME, "benchmarks/serving"), 11),
     "idle": Benchmark("benchmarks.speed.idle:bench", RUNTIME, 17),
+    "keys": Benchmark("benchmarks.trust.curve:bench", ("tpi/net", "tpi/keys", "allreduce"), 0.3),
+    "recovery": Benchmark("benchmarks.trust.recovery:bench", (*RUNTIME, "benchmarks/trust/strikes.py"), 15),
+    "streams": Benchmark("benchmarks.trust.streams:bench", (*RUNTIME, "benchmarks/trust/strikes.py"), 18),
+    "fuzz": Benchmark("benchmarks.trust.fuzz:bench", ("tpi", "master/text/templates", "tests/support/fuzz"), 6),
+    "patience": Benchmark("benchmarks.trust.patience:bench", HOME, 61, "root", root=True, quick=False),
     "allreduce": Benchmark(
         "benchmarks.support.adapters:allreduce",
         ("allreduce", "tpi", "benchmarks/network/allreduce.py", "benchmarks/network/group_node.py"),

@@ -16,9 +16,14 @@ from time import perf_counter
 import numpy as np
 
 from allreduce.base import Endpoints, Group, GroupSpec, Peer, open_group
+from benchmarks.result import Result, Row, Table
 from tpi.keys.door import Door
 from tpi.net.sockets import COLLECTIVE, Net
 
+NOTES = """
+A star of two processes of this machine over TCP on loopback, bf16, with CurveZMQ and without by turns: microseconds of
+a sum, and what all sums of a token, or one sum of a prompt, take more.
+"""
 SHAPES = {"SmolLM2-135M": (576, 60), "1.1B": (2048, 44)}  # hidden size, sums of a token
 PREFILL_TOKENS = 128
 ROUNDS, SUMS, PREFILL_SUMS = 12, 200, 20
@@ -86,8 +91,8 @@ def other(folder: Path) -> Iterator[list[int]]:
         yield json.loads(process.stdout.readline())
 
 
-def main() -> None:
-    """Print the table."""
+def measure() -> dict[tuple[bool, int], list[float]]:
+    """Seconds by kind and values, of every round: this side of it."""
     with tempfile.TemporaryDirectory() as name, ExitStack() as stack:
         folder = Path(name)
         identity = Door(folder).identity
@@ -96,15 +101,38 @@ def main() -> None:
         for (keys, door), port in zip(doors(folder).items(), ports, strict=True):
             net = stack.enter_context(closing(Net(door=door)))
             groups[keys] = stack.enter_context(closing(group(net, 0, port, identity.public if keys else b"")))
-        found = run(groups)
+        return run(groups)
+
+
+def rows(found: dict[tuple[bool, int], list[float]]) -> list[Row]:
+    """A line for a token and for a prompt of each model."""
+    lines: list[Row] = []
     for model, (hidden, count) in SHAPES.items():
         for what, values, times in (("token", hidden, count), (f"{PREFILL_TOKENS} tokens", hidden * PREFILL_TOKENS, 1)):
             plain, keyed = (statistics.median(found[keys, values]) for keys in (False, True))
             more = statistics.median(b - a for a, b in zip(found[False, values], found[True, values], strict=True))
-            print(
-                f"{model}, {what}: a sum {plain * 1e6:.0f} us without keys, {keyed * 1e6:.0f} us with; "
-                f"{more * times * 1e3:.2f} ms more for {times} sums"
+            lines.append(
+                {
+                    "model": model,
+                    "step": what,
+                    "a sum without keys, us": plain * 1e6,
+                    "with, us": keyed * 1e6,
+                    "sums": times,
+                    "more for all, ms": more * times * 1e3,
+                }
             )
+    return lines
+
+
+def bench(quick: bool) -> Result:
+    """The table; `quick` makes no difference, it takes seconds."""
+    return Result("What keys cost", NOTES, [Table("", rows(measure()))])
+
+
+def main() -> None:
+    """Print the table."""
+    for row in rows(measure()):
+        print(row)
 
 
 if __name__ == "__main__":

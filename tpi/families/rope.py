@@ -54,8 +54,16 @@ def scaled(kind: object, base: F32, theta: float, scaling: Fields, context: int)
     """Frequencies `base` of base `theta` scaled in the way that `kind` names.
 
     Raises:
-        ModelError: if it is not supported; it lists those that are.
+        ModelError: if it is not supported; it lists those that are. If float32 does not hold what comes of its numbers.
     """
+    try:
+        with np.errstate(over="raise", divide="raise", invalid="raise"):
+            return _scaled(kind, base, theta, scaling, context)
+    except (ArithmeticError, ValueError) as error:
+        raise ModelError(f"rope scaling {kind!r} has impossible numbers ({error}); download the model again") from error
+
+
+def _scaled(kind: object, base: F32, theta: float, scaling: Fields, context: int) -> Rope:
     if kind in ("default", "dynamic"):  # dynamic scaling begins beyond the context that is used here
         return plain(base)
     if kind == "linear":

@@ -29,6 +29,8 @@ def inside(directory: Path, name: str) -> Path:
     path = directory / name
     try:
         real, home = path.resolve(strict=True), directory.resolve(strict=True)
+    except UnicodeEncodeError as error:
+        raise ModelError(f"{directory} names the file {name[:200]!r}, which no file is called; refused") from error
     except (OSError, RuntimeError) as error:
         raise ModelError(f"{path} is missing; download the model again") from error
     blobs = home.parent.parent / "blobs" if home.parent.name == "snapshots" else home

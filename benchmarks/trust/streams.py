@@ -1,0 +1,236 @@
+"""`python -m benchmarks.trust.streams --kills 200 --freezes 100`: faults under eight streams of `tpi serve`.
+
+Every stream must carry what it carries without a fault, to its end; afterwards nothing may be left of any of it.
+"""
+
+import argparse
+import asyncio
+import json
+import re
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from threading import Thread
+from time import monotonic
+
+import httpx
+import psutil
+
+from benchmarks.result import Check, Result, Table
+from benchmarks.trust.strikes import WORKERS, Recoveries, checks, rows, striking
+from tests.support.commands import TPI, clean
+from tests.support.house import Laptop, house, until
+from tests.support.models import make_model
+
+NOTES = """
+`tpi serve` with a tiny model on a master and three workers of this machine, eight streams of 120 tokens at a time over
+HTTP. At a random moment, drawn by seed, one worker is killed, or frozen and woken after the answers. Every stream must
+carry the tokens of one without a fault. Seconds of the longest pause in any of the eight, and from the fault until the
+server says that it goes on without; afterwards what is left: pages in use, descriptors and threads of the server that
+it did not have before, files, processes.
+"""
+STREAMS, LENGTH = 8, 120
+_WITHIN_S = 0.4
+_FULL, _QUICK = {"kill": 200, "freeze": 100}, {"kill": 4, "freeze": 2}
+_TIMEOUT_S = 60.0
+
+
+@dataclass
+class Heard:
+    """One stream: its tokens, how it ended, and its longest pause in seconds."""
+
+    tokens: list[str] = field(default_factory=list)
+    end: str = ""
+    pause: float = 0.0
+
+
+@dataclass
+class Server:
+    """A running `tpi serve`; `said` are the moments at which it said that it goes on without somebody."""
+
+    url: str
+    process: psutil.Process
+    said: list[float]
+
+    def left(self) -> tuple[int, int]:
+        """Descriptors and threads that it has."""
+        return self.process.num_fds(), self.process.num_threads()
+
+
+@dataclass
+class Struck:
+    """All that came of it: by kind of fault, sentences on streams that were changed, and on what was left."""
+
+    found: dict[str, Recoveries]
+    changed: list[str]
+    left: list[str]
+
+
+@contextmanager
+def served(root: Path, model: Path, laptops: Sequence[Laptop]) -> Iterator[Server]:
+    """The server. What it writes to stderr is read as it comes."""
+    command = [
+        *TPI,
+        "serve",
+        "--port",
+        "0",
+        "-q",
+        "-m",
+        str(model),
+        "--workers",
+        ",".join(one.address for one in laptops),
+    ]
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    with subprocess.Popen(command, text=True, env=clean(root / "m"), **pipes) as process:  # type: ignore[call-overload]
+        said: list[float] = []
+        reader = Thread(target=_read, args=(process.stderr, said))
+        reader.start()
+        try:
+            line = next(line for line in process.stdout if " is served at " in line)
+            yield Server(re.findall(r"http://[^;\s]+", line)[0], psutil.Process(process.pid), said)
+        finally:
+            process.send_signal(signal.SIGTERM)
+            process.wait(_TIMEOUT_S)
+            reader.join()
+
+
+def _read(lines: Iterator[str], said: list[float]) -> None:
+    said.extend(monotonic() for line in lines if "going on with" in line)
+
+
+def together(url: str, length: int = LENGTH) -> list[Heard]:
+    """Eight streams at once, to their ends."""
+
+    async def all_of_them() -> list[Heard]:
+        async with httpx.AsyncClient(base_url=url, timeout=_TIMEOUT_S) as http:
+            return list(await asyncio.gather(*(_stream(http, number, length) for number in range(STREAMS))))
+
+    return asyncio.run(all_of_them())
+
+
+async def _stream(http: httpx.AsyncClient, number: int, length: int) -> Heard:
+    body = {"messages": [{"role": "user", "content": f"Laptop {number}"}], "max_tokens": length, "temperature": 0,
+            "stream": True, "ignore_eos": True, "logprobs": True}  # fmt: skip
+    heard, last = Heard(), monotonic()
+    async with http.stream("POST", "/v1/chat/completions", json=body) as answer:
+        async for line in answer.aiter_lines():
+            heard.end = line or heard.end
+            if tokens := _tokens(line):
+                now = monotonic()
+                heard.pause, last = max(heard.pause, now - last), now
+                heard.tokens += tokens
+    return heard
+
+
+def _tokens(line: str) -> list[str]:
+    if not line.startswith("data: {"):
+        return []
+    choices = json.loads(line[6:]).get("choices", ())
+    return [one["token"] for choice in choices for one in (choice["logprobs"] or {"content": []})["content"]]
+
+
+def measure(root: Path, counts: dict[str, int]) -> Struck:
+    """Strike again and again; `root` is an empty folder."""
+    (root / "model").mkdir()
+    model = make_model("llama", root / "model")
+    found, changed = {kind: Recoveries() for kind in ("none", *counts)}, list[str]()
+    with house(root, WORKERS) as laptops:
+        with served(root, model.directory, laptops) as server:
+            wanted = together(server.url)
+            found["none"].pauses = [max(one.pause for one in together(server.url)) for _ in range(5)]
+            before, files = server.left(), _files(root)
+            for kind, count in counts.items():
+                for seed in range(count):
+                    changed += _strike(server, laptops, (kind, seed), wanted, found[kind])
+            left = _left(server, before)
+        left += [f"the file {name}" for name in sorted(_files(root) - files)]
+        left += [f"process {child.pid} of the server" for child in psutil.Process().children(recursive=True)
+                 if child.pid not in {one.process.pid for one in laptops if one.process}]  # fmt: skip
+    return Struck(found, changed, left)
+
+
+def _strike(
+    server: Server, laptops: list[Laptop], which: tuple[str, int], wanted: list[Heard], into: Recoveries
+) -> list[str]:
+    """One fault under eight streams; then all are back. What was wrong with the streams."""
+    kind, seed = which
+    with striking(kind, laptops, seed, _WITHIN_S) as strike:
+        heard = together(server.url)
+    pause = max(one.pause for one in heard)
+    strike.undo()
+    noticed = [moment - strike.at for moment in server.said if moment > strike.at][:1]
+    into.pauses.append(pause)
+    into.noticed += [seconds for seconds in noticed if seconds <= pause + _WITHIN_S]
+    until(lambda: _whole(server))
+    print(f"{kind} {seed}: {pause:.2f} s, noticed after {noticed}", file=sys.stderr, flush=True)
+    return [
+        f"{kind} {seed}, stream {number}: {one.tokens} and {one.end[:200]}, not {right.tokens}"
+        for number, (one, right) in enumerate(zip(heard, wanted, strict=True))
+        if (one.tokens, one.end) != (right.tokens, "data: [DONE]")
+    ]
+
+
+def _whole(server: Server) -> bool:
+    """Whether all workers take part, after a short answer, with which those join that are back."""
+    body = {"prompt": "Hello", "max_tokens": 2, "temperature": 0}
+    httpx.post(f"{server.url}/v1/completions", json=body, timeout=_TIMEOUT_S).raise_for_status()
+    return len(httpx.get(f"{server.url}/house", timeout=_TIMEOUT_S).json()["nodes"]) == 1 + WORKERS
+
+
+def _left(server: Server, before: tuple[int, int]) -> list[str]:
+    """What the server has that it did not have before the first fault."""
+    together(server.url)
+    metrics = httpx.get(f"{server.url}/metrics", timeout=_TIMEOUT_S).text
+    used = re.findall(r"^vllm:kv_cache_usage_perc\S* (\S+)", metrics, re.MULTILINE)
+    pages = [] if list(map(float, used)) == [0.0] else [f"pages in use: {used}"]
+    names, now = ("descriptors", "threads"), server.left()
+    return pages + [f"{b} {name} where {a} were" for name, a, b in zip(names, before, now, strict=True) if b > a]
+
+
+def _files(root: Path) -> set[str]:
+    """All files below `root` but shards, which are kept, and marks of processes that live; what is in shared memory."""
+    shared = Path("/dev/shm")
+    names = {str(path) for path in root.rglob("*") if path.is_file() and not _kept(path)}
+    return names | ({str(path) for path in shared.glob("tpi*")} if shared.is_dir() else set())
+
+
+def _kept(path: Path) -> bool:
+    if path.parent.name == "uses":
+        return psutil.pid_exists(int(path.name.partition("-")[0]))
+    return path.suffix in (".shard", ".used")
+
+
+def result(struck: Struck) -> Result:
+    """The section of the document."""
+    own = [
+        Check("streams with a token lost, repeated or changed", len(struck.changed), 0, within=0),
+        Check("pages, descriptors, threads, files and processes left", len(struck.left), 0, within=0),
+    ]
+    return Result("Recovery under eight streams", NOTES, [Table("", rows(struck.found))], [*own, *checks(struck.found)])
+
+
+def bench(quick: bool) -> Result:
+    """200 kills and 100 freezes; `quick`: a few."""
+    with tempfile.TemporaryDirectory() as name:
+        return result(measure(Path(name), _QUICK if quick else _FULL))
+
+
+def main() -> None:
+    """Print the table, and what was wrong."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--kills", type=int, default=_FULL["kill"])
+    parser.add_argument("--freezes", type=int, default=_FULL["freeze"])
+    flags = parser.parse_args()
+    with tempfile.TemporaryDirectory() as name:
+        struck = measure(Path(name), {"kill": flags.kills, "freeze": flags.freezes})
+    print(*rows(struck.found), *struck.changed, *struck.left, sep="\n")
+    sys.exit(bool(struck.changed or struck.left))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,89 @@
+"""What the benchmarks of recovery share: workers that are struck at random moments, and what came of it."""
+
+import random
+import signal
+import statistics
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from time import monotonic
+
+from benchmarks.result import Check, Row
+from tests.support.house import Laptop, at_random
+
+WORKERS = 3
+RECOVERY_S = 5.0  # the aim at the 95th percentile, with shards cached
+NOTICED_S = {"kill": 1.0, "freeze": 3.0}  # the aims
+SIGNALS = {"kill": signal.SIGKILL, "freeze": signal.SIGSTOP}
+
+
+@dataclass
+class Strike:
+    """One fault: who was struck and when (`monotonic` seconds, 0: not yet)."""
+
+    kind: str
+    laptop: Laptop | None = None
+    at: float = 0.0
+
+    def undo(self) -> None:
+        """Start the worker again, or wake it."""
+        assert self.laptop
+        if self.kind == "kill":
+            self.laptop.start()
+        else:
+            self.laptop.signal(signal.SIGCONT)
+
+
+@dataclass
+class Recoveries:
+    """Of one kind of fault: the longest pause of each answer, and after how long the fault was noticed. Seconds."""
+
+    pauses: list[float] = field(default_factory=list)
+    noticed: list[float] = field(default_factory=list)  # of those that were noticed while answers ran
+
+
+@contextmanager
+def striking(kind: str, laptops: Sequence[Laptop], seed: int, within: float) -> Iterator[Strike]:
+    """One worker is struck at a moment within `within` seconds; `seed` draws who and when. It stays struck."""
+    strike = Strike(kind)
+
+    def do(drawn: random.Random) -> None:
+        strike.laptop = drawn.choice(laptops)
+        strike.at = monotonic()
+        strike.laptop.signal(SIGNALS[kind])
+
+    with at_random(seed, within, do):
+        yield strike
+
+
+def late(seconds: Sequence[float]) -> float:
+    """The 95th percentile."""
+    return (
+        statistics.quantiles(seconds, n=20, method="inclusive")[18] if len(seconds) > 1 else max(seconds, default=0.0)
+    )
+
+
+def rows(found: dict[str, Recoveries]) -> list[Row]:
+    """A line for each kind of fault."""
+    return [
+        {
+            "fault": kind,
+            "faults": len(one.pauses),
+            "pause p50, s": statistics.median(one.pauses or [0.0]),
+            "pause p95, s": late(one.pauses),
+            "most, s": max(one.pauses, default=0.0),
+            "noticed p50, s": statistics.median(one.noticed or [0.0]),
+            "noticed p95, s": late(one.noticed),
+        }
+        for kind, one in found.items()
+    ]
+
+
+def checks(found: dict[str, Recoveries]) -> list[Check]:
+    """The aims."""
+    pauses = [pause for kind in SIGNALS for pause in found[kind].pauses]
+    noticed = [
+        Check(f"seconds until a {kind} is noticed, p95", late(found[kind].noticed), aim, at_most=True)
+        for kind, aim in NOTICED_S.items()
+    ]
+    return [Check("seconds of a recovery, p95", late(pauses), RECOVERY_S, at_most=True), *noticed]

@@ -14,7 +14,7 @@ from allreduce.measure import measure_links, share
 from allreduce.networked import Networked
 from allreduce.predict import predict
 from allreduce.transport import Transport
-from tpi.net.links import LOOPBACK, LinkTable
+from tpi.topology.links import LOOPBACK, LinkTable
 
 _FEW = 3  # nodes on one machine for which a mesh is the fastest; with more, its messages outnumber the cores
 _LOCAL = ("127.", "localhost", "[::1]")

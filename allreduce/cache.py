@@ -12,7 +12,7 @@ from pathlib import Path
 from time import time
 
 from allreduce.base import GroupSpec
-from tpi.net.links import Link, LinkTable
+from tpi.topology.links import Link, LinkTable
 
 FRESH_S = 24 * 3600.0
 _SAME = 2.0  # times more or less: the same link, measured twice

@@ -17,7 +17,7 @@ from allreduce.measure import share
 from allreduce.networked import Networked
 from allreduce.predict import PREDICTIONS, predict
 from allreduce.transport import Transport
-from tpi.net.links import LinkTable
+from tpi.topology.links import LinkTable
 
 Row = Callable[[Networked, F32, int, Work], float]
 

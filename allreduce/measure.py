@@ -10,8 +10,8 @@ import numpy as np
 
 from allreduce.base import F32
 from allreduce.transport import Transport
-from tpi.net.links import Link, LinkTable
 from tpi.net.wire import EXACT
+from tpi.topology.links import Link, LinkTable
 
 _LEAST_S = 2.0  # a measurement takes this long at most,
 _ROUND_TRIPS = 25  # or as many of the slowest round trips

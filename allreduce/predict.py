@@ -15,8 +15,8 @@ are, per allreduce:
 from collections.abc import Callable
 
 from allreduce.chunks import chunks
-from tpi.net.links import LinkTable
 from tpi.net.wire import wire_format
+from tpi.topology.links import LinkTable
 
 
 def _star(links: LinkTable, count: int, wire: str) -> float:

@@ -17,8 +17,8 @@ from testbed.cluster import WORKERS, HostWorkerOptions, workers
 from testbed.launch import Testbed
 from tpi.config import default_cache
 from tpi.errors import TestbedError
-from tpi.net.links import Link as EndToEnd
-from tpi.net.links import LinkTable
+from tpi.topology.links import Link as EndToEnd
+from tpi.topology.links import LinkTable
 from tpi.topology.schema import load_topology
 from tpi.topology.topology import Host, HostLink, Topology, star
 

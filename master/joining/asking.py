@@ -13,9 +13,9 @@ from master.workers.reach import obstacle
 from tpi.errors import UsageError
 from tpi.net.channel import Channel, UnreachableError
 from tpi.net.codec import WrongProtocolError
-from tpi.net.links import Link
 from tpi.net.questions import MOST_ECHOED, Condition, Echo, Inquiry
 from tpi.net.sockets import Net, split_address
+from tpi.topology.links import Link
 
 ANSWER_S = 5.0
 _SLICE_MS = 50

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from master.reporting.report import NodeReport
 from master.reporting.spans import nothing
 from tpi.config import ModelConfig
-from tpi.net.links import LinkTable
 from tpi.net.messages import Stats
 from tpi.partition import Range
+from tpi.topology.links import LinkTable
 
 
 @dataclass(frozen=True)

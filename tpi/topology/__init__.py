@@ -1,1 +1,1 @@
-"""What a home is made of, and the files that say so."""
+"""What a home is made of, the files that say so, and what its links carry."""

@@ -9,9 +9,9 @@ from master.reporting.live import LiveFigures
 from master.reporting.report import MEGA, MILLI, NodeReport
 from tpi.errors import TpiError
 from tpi.kernels.spec import PAGE_TOKENS
-from tpi.net.links import LinkTable
 from tpi.net.messages import Stats, WindowState
 from tpi.partition import Range
+from tpi.topology.links import LinkTable
 
 FRESH_S = 0.8  # for so long the same figures are shown to everybody
 LOST_S = 10.0  # after a node did not answer it is not asked again for so long: who asks holds up the steps

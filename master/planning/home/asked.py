@@ -9,8 +9,8 @@ from scheduler.model.machine import LAPTOP, DiskRate, NodeMachine, Rates
 from tpi.errors import NodeLost
 from tpi.keys.door import Door
 from tpi.net.fields import Profile
-from tpi.net.links import Link
 from tpi.net.sockets import Net
+from tpi.topology.links import Link
 
 
 @dataclass(frozen=True)

@@ -12,9 +12,9 @@ from scheduler.model.home.problem import DealtUnits, HomeNode, HomeProblem, Memb
 from scheduler.model.offload.problem import Limits, Problem
 from scheduler.model.offload.work import Workload, unit_bytes
 from tpi.kv import KvDtype, vector_bytes
-from tpi.net.links import LinkTable
 from tpi.pack.blockfile import BlockShape
 from tpi.pack.layout import RunLayout
+from tpi.topology.links import LinkTable
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from scheduler.free import less_margin
 from scheduler.model.machine import LAPTOP, DiskRate, NodeMachine
 from tpi.config import parse_size
 from tpi.errors import UsageError
-from tpi.net.links import LOOPBACK, Link, LinkTable
+from tpi.topology.links import LOOPBACK, Link, LinkTable
 from tpi.topology.schema import load_topology
 from tpi.topology.topology import UNLIMITED, Host, Topology
 from tpi.topology.units import parse_rate, parse_time

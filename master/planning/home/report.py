@@ -10,7 +10,7 @@ from master.planning.shapes import weight_bytes
 from scheduler.model.home.problem import Dealing
 from scheduler.model.home.solve import best_split, split_over
 from scheduler.model.offload.forecast import Gain
-from tpi.net.links import Link, LinkTable
+from tpi.topology.links import Link, LinkTable
 
 _TIMES = 2.0  # as much of a thing is what its gain is told for
 _PERCENT = 100

@@ -20,7 +20,7 @@ from allreduce.choose import Choice, candidates
 from allreduce.measure import measure_links, rounds
 from allreduce.predict import predict
 from tests.support.cluster.collective_helpers import House, run_group
-from tpi.net.links import Link, LinkTable
+from tpi.topology.links import Link, LinkTable
 
 MS, MBIT = 1e-3, 1e6 / 8
 PAPER = LinkTable.uniform(8, Link(4 * MS, 300 * MBIT))

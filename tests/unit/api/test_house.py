@@ -15,9 +15,9 @@ from master.reporting.live import LiveFigures, since, whole_model
 from master.reporting.report import NodeShare, node_report
 from tests.support.weights.configs import tiny_config
 from tpi.errors import NodeLost
-from tpi.net.links import Link, LinkTable
 from tpi.net.messages import Stats, WindowState
 from tpi.partition import Range, Shard
+from tpi.topology.links import Link, LinkTable
 
 NONE = Stats(7, 1, 0, 0, 4000, 3000, 9000, 5000, 0.0, 0.0, 0.0, 0, 0.0, 0, 0, 0, None, "")
 SHARD = Shard(Range(0, 1), Range(0, 1), Range(0, 1), experts=Range(2, 5))

@@ -10,9 +10,9 @@ from master.planning.home.members import described_home, home_in_file, meeting_a
 from scheduler.free import less_margin
 from scheduler.model.machine import LAPTOP
 from tpi.errors import UsageError
-from tpi.net.links import LOOPBACK, Link
 from tpi.system.machine import usable_cores
 from tpi.system.quota import allowed_cores
+from tpi.topology.links import LOOPBACK, Link
 
 GIB = 1 << 30
 

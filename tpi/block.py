@@ -6,7 +6,7 @@ from dataclasses import replace
 import numpy as np
 import numpy.typing as npt
 
-from tpi.config import ModelConfig
+from tpi.config import Mixture, ModelConfig
 from tpi.kernels.spec import (
     AttentionSpec,
     ExpertPiece,
@@ -61,6 +61,7 @@ def attention_spec(
         window=config.window(layer),
         clip=config.attention_clip,
         whole=_whole_norms(config, vectors, heads, kv_heads),
+        sinks=_cut(vectors.get("sinks"), heads, 1),
     )
 
 
@@ -87,6 +88,7 @@ def ffn_spec(config: ModelConfig, neuron: RunLayout, vectors: Vectors, units: Ra
         gate_bias=_cut(_padded(vectors.get("gate.bias"), neuron.units), units, FFN_UNIT),
         up_bias=_cut(_padded(vectors.get("up.bias"), neuron.units), units, FFN_UNIT),
         threshold=config.activation_threshold,
+        slope=config.activation_slope,
     )
 
 
@@ -115,18 +117,31 @@ def experts_spec(
         choice=vectors.get("router.choice"),
         shared=vectors.get("shared.scale"),
     )
+    gate, up = (_of_pieces(vectors.get(f"{name}.biases"), mixture, each, pieces) for name in ("gate", "up"))
+    down = vectors.get("down.biases")
+    routed = _neurons(config, neuron, Range(0, sum(len(part) for _, part in pieces)), norm)
     return ExpertsSpec(
-        routed=_neurons(config, neuron, Range(0, sum(len(part) for _, part in pieces)), norm),
-        pieces=tuple(ExpertPiece(expert, len(part)) for expert, part in pieces),
+        routed=replace(routed, gate_bias=gate, up_bias=up),
+        pieces=tuple(ExpertPiece(expert, len(part), part.first == expert * each) for expert, part in pieces),
         shared=beside,
         router=router,
+        down_bias=None if down is None else down.reshape(mixture.experts, config.hidden),
     )
 
 
 def _neurons(config: ModelConfig, neuron: RunLayout, units: Range, norm: NormSpec) -> FfnSpec:
     """Units without biases."""
-    run = replace(neuron, units=len(units))
-    return FfnSpec(run, config.activation, config.gated, norm, None, None, config.activation_threshold)
+    run, numbers = replace(neuron, units=len(units)), (config.activation_threshold, config.activation_slope)
+    return FfnSpec(run, config.activation, config.gated, norm, None, None, *numbers)
+
+
+def _of_pieces(bias: F32 | None, mixture: Mixture, each: int, pieces: Sequence[tuple[int, Range]]) -> F32 | None:
+    """What belongs to `pieces` of a bias over the neurons of all experts, each padded with zeros to `each` units."""
+    if bias is None:
+        return None
+    padded = np.pad(bias.reshape(mixture.experts, -1), ((0, 0), (0, each * FFN_UNIT - mixture.width)))
+    units = padded.reshape(mixture.experts * each, FFN_UNIT)
+    return np.concatenate([units[part.first : part.last].reshape(-1) for _, part in pieces] or [units[:0, 0]])
 
 
 def residual(config: ModelConfig, kind: BlockKind, vectors: Vectors) -> Residual:

@@ -12,12 +12,12 @@ from typing import Any, Literal
 
 from tpi.errors import UsageError
 
-Activation = Literal["silu", "gelu", "gelu_tanh", "relu", "relu2", "fatrelu", "drelu"]
+Activation = Literal["silu", "gelu", "gelu_tanh", "relu", "relu2", "fatrelu", "drelu", "swiglu_clamped"]
 SPARSE: frozenset[Activation] = frozenset({"relu", "relu2", "fatrelu", "drelu"})  # exactly 0 for most neurons
 Norm = Literal["rms", "layer"]
 BlockKind = Literal["attention", "ffn", "experts", "table", "vectors"]
 Scores = Literal["softmax", "sigmoid"]
-Format = Literal["f32", "bf16", "q8", "q4", "q4s"]
+Format = Literal["f32", "bf16", "q8", "q4", "q4s", "mxfp4"]
 
 
 @dataclass(frozen=True)
@@ -74,7 +74,8 @@ class ModelConfig:
     original_context: int = 0
     local_inv_freq: tuple[float, ...] = ()  # of the layers whose kind is 2 (Gemma 3's sliding ones)
     local_rope_scale: float = 1.0
-    activation_threshold: float = 0.0  # of fatrelu: what is not above it becomes 0
+    activation_threshold: float = 0.0  # of fatrelu: what is not above it becomes 0; of swiglu_clamped: its limit
+    activation_slope: float = 1.0  # of swiglu_clamped: multiplies gate inside the sigmoid
     parallel: bool = False  # all blocks of a layer read what came into it, and have one sum (Falcon)
     rope_kinds: tuple[int, ...] = ()  # per layer 0: no RoPE, 1: `inv_freq`, 2: `local_inv_freq`; empty: all 1
     whole_norms: bool = False  # queries and keys are normed over all heads at once (OLMoE)

@@ -109,10 +109,16 @@ def _mixtures() -> dict[str, Callable[[], Any]]:
             **dbrx, attn_config={"kv_n_heads": 3, "clip_qkv": 0.5, "rope_theta": 10000.0},
             ffn_config={"ffn_hidden_size": 100, "moe_num_experts": 5, "moe_top_k": 2},
         ),
+        "gptoss": lambda: transformers.GptOssConfig(
+            **odd, head_dim=32, num_local_experts=5, num_experts_per_tok=2, sliding_window=12,
+            rope_parameters={
+                "rope_type": "yarn", "rope_theta": 150.0, "factor": 4.0, "original_max_position_embeddings": 64,
+            },
+        ),
     }  # fmt: skip
 
 
-MIXTURES = ("mixtral", "qwen2moe", "qwen3moe", "granitemoe", "olmoe", "dbrx")
+MIXTURES = ("mixtral", "qwen2moe", "qwen3moe", "granitemoe", "olmoe", "dbrx", "gptoss")
 MODELS = (
     "llama", "llama3", "mistral", "qwen2", "qwen3", "opt", "phi3", "gemma2", "gemma3", "smollm3", "granite", *MIXTURES,
 )  # fmt: skip

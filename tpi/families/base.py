@@ -2,7 +2,8 @@
 
 Tensor names are templates: `{i}` is the layer, `{e}` the routed expert; `[q]` after a name takes the rows of q out of a
 fused tensor, `[expert]` those of one expert out of a stack, `[expert.gate]` and `[expert.up]` those of one that are
-fused besides, `[expert.turned]` those of a stack in which each expert is transposed; `?` at the end marks a vector that
+fused besides, `[expert.even]` and `[expert.odd]` every other of its rows, `[expert.turned]` those of a stack in which
+each expert is transposed; `[even]` and `[odd]` every other value of a vector; `?` at the end marks a vector that
 some models of the family lack, `?field` one that is there exactly if the configuration's `field` is true.
 """
 
@@ -31,6 +32,7 @@ class Ref:
     add: float = 0.0
     turned: bool = False  # the tensor has as rows what are columns of the matrix
     pieces: int = 0  # the tensor is so many equal pieces, of each of which it is `rows`; 0: it is one
+    step: tuple[int, int] = (0, 1)  # of the vectors that are there, from which on it has every how many
 
 
 @dataclass(frozen=True)
@@ -121,6 +123,7 @@ _FFN = ("gate", "up", "down")
 PARTS: Mapping[BlockKind, tuple[str, ...]] = {"attention": ("q", "o", "k", "v"), "ffn": _FFN, "experts": _FFN}
 SHARED = "shared."
 _NORMS = ("norm", "post_norm", "q_norm", "k_norm")
+_STEPS = {"even": (0, 2), "odd": (1, 2)}
 _SHARED_PARTS = tuple(SHARED + name for name in _FFN)
 
 
@@ -223,10 +226,11 @@ class _Resolver:
         tensor = self._prefix + base.format(i=layer, e=expert)
         if optional and not (self._fields[flag] if flag else self._has(tensor)):
             return None
-        rows = self._rows_of(name, fused.rstrip("]"), expert) if fused else None
+        rows = self._rows_of(name, fused.rstrip("]"), expert) if fused.rstrip("]") not in ("", *_STEPS) else None
         add = self._fold if name in _NORMS else 0.0
         turned = fused == "expert.turned]"
-        return Ref(tensor, rows, self._interleaved.get(name.removesuffix(".bias"), 0), add, turned)
+        step = _STEPS.get(fused.rstrip("]").removeprefix("expert."), (0, 1))
+        return Ref(tensor, rows, self._interleaved.get(name.removesuffix(".bias"), 0), add, turned, step=step)
 
     def _rows_of(self, name: str, which: str, expert: int) -> tuple[int, int]:
         """The rows that a part has of a fused or stacked tensor."""
@@ -234,6 +238,8 @@ class _Resolver:
             return self._rows[which]
         mixture = self._config.mixture
         width = mixture.width if mixture else 0
+        if which in ("expert.even", "expert.odd"):
+            return 2 * expert * width, 2 * (expert + 1) * width
         if which in ("expert.gate", "expert.up"):
             begin = 2 * expert * width + (width if which == "expert.up" else 0)
             return begin, begin + width

@@ -31,10 +31,7 @@ def check_config(config: ModelConfig, where: str) -> None:
     if config.mixture is not None:
         check_mixture(config.mixture, where)
     tables = (config.inv_freq, config.long_inv_freq, config.local_inv_freq)
-    if config.activation == "drelu" and not config.gated:
-        raise ModelError(
-            f"{where}: activation 'drelu' is of gate and up; a feed-forward network without a gate has one"
-        )
+    _check_activation(config, where)
     if any(2 * len(table) > config.head_dim for table in tables):
         raise ModelError(f"{where}: rotary embedding is wider than a head of {config.head_dim}")
     if len(config.windows) not in (0, config.layers) or any(type(w) is not int or w < 0 for w in config.windows):
@@ -45,10 +42,17 @@ def check_config(config: ModelConfig, where: str) -> None:
         raise ModelError(f"{where}: original_context is {config.original_context!r}; a whole number is expected")
     numbers = [config.norm_eps, config.attention_scale, config.rope_scale, config.local_rope_scale,
                config.embed_scale, config.logit_scale, config.attention_softcap, config.logit_softcap,
-               config.activation_threshold, config.attention_clip,
+               config.activation_threshold, config.activation_slope, config.attention_clip,
                *(value for table in tables for value in table)]  # fmt: skip
     if any(not isinstance(number, int | float) or not math.isfinite(number) for number in numbers):
         raise ModelError(f"{where}: a number is missing or not finite")
+
+
+def _check_activation(config: ModelConfig, where: str) -> None:
+    if config.activation in ("drelu", "swiglu_clamped") and not config.gated:
+        raise ModelError(f"{where}: activation {config.activation!r} is of gate and up; without a gate there is one")
+    if config.activation == "swiglu_clamped" and not config.activation_threshold > 0:
+        raise ModelError(f"{where}: the limit of its activation is {config.activation_threshold}; it must be positive")
 
 
 def check_mixture(mixture: Mixture, where: str) -> None:

@@ -33,6 +33,17 @@ GRANITE_EXPERTS = _NORM | {
     "up": "layers.{i}.block_sparse_moe.input_linear.weight[expert.up]",
     "down": "layers.{i}.block_sparse_moe.output_linear.weight[expert]",
 }
+GPT_OSS_ATTENTION = LLAMA_ATTENTION | {"sinks": "layers.{i}.self_attn.sinks"}
+GPT_OSS_EXPERTS = _NORM | {
+    "router": "layers.{i}.mlp.router.weight",
+    "router.bias": "layers.{i}.mlp.router.bias",
+    "gate": "layers.{i}.mlp.experts.gate_up_proj_blocks[expert.even]",
+    "up": "layers.{i}.mlp.experts.gate_up_proj_blocks[expert.odd]",
+    "down": "layers.{i}.mlp.experts.down_proj_blocks[expert]",
+    "gate.biases": "layers.{i}.mlp.experts.gate_up_proj_bias[even]",
+    "up.biases": "layers.{i}.mlp.experts.gate_up_proj_bias[odd]",
+    "down.biases": "layers.{i}.mlp.experts.down_proj_bias",
+}
 DBRX_ATTENTION = {
     "norm": "blocks.{i}.norm_attn_norm.norm_1.weight",
     "q": "blocks.{i}.norm_attn_norm.attn.Wqkv.weight[q]",
@@ -53,5 +64,11 @@ GGUF_OLMOE_ATTENTION = {
 GGUF_EXPERTS = {"norm": GGUF_FFN["norm"], "router": "blk.{i}.ffn_gate_inp.weight"} | {
     part: f"blk.{{i}}.ffn_{part}_exps.weight[expert]" for part in _PARTS
 }
+GGUF_GPT_OSS_ATTENTION = GGUF_ATTENTION | {"sinks": "blk.{i}.attn_sinks.weight"}
+GGUF_GPT_OSS_EXPERTS = (
+    GGUF_EXPERTS
+    | {"norm": "blk.{i}.post_attention_norm.weight", "router.bias": "blk.{i}.ffn_gate_inp.bias"}
+    | {f"{part}.biases": f"blk.{{i}}.ffn_{part}_exps.bias" for part in _PARTS}
+)
 GGUF_SHARED = {f"shared.{part}": f"blk.{{i}}.ffn_{part}_shexp.weight" for part in _PARTS}
 GGUF_GATED_SHARED = GGUF_SHARED | {"shared.scale": "blk.{i}.ffn_gate_inp_shexp.weight"}

@@ -1,13 +1,16 @@
 """What families of experts set: `Mixture` and the other fields of a ModelConfig, from a config.json or from GGUF."""
 
 from collections.abc import Collection
+from dataclasses import replace
 from typing import Any
 
 from tpi.config import Mixture
 from tpi.errors import ModelError
 from tpi.families import settings
-from tpi.families.base import Fields, count, number, whole
+from tpi.families.base import BlockRefs, Fields, Model, Ref, count, number, whole
 from tpi.families.gguf import settings as ggufsettings
+from tpi.families.huggingface import rope as hfrope
+from tpi.families.huggingface.expertdefaults import MICROSCALED
 from tpi.families.settings import flag, layers, sliding_layers, windows_of
 
 _SOFTMAX = 1  # in llama.cpp's numbers
@@ -71,6 +74,51 @@ def dbrx(fields: Fields) -> dict[str, Any]:
     }
 
 
+def gpt_oss(fields: Fields) -> dict[str, Any]:
+    """Every other layer slides, or those that are listed; SwiGLU is clamped; YaRN unless something else is said.
+
+    The field of the activation is not used, nor does transformers use it.
+    """
+    if fields["rope_parameters"] is None and fields["rope_scaling"] is None:
+        fields = {**fields, "rope_parameters": _GPT_OSS_ROPE}
+    rope = hfrope.flat(fields, settings.head_size(fields), count(fields, "max_position_embeddings"))
+    sliding = sliding_layers(fields, [layer % 2 == 0 for layer in layers(fields)])
+    return {
+        "mixture": Mixture(_experts(fields), _used(fields), count(fields, "intermediate_size"), normalised=True),
+        "activation": "swiglu_clamped",
+        "activation_threshold": number(fields, "swiglu_limit"),
+        "activation_slope": number(fields, "swiglu_alpha"),
+        **rope.fields(),
+        **windows_of(fields, sliding),
+    }
+
+
+_GPT_OSS_ROPE = {
+    "rope_type": "yarn", "factor": 32.0, "beta_fast": 32.0, "beta_slow": 1.0, "truncate": False,
+    "original_max_position_embeddings": 4096,
+}  # fmt: skip
+
+
+def plain_gpt_oss(model: Model, fields: Fields) -> Model:
+    """Experts that are not in MXFP4: each transposed, gate and up in turn along its columns."""
+    if fields[MICROSCALED]:
+        return model
+    config, width = model.config, model.config.mixture.width if model.config.mixture else 0
+
+    def turned(expert: int, name: str, ref: Ref) -> Ref:
+        size = width if name == "down" else config.hidden
+        rows = (expert * size, (expert + 1) * size)
+        return replace(ref, tensor=ref.tensor.removesuffix("_blocks"), rows=rows, turned=True)
+
+    def block(refs: BlockRefs) -> BlockRefs:
+        parts = enumerate(refs.experts)
+        return replace(
+            refs, experts=tuple(tuple((name, turned(at, name, ref)) for name, ref in part) for at, part in parts)
+        )
+
+    return replace(model, layers=tuple(tuple(map(block, layer)) for layer in model.layers))
+
+
 def dense_qwen(fields: Fields) -> Collection[int]:
     """The layers of a Qwen model that have no experts."""
     step, listed = whole(fields, "decoder_sparse_step"), fields["mlp_only_layers"]
@@ -109,6 +157,17 @@ def gguf_olmoe(fields: Fields) -> dict[str, Any]:
 def gguf_granite(fields: Fields) -> dict[str, Any]:
     """Softmax over those that are chosen, and Granite's multipliers."""
     return ggufsettings.granite(fields) | {"mixture": _gguf(fields, normalised=True)}
+
+
+def gguf_gpt_oss(fields: Fields) -> dict[str, Any]:
+    """Every other layer slides; the numbers of the clamped SwiGLU are llama.cpp's, since GGUF does not record them."""
+    return {
+        "mixture": _gguf(fields, normalised=True),
+        "activation": "swiglu_clamped",
+        "activation_threshold": 7.0,
+        "activation_slope": 1.702,
+        **ggufsettings.every_other_slides(fields),
+    }
 
 
 def gguf_dbrx(fields: Fields) -> dict[str, Any]:

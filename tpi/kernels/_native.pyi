@@ -10,7 +10,7 @@ U8 = npt.NDArray[np.uint8]
 KvArray = npt.NDArray[np.generic]
 RunFields = tuple[bool, int, int, int, list[tuple[str, str, str]]]
 NormFields = tuple[str, float, F32, F32 | None]
-AttentionVectors = tuple[F32 | None, F32 | None, F32 | None, F32 | None, F32 | None, F32]
+AttentionVectors = tuple[F32 | None, F32 | None, F32 | None, F32 | None, F32 | None, F32, F32 | None]
 
 PAGE_TOKENS: int  # tokens of a page
 GROUP: int  # values that share a scale, of weights and activations
@@ -76,6 +76,7 @@ class FfnPlan:
         gate_bias: F32 | None,
         up_bias: F32 | None,
         threshold: float = 0.0,
+        slope: float = 1.0,
     ) -> None: ...
     def run(self, data: U8, x: F32 | Prepared, active: I32 | None, out: F32) -> None: ...
     def prepare(self, x: F32, normed: bool, into: Prepared) -> None: ...
@@ -98,7 +99,13 @@ class RouterPlan:
 
 class ExpertsPlan:
     def __init__(
-        self, router: RouterPlan, routed: FfnPlan, shared: FfnPlan | None, pieces: list[tuple[int, int]]
+        self,
+        router: RouterPlan,
+        routed: FfnPlan,
+        shared: FfnPlan | None,
+        pieces: list[tuple[int, int]],
+        down_bias: F32 | None,
+        begins: list[bool],
     ) -> None: ...
     def prepare(self, x: F32, normed: bool, into: Prepared) -> None: ...
     def run(self, data: U8, x: F32 | Prepared, experts: I32, weights: F32, shared: F32 | None, out: F32) -> None: ...

@@ -74,9 +74,17 @@ def biased(values: F32, bias: F32 | None) -> F32:
 
 def activate(spec: FfnSpec, gate: F32 | None, up: F32) -> F32:
     """`act(gate) * up`, or `act(up)` where nothing gates; drelu is `relu(gate) * relu(up)` (Bamboo)."""
+    if gate is not None and spec.activation == "swiglu_clamped":
+        return _clamped(gate, up, np.float32(spec.threshold), np.float32(spec.slope))
     if gate is None:
         return _activation(spec, up)
     return cast(F32, _activation(spec, gate) * (_activation(spec, up) if spec.activation == "drelu" else up))
+
+
+def _clamped(gate: F32, up: F32, limit: np.float32, slope: np.float32) -> F32:
+    """What gpt-oss has in place of SwiGLU."""
+    gate, up, one = np.minimum(gate, limit), np.clip(up, -limit, limit), np.float32(1)
+    return np.asarray(gate / (one + np.exp(np.minimum(-slope * gate, np.float32(88)))) * (up + one), np.float32)
 
 
 def _activation(spec: FfnSpec, x: F32) -> F32:

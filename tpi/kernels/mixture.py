@@ -64,6 +64,7 @@ class _Part:
     spec: FfnSpec
     begin: int
     end: int  # bytes of the segment's weights
+    bias: F32 | None = None  # `[hidden]`, of the output
 
 
 def choose(router: RouterSpec, normed: F32) -> Routing:
@@ -154,7 +155,8 @@ def _parts(spec: ExpertsSpec) -> Iterator[_Part]:
         cut = slice(unit * run.width, (unit + piece.units) * run.width)
         gate, up = (None if bias is None else bias[cut] for bias in (spec.routed.gate_bias, spec.routed.up_bias))
         own = replace(spec.routed, neuron=replace(run, units=piece.units), gate_bias=gate, up_bias=up)
-        yield _Part(piece.expert, own, begin, end)
+        bias = spec.down_bias[piece.expert] if piece.begins and spec.down_bias is not None else None
+        yield _Part(piece.expert, own, begin, end, bias)
         unit += piece.units
 
 
@@ -163,7 +165,8 @@ def _add_part(kernels: FeedForward, out: F32, part: _Part, data: U8, normed: F32
     tokens, weights = _of(part, routing, len(normed))
     if len(tokens) and part.end > part.begin:
         x = kernels.prepare(part.spec, Normed(np.ascontiguousarray(normed[tokens])))
-        out[tokens] += kernels.ffn(part.spec, data, x) * weights[:, None]
+        made = kernels.ffn(part.spec, data, x)
+        out[tokens] += (made if part.bias is None else made + part.bias) * weights[:, None]
 
 
 def _of(part: _Part, routing: Routing, count: int) -> tuple[I32, F32]:

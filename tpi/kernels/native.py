@@ -259,7 +259,7 @@ def _plan_attention(spec: AttentionSpec) -> _native.AttentionPlan:
             _norm(spec.norm),
             (spec.heads, spec.kv_heads, spec.head_dim),
             spec.kv_index,
-            (spec.q_bias, spec.k_bias, spec.v_bias, q_norm, k_norm, spec.inv_freq),
+            (spec.q_bias, spec.k_bias, spec.v_bias, q_norm, k_norm, spec.inv_freq, spec.sinks),
             (spec.rope_scale, spec.attention_scale, spec.softcap, spec.window, spec.clip, spec.whole is not None),
         )
     return plan
@@ -276,6 +276,7 @@ def _plan_ffn(spec: FfnSpec) -> _native.FfnPlan:
             spec.gate_bias,
             spec.up_bias,
             spec.threshold,
+            spec.slope,
         )
     return plan
 
@@ -305,8 +306,9 @@ def _plan_experts(spec: ExpertsSpec) -> _native.ExpertsPlan:
     if plan is None:
         shared = None if spec.shared is None else _plan_ffn(spec.shared)
         pieces = [(piece.expert, piece.units) for piece in spec.pieces]
+        begins = [piece.begins for piece in spec.pieces]
         plan = vars(spec)[_PLAN] = _native.ExpertsPlan(
-            _plan_router(spec.router), _plan_ffn(spec.routed), shared, pieces
+            _plan_router(spec.router), _plan_ffn(spec.routed), shared, pieces, spec.down_bias, begins
         )
     return plan
 

@@ -135,6 +135,8 @@ def _attend_one(spec: AttentionSpec, query: F32, keys: F32, values: F32) -> F32:
     scores = np.einsum("hd,thd->ht", query, keys[:, spec.kv_index]) * np.float32(spec.attention_scale)
     if spec.softcap:
         scores = np.tanh(scores / np.float32(spec.softcap)) * np.float32(spec.softcap)
-    weights = np.exp(scores - scores.max(axis=-1, keepdims=True))
-    weights /= weights.sum(axis=-1, keepdims=True)
+    sinks = np.full((len(scores), 1), -np.inf, np.float32) if spec.sinks is None else spec.sinks[:, None]
+    most = np.maximum(scores.max(axis=-1, keepdims=True), sinks)
+    weights = np.exp(scores - most)
+    weights /= weights.sum(axis=-1, keepdims=True) + np.exp(sinks - most)
     return np.asarray(np.einsum("ht,thd->hd", weights, values[:, spec.kv_index]), np.float32)

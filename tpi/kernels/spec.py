@@ -98,6 +98,7 @@ class AttentionSpec:
         window: tokens that a token attends to, itself included; 0 for all.
         clip: the largest magnitude of queries, keys and values, before RoPE; 0 for any.
         whole: in place of `q_norm` and `k_norm`, norms of all heads at once.
+        sinks: `[heads]` or None: a score of each head that is in its softmax and stands for no value (gpt-oss).
     """
 
     query: RunLayout
@@ -119,6 +120,7 @@ class AttentionSpec:
     window: int
     clip: float = 0.0
     whole: WholeNorms | None = None
+    sinks: F32 | None = None
 
     @property
     def hidden(self) -> int:
@@ -132,7 +134,9 @@ class FfnSpec:
 
     Attributes:
         neuron: layout of the neuron run, parts `gate` (rows, if gated), `up` (rows), `down` (columns).
-        activation: relu2 is ReLU squared, fatrelu x where x > `threshold` and else 0; drelu is ReLU of gate and of up.
+        activation: relu2 is ReLU squared, fatrelu x where x > `threshold` and else 0; drelu is ReLU of gate and of up;
+            swiglu_clamped is gate * sigmoid(`slope` * gate) * (up + 1) of a gate of at most `threshold`, and an up of
+            at most that magnitude (gpt-oss).
         gated: down(act(gate) * up) rather than down(act(up)).
         norm: of the input.
         gate_bias, up_bias: `[units * width]` or None.
@@ -145,6 +149,7 @@ class FfnSpec:
     gate_bias: F32 | None
     up_bias: F32 | None
     threshold: float = 0.0
+    slope: float = 1.0
 
     @property
     def hidden(self) -> int:
@@ -190,10 +195,11 @@ class Routing:
 
 @dataclass(frozen=True)
 class ExpertPiece:
-    """Some units of one routed expert."""
+    """Some units of one routed expert; `begins`: its first is among them, and with it what is added once for all."""
 
     expert: int
     units: int
+    begins: bool = True
 
 
 @dataclass(frozen=True, eq=False)
@@ -207,12 +213,14 @@ class ExpertsSpec:
         pieces: whose they are.
         shared: of the shared experts' units, or None.
         router: what chooses among all experts of the block.
+        down_bias: `[experts, hidden]` or None: what is added to the output of an expert, by the piece that begins it.
     """
 
     routed: FfnSpec
     pieces: tuple[ExpertPiece, ...]
     shared: FfnSpec | None
     router: RouterSpec
+    down_bias: F32 | None = None
 
     @property
     def norm(self) -> NormSpec:

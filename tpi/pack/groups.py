@@ -1,7 +1,7 @@
 """Quantisation groups: 32 float32 values to the bytes of one block and back.
 
-A block is exactly GGUF's: f16 scale, [f16 minimum,] codes (Q8_0 is q8, Q4_1 is q4, Q4_0 is q4s). The 16 bytes of 4-bit
-codes hold value j in the low and value j + 16 in the high half of byte j.
+A block is exactly GGUF's: f16 scale, [f16 minimum,] codes (Q8_0 is q8, Q4_1 is q4, Q4_0 is q4s); of mxfp4 the scale is
+one byte, an exponent. The 16 bytes of 4-bit codes hold value j in the low and value j + 16 in the high half of byte j.
 """
 
 from typing import cast
@@ -15,7 +15,9 @@ from tpi.pack.layout import GROUP, GROUP_BYTES
 F32 = npt.NDArray[np.float32]
 U8 = npt.NDArray[np.uint8]
 
-CODE_BYTES: dict[Format, int] = {"q8": GROUP, "q4": GROUP // 2, "q4s": GROUP // 2}
+CODE_BYTES: dict[Format, int] = {"q8": GROUP, "q4": GROUP // 2, "q4s": GROUP // 2, "mxfp4": GROUP // 2}
+FACTOR_BYTES: dict[Format, int] = {"q8": 2, "q4": 2, "q4s": 2, "mxfp4": 1}  # of a scale or a minimum
+E2M1 = np.array([0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12], np.float32)  # twice the value of each code
 _LARGEST_F16 = float(np.finfo(np.float16).max)
 
 
@@ -24,17 +26,21 @@ def quantise_groups(format: Format, values: F32) -> U8:
     groups = np.ascontiguousarray(values, np.float32).reshape(*values.shape[:-1], values.shape[-1] // GROUP, GROUP)
     if format == "q8":
         return _quantise_q8(groups)
+    if format == "mxfp4":
+        return _quantise_mxfp4(groups)
     return _quantise_q4(groups) if format == "q4" else _quantise_q4s(groups)
 
 
 def dequantise_groups(format: Format, blocks: U8) -> F32:
     """Inverse of `quantise_groups`: `[..., groups, block]` uint8 to `[..., groups * 32]` float32."""
     code_bytes = CODE_BYTES[format]
-    factors = np.ascontiguousarray(blocks[..., :-code_bytes]).view(np.float16).astype(np.float32)
+    factors = _factors(format, blocks[..., :-code_bytes])
     codes = np.ascontiguousarray(blocks[..., -code_bytes:])
     scale = factors[..., :1]
     if format == "q8":
         values = codes.view(np.int8).astype(np.float32) * scale
+    elif format == "mxfp4":
+        values = E2M1[np.concatenate([codes & 15, codes >> 4], axis=-1)] * scale
     else:
         halves = np.concatenate([codes & 15, codes >> 4], axis=-1).astype(np.float32)
         values = (halves - 8) * scale if format == "q4s" else halves * scale + factors[..., 1:]
@@ -45,7 +51,15 @@ def group_factors(format: Format, blocks: U8) -> F32:
     """Scales and minima of blocks that follow one another in the last axis: `[..., factors]` float32."""
     size, code_bytes = GROUP_BYTES[format], CODE_BYTES[format]
     each = blocks.reshape(*blocks.shape[:-1], blocks.shape[-1] // size, size)[..., :-code_bytes]
-    return np.ascontiguousarray(each).view(np.float16).astype(np.float32)
+    return _factors(format, each)
+
+
+def _factors(format: Format, raw: U8) -> F32:
+    """Bytes of scales and minima as float32; half of an e8m0 scale, since `E2M1` has twice the values."""
+    if format != "mxfp4":
+        return np.ascontiguousarray(raw).view(np.float16).astype(np.float32)
+    powers = np.ldexp(np.float32(1), raw.astype(np.int32) - 128)
+    return np.asarray(np.where(raw == 255, np.nan, powers), np.float32)
 
 
 def group_bytes(format: Format) -> int:
@@ -85,6 +99,16 @@ def _quantise_q4s(groups: F32) -> U8:
         best = _closer(best, _line(groups, extreme / np.float32(divisor), None))
     _, codes, scale, _ = best
     return np.concatenate([_f16_bytes(scale), _pack_codes(codes)], axis=-1)
+
+
+def _quantise_mxfp4(groups: F32) -> U8:
+    """The power of two with which the largest magnitude is in the top octave of e2m1, and the nearest values."""
+    largest = np.abs(groups).max(axis=-1, keepdims=True)
+    exponent = np.frexp(largest)[1] - 1 - 2 + 127  # 2^2 is the largest power of two in e2m1
+    scale = np.where(largest > 0, np.clip(exponent, 1, 254), 0).astype(np.uint8)
+    wanted = groups / _factors("mxfp4", scale)
+    codes = np.abs(wanted[..., None] - E2M1).argmin(axis=-1)
+    return np.concatenate([scale, _pack_codes(codes.astype(np.float32))], axis=-1)
 
 
 _Line = tuple[F32, F32, F32, F32]  # squared error, codes, scale, minimum

@@ -26,6 +26,7 @@ GROUP_BYTES: dict[Format, int] = {
     "q8": GROUP + 2,  # int8 codes, f16 scale:            w = scale * code
     "q4": GROUP // 2 + 4,  # 4-bit codes, f16 scale, f16 minimum: w = scale * code + minimum
     "q4s": GROUP // 2 + 2,  # 4-bit codes, f16 scale:       w = scale * (code - 8)
+    "mxfp4": GROUP // 2 + 1,  # e2m1 values, e8m0 scale: a power of two; tiled alone (OCP Microscaling 1.0)
 }
 
 RunName = Literal["query", "kv", "gate", "neuron", "shared", "row"]
@@ -72,6 +73,8 @@ class RunLayout:
     def __post_init__(self) -> None:
         if any(is_quantised(part.format) for part in self.parts) and self.hidden % GROUP:
             raise ModelError(f"a hidden size of {self.hidden} is not a multiple of {GROUP}; use --dtype f32 or bf16")
+        if self.layout == "record" and any(part.format == "mxfp4" for part in self.parts):
+            raise ModelError("weights in mxfp4 cannot be kept neuron by neuron; use --dtype q8 or q4")
 
     @property
     def record_bytes(self) -> int:

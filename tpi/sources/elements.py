@@ -19,7 +19,9 @@ GGML_TYPES: dict[int, tuple[str, int, int]] = {
 }  # fmt: skip
 
 # The pack format that holds exactly what the source holds. F16 has none of its own and becomes f32.
-_EXACT: dict[str, Format] = {"F32": "f32", "F16": "f32", "BF16": "bf16", "Q4_0": "q4s", "Q4_1": "q4", "Q8_0": "q8"}
+_EXACT: dict[str, Format] = {
+    "F32": "f32", "F16": "f32", "BF16": "bf16", "Q4_0": "q4s", "Q4_1": "q4", "Q8_0": "q8", "MXFP4": "mxfp4",
+}  # fmt: skip
 
 
 @dataclass(frozen=True)

@@ -6,14 +6,14 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from gguf import GGMLQuantizationType, GGUFWriter
+from gguf import GGMLQuantizationType, GGUFWriter, RopeScalingType
 
 from tests.support.models import TinyModel
 from tests.support.weights.gguf_models import encoded, interleave
 
 Array = npt.NDArray[Any]
 
-ARCHITECTURES = {"mixtral": "llama"}  # where it is not the family's name
+ARCHITECTURES = {"mixtral": "llama", "gptoss": "gpt-oss"}  # where it is not the family's name
 _NAMES = {
     "model.embed_tokens.weight": "token_embd.weight",
     "transformer.wte.weight": "token_embd.weight",
@@ -32,6 +32,10 @@ _NAMES = {
     "mlp.gate.weight": "ffn_gate_inp.weight",
     "block_sparse_moe.router.weight": "ffn_gate_inp.weight",
     "ffn.router.layer.weight": "ffn_gate_inp.weight",
+    "mlp.router.weight": "ffn_gate_inp.weight",
+    "mlp.router.bias": "ffn_gate_inp.bias",
+    "self_attn.sinks": "attn_sinks.weight",
+    "self_attn.o_proj.bias": "attn_output.bias",
     "mlp.shared_expert_gate.weight": "ffn_gate_inp_shexp.weight",
     **{f"self_attn.{part}_proj.{kind}": f"attn_{part}.{kind}" for part in "qkv" for kind in ("weight", "bias")},
     **{f"mlp.{part}_proj.weight": f"ffn_{part}.weight" for part in ("gate", "up", "down")},
@@ -50,7 +54,8 @@ def tensors(model: TinyModel, family: str) -> dict[str, Array]:
             values = interleave(values, config.hidden_size // config.num_attention_heads)
         prefix = next((each for each in ("model.layers.", "transformer.blocks.") if name.startswith(each)), "")
         layer, _, rest = name.removeprefix(prefix).partition(".") if prefix else ("", "", name)
-        parts = _experts(rest, values, config) or {_NAMES[rest]: values.reshape(-1) if "_gate.w" in rest else values}
+        parts = _gpt_oss(rest, values) if family == "gptoss" else _experts(rest, values, config)
+        parts = parts or {_NAMES[rest]: values.reshape(-1) if "_gate.w" in rest else values}
         found |= {f"blk.{layer}.{part}" if prefix else part: each for part, each in parts.items()}
     return found
 
@@ -69,6 +74,19 @@ def _experts(name: str, values: Array, config: Any) -> dict[str, Array]:
     return {}
 
 
+def _gpt_oss(name: str, values: Array) -> dict[str, Array]:
+    """The same of gpt-oss, whose experts are transposed, gate and up in turn, and have biases."""
+    last = name.rpartition(".")[2]
+    if last.startswith("gate_up_proj"):
+        kind = "bias" if last.endswith("bias") else "weight"
+        turned = values if kind == "bias" else values.swapaxes(1, 2)
+        return {f"ffn_gate_exps.{kind}": turned[:, ::2], f"ffn_up_exps.{kind}": turned[:, 1::2]}
+    if last.startswith("down_proj"):
+        kind, turned = ("bias", values) if last.endswith("bias") else ("weight", values.swapaxes(1, 2))
+        return {f"ffn_down_exps.{kind}": turned}
+    return {"post_attention_norm.weight": values} if name == "post_attention_layernorm.weight" else {}
+
+
 def write_experts(path: Path, model: TinyModel, family: str, kind: Callable[[str], str] = lambda name: "F32") -> None:
     """Write the model `family`; `kind(name)` is the GGML type of each matrix, vectors and routers stay F32."""
     config = model.reference.config
@@ -84,7 +102,7 @@ def write_experts(path: Path, model: TinyModel, family: str, kind: Callable[[str
     writer.add_rope_freq_base(config.rope_parameters["rope_theta"])
     _describe(writer, family, config)
     for name, values in tensors(model, family).items():
-        plain = values.ndim < 2 or "ffn_gate_inp" in name
+        plain = values.ndim < 2 or "ffn_gate_inp" in name or name.endswith(".bias")
         coded = encoded(np.ascontiguousarray(values), "F32" if plain else kind(name))
         raw = None if coded.dtype != np.uint8 else GGMLQuantizationType[kind(name)]
         writer.add_tensor(name, coded, raw_dtype=raw)
@@ -112,6 +130,11 @@ def _describe(writer: GGUFWriter, family: str, config: Any) -> None:
         writer.add_expert_shared_feed_forward_length(config.shared_expert_intermediate_size)
     if family == "olmoe":
         writer.add_clamp_kqv(config.clip_qkv)
+    if family == "gptoss":
+        writer.add_sliding_window(config.sliding_window)
+        writer.add_rope_scaling_type(RopeScalingType.YARN)
+        writer.add_rope_scaling_factor(config.rope_parameters["factor"])
+        writer.add_rope_scaling_orig_ctx_len(config.rope_parameters["original_max_position_embeddings"])
     if family == "granitemoe":
         writer.add_logit_scale(config.logits_scaling)
         writer.add_residual_scale(config.residual_multiplier)

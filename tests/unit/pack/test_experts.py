@@ -37,6 +37,11 @@ def experts_of(model: TinyModel, layer: int) -> dict[str, F32]:
         experts = model.reference.config.ffn_config.moe_num_experts
         cut = {"gate": "w1", "up": "v1", "down": "w2"}
         return {name: state[at + tensor].reshape(experts, -1, SIZES["hidden_size"]) for name, tensor in cut.items()}
+    if model.reference.config.model_type == "gpt_oss":
+        fused = state[f"model.layers.{layer}.mlp.experts.gate_up_proj"].swapaxes(1, 2)
+        return {
+            "gate": fused[:, ::2], "up": fused[:, 1::2], "down": state[f"model.layers.{layer}.mlp.experts.down_proj"],
+        }  # fmt: skip
     block = "block_sparse_moe" if model.reference.config.model_type == "granitemoe" else "mlp"
     at = f"model.layers.{layer}.{block}.experts."
     gate, up = np.split(state[at + "gate_up_proj"], 2, axis=1)

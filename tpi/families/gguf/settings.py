@@ -27,6 +27,13 @@ def no_layer_slides(fields: Fields) -> dict[str, Any]:
     return {}
 
 
+def every_other_slides(fields: Fields) -> dict[str, Any]:
+    """The first of every two layers slides, or those that a pattern says, if any (gpt-oss)."""
+    window = whole(fields, "attention.sliding_window", 0)
+    sliding = _pattern(fields, 2)
+    return {"windows": tuple(window if slides else 0 for slides in sliding)} if window else {}
+
+
 def gemma2(fields: Fields) -> dict[str, Any]:
     """Sliding layers by a pattern; scores and logits are capped; the embedding is scaled."""
     window = whole(fields, "attention.sliding_window", 4096)

@@ -7,6 +7,7 @@ from tpi.families.base import Fields, Model, Ref
 from tpi.families.huggingface.reader import from_huggingface
 from tpi.sources.base import FileSource, SourceTensor
 from tpi.sources.elements import Element
+from tpi.sources.microscaled import BLOCKS, MXFP4
 
 _ELEMENTS = {
     "float32": Element("F32", 1, 4),
@@ -36,7 +37,8 @@ def _tensors(model: Model, element: Element) -> Mapping[str, SourceTensor]:
     if model.positions:
         rows[model.positions.tensor] = model.config.context + model.config.position_offset
     columns = model.config.hidden
-    return {name: SourceTensor(name, (count, columns), element, Path(name), 0) for name, count in rows.items()}
+    elements = {name: MXFP4 if name.endswith(BLOCKS) else element for name in rows}
+    return {name: SourceTensor(name, (count, columns), elements[name], Path(name), 0) for name, count in rows.items()}
 
 
 def _refs(model: Model) -> Iterable[Ref]:

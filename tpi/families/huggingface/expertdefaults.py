@@ -8,6 +8,8 @@ from tpi.families.base import Fields
 from tpi.families.huggingface.defaults import COMMON, HARMLESS, REFUSED
 from tpi.families.huggingface.defaults import QWEN2 as DENSE_QWEN2
 
+MICROSCALED = "experts in mxfp4"  # no field of a file, but what one comes to
+
 MIXTRAL = COMMON | {
     "intermediate_size": 14336, "num_key_value_heads": 8, "max_position_embeddings": 131072, "rms_norm_eps": 1e-5,
     "rope_theta": 1000000.0, "sliding_window": None, "num_experts_per_tok": 2, "num_local_experts": 8,
@@ -40,6 +42,14 @@ DBRX = COMMON | {
     "moe_normalize_expert_weights": 1.0, "rope_theta": 500000.0,
 }  # fmt: skip
 
+GPT_OSS = COMMON | {
+    "vocab_size": 201088, "hidden_size": 2880, "intermediate_size": 2880, "num_hidden_layers": 36,
+    "num_attention_heads": 64, "num_key_value_heads": 8, "head_dim": 64, "max_position_embeddings": 131072,
+    "rms_norm_eps": 1e-5, "rope_theta": 150000.0, "attention_bias": True, "sliding_window": 128, "layer_types": None,
+    "num_local_experts": 128, "num_experts_per_tok": 4, "swiglu_alpha": 1.702, "swiglu_limit": 7.0,
+    MICROSCALED: False,
+}  # fmt: skip
+
 # What DBRX calls them: where each is, and the common name.
 _DBRX = {
     "d_model": "hidden_size", "n_heads": "num_attention_heads", "n_layers": "num_hidden_layers",
@@ -53,6 +63,16 @@ _DBRX_PARTS: Mapping[str, Mapping[str, str]] = {
                    "moe_normalize_expert_weights": "moe_normalize_expert_weights",
                    "moe_loss_weight": "router_aux_loss_coef"},
 }  # fmt: skip
+
+
+def gpt_oss(fields: Fields) -> dict[str, Any]:
+    """As `num_local_experts`, and whether the experts are in MXFP4 in place of how they were quantised."""
+    found = num_local_experts(fields)
+    quantised = found.get("quantization_config")
+    if isinstance(quantised, dict) and quantised.get("quant_method") == "mxfp4":
+        del found["quantization_config"]
+        found[MICROSCALED] = True
+    return found
 
 
 def num_experts(fields: Fields) -> dict[str, Any]:

@@ -26,7 +26,7 @@ def from_huggingface(fields: Fields, has: Callable[[str], bool], where: str) -> 
     Raises:
         ModelError: if the architecture or a variant of it is not supported, or the configuration makes no sense.
     """
-    if fields.get("quantization_config"):
+    if _unreadable(fields.get("quantization_config")):
         raise ModelError(f"{where} is quantised in a way that is not supported; give the original, or a GGUF of it")
     try:
         text, names = unwrap(fields)
@@ -45,6 +45,11 @@ def from_huggingface(fields: Fields, has: Callable[[str], bool], where: str) -> 
         return replace(model, notes=notes)
     left = "images are not supported: the model's text part is used, its vision part is left out"
     return replace(model, notes=(*notes, left), accounted=(*model.accounted, *TOWERS))
+
+
+def _unreadable(quantised: object) -> bool:
+    """Whether weights are coded in a way that no family reads; families but gpt-oss refuse MXFP4 by themselves."""
+    return bool(quantised) and not (isinstance(quantised, dict) and quantised.get("quant_method") == "mxfp4")
 
 
 def _family(wanted: list[str]) -> Family:

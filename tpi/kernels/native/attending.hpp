@@ -149,11 +149,13 @@ inline void attend_all(const Attending& job, uint8_t* scratch, Team& team) {
 // One head's result from its chunks.
 inline void merge_chunks(const Attending& job, size_t token, size_t head, float* out) {
     size_t dim = job.call.head_dim;
-    float most = kMasked, total = 0.0f;
+    const float* sinks = job.call.sinks;
+    float most = sinks ? sinks[head] : kMasked;
     for (size_t c = 0; c < job.chunks; ++c) {
         float high = job.partial_of(token, head, c)[job.padded];
         most = high > most ? high : most;
     }
+    float total = sinks ? std::exp(sinks[head] - most) : 0.0f;
     for (size_t d = 0; d < dim; ++d) out[d] = 0.0f;
     for (size_t c = 0; c < job.chunks; ++c) {
         const float* part = job.partial_of(token, head, c);

@@ -28,6 +28,7 @@ AttentionPlan::AttentionPlan(nb::tuple query, nb::tuple kv, nb::tuple norm, nb::
     kv_index_.assign(index.as<int32_t>(), index.as<int32_t>() + heads_);
     Array frequencies(vectors[5], "inv_freq", "f", {kAny});
     inv_freq_.assign(frequencies.as<float>(), frequencies.as<float>() + frequencies.total());
+    sinks_ = keep_vector(vectors[6], "sinks", heads_);
     if (2 * inv_freq_.size() > head_dim_) throw KernelError("inv_freq is longer than half a head");
     if (kv_.hidden() != query_.hidden()) throw KernelError("the query and KV runs differ in hidden size");
     if (query_.vectors() < heads_ * head_dim_ || kv_.vectors() < kv_heads_ * head_dim_)
@@ -61,6 +62,7 @@ AttentionCall AttentionPlan::call(const uint8_t* data) const {
     call.softcap = softcap_;
     call.window = window_;
     call.clip = clip_;
+    call.sinks = or_null(sinks_);
     call.whole_norms = whole_norms_;
     return call;
 }

@@ -92,12 +92,16 @@ struct ExpertsPlan::Parts {
 };
 
 ExpertsPlan::ExpertsPlan(nb::object router, nb::object routed, nb::object shared,
-                         std::vector<std::pair<size_t, size_t>> pieces)
+                         std::vector<std::pair<size_t, size_t>> pieces, nb::object down_bias, std::vector<bool> begins)
     : kept_{router, routed, shared},
       router_(nb::cast<const RouterPlan*>(router)),
       routed_(nb::cast<const FfnPlan*>(routed)),
       shared_(shared.is_none() ? nullptr : nb::cast<const FfnPlan*>(shared)),
-      pieces_(std::move(pieces)) {
+      pieces_(std::move(pieces)),
+      begins_(std::move(begins)) {
+    if (begins_.size() != pieces_.size()) throw KernelError("each piece begins its expert or does not");
+    if (!down_bias.is_none())
+        down_bias_ = keep_array(down_bias, "the bias of down", "f", {length(router_->settings().experts), length(hidden())});
     size_t units = 0;
     for (auto [expert, count] : pieces_) {
         if (expert >= router_->settings().experts) throw KernelError("a piece is of an expert that there is not");
@@ -222,6 +226,22 @@ void ExpertsPlan::compute(const Weights& data, const Prepared& in, const int32_t
     }
     run_alone(kernels().experts, ExpertsCall{parts.parts.data(), parts.parts.size(), parts.token.size(),
                                              parts.token.data(), parts.floats, in.tokens, hidden(), &in, out});
+    if (down_bias_) add_biases(data, in.tokens, experts, weights, out);
+}
+
+void ExpertsPlan::add_biases(const Weights& data, size_t tokens, const int32_t* experts, const float* weights,
+                             float* out) const {
+    size_t used = router_->settings().used, width = hidden();
+    std::vector<const float*> biases(router_->settings().experts, nullptr);
+    for (size_t piece = 0; piece < pieces_.size(); ++piece) {
+        size_t expert = pieces_[piece].first;
+        if (begins_[piece] && data.pieces[piece]) biases[expert] = down_bias_->as<float>() + expert * width;
+    }
+    for (size_t i = 0; i < tokens * used; ++i) {
+        const float* bias = biases[static_cast<size_t>(experts[i])];
+        float* to = out + i / used * width;
+        for (size_t k = 0; bias && k < width; ++k) to[k] += weights[i] * bias[k];
+    }
 }
 
 }  // namespace tpi

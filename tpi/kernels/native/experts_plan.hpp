@@ -40,7 +40,9 @@ private:
 class ExpertsPlan {
 public:
     // pieces: (expert, units) in the order of their weights, which those of the shared experts precede
-    ExpertsPlan(nb::object router, nb::object routed, nb::object shared, std::vector<std::pair<size_t, size_t>> pieces);
+    // down_bias: [experts, hidden] or None, added by the pieces that begin their experts
+    ExpertsPlan(nb::object router, nb::object routed, nb::object shared, std::vector<std::pair<size_t, size_t>> pieces,
+                nb::object down_bias, std::vector<bool> begins);
     void prepare(nb::handle x, bool normed, PreparedInput& into) const;
     void run(nb::handle data, nb::handle x, nb::handle experts, nb::handle weights, nb::object shared,
              nb::handle out) const;
@@ -69,10 +71,14 @@ private:
     void compute(const Weights& data, const Prepared& in, const int32_t* experts, const float* weights,
                  const float* shared, float* out) const;
 
+    void add_biases(const Weights& data, size_t tokens, const int32_t* experts, const float* weights, float* out) const;
+
     nb::object kept_[3];
     const RouterPlan* router_;
     const FfnPlan *routed_, *shared_;  // shared: or null
     std::vector<std::pair<size_t, size_t>> pieces_;
+    std::vector<bool> begins_;          // of each piece
+    std::unique_ptr<Array> down_bias_;  // where Python has it; or null
     RowForms forms_{};
 };
 

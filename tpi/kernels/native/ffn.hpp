@@ -19,11 +19,23 @@ struct FfnJob {
     size_t scratch_bytes;
 };
 
-// inner = act(gate) * up, or act(up) where gate is null; drelu is of both. inner may be up.
+// gate * sigmoid(slope * gate) * (up + 1), gate not above the limit, up within it (gpt-oss)
+inline F8 swiglu_clamped(const FfnCall& call, F8 gate, F8 up) {
+    const F8 limit = splat(call.threshold), one = splat(1.0f);
+    gate = min(gate, limit);
+    up = min(max(up, splat(-call.threshold)), limit);
+    return gate / (one + exp(gate * splat(-call.slope))) * (up + one);
+}
+
+// inner = act(gate) * up, or act(up) where gate is null; drelu and swiglu_clamped are of both. inner may be up.
 inline void activate_values(const FfnCall& call, const float* gate, const float* up, size_t count, float* inner) {
     Activation kind = call.activation;
     for (size_t i = 0; i < count; i += 8) {
         F8 value = load_some(up + i, count - i);
+        if (kind == Activation::swiglu_clamped) {
+            store_some(inner + i, swiglu_clamped(call, load_some(gate + i, count - i), value), count - i);
+            continue;
+        }
         if (!gate || kind == Activation::drelu) value = activate(kind, call.threshold, value);
         if (gate) value = activate(kind, call.threshold, load_some(gate + i, count - i)) * value;
         store_some(inner + i, value, count - i);

@@ -14,23 +14,26 @@ Activation activation_of(const std::string& name) {
     if (name == "relu2") return Activation::relu2;
     if (name == "fatrelu") return Activation::fatrelu;
     if (name == "drelu") return Activation::drelu;
+    if (name == "swiglu_clamped") return Activation::swiglu_clamped;
     throw KernelError("unknown activation " + name);
 }
 
 }  // namespace
 
 FfnPlan::FfnPlan(nb::tuple neuron, nb::tuple norm, const std::string& activation, bool gated, nb::object gate_bias,
-                 nb::object up_bias, float threshold)
+                 nb::object up_bias, float threshold, float slope)
     : neuron_(neuron),
       norm_(norm, neuron_.hidden()),
       activation_(activation_of(activation)),
       threshold_(threshold),
+      slope_(slope),
       gated_(gated),
       gate_bias_(keep_vector(gate_bias, "gate_bias", neuron_.vectors())),
       up_bias_(keep_vector(up_bias, "up_bias", neuron_.vectors())) {
     neuron_.matrix("down", nullptr);
     Matrix up = neuron_.matrix("up", nullptr);
     if (!gated_) {
+        if (activation_ == Activation::swiglu_clamped) throw KernelError("swiglu_clamped needs a gate");
         forms_ = RowForms{&up};
         return;
     }
@@ -50,6 +53,7 @@ FfnCall FfnPlan::call(const Array& weights, size_t tokens, const float* x, float
     call.norm = norm_.view();
     call.activation = activation_;
     call.threshold = threshold_;
+    call.slope = slope_;
     call.gate_bias = or_null(gate_bias_);
     call.up_bias = or_null(up_bias_);
     call.tokens = tokens;
@@ -66,6 +70,7 @@ FfnCall FfnPlan::call(const uint8_t* data, size_t first, size_t units) const {
     call.down = neuron_.matrix("down", data, 0, units);
     call.activation = activation_;
     call.threshold = threshold_;
+    call.slope = slope_;
     size_t neuron = first * neuron_.width();
     call.gate_bias = gate_bias_.empty() ? nullptr : gate_bias_.data() + neuron;
     call.up_bias = up_bias_.empty() ? nullptr : up_bias_.data() + neuron;

@@ -66,9 +66,9 @@ NB_MODULE(_native, m) {
         .def("attend", &AttentionPlan::attend)
         .def("output", &AttentionPlan::output);
     nb::class_<FfnPlan>(m, "FfnPlan")
-        .def(nb::init<nb::tuple, nb::tuple, const std::string&, bool, nb::object, nb::object, float>(),
+        .def(nb::init<nb::tuple, nb::tuple, const std::string&, bool, nb::object, nb::object, float, float>(),
              nb::arg("neuron"), nb::arg("norm"), nb::arg("activation"), nb::arg("gated"), nb::arg("gate_bias").none(),
-             nb::arg("up_bias").none(), nb::arg("threshold") = 0.0f)
+             nb::arg("up_bias").none(), nb::arg("threshold") = 0.0f, nb::arg("slope") = 1.0f)
         .def("run", &FfnPlan::run, nb::arg("data"), nb::arg("x"), nb::arg("active").none(), nb::arg("out"))
         .def("prepare", &FfnPlan::prepare);
     nb::class_<RouterPlan>(m, "RouterPlan")
@@ -79,8 +79,10 @@ NB_MODULE(_native, m) {
              nb::overload_cast<nb::handle, nb::handle, nb::handle, nb::object>(&RouterPlan::route, nb::const_),
              nb::arg("x"), nb::arg("experts"), nb::arg("weights"), nb::arg("shared").none());
     nb::class_<ExpertsPlan>(m, "ExpertsPlan")
-        .def(nb::init<nb::object, nb::object, nb::object, std::vector<std::pair<size_t, size_t>>>(), nb::arg("router"),
-             nb::arg("routed"), nb::arg("shared").none(), nb::arg("pieces"))
+        .def(nb::init<nb::object, nb::object, nb::object, std::vector<std::pair<size_t, size_t>>, nb::object,
+                      std::vector<bool>>(),
+             nb::arg("router"), nb::arg("routed"), nb::arg("shared").none(), nb::arg("pieces"),
+             nb::arg("down_bias").none(), nb::arg("begins"))
         .def("prepare", &ExpertsPlan::prepare)
         .def("run", &ExpertsPlan::run, nb::arg("data"), nb::arg("x"), nb::arg("experts"), nb::arg("weights"),
              nb::arg("shared").none(), nb::arg("out"))

@@ -14,6 +14,7 @@ Format format_of(const std::string& name) {
     if (name == "q8") return Format::q8;
     if (name == "q4") return Format::q4;
     if (name == "q4s") return Format::q4s;
+    if (name == "mxfp4") return Format::mxfp4;
     throw KernelError("unknown weight format " + name);
 }
 
@@ -61,6 +62,7 @@ void Run::check(const Part& part) const {
         if (tiled_) throw KernelError(part.name + " is not quantised and needs the record layout");
         return;
     }
+    if (part.format == Format::mxfp4 && !tiled_) throw KernelError(part.name + " in mxfp4 needs the tiled layout");
     if (hidden_ % kGroup) throw KernelError("quantised weights need a hidden size that is a multiple of 32");
     if (tiled_ && width_ % (part.column ? kGroup : kTileOutputs))
         throw KernelError(part.name + " does not fill whole tiles with a unit width of " + std::to_string(width_));

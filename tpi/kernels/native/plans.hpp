@@ -104,7 +104,7 @@ private:
     NormPlan norm_;
     size_t heads_, kv_heads_, head_dim_;
     std::vector<int32_t> kv_index_;
-    std::vector<float> q_bias_, k_bias_, v_bias_, q_norm_, k_norm_, inv_freq_;
+    std::vector<float> q_bias_, k_bias_, v_bias_, q_norm_, k_norm_, inv_freq_, sinks_;
     float rope_scale_, scale_, softcap_;
     size_t window_;
     float clip_;
@@ -115,7 +115,7 @@ private:
 class FfnPlan {
 public:
     FfnPlan(nb::tuple neuron, nb::tuple norm, const std::string& activation, bool gated, nb::object gate_bias,
-            nb::object up_bias, float threshold);
+            nb::object up_bias, float threshold, float slope);
     void run(nb::handle data, nb::handle x, nb::handle active, nb::handle out) const;
     void prepare(nb::handle x, bool normed, PreparedInput& into) const;
 
@@ -134,7 +134,7 @@ private:
     Run neuron_;
     NormPlan norm_;
     Activation activation_;
-    float threshold_;
+    float threshold_, slope_;
     bool gated_;
     std::vector<float> gate_bias_, up_bias_;
     RowForms forms_{};

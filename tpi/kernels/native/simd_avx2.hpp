@@ -155,6 +155,25 @@ template <int N> inline void tile_q8(const uint8_t* codes, const int8_t* const* 
     }
 }
 
+// of e2m1 codes: their doubled values from a table, then as above
+template <int N> inline void tile_mxfp4(const uint8_t* codes, const int8_t* const* x, I8* out) {
+    const __m256i low = _mm256_set1_epi8(15);
+    const __m256i values = _mm256_setr_epi8(0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12,  //
+                                            0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12);
+    for (int t = 0; t < N; ++t) out[t].v = _mm256_setzero_si256();
+    for (int word = 0; word < 4; ++word) {
+        __m256i both = load32(codes + 32 * word);
+        __m256i first = _mm256_shuffle_epi8(values, _mm256_and_si256(both, low));
+        __m256i second = _mm256_shuffle_epi8(values, _mm256_and_si256(_mm256_srli_epi16(both, 4), low));
+        __m256i size_first = _mm256_abs_epi8(first), size_second = _mm256_abs_epi8(second);
+        for (int t = 0; t < N; ++t) {
+            __m256i a = _mm256_sign_epi8(splat_quad(x[t] + 4 * word), first);
+            __m256i b = _mm256_sign_epi8(splat_quad(x[t] + 16 + 4 * word), second);
+            out[t].v = dot_quads(dot_quads(out[t].v, size_first, a), size_second, b);
+        }
+    }
+}
+
 // the 32 codes of a group in record order, one per byte
 inline __m256i spread_codes(const uint8_t* codes) {
     __m128i both = load16(codes);

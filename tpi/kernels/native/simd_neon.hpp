@@ -109,6 +109,27 @@ template <int N> inline void tile_q4(const uint8_t* codes, const int8_t* const* 
     word_q4<3, N>(codes, x, out);
 }
 
+template <int Word, int N> inline void word_mxfp4(const uint8_t* codes, const int8_t* const* x, I8* out) {
+    constexpr int8_t kDoubled[16] = {0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12};
+    const int8x16_t values = vld1q_s8(kDoubled);
+    const uint8x16_t low = vdupq_n_u8(15);
+    uint8x16_t a = vld1q_u8(codes + 32 * Word), b = vld1q_u8(codes + 32 * Word + 16);
+    int8x16_t low_a = vqtbl1q_s8(values, vandq_u8(a, low)), low_b = vqtbl1q_s8(values, vandq_u8(b, low));
+    int8x16_t high_a = vqtbl1q_s8(values, vshrq_n_u8(a, 4)), high_b = vqtbl1q_s8(values, vshrq_n_u8(b, 4));
+    for (int t = 0; t < N; ++t) {
+        dot_word<Word>(out[t], low_a, low_b, vld1q_s8(x[t]));
+        dot_word<Word>(out[t], high_a, high_b, vld1q_s8(x[t] + 16));
+    }
+}
+// of e2m1 codes, whose values are doubled
+template <int N> inline void tile_mxfp4(const uint8_t* codes, const int8_t* const* x, I8* out) {
+    for (int t = 0; t < N; ++t) out[t] = {vdupq_n_s32(0), vdupq_n_s32(0)};
+    word_mxfp4<0, N>(codes, x, out);
+    word_mxfp4<1, N>(codes, x, out);
+    word_mxfp4<2, N>(codes, x, out);
+    word_mxfp4<3, N>(codes, x, out);
+}
+
 template <int Word, int N> inline void word_q8(const uint8_t* codes, const int8_t* const* x, I8* out) {
     int8x16_t a = vreinterpretq_s8_u8(vld1q_u8(codes + 32 * Word));
     int8x16_t b = vreinterpretq_s8_u8(vld1q_u8(codes + 32 * Word + 16));

@@ -133,6 +133,18 @@ template <int N> inline void tile_q4(const uint8_t* codes, const int8_t* const* 
         out[t].lane[i] = total;
     }
 }
+// The same of e2m1 codes, whose values are doubled.
+template <int N> inline void tile_mxfp4(const uint8_t* codes, const int8_t* const* x, I8* out) {
+    constexpr int32_t values[16] = {0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12};
+    for (int t = 0; t < N; ++t) TPI_LANES {
+        int32_t total = 0;
+        for (int word = 0; word < 4; ++word) for (int b = 0; b < 4; ++b) {
+            uint8_t both = codes[word * 32 + i * 4 + b];
+            total += values[both & 15] * x[t][word * 4 + b] + values[both >> 4] * x[t][16 + word * 4 + b];
+        }
+        out[t].lane[i] = total;
+    }
+}
 template <int N> inline void tile_q8(const uint8_t* codes, const int8_t* const* x, I8* out) {
     for (int t = 0; t < N; ++t) TPI_LANES {
         int32_t total = 0;

@@ -31,16 +31,37 @@ template <Format F, int N> struct Inputs {
     }
 };
 
+// Twice the values of e2m1, by code, and half of 2^(exponent - 127), which an e8m0 scale is; below 2^-126 it stays there.
+constexpr int8_t kE2m1[16] = {0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12};
+inline float half_of_power(uint8_t exponent) {
+    uint32_t bits = static_cast<uint32_t>(exponent < 2 ? 1 : exponent - 1) << 23;
+    float value;
+    std::memcpy(&value, &bits, 4);
+    return value;
+}
+
+// The scales of a tile.
+template <Format F> inline F8 load_scales(const uint8_t* scales) {
+    if constexpr (F == Format::mxfp4) {
+        F8 exponent = fma(load_high_nibbles(scales), splat(16.0f), load_low_nibbles(scales)) - splat(128.0f);
+        return power_of_two(max(exponent, splat(-126.0f)));
+    } else {
+        return load_half(scales);
+    }
+}
+
 // acc[t] + low[t] += tile * x for the 8 outputs of a tile. Two sums, since each waits for its own last addition.
 template <Format F, int N> inline void add_tile(const uint8_t* tile, const Inputs<F, N>& x, F8* acc, F8* low) {
     I8 dot[Inputs<F, N>::kCodes];
     if constexpr (F == Format::q8) {
         tile_q8<2 * N>(tile, x.codes, dot);
+    } else if constexpr (F == Format::mxfp4) {
+        tile_mxfp4<N>(tile, x.codes, dot);
     } else {
         tile_q4<N>(tile, x.codes, dot);
     }
     constexpr size_t codes = F == Format::q8 ? 256 : 128;
-    const F8 scale = load_half(tile + codes);
+    const F8 scale = load_scales<F>(tile + codes);
     for (int t = 0; t < N; ++t) {
         F8 product = to_float(dot[t]);
         if constexpr (F == Format::q8) product = fma(to_float(dot[N + t]), splat(1.0f / kFine), product);
@@ -131,6 +152,7 @@ template <class Work> inline void with_tile_format(Format format, const Work& wo
     switch (format) {
         case Format::q8: return work.template operator()<Format::q8>();
         case Format::q4: return work.template operator()<Format::q4>();
+        case Format::mxfp4: return work.template operator()<Format::mxfp4>();
         default: return work.template operator()<Format::q4s>();
     }
 }
@@ -186,6 +208,12 @@ inline void tiled_vector(const Matrix& matrix, size_t vector, bool column, float
         size_t output = column ? i : within, input = column ? within : i;
         const uint8_t* tile = part + (output / kTileOutputs * groups + input / kGroup) * tile_bytes;
         size_t lane = output % kTileOutputs, value = input % kGroup;
+        if (format == Format::mxfp4) {
+            size_t half = value % 16;
+            int code = tile[half / 4 * 32 + lane * 4 + half % 4] >> (value / 16 * 4) & 15;
+            out[i] = half_of_power(tile[codes + lane]) * static_cast<float>(kE2m1[code]);
+            continue;
+        }
         uint16_t factors[2];
         std::memcpy(&factors[0], tile + codes + 2 * lane, 2);
         float scale = half_to_float(factors[0]);

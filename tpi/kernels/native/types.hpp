@@ -17,8 +17,8 @@ constexpr size_t kMostThreads = 1024;
 // Slices in which so many threads sum a short step's columns.
 constexpr size_t slices_of(size_t threads) { return threads == 1 ? 1 : threads * (threads <= 4 ? 4 : 2); }
 
-enum class Format : uint8_t { f32, bf16, q8, q4, q4s };
-enum class Activation : uint8_t { silu, gelu, gelu_tanh, relu, relu2, fatrelu, drelu };
+enum class Format : uint8_t { f32, bf16, q8, q4, q4s, mxfp4 };
+enum class Activation : uint8_t { silu, gelu, gelu_tanh, relu, relu2, fatrelu, drelu, swiglu_clamped };
 enum class KvFormat : uint8_t { f32, f16, q8, q4 };
 
 // Bytes of a group of 32 values. The tile of 8 such groups is 8 times as large.
@@ -28,12 +28,14 @@ constexpr size_t group_bytes(Format format) {
         case Format::bf16: return 2 * kGroup;
         case Format::q8: return kGroup + 2;
         case Format::q4: return kGroup / 2 + 4;
+        case Format::mxfp4: return kGroup / 2 + 1;
         default: return kGroup / 2 + 2;
     }
 }
 
 constexpr bool is_quantised(Format format) { return format != Format::f32 && format != Format::bf16; }
 
+// Of those that may lie in records.
 constexpr bool is_four_bit(Format format) { return format == Format::q4 || format == Format::q4s; }
 
 constexpr size_t vector_bytes(Format format, size_t hidden) {
@@ -143,6 +145,7 @@ struct AttentionCall {
     const float *q_bias, *k_bias, *v_bias, *q_norm, *k_norm;    // or null; norms: [head_dim], or of all heads
     bool whole_norms;                                           // q_norm and k_norm are of all heads at once
     float clip;                                                 // the largest magnitude of heads before RoPE; 0: any
+    const float* sinks;                                         // [heads], scores that stand for no value; or null
     const float* inv_freq;                                      // [half_rotary]
     size_t half_rotary;
     float rope_scale, scale, softcap;
@@ -160,7 +163,7 @@ struct FfnCall {
     Matrix gate, up, down;  // gate.data is null where not gated
     Norm norm;
     Activation activation;
-    float threshold;  // of fatrelu
+    float threshold, slope;  // of fatrelu and swiglu_clamped; of the latter
     const float *gate_bias, *up_bias;  // or null
     size_t tokens, hidden;
     const float* x;

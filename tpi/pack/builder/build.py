@@ -21,6 +21,7 @@ from tpi.progress import Phase, phase
 from tpi.sources.base import Source
 from tpi.sources.files import read_json
 from tpi.sources.gguf import open_gguf
+from tpi.sources.microscaled import microscaled
 from tpi.sources.safetensors import open_safetensors
 
 _SPARE = 64 << 20  # bytes of disk that stay free
@@ -45,7 +46,7 @@ def open_source(path: Path) -> Opened:
     """
     if path.is_dir():
         fields = read_json(path, "config.json")
-        tensors = open_safetensors(path)
+        tensors = microscaled(open_safetensors(path))
         model = from_huggingface(fields, tensors.tensors.__contains__, str(path))
         vocab = model.config.vocab
         return Opened(path.resolve().name, model, tensors, lambda out: tokens.from_directory(path, fields, vocab, out))

@@ -66,8 +66,9 @@ class Matrix:
     first_row: int  # in the tensor
     last_row: int  # where its rows end there
     head_dim: int  # rows of a head, whose rotary pairs are interleaved; 0: they are not
-    turned: bool  # its columns are rows of the tensor
+    turned: bool  # its columns are rows of the tensor, or its rows columns
     pieces: int  # of the tensor, of each of which it has the rows; 0: the tensor is one
+    step: tuple[int, int] = (0, 1)  # of the vectors there, from which on it has every how many
 
     @property
     def element(self) -> Element:
@@ -85,14 +86,17 @@ class Matrix:
         last = min(last, self.vectors)
         if self.pieces:
             return self._load_pieces(first, last)
-        if self.axis == "row" or self.turned:
-            rows = (self.first_row + first, self.first_row + last)
-            raw = self.source.read(self.tensor, rows, (0, self.tensor.columns))
+        at, every = self.step
+        if _by_rows(self.axis, self.turned):
+            rows = (self.first_row + first * every, self.first_row + last * every)
+            raw = self.source.read(self.tensor, rows, (0, self.tensor.columns))[at::every]
             return Slab("row", self.element, _rotated(raw, self.head_dim), first, last - first)
-        group = self.element.group
+        group, size = self.element.group, self.element.group_bytes
         first = first // group * group
         last = min(-(-last // group) * group, self.vectors)
-        raw = self.source.read(self.tensor, (self.first_row, self.last_row), (first, last))
+        raw = self.source.read(self.tensor, (self.first_row, self.last_row), (first * every, last * every))
+        if every > 1:
+            raw = raw.reshape(len(raw), -1, size)[:, at::every].reshape(len(raw), -1)
         return Slab("column", self.element, raw, first, last - first)
 
     def _load_pieces(self, first: int, last: int) -> Slab:
@@ -113,7 +117,10 @@ def matrix(source: Source, ref: Ref, axis: Axis, vectors: int, hidden: int) -> M
         ModelError: naming the tensor, if it is missing or has another shape.
     """
     tensor = find(source, ref.tensor)
-    rows, columns = (vectors, hidden) if axis == "row" or ref.turned else (hidden, vectors)
+    by_rows, every = _by_rows(axis, ref.turned), ref.step[1]
+    rows, columns = (vectors * every, hidden) if by_rows else (hidden, vectors * every)
+    if every > 1 and not by_rows and tensor.element.quantised:
+        raise ModelError(f"{source.label}: columns of tensor {ref.tensor} share scales, and every other is a matrix")
     first, last = ref.rows or (0, tensor.rows)
     if ref.pieces:
         return _of_pieces(source, tensor, ref, axis, vectors, hidden)
@@ -124,7 +131,12 @@ def matrix(source: Source, ref: Ref, axis: Axis, vectors: int, hidden: int) -> M
             f"{[last, columns] if ref.rows else [rows, columns]}"
         )
     head_dim = rows // ref.interleaved if ref.interleaved else 0
-    return Matrix(source, tensor, axis, vectors, first, last, head_dim, ref.turned, 0)
+    return Matrix(source, tensor, axis, vectors, first, last, head_dim, ref.turned, 0, ref.step)
+
+
+def _by_rows(axis: Axis, turned: bool) -> bool:
+    """Whether the vectors of a matrix are rows of its tensor."""
+    return (axis == "row") is not turned
 
 
 def _of_pieces(source: Source, tensor: SourceTensor, ref: Ref, axis: Axis, vectors: int, hidden: int) -> Matrix:
@@ -147,6 +159,7 @@ def vector(source: Source, ref: Ref, flat: bool = False) -> F32:
     values = read_vector(source, ref.tensor, flat)
     if ref.rows:
         values = values.reshape(max(ref.pieces, 1), -1)[:, slice(*ref.rows)].reshape(-1)
+    values = values[ref.step[0] :: ref.step[1]]
     if ref.interleaved:
         values = _rotated(values.reshape(-1, 1), len(values) // ref.interleaved).reshape(-1)
     return values + np.float32(ref.add) if ref.add else values

@@ -224,11 +224,14 @@ class _Geometry:
             "q.bias": config.heads * config.head_dim, "k.bias": config.kv_heads * config.head_dim,
             "q_norm.whole": config.heads * config.head_dim, "k_norm.whole": config.kv_heads * config.head_dim,
             "v.bias": config.kv_heads * config.head_dim, "q_norm": config.head_dim, "k_norm": config.head_dim,
-            "gate.bias": config.intermediate, "up.bias": config.intermediate,
+            "gate.bias": config.intermediate, "up.bias": config.intermediate, "sinks": config.heads,
         }  # fmt: skip
         if config.mixture is not None and refs.kind == "experts":
-            experts = config.mixture.experts
-            lengths = {"router": experts * config.hidden, "router.bias": experts, "router.choice": experts}
+            experts, width = config.mixture.experts, config.mixture.width
+            lengths = {
+                "router": experts * config.hidden, "router.bias": experts, "router.choice": experts,
+                "gate.biases": experts * width, "up.biases": experts * width, "down.biases": experts * config.hidden,
+            }  # fmt: skip
         return tuple((name, ref, lengths.get(name, config.hidden)) for name, ref in refs.vectors)
 
 

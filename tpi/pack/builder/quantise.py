@@ -4,9 +4,9 @@ In the `record` layout a vector is its groups of 32 one after the other, each ex
 
 In the `tiled` layout a part of a unit is a matrix of outputs x inputs (row parts: width x hidden, column parts: hidden
 x width) cut in tiles of 8 outputs x 32 inputs, in order of outputs, then inputs. A tile is the codes of its 8 groups
-interleaved by 4-byte words (word 0 of output 0..7, word 1 of output 0..7, ...), then 8 f16 scales, then for q4 8 f16
-minima. A 32-byte load therefore holds 4 consecutive inputs (4-bit: 4 in the low halves, 4 others 16 further in the
-high halves) of each of the 8 outputs, one output per 32-bit lane.
+interleaved by 4-byte words (word 0 of output 0..7, word 1 of output 0..7, ...), then 8 scales (f16; of mxfp4 a byte),
+then for q4 8 f16 minima. A 32-byte load therefore holds 4 consecutive inputs (4-bit: 4 in the low halves, 4 others 16
+further in the high halves) of each of the 8 outputs, one output per 32-bit lane.
 """
 
 from typing import Literal, cast
@@ -15,11 +15,11 @@ import numpy as np
 
 from tpi.config import Format
 from tpi.errors import ModelError
-from tpi.pack.groups import CODE_BYTES, F32, U8, dequantise_groups, quantise_groups
+from tpi.pack.groups import CODE_BYTES, F32, FACTOR_BYTES, U8, dequantise_groups, quantise_groups
 from tpi.pack.layout import GROUP, GROUP_BYTES, TILE_OUTPUTS, Part, RunLayout, is_quantised
 
-GgufType = Literal["Q4_0", "Q4_1", "Q8_0"]
-GGUF_FORMATS: dict[GgufType, Format] = {"Q4_0": "q4s", "Q4_1": "q4", "Q8_0": "q8"}
+GgufType = Literal["Q4_0", "Q4_1", "Q8_0", "MXFP4"]
+GGUF_FORMATS: dict[GgufType, Format] = {"Q4_0": "q4s", "Q4_1": "q4", "Q8_0": "q8", "MXFP4": "mxfp4"}
 
 
 def part_bytes(part: Part, run: RunLayout) -> int:
@@ -125,26 +125,27 @@ def _decode_plain(format: Format, vectors: U8) -> F32:
 def _tile(format: Format, blocks: U8) -> U8:
     """Blocks `[units, outputs, input groups, block]` to tiles `[units, part_bytes]`."""
     units, outputs, groups, size = blocks.shape
-    code_bytes = CODE_BYTES[format]
-    factors = (size - code_bytes) // 2
+    code_bytes, each = CODE_BYTES[format], FACTOR_BYTES[format]
+    factors = (size - code_bytes) // each
     tiles = (units, outputs // TILE_OUTPUTS, groups)
     by_tile = blocks.reshape(units, outputs // TILE_OUTPUTS, TILE_OUTPUTS, groups, size).swapaxes(2, 3)
     codes = by_tile[..., -code_bytes:].reshape(*tiles, TILE_OUTPUTS, code_bytes // 4, 4).swapaxes(3, 4)
-    scales = by_tile[..., :-code_bytes].reshape(*tiles, TILE_OUTPUTS, factors, 2).swapaxes(3, 4)
-    ordered = [codes.reshape(*tiles, TILE_OUTPUTS * code_bytes), scales.reshape(*tiles, TILE_OUTPUTS * factors * 2)]
+    scales = by_tile[..., :-code_bytes].reshape(*tiles, TILE_OUTPUTS, factors, each).swapaxes(3, 4)
+    ordered = [codes.reshape(*tiles, TILE_OUTPUTS * code_bytes), scales.reshape(*tiles, TILE_OUTPUTS * factors * each)]
     return np.concatenate(ordered, axis=-1).reshape(units, outputs * groups * size)
 
 
 def _untile(format: Format, tiles: U8, outputs: int, inputs: int) -> U8:
     """Inverse of `_tile`: `[units, part_bytes]` to `[units, outputs, input groups, block]`."""
-    groups, size, code_bytes = inputs // GROUP, GROUP_BYTES[format], CODE_BYTES[format]
-    factors = (size - code_bytes) // 2
+    groups, size = inputs // GROUP, GROUP_BYTES[format]
+    code_bytes, each = CODE_BYTES[format], FACTOR_BYTES[format]
+    factors = (size - code_bytes) // each
     shape = (len(tiles), outputs // TILE_OUTPUTS, groups)
     tiles = tiles.reshape(*shape, TILE_OUTPUTS * size)
     codes = tiles[..., : TILE_OUTPUTS * code_bytes].reshape(*shape, code_bytes // 4, TILE_OUTPUTS, 4).swapaxes(3, 4)
-    scales = tiles[..., TILE_OUTPUTS * code_bytes :].reshape(*shape, factors, TILE_OUTPUTS, 2).swapaxes(3, 4)
+    scales = tiles[..., TILE_OUTPUTS * code_bytes :].reshape(*shape, factors, TILE_OUTPUTS, each).swapaxes(3, 4)
     ordered = [
-        scales.reshape(*shape, TILE_OUTPUTS, factors * 2),
+        scales.reshape(*shape, TILE_OUTPUTS, factors * each),
         codes.reshape(*shape, TILE_OUTPUTS, code_bytes),
     ]
     blocks = np.concatenate(ordered, axis=-1).swapaxes(2, 3)

@@ -118,7 +118,7 @@ class BlockWriter:
         return units, b"".join(sha256(unit.data).digest() for unit in units)
 
     def _vector(self, name: str, ref: Ref, length: int) -> bytes:
-        values = vector(self._source, ref, flat=name == "router")
+        values = vector(self._source, ref, flat=name == "router" or name.endswith(".biases"))
         if len(values) != length:
             raise ModelError(f"{self._source.label}: vector {name} has {len(values)} values instead of {length}")
         self._require_finite(values, name)

@@ -85,14 +85,15 @@ class KvPages:
         dtype: KvDtype,
         memory: Callable[[int], Bytes] | None = None,
     ) -> "KvPages":
-        """Storage for `blocks` pages of `kv_heads` local heads; `memory` gives so many zeroed bytes of a device."""
+        """Storage for `blocks` pages of `kv_heads` local heads; `memory` gives zeroed bytes, so many or more."""
         element = _ELEMENTS[dtype]
         shape = (blocks, kv_heads, PAGE_TOKENS, vector_bytes(head_dim, dtype) // element.itemsize)
 
         def zeros() -> KvArray:
             if memory is None:
                 return np.zeros(shape, element)
-            return memory(prod(shape) * element.itemsize).view(element).reshape(shape)
+            nbytes = prod(shape) * element.itemsize
+            return memory(nbytes)[:nbytes].view(element).reshape(shape)
 
         own = list(layers)
         return cls(blocks, {layer: zeros() for layer in own}, {layer: zeros() for layer in own})

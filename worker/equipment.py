@@ -1,7 +1,9 @@
 """What a node computes with: the host, its disk, and accelerators beside it."""
 
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
@@ -40,6 +42,7 @@ class Beside:
     options: OffloadOptions = field(default_factory=OffloadOptions)
     decide: "Decide | None" = None  # in place of `worker.pipelines.decide.decide_accelerator`
     more: tuple[Device, ...] = ()  # `figures` has one accelerator for each
+    doubt: Callable[[], None] | None = None  # called if a run contradicts the figures; None: they are given
 
     @property
     def devices(self) -> tuple[Device, ...]:
@@ -104,6 +107,8 @@ class Equipment:
         node = build_node(assign, held, endpoints, progress, tables, self.disk, self.host, accelerator=self.accelerator)
         if self.emulation is not None:
             _settle(self.emulation, node)
+        if self.accelerator is not None and self.accelerator.doubt is not None:
+            _watch(node, self.accelerator.doubt)
         return node
 
     def close(self) -> None:
@@ -117,19 +122,28 @@ class Equipment:
             warn(str(error))
 
 
-Measure = Callable[[HostDevice, Sequence[Device]], "NodeMachine"]
-"""The figures of this machine with these devices."""
+@dataclass(frozen=True)
+class MeasuredNode:
+    """The figures of this machine with its devices, and whom to tell if a run contradicts them."""
+
+    machine: "NodeMachine"
+    doubt: Callable[[], None]
 
 
-def measured(host: HostDevice, devices: Sequence[Device], cache: Path) -> "NodeMachine":
+Measure = Callable[[HostDevice, Sequence[Device]], MeasuredNode]
+
+
+def measured(host: HostDevice, devices: Sequence[Device], cache: Path) -> MeasuredNode:
     """What is remembered in `cache` of this machine and these devices, or is measured now; the disk is a laptop's."""
     from scheduler.model.machine import LAPTOP, NodeMachine
-    from worker.measure.remembered import device_rates, host_rates
+    from worker.measure.remembered import device_rates, doubt_machine, host_rates
     from worker.plan.speeds import OF_MEMORY
 
+    since = time.time()
     rates = host_rates(host.kernels, cache).figures
     card, *more = (device_rates(device, cache).figures for device in devices)
-    return NodeMachine(rates, default_budget(), LAPTOP.disk, card, rates.read / OF_MEMORY, tuple(more))
+    machine = NodeMachine(rates, default_budget(), LAPTOP.disk, card, rates.read / OF_MEMORY, tuple(more))
+    return MeasuredNode(machine, partial(doubt_machine, cache, since))
 
 
 def open_equipment(options: DeviceOptions, measure: Measure) -> Equipment:
@@ -150,7 +164,8 @@ def open_equipment(options: DeviceOptions, measure: Measure) -> Equipment:
         return _emulated(devices, emulations, host, options.offload)
     names = " and ".join(device.name for device in devices)
     warn(f"{names}: experimental, such devices are tested on the CPU and have not been run on a card yet")
-    return Equipment(host, _beside(devices, measure(host, devices), options.offload))
+    known = measure(host, devices)
+    return Equipment(host, replace(_beside(devices, known.machine, options.offload), doubt=known.doubt))
 
 
 @runtime_checkable
@@ -193,3 +208,13 @@ def _settle(emulation: "Emulation", node: "Node") -> None:
         node.rehearse()
         emulation.calibrate()
     warn(f"this node is emulated, {emulation.stretch:.0f} times as slow as what it emulates (docs/emulation.md)")
+
+
+def _watch(node: "Node", doubt: Callable[[], None]) -> None:
+    """Compare what its tokens take with what was predicted, but for what a disk decides, which is not measured here."""
+    from worker.measure.watch import StepWatch
+    from worker.plan.offload import OffloadPlan
+
+    plan = node.offload
+    if plan is not None and type(plan) is OffloadPlan and not node.window.placement.streamed_bytes:
+        node.watch = StepWatch(plan.problem, plan.chosen, doubt)

@@ -1,8 +1,8 @@
 """Rings in the memories of several accelerators as one, in which segments follow one another in the order of use.
 
 One ring has one order of loads, so that whoever reads the tier below for all of them reads it in that order. It still
-cannot deadlock: a use waits for nothing but uses before it (`scheduler.model.ring`). And it holds up no link for long:
-a load is asked for when the one before it was, and that was when an earlier segment of its accelerator was over.
+cannot deadlock: a use waits for nothing but uses before it (`scheduler.model.ring`). The price is that no accelerator
+runs ahead of another: where nothing is read in an order, each has a ring of its own.
 """
 
 from collections.abc import Mapping, Sequence

@@ -4,9 +4,9 @@ The ring's arithmetic is that of the memory window (`scheduler.model.ring`, `sch
 runs ahead is how large the ring is. With room for two neighbours the next segment is loaded while one is computed
 (PIPO's performance pipeline), with room for one it is loaded when the one before is over (the memory pipeline).
 
-Several accelerators have one ring, laid out in the memory of each (`scheduler.transfer.merged`): segments are asked
-for in the order of use, wherever they go, over links that all work at once. Those that the tier below streams are taken
-from there one after the other in that order, as its one reader must.
+A ring may lie in the memories of several accelerators (`scheduler.transfer.merged`): segments are then asked for in the
+order of use, wherever they go, over links that all work at once; and those that the tier below streams are taken from
+there one after the other in that order, as its one reader must.
 """
 
 import threading

@@ -1,4 +1,8 @@
-"""What passes through accelerators' memory in long steps, and in short ones: two rings in one place, by turns."""
+"""What passes through accelerators' memory in long steps, and in short ones: two rings in one place, by turns.
+
+Several accelerators have rings of their own, each of which runs ahead as far as it goes. But where the window below
+streams from disk, it has one reader, who takes segments in the order of use: then they have one ring together.
+"""
 
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -11,7 +15,7 @@ from tpi.devices.base import Device
 from tpi.devices.pages import Bytes
 from tpi.trace import ON, NoTrace
 from worker.node.placed import Placed
-from worker.plan.offload import OffloadPlan
+from worker.plan.offload import Numbers, OffloadPlan
 from worker.plan.places import Fed
 
 
@@ -37,41 +41,56 @@ class Rings:
         contents = {piece: self._contents(plan, piece, part) for piece, part in fed.items()}
         cards = zip(plan.cards, devices, strict=False)  # to the last ones nothing may be dealt
         parts = [RingPart(device, placed.allocate(device, plan.ring_bytes(card))) for card, device in cards]
-        long, short = (plan.ring(there) for there in (plan.long, plan.short))
-        self._long = DeviceRing(parts, long, contents, queue, trace)
-        self._short = self._long if plan.short == plan.long else DeviceRing(parts, short, contents, queue, trace)
+        together = any(each.in_turn for each in contents.values())
+        groups = [frozenset(fed)] if together else [plan.on(card) for card in plan.cards]
+        self._group = {piece: number for number, group in enumerate(groups) for piece in group}
+
+        def opened(there: Numbers) -> list[DeviceRing]:
+            return [DeviceRing(parts, plan.ring(there & group), contents, queue, trace) for group in groups]
+
+        self._long = opened(plan.long)
+        self._short = self._long if plan.short == plan.long else opened(plan.short)
         self._now = self._long
-        self._now.resume()
+        for ring in self._now:
+            ring.resume()
 
     @property
     def loaded_bytes(self) -> int:
         """Bytes that were taken up since the start."""
-        return sum(ring.loaded_bytes for ring in {self._long, self._short})
+        return sum(ring.loaded_bytes for ring in self._all)
 
     @property
     def stall_seconds(self) -> float:
         """Seconds that holds waited since the start."""
-        return sum(ring.stall_seconds for ring in {self._long, self._short})
+        return sum(ring.stall_seconds for ring in self._all)
 
     def hold(self, piece: int, short: bool) -> AbstractContextManager[Bytes]:
         """The hold of a piece in steps of that kind. Errors as `scheduler.transfer.ring.DeviceRing.hold`."""
-        return (self._short if short else self._long).hold(piece)
+        return (self._short if short else self._long)[self._group[piece]].hold(piece)
 
     def turn_to(self, short: bool) -> None:
         """Steps of the other kind follow: what was loaded ahead for those before is given up."""
-        ring = self._short if short else self._long
-        if ring is not self._now:
-            self._now.pause()
-            self._now = ring
-            ring.resume()
+        rings = self._short if short else self._long
+        if rings is not self._now:
+            for before in self._now:
+                before.pause()
+            self._now = rings
+            for ring in rings:
+                ring.resume()
 
     def quiet(self) -> None:
         """See `scheduler.transfer.ring.DeviceRing.quiet`."""
-        self._now.quiet()
+        for ring in self._now:
+            ring.quiet()
 
     def abandon(self) -> None:
         """See `scheduler.transfer.ring.DeviceRing.abandon`."""
-        self._now.abandon()
+        for ring in self._now:
+            ring.abandon()
+
+    @property
+    def _all(self) -> set[DeviceRing]:
+        return {*self._long, *self._short}
 
     def _contents(self, plan: OffloadPlan, piece: int, part: Fed) -> RingContents:
         segment = plan.pieces[piece]

@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
+from math import inf
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
@@ -61,10 +62,18 @@ def contradicts(predicted: float, measured: float) -> bool:
     return measured > 0 and not 1 / _ODD <= predicted / measured <= _ODD
 
 
-def doubt_machine(cache: Path) -> None:
-    """A run contradicted what is remembered: the next start measures it all again."""
+def doubt_machine(cache: Path, before: float = inf) -> None:
+    """A run contradicted what is remembered: the next start measures it all again.
+
+    What was measured since `before`, in seconds since 1970, is not doubted: it would be measured as it was just now.
+    """
     known = _load(cache)
-    _save(cache, {key: {**fields, "doubted": True} for key, fields in known.items()})
+    _save(cache, {key: {**fields, "doubted": _measured_at(fields) < before} for key, fields in known.items()})
+
+
+def _measured_at(fields: dict[str, Any]) -> float:
+    at = fields.get("at")
+    return float(at) if isinstance(at, int | float) else 0.0
 
 
 def _remembered(

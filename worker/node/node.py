@@ -26,6 +26,7 @@ from worker.service.served import Figures
 if TYPE_CHECKING:
     from worker.accelerator.accelerated import Accelerated
     from worker.demand.fetched import Fetched
+    from worker.measure.watch import StepWatch
     from worker.plan.offload import OffloadPlan
 
 F32 = npt.NDArray[np.float32]
@@ -52,6 +53,7 @@ class Node:
         self.budget = residence.budget
         self.window = loop.weights.window
         self.streamed = WindowStats()
+        self.watch: StepWatch | None = None  # of its steps, if anybody asks
         self._residence = residence
         self._resources = resources
         self._tables = PageTables(residence.budget.pages, PAGE_TOKENS)
@@ -101,7 +103,11 @@ class Node:
         if not step.entries:
             self.loop.group.tune(self._rehearsal())
             return None
-        out = self.loop.forward(step.x, self._tables.batch(step.entries), step.step)
+        batch, clock = self._tables.batch(step.entries), self.loop.clock
+        before = clock.total - clock.sync
+        out = self.loop.forward(step.x, batch, step.step)
+        if self.watch is not None:
+            self.watch.note(len(step.x), int(batch.positions[-1]) + 1, clock.total - clock.sync - before)
         self.streamed += self.window.take()
         return out
 
@@ -174,6 +180,8 @@ class Node:
         """Give back memory, threads and sockets; remember if the disk was not as expected."""
         self._resources.close()
         self._residence.compare(self.streamed.read_bytes, self.streamed.read_seconds)
+        if self.watch is not None:
+            self.watch.close()
 
 
 def _remark(of: "Accelerated | Fetched | None") -> str:

@@ -71,7 +71,7 @@ def _most_behind(behind: Sequence[float], last: int | None, size: int) -> int:
 def _shares(cards: Sequence[Accelerator]) -> Iterator[list[float]]:
     """Parts of the whole: as each figure of theirs, and all to one."""
     for figure in _FIGURES:
-        total = sum(figure(card) for card in cards)
-        yield [figure(card) / total for card in cards]
+        if total := sum(figure(card) for card in cards):  # memory may be used up
+            yield [figure(card) / total for card in cards]
     for only in range(len(cards)):
         yield [float(card == only) for card in range(len(cards))]

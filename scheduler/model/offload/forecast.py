@@ -9,7 +9,7 @@ from scheduler.model.offload.memory import peaks
 from scheduler.model.offload.problem import Problem
 from scheduler.model.offload.tasks import Candidates, Tasks
 from scheduler.model.offload.timeline import simulate_steps
-from scheduler.model.offload.work import Offload, Stretch
+from scheduler.model.offload.work import Offload, StepSize, Stretch
 
 _STEPS = 4  # of decoding that are simulated; the last one counts
 _DEEPER = (4, 3)  # slots that are used where there is room
@@ -62,6 +62,14 @@ def forecast(problem: Problem, offload: Offload) -> OffloadForecast:
     count = problem.step("prompt")[1]
     prompt = _stretch(problem, offload, "prompt", min(count, 2), long_run=False)
     return OffloadForecast(count * prompt.seconds, prompt, _stretch(problem, offload, "decode", _STEPS, long_run=True))
+
+
+def step_seconds(problem: Problem, offload: Offload, step: StepSize) -> float:
+    """What a step of this size takes in the long run, as `offload` computes tokens."""
+    tasks = Tasks.of(problem.work, problem.machine, step, problem.exchange, offload.cards)
+    places = Candidates.of(problem.work, [offload], "decode")
+    times = simulate_steps(tasks, places, problem.work.blocks, offload.pipeline, _STEPS, offload.slots)
+    return float(times.steps[-1, 0])
 
 
 def _stretch(problem: Problem, offload: Offload, stretch: Stretch, steps: int, long_run: bool) -> StretchForecast:

@@ -10,8 +10,9 @@ A block begins when the one before it has ended, its segments are computed on bo
 of them have. *performance*: loads run ahead, one segment beside the one in use; what is saved is waited for where it is
 loaded again. *memory*: one slot, and nothing is loaded or left unsaved while something else goes on (PIPO, 3.2).
 
-Of several accelerators each has slots and lanes of its own. Segments are asked for in the order of use, whichever
-accelerator they go to, and those from disk are taken up one after the other: the window below has one reader.
+Of several accelerators each has slots and lanes of its own. Where some come from disk, segments are asked for in the
+order of use, whichever accelerator they go to, and those from disk go up one after the other: the window below has one
+reader.
 
 Every beginning is a maximum of ends, so nothing ends sooner when a task becomes longer. Several candidates run at once:
 every time is an array `[candidates]`. The host's memory, which all but the accelerator share, is a bound: no lane.
@@ -64,7 +65,7 @@ class _Clock:
         self._host_slots = _Slots(never, HOST_SLOTS[pipeline])
         kv_slots = ACCELERATOR_SLOTS[pipeline]
         self._cards = {card: _Card(never, slots or kv_slots, kv_slots) for card in tasks.numbers}
-        self._several = len(self._cards) > 1
+        self._several, self._in_turn = len(self._cards) > 1, (candidates.disk & candidates.up).any(axis=0)
         self._saved: dict[int, F64] = {}
         self._never = never
         self._reads, self._lifts, self._kv = (
@@ -118,7 +119,7 @@ class _Clock:
         wanted, card = self._masks.up[number], self._card(number)
         begun = longest(card.up, card.slots.free, self._turn, first)
         if self._several:
-            self._opened = np.where(wanted, longest(self._opened, card.slots.free), self._opened)
+            self._opened = np.where(wanted & self._in_turn, longest(self._opened, card.slots.free), self._opened)
             begun = longest(begun, self._opened, np.where(self._masks.disk[number], self._taken, 0.0))
         ended = np.maximum(begun + self._tasks.up[number], last + self._tasks.last_up[number])
         card.up = np.where(wanted, ended, card.up)

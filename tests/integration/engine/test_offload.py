@@ -13,6 +13,7 @@ from master.generation.sampler import Sampler, Sampling
 from tests.support.cluster.inprocess import in_process_deployment
 from tests.support.devices.offloading import answers, offloaded, prompts, weights_bytes
 from tests.support.devices.twin import Twin
+from tests.support.kernels.pairwise import pairwise
 from tpi.devices.base import Event
 from tpi.devices.choose import open_device
 from tpi.devices.host import open_host
@@ -20,6 +21,7 @@ from tpi.devices.options import KvPlace, OffloadOptions, Pipelining, Weights
 from tpi.devices.pages import Bytes
 from tpi.errors import DeviceError, PlanError
 from tpi.kernels import Kernels
+from tpi.kv import KvDtype
 from tpi.pack.reader import Pack
 
 PLACEMENTS = list(product(["auto", "gpu", "ram", "disk"], ["auto", "gpu", "ram"], ["auto", "performance", "memory"]))
@@ -48,6 +50,35 @@ def test_every_placement_and_pipeline_answers_as_the_host_does(
             assert (
                 device.memory.used <= plan.memory_bytes <= 1.1 * device.memory.used
             )  # appendix B, for what we allocate
+
+
+@pytest.mark.parametrize(
+    ("kv_dtype", "weights", "kv", "pipeline", "batch"),
+    pairwise(["q8", "q4"], ["auto", "gpu", "ram", "disk"], ["gpu", "ram"], ["performance", "memory"], [1, 4]),
+)
+def test_keys_and_values_of_few_bits_live_there_or_visit(
+    kv_dtype: KvDtype,
+    weights: Weights,
+    kv: KvPlace,
+    pipeline: Pipelining,
+    batch: int,
+    tiny_pack: Callable[..., Pack],
+    tmp_path: Path,
+) -> None:
+    """Their pages are no whole number of pages of memory."""
+    pack, small = tiny_pack("llama"), SMALL | {"kv": kv_dtype}
+    asked = prompts(pack.config.vocab, batch, seed=batch)
+    with closing(in_process_deployment(pack, [1], tmp_path / "host", **small)) as deployment:
+        expected = answers(deployment, asked)
+    options = OffloadOptions(weights, kv, pipeline, 1)
+    with (
+        closing(open_device("emu:1GiB", room(pack, 1.5 if weights == "gpu" else 0.6))) as device,
+        offloaded(pack, tmp_path / "offloaded", {0: device}, options, **small) as deployment,
+    ):
+        assert answers(deployment, asked) == expected
+        plan = deployment.node.offload
+        assert plan is not None
+        assert device.memory.used <= plan.memory_bytes <= 1.1 * device.memory.used
 
 
 @pytest.mark.parametrize("dtype", ["f32", "q8", "q4"])

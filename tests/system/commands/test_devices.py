@@ -65,6 +65,16 @@ def test_local_workers_get_the_flags_too(model: tuple[str, ...], tmp_path: Path)
         (("--device", "cpu", "--kv", "gpu"), "--device cpu uses none"),
         (("--device", "cpu", "--gpu-memory", "1GiB"), "--device cpu uses none"),
         (("--device", "emu:100KiB", "--weights", "gpu"), "--gpu-memory"),
+        (("--device", "auto", "--device", "cuda:0"), "--device auto stands alone"),
+        (("--device", "emu:1GiB", "--device", "opencl"), "a node is emulated as a whole"),
+        (("--device", "emu:1GiB,name=a", "--device", "emu:2GiB,name=a"), "two emulated devices are called a"),
+        (
+            ("--device", "emu:1GiB", "--gpu-memory", "1MiB", "--gpu-memory", "2MiB"),
+            "--gpu-memory is given 2 times and --device 1",
+        ),
+        (("--device", "emu:1GiB", "--device", "emu:1MiB", "--gpu-memory", "2MiB"), "lower the limit"),
+        (("--device", "emu:9KiB", "--device", "emu:9KiB", "--weights", "gpu"), "--gpu-memory"),
+        (("--device", "emu:1GiB", "--device", "emu:1GiB", "--pipeline", "batch"), "give --device once"),
     ],
 )
 def test_what_cannot_be_is_said_in_one_sentence(
@@ -94,3 +104,43 @@ def test_what_a_workers_card_cannot_hold_is_refused_by_the_master(model: tuple[s
     assert done.returncode == 2
     assert "small: " in done.stderr
     assert "--gpu-memory" in done.stderr
+
+
+def test_two_cards_of_one_node_each_with_its_memory_and_tracks(model: tuple[str, ...], tmp_path: Path) -> None:
+    plain = run_json(*model, *PROMPT, cache=tmp_path)
+    trace = tmp_path / "trace.json"
+    cards = ("--device", EMULATED, "--device", EMULATED, "--gpu-memory", "32MiB", "--gpu-memory", "16MiB")
+    shared: Any = run_json(*model, *PROMPT, *cards, *STREAMED, "--trace", str(trace), cache=tmp_path)
+    assert shared["token_ids"] == plain["token_ids"]
+    assert "emu holds 0, emu-2 holds 0 of" in shared["nodes"][0]["accelerator"]
+    events = json.loads(trace.read_text())["traceEvents"]
+    named = {event["args"]["name"] for event in events if event["name"] == "thread_name"}
+    assert named >= TRACKS | {f"{track} on emu-2" for track in ("accelerator", "weight load")}
+
+
+def test_a_run_that_contradicts_what_was_measured_has_it_measured_again(model: tuple[str, ...], tmp_path: Path) -> None:
+    pytest.importorskip("pyopencl")
+    flags = (*model, "-p", "a b c", "--temp", "0", "-n", "14", "-c", "64", "--device", "opencl")
+    run_json(*flags, cache=tmp_path)
+    file = tmp_path / "machine.json"
+    assert not any(fields["doubted"] for fields in json.loads(file.read_text()).values())  # measured by this very run
+    known = json.loads(file.read_text())
+    for fields in known.values():
+        fields["figures"] |= {"read": 1e18, "operations": 1e18} if "read" in fields["figures"] else {}
+        if "rates" in fields["figures"]:
+            fields["figures"]["rates"] = {"read": 1e18, "operations": 1e18, "start": 0.0}
+    file.write_text(json.dumps(known))
+    run_json(*flags, cache=tmp_path)
+    assert all(fields["doubted"] for fields in json.loads(file.read_text()).values())
+    run_json(*flags, cache=tmp_path)
+    again = json.loads(file.read_text())
+    assert not any(fields["doubted"] or 1e18 in fields["figures"].values() for fields in again.values())
+
+
+def test_an_emulated_run_whose_work_was_too_slow_says_that_it_means_nothing(
+    model: tuple[str, ...], tmp_path: Path
+) -> None:
+    done = tpi("run", *model, *PROMPT, "--device", "emu:64MiB,stretch=0.01", *STREAMED, cache=tmp_path)
+    assert done.returncode == 0
+    (line,) = [line for line in done.stderr.splitlines() if "says nothing of its schedule" in line]
+    assert "give stretch=" in line

@@ -76,14 +76,17 @@ class LayerArena:
     def note(self, active: I32) -> None:
         """These were active for a token: what habits are made of."""
         if self._arena.moving.migrate:
-            self.worth.note(active)
+            with self._lock:
+                self.worth.note(active)
 
     def took_there(self, count: int, seconds: float) -> None:
         """So many neurons took the accelerator so long, activations' way included."""
+        self._arena.figures.seconds_there += seconds
         self._arena.meter.took("accelerator", count, seconds)
 
     def took_here(self, count: int, seconds: float) -> None:
         """So many neurons took the CPU so long."""
+        self._arena.figures.seconds_here += seconds
         self._arena.meter.took("CPU", count, seconds)
 
     def release(self, slots: I32) -> None:

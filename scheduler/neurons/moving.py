@@ -35,3 +35,5 @@ class ArenaFigures:
     moved: int = 0  # neurons
     moves: int = 0
     moved_bytes: int = 0
+    seconds_there: float = 0.0  # of computing them on the accelerator, on the CPU
+    seconds_here: float = 0.0

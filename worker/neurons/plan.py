@@ -37,12 +37,14 @@ class NeuronSetup:
         predictors: theirs; they go to the accelerator.
         scorers: in place of `predictors`, for layers that have any: for tests.
         moving: what happens at run time.
+        most: bytes of the accelerator's memory that neurons may take; None: all that is left.
     """
 
     frequency: Mapping[int, F64]
     predictors: Mapping[int, Predictor] = field(default_factory=dict)
     scorers: Mapping[int, Scorer] = field(default_factory=dict)
     moving: Moving = DYNAMIC
+    most: int | None = None
 
 
 @dataclass(frozen=True)
@@ -80,7 +82,7 @@ def decide_neurons(
             "there; give it more with --gpu-memory, or leave --sparsity off"
         )
     fields = {name: getattr(planned, name) for name in OffloadPlan.__dataclass_fields__}
-    return NeuronPlan(**fields, setup=setup, placement=_placed(pieces, machine, setup, room))
+    return NeuronPlan(**fields, setup=setup, placement=_placed(pieces, machine, setup, min(room, setup.most or room)))
 
 
 def _check(plan: NodePlan, pieces: tuple[NodeSegment, ...]) -> None:

@@ -101,7 +101,7 @@ def test_a_side_without_active_neurons_is_not_called() -> None:
         for active, expected in (([], 0), ([200, 201], 0), ([3], 1), ([3, 200], 1)):
             calls.clear()
             chosen.append(NeuronChoice(np.array(active, np.int32)))
-            assert_close(run(counting, data, x), native.ffn(block.spec, data, x, chosen[-1].active), 5e-6)
+            assert_close(run(counting, data, x), native.ffn(block.spec, data, x, np.array(active, np.int32)), 5e-6)
             assert len(calls) == expected
 
 

@@ -17,6 +17,7 @@ class TimedLane:
         self.name = name
         self.busy = 0.0  # seconds of tasks since the start, not stretched
         self.tasks = 0
+        self.slowed = 1.0  # by which factor its tasks take longer: another process has a part of it
         self._clock, self._pace = clock, pace
         self._lock = Lock()
         self._free_at = 0.0
@@ -46,6 +47,7 @@ class TimedLane:
 
     def _take(self, seconds: float) -> tuple[float, float]:
         """When the task begins, and how long it takes."""
+        seconds *= self.slowed
         slot = seconds * self.stretch
         with self._lock:
             begins = max(self._clock.now(), self._free_at)

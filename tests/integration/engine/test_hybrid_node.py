@@ -1,0 +1,133 @@
+"""A node whose accelerator and CPU compute neurons together: the tokens of the dense run."""
+
+from collections.abc import Callable, Mapping
+from contextlib import closing
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from benchmarks.training.regular import NeuronUse, write_regular
+from scheduler.model.machine import LAPTOP, Accelerator, NodeMachine
+from scheduler.neurons.moving import DYNAMIC, STATIC, Moving
+from tests.support.cluster.inprocess import in_process_deployment
+from tests.support.devices.neurons import All, Exact, scorers
+from tests.support.devices.offloading import answers, prompts
+from tests.support.devices.opencl_device import opencl_device
+from tests.support.weights.shapes import LLAMA_1B
+from tpi.devices.base import Device
+from tpi.devices.emulated.device import open_emulated
+from tpi.errors import PlanError
+from tpi.pack.reader import Pack
+from worker.equipment import Beside
+from worker.neurons import foresight
+from worker.neurons.accelerated import NeuronAccelerated
+from worker.neurons.plan import NeuronSetup, decide_neurons
+
+SMALL: dict[str, Any] = {"context": 64, "pool": 96}
+SHAPE: dict[str, Any] = LLAMA_1B | {
+    "hidden_size": 128, "intermediate_size": 320, "num_hidden_layers": 3, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "head_dim": 32, "vocab_size": 512, "max_position_embeddings": 512,
+}  # fmt: skip
+CARD = "64MiB,stretch=1"
+
+
+@pytest.fixture(scope="module")
+def relu_pack(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Pack]:
+    directory = tmp_path_factory.mktemp("relu")
+    return lambda dtype: write_regular(directory / dtype, SHAPE, NeuronUse(rank=32), dtype)
+
+
+def at_once() -> NodeMachine:
+    """A laptop whose calls and copies begin at once: else neurons of so small a model never repay an exchange."""
+
+    def begun(card: Accelerator) -> Accelerator:
+        return replace(card, rates=replace(card.rates, start=0.0), link=replace(card.link, latency=0.0))
+
+    return replace(LAPTOP.with_cards(begun), host=replace(LAPTOP.host, start=0.0))
+
+
+def setup_of(pack: Pack, kind: type[Exact], moving: Moving) -> NeuronSetup:
+    random = np.random.default_rng(3)
+    frequency = {layer: random.random(pack.config.intermediate) for layer in range(pack.config.layers)}
+    neurons = sum(block.shape.nbytes for _, block in pack.layers)
+    return NeuronSetup(frequency, scorers=scorers(pack, kind), moving=moving, most=neurons // 2)
+
+
+def sparse_answers(
+    pack: Pack, cache: Path, device: Device, setup: NeuronSetup, asked: list[list[int]]
+) -> tuple[list[list[int]], NeuronAccelerated]:
+    decide: Any = partial(decide_neurons, setup=setup)
+    accelerators: Mapping[int, Beside] = {0: Beside(device, at_once(), decide=decide)}
+    with closing(in_process_deployment(pack, [1], cache, accelerators=accelerators, **SMALL)) as deployment:
+        found = answers(deployment, asked, 12)
+        link = deployment.node.link
+        assert isinstance(link, NeuronAccelerated)
+        assert link.arena is not None
+        link.arena.settle()
+        assert not any(each.slots.faults() or each.slots.uses.any() for each in link.arena.layers)
+        return found, link
+
+
+def dense_answers(pack: Pack, cache: Path, asked: list[list[int]]) -> list[list[int]]:
+    with closing(in_process_deployment(pack, [1], cache, **SMALL)) as deployment:
+        return answers(deployment, asked, 12)
+
+
+CASES: list[tuple[str, type[Exact], Moving, str]] = [
+    ("emulated", All, STATIC, "f32"),
+    ("emulated", Exact, STATIC, "q4"),
+    ("emulated", All, DYNAMIC, "q4"),
+    ("emulated", Exact, DYNAMIC, "f32"),
+    ("opencl", All, STATIC, "f32"),
+    ("opencl", Exact, DYNAMIC, "q4"),
+]
+
+
+@pytest.mark.parametrize(("device", "kind", "moving", "dtype"), CASES)
+def test_tokens_equal_the_dense_run(
+    device: str,
+    kind: type[Exact],
+    moving: Moving,
+    dtype: str,
+    relu_pack: Callable[[str], Pack],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(foresight, "SPARSE", 1.0)  # those who name all are believed, too
+    pack = relu_pack(dtype)
+    with closing(open_emulated(CARD)) if device == "emulated" else opencl_device() as card:
+        for asked in ([prompt] for prompt in prompts(pack.config.vocab, 2, seed=5, longest=12)):
+            found, link = sparse_answers(pack, tmp_path / "sparse", card, setup_of(pack, kind, moving), asked)
+            assert found == dense_answers(pack, tmp_path / "dense", asked)
+    assert link.arena is not None
+    figures = link.arena.figures
+    assert 0 < figures.active_there < figures.active
+    assert (figures.moved > 0) == (moving.migrate and kind is Exact)  # where all are active the hottest stay
+    assert "neurons lie on" in link.describe()
+
+
+def test_several_sequences_share_a_union_and_long_steps_are_dense(
+    relu_pack: Callable[[str], Pack], tmp_path: Path
+) -> None:
+    pack = relu_pack("f32")
+    asked = prompts(pack.config.vocab, 3, seed=8, longest=30)
+    with closing(open_emulated(CARD)) as card:
+        found, link = sparse_answers(pack, tmp_path / "sparse", card, setup_of(pack, Exact, DYNAMIC), asked)
+    assert found == dense_answers(pack, tmp_path / "dense", asked)
+    assert link.arena is not None
+    assert link.arena.figures.active > 0
+
+
+def test_an_accelerator_without_room_for_attention_is_refused_by_name(
+    relu_pack: Callable[[str], Pack], tmp_path: Path
+) -> None:
+    pack = relu_pack("f32")
+    with (
+        closing(open_emulated("1MiB,stretch=1")) as card,
+        pytest.raises(PlanError, match="--gpu-memory, or leave --sparsity off"),
+    ):
+        sparse_answers(pack, tmp_path, card, setup_of(pack, Exact, DYNAMIC), [[3, 4]])

@@ -75,6 +75,14 @@ BENCHMARKS = {
     "links": Benchmark(
         "benchmarks.serving.links:bench", (*HOME, "benchmarks/serving"), 4, ROOT_AND_QUIET, root=True, quick=False
     ),
+    "stream_peers": Benchmark(
+        "benchmarks.serving.peers:bench",
+        (*ONE_NODE, "benchmarks/serving"),
+        3,
+        "llama-cpp-python",
+        ("llama_cpp",),
+        quick=False,
+    ),
     "left_alone": Benchmark("benchmarks.serving.left_alone:bench", (*RUNTIME, "benchmarks/serving"), 11),
     "idle": Benchmark("benchmarks.speed.idle:bench", RUNTIME, 17),
     "keys": Benchmark("benchmarks.trust.curve:bench", ("tpi/net", "tpi/keys", "allreduce"), 0.3),

@@ -2,8 +2,10 @@
 
 import asyncio
 import json
+import random
 from collections import Counter
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from threading import Event
 
@@ -60,6 +62,34 @@ def test_a_crowd_is_answered_or_told_to_come_back(tiny_pack: Callable[..., Pack]
         with client(served) as http:
             assert http.get("/health").status_code == 200
             assert "vllm:num_requests_running{" in http.get("/metrics").text
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_eight_at_random_times_hear_what_each_hears_alone(
+    seed: int, tiny_pack: Callable[..., Pack], tmp_path: Path
+) -> None:
+    """Greedy, over HTTP, with so few pages that some have to give theirs back and are computed again."""
+    drawn = random.Random(seed)
+    bodies = [
+        said(f"{drawn.random()} " * (1 + 2 * (number % 3)), max_tokens=60, ignore_eos=True, logprobs=True)
+        for number in range(8)
+    ]
+    delays = [drawn.uniform(0, 0.1) for _ in bodies]
+
+    with tiny_server(tiny_pack("llama"), tmp_path, context=256, pool=14, key=None) as served, client(served) as http:
+
+        def tokens(body: dict[str, object], delay: float) -> list[str]:
+            never.wait(delay)
+            content = http.post(CHAT, json=body).json()["choices"][0]["logprobs"]["content"]
+            return [token["token"] for token in content]
+
+        never = Event()
+        alone = [tokens(body, 0) for body in bodies]
+        before = served.engine.admission.preempted
+        with ThreadPoolExecutor(8) as pool:
+            assert list(pool.map(tokens, bodies, delays)) == alone
+        assert served.engine.admission.preempted > before
+        assert served.pages_in_use == 0
 
 
 def test_who_is_turned_away_hears_when_to_come_back(

@@ -17,7 +17,7 @@ import psutil
 import pytest
 from anthropic import Anthropic
 from jsonschema import validate
-from openai import OpenAI
+from openai import AuthenticationError, BadRequestError, NotFoundError, OpenAI
 
 from tests.support.commands import TPI, clean
 from tests.support.paths import ROOT
@@ -84,6 +84,14 @@ def test_lines_of_the_page(line: str, url: str) -> None:
         assert json.loads(done.stdout)
 
 
+def test_the_line_of_the_readme(url: str) -> None:
+    """It is for a server without a key at the usual port."""
+    (line,) = re.findall(r"^curl (?:.*\\\n)*.*$", (ROOT / "README.md").read_text(), re.MULTILINE)
+    here = line.replace("http://127.0.0.1:8080", url) + f" -H 'x-api-key: {KEY}'"
+    done = subprocess.run(["bash", "-c", here], capture_output=True, text=True, timeout=120, check=True)
+    assert json.loads(done.stdout)["choices"][0]["message"]["content"]
+
+
 def test_there_are_lines_for_every_path() -> None:
     paths = {match[0] for line in CURL if (match := re.findall(r"\$URL(/[\w/]+)", line))}
     assert {"/health", "/metrics", "/v1/models", "/v1/messages", "/v1/responses", "/v1/embeddings"} <= paths
@@ -106,6 +114,26 @@ def test_many_at_once(ai: OpenAI) -> None:
 
     with ThreadPoolExecutor(8) as pool:
         assert all(pool.map(ask, range(8)))
+
+
+def test_streams_of_every_form_logprobs_and_errors(ai: OpenAI) -> None:
+    asked: dict[str, Any] = {"model": MODEL, "max_tokens": 6, "temperature": 0}
+    for chunk in ai.completions.create(prompt="Once upon a time", stream=True, logprobs=2, **asked):
+        assert all(choice.logprobs and choice.logprobs.tokens for choice in chunk.choices if choice.text)
+    best = ai.chat.completions.create(messages=ASK, logprobs=True, top_logprobs=3, **asked).choices[0].logprobs
+    assert best
+    assert best.content
+    assert all(one.logprob == one.top_logprobs[0].logprob for one in best.content)
+    events = [event.type for event in ai.responses.create(model=MODEL, input="Hello", max_output_tokens=6, stream=True)]
+    assert events[0] == "response.created"
+    assert events[-1] in ("response.completed", "response.incomplete")
+    assert [model.id for model in ai.models.list()] == [MODEL]
+    with pytest.raises(NotFoundError, match="there is no model"):
+        ai.chat.completions.create(messages=ASK, **asked | {"model": "gpt-9"})
+    with pytest.raises(BadRequestError, match="max_tokens"):
+        ai.chat.completions.create(messages=ASK, **asked | {"max_tokens": -1})
+    with pytest.raises(AuthenticationError):
+        ai.with_options(api_key="wrong").models.list()
 
 
 def test_a_tool_round_trip(ai: OpenAI) -> None:

@@ -3,11 +3,15 @@
 from collections.abc import Iterator, Sequence
 from hashlib import sha256
 
+from master.deployment.predictors import SentPredictors
+from tpi.errors import ModelError
 from tpi.net.messages import Assign, BlockPlan, LayerPlan, NodeOptions, PeerAddress, RunPlan, VectorPlan
 from tpi.pack.blockfile import BlockShape
 from tpi.pack.layout import RunLayout
 from tpi.pack.reader import Pack, PackBlock
 from tpi.partition import Range, Shard, expert_ranges
+from tpi.progress import warn
+from tpi.sparsity.routing import NAME, load_routing
 
 
 def assignments(
@@ -19,14 +23,21 @@ def assignments(
     epoch: int,
     collective: str = "star",
     wire: str = "f32",
+    predictors: SentPredictors | None = None,
 ) -> list[Assign]:
-    """One per shard, in rank order; rank 0 is the master. Embedding, head and final norm are in none of them."""
+    """One per shard, in rank order; rank 0 is the master. Embedding, head and final norm are in none of them.
+
+    `predictors` are for nodes that compute active neurons alone: each has those of its own.
+    """
     experts = pack.config.mixture.experts if pack.config.mixture else 1
     hashed = {block.id: _HashedBlock(block, experts) for block in pack.walk()}
     layouts = list(dict.fromkeys(run for block in hashed.values() for run in block.block.shape.runs))
     index = {identity: number for number, identity in enumerate(hashed)}
     everyone = tuple(range(len(shards)))
+    routing = _routing(pack)
     layers = tuple(LayerPlan(tuple(index[block.id] for block in blocks), everyone) for blocks in pack.layers)
+    sent = predictors or SentPredictors({})
+    foretold = [sent.plans(shard, len(hashed)) for shard in shards]
     return [
         Assign(
             session=session,
@@ -35,15 +46,29 @@ def assignments(
             size=len(shards),
             config=pack.config.for_context(options.context),
             layouts=tuple(layouts),
-            blocks=tuple(block.plan(shard, layouts) for block in hashed.values()),
+            blocks=(*(block.plan(shard, layouts) for block in hashed.values()), *foretold[rank][0]),
             layers=layers,
             peers=tuple(peers),
             collective=collective,
             wire=wire,
             options=options,
+            routing=routing,
+            predictors=foretold[rank][1],
         )
         for rank, shard in enumerate(shards)
     ]
+
+
+def _routing(pack: Pack) -> bytes:
+    """What a profile recorded of a model with experts; nothing where there is none, or where it is damaged."""
+    path = pack.path / NAME
+    if pack.config.mixture is None or not path.exists():
+        return b""
+    try:
+        return load_routing(path).told()
+    except ModelError as error:
+        warn(str(error))
+        return b""
 
 
 class _HashedBlock:

@@ -3,7 +3,7 @@
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -12,13 +12,20 @@ from tpi.config import default_cache
 from tpi.errors import UsageError
 from tpi.sparsity.usage import NeuronUse, hot_share
 
+if TYPE_CHECKING:
+    from tpi.kernels import Kernels
+    from tpi.pack.reader import Pack
+    from tpi.sparsity.replay import I32
+
 LENGTH = 256  # tokens of a sequence
 PLOT = "profile.svg"
 _AHEAD = 3  # layers
 
 
 @click.command()
-@click.option("-m", "--model", required=True, help="What `tpi run` takes; its feed-forward networks are profiled.")
+@click.option(
+    "-m", "--model", required=True, help="What `tpi run` takes; its feed-forward networks or experts are profiled."
+)
 @click.option("--text", "text", required=True, type=click.Path(path_type=Path), help="A file of UTF-8 text.")
 @click.option("--dtype", default="auto", show_default=True, help="Format of the weights, as for tpi run.")
 @click.option("--tokens", type=click.IntRange(min=1), help="Use so many tokens of the text at most.")
@@ -32,10 +39,15 @@ _AHEAD = 3  # layers
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of the table.")
 @quiet_option
 def profile(model: str, text: Path, as_json: bool, **flags: Any) -> None:
-    """Count which neurons of a model a text activates. Stopped before its end, it goes on where it was."""
+    """Count which neurons of a model a text activates, or which experts it chooses.
+
+    Stopped before its end, it goes on where it was. A node that has no room for all experts replays what is recorded
+    here, and keeps them by the policy that finds most in its memory.
+    """
     words = _read(text)
     found = _profiled(model, words, text, flags)
-    click.echo(json.dumps(found) if as_json else _table(found))
+    table = _routing_table if "routing" in found else _table
+    click.echo(json.dumps(found) if as_json else table(found))
 
 
 def _read(path: Path) -> str:
@@ -65,6 +77,8 @@ def _profiled(model: str, words: str, text: Path, flags: dict[str, Any]) -> dict
     if len(ids) < length:
         raise UsageError(f"{text} has {len(ids)} tokens; give --text a file of at least {length}, better thousands")
     tokens, kernels = chunks(ids, length), open_kernels()
+    if pack.config.mixture is not None:
+        return _routed(pack, tokens, kernels, flags["predictors"])
     with phase(f"profiling {pack.path.name}") as progress:
         use = profile_model(pack, tokens, kernels, progress)
     write_atomically(pack.path / PLOT, figure(use).encode())
@@ -73,6 +87,25 @@ def _profiled(model: str, words: str, text: Path, flags: dict[str, Any]) -> dict
         with phase(f"training predictors for {pack.path.name}") as progress:
             found["predictors"] = train_beside(pack, tokens, kernels, flags["ahead"], progress)
     return found
+
+
+def _routed(pack: "Pack", tokens: "I32", kernels: "Kernels", predictors: bool) -> dict[str, Any]:
+    """A model with experts: which of them its tokens choose."""
+    from master.profiling.routing import record_routing, routing_figures
+    from tpi.progress import phase
+    from tpi.sparsity.routing import NAME
+
+    if predictors:
+        raise UsageError(f"--predictors are for single neurons, and {pack.path.name} has experts; leave it out")
+    with phase(f"recording which experts {pack.path.name} chooses") as progress:
+        record = record_routing(pack, tokens, kernels, progress)
+    return {"routing": str(pack.path / NAME), **routing_figures(record)}
+
+
+def _routing_table(found: dict[str, Any]) -> str:
+    from master.profiling.routing import routing_table
+
+    return routing_table(found)
 
 
 def _figures(use: NeuronUse) -> dict[str, Any]:

@@ -8,6 +8,7 @@ from collections import deque
 from collections.abc import Callable, Iterable
 
 SAMPLES = 15  # gaps, of which the median counts
+_JUDGED, _REMEMBERED, _RETRY = 16, 256, 16  # units: enough to judge by; kept in mind; of which one is tried
 _FEWEST = 3  # before that many were seen, nothing is read ahead
 
 
@@ -70,6 +71,30 @@ class Waiting:
             together += self._nbytes(waiting[0])
             run.append(waiting.popleft())
         return run
+
+
+class Foresight:
+    """Whether hints come true: what is read ahead takes the place of something, and is worth that only if it is used.
+
+    Where fewer than a quarter were, one hint in `_RETRY` is followed, to see whether that goes on.
+    """
+
+    def __init__(self) -> None:
+        self._used = self._wasted = self._asked = 0
+
+    def note(self, used: int, wasted: int) -> None:
+        """So many units that were read ahead were used, or went before they were."""
+        self._used, self._wasted = self._used + used, self._wasted + wasted
+        if self._used + self._wasted > _REMEMBERED:
+            self._used, self._wasted = self._used // 2, self._wasted // 2
+
+    def follows(self) -> bool:
+        """Whether to read the next unit ahead; asked once for each."""
+        judged = self._used + self._wasted
+        if judged < _JUDGED or 4 * self._used >= judged:
+            return True
+        self._asked += 1
+        return self._asked % _RETRY == 0
 
 
 class Gaps:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from scheduler.demand.loads import Gaps, UnitLoad, Waiting
+from scheduler.demand.loads import Foresight, Gaps, UnitLoad, Waiting
 from scheduler.demand.policies import Policy, Units
 from scheduler.demand.sources import UnitTier
 from scheduler.demand.stats import DemandStats
@@ -47,7 +47,7 @@ class Store:
         self._unused = np.zeros(len(self._slots), np.bool_)  # slots that were filled ahead, and not used since
         self._announced: dict[int, Units] = {}  # by block
         self._demanded = self._ahead_bytes = 0  # loads that somebody waits for; bytes that are being read ahead
-        self._gaps, self._reads = Gaps(clock), reads or ReadClock()
+        self._gaps, self._reads, self._foresight = Gaps(clock), reads or ReadClock(), Foresight()
         self._verify, self._unverified = verify, np.full(len(source.keys), verify is not None)
         self._closed = False
         workers.start(self._serve)
@@ -133,8 +133,8 @@ class Store:
         lacking = self.table.admit(units, self.policy)
         self.policy.use(units)
         wasted = int(np.count_nonzero(self._unused[self.table.slot_of[lacking]]))
-        self.stats.ahead_wasted += wasted
-        self.stats.ahead_used += int(np.count_nonzero(self._unused[self.table.slot_of[units]])) - wasted
+        used = int(np.count_nonzero(self._unused[self.table.slot_of[units]])) - wasted
+        self._judge(used, wasted)
         self._unused[self.table.slot_of[units]] = False
         self.stats.misses += len(lacking) + len(pending)
         self.stats.hits += len(units) - len(lacking) - len(pending)
@@ -203,16 +203,22 @@ class Store:
         speed = self.stats.read_bytes / (self._reads.seconds or 1.0)
         slots = self.table.slots_for(1, self.policy)
         room = self._gaps.room(speed, self._ahead_bytes)
-        if room < self.source.nbytes(unit) or not len(slots) or self._holds_announced(int(slots[0])):
+        able = room >= self.source.nbytes(unit) and len(slots) and not self._holds_announced(int(slots[0]))
+        if not able or not self._foresight.follows():
             self._waiting.forget_ahead()
             return []
-        self.stats.ahead_wasted += int(self._unused[slots[0]])
+        self._judge(0, int(self._unused[slots[0]]))
         self.table.place(np.array([unit]), slots)
         self._begin([unit], ahead=True)
         self._unused[slots] = True
         self.stats.ahead += 1
         self._ahead_bytes += self.source.nbytes(unit)
         return [unit]
+
+    def _judge(self, used: int, wasted: int) -> None:
+        self.stats.ahead_used += used
+        self.stats.ahead_wasted += wasted
+        self._foresight.note(used, wasted)
 
     def _holds_announced(self, slot: int) -> bool:
         unit = self.table.unit_of[slot]

@@ -36,6 +36,8 @@ from tpi.net.questions import Condition, Echo, Inquiry
 from tpi.pack.layout import BlockKind, RunLayout
 from tpi.trace import PAGE_SPANS
 
+MOST_ROUTING = 1 << 20  # bytes
+
 
 @message
 @dataclass(frozen=True)
@@ -114,6 +116,24 @@ class LayerPlan:
 
 
 @dataclass(frozen=True)
+class PredictorPlan:
+    """What predicts which of this node's neurons of a layer are active: see `tpi.sparsity.predictor.Predictor`.
+
+    Its matrices are the vectors `first` and `second` of a block without units: their bytes as they are kept, read as
+    float32; with `bias` where there is one.
+    """
+
+    layer: Count
+    block: Count  # index into Assign.blocks
+    rank: Count  # values between the matrices
+    neurons: Count
+    weights: Literal["f16", "q8"]
+    given: Literal["normed", "residual"]
+    ahead: Count  # layers
+    threshold: float
+
+
+@dataclass(frozen=True)
 class PeerAddress:
     """Where the collective plane of a rank listens, as `tcp://host:port`, and whose key is to answer there.
 
@@ -142,6 +162,7 @@ class NodeOptions:
     trace: bool = False  # record spans
     verify_weights: bool = False  # compare them with their hashes when they are first loaded
     timeout_s: Seconds = 30.0  # of an exchange that makes no progress
+    sparsity: Literal["off", "auto", "static", "dynamic"] = "off"  # compute predicted neurons alone, see docs/sparsity.md
 
 
 @message
@@ -161,6 +182,8 @@ class Assign:
     collective: Name
     wire: Name
     options: NodeOptions
+    routing: Annotated[bytes, Raw(MOST_ROUTING)] = b""  # recorded, see `tpi.sparsity.routing.RoutingRecord`
+    predictors: tuple[PredictorPlan, ...] = ()  # one a layer at most
 
     def __post_init__(self) -> None:
         for block in self.blocks:
@@ -169,6 +192,8 @@ class Assign:
                     raise MessageError(f"block {block.id.hex()[:12]} has units beyond its layout")
         if any(index >= len(self.blocks) for layer in self.layers for index in layer.blocks):
             raise MessageError("a layer names a block that is not in the plan")
+        if any(one.block >= len(self.blocks) for one in self.predictors):
+            raise MessageError("a predictor is in a block that is not in the plan")
         if any(rank >= self.size for layer in self.layers for rank in layer.ranks):
             raise MessageError("a layer names a rank that is not in the plan")
         if not self.rank < self.size:
@@ -252,6 +277,7 @@ class Heartbeat:
     phase: Phase
     step: Id64
     window: WindowState = WindowState()
+    missed: Count = 0  # 1 + the rank whose message is late, though this node waits for nothing else; 0: no such
 
 
 @dataclass(frozen=True)

@@ -12,12 +12,12 @@ from functools import cached_property
 import numpy as np
 import numpy.typing as npt
 
-from tpi.block import attention_spec, ffn_spec, residual
+from tpi.block import attention_spec, experts_spec, ffn_spec, residual
 from tpi.config import ModelConfig
 from tpi.errors import ModelError
 from tpi.kernels import Kernels
 from tpi.kernels.arithmetic import activate, biased
-from tpi.kernels.spec import Batch, FfnSpec, NormSpec
+from tpi.kernels.spec import Batch, FfnSpec, NormSpec, Routing
 from tpi.kv import KvPages, pages_for
 from tpi.pack.layout import RunLayout
 from tpi.pack.reader import Pack, PackBlock
@@ -67,11 +67,20 @@ def dense(layer: int, weights: FfnWeights, x: F32) -> F32:
     return np.asarray(weights.inner(x) @ weights.down, np.float32)
 
 
-def replay(pack: Pack, tokens: I32, kernels: Kernels, feed_forward: FeedForward = dense) -> F32:
+def replay(
+    pack: Pack,
+    tokens: I32,
+    kernels: Kernels,
+    feed_forward: FeedForward = dense,
+    chosen: Callable[[int, Routing], None] | None = None,
+) -> F32:
     """Hidden states after the last layer, `[sequences * length, hidden]`, of `tokens` `[sequences, length]`.
 
+    `chosen` hears, layer by layer, which experts the tokens chose.
+
     Raises:
-        ModelError: if a layer has something else than attention and a feed-forward network.
+        ModelError: if a layer has something else than attention and a feed-forward network, or has experts where
+            nobody hears of them.
     """
     config = pack.config.for_context(tokens.shape[1])
     x: F32 = kernels.gather(*table(pack.embedding), tokens.reshape(-1)) * np.float32(config.embed_scale)
@@ -87,6 +96,9 @@ def replay(pack: Pack, tokens: I32, kernels: Kernels, feed_forward: FeedForward 
             elif block.kind == "ffn":
                 weights = read_ffn(config, block, kernels)
                 total = feed_forward(layer, weights, kernels.norm(weights.spec.norm, x))
+            elif chosen is not None:
+                total, routing = _pass_experts(config, block, x, kernels)
+                chosen(layer, routing)
             else:
                 raise ModelError(f"a block of kind {block.kind} is not replayed; take a model without experts")
             if config.parallel and block.kind == "attention":
@@ -95,6 +107,19 @@ def replay(pack: Pack, tokens: I32, kernels: Kernels, feed_forward: FeedForward 
             total = total + joined if config.parallel else total
             x = kernels.add_residual(residual(config, block.kind, vectors), x, total)
     return x
+
+
+def _pass_experts(config: ModelConfig, block: PackBlock, x: F32, kernels: Kernels) -> tuple[F32, Routing]:
+    """What a block of experts comes to for `x` `[tokens, hidden]`, and which of them the tokens chose."""
+    layouts = {run.name: run for run in block.shape.runs}
+    neuron, shared = layouts["neuron"], layouts.get("shared")
+    beside = None if shared is None else (shared, Range(0, shared.units))
+    spec = experts_spec(config, neuron, [Range(0, neuron.units)], beside, block.vectors())
+    prepared = kernels.prepare(spec, x)
+    routing = kernels.route(spec.router, prepared)
+    held = [_units(block, run) for run in (shared, neuron) if run is not None]
+    data = held[0] if len(held) == 1 else np.concatenate(held)
+    return kernels.experts(spec, data, prepared, routing), routing
 
 
 def logits(pack: Pack, x: F32, kernels: Kernels) -> F32:

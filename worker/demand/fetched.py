@@ -5,7 +5,6 @@ from collections.abc import Callable, Mapping, Sequence
 import numpy as np
 
 from scheduler.demand.cache import DemandCache
-from scheduler.demand.cliff import GUARDED
 from scheduler.demand.hold import DemandedBlock
 from scheduler.demand.replay import Replayed, bound
 from scheduler.demand.workers import Readers
@@ -39,8 +38,8 @@ class Fetched:
         source = plan.source(held, disk)
         self._unit_bytes = source.slot_bytes
         check = Checksums(list(plan.units.values()), held) if verify else None
-        self.policy = GUARDED.name
-        policy = GUARDED.open(np.array([block for block, _ in source.keys], np.int64))
+        self.policy = plan.select(source.keys)
+        policy = self.policy.choice.open(np.array([block for block, _ in source.keys], np.int64))
         memory: Bytes = page_buffer(plan.memory_bytes)[: plan.memory_bytes]
         self.cache = DemandCache(source, memory, policy, Readers(disk.threads), verify=check, reads=reads, trace=trace)
         self._best: Replayed | None = None  # Belady's
@@ -74,7 +73,8 @@ class Fetched:
             f"experts come from disk as they are wanted: {self.cache.capacity} of {len(self._plan.units)} in memory, "
             f"{stats.hit_rate:.0%} found there (at best {best.hit_rate:.0%}), "
             f"{stats.bytes_per_step / 1e6:.2f} MB read per step (at best {best.bytes_per_step / 1e6:.2f}), "
-            f"{stats.ahead} read ahead ({stats.ahead_used} used, {stats.ahead_wasted} wasted); {self.policy}"
+            f"{stats.ahead} read ahead ({stats.ahead_used} used, {stats.ahead_wasted} wasted); "
+            f"kept {self.policy.sentence}"
         )
 
     def close(self) -> None:

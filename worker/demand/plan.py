@@ -4,11 +4,14 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from scheduler.budget import Budget
+from scheduler.demand.cliff import GUARDED
 from scheduler.demand.policies import Key
+from scheduler.demand.select import Selected, of_experts, select
 from scheduler.demand.sources import DiskUnits
 from scheduler.storage.disk import Disk
 from scheduler.storage.extent import Extent
 from tpi.partition import Range, by_expert
+from tpi.sparsity.routing import heard
 from worker.plan.node_plan import NodeBlock, NodePlan
 from worker.plan.segments import NodeSegment
 from worker.shards.image import HeldBlock
@@ -25,6 +28,17 @@ class DemandPlan:
     slots: int
     memory_bytes: int  # of the slots
     staging_bytes: int  # of all readers
+    routing: bytes = b""  # that was recorded of the model
+
+    def select(self, keys: Sequence[Key]) -> Selected:
+        """The policy that keeps most of what the model was recorded to use, in so many slots."""
+        blocks = list(dict.fromkeys(block for block, _ in keys))
+        if not self.routing:
+            return Selected(GUARDED)
+        experts = heard(self.routing)
+        if experts.shape[1] != len(blocks):  # a node of a stage, or of another model's record
+            return Selected(GUARDED)
+        return select(of_experts(experts, blocks, keys), self.slots)
 
     def source(self, held: Sequence[HeldBlock], disk: Disk) -> DiskUnits:
         """The units as they are on disk."""
@@ -49,7 +63,7 @@ def decide_demand(plan: NodePlan, held: Sequence[HeldBlock], budget: Budget, dis
     slots = min(len(units), max(0, room) // max(1, source.slot_bytes))
     if slots < mixture.used:
         return None
-    return DemandPlan(always, units, slots, slots * source.slot_bytes, staging)
+    return DemandPlan(always, units, slots, slots * source.slot_bytes, staging, plan.routing)
 
 
 def _always(block: NodeBlock) -> NodeSegment:

@@ -10,7 +10,7 @@ from functools import cached_property
 
 from tpi.config import ModelConfig
 from tpi.net.fields import DIGEST_BYTES
-from tpi.net.messages import Assign, BlockPlan, NodeOptions, PeerAddress
+from tpi.net.messages import Assign, BlockPlan, NodeOptions, PeerAddress, PredictorPlan
 from tpi.pack.layout import BlockKind, RunLayout, RunName
 from tpi.partition import Range, by_expert
 
@@ -98,6 +98,9 @@ class NodePlan:
     collective: str
     wire: str
     options: NodeOptions
+    routing: bytes = b""  # that was recorded of this model, see `tpi.sparsity.routing.heard`
+    predictors: tuple[PredictorPlan, ...] = ()
+    predictor_bytes: int = 0  # that they take in memory
 
     @cached_property
     def blocks(self) -> tuple[NodeBlock, ...]:
@@ -161,6 +164,9 @@ def node_plan(assign: Assign) -> NodePlan:
         collective=assign.collective,
         wire=assign.wire,
         options=assign.options,
+        routing=assign.routing,
+        predictors=assign.predictors,
+        predictor_bytes=sum(_predictor_bytes(one, assign.blocks[one.block]) for one in assign.predictors),
     )
 
 
@@ -176,3 +182,8 @@ def _runs(assign: Assign, block: BlockPlan) -> Iterator[RunUnits]:
 
 def _vectors_bytes(block: BlockPlan) -> int:
     return sum(4 * vector.length for vector in block.vectors)
+
+
+def _predictor_bytes(one: PredictorPlan, block: BlockPlan) -> int:
+    """As it is kept, and as it is used: 2-byte weights become 4 bytes, and what fills the last units is little."""
+    return (3 if one.weights == "f16" else 2) * _vectors_bytes(block)

@@ -87,7 +87,8 @@ def test_some_pieces_may_lie_anywhere(format: Format, tokens: int, shared: int) 
     assert np.array_equal(native.expert_pieces(case.spec, apart, case.x, routing), whole)
     some = {number: apart[number] for number in (4, 1)}
     own = native.expert_pieces(case.spec, some, native.prepare(case.spec, case.x), routing)
-    assert error(own, reference.expert_pieces(case.spec, some, case.x, routing)) < 1e-4
+    plain = reference.expert_pieces(case.spec, some, case.x, routing)
+    np.testing.assert_allclose(own, plain, atol=1e-4 * np.abs(whole).max())
     rest = native.expert_pieces(case.spec, {number: apart[number] for number in (0, 2, 3, 5)}, case.x, routing)
     np.testing.assert_allclose(own + rest, whole, atol=3e-5 if format == "f32" else 2e-2 * np.abs(whole).max())
     assert not native.expert_pieces(case.spec, {}, case.x, routing).any()

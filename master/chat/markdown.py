@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.markdown import Markdown
 
 from master.chat.screen import harmless
-from master.chat.spans import Spans
+from master.chat.spans import LineSpans
 
 _STYLES = {
     "bold": "bold", "italic": "italic", "strike": "strike", "code": "cyan", "link": "underline", "heading": "bold",
@@ -36,7 +36,7 @@ class MarkdownScreen:
         """`console` knows the terminal's colours and width; what is shown goes through `write`."""
         self._write, self._console = write, console
         self._rest = ""  # of a line, not shown yet
-        self._begun: Spans | None = None  # the line of which something is shown
+        self._begun: LineSpans | None = None  # the line of which something is shown
         self._style = ""  # of all of this line
         self._fence = ""  # that opened the code that lines belong to
         self._table: list[str] = []
@@ -91,7 +91,7 @@ class MarkdownScreen:
     def _show(self, text: str, over: bool) -> None:
         """The next piece of a line that is shown as it comes."""
         if self._begun is None:
-            self._begun = Spans()
+            self._begun = LineSpans()
             text = self._begin(text)
         if self._fence:
             self._put(text, "code")
@@ -123,7 +123,7 @@ class MarkdownScreen:
             self._write(shown.get())
             return
         for row in rows:
-            for span in Spans().push(row, over=True):
+            for span in LineSpans().push(row, over=True):
                 self._put(span.text, span.style)
             self._write("\n")
 

@@ -57,7 +57,7 @@ _SPECIAL = re.compile(r"[`\[\\*_~]")
 _NESTING = ("bold", "italic", "strike", "link")
 
 
-class Spans:
+class LineSpans:
     """Reads one line. What may still become something else is held back until it is clear, or the line is over."""
 
     def __init__(self) -> None:
@@ -102,7 +102,7 @@ def _shown(style: str, whole: re.Match[str]) -> Iterator[Span]:
     if style not in _NESTING:
         yield Span(whole["text"], style)
         return
-    for inner in Spans().push(whole["text"], over=True):
+    for inner in LineSpans().push(whole["text"], over=True):
         yield Span(inner.text, f"{style} {inner.style}".strip())
     if style == "link" and whole["url"] != whole["text"]:
         yield Span(f" ({whole['url']})", "quiet")

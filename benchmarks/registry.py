@@ -111,6 +111,14 @@ BENCHMARKS = {
     "home_network": Benchmark(
         "benchmarks.network.home_network:bench", HOME, 45, ROOT_AND_QUIET, root=True, quick=False
     ),
+    "split": Benchmark(
+        "benchmarks.network.split:bench",
+        (*HOME, "benchmarks/network/home.py"),
+        6,
+        ROOT_AND_QUIET,
+        root=True,
+        quick=False,
+    ),
     "home_prefill": Benchmark("benchmarks.network.home_prefill:bench", HOME, 6, ROOT_AND_QUIET, root=True, quick=False),
     "tensor_parallel": Benchmark(
         "benchmarks.network.tensor_parallel:bench",

@@ -4,7 +4,7 @@ import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 import click
 
@@ -21,6 +21,8 @@ Command = TypeVar("Command", bound=Callable[..., Any])
 
 DEFAULT_CONTEXT = 4096
 NOBODY = "none"  # given as --workers
+Sparsity = Literal["auto", "off", "static", "dynamic"]
+SPARSITIES: tuple[Sparsity, ...] = ("auto", "off", "static", "dynamic")
 _MOST_CONTEXT = 1 << 24  # tokens; no model was made for more
 _MOST_THREADS = 1024
 
@@ -44,6 +46,7 @@ class RunOptions:
     wire: str | None = None
     scheduler: bool = True  # off: every weight in memory, whatever --memory says
     window: int = 0  # blocks in memory at once, as in the TPI-LLM paper; 0: the fastest that fits
+    sparsity: Sparsity = "auto"  # whether active neurons alone are computed
     retain: int = 0  # with `window`: keep one FFN block in every so many; 0: none
     trace: Path | None = None
     verify_weights: bool = False  # compare them with their hashes when they are loaded
@@ -72,6 +75,8 @@ class RunOptions:
             workers = worker_addresses((os.environ.get("TPI_WORKERS", ""),))
         if flags["retain"] and not flags["window"]:
             raise UsageError("--retain goes with --window; without them the scheduler keeps what the memory allows")
+        if flags["split"] == "auto":
+            flags["split"] = None
         memory, cache = _memory(flags.pop("memory")), flags.pop("cache") or default_cache()
         if flags["trace"] is not None:
             _try_writing(flags["trace"])
@@ -157,6 +162,7 @@ def worker_addresses(texts: Sequence[str]) -> tuple[str, ...]:
 
 _PLAIN = (
     "split", "dtype", "context", "threads", "kv_dtype", "collective", "wire", "scheduler", "window", "retain", "trace",
+    "sparsity",
     "verify_weights", "keys", "patience", "rebalance", "cache_limit",
 )  # fmt: skip
 
@@ -174,7 +180,7 @@ _PLACEMENT = (
     click.option(
         "--split",
         metavar="3,2,1",
-        help="Share of each node, master first, 0 or more; or equal (default: the fastest, equal on one machine).",
+        help="Share of each node, master first; or equal; or auto: the fastest, equal on one machine (default).",
     ),
     click.option(
         "--dtype", default="auto", show_default=True, help="Format of the weights: auto, f32, bf16, q8, q4 or q4s."
@@ -227,6 +233,13 @@ _PLACEMENT = (
         default=True,
         show_default=True,
         help="Stream weights that do not fit; off: load them all.",
+    ),
+    click.option(
+        "--sparsity",
+        type=click.Choice(SPARSITIES),
+        default="auto",
+        show_default=True,
+        help="Compute the neurons alone that predictors name: where it pays (auto), never, or always.",
     ),
     click.option(
         "--trace", type=click.Path(path_type=Path, dir_okay=False), help="Write a timeline (Chrome trace JSON)."

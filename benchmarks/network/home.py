@@ -40,6 +40,12 @@ class Home:
         fields: dict[str, Any] = json.loads(printed.splitlines()[-1])
         return fields
 
+    def plan(self, model: str, *flags: object) -> dict[str, Any]:
+        """What `tpi plan --json` says there of this home."""
+        command = [sys.executable, "-m", "tpi.cli", "plan", "--json", "--workers", self._addresses, "-m", model]
+        fields: dict[str, Any] = json.loads(self.run([*command, *map(str, flags)]).splitlines()[-1])
+        return fields
+
     def run(self, command: Sequence[str]) -> str:
         """What `command` prints on the first device.
 

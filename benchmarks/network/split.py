@@ -1,0 +1,69 @@
+"""Machines that differ: the planned split against equal parts, and against what was predicted."""
+
+from statistics import median
+
+from benchmarks.network.awake import awake
+from benchmarks.network.home import MEGABIT, MILLISECOND, home
+from benchmarks.result import Check, Result, Row, Table
+from benchmarks.support.models import llama_1b
+from tpi.topology.topology import Host, HostLink, Router, Topology
+
+CORES = (0.4, 0.2, 0.1, 0.1)
+FASTER, WITHIN = 1.5, 0.15
+FLAGS = ("-c", "256", "--prompt-tokens", "16", "--gen-tokens", "16", "--repeat", "1")
+NOTES = """
+The 1.1B shape in Q4_0 on machines of 0.4, 0.2, 0.1 and 0.1 core, 0.2 ms and 1 Gbit from end to end; and on three of 0.2
+core, of which the last is 100 ms away. Either split takes turns on the same workers; tokens/s are medians of the turns,
+ratios of the ratios. *Predicted* is what `tpi plan --workers` says on the first machine before any run: workers measure
+themselves when they start, links are measured by echoes. Who is left out is that plan's choice.
+"""
+
+
+def uneven(cores: tuple[float, ...], far: float) -> Topology:
+    """Machines around one router, the last of them `far` seconds from it."""
+    near = 0.1 * MILLISECOND
+    devices = tuple(Host(f"device{number}", cpu=each) for number, each in enumerate(cores, 1))
+    delays = [near] * (len(cores) - 1) + [far]
+    links = tuple(
+        HostLink((one.name, "router"), 1000 * MEGABIT, delay) for one, delay in zip(devices, delays, strict=True)
+    )
+    return Topology("uneven", devices, links, (Router("router"),))
+
+
+@awake()
+def bench(quick: bool) -> Result:
+    """Two homes."""
+    turns = 1 if quick else 5
+    rows, checks = [], []
+    for about, topology in (
+        ("0.4, 0.2, 0.1, 0.1 core", uneven(CORES, 0.1 * MILLISECOND)),
+        ("3 x 0.2 core, one 100 ms away", uneven((0.2, 0.2, 0.2), 100 * MILLISECOND)),
+    ):
+        row = _compare(about, topology, turns)
+        rows.append(row)
+        ratio = float(row["times equal parts"])
+        off = abs(float(row["predicted tok/s"]) / float(row["planned tok/s"]) - 1)
+        checks.append(Check(f"{about}: planned over equal parts", ratio, FASTER))
+        checks.append(Check(f"{about}: predicted off by", off, WITHIN, at_most=True))
+    return Result("A split over machines that differ", NOTES, [Table("", rows)], checks)
+
+
+def _compare(about: str, topology: Topology, turns: int) -> Row:
+    model = str(llama_1b().path)
+    with home(topology) as place:
+        plan = place.plan(model, "-c", "256", "--prompt-tokens", "16", "--gen-tokens", "16")
+        speeds: dict[str, list[float]] = {"equal": [], "auto": []}
+        for turn in range(turns):
+            for split in sorted(speeds, reverse=turn % 2 > 0):
+                speeds[split].append(place.bench(model, *FLAGS, "--split", split)["decode_tokens_per_s"])
+    ratios = [mine / equal for mine, equal in zip(speeds["auto"], speeds["equal"], strict=True)]
+    parts = ", ".join(f"{node['name']} {node['units']['neurons']}" for node in plan["nodes"])
+    return {
+        "machines": about,
+        "neuron units": parts,
+        "left out": ", ".join(plan["left_out"]) or "-",
+        "predicted tok/s": plan["decode_tokens_per_s"],
+        "planned tok/s": median(speeds["auto"]),
+        "equal tok/s": median(speeds["equal"]),
+        "times equal parts": median(ratios),
+    }

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 from allreduce.algorithms import shared
 from allreduce.algorithms.torchdist import refuse_keys
@@ -10,6 +11,7 @@ from allreduce.base import Endpoints
 from master.deployment.assignments import assignments
 from master.deployment.deployment import Capacity, Deployment, Stage, choose_collective
 from master.deployment.planner import Split, deal_shards, units_of
+from master.deployment.predictors import SentPredictors, predictors_for
 from master.deployment.weights import PackSource, own_blocks
 from master.options import RunOptions
 from master.vocabulary.vocabulary import Vocabulary, table_bytes
@@ -43,6 +45,11 @@ class Deployer:
     context: int
     equipment: Equipment
     make_room: Callable[[], None]  # called when the shard caches of this machine have grown
+
+    @cached_property
+    def predictors(self) -> SentPredictors | None:
+        """What the nodes predict active neurons with, where they are to."""
+        return predictors_for(self.options.sparsity, self.pack, self.options.model)
 
     def deploy(self, shares: Sequence[float] | Split) -> Deployment:
         """The next epoch, with a share of every layer for each node, the master first. Closes nothing of an earlier.
@@ -105,6 +112,7 @@ class Deployer:
             retain=chosen.retain,
             trace=chosen.trace is not None,
             verify_weights=chosen.verify_weights,
+            sparsity=chosen.sparsity if self.predictors is not None else "off",
         )
         plans = assignments(
             self.pack,
@@ -115,6 +123,7 @@ class Deployer:
             cluster.epoch + 1,
             chosen.collective or ("shared" if board else "auto"),
             wire(chosen.wire, self.pack),
+            self.predictors,
         )
         own = replace(options, threads=own_threads(chosen), memory=own_limit(chosen))
         return [replace(plans[0], options=own), *plans[1:]]
@@ -135,10 +144,11 @@ class Deployer:
         """Every node's shard, this one's included."""
         cluster, cache = self.cluster, ShardCache(self.options.cache / "shards")
         stack.callback(cache.close)
-        cluster.begin(plans[1:], PackSource(self.pack))
+        cluster.begin(plans[1:], PackSource(self.pack, self.predictors))
         with phase("loading weights") as progress:
-            held = own_blocks(self.pack, plans[0], cache, progress)
-            endpoints = Endpoints(net=cluster.net, watch=cluster.watch, links_cache=self.options.links_cache)
+            held = own_blocks(self.pack, plans[0], cache, progress, self.predictors)
+            links = self.options.links_cache
+            endpoints = Endpoints(net=cluster.net, watch=cluster.watch, lateness=cluster.lateness, links_cache=links)
             node = self.equipment.build(plans[0], held, endpoints, progress, table_bytes(self.pack))
         stack.callback(node.close)
         with phase("sending weights to the workers") as progress:

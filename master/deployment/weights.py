@@ -5,7 +5,11 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Protocol
 
+import numpy as np
+import numpy.typing as npt
+
 from master.deployment.assignments import vectors_bytes
+from master.deployment.predictors import SentPredictors
 from scheduler.storage.extent import Extent
 from tpi.errors import TpiError, WeightsError
 from tpi.net.channel import Channel, UnreachableError
@@ -21,6 +25,7 @@ from worker.shards.cache import ShardCache
 from worker.shards.image import HeldBlock, ImagePlan, Piece, image_plans
 from worker.shards.partial_image import PartialImage
 
+F32 = npt.NDArray[np.float32]
 _WRONG = "a unit does not match its hash"
 
 
@@ -39,15 +44,18 @@ class UnitSource(Protocol):
 
 
 class PackSource:
-    """The layers of a pack; its embedding, head and final norm cannot be asked for."""
+    """The layers of a pack, and predictors; its embedding, head and final norm cannot be asked for."""
 
-    def __init__(self, pack: Pack) -> None:
+    def __init__(self, pack: Pack, predictors: SentPredictors | None = None) -> None:
+        self._sent = predictors.vectors if predictors is not None else {}
         self.blocks: Mapping[bytes, PackBlock] = {bytes.fromhex(block.id): block for block in pack.walk()}
         self._verifiers: dict[tuple[bytes, str], Callable[[int, Bytes], None]] = {}
 
     def read(self, need: Need) -> memoryview:
         """See `UnitSource.read`."""
         block = self.blocks.get(need.block)
+        if need.run == "vectors" and need.block in self._sent:
+            return memoryview(b"".join(values.tobytes() for values in self._sent[need.block].values()))
         if block is None:
             raise WeightsError("this model has no such layer block")
         if need.run == "vectors":
@@ -144,17 +152,27 @@ class Feeder:
             return  # the connection broke: the next Offer has the worker ask again
 
 
-def own_blocks(pack: Pack, assign: Assign, cache: ShardCache, progress: Progress = silent) -> list[HeldBlock]:
+def own_blocks(
+    pack: Pack,
+    assign: Assign,
+    cache: ShardCache,
+    progress: Progress = silent,
+    predictors: SentPredictors | None = None,
+) -> list[HeldBlock]:
     """Rank 0's blocks in the order of `assign.blocks`: in place where the pack has the units in one range, else images.
+
+    Predictors are handed over as they are in memory.
 
     Raises:
         WeightsError: if the pack is damaged, or the disk full.
     """
-    source = PackSource(pack)
+    source, sent = PackSource(pack), predictors.vectors if predictors is not None else {}
     plans = image_plans(assign)
-    in_place = {plan.id: held for plan in plans if (held := _in_place(plan, source.blocks[plan.block.id], cache))}
-    copied = [plan for plan in plans if plan.id not in in_place]
-    found: dict[str, HeldBlock] = dict(in_place)
+    found = {plan.id: _in_memory(plan, pack, sent) for plan in plans if plan.block.id in sent}
+    for plan in plans:
+        if plan.id not in found and (held := _in_place(plan, source.blocks[plan.block.id], cache)):
+            found[plan.id] = held
+    copied = [plan for plan in plans if plan.id not in found]
     for done, (identity, block) in enumerate(cache.open(copied, progress, pack.path.name).items()):
         progress(done, len(copied))
         found[identity] = _filled(block, source, cache) if isinstance(block, PartialImage) else block
@@ -167,6 +185,11 @@ def _filled(partial: PartialImage, source: PackSource, cache: ShardCache) -> Hel
         if partial.accept(UnitData(need.block, need.run, need.first, need.last, source.read(need))):
             raise source.blocks[need.block].damaged(_WRONG)
     return cache.finish(partial)
+
+
+def _in_memory(plan: ImagePlan, pack: Pack, sent: Mapping[bytes, dict[str, F32]]) -> HeldBlock:
+    """A block of vectors alone."""
+    return HeldBlock(plan.block.id, Extent(pack.path, 0, 0), sent[plan.block.id])
 
 
 def _in_place(plan: ImagePlan, block: PackBlock, cache: ShardCache) -> HeldBlock | None:

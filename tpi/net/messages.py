@@ -162,7 +162,7 @@ class NodeOptions:
     trace: bool = False  # record spans
     verify_weights: bool = False  # compare them with their hashes when they are first loaded
     timeout_s: Seconds = 30.0  # of an exchange that makes no progress
-    sparsity: Literal["off", "auto", "static", "dynamic"] = "off"  # compute predicted neurons alone, see docs/sparsity.md
+    sparsity: Literal["off", "auto", "static", "dynamic"] = "off"  # compute predicted neurons alone
 
 
 @message

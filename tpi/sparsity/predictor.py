@@ -8,7 +8,7 @@ feed-forward block of layer `i - k`, so that there is time to fetch what it name
 Both matrices are runs of rows as in a pack, so that any kernels multiply with them (`Kernels.logits`).
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Literal
 
@@ -88,7 +88,8 @@ class PredictorMatrix:
     def data(self) -> U8:
         """The bytes of `run`."""
         kept = self.stored if self.weights == "q8" else self.stored.astype(np.float32)
-        padded = np.pad(kept, ((0, self.run.units * FFN_UNIT - self.count), (0, 0)))
+        more = self.run.units * FFN_UNIT - self.count
+        padded = np.pad(kept, ((0, more), (0, 0))) if more else kept
         return np.ascontiguousarray(padded).view(np.uint8).reshape(-1)
 
     def times(self, x: F32, kernels: Kernels | None) -> F32:
@@ -140,6 +141,11 @@ class Predictor:
         """Bytes in memory once it is used: f16 is held as f32."""
         kept = 0 if self.bias is None else self.bias.nbytes
         return kept + sum(matrix.run.units * matrix.run.unit_bytes for matrix in (self.first, self.second))
+
+    def of(self, first: int, last: int) -> "Predictor":
+        """The same for the neurons `[first, last)` alone."""
+        second = PredictorMatrix(self.second.stored[first:last], self.second.columns)
+        return replace(self, second=second, bias=None if self.bias is None else self.bias[first:last])
 
     def scores(self, x: F32, kernels: Kernels | None = None) -> F32:
         """`[tokens, neurons]` for `x` `[tokens, hidden]`; without kernels by the reference."""

@@ -10,6 +10,7 @@ from allreduce.base import Endpoints, GroupSpec, Peer, open_group
 from scheduler.storage.disk import Disk
 from scheduler.weights import Arrangement
 from tpi.block import residual
+from tpi.devices.abilities import check_model
 from tpi.devices.base import Device
 from tpi.devices.host import open_host
 from tpi.finite import require_finite
@@ -61,6 +62,8 @@ def build_node(
     """
     plan, devices = node_plan(assign), [host or open_host(), *(device for device, _ in others)]
     kernels, shares = devices[0].kernels, [1 - sum(share for _, share in others), *(share for _, share in others)]
+    for device in (*devices[1:], *(accelerator.devices if accelerator else ())):
+        check_model(device, plan.config)
     if plan.options.threads:
         kernels.set_threads(plan.options.threads)
     trace = Trace() if plan.options.trace else OFF
@@ -75,12 +78,12 @@ def build_node(
     spec = _group_spec(plan, kernels.threads())
     with ExitStack() as stack:  # what is open is closed if the rest fails, so that another plan finds the memory free
         group = stack.enter_context(closing(open_group(plan.collective, spec, endpoints)))
-        weights, link, fetched = open_weights(stack, plan, residence, held, devices, trace, progress)
+        weights, link, fetched, sparse = open_weights(stack, plan, residence, held, devices, trace, progress)
         blocks = _blocks(plan, held, weights.now)
         check = _finite if plan.options.verify_weights else unchecked
         division = link.division if link else None
         loop = BlockLoop(blocks, weights, group, kernels, trace, order, check, division)
-        return Node(loop, residence, stack.pop_all(), link, fetched)
+        return Node(loop, residence, stack.pop_all(), link, fetched, sparse)
 
 
 def _finite(partial: npt.NDArray[np.float32], name: str) -> None:

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from worker.accelerator.accelerated import Accelerated
     from worker.demand.fetched import Fetched
     from worker.measure.watch import StepWatch
+    from worker.neurons.sparse import SparseNode
     from worker.plan.offload import OffloadPlan
 
 F32 = npt.NDArray[np.float32]
@@ -42,12 +43,14 @@ class Node:
         resources: ExitStack,
         link: "Accelerated | None" = None,
         fetched: "Fetched | None" = None,
+        sparse: "SparseNode | None" = None,
     ) -> None:
         """`resources` are given back when the node is closed; `link` is its accelerator's.
 
-        `fetched` are its experts that come when they are wanted.
+        `fetched` are its experts that come when they are wanted, `sparse` chooses its active neurons.
         """
         self.fetched = fetched
+        self.sparse = sparse
         self.link = link
         self.loop = loop
         self.budget = residence.budget
@@ -159,7 +162,7 @@ class Node:
             resident_bytes=self.budget.placement.memory_bytes + self.budget.demand_bytes,
             planned_bytes=self.budget.used,
             dropped=group.dropped,
-            accelerator=_remark(self.link or self.fetched),
+            accelerator=_remark(self.link or self.fetched or self.sparse),
         )
 
     def steady(self) -> Steady | None:
@@ -184,7 +187,7 @@ class Node:
             self.watch.close()
 
 
-def _remark(of: "Accelerated | Fetched | None") -> str:
+def _remark(of: "Accelerated | Fetched | SparseNode | None") -> str:
     return of.describe() if of else ""
 
 

@@ -25,6 +25,7 @@ from worker.shards.image import HeldBlock
 if TYPE_CHECKING:
     from worker.accelerator.accelerated import Accelerated
     from worker.demand.fetched import Fetched
+    from worker.neurons.sparse import SparseNode
 
 
 def open_weights(
@@ -35,8 +36,8 @@ def open_weights(
     devices: Sequence[Device],
     trace: NoTrace,
     progress: Progress,
-) -> tuple[Weights[Segment], "Accelerated | None", "Fetched | None"]:
-    """The weights of a node, loaded where they stay, and its accelerator; `stack` closes what is opened.
+) -> tuple[Weights[Segment], "Accelerated | None", "Fetched | None", "SparseNode | None"]:
+    """The weights of a node, loaded where they stay, its accelerator, and who chooses of them; `stack` closes them.
 
     `devices` are the node's, the host first. Errors as `worker.node.build.build_node`.
     """
@@ -55,7 +56,11 @@ def open_weights(
     sources = _Sources(window, kept, link)
     pages = _pages(plan, residence, devices, placed, link)
 
-    fetched = None
+    sparse, fetched = None, None
+    if plan.predictors and link is None:
+        from worker.neurons.sparse import open_sparse
+
+        sparse = open_sparse(plan, held, devices[0])
     if residence.demand is not None:
         from worker.demand.fetched import Fetched
 
@@ -72,6 +77,8 @@ def open_weights(
         name = f"{block.name}{ON}{device.name}" if segment.device > 1 else block.name
         launch = traced(device, trace, name) if segment.device and trace is not OFF else None
         opened = open_segment(device, plan.config, block.layer, runs, vectors, own, launch)
+        if sparse is not None and not segment.device:
+            return sparse.adapted(opened, block.layer, segment.neurons_before)
         if link is None:
             return opened
         return link.adapted(opened) if segment.device else link.accompanied(opened, block.layer, block.name)
@@ -83,11 +90,16 @@ def open_weights(
             Weights(window, Arrangement(always, None, fetched.blocks(always, open_one)), steps=fetched),
             None,
             fetched,
+            None,
         )
-    long = _arranged(places.long, sources.of(short=False), open_one)
+    long = _arranged(places.long, sources.of(short=False), open_one, sparse is not None)
+    if sparse is not None:
+        if window.kept is not None:
+            sparse.measure(long)
+        return Weights(window, long, steps=sparse), None, None, sparse
     short = long if places.short == places.long else _arranged(places.short, sources.of(short=True), open_one)
     crossover = residence.offload.crossover if residence.offload else 1
-    return Weights(window, long, short, crossover, link), link, None
+    return Weights(window, long, short, crossover, link), link, None, None
 
 
 def traced(device: Device, trace: NoTrace, name: str) -> Launch:
@@ -123,10 +135,13 @@ class _Sources:
         return self.link.hold(place.number, self.short)
 
 
-def _arranged(visits: Visits, sources: _Sources, open_one: Callable[[NodeSegment], Segment]) -> Arrangement[Segment]:
+def _arranged(
+    visits: Visits, sources: _Sources, open_one: Callable[[NodeSegment], Segment], waits: bool = False
+) -> Arrangement[Segment]:
+    """`waits`: what is computed of a block is found out when its turn comes."""
     blocks = _parts(visits, sources, open_one)
     hosted = all(place.source == "window" for block in visits for place in block)
-    return Arrangement(blocks, sources.window.kept if hosted else None)
+    return Arrangement(blocks, sources.window.kept if hosted and not waits else None)
 
 
 def _parts(

@@ -20,6 +20,7 @@ from tpi.partition import FFN_UNIT, Range, kv_range
 from worker.plan.experts import expert_runs, expert_vectors, mixture_fault, slices_fault
 from worker.plan.memory import check_memory
 from worker.plan.node_plan import node_plan
+from worker.plan.predictors import predictor_faults
 
 _MOST = 1 << 24  # of any dimension of a model, and of tokens
 _MOST_LAYERS = 4096
@@ -65,6 +66,7 @@ def _faults(assign: Assign) -> Iterator[Fault]:
     yield from _option_faults(assign.options)
     yield from _group_faults(assign)
     yield from _block_faults(assign)
+    yield from predictor_faults(assign)
     for number, layer in enumerate(assign.layers):
         attention = [assign.blocks[index] for index in layer.blocks if assign.blocks[index].kind == "attention"]
         yield _if(
@@ -111,7 +113,7 @@ def _block_faults(assign: Assign) -> Iterator[Fault]:
     config = assign.config
     count = len(assign.layers)
     yield _if(count != config.layers, f"it has {count} layers where the model has {config.layers}")
-    used = {index for layer in assign.layers for index in layer.blocks}
+    used = {index for layer in assign.layers for index in layer.blocks} | {one.block for one in assign.predictors}
     yield _if(sorted(used) != list(range(len(assign.blocks))), "it has blocks that no layer uses")
     yield _if(len({block.id for block in assign.blocks}) < len(assign.blocks), "it has a block twice")
     heads, kv_heads = config.heads * config.head_dim, config.kv_heads * config.head_dim

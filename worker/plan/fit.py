@@ -119,4 +119,4 @@ def _fixed(node: NodePlan) -> int:
     compared = node.options.verify_weights
     hashes = sum(len(run.hashes) for block in node.blocks for run in block.runs) if compared else 0
     scratch = slice_bytes(node.config.hidden, node.options.threads or usable_cores())
-    return PROCESS + scratch + vectors + board + trace + hashes
+    return PROCESS + scratch + vectors + node.predictor_bytes + board + trace + hashes

@@ -48,6 +48,12 @@ class NodeSegment:
         return piece._offset - self._offset
 
     @property
+    def neurons_before(self) -> int:
+        """How many of the node's neurons of this feed-forward block come before its own."""
+        own, run = self.block.runs[0], self.runs[0]
+        return (run.units.first - own.units.first) * run.layout.width
+
+    @property
     def _offset(self) -> int:
         """Bytes of the block's units before its own."""
         return 0 if self.whole else _begin(self.block, self.runs[0])

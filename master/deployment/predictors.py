@@ -1,0 +1,88 @@
+"""Predictors on their way to the nodes: of each, the rows of a node's own neurons, as a block that has no units."""
+
+from collections.abc import Mapping
+from hashlib import sha256
+
+import numpy as np
+import numpy.typing as npt
+
+from tpi.config import SPARSE
+from tpi.errors import UsageError
+from tpi.net.messages import BlockPlan, PredictorPlan, VectorPlan
+from tpi.pack.reader import Pack
+from tpi.partition import FFN_UNIT, Shard
+from tpi.sparsity.files import NAME, load_predictors
+from tpi.sparsity.predictor import Predictor
+
+
+class SentPredictors:
+    """The predictors of a model by layer, and by its id what was sent of each to anybody."""
+
+    def __init__(self, predictors: Mapping[int, Predictor]) -> None:
+        self._predictors = predictors
+        self.vectors: dict[bytes, dict[str, npt.NDArray[np.float32]]] = {}
+
+    def plans(self, shard: Shard, first: int) -> tuple[tuple[BlockPlan, ...], tuple[PredictorPlan, ...]]:
+        """The blocks for the node that has `shard`, numbered from `first` on, and what is in them."""
+        blocks: dict[bytes, BlockPlan] = {}
+        plans: list[PredictorPlan] = []
+        if not len(shard.ffn):
+            return (), ()
+        for layer, whole in self._predictors.items():
+            begin, end = (min(unit * FFN_UNIT, whole.neurons) for unit in (shard.ffn.first, shard.ffn.last))
+            one = whole.of(begin, end)
+            block = self._block(one)
+            blocks.setdefault(block.id, block)
+            at = first + list(blocks).index(block.id)
+            weights = one.first.weights
+            plans.append(PredictorPlan(layer, at, one.rank, one.neurons, weights, one.given, one.ahead, one.threshold))
+        return tuple(blocks.values()), tuple(plans)
+
+    def _block(self, one: Predictor) -> BlockPlan:
+        vectors = {"first": _as_values(one.first.stored), "second": _as_values(one.second.stored)}
+        if one.bias is not None:
+            vectors["bias"] = one.bias
+        shape = tuple(VectorPlan(name, len(values)) for name, values in vectors.items())
+        content = sha256(b"".join(values.tobytes() for values in vectors.values())).digest()
+        identity = sha256(b"predictor" + repr(shape).encode() + content).digest()
+        self.vectors[identity] = vectors
+        return BlockPlan(identity, "ffn", (), shape, content)
+
+
+def _as_values(stored: npt.NDArray[np.generic]) -> npt.NDArray[np.float32]:
+    """The bytes of a matrix as float32 values, filled with zeros to a whole one."""
+    raw = np.ascontiguousarray(stored).view(np.uint8).reshape(-1)
+    return np.pad(raw, (0, -len(raw) % 4)).view(np.float32)
+
+
+def predictors_for(sparsity: str, pack: Pack, model: str) -> SentPredictors | None:
+    """What `--sparsity` asks for; None where everything is computed.
+
+    Raises:
+        UsageError: if neurons are to be chosen, and the model has none that can be, or no predictors.
+        ModelError: if the predictors' file is damaged.
+    """
+    if sparsity == "off":
+        return None
+    found = load_predictors(pack.path / NAME) if _has_records(pack) else {}
+    if found:
+        return SentPredictors(found)
+    if sparsity == "auto":
+        return None
+    if not _has_records(pack):
+        raise UsageError(
+            f"--sparsity {sparsity}: {model} has activations that are never 0, or experts, and all of its neurons are "
+            "computed; leave --sparsity out"
+        )
+    raise UsageError(
+        f"--sparsity {sparsity}: {model} has no predictors of active neurons; make them with: "
+        f"tpi profile -m {model} --text FILE --predictors"
+    )
+
+
+def _has_records(pack: Pack) -> bool:
+    """Whether each neuron's weights lie together, and may be 0."""
+    ffn = [block.shape for layer in pack.layers for block in layer if block.kind != "attention"]
+    return pack.config.activation in SPARSE and all(
+        shape.kind == "ffn" and [run.layout for run in shape.runs] == ["record"] for shape in ffn
+    )

@@ -1,0 +1,92 @@
+"""Predictors as a node is told of them: what a plan may say, and what they are when their bytes are there."""
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from tpi.errors import ModelError, WeightsError
+from tpi.net.messages import Assign, PredictorPlan
+from tpi.pack.layout import GROUP, GROUP_BYTES
+from tpi.partition import FFN_UNIT
+from tpi.sparsity.predictor import Predictor, PredictorMatrix
+from worker.plan.node_plan import NodePlan
+from worker.shards.image import HeldBlock
+
+_MOST_RANK = 1 << 14
+
+
+def predictor_faults(assign: Assign) -> Iterator[str | None]:
+    """What is wrong with the predictors of a plan whose blocks are right: see `worker.plan.checks`."""
+    if len({one.layer for one in assign.predictors}) < len(assign.predictors):
+        yield "a layer has two predictors"
+    for one in assign.predictors:
+        yield _fault(assign, one)
+
+
+def predictors_of(plan: NodePlan, held: Sequence[HeldBlock]) -> dict[int, Predictor]:
+    """The predictors of this node's neurons, by layer; `held` are the plan's blocks by their source.
+
+    Raises:
+        WeightsError: if one cannot be used.
+    """
+    hidden = plan.config.hidden
+    try:
+        return {one.layer: _predictor(one, held[one.block].vectors, hidden) for one in plan.predictors}
+    except ModelError as error:
+        raise WeightsError(f"{error}; profile the model again") from error
+
+
+def matrix_bytes(rows: int, columns: int, weights: str) -> int:
+    """Bytes of a predictor's matrix as it is kept."""
+    return rows * (2 * columns if weights == "f16" else columns // GROUP * GROUP_BYTES["q8"])
+
+
+def values_of(nbytes: int) -> int:
+    """How many float32 values so many bytes travel as."""
+    return -(-nbytes // 4)
+
+
+def _fault(assign: Assign, one: PredictorPlan) -> str | None:
+    config, block = assign.config, assign.blocks[one.block]
+    neurons = _neurons(assign, one.layer)
+    if not (one.ahead <= one.layer < config.layers and 1 <= one.rank <= _MOST_RANK and np.isfinite(one.threshold)):
+        return f"the predictor of layer {one.layer} has rank {one.rank}, and looks {one.ahead} layers ahead"
+    if one.neurons != neurons:
+        return f"the predictor of layer {one.layer} is of {one.neurons} neurons where the node has {neurons}"
+    if one.weights == "q8" and (config.hidden % GROUP or one.rank % GROUP):
+        return f"the predictor of layer {one.layer} has rows that are no multiple of {GROUP}"
+    shapes = {"first": (one.rank, config.hidden), "second": (one.neurons, one.rank)}
+    sizes = {name: values_of(matrix_bytes(*shape, one.weights)) for name, shape in shapes.items()}
+    sizes["bias"] = one.neurons
+    lengths = {vector.name: vector.length for vector in block.vectors}
+    if block.runs or not {"first", "second"} <= lengths.keys() <= sizes.keys():
+        return f"the predictor of layer {one.layer} is a block of other things"
+    if any(length != sizes[name] for name, length in lengths.items()):
+        return f"the predictor of layer {one.layer} has matrices of other sizes than its rank"
+    return None
+
+
+def _neurons(assign: Assign, layer: int) -> int:
+    """How many neurons this node has of the dense feed-forward block of a layer, the padding left out."""
+    if not layer < len(assign.layers):
+        return -1
+    for block in (assign.blocks[index] for index in assign.layers[layer].blocks):
+        if block.kind == "ffn" and len(block.runs) == 1:
+            (run,) = block.runs
+            bounds = (min(unit * FFN_UNIT, assign.config.intermediate) for unit in (run.first, run.last))
+            first, last = bounds
+            return last - first
+    return -1
+
+
+def _predictor(one: PredictorPlan, vectors: dict[str, npt.NDArray[np.float32]], hidden: int) -> Predictor:
+    first = PredictorMatrix(_stored(vectors["first"], one.rank, hidden, one.weights), hidden)
+    second = PredictorMatrix(_stored(vectors["second"], one.neurons, one.rank, one.weights), one.rank)
+    return Predictor(one.layer, first, second, one.threshold, one.ahead, one.given, vectors.get("bias"))
+
+
+def _stored(values: npt.NDArray[np.float32], rows: int, columns: int, weights: str) -> npt.NDArray[Any]:
+    raw = values.view(np.uint8)[: matrix_bytes(rows, columns, weights)].reshape(rows, -1)
+    return raw.view(np.float16) if weights == "f16" else raw

@@ -13,7 +13,7 @@ from master.chat.loop import Chat, say_welcome
 from master.chat.own import OwnTalk
 from master.chat.readers import open_reader
 from master.chat.remote import ChatServer, ServerTalk
-from master.chat.screen import open_screen
+from master.chat.showing.screen import open_screen
 from master.generation.sampler import Sampler, Sampling
 from master.options import RunOptions, placement_options, quiet_option, sampling_options, take_sampling
 from master.reporting.output import write_trace

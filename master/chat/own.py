@@ -5,7 +5,7 @@ from collections.abc import Sequence as Messages
 
 from master.chat.conversation import Conversation, Turn
 from master.chat.fitting import fit
-from master.chat.screen import Screen
+from master.chat.showing.screen import Screen
 from master.chat.talk import Talk
 from master.generation.answer import Answer, AnswerLimits
 from master.generation.sampler import Sampler

@@ -10,7 +10,7 @@ from typing import Any
 from urllib.parse import SplitResult, urlsplit
 
 from master.chat.conversation import Conversation, Turn
-from master.chat.screen import Screen
+from master.chat.showing.screen import Screen
 from master.chat.talk import Talk
 from master.generation.answer import Answer, FinishReason
 from master.generation.sampler import Sampling

@@ -4,7 +4,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 
 from master.chat.conversation import Conversation
-from master.chat.screen import Screen
+from master.chat.showing.screen import Screen
 from master.generation.answer import Answer
 
 

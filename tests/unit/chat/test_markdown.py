@@ -8,7 +8,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from rich.console import Console
 
-from master.chat.markdown import MarkdownScreen
+from master.chat.showing.markdown import MarkdownScreen
 
 _ESCAPE = re.compile(r"\x1b\[[0-9;]*m")
 

@@ -44,6 +44,6 @@ def open_screen(markdown: bool) -> Screen:
         return PlainScreen(terminal)
     from rich.console import Console  # loaded for those who see it
 
-    from master.chat.markdown import MarkdownScreen
+    from master.chat.showing.markdown import MarkdownScreen
 
     return MarkdownScreen(write, Console(highlight=False))

@@ -61,8 +61,7 @@ def assignments(
 
 def _routing(pack: Pack) -> bytes:
     """What a profile recorded of a model with experts; nothing where there is none, or where it is damaged."""
-    path = pack.path / NAME
-    if pack.config.mixture is None or not path.exists():
+    if pack.config.mixture is None or not (path := pack.path / NAME).exists():
         return b""
     try:
         return load_routing(path).told()

@@ -5,6 +5,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from resource import RUSAGE_CHILDREN, getrusage
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ import pytest
 from tests.support.commands import clean, tpi
 from tests.support.paths import ROOT
 from tpi.cli import tpi as main
+from tpi.devices.trial import find_accelerator
 from tpi.errors import UsageError
 from tpi.pack.reader import Pack
 
@@ -41,6 +43,39 @@ def test_a_model_of_70b_from_its_configuration_alone(tmp_path: Path) -> None:
     assert 1 / found["decode_tokens_per_s"] == pytest.approx(streamed / 2e9, rel=0.02)
     assert node["bottleneck"] == {"prompt": "disk", "decode": "disk"}
     assert [gain["thing"] for gain in node["gains"][:2]] == ["RAM", "disk speed"]
+
+
+def test_it_answers_within_two_seconds_of_computing(tmp_path: Path) -> None:
+    before = getrusage(RUSAGE_CHILDREN)
+    done = tpi("plan", "-m", LARGE, "--dtype", "q4", *LAPTOP, cache=tmp_path)
+    after = getrusage(RUSAGE_CHILDREN)
+    assert done.returncode == 0, done.stderr
+    assert after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime < 2
+
+
+def test_two_cards_are_planned_together(model: str, tmp_path: Path) -> None:
+    """Each with its memory and its lanes; all of the weights stay where neither could hold them."""
+    whole = plan_json("--device", "emu:1GiB", "--weights", "gpu", cache=tmp_path, model=model)["model"]["weight_bytes"]
+    limits = [round(share * whole) for share in (0.8, 1.0)]
+    sizes = [flag for limit in limits for flag in ("--device", "emu:1GiB", "--gpu-memory", str(limit))]
+    flags = ("--weights", "gpu", "-c", "64", *sizes)
+    (node,) = plan_json(*flags, cache=tmp_path, model=model)["nodes"]
+    for memory, size in zip(("gpu", "gpu 2"), limits, strict=True):
+        assert 0.3 * size < node["memory"][memory]["total"] <= node["memory"][memory]["limit"] == size
+    assert set(node["cards"]) == {0, 1}
+    assert {"accelerator", "accelerator 2"} <= node["use_percent"]["decode"].keys()
+    done = tpi("plan", "-m", model, *flags, cache=tmp_path)
+    assert "GPU 2 has" in done.stdout
+
+
+def test_auto_plans_with_what_is_here(model: str, tmp_path: Path) -> None:
+    """As a run takes it: a graphics chip, or none."""
+    (node,) = plan_json("--device", "auto", "--memory", "1GiB", cache=tmp_path, model=model)["nodes"]
+    found = find_accelerator()
+    assert (node["machine"]["accelerator"] is None) == (found is None)
+    assert ("no graphics chip was found" in node["measured"]) == (found is None)
+    if found is not None:
+        found.close()
 
 
 def test_a_prompt_is_taken_to_the_gpu_and_a_token_is_not(tmp_path: Path) -> None:

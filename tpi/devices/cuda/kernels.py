@@ -50,6 +50,8 @@ from tpi.pack.layout import RunLayout
 class CudaKernels:
     """The kernels in Triton. See `tpi.kernels.Kernels` for what each does, and raises."""
 
+    plain_models = True  # see `tpi.devices.abilities`
+
     def __init__(self, backend: TorchBackend, memory: Arena, names: TensorNames) -> None:
         """`memory` and `names` say which arrays are here, and what they are."""
         self._name = backend.name

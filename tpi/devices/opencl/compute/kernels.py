@@ -48,6 +48,8 @@ _READERS = 64  # work-groups a compute unit that read memory and do nothing else
 class OpenClKernels:
     """The kernels in OpenCL C. See `tpi.kernels.Kernels` for what each does."""
 
+    plain_models = True  # see `tpi.devices.abilities`
+
     def __init__(self, card: OpenClCard, memory: Arena) -> None:
         """`memory` is the card's: weights, keys and values must lie in it."""
         self._card = card

@@ -15,10 +15,12 @@ import numpy as np
 
 FIRST = 12  # samples of the first fit
 KEPT = 32  # the latest, which a fit is made of
-ALLOWED = 0.15  # of log(measured / foretold) that is noise: half of the smallest drift to be found, Page's k
-ALARM = 2.0  # at which the sum says that it drifted, Page's h: one sample of twice the time is no drift, five are
-_CLIPPED = 0.7  # the most that one sample counts: whoever was interrupted once has not drifted
-_SPREAD = 0.05  # of the mean number of neurons: with less a slope cannot be told from noise
+ALLOWED = 0.75  # deviations that are noise: half of the smallest drift to be found, Page's k
+ALARM = 9.0  # deviations at which the sum says that it drifted, Page's h
+_CLIPPED = 3.0  # deviations, the most that one sample counts: whoever was interrupted once has not drifted
+_LEAST_NOISE = 0.1  # of log(measured / foretold): less is not known of so few samples
+_SPREAD = 0.25  # of the mean number of neurons, between two samples: with less a slope cannot be told from noise
+_MAD = 1.4826  # deviations in a median deviation, where noise is normal
 
 
 @dataclass(frozen=True)
@@ -38,14 +40,15 @@ class LineCost:
 
 
 class DriftAlarm:
-    """Two cumulative sums over log ratios of measured to foretold."""
+    """Two cumulative sums over log ratios of measured to foretold, in deviations of what is `noise`."""
 
-    def __init__(self) -> None:
+    def __init__(self, noise: float = _LEAST_NOISE) -> None:
         self.up = self.down = 0.0
+        self._noise = max(_LEAST_NOISE, noise)
 
     def note(self, measured: float, foretold: float) -> bool:
         """Whether the process is no longer as foretold; both are seconds, and more than nothing."""
-        off = max(-_CLIPPED, min(_CLIPPED, log(measured / foretold)))
+        off = max(-_CLIPPED, min(_CLIPPED, log(measured / foretold) / self._noise))
         self.up, self.down = max(0.0, self.up + off - ALLOWED), max(0.0, self.down - off - ALLOWED)
         return max(self.up, self.down) > ALARM
 
@@ -57,6 +60,7 @@ class FittedCost:
         self.line: LineCost | None = None  # None: too little was measured yet
         self.drifts = 0
         self._samples = deque[tuple[int, float]](maxlen=KEPT)
+        self._noise, self._usual = _LEAST_NOISE, 0.0  # what is added, since few neurons tell little of a line
         self._alarm = DriftAlarm()
         self._fresh = 0  # samples since the last fit
 
@@ -64,11 +68,13 @@ class FittedCost:
         """So many neurons took so long; whether that is the sample which says that it drifted."""
         if count < 1 or seconds <= 0:
             return False
-        drifted = self.line is not None and self._alarm.note(seconds, self.line.seconds(count))
+        drifted = self.line is not None and self._alarm.note(
+            self._usual + seconds, self._usual + self.line.seconds(count)
+        )
         if drifted:
             self.drifts += 1
             self._samples = deque(list(self._samples)[-2:], maxlen=KEPT)  # those that came after
-            self._fresh, self._alarm = len(self._samples), DriftAlarm()
+            self._fresh, self._alarm = len(self._samples), DriftAlarm(self._noise)
         self._samples.append((count, seconds))
         self._fresh += 1
         early = self.line is None or len(self._samples) < FIRST
@@ -78,7 +84,11 @@ class FittedCost:
 
     def _fit(self) -> None:
         counts, seconds = np.array(self._samples, np.float64).T
-        self.line, self._fresh = _line(counts, seconds, self.line), 0
+        line = self.line = _line(counts, seconds, self.line)
+        self._usual = 0.5 * float(np.median(seconds))
+        off = np.log((self._usual + seconds) / (self._usual + line.start + line.each * counts))
+        self._noise, self._fresh = _MAD * float(np.median(np.abs(off - np.median(off)))), 0
+        self._alarm = DriftAlarm(self._noise)
 
 
 def _line(counts: np.ndarray, seconds: np.ndarray, before: LineCost | None) -> LineCost:

@@ -26,14 +26,14 @@ def test_a_line_is_found_in_the_first_samples_and_does_not_drift_by_itself(
     assert noted(cost, random, start, each, FIRST) == 0
     assert cost.line is not None
     assert cost.line.seconds(400) == pytest.approx(start + 400 * each, rel=0.15)
-    assert noted(cost, random, start, each, 300) == 0
+    assert noted(cost, random, start, each, 300) <= 1
 
 
 @pytest.mark.parametrize("factor", [4.0, 2.0, 1.6, 0.5])
 def test_a_drift_is_seen_soon_and_fitted_again(factor: float) -> None:
     cost, random = FittedCost(), np.random.default_rng(5)
     noted(cost, random, 1e-5, 1e-6, 100)
-    assert noted(cost, random, 1e-5 * factor, 1e-6 * factor, 12) >= 1
+    assert noted(cost, random, 1e-5 * factor, 1e-6 * factor, 16) >= 1
     noted(cost, random, 1e-5 * factor, 1e-6 * factor, KEPT)
     assert cost.line is not None
     assert cost.line.seconds(400) == pytest.approx(factor * (1e-5 + 4e-4), rel=0.15)
@@ -63,6 +63,14 @@ def test_nothing_is_learnt_of_no_neurons() -> None:
     for _ in range(50):
         assert not cost.note(0, 1.0)
     assert cost.line is None
+
+
+def test_the_noisier_it_is_the_more_it_takes_to_be_a_drift() -> None:
+    random = np.random.default_rng(7)
+    ratios = np.exp(random.normal(0, 0.4, 200))
+    calm, noisy = DriftAlarm(0.1), DriftAlarm(0.4)
+    assert any(calm.note(ratio, 1.0) for ratio in ratios.tolist())
+    assert not any(noisy.note(ratio, 1.0) for ratio in ratios.tolist())
 
 
 def test_the_sums_forget_what_evens_out() -> None:

@@ -13,6 +13,7 @@ from master.deployment.assignments import assignments
 from master.deployment.deploy import kv_dtype
 from master.deployment.deployment import Capacity, Deployment, Stage
 from master.deployment.planner import deal_shards, units_of
+from master.deployment.predictors import SentPredictors
 from master.deployment.weights import own_blocks
 from master.generation.engine import Engine
 from master.vocabulary.vocabulary import Vocabulary, table_bytes
@@ -23,6 +24,7 @@ from tpi.kv import KvDtype, pages_for
 from tpi.net.messages import NodeOptions, PeerAddress, Step
 from tpi.pack.reader import Pack
 from tpi.partition import Range
+from tpi.sparsity.predictor import Predictor
 from worker.equipment import Beside
 from worker.node.build import build_node
 from worker.node.node import Node
@@ -81,17 +83,20 @@ def in_process_deployment(
     disk: Disk | None = None,
     accelerators: Mapping[int, Beside] = NOBODY,
     pool: int | None = None,
+    predictors: Mapping[int, Predictor] | None = None,
     **more: Any,
 ) -> Deployment:
     """As `in_process_engine`, without the engine; all run steps in `order`, with `pool` pages and `more` node options.
 
-    Rank 0 has `others` beside its host, and `host` and `disk` in place of the real ones. `accelerators` are by rank.
+    Rank 0 has `others` beside its host, and `host` and `disk` in place of the real ones. `accelerators` are by rank;
+    `predictors`, by layer, are for `sparsity`.
     """
     pool = pool or 4 * pages_for(context)  # pages: room for several sequences
     options = NodeOptions(context, pool, kv or kv_dtype(pack), chunk, **more)
     peers = [PeerAddress(rank, f"node {rank}", "") for rank in range(len(shares))]
     shards = deal_shards(pack.config, units_of(pack), shares)
-    plans = assignments(pack, shards, peers, options, session=1, epoch=epoch, collective="loopback")
+    sent = SentPredictors(predictors) if predictors is not None else None
+    plans = assignments(pack, shards, peers, options, session=1, epoch=epoch, collective="loopback", predictors=sent)
     endpoints = Endpoints(board=Board(len(shares)))
     with ExitStack() as stack:
         nodes = []
@@ -99,7 +104,7 @@ def in_process_deployment(
             shard_cache = ShardCache(cache / str(rank))
             stack.callback(shard_cache.close)
             tables = table_bytes(pack) if rank == 0 else None
-            held = own_blocks(pack, one, shard_cache)
+            held = own_blocks(pack, one, shard_cache, predictors=sent)
             its: dict[str, Any] = {"others": others, "host": host, "disk": disk} if rank == 0 else {}
             its["accelerator"] = accelerators.get(rank)
             nodes.append(build_node(one, held, endpoints, tables=tables, order=order, **its))

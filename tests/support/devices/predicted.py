@@ -1,0 +1,34 @@
+"""Predictors that travel as trained ones do, and are always right: they name the active neurons, or all."""
+
+import numpy as np
+
+from tpi.kernels import open_kernels
+from tpi.pack.reader import Pack
+from tpi.sparsity.predictor import Predictor, PredictorMatrix
+from tpi.sparsity.replay import F32, read_ffn
+
+LEAST = 1e-30  # a score
+
+
+def exact_predictors(pack: Pack) -> dict[int, Predictor]:
+    """Score every neuron with its own gate: the input and its negative, of which ReLU leaves what there is."""
+    return {layer: _predictor(layer, gate, LEAST) for layer, gate in _gates(pack).items()}
+
+
+def all_predictors(pack: Pack, ahead: int = 0) -> dict[int, Predictor]:
+    """Name every neuron; the first layers cannot be foretold."""
+    return {layer: _predictor(layer, gate, -1e30, min(layer, ahead)) for layer, gate in _gates(pack).items()}
+
+
+def _gates(pack: Pack) -> dict[int, F32]:
+    kernels, found = open_kernels(), {}
+    for layer, blocks in enumerate(pack.layers):
+        weights = read_ffn(pack.config, blocks[-1], kernels)
+        found[layer] = weights.up if weights.gate is None else weights.gate
+    return found
+
+
+def _predictor(layer: int, gate: F32, threshold: float, ahead: int = 0) -> Predictor:
+    one = np.eye(gate.shape[1], dtype=np.float32)
+    first, second = np.concatenate([one, -one]), np.concatenate([gate, -gate], axis=1)
+    return Predictor(layer, PredictorMatrix.of(first, "f16"), PredictorMatrix.of(second, "f16"), threshold, ahead)

@@ -51,7 +51,7 @@ class OwnTalk(Talk):
         self.used = len(self._sequence.tokens)
         self._remember(result)
         if result.text or result.finish_reason != "interrupted":
-            self.conversation.turns.append(Turn(text, result.text))
+            self.conversation.turns.append(Turn(text, result.text if result.said is None else result.said))
         return result
 
     def _encode(self, messages: Messages[Message]) -> list[int]:
@@ -62,7 +62,8 @@ class OwnTalk(Talk):
         tokens = result.token_ids
         if tokens:
             at_end = tokens[-1] in self._session.tokenizer.eos_ids
-            self._replay.remember(result.text, (), tokens[:-1] if at_end else tokens, thought=False)
+            said = result.text if result.said is None else result.said
+            self._replay.remember(said, (), tokens[:-1] if at_end else tokens, thought=result.said is not None)
 
     def _begin(self, tokens: list[int]) -> None:
         """A sequence of `tokens`, which begins with what the last one has computed of them."""

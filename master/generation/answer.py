@@ -9,6 +9,7 @@ from typing import Literal
 from master.generation.engine import Engine
 from master.generation.sampler import Sampler
 from master.generation.sequence import Sequence
+from master.text.channels import SPELLED, ShownChannels, has_channels
 from master.text.prompts import checked_text
 from master.text.stops import StopFilter
 from master.text.tokenizer import Message, Tokenizer
@@ -28,6 +29,7 @@ class Answer:
     ttft: float = 0.0
     decode_seconds: float = 0.0  # from the first token to the last
     counted: int = 0  # tokens, where their ids are not known
+    said: str | None = None  # `text` without thinking, where the model keeps them apart itself
 
     @property
     def prefill_rate(self) -> float:
@@ -103,10 +105,15 @@ def answer(
     Raises:
         NodeLost, NodeError: if a worker is lost or fails; what was shown stays shown.
     """
-    result, text = Answer(prompt_tokens=sequence.pending), AnswerText(tokenizer, limits)
+    channels = ShownChannels() if has_channels(tokenizer.chat_template) else None
+    spelled = [token for name in SPELLED if (token := tokenizer.control(name)) is not None] if channels else []
+    result, text = Answer(prompt_tokens=sequence.pending), AnswerText(tokenizer, limits, spelled)
     started = first = perf_counter()
 
-    def emit(piece: str) -> None:
+    def emit(piece: str, last: bool = False) -> None:
+        if channels:
+            piece = channels.push(piece) + (channels.flush() if last else "")
+            result.said = channels.said
         result.text += piece
         if piece:
             show(piece)
@@ -119,12 +126,13 @@ def answer(
             first = perf_counter()
         else:
             result.decode_seconds = sampled.at - first
-        emit(text.push(sampled.token))
+        piece = text.push(sampled.token)
+        emit(piece, last=text.finish_reason is not None)
         if text.finish_reason:
             break
     result.finish_reason = text.finish_reason or ("interrupted" if stopped() else "length")
     if not text.finish_reason:
-        emit(text.flush())
+        emit(text.flush(), last=True)
     return result
 
 

@@ -11,8 +11,10 @@ from master.api.answers.ask import ChatAsk, TextAsk, ToolUse, Wanted
 from master.api.answers.constraint import GrammarConstraint, Grammars
 from master.api.failures import RequestError
 from master.api.tools.families import SPELLED, family_of, reasoning_tags
+from master.api.tools.harmony import HarmonyParser
 from master.api.tools.parser import NoTools, ToolParser
 from master.api.tools.reasoning import ReasoningParser
+from master.text.channels import has_channels
 from master.text.replay import Replay
 from master.text.tokenizer import Message, Tokenizer, texts_of
 from tpi.errors import ModelError
@@ -43,7 +45,7 @@ class Preparer:
         self.family = family_of(tokenizer.chat_template)
         self._tokenizer, self._context = tokenizer, context
         self._grammars = Grammars(tokenizer, vocab)
-        self._thinking = reasoning_tags(tokenizer.chat_template)
+        self._thinking, self._channels = reasoning_tags(tokenizer.chat_template), has_channels(tokenizer.chat_template)
         self._literal = grammars.literal_of(tokenizer.control)
         self._spelled = frozenset(token for text in SPELLED if (token := tokenizer.control(text)) is not None)
 
@@ -56,9 +58,13 @@ class Preparer:
 
         def parser() -> ToolParser:
             inner = self.family.parser(names) if names else NoTools()
+            if self._channels:
+                return HarmonyParser(inner)
             return ReasoningParser(self._thinking, begun, inner) if self._thinking else inner
 
-        return self._prepared(tokens, ask.wanted, "messages", parser, grammar, field, self._spelled, not begun)
+        return self._prepared(
+            tokens, ask.wanted, "messages", parser, grammar, field, self._spelled, not (begun or self._channels)
+        )
 
     def text(self, ask: TextAsk) -> PreparedAsk:
         """Raises RequestError, naming the field, if it cannot be answered."""

@@ -8,8 +8,9 @@ from master.api.tools.marked import FUNCTION, HERMES, MarkedParser
 from master.api.tools.mistral import MARKER, MistralParser
 from master.api.tools.parser import ToolParser
 from master.api.tools.reasoning import TAGS
+from master.text.channels import SPELLED as HARMONY
 
-SPELLED = (MARKER, "[ARGS]", "[CALL_ID]", PYTHON_TAG, *HERMES, *(tag for pair in TAGS for tag in pair))
+SPELLED = (MARKER, "[ARGS]", "[CALL_ID]", PYTHON_TAG, *HERMES, *(tag for pair in TAGS for tag in pair), *HARMONY)
 """Control tokens that parsers have to see."""
 
 

@@ -1,0 +1,90 @@
+"""Harmony: thinking, calls and answers of gpt-oss taken apart, however the text comes in pieces."""
+
+import re
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from master.api.answers.events import Piece, ReasoningPiece, TextPiece, ToolCall
+from master.api.tools.families import SPELLED as SEEN
+from master.api.tools.harmony import HarmonyParser
+from master.api.tools.parser import NoTools
+from master.text.channels import SPELLED, ShownChannels, has_channels
+
+_TOKENS = re.compile("|".join(map(re.escape, SPELLED)) + r"|[^<]|<")
+THOUGHT = "<|channel|>analysis<|message|>Paris, I think: 1 < 2.<|end|><|start|>assistant"
+ANSWER = "<|channel|>final<|message|>It is Paris."
+CALL = '<|channel|>commentary to=functions.weather <|constrain|>json<|message|>{"city": "Paris"}'
+OTHER = '<|start|>assistant to=functions.weather<|channel|>commentary json<|message|>{"city": "Rome"}'
+
+
+def pieces(text: str) -> list[Piece]:
+    """What the parser makes of `text`, character by character and control token by control token, joined."""
+    parser, found = HarmonyParser(NoTools()), list[Piece]()
+    for token in _TOKENS.findall(text):
+        found += parser.push(token)
+    joined: list[Piece] = []
+    for piece in found + parser.flush():
+        last = joined[-1] if joined else None
+        if isinstance(piece, TextPiece) and isinstance(last, TextPiece):
+            joined[-1] = TextPiece(last.text + piece.text)
+        elif isinstance(piece, ReasoningPiece) and isinstance(last, ReasoningPiece):
+            joined[-1] = ReasoningPiece(last.text + piece.text)
+        else:
+            joined.append(piece)
+    return joined
+
+
+def shown(tokens: list[str]) -> tuple[str, str]:
+    """What people see, and what of it is the answer."""
+    channels = ShownChannels()
+    text = "".join(map(channels.push, tokens)) + channels.flush()
+    return text, channels.said
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        (THOUGHT + ANSWER, [ReasoningPiece("Paris, I think: 1 < 2."), TextPiece("It is Paris.")]),
+        (ANSWER, [TextPiece("It is Paris.")]),
+        (THOUGHT + CALL, [ReasoningPiece("Paris, I think: 1 < 2."), ToolCall("weather", '{"city": "Paris"}')]),
+        (CALL + "<|call|>" + OTHER, [ToolCall("weather", f'{{"city": "{city}"}}') for city in ("Paris", "Rome")]),
+        (OTHER.removeprefix("<|start|>assistant"), [ToolCall("weather", '{"city": "Rome"}')]),
+        ("<|channel|>commentary<|message|>I look.<|end|><|start|>assistant" + CALL,
+         [TextPiece("I look."), ToolCall("weather", '{"city": "Paris"}')]),
+        ("<|channel|>commentary to=functions.weather<|message|>Paris", [TextPiece("Paris")]),
+        ("no markers at all", [TextPiece("no markers at all")]),
+        ("to", [TextPiece("to")]),
+        ("<|channel|>analysis<|message|>cut off", [ReasoningPiece("cut off")]),
+        ("<|channel|>ana", []),
+        ("", []),
+    ],
+)  # fmt: skip
+def test_channels(text: str, expected: list[Piece]) -> None:
+    assert pieces(text) == expected
+
+
+def test_people_see_thinking_between_tags() -> None:
+    tokens = _TOKENS.findall(THOUGHT + ANSWER)
+    assert shown(tokens) == ("<think>\nParis, I think: 1 < 2.\n</think>\n\nIt is Paris.", "It is Paris.")
+    assert shown(_TOKENS.findall("<|channel|>analysis<|message|>cut")) == ("<think>\ncut\n</think>\n\n", "")
+    assert shown(["plain ", "text"]) == ("plain text", "plain text")
+
+
+@given(st.lists(st.sampled_from([*SPELLED, "analysis", "final", " to=functions.f", "{}", "word", " "]), max_size=12))
+@settings(max_examples=200, deadline=None)
+def test_nothing_breaks_it(tokens: list[str]) -> None:
+    """No control token is ever shown, and pieces of any size come to the same."""
+    text, said = shown(tokens)
+    assert not any(marker in text for marker in ("<|channel|>", "<|message|>", "<|start|>", "<|end|>", "<|return|>"))
+    assert text.endswith(said) or "<think>" in text
+    assert shown(_TOKENS.findall("".join(tokens))) == (text, said)
+    assert shown(["".join(tokens)]) == (text, said)
+
+
+def test_templates_and_tokens() -> None:
+    assert has_channels("{{ '<|channel|>final<|message|>' }}")
+    assert not has_channels("<|im_start|>")
+    assert not has_channels(None)
+    assert set(SPELLED) <= set(SEEN)

@@ -13,13 +13,18 @@ from tpi.pack.reader import Pack
 from tpi.partition import FFN_UNIT, Shard
 from tpi.sparsity.files import NAME, load_predictors
 from tpi.sparsity.predictor import Predictor
+from tpi.sparsity.usage import NAME as PROFILE
+from tpi.sparsity.usage import load_use
+
+F64 = npt.NDArray[np.float64]
 
 
 class SentPredictors:
     """The predictors of a model by layer, and by its id what was sent of each to anybody."""
 
-    def __init__(self, predictors: Mapping[int, Predictor]) -> None:
-        self._predictors = predictors
+    def __init__(self, predictors: Mapping[int, Predictor], frequency: F64 | None = None) -> None:
+        """`frequency` is how often each neuron is active, `[layers, neurons]`, if the model was profiled."""
+        self._predictors, self._frequency = predictors, frequency
         self.vectors: dict[bytes, dict[str, npt.NDArray[np.float32]]] = {}
 
     def plans(self, shard: Shard, first: int) -> tuple[tuple[BlockPlan, ...], tuple[PredictorPlan, ...]]:
@@ -31,17 +36,19 @@ class SentPredictors:
         for layer, whole in self._predictors.items():
             begin, end = (min(unit * FFN_UNIT, whole.neurons) for unit in (shard.ffn.first, shard.ffn.last))
             one = whole.of(begin, end)
-            block = self._block(one)
+            block = self._block(one, None if self._frequency is None else self._frequency[layer, begin:end])
             blocks.setdefault(block.id, block)
             at = first + list(blocks).index(block.id)
             weights = one.first.weights
             plans.append(PredictorPlan(layer, at, one.rank, one.neurons, weights, one.given, one.ahead, one.threshold))
         return tuple(blocks.values()), tuple(plans)
 
-    def _block(self, one: Predictor) -> BlockPlan:
+    def _block(self, one: Predictor, frequency: F64 | None) -> BlockPlan:
         vectors = {"first": _as_values(one.first.stored), "second": _as_values(one.second.stored)}
         if one.bias is not None:
             vectors["bias"] = one.bias
+        if frequency is not None:
+            vectors["frequency"] = frequency.astype(np.float32)
         shape = tuple(VectorPlan(name, len(values)) for name, values in vectors.items())
         content = sha256(b"".join(values.tobytes() for values in vectors.values())).digest()
         identity = sha256(b"predictor" + repr(shape).encode() + content).digest()
@@ -66,7 +73,7 @@ def predictors_for(sparsity: str, pack: Pack, model: str) -> SentPredictors | No
         return None
     found = load_predictors(pack.path / NAME) if _has_records(pack) else {}
     if found:
-        return SentPredictors(found)
+        return SentPredictors(found, _frequency(pack))
     if sparsity == "auto":
         return None
     if not _has_records(pack):
@@ -78,6 +85,16 @@ def predictors_for(sparsity: str, pack: Pack, model: str) -> SentPredictors | No
         f"--sparsity {sparsity}: {model} has no predictors of active neurons; make them with: "
         f"tpi profile -m {model} --text FILE --predictors"
     )
+
+
+def _frequency(pack: Pack) -> F64 | None:
+    """How often each neuron is active, `[layers, neurons]`, if a profile says."""
+    path = pack.path / PROFILE
+    if not path.exists():
+        return None
+    use = load_use(path)
+    fits = (use.layers, use.neurons) == (pack.config.layers, pack.config.intermediate) and use.tokens
+    return use.frequency if fits else None
 
 
 def _has_records(pack: Pack) -> bool:

@@ -120,7 +120,7 @@ class PredictorPlan:
     """What predicts which of this node's neurons of a layer are active: see `tpi.sparsity.predictor.Predictor`.
 
     Its matrices are the vectors `first` and `second` of a block without units: their bytes as they are kept, read as
-    float32; with `bias` where there is one.
+    float32; with `bias` where there is one, and `frequency`, how often each neuron is active, where that is known.
     """
 
     layer: Count

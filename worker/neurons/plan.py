@@ -4,7 +4,7 @@ Attention is used whole for every token, so it comes first. What is left of the 
 arena, which the integer program of `scheduler.model.neurons` fills. All feed-forward weights lie in the host's memory.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -14,7 +14,7 @@ from scheduler.model.machine import NodeMachine
 from scheduler.model.neurons.problem import LayerNeurons, NeuronProblem
 from scheduler.model.neurons.solve import NeuronPlacement, place_neurons
 from scheduler.model.offload.work import KvTier, Offload, Place, Tier
-from scheduler.neurons.moving import DYNAMIC, Moving
+from scheduler.neurons.moving import DYNAMIC, STATIC, Moving
 from tpi.devices.options import OffloadOptions
 from tpi.errors import PlanError
 from tpi.sparsity.predictor import Predictor
@@ -22,7 +22,9 @@ from worker.neurons.foresight import Scorer
 from worker.plan.fit import Tables
 from worker.plan.node_plan import NodePlan
 from worker.plan.offload import OffloadPlan, layer_pages_bytes, offload_problem
+from worker.plan.predictors import frequencies_of, predictors_of
 from worker.plan.segments import NodeSegment, whole_blocks
+from worker.shards.image import HeldBlock
 
 F64 = npt.NDArray[np.float64]
 _SOLVING = 10.0  # seconds for the placement
@@ -53,6 +55,29 @@ class NeuronPlan(OffloadPlan):
 
     setup: NeuronSetup = field(kw_only=True)
     placement: NeuronPlacement = field(kw_only=True)
+
+
+def decide_sparse(
+    plan: NodePlan,
+    held: Sequence[HeldBlock],
+    machine: NodeMachine,
+    options: OffloadOptions,
+    tables: Tables | None,
+) -> NeuronPlan | None:
+    """What `--sparsity static` or `dynamic` have the accelerator do; None: nothing with neurons.
+
+    `auto` leaves them alone: what an accelerator does then is chosen by predicted time, all neurons computed. Errors
+    as `decide_neurons`.
+    """
+    asked = plan.options.sparsity
+    if not plan.predictors or asked not in ("static", "dynamic"):
+        return None
+    predictors = predictors_of(plan, held)
+    ahead = max((predictor.ahead for predictor in predictors.values()), default=0)
+    moving = STATIC if asked == "static" else replace(DYNAMIC, ahead=max(1, ahead))
+    return decide_neurons(
+        plan, machine, options, tables, NeuronSetup(frequencies_of(plan, held), predictors, moving=moving)
+    )
 
 
 def decide_neurons(

@@ -38,6 +38,22 @@ def predictors_of(plan: NodePlan, held: Sequence[HeldBlock]) -> dict[int, Predic
         raise WeightsError(f"{error}; profile the model again") from error
 
 
+def frequencies_of(plan: NodePlan, held: Sequence[HeldBlock]) -> dict[int, npt.NDArray[np.float64]]:
+    """How often each of this node's neurons is active, by layer, 0 to 1.
+
+    Where the model was not profiled, a predictor's bias says which are likelier than others, or nothing does.
+    """
+    found = {}
+    for one in plan.predictors:
+        vectors = held[one.block].vectors
+        often = vectors.get("frequency")
+        if often is None:
+            bias = vectors.get("bias", np.zeros(one.neurons, np.float32))
+            often = 0.5 * (1 + np.tanh(0.5 * (bias - np.float32(one.threshold))))
+        found[one.layer] = np.clip(np.nan_to_num(often.astype(np.float64)), 0.0, 1.0)
+    return found
+
+
 def matrix_bytes(rows: int, columns: int, weights: str) -> int:
     """Bytes of a predictor's matrix as it is kept."""
     return rows * (2 * columns if weights == "f16" else columns // GROUP * GROUP_BYTES["q8"])
@@ -59,7 +75,7 @@ def _fault(assign: Assign, one: PredictorPlan) -> str | None:
         return f"the predictor of layer {one.layer} has rows that are no multiple of {GROUP}"
     shapes = {"first": (one.rank, config.hidden), "second": (one.neurons, one.rank)}
     sizes = {name: values_of(matrix_bytes(*shape, one.weights)) for name, shape in shapes.items()}
-    sizes["bias"] = one.neurons
+    sizes["bias"] = sizes["frequency"] = one.neurons
     lengths = {vector.name: vector.length for vector in block.vectors}
     if block.runs or not {"first", "second"} <= lengths.keys() <= sizes.keys():
         return f"the predictor of layer {one.layer} is a block of other things"

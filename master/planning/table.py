@@ -56,6 +56,9 @@ def _heading(report: PlanReport) -> Iterator[str]:
         f"{shape.name} in {shape.dtype}: {shape.config.layers} layers, {_size(weight_bytes(shape))} of weights, "
         f"{kv} of keys and values for {problem.request.sequences} x {problem.request.context} tokens"
     )
+    if (mixture := shape.config.mixture) is not None:
+        read = _size(round(problem.work.touched(1)))
+        yield f"a token passes {mixture.used} of {mixture.experts} experts of a layer, and reads {read} of weights"
     yield f"{_machine(problem.machine)}; {report.node.told}"
 
 

@@ -274,7 +274,10 @@ def _forced(options: OffloadOptions) -> tuple[Place | None, Place | None]:
 def _segment_work(config: ModelConfig, piece: NodeSegment, plan: NodePlan) -> SegmentWork:
     weights = sum(_weights(run) for run in piece.runs)
     if piece.block.kind != "attention":
-        return SegmentWork(piece.block.number, piece.block.kind, piece.nbytes, weights)
+        mixture = config.mixture if piece.block.kind == "experts" else None
+        routed = sum(run.nbytes for run in piece.runs if run.name == "neuron") if mixture else 0
+        chosen = mixture.used / mixture.experts if mixture else 1.0
+        return SegmentWork(piece.block.number, piece.block.kind, piece.nbytes, weights, routed=routed, chosen=chosen)
     kv = 2 * plan.kv_heads * vector_bytes(config.head_dim, plan.options.kv_dtype)
     return SegmentWork(
         piece.block.number, piece.block.kind, piece.nbytes, weights, kv, 4 * plan.heads * config.head_dim

@@ -64,11 +64,12 @@ class Tasks:
         mine = [devices[card] for card in cards or (0,) * len(work.segments)]
         link = _Links.of(mine)
         sizes = _column([segment.nbytes for segment in work.segments])
+        read = sizes if machine.cards else _column([segment.touched(step.tokens) for segment in work.segments])
         kv = _column([segment.kv_token for segment in work.segments])
         pieces = np.minimum(sizes, link.piece)
         loaded, saved = kv * step.cached * step.sequences, kv * step.tokens
         return cls(
-            read=machine.disk.latency + sizes / machine.disk.read,
+            read=machine.disk.latency + read / machine.disk.read,
             first_read=machine.disk.latency + pieces / machine.disk.read,
             up=link.latency + sizes / link.up,
             last_up=pieces / link.up,
@@ -76,7 +77,7 @@ class Tasks:
             kv_down=np.where(saved > 0, link.latency + saved / link.down, 0.0),
             accelerator=_on_accelerator(work, mine, step, cards),
             host=machine.host.start + _column([_computing(machine.host, segment, step) for segment in work.segments]),
-            weights_bus=sizes / machine.bus,
+            weights_bus=read / machine.bus,
             kv_here=kv * step.context * step.sequences / machine.bus,
             kv_bus=(loaded + saved) / machine.bus,
             head=machine.host.seconds(work.head.nbytes, 2.0 * work.head.weights * step.sequences),
@@ -209,7 +210,7 @@ def _dealt(cards: Cards, card: int, count: int) -> Mask:
 
 def _computing(rates: Rates, segment: SegmentWork, step: StepSize) -> float:
     """The products with the weights, then attention: each reads once what it computes with."""
-    products = rates.seconds(segment.nbytes, 2.0 * segment.weights * step.tokens)
+    products = rates.seconds(segment.touched(step.tokens), 2.0 * segment.passed * step.tokens)
     window = segment.window or step.context
     kept = step.sequences * min(step.context, window) * segment.kv_token
     return products + rates.seconds(kept, step.tokens * min(step.attended, window) * segment.pair)

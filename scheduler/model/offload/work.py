@@ -1,6 +1,6 @@
 """What a node has to do in a step, segment by segment, and where each may lie and be computed. Nothing of time here."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby, pairwise
 from typing import Literal
@@ -39,6 +39,17 @@ class SegmentWork:
     kv_token: int = 0  # bytes of the keys and values that one token adds
     pair: int = 0  # operations of one token with one token that it attends to
     window: int = 0  # tokens that it attends to at most; 0: all
+    routed: int = 0  # bytes of its weights that are of experts
+    chosen: float = 1.0  # the share of those experts that one token passes
+
+    def touched(self, tokens: float) -> float:
+        """Bytes of its weights that so many tokens read together, if each chooses its experts at random."""
+        return self.nbytes - self.routed * (1 - self.chosen) ** tokens
+
+    @property
+    def passed(self) -> float:
+        """How many of its weights one token is multiplied with."""
+        return self.weights * self.touched(1) / max(1, self.nbytes)
 
 
 @dataclass(frozen=True)
@@ -61,6 +72,10 @@ class NodeWork:
     def nbytes(self) -> int:
         """Bytes of the weights of all segments."""
         return sum(segment.nbytes for segment in self.segments)
+
+    def touched(self, tokens: float) -> float:
+        """Bytes of weights that so many tokens read together, the head's included."""
+        return self.head.nbytes + sum(segment.touched(tokens) for segment in self.segments)
 
     @property
     def kv_token(self) -> int:
@@ -141,13 +156,13 @@ def work_of(
         if shape.kind == "attention":
             segments.append(replace(_attention(config, number, shape, kv_dtype), window=next(windows, 0)))
         else:
-            segments += _ffn(number, shape, parts)
+            segments += _routed(config, shape, _ffn(number, shape, parts))
     table = TableWork(unit_bytes(head), _weights(head)) if head else TableWork()
     return NodeWork(tuple(segments), VALUE * config.hidden, table)
 
 
 def half_of(shape: BlockShape) -> BlockKind:
-    """Which half of a layer a block is: experts are a feed-forward block, all of which is taken to be used."""
+    """Which half of a layer a block is: experts are a feed-forward block."""
     return "ffn" if shape.kind == "experts" else shape.kind
 
 
@@ -176,6 +191,18 @@ def _ffn(number: int, shape: BlockShape, parts: int) -> Iterator[SegmentWork]:
     starts = [run.units * part // parts for part in range(parts + 1)]
     for units in (last - first for first, last in pairwise(starts)):
         yield SegmentWork(number, half_of(shape), units * run.unit_bytes, units * _unit_weights(run))
+
+
+def _routed(config: ModelConfig, shape: BlockShape, segments: Iterable[SegmentWork]) -> Iterator[SegmentWork]:
+    """Segments of a feed-forward block; of experts, each has the same part of every one."""
+    mixture = config.mixture if shape.kind == "experts" else None
+    routed = sum(run.units * run.unit_bytes for run in shape.runs if run.name == "neuron")
+    for segment in segments:
+        if mixture is None:
+            yield segment
+        else:
+            part = segment.nbytes * routed // max(1, unit_bytes(shape))
+            yield replace(segment, routed=part, chosen=mixture.used / mixture.experts)
 
 
 def _weights(shape: BlockShape) -> int:

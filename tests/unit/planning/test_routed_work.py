@@ -1,0 +1,41 @@
+"""A token reads the experts that it chose, and the planner knows: by Mixtral's own shape."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from master.planning.shapes import model_shape
+from scheduler.model.machine import LAPTOP
+from scheduler.model.offload.tasks import Tasks
+from scheduler.model.offload.work import NodeWork, StepSize, work_of
+from tests.support.paths import ROOT
+
+MIXTRAL = ROOT / "tests/support/data/mixtral-8x7b"
+
+
+@pytest.fixture(scope="module")
+def mixtral(tmp_path_factory: pytest.TempPathFactory) -> NodeWork:
+    cache: Path = tmp_path_factory.mktemp("cache")
+    shape = model_shape(str(MIXTRAL), "q4", cache, 1 << 40)
+    return work_of(shape.config, shape.blocks, "f16", shape.head, 7)
+
+
+def test_a_token_of_mixtral_reads_two_of_eight_experts(mixtral: NodeWork) -> None:
+    experts = sum(segment.nbytes for segment in mixtral.segments if segment.kind == "ffn")
+    others = sum(segment.nbytes for segment in mixtral.segments if segment.kind == "attention") + mixtral.head.nbytes
+    assert mixtral.touched(1) == pytest.approx(others + experts / 4, rel=1e-6)
+    assert mixtral.touched(2) == pytest.approx(others + experts * (1 - 0.75**2), rel=1e-6)
+    assert mixtral.touched(200) == pytest.approx(others + experts, rel=1e-6)
+    passed = sum(segment.passed for segment in mixtral.segments if segment.kind == "ffn")
+    assert passed == pytest.approx(32 * 2 * 3 * 4096 * 14336, rel=1e-6)
+
+
+def test_a_step_of_one_token_reads_and_computes_a_quarter_of_the_experts_and_a_long_one_all(mixtral: NodeWork) -> None:
+    machine = replace(LAPTOP, accelerator=None)
+    one, long = (Tasks.of(mixtral, machine, StepSize(tokens, 1, 512)) for tokens in (1, 256))
+    ffn = next(at for at, segment in enumerate(mixtral.segments) if segment.kind == "ffn")
+    latency = machine.disk.latency
+    assert (one.read[ffn, 0] - latency) * 4 == pytest.approx(long.read[ffn, 0] - latency, rel=1e-3)
+    assert one.host[ffn, 0] < long.host[ffn, 0] / 4
+    assert Tasks.of(mixtral, LAPTOP, StepSize(1, 1, 512)).up[ffn, 0] == long.up[ffn, 0]  # to a card goes all of it

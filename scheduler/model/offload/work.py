@@ -44,7 +44,7 @@ class SegmentWork:
 
     def touched(self, tokens: float) -> float:
         """Bytes of its weights that so many tokens read together, if each chooses its experts at random."""
-        return self.nbytes - self.routed * (1 - self.chosen) ** tokens
+        return self.nbytes - self.routed * float((1 - self.chosen) ** tokens)
 
     @property
     def passed(self) -> float:

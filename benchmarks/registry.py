@@ -102,6 +102,8 @@ BENCHMARKS = {
     "pipeline": Benchmark("benchmarks.offloading.pipeline:bench", (*ONE_NODE, "benchmarks/offloading"), 12),
     "pipo": Benchmark("benchmarks.offloading.papers:bench", ("scheduler/model", "master/planning"), 0.5),
     "placements": Benchmark("benchmarks.offloading.placements:bench", (*ONE_NODE, "benchmarks/offloading"), 8),
+    "experts": Benchmark("benchmarks.support.adapters:experts", ("tpi/kernels", "benchmarks/speed/experts.py"), 3),
+    "experts_disk": Benchmark("benchmarks.experts.disk:bench", ("scheduler", "tpi/devices"), 3, "1 GB of disk"),
     "cgopipe": Benchmark("benchmarks.experts.cgopipe:bench", (*ONE_NODE, "benchmarks/experts"), 6),
     "steady": Benchmark("benchmarks.memory.steady:bench", ONE_NODE, 8),
     "peaks": Benchmark("benchmarks.memory.peaks:bench", RUNTIME, 6, DISK, quick=False),

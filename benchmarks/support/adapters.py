@@ -8,6 +8,12 @@ from typing import Any
 from benchmarks.result import Bars, Check, Result, Row, Table
 
 BANDWIDTH_SHARE = 0.75
+EXPERTS_SHARE = 0.8
+EXPERTS_NOTES = """
+A chain of four blocks of experts in q4 (norm, router, the experts that one token chose) and one of dense blocks that
+read as many bytes, in turn, another token in every round; GB/s of the weights that the token uses. Prompts are tokens
+per second of one block. Random weights: what routing costs shows, how real routing repeats itself does not.
+"""
 KERNEL_NOTES = """
 Native kernels, {isa}, {threads} threads, called one after the other with every case in turn. Weights of matrix-vector
 products rotate over 512 MiB, so that no cache serves them, and are compared with plain reading of the same memory in
@@ -38,6 +44,20 @@ def kernels(quick: bool) -> Result:
     tables = [Table(title, [_kernel_row(row) for row in rows]) for title, rows in made["tables"].items()]
     notes = KERNEL_NOTES.format(isa=made["isa"], threads=made["threads"])
     return Result("Kernels", notes, tables, checks, [_bandwidths(products)])
+
+
+def experts(quick: bool) -> Result:
+    """`benchmarks.speed.experts`."""
+    made: dict[str, Any] = json.loads(_output("benchmarks.speed.experts", "--json", "--rounds", "4" if quick else "20"))
+    decode = {row["name"]: row["value"] for row in made["decode"]}
+    shapes = list(dict.fromkeys(name.rpartition(" ")[0] for name in decode))
+    checks = [
+        Check(f"{shape}: routed bytes per second, of the dense decode's",
+              decode[f"{shape} experts"] / decode[f"{shape} dense"], EXPERTS_SHARE)
+        for shape in shapes
+    ]  # fmt: skip
+    tables = [Table(title, [_kernel_row(row) for row in rows]) for title, rows in made.items()]
+    return Result("Experts in memory", EXPERTS_NOTES, tables, checks)
 
 
 def allreduce(quick: bool) -> Result:

@@ -11,6 +11,7 @@ import warnings
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -216,8 +217,18 @@ def draw(architecture: str, seed: int) -> Draw:
     return Draw(architecture, found, frozenset(varied), extra, seed)
 
 
+@cache
+def _own_fields() -> frozenset[str]:
+    """Fields that one family alone has: a run of any other says nothing of them."""
+    seen = Counter(name for architecture in ARCHITECTURES for name in class_fields(architecture))
+    return frozenset(name for name, families in seen.items() if families == 1)
+
+
 def _lively(name: str) -> float:
-    """How often a field varies: those of all families less, since many at once seldom make a model."""
+    """How often a field varies: those of all families less, since many at once seldom make a model; those of one
+    family more, since there are few runs that could."""
+    if name in _own_fields():
+        return 0.97
     common = ("hidden_size", "vocab_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "head_dim",
               "num_key_value_heads", "max_position_embeddings", "layer_types", "rope_parameters")  # fmt: skip
     return 0.6 if name == "rope_parameters" else 0.3 if name in common else 0.8
@@ -229,6 +240,7 @@ def _settle(architecture: str, found: dict[str, Any], rng: random.Random) -> Non
         found["rope_parameters"] = NESTED(rng)
     if architecture == "FalconForCausalLM":
         _settle_falcon(found, rng)
+    expert_draws.settle(architecture, found, rng)
     if architecture == "Phi3ForCausalLM" and found.get("rope_parameters"):
         found["rope_parameters"] = phi3_rope(rng)
     if rng.random() < 0.25:

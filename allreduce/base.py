@@ -21,6 +21,7 @@ from tpi.errors import PlanError, UsageError
 
 if TYPE_CHECKING:
     from allreduce.algorithms.loopback import Board
+    from allreduce.late import Lateness
     from tpi.net.monitor import Socket
     from tpi.net.sockets import Net
 
@@ -88,6 +89,7 @@ class Endpoints:
     net: "Net | None" = None
     router: "Socket | None" = None
     watch: Watch | None = None
+    lateness: "Lateness | None" = None  # told of every wait
     board: "Board | None" = None
     links_cache: Path | None = None  # where the master keeps what it measured of links; None: nowhere
 

@@ -1,6 +1,7 @@
 """How long a node is waited for."""
 
 from allreduce.base import GroupSpec, Watch
+from allreduce.late import Lateness
 from tpi.errors import NodeLost
 from tpi.system.clocks import PAUSE_S, since_boot
 
@@ -8,9 +9,10 @@ from tpi.system.clocks import PAUSE_S, since_boot
 class Patience:
     """Of one node, with all others. Times are `since_boot` seconds, less those in which this process stood still."""
 
-    def __init__(self, spec: GroupSpec, watch: Watch | None) -> None:
+    def __init__(self, spec: GroupSpec, watch: Watch | None, lateness: Lateness | None = None) -> None:
         self._spec = spec
         self._watch = watch
+        self._lateness = lateness
         self._looked = 0.0
 
     def __call__(self, rank: int, deadline: float) -> float:
@@ -19,6 +21,8 @@ class Patience:
         Raises:
             NodeLost: if it has passed, and `watch` sees no progress of that node.
         """
+        if self._lateness:
+            self._lateness.look(rank, not deadline, since_boot())
         paused = since_boot() - self._looked
         progress = self._watch is not None and self._watch(rank)
         self._looked = now = since_boot()

@@ -56,7 +56,7 @@ class Transport:
             spec.spin_us * 1e-6,
             SEGMENT_VALUES,
             IN_FLIGHT,
-            Patience(spec, endpoints.watch),
+            Patience(spec, endpoints.watch, endpoints.lateness),
         )
         if endpoints.router is not None:
             endpoints.router.rcvtimeo = _SLICE_MS

@@ -73,7 +73,7 @@ class Shared(Group):
         from allreduce._shared import Board
 
         self.wire = "f32"
-        self._patience = Patience(spec, endpoints.watch)
+        self._patience = Patience(spec, endpoints.watch, endpoints.lateness)
         self._spin_s = spec.spin_us * 1e-6
         memory = np.frombuffer(_map(spec.peers[0].address, Board.bytes(spec.size, _VALUES)), np.uint8)
         self._board: Board | None = Board(memory, spec.rank, spec.size, _VALUES)

@@ -12,8 +12,10 @@ from contextlib import suppress
 
 import zmq
 
+from allreduce.late import Lateness
 from master.deployment.weights import UnitSource
 from master.workers.keeper import Keeper
+from master.workers.links import APART_S, Circles, LinkBrokenError
 from master.workers.meeting import meeting, tell_apart
 from master.workers.recruits import Recruits
 from master.workers.remote import RemoteWorker
@@ -58,6 +60,8 @@ class Cluster:
         self.recruits = Recruits(self._call)
         self._links: dict[str, int] = {}  # numbers of addresses: who comes back gets the same place
         self._watched: dict[int, int] = {}
+        self.lateness = Lateness()  # what the master itself waits for in sums
+        self._circles = Circles()
         self._keeper = Keeper(self._take_in)
 
     @classmethod
@@ -163,6 +167,19 @@ class Cluster:
             now = since_boot()
             for worker in self.workers:
                 worker.judge(now)
+            self._judge_links(now)
+
+    def _judge_links(self, now: float) -> None:
+        missed = [self.lateness.rank(now), *(worker.heartbeats.missed for worker in self.workers)]
+        step = max((worker.heartbeats.step for worker in self.workers), default=0)
+        done = [False, *(worker.heartbeats.done(step) for worker in self.workers)]
+        if found := self._circles.look(missed, done, now):
+            waits, lost = (self.workers[rank - 1] for rank in found)
+            raise LinkBrokenError(
+                lost.name,
+                f"worker {lost.name} is lost to worker {waits.name}: both run, but nothing gets from one to the other; "
+                "check that it can be reached from there, then start again",
+            )
 
     def watch(self, rank: int) -> bool:
         """For `allreduce.base.Endpoints.watch`: whether the worker of `rank` got anything done since the last call.
@@ -226,7 +243,8 @@ class Cluster:
             for worker in gone:
                 worker.close(0)
                 if isinstance(error, NodeLost) or worker.name != error.node:
-                    self.recruits.seek(worker.address)
+                    apart = isinstance(error, LinkBrokenError) and worker.name == error.node
+                    self.recruits.seek(worker.address, now + APART_S if apart else 0.0)
             self._watched.clear()
         return gone
 

@@ -22,7 +22,9 @@ class HeartbeatState:
 
     progress: int = -1
     phase: str = "idle"
+    step: int = 0  # that runs, or ran last
     window: WindowState = field(default_factory=WindowState)
+    missed: int = -1  # the rank whose message is late in a sum, though this worker waits for nothing else
     advanced: float = 0.0  # when `progress` last grew
     seen: float = 0.0  # when anything was last heard
     asked: float = 0.0  # since when an answer is due
@@ -50,6 +52,10 @@ class HeartbeatState:
             waited = now - max(self.seen, self.asked)
             self.pause = max(self.pause * _FORGET, min(waited, self.limit))
         self.seen = now
+
+    def done(self, step: int) -> bool:
+        """Whether the worker has computed that step, and sent all of it."""
+        return self.phase == "idle" and self.step == step
 
     @property
     def limit(self) -> float:

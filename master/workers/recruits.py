@@ -23,10 +23,10 @@ class Recruits:
         self._call = call
         self._calls: list[_Call] = []
 
-    def seek(self, address: str) -> None:
-        """From now on call `address`."""
+    def seek(self, address: str, begin_at: float = 0.0) -> None:
+        """Call `address`, from `begin_at` on (`since_boot` seconds)."""
         if all(one.address != address for one in self._calls):
-            self._calls.append(_Call(address))
+            self._calls.append(_Call(address, next_at=begin_at))
 
     def tend(self, now: float) -> None:
         """Take in what has arrived, and call those again whose time has come; `now` in `since_boot` seconds."""

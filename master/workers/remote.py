@@ -85,7 +85,7 @@ class RemoteWorker:
         self._epoch, self.ready, self.stats = epoch, None, None
         if not isinstance(self.problem, NodeLost | NodeRefused):
             self.problem = None  # it was another plan's
-        self.heartbeats.advanced = since_boot()
+        self.heartbeats.advanced, self.heartbeats.missed = since_boot(), -1
 
     def send(self, message: object) -> None:
         """Queue a message.
@@ -222,7 +222,8 @@ class RemoteWorker:
             if message.progress != self.heartbeats.progress or message.phase == "idle":
                 self.heartbeats.advanced = now
             self.heartbeats.progress, self.heartbeats.phase = message.progress, message.phase
-            self.heartbeats.window = message.window
+            self.heartbeats.window, self.heartbeats.step = message.window, message.step
+            self.heartbeats.missed = message.missed - 1
             self.idle = message.phase == "idle"
         elif isinstance(message, Ready):
             self.ready = self._usable(message)

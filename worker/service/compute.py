@@ -12,11 +12,13 @@ from queue import Empty, SimpleQueue
 from threading import Thread
 
 from allreduce.base import Endpoints
+from allreduce.late import Lateness
 from scheduler.window.stats import WindowPosition
 from tpi.errors import NodeError, PlanError, TpiError
 from tpi.net.fields import Phase
 from tpi.net.messages import Abort, AskStats, Assign, Failure, Ready, Stats, Step
 from tpi.net.transfers import Missing
+from tpi.system.clocks import since_boot
 from tpi.system.machine import return_memory
 from tpi.text import SENTENCE_CHARACTERS, plain
 from tpi.trace import OFF, NoTrace
@@ -35,6 +37,7 @@ Post = Callable[[object], None]
 Check = Callable[[Assign], None]  # raises what is wrong with a plan
 
 IDLE: Plan = (0, 0)
+_F32_BYTES = 4
 _MOST_JOBS = 64  # waiting; a master that waits for its sums has one step under way
 _MOST_STEPS = 2  # of the longest, waiting: what they hold is within what the node may use
 log = logging.getLogger(__name__)
@@ -60,9 +63,11 @@ class Compute:
         self._cache = cache
         self._fetcher = fetcher
         self._endpoints = replace(endpoints, watch=self._keep_waiting)
+        self._lateness = Lateness()
         self._build, self._check_plan = build, check
         self._post = post
         self._hidden = self._longest = 0  # of the running plan's steps: values, tokens
+        self._others = 0  # nodes of the running plan, but this one
         self._queued = self._taken = 0  # tokens of steps, counted by the I/O thread and by this one
         self._jobs: SimpleQueue[Job] = SimpleQueue()
         self._node: ServedNode | None = None
@@ -83,6 +88,11 @@ class Compute:
         """Where the node's memory window stands."""
         node = self._node
         return node.position if node else WindowPosition()
+
+    @property
+    def missed(self) -> int:
+        """1 + the rank whose message is late in a sum, 0 if none is."""
+        return 1 + self._lateness.rank(since_boot())
 
     @property
     def trace(self) -> NoTrace:
@@ -179,8 +189,11 @@ class Compute:
         self._check_plan(assign)
         blocks, fetched = self._blocks(assign)
         self._check()
-        self._node = node = self._build(assign, blocks, self._endpoints, lambda done, total: self._check(done))
+        self._lateness = Lateness()
+        endpoints = replace(self._endpoints, lateness=self._lateness)
+        self._node = node = self._build(assign, blocks, endpoints, lambda done, total: self._check(done))
         self._hidden, self._longest = assign.config.hidden, node.prefill_tokens
+        self._others = assign.size - 1
         self._ready = self._running
         figures = node.figures()
         sizes = (figures.weight_bytes, figures.resident_bytes, fetched)
@@ -212,6 +225,8 @@ class Compute:
         if self._node is None or self._ready != self._running:
             return  # the plan failed, and the master knows
         self.phase, self.step = "compute", step.step
+        tokens = len(step.x) or self._longest  # in one without tokens links are measured
+        self._lateness.expect(tokens * self._hidden * _F32_BYTES * self._others)
         self._node.run(step)
 
     def _stats(self, with_steady: bool) -> Stats:

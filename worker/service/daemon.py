@@ -277,7 +277,9 @@ class Daemon:
             return
         compute, master = self._compute, self._master
         window = WindowState(*astuple(compute.position))
-        beat = Heartbeat(master.session, master.epoch, compute.progress, compute.phase, compute.step, window)
+        beat = Heartbeat(
+            master.session, master.epoch, compute.progress, compute.phase, compute.step, window, compute.missed
+        )
         if not self._answer(master.identity, beat):
             self._leave("its connection is gone")
 

@@ -38,9 +38,11 @@ def workers(bed: Testbed, root: Path) -> Iterator[str]:
             yield f"{bed.address('b')}:9990,{bed.address('c')}:9990"
 
 
-def run(bed: Testbed, root: Path, model: str, addresses: str, tokens: int) -> "subprocess.Popen[bytes]":
+def run(
+    bed: Testbed, root: Path, model: str, addresses: str, tokens: int, collective: str = "star"
+) -> "subprocess.Popen[bytes]":
     command = [*TPI, "run", "-m", model, "-p", "Hello", "--raw", "--temp", "0", "--split", "equal",
-               "--collective", "star"]  # fmt: skip
+               "--collective", collective]  # fmt: skip
     return bed.popen(
         "a", [*command, "--workers", addresses, "-n", str(tokens)], env=os.environ | {"TPI_CACHE": str(root / "a")},
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, bufsize=0,
@@ -64,6 +66,26 @@ def test_one_way_drop(tmp_path: Path, tiny_model: Callable[[str], TinyModel], wa
     assert first + rest == wanted
     assert b"worker b (" in said
     assert b"going on with master, c" in said
+
+
+@pytest.mark.parametrize("cut", [("b", "c"), ("c", "b")], ids=["one way", "the other"])
+def test_one_way_drop_between_workers(
+    tmp_path: Path, tiny_model: Callable[[str], TinyModel], cut: tuple[str, str]
+) -> None:
+    """Both are heard by the master, and wait in a circle: one of them is left out, by that and not by a deadline."""
+    model = str(tiny_model("llama").directory)
+    with Testbed.start(wheel(3, 1e9, 0.002), "tun", root=tmp_path / "bed") as bed, workers(bed, tmp_path) as addresses:
+        wanted, _ = run(bed, tmp_path, model, addresses, 200, "mesh").communicate(timeout=90)
+        with run(bed, tmp_path, model, addresses, 200, "mesh") as process:
+            assert process.stdout
+            first = process.stdout.read(1)
+            drop = ["ip", "route", "add", "blackhole", f"{bed.address(cut[1])}/32"]
+            assert bed.popen(cut[0], drop).wait(30) == 0
+            rest, said = process.communicate(timeout=100)
+    assert process.returncode == 0, said
+    assert first + rest == wanted
+    assert b"both run, but nothing gets from one to the other" in said
+    assert b"going on with master" in said
 
 
 def test_slow_link(tmp_path: Path, tiny_model: Callable[[str], TinyModel]) -> None:

@@ -42,3 +42,13 @@ def reglu_1b(active: float = 0.1) -> Model:
 
     target = default_cache() / "benchmarks" / f"reglu-1.1b-{active:g}.pack"
     return Model(f"1.1B ReGLU q4, {active:.0%} active", write_regular(target, LLAMA_1B, NeuronUse(active)).path)
+
+
+def reglu_layers(layers: int = 8) -> Model:
+    """Some layers of that shape, with a small vocabulary: what runs in minutes where time is stretched."""
+    from benchmarks.training.regular import NeuronUse, write_regular
+    from tests.support.weights.shapes import LLAMA_1B
+
+    shape = LLAMA_1B | {"num_hidden_layers": layers, "vocab_size": 2048}
+    target = default_cache() / "benchmarks" / f"reglu-{layers}x2048.pack"
+    return Model(f"{layers} layers of the 1.1B ReGLU", write_regular(target, shape, NeuronUse()).path)

@@ -22,6 +22,9 @@ F32 = npt.NDArray[np.float32]
 F64 = npt.NDArray[np.float64]
 
 
+_FAR = 8.0  # below the threshold a neuron's chance is too small to bring anything back
+
+
 @dataclass(frozen=True, eq=False)
 class NeuronShares:
     """What each side computes, int32 in order, and the scores from which on they do; `lost` is the error's change."""
@@ -52,7 +55,9 @@ def balanced_shares(scores: F32, threshold: float, there: Marks, accelerator: Li
     if not len(drops):
         return before
     more = np.sort(np.concatenate([added, gains])).astype(np.int32)
-    fewer = left_out[~np.isin(left_out, drops)]
+    kept = np.zeros(len(scores), np.bool_)
+    kept[left_out], kept[drops] = True, False
+    fewer = _numbers(kept)
     lower = float(scores[gains].min())
     higher = float(scores[fewer].min()) if len(fewer) else float("inf")
     lost = float(_chances(scores[drops]).sum() - _chances(scores[gains]).sum())
@@ -66,7 +71,8 @@ def _exchange(
 ) -> tuple[I32, I32]:
     """What the faster side adds, and what the slower leaves out, so that both end the soonest."""
     active = scores >= np.float32(threshold)
-    spare, load = _numbers(fast & ~active), _numbers(slow & active)
+    spare = _numbers(fast & ~active & (scores > np.float32(threshold - _FAR)))
+    load = _numbers(slow & active)
     spare, load = spare[np.argsort(-scores[spare], kind="stable")], load[np.argsort(scores[load], kind="stable")]
     back, lost = np.cumsum(_chances(scores[spare])), np.cumsum(_chances(scores[load]))
     needed = np.searchsorted(back, lost, side="left") + 1  # how many bring back what the first n leave out

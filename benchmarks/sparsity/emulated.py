@@ -1,0 +1,159 @@
+"""A node with an emulated accelerator whose neurons are chosen token by token, in the time of the emulated machine."""
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, closing, contextmanager
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from scipy.special import ndtr
+
+from master.generation.engine import Engine
+from master.generation.request import Request
+from master.generation.sampler import Sampler, Sampling
+from scheduler.model.machine import emulated_node
+from scheduler.model.offload.work import Offload
+from scheduler.neurons.arena import NeuronArena
+from scheduler.neurons.moving import ArenaFigures, Moving
+from tests.support.cluster.inprocess import in_process_deployment
+from tpi.devices.emulated.device import open_emulated
+from tpi.devices.emulated.emulation import Emulation
+from tpi.devices.host import open_host
+from tpi.kernels.spec import PAGE_TOKENS
+from tpi.pack.reader import Pack
+from tpi.sparsity.files import NAME, load_predictors
+from tpi.sparsity.predictor import Predictor
+from worker.equipment import Beside
+from worker.neurons.accelerated import NeuronAccelerated
+from worker.neurons.plan import NeuronSetup, decide_neurons
+from worker.plan.offload import OffloadPlan, layer_pages_bytes, offload_problem
+from worker.plan.segments import whole_blocks
+
+F64 = npt.NDArray[np.float64]
+CONTEXT = 256
+PROMPT = [60, 61, 62, 63]
+Decide = Callable[..., OffloadPlan]
+
+
+@dataclass(frozen=True)
+class SparseSteps:
+    """What a mean token took, in seconds of the emulated machine, and what became of the neurons meanwhile.
+
+    `tokens` are all that were made since the prompt.
+    """
+
+    seconds: float
+    figures: ArenaFigures
+    tokens: tuple[int, ...]
+
+    @property
+    def there(self) -> float:
+        """The share of the active neurons that the accelerator computed."""
+        return self.figures.active_there / max(1, self.figures.active)
+
+    @property
+    def here_time(self) -> float:
+        """The CPU's share of the time that both computed neurons in."""
+        both = self.figures.seconds_here + self.figures.seconds_there
+        return self.figures.seconds_here / both if both else 1.0
+
+
+class SparseNode:
+    """A node of one process, and the one sequence that it goes on with."""
+
+    def __init__(self, engine: Engine, emulation: Emulation, arena: NeuronArena | None) -> None:
+        self.engine, self.emulation, self.arena = engine, emulation, arena
+        self._tokens: list[int] = []
+        sequence = engine.admit(PROMPT)
+        request = Request(sequence, Sampler(Sampling(temperature=0)), 10_000, self._take)
+        engine.submit(request)
+        while not self._tokens:
+            engine.step()
+
+    def run(self, steps: int) -> SparseSteps:
+        """The mean of so many steps of one token."""
+        before = self._figures()
+        began = time.perf_counter()
+        for _ in range(steps):
+            self.engine.step()
+        total = self.emulation.modelled(time.perf_counter() - began)
+        after = self._figures()
+        changed = {name: getattr(after, name) - getattr(before, name) for name in vars(after)}
+        return SparseSteps(total / steps, ArenaFigures(**changed), tuple(self._tokens))
+
+    def _figures(self) -> ArenaFigures:
+        return ArenaFigures() if self.arena is None else replace(self.arena.figures)
+
+    def _take(self, sampled: Any) -> bool:
+        self._tokens.append(sampled.token)
+        return True
+
+
+@contextmanager
+def sparse_node(pack: Pack, machine: str, decide: Decide, trace: bool = False) -> Iterator[SparseNode]:
+    """A node with the emulated `machine`, whose accelerator does what `decide` plans."""
+    with ExitStack() as stack:
+        device = stack.enter_context(closing(open_emulated(machine)))
+        emulation = device.emulation
+        cache = Path(stack.enter_context(TemporaryDirectory()))
+        beside = Beside(device, emulated_node(emulation.machine), decide=decide)
+        deployment = in_process_deployment(
+            pack, [1], cache, context=CONTEXT, pool=CONTEXT // PAGE_TOKENS, host=emulation.host(open_host()),
+            accelerators={0: beside}, trace=trace,
+        )  # fmt: skip
+        stack.enter_context(closing(deployment))
+        link = deployment.node.link
+        arena = link.arena if isinstance(link, NeuronAccelerated) else None
+        yield SparseNode(Engine(deployment), emulation, arena)
+
+
+def predictors_of(pack: Pack, ahead: int) -> dict[int, Predictor]:
+    """The predictors beside a pack, each asked so many layers before its own."""
+    return {
+        layer: replace(predictor, ahead=min(layer, ahead))
+        for layer, predictor in load_predictors(pack.path / NAME).items()
+    }
+
+
+def frequencies(predictors: dict[int, Predictor]) -> dict[int, F64]:
+    """How often each neuron is active, by layer: a made model's biases say (`benchmarks.training.regular`)."""
+    found = {}
+    for layer, predictor in predictors.items():
+        assert predictor.bias is not None
+        found[layer] = ndtr(predictor.bias.astype(np.float64))
+    return found
+
+
+def hybrid(setup: NeuronSetup) -> Decide:
+    """Neurons on both sides."""
+    return partial(decide_neurons, setup=setup)
+
+
+def setup_of(predictors: dict[int, Predictor], moving: Moving, frequency: dict[int, F64] | None = None) -> NeuronSetup:
+    """With the profile's frequencies, or others for where neurons lie at first."""
+    return NeuronSetup(frequency or frequencies(predictors), predictors, moving=moving)
+
+
+def by_layers(plan: Any, machine: Any, options: Any, tables: Any) -> OffloadPlan:
+    """Whole layers on the accelerator, the first ones, as many as fit; the CPU computes the others, all dense."""
+    pieces = tuple(replace(piece, device=1) for piece in whole_blocks(plan))
+    problem = offload_problem(plan, pieces, machine, options, tables)
+    room, kept = problem.rooms[0], set()
+    for layer in range(plan.config.layers):
+        own = [number for number, piece in enumerate(pieces) if piece.block.layer == layer]
+        room -= sum(pieces[number].nbytes + 4096 for number in own) + layer_pages_bytes(plan)
+        if room < 0:
+            break
+        kept.update(own)
+    tiers: Any = tuple("gpu" if number in kept else "ram" for number in range(len(pieces)))
+    places: Any = tuple("accelerator" if number in kept else "host" for number in range(len(pieces)))
+    nothing: frozenset[int] = frozenset()
+    return OffloadPlan(
+        pieces, frozenset(kept), nothing, nothing, 1, "ram", 1, layer_pages_bytes(plan), problem,
+        Offload(tiers, places, places, "ram", "memory"), in_ram=True,
+    )  # fmt: skip

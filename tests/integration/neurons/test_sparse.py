@@ -8,14 +8,16 @@ from typing import Any
 import pytest
 
 from benchmarks.training.regular import NeuronUse, write_regular
+from master.deployment.predictors import predictors_for
 from tests.support.cluster.inprocess import in_process_deployment
 from tests.support.devices.offloading import answers, prompts
 from tests.support.devices.predicted import all_predictors, exact_predictors
 from tests.support.weights.shapes import LLAMA_1B
+from tpi.errors import UsageError
 from tpi.pack.reader import Pack
 from tpi.sparsity.predictor import Predictor
 from worker.neurons import sparse
-from worker.neurons.judge import TURNS, Judge
+from worker.neurons.judge import Judge
 
 SMALL: dict[str, Any] = {"context": 64, "pool": 96}
 SHAPE: dict[str, Any] = LLAMA_1B | {
@@ -70,3 +72,45 @@ def test_tokens_are_those_of_the_dense_run(
     assert judge is not None
     assert judge.of
     assert (judge.chosen < 0.7 * judge.of) == (predictors is exact_predictors)
+
+
+def test_a_batch_and_a_stream_from_disk_have_the_same_tokens(relu_pack: Callable[[str], Pack], tmp_path: Path) -> None:
+    """With the limit as measured, and in tiles that pass through a window."""
+    pack = relu_pack("q8")
+    expected, _, _ = answered(pack, tmp_path, None, [1.0])
+    found, _, _ = answered(pack, tmp_path, exact_predictors(pack), [1.0], scheduler="window", window=2)
+    assert found == expected
+
+
+def test_predictors_count_in_the_budget(relu_pack: Callable[[str], Pack], tmp_path: Path) -> None:
+    pack = relu_pack("f32")
+    predictors = exact_predictors(pack)
+    _, _, dense = answered(pack, tmp_path, None, [1.0])
+    _, _, sparse_one = answered(pack, tmp_path, predictors, [1.0])
+    more = sparse_one.used - dense.used
+    assert more >= sum(one.memory_bytes for one in predictors.values())
+
+
+def test_auto_decides_by_turns(relu_pack: Callable[[str], Pack], tmp_path: Path) -> None:
+    pack = relu_pack("q8")
+    expected, _, _ = answered(pack, tmp_path, None, [1.0])
+    found, judge, _ = answered(pack, tmp_path, exact_predictors(pack), [1.0], mode="auto")
+    assert found == expected
+    assert judge is not None
+    assert judge.of
+
+
+@pytest.mark.parametrize("mode", ["static", "dynamic"])
+def test_without_predictors_it_says_how_to_make_them(
+    mode: str, relu_pack: Callable[[str], Pack], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("master.deployment.predictors.load_predictors", lambda path: {})
+    with pytest.raises(UsageError, match=r"tpi profile -m mine --text FILE --predictors"):
+        predictors_for(mode, relu_pack("q8"), "mine")
+    assert predictors_for("auto", relu_pack("q8"), "mine") is None
+
+
+def test_activations_that_are_never_zero_are_refused(tiny_pack: Callable[..., Pack]) -> None:
+    with pytest.raises(UsageError, match="never 0"):
+        predictors_for("static", tiny_pack("llama"), "mine")
+    assert predictors_for("auto", tiny_pack("llama"), "mine") is None

@@ -1,0 +1,81 @@
+"""The trained ReGLU model through the real engine, with trained predictors: what leaving neurons out costs.
+
+`predictors.safetensors` was made by `tpi profile --dtype q8 --text held_out.txt --predictors`, which trains on all but
+the last 15% of the text. Those last tokens are what is measured here.
+"""
+
+from collections.abc import Sequence
+from contextlib import closing
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from master.generation.engine import Engine
+from master.generation.request import Request
+from master.generation.sampler import Logprobs, Sampler, Sampling
+from tests.support.cluster.inprocess import in_process_deployment
+from tests.support.weights.trained import TEXT, TRAINED, write_trained
+from tpi.pack.builder.build import open_source, pack_model
+from tpi.pack.reader import Pack
+from tpi.sparsity.files import load_predictors
+from tpi.sparsity.replay import F32
+from worker.neurons.judge import Judge
+
+LENGTH, TOKENS = 250, 500
+
+
+class Forced(Sampler):
+    """Draws the tokens of a text, and notes how surprising each is."""
+
+    def __init__(self, text: Sequence[int]) -> None:
+        super().__init__(Sampling(temperature=0))
+        self.text, self.surprises = text, list[float]()
+
+    def draw(self, logits: F32, history: Sequence[int], prompt: int, best: int | None) -> tuple[int, Logprobs | None]:
+        token = self.text[len(history)]
+        values = logits.astype(np.float64)
+        self.surprises.append(float(np.log(np.exp(values - values.max()).sum()) + values.max() - values[token]))
+        return token, None
+
+
+@pytest.fixture(scope="module")
+def pack(tmp_path_factory: pytest.TempPathFactory) -> Pack:
+    directory = tmp_path_factory.mktemp("trained")
+    pack_model(open_source(write_trained(directory / "model")), "q8", directory / "q8")
+    return Pack.open(directory / "q8")
+
+
+def perplexity(pack: Pack, cache: Path, shares: list[float], sparsity: str) -> tuple[float, Judge | None]:
+    """Of the end of the text, one token a step; and what rank 0 skipped."""
+    from tokenizers import Tokenizer
+
+    ids = Tokenizer.from_file(str(TRAINED / "tokenizer.json")).encode(TEXT.read_text()).ids[-TOKENS:]
+    predictors = None if sparsity == "off" else load_predictors(TRAINED / "predictors.safetensors")
+    made = in_process_deployment(pack, shares, cache, predictors=predictors, sparsity=sparsity, context=256)
+    with closing(made) as deployment:
+        engine, surprises = Engine(deployment), list[float]()
+        for begin in range(0, TOKENS, LENGTH):
+            forced = Forced(ids[begin : begin + LENGTH])
+            sequence = engine.admit(forced.text[:1])
+            engine.submit(Request(sequence, forced, LENGTH - 1, lambda sampled: True))
+            while engine.requests:
+                engine.step()
+            engine.release(sequence)
+            surprises += forced.surprises
+        chosen = deployment.node.sparse
+        return float(np.exp(np.mean(surprises))), None if chosen is None else chosen.judge
+
+
+@pytest.mark.parametrize("shares", [[1.0], [3.0, 2.0, 1.0]], ids=["one", "three"])
+def test_perplexity_stays_within_a_hundredth_of_the_dense_run(pack: Pack, shares: list[float], tmp_path: Path) -> None:
+    dense, _ = perplexity(pack, tmp_path, [1.0], "off")
+    found, judge = perplexity(pack, tmp_path, shares, "static")
+    assert found == pytest.approx(dense, rel=0.01)
+    assert judge is not None
+    assert judge.chosen < 0.25 * judge.of
+
+
+def test_predictors_are_small(pack: Pack) -> None:
+    predictors = load_predictors(TRAINED / "predictors.safetensors")
+    assert sum(one.nbytes for one in predictors.values()) < 0.06 * pack.weight_bytes

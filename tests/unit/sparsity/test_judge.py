@@ -1,0 +1,55 @@
+"""Whether sparsity pays is decided by what was measured, by turns."""
+
+import numpy as np
+import pytest
+
+from tests.support.kernels.kernel_cases import ffn_case, native
+from worker.neurons.judge import TURNS, Judge, measure_limit
+
+
+def steps(judge: Judge, dense: float, sparse: float, tokens: int = 1, count: int = 4 * TURNS) -> list[bool]:
+    """Steps of so many seconds with all neurons and with those predicted; which of them were predicted."""
+    taken = []
+    for _ in range(count):
+        judge.begin()
+        taken.append(judge.predicts)
+        if judge.predicts:
+            judge.note_choice(10, 100, sparse / 4, sparse)
+        judge.note(sparse if judge.predicts else dense, tokens)
+    return taken
+
+
+@pytest.mark.parametrize(("dense", "sparse", "pays"), [(2e-3, 1e-3, True), (1e-3, 2e-3, False)])
+def test_what_takes_less_is_gone_on_with(dense: float, sparse: float, pays: bool) -> None:
+    judge = Judge("auto")
+    taken = steps(judge, dense, sparse)
+    assert judge.pays is pays
+    assert taken[: 2 * TURNS : 2] != taken[1 : 2 * TURNS : 2]  # by turns
+    assert set(taken[3 * TURNS :]) == {pays}
+
+
+def test_a_sentence_says_what_was_measured() -> None:
+    judge = Judge("auto")
+    assert judge.describe() == ""
+    steps(judge, 1e-3, 2e-3)
+    assert "1.00 ms with all neurons and 2.00 ms with the 10% that are predicted" in judge.describe()
+    judge = Judge("static")
+    steps(judge, 1e-3, 2e-3)
+    assert judge.describe().startswith("90.0% of the neurons were skipped")
+    assert "25% of the feed-forward time" in judge.describe()
+
+
+def test_prompts_decide_nothing() -> None:
+    judge = Judge("auto")
+    steps(judge, 1.0, 2.0, tokens=4)
+    assert judge.pays is None
+
+
+@pytest.mark.parametrize("mode", ["static", "dynamic"])
+def test_what_is_asked_for_is_done(mode: str) -> None:
+    assert all(steps(Judge(mode), 1.0, 2.0))  # type: ignore[arg-type]
+
+
+def test_the_limit_is_a_share() -> None:
+    case = ffn_case(np.random.default_rng(0), format="q4", layout="record", hidden=64, units=10, activation="relu")
+    assert 0 < measure_limit(native, case.spec, case.data) <= 1

@@ -70,3 +70,14 @@ def test_an_error_comes_after_what_was_made_before_it() -> None:
             await backlog.get()
 
     asyncio.run(run())
+
+
+def test_who_reads_along_gets_any_length() -> None:
+    async def run() -> None:
+        backlog = Backlog(MOST)
+        for _ in range(100):
+            assert backlog.put([TextPiece("x" * (MOST // 2))])
+            await backlog.get()
+        assert not backlog.overflowed
+
+    asyncio.run(run())

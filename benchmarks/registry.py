@@ -106,6 +106,7 @@ BENCHMARKS = {
     "experts": Benchmark("benchmarks.support.adapters:experts", ("tpi/kernels", "benchmarks/speed/experts.py"), 3),
     "experts_disk": Benchmark("benchmarks.experts.disk:bench", ("scheduler", "tpi/devices"), 3, "1 GB of disk"),
     "cgopipe": Benchmark("benchmarks.experts.cgopipe:bench", (*ONE_NODE, "benchmarks/experts"), 6),
+    "moelightning": Benchmark("benchmarks.experts.papers:bench", ("scheduler/model", "master/planning"), 2),
     "steady": Benchmark("benchmarks.memory.steady:bench", ONE_NODE, 8),
     "peaks": Benchmark("benchmarks.memory.peaks:bench", RUNTIME, 6, DISK, quick=False),
     "papers": Benchmark("benchmarks.memory.papers:bench", (*RUNTIME, "benchmarks/memory/unwritten.py"), 0.2),

@@ -11,7 +11,8 @@ import numpy as np
 
 from scheduler.model.roofline.policy import BatchPolicy, BatchProblem
 
-_MICRO, _MOST_PARTS = 4, 20  # gbs are multiples of 4; a block has at most 20 of them
+_MICRO, _PARTS = 4, (1, 2, 3, 4, 6, 8, 10, 12, 16, 20)  # gbs are multiples of 4; a block has at most 20 of them
+_COMPARED = 24  # of gbs at most, evenly by their ratio
 _SLOTS = 2
 _WG, _WC, _WD, _CG, _CC, _CD, _PRE, _GEN = range(8)  # the unknowns
 
@@ -27,9 +28,9 @@ def flexgen_policy(problem: BatchProblem) -> BatchPolicy:
 def _sizes(problem: BatchProblem) -> Iterator[tuple[int, int]]:
     """Micro-batches (gbs), and how many of them a batch (bls) has."""
     most = problem.request.most
-    for micro in range(_MICRO, most + 1, _MICRO):
-        for parts in range(1, min(_MOST_PARTS, most // micro) + 1):
-            yield micro, parts
+    steps = np.unique(np.geomspace(1, max(1, most // _MICRO), min(_COMPARED, max(1, most // _MICRO))).astype(int))
+    for micro in (steps * _MICRO).tolist():
+        yield from ((micro, parts) for parts in _PARTS if micro * parts <= most)
 
 
 def _solved(problem: BatchProblem, micro: int, parts: int) -> Iterator[tuple[float, BatchPolicy]]:

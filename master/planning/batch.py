@@ -12,7 +12,7 @@ from scheduler.model.roofline.forecast import BatchForecast, batch_gains, foreca
 from scheduler.model.roofline.latency import PolicyPoint, accelerator_bytes, host_bytes
 from scheduler.model.roofline.layer import layer_shape
 from scheduler.model.roofline.levels import Hierarchy, TurningPoints
-from scheduler.model.roofline.policy import BatchPolicy, BatchProblem, BatchRequest, PolicyLimits
+from scheduler.model.roofline.policy import BatchPolicy, BatchProblem, BatchWork, PolicyLimits
 from scheduler.model.roofline.search import BatchChoice, best_policy
 from tpi.kv import KvDtype
 
@@ -106,7 +106,7 @@ def batch_problem(shape: ModelShape, problem: Problem, kv_dtype: KvDtype) -> Bat
     runs = [(block.kind, run, run.units) for block in shape.blocks for run in block.runs]
     layer = layer_shape(shape.config, runs, shape.config.heads, shape.config.kv_heads, kv_dtype)
     request = problem.request
-    asked = BatchRequest(request.sequences, request.prompt, request.answer)
+    asked = BatchWork(request.sequences, request.prompt, request.answer)
     step = int(problem.machine.memory * _PROMPTS / problem.needs.token)
     limits = PolicyLimits(weights=problem.limits.weights, kv=problem.limits.kv)
     return BatchProblem(layer, problem.machine, asked, problem.needs, problem.chunk, step, problem.work.head, limits)

@@ -16,7 +16,7 @@ from scheduler.model.offload.memory import Needs
 from scheduler.model.offload.work import KvTier, Offload, Place, TableWork, Tier
 from scheduler.model.ring import Ring, with_lags
 from scheduler.model.roofline.layer import layer_shape
-from scheduler.model.roofline.policy import BatchPolicy, BatchProblem, BatchRequest, PolicyLimits
+from scheduler.model.roofline.policy import BatchPolicy, BatchProblem, BatchWork, PolicyLimits
 from scheduler.model.roofline.search import best_policy
 from tpi.devices.options import OffloadOptions
 from tpi.devices.pages import PAGE, round_up
@@ -26,8 +26,9 @@ from tpi.partition import Range
 from worker.pipelines.visiting import ROOMS
 from worker.plan.fit import Tables, need
 from worker.plan.node_plan import NodeBlock, NodeLayer, NodePlan, RunUnits
-from worker.plan.offload import Numbers, OffloadPlan, layer_pages_bytes, offload_problem
+from worker.plan.offload import Numbers, OffloadPlan
 from worker.plan.segments import NodeSegment
+from worker.plan.work import layer_pages_bytes, offload_problem
 
 _ALL = 1 - 1e-6
 _CHUNK_SHARE = 8  # a chunk's activations take at most one part in so many of the accelerator's memory
@@ -182,7 +183,7 @@ def batch_problem(
             accelerator=replace(device, memory=room),
             memory=plan.options.memory or machine.memory,
         ),
-        BatchRequest(most, half, max(1, min(half, context - half))),
+        BatchWork(most, half, max(1, min(half, context - half))),
         Needs(demand.token, demand.fixed),
         _chunk(steps, room, demand.token),
         steps,

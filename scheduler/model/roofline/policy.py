@@ -10,7 +10,7 @@ from tpi.kernels.constants import PAGE_TOKENS
 
 
 @dataclass(frozen=True)
-class BatchRequest:
+class BatchWork:
     """`most` sequences that wait, each with a prompt and an answer of so many tokens (means)."""
 
     most: int
@@ -65,7 +65,7 @@ class BatchProblem:
 
     layer: LayerShape
     machine: NodeMachine
-    request: BatchRequest
+    request: BatchWork
     needs: Needs
     chunk: int = 512
     step: int = 0

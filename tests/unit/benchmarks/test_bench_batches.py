@@ -15,7 +15,7 @@ from scheduler.model.machine import emulated_node
 from scheduler.model.offload.memory import Needs
 from scheduler.model.roofline.latency import throughput
 from scheduler.model.roofline.layer import LayerShape
-from scheduler.model.roofline.policy import BatchProblem, BatchRequest
+from scheduler.model.roofline.policy import BatchProblem, BatchWork
 from scheduler.model.roofline.search import best_policy
 from tests.support.cluster.inprocess import in_process_deployment
 from tests.support.devices.offloading import answers, batched, offloaded, prompts, weights_bytes
@@ -66,7 +66,7 @@ def test_each_schedule_gives_the_tokens_of_each_request_alone(
 def test_flexgens_policy_attends_on_the_accelerator_and_is_slower() -> None:
     """Table 5, by our model of time, which counts what kernels have to read."""
     machine = emulated_node(parse_emulated("t4"))
-    problem = BatchProblem(MIXTRAL, machine, BatchRequest(504, 418, 128), Needs(400_000, 1 << 28), step=20_000)
+    problem = BatchProblem(MIXTRAL, machine, BatchWork(504, 418, 128), Needs(400_000, 1 << 28), step=20_000)
     theirs, ours = flexgen_policy(problem), best_policy(problem).policy
     assert theirs.attention_there
     assert not ours.attention_there
@@ -78,7 +78,7 @@ def test_flexgens_program_has_the_best_of_its_own_grid() -> None:
     from benchmarks.experts.flexgen import _rows, _solved
 
     machine = emulated_node(parse_emulated("t4"))
-    problem = BatchProblem(MIXTRAL, machine, BatchRequest(64, 418, 128), Needs(400_000, 1 << 28), step=20_000)
+    problem = BatchProblem(MIXTRAL, machine, BatchWork(64, 418, 128), Needs(400_000, 1 << 28), step=20_000)
     ((value, _),) = _solved(problem, 16, 4)
     matrix, limits = (np.array(each) for each in _rows(problem, 16, 64))
     best = np.inf

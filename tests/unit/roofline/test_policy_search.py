@@ -22,7 +22,7 @@ from scheduler.model.roofline.latency import (
     throughput,
 )
 from scheduler.model.roofline.layer import LayerShape
-from scheduler.model.roofline.policy import BatchPolicy, BatchProblem, BatchRequest, PolicyLimits
+from scheduler.model.roofline.policy import BatchPolicy, BatchProblem, BatchWork, PolicyLimits
 from scheduler.model.roofline.search import GAP, best_policy
 from tpi.devices.emulated.machine import parse_emulated
 from tpi.errors import PlanError
@@ -64,7 +64,7 @@ def problems(draw: st.DrawFn) -> BatchProblem:
         Accelerator(Rates(10 * draw(rates), 1000 * draw(rates), 0.1), draw(room), DeviceLink(draw(rates), draw(rates))),
         draw(st.sampled_from([float("inf"), 50.0])),
     )
-    request = BatchRequest(draw(st.integers(1, 5)), draw(st.integers(1, 20)), draw(st.integers(1, 12)))
+    request = BatchWork(draw(st.integers(1, 5)), draw(st.integers(1, 20)), draw(st.integers(1, 12)))
     free = PolicyLimits(whole_kv=draw(st.booleans()))
     insisting = [replace(free, weights="ram"), replace(free, weights="disk", kv="ram"), replace(free, kv="gpu")]
     limits = draw(st.sampled_from([free, free, *insisting]))
@@ -139,7 +139,7 @@ def test_times_and_memories_are_affine_in_the_shares(
 def paper(preset: str, most: int, prompt: int = 77) -> BatchProblem:
     """Mixtral 8x7B in 16 bits on a machine of table 2, for MTBench with answers of 128 tokens."""
     machine = emulated_node(parse_emulated(preset))
-    return BatchProblem(MIXTRAL, machine, BatchRequest(most, prompt, 128), Needs(400_000, 1 << 28), step=20_000)
+    return BatchProblem(MIXTRAL, machine, BatchWork(most, prompt, 128), Needs(400_000, 1 << 28), step=20_000)
 
 
 @pytest.mark.parametrize(("preset", "micro_batch"), [("t4", 36), ("l4", 64)])

@@ -21,7 +21,7 @@ from tpi.errors import PlanError, UsageError
 
 if TYPE_CHECKING:
     from allreduce.algorithms.loopback import Board
-    from allreduce.late import Lateness
+    from allreduce.deadline import Lateness
     from tpi.net.monitor import Socket
     from tpi.net.sockets import Net
 

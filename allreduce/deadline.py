@@ -1,9 +1,54 @@
-"""How long a node is waited for."""
+"""How long a node is waited for, and whose message is late: what tells a broken link from a node that is slow.
+
+Times are `tpi.system.clocks.since_boot` seconds.
+"""
+
+from dataclasses import dataclass
 
 from allreduce.base import GroupSpec, Watch
-from allreduce.late import Lateness
 from tpi.errors import NodeLost
 from tpi.system.clocks import PAUSE_S, since_boot
+
+MISSING_S = 3.5  # a message of a few kilobytes is late after that, on a link that was not seen to take long
+SLOWEST = 125e3  # bytes per second that a link is trusted to bring at least: 1 Mbit/s
+_LONGEST, _USUAL = 3, 16  # times the longest wait that ended, and the usual one
+_WEIGHT, _FORGET = 0.1, 0.98  # of the last wait in the usual one; per wait, of the longest
+_GAP_S = 0.45  # between two looks of one wait; who looks less often does something else
+
+
+@dataclass
+class Lateness:
+    """The wait of now. `look` belongs to the thread that waits, `rank` may be read by another."""
+
+    limit_s: float = MISSING_S  # for the messages of the step that runs
+    usual_s: float = 0.0
+    longest_s: float = 0.0
+    _rank: int = -1
+    _since: float = 0.0
+    _looked: float = 0.0
+
+    def expect(self, nbytes: int) -> None:
+        """A step begins whose sums bring this node so many bytes each."""
+        self.limit_s = MISSING_S + nbytes / SLOWEST
+
+    def look(self, rank: int, begins: bool, now: float) -> None:
+        """Nothing has come from `rank` yet; `begins`: this is the first look of a wait."""
+        if begins:
+            self._end()
+            self._rank, self._since = rank, now
+        elif now - self._looked > PAUSE_S:  # this process stood still, which is nobody's fault
+            self._since += now - self._looked
+        self._looked = now
+
+    def rank(self, now: float) -> int:
+        """Whose message is late, though this node waits for nothing else; -1 if none is."""
+        limit = max(self.limit_s, _LONGEST * self.longest_s, _USUAL * self.usual_s)
+        return self._rank if now - self._looked < _GAP_S and now - self._since > limit else -1
+
+    def _end(self) -> None:
+        took = self._looked - self._since
+        self.longest_s = max(self.longest_s * _FORGET, took)
+        self.usual_s += _WEIGHT * (took - self.usual_s)
 
 
 class Patience:

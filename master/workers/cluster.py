@@ -12,7 +12,7 @@ from contextlib import suppress
 
 import zmq
 
-from allreduce.late import Lateness
+from allreduce.deadline import Lateness
 from master.deployment.weights import UnitSource
 from master.workers.keeper import Keeper
 from master.workers.links import APART_S, Circles, LinkBrokenError

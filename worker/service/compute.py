@@ -12,7 +12,7 @@ from queue import Empty, SimpleQueue
 from threading import Thread
 
 from allreduce.base import Endpoints
-from allreduce.late import Lateness
+from allreduce.deadline import Lateness
 from scheduler.window.stats import WindowPosition
 from tpi.errors import NodeError, PlanError, TpiError
 from tpi.net.fields import Phase

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from allreduce.late import MISSING_S, Lateness
+from allreduce.deadline import MISSING_S, Lateness
 from master.workers.links import CONFIRMED_S, Circles, broken_link
 
 NOBODY = -1

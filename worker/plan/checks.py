@@ -173,7 +173,7 @@ def _vector_faults(block: BlockPlan, config: ModelConfig) -> Iterator[Fault]:
     lengths = {
         "norm": config.hidden, "norm.bias": config.hidden, "post_norm": config.hidden, "o.bias": config.hidden,
         "down.bias": config.hidden, "q.bias": heads, "k.bias": kv_heads, "v.bias": kv_heads,
-        "q_norm.whole": heads, "k_norm.whole": kv_heads,
+        "q_norm.whole": heads, "k_norm.whole": kv_heads, "sinks": config.heads,
         "gate.bias": config.intermediate, "up.bias": config.intermediate,
     }  # fmt: skip
     if block.kind == "experts":

@@ -23,12 +23,15 @@ def expert_runs(config: ModelConfig) -> dict[str, dict[str, tuple[int, int]]]:
 def expert_vectors(config: ModelConfig) -> dict[str, int]:
     """The lengths of the vectors that such a block has beside a norm."""
     assert config.mixture is not None  # there are no runs without it
-    experts = config.mixture.experts
+    experts, width = config.mixture.experts, config.mixture.width
     return {
         "router": experts * config.hidden,
         "router.bias": experts,
         "router.choice": experts,
         "shared.scale": config.hidden,
+        "gate.biases": experts * width,
+        "up.biases": experts * width,
+        "down.biases": experts * config.hidden,
     }
 
 

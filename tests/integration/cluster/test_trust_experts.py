@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from master.deployment.assignments import assignments
 from master.deployment.planner import deal_shards, units_of
 from tests.support.altered import OPTIONS, PEERS, changed, leaves, put
+from tests.support.models import MIXTURES
 from tpi.errors import MessageError, PlanError
 from tpi.net.codec import decode, encode
 from tpi.net.messages import Assign
@@ -35,6 +36,20 @@ def test_the_plan_itself_is_taken_as_it_comes_over_the_wire(good: Assign) -> Non
     assert there == good
     check_assign(there)
     assert len(good.blocks[experts_block(good)].runs) == 6  # the shared one, and a slice of each of five
+
+
+@pytest.mark.parametrize("family", MIXTURES)
+def test_plans_of_all_families_are_taken(family: str, tiny_pack: Callable[..., Pack]) -> None:
+    pack = tiny_pack(family)
+    for assign in assignments(pack, deal_shards(pack.config, units_of(pack), [3, 2, 1]), PEERS, OPTIONS, 1, 1)[1:]:
+        check_assign(decode([bytes(frame) for frame in encode(assign)]))
+
+
+def test_a_plan_in_mxfp4_is_taken(good: Assign) -> None:
+    number, layout = next((at, one) for at, one in enumerate(good.layouts) if one.name == "neuron")
+    parts = tuple(replace(part, format="mxfp4") for part in layout.parts)
+    coded = changed(good, ("layouts", number), replace(layout, layout="tiled", parts=parts))
+    check_assign(decode([bytes(frame) for frame in encode(coded)]))
 
 
 @pytest.mark.parametrize(

@@ -11,9 +11,9 @@ import numpy.typing as npt
 
 from benchmarks.result import Check, Result, Row, Table
 from scheduler.demand.cache import DemandCache
+from scheduler.demand.choice.replay import bound
+from scheduler.demand.choice.select import of_experts, select
 from scheduler.demand.policies import Key
-from scheduler.demand.replay import bound
-from scheduler.demand.select import of_experts, select
 from scheduler.demand.sources import DiskUnits
 from scheduler.demand.workers import Readers
 from scheduler.storage.disk import DirectDisk

@@ -9,9 +9,9 @@ from tpi.net.messages import Assign, BlockPlan, LayerPlan, NodeOptions, PeerAddr
 from tpi.pack.blockfile import BlockShape
 from tpi.pack.layout import RunLayout
 from tpi.pack.reader import Pack, PackBlock
+from tpi.pack.routing import NAME, load_routing
 from tpi.partition import Range, Shard, expert_ranges
 from tpi.progress import warn
-from tpi.sparsity.routing import NAME, load_routing
 
 
 def assignments(

@@ -92,8 +92,8 @@ def _profiled(model: str, words: str, text: Path, flags: dict[str, Any]) -> dict
 def _routed(pack: "Pack", tokens: "I32", kernels: "Kernels", predictors: bool) -> dict[str, Any]:
     """A model with experts: which of them its tokens choose."""
     from master.profiling.routing import record_routing, routing_figures
+    from tpi.pack.routing import NAME
     from tpi.progress import phase
-    from tpi.sparsity.routing import NAME
 
     if predictors:
         raise UsageError(f"--predictors are for single neurons, and {pack.path.name} has experts; leave it out")

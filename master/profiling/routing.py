@@ -7,14 +7,14 @@ from typing import Any
 import numpy as np
 
 from master.profiling.measure import PIECE
-from scheduler.demand.select import Selected, of_experts, select
+from scheduler.demand.choice.select import Selected, of_experts, select
 from tpi.kernels import Kernels
 from tpi.kernels.spec import Routing
 from tpi.pack.manifest import MANIFEST
 from tpi.pack.reader import Pack
+from tpi.pack.routing import NAME, U16, RoutingRecord, load_routing, save_routing
 from tpi.progress import Progress
 from tpi.sparsity.replay import I32, replay
-from tpi.sparsity.routing import NAME, U16, RoutingRecord, load_routing, save_routing
 
 _SHARES = (0.125, 0.25, 0.5)  # of all experts, that a memory may hold
 _REPLAYED = 256  # tokens

@@ -15,9 +15,9 @@ from contextlib import contextmanager
 
 import numpy as np
 
+from scheduler.demand.choice.replay import Recording
 from scheduler.demand.groups import Groups
 from scheduler.demand.policies import Key, Policy, Units
-from scheduler.demand.replay import Recording
 from scheduler.demand.sources import UnitTier
 from scheduler.demand.stats import DemandStats
 from scheduler.demand.store import Store, Verify

@@ -73,7 +73,7 @@ class Waiting:
         return run
 
 
-class Foresight:
+class HintRecord:
     """Whether hints come true: what is read ahead takes the place of something, and is worth that only if it is used.
 
     Where fewer than a quarter were, one hint in `_RETRY` is followed, to see whether that goes on.

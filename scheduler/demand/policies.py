@@ -1,7 +1,7 @@
 """Which units a cache gives up first: policies behind one interface, on units that are numbered from 0 on.
 
 A policy hears of every step, hint and use, and says what a unit is worth to it; the cache gives up what is worth least
-among the units that nobody holds. Belady's, which knows the future, is `scheduler.demand.replay.Belady`.
+among the units that nobody holds. Belady's, which knows the future, is `scheduler.demand.choice.replay.Belady`.
 """
 
 from dataclasses import dataclass

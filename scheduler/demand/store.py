@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from scheduler.demand.loads import Foresight, Gaps, UnitLoad, Waiting
+from scheduler.demand.loads import Gaps, HintRecord, UnitLoad, Waiting
 from scheduler.demand.policies import Policy, Units
 from scheduler.demand.sources import UnitTier
 from scheduler.demand.stats import DemandStats
@@ -47,7 +47,7 @@ class Store:
         self._unused = np.zeros(len(self._slots), np.bool_)  # slots that were filled ahead, and not used since
         self._announced: dict[int, Units] = {}  # by block
         self._demanded = self._ahead_bytes = 0  # loads that somebody waits for; bytes that are being read ahead
-        self._gaps, self._reads, self._foresight = Gaps(clock), reads or ReadClock(), Foresight()
+        self._gaps, self._reads, self._hints = Gaps(clock), reads or ReadClock(), HintRecord()
         self._verify, self._unverified = verify, np.full(len(source.keys), verify is not None)
         self._closed = False
         workers.start(self._serve)
@@ -204,7 +204,7 @@ class Store:
         slots = self.table.slots_for(1, self.policy)
         room = self._gaps.room(speed, self._ahead_bytes)
         able = room >= self.source.nbytes(unit) and len(slots) and not self._holds_announced(int(slots[0]))
-        if not able or not self._foresight.follows():
+        if not able or not self._hints.follows():
             self._waiting.forget_ahead()
             return []
         self._judge(0, int(self._unused[slots[0]]))
@@ -218,7 +218,7 @@ class Store:
     def _judge(self, used: int, wasted: int) -> None:
         self.stats.ahead_used += used
         self.stats.ahead_wasted += wasted
-        self._foresight.note(used, wasted)
+        self._hints.note(used, wasted)
 
     def _holds_announced(self, slot: int) -> bool:
         unit = self.table.unit_of[slot]

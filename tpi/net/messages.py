@@ -182,7 +182,7 @@ class Assign:
     collective: Name
     wire: Name
     options: NodeOptions
-    routing: Annotated[bytes, Raw(MOST_ROUTING)] = b""  # recorded, see `tpi.sparsity.routing.RoutingRecord`
+    routing: Annotated[bytes, Raw(MOST_ROUTING)] = b""  # recorded, see `tpi.pack.routing.RoutingRecord`
     predictors: tuple[PredictorPlan, ...] = ()  # one a layer at most
 
     def __post_init__(self) -> None:

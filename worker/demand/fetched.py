@@ -5,8 +5,8 @@ from collections.abc import Callable, Mapping, Sequence
 import numpy as np
 
 from scheduler.demand.cache import DemandCache
+from scheduler.demand.choice.replay import Replayed, bound
 from scheduler.demand.hold import DemandedBlock
-from scheduler.demand.replay import Replayed, bound
 from scheduler.demand.workers import Readers
 from scheduler.storage.disk import Disk
 from scheduler.weights import Hold

@@ -4,14 +4,14 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from scheduler.budget import Budget
-from scheduler.demand.cliff import GUARDED
+from scheduler.demand.choice.cliff import GUARDED
+from scheduler.demand.choice.select import Selected, of_experts, select
 from scheduler.demand.policies import Key
-from scheduler.demand.select import Selected, of_experts, select
 from scheduler.demand.sources import DiskUnits
 from scheduler.storage.disk import Disk
 from scheduler.storage.extent import Extent
+from tpi.pack.routing import heard
 from tpi.partition import Range, by_expert
-from tpi.sparsity.routing import heard
 from worker.plan.node_plan import NodeBlock, NodePlan
 from worker.plan.segments import NodeSegment
 from worker.shards.image import HeldBlock

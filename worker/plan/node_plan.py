@@ -98,7 +98,7 @@ class NodePlan:
     collective: str
     wire: str
     options: NodeOptions
-    routing: bytes = b""  # that was recorded of this model, see `tpi.sparsity.routing.heard`
+    routing: bytes = b""  # that was recorded of this model, see `tpi.pack.routing.heard`
     predictors: tuple[PredictorPlan, ...] = ()
     predictor_bytes: int = 0  # that they take in memory
 

@@ -10,7 +10,7 @@ import pytest
 from tests.support.commands import tpi
 from tests.support.weights.shapes import write_byte_tokenizer
 from tpi.pack.library.locate import open_model
-from tpi.sparsity.routing import NAME, load_routing
+from tpi.pack.routing import NAME, load_routing
 
 MIB = 1 << 20
 PROMPT = ("--raw", "-p", "a model larger than the memory that it is given", "--temp", "0", "-n", "24", "-c", "256")

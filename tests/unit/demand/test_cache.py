@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from scheduler.demand.cache import DemandCache
+from scheduler.demand.choice.replay import bound, replay
 from scheduler.demand.policies import PolicyChoice
-from scheduler.demand.replay import bound, replay
 from scheduler.demand.sources import ALONE, DiskUnits, HostUnits
 from scheduler.demand.workers import Readers, Tickets
 from scheduler.transfer.queue import TransferQueue

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from scheduler.demand.cliff import require_sense, sensible
+from scheduler.demand.choice.cliff import require_sense, sensible
+from scheduler.demand.choice.replay import Recording, bound, candidates, choose, compare, record, replay
 from scheduler.demand.policies import Importance, PolicyChoice
-from scheduler.demand.replay import Recording, bound, candidates, choose, compare, record, replay
 from tpi.errors import PlanError
 
 BLOCKS = np.array([0, 0, 0, 1, 1, 1])

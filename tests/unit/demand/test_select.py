@@ -5,11 +5,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from scheduler.demand.loads import Foresight
-from scheduler.demand.replay import Recording
-from scheduler.demand.select import of_experts, select
+from scheduler.demand.choice.replay import Recording
+from scheduler.demand.choice.select import of_experts, select
+from scheduler.demand.loads import HintRecord
 from tpi.errors import ModelError
-from tpi.sparsity.routing import MOST_TOKENS, RoutingRecord, heard, load_routing, save_routing
+from tpi.pack.routing import MOST_TOKENS, RoutingRecord, heard, load_routing, save_routing
 
 LAYERS, EXPERTS, USED = 4, 16, 2
 KEYS = [(2 * layer + 1, expert) for layer in range(LAYERS) for expert in range(EXPERTS)]
@@ -82,9 +82,9 @@ def test_a_record_travels_as_bytes_and_is_told_briefly(tmp_path: Path) -> None:
 
 
 def test_hints_that_do_not_come_true_are_followed_now_and_then() -> None:
-    foresight = Foresight()
-    assert all(foresight.follows() for _ in range(50))
-    foresight.note(1, 15)
-    assert sum(foresight.follows() for _ in range(160)) == 10
-    foresight.note(8, 0)
-    assert all(foresight.follows() for _ in range(50))
+    hints = HintRecord()
+    assert all(hints.follows() for _ in range(50))
+    hints.note(1, 15)
+    assert sum(hints.follows() for _ in range(160)) == 10
+    hints.note(8, 0)
+    assert all(hints.follows() for _ in range(50))

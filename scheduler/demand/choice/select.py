@@ -6,9 +6,9 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from scheduler.demand.cliff import GUARDED, sensible
+from scheduler.demand.choice.cliff import GUARDED, sensible
+from scheduler.demand.choice.replay import Recording, bound, replay
 from scheduler.demand.policies import Key, PolicyChoice, Units
-from scheduler.demand.replay import Recording, bound, replay
 
 _PINNED = 0.5  # of the slots
 
@@ -51,7 +51,7 @@ def select(recording: Recording, slots: int) -> Selected:
     """The policy that finds most of what the second half uses, when the first half has warmed it up.
 
     What is pinned is chosen from the first half. LRU is out of the question below one token's units, whatever it found
-    (`scheduler.demand.cliff`).
+    (`scheduler.demand.choice.cliff`).
     """
     known = recording.of_at_most(slots)
     half = len(known.steps) // 2

@@ -43,7 +43,7 @@ def reference(model: TinyModel) -> np.ndarray:
 
 
 @pytest.mark.parametrize("dtype", ["f32", "q4"])
-@pytest.mark.parametrize("family", ["mixtral", "qwen2moe", "olmoe"])
+@pytest.mark.parametrize("family", ["mixtral", "qwen2moe", "olmoe", "gptoss"])
 def test_experts_that_stream_give_the_same_tokens(
     family: str, dtype: str, tiny_pack: Packs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -60,7 +60,7 @@ def test_experts_that_stream_give_the_same_tokens(
         assert node.streamed.read_bytes > 0
 
 
-@pytest.mark.parametrize("family", ["qwen3moe", "granitemoe"])
+@pytest.mark.parametrize("family", ["qwen3moe", "granitemoe", "gptoss"])
 def test_three_nodes_that_stream_equal_transformers(
     family: str, tiny_model: Callable[[str], TinyModel], tiny_pack: Packs, tmp_path: Path
 ) -> None:
@@ -72,7 +72,7 @@ def test_three_nodes_that_stream_equal_transformers(
     np.testing.assert_allclose(logits, reference(tiny_model(family)), atol=1e-4)
 
 
-@pytest.mark.parametrize("family", ["mixtral", "olmoe"])
+@pytest.mark.parametrize("family", ["mixtral", "olmoe", "gptoss"])
 def test_phases_may_come_apart(
     family: str, tiny_model: Callable[[str], TinyModel], tiny_pack: Packs, tmp_path: Path
 ) -> None:

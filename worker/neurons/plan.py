@@ -14,6 +14,7 @@ from scheduler.model.machine import NodeMachine
 from scheduler.model.neurons.problem import LayerNeurons, NeuronProblem
 from scheduler.model.neurons.solve import NeuronPlacement, place_neurons
 from scheduler.model.offload.work import KvTier, Offload, Place, Tier
+from scheduler.model.placement import Placement
 from scheduler.neurons.moving import DYNAMIC, STATIC, Moving
 from tpi.devices.options import OffloadOptions
 from tpi.errors import PlanError
@@ -55,6 +56,20 @@ class NeuronPlan(OffloadPlan):
 
     setup: NeuronSetup = field(kw_only=True)
     placement: NeuronPlacement = field(kw_only=True)
+
+    def below(self, sizes: Sequence[int], fitting: Placement) -> Placement:
+        """See `OffloadPlan.below`.
+
+        Raises:
+            PlanError: if the host's memory does not hold all neurons.
+        """
+        if fitting.streamed_bytes:
+            raise PlanError(
+                f"--sparsity {'dynamic' if self.setup.moving.migrate else 'static'} beside an accelerator keeps all "
+                f"neurons in memory, and {-(-fitting.streamed_bytes >> 20)}MiB of them do not fit; give more --memory, "
+                "or leave --sparsity off"
+            )
+        return super().below(sizes, fitting)
 
 
 def decide_sparse(

@@ -26,9 +26,8 @@ from tpi.partition import Range
 from worker.pipelines.visiting import ROOMS
 from worker.plan.fit import Tables, need
 from worker.plan.node_plan import NodeBlock, NodeLayer, NodePlan, RunUnits
-from worker.plan.offload import Numbers, OffloadPlan
+from worker.plan.offload import Numbers, OffloadPlan, layer_pages_bytes, offload_problem
 from worker.plan.segments import NodeSegment
-from worker.plan.work import layer_pages_bytes, offload_problem
 
 _ALL = 1 - 1e-6
 _CHUNK_SHARE = 8  # a chunk's activations take at most one part in so many of the accelerator's memory

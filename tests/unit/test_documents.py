@@ -53,3 +53,13 @@ def test_the_readme_names_every_command() -> None:
     text = ROOT.joinpath("README.md").read_text()
     top = {name for name in COMMANDS if name.count(" ") == 1} - {"tpi version"}
     assert not {name for name in top if name not in text}
+
+
+def test_every_fault_has_a_test_that_exists() -> None:
+    rows = [line for line in (ROOT / "docs/faults.md").read_text().splitlines() if line.startswith("| ")][1:]
+    assert len(rows) == 17
+    for row in rows:
+        named = re.findall(r"`([\w/]+\.py)::(test_\w+)`", row)
+        assert named, row
+        for path, test in named:
+            assert f"\ndef {test}(" in (ROOT / "tests" / path).read_text(), f"{path} has no {test}"

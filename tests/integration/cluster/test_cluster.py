@@ -12,7 +12,7 @@ import zmq
 
 from master.workers.cluster import Cluster
 from tests.support.cluster.cluster_helpers import MadeUpModel, fake_worker, fake_workers, step
-from tests.support.processes.fake_worker import BLAME, EXCHANGE, FAIL, HANG, SWELL, SWELL_BYTES
+from tests.support.processes.fake_worker import BLAME, EXCHANGE, EXHAUST, FAIL, HANG, SWELL, SWELL_BYTES
 from tpi.errors import NodeError, NodeLost, NodeRefused, TpiError
 from tpi.net.fields import TRANSFER_BYTES
 from tpi.net.sockets import Net
@@ -157,6 +157,19 @@ def test_a_failure_in_a_step_reaches_the_master(
         raise error
 
 
+def test_out_of_memory(workers: tuple[Pids, list[str]]) -> None:
+    """A named error in 3 s on the master; the workers serve on."""
+    model = MadeUpModel()
+    with Cluster.connect(workers[1]) as cluster:
+        cluster.assign(model.split(cluster.session, 1, cluster.peers())[1:], model)
+        cluster.step(step(cluster.session, 1, 0, EXHAUST))
+        error, _ = until_error(cluster.poll, NodeError, 3)
+    with pytest.raises(NodeError, match=r"worker [ab] .*out of memory; give it less with --split"):
+        raise error
+    with Cluster.connect(workers[1]) as cluster:
+        assert len(cluster.hellos) == len(workers[1])
+
+
 def test_a_hung_computation_shows_in_its_progress(workers: tuple[Pids, list[str]]) -> None:
     model = MadeUpModel()
     with Cluster.connect(workers[1]) as cluster:
@@ -195,7 +208,7 @@ def test_a_worker_in_use_refuses_by_name(workers: tuple[Pids, list[str]]) -> Non
     Cluster.connect(workers[1][:1]).close()
 
 
-def test_a_worker_given_twice_is_refused(workers: tuple[Pids, list[str]]) -> None:
+def test_same_worker_twice(workers: tuple[Pids, list[str]]) -> None:
     address = workers[1][0]
     with pytest.raises(NodeRefused, match=r"given twice.*give each worker once"):
         Cluster.connect([address, address.replace("127.0.0.1", "localhost")])
@@ -209,9 +222,7 @@ def test_workers_of_one_name_are_told_apart(tmp_path: Path) -> None:
         assert [peer.name for peer in cluster.peers()][1:] == [f"fake ({first})", f"fake ({second})"]
 
 
-def test_another_version_is_refused_with_both_names(
-    workers: tuple[Pids, list[str]], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_wrong_version(workers: tuple[Pids, list[str]], monkeypatch: pytest.MonkeyPatch) -> None:
     from master.workers import remote
     from tpi import __version__
 
@@ -236,7 +247,7 @@ def test_units_that_arrive_damaged_fail_in_one_sentence(workers: tuple[Pids, lis
         cluster.assign(model.split(cluster.session, 1, cluster.peers())[1:], Liar())
 
 
-def test_a_transfer_cut_by_a_kill_goes_on(tmp_path: Path) -> None:
+def test_transfer_cut(tmp_path: Path) -> None:
     model = MadeUpModel(layers=1, width=64, units=512)  # 24 MiB of neurons for the worker
     total = 0
 

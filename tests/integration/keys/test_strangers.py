@@ -130,7 +130,7 @@ def test_a_thousand_connections_of_strangers_take_little_memory_and_stop_nobody(
         assert worker.memory_info().rss - before < 16 << 20
 
 
-def test_a_worker_refuses_strangers_and_says_with_which_keys(tmp_path: Path) -> None:
+def test_wrong_key(tmp_path: Path) -> None:
     """Each way, in a second or so."""
     worker, master, other = tmp_path / "worker", tmp_path / "master", tmp_path / "other"
     mine = short_key(load_identity(master).public)

@@ -50,7 +50,7 @@ async def _crowd(served: Served, count: int) -> Counter[str]:
         return Counter(await asyncio.gather(*(_ask(http, number) for number in range(count))))
 
 
-def test_a_crowd_is_answered_or_told_to_come_back(tiny_pack: Callable[..., Pack], tmp_path: Path) -> None:
+def test_1000_clients(tiny_pack: Callable[..., Pack], tmp_path: Path) -> None:
     limits = ServeLimits(waiting=40)
     with tiny_server(tiny_pack("llama"), tmp_path, limits, pool=30, most=8) as served:
         ends = asyncio.run(_crowd(served, CLIENTS))
@@ -118,7 +118,7 @@ def test_who_is_turned_away_hears_when_to_come_back(
 
 
 @pytest.mark.parametrize("stream", [True, False])
-def test_a_client_that_leaves_frees_its_pages(stream: bool, tiny_pack: Callable[..., Pack], tmp_path: Path) -> None:
+def test_client_disconnects_mid_stream(stream: bool, tiny_pack: Callable[..., Pack], tmp_path: Path) -> None:
     with tiny_server(tiny_pack("llama"), tmp_path) as served, client(served) as http:
         if stream:
             with http.stream("POST", CHAT, json=said(stream=True, max_tokens=700, n=2)) as answer:

@@ -87,7 +87,7 @@ BAD: dict[str, tuple[str, dict[str, Any], str | None]] = {
 
 
 @pytest.mark.parametrize("case", BAD)
-def test_bad_input_is_4xx_and_names_the_field(case: str, http: httpx.Client) -> None:
+def test_api_abuse(case: str, http: httpx.Client) -> None:
     path, body, field = BAD[case]
     answer = http.post(path, content=json.dumps(body), headers={"Content-Type": "application/json"})
     error = answer.json()["error"]

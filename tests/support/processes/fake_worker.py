@@ -24,7 +24,7 @@ from worker.service.served import Figures
 from worker.shards.image import HeldBlock
 
 FAIL, HANG, BLAME, EXCHANGE, SWELL = 101.0, 102.0, 103.0, 104.0, 105.0
-NONSENSE, STUCK, QUIT = 106.0, 107.0, 108.0
+NONSENSE, STUCK, QUIT, EXHAUST = 106.0, 107.0, 108.0, 109.0
 SWELL_BYTES = 64 << 20  # of memory that a step takes for a moment
 FAKE_SPANS = 3  # that its trace has room for; every step is one
 
@@ -52,6 +52,8 @@ class FakeMember:
             raise NodeLost("another", "another node is lost")
         if value == SWELL:
             np.ones(SWELL_BYTES, np.uint8)
+        if value == EXHAUST:
+            np.ones(1 << 60, np.uint8)
         if value == QUIT:
             raise SystemExit("told to quit")
         self.nonsense |= value == NONSENSE

@@ -85,7 +85,7 @@ def test_a_wrong_address_is_one_sentence(tmp_path: Path, listen: str) -> None:
     assert len(done.stderr.strip().splitlines()) == 1
 
 
-def test_hostile_messages_change_nothing(tmp_path: Path) -> None:
+def test_malformed_oversized_or_hostile_message(tmp_path: Path) -> None:
     model = MadeUpModel()
     net = Net()
     with fake_worker(tmp_path / "a") as (process, address), Cluster.connect([address]) as cluster:

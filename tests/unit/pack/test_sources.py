@@ -157,14 +157,14 @@ def refused(call: Callable[[], object]) -> str:
 
 
 @pytest.mark.parametrize("name", HOSTILE_SAFETENSORS)
-def test_hostile_safetensors(name: str, tmp_path: Path) -> None:
+def test_hostile_model_file_safetensors(name: str, tmp_path: Path) -> None:
     path = tmp_path / "model.safetensors"
     path.write_bytes(HOSTILE_SAFETENSORS[name])
     assert str(path) in refused(lambda: open_safetensors(tmp_path))
 
 
 @pytest.mark.parametrize("name", HOSTILE_GGUF)
-def test_hostile_gguf(name: str, tmp_path: Path) -> None:
+def test_hostile_model_file_gguf(name: str, tmp_path: Path) -> None:
     path = tmp_path / "model.gguf"
     path.write_bytes(HOSTILE_GGUF[name])
     assert str(path) in refused(lambda: open_source(path))
@@ -185,7 +185,7 @@ def test_index_does_not_lead_out_of_the_directory(name: str, tmp_path: Path) -> 
 @pytest.mark.parametrize(
     "index", ["[]", "{}", '{"weight_map": []}', '{"weight_map": {"a": 1}}', "[" * 100_000, "nonsense"]
 )
-def test_hostile_index(index: str, tmp_path: Path) -> None:
+def test_hostile_model_file_index(index: str, tmp_path: Path) -> None:
     (tmp_path / "model.safetensors.index.json").write_text(index)
     assert "model.safetensors.index.json" in refused(lambda: open_safetensors(tmp_path))
 

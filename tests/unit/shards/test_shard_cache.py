@@ -60,7 +60,7 @@ def test_equal_layers_are_stored_and_sent_once(cache: ShardCache) -> None:
     assert len(list(cache.root.glob("*/*.shard"))) == 2
 
 
-def test_a_flipped_bit_costs_one_unit(tmp_path: Path) -> None:
+def test_bit_flip_in_a_shard_on_disk(tmp_path: Path) -> None:
     model = MadeUpModel()
     assign = plan_of(model)
     opened = ShardCache(tmp_path)
@@ -140,7 +140,7 @@ def test_no_more_than_four_mebibytes_are_under_way(cache: ShardCache) -> None:
     assert list(transfer.next()) == asked
 
 
-def test_damaged_units_are_asked_for_again_and_then_given_up(cache: ShardCache) -> None:
+def test_bit_flip_in_a_shard_on_the_wire(cache: ShardCache) -> None:
     model = MadeUpModel()
     partials = [block for block in cache.open(image_plans(plan_of(model))).values() if isinstance(block, PartialImage)]
     done: list[PartialImage] = []
@@ -174,9 +174,7 @@ def _answer_with_zeros(transfer: Transfer, model: MadeUpModel) -> None:
             transfer.accept(UnitData(need.block, need.run, need.first, need.last, junk))
 
 
-def test_a_full_disk_is_named_and_leaves_nothing(
-    cache: ShardCache, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_disk_full(cache: ShardCache, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     def full(descriptor: int, offset: int, size: int) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 

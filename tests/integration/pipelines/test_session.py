@@ -2,12 +2,10 @@
 
 from collections.abc import Callable
 from contextlib import closing
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from master.generation.engine import Engine
 from master.options import RunOptions
 from master.session import Session
 from tests.support.cluster.inprocess import in_process_deployment
@@ -17,13 +15,11 @@ from tpi.devices.options import DeviceOptions, OffloadOptions
 from tpi.pack.reader import Pack
 from worker.pipelines.accelerated import BatchAccelerated
 
-BATCH = 70  # more than an engine runs at once if nobody says how many
+BATCH = 24
 CONTEXT = 64
 
 
-def test_a_session_runs_a_batch_in_micro_batches(
-    tiny_pack: Callable[..., Pack], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_session_runs_a_batch_in_micro_batches(tiny_pack: Callable[..., Pack], tmp_path: Path) -> None:
     pack = tiny_pack("mixtral", "q8")
     asked = prompts(pack.config.vocab, BATCH, seed=8, longest=20)
     with Session(RunOptions(str(pack.path), context=CONTEXT, parallel=BATCH, cache=tmp_path)) as session:
@@ -34,8 +30,7 @@ def test_a_session_runs_a_batch_in_micro_batches(
         link = session.node.link
         assert isinstance(link, BatchAccelerated)
         assert link.plan.policy.batch == BATCH
-        link.pipeline.schedule = replace(link.pipeline.schedule, micro_batch=20)
-        monkeypatch.setattr(Engine.__init__, "__defaults__", (BATCH,))
+        batched(session.engine.deployment, 5)
         assert answers(session.engine.deployment, asked, 3) == expected
         assert f"batches of {BATCH} in micro-batches of" in link.describe()
 

@@ -20,10 +20,10 @@ from tpi.devices.options import OffloadOptions
 from tpi.errors import PlanError
 from tpi.sparsity.predictor import Predictor
 from worker.neurons.foresight import Scorer
+from worker.neurons.sent import frequencies_of, predictors_of
 from worker.plan.fit import Tables
 from worker.plan.node_plan import NodePlan
 from worker.plan.offload import OffloadPlan, layer_pages_bytes, offload_problem
-from worker.plan.predictors import frequencies_of, predictors_of
 from worker.plan.segments import NodeSegment, whole_blocks
 from worker.shards.image import HeldBlock
 

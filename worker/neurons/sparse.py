@@ -16,11 +16,11 @@ from worker.neurons.foresight import Scorer, scorers_of
 from worker.neurons.hybrid import F32, NeuronChoice
 from worker.neurons.judge import Judge, measure_limit
 from worker.neurons.prediction import Predictions
+from worker.neurons.sent import predictors_of
 from worker.node.microbatch import MicroBatch
 from worker.node.order import Phase
 from worker.node.segment import FfnSegment, Launch, Phases, Segment, Take
 from worker.plan.node_plan import NodePlan
-from worker.plan.predictors import predictors_of
 from worker.shards.image import HeldBlock
 
 

@@ -17,10 +17,10 @@ from tpi.net.messages import Assign, BlockPlan, NodeOptions, Step
 from tpi.net.wire import wire_names
 from tpi.pack.layout import RunLayout
 from tpi.partition import FFN_UNIT, Range, kv_range
+from worker.neurons.sent import predictor_faults
 from worker.plan.experts import expert_runs, expert_vectors, mixture_fault, slices_fault
 from worker.plan.memory import check_memory
 from worker.plan.node_plan import node_plan
-from worker.plan.predictors import predictor_faults
 
 _MOST = 1 << 24  # of any dimension of a model, and of tokens
 _MOST_LAYERS = 4096

@@ -54,7 +54,9 @@ class BatchResults:
             OSError: if it cannot be written; half a line may be there, which the next run mends.
         """
         said = {"id": line.id, "custom_id": line.custom_id} | fields
-        self._file.write(json.dumps(said, ensure_ascii=False).encode("utf-8", "replace") + b"\n")
+        rest = json.dumps(said, ensure_ascii=False).encode("utf-8", "replace") + b"\n"
+        while rest:  # a disk that is nearly full takes a part
+            rest = rest[self._file.write(rest) :]
         os.fsync(self._file.fileno())
         self.answered.add(line.id)
 

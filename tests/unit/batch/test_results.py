@@ -2,9 +2,10 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from master.api.failures import RequestError
@@ -82,6 +83,7 @@ def test_what_is_no_request_is_refused_by_name(line: str, said: str) -> None:
         parsed(b"\xff")
 
 
+@settings(max_examples=40)
 @given(cut=st.integers(0, 400), nuls=st.integers(0, 3))
 def test_cut_at_any_byte_the_whole_lines_stay_and_the_others_are_asked_again(
     tmp_path_factory: pytest.TempPathFactory, cut: int, nuls: int
@@ -100,6 +102,28 @@ def test_cut_at_any_byte_the_whole_lines_stay_and_the_others_are_asked_again(
         for line in asked.lines[kept:]:
             out.write(line, answer())
     assert path.read_bytes() == whole
+
+
+class Reluctant:
+    """A file that takes seven bytes at a time."""
+
+    def __init__(self, file: Any) -> None:
+        self._file = file
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._file, name)
+
+    def write(self, data: bytes) -> int:
+        written: int = self._file.write(data[:7])
+        return written
+
+
+def test_a_line_is_written_whole_by_a_disk_that_takes_little_at_a_time(tmp_path: Path) -> None:
+    asked = source(tmp_path, request("a"))
+    with results(tmp_path, asked) as out:
+        out._file = Reluctant(out._file)
+        out.write(asked.lines[0], answer())
+    assert json.loads((tmp_path / "out.jsonl").read_text())["custom_id"] == "a"
 
 
 def test_an_output_of_others_is_refused_and_left_as_it_is(tmp_path: Path) -> None:

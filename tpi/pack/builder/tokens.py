@@ -17,6 +17,7 @@ _MAX_BYTES = 64 << 20
 _OTHER_FILES = ("tokenizer.model", "vocab.json", "spiece.model", "tiktoken.model")
 # tokens that end a turn in the chat formats in use; GGUF names at most one of them
 _ENDS = ("<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<|end|>", "<end_of_turn>", "<|endoftext|>", "<|end_of_text|>")
+_CHANNEL_ENDS = ("<|return|>", "<|call|>", "<|endoftext|>")
 
 
 def from_directory(directory: Path, config: dict[str, Any], vocab: int, out: Path) -> dict[str, Any]:
@@ -35,7 +36,8 @@ def from_directory(directory: Path, config: dict[str, Any], vocab: int, out: Pat
     bos_id = tokenizer.token_to_id(bos) if bos else None
     template = _template(directory, settings)
     ends = [*_ids(generation.get("eos_token_id")), *_ids(config.get("eos_token_id"))]
-    ends += _named(tokenizer, [eos or ""]) + _named(tokenizer, [end for end in _ENDS if end in (template or "")])
+    named = [end for end in _ends(tokenizer) if end in (template or "")]
+    ends = _without_messages(tokenizer, ends + _named(tokenizer, [eos or "", *named]))
     _set_bos(tokenizer, bos, bos_id, settings.get("add_bos_token"))
     return _save(tokenizer, out, bos, bos_id, eos, [end for end in ends if end < vocab], template)
 
@@ -60,7 +62,8 @@ def from_gguf(source: GgufSource, out: Path) -> dict[str, Any]:
     ends = [metadata.get(key) for key in ("eos_token_id", "eot_token_id", "eom_token_id")]
     by_default = metadata.get("model") == "llama" or metadata.get("pre") in ("llama-bpe", "llama3")
     _set_bos(tokenizer, bos, bos_id, bool(metadata.get("add_bos_token", by_default)))
-    known = [end for end in ends if type(end) is int] + _named(tokenizer, _ENDS)
+    known = [end for end in ends if type(end) is int] + _named(tokenizer, _ends(tokenizer))
+    known = _without_messages(tokenizer, known)
     return _save(tokenizer, out, bos, bos_id, eos, known, source.text("tokenizer.chat_template"))
 
 
@@ -136,6 +139,22 @@ def _content(token: object) -> str | None:
 def _ids(value: object) -> list[int]:
     """Token ids given as one number, as a list, or not at all."""
     return [item for item in (value if isinstance(value, list) else [value]) if type(item) is int]
+
+
+def _has_channels(tokenizer: Tokenizer) -> bool:
+    """Whether answers may be of several messages (gpt-oss), so that the end of one is not the answer's."""
+    return all(tokenizer.token_to_id(name) is not None for name in ("<|channel|>", "<|return|>"))
+
+
+def _ends(tokenizer: Tokenizer) -> tuple[str, ...]:
+    """Well-known tokens that end an answer."""
+    return _CHANNEL_ENDS if _has_channels(tokenizer) else _ENDS
+
+
+def _without_messages(tokenizer: Tokenizer, ends: list[int]) -> list[int]:
+    """`ends` without the end of a message, where an answer has several."""
+    message = tokenizer.token_to_id("<|end|>") if _has_channels(tokenizer) else None
+    return [end for end in ends if end != message]
 
 
 def _named(tokenizer: Tokenizer, names: Iterable[str]) -> list[int]:

@@ -10,16 +10,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from benchmarks.training.regular import NeuronUse, write_regular
 from master.generation.engine import Engine
 from master.generation.request import Request, Sampled
 from master.generation.sampler import Sampler, Sampling
 from scheduler.model.machine import emulated_node
 from scheduler.neurons.moving import Moving
 from scheduler.neurons.thresholds import NeuronShares
-from tests.integration.engine.test_hybrid_node import SHAPE, SMALL
 from tests.support.cluster.inprocess import in_process_deployment
-from tests.support.devices.neurons import Exact, scorers
+from tests.support.devices.neurons import SMALL, Exact, relu_packs, scorers
 from tpi.devices.emulated.device import open_emulated
 from tpi.devices.host import open_host
 from tpi.pack.reader import Pack
@@ -36,13 +34,13 @@ class Graded(Exact):
     """Scores that grow with the gate's value: neurons just below the threshold have a chance, too."""
 
     def scores(self, x: Any, /) -> Any:
-        gates = x @ self.weights.gate.T + self.weights.spec.gate_bias  # type: ignore[union-attr]
-        return np.asarray(4 * gates, np.float32)
+        assert self.weights.gate is not None
+        return np.asarray(4 * (x @ self.weights.gate.T), np.float32)
 
 
 @pytest.fixture(scope="module")
 def pack(tmp_path_factory: pytest.TempPathFactory) -> Pack:
-    return write_regular(tmp_path_factory.mktemp("relu") / "f32", SHAPE, NeuronUse(rank=32), "f32")
+    return relu_packs(tmp_path_factory.mktemp("relu"))("f32")
 
 
 def generate(engine: Engine) -> Callable[[int], list[int]]:

@@ -10,14 +10,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from benchmarks.training.regular import NeuronUse, write_regular
 from scheduler.model.machine import LAPTOP, Accelerator, NodeMachine
 from scheduler.neurons.moving import DYNAMIC, STATIC, Moving
 from tests.support.cluster.inprocess import in_process_deployment
-from tests.support.devices.neurons import All, Exact, scorers
+from tests.support.devices.neurons import SMALL, All, Exact, relu_packs, scorers
 from tests.support.devices.offloading import answers, prompts
 from tests.support.devices.opencl_device import opencl_device
-from tests.support.weights.shapes import LLAMA_1B
 from tpi.devices.base import Device
 from tpi.devices.emulated.device import open_emulated
 from tpi.errors import PlanError
@@ -27,18 +25,12 @@ from worker.neurons import foresight
 from worker.neurons.accelerated import NeuronAccelerated
 from worker.neurons.plan import NeuronSetup, decide_neurons
 
-SMALL: dict[str, Any] = {"context": 64, "pool": 96}
-SHAPE: dict[str, Any] = LLAMA_1B | {
-    "hidden_size": 128, "intermediate_size": 320, "num_hidden_layers": 3, "num_attention_heads": 4,
-    "num_key_value_heads": 2, "head_dim": 32, "vocab_size": 512, "max_position_embeddings": 512,
-}  # fmt: skip
 CARD = "64MiB,stretch=1"
 
 
 @pytest.fixture(scope="module")
 def relu_pack(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Pack]:
-    directory = tmp_path_factory.mktemp("relu")
-    return lambda dtype: write_regular(directory / dtype, SHAPE, NeuronUse(rank=32), dtype)
+    return relu_packs(tmp_path_factory.mktemp("relu"))
 
 
 def at_once() -> NodeMachine:

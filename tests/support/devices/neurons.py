@@ -1,11 +1,16 @@
-"""Predictors that are always right, in two ways: they name the neurons that are active, or all."""
+"""A sparse model for accelerators, and predictors that are always right: they name what is active, or all."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from tests.support.weights.trained import write_trained
 from tpi.kernels import open_kernels
+from tpi.pack.builder.build import open_source, pack_model
 from tpi.pack.reader import Pack
 from tpi.sparsity.predictor import Given
 from tpi.sparsity.replay import FfnWeights, read_ffn
@@ -13,6 +18,19 @@ from worker.neurons.foresight import Scorer
 
 F32 = npt.NDArray[np.float32]
 CERTAIN = 1e4  # a score
+SMALL: dict[str, Any] = {"context": 64, "pool": 96}  # what its nodes have room for
+
+
+def relu_packs(directory: Path) -> Callable[[str], Pack]:
+    """The trained ReGLU model by its dtype, packed once in `directory`."""
+    source = write_trained(directory / "model")
+
+    def get(dtype: str) -> Pack:
+        if not (directory / dtype).exists():
+            pack_model(open_source(source), dtype, directory / dtype)
+        return Pack.open(directory / dtype)
+
+    return get
 
 
 @dataclass(frozen=True, eq=False)

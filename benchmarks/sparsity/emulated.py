@@ -121,7 +121,7 @@ def predictors_of(pack: Pack, ahead: int) -> dict[int, Predictor]:
 
 
 def frequencies(predictors: dict[int, Predictor]) -> dict[int, F64]:
-    """How often each neuron is active, by layer: a made model's biases say (`benchmarks.training.regular`)."""
+    """How often each neuron is active, by layer: a made model's biases say (`tests.support.weights.regular`)."""
     found = {}
     for layer, predictor in predictors.items():
         assert predictor.bias is not None

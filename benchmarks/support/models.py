@@ -37,7 +37,7 @@ def llama_1b_f32() -> Model:
 
 def reglu_1b(active: float = 0.1) -> Model:
     """The 1.1B shape with ReLU in q4, a pack: so many of its neurons are active, and its predictors lie beside it."""
-    from benchmarks.training.regular import NeuronUse, write_regular
+    from tests.support.weights.regular import NeuronUse, write_regular
     from tests.support.weights.shapes import LLAMA_1B
 
     target = default_cache() / "benchmarks" / f"reglu-1.1b-{active:g}.pack"
@@ -46,7 +46,7 @@ def reglu_1b(active: float = 0.1) -> Model:
 
 def reglu_layers(layers: int = 8) -> Model:
     """Some layers of that shape, with a small vocabulary: what runs in minutes where time is stretched."""
-    from benchmarks.training.regular import NeuronUse, write_regular
+    from tests.support.weights.regular import NeuronUse, write_regular
     from tests.support.weights.shapes import LLAMA_1B
 
     shape = LLAMA_1B | {"num_hidden_layers": layers, "vocab_size": 2048}

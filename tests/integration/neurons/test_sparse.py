@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from benchmarks.training.regular import NeuronUse, write_regular
 from master.deployment.predictors import predictors_for
 from tests.support.cluster.inprocess import in_process_deployment
 from tests.support.devices.offloading import answers, prompts
 from tests.support.devices.predicted import all_predictors, exact_predictors
+from tests.support.weights.regular import NeuronUse, write_regular
 from tests.support.weights.shapes import LLAMA_1B
 from tpi.errors import UsageError
 from tpi.pack.reader import Pack

@@ -8,8 +8,8 @@ import numpy.typing as npt
 import pytest
 
 from benchmarks.training.measure import LayerUse
-from benchmarks.training.regular import NeuronUse, RegularModel, write_regular
 from tests.support.models import forward
+from tests.support.weights.regular import NeuronUse, RegularModel, write_regular
 from tests.support.weights.shapes import LLAMA_1B
 from tpi.kernels import open_kernels
 from tpi.pack.reader import Pack

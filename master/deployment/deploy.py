@@ -27,7 +27,7 @@ from tpi.progress import phase
 from tpi.system.machine import usable_cores
 from worker.equipment import Equipment
 from worker.node.node import Node
-from worker.plan.memory import check_memory
+from worker.plan.fit import check_memory
 from worker.plan.node_plan import node_plan
 from worker.profile import limited
 from worker.shards.cache import ShardCache

@@ -19,7 +19,7 @@ from tpi.pack.layout import RunLayout
 from tpi.partition import FFN_UNIT, Range, kv_range
 from worker.neurons.sent import predictor_faults
 from worker.plan.experts import expert_runs, expert_vectors, mixture_fault, slices_fault
-from worker.plan.memory import check_memory
+from worker.plan.fit import check_memory
 from worker.plan.node_plan import node_plan
 
 _MOST = 1 << 24  # of any dimension of a model, and of tokens

@@ -1,7 +1,7 @@
-"""Does a node's part of a plan fit into its memory? Asked by the master before weights move, and by the node itself."""
+"""Does a node's part of a plan fit into its memories? Asked by the master before weights move, and by the node."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from allreduce.algorithms.shared import board_bytes
 from allreduce.base import arrays_to_sum
@@ -12,6 +12,7 @@ from tpi.config import ModelConfig
 from tpi.errors import PlanError
 from tpi.kernels.memory import buffer_bytes, slice_bytes
 from tpi.kv import page_bytes
+from tpi.net.fields import Card
 from tpi.pack.layout import BlockKind
 from tpi.system.machine import usable_cores
 from tpi.trace import TRACE_BYTES
@@ -72,6 +73,23 @@ def fit(
             "weights at once; leave --no-scheduler out, or give this node less with --split"
         )
     return budget
+
+
+def check_memory(plan: NodePlan, tables: Tables | None = None, card: Card | None = None) -> None:
+    """Refuse what a node with this accelerator, or none, cannot hold; ask of another's plan with `limited` options.
+
+    Raises:
+        PlanError: if it does not fit; names the smallest setting that would do.
+    """
+    if card is None:
+        fit(plan, tables)
+        return
+    from scheduler.model.machine import LAPTOP, laptop_gpu
+    from worker.pipelines.decide import check_accelerator
+
+    sizes = (card.memory, *card.more)
+    there, *more = (replace(laptop_gpu(), memory=size) for size in sizes)  # what fits does not depend on speeds
+    check_accelerator(plan, replace(LAPTOP, accelerator=there, more=tuple(more)), card.options, tables)
 
 
 def need(node: NodePlan, tables: Tables | None = None, hosted: Hosted | None = None) -> Demand:

@@ -13,10 +13,10 @@ from operator import le
 
 from scheduler.model.machine import NodeMachine
 from scheduler.model.offload.choice import OffloadChoice, choose
+from scheduler.model.offload.crossover import turning_point
 from scheduler.model.offload.fitting import feasible, refusal
 from scheduler.model.offload.memory import Needs
 from scheduler.model.offload.problem import Limits, Problem
-from scheduler.model.offload.threshold import turning_point
 from scheduler.model.offload.work import KvTier, NodeWork, Offload, Place, SegmentWork, TableWork, Workload
 from scheduler.model.placement import Placement
 from scheduler.model.ring import Ring, smallest

@@ -1,14 +1,16 @@
-"""From how many tokens on it pays to take a segment to the accelerator, rather than compute it where it lies."""
+"""From how many tokens on the accelerator pays: for a segment, rather than where it lies; for a step, as a long one."""
 
 from collections.abc import Callable
 from dataclasses import replace
 
 from scheduler.model.machine import NodeMachine
+from scheduler.model.offload.problem import Problem
 from scheduler.model.offload.tasks import Candidates, Tasks
 from scheduler.model.offload.timeline import simulate_steps
 from scheduler.model.offload.work import PLACES, NodeWork, Offload, Pipeline, SegmentWork, StepSize, Tier
 
 MOST_TOKENS = 1 << 16
+NEVER = 1 << 24  # tokens: more than any step has
 _BLOCKS = 4  # alike and in a row, so that what can overlap does
 _STEPS = 3  # of which the last one counts
 _BEATS = 1 - 1e-6  # of the time where it lies
@@ -50,3 +52,23 @@ def first_from(holds: Callable[[int], bool]) -> int | None:
         middle = (never + always) // 2
         never, always = (never, middle) if holds(middle) else (middle, always)
     return always
+
+
+def turning_point(problem: Problem, offload: Offload) -> int:
+    """The smallest step, in tokens, that is faster as `offload` computes prompts; 1 where it computes all steps alike.
+
+    `NEVER` if none is.
+    """
+    if offload.prompt == offload.decode:
+        return 1
+    work, pipeline = problem.work, offload.pipeline
+    both = Candidates.of(work, [replace(offload, prompt=offload.decode), offload], "prompt")
+    context = problem.step("decode")[0].context
+
+    def pays(tokens: int) -> bool:
+        step = StepSize(tokens, 1, max(context, tokens))
+        tasks = Tasks.of(work, problem.machine, step, problem.exchange, offload.cards)
+        as_token, as_prompt = simulate_steps(tasks, both, work.blocks, pipeline).steps.sum(axis=0).tolist()
+        return bool(as_prompt < as_token)
+
+    return first_from(pays) or NEVER

@@ -41,7 +41,7 @@ def reference(model: TinyModel) -> np.ndarray:
 
 
 @pytest.mark.parametrize("dtype", ["f32", "q4"])
-@pytest.mark.parametrize("family", ["mixtral", "qwen2moe", "olmoe", "granitemoe"])
+@pytest.mark.parametrize("family", ["mixtral", "qwen2moe", "olmoe", "granitemoe", "gptoss"])
 def test_experts_that_are_fetched_give_the_same_tokens(
     family: str, dtype: str, tiny_pack: Packs, tmp_path: Path
 ) -> None:

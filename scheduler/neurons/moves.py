@@ -5,9 +5,11 @@ record takes to cross. So they need slots side by side: those that hold the leas
 """
 
 import numpy as np
+import numpy.typing as npt
 
 from scheduler.neurons.slots import F64, I32, NeuronMove, NeuronSlots
 
+I64 = npt.NDArray[np.int64]
 LEAST_GAIN = 0.25  # of importance for each neuron: below that a move is not worth its copy
 
 
@@ -21,9 +23,12 @@ def choose_move(
     lacking = predicted[slots.slot_of[predicted] < 0]
     lacking = lacking[np.argsort(-values[lacking], kind="stable")][: max(0, room)]
     gained = np.concatenate([[0.0], np.cumsum(values[lacking])])
+    kept = np.where(slots.neuron_of >= 0, values[slots.neuron_of], 0.0)
+    worth = np.concatenate([[0.0], np.cumsum(kept)])
+    blocked = np.concatenate([[0], np.cumsum(~slots.movable)])
     found, best = None, 0.0
     for count in _counts(min(len(lacking), len(slots) - slots.fixed)):
-        first, lost = _least_run(slots, values, count)
+        first, lost = _least_run(worth, blocked, count)
         gain = float(gained[count]) - lost - least_gain * count
         if gain > best:
             found, best = NeuronMove(first, lacking[:count]), gain
@@ -39,12 +44,11 @@ def _counts(most: int) -> list[int]:
     return counts
 
 
-def _least_run(slots: NeuronSlots, values: F64, count: int) -> tuple[int, float]:
-    """The first of `count` movable slots side by side whose neurons are worth the least, and how much; or infinity."""
-    kept = np.where(slots.neuron_of >= 0, values[slots.neuron_of], 0.0)
-    held = np.where(slots.movable, 0, 1)
-    worth, blocked = (np.concatenate([[0], np.cumsum(each)]) for each in (kept, held))
-    lost = worth[count:] - worth[:-count]
-    lost[(blocked[count:] - blocked[:-count]) > 0] = np.inf
+def _least_run(worth: F64, blocked: I64, count: int) -> tuple[int, float]:
+    """The first of `count` movable slots side by side whose neurons are worth the least, and how much; or infinity.
+
+    `worth` and `blocked` are sums up to each slot, `[slots + 1]`: of importance, and of slots that cannot be filled.
+    """
+    lost = np.where(blocked[count:] == blocked[:-count], worth[count:] - worth[:-count], np.inf)
     first = int(np.argmin(lost))
     return first, float(lost[first])

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from scheduler.neurons.costs import LineCost
 from tests.support.weights.trained import write_trained
 from tpi.kernels import open_kernels
 from tpi.pack.builder.build import open_source, pack_model
@@ -18,6 +19,7 @@ from worker.neurons.foresight import Scorer
 
 F32 = npt.NDArray[np.float32]
 CERTAIN = 1e4  # a score
+FAST, SLOW = LineCost(1.0, 0.1), LineCost(0.5, 1.0)  # costs of neurons
 SMALL: dict[str, Any] = {"context": 64, "pool": 96}  # what its nodes have room for
 
 

@@ -8,7 +8,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from scheduler.neurons.moves import choose_move
 from scheduler.neurons.slots import I32, NeuronMove, NeuronSlots
 from scheduler.neurons.thresholds import balanced_shares, plain_shares
-from tests.support.devices.lines import FAST, SLOW
+from tests.support.devices.neurons import FAST, SLOW
 
 HALF = -2  # what is in a slot while a record is on its way
 

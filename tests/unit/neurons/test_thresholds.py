@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from scheduler.neurons.costs import LineCost
 from scheduler.neurons.slots import Marks
 from scheduler.neurons.thresholds import F32, NeuronShares, balanced_shares, plain_shares
-from tests.support.devices.lines import FAST, SLOW
+from tests.support.devices.neurons import FAST, SLOW
 
 
 def ends(shares: NeuronShares, accelerator: LineCost, cpu: LineCost) -> float:

@@ -115,7 +115,25 @@ def decide_batch(
             "here and on the workers"
         )
     asked = batch_problem(plan, machine, options, tables)
-    return planned_batch(plan, asked, best_policy(asked).policy, options, tables)
+    return _within(
+        machine, planned_batch(plan, asked, best_policy(asked).policy, options, tables), plan, tables, options
+    )
+
+
+def _within(
+    machine: NodeMachine, found: BatchPlan, plan: NodePlan, tables: Tables | None, options: OffloadOptions
+) -> BatchPlan:
+    """The same, or with as much less of the weights on the accelerator as whole pages and units take too much."""
+    device = machine.accelerator
+    assert device is not None
+    total = found.asked.layer.layers * found.asked.layer.nbytes
+    while (beyond := found.memory_bytes - device.memory) > 0 and found.policy.weights_kept > 0:
+        kept = max(0.0, found.policy.weights_kept - (beyond + PAGE * len(found.pieces)) / total)
+        found = planned_batch(plan, found.asked, replace(found.policy, weights_kept=kept), options, tables)
+    if beyond > 0:
+        least = -(-found.memory_bytes >> 20)
+        raise PlanError(f"{device.memory >> 20}MiB of GPU memory are too little: --gpu-memory {least}MiB would do")
+    return found
 
 
 def prefers_batches(
@@ -188,6 +206,7 @@ def batch_problem(
         steps,
         TableWork(demand.head, demand.head),
         PolicyLimits(ffn_there=True, weights=options.weights_tier, kv=options.kv_tier, whole_kv=True),
+        -(-plan.options.pages // pages_for(context)),
     )
 
 

@@ -83,7 +83,7 @@ def accelerator_bytes(problem: BatchProblem, at: PolicyPoint) -> Number:
     tokens = _micro_tokens(at)
     pages = _SLOTS * tokens * request.room * layer.kv_token * (1 - at.kv)
     if at.attention:
-        pages = pages + layer.layers * at.kv * at.batch * request.room * layer.kv_token
+        pages = pages + layer.layers * at.kv * _held(problem, at) * request.room * layer.kv_token
     activations = np.maximum(tokens, float(problem.together[0])) * problem.needs.token
     return layer.layers * kept + through + pages + activations
 
@@ -92,7 +92,7 @@ def host_bytes(problem: BatchProblem, at: PolicyPoint) -> Number:
     """Bytes of RAM: weights that are neither on the accelerator nor on disk, pages, a step's activations, the head."""
     layer, request = problem.layer, problem.request
     weights = layer.layers * layer.nbytes * (1 - at.weights - at.disk) + _SLOTS * at.disk * layer.nbytes
-    pages = layer.layers * at.batch * request.room * layer.kv_token * (1 - at.attention * at.kv)
+    pages = layer.layers * _held(problem, at) * request.room * layer.kv_token * (1 - at.attention * at.kv)
     activations = np.maximum(at.batch, float(problem.together[1])) * problem.needs.token
     if at.attention or at.ffn:
         pages = pages + _SLOTS * _micro_tokens(at) * request.room * layer.kv_token * (1 - at.kv)  # gathered
@@ -109,6 +109,12 @@ def _lifted_bytes(problem: BatchProblem, at: PolicyPoint) -> float:
     layer = problem.layer
     attention = layer.attention_bytes if at.attention or at.ffn else 0.0
     return attention + at.ffn * layer.feed_forward_bytes
+
+
+def _held(problem: BatchProblem, at: PolicyPoint) -> Number:
+    """Sequences that there are pages for."""
+    held: F64 = np.maximum(at.batch, float(problem.pool))
+    return held
 
 
 def _micro_tokens(at: PolicyPoint) -> Number:

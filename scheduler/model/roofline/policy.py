@@ -61,6 +61,7 @@ class BatchProblem:
         chunk: the most tokens that are computed with at once, of prompts.
         step: the most tokens of prompts for which weights cross the link once; 0: one chunk.
         head: the host's.
+        pool: sequences that there are pages for, however many are computed at once; 0: as many.
     """
 
     layer: LayerShape
@@ -71,6 +72,7 @@ class BatchProblem:
     step: int = 0
     head: TableWork = field(default_factory=TableWork)
     limits: PolicyLimits = field(default_factory=PolicyLimits)
+    pool: int = 0
 
     @property
     def together(self) -> tuple[int, int]:

@@ -1,7 +1,7 @@
 """A batch in micro-batches: every token is that of the request alone, whoever attends and whatever streams."""
 
 from collections.abc import Callable
-from contextlib import closing
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any
 
@@ -106,3 +106,20 @@ def test_layers_whose_halves_share_an_input(tmp_path: Path) -> None:
     ):
         batched(deployment)
         assert answers(deployment, asked) == expected
+
+
+@pytest.mark.parametrize("kv", ["auto", "ram", "gpu"])
+def test_no_plan_takes_more_than_there_is(kv: KvPlace, tiny_pack: Callable[..., Pack], tmp_path: Path) -> None:
+    """From memory for next to nothing to room for all: what fits is kept to, the rest is refused before it is tried."""
+    pack = tiny_pack("mixtral")
+    fitting = 0
+    for room in range(1 << 19, 6 << 20, 356_789):
+        with (
+            closing(open_device("emu:1GiB,stretch=1", room)) as device,
+            suppress(PlanError),
+            offloaded(pack, tmp_path, {0: device}, OffloadOptions(kv=kv, pipeline="batch"), **SMALL) as deployment,
+        ):
+            link = batched(deployment)
+            assert device.memory.used <= link.plan.memory_bytes <= room
+            fitting += 1
+    assert 4 < fitting < 16

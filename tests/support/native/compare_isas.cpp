@@ -52,6 +52,11 @@ struct Weights {
     }
     void fill_groups(Format format, bool tiled) {
         for (uint8_t& byte : bytes) byte = static_cast<uint8_t>(below(256));
+        if (format == Format::mxfp4) {  // tiled alone: 128 bytes of codes, then 8 exponents
+            for (size_t i = 0; i < bytes.size(); ++i)
+                if (i % 136 >= 128) bytes[i] = static_cast<uint8_t>(118 + below(6));
+            return;
+        }
         size_t group = group_bytes(format), codes = format == Format::q8 ? 32 : 16, factors = (group - codes) / 2;
         size_t block = tiled ? 8 * group : group, count = tiled ? 8 : 1, at = tiled ? 8 * codes : 0;
         for (size_t b = 0; b < bytes.size(); b += block)
@@ -91,7 +96,9 @@ void check_ffn(const Kernels& isa, Format format, bool tiled, size_t tokens, siz
     call.up = up.matrix;
     call.down = down.matrix;
     call.norm = {true, 1e-5f, weight.data(), nullptr};
-    call.activation = static_cast<Activation>(below(4));
+    call.activation = format == Format::mxfp4 ? Activation::swiglu_clamped : static_cast<Activation>(below(4));
+    call.threshold = 0.5f;
+    call.slope = 1.7f;
     call.gate_bias = bias.data();
     call.tokens = tokens;
     call.hidden = hidden;
@@ -109,7 +116,9 @@ void check_attention(const Kernels& isa, Format format, bool tiled, size_t token
     for (size_t t = 0; t < tokens; ++t) positions[t] = static_cast<int32_t>(past + t);
     size_t vector = vector_bytes(kv_format, dim);
     std::vector<uint8_t> cache(6 * kv_heads * kPageTokens * vector, 0);
+    auto sinks = floats(heads);
     AttentionCall call{};
+    call.sinks = sinks.data();
     call.q = q.matrix;
     call.o = o.matrix;
     call.k = k.matrix;
@@ -171,6 +180,7 @@ int main() {
             check(*isa, format, false);
             if (is_quantised(format)) check(*isa, format, true);
         }
+        check(*isa, Format::mxfp4, true);
     }
     return failures ? 1 : 0;
 }

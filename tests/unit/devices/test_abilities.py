@@ -1,0 +1,27 @@
+"""Models that an accelerator's kernels do not know are refused by name."""
+
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import cast
+
+import pytest
+
+from tpi.devices.abilities import check_model
+from tpi.devices.base import Device
+from tpi.devices.host import open_host
+from tpi.errors import PlanError
+from tpi.pack.reader import Pack
+
+
+def test_sinks_are_refused_by_kernels_without_them(tiny_pack: Callable[..., Pack]) -> None:
+    known = cast(Device, SimpleNamespace(name="card", kernels=object()))
+    limited = cast(Device, SimpleNamespace(name="card", kernels=SimpleNamespace(plain_models=True)))
+    for family in ("gptoss", "mixtral"):
+        config = tiny_pack(family).config
+        check_model(open_host(), config)
+        check_model(known, config)
+    check_model(limited, tiny_pack("mixtral").config)
+    with pytest.raises(
+        PlanError, match="card does not know attention sinks and the experts of gptoss models; use --dev"
+    ):
+        check_model(limited, tiny_pack("gptoss").config)

@@ -1,7 +1,7 @@
 """A node whose accelerator and CPU compute neurons together: the tokens of the dense run."""
 
 from collections.abc import Callable, Mapping
-from contextlib import closing
+from contextlib import ExitStack, closing
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -16,6 +16,9 @@ from tests.support.cluster.inprocess import in_process_deployment
 from tests.support.devices.neurons import SMALL, All, Exact, relu_packs, scorers
 from tests.support.devices.offloading import answers, prompts
 from tests.support.devices.opencl_device import opencl_device
+from tests.support.devices.predicted import exact_predictors
+from tests.support.weights.regular import NeuronUse, write_regular
+from tests.support.weights.shapes import LLAMA_1B
 from tpi.devices.base import Device
 from tpi.devices.emulated.device import open_emulated
 from tpi.errors import PlanError
@@ -25,6 +28,10 @@ from worker.neurons import foresight
 from worker.neurons.accelerated import NeuronAccelerated
 from worker.neurons.plan import NeuronSetup, decide_neurons
 
+SHAPE: dict[str, Any] = LLAMA_1B | {
+    "hidden_size": 128, "intermediate_size": 320, "num_hidden_layers": 3, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "head_dim": 32, "vocab_size": 512, "max_position_embeddings": 512,
+}  # fmt: skip
 CARD = "64MiB,stretch=1"
 
 
@@ -123,3 +130,25 @@ def test_an_accelerator_without_room_for_attention_is_refused_by_name(
         pytest.raises(PlanError, match="--gpu-memory, or leave --sparsity off"),
     ):
         sparse_answers(pack, tmp_path, card, setup_of(pack, Exact, DYNAMIC), [[3, 4]])
+
+
+@pytest.mark.parametrize("sparsity", ["static", "dynamic"])
+def test_a_group_of_three_of_which_two_have_accelerators(
+    sparsity: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Predictors come with the plan, and each node places and schedules its own neurons."""
+    monkeypatch.setattr(foresight, "SPARSE", 1.0)
+    pack = write_regular(tmp_path / "pack", SHAPE, NeuronUse(rank=32), "f32")
+    predictors, asked = exact_predictors(pack), prompts(pack.config.vocab, 1, seed=4, longest=12)
+    with ExitStack() as stack:
+        cards = {rank: stack.enter_context(closing(open_emulated(CARD))) for rank in (0, 2)}
+        accelerators = {rank: Beside(card, at_once()) for rank, card in cards.items()}
+        more: dict[str, Any] = {"accelerators": accelerators, "predictors": predictors, "sparsity": sparsity, **SMALL}
+        made = in_process_deployment(pack, [2, 1, 1], tmp_path / "sparse", **more)
+        deployment = stack.enter_context(closing(made))
+        assert answers(deployment, asked, 12) == dense_answers(pack, tmp_path / "dense", asked)
+        link = deployment.node.link
+        assert isinstance(link, NeuronAccelerated)
+        assert link.arena is not None
+        assert link.arena.figures.active_there > 0
+        assert link.arena.moving.migrate == (sparsity == "dynamic")

@@ -30,7 +30,7 @@ if TYPE_CHECKING:  # what is not needed by everybody who names a device
     from worker.shards.image import HeldBlock
 
 _NO_LIMIT = 1 << 60  # bytes
-_INTERRUPTED = 0.02  # of emulated tasks may overrun: the system stops a few, and most of them still end in time
+INTERRUPTED = 0.02  # of emulated tasks may overrun: the system stops a few, and most of them still end in time
 CPU, AUTO = "cpu", "auto"
 
 
@@ -118,7 +118,7 @@ class Equipment:
             device.close()
         try:
             if self.emulation is not None:
-                self.emulation.check(_INTERRUPTED)
+                self.emulation.check(INTERRUPTED)
         except EmulationError as error:
             warn(str(error))
 

@@ -13,6 +13,7 @@ from master.options import RunOptions
 from master.session import Session
 from tpi.devices.emulated.emulation import Emulation
 from tpi.devices.options import DeviceOptions, OffloadOptions
+from worker.equipment import INTERRUPTED
 from worker.plan.offload import OffloadPlan
 
 CONTEXT = 512
@@ -77,8 +78,14 @@ class EmulatedNode:
 def emulated_node(
     model: str, device: str, options: OffloadOptions | None = None, memory: int | None = None, trace: bool = False
 ) -> Iterator[EmulatedNode]:
-    """A node of one thread with the emulated `device` (`tpi.devices.emulated.machine`), which may record its spans."""
+    """A node of one thread with the emulated `device` (`tpi.devices.emulated.machine`), which may record its spans.
+
+    Raises:
+        EmulationError: at the end, if real work decided how long tasks took: the machine is too busy for the benchmark.
+    """
     devices = DeviceOptions((device,), (), options or OffloadOptions())
     spans = Path(os.devnull) if trace else None
     with Session(RunOptions(model, context=CONTEXT, threads=1, memory=memory, devices=devices, trace=spans)) as session:
-        yield EmulatedNode(session)
+        node = EmulatedNode(session)
+        yield node
+        node.emulation.check(INTERRUPTED)

@@ -11,26 +11,29 @@ from master.deployment.predictors import predictors_for
 from tests.support.cluster.inprocess import in_process_deployment
 from tests.support.devices.offloading import answers, prompts
 from tests.support.devices.predicted import all_predictors, exact_predictors
-from tests.support.weights.regular import NeuronUse, write_regular
-from tests.support.weights.shapes import LLAMA_1B
+from tests.support.weights.trained import write_trained
 from tpi.errors import UsageError
+from tpi.pack.builder.build import open_source, pack_model
 from tpi.pack.reader import Pack
 from tpi.sparsity.predictor import Predictor
 from worker.neurons import sparse
 from worker.neurons.judge import Judge
 
 SMALL: dict[str, Any] = {"context": 64, "pool": 96}
-SHAPE: dict[str, Any] = LLAMA_1B | {
-    "hidden_size": 128, "intermediate_size": 320, "num_hidden_layers": 3, "num_attention_heads": 4,
-    "num_key_value_heads": 2, "head_dim": 32, "vocab_size": 512, "max_position_embeddings": 512,
-}  # fmt: skip
 Predictors = Callable[[Pack], dict[int, Predictor]]
 
 
 @pytest.fixture(scope="module")
 def relu_pack(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Pack]:
-    directory = tmp_path_factory.mktemp("relu")
-    return lambda dtype: write_regular(directory / dtype, SHAPE, NeuronUse(rank=32), dtype)
+    """The trained model, whose tokens depend on each of its neurons."""
+    directory = tmp_path_factory.mktemp("trained")
+
+    def packed(dtype: str) -> Pack:
+        if not (directory / dtype).exists():
+            pack_model(open_source(write_trained(directory / "model")), dtype, directory / dtype)
+        return Pack.open(directory / dtype)
+
+    return packed
 
 
 @pytest.fixture
@@ -54,8 +57,9 @@ def answered(
 
 
 @pytest.mark.usefixtures("never_dense")
-@pytest.mark.parametrize("dtype", ["f32", "q8", "q4"])
-@pytest.mark.parametrize("shares", [[1.0], [3.0, 2.0, 1.0]], ids=["one", "three"])
+@pytest.mark.parametrize(
+    ("dtype", "shares"), [("q8", [1.0]), ("f32", [3.0, 2.0, 1.0]), ("q4", [3.0, 2.0, 1.0])], ids=["one", "three", "q4"]
+)
 @pytest.mark.parametrize(
     "predictors",
     [all_predictors, exact_predictors, lambda pack: all_predictors(pack, 2)],

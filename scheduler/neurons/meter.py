@@ -1,5 +1,6 @@
 """What was measured of neurons, and what a trace says of it: costs that drifted, thresholds that moved."""
 
+from math import isfinite
 from threading import Lock
 from typing import Literal
 
@@ -17,7 +18,7 @@ class NeuronMeter:
     def __init__(self, trace: NoTrace = OFF) -> None:
         self.costs = NeuronCosts()
         self._trace, self._lock = trace, Lock()
-        self._told: tuple[float, float] | None = None
+        self._told: tuple[str, str] | None = None
 
     @property
     def lines(self) -> tuple[LineCost, LineCost] | None:
@@ -35,10 +36,10 @@ class NeuronMeter:
 
     def thresholds(self, shares: NeuronShares) -> None:
         """A token's, of one layer: told when they have moved."""
-        now = tuple(round(min(99.0, each) / _STEP) * _STEP for each in (shares.threshold_there, shares.threshold_here))
+        now = _told(shares.threshold_there), _told(shares.threshold_here)
         if now != self._told:
-            self._told = (now[0], now[1])
-            self._say(f"thresholds: accelerator {now[0]:.2f}, CPU {now[1]:.2f}")
+            self._told = now
+            self._say(f"thresholds: accelerator {now[0]}, CPU {now[1]}")
 
     def _say(self, what: str) -> None:
         now = clock()
@@ -47,3 +48,7 @@ class NeuronMeter:
 
 def _said(line: LineCost | None) -> str:
     return "unknown" if line is None else f"{line.start * 1e6:.0f} us and {line.each * 1e6:.3f} us a neuron"
+
+
+def _told(threshold: float) -> str:
+    return f"{round(threshold / _STEP) * _STEP:.2f}" if isfinite(threshold) else "beyond all"

@@ -89,6 +89,14 @@ BENCHMARKS = {
     "recovery": Benchmark("benchmarks.trust.recovery:bench", (*RUNTIME, "benchmarks/trust/strikes.py"), 15),
     "streams": Benchmark("benchmarks.trust.streams:bench", (*RUNTIME, "benchmarks/trust/strikes.py"), 18),
     "fuzz": Benchmark("benchmarks.trust.fuzz:bench", ("tpi", "master/text/templates", "tests/support/fuzz"), 6),
+    "strangers": Benchmark(
+        "benchmarks.trust.strangers:bench",
+        (*HOME, "tests/support/cluster/key_helpers.py"),
+        3,
+        "root",
+        root=True,
+        quick=False,
+    ),
     "patience": Benchmark("benchmarks.trust.patience:bench", HOME, 61, "root", root=True, quick=False),
     "allreduce": Benchmark(
         "benchmarks.support.adapters:allreduce",

@@ -1,0 +1,177 @@
+"""`python -m benchmarks.trust.strangers`: a run beside a thousand connections of somebody who is not paired.
+
+`--answer ADDRESS --model DIR` is the part on the master's device, `--flood HOST` the one on the stranger's: both do one
+round for each line on stdin, and answer it with a line.
+"""
+
+import argparse
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path
+from socket import socket
+from time import perf_counter
+from typing import Any
+
+import psutil
+
+from benchmarks.network.home import MEGABIT, MILLISECOND
+from benchmarks.result import Check, Result, Table
+from master.options import RunOptions
+from master.session import Session
+from testbed.launch import Testbed
+from tests.support.cluster.key_helpers import pair_folders
+from tests.support.house import speak
+from tests.support.models import make_model
+from tpi.topology.topology import Host, HostLink, star
+
+NOTES = """
+A tiny model on a master and a paired worker, on two emulated devices (300 Mbit, 0.5 ms); on a third one, of 0.2 core, a
+stranger opens 1000 connections to the worker's three ports and sends the greeting of CurveZMQ with half a message, or
+noise. Rounds of 120 tokens with the stranger and without by turns: the ratio of neighbours, and by how much the
+worker's memory grows.
+"""
+PORT, CONNECTIONS, TOKENS = 9990, 1000, 120
+_ROUNDS, _QUICK_ROUNDS = 15, 3
+_GREETING = b"\xff" + bytes(7) + b"\x01\x7f\x03\x01" + b"CURVE".ljust(20, b"\0") + bytes(32)  # ZMTP 3.1, RFC 37
+_CHAOS = (_GREETING + b"\x06" + (200_000).to_bytes(8, "big") + bytes(150_000), os.urandom(5000), _GREETING)
+_LEAST, _MOST_BYTES = 0.9, 16 << 20
+
+
+def answer(address: str, model: str) -> None:
+    """Seconds of an answer for each line."""
+    with Session(RunOptions(model, workers=(address,), split="1,1", threads=1)) as session:
+        prompt = [5, 6, 7, 8]
+        speak(session, prompt, TOKENS)
+        print("ready", flush=True)
+        for _ in sys.stdin:
+            begun = perf_counter()
+            speak(session, prompt, TOKENS)
+            print(perf_counter() - begun, flush=True)
+
+
+def flood(host: str) -> None:
+    """A thousand connections at the first line of two, which end at the second."""
+    print("ready", flush=True)
+    while sys.stdin.readline():
+        with ExitStack() as stack:
+            for number in range(CONNECTIONS):
+                raw = stack.enter_context(socket())
+                raw.settimeout(0.01)
+                with suppress(OSError):  # not let in
+                    raw.connect((host, PORT + number % 3))
+                    raw.sendall(_CHAOS[number % len(_CHAOS)])
+                if number == 100:
+                    print("blows", flush=True)
+            sys.stdin.readline()
+        print("over", flush=True)
+
+
+class Part:
+    """A process on a device that answers lines."""
+
+    def __init__(self, process: "subprocess.Popen[str]") -> None:
+        self.process = process
+
+    def hear(self) -> str:
+        """The next line."""
+        assert self.process.stdout
+        return self.process.stdout.readline()
+
+    def say(self) -> None:
+        """One line."""
+        assert self.process.stdin
+        self.process.stdin.write("\n")
+        self.process.stdin.flush()
+
+
+@contextmanager
+def part(bed: Testbed, root: Path, device: str, *words: str) -> Iterator[Part]:
+    """`python -u -m WORDS` on a device, with its own keys and cache."""
+    environment = os.environ | {"TPI_CONFIG": str(root / device), "TPI_CACHE": str(root / f"cache-{device}")}
+    pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    with bed.popen(device, [sys.executable, "-u", "-m", *words], env=environment, **pipes) as process:
+        try:
+            yield Part(process)
+        finally:
+            process.kill()
+
+
+def measure(root: Path, rounds: int) -> tuple[list[float], int]:
+    """Speed beside the stranger over speed without, by round; bytes by which the worker grew."""
+    for name in ("model", "a", "b"):
+        (root / name).mkdir()
+    make_model("llama", root / "model")
+    pair_folders(root / "a", root / "b")
+    devices = (Host("a"), Host("b"), Host("c", cpu=0.2))
+    topology = star("strangers", devices, HostLink(("", ""), 300 * MEGABIT, 0.25 * MILLISECOND))
+    with ExitStack() as stack:
+        bed = stack.enter_context(Testbed.start(topology, root=root / "bed"))
+        address, own = f"{bed.address('b')}:{PORT}", "benchmarks.trust.strangers"
+        serves = ("tpi.cli", "worker", "--listen", address, "--no-announce", "--name", "b", "-t", "1")
+        worker = stack.enter_context(part(bed, root, "b", *serves))
+        worker.hear()
+        master = stack.enter_context(part(bed, root, "a", own, "--answer", address, "--model", str(root / "model")))
+        stranger = stack.enter_context(part(bed, root, "c", own, "--flood", bed.address("b")))
+        assert (master.hear(), stranger.hear()) == ("ready\n", "ready\n")
+        process = next(one for one in psutil.process_iter(["cmdline"]) if address in (one.info["cmdline"] or ())
+                       and "worker" in one.info["cmdline"])  # fmt: skip
+        before = process.memory_info().rss
+        ratios, most = list[float](), before
+        for _ in range(rounds):
+            ratios.append(_round(master, stranger, sizes := list[int](), process))
+            most = max(most, *sizes)
+        return ratios, most - before
+
+
+def _round(master: Part, stranger: Part, sizes: list[int], worker: psutil.Process) -> float:
+    """Speed beside the stranger over speed alone; the worker's resident bytes meanwhile are put into `sizes`."""
+    alone = _answered(master)
+    stranger.say()
+    stranger.hear()
+    beside = _answered(master)
+    sizes.append(worker.memory_info().rss)
+    stranger.say()
+    stranger.hear()
+    return alone / beside
+
+
+def _answered(master: Part) -> float:
+    master.say()
+    return float(master.hear())
+
+
+def bench(quick: bool) -> Result:
+    """15 rounds; `quick`: three."""
+    with tempfile.TemporaryDirectory() as name:
+        ratios, grown = measure(Path(name), _QUICK_ROUNDS if quick else _ROUNDS)
+    middle = statistics.median(ratios)
+    row = {"rounds": len(ratios), "speed beside strangers": middle, "the worker grew, MiB": grown / (1 << 20)}
+    checks = [
+        Check("speed of a run beside strangers", middle, _LEAST),
+        Check("bytes by which the worker grew", grown, _MOST_BYTES, at_most=True),
+    ]
+    return Result("A run beside strangers", NOTES, [Table("", [row])], checks)
+
+
+def main() -> None:
+    """One of the parts, or all of it."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--answer", metavar="ADDRESS")
+    parser.add_argument("--model")
+    parser.add_argument("--flood", metavar="HOST")
+    flags = parser.parse_args()
+    if flags.answer:
+        answer(flags.answer, flags.model)
+    elif flags.flood:
+        flood(flags.flood)
+    else:
+        print(*bench(quick=False).tables[0].rows)
+
+
+if __name__ == "__main__":
+    main()

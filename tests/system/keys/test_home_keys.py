@@ -19,7 +19,7 @@ from tests.support.testbed_helpers import needs_root, started, wheel
 pytestmark = [needs_root, pytest.mark.alone]
 
 TPI = [sys.executable, "-u", "-m", "tpi.cli"]
-ANSWER = ["--raw", "--temp", "0", "-n", "6", "-p", "Hello"]
+ANSWER = ["--raw", "--temp", "0", "-n", "6", "-p", "Hello", "--split", "equal"]
 
 
 class Home:

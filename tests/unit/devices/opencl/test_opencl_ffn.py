@@ -31,7 +31,7 @@ def test_formats_and_layouts(card: OpenClDevice, format: Format, layout: Layout,
     assert_ffn_agrees(card, case, TOLERANCE[format])
 
 
-@pytest.mark.parametrize("activation", get_args(Activation))
+@pytest.mark.parametrize("activation", [each for each in get_args(Activation) if each != "swiglu_clamped"])
 @pytest.mark.parametrize("gated", [True, False])
 @pytest.mark.parametrize("format", ["f32", "q4"])
 def test_activations_and_biases(card: OpenClDevice, activation: Activation, gated: bool, format: Format) -> None:

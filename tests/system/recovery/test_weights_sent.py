@@ -30,11 +30,11 @@ def nbytes(plan: Assign, units: set[tuple[bytes, str, int]]) -> int:
     return sum(sizes[name] for _, name, _ in units)
 
 
-def test_removing_one_worker_of_three_sends_only_what_is_missing(
+def test_removing_one_worker_of_four_sends_only_what_is_missing(
     tmp_path: Path, tiny_model: Callable[[str], TinyModel], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     plans: list[dict[str, Assign]] = []
-    with house(tmp_path, 3) as laptops:
+    with house(tmp_path, 4) as laptops:
         addresses = tuple(one.address for one in laptops)
         with Session(
             RunOptions(str(tiny_model("llama").directory), workers=addresses, cache=tmp_path / "m")
@@ -47,14 +47,14 @@ def test_removing_one_worker_of_three_sends_only_what_is_missing(
 
             before = session.figures.fields()["weights_sent_bytes"]
             assert before > 0
-            session.deploy([1, 1, 1, 1])
+            session.deploy([1, 1, 1, 1, 1])
             monkeypatch.setattr(session._cluster, "begin", noted)
-            session.deploy([1, 1, 1, 1])
+            session.deploy([1, 1, 1, 1, 1])
             assert session.figures.fields()["weights_sent_bytes"] == 0  # a second run of the model sends none
             speak(session, [5, 6, 7], 8, lambda count: laptops[1].signal(signal.SIGKILL) if count == 3 else None)
-            assert session.names == ("master", "a", "c")
+            assert session.names == ("master", "a", "c", "d")
             old, new = plans[0], plans[1]
-            missing = sum(nbytes(new[name], units_of_plan(new[name]) - units_of_plan(old[name])) for name in "ac")
+            missing = sum(nbytes(new[name], units_of_plan(new[name]) - units_of_plan(old[name])) for name in "acd")
             assert missing > 0
             assert session.figures.fields()["weights_sent_bytes"] == missing
 

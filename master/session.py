@@ -12,7 +12,7 @@ from master.deployment.deployment import Deployment
 from master.deployment.dtype import choose_dtype
 from master.deployment.planner import Split, parse_split, refuse_too_many
 from master.generation.engine import Engine
-from master.joining.discovery import find_workers, workers_at_home
+from master.joining.discovery import find_workers, willing_at_home
 from master.joining.lookout import Lookout
 from master.joining.recovery import Membership
 from master.joining.shares import Shares
@@ -146,7 +146,7 @@ class Session:
         asked = self.placement
         if not asked.discover or not asked.keys:
             return asked
-        return replace(asked, workers=tuple(workers_at_home(door, warn)))
+        return replace(asked, workers=tuple(willing_at_home(door, warn)))
 
     def _addresses(self, stack: ExitStack) -> list[str]:
         placement = self.placement

@@ -1,12 +1,15 @@
 """Paired workers in the network, found by what they announce (mDNS)."""
 
 import socket
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
+from contextlib import closing
 from threading import Event, Lock
 from typing import TYPE_CHECKING, Any
 
+from master.joining.asking import ask
 from tpi.keys.announcement import SERVICE, Announcement, read_announcement
 from tpi.keys.door import Door
+from tpi.net.sockets import Net
 
 if TYPE_CHECKING:
     from zeroconf import Zeroconf
@@ -66,14 +69,42 @@ def find_workers(door: Door, seconds: float = BROWSE_S, interfaces: Any = None) 
 
 def workers_at_home(door: Door, say: Callable[[str], None]) -> list[str]:
     """Addresses of the paired workers that can be reached; `say` hears which are used, or that none is."""
+    there = _at_home(door)
+    _say_used(there, door, say)
+    return list(there.values())
+
+
+def willing_at_home(door: Door, say: Callable[[str], None]) -> list[str]:
+    """As `workers_at_home`, less those who do not let this machine in or do not answer; `say` hears why.
+
+    The user has named nobody, so one machine that has revoked this one's key keeps it from none of the others.
+    """
+    there = _at_home(door)
+    with closing(Net(door=door)) as net:
+        problems = {one.address: one.problem for one in ask(net, list(there.values())) if one.problem}
+    for name, address in there.items():
+        if address in problems:
+            say(f"going on without {name}: {problems[address]}")
+    willing = {name: address for name, address in there.items() if address not in problems}
+    _say_used(willing, door, say)
+    return list(willing.values())
+
+
+def _at_home(door: Door) -> dict[str, str]:
+    """Addresses of the paired workers that can be reached, by what they are called here."""
     paired = {one.key: one.name for one in door.keys.paired}
     found = {paired.get(one.key, one.name): _reachable(one) for one in find_workers(door)}
-    there = {name: address for name, address in found.items() if address}
+    return {name: address for name, address in found.items() if address}
+
+
+def _say_used(there: Mapping[str, str], door: Door, say: Callable[[str], None]) -> None:
     if there:
         say(f"using {', '.join(f'{name} ({address})' for name, address in there.items())}; --workers none uses nobody")
-    elif paired:
-        say("none of the paired machines runs a worker that can be reached: this machine computes alone")
-    return list(there.values())
+    elif door.keys.paired:
+        say(
+            "no paired machine announces a worker that can be used: this machine computes alone; "
+            "name one that runs with --workers HOST:PORT"
+        )
 
 
 def _reachable(one: Announcement) -> str:

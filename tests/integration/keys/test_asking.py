@@ -8,12 +8,13 @@ import pytest
 
 from master.joining.asking import ask
 from master.joining.checks import check_machine, check_workers
-from master.joining.discovery import find_workers, workers_at_home
+from master.joining.discovery import find_workers, willing_at_home, workers_at_home
 from master.workers.cluster import Cluster
 from tests.support.cluster.cluster_helpers import fake_workers
-from tests.support.cluster.key_helpers import locked, pair_folders
+from tests.support.cluster.key_helpers import locked, pair_folders, trust
 from tests.support.commands import tpi
 from tpi import __version__
+from tpi.keys.announcement import Announcement
 from tpi.keys.door import Door
 from tpi.keys.identity import load_identity
 from tpi.net.sockets import Net
@@ -89,6 +90,32 @@ def test_paired_workers_are_found_by_what_they_announce_and_strangers_are_not(tm
     assert [(one.name, one.key, one.addresses) for one in found] == [
         ("laptop", load_identity(here).public, ["127.0.0.1:9990"])
     ]
+
+
+def test_a_worker_that_has_revoked_this_machine_keeps_it_from_none_of_the_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    here, good, bad = tmp_path / "here", tmp_path / "good", tmp_path / "bad"
+    pair_folders(here, good)
+    trust(here, bad)
+    said: list[str] = []
+    with (
+        fake_workers([tmp_path / "a"], "--keys", str(good)) as (_, (willing,)),
+        fake_workers([tmp_path / "b"], "--keys", str(bad)) as (_, (unwilling,)),
+    ):
+        found = [
+            Announcement(folder.name, load_identity(folder).public, int(address.rpartition(":")[2]), ("127.0.0.1",))
+            for folder, address in ((good, willing), (bad, unwilling))
+        ]
+        monkeypatch.setattr("master.joining.discovery.find_workers", lambda door: found)
+        assert willing_at_home(locked(here), said.append) == [willing]
+        assert said[0].startswith("going on without bad: ")
+        assert "does not let this machine's key" in said[0]
+        assert said[1:] == [f"using good ({willing}); --workers none uses nobody"]
+        assert workers_at_home(locked(here), said.append) == [willing, unwilling]
+        del found[0], said[:]
+        assert willing_at_home(locked(here), said.append) == []
+        assert "this machine computes alone" in said[1]
 
 
 def test_who_is_paired_with_nobody_asks_nobody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

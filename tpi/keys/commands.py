@@ -89,7 +89,12 @@ def _invite(door: Door, listen_at: str, name: str | None) -> None:
         at = f"{_shown(host)}:{listener.getsockname()[1]}"
         click.echo(f"waiting for {WAIT_S / 60:.0f} minutes; on the other machine say:", err=True)
 
+        shown: list[str] = []
+
         def show(code: str) -> None:
+            if shown:
+                click.echo("somebody tried a wrong code, so the one above is worth nothing now; say:", err=True)
+            shown.append(code)
             click.echo(f"tpi pair {at} {code}")
 
         _say_paired(door, invite(listener, door, own_introduction(door, name or ""), show))
@@ -103,8 +108,15 @@ def _shown(host: str) -> str:
         try:
             probe.connect(("192.0.2.1", 9))  # nothing is sent: the system picks the interface
             return str(probe.getsockname()[0])
-        except OSError:
-            return socket.gethostname()
+        except OSError:  # no way out of this network, as where a cable joins two machines
+            return _first_address() or socket.gethostname()
+
+
+def _first_address() -> str:
+    import ifaddr
+
+    found = [str(ip.ip) for adapter in ifaddr.get_adapters() for ip in adapter.ips if ip.is_IPv4]
+    return next((one for one in found if not one.startswith("127.")), "")
 
 
 def _address(text: str) -> tuple[str, int]:

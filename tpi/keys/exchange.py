@@ -19,7 +19,7 @@ from hashlib import sha256
 from spake2 import SPAKE2_A, SPAKE2_B
 from spake2.spake2 import SPAKEError
 
-from tpi.errors import PairingError
+from tpi.errors import PairingError, UsageError
 from tpi.keys.text import KEY_BYTES
 from tpi.text import NAME_CHARACTERS, plain
 
@@ -43,6 +43,16 @@ def new_code() -> str:
     """Six digits, for example `482-193`."""
     digits = f"{secrets.randbelow(10**_CODE_DIGITS):0{_CODE_DIGITS}}"
     return f"{digits[:3]}-{digits[3:]}"
+
+
+def require_code(code: str) -> None:
+    """Refuse what cannot be a code before it is tried: that would cost the other side one of its guesses.
+
+    Raises:
+        UsageError: if `code` has not six digits.
+    """
+    if len(_digits(code)) != _CODE_DIGITS or not code.isascii():
+        raise UsageError(f"{plain(code)!r} is no code; give the {_CODE_DIGITS} digits that tpi pair shows there")
 
 
 def as_guest(link: socket.socket, code: str, own: Introduced) -> Introduced:

@@ -7,7 +7,7 @@ from contextlib import closing
 
 from tpi.errors import PairingError, UsageError
 from tpi.keys.door import Door
-from tpi.keys.exchange import Introduced, WrongCodeError, as_guest, as_host, new_code
+from tpi.keys.exchange import Introduced, WrongCodeError, as_guest, as_host, new_code, require_code
 from tpi.keys.ring import KeyRing, PairedKey
 from tpi.text import plain
 
@@ -78,8 +78,10 @@ def accept(host: str, port: int, code: str, door: Door, own: Introduced) -> Pair
     """Go to a machine that waits under `code`, and keep its key.
 
     Raises:
+        UsageError: if it cannot be a code.
         PairingError: if the code is wrong, or nobody waits there.
     """
+    require_code(code)
     try:
         with socket.create_connection((host.strip("[]"), port), _CONNECT_S) as link:
             return _keep(door, as_guest(link, code, own), host.strip("[]"))

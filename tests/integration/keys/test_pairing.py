@@ -7,14 +7,17 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 from threading import Thread
 
+import ifaddr
 import pytest
+from click.testing import CliRunner
 
-from tpi.errors import PairingError, TpiError
+from tpi.errors import PairingError, TpiError, UsageError
+from tpi.keys import commands, pairing
 from tpi.keys.door import Door
 from tpi.keys.exchange import new_code
 from tpi.keys.identity import load_identity
 from tpi.keys.pairing import accept, invite, listen, own_introduction
-from tpi.keys.ring import KeyRing
+from tpi.keys.ring import KeyRing, PairedKey
 
 
 class Host:
@@ -93,6 +96,42 @@ def test_a_code_is_good_for_one_guess(tmp_path: Path) -> None:
         guess(host, there, host.code(2))
     assert [one.name for one in KeyRing(here).read().paired] == ["guest"]
     assert KeyRing(tmp_path / "thief").read().paired == ()
+
+
+@pytest.mark.parametrize("code", ["12345", "1234567", "", "abc-def", "٤٨٢-١٩٣"])
+def test_what_cannot_be_a_code_costs_no_guess(tmp_path: Path, code: str) -> None:
+    with waiting(tmp_path / "here") as host:
+        with pytest.raises(UsageError, match="is no code; give the 6 digits"):
+            guess(host, tmp_path / "there", code)
+        guess(host, tmp_path / "there", host.code())
+    assert len(host.codes) == 1
+
+
+def test_who_waits_is_told_why_there_is_another_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def guessed_once(listener: object, door: Door, own: object, show: Callable[[str], None]) -> PairedKey:
+        show("111-111")
+        show("222-222")
+        return PairedKey("guest", bytes(32))
+
+    monkeypatch.setenv("TPI_CONFIG", str(tmp_path))
+    monkeypatch.setattr(pairing, "invite", guessed_once)
+    lines = CliRunner().invoke(commands.pair, ["--listen", "127.0.0.1:0"]).output.splitlines()
+    assert [line[-7:] for line in lines if line.startswith("tpi pair ")] == ["111-111", "222-222"]
+    assert sum("wrong code" in line for line in lines) == 1
+    assert "wrong code" in lines[2]
+
+
+def test_without_a_way_out_of_the_network_an_address_is_shown_and_no_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    class NoRoute(socket.socket):
+        def connect(self, address: object) -> None:
+            raise OSError("Network is unreachable")
+
+    addresses = [ifaddr.IP(ip, 24, "") for ip in ("127.0.0.1", "10.77.0.2")]
+    monkeypatch.setattr(socket, "socket", NoRoute)
+    monkeypatch.setattr(ifaddr, "get_adapters", lambda: [ifaddr.Adapter("", "", addresses)])
+    assert commands._shown("0.0.0.0") == "10.77.0.2"
+    monkeypatch.setattr(ifaddr, "get_adapters", list)
+    assert commands._shown("0.0.0.0") == socket.gethostname()
 
 
 def test_who_guesses_again_and_again_ends_it(tmp_path: Path) -> None:

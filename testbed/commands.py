@@ -110,8 +110,12 @@ def run(
 def execute(device: str, command: tuple[str, ...], name: str | None) -> None:
     """Run COMMAND (after `--`) on DEVICE of a running testbed."""
     from testbed.enter import enter
+    from tpi.errors import TestbedError
 
-    enter(_find(name), device, 0, list(command))
+    try:
+        enter(_find(name), device, 0, list(command))
+    except OSError as error:
+        raise TestbedError(f"cannot start {command[0]!r} on device {device}: {error.strerror or error}") from error
 
 
 @testbed.command("fault")

@@ -138,6 +138,9 @@ def test_down_removes_what_two_kills_left(worker: str) -> None:
 
 @needs_root
 def test_up_exec_status_fault_down(up: str) -> None:
+    missing = tpi("exec", "--id", up, "device2", "--", "no-such-program")
+    assert missing.returncode == 1
+    assert "cannot start 'no-such-program' on device device2: No such file" in missing.stderr
     there = tpi("exec", "--id", up, "device2", "--", "sh", "-c", "echo $TPI_DEVICE")
     assert there.stdout == "device2\n"
     assert "link process" in tpi("status", "--id", up).stderr

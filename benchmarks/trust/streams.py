@@ -15,7 +15,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from threading import Thread
+from threading import Event, Thread
 from time import monotonic
 
 import httpx
@@ -38,6 +38,7 @@ STREAMS, LENGTH = 8, 120
 _WITHIN_S = 0.4
 _FULL, _QUICK = {"kill": 200, "freeze": 100}, {"kill": 4, "freeze": 2}
 _TIMEOUT_S = 60.0
+_SETTLE_S = 5.0  # for connections that are closing
 
 
 @dataclass
@@ -183,8 +184,11 @@ def _whole(server: Server) -> bool:
 
 
 def _left(server: Server, before: tuple[int, int]) -> list[str]:
-    """What the server has that it did not have before the first fault."""
+    """What the server has that it did not have before the first fault, once connections had time to close."""
     together(server.url)
+    give_up = monotonic() + _SETTLE_S
+    while any(b > a for a, b in zip(before, server.left(), strict=True)) and monotonic() < give_up:
+        Event().wait(0.1)
     metrics = httpx.get(f"{server.url}/metrics", timeout=_TIMEOUT_S).text
     used = re.findall(r"^vllm:kv_cache_usage_perc\S* (\S+)", metrics, re.MULTILINE)
     pages = [] if list(map(float, used)) == [0.0] else [f"pages in use: {used}"]

@@ -134,7 +134,9 @@ def parse_split(text: str | None, nodes: int) -> list[float]:
     try:
         shares = [float(part) for part in text.split(",")]
     except ValueError:
-        raise UsageError(f"--split {text!r} is not a list of numbers; write for example --split 3,2,1") from None
+        raise UsageError(
+            f"--split {text!r} is neither equal, auto nor a list of numbers; write for example --split 3,2,1"
+        ) from None
     if not all(0 <= share < math.inf for share in shares) or not 0 < sum(shares) < math.inf:
         raise UsageError(f"--split {text}: shares are numbers of 0 or more, not all 0; write for example --split 3,2,1")
     if len(shares) != nodes:

@@ -65,7 +65,9 @@ def test_a_share_of_zero_holds_nothing() -> None:
     assert len(shards[2].query) == 6
 
 
-@pytest.mark.parametrize(("text", "says"), [("1,x", "not a list of numbers"), ("1,2", "2 shares for 3 nodes")])
+@pytest.mark.parametrize(
+    ("text", "says"), [("eqal", "neither equal, auto nor a list of numbers"), ("1,2", "2 shares for 3 nodes")]
+)
 def test_bad_split(text: str, says: str) -> None:
     with pytest.raises(UsageError, match=says):
         parse_split(text, 3)

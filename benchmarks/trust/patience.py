@@ -181,7 +181,8 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as name:
         found = serve_patiently(Path(name), flags.minutes, flags.every)
     print(json.dumps(asdict(result(found, flags.minutes)), indent=1))
-    print(*found.evictions, sep="\n")
+    print(*found.evictions, sep="\n", file=sys.stderr)
+    sys.exit(bool(found.wrong or found.evictions))
 
 
 if __name__ == "__main__":

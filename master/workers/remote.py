@@ -54,6 +54,7 @@ class RemoteWorker:
         self.key = b""  # that it has proved to own; empty on this machine
         self.problem: TpiError | None = None  # found by who may not raise it
         self._alive_at = 0.0
+        self._joined_at = 0.0  # when it was last asked to join
         self._net = net
         self._identity = master_identity(session, link)
         self._session = session
@@ -191,6 +192,7 @@ class RemoteWorker:
     def _connection(self, connected: bool) -> None:
         self.connected = connected
         if connected and not self.hello:
+            self._joined_at = since_boot()
             self.send(Join(__version__, self._session, self._master))
         elif not connected and self.hello:
             raise self.lost("it closed the connection")
@@ -249,6 +251,7 @@ class RemoteWorker:
 
     def _meet(self, hello: Hello) -> None:
         self.hello, self.name = hello, plain(hello.name) or self.address
+        self.heartbeats.round_trip = since_boot() - self._joined_at
         weights, monitor = self._net.connect_watched(WEIGHTS, self._host, hello.weights_port, self._identity, self.key)
         self.feeder = Feeder(Channel(weights, self._net.tap, share=True), monitor, self._session)
 

@@ -1,0 +1,26 @@
+"""Slow links that lose and a worker whose machine is busy: nobody is taken for lost. Needs root on Linux."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from tests.support.paths import ROOT
+from tests.support.testbed_helpers import needs_root
+
+MINUTES = 3
+
+
+@needs_root
+@pytest.mark.timeout(420)
+def test_three_minutes_of_slow_links_and_a_busy_worker_evict_nobody() -> None:
+    """The benchmark of an hour, shorter; it waits most of the time, and may be slow: others run beside it."""
+    command = [sys.executable, "-m", "benchmarks.trust.patience", "--minutes", str(MINUTES)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=380)
+    assert done.returncode == 0, done.stderr + done.stdout
+    (table,) = json.loads(done.stdout)["tables"]
+    (row,) = table["rows"]
+    assert row["requests"] == MINUTES
+    assert row["failed or changed"] == 0
+    assert row["workers taken for lost"] == 0

@@ -4,7 +4,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,18 @@ from tpi.topology.topology import Host, HostLink, star
 pytestmark = [needs_root, pytest.mark.alone]
 
 TPI = [sys.executable, "-u", "-m", "tpi.cli"]
+_FIRST = -10  # about ten times the weight of others
+
+
+@pytest.fixture(autouse=True)
+def before_others() -> Iterator[None]:
+    """The devices come first on a busy host: one that gets no core for seconds is silent, as if it were cut off."""
+    mine = os.getpriority(os.PRIO_PROCESS, 0)
+    with suppress(PermissionError):
+        os.setpriority(os.PRIO_PROCESS, 0, min(mine, _FIRST))
+    yield
+    with suppress(PermissionError):
+        os.setpriority(os.PRIO_PROCESS, 0, mine)
 
 
 @contextmanager

@@ -5,6 +5,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict, model_validator
+from pydantic.fields import FieldInfo
 
 from master.api.failures import RequestError
 from tpi.errors import UsageError
@@ -26,10 +27,23 @@ class Body(FormPart):
     @model_validator(mode="before")
     @classmethod
     def _is_text(cls, data: Any) -> Any:
-        """Refuses halves of characters, which no tokenizer takes, and values that are nested too deep."""
+        """Refuses halves of characters, which no tokenizer takes, and values that are nested too deep.
+
+        What has too many entries is refused by their number: looking at each would take as long as an answer.
+        """
+        for name, field in cls.model_fields.items() if isinstance(data, dict) else ():
+            value, most = data.get(field.alias or name), _most_entries(field)
+            if isinstance(value, (list, dict)) and len(value) > most:
+                raise RequestError(f"{name}: it has {len(value)} entries; give at most {most}", name, "invalid_value")
         if any(_HALVES.search(text) for text in _strings(data)):
             raise ValueError("a text has half a character (a lone surrogate)")
         return data
+
+
+def _most_entries(field: FieldInfo) -> int:
+    """How many entries a list or an object may have as this field."""
+    limits = (getattr(limit, "max_length", None) for limit in field.metadata)
+    return min([limit for limit in limits if limit is not None], default=MOST_VALUES)
 
 
 def _strings(value: Any) -> Iterator[str]:

@@ -30,6 +30,7 @@ def run_server(
     engine.start()
     try:
         service = Service(engine, session.tokenizer, session.pack.config.vocab, metrics)
+        service.warm_up()
         house = House(engine, lambda: session.figures, model)
         server = ApiServer(make_app(ApiState(service, model, metrics, limits, house), access, origins), engine)
         click.echo(f"{model} is served at {url_of(listening)}; context of {service.context} tokens")

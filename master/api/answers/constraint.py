@@ -1,7 +1,4 @@
-"""Structured output: which tokens a grammar allows next, by llguidance. Grammars are in its own Lark (docs/syntax.md).
-
-Nothing of it is loaded for answers without a grammar.
-"""
+"""Structured output: which tokens a grammar allows next, by llguidance. Grammars are in its Lark (docs/syntax.md)."""
 
 from functools import cached_property
 from typing import TYPE_CHECKING
@@ -65,6 +62,10 @@ class Grammars:
             said = " ".join(matcher.get_error().split())[:300]
             raise RequestError(f"{field} cannot be made a grammar: {said}", field, "invalid_value")
         return GrammarConstraint(matcher, self._vocab)
+
+    def prepare(self) -> None:
+        """Load what the first grammar would have to wait for: a quarter of a second, and 33 MiB at SmolLM2's size."""
+        assert self._tokenizer
 
     @cached_property
     def _tokenizer(self) -> "LLTokenizer":

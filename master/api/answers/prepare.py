@@ -44,7 +44,7 @@ class Preparer:
         self.replay = Replay()
         self.family = family_of(tokenizer.chat_template)
         self._tokenizer, self._context = tokenizer, context
-        self._grammars = Grammars(tokenizer, vocab)
+        self.grammars = Grammars(tokenizer, vocab)
         self._thinking, self._channels = reasoning_tags(tokenizer.chat_template), has_channels(tokenizer.chat_template)
         self._literal = grammars.literal_of(tokenizer.control)
         self._spelled = frozenset(token for text in SPELLED if (token := tokenizer.control(text)) is not None)
@@ -129,10 +129,10 @@ class Preparer:
         if len(tokens) >= self._context:
             raise self._too_long(f"{len(tokens)} tokens", field)
         if grammar is not None:
-            self._grammars.constraint(grammar, grammar_field)  # refused now, and not when it begins
+            self.grammars.constraint(grammar, grammar_field)  # refused now, and not when it begins
 
         def constraint() -> GrammarConstraint | None:
-            return None if grammar is None else self._grammars.constraint(grammar, grammar_field)
+            return None if grammar is None else self.grammars.constraint(grammar, grammar_field)
 
         room = self._context - len(tokens)
         limit = room if wanted.tokens is None else min(wanted.tokens, room)

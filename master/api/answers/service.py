@@ -76,6 +76,10 @@ class Service:
         self._preparer = Preparer(tokenizer, vocab, self.context)
         self._text = ThreadPoolExecutor(1, "text")
 
+    def warm_up(self) -> None:
+        """Load in the background what the first answer with a grammar, or a broken one, would wait for."""
+        self._text.submit(self._preparer.grammars.prepare)
+
     async def chat(self, ask: ChatAsk) -> list[Answering]:
         """`ask.wanted.count` answers to a conversation.
 

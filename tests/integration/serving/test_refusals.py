@@ -72,6 +72,8 @@ BAD: dict[str, tuple[str, dict[str, Any], str | None]] = {
         "response_format.json_schema.schema",
     ),
     "biases without end": (CHAT, said(logit_bias={str(token): 1 for token in range(20_000)}), "logit_bias"),
+    "messages without end": (CHAT, {"messages": [{"role": "user", "content": "x"}] * 60_000}, "messages"),
+    "tools without end": (CHAT, said(tools=[TOOL] * 20_000), "tools"),
     "values without end": (CHAT, said(metadata=["x"] * 300_000), None),
     "values in values": (CHAT, said(metadata=deep(200)), None),
     "an empty prompt": (TEXT, {"prompt": ""}, "prompt"),

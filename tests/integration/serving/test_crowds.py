@@ -64,6 +64,9 @@ def test_1000_clients(tiny_pack: Callable[..., Pack], tmp_path: Path) -> None:
             assert "vllm:num_requests_running{" in http.get("/metrics").text
 
 
+_ROUNDS = 12
+
+
 @pytest.mark.parametrize("seed", range(2))
 def test_eight_at_random_times_hear_what_each_hears_alone(
     seed: int, tiny_pack: Callable[..., Pack], tmp_path: Path
@@ -87,7 +90,10 @@ def test_eight_at_random_times_hear_what_each_hears_alone(
         alone = [tokens(body, 0) for body in bodies]
         before = served.engine.admission.preempted
         with ThreadPoolExecutor(8) as pool:
-            assert list(pool.map(tokens, bodies, delays)) == alone
+            for closer in range(_ROUNDS):  # on a busy machine they may come one after the other: then closer together
+                assert list(pool.map(tokens, bodies, (delay / 2**closer for delay in delays))) == alone
+                if served.engine.admission.preempted > before:
+                    break
         assert served.engine.admission.preempted > before
         assert served.pages_in_use == 0
 

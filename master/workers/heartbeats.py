@@ -6,7 +6,7 @@ While nothing is asked of a worker its silence means nothing: it is asked again 
 
 from dataclasses import dataclass, field
 
-from tpi.net.messages import WindowState
+from tpi.net.fields import WindowState
 from tpi.system.clocks import PAUSE_S
 
 SILENCE_S = 2.5  # without a heartbeat (one is due every 0.25 s); longer on links that are far, or were seen to stutter

@@ -77,3 +77,17 @@ class Profile:
     disk_free: Bytes  # where the shard cache is
     card: Card | None = None
     speed: MachineSpeed | None = None
+
+
+@dataclass(frozen=True)
+class WindowState:
+    """Where a node's memory window stands: of `blocks` that stream, number `following` comes next, and from it on
+    `ready` are in memory. All zeros where nothing streams.
+    """
+
+    following: Count = 0
+    ready: Count = 0
+    blocks: Count = 0
+
+
+NOTHING_STREAMS = WindowState()

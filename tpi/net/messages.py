@@ -19,6 +19,7 @@ from tpi.kv import KvDtype
 from tpi.net.codec import ArrayField, Between, Raw, message
 from tpi.net.fields import (
     DIGEST_BYTES,
+    NOTHING_STREAMS,
     Bytes,
     Count,
     Digest,
@@ -31,6 +32,7 @@ from tpi.net.fields import (
     Profile,
     Seconds,
     Sentence,
+    WindowState,
 )
 from tpi.net.questions import Condition, Echo, Inquiry
 from tpi.pack.layout import BlockKind, RunLayout
@@ -255,17 +257,6 @@ class Abort:
     epoch: Count
 
 
-@dataclass(frozen=True)
-class WindowState:
-    """Where a node's memory window stands: of `blocks` that stream, number `following` comes next, and from it on
-    `ready` are in memory. All zeros where nothing streams.
-    """
-
-    following: Count = 0
-    ready: Count = 0
-    blocks: Count = 0
-
-
 @message
 @dataclass(frozen=True)
 class Heartbeat:
@@ -276,7 +267,7 @@ class Heartbeat:
     progress: Id64
     phase: Phase
     step: Id64
-    window: WindowState = WindowState()
+    window: WindowState = NOTHING_STREAMS
     missed: Count = 0  # 1 + the rank whose message is late, though this node waits for nothing else; 0: no such
 
 

@@ -22,6 +22,7 @@ from tpi import __version__
 from tpi.errors import MessageError, PlanError, TpiError, UsageError
 from tpi.net.channel import Channel, UnreachableError
 from tpi.net.codec import PROTOCOL, WrongProtocolError
+from tpi.net.fields import WindowState
 from tpi.net.messages import (
     Abort,
     Alive,
@@ -38,7 +39,6 @@ from tpi.net.messages import (
     Spans,
     Stats,
     Step,
-    WindowState,
     master_identity,
 )
 from tpi.net.monitor import Arrivals

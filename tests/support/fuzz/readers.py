@@ -14,7 +14,8 @@ from tests.support.fuzz.mutate import Parts
 from tests.support.models import TEMPLATE
 from tpi.errors import ModelError
 from tpi.net.codec import decode, encode
-from tpi.net.messages import Abort, Alive, Bye, Failure, Heartbeat, Join, PeerAddress, Ready, WindowState
+from tpi.net.fields import WindowState
+from tpi.net.messages import Abort, Alive, Bye, Failure, Heartbeat, Join, PeerAddress, Ready
 from tpi.net.transfers import Need, UnitData
 from tpi.pack.builder.build import open_source
 from tpi.sources.gguf import LongArray, open_gguf

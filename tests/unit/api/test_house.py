@@ -15,7 +15,8 @@ from master.reporting.live import LiveFigures, since, whole_model
 from master.reporting.report import NodeShare, node_report
 from tests.support.weights.configs import tiny_config
 from tpi.errors import NodeLost
-from tpi.net.messages import Stats, WindowState
+from tpi.net.fields import WindowState
+from tpi.net.messages import Stats
 from tpi.partition import Range, Shard
 from tpi.topology.links import Link, LinkTable
 

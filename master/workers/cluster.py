@@ -22,7 +22,42 @@ from master.workers.remote import RemoteWorker
 from tpi.errors import NodeError, NodeLost, TpiError
 from tpi.net.codec import encode
 from tpi.net.fields import WindowState
-from tpi.net.messages import Abort, AskSpans, AskStats, Assign, Hello, PeerAddress, Ready, Spans, Stats, Step, )  # fmt: skip from tpi.net.sockets import Net from tpi.progress import Progress, silent from tpi.system.clocks import Awake, since_boot from tpi.system.interrupts import deferred from tpi.text import plain from tpi.trace import PAGE_SPANS, clock  CONNECT_S = 10.0 STALL_S = 120.0  # in which a worker that loads gets nothing done STATS_S = 10.0 _LINGER_MS = 200 _SLICE_MS = 50   class Cluster:     """Connections to all workers; rank r is `workers[r - 1]`. A context manager: leaving it frees the workers."""      def __init__(self, net: Net, workers: list[RemoteWorker], session: int, name: str) -> None:         self.net = net         self.workers = workers         self.session = session         self.epoch = 0         self.name = name         self.recruits = Recruits(self._call
+from tpi.net.messages import (
+    Abort,
+    AskSpans,
+    AskStats,
+    Assign,
+    Hello,
+    PeerAddress,
+    Ready,
+    Spans,
+    Stats,
+    Step,
+)  # fmt: skip
+from tpi.net.sockets import Net
+from tpi.progress import Progress, silent
+from tpi.system.clocks import Awake, since_boot
+from tpi.system.interrupts import deferred
+from tpi.text import plain
+from tpi.trace import PAGE_SPANS, clock
+
+CONNECT_S = 10.0
+STALL_S = 120.0  # in which a worker that loads gets nothing done
+STATS_S = 10.0
+_LINGER_MS = 200
+_SLICE_MS = 50
+
+
+class Cluster:
+    """Connections to all workers; rank r is `workers[r - 1]`. A context manager: leaving it frees the workers."""
+
+    def __init__(self, net: Net, workers: list[RemoteWorker], session: int, name: str) -> None:
+        self.net = net
+        self.workers = workers
+        self.session = session
+        self.epoch = 0
+        self.name = name
+        self.recruits = Recruits(self._call)
         self._links: dict[str, int] = {}  # numbers of addresses: who comes back gets the same place
         self._watched: dict[int, int] = {}
         self.lateness = Lateness()  # what the master itself waits for in sums

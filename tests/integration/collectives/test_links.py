@@ -6,7 +6,6 @@ from contextlib import closing
 from itertools import combinations
 from pathlib import Path
 from threading import Barrier
-from time import sleep
 
 import numpy as np
 import pytest
@@ -20,6 +19,7 @@ from allreduce.choose import Choice, candidates
 from allreduce.measure import measure_links, rounds
 from allreduce.predict import predict
 from tests.support.cluster.collective_helpers import House, run_group
+from tests.support.devices.virtual_time import VirtualTime
 from tpi.topology.links import Link, LinkTable
 
 MS, MBIT = 1e-3, 1e6 / 8
@@ -201,8 +201,25 @@ def test_one_machine_is_not_measured() -> None:
     assert not choices[0].measured
 
 
-def test_prefill_is_timed_with_what_is_computed_meanwhile() -> None:
+TICK_S = 1e-4
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> VirtualTime:
+    """What sums are timed with: a node's own work and a tick at each look, however busy this machine is."""
+    clock = VirtualTime()
+
+    def look() -> float:
+        clock.pass_by(TICK_S)
+        return clock.real()
+
+    monkeypatch.setattr(choose, "perf_counter", look)
+    return clock
+
+
+def test_prefill_is_timed_with_what_is_computed_meanwhile(clock: VirtualTime) -> None:
     """What is timed of prefill includes the work, whole or in parts; of decode it does not."""
+    takes = 0.02
 
     def node(group: Group) -> tuple[Choice, list[int]]:
         assert isinstance(group, Auto)
@@ -210,7 +227,7 @@ def test_prefill_is_timed_with_what_is_computed_meanwhile() -> None:
 
         def work(part: int) -> None:
             parts.append(part)
-            sleep(0.02 / part)
+            clock.pass_by(takes / part)
 
         return group.tune(work, measure_local=True), parts
 
@@ -218,17 +235,20 @@ def test_prefill_is_timed_with_what_is_computed_meanwhile() -> None:
         assert set(parts) == {1, 2, choose._PROBE}
         timed = [times for times in choice.measured.values() if times[1] and times[2]]
         assert timed
-        assert all(times[0] < 0.0199 < min(times[1:]) for times in timed)
+        for decode, whole, halves in timed:
+            assert 0 < decode <= TICK_S
+            assert whole == pytest.approx(takes, abs=TICK_S)
+            assert halves == pytest.approx(takes, abs=TICK_S)
 
 
-def test_work_that_takes_one_member_too_long_is_not_rehearsed_by_any() -> None:
+def test_work_that_takes_one_member_too_long_is_not_rehearsed_by_any(clock: VirtualTime) -> None:
     def node(group: Group) -> tuple[Choice, list[int]]:
         assert isinstance(group, Auto)
         parts = list[int]()
 
         def work(part: int) -> None:
             parts.append(part)
-            sleep(group.rank * 2 * choose._WORK_S / part)
+            clock.pass_by(group.rank * 2 * choose._WORK_S / part)
 
         return group.tune(work, measure_local=True), parts
 

@@ -7,7 +7,6 @@ import socket as plain
 import subprocess
 import sys
 import threading
-import time
 from pathlib import Path
 
 import psutil
@@ -34,12 +33,10 @@ def start(*arguments: str) -> subprocess.Popen[bytes]:
 
 
 def test_a_real_worker_is_small_and_leaves_cleanly(tmp_path: Path) -> None:
-    started = time.monotonic()
     with start("--listen", "127.0.0.1:0", "--name", "laptop", "--cache", str(tmp_path), "--memory", "1GiB") as process:
         assert process.stdout
         assert process.stderr
         line = process.stdout.readline().decode()
-        assert time.monotonic() - started < 10
         assert line.startswith("worker laptop listens on 127.0.0.1:")
         assert psutil.Process(process.pid).memory_info().rss < 90 << 20
         with Cluster.connect([line.split()[4]]) as cluster:

@@ -132,6 +132,12 @@ class NativeKernels:
         plan.run(data, _given(x), active, out)
         return out
 
+    def ffn_gated(self, spec: FfnSpec, data: U8, x: Input, least: F32) -> tuple[F32, int]:
+        """See `tpi.kernels.gated.GatedKernels`."""
+        plan = _plan_ffn(spec)
+        out = np.empty(x.shape, np.float32)
+        return out, plan.run_gated(data, _given(x), least, out)
+
     def route(self, router: RouterSpec, x: Input) -> Routing:
         """See `tpi.kernels.Kernels`."""
         shape = (x.shape[0], router.mixture.used)
@@ -277,6 +283,7 @@ def _plan_ffn(spec: FfnSpec) -> _native.FfnPlan:
             spec.up_bias,
             spec.threshold,
             spec.slope,
+            None if spec.gate is None else _fields(spec.gate),
         )
     return plan
 

@@ -10,7 +10,6 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from tpi.errors import KernelError
 from tpi.kernels.arithmetic import (
     activate,
     apply_norm,
@@ -23,6 +22,7 @@ from tpi.kernels.arithmetic import (
     rows,
 )
 from tpi.kernels.chain import PlainChain
+from tpi.kernels.gated import called_for, gated_ffn, only_active
 from tpi.kernels.heads import finished, needs_sums, refuse_sums
 from tpi.kernels.mixture import Normed, check_experts, choose, experts_by_ffn, pieces_by_ffn
 from tpi.kernels.paged import append, attend, heads_of, spread
@@ -108,11 +108,19 @@ class ReferenceKernels:
     def ffn(self, spec: FfnSpec, data: U8, x: Input, active: I32 | None = None) -> F32:
         """See `tpi.kernels.Kernels`."""
         run, normed = spec.neuron, _normed(spec, x)
+        if spec.gate is not None:
+            return gated_ffn(spec, data, normed, active)
         check_data(data, run.units * run.unit_bytes)
         up = biased(rows(run, data, "up", normed), spec.up_bias)
         gate = biased(rows(run, data, "gate", normed), spec.gate_bias) if spec.gated else None
         inner = activate(spec, gate, up)
-        return columns(run, data, "down", inner if active is None else _only(run, active, inner))
+        return columns(run, data, "down", inner if active is None else only_active(run, active, inner))
+
+    def ffn_gated(self, spec: FfnSpec, data: U8, x: Input, least: F32) -> tuple[F32, int]:
+        """See `tpi.kernels.gated.GatedKernels`."""
+        normed = _normed(spec, x)
+        active = called_for(spec, data, normed, least)
+        return gated_ffn(spec, data, normed, active), len(active)
 
     def route(self, router: RouterSpec, x: Input) -> Routing:
         """See `tpi.kernels.Kernels`."""
@@ -168,13 +176,3 @@ def _runs(spec: AttentionSpec, data: U8) -> tuple[U8, U8]:
     split = spec.query.units * spec.query.unit_bytes
     check_data(data, split + spec.kv.units * spec.kv.unit_bytes)
     return data[:split], data[split:]
-
-
-def _only(run: RunLayout, active: I32, inner: F32) -> F32:
-    """`inner` `[tokens, neurons]` with zeros where a neuron is not active."""
-    if run.layout != "record":
-        raise KernelError("a list of active neurons needs a pack in the record layout; this one is tiled")
-    check_range("active neuron", active, run.units * run.width)
-    mask = np.zeros(run.units * run.width, np.bool_)
-    mask[active] = True
-    return np.asarray(np.where(mask, inner, np.float32(0)), np.float32)

@@ -133,13 +133,16 @@ class FfnSpec:
     """This node's neurons of one layer's feed-forward network (or of one expert).
 
     Attributes:
-        neuron: layout of the neuron run, parts `gate` (rows, if gated), `up` (rows), `down` (columns).
+        neuron: layout of the neuron run, parts `gate` (rows, if gated, unless it is a run of its own), `up` (rows),
+            `down` (columns).
         activation: relu2 is ReLU squared, fatrelu x where x > `threshold` and else 0; drelu is ReLU of gate and of up;
             swiglu_clamped is gate * sigmoid(`slope` * gate) * (up + 1) of a gate of at most `threshold`, and an up of
             at most that magnitude (gpt-oss).
         gated: down(act(gate) * up) rather than down(act(up)).
         norm: of the input.
         gate_bias, up_bias: `[units * width]` or None.
+        gate: layout of the gate's run, where that is one of its own: its units come before the neurons' in the weights,
+            and the neurons are records. Then some can be left out for what their gate comes to (`GatedKernels`).
     """
 
     neuron: RunLayout
@@ -150,6 +153,7 @@ class FfnSpec:
     up_bias: F32 | None
     threshold: float = 0.0
     slope: float = 1.0
+    gate: RunLayout | None = None
 
     @property
     def hidden(self) -> int:

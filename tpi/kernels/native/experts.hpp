@@ -3,7 +3,7 @@
 // multiplied by the pair's weight; many tokens take one part after the other.
 #pragma once
 
-#include "ffn.hpp"
+#include "gated.hpp"
 
 namespace tpi {
 namespace {

@@ -122,27 +122,33 @@ template <class Out>
 inline void stream_neurons(const FfnCall& call, const Prepared& in, size_t first, size_t count, size_t all,
                            const Out& out) {
     float gate[kStreamTokens * kNeurons], up[kStreamTokens * kNeurons];
-    if (call.gate.data) neuron_rows(call, in, call.gate, call.gate_bias, first, count, all, gate);
+    bool gated = call.gate.data && !call.activations;
+    if (gated) neuron_rows(call, in, call.gate, call.gate_bias, first, count, all, gate);
     neuron_rows(call, in, call.up, call.up_bias, first, count, all, up);
     for (size_t t = 0; t < in.tokens; ++t) {
         float* value = up + t * kNeurons;
-        activate_values(call, call.gate.data ? gate + t * kNeurons : nullptr, value, count, value);
+        if (call.activations) {
+            const float* known = call.activations + t * call.up.vectors();
+            for (size_t i = 0; i < count; ++i) value[i] *= known[neuron_at(call, first + i)];
+        } else {
+            activate_values(call, gated ? gate + t * kNeurons : nullptr, value, count, value);
+        }
         weigh(call, t, count, value);
     }
     record_columns(call.down, count, [&](size_t i) { return neuron_at(call, first + i); }, up, kNeurons, in.tokens, out);
 }
 
-inline void stream_slice(const FfnJob& job, const Prepared& in, size_t slice, uint8_t* scratch) {
-    const FfnCall& call = job.call;
-    Rows out{job.slices.of(slice), job.slices.stride};
-    std::memset(out.sums, 0, job.slices.tokens * job.slices.stride * sizeof(float));
+inline void stream_slice(const FfnCall& call, const Slices& slices, const Prepared& in, size_t slice,
+                         uint8_t* scratch) {
+    Rows out{slices.of(slice), slices.stride};
+    std::memset(out.sums, 0, slices.tokens * slices.stride * sizeof(float));
     if (call.up.tiled) {
-        size_t first = call.up.units * slice / job.slices.count, last = call.up.units * (slice + 1) / job.slices.count;
+        size_t first = call.up.units * slice / slices.count, last = call.up.units * (slice + 1) / slices.count;
         for (size_t unit = first; unit < last; ++unit) stream_unit(call, in, unit, scratch, out);
         return;
     }
     size_t all = call.active ? call.active_count : call.up.vectors();
-    size_t first = all * slice / job.slices.count, last = all * (slice + 1) / job.slices.count;
+    size_t first = all * slice / slices.count, last = all * (slice + 1) / slices.count;
     for (size_t i = first; i < last; i += kNeurons)
         stream_neurons(call, in, i, last - i < kNeurons ? last - i : kNeurons, last - i, out);
 }
@@ -151,7 +157,7 @@ inline void ffn_stream_job(const FfnJob& job, Team& team) {
     const FfnCall& call = job.call;
     uint8_t* scratch = job.scratch + team.index() * job.scratch_bytes;
     const Prepared& in = prepare(job.in, call.norm, call.x, call.hidden, team);
-    team.each(job.slices.count, [&](size_t slice) { stream_slice(job, in, slice, scratch); });
+    team.each(job.slices.count, [&](size_t slice) { stream_slice(call, job.slices, in, slice, scratch); });
     team.sync();
     team.each(reduce_tasks(job.slices), [&](size_t task) { reduce_task(job.slices, task, call.hidden, call.out); });
 }
@@ -181,9 +187,9 @@ inline void tiled_unit_block(const FfnJob& job, const Prepared& in, size_t unit,
 
 inline void record_gate_up(const FfnJob& job, const Prepared& in, uint8_t* scratch, Team& team) {
     const FfnCall& call = job.call;
-    size_t tasks = row_tasks(call.up, in), neurons = job.inner.width;
+    size_t tasks = row_tasks(call.up, in), neurons = job.inner.width;  // gate may be tiled, with other tasks
     auto* panels = reinterpret_cast<float*>(scratch);
-    team.each(call.gate.data ? 2 * tasks : tasks, [&](size_t task) {
+    team.each(call.gate.data ? tasks + row_tasks(call.gate, in) : tasks, [&](size_t task) {
         if (task < tasks) row_task(call.up, in, task, panels, job.inner.values, neurons);
         else row_task(call.gate, in, task - tasks, panels, job.gate, neurons);
     });
@@ -236,26 +242,6 @@ inline void ffn_block(const FfnCall& call, Pool& pool) {
                arena.take<uint8_t>(scratch * pool.size()),
                scratch};
     pool.run(ffn_block_job, job);
-}
-
-inline void ffn(const FfnCall& call, Pool& pool) {
-    if (streams(call.tokens)) return ffn_stream(call, pool);
-    if (!call.active) return ffn_block(call, pool);
-    for (size_t first = 0; first < call.tokens; first += kStreamTokens) {
-        FfnCall some = call;
-        some.tokens = call.tokens - first < kStreamTokens ? call.tokens - first : kStreamTokens;
-        Prepared part;
-        if (call.prepared) {
-            part = some_of(*call.prepared, first, some.tokens);
-            some.prepared = &part;
-        } else {
-            some.x = call.x + first * call.hidden;
-        }
-        some.out = call.out + first * call.hidden;
-        if (call.weights) some.weights = call.weights + first;
-        pool.arena().begin();
-        ffn_stream(some, pool);
-    }
 }
 
 }  // namespace

@@ -4,6 +4,7 @@
 #include <cstring>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -114,9 +115,12 @@ private:
 
 class FfnPlan {
 public:
+    // `gate` is the gate's run where it is one of its own: its units come first in the weights.
     FfnPlan(nb::tuple neuron, nb::tuple norm, const std::string& activation, bool gated, nb::object gate_bias,
-            nb::object up_bias, float threshold, float slope);
+            nb::object up_bias, float threshold, float slope, nb::object gate);
     void run(nb::handle data, nb::handle x, nb::handle active, nb::handle out) const;
+    // With a gate of its own: of up and down the neurons whose activation is not below `least`; how many that were.
+    size_t run_gated(nb::handle data, nb::handle x, nb::handle least, nb::handle out) const;
     void prepare(nb::handle x, bool normed, PreparedInput& into) const;
 
     // What `run` is made of, as in AttentionPlan; all neurons.
@@ -131,7 +135,10 @@ public:
     const RowForms& forms() const { return forms_; }
 
 private:
+    size_t gate_bytes() const { return gate_ ? gate_->bytes() : 0; }
+
     Run neuron_;
+    std::optional<Run> gate_;
     NormPlan norm_;
     Activation activation_;
     float threshold_, slope_;

@@ -172,6 +172,10 @@ struct FfnCall {
     const int32_t* active;  // or null: all neurons
     size_t active_count;
     const float* weights;  // [tokens]: what each token's output is multiplied by; or null
+    bool gate_first;       // the gate is a run of its own: a few tokens meet it before up and down (gated.hpp)
+    const float* least;    // [neurons], with gate_first: smaller activations leave a neuron out; or null: none does
+    size_t* chosen;        // with `least`: gets how many neurons were computed
+    const float* activations;  // [tokens, neurons] of the gate, where they are known; or null
 };
 
 // What some tokens use of a block of experts: a piece of a routed one, or the shared ones.

@@ -12,7 +12,7 @@ from master.deployment.deployment import Deployment
 from master.deployment.dtype import choose_dtype
 from master.deployment.planner import Split, parse_split, refuse_too_many
 from master.generation.engine import Engine
-from master.joining.discovery import find_workers, willing_at_home
+from master.joining.discovery import find_workers, say_without, with_found
 from master.joining.lookout import Lookout
 from master.joining.recovery import Membership
 from master.joining.shares import Shares
@@ -115,38 +115,44 @@ class Session:
 
     def _open(self, stack: ExitStack) -> None:
         door = Door(locked=self.placement.keys)
-        self.placement = placement = self._with_workers(door)
+        self.placement = placement = with_found(self.placement, door, warn)
         located = locate(placement.model, placement.cache)
         planned = _planned(placement, door)
         if planned is not None:
             self.placement = placement = replace(placement, workers=planned.addresses)
         shares = parse_split(placement.split, 1 + (placement.local or len(placement.workers)))
         refuse_too_many(located, placement.dtype, placement.cache, shares)
-        self._cluster = stack.enter_context(Cluster.connect(self._addresses(stack), Net(self._tap, door)))
-        dtype = choose_dtype(placement.dtype, located, self._memories(), shares)
-        self.pack = open_located(located, dtype, placement.cache, room=self._make_room)
-        self.tokenizer = Tokenizer.load(self.pack)
-        self.context = _context(placement.context, self.pack.config.context)
         if self._equipment is None:
             self._equipment = open_equipment(placement.devices, partial(measured, cache=placement.cache))
             stack.callback(self._equipment.close)
+        addresses, found = self._addresses(stack), placement.discover and bool(placement.workers)
+        net, without = Net(self._tap, door), partial(say_without, warn) if found else None
+        self._cluster = stack.enter_context(Cluster.connect(addresses, net, without=without))
+        sharing = planned or Shares.of(shares, addresses)
+        workers = [worker.address for worker in self._cluster.workers]
+        dtype = choose_dtype(placement.dtype, located, self._memories(), Shares.of(shares, addresses).among(workers))
+        self.pack = open_located(located, dtype, placement.cache, room=self._make_room)
+        self.tokenizer = Tokenizer.load(self.pack)
+        self.context = _context(placement.context, self.pack.config.context)
         self._deployer = Deployer(placement, self._cluster, self.pack, self.context, self._equipment, self._make_room)
         stack.callback(self._close_deployment)
-        workers = [worker.address for worker in self._cluster.workers]
         limits = (placement.patience, placement.rebalance)
-        sharing = planned or Shares.of(shares, workers)
         lookout = Lookout(lambda: find_workers(door), self._cluster.seek)
         stack.callback(lookout.close)
         self._membership = Membership(self._cluster, sharing, self.deploy, warn, *limits, lookout)
-        self.deploy(sharing.among(workers))
+        self._begin(sharing.among(workers), found)
         self.engine.recover, self.engine.between = self.recover, self._membership.welcome
 
-    def _with_workers(self, door: Door) -> RunOptions:
-        """What was asked for, with the paired workers that are there if no others were named."""
-        asked = self.placement
-        if not asked.discover or not asked.keys:
-            return asked
-        return replace(asked, workers=tuple(willing_at_home(door, warn)))
+    def _begin(self, shares: Sequence[float] | Split, found: bool) -> None:
+        """The first deployment; of workers that were `found` one that fails is done without, as in the middle of a run.
+
+        Errors as `deploy` and `recover`.
+        """
+        try:
+            self.deploy(shares)
+        except NodeError as error:
+            if not found or not self.recover(error):
+                raise
 
     def _addresses(self, stack: ExitStack) -> list[str]:
         placement = self.placement

@@ -60,6 +60,7 @@ class Beside:
     @property
     def card(self) -> "Card":
         """What others are told of them."""
+        from scheduler.model.told import card_figures
         from tpi.net.fields import Card
 
         used, (memory, *more) = self.options, (card.memory for card in self.machine.cards)
@@ -71,6 +72,7 @@ class Beside:
             used.pipeline,
             used.crossover or 0,
             tuple(more),
+            card_figures(self.figures),
         )
 
 
@@ -154,11 +156,12 @@ def open_equipment(options: DeviceOptions, measure: Measure) -> Equipment:
     leaves to the host every phase in which the host is faster.
 
     Raises:
-        UsageError: if a device is not there, or has less memory than it is to use.
+        UsageError: if a device is not there, has less memory than it is to use, or none is found for flags about one.
     """
     host = open_host()
     devices = _opened(options)
     if not devices:
+        options.refuse_flags("none was found here; name one with --device, or leave the flag out")
         return Equipment(host)
     emulations = [device.emulation for device in devices if isinstance(device, _Emulated)]
     if emulations:

@@ -2,7 +2,7 @@
 
 import secrets
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 
@@ -10,6 +10,7 @@ import zmq
 
 from master.workers.dial import Dial, Line
 from master.workers.reach import obstacle
+from tpi import __version__
 from tpi.errors import UsageError
 from tpi.net.channel import Channel, UnreachableError
 from tpi.net.codec import WrongProtocolError
@@ -33,10 +34,12 @@ class Asked:
     problem: str = ""
     round_trip: float = 0.0
     key: bytes = b""
+    name: str = ""  # what it is called here, once it has answered
     link: Link | None = None  # measured, if that was asked for
     _line: Line | None = None
     _channel: Channel | None = None
     _dial: Dial | None = None
+    _called: Callable[[bytes], str] = lambda key: ""  # what the owner of a key is called here
     _number: int = field(default_factory=lambda: secrets.randbits(64))
     _sent_at: float = 0.0
 
@@ -45,8 +48,19 @@ class Asked:
         """Whether there is no more to be learnt."""
         return self.condition is not None or bool(self.problem)
 
+    @property
+    def unwilling(self) -> str:
+        """Why it would not serve this machine now, or empty."""
+        said = self.condition
+        if said is None:
+            return self.problem
+        if said.version != __version__:
+            return f"it runs tpi {said.version}, this is {__version__}; install the same on both"
+        return f"it is in use by {said.used_by}" if said.used_by else ""
+
     def begin(self, net: Net) -> None:
         """Call it."""
+        self._called = net.door.name_of
         try:
             self._dial = Dial(net, self.address, b"Q" + secrets.token_bytes(8))
         except UsageError as error:
@@ -103,6 +117,7 @@ class Asked:
             self.problem = f"it is of another version: {message}"
         elif isinstance(message, Condition) and message.number == self._number:
             self.condition, self.round_trip = message, time.monotonic() - self._sent_at
+            self.name = self._called(self.key) or message.name or self.address
 
 
 def link_from(short: float, long: float, nbytes: int) -> Link:

@@ -60,7 +60,7 @@ def check_workers(net: Net, addresses: Sequence[str]) -> Iterator[tuple[str, lis
             yield address, [Observation("answer", one.problem, "look at that machine, and at its firewall")]
         else:
             unreached = second[address].condition if address in second else None
-            yield address, [*_worker(net, one, one.condition), *_from_there(unreached, ports)]
+            yield address, [*_worker(one, one.condition), *_from_there(unreached, ports)]
 
 
 def _own_key(door: Door) -> Observation:
@@ -72,10 +72,9 @@ def _own_key(door: Door) -> Observation:
     return Observation("key", f"{short_key(mine.public)}, paired with {others}")
 
 
-def _worker(net: Net, one: Asked, said: Condition) -> Iterator[Observation]:
+def _worker(one: Asked, said: Condition) -> Iterator[Observation]:
     use = f"used by {said.used_by} for {said.used_s:.0f} s" if said.used_by else "free"
-    name = net.door.name_of(one.key) or said.name
-    yield Observation("answer", f"{name} after {one.round_trip * 1e3:.0f} ms, {use}")
+    yield Observation("answer", f"{one.name} after {one.round_trip * 1e3:.0f} ms, {use}")
     other = f"install {__version__} there, or {said.version} here" if said.version != __version__ else ""
     yield Observation("version", said.version, other)
     host = split_address(one.address)[0]

@@ -37,7 +37,7 @@ def ps(workers: tuple[str, ...]) -> None:
             use = f"used by {said.used_by} for {_age(said.used_s)}" if said.used_by else "free"
             memory = (said.profile.memory_limit or said.profile.memory_free) / (1 << 30)
             key = f"  {short_key(one.key)}" if one.key else ""
-            click.echo(f"{said.name}  {one.address}  {use}  {said.profile.cores} cores, {memory:.1f} GiB{key}")
+            click.echo(f"{one.name}  {one.address}  {use}  {said.profile.cores} cores, {memory:.1f} GiB{key}")
     if not asked:
         click.echo("no workers; name some with --workers, or pair with machines that run one: tpi pair", err=True)
 

@@ -1,14 +1,19 @@
-"""Paired workers in the network, found by what they announce (mDNS)."""
+"""Paired workers in the network: found by what they announce (mDNS), or where they were when they were paired."""
 
 import socket
 from collections.abc import Callable, Collection, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
+from dataclasses import replace
 from threading import Event, Lock
 from typing import TYPE_CHECKING, Any
 
 from master.joining.asking import ask
+from master.options import RunOptions
+from tpi.errors import NodeError
 from tpi.keys.announcement import SERVICE, Announcement, read_announcement
 from tpi.keys.door import Door
+from tpi.keys.ring import PairedKey
 from tpi.net.sockets import Net
 
 if TYPE_CHECKING:
@@ -17,6 +22,8 @@ if TYPE_CHECKING:
 BROWSE_S = 2.0
 _ASK_MS = 1000
 _REACH_S = 1.0
+_PORT = 9990  # of a worker, unless it was told another
+_AT_ONCE = 16  # addresses that are tried
 
 
 class _Listener:
@@ -74,27 +81,50 @@ def workers_at_home(door: Door, say: Callable[[str], None]) -> list[str]:
     return list(there.values())
 
 
-def willing_at_home(door: Door, say: Callable[[str], None]) -> list[str]:
-    """As `workers_at_home`, less those who do not let this machine in or do not answer; `say` hears why.
+def with_found(asked: RunOptions, door: Door, say: Callable[[str], None]) -> RunOptions:
+    """What was asked for, with the paired workers that can be used now if no others were named."""
+    if not asked.discover or not asked.keys:
+        return asked
+    return replace(asked, workers=tuple(willing_at_home(door, say)))
 
-    The user has named nobody, so one machine that has revoked this one's key keeps it from none of the others.
+
+def say_without(say: Callable[[str], None], error: NodeError) -> None:
+    """Say that a worker which was found is done without, and why."""
+    say(f"going on without {error.node}: {error}")
+
+
+def willing_at_home(door: Door, say: Callable[[str], None]) -> list[str]:
+    """As `workers_at_home`, less those who cannot be used now: `say` hears who that is and why.
+
+    Who does not let this machine in, does not answer, serves another master or is of another version. The user has
+    named nobody, so one machine that cannot be used keeps this one from none of the others.
     """
     there = _at_home(door)
     with closing(Net(door=door)) as net:
-        problems = {one.address: one.problem for one in ask(net, list(there.values())) if one.problem}
-    for name, address in there.items():
-        if address in problems:
-            say(f"going on without {name}: {problems[address]}")
-    willing = {name: address for name, address in there.items() if address not in problems}
-    _say_used(willing, door, say)
-    return list(willing.values())
+        asked = ask(net, list(there.values()))
+    called = {address: name for name, address in there.items()}
+    willing: dict[bytes | str, tuple[str, str]] = {}  # a machine that is found under two addresses is used once
+    for one in asked:
+        if one.unwilling:
+            say(f"going on without {called[one.address]}: {one.unwilling}")
+        else:
+            willing.setdefault(one.key or one.address, (one.name, one.address))
+    _say_used(dict(willing.values()), door, say)
+    return [address for _, address in willing.values()]
 
 
 def _at_home(door: Door) -> dict[str, str]:
     """Addresses of the paired workers that can be reached, by what they are called here."""
-    paired = {one.key: one.name for one in door.keys.paired}
-    found = {paired.get(one.key, one.name): _reachable(one) for one in find_workers(door)}
-    return {name: address for name, address in found.items() if address}
+    paired = door.keys.paired
+    called = {one.key: one.name for one in paired}
+    with ThreadPoolExecutor(_AT_ONCE) as pool:
+        remembered = {one.key: pool.submit(_remembered, one, door) for one in paired}  # while others are listened for
+        announced = find_workers(door)
+        found = list(zip(announced, pool.map(_reachable, announced), strict=True))
+        silent = [one for one in paired if one.key not in {other.key for other in announced}]
+        there = {address: called.get(one.key, one.name) for one, address in found}
+        there |= {address: one.name for one in silent if (address := remembered[one.key].result()) not in there}
+    return {name: address for address, name in there.items() if address}
 
 
 def _say_used(there: Mapping[str, str], door: Door, say: Callable[[str], None]) -> None:
@@ -113,6 +143,13 @@ def _reachable(one: Announcement) -> str:
         if _answers(host, one.port):
             return address
     return ""
+
+
+def _remembered(one: PairedKey, door: Door) -> str:
+    """Where a machine was when it was paired, if somebody answers there who has to prove a key; or nothing."""
+    if not one.host or not door.guards(one.host):
+        return ""
+    return _reachable(Announcement(one.name, one.key, _PORT, (one.host,)))
 
 
 def _answers(host: str, port: int) -> bool:

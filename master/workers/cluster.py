@@ -65,8 +65,16 @@ class Cluster:
         self._keeper = Keeper(self._take_in)
 
     @classmethod
-    def connect(cls, addresses: Sequence[str], net: Net | None = None, timeout_s: float = CONNECT_S) -> "Cluster":
+    def connect(
+        cls,
+        addresses: Sequence[str],
+        net: Net | None = None,
+        timeout_s: float = CONNECT_S,
+        without: Callable[[NodeError], None] | None = None,
+    ) -> "Cluster":
         """Meet the workers at `addresses` (`HOST:PORT`), all at once.
+
+        `without` hears of each that is done without; None: all of them are needed.
 
         Raises:
             NodeLost: if one does not answer within `timeout_s`; sooner, and why, where the system says so.
@@ -77,7 +85,7 @@ class Cluster:
         cluster = cls(net, [], session, name)
         try:
             cluster.workers = [cluster._call(address) for address in addresses]
-            cluster._meet(timeout_s)
+            cluster._meet(timeout_s, without)
             cluster._keeper.start()
         except BaseException:
             cluster.close()
@@ -336,12 +344,25 @@ class Cluster:
             if not worker.ready and since_boot() - worker.heartbeats.advanced > seconds:
                 raise worker.lost(f"it has got nothing done for {seconds:.0f} s while loading its shard")
 
-    def _meet(self, seconds: float) -> None:
-        """Wait until all workers have answered."""
+    def _meet(self, seconds: float, without: Callable[[NodeError], None] | None) -> None:
+        """Wait until all workers have answered, less those who are done without."""
         awake = Awake()
-        with meeting(self.workers) as first_words:
-            self._wait(lambda: first_words.met(awake()), seconds, first_words.nobody)
+        while (error := self._not_met(awake, seconds)) is not None:
+            gone = [one for one in self.workers if error.node in (one.name, one.address)]
+            if without is None or not gone:
+                raise error
+            without(error)
+            self.dismiss(gone)
         tell_apart(self.workers)
+
+    def _not_met(self, awake: Awake, seconds: float) -> NodeError | None:
+        """Wait until all have answered; what is wrong with one of them, if something is."""
+        with meeting(self.workers) as first_words:
+            try:
+                self._wait(lambda: first_words.met(awake()), seconds, first_words.nobody)
+            except NodeError as error:
+                return error
+        return None
 
     def _no_stats(self) -> NodeLost:
         worker = next(worker for worker in self.workers if not worker.stats)

@@ -61,10 +61,11 @@ class Dial:
     def obstacle(self) -> str:
         """A sentence on why no key answers, or nothing while one still may."""
         mine = short_key(self._net.door.identity.public) if self._guarded else ""
-        if any(line.monitor.refused for line in self.lines):
+        if shut := next((line for line in self.lines if line.monitor.refused), None):
+            who = self._net.door.name_of(shut.key) or "the worker"
             return (
-                f"the worker at {self._address} does not let this machine's key ({mine}) in; "
-                "pair the two again: run tpi pair there, and then here"
+                f"{who} at {self._address} does not let this machine's key ({mine}) in: it was revoked there, or never "
+                "trusted; to pair the two again run tpi pair there and then, as it says, tpi pair HOST CODE here"
             )
         if not self._guarded or not self.lines or not all(line.failed for line in self.lines):
             return ""

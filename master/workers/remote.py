@@ -10,6 +10,7 @@ from master.workers.dial import Dial, Line
 from master.workers.heartbeats import SILENCE_S, HeartbeatState
 from tpi import __version__
 from tpi.errors import NodeError, NodeLost, NodeRefused, TpiError, WeightsError
+from tpi.keys.text import short_key
 from tpi.net.channel import Channel, UnreachableError
 from tpi.net.codec import Buffer, WrongProtocolError, encode
 from tpi.net.messages import (
@@ -250,7 +251,8 @@ class RemoteWorker:
             raise NodeError(self.name, f"worker {self._who} {error}") from None
 
     def _meet(self, hello: Hello) -> None:
-        self.hello, self.name = hello, plain(hello.name) or self.address
+        self.hello = hello
+        self.name = self._net.door.name_of(self.key) or plain(hello.name) or self.address  # as tpi keys list has it
         self.heartbeats.round_trip = since_boot() - self._joined_at
         weights, monitor = self._net.connect_watched(WEIGHTS, self._host, hello.weights_port, self._identity, self.key)
         self.feeder = Feeder(Channel(weights, self._net.tap, share=True), monitor, self._session)
@@ -262,6 +264,13 @@ class RemoteWorker:
             )
         elif refusal.reason == "twice":
             text = f"worker {self._who} is given twice, under two addresses; give each worker once"
+        elif refusal.reason == "revoked":
+            mine = refusal.in_use_by == short_key(self._net.door.identity.public)
+            whose = "this machine's key" if mine else f"the key {plain(refusal.in_use_by)} of another one of this run"
+            text = (
+                f"worker {self._who} has revoked {whose}; to pair the two again run tpi pair there and then, as it "
+                "says, tpi pair HOST CODE here"
+            )
         else:
             text = f"worker {self._who} is in use by {plain(refusal.in_use_by)}; wait for it, or use another worker"
         return NodeRefused(self.name, text)

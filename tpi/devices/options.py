@@ -10,6 +10,7 @@ from tpi.config import parse_size
 from tpi.errors import UsageError
 
 Command = TypeVar("Command", bound=Callable[..., Any])
+_OF_ACCELERATORS = ("weights", "kv", "pipeline", "crossover")
 
 Weights = Literal["auto", "gpu", "ram", "disk"]
 KvPlace = Literal["auto", "gpu", "ram"]
@@ -73,13 +74,22 @@ class DeviceOptions:
             UsageError: if a size is malformed, or flags of an accelerator come without one.
         """
         devices, sizes = flags.pop("device") or ("auto",), flags.pop("gpu_memory")
-        given = {name: flags.pop(name) for name in ("weights", "kv", "pipeline", "crossover")}
-        asked = [name for name, value in given.items() if value not in (None, "auto")]
-        if devices == ("cpu",) and (asked or sizes):
-            named = f"--{asked[0]}" if asked else "--gpu-memory"
-            raise UsageError(f"{named} is about an accelerator, and --device cpu uses none; drop one of them")
+        given = {name: flags.pop(name) for name in _OF_ACCELERATORS}
         check_several(devices, sizes)
-        return cls(tuple(devices), tuple(map(parse_size, sizes)), OffloadOptions(**given))
+        asked = cls(tuple(devices), tuple(map(parse_size, sizes)), OffloadOptions(**given))
+        if devices == ("cpu",):
+            asked.refuse_flags("--device cpu uses none; drop one of them")
+        return asked
+
+    def refuse_flags(self, why: str) -> None:
+        """Refuse flags about an accelerator where there is none; `why` ends the sentence.
+
+        Raises:
+            UsageError: if there are such flags.
+        """
+        asked = [name for name in _OF_ACCELERATORS if getattr(self.offload, name) not in (None, "auto")]
+        if named := [*asked, *(["gpu-memory"] if self.gpu_memory else [])]:
+            raise UsageError(f"--{named[0]} is about an accelerator, and {why}")
 
     @property
     def limits(self) -> list[tuple[str, int | None]]:

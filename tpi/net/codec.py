@@ -27,7 +27,7 @@ __all__ = [
     "message",
 ]
 
-PROTOCOL = 5  # grows with every change of a message
+PROTOCOL = 6  # grows with every change of a message
 FRAME_BYTES = 256 << 10
 HEADER_BYTES = 128 << 10  # msgpack of hostile headers grows by at most about 60 times in memory
 MAX_FRAMES = 1 + (256 << 20) // FRAME_BYTES

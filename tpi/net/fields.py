@@ -32,6 +32,36 @@ RunOrVectors = RunName | Literal["vectors"]
 
 
 @dataclass(frozen=True)
+class CardFigures:
+    """How fast a node with an accelerator is, as `scheduler.model.machine.NodeMachine` has it.
+
+    Rates are bytes, or operations, per second; `start` and `latency` are seconds. `bus` of 0: nothing is shared.
+    """
+
+    host_read: PerSecond
+    host_operations: PerSecond
+    host_start: Seconds
+    disk: PerSecond
+    bus: PerSecond
+    read: PerSecond
+    operations: PerSecond
+    start: Seconds
+    up: PerSecond
+    down: PerSecond
+    latency: Seconds
+
+
+@dataclass(frozen=True)
+class GroupBatch:
+    """How all nodes of a group divide the steps of a batch, so that their sums meet (docs/batching.md)."""
+
+    batch: Count  # sequences at once
+    micro_batches: Count  # that these are divided into
+    host_attends: bool  # on any node: then all look ahead
+    chunk: Count  # tokens of a prompt's micro-batch at most
+
+
+@dataclass(frozen=True)
 class Card:
     """The accelerators of a node: their memory in bytes, and what the node's owner says of their use."""
 
@@ -42,6 +72,7 @@ class Card:
     pipeline: Pipelining
     crossover: Count  # tokens; 0: as measured
     more: tuple[Bytes, ...] = ()  # memory of those beside the first
+    figures: CardFigures | None = None  # of the first, and of the host
 
     @property
     def options(self) -> OffloadOptions:

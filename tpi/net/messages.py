@@ -23,6 +23,7 @@ from tpi.net.fields import (
     Bytes,
     Count,
     Digest,
+    GroupBatch,
     Hidden,
     Id64,
     Key,
@@ -67,11 +68,14 @@ class Hello:
 @message
 @dataclass(frozen=True)
 class Refuse:
-    """The worker's refusal of a Join. `in_use_by` names the master that it serves, or is empty."""
+    """The worker's refusal of a Join, or of a master that it served.
+
+    `in_use_by` names the master that it serves, or the beginning of the key that was revoked, or is empty.
+    """
 
     version: Name
     session: Id64
-    reason: Literal["version", "in use", "twice"]
+    reason: Literal["version", "in use", "twice", "revoked"]
     in_use_by: Name
 
 
@@ -165,6 +169,7 @@ class NodeOptions:
     verify_weights: bool = False  # compare them with their hashes when they are first loaded
     timeout_s: Seconds = 30.0  # of an exchange that makes no progress
     sparsity: Literal["off", "auto", "static", "dynamic"] = "off"  # compute predicted neurons alone
+    batch: GroupBatch | None = None  # steps in micro-batches, all nodes alike
 
 
 @message

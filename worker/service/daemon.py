@@ -20,6 +20,7 @@ import zmq
 from allreduce.base import Endpoints
 from tpi import __version__
 from tpi.errors import MessageError, PlanError, TpiError, UsageError
+from tpi.keys.text import short_key
 from tpi.net.channel import Channel, UnreachableError
 from tpi.net.codec import PROTOCOL, WrongProtocolError
 from tpi.net.fields import WindowState
@@ -79,7 +80,7 @@ class Daemon:
         nearby = NearbyPacks(options.model_dir) if options.model_dir else None
         self._cache = ShardCache(options.cache, options.cache_limit, nearby)
         self._net = Net(door=options.door)
-        self._stopping = False
+        self._stopping = self._severing = False
         self._master: ServedMaster | None = None
         self._outbox: deque[object] = deque()
         self._wakeups, self._waker = socket.socketpair()
@@ -174,7 +175,8 @@ class Daemon:
             self._compute.dropped += 1
 
     def _begin_inquiry(self, peer: bytes, asked: Inquiry) -> None:
-        options, master, ports = self.options, self._master, self.ports
+        options, ports = self.options, self.ports
+        master = None if self._lease.yields() else self._master  # a silent one keeps it from nobody
         used_by, used_s = (master.name, since_boot() - master.since) if master else ("", 0.0)
         profile = options.profile()
         condition = Condition(
@@ -248,9 +250,15 @@ class Daemon:
 
     def _lock_out(self) -> None:
         """Leave a master whose key, or that of one of whose nodes, was revoked; their connections end."""
-        if self._master and self._net.door.any_refused({self._master.key, *self._master.guests}):
-            self._leave("a key was revoked")
+        door = self._net.door
+        if self._severing:  # who was refused has had a heartbeat's time to read why
+            self._severing = False
             self._net.sever()
+        keys = (self._master.key, *self._master.guests) if self._master else ()
+        if self._master and (gone := next((key for key in keys if door.any_refused({key})), b"")):
+            self._answer(self._master.identity, Refuse(__version__, self._master.session, "revoked", short_key(gone)))
+            self._leave("a key was revoked")
+            self._severing = True
 
     def _heard(self) -> None:
         waited = self._lease.pace() > 1

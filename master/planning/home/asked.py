@@ -1,6 +1,7 @@
 """The home of this machine and some workers, who are asked how fast they are and how far away."""
 
 from collections.abc import Sequence
+from contextlib import closing
 from dataclasses import dataclass, replace
 
 from master.joining.asking import Asked, ask
@@ -10,6 +11,7 @@ from tpi.errors import NodeLost
 from tpi.keys.door import Door
 from tpi.net.fields import Profile
 from tpi.net.sockets import Net
+from tpi.progress import warn
 from tpi.topology.links import Link
 
 
@@ -43,12 +45,13 @@ def home_of_neighbours(own: NodeMachine, neighbours: Sequence[Neighbour]) -> Hom
 
 
 def home_asked(addresses: Sequence[str], own: NodeMachine) -> Home:
-    """This machine and the workers at `addresses`. Errors as `ask_neighbours`."""
-    net = Net(door=Door())
-    try:
-        return home_of_neighbours(own, ask_neighbours(net, addresses))
-    finally:
-        net.close()
+    """This machine and the workers at `addresses`, less those that serve others now. Errors as `ask_neighbours`."""
+    with closing(Net(door=Door())) as net:
+        asked = ask(net, addresses, links=True)
+    others = [one for one in asked if one.condition is not None and one.unwilling]
+    for one in others:
+        warn(f"planned without {one.name}: {one.unwilling}")
+    return home_of_neighbours(own, [_neighbour(one) for one in asked if one not in others])
 
 
 def _neighbour(one: Asked) -> Neighbour:
@@ -56,7 +59,7 @@ def _neighbour(one: Asked) -> Neighbour:
         raise NodeLost(one.address, one.problem)
     if one.condition.profile.speed is None or one.link is None:
         raise NodeLost(one.address, f"{one.address} does not say how fast it is; start it again with --remeasure")
-    return Neighbour(one.address, one.condition.name, _machine(one.condition.profile), one.link)
+    return Neighbour(one.address, one.name, _machine(one.condition.profile), one.link)
 
 
 def _machine(profile: Profile) -> NodeMachine:

@@ -65,5 +65,5 @@ def test_a_worker_that_is_revoked_is_not_used_any_more(tmp_path: Path) -> None:
         cluster.assign(model.split(cluster.session, 1, cluster.peers(), 8)[1:], model)
         KeyRing(there).revoke("here")
         until(lambda: cluster.workers[0].problem is not None)
-        with pytest.raises(NodeRefused, match=r"worker a .* is not used any more: its key was revoked"):
+        with pytest.raises(NodeRefused, match=r"worker here .* is not used any more: its key was revoked"):
             cluster.poll()

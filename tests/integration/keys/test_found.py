@@ -1,0 +1,121 @@
+"""Workers that are found, not named: who cannot be used is done without by name; where they were; their names."""
+
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from master.joining import discovery
+from master.joining.asking import ask
+from master.joining.discovery import willing_at_home
+from master.planning.home.asked import home_asked
+from master.workers.cluster import Cluster
+from scheduler.model.machine import LAPTOP
+from tests.support.cluster.cluster_helpers import MadeUpModel, fake_worker, fake_workers, real_worker
+from tests.support.cluster.key_helpers import locked, pair_folders
+from tests.support.house import until
+from tpi.errors import NodeError, NodeRefused
+from tpi.keys.announcement import Announcement
+from tpi.keys.door import Door
+from tpi.keys.identity import load_identity
+from tpi.keys.ring import KeyRing, PairedKey
+from tpi.net.sockets import Net
+
+
+def port_of(address: str) -> int:
+    return int(address.rpartition(":")[2])
+
+
+def announce(monkeypatch: pytest.MonkeyPatch, *found: Announcement) -> None:
+    """What mDNS brings."""
+    monkeypatch.setattr(discovery, "find_workers", lambda door: list(found))
+
+
+def test_who_serves_another_master_is_done_without(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    here, first, second = tmp_path / "here", tmp_path / "first", tmp_path / "second"
+    pair_folders(here, first, second)
+    said: list[str] = []
+    with (
+        fake_worker(tmp_path / "a", "--keys", str(first)) as (_, busy),
+        fake_worker(tmp_path / "b", "--keys", str(second)) as (_, free),
+    ):
+        keys = [load_identity(folder).public for folder in (first, second)]
+        ports = [port_of(busy), port_of(free)]
+        announce(
+            monkeypatch, *(Announcement("x", key, port, ("127.0.0.1",)) for key, port in zip(keys, ports, strict=True))
+        )
+        with Cluster.connect([busy], Net(door=locked(here))) as other:
+            assert willing_at_home(locked(here), said.append) == [free]
+            assert said == [
+                f"going on without first: it is in use by {other.name}",
+                f"using second ({free}); --workers none uses nobody",
+            ]
+        assert willing_at_home(locked(here), said.append) == [busy, free]
+
+
+def test_who_refuses_after_all_is_done_without(tmp_path: Path) -> None:
+    """It was free a moment ago, when it was asked."""
+    gone: list[NodeError] = []
+    with fake_workers([tmp_path / "a", tmp_path / "b"]) as (processes, (busy, free)), Cluster.connect([busy]):
+        processes[1].kill()
+        processes[1].wait()
+        with Cluster.connect([busy, free], without=gone.append) as cluster:
+            assert cluster.workers == []
+        with pytest.raises(NodeError):
+            Cluster.connect([busy, free])
+    assert sorted(type(error).__name__ for error in gone) == ["NodeLost", "NodeRefused"]
+
+
+def test_who_announces_nothing_is_looked_for_where_it_was_paired(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    here, there = tmp_path / "here", tmp_path / "there"
+    pair_folders(here, there)
+    KeyRing(here).pair(PairedKey("laptop", load_identity(there).public, "127.0.0.1"))
+    announce(monkeypatch)
+    said: list[str] = []
+    with fake_worker(tmp_path / "a", "--keys", str(there)) as (_, address):
+        monkeypatch.setattr(discovery, "_PORT", port_of(address))
+        assert willing_at_home(locked(here), said.append) == [address]
+        assert said == [f"using laptop ({address}); --workers none uses nobody"]
+        assert willing_at_home(Door(here), said.append) == []  # who answers on this machine proves no key
+    assert willing_at_home(locked(here), said.append) == []
+    assert "this machine computes alone" in said[-1]
+
+
+def test_a_machine_is_called_as_the_list_of_keys_has_it(tmp_path: Path) -> None:
+    here, there = tmp_path / "here", tmp_path / "there"
+    pair_folders(here, there)
+    with (
+        fake_worker(tmp_path / "a", "--keys", str(there), "--name", "theirs") as (_, address),
+        closing(Net(door=locked(here))) as net,
+    ):
+        (one,) = ask(net, [address])
+        with Cluster.connect([address], Net(door=locked(here))) as cluster:
+            assert one.name == cluster.workers[0].name == "there"
+
+
+def test_a_worker_that_revokes_this_machine_says_so(tmp_path: Path) -> None:
+    here, there, model = tmp_path / "here", tmp_path / "there", MadeUpModel()
+    pair_folders(here, there)
+    with (
+        fake_worker(tmp_path / "a", "--keys", str(here)) as (_, address),
+        Cluster.connect([address], Net(door=locked(there))) as cluster,
+    ):
+        cluster.assign(model.split(cluster.session, 1, cluster.peers(), 8)[1:], model)
+        KeyRing(here).revoke("there")
+        until(lambda: cluster.workers[0].problem is not None)
+        with pytest.raises(
+            NodeRefused, match=rf"worker here \({address}\) has revoked this machine's key; .* run tpi pair there"
+        ):
+            cluster.poll()
+        with pytest.raises(NodeRefused, match=rf"^here at {address} does not let .*: it was revoked there"):
+            Cluster.connect([address], Net(door=locked(there)), timeout_s=60)
+
+
+def test_a_plan_leaves_out_who_serves_another_master(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    with real_worker(tmp_path / "a", "--name", "a") as (_, address), Cluster.connect([address]) as other:
+        assert home_asked([address], LAPTOP).names == ("master",)
+        assert f"planned without a: it is in use by {other.name}" in capfd.readouterr().err
+        other.close()
+        assert home_asked([address], LAPTOP).names == ("master", "a")

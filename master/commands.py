@@ -9,7 +9,7 @@ import click
 from master.generation.answer import Answer, AnswerLimits, answer, encode_prompt, prompt_messages
 from master.generation.sampler import Sampler, Sampling
 from master.options import RunOptions, placement_options, quiet_option, sampling_options, take_sampling
-from master.reporting.output import stream_answer, write, write_trace
+from master.reporting.output import stream_answer, write, write_answer, write_trace
 from master.reporting.report import answer_fields, node_fields, print_choice, print_nodes
 from master.reporting.spans import Span
 from master.session import Session
@@ -46,7 +46,7 @@ def run(
     messages = prompt_messages(read_prompt(prompt, file, raw), system, raw)
     with Session(placement) as session:
         sequence = session.engine.admit(encode_prompt(session.tokenizer, messages, raw))
-        show = _nothing if as_json else write
+        show = _nothing if as_json else write_answer
         result = stream_answer(session, sequence, Sampler(sampling), AnswerLimits(tokens, stops), show)
         nodes = session.report()
         write_trace(session)

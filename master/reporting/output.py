@@ -10,6 +10,7 @@ from master.generation.sampler import Sampler
 from master.generation.sequence import Sequence
 from master.session import Session
 from tpi.errors import TpiError
+from tpi.text import harmless
 
 
 def write(text: str) -> None:
@@ -27,6 +28,16 @@ def write(text: str) -> None:
         raise
     except OSError as error:
         raise TpiError(f"cannot write the answer to standard output: {error.strerror}; send it elsewhere") from error
+
+
+def write_answer(text: str) -> None:
+    """As `write`, for what a model wrote: as it is, but without control characters where a terminal would obey them."""
+    write(harmless(text) if at_terminal() else text)
+
+
+def at_terminal() -> bool:
+    """Whether stdout is one."""
+    return sys.stdout is not None and sys.stdout.isatty()
 
 
 def stream_answer(

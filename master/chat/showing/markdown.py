@@ -10,8 +10,8 @@ from collections.abc import Callable
 from rich.console import Console
 from rich.markdown import Markdown
 
-from master.chat.showing.screen import harmless
 from master.chat.showing.spans import LineSpans
+from tpi.text import harmless
 
 _STYLES = {
     "bold": "bold", "italic": "italic", "strike": "strike", "code": "cyan", "link": "underline", "heading": "bold",

@@ -1,11 +1,9 @@
 """Where a chat's answers go: a terminal that shows Markdown, or anything else, which gets them as they are."""
 
 import os
-import sys
-import unicodedata
 from typing import Protocol
 
-from master.reporting.output import write
+from master.reporting.output import at_terminal, write, write_answer
 
 
 class Screen(Protocol):
@@ -19,29 +17,20 @@ class Screen(Protocol):
 
 
 class PlainScreen:
-    """Text as the model wrote it; at a terminal without control characters, which could do anything to it."""
-
-    def __init__(self, terminal: bool) -> None:
-        self._terminal = terminal
+    """Text as the model wrote it, or as `write_answer` has it."""
 
     def write(self, text: str) -> None:
         """See `Screen`."""
-        write(harmless(text) if self._terminal else text)
+        write_answer(text)
 
     def end(self) -> None:
         """See `Screen`."""
 
 
-def harmless(text: str) -> str:
-    """`text` without control characters, but for tabs and line ends."""
-    return "".join(one for one in text if one in "\n\t" or unicodedata.category(one) != "Cc")
-
-
 def open_screen(markdown: bool) -> Screen:
     """The best that stdout can show; a file or a pipe, or a terminal that can do nothing, gets plain text."""
-    terminal = sys.stdout is not None and sys.stdout.isatty()
-    if not (markdown and terminal) or os.environ.get("TERM", "dumb") in ("dumb", "unknown", ""):
-        return PlainScreen(terminal)
+    if not (markdown and at_terminal()) or os.environ.get("TERM", "dumb") in ("dumb", "unknown", ""):
+        return PlainScreen()
     from rich.console import Console  # loaded for those who see it
 
     from master.chat.showing.markdown import MarkdownScreen

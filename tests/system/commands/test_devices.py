@@ -64,6 +64,8 @@ def test_local_workers_get_the_flags_too(model: tuple[str, ...], tmp_path: Path)
         (("--device", "emu:1GiB", "--gpu-memory", "much"), "'much' is not a size"),
         (("--device", "cpu", "--kv", "gpu"), "--device cpu uses none"),
         (("--device", "cpu", "--gpu-memory", "1GiB"), "--device cpu uses none"),
+        (("--pipeline", "memory"), "--pipeline is about an accelerator, and none was found here; name one"),
+        (("--gpu-memory", "1GiB"), "--gpu-memory is about an accelerator, and none was found here"),
         (("--device", "emu:100KiB", "--weights", "gpu"), "--gpu-memory"),
         (("--device", "auto", "--device", "cuda:0"), "--device auto stands alone"),
         (("--device", "emu:1GiB", "--device", "opencl"), "a node is emulated as a whole"),

@@ -13,6 +13,7 @@ import torch
 
 from tpi.devices.arena import Array
 from tpi.devices.cuda.backend import Tensor, TorchBackend
+from tpi.devices.named import named
 from tpi.devices.pages import PAGE, Bytes
 from tpi.errors import DeviceError
 
@@ -88,4 +89,4 @@ class TensorNames:
 
 def bytes_at(address: int, size: int) -> Bytes:
     """`size` bytes at an address, as an array that keeps nothing alive."""
-    return np.ctypeslib.as_array((ctypes.c_uint8 * size).from_address(address))
+    return named(np.ctypeslib.as_array((ctypes.c_uint8 * size).from_address(address)))

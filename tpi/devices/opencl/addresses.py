@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from tpi.devices.arena import Array, bounds
+from tpi.devices.named import named
 from tpi.devices.pages import Bytes, round_up
 from tpi.errors import DeviceError
 
@@ -24,7 +25,7 @@ _NO_ACCESS = 0  # PROT_NONE, which the module mmap does not name
 
 def reserve(size: int) -> Bytes:
     """Addresses for `size` bytes, in whole pages, as a 1-D uint8 array that must not be looked at."""
-    return np.frombuffer(mmap.mmap(-1, round_up(size), flags=_FLAGS, prot=_NO_ACCESS), np.uint8)
+    return named(np.frombuffer(mmap.mmap(-1, round_up(size), flags=_FLAGS, prot=_NO_ACCESS), np.uint8))
 
 
 class Addresses:

@@ -112,6 +112,15 @@ def test_nobody_can_take_a_name_for_what_it_names() -> None:
     assert not ended.stdout
 
 
+@pytest.mark.parametrize("of", ["{}", "{}[8:]", "{}.view('f4').reshape(2, -1)"])
+def test_a_name_is_printed_and_what_it_names_is_not(of: str) -> None:
+    """As a test that fails does with every argument, or a dataclass with its fields."""
+    taken = of.format("reserve(4096)")
+    code = f"from tpi.devices.opencl.addresses import reserve; one = {taken}; print(repr(one), one, f'{{one}}')"
+    shown = subprocess.run([sys.executable, "-c", code], capture_output=True, check=True, text=True).stdout
+    assert shown.count("of a device, named by 0x") == 3
+
+
 def test_copies_that_do_not_fit_are_refused(card: OpenClDevice) -> None:
     here = np.arange(PAGE, dtype=np.uint8)
     fixed = here.copy()

@@ -6,6 +6,7 @@ from time import perf_counter
 
 import numpy as np
 
+from scheduler.demand.records.tier import RecordTier
 from scheduler.neurons.slots import I32
 from scheduler.weights import Arrangement
 from tpi.devices.base import Device, Finished, Pending
@@ -15,7 +16,7 @@ from tpi.kernels.spec import ChainBlock, FfnSpec, Residual
 from worker.neurons.foresight import Scorer, scorers_of
 from worker.neurons.hybrid import F32, NeuronChoice
 from worker.neurons.judge import Judge, measure_limit
-from worker.neurons.prediction import Predictions
+from worker.neurons.prediction import Foretell, Predictions, nobody
 from worker.neurons.sent import predictors_of
 from worker.node.microbatch import MicroBatch
 from worker.node.order import Phase
@@ -30,7 +31,9 @@ class SparseNode:
     def __init__(self, scorers: Mapping[int, Scorer], judge: Judge) -> None:
         """`scorers` by layer, of all of this node's neurons of it."""
         self.judge = judge
-        self._predictions = Predictions(scorers)
+        self.foretell: Foretell = nobody  # told of what a later layer will compute
+        self.records: RecordTier | None = None  # where neurons come from disk one by one
+        self._predictions = Predictions(scorers, lambda layer, choice: self.foretell(layer, choice))
 
     def begin(self, short: bool) -> None:
         """See `scheduler.weights.StepListener`."""
@@ -41,7 +44,8 @@ class SparseNode:
 
     def describe(self) -> str:
         """What became of it, in a sentence."""
-        return self.judge.describe()
+        read = "" if self.records is None else self.records.stats().describe()
+        return "; ".join(filter(None, [self.judge.describe(), read]))
 
     def adapted(self, segment: Segment, layer: int, first: int) -> Segment:
         """A segment with a node's neurons from `first` on, which computes active ones alone; others as they are."""

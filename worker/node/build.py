@@ -123,6 +123,12 @@ def _block(
 
 def _group_spec(plan: NodePlan, threads: int) -> GroupSpec:
     peers = tuple(Peer(peer.rank, peer.name, peer.address, peer.key) for peer in plan.peers)
+        if plan.predictors:
+            from worker.demand.streamed import StreamedBlock
+
+            streamed = arrangement.demanded[block.number]
+            assert isinstance(streamed, StreamedBlock)
+            return streamed.block(block.number, block.name, after, joins)
     hidden = plan.config.hidden
     return GroupSpec(
         rank=plan.rank,

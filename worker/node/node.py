@@ -24,6 +24,7 @@ from worker.plan.residence import Residence
 from worker.service.served import Figures
 
 if TYPE_CHECKING:
+    from scheduler.demand.records.stats import RecordStats
     from worker.accelerator.accelerated import Accelerated
     from worker.demand.fetched import Fetched
     from worker.measure.watch import StepWatch
@@ -84,8 +85,7 @@ class Node:
     @property
     def progress(self) -> int:
         """Grows with every block computed and every byte loaded: who waits for a slow disk is not dead."""
-        fetched = self.fetched.cache.stats().read_bytes if self.fetched else 0
-        return self.loop.progress + self.window.progress + fetched
+        return self.loop.progress + self.window.progress + self._wanted().read_bytes
 
     @property
     def position(self) -> WindowPosition:
@@ -145,7 +145,7 @@ class Node:
     def figures(self) -> Figures:
         """Totals of the clock, the group and the window."""
         clock, group, streamed = self.loop.clock, self.loop.group.stats, self.streamed
-        wanted = self.fetched.cache.stats() if self.fetched else DemandStats()
+        wanted = self._wanted()
         stalled = streamed.stall_seconds + wanted.stall_seconds
         stalled += self.link.figures.stall_seconds if self.link else 0.0
         return Figures(
@@ -165,10 +165,18 @@ class Node:
             accelerator=_remark(self.link or self.fetched or self.sparse),
         )
 
+    def _wanted(self) -> "DemandStats | RecordStats":
+        """What was read as it was wanted."""
+        if self.fetched is not None:
+            return self.fetched.cache.stats()
+        records = None if self.sparse is None else self.sparse.records
+        return DemandStats() if records is None else records.stats()
+
     def steady(self) -> Steady | None:
         """The verdict on this node's placement from what was measured; None if nothing is streamed."""
         window, planned, kinds = self.window, self.budget.placement, self._residence.kinds
-        if self.link or not window.placement.streamed_bytes or not self.loop.clock.steps:
+        by_neurons = self._residence.records is not None
+        if self.link or by_neurons or not window.placement.streamed_bytes or not self.loop.clock.steps:
             return None
         found = judge_streaming(window.placement, window.costs(), window.history(), self.segments, planned, kinds)
         times = found.times

@@ -25,6 +25,8 @@ from worker.shards.image import HeldBlock
 if TYPE_CHECKING:
     from worker.accelerator.accelerated import Accelerated
     from worker.demand.fetched import Fetched
+    from worker.demand.records import RecordPlan
+    from worker.demand.streamed import StreamedNeurons
     from worker.neurons.sparse import SparseNode
 
 
@@ -92,6 +94,12 @@ def open_weights(
             fetched,
             None,
         )
+    if residence.records is not None:
+        assert sparse is not None  # who reads by neurons predicts them
+        streamed = _streamed(stack, plan, residence.records, sparse, window, trace, progress)
+        tiles = _parts(places.long, sources.of(short=False), open_one)
+        arrangement = Arrangement(tiles, None, streamed.blocks(plan.blocks, tiles, open_one))
+        return Weights(window, arrangement, steps=streamed), None, None, sparse
     long = _arranged(places.long, sources.of(short=False), open_one, sparse is not None)
     if sparse is not None:
         if window.kept is not None:
@@ -100,6 +108,27 @@ def open_weights(
     short = long if places.short == places.long else _arranged(places.short, sources.of(short=True), open_one)
     crossover = residence.offload.crossover if residence.offload else 1
     return Weights(window, long, short, crossover, link), link, None, None
+
+
+def _streamed(
+    stack: ExitStack,
+    plan: NodePlan,
+    records: "RecordPlan",
+    sparse: "SparseNode",
+    window: Window,
+    trace: NoTrace,
+    progress: Progress,
+) -> "StreamedNeurons":
+    """Neurons that are read one by one, those that are active most often being there; `stack` closes them."""
+    from worker.demand.streamed import StreamedNeurons
+
+    if plan.options.verify_weights:
+        for number in sorted(set(range(len(records.segments))) - window.placement.resident):
+            with window.hold(number):  # compared with its hashes as it is read first
+                pass
+    streamed = stack.enter_context(closing(StreamedNeurons(records, sparse, window.reads, trace)))
+    streamed.fill(progress)
+    return streamed
 
 
 def traced(device: Device, trace: NoTrace, name: str) -> Launch:

@@ -16,6 +16,7 @@ from tpi.errors import PlanError
 from tpi.kernels import Kernels
 from tpi.pack.layout import BlockKind
 from worker.demand.plan import DemandPlan, decide_demand
+from worker.demand.records import RecordPlan, decide_records
 from worker.plan.fit import Hosted, Tables, fit, need
 from worker.plan.node_plan import NodePlan
 from worker.plan.places import Places, on_the_host, staying, through_accelerator
@@ -41,6 +42,7 @@ class Residence:
     speed: DiskSpeed = field(default_factory=DiskSpeed)  # what the placement relies on; unmeasured if nothing streams
     offload: "OffloadPlan | None" = None  # what an accelerator does, where there is one
     demand: DemandPlan | None = None  # what comes when it is wanted
+    records: RecordPlan | None = None  # neurons that do
 
     @property
     def nbytes(self) -> int:
@@ -89,6 +91,9 @@ def decide(
     demand = None if offload is not None else decide_demand(plan, held, budget, reader)
     if demand is not None:
         return _demanded(plan, held, budget, demand, reader, need(plan, tables, hosted), speed)
+    records = None if offload is not None else decide_records(plan, held, budget, pieces, disk or speed)
+    if records is not None:
+        return _by_records(plan, held, budget, records, reader, need(plan, tables, hosted), speed)
     if offload is not None:
         placement = offload.below(hosted.sizes, placement)
         offload = offload.over(placement)
@@ -130,6 +135,29 @@ def _demanded(
         places=on_the_host(demand.always),
         speed=speed,
         demand=demand,
+    )
+
+
+def _by_records(
+    plan: NodePlan,
+    held: Sequence[HeldBlock],
+    budget: Budget,
+    records: RecordPlan,
+    disk: Disk,
+    needed: Demand,
+    speed: DiskSpeed,
+) -> Residence:
+    """Attention stays; neurons are read one by one for short steps, and pass through the window for long ones."""
+    return Residence(
+        segments=records.segments,
+        extents=tuple(segment.extent(held) for segment in records.segments),
+        placement=records.placement,
+        budget=replace(budget, placement=records.placement, demand_bytes=records.memory_bytes),
+        disk=disk,
+        memory_for=partial(sufficient_budget, needed, chunk=plan.options.prefill_tokens),
+        places=on_the_host(records.segments),
+        speed=speed,
+        records=records,
     )
 
 

@@ -1,0 +1,1 @@
+"""Neurons that come from disk when they are wanted: records in slots, and the reads that fill them."""

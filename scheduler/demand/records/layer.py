@@ -1,0 +1,93 @@
+"""One layer's records: where they are on disk, how many of them there is room for, and what is known of each."""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from scheduler.demand.records.reads import LONGEST, Bounds, RecordRead, covered, dealt, plan_ranges
+from scheduler.demand.records.table import F64, I32, NEURON_BYTES, SLOT_BYTES, RecordTable
+from scheduler.neurons.worth import NeuronWorth
+from scheduler.storage.extent import Extent
+from tpi.devices.pages import Bytes
+
+_WORTH_BYTES = 3 * 8  # of a neuron: its frequency as profiled and of late, and what it is worth while slots are chosen
+HALF_LIFE = 8.0  # tokens: nothing is crossed but a disk, so that a habit may be taken up sooner than on an accelerator
+
+
+@dataclass(frozen=True, eq=False)
+class RecordLayer:
+    """What is known of a layer before anything is read.
+
+    Attributes:
+        name: what traces and errors call it.
+        extent: of all of this node's records of it, back to back.
+        record_bytes: bytes of each.
+        frequency: `[records]`, how often each is active, 0 to 1.
+        slots: how many of them there is room for.
+    """
+
+    name: str
+    extent: Extent
+    record_bytes: int
+    frequency: F64
+    slots: int
+
+    @property
+    def neurons(self) -> int:
+        """Of this node, the padding of the last unit included."""
+        return len(self.frequency)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of its slots."""
+        return self.slots * self.record_bytes
+
+    @property
+    def overhead(self) -> int:
+        """Bytes of what is known of each neuron and slot."""
+        return (NEURON_BYTES + _WORTH_BYTES) * self.neurons + SLOT_BYTES * self.slots
+
+
+class OpenLayer:
+    """A layer's slots while it is used. Not safe from several threads: the tier asks under its lock."""
+
+    def __init__(self, layer: RecordLayer, data: Bytes, gap: int) -> None:
+        """`data` is of its slots; what takes no longer than `gap` bytes is read along."""
+        self.layer, self.data = layer, data
+        self.records = data.reshape(layer.slots, layer.record_bytes)
+        self.table = RecordTable(layer.neurons, layer.slots)
+        self.worth = NeuronWorth(layer.frequency, half_life=HALF_LIFE)
+        self.expected: I32 | None = None  # pinned until the next hold
+        self.along = 0
+        self.error: Exception | None = None  # the latest that a read of it failed with
+        self._gap = gap // layer.record_bytes
+        self._most = max(1, LONGEST // layer.record_bytes)
+
+    def hottest(self) -> I32:
+        """What fills the slots at first, in order."""
+        hot = np.argsort(-self.layer.frequency, kind="stable")[: self.layer.slots]
+        return np.sort(hot).astype(np.int32)
+
+    def request(self, neurons: I32, readers: int) -> tuple[int, list[RecordRead]] | None:
+        """Pin these; how many of them lacked, and the reads that bring them. None where there is no room now."""
+        values = self.worth.values(neurons)
+        lacking = self.table.pin(neurons, values)
+        if lacking is None:
+            return None
+        ranges = plan_ranges(lacking, self._gap, self._most)
+        kept = np.union1d(lacking, self._passing(ranges, len(lacking), values)).astype(np.int32)
+        self.along += len(kept) - len(lacking)
+        return len(lacking), dealt(ranges, kept, self.table.slot_of[kept], readers)
+
+    def release_expected(self) -> None:
+        """What was expected is not held."""
+        if self.expected is not None:
+            self.table.unpin(self.expected)
+            self.expected = None
+
+    def _passing(self, ranges: list[Bounds], asked: int, values: F64) -> I32:
+        """Of the records between those that are asked for, what is kept."""
+        if sum(last - first for first, last in ranges) == asked:
+            return np.empty(0, np.int32)
+        every = covered(ranges)
+        return self.table.adopt(every[self.table.slot_of[every] < 0], values)

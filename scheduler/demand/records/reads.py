@@ -1,0 +1,104 @@
+"""Which reads fetch some records of a file: neighbours together, and what lies between them where that is cheaper.
+
+A read takes `start` seconds and its bytes' time. Bytes that nobody asked for and that take less than `start` are read
+along: that is sooner than to begin anew, and a disk that is asked for little at a time gives little.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from random import Random
+
+import numpy as np
+
+from scheduler.demand.records.table import I32
+from scheduler.storage.disk import DirectDisk
+from scheduler.storage.extent import Extent
+from scheduler.storage.tune import measure_reads
+from tpi.devices.pages import PAGE, round_up
+
+USUAL_GAP = 32 << 10  # bytes between two records that are read along, where nothing was measured
+MOST_GAP = 256 << 10
+LONGEST = 128 << 10  # bytes of a read: longer ones are cut, so that several readers share them
+_SMALL, _LARGE = 2 * PAGE, 64 * PAGE  # bytes of the reads that a disk is measured by
+_SECONDS, _READS = 0.04, 4096  # each size at most
+
+Bounds = tuple[int, int]
+"""Neurons `[first, last)`."""
+
+
+@dataclass(frozen=True, eq=False)
+class RecordRead:
+    """Ranges of records that one reader reads, and what it keeps of them: `neurons`, in order, go to `slots`."""
+
+    ranges: Sequence[Bounds]
+    neurons: I32
+    slots: I32
+
+
+def plan_ranges(neurons: I32, gap: int, most: int) -> list[Bounds]:
+    """The ranges that have all of `neurons`, in order, each once: at most `most` records, none over more than `gap`."""
+    if not len(neurons):
+        return []
+    cuts = np.flatnonzero(np.diff(neurons) > gap + 1)
+    firsts = neurons[np.concatenate([[0], cuts + 1])].tolist()
+    lasts = neurons[np.concatenate([cuts, [-1]])].tolist()
+    return [part for first, last in zip(firsts, lasts, strict=True) for part in _cut(first, last + 1, most)]
+
+
+def covered(ranges: Sequence[Bounds]) -> I32:
+    """Every neuron of these ranges, in order."""
+    parts = [np.arange(first, last, dtype=np.int32) for first, last in ranges]
+    return np.concatenate(parts) if parts else np.empty(0, np.int32)
+
+
+def dealt(ranges: Sequence[Bounds], neurons: I32, slots: I32, readers: int) -> list[RecordRead]:
+    """The reads of all `ranges`, in about equal numbers for so many readers; `neurons`, in order, lie in them."""
+    each = -(-len(ranges) // readers) if ranges else 1
+    return [_read_of(ranges[at : at + each], neurons, slots) for at in range(0, len(ranges), each)]
+
+
+def range_extent(whole: Extent, record_bytes: int, first: int, last: int) -> Extent:
+    """Where the records `[first, last)` are in the file that has all of them from `whole` on."""
+    return Extent(whole.path, whole.offset + first * record_bytes, (last - first) * record_bytes)
+
+
+def staging_bytes(record_bytes: int) -> int:
+    """Bytes that a reader needs for one read, which begins anywhere in a page."""
+    return round_up(max(LONGEST, record_bytes)) + PAGE
+
+
+def measured_gap(extents: Sequence[Extent], disk: DirectDisk) -> int:
+    """Bytes that `disk` reads in the time that a read takes to begin, from drawn places of `extents`.
+
+    Both sizes are read by as many threads as will read. Nothing to read, or a disk that cannot be read, gives the
+    usual figure: who reads in earnest says what is wrong.
+    """
+    small, large = (_seconds(extents, disk, size) for size in (_SMALL, _LARGE))
+    if not small or not large:
+        return USUAL_GAP
+    each = max(0.0, (large - small) / (_LARGE - _SMALL))
+    start = max(0.0, small - _SMALL * each)
+    return min(MOST_GAP, int(start / each)) if each else MOST_GAP
+
+
+def _seconds(extents: Sequence[Extent], disk: DirectDisk, size: int) -> float:
+    """Of a read of `size` bytes, beside others; 0 if there is none."""
+    long = [extent for extent in extents if extent.nbytes >= size + PAGE]
+    if not long:
+        return 0.0
+    random = Random(size)
+    places = [(random.choice(long), random.random()) for _ in range(_READS)]
+    drawn = [Extent(one.path, round_up(one.offset) + int(at * (one.nbytes - size - PAGE)) // PAGE * PAGE, size)
+             for one, at in places]  # fmt: skip
+    speed = measure_reads(drawn, DirectDisk(size, disk.threads, disk.direct), seconds=_SECONDS)
+    return size / speed if speed else 0.0
+
+
+def _cut(first: int, last: int, most: int) -> Iterator[Bounds]:
+    for at in range(first, last, most):
+        yield at, min(at + most, last)
+
+
+def _read_of(ranges: Sequence[Bounds], neurons: I32, slots: I32) -> RecordRead:
+    begin, end = np.searchsorted(neurons, (ranges[0][0], ranges[-1][1]))
+    return RecordRead(ranges, neurons[begin:end], slots[begin:end])

@@ -1,6 +1,6 @@
 """Making a deployment: who holds what, whether it fits, weights to where they belong, and how the nodes will sum."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -20,6 +20,7 @@ from scheduler.budget import LONGEST_CHUNK
 from scheduler.free import default_budget
 from tpi.errors import PlanError, UsageError
 from tpi.kv import KvDtype, pages_for
+from tpi.net.fields import Card
 from tpi.net.messages import Assign, NodeOptions
 from tpi.pack.reader import Pack
 from tpi.partition import Range, Shard
@@ -27,7 +28,7 @@ from tpi.progress import phase
 from tpi.system.machine import usable_cores
 from worker.equipment import Equipment
 from worker.node.node import Node
-from worker.plan.fit import check_memory
+from worker.plan.fit import Tables, check_memory
 from worker.plan.node_plan import node_plan
 from worker.profile import limited
 from worker.shards.cache import ShardCache
@@ -88,6 +89,7 @@ class Deployer:
         while True:
             plans = self._plans(shards, board, contexts)
             try:
+                plans = self._batched(plans)
                 self._check_memory(plans)
             except PlanError:
                 if contexts == 1:
@@ -128,17 +130,32 @@ class Deployer:
         own = replace(options, threads=own_threads(chosen), memory=own_limit(chosen))
         return [replace(plans[0], options=own), *plans[1:]]
 
-    def _check_memory(self, plans: Sequence[Assign]) -> None:
-        """Refuse before any weight moves what a node's memory cannot hold."""
+    def _batched(self, plans: list[Assign]) -> list[Assign]:
+        """With what the nodes have to have alike, where they compute a batch in micro-batches."""
+        cards, asked = self._cards(), self.options.devices.offload
+        if not any(cards):
+            return plans
+        from master.deployment.batching import batched, members_of  # heavier than all that hosts alone need
+
+        speeds = [None, *(hello.profile.speed for hello in self.cluster.hellos)]
+        told = list(zip(self._taken(plans), cards, speeds, strict=True))
+        return batched(plans, members_of(told, asked, self.equipment.accelerator), asked)
+
+    def _cards(self) -> list[Card | None]:
+        """The accelerators of every node."""
+        return [self.equipment.card, *(hello.profile.card for hello in self.cluster.hellos)]
+
+    def _taken(self, plans: Sequence[Assign]) -> Iterator[tuple[str, Assign, Tables | None]]:
+        """Every node's name, its plan as it will take it, and the tables that it has beside that."""
         workers = zip(plans[1:], self.cluster.hellos, strict=True)
         taken = [replace(plan, options=limited(plan.options, hello.profile)) for plan, hello in workers]
-        cards = [self.equipment.card, *(hello.profile.card for hello in self.cluster.hellos)]
-        for peer, own, card in zip(self.cluster.peers(MASTER), [plans[0], *taken], cards, strict=True):
-            tables = table_bytes(self.pack) if own.rank == 0 else None
-            try:
-                check_memory(node_plan(own), tables, card)
-            except PlanError as error:
-                raise PlanError(f"{peer.name}: {error}") from None
+        for peer, own in zip(self.cluster.peers(MASTER), [plans[0], *taken], strict=True):
+            yield peer.name, own, table_bytes(self.pack) if own.rank == 0 else None
+
+    def _check_memory(self, plans: Sequence[Assign]) -> None:
+        """Refuse before any weight moves what a node's memory cannot hold."""
+        for taken, card in zip(self._taken(plans), self._cards(), strict=True):
+            _check_one(*taken, card)
 
     def _load(self, stack: ExitStack, plans: Sequence[Assign]) -> tuple[Node, Capacity]:
         """Every node's shard, this one's included."""
@@ -157,6 +174,13 @@ class Deployer:
             self.make_room()
         chunk = min([node.prefill_tokens, *(one.prefill_tokens for one in ready)])
         return node, Capacity(self.context, chunk, min([node.pages, *(one.pages for one in ready)]))
+
+
+def _check_one(name: str, own: Assign, tables: Tables | None, card: Card | None) -> None:
+    try:
+        check_memory(node_plan(own), tables, card)
+    except PlanError as error:
+        raise PlanError(f"{name}: {error}", name) from None
 
 
 def own_memory(options: RunOptions) -> int:

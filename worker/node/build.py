@@ -22,6 +22,7 @@ from tpi.trace import OFF, Trace
 from worker.demand.routed import RoutedBlock
 from worker.equipment import Beside
 from worker.node.block import Block
+from worker.node.division import Division
 from worker.node.loop import BlockLoop, unchecked
 from worker.node.node import Node
 from worker.node.order import Order, plain
@@ -29,7 +30,7 @@ from worker.node.segment import Segment
 from worker.node.sources import open_weights
 from worker.plan.fit import Tables
 from worker.plan.node_plan import NodeBlock, NodePlan, node_plan
-from worker.plan.residence import decide
+from worker.plan.residence import Residence, decide
 from worker.shards.image import HeldBlock
 
 _SPIN_US = 300  # about what a thread takes to fall asleep and wake up again
@@ -84,9 +85,18 @@ def build_node(
         weights, link, fetched, sparse = open_weights(stack, plan, residence, held, devices, trace, progress)
         blocks = _blocks(plan, held, weights.now)
         check = _finite if plan.options.verify_weights else unchecked
-        division = link.division if link else None
+        division = link.division if link else _hosted(plan, residence, tables)
         loop = BlockLoop(blocks, weights, group, kernels, trace, order, check, division)
         return Node(loop, residence, stack.pop_all(), link, fetched, sparse)
+
+
+def _hosted(plan: NodePlan, residence: Residence, tables: Tables | None) -> Division | None:
+    """How a node without an accelerator divides steps, if its group computes batches; else as it likes."""
+    if plan.options.batch is None:
+        return None
+    from worker.pipelines.hosted import hosted_pipeline
+
+    return hosted_pipeline(plan, residence.budget, tables)
 
 
 def _finite(partial: npt.NDArray[np.float32], name: str) -> None:

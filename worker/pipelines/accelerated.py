@@ -12,6 +12,8 @@ from tpi.kv import KvPages
 from tpi.trace import NoTrace
 from worker.accelerator.accelerated import Accelerated, LinkFigures
 from worker.accelerator.rings import Rings
+from worker.demand.accelerated import ExpertAccelerated
+from worker.demand.offload import ExpertPlan
 from worker.neurons.accelerated import NeuronAccelerated
 from worker.neurons.plan import NeuronPlan
 from worker.node.division import Division
@@ -20,7 +22,7 @@ from worker.node.segment import HeldPages, Segment
 from worker.pipelines.lanes import BatchLanes
 from worker.pipelines.longhold import LongHold, close_all
 from worker.pipelines.pipeline import BatchPipeline, BatchSchedule, schedule_of
-from worker.pipelines.plan import BatchPlan
+from worker.pipelines.plan import BatchPlan, room_pages
 from worker.pipelines.segments import for_batches
 from worker.pipelines.visiting import PageRoom, VisitingPages
 from worker.plan.node_plan import NodePlan
@@ -67,17 +69,18 @@ class BatchAccelerated(Accelerated):
             stack.enter_context(closing(self))
             self.visiting = self._visiting_pages()
             stack.pop_all()
-        policy, blocks = self.plan.policy, plan.blocks
+        policy, blocks, agreed = self.plan.policy, plan.blocks, plan.options.batch if plan.size > 1 else None
         attends = tuple(block.kind == "attention" for block in blocks)
         self.pipeline = BatchPipeline(
             device,
             attends,
             tuple(block.layer for block in blocks),
             self.visiting,
-            schedule_of(attends, policy),
+            schedule_of(attends, policy, agreed),
             self.plan.asked.chunk,
             self._starts,
             self._holds,
+            room_pages(plan, policy.micro_batch) if agreed else 0,
         )
 
     @property
@@ -177,6 +180,8 @@ def open_accelerated(
     if isinstance(residence.offload, BatchPlan):
         (device,) = others
         return BatchAccelerated((host, device), plan, residence, placed, trace)
+    if isinstance(residence.offload, ExpertPlan):
+        return ExpertAccelerated(others, plan, residence, placed, trace)
     if isinstance(residence.offload, NeuronPlan):
         return NeuronAccelerated(others, plan, residence, placed, trace)
     return Accelerated(others, plan, residence, placed, trace)

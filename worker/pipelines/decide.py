@@ -1,10 +1,11 @@
-"""Which plan a node's accelerator gets: for batches, or for requests one by one."""
+"""Which plan a node's accelerator gets: for batches, or for requests one by one, with experts on demand or without."""
 
 from collections.abc import Callable
 
 from scheduler.model.machine import NodeMachine
 from tpi.devices.options import OffloadOptions
 from tpi.errors import PlanError
+from worker.demand.offload import decide_experts
 from worker.pipelines.plan import decide_batch, prefers_batches
 from worker.plan.fit import Tables
 from worker.plan.node_plan import NodePlan
@@ -23,8 +24,9 @@ def decide_accelerator(
         PlanError: if what the options ask for does not fit.
     """
     _check_one(machine, options)
-    decide = decide_batch if _batches(plan, machine, options, tables) else decide_offload
-    return decide(plan, machine, options, tables)
+    if _batches(plan, machine, options, tables):
+        return decide_batch(plan, machine, options, tables)
+    return decide_experts(plan, machine, options, tables) or decide_offload(plan, machine, options, tables)
 
 
 def check_accelerator(
@@ -34,12 +36,16 @@ def check_accelerator(
     _check_one(machine, options)
     if _batches(plan, machine, options, tables):
         decide_batch(plan, machine, options, tables)
+    elif options.pipeline == "demand":
+        decide_experts(plan, machine, options, tables)
     else:
         check_offload(plan, machine, options, tables)
 
 
 def _batches(plan: NodePlan, machine: NodeMachine, options: OffloadOptions, tables: Tables | None) -> bool:
-    """Whether that is asked for; or left open, by who has many requests, and worth it."""
+    """Whether the master says so, or it is asked for; or left open, by who has many requests, and worth it."""
+    if plan.options.batch is not None:
+        return True
     if options.pipeline != "auto" or not options.many or options.crossover is not None:
         return options.pipeline == "batch"
     return plan.size == 1 and not machine.more and prefers_batches(plan, machine, options, tables)

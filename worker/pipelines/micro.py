@@ -17,7 +17,8 @@ I64 = npt.NDArray[np.int64]
 class LiftedMicroBatch(MicroBatch):
     """Norms, residual connections and sums of one node are calls of its accelerator, in the order of asking.
 
-    Its `x` is what the accelerator's thread has come to; others read it after `arrive`.
+    What several nodes sum is waited for, since it travels; what comes of that is a call again. Its `x` is what the
+    accelerator's thread has come to; others read it after `arrive`.
     """
 
     def __init__(self, number: int, x: F32, batch: Batch, rows: I64, device: Device, attended_there: bool) -> None:
@@ -34,6 +35,12 @@ class LiftedMicroBatch(MicroBatch):
     def add(self, partial: Pending[F32]) -> None:
         """See `MicroBatch.add`."""
         self._pending.append(partial)
+
+    def partial(self) -> F32:
+        """See `MicroBatch.partial`; also raises what failed since the block before: a worker never asks for more."""
+        wait_all(self._moves)
+        self._moves.clear()
+        return super().partial()
 
     def join(self) -> None:
         """See `MicroBatch.join`."""
@@ -57,10 +64,11 @@ class LiftedMicroBatch(MicroBatch):
     def summed(self, residual: Residual, total: F32 | None, host: Kernels) -> None:
         """See `MicroBatch.summed`."""
         self._partial = None
+        own = None if total is None else total.copy()  # the next sum takes its place before the accelerator has read it
 
         def settle() -> None:
-            if total is not None:
-                self.x = self._device.kernels.add_residual(residual, self.x, total)
+            if own is not None:
+                self.x = self._device.kernels.add_residual(residual, self.x, own)
             self._forget()
 
         self._later(settle)

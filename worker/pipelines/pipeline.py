@@ -1,7 +1,7 @@
 """A step of a batch in micro-batches: who is in which, in which order, and which pages visit the accelerator when."""
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -11,12 +11,14 @@ from scheduler.model.roofline.latency import HOST_OVERLAP, PAGES_OVERLAP
 from scheduler.model.roofline.policy import BatchPolicy
 from tpi.devices.base import Device
 from tpi.kernels.spec import Batch
+from tpi.net.fields import GroupBatch
 from worker.node.microbatch import MicroBatch
-from worker.node.order import Order, Phase, visits
+from worker.node.order import Order, Phase, Visit, visits
+from worker.pipelines.dividing import Sizes, decodes, divided
 from worker.pipelines.longhold import LongHold
 from worker.pipelines.micro import LiftedMicroBatch
 from worker.pipelines.orders import Interleaved, Layerwise
-from worker.pipelines.visiting import VisitingPages, page_numbers
+from worker.pipelines.visiting import VisitingPages
 
 F32 = npt.NDArray[np.float32]
 I64 = npt.NDArray[np.int64]
@@ -41,11 +43,33 @@ class BatchSchedule:
     least: int = 1
 
 
-def schedule_of(attends: tuple[bool, ...], policy: BatchPolicy) -> BatchSchedule:
-    """The paper's: CGOPipe where the host attends, else its S4; `attends` says of each block if it is attention."""
-    if policy.attention_there:
-        return BatchSchedule(policy.micro_batch, False, Layerwise(attends), min(PAGES_OVERLAP, policy.micro_batches))
-    return BatchSchedule(policy.micro_batch, True, Interleaved(attends), min(HOST_OVERLAP, policy.micro_batches))
+def schedule_of(attends: tuple[bool, ...], policy: BatchPolicy, group: GroupBatch | None = None) -> BatchSchedule:
+    """The paper's: CGOPipe where the host attends, else its S4; `attends` says of each block if it is attention.
+
+    In a `group` of several nodes the order is everybody's, whoever attends on this one.
+    """
+    here = not policy.attention_there
+    ahead = here if group is None else group.host_attends
+    least = min(HOST_OVERLAP if ahead else PAGES_OVERLAP, policy.micro_batches)
+    behind = 0 if group is None else 1
+    order = Interleaved(attends, behind=behind) if ahead else Layerwise(attends)
+    return BatchSchedule(policy.micro_batch, here, order, least)
+
+
+def put_back(rows: Sequence[I64], parts: Sequence[F32]) -> F32:
+    """Hidden states of a step's tokens in their order, from those of its micro-batches."""
+    out = np.empty((sum(map(len, rows)), parts[0].shape[1]), np.float32)
+    for own, part in zip(rows, parts, strict=True):
+        out[own] = part
+    return out
+
+
+def hold_for(found: Sequence[Visit], holds: Mapping[int, list[LongHold]]) -> None:
+    """A step begins that makes these visits: what is held stays until the last of them."""
+    counts = Counter(visit.block for visit in found if visit.jobs)
+    for block, own in holds.items():
+        for hold in own:
+            hold.begin(counts[block])
 
 
 @dataclass
@@ -60,6 +84,7 @@ class BatchPipeline:
         chunk: tokens of a prompt's micro-batch at most.
         starts: see `Starts`.
         holds: of each block's pieces that pass through.
+        pages: of one micro-batch at most, on any node of a group; 0: as this node has room.
     """
 
     device: Device
@@ -70,24 +95,22 @@ class BatchPipeline:
     chunk: int
     starts: Starts
     holds: Mapping[int, list[LongHold]] = field(default_factory=dict)
+    pages: int = 0
 
     def divide(self, x: F32, batch: Batch) -> tuple[Sequence[MicroBatch], Order]:
         """See `Division.divide`."""
-        decodes = len(np.unique(batch.sequence)) == len(x)
-        here = decodes and self.schedule.host_attends
-        rows = self._answers(batch) if decodes else list(self._prompts(batch))
+        answers = decodes(batch)
+        here = answers and self.schedule.host_attends
+        rows = divided(self.sizes, batch)
         parts = [self._part(number, x, batch, own, not here) for number, own in enumerate(rows)]
-        order = self.schedule.order if decodes else Layerwise(self.attends)
+        order = self.schedule.order if answers else Layerwise(self.attends)
         self._begin(parts, order, here)
         return parts, order
 
     def joined(self, parts: Sequence[MicroBatch]) -> F32:
         """See `Division.joined`."""
-        out = np.empty((sum(len(part.batch.positions) for part in parts), parts[0].x.shape[1]), np.float32)
-        for part in parts:
-            assert isinstance(part, LiftedMicroBatch)
-            out[part.rows] = part.arrive()
-        return out
+        found = [part for part in parts if isinstance(part, LiftedMicroBatch)]
+        return put_back([part.rows for part in found], [part.arrive() for part in found])
 
     def alone(self, x: F32, batch: Batch) -> MicroBatch:
         """See `Division.alone`."""
@@ -97,12 +120,18 @@ class BatchPipeline:
             self.visiting.begin([part.batch], [])
         return part
 
+    @property
+    def sizes(self) -> Sizes:
+        """What its micro-batches may be."""
+        schedule = self.schedule
+        if self.pages:  # of a group: what has room on one node has to be all that any node computes with
+            return Sizes(schedule.micro_batch, schedule.least, self.chunk, self.pages, visits=True)
+        room = 0 if self.visiting is None else self.visiting.capacity
+        return Sizes(schedule.micro_batch, schedule.least, self.chunk, room, visits=not schedule.host_attends)
+
     def _begin(self, parts: Sequence[LiftedMicroBatch], order: Order, here: bool) -> None:
         found = visits(order, len(self.attends), len(parts))
-        counts = Counter(visit.block for visit in found if visit.jobs)
-        for block, holds in self.holds.items():
-            for hold in holds:
-                hold.begin(counts[block])
+        hold_for(found, self.holds)
         self.starts(here)
         if self.visiting is not None:
             attended = [
@@ -117,39 +146,3 @@ class BatchPipeline:
     def _part(self, number: int, x: F32, batch: Batch, rows: I64, attended_there: bool) -> LiftedMicroBatch:
         own = Batch(batch.positions[rows], batch.sequence[rows], batch.tables)
         return LiftedMicroBatch(number, x[rows], own, rows, self.device, attended_there)
-
-    def _answers(self, batch: Batch) -> list[I64]:
-        """Tokens of one sequence each: micro-batches of even numbers of sequences, and of about as much to attend to.
-
-        Algorithm 2: the longest first, each to whichever has the least so far and is not full.
-        """
-        tokens = len(batch.positions)
-        count = max(-(-tokens // self.schedule.micro_batch), min(tokens, self.schedule.least))
-        count = max(count, self._least_parts(batch))
-        found: list[list[int]] = [[] for _ in range(count)]
-        filled, most = [0] * count, -(-tokens // count)
-        for row in np.argsort(-batch.positions, kind="stable").tolist():
-            at = min((at for at in range(count) if len(found[at]) < most), key=lambda at: filled[at])
-            found[at].append(row)
-            filled[at] += int(batch.positions[row]) + 1
-        return [np.sort(np.array(rows, np.int64)) for rows in found if rows]
-
-    def _least_parts(self, batch: Batch) -> int:
-        """Micro-batches that are needed for each one's pages to have room on the accelerator."""
-        if self.schedule.host_attends or self.visiting is None:
-            return 1
-        each = max(1, self.visiting.capacity // max(1, len(batch.tables[0])))
-        return -(-len(batch.positions) // each)
-
-    def _prompts(self, batch: Batch) -> Iterator[I64]:
-        """Tokens in order, as many together as a chunk has and as there are pages for."""
-        begin = 0
-        while begin < len(batch.positions):
-            end = min(begin + self.chunk, len(batch.positions))
-            while end - begin > 1 and not self._has_room(batch.cut(slice(begin, end))):
-                end = begin + (end - begin) // 2
-            yield np.arange(begin, end)
-            begin = end
-
-    def _has_room(self, batch: Batch) -> bool:
-        return self.visiting is None or len(page_numbers(batch).home) <= self.visiting.capacity

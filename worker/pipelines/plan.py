@@ -22,9 +22,10 @@ from tpi.devices.options import OffloadOptions
 from tpi.devices.pages import PAGE, round_up
 from tpi.errors import PlanError
 from tpi.kv import page_bytes, pages_for
+from tpi.net.fields import GroupBatch
 from tpi.partition import Range
 from worker.pipelines.visiting import ROOMS
-from worker.plan.fit import Tables, need
+from worker.plan.fit import Tables, computing_bytes, need, passing_bytes
 from worker.plan.node_plan import NodeBlock, NodeLayer, NodePlan, RunUnits
 from worker.plan.offload import Numbers, OffloadPlan, layer_pages_bytes, offload_problem
 from worker.plan.segments import NodeSegment
@@ -104,15 +105,15 @@ class BatchPlan(OffloadPlan):
 def decide_batch(
     plan: NodePlan, machine: NodeMachine, options: OffloadOptions, tables: Tables | None = None
 ) -> BatchPlan:
-    """What goes where on `machine` for as many sequences at once as the node has pages for.
+    """What goes where on `machine` for as many sequences at once as the node has pages for, or its group agreed on.
 
     Raises:
-        PlanError: if not one sequence fits, or the node is one of several: these would have to agree on micro-batches.
+        PlanError: if not one sequence fits, or several nodes have not agreed (`worker.pipelines.agree`).
     """
-    if plan.size > 1:
+    if plan.size > 1 and plan.options.batch is None:
         raise PlanError(
-            "--pipeline batch is for a node alone: several would divide a step each in its own way; leave it out, "
-            "here and on the workers"
+            "several nodes divide a batch as the master says, and this one was told nothing; use the same version of "
+            "tpi on all nodes, or leave --pipeline batch out"
         )
     asked = batch_problem(plan, machine, options, tables)
     return _within(
@@ -141,6 +142,8 @@ def prefers_batches(
 ) -> bool:
     """Whether the roofline model has the accelerator compute neurons, for as many sequences as there is room for."""
     asked = batch_problem(plan, machine, options, tables)
+    if machine.accelerator is None:
+        return False
     try:
         return best_policy(replace(asked, limits=replace(asked.limits, ffn_there=None))).policy.ffn_there
     except PlanError:
@@ -153,8 +156,7 @@ def planned_batch(
     """A policy in this node's pieces; neurons and products are the accelerator's."""
     pieces, kept = _pieces(plan, policy.weights_kept)
     others = frozenset(range(len(pieces))) - kept
-    sequence = pages_for(plan.options.context)
-    pages = min(plan.options.pages, max(policy.micro_batch * sequence, sequence + 1))
+    pages = room_pages(plan, policy.micro_batch)
     half = page_bytes(1, plan.kv_heads, plan.config.head_dim, plan.options.kv_dtype) // 2
     there: tuple[Place, ...] = tuple("accelerator" for _ in pieces)
     tiers: tuple[Tier, ...] = tuple("gpu" if at in kept else "ram" for at in range(len(pieces)))
@@ -178,41 +180,60 @@ def planned_batch(
     )
 
 
+def room_pages(plan: NodePlan, micro_batch: int) -> int:
+    """Pages of one micro-batch at most; the same on all nodes of a group."""
+    sequence = pages_for(plan.options.context)
+    return min(plan.options.pages, max(micro_batch * sequence, sequence + 1))
+
+
 def batch_problem(
     plan: NodePlan, machine: NodeMachine, options: OffloadOptions, tables: Tables | None = None
 ) -> BatchProblem:
     """The node's part as the roofline model knows it; a step has at most the tokens that the master asks for.
 
-    Neurons are the accelerator's.
+    Neurons are the accelerator's, if there is one. What a group agreed on is insisted on.
     """
-    demand, device = need(plan, tables), machine.accelerator
-    assert device is not None
+    demand, agreed = need(plan, tables), plan.options.batch
     runs = [(block.kind, run.layout, len(run.units)) for block in plan.blocks for run in block.runs]
     layer = layer_shape(plan.config, runs, plan.heads, plan.kv_heads, plan.options.kv_dtype)
     context, steps = plan.options.context, plan.options.prefill_tokens
-    most = max(1, min(steps, plan.options.pages // pages_for(context)))
+    held = plan.options.pages // pages_for(context)
     half = max(1, context // 2)
-    room = max(0, device.memory - PAGE * 6 * len(plan.blocks))
+    used = _within_blocks(machine, plan)
+    token, passing = computing_bytes(plan), passing_bytes(plan) if agreed else 0
     return BatchProblem(
         layer,
-        replace(
-            machine,
-            accelerator=replace(device, memory=room),
-            memory=plan.options.memory or machine.memory,
-        ),
-        BatchWork(most, half, max(1, min(half, context - half))),
-        Needs(demand.token, demand.fixed),
-        _chunk(steps, room, demand.token),
+        used,
+        BatchWork(max(1, min(steps, held)), half, max(1, min(half, context - half))),
+        Needs(token, demand.fixed - (agreed.chunk * token if agreed else 0)),
+        agreed.chunk if agreed else prompt_chunk(plan, used),
         steps,
         TableWork(demand.head, demand.head),
-        PolicyLimits(ffn_there=True, weights=options.weights_tier, kv=options.kv_tier, whole_kv=True),
+        _limits(options, agreed, used),
         -(-plan.options.pages // pages_for(context)),
+        passing,
     )
 
 
-def _chunk(steps: int, room: int, token: int) -> int:
+def _within_blocks(machine: NodeMachine, plan: NodePlan) -> NodeMachine:
+    """The machine with what is left of its memories: pieces begin on pages of memory, and the node has a limit."""
+    device = machine.accelerator
+    if device is not None:
+        device = replace(device, memory=max(0, device.memory - PAGE * 6 * len(plan.blocks)))
+    return replace(machine, accelerator=device, memory=plan.options.memory or machine.memory)
+
+
+def _limits(options: OffloadOptions, agreed: GroupBatch | None, machine: NodeMachine) -> PolicyLimits:
+    sizes = (agreed.micro_batches, agreed.batch) if agreed else (None, None)
+    if machine.accelerator is None:  # what a host alone has is all in RAM: see `worker.pipelines.hosted`
+        return PolicyLimits(False, False, "ram", "ram", True, *sizes)
+    return PolicyLimits(None, True, options.weights_tier, options.kv_tier, True, *sizes)
+
+
+def prompt_chunk(plan: NodePlan, machine: NodeMachine) -> int:
     """Tokens of prompts at once: halved until their activations are modest on the accelerator."""
-    chunk = min(steps, LONGEST_CHUNK)
+    chunk, token = min(plan.options.prefill_tokens, LONGEST_CHUNK), computing_bytes(plan)
+    room = machine.accelerator.memory if machine.accelerator else machine.memory
     while chunk > 1 and chunk * token > room // _CHUNK_SHARE:
         chunk //= 2
     return chunk

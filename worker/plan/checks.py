@@ -100,6 +100,10 @@ def _option_faults(options: NodeOptions) -> Iterator[Fault]:
     yield _if(not 0 < options.timeout_s <= _LONGEST_WAIT_S, f"timeout_s is {options.timeout_s}")
 
 
+    if (batch := options.batch) is not None:
+        yield _outside("batch", batch.batch, 1, _MOST)
+        yield _outside("micro_batches", batch.micro_batches, 1, batch.batch)
+        yield _outside("chunk", batch.chunk, 1, options.prefill_tokens)
 def _group_faults(assign: Assign) -> Iterator[Fault]:
     yield _outside("size", assign.size, 2, _MOST_NODES)
     yield _if(assign.rank == 0, "rank 0 is the master's own")

@@ -82,7 +82,11 @@ def check_memory(plan: NodePlan, tables: Tables | None = None, card: Card | None
         PlanError: if it does not fit; names the smallest setting that would do.
     """
     if card is None:
-        fit(plan, tables)
+        budget = fit(plan, tables)
+        if plan.options.batch is not None:
+            from worker.pipelines.hosted import check_hosted
+
+            check_hosted(plan, budget, tables)
         return
     from scheduler.model.machine import LAPTOP, laptop_gpu
     from worker.pipelines.decide import check_accelerator
@@ -98,16 +102,32 @@ def need(node: NodePlan, tables: Tables | None = None, hosted: Hosted | None = N
     tables, pieces = tables or Tables(), tiles(node)
     hosted = hosted or Hosted.of(pieces, [one.most_bytes(node.rank) for one in pieces])
     layers = config.layers if hosted.kv_layers is None else hosted.kv_layers
+    token, chunk = computing_bytes(node), 0
+    if options.batch is not None:  # a chunk is computed with, the rest of a step waits its turn
+        token, chunk = passing_bytes(node), options.batch.chunk * token
     return Demand(
         blocks=hosted.sizes,
         kinds=hosted.kinds,
         page_bytes=page_bytes(layers, node.kv_heads, config.head_dim, options.kv_dtype),
         pages=options.pages,
-        token=token_bytes(config, node.heads, node.kv_heads, node.neurons, _passing(node)),
-        fixed=_fixed(node) + hosted.staged + (4 * _SAMPLING * config.vocab if tables.head else 0),
+        token=token,
+        fixed=_fixed(node) + chunk + hosted.staged + (4 * _SAMPLING * config.vocab if tables.head else 0),
         head=tables.head,
         embedding=tables.embedding,
     )
+
+
+def computing_bytes(node: NodePlan) -> int:
+    """What `node` takes for each token that it computes with at once, in bytes."""
+    return token_bytes(node.config, node.heads, node.kv_heads, node.neurons, _passing(node))
+
+
+def passing_bytes(node: NodePlan) -> int:
+    """What it takes for a token of a step of micro-batches that it does not compute with just now, in bytes.
+
+    Hidden states: those of the step, of the micro-batch, of the result, and what travels.
+    """
+    return 4 * node.config.hidden * (3 + _passing(node))
 
 
 def token_bytes(config: ModelConfig, heads: int, kv_heads: int, neurons: int, passing: int = 0) -> int:

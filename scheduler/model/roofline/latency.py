@@ -14,13 +14,14 @@ import numpy.typing as npt
 from scheduler.model.machine import Accelerator, Rates, laptop_gpu
 from scheduler.model.offload.work import Stretch
 from scheduler.model.roofline.layer import Number
-from scheduler.model.roofline.policy import BatchPolicy, BatchProblem
+from scheduler.model.roofline.policy import BatchPolicy, BatchProblem, SumCost
 
 F64 = npt.NDArray[np.float64]
 _CALLS = 7  # of kernels for a micro-batch in a layer: two norms, heads, output, neurons, two residuals
 _UP, _DOWN = 6, 4  # times that its hidden states cross for these
 HOST_OVERLAP = 3  # micro-batches with which the host attends while the accelerator computes: it is two ahead
 PAGES_OVERLAP = 2  # with which one's keys and values are loaded while another computes
+_SUMS = 2  # over all nodes, of a layer
 _SLOTS = 2  # layers' weights that pass through the accelerator; also from disk through RAM, and micro-batches' pages
 
 
@@ -93,7 +94,10 @@ def host_bytes(problem: BatchProblem, at: PolicyPoint) -> Number:
     layer, request = problem.layer, problem.request
     weights = layer.layers * layer.nbytes * (1 - at.weights - at.disk) + _SLOTS * at.disk * layer.nbytes
     pages = layer.layers * _held(problem, at) * request.room * layer.kv_token * (1 - at.attention * at.kv)
-    activations = np.maximum(at.batch, float(problem.together[1])) * problem.needs.token
+    chunk, step = problem.together
+    activations = np.maximum(at.batch, float(step)) * (problem.passing or problem.needs.token)
+    if problem.passing:
+        activations = activations + chunk * problem.needs.token
     if at.attention or at.ffn:
         pages = pages + _SLOTS * _micro_tokens(at) * request.room * layer.kv_token * (1 - at.kv)  # gathered
     return weights + pages + activations + problem.needs.fixed + problem.head.nbytes
@@ -101,7 +105,7 @@ def host_bytes(problem: BatchProblem, at: PolicyPoint) -> Number:
 
 def most_weights(problem: BatchProblem, at: PolicyPoint) -> float:
     """The largest share of all weights that the accelerator computes with, so that it may keep it."""
-    return _lifted_bytes(problem, at) / problem.layer.nbytes
+    return _lifted_bytes(problem, at) / problem.layer.nbytes if problem.layer.nbytes else 0.0
 
 
 def _lifted_bytes(problem: BatchProblem, at: PolicyPoint) -> float:
@@ -149,6 +153,7 @@ class _Layer:
             self._context = self._cached = request.context
         self._tokens = self._all / self._parts
         self._lifted = _lifted_bytes(problem, at) - at.weights * problem.layer.nbytes
+        self._sums = problem.sums
 
     def seconds(self) -> dict[str, Number]:
         """By the resource's name."""
@@ -164,6 +169,8 @@ class _Layer:
             "disk": read / self._machine.disk.read,
         }
         found["turns"] = self._turns(found)
+        if self._sums != SumCost():
+            found["sums"] = _SUMS * (self._parts * self._sums.start + self._all * self._sums.token)
         if self._machine.bus < inf:
             found["bus"] = (up + down + read + self._host_reads()) / self._machine.bus
         return found

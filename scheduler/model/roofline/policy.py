@@ -38,6 +38,7 @@ class PolicyLimits:
         kv: where all keys and values lie; in the accelerator's memory it attends.
         whole_kv: either all of them lie there, or none.
         micro_batches: how many, of every batch that has as many sequences.
+        batch: N.
     """
 
     attention_there: bool | None = None
@@ -46,11 +47,23 @@ class PolicyLimits:
     kv: KvTier | None = None
     whole_kv: bool = False
     micro_batches: int | None = None
+    batch: int | None = None
 
     def allow(self, attention: bool, ffn: bool) -> bool:
         """Whether attention and neurons may be computed on the accelerator, or not, as said."""
         asked = ((self.attention_there, attention), (self.ffn_there, ffn), (self.kv == "gpu" or None, attention))
         return all(want is None or want == given for want, given in asked)
+
+
+@dataclass(frozen=True)
+class SumCost:
+    """Seconds of one sum over all nodes of a group: `start`, and `token` for each token in it; a node alone has none.
+
+    A layer has two for every micro-batch.
+    """
+
+    start: float = 0.0
+    token: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -62,6 +75,8 @@ class BatchProblem:
         step: the most tokens of prompts for which weights cross the link once; 0: one chunk.
         head: the host's.
         pool: sequences that there are pages for, however many are computed at once; 0: as many.
+        passing: bytes of RAM of one token of a step, where but a chunk of it is computed with at once; 0: as computing.
+        sums: what the nodes of a group wait for.
     """
 
     layer: LayerShape
@@ -73,6 +88,8 @@ class BatchProblem:
     head: TableWork = field(default_factory=TableWork)
     limits: PolicyLimits = field(default_factory=PolicyLimits)
     pool: int = 0
+    passing: float = 0.0
+    sums: SumCost = field(default_factory=SumCost)
 
     @property
     def together(self) -> tuple[int, int]:

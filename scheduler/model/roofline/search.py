@@ -1,34 +1,24 @@
-"""The best policy for a batch: (N, mu) by enumeration, the other four by a mixed integer linear program (HiGHS).
+"""The best policy for a batch: (N, mu) by enumeration, the other four by a mixed integer linear program.
 
-For each pair of a batch and a number of micro-batches the seconds of every roof are affine in r_w, r_c and the disk's
-share, and so is each memory; A_g and F_g choose among four sets of them. Pairs are looked at in the order of a bound
-(each roof at its own best within what each memory alone allows) until none can beat the best, to within `GAP`.
+Pairs of a batch and a number of micro-batches are looked at in the order of a bound (each roof at its own best within
+what each memory alone allows) until none can beat the best, to within `GAP`. The nodes of a group have one pair
+together: a step takes as long as the slowest of them, and fits where it fits all of them.
 """
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import dataclass
 from itertools import product
 from math import inf
 
 import numpy as np
 
-from scheduler.model.offload.work import STRETCHES, Stretch
-from scheduler.model.roofline.latency import (
-    F64,
-    PolicyPoint,
-    accelerator_bytes,
-    head_seconds,
-    host_bytes,
-    most_weights,
-    roofs,
-)
-from scheduler.model.roofline.policy import BatchPolicy, BatchProblem, PolicyLimits
+from scheduler.model.roofline.combinations import Combination, solve_pair
+from scheduler.model.roofline.latency import F64
+from scheduler.model.roofline.policy import BatchPolicy, BatchProblem
 from tpi.errors import PlanError
 
 GAP = 1e-4  # of the time per sequence, from the best that could be
-_STAYS = 1e-6  # of the time that weights, keys and values are worth on the accelerator where they change nothing
 _PAIRS = 64  # batches, and numbers of micro-batches, that are compared at most: of more, some evenly by their ratio
-_DIGITS = 9  # of a share that mean anything
 _MIB = 1 << 20
 
 
@@ -41,28 +31,61 @@ class BatchChoice:
     solved: int
 
 
+@dataclass(frozen=True)
+class GroupChoice:
+    """The policy of every node of a group, with one (N, mu) for all of them; the rest as `BatchChoice`."""
+
+    policies: tuple[BatchPolicy, ...]
+    compared: int
+    solved: int
+
+
 def best_policy(problem: BatchProblem) -> BatchChoice:
     """The policy with the highest throughput that fits.
 
     Raises:
         PlanError: if none fits, or `problem.limits` leave none.
     """
-    batches, parts = _pairs(problem)
-    tables = [_Combination(problem, batches, parts, *places) for places in _places(problem)]
-    least = np.min([table.bounds for table in tables], axis=0) if tables else np.full(len(batches), inf)
-    order = np.argsort(least, kind="stable")
-    best: tuple[float, BatchPolicy | None] = (inf, None)
-    solved = 0
-    for at in order.tolist():
-        if least[at] >= best[0] * (1 - GAP):
+    found = best_policies([problem])
+    return BatchChoice(found.policies[0], found.compared, found.solved)
+
+
+def best_policies(problems: Sequence[BatchProblem]) -> GroupChoice:
+    """Those of the nodes of a group, for the same requests, with which the slowest node is fastest.
+
+    Raises:
+        PlanError: if none fit all nodes.
+    """
+    batches, parts = _pairs(problems[0])
+    nodes = [_Node(problem, batches, parts) for problem in problems]
+    least: F64 = np.max([node.least for node in nodes], axis=0)
+    best, policies, solved = inf, list[BatchPolicy](), 0
+    for at in np.argsort(least, kind="stable").tolist():
+        if least[at] >= best * (1 - GAP):
             break
-        open_ones = [table for table in tables if table.bounds[at] < best[0]]
         solved += 1
-        found = _solve(problem, open_ones, at, float(least[at]))
-        best = min(best, found, key=lambda each: each[0]) if found else best
-    if best[1] is None:
-        raise PlanError(_refusal(problem))
-    return BatchChoice(best[1], len(batches), solved)
+        found = [node.solved(at, best) for node in nodes]
+        known = [each for each in found if each is not None]
+        if len(known) == len(nodes) and max(seconds for seconds, _ in known) < best:
+            best, policies = max(seconds for seconds, _ in known), [policy for _, policy in known]
+    if not policies:
+        raise PlanError(_refusal(problems[int(np.argmax([node.least.min() for node in nodes]))]))
+    return GroupChoice(tuple(policies), len(batches), solved)
+
+
+class _Node:
+    """What one node makes of every pair: `least` are its seconds per sequence at least, `[pairs]`."""
+
+    def __init__(self, problem: BatchProblem, batches: F64, parts: F64) -> None:
+        self._problem = problem
+        self._tables = [Combination(problem, batches, parts, *places) for places in _places(problem)]
+        bounds = [table.bounds for table in self._tables]
+        self.least: F64 = np.min(bounds, axis=0) if bounds else np.full(len(batches), inf)
+
+    def solved(self, at: int, limit: float) -> tuple[float, BatchPolicy] | None:
+        """Its seconds per sequence with pair number `at`, and the policy; None if that is not below `limit`."""
+        tables = [table for table in self._tables if table.bounds[at] < limit]
+        return solve_pair(self._problem, tables, at, float(self.least[at])) if tables else None
 
 
 def _places(problem: BatchProblem) -> list[tuple[bool, bool]]:
@@ -74,10 +97,10 @@ def _places(problem: BatchProblem) -> list[tuple[bool, bool]]:
 
 def _pairs(problem: BatchProblem) -> tuple[F64, F64]:
     """Batches and numbers of micro-batches, `[pairs]` each: every pair where there are few."""
-    asked = problem.limits.micro_batches
+    asked, batch = problem.limits.micro_batches, problem.limits.batch
     found = [
         (batch, parts)
-        for batch in _numbers(problem.request.most)
+        for batch in ([batch] if batch else _numbers(problem.request.most))
         for parts in ([min(asked, batch)] if asked else _numbers(batch))
     ]
     batches, parts = np.array(found, np.float64).T
@@ -89,156 +112,6 @@ def _numbers(most: int) -> list[int]:
     if most <= _PAIRS:
         return list(range(1, most + 1))
     return sorted({*np.geomspace(1, most, _PAIRS).round().astype(int).tolist(), most})
-
-
-Affine = tuple[F64, F64, F64, F64]
-"""A constant, and what r_w, r_c and the disk's share add; `[pairs]` each."""
-
-
-class _Combination:
-    """All pairs, with attention and neurons computed in two given places."""
-
-    def __init__(self, problem: BatchProblem, batches: F64, parts: F64, attention: bool, ffn: bool) -> None:
-        self.attention, self.ffn = attention, ffn
-        self.batches, self.parts = batches, parts
-        base = PolicyPoint(batches, parts, int(attention), int(ffn))
-        self.lower, self.upper = _allowed(problem.limits, attention, most_weights(problem, base))
-        self.seconds: dict[Stretch, dict[str, Affine]] = {}
-        for stretch in STRETCHES:
-            corners = [roofs(problem, point, stretch) for point in _corners(base)]
-            self.seconds[stretch] = {
-                name: _affine([corner[name] for corner in corners], len(batches)) for name in corners[0]
-            }
-        device = problem.machine.accelerator
-        self.memory = [
-            (_affine([host_bytes(problem, point) for point in _corners(base)], len(batches)), problem.machine.memory)
-        ]
-        if device is not None:
-            there = _affine([accelerator_bytes(problem, point) for point in _corners(base)], len(batches))
-            self.memory.append((there, device.memory))
-        self.steps = dict(zip(STRETCHES, (1, problem.request.answer - 1), strict=True))
-        self.head = np.array([problem.request.answer * head_seconds(problem, batch) for batch in batches])
-        self.bounds = self._bounds(problem.layer.layers)
-
-    def _bounds(self, layers: int) -> F64:
-        """Seconds per sequence at least, `[pairs]`; infinite where a memory alone rules a pair out."""
-        shares = [np.full(len(self.batches), upper) for upper in self.upper]
-        possible = np.ones(len(self.batches), np.bool_)
-        for (constant, *slopes), room in self.memory:
-            least = constant + sum(
-                np.minimum(0.0, slope * upper) for slope, upper in zip(slopes, self.upper, strict=True)
-            )
-            possible &= least <= room
-            for at, slope in enumerate(slopes):
-                beside = least - np.minimum(0.0, slope * self.upper[at])
-                most = np.divide(room - beside, slope, out=np.full_like(slope, inf), where=slope > 0)
-                shares[at] = np.clip(np.minimum(shares[at], most), 0.0, None)
-        total = self.head.copy()
-        for stretch, named in self.seconds.items():
-            times = [
-                constant + sum(np.minimum(0.0, slope * share) for slope, share in zip(slopes, shares, strict=True))
-                for constant, *slopes in named.values()
-            ]
-            total += self.steps[stretch] * layers * np.max(times, axis=0)
-        return np.where(possible, total / self.batches, inf)
-
-
-Shares = tuple[float, float, float]
-"""Of weights and of keys and values on the accelerator, and of weights on disk."""
-
-
-def _allowed(limits: PolicyLimits, attention: bool, most: float) -> tuple[Shares, Shares]:
-    """The least and the most of each share; the accelerator computes with `most` of the weights."""
-    weights, kv = limits.weights, limits.kv
-    least = (most if weights == "gpu" else 0.0, float(kv == "gpu"), float(weights == "disk"))
-    upper = (
-        most if weights in (None, "gpu") else 0.0,
-        float(attention and kv != "ram"),
-        float(weights in (None, "disk")),
-    )
-    return least, upper
-
-
-def _corners(base: PolicyPoint) -> list[PolicyPoint]:
-    return [base, replace(base, weights=1.0), replace(base, kv=1.0), replace(base, disk=1.0)]
-
-
-def _affine(values: list[object], count: int) -> Affine:
-    """From what a function comes to at the corners."""
-    constant, *others = (np.broadcast_to(np.asarray(value, np.float64), (count,)) for value in values)
-    weights, kv, disk = (other - constant for other in others)
-    return np.array(constant), weights, kv, disk
-
-
-def _solve(
-    problem: BatchProblem, tables: list[_Combination], at: int, bound: float
-) -> tuple[float, BatchPolicy] | None:
-    """The best of one pair: seconds per sequence, and the policy; None if nothing fits."""
-    from scipy.optimize import Bounds, LinearConstraint, milp
-
-    count = 4 * len(tables)
-    scale = bound * tables[0].batches[at] / (problem.layer.layers * problem.request.answer)  # about a layer's seconds
-    objective = np.zeros(count + 2)
-    for number, stretch in enumerate(STRETCHES):
-        objective[count + number] = tables[0].steps[stretch]
-    objective[1:count:4] = objective[2:count:4] = -_STAYS * problem.request.answer
-    rows = list(_rows(tables, at, scale))
-    upper = np.concatenate([*([1.0, *table.upper] for table in tables), [inf, inf]])
-    whole = np.zeros(count + 2)
-    whole[0:count:4] = 1
-    whole[2:count:4] = problem.limits.whole_kv
-    limits = np.array([limit for _, limit in rows])
-    matrix = np.array([row for row, _ in rows])
-    one = np.zeros(count + 2)
-    one[0:count:4] = 1
-    found = milp(
-        objective,
-        integrality=whole,
-        bounds=Bounds(0, upper),
-        constraints=[LinearConstraint(matrix, -inf, limits), LinearConstraint(one[None], 1, 1)],
-        options={"mip_rel_gap": 0.0},
-    )
-    if found.x is None:
-        return None
-    chosen = int(np.argmax(found.x[0:count:4]))
-    shares = np.clip(found.x[4 * chosen + 1 : 4 * chosen + 4].round(_DIGITS), 0.0, tables[chosen].upper)
-    table = tables[chosen]
-    times = sum(table.steps[stretch] * float(found.x[count + number]) for number, stretch in enumerate(STRETCHES))
-    total = problem.layer.layers * scale * times + float(table.head[at])
-    policy = BatchPolicy(
-        int(table.batches[at]), int(table.parts[at]), table.attention, table.ffn, *(float(share) for share in shares)
-    )
-    return total / table.batches[at], policy
-
-
-def _rows(tables: list[_Combination], at: int, scale: float) -> Iterator[tuple[F64, float]]:
-    """Left sides and limits of all inequalities. Unknowns: of each combination whether, r_w, r_c, disk; two times."""
-    count = 4 * len(tables)
-
-    def row(of: Callable[[_Combination], Affine], unit: float) -> F64:
-        found = np.zeros(count + 2)
-        for number, table in enumerate(tables):
-            found[4 * number : 4 * number + 4] = [part[at] / unit for part in of(table)]
-        return found
-
-    for number, stretch in enumerate(STRETCHES):
-        for name in tables[0].seconds[stretch]:
-            found = row(lambda table, stretch=stretch, name=name: table.seconds[stretch][name], scale)  # type: ignore[misc]
-            found[count + number] = -1.0
-            yield found, 0.0
-    for which, (_, room) in enumerate(tables[0].memory):
-        yield row(lambda table, which=which: table.memory[which][0], room), 1.0  # type: ignore[misc]
-    for number, table in enumerate(tables):
-        for share in range(3):
-            found = np.zeros(count + 2)
-            found[4 * number + 1 + share], found[4 * number] = 1.0, -table.upper[share]
-            yield found, 0.0
-            found = np.zeros(count + 2)
-            found[4 * number + 1 + share], found[4 * number] = -1.0, table.lower[share]
-            yield found, 0.0
-        found = np.zeros(count + 2)
-        found[4 * number + 1], found[4 * number + 3], found[4 * number] = 1.0, 1.0, -1.0
-        yield found, 0.0
 
 
 def _refusal(problem: BatchProblem) -> str:

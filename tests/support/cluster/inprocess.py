@@ -39,6 +39,7 @@ class ThreadedWorkers:
     """Ranks 1 and up, each in a thread; the in-process twin of `master.workers.cluster.Cluster`."""
 
     def __init__(self, nodes: Sequence[Node]) -> None:
+        self.nodes = nodes
         self._queues: list[SimpleQueue[Step | None]] = [SimpleQueue() for _ in nodes]
         self._threads = [Thread(target=_serve, args=pair) for pair in zip(nodes, self._queues, strict=True)]
         for thread in self._threads:

@@ -1,0 +1,75 @@
+"""Batches in micro-batches over the nodes of a deployment: whether, and what all of them have to have alike."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from scheduler.budget import LONGEST_CHUNK
+from scheduler.free import default_budget
+from scheduler.model.told import told_machine
+from tpi.devices.options import OffloadOptions
+from tpi.kernels.constants import PAGE_TOKENS
+from tpi.net.fields import MAX_STEP_BYTES, Card, MachineSpeed
+from tpi.net.messages import Assign
+from worker.equipment import Beside
+from worker.pipelines.agree import GroupMember, agree, group_prefers
+from worker.plan.fit import Tables, passing_bytes
+from worker.plan.node_plan import node_plan
+
+_F32 = 4
+_STEP_SHARE = 16  # a step's hidden states take at most one part in so many of a node's memory
+
+
+Told = tuple[tuple[str, Assign, Tables | None], Card | None, MachineSpeed | None]
+"""A node's name, its plan and its tables; its accelerator; and how fast it says that it is."""
+
+
+def members_of(told: Sequence[Told], asked: OffloadOptions, own: Beside | None) -> list[GroupMember]:
+    """The nodes of a deployment; `own` are the accelerators of the first, whose user asked for `asked`."""
+    found: list[GroupMember] = []
+    for (name, plan, tables), card, speed in told:
+        machine = told_machine(plan.options.memory or default_budget(), card, speed)
+        if not found and own is not None:
+            machine = own.machine
+        found.append(GroupMember(name, node_plan(plan), machine, card.options if card else asked, tables))
+    return found
+
+
+def batched(plans: Sequence[Assign], members: Sequence[GroupMember], asked: OffloadOptions) -> list[Assign]:
+    """The same plans, or with what their nodes agree on where they are to batch; `asked` is what the user said.
+
+    Raises:
+        PlanError: if they are to, and one cannot; names it.
+    """
+    steps = min(map(longest_step, members))
+    long = [_with_steps(member, steps) for member in members]
+    if not _wanted(long, asked):
+        return list(plans)
+    together = agree(long)
+    options = [replace(plan.options, prefill_tokens=steps, batch=together) for plan in plans]
+    return [replace(plan, options=own) for plan, own in zip(plans, options, strict=True)]
+
+
+def longest_step(member: GroupMember) -> int:
+    """Tokens of a step of prompts: weights cross a link once for all of them, and only hidden states lie in RAM.
+
+    All pages' worth of them, where memory allows; what travels between nodes has a limit, too.
+    """
+    plan = member.plan
+    memory = plan.options.memory or member.machine.memory
+    most = min(plan.options.pages * PAGE_TOKENS, memory // _STEP_SHARE // passing_bytes(plan))
+    if plan.size > 1:
+        most = min(most, MAX_STEP_BYTES // (_F32 * plan.config.hidden))
+    return max(LONGEST_CHUNK, most)
+
+
+def _with_steps(member: GroupMember, steps: int) -> GroupMember:
+    options = replace(member.plan.options, prefill_tokens=steps)
+    return replace(member, plan=replace(member.plan, options=options))
+
+
+def _wanted(members: Sequence[GroupMember], asked: OffloadOptions) -> bool:
+    """Whether anybody says so; or it is left open, many requests wait, and it is worth it."""
+    cards = [member for member in members if member.machine.accelerator is not None]
+    if any(member.options.pipeline == "batch" for member in cards):
+        return True
+    return asked.pipeline == "auto" and asked.many and asked.crossover is None and group_prefers(members)

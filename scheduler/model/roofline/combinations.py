@@ -1,0 +1,175 @@
+"""All pairs of a batch and a number of micro-batches with attention and neurons in given places, as linear programs.
+
+The seconds of every roof are affine in r_w, r_c and the disk's share, and so is each memory: their values at four
+corners say all. A pair's best shares in its best places are a mixed integer linear program (HiGHS).
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from math import inf
+
+import numpy as np
+
+from scheduler.model.offload.work import STRETCHES, Stretch
+from scheduler.model.roofline.latency import (
+    F64,
+    PolicyPoint,
+    accelerator_bytes,
+    head_seconds,
+    host_bytes,
+    most_weights,
+    roofs,
+)
+from scheduler.model.roofline.policy import BatchPolicy, BatchProblem, PolicyLimits
+
+_STAYS = 1e-6  # of the time that weights, keys and values are worth on the accelerator where they change nothing
+_DIGITS = 9  # of a share that mean anything
+
+Affine = tuple[F64, F64, F64, F64]
+"""A constant, and what r_w, r_c and the disk's share add; `[pairs]` each."""
+
+
+class Combination:
+    """All pairs, with attention and neurons computed in two given places."""
+
+    def __init__(self, problem: BatchProblem, batches: F64, parts: F64, attention: bool, ffn: bool) -> None:
+        self.attention, self.ffn = attention, ffn
+        self.batches, self.parts = batches, parts
+        base = PolicyPoint(batches, parts, int(attention), int(ffn))
+        self.lower, self.upper = _allowed(problem.limits, attention, most_weights(problem, base))
+        self.seconds: dict[Stretch, dict[str, Affine]] = {}
+        for stretch in STRETCHES:
+            corners = [roofs(problem, point, stretch) for point in _corners(base)]
+            self.seconds[stretch] = {
+                name: _affine([corner[name] for corner in corners], len(batches)) for name in corners[0]
+            }
+        device = problem.machine.accelerator
+        self.memory = [
+            (_affine([host_bytes(problem, point) for point in _corners(base)], len(batches)), problem.machine.memory)
+        ]
+        if device is not None:
+            there = _affine([accelerator_bytes(problem, point) for point in _corners(base)], len(batches))
+            self.memory.append((there, device.memory))
+        self.steps = dict(zip(STRETCHES, (1, problem.request.answer - 1), strict=True))
+        self.head = np.array([problem.request.answer * head_seconds(problem, batch) for batch in batches])
+        self.bounds = self._bounds(problem.layer.layers)
+
+    def _bounds(self, layers: int) -> F64:
+        """Seconds per sequence at least, `[pairs]`; infinite where a memory alone rules a pair out."""
+        shares = [np.full(len(self.batches), upper) for upper in self.upper]
+        possible = np.ones(len(self.batches), np.bool_)
+        for (constant, *slopes), room in self.memory:
+            least = constant + sum(
+                np.minimum(0.0, slope * upper) for slope, upper in zip(slopes, self.upper, strict=True)
+            )
+            possible &= least <= room
+            for at, slope in enumerate(slopes):
+                beside = least - np.minimum(0.0, slope * self.upper[at])
+                most = np.divide(room - beside, slope, out=np.full_like(slope, inf), where=slope > 0)
+                shares[at] = np.clip(np.minimum(shares[at], most), 0.0, None)
+        total = self.head.copy()
+        for stretch, named in self.seconds.items():
+            times = [
+                constant + sum(np.minimum(0.0, slope * share) for slope, share in zip(slopes, shares, strict=True))
+                for constant, *slopes in named.values()
+            ]
+            total += self.steps[stretch] * layers * np.max(times, axis=0)
+        return np.where(possible, total / self.batches, inf)
+
+
+Shares = tuple[float, float, float]
+"""Of weights and of keys and values on the accelerator, and of weights on disk."""
+
+
+def _allowed(limits: PolicyLimits, attention: bool, most: float) -> tuple[Shares, Shares]:
+    """The least and the most of each share; the accelerator computes with `most` of the weights."""
+    weights, kv = limits.weights, limits.kv
+    least = (most if weights == "gpu" else 0.0, float(kv == "gpu"), float(weights == "disk"))
+    upper = (
+        most if weights in (None, "gpu") else 0.0,
+        float(attention and kv != "ram"),
+        float(weights in (None, "disk")),
+    )
+    return least, upper
+
+
+def _corners(base: PolicyPoint) -> list[PolicyPoint]:
+    return [base, replace(base, weights=1.0), replace(base, kv=1.0), replace(base, disk=1.0)]
+
+
+def _affine(values: list[object], count: int) -> Affine:
+    """From what a function comes to at the corners."""
+    constant, *others = (np.broadcast_to(np.asarray(value, np.float64), (count,)) for value in values)
+    weights, kv, disk = (other - constant for other in others)
+    return np.array(constant), weights, kv, disk
+
+
+def solve_pair(
+    problem: BatchProblem, tables: list[Combination], at: int, bound: float
+) -> tuple[float, BatchPolicy] | None:
+    """The best of one pair: seconds per sequence, and the policy; None if nothing fits."""
+    from scipy.optimize import Bounds, LinearConstraint, milp
+
+    count = 4 * len(tables)
+    scale = bound * tables[0].batches[at] / (problem.layer.layers * problem.request.answer)  # about a layer's seconds
+    objective = np.zeros(count + 2)
+    for number, stretch in enumerate(STRETCHES):
+        objective[count + number] = tables[0].steps[stretch]
+    objective[1:count:4] = objective[2:count:4] = -_STAYS * problem.request.answer
+    rows = list(_rows(tables, at, scale))
+    upper = np.concatenate([*([1.0, *table.upper] for table in tables), [inf, inf]])
+    whole = np.zeros(count + 2)
+    whole[0:count:4] = 1
+    whole[2:count:4] = problem.limits.whole_kv
+    limits = np.array([limit for _, limit in rows])
+    matrix = np.array([row for row, _ in rows])
+    one = np.zeros(count + 2)
+    one[0:count:4] = 1
+    found = milp(
+        objective,
+        integrality=whole,
+        bounds=Bounds(0, upper),
+        constraints=[LinearConstraint(matrix, -inf, limits), LinearConstraint(one[None], 1, 1)],
+        options={"mip_rel_gap": 0.0},
+    )
+    if found.x is None:
+        return None
+    chosen = int(np.argmax(found.x[0:count:4]))
+    shares = np.clip(found.x[4 * chosen + 1 : 4 * chosen + 4].round(_DIGITS), 0.0, tables[chosen].upper)
+    table = tables[chosen]
+    times = sum(table.steps[stretch] * float(found.x[count + number]) for number, stretch in enumerate(STRETCHES))
+    total = problem.layer.layers * scale * times + float(table.head[at])
+    policy = BatchPolicy(
+        int(table.batches[at]), int(table.parts[at]), table.attention, table.ffn, *(float(share) for share in shares)
+    )
+    return total / table.batches[at], policy
+
+
+def _rows(tables: list[Combination], at: int, scale: float) -> Iterator[tuple[F64, float]]:
+    """Left sides and limits of all inequalities. Unknowns: of each combination whether, r_w, r_c, disk; two times."""
+    count = 4 * len(tables)
+
+    def row(of: Callable[[Combination], Affine], unit: float) -> F64:
+        found = np.zeros(count + 2)
+        for number, table in enumerate(tables):
+            found[4 * number : 4 * number + 4] = [part[at] / unit for part in of(table)]
+        return found
+
+    for number, stretch in enumerate(STRETCHES):
+        for name in tables[0].seconds[stretch]:
+            found = row(lambda table, stretch=stretch, name=name: table.seconds[stretch][name], scale)  # type: ignore[misc]
+            found[count + number] = -1.0
+            yield found, 0.0
+    for which, (_, room) in enumerate(tables[0].memory):
+        yield row(lambda table, which=which: table.memory[which][0], room), 1.0  # type: ignore[misc]
+    for number, table in enumerate(tables):
+        for share in range(3):
+            found = np.zeros(count + 2)
+            found[4 * number + 1 + share], found[4 * number] = 1.0, -table.upper[share]
+            yield found, 0.0
+            found = np.zeros(count + 2)
+            found[4 * number + 1 + share], found[4 * number] = -1.0, table.lower[share]
+            yield found, 0.0
+        found = np.zeros(count + 2)
+        found[4 * number + 1], found[4 * number + 3], found[4 * number] = 1.0, 1.0, -1.0
+        yield found, 0.0

@@ -1,0 +1,51 @@
+"""The figures of a node as it tells them to a master, and back."""
+
+from dataclasses import replace
+from math import inf
+
+from scheduler.model.machine import LAPTOP, Accelerator, DeviceLink, DiskRate, NodeMachine, Rates, laptop_gpu
+from tpi.net.fields import Card, CardFigures, MachineSpeed
+
+
+def card_figures(machine: NodeMachine) -> CardFigures | None:
+    """Of a node and the first of its accelerators; None without one."""
+    host, device = machine.host, machine.accelerator
+    if device is None:
+        return None
+    rates, link, bus = device.rates, device.link, 0.0 if machine.bus == inf else machine.bus
+    return CardFigures(
+        host.read, host.operations, host.start, machine.disk.read, bus,
+        rates.read, rates.operations, rates.start, link.up, link.down, link.latency,
+    )  # fmt: skip
+
+
+def told_machine(memory: int, card: Card | None, speed: MachineSpeed | None) -> NodeMachine:
+    """A node with `memory` bytes of RAM as it described itself; what it did not say, or says is 0, is a laptop's."""
+    machine = replace(LAPTOP, memory=memory, accelerator=None)
+    if card is None:
+        if speed is None or not (speed.read and speed.operations):
+            return machine
+        disk = DiskRate(speed.disk) if speed.disk else LAPTOP.disk
+        return replace(machine, host=Rates(speed.read, speed.operations), disk=disk)
+    if card.figures is not None and _all_move(card.figures):
+        machine = _figured(machine, card.figures, card)
+    else:
+        machine = replace(machine, accelerator=replace(laptop_gpu(), memory=card.memory, name=card.name))
+    there = machine.accelerator
+    assert there is not None
+    return replace(machine, more=tuple(replace(there, memory=size) for size in card.more))
+
+
+def _figured(machine: NodeMachine, told: CardFigures, card: Card) -> NodeMachine:
+    device = Accelerator(
+        Rates(told.read, told.operations, told.start),
+        card.memory,
+        DeviceLink(told.up, told.down, told.latency),
+        card.name,
+    )
+    host, bus = Rates(told.host_read, told.host_operations, told.host_start), told.bus or inf
+    return replace(machine, host=host, disk=DiskRate(told.disk), accelerator=device, bus=bus)
+
+
+def _all_move(told: CardFigures) -> bool:
+    return min(told.host_read, told.host_operations, told.disk, told.read, told.operations, told.up, told.down) > 0

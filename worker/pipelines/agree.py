@@ -1,0 +1,106 @@
+"""What the nodes of a group have to have alike to compute a batch in micro-batches: decided by the master for them all.
+
+Every sum is of one micro-batch on all nodes, so these have the same sequences on each, in the same order. The node with
+the least room bounds how many there are, the slowest how long they take; where weights lie, and who attends, remains
+each node's own choice.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from scheduler.model.machine import NodeMachine
+from scheduler.model.roofline.policy import BatchPolicy, BatchProblem, SumCost
+from scheduler.model.roofline.search import best_policies, best_policy
+from tpi.devices.options import OffloadOptions
+from tpi.errors import PlanError
+from tpi.net.fields import GroupBatch
+from worker.pipelines.plan import batch_problem, prompt_chunk
+from worker.plan.fit import Tables
+from worker.plan.node_plan import NodePlan
+
+
+@dataclass(frozen=True)
+class GroupMember:
+    """A node of a group as the master knows it: its part of the model, its machine, what its owner says."""
+
+    name: str
+    plan: NodePlan
+    machine: NodeMachine
+    options: OffloadOptions
+    tables: Tables | None = None
+
+
+def agree(members: Sequence[GroupMember], sums: SumCost | None = None) -> GroupBatch:
+    """The batch with which the slowest of them is fastest; `sums` is what each sum costs.
+
+    Raises:
+        PlanError: if one cannot hold a single sequence, or its owner asks for another pipeline; names it.
+    """
+    for member in members:
+        _check_owner(member)
+    chunk = min(prompt_chunk(member.plan, member.machine) for member in members)
+    problems = [_problem(member, chunk, sums or SumCost()) for member in members]
+    policies = _best(members, problems)
+    host_attends = any(
+        not policy.attention_there
+        for policy, member in zip(policies, members, strict=True)
+        if member.machine.accelerator is not None
+    )
+    return GroupBatch(policies[0].batch, policies[0].micro_batches, host_attends, chunk)
+
+
+def group_prefers(members: Sequence[GroupMember]) -> bool:
+    """Whether the roofline model has every accelerator compute neurons; there is one at least."""
+    cards = [member for member in members if member.machine.accelerator is not None]
+    if not cards or not all(_leaves_open(member) for member in cards):
+        return False
+    chunk = min(prompt_chunk(member.plan, member.machine) for member in members)
+    problems = [_problem(member, chunk, SumCost()) for member in members]
+    open_ones = [replace(each, limits=replace(each.limits, ffn_there=None)) for each in problems]
+    try:
+        policies = best_policies(open_ones).policies
+    except PlanError:
+        return False
+    chosen = zip(policies, members, strict=True)
+    return all(policy.ffn_there for policy, member in chosen if member.machine.accelerator is not None)
+
+
+def _problem(member: GroupMember, chunk: int, sums: SumCost) -> BatchProblem:
+    """As the node will be asked, but for what is to be agreed on."""
+    options = replace(member.plan.options, batch=GroupBatch(1, 1, True, chunk))
+    asked = batch_problem(replace(member.plan, options=options), member.machine, member.options, member.tables)
+    return replace(asked, limits=replace(asked.limits, batch=None, micro_batches=None), sums=sums)
+
+
+def _best(members: Sequence[GroupMember], problems: Sequence[BatchProblem]) -> Sequence[BatchPolicy]:
+    """What suits all; else the refusal of the first that could not even be alone."""
+    try:
+        return best_policies(problems).policies
+    except PlanError:
+        for member, problem in zip(members, problems, strict=True):
+            _check_alone(member, problem)
+        raise
+
+
+def _check_alone(member: GroupMember, problem: BatchProblem) -> None:
+    try:
+        best_policy(problem)
+    except PlanError as error:
+        raise PlanError(f"{member.name}: {error}") from None
+
+
+def _check_owner(member: GroupMember) -> None:
+    if member.machine.more:
+        raise PlanError(
+            f"{member.name}: --pipeline batch computes on one accelerator, and several are named; give --device once"
+        )
+    if member.machine.accelerator is not None and member.options.pipeline not in ("auto", "batch"):
+        raise PlanError(
+            f"{member.name} is to use --pipeline {member.options.pipeline}, and all nodes compute a batch alike; leave "
+            "it out there, or --pipeline batch here"
+        )
+
+
+def _leaves_open(member: GroupMember) -> bool:
+    options = member.options
+    return options.pipeline == "auto" and options.crossover is None and not member.machine.more

@@ -1,0 +1,91 @@
+"""A node without an accelerator in a group that computes a batch in micro-batches: the same ones in the same order."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from scheduler.budget import Budget, sufficient_budget
+from scheduler.model.roofline.policy import BatchPolicy
+from tpi.errors import PlanError
+from tpi.kernels.spec import Batch
+from worker.node.microbatch import MicroBatch
+from worker.node.order import Order
+from worker.pipelines.dividing import Sizes, decodes, divided
+from worker.pipelines.orders import Layerwise
+from worker.pipelines.pipeline import BatchSchedule, put_back, schedule_of
+from worker.pipelines.plan import room_pages
+from worker.plan.fit import Tables, need
+from worker.plan.node_plan import NodePlan
+
+F32 = npt.NDArray[np.float32]
+I64 = npt.NDArray[np.int64]
+
+
+class HostedMicroBatch(MicroBatch):
+    """Those of a step's tokens that are in `rows`."""
+
+    def __init__(self, x: F32, batch: Batch, rows: I64) -> None:
+        super().__init__(x, batch)
+        self.rows = rows
+
+
+@dataclass(frozen=True)
+class HostedPipeline:
+    """See `worker.node.division.Division`; `attends` says of each block whether it is attention."""
+
+    attends: tuple[bool, ...]
+    schedule: BatchSchedule
+    sizes: Sizes
+
+    def divide(self, x: F32, batch: Batch) -> tuple[Sequence[MicroBatch], Order]:
+        """See `Division.divide`."""
+        rows = divided(self.sizes, batch)
+        parts = [
+            HostedMicroBatch(x[own], Batch(batch.positions[own], batch.sequence[own], batch.tables), own)
+            for own in rows
+        ]
+        return parts, self.schedule.order if decodes(batch) else Layerwise(self.attends)
+
+    def joined(self, parts: Sequence[MicroBatch]) -> F32:
+        """See `Division.joined`."""
+        found = [part for part in parts if isinstance(part, HostedMicroBatch)]
+        return put_back([part.rows for part in found], [part.x for part in found])
+
+    def alone(self, x: F32, batch: Batch) -> MicroBatch:
+        """See `Division.alone`."""
+        return HostedMicroBatch(x, batch, np.arange(len(x)))
+
+
+def hosted_pipeline(plan: NodePlan, budget: Budget, tables: Tables | None = None) -> HostedPipeline | None:
+    """How the node `plan` divides steps, whose `budget` is decided; None where its group does not batch.
+
+    Raises:
+        PlanError: as `check_hosted`.
+    """
+    agreed = plan.options.batch
+    if agreed is None:
+        return None
+    check_hosted(plan, budget, tables)
+    attends = tuple(block.kind == "attention" for block in plan.blocks)
+    micro_batch = -(-agreed.batch // agreed.micro_batches)
+    policy = BatchPolicy(agreed.batch, agreed.micro_batches)
+    schedule = schedule_of(attends, policy, agreed)
+    sizes = Sizes(micro_batch, schedule.least, agreed.chunk, room_pages(plan, micro_batch), visits=True)
+    return HostedPipeline(attends, schedule, sizes)
+
+
+def check_hosted(plan: NodePlan, budget: Budget, tables: Tables | None = None) -> None:
+    """Refuse a node of a batch's group whose weights come from disk: each would for every micro-batch.
+
+    Raises:
+        PlanError: naming the memory that would do.
+    """
+    if budget.placement.streamed_bytes:
+        needed = need(plan, tables)
+        least = -(-sufficient_budget(needed, sum(needed.blocks), plan.options.prefill_tokens) >> 20)
+        raise PlanError(
+            "without an accelerator it would read its weights from disk for every micro-batch of --pipeline batch; "
+            f"give it --memory {least}MiB, or less of the model with --split"
+        )

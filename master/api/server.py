@@ -70,6 +70,8 @@ def listen(host: str, port: int) -> socket.socket:
     try:
         family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
         listening = socket.create_server((host, port), family=family, backlog=_BACKLOG)
+    except UnicodeError:  # what Python says of labels that are empty or too long
+        raise UsageError(f"--host {host!r} is no name or address; give one of this machine") from None
     except OSError as error:
         said = error.strerror or str(error)
         raise UsageError(f"cannot listen at {host}:{port}: {said}; give another --host or --port") from error

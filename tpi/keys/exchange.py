@@ -13,6 +13,7 @@ know the code before either trusts the other's key:
 import hmac
 import secrets
 import socket
+import time
 from dataclasses import dataclass
 from hashlib import sha256
 
@@ -28,7 +29,7 @@ _DONE = b"done"
 _CODE_DIGITS = 6
 _PROOF_BYTES = 32
 _MOST_BYTES = 2048  # of one message
-_ANSWER_S = 20.0
+_LASTS_S = 20.0  # all of an exchange, however slowly the other end sends
 
 
 @dataclass(frozen=True)
@@ -55,46 +56,44 @@ def require_code(code: str) -> None:
         raise UsageError(f"{plain(code)!r} is no code; give the {_CODE_DIGITS} digits that tpi pair shows there")
 
 
-def as_guest(link: socket.socket, code: str, own: Introduced) -> Introduced:
+def as_guest(link: socket.socket, code: str, own: Introduced, lasts_s: float = _LASTS_S) -> Introduced:
     """The guest's side, on a connection to the host.
 
     Raises:
         PairingError: if the code is wrong, or the other end does something else.
-        OSError: if the connection breaks.
+        OSError: if the connection breaks, or it takes longer than `lasts_s`.
     """
-    link.settimeout(_ANSWER_S)
-    side = SPAKE2_A(_digits(code), idA=b"guest", idB=b"host")
-    link.sendall(_GREETING)
-    _send(link, side.start())
-    if _read(link, len(_GREETING)) != _GREETING:
+    line, side = _Line(link, lasts_s), SPAKE2_A(_digits(code), idA=b"guest", idB=b"host")
+    line.greet()
+    line.send(side.start())
+    if not line.greeted():
         raise PairingError("something that is no tpi pair answers; give the address that tpi pair shows")
-    shared = _finish(side, _receive(link))
-    _send(link, _proved(shared, b"guest", own))
+    shared = _finish(side, line.receive())
+    line.send(_proved(shared, b"guest", own))
     try:
-        host = _checked(shared, b"host", _receive(link))
+        host = _checked(shared, b"host", line.receive())
     except (PairingError, OSError):
         raise PairingError("the code is wrong; look at the new one that tpi pair shows on the other machine") from None
-    _send(link, _DONE)
+    line.send(_DONE)
     return host
 
 
-def as_host(link: socket.socket, code: str, own: Introduced) -> Introduced:
+def as_host(link: socket.socket, code: str, own: Introduced, lasts_s: float = _LASTS_S) -> Introduced:
     """The host's side, on a connection of a guest. Errors as `as_guest`; after one about the code it is spent.
 
     Raises:
         WrongCodeError: if the guest guessed wrong.
     """
-    link.settimeout(_ANSWER_S)
-    side = SPAKE2_B(_digits(code), idA=b"guest", idB=b"host")
-    if _read(link, len(_GREETING)) != _GREETING:
+    line, side = _Line(link, lasts_s), SPAKE2_B(_digits(code), idA=b"guest", idB=b"host")
+    if not line.greeted():
         raise PairingError("somebody connects who does not pair")
-    theirs = _receive(link)
-    link.sendall(_GREETING)
-    _send(link, side.start())
+    theirs = line.receive()
+    line.greet()
+    line.send(side.start())
     shared = _finish(side, theirs)
-    guest = _checked(shared, b"guest", _receive(link))
-    _send(link, _proved(shared, b"host", own))
-    if _receive(link) != _DONE:
+    guest = _checked(shared, b"guest", line.receive())
+    line.send(_proved(shared, b"host", own))
+    if line.receive() != _DONE:
         raise PairingError("the other machine broke off")
     return guest
 
@@ -133,21 +132,38 @@ def _checked(shared: bytes, side: bytes, message: bytes) -> Introduced:
     return Introduced(key, plain(name.decode(errors="replace"), NAME_CHARACTERS))
 
 
-def _send(link: socket.socket, data: bytes) -> None:
-    link.sendall(len(data).to_bytes(2, "big") + data)
+class _Line:
+    """Messages over a connection, all of them within one time: who sends a byte now and then keeps nobody waiting."""
 
+    def __init__(self, link: socket.socket, lasts_s: float) -> None:
+        self._link, self._ends = link, time.monotonic() + lasts_s
 
-def _receive(link: socket.socket) -> bytes:
-    size = int.from_bytes(_read(link, 2), "big")
-    if size > _MOST_BYTES:
-        raise PairingError("the other end sends too much")
-    return _read(link, size)
+    def greet(self) -> None:
+        self._in_time().sendall(_GREETING)
 
+    def greeted(self) -> bool:
+        return self._read(len(_GREETING)) == _GREETING
 
-def _read(link: socket.socket, size: int) -> bytes:
-    data = b""
-    while len(data) < size:
-        if not (piece := link.recv(size - len(data))):
-            raise PairingError("the other end broke off")
-        data += piece
-    return data
+    def send(self, data: bytes) -> None:
+        self._in_time().sendall(len(data).to_bytes(2, "big") + data)
+
+    def receive(self) -> bytes:
+        size = int.from_bytes(self._read(2), "big")
+        if size > _MOST_BYTES:
+            raise PairingError("the other end sends too much")
+        return self._read(size)
+
+    def _read(self, size: int) -> bytes:
+        data = b""
+        while len(data) < size:
+            if not (piece := self._in_time().recv(size - len(data))):
+                raise PairingError("the other end broke off")
+            data += piece
+        return data
+
+    def _in_time(self) -> socket.socket:
+        """The connection, to be waited for as long as there is time."""
+        if (left := self._ends - time.monotonic()) <= 0:
+            raise TimeoutError("the other end takes too long")
+        self._link.settimeout(left)
+        return self._link

@@ -78,13 +78,15 @@ def accept(host: str, port: int, code: str, door: Door, own: Introduced) -> Pair
     """Go to a machine that waits under `code`, and keep its key.
 
     Raises:
-        UsageError: if it cannot be a code.
+        UsageError: if it cannot be a code, or `host` cannot be a name.
         PairingError: if the code is wrong, or nobody waits there.
     """
     require_code(code)
     try:
         with socket.create_connection((host.strip("[]"), port), _CONNECT_S) as link:
             return _keep(door, as_guest(link, code, own), host.strip("[]"))
+    except UnicodeError:  # what Python says of labels that are empty or too long
+        raise UsageError(f"{host!r} is no name or address; give the one that tpi pair shows there") from None
     except OSError as error:
         raise PairingError(
             f"{host}:{port} cannot be reached ({error.strerror or error}); run tpi pair there, and give the address "

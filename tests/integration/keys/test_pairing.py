@@ -6,15 +6,16 @@ from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
 from threading import Thread
+from types import SimpleNamespace
 
 import ifaddr
 import pytest
 from click.testing import CliRunner
 
 from tpi.errors import PairingError, TpiError, UsageError
-from tpi.keys import commands, pairing
+from tpi.keys import commands, exchange, pairing
 from tpi.keys.door import Door
-from tpi.keys.exchange import new_code
+from tpi.keys.exchange import as_guest, as_host, new_code
 from tpi.keys.identity import load_identity
 from tpi.keys.pairing import accept, invite, listen, own_introduction
 from tpi.keys.ring import KeyRing, PairedKey
@@ -132,6 +133,35 @@ def test_without_a_way_out_of_the_network_an_address_is_shown_and_no_name(monkey
     assert commands._shown("0.0.0.0") == "10.77.0.2"
     monkeypatch.setattr(ifaddr, "get_adapters", list)
     assert commands._shown("0.0.0.0") == socket.gethostname()
+
+
+@pytest.mark.parametrize("pairs", [as_host, as_guest])
+def test_who_sends_a_byte_now_and_then_keeps_nobody_waiting(
+    tmp_path: Path, pairs: Callable[..., object], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each byte comes in time, and all of them would take for ever."""
+    now = [0.0]
+    monkeypatch.setattr(exchange, "time", SimpleNamespace(monotonic=lambda: now[0]))
+
+    class Slow(socket.socket):
+        def recv(self, *_: object) -> bytes:
+            now[0] += 1.0
+            return b"t"
+
+        def sendall(self, *_: object) -> None:
+            pass
+
+    with Slow() as link:
+        own = own_introduction(Door(tmp_path), "host")
+        with pytest.raises(TimeoutError, match="takes too long"):
+            pairs(link, "482-193", own, lasts_s=5.0)
+    assert now[0] == 5.0
+
+
+def test_what_cannot_be_a_name_is_said_so(tmp_path: Path) -> None:
+    door = Door(tmp_path)
+    with pytest.raises(UsageError, match=r"'192\.\.168\.1\.7' is no name or address"):
+        accept("192..168.1.7", 9993, "482-193", door, own_introduction(door))
 
 
 def test_who_guesses_again_and_again_ends_it(tmp_path: Path) -> None:

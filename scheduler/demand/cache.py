@@ -3,6 +3,7 @@
     with cache.hold(keys) as data:      # waits until all are there; data is their bytes, in the order of the keys
     with cache.follow(keys) as units:   # the same one after the other, each when it is there
     with cache.groups(keys) as groups:  # as many at once as there is room for
+    held = cache.share(keys, choose)    # those that are there, and as many of the others as are worth their way
     cache.expect(keys)                  # a hint: read ahead as far as the tier below has time
 
 Nothing is overwritten while it is held or being loaded. What is demanded goes before what is read ahead. A load that
@@ -12,12 +13,15 @@ failed surfaces in the hold that waits for it, and the next hold tries again.
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from itertools import groupby
 
 import numpy as np
 
 from scheduler.demand.choice.replay import Recording
-from scheduler.demand.groups import Groups
+from scheduler.demand.groups import Groups, Walk
+from scheduler.demand.loads import Gaps, IdleTime
 from scheduler.demand.policies import Key, Policy, Units
+from scheduler.demand.shared import Choose, SharedHold
 from scheduler.demand.sources import UnitTier
 from scheduler.demand.stats import DemandStats
 from scheduler.demand.store import Store, Verify
@@ -46,12 +50,13 @@ class DemandCache:
         reads: ReadClock | None = None,
         trace: NoTrace = OFF,
         clock: Callable[[], float] = time.perf_counter,
+        idle: IdleTime | None = None,
     ) -> None:
         """Fill slots of `source.slot_bytes` bytes of `memory`, which for a disk's large units is page-aligned.
 
         `policy` knows the units of `source` by their numbers. `verify(unit, data)` sees each unit when it is loaded
         first, and raises if it is not what it should be; it is then read once more. `reads` is another reader's of the
-        same disk. `clock` gives the seconds by which the tier below is said to be idle.
+        same disk. `clock` gives the seconds by which the tier below is said to be idle, unless `idle` says it.
 
         Raises:
             PlanError: if `memory` does not hold one unit.
@@ -63,7 +68,7 @@ class DemandCache:
         self._blocks = np.array([block for block, _ in source.keys], np.int64)
         self._recorded: list[list[Units]] = []
         self._counted: DemandStats | None = None  # when the recording was full
-        self._store = Store(source, memory, policy, workers, verify, reads, trace, clock)
+        self._store = Store(source, memory, policy, workers, verify, reads, trace, idle or Gaps(clock))
 
     @property
     def capacity(self) -> int:
@@ -128,6 +133,28 @@ class DemandCache:
         finally:
             groups.close()
 
+    def share(self, keys: Sequence[Key], choose: Choose) -> SharedHold:
+        """Those of `keys`, of one block, that are there, and as many of the others as `choose` has loaded.
+
+        What is left is computed elsewhere. It is used all the same, and loaded when the tier below is idle if the
+        policy would rather have it than something that is there. The hold is closed by whoever asked. Errors as `hold`.
+        """
+        units = self._numbers(keys)
+        self._note(units)
+        parts = self._store.divide(units, lambda ready, late: choose(self._keys(ready), self._keys(late)))
+        return self._shared(*parts)
+
+    def present(self, keys: Sequence[Key]) -> SharedHold:
+        """As `share`, of nothing but what is there; no use that is counted, or that a policy hears of."""
+        return self._shared(*self._store.present(self._numbers(keys)))
+
+    def warm(self, keys: Sequence[Key]) -> None:
+        """Load `keys` before the first step, in which nothing of it is counted. Errors as `hold`."""
+        for _, same in groupby(keys, key=lambda key: key[0]):
+            with self.hold(list(same)):
+                pass
+        self._store.forget_counts()
+
     def expect(self, keys: Sequence[Key]) -> None:
         """A hint that `keys`, all of one block, are what its next hold wants."""
         if keys:
@@ -150,6 +177,20 @@ class DemandCache:
 
     def _numbers(self, keys: Sequence[Key]) -> Units:
         return np.array([self._number[key] for key in keys], np.int64)
+
+    def _keys(self, units: Units) -> list[Key]:
+        return [self._store.source.keys[unit] for unit in units.tolist()]
+
+    def _shared(self, ready: Units, late: Units, left: Units) -> SharedHold:
+        held = np.concatenate([ready, late])
+        number, wait = self._number, self._store.wait
+        return SharedHold(
+            self._keys(ready),
+            self._keys(late),
+            self._keys(left),
+            lambda key: wait(number[key]),
+            lambda: self._unpin(held),
+        )
 
     def _note(self, units: Units) -> None:
         """Keep for `recording` what was used."""
@@ -175,42 +216,6 @@ class DemandCache:
             self._store.unpin(units)
         else:
             self._device.start(lambda: self._store.unpin(units))
-
-
-class Walk(Iterator[Bytes]):
-    """The bytes of units that are held in order, as many ahead as there is room for.
-
-    Each is given back when the next is asked for, and the last ones by `close`.
-    """
-
-    def __init__(
-        self,
-        units: Units,
-        pin: Callable[[Units, int], int],
-        wait: Callable[[int], Bytes],
-        unpin: Callable[[Units], None],
-    ) -> None:
-        """`pin(units, at_least)` pins some of them from the first on; returns how many."""
-        self._units, self._pin, self._wait, self._unpin = units, pin, wait, unpin
-        self._at = -1  # is used now
-        self._pinned = pin(units, 1) if len(units) else 0
-
-    def __next__(self) -> Bytes:
-        """The next unit's, when it is there. Errors as `scheduler.demand.cache.DemandCache.follow`."""
-        if self._at >= 0:
-            self._unpin(self._units[self._at : self._at + 1])
-        self._at = min(self._at + 1, len(self._units))
-        if self._at == len(self._units):
-            raise StopIteration
-        if self._pinned < len(self._units):
-            self._pinned += self._pin(self._units[self._pinned :], int(self._pinned == self._at))
-        return self._wait(int(self._units[self._at]))
-
-    def close(self) -> None:
-        """Give back what is pinned. Idempotent."""
-        rest, self._pinned = self._units[max(self._at, 0) : self._pinned], 0
-        self._at = len(self._units)
-        self._unpin(rest)
 
 
 def _nothing() -> None:

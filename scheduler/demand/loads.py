@@ -6,10 +6,13 @@ one hold's loads to the next hold, and only what the usual gap has time for is r
 
 from collections import deque
 from collections.abc import Callable, Iterable
+from math import inf
+from typing import Protocol
 
 SAMPLES = 15  # gaps, of which the median counts
 _JUDGED, _REMEMBERED, _RETRY = 16, 256, 16  # units: enough to judge by; kept in mind; of which one is tried
 _FEWEST = 3  # before that many were seen, nothing is read ahead
+_MOST_AHEAD = 64  # units that wait to be read ahead: those that come later are not kept in mind
 
 
 class UnitLoad:
@@ -45,6 +48,11 @@ class Waiting:
     def announce(self, units: Iterable[int]) -> None:
         """These may be read ahead."""
         self._ahead.extend(unit for unit in units if unit not in self._ahead)
+
+    def announce_first(self, units: list[int]) -> None:
+        """These may be read ahead, before all others."""
+        others = [unit for unit in self._ahead if unit not in units]
+        self._ahead = deque([*units, *others][:_MOST_AHEAD])
 
     def forget_ahead(self) -> None:
         """There is no time to read ahead."""
@@ -95,6 +103,42 @@ class HintRecord:
             return True
         self._asked += 1
         return self._asked % _RETRY == 0
+
+
+class IdleTime(Protocol):
+    """When the tier below has time for what nobody waits for. The cache asks under its lock."""
+
+    def asked(self, loads: bool) -> None:
+        """A hold begins; whether something has to be loaded for it."""
+
+    def loaded(self) -> None:
+        """Everything that was demanded is there."""
+
+    def room(self, speed: float, under_way: int) -> float:
+        """Bytes that could be read ahead from now on, at `speed` bytes per second, beside those under way."""
+
+
+class Patient:
+    """An `IdleTime` of a tier whose loads nobody has to wait for: it is idle while nothing is demanded.
+
+    Whoever finds a unit on its way does without it, if that is sooner, so read-ahead holds up nothing but the loads
+    on demand behind it, by one unit.
+    """
+
+    def __init__(self) -> None:
+        self._busy = False
+
+    def asked(self, loads: bool) -> None:
+        """See `IdleTime.asked`."""
+        self._busy |= loads
+
+    def loaded(self) -> None:
+        """See `IdleTime.loaded`."""
+        self._busy = False
+
+    def room(self, speed: float, under_way: int) -> float:
+        """See `IdleTime.room`."""
+        return 0.0 if self._busy else inf
 
 
 class Gaps:

@@ -10,6 +10,7 @@ class DemandStats:
     steps: int = 0
     hits: int = 0  # uses that found their unit there
     misses: int = 0  # uses for which a unit was loaded, or waited for while it was
+    elsewhere: int = 0  # uses that did without: another device has the unit, too, and was sooner
     read_bytes: int = 0  # of units on demand and ahead, as they are read
     ahead: int = 0  # units that were loaded ahead
     ahead_used: int = 0  # of those, used while they were there
@@ -19,7 +20,7 @@ class DemandStats:
     @property
     def uses(self) -> int:
         """All that was wanted."""
-        return self.hits + self.misses
+        return self.hits + self.misses + self.elsewhere
 
     @property
     def hit_rate(self) -> float:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from scheduler.demand.loads import Gaps, HintRecord, UnitLoad, Waiting
+from scheduler.demand.loads import HintRecord, IdleTime, UnitLoad, Waiting
 from scheduler.demand.policies import Policy, Units
 from scheduler.demand.sources import UnitTier
 from scheduler.demand.stats import DemandStats
@@ -15,7 +15,7 @@ from scheduler.demand.workers import LoadWorkers
 from scheduler.window.stats import ReadClock
 from tpi.devices.pages import Bytes
 from tpi.errors import TpiError
-from tpi.trace import OFF, NoTrace
+from tpi.trace import NoTrace
 
 Verify = Callable[[int, Bytes], None]
 _LOOK_AGAIN = 1.0  # seconds after which a hold that waits asks whether its load will come at all
@@ -30,10 +30,10 @@ class Store:
         memory: Bytes,
         policy: Policy,
         workers: LoadWorkers,
-        verify: Verify | None = None,
-        reads: ReadClock | None = None,
-        trace: NoTrace = OFF,
-        clock: Callable[[], float] = time.perf_counter,
+        verify: Verify | None,
+        reads: ReadClock | None,
+        trace: NoTrace,
+        idle: IdleTime,
     ) -> None:
         size = source.slot_bytes
         self.source, self.policy, self._workers, self._trace = source, policy, workers, trace
@@ -47,7 +47,7 @@ class Store:
         self._unused = np.zeros(len(self._slots), np.bool_)  # slots that were filled ahead, and not used since
         self._announced: dict[int, Units] = {}  # by block
         self._demanded = self._ahead_bytes = 0  # loads that somebody waits for; bytes that are being read ahead
-        self._gaps, self._reads, self._hints = Gaps(clock), reads or ReadClock(), HintRecord()
+        self._idle, self._reads, self._hints = idle, reads or ReadClock(), HintRecord()
         self._verify, self._unverified = verify, np.full(len(source.keys), verify is not None)
         self._closed = False
         workers.start(self._serve)
@@ -68,6 +68,39 @@ class Store:
             if count:
                 self._admit(units[:count])
             return count
+
+    def divide(self, units: Units, choose: Callable[[Units, Units], int]) -> tuple[Units, Units, Units]:
+        """Pin those of `units`, of one block, that are there, and as many of the others as `choose` says: see `Choose`.
+
+        Returns those that are there, those that are being loaded, and those that are left out. Of the others those that
+        are on their way come first, then what is worth most. Errors as `pin`.
+        """
+        with self.lock:
+            self._require_open()
+            ready, coming, lacking = self._sorted(units)
+            late = np.concatenate([coming, lacking[np.argsort(-self.policy.worth(lacking), kind="stable")]])
+            room = self.table.fitting(np.concatenate([ready, late])) - len(ready)
+            count = min(choose(ready, late), room) if len(late) else 0
+            if len(units):
+                self._admit(np.concatenate([ready, late[:count]]), units)
+            left = late[count:]
+            self.stats.elsewhere += len(left)
+            self._waiting.announce_first(left[self.table.slot_of[left] < 0].tolist())
+            self._workers.kick(len(left))
+            return ready, late[:count], left
+
+    def present(self, units: Units) -> tuple[Units, Units, Units]:
+        """Pin those of `units` that are there, and count nothing; returns as `divide`."""
+        with self.lock:
+            self._require_open()
+            ready, coming, lacking = self._sorted(units)
+            self.table.pin(ready)
+            return ready, units[:0], np.concatenate([coming, lacking])
+
+    def forget_counts(self) -> None:
+        """Nothing was counted so far."""
+        with self.lock:
+            self.stats = DemandStats()
 
     def wait(self, unit: int) -> Bytes:
         """The bytes of a pinned unit when it is there; raises what its load failed with."""
@@ -127,14 +160,22 @@ class Store:
         self.table.announced[units] = True
         self._announced[block] = units
 
-    def _admit(self, units: Units) -> None:
-        self._mark(self.source.keys[units[0]][0], units[:0])
+    def _sorted(self, units: Units) -> tuple[Units, Units, Units]:
+        """Those that are there, that are on their way, and that have no slot."""
+        slots = self.table.slot_of[units] >= 0
+        coming = slots & np.array([unit in self._loads for unit in units.tolist()], np.bool_)
+        return units[slots & ~coming], units[coming], units[~slots]
+
+    def _admit(self, units: Units, used: Units | None = None) -> None:
+        """Pin `units`, and have those loaded that lack; `used` are of the same block, if more are used than these."""
+        used = units if used is None else used
+        self._mark(self.source.keys[used[0]][0], units[:0])
         pending = [unit for unit in units.tolist() if unit in self._loads]
         lacking = self.table.admit(units, self.policy)
-        self.policy.use(units)
+        self.policy.use(used)
         wasted = int(np.count_nonzero(self._unused[self.table.slot_of[lacking]]))
-        used = int(np.count_nonzero(self._unused[self.table.slot_of[units]])) - wasted
-        self._judge(used, wasted)
+        came_true = int(np.count_nonzero(self._unused[self.table.slot_of[units]])) - wasted
+        self._judge(came_true, wasted)
         self._unused[self.table.slot_of[units]] = False
         self.stats.misses += len(lacking) + len(pending)
         self.stats.hits += len(units) - len(lacking) - len(pending)
@@ -142,7 +183,7 @@ class Store:
 
     def _demand(self, units: list[int]) -> None:
         """Have units that have slots loaded, before all else."""
-        self._gaps.asked(bool(units))
+        self._idle.asked(bool(units))
         self._begin(units, ahead=False)
         self._demanded += len(units)
         self._waiting.demand(units)
@@ -202,8 +243,8 @@ class Store:
             return []
         speed = self.stats.read_bytes / (self._reads.seconds or 1.0)
         slots = self.table.slots_for(1, self.policy)
-        room = self._gaps.room(speed, self._ahead_bytes)
-        able = room >= self.source.nbytes(unit) and len(slots) and not self._holds_announced(int(slots[0]))
+        room = self._idle.room(speed, self._ahead_bytes)
+        able = room >= self.source.nbytes(unit) and len(slots) and self.table.gains(unit, int(slots[0]), self.policy)
         if not able or not self._hints.follows():
             self._waiting.forget_ahead()
             return []
@@ -220,10 +261,6 @@ class Store:
         self.stats.ahead_wasted += wasted
         self._hints.note(used, wasted)
 
-    def _holds_announced(self, slot: int) -> bool:
-        unit = self.table.unit_of[slot]
-        return bool(unit >= 0 and self.table.announced[unit])
-
     def _finish(self, unit: int, error: Exception | None) -> None:
         load = self._loads[unit]
         self.table.loading[self.table.slot_of[unit]] = False
@@ -232,7 +269,7 @@ class Store:
         else:
             self._demanded -= 1
             if not self._demanded:
-                self._gaps.loaded()
+                self._idle.loaded()
         if error is None:
             del self._loads[unit]
         else:

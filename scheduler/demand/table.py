@@ -70,6 +70,14 @@ class SlotTable:
         least = np.argsort(worth, kind="stable")[:count]
         return np.concatenate([free, used[least]])
 
+    def gains(self, unit: int, slot: int, policy: Policy) -> bool:
+        """Whether `unit` is worth more than what is in a slot, if anything is; what was announced stays."""
+        before = int(self.unit_of[slot])
+        if before < 0 or (self.announced[unit] and not self.announced[before]):
+            return True
+        one, other = policy.worth(np.array([unit, before])).tolist()
+        return bool(one > other) and not self.announced[before]
+
     def place(self, units: Units, slots: Units) -> None:
         """`units` have these slots from now on; what was there is gone."""
         gone = self.unit_of[slots]

@@ -14,7 +14,7 @@ _OF_ACCELERATORS = ("weights", "kv", "pipeline", "crossover")
 
 Weights = Literal["auto", "gpu", "ram", "disk"]
 KvPlace = Literal["auto", "gpu", "ram"]
-Pipelining = Literal["auto", "performance", "memory", "batch"]
+Pipelining = Literal["auto", "performance", "memory", "batch", "demand"]
 
 
 @dataclass(frozen=True)
@@ -25,7 +25,7 @@ class OffloadOptions:
         weights: gpu: all stay in the accelerator's memory; ram, disk: all come from there for every use.
         kv: where keys and values live.
         pipeline: performance: the next segment is loaded while one is computed; memory: one at a time; batch: many
-            sequences in micro-batches (docs/batching.md).
+            sequences in micro-batches (docs/batching.md); demand: experts come as they are wanted (docs/experts.md).
         crossover: tokens of a step from which on what streams is taken to the accelerator; shorter ones compute it on
             the host.
         many: whether many requests wait, none of which anybody watches: then `auto` may mean `batch`.
@@ -171,7 +171,8 @@ _OPTIONS = (
         type=click.Choice(get_args(Pipelining)),
         default="auto",
         show_default=True,
-        help="performance: load the next block while one computes; memory: one block at a time; batch: many requests.",
+        help="performance: load the next block while one computes; memory: one block at a time; batch: many requests; "
+        "demand: experts as they are wanted.",
     ),
     click.option(
         "--crossover",

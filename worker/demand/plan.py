@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from scheduler.budget import Budget
 from scheduler.demand.choice.cliff import GUARDED
+from scheduler.demand.choice.replay import Recording
 from scheduler.demand.choice.select import Selected, of_experts, select
 from scheduler.demand.policies import Key
 from scheduler.demand.sources import DiskUnits
@@ -32,13 +33,8 @@ class DemandPlan:
 
     def select(self, keys: Sequence[Key]) -> Selected:
         """The policy that keeps most of what the model was recorded to use, in so many slots."""
-        blocks = list(dict.fromkeys(block for block, _ in keys))
-        if not self.routing:
-            return Selected(GUARDED)
-        experts = heard(self.routing)
-        if experts.shape[1] != len(blocks):  # a node of a stage, or of another model's record
-            return Selected(GUARDED)
-        return select(of_experts(experts, blocks, keys), self.slots)
+        recording = recording_of(self.routing, keys)
+        return Selected(GUARDED) if recording is None else select(recording, self.slots)
 
     def source(self, held: Sequence[HeldBlock], disk: Disk) -> DiskUnits:
         """The units as they are on disk."""
@@ -54,8 +50,8 @@ def decide_demand(plan: NodePlan, held: Sequence[HeldBlock], budget: Budget, dis
     mixture = plan.config.mixture
     if mixture is None or plan.options.window or not budget.placement.streamed_bytes:
         return None
-    always = tuple(_always(block) for block in plan.blocks)
-    units = dict(_units(plan, mixture.experts))
+    always = tuple(always_of(block) for block in plan.blocks)
+    units = dict(routed_of(plan, mixture.experts))
     source = DiskUnits(disk, _extents(units, held), _ALONE)
     staging = disk.threads * source.staging_bytes
     room = budget.total - budget.used + budget.placement.memory_bytes - staging
@@ -66,7 +62,18 @@ def decide_demand(plan: NodePlan, held: Sequence[HeldBlock], budget: Budget, dis
     return DemandPlan(always, units, slots, slots * source.slot_bytes, staging, plan.routing)
 
 
-def _always(block: NodeBlock) -> NodeSegment:
+def recording_of(routing: bytes, keys: Sequence[Key]) -> Recording | None:
+    """What the model was recorded to use of the experts `keys`; None: nothing, or a record of other layers."""
+    blocks = list(dict.fromkeys(block for block, _ in keys))
+    if not routing:
+        return None
+    experts = heard(routing)
+    if experts.shape[1] != len(blocks):  # a node of a stage, or of another model's record
+        return None
+    return of_experts(experts, blocks, keys)
+
+
+def always_of(block: NodeBlock) -> NodeSegment:
     """A dense block, or the shared experts of another, if it has any."""
     if block.kind != "experts":
         return NodeSegment(block, block.runs)
@@ -75,7 +82,7 @@ def _always(block: NodeBlock) -> NodeSegment:
     return NodeSegment(block, (*shared, last.cut(Range(last.units.first, last.units.first))))
 
 
-def _units(plan: NodePlan, experts: int) -> Iterator[tuple[Key, NodeSegment]]:
+def routed_of(plan: NodePlan, experts: int) -> Iterator[tuple[Key, NodeSegment]]:
     """This node's units of each routed expert."""
     for block in plan.blocks:
         for run in block.runs if block.kind == "experts" else ():

@@ -69,6 +69,7 @@ class Replayed:
     uses: int
     steps: int
     unit_bytes: int
+    loads: int | None = None  # units that came; None: one for each use that was no hit
 
     @property
     def hit_rate(self) -> float:
@@ -78,7 +79,8 @@ class Replayed:
     @property
     def bytes_per_step(self) -> float:
         """Bytes that a step, one token of a decode, reads."""
-        return (self.uses - self.hits) * self.unit_bytes / max(1, self.steps)
+        loads = self.uses - self.hits if self.loads is None else self.loads
+        return loads * self.unit_bytes / max(1, self.steps)
 
 
 class Belady:
@@ -147,6 +149,28 @@ def replay(recording: Recording, policy: Policy, slots: int, unit_bytes: int = 1
 def bound(recording: Recording, slots: int, unit_bytes: int = 1) -> Replayed:
     """What no policy exceeds. Errors as `replay`."""
     return replay(recording, Belady(len(recording.blocks), recording.uses), slots, unit_bytes, "Belady")
+
+
+def bound_with_bypass(recording: Recording, first: Units, unit_bytes: int = 1) -> Replayed:
+    """What Belady's policy makes of a recording where what is not there may be used elsewhere, and need not come.
+
+    `first` are there when it begins, as many as there is room for. After each use those stay, of what is there and what
+    was used, whose next use is soonest.
+    """
+    nearest, slots = Belady(len(recording.blocks), recording.uses), len(first)
+    there = np.zeros(len(recording.blocks), np.bool_)
+    there[first] = True
+    hits = came = 0
+    for units in recording.uses:
+        hits += int(there[units].sum())
+        nearest.use(units)
+        both = np.union1d(np.flatnonzero(there), units)
+        kept = both[np.argsort(-nearest.worth(both), kind="stable")[:slots]]
+        came += int((~there[kept]).sum())
+        there[:] = False
+        there[kept] = True
+    uses = int(recording.counts.sum())
+    return Replayed("Belady", hits, uses, len(recording.steps), unit_bytes, came)
 
 
 def candidates(recording: Recording, slots: int) -> list[PolicyChoice]:

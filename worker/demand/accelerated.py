@@ -1,0 +1,117 @@
+"""A node's accelerator at work with experts that come as they are wanted."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from scheduler.demand.policies import Key
+from scheduler.window.window import Window
+from tpi.devices.base import Device
+from tpi.devices.pages import Bytes
+from tpi.errors import PlanError
+from tpi.trace import OFF, NoTrace
+from worker.accelerator.accelerated import Accelerated, LinkFigures
+from worker.demand.arena import ExpertArena
+from worker.demand.hybrid import HybridExperts
+from worker.demand.offload import ExpertPlan
+from worker.demand.plan import recording_of, routed_of
+from worker.node.placed import Placed
+from worker.node.segment import ExpertsSegment, Launch, Segment
+from worker.plan.node_plan import NodePlan
+from worker.plan.residence import Residence
+
+
+class ExpertAccelerated(Accelerated):
+    """See `Accelerated`: with some of the routed experts there, as they are wanted."""
+
+    def __init__(
+        self, devices: Sequence[Device], plan: NodePlan, residence: Residence, placed: Placed, trace: NoTrace
+    ) -> None:
+        """`devices` is one accelerator. Errors as `Accelerated`."""
+        self.arena: ExpertArena | None = None
+        self._blocks = {block.layer: block.number for block in plan.blocks if block.kind == "experts"}
+        super().__init__(devices, plan, residence, placed, trace)
+
+    @property
+    def experts(self) -> ExpertPlan:
+        """What it does."""
+        assert isinstance(self._offload, ExpertPlan)
+        return self._offload
+
+    @property
+    def figures(self) -> LinkFigures:
+        """See `Accelerated.figures`."""
+        found = super().figures
+        if self.arena is None:
+            return found
+        stats = self.arena.cache.stats()
+        return replace(found, weight_bytes=found.weight_bytes + stats.read_bytes)
+
+    def open_rings(self, window: Window) -> None:
+        """See `Accelerated.open_rings`; the arena is filled first, from `window`, which has all experts in memory.
+
+        Raises:
+            PlanError: if it does not.
+            DeviceFullError: if the accelerator has no room for the arena.
+            DeviceError: if they cannot be copied.
+        """
+        if window.kept is None:
+            raise PlanError("experts come to the accelerator from memory, which does not hold all; give more --memory")
+        units, plan = self._units(window.kept), self.experts
+        memory = self._placed.allocate(self.device, plan.arena_bytes)
+        recording = recording_of(self._plan.routing, list(units))
+        self.arena = ExpertArena(self.device, memory, units, plan.costs, self._queue, recording, self._trace)
+        super().open_rings(window)
+
+    def accompanied(self, segment: Segment, layer: int, name: str) -> Segment:
+        """See `Accelerated.accompanied`: routed experts of the host's, with the arena."""
+        if not isinstance(segment, ExpertsSegment) or segment.empty:
+            return segment
+        assert self.arena is not None  # it is opened before any segment is
+        block = self._blocks[layer]
+        self.arena.routers[block] = segment.spec.router
+        return HybridExperts(segment.device, segment.spec, self.device, self._launch(name), block, self.arena)
+
+    def begin(self, short: bool) -> None:
+        """See `Accelerated.begin`; raises what a copy failed with that nobody waited for."""
+        super().begin(short)
+        if self.arena is not None:
+            self.arena.begin(short)
+
+    def abandon(self) -> None:
+        """See `Accelerated.abandon`."""
+        super().abandon()
+        if self.arena is not None:
+            self.arena.abandon()
+
+    def describe(self) -> str:
+        """See `Accelerated.describe`."""
+        said = super().describe()
+        return f"{said}; {self.arena.describe()}" if self.arena is not None and self.arena.cache.stats().uses else said
+
+    def close(self) -> None:
+        """See `Accelerated.close`."""
+        if self.arena is not None:
+            self.arena.close()
+        super().close()
+
+    def _launch(self, name: str) -> Launch:
+        from worker.node.sources import traced
+
+        return self.device.start if self._trace is OFF else traced(self.device, self._trace, name)
+
+    def _units(self, kept: Sequence[Bytes]) -> Mapping[Key, Bytes]:
+        """This node's part of every routed expert, in the host's memory."""
+        mixture = self._plan.config.mixture
+        assert mixture is not None  # there are experts
+        lying = {
+            place.segment.block.number: place
+            for block in self._places.short
+            for place in block
+            if place.source == "window" and place.segment.block.kind == "experts"
+        }
+        found: dict[Key, Bytes] = {}
+        for (block, expert), unit in routed_of(self._plan, mixture.experts):
+            place = lying[block]
+            begin = place.segment.before(unit)
+            found[block, expert] = kept[place.number][begin : begin + unit.nbytes]
+        return found

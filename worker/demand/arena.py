@@ -1,0 +1,191 @@
+"""A node's experts on its accelerator: who is fetched, who is foretold, and what is said of it."""
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from scheduler.demand.cache import DemandCache
+from scheduler.demand.choice.cliff import GUARDED
+from scheduler.demand.choice.replay import Recording, Replayed, bound_with_bypass
+from scheduler.demand.choice.select import Selected, select
+from scheduler.demand.loads import Patient
+from scheduler.demand.policies import Key, Policy
+from scheduler.demand.shared import SharedHold
+from scheduler.demand.sources import HostUnits
+from scheduler.demand.workers import Tickets
+from scheduler.model.experts.costs import ExpertCosts, divide
+from scheduler.transfer.queue import TransferQueue
+from tpi.devices.base import Device, Finished, Pending
+from tpi.devices.pages import Bytes
+from tpi.errors import DeviceError
+from tpi.kernels.constants import STREAM_TOKENS
+from tpi.kernels.spec import F32, RouterSpec
+from tpi.trace import OFF, NoTrace
+
+_MB = 1e6
+
+
+class LinkedExperts(HostUnits):
+    """Experts on their way to a device; a copy that fails is named, whether anybody waits for it or not."""
+
+    def __init__(self, device: Device, units: Mapping[Key, Bytes]) -> None:
+        """`units` are the bytes of each, in the host's memory, where they stay."""
+        super().__init__(device, {key: _Stays(data) for key, data in units.items()}, [len(d) for d in units.values()])
+        self._name = device.name
+        self.failed: DeviceError | None = None  # the last one, until somebody was told
+
+    def fill(self, units: Sequence[int], slots: Sequence[Bytes]) -> int:
+        """See `HostUnits.fill`."""
+        try:
+            return super().fill(units, slots)
+        except Exception as error:
+            block, expert = self.keys[units[0]]
+            self.failed = DeviceError(f"expert {expert} of block {block} did not come to {self._name}: {error}")
+            raise self.failed from error
+
+
+class ExpertArena:
+    """Slots of whole experts in a device's memory. Used by one thread; the device's own calls back.
+
+    Attributes:
+        short: whether this step is one of those that count; in others what is there is used, and no more.
+        routers: of each block of experts, by its number.
+    """
+
+    def __init__(
+        self,
+        device: Device,
+        memory: Bytes,
+        units: Mapping[Key, Bytes],
+        costs: ExpertCosts,
+        queue: TransferQueue,
+        recording: Recording | None = None,
+        trace: NoTrace = OFF,
+    ) -> None:
+        """Fill slots of `memory`, which is the device's, from `units` in the host's memory, over `queue`.
+
+        `recording` is of the model's routing: what is used most by it is there at first.
+
+        Raises:
+            DeviceError: if that cannot be copied.
+        """
+        self.short, self.routers = True, dict[int, RouterSpec]()
+        self._device, self._costs = device, costs
+        self._source = LinkedExperts(device, units)
+        self._asked: Pending[None] | None = None  # the last prediction
+        slots = memory.size // max(1, self._source.slot_bytes)
+        self.policy = Selected(GUARDED) if recording is None else select(recording, slots)
+        policy = self.policy.choice.open(np.array([block for block, _ in units], np.int64))
+        if recording is not None:
+            _teach(policy, recording)
+        workers = Tickets(queue, "experts")
+        self.cache = DemandCache(self._source, memory, policy, workers, device=device, trace=trace, idle=Patient())
+        self._first = _worthiest(policy, list(units), self.cache.capacity)
+        try:
+            self.cache.warm(self._first)
+        except BaseException:
+            self.cache.close()
+            raise
+        self._best: Replayed | None = None  # Belady's
+
+    def share(self, block: int, wanted: Mapping[int, int]) -> SharedHold:
+        """Experts of a block, each with how many tokens want it: there, on their way, or left to the CPU."""
+        keys = [(block, expert) for expert in wanted]
+        if not self.short:
+            return self.cache.present(keys)
+
+        def fetched(ready: Sequence[Key], late: Sequence[Key]) -> int:
+            there, absent = ([float(wanted[expert]) for _, expert in each] for each in (ready, late))
+            return divide(self._costs, there, absent).fetched
+
+        return self.cache.share(keys, fetched)
+
+    def foretell(self, block: int, x: F32) -> None:
+        """Have the router of the next block say what that will want of these hidden states, behind all else there."""
+        self.settle()
+        following = min((number for number in self.routers if number > block), default=None)
+        if following is None or len(x) > STREAM_TOKENS or not self.short:
+            return
+        router, seen, own, kernels = self.routers[following], x.copy(), self._source.keys, self._device.kernels
+
+        def ask() -> None:
+            chosen = sorted(set(kernels.route(router, seen).experts.ravel().tolist()))
+            self.cache.expect([key for key in ((following, expert) for expert in chosen) if key in known])
+
+        known = frozenset(own)
+        self._asked = self._device.start(ask)
+
+    def settle(self) -> None:
+        """Wait for the last prediction; raises what it failed with."""
+        asked, self._asked = self._asked, None
+        if asked is not None:
+            asked.wait()
+
+    def begin(self, short: bool) -> None:
+        """A step begins; raises what a copy failed with that nobody waited for."""
+        if self._source.failed is not None:
+            failed, self._source.failed = self._source.failed, None
+            raise failed
+        self.short = short
+        if short:
+            self.cache.begin()
+
+    def abandon(self) -> None:
+        """The step broke off, and whoever ran it was told why."""
+        asked, self._asked = self._asked, None
+        if asked is not None:
+            Finished(asked.wait)
+        self._source.failed = None
+
+    def describe(self) -> str:
+        """What became of it, with the figures, in half a sentence."""
+        stats, best, units = self.cache.stats(), self._bound(), len(self._source.keys)
+        here, moved = stats.elsewhere / max(1, stats.uses), stats.bytes_per_step / _MB
+        return (
+            f"{self.cache.capacity} of {units} experts lie there, as wanted; {stats.hit_rate:.0%} of the chosen "
+            f"were (Belady's policy: {best.hit_rate:.0%}), the CPU computed {here:.0%} of them; {moved:.2f} MB over "
+            f"the link per step (Belady's: {best.bytes_per_step / _MB:.2f}), {stats.ahead} experts ahead "
+            f"({stats.ahead_used} used, {stats.ahead_wasted} wasted); kept {self.policy.sentence}"
+        )
+
+    def close(self) -> None:
+        """Load nothing more. Idempotent."""
+        self.cache.close()
+
+    def _bound(self) -> Replayed:
+        """What Belady's policy makes of the steps that were recorded, with what was there at first."""
+        recording, _ = self.cache.recording()
+        if self._best is None or len(recording.steps) != self._best.steps:
+            number = {key: at for at, key in enumerate(self._source.keys)}
+            first = np.array([number[key] for key in self._first], np.int64)
+            self._best = bound_with_bypass(recording, first, self._source.slot_bytes)
+        return self._best
+
+
+def _teach(policy: Policy, recording: Recording) -> None:
+    """Have a policy hear of what was recorded."""
+    for step in recording.steps:
+        policy.begin()
+        for units in step:
+            policy.use(units)
+
+
+def _worthiest(policy: Policy, keys: Sequence[Key], count: int) -> list[Key]:
+    """So many units, those that the policy would keep; of equals the same of every block. In order of blocks."""
+    worth = policy.worth(np.arange(len(keys)))
+    blocks, experts = np.array(keys, np.int64).reshape(-1, 2).T
+    chosen = np.lexsort((blocks, experts, -worth))[:count]
+    return [keys[unit] for unit in sorted(chosen.tolist())]
+
+
+class _Stays:
+    """A hold of bytes that stay; many at once."""
+
+    def __init__(self, data: Bytes) -> None:
+        self._data = data
+
+    def __enter__(self) -> Bytes:
+        return self._data
+
+    def __exit__(self, *_: object) -> None:
+        """Nothing is given back."""

@@ -1,0 +1,110 @@
+"""Experts on an accelerator and the CPU at the same time: each computes some of those that the tokens chose, one merge.
+
+Those that lie in the accelerator's arena are computed there. All lie in the host's memory: of the others some are
+fetched, and the CPU computes the rest meanwhile (`worker.demand.arena.ExpertArena` says which). The accelerator is
+started first. A side with nothing to do is not called.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import accumulate
+
+import numpy as np
+import numpy.typing as npt
+
+from scheduler.demand.policies import Key
+from scheduler.demand.shared import SharedHold
+from tpi.devices.base import Device, Finished, Pending
+from tpi.devices.pages import Bytes
+from tpi.kernels.spec import ChainBlock, ExpertsSpec, Input, Residual, Routing
+from worker.demand.arena import ExpertArena
+from worker.neurons.hybrid import Merged
+from worker.node.microbatch import MicroBatch
+from worker.node.order import Phase
+from worker.node.segment import ExpertsSegment, Launch, Phases, Take
+
+F32 = npt.NDArray[np.float32]
+
+
+@dataclass(frozen=True, eq=False)
+class HybridExperts:
+    """A `worker.node.segment.Segment`: the routed experts of `block` in the host's memory, some of them in `arena`.
+
+    `device` is the host and `spec` of all these experts; `beside` computes on the accelerator, begun by `launch`.
+    """
+
+    device: Device
+    spec: ExpertsSpec
+    beside: Device
+    launch: Launch
+    block: int
+    arena: ExpertArena
+
+    @property
+    def empty(self) -> bool:
+        """See `Segment.empty`."""
+        return self.spec.units == 0
+
+    def start(self, phases: Phases, data: Bytes, part: MicroBatch, take: Take) -> Pending[F32] | None:
+        """See `Segment.start`; all is computed with the output."""
+        if Phase.OUTPUT not in phases:
+            return None
+        if self.empty:
+            return Finished(lambda: np.zeros_like(part.x))
+        x = take(ExpertsSegment(self.beside, self.launch, self.spec))
+        routing = part.routed(self.spec.router, self.beside.kernels, x)
+        held = self.arena.share(self.block, self._wanted(routing))
+        try:
+            pending = self._there(held, x, routing)
+        finally:
+            held.close()  # behind the call
+        self.arena.foretell(self.block, part.x)
+        if held.left:
+            pending.append(self._here(held.left, data, take(self), routing))
+        return Merged(pending) if pending else Finished(lambda: np.zeros_like(part.x))
+
+    def chained(self, data: Bytes, residual: Residual) -> ChainBlock:
+        """See `Segment.chained`; a chain computes all on the host."""
+        return ChainBlock(self.spec, data, residual)
+
+    def _wanted(self, routing: Routing) -> Mapping[int, int]:
+        """How many tokens chose each of these experts, of those that any did."""
+        counts = np.bincount(routing.experts.ravel(), minlength=self.spec.router.mixture.experts)
+        return {expert: int(counts[expert]) for expert in self._pieces if counts[expert]}
+
+    @cached_property
+    def _pieces(self) -> Mapping[int, tuple[int, slice]]:
+        """Of each of these experts the number of its piece, and where its bytes are among those of all."""
+        size = self.spec.routed.neuron.unit_bytes
+        ends = list(accumulate(piece.units * size for piece in self.spec.pieces))
+        begins = [0, *ends]
+        return {
+            piece.expert: (number, slice(begins[number], ends[number])) for number, piece in enumerate(self.spec.pieces)
+        }
+
+    def _there(self, held: SharedHold, x: Input, routing: Routing) -> list[Pending[F32]]:
+        """The accelerator's part, begun: those that are there in one call, then each of the others when it is."""
+        if not (held.ready or held.late):
+            return []
+        spec, kernels = self.spec, self.beside.kernels
+        together = [held.ready, *([key] for key in held.late)]
+
+        def computed(keys: Sequence[Key]) -> F32:
+            weights = {self._pieces[expert][0]: held.data((block, expert)) for block, expert in keys}
+            return kernels.expert_pieces(spec, weights, x, routing)
+
+        def call() -> F32:
+            first, *others = (computed(keys) for keys in together if keys)
+            for other in others:
+                first += other
+            return first
+
+        return [self.launch(call)]
+
+    def _here(self, keys: Sequence[Key], data: Bytes, x: Input, routing: Routing) -> Pending[F32]:
+        """The CPU's part, computed in this thread."""
+        spec, kernels = self.spec, self.device.kernels
+        pieces = (self._pieces[expert] for _, expert in keys)
+        weights = {number: data[where] for number, where in pieces}
+        return self.device.start(lambda: kernels.expert_pieces(spec, weights, x, routing))

@@ -1,0 +1,190 @@
+"""What an accelerator does whose memory cannot hold all routed experts: some of them lie there, as they are wanted.
+
+All else (attention, norms, routers, shared experts, dense layers) stays there; the rest of its memory is slots of one
+expert each. All routed experts lie in the host's memory.
+"""
+
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from functools import cache
+
+from scheduler.demand.choice.cliff import GUARDED
+from scheduler.demand.choice.replay import Recording, replay
+from scheduler.model.experts.costs import ExpertCosts
+from scheduler.model.experts.forecast import DemandForecast, ExpertWork, HitRate, best_demand, demand_pays_until
+from scheduler.model.machine import NodeMachine
+from scheduler.model.offload.choice import choose
+from scheduler.model.placement import Placement
+from tpi.devices.options import OffloadOptions
+from tpi.devices.pages import PAGE
+from tpi.errors import PlanError
+from worker.demand.plan import always_of, recording_of, routed_of
+from worker.plan.fit import Hosted, Tables, fit
+from worker.plan.node_plan import NodePlan
+from worker.plan.offload import OffloadPlan, layer_pages_bytes, offload_problem
+from worker.plan.segments import NodeSegment, cut_pieces
+
+LONG = 32  # tokens of a step that is a piece of a prompt rather than of answers, where both are computed alike
+_REPLAYED = 256  # steps of a record that a plan looks at
+
+
+@dataclass(frozen=True)
+class ExpertPlan(OffloadPlan):
+    """The decision. Routed experts are the host's, with `slots` slots of `slot_bytes` bytes on the accelerator."""
+
+    slots: int = field(kw_only=True)
+    slot_bytes: int = field(kw_only=True)
+    costs: ExpertCosts = field(kw_only=True)
+    forecast: DemandForecast = field(kw_only=True)
+
+    @property
+    def arena_bytes(self) -> int:
+        """Bytes of all slots."""
+        return self.slots * self.slot_bytes
+
+    @property
+    def memory_bytes(self) -> int:
+        """See `OffloadPlan.memory_bytes`."""
+        return super().memory_bytes + self.arena_bytes
+
+    def below(self, sizes: Sequence[int], fitting: Placement) -> Placement:
+        """See `OffloadPlan.below`.
+
+        Raises:
+            PlanError: if the host's memory does not hold all experts.
+        """
+        if fitting.streamed_bytes:
+            raise PlanError(
+                f"experts come to the accelerator from memory, and {-(-fitting.streamed_bytes >> 20)}MiB of them do "
+                "not fit; give more --memory, or --pipeline performance"
+            )
+        return super().below(sizes, fitting)
+
+
+def decide_experts(
+    plan: NodePlan, machine: NodeMachine, options: OffloadOptions, tables: Tables | None = None
+) -> ExpertPlan | None:
+    """Experts on demand, where that is predicted to be faster than anything that `decide_offload` knows; else None.
+
+    With `--pipeline demand` it need not be faster.
+
+    Raises:
+        PlanError: if it is asked for, and cannot be.
+    """
+    asked = options.pipeline == "demand"
+    found = planned_experts(plan, machine, options, tables) if asked or options.pipeline == "auto" else None
+    if asked and found is None:
+        raise PlanError(
+            "--pipeline demand brings experts to one accelerator, which must hold all else and what a token uses of a "
+            "layer, from memory, which must hold all of them; try --pipeline auto"
+        )
+    if asked or found is None:
+        return found
+    with suppress(PlanError):  # nothing else fits
+        others = choose(offload_problem(plan, cut_pieces(plan), machine, options, tables))
+        return found if found.forecast.seconds < others.seconds else None
+    return found
+
+
+def planned_experts(
+    plan: NodePlan, machine: NodeMachine, options: OffloadOptions, tables: Tables | None = None
+) -> ExpertPlan | None:
+    """The fastest way to have experts come on demand; None where there is no way."""
+    work, pieces = _experts(plan), tuple(_pieces(plan))
+    if work is None or plan.options.window:
+        return None
+    problem = offload_problem(plan, pieces, machine, options, tables)
+    found = best_demand(problem, work, hit_rate_of(plan))
+    if found is None:
+        return None
+    routed = frozenset(number for number, segment in enumerate(problem.work.segments) if segment.routed)
+    long = routed if found.offload.prompt != found.offload.decode else frozenset()
+    made = ExpertPlan(
+        pieces=pieces,
+        kept=frozenset(range(len(pieces))) - routed,
+        long=long,
+        short=frozenset(),
+        crossover=options.crossover or (demand_pays_until(problem, work, found) if long else LONG),
+        kv=found.offload.kv,
+        depth=2,
+        kv_layer_bytes=layer_pages_bytes(plan),
+        problem=problem,
+        chosen=found.offload,
+        in_ram=True,
+        slots=0,
+        slot_bytes=work.slot_bytes,
+        costs=ExpertCosts.of(machine, work.nbytes, work.weights, problem.work.crossing, work.shared),
+        forecast=found,
+    )
+    return _filled(made, work) if _in_memory(plan, made, tables) else None
+
+
+def hit_rate_of(plan: NodePlan) -> HitRate:
+    """How many of the wanted experts so many slots have: as recorded, or as if all were as likely."""
+    mixture = plan.config.mixture
+    keys = [key for key, _ in routed_of(plan, mixture.experts)] if mixture else []
+    recording = recording_of(plan.routing, keys)
+    if recording is None:
+        return lambda slots: min(1.0, slots / max(1, len(keys)))
+    first = Recording(recording.blocks, recording.steps[:_REPLAYED])
+
+    @cache
+    def found(slots: int) -> float:
+        known = first.of_at_most(slots)
+        return replay(known, GUARDED.open(known.blocks), slots).hit_rate
+
+    return found
+
+
+def _filled(made: ExpertPlan, work: ExpertWork) -> ExpertPlan | None:
+    """The same with as many slots as its memory has left beside everything else, to the page."""
+    room = made.problem.rooms[0] - made.memory_bytes - PAGE
+    slots = min(work.units, room // max(1, made.slot_bytes))
+    return replace(made, slots=slots) if slots >= work.used else None
+
+
+def _in_memory(plan: NodePlan, made: ExpertPlan, tables: Tables | None) -> bool:
+    """Whether the host's memory holds all routed experts."""
+    fed = [made.pieces[number] for number in made.fed]
+    hosted = Hosted.of(fed, [piece.most_bytes(plan.rank) for piece in fed], len(made.home), made.staged_bytes)
+    try:
+        return not fit(plan, tables, hosted).placement.streamed_bytes
+    except PlanError:
+        return False
+
+
+def _experts(plan: NodePlan) -> ExpertWork | None:
+    """The node's routed experts; None if it has none."""
+    mixture = plan.config.mixture
+    sizes = [segment for _, segment in routed_of(plan, mixture.experts)] if mixture else []
+    if mixture is None or not sizes:
+        return None
+    largest = max(sizes, key=lambda segment: segment.nbytes)
+    (run,) = largest.runs
+    blocks = [block for block in plan.blocks if block.kind == "experts"]
+    own = -(-len(sizes) // len(blocks))
+    shared = max(sum(run.nbytes for run in block.runs if run.name == "shared") for block in blocks)
+    return ExpertWork(
+        blocks=len(blocks),
+        experts=own,
+        used=max(1, round(mixture.used * own / mixture.experts)),
+        nbytes=largest.nbytes,
+        weights=len(run.units) * run.layout.width * run.layout.hidden * len(run.layout.parts),
+        shared=shared,
+    )
+
+
+def _pieces(plan: NodePlan) -> Iterator[NodeSegment]:
+    """All pieces in order of use, those of routed experts by themselves."""
+    block = None
+    for piece in cut_pieces(plan):
+        routed = tuple(run for run in piece.runs if run.name == "neuron")
+        begins, block = piece.block is not block, piece.block
+        if block.kind != "experts":
+            yield replace(piece, device=1)
+            continue
+        if begins and block.runs[0].name == "shared":
+            yield replace(always_of(block), device=1)
+        if routed:
+            yield NodeSegment(block, routed, 1)

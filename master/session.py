@@ -140,19 +140,8 @@ class Session:
         lookout = Lookout(lambda: find_workers(door), self._cluster.seek)
         stack.callback(lookout.close)
         self._membership = Membership(self._cluster, sharing, self.deploy, warn, *limits, lookout)
-        self._begin(sharing.among(workers), found)
+        self._membership.begin(optional=found)
         self.engine.recover, self.engine.between = self.recover, self._membership.welcome
-
-    def _begin(self, shares: Sequence[float] | Split, found: bool) -> None:
-        """The first deployment; of workers that were `found` one that fails is done without, as in the middle of a run.
-
-        Errors as `deploy` and `recover`.
-        """
-        try:
-            self.deploy(shares)
-        except NodeError as error:
-            if not found or not self.recover(error):
-                raise
 
     def _addresses(self, stack: ExitStack) -> list[str]:
         placement = self.placement

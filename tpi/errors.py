@@ -39,7 +39,11 @@ class ModelError(UsageError):
 
 
 class PlanError(UsageError):
-    """The model cannot be placed on these nodes."""
+    """The model cannot be placed on these nodes; `node` names the one that it is too much for, if it is one."""
+
+    def __init__(self, message: str, node: str = "") -> None:
+        super().__init__(message)
+        self.node = node
 
 
 class MessageError(TpiError):

@@ -1,5 +1,6 @@
 """The master's side of the weights plane: answers what workers lack, and gives rank 0 its own units from the pack."""
 
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
@@ -9,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from master.deployment.assignments import vectors_bytes
-from master.deployment.predictors import SentPredictors
+from master.deployment.sentgates import SentVectors
 from scheduler.storage.extent import Extent
 from tpi.errors import TpiError, WeightsError
 from tpi.net.channel import Channel, UnreachableError
@@ -26,10 +27,11 @@ from worker.shards.image import HeldBlock, ImagePlan, Piece, image_plans
 from worker.shards.partial_image import PartialImage
 
 F32 = npt.NDArray[np.float32]
+Allowed = dict[tuple[bytes, str], list[Range]]
+"""What a worker may ask for: ranges of units of each run of a block."""
 _WRONG = "a unit does not match its hash"
-
-
 _MOST_TIMES = 8  # that a worker is sent all of its part: damage and broken connections take some
+_EARLIER = 8  # plans whose requests may still be on their way
 
 
 class UnitSource(Protocol):
@@ -44,10 +46,10 @@ class UnitSource(Protocol):
 
 
 class PackSource:
-    """The layers of a pack, and predictors; its embedding, head and final norm cannot be asked for."""
+    """The layers of a pack, and what is sent beside them; its embedding, head and final norm cannot be asked for."""
 
-    def __init__(self, pack: Pack, predictors: SentPredictors | None = None) -> None:
-        self._sent = predictors.vectors if predictors is not None else {}
+    def __init__(self, pack: Pack, sent: SentVectors | None = None) -> None:
+        self._sent = sent.vectors if sent is not None else {}
         self.blocks: Mapping[bytes, PackBlock] = {bytes.fromhex(block.id): block for block in pack.walk()}
         self._verifiers: dict[tuple[bytes, str], Callable[[int, Bytes], None]] = {}
 
@@ -91,13 +93,15 @@ class Feeder:
         self.session = session
         self._assign: Assign | None = None
         self._source: UnitSource | None = None
-        self._allowed: dict[tuple[bytes, str], list[Range]] = {}
+        self._allowed: Allowed = {}
+        self._over: deque[Allowed] = deque(maxlen=_EARLIER)  # of earlier plans
         self._unit_bytes: dict[tuple[bytes, str], int] = {}
         self._nbytes = 0  # of the plan
 
     def begin(self, assign: Assign, source: UnitSource) -> None:
         """From now on serve the units of `assign`."""
         self.stats = TransferStats()
+        self._over.append(self._allowed)
         self._assign, self._source = assign, source
         self._allowed = {(block.id, "vectors"): [Range(0, 1)] for block in assign.blocks}
         for block in assign.blocks:
@@ -119,7 +123,7 @@ class Feeder:
         for _, message in self.channel.batch():
             if isinstance(message, Missing) and self._assign and message.epoch == self._assign.epoch:
                 self.stats.missing = min(message.nbytes, self._nbytes)
-            elif isinstance(message, Need):
+            elif isinstance(message, Need) and not self._late(message):
                 self._answer(message)
 
     def close(self) -> None:
@@ -127,11 +131,13 @@ class Feeder:
         self.monitor.close()
         self.channel.close()
 
+    def _late(self, need: Need) -> bool:
+        """Whether it was asked for an earlier plan alone, by a worker that had not heard of this one."""
+        return not _within(self._allowed, need) and any(_within(earlier, need) for earlier in self._over)
+
     def _answer(self, need: Need) -> None:
-        allowed = self._allowed.get((need.block, need.run), [])
-        known = any(part.first <= need.first < need.last <= part.last for part in allowed)
         try:
-            if self._source is None or not known:
+            if self._source is None or not _within(self._allowed, need):
                 raise WeightsError("it is not in the worker's plan")
             size = (need.last - need.first) * self._unit_bytes.get((need.block, need.run), 0)
             if size > TRANSFER_BYTES and need.last - need.first > 1:
@@ -152,23 +158,28 @@ class Feeder:
             return  # the connection broke: the next Offer has the worker ask again
 
 
+def _within(allowed: Allowed, need: Need) -> bool:
+    parts = allowed.get((need.block, need.run), [])
+    return any(part.first <= need.first < need.last <= part.last for part in parts)
+
+
 def own_blocks(
     pack: Pack,
     assign: Assign,
     cache: ShardCache,
     progress: Progress = silent,
-    predictors: SentPredictors | None = None,
+    sent: SentVectors | None = None,
 ) -> list[HeldBlock]:
     """Rank 0's blocks in the order of `assign.blocks`: in place where the pack has the units in one range, else images.
 
-    Predictors are handed over as they are in memory.
+    What is `sent` beside the pack is handed over as it is in memory.
 
     Raises:
         WeightsError: if the pack is damaged, or the disk full.
     """
-    source, sent = PackSource(pack), predictors.vectors if predictors is not None else {}
+    source, ready = PackSource(pack), sent.vectors if sent is not None else {}
     plans = image_plans(assign)
-    found = {plan.id: _in_memory(plan, pack, sent) for plan in plans if plan.block.id in sent}
+    found = {plan.id: _in_memory(plan, pack, ready) for plan in plans if plan.block.id in ready}
     for plan in plans:
         if plan.id not in found and (held := _in_place(plan, source.blocks[plan.block.id], cache)):
             found[plan.id] = held

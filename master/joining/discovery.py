@@ -90,7 +90,7 @@ def with_found(asked: RunOptions, door: Door, say: Callable[[str], None]) -> Run
 
 def say_without(say: Callable[[str], None], error: NodeError) -> None:
     """Say that a worker which was found is done without, and why."""
-    say(f"going on without {error.node}: {error}")
+    say(f"{str(error).partition('; ')[0]}; going on without it")
 
 
 def willing_at_home(door: Door, say: Callable[[str], None]) -> list[str]:

@@ -31,6 +31,17 @@ class Membership:
     lookout: Lookout
     standing: bool = True  # there is a deployment, as far as is known
 
+    def begin(self, optional: bool) -> None:
+        """The first deployment. Where workers are `optional`, one that fails or has too little memory is left out.
+
+        Raises:
+            NodeError: if one fails that is needed.
+            PlanError: if those who are left cannot hold the model.
+        """
+        while (error := self._not_begun()) is not None:
+            if not optional or not self._left_out(error):
+                raise error
+
     def recover(self, error: TpiError) -> bool:
         """Go on without a worker that is lost or failed; whether that could be done.
 
@@ -85,6 +96,24 @@ class Membership:
 
     def _deploy_once(self) -> None:
         self.deploy(self.shares.among([worker.address for worker in self.cluster.workers]))
+
+    def _not_begun(self) -> NodeError | PlanError | None:
+        try:
+            self._deploy_once()
+        except (NodeError, PlanError) as error:
+            return error
+        return None
+
+    def _left_out(self, error: NodeError | PlanError) -> bool:
+        """Go on without the worker that `error` names, for now or for good; whether there is one."""
+        if isinstance(error, NodeError):
+            self._part(error)
+            return True
+        gone = [worker for worker in self.cluster.workers if worker.name == error.node]
+        if gone:
+            self.warn(f"{error}; going on without {_names(gone)}")
+            self.cluster.dismiss(gone)
+        return bool(gone)
 
     def _part(self, error: NodeError) -> None:
         if not (gone := self.cluster.part(error)):

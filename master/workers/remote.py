@@ -163,6 +163,7 @@ class RemoteWorker:
     def _serve(self) -> None:
         if not self._line and (line := self._dial.answered()):
             self._line, self.key = line, line.key
+            self.name = self._net.door.name_of(line.key) or self.name
             self._channel = Channel(line.socket, self._net.tap)
             line.socket.sndtimeo = _SEND_MS
             self._connection(connected=True)

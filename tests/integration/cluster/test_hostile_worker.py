@@ -100,3 +100,15 @@ def test_one_that_asks_without_end_is_let_go() -> None:
 def ask_forever(feeder: Feeder, other: Channel, peer: bytes, need: Need) -> None:
     for _ in range(200):
         answer(feeder, other, peer, need)
+
+
+def test_what_was_asked_for_an_earlier_plan_is_neither_sent_nor_refused() -> None:
+    """A worker hears of a new plan after it has asked for units of the old one: that is no fault of either."""
+    model = MadeUpModel(layers=1, units=8)
+    with feeding(model) as (feeder, other, peer):
+        feeder.begin(model.split(1, 2, PEERS, 2)[1], model)
+        other.send(Need(model.ids[1], "neuron", 8, 12), peer)
+        data = answer(feeder, other, peer, Need(model.ids[1], "neuron", 0, 4))
+        assert isinstance(data, UnitData)
+        assert (data.first, data.last) == (0, 4)
+        assert isinstance(answer(feeder, other, peer, Need(model.ids[1], "neuron", 0, 17)), Unavailable)

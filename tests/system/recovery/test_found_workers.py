@@ -1,0 +1,70 @@
+"""Workers that are found, not named, and cannot help after all: the run goes on without them, and says why."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from master.deployment.deploy import Deployer
+from master.joining import discovery
+from master.options import RunOptions
+from master.session import Session
+from master.workers.cluster import Cluster
+from tests.support.cluster.cluster_helpers import REAL_WORKER
+from tests.support.house import Laptop, house, speak
+from tests.support.models import TinyModel
+from tpi.errors import PlanError
+
+PROMPT, LENGTH = [5, 6, 7, 8], 6
+SMALL_FILES = ("sh", "-c", 'ulimit -f 8; exec "$@"', "sh")  # 4 KiB, where shards have more: a disk that is full
+
+
+def found(monkeypatch: pytest.MonkeyPatch, *laptops: Laptop) -> None:
+    """What is announced, by workers that were free when they were asked."""
+    monkeypatch.setattr(discovery, "willing_at_home", lambda door, say: [one.address for one in laptops])
+
+
+def only_with_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The master alone does not hold the model."""
+    deploy = Deployer.deploy
+
+    def refuse(self: Deployer, shares: list[float]) -> object:
+        if len(shares) == 1:
+            raise PlanError("master: the model does not fit")
+        return deploy(self, shares)
+
+    monkeypatch.setattr(Deployer, "deploy", refuse)
+
+
+def test_who_cannot_help_is_done_without(
+    tmp_path: Path,
+    tiny_model: Callable[[str], TinyModel],
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    options = RunOptions(str(tiny_model("llama").directory), discover=True, cache=tmp_path / "m")
+    with house(tmp_path, 4) as (good, full, small, busy):
+        full.stop()
+        full.command = (*SMALL_FILES, *REAL_WORKER)
+        full.start()
+        small.stop()
+        small.arguments = ("--memory", "1MiB")
+        small.start()
+        found(monkeypatch, good, full, small, busy)
+        with Cluster.connect([busy.address]), Session(options) as session:
+            assert session.names == ("master", good.name)
+            assert len(speak(session, PROMPT, LENGTH).tokens) == LENGTH
+        lines = [line for line in capfd.readouterr().err.splitlines() if "going on with" in line]
+        found(monkeypatch, full)
+        only_with_others(monkeypatch)
+        with pytest.raises(PlanError, match="master: the model does not fit"), Session(options):
+            pass
+    used, little, disk = (
+        next(line for line in lines if words in line) for words in ("is in use by", "too little", "disk full")
+    )
+    assert f"worker {busy.address} " in used
+    assert used.endswith("; going on without it")
+    assert f"{small.name}: 1MiB of memory" in little
+    assert little.endswith(f"; going on without {small.name}")
+    assert f"worker {full.name} ({full.address}): " in disk
+    assert disk.endswith("; going on with master, a")

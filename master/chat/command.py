@@ -8,11 +8,12 @@ from typing import Any
 
 import click
 
+from master.chat.client import ChatServer
 from master.chat.conversation import Conversation
 from master.chat.loop import Chat, say_welcome
 from master.chat.own import OwnTalk
 from master.chat.readers import open_reader
-from master.chat.remote import ChatServer, ServerTalk
+from master.chat.remote import ServerTalk
 from master.chat.showing.screen import open_screen
 from master.generation.sampler import Sampler, Sampling
 from master.options import RunOptions, placement_options, quiet_option, sampling_options, take_sampling
@@ -63,10 +64,8 @@ def chat(
         raise UsageError("say which model with -m MODEL, or which server with --url URL")
     placement = RunOptions.from_flags(flags)
     with ending():
-        reader = open_reader(
-            placement.cache / HISTORY if history else None
-        )  # what these load counts as the bare process
-        screen = open_screen(markdown)
+        # what these load counts as the bare process
+        reader, screen = open_reader(placement.cache / HISTORY if history else None), open_screen(markdown)
         with Session(placement) as session:
             if session.tokenizer.chat_template is None:
                 raise UsageError("this model has no chat template; use tpi run --raw")

@@ -11,6 +11,7 @@ from master.chat.talk import Talk
 from master.generation.answer import Answer
 from tpi.errors import NodeError, UsageError
 from tpi.system.interrupts import noticed
+from tpi.text import plain
 
 
 class Chat:
@@ -123,6 +124,6 @@ def warn(text: str) -> None:
 
 def say_welcome(model: str, names: tuple[str, ...], group: str, context: int) -> None:
     """Which model answers, on which nodes, and how to leave."""
-    click.echo(f"{model} on {', '.join(names)}", err=True)
+    click.echo(f"{plain(model)} on {', '.join(names)}", err=True)
     click.echo(f"{group}; context of {context} tokens", err=True)
     click.echo("/help lists commands. Ctrl-C stops an answer; Ctrl-D or /bye leaves.", err=True)

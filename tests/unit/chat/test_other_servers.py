@@ -1,0 +1,122 @@
+"""`tpi chat --url` with what is no server, or a malicious one: a sentence each time, and no terminal obeys it."""
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from threading import Thread
+
+import pytest
+
+from master.chat.client import ChatServer
+from master.chat.conversation import Conversation
+from master.chat.loop import say_welcome
+from master.chat.remote import ServerTalk
+from master.generation.sampler import Sampling
+from tpi.errors import NodeError, NodeLost, UsageError
+
+EVIL = "\x1b]0;mine\x07"
+MODELS = json.dumps({"data": [{"id": "cat"}]}).encode()
+
+
+@contextmanager
+def server(models: bytes, said: bytes = b"", status: int = 200) -> Iterator[str]:
+    """The address of one that answers every GET with `models`, and every POST with `said`."""
+
+    class Answers(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self._send(models, 200)
+
+        def do_POST(self) -> None:
+            self.rfile.read(int(self.headers["Content-Length"]))
+            self._send(said, status)
+
+        def _send(self, body: bytes, code: int) -> None:
+            self.send_response(code)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    with HTTPServer(("127.0.0.1", 0), Answers) as http:
+        thread = Thread(target=http.serve_forever, kwargs={"poll_interval": 0.01})
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{http.server_address[1]}"
+        finally:
+            http.shutdown()
+            thread.join()
+
+
+class NoScreen:
+    """Shows nothing."""
+
+    def write(self, text: str) -> None:
+        pass
+
+    def end(self) -> None:
+        pass
+
+
+def talk_to(url: str) -> ServerTalk:
+    return ServerTalk(ChatServer(url, None), Sampling(), 8, Conversation(None, []), NoScreen())
+
+
+def reply(talk: ServerTalk) -> str:
+    return talk.reply("Hello", lambda: False, lambda _: None).text
+
+
+@pytest.mark.parametrize("url", ["http://x:abc", "http://x:99999", "http://[::1", "http://", "ftp://x"])
+def test_what_is_no_address(url: str) -> None:
+    with pytest.raises(UsageError, match="is no address of a server"):
+        ChatServer(url, None)
+
+
+def test_a_name_that_cannot_be_one_is_not_there() -> None:
+    with pytest.raises(NodeLost, match=r"no server answers at 192\.\.168\.1\.7:80"):
+        ChatServer("http://192..168.1.7:80", None).model()
+
+
+def test_what_is_said_of_a_server_has_no_password() -> None:
+    assert ChatServer("http://me:secret@home:8080", None).name == "home:8080"
+
+
+@pytest.mark.parametrize(
+    "models", [b"<html>", b"{}", b"[]", b'{"data": []}', b'{"data": [{"id": 5, "max_model_len": "x"}]}']
+)
+def test_what_has_no_models_is_no_such_server(models: bytes) -> None:
+    with server(models) as url, pytest.raises(NodeError, match="is no server of OpenAI's form; look at --url"):
+        talk_to(url)
+
+
+@pytest.mark.parametrize(
+    "chunk",
+    [
+        "{", "5", "[]", '{"choices": 5}', '{"choices": [{"delta": null}]}', '{"choices": [{"delta": {"content": 5}}]}',
+        '{"choices": [], "usage": {"prompt_tokens": "x"}}', '{"error": "no"}',
+    ],
+)  # fmt: skip
+def test_a_stream_of_nonsense_is_no_such_server(chunk: str) -> None:
+    with server(MODELS, f"data: {chunk}\n\n".encode()) as url:
+        talk = talk_to(url)
+        with pytest.raises(NodeError, match="is no server of OpenAI's form"):
+            reply(talk)
+    assert not talk.conversation.turns
+
+
+def test_no_terminal_obeys_what_a_server_calls_its_model_or_says_of_an_error(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    error = json.dumps({"error": {"message": f"no{EVIL}"}}).encode()
+    with server(json.dumps({"data": [{"id": f"cat{EVIL}"}]}).encode(), error, status=400) as url:
+        talk = talk_to(url)
+        say_welcome(talk.model, ("home",), "a server", talk.context)
+        with pytest.raises(UsageError) as refused:
+            reply(talk)
+    with server(MODELS, b"data: " + error) as url, pytest.raises(NodeError) as failed:
+        reply(talk_to(url))
+    shown = capsys.readouterr().err + str(refused.value) + str(failed.value)
+    assert shown.count("?]0;mine?") == 3
+    assert "\x1b" not in shown

@@ -35,13 +35,17 @@ def llama_1b_f32() -> Model:
     return Model("1.1B f32", write_huggingface(default_cache() / "benchmarks" / "llama-1.1b-f32", dict(LLAMA_1B)))
 
 
-def reglu_1b(active: float = 0.1) -> Model:
-    """The 1.1B shape with ReLU in q4, a pack: so many of its neurons are active, and its predictors lie beside it."""
+def reglu_1b(active: float = 0.1, hot_first: bool = False) -> Model:
+    """The 1.1B shape with ReLU in q4, a pack: so many of its neurons are active, and its predictors lie beside it.
+
+    Neurons are in any order, or as a profile numbers them.
+    """
     from tests.support.weights.regular import NeuronUse, write_regular
     from tests.support.weights.shapes import LLAMA_1B
 
-    target = default_cache() / "benchmarks" / f"reglu-1.1b-{active:g}.pack"
-    return Model(f"1.1B ReGLU q4, {active:.0%} active", write_regular(target, LLAMA_1B, NeuronUse(active)).path)
+    target = default_cache() / "benchmarks" / f"reglu-1.1b-{active:g}{'-hot-first' * hot_first}.pack"
+    use = NeuronUse(active, hot_first=hot_first)
+    return Model(f"1.1B ReGLU q4, {active:.0%} active", write_regular(target, LLAMA_1B, use).path)
 
 
 def reglu_layers(layers: int = 8) -> Model:

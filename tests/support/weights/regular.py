@@ -50,6 +50,7 @@ class NeuronUse:
         similar: of a token's active neurons those that the token before had, too.
         rank: of the gates' matrices.
         noise: the share of a gate's variance that is beyond that rank, and beyond any small predictor.
+        hot_first: neurons are numbered as a profile numbers them, the hottest first; else anyhow.
     """
 
     active: float = 0.1
@@ -58,6 +59,7 @@ class NeuronUse:
     similar: float = 0.55
     rank: int = 96
     noise: float = 0.02
+    hot_first: bool = False
 
     def frequencies(self, neurons: int) -> npt.NDArray[np.float64]:
         """How often each neuron is active, the hottest first: a power law with the mean `active`, cut off at `most`."""
@@ -149,8 +151,10 @@ class RegularModel:
         return np.asarray(shared * np.sqrt(share) + own * np.sqrt(1 - share), np.float32)
 
     def biases(self, layer: int) -> F32:
-        """Of the gates: neurons of every frequency, in random order."""
+        """Of the gates: neurons of every frequency, in random order or the hottest first."""
         values = ndtri(self.use.frequencies(self._inner)).astype(np.float32)
+        if self.use.hot_first:
+            return values
         return np.asarray(self._random(f"order {layer}").permutation(values), np.float32)
 
     def factors(self, layer: int) -> tuple[F32, F32]:

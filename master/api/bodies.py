@@ -4,8 +4,10 @@ import asyncio
 
 from starlette.types import Message, Receive
 
-from master.api.failures import RETRY_S, ApiFailure, refusal
+from master.api.failures import CLIENT_GONE, RETRY_S, ApiFailure, refusal
 from master.api.state import ServeLimits
+
+_DIGITS = 20  # of a length
 
 
 class BodyRoom:
@@ -30,7 +32,7 @@ class HeldBody:
         """Take it in; what is wrong with it. `length` is what the client says of its size."""
         most = limits.body_bytes
         too_large = refusal(413, f"the body is over the limit of {most} bytes; ask for less", code="body_too_large")
-        if length is not None and (not length.isdigit() or int(length) > most):
+        if length is not None and (len(length) > _DIGITS or not length.isdecimal() or int(length) > most):
             return too_large
         try:
             return await asyncio.wait_for(self._read(receive, most, too_large), limits.body_s)
@@ -61,8 +63,8 @@ class HeldBody:
     async def _read(self, receive: Receive, most: int, too_large: ApiFailure) -> ApiFailure | None:
         while True:
             message = await receive()
-            if message["type"] == "http.disconnect":
-                return None
+            if message["type"] == "http.disconnect":  # what came may look whole, and is not
+                return refusal(CLIENT_GONE, "the client left before the end of the body", code="client_gone")
             part = message.get("body", b"")
             if self._size + len(part) > most:
                 return too_large

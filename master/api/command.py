@@ -61,7 +61,7 @@ def serve(
     from master.api.server import is_own, listen
     from master.api.state import ServeLimits
 
-    key = api_key or os.environ.get(KEY_VARIABLE) or None
+    key = _sendable(api_key or os.environ.get(KEY_VARIABLE))
     if not is_own(host) and key is None:
         raise UsageError(f"--host {host} is open to the network; give a key with --api-key, or listen at 127.0.0.1")
     placement = replace(RunOptions.from_flags(flags), parallel=parallel)
@@ -70,6 +70,13 @@ def serve(
     _log(quiet)
     with listen(host, port) as listening, Session(placement) as session:
         run_server(session, alias or Path(placement.model).name or placement.model, listening, access, limits, cors)
+
+
+def _sendable(key: str | None) -> str | None:
+    """The key, if there is one; UsageError if no header could carry it, and so nobody could ever come in."""
+    if key and not (key.isascii() and key.isprintable() and key == key.strip()):
+        raise UsageError(f"the key of --api-key or {KEY_VARIABLE} may have printable ASCII alone, no blank at its ends")
+    return key or None
 
 
 def _log(quiet: bool) -> None:

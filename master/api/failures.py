@@ -34,6 +34,7 @@ _KINDS = {
 }  # fmt: skip
 
 RETRY_S = 5  # when nothing better is known
+CLIENT_GONE = 499  # as nginx has it; nobody sees it but the log
 
 
 def failure_of(error: TpiError, retry_after: int = RETRY_S) -> ApiFailure:

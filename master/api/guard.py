@@ -16,6 +16,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from master.api.bodies import BodyRoom, HeldBody
 from master.api.failures import ApiFailure, anthropic_form, openai_form, refusal
 from master.api.state import ServeLimits
+from tpi.text import plain
 
 OPEN_PATHS = frozenset({"/health"})
 _NAMES = ("localhost",)
@@ -116,7 +117,7 @@ class _Logged:
         client = (self._scope.get("client") or ("-",))[0]
         seconds = perf_counter() - self._begun
         line = "%s %s %s %s %d %.3f s"
-        log.info(line, self._id, client, self._scope["method"], self._scope["path"], self._status, seconds)
+        log.info(line, self._id, client, self._scope["method"], plain(self._scope["path"]), self._status, seconds)
 
 
 _SAFE = ((b"x-content-type-options", b"nosniff"),)

@@ -2,6 +2,7 @@
 
 import socket
 from collections.abc import Sequence
+from contextlib import ExitStack, closing
 
 import click
 
@@ -28,13 +29,11 @@ def run_server(
     metrics, engine = ServerMetrics(model), EngineThread(session.engine, limits.waiting, session.engine.recover)
     metrics.watch(engine)
     engine.start()
-    try:
-        service = Service(engine, session.tokenizer, session.pack.config.vocab, metrics)
+    with ExitStack() as stack:
+        stack.callback(engine.stop)
+        service = stack.enter_context(closing(Service(engine, session.tokenizer, session.pack.config.vocab, metrics)))
         service.warm_up()
         house = House(engine, lambda: session.figures, model)
         server = ApiServer(make_app(ApiState(service, model, metrics, limits, house), access, origins), engine)
         click.echo(f"{model} is served at {url_of(listening)}; context of {service.context} tokens")
         server.run(sockets=[listening])
-        service.close()
-    finally:
-        engine.stop()

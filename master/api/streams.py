@@ -12,7 +12,7 @@ from starlette.types import Receive, Scope, Send
 
 from master.api.answers.events import Event
 from master.api.answers.service import Answering
-from master.api.failures import ApiFailure, RequestError, failure_of
+from master.api.failures import CLIENT_GONE, ApiFailure, RequestError, failure_of
 from tpi.errors import TpiError
 
 T = TypeVar("T")
@@ -21,7 +21,6 @@ _SLOW_S = 30.0  # in which a reader takes nothing
 _PULSE_S = 10.0  # without an event: a comment tells proxies that the stream lives
 _AHEAD = 16  # events of several answers that wait to be sent; the others stay where they are counted
 PULSE = ": alive\n\n"
-CLIENT_GONE = 499
 
 FailureForm = Callable[[ApiFailure], str]
 
@@ -38,15 +37,17 @@ class EventStream(Response):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """See ASGI."""
-        tasks = [asyncio.ensure_future(self._send(send)), asyncio.ensure_future(_gone(receive))]
+        sending, gone = asyncio.ensure_future(self._send(send)), asyncio.ensure_future(_gone(receive))
         try:
-            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait([sending, gone], return_when=asyncio.FIRST_COMPLETED)
         finally:
-            for task in tasks:
+            for task in (sending, gone):
                 task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
+            await asyncio.gather(sending, gone, return_exceptions=True)
             for answer in self._answers:
                 answer.cancel()
+        if not sending.cancelled():
+            sending.result()  # raises what nobody foresaw: the server logs it, and breaks the connection off
 
     async def _send(self, send: Send) -> None:
         with suppress(asyncio.TimeoutError):

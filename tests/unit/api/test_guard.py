@@ -1,0 +1,77 @@
+"""Before and after a request: what never gets in, what the log has of it, and failures that nobody foresaw."""
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator
+
+import pytest
+from starlette.types import Message, Receive, Scope, Send
+
+from master.api import command
+from master.api.failures import CLIENT_GONE
+from master.api.guard import Access, Guard
+from master.api.state import ServeLimits
+from master.api.streams import EventStream
+from tpi.errors import UsageError
+
+HEADERS = [(b"host", b"localhost"), (b"content-type", b"application/json")]
+
+
+async def nobody(scope: Scope, receive: Receive, send: Send) -> None:
+    pytest.fail("it got in")
+
+
+def asked(messages: list[Message], path: str = "/v1/chat/completions", access: Access = Access()) -> int:  # noqa: B008
+    """The status of a POST whose client sends these and then leaves; nothing may get through to the application."""
+    sent: list[Message] = []
+
+    async def receive() -> Message:
+        return messages.pop(0) if messages else {"type": "http.disconnect"}
+
+    async def send(message: Message) -> None:
+        sent.append(message)
+
+    scope = {"type": "http", "method": "POST", "path": path, "headers": HEADERS, "client": ("127.0.0.1", 1)}
+    asyncio.run(Guard(nobody, access, ServeLimits(), lambda _: False)(scope, receive, send))
+    return int(sent[0]["status"])
+
+
+def test_a_body_that_breaks_off_is_not_answered_though_it_looks_whole() -> None:
+    assert asked([{"type": "http.request", "body": b'{"messages": []}', "more_body": True}]) == CLIENT_GONE
+
+
+def test_a_stranger_writes_no_line_of_the_log_and_no_terminal_obeys_it(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO, "tpi.serve"):
+        assert asked([], "/x\n2026 forged\x1b]0;mine\x07", Access("secret")) == 401
+    (line,) = caplog.messages
+    assert "POST /x 2026 forged?]0;mine? 401" in line
+
+
+def test_what_nobody_foresaw_ends_a_stream_and_is_raised() -> None:
+    """Rather than an end of the stream that looks like any other."""
+    sent: list[Message] = []
+
+    async def events() -> AsyncIterator[str]:
+        yield "data: 1\n\n"
+        raise ZeroDivisionError
+
+    async def receive() -> Message:
+        await asyncio.Event().wait()
+        raise AssertionError
+
+    async def send(message: Message) -> None:
+        sent.append(message)
+
+    with pytest.raises(ZeroDivisionError):
+        asyncio.run(EventStream(events(), [])({"type": "http"}, receive, send))
+    assert [message.get("more_body") for message in sent] == [None, True]
+
+
+@pytest.mark.parametrize("key", [" secret", "secret\n", "s\u00e9cret", "\x1b"])
+def test_a_key_that_no_header_carries_is_refused_at_the_start(key: str) -> None:
+    with pytest.raises(UsageError, match="printable ASCII"):
+        command._sendable(key)
+
+
+def test_no_key_is_no_key() -> None:
+    assert [command._sendable(key) for key in (None, "", "a key")] == [None, None, "a key"]

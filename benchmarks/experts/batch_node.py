@@ -4,13 +4,19 @@ Its pages are taken to be full: they hold zeros, which take as long to attend to
 """
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
 import numpy as np
 
+from master.deployment.assignments import assignments
+from master.deployment.deploy import kv_dtype
+from master.deployment.deployment import Nobody, Workers
+from master.deployment.planner import deal_shards, units_of
+from master.vocabulary.vocabulary import table_bytes
 from scheduler.model.machine import emulated_node
 from scheduler.storage.disk import DirectDisk
 from scheduler.storage.timed import TimedDisk
@@ -21,14 +27,17 @@ from tpi.devices.emulated.device import EmulatedDevice, open_emulated
 from tpi.devices.host import open_host
 from tpi.devices.options import OffloadOptions
 from tpi.kv import pages_for
-from tpi.net.messages import Step, StepEntry
+from tpi.net.fields import GroupBatch
+from tpi.net.messages import NodeOptions, PeerAddress, Step, StepEntry
 from tpi.pack.builder.build import open_source, pack_model
 from tpi.pack.reader import Pack
 from tpi.trace import Row
 from worker.equipment import Beside
 from worker.node.node import Node
 from worker.pipelines.accelerated import BatchAccelerated
+from worker.pipelines.agree import GroupMember, agree
 from worker.pipelines.decide import Decide
+from worker.plan.node_plan import node_plan
 
 CONTEXT = 160  # tokens of a sequence at most
 MIXTRAL = {
@@ -48,12 +57,15 @@ def mixture() -> Pack:
 
 
 class BatchNode:
-    """One node, and as many sequences as its policy has at once, all of the same number of tokens."""
+    """One node, and as many sequences as its policy has at once, all of the same number of tokens.
 
-    def __init__(self, node: Node, device: EmulatedDevice, filled: int) -> None:
+    `others` run the same steps.
+    """
+
+    def __init__(self, node: Node, device: EmulatedDevice, filled: int, others: Workers | None = None) -> None:
         assert isinstance(node.link, BatchAccelerated)
         self.link: BatchAccelerated = node.link
-        self._emulation, self._node = device.emulation, node
+        self._emulation, self._node, self._others = device.emulation, node, others or Nobody()
         self.sequences, self._position, self._number = self.link.plan.policy.batch, filled, 0
         shape = self.sequences, MIXTRAL["hidden_size"]
         self._x = np.random.default_rng(0).normal(size=shape).astype(np.float32)
@@ -85,40 +97,69 @@ class BatchNode:
         )  # fmt: skip
         self._number += 1
         self._position += 1
-        self._node.run(Step(1, 1, self._number, entries, (), self._x))
+        step = Step(1, 1, self._number, entries, (), self._x)
+        self._others.step(step)
+        self._node.run(step)
 
 
 @contextmanager
 def batch_node(
-    device: str, sequences: int, filled: int, decide: Decide | None = None, memory: int = 0, trace: bool = False
+    device: str,
+    sequences: int,
+    filled: int,
+    decide: Decide | None = None,
+    memory: int = 0,
+    trace: bool = False,
+    nodes: int = 1,
 ) -> Iterator[BatchNode]:
     """A node of `emu:` and `device`, for which at most so many sequences wait, with `filled` tokens each.
 
     `decide` plans in place of the node's own; `memory` is what it may use, in bytes, if not all;
-    with `trace` it records its spans.
+    with `trace` it records its spans. It may be one of several `nodes`, all alike, each with its part of the model.
     """
-    emulated = open_emulated(device)
-    machine = emulated_node(emulated.emulation.machine)
     with ExitStack() as stack:
-        stack.enter_context(closing(emulated))
-        folder = Path(stack.enter_context(TemporaryDirectory()))
+        devices = [stack.enter_context(closing(open_emulated(device))) for _ in range(nodes)]
+        beside = [
+            Beside(one, emulated_node(one.emulation.machine), OffloadOptions(pipeline="batch"), decide)
+            for one in devices
+        ]
+        emulation = devices[0].emulation
+        options: dict[str, Any] = {
+            "chunk": max(512, sequences),
+            "context": CONTEXT,
+            "pool": sequences * pages_for(CONTEXT),
+            "threads": 1,
+            "memory": memory,
+            "trace": trace,
+            "scheduler": "window" if memory else "resident",
+        }
+        if nodes > 1:
+            options["batch"] = _agreed(mixture(), beside, options)
         deployment = in_process_deployment(
             mixture(),
-            [1],
-            folder,
-            chunk=max(512, sequences),
-            context=CONTEXT,
-            host=emulated.emulation.host(open_host()),
-            disk=TimedDisk(DirectDisk(), emulated.emulation.disk),
-            accelerators={0: Beside(emulated, machine, OffloadOptions(pipeline="batch"), decide)},
-            pool=sequences * pages_for(CONTEXT),
-            threads=1,
-            memory=memory,
-            trace=trace,
-            scheduler="window" if memory else "resident",
+            [1] * nodes,
+            Path(stack.enter_context(TemporaryDirectory())),
+            hosts={rank: one.emulation.host(open_host()) for rank, one in enumerate(devices)},
+            disk=TimedDisk(DirectDisk(), emulation.disk),
+            accelerators=dict(enumerate(beside)),
+            **options,
         )
         stack.enter_context(closing(deployment))
-        yield BatchNode(deployment.node, emulated, filled)
+        yield BatchNode(deployment.node, devices[0], filled, deployment._workers)
+
+
+def _agreed(pack: Pack, beside: Sequence[Beside], options: dict[str, Any]) -> GroupBatch:
+    """What the nodes of a group have to have alike."""
+    shards = deal_shards(pack.config, units_of(pack), [1] * len(beside))
+    peers = [PeerAddress(rank, f"node {rank}", "") for rank in range(len(beside))]
+    node = NodeOptions(CONTEXT, options["pool"], kv_dtype(pack), options["chunk"], memory=options["memory"])
+    plans = assignments(pack, shards, peers, node, session=1, epoch=1, collective="loopback")
+    return agree(
+        [
+            GroupMember(f"node {rank}", node_plan(plan), one.machine, one.options, None if rank else table_bytes(pack))
+            for rank, (plan, one) in enumerate(zip(plans, beside, strict=True))
+        ]
+    )
 
 
 def _write(folder: Path) -> None:

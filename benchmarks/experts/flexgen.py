@@ -2,7 +2,8 @@
 
 Its unknowns are the shares of weights and of keys and values on GPU, CPU and disk; sizes of batches are enumerated. A
 kernel takes its operations over the device's speed, whatever it has to read: so a small micro-batch costs nothing in
-its eyes, and frees memory. Attention is the GPU's. What differs: keys and values are on one side, as here.
+its eyes, and frees memory. Attention is the GPU's. What differs: keys and values are on one side, as here, and the host
+adds residual connections, which saves crossings that FlexGen does not have.
 """
 
 from collections.abc import Iterator
@@ -50,7 +51,7 @@ def _solved(problem: BatchProblem, micro: int, parts: int) -> Iterator[tuple[flo
     found = milp(objective, integrality=whole, bounds=Bounds(0, upper), constraints=rows)
     if found.x is not None:
         there, kv, disk = (float(found.x[at]) for at in (_WG, _CG, _WD))
-        yield found.fun / batch, BatchPolicy(batch, parts, True, True, there, kv, disk)
+        yield found.fun / batch, BatchPolicy(batch, parts, True, True, there, kv, disk, adds_there=False)
 
 
 def _rows(problem: BatchProblem, micro: int, batch: int) -> tuple[list[list[float]], list[float]]:

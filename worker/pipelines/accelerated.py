@@ -62,7 +62,8 @@ class BatchAccelerated(Accelerated):
     ) -> None:
         """`devices` are the host and the accelerator. Errors as `Accelerated`."""
         host, device = devices
-        self.lanes = BatchLanes(device, host, trace)
+        assert isinstance(residence.offload, BatchPlan)
+        self.lanes = BatchLanes(device, host, trace, residence.offload.policy.adds_there)
         self._holds: dict[int, list[LongHold]] = {}
         super().__init__([device], plan, residence, placed, trace)
         with ExitStack() as stack:
@@ -72,7 +73,7 @@ class BatchAccelerated(Accelerated):
         policy, blocks, agreed = self.plan.policy, plan.blocks, plan.options.batch if plan.size > 1 else None
         attends = tuple(block.kind == "attention" for block in blocks)
         self.pipeline = BatchPipeline(
-            device,
+            self.lanes,
             attends,
             tuple(block.layer for block in blocks),
             self.visiting,

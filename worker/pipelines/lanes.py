@@ -1,35 +1,27 @@
 """What runs beside a node's accelerator for a batch: the host's attention, and heads that cross between the two."""
 
 from collections.abc import Callable
-from typing import Any, Protocol, TypeVar, cast
+from typing import Any, TypeVar, cast
 
 from tpi.devices.base import Device, Event, Finished, Pending
 from tpi.devices.inorder import InOrder
+from tpi.kernels import Kernels
 from tpi.trace import OFF, NoTrace
 
 T = TypeVar("T")
 Given = TypeVar("Given")
 
 
-class AttentionThread(Protocol):
-    """A thread that makes calls one after the other."""
-
-    def start(self, call: Callable[[], T]) -> Pending[T]:
-        """Have `call` made after those before it."""
-        ...
-
-    def close(self) -> None:
-        """Join it. Idempotent."""
-        ...
-
-
 class BatchLanes:
-    """The host attends in a thread of its own; heads cross as the device says."""
+    """The host attends in a thread of its own, and adds in another; heads cross as the device says."""
 
-    def __init__(self, device: Device, host: Device, trace: NoTrace = OFF) -> None:
-        self.host, self._trace = host, trace
+    def __init__(self, device: Device, host: Device, trace: NoTrace = OFF, adds_there: bool = True) -> None:
+        """`adds_there`: the accelerator adds residual connections, in the order of its calls."""
+        self.device, self.host, self._trace = device, host, trace
+        self.adds_there = adds_there
         emulation: Any = getattr(device, "emulation", None)
-        self._thread: AttentionThread = InOrder("tpi-attention") if emulation is None else emulation.thread("attention")
+        open_thread = InOrder if emulation is None else emulation.thread
+        self._thread, self._adding = (open_thread(f"tpi-{name}") for name in ("attention", "adding"))
         self._cross = cast("Callable[[int, bool], Event] | None", getattr(device, "cross", None))
 
     def attend(self, name: str, arrived: Callable[[], Given], call: Callable[[Given], T]) -> Pending[T]:
@@ -45,6 +37,12 @@ class BatchLanes:
 
         return self._thread.start(spanned)
 
+    def add(self, call: Callable[[Kernels], None]) -> Pending[None]:
+        """Have hidden states moved on by whoever adds, with its kernels, after those before them."""
+        if self.adds_there:
+            return self.device.start(lambda: call(self.device.kernels))
+        return self._adding.start(lambda: call(self.host.kernels))
+
     def cross(self, nbytes: int, up: bool) -> Event:
         """The end of a crossing of so many bytes of activations, which begins now.
 
@@ -53,8 +51,9 @@ class BatchLanes:
         return Finished(_nothing) if self._cross is None else self._cross(nbytes, up)
 
     def close(self) -> None:
-        """Join the thread. Idempotent."""
+        """Join the threads. Idempotent."""
         self._thread.close()
+        self._adding.close()
 
 
 def _nothing() -> None:

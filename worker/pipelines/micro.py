@@ -9,28 +9,35 @@ from tpi.devices.base import Device, Finished, Pending, wait_all
 from tpi.kernels import Kernels
 from tpi.kernels.spec import Batch, BlockSpec, Input, Residual
 from worker.node.microbatch import MicroBatch
+from worker.pipelines.lanes import BatchLanes
 
 F32 = npt.NDArray[np.float32]
 I64 = npt.NDArray[np.int64]
 
 
 class LiftedMicroBatch(MicroBatch):
-    """Norms, residual connections and sums of one node are calls of its accelerator, in the order of asking.
+    """Norms and sums of one node are calls of its accelerator, in the order of asking; so are, or are the host's beside
+    it, residual connections.
 
-    What several nodes sum is waited for, since it travels; what comes of that is a call again. Its `x` is what the
-    accelerator's thread has come to; others read it after `arrive`.
+    What several nodes sum is waited for, since it travels; what comes of that is a call again. Its `x` is what those
+    who add have come to; others read it after `arrive`.
     """
 
-    def __init__(self, number: int, x: F32, batch: Batch, rows: I64, device: Device, attended_there: bool) -> None:
+    def __init__(self, number: int, x: F32, batch: Batch, rows: I64, lanes: BatchLanes, attended_there: bool) -> None:
         """`rows` are the step's tokens that it has; `attended_there` says where: on the accelerator, or the host."""
         super().__init__(x, batch)
         self.number, self.rows, self.attended_there = number, rows, attended_there
-        self._device = device
+        self._lanes = lanes
         self._moves: list[Pending[None]] = []  # from block to block, since the step began
 
     def prepared(self, spec: BlockSpec, device: Device, host: Kernels) -> Input:
-        """See `MicroBatch.prepared`; by the accelerator, in a call of it."""
+        """See `MicroBatch.prepared`; by the accelerator, in a call of it behind `follow`."""
         return self._prepare(spec, device.kernels, self.x)
+
+    def follow(self) -> None:
+        """Have the accelerator make no further call before hidden states are those of the block that comes next."""
+        if self._moves and not self._lanes.adds_there and not self._moves[-1].done:
+            self._lanes.device.start(self._moves[-1].wait)
 
     def add(self, partial: Pending[F32]) -> None:
         """See `MicroBatch.add`."""
@@ -50,12 +57,12 @@ class LiftedMicroBatch(MicroBatch):
         """See `MicroBatch.settles`: the sum of one node's segments is the block's."""
         pending, self._pending = self._pending, []
 
-        def settle() -> None:
+        def settle(kernels: Kernels) -> None:
             results = [each.wait() for each in pending]
             total = results[0]
             for result in results[1:]:
                 total = np.add(total, result)
-            self.x = self._device.kernels.add_residual(residual, self.x, total)
+            self.x = kernels.add_residual(residual, self.x, total)
             self._forget()
 
         self._later(settle)
@@ -64,11 +71,11 @@ class LiftedMicroBatch(MicroBatch):
     def summed(self, residual: Residual, total: F32 | None, host: Kernels) -> None:
         """See `MicroBatch.summed`."""
         self._partial = None
-        own = None if total is None else total.copy()  # the next sum takes its place before the accelerator has read it
+        own = None if total is None else total.copy()  # the next sum takes its place before this is read
 
-        def settle() -> None:
+        def settle(kernels: Kernels) -> None:
             if own is not None:
-                self.x = self._device.kernels.add_residual(residual, self.x, own)
+                self.x = kernels.add_residual(residual, self.x, own)
             self._forget()
 
         self._later(settle)
@@ -84,10 +91,10 @@ class LiftedMicroBatch(MicroBatch):
         for move in self._moves:
             Finished(move.wait)
 
-    def _later(self, call: Callable[[], None]) -> None:
-        self._moves.append(self._device.start(call))
+    def _later(self, call: Callable[[Kernels], None]) -> None:
+        self._moves.append(self._lanes.add(call))
 
-    def _forget(self) -> None:
+    def _forget(self, kernels: Kernels | None = None) -> None:
         """What was made for a block is of no use to the next."""
         self._ready.clear()
         self._routing = None

@@ -9,12 +9,12 @@ import numpy.typing as npt
 
 from scheduler.model.roofline.latency import HOST_OVERLAP, PAGES_OVERLAP
 from scheduler.model.roofline.policy import BatchPolicy
-from tpi.devices.base import Device
 from tpi.kernels.spec import Batch
 from tpi.net.fields import GroupBatch
 from worker.node.microbatch import MicroBatch
 from worker.node.order import Order, Phase, Visit, visits
 from worker.pipelines.dividing import Sizes, decodes, divided
+from worker.pipelines.lanes import BatchLanes
 from worker.pipelines.longhold import LongHold
 from worker.pipelines.micro import LiftedMicroBatch
 from worker.pipelines.orders import Interleaved, Layerwise
@@ -87,7 +87,7 @@ class BatchPipeline:
         pages: of one micro-batch at most, on any node of a group; 0: as this node has room.
     """
 
-    device: Device
+    lanes: BatchLanes
     attends: tuple[bool, ...]
     layers: tuple[int, ...]  # of each block
     visiting: VisitingPages | None
@@ -145,4 +145,4 @@ class BatchPipeline:
 
     def _part(self, number: int, x: F32, batch: Batch, rows: I64, attended_there: bool) -> LiftedMicroBatch:
         own = Batch(batch.positions[rows], batch.sequence[rows], batch.tables)
-        return LiftedMicroBatch(number, x[rows], own, rows, self.device, attended_there)
+        return LiftedMicroBatch(number, x[rows], own, rows, self.lanes, attended_there)

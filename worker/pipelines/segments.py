@@ -41,8 +41,10 @@ class BatchAttention(AttentionSegment):
         assert isinstance(part, LiftedMicroBatch)
         if self.empty:
             return super().start(phases, data, part, take)
-        if Phase.PROJECT in phases and not (part.attended_there and phases >= COMPUTE):
-            part.between[self] = self._project(data, part, take)
+        if Phase.PROJECT in phases:
+            part.follow()
+            if not (part.attended_there and phases >= COMPUTE):
+                part.between[self] = self._project(data, part, take)
         if part.attended_there:
             return self._attend_there(phases, data, part, take) if Phase.OUTPUT in phases else None
         if Phase.ATTEND in phases:
@@ -136,6 +138,7 @@ class BatchFfn(FfnSegment):
         """See `worker.node.segment.Segment.start`."""
         if Phase.OUTPUT not in phases or self.empty:
             return super().start(phases, data, part, take)
+        _follow(part)
         return self.launch(lambda: self.device.kernels.ffn(self.spec, data, take(self)))
 
 
@@ -148,6 +151,7 @@ class BatchExperts(ExpertsSegment):
         if Phase.OUTPUT not in phases or self.empty:
             return super().start(phases, data, part, take)
         spec, kernels = self.spec, self.device.kernels
+        _follow(part)
 
         def experts() -> F32:
             x = take(self)
@@ -166,6 +170,11 @@ def for_batches(segment: Segment, lanes: BatchLanes, home: KvPages, visiting: Vi
         return BatchFfn(segment.device, segment.launch, segment.spec)
     assert isinstance(segment, ExpertsSegment)
     return BatchExperts(segment.device, segment.launch, segment.spec)
+
+
+def _follow(part: MicroBatch) -> None:
+    assert isinstance(part, LiftedMicroBatch)
+    part.follow()
 
 
 def _nbytes(heads: Projected) -> int:

@@ -1,4 +1,4 @@
-"""All pairs of a batch and a number of micro-batches with attention and neurons in given places, as linear programs.
+"""All pairs of a batch and a number of micro-batches, computed in given places, as linear programs.
 
 The seconds of every roof are affine in r_w, r_c and the disk's share, and so is each memory: their values at four
 corners say all. A pair's best shares in its best places are a mixed integer linear program (HiGHS).
@@ -30,12 +30,12 @@ Affine = tuple[F64, F64, F64, F64]
 
 
 class Combination:
-    """All pairs, with attention and neurons computed in two given places."""
+    """All pairs, with attention, neurons and residual connections computed in given places."""
 
-    def __init__(self, problem: BatchProblem, batches: F64, parts: F64, attention: bool, ffn: bool) -> None:
-        self.attention, self.ffn = attention, ffn
+    def __init__(self, problem: BatchProblem, batches: F64, parts: F64, attention: bool, ffn: bool, adds: bool) -> None:
+        self.attention, self.ffn, self.adds = attention, ffn, adds
         self.batches, self.parts = batches, parts
-        base = PolicyPoint(batches, parts, int(attention), int(ffn))
+        base = PolicyPoint(batches, parts, int(attention), int(ffn), adds=int(adds))
         self.lower, self.upper = _allowed(problem.limits, attention, most_weights(problem, base))
         self.seconds: dict[Stretch, dict[str, Affine]] = {}
         for stretch in STRETCHES:
@@ -139,9 +139,9 @@ def solve_pair(
     table = tables[chosen]
     times = sum(table.steps[stretch] * float(found.x[count + number]) for number, stretch in enumerate(STRETCHES))
     total = problem.layer.layers * scale * times + float(table.head[at])
-    policy = BatchPolicy(
-        int(table.batches[at]), int(table.parts[at]), table.attention, table.ffn, *(float(share) for share in shares)
-    )
+    weights, kv, disk = map(float, shares)
+    batch, parts = int(table.batches[at]), int(table.parts[at])
+    policy = BatchPolicy(batch, parts, table.attention, table.ffn, weights, kv, disk, table.adds)
     return total / table.batches[at], policy
 
 

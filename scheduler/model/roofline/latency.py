@@ -17,8 +17,10 @@ from scheduler.model.roofline.layer import Number
 from scheduler.model.roofline.policy import BatchPolicy, BatchProblem, SumCost
 
 F64 = npt.NDArray[np.float64]
-_CALLS = 7  # of kernels for a micro-batch in a layer: two norms, heads, output, neurons, two residuals
-_UP, _DOWN = 6, 4  # times that its hidden states cross for these
+_CALLS = 5  # of kernels for a micro-batch in a layer: two norms, heads, output, neurons
+_UP, _DOWN = 2, 2  # times that its hidden states cross for these
+_ADDS, _ADD_UP, _ADD_DOWN = 2, 4, 2  # the same of its residual connections
+_ADDED = 3  # times that one reads or writes hidden states
 HOST_OVERLAP = 3  # micro-batches with which the host attends while the accelerator computes: it is two ahead
 PAGES_OVERLAP = 2  # with which one's keys and values are loaded while another computes
 _SUMS = 2  # over all nodes, of a layer
@@ -27,7 +29,7 @@ _SLOTS = 2  # layers' weights that pass through the accelerator; also from disk 
 
 @dataclass(frozen=True)
 class PolicyPoint:
-    """Policies as numbers, or as arrays of one length; `attention` and `ffn` are 0 or 1 for all of them."""
+    """Policies as numbers, or as arrays of one length; `attention`, `ffn` and `adds` are 0 or 1 for all of them."""
 
     batch: Number
     micro_batches: Number
@@ -36,13 +38,14 @@ class PolicyPoint:
     weights: Number = 0.0
     kv: Number = 0.0
     disk: Number = 0.0
+    adds: int = 1
 
     @classmethod
     def of(cls, policy: BatchPolicy) -> "PolicyPoint":
         """One policy."""
         return cls(
             policy.batch, policy.micro_batches, int(policy.attention_there), int(policy.ffn_there),
-            policy.weights_kept, policy.kv_kept, policy.weights_on_disk,
+            policy.weights_kept, policy.kv_kept, policy.weights_on_disk, int(policy.adds_there),
         )  # fmt: skip
 
 
@@ -161,9 +164,10 @@ class _Layer:
         up, down = self._up(), self._down()
         read = self._passes * at.disk * layer.nbytes
         there = max(at.attention, at.ffn)
+        added, waits = there * self._parts * self._adding(), self._prompt or at.attention  # nothing else is done then
         found = {
-            "accelerator": there * self._parts * self._accelerator(),
-            "host": self._host(),
+            "accelerator": there * self._parts * self._accelerator() + waits * added,
+            "host": self._host() + added,
             "up": up / link.up + there * 2 * self._parts * link.latency,
             "down": down / link.down + there * self._parts * link.latency,
             "disk": read / self._machine.disk.read,
@@ -186,13 +190,18 @@ class _Layer:
         few = self._parts < np.minimum(least, self._all)
         return (1 - at.kv) * np.where(few, found["accelerator"] + before, 0.0)
 
+    def _adding(self) -> Number:
+        """Of one micro-batch's residual connections, by the host; nothing where the accelerator adds them."""
+        rates, nbytes = self._machine.host, _ADDED * self._tokens * self._layer.hidden
+        return (1 - self._at.adds) * _ADDS * (rates.start + nbytes / rates.read)
+
     def _accelerator(self) -> Number:
         """Of one micro-batch: its products, its attention if it is done there, and its hidden states to and fro."""
         layer, device, tokens = self._layer, self._device, self._tokens
-        crossing = tokens * layer.hidden * (_UP / device.link.up + _DOWN / device.link.down)
-        routing = layer.experts > 1  # a call more, of which the choice comes back
-        starts = (_CALLS + routing) * device.rates.start
-        total = starts + crossing + (_UP + _DOWN + routing) * device.link.latency
+        adds, routing = self._at.adds, layer.experts > 1  # a call more, of which the choice comes back
+        up, down, calls = _UP + adds * _ADD_UP, _DOWN + adds * _ADD_DOWN, _CALLS + adds * _ADDS + routing
+        crossing = tokens * layer.hidden * (up / device.link.up + down / device.link.down)
+        total = calls * device.rates.start + crossing + (up + down + routing) * device.link.latency
         total = total + _roofline(device.rates, layer.attention_bytes, 2.0 * tokens * layer.attention_weights)
         if self._at.ffn:
             total = total + self._neurons(device.rates, tokens)
@@ -213,6 +222,7 @@ class _Layer:
         """Bytes of RAM that the host computes with."""
         layer, at = self._layer, self._at
         weights = (1 - at.ffn) * layer.touched(self._tokens) + (1 - max(at.ffn, at.attention)) * layer.attention_bytes
+        weights = weights + (1 - at.adds) * max(at.ffn, at.attention) * _ADDS * _ADDED * self._tokens * layer.hidden
         return self._parts * weights + (1 - self._attention) * self._all * self._cached * layer.kv_token
 
     def _neurons(self, rates: Rates, tokens: Number) -> Number:

@@ -107,6 +107,8 @@ class BatchPolicy:
         attention_there: A_g, whether the accelerator attends; ffn_there: F_g, whether it computes neurons.
         weights_kept: r_w, the share of all weights that stays there; kv_kept: r_c, of keys and values.
         weights_on_disk: the share of all weights that is read from disk for every use.
+        adds_there: whether the accelerator adds residual connections, to where hidden states then cross once more each
+            way; else the host does, beside it.
     """
 
     batch: int
@@ -116,6 +118,7 @@ class BatchPolicy:
     weights_kept: float = 0.0
     kv_kept: float = 0.0
     weights_on_disk: float = 0.0
+    adds_there: bool = True
 
     @property
     def micro_batch(self) -> int:

@@ -88,11 +88,11 @@ class _Node:
         return solve_pair(self._problem, tables, at, float(self.least[at])) if tables else None
 
 
-def _places(problem: BatchProblem) -> list[tuple[bool, bool]]:
-    """Which of attention and neurons the accelerator computes."""
+def _places(problem: BatchProblem) -> list[tuple[bool, bool, bool]]:
+    """Which of attention, neurons and residual connections the accelerator computes."""
     either = (False, True) if problem.machine.accelerator else (False,)
-    every = product(either, either)
-    return [places for places in every if problem.limits.allow(*places)]
+    allowed = [places for places in product(either, either) if problem.limits.allow(*places)]
+    return [(*places, adds) for places in allowed for adds in ((True, False) if any(places) else (True,))]
 
 
 def _pairs(problem: BatchProblem) -> tuple[F64, F64]:

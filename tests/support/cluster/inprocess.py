@@ -14,6 +14,7 @@ from master.deployment.deploy import kv_dtype
 from master.deployment.deployment import Capacity, Deployment, Stage
 from master.deployment.planner import deal_shards, units_of
 from master.deployment.predictors import SentPredictors
+from master.deployment.sentgates import SentGates
 from master.deployment.weights import own_blocks
 from master.generation.engine import Engine
 from master.vocabulary.vocabulary import Vocabulary, table_bytes
@@ -85,19 +86,23 @@ def in_process_deployment(
     accelerators: Mapping[int, Beside] = NOBODY,
     pool: int | None = None,
     predictors: Mapping[int, Predictor] | None = None,
+    hosts: Mapping[int, HostDevice] | None = None,
+    gates: SentGates | None = None,
     **more: Any,
 ) -> Deployment:
     """As `in_process_engine`, without the engine; all run steps in `order`, with `pool` pages and `more` node options.
 
-    Rank 0 has `others` beside its host, and `host` and `disk` in place of the real ones. `accelerators` are by rank;
-    `predictors`, by layer, are for `sparsity`.
+    Rank 0 has `others` beside its host, and `host` and `disk` in place of the real ones. `accelerators` are by rank,
+    and so are `hosts` in place of all real ones; `predictors`, by layer, are for `sparsity`, and so are `gates`.
     """
     pool = pool or 4 * pages_for(context)  # pages: room for several sequences
     options = NodeOptions(context, pool, kv or kv_dtype(pack), chunk, **more)
     peers = [PeerAddress(rank, f"node {rank}", "") for rank in range(len(shares))]
     shards = deal_shards(pack.config, units_of(pack), shares)
     sent = SentPredictors(predictors) if predictors is not None else None
-    plans = assignments(pack, shards, peers, options, session=1, epoch=epoch, collective="loopback", predictors=sent)
+    plans = assignments(
+        pack, shards, peers, options, session=1, epoch=epoch, collective="loopback", predictors=sent, gates=gates
+    )
     endpoints = Endpoints(board=Board(len(shares)))
     with ExitStack() as stack:
         nodes = []
@@ -105,9 +110,10 @@ def in_process_deployment(
             shard_cache = ShardCache(cache / str(rank))
             stack.callback(shard_cache.close)
             tables = table_bytes(pack) if rank == 0 else None
-            held = own_blocks(pack, one, shard_cache, predictors=sent)
+            held = own_blocks(pack, one, shard_cache, sent=sent or gates)
             its: dict[str, Any] = {"others": others, "host": host, "disk": disk} if rank == 0 else {}
             its["accelerator"] = accelerators.get(rank)
+            its |= {"host": hosts[rank]} if hosts else {}
             nodes.append(build_node(one, held, endpoints, tables=tables, order=order, **its))
             stack.callback(nodes[-1].close)
         workers = ThreadedWorkers(nodes[1:])

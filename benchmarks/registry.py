@@ -114,6 +114,7 @@ BENCHMARKS = {
     "hybrid": Benchmark("benchmarks.sparsity.hybrid:bench", (*ONE_NODE, "benchmarks/sparsity"), 8, quick=False),
     "experts": Benchmark("benchmarks.support.adapters:experts", ("tpi/kernels", "benchmarks/speed/experts.py"), 3),
     "experts_disk": Benchmark("benchmarks.experts.disk:bench", ("scheduler", "tpi/devices"), 3, "1 GB of disk"),
+    "experts_device": Benchmark("benchmarks.experts.device:bench", (*ONE_NODE, "benchmarks/experts"), 2, quick=False),
     "cgopipe": Benchmark("benchmarks.experts.cgopipe:bench", (*ONE_NODE, "benchmarks/experts"), 6),
     "moelightning": Benchmark("benchmarks.experts.papers:bench", ("scheduler/model", "master/planning"), 2),
     "steady": Benchmark("benchmarks.memory.steady:bench", ONE_NODE, 8),

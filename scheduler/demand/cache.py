@@ -160,6 +160,11 @@ class DemandCache:
         if keys:
             self._store.announce(keys[0][0], self._numbers(keys))
 
+    @property
+    def loaded_bytes(self) -> int:
+        """Bytes that were loaded since it was opened, counted or not."""
+        return self._store.loaded_bytes
+
     def stats(self) -> DemandStats:
         """The counts so far."""
         with self._store.lock:

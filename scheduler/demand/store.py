@@ -46,7 +46,9 @@ class Store:
         self._loads: dict[int, UnitLoad] = {}  # begun or demanded, and not successful so far; each has a slot
         self._unused = np.zeros(len(self._slots), np.bool_)  # slots that were filled ahead, and not used since
         self._announced: dict[int, Units] = {}  # by block
-        self._demanded = self._ahead_bytes = 0  # loads that somebody waits for; bytes that are being read ahead
+        self._demanded = self._ahead_bytes = self.loaded_bytes = (
+            0  # loads that somebody waits for; bytes that are being read ahead
+        )
         self._idle, self._reads, self._hints = idle, reads or ReadClock(), HintRecord()
         self._verify, self._unverified = verify, np.full(len(source.keys), verify is not None)
         self._closed = False
@@ -220,6 +222,7 @@ class Store:
         with self.lock:
             self._trace.add("load", self._name(units[0]), int(began * 1e9), int(time.perf_counter() * 1e9))
             self.stats.read_bytes += moved
+            self.loaded_bytes += moved
             for unit in units:
                 self._finish(unit, error)
             self._done.notify_all()
@@ -241,7 +244,7 @@ class Store:
         unit = self._waiting.next_ahead(lambda unit: self.table.slot_of[unit] >= 0)
         if unit is None:
             return []
-        speed = self.stats.read_bytes / (self._reads.seconds or 1.0)
+        speed = self.loaded_bytes / (self._reads.seconds or 1.0)
         slots = self.table.slots_for(1, self.policy)
         room = self._idle.room(speed, self._ahead_bytes)
         able = room >= self.source.nbytes(unit) and len(slots) and self.table.gains(unit, int(slots[0]), self.policy)

@@ -1,5 +1,6 @@
 """A node's experts on its accelerator: who is fetched, who is foretold, and what is said of it."""
 
+import time
 from collections.abc import Mapping, Sequence
 
 import numpy as np
@@ -8,13 +9,14 @@ from scheduler.demand.cache import DemandCache
 from scheduler.demand.choice.cliff import GUARDED
 from scheduler.demand.choice.replay import Recording, Replayed, bound_with_bypass
 from scheduler.demand.choice.select import Selected, select
-from scheduler.demand.loads import Patient
+from scheduler.demand.loads import Gaps, Patient
 from scheduler.demand.policies import Key, Policy
 from scheduler.demand.shared import SharedHold
 from scheduler.demand.sources import HostUnits
 from scheduler.demand.workers import Tickets
 from scheduler.model.experts.costs import ExpertCosts, divide
 from scheduler.transfer.queue import TransferQueue
+from scheduler.window.stats import ReadClock
 from tpi.devices.base import Device, Finished, Pending
 from tpi.devices.pages import Bytes
 from tpi.errors import DeviceError
@@ -72,14 +74,18 @@ class ExpertArena:
         self.short, self.routers = True, dict[int, RouterSpec]()
         self._device, self._costs = device, costs
         self._source = LinkedExperts(device, units)
+        self._known = frozenset(units)
         self._asked: Pending[None] | None = None  # the last prediction
         slots = memory.size // max(1, self._source.slot_bytes)
         self.policy = Selected(GUARDED) if recording is None else select(recording, slots)
         policy = self.policy.choice.open(np.array([block for block, _ in units], np.int64))
         if recording is not None:
             _teach(policy, recording)
+        self._reads, self._gaps = ReadClock(), Gaps(time.perf_counter)  # from a prediction to what it is of
         workers = Tickets(queue, "experts")
-        self.cache = DemandCache(self._source, memory, policy, workers, device=device, trace=trace, idle=Patient())
+        self.cache = DemandCache(
+            self._source, memory, policy, workers, device=device, reads=self._reads, trace=trace, idle=Patient()
+        )
         self._first = _worthiest(policy, list(units), self.cache.capacity)
         try:
             self.cache.warm(self._first)
@@ -91,6 +97,7 @@ class ExpertArena:
     def share(self, block: int, wanted: Mapping[int, int]) -> SharedHold:
         """Experts of a block, each with how many tokens want it: there, on their way, or left to the CPU."""
         keys = [(block, expert) for expert in wanted]
+        self._gaps.asked(loads=True)
         if not self.short:
             return self.cache.present(keys)
 
@@ -101,18 +108,23 @@ class ExpertArena:
         return self.cache.share(keys, fetched)
 
     def foretell(self, block: int, x: F32) -> None:
-        """Have the router of the next block say what that will want of these hidden states, behind all else there."""
+        """Have the router of the next block say what that will want of these hidden states, behind all else there.
+
+        Not where an expert takes longer to come than there is from here to the next block, as measured.
+        """
         self.settle()
         following = min((number for number in self.routers if number > block), default=None)
         if following is None or len(x) > STREAM_TOKENS or not self.short:
             return
-        router, seen, own, kernels = self.routers[following], x.copy(), self._source.keys, self._device.kernels
+        self._gaps.loaded()
+        if not self._in_time():
+            return
+        router, seen, kernels = self.routers[following], x.copy(), self._device.kernels
 
         def ask() -> None:
             chosen = sorted(set(kernels.route(router, seen).experts.ravel().tolist()))
-            self.cache.expect([key for key in ((following, expert) for expert in chosen) if key in known])
+            self.cache.expect([key for key in ((following, expert) for expert in chosen) if key in self._known])
 
-        known = frozenset(own)
         self._asked = self._device.start(ask)
 
     def settle(self) -> None:
@@ -139,7 +151,7 @@ class ExpertArena:
 
     def describe(self) -> str:
         """What became of it, with the figures, in half a sentence."""
-        stats, best, units = self.cache.stats(), self._bound(), len(self._source.keys)
+        stats, best, units = self.cache.stats(), self.best(), len(self._source.keys)
         here, moved = stats.elsewhere / max(1, stats.uses), stats.bytes_per_step / _MB
         return (
             f"{self.cache.capacity} of {units} experts lie there, as wanted; {stats.hit_rate:.0%} of the chosen "
@@ -148,11 +160,7 @@ class ExpertArena:
             f"({stats.ahead_used} used, {stats.ahead_wasted} wasted); kept {self.policy.sentence}"
         )
 
-    def close(self) -> None:
-        """Load nothing more. Idempotent."""
-        self.cache.close()
-
-    def _bound(self) -> Replayed:
+    def best(self) -> Replayed:
         """What Belady's policy makes of the steps that were recorded, with what was there at first."""
         recording, _ = self.cache.recording()
         if self._best is None or len(recording.steps) != self._best.steps:
@@ -160,6 +168,15 @@ class ExpertArena:
             first = np.array([number[key] for key in self._first], np.int64)
             self._best = bound_with_bypass(recording, first, self._source.slot_bytes)
         return self._best
+
+    def close(self) -> None:
+        """Load nothing more. Idempotent."""
+        self.cache.close()
+
+    def _in_time(self) -> bool:
+        """Whether the link brings an expert in the usual time from a prediction to the block that it is of."""
+        speed = self.cache.loaded_bytes / (self._reads.seconds or 1.0)
+        return self._gaps.usual * speed >= self._source.slot_bytes
 
 
 def _teach(policy: Policy, recording: Recording) -> None:

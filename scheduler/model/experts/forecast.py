@@ -115,7 +115,7 @@ def _forecast(problem: Problem, experts: ExpertWork, hit_rate: HitRate, offload:
         return None
     found = hit_rate(slots)
     block, fetched = _block(problem, experts, found)
-    prompt = forecast(problem, offload).ttft
+    prompt = forecast(_of_prompts(problem, offload, slots / experts.units), offload).ttft
     beside = experts.blocks * block + _others(problem, offload, problem.step("decode")[0])
     here = 1 - found - fetched
     return DemandForecast(
@@ -134,6 +134,19 @@ def demand_pays_until(problem: Problem, experts: ExpertWork, way: DemandForecast
         return step_seconds(problem, cyclic, step) < on_demand + _others(problem, way.offload, step)
 
     return first_from(pays) or NEVER
+
+
+def _of_prompts(problem: Problem, offload: Offload, there: float) -> Problem:
+    """Where the host computes a prompt's experts, the share that is `there` is computed there meanwhile."""
+    if offload.prompt != offload.decode:
+        return problem
+    here = tuple(_scaled(segment, 1 - there) if segment.routed else segment for segment in problem.work.segments)
+    return replace(problem, work=replace(problem.work, segments=here))
+
+
+def _scaled(segment: SegmentWork, by: float) -> SegmentWork:
+    nbytes, routed, weights = (max(1, round(by * each)) for each in (segment.nbytes, segment.routed, segment.weights))
+    return replace(segment, nbytes=nbytes, routed=routed, weights=weights)
 
 
 def _block(problem: Problem, experts: ExpertWork, found: float) -> tuple[float, float]:

@@ -12,6 +12,7 @@ from tpi.kernels.spec import (
     ExpertPiece,
     ExpertsSpec,
     FfnSpec,
+    LatentSpec,
     NormSpec,
     Residual,
     RouterSpec,
@@ -32,13 +33,14 @@ def attention_spec(
     vectors: Vectors,
     query_units: Range,
     kv_units: Range,
+    latent: RunLayout | None = None,
 ) -> AttentionSpec:
-    """Of some units of the attention block of `layer`; `query` and `kv` are the layouts of the whole block.
+    """Of some units of the attention block of `layer`; the layouts are those of the whole block.
 
-    `kv_units` hold every KV head that a head of `query_units` attends to.
+    `kv_units` hold every KV head that a head of `query_units` attends to. Whoever has heads has all units of `latent`.
     """
     heads = query_units.scaled(query.width // config.head_dim, config.heads)
-    kv_heads = kv_units.scaled(kv.width // config.head_dim, config.kv_heads)
+    kv_heads = kv_units.scaled(kv.width // config.kv_width, config.kv_heads)
     group = config.heads // config.kv_heads
     inv_freq, rope_scale = config.rope(layer)
     return AttentionSpec(
@@ -62,7 +64,16 @@ def attention_spec(
         clip=config.attention_clip,
         whole=_whole_norms(config, vectors, heads, kv_heads),
         sinks=_cut(vectors.get("sinks"), heads, 1),
+        latent=None if latent is None else _latent(config, latent, vectors, bool(len(query_units))),
     )
+
+
+def _latent(config: ModelConfig, run: RunLayout, vectors: Vectors, held: bool) -> LatentSpec:
+    settings = config.latent
+    assert settings is not None  # there is no such run without
+    norm = NormSpec("rms", settings.norm_eps, vectors["latent.norm"])
+    units = run.units if held else 0
+    return LatentSpec(replace(run, units=units), norm, settings.rope, config.kv_width, vectors.get("latent.bias"))
 
 
 def _whole_norms(config: ModelConfig, vectors: Vectors, heads: Range, kv_heads: Range) -> WholeNorms | None:

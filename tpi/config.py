@@ -41,6 +41,20 @@ class Mixture:
 
 
 @dataclass(frozen=True)
+class Latent:
+    """Keys and values of all heads come from one vector of a token (multi-head latent attention, DeepSeek-V2).
+
+    A head's key is the `rope` values that all heads share, rotated, and then values of its own. These, and its value,
+    are products of the head's matrices with the `rank` values before, normed.
+    """
+
+    rank: int
+    rope: int  # as many of a head's query are rotated, its first
+    value: int  # values of a head's value; zeros follow up to `head_dim`
+    norm_eps: float
+
+
+@dataclass(frozen=True)
 class ModelConfig:
     """The shape of a decoder-only Transformer, as every node needs it.
 
@@ -81,6 +95,22 @@ class ModelConfig:
     whole_norms: bool = False  # queries and keys are normed over all heads at once (OLMoE)
     attention_clip: float = 0.0  # the largest magnitude of queries, keys and values, before RoPE; 0: any
     mixture: Mixture | None = None  # of the blocks of kind `experts`; None: there are none
+    latent: Latent | None = None  # what keys and values come from; None: from the block's input
+
+    @property
+    def kv_width(self) -> int:
+        """Vectors of each part that a KV head has in run `kv`: of its own part of the key, or of its value."""
+        return max(self.head_dim - self.latent.rope, self.latent.value) if self.latent else self.head_dim
+
+    @property
+    def kv_hidden(self) -> int:
+        """Values that vectors of run `kv` are multiplied with."""
+        return self.latent.rank if self.latent else self.hidden
+
+    @property
+    def latent_values(self) -> int:
+        """Vectors of run `latent`: the values that are normed, and those that are rotated; 0 if there is none."""
+        return self.latent.rank + self.latent.rope if self.latent else 0
 
     def rope(self, layer: int) -> tuple[tuple[float, ...], float]:
         """Rotary frequencies of `layer` (empty: none), and what multiplies their cosine and sine."""
@@ -111,6 +141,8 @@ class ModelConfig:
         }
         if plain.get("mixture") is not None:
             plain["mixture"] = Mixture(**plain["mixture"])
+        if plain.get("latent") is not None:
+            plain["latent"] = Latent(**plain["latent"])
         return cls(**plain)
 
 

@@ -90,11 +90,14 @@ class _HashedBlock:
 
 
 def held_units(shape: BlockShape, shard: Shard, experts: int) -> Iterator[tuple[RunLayout, Range]]:
-    """What `shard` has of each run; a slice of every one of `experts` is as many ranges."""
+    """What `shard` has of each run: a slice of every one of `experts` is as many ranges, what all heads come from is
+    everybody's who has one."""
     ranges: dict[str, Range] = {"query": shard.query, "kv": shard.kv, "neuron": shard.ffn, "shared": shard.shared}
     for run in shape.runs:
         if shape.kind == "experts" and run.name == "neuron":
             yield from ((run, part) for part in expert_ranges(shard.experts, shard.expert, run.units // experts))
+        elif run.name == "latent":
+            yield run, Range(0, run.units if len(shard.query) else 0)
         else:
             yield run, ranges[run.name]
 

@@ -65,7 +65,7 @@ class Units:
             kv=kv.units,
             ffn=dense,
             query_heads=query.width // config.head_dim,
-            kv_heads=kv.width // config.head_dim,
+            kv_heads=kv.width // config.kv_width,
             experts=experts,
             expert=routed // max(experts, 1),
             shared=shared,

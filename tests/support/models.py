@@ -32,6 +32,15 @@ LLAMA3 = {
     "rope_type": "llama3", "rope_theta": 10000.0, "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
     "original_max_position_embeddings": 64,
 }  # fmt: skip
+_LATENT = {key: value for key, value in SIZES.items() if key != "num_key_value_heads"} | {
+    "q_lora_rank": None, "kv_lora_rank": 64, "qk_rope_head_dim": 8, "qk_nope_head_dim": 24, "v_head_dim": 16,
+    "n_routed_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 100, "n_shared_experts": 2,
+    "first_k_dense_replace": 1, "routed_scaling_factor": 1.5,
+}  # fmt: skip
+_YARN = {
+    "rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0, "original_max_position_embeddings": 64, "mscale": 0.5,
+    "mscale_all_dim": 0.5,
+}  # fmt: skip
 TEXT = ("The capital of France is Paris. A laptop in every room runs one part of the model, and the sum is the answer. "
         "Numbers such as 123 and 2048, names, and punctuation: all of it is text! ") * 4  # fmt: skip
 TEMPLATE = (
@@ -109,6 +118,10 @@ def _mixtures() -> dict[str, Callable[[], Any]]:
             **dbrx, attn_config={"kv_n_heads": 3, "clip_qkv": 0.5, "rope_theta": 10000.0},
             ffn_config={"ffn_hidden_size": 100, "moe_num_experts": 5, "moe_top_k": 2},
         ),
+        "deepseek2": lambda: transformers.DeepseekV2Config(**_LATENT, topk_method="greedy", rope_parameters=_YARN),
+        "deepseek3": lambda: transformers.DeepseekV3Config(
+            **_LATENT, num_key_value_heads=6, n_group=4, topk_group=2, norm_topk_prob=True,
+        ),
         "gptoss": lambda: transformers.GptOssConfig(
             **odd, head_dim=32, num_local_experts=5, num_experts_per_tok=2, sliding_window=12,
             rope_parameters={
@@ -118,7 +131,9 @@ def _mixtures() -> dict[str, Callable[[], Any]]:
     }  # fmt: skip
 
 
-MIXTURES = ("mixtral", "qwen2moe", "qwen3moe", "granitemoe", "olmoe", "dbrx", "gptoss")
+MIXTURES = (
+    "mixtral", "qwen2moe", "qwen3moe", "granitemoe", "olmoe", "dbrx", "gptoss", "deepseek2", "deepseek3",
+)  # fmt: skip
 MODELS = (
     "llama", "llama3", "mistral", "qwen2", "qwen3", "opt", "phi3", "gemma2", "gemma3", "smollm3", "granite", *MIXTURES,
 )  # fmt: skip
@@ -136,6 +151,9 @@ def make_model(name: str, directory: Path, dtype: str = "float32", shard: str = 
         for parameter in model.parameters():
             spread = parameter.shape[-1] ** -0.5 if parameter.dim() > 1 else 0.1
             parameter.copy_(torch.randn_like(parameter) * spread + (0 if parameter.dim() > 1 else parameter))
+        for buffer_name, buffer in model.named_buffers():
+            if buffer_name.endswith("e_score_correction_bias"):
+                buffer.copy_(torch.rand_like(buffer) * 0.3)
     model = model.to(getattr(torch, dtype))
     model.save_pretrained(directory, max_shard_size=shard)
     write_tokenizer(directory)

@@ -14,6 +14,7 @@ from typing import Any
 
 from tpi.config import Activation, BlockKind, ModelConfig
 from tpi.errors import ModelError
+from tpi.sources.heads import HeadOrder
 
 Fields = Mapping[str, Any]  # a config.json, or the metadata of a GGUF file
 
@@ -33,6 +34,7 @@ class Ref:
     turned: bool = False  # the tensor has as rows what are columns of the matrix
     pieces: int = 0  # the tensor is so many equal pieces, of each of which it is `rows`; 0: it is one
     step: tuple[int, int] = (0, 1)  # of the vectors that are there, from which on it has every how many
+    heads: HeadOrder | None = None  # which vectors of each head in the tensor it has, in its order; None: all of them
 
 
 @dataclass(frozen=True)
@@ -120,7 +122,8 @@ _ACTIVATIONS: dict[str, Activation] = {
 }  # fmt: skip
 _LARGEST = 1e300  # a whole number beyond it is no float
 _FFN = ("gate", "up", "down")
-PARTS: Mapping[BlockKind, tuple[str, ...]] = {"attention": ("q", "o", "k", "v"), "ffn": _FFN, "experts": _FFN}
+_ATTENTION = ("q", "o", "k", "v", "latent")
+PARTS: Mapping[BlockKind, tuple[str, ...]] = {"attention": _ATTENTION, "ffn": _FFN, "experts": _FFN}
 SHARED = "shared."
 _NORMS = ("norm", "post_norm", "q_norm", "k_norm")
 _STEPS = {"even": (0, 2), "odd": (1, 2)}

@@ -3,7 +3,7 @@
 import math
 from typing import get_args
 
-from tpi.config import Activation, Mixture, ModelConfig, Norm, Scores
+from tpi.config import Activation, Latent, Mixture, ModelConfig, Norm, Scores
 from tpi.errors import ModelError
 
 _LIMITS = {
@@ -30,6 +30,8 @@ def check_config(config: ModelConfig, where: str) -> None:
         raise ModelError(f"{where}: activation {config.activation!r} or norm {config.norm!r} is not supported")
     if config.mixture is not None:
         check_mixture(config.mixture, where)
+    if config.latent is not None:
+        check_latent(config.latent, config, where)
     tables = (config.inv_freq, config.long_inv_freq, config.local_inv_freq)
     _check_activation(config, where)
     if any(2 * len(table) > config.head_dim for table in tables):
@@ -74,3 +76,18 @@ def check_mixture(mixture: Mixture, where: str) -> None:
     scaled = isinstance(mixture.scale, int | float) and math.isfinite(mixture.scale)
     if mixture.scores not in get_args(Scores) or not scaled or type(mixture.normalised) is not bool:
         raise ModelError(f"{where}: scores of experts {mixture.scores!r} times {mixture.scale!r} are not supported")
+
+
+def check_latent(latent: Latent, config: ModelConfig, where: str) -> None:
+    """The same of what keys and values come from."""
+    sizes = {"rank": 1 << 15, "rope": config.head_dim - 1, "value": config.head_dim}
+    for name, limit in sizes.items():
+        value = getattr(latent, name)
+        if type(value) is not int or not 1 <= value <= limit:
+            raise ModelError(f"{where}: {name} of its latent is {value!r}; one from 1 to {limit} is expected")
+    if latent.rope != 2 * len(config.inv_freq) or config.rope_kinds:
+        raise ModelError(f"{where}: heads of {config.head_dim} values do not fit a shared key of {latent.rope}")
+    if config.kv_heads != config.heads or config.whole_norms or config.attention_clip:
+        raise ModelError(f"{where}: norms, clips or groups of heads do not go together with keys from a latent")
+    if not isinstance(latent.norm_eps, int | float) or not math.isfinite(latent.norm_eps):
+        raise ModelError(f"{where}: the epsilon of its latent's norm is {latent.norm_eps!r}; a number is expected")

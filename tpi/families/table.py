@@ -5,6 +5,7 @@ from tpi.families.base import Family, Names
 from tpi.families.expertnames import GGUF_EXPERTS
 from tpi.families.gguf import settings as ggufsettings
 from tpi.families.huggingface import defaults
+from tpi.families.latent.table import LATENT
 from tpi.families.mixtures import MIXTURES
 from tpi.families.names import (
     GEMMA2_ATTENTION,
@@ -151,4 +152,5 @@ FAMILIES = (
     ),
     *RELU,
     *MIXTURES,
+    *LATENT,
 )

@@ -10,6 +10,7 @@ U8 = npt.NDArray[np.uint8]
 KvArray = npt.NDArray[np.generic]
 RunFields = tuple[bool, int, int, int, list[tuple[str, str, str]]]
 NormFields = tuple[str, float, F32, F32 | None]
+LatentFields = tuple[RunFields, NormFields, int, int, F32 | None]
 AttentionVectors = tuple[F32 | None, F32 | None, F32 | None, F32 | None, F32 | None, F32, F32 | None]
 
 PAGE_TOKENS: int  # tokens of a page
@@ -47,6 +48,7 @@ class AttentionPlan:
         kv_index: I32,
         vectors: AttentionVectors,
         numbers: tuple[float, float, float, int, float, bool],
+        latent: LatentFields | None = None,
     ) -> None: ...
     def run(
         self,

@@ -1,7 +1,8 @@
-"""Norms over the heads of all nodes: what of attention waits for sums that a node cannot make alone.
+"""Heads that take more than a product: norms over those of all nodes, and keys and values from a latent vector.
 
-Such a node projects heads as the weights make them (`raw`), has the sums of their squares added up over all nodes, and
-finishes its heads with these. Where all heads are here, the kernels do it in one call.
+Norms over all heads wait for sums that a node cannot make alone. Such a node projects heads as the weights make them
+(`raw`), has the sums of their squares added up over all nodes, and finishes its heads with these. Where all heads are
+here, the kernels do it in one call.
 """
 
 from dataclasses import replace
@@ -10,8 +11,8 @@ from typing import Protocol
 import numpy as np
 
 from tpi.errors import KernelError
-from tpi.kernels.arithmetic import rms_norm
-from tpi.kernels.spec import F32, I32, U8, AttentionSpec, Batch, Input, KvArray, Projected
+from tpi.kernels.arithmetic import biased, rms_norm, rows
+from tpi.kernels.spec import F32, I32, U8, AttentionSpec, Batch, Input, KvArray, LatentSpec, Projected
 from tpi.pack.layout import GROUP
 
 _RAW = "without norms"  # under which a spec carries the one that projects its heads
@@ -72,6 +73,19 @@ def finished(spec: AttentionSpec, projected: Projected, positions: I32, sums: F3
         queries, keys, values = (np.clip(heads, -spec.clip, spec.clip) for heads in (queries, keys, values))
     queries, keys = (rope(spec, heads, positions) for heads in (queries, keys))
     return Projected(*(np.ascontiguousarray(heads, np.float32) for heads in (queries, keys, values)))
+
+
+def from_latent(spec: AttentionSpec, latent: LatentSpec, latent_data: U8, kv_data: U8, normed: F32) -> tuple[F32, F32]:
+    """Keys before RoPE, and values, `[tokens, kv_heads, head_dim]` each, by way of the latent vector of the block's
+    normed input `[tokens, hidden]` (DeepSeek-V2, section 2.1)."""
+    values = rows(latent.run, latent_data, "latent", normed)[:, : latent.rank + latent.rope]
+    values = biased(values, latent.bias)
+    ranked = rms_norm(np.ascontiguousarray(values[:, : latent.rank]), latent.norm.weight, latent.norm.eps)
+    shape = (len(normed), spec.kv_heads, latent.width)
+    k, v = (rows(spec.kv, kv_data, part, ranked)[:, : shape[1] * shape[2]].reshape(shape) for part in ("k", "v"))
+    shared = np.repeat(values[:, None, latent.rank :], spec.kv_heads, axis=1)
+    own, missing = spec.head_dim - latent.rope, spec.head_dim - latent.width
+    return np.concatenate([shared, k[..., :own]], axis=-1), np.pad(v, ((0, 0), (0, 0), (0, missing)))
 
 
 class Steps(Protocol):

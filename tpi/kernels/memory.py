@@ -7,10 +7,10 @@ from tpi.kernels.constants import STREAM_TOKENS, slices
 def buffer_bytes(config: ModelConfig, heads: int, kv_heads: int, neurons: int) -> int:
     """Bytes of buffers for one token of a step, for local head and neuron counts, of both kinds of block together.
 
-    In float32: q, rotated q, chunks and mixed values of a head, k, v, angles; products of gate and up. What is
-    quantised on the way takes a third more.
+    In float32: q, rotated q, chunks and mixed values of a head, k, v, angles, the latent vector as it is, and normed;
+    products of gate and up. What is quantised on the way takes a third more.
     """
-    attention = config.head_dim * (9 * heads // 2 + 2 * kv_heads + 1)
+    attention = config.head_dim * (9 * heads // 2 + 2 * kv_heads + 1) + 3 * config.latent_values
     return 4 * (attention + 2 * neurons + _routed(config))
 
 

@@ -30,6 +30,7 @@ from tpi.kernels.spec import (
     FfnSpec,
     Input,
     KvArray,
+    LatentSpec,
     NormSpec,
     Prepared,
     Projected,
@@ -250,6 +251,10 @@ def _fields(run: RunLayout) -> _native.RunFields:
     return (run.layout == "tiled", run.units, run.width, run.hidden, parts)
 
 
+def _latent(latent: LatentSpec) -> _native.LatentFields:
+    return (_fields(latent.run), _norm(latent.norm), latent.rope, latent.width, latent.bias)
+
+
 @lru_cache(maxsize=64)
 def _plan_run(run: RunLayout) -> _native.RunPlan:
     return _native.RunPlan(_fields(run))
@@ -267,6 +272,7 @@ def _plan_attention(spec: AttentionSpec) -> _native.AttentionPlan:
             spec.kv_index,
             (spec.q_bias, spec.k_bias, spec.v_bias, q_norm, k_norm, spec.inv_freq, spec.sinks),
             (spec.rope_scale, spec.attention_scale, spec.softcap, spec.window, spec.clip, spec.whole is not None),
+            *([_latent(spec.latent)] if spec.latent else []),
         )
     return plan
 

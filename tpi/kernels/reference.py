@@ -7,6 +7,7 @@ dequantises what it reads.
 """
 
 from collections.abc import Mapping, Sequence
+from itertools import accumulate
 
 import numpy as np
 
@@ -23,7 +24,7 @@ from tpi.kernels.arithmetic import (
 )
 from tpi.kernels.chain import PlainChain
 from tpi.kernels.gated import called_for, gated_ffn, only_active
-from tpi.kernels.heads import finished, needs_sums, refuse_sums
+from tpi.kernels.heads import finished, from_latent, needs_sums, refuse_sums
 from tpi.kernels.mixture import Normed, check_experts, choose, experts_by_ffn, pieces_by_ffn
 from tpi.kernels.paged import append, attend, heads_of, spread
 from tpi.kernels.spec import (
@@ -83,10 +84,13 @@ class ReferenceKernels:
 
     def project(self, spec: AttentionSpec, data: U8, x: Input, positions: I32) -> Projected:
         """See `tpi.kernels.Kernels`."""
-        normed, (query_data, kv_data) = _normed(spec, x), _runs(spec, data)
+        normed, (latent_data, query_data, kv_data) = _normed(spec, x), _runs(spec, data)
         q = heads_of(rows(spec.query, query_data, "q", normed), spec.q_bias, spec.heads, spec.head_dim)
-        k = heads_of(rows(spec.kv, kv_data, "k", normed), spec.k_bias, spec.kv_heads, spec.head_dim)
-        v = heads_of(rows(spec.kv, kv_data, "v", normed), spec.v_bias, spec.kv_heads, spec.head_dim)
+        if spec.latent is not None:
+            k, v = from_latent(spec, spec.latent, latent_data, kv_data, normed)
+        else:
+            k = heads_of(rows(spec.kv, kv_data, "k", normed), spec.k_bias, spec.kv_heads, spec.head_dim)
+            v = heads_of(rows(spec.kv, kv_data, "v", normed), spec.v_bias, spec.kv_heads, spec.head_dim)
         heads = Projected(q, k, v)
         return heads if needs_sums(spec) else finished(spec, heads, positions)
 
@@ -103,7 +107,7 @@ class ReferenceKernels:
         tokens = check_input(mixed, spec.heads * spec.head_dim)
         padded = np.zeros((tokens, spec.query.units * spec.query.width), np.float32)
         padded[:, : spec.heads * spec.head_dim] = mixed
-        return columns(spec.query, _runs(spec, data)[0], "o", padded)
+        return columns(spec.query, _runs(spec, data)[1], "o", padded)
 
     def ffn(self, spec: FfnSpec, data: U8, x: Input, active: I32 | None = None) -> F32:
         """See `tpi.kernels.Kernels`."""
@@ -171,8 +175,10 @@ def _normed(spec: BlockSpec | RouterSpec, x: Input) -> F32:
     return values
 
 
-def _runs(spec: AttentionSpec, data: U8) -> tuple[U8, U8]:
-    """The bytes of the query units and of the KV units."""
-    split = spec.query.units * spec.query.unit_bytes
-    check_data(data, split + spec.kv.units * spec.kv.unit_bytes)
-    return data[:split], data[split:]
+def _runs(spec: AttentionSpec, data: U8) -> tuple[U8, U8, U8]:
+    """The bytes of what keys and values come from, if they do not come from the input, of the query units, and of the
+    KV units."""
+    runs = (spec.latent.run if spec.latent else None, spec.query, spec.kv)
+    begin, first, end = accumulate(0 if run is None else run.units * run.unit_bytes for run in runs)
+    check_data(data, end)
+    return data[:begin], data[begin:first], data[first:]

@@ -32,6 +32,7 @@ __all__ = [
     "FfnSpec",
     "Input",
     "KvArray",
+    "LatentSpec",
     "NormSpec",
     "Prepared",
     "Projected",
@@ -81,6 +82,34 @@ class WholeNorms:
 
 
 @dataclass(frozen=True, eq=False)
+class LatentSpec:
+    """The vector that a token's keys and values come from, whole on every node (DeepSeek-V2).
+
+    Of its values the first are normed, and are what the parts of the KV run are multiplied with; the others, rotated,
+    are the first of the key of every head. The rest of a head's key comes from its `k`, its value from its `v`, with
+    zeros up to `head_dim`.
+
+    Attributes:
+        run: layout of the run with the part `latent` (rows); its units come first in a segment's weights.
+        norm: of the first values; its weight says how many they are.
+        rope: how many are shared by all keys.
+        width: vectors of each part that a KV head has in the KV run.
+        bias: `[values]` or None; added before the norm.
+    """
+
+    run: RunLayout
+    norm: NormSpec
+    rope: int
+    width: int
+    bias: F32 | None = None
+
+    @property
+    def rank(self) -> int:
+        """How many values are normed."""
+        return len(self.norm.weight)
+
+
+@dataclass(frozen=True, eq=False)
 class AttentionSpec:
     """This node's heads of one layer's attention.
 
@@ -99,6 +128,7 @@ class AttentionSpec:
         clip: the largest magnitude of queries, keys and values, before RoPE; 0 for any.
         whole: in place of `q_norm` and `k_norm`, norms of all heads at once.
         sinks: `[heads]` or None: a score of each head that is in its softmax and stands for no value (gpt-oss).
+        latent: what keys and values come from, in place of the block's input.
     """
 
     query: RunLayout
@@ -121,6 +151,7 @@ class AttentionSpec:
     clip: float = 0.0
     whole: WholeNorms | None = None
     sinks: F32 | None = None
+    latent: LatentSpec | None = None
 
     @property
     def hidden(self) -> int:

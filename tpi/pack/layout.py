@@ -29,7 +29,7 @@ GROUP_BYTES: dict[Format, int] = {
     "mxfp4": GROUP // 2 + 1,  # e2m1 values, e8m0 scale: a power of two; tiled alone (OCP Microscaling 1.0)
 }
 
-RunName = Literal["query", "kv", "gate", "neuron", "shared", "row"]
+RunName = Literal["latent", "query", "kv", "gate", "neuron", "shared", "row"]
 Layout = Literal["record", "tiled"]
 Axis = Literal["row", "column"]
 
@@ -115,6 +115,25 @@ class RunLayout:
         return cls(**{**fields, "parts": tuple(Part(*part) for part in fields["parts"])})
 
 
+@dataclass(frozen=True)
+class RunShape:
+    """What a run of some model must be: its vectors before padding, whose length is `hidden`, and what the width of a
+    unit is a multiple of. None: any number of vectors."""
+
+    vectors: int | None
+    step: int
+    hidden: int
+
+
+def attention_shapes(config: ModelConfig) -> dict[RunName, RunShape]:
+    """The runs of an attention block of a model, in order."""
+    own = RunShape(config.heads * config.head_dim, config.head_dim, config.hidden)
+    kv = RunShape(config.kv_heads * config.kv_width, config.kv_width, config.kv_hidden)
+    if config.latent is None:
+        return {"query": own, "kv": kv}
+    return {"latent": RunShape(config.latent_values, FFN_UNIT, config.hidden), "query": own, "kv": kv}
+
+
 def query_unit_heads(config: ModelConfig, quantised: bool) -> int:
     """Query heads in one unit: o columns come in whole quantisation groups of 32."""
     return _fewest_heads(config.head_dim, GROUP) if quantised else 1
@@ -122,7 +141,7 @@ def query_unit_heads(config: ModelConfig, quantised: bool) -> int:
 
 def kv_unit_heads(config: ModelConfig, quantised: bool) -> int:
     """KV heads in one unit: k and v rows come in whole tiles of 8."""
-    return _fewest_heads(config.head_dim, TILE_OUTPUTS) if quantised else 1
+    return _fewest_heads(config.kv_width, TILE_OUTPUTS) if quantised else 1
 
 
 def ffn_units(neurons: int) -> int:

@@ -11,7 +11,7 @@ from tpi.config import ModelConfig
 from tpi.errors import ModelError
 from tpi.families.checks import check_config
 from tpi.pack.blockfile import BlockShape
-from tpi.pack.layout import BlockKind, ffn_units
+from tpi.pack.layout import BlockKind, RunName, RunShape, attention_shapes, ffn_units
 from tpi.partition import FFN_UNIT
 from tpi.sources.files import parse_json
 
@@ -93,14 +93,13 @@ def _manifest(fields: dict[str, Any]) -> Manifest:
 def _check_blocks(manifest: Manifest) -> None:
     """Every block that is named exists, is of the right kind, and has the runs and the sizes that the model needs."""
     config, blocks = manifest.config, manifest.blocks
-    query, kv = config.heads * config.head_dim, config.kv_heads * config.head_dim
-    runs: dict[BlockKind, tuple[dict[str, int | None], int]] = {
-        "attention": ({"query": query, "kv": kv}, config.head_dim),
-        "ffn": ({"neuron": config.intermediate}, 1),
-    }
+    neurons = RunShape(config.intermediate, 1, config.hidden)
+    runs: dict[BlockKind, dict[RunName, RunShape]]
+    runs = {"attention": attention_shapes(config), "ffn": {"neuron": neurons}}
     if (mixture := config.mixture) is not None:
-        shared: dict[str, int | None] = {"shared": mixture.shared} if mixture.shared else {}
-        runs["experts"] = (shared | {"neuron": mixture.experts * ffn_units(mixture.width) * FFN_UNIT}, 1)
+        shared: dict[RunName, RunShape] = {"shared": RunShape(mixture.shared, 1, config.hidden)}
+        routed = RunShape(mixture.experts * ffn_units(mixture.width) * FFN_UNIT, 1, config.hidden)
+        runs["experts"] = (shared if mixture.shared else {}) | {"neuron": routed}
     for names in manifest.layers:
         if not names:
             raise ValueError("a layer without blocks")
@@ -108,14 +107,14 @@ def _check_blocks(manifest: Manifest) -> None:
             kind = blocks[name].kind
             if kind not in runs:
                 raise ValueError(f"a layer with a block of kind {kind}")
-            first = {"gate": config.intermediate} if blocks[name].gate_first else {}
-            _check(blocks[name], kind, first | runs[kind][0], config.hidden, runs[kind][1])
+            first: dict[RunName, RunShape] = {"gate": neurons} if blocks[name].gate_first else {}
+            _check(blocks[name], kind, first | runs[kind])
             if mixture and kind == "experts":
                 _check_router(blocks[name], mixture.experts * config.hidden)
     for table in (manifest.embedding, manifest.head):
-        _check(blocks[table], "table", {"row": config.vocab}, config.hidden)
+        _check(blocks[table], "table", {"row": RunShape(config.vocab, 1, config.hidden)})
     if manifest.positions is not None:
-        _check(blocks[manifest.positions], "table", {"row": None}, config.hidden)
+        _check(blocks[manifest.positions], "table", {"row": RunShape(None, 1, config.hidden)})
     if blocks[manifest.final].kind != "vectors" or "norm" not in dict(blocks[manifest.final].vectors):
         raise ValueError("final norm")
 
@@ -125,12 +124,12 @@ def _check_router(shape: BlockShape, values: int) -> None:
         raise ValueError("experts without a router")
 
 
-def _check(shape: BlockShape, kind: BlockKind, runs: Mapping[str, int | None], hidden: int, step: int = 1) -> None:
-    """A block of this kind has these runs, of so many vectors before padding; widths are multiples of `step`."""
+def _check(shape: BlockShape, kind: BlockKind, runs: Mapping[RunName, RunShape]) -> None:
+    """A block of this kind has these runs."""
     if shape.kind != kind or [run.name for run in shape.runs] != list(runs):
         raise ValueError(f"a block of kind {shape.kind} with other runs than {list(runs)}")
     for run in shape.runs:
-        vectors = runs[run.name]
-        fits = vectors is None or 0 <= run.units * run.width - vectors < run.width
-        if not fits or run.hidden != hidden or run.width % step:
-            raise ValueError(f"{run.units} units of {run.width} for {vectors} vectors of {run.name}")
+        wanted = runs[run.name]
+        fits = wanted.vectors is None or 0 <= run.units * run.width - wanted.vectors < run.width
+        if not fits or run.hidden != wanted.hidden or run.width % wanted.step:
+            raise ValueError(f"{run.units} units of {run.width} for {wanted.vectors} vectors of {run.name}")

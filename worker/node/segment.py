@@ -224,8 +224,9 @@ def open_segment(
     if names == ["neuron"]:
         layout, units = runs[0]
         return FfnSegment(device, launch, ffn_spec(config, layout, vectors, units))
-    (query, query_units), (kv, kv_units) = runs
-    spec = attention_spec(config, layer, query, kv, vectors, query_units, kv_units)
+    *latent, (query, query_units), (kv, kv_units) = runs
+    shared_by_heads = latent[0][0] if latent else None
+    spec = attention_spec(config, layer, query, kv, vectors, query_units, kv_units, shared_by_heads)
     return AttentionSegment(device, launch, spec, layer, pages)
 
 

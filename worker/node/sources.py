@@ -243,4 +243,4 @@ def _kv_heads(plan: NodePlan, residence: Residence, device: int) -> int:
     """The most KV heads that a device computes of any block."""
     own = [run for segment in residence.places.kept if segment.device == device for run in segment.runs]
     widest = max((run for run in own if run.name == "kv"), key=lambda run: len(run.units))
-    return len(widest.units.scaled(widest.layout.width // plan.config.head_dim, plan.config.kv_heads))
+    return len(widest.units.scaled(widest.layout.width // plan.config.kv_width, plan.config.kv_heads))

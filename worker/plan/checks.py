@@ -6,7 +6,7 @@ named; a master of this version never sends it.
 """
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import groupby
 
 from allreduce.base import group_names
@@ -15,11 +15,12 @@ from tpi.errors import PlanError
 from tpi.net.fields import Card
 from tpi.net.messages import Assign, BlockPlan, NodeOptions, Step
 from tpi.net.wire import wire_names
-from tpi.pack.layout import RunLayout
-from tpi.partition import FFN_UNIT, Range, kv_range
+from tpi.pack.layout import RunLayout, RunName, RunShape, attention_shapes
+from tpi.partition import FFN_UNIT
 from worker.neurons.sent import predictor_faults
 from worker.plan.experts import expert_runs, expert_vectors, mixture_fault, slices_fault
 from worker.plan.fit import check_memory
+from worker.plan.heads import attention_vectors, holds_keys, lacks_latent, latent_fault
 from worker.plan.node_plan import node_plan
 
 _MOST = 1 << 24  # of any dimension of a model, and of tokens
@@ -70,7 +71,7 @@ def _faults(assign: Assign) -> Iterator[Fault]:
     for number, layer in enumerate(assign.layers):
         attention = [assign.blocks[index] for index in layer.blocks if assign.blocks[index].kind == "attention"]
         yield _if(
-            not all(_has_keys(assign, block) for block in attention),
+            not all(holds_keys(assign, block) for block in attention),
             f"layer {number} lacks KV heads that its query heads read",
         )
 
@@ -83,6 +84,7 @@ def _config_faults(config: ModelConfig) -> Iterator[Fault]:
     yield _if(config.heads % config.kv_heads != 0, f"{config.heads} heads cannot share {config.kv_heads} KV heads")
     yield _if(2 * len(config.inv_freq) > config.head_dim, "it rotates more values than a head has")
     yield mixture_fault(config)
+    yield latent_fault(config)
     yield _if(len(config.windows) not in (0, config.layers), "it has not one window per layer")
     for window in config.windows:
         yield _outside("window", window, 0, 2**31 - 1)
@@ -120,14 +122,11 @@ def _block_faults(assign: Assign) -> Iterator[Fault]:
     used = {index for layer in assign.layers for index in layer.blocks} | {one.block for one in assign.predictors}
     yield _if(sorted(used) != list(range(len(assign.blocks))), "it has blocks that no layer uses")
     yield _if(len({block.id for block in assign.blocks}) < len(assign.blocks), "it has a block twice")
-    heads, kv_heads = config.heads * config.head_dim, config.kv_heads * config.head_dim
-    runs: dict[str, dict[str, tuple[int, int]]] = {
-        "attention": {"query": (heads, config.head_dim), "kv": (kv_heads, config.head_dim)},
-        "ffn": {"neuron": (config.intermediate, FFN_UNIT)},
-    }
-    runs |= expert_runs(config)
-    neurons = "gate up down" if config.gated else "up down"
-    parts = {"query": "q o", "kv": "k v", "neuron": neurons, "shared": neurons}
+    neurons = RunShape(config.intermediate, FFN_UNIT, config.hidden)
+    runs: dict[BlockKind, Mapping[RunName, RunShape]]
+    runs = {"attention": attention_shapes(config), "ffn": {"neuron": neurons}, **expert_runs(config)}
+    gated = "gate up down" if config.gated else "up down"
+    parts = {"latent": "latent", "query": "q o", "kv": "k v", "neuron": gated, "shared": gated}
     kinds = {block.kind for block in assign.blocks}
     halves = {"ffn" if kind == "experts" else kind for kind in kinds}
     yield _if(
@@ -146,8 +145,7 @@ def _block_faults(assign: Assign) -> Iterator[Fault]:
                 names = [name for name, _ in groupby(names)]
             yield _if(names != list(runs[block.kind]), f"a block of kind {block.kind} has the runs {names}")
             for layout in layouts:
-                vectors, step = runs[block.kind][layout.name]
-                yield _layout_fault(layout, config.hidden, vectors, step, parts[layout.name])
+                yield _layout_fault(layout, runs[block.kind][layout.name], parts[layout.name])
             yield from _vector_faults(block, config)
 
 
@@ -157,11 +155,11 @@ def _layer_faults(kinds: Sequence[BlockKind]) -> Iterator[Fault]:
     yield _if("attention" in kinds[1:], "a layer has attention elsewhere than in its first block")
 
 
-def _layout_fault(layout: RunLayout, hidden: int, vectors: int, step: int, parts: str) -> Fault:
-    """A run has `vectors` vectors of each of its parts, in units of whole heads or of `FFN_UNIT` neurons."""
-    name = layout.name
+def _layout_fault(layout: RunLayout, wanted: RunShape, parts: str) -> Fault:
+    """A run has as many vectors of each of its parts as it should, in units of whole heads or of `FFN_UNIT`."""
+    name, step, vectors = layout.name, wanted.step, wanted.vectors or 0
     widths = range(step, (_MOST if name in ("query", "kv") else step) + 1, step)
-    if layout.hidden != hidden or layout.width not in widths:
+    if layout.hidden != wanted.hidden or layout.width not in widths:
         return f"units of {name} are {layout.width} x {layout.hidden}"
     if " ".join(part.name for part in layout.parts) != parts:
         return f"units of {name} have other parts than {parts}"
@@ -173,11 +171,8 @@ def _layout_fault(layout: RunLayout, hidden: int, vectors: int, step: int, parts
 
 
 def _vector_faults(block: BlockPlan, config: ModelConfig) -> Iterator[Fault]:
-    heads, kv_heads = config.heads * config.head_dim, config.kv_heads * config.head_dim
-    lengths = {
-        "norm": config.hidden, "norm.bias": config.hidden, "post_norm": config.hidden, "o.bias": config.hidden,
-        "down.bias": config.hidden, "q.bias": heads, "k.bias": kv_heads, "v.bias": kv_heads,
-        "q_norm.whole": heads, "k_norm.whole": kv_heads, "sinks": config.heads,
+    lengths = attention_vectors(config) | {
+        "norm": config.hidden, "norm.bias": config.hidden, "post_norm": config.hidden, "down.bias": config.hidden,
         "gate.bias": config.intermediate, "up.bias": config.intermediate,
     }  # fmt: skip
     if block.kind == "experts":
@@ -185,19 +180,12 @@ def _vector_faults(block: BlockPlan, config: ModelConfig) -> Iterator[Fault]:
     longest = max(*lengths.values(), config.head_dim)
     names = [vector.name for vector in block.vectors]
     lacking = "norm" not in names or (block.kind == "experts" and "router" not in names)
+    lacking |= block.kind == "attention" and lacks_latent(config, names)
     yield _if(len(set(names)) < len(names) or lacking, f"the vectors of a block are {', '.join(names)}")
     for vector in block.vectors:
         known = lengths.get(vector.name)
         wrong = vector.length > longest if known is None else vector.length != known
         yield _if(wrong, f"vector {vector.name} has {vector.length} values")
-
-
-def _has_keys(assign: Assign, attention: BlockPlan) -> bool:
-    """Whether the node's KV units are exactly those that its query units attend to."""
-    config = assign.config
-    query, kv = (assign.layouts[run.layout].width // config.head_dim for run in attention.runs)
-    wanted, held = (Range(run.first, run.last) for run in attention.runs)
-    return held == kv_range(wanted, query, kv, config.heads, config.kv_heads)
 
 
 def _outside(name: str, value: int, low: int, high: int) -> Fault:

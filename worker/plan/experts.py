@@ -1,23 +1,24 @@
 """What a plan may say of experts: see `worker.plan.checks`."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
 
-from tpi.config import ModelConfig
+from tpi.config import BlockKind, ModelConfig
 from tpi.errors import ModelError
 from tpi.families.checks import check_mixture
 from tpi.net.messages import BlockPlan
-from tpi.pack.layout import ffn_units
+from tpi.pack.layout import RunName, RunShape, ffn_units
 from tpi.partition import FFN_UNIT
 
 
-def expert_runs(config: ModelConfig) -> dict[str, dict[str, tuple[int, int]]]:
-    """Of a block of experts: its runs, each with its vectors and the width of a unit. Empty if there are none."""
+def expert_runs(config: ModelConfig) -> dict[BlockKind, Mapping[RunName, RunShape]]:
+    """The runs of a block of experts. Empty if there are none."""
     mixture = config.mixture
     if mixture is None:
         return {}
-    shared = {"shared": (mixture.shared, FFN_UNIT)} if mixture.shared else {}
-    return {"experts": shared | {"neuron": (mixture.experts * ffn_units(mixture.width) * FFN_UNIT, FFN_UNIT)}}
+    shared: dict[RunName, RunShape] = {"shared": RunShape(mixture.shared, FFN_UNIT, config.hidden)}
+    routed = RunShape(mixture.experts * ffn_units(mixture.width) * FFN_UNIT, FFN_UNIT, config.hidden)
+    return {"experts": (shared if mixture.shared else {}) | {"neuron": routed}}
 
 
 def expert_vectors(config: ModelConfig) -> dict[str, int]:

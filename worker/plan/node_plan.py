@@ -12,7 +12,7 @@ from tpi.config import ModelConfig
 from tpi.net.fields import DIGEST_BYTES
 from tpi.net.messages import Assign, BlockPlan, NodeOptions, PeerAddress, PredictorPlan
 from tpi.pack.layout import BlockKind, RunLayout, RunName
-from tpi.partition import Range, by_expert
+from tpi.partition import FFN_UNIT, Range, by_expert
 
 
 @dataclass(frozen=True)
@@ -120,7 +120,7 @@ class NodePlan:
     @property
     def kv_heads(self) -> int:
         """The most KV heads that this node has of any block."""
-        limit, width = self.config.kv_heads, self.config.head_dim
+        limit, width = self.config.kv_heads, self.config.kv_width
         return max((len(run.units.scaled(run.layout.width // width, limit)) for run in self.runs("kv")), default=0)
 
     @property
@@ -185,5 +185,7 @@ def _vectors_bytes(block: BlockPlan) -> int:
 
 
 def _predictor_bytes(one: PredictorPlan, block: BlockPlan) -> int:
-    """As it is kept, and as it is used: 2-byte weights become 4 bytes, and what fills the last units is little."""
-    return (3 if one.weights == "f16" else 2) * _vectors_bytes(block)
+    """As it is kept, and as it is used where that differs: 2-byte weights become 4 bytes, a last unit is filled."""
+    if one.weights == "f16":
+        return 3 * _vectors_bytes(block)
+    return (2 if one.neurons % FFN_UNIT else 1) * _vectors_bytes(block)

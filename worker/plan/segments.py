@@ -18,6 +18,7 @@ from worker.plan.node_plan import NodeBlock, NodePlan, RunUnits
 from worker.shards.image import HeldBlock
 
 _LEAST = 8 << 20  # bytes of a tile: less takes a disk no longer than to begin
+_ASIDE = ("latent", "kv")  # runs of which a device has what its query heads need
 
 
 @dataclass(frozen=True)
@@ -85,7 +86,7 @@ def on_devices(plan: NodePlan, shares: Sequence[float]) -> list[NodeSegment]:
         )
     segments: list[NodeSegment] = []
     for block in plan.blocks:
-        dealt = [deal(len(run.units), shares) for run in block.runs if run.name != "kv"]
+        dealt = [deal(len(run.units), shares) for run in block.runs if run.name not in _ASIDE]
         of_run = dealt if block.kind == "experts" else [dealt[0]] * len(block.runs)
         parts = [
             NodeSegment(
@@ -184,10 +185,12 @@ def _cut(block: NodeBlock, smallest: int) -> list[Range]:
 
 def _part(plan: NodePlan, block: NodeBlock, run: RunUnits, dealt: Range) -> RunUnits:
     """The units of a run that belong to `dealt` of the node's units of its block."""
+    if run.name == "latent":  # every head needs all of it
+        return run if len(dealt) else run.cut(Range(0, 0))
     if run.name != "kv":
         return run.cut(Range(run.units.first + dealt.first, run.units.first + dealt.last))
     config, query = plan.config, _part(plan, block, block.run("query"), dealt)
-    query_heads, kv_heads = (each.layout.width // config.head_dim for each in (query, run))
+    query_heads, kv_heads = query.layout.width // config.head_dim, run.layout.width // config.kv_width
     return run.cut(kv_range(query.units, query_heads, kv_heads, config.heads, config.kv_heads))
 
 

@@ -6,14 +6,14 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from gguf import GGMLQuantizationType, GGUFWriter, RopeScalingType
+from gguf import ExpertGatingFuncType, GGMLQuantizationType, GGUFWriter, RopeScalingType
 
 from tests.support.models import TinyModel
 from tests.support.weights.gguf_models import encoded, interleave
 
 Array = npt.NDArray[Any]
 
-ARCHITECTURES = {"mixtral": "llama", "gptoss": "gpt-oss"}  # where it is not the family's name
+ARCHITECTURES = {"mixtral": "llama", "gptoss": "gpt-oss", "deepseek3": "deepseek2"}  # where it is not the family's name
 _NAMES = {
     "model.embed_tokens.weight": "token_embd.weight",
     "transformer.wte.weight": "token_embd.weight",
@@ -37,6 +37,11 @@ _NAMES = {
     "self_attn.sinks": "attn_sinks.weight",
     "self_attn.o_proj.bias": "attn_output.bias",
     "mlp.shared_expert_gate.weight": "ffn_gate_inp_shexp.weight",
+    "self_attn.kv_a_proj_with_mqa.weight": "attn_kv_a_mqa.weight",
+    "self_attn.kv_a_layernorm.weight": "attn_kv_a_norm.weight",
+    "self_attn.kv_b_proj.weight": "attn_kv_b.weight",
+    "mlp.gate.e_score_correction_bias": "exp_probs_b.bias",
+    **{f"mlp.shared_experts.{part}_proj.weight": f"ffn_{part}_shexp.weight" for part in ("gate", "up", "down")},
     **{f"self_attn.{part}_proj.{kind}": f"attn_{part}.{kind}" for part in "qkv" for kind in ("weight", "bias")},
     **{f"mlp.{part}_proj.weight": f"ffn_{part}.weight" for part in ("gate", "up", "down")},
     **{f"mlp.shared_expert.{part}_proj.weight": f"ffn_{part}_shexp.weight" for part in ("gate", "up", "down")},
@@ -55,6 +60,7 @@ def tensors(model: TinyModel, family: str) -> dict[str, Array]:
         prefix = next((each for each in ("model.layers.", "transformer.blocks.") if name.startswith(each)), "")
         layer, _, rest = name.removeprefix(prefix).partition(".") if prefix else ("", "", name)
         parts = _gpt_oss(rest, values) if family == "gptoss" else _experts(rest, values, config)
+        parts = parts or (_apart(rest, values, config) if family == "deepseek3" else {})
         parts = parts or {_NAMES[rest]: values.reshape(-1) if "_gate.w" in rest else values}
         found |= {f"blk.{layer}.{part}" if prefix else part: each for part, each in parts.items()}
     return found
@@ -72,6 +78,16 @@ def _experts(name: str, values: Array, config: Any) -> dict[str, Array]:
         stack = values.reshape(config.ffn_config.moe_num_experts, -1, values.shape[1])
         return {f"ffn_{_STACKED[last]}_exps.weight": stack.swapaxes(1, 2) if last == "w2" else stack}
     return {}
+
+
+def _apart(name: str, values: Array, config: Any) -> dict[str, Array]:
+    """Keys and values from the latent vector as newer files have them, those of keys transposed; empty if it is another
+    tensor."""
+    if name != "self_attn.kv_b_proj.weight":
+        return {}
+    heads = values.reshape(config.num_attention_heads, -1, config.kv_lora_rank)
+    keys, own = np.split(heads, [config.qk_nope_head_dim], axis=1)
+    return {"attn_k_b.weight": keys.swapaxes(1, 2), "attn_v_b.weight": own}
 
 
 def _gpt_oss(name: str, values: Array) -> dict[str, Array]:
@@ -95,10 +111,13 @@ def write_experts(path: Path, model: TinyModel, family: str, kind: Callable[[str
     writer.add_context_length(config.max_position_embeddings)
     writer.add_embedding_length(config.hidden_size)
     writer.add_head_count(config.num_attention_heads)
-    writer.add_head_count_kv(config.num_key_value_heads)
-    head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-    writer.add_key_length(head_dim)
-    writer.add_value_length(head_dim)
+    if family.startswith("deepseek"):
+        _describe_latent(writer, config, absorbed=family == "deepseek3")
+    else:
+        writer.add_head_count_kv(config.num_key_value_heads)
+        head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+        writer.add_key_length(head_dim)
+        writer.add_value_length(head_dim)
     writer.add_rope_freq_base(config.rope_parameters["rope_theta"])
     _describe(writer, family, config)
     for name, values in tensors(model, family).items():
@@ -132,6 +151,7 @@ def _describe(writer: GGUFWriter, family: str, config: Any) -> None:
         writer.add_clamp_kqv(config.clip_qkv)
     if family == "gptoss":
         writer.add_sliding_window(config.sliding_window)
+    if config.rope_parameters["rope_type"] == "yarn":
         writer.add_rope_scaling_type(RopeScalingType.YARN)
         writer.add_rope_scaling_factor(config.rope_parameters["factor"])
         writer.add_rope_scaling_orig_ctx_len(config.rope_parameters["original_max_position_embeddings"])
@@ -140,3 +160,30 @@ def _describe(writer: GGUFWriter, family: str, config: Any) -> None:
         writer.add_residual_scale(config.residual_multiplier)
         writer.add_embedding_scale(config.embedding_multiplier)
         writer.add_attention_scale(config.attention_multiplier)
+
+
+def _describe_latent(writer: GGUFWriter, config: Any, absorbed: bool) -> None:
+    """As the converter describes DeepSeek's models: older files the heads, newer ones what is left when everything else
+    is absorbed in queries and in the output."""
+    writer.add_kv_lora_rank(config.kv_lora_rank)
+    writer.add_rope_dimension_count(config.qk_rope_head_dim)
+    sizes = config.qk_nope_head_dim + config.qk_rope_head_dim, config.v_head_dim
+    if absorbed:
+        writer.add_head_count_kv(1)
+        writer.add_key_length(config.kv_lora_rank + config.qk_rope_head_dim)
+        writer.add_value_length(config.kv_lora_rank)
+        writer.add_key_length_mla(sizes[0])
+        writer.add_value_length_mla(sizes[1])
+        writer.add_expert_gating_func(ExpertGatingFuncType.SIGMOID)
+        writer.add_expert_group_count(config.n_group)
+        writer.add_expert_group_used_count(config.topk_group)
+    else:
+        writer.add_head_count_kv(config.num_attention_heads)
+        writer.add_key_length(sizes[0])
+        writer.add_value_length(sizes[1])
+        writer.add_rope_scaling_yarn_log_mul(0.1 * config.rope_parameters["mscale_all_dim"])
+    writer.add_leading_dense_block_count(config.first_k_dense_replace)
+    writer.add_expert_feed_forward_length(config.moe_intermediate_size)
+    writer.add_expert_shared_count(config.n_shared_experts)
+    writer.add_expert_weights_scale(config.routed_scaling_factor)
+    writer.add_expert_weights_norm(config.norm_topk_prob)

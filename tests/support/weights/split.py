@@ -79,7 +79,7 @@ class _Node:
     def __init__(self, pack: Pack, config: ModelConfig, shard: Shard, tokens: int, kernels: Kernels) -> None:
         pages = pages_for(tokens)
         self._pages = np.arange(pages, dtype=np.int32)[None]
-        kv_heads = len(shard.kv) * pack.layers[0][0].run("kv").width // config.head_dim
+        kv_heads = len(shard.kv) * pack.layers[0][0].run("kv").width // config.kv_width
         kv = KvPages.allocate(range(config.layers), pages, max(kv_heads, 1), config.head_dim, "f32")
         self._segments = [
             _segment(kernels, config, number // 2, block, shard, kv) for number, block in enumerate(pack.walk())

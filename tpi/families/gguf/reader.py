@@ -50,8 +50,9 @@ def _family(source: GgufSource) -> Family:
 
 def _config(family: Family, fields: Fields, source: GgufSource) -> ModelConfig:
     hidden, heads = count(fields, "embedding_length"), count(fields, "attention.head_count")
-    head_dim = count(fields, "attention.key_length", max(hidden // heads, 1))
-    if count(fields, "attention.value_length", head_dim) != head_dim:
+    own = family.gguf_settings(fields)
+    head_dim = own.get("head_dim") or count(fields, "attention.key_length", max(hidden // heads, 1))
+    if "head_dim" not in own and count(fields, "attention.value_length", head_dim) != head_dim:
         raise ModelError("keys and values of different sizes are not supported")
     found: dict[str, Any] = {
         "family": family.name,
@@ -71,7 +72,7 @@ def _config(family: Family, fields: Fields, source: GgufSource) -> ModelConfig:
     rope = from_metadata(fields, head_dim, found["context"], source)
     if family.interleaved and 2 * len(rope.inv_freq) != head_dim:
         raise ModelError(f"a rotary embedding of {2 * len(rope.inv_freq)} of {head_dim} values is not supported")
-    found |= {"attention_scale": head_dim**-0.5} | rope.fields() | family.gguf_settings(fields)
+    found |= {"attention_scale": head_dim**-0.5} | rope.fields() | own
     if "norm_eps" not in found:
         found["norm_eps"] = number(fields, "attention.layer_norm_rms_epsilon")
     if given := number(fields, "attention.scale", 0.0):

@@ -79,7 +79,8 @@ HARMLESS = frozenset({
     "resid_pdrop", "gradient_checkpointing", "pretraining_tp", "use_cache", "cache_implementation",
     "output_attentions", "output_hidden_states", "return_dict", "chunk_size_feed_forward", "torchscript",
     "use_bfloat16", "attn_implementation", "_attn_implementation", "_attn_implementation_autoset",
-    "output_router_logits", "router_aux_loss_coef", "router_jitter_noise", "experts_implementation",
+    "output_router_logits", "router_aux_loss_coef", "router_jitter_noise", "experts_implementation", "aux_loss_alpha",
+    "seq_aux", "ep_size", "qk_head_dim",
     "mtp_layer_types", "max_length", "min_length", "do_sample", "early_stopping",
     "num_beams", "temperature", "top_k", "top_p", "typical_p", "repetition_penalty", "length_penalty",
     "no_repeat_ngram_size", "encoder_no_repeat_ngram_size", "bad_words_ids", "num_return_sequences",
@@ -104,6 +105,7 @@ _NULLABLE = frozenset(
         "attn_logit_softcapping",
         "final_logit_softcapping",
         "moe_normalize_expert_weights",
+        "q_lora_rank",
     }
 )
 

@@ -77,15 +77,16 @@ def gpt_oss(fields: Fields) -> dict[str, Any]:
 
 def num_experts(fields: Fields) -> dict[str, Any]:
     """`num_local_experts` is another name of `num_experts`; ModelError if both are there and differ."""
-    return _renamed(fields, "num_local_experts", "num_experts")
+    return renamed(fields, "num_local_experts", "num_experts")
 
 
 def num_local_experts(fields: Fields) -> dict[str, Any]:
     """`num_experts` is another name of `num_local_experts`; ModelError if both are there and differ."""
-    return _renamed(fields, "num_experts", "num_local_experts")
+    return renamed(fields, "num_experts", "num_local_experts")
 
 
-def _renamed(fields: Fields, other: str, name: str) -> dict[str, Any]:
+def renamed(fields: Fields, other: str, name: str) -> dict[str, Any]:
+    """The fields with `other` under its other `name`; ModelError if both are there and differ."""
     if other in fields and fields.get(name, fields[other]) != fields[other]:
         raise ModelError(f"{name} is {fields[name]!r}, and {other}, which is the same, {fields[other]!r}")
     return {name if key == other else key: value for key, value in fields.items()}

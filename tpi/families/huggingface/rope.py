@@ -43,9 +43,14 @@ def per_kind(fields: Fields, head_dim: int, context: int) -> tuple[Rope, Rope]:
     return ropes[0], ropes[1]
 
 
+def scaling(fields: Fields) -> Fields:
+    """The object that counts; ModelError if it is none."""
+    return _object(fields, "rope_scaling") or _object(fields, "rope_parameters")
+
+
 def scaling_kind(fields: Fields) -> str:
     """The name of the scaling that counts; ModelError if it is not in an object."""
-    found = _object(fields, "rope_scaling") or _object(fields, "rope_parameters")
+    found = scaling(fields)
     return str(found.get("rope_type", found.get("type", "default")))[:80]
 
 

@@ -13,10 +13,7 @@ _WRAPPERS: dict[str, dict[str | None, str]] = {
 # Tensors of the other parts.
 TOWERS = ("vision_tower.*", "multi_modal_projector.*", "model.vision_tower.*", "model.multi_modal_projector.*")
 _AFTER = "it norms what its blocks give and nothing before them; take OLMoE, or another family"
-_LATENT = "its attention keeps keys and values as one latent vector of a token; take another mixture of experts"
 _REASONS = {
-    "DeepseekV2ForCausalLM": _LATENT,
-    "DeepseekV3ForCausalLM": _LATENT,
     "Olmo2ForCausalLM": _AFTER,
     "Olmo3ForCausalLM": _AFTER,
     "PhimoeForCausalLM": "its router chooses by a scheme of its own; take another mixture of experts",

@@ -4,8 +4,21 @@
 
 namespace tpi {
 
+LatentPlan::LatentPlan(nb::tuple fields, size_t rank)
+    : run(field<nb::tuple>(fields, 0)),
+      norm(field<nb::tuple>(fields, 1), rank),
+      rope(field<size_t>(fields, 2)),
+      width(field<size_t>(fields, 3)),
+      bias(keep_vector(fields[4], "the latent vector's bias", rank + rope)) {
+    if (run.units() && run.vectors() < rank + rope) throw KernelError("the latent run holds too few vectors");
+}
+
+Latent LatentPlan::view(const uint8_t* data) const {
+    return {run.matrix("latent", data), norm.view(), or_null(bias), norm.weight.size(), rope, width};
+}
+
 AttentionPlan::AttentionPlan(nb::tuple query, nb::tuple kv, nb::tuple norm, nb::tuple shape, nb::object kv_index,
-                             nb::tuple vectors, nb::tuple numbers)
+                             nb::tuple vectors, nb::tuple numbers, nb::object latent)
     : query_(query),
       kv_(kv),
       norm_(norm, query_.hidden()),
@@ -30,16 +43,31 @@ AttentionPlan::AttentionPlan(nb::tuple query, nb::tuple kv, nb::tuple norm, nb::
     inv_freq_.assign(frequencies.as<float>(), frequencies.as<float>() + frequencies.total());
     sinks_ = keep_vector(vectors[6], "sinks", heads_);
     if (2 * inv_freq_.size() > head_dim_) throw KernelError("inv_freq is longer than half a head");
-    if (kv_.hidden() != query_.hidden()) throw KernelError("the query and KV runs differ in hidden size");
-    if (query_.vectors() < heads_ * head_dim_ || kv_.vectors() < kv_heads_ * head_dim_)
+    if (!latent.is_none()) latent_.emplace(nb::cast<nb::tuple>(latent), kv_.hidden());
+    check_latent();
+    if (query_.vectors() < heads_ * head_dim_ || kv_.vectors() < kv_heads_ * kv_width())
         throw KernelError("the runs hold fewer vectors than the heads need");
     AttentionCall all = call(nullptr);  // throws unless all parts are there
-    forms_ = RowForms{&all.q, &all.k, &all.v};
+    forms_ = latent_ ? RowForms{&all.q, &all.latent.matrix} : RowForms{&all.q, &all.k, &all.v};
+}
+
+void AttentionPlan::check_latent() const {
+    size_t inputs = latent_ ? latent_->run.hidden() : kv_.hidden();
+    if (inputs != query_.hidden()) throw KernelError("the query and KV runs differ in hidden size");
+    if (!latent_) return;
+    if (heads_ && !latent_->run.units()) throw KernelError("heads need all of the latent run");
+    if (latent_->rope != 2 * inv_freq_.size() || latent_->rope >= head_dim_ || latent_->width > head_dim_ ||
+        latent_->rope + latent_->width < head_dim_)
+        throw KernelError("what all keys share does not fit their heads");
+    if (whole_norms_ || clip_ > 0 || !k_norm_.empty() || !k_bias_.empty() || !v_bias_.empty())
+        throw KernelError("keys and values from a latent vector have neither biases nor norms");
 }
 
 AttentionCall AttentionPlan::call(const uint8_t* data) const {
-    const uint8_t* kv_data = data ? data + query_.bytes() : nullptr;
     AttentionCall call{};
+    if (latent_) call.latent = latent_->view(data);
+    if (data) data += latent_bytes();
+    const uint8_t* kv_data = data ? data + query_.bytes() : nullptr;
     call.q = query_.matrix("q", data);
     call.o = query_.matrix("o", data);
     call.k = kv_.matrix("k", kv_data);
@@ -68,7 +96,7 @@ AttentionCall AttentionPlan::call(const uint8_t* data) const {
 }
 
 std::unique_ptr<Array> AttentionPlan::weights(nb::handle data) const {
-    return keep_array(data, "the weights", "B", {length(query_.bytes() + kv_.bytes())});
+    return keep_array(data, "the weights", "B", {length(latent_bytes() + query_.bytes() + kv_.bytes())});
 }
 
 namespace {

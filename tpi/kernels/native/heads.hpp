@@ -11,19 +11,22 @@ namespace {
 
 struct Projection {
     const AttentionCall& call;
-    Input in;
-    float *q, *k, *v;                     // [tokens, vectors of the part]
+    Input in, ranked;                     // of the block; of k and v, where they have one of their own
+    float *q, *k, *v, *latent;            // [tokens, vectors of the part]
     float *cosine, *sine;                 // [tokens, half_rotary]
 };
 
 inline Projection take_projection(const AttentionCall& call, Pool& pool) {
     Arena& arena = pool.arena();
-    const Matrix* rows[] = {&call.q, &call.k, &call.v};
+    const Matrix *rows[] = {&call.q, &call.k, &call.v}, *first[] = {&call.q, &call.latent.matrix};
+    bool latent = call.latent.is_there();
     return {call,
-            take_input(pool, call.tokens, call.hidden, rows, 3, call.prepared),
+            take_input(pool, call.tokens, call.hidden, latent ? first : rows, latent ? 2 : 3, call.prepared),
+            latent ? take_input(pool, call.tokens, call.latent.rank, rows + 1, 2) : Input{},
             arena.take<float>(call.tokens * call.q.vectors()),
             arena.take<float>(call.tokens * call.k.vectors()),
             arena.take<float>(call.tokens * call.v.vectors()),
+            arena.take<float>(latent ? call.tokens * call.latent.matrix.vectors() : 0),
             arena.take<float>(call.tokens * call.half_rotary),
             arena.take<float>(call.tokens * call.half_rotary)};
 }
@@ -37,20 +40,42 @@ inline void rotation_of(const Projection& job, size_t token) {
     }
 }
 
+// One input times some parts, into `outs`. Ends without a sync.
+template <size_t Parts>
+inline void multiply_rows(const Matrix* const (&parts)[Parts], float* const (&outs)[Parts], const Prepared& in,
+                          uint8_t* scratch, Team& team) {
+    size_t tasks[Parts], all = 0;
+    for (size_t p = 0; p < Parts; ++p) all += tasks[p] = row_tasks(*parts[p], in);
+    team.each(all, [&](size_t task) {
+        size_t p = 0;
+        while (task >= tasks[p]) task -= tasks[p++];
+        row_task(*parts[p], in, task, reinterpret_cast<float*>(scratch), outs[p], parts[p]->vectors());
+    });
+}
+
+// The input of k and v, from the latent vectors as the weights make them.
+inline const Prepared& prepare_ranked(const Projection& job, Team& team) {
+    const Latent& latent = job.call.latent;
+    size_t stride = latent.matrix.vectors(), values = latent.rank + latent.rope;
+    if (latent.bias) {
+        team.each(job.call.tokens, [&](size_t token) {
+            for (size_t i = 0; i < values; ++i) job.latent[token * stride + i] += latent.bias[i];
+        });
+        team.sync();
+    }
+    return prepare(job.ranked, latent.norm, job.latent, latent.rank, team, stride);
+}
+
 // Angles, and q, k and v as the weights make them. Ends without a sync.
 inline void multiply_heads(const Projection& job, uint8_t* scratch, Team& team) {
     const AttentionCall& call = job.call;
     team.each(call.tokens, [&](size_t token) { rotation_of(job, token); });
     const Prepared& in = prepare(job.in, call.norm, call.x, call.hidden, team);
-    const Matrix* parts[] = {&call.q, &call.k, &call.v};
-    float* outs[] = {job.q, job.k, job.v};
-    size_t tasks[3], all = 0;
-    for (int p = 0; p < 3; ++p) all += tasks[p] = row_tasks(*parts[p], in);
-    team.each(all, [&](size_t task) {
-        int p = 0;
-        while (task >= tasks[p]) task -= tasks[p++];
-        row_task(*parts[p], in, task, reinterpret_cast<float*>(scratch), outs[p], parts[p]->vectors());
-    });
+    if (!call.latent.is_there())
+        return multiply_rows<3>({&call.q, &call.k, &call.v}, {job.q, job.k, job.v}, in, scratch, team);
+    multiply_rows<2>({&call.latent.matrix, &call.q}, {job.latent, job.q}, in, scratch, team);
+    team.sync();
+    multiply_rows<2>({&call.k, &call.v}, {job.k, job.v}, prepare_ranked(job, team), scratch, team);
 }
 
 // Which heads: those of q, k or v, as the weights make them, [tokens, stride].
@@ -95,13 +120,34 @@ inline void query_head(const Projection& job, size_t token, size_t head, float* 
     finish_head(job, {job.q, call.q.vectors(), call.heads, call.q_bias, call.q_norm, true}, token, head, to);
 }
 
+// What all keys share, then the head's own, rotated.
+inline void latent_key(const Projection& job, size_t token, size_t kv_head, float* to) {
+    const AttentionCall& call = job.call;
+    const Latent& latent = call.latent;
+    const float* shared = job.latent + token * latent.matrix.vectors() + latent.rank;
+    const float* own = job.k + token * call.k.vectors() + kv_head * latent.width;
+    std::memcpy(to, shared, latent.rope * sizeof(float));
+    std::memcpy(to + latent.rope, own, (call.head_dim - latent.rope) * sizeof(float));
+    size_t at = token * call.half_rotary;
+    rotate(to, job.cosine + at, job.sine + at, call.half_rotary);
+}
+
+inline void latent_value(const Projection& job, size_t token, size_t kv_head, float* to) {
+    const AttentionCall& call = job.call;
+    size_t width = call.latent.width;
+    std::memcpy(to, job.v + token * call.v.vectors() + kv_head * width, width * sizeof(float));
+    for (size_t d = width; d < call.head_dim; ++d) to[d] = 0.0f;
+}
+
 inline void key_head(const Projection& job, size_t token, size_t kv_head, float* to) {
     const AttentionCall& call = job.call;
+    if (call.latent.is_there()) return latent_key(job, token, kv_head, to);
     finish_head(job, {job.k, call.k.vectors(), call.kv_heads, call.k_bias, call.k_norm, true}, token, kv_head, to);
 }
 
 inline void value_head(const Projection& job, size_t token, size_t kv_head, float* to) {
     const AttentionCall& call = job.call;
+    if (call.latent.is_there()) return latent_value(job, token, kv_head, to);
     finish_head(job, {job.v, call.v.vectors(), call.kv_heads, call.v_bias, nullptr, false}, token, kv_head, to);
 }
 

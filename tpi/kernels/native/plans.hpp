@@ -73,10 +73,21 @@ struct ProjectedArrays {
     Array queries, keys, values;
 };
 
+// What keys and values come from: (run, norm, rope, width, bias or None). Its units come first in the weights.
+struct LatentPlan {
+    LatentPlan(nb::tuple fields, size_t rank);
+    Latent view(const uint8_t* data) const;
+
+    Run run;
+    NormPlan norm;
+    size_t rope, width;
+    std::vector<float> bias;
+};
+
 class AttentionPlan {
 public:
     AttentionPlan(nb::tuple query, nb::tuple kv, nb::tuple norm, nb::tuple shape, nb::object kv_index, nb::tuple vectors,
-                  nb::tuple numbers);
+                  nb::tuple numbers, nb::object latent);
     void run(nb::handle data, nb::handle x, nb::handle keys, nb::handle values, nb::handle positions,
              nb::handle sequence, nb::handle tables, nb::handle out) const;
     // The same in steps; x is what the input of `run` may be.
@@ -100,8 +111,12 @@ private:
     AttentionCall call(const uint8_t* data) const;
     void place(AttentionCall& call, const Array& keys, const Array& values, const BatchArrays& batch) const;
     ProjectedArrays heads_of(nb::tuple projected, size_t tokens, bool writable) const;
+    void check_latent() const;
+    size_t latent_bytes() const { return latent_ ? latent_->run.bytes() : 0; }
+    size_t kv_width() const { return latent_ ? latent_->width : head_dim_; }
 
     Run query_, kv_;
+    std::optional<LatentPlan> latent_;
     NormPlan norm_;
     size_t heads_, kv_heads_, head_dim_;
     std::vector<int32_t> kv_index_;

@@ -77,11 +77,11 @@ inline Prepared some_of(const Prepared& all, size_t first, size_t count) {
     return part;
 }
 
-// Norm (or copy, where there is no weight), padding and rounding of one token.
+// Norm (or copy, where there is no weight), padding and rounding of one token, whose values are at `x`.
 inline void prepare_token(const Prepared& in, const Norm& norm, const float* x, size_t hidden, size_t token) {
     float* to = in.x + token * in.stride;
-    if (norm.weight) normalise(norm, x + token * hidden, hidden, to);
-    else std::memcpy(to, x + token * hidden, hidden * sizeof(float));
+    if (norm.weight) normalise(norm, x, hidden, to);
+    else std::memcpy(to, x, hidden * sizeof(float));
     for (size_t i = hidden; i < in.stride; ++i) to[i] = 0.0f;
     if (in.rounded.codes) round_vector(to, in.rounded, token);
     if (in.kept) {
@@ -90,14 +90,17 @@ inline void prepare_token(const Prepared& in, const Norm& norm, const float* x, 
     }
 }
 
-// Prepare all tokens, unless they are; returns what this thread is to use, complete.
-inline const Prepared& prepare(const Input& input, const Norm& norm, const float* x, size_t hidden, Team& team) {
+// Prepare all tokens, unless they are; returns what this thread is to use, complete. The first `hidden` of a token's
+// `stride` values (0: all there are) are its input.
+inline const Prepared& prepare(const Input& input, const Norm& norm, const float* x, size_t hidden, Team& team,
+                               size_t stride = 0) {
     const Prepared& in = input.copies.of(team);
     if (input.ready) return in;
+    size_t step = stride ? stride : hidden;
     if (input.copies.own) {
-        for (size_t token = 0; token < in.tokens; ++token) prepare_token(in, norm, x, hidden, token);
+        for (size_t token = 0; token < in.tokens; ++token) prepare_token(in, norm, x + token * step, hidden, token);
     } else {
-        team.each(in.tokens, [&](size_t token) { prepare_token(in, norm, x, hidden, token); });
+        team.each(in.tokens, [&](size_t token) { prepare_token(in, norm, x + token * step, hidden, token); });
         team.sync();
     }
     return in;
@@ -107,7 +110,9 @@ inline const Prepared& prepare(const Input& input, const Norm& norm, const float
 inline void prepare_all(const PrepareCall& call, Pool& pool) {
     pool.run<PrepareCall>(
         [](const PrepareCall& c, Team& team) {
-            team.each(c.out.tokens, [&](size_t token) { prepare_token(c.out, c.norm, c.x, c.hidden, token); });
+            team.each(c.out.tokens, [&](size_t token) {
+                prepare_token(c.out, c.norm, c.x + token * c.hidden, c.hidden, token);
+            });
         },
         call, call.out.tokens * call.hidden > kOwnValues);
 }

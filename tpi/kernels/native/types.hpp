@@ -135,11 +135,24 @@ struct Projected {
     float *keys, *values;   // [tokens, kv_heads, head_dim]
 };
 
+// What keys and values come from in place of the input: products of it, of which the first `rank`, normed, are what k and
+// v are multiplied with, and the `rope` after them are the first of every key, to be rotated.
+struct Latent {
+    Matrix matrix;
+    Norm norm;          // of the first
+    const float* bias;  // [rank + rope], before the norm; or null
+    size_t rank, rope;  // 0: there is none
+    size_t width;       // vectors of k, and of v, that a KV head has
+
+    bool is_there() const { return rank; }
+};
+
 // An attention block, or one of its steps: projecting writes `projected`, attending appends that to the caches and
 // writes [tokens, heads * head_dim] to `out`, and the output takes that as `x`.
 struct AttentionCall {
     Matrix q, o, k, v;
     Norm norm;
+    Latent latent;
     size_t heads, kv_heads, head_dim, tokens, hidden;
     const int32_t* kv_index;                                    // [heads]
     const float *q_bias, *k_bias, *v_bias, *q_norm, *k_norm;    // or null; norms: [head_dim], or of all heads

@@ -11,6 +11,7 @@ from tpi.families.base import Ref
 from tpi.pack.layout import Axis
 from tpi.sources.base import Source, SourceTensor, find, read_vector
 from tpi.sources.elements import Element, decode
+from tpi.sources.heads import HeadOrder, read_columns, read_rows, read_turned
 
 Bytes = npt.NDArray[np.uint8]
 F32 = npt.NDArray[np.float32]
@@ -69,6 +70,7 @@ class Matrix:
     turned: bool  # its columns are rows of the tensor, or its rows columns
     pieces: int  # of the tensor, of each of which it has the rows; 0: the tensor is one
     step: tuple[int, int] = (0, 1)  # of the vectors there, from which on it has every how many
+    heads: HeadOrder | None = None  # which vectors of each head in the tensor it has
 
     @property
     def element(self) -> Element:
@@ -86,6 +88,8 @@ class Matrix:
         last = min(last, self.vectors)
         if self.pieces:
             return self._load_pieces(first, last)
+        if self.heads:
+            return self._load_heads(self.heads, first, last)
         at, every = self.step
         if _by_rows(self.axis, self.turned):
             rows = (self.first_row + first * every, self.first_row + last * every)
@@ -98,6 +102,18 @@ class Matrix:
         if every > 1:
             raw = raw.reshape(len(raw), -1, size)[:, at::every].reshape(len(raw), -1)
         return Slab("column", self.element, raw, first, last - first)
+
+    def _load_heads(self, order: HeadOrder, first: int, last: int) -> Slab:
+        """Vectors of whole heads around `[first, last)`."""
+        each = len(order.order)
+        heads, element = range(first // each, -(-last // each)), self.element
+        if self.turned:
+            raw, element = read_turned(self.source, self.tensor, order, heads)
+        elif self.axis == "row":
+            raw = read_rows(self.source, self.tensor, order, heads)
+        else:
+            raw, element = read_columns(self.source, self.tensor, order, heads)
+        return Slab(self.axis, element, raw, heads.start * each, len(heads) * each)
 
     def _load_pieces(self, first: int, last: int) -> Slab:
         """Rows `[first, last)` of those that all pieces have, one piece after the other."""
@@ -124,6 +140,8 @@ def matrix(source: Source, ref: Ref, axis: Axis, vectors: int, hidden: int) -> M
     first, last = ref.rows or (0, tensor.rows)
     if ref.pieces:
         return _of_pieces(source, tensor, ref, axis, vectors, hidden)
+    if ref.heads:
+        return _of_heads(source, tensor, ref, ref.heads, axis, vectors, hidden)
     fused = ref.rows is not None and len(tensor.shape) in (2, 3) and last <= tensor.rows
     if not (fused or tensor.shape == (rows, columns)) or (last - first, tensor.columns) != (rows, columns):
         raise ModelError(
@@ -150,6 +168,21 @@ def _of_pieces(source: Source, tensor: SourceTensor, ref: Ref, axis: Axis, vecto
     return Matrix(source, tensor, axis, vectors, first, last, 0, False, ref.pieces)
 
 
+def _of_heads(
+    source: Source, tensor: SourceTensor, ref: Ref, order: HeadOrder, axis: Axis, vectors: int, hidden: int
+) -> Matrix:
+    heads = vectors // len(order.order)
+    wanted = (heads * order.size, hidden) if axis == "row" else (hidden, heads * order.size)
+    if ref.turned:
+        wanted = (heads * hidden, order.size)
+    if (tensor.rows, tensor.columns) != wanted or (ref.turned and tensor.shape[:-1] != (heads, hidden)):
+        raise ModelError(
+            f"{source.label}: tensor {ref.tensor} has shape {list(tensor.shape)}; its configuration asks for "
+            f"{list(wanted)}"
+        )
+    return Matrix(source, tensor, axis, vectors, 0, tensor.rows, 0, ref.turned, 0, heads=order)
+
+
 def vector(source: Source, ref: Ref, flat: bool = False) -> F32:
     """The vector that `ref` names as float32, with `ref.add` added; `flat`: a small matrix row by row, too.
 
@@ -160,6 +193,8 @@ def vector(source: Source, ref: Ref, flat: bool = False) -> F32:
     if ref.rows:
         values = values.reshape(max(ref.pieces, 1), -1)[:, slice(*ref.rows)].reshape(-1)
     values = values[ref.step[0] :: ref.step[1]]
+    if ref.heads:
+        values = ref.heads.picked(values.reshape(-1, 1).view(np.uint8)).view(np.float32).reshape(-1)
     if ref.interleaved:
         values = _rotated(values.reshape(-1, 1), len(values) // ref.interleaved).reshape(-1)
     return values + np.float32(ref.add) if ref.add else values

@@ -16,6 +16,7 @@ from tpi.pack.layout import (
     Part,
     RunLayout,
     RunName,
+    attention_shapes,
     ffn_units,
     is_quantised,
     kv_unit_heads,
@@ -28,7 +29,7 @@ Dtype = Literal["auto", "f32", "bf16", "q8", "q4", "q4s"]
 DTYPES: tuple[Dtype, ...] = ("auto", "f32", "bf16", "q8", "q4", "q4s")
 
 _RUNS: Mapping[BlockKind, Mapping[RunName, tuple[str, ...]]] = {
-    "attention": {"query": ("q", "o"), "kv": ("k", "v")},
+    "attention": {"latent": ("latent",), "query": ("q", "o"), "kv": ("k", "v")},
     "ffn": {"neuron": ("gate", "up", "down")},
     "experts": {"shared": ("gate", "up", "down"), "neuron": ("gate", "up", "down")},
 }
@@ -144,7 +145,8 @@ class _Formats:
             return cast(Format, self._dtype)
         if kind == "table":
             return "q8" if self._config.hidden % GROUP == 0 else "f32"
-        shared = name in ("k", "v") and self._config.heads >= 2 * self._config.kv_heads
+        several = self._config.heads >= 2 * self._config.kv_heads or self._config.latent is not None
+        shared = name in ("k", "v", "latent") and several
         return "q8" if shared else cast(Format, self._dtype)
 
 
@@ -159,17 +161,22 @@ class _Geometry:
     def block(self, refs: BlockRefs, runs: Mapping[RunName, Mapping[str, Format]]) -> BlockRecipe:
         """A block of a layer; `runs` has the formats of each run's parts."""
         if refs.kind == "attention":
-            return self.attention(refs, runs["query"], runs["kv"])
+            return self.attention(refs, runs)
         return self.experts(refs, runs) if refs.kind == "experts" else self.ffn(refs, runs["neuron"])
 
-    def attention(self, refs: BlockRefs, query: Mapping[str, Format], kv: Mapping[str, Format]) -> BlockRecipe:
-        """Runs query and kv, and the vectors of attention."""
+    def attention(self, refs: BlockRefs, runs: Mapping[RunName, Mapping[str, Format]]) -> BlockRecipe:
+        """Run latent, if keys and values come from a latent vector, runs query and kv, and the vectors of attention."""
         config = self._config
-        runs = (
-            self._run("query", refs, query, self._query_heads * config.head_dim, config.heads * config.head_dim),
-            self._run("kv", refs, kv, self._kv_heads * config.head_dim, config.kv_heads * config.head_dim),
+        widths: dict[RunName, int] = {
+            "latent": FFN_UNIT,
+            "query": self._query_heads * config.head_dim,
+            "kv": self._kv_heads * config.kv_width,
+        }
+        made = (
+            self._run(name, refs, runs[name], widths[name], shape.vectors or 0, hidden=shape.hidden)
+            for name, shape in attention_shapes(config).items()
         )
-        return BlockRecipe("attention", runs, self._vectors(refs))
+        return BlockRecipe("attention", tuple(made), self._vectors(refs))
 
     def ffn(self, refs: BlockRefs, formats: Mapping[str, Format]) -> BlockRecipe:
         """Run neuron, and the vectors of the feed-forward network. Sparse activations keep each neuron apart."""
@@ -209,13 +216,13 @@ class _Geometry:
 
     def _run(
         self, name: RunName, refs: BlockRefs, formats: Mapping[str, Format], width: int, vectors: int,
-        records: bool = False,
+        records: bool = False, hidden: int | None = None,
     ) -> RunRecipe:  # fmt: skip
         chosen = [{part: ref for part, ref in piece if part in formats} for piece in _pieces(refs, name)]
         parts = tuple(Part(part, formats[part], _AXES.get(part, "row")) for part in chosen[0])
         tiled = _any_quantised(formats) and not records
         units = len(chosen) * -(-vectors // width)
-        layout = RunLayout(name, "tiled" if tiled else "record", parts, width, self._config.hidden, units)
+        layout = RunLayout(name, "tiled" if tiled else "record", parts, width, hidden or self._config.hidden, units)
         return RunRecipe(layout, tuple(tuple(piece.values()) for piece in chosen), vectors)
 
     def _vectors(self, refs: BlockRefs) -> tuple[tuple[str, Ref, int], ...]:
@@ -225,6 +232,7 @@ class _Geometry:
             "q_norm.whole": config.heads * config.head_dim, "k_norm.whole": config.kv_heads * config.head_dim,
             "v.bias": config.kv_heads * config.head_dim, "q_norm": config.head_dim, "k_norm": config.head_dim,
             "gate.bias": config.intermediate, "up.bias": config.intermediate, "sinks": config.heads,
+            "latent.norm": config.kv_hidden, "latent.bias": config.latent_values,
         }  # fmt: skip
         if config.mixture is not None and refs.kind == "experts":
             experts, width = config.mixture.experts, config.mixture.width

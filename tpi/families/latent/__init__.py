@@ -1,0 +1,1 @@
+"""Families whose keys and values come from a latent vector (multi-head latent attention)."""

@@ -1,0 +1,38 @@
+"""The defaults of a config.json for these families. See `tpi.families.huggingface.defaults`."""
+
+from typing import Any
+
+from tpi.families.base import Fields
+from tpi.families.huggingface.defaults import COMMON
+from tpi.families.huggingface.expertdefaults import renamed
+
+_BOTH: dict[str, Any] = COMMON | {
+    "attention_bias": False, "kv_lora_rank": 512, "q_lora_rank": 1536, "qk_nope_head_dim": 128,
+    "qk_rope_head_dim": 64, "v_head_dim": 128,
+    # Not in the classes of today, but in the files:
+    "moe_layer_freq": 1,
+}  # fmt: skip
+V2 = _BOTH | {
+    "vocab_size": 102400, "mlp_bias": False, "first_k_dense_replace": 0, "n_group": None, "n_routed_experts": 64,
+    "n_shared_experts": 2, "routed_scaling_factor": 1.0, "topk_group": None, "topk_method": "greedy",
+    "norm_topk_prob": False, "num_experts_per_tok": None, "moe_intermediate_size": 1407, "scoring_func": "softmax",
+}  # fmt: skip
+V3 = _BOTH | {
+    "vocab_size": 129280, "hidden_size": 7168, "intermediate_size": 18432, "moe_intermediate_size": 2048,
+    "num_hidden_layers": 61, "num_attention_heads": 128, "num_key_value_heads": 128, "n_shared_experts": 1,
+    "n_routed_experts": 256, "routed_scaling_factor": 2.5, "n_group": 8, "topk_group": 4, "num_experts_per_tok": 8,
+    "first_k_dense_replace": 3, "norm_topk_prob": True, "max_position_embeddings": 4096, "rope_interleave": True,
+    "num_nextn_predict_layers": 1, "topk_method": "noaux_tc", "scoring_func": "sigmoid",
+}  # fmt: skip
+
+
+def v2(fields: Fields) -> dict[str, Any]:
+    """`num_experts` is another name of `n_routed_experts`; ModelError if both are there and differ."""
+    return renamed(fields, "num_experts", "n_routed_experts")
+
+
+def v3(fields: Fields) -> dict[str, Any]:
+    """The same of `num_local_experts`, and of the layers that guess ahead."""
+    return renamed(
+        renamed(fields, "num_local_experts", "n_routed_experts"), "num_mtp_layers", "num_nextn_predict_layers"
+    )

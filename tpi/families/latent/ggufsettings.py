@@ -1,0 +1,81 @@
+"""The same from the metadata of a GGUF file, as llama.cpp's converter writes it (architecture `deepseek2`)."""
+
+import math
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+from tpi.config import Mixture
+from tpi.errors import ModelError
+from tpi.families.base import Fields, Model, count, number, whole
+from tpi.families.latent.heads import HeadSizes, ordered, split_apart
+from tpi.families.latent.settings import WITHOUT_QUERY_LATENT
+
+_SOFTMAX, _SIGMOID = (0, 1), (2,)  # in llama.cpp's numbers; 0 is what older files mean by saying nothing
+
+
+def gguf_settings(fields: Fields) -> dict[str, Any]:
+    """Heads, their scale, what of YaRN is in it, and how experts are chosen."""
+    if whole(fields, "attention.q_lora_rank", 0):
+        raise ModelError(f"attention.q_lora_rank is {fields['attention.q_lora_rank']}: {WITHOUT_QUERY_LATENT}")
+    fields.get("leading_dense_block_count")  # the tensors say which layers have experts
+    sizes, heads = _sizes(fields), count(fields, "attention.head_count")
+    eps = number(fields, "attention.layer_norm_rms_epsilon")
+    found = sizes.fields(eps, _sharpened(fields)) | {"kv_heads": heads, "mixture": _mixture(fields)}
+    return found | ({"rope_scale": 1.0} if fields.get("rope.scaling.type") == "yarn" else {})
+
+
+def gguf_arranged(model: Model, has: Callable[[str], bool]) -> Model:
+    """The model with its heads where they are, in the older form with keys and values in one tensor, or the newer."""
+    found = ordered(model, HeadSizes.of(model.config).orders(paired=True))
+    if has("blk.0.attn_kv_b.weight"):
+        return replace(found, accounted=(*found.accounted, "blk.*.attn_k_b.weight", "blk.*.attn_v_b.weight"))
+    return split_apart(found)
+
+
+def _sizes(fields: Fields) -> HeadSizes:
+    """The sizes of heads: of what they are, or, in newer files, of what they come to when everything is absorbed."""
+    rank, rope = count(fields, "attention.kv_lora_rank"), count(fields, "rope.dimension_count")
+    heads, kv_heads = count(fields, "attention.head_count"), count(fields, "attention.head_count_kv")
+    key, value = count(fields, "attention.key_length"), count(fields, "attention.value_length")
+    absorbed = "attention.key_length_mla" in fields
+    wanted = (1, rank + rope, rank) if absorbed else (heads, key, value)
+    if (kv_heads, key, value) != wanted or key <= rope:
+        raise ModelError(
+            f"{kv_heads} KV heads with keys of {key} and values of {value} do not fit a latent vector of {rank} and "
+            f"a shared key of {rope}"
+        )
+    if absorbed:
+        key, value = count(fields, "attention.key_length_mla"), count(fields, "attention.value_length_mla")
+    return HeadSizes(max(key - rope, 0), rope, value, rank)
+
+
+def _sharpened(fields: Fields) -> float:
+    """What multiplies scores. The file has a tenth of the weight that DeepSeek gives; what YaRN else does to cosine and
+    sine is taken back, so that a factor of its own is refused."""
+    weight, factor = number(fields, "rope.scaling.yarn_log_multiplier", 0.0), number(fields, "rope.scaling.factor", 1.0)
+    own = number(fields, "rope.scaling.attn_factor", 1.0)
+    if own != 1:
+        raise ModelError(f"rope.scaling.attn_factor is {own}, which is not supported for this architecture")
+    return (1.0 + weight * math.log(factor)) ** 2 if weight and factor > 1 else 1.0
+
+
+def _mixture(fields: Fields) -> Mixture:
+    width = count(fields, "expert_feed_forward_length")
+    gating = whole(fields, "expert_gating_func", 0)
+    if gating not in (*_SOFTMAX, *_SIGMOID):
+        raise ModelError(f"expert_gating_func is {gating}; softmax and sigmoid are supported")
+    groups = whole(fields, "expert_group_count", 0) or 1
+    used = whole(fields, "expert_group_used_count", 0) or 1
+    return Mixture(
+        count(fields, "expert_count"),
+        count(fields, "expert_used_count"),
+        width,
+        shared=width * count(fields, "expert_shared_count"),
+        scores="sigmoid" if gating in _SIGMOID else "softmax",
+        normalised=bool(fields.get("expert_weights_norm", False)),
+        scale=number(fields, "expert_weights_scale", 1.0) or 1.0,
+        groups=groups,
+        groups_used=used,
+        group_best=2 if gating in _SIGMOID and groups > 1 else 1,
+    )

@@ -1,0 +1,99 @@
+"""Where the heads of such a model are in its tensors: DeepSeek stores a head's own part first, a pack what is rotated.
+
+What is rotated stands in pairs side by side, as in GGUF's interleaved families; a pack has all first halves first.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from typing import Any
+
+from tpi.config import Latent, ModelConfig
+from tpi.families.base import BlockRefs, Model, Ref
+from tpi.sources.heads import HeadOrder
+
+
+@dataclass(frozen=True)
+class HeadSizes:
+    """How many values a head has of each kind.
+
+    Attributes:
+        own: of query and key, which are not rotated.
+        rope: that are rotated.
+        value: of its value.
+        rank: of the vector that keys and values come from.
+    """
+
+    own: int
+    rope: int
+    value: int
+    rank: int
+
+    @classmethod
+    def of(cls, config: ModelConfig) -> "HeadSizes":
+        """Those of a configuration."""
+        latent = config.latent
+        assert latent is not None  # it is of such a family
+        return cls(config.head_dim - latent.rope, latent.rope, latent.value, latent.rank)
+
+    def fields(self, norm_eps: float, scale: float) -> dict[str, Any]:
+        """The ModelConfig fields that they set; `scale` multiplies the usual scale of scores."""
+        size = self.own + self.rope
+        return {
+            "head_dim": size,
+            "attention_scale": scale * size**-0.5,
+            "latent": Latent(self.rank, self.rope, self.value, norm_eps),
+        }
+
+    def orders(self, paired: bool) -> dict[str, HeadOrder]:
+        """Of each part of an attention block. `paired`: what is rotated stands in pairs side by side."""
+        size, width, both = self.own + self.rope, max(self.own, self.value), self.own + self.value
+        turned = _halves(self.rope) if paired else tuple(range(self.rope))
+        return {
+            "q": HeadOrder(size, (*(self.own + at for at in turned), *range(self.own))),
+            "o": HeadOrder(self.value, _filled(range(self.value), size)),
+            "k": HeadOrder(both, _filled(range(self.own), width)),
+            "v": HeadOrder(both, _filled(range(self.own, both), width)),
+            "latent": HeadOrder(self.rank + self.rope, (*range(self.rank), *(self.rank + at for at in turned))),
+        }
+
+
+def ordered(model: Model, orders: dict[str, HeadOrder]) -> Model:
+    """The model with its heads' parts where they are."""
+
+    def one(name: str, ref: Ref) -> tuple[str, Ref]:
+        return name, replace(ref, heads=orders.get(name.removesuffix(".bias")))
+
+    def block(refs: BlockRefs) -> BlockRefs:
+        if refs.kind != "attention":
+            return refs
+        vectors = tuple(one(name, ref) if name == "latent.bias" else (name, ref) for name, ref in refs.vectors)
+        return replace(refs, parts=tuple(one(*part) for part in refs.parts), vectors=vectors)
+
+    return replace(model, layers=tuple(tuple(map(block, layer)) for layer in model.layers))
+
+
+def split_apart(model: Model) -> Model:
+    """The same of a GGUF file in which keys and values have tensors of their own, those of keys transposed."""
+    sizes, width = HeadSizes.of(model.config), model.config.kv_width
+    apart = {"k": ("attn_k_b", sizes.own, True), "v": ("attn_v_b", sizes.value, False)}
+
+    def one(name: str, ref: Ref) -> tuple[str, Ref]:
+        if name not in apart:
+            return name, ref
+        tensor, size, turned = apart[name]
+        order = HeadOrder(size, _filled(range(size), width))
+        return name, replace(ref, tensor=ref.tensor.replace("attn_kv_b", tensor), turned=turned, heads=order)
+
+    def block(refs: BlockRefs) -> BlockRefs:
+        return replace(refs, parts=tuple(one(*part) for part in refs.parts)) if refs.kind == "attention" else refs
+
+    return replace(model, layers=tuple(tuple(map(block, layer)) for layer in model.layers))
+
+
+def _halves(count: int) -> tuple[int, ...]:
+    return (*range(0, count, 2), *range(1, count, 2))
+
+
+def _filled(numbers: Iterable[int], width: int) -> tuple[int, ...]:
+    found = tuple(numbers)
+    return (*found, *(-1 for _ in range(width - len(found))))

@@ -1,0 +1,119 @@
+"""What DeepSeek's families set, from a config.json: heads from a latent vector, and how experts are chosen."""
+
+import math
+from collections.abc import Collection
+from dataclasses import replace
+from typing import Any
+
+from tpi.config import Mixture
+from tpi.errors import ModelError
+from tpi.families.base import Fields, Model, count, number, whole
+from tpi.families.huggingface import rope as hfrope
+from tpi.families.latent.heads import HeadSizes, ordered
+from tpi.families.settings import flag, layers
+
+_NORM_EPS = 1e-6  # of the latent vector, whatever that of the others is
+WITHOUT_QUERY_LATENT = (
+    "queries that come from a latent vector of their own are not supported; take a model without q_lora_rank, such as "
+    "DeepSeek-V2-Lite or Moonlight-16B-A3B"
+)
+
+
+def v2(fields: Fields) -> dict[str, Any]:
+    """Softmax over all; the best, or the best of the best groups; what they come to is scaled, and not normalised."""
+    if fields["norm_topk_prob"]:
+        raise ModelError("norm_topk_prob is true, by which programs mean different things; false is supported")
+    if flag(fields, "mlp_bias"):
+        raise ModelError("mlp_bias is true: experts with biases are not supported for this architecture")
+    method = fields["topk_method"]
+    if method not in ("greedy", "group_limited_greedy"):
+        raise ModelError(f"topk_method is {str(method)[:80]!r}; greedy and group_limited_greedy are supported")
+    _expect(fields, scoring_func="softmax")
+    if method == "greedy":
+        return _attention(fields) | {"mixture": _mixture(fields)}
+    groups, used = count(fields, "n_group"), count(fields, "topk_group")
+    return _attention(fields) | {"mixture": _mixture(fields, groups=groups, groups_used=used)}
+
+
+def v3(fields: Fields) -> dict[str, Any]:
+    """A sigmoid for each; a correction is added where they are chosen, and a group counts for its two best."""
+    _expect(fields, scoring_func="sigmoid", topk_method="noaux_tc")
+    mixture = _mixture(
+        fields,
+        scores="sigmoid",
+        normalised=flag(fields, "norm_topk_prob"),
+        groups=count(fields, "n_group"),
+        groups_used=count(fields, "topk_group"),
+        group_best=2,
+    )
+    return _attention(fields) | {"mixture": mixture}
+
+
+def dense(fields: Fields) -> Collection[int]:
+    """The first layers have no experts."""
+    first = whole(fields, "first_k_dense_replace")
+    if first < 0:
+        raise ModelError(f"first_k_dense_replace is {first}; a number of layers is expected")
+    return range(min(first, len(layers(fields))))
+
+
+def arranged(model: Model, fields: Fields) -> Model:
+    """The model with its heads where they are; the layers behind the last, which guess ahead, are left out."""
+    paired = flag(fields, "rope_interleave") if "rope_interleave" in fields else True
+    ahead = range(whole(fields, "num_nextn_predict_layers", 0))
+    prefix = model.embedding.tensor.removesuffix("embed_tokens.weight")
+    left = tuple(f"{prefix}layers.{model.config.layers + number}.*" for number in ahead[:16])
+    found = ordered(model, HeadSizes.of(model.config).orders(paired))
+    return replace(found, accounted=(*found.accounted, *left))
+
+
+def _attention(fields: Fields) -> dict[str, Any]:
+    """Heads, their scale, and the frequencies of what all keys share."""
+    if fields["q_lora_rank"] is not None:
+        raise ModelError(f"q_lora_rank is {str(fields['q_lora_rank'])[:80]}: {WITHOUT_QUERY_LATENT}")
+    _expect(fields, moe_layer_freq=1)
+    heads = count(fields, "num_attention_heads")
+    if fields["num_key_value_heads"] not in (None, heads):
+        raise ModelError(
+            f"num_key_value_heads is {str(fields['num_key_value_heads'])[:80]}, where each of {heads} heads has keys "
+            "of its own"
+        )
+    sizes = HeadSizes(*(count(fields, name) for name in ("qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim",
+                                                         "kv_lora_rank")))  # fmt: skip
+    rope = hfrope.flat(fields, sizes.rope, count(fields, "max_position_embeddings"))
+    return sizes.fields(_NORM_EPS, _sharpened(fields)) | rope.fields() | {"kv_heads": heads}
+
+
+def _sharpened(fields: Fields) -> float:
+    """What YaRN multiplies scores by, beside what it does to cosine and sine.
+
+    Raises:
+        ModelError: if another scaling has its field.
+    """
+    scaling, kind = hfrope.scaling(fields), hfrope.scaling_kind(fields)
+    weight = number(scaling, "mscale_all_dim", 0.0)
+    if not weight or kind == "default":
+        return 1.0
+    if kind != "yarn":
+        raise ModelError(f"mscale_all_dim is {weight} with the rope scaling {kind!r}; it is supported with yarn")
+    factor = number(scaling, "factor")
+    return (0.1 * weight * math.log(factor) + 1.0) ** 2 if factor > 1 else 1.0
+
+
+def _mixture(fields: Fields, **settings: Any) -> Mixture:
+    width = count(fields, "moe_intermediate_size")
+    return Mixture(
+        count(fields, "n_routed_experts"),
+        count(fields, "num_experts_per_tok"),
+        width,
+        shared=width * count(fields, "n_shared_experts"),
+        scale=number(fields, "routed_scaling_factor"),
+        **settings,
+    )
+
+
+def _expect(fields: Fields, **values: object) -> None:
+    """Raise a ModelError unless the fields have these values."""
+    for name, value in values.items():
+        if fields[name] != value:
+            raise ModelError(f"{name} is {str(fields[name])[:80]!r}; {value!r} is supported for this architecture")

@@ -1,0 +1,55 @@
+"""The families whose keys and values come from a latent vector, and what they call their tensors."""
+
+from tpi.families.base import Family
+from tpi.families.expertnames import GGUF_EXPERTS, GGUF_SHARED, QWEN_EXPERTS
+from tpi.families.latent import defaults, settings
+from tpi.families.latent.ggufsettings import gguf_arranged, gguf_settings
+from tpi.families.names import GGUF_ATTENTION, GGUF_FFN, MISTRAL_ATTENTION, MISTRAL_FFN
+from tpi.families.naming import gguf_names, llama_names
+
+ATTENTION = MISTRAL_ATTENTION | {
+    "latent": "layers.{i}.self_attn.kv_a_proj_with_mqa.weight",
+    "latent.bias": "layers.{i}.self_attn.kv_a_proj_with_mqa.bias?attention_bias",
+    "latent.norm": "layers.{i}.self_attn.kv_a_layernorm.weight",
+    "k": "layers.{i}.self_attn.kv_b_proj.weight",
+    "v": "layers.{i}.self_attn.kv_b_proj.weight",
+    "o.bias": "layers.{i}.self_attn.o_proj.bias?attention_bias",
+}
+EXPERTS = QWEN_EXPERTS | {
+    f"shared.{part}": f"layers.{{i}}.mlp.shared_experts.{part}_proj.weight" for part in ("gate", "up", "down")
+}
+CORRECTED_EXPERTS = EXPERTS | {"router.choice": "layers.{i}.mlp.gate.e_score_correction_bias"}
+GGUF_LATENT_ATTENTION = {name: GGUF_ATTENTION[name] for name in ("norm", "q", "o")} | {
+    "latent": "blk.{i}.attn_kv_a_mqa.weight",
+    "latent.norm": "blk.{i}.attn_kv_a_norm.weight",
+    "k": "blk.{i}.attn_kv_b.weight",
+    "v": "blk.{i}.attn_kv_b.weight",
+}
+GGUF_CORRECTED_EXPERTS = GGUF_EXPERTS | GGUF_SHARED | {"router.choice": "blk.{i}.exp_probs_b.bias?"}
+
+LATENT = (
+    Family(
+        "deepseek2",
+        architectures=("DeepseekV2ForCausalLM",),
+        gguf="deepseek2",
+        names=llama_names(ATTENTION, MISTRAL_FFN, EXPERTS),
+        gguf_names=gguf_names(GGUF_LATENT_ATTENTION, GGUF_FFN, experts=GGUF_CORRECTED_EXPERTS),
+        defaults=defaults.V2,
+        settings=settings.v2,
+        flatten=defaults.v2,
+        dense=settings.dense,
+        arranged=settings.arranged,
+        gguf_settings=gguf_settings,
+        gguf_arranged=gguf_arranged,
+    ),
+    Family(
+        "deepseek3",
+        architectures=("DeepseekV3ForCausalLM",),
+        names=llama_names(ATTENTION, MISTRAL_FFN, CORRECTED_EXPERTS),
+        defaults=defaults.V3,
+        settings=settings.v3,
+        flatten=defaults.v3,
+        dense=settings.dense,
+        arranged=settings.arranged,
+    ),
+)

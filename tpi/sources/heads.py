@@ -1,0 +1,74 @@
+"""Heads that a tensor has in another order than a pack: some of its vectors, in turn, and zeros between."""
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from tpi.sources.base import Bytes, Source, SourceTensor
+from tpi.sources.elements import Element, decode
+
+_FLOATS = Element("F32", 1, 4)
+_ZEROS = -1
+
+
+@dataclass(frozen=True)
+class HeadOrder:
+    """Of each head's `size` vectors in a tensor those that a matrix has, in its order; -1 is a vector of zeros."""
+
+    size: int
+    order: tuple[int, ...]
+
+    def grouped(self, group: int) -> "HeadOrder | None":
+        """The same of groups of so many neighbours; None if it takes some of a group without the others."""
+        chunks = [self.order[at : at + group] for at in range(0, len(self.order), group)]
+        if self.size % group or any(_first(chunk, group) is None for chunk in chunks):
+            return None
+        return HeadOrder(self.size // group, tuple(_first(chunk, group) or 0 for chunk in chunks))
+
+    def picked(self, values: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8]:
+        """`[heads * size, bytes]` in the order: `[heads * len(order), bytes]`."""
+        heads = values.reshape(-1, self.size, values.shape[-1])
+        taken = heads[:, self.order]
+        taken[:, [number == _ZEROS for number in self.order]] = 0
+        return taken.reshape(-1, values.shape[-1])
+
+
+def _first(chunk: tuple[int, ...], group: int) -> int | None:
+    """The number of the group that `chunk` is, -1 for one of zeros, None if it is none."""
+    if set(chunk) == {_ZEROS} and len(chunk) == group:
+        return _ZEROS
+    begin = chunk[0]
+    whole = begin % group == 0 and chunk == tuple(range(begin, begin + group))
+    return begin // group if whole else None
+
+
+def read_rows(source: Source, tensor: SourceTensor, order: HeadOrder, heads: range) -> Bytes:
+    """The rows of these heads, `[rows, bytes]`. Errors as `Source.read`."""
+    rows = (heads.start * order.size, heads.stop * order.size)
+    return order.picked(source.read(tensor, rows, (0, tensor.columns)))
+
+
+def read_columns(source: Source, tensor: SourceTensor, order: HeadOrder, heads: range) -> tuple[Bytes, Element]:
+    """The columns of these heads, `[rows, bytes]`, and how they are coded: as in the source, or as floats where heads
+    do not consist of whole groups. Errors as `Source.read`."""
+    element, first, last = tensor.element, heads.start * order.size, heads.stop * order.size
+    begin, end = first // element.group * element.group, -(-last // element.group) * element.group
+    raw = source.read(tensor, (0, tensor.rows), (begin, end))
+    of_groups = order.grouped(element.group)
+    if of_groups is None:
+        values = np.ascontiguousarray(decode(element, raw)[:, first - begin : last - begin])
+        raw, element, of_groups = values.view(np.uint8), _FLOATS, order
+    groups = raw.reshape(tensor.rows, -1, element.group_bytes).swapaxes(0, 1)
+    wide = of_groups.picked(np.ascontiguousarray(groups).reshape(groups.shape[0], -1))
+    picked = wide.reshape(-1, tensor.rows, element.group_bytes).swapaxes(0, 1)
+    return np.ascontiguousarray(picked).reshape(tensor.rows, -1), element
+
+
+def read_turned(source: Source, tensor: SourceTensor, order: HeadOrder, heads: range) -> tuple[Bytes, Element]:
+    """The rows of these heads where each is stored transposed, head after head. Errors as `Source.read`."""
+    each = tensor.shape[-2]
+    raw = source.read(tensor, (heads.start * each, heads.stop * each), (0, tensor.columns))
+    values = decode(tensor.element, raw).reshape(len(heads), each, tensor.columns).swapaxes(1, 2)
+    rows = np.ascontiguousarray(values).reshape(-1, each).view(np.uint8)
+    return order.picked(rows), _FLOATS

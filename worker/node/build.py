@@ -123,6 +123,12 @@ def _block(
     joins = plan.config.parallel and block.kind == "attention"
     after = residual(plan.config, block.kind, held[block.source].vectors)
     if block.number in arrangement.demanded:
+        if plan.predictors:
+            from worker.demand.records.blocks import StreamedBlock
+
+            streamed = arrangement.demanded[block.number]
+            assert isinstance(streamed, StreamedBlock)
+            return streamed.block(block.number, block.name, after, joins)
         segment = arrangement.blocks[block.number][0]
         assert isinstance(segment.spec, ExpertsSpec)  # nothing else is fetched on demand
         return RoutedBlock(
@@ -133,12 +139,6 @@ def _block(
 
 def _group_spec(plan: NodePlan, threads: int) -> GroupSpec:
     peers = tuple(Peer(peer.rank, peer.name, peer.address, peer.key) for peer in plan.peers)
-        if plan.predictors:
-            from worker.demand.streamed import StreamedBlock
-
-            streamed = arrangement.demanded[block.number]
-            assert isinstance(streamed, StreamedBlock)
-            return streamed.block(block.number, block.name, after, joins)
     hidden = plan.config.hidden
     return GroupSpec(
         rank=plan.rank,

@@ -25,8 +25,8 @@ from worker.shards.image import HeldBlock
 if TYPE_CHECKING:
     from worker.accelerator.accelerated import Accelerated
     from worker.demand.fetched import Fetched
-    from worker.demand.records import RecordPlan
-    from worker.demand.streamed import StreamedNeurons
+    from worker.demand.records.node import StreamedNeurons
+    from worker.demand.records.plan import RecordPlan
     from worker.neurons.sparse import SparseNode
 
 
@@ -120,7 +120,7 @@ def _streamed(
     progress: Progress,
 ) -> "StreamedNeurons":
     """Neurons that are read one by one, those that are active most often being there; `stack` closes them."""
-    from worker.demand.streamed import StreamedNeurons
+    from worker.demand.records.node import StreamedNeurons
 
     if plan.options.verify_weights:
         for number in sorted(set(range(len(records.segments))) - window.placement.resident):

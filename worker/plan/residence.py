@@ -16,7 +16,7 @@ from tpi.errors import PlanError
 from tpi.kernels import Kernels
 from tpi.pack.layout import BlockKind
 from worker.demand.plan import DemandPlan, decide_demand
-from worker.demand.records import RecordPlan, decide_records
+from worker.demand.records.plan import RecordPlan, decide_records
 from worker.plan.fit import Hosted, Tables, fit, need
 from worker.plan.node_plan import NodePlan
 from worker.plan.places import Places, on_the_host, staying, through_accelerator

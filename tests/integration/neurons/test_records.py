@@ -23,8 +23,8 @@ from tpi.errors import WeightsError
 from tpi.kernels.spec import Batch
 from tpi.pack.reader import Pack
 from tpi.sparsity.predictor import Predictor
-from worker.demand import records
-from worker.demand.records import RecordPlan, decide_records
+from worker.demand.records import plan as records
+from worker.demand.records.plan import RecordPlan, decide_records
 from worker.neurons import sparse
 from worker.neurons.judge import Judge
 from worker.plan import residence

@@ -4,7 +4,7 @@ A block is asked what it wants before it is held: the neurons that are predicted
 pass through the window, as tiles. Predictions that look ahead have their reads begun as soon as they are made.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -15,27 +15,18 @@ import numpy as np
 from scheduler.demand.records.layer import OpenLayer
 from scheduler.demand.records.table import I32
 from scheduler.demand.records.tier import RecordTier
-from scheduler.demand.workers import Readers
-from scheduler.storage.kept import KeptFiles
 from scheduler.weights import BlockHold, Hold, Wanted
-from scheduler.window.stats import ReadClock
 from tpi.devices.base import Device, Finished, Pending
-from tpi.devices.pages import Bytes, page_buffer
+from tpi.devices.pages import Bytes
 from tpi.errors import TpiError
 from tpi.kernels.spec import ChainBlock, FfnSpec, Residual
-from tpi.progress import Progress
-from tpi.trace import NoTrace
-from worker.demand.records import RecordPlan
 from worker.neurons.hybrid import F32, NeuronChoice
-from worker.neurons.sparse import SparseFfn, SparseNode
+from worker.neurons.sparse import SparseNode
 from worker.node.block import Block
 from worker.node.microbatch import MicroBatch
 from worker.node.order import Phase
 from worker.node.segment import Launch, Phases, Segment, Take
-from worker.plan.node_plan import NodeBlock
-from worker.plan.segments import NodeSegment
 
-OpenSegment = Callable[[NodeSegment], Segment]
 _NOTHING: Bytes = np.zeros(0, np.uint8)
 
 
@@ -153,60 +144,6 @@ class StreamedBlock:
     def block(self, number: int, name: str, residual: Residual, joins: bool) -> Block:
         """As the block loop knows it."""
         return PredictedBlock(number, name, residual, joins, segment=self.records)
-
-
-class StreamedNeurons:
-    """The records of a node, its blocks, and what becomes of them. A `scheduler.weights.StepListener`."""
-
-    def __init__(self, plan: RecordPlan, node: SparseNode, reads: ReadClock, trace: NoTrace) -> None:
-        """`node` says what is active; `reads` is of the window that shares the disk."""
-        self._plan, self._node = plan, node
-        self._numbers = {block: number for number, block in enumerate(plan.layers)}
-        layers = list(plan.layers.values())
-        memory: Bytes = page_buffer(plan.slots_bytes)
-        workers = Readers(plan.readers)
-        self.tier = RecordTier(layers, memory, plan.disk, workers, plan.readers, plan.gap, reads, trace)
-        self._records: dict[int, RecordFfn] = {}  # by layer
-        node.foretell, node.records = self._foretell, self.tier
-
-    def blocks(
-        self, blocks: Sequence[NodeBlock], parts: Sequence[Sequence[tuple[Segment, Hold]]], open_one: OpenSegment
-    ) -> dict[int, StreamedBlock]:
-        """Those of `blocks` that are read by neurons, by their number; `parts` are what the window has of each."""
-        found = {}
-        for block in (block for block in blocks if block.number in self._numbers):
-            whole = open_one(NodeSegment(block, block.runs))
-            assert isinstance(whole, SparseFfn)  # nothing else has neurons that are predicted
-            own = RecordFfn(
-                whole.device, whole.launch, whole.spec, block.layer, self._numbers[block.number], self.tier, self._node
-            )
-            found[block.number], self._records[block.layer] = StreamedBlock(parts[block.number], own), own
-        return found
-
-    def fill(self, progress: Progress) -> None:
-        """Read what is active most often. Errors as `RecordTier.hold`."""
-        self.tier.fill(progress)
-
-    def begin(self, short: bool) -> None:
-        """See `scheduler.weights.StepListener`."""
-        self._node.begin(short)
-
-    def abandon(self) -> None:
-        """See `scheduler.weights.StepListener`."""
-        self._node.abandon()
-        self.tier.abandon()
-
-    def close(self) -> None:
-        """Join the readers, and close the files that they read. Idempotent."""
-        self.tier.close()
-        if isinstance(self._plan.disk, KeptFiles):
-            self._plan.disk.close()
-
-    def _foretell(self, layer: int, choice: NeuronChoice) -> None:
-        """Have what a later layer will want read meanwhile."""
-        records = self._records.get(layer)
-        if records is not None and records.takes(len(choice.active)):
-            self.tier.expect(records.number, choice.active)
 
 
 def _placed(bias: F32 | None, active: I32, slots: I32, count: int) -> F32 | None:

@@ -5,6 +5,10 @@ t_cpu and t_trans of DynamicInfer). The slope is the median of the slopes betwee
 1968), which a few interrupted calls do not move. Drift is found by cumulative sums of what the line did not foretell,
 upwards and downwards (CUSUM; Page, "Continuous inspection schemes", Biometrika 1954); then the line is fitted to new
 samples alone.
+
+A process that takes the CPU does not make each short call longer: it stops a few of them for a whole slice of its own.
+So calls are pooled until they should take a few slices together, those of about as many neurons with each other, and
+the mean of a pool is one sample. Long calls are samples by themselves.
 """
 
 from collections import deque
@@ -20,6 +24,8 @@ ALARM = 9.0  # deviations at which the sum says that it drifted, Page's h
 _CLIPPED = 3.0  # deviations, the most that one sample counts: whoever was interrupted once has not drifted
 _LEAST_NOISE = 0.1  # of log(measured / foretold): less is not known of so few samples
 _SPREAD = 0.25  # of the mean number of neurons, between two samples: with less a slope cannot be told from noise
+POOLED = 5e-3  # seconds that the calls of a sample should take at least: a few slices of a scheduler
+POOLED_CALLS = 16  # that a sample has at most: of shorter ones few are ever interrupted
 _MAD = 1.4826  # deviations in a median deviation, where noise is normal
 
 
@@ -59,15 +65,28 @@ class FittedCost:
     def __init__(self) -> None:
         self.line: LineCost | None = None  # None: too little was measured yet
         self.drifts = 0
-        self._samples = deque[tuple[int, float]](maxlen=KEPT)
+        self._samples = deque[tuple[float, float]](maxlen=KEPT)
         self._noise, self._usual = _LEAST_NOISE, 0.0  # what is added, since few neurons tell little of a line
         self._alarm = DriftAlarm()
         self._fresh = 0  # samples since the last fit
+        self._pools: dict[int, list[tuple[int, float]]] = {}  # by the binary logarithm of their neurons
 
     def note(self, count: int, seconds: float) -> bool:
-        """So many neurons took so long; whether that is the sample which says that it drifted."""
+        """So many neurons took so long in a call; whether that is the call which says that it drifted."""
         if count < 1 or seconds <= 0:
             return False
+        if self.line is None:
+            return self._take(count, seconds)
+        pool = self._pools.setdefault(count.bit_length(), [])
+        pool.append((count, seconds))
+        if len(pool) < POOLED_CALLS and sum(self.line.seconds(each) for each, _ in pool) < POOLED:
+            return False
+        counts, times = zip(*pool, strict=True)
+        pool.clear()
+        return self._take(sum(counts) / len(counts), sum(times) / len(times))
+
+    def _take(self, count: float, seconds: float) -> bool:
+        """A sample; whether it drifted."""
         drifted = self.line is not None and self._alarm.note(
             self._usual + seconds, self._usual + self.line.seconds(count)
         )
@@ -87,7 +106,8 @@ class FittedCost:
         line = self.line = _line(counts, seconds, self.line)
         self._usual = 0.5 * float(np.median(seconds))
         off = np.log((self._usual + seconds) / (self._usual + line.start + line.each * counts))
-        self._noise, self._fresh = _MAD * float(np.median(np.abs(off - np.median(off)))), 0
+        noise, self._fresh = _MAD * float(np.median(np.abs(off - np.median(off)))), 0
+        self._noise = noise if len(off) >= FIRST else max(noise, self._noise)  # few samples may agree by chance
         self._alarm = DriftAlarm(self._noise)
 
 
@@ -95,13 +115,19 @@ def _line(counts: np.ndarray, seconds: np.ndarray, before: LineCost | None) -> L
     """Through the samples; where they are all alike what it took before they began is kept."""
     later, earlier = np.triu_indices(len(counts), 1)
     apart = np.abs(counts[later] - counts[earlier]) > _SPREAD * counts.mean()
-    middle, typical = float(np.median(counts)), float(np.median(seconds))
+    middle, typical = float(np.median(counts)), _midmean(seconds)
     if apart.sum() >= FIRST:
         slopes = (seconds[later] - seconds[earlier])[apart] / (counts[later] - counts[earlier])[apart]
         each = min(max(0.0, float(np.median(slopes))), typical / middle)
     else:
         each = max(typical - (before.start if before else 0.0), 0.1 * typical) / middle
-    return LineCost(max(0.0, typical - each * middle), max(each, 1e-12))
+    return LineCost(max(0.0, _midmean(seconds - each * counts)), max(each, 1e-12))
+
+
+def _midmean(values: np.ndarray) -> float:
+    """The mean of the middle half: where some samples are interrupted and others are not, it lies between them."""
+    cut = len(values) // 4
+    return float(np.mean(np.sort(values)[cut : len(values) - cut]))
 
 
 class NeuronCosts:

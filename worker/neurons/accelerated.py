@@ -1,6 +1,8 @@
 """A node's accelerator at work beside the CPU, neuron by neuron: its arena, its predictors, and their blocks."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from time import perf_counter
+from typing import Any
 
 import numpy as np
 
@@ -46,8 +48,9 @@ class NeuronAccelerated(Accelerated):
         layers = self._layers(window.kept)
         memory = self._placed.allocate(self.device, arena_bytes(list(layers.values())))
         setup = self._neurons.setup
+        self._clock = clock_of(self.device)
         self.arena = NeuronArena(
-            self.device, memory, list(layers.values()), self._queue, setup.moving, trace=self._trace
+            self.device, memory, list(layers.values()), self._queue, setup.moving, trace=self._trace, clock=self._clock
         )
         arenas = dict(zip(layers, self.arena.layers, strict=True))
         scorers = {**scorers_of(setup.predictors, self.device, self._bring), **setup.scorers}
@@ -59,7 +62,8 @@ class NeuronAccelerated(Accelerated):
         if not isinstance(segment, FfnSegment) or layer not in self._arenas:
             return segment
         choose = self.foresight.of(layer, segment.spec, segment.device)
-        return HybridFfn(segment.device, segment.spec, self.device, self._launch(name), self._arenas[layer], choose)
+        launch, arena = self._launch(name), self._arenas[layer]
+        return HybridFfn(segment.device, segment.spec, self.device, launch, arena, choose, self._clock)
 
     def begin(self, short: bool) -> None:
         """See `Accelerated.begin`; raises what a migration failed with."""
@@ -109,6 +113,13 @@ class NeuronAccelerated(Accelerated):
         there = self._placed.allocate(self.device, data.size)
         self.device.copy(data, there).wait()
         return there
+
+
+def clock_of(device: Device) -> Callable[[], float]:
+    """What calls and copies of a device are timed with: an emulated one has a time of its own."""
+    emulation: Any = getattr(device, "emulation", None)
+    clock: Callable[[], float] = perf_counter if emulation is None else emulation.clock.now
+    return clock
 
 
 def _padded(frequency: np.ndarray, count: int) -> np.ndarray:

@@ -51,7 +51,8 @@ Choose = Callable[[MicroBatch], NeuronChoice | None]
 class HybridFfn:
     """A `worker.node.segment.Segment`: all neurons of a block in the host's memory, some in the accelerator's arena.
 
-    `device` is the host and `spec` of all neurons; `beside` computes on the accelerator, begun by `launch`.
+    `device` is the host and `spec` of all neurons; `beside` computes on the accelerator, begun by `launch`. What either
+    takes is told by `clock`, in seconds of the calling thread: an emulated accelerator's has its own time.
     """
 
     device: Device
@@ -60,6 +61,7 @@ class HybridFfn:
     launch: Launch
     arena: LayerArena
     choose: Choose
+    clock: Callable[[], float] = time.perf_counter
 
     @property
     def empty(self) -> bool:
@@ -116,9 +118,9 @@ class HybridFfn:
 
         def call() -> F32:
             try:
-                began = time.perf_counter()
+                began = self.clock()
                 found = kernels.ffn(spec, arena.data, x, held.slots)
-                arena.took_there(len(held.slots), time.perf_counter() - began)
+                arena.took_there(len(held.slots), self.clock() - began)
                 return found
             finally:
                 held.release()
@@ -132,9 +134,9 @@ class HybridFfn:
         spec, kernels, x = self.spec, self.device.kernels, take(self)
 
         def call() -> F32:
-            began = time.perf_counter()
+            began = self.clock()
             found = kernels.ffn(spec, data, x, held.here)
-            self.arena.took_here(len(held.here), time.perf_counter() - began)
+            self.arena.took_here(len(held.here), self.clock() - began)
             return found
 
         return [self.device.start(call)]

@@ -1,7 +1,7 @@
 """Another process takes the CPU half way: costs and thresholds follow, tokens stay those of the dense run."""
 
-from collections.abc import Callable
-from contextlib import closing
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -14,19 +14,38 @@ from master.generation.engine import Engine
 from master.generation.request import Request, Sampled
 from master.generation.sampler import Sampler, Sampling
 from scheduler.model.machine import emulated_node
+from scheduler.neurons.arena import NeuronArena
+from scheduler.neurons.costs import FittedCost
 from scheduler.neurons.moving import Moving
 from scheduler.neurons.thresholds import NeuronShares
 from tests.support.cluster.inprocess import in_process_deployment
-from tests.support.devices.neurons import SMALL, Exact, relu_packs, scorers
-from tpi.devices.emulated.device import open_emulated
-from tpi.devices.host import open_host
+from tests.support.devices.neurons import Exact, relu_packs, scorers
+from tests.support.processes.priority import may_prioritise, taken, undisturbed
+from tpi.devices.emulated.device import EmulatedDevice, open_emulated
+from tpi.devices.emulated.machine import parse_emulated
+from tpi.devices.host import HostDevice, open_host
+from tpi.kernels.native import NativeKernels
+from tpi.kernels.spec import F32, I32, U8, FfnSpec, Input
 from tpi.pack.reader import Pack
 from worker.equipment import Beside
 from worker.neurons.accelerated import NeuronAccelerated
 from worker.neurons.plan import NeuronSetup, decide_neurons
 
 MACHINE = "64MiB,link=1GB/s,memory=40MB/s,host_memory=30MB/s,latency=0us,launch=1us,stretch=1"
+TAKEN = MACHINE.replace("memory=40MB", "memory=10MB")  # a neuron takes it as long as the CPU that is not disturbed
+ROOM: dict[str, Any] = {"context": 256, "pool": 96}
 TOKENS, SLOWER = 22, 4.0
+FEW, PATIENCE = 4, 40  # tokens after something has changed, and that it may take until it is noticed
+LARGER = 1600  # times that a neuron is computed, all in one call: calls of some 4 ms, which a process can interrupt
+
+
+class Enlarged(NativeKernels):
+    """The work of a model that is so many times as large, with the results of this one."""
+
+    def ffn(self, spec: FfnSpec, data: U8, x: Input, active: I32 | None = None) -> F32:
+        tokens = x if isinstance(x, np.ndarray) else x.values()
+        found = super().ffn(spec, data, np.repeat(tokens, LARGER, axis=0), active)
+        return np.ascontiguousarray(found[::LARGER])
 
 
 @dataclass(frozen=True, eq=False)
@@ -62,51 +81,114 @@ def generate(engine: Engine) -> Callable[[int], list[int]]:
     return more
 
 
-def test_costs_and_thresholds_follow_and_tokens_stay(
-    pack: Pack, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with closing(in_process_deployment(pack, [1], tmp_path / "dense", **SMALL)) as deployment:
-        expected = generate(Engine(deployment))(2 * TOKENS)
+@dataclass(frozen=True, eq=False)
+class Watched:
+    """A node that generates with its neurons on both sides, and what it told of its first layer's thresholds."""
+
+    more: Callable[[int], list[int]]
+    arena: NeuronArena
+    told: list[NeuronShares]
+    trace: Any
+
+    @property
+    def here(self) -> FittedCost:
+        """What neurons cost on the CPU."""
+        return self.arena.meter.costs.here
+
+    @property
+    def seconds(self) -> float:
+        """What 60 neurons cost there by the line that is believed now: about as many as it computes."""
+        assert self.here.line is not None
+        return self.here.line.seconds(60)
+
+    def left(self) -> float:
+        """The CPU's threshold of late: the higher it is, the less the CPU is left with."""
+        return float(np.mean([min(9.0, shares.threshold_here) for shares in self.told[-8:]]))
+
+    def spans(self) -> set[str]:
+        """Names in the trace, of what is not a transfer."""
+        return {name for kind, name, _, _ in self.trace.rows if kind == "compute"}
+
+
+@contextmanager
+def watched(
+    pack: Pack, cache: Path, card: EmulatedDevice, host: HostDevice, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Watched]:
     random = np.random.default_rng(3)
     frequency = {layer: random.random(pack.config.intermediate) for layer in range(pack.config.layers)}
     neurons = sum(block.shape.nbytes for _, block in pack.layers)
     setup = NeuronSetup(frequency, scorers=scorers(pack, Graded), moving=Moving(migrate=False), most=neurons // 2)
-    told: list[NeuronShares] = []
-    with closing(open_emulated(MACHINE)) as card:
-        emulation = card.emulation
-        decide: Any = partial(decide_neurons, setup=setup)
-        beside = Beside(card, emulated_node(emulation.machine), decide=decide)
-        host = emulation.host(open_host())
-        with closing(
-            in_process_deployment(
-                pack, [1], tmp_path / "sparse", accelerators={0: beside}, host=host, trace=True, **SMALL
-            )
-        ) as deployment:
-            link = deployment.node.link
-            assert isinstance(link, NeuronAccelerated)
-            assert link.arena is not None
-            meter, said = link.arena.meter, link.arena.meter.thresholds
+    decide: Any = partial(decide_neurons, setup=setup)
+    beside = {0: Beside(card, emulated_node(parse_emulated(MACHINE)), decide=decide)}
+    made = in_process_deployment(pack, [1], cache, accelerators=beside, host=host, trace=True, **ROOM)
+    with closing(made) as deployment:
+        link = deployment.node.link
+        assert isinstance(link, NeuronAccelerated)
+        assert link.arena is not None
+        told, say = list[NeuronShares](), link.arena.meter.thresholds
 
-            def thresholds(shares: NeuronShares) -> None:
-                told.append(shares)
-                said(shares)
+        def thresholds(shares: NeuronShares) -> None:
+            told.append(shares)
+            say(shares)
 
-            monkeypatch.setattr(meter, "thresholds", thresholds)
-            more = generate(Engine(deployment))
-            more(TOKENS)
-            before, half = meter.costs.here.line, len(told)
-            emulation.processor.slowed = SLOWER
-            found = more(TOKENS)
-            after = meter.costs.here.line
-            spans = {name for kind, name, _, _ in deployment.node.trace.rows if kind == "compute"}
-    assert before is not None
-    assert after is not None
-    assert meter.costs.here.drifts >= 1
-    assert after.seconds(20) > 2 * before.seconds(20)
-    mean = [np.mean([min(9.0, shares.threshold_here) for shares in part[-8:]]) for part in (told[:half], told)]
-    assert mean[1] > mean[0]  # the CPU is left less
-    assert all(shares.lost <= 1e-9 for shares in told)  # within the one threshold's error
-    assert any(name.startswith("CPU drifted") for name in spans)
-    assert any(name.startswith("thresholds") for name in spans)
+        monkeypatch.setattr(link.arena.meter, "thresholds", thresholds)
+        yield Watched(generate(Engine(deployment)), link.arena, told, deployment.node.trace)
+
+
+def check_error(found: list[int], told: list[NeuronShares], pack: Pack, cache: Path) -> None:
+    """What the thresholds leave out is within the one threshold's error, and tokens are those of the dense run."""
+    assert all(shares.lost <= 1e-9 for shares in told)
+    with closing(in_process_deployment(pack, [1], cache, **ROOM)) as deployment:
+        expected = generate(Engine(deployment))(len(found))
     same = sum(one == other for one, other in zip(found, expected, strict=True))
     assert same >= 0.9 * len(expected)
+
+
+def test_costs_and_thresholds_follow_and_tokens_stay(
+    pack: Pack, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In emulated time, in which nothing else counts: the CPU is a quarter as fast half way."""
+    with closing(open_emulated(MACHINE)) as card:
+        host = card.emulation.host(open_host())
+        with watched(pack, tmp_path / "sparse", card, host, monkeypatch) as node:
+            node.more(TOKENS)
+            before, left = node.seconds, node.left()
+            card.emulation.processor.slowed = SLOWER
+            found = node.more(TOKENS)
+            assert node.here.drifts >= 1
+            assert node.seconds > 2 * before
+            assert node.left() > left
+            assert any(name.startswith("CPU drifted") for name in node.spans())
+            assert any(name.startswith("thresholds") for name in node.spans())
+    check_error(found, node.told, pack, tmp_path / "dense")
+
+
+@pytest.mark.alone
+@pytest.mark.skipif(not may_prioritise(), reason="needs real-time priorities")
+def test_another_process_takes_the_cpu_and_gives_it_back(
+    pack: Pack, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In real time: the CPU computes in a thread that other load cannot disturb, but one process above it can."""
+    kernels = Enlarged()
+    threads = kernels.threads()
+    with closing(open_emulated(TAKEN)) as card, undisturbed() as core:
+        kernels.set_threads(1)  # this one
+        try:
+            with watched(pack, tmp_path / "sparse", card, HostDevice(kernels), monkeypatch) as node:
+                node.more(2 * FEW)
+                before, left = node.seconds, node.left()
+                with taken(core):
+                    assert _until(node, lambda: node.here.drifts > 0 and node.seconds > 2 * before)
+                    assert _until(node, lambda: node.left() > left)
+                    assert any(name.startswith("CPU drifted") for name in node.spans())
+                    assert any(name.startswith("thresholds") for name in node.spans())
+                assert _until(node, lambda: node.seconds < 1.5 * before)
+                found = node.more(FEW)
+        finally:
+            kernels.set_threads(threads)
+    check_error(found, node.told, pack, tmp_path / "dense")
+
+
+def _until(node: Watched, adapted: Callable[[], bool]) -> bool:
+    """Whether it adapts within so many tokens, however long they take."""
+    return any(node.more(1) and adapted() for _ in range(PATIENCE))

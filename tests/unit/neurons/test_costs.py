@@ -1,11 +1,14 @@
-"""Costs fitted from drawn measurements, and again after a drift; one long call is no drift."""
+"""Costs fitted from drawn measurements, and again after a drift; one long call is no drift, many of them are."""
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from scheduler.neurons.costs import FIRST, KEPT, DriftAlarm, FittedCost
+from scheduler.neurons.costs import FIRST, KEPT, POOLED_CALLS, DriftAlarm, FittedCost
+
+START, EACH = 1e-4, 2e-5  # seconds of calls that are long enough to be samples by themselves
+SLICE = 3e-3  # seconds that another process computes before it is this one's turn again
 
 
 def noted(cost: FittedCost, random: np.random.Generator, start: float, each: float, samples: int) -> int:
@@ -32,21 +35,43 @@ def test_a_line_is_found_in_the_first_samples_and_does_not_drift_by_itself(
 @pytest.mark.parametrize("factor", [4.0, 2.0, 1.6, 0.5])
 def test_a_drift_is_seen_soon_and_fitted_again(factor: float) -> None:
     cost, random = FittedCost(), np.random.default_rng(5)
-    noted(cost, random, 1e-5, 1e-6, 100)
-    assert noted(cost, random, 1e-5 * factor, 1e-6 * factor, 16) >= 1
-    noted(cost, random, 1e-5 * factor, 1e-6 * factor, KEPT)
+    noted(cost, random, START, EACH, 100)
+    assert noted(cost, random, START * factor, EACH * factor, 32) >= 1
+    noted(cost, random, START * factor, EACH * factor, 2 * KEPT)
     assert cost.line is not None
-    assert cost.line.seconds(400) == pytest.approx(factor * (1e-5 + 4e-4), rel=0.15)
+    assert cost.line.seconds(400) == pytest.approx(factor * (START + 400 * EACH), rel=0.15)
     assert cost.drifts <= 2
 
 
 def test_one_call_that_was_interrupted_is_no_drift_and_hardly_moves_the_line() -> None:
     cost, random = FittedCost(), np.random.default_rng(6)
-    noted(cost, random, 1e-5, 1e-6, 60)
+    noted(cost, random, START, EACH, 60)
     assert not cost.note(400, 0.5)
-    noted(cost, random, 1e-5, 1e-6, KEPT)
+    noted(cost, random, START, EACH, 2 * KEPT)
     assert cost.line is not None
-    assert cost.line.seconds(400) == pytest.approx(4.1e-4, rel=0.15)
+    assert cost.line.seconds(400) == pytest.approx(START + 400 * EACH, rel=0.15)
+
+
+def interrupted(random: np.random.Generator, cost: FittedCost, calls: int, share: float) -> int:
+    """Short calls, of which `share` are interrupted for one slice; how many drifts were seen."""
+    drifts = 0
+    for _ in range(calls):
+        count = int(random.integers(20, 80))
+        stopped = SLICE if random.random() < share else 0.0
+        drifts += cost.note(count, 1e-5 + 1e-5 * count + stopped)
+    return drifts
+
+
+@pytest.mark.parametrize("share", [0.15, 0.3])
+def test_calls_that_are_interrupted_now_and_then_cost_their_mean(share: float) -> None:
+    """Most of them take what they took: a median would never change."""
+    cost, random = FittedCost(), np.random.default_rng(8)
+    assert interrupted(random, cost, 20 * POOLED_CALLS, 0.0) == 0
+    assert interrupted(random, cost, 30 * POOLED_CALLS, share) >= 1
+    interrupted(random, cost, 2 * KEPT * POOLED_CALLS, share)
+    assert cost.line is not None
+    assert cost.line.seconds(50) == pytest.approx(51e-5 + share * SLICE, rel=0.3)
+    assert interrupted(random, cost, 30 * POOLED_CALLS, 0.0) >= 1
 
 
 def test_where_all_samples_are_alike_there_is_a_cost_for_each_neuron_all_the_same() -> None:

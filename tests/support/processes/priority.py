@@ -1,0 +1,63 @@
+"""A process that takes most of one core from whoever runs there, and a thread that nobody else disturbs.
+
+Real-time priorities decide: a thread of the test runs above everything normal on the machine, so that other load
+changes nothing, and the process runs above that thread for three quarters of the time.
+"""
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+_OWN, _ABOVE = 1, 2  # priorities of SCHED_FIFO
+BUSY, IDLE = 1.5e-3, 5e-4  # seconds by turns
+_LOOP = f"""
+import time
+print("on", flush=True)
+while True:
+    until = time.perf_counter() + {BUSY}
+    while time.perf_counter() < until:
+        pass
+    time.sleep({IDLE})
+"""
+
+
+def may_prioritise() -> bool:
+    """Whether this user may have such priorities."""
+    try:
+        with undisturbed():
+            return True
+    except OSError:
+        return False
+
+
+@contextmanager
+def undisturbed() -> Iterator[int]:
+    """The calling thread on one core, above all normal load; yields the core."""
+    cores, policy, given = os.sched_getaffinity(0), os.sched_getscheduler(0), os.sched_getparam(0)
+    core = max(cores)
+    os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(_OWN))
+    try:
+        os.sched_setaffinity(0, {core})
+        yield core
+    finally:
+        os.sched_setaffinity(0, cores)
+        os.sched_setscheduler(0, policy, given)
+
+
+@contextmanager
+def taken(core: int) -> Iterator[None]:
+    """Another process takes three quarters of `core`, from the first line of the body to the last."""
+    process = subprocess.Popen([sys.executable, "-c", _LOOP], stdout=subprocess.PIPE)
+    try:
+        os.sched_setaffinity(process.pid, {core})
+        os.sched_setscheduler(process.pid, os.SCHED_FIFO, os.sched_param(_ABOVE))
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"on\n"
+        yield
+    finally:
+        process.kill()
+        process.wait()
+        assert process.stdout is not None
+        process.stdout.close()

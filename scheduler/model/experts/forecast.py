@@ -130,7 +130,7 @@ def demand_pays_until(problem: Problem, experts: ExpertWork, way: DemandForecast
 
     def pays(tokens: int) -> bool:
         step = StepSize(tokens, 1, max(context, tokens))
-        on_demand = experts.blocks * _block_of(problem, experts, way.hit_rate, tokens)
+        on_demand = experts.blocks * _block_of(problem, experts, way, tokens)
         return step_seconds(problem, cyclic, step) < on_demand + _others(problem, way.offload, step)
 
     return first_from(pays) or NEVER
@@ -165,11 +165,16 @@ def _block(problem: Problem, experts: ExpertWork, found: float) -> tuple[float, 
     return seconds, fetched / experts.used
 
 
-def _block_of(problem: Problem, experts: ExpertWork, found: float, tokens: int) -> float:
-    """Seconds of the experts of one block for several tokens, which choose at random."""
+def _block_of(problem: Problem, experts: ExpertWork, way: DemandForecast, tokens: int) -> float:
+    """Seconds of the experts of one block for several tokens, which choose at random.
+
+    No more are fetched than a block's share of the slots holds: others of them would be gone when they are wanted.
+    """
     wanted = max(1, round(experts.experts * (1 - (1 - experts.used / experts.experts) ** tokens)))
-    each, there = tokens * experts.used / wanted, round(found * wanted)
-    return divide(_costs(problem, experts, tokens), [each] * there, [each] * (wanted - there)).seconds
+    share = way.slots // experts.blocks
+    each, there = tokens * experts.used / wanted, min(share, round(way.hit_rate * wanted))
+    absent = [each] * (wanted - there)
+    return divide(_costs(problem, experts, tokens), [each] * there, absent, share - there).seconds
 
 
 def _costs(problem: Problem, experts: ExpertWork, tokens: int = 1) -> ExpertCosts:

@@ -1,0 +1,35 @@
+"""A shuffled device whose calls have a thread of their own, so that a call may wait for a copy."""
+
+from collections.abc import Callable
+from typing import TypeVar
+
+from tests.support.devices.shuffled import Shuffled
+from tpi.devices.base import Event, Pending
+from tpi.devices.host import check_sizes
+from tpi.devices.inorder import InOrder
+from tpi.devices.pages import Bytes
+from tpi.kernels import Kernels
+
+T = TypeVar("T")
+
+
+class Apart(Shuffled):
+    """See `Shuffled`. What a copy has not reached yet is torn."""
+
+    name = "apart"
+
+    def __init__(self, kernels: Kernels, seed: int, failing: Callable[[int], bool] = lambda _: False) -> None:
+        super().__init__(kernels, seed, failing)
+        self._computing = InOrder("apart-compute")
+
+    def start(self, call: Callable[[], T]) -> Pending[T]:
+        return self._computing.start(call)
+
+    def copy(self, source: Bytes, target: Bytes) -> Event:
+        check_sizes(source, target)
+        target[:] = 255
+        return super().copy(source, target)
+
+    def close(self) -> None:
+        self._computing.close()
+        super().close()

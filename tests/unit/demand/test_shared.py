@@ -1,0 +1,226 @@
+"""What is shared out between an accelerator and the CPU, in 200 drawn timings: all of it once, and never half there."""
+
+import threading
+from collections.abc import Sequence
+from contextlib import closing, suppress
+from random import Random
+
+import numpy as np
+import pytest
+
+from scheduler.demand.cache import DemandCache
+from scheduler.demand.loads import Patient
+from scheduler.demand.policies import Key, PolicyChoice
+from scheduler.demand.shared import SharedHold
+from scheduler.demand.sources import DiskUnits
+from scheduler.demand.workers import Readers, Tickets
+from scheduler.transfer.queue import TransferQueue
+from tests.support.devices.apart import Apart
+from tests.support.devices.demanded import ShuffledDisk, content, files_of, right
+from tests.support.kernels.kernel_cases import native
+from tpi.devices.base import Pending
+from tpi.devices.pages import Bytes, page_buffer
+from tpi.errors import DeviceError, TpiError
+from worker.demand.arena import LinkedExperts
+
+SEEDS = range(200)
+BLOCKS, UNITS = 3, 5
+KEYS = [(block, unit) for block in range(BLOCKS) for unit in range(UNITS)]
+
+
+class Shared:
+    """A cache on a device of drawn timings, and what became of the steps that used it."""
+
+    def __init__(self, device: Apart, queue: TransferQueue, random: Random) -> None:
+        self.sizes = {key: random.randint(1, 900) for key in KEYS}
+        below = {key: np.frombuffer(content(key, size), np.uint8) for key, size in self.sizes.items()}
+        self.source = LinkedExperts(device, below)
+        self.capacity = random.randint(1, 2 * UNITS)
+        self.memory = device.memory.allocate(self.capacity * self.source.slot_bytes)
+        policy = PolicyChoice(random.choice(["importance", "lfu", "aged"])).open(np.array([key[0] for key in KEYS]))
+        self.cache = DemandCache(
+            self.source, self.memory, policy, Tickets(queue, "experts"), device=device, idle=Patient()
+        )
+        self._device, self._random = device, random
+        self.named: list[bool] = []
+        self.pending: list[tuple[list[Key], Pending[list[Bytes]]]] = []
+
+    def close(self) -> None:
+        self.cache.close()
+        self._device.memory.free(self.memory)
+
+    def steps(self) -> None:
+        """Some; `named` says of each that failed whether it said what did."""
+        for _ in range(3):
+            with suppress(DeviceError):
+                self.step()
+
+    def step(self) -> None:
+        """Every block: some units are wanted, some of those that are not there are fetched, others are foretold."""
+        self.cache.begin()
+        for block in range(BLOCKS):
+            keys = [(block, unit) for unit in self._random.sample(range(UNITS), self._random.randint(1, UNITS))]
+            if self._random.random() < 0.2:
+                held = self.cache.present(keys)
+                assert not held.late
+            else:
+                held = self.cache.share(keys, self._chosen)
+            assert sorted([*held.ready, *held.late, *held.left]) == sorted(keys)
+            assert len(held.ready) + len(held.late) <= self.capacity
+            self._use(held)
+            hints = self._random.sample(range(UNITS), 2)
+            self.cache.expect([((block + 1) % BLOCKS, unit) for unit in hints])
+            if self._random.random() < 0.5:
+                self._await()
+
+    def _await(self) -> None:
+        try:
+            self.pending[-1][1].wait()
+        except DeviceError as error:
+            self.named.append(_named(error))
+            raise
+
+    def _chosen(self, ready: Sequence[Key], late: Sequence[Key]) -> int:
+        assert not set(ready) & set(late)
+        return self._random.randint(0, len(late))
+
+    def _use(self, held: SharedHold) -> None:
+        keys = [*held.ready, *held.late]
+        self.pending.append((keys, self._device.start(lambda: [held.data(key).copy() for key in keys])))
+        held.close()
+        held.close()
+
+
+@pytest.mark.parametrize("seeds", [SEEDS[at : at + 40] for at in range(0, len(SEEDS), 40)], ids=str)
+def test_nothing_is_computed_on_a_slot_that_is_half_loaded(seeds: range) -> None:
+    for seed in seeds:
+        with Apart(native, seed) as device:
+            with closing(TransferQueue()) as queue, closing(Shared(device, queue, Random(seed))) as shared:
+                shared.steps()
+                assert all(_outcome(keys, found, shared.sizes) for keys, found in shared.pending)
+                assert not shared.named
+                stats = shared.cache.stats()
+                assert stats.uses == stats.hits + stats.misses + stats.elsewhere
+                assert not shared.cache._store.table.faults()
+            assert device.memory.used == 0
+
+
+@pytest.mark.parametrize("seeds", [SEEDS[at : at + 40] for at in range(0, len(SEEDS), 40)], ids=str)
+def test_a_copy_that_fails_is_named_and_everything_is_given_back(seeds: range) -> None:
+    """Also where nobody waited for it."""
+    before = threading.active_count()
+    for seed in seeds:
+        random = Random(seed)
+        wrong = random.randint(1, 12)
+        with Apart(native, seed, wrong.__eq__) as device:
+            with closing(TransferQueue()) as queue, closing(Shared(device, queue, random)) as shared:
+                shared.steps()
+                assert all(_outcome(keys, found, shared.sizes) for keys, found in shared.pending)
+                assert all(shared.named)
+                device.start(_nothing).wait()
+                assert not shared.cache._store.table.pins.any()
+                shared.cache.close()
+                assert (shared.source.failed is not None) == (device.copies >= wrong)
+            assert device.memory.used == 0
+    assert threading.active_count() == before
+
+
+def _outcome(keys: list[Key], found: Pending[list[Bytes]], sizes: dict[Key, int]) -> bool:
+    """Right bytes, or an error that names what failed."""
+    try:
+        return all(right(data, key, sizes[key]) for key, data in zip(keys, found.wait(), strict=True))
+    except DeviceError as error:
+        return _named(error)
+
+
+def _named(error: DeviceError) -> bool:
+    return "did not come to apart: copy" in str(error)
+
+
+def _nothing() -> None:
+    """A call that comes after those before it."""
+
+
+def disk_cache(slots: int, kind: str = "importance") -> DemandCache:
+    """A cache whose loads are made by one thread, at once."""
+    files, extents = files_of(BLOCKS, UNITS, 700)
+    source = DiskUnits(ShuffledDisk(files, 1), extents)
+    memory = page_buffer(slots * source.slot_bytes)[: slots * source.slot_bytes]
+    policy = PolicyChoice(kind).open(np.array([block for block, _ in source.keys]))  # type: ignore[arg-type]
+    return DemandCache(source, memory, policy, Readers(1), idle=Patient())
+
+
+def test_what_is_there_is_ready_and_of_the_others_as_many_come_as_are_asked_for() -> None:
+    with closing(disk_cache(4)) as cache:
+        cache.warm([(0, 1), (0, 2), (1, 0)])
+        assert (cache.stats().uses, cache.loaded_bytes > 0) == (0, True)
+        cache.begin()
+        asked: list[tuple[list[Key], list[Key]]] = []
+
+        def one(ready: Sequence[Key], late: Sequence[Key]) -> int:
+            asked.append((list(ready), list(late)))
+            return 1
+
+        held = cache.share([(0, unit) for unit in range(4)], one)
+        assert asked == [([(0, 1), (0, 2)], [(0, 0), (0, 3)])]
+        assert (held.ready, held.late, held.left) == ([(0, 1), (0, 2)], [(0, 0)], [(0, 3)])
+        assert all(right(held.data(key), key) for key in [*held.ready, *held.late])
+        held.close()
+        stats = cache.stats()
+        assert (stats.hits, stats.misses, stats.elsewhere) == (2, 1, 1)
+
+
+def test_no_more_is_fetched_than_there_is_room_for_beside_what_is_held() -> None:
+    with closing(disk_cache(2)) as cache:
+        cache.begin()
+        first = cache.share([(0, 0)], lambda _, late: len(late))
+        second = cache.share([(1, 0), (1, 1), (1, 2)], lambda _, late: len(late))
+        assert [len(each.late) for each in (first, second)] == [1, 1]
+        assert len(second.left) == 2
+        for held in (first, second):
+            held.close()
+        assert not cache._store.table.pins.any()
+
+
+def test_what_was_computed_elsewhere_comes_for_the_next_token_if_the_policy_would_have_it() -> None:
+    with closing(disk_cache(2)) as cache:
+        cache.warm([(0, 0), (0, 1)])
+        for _ in range(3):
+            cache.begin()
+            cache.share([(0, 2), (0, 3)], lambda _, __: 0).close()
+            _until_loaded(cache)
+        cache.begin()
+        held = cache.share([(0, 2), (0, 3)], lambda _, __: 0)
+        assert held.ready == [(0, 2), (0, 3)]
+        held.close()
+        assert cache.stats().ahead_used == 2
+
+
+def test_a_policy_that_counts_keeps_what_was_used_more_often() -> None:
+    with closing(disk_cache(1, "lfu")) as cache:
+        for _ in range(4):
+            cache.begin()
+            cache.share([(0, 0)], lambda _, late: len(late)).close()
+        cache.begin()
+        cache.share([(0, 1)], lambda _, __: 0).close()
+        _until_loaded(cache)
+        assert cache.present([(0, 0)]).ready == [(0, 0)]
+        assert cache.stats().ahead == 0
+
+
+def _until_loaded(cache: DemandCache) -> None:
+    """Until nothing waits to be loaded, and nothing is being loaded."""
+    store, over = cache._store, threading.Event()
+    for _ in range(5000):
+        with store.lock:
+            if not store._loads and not store._waiting.ahead:
+                return
+        over.wait(0.002)
+    pytest.fail("it was not loaded in ten seconds")
+
+
+def test_a_closed_cache_shares_nothing() -> None:
+    cache = disk_cache(2)
+    cache.close()
+    with pytest.raises(TpiError, match="is closed"):
+        cache.share([(0, 0)], lambda _, __: 0)

@@ -51,6 +51,15 @@ def test_version_2_files(mounted: Path) -> None:
     assert (mounted / "tpi-1" / "cgroup.subtree_control").read_text() == "+cpu +memory +io"
 
 
+@pytest.mark.parametrize(("version", "file", "weight"), [(1, "cpu.shares", 30 * 1024), (2, "cpu.weight", 3000)])
+def test_devices_come_before_other_programs_of_the_host(mounted: Path, version: int, file: str, weight: int) -> None:
+    root = mounted / "cpu" if version == 1 else mounted
+    (root / "tpi-1").mkdir()
+    (root / "tpi-1" / file).write_text("as the kernel has it")
+    make_group(Hierarchies({"cpu": root}) if version == 1 else Hierarchies({}, root), "tpi-1", Host("free"), [])
+    assert (root / "tpi-1" / file).read_text() == str(weight)
+
+
 def test_a_device_without_limits_only_has_a_group() -> None:
     assert list(cgroups.limits(Host("free"), ["8:0"])) == []
 

@@ -1,5 +1,6 @@
 """Reads many mutated inputs, and tells what no stranger's input may do: raise anything else, take long, take memory."""
 
+import gc
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -41,6 +42,7 @@ def fuzz(reader: Reader, count: int, first: int = 0) -> Fuzzed:
     found = Fuzzed()
     for begin in range(first, first + count, _BATCH):
         numbers = range(begin, min(begin + _BATCH, first + count))
+        gc.collect()  # what others left is not freed, and taken off, meanwhile
         grown = _grown(partial(_read_all, reader, numbers, found))
         found.most_bytes = max(found.most_bytes, grown)
         if grown > BYTES:

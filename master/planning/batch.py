@@ -16,9 +16,9 @@ from scheduler.model.roofline.policy import BatchPolicy, BatchProblem, BatchWork
 from scheduler.model.roofline.search import BatchChoice, best_policy
 from tpi.kv import KvDtype
 
-_RESOURCES = {
+RESOURCES = {
     "accelerator": "the GPU", "host": "the CPU", "up": "the link to the GPU", "down": "the link from the GPU",
-    "disk": "the disk", "bus": "RAM's bus", "turns": "that CPU and GPU take turns",
+    "disk": "the disk", "bus": "RAM's bus", "turns": "that CPU and GPU take turns", "sums": "the network",
 }  # fmt: skip
 _STRETCHES: dict[Stretch, str] = {"prompt": "prompts", "decode": "tokens"}
 _HELPS, _NAMED, _SHOWN = 1.01, 4, 0.005  # times as fast; things; share of a layer's time
@@ -75,14 +75,14 @@ class BatchReport:
     def lines(self) -> Iterator[str]:
         """Sentences."""
         ahead, request = self.forecast, self.problem.request
-        yield f"in a batch, of {request.most} requests: {_policy(ahead.policy)}"
+        yield f"in a batch, of {request.most} requests: {policy_words(ahead.policy)}"
         yield (
             f"{ahead.rate:.3g} tok/s in all, prompts included: {ahead.policy.batch} prompts in "
             f"{ahead.prompt:.3g} s, then {ahead.decode:.3g} s for a token of each"
         )
         for stretch in STRETCHES:
-            roof = _RESOURCES[ahead.roof(stretch)]
-            yield f"the roof for {_STRETCHES[stretch]} is {roof}; a layer keeps {_busy(ahead, stretch)} busy"
+            roof = RESOURCES[ahead.roof(stretch)]
+            yield f"the roof for {_STRETCHES[stretch]} is {roof}; a layer keeps {busy_words(ahead, stretch)} busy"
         yield from self._turning()
         helping = [gain for gain in self.gains if gain.faster > _HELPS]
         told = ", ".join(f"{gain.times:g}x {gain.thing} {gain.faster:.2f}x as fast" for gain in helping[:_NAMED])
@@ -112,9 +112,9 @@ def batch_problem(shape: ModelShape, problem: Problem, kv_dtype: KvDtype) -> Bat
     return BatchProblem(layer, problem.machine, asked, problem.needs, problem.chunk, step, problem.work.head, limits)
 
 
-def _policy(policy: BatchPolicy) -> str:
-    """N, mu, A_g, F_g, r_w and r_c in words."""
-    parts = [f"{policy.batch} at once (N), {policy.micro_batches} micro-batches of {policy.micro_batch} (mu)"]
+def policy_words(policy: BatchPolicy, sizes: bool = True) -> str:
+    """A_g, F_g, r_w and r_c in words, and N and mu before them."""
+    parts = [f"{policy.batch} at once (N), {policy.micro_batches} micro-batches of {policy.micro_batch} (mu)"] * sizes
     places = {True: "GPU", False: "CPU"}
     parts.append(f"attention on the {places[policy.attention_there]}, neurons on the {places[policy.ffn_there]}")
     if policy.attention_there or policy.ffn_there:
@@ -126,9 +126,9 @@ def _policy(policy: BatchPolicy) -> str:
     return ", ".join(parts)
 
 
-def _busy(ahead: BatchForecast, stretch: Stretch) -> str:
+def busy_words(ahead: BatchForecast, stretch: Stretch) -> str:
     """Milliseconds of each resource for a layer, the busiest first."""
     busy = sorted(ahead.busy[stretch].items(), key=lambda item: -item[1])
     longest = busy[0][1]
-    told = [f"{_RESOURCES[name]} {_MS * value:.3g} ms" for name, value in busy if value > _SHOWN * longest]
+    told = [f"{RESOURCES[name]} {_MS * value:.3g} ms" for name, value in busy if value > _SHOWN * longest]
     return ", ".join(told)

@@ -1,12 +1,14 @@
 """The command `tpi plan`: flags in, a table or one JSON object out. No weight is read for it."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import click
 
 from master.planning.batch import BatchReport
+from master.planning.home.batch import GroupBatchReport
 from master.planning.home.dealing import HomeModel
 from master.planning.home.flags import home_of, home_options
 from master.planning.home.members import Home
@@ -15,13 +17,15 @@ from master.planning.node import NodeFlags, PlannedNode, planned_node
 from master.planning.problem import default_kv, planning_problem, request_of
 from master.planning.report import PlanReport
 from master.planning.shapes import ModelShape, model_shape
+from scheduler.model.home.problem import Dealing
+from scheduler.model.home.solve import best_split
 from scheduler.model.machine import EXAMPLE
 from scheduler.model.offload.fitting import feasible
 from scheduler.model.offload.problem import Limits, Problem
 from scheduler.model.offload.work import Workload
 from tpi.config import default_cache, parse_size
 from tpi.devices.options import check_several
-from tpi.errors import UsageError
+from tpi.errors import PlanError, UsageError
 from tpi.kv import KV_DTYPES
 
 
@@ -76,6 +80,8 @@ def plan(model: str, dtype: str, as_json: bool, cache: Path | None, svg: Path | 
     """Say what would lie where, be computed where, and how fast it would be, before anything is loaded."""
     if svg is not None and flags["batch"] == 1:
         raise UsageError("--svg draws the roofs of a batch; give --batch with the number of requests, such as 256")
+    if svg is not None and any(flags[name] for name in ("devices", "topology", "workers")):
+        raise UsageError("--svg draws the roofs of one machine; leave it out where several are named")
     if home := home_of(flags, _node_flags(flags), cache or default_cache(), _files(cache or default_cache())):
         _plan_home(home, model, dtype, as_json, cache or default_cache(), flags)
         return
@@ -118,13 +124,35 @@ def _files(cache: Path) -> list[Path]:
 def _plan_home(home: Home, model: str, dtype: str, as_json: bool, cache: Path, flags: dict[str, Any]) -> None:
     """Say who of a home would hold what of the model, and how fast it would be."""
     shape = model_shape(model, dtype, cache, sum(machine.memory for machine in home.machines))
-    report = HomeReport.of(HomeModel(shape, home, _request(shape, flags), flags["kv_dtype"]))
+    asked = HomeModel(shape, home, _request(shape, flags), flags["kv_dtype"])
+    report = None if home.cards and flags["batch"] > 1 else _home_report(asked)
+    batch = GroupBatchReport.of(asked, report.dealing if report else _dealt(asked)) if flags["batch"] > 1 else None
     if as_json:
-        click.echo(json.dumps(report.fields(), ensure_ascii=False))
+        fields = report.fields() if report else {}
+        click.echo(json.dumps(fields | ({"batch": batch.fields()} if batch else {}), ensure_ascii=False))
         return
     from master.planning.home.table import print_home
+    from master.planning.table import print_batch
 
-    print_home(report)
+    if report:
+        print_home(report)
+    if batch:
+        print_batch(batch)
+
+
+def _home_report(asked: HomeModel) -> HomeReport | None:
+    """Of all requests at once; None where they do not fit, and are batched."""
+    try:
+        return HomeReport.of(asked)
+    except PlanError:
+        if asked.request.sequences == 1:
+            raise
+        return None
+
+
+def _dealt(asked: HomeModel) -> Dealing:
+    """Who holds what where requests come one after the other."""
+    return best_split(replace(asked, request=replace(asked.request, sequences=1)).problem)
 
 
 def _report(shape: ModelShape, node: PlannedNode, problem: Problem, batch: BatchReport | None) -> PlanReport | None:

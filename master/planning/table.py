@@ -5,6 +5,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields
 
 from master.planning.batch import BatchReport
+from master.planning.home.batch import GroupBatchReport
 from master.planning.reasons import reasons
 from master.planning.report import KINDS, PlanReport, numbered
 from master.planning.shapes import weight_bytes
@@ -42,7 +43,7 @@ def print_plan(report: PlanReport) -> None:
         console.print(line, soft_wrap=True)
 
 
-def print_batch(report: BatchReport) -> None:
+def print_batch(report: BatchReport | GroupBatchReport) -> None:
     """How to batch the requests, in sentences."""
     console = wide_console(stderr=False)
     for line in report.lines():

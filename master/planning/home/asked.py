@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from master.joining.asking import Asked, ask
 from master.planning.home.members import Home, meeting_at_master
 from scheduler.model.machine import LAPTOP, DiskRate, NodeMachine, Rates
+from scheduler.model.told import told_machine
 from tpi.errors import NodeLost
 from tpi.keys.door import Door
 from tpi.net.fields import Profile
@@ -17,12 +18,13 @@ from tpi.topology.links import Link
 
 @dataclass(frozen=True)
 class Neighbour:
-    """A worker that was asked: where it is, what it is, and the link to it."""
+    """A worker that was asked: where it is, what it is, with its accelerator too, and the link to it."""
 
     address: str
     name: str
     machine: NodeMachine
     link: Link
+    card: NodeMachine
 
 
 def ask_neighbours(net: Net, addresses: Sequence[str]) -> list[Neighbour]:
@@ -41,6 +43,7 @@ def home_of_neighbours(own: NodeMachine, neighbours: Sequence[Neighbour]) -> Hom
         (replace(own, accelerator=None), *(one.machine for one in neighbours)),
         meeting_at_master([one.link for one in neighbours]),
         "this one, and workers as they measured themselves",
+        (own, *(one.card for one in neighbours)),
     )
 
 
@@ -59,7 +62,9 @@ def _neighbour(one: Asked) -> Neighbour:
         raise NodeLost(one.address, one.problem)
     if one.condition.profile.speed is None or one.link is None:
         raise NodeLost(one.address, f"{one.address} does not say how fast it is; start it again with --remeasure")
-    return Neighbour(one.address, one.name, _machine(one.condition.profile), one.link)
+    profile = one.condition.profile
+    card = told_machine(profile.memory_limit or profile.memory_free, profile.card, profile.speed)
+    return Neighbour(one.address, one.name, _machine(profile), one.link, card)
 
 
 def _machine(profile: Profile) -> NodeMachine:

@@ -36,6 +36,8 @@ def home_options(command: Command) -> Command:
 def home_of(flags: dict[str, Any], node: NodeFlags, cache: Path, files: list[Path]) -> Home | None:
     """The home that the flags name, None if they name none; `files` are on the disk that this machine would read.
 
+    With a batch, flags of one machine say what each of `--devices` has, or this one beside `--workers`.
+
     Raises:
         UsageError: if two are named, or one beside flags of a single machine.
         NodeLost: if a worker does not answer.
@@ -47,11 +49,14 @@ def home_of(flags: dict[str, Any], node: NodeFlags, cache: Path, files: list[Pat
         return None
     if len(named) > 1:
         raise UsageError(f"--{named[0]} and --{named[1]} exclude each other; give one of them")
-    if given := [name for name in _ALONE if flags[name]]:
+    given = [name for name in _ALONE if flags[name]]
+    if given and (flags["batch"] == 1 or named == ["topology"]):
         flag = given[0].replace("_", "-")
-        raise UsageError(f"--{flag} is of one machine, and --{named[0]} names several; give one of them")
+        beside = "" if named == ["topology"] else ", or --batch N, for which several may have accelerators"
+        raise UsageError(f"--{flag} is of one machine, and --{named[0]} names several; give one of them{beside}")
     if flags["devices"]:
-        return described_home(flags["devices"], flags["link"] or DEFAULT_LINK)
+        home = described_home(flags["devices"], flags["link"] or DEFAULT_LINK)
+        return home.all_like(planned_node(node, cache, files).machine) if given else home
     own = planned_node(node, cache, files).machine
     if flags["topology"]:
         return home_in_file(flags["topology"], own, allowed_cores())

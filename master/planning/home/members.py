@@ -22,12 +22,27 @@ _BITS = 8
 
 @dataclass(frozen=True)
 class Home:
-    """Machines with their names, the user's own first, and the links between them; `told` says where it is from."""
+    """Machines with their names, the user's own first, and the links between them; `told` says where it is from.
+
+    `machines` are without accelerators, which compute batches alone; `cards` are the same machines with theirs.
+    """
 
     names: tuple[str, ...]
     machines: tuple[NodeMachine, ...]
     links: LinkTable
     told: str
+    cards: tuple[NodeMachine, ...] = ()
+
+    @property
+    def batching(self) -> tuple[NodeMachine, ...]:
+        """The machines as batches see them."""
+        return self.cards or self.machines
+
+    def all_like(self, machine: NodeMachine) -> "Home":
+        """The same machines, each as fast as `machine` and with its accelerator, but with its own memory."""
+        cards = tuple(replace(machine, memory=each.memory) for each in self.machines)
+        hosts = tuple(replace(each, accelerator=None, more=()) for each in cards)
+        return replace(self, machines=hosts, cards=cards, told=f"{self.told}, each as described")
 
 
 def described_home(devices: str, link: str) -> Home:

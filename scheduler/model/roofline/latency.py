@@ -172,15 +172,15 @@ class _Layer:
             "down": down / link.down + there * self._parts * link.latency,
             "disk": read / self._machine.disk.read,
         }
-        found["turns"] = self._turns(found)
         if self._sums != SumCost():
             found["sums"] = _SUMS * (self._parts * self._sums.start + self._all * self._sums.token)
+        found["turns"] = self._turns(found)
         if self._machine.bus < inf:
             found["bus"] = (up + down + read + self._host_reads()) / self._machine.bus
         return found
 
     def _turns(self, found: dict[str, Number]) -> Number:
-        """Of what cannot overlap, for want of micro-batches: attention with what comes before it."""
+        """Of what cannot overlap, for want of micro-batches: attention with what comes before it, sums with both."""
         at = self._at
         if self._prompt or not (at.attention or at.ffn):
             return 0.0 * self._parts
@@ -188,6 +188,8 @@ class _Layer:
         if at.attention:
             before, least = self._all * self._cached * self._layer.kv_token / self._device.link.up, PAGES_OVERLAP
         few = self._parts < np.minimum(least, self._all)
+        if "sums" in found:
+            return np.where(few, found["accelerator"] + found["sums"] + (1 - at.kv) * before, 0.0)
         return (1 - at.kv) * np.where(few, found["accelerator"] + before, 0.0)
 
     def _adding(self) -> Number:

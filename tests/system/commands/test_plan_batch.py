@@ -9,6 +9,8 @@ import pytest
 from tests.support.commands import tpi
 from tests.support.paths import ROOT
 
+LARGE = str(ROOT / "tests/support/data/llama-3.1-70b/config.json")
+
 MIXTRAL = str(ROOT / "tests/support/data/mixtral-8x7b/config.json")
 ASKED = ("--dtype", "bf16", "--device", "emu:t4", "--batch", "512", "--prompt-tokens", "77", "--gen-tokens", "128")
 
@@ -56,3 +58,31 @@ def test_what_is_wrong_is_said(flags: tuple[str, ...], said: str, tmp_path: Path
     done = tpi("plan", "-m", MIXTRAL, "--device", "emu:t4", "--dtype", "q4", *flags, cache=tmp_path)
     assert done.returncode != 0
     assert said in done.stderr
+
+
+def test_the_policy_of_a_group_is_one_size_of_micro_batch_for_all_its_nodes(tmp_path: Path) -> None:
+    flags = (
+        "--dtype",
+        "q4",
+        "--batch",
+        "64",
+        "--prompt-tokens",
+        "77",
+        "--device",
+        "emu:t4",
+        "--link",
+        "10 Gbit, 0.05 ms",
+    )
+    asked = ("plan", "-m", LARGE, *flags)
+    one, two = (tpi(*asked, "--devices", size, "--json", cache=tmp_path) for size in ("64GiB", "64GiB,96GiB"))
+    assert (one.returncode, two.returncode) == (0, 0), one.stderr + two.stderr
+    alone, found = (json.loads(done.stdout)["batch"] for done in (one, two))
+    policies = [node["policy"] for node in found["nodes"]]
+    assert {(policy["batch"], policy["micro_batches"]) for policy in policies} == {
+        (found["batch"], found["micro_batches"])
+    }
+    assert found["tokens_per_s"] > 1.5 * alone["tokens_per_s"]  # their memories are added up
+    assert "sums" in found["nodes"][0]["layer_busy_s"]["decode"]
+    told = tpi(*asked, "--devices", "64GiB,96GiB", cache=tmp_path).stdout
+    for text in ("the same on all nodes", "master, device-1: attention on the", "the roof for tokens is"):
+        assert text in told

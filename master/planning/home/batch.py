@@ -1,0 +1,178 @@
+"""The policy of a batch over the machines of a home: what `tpi plan --batch N` adds for several (docs/batching.md)."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
+from itertools import groupby
+from math import ceil
+from typing import Any
+
+from master.planning.batch import RESOURCES, busy_words, policy_words
+from master.planning.home.dealing import HomeModel
+from master.planning.problem import default_kv
+from scheduler.model.home.problem import Dealing
+from scheduler.model.machine import NodeMachine
+from scheduler.model.offload.forecast import Gain, better_machines
+from scheduler.model.offload.work import STRETCHES, Stretch, TableWork
+from scheduler.model.roofline.forecast import BatchForecast, forecast_batch
+from scheduler.model.roofline.layer import LayerShape, layer_shape
+from scheduler.model.roofline.policy import BatchProblem, BatchWork, PolicyLimits, SumCost
+from scheduler.model.roofline.search import best_policies
+
+_TIMES = 2.0  # as much of a thing is what its gain is told for
+_HELPS, _NAMED = 1.01, 4  # times as fast; things
+_MANY = 512  # tokens of a sum from whose time that of each token is told
+_PROMPTS = 0.05  # of the memory is for the hidden states of a step of prompts
+_STRETCHES: dict[Stretch, str] = {"prompt": "prompts", "decode": "tokens"}
+_HIDDEN = 5 * 4  # bytes of RAM for each value of a hidden state that waits its turn
+
+
+@dataclass(frozen=True)
+class GroupBatchReport:
+    """What the nodes that take part do with a batch: one size of micro-batch, each its own policy with it."""
+
+    names: tuple[str, ...]
+    problems: tuple[BatchProblem, ...]
+    forecasts: tuple[BatchForecast, ...]
+    gains: tuple[Gain, ...]
+
+    @classmethod
+    def of(cls, model: HomeModel, dealing: Dealing) -> "GroupBatchReport":
+        """For the requests of `model`, dealt like this. PlanError if a node holds not one of them."""
+        problems = tuple(_problems(model, dealing))
+        forecasts = _forecasts(problems)
+        names = tuple(model.home.names[rank] for rank in dealing.members)
+        return cls(names, problems, forecasts, tuple(_gains(problems, _rate(problems, forecasts))))
+
+    @property
+    def rate(self) -> float:
+        """Tokens generated per second, prompts included; everybody waits for the slowest."""
+        return _rate(self.problems, self.forecasts)
+
+    def seconds(self, stretch: Stretch) -> float:
+        """Of all prompts, or of one token of every sequence."""
+        return _seconds(self.forecasts, stretch)
+
+    def fields(self) -> dict[str, Any]:
+        """The object of `--json`: times in seconds."""
+        first = self.forecasts[0].policy
+        return {
+            "batch": first.batch,
+            "micro_batches": first.micro_batches,
+            "micro_batch": first.micro_batch,
+            "tokens_per_s": self.rate,
+            "prompt_s": self.seconds("prompt"),
+            "token_s": self.seconds("decode"),
+            "nodes": [
+                {"name": name, "policy": asdict(ahead.policy), "layer_busy_s": ahead.busy}
+                for name, ahead in zip(self.names, self.forecasts, strict=True)
+            ],
+            "gains": [asdict(gain) for gain in self.gains],
+        }
+
+    def lines(self) -> Iterator[str]:
+        """Sentences."""
+        first, most = self.forecasts[0].policy, self.problems[0].request.most
+        yield (
+            f"in a batch, of {most} requests: {first.batch} at once (N), {first.micro_batches} micro-batches of "
+            f"{first.micro_batch} (mu), the same on all nodes"
+        )
+        yield (
+            f"{self.rate:.3g} tok/s in all, prompts included: {first.batch} prompts in {self.seconds('prompt'):.3g} s, "
+            f"then {self.seconds('decode'):.3g} s for a token of each"
+        )
+        told = zip(self.forecasts, self.names, strict=True)
+        for places, alike in groupby(told, lambda one: policy_words(one[0].policy, sizes=False)):
+            yield f"{_named([name for _, name in alike])}: {places}"
+        for stretch in STRETCHES:
+            yield self._roof(stretch)
+        helping = [gain for gain in self.gains if gain.faster > _HELPS][:_NAMED]
+        helps = ", ".join(f"{gain.times:g}x {gain.thing} {gain.faster:.2f}x as fast" for gain in helping)
+        yield (
+            f"what would help a batch most: {helps}"
+            if helps
+            else "twice as much of any one thing would not help a batch"
+        )
+
+    def _roof(self, stretch: Stretch) -> str:
+        slowest = max(range(len(self.names)), key=lambda at: max(self.forecasts[at].busy[stretch].values()))
+        ahead = self.forecasts[slowest]
+        roof = ahead.roof(stretch)
+        whose = "" if roof == "sums" else f", on {self.names[slowest]}"
+        busy = busy_words(ahead, stretch)
+        return f"the roof for {_STRETCHES[stretch]} is {RESOURCES[roof]}{whose}; a layer keeps {busy} busy"
+
+
+def _problems(model: HomeModel, dealing: Dealing) -> Iterator[BatchProblem]:
+    whole, request = model.whole, model.request
+    asked = BatchWork(request.sequences, request.prompt, request.answer)
+    hidden = _HIDDEN * model.shape.config.hidden
+    sums = _sums(model, dealing)
+    for position, rank in enumerate(dealing.members):
+        machine = model.home.batching[rank]
+        units = {kind: counts[position] for kind, counts in dealing.units.items()}
+        step = int(machine.memory * _PROMPTS / hidden)
+        head = TableWork() if rank else whole.work.head
+        layer = _layer(model, units)
+        limits = PolicyLimits(weights=None if machine.accelerator or not model.home.cards else "ram")
+        yield BatchProblem(
+            layer, machine, asked, whole.needs, whole.chunk, step, head, limits, passing=hidden, sums=sums
+        )
+
+
+def _layer(model: HomeModel, units: dict[str, int]) -> LayerShape:
+    """The mean layer of a node with so many units of every block."""
+    shares = {each.kind: units[each.kind] / each.units for each in model.problem.dealt}
+    config, heads = model.shape.config, shares.get("heads", 1.0)
+    own = {"query": heads, "kv": heads, "shared": shares.get("shared", 0.0)}
+    runs = [
+        (
+            block.kind,
+            run,
+            round(run.units * own.get(run.name, shares["experts" if block.kind == "experts" else "neurons"])),
+        )
+        for block in model.shape.blocks
+        for run in block.runs
+    ]
+    kv_dtype = model.kv_dtype or default_kv(model.shape)
+    return layer_shape(config, runs, round(config.heads * heads), ceil(config.kv_heads * heads), kv_dtype)
+
+
+def _sums(model: HomeModel, dealing: Dealing) -> SumCost:
+    """Between the nodes that take part; its time is as good as affine in the tokens."""
+    one, many = (model.exchange(dealing.members, tokens)[0] for tokens in (1, _MANY))
+    each = max(0.0, many - one) / (_MANY - 1)
+    return SumCost(max(0.0, one - each), each)
+
+
+def _forecasts(problems: Sequence[BatchProblem]) -> tuple[BatchForecast, ...]:
+    policies = best_policies(problems).policies
+    return tuple(forecast_batch(problem, policy) for problem, policy in zip(problems, policies, strict=True))
+
+
+def _seconds(forecasts: Sequence[BatchForecast], stretch: Stretch) -> float:
+    return max(ahead.prompt if stretch == "prompt" else ahead.decode for ahead in forecasts)
+
+
+def _rate(problems: Sequence[BatchProblem], forecasts: Sequence[BatchForecast]) -> float:
+    answer, batch = problems[0].request.answer, forecasts[0].policy.batch
+    return batch * answer / (_seconds(forecasts, "prompt") + (answer - 1) * _seconds(forecasts, "decode"))
+
+
+def _gains(problems: Sequence[BatchProblem], rate: float) -> list[Gain]:
+    """What twice as much of a thing on every node would bring, or sums in half the time; the most helpful first."""
+    things = [thing for thing, _ in better_machines(problems[0].machine)]
+    better = {thing: [_with(problem, thing) for problem in problems] for thing in things}
+    sums = problems[0].sums
+    half = SumCost(sums.start / _TIMES, sums.token / _TIMES)
+    better["the network"] = [replace(problem, sums=half) for problem in problems]
+    found = [Gain(thing, _TIMES, max(1.0, _rate(each, _forecasts(each)) / rate)) for thing, each in better.items()]
+    return sorted(found, key=lambda gain: -gain.faster)
+
+
+def _with(problem: BatchProblem, thing: str) -> BatchProblem:
+    machines: dict[str, NodeMachine] = dict(better_machines(problem.machine))
+    return replace(problem, machine=machines.get(thing, problem.machine))
+
+
+def _named(names: Sequence[str]) -> str:
+    return ", ".join(names) if len(names) <= _NAMED else f"{names[0]} to {names[-1]}"

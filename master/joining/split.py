@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from master.deployment.deploy import own_memory
+from master.deployment.deploy import own_memory, own_threads
 from master.deployment.planner import Split
 from master.options import RunOptions
 from master.planning.home.asked import Neighbour, ask_neighbours, home_of_neighbours
@@ -57,7 +57,8 @@ def plan_split(options: RunOptions, door: Door) -> PlannedSplit | None:
     if not neighbours:
         return None
     known = sorted((options.cache / "packs").glob("*/*.safetensors"))
-    own = planned_node(NodeFlags(memory=own_memory(options)), options.cache, known).machine
+    flags = NodeFlags(memory=own_memory(options), threads=own_threads(options))
+    own = planned_node(flags, options.cache, known).machine
     shape = model_shape(options.model, options.dtype, options.cache, own.memory + sum(_memories(neighbours)))
     by_address = {one.address: one for one in neighbours}
     everyone = PlannedSplit(shape, own, by_address, tuple(by_address), options)

@@ -31,6 +31,7 @@ class NodeFlags:
     memory: int | None = None
     gpu_memory: tuple[int, ...] = ()  # for each of `devices`, or for all of them
     remeasure: bool = False
+    threads: int = 0  # that compute; 0: as many as there are
 
 
 @dataclass(frozen=True)
@@ -71,9 +72,12 @@ def _roomy(machine: NodeMachine, told: str) -> PlannedNode:
 
 def _measured(flags: NodeFlags, cache: Path, files: Sequence[Path]) -> PlannedNode:
     from tpi.devices.host import open_host
-    from worker.measure.remembered import device_rates, host_rates
+    from worker.measure.remembered import device_rates
+    from worker.measure.speed import host_rates_allowed
 
-    host = host_rates(open_host().kernels, cache, flags.remeasure)
+    kernels = open_host().kernels
+    kernels.set_threads(flags.threads or kernels.threads())
+    host = host_rates_allowed(kernels, cache, flags.remeasure)
     with ExitStack() as stack:
         opened = _opened(flags)
         for each in opened:

@@ -28,13 +28,22 @@ _UNITS = 512  # of neurons of the largest sample: 50 million weights, more bytes
 _LEAST_UNITS = 8
 _TOKENS = 128  # of a sample prompt
 _now = time.perf_counter
+_given = time.process_time  # to all threads together
 
 
 def measure_host(kernels: Kernels) -> Rates:
-    """How fast these kernels read memory, and multiply a sample block with many tokens; takes a tenth of a second."""
-    read = OF_MEMORY * memory_speed(_MEMORY, kernels)
+    """How fast these kernels read memory, and multiply a sample block with many tokens; takes a tenth of a second.
+
+    What counts is the time that the threads were given. A quota of processor time would be felt by a measurement, or
+    not, as its period is; so would what else the machine computes.
+    """
+
+    def given() -> float:
+        return _given() / kernels.threads()
+
+    read = OF_MEMORY * memory_speed(_MEMORY, kernels, given)
     spec, data = sample_block(_LEAST_UNITS * 4)
-    return Rates(read, _operations(spec) / _fastest(partial(kernels.ffn, spec, data, _tokens(_TOKENS))))
+    return Rates(read, _operations(spec) / _fastest(partial(kernels.ffn, spec, data, _tokens(_TOKENS)), given))
 
 
 def measure_device(device: Device) -> Accelerator:
@@ -127,13 +136,13 @@ def _slope(sizes: Sequence[int], seconds: Sequence[float]) -> float:
     return more / longer if more and longer > 0 else sizes[-1] / max(seconds[-1], 1e-9)
 
 
-def _fastest(call: Callable[[], object]) -> float:
+def _fastest(call: Callable[[], object], clock: Callable[[], float] | None = None) -> float:
     """Seconds of the fastest of a few calls, after one that is not counted."""
     call()
-    return min(_seconds(call) for _ in range(_ROUNDS))
+    return min(_seconds(call, clock or _now) for _ in range(_ROUNDS))
 
 
-def _seconds(call: Callable[[], object]) -> float:
-    begun = _now()
+def _seconds(call: Callable[[], object], clock: Callable[[], float]) -> float:
+    begun = clock()
     call()
-    return max(_now() - begun, 1e-9)
+    return max(clock() - begun, 1e-9)

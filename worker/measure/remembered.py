@@ -43,9 +43,9 @@ class Remembered(Generic[T]):
 
 
 def host_rates(kernels: Kernels, cache: Path, remeasure: bool = False) -> Remembered[Rates]:
-    """What the host computes with these kernels: remembered in `cache`, or measured now."""
+    """What the host's threads compute with these kernels, if no quota stops them: remembered, or measured now."""
     on = f"{_system()}, {usable_cores()} cores, {kernels.threads()} threads, {kernels.isa()}"
-    return _remembered(cache, f"host {on}", on, _read_rates, lambda: measure_host(kernels), remeasure)
+    return _remembered(cache, f"threads {on}", on, _read_rates, lambda: measure_host(kernels), remeasure)
 
 
 def device_rates(device: Device, cache: Path, remeasure: bool = False) -> Remembered[Accelerator]:

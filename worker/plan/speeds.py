@@ -1,6 +1,7 @@
 """How fast this node computes, loads, and gets from one token to the next: what its blocks are placed for."""
 
 import time
+from collections.abc import Callable
 
 from scheduler.model.placement import Speeds
 from scheduler.storage.tune import DiskSpeed
@@ -28,12 +29,15 @@ def speeds_of(plan: NodePlan, disk: DiskSpeed, block: int, budget: int, kernels:
     return Speeds(disk=OF_DISK * disk.bytes_per_second, compute=compute, turn=turn, start=reading / 2)
 
 
-def memory_speed(size: int, kernels: Kernels) -> float:
-    """Bytes per second at which the kernels' threads read `size` bytes of memory, and do nothing else."""
+def memory_speed(size: int, kernels: Kernels, clock: Callable[[], float] = time.perf_counter) -> float:
+    """Bytes per second at which the kernels' threads read `size` bytes of memory, and do nothing else.
+
+    `clock` is read around each round, in seconds.
+    """
     data = page_buffer(size)
     data.fill(1)
-    fastest = min(_seconds(data, kernels) for _ in range(_ROUNDS))
-    return data.size / fastest
+    fastest = min(_seconds(data, kernels, clock) for _ in range(_ROUNDS))
+    return data.size / max(fastest, 1e-9)
 
 
 def head_bytes(plan: NodePlan) -> float:
@@ -43,7 +47,7 @@ def head_bytes(plan: NodePlan) -> float:
     return plan.config.vocab * plan.config.hidden * neuron.unit_bytes / weights
 
 
-def _seconds(data: Bytes, kernels: Kernels) -> float:
-    begun = time.perf_counter()
+def _seconds(data: Bytes, kernels: Kernels, clock: Callable[[], float]) -> float:
+    begun = clock()
     kernels.read(data)
-    return time.perf_counter() - begun
+    return clock() - begun

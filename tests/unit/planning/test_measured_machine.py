@@ -15,7 +15,7 @@ from tpi.devices.arena import Arena
 from tpi.devices.base import Event, Finished, Pending
 from tpi.devices.pages import Bytes, page_buffer
 from tpi.kernels import Kernels
-from worker.measure import machine, remembered
+from worker.measure import machine, remembered, speed
 from worker.measure.machine import link_of, measure_device, measure_host, sample_block
 from worker.measure.remembered import contradicts, device_rates, doubt_machine, host_rates
 
@@ -40,6 +40,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeClock]:
     fake = FakeClock(100.0)
     with monkeypatch.context() as patched:
         patched.setattr(machine, "_now", fake)
+        patched.setattr(machine, "_given", fake)
         yield fake
 
 
@@ -137,10 +138,23 @@ def test_the_sample_is_numbers() -> None:
 
 
 def test_the_host_is_measured_with_its_kernels(clock: FakeClock, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(machine, "memory_speed", lambda size, kernels: READ)
     found = measure_host(SlowKernels(clock))  # type: ignore[arg-type]
     assert found.read == pytest.approx(0.85 * READ)
     assert found.operations < OPERATIONS
+
+
+@pytest.mark.parametrize(("quota", "threads", "part"), [(0.1, 2, 0.05), (0.1, 1, 0.1), (4.0, 2, 1.0)])
+def test_a_quota_of_processor_time_counts_once(
+    quota: float, threads: int, part: float, clock: FakeClock, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Whether a measurement feels it or not: what counts is the time that threads were given."""
+    kernels = SlowKernels(clock)
+    monkeypatch.setattr(kernels, "threads", lambda: threads)
+    monkeypatch.setattr(machine, "_now", lambda: clock.now / quota)  # by a clock on the wall it is felt
+    monkeypatch.setattr(speed, "allowed_cores", lambda: quota)
+    found = speed.host_rates_allowed(kernels, tmp_path).figures  # type: ignore[arg-type]
+    assert found.read == pytest.approx(part * threads * 0.85 * READ)
+    assert found.operations == pytest.approx(part * threads * measure_host(SlowKernels(clock)).operations)  # type: ignore[arg-type]
 
 
 @pytest.fixture

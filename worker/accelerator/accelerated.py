@@ -97,8 +97,8 @@ class Accelerated:
         return segment
 
     def pages(self, layer: int) -> HeldPages:
-        """Where attention of `layer` finds its keys and values on its accelerator."""
-        return self._pages[layer]
+        """Where attention of `layer` finds its keys and values on its accelerator; at home, if the host attends."""
+        return self._pages.get(layer, self.home)
 
     def begin(self, short: bool) -> None:
         """A step begins; where short ones are computed elsewhere than long ones, what the last one left is awaited."""

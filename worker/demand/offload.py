@@ -26,13 +26,15 @@ from worker.plan.offload import OffloadPlan, layer_pages_bytes, offload_problem
 from worker.plan.segments import NodeSegment, cut_pieces
 
 LONG = 32  # tokens of a step that is a piece of a prompt rather than of answers, where both are computed alike
+_MOST = 1 << 22  # MiB: no machine has more
 _REPLAYED = 256  # steps of a record that a plan looks at
 
 
 @dataclass(frozen=True)
 class ExpertPlan(OffloadPlan):
-    """The decision. Routed experts are the host's, with `slots` slots of `slot_bytes` bytes on the accelerator."""
+    """The decision. All `units` routed experts are the host's, and `slots` slots of `slot_bytes` bytes lie there."""
 
+    units: int = field(kw_only=True)
     slots: int = field(kw_only=True)
     slot_bytes: int = field(kw_only=True)
     costs: ExpertCosts = field(kw_only=True)
@@ -75,12 +77,9 @@ def decide_experts(
     asked = options.pipeline == "demand"
     found = planned_experts(plan, machine, options, tables) if asked or options.pipeline == "auto" else None
     if asked and found is None:
-        raise PlanError(
-            "--pipeline demand brings experts to one accelerator, which must hold all else and what a token uses of a "
-            "layer, from memory, which must hold all of them; try --pipeline auto"
-        )
-    if asked or found is None:
-        return found
+        raise PlanError(_refusal(plan, machine, options, tables))
+    if asked or found is None or found.slots == found.units:
+        return found if asked else None
     with suppress(PlanError):  # nothing else fits
         others = choose(offload_problem(plan, cut_pieces(plan), machine, options, tables))
         return found if found.forecast.seconds < others.seconds else None
@@ -112,6 +111,7 @@ def planned_experts(
         problem=problem,
         chosen=found.offload,
         in_ram=True,
+        units=work.units,
         slots=0,
         slot_bytes=work.slot_bytes,
         costs=ExpertCosts.of(machine, work.nbytes, work.weights, problem.work.crossing, work.shared),
@@ -135,6 +135,29 @@ def hit_rate_of(plan: NodePlan) -> HitRate:
         return replay(known, GUARDED.open(known.blocks), slots).hit_rate
 
     return found
+
+
+def _refusal(plan: NodePlan, machine: NodeMachine, options: OffloadOptions, tables: Tables | None) -> str:
+    """Why experts cannot come on demand, and what would do."""
+
+    def with_room(mib: int) -> ExpertPlan | None:
+        room = machine.with_cards(lambda card: replace(card, memory=mib << 20))
+        return planned_experts(plan, room, options, tables)
+
+    what = "--pipeline demand brings experts from memory to an accelerator as they are wanted"
+    if plan.config.mixture is None:
+        return f"{what}, and this model has none; leave it out"
+    if len(machine.cards) > 1:
+        return f"{what}, to one, and several are named; give --device once"
+    if options.weights != "auto" or options.crossover == 1 or plan.options.window:
+        return f"{what}, which --weights, --crossover 1 and --window rule out; leave those out"
+    if with_room(_MOST) is None:
+        return f"{what}, and memory does not hold all of them; give more --memory, or --pipeline performance"
+    least, enough = 0, _MOST
+    while enough - least > 1:
+        middle = (least + enough) // 2
+        least, enough = (least, middle) if with_room(middle) else (middle, enough)
+    return f"{what}, beside all else of the model, which does not fit there: --gpu-memory {enough}MiB would do"
 
 
 def _filled(made: ExpertPlan, work: ExpertWork) -> ExpertPlan | None:

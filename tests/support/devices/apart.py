@@ -22,6 +22,9 @@ class Apart(Shuffled):
         super().__init__(kernels, seed, failing)
         self._computing = InOrder("apart-compute")
 
+    def __enter__(self) -> "Apart":
+        return self
+
     def start(self, call: Callable[[], T]) -> Pending[T]:
         return self._computing.start(call)
 

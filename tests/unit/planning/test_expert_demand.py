@@ -147,12 +147,12 @@ def test_what_is_left_beside_everything_else_is_slots() -> None:
 
 
 def test_more_memory_and_a_better_policy_make_tokens_sooner() -> None:
-    seconds = [
-        found.token_seconds
-        for memory, times in ((32, 1.0), (64, 1.0), (64, 1.5), (1024, 1.0))
-        if (found := best_demand(problem_of(memory * MIB), WORK, lambda slots, times=times: times * even(slots)))
-    ]
-    assert len(seconds) == 4
+    def token(memory: int, times: float) -> float:
+        found = best_demand(problem_of(memory * MIB), WORK, lambda slots: times * even(slots))
+        assert found is not None
+        return found.token_seconds
+
+    seconds = [token(32, 1.0), token(64, 1.0), token(64, 1.5), token(1024, 1.0)]
     assert seconds == sorted(seconds, reverse=True)
     assert seconds[0] > 1.3 * seconds[-1]
 

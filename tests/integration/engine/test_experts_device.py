@@ -1,0 +1,210 @@
+"""A node whose accelerator has some of its experts, as they are wanted: the tokens of the run without it."""
+
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from master.deployment.deployment import Deployment
+from scheduler.model.machine import Rates
+from tests.support.cluster.inprocess import in_process_deployment
+from tests.support.devices.demanding import DEMAND, SMALL, arena_of, at_once, in_a_share, limit_for
+from tests.support.devices.offloading import answers, prompts
+from tests.support.devices.opencl_device import opencl_device
+from tests.support.devices.twin import Twin
+from tpi.devices.base import Device, Event
+from tpi.devices.emulated.device import open_emulated
+from tpi.devices.host import open_host
+from tpi.devices.options import OffloadOptions, Pipelining
+from tpi.devices.pages import Bytes
+from tpi.errors import DeviceError, PlanError
+from tpi.kernels import Kernels
+from tpi.pack.reader import Pack
+from tpi.pack.routing import NAME, RoutingRecord, save_routing
+from worker.demand.offload import ExpertPlan
+from worker.equipment import Beside
+
+CARD = "64MiB,stretch=1"
+THIRD = 1 / 3
+Packs = Callable[..., Pack]
+CASES = [
+    ("emulated", "olmoe", "f32", 0.01, None),
+    ("emulated", "qwen2moe", "q4", 1.0, 32),
+    ("emulated", "mixtral", "q8", 100.0, 32),
+    ("emulated", "gptoss", "f32", 100.0, 4),
+    ("opencl", "qwen2moe", "f32", 100.0, 4),
+    ("opencl", "olmoe", "q4", 1.0, 4),
+]
+
+
+@contextmanager
+def beside(pack: Pack, cache: Path, device: Device, how: Beside) -> Iterator[Deployment]:
+    """A node with this accelerator; nothing may be left in its memory."""
+    with closing(in_process_deployment(pack, [1], cache, accelerators={0: how}, **SMALL)) as deployment:
+        yield deployment
+    assert device.memory.used == 0
+
+
+def on_the_host(pack: Pack, cache: Path, asked: list[list[int]], shares: tuple[int, ...] = (1,)) -> list[list[int]]:
+    with closing(in_process_deployment(pack, shares, cache, **SMALL)) as deployment:
+        return answers(deployment, asked, 12)
+
+
+@pytest.mark.parametrize(("device", "family", "dtype", "link", "crossover"), CASES)
+def test_tokens_equal_the_run_without(
+    device: str, family: str, dtype: str, link: float, crossover: int | None, tiny_pack: Packs, tmp_path: Path
+) -> None:
+    """Over slow links the CPU computes what is not there, over fast ones it is fetched; prompts may pass through."""
+    pack = tiny_pack(family, dtype)
+    asked = prompts(pack.config.vocab, 3, seed=5)
+    expected = on_the_host(pack, tmp_path / "host", asked)
+    with closing(open_emulated(CARD)) if device == "emulated" else opencl_device() as card:
+        how = Beside(card, at_once(link), DEMAND, in_a_share(THIRD, crossover))
+        with beside(pack, tmp_path / "device", card, how) as deployment:
+            assert answers(deployment, asked, 12) == expected
+            arena, plan, node = arena_of(deployment.node), deployment.node.offload, deployment.node
+            assert isinstance(plan, ExpertPlan)
+            stats = arena.cache.stats()
+            assert min(stats.hits, stats.elsewhere) > 0
+            assert stats.misses > 0 if link > 1 else link == 1 or not stats.misses
+            assert card.memory.used <= plan.memory_bytes <= 1.1 * card.memory.used
+            assert "experts lie there, as wanted" in node.figures().accelerator
+            assert f"the CPU computed {stats.elsewhere / stats.uses:.0%} of them" in node.figures().accelerator
+            assert not arena.cache._store.table.pins.any()
+
+
+def test_three_nodes_with_different_devices(tiny_pack: Packs, tmp_path: Path) -> None:
+    """An emulated card with experts on demand, a node without one, and one that keeps all of its part."""
+    pack, shares = tiny_pack("qwen2moe"), (2, 1, 1)
+    asked = prompts(pack.config.vocab, 2, seed=3)
+    expected = on_the_host(pack, tmp_path / "host", asked, shares)
+    with closing(open_emulated(CARD)) as card, Twin(open_host().kernels, 64 << 20) as twin:
+        accelerators = {
+            0: Beside(card, at_once(100.0), DEMAND, in_a_share(THIRD, 32)),
+            2: Beside(twin, at_once(), OffloadOptions(weights="gpu")),
+        }
+        made = in_process_deployment(pack, shares, tmp_path / "device", accelerators=accelerators, **SMALL)
+        with closing(made) as deployment:
+            assert answers(deployment, asked, 12) == expected
+            assert arena_of(deployment.node).cache.stats().hits > 0
+            assert twin.memory.used > 0
+        assert card.memory.used == twin.memory.used == 0
+
+
+class Fragile(Twin):
+    """Its copies fail on request."""
+
+    def __init__(self, kernels: Kernels) -> None:
+        super().__init__(kernels, 64 << 20)
+        self.failing = False
+
+    def __enter__(self) -> "Fragile":
+        return self
+
+    def copy(self, source: Bytes, target: Bytes) -> Event:
+        if self.failing:
+            raise DeviceError("the card fell off the bus")
+        return super().copy(source, target)
+
+
+@pytest.mark.parametrize("link", [0.01, 100.0])
+def test_a_copy_that_fails_is_named_and_the_next_step_goes_on(link: float, tiny_pack: Packs, tmp_path: Path) -> None:
+    """Whether it was waited for, or was to come for a later token."""
+    pack = tiny_pack("olmoe")
+    asked = [list(range(3, 9))]
+    expected = on_the_host(pack, tmp_path / "host", asked)
+    with Fragile(open_host().kernels) as card:
+        how = Beside(card, at_once(link), DEMAND, in_a_share(THIRD, 32))
+        with beside(pack, tmp_path / "device", card, how) as deployment:
+            card.failing = True
+            with pytest.raises(DeviceError, match=r"expert \d of block \d did not come to twin: the card fell off"):
+                answers(deployment, asked, 12)
+            card.failing = False
+            assert answers(deployment, asked, 12) == expected
+            assert not arena_of(deployment.node).cache._store.table.pins.any()
+
+
+def test_a_card_that_cannot_be_filled_gives_everything_back(tiny_pack: Packs, tmp_path: Path) -> None:
+    with Fragile(open_host().kernels) as card:
+        how = Beside(card, at_once(), DEMAND, in_a_share(THIRD))
+        card.failing = True
+        with (
+            pytest.raises(DeviceError, match="the card fell off the bus"),
+            beside(tiny_pack("olmoe"), tmp_path, card, how),
+        ):
+            pytest.fail("it was built")
+        assert card.memory.used == 0
+
+
+def test_recorded_routing_says_what_lies_there_at_first_and_by_which_policy(tiny_pack: Packs, tmp_path: Path) -> None:
+    pack = tiny_pack("olmoe")
+    experts = np.tile(np.array([[[1, 4, 5], [0, 2, 3]]], np.uint16), (64, 1, 1))
+    save_routing(pack.path / NAME, RoutingRecord("a text", 64, experts))
+    try:
+        with closing(open_emulated(CARD)) as card:
+            how = Beside(card, at_once(), DEMAND, in_a_share(0.5))
+            with beside(pack, tmp_path, card, how) as deployment:
+                arena, blocks = arena_of(deployment.node), deployment.node.loop.blocks
+                first, second = (block.number for block in blocks if block.name.startswith("experts"))
+                for block, chosen in ((first, {1, 4, 5}), (second, {0, 2, 3})):
+                    held = arena.cache.present([(block, expert) for expert in range(6)])
+                    assert {expert for _, expert in held.ready} == chosen
+                    held.close()
+                assert "in its recorded routing" in arena.describe()
+    finally:
+        (pack.path / NAME).unlink()
+
+
+@pytest.mark.parametrize(("pipeline", "share", "demanded"), [("auto", 0.5, True), ("performance", 0.5, False),
+                                                              ("auto", 1.0, False)])  # fmt: skip
+def test_auto_brings_experts_on_demand_where_that_is_predicted_to_be_sooner(
+    pipeline: Pipelining, share: float, demanded: bool, tiny_pack: Packs, tmp_path: Path
+) -> None:
+    """Not where everything fits there, and not where another way was asked for; never beyond the card's memory."""
+    pack = tiny_pack("qwen2moe")
+    asked = prompts(pack.config.vocab, 1, seed=2)
+    expected = on_the_host(pack, tmp_path / "host", asked)
+    figures = replace(at_once(0.02), host=Rates(1e8, 1e9))
+    decided: list[Any] = []
+
+    def note(*given: Any) -> ExpertPlan:
+        decided.append(given)
+        raise PlanError("seen")
+
+    with (
+        closing(open_emulated(CARD)) as card,
+        pytest.raises(PlanError, match="seen"),
+        beside(pack, tmp_path / "device", card, Beside(card, figures, decide=note)),
+    ):
+        pytest.fail("it was built")
+    limit = limit_for(share, decided[0])
+    with closing(open_emulated(CARD, limit)) as card:
+        how = Beside(card, figures, OffloadOptions(pipeline=pipeline))
+        with beside(pack, tmp_path / "device", card, how) as deployment:
+            assert answers(deployment, asked, 12) == expected
+            plan = deployment.node.offload
+            assert plan is not None
+            assert isinstance(plan, ExpertPlan) == demanded
+            assert card.memory.used <= plan.memory_bytes <= limit
+
+
+@pytest.mark.parametrize(
+    ("family", "limit", "options", "way_out"),
+    [
+        ("llama", 64 << 20, DEMAND, "this model has none; leave it out"),
+        ("olmoe", 1 << 20, DEMAND, r"--gpu-memory \d+MiB would do"),
+        ("olmoe", 64 << 20, replace(DEMAND, weights="ram"), "leave those out"),
+    ],
+)
+def test_what_cannot_be_on_demand_is_refused_by_name(
+    family: str, limit: int, options: OffloadOptions, way_out: str, tiny_pack: Packs, tmp_path: Path
+) -> None:
+    with closing(open_emulated(CARD, limit)) as card:
+        how = Beside(card, at_once(), options)
+        with pytest.raises(PlanError, match=way_out), beside(tiny_pack(family), tmp_path, card, how):
+            pytest.fail("it was built")
+        assert card.memory.used == 0

@@ -1,0 +1,64 @@
+"""Nodes whose accelerators hold some of the experts: what tests of that share."""
+
+from dataclasses import replace
+from typing import Any
+
+from scheduler.model.machine import LAPTOP, Accelerator, NodeMachine
+from tpi.devices.options import OffloadOptions
+from tpi.devices.pages import PAGE
+from worker.demand.accelerated import ExpertAccelerated
+from worker.demand.arena import ExpertArena
+from worker.demand.offload import ExpertPlan, planned_experts
+from worker.node.node import Node
+from worker.plan.fit import Tables
+from worker.plan.node_plan import NodePlan
+
+DEMAND = OffloadOptions(pipeline="demand")
+SMALL: dict[str, Any] = {"context": 64, "pool": 96}  # tokens, pages
+
+
+def in_a_share(share: float, crossover: int | None = None) -> Any:
+    """Plans with slots for this share of the experts, whatever else there is room for."""
+
+    def decide(plan: NodePlan, machine: NodeMachine, options: OffloadOptions, tables: Tables | None) -> ExpertPlan:
+        found = planned_experts(plan, machine, replace(options, crossover=crossover), tables)
+        assert found is not None
+        return replace(found, slots=max(1, int(share * found.units)))
+
+    return decide
+
+
+def limit_for(share: float, decided: tuple[NodePlan, NodeMachine, OffloadOptions, Tables | None]) -> int:
+    """Bytes of an accelerator's memory that hold this share of the experts beside all else, to the page."""
+    plan, machine, _, tables = decided
+
+    def slots(size: int) -> float:
+        room = machine.with_cards(lambda card: replace(card, memory=size))
+        found = planned_experts(plan, room, OffloadOptions(), tables)
+        return found.slots / found.units if found else 0.0
+
+    least, enough = 0, 64 << 20
+    while enough - least > PAGE:
+        middle = (least + enough) // 2
+        least, enough = (least, middle) if slots(middle) >= share else (middle, enough)
+    return enough
+
+
+def at_once(link: float = 1.0) -> NodeMachine:
+    """A laptop whose calls and copies begin at once, over a link that is so many times as fast.
+
+    Else copies of experts as small as these never repay themselves.
+    """
+
+    def begun(card: Accelerator) -> Accelerator:
+        up = card.link.up * link
+        return replace(card, rates=replace(card.rates, start=0.0), link=replace(card.link, up=up, latency=0.0))
+
+    return replace(LAPTOP.with_cards(begun), host=replace(LAPTOP.host, start=0.0))
+
+
+def arena_of(node: Node) -> ExpertArena:
+    """The experts on a node's accelerator."""
+    assert isinstance(node.link, ExpertAccelerated)
+    assert node.link.arena is not None
+    return node.link.arena

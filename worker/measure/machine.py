@@ -7,6 +7,7 @@ product of a sample block, for one token and for many. Disks are `scheduler.stor
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
+from statistics import median
 
 import numpy as np
 
@@ -17,12 +18,13 @@ from tpi.kernels import Kernels
 from tpi.kernels.spec import F32, FfnSpec, NormSpec
 from tpi.pack.layout import Part, RunLayout
 from tpi.partition import FFN_UNIT
-from worker.plan.speeds import OF_MEMORY, memory_speed
+from worker.plan.speeds import OF_MEMORY
 
 _COPIES = tuple(1 << power for power in range(16, 27, 2))  # bytes of the copies that are timed
 _GOOD_ENOUGH = 0.95  # of the best speed, for transfers in smaller pieces
 _ROUNDS = 3  # of which the fastest counts
-_MEMORY = 64 << 20  # bytes read to see how fast memory is
+_USUAL = 7  # of which the middle one counts
+_MEMORY = 64 << 20  # bytes that are more than caches keep
 _HIDDEN = 1024
 _UNITS = 512  # of neurons of the largest sample: 50 million weights, more bytes than caches keep
 _LEAST_UNITS = 8
@@ -32,7 +34,7 @@ _given = time.process_time  # to all threads together
 
 
 def measure_host(kernels: Kernels) -> Rates:
-    """How fast these kernels read memory, and multiply a sample block with many tokens; takes a tenth of a second.
+    """How fast these kernels multiply a sample block with one token, and with many; takes a tenth of a second.
 
     What counts is the time that the threads were given. A quota of processor time would be felt by a measurement, or
     not, as its period is; so would what else the machine computes.
@@ -41,7 +43,8 @@ def measure_host(kernels: Kernels) -> Rates:
     def given() -> float:
         return _given() / kernels.threads()
 
-    read = OF_MEMORY * memory_speed(_MEMORY, kernels, given)
+    one, weights = sample_block(2 * _UNITS)
+    read = OF_MEMORY * weights.size / _usual(partial(kernels.ffn, one, weights, _tokens(1)), given)
     spec, data = sample_block(_LEAST_UNITS * 4)
     return Rates(read, _operations(spec) / _fastest(partial(kernels.ffn, spec, data, _tokens(_TOKENS)), given))
 
@@ -140,6 +143,12 @@ def _fastest(call: Callable[[], object], clock: Callable[[], float] | None = Non
     """Seconds of the fastest of a few calls, after one that is not counted."""
     call()
     return min(_seconds(call, clock or _now) for _ in range(_ROUNDS))
+
+
+def _usual(call: Callable[[], object], clock: Callable[[], float]) -> float:
+    """Seconds of the middle one of some calls, after one that is not counted: others use the memory, too."""
+    call()
+    return median(_seconds(call, clock) for _ in range(_USUAL))
 
 
 def _seconds(call: Callable[[], object], clock: Callable[[], float]) -> float:

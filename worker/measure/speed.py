@@ -1,6 +1,7 @@
 """How fast this machine is for those who plan with it: remembered, or measured now, within its quota of the cores."""
 
 from dataclasses import replace
+from math import ceil
 from pathlib import Path
 
 from scheduler.model.machine import Rates
@@ -14,9 +15,18 @@ from worker.plan.speeds import OF_DISK
 
 
 def host_rates_allowed(kernels: Kernels, cache: Path, remeasure: bool = False) -> Remembered[Rates]:
-    """As `worker.measure.remembered.host_rates`, within this process's quota of processor time as it is now."""
-    found = host_rates(kernels, cache, remeasure)
-    part, rates = min(1.0, allowed_cores() / kernels.threads()), found.figures
+    """As `worker.measure.remembered.host_rates`, within this process's quota of processor time as it is now.
+
+    It is measured with as many threads as the quota keeps busy; more of them would take turns.
+    """
+    wanted, allowed = kernels.threads(), allowed_cores()
+    busy = min(wanted, max(1, ceil(allowed)))
+    kernels.set_threads(busy)
+    try:
+        found = host_rates(kernels, cache, remeasure)
+    finally:
+        kernels.set_threads(wanted)
+    part, rates = min(1.0, allowed / busy), found.figures
     return replace(found, figures=replace(rates, read=part * rates.read, operations=part * rates.operations))
 
 

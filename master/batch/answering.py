@@ -11,7 +11,7 @@ from master.api.answers.service import Service
 from master.api.failures import RequestError, failure_of, openai_form
 from master.batch.balance import in_order
 from master.batch.prompts import ReadyLine, made_ready
-from master.batch.results import BatchResults
+from master.batch.results import OK, BatchResults
 from master.batch.source import BatchLine, BatchRequest, BatchSource, parsed
 from master.generation.thread import Ticket
 from tpi.errors import UsageError
@@ -111,7 +111,7 @@ class BatchAnswering:
                 raise
             self._refuse(one.line, error)
         else:
-            self._write(one.line, _response(one.line, 200, body))
+            self._write(one.line, _response(one.line, OK, body))
 
     @property
     def _room(self) -> int:

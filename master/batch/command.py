@@ -1,5 +1,7 @@
 """The command `tpi batch`."""
 
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from time import perf_counter
@@ -31,12 +33,14 @@ _FILE = click.Path(path_type=Path, dir_okay=False)
     type=click.IntRange(1, 256),
     help="Room for so many full contexts, where memory allows.",
 )
+@click.option("--retry", is_flag=True, help="Ask again what has an error in OUT.jsonl; its line is taken out.")
 @quiet_option
-def batch(source: Path, output: Path, alias: str | None, parallel: int, quiet: bool, **flags: Any) -> None:
+def batch(source: Path, output: Path, alias: str | None, parallel: int, retry: bool, quiet: bool, **flags: Any) -> int:
     """Answer all requests of a file, in OpenAI's batch form: custom_id, method, url and body on each line.
 
     url is /v1/chat/completions or /v1/completions. Answers are appended as they come, in any order; a request that
-    cannot be answered gets a line that says why. Stopped or killed, the same command goes on where it was.
+    cannot be answered gets a line that says why. Stopped or killed, the same command goes on where it was. The exit
+    code is 1 where there is nothing to do though some have an error, and where some have one again after --retry.
     """
     from master.batch.results import BatchResults  # what only this command needs is loaded by it alone
     from master.batch.source import BatchSource
@@ -45,11 +49,28 @@ def batch(source: Path, output: Path, alias: str | None, parallel: int, quiet: b
     placement = _for_many(replace(RunOptions.from_flags(flags), parallel=parallel))
     model = alias or Path(placement.model).name or placement.model
     asked = BatchSource(source)
-    with BatchResults(output, asked, model, warn) as results:
-        if len(results.answered) < len(asked.lines):
-            _answer(placement, model, asked, results, quiet)
+    with BatchResults(output, asked, model, warn, retry) as results:
+        if left := len(results.answered) < len(asked.lines):
+            with _saying_how_far(asked, results, warn):
+                _answer(placement, model, asked, results, quiet)
         elif not quiet:
             click.echo(f"all {len(asked.lines)} requests of {source} are answered in {output} already", err=True)
+        if not results.failed:
+            return 0
+        count = f"{len(results.failed)} of {len(asked.lines)}"
+        warn(f"{count} requests have an error in {output} in place of an answer; --retry asks them again")
+        return int(retry or not left)
+
+
+@contextmanager
+def _saying_how_far(asked: "BatchSource", results: "BatchResults", warn: Callable[[str], None]) -> Iterator[None]:
+    """Whatever ends a run early, the user hears that nothing is lost."""
+    try:
+        yield
+    except BaseException:
+        done = f"{len(results.answered)} of {len(asked.lines)}"
+        warn(f"{done} requests are answered in {results.path}; the same command goes on from there")
+        raise
 
 
 def _for_many(placement: RunOptions) -> RunOptions:

@@ -3,38 +3,52 @@
 import fcntl
 import json
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from tempfile import NamedTemporaryFile
 from types import TracebackType
 from typing import Any
 
 from master.batch.source import ID, BatchLine, BatchSource
 from tpi.errors import UsageError
 
+OK = 200  # the status of an answer
 _BEGINNING = f'{{"id": "{ID}'.encode()  # of every line that is written here
 
 
 class BatchResults:
-    """A file that is appended to by one process at a time; a context manager. `answered` are ids of input lines."""
+    """A file that is appended to by one process at a time; a context manager.
 
-    def __init__(self, path: Path, source: BatchSource, model: str, warn: Callable[[str], None]) -> None:
+    `answered` are ids of input lines, `failed` those of them whose answer is an error.
+    """
+
+    def __init__(
+        self, path: Path, source: BatchSource, model: str, warn: Callable[[str], None], retry: bool = False
+    ) -> None:
         """Open or begin `path`, and mend its end.
 
-        `warn` hears of a line that was half written; its request is answered again.
+        `warn` hears of a line that was half written; its request is answered again. With `retry` so are those that
+        failed: their lines are taken out, those of requests that have been changed since, too.
 
         Raises:
             UsageError: if it cannot be written, another process writes it, or it holds anything but answers of `model`
                 to lines of `source`; names what.
+            OSError: if there is no room for a copy without the lines that failed; it is as it was then.
         """
         self.path = path
         self.answered: set[str] = set()
-        self._source, self._model = source, model
+        self.failed: set[str] = set()
+        self._source, self._model, self._retry = source, model, retry
         self._lines = {line.id: line for line in source.lines}
         self._file = self._open()
         try:
             self._lock()
             end = self._read()
             self._mend(end, warn)
+            if retry and self.failed:
+                with self._named():
+                    self._take_out_failed()
         except BaseException:
             self._file.close()
             raise
@@ -55,10 +69,21 @@ class BatchResults:
         """
         said = {"id": line.id, "custom_id": line.custom_id} | fields
         rest = json.dumps(said, ensure_ascii=False).encode("utf-8", "replace") + b"\n"
-        while rest:  # a disk that is nearly full takes a part
-            rest = rest[self._file.write(rest) :]
-        os.fsync(self._file.fileno())
+        with self._named():
+            while rest:  # a disk that is nearly full takes a part
+                rest = rest[self._file.write(rest) :]
+            os.fsync(self._file.fileno())
         self.answered.add(line.id)
+        if _is_error(said):
+            self.failed.add(line.id)
+
+    @contextmanager
+    def _named(self) -> Iterator[None]:
+        """What the system refuses within it is refused of this file."""
+        try:
+            yield
+        except OSError as error:
+            raise OSError(error.errno, error.strerror, str(self.path)) from None
 
     def _open(self) -> Any:
         if self.path.exists() and self.path.samefile(self._source.path):
@@ -71,8 +96,11 @@ class BatchResults:
     def _lock(self) -> None:
         try:
             fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if os.fstat(self._file.fileno()).st_ino == self.path.stat().st_ino:  # it is this file still
+                return
         except OSError:
-            raise UsageError(f"another tpi batch writes to {self.path}; wait for it, or give another -o") from None
+            pass
+        raise UsageError(f"another tpi batch writes to {self.path}; wait for it, or give another -o")
 
     def _read(self) -> int:
         """Learn what is answered; returns where the whole lines end."""
@@ -89,16 +117,19 @@ class BatchResults:
     def _note(self, raw: bytes, number: int) -> None:
         try:
             said = json.loads(raw)
-            name, custom_id, model = said["id"], said["custom_id"], _model_of(said)
-        except (ValueError, RecursionError, TypeError, KeyError):
+            name, custom_id, model, failed = said["id"], said["custom_id"], _model_of(said), _is_error(said)
+        except (ValueError, RecursionError, TypeError, KeyError, AttributeError):
             raise self._foreign(f"its line {number} is no answer") from None
-        if name not in self._lines:
-            raise self._foreign(f"its line {number} answers {custom_id!r:.80}, which is not asked there in these words")
+        if name not in self._lines and not (failed and self._retry):
+            other = f"its line {number} answers {custom_id!r:.80}, which is not asked there in these words"
+            raise self._foreign(f"{other}, with an error that --retry takes out" if failed else other)
         if name in self.answered:
             raise self._foreign(f"its line {number} answers {custom_id!r:.80} once more")
         if model not in (None, self._model):
             raise self._foreign(f"its line {number} is of the model {model!r:.80}, not {self._model!r}")
         self.answered.add(name)
+        if failed:
+            self.failed.add(name)
 
     def _check_half(self, raw: bytes, number: int) -> None:
         """What is cut off has to be something that was written here, or that a lost power supply left."""
@@ -117,11 +148,46 @@ class BatchResults:
             warn(f"the last line of {self.path} was half written; its request is answered again")
             self._file.truncate(end)
         os.fsync(self._file.fileno())
+        self._keep_name()
+
+    def _keep_name(self) -> None:
+        """The file's name, too, outlives the power."""
         folder = os.open(self.path.resolve().parent, os.O_RDONLY)
         try:
-            os.fsync(folder)  # the file's name, too, outlives the power
+            os.fsync(folder)
         finally:
             os.close(folder)
+
+    def _take_out_failed(self) -> None:
+        """Put a copy in the file's place that lacks them; the copy is locked before it is seen."""
+        target = self.path.resolve()
+        with NamedTemporaryFile(prefix=f".{target.name[:32]}-", dir=target.parent, delete=False) as copy:
+            try:
+                os.fchmod(copy.fileno(), os.fstat(self._file.fileno()).st_mode)
+                copy.writelines(self._good_lines())
+                copy.flush()
+                os.fsync(copy.fileno())
+                file = Path(copy.name).open("a+b", buffering=0)  # noqa: SIM115 - closed like the one before it
+            except BaseException:
+                Path(copy.name).unlink()
+                raise
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        Path(copy.name).replace(target)
+        self._file.close()
+        self._file = file
+        self.answered -= self.failed
+        self.failed.clear()
+        self._keep_name()
+
+    def _good_lines(self) -> Iterator[bytes]:
+        with self.path.open("rb") as whole:
+            yield from (line for line in whole if json.loads(line)["id"] not in self.failed)
+
+
+def _is_error(said: dict[str, Any]) -> bool:
+    """Whether an answer says why there is none."""
+    response = said["response"]
+    return response is None or response.get("status_code") != OK
 
 
 def _model_of(said: dict[str, Any]) -> str | None:

@@ -121,6 +121,24 @@ def test_a_request_that_cannot_be_answered_has_a_line_that_says_why(
     assert found[None]["response"] is None
     assert found[None]["error"]["message"].startswith("line 2: the line is no JSON")
     assert "3 requests answered, 2 of them with an error" in done.stderr
+    assert f"2 of 3 requests have an error in {out} in place of an answer; --retry asks them again" in done.stderr
+
+
+def test_what_failed_is_said_again_and_tried_again(model: str, cache: Path, tmp_path: Path) -> None:
+    asked, out = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
+    good = {"custom_id": "good", "method": "POST", "url": TEXT, "body": {"prompt": "x", "max_tokens": 3}}
+    bad = good | {"custom_id": "bad", "body": {"prompt": "x", "max_tokens": 0}}
+    asked.write_text(f"{json.dumps(good)}\n{json.dumps(bad)}\n")
+    command = ("batch", str(asked), "-o", str(out), "-m", model, "-c", "256")
+    first, again, retried = (tpi(*command, *more, cache=cache) for more in ((), ("-q",), ("--retry",)))
+    assert [first.returncode, again.returncode, retried.returncode] == [0, 1, 1], retried.stderr
+    for done in (first, again, retried):
+        assert "1 of 2 requests have an error in" in done.stderr
+    asked.write_text(asked.read_text().replace('"max_tokens": 0', '"max_tokens": 4'))
+    mended = tpi(*command, "--retry", cache=cache)
+    assert mended.returncode == 0, mended.stderr
+    assert {one["custom_id"] for one in map(json.loads, out.read_text().splitlines())} == {"good", "bad"}
+    assert "error" not in mended.stderr
 
 
 def test_files_that_are_wrong_are_named_before_anything_is_loaded(model: str, cache: Path, tmp_path: Path) -> None:

@@ -1,6 +1,9 @@
 """What a batch keeps on disk: cut at any byte it is mended, and nothing that is not its own is touched."""
 
+import errno
 import json
+import os
+import stat
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +34,7 @@ def results(folder: Path, asked: BatchSource, model: str = "tiny") -> BatchResul
     return BatchResults(folder / "out.jsonl", asked, model, WARNED.append)
 
 
-def answer(model: str = "tiny") -> dict[str, object]:
+def answer(model: str = "tiny") -> dict[str, Any]:
     return {"response": {"status_code": 200, "body": {"model": model, "text": "ü\u2028"}}, "error": None}
 
 
@@ -126,6 +129,71 @@ def test_a_line_is_written_whole_by_a_disk_that_takes_little_at_a_time(tmp_path:
     assert json.loads((tmp_path / "out.jsonl").read_text())["custom_id"] == "a"
 
 
+def failure() -> dict[str, Any]:
+    return {"response": {"status_code": 400, "body": {"error": {}}}, "error": None}
+
+
+def unread() -> dict[str, Any]:
+    return {"response": None, "error": {}}
+
+
+def test_what_failed_is_asked_again_and_the_rest_stays(tmp_path: Path) -> None:
+    asked = source(tmp_path, request("a"), request("b"), "no json", request("c"))
+    path = tmp_path / "out.jsonl"
+    with results(tmp_path, asked) as out:
+        for line, said in zip(asked.lines, (answer(), failure(), unread(), answer()), strict=True):
+            out.write(line, said)
+        assert out.failed == {asked.lines[1].id, asked.lines[2].id}
+    path.chmod(0o640)
+    with results(tmp_path, asked) as out:
+        assert (len(out.answered), len(out.failed)) == (4, 2)
+    with BatchResults(path, asked, "tiny", WARNED.append, retry=True) as out:
+        assert out.answered == {asked.lines[0].id, asked.lines[3].id}
+        assert not out.failed
+        with pytest.raises(UsageError, match="another tpi batch writes"):
+            results(tmp_path, asked)
+        out.write(asked.lines[1], answer())
+        out.write(asked.lines[2], failure())
+        assert out.failed == {asked.lines[2].id}
+    assert [json.loads(line)["custom_id"] for line in path.read_text().strip().split("\n")] == ["a", "c", "b", None]
+    assert path.stat().st_mode & 0o777 == 0o640
+    assert sorted(each.name for each in tmp_path.iterdir()) == ["in.jsonl", "out.jsonl"]
+
+
+def test_a_line_that_failed_may_be_mended_in_the_input(tmp_path: Path) -> None:
+    asked, path = source(tmp_path, request("a"), request("b", method="GET")), tmp_path / "out.jsonl"
+    with results(tmp_path, asked) as out:
+        out.write(asked.lines[0], answer())
+        out.write(asked.lines[1], failure())
+    whole = path.read_bytes()
+    mended = source(tmp_path, request("a"), request("b"))
+    with pytest.raises(UsageError, match=r"answers 'b', .* with an error that --retry takes out"):
+        results(tmp_path, mended)
+    assert path.read_bytes() == whole
+    with BatchResults(path, mended, "tiny", WARNED.append, retry=True) as out:
+        assert out.answered == {mended.lines[0].id}
+    with pytest.raises(UsageError, match="answers 'a', which is not asked"):  # an answer is not thrown away
+        BatchResults(path, source(tmp_path, request("b")), "tiny", WARNED.append, retry=True)
+
+
+def test_a_disk_without_room_for_a_copy_changes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked, path = source(tmp_path, request("a")), tmp_path / "out.jsonl"
+    with results(tmp_path, asked) as out:
+        out.write(asked.lines[0], failure())
+    whole, sync = path.read_bytes(), os.fsync
+
+    def full(number: int) -> None:
+        if os.fstat(number).st_ino != path.stat().st_ino and stat.S_ISREG(os.fstat(number).st_mode):
+            raise OSError(errno.ENOSPC, "No space left on device")
+        sync(number)
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(OSError, match=r"No space left on device: .*out\.jsonl"):
+        BatchResults(path, asked, "tiny", WARNED.append, retry=True)
+    assert path.read_bytes() == whole
+    assert sorted(each.name for each in tmp_path.iterdir()) == ["in.jsonl", "out.jsonl"]
+
+
 def test_an_output_of_others_is_refused_and_left_as_it_is(tmp_path: Path) -> None:
     asked = source(tmp_path, request("a"), request("b"))
     path = tmp_path / "out.jsonl"
@@ -138,6 +206,8 @@ def test_an_output_of_others_is_refused_and_left_as_it_is(tmp_path: Path) -> Non
         ("notes", "line 1 is no answer"),
         (whole.replace("batch_req_", "batch_req_0"), "answers 'a', which is not asked there in these words"),
         (whole + '{"id": 1}\n', "line 2 is no answer"),
+        (whole + '{"id": "x", "custom_id": "b", "response": [1]}\n', "line 2 is no answer"),
+        (whole + '{"id": "x", "custom_id": "b", "response": {"body": 1}}\n', "line 2 is no answer"),
     ]:
         path.write_text(text)
         with pytest.raises(UsageError, match=said):

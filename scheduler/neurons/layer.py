@@ -4,6 +4,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from scheduler.neurons.costs import LineCost
 from scheduler.neurons.layout import ArenaLayer
 from scheduler.neurons.moves import choose_move
 from scheduler.neurons.slots import I32, Marks, NeuronMove, NeuronSlots
@@ -30,6 +31,10 @@ class HeldNeurons:
     def release(self) -> None:
         """The accelerator is through with the slots; once."""
         self._layer.release(self.slots)
+
+    def give_up(self) -> None:
+        """None of it is computed; in place of `release`."""
+        self._layer.give_up(self)
 
 
 class LayerArena:
@@ -93,6 +98,18 @@ class LayerArena:
         """See `HeldNeurons.release`."""
         with self._lock:
             self.slots.release(slots)
+
+    def give_up(self, held: HeldNeurons) -> None:
+        """See `HeldNeurons.give_up`."""
+        figures = self._arena.figures
+        figures.active -= len(held.neurons) + len(held.here)
+        figures.active_there -= len(held.neurons)
+        self.release(held.slots)
+
+    @property
+    def lines(self) -> tuple[LineCost, LineCost] | None:
+        """What neurons cost on the accelerator and on the CPU, when both are known."""
+        return self._arena.meter.lines
 
     def place(self, move: NeuronMove) -> Bytes:
         """The bytes of a move's slots."""

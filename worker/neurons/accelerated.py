@@ -14,8 +14,10 @@ from tpi.devices.pages import Bytes
 from tpi.errors import PlanError
 from tpi.trace import OFF, NoTrace
 from worker.accelerator.accelerated import Accelerated
+from worker.neurons.fallback import DenseFallback
 from worker.neurons.foresight import Foresight, scorers_of
 from worker.neurons.hybrid import HybridFfn
+from worker.neurons.judge import measure_limit
 from worker.neurons.plan import NeuronPlan
 from worker.node.placed import Placed
 from worker.node.segment import FfnSegment, Launch, Segment
@@ -34,6 +36,7 @@ class NeuronAccelerated(Accelerated):
         assert isinstance(residence.offload, NeuronPlan)
         self._neurons = residence.offload
         self.arena: NeuronArena | None = None
+        self._fallback: DenseFallback | None = None  # until a block is there to measure with
 
     def open_rings(self, window: Window) -> None:
         """Fill the arena from `window`, which has all neurons in memory, and place the predictors.
@@ -63,7 +66,11 @@ class NeuronAccelerated(Accelerated):
             return segment
         choose = self.foresight.of(layer, segment.spec, segment.device)
         launch, arena = self._launch(name), self._arenas[layer]
-        return HybridFfn(segment.device, segment.spec, self.device, launch, arena, choose, self._clock)
+        if self._fallback is None:
+            data = arena.layer.records.reshape(-1)
+            limit = measure_limit(segment.device.kernels, segment.spec, data, self._clock)
+            self._fallback = DenseFallback(limit)
+        return HybridFfn(segment.device, segment.spec, self.device, launch, arena, choose, self._clock, self._fallback)
 
     def begin(self, short: bool) -> None:
         """See `Accelerated.begin`; raises what a migration failed with."""
@@ -84,9 +91,11 @@ class NeuronAccelerated(Accelerated):
         figures, slots = self.arena.figures, sum(len(each.slots) for each in self.arena.layers)
         neurons = sum(each.layer.neurons for each in self.arena.layers)
         share = figures.active_there / max(1, figures.active)
+        dense = self._fallback.dense if self._fallback else 0
+        fell = f"; {dense} blocks computed all neurons, which was faster" if dense else ""
         return (
             f"{super().describe()}; {slots} of {neurons} neurons lie on {self.device.name}, which computed {share:.0%} "
-            f"of the active ones; {figures.moved} migrated, {figures.moved_bytes / 1e6:.0f} MB"
+            f"of the active ones; {figures.moved} migrated, {figures.moved_bytes / 1e6:.0f} MB{fell}"
         )
 
     def _launch(self, name: str) -> Launch:

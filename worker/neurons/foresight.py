@@ -21,7 +21,6 @@ from worker.neurons.hybrid import Choose, NeuronChoice
 from worker.node.microbatch import MicroBatch
 
 F32 = npt.NDArray[np.float32]
-SPARSE = 0.65  # of the neurons: where more are active the dense product is faster (docs/benchmarks.md)
 Place = Callable[[Bytes], Bytes]
 """Brings bytes into a device's memory, and returns where they are."""
 UNION = 8  # tokens of a step that share a union; longer ones compute all neurons
@@ -103,7 +102,7 @@ class Foresight:
         chosen = _chosen(scores, scorer.threshold, partial(self._ask, later, part.x, normed))
         if coming is None:
             self._arenas[layer].expect(chosen.active)
-        return chosen if len(chosen.active) <= SPARSE * scores.shape[1] else None
+        return chosen
 
     def _ask(self, layers: list[int], x: F32, normed: F32) -> None:
         for layer in layers:

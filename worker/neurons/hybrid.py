@@ -7,7 +7,7 @@ to do there is no call for it, and where no neuron is active, none at all.
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 import numpy as np
@@ -18,6 +18,7 @@ from scheduler.neurons.slots import I32
 from tpi.devices.base import Device, Finished, Pending, wait_all
 from tpi.devices.pages import Bytes
 from tpi.kernels.spec import ChainBlock, FfnSpec, Residual
+from worker.neurons.fallback import DenseFallback
 from worker.node.microbatch import MicroBatch
 from worker.node.order import Phase
 from worker.node.segment import FfnSegment, Launch, Phases, Take
@@ -44,7 +45,7 @@ class NeuronChoice:
 
 
 Choose = Callable[[MicroBatch], NeuronChoice | None]
-"""The active neurons of a block for a micro-batch; None: all are computed, which is cheaper where most are active."""
+"""The active neurons of a block for a micro-batch; None: all are computed, as many tokens need nearly all."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -62,6 +63,7 @@ class HybridFfn:
     arena: LayerArena
     choose: Choose
     clock: Callable[[], float] = time.perf_counter
+    fallback: DenseFallback = field(default_factory=DenseFallback)
 
     @property
     def empty(self) -> bool:
@@ -72,14 +74,19 @@ class HybridFfn:
         """See `Segment.start`; all is computed with the output."""
         if Phase.OUTPUT not in phases:
             return None
+        whole = FfnSegment(self.device, self.device.start, self.spec)
         chosen = None if self.empty else self.choose(part)
         if chosen is None:
-            return FfnSegment(self.device, self.device.start, self.spec).start(phases, data, part, take)
+            return whole.start(phases, data, part, take)
         if chosen.scores is None:
             held = self.arena.divide_active(chosen.active)
         else:
             held = self.arena.divide(chosen.scores, chosen.threshold)
         self.arena.note(chosen.active)
+        if not self._pays(held, part):
+            held.give_up()
+            chosen.then()
+            return whole.start(phases, data, part, take)
         pending = self._there(held, part, take)
         chosen.then()
         pending += self._here(held, data, part, take)
@@ -88,6 +95,11 @@ class HybridFfn:
     def chained(self, data: Bytes, residual: Residual) -> ChainBlock:
         """See `Segment.chained`; a chain computes all neurons."""
         return ChainBlock(self.spec, data, residual)
+
+    def _pays(self, held: HeldNeurons, part: MicroBatch) -> bool:
+        neuron = self.spec.neuron
+        lines = self.arena.lines if len(part.x) == 1 else None  # costs are told of single tokens
+        return self.fallback.pays(len(held.slots), len(held.here), neuron.units * neuron.width, lines)
 
     @cached_property
     def _slots(self) -> FfnSpec:

@@ -19,29 +19,31 @@ from tpi.kernels.spec import FfnSpec
 TURNS = 8  # tokens of each kind that are compared
 _WARM = 2  # tokens that come before
 _REPEATED = 5
-_UNMEASURED = 0.65  # share of the neurons, where weights are not in memory to measure with (docs/sparsity.md)
+_UNMEASURED = 0.65  # share of the neurons, before a block was in memory to measure with (docs/sparsity.md)
 
 Mode = Literal["auto", "static", "dynamic"]
+Clock = Callable[[], float]
 
 
-def measure_limit(kernels: Kernels, spec: FfnSpec, data: Bytes) -> float:
+def measure_limit(kernels: Kernels, spec: FfnSpec, data: Bytes, clock: Clock = perf_counter) -> float:
     """Share of the neurons of a block from which on all of them are faster, for one token. By turns, the least counts.
 
-    A sparse product's time grows with the neurons in it, so that one of half of them tells of all.
+    A sparse product's time grows with the neurons in it, so that one of half of them tells of all. A `clock` other than
+    the real one is that of an emulation, in which a call takes as long every time.
     """
     neurons = spec.neuron.units * spec.neuron.width
     x = np.zeros((1, spec.neuron.hidden), np.float32)
     half = np.arange(0, neurons, 2, dtype=np.int32)
-    times = [(_timed(lambda: kernels.ffn(spec, data, x)), _timed(lambda: kernels.ffn(spec, data, x, half)))
-             for _ in range(_REPEATED)]  # fmt: skip
+    both = (lambda: kernels.ffn(spec, data, x)), (lambda: kernels.ffn(spec, data, x, half))
+    times = [[_timed(call, clock) for call in both] for _ in range(_REPEATED if clock is perf_counter else 1)]
     whole, some = (min(each) for each in zip(*times, strict=True))
     return min(1.0, float(whole) / (2 * max(float(some), 1e-9)))
 
 
-def _timed(call: Callable[[], object]) -> float:
-    began = perf_counter()
+def _timed(call: Callable[[], object], clock: Clock) -> float:
+    began = clock()
     call()
-    return perf_counter() - began
+    return clock() - began
 
 
 class Judge:
@@ -50,6 +52,7 @@ class Judge:
     def __init__(self, mode: Mode, limit: float = _UNMEASURED) -> None:
         """`limit` is the share of active neurons above which all are computed."""
         self.limit = limit
+        self.measured = False  # whether that is this machine's
         self._mode = mode
         self._step = -1
         self._took: tuple[list[float], list[float]] = ([], [])  # seconds of steps of one token: all, and predicted ones
@@ -62,6 +65,11 @@ class Judge:
     def predicts(self) -> bool:
         """Whether this step's neurons are predicted."""
         return self._step % 2 == 1 if self.pays is None else self.pays
+
+    def measure(self, kernels: Kernels, spec: FfnSpec, data: Bytes) -> None:
+        """Find out from which share on all neurons are faster, with a block whose weights are in memory; once."""
+        if not self.measured:
+            self.limit, self.measured = measure_limit(kernels, spec, data), True
 
     def begin(self) -> None:
         """A step begins."""

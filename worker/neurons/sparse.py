@@ -15,7 +15,7 @@ from tpi.errors import TpiError
 from tpi.kernels.spec import ChainBlock, FfnSpec, Residual
 from worker.neurons.foresight import Scorer, scorers_of
 from worker.neurons.hybrid import F32, NeuronChoice
-from worker.neurons.judge import Judge, measure_limit
+from worker.neurons.judge import Judge
 from worker.neurons.prediction import Foretell, Predictions, nobody
 from worker.neurons.sent import predictors_of
 from worker.node.microbatch import MicroBatch
@@ -71,7 +71,7 @@ class SparseNode:
                 if isinstance(segment, SparseFfn) and len(segments) == 1:
                     with hold as held:
                         for _, data in held:
-                            self.judge.limit = measure_limit(segment.device.kernels, segment.spec, data)
+                            self.judge.measure(segment.device.kernels, segment.spec, data)
                     return
 
 
@@ -102,7 +102,9 @@ class SparseFfn:
         raise TpiError("neurons that are predicted are in no chain; run them block by block")
 
     def _compute(self, data: Bytes, part: MicroBatch, take: Take) -> F32:
-        kernels, judge, began = self.device.kernels, self.node.judge, perf_counter()
+        kernels, judge = self.device.kernels, self.node.judge
+        judge.measure(kernels, self.spec, data)  # where weights stream, the first that are there
+        began = perf_counter()
         chosen = self.node.choose(self.layer, self.spec, self.device, part)
         predicted = perf_counter() - began
         active = None if chosen is None else self._own(chosen.active)

@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping
 from contextlib import ExitStack, closing
 from dataclasses import replace
 from functools import partial
+from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,7 @@ from tpi.devices.emulated.device import open_emulated
 from tpi.errors import PlanError
 from tpi.pack.reader import Pack
 from worker.equipment import Beside
-from worker.neurons import foresight
+from worker.neurons import accelerated
 from worker.neurons.accelerated import NeuronAccelerated
 from worker.neurons.plan import NeuronSetup, decide_neurons
 
@@ -96,7 +97,7 @@ def test_tokens_equal_the_dense_run(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(foresight, "SPARSE", 1.0)  # those who name all are believed, too
+    monkeypatch.setattr(accelerated, "measure_limit", lambda *_: inf)  # those who name all are believed, too
     pack = relu_pack(dtype)
     with closing(open_emulated(CARD)) if device == "emulated" else opencl_device() as card:
         for asked in ([prompt] for prompt in prompts(pack.config.vocab, 2, seed=5, longest=12)):
@@ -137,7 +138,7 @@ def test_a_group_of_three_of_which_two_have_accelerators(
     sparsity: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Predictors come with the plan, and each node places and schedules its own neurons."""
-    monkeypatch.setattr(foresight, "SPARSE", 1.0)
+    monkeypatch.setattr(accelerated, "measure_limit", lambda *_: inf)
     pack = write_regular(tmp_path / "pack", SHAPE, NeuronUse(rank=32), "f32")
     predictors, asked = exact_predictors(pack), prompts(pack.config.vocab, 1, seed=4, longest=12)
     with ExitStack() as stack:

@@ -14,7 +14,6 @@ from tests.support.weights.powerinfer_models import F32, powerinfer_tensors, wri
 from tpi.pack.builder.build import open_source, pack_model
 from tpi.pack.reader import Pack
 from tpi.sparsity.files import NAME, load_predictors
-from worker.neurons import sparse
 
 PROMPT, LENGTH = [3, 14, 15, 9, 2, 6], 16
 
@@ -47,7 +46,7 @@ def never_dense(monkeypatch: pytest.MonkeyPatch) -> Callable[..., float]:
     def limit(*given: object) -> float:
         return 1.0
 
-    monkeypatch.setattr(sparse, "measure_limit", limit)
+    monkeypatch.setattr("worker.neurons.judge.measure_limit", limit)
     return limit
 
 

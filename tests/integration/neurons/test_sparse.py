@@ -16,7 +16,6 @@ from tpi.errors import UsageError
 from tpi.pack.builder.build import open_source, pack_model
 from tpi.pack.reader import Pack
 from tpi.sparsity.predictor import Predictor
-from worker.neurons import sparse
 from worker.neurons.judge import Judge
 
 SMALL: dict[str, Any] = {"context": 64, "pool": 96}
@@ -39,7 +38,7 @@ def relu_pack(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Pack]
 @pytest.fixture
 def never_dense(monkeypatch: pytest.MonkeyPatch) -> None:
     """However many are active, they are computed by their list."""
-    monkeypatch.setattr(sparse, "measure_limit", lambda *given: 1.0)
+    monkeypatch.setattr("worker.neurons.judge.measure_limit", lambda *given: 1.0)
     monkeypatch.setattr("worker.neurons.judge._UNMEASURED", 1.0)
 
 
@@ -82,8 +81,10 @@ def test_a_batch_and_a_stream_from_disk_have_the_same_tokens(relu_pack: Callable
     """With the limit as measured, and in tiles that pass through a window."""
     pack = relu_pack("q8")
     expected, _, _ = answered(pack, tmp_path, None, [1.0])
-    found, _, _ = answered(pack, tmp_path, exact_predictors(pack), [1.0], scheduler="window", window=2)
+    found, judge, _ = answered(pack, tmp_path, exact_predictors(pack), [1.0], scheduler="window", window=2)
     assert found == expected
+    assert judge is not None
+    assert judge.measured
 
 
 def test_predictors_count_in_the_budget(relu_pack: Callable[[str], Pack], tmp_path: Path) -> None:

@@ -1,0 +1,49 @@
+"""All neurons on the CPU, or the active ones on both sides: by what was measured, and measured again now and then."""
+
+from math import inf
+
+import pytest
+
+from scheduler.neurons.costs import LineCost
+from worker.neurons.fallback import ASKED_AGAIN, DenseFallback
+
+CPU, FAST, SLOW = LineCost(1.0, 1.0), LineCost(1.0, 0.1), LineCost(1.0, 4.0)
+NEURONS = 100
+
+
+@pytest.mark.parametrize(
+    ("there", "here", "lines", "pays"),
+    [
+        (0, 60, None, True),
+        (90, 60, None, True),  # of the accelerator nothing is known yet
+        (0, 61, None, False),
+        (90, 60, (FAST, CPU), True),
+        (90, 61, (FAST, CPU), False),
+        (15, 10, (SLOW, CPU), True),
+        (16, 10, (SLOW, CPU), False),
+    ],
+)
+def test_the_slower_side_is_compared_with_all_neurons_on_the_cpu(
+    there: int, here: int, lines: tuple[LineCost, LineCost] | None, pays: bool
+) -> None:
+    fallback = DenseFallback(0.6)
+    assert fallback.pays(there, here, NEURONS, lines) is pays
+    assert fallback.dense == (not pays)
+
+
+def test_a_cpu_that_somebody_takes_is_as_slow_for_all_neurons() -> None:
+    taken = LineCost(4.0, 4.0)
+    assert DenseFallback(0.6).pays(10, 60, NEURONS, (FAST, taken))
+    assert DenseFallback(0.6).pays(50, 10, NEURONS, (SLOW, taken))
+    assert not DenseFallback(0.6).pays(50, 10, NEURONS, (SLOW, CPU))
+
+
+def test_both_sides_are_measured_again_after_a_while() -> None:
+    fallback = DenseFallback(0.6)
+    chosen = [fallback.pays(90, 90, NEURONS, (SLOW, CPU)) for _ in range(3 * (ASKED_AGAIN + 1))]
+    assert chosen == ([False] * ASKED_AGAIN + [True]) * 3
+
+
+def test_without_a_limit_active_neurons_alone_are_computed() -> None:
+    assert DenseFallback(inf).pays(NEURONS, NEURONS, NEURONS, (SLOW, CPU))
+    assert DenseFallback().pays(NEURONS, NEURONS, NEURONS, None)

@@ -145,12 +145,17 @@ class Deployer:
         """The accelerators of every node."""
         return [self.equipment.card, *(hello.profile.card for hello in self.cluster.hellos)]
 
+    def _tables(self, own: Assign) -> Tables:
+        """What this node has beside its part."""
+        sent = self.predictors.kept_for(own.size) if self.predictors else 0
+        return replace(table_bytes(self.pack), sent=sent)
+
     def _taken(self, plans: Sequence[Assign]) -> Iterator[tuple[str, Assign, Tables | None]]:
         """Every node's name, its plan as it will take it, and the tables that it has beside that."""
         workers = zip(plans[1:], self.cluster.hellos, strict=True)
         taken = [replace(plan, options=limited(plan.options, hello.profile)) for plan, hello in workers]
         for peer, own in zip(self.cluster.peers(MASTER), [plans[0], *taken], strict=True):
-            yield peer.name, own, table_bytes(self.pack) if own.rank == 0 else None
+            yield peer.name, own, self._tables(own) if own.rank == 0 else None
 
     def _check_memory(self, plans: Sequence[Assign]) -> None:
         """Refuse before any weight moves what a node's memory cannot hold."""
@@ -166,7 +171,7 @@ class Deployer:
             held = own_blocks(self.pack, plans[0], cache, progress, self.predictors)
             links = self.options.links_cache
             endpoints = Endpoints(net=cluster.net, watch=cluster.watch, lateness=cluster.lateness, links_cache=links)
-            node = self.equipment.build(plans[0], held, endpoints, progress, table_bytes(self.pack))
+            node = self.equipment.build(plans[0], held, endpoints, progress, self._tables(plans[0]))
         stack.callback(node.close)
         with phase("sending weights to the workers") as progress:
             ready = cluster.finish(progress)

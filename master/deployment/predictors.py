@@ -27,6 +27,10 @@ class SentPredictors:
         self._predictors, self._frequency = predictors, frequency
         self.vectors: dict[bytes, dict[str, npt.NDArray[np.float32]]] = {}
 
+    def kept_for(self, nodes: int) -> int:
+        """Bytes that are kept for the others, in a group of so many."""
+        return sum(one.nbytes for one in self._predictors.values()) if nodes > 1 else 0
+
     def plans(self, shard: Shard, first: int) -> tuple[tuple[BlockPlan, ...], tuple[PredictorPlan, ...]]:
         """The blocks for the node that has `shard`, numbered from `first` on, and what is in them."""
         blocks: dict[bytes, BlockPlan] = {}
@@ -57,9 +61,10 @@ class SentPredictors:
 
 
 def _as_values(stored: npt.NDArray[np.generic]) -> npt.NDArray[np.float32]:
-    """The bytes of a matrix as float32 values, filled with zeros to a whole one."""
+    """The bytes of a matrix as float32 values, filled with zeros to a whole one; no copy where it is one."""
     raw = np.ascontiguousarray(stored).view(np.uint8).reshape(-1)
-    return np.pad(raw, (0, -len(raw) % 4)).view(np.float32)
+    more = -len(raw) % 4
+    return (np.pad(raw, (0, more)) if more else raw).view(np.float32)
 
 
 def predictors_for(sparsity: str, pack: Pack, model: str) -> SentPredictors | None:

@@ -6,8 +6,11 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from scheduler.model.placement import Placement
 from scheduler.weights import Arrangement, Hold, Weights
 from scheduler.window.load import Verify
+from scheduler.window.stats import ReadClock
+from scheduler.window.switched import SwitchedWindow
 from scheduler.window.window import MemoryWindow, Resident, Window
 from tpi.devices.base import Device, Pending
 from tpi.kv import KvPages
@@ -126,8 +129,9 @@ def _streamed(
         for number in sorted(set(range(len(records.segments))) - window.placement.resident):
             with window.hold(number):  # compared with its hashes as it is read first
                 pass
-    streamed = stack.enter_context(closing(StreamedNeurons(records, sparse, window.reads, trace)))
-    streamed.fill(progress)
+    streamed = stack.enter_context(closing(StreamedNeurons(records, sparse, window, trace)))
+    if records.plain is None:
+        streamed.fill(progress)
     return streamed
 
 
@@ -193,7 +197,13 @@ def _window(
     verify: Verify | None = Checksums(residence.segments, held) if plan.options.verify_weights else None
     if not placement.streamed_bytes:
         return Resident(extents, residence.disk, verify, progress, reader.staging)
-    window = MemoryWindow(extents, placement, residence.disk, verify, trace, memory=reader.staging)
+
+    def make(placed: Placement, reads: ReadClock | None = None) -> MemoryWindow:
+        return MemoryWindow(extents, placed, residence.disk, verify, trace, reads=reads, memory=reader.staging)
+
+    if residence.records is not None and residence.records.plain is not None:
+        return SwitchedWindow(make, placement, progress)
+    window = make(placement)
     try:
         window.fill(progress)
     except BaseException:

@@ -25,10 +25,11 @@ _SAMPLING = 8  # arrays of one value per token of the vocabulary that sampling h
 
 @dataclass(frozen=True)
 class Tables:
-    """Bytes of the tables that only the master has; `embedding` is 0 where it is the head's."""
+    """Bytes of what only the master has: tables, of which the embedding may be the head's and 0, and what it sends."""
 
     head: int = 0
     embedding: int = 0
+    sent: int = 0  # predictors of other nodes' neurons
 
 
 @dataclass(frozen=True)
@@ -111,7 +112,7 @@ def need(node: NodePlan, tables: Tables | None = None, hosted: Hosted | None = N
         page_bytes=page_bytes(layers, node.kv_heads, config.head_dim, options.kv_dtype),
         pages=options.pages,
         token=token,
-        fixed=_fixed(node) + chunk + hosted.staged + (4 * _SAMPLING * config.vocab if tables.head else 0),
+        fixed=_fixed(node) + chunk + hosted.staged + tables.sent + (4 * _SAMPLING * config.vocab if tables.head else 0),
         head=tables.head,
         embedding=tables.embedding,
     )

@@ -92,6 +92,11 @@ def decide(
     if demand is not None:
         return _demanded(plan, held, budget, demand, reader, need(plan, tables, hosted), speed)
     records = None if offload is not None else decide_records(plan, held, budget, pieces, disk or speed)
+    if records is not None and plan.options.sparsity == "auto":
+        beside = replace(hosted, staged=records.index_bytes)
+        extents = tuple(piece.extent(held) for piece in pieces)
+        budget, speed = _budget(plan, tables, beside, extents, None if disk else kernels)
+        records = replace(records, plain=budget.placement)
     if records is not None:
         return _by_records(plan, held, budget, records, reader, need(plan, tables, hosted), speed)
     if offload is not None:
@@ -151,8 +156,8 @@ def _by_records(
     return Residence(
         segments=records.segments,
         extents=tuple(segment.extent(held) for segment in records.segments),
-        placement=records.placement,
-        budget=replace(budget, placement=records.placement, demand_bytes=records.memory_bytes),
+        placement=records.first,
+        budget=replace(budget, placement=records.first, demand_bytes=records.extra_bytes),
         disk=disk,
         memory_for=partial(sufficient_budget, needed, chunk=plan.options.prefill_tokens),
         places=on_the_host(records.segments),

@@ -151,7 +151,8 @@ def _tiled(blocks: Sequence[NodeBlock]) -> Iterator[NodeSegment]:
         if block.kind == "experts":
             yield from (NodeSegment(block, tuple(runs)) for runs in _tiled_experts(block, tile_size(smallest)))
         elif len(block.runs) == 1:
-            yield from (NodeSegment(block, (block.runs[0].cut(part),)) for part in _cut(block, smallest))
+            parts = cut_units(block, tile_size(smallest))
+            yield from (NodeSegment(block, (block.runs[0].cut(part),)) for part in parts)
         else:
             yield NodeSegment(block, block.runs)
 
@@ -173,9 +174,10 @@ def _tiled_experts(block: NodeBlock, size: int) -> list[list[RunUnits]]:
     return tiles
 
 
-def _cut(block: NodeBlock, smallest: int) -> list[Range]:
+def cut_units(block: NodeBlock, size: int) -> list[Range]:
+    """The units of a block of one run in tiles of about `size` bytes."""
     (run,) = block.runs
-    count = max(1, round(block.nbytes / tile_size(smallest)))
+    count = max(1, round(block.nbytes / size))
     held = replace(run.layout, units=len(run.units))
     starts = tile_starts(held, -(-len(run.units) // count) * held.unit_bytes) or [0]
     ends = [*starts[1:], len(run.units)]

@@ -51,21 +51,27 @@ class RecordLayer:
 class OpenLayer:
     """A layer's slots while it is used. Not safe from several threads: the tier asks under its lock."""
 
-    def __init__(self, layer: RecordLayer, data: Bytes, gap: int) -> None:
-        """`data` is of its slots; what takes no longer than `gap` bytes is read along."""
-        self.layer, self.data = layer, data
-        self.records = data.reshape(layer.slots, layer.record_bytes)
-        self.table = RecordTable(layer.neurons, layer.slots)
+    def __init__(self, layer: RecordLayer, gap: int) -> None:
+        """What takes no longer to read than `gap` bytes is read along."""
+        self.layer = layer
         self.worth = NeuronWorth(layer.frequency, half_life=HALF_LIFE)
         self.expected: I32 | None = None  # pinned until the next hold
         self.along = 0
         self.error: Exception | None = None  # the latest that a read of it failed with
         self._gap = gap // layer.record_bytes
         self._most = max(1, LONGEST // layer.record_bytes)
+        self.lay(None)
+
+    def lay(self, data: Bytes | None) -> None:
+        """Have the slots in `data`, nothing in them, or none at all; nothing is pinned or on its way."""
+        slots = 0 if data is None else self.layer.slots
+        self.data: Bytes = np.empty(0, np.uint8) if data is None else data
+        self.records = self.data.reshape(slots, self.layer.record_bytes)
+        self.table = RecordTable(self.layer.neurons, slots)
 
     def hottest(self) -> I32:
-        """What fills the slots at first, in order."""
-        hot = np.argsort(-self.layer.frequency, kind="stable")[: self.layer.slots]
+        """What is active most often, as far as is known, in order: what fills the slots."""
+        hot = np.argsort(-self.worth.frequency, kind="stable")[: len(self.table)]
         return np.sort(hot).astype(np.int32)
 
     def request(self, neurons: I32, readers: int) -> tuple[int, list[RecordRead]] | None:
@@ -75,7 +81,7 @@ class OpenLayer:
         if lacking is None:
             return None
         ranges = plan_ranges(lacking, self._gap, self._most)
-        kept = np.union1d(lacking, self._passing(ranges, len(lacking), values)).astype(np.int32)
+        kept = np.sort(np.concatenate([lacking, self._passing(ranges, len(lacking), values)]))
         self.along += len(kept) - len(lacking)
         return len(lacking), dealt(ranges, kept, self.table.slot_of[kept], readers)
 

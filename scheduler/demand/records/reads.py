@@ -20,7 +20,7 @@ USUAL_GAP = 32 << 10  # bytes between two records that are read along, where not
 MOST_GAP = 64 << 10  # whatever was measured: beside other work a read takes long to begin, and a long one as well
 LONGEST = 128 << 10  # bytes of a read: longer ones are cut, so that several readers share them
 _SMALL, _LARGE = 2 * PAGE, 64 * PAGE  # bytes of the reads that a disk is measured by
-_SECONDS, _READS, _ROUNDS = 0.02, 4096, 3  # each size at most; the fastest round counts
+_SECONDS, _READS, _ROUNDS = 0.02, 512, 3  # each size at most; the fastest round counts
 
 Bounds = tuple[int, int]
 """Neurons `[first, last)`."""

@@ -1,5 +1,6 @@
 """Records of a node's neurons in slots, filled from disk when they are wanted: a tier for models larger than memory.
 
+    tier.lay(memory); tier.fill()                # slots, with what is active most often in them
     tier.expect(layer, neurons)                  # a prediction: reads begin
     with tier.hold(layer, neurons) as slots:     # waits until all are there; int32, in the order of the neurons
         ...                                      # tier.layers[layer].data has the records by slot
@@ -16,19 +17,19 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 from scheduler.demand.records.layer import OpenLayer, RecordLayer
-from scheduler.demand.records.reads import USUAL_GAP, RecordRead, range_extent, staging_bytes
+from scheduler.demand.records.reader import RecordReader
+from scheduler.demand.records.reads import USUAL_GAP, RecordRead
 from scheduler.demand.records.stats import RecordStats
 from scheduler.demand.records.table import I32
 from scheduler.demand.workers import LoadWorkers
-from scheduler.storage.disk import Disk, read_chunk
+from scheduler.storage.disk import Disk
 from scheduler.window.stats import ReadClock
-from tpi.devices.pages import Bytes, page_buffer
+from tpi.devices.pages import Bytes
 from tpi.errors import PlanError, TpiError
 from tpi.progress import Progress, silent
 from tpi.trace import OFF, NoTrace
 
 _LOOK_AGAIN = 1.0  # seconds after which a hold that waits asks whether its reads will come at all
-_THREAD = 64 << 10  # bytes that a thread takes
 
 
 class RecordTier:
@@ -37,7 +38,6 @@ class RecordTier:
     def __init__(
         self,
         layers: Sequence[RecordLayer],
-        memory: Bytes,
         disk: Disk,
         workers: LoadWorkers,
         readers: int,
@@ -45,44 +45,60 @@ class RecordTier:
         reads: ReadClock | None = None,
         trace: NoTrace = OFF,
     ) -> None:
-        """Slots of all `layers`, one layer after the other, in `memory`; `workers` are so many `readers`.
+        """Of all `layers`, without slots so far; `workers` are so many `readers`.
 
         `gap` is how many bytes are sooner read along than not (`scheduler.demand.records.reads.measured_gap`); `reads`
         is another reader's of the same disk.
-
-        Raises:
-            PlanError: if `memory` does not hold the slots.
         """
-        if memory.size < sum(layer.nbytes for layer in layers):
-            raise PlanError(f"{memory.size} bytes do not hold the slots of {len(layers)} layers; give more --memory")
-        self.layers, at = list[OpenLayer](), 0
-        for layer in layers:
-            self.layers.append(OpenLayer(layer, memory[at : at + layer.nbytes], gap))
-            at += layer.nbytes
-        self._disk, self._workers, self._reads, self._trace = _Whole(disk), workers, reads or ReadClock(), trace
+        self.layers = [OpenLayer(layer, gap) for layer in layers]
+        widest = max((layer.record_bytes for layer in layers), default=1)
+        self._reader = RecordReader(disk, widest)
+        self._workers, self._reads, self._trace = workers, reads or ReadClock(), trace
         self._lock = threading.Lock()
         self._done = threading.Condition(self._lock)
         self._ahead, self._demanded = deque[_Job](), deque[_Job]()
         self._stats = RecordStats()
-        self._staging = threading.local()
-        self._widest = max((layer.record_bytes for layer in layers), default=1)
         self._count, self._closed = readers, False
         workers.start(self._serve)
 
+    def lay(self, memory: Bytes) -> None:
+        """Have the slots of all layers, one layer after the other, in `memory`; there is nothing in them.
+
+        Raises:
+            PlanError: if it does not hold them.
+        """
+        if memory.size < sum(each.layer.nbytes for each in self.layers):
+            raise PlanError(f"{memory.size} bytes do not hold {len(self.layers)} layers' slots; give more --memory")
+        at = 0
+        with self._lock:
+            for each in self.layers:
+                each.lay(memory[at : at + each.layer.nbytes])
+                at += each.layer.nbytes
+
+    def rest(self) -> None:
+        """Give the slots back, when nothing is read any more; nothing may be held. What is known of neurons stays."""
+        self.abandon()
+        with self._lock:
+            while any(each.table.filling.any() for each in self.layers) and not self._closed:
+                self._done.wait(_LOOK_AGAIN)
+            for each in self.layers:
+                each.lay(None)
+
     def fill(self, progress: Progress = silent) -> None:
-        """Read what is active most often into all slots. Errors as `hold`."""
+        """Read what is active most often into all slots; it is not counted. Errors as `hold`."""
+        counted = self.stats()
         for done, each in enumerate(self.layers, 1):
-            with self.hold(done - 1, each.hottest()):
+            with self._held(done - 1, each.hottest()):
                 progress(done, len(self.layers))
         with self._lock:
-            self._stats = RecordStats()
+            self._stats = counted
 
     def expect(self, layer: int, neurons: I32) -> None:
         """The next hold of `layer` is said to want `neurons`, in order; what there is no room for is not read."""
         each = self.layers[layer]
         with self._lock:
             each.release_expected()
-            if self._closed or len(neurons) > each.layer.slots:
+            if self._closed or len(neurons) > len(each.table):
                 return
             if self._request(layer, neurons, self._ahead):
                 each.expected = neurons
@@ -95,6 +111,12 @@ class RecordTier:
             WeightsError: if one could not be read; names the file. Or what else a read failed with.
             TpiError: if they are more than the layer has slots for, or the tier is closed.
         """
+        with self._held(layer, neurons) as slots:
+            self.layers[layer].worth.note(neurons)
+            yield slots
+
+    @contextmanager
+    def _held(self, layer: int, neurons: I32) -> Iterator[I32]:
         each = self.layers[layer]
         with self._lock:
             self._pin(layer, neurons)
@@ -103,7 +125,6 @@ class RecordTier:
             except BaseException:
                 each.table.unpin(neurons)
                 raise
-            each.worth.note(neurons)
         try:
             yield slots
         finally:
@@ -150,7 +171,7 @@ class RecordTier:
                 if not each.table.settling:
                     raise PlanError(
                         f"{len(neurons)} neurons of {each.layer.name} cannot be held at once: there is room for "
-                        f"{each.layer.slots}; give more --memory"
+                        f"{len(each.table)}; give more --memory"
                     )
                 self._done.wait(_LOOK_AGAIN)
         each.expected = None
@@ -201,7 +222,7 @@ class RecordTier:
         began, moved, error = time.perf_counter(), 0, None
         self._reads.fly()
         try:
-            moved = self._read(job)
+            moved = self._reader.read(self.layers[job.layer], job.read)
         except Exception as failure:  # noqa: BLE001 - whatever it is, it surfaces where the records are awaited
             error = failure
         self._reads.land()
@@ -220,25 +241,6 @@ class RecordTier:
             each.table.failed(job.read.slots)
         self._done.notify_all()
 
-    def _read(self, job: "_Job") -> int:
-        """Every range into this thread's staging memory, and what is kept of it into the slots; bytes read."""
-        each, read, moved = self.layers[job.layer], job.read, 0
-        size, end, staging = each.layer.record_bytes, 0, self._own_staging()
-        for first, last in read.ranges:
-            extent = range_extent(each.layer.extent, size, first, last)
-            read_chunk(self._disk, extent, staging[: extent.slot_bytes], 0)
-            moved += extent.slot_bytes
-            begin, end = end, end + int(read.neurons[end:].searchsorted(last))
-            found = extent.view(staging).reshape(-1, size)
-            each.records[read.slots[begin:end]] = found[read.neurons[begin:end] - first]
-        return moved
-
-    def _own_staging(self) -> Bytes:
-        if not hasattr(self._staging, "memory"):
-            self._staging.memory = page_buffer(staging_bytes(self._widest))
-        memory: Bytes = self._staging.memory
-        return memory
-
 
 class _Job:
     """Reads of one layer."""
@@ -247,19 +249,3 @@ class _Job:
 
     def __init__(self, layer: int, read: RecordRead) -> None:
         self.layer, self.read = layer, read
-
-
-class _Whole:
-    """A disk that reads whole ranges at once."""
-
-    chunk = 1 << 62
-
-    def __init__(self, disk: Disk) -> None:
-        self.threads, self.read = disk.threads, disk.read
-
-
-def tier_bytes(layers: Sequence[RecordLayer], readers: int) -> int:
-    """All that a tier with so many readers takes: slots, index, staging."""
-    widest = max((layer.record_bytes for layer in layers), default=1)
-    own = sum(layer.nbytes + layer.overhead for layer in layers)
-    return own + readers * (staging_bytes(widest) + _THREAD)

@@ -12,6 +12,7 @@ import pytest
 
 from master.deployment.deployment import Deployment
 from scheduler.budget import Budget
+from scheduler.demand.records import reader
 from scheduler.demand.records.stats import RecordStats
 from scheduler.storage.disk import DirectDisk
 from tests.support.cluster.inprocess import in_process_deployment
@@ -24,6 +25,7 @@ from tpi.kernels.spec import Batch
 from tpi.pack.reader import Pack
 from tpi.sparsity.predictor import Predictor
 from worker.demand.records import plan as records
+from worker.demand.records import turns
 from worker.demand.records.plan import RecordPlan, decide_records
 from worker.neurons import sparse
 from worker.neurons.judge import Judge
@@ -37,6 +39,12 @@ Predictors = Callable[[Pack], dict[int, Predictor]]
 def looking_ahead(pack: Pack) -> dict[int, Predictor]:
     """All, a layer before."""
     return all_predictors(pack, 1)
+
+
+@pytest.fixture(autouse=True)
+def _small(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the code itself takes is about what this model's weights take."""
+    monkeypatch.setattr(reader, "_CODE", 0)
 
 
 @pytest.fixture(scope="module")
@@ -112,11 +120,8 @@ def test_tokens_are_those_of_the_dense_run(
             assert stats.asked == 0  # more than there are slots for: all of it passes through the window
 
 
-@pytest.mark.parametrize("mode", ["static", "auto"])
-def test_what_does_not_fit_is_read_within_the_memory(
-    mode: str, pack: Pack, expected: list[list[int]], tmp_path: Path
-) -> None:
-    node = opened(pack, tmp_path, exact_predictors(pack), [1.0], memory=TIGHT, scheduler="window", mode=mode)
+def test_what_does_not_fit_is_read_within_the_memory(pack: Pack, expected: list[list[int]], tmp_path: Path) -> None:
+    node = opened(pack, tmp_path, exact_predictors(pack), [1.0], memory=TIGHT, scheduler="window")
     with closing(node) as deployment:
         assert answered(deployment, pack.config.vocab) == expected
         budget, stats = deployment.node.budget, stats_of(deployment)
@@ -126,6 +131,33 @@ def test_what_does_not_fit_is_read_within_the_memory(
         figures = deployment.node.figures()
         assert "found in memory" in figures.accelerator
         assert figures.streamed_bytes >= stats.read_bytes > 0
+
+
+@pytest.mark.parametrize("pays", [False, True])
+def test_both_ways_take_turns_in_one_memory_and_the_tokens_are_the_same(
+    pays: bool, pack: Pack, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(turns, "TURN", 4)
+    monkeypatch.setattr(turns, "WARM", 1)
+    monkeypatch.setattr(turns, "median", lambda times: len(times))  # as many of each: neither is less
+    monkeypatch.setattr(turns.TurnsJudge, "faster", lambda judge: pays)
+    asked = prompts(pack.config.vocab, 1, seed=3, longest=20)
+    with closing(opened(pack, tmp_path / "dense", None, [1.0])) as deployment:
+        plain = answers(deployment, asked, 30)
+    node = opened(pack, tmp_path, exact_predictors(pack), [1.0], memory=TIGHT, scheduler="window", mode="auto")
+    with closing(node) as deployment:
+        assert answers(deployment, asked, 30) == plain
+        judged, window = deployment.node.sparse, deployment.node.window
+        assert judged is not None
+        assert judged.records is not None
+        assert judged.judge.pays is pays
+        assert judged.records.stats().asked > 0
+        kept = window.placement.resident_bytes
+        with_slots = any(len(layer.table) for layer in judged.records.layers)
+        assert with_slots is pays
+        assert deployment.node.budget.used <= TIGHT
+        deployment.node.loop.weights.begin(1)
+        assert window.placement.resident_bytes == kept
 
 
 def test_all_in_memory_is_not_read_by_neurons(pack: Pack, tmp_path: Path) -> None:

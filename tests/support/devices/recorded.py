@@ -61,7 +61,8 @@ def tier_of(
     used, before = layers * slots * size, threading.active_count()
     memory = page_buffer(used + 64)
     memory[used:] = AFTER
-    with closing(RecordTier(given, memory[:used], disk, Readers(threads), threads, gap)) as tier:
+    with closing(RecordTier(given, disk, Readers(threads), threads, gap)) as tier:
+        tier.lay(memory[:used])
         yield tier, disk, memory
         assert not any(each.table.faults() for each in tier.layers)
     assert (memory[used:] == AFTER).all()  # the slots are never exceeded

@@ -68,7 +68,7 @@ class RecordFfn:
     def takes(self, active: int) -> bool:
         """Whether so many neurons are sooner read and computed one by one, and there are slots for them."""
         neuron = self.spec.neuron
-        return active <= min(self._opened.layer.slots, self.node.judge.limit * neuron.units * neuron.width)
+        return active <= min(len(self._opened.table), self.node.judge.limit * neuron.units * neuron.width)
 
     @cached_property
     def _slots(self) -> FfnSpec:

@@ -11,12 +11,14 @@ from scheduler.demand.records.tier import RecordTier
 from scheduler.demand.workers import Readers
 from scheduler.storage.kept import KeptFiles
 from scheduler.weights import Hold
-from scheduler.window.stats import ReadClock
-from tpi.devices.pages import Bytes, page_buffer
-from tpi.progress import Progress
+from scheduler.window.switched import SwitchedWindow
+from scheduler.window.window import Window
+from tpi.devices.pages import page_buffer
+from tpi.progress import Progress, silent
 from tpi.trace import NoTrace
 from worker.demand.records.blocks import RecordFfn, StreamedBlock
 from worker.demand.records.plan import RecordPlan
+from worker.demand.records.turns import TurnsJudge
 from worker.neurons.hybrid import NeuronChoice
 from worker.neurons.sparse import SparseFfn, SparseNode
 from worker.node.segment import Segment
@@ -29,16 +31,18 @@ OpenSegment = Callable[[NodeSegment], Segment]
 class StreamedNeurons:
     """The records of a node, its blocks, and what becomes of them. A `scheduler.weights.StepListener`."""
 
-    def __init__(self, plan: RecordPlan, node: SparseNode, reads: ReadClock, trace: NoTrace) -> None:
-        """`node` says what is active; `reads` is of the window that shares the disk."""
+    def __init__(self, plan: RecordPlan, node: SparseNode, window: Window, trace: NoTrace) -> None:
+        """`node` says what is active; `window` has the blocks where all of a block is wanted."""
         self._plan, self._node = plan, node
         self._numbers = {block: number for number, block in enumerate(plan.layers)}
-        layers = list(plan.layers.values())
-        memory: Bytes = page_buffer(plan.slots_bytes)
-        workers = Readers(plan.readers)
-        self.tier = RecordTier(layers, memory, plan.disk, workers, plan.readers, plan.gap, reads, trace)
+        layers, workers = list(plan.layers.values()), Readers(plan.readers)
+        self.tier = RecordTier(layers, plan.disk, workers, plan.readers, plan.gap, window.reads, trace)
         self._records: dict[int, RecordFfn] = {}  # by layer
         node.foretell, node.records = self._foretell, self.tier
+        self._turns: TurnsJudge | None = None
+        if isinstance(window, SwitchedWindow):
+            node.judge = self._turns = TurnsJudge()
+            self._window, self._by_neurons = window, False
 
     def blocks(
         self, blocks: Sequence[NodeBlock], parts: Sequence[Sequence[tuple[Segment, Hold]]], open_one: OpenSegment
@@ -54,13 +58,17 @@ class StreamedNeurons:
             found[block.number], self._records[block.layer] = StreamedBlock(parts[block.number], own), own
         return found
 
-    def fill(self, progress: Progress) -> None:
-        """Read what is active most often. Errors as `RecordTier.hold`."""
+    def fill(self, progress: Progress = silent) -> None:
+        """Take the memory of the slots, and read what is active most often into them. Errors as `RecordTier.hold`."""
+        self.tier.lay(page_buffer(self._plan.slots_bytes))
         self.tier.fill(progress)
 
     def begin(self, short: bool) -> None:
-        """See `scheduler.weights.StepListener`."""
+        """See `scheduler.weights.StepListener`; where both ways take turns it may be another's now."""
         self._node.begin(short)
+        if self._turns is not None:
+            self._change_over(self._turns.predicts)
+            self._turns.start()
 
     def abandon(self) -> None:
         """See `scheduler.weights.StepListener`."""
@@ -72,6 +80,17 @@ class StreamedNeurons:
         self.tier.close()
         if isinstance(self._plan.disk, KeptFiles):
             self._plan.disk.close()
+
+    def _change_over(self, by_neurons: bool) -> None:
+        """Have the memory used by neurons, or as the plain window does, if it is not."""
+        plain = self._plan.plain
+        if by_neurons == self._by_neurons or plain is None:
+            return
+        self.tier.rest()
+        self._window.switch(self._plan.placement if by_neurons else plain)
+        if by_neurons:
+            self.fill()
+        self._by_neurons = by_neurons
 
     def _foretell(self, layer: int, choice: NeuronChoice) -> None:
         """Have what a later layer will want read meanwhile."""

@@ -13,9 +13,9 @@ import numpy.typing as npt
 
 from scheduler.budget import Budget
 from scheduler.demand.records.layer import RecordLayer
+from scheduler.demand.records.reader import tier_bytes
 from scheduler.demand.records.reads import USUAL_GAP, measured_gap
 from scheduler.demand.records.table import SLOT_BYTES
-from scheduler.demand.records.tier import tier_bytes
 from scheduler.model.placement import Placement
 from scheduler.model.ring import smallest
 from scheduler.storage.disk import DirectDisk, Disk
@@ -24,9 +24,10 @@ from scheduler.storage.tune import DiskSpeed
 from tpi.partition import FFN_UNIT
 from worker.neurons.sent import frequencies_of
 from worker.plan.node_plan import NodeBlock, NodePlan
-from worker.plan.segments import NodeSegment
+from worker.plan.segments import NodeSegment, cut_units
 from worker.shards.image import HeldBlock
 
+_TILES, _LEAST_TILE = 8, 1 << 20  # of a block that passes through the ring; bytes of each
 _EACH = 1 << 20  # bytes of a layer for each thread that reads it: a small one keeps few of them busy
 LEAST = 0.5  # of the neurons that a token is expected to activate: with fewer slots nothing of it is found in memory
 
@@ -41,6 +42,7 @@ class RecordPlan:
     disk: Disk
     readers: int  # threads
     gap: int = USUAL_GAP  # see `scheduler.demand.records.tier.RecordTier`
+    plain: Placement | None = None  # of the same segments, for the turns without records, if it takes turns
 
     @property
     def slots_bytes(self) -> int:
@@ -48,9 +50,21 @@ class RecordPlan:
         return sum(layer.nbytes for layer in self.layers.values())
 
     @property
-    def memory_bytes(self) -> int:
-        """All that the records take, index and readers included."""
-        return tier_bytes(list(self.layers.values()), self.readers)
+    def index_bytes(self) -> int:
+        """What records take beside their slots: the index, and the readers."""
+        return tier_bytes(list(self.layers.values()), self.readers) - self.slots_bytes
+
+    @property
+    def extra_bytes(self) -> int:
+        """What it all takes at most beside the window as it is at first, and the index where that takes turns."""
+        if self.plain is None:
+            return self.index_bytes + self.slots_bytes
+        return max(0, self.placement.memory_bytes + self.slots_bytes - self.plain.memory_bytes)
+
+    @property
+    def first(self) -> Placement:
+        """Of the window, at first."""
+        return self.plain or self.placement
 
 
 def decide_records(
@@ -66,6 +80,8 @@ def decide_records(
     blocks = [block for block in plan.blocks if block.kind != "attention" and block.nbytes]
     if not budget.placement.streamed_bytes or plan.options.window or not _predicted(plan, blocks):
         return None
+    if plan.options.sparsity != "auto":  # which compares with the plain window, in its own tiles
+        segments = [part for block in plan.blocks for part in _tiles(block)]
     placement = _placement(segments, [segment.extent(held).slot_bytes for segment in segments])
     frequencies = frequencies_of(plan, held)
     drafts = {block.number: _draft(block, frequencies[block.layer], held) for block in blocks}
@@ -87,6 +103,14 @@ def _predicted(plan: NodePlan, blocks: Sequence[NodeBlock]) -> bool:
     predicted = {one.layer for one in plan.predictors}
     by_records = all(len(block.runs) == 1 and block.runs[0].layout.layout == "record" for block in blocks)
     return plan.options.sparsity != "off" and bool(blocks) and by_records and predicted >= {b.layer for b in blocks}
+
+
+def _tiles(block: NodeBlock) -> list[NodeSegment]:
+    """A block's neurons in small tiles, as the ring for steps that need all of them is memory that records lack."""
+    if block.kind == "attention" or not block.nbytes:
+        return [NodeSegment(block, block.runs)]
+    size = max(_LEAST_TILE, block.nbytes // _TILES)
+    return [NodeSegment(block, (block.runs[0].cut(part),)) for part in cut_units(block, size)]
 
 
 def _placement(segments: Sequence[NodeSegment], sizes: Sequence[int]) -> Placement:

@@ -1,0 +1,60 @@
+"""Ranges of a file on their way into slots, by a thread of its own staging memory."""
+
+import threading
+from collections.abc import Sequence
+
+from scheduler.demand.records.layer import OpenLayer, RecordLayer
+from scheduler.demand.records.reads import RecordRead, range_extent, staging_bytes
+from scheduler.storage.disk import Disk, read_chunk
+from tpi.devices.pages import Bytes, page_buffer
+
+_THREAD, _CODE = 64 << 10, 2 << 20  # bytes that a thread takes, and whatever else once it all works
+
+
+class RecordReader:
+    """Reads for several threads at once, each into memory of its own first: records begin anywhere in a page."""
+
+    def __init__(self, disk: Disk, record_bytes: int) -> None:
+        """The widest records are so long."""
+        self._disk = _Whole(disk)
+        self._size = staging_bytes(record_bytes)
+        self._threads = threading.local()
+
+    def read(self, layer: OpenLayer, read: RecordRead) -> int:
+        """Every range of `read`, and what is kept of it into its slots; bytes read.
+
+        Raises:
+            WeightsError: if the file is missing, short or unreadable, twice; names it.
+        """
+        size, staging, moved, end = layer.layer.record_bytes, self._staging(), 0, 0
+        for first, last in read.ranges:
+            extent = range_extent(layer.layer.extent, size, first, last)
+            read_chunk(self._disk, extent, staging[: extent.slot_bytes], 0)
+            moved += extent.slot_bytes
+            begin, end = end, end + int(read.neurons[end:].searchsorted(last))
+            found = extent.view(staging).reshape(-1, size)
+            for neuron, slot in zip(read.neurons[begin:end].tolist(), read.slots[begin:end].tolist(), strict=True):
+                layer.records[slot] = found[neuron - first]  # one by one: together they are copied twice
+        return moved
+
+    def _staging(self) -> Bytes:
+        if not hasattr(self._threads, "memory"):
+            self._threads.memory = page_buffer(self._size)
+        memory: Bytes = self._threads.memory
+        return memory
+
+
+class _Whole:
+    """A disk that reads whole ranges at once."""
+
+    chunk = 1 << 62
+
+    def __init__(self, disk: Disk) -> None:
+        self.threads, self.read = disk.threads, disk.read
+
+
+def tier_bytes(layers: Sequence[RecordLayer], readers: int) -> int:
+    """All that a tier with so many readers takes: slots, index, staging."""
+    widest = max((layer.record_bytes for layer in layers), default=1)
+    own = sum(layer.nbytes + layer.overhead for layer in layers)
+    return _CODE + own + readers * (staging_bytes(widest) + _THREAD)

@@ -16,6 +16,7 @@ from tpi.devices.options import DeviceOptions, device_options
 from tpi.errors import UsageError
 from tpi.kv import KV_DTYPES, KvDtype
 from tpi.net.wire import wire_names
+from tpi.sparsity.thresholds import DEFAULT_ERROR
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
@@ -47,6 +48,7 @@ class RunOptions:
     scheduler: bool = True  # off: every weight in memory, whatever --memory says
     window: int = 0  # blocks in memory at once, as in the TPI-LLM paper; 0: the fastest that fits
     sparsity: Sparsity = "auto"  # whether active neurons alone are computed
+    sparsity_error: float = DEFAULT_ERROR  # that leaving neurons out may make, where activations are never 0
     retain: int = 0  # with `window`: keep one FFN block in every so many; 0: none
     trace: Path | None = None
     verify_weights: bool = False  # compare them with their hashes when they are loaded
@@ -162,7 +164,7 @@ def worker_addresses(texts: Sequence[str]) -> tuple[str, ...]:
 
 _PLAIN = (
     "split", "dtype", "context", "threads", "kv_dtype", "collective", "wire", "scheduler", "window", "retain", "trace",
-    "sparsity",
+    "sparsity", "sparsity_error",
     "verify_weights", "keys", "patience", "rebalance", "cache_limit",
 )  # fmt: skip
 
@@ -239,7 +241,14 @@ _PLACEMENT = (
         type=click.Choice(SPARSITIES),
         default="auto",
         show_default=True,
-        help="Compute the neurons alone that predictors name: where it pays (auto), never, or always.",
+        help="Compute active neurons alone: where it pays (auto), never, or always; after tpi profile.",
+    ),
+    click.option(
+        "--sparsity-error",
+        default=DEFAULT_ERROR,
+        show_default=True,
+        type=click.FloatRange(0, 1, max_open=True),
+        help="SwiGLU: share of a feed-forward block's result that the neurons left out may make.",
     ),
     click.option(
         "--trace", type=click.Path(path_type=Path, dir_okay=False), help="Write a timeline (Chrome trace JSON)."

@@ -11,6 +11,7 @@ from master.deployment.deploy import MASTER, Deployer, own_limit, own_memory, ow
 from master.deployment.deployment import Deployment
 from master.deployment.dtype import choose_dtype
 from master.deployment.planner import Split, parse_split, refuse_too_many
+from master.deployment.sentgates import SentGates
 from master.generation.engine import Engine
 from master.joining.discovery import find_workers, say_without, with_found
 from master.joining.lookout import Lookout
@@ -25,9 +26,10 @@ from master.workers.local import LocalWorkers
 from tpi.errors import NodeError, TpiError, UsageError
 from tpi.keys.door import Door, leaves_machine
 from tpi.net.sockets import Net, Tap, split_address
-from tpi.pack.library.locate import locate, open_located
+from tpi.pack.library.locate import Located, locate, open_located
 from tpi.pack.reader import Pack
 from tpi.progress import warn
+from tpi.sparsity.thresholds import NAME
 from tpi.trace import clock
 from worker.equipment import Equipment, measured, open_equipment
 from worker.node.node import Node
@@ -134,7 +136,10 @@ class Session:
         self.pack = open_located(located, dtype, placement.cache, room=self._make_room)
         self.tokenizer = Tokenizer.load(self.pack)
         self.context = _context(placement.context, self.pack.config.context)
-        self._deployer = Deployer(placement, self._cluster, self.pack, self.context, self._equipment, self._make_room)
+        gates = self._choose_gates(located, dtype)
+        self._deployer = Deployer(
+            placement, self._cluster, self.pack, self.context, self._equipment, self._make_room, gates
+        )
         stack.callback(self._close_deployment)
         limits = (placement.patience, placement.rebalance)
         lookout = Lookout(lambda: find_workers(door), self._cluster.seek)
@@ -142,6 +147,19 @@ class Session:
         self._membership = Membership(self._cluster, sharing, self.deploy, warn, *limits, lookout)
         self._membership.begin(optional=found)
         self.engine.recover, self.engine.between = self.recover, self._membership.welcome
+
+    def _choose_gates(self, located: Located, dtype: str) -> SentGates | None:
+        """What neurons are chosen by, where that is their gate; then the pack may be another one of the same model."""
+        mode = self.placement.sparsity
+        if mode == "off" or (mode == "auto" and not (self.pack.path / NAME).exists()):
+            return None
+        from master.deployment.gates import GateChooser, GateFirstPack
+
+        beside = GateFirstPack(located, dtype, self.placement.cache, self._make_room)
+        cards = [self.equipment.card, *(hello.profile.card for hello in self._cluster.hellos)]
+        chooser = GateChooser(self.placement, len(self.names), self.equipment.host.kernels, any(cards))
+        self.pack, gates = chooser.choose(self.pack, None if located.kind == "pack" else beside)
+        return gates
 
     def _addresses(self, stack: ExitStack) -> list[str]:
         placement = self.placement

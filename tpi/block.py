@@ -89,8 +89,10 @@ def _whole_norms(config: ModelConfig, vectors: Vectors, heads: Range, kv_heads: 
     return WholeNorms(own_q, own_k, counted, config.heads * size, config.kv_heads * size)
 
 
-def ffn_spec(config: ModelConfig, neuron: RunLayout, vectors: Vectors, units: Range) -> FfnSpec:
-    """Of some units of a feed-forward block; `neuron` is the layout of the whole block."""
+def ffn_spec(
+    config: ModelConfig, neuron: RunLayout, vectors: Vectors, units: Range, gate: RunLayout | None = None
+) -> FfnSpec:
+    """Of some units of a feed-forward block; `neuron` is the layout of the whole block, `gate` of a gate's own run."""
     return FfnSpec(
         neuron=replace(neuron, units=len(units)),
         activation=config.activation,
@@ -100,6 +102,7 @@ def ffn_spec(config: ModelConfig, neuron: RunLayout, vectors: Vectors, units: Ra
         up_bias=_cut(_padded(vectors.get("up.bias"), neuron.units), units, FFN_UNIT),
         threshold=config.activation_threshold,
         slope=config.activation_slope,
+        gate=None if gate is None else replace(gate, units=len(units)),
     )
 
 

@@ -4,6 +4,7 @@ from collections.abc import Iterator, Sequence
 from hashlib import sha256
 
 from master.deployment.predictors import SentPredictors
+from master.deployment.sentgates import SentGates
 from tpi.errors import ModelError
 from tpi.net.messages import Assign, BlockPlan, LayerPlan, NodeOptions, PeerAddress, RunPlan, VectorPlan
 from tpi.pack.blockfile import BlockShape
@@ -24,10 +25,11 @@ def assignments(
     collective: str = "star",
     wire: str = "f32",
     predictors: SentPredictors | None = None,
+    gates: SentGates | None = None,
 ) -> list[Assign]:
     """One per shard, in rank order; rank 0 is the master. Embedding, head and final norm are in none of them.
 
-    `predictors` are for nodes that compute active neurons alone: each has those of its own.
+    `predictors`, or `gates`, are for nodes that compute active neurons alone: each has those of its own.
     """
     experts = pack.config.mixture.experts if pack.config.mixture else 1
     hashed = {block.id: _HashedBlock(block, experts) for block in pack.walk()}
@@ -38,6 +40,7 @@ def assignments(
     layers = tuple(LayerPlan(tuple(index[block.id] for block in blocks), everyone) for blocks in pack.layers)
     sent = predictors or SentPredictors({})
     foretold = [sent.plans(shard, len(hashed)) for shard in shards]
+    least = [gates.plans(shard, len(hashed)) if gates else ((), ()) for shard in shards]  # nobody has both
     return [
         Assign(
             session=session,
@@ -46,7 +49,7 @@ def assignments(
             size=len(shards),
             config=pack.config.for_context(options.context),
             layouts=tuple(layouts),
-            blocks=(*(block.plan(shard, layouts) for block in hashed.values()), *foretold[rank][0]),
+            blocks=(*(block.plan(shard, layouts) for block in hashed.values()), *foretold[rank][0], *least[rank][0]),
             layers=layers,
             peers=tuple(peers),
             collective=collective,
@@ -54,6 +57,7 @@ def assignments(
             options=options,
             routing=routing,
             predictors=foretold[rank][1],
+            gates=least[rank][1],
         )
         for rank, shard in enumerate(shards)
     ]
@@ -93,6 +97,7 @@ def held_units(shape: BlockShape, shard: Shard, experts: int) -> Iterator[tuple[
     """What `shard` has of each run: a slice of every one of `experts` is as many ranges, what all heads come from is
     everybody's who has one."""
     ranges: dict[str, Range] = {"query": shard.query, "kv": shard.kv, "neuron": shard.ffn, "shared": shard.shared}
+    ranges["gate"] = shard.ffn
     for run in shape.runs:
         if shape.kind == "experts" and run.name == "neuron":
             yield from ((run, part) for part in expert_ranges(shard.experts, shard.expert, run.units // experts))

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from master.deployment.assignments import vectors_bytes
-from master.deployment.predictors import SentPredictors
+from master.deployment.sentgates import SentVectors
 from scheduler.storage.extent import Extent
 from tpi.errors import TpiError, WeightsError
 from tpi.net.channel import Channel, UnreachableError
@@ -46,10 +46,10 @@ class UnitSource(Protocol):
 
 
 class PackSource:
-    """The layers of a pack, and predictors; its embedding, head and final norm cannot be asked for."""
+    """The layers of a pack, and what is sent beside them; its embedding, head and final norm cannot be asked for."""
 
-    def __init__(self, pack: Pack, predictors: SentPredictors | None = None) -> None:
-        self._sent = predictors.vectors if predictors is not None else {}
+    def __init__(self, pack: Pack, sent: SentVectors | None = None) -> None:
+        self._sent = sent.vectors if sent is not None else {}
         self.blocks: Mapping[bytes, PackBlock] = {bytes.fromhex(block.id): block for block in pack.walk()}
         self._verifiers: dict[tuple[bytes, str], Callable[[int, Bytes], None]] = {}
 
@@ -168,18 +168,18 @@ def own_blocks(
     assign: Assign,
     cache: ShardCache,
     progress: Progress = silent,
-    predictors: SentPredictors | None = None,
+    sent: SentVectors | None = None,
 ) -> list[HeldBlock]:
     """Rank 0's blocks in the order of `assign.blocks`: in place where the pack has the units in one range, else images.
 
-    Predictors are handed over as they are in memory.
+    What is `sent` beside the pack is handed over as it is in memory.
 
     Raises:
         WeightsError: if the pack is damaged, or the disk full.
     """
-    source, sent = PackSource(pack), predictors.vectors if predictors is not None else {}
+    source, ready = PackSource(pack), sent.vectors if sent is not None else {}
     plans = image_plans(assign)
-    found = {plan.id: _in_memory(plan, pack, sent) for plan in plans if plan.block.id in sent}
+    found = {plan.id: _in_memory(plan, pack, ready) for plan in plans if plan.block.id in ready}
     for plan in plans:
         if plan.id not in found and (held := _in_place(plan, source.blocks[plan.block.id], cache)):
             found[plan.id] = held

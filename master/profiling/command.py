@@ -41,6 +41,7 @@ _AHEAD = 3  # layers
 def profile(model: str, text: Path, as_json: bool, **flags: Any) -> None:
     """Count which neurons of a model a text activates, or which experts it chooses.
 
+    Where activations are small but not 0 (SwiGLU), what leaving neurons out costs is measured, for --sparsity-error.
     Stopped before its end, it goes on where it was. A node that has no room for all experts replays what is recorded
     here, and keeps them by the policy that finds most in its memory.
     """
@@ -60,11 +61,13 @@ def _read(path: Path) -> str:
 
 
 def _profiled(model: str, words: str, text: Path, flags: dict[str, Any]) -> dict[str, Any]:
-    from master.profiling.measure import profile_model
+    from master.profiling.gates import gate_figures
+    from master.profiling.measure import gate_curves, profile_model
     from master.profiling.plot import figure
     from master.profiling.predictors import train_beside
     from master.text.tokenizer import Tokenizer
     from tpi.kernels import open_kernels
+    from tpi.pack.builder.plan import can_be_gate_first
     from tpi.pack.library.locate import open_model
     from tpi.progress import phase
     from tpi.sparsity.replay import chunks
@@ -83,6 +86,8 @@ def _profiled(model: str, words: str, text: Path, flags: dict[str, Any]) -> dict
         use = profile_model(pack, tokens, kernels, progress)
     write_atomically(pack.path / PLOT, figure(use).encode())
     found = {"profile": str(pack.path / NAME), "plot": str(pack.path / PLOT), **_figures(use)}
+    if can_be_gate_first(pack.config):
+        found["gates"] = gate_figures(gate_curves(pack, tokens, kernels))
     if flags["predictors"]:
         with phase(f"training predictors for {pack.path.name}") as progress:
             found["predictors"] = train_beside(pack, tokens, kernels, flags["ahead"], progress)
@@ -129,8 +134,15 @@ def _table(found: dict[str, Any]) -> str:
     lines += [f"{at:5}  {one['active']:6.1%}  {one['hot']:6.1%}" for at, one in enumerate(found["layers"])]
     lines.append(f"  all  {found['active']:6.1%}  {found['hot']:6.1%}   over {found['tokens']} tokens")
     lines += [f"foretold {far} ahead by single neurons: {share:.0%}" for far, share in found["foretold"].items()]
+    lines += _gated(found.get("gates"))
     lines += _predicted(found.get("predictors"))
     return "\n".join([*lines, f"kept in {found['profile']}; plot in {found['plot']}"])
+
+
+def _gated(found: dict[str, Any] | None) -> list[str]:
+    from master.profiling.gates import gate_lines
+
+    return [] if found is None else gate_lines(found)
 
 
 def _predicted(found: dict[str, Any] | None) -> list[str]:

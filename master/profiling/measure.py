@@ -12,10 +12,11 @@ from tpi.errors import ModelError
 from tpi.kernels import Kernels
 from tpi.pack.manifest import MANIFEST
 from tpi.pack.reader import Pack
-from tpi.progress import Progress
+from tpi.progress import Progress, phase
+from tpi.sparsity.gates import GateCurves, load_curves, measure_curves, save_curves
 from tpi.sparsity.replay import F32, I32, FfnWeights, dense, replay
-from tpi.sparsity.thresholds import NAME as THRESHOLDS
-from tpi.sparsity.thresholds import Thresholds, calibrate, importance, load_thresholds
+from tpi.sparsity.thresholds import DEFAULT_ERROR, importance
+from tpi.sparsity.thresholds import NAME as GATES
 from tpi.sparsity.usage import I64, NAME, U8, NeuronUse, load_use, packed, save_use
 
 Active = npt.NDArray[np.bool_]
@@ -32,7 +33,7 @@ def profile_model(pack: Pack, tokens: I32, kernels: Kernels, progress: Progress)
     """
     path = pack.path / NAME
     use = _begun(pack, tokens, path)
-    judge = _judge(pack, tokens[:PIECE], kernels)
+    judge = _judge(pack, None if pack.config.activation in SPARSE else gate_curves(pack, tokens, kernels))
     done = use.tokens // tokens.shape[1]
     progress(done, len(tokens))
     while done < len(tokens):
@@ -46,20 +47,40 @@ def profile_model(pack: Pack, tokens: I32, kernels: Kernels, progress: Progress)
 
 def _begun(pack: Pack, tokens: I32, path: Path) -> NeuronUse:
     """What was done before, if it was with this pack and text; else a beginning."""
-    manifest = (pack.path / MANIFEST).read_bytes()
-    of = hashlib.sha256(manifest + np.array(tokens.shape, "<i4").tobytes() + tokens.astype("<i4").tobytes()).hexdigest()
+    of = _of(pack, tokens)
     if path.exists() and (kept := load_use(path)).of == of:
         return kept
     return NeuronUse.nothing(of, pack.config.layers, pack.config.intermediate)
 
 
-def _judge(pack: Pack, first: I32, kernels: Kernels) -> Judge:
-    """By the activation, if it can be 0; else by the thresholds beside the pack, or new ones from the first piece."""
-    if pack.config.activation in SPARSE:
+def gate_curves(pack: Pack, tokens: I32, kernels: Kernels) -> GateCurves:
+    """What may be left out at which error, from the first piece of `tokens`; kept beside the pack. Errors as
+    `profile_model`."""
+    path, of = pack.path / GATES, _of(pack, tokens)
+    kept = load_curves(path, pack.config.layers, pack.config.intermediate)
+    if kept is not None and kept.of == of:
+        return kept
+    with phase(f"measuring what {pack.path.name} may leave out") as progress:
+        found = measure_curves(pack, tokens[:PIECE], kernels, of, progress=progress)
+    if len(found.layers) == pack.config.layers:  # a model of other layers is refused by who counts
+        save_curves(path, found)
+    return found
+
+
+def _of(pack: Pack, tokens: I32) -> str:
+    """Of which pack and text a measurement is."""
+    manifest = (pack.path / MANIFEST).read_bytes()
+    return hashlib.sha256(
+        manifest + np.array(tokens.shape, "<i4").tobytes() + tokens.astype("<i4").tobytes()
+    ).hexdigest()
+
+
+def _judge(pack: Pack, curves: GateCurves | None) -> Judge:
+    """By the activation, if it can be 0; else by the thresholds for the default error."""
+    if curves is None:
         return lambda layer, weights, x: np.asarray(weights.gated(x) != 0)
-    path = pack.path / THRESHOLDS
-    found: Thresholds = load_thresholds(path, pack.config.layers) if path.exists() else calibrate(pack, first, kernels)
-    return lambda layer, weights, x: np.asarray(importance(weights, x) >= np.float32(found.layers[layer].threshold))
+    layers = curves.at(DEFAULT_ERROR).layers
+    return lambda layer, weights, x: np.asarray(importance(weights, x) >= np.float32(layers[layer].threshold))
 
 
 def _counted(pack: Pack, piece: I32, kernels: Kernels, judge: Judge) -> tuple[I64, U8]:

@@ -20,6 +20,9 @@ from tpi.pack.layout import RunLayout
 class GatedKernels(Protocol):
     """`tpi.kernels.Kernels` that choose neurons by their gate."""
 
+    def ffn(self, spec: FfnSpec, data: U8, x: Input, active: I32 | None = None) -> F32:
+        """See `tpi.kernels.Kernels`."""
+
     def ffn_gated(self, spec: FfnSpec, data: U8, x: Input, least: F32) -> tuple[F32, int]:
         """As `Kernels.ffn`, for a spec whose gate is a run of its own; and how many neurons were computed.
 

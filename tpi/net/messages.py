@@ -140,6 +140,18 @@ class PredictorPlan:
 
 
 @dataclass(frozen=True)
+class GatePlan:
+    """What of this node's neurons of a layer may be left out for what their gate comes to.
+
+    `block` has no units and one vector, `least`: of each of these neurons the smallest activation with which it is
+    computed (`tpi.kernels.gated.GatedKernels`).
+    """
+
+    layer: Count
+    block: Count  # index into Assign.blocks
+
+
+@dataclass(frozen=True)
 class PeerAddress:
     """Where the collective plane of a rank listens, as `tcp://host:port`, and whose key is to answer there.
 
@@ -191,6 +203,7 @@ class Assign:
     options: NodeOptions
     routing: Annotated[bytes, Raw(MOST_ROUTING)] = b""  # recorded, see `tpi.pack.routing.RoutingRecord`
     predictors: tuple[PredictorPlan, ...] = ()  # one a layer at most
+    gates: tuple[GatePlan, ...] = ()  # the same
 
     def __post_init__(self) -> None:
         for block in self.blocks:
@@ -199,7 +212,8 @@ class Assign:
                     raise MessageError(f"block {block.id.hex()[:12]} has units beyond its layout")
         if any(index >= len(self.blocks) for layer in self.layers for index in layer.blocks):
             raise MessageError("a layer names a block that is not in the plan")
-        if any(one.block >= len(self.blocks) for one in self.predictors):
+        sent = [one.block for one in self.predictors] + [one.block for one in self.gates]
+        if max(sent, default=-1) >= len(self.blocks):
             raise MessageError("a predictor is in a block that is not in the plan")
         if any(rank >= self.size for layer in self.layers for rank in layer.ranks):
             raise MessageError("a layer names a rank that is not in the plan")

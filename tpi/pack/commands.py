@@ -22,8 +22,10 @@ def pull(name: str, cache: Path | None) -> None:
 @click.option("-o", "--output", required=True, type=click.Path(path_type=Path), help="Directory to write, a new one.")
 @click.option("--dtype", default="auto", type=click.Choice(["auto", "f32", "bf16", "q8", "q4", "q4s"]),
               help="Format of the weights; auto keeps the source's own.")  # fmt: skip
+@click.option("--gate-first", is_flag=True,
+              help="For tpi run --sparsity: neurons that are chosen by their gate (docs/sparsity.md).")  # fmt: skip
 @click.option("--cache", type=click.Path(path_type=Path), help="Where models are kept (default: ~/.cache/tpi).")
-def pack(source: str, output: Path, dtype: str, cache: Path | None) -> None:
+def pack(source: str, output: Path, dtype: str, gate_first: bool, cache: Path | None) -> None:
     """Write the model SOURCE (as for -m) as a pack, which opens at once and can be copied to other machines."""
     from tpi.errors import UsageError
     from tpi.pack.builder.build import open_source, pack_model
@@ -37,8 +39,10 @@ def pack(source: str, output: Path, dtype: str, cache: Path | None) -> None:
     located = locate(source, cache or default_cache())
     if located.kind == "pack":
         raise UsageError(f"{source} is a pack already; use it as it is")
-    pack_model(open_source(located.path), dtype, output)
+    pack_model(open_source(located.path), dtype, output, gate_first=gate_first)
     origin = located.path.absolute()
-    remember(PackRecord(cache or default_cache(), output.absolute(), str(origin), dtype, identity(origin, dtype)))
+    record = PackRecord(cache or default_cache(), output.absolute(), str(origin), dtype, identity(origin, dtype))
+    record.gate_first = gate_first
+    remember(record)
     made = Pack.open(output)
     click.echo(f"{output}: {made.weight_bytes / 1e6:.0f} MB of weights in {len(made.blocks)} files")

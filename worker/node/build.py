@@ -21,6 +21,7 @@ from tpi.system.machine import usable_cores
 from tpi.trace import OFF, Trace
 from worker.demand.routed import RoutedBlock
 from worker.equipment import Beside
+from worker.neurons.gated import open_gated
 from worker.node.block import Block
 from worker.node.division import Division
 from worker.node.loop import BlockLoop, unchecked
@@ -29,6 +30,7 @@ from worker.node.order import Order, plain
 from worker.node.segment import Segment
 from worker.node.sources import open_weights
 from worker.plan.fit import Tables
+from worker.plan.gates import refuse_gates
 from worker.plan.node_plan import NodeBlock, NodePlan, node_plan
 from worker.plan.residence import Residence, decide
 from worker.shards.image import HeldBlock
@@ -65,6 +67,7 @@ def build_node(
     kernels, shares = devices[0].kernels, [1 - sum(share for _, share in others), *(share for _, share in others)]
     for device in (*devices[1:], *(accelerator.devices if accelerator else ())):
         check_model(device, plan.config)
+        refuse_gates(plan, device.name)
     if plan.options.threads:
         kernels.set_threads(plan.options.threads)
     trace = Trace() if plan.options.trace else OFF
@@ -82,12 +85,13 @@ def build_node(
     spec = _group_spec(plan, kernels.threads())
     with ExitStack() as stack:  # what is open is closed if the rest fails, so that another plan finds the memory free
         group = stack.enter_context(closing(open_group(plan.collective, spec, endpoints)))
-        weights, link, fetched, sparse = open_weights(stack, plan, residence, held, devices, trace, progress)
+        gated = open_gated(plan, held)
+        weights, link, fetched, sparse = open_weights(stack, plan, residence, held, devices, trace, progress, gated)
         blocks = _blocks(plan, held, weights.now)
         check = _finite if plan.options.verify_weights else unchecked
         division = link.division if link else _hosted(plan, residence, tables)
         loop = BlockLoop(blocks, weights, group, kernels, trace, order, check, division)
-        return Node(loop, residence, stack.pop_all(), link, fetched, sparse)
+        return Node(loop, residence, stack.pop_all(), link, fetched, sparse, gated)
 
 
 def _hosted(plan: NodePlan, residence: Residence, tables: Tables | None) -> Division | None:

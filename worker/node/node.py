@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from worker.accelerator.accelerated import Accelerated
     from worker.demand.fetched import Fetched
     from worker.measure.watch import StepWatch
+    from worker.neurons.gated import GatedNode
     from worker.neurons.sparse import SparseNode
     from worker.plan.offload import OffloadPlan
 
@@ -45,13 +46,16 @@ class Node:
         link: "Accelerated | None" = None,
         fetched: "Fetched | None" = None,
         sparse: "SparseNode | None" = None,
+        gated: "GatedNode | None" = None,
     ) -> None:
         """`resources` are given back when the node is closed; `link` is its accelerator's.
 
-        `fetched` are its experts that come when they are wanted, `sparse` chooses its active neurons.
+        `fetched` are its experts that come when they are wanted, `sparse` chooses its active neurons,
+        or `gated`.
         """
         self.fetched = fetched
         self.sparse = sparse
+        self.gated = gated
         self.link = link
         self.loop = loop
         self.budget = residence.budget
@@ -162,7 +166,7 @@ class Node:
             resident_bytes=self.budget.placement.memory_bytes + self.budget.demand_bytes,
             planned_bytes=self.budget.used,
             dropped=group.dropped,
-            accelerator=_remark(self.link or self.fetched or self.sparse),
+            accelerator=_remark(self.link or self.fetched or self.sparse or self.gated),
         )
 
     def _wanted(self) -> "DemandStats | RecordStats":
@@ -195,7 +199,7 @@ class Node:
             self.watch.close()
 
 
-def _remark(of: "Accelerated | Fetched | SparseNode | None") -> str:
+def _remark(of: "Accelerated | Fetched | SparseNode | GatedNode | None") -> str:
     return of.describe() if of else ""
 
 

@@ -221,9 +221,10 @@ def open_segment(
         shared = runs[0] if names[0] == "shared" else None
         layout, ranges = runs[-1][0], [units for layout, units in runs if layout.name == "neuron"]
         return ExpertsSegment(device, launch, experts_spec(config, layout, ranges, shared, vectors))
-    if names == ["neuron"]:
-        layout, units = runs[0]
-        return FfnSegment(device, launch, ffn_spec(config, layout, vectors, units))
+    if names[-1] == "neuron":
+        layout, units = runs[-1]
+        gate = runs[0][0] if len(runs) > 1 else None
+        return FfnSegment(device, launch, ffn_spec(config, layout, vectors, units, gate))
     *latent, (query, query_units), (kv, kv_units) = runs
     shared_by_heads = latent[0][0] if latent else None
     spec = attention_spec(config, layer, query, kv, vectors, query_units, kv_units, shared_by_heads)

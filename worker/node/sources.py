@@ -6,7 +6,6 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from scheduler.model.placement import Placement
 from scheduler.weights import Arrangement, Hold, Weights
 from scheduler.window.load import Verify
 from scheduler.window.stats import ReadClock

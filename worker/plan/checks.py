@@ -20,6 +20,7 @@ from tpi.partition import FFN_UNIT
 from worker.neurons.sent import predictor_faults
 from worker.plan.experts import expert_runs, expert_vectors, mixture_fault, slices_fault
 from worker.plan.fit import check_memory
+from worker.plan.gates import GATE_FIRST, gate_faults, gate_parts
 from worker.plan.heads import attention_vectors, holds_keys, lacks_latent, latent_fault
 from worker.plan.node_plan import node_plan
 
@@ -68,6 +69,7 @@ def _faults(assign: Assign) -> Iterator[Fault]:
     yield from _group_faults(assign)
     yield from _block_faults(assign)
     yield from predictor_faults(assign)
+    yield from gate_faults(assign)
     for number, layer in enumerate(assign.layers):
         attention = [assign.blocks[index] for index in layer.blocks if assign.blocks[index].kind == "attention"]
         yield _if(
@@ -100,12 +102,12 @@ def _option_faults(options: NodeOptions) -> Iterator[Fault]:
     for name in ("context", "pages", "prefill_tokens"):
         yield _outside(name, getattr(options, name), 1, _MOST)
     yield _if(not 0 < options.timeout_s <= _LONGEST_WAIT_S, f"timeout_s is {options.timeout_s}")
-
-
     if (batch := options.batch) is not None:
         yield _outside("batch", batch.batch, 1, _MOST)
         yield _outside("micro_batches", batch.micro_batches, 1, batch.batch)
         yield _outside("chunk", batch.chunk, 1, options.prefill_tokens)
+
+
 def _group_faults(assign: Assign) -> Iterator[Fault]:
     yield _outside("size", assign.size, 2, _MOST_NODES)
     yield _if(assign.rank == 0, "rank 0 is the master's own")
@@ -119,7 +121,8 @@ def _block_faults(assign: Assign) -> Iterator[Fault]:
     config = assign.config
     count = len(assign.layers)
     yield _if(count != config.layers, f"it has {count} layers where the model has {config.layers}")
-    used = {index for layer in assign.layers for index in layer.blocks} | {one.block for one in assign.predictors}
+    used = {index for layer in assign.layers for index in layer.blocks}
+    used |= {one.block for one in assign.predictors} | {one.block for one in assign.gates}
     yield _if(sorted(used) != list(range(len(assign.blocks))), "it has blocks that no layer uses")
     yield _if(len({block.id for block in assign.blocks}) < len(assign.blocks), "it has a block twice")
     neurons = RunShape(config.intermediate, FFN_UNIT, config.hidden)
@@ -143,9 +146,12 @@ def _block_faults(assign: Assign) -> Iterator[Fault]:
             if block.kind == "experts":
                 yield slices_fault(names, block)
                 names = [name for name, _ in groupby(names)]
-            yield _if(names != list(runs[block.kind]), f"a block of kind {block.kind} has the runs {names}")
+            wanted, its = runs[block.kind], parts
+            if block.kind == "ffn" and names == GATE_FIRST:
+                wanted, its = dict.fromkeys(GATE_FIRST, neurons), gate_parts(gated)
+            yield _if(names != list(wanted), f"a block of kind {block.kind} has the runs {names}")
             for layout in layouts:
-                yield _layout_fault(layout, runs[block.kind][layout.name], parts[layout.name])
+                yield _layout_fault(layout, wanted[layout.name], its[layout.name])
             yield from _vector_faults(block, config)
 
 

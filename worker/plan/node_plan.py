@@ -10,7 +10,7 @@ from functools import cached_property
 
 from tpi.config import ModelConfig
 from tpi.net.fields import DIGEST_BYTES
-from tpi.net.messages import Assign, BlockPlan, NodeOptions, PeerAddress, PredictorPlan
+from tpi.net.messages import Assign, BlockPlan, GatePlan, NodeOptions, PeerAddress, PredictorPlan
 from tpi.pack.layout import BlockKind, RunLayout, RunName
 from tpi.partition import FFN_UNIT, Range, by_expert
 
@@ -100,7 +100,8 @@ class NodePlan:
     options: NodeOptions
     routing: bytes = b""  # that was recorded of this model, see `tpi.pack.routing.heard`
     predictors: tuple[PredictorPlan, ...] = ()
-    predictor_bytes: int = 0  # that they take in memory
+    gates: tuple[GatePlan, ...] = ()
+    predictor_bytes: int = 0  # that both take in memory
 
     @cached_property
     def blocks(self) -> tuple[NodeBlock, ...]:
@@ -131,7 +132,7 @@ class NodePlan:
     def _neurons(self, block: NodeBlock) -> int:
         mixture = self.config.mixture
         if block.kind != "experts" or mixture is None:
-            return min(_width(block.runs), self.config.intermediate)
+            return min(_width(block.runs[-1:]), self.config.intermediate)  # the gate's own run has no others
         routed = [run for run in block.runs if run.name == "neuron"]
         slices = [
             len(part) * run.layout.width
@@ -166,7 +167,9 @@ def node_plan(assign: Assign) -> NodePlan:
         options=assign.options,
         routing=assign.routing,
         predictors=assign.predictors,
-        predictor_bytes=sum(_predictor_bytes(one, assign.blocks[one.block]) for one in assign.predictors),
+        gates=assign.gates,
+        predictor_bytes=sum(_predictor_bytes(one, assign.blocks[one.block]) for one in assign.predictors)
+        + sum(2 * _vectors_bytes(assign.blocks[one.block]) for one in assign.gates),
     )
 
 

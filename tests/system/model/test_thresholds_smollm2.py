@@ -12,7 +12,8 @@ from tests.support.paths import DATA
 from tpi.kernels import open_kernels
 from tpi.pack.reader import Pack
 from tpi.sparsity.replay import chunks, perplexity
-from tpi.sparsity.thresholds import calibrate
+from tpi.sparsity.thresholds import DEFAULT_ERROR
+from tpi.sparsity.gates import measure_curves
 
 LENGTH = 256
 SKIPPED = 0.1  # of the neurons, at least
@@ -21,7 +22,7 @@ SKIPPED = 0.1  # of the neurons, at least
 def test_perplexity_stays_within_two_percent(pack: Pack) -> None:
     ids, kernels = chunks(Tokenizer.load(pack).encode((DATA / "quality.txt").read_text()), LENGTH), open_kernels()
     half = len(ids) // 2
-    thresholds = calibrate(pack, ids[:half], kernels)
+    thresholds = measure_curves(pack, ids[:half], kernels).at(DEFAULT_ERROR)
     dense, sparse = (perplexity(pack, ids[half:], kernels, *given) for given in ((), (thresholds.feed_forward,)))
     shares = [layer.skipped for layer in thresholds.layers]
     share = f"{thresholds.skipped:.1%} ({min(shares):.0%} to {max(shares):.0%})"

@@ -12,23 +12,17 @@ from hypothesis import strategies as st
 from tests.support.kernels.kernel_cases import ffn_case
 from tests.support.models import TinyModel, forward
 from tests.support.weights.packs import part
+from tests.support.weights.trained import write_trained
 from tpi.block import ffn_spec
 from tpi.errors import ModelError
 from tpi.kernels import open_kernels
+from tpi.kernels.reference import ReferenceKernels
 from tpi.pack.builder.build import open_source, pack_model
 from tpi.pack.reader import Pack
 from tpi.partition import Range
-from tpi.sparsity.gated import GatedBlock
+from tpi.sparsity.gates import GateCurve, check_error, curve_of, load_curves, measure_curves, save_curves
 from tpi.sparsity.replay import FfnWeights, chunks, dense, logits, perplexity, read_ffn, replay
-from tpi.sparsity.thresholds import (
-    NAME,
-    calibrate,
-    importance,
-    load_thresholds,
-    masked,
-    save_thresholds,
-    threshold_of,
-)
+from tpi.sparsity.thresholds import NAME, importance, masked
 
 Tiny = Callable[[str], TinyModel]
 TEXT = np.random.default_rng(3).integers(3, 320, (3, 24)).astype(np.int32)
@@ -64,21 +58,21 @@ def test_perplexity_is_that_of_the_logits(tiny_pack: Callable[..., Pack]) -> Non
 def test_a_threshold_holds_its_error_and_a_higher_one_would_skip_more(seed: int, error: float, gated: bool) -> None:
     weights = weights_of(seed, gated)
     x = np.random.default_rng(seed + 1).standard_normal((40, 32)).astype(np.float32)
-    found = threshold_of(weights, x, error)
+    found = curve_of(weights, x).at(error)
     left_out = importance(weights, x) < np.float32(found.threshold)
     whole, some = dense(0, weights, x), masked(weights, x, ~left_out)
     measured = np.sqrt(np.mean((np.linalg.norm(whole - some, axis=1) / np.linalg.norm(whole, axis=1)) ** 2))
     assert measured <= error + 1e-5
     assert found.error == pytest.approx(measured, abs=1e-5)
     assert found.skipped == pytest.approx(left_out.mean())
-    assert threshold_of(weights, x, min(error + 0.05, 0.95)).skipped >= found.skipped
+    assert curve_of(weights, x).at(min(error + 0.05, 0.95)).skipped >= found.skipped
 
 
 def test_one_large_token_does_not_hide_what_others_lose() -> None:
     weights = weights_of(5)
     x = np.random.default_rng(6).standard_normal((40, 32)).astype(np.float32)
     x[0] *= 300
-    found = threshold_of(weights, x, 0.1)
+    found = curve_of(weights, x).at(0.1)
     whole, some = dense(0, weights, x), masked(weights, x, importance(weights, x) >= np.float32(found.threshold))
     lost = np.linalg.norm(whole - some, axis=1) / np.linalg.norm(whole, axis=1)
     assert np.sqrt(np.mean(lost[1:] ** 2)) < 0.11
@@ -86,7 +80,7 @@ def test_one_large_token_does_not_hide_what_others_lose() -> None:
 
 def test_no_error_skips_nothing_that_counts(tiny_pack: Callable[..., Pack]) -> None:
     pack, kernels = tiny_pack("llama"), open_kernels()
-    thresholds = calibrate(pack, TEXT, kernels, 0.0)
+    thresholds = measure_curves(pack, TEXT, kernels, error=0.0).at(0.0)
     assert [layer.error for layer in thresholds.layers] == [0.0, 0.0]
     np.testing.assert_allclose(
         replay(pack, TEXT, kernels, thresholds.feed_forward), replay(pack, TEXT, kernels), rtol=1e-5, atol=1e-5
@@ -96,8 +90,9 @@ def test_no_error_skips_nothing_that_counts(tiny_pack: Callable[..., Pack]) -> N
 def test_more_error_skips_more_and_is_worse(tiny_pack: Callable[..., Pack]) -> None:
     pack, kernels = tiny_pack("llama"), open_kernels()
     expected, shares, errors = replay(pack, TEXT, kernels), [], []
+    curves = measure_curves(pack, TEXT, kernels)
     for error in (0.05, 0.2, 0.5):
-        thresholds = calibrate(pack, TEXT, kernels, error)
+        thresholds = curves.at(error)
         found = replay(pack, TEXT, kernels, thresholds.feed_forward)
         shares.append(thresholds.skipped)
         errors.append(np.linalg.norm(found - expected))
@@ -128,31 +123,26 @@ def test_a_pack_with_the_gate_apart_computes_what_the_plain_one_does(
     assert apart.weight_bytes - plain.weight_bytes < 2 * 8192  # headers and hashes of the further runs
 
 
-def gated_block(pack: Pack, layer: int) -> tuple[GatedBlock, FfnWeights]:
-    block = pack.layers[layer][1]
-    gate, neuron = block.run("gate"), block.run("neuron")
-    weights = read_ffn(pack.config, block, open_kernels())
-    norms = np.pad(weights.down_norms, (0, neuron.units * neuron.width - len(weights.down_norms)))
-    data = [block.read_units(run.name, 0, run.units).reshape(-1) for run in (gate, neuron)]
-    spec = ffn_spec(pack.config, neuron, block.vectors(), Range(0, neuron.units))
-    return GatedBlock(spec, gate, data[0], data[1], norms), weights
-
-
 @pytest.mark.parametrize("dtype", ["f32", "q8"])
 def test_gate_first_is_the_thresholds_feed_forward(dtype: str, tiny_model: Tiny, tmp_path: Path) -> None:
+    """The kernels leave out what the thresholds do, from the least activations that are made of them."""
     pack_model(open_source(tiny_model("llama3").directory), dtype, tmp_path / "pack", gate_first=True)
-    pack, kernels = Pack.open(tmp_path / "pack"), open_kernels()
-    block, weights = gated_block(pack, 1)
-    x = np.random.default_rng(8).standard_normal((5, pack.config.hidden)).astype(np.float32)
-    normed = kernels.norm(block.spec.norm, x)
-    threshold = threshold_of(weights, normed, 0.3).threshold
-    active = block.called_for(x, threshold)
+    pack, kernels = Pack.open(tmp_path / "pack"), ReferenceKernels()
+    block = pack.layers[1][1]
+    gate, neuron, weights = block.run("gate"), block.run("neuron"), read_ffn(pack.config, block, kernels)
+    spec = ffn_spec(pack.config, neuron, block.vectors(), Range(0, neuron.units), gate)
+    data = np.concatenate([block.read_units(run.name, 0, run.units).reshape(-1) for run in (gate, neuron)])
+    x = np.random.default_rng(8).standard_normal((1, pack.config.hidden)).astype(np.float32)
+    normed = kernels.norm(spec.norm, x)
+    others = np.random.default_rng(9).standard_normal((40, len(x[0])), np.float32)
+    curve = curve_of(weights, kernels.norm(spec.norm, others))
+    active = importance(weights, normed) >= np.float32(curve.at(0.3).threshold)
     assert 0 < active.mean() < 0.95
-    found = block.compute(x, active)
-    expected = masked(weights, normed, active[:, : weights.up.shape[0]])
-    assert np.abs(found - expected).max() < (1e-4 if dtype == "f32" else 2e-2) * np.abs(expected).max()
-    agreed = active[:, : weights.up.shape[0]] == (importance(weights, normed) >= np.float32(threshold))
-    assert agreed.mean() > (0.999 if dtype == "f32" else 0.98)
+    padding = neuron.units * neuron.width - active.size
+    found, count = kernels.ffn_gated(spec, data, x, np.pad(curve.least(0.3), (0, padding), constant_values=np.inf))
+    expected = masked(weights, normed, active)
+    assert abs(count - active.sum()) <= (0 if dtype == "f32" else 0.02 * active.size)
+    assert np.abs(found - expected).max() < (1e-4 if dtype == "f32" else 3e-2) * np.abs(expected).max()
 
 
 def test_without_a_gate_nothing_can_be_computed_first(tiny_model: Tiny, tmp_path: Path) -> None:
@@ -160,25 +150,47 @@ def test_without_a_gate_nothing_can_be_computed_first(tiny_model: Tiny, tmp_path
         pack_model(open_source(tiny_model("opt").directory), "f32", tmp_path / "pack", gate_first=True)
 
 
-def test_thresholds_are_kept_beside_the_pack(tiny_pack: Callable[..., Pack], tmp_path: Path) -> None:
-    thresholds = calibrate(tiny_pack("llama"), TEXT, open_kernels(), 0.2)
-    save_thresholds(tmp_path / NAME, thresholds)
-    assert load_thresholds(tmp_path / NAME, 2) == thresholds
-    for layers, content in (
-        (3, None),
-        (2, b"{}"),
-        (2, b'{"version": 1, "error": 0.1, "tokens": 1, "layers": [{}, {}]}'),
-    ):
-        if content is not None:
-            (tmp_path / NAME).write_bytes(content)
-        with pytest.raises(ModelError, match=NAME):
-            load_thresholds(tmp_path / NAME, layers)
+def test_neurons_that_are_already_0_are_not_packed_gate_first(tiny_model: Tiny, tmp_path: Path) -> None:
+    write_trained(tmp_path / "model")
+    with pytest.raises(ModelError, match="activations that are 0"):
+        pack_model(open_source(tmp_path / "model"), "f32", tmp_path / "pack", gate_first=True)
+
+
+def test_curves_are_kept_beside_the_pack(tiny_pack: Callable[..., Pack], tmp_path: Path) -> None:
+    pack = tiny_pack("llama")
+    curves, shape = measure_curves(pack, TEXT, open_kernels(), "this"), (2, pack.config.intermediate)
+    assert load_curves(tmp_path / NAME, *shape) is None
+    save_curves(tmp_path / NAME, curves)
+    kept = load_curves(tmp_path / NAME, *shape)
+    assert kept is not None
+    assert (kept.of, kept.tokens) == ("this", TEXT.size)
+    assert [kept.at(error) for error in (0.01, 0.3)] == [curves.at(error) for error in (0.01, 0.3)]
+    np.testing.assert_array_equal(kept.layers[1].least(0.2), curves.layers[1].least(0.2))
+    with pytest.raises(ModelError, match="another model"):
+        load_curves(tmp_path / NAME, 3, shape[1])
+    whole = (tmp_path / NAME).read_bytes()
+    for damaged in (b"", whole[: len(whole) // 2], b"PK" + whole[5:]):
+        (tmp_path / NAME).write_bytes(damaged)
+        with pytest.raises(ModelError, match=f"{NAME} cannot be used"):
+            load_curves(tmp_path / NAME, *shape)
+
+
+def test_the_least_activation_is_the_threshold_over_the_length_of_down() -> None:
+    thresholds, skipped, errors = (np.asarray(each, np.float32) for each in ([0, 2, 4], [0, 0.3, 0.6], [0, 0.1, 0.4]))
+    curve = GateCurve(thresholds, skipped, errors, np.asarray([0.5, 2, 0, 1e-38], np.float32))
+    assert curve.at(0.2).threshold == 2
+    assert curve.at(0.05).threshold == 0
+    assert curve.at(0.9).threshold == 4
+    least = curve.least(0.2)
+    assert least[:2].tolist() == [4, 1]
+    assert np.isfinite(least).all()
+    assert (least[2:] > 1e38).all()  # what reaches no output is never computed
 
 
 @pytest.mark.parametrize("error", [-0.1, 1.0, float("nan")])
 def test_an_error_that_is_no_share_is_refused(error: float) -> None:
     with pytest.raises(ModelError, match="not possible"):
-        threshold_of(weights_of(0), np.zeros((1, 32), np.float32), error)
+        check_error(error)
 
 
 def test_a_text_is_cut_into_whole_pieces() -> None:

@@ -89,19 +89,23 @@ def plan_pack(model: Model, source: Source, dtype: str, gate_first: bool = False
 
     `auto` keeps the source's own format per tensor where a pack has it (F16 becomes f32), else the nearest: q4 up to
     4.5 bits per weight, q8 above. `q4` and `q4s` keep in q8 what costs most quality per byte: the tables (embedding and
-    head), and k and v where several queries share them. A run in which float and quantised parts would meet is kept in
-    f32, which is exact. With `gate_first` gate is a run by itself, as it is fastest whole, and up and down are records,
-    of which those that the gate's activations call for are read (`tpi.sparsity.thresholds`).
+    head), k and v where several queries share them, and a latent vector and what is made of it. A run in which float
+    and quantised parts would meet is kept in f32, which is exact. With `gate_first` gate is a run by itself, as it is
+    fastest whole, and up and down are records, of which those that the gate's activations call for are read
+    (`tpi.sparsity.thresholds`). Columns of down then have other groups than a quantised source: from 4 bits they become
+    q8, as 4 bits anew would cost more than all that is left out.
 
     Raises:
         ModelError: if a tensor is missing or unknown, or `dtype` or `gate_first` is not possible for this model.
     """
     check_claims(model, source)
-    if gate_first and (not model.config.gated or model.config.mixture is not None):
-        raise ModelError(f"{source.label} has no gate that could be computed first, or one for each expert")
+    if gate_first and not can_be_gate_first(model.config):
+        raise ModelError(
+            f"{source.label} has no gate that could be computed first, one for each expert, or activations that are 0"
+        )
     if dtype not in DTYPES:
         raise ModelError(f"--dtype {dtype} is not known; choose from {', '.join(DTYPES)}")
-    formats = _Formats(model.config, source, dtype)
+    formats = _Formats(model.config, source, dtype, gate_first)
     layers = [[(refs, formats.runs(refs)) for refs in layer] for layer in model.layers]
     geometry = _Geometry(
         model.config,
@@ -117,15 +121,24 @@ def plan_pack(model: Model, source: Source, dtype: str, gate_first: bool = False
     return PackPlan(planned, embedding, head, positions, geometry.final(model.final))
 
 
+def can_be_gate_first(config: ModelConfig) -> bool:
+    """Whether a model's neurons can be chosen by their gate alone; where that comes to 0, they are records anyway."""
+    return config.gated and config.mixture is None and config.activation not in SPARSE
+
+
 class _Formats:
     """The format of each part, from `--dtype` and from what the source has."""
 
-    def __init__(self, config: ModelConfig, source: Source, dtype: str) -> None:
-        self._config, self._source, self._dtype = config, source, dtype
+    def __init__(self, config: ModelConfig, source: Source, dtype: str, gate_first: bool = False) -> None:
+        self._config, self._source, self._dtype, self._gate_first = config, source, dtype, gate_first
 
     def runs(self, refs: BlockRefs) -> dict[RunName, dict[str, Format]]:
         """Formats of the parts of each run of a block."""
-        return {run: self._run(names, refs, _pieces(refs, run)) for run, names in _RUNS[refs.kind].items()}
+        found = {run: self._run(names, refs, _pieces(refs, run)) for run, names in _RUNS[refs.kind].items()}
+        if self._gate_first and refs.kind == "ffn" and found["neuron"]["down"] in ("q4", "q4s"):
+            source = find(self._source, dict(refs.parts)["down"].tensor).element.nearest
+            found["neuron"]["down"] = "q8" if is_quantised(source) else found["neuron"]["down"]
+        return found
 
     def _run(self, names: tuple[str, ...], refs: BlockRefs, pieces: Pieces) -> dict[str, Format]:
         """Of one kind: all quantised or none. Experts that differ are kept exactly."""

@@ -58,25 +58,32 @@ def open_model(spec: str, dtype: str, cache: Path, progress: Phase = phase) -> P
 
 
 def open_located(
-    located: Located, dtype: str, cache: Path, progress: Phase = phase, room: "Room | None" = None
+    located: Located,
+    dtype: str,
+    cache: Path,
+    progress: Phase = phase,
+    room: "Room | None" = None,
+    gate_first: bool = False,
 ) -> Pack:
     """As `open_model`, for a model that was found already. `room` makes room in the cache for so many bytes.
 
-    While the pack lives nobody removes it from the cache. What is damaged is made again (`tpi.pack.builder.mend`).
+    While the pack lives nobody removes it from the cache. What is damaged is made again (`tpi.pack.builder.mend`). With
+    `gate_first` it is the pack that lies beside the ordinary one (`tpi.pack.builder.plan.plan_pack`).
     """
     from tpi.pack.builder.mend import made, open_whole
 
     inside = located.kind != "pack"
-    target = cache / "packs" / pack_name(located, dtype) if inside else located.path
+    target = cache / "packs" / pack_name(located, dtype, gate_first) if inside else located.path
     record = PackRecord.load(cache, target)
     if inside:
         record.source, record.dtype, record.identity = str(located.path.absolute()), dtype, _hash(target.name)
+        record.gate_first = gate_first
     pulled = located.path.parent == cache / "models"
     with closing(Hold(located.path, pulled)), closing(Hold(target, target.parent == cache / "packs")):
         if inside and not target.is_dir():
             from tpi.pack.builder.build import open_source, pack_model
 
-            pack_model(open_source(located.path), dtype, target, progress, room=room)
+            pack_model(open_source(located.path), dtype, target, progress, room=room, gate_first=gate_first)
             made(record)
             return_memory()  # glibc would keep up to 90 MiB, and a node count it as its bare process
         pack = open_whole(record, identity, progress)
@@ -111,7 +118,7 @@ def locate(spec: str, cache: Path, progress: Phase = phase) -> Located:
     raise ModelError(f"there is no model {spec!r}; give {ACCEPTED}")
 
 
-def pack_name(located: Located, dtype: str) -> str:
+def pack_name(located: Located, dtype: str, gate_first: bool = False) -> str:
     """The name of the pack in the cache: for people, and with a hash of all that the pack depends on."""
     files = [located.path]
     if located.kind == "directory":
@@ -122,7 +129,8 @@ def pack_name(located: Located, dtype: str) -> str:
         stamp = sha256(file.read_bytes()).hexdigest() if state.st_size <= _SMALL else str(state.st_mtime_ns)
         identity.update(f"\0{file.name}\0{state.st_size}\0{stamp}".encode())
     readable = re.sub(r"[^\w.-]+", "-", located.name).strip(".-")[:60]
-    return f"{readable}-{dtype}-{identity.hexdigest()[:16]}"
+    kind = f"{dtype}-gate-first" if gate_first else dtype
+    return f"{readable}-{kind}-{identity.hexdigest()[:16]}"
 
 
 def _directory(path: Path, cache: Path | None = None) -> Located:

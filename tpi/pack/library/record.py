@@ -25,6 +25,7 @@ class PackRecord:
     identity: str = ""  # `tpi.pack.library.locate.pack_name` of the source at that time
     checked: dict[str, Stamp] = field(default_factory=dict)  # by file name: its size and times when it was right
     digests: dict[str, str] = field(default_factory=dict)  # of the files that carry no hashes: manifest, tokenizer
+    gate_first: bool = False  # how it was made, see `tpi.pack.builder.plan.plan_pack`
 
     @classmethod
     def load(cls, cache: Path, pack: Path) -> "PackRecord":

@@ -14,7 +14,7 @@ from tpi.pack.library.pull import ALIASES
 from tpi.pack.library.record import PackRecord, records
 from tpi.pack.library.store import sweep
 
-_PACK_NAME = re.compile(r"((.+)-(?:auto|f32|bf16|q8|q4|q4s))-[0-9a-f]{16}")
+_PACK_NAME = re.compile(r"((.+)-(?:auto|f32|bf16|q8|q4|q4s)(?:-gate-first)?)-[0-9a-f]{16}")
 
 
 @dataclass(frozen=True)

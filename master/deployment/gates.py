@@ -1,0 +1,126 @@
+"""SwiGLU models with `--sparsity`: whether neurons are chosen by their gate, and from which pack."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from master.deployment.deploy import own_threads
+from master.deployment.sentgates import SentGates
+from master.options import RunOptions
+from tpi.errors import UsageError
+from tpi.kernels import Kernels
+from tpi.kernels.gated import GatedKernels
+from tpi.pack.blockfile import BlockShape
+from tpi.pack.builder.build import open_source
+from tpi.pack.builder.plan import can_be_gate_first, plan_pack
+from tpi.pack.library.locate import Located, open_located
+from tpi.pack.reader import Pack
+from tpi.progress import warn
+from tpi.sparsity.gates import GateCurves, load_curves
+from tpi.sparsity.thresholds import NAME
+from worker.neurons.gatejudge import Compared, compare_layouts
+
+
+@dataclass(frozen=True)
+class GateFirstPack:
+    """The pack of a model that lies, or would lie, beside its ordinary one."""
+
+    located: Located
+    dtype: str
+    cache: Path
+    room: Callable[[int], None]
+
+    def open(self) -> Pack:
+        """Made, if it is not there yet. Errors as `tpi.pack.library.locate.open_located`."""
+        return open_located(self.located, self.dtype, self.cache, room=self.room, gate_first=True)
+
+    def shape(self) -> BlockShape:
+        """Of its first feed-forward block, before it is made."""
+        opened = open_source(self.located.path)
+        try:
+            plan = plan_pack(opened.model, opened.source, self.dtype, gate_first=True)
+        finally:
+            opened.source.close()
+        return next(block.shape for layer in plan.layers for block in layer if block.kind == "ffn")
+
+
+@dataclass(frozen=True)
+class GateChooser:
+    """What `--sparsity` means for a SwiGLU model, whose neurons so many `nodes` share."""
+
+    options: RunOptions
+    nodes: int
+    kernels: Kernels  # of this machine's host
+    accelerated: bool  # whether a node has an accelerator, which would compute the blocks
+
+    def choose(self, pack: Pack, beside: GateFirstPack | None) -> tuple[Pack, SentGates | None]:
+        """The pack to use: `pack`, or the one `beside` it (None: there can be no other).
+
+        None for the gates: all neurons are computed, or the model is of another kind.
+
+        Raises:
+            UsageError: if neurons are to be chosen, and there is no profile, or no pack for it.
+            ModelError: if the profile is damaged.
+        """
+        mode, config = self.options.sparsity, pack.config
+        if mode == "off" or not can_be_gate_first(config):
+            return pack, None
+        curves = load_curves(pack.path / NAME, config.layers, config.intermediate)
+        refusal = self._refusal(pack, curves, beside)
+        if curves is None or refusal:
+            if mode == "auto":
+                return pack, None
+            raise UsageError(f"--sparsity {mode}: {refusal}")
+        gates = SentGates(curves, self.options.sparsity_error)
+        if is_gate_first(pack) or beside is None:
+            return pack, gates
+        if mode == "auto" and not self._pays(pack, beside, gates):
+            return pack, None
+        return beside.open(), gates
+
+    def _refusal(self, pack: Pack, curves: GateCurves | None, beside: GateFirstPack | None) -> str:
+        """Why neurons cannot be chosen, and the way out; empty if they can."""
+        model = self.options.model
+        dtype = "" if self.options.dtype == "auto" else f" --dtype {self.options.dtype}"
+        if curves is None:
+            return (
+                f"{model} has no profile of what may be left out after its gates; make it with: "
+                f"tpi profile -m {model}{dtype} --text FILE"
+            )
+        if beside is None and not is_gate_first(pack):
+            return (
+                f"the pack {model} keeps gate, up and down together; give the model it was made from, or pack that "
+                "again with tpi pack --gate-first"
+            )
+        if self.accelerated:
+            return (
+                f"neurons of {model} are chosen by their gate, on the CPU alone, and a node has an accelerator; use "
+                "--device cpu there"
+            )
+        return ""
+
+    def _pays(self, pack: Pack, beside: GateFirstPack, gates: SentGates) -> bool:
+        """Measured, by turns; where it does not pay, it is said with the figure."""
+        if not isinstance(self.kernels, GatedKernels):
+            return False
+        plain = next(block.shape for block in pack.walk() if block.kind == "ffn")
+        self.kernels.set_threads(own_threads(self.options))
+        skipped = [one.skipped for one in gates.thresholds.layers]
+        found = compare_layouts(self.kernels, pack.config, (plain, beside.shape()), self.nodes, skipped)
+        if found.gated < found.plain:
+            return True
+        warn(_declined(found, gates))
+        return False
+
+
+def is_gate_first(pack: Pack) -> bool:
+    """Whether a pack keeps its gates by themselves."""
+    return any(block.shape.gate_first for block in pack.blocks.values())
+
+
+def _declined(found: Compared, gates: SentGates) -> str:
+    return (
+        f"sparsity is off, it does not pay here: a token's feed-forward blocks take {1e3 * found.plain:.2f} ms with "
+        f"all neurons and {1e3 * found.gated:.2f} ms gate first, without the {gates.thresholds.skipped:.0%} that may "
+        f"be left out at --sparsity-error {gates.thresholds.error:g}"
+    )

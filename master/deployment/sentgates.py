@@ -1,0 +1,46 @@
+"""The least activation with which each neuron is computed, on its way to the nodes: a block of vectors a layer."""
+
+from hashlib import sha256
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from tpi.net.messages import BlockPlan, GatePlan, VectorPlan
+from tpi.partition import FFN_UNIT, Shard
+from tpi.sparsity.gates import GateCurves
+
+F32 = npt.NDArray[np.float32]
+
+
+class SentVectors(Protocol):
+    """What goes to the nodes beside the pack's blocks, by the block's id."""
+
+    vectors: dict[bytes, dict[str, F32]]
+
+
+class SentGates:
+    """The least activations of a model's neurons at one error, and by its id what was sent of each layer to anybody."""
+
+    def __init__(self, curves: GateCurves, error: float) -> None:
+        """Raises ModelError unless `error` is a share from 0 to 1."""
+        self.thresholds = curves.at(error)
+        self._least = [curve.least(error) for curve in curves.layers]
+        self.vectors: dict[bytes, dict[str, F32]] = {}
+
+    def plans(self, shard: Shard, first: int) -> tuple[tuple[BlockPlan, ...], tuple[GatePlan, ...]]:
+        """The blocks for the node that has `shard`, numbered from `first` on, and of which layers they are."""
+        blocks: dict[bytes, BlockPlan] = {}
+        plans: list[GatePlan] = []
+        for layer, whole in enumerate(self._least if len(shard.ffn) else ()):
+            begin, end = (min(unit * FFN_UNIT, len(whole)) for unit in (shard.ffn.first, shard.ffn.last))
+            block = self._block(np.ascontiguousarray(whole[begin:end]))
+            blocks.setdefault(block.id, block)
+            plans.append(GatePlan(layer, first + list(blocks).index(block.id)))
+        return tuple(blocks.values()), tuple(plans)
+
+    def _block(self, least: F32) -> BlockPlan:
+        content = sha256(least.tobytes()).digest()
+        identity = sha256(b"gates" + content).digest()
+        self.vectors[identity] = {"least": least}
+        return BlockPlan(identity, "ffn", (), (VectorPlan("least", len(least)),), content)

@@ -12,6 +12,7 @@ from master.deployment.assignments import assignments
 from master.deployment.deployment import Capacity, Deployment, Stage, choose_collective
 from master.deployment.planner import Split, deal_shards, units_of
 from master.deployment.predictors import SentPredictors, predictors_for
+from master.deployment.sentgates import SentGates
 from master.deployment.weights import PackSource, own_blocks
 from master.options import RunOptions
 from master.vocabulary.vocabulary import Vocabulary, table_bytes
@@ -46,11 +47,12 @@ class Deployer:
     context: int
     equipment: Equipment
     make_room: Callable[[], None]  # called when the shard caches of this machine have grown
+    gates: SentGates | None = None  # what neurons are chosen by, where that is their gate
 
     @cached_property
     def predictors(self) -> SentPredictors | None:
         """What the nodes predict active neurons with, where they are to."""
-        return predictors_for(self.options.sparsity, self.pack, self.options.model)
+        return None if self.gates else predictors_for(self.options.sparsity, self.pack, self.options.model)
 
     def deploy(self, shares: Sequence[float] | Split) -> Deployment:
         """The next epoch, with a share of every layer for each node, the master first. Closes nothing of an earlier.
@@ -114,7 +116,7 @@ class Deployer:
             retain=chosen.retain,
             trace=chosen.trace is not None,
             verify_weights=chosen.verify_weights,
-            sparsity=chosen.sparsity if self.predictors is not None else "off",
+            sparsity=chosen.sparsity if self.predictors or self.gates else "off",
         )
         plans = assignments(
             self.pack,
@@ -126,6 +128,7 @@ class Deployer:
             chosen.collective or ("shared" if board else "auto"),
             wire(chosen.wire, self.pack),
             self.predictors,
+            self.gates,
         )
         own = replace(options, threads=own_threads(chosen), memory=own_limit(chosen))
         return [replace(plans[0], options=own), *plans[1:]]
@@ -166,9 +169,9 @@ class Deployer:
         """Every node's shard, this one's included."""
         cluster, cache = self.cluster, ShardCache(self.options.cache / "shards")
         stack.callback(cache.close)
-        cluster.begin(plans[1:], PackSource(self.pack, self.predictors))
+        cluster.begin(plans[1:], PackSource(self.pack, self.predictors or self.gates))
         with phase("loading weights") as progress:
-            held = own_blocks(self.pack, plans[0], cache, progress, self.predictors)
+            held = own_blocks(self.pack, plans[0], cache, progress, self.predictors or self.gates)
             links = self.options.links_cache
             endpoints = Endpoints(net=cluster.net, watch=cluster.watch, lateness=cluster.lateness, links_cache=links)
             node = self.equipment.build(plans[0], held, endpoints, progress, self._tables(plans[0]))

@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from scheduler.model.placement import Placement
 from scheduler.weights import Arrangement, Hold, Weights
 from scheduler.window.load import Verify
 from scheduler.window.stats import ReadClock
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     from worker.demand.fetched import Fetched
     from worker.demand.records.node import StreamedNeurons
     from worker.demand.records.plan import RecordPlan
+    from worker.neurons.gated import GatedNode
     from worker.neurons.sparse import SparseNode
 
 
@@ -40,10 +42,12 @@ def open_weights(
     devices: Sequence[Device],
     trace: NoTrace,
     progress: Progress,
+    gated: "GatedNode | None" = None,
 ) -> tuple[Weights[Segment], "Accelerated | None", "Fetched | None", "SparseNode | None"]:
     """The weights of a node, loaded where they stay, its accelerator, and who chooses of them; `stack` closes them.
 
-    `devices` are the node's, the host first. Errors as `worker.node.build.build_node`.
+    `devices` are the node's, the host first; `gated` has neurons chosen by their gate, on the host. Errors as
+    `worker.node.build.build_node`.
     """
     placed = stack.enter_context(closing(Placed()))
     link = None
@@ -81,8 +85,9 @@ def open_weights(
         name = f"{block.name}{ON}{device.name}" if segment.device > 1 else block.name
         launch = traced(device, trace, name) if segment.device and trace is not OFF else None
         opened = open_segment(device, plan.config, block.layer, runs, vectors, own, launch)
-        if sparse is not None and not segment.device:
-            return sparse.adapted(opened, block.layer, segment.neurons_before)
+        chooser = sparse or gated
+        if chooser is not None and not segment.device:
+            return chooser.adapted(opened, block.layer, segment.neurons_before)
         if link is None:
             return opened
         return link.adapted(opened) if segment.device else link.accompanied(opened, block.layer, block.name)
@@ -102,7 +107,7 @@ def open_weights(
         tiles = _parts(places.long, sources.of(short=False), open_one)
         arrangement = Arrangement(tiles, None, streamed.blocks(plan.blocks, tiles, open_one))
         return Weights(window, arrangement, steps=streamed), None, None, sparse
-    long = _arranged(places.long, sources.of(short=False), open_one, sparse is not None)
+    long = _arranged(places.long, sources.of(short=False), open_one, bool(sparse or gated))
     if sparse is not None:
         if window.kept is not None:
             sparse.measure(long)

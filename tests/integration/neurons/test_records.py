@@ -27,8 +27,6 @@ from tpi.sparsity.predictor import Predictor
 from worker.demand.records import plan as records
 from worker.demand.records import turns
 from worker.demand.records.plan import RecordPlan, decide_records
-from worker.neurons import sparse
-from worker.neurons.judge import Judge
 from worker.plan import residence
 
 TIGHT = 21_700 << 10  # bytes in which the trained model in q8, exact predictors and a context fit, all neurons do not
@@ -79,7 +77,7 @@ def stats_of(deployment: Deployment) -> RecordStats:
 
 
 def with_slots(share: float, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every node reads by neurons, with slots for such a share of them, whatever its memory; none is dense by count."""
+    """Every node reads by neurons, with slots for such a share of them, whatever its memory."""
 
     def decided(plan: Any, held: Any, budget: Budget, segments: Any, disk: Any) -> RecordPlan | None:
         nobody = replace(budget, placement=replace(budget.placement, resident=frozenset()), total=1 << 40)
@@ -89,7 +87,6 @@ def with_slots(share: float, monkeypatch: pytest.MonkeyPatch) -> None:
         return replace(found, layers=few)
 
     monkeypatch.setattr(residence, "decide_records", decided)
-    monkeypatch.setattr(sparse, "Judge", lambda mode: Judge(mode, 1.0))
 
 
 ALONE, THREE = [1.0], [3.0, 2.0, 1.0]

@@ -66,9 +66,8 @@ class RecordFfn:
         return found if found is not None and self.takes(len(found.active)) else None
 
     def takes(self, active: int) -> bool:
-        """Whether so many neurons are sooner read and computed one by one, and there are slots for them."""
-        neuron = self.spec.neuron
-        return active <= min(len(self._opened.table), self.node.judge.limit * neuron.units * neuron.width)
+        """Whether there are slots for so many; what the window would read of the block is more than they lack."""
+        return active <= len(self._opened.table)
 
     @cached_property
     def _slots(self) -> FfnSpec:

@@ -80,6 +80,7 @@ class Accelerated:
             f"keys and values are {'there' if plan.kv == 'gpu' else 'in memory'}",
             _steps(plan),
             f"{moved.weight_bytes / _MB:.0f} MB of weights and {moved.kv_bytes / _MB:.0f} MB of keys and values moved",
+            plan.remark,
         ]
         return "; ".join(part for part in said if part)
 

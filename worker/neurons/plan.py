@@ -55,6 +55,7 @@ class NeuronPlan(OffloadPlan):
     """The decision. Feed-forward blocks are the host's, with an arena of `placement` beside them."""
 
     setup: NeuronSetup = field(kw_only=True)
+    neurons: NeuronProblem = field(kw_only=True)  # whose answer is the placement
     placement: NeuronPlacement = field(kw_only=True)
 
     def below(self, sizes: Sequence[int], fitting: Placement) -> Placement:
@@ -78,18 +79,12 @@ def decide_sparse(
     machine: NodeMachine,
     options: OffloadOptions,
     tables: Tables | None,
-) -> NeuronPlan | None:
-    """What `--sparsity static` or `dynamic` have the accelerator do; None: nothing with neurons.
-
-    `auto` leaves them alone: what an accelerator does then is chosen by predicted time, all neurons computed. Errors
-    as `decide_neurons`.
-    """
-    asked = plan.options.sparsity
-    if not plan.predictors or asked not in ("static", "dynamic"):
-        return None
+    migrate: bool,
+) -> NeuronPlan:
+    """Neurons on both sides, by the predictors of `plan`, which migrate or do not. Errors as `decide_neurons`."""
     predictors = predictors_of(plan, held)
     ahead = max((predictor.ahead for predictor in predictors.values()), default=0)
-    moving = STATIC if asked == "static" else replace(DYNAMIC, ahead=max(1, ahead))
+    moving = replace(DYNAMIC, ahead=max(1, ahead)) if migrate else STATIC
     return decide_neurons(
         plan, machine, options, tables, NeuronSetup(frequencies_of(plan, held), predictors, moving=moving)
     )
@@ -122,7 +117,8 @@ def decide_neurons(
             "there; give it more with --gpu-memory, or leave --sparsity off"
         )
     fields = {name: getattr(planned, name) for name in OffloadPlan.__dataclass_fields__}
-    return NeuronPlan(**fields, setup=setup, placement=_placed(pieces, machine, setup, min(room, setup.most or room)))
+    neurons = _neurons(pieces, machine, setup, min(room, setup.most or room))
+    return NeuronPlan(**fields, setup=setup, neurons=neurons, placement=place_neurons(neurons, _SOLVING))
 
 
 def _check(plan: NodePlan, pieces: tuple[NodeSegment, ...]) -> None:
@@ -135,9 +131,9 @@ def _check(plan: NodePlan, pieces: tuple[NodeSegment, ...]) -> None:
                 )
 
 
-def _placed(pieces: tuple[NodeSegment, ...], machine: NodeMachine, setup: NeuronSetup, room: int) -> NeuronPlacement:
+def _neurons(pieces: tuple[NodeSegment, ...], machine: NodeMachine, setup: NeuronSetup, room: int) -> NeuronProblem:
     blocks = [piece for piece in pieces if piece.block.kind != "attention"]
     layers = [LayerNeurons(setup.frequency[piece.block.layer], piece.runs[0].layout.record_bytes) for piece in blocks]
     assert machine.accelerator is not None  # there is one to decide about
     rooms = replace(machine, accelerator=replace(machine.accelerator, memory=room))
-    return place_neurons(NeuronProblem.of(layers, rooms), _SOLVING)
+    return NeuronProblem.of(layers, rooms)

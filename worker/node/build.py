@@ -74,13 +74,11 @@ def build_node(
     offload = None
     if accelerator is not None:
         devices += accelerator.devices
-        from worker.neurons.plan import decide_sparse
+        from worker.neurons.auto import decide_either
         from worker.pipelines.decide import decide_accelerator  # heavier than all that the host alone needs
 
-        decide_offload = accelerator.decide or decide_accelerator
-        offload = decide_sparse(plan, held, accelerator.machine, accelerator.options, tables) or decide_offload(
-            plan, accelerator.machine, accelerator.options, tables
-        )
+        chosen = accelerator.decide or decide_accelerator
+        offload = decide_either(plan, held, accelerator.machine, accelerator.options, tables, chosen)
     residence = decide(plan, held, kernels, tables, disk, shares, offload)
     spec = _group_spec(plan, kernels.threads())
     with ExitStack() as stack:  # what is open is closed if the rest fails, so that another plan finds the memory free

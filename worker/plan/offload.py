@@ -57,6 +57,7 @@ class OffloadPlan:
     chosen: Offload  # and what it answered
     ahead: int = 0  # segments in a ring at once, if more than `depth`
     in_ram: bool | None = None  # where the others lie: all in memory, all on disk, or (None) as fits
+    remark: str = ""  # why it is this plan and no other, for people
 
     @property
     def fed(self) -> list[int]:

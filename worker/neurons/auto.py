@@ -1,0 +1,134 @@
+"""`--sparsity auto` beside an accelerator: all neurons by the plan of offloading, or the active ones on both sides.
+
+Both plans fill the accelerator's memory, so a node cannot try them by turns as the host does (`worker.neurons.judge`).
+The cost model compares them instead, with the rates that were measured of this machine, for the request that every plan
+of an accelerator is made for: a prompt, of which either plan computes all neurons, and an answer token by token.
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from scheduler.model.machine import NodeMachine
+from scheduler.model.offload.forecast import forecast, step_seconds
+from scheduler.model.offload.problem import Problem
+from scheduler.neurons.moving import STATIC
+from tpi.devices.options import OffloadOptions
+from tpi.errors import PlanError
+from worker.neurons.plan import NeuronPlan, decide_sparse
+from worker.pipelines.decide import Decide
+from worker.plan.fit import Hosted, Tables, fit
+from worker.plan.node_plan import NodePlan
+from worker.plan.offload import OffloadPlan
+from worker.shards.image import HeldBlock
+
+NAMED = 1.5  # neurons that a predictor names for each active one, at most (tpi.sparsity.training)
+MIGRATING = 0.4  # of the neurons on the accelerator: with more, what stays is already what is active (benchmark hybrid)
+
+
+def decide_either(
+    plan: NodePlan,
+    held: Sequence[HeldBlock],
+    machine: NodeMachine,
+    options: OffloadOptions,
+    tables: Tables | None,
+    decide: Decide,
+) -> OffloadPlan:
+    """What the accelerator does: as `--sparsity` asks, or as it is predicted to take less; else what `decide` says.
+
+    Raises:
+        PlanError: if what is asked for does not fit.
+    """
+    asked = plan.options.sparsity
+    if not plan.predictors or asked == "off":
+        return decide(plan, machine, options, tables)
+    if asked != "auto":
+        return decide_sparse(plan, held, machine, options, tables, asked == "dynamic")
+    whole = decide(plan, machine, options, tables)
+    if type(whole) is not OffloadPlan or _insists(options):
+        return whole  # the user asks for another way of using it
+    try:
+        sparse = decide_sparse(plan, held, machine, options, tables, migrate=True)
+    except PlanError as error:
+        return replace(whole, remark=f"--sparsity auto computes all neurons: {error}")
+    if not _fits(plan, held, sparse, tables):
+        return replace(whole, remark="--sparsity auto computes all neurons: memory does not hold them all")
+    if _share_there(sparse) > MIGRATING:
+        sparse = replace(sparse, setup=replace(sparse.setup, moving=STATIC))
+    all_of_them, active = seconds_of(whole.problem, whole), sparse_seconds(sparse)
+    said = (
+        f"a prompt and an answer are predicted to take {sum(all_of_them):.3g} s with all neurons "
+        f"({_token(whole.problem, all_of_them)}) and {sum(active):.3g} s with the active ones on both sides "
+        f"({_token(sparse.problem, active)}): the plans do not fit beside each other, so neither was tried"
+    )
+    return replace(sparse if sum(active) < sum(all_of_them) else whole, remark=said)
+
+
+def seconds_of(problem: Problem, plan: OffloadPlan) -> tuple[float, float]:
+    """Of the prompt and of the answer that plans are made for, with all neurons."""
+    found = forecast(problem, plan.chosen)
+    return found.ttft, problem.request.answer * found.decode.seconds
+
+
+def sparse_seconds(plan: NeuronPlan) -> tuple[float, float]:
+    """The same with the active neurons of single tokens; a prompt has all, computed by the host."""
+    problem = plan.problem
+    prompt = forecast(problem, plan.chosen).ttft
+    segments = list(problem.work.segments)
+    for number, seconds in zip(_blocks(plan), ffn_seconds(plan), strict=True):
+        as_bytes = int(seconds * problem.machine.host.read)  # of weights that the host reads as long
+        segments[number] = replace(segments[number], nbytes=as_bytes, weights=0)
+    sparse = replace(problem, work=replace(problem.work, segments=tuple(segments)))
+    return prompt, problem.request.answer * step_seconds(sparse, plan.chosen, problem.step("decode")[0])
+
+
+def ffn_seconds(plan: NeuronPlan) -> list[float]:
+    """Of each block of neurons: its predictor, then the slower side."""
+    neurons, machine = plan.neurons, plan.problem.machine
+    assert machine.accelerator is not None
+    found = []
+    for number, layer, chosen in zip(_blocks(plan), neurons.layers, plan.placement.neurons, strict=True):
+        named = np.minimum(1.0, NAMED * layer.frequency)
+        there = float(named[chosen].sum())
+        here = float(named.sum()) - there
+        side = neurons.sync + there * layer.neuron_bytes / neurons.accelerator.bandwidth if there else 0.0
+        predictor = plan.setup.predictors[plan.pieces[number].block.layer]
+        predicting = predictor.memory_bytes / machine.accelerator.rates.read + neurons.sync
+        found.append(predicting + max(side, here * layer.neuron_bytes / neurons.cpu.bandwidth))
+    return found
+
+
+def _blocks(plan: NeuronPlan) -> list[int]:
+    """The pieces that are blocks of neurons."""
+    return [number for number, piece in enumerate(plan.pieces) if piece.block.kind != "attention"]
+
+
+def _share_there(plan: NeuronPlan) -> float:
+    """Of the neurons, those that lie on the accelerator."""
+    return sum(map(len, plan.placement.neurons)) / sum(len(layer.frequency) for layer in plan.neurons.layers)
+
+
+def _token(problem: Problem, seconds: tuple[float, float]) -> str:
+    return f"{1e3 * seconds[1] / problem.request.answer:.3g} ms a token"
+
+
+def _insists(options: OffloadOptions) -> bool:
+    """Whether the user says what lies where, or how steps are computed."""
+    return bool(
+        options.weights_tier
+        or options.kv_tier
+        or options.pipeline_kind
+        or options.crossover is not None
+        or options.many
+    )
+
+
+def _fits(plan: NodePlan, held: Sequence[HeldBlock], sparse: NeuronPlan, tables: Tables | None) -> bool:
+    """Whether the host's memory holds all neurons."""
+    pieces = [replace(sparse.pieces[number], device=0) for number in sparse.fed]
+    hosted = Hosted.of(pieces, [piece.extent(held).slot_bytes for piece in pieces], len(sparse.home), 0)
+    try:
+        return not fit(plan, tables, hosted).placement.streamed_bytes
+    except PlanError:
+        return False

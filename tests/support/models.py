@@ -32,10 +32,10 @@ LLAMA3 = {
     "rope_type": "llama3", "rope_theta": 10000.0, "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
     "original_max_position_embeddings": 64,
 }  # fmt: skip
-_LATENT = {key: value for key, value in SIZES.items() if key != "num_key_value_heads"} | {
-    "q_lora_rank": None, "kv_lora_rank": 64, "qk_rope_head_dim": 8, "qk_nope_head_dim": 24, "v_head_dim": 16,
-    "n_routed_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 100, "n_shared_experts": 2,
-    "first_k_dense_replace": 1, "routed_scaling_factor": 1.5,
+LATENT: dict[str, Any] = SIZES | {
+    "num_key_value_heads": SIZES["num_attention_heads"], "q_lora_rank": None, "kv_lora_rank": 64,
+    "qk_rope_head_dim": 8, "qk_nope_head_dim": 24, "v_head_dim": 16, "n_routed_experts": 8, "num_experts_per_tok": 3,
+    "moe_intermediate_size": 100, "n_shared_experts": 2, "first_k_dense_replace": 1, "routed_scaling_factor": 1.5,
 }  # fmt: skip
 _YARN = {
     "rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0, "original_max_position_embeddings": 64, "mscale": 0.5,
@@ -118,9 +118,9 @@ def _mixtures() -> dict[str, Callable[[], Any]]:
             **dbrx, attn_config={"kv_n_heads": 3, "clip_qkv": 0.5, "rope_theta": 10000.0},
             ffn_config={"ffn_hidden_size": 100, "moe_num_experts": 5, "moe_top_k": 2},
         ),
-        "deepseek2": lambda: transformers.DeepseekV2Config(**_LATENT, topk_method="greedy", rope_parameters=_YARN),
+        "deepseek2": lambda: transformers.DeepseekV2Config(**LATENT, topk_method="greedy", rope_parameters=_YARN),
         "deepseek3": lambda: transformers.DeepseekV3Config(
-            **_LATENT, num_key_value_heads=6, n_group=4, topk_group=2, norm_topk_prob=True,
+            **LATENT, n_group=4, topk_group=2, norm_topk_prob=True,
         ),
         "gptoss": lambda: transformers.GptOssConfig(
             **odd, head_dim=32, num_local_experts=5, num_experts_per_tok=2, sliding_window=12,

@@ -9,7 +9,7 @@ from tpi.errors import PlanError
 
 @runtime_checkable
 class PlainModels(Protocol):
-    """Kernels that know neither attention sinks, nor the clamped SwiGLU, nor MXFP4."""
+    """Kernels that know neither attention sinks, nor the clamped SwiGLU, nor MXFP4, nor latent vectors."""
 
     plain_models: bool
 
@@ -21,3 +21,5 @@ def check_model(device: Device, config: ModelConfig) -> None:
         raise PlanError(
             f"{device.name} does not know attention sinks and the experts of {config.family} models; use --device cpu"
         )
+    if limited and config.latent is not None:
+        raise PlanError(f"{device.name} does not know the latent vectors of {config.family} models; use --device cpu")

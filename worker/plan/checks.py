@@ -18,10 +18,17 @@ from tpi.net.wire import wire_names
 from tpi.pack.layout import RunLayout, RunName, RunShape, attention_shapes
 from tpi.partition import FFN_UNIT
 from worker.neurons.sent import predictor_faults
-from worker.plan.experts import expert_runs, expert_vectors, mixture_fault, slices_fault
+from worker.plan.blocks import (
+    attention_vectors,
+    expert_runs,
+    expert_vectors,
+    holds_keys,
+    lacks_latent,
+    settings_fault,
+    slices_fault,
+)
 from worker.plan.fit import check_memory
 from worker.plan.gates import GATE_FIRST, gate_faults, gate_parts
-from worker.plan.heads import attention_vectors, holds_keys, lacks_latent, latent_fault
 from worker.plan.node_plan import node_plan
 
 _MOST = 1 << 24  # of any dimension of a model, and of tokens
@@ -85,8 +92,7 @@ def _config_faults(config: ModelConfig) -> Iterator[Fault]:
     yield _outside("layers", config.layers, 1, _MOST_LAYERS)
     yield _if(config.heads % config.kv_heads != 0, f"{config.heads} heads cannot share {config.kv_heads} KV heads")
     yield _if(2 * len(config.inv_freq) > config.head_dim, "it rotates more values than a head has")
-    yield mixture_fault(config)
-    yield latent_fault(config)
+    yield settings_fault(config)
     yield _if(len(config.windows) not in (0, config.layers), "it has not one window per layer")
     for window in config.windows:
         yield _outside("window", window, 0, 2**31 - 1)

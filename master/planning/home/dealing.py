@@ -58,11 +58,17 @@ class HomeModel:
             return 0.0, "loopback"
         return min((predict(name, links, values, self.wire), name) for name in PREDICTIONS)
 
+    @cached_property
+    def everywhere(self) -> int:
+        """Bytes of weights that every node has whole, and reads for every token: what all heads come from."""
+        runs = (run for block in self.shape.blocks for run in block.runs)
+        return sum(run.units * run.unit_bytes for run in runs if run.name == "latent")
+
     def _node(self, rank: int) -> HomeNode:
         machine, needs = self.home.machines[rank], self.whole.needs
         tables = 0 if rank else unit_bytes(self.shape.head)
-        fixed = needs.fixed + self.whole.chunk * needs.token + tables
-        turn = tables / machine.host.read
+        fixed = needs.fixed + self.whole.chunk * needs.token + tables + self.everywhere
+        turn = 0.0 if rank else (tables + self.everywhere) / machine.host.read  # others read it at the same time
         return HomeNode(self.home.names[rank], machine.host.read, machine.disk.read, machine.memory, fixed, turn)
 
     def _dealt(self) -> Iterator[DealtUnits]:
@@ -70,7 +76,7 @@ class HomeModel:
         if heads := [block for block in blocks if block.kind == "attention"]:
             vector = vector_bytes(config.head_dim, self.kv_dtype or default_kv(self.shape))
             token = 2 * vector * config.kv_heads * len(heads)  # bytes of keys and values, all layers
-            units, nbytes = _run(heads[0], "query").units, sum(map(unit_bytes, heads))
+            units, nbytes = _run(heads[0], "query").units, sum(map(unit_bytes, heads)) - self.everywhere
             attended = self.request.prompt + self.request.answer / 2
             yield DealtUnits(
                 "heads", units, len(heads), nbytes / units, (nbytes + token * attended) / units,

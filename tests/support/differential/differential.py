@@ -365,6 +365,9 @@ def _randomise(model: Any, rng: np.random.Generator) -> None:
                 parameter.copy_(values * parameter.shape[-1] ** -0.5)
             else:
                 parameter.add_(values * 0.1)
+        for name, buffer in model.named_buffers():
+            if name.endswith("e_score_correction_bias"):
+                buffer.copy_(torch.from_numpy(rng.random(tuple(buffer.shape), np.float32) * np.float32(0.3)))
 
 
 def run(seeds: Sequence[int], directory: Path) -> Tally:

@@ -8,10 +8,13 @@ from typing import Any
 NESTED = ("DbrxForCausalLM",)  # whose fields lie in objects: drawn nowhere, and compared by themselves
 
 SLIDING = ("Qwen2MoeForCausalLM", "GptOssForCausalLM")
+LATENT = ("DeepseekV2ForCausalLM", "DeepseekV3ForCausalLM")
 
 PLAIN: dict[str, Any] = {
     "num_experts": 4, "num_local_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 40,
-    "shared_expert_intermediate_size": 72,
+    "shared_expert_intermediate_size": 72, "n_routed_experts": 8, "n_shared_experts": 1, "n_group": 4, "topk_group": 2,
+    "topk_method": "greedy", "first_k_dense_replace": 1, "routed_scaling_factor": 1.0, "kv_lora_rank": 16,
+    "q_lora_rank": 8, "qk_nope_head_dim": 8, "qk_rope_head_dim": 4, "v_head_dim": 8, "num_mtp_layers": 0,
 }  # fmt: skip
 CHOICES: dict[str, tuple[Any, ...]] = {
     "num_experts": (3, 5, 6), "num_local_experts": (3, 5, 6), "num_experts_per_tok": (1, 1, 2, 3),
@@ -19,6 +22,10 @@ CHOICES: dict[str, tuple[Any, ...]] = {
     "decoder_sparse_step": (1, 2), "mlp_only_layers": ([], [0], None), "clip_qkv": (None, 0.5, 2.0),
     "qkv_bias": (True, False), "output_router_logits": (False,), "router_aux_loss_coef": (0.1,),
     "router_jitter_noise": (0.0, 0.3), "swiglu_alpha": (1.0, 1.5), "swiglu_limit": (0.3, 1.0),
+    "n_routed_experts": (12, 16), "n_shared_experts": (2, 3), "n_group": (1, 2), "topk_group": (1, 3),
+    "topk_method": ("group_limited_greedy",), "first_k_dense_replace": (0, 2, 9), "routed_scaling_factor": (0.5, 2.5),
+    "kv_lora_rank": (12, 32), "q_lora_rank": (None,), "qk_nope_head_dim": (12, 16), "qk_rope_head_dim": (2, 8),
+    "v_head_dim": (4, 10), "num_mtp_layers": (1, 2), "rope_interleave": (True, False),
 }  # fmt: skip
 
 
@@ -31,6 +38,20 @@ def settle(architecture: str, found: dict[str, Any], rng: random.Random) -> None
     """Mostly a window where layers may slide: transformers raises where one slides and there is none."""
     if architecture in SLIDING and found.get("sliding_window", 1) is None and rng.random() < 0.9:
         found["sliding_window"] = 7
+    if architecture in LATENT and rng.random() < 0.97:
+        _settle_latent(architecture, found)
+
+
+def _settle_latent(architecture: str, found: dict[str, Any]) -> None:
+    """Heads that each have keys of their own, and groups that there are; and what is refused by name only now and
+    then."""
+    found["num_key_value_heads"] = found.get("num_attention_heads")
+    found["head_dim"] = found.get("qk_rope_head_dim", 64)
+    found["q_lora_rank"] = None
+    groups = found.get("n_group")
+    found["topk_group"] = min(found.get("topk_group") or 1, groups) if isinstance(groups, int) else 1
+    if architecture == "DeepseekV2ForCausalLM":
+        found |= {"norm_topk_prob": False, "mlp_bias": False}
 
 
 def stored(model: Any, directory: Path) -> dict[str, Any]:

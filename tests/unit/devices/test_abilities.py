@@ -13,7 +13,7 @@ from tpi.errors import PlanError
 from tpi.pack.reader import Pack
 
 
-def test_sinks_are_refused_by_kernels_without_them(tiny_pack: Callable[..., Pack]) -> None:
+def test_sinks_and_latent_vectors_are_refused_by_kernels_without_them(tiny_pack: Callable[..., Pack]) -> None:
     known = cast(Device, SimpleNamespace(name="card", kernels=object()))
     limited = cast(Device, SimpleNamespace(name="card", kernels=SimpleNamespace(plain_models=True)))
     for family in ("gptoss", "mixtral"):
@@ -25,3 +25,5 @@ def test_sinks_are_refused_by_kernels_without_them(tiny_pack: Callable[..., Pack
         PlanError, match="card does not know attention sinks and the experts of gptoss models; use --dev"
     ):
         check_model(limited, tiny_pack("gptoss").config)
+    with pytest.raises(PlanError, match="card does not know the latent vectors of deepseek2 models; use --device cpu"):
+        check_model(limited, tiny_pack("deepseek2").config)

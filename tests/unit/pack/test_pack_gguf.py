@@ -192,10 +192,14 @@ def test_vocabulary_becomes_the_same_tokenizer(tiny_model: Models, tmp_path: Pat
         ("llama-bpe", "don't 12345\n\n x", "don|'t|Ġ|123|45|ĊĊ|Ġx"),
         ("qwen2", "don't 123\n\n x", "don|'t|Ġ|1|2|3|ĊĊ|Ġx"),
         ("gpt-2", "don't 123  x", "don|'t|Ġ123|Ġ|Ġx"),
+        ("deepseek-llm", "it's 42!\n\n x", "it|'|s|Ġ|4|2|!|Ċ|Ċ|Ġx"),
+        ("deepseek-llm", " \u03b8\u1f7d, e\u0301  ", "ĠÎ\u00b8|á½½|,|Ġe|Ìģ|ĠĠ"),  # its ideographs begin early
+        ("deepseek-coder", "x=1+23", "x|=|1|+|2|3"),
+        ("deepseek-v3", "x_y = 12345\n  z", "x|_y|Ġ=|Ġ|123|45|Ċ|Ġ|Ġz"),
     ],
 )
 def test_ways_of_splitting_words(pre: str, text: str, pieces: str) -> None:
-    from tpi.pack.builder.ggufvocab import splitter
+    from tpi.families.gguf.words import splitter
 
     assert [piece for piece, _ in splitter(pre).pre_tokenize_str(text)] == pieces.split("|")
 

@@ -81,7 +81,8 @@ def product(run: RunLayout, tokens: int, *parts: str) -> KernelWork:
 
 def projecting(spec: AttentionSpec, tokens: int) -> KernelWork:
     """Of `Kernels.project`."""
-    return product(spec.query, tokens, "q") + product(spec.kv, tokens, "k", "v")
+    latent = product(spec.latent.run, tokens) if spec.latent else KernelWork()
+    return latent + product(spec.query, tokens, "q") + product(spec.kv, tokens, "k", "v")
 
 
 def attending(spec: AttentionSpec, keys: KvArray, values: KvArray, batch: Batch) -> KernelWork:

@@ -80,6 +80,8 @@ def _attention(fields: Fields) -> dict[str, Any]:
         )
     sizes = HeadSizes(*(count(fields, name) for name in ("qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim",
                                                          "kv_lora_rank")))  # fmt: skip
+    if sizes.value > sizes.own + sizes.rope:
+        raise ModelError(f"v_head_dim is {sizes.value}: values longer than keys are not supported")
     rope = hfrope.flat(fields, sizes.rope, count(fields, "max_position_embeddings"))
     return sizes.fields(_NORM_EPS, _sharpened(fields)) | rope.fields() | {"kv_heads": heads}
 

@@ -5,25 +5,16 @@ a second; the rest goes through transformers, which takes about ten.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
 
-from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
+from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers
 
 from tpi.errors import ModelError
+from tpi.families.gguf.words import WAYS, splitter
 from tpi.sources.gguf import GgufSource
 
 _UNKNOWN, _CONTROL, _USER_DEFINED = 2, 3, 4  # token types
 _SPACE = "\u2581"  # what SentencePiece writes for a space
 _LONGEST = 256  # characters of a SentencePiece piece; by its own default they are no longer than 16
-_LETTERS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+"
-_REST = r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-# how words are split, by `tokenizer.ggml.pre`: a pattern, or None for that of GPT-2
-_PATTERNS = {
-    "gpt-2": None,
-    "smollm": None,
-    "llama-bpe": _LETTERS + r"|\p{N}{1,3}" + _REST,
-    "qwen2": _LETTERS + r"|\p{N}" + _REST,
-}
 
 
 def convert(source: GgufSource) -> Tokenizer:
@@ -33,7 +24,7 @@ def convert(source: GgufSource) -> Tokenizer:
         ModelError: if it cannot be converted.
     """
     kind, pre = source.metadata.get("tokenizer.ggml.model"), source.metadata.get("tokenizer.ggml.pre")
-    if not (kind == "llama" or (kind == "gpt2" and pre in _PATTERNS)):
+    if not (kind == "llama" or (kind == "gpt2" and pre in WAYS)):
         return _through_transformers(source)
     tokens, kinds = source.array("tokenizer.ggml.tokens"), source.array("tokenizer.ggml.token_type")
     try:
@@ -99,17 +90,6 @@ def _check_lengths(pieces: Iterable[str]) -> None:
     longest = max(pieces, key=len, default="")
     if len(longest) > _LONGEST:
         raise ValueError(f"the piece {longest[:20]!r}... has {len(longest)} characters, more than {_LONGEST}")
-
-
-def splitter(pre: str) -> Any:
-    """The pre-tokenizer that splits text into words in the way called `pre`."""
-    pattern = _PATTERNS[pre]
-    byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=pattern is None)
-    if pre == "smollm":
-        return pre_tokenizers.Sequence([pre_tokenizers.Digits(individual_digits=True), byte_level])
-    if pattern is None:
-        return byte_level
-    return pre_tokenizers.Sequence([pre_tokenizers.Split(Regex(pattern), "isolated"), byte_level])
 
 
 def _through_transformers(source: GgufSource) -> Tokenizer:

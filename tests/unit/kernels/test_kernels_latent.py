@@ -1,0 +1,146 @@
+"""Keys and values from a latent vector: the native kernels against the reference, and that against the formula."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import TypeAlias
+
+import numpy as np
+import pytest
+
+from tests.support.kernels.kernel_cases import (
+    AttentionCase,
+    assert_same_cache,
+    attention_case,
+    native,
+    norm_spec,
+    normal,
+    pack,
+    reference,
+)
+from tpi.config import Format
+from tpi.errors import KernelError
+from tpi.kernels.spec import F32, LatentSpec
+from tpi.kv import KvArray, KvDtype
+from tpi.pack.layout import Layout, Part, is_quantised
+
+Lengths: TypeAlias = tuple[tuple[int, int], ...]
+LENGTHS: tuple[Lengths, ...] = (((0, 5),), ((300, 1),), ((40, 1), (3, 1)), ((0, 70),), ((130, 30), (7, 2)))
+
+
+@pytest.fixture(autouse=True, params=native.available_isas(), scope="module")
+def _isa(request: pytest.FixtureRequest) -> Iterator[None]:
+    before, threads = native.isa(), native.threads()
+    native.use_isa(request.param)
+    native.set_threads(2)
+    yield
+    native.use_isa(before)
+    native.set_threads(threads)
+
+
+def latent_case(
+    format: Format = "f32",
+    *,
+    lengths: Lengths = ((0, 5),),
+    kv_dtype: KvDtype = "f32",
+    own: int = 24,
+    rope: int = 8,
+    value: int = 16,
+    rank: int = 96,
+    biased: bool = False,
+) -> AttentionCase:
+    """Four heads with keys of their own; vectors beyond a head's `own` values, or its value's, are random too: they
+    must not count, or must count as zeros would."""
+    random = np.random.default_rng(rank + own)
+    size, heads, width = own + rope, 4, max(own, value)
+    case = attention_case(
+        random, format=format, heads=heads, kv_heads=heads, head_dim=size, rotary=rope, lengths=lengths,
+        kv_dtype=kv_dtype,
+    )  # fmt: skip
+    layout: Layout = "tiled" if is_quantised(format) else "record"
+    kv, kv_data = pack(random, "kv", layout, [Part("k", format, "row"), Part("v", format, "row")], width, rank, heads)
+    run, data = pack(random, "latent", layout, [Part("latent", format, "row")], 32, 64, -(-(rank + rope) // 32))
+    bias = normal(random, rank + rope) if biased else None
+    latent = LatentSpec(run, norm_spec(random, "rms", rank), rope, width, bias)
+    index = np.arange(heads, dtype=np.int32)
+    spec = replace(case.spec, kv=kv, kv_index=index, latent=latent)
+    query = case.data[: case.spec.query.units * case.spec.query.unit_bytes]
+    return replace(case, spec=spec, data=np.concatenate([data, query, kv_data]))
+
+
+def caches(case: AttentionCase) -> tuple[KvArray, KvArray]:
+    return case.kv.keys[0].copy(), case.kv.values[0].copy()
+
+
+def error(got: F32, expected: F32) -> float:
+    return float(np.abs(got - expected).max() / np.abs(expected).max())
+
+
+@pytest.mark.parametrize("format", ["f32", "bf16", "q8", "q4"])
+@pytest.mark.parametrize("lengths", LENGTHS)
+def test_native_kernels_compute_what_the_reference_says(format: Format, lengths: Lengths) -> None:
+    case = latent_case(format, lengths=lengths, biased=len(lengths) > 1)
+    mine, theirs = caches(case), caches(case)
+    got = native.attention(case.spec, case.data, case.x, *mine, case.batch)
+    expected = reference.attention(case.spec, case.data, case.x, *theirs, case.batch)
+    tolerance = 2e-2 if is_quantised(format) else 2e-5
+    assert error(got, expected) < tolerance
+    for one, other in zip(mine, theirs, strict=True):
+        assert_same_cache(one, other, case.spec.head_dim, tolerance)
+
+
+@pytest.mark.parametrize("kv_dtype", ["f16", "q8", "q4"])
+def test_every_format_of_the_cache(kv_dtype: KvDtype) -> None:
+    case = latent_case(lengths=((130, 30), (7, 2)), kv_dtype=kv_dtype)
+    mine, theirs = caches(case), caches(case)
+    got = native.attention(case.spec, case.data, case.x, *mine, case.batch)
+    assert error(got, reference.attention(case.spec, case.data, case.x, *theirs, case.batch)) < 1e-2
+
+
+@pytest.mark.parametrize(("own", "rope", "value"), [(8, 24, 8), (24, 8, 32), (24, 8, 4)])
+@pytest.mark.parametrize("tokens", [1, 40])
+def test_steps_have_the_bits_of_one_call(own: int, rope: int, value: int, tokens: int) -> None:
+    case = latent_case(lengths=((3, tokens),), own=own, rope=rope, value=value)
+    once, stepped = caches(case), caches(case)
+    expected = native.attention(case.spec, case.data, case.x, *once, case.batch)
+    prepared = native.prepare(case.spec, case.x)
+    heads = native.project(case.spec, case.data, prepared, case.batch.positions)
+    mixed = native.attend(case.spec, heads, *stepped, case.batch)
+    np.testing.assert_array_equal(native.output(case.spec, case.data, mixed), expected)
+    assert not heads.values[..., max(own, value) :].any()
+    assert error(expected, reference.attention(case.spec, case.data, case.x, *once, case.batch)) < 2e-5
+
+
+def test_keys_share_what_is_rotated_and_the_formula_holds() -> None:
+    """By hand, in float64: c = norm(W x), k = [rope(W_r x) | W_k c], v = W_v c."""
+    case = latent_case(biased=True)
+    spec, latent = case.spec, case.spec.latent
+    assert latent is not None
+    heads = reference.project(spec, case.data, case.x, case.batch.positions)
+    np.testing.assert_array_equal(heads.keys[:, :1, : latent.rope], heads.keys[:, 1:2, : latent.rope])
+    end = latent.run.units * latent.run.unit_bytes
+    kv_data = case.data[end + spec.query.units * spec.query.unit_bytes :]
+    x = reference.norm(spec.norm, case.x).astype(np.float64)
+    weights = reference.dequantise(latent.run, case.data[:end], "latent")[: latent.rank + latent.rope]
+    z = x @ weights.T + (0 if latent.bias is None else latent.bias)
+    c = z[:, : latent.rank]
+    c = c / np.sqrt(np.mean(c**2, axis=1, keepdims=True) + latent.norm.eps) * latent.norm.weight
+    for part, found in (("k", heads.keys[..., latent.rope :]), ("v", heads.values)):
+        rows = reference.dequantise(spec.kv, kv_data, part).reshape(spec.kv_heads, latent.width, -1)
+        expected = np.einsum("tr,hdr->thd", c, rows)[..., : found.shape[-1]]
+        np.testing.assert_allclose(found[..., : expected.shape[-1]], expected, atol=1e-5)
+
+
+def test_what_does_not_fit_is_refused() -> None:
+    case = latent_case()
+    latent = case.spec.latent
+    assert latent is not None
+    for spec, words in (
+        (replace(case.spec, latent=None), "differ in hidden size"),
+        (replace(case.spec, latent=replace(latent, rope=4)), "does not fit their heads"),
+        (replace(case.spec, latent=replace(latent, width=40)), "does not fit their heads"),
+        (replace(case.spec, latent=replace(latent, run=replace(latent.run, units=0))), "all of the latent run"),
+        (replace(case.spec, latent=replace(latent, run=replace(latent.run, units=1))), "too few vectors"),
+        (replace(case.spec, clip=1.0), "neither biases nor norms"),
+    ):
+        with pytest.raises(KernelError, match=words):
+            native.attention(spec, case.data, case.x, *caches(case), case.batch)

@@ -1,0 +1,216 @@
+"""Models whose keys and values come from a latent vector, in packs: their settings, and their heads' order."""
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from gguf import GGUFWriter
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.support.models import LATENT, SIZES, TOKENS, TinyModel, forward, make_model
+from tests.support.weights import gguf_experts
+from tests.support.weights.gguf_experts import tensors, write_experts
+from tests.support.weights.gguf_models import decoded
+from tests.support.weights.packs import part
+from tpi.config import ModelConfig
+from tpi.errors import ModelError
+from tpi.families.huggingface.reader import from_huggingface
+from tpi.pack.builder.build import open_source, pack_model
+from tpi.pack.manifest import Manifest
+from tpi.pack.reader import Pack
+from tpi.sources.base import SourceTensor
+from tpi.sources.elements import Element
+from tpi.sources.heads import HeadOrder, read_columns, read_rows, read_turned
+
+Models = Callable[[str], TinyModel]
+V2: dict[str, Any] = {
+    **SIZES, "architectures": ["DeepseekV2ForCausalLM"], "num_key_value_heads": 6, "q_lora_rank": None,
+    "kv_lora_rank": 64, "qk_rope_head_dim": 8, "qk_nope_head_dim": 24, "v_head_dim": 16, "n_routed_experts": 8,
+    "num_experts_per_tok": 3, "moe_intermediate_size": 100,
+}  # fmt: skip
+V3: dict[str, Any] = V2 | {"architectures": ["DeepseekV3ForCausalLM"], "n_group": 4, "topk_group": 2}
+YARN = {"rope_type": "yarn", "factor": 40.0, "mscale": 0.707, "mscale_all_dim": 0.707}
+
+
+def config_of(**fields: Any) -> ModelConfig:
+    return from_huggingface(fields, lambda name: True, "test").config
+
+
+def test_scores_are_sharpened_as_yarn_says() -> None:
+    plain, sharpened = config_of(**V2), config_of(**V2, rope_scaling=YARN)
+    assert plain.attention_scale == 32**-0.5
+    assert sharpened.attention_scale == pytest.approx(32**-0.5 * (0.1 * 0.707 * np.log(40) + 1) ** 2)
+    assert (sharpened.rope_scale, sharpened.head_dim, sharpened.kv_width) == (1.0, 32, 24)
+    assert sharpened.attention_scale == config_of(**V2, rope_parameters=YARN).attention_scale
+
+
+def test_how_experts_are_chosen() -> None:
+    greedy = config_of(**V2, n_group=4, topk_group=2, routed_scaling_factor=16.0).mixture
+    grouped = config_of(**V2, n_group=4, topk_group=2, topk_method="group_limited_greedy").mixture
+    sigmoid = config_of(**V3, norm_topk_prob=False).mixture
+    assert greedy is not None
+    assert grouped is not None
+    assert sigmoid is not None
+    assert (greedy.scores, greedy.normalised, greedy.scale, greedy.groups) == ("softmax", False, 16.0, 1)
+    assert (grouped.groups, grouped.groups_used, grouped.group_best) == (4, 2, 1)
+    assert (sigmoid.scores, sigmoid.normalised, sigmoid.scale, sigmoid.group_best) == ("sigmoid", False, 2.5, 2)
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        (V2 | {"q_lora_rank": 1536}, "q_lora_rank is 1536: queries that come from a latent vector.*V2-Lite"),
+        (V2 | {"num_key_value_heads": 2}, "num_key_value_heads is 2, where each of 6 heads"),
+        (V2 | {"v_head_dim": 40}, "v_head_dim is 40"),
+        (V2 | {"qk_rope_head_dim": 7}, "7"),
+        (V2 | {"norm_topk_prob": True}, "norm_topk_prob is true"),
+        (V2 | {"mlp_bias": True}, "mlp_bias is true"),
+        (V2 | {"topk_method": "noaux_tc"}, "topk_method is 'noaux_tc'; greedy and group_limited"),
+        (V2 | {"topk_method": "group_limited_greedy"}, "n_group is None"),
+        (V2 | {"moe_layer_freq": 2}, "moe_layer_freq is '2'; 1 is supported"),
+        (V2 | {"scoring_func": "sigmoid"}, "scoring_func is 'sigmoid'; 'softmax'"),
+        (V2 | {"first_k_dense_replace": -1}, "first_k_dense_replace is -1"),
+        (V2 | {"n_shared_experts": 0}, "n_shared_experts is 0"),
+        (
+            V2 | {"rope_scaling": YARN | {"rope_type": "linear"}},
+            "mscale_all_dim is 0.707 with the rope scaling 'linear'",
+        ),
+        (V2 | {"num_experts": 6}, "n_routed_experts is 8, and num_experts, which is the same, 6"),
+        (V3 | {"topk_method": "greedy"}, "topk_method is 'greedy'; 'noaux_tc'"),
+        (V3 | {"n_group": 3}, "cannot be chosen by their groups"),
+        (V3 | {"num_nextn_predict_layers": "x"}, "num_nextn_predict_layers is 'x'"),
+    ],
+)
+def test_variants_that_cannot_be_are_refused_by_name(fields: dict[str, Any], words: str) -> None:
+    with pytest.raises(ModelError, match=words):
+        config_of(**fields)
+
+
+def test_layers_that_guess_ahead_are_left_out() -> None:
+    model = from_huggingface(V3 | {"num_nextn_predict_layers": 1}, lambda name: name.startswith("model."), "test")
+    assert "model.layers.2.*" in model.accounted
+    assert "model.layers.3.*" not in model.accounted
+
+
+def test_a_damaged_latent_is_seen(tiny_model: Models, tmp_path: Path) -> None:
+    pack_model(open_source(tiny_model("deepseek2").directory), "f32", tmp_path / "pack")
+    path = tmp_path / "pack" / "manifest.json"
+    text = path.read_text()
+    for damaged in (text.replace('"rank": 64', '"rank": 32'), text.replace('"rope": 8', '"rope": 0')):
+        path.write_text(damaged)
+        with pytest.raises(ModelError, match="damaged"):
+            Manifest.load(path)
+
+
+@pytest.mark.parametrize("family", ["deepseek2", "deepseek3"])
+@pytest.mark.parametrize("kind", ["Q8_0", "Q4_0", "Q6_K"])
+def test_quantised_heads_in_gguf(family: str, kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Keys and values come in one tensor, or in two of which one is transposed; columns of o by whole groups, or as
+    floats where a group is larger than a head's value."""
+    for name, value in {"kv_lora_rank": 256, "v_head_dim": 64, "qk_nope_head_dim": 96, "qk_rope_head_dim": 32,
+                        "hidden_size": 256, "num_attention_heads": 4, "num_key_value_heads": 4}.items():  # fmt: skip
+        monkeypatch.setitem(LATENT, name, value)
+    model = make_model(family, tmp_path)
+    coded = ("attn_q.", "attn_kv_a_mqa.", "attn_kv_b.", "attn_output.")
+    write_experts(tmp_path / "m.gguf", model, family, lambda name: kind if any(one in name for one in coded) else "F32")
+    pack_model(open_source(tmp_path / "m.gguf"), "f32", tmp_path / "pack")
+    block, stored = Pack.open(tmp_path / "pack").layers[1][0], tensors(model, family)
+
+    def tensor(name: str) -> np.ndarray:
+        return np.asarray(decoded(np.ascontiguousarray(stored[f"blk.1.{name}.weight"]), kind)).reshape(-1, 256)
+
+    q = tensor("attn_q").reshape(4, 128, 256)
+    turned = np.concatenate([q[:, 96::2], q[:, 97::2], q[:, :96]], axis=1)
+    np.testing.assert_array_equal(part(block, "query", "q"), turned.reshape(-1, 256))
+    o = part(block, "query", "o").reshape(4, 128, 256)
+    np.testing.assert_array_equal(o[:, :64].reshape(-1, 256), tensor("attn_output").T)
+    assert not o[:, 64:].any()
+    values = part(block, "kv", "v").reshape(4, 96, 256)
+    whole = family == "deepseek2"
+    expected = tensor("attn_kv_b").reshape(4, 160, 256)[:, 96:] if whole else stored["blk.1.attn_v_b.weight"]
+    np.testing.assert_array_equal(values[:, :64], expected)
+    latent = tensor("attn_kv_a_mqa")
+    expected = np.concatenate([latent[:256], latent[256::2], latent[257::2]])
+    np.testing.assert_array_equal(part(block, "latent", "latent"), expected)
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "words"),
+    [
+        ("attention.q_lora_rank", 24, "attention.q_lora_rank is 24: queries that come from a latent vector"),
+        ("expert_gating_func", 3, "expert_gating_func is 3; softmax and sigmoid"),
+        ("rope.scaling.attn_factor", 1.5, "rope.scaling.attn_factor is 1.5"),
+        ("nextn_predict_layers", 1, "nextn_predict_layers"),
+        ("attention.head_count_kv", 3, "3 KV heads with keys of 32"),
+        ("attention.key_length", 8, "keys of 8"),
+    ],
+)
+def test_metadata_that_cannot_be_is_refused_by_name(
+    key: str, value: float, words: str, tiny_model: Models, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def described(writer: GGUFWriter, family: str, config: Any) -> None:
+        describe(writer, family, config)
+        writer.kv_data[0].pop(f"deepseek2.{key}", None)
+        (writer.add_uint32 if type(value) is int else writer.add_float32)(f"deepseek2.{key}", value)
+
+    describe = gguf_experts._describe
+    monkeypatch.setattr(gguf_experts, "_describe", described)
+    write_experts(tmp_path / "m.gguf", tiny_model("deepseek2"), "deepseek2")
+    with pytest.raises(ModelError, match=words):
+        open_source(tmp_path / "m.gguf")
+
+
+def test_a_file_with_both_forms_is_read_by_the_one_tensor(tiny_model: Models, tmp_path: Path) -> None:
+    """Some converters wrote keys and values twice."""
+    model = tiny_model("deepseek2")
+    more = {name: values for name, values in tensors(model, "deepseek3").items() if "_b.weight" in name}
+    assert more
+    write = gguf_experts.tensors
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(gguf_experts, "tensors", lambda *given: write(*given) | more)
+        write_experts(tmp_path / "m.gguf", model, "deepseek2")
+    pack_model(open_source(tmp_path / "m.gguf"), "f32", tmp_path / "pack")
+    got = forward(Pack.open(tmp_path / "pack"), TOKENS)
+    pack_model(open_source(model.directory), "f32", tmp_path / "other")
+    np.testing.assert_allclose(got, forward(Pack.open(tmp_path / "other"), TOKENS), atol=2e-5)
+
+
+class Memory:
+    """A source with one tensor in memory."""
+
+    label = "memory"
+
+    def __init__(self, values: np.ndarray) -> None:
+        self.values = values
+        self.tensor = SourceTensor("x", values.shape, Element("F32", 1, 4), Path("x"), 0)
+        self.tensors: Mapping[str, SourceTensor] = {"x": self.tensor}
+
+    def read(self, tensor: SourceTensor, rows: tuple[int, int], columns: tuple[int, int]) -> np.ndarray:
+        flat = self.values.reshape(-1, self.values.shape[-1])
+        return np.ascontiguousarray(flat[slice(*rows), slice(*columns)]).view(np.uint8)
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.data(), st.integers(1, 5), st.integers(1, 7), st.integers(1, 6))
+def test_heads_come_in_any_order(data: st.DataObject, heads: int, size: int, other: int) -> None:
+    order = tuple(data.draw(st.lists(st.integers(-1, size - 1), min_size=1, max_size=9)))
+    first = data.draw(st.integers(0, heads - 1))
+    wanted = range(first, data.draw(st.integers(first + 1, heads)))
+    values = np.arange(1, heads * size * other + 1, dtype=np.float32).reshape(heads, size, other)
+    padded = np.concatenate([values, np.zeros((heads, 1, other), np.float32)], axis=1)  # the vector -1
+    expected = padded[wanted.start : wanted.stop][:, order].reshape(-1, other)
+    how = HeadOrder(size, order)
+    by_rows = Memory(values.reshape(-1, other))
+    np.testing.assert_array_equal(read_rows(by_rows, by_rows.tensor, how, wanted).view(np.float32), expected)
+    by_columns = Memory(values.reshape(-1, other).T.copy())
+    found, element = read_columns(by_columns, by_columns.tensor, how, wanted)
+    assert element.name == "F32"
+    np.testing.assert_array_equal(found.view(np.float32).T, expected)
+    turned = Memory(values.swapaxes(1, 2).copy())
+    np.testing.assert_array_equal(read_turned(turned, turned.tensor, how, wanted)[0].view(np.float32), expected)

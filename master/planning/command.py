@@ -51,9 +51,9 @@ from tpi.kv import KV_DTYPES
 @click.option("--kv", type=click.Choice(["auto", "gpu", "ram"]), default="auto", help="Where keys and values lie.")
 @click.option(
     "--pipeline",
-    type=click.Choice(["auto", "performance", "memory"]),
+    type=click.Choice(["auto", "performance", "memory", "demand"]),
     default="auto",
-    help="Load the next block beside the one in use, or one at a time.",
+    help="Load the next block beside the one in use, or one at a time; or experts as they are wanted.",
 )
 @click.option(
     "--dtype", default="auto", show_default=True, help="Format of the weights: auto, f32, bf16, q8, q4 or q4s."
@@ -87,7 +87,7 @@ def plan(model: str, dtype: str, as_json: bool, cache: Path | None, svg: Path | 
         return
     shape, node, problem = _problem(model, dtype, cache or default_cache(), flags)
     batch = BatchReport.of(shape, problem, flags["kv_dtype"] or default_kv(shape)) if flags["batch"] > 1 else None
-    report = _report(shape, node, problem, batch)
+    report = _report(shape, node, problem, batch, flags["pipeline"])
     if batch is not None and svg is not None:
         _draw(svg, shape, batch)
     if as_json:
@@ -107,7 +107,8 @@ def _problem(model: str, dtype: str, cache: Path, flags: dict[str, Any]) -> tupl
     machine = node.machine
     room = machine.memory + sum(card.memory for card in machine.cards)
     shape = model_shape(model, dtype, cache, room)
-    limits = Limits(*(None if flags[name] == "auto" else flags[name] for name in ("weights", "kv", "pipeline")))
+    asked = (flags[name] for name in ("weights", "kv", "pipeline"))
+    limits = Limits(*(None if value in ("auto", "demand") else value for value in asked))
     return shape, node, planning_problem(shape, machine, _request(shape, flags), limits, flags["kv_dtype"])
 
 
@@ -155,9 +156,11 @@ def _dealt(asked: HomeModel) -> Dealing:
     return best_split(replace(asked, request=replace(asked.request, sequences=1)).problem)
 
 
-def _report(shape: ModelShape, node: PlannedNode, problem: Problem, batch: BatchReport | None) -> PlanReport | None:
+def _report(
+    shape: ModelShape, node: PlannedNode, problem: Problem, batch: BatchReport | None, pipeline: str
+) -> PlanReport | None:
     """Of all requests at once; None where they do not fit, and are batched."""
-    return PlanReport.of(shape, node, problem) if batch is None or feasible(problem) else None
+    return PlanReport.of(shape, node, problem, pipeline) if batch is None or feasible(problem) else None
 
 
 def _draw(svg: Path, shape: ModelShape, batch: BatchReport) -> None:

@@ -2,9 +2,10 @@
 
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
+from master.planning.experts import ExpertsReport, planned_demand
 from master.planning.node import PlannedNode
 from master.planning.reasons import reasons
 from master.planning.shapes import ModelShape, weight_bytes
@@ -14,6 +15,7 @@ from scheduler.model.offload.forecast import Gain, OffloadForecast, StretchForec
 from scheduler.model.offload.memory import Peaks, peaks
 from scheduler.model.offload.problem import Problem
 from scheduler.model.offload.work import PLACES, STRETCHES, TIERS, Tier, kv_pages
+from tpi.errors import PlanError
 
 KINDS = ("attention", "ffn")
 _PERCENT = 100.0
@@ -31,11 +33,51 @@ class PlanReport:
     peaks: Peaks
     crossovers: Mapping[str, int | None]  # tokens, of an FFN segment in RAM and on disk; empty without an accelerator
     gains: tuple[Gain, ...]
+    experts: ExpertsReport | None = None  # that come to the accelerator as they are wanted
 
     @classmethod
-    def of(cls, shape: ModelShape, node: PlannedNode, problem: Problem) -> "PlanReport":
-        """Choose, and work out the rest. PlanError if nothing fits."""
+    def of(cls, shape: ModelShape, node: PlannedNode, problem: Problem, pipeline: str = "auto") -> "PlanReport":
+        """Choose, and work out the rest; `pipeline` as for `tpi run`.
+
+        Raises:
+            PlanError: if nothing fits.
+        """
         chosen = choose(problem)
+        report = cls._fixed(shape, node, problem, chosen)
+        if pipeline not in ("auto", "demand"):
+            return report
+        experts = planned_demand(shape, problem, chosen.seconds)
+        if pipeline == "demand" and experts is None:
+            raise PlanError(
+                "--pipeline demand brings experts from memory to one accelerator that holds all else: this model, or "
+                "this machine, is not so; try --pipeline auto"
+            )
+        if experts is None or (pipeline == "auto" and not experts.pays):
+            return report
+        return report._with(experts)
+
+    def _with(self, experts: ExpertsReport) -> "PlanReport":
+        """The same with experts on demand."""
+        found, steps = experts.forecast, self.forecast
+        decode = replace(steps.decode, seconds=found.token_seconds, use=found.use)
+        return replace(
+            self,
+            problem=experts.problem,
+            chosen=replace(
+                self.chosen,
+                offload=found.offload,
+                prompt_seconds=found.prompt_seconds,
+                decode_seconds=found.tokens * found.token_seconds,
+            ),
+            forecast=OffloadForecast(found.prompt_seconds, found.prompt, decode),
+            peaks=found.peaks,
+            gains=(),
+            experts=experts,
+        )
+
+    @classmethod
+    def _fixed(cls, shape: ModelShape, node: PlannedNode, problem: Problem, chosen: OffloadChoice) -> "PlanReport":
+        """What was chosen of the ways in which nothing moves but in a cycle."""
         offload = deepened(problem, chosen.offload)
         cards, work = problem.machine.cards, problem.work
         largest = max((each for each in work.segments if each.kind == "ffn"), key=lambda each: each.nbytes)
@@ -107,6 +149,7 @@ class PlanReport:
             "bottleneck": {"prompt": self.forecast.prompt.bottleneck, "decode": self.forecast.decode.bottleneck},
             "memory": self._memory(),
             "gains": [asdict(gain) for gain in self.gains],
+            "experts": self.experts.fields() if self.experts else None,
             "reasons": reasons(self.problem, self.chosen),
             "compared": self.chosen.compared,
         }

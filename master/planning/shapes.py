@@ -14,6 +14,7 @@ from tpi.pack.blockfile import BlockShape
 from tpi.pack.builder.plan import PackPlan, plan_pack
 from tpi.pack.library.locate import locate
 from tpi.pack.manifest import MANIFEST, Manifest
+from tpi.pack.routing import NAME, load_routing
 from tpi.sources.base import Source
 from tpi.sources.files import read_json
 from tpi.sources.gguf import open_gguf
@@ -26,7 +27,10 @@ _FLOAT_FORMATS = ("auto", "bf16", "q8", "q4")  # `--dtype auto` of float models:
 
 @dataclass(frozen=True)
 class ModelShape:
-    """What a model takes, block by block, in order of use. No weight was read for it."""
+    """What a model takes, block by block, in order of use. No weight was read for it.
+
+    `routing` is what `tpi profile` recorded beside its pack (`tpi.pack.routing.RoutingRecord.told`), if it did.
+    """
 
     name: str
     dtype: str
@@ -34,6 +38,7 @@ class ModelShape:
     blocks: tuple[BlockShape, ...]
     embedding: BlockShape
     head: BlockShape
+    routing: bytes = b""
 
 
 def model_shape(spec: str, dtype: str, cache: Path, room: int) -> ModelShape:
@@ -63,7 +68,8 @@ def _of_pack(path: Path) -> ModelShape:
     manifest = Manifest.load(path / MANIFEST)
     blocks = tuple(manifest.blocks[name] for layer in manifest.layers for name in layer)
     tables = (manifest.blocks[manifest.embedding], manifest.blocks[manifest.head])
-    return ModelShape(manifest.source or path.name, manifest.dtype, manifest.config, blocks, *tables)
+    routing = load_routing(path / NAME).told() if (path / NAME).exists() else b""
+    return ModelShape(manifest.source or path.name, manifest.dtype, manifest.config, blocks, *tables, routing)
 
 
 def _of_directory(directory: Path, config: str, dtype: str, room: int) -> ModelShape:

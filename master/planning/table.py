@@ -120,6 +120,9 @@ def _speeds(report: PlanReport) -> Iterator[str]:
 
 def _advice(report: PlanReport) -> Iterator[str]:
     yield from _dealing(report)
+    if report.experts is not None:
+        yield from report.experts.lines()
+        return
     yield from reasons(report.problem, report.chosen)
     helping = [gain for gain in report.gains if gain.faster > _HELPS]
     told = ", ".join(f"{gain.times:g}x {gain.thing} {gain.faster:.2f}x as fast" for gain in helping[:_NAMED])

@@ -7,10 +7,11 @@ import numpy as np
 
 from scheduler.demand.cache import DemandCache
 from scheduler.demand.choice.cliff import GUARDED
+from scheduler.demand.choice.first import warmed, worthiest
 from scheduler.demand.choice.replay import Recording, Replayed, bound_with_bypass
 from scheduler.demand.choice.select import Selected, select
 from scheduler.demand.loads import Gaps, Patient
-from scheduler.demand.policies import Key, Policy
+from scheduler.demand.policies import Key
 from scheduler.demand.shared import SharedHold
 from scheduler.demand.sources import HostUnits
 from scheduler.demand.workers import Tickets
@@ -78,15 +79,13 @@ class ExpertArena:
         self._asked: Pending[None] | None = None  # the last prediction
         slots = memory.size // max(1, self._source.slot_bytes)
         self.policy = Selected(GUARDED) if recording is None else select(recording, slots)
-        policy = self.policy.choice.open(np.array([block for block, _ in units], np.int64))
-        if recording is not None:
-            _teach(policy, recording)
+        policy = warmed(self.policy.choice, list(units), recording)
         self._reads, self._gaps = ReadClock(), Gaps(time.perf_counter)  # from a prediction to what it is of
         workers = Tickets(queue, "experts")
         self.cache = DemandCache(
             self._source, memory, policy, workers, device=device, reads=self._reads, trace=trace, idle=Patient()
         )
-        self._first = _worthiest(policy, list(units), self.cache.capacity)
+        self._first = worthiest(policy, list(units), self.cache.capacity)
         try:
             self.cache.warm(self._first)
         except BaseException:
@@ -177,22 +176,6 @@ class ExpertArena:
         """Whether the link brings an expert in the usual time from a prediction to the block that it is of."""
         speed = self.cache.loaded_bytes / (self._reads.seconds or 1.0)
         return self._gaps.usual * speed >= self._source.slot_bytes
-
-
-def _teach(policy: Policy, recording: Recording) -> None:
-    """Have a policy hear of what was recorded."""
-    for step in recording.steps:
-        policy.begin()
-        for units in step:
-            policy.use(units)
-
-
-def _worthiest(policy: Policy, keys: Sequence[Key], count: int) -> list[Key]:
-    """So many units, those that the policy would keep; of equals the same of every block. In order of blocks."""
-    worth = policy.worth(np.arange(len(keys)))
-    blocks, experts = np.array(keys, np.int64).reshape(-1, 2).T
-    chosen = np.lexsort((blocks, experts, -worth))[:count]
-    return [keys[unit] for unit in sorted(chosen.tolist())]
 
 
 class _Stays:

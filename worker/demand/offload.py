@@ -11,6 +11,7 @@ from functools import cache
 
 from scheduler.demand.choice.cliff import GUARDED
 from scheduler.demand.choice.replay import Recording, replay
+from scheduler.demand.policies import Key
 from scheduler.model.experts.costs import ExpertCosts
 from scheduler.model.experts.forecast import DemandForecast, ExpertWork, HitRate, best_demand, demand_pays_until
 from scheduler.model.machine import NodeMachine
@@ -90,11 +91,12 @@ def planned_experts(
     plan: NodePlan, machine: NodeMachine, options: OffloadOptions, tables: Tables | None = None
 ) -> ExpertPlan | None:
     """The fastest way to have experts come on demand; None where there is no way."""
-    work, pieces = _experts(plan), tuple(_pieces(plan))
-    if work is None or plan.options.window:
+    work, pieces, mixture = _experts(plan), tuple(_pieces(plan)), plan.config.mixture
+    if work is None or mixture is None or plan.options.window:
         return None
     problem = offload_problem(plan, pieces, machine, options, tables)
-    found = best_demand(problem, work, hit_rate_of(plan))
+    keys = [key for key, _ in routed_of(plan, mixture.experts)]
+    found = best_demand(problem, work, hit_rate_of(plan.routing, keys))
     if found is None:
         return None
     routed = frozenset(number for number, segment in enumerate(problem.work.segments) if segment.routed)
@@ -120,11 +122,9 @@ def planned_experts(
     return _filled(made, work) if _in_memory(plan, made, tables) else None
 
 
-def hit_rate_of(plan: NodePlan) -> HitRate:
-    """How many of the wanted experts so many slots have: as recorded, or as if all were as likely."""
-    mixture = plan.config.mixture
-    keys = [key for key, _ in routed_of(plan, mixture.experts)] if mixture else []
-    recording = recording_of(plan.routing, keys)
+def hit_rate_of(routing: bytes, keys: Sequence[Key]) -> HitRate:
+    """How many of the wanted experts, of `keys`, so many slots have: as recorded, or as if all were as likely."""
+    recording = recording_of(routing, keys)
     if recording is None:
         return lambda slots: min(1.0, slots / max(1, len(keys)))
     first = Recording(recording.blocks, recording.steps[:_REPLAYED])

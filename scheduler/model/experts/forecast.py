@@ -11,7 +11,7 @@ from math import comb
 
 from scheduler.model.experts.costs import ExpertCosts, divide
 from scheduler.model.offload.crossover import NEVER, first_from
-from scheduler.model.offload.forecast import forecast, step_seconds
+from scheduler.model.offload.forecast import StretchForecast, forecast, step_seconds
 from scheduler.model.offload.memory import Peaks, peaks
 from scheduler.model.offload.problem import Problem
 from scheduler.model.offload.work import KV_TIERS, NodeWork, Offload, Place, SegmentWork, StepSize, Tier
@@ -58,10 +58,12 @@ class DemandForecast:
     hit_rate: float
     fetched: float
     computed_here: float
-    prompt_seconds: float
+    prompt: StretchForecast
+    prompt_seconds: float  # of all of it
     token_seconds: float
     tokens: int  # of the answer
-    peaks: Peaks  # without the slots
+    peaks: Peaks
+    use: dict[str, float]  # the part of a token's time in which the accelerator, the host and the link up are busy
 
     @property
     def seconds(self) -> float:
@@ -114,12 +116,24 @@ def _forecast(problem: Problem, experts: ExpertWork, hit_rate: HitRate, offload:
     if slots < experts.used or taken.host.total > problem.machine.memory:
         return None
     found = hit_rate(slots)
-    block, fetched = _block(problem, experts, found)
-    prompt = forecast(_of_prompts(problem, offload, slots / experts.units), offload).ttft
-    beside = experts.blocks * block + _others(problem, offload, problem.step("decode")[0])
-    here = 1 - found - fetched
+    block = _block(problem, experts, found)
+    ahead = forecast(_of_prompts(problem, offload, slots / experts.units), offload)
+    others = _others(problem, offload, problem.step("decode")[0])
+    token = experts.blocks * block.seconds + others
+    there = replace(taken.accelerator, slots=taken.accelerator.slots + slots * experts.slot_bytes)
+    busy = {"accelerator": others, "host": problem.machine.host.seconds(problem.work.head.nbytes, 0.0), "up": 0.0}
     return DemandForecast(
-        offload, slots, found, fetched, here, prompt, beside, problem.request.answer, replace(taken, more=())
+        offload=offload,
+        slots=slots,
+        hit_rate=found,
+        fetched=block.fetched,
+        computed_here=1 - found - block.fetched,
+        prompt=ahead.prompt,
+        prompt_seconds=ahead.ttft,
+        token_seconds=token,
+        tokens=problem.request.answer,
+        peaks=replace(taken, accelerator=there),
+        use={lane: min(1.0, (seconds + experts.blocks * block.busy[lane]) / token) for lane, seconds in busy.items()},
     )
 
 
@@ -149,20 +163,31 @@ def _scaled(segment: SegmentWork, by: float) -> SegmentWork:
     return replace(segment, nbytes=nbytes, routed=routed, weights=weights)
 
 
-def _block(problem: Problem, experts: ExpertWork, found: float) -> tuple[float, float]:
-    """Seconds of the experts of one block for a token, and the share of the wanted that is fetched.
+@dataclass(frozen=True)
+class _BlockForecast:
+    """The experts of one block for a token: seconds, the share of the wanted that is fetched, seconds by lane."""
 
-    Each of the wanted is there with the same probability, whatever the others are.
-    """
-    costs = _costs(problem, experts)
+    seconds: float
+    fetched: float
+    busy: dict[str, float]
+
+
+def _block(problem: Problem, experts: ExpertWork, found: float) -> _BlockForecast:
+    """Each of the wanted is there with the same probability, whatever the others are."""
+    costs, used = _costs(problem, experts), experts.used
+    one_there, one_here = (costs.computing(rates, 1) for rates in (costs.there, costs.host))
     seconds = fetched = 0.0
-    for there in range(experts.used + 1):
-        absent = experts.used - there
-        likely = comb(experts.used, there) * found**there * (1 - found) ** absent
-        division = divide(costs, [1.0] * there, [1.0] * absent)
+    for there in range(used + 1):
+        likely = comb(used, there) * found**there * (1 - found) ** (used - there)
+        division = divide(costs, [1.0] * there, [1.0] * (used - there))
         seconds += likely * division.seconds
         fetched += likely * division.fetched
-    return seconds, fetched / experts.used
+    busy = {
+        "accelerator": costs.before + costs.there.start + (used * found + fetched) * one_there,
+        "host": (used * (1 - found) - fetched) * one_here,
+        "up": fetched * costs.copying,
+    }
+    return _BlockForecast(seconds, fetched / used, busy)
 
 
 def _block_of(problem: Problem, experts: ExpertWork, way: DemandForecast, tokens: int) -> float:

@@ -21,9 +21,10 @@ class Tasks:
     """Seconds that every task of a step would take: `[segments, 1]`, whether a candidate does it or not.
 
     `first_read` is of a segment's first piece, behind which its way up begins; `last_up` of the last one up. The host's
-    memory is busy for `weights_bus` whenever weights pass through it, and with keys and values for `kv_here` if they
-    are computed with on the host, for `kv_bus` if they are loaded and saved. What an accelerator does, that one does
-    which the segment is dealt to.
+    memory is busy for `weights_bus` whenever weights pass through it, for `here_bus` with what the host computes of
+    them (of experts, those that tokens choose), and with keys and values for `kv_here` if they are computed with on the
+    host, for `kv_bus` if they are loaded and saved. What an accelerator does, that one does which the segment is dealt
+    to.
     """
 
     read: F64
@@ -35,6 +36,7 @@ class Tasks:
     accelerator: F64
     host: F64
     weights_bus: F64
+    here_bus: F64
     kv_here: F64
     kv_bus: F64
     head: float
@@ -64,7 +66,8 @@ class Tasks:
         mine = [devices[card] for card in cards or (0,) * len(work.segments)]
         link = _Links.of(mine)
         sizes = _column([segment.nbytes for segment in work.segments])
-        read = sizes if machine.cards else _column([segment.touched(step.tokens) for segment in work.segments])
+        touched = _column([segment.touched(step.tokens) for segment in work.segments])
+        read = sizes if machine.cards else touched
         kv = _column([segment.kv_token for segment in work.segments])
         pieces = np.minimum(sizes, link.piece)
         loaded, saved = kv * step.cached * step.sequences, kv * step.tokens
@@ -78,6 +81,7 @@ class Tasks:
             accelerator=_on_accelerator(work, mine, step, cards),
             host=machine.host.start + _column([_computing(machine.host, segment, step) for segment in work.segments]),
             weights_bus=read / machine.bus,
+            here_bus=touched / machine.bus,
             kv_here=kv * step.context * step.sequences / machine.bus,
             kv_bus=(loaded + saved) / machine.bus,
             head=machine.host.seconds(work.head.nbytes, 2.0 * work.head.weights * step.sequences),
@@ -172,7 +176,7 @@ def busy_seconds(tasks: Tasks, candidates: Candidates) -> dict[str, F64]:
         "disk": total(masks.disk, tasks.read) + np.where(masks.head_read, tasks.head_read, 0.0),
         **{name: seconds for card in tasks.numbers for name, seconds in of_card(card).items()},
         "host": total(~masks.there, tasks.host) + tasks.head,
-        "bus": total(~masks.there, tasks.weights_bus + tasks.kv_here)
+        "bus": total(~masks.there, tasks.here_bus + tasks.kv_here)
         + total(masks.up, tasks.weights_bus)
         + total(masks.disk, tasks.weights_bus)
         + total(masks.kv_up, tasks.kv_bus),

@@ -17,7 +17,8 @@ from scheduler.model.machine import LAPTOP, DeviceLink, NodeMachine, Rates
 from scheduler.model.offload.choice import choose
 from scheduler.model.offload.memory import Needs
 from scheduler.model.offload.problem import Limits, Problem
-from scheduler.model.offload.work import NodeWork, SegmentWork, Workload
+from scheduler.model.offload.tasks import Tasks
+from scheduler.model.offload.work import NodeWork, SegmentWork, StepSize, Workload
 from tpi.errors import PlanError
 
 SECONDS = st.floats(0.0, 1.0)
@@ -140,8 +141,9 @@ def test_routed_experts_become_segments_of_their_own() -> None:
 def test_what_is_left_beside_everything_else_is_slots() -> None:
     found = best_demand(problem_of(64 * MIB), WORK, even)
     assert found is not None
-    other = found.peaks.accelerator.total
-    assert other + found.slots * WORK.slot_bytes <= 64 * MIB < other + (found.slots + 2) * WORK.slot_bytes
+    taken = found.peaks.accelerator.total
+    assert taken <= 64 * MIB < taken + 2 * WORK.slot_bytes
+    assert found.peaks.accelerator.slots >= found.slots * WORK.slot_bytes
     assert found.hit_rate == even(found.slots)
     assert found.fetched + found.computed_here + found.hit_rate == pytest.approx(1)
 
@@ -181,3 +183,11 @@ def test_long_steps_are_those_that_the_other_way_is_faster_for() -> None:
     slow = problem_of(96 * MIB, replace(LAPTOP, host=Rates(LAPTOP.host.read / 8, LAPTOP.host.operations / 8)))
     first, sooner = (demand_pays_until(problem, WORK, found) for problem in (problem_of(96 * MIB), slow))
     assert 1 < sooner <= first < 512
+
+
+def test_the_bus_carries_what_the_host_computes_of_experts() -> None:
+    """Not all of them: a token chooses few."""
+    few = Tasks.of(problem_of(64 * MIB, replace(LAPTOP, bus=40e9)).work, replace(LAPTOP, bus=40e9), StepSize(1, 1, 64))
+    routed = few.weights_bus > few.here_bus * 1.01
+    assert routed.sum() == LAYERS
+    assert few.here_bus[routed] == pytest.approx(USED * EACH / 40e9)

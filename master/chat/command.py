@@ -1,12 +1,13 @@
 """The command `tpi chat`."""
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import click
+from click.core import ParameterSource
 
 from master.chat.client import ChatServer
 from master.chat.conversation import Conversation
@@ -55,6 +56,7 @@ def chat(
     """
     sampling = take_sampling(flags)
     conversation = Conversation(checked_text(system, "the system message") if system else None)
+    _refuse_idle(url is not None, api_key, flags)
     if url is not None:
         cache = flags["cache"] or default_cache()
         server = ChatServer(url, api_key or os.environ.get(KEY_VARIABLE))
@@ -79,6 +81,19 @@ def chat(
 
 
 next(each for each in chat.params if each.name == "model").required = False  # a server has its own
+
+
+def _refuse_idle(served: bool, api_key: str | None, flags: Mapping[str, Any]) -> None:
+    """Raise UsageError for what was given and counts for nothing; `flags` say which model runs here, and how."""
+    if not served:
+        if api_key is not None:
+            raise UsageError("--api-key is a server's; give --url too, or leave it out")
+        return
+    context = click.get_current_context()
+    for option in context.command.params:
+        given = context.get_parameter_source(option.name or "") is ParameterSource.COMMANDLINE
+        if given and option.name in flags and option.name != "cache":
+            raise UsageError(f"{option.opts[-1]} is about a model that runs here, and --url has a server's; drop one")
 
 
 def _talk_to_server(

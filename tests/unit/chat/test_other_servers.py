@@ -1,14 +1,17 @@
 """`tpi chat --url` with what is no server, or a malicious one: a sentence each time, and no terminal obeys it."""
 
 import json
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
 from threading import Thread
 
 import pytest
 
 from master.chat.client import ChatServer
+from master.chat.command import chat
 from master.chat.conversation import Conversation
 from master.chat.loop import say_welcome
 from master.chat.remote import ServerTalk
@@ -16,6 +19,7 @@ from master.generation.sampler import Sampling
 from tpi.errors import NodeError, NodeLost, UsageError
 
 EVIL = "\x1b]0;mine\x07"
+NOBODY = "http://127.0.0.1:9"
 MODELS = json.dumps({"data": [{"id": "cat"}]}).encode()
 
 
@@ -120,3 +124,21 @@ def test_no_terminal_obeys_what_a_server_calls_its_model_or_says_of_an_error(
     shown = capsys.readouterr().err + str(refused.value) + str(failed.value)
     assert shown.count("?]0;mine?") == 3
     assert "\x1b" not in shown
+
+
+@pytest.mark.parametrize(
+    ("flags", "says"),
+    [
+        (("--url", NOBODY, "-m", "llama"), "--model is about a model that runs here"),
+        (("--url", NOBODY, "--gpu-memory", "1GiB"), "--gpu-memory is about a model that runs here"),
+        (("--api-key", "secret", "-m", "llama"), "--api-key is a server's"),
+    ],
+)
+def test_what_counts_for_nothing_is_refused(flags: tuple[str, ...], says: str) -> None:
+    with pytest.raises(UsageError, match=re.escape(says)):
+        chat.main(flags, standalone_mode=False)
+
+
+def test_what_counts_with_a_server_is_taken(tmp_path: Path) -> None:
+    with pytest.raises(NodeLost):
+        chat.main(("--url", NOBODY, "--cache", str(tmp_path), "--temp", "0.5", "--api-key", "x"), standalone_mode=False)

@@ -1,0 +1,72 @@
+"""What an answer waits for while a long prompt is computed beside it, step by step: every step gives it a token.
+
+On the engine, without the server: pieces of text, which may hold several tokens, say little of single steps. Times are
+those that the process was given, so that what else the machine does counts for nothing.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from statistics import mean, median
+from time import process_time
+
+from benchmarks.support.models import smollm2
+from master.generation.engine import Engine
+from master.generation.request import Request
+from master.generation.sampler import Sampler, Sampling
+from master.options import RunOptions
+from master.session import Session
+
+_CONTEXT = 8192  # tokens
+_ANSWERS = 4096  # tokens that an answer may take; it is withdrawn before
+_WARM = 8  # steps of the answers alone
+
+
+@dataclass(frozen=True)
+class Gaps:
+    """Seconds of each step: of a prompt alone, which is computed in whole chunks, and beside answers."""
+
+    alone: list[float]
+    beside: list[float]
+
+    @property
+    def longest(self) -> float:
+        """In mean chunks of the prompt alone."""
+        return max(self.beside) / mean(self.alone)
+
+    @property
+    def usual(self) -> float:
+        """As `longest`, of the middle one."""
+        return median(self.beside) / mean(self.alone)
+
+    @property
+    def slower(self) -> float:
+        """Times as long as alone that the prompt takes."""
+        return sum(self.beside) / sum(self.alone)
+
+
+def gaps_beside(tokens: int, answers: int = 1) -> Gaps:
+    """A prompt of so many tokens beside so many answers, on one node with SmolLM2."""
+    with Session(RunOptions(str(smollm2().path), context=_CONTEXT, parallel=2)) as session:
+        list(_steps(session.engine, tokens, 0))  # warms up
+        return Gaps(list(_steps(session.engine, tokens, 0)), list(_steps(session.engine, tokens, answers)))
+
+
+def _steps(engine: Engine, tokens: int, answers: int) -> Iterator[float]:
+    """Seconds of each step until the prompt has its first token."""
+    others = [_request(engine, [number + 1, 2, 3], _ANSWERS) for number in range(answers)]
+    for _ in range(_WARM if others else 0):
+        engine.step()
+    long = _request(engine, [1 + index % 1000 for index in range(tokens)], 1)
+    while not long.finished:
+        begun = process_time()
+        engine.step()
+        yield process_time() - begun
+    for request in (long, *others):
+        engine.withdraw(request)
+        engine.release(request.sequence)
+
+
+def _request(engine: Engine, prompt: list[int], limit: int) -> Request:
+    request = Request(engine.admit(prompt), Sampler(Sampling(temperature=0)), limit, lambda sampled: True)
+    engine.submit(request)
+    return request

@@ -10,12 +10,14 @@ from tpi.topology.topology import Host, HostLink, Router, Topology
 
 CORES = (0.4, 0.2, 0.1, 0.1)
 FASTER, WITHIN = 1.5, 0.15
-FLAGS = ("-c", "256", "--prompt-tokens", "16", "--gen-tokens", "16", "--repeat", "1")
+REQUEST = ("-c", "256", "--prompt-tokens", "16", "--gen-tokens")
+TOKENS, FEW = 16, 2  # of an answer; and of one that waits 100 ms at each of 44 sums a token, as equal parts do
 NOTES = """
 The 1.1B shape in Q4_0 on machines of 0.4, 0.2, 0.1 and 0.1 core, 0.2 ms and 1 Gbit from end to end; and on three of 0.2
-core, of which the last is 100 ms away. Either split takes turns on the same workers; tokens/s are medians of the turns,
-ratios of the ratios. *Predicted* is what `tpi plan --workers` says on the first machine before any run: workers measure
-themselves when they start, links are measured by echoes. Who is left out is that plan's choice.
+core, of which the last is 100 ms away: one turn there, and two tokens in equal parts, which take ten seconds each. Either
+split takes turns on the same workers; tokens/s are medians of the turns, ratios of the ratios. *Predicted* is what
+`tpi plan --workers` says on the first machine before any run: workers measure themselves when they start, links are
+measured by echoes. Who is left out is that plan's choice.
 """
 
 
@@ -33,13 +35,12 @@ def uneven(cores: tuple[float, ...], far: float) -> Topology:
 @awake()
 def bench(quick: bool) -> Result:
     """Two homes."""
-    turns = 1 if quick else 5
     rows, checks = [], []
-    for about, topology in (
-        ("0.4, 0.2, 0.1, 0.1 core", uneven(CORES, 0.1 * MILLISECOND)),
-        ("3 x 0.2 core, one 100 ms away", uneven((0.2, 0.2, 0.2), 100 * MILLISECOND)),
+    for about, topology, turns, equal in (
+        ("0.4, 0.2, 0.1, 0.1 core", uneven(CORES, 0.1 * MILLISECOND), 1 if quick else 5, TOKENS),
+        ("3 x 0.2 core, one 100 ms away", uneven((0.2, 0.2, 0.2), 100 * MILLISECOND), 1, FEW),
     ):
-        row = _compare(about, topology, turns)
+        row = _compare(about, topology, turns, {"equal": equal, "auto": TOKENS})
         rows.append(row)
         ratio = float(row["times equal parts"])
         off = abs(float(row["predicted tok/s"]) / float(row["planned tok/s"]) - 1)
@@ -48,14 +49,16 @@ def bench(quick: bool) -> Result:
     return Result("A split over machines that differ", NOTES, [Table("", rows)], checks)
 
 
-def _compare(about: str, topology: Topology, turns: int) -> Row:
+def _compare(about: str, topology: Topology, turns: int, tokens: dict[str, int]) -> Row:
+    """So many turns; answers of so many `tokens`, by the split."""
     model = str(llama_1b().path)
     with home(topology) as place:
-        plan = place.plan(model, "-c", "256", "--prompt-tokens", "16", "--gen-tokens", "16")
-        speeds: dict[str, list[float]] = {"equal": [], "auto": []}
+        plan = place.plan(model, *REQUEST, TOKENS)
+        speeds: dict[str, list[float]] = {split: [] for split in tokens}
         for turn in range(turns):
             for split in sorted(speeds, reverse=turn % 2 > 0):
-                speeds[split].append(place.bench(model, *FLAGS, "--split", split)["decode_tokens_per_s"])
+                said = place.bench(model, *REQUEST, tokens[split], "--repeat", "1", "--split", split)
+                speeds[split].append(said["decode_tokens_per_s"])
     ratios = [mine / equal for mine, equal in zip(speeds["auto"], speeds["equal"], strict=True)]
     parts = ", ".join(f"{node['name']} {node['units']['neurons']}" for node in plan["nodes"])
     return {

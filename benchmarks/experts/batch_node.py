@@ -11,6 +11,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from master.deployment.assignments import assignments
 from master.deployment.deploy import kv_dtype
@@ -25,7 +26,7 @@ from tests.support.models import write_tokenizer
 from tpi.config import default_cache
 from tpi.devices.emulated.device import EmulatedDevice, open_emulated
 from tpi.devices.host import open_host
-from tpi.devices.options import OffloadOptions
+from tpi.devices.options import OffloadOptions, Weights
 from tpi.kv import pages_for
 from tpi.net.fields import GroupBatch
 from tpi.net.messages import NodeOptions, PeerAddress, Step, StepEntry
@@ -67,6 +68,7 @@ class BatchNode:
         self.link: BatchAccelerated = node.link
         self._emulation, self._node, self._others = device.emulation, node, others or Nobody()
         self.sequences, self._position, self._number = self.link.plan.policy.batch, filled, 0
+        self._known = set[int]()  # sequences that the nodes have pages of
         shape = self.sequences, MIXTRAL["hidden_size"]
         self._x = np.random.default_rng(0).normal(size=shape).astype(np.float32)
 
@@ -85,19 +87,31 @@ class BatchNode:
         use = {lane.name: (lane.busy - before[lane.name]) / total for lane in self._emulation.lanes}
         return total / count, use, self._emulation.overruns - overruns
 
+    def prompts(self, tokens: int, longest: int) -> tuple[float, int]:
+        """Seconds of prompts of so many tokens each, in steps of `longest` at most; bytes of weights that crossed."""
+        each = longest // tokens
+        before, began = self.link.figures.weight_bytes, time.perf_counter()
+        for first in range(0, self.sequences, each):
+            numbers = range(first, min(first + each, self.sequences))
+            x = np.repeat(self._x[: len(numbers)], tokens, axis=0)
+            self._run([self._entry(number, 0, tokens) for number in numbers], x)
+        seconds = self._emulation.modelled(time.perf_counter() - began)
+        self.link.settle()
+        return seconds, self.link.figures.weight_bytes - before
+
     def _step(self) -> None:
-        pages = pages_for(CONTEXT)
-        first = not self._number
-        entries = tuple(
-            StepEntry(
-                number, self._position, 1, 0 if first else pages,
-                tuple(range(number * pages, (number + 1) * pages)) if first else (),
-            )
-            for number in range(self.sequences)
-        )  # fmt: skip
-        self._number += 1
+        self._run([self._entry(number, self._position, 1) for number in range(self.sequences)], self._x)
         self._position += 1
-        step = Step(1, 1, self._number, entries, (), self._x)
+
+    def _entry(self, number: int, position: int, count: int) -> StepEntry:
+        pages, known = pages_for(CONTEXT), number in self._known
+        self._known.add(number)
+        own = () if known else tuple(range(number * pages, (number + 1) * pages))
+        return StepEntry(number, position, count, pages if known else 0, own)
+
+    def _run(self, entries: Sequence[StepEntry], x: npt.NDArray[np.float32]) -> None:
+        self._number += 1
+        step = Step(1, 1, self._number, tuple(entries), (), x)
         self._others.step(step)
         self._node.run(step)
 
@@ -111,21 +125,24 @@ def batch_node(
     memory: int = 0,
     trace: bool = False,
     nodes: int = 1,
+    steps: int = 0,
+    weights: Weights = "auto",
 ) -> Iterator[BatchNode]:
     """A node of `emu:` and `device`, for which at most so many sequences wait, with `filled` tokens each.
 
     `decide` plans in place of the node's own; `memory` is what it may use, in bytes, if not all;
     with `trace` it records its spans. It may be one of several `nodes`, all alike, each with its part of the model.
+    `steps` are tokens of a step at most, if longer than a chunk; `weights` says where they all lie.
     """
     with ExitStack() as stack:
         devices = [stack.enter_context(closing(open_emulated(device))) for _ in range(nodes)]
         beside = [
-            Beside(one, emulated_node(one.emulation.machine), OffloadOptions(pipeline="batch"), decide)
+            Beside(one, emulated_node(one.emulation.machine), OffloadOptions(weights, pipeline="batch"), decide)
             for one in devices
         ]
         emulation = devices[0].emulation
         options: dict[str, Any] = {
-            "chunk": max(512, sequences),
+            "chunk": max(512, sequences, steps),
             "context": CONTEXT,
             "pool": sequences * pages_for(CONTEXT),
             "threads": 1,
@@ -133,7 +150,7 @@ def batch_node(
             "trace": trace,
             "scheduler": "window" if memory else "resident",
         }
-        if nodes > 1:
+        if nodes > 1 or steps:
             options["batch"] = _agreed(mixture(), beside, options)
         deployment = in_process_deployment(
             mixture(),

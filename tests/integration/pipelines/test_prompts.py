@@ -1,0 +1,91 @@
+"""Prompts of a batch in the paper's own schedule: layer by layer for all of them, each weight crosses the link once."""
+
+from collections.abc import Callable
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from master.deployment.batching import longest_step
+from master.generation.engine import Engine
+from master.generation.request import Request
+from master.generation.sampler import Sampler
+from master.options import RunOptions
+from master.session import Session
+from scheduler.model.machine import LAPTOP
+from tests.integration.pipelines.test_groups import alone
+from tests.support.devices.offloading import GREEDY, answers, batched, offloaded, prompts
+from tests.support.devices.shuffled import Shuffled
+from tests.support.kernels.kernel_cases import native
+from tpi.devices.options import DeviceOptions, OffloadOptions
+from tpi.net.fields import MAX_STEP_BYTES, GroupBatch
+from tpi.pack.reader import Pack
+from worker.pipelines.accelerated import BatchAccelerated
+from worker.pipelines.agree import GroupMember
+from worker.plan.node_plan import node_plan
+
+TOGETHER = GroupBatch(9, 3, True, 32)
+LONG: dict[str, Any] = {"context": 64, "pool": 24, "chunk": 600, "batch": TOGETHER}  # tokens, pages; of a step, 600
+
+
+def test_all_prompts_of_a_step_share_one_crossing_of_every_weight(
+    tiny_pack: Callable[..., Pack], tmp_path: Path
+) -> None:
+    pack = tiny_pack("mixtral")
+    asked = prompts(pack.config.vocab, 9, seed=1, longest=50)
+    with (
+        closing(Shuffled(native, 0)) as device,
+        offloaded(pack, tmp_path, {0: device}, OffloadOptions("ram", "ram", "batch"), **LONG) as deployment,
+    ):
+        link, engine = batched(deployment), Engine(deployment)
+        passing = sum(link.plan.pieces[piece].nbytes for piece in link.plan.lifted)
+        link.settle()
+        before = link.figures.weight_bytes
+        for prompt in asked:
+            engine.submit(Request(engine.admit(prompt), Sampler(GREEDY), 2, lambda _: True))
+        engine.step()
+        link.settle()
+        assert sum(map(len, asked)) > 5 * TOGETHER.chunk
+        assert link.figures.weight_bytes - before == passing
+        for request in engine.requests:
+            engine.withdraw(request)
+            engine.release(request.sequence)
+        assert answers(deployment, asked) == alone(pack, tmp_path, asked)
+
+
+def test_a_session_that_batches_has_long_steps_and_others_have_not(
+    tiny_pack: Callable[..., Pack], tmp_path: Path
+) -> None:
+    pack = tiny_pack("llama")
+    for pipeline, longest in (("batch", 40 * 128), ("performance", 512)):
+        devices = DeviceOptions(("emu:1GiB,stretch=1",), (6 << 20,), OffloadOptions("ram", pipeline=pipeline))  # type: ignore[arg-type]
+        options = RunOptions(str(pack.path), context=128, parallel=40, devices=devices, memory=1 << 30, cache=tmp_path)
+        with Session(options) as session:
+            assert isinstance(session.node.link, BatchAccelerated) == (pipeline == "batch")
+            assert session.engine.deployment.limits.chunk == longest
+            if isinstance(session.node.link, BatchAccelerated):
+                assert session.node.link.pipeline.chunk <= 512
+
+
+@pytest.mark.parametrize(("memory", "size"), [(1 << 30, 1), (64 << 20, 1), (1 << 34, 3)])
+def test_a_step_is_as_long_as_memory_and_messages_allow(
+    memory: int, size: int, tiny_pack: Callable[..., Pack], tmp_path: Path
+) -> None:
+    member = _member(tiny_pack("llama"), memory, size)
+    steps, hidden = longest_step(member), member.plan.config.hidden
+    assert 512 <= steps <= member.plan.options.pages * 32
+    assert size == 1 or 4 * hidden * steps <= MAX_STEP_BYTES
+    assert steps == 512 or 4 * hidden * steps <= memory // 16
+
+
+def _member(pack: Pack, memory: int, size: int) -> GroupMember:
+    from master.deployment.assignments import assignments
+    from master.deployment.planner import deal_shards, units_of
+    from tpi.net.messages import NodeOptions, PeerAddress
+
+    peers = [PeerAddress(rank, f"node {rank}", "") for rank in range(size)]
+    options = NodeOptions(4096, 128 * 400, "f32", 512, memory=memory)
+    shards = deal_shards(pack.config, units_of(pack), [1] * size)
+    plan = node_plan(assignments(pack, shards, peers, options, session=1, epoch=1)[0])
+    return GroupMember("one", plan, LAPTOP, OffloadOptions(pipeline="batch"))

@@ -14,8 +14,8 @@ REQUEST = ("-c", "256", "--prompt-tokens", "16", "--gen-tokens")
 TOKENS, FEW = 16, 2  # of an answer; and of one that waits 100 ms at each of 44 sums a token, as equal parts do
 NOTES = """
 The 1.1B shape in Q4_0 on machines of 0.4, 0.2, 0.1 and 0.1 core, 0.2 ms and 1 Gbit from end to end; and on three of 0.2
-core, of which the last is 100 ms away: one turn there, and two tokens in equal parts, which take ten seconds each. Either
-split takes turns on the same workers; tokens/s are medians of the turns, ratios of the ratios. *Predicted* is what
+core, of which the last is 100 ms away: one turn there, and two tokens in equal parts, ten seconds each. Either split
+takes turns on the same workers; tokens/s are medians of the turns, ratios of the ratios. *Predicted* is what
 `tpi plan --workers` says on the first machine before any run: workers measure themselves when they start, links are
 measured by echoes. Who is left out is that plan's choice.
 """

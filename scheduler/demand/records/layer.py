@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from scheduler.demand.records.reads import LONGEST, Bounds, RecordRead, covered, dealt, plan_ranges
+from scheduler.demand.records.reads import Bounds, ReadSizes, RecordRead, covered, dealt, plan_ranges
 from scheduler.demand.records.table import F64, I32, NEURON_BYTES, SLOT_BYTES, RecordTable
 from scheduler.neurons.worth import NeuronWorth
 from scheduler.storage.extent import Extent
@@ -51,15 +51,14 @@ class RecordLayer:
 class OpenLayer:
     """A layer's slots while it is used. Not safe from several threads: the tier asks under its lock."""
 
-    def __init__(self, layer: RecordLayer, gap: int) -> None:
-        """What takes no longer to read than `gap` bytes is read along."""
+    def __init__(self, layer: RecordLayer, sizes: ReadSizes) -> None:
+        """Read in reads of such `sizes`."""
         self.layer = layer
         self.worth = NeuronWorth(layer.frequency, half_life=HALF_LIFE)
         self.expected: I32 | None = None  # pinned until the next hold
         self.along = 0
         self.error: Exception | None = None  # the latest that a read of it failed with
-        self._gap = gap // layer.record_bytes
-        self._most = max(1, LONGEST // layer.record_bytes)
+        self._sizes = sizes
         self.lay(None)
 
     def lay(self, data: Bytes | None) -> None:
@@ -80,7 +79,7 @@ class OpenLayer:
         lacking = self.table.pin(neurons, values)
         if lacking is None:
             return None
-        ranges = plan_ranges(lacking, self._gap, self._most)
+        ranges = plan_ranges(lacking, self._sizes, self.layer.neurons)
         kept = np.sort(np.concatenate([lacking, self._passing(ranges, len(lacking), values)]))
         self.along += len(kept) - len(lacking)
         return len(lacking), dealt(ranges, kept, self.table.slot_of[kept], readers)

@@ -35,14 +35,33 @@ class RecordRead:
     slots: I32
 
 
-def plan_ranges(neurons: I32, gap: int, most: int) -> list[Bounds]:
-    """The ranges that have all of `neurons`, in order, each once: at most `most` records, none over more than `gap`."""
+@dataclass(frozen=True)
+class ReadSizes:
+    """In records: what may lie between two that are read together, how long a read may be, and is at least."""
+
+    gap: int
+    most: int
+    least: int = 1
+
+    @classmethod
+    def of(cls, record_bytes: int, gap: int, least: int = 0) -> "ReadSizes":
+        """From bytes."""
+        most = max(1, LONGEST // record_bytes)
+        return cls(gap // record_bytes, most, min(most, max(1, -(-least // record_bytes))))
+
+
+def plan_ranges(neurons: I32, sizes: ReadSizes, end: int) -> list[Bounds]:
+    """The ranges of `sizes` that have all of `neurons`, in order and each once; none goes beyond record `end`.
+
+    Where a range is lengthened, it is by what follows; at the end of a layer there may be less than `least`.
+    """
     if not len(neurons):
         return []
-    cuts = np.flatnonzero(np.diff(neurons) > gap + 1)
-    firsts = neurons[np.concatenate([[0], cuts + 1])].tolist()
-    lasts = neurons[np.concatenate([cuts, [-1]])].tolist()
-    return [part for first, last in zip(firsts, lasts, strict=True) for part in _cut(first, last + 1, most)]
+    cuts = np.flatnonzero(np.diff(neurons) > max(sizes.gap + 1, sizes.least))
+    firsts = neurons[np.concatenate([[0], cuts + 1])]
+    lasts = np.minimum(np.maximum(neurons[np.concatenate([cuts, [-1]])] + 1, firsts + sizes.least), end)
+    pairs = zip(firsts.tolist(), lasts.tolist(), strict=True)
+    return [part for first, last in pairs for part in _cut(first, last, sizes.most)]
 
 
 def covered(ranges: Sequence[Bounds]) -> I32:

@@ -18,7 +18,7 @@ from contextlib import contextmanager
 
 from scheduler.demand.records.layer import OpenLayer, RecordLayer
 from scheduler.demand.records.reader import RecordReader
-from scheduler.demand.records.reads import USUAL_GAP, RecordRead
+from scheduler.demand.records.reads import USUAL_GAP, ReadSizes, RecordRead
 from scheduler.demand.records.stats import RecordStats
 from scheduler.demand.records.table import I32
 from scheduler.demand.workers import LoadWorkers
@@ -42,15 +42,16 @@ class RecordTier:
         workers: LoadWorkers,
         readers: int,
         gap: int = USUAL_GAP,
+        least: int = 0,
         reads: ReadClock | None = None,
         trace: NoTrace = OFF,
     ) -> None:
         """Of all `layers`, without slots so far; `workers` are so many `readers`.
 
-        `gap` is how many bytes are sooner read along than not (`scheduler.demand.records.reads.measured_gap`); `reads`
-        is another reader's of the same disk.
+        `gap` is how many bytes are sooner read along than not (`scheduler.demand.records.reads.measured_gap`); reads
+        are of `least` bytes at least, but for those at a layer's end. `reads` is another reader's of the same disk.
         """
-        self.layers = [OpenLayer(layer, gap) for layer in layers]
+        self.layers = [OpenLayer(layer, ReadSizes.of(layer.record_bytes, gap, least)) for layer in layers]
         widest = max((layer.record_bytes for layer in layers), default=1)
         self._reader = RecordReader(disk, widest)
         self._workers, self._reads, self._trace = workers, reads or ReadClock(), trace

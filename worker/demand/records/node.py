@@ -36,7 +36,7 @@ class StreamedNeurons:
         self._plan, self._node = plan, node
         self._numbers = {block: number for number, block in enumerate(plan.layers)}
         layers, workers = list(plan.layers.values()), Readers(plan.readers)
-        self.tier = RecordTier(layers, plan.disk, workers, plan.readers, plan.gap, window.reads, trace)
+        self.tier = RecordTier(layers, plan.disk, workers, plan.readers, plan.gap, plan.least, window.reads, trace)
         self._records: dict[int, RecordFfn] = {}  # by layer
         node.foretell, node.records = self._foretell, self.tier
         self._turns: TurnsJudge | None = None

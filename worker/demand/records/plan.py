@@ -42,6 +42,7 @@ class RecordPlan:
     disk: Disk
     readers: int  # threads
     gap: int = USUAL_GAP  # see `scheduler.demand.records.tier.RecordTier`
+    least: int = 0
     plain: Placement | None = None  # of the same segments, for the turns without records, if it takes turns
 
     @property

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from scheduler.demand.records.reads import (
     MOST_GAP,
     USUAL_GAP,
+    ReadSizes,
     covered,
     dealt,
     measured_gap,
@@ -24,20 +25,26 @@ from tpi.devices.pages import PAGE, page_buffer
 NEURONS = st.lists(st.integers(0, 300), unique=True, max_size=60).map(sorted).map(lambda all: np.array(all, np.int32))
 
 
-@given(neurons=NEURONS, gap=st.integers(0, 40), most=st.integers(1, 30), readers=st.integers(1, 5))
+@given(
+    neurons=NEURONS, gap=st.integers(0, 40), most=st.integers(1, 30), least=st.integers(1, 12),
+    readers=st.integers(1, 5),
+)  # fmt: skip
 @settings(max_examples=200, deadline=None)
 def test_ranges_have_all_once_and_no_gap_that_is_too_long(
-    neurons: np.ndarray, gap: int, most: int, readers: int
+    neurons: np.ndarray, gap: int, most: int, least: int, readers: int
 ) -> None:
-    ranges = plan_ranges(neurons, gap, most)
+    least = min(least, most)
+    ranges = plan_ranges(neurons, ReadSizes(gap, most, least), 301)
     every = covered(ranges)
     assert len(np.unique(every)) == len(every)
     assert set(neurons.tolist()) <= set(every.tolist())
     assert all(0 < last - first <= most for first, last in ranges)
-    beside = np.setdiff1d(every, neurons)
-    before = neurons[np.searchsorted(neurons, beside) - 1] if len(beside) else beside
-    after = neurons[np.searchsorted(neurons, beside)] if len(beside) else beside
-    assert (after - before <= gap + 1).all()
+    runs = [part for part in np.split(every, np.flatnonzero(np.diff(every) > 1) + 1) if len(part)]
+    assert all(len(run) >= least or run[-1] == 300 for run in runs)
+    for beside in set(every.tolist()) - set(neurons.tolist()):  # between two, or what makes a read long enough
+        before, after = neurons[neurons < beside], neurons[neurons > beside]
+        between = len(after) and after[0] - before[-1] <= max(gap + 1, least)
+        assert between or any(run[0] <= beside < run[0] + least for run in runs)
     reads = dealt(ranges, neurons, neurons + 1000, readers)
     assert len(reads) <= readers
     assert [part for read in reads for part in read.ranges] == ranges

@@ -1,0 +1,127 @@
+"""A sparse model twice as large as memory: neurons from disk one by one against the plain window, by turns."""
+
+from collections.abc import Iterator
+from contextlib import ExitStack, closing
+from dataclasses import replace
+from pathlib import Path
+from statistics import median
+from tempfile import TemporaryDirectory
+from time import perf_counter
+from typing import Any
+from unittest.mock import patch
+
+from benchmarks.result import Check, Result, Row, Table
+from benchmarks.support.models import reglu_1b
+from master.deployment.deployment import Deployment
+from master.generation.engine import Engine
+from master.generation.sampler import Sampler, Sampling
+from scheduler.demand.records.stats import RecordStats
+from tests.support.cluster.inprocess import in_process_deployment
+from tpi.pack.reader import Pack
+from tpi.sparsity.files import NAME, load_predictors
+from tpi.sparsity.predictor import Predictor
+from worker.demand.records.plan import RecordPlan, decide_records
+from worker.plan import residence
+
+ROUNDS, TOKENS, WARM, PROMPT = 6, 8, 16, [3, 4, 5]
+AHEAD, SHARE = 1, 0.5
+GAIN, LEAST_READ, TENTH = 2.0, 32 << 10, 0.1
+KINDS: dict[str, int | None] = {"plain window": None, "by neurons": 0, "by neurons, long reads": LEAST_READ}
+NOTES = f"""
+The 1.1B shape with ReLU in 4 bits, about 10% of the neurons active, numbered as `tpi profile` numbers them; memory for
+everything is {SHARE:.0%} of the model. *plain window*: what fits stays, the rest streams, all of it
+(`--sparsity off`). *by neurons*: attention and predictors stay, the rest of memory is slots for records
+(`--sparsity static`), with predictors that look {AHEAD} layer ahead; reads as this disk likes them, or none of fewer
+than {LEAST_READ >> 10} KiB. {ROUNDS} rounds of {TOKENS} tokens by each, interleaved, medians, after {WARM}; reads go
+past the page cache.
+"""
+
+
+def bench(quick: bool) -> Result:
+    """All three by turns, on one node each."""
+    pack = Pack.open(reglu_1b(hot_first=True).path)
+    with ExitStack() as stack:
+        cache = Path(stack.enter_context(TemporaryDirectory()))
+        opened = [stack.enter_context(closing(_deployment(pack, cache / name, least))) for name, least in KINDS.items()]
+        times, stats = _by_turns(opened, 2 if quick else ROUNDS)
+        streamed = opened[0].node.budget.placement.streamed_bytes
+    plain = median(times[0])
+    kinds = zip(KINDS, times, stats, strict=True)
+    rows = [_row(name, taken, read, plain, streamed) for name, taken, read in kinds]
+    free, long = stats[1:]
+    checks = [
+        Check("by neurons over the plain window", plain / median(times[1]), GAIN),
+        Check(f"the same in reads of {LEAST_READ >> 10} KiB at least", plain / median(times[2]), GAIN),
+        Check("a mean read then, KiB", long.mean_read / 1024, LEAST_READ / 1024),
+        Check("of all neurons' bytes that is read", free.read_bytes / free.dense_bytes, TENTH, at_most=True),
+    ]
+    return Result("Neurons from disk", NOTES, [Table(f"1.1B, q4, {SHARE:.0%} of it in memory", rows)], checks)
+
+
+def _predictors(pack: Pack) -> dict[int, Predictor]:
+    return {
+        layer: replace(predictor, ahead=min(layer, AHEAD))
+        for layer, predictor in load_predictors(pack.path / NAME).items()
+    }
+
+
+def _deployment(pack: Pack, cache: Path, least: int | None) -> Deployment:
+    """With the plain window where `least` is None."""
+    model = sum(file.stat().st_size for file in pack.path.iterdir())
+
+    def decided(*given: Any) -> RecordPlan | None:
+        found = decide_records(*given)
+        return None if found is None else replace(found, least=least or 0)
+
+    with patch.object(residence, "decide_records", decided):
+        return in_process_deployment(
+            pack, [1.0], cache, context=256, pool=8, sparsity="off" if least is None else "static",
+            scheduler="window", memory=int(SHARE * model), predictors=None if least is None else _predictors(pack),
+        )  # fmt: skip
+
+
+def _by_turns(deployments: list[Deployment], rounds: int) -> tuple[list[list[float]], list[RecordStats]]:
+    """By deployment, seconds a token of each round, and what was read in all of them; what warms up does not count."""
+    paces = [_paces(deployment) for deployment in deployments]
+    for pace in paces:
+        for _ in range(WARM // TOKENS):
+            next(pace)
+    before = [_stats(deployment) for deployment in deployments]
+    found = [[next(pace) for pace in paces] for _ in range(rounds)]
+    stats = [_since(one, _stats(deployment)) for one, deployment in zip(before, deployments, strict=True)]
+    return [list(times) for times in zip(*found, strict=True)], stats
+
+
+def _since(before: RecordStats, after: RecordStats) -> RecordStats:
+    return RecordStats(**{name: getattr(after, name) - getattr(before, name) for name in vars(after)})
+
+
+def _paces(deployment: Deployment) -> Iterator[float]:
+    engine = Engine(deployment)
+    tokens = engine.generate(engine.admit(PROMPT), Sampler(Sampling(temperature=0)), 240)
+    while True:
+        began = perf_counter()
+        for _ in range(TOKENS):
+            next(tokens)
+        yield (perf_counter() - began) / TOKENS
+
+
+def _stats(deployment: Deployment) -> RecordStats:
+    sparse = deployment.node.sparse
+    if sparse is None:
+        return RecordStats()
+    assert sparse.records is not None, "this memory has no room for records"
+    return sparse.records.stats()
+
+
+def _row(name: str, times: list[float], stats: RecordStats, plain: float, streamed: int) -> Row:
+    read = stats.read_bytes / stats.tokens if stats.tokens else streamed
+    return {
+        "": name,
+        "tokens/s": 1 / median(times),
+        "gain": plain / median(times),
+        "MB read a token": read / 1e6,
+        "KiB a read": stats.mean_read / 1024 if stats.reads else "",
+        "found in memory": stats.hit_rate if stats.asked else "",
+        "waited, of the time": stats.stall_seconds / (sum(times) * TOKENS) if stats.asked else "",
+    }

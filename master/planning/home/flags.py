@@ -16,6 +16,8 @@ Command = TypeVar("Command", bound=Callable[..., Any])
 
 _HOMES = ("devices", "topology", "workers")
 _ALONE = ("machine", "device", "gpu_memory")
+_LIMITS = ("weights", "kv", "pipeline")
+_MEASURED = ("memory", "remeasure")
 _OPTIONS = (
     click.option(
         "--devices", metavar="SIZES", help="Plan for machines of so much memory, e.g. 8x8GiB or 16GiB,3x8GiB."
@@ -54,6 +56,7 @@ def home_of(flags: dict[str, Any], node: NodeFlags, cache: Path, files: list[Pat
         flag = given[0].replace("_", "-")
         beside = "" if named == ["topology"] else ", or --batch N, for which several may have accelerators"
         raise UsageError(f"--{flag} is of one machine, and --{named[0]} names several; give one of them{beside}")
+    _refuse_idle(named[0], [*_LIMITS, *(_MEASURED if flags["devices"] and not given else ())], flags)
     if flags["devices"]:
         home = described_home(flags["devices"], flags["link"] or DEFAULT_LINK)
         return home.all_like(planned_node(node, cache, files).machine) if given else home
@@ -63,3 +66,9 @@ def home_of(flags: dict[str, Any], node: NodeFlags, cache: Path, files: list[Pat
     from master.planning.home.asked import home_asked
 
     return home_asked(worker_addresses(flags["workers"]), own)
+
+
+def _refuse_idle(home: str, names: list[str], flags: dict[str, Any]) -> None:
+    """Raise UsageError for the first of these flags that was given: it would count for nothing."""
+    if idle := [name for name in names if flags[name] not in (None, False, "auto")]:
+        raise UsageError(f"--{idle[0]} counts for nothing where --{home} names the machines; leave it out")

@@ -10,7 +10,7 @@ from tpi.devices.pages import Bytes
 from tpi.errors import PlanError
 from tpi.trace import OFF, NoTrace
 from worker.accelerator.accelerated import Accelerated, LinkFigures
-from worker.demand.arena import ExpertArena
+from worker.demand.arena import MB, ExpertArena
 from worker.demand.hybrid import HybridExperts
 from worker.demand.offload import ExpertPlan
 from worker.demand.plan import recording_of, routed_of
@@ -85,8 +85,15 @@ class ExpertAccelerated(Accelerated):
 
     def describe(self) -> str:
         """See `Accelerated.describe`."""
-        said = super().describe()
-        return f"{said}; {self.arena.describe()}" if self.arena is not None and self.arena.cache.stats().uses else said
+        if self.arena is None or not self.arena.cache.stats().uses:
+            return super().describe()
+        plan, moved = self.experts, self.figures
+        prompts = f"; steps of {plan.crossover} tokens and more take all of them there" if plan.long else ""
+        return (
+            f"{self.device.name} holds all but the routed experts, and {self.arena.describe()}; keys and values are "
+            f"{'there' if plan.kv == 'gpu' else 'in memory'}{prompts}; {moved.weight_bytes / MB:.0f} MB of weights and "
+            f"{moved.kv_bytes / MB:.0f} MB of keys and values moved"
+        )
 
     def close(self) -> None:
         """See `Accelerated.close`."""

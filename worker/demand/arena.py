@@ -25,7 +25,7 @@ from tpi.kernels.constants import STREAM_TOKENS
 from tpi.kernels.spec import F32, RouterSpec
 from tpi.trace import OFF, NoTrace
 
-_MB = 1e6
+MB = 1e6
 
 
 class LinkedExperts(HostUnits):
@@ -151,12 +151,12 @@ class ExpertArena:
     def describe(self) -> str:
         """What became of it, with the figures, in half a sentence."""
         stats, best, units = self.cache.stats(), self.best(), len(self._source.keys)
-        here, moved = stats.elsewhere / max(1, stats.uses), stats.bytes_per_step / _MB
+        here, moved = stats.elsewhere / max(1, stats.uses), stats.bytes_per_step / MB
         return (
-            f"{self.cache.capacity} of {units} experts lie there, as wanted; {stats.hit_rate:.0%} of the chosen "
-            f"were (Belady's policy: {best.hit_rate:.0%}), the CPU computed {here:.0%} of them; {moved:.2f} MB over "
-            f"the link per step (Belady's: {best.bytes_per_step / _MB:.2f}), {stats.ahead} experts ahead "
-            f"({stats.ahead_used} used, {stats.ahead_wasted} wasted); kept {self.policy.sentence}"
+            f"{self.cache.capacity} of {units} of those as they are wanted: {stats.hit_rate:.0%} of the chosen were "
+            f"there (Belady's policy: {best.hit_rate:.0%}), the CPU computed {here:.0%}; {moved:.2f} MB over the link "
+            f"per step (Belady's: {best.bytes_per_step / MB:.2f}), {stats.ahead} ahead ({stats.ahead_used} used, "
+            f"{stats.ahead_wasted} wasted); kept {self.policy.sentence}"
         )
 
     def best(self) -> Replayed:

@@ -72,8 +72,11 @@ def test_tokens_equal_the_run_without(
             assert min(stats.hits, stats.elsewhere) > 0
             assert stats.misses > 0 if link > 1 else link == 1 or not stats.misses
             assert card.memory.used <= plan.memory_bytes <= 1.1 * card.memory.used
-            assert "experts lie there, as wanted" in node.figures().accelerator
-            assert f"the CPU computed {stats.elsewhere / stats.uses:.0%} of them" in node.figures().accelerator
+            told = node.figures().accelerator
+            assert "holds all but the routed experts" in told
+            assert f"{stats.hit_rate:.0%} of the chosen were there (Belady's policy: " in told
+            assert f"the CPU computed {stats.elsewhere / stats.uses:.0%}; " in told
+            assert f"{stats.bytes_per_step / 1e6:.2f} MB over the link per step" in told
             assert not arena.cache._store.table.pins.any()
 
 

@@ -1,7 +1,7 @@
 """Paired workers in the network: found by what they announce (mDNS), or where they were when they were paired."""
 
 import socket
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import replace
@@ -24,6 +24,7 @@ _ASK_MS = 1000
 _REACH_S = 1.0
 _PORT = 9990  # of a worker, unless it was told another
 _AT_ONCE = 16  # addresses that are tried
+_NOBODY = "no paired machine announces a worker that can be reached; name one that runs with --workers HOST:PORT"
 
 
 class _Listener:
@@ -75,9 +76,10 @@ def find_workers(door: Door, seconds: float = BROWSE_S, interfaces: Any = None) 
 
 
 def workers_at_home(door: Door, say: Callable[[str], None]) -> list[str]:
-    """Addresses of the paired workers that can be reached; `say` hears which are used, or that none is."""
+    """Addresses of the paired workers that can be reached; `say` hears it if none is."""
     there = _at_home(door)
-    _say_used(there, door, say)
+    if not there and door.keys.paired:
+        say(_NOBODY)
     return list(there.values())
 
 
@@ -109,7 +111,11 @@ def willing_at_home(door: Door, say: Callable[[str], None]) -> list[str]:
             say(f"going on without {called[one.address]}: {one.unwilling}")
         else:
             willing.setdefault(one.key or one.address, (one.name, one.address))
-    _say_used(dict(willing.values()), door, say)
+    if willing:
+        used = ", ".join(f"{name} ({address})" for name, address in willing.values())
+        say(f"using {used}; --workers none uses nobody")
+    elif door.keys.paired:
+        say("this machine computes alone" if there else f"{_NOBODY}; this machine computes alone")
     return [address for _, address in willing.values()]
 
 
@@ -125,16 +131,6 @@ def _at_home(door: Door) -> dict[str, str]:
         there = {address: called.get(one.key, one.name) for one, address in found}
         there |= {address: one.name for one in silent if (address := remembered[one.key].result()) not in there}
     return {name: address for address, name in there.items() if address}
-
-
-def _say_used(there: Mapping[str, str], door: Door, say: Callable[[str], None]) -> None:
-    if there:
-        say(f"using {', '.join(f'{name} ({address})' for name, address in there.items())}; --workers none uses nobody")
-    elif door.keys.paired:
-        say(
-            "no paired machine announces a worker that can be used: this machine computes alone; "
-            "name one that runs with --workers HOST:PORT"
-        )
 
 
 def _reachable(one: Announcement) -> str:

@@ -1,0 +1,131 @@
+"""What nodes agree on before they batch: the least room bounds it, an owner's wish is respected, and figures travel."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from master.deployment.assignments import assignments
+from master.deployment.batching import batched
+from master.deployment.planner import deal_shards, units_of
+from master.options import RunOptions
+from master.session import Session
+from scheduler.model.machine import LAPTOP, NodeMachine, Rates, emulated_node, laptop_gpu
+from scheduler.model.told import card_figures, told_machine
+from tests.support.devices.offloading import answers, prompts
+from tpi.devices.emulated.machine import parse_emulated
+from tpi.devices.options import DeviceOptions, OffloadOptions
+from tpi.errors import PlanError
+from tpi.net.fields import Card, GroupBatch, MachineSpeed
+from tpi.net.messages import Assign, NodeOptions, PeerAddress
+from tpi.pack.reader import Pack
+from worker.pipelines.accelerated import BatchAccelerated
+from worker.pipelines.agree import GroupMember, agree
+from worker.plan.node_plan import node_plan
+
+BATCH = OffloadOptions(pipeline="batch")
+LITTLE, MUCH = 3 << 20, 64 << 20
+
+
+def plans(pack: Pack, shares: tuple[float, ...]) -> list[Assign]:
+    peers = [PeerAddress(rank, f"node {rank}", "") for rank in range(len(shares))]
+    options = NodeOptions(128, 64 * 4, "f32", 512, memory=1 << 30)
+    return assignments(pack, deal_shards(pack.config, units_of(pack), shares), peers, options, session=1, epoch=1)
+
+
+def members(pack: Pack, *machines: NodeMachine, options: OffloadOptions = BATCH) -> list[GroupMember]:
+    made = plans(pack, (1.0,) * len(machines))
+    pairs = enumerate(zip(made, machines, strict=True))
+    return [GroupMember(f"node {rank}", node_plan(plan), machine, options) for rank, (plan, machine) in pairs]
+
+
+def with_card(room: int) -> NodeMachine:
+    return replace(LAPTOP, accelerator=replace(laptop_gpu(), memory=room))
+
+
+def test_the_node_with_the_least_room_bounds_what_all_have_alike(tiny_pack: Callable[..., Pack]) -> None:
+    pack = tiny_pack("mixtral")
+    large, small, both = (
+        agree(members(pack, *map(with_card, rooms))) for rooms in ((MUCH, MUCH), (LITTLE, LITTLE), (MUCH, LITTLE))
+    )
+    assert both.chunk == small.chunk < large.chunk
+    assert (both.batch, both.micro_batches) == (small.batch, small.micro_batches) != (large.batch, large.micro_batches)
+
+
+def test_what_a_node_cannot_do_is_refused_by_its_name(tiny_pack: Callable[..., Pack]) -> None:
+    pack = tiny_pack("llama")
+    one, two = members(pack, with_card(MUCH), with_card(MUCH))
+    for other, said in [
+        (replace(two, options=OffloadOptions(pipeline="memory")), "node 1 is to use --pipeline memory"),
+        (replace(two, machine=replace(two.machine, more=(laptop_gpu(),))), "node 1: .* computes on one accelerator"),
+        (replace(two, machine=with_card(1 << 16)), "node 1: .* hold not one sequence"),
+    ]:
+        with pytest.raises(PlanError, match=said):
+            agree([one, other])
+
+
+@pytest.mark.parametrize(
+    ("asked", "told", "host", "batches"),
+    [
+        ("batch", "batch", 1e12, True), ("auto", "auto", 1e8, True), ("auto", "auto", 1e12, False),
+        ("auto", "performance", 1e8, False), ("performance", "auto", 1e8, False),
+    ],
+)  # fmt: skip
+def test_a_group_batches_if_it_is_asked_to_or_if_that_is_worth_it(
+    asked: str, told: str, host: float, batches: bool, tiny_pack: Callable[..., Pack]
+) -> None:
+    pack = tiny_pack("llama")
+    machine = replace(with_card(MUCH), host=Rates(host, host))
+    quick = replace(machine, accelerator=replace(laptop_gpu(), memory=MUCH, rates=Rates(3e11, 2e13)))
+    made, both = plans(pack, (1, 1)), members(pack, quick, quick, options=OffloadOptions(pipeline=told))  # type: ignore[arg-type]
+    wish = OffloadOptions(pipeline=asked, many=True)  # type: ignore[arg-type]
+    found = batched(made, both, wish)
+    assert [plan.options.batch is not None for plan in found] == [batches] * 2
+    assert batches or found == made
+    assert batched(made, both, replace(wish, many=False))[0].options.batch is None or asked == "batch"
+
+
+def test_figures_are_the_same_when_they_come_back(tiny_pack: Callable[..., Pack]) -> None:
+    machine = replace(emulated_node(parse_emulated("t4")), bus=1e11)
+    assert machine.accelerator is not None
+    card = Card("emu", machine.accelerator.memory, "auto", "auto", "batch", 0, (), card_figures(machine))
+    told = told_machine(machine.memory, card, None)
+    there = replace(machine.accelerator, link=replace(machine.accelerator.link, piece=8 << 20), name="emu")
+    assert told == replace(machine, accelerator=there, disk=told.disk)
+    assert told.disk.read == machine.disk.read
+    assert card_figures(replace(machine, accelerator=None)) is None
+    lying = replace(card, figures=replace(card.figures, up=0.0))  # type: ignore[type-var]
+    assert told_machine(1 << 30, lying, None).accelerator == replace(laptop_gpu(), memory=card.memory, name="emu")
+    slow = told_machine(1 << 30, None, MachineSpeed(1e9, 2e9, 0))
+    assert (slow.host.read, slow.host.operations, slow.accelerator) == (1e9, 2e9, None)
+
+
+def test_a_session_batches_over_two_processes(tiny_pack: Callable[..., Pack], tmp_path: Path) -> None:
+    pack = tiny_pack("mixtral")
+    asked = prompts(pack.config.vocab, 12, seed=8, longest=20)
+    with Session(RunOptions(str(pack.path), context=64, parallel=12, cache=tmp_path)) as session:
+        expected = answers(session.engine.deployment, asked, 3)
+    devices = DeviceOptions(("emu:1GiB,stretch=1",), (3 << 20,), OffloadOptions("ram", "ram", "batch"))
+    options = RunOptions(
+        str(pack.path), context=64, parallel=12, devices=devices, cache=tmp_path, local=1, split="1,2", memory=1 << 28
+    )
+    with Session(options) as session:
+        link = session.node.link
+        assert isinstance(link, BatchAccelerated)
+        assert isinstance(link.plan.asked.limits.batch, int)
+        assert answers(session.engine.deployment, asked, 3) == expected
+
+
+def test_numbers_of_a_group_are_checked_by_whoever_takes_them(tiny_pack: Callable[..., Pack]) -> None:
+    from worker.plan.checks import check_assign
+
+    own = plans(tiny_pack("llama"), (1, 1))[1]
+    own = replace(own, peers=tuple(replace(peer, address="tcp://here:1") for peer in own.peers), collective="star")
+    for told, said in [
+        (GroupBatch(0, 1, True, 8), "batch"), (GroupBatch(4, 5, True, 8), "micro_batches"),
+        (GroupBatch(4, 2, True, 0), "chunk"), (GroupBatch(4, 2, True, 513), "chunk"),
+    ]:  # fmt: skip
+        with pytest.raises(PlanError, match=said):
+            check_assign(replace(own, options=replace(own.options, batch=told)))
+    check_assign(replace(own, options=replace(own.options, batch=GroupBatch(4, 2, True, 512))))

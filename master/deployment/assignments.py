@@ -39,6 +39,9 @@ def assignments(
     routing = _routing(pack)
     layers = tuple(LayerPlan(tuple(index[block.id] for block in blocks), everyone) for blocks in pack.layers)
     sent = predictors or SentPredictors({})
+    for beside in (sent, gates):
+        if beside is not None:
+            beside.vectors = {}  # an earlier plan's stay with whoever still sends them, and go with it
     foretold = [sent.plans(shard, len(hashed)) for shard in shards]
     least = [gates.plans(shard, len(hashed)) if gates else ((), ()) for shard in shards]  # nobody has both
     return [

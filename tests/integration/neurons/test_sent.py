@@ -68,3 +68,13 @@ def test_matrices_of_other_sizes_are_refused(plan: Assign) -> None:
     blocks = tuple(cut if number == at else block for number, block in enumerate(plan.blocks))
     with pytest.raises(PlanError, match="other sizes"):
         check_assign(replace(plan, blocks=blocks))
+
+
+def test_of_every_plan_only_the_last_ones_vectors_are_kept(pack: Pack) -> None:
+    """Or a master would have all predictors once more with every worker that is lost or joins."""
+    sent, options = SentPredictors(exact_predictors(pack)), NodeOptions(64, 4, "f32", 16, sparsity="static")
+    for epoch, shares in enumerate([[2.0, 1.0], [1.0, 1.0], [1.0, 2.0]], 1):
+        shards = deal_shards(pack.config, units_of(pack), shares)
+        plans = assignments(pack, shards, PEERS, options, 1, epoch, predictors=sent)
+        named = {plan.blocks[one.block].id for plan in plans for one in plan.predictors}
+        assert set(sent.vectors) == named

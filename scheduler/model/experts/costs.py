@@ -50,14 +50,16 @@ class ExpertCosts:
 
 
 @dataclass(frozen=True)
-class Division:
+class ExpertDivision:
     """So many of the absent experts are `fetched`, and the block takes `seconds`."""
 
     fetched: int
     seconds: float
 
 
-def divide(costs: ExpertCosts, there: Sequence[float], absent: Sequence[float], most: int | None = None) -> Division:
+def divide(
+    costs: ExpertCosts, there: Sequence[float], absent: Sequence[float], most: int | None = None
+) -> ExpertDivision:
     """The best number of absent experts to fetch, at most `most`; the fewest of those that are as good.
 
     `there` and `absent` have the tokens of each expert that is wanted. The absent are fetched in their order, each
@@ -68,7 +70,7 @@ def divide(costs: ExpertCosts, there: Sequence[float], absent: Sequence[float], 
     accelerator += sum(costs.computing(costs.there, tokens) for tokens in there)
     here = [costs.computing(costs.host, tokens) for tokens in absent]
     left = sum(here)
-    best = Division(0, max(accelerator, left + costs.host.start if absent else 0.0))
+    best = ExpertDivision(0, max(accelerator, left + costs.host.start if absent else 0.0))
     accelerator = accelerator or costs.before
     for fetched, tokens in enumerate(absent[:count], 1):
         start = max(accelerator, fetched * costs.copying) + costs.there.start
@@ -76,5 +78,5 @@ def divide(costs: ExpertCosts, there: Sequence[float], absent: Sequence[float], 
         left -= here[fetched - 1]
         seconds = max(accelerator, left + costs.host.start if fetched < len(absent) else 0.0)
         if seconds < best.seconds * (1 - 1e-9):
-            best = Division(fetched, seconds)
+            best = ExpertDivision(fetched, seconds)
     return best

@@ -34,7 +34,7 @@ def bench(quick: bool) -> Result:
         cache = Path(stack.enter_context(TemporaryDirectory()))
         dense = stack.enter_context(closing(_deployment(pack, cache / "dense", "off")))
         sparse = stack.enter_context(closing(_deployment(pack, cache / "sparse", "static")))
-        times = _by_turns([dense, sparse], 2 if quick else ROUNDS)
+        times = by_turns([dense, sparse], 2 if quick else ROUNDS)
         assert sparse.node.sparse is not None
         judge = sparse.node.sparse.judge
         steps = sparse.node.loop.clock
@@ -52,7 +52,7 @@ def _deployment(pack: Pack, cache: Path, sparsity: str) -> Deployment:
     return in_process_deployment(pack, [1.0], cache, context=256, sparsity=sparsity, **more)
 
 
-def _by_turns(deployments: list[Deployment], rounds: int) -> list[list[float]]:
+def by_turns(deployments: list[Deployment], rounds: int) -> list[list[float]]:
     """Seconds a token of each round, by deployment; the first round warms up and does not count."""
     pace = [_paces(deployment) for deployment in deployments]
     found: list[list[float]] = [[] for _ in deployments]

@@ -4,39 +4,20 @@
 the last 15% of the text. Those last tokens are what is measured here.
 """
 
-from collections.abc import Sequence
 from contextlib import closing
 from pathlib import Path
 
-import numpy as np
 import pytest
 
-from master.generation.engine import Engine
-from master.generation.request import Request
-from master.generation.sampler import Logprobs, Sampler, Sampling
 from tests.support.cluster.inprocess import in_process_deployment
+from tests.support.cluster.surprise import engine_perplexity
 from tests.support.weights.trained import TEXT, TRAINED, write_trained
 from tpi.pack.builder.build import open_source, pack_model
 from tpi.pack.reader import Pack
 from tpi.sparsity.files import load_predictors
-from tpi.sparsity.replay import F32
 from worker.neurons.judge import Judge
 
 LENGTH, TOKENS = 250, 500
-
-
-class Forced(Sampler):
-    """Draws the tokens of a text, and notes how surprising each is."""
-
-    def __init__(self, text: Sequence[int]) -> None:
-        super().__init__(Sampling(temperature=0))
-        self.text, self.surprises = text, list[float]()
-
-    def draw(self, logits: F32, history: Sequence[int], prompt: int, best: int | None) -> tuple[int, Logprobs | None]:
-        token = self.text[len(history)]
-        values = logits.astype(np.float64)
-        self.surprises.append(float(np.log(np.exp(values - values.max()).sum()) + values.max() - values[token]))
-        return token, None
 
 
 @pytest.fixture(scope="module")
@@ -54,17 +35,9 @@ def perplexity(pack: Pack, cache: Path, shares: list[float], sparsity: str) -> t
     predictors = None if sparsity == "off" else load_predictors(TRAINED / "predictors.safetensors")
     made = in_process_deployment(pack, shares, cache, predictors=predictors, sparsity=sparsity, context=256)
     with closing(made) as deployment:
-        engine, surprises = Engine(deployment), list[float]()
-        for begin in range(0, TOKENS, LENGTH):
-            forced = Forced(ids[begin : begin + LENGTH])
-            sequence = engine.admit(forced.text[:1])
-            engine.submit(Request(sequence, forced, LENGTH - 1, lambda sampled: True))
-            while engine.requests:
-                engine.step()
-            engine.release(sequence)
-            surprises += forced.surprises
+        found = engine_perplexity(deployment, ids, LENGTH)
         chosen = deployment.node.sparse
-        return float(np.exp(np.mean(surprises))), None if chosen is None else chosen.judge
+        return found, None if chosen is None else chosen.judge
 
 
 @pytest.mark.parametrize("shares", [[1.0], [3.0, 2.0, 1.0]], ids=["one", "three"])

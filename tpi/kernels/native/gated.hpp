@@ -12,7 +12,7 @@ struct GatedJob {
     Input in;
     Slices slices;
     float* activations;  // [tokens, neurons]
-    int32_t* chosen;     // [neurons]: the active ones, in order, where the call asks for a choice
+    int32_t* chosen;     // [threads, neurons + 1]: the active ones, in order, where the call asks for a choice
     size_t* count;
     uint8_t* scratch;  // kPanelBytes for each thread
 };
@@ -30,18 +30,19 @@ inline void gate_task(const GatedJob& job, const Prepared& in, size_t task, floa
     }
 }
 
-// The neurons that count for any token.
-inline void choose_active(const GatedJob& job) {
+// The neurons that count for any token, and how many there are. Every thread finds them for itself, sooner than it would
+// have them from another.
+inline size_t choose_active(const GatedJob& job, int32_t* chosen) {
     const FfnCall& call = job.call;
     size_t neurons = call.gate.vectors(), found = 0;
     for (size_t n = 0; n < neurons; ++n) {
         bool counts = false;
         for (size_t t = 0; t < call.tokens; ++t)
             counts |= std::fabs(job.activations[t * neurons + n]) >= call.least[n];
-        job.chosen[found] = static_cast<int32_t>(n);
+        chosen[found] = static_cast<int32_t>(n);
         found += counts;
     }
-    *job.count = found;
+    return found;
 }
 
 inline void gated_job(const GatedJob& job, Team& team) {
@@ -52,10 +53,10 @@ inline void gated_job(const GatedJob& job, Team& team) {
               [&](size_t task) { gate_task(job, in, task, reinterpret_cast<float*>(scratch)); });
     team.sync();
     if (call.least) {
-        if (team.index() == 0) choose_active(job);
-        team.sync();
-        call.active = job.chosen;
-        call.active_count = *job.count;
+        int32_t* chosen = job.chosen + team.index() * (call.gate.vectors() + 1);
+        call.active = chosen;
+        call.active_count = choose_active(job, chosen);
+        if (team.index() == 0) *job.count = call.active_count;
     }
     call.activations = job.activations;
     team.each(job.slices.count, [&](size_t slice) { stream_slice(call, job.slices, in, slice, scratch); });
@@ -71,7 +72,7 @@ inline void gated_stream(const FfnCall& call, Pool& pool) {
                  take_input(pool, call.tokens, call.hidden, rows, 2, call.prepared),
                  take_slices(arena, pool.size(), neurons, call.tokens, call.hidden),
                  arena.take<float>(call.tokens * neurons),
-                 arena.take<int32_t>(neurons + 1),
+                 arena.take<int32_t>((neurons + 1) * pool.size()),
                  &count,
                  arena.take<uint8_t>(kPanelBytes * pool.size())};
     pool.run(gated_job, job);

@@ -1,0 +1,39 @@
+"""How surprising a text is to a deployment, token by token through the engine: its perplexity."""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from master.deployment.deployment import Deployment
+from master.generation.engine import Engine
+from master.generation.request import Request
+from master.generation.sampler import Logprobs, Sampler, Sampling
+from tpi.sparsity.replay import F32
+
+
+class Forced(Sampler):
+    """Draws the tokens of a text, and notes how surprising each is."""
+
+    def __init__(self, text: Sequence[int]) -> None:
+        super().__init__(Sampling(temperature=0))
+        self.text, self.surprises = text, list[float]()
+
+    def draw(self, logits: F32, history: Sequence[int], prompt: int, best: int | None) -> tuple[int, Logprobs | None]:
+        token = self.text[len(history)]
+        values = logits.astype(np.float64)
+        self.surprises.append(float(np.log(np.exp(values - values.max()).sum()) + values.max() - values[token]))
+        return token, None
+
+
+def engine_perplexity(deployment: Deployment, ids: Sequence[int], length: int) -> float:
+    """Of a text in pieces of `length` tokens, each by itself, one token a step; a piece's first token is given."""
+    engine, surprises = Engine(deployment), list[float]()
+    for begin in range(0, len(ids), length):
+        forced = Forced(ids[begin : begin + length])
+        sequence = engine.admit(forced.text[:1])
+        engine.submit(Request(sequence, forced, len(forced.text) - 1, lambda sampled: True))
+        while engine.requests:
+            engine.step()
+        engine.release(sequence)
+        surprises += forced.surprises
+    return float(np.exp(np.mean(surprises)))

@@ -11,7 +11,7 @@ from tpi.kernels.constants import PAGE_TOKENS
 from tpi.net.fields import MAX_STEP_BYTES, Card, MachineSpeed
 from tpi.net.messages import Assign
 from worker.equipment import Beside
-from worker.pipelines.agree import GroupMember, agree, group_prefers
+from worker.pipelines.group.agree import GroupMember, agree, group_prefers
 from worker.plan.fit import Tables, passing_bytes
 from worker.plan.node_plan import node_plan
 

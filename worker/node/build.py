@@ -96,7 +96,7 @@ def _hosted(plan: NodePlan, residence: Residence, tables: Tables | None) -> Divi
     """How a node without an accelerator divides steps, if its group computes batches; else as it likes."""
     if plan.options.batch is None:
         return None
-    from worker.pipelines.hosted import hosted_pipeline
+    from worker.pipelines.group.hosted import hosted_pipeline
 
     return hosted_pipeline(plan, residence.budget, tables)
 

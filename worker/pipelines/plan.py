@@ -108,7 +108,7 @@ def decide_batch(
     """What goes where on `machine` for as many sequences at once as the node has pages for, or its group agreed on.
 
     Raises:
-        PlanError: if not one sequence fits, or several nodes have not agreed (`worker.pipelines.agree`).
+        PlanError: if not one sequence fits, or several nodes have not agreed (`worker.pipelines.group.agree`).
     """
     if plan.size > 1 and plan.options.batch is None:
         raise PlanError(
@@ -225,7 +225,7 @@ def _within_blocks(machine: NodeMachine, plan: NodePlan) -> NodeMachine:
 
 def _limits(options: OffloadOptions, agreed: GroupBatch | None, machine: NodeMachine) -> PolicyLimits:
     sizes = (agreed.micro_batches, agreed.batch) if agreed else (None, None)
-    if machine.accelerator is None:  # what a host alone has is all in RAM: see `worker.pipelines.hosted`
+    if machine.accelerator is None:  # what a host alone has is all in RAM: see `worker.pipelines.group.hosted`
         return PolicyLimits(False, False, "ram", "ram", True, *sizes)
     return PolicyLimits(None, True, options.weights_tier, options.kv_tier, True, *sizes)
 

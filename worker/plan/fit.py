@@ -85,7 +85,7 @@ def check_memory(plan: NodePlan, tables: Tables | None = None, card: Card | None
     if card is None:
         budget = fit(plan, tables)
         if plan.options.batch is not None:
-            from worker.pipelines.hosted import check_hosted
+            from worker.pipelines.group.hosted import check_hosted
 
             check_hosted(plan, budget, tables)
         return

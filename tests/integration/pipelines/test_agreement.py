@@ -21,7 +21,7 @@ from tpi.net.fields import Card, GroupBatch, MachineSpeed
 from tpi.net.messages import Assign, NodeOptions, PeerAddress
 from tpi.pack.reader import Pack
 from worker.pipelines.accelerated import BatchAccelerated
-from worker.pipelines.agree import GroupMember, agree
+from worker.pipelines.group.agree import GroupMember, agree
 from worker.plan.node_plan import node_plan
 
 BATCH = OffloadOptions(pipeline="batch")

@@ -1,25 +1,22 @@
 """A batch in micro-batches over several nodes: every token is that of the request alone, whatever each node has."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, closing, contextmanager
+from collections.abc import Callable
+from contextlib import ExitStack, closing
 from dataclasses import replace
 from pathlib import Path
 from random import Random
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pytest
 
 from master.deployment.assignments import assignments
-from master.deployment.deployment import Deployment
 from master.deployment.planner import deal_shards, units_of
-from tests.support.cluster.inprocess import ThreadedWorkers, in_process_deployment
-from tests.support.devices.offloading import answers, offloaded, prompts, weights_bytes
+from tests.support.cluster.inprocess import in_process_deployment
+from tests.support.devices.grouping import BATCH, CASES, SMALL, alone, grouped
+from tests.support.devices.offloading import answers, offloaded, prompts
 from tests.support.devices.shuffled import Shuffled
 from tests.support.kernels.kernel_cases import native
-from tpi.devices.base import Device
-from tpi.devices.choose import open_device
 from tpi.devices.options import OffloadOptions
 from tpi.errors import PlanError
 from tpi.net.fields import GroupBatch
@@ -27,52 +24,12 @@ from tpi.net.messages import NodeOptions, PeerAddress
 from tpi.pack.reader import Pack
 from worker.node.node import Node
 from worker.pipelines.accelerated import BatchAccelerated
-from worker.pipelines.hosted import HostedPipeline
+from worker.pipelines.group.hosted import HostedPipeline
 from worker.plan.fit import check_memory
 from worker.plan.node_plan import NodePlan, node_plan
 
 F32 = npt.NDArray[np.float32]
-SMALL: dict[str, Any] = {"context": 64, "pool": 96, "chunk": 32}  # tokens, pages
-BATCH = OffloadOptions(pipeline="batch")
 SEEDS = 200
-GroupCase = tuple[Sequence[float], Mapping[int, int], GroupBatch]
-"""Shares, MiB of the accelerators by rank beside a share of the weights, and what all have alike."""
-CASES: dict[str, GroupCase] = {
-    "two alike": ((1, 1), {0: 3, 1: 3}, GroupBatch(12, 6, True, 32)),
-    "three, uneven": ((3, 1, 2), {0: 2, 1: 3, 2: 6}, GroupBatch(12, 4, True, 16)),
-    "one without": ((1, 2), {1: 3}, GroupBatch(12, 5, True, 8)),
-    "a worker without": ((2, 1, 1), {0: 3, 2: 9}, GroupBatch(12, 3, False, 32)),
-    "one with nothing": ((1, 0, 1), {0: 3, 1: 3, 2: 3}, GroupBatch(8, 1, True, 32)),
-}
-
-
-@contextmanager
-def grouped(
-    pack: Pack, cache: Path, case: GroupCase, options: OffloadOptions = BATCH, **more: Any
-) -> Iterator[tuple[Deployment, list[Node]]]:
-    """A group that batches, with its nodes."""
-    shares, rooms, together = case
-    with ExitStack() as stack:
-        cards: dict[int, Device] = {
-            rank: stack.enter_context(closing(open_device("emu:1GiB,stretch=1", _room(pack, shares, rank, room))))
-            for rank, room in rooms.items()
-        }
-        deployment = stack.enter_context(
-            offloaded(pack, cache, cards, options, shares, batch=together, **(SMALL | more))
-        )
-        workers = deployment._workers
-        assert isinstance(workers, ThreadedWorkers)
-        yield deployment, [deployment.node, *workers.nodes]
-
-
-def _room(pack: Pack, shares: Sequence[float], rank: int, room: int) -> int:
-    return int(0.4 * shares[rank] / sum(shares) * weights_bytes(pack)) + (room << 20)
-
-
-def alone(pack: Pack, cache: Path, asked: list[list[int]]) -> list[list[int]]:
-    """Each request by itself on the host of one node."""
-    with closing(in_process_deployment(pack, [1], cache / "host", **SMALL)) as deployment:
-        return [answer for prompt in asked for answer in answers(deployment, [prompt])]
 
 
 @pytest.mark.parametrize("case", CASES)

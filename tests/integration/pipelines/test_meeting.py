@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.integration.pipelines.test_groups import CASES, grouped
+from tests.support.devices.grouping import CASES, grouped
 from tests.support.devices.offloading import answers, prompts
 from tpi.kernels.spec import Batch
 from tpi.pack.reader import Pack

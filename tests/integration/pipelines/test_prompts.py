@@ -14,7 +14,7 @@ from master.generation.sampler import Sampler
 from master.options import RunOptions
 from master.session import Session
 from scheduler.model.machine import LAPTOP
-from tests.integration.pipelines.test_groups import alone
+from tests.support.devices.grouping import alone
 from tests.support.devices.offloading import GREEDY, answers, batched, offloaded, prompts
 from tests.support.devices.shuffled import Shuffled
 from tests.support.kernels.kernel_cases import native
@@ -22,7 +22,7 @@ from tpi.devices.options import DeviceOptions, OffloadOptions
 from tpi.net.fields import MAX_STEP_BYTES, GroupBatch
 from tpi.pack.reader import Pack
 from worker.pipelines.accelerated import BatchAccelerated
-from worker.pipelines.agree import GroupMember
+from worker.pipelines.group.agree import GroupMember
 from worker.plan.node_plan import node_plan
 
 TOGETHER = GroupBatch(9, 3, True, 32)

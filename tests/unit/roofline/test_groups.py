@@ -10,7 +10,7 @@ from scheduler.model.offload.work import STRETCHES
 from scheduler.model.roofline.latency import PolicyPoint, roofs, seconds
 from scheduler.model.roofline.policy import BatchProblem, SumCost
 from scheduler.model.roofline.search import GAP, best_policies, best_policy
-from tests.unit.roofline.test_policy_search import fits, paper, problems
+from tests.support.roofline import fits, paper, problems
 from tpi.errors import PlanError
 
 

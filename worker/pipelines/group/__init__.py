@@ -1,0 +1,1 @@
+"""A batch over several nodes: what they agree on, and those without an accelerator."""

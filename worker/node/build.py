@@ -28,7 +28,7 @@ from worker.node.loop import BlockLoop, unchecked
 from worker.node.node import Node
 from worker.node.order import Order, plain
 from worker.node.segment import Segment
-from worker.node.sources import open_weights
+from worker.node.weights import open_weights
 from worker.plan.fit import Tables
 from worker.plan.gates import refuse_gates
 from worker.plan.node_plan import NodeBlock, NodePlan, node_plan
@@ -84,12 +84,12 @@ def build_node(
     with ExitStack() as stack:  # what is open is closed if the rest fails, so that another plan finds the memory free
         group = stack.enter_context(closing(open_group(plan.collective, spec, endpoints)))
         gated = open_gated(plan, held)
-        weights, link, fetched, sparse = open_weights(stack, plan, residence, held, devices, trace, progress, gated)
-        blocks = _blocks(plan, held, weights.now)
+        opened = open_weights(stack, plan, residence, held, devices, trace, progress, gated)
+        blocks = _blocks(plan, held, opened.weights.now)
         check = _finite if plan.options.verify_weights else unchecked
-        division = link.division if link else _hosted(plan, residence, tables)
-        loop = BlockLoop(blocks, weights, group, kernels, trace, order, check, division)
-        return Node(loop, residence, stack.pop_all(), link, fetched, sparse, gated)
+        division = opened.link.division if opened.link else _hosted(plan, residence, tables)
+        loop = BlockLoop(blocks, opened.weights, group, kernels, trace, order, check, division)
+        return Node(loop, residence, stack.pop_all(), opened.link, opened.fetched, opened.sparse, gated)
 
 
 def _hosted(plan: NodePlan, residence: Residence, tables: Tables | None) -> Division | None:

@@ -1,0 +1,171 @@
+"""The weights of a node: loaded where they stay, with whoever brings the others, and whoever chooses of them."""
+
+from collections.abc import Sequence
+from contextlib import ExitStack, closing
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from scheduler.weights import Arrangement, Weights
+from scheduler.window.window import Window
+from tpi.devices.base import Device
+from tpi.progress import Progress
+from tpi.trace import OFF, ON, NoTrace
+from worker.node.placed import Placed
+from worker.node.segment import Segment, open_segment
+from worker.node.sources import Sources, arranged, load_kept, open_pages, open_window, parts, traced
+from worker.plan.node_plan import NodePlan
+from worker.plan.residence import Residence
+from worker.plan.segments import NodeSegment
+from worker.shards.image import HeldBlock
+
+if TYPE_CHECKING:
+    from worker.accelerator.accelerated import Accelerated
+    from worker.demand.fetched import Fetched
+    from worker.demand.records.node import StreamedNeurons
+    from worker.demand.records.plan import RecordPlan
+    from worker.neurons.gated import GatedNode
+    from worker.neurons.sparse import SparseNode
+
+
+@dataclass(frozen=True)
+class OpenedWeights:
+    """A node's weights; its accelerators, its experts that come when they are wanted, who chooses its neurons."""
+
+    weights: Weights[Segment]
+    link: "Accelerated | None" = None
+    fetched: "Fetched | None" = None
+    sparse: "SparseNode | None" = None
+
+
+def open_weights(
+    stack: ExitStack,
+    plan: NodePlan,
+    residence: Residence,
+    held: Sequence[HeldBlock],
+    devices: Sequence[Device],
+    trace: NoTrace,
+    progress: Progress,
+    gated: "GatedNode | None" = None,
+) -> OpenedWeights:
+    """The weights of a node, loaded where they stay; `stack` closes all that is opened, what reads first.
+
+    `devices` are the node's, the host first; `gated` has neurons chosen by their gate, on the host. Errors as
+    `worker.node.build.build_node`.
+    """
+    opening = _Opening(stack, plan, residence, held, devices, trace, progress, gated)
+    if residence.demand is not None:
+        return opening.with_experts_fetched()
+    if residence.records is not None:
+        return opening.with_neurons_read(residence.records)
+    return opening.dense() if opening.sparse is None else opening.with_neurons_chosen(opening.sparse)
+
+
+class _Opening:
+    """What is open of a node's weights on the way there: windows and rings, and nothing yet that computes."""
+
+    def __init__(
+        self,
+        stack: ExitStack,
+        plan: NodePlan,
+        residence: Residence,
+        held: Sequence[HeldBlock],
+        devices: Sequence[Device],
+        trace: NoTrace,
+        progress: Progress,
+        gated: "GatedNode | None",
+    ) -> None:
+        self._stack, self._plan, self._residence, self._held = stack, plan, residence, held
+        self._devices, self._trace, self._progress, self._gated = devices, trace, progress, gated
+        placed = stack.enter_context(closing(Placed()))
+        self._link = self._linked(placed)
+        window = open_window(plan, residence, held, devices[-1], trace, progress)
+        self._window: Window = stack.enter_context(closing(window))
+        kept = load_kept(plan, residence, held, devices, placed)
+        if self._link is not None:
+            self._link.open_rings(self._window)
+        self._sources = Sources(self._window, kept, self._link)
+        self._pages = open_pages(plan, residence, devices, placed, self._link)
+        self.sparse = self._chosen()
+
+    def dense(self) -> OpenedWeights:
+        """Every segment of a visit is computed, by the host and by accelerators; or neurons by their gate."""
+        places, offload = self._residence.places, self._residence.offload
+        long = arranged(places.long, self._sources.of(short=False), self._open, self._gated is not None)
+        alike = places.short == places.long
+        short = long if alike else arranged(places.short, self._sources.of(short=True), self._open)
+        weights = Weights(self._window, long, short, offload.crossover if offload else 1, self._link)
+        return OpenedWeights(weights, self._link)
+
+    def with_neurons_chosen(self, sparse: "SparseNode") -> OpenedWeights:
+        """Of the segments that the host holds, the neurons that are predicted to be active."""
+        long = arranged(self._residence.places.long, self._sources, self._open, waits=True)
+        if self._window.kept is not None:
+            sparse.measure(long)
+        return OpenedWeights(Weights(self._window, long, steps=sparse), sparse=sparse)
+
+    def with_experts_fetched(self) -> OpenedWeights:
+        """Routed experts come when they are wanted, and are kept as long as there is room."""
+        from worker.demand.fetched import Fetched
+
+        demand, verify = self._residence.demand, self._plan.options.verify_weights
+        assert demand is not None
+        reads, disk = self._window.reads, self._residence.disk
+        fetched = self._stack.enter_context(closing(Fetched(demand, self._held, disk, reads, self._trace, verify)))
+        always = parts(self._residence.places.long, self._sources, self._open)
+        arrangement = Arrangement(always, None, fetched.blocks(always, self._open))
+        return OpenedWeights(Weights(self._window, arrangement, steps=fetched), fetched=fetched)
+
+    def with_neurons_read(self, records: "RecordPlan") -> OpenedWeights:
+        """Neurons that are predicted to be active are read one by one."""
+        assert self.sparse is not None  # who reads by neurons predicts them
+        streamed = self._streamed(records, self.sparse)
+        tiles = parts(self._residence.places.long, self._sources, self._open)
+        arrangement = Arrangement(tiles, None, streamed.blocks(self._plan.blocks, tiles, self._open))
+        return OpenedWeights(Weights(self._window, arrangement, steps=streamed), sparse=self.sparse)
+
+    def _linked(self, placed: Placed) -> "Accelerated | None":
+        if self._residence.offload is None:
+            return None
+        from worker.pipelines.accelerated import open_accelerated
+
+        link = open_accelerated(self._devices, self._plan, self._residence, placed, self._trace)
+        return self._stack.enter_context(closing(link))
+
+    def _chosen(self) -> "SparseNode | None":
+        """Who predicts which neurons of the host's are active; accelerators have theirs."""
+        if not self._plan.predictors or self._link is not None:
+            return None
+        from worker.neurons.sparse import open_sparse
+
+        return open_sparse(self._plan, self._held, self._devices[0])
+
+    def _streamed(self, records: "RecordPlan", sparse: "SparseNode") -> "StreamedNeurons":
+        """Neurons that are read one by one, those that are active most often being there."""
+        from worker.demand.records.node import StreamedNeurons
+
+        window = self._window
+        if self._plan.options.verify_weights:
+            for number in sorted(set(range(len(records.segments))) - window.placement.resident):
+                with window.hold(number):  # compared with its hashes as it is read first
+                    pass
+        streamed = self._stack.enter_context(closing(StreamedNeurons(records, sparse, window, self._trace)))
+        if records.plain is None:
+            streamed.fill(self._progress)
+        return streamed
+
+    def _open(self, segment: NodeSegment) -> Segment:
+        """A segment as its device computes it."""
+        block, device = segment.block, self._devices[segment.device]
+        runs = [(run.layout, run.units) for run in segment.runs]
+        name = f"{block.name}{ON}{device.name}" if segment.device > 1 else block.name
+        launch = traced(device, self._trace, name) if segment.device and self._trace is not OFF else None
+        vectors, pages = self._held[block.source].vectors, self._pages(segment.device, block.layer)
+        opened = open_segment(device, self._plan.config, block.layer, runs, vectors, pages, launch)
+        chooser = self.sparse or self._gated
+        if chooser is not None and not segment.device:
+            return chooser.adapted(opened, block.layer, segment.neurons_before)
+        if self._link is None:
+            return opened
+        if segment.device:
+            return self._link.adapted(opened)
+        return self._link.accompanied(opened, block.layer, block.name)

@@ -63,6 +63,8 @@ from worker.shards.nearby import NearbyPacks
 HEARTBEAT_S = 0.25
 _MOST_OUTGOING = 256  # messages that wait for a master to read
 _STOP_S = 5.0  # for the compute thread, which looks up ten times a second while it waits
+_LAST_WORDS_S = 0.02  # in which the I/O thread of ZeroMQ sends them
+_REASON_S = 0.3  # in which a master reads why it is locked out: what it has not when its connection ends, is lost
 log = logging.getLogger(__name__)
 
 
@@ -80,7 +82,7 @@ class Daemon:
         nearby = NearbyPacks(options.model_dir) if options.model_dir else None
         self._cache = ShardCache(options.cache, options.cache_limit, nearby)
         self._net = Net(door=options.door)
-        self._stopping = self._severing = False
+        self._stopping = False
         self._master: ServedMaster | None = None
         self._outbox: deque[object] = deque()
         self._wakeups, self._waker = socket.socketpair()
@@ -119,6 +121,7 @@ class Daemon:
                     next_beat = time.monotonic() + HEARTBEAT_S
                     self._keep()
                 self._gate.crowd()
+                self._lock_out()
                 self._receive()
                 self._drain_outbox()
                 if self._compute.broken:
@@ -244,21 +247,18 @@ class Daemon:
         self._gate.watch()
         if self._lease.over():
             self._leave("it was silent for a day")
-        self._lock_out()
         if self._beats % self._lease.pace() == 0:
             self._beat()
 
     def _lock_out(self) -> None:
         """Leave a master whose key, or that of one of whose nodes, was revoked; their connections end."""
         door = self._net.door
-        if self._severing:  # who was refused has had a heartbeat's time to read why
-            self._severing = False
-            self._net.sever()
         keys = (self._master.key, *self._master.guests) if self._master else ()
         if self._master and (gone := next((key for key in keys if door.any_refused({key})), b"")):
             self._answer(self._master.identity, Refuse(__version__, self._master.session, "revoked", short_key(gone)))
             self._leave("a key was revoked")
-            self._severing = True
+            select.select([], [], [], _REASON_S)
+            self._net.sever()
 
     def _heard(self) -> None:
         waited = self._lease.pace() > 1
@@ -354,7 +354,7 @@ class Daemon:
     def _shut_down(self) -> None:
         if self._master is not None:
             self._answer(self._master.identity, Bye(self._master.session))
-            select.select([], [], [], 0.02)  # the I/O thread of ZeroMQ sends it now; LINGER is 0
+            select.select([], [], [], _LAST_WORDS_S)  # LINGER is 0
         if not self._compute.stop(_STOP_S):
             os._exit(1)  # stuck in a kernel or a system call: nothing of it outlives the process
         if self._announcer is not None:

@@ -81,7 +81,7 @@ def test_how_experts_are_chosen() -> None:
         (V2 | {"num_experts": 6}, "n_routed_experts is 8, and num_experts, which is the same, 6"),
         (V3 | {"topk_method": "greedy"}, "topk_method is 'greedy'; 'noaux_tc'"),
         (V3 | {"n_group": 3}, "cannot be chosen by their groups"),
-        (V3 | {"num_nextn_predict_layers": "x"}, "num_nextn_predict_layers is 'x'"),
+        (V3 | {"num_nextn_predict_layers": "x"}, "num_mtp_layers is 'x'"),
     ],
 )
 def test_variants_that_cannot_be_are_refused_by_name(fields: dict[str, Any], words: str) -> None:

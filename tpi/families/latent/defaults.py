@@ -22,7 +22,7 @@ V3 = _BOTH | {
     "num_hidden_layers": 61, "num_attention_heads": 128, "num_key_value_heads": 128, "n_shared_experts": 1,
     "n_routed_experts": 256, "routed_scaling_factor": 2.5, "n_group": 8, "topk_group": 4, "num_experts_per_tok": 8,
     "first_k_dense_replace": 3, "norm_topk_prob": True, "max_position_embeddings": 4096, "rope_interleave": True,
-    "num_nextn_predict_layers": 1, "topk_method": "noaux_tc", "scoring_func": "sigmoid",
+    "num_mtp_layers": 1, "topk_method": "noaux_tc", "scoring_func": "sigmoid",
 }  # fmt: skip
 
 
@@ -33,6 +33,5 @@ def v2(fields: Fields) -> dict[str, Any]:
 
 def v3(fields: Fields) -> dict[str, Any]:
     """The same of `num_local_experts`, and of the layers that guess ahead."""
-    return renamed(
-        renamed(fields, "num_local_experts", "n_routed_experts"), "num_mtp_layers", "num_nextn_predict_layers"
-    )
+    found = renamed(fields, "num_local_experts", "n_routed_experts")
+    return renamed(found, "num_nextn_predict_layers", "num_mtp_layers")

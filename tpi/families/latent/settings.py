@@ -60,7 +60,7 @@ def dense(fields: Fields) -> Collection[int]:
 def arranged(model: Model, fields: Fields) -> Model:
     """The model with its heads where they are; the layers behind the last, which guess ahead, are left out."""
     paired = flag(fields, "rope_interleave") if "rope_interleave" in fields else True
-    ahead = range(whole(fields, "num_nextn_predict_layers", 0))
+    ahead = range(whole(fields, "num_mtp_layers", 0))
     prefix = model.embedding.tensor.removesuffix("embed_tokens.weight")
     left = tuple(f"{prefix}layers.{model.config.layers + number}.*" for number in ahead[:16])
     found = ordered(model, HeadSizes.of(model.config).orders(paired))

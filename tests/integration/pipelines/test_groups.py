@@ -12,7 +12,7 @@ import pytest
 
 from master.deployment.assignments import assignments
 from master.deployment.planner import deal_shards, units_of
-from tests.support.cluster.inprocess import in_process_deployment
+from tests.support.cluster.inprocess import ThreadedWorkers, in_process_deployment
 from tests.support.devices.grouping import BATCH, CASES, SMALL, alone, grouped
 from tests.support.devices.offloading import answers, offloaded, prompts
 from tests.support.devices.shuffled import Shuffled
@@ -32,8 +32,7 @@ F32 = npt.NDArray[np.float32]
 SEEDS = 200
 
 
-@pytest.mark.parametrize("case", CASES)
-@pytest.mark.parametrize("family", ["mixtral", "llama"])
+@pytest.mark.parametrize(("case", "family"), [*((case, "mixtral") for case in CASES), ("three, uneven", "llama")])
 def test_tokens_of_a_group_are_those_of_each_request_alone(
     case: str, family: str, tiny_pack: Callable[..., Pack], tmp_path: Path
 ) -> None:
@@ -75,7 +74,7 @@ def test_other_families_in_a_group(
 
 
 def test_timing_changes_nothing(tiny_pack: Callable[..., Pack], tmp_path: Path) -> None:
-    """200 drawn timings of two accelerators and a host, in orders with and without looking ahead."""
+    """200 drawn timings of two accelerators and a host, who adds on each, and how large a chunk of its weights is."""
     pack = tiny_pack("mixtral")
     asked = prompts(pack.config.vocab, 5, seed=1, longest=8)
     small = SMALL | {"context": 32, "pool": 12}
@@ -86,9 +85,15 @@ def test_timing_changes_nothing(tiny_pack: Callable[..., Pack], tmp_path: Path) 
         together = GroupBatch(5, 5, True, 16)
         options = OffloadOptions("ram", "ram", "batch")
         deployment = stack.enter_context(offloaded(pack, tmp_path, cards, options, (2, 3, 1), batch=together, **small))
+        workers = deployment._workers
+        assert isinstance(workers, ThreadedWorkers)
+        nodes = [deployment.node, workers.nodes[0]]
         for seed in range(SEEDS):
-            for rank, card in cards.items():
-                card._random = Random(2 * seed + rank)
+            for rank, node in enumerate(nodes):
+                random = cards[rank]._random = Random(2 * seed + rank)
+                assert isinstance(node.link, BatchAccelerated)
+                node.link.lanes.adds_there = random.random() < 0.5
+                node.link.follow(node.link.pipeline.schedule, 4096 * random.randint(4, 32))
             assert answers(deployment, asked, 2) == expected, seed
 
 

@@ -1,5 +1,7 @@
 """The orders of a batch: each keeps every micro-batch's own, and CGOPipe attends two micro-batches ahead."""
 
+from itertools import pairwise
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -10,11 +12,11 @@ from worker.pipelines.orders import AHEAD, Interleaved, Layerwise, layers
 halves = st.lists(st.booleans(), min_size=1, max_size=9).map(tuple)
 
 
-@given(halves, st.integers(1, 6), st.sampled_from([Interleaved, Layerwise]), st.integers(0, 3))
+@given(halves, st.integers(1, 8), st.sampled_from([Interleaved, Layerwise]), st.integers(0, 3), st.integers(0, 1))
 def test_every_task_comes_once_and_behind_its_own(
-    attends: tuple[bool, ...], micro_batches: int, kind: type[Interleaved] | type[Layerwise], ahead: int
+    attends: tuple[bool, ...], micro_batches: int, kind: type[Interleaved] | type[Layerwise], ahead: int, behind: int
 ) -> None:
-    order: Order = Interleaved(attends, ahead) if kind is Interleaved else Layerwise(attends)
+    order: Order = Interleaved(attends, ahead, behind) if kind is Interleaved else Layerwise(attends)
     tasks = list(order(len(attends), micro_batches))
     for part in range(micro_batches):
         own = [(task.block, task.phase) for task in tasks if task.micro_batch == part]
@@ -31,6 +33,21 @@ def test_the_host_attends_two_micro_batches_ahead(micro_batches: int) -> None:
         outputs = tasks.index(Task(part, block, Phase.OUTPUT))
         begun = [place for place in places if tasks.index(Task(place[1], place[0], Phase.ATTEND)) < outputs]
         assert begun == places[: at + AHEAD]
+
+
+@pytest.mark.parametrize("micro_batches", [5, 8])
+def test_where_nodes_sum_neurons_are_a_turn_behind(micro_batches: int) -> None:
+    """While a micro-batch's sum of attention travels, the accelerator has another's neurons to compute."""
+    attends = (True, False) * 2
+    tasks = list(Interleaved(attends, behind=1)(len(attends), micro_batches))
+    places = [(layer[0], part) for layer in layers(attends) for part in range(micro_batches)]
+    for (block, part), (later, other) in pairwise(places):
+        sums = tasks.index(Task(part, block, Phase.SUM))
+        neurons = tasks.index(Task(part, block + 1, Phase.OUTPUT))
+        assert sums < tasks.index(Task(other, later, Phase.OUTPUT)) < neurons
+        assert neurons < tasks.index(Task(other, later, Phase.SUM))
+    few = Interleaved(attends, behind=1)(len(attends), 4)
+    assert list(few) == list(Interleaved(attends)(len(attends), 4))
 
 
 def test_without_looking_ahead_each_micro_batch_waits_for_its_attention() -> None:

@@ -28,7 +28,7 @@ def slowest(nodes: list[BatchProblem], batch: int, parts: int) -> float | None:
 
 
 @given(problems(), problems(), st.sampled_from([SumCost(), SumCost(0.5, 0.2)]))
-@settings(max_examples=8, deadline=None)
+@settings(max_examples=4, deadline=None)
 def test_no_other_size_suits_all_nodes_better(one: BatchProblem, two: BatchProblem, sums: SumCost) -> None:
     nodes = [replace(one, sums=sums), replace(two, request=one.request, sums=sums)]
     every = [

@@ -36,8 +36,8 @@ def allowed(problem: BatchProblem, policy: BatchPolicy) -> bool:
     return weights and kv
 
 
-def every_policy(problem: BatchProblem) -> Iterator[BatchPolicy]:
-    """All that fit, on a grid of shares."""
+def every_policy(problem: BatchProblem, adds: bool) -> Iterator[BatchPolicy]:
+    """All that fit, on a grid of shares, with the accelerator or the host adding residual connections."""
     most = problem.request.most
     sizes = [(batch, parts) for batch in range(1, most + 1) for parts in range(1, batch + 1)]
     shares = np.linspace(0, 1, STEPS)
@@ -45,15 +45,15 @@ def every_policy(problem: BatchProblem) -> Iterator[BatchPolicy]:
         upper = most_weights(problem, PolicyPoint(batch, parts, int(attention), int(ffn)))
         whole = problem.limits.whole_kv
         for kept, kv, disk in product(shares * upper, ([0, 1] if whole else shares) if attention else [0], shares):
-            policy = BatchPolicy(batch, parts, attention, ffn, float(kept), float(kv), float(disk))
+            policy = BatchPolicy(batch, parts, attention, ffn, float(kept), float(kv), float(disk), adds)
             if kept + disk <= 1 and allowed(problem, policy) and fits(problem, policy, 0.0):
                 yield policy
 
 
-@given(problems())
+@given(problems(), st.booleans())
 @settings(max_examples=40)
-def test_no_policy_of_the_grid_is_better(problem: BatchProblem) -> None:
-    best = max((throughput(problem, policy) for policy in every_policy(problem)), default=None)
+def test_no_policy_of_the_grid_is_better(problem: BatchProblem, adds: bool) -> None:
+    best = max((throughput(problem, policy) for policy in every_policy(problem, adds)), default=None)
     try:
         found = best_policy(problem).policy
     except PlanError:
@@ -66,12 +66,12 @@ def test_no_policy_of_the_grid_is_better(problem: BatchProblem) -> None:
     assert best is None or throughput(problem, found) >= best * (1 - 2 * GAP)
 
 
-@given(problems(), st.booleans(), st.booleans(), st.lists(st.floats(0, 1), min_size=3, max_size=3))
+@given(problems(), st.booleans(), st.booleans(), st.booleans(), st.lists(st.floats(0, 1), min_size=3, max_size=3))
 def test_times_and_memories_are_affine_in_the_shares(
-    problem: BatchProblem, attention: bool, ffn: bool, shares: list[float]
+    problem: BatchProblem, attention: bool, ffn: bool, adds: bool, shares: list[float]
 ) -> None:
     """A linear program knows them by their corners alone."""
-    base = PolicyPoint(problem.request.most, 1, int(attention), int(ffn))
+    base = PolicyPoint(problem.request.most, 1, int(attention), int(ffn), adds=int(adds))
     corners = [base, replace(base, weights=1.0), replace(base, kv=1.0), replace(base, disk=1.0)]
     point = replace(base, weights=shares[0], kv=shares[1], disk=shares[2])
 

@@ -150,7 +150,7 @@ class Deployer:
 
     def _tables(self, own: Assign) -> Tables:
         """What this node has beside its part."""
-        sent = self.predictors.kept_for(own.size) if self.predictors else 0
+        sent = sum(one.kept_for(own.size) for one in (self.predictors, self.gates) if one)
         return replace(table_bytes(self.pack), sent=sent)
 
     def _taken(self, plans: Sequence[Assign]) -> Iterator[tuple[str, Assign, Tables | None]]:

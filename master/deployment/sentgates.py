@@ -39,6 +39,10 @@ class SentGates:
             plans.append(GatePlan(layer, first + list(blocks).index(block.id)))
         return tuple(blocks.values()), tuple(plans)
 
+    def kept_for(self, nodes: int) -> int:
+        """Bytes that are kept for the others, in a group of so many."""
+        return sum(least.nbytes for least in self._least) if nodes > 1 else 0
+
     def _block(self, least: F32) -> BlockPlan:
         content = sha256(least.tobytes()).digest()
         identity = sha256(b"gates" + content).digest()

@@ -5,12 +5,31 @@ from collections.abc import Callable
 from threading import Lock
 from typing import Any
 
+import numpy as np
 import numpy.typing as npt
 
 from tpi.devices.pages import Bytes, page_buffer, round_up
 from tpi.errors import DeviceError, DeviceFullError
 
 Array = npt.NDArray[Any]
+
+
+class NamedMemory(np.ndarray[Any, np.dtype[Any]]):
+    """Memory that the host cannot reach, and every slice, view and shape of it: an array that says where, never what.
+
+    Printing it reads nothing, as a test does that fails.
+    """
+
+    def __repr__(self) -> str:
+        """Where it is."""
+        return f"<{self.dtype} {list(self.shape)} of a device, named by {self.ctypes.data:#x}>"
+
+    __str__ = __repr__
+
+
+def named(memory: Bytes) -> Bytes:
+    """`memory` as the name of what lies elsewhere."""
+    return memory.view(NamedMemory)
 
 
 def drop(memory: Bytes) -> None:

@@ -102,7 +102,7 @@ class ExpertAccelerated(Accelerated):
         super().close()
 
     def _launch(self, name: str) -> Launch:
-        from worker.node.sources import traced
+        from worker.node.weights.sources import traced
 
         return self.device.start if self._trace is OFF else traced(self.device, self._trace, name)
 

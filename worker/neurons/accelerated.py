@@ -99,7 +99,7 @@ class NeuronAccelerated(Accelerated):
         )
 
     def _launch(self, name: str) -> Launch:
-        from worker.node.sources import traced
+        from worker.node.weights.sources import traced
 
         return self.device.start if self._trace is OFF else traced(self.device, self._trace, name)
 

@@ -28,7 +28,7 @@ from worker.node.loop import BlockLoop, unchecked
 from worker.node.node import Node
 from worker.node.order import Order, plain
 from worker.node.segment import Segment
-from worker.node.weights import open_weights
+from worker.node.weights.opening import open_weights
 from worker.plan.fit import Tables
 from worker.plan.gates import refuse_gates
 from worker.plan.node_plan import NodeBlock, NodePlan, node_plan

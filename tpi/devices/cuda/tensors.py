@@ -11,9 +11,8 @@ from threading import Lock
 import numpy as np
 import torch
 
-from tpi.devices.arena import Array
+from tpi.devices.arena import Array, named
 from tpi.devices.cuda.backend import Tensor, TorchBackend
-from tpi.devices.named import named
 from tpi.devices.pages import PAGE, Bytes
 from tpi.errors import DeviceError
 

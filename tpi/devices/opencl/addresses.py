@@ -14,8 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from tpi.devices.arena import Array, bounds
-from tpi.devices.named import named
+from tpi.devices.arena import Array, bounds, named
 from tpi.devices.pages import Bytes, round_up
 from tpi.errors import DeviceError
 

@@ -1,0 +1,1 @@
+"""Where the weights of a node come from, and how they are opened."""

@@ -17,7 +17,8 @@ from tpi.config import ModelConfig
 from tpi.errors import ModelError
 from tpi.kernels import Kernels
 from tpi.kernels.arithmetic import activate, biased
-from tpi.kernels.spec import Batch, FfnSpec, NormSpec, Routing
+from tpi.kernels.heads import needs_sums
+from tpi.kernels.spec import AttentionSpec, Batch, FfnSpec, NormSpec, Routing
 from tpi.kv import KvPages, pages_for
 from tpi.pack.layout import RunLayout
 from tpi.pack.reader import Pack, PackBlock
@@ -62,6 +63,11 @@ FeedForward = Callable[[int, FfnWeights, F32], F32]
 """Layer, its weights, and what comes in after the norm `[tokens, hidden]`: what comes out, before bias and residual."""
 
 
+Heads = Callable[[int, AttentionSpec, U8, F32], F32]
+"""Layer, its attention and the weights of that, and what its heads come to `[tokens, heads * head_dim]`: what of it is
+multiplied with o."""
+
+
 def dense(layer: int, weights: FfnWeights, x: F32) -> F32:
     """All neurons."""
     return np.asarray(weights.inner(x) @ weights.down, np.float32)
@@ -73,10 +79,11 @@ def replay(
     kernels: Kernels,
     feed_forward: FeedForward = dense,
     chosen: Callable[[int, Routing], None] | None = None,
+    heads: Heads | None = None,
 ) -> F32:
     """Hidden states after the last layer, `[sequences * length, hidden]`, of `tokens` `[sequences, length]`.
 
-    `chosen` hears, layer by layer, which experts the tokens chose.
+    `chosen` hears, layer by layer, which experts the tokens chose; `heads` may leave some out.
 
     Raises:
         ModelError: if a layer has something else than attention and a feed-forward network, or has experts where
@@ -92,7 +99,7 @@ def replay(
             vectors = block.vectors()
             x = np.ascontiguousarray(x, np.float32)
             if block.kind == "attention":
-                total = _attend(config, layer, block, x, batch, kernels)
+                total = _attend(config, layer, block, x, batch, kernels, heads)
             elif block.kind == "ffn":
                 weights = read_ffn(config, block, kernels)
                 total = feed_forward(layer, weights, kernels.norm(weights.spec.norm, x))
@@ -133,9 +140,11 @@ def logits(pack: Pack, x: F32, kernels: Kernels) -> F32:
     return np.asarray(np.tanh(found / config.logit_softcap) * config.logit_softcap, np.float32)
 
 
-def perplexity(pack: Pack, tokens: I32, kernels: Kernels, feed_forward: FeedForward = dense) -> float:
+def perplexity(
+    pack: Pack, tokens: I32, kernels: Kernels, feed_forward: FeedForward = dense, heads: Heads | None = None
+) -> float:
     """Of `tokens` `[sequences, length]`, each sequence by itself; its first token is given."""
-    x = replay(pack, tokens, kernels, feed_forward).reshape(*tokens.shape, -1)
+    x = replay(pack, tokens, kernels, feed_forward, heads=heads).reshape(*tokens.shape, -1)
     surprise: list[F32] = []
     for states, sequence in zip(x, tokens, strict=True):
         found = logits(pack, np.ascontiguousarray(states[:-1]), kernels)
@@ -174,13 +183,20 @@ def chunks(ids: Sequence[int], length: int, most: int = 1 << 30) -> I32:
     return np.asarray(ids[: count * length], np.int32).reshape(count, length)
 
 
-def _attend(config: ModelConfig, layer: int, block: PackBlock, x: F32, batch: Batch, kernels: Kernels) -> F32:
+def _attend(
+    config: ModelConfig, layer: int, block: PackBlock, x: F32, batch: Batch, kernels: Kernels, heads: Heads | None
+) -> F32:
     *latent, query, kv = block.shape.runs
     units = Range(0, query.units), Range(0, kv.units)
     spec = attention_spec(config, layer, query, kv, block.vectors(), *units, latent[0] if latent else None)
     pages = KvPages.allocate([layer], batch.tables.size, config.kv_heads, config.head_dim, "f32")
     data = np.concatenate([_units(block, run) for run in block.shape.runs])
-    return kernels.attention(spec, data, x, pages.keys[layer], pages.values[layer], batch)
+    keys, values = pages.keys[layer], pages.values[layer]
+    if heads is None or needs_sums(spec):
+        return kernels.attention(spec, data, x, keys, values, batch)
+    projected = kernels.project(spec, data, x, batch.positions)
+    mixed = kernels.attend(spec, projected, keys, values, batch)
+    return kernels.output(spec, data, np.ascontiguousarray(heads(layer, spec, data, mixed), np.float32))
 
 
 def _units(block: PackBlock, run: RunLayout) -> U8:

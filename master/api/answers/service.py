@@ -147,7 +147,7 @@ class Service:
                 one.begin(collector.ticket)
                 first = first or collector.ticket
                 answers.append(one)
-        except TpiError:
+        except BaseException:  # nobody would hear of those that have begun
             for one in answers:
                 one.cancel()
             raise

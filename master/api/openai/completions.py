@@ -14,7 +14,6 @@ from master.api.openai.common import DONE, failed, identity, text_logprobs, timi
 from master.api.openai.fields import CommonFields, ResponseFormat, grammar_of
 from master.api.state import ApiState
 from master.api.streams import EventStream, collected, data, guarded, merged, unless_gone
-from tpi.errors import TpiError
 
 _MOST_PROMPTS = 16
 _TOKENS = 16  # where nothing is said, as OpenAI's reference has it
@@ -75,7 +74,7 @@ async def _begun(state: ApiState, asks: Sequence[TextAsk]) -> list[Answering]:
     try:
         for ask in asks:
             answers += await state.service.text(ask)
-    except TpiError:
+    except BaseException:  # nobody would hear of those that have begun
         for answer in answers:
             answer.cancel()
         raise

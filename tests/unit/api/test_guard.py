@@ -3,6 +3,8 @@
 import asyncio
 import logging
 from collections.abc import AsyncIterator
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from starlette.types import Message, Receive, Scope, Send
@@ -10,6 +12,7 @@ from starlette.types import Message, Receive, Scope, Send
 from master.api import command
 from master.api.failures import CLIENT_GONE
 from master.api.guard import Access, Guard
+from master.api.openai import completions
 from master.api.state import ServeLimits
 from master.api.streams import EventStream
 from tpi.errors import UsageError
@@ -65,6 +68,20 @@ def test_what_nobody_foresaw_ends_a_stream_and_is_raised() -> None:
     with pytest.raises(ZeroDivisionError):
         asyncio.run(EventStream(events(), [])({"type": "http"}, receive, send))
     assert [message.get("more_body") for message in sent] == [None, True]
+
+
+def test_what_nobody_foresaw_ends_the_answers_that_have_begun() -> None:
+    ended: list[str] = []
+
+    class Service:
+        async def text(self, ask: str) -> list[SimpleNamespace]:
+            return [SimpleNamespace(cancel=lambda: ended.append(ask))] if ask != "third" else [1 // 0]
+
+    state: Any = SimpleNamespace(service=Service())
+    asks: Any = ["first", "second", "third"]
+    with pytest.raises(ZeroDivisionError):
+        asyncio.run(completions._begun(state, asks))
+    assert ended == ["first", "second"]
 
 
 @pytest.mark.parametrize("key", [" secret", "secret\n", "s\u00e9cret", "\x1b"])

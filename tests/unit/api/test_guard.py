@@ -75,7 +75,9 @@ def test_what_nobody_foresaw_ends_the_answers_that_have_begun() -> None:
 
     class Service:
         async def text(self, ask: str) -> list[SimpleNamespace]:
-            return [SimpleNamespace(cancel=lambda: ended.append(ask))] if ask != "third" else [1 // 0]
+            if ask == "third":
+                raise ZeroDivisionError
+            return [SimpleNamespace(cancel=lambda: ended.append(ask))]
 
     state: Any = SimpleNamespace(service=Service())
     asks: Any = ["first", "second", "third"]

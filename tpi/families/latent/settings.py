@@ -118,4 +118,4 @@ def _expect(fields: Fields, **values: object) -> None:
     """Raise a ModelError unless the fields have these values."""
     for name, value in values.items():
         if fields[name] != value:
-            raise ModelError(f"{name} is {str(fields[name])[:80]!r}; {value!r} is supported for this architecture")
+            raise ModelError(f"{name} is {str(fields[name])[:80]}; {value} is supported for this architecture")

@@ -18,7 +18,7 @@ from tpi.pack.reader import Pack
 from tpi.progress import warn
 from tpi.sparsity.gates import GateCurves, load_curves
 from tpi.sparsity.thresholds import NAME
-from worker.neurons.gatejudge import Compared, compare_layouts
+from worker.neurons.gates.judge import Compared, compare_layouts
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,7 @@ from tpi.system.machine import usable_cores
 from tpi.trace import OFF, Trace
 from worker.demand.routed import RoutedBlock
 from worker.equipment import Beside
-from worker.neurons.gated import open_gated
+from worker.neurons.gates.segment import open_gated
 from worker.node.block import Block
 from worker.node.division import Division
 from worker.node.loop import BlockLoop, unchecked

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from worker.accelerator.accelerated import Accelerated
     from worker.demand.fetched import Fetched
     from worker.measure.watch import StepWatch
-    from worker.neurons.gated import GatedNode
+    from worker.neurons.gates.segment import GatedNode
     from worker.neurons.sparse import SparseNode
     from worker.plan.offload import OffloadPlan
 

@@ -21,7 +21,7 @@ from tpi.pack.library.record import PackRecord
 from tpi.pack.reader import Pack
 from tpi.sparsity.gates import GateCurves, measure_curves, save_curves
 from tpi.sparsity.thresholds import NAME
-from worker.neurons.gatejudge import Compared, compare_layouts
+from worker.neurons.gates.judge import Compared, compare_layouts
 
 TEXT = np.random.default_rng(3).integers(3, 320, (2, 24)).astype(np.int32)
 

@@ -21,7 +21,7 @@ from tpi.net.messages import Assign, GatePlan, NodeOptions, PeerAddress, VectorP
 from tpi.pack.builder.build import open_source, pack_model
 from tpi.pack.reader import Pack
 from tpi.sparsity.gates import GateCurves, measure_curves
-from worker.neurons.gated import GatedNode
+from worker.neurons.gates.segment import GatedNode
 from worker.plan.checks import check_assign
 from worker.plan.gates import refuse_gates
 from worker.plan.node_plan import node_plan

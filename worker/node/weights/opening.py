@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from worker.demand.fetched import Fetched
     from worker.demand.records.node import StreamedNeurons
     from worker.demand.records.plan import RecordPlan
-    from worker.neurons.gated import GatedNode
+    from worker.neurons.gates.segment import GatedNode
     from worker.neurons.sparse import SparseNode
 
 

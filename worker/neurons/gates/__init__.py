@@ -1,0 +1,1 @@
+"""Blocks that are computed gate first: which neurons count, and whether that pays."""

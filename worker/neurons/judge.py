@@ -49,10 +49,10 @@ def _timed(call: Callable[[], object], clock: Clock) -> float:
 class Judge:
     """What a node does in a step, and what became of it; by one thread."""
 
-    def __init__(self, mode: Mode, limit: float = _UNMEASURED) -> None:
-        """`limit` is the share of active neurons above which all are computed."""
-        self.limit = limit
-        self.measured = False  # whether that is this machine's
+    def __init__(self, mode: Mode, limit: float | None = None) -> None:
+        """`limit` is the share of active neurons above which all are computed; None: to be measured."""
+        self.limit = _UNMEASURED if limit is None else limit
+        self.measured = limit is not None
         self._mode = mode
         self._step = -1
         self._took: tuple[list[float], list[float]] = ([], [])  # seconds of steps of one token: all, and predicted ones

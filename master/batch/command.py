@@ -11,6 +11,7 @@ import click
 
 from master.options import RunOptions, placement_options, quiet_option
 from master.session import Session
+from tpi.errors import TpiError
 
 if TYPE_CHECKING:
     from master.batch.answering import BatchCounts
@@ -120,8 +121,15 @@ def _run(
             asyncio.run(BatchAnswering(service, model, asked, results, counts, progress).run())
         finally:
             service.close()
+    except BaseException:  # nobody waits for the step under way, which may be one of all prompts
+        session.node.loop.on_block = _break_off
+        raise
     finally:
         engine.stop()
+
+
+def _break_off() -> None:
+    raise TpiError("the batch ends early")
 
 
 def _summary(counts: "BatchCounts", results: "BatchResults", seconds: float) -> str:

@@ -7,6 +7,10 @@ from typing import Any
 
 import pytest
 
+from master.batch.answering import BatchCounts
+from master.batch.command import _run
+from master.batch.results import BatchResults
+from master.batch.source import BatchSource
 from master.deployment.batching import longest_step
 from master.generation.engine import Engine
 from master.generation.request import Request
@@ -19,8 +23,10 @@ from tests.support.devices.offloading import GREEDY, answers, batched, offloaded
 from tests.support.devices.shuffled import Shuffled
 from tests.support.kernels.kernel_cases import native
 from tpi.devices.options import DeviceOptions, OffloadOptions
+from tpi.errors import TpiError
 from tpi.net.fields import MAX_STEP_BYTES, GroupBatch
 from tpi.pack.reader import Pack
+from tpi.progress import silent
 from worker.pipelines.accelerated import BatchAccelerated
 from worker.pipelines.group.agree import GroupMember
 from worker.plan.node_plan import node_plan
@@ -68,6 +74,25 @@ def test_a_session_that_batches_has_long_steps_and_others_have_not(
                 assert session.node.link.pipeline.chunk <= 512
 
 
+def test_nobody_waits_for_a_long_step_when_the_batch_ends_early(
+    tiny_pack: Callable[..., Pack], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Blocks that would still be computed raise in place of it."""
+    pack = tiny_pack("llama")
+    asked = tmp_path / "in.jsonl"
+    asked.write_text('{"custom_id": "a", "url": "/v1/completions", "body": {"prompt": "x", "max_tokens": 3}}')
+    source = BatchSource(asked)
+    with (
+        Session(RunOptions(str(pack.path), context=64, cache=tmp_path)) as session,
+        BatchResults(tmp_path / "out.jsonl", source, "llama", list[str]().append) as results,
+    ):
+        monkeypatch.setattr(results, "write", _full)
+        with pytest.raises(OSError, match="No space"):
+            _run(session, "llama", source, results, BatchCounts(), silent)
+        with pytest.raises(TpiError, match="ends early"):
+            session.node.loop.on_block()
+
+
 @pytest.mark.parametrize(("memory", "size"), [(1 << 30, 1), (64 << 20, 1), (1 << 34, 3)])
 def test_a_step_is_as_long_as_memory_and_messages_allow(
     memory: int, size: int, tiny_pack: Callable[..., Pack], tmp_path: Path
@@ -77,6 +102,10 @@ def test_a_step_is_as_long_as_memory_and_messages_allow(
     assert 512 <= steps <= member.plan.options.pages * 32
     assert size == 1 or 4 * hidden * steps <= MAX_STEP_BYTES
     assert steps == 512 or 4 * hidden * steps <= memory // 16
+
+
+def _full(line: object, fields: object) -> None:
+    raise OSError(28, "No space left on device")
 
 
 def _member(pack: Pack, memory: int, size: int) -> GroupMember:

@@ -221,5 +221,6 @@ def _watch(node: "Node", doubt: Callable[[], None]) -> None:
     from worker.plan.offload import OffloadPlan
 
     plan = node.offload
-    if plan is not None and type(plan) is OffloadPlan and not node.window.placement.streamed_bytes:
+    plain = type(plan) is OffloadPlan  # what other kinds of plan come to, other models say
+    if plan is not None and plain and not node.window.placement.streamed_bytes:
         node.watch = StepWatch(plan.problem, plan.chosen, doubt)

@@ -116,6 +116,9 @@ class Session:
             return []
 
     def _open(self, stack: ExitStack) -> None:
+        if self._equipment is None:
+            self._equipment = open_equipment(self.placement.devices, partial(measured, cache=self.placement.cache))
+            stack.callback(self._equipment.close)
         door = Door(locked=self.placement.keys)
         self.placement = placement = with_found(self.placement, door, warn)
         located = locate(placement.model, placement.cache)
@@ -124,9 +127,6 @@ class Session:
             self.placement = placement = replace(placement, workers=planned.addresses)
         shares = parse_split(placement.split, 1 + (placement.local or len(placement.workers)))
         refuse_too_many(located, placement.dtype, placement.cache, shares)
-        if self._equipment is None:
-            self._equipment = open_equipment(placement.devices, partial(measured, cache=placement.cache))
-            stack.callback(self._equipment.close)
         addresses, found = self._addresses(stack), placement.discover and bool(placement.workers)
         net, without = Net(self._tap, door), partial(say_without, warn) if found else None
         self._cluster = stack.enter_context(Cluster.connect(addresses, net, without=without))

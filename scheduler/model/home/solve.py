@@ -12,6 +12,7 @@ from itertools import combinations
 import numpy as np
 import numpy.typing as npt
 
+from scheduler.model.highs import solve_milp
 from scheduler.model.home.problem import Dealing, HomeProblem, Members
 from tpi.errors import PlanError
 
@@ -62,10 +63,10 @@ def _alike(problem: HomeProblem, members: Members) -> tuple[object, ...]:
 
 def split_over(problem: HomeProblem, members: Members) -> Dealing | None:
     """The best split over exactly these nodes; None if their memories do not hold it."""
-    from scipy.optimize import Bounds, milp
+    from scipy.optimize import Bounds
 
     model = _Model(problem, members)
-    solved = milp(
+    solved = solve_milp(
         model.objective(), integrality=model.integrality(), bounds=Bounds(0, model.upper()),
         constraints=list(model.constraints()), options={"time_limit": _SECONDS, "mip_rel_gap": _GAP},
     )  # fmt: skip

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from scheduler.model.highs import solve_milp
 from scheduler.model.neurons.problem import F64, I32, NeuronProblem
 from tpi.errors import PlanError
 
@@ -58,13 +59,13 @@ def place_neurons(problem: NeuronProblem, seconds: float = SECONDS, gap: float =
     Raises:
         PlanError: if the two memories do not hold the model.
     """
-    from scipy.optimize import Bounds, milp
+    from scipy.optimize import Bounds
 
     columns = _Columns.of(problem)
     objective = np.concatenate([-columns.impact, np.zeros(len(problem.layers))])
     upper = np.ones(len(objective))
     upper[len(columns.impact) :] = [least is not None for least in problem.least]
-    found = milp(
+    found = solve_milp(
         objective, integrality=np.ones(len(objective)), bounds=Bounds(0, upper),
         constraints=[_memory(problem, columns), *_layers(problem, columns)],
         options={"time_limit": seconds, "mip_rel_gap": gap},

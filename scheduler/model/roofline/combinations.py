@@ -10,6 +10,7 @@ from math import inf
 
 import numpy as np
 
+from scheduler.model.highs import solve_milp
 from scheduler.model.offload.work import STRETCHES, Stretch
 from scheduler.model.roofline.latency import (
     F64,
@@ -108,7 +109,7 @@ def solve_pair(
     problem: BatchProblem, tables: list[Combination], at: int, bound: float
 ) -> tuple[float, BatchPolicy] | None:
     """The best of one pair: seconds per sequence, and the policy; None if nothing fits."""
-    from scipy.optimize import Bounds, LinearConstraint, milp
+    from scipy.optimize import Bounds, LinearConstraint
 
     count = 4 * len(tables)
     scale = bound * tables[0].batches[at] / (problem.layer.layers * problem.request.answer)  # about a layer's seconds
@@ -125,7 +126,7 @@ def solve_pair(
     matrix = np.array([row for row, _ in rows])
     one = np.zeros(count + 2)
     one[0:count:4] = 1
-    found = milp(
+    found = solve_milp(
         objective,
         integrality=whole,
         bounds=Bounds(0, upper),

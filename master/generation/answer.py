@@ -87,6 +87,36 @@ class AnswerText:
         return "" if self._filter.stopped else self._filter.push(self._stream.flush()) + self._filter.flush()
 
 
+class _ShownText:
+    """An answer's text on its way to whoever sees it: as it is, or by its channels where a model writes in such."""
+
+    def __init__(self, tokenizer: Tokenizer, limits: AnswerLimits, result: Answer, show: Callable[[str], None]) -> None:
+        """What is shown is in `result`, too."""
+        self._channels = ShownChannels() if has_channels(tokenizer.chat_template) else None
+        found = [tokenizer.control(name) for name in SPELLED] if self._channels else []
+        self._text = AnswerText(tokenizer, limits, [token for token in found if token is not None])
+        self._result, self._show = result, show
+
+    def push(self, token: int) -> bool:
+        """The next token; whether the answer ends with it, for the reason that the result has then."""
+        piece, ended = self._text.push(token), self._text.finish_reason
+        self._emit(piece, last=ended is not None)
+        self._result.finish_reason = ended or self._result.finish_reason
+        return ended is not None
+
+    def flush(self) -> None:
+        """What was held back, where it ends for another reason."""
+        self._emit(self._text.flush(), last=True)
+
+    def _emit(self, piece: str, last: bool) -> None:
+        if self._channels:
+            piece = self._channels.push(piece) + (self._channels.flush() if last else "")
+            self._result.said = self._channels.said
+        self._result.text += piece
+        if piece:
+            self._show(piece)
+
+
 def answer(
     engine: Engine,
     tokenizer: Tokenizer,
@@ -105,19 +135,8 @@ def answer(
     Raises:
         NodeLost, NodeError: if a worker is lost or fails; what was shown stays shown.
     """
-    channels = ShownChannels() if has_channels(tokenizer.chat_template) else None
-    spelled = [token for name in SPELLED if (token := tokenizer.control(name)) is not None] if channels else []
-    result, text = Answer(prompt_tokens=sequence.pending), AnswerText(tokenizer, limits, spelled)
-    started = first = perf_counter()
-
-    def emit(piece: str, last: bool = False) -> None:
-        if channels:
-            piece = channels.push(piece) + (channels.flush() if last else "")
-            result.said = channels.said
-        result.text += piece
-        if piece:
-            show(piece)
-
+    result, started = Answer(prompt_tokens=sequence.pending), perf_counter()
+    text, first = _ShownText(tokenizer, limits, result, show), started
     for sampled in engine.generate(sequence, sampler, limits.tokens, stopped):
         result.token_ids.append(sampled.token)
         if len(result.token_ids) == 1:
@@ -126,13 +145,10 @@ def answer(
             first = perf_counter()
         else:
             result.decode_seconds = sampled.at - first
-        piece = text.push(sampled.token)
-        emit(piece, last=text.finish_reason is not None)
-        if text.finish_reason:
-            break
-    result.finish_reason = text.finish_reason or ("interrupted" if stopped() else "length")
-    if not text.finish_reason:
-        emit(text.flush(), last=True)
+        if text.push(sampled.token):
+            return result
+    result.finish_reason = "interrupted" if stopped() else "length"
+    text.flush()
     return result
 
 

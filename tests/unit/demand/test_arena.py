@@ -1,0 +1,141 @@
+"""What lies on an accelerator at first, what its routers foretell, and when they are asked at all."""
+
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from scheduler.demand.choice.first import warmed, worthiest
+from scheduler.demand.choice.replay import record
+from scheduler.demand.loads import Patient, Waiting
+from scheduler.demand.policies import Key, PolicyChoice
+from scheduler.model.experts.costs import ExpertCosts
+from scheduler.model.machine import LAPTOP
+from scheduler.transfer.queue import TransferQueue
+from tests.support.devices.twin import Twin
+from tests.support.kernels.kernel_cases import native
+from tpi.devices.pages import PAGE
+from tpi.kernels.spec import F32
+from worker.demand.arena import ExpertArena
+
+BLOCKS, EXPERTS = (1, 3), 4
+KEYS: list[Key] = [(block, expert) for block in BLOCKS for expert in range(EXPERTS)]
+ONE = np.zeros((1, 8), np.float32)
+
+
+class Foretelling:
+    """Kernels whose routers say what they are told to; `asked` counts."""
+
+    def __init__(self, chosen: list[int]) -> None:
+        self.chosen, self.asked = chosen, 0
+        self.failing = False
+
+    def route(self, router: Any, x: F32) -> Any:
+        self.asked += 1
+        if self.failing:
+            raise OSError("a router failed")
+        return SimpleNamespace(experts=np.array([self.chosen], np.int32))
+
+
+@contextmanager
+def arena_of(slots: int, kernels: Foretelling, in_time: bool = True) -> Iterator[ExpertArena]:
+    """Blocks 1 and 3 with some of their experts on a device, each of a page filled with its number."""
+    units = {key: np.full(PAGE, number, np.uint8) for number, key in enumerate(KEYS)}
+    with Twin(native) as device, closing(TransferQueue()) as queue:
+        memory = device.memory.allocate(slots * PAGE)
+        costs = ExpertCosts.of(LAPTOP, PAGE, PAGE, 0)
+        with closing(ExpertArena(device, memory, units, costs, queue)) as arena:
+            device.kernels = kernels  # type: ignore[assignment]
+            arena.routers |= dict.fromkeys(BLOCKS, None)  # type: ignore[arg-type]
+            arena._gaps = SimpleNamespace(  # type: ignore[assignment]
+                asked=lambda loads: None, loaded=lambda: None, usual=1e9 if in_time else 0.0
+            )
+            yield arena
+        device.memory.free(memory)
+
+
+def test_as_many_of_every_layer_lie_there_where_nothing_is_known() -> None:
+    first = worthiest(warmed(PolicyChoice("importance"), KEYS), KEYS, 5)
+    assert first == [(1, 0), (1, 1), (1, 2), (3, 0), (3, 1)]
+
+
+@pytest.mark.parametrize("kind", ["lru", "lfu", "aged", "importance"])
+def test_what_was_recorded_to_be_used_lies_there_first(kind: str) -> None:
+    recording = record(KEYS, [[(1, 3), (3, 0)], [(1, 3), (3, 2)], [(1, 3), (3, 2)]])
+    policy = warmed(PolicyChoice(kind), KEYS, recording)  # type: ignore[arg-type]
+    assert worthiest(policy, KEYS, 2) == [(1, 3), (3, 2)]
+    assert worthiest(policy, KEYS, 3) == [(1, 3), (3, 0), (3, 2)]
+
+
+def test_the_next_blocks_router_has_its_experts_come() -> None:
+    kernels = Foretelling([2, 3])
+    with arena_of(4, kernels) as arena:
+        arena.begin(short=True)
+        arena.foretell(1, ONE)
+        arena.settle()
+        arena.cache._store._workers._asked[-1].join()  # type: ignore[attr-defined]
+        held = arena.share(3, {2: 1, 3: 1})
+        assert {*held.ready, *held.late} == {(3, 2), (3, 3)}
+        assert all((held.data(key) == KEYS.index(key)).all() for key in [*held.ready, *held.late])
+        held.close()
+        assert (kernels.asked, arena.cache.stats().ahead) == (1, 2)
+
+
+@pytest.mark.parametrize(
+    ("block", "tokens", "short", "in_time"),
+    [(3, 1, True, True), (1, 500, True, True), (1, 1, False, True), (1, 1, True, False)],
+)
+def test_routers_are_not_asked_in_vain(block: int, tokens: int, short: bool, in_time: bool) -> None:
+    """Behind the last block, of a prompt, and where the link is too slow for what they say."""
+    kernels = Foretelling([2])
+    with arena_of(4, kernels, in_time) as arena:
+        arena.begin(short)
+        arena.foretell(block, np.zeros((tokens, 8), np.float32))
+        arena.settle()
+        assert kernels.asked == 0
+
+
+def test_a_router_that_fails_says_so_at_the_next_block() -> None:
+    kernels = Foretelling([2])
+    with arena_of(4, kernels) as arena:
+        arena.begin(short=True)
+        kernels.failing = True
+        arena.foretell(1, ONE)
+        with pytest.raises(OSError, match="a router failed"):
+            arena.foretell(3, ONE)
+        arena.foretell(1, ONE)
+        arena.abandon()
+        arena.settle()
+
+
+def test_a_prompt_uses_what_is_there_and_changes_nothing() -> None:
+    with arena_of(4, Foretelling([])) as arena:
+        arena.begin(short=False)
+        held = arena.share(1, dict.fromkeys(range(EXPERTS), 100))
+        assert (len(held.ready), held.late, len(held.left)) == (2, [], 2)
+        held.close()
+        stats = arena.cache.stats()
+        assert (stats.uses, stats.steps, stats.read_bytes) == (0, 0, 0)
+
+
+def test_a_patient_link_is_idle_unless_something_is_demanded() -> None:
+    link = Patient()
+    link.asked(loads=False)
+    assert link.room(0.0, 1 << 30) == float("inf")
+    link.asked(loads=True)
+    link.asked(loads=False)
+    assert link.room(1e9, 0) == 0.0
+    link.loaded()
+    assert link.room(1e9, 0) == float("inf")
+
+
+def test_what_comes_first_is_kept_in_mind_before_the_others() -> None:
+    waiting = Waiting(lambda *_: False, lambda _: 1)
+    waiting.announce([1, 2])
+    waiting.announce_first([3, 2])
+    assert [waiting.next_ahead(lambda unit: unit == 3) for _ in range(3)] == [2, 1, None]
+    waiting.announce_first(list(range(200)))
+    assert waiting.ahead < 100

@@ -11,7 +11,7 @@ from tests.support.paths import ROOT
 STRIKES = {"kill": 5, "freeze": 2}  # ten, with the kills of test_streams
 
 
-@pytest.mark.timeout(240)
+@pytest.mark.timeout(420)
 def test_eight_streams_over_the_api_lose_no_token_when_workers_are_struck() -> None:
     """The benchmark, shorter; it fails if a stream is changed, or if anything is left of any of it."""
     command = [sys.executable, "-m", "benchmarks.trust.streams"]

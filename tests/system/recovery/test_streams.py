@@ -52,7 +52,7 @@ def test_eight_streams_lose_no_token_when_workers_are_killed(
                     with at_random(seed, 0.4, lambda drawn, victim=victim: victim.signal(signal.SIGKILL)):  # type: ignore[misc]
                         for prompt, stream in zip(PROMPTS, streams, strict=True):
                             engine.submit(Ticket(EngineAsk(prompt, Sampler(GREEDY), LENGTH), stream))
-                        assert all(stream.over.wait(60) for stream in streams)
+                        assert all(stream.over.wait(120) for stream in streams)
                     assert [stream.error for stream in streams] == [None] * STREAMS
                     assert [stream.tokens for stream in streams] == wanted, f"seed {seed}"
                     victim.start()

@@ -36,8 +36,8 @@ from tpi.trace import Row
 from worker.equipment import Beside
 from worker.node.node import Node
 from worker.pipelines.accelerated import BatchAccelerated
-from worker.pipelines.group.agree import GroupMember, agree
 from worker.pipelines.decide import Decide
+from worker.pipelines.group.agree import GroupMember, agree
 from worker.plan.node_plan import node_plan
 
 CONTEXT = 160  # tokens of a sequence at most

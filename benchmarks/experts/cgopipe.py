@@ -12,7 +12,7 @@ from benchmarks.experts.groups import SEQUENCES, TOKENS, groups
 from benchmarks.experts.schedules import SCHEDULES, follow
 from benchmarks.result import Bars, Check, Result, Row, Table
 from scheduler.model.machine import NodeMachine
-from scheduler.model.roofline.latency import PolicyPoint, roofs
+from scheduler.model.roofline.latency import PolicyPoint, roofs, uncut
 from scheduler.model.roofline.policy import BatchPolicy
 from tpi.devices.options import OffloadOptions
 from worker.pipelines.decide import Decide
@@ -136,7 +136,7 @@ def _with_policy(policy: Callable[..., BatchPolicy]) -> Decide:
 
     def decide(plan: NodePlan, machine: NodeMachine, options: OffloadOptions, tables: Tables | None) -> BatchPlan:
         asked = batch_problem(plan, machine, options, tables)
-        return planned_batch(plan, asked, policy(asked), options, tables)
+        return planned_batch(plan, asked, uncut(asked, policy(asked)), options, tables)
 
     return decide
 

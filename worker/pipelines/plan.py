@@ -15,6 +15,7 @@ from scheduler.model.machine import NodeMachine
 from scheduler.model.offload.memory import Needs
 from scheduler.model.offload.work import KvTier, Offload, Place, TableWork, Tier
 from scheduler.model.ring import Ring, with_lags
+from scheduler.model.roofline.latency import uncut
 from scheduler.model.roofline.layer import layer_shape
 from scheduler.model.roofline.policy import BatchPolicy, BatchProblem, BatchWork, PolicyLimits
 from scheduler.model.roofline.search import best_policy
@@ -116,9 +117,10 @@ def decide_batch(
             "tpi on all nodes, or leave --pipeline batch out"
         )
     asked = batch_problem(plan, machine, options, tables)
-    return _within(
-        machine, planned_batch(plan, asked, best_policy(asked).policy, options, tables), plan, tables, options
-    )
+    policy = best_policy(asked).policy
+    if options.weights != "gpu":
+        policy = uncut(asked, policy)
+    return _within(machine, planned_batch(plan, asked, policy, options, tables), plan, tables, options)
 
 
 def _within(

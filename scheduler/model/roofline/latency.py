@@ -5,7 +5,7 @@ The longest of them is the layer's time (equation 12): whatever can overlap, doe
 relies on, and computes with arrays of policies as with one.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import inf
 
 import numpy as np
@@ -64,6 +64,27 @@ def head_seconds(problem: BatchProblem, batch: Number) -> float:
     """Seconds of the head for one token of every sequence, which nothing else overlaps."""
     head = problem.head
     return float(_roofline(problem.machine.host, head.nbytes, 2.0 * head.weights * batch)) if head.nbytes else 0.0
+
+
+def uncut(problem: BatchProblem, policy: BatchPolicy) -> BatchPolicy:
+    """The same policy, or with no more of the weights on the accelerator than attention's, or none, if that is faster.
+
+    Of neurons some of which stay and some pass through each micro-batch makes two calls, and their results cross twice.
+    No linear program knows that; where the link has time to spare, fewer calls are worth more than fewer bytes.
+    """
+    layer, device = problem.layer, problem.machine.accelerator
+    share = layer.attention_bytes / layer.nbytes if layer.nbytes else 0.0
+    whole = share if policy.weights_kept >= share else 0.0
+    if device is None or not policy.ffn_there or not whole < policy.weights_kept < 1:
+        return policy
+    tokens, parts = policy.batch / policy.micro_batches, policy.micro_batches
+    again = parts * (device.rates.start + device.link.latency + tokens * layer.hidden / device.link.down)
+    lighter = replace(policy, weights_kept=whole)
+    if float(host_bytes(problem, PolicyPoint.of(lighter))) > problem.machine.memory:
+        return policy
+    cut, light = (roofs(problem, PolicyPoint.of(each), "decode") for each in (policy, lighter))
+    cut["accelerator"] = cut["accelerator"] + again
+    return lighter if max(light.values()) < max(cut.values()) else policy
 
 
 def seconds(problem: BatchProblem, policy: BatchPolicy) -> float:

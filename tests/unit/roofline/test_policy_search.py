@@ -6,7 +6,7 @@ from itertools import product
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from scheduler.model.machine import Rates, emulated_node
@@ -19,6 +19,7 @@ from scheduler.model.roofline.latency import (
     roofs,
     seconds,
     throughput,
+    uncut,
 )
 from scheduler.model.roofline.policy import BatchPolicy, BatchProblem
 from scheduler.model.roofline.search import GAP, best_policy
@@ -97,6 +98,38 @@ def test_the_papers_setting_gets_the_papers_policy(preset: str, micro_batch: int
     assert micro_batch / 2 <= found.micro_batch <= 2 * micro_batch
     busy = {name: float(value) for name, value in roofs(problem, PolicyPoint.of(found), "decode").items()}
     assert max(busy, key=lambda name: busy[name]) == "up"
+
+
+@given(problems())
+def test_neurons_are_cut_where_the_link_needs_it_alone(problem: BatchProblem) -> None:
+    """Two calls in place of one are worth it where fewer bytes are; whatever is chosen fits, and is not slower."""
+    try:
+        policy = best_policy(problem).policy
+    except PlanError:
+        assume(False)
+    found = uncut(problem, policy)
+    share = problem.layer.attention_bytes / problem.layer.nbytes
+    assert found.weights_kept in (policy.weights_kept, share, 0.0)
+    assert fits(problem, found)
+    assert replace(found, weights_kept=0.0) == replace(policy, weights_kept=0.0)
+    if found != policy:
+        busy = {name: float(value) for name, value in roofs(problem, PolicyPoint.of(policy), "decode").items()}
+        light = {name: float(value) for name, value in roofs(problem, PolicyPoint.of(found), "decode").items()}
+        assert light["up"] > busy["up"]
+
+
+def test_on_a_slow_link_what_stays_is_cut_and_on_a_fast_one_it_is_not() -> None:
+    problem = paper("t4", 504)
+    device = problem.machine.accelerator
+    assert device is not None
+    policy = best_policy(problem).policy
+    assert uncut(problem, policy) == policy
+    fast = replace(device, link=replace(device.link, up=1e12, down=1e12))
+    quick = replace(problem, machine=replace(problem.machine, accelerator=fast))
+    whole = problem.layer.attention_bytes / problem.layer.nbytes
+    assert uncut(quick, policy) == replace(policy, weights_kept=whole)
+    little = replace(quick, machine=replace(quick.machine, memory=int(host_bytes(quick, PolicyPoint.of(policy)))))
+    assert uncut(little, policy) == policy  # RAM has no room for what would no longer stay
 
 
 def test_a_fast_accelerator_that_holds_the_keys_and_values_attends_itself() -> None:

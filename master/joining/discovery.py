@@ -33,12 +33,18 @@ class _Listener:
     def __init__(self, wanted: Collection[bytes]) -> None:
         self.found: dict[bytes, Announcement] = {}
         self.complete = Event()
+        self.over = Event()  # nobody listens any more
         self._wanted = wanted
         self._lock = Lock()
 
     def add_service(self, network: "Zeroconf", kind: str, name: str) -> None:
         """Somebody announces, or did before."""
-        info = network.get_service_info(kind, name, _ASK_MS)
+        try:
+            info = None if self.over.is_set() else network.get_service_info(kind, name, _ASK_MS)
+        except Exception:
+            if self.over.is_set():  # the network was closed meanwhile, which whoever asks is not told otherwise
+                return
+            raise
         if info is None or info.port is None:
             return
         said = read_announcement(dict(info.properties), info.port, info.parsed_scoped_addresses())
@@ -71,6 +77,7 @@ def find_workers(door: Door, seconds: float = BROWSE_S, interfaces: Any = None) 
         ServiceBrowser(network, SERVICE, listener=listener)  # type: ignore[arg-type]  # it has what is called
         listener.complete.wait(seconds)
     finally:
+        listener.over.set()
         network.close()
     return sorted(listener.found.values(), key=lambda one: one.name)
 

@@ -34,6 +34,7 @@ class GroupBatchReport:
     problems: tuple[BatchProblem, ...]
     forecasts: tuple[BatchForecast, ...]
     gains: tuple[Gain, ...]
+    left_out: tuple[str, ...] = ()  # by the split, which is that of requests one by one
 
     @classmethod
     def of(cls, model: HomeModel, dealing: Dealing) -> "GroupBatchReport":
@@ -41,7 +42,8 @@ class GroupBatchReport:
         problems = tuple(_problems(model, dealing))
         forecasts = _forecasts(problems)
         names = tuple(model.home.names[rank] for rank in dealing.members)
-        return cls(names, problems, forecasts, tuple(_gains(problems, _rate(problems, forecasts))))
+        left_out = tuple(name for name in model.home.names if name not in names)
+        return cls(names, problems, forecasts, tuple(_gains(problems, _rate(problems, forecasts))), left_out)
 
     @property
     def rate(self) -> float:
@@ -66,6 +68,7 @@ class GroupBatchReport:
                 {"name": name, "policy": asdict(ahead.policy), "layer_busy_s": ahead.busy}
                 for name, ahead in zip(self.names, self.forecasts, strict=True)
             ],
+            "left_out": list(self.left_out),
             "gains": [asdict(gain) for gain in self.gains],
         }
 
@@ -83,6 +86,9 @@ class GroupBatchReport:
         told = zip(self.forecasts, self.names, strict=True)
         for places, alike in groupby(told, lambda one: policy_words(one[0].policy, sizes=False)):
             yield f"{_named([name for _, name in alike])}: {places}"
+        if self.left_out:
+            out = ", ".join(self.left_out)
+            yield f"left out, since single requests are answered faster without: {out}; --split equal uses all of them"
         for stretch in STRETCHES:
             yield self._roof(stretch)
         helping = [gain for gain in self.gains if gain.faster > _HELPS][:_NAMED]
@@ -123,13 +129,9 @@ def _layer(model: HomeModel, units: dict[str, int]) -> LayerShape:
     """The mean layer of a node with so many units of every block."""
     shares = {each.kind: units[each.kind] / each.units for each in model.problem.dealt}
     config, heads = model.shape.config, shares.get("heads", 1.0)
-    own = {"query": heads, "kv": heads, "shared": shares.get("shared", 0.0)}
+    kinds = {"attention": "heads", "ffn": "neurons", "experts": "experts"}
     runs = [
-        (
-            block.kind,
-            run,
-            round(run.units * own.get(run.name, shares["experts" if block.kind == "experts" else "neurons"])),
-        )
+        (block.kind, run, round(run.units * shares.get("shared" if run.name == "shared" else kinds[block.kind], 1.0)))
         for block in model.shape.blocks
         for run in block.runs
     ]

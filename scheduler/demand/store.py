@@ -87,8 +87,7 @@ class Store:
                 self._admit(np.concatenate([ready, late[:count]]), units)
             left = late[count:]
             self.stats.elsewhere += len(left)
-            self._waiting.announce_first(left[self.table.slot_of[left] < 0].tolist())
-            self._workers.kick(len(left))
+            self._read_ahead(lambda: self._waiting.announce_first(self.table.lacking(left).tolist()))
             return ready, late[:count], left
 
     def present(self, units: Units) -> tuple[Units, Units, Units]:
@@ -136,8 +135,7 @@ class Store:
                 return
             self.policy.expect(units)
             self._mark(block, units)
-            self._waiting.announce(self.table.lacking(units).tolist())
-            self._workers.kick(self._waiting.ahead)
+            self._read_ahead(lambda: self._waiting.announce(self.table.lacking(units).tolist()))
 
     def close(self) -> None:
         """Begin no more loads; return when those under way are over. Idempotent."""
@@ -182,6 +180,12 @@ class Store:
         self.stats.misses += len(lacking) + len(pending)
         self.stats.hits += len(units) - len(lacking) - len(pending)
         self._demand([*lacking.tolist(), *(unit for unit in pending if self._loads[unit].error is not None)])
+
+    def _read_ahead(self, announce: Callable[[], None]) -> None:
+        """Have what is announced read when there is time; no more is asked of the workers than waits for them."""
+        before = self._waiting.ahead
+        announce()
+        self._workers.kick(max(0, self._waiting.ahead - before))
 
     def _demand(self, units: list[int]) -> None:
         """Have units that have slots loaded, before all else."""

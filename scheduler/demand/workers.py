@@ -1,6 +1,7 @@
 """Who loads units: threads of the cache's own, or those of a node's transfer queue."""
 
 import threading
+from collections import deque
 from collections.abc import Callable
 from typing import Protocol
 
@@ -75,7 +76,7 @@ class Tickets:
     def __init__(self, queue: TransferQueue, name: str) -> None:
         """`name` is what traces call the transfers. The queue is not closed here, and should be closed later."""
         self._queue, self._name = queue, name
-        self._asked: list[QueuedTransfer] = []
+        self._asked = deque[QueuedTransfer]()  # those that may not be over, in order
 
     def start(self, serve: Serve) -> None:
         """See `LoadWorkers.start`."""
@@ -83,14 +84,15 @@ class Tickets:
 
     def kick(self, count: int) -> None:
         """See `LoadWorkers.kick`."""
-        self._asked = [ticket for ticket in self._asked if not ticket.done or ticket.error]
+        while self._asked and self._asked[0].done and not self._asked[0].error:
+            self._asked.popleft()
         for _ in range(count):
             self._asked.append(self._queue.submit("weight load", self._name, self._serve))
 
     @property
     def lost(self) -> bool:
         """See `LoadWorkers.lost`."""
-        return any(ticket.done and ticket.error for ticket in self._asked)
+        return bool(self._asked and self._asked[-1].done and self._asked[-1].error)  # a queue closes with all of them
 
     def close(self) -> None:
         """See `LoadWorkers.close`."""

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
+from threading import Event
 from types import SimpleNamespace
 from typing import Any
 
@@ -12,6 +13,7 @@ from scheduler.demand.choice.first import warmed, worthiest
 from scheduler.demand.choice.replay import record
 from scheduler.demand.loads import Patient, Waiting
 from scheduler.demand.policies import Key, PolicyChoice
+from scheduler.demand.workers import Tickets
 from scheduler.model.experts.costs import ExpertCosts
 from scheduler.model.machine import LAPTOP
 from scheduler.transfer.queue import TransferQueue
@@ -119,6 +121,28 @@ def test_a_prompt_uses_what_is_there_and_changes_nothing() -> None:
         held.close()
         stats = arena.cache.stats()
         assert (stats.uses, stats.steps, stats.read_bytes) == (0, 0, 0)
+
+
+def test_a_slow_link_is_not_asked_for_more_than_waits_for_it() -> None:
+    """However many tokens pass meanwhile, and whatever is foretold."""
+    free = Event()
+    with arena_of(4, Foretelling([])) as arena:
+        workers = arena.cache._store._workers
+        assert isinstance(workers, Tickets)
+        workers._queue.submit("weight load", "a long one", lambda: _wait(free))
+        try:
+            for token in range(100):
+                arena.begin(short=True)
+                for block in BLOCKS:
+                    arena.share(block, {token % EXPERTS: 1, (token + 1) % EXPERTS: 1}).close()
+                    arena.cache.expect([(4 - block, expert) for expert in range(EXPERTS)])
+            assert len(workers._asked) < 4 * len(KEYS)
+        finally:
+            free.set()
+
+
+def _wait(free: Event) -> None:
+    assert free.wait(60)
 
 
 def test_a_patient_link_is_idle_unless_something_is_demanded() -> None:

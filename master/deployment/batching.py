@@ -40,7 +40,7 @@ def batched(plans: Sequence[Assign], members: Sequence[GroupMember], asked: Offl
     Raises:
         PlanError: if they are to, and one cannot; names it.
     """
-    steps = min(map(longest_step, members))
+    steps = min(map(longest_step, members)) if asked.many else LONGEST_CHUNK  # who watches would wait for long ones
     long = [_with_steps(member, steps) for member in members]
     if not _wanted(long, asked):
         return list(plans)

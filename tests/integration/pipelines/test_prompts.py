@@ -22,7 +22,7 @@ from tests.support.devices.grouping import alone
 from tests.support.devices.offloading import GREEDY, answers, batched, offloaded, prompts
 from tests.support.devices.shuffled import Shuffled
 from tests.support.kernels.kernel_cases import native
-from tpi.devices.options import DeviceOptions, OffloadOptions
+from tpi.devices.options import DeviceOptions, OffloadOptions, Pipelining
 from tpi.errors import TpiError
 from tpi.net.fields import MAX_STEP_BYTES, GroupBatch
 from tpi.pack.reader import Pack
@@ -60,18 +60,20 @@ def test_all_prompts_of_a_step_share_one_crossing_of_every_weight(
         assert answers(deployment, asked) == alone(pack, tmp_path, asked)
 
 
-def test_a_session_that_batches_has_long_steps_and_others_have_not(
-    tiny_pack: Callable[..., Pack], tmp_path: Path
+@pytest.mark.parametrize(
+    ("pipeline", "many", "longest"), [("batch", True, 40 * 128), ("batch", False, 512), ("performance", True, 512)]
+)
+def test_steps_are_long_where_a_batch_is_computed_that_nobody_watches(
+    pipeline: Pipelining, many: bool, longest: int, tiny_pack: Callable[..., Pack], tmp_path: Path
 ) -> None:
     pack = tiny_pack("llama")
-    for pipeline, longest in (("batch", 40 * 128), ("performance", 512)):
-        devices = DeviceOptions(("emu:1GiB,stretch=1",), (6 << 20,), OffloadOptions("ram", pipeline=pipeline))  # type: ignore[arg-type]
-        options = RunOptions(str(pack.path), context=128, parallel=40, devices=devices, memory=1 << 30, cache=tmp_path)
-        with Session(options) as session:
-            assert isinstance(session.node.link, BatchAccelerated) == (pipeline == "batch")
-            assert session.engine.deployment.limits.chunk == longest
-            if isinstance(session.node.link, BatchAccelerated):
-                assert session.node.link.pipeline.chunk <= 512
+    devices = DeviceOptions(("emu:1GiB,stretch=1",), (6 << 20,), OffloadOptions("ram", pipeline=pipeline, many=many))
+    options = RunOptions(str(pack.path), context=128, parallel=40, devices=devices, memory=1 << 30, cache=tmp_path)
+    with Session(options) as session:
+        assert isinstance(session.node.link, BatchAccelerated) == (pipeline == "batch")
+        assert session.engine.deployment.limits.chunk == longest
+        if isinstance(session.node.link, BatchAccelerated):
+            assert session.node.link.pipeline.chunk <= 512
 
 
 def test_nobody_waits_for_a_long_step_when_the_batch_ends_early(

@@ -114,6 +114,7 @@ BENCHMARKS = {
     "gates": Benchmark("benchmarks.sparsity.gates:bench", ONE_NODE, 4, quick=False),
     "neurons_disk": Benchmark("benchmarks.sparsity.disk:bench", ONE_NODE, 3, "2 GB of disk", quick=False),
     "hybrid": Benchmark("benchmarks.sparsity.hybrid:bench", (*ONE_NODE, "benchmarks/sparsity"), 8, quick=False),
+    "sparse_figures": Benchmark("benchmarks.sparsity.figures:bench", ONE_NODE, 4, "torch", ("torch",), quick=False),
     "experts": Benchmark("benchmarks.support.adapters:experts", ("tpi/kernels", "benchmarks/speed/experts.py"), 3),
     "experts_disk": Benchmark("benchmarks.experts.disk:bench", ("scheduler", "tpi/devices"), 3, "1 GB of disk"),
     "experts_device": Benchmark("benchmarks.experts.device:bench", (*ONE_NODE, "benchmarks/experts"), 2, quick=False),

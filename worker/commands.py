@@ -14,7 +14,7 @@ import click
 from tpi.cachelimit import CacheLimit, cache_limit_option
 from tpi.config import default_cache, parse_size
 from tpi.devices.options import DeviceOptions, device_options
-from tpi.errors import TpiError
+from tpi.errors import TpiError, UsageError
 from tpi.keys.door import Door
 from tpi.net.sockets import split_address
 from tpi.text import plain
@@ -67,7 +67,7 @@ def worker(
         port=port,
         name=name if name is not None else plain(socket.gethostname(), 64),
         cache=(cache or default_cache()) / "shards",
-        memory=parse_size(memory) if memory else 0,
+        memory=_memory(memory),
         threads=threads or 0,
         cache_limit=cache_limit,
         attached=attached,
@@ -79,6 +79,14 @@ def worker(
         speed = None if attached else _speed(equipment.host.kernels, options, cache or default_cache(), remeasure)
         options = replace(options, card=equipment.card, speed=speed)
         serve(options, equipment.build, partial(check_assign, card=equipment.card))
+
+
+def _memory(text: str | None) -> int:
+    """Bytes; 0 if nothing was said."""
+    size = 0 if text is None else parse_size(text)
+    if text is not None and not size:
+        raise UsageError("--memory 0 lends nobody anything; give for example 600MiB or 4GiB")
+    return size
 
 
 def _speed(kernels: "Kernels", options: "WorkerOptions", cache: Path, remeasure: bool) -> "MachineSpeed":

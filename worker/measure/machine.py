@@ -7,7 +7,6 @@ product of a sample block, for one token and for many. Disks are `scheduler.stor
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
-from statistics import median
 
 import numpy as np
 
@@ -148,7 +147,7 @@ def _fastest(call: Callable[[], object], clock: Callable[[], float] | None = Non
 def _usual(call: Callable[[], object], clock: Callable[[], float]) -> float:
     """Seconds of the middle one of some calls, after one that is not counted: others use the memory, too."""
     call()
-    return median(_seconds(call, clock) for _ in range(_USUAL))
+    return sorted(_seconds(call, clock) for _ in range(_USUAL))[_USUAL // 2]
 
 
 def _seconds(call: Callable[[], object], clock: Callable[[], float]) -> float:

@@ -63,8 +63,8 @@ class _Listener:
 def find_workers(door: Door, seconds: float = BROWSE_S, interfaces: Any = None) -> list[Announcement]:
     """The paired workers that announce themselves, in the order of their names.
 
-    Takes up to `seconds`, less if all are found; no time at all, and no packet, if nobody is paired. `interfaces` are
-    the addresses of this machine to ask from (None: all).
+    Takes up to `seconds`, less if all are found; no time at all, and no packet, if nobody is paired, or there is no
+    network. `interfaces` are the addresses of this machine to ask from (None: all).
     """
     wanted = {one.key for one in door.keys.paired}
     if not wanted:
@@ -72,7 +72,10 @@ def find_workers(door: Door, seconds: float = BROWSE_S, interfaces: Any = None) 
     from zeroconf import InterfaceChoice, ServiceBrowser, Zeroconf
 
     listener = _Listener(wanted)
-    network = Zeroconf(interfaces=interfaces or InterfaceChoice.All)
+    try:
+        network = Zeroconf(interfaces=interfaces or InterfaceChoice.All)
+    except (OSError, RuntimeError):  # there is no network to ask in
+        return []
     try:
         ServiceBrowser(network, SERVICE, listener=listener)  # type: ignore[arg-type]  # it has what is called
         listener.complete.wait(seconds)

@@ -7,7 +7,7 @@ import pytest
 
 from master.joining import discovery
 from master.joining.asking import ask
-from master.joining.discovery import willing_at_home
+from master.joining.discovery import find_workers, willing_at_home
 from master.planning.home.asked import home_asked
 from master.workers.cluster import Cluster
 from scheduler.model.machine import LAPTOP
@@ -82,6 +82,16 @@ def test_who_announces_nothing_is_looked_for_where_it_was_paired(
         assert willing_at_home(Door(here), said.append) == []  # who answers on this machine proves no key
     assert willing_at_home(locked(here), said.append) == []
     assert "this machine computes alone" in said[-1]
+
+
+@pytest.mark.parametrize("problem", [RuntimeError("No interfaces to listen on"), OSError("Network is unreachable")])
+def test_without_a_network_nobody_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, problem: Exception) -> None:
+    def fail(**options: object) -> object:
+        raise problem
+
+    pair_folders(tmp_path / "here", tmp_path / "there")
+    monkeypatch.setattr("zeroconf.Zeroconf", fail)
+    assert find_workers(Door(tmp_path / "here")) == []
 
 
 def test_a_machine_is_called_as_the_list_of_keys_has_it(tmp_path: Path) -> None:

@@ -4,7 +4,7 @@ All else (attention, norms, routers, shared experts, dense layers) stays there; 
 expert each. All routed experts lie in the host's memory.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cache
@@ -16,11 +16,13 @@ from scheduler.model.experts.costs import ExpertCosts
 from scheduler.model.experts.forecast import DemandForecast, ExpertWork, HitRate, best_demand, demand_pays_until
 from scheduler.model.machine import NodeMachine
 from scheduler.model.offload.choice import choose
+from scheduler.model.offload.problem import Problem
 from scheduler.model.placement import Placement
 from tpi.devices.options import OffloadOptions
 from tpi.devices.pages import PAGE
 from tpi.errors import PlanError
-from worker.demand.plan import always_of, recording_of, routed_of
+from worker.demand.pieces import expert_work, pieces_with_experts
+from worker.demand.plan import recording_of, routed_of
 from worker.plan.fit import Hosted, Tables, fit
 from worker.plan.node_plan import NodePlan
 from worker.plan.offload import OffloadPlan, layer_pages_bytes, offload_problem
@@ -33,9 +35,13 @@ _REPLAYED = 256  # steps of a record that a plan looks at
 
 @dataclass(frozen=True)
 class ExpertPlan(OffloadPlan):
-    """The decision. All `units` routed experts are the host's, and `slots` slots of `slot_bytes` bytes lie there."""
+    """The decision. All `units` routed experts are the host's, and `slots` slots of `slot_bytes` bytes lie there.
+
+    There are `least` slots at least: what a token uses of a block.
+    """
 
     units: int = field(kw_only=True)
+    least: int = field(kw_only=True)
     slots: int = field(kw_only=True)
     slot_bytes: int = field(kw_only=True)
     costs: ExpertCosts = field(kw_only=True)
@@ -91,7 +97,7 @@ def planned_experts(
     plan: NodePlan, machine: NodeMachine, options: OffloadOptions, tables: Tables | None = None
 ) -> ExpertPlan | None:
     """The fastest way to have experts come on demand; None where there is no way."""
-    work, pieces, mixture = _experts(plan), tuple(_pieces(plan)), plan.config.mixture
+    work, pieces, mixture = expert_work(plan), tuple(pieces_with_experts(plan)), plan.config.mixture
     if work is None or mixture is None or plan.options.window:
         return None
     problem = offload_problem(plan, pieces, machine, options, tables)
@@ -99,14 +105,24 @@ def planned_experts(
     found = best_demand(problem, work, hit_rate_of(plan.routing, keys))
     if found is None:
         return None
+    made = _made(plan, problem, pieces, work, found)
+    if options.crossover is not None:
+        made = replace(made, crossover=options.crossover)
+    return _filled(made) if _in_memory(plan, made, tables) else None
+
+
+def _made(
+    plan: NodePlan, problem: Problem, pieces: tuple[NodeSegment, ...], work: ExpertWork, found: DemandForecast
+) -> ExpertPlan:
+    """A forecast in this node's pieces, without slots so far."""
     routed = frozenset(number for number, segment in enumerate(problem.work.segments) if segment.routed)
     long = routed if found.offload.prompt != found.offload.decode else frozenset()
-    made = ExpertPlan(
+    return ExpertPlan(
         pieces=pieces,
         kept=frozenset(range(len(pieces))) - routed,
         long=long,
         short=frozenset(),
-        crossover=options.crossover or (demand_pays_until(problem, work, found) if long else LONG),
+        crossover=demand_pays_until(problem, work, found) if long else LONG,
         kv=found.offload.kv,
         depth=2,
         kv_layer_bytes=layer_pages_bytes(plan),
@@ -116,10 +132,10 @@ def planned_experts(
         units=work.units,
         slots=0,
         slot_bytes=work.slot_bytes,
-        costs=ExpertCosts.of(machine, work.nbytes, work.weights, problem.work.crossing, work.shared),
+        least=work.used,
+        costs=ExpertCosts.of(problem.machine, work.nbytes, work.weights, problem.work.crossing, work.shared),
         forecast=found,
     )
-    return _filled(made, work) if _in_memory(plan, made, tables) else None
 
 
 def hit_rate_of(routing: bytes, keys: Sequence[Key]) -> HitRate:
@@ -160,11 +176,11 @@ def _refusal(plan: NodePlan, machine: NodeMachine, options: OffloadOptions, tabl
     return f"{what}, beside all else of the model, which does not fit there: --gpu-memory {enough}MiB would do"
 
 
-def _filled(made: ExpertPlan, work: ExpertWork) -> ExpertPlan | None:
+def _filled(made: ExpertPlan) -> ExpertPlan | None:
     """The same with as many slots as its memory has left beside everything else, to the page."""
     room = made.problem.rooms[0] - made.memory_bytes - PAGE
-    slots = min(work.units, room // max(1, made.slot_bytes))
-    return replace(made, slots=slots) if slots >= work.used else None
+    slots = min(made.units, room // max(1, made.slot_bytes))
+    return replace(made, slots=slots) if slots >= made.least else None
 
 
 def _in_memory(plan: NodePlan, made: ExpertPlan, tables: Tables | None) -> bool:
@@ -175,39 +191,3 @@ def _in_memory(plan: NodePlan, made: ExpertPlan, tables: Tables | None) -> bool:
         return not fit(plan, tables, hosted).placement.streamed_bytes
     except PlanError:
         return False
-
-
-def _experts(plan: NodePlan) -> ExpertWork | None:
-    """The node's routed experts; None if it has none."""
-    mixture = plan.config.mixture
-    sizes = [segment for _, segment in routed_of(plan, mixture.experts)] if mixture else []
-    if mixture is None or not sizes:
-        return None
-    largest = max(sizes, key=lambda segment: segment.nbytes)
-    (run,) = largest.runs
-    blocks = [block for block in plan.blocks if block.kind == "experts"]
-    own = -(-len(sizes) // len(blocks))
-    shared = max(sum(run.nbytes for run in block.runs if run.name == "shared") for block in blocks)
-    return ExpertWork(
-        blocks=len(blocks),
-        experts=own,
-        used=max(1, round(mixture.used * own / mixture.experts)),
-        nbytes=largest.nbytes,
-        weights=len(run.units) * run.layout.width * run.layout.hidden * len(run.layout.parts),
-        shared=shared,
-    )
-
-
-def _pieces(plan: NodePlan) -> Iterator[NodeSegment]:
-    """All pieces in order of use, those of routed experts by themselves."""
-    block = None
-    for piece in cut_pieces(plan):
-        routed = tuple(run for run in piece.runs if run.name == "neuron")
-        begins, block = piece.block is not block, piece.block
-        if block.kind != "experts":
-            yield replace(piece, device=1)
-            continue
-        if begins and block.runs[0].name == "shared":
-            yield replace(always_of(block), device=1)
-        if routed:
-            yield NodeSegment(block, routed, 1)

@@ -68,7 +68,12 @@ def _with_steps(member: GroupMember, steps: int) -> GroupMember:
 
 
 def _wanted(members: Sequence[GroupMember], asked: OffloadOptions) -> bool:
-    """Whether anybody says so; or it is left open, many requests wait, and it is worth it."""
+    """Whether anybody says so; or it is left open, many requests wait, and it is worth it.
+
+    Who computes active neurons alone has an order of its own.
+    """
+    if any(member.plan.options.sparsity != "off" for member in members):
+        return False
     cards = [member for member in members if member.machine.accelerator is not None]
     if any(member.options.pipeline == "batch" for member in cards):
         return True

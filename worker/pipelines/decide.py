@@ -23,7 +23,7 @@ def decide_accelerator(
     Raises:
         PlanError: if what the options ask for does not fit.
     """
-    _check_one(machine, options)
+    _check_one(plan, machine, options)
     if _batches(plan, machine, options, tables):
         return decide_batch(plan, machine, options, tables)
     return decide_experts(plan, machine, options, tables) or decide_offload(plan, machine, options, tables)
@@ -33,7 +33,7 @@ def check_accelerator(
     plan: NodePlan, machine: NodeMachine, options: OffloadOptions, tables: Tables | None = None
 ) -> None:
     """Before any weight moves: whether anything fits on `machine` that `options` allow. Errors as above."""
-    _check_one(machine, options)
+    _check_one(plan, machine, options)
     if _batches(plan, machine, options, tables):
         decide_batch(plan, machine, options, tables)
     elif options.pipeline == "demand":
@@ -51,6 +51,6 @@ def _batches(plan: NodePlan, machine: NodeMachine, options: OffloadOptions, tabl
     return plan.size == 1 and not machine.more and prefers_batches(plan, machine, options, tables)
 
 
-def _check_one(machine: NodeMachine, options: OffloadOptions) -> None:
-    if options.pipeline == "batch" and machine.more:
+def _check_one(plan: NodePlan, machine: NodeMachine, options: OffloadOptions) -> None:
+    if machine.more and (options.pipeline == "batch" or plan.options.batch is not None):
         raise PlanError("--pipeline batch computes on one accelerator, and several are named; give --device once")

@@ -84,6 +84,12 @@ def test_a_group_batches_if_it_is_asked_to_or_if_that_is_worth_it(
     assert [plan.options.batch is not None for plan in found] == [batches] * 2
     assert batches or found == made
     assert batched(made, both, replace(wish, many=False))[0].options.batch is None or asked == "batch"
+    sparse = [_sparse(member) for member in both]
+    assert batched(made, sparse, wish) == made
+
+
+def _sparse(member: GroupMember) -> GroupMember:
+    return replace(member, plan=replace(member.plan, options=replace(member.plan.options, sparsity="static")))
 
 
 def test_figures_are_the_same_when_they_come_back(tiny_pack: Callable[..., Pack]) -> None:
@@ -128,4 +134,8 @@ def test_numbers_of_a_group_are_checked_by_whoever_takes_them(tiny_pack: Callabl
     ]:  # fmt: skip
         with pytest.raises(PlanError, match=said):
             check_assign(replace(own, options=replace(own.options, batch=told)))
-    check_assign(replace(own, options=replace(own.options, batch=GroupBatch(4, 2, True, 512))))
+    good = replace(own, options=replace(own.options, batch=GroupBatch(4, 2, True, 512)))
+    check_assign(good)
+    two_cards = Card("two", MUCH, "auto", "auto", "auto", 0, (MUCH,))
+    with pytest.raises(PlanError, match="computes on one accelerator"):
+        check_assign(good, two_cards)

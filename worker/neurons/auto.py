@@ -51,16 +51,18 @@ def decide_either(
     try:
         sparse = decide_sparse(plan, held, machine, options, tables, migrate=True)
     except PlanError as error:
-        return replace(whole, remark=f"--sparsity auto computes all neurons: {error}")
+        return replace(whole, remark=f"--sparsity auto computes all neurons: {str(error).partition(';')[0]}")
     if not _fits(plan, held, sparse, tables):
         return replace(whole, remark="--sparsity auto computes all neurons: memory does not hold them all")
     if _share_there(sparse) > MIGRATING:
         sparse = replace(sparse, setup=replace(sparse.setup, moving=STATIC))
     all_of_them, active = seconds_of(whole.problem, whole), sparse_seconds(sparse)
+    request = whole.problem.request
     said = (
-        f"a prompt and an answer are predicted to take {sum(all_of_them):.3g} s with all neurons "
-        f"({_token(whole.problem, all_of_them)}) and {sum(active):.3g} s with the active ones on both sides "
-        f"({_token(sparse.problem, active)}): the plans do not fit beside each other, so neither was tried"
+        f"{request.prompt} tokens of prompt and {request.answer} of answer are predicted to take "
+        f"{sum(all_of_them):.3g} s with all neurons ({_token(whole.problem, all_of_them)}) and "
+        f"{sum(active):.3g} s with the active ones on both sides ({_token(sparse.problem, active)}): the plans do not "
+        "fit beside each other, so neither was tried"
     )
     return replace(sparse if sum(active) < sum(all_of_them) else whole, remark=said)
 

@@ -113,7 +113,7 @@ def decide_neurons(
     room = problem.rooms[0] - beside
     if room < 0:
         raise PlanError(
-            f"the accelerator lacks {-room >> 20}MiB for attention and predictors, beside which neurons could lie "
+            f"the accelerator lacks {-(room >> 20)}MiB for attention and predictors, beside which neurons could lie "
             "there; give it more with --gpu-memory, or leave --sparsity off"
         )
     fields = {name: getattr(planned, name) for name in OffloadPlan.__dataclass_fields__}

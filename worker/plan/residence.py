@@ -16,7 +16,7 @@ from tpi.errors import PlanError
 from tpi.kernels import Kernels
 from tpi.pack.layout import BlockKind
 from worker.demand.plan import DemandPlan, decide_demand
-from worker.demand.records.plan import RecordPlan, decide_records
+from worker.demand.records.plan import CHUNK, RecordPlan, decide_records
 from worker.plan.fit import Hosted, Tables, fit, need
 from worker.plan.node_plan import NodePlan
 from worker.plan.places import Places, on_the_host, staying, through_accelerator
@@ -91,14 +91,10 @@ def decide(
     demand = None if offload is not None else decide_demand(plan, held, budget, reader)
     if demand is not None:
         return _demanded(plan, held, budget, demand, reader, need(plan, tables, hosted), speed)
-    records = None if offload is not None else decide_records(plan, held, budget, pieces, disk or speed)
-    if records is not None and plan.options.sparsity == "auto":
-        beside = replace(hosted, staged=records.index_bytes)
-        extents = tuple(piece.extent(held) for piece in pieces)
-        budget, speed = _budget(plan, tables, beside, extents, None if disk else kernels)
-        records = replace(records, plain=budget.placement)
-    if records is not None:
-        return _by_records(plan, held, budget, records, reader, need(plan, tables, hosted), speed)
+    if offload is None and plan.predictors:
+        by_neurons = _by_neurons(plan, held, None if disk else kernels, tables, hosted, pieces, reader, speed)
+        if by_neurons is not None:
+            return by_neurons
     if offload is not None:
         placement = offload.below(hosted.sizes, placement)
         offload = offload.over(placement)
@@ -143,16 +139,29 @@ def _demanded(
     )
 
 
-def _by_records(
+def _by_neurons(
     plan: NodePlan,
     held: Sequence[HeldBlock],
-    budget: Budget,
-    records: RecordPlan,
+    kernels: Kernels | None,
+    tables: Tables | None,
+    hosted: Hosted,
+    pieces: Sequence[NodeSegment],
     disk: Disk,
-    needed: Demand,
     speed: DiskSpeed,
-) -> Residence:
-    """Attention stays; neurons are read one by one for short steps, and pass through the window for long ones."""
+) -> Residence | None:
+    """Attention stays; neurons are read one by one for short steps, and pass through the window for long ones.
+
+    None where that cannot be. Without `kernels` it is `disk` that is read, and nothing is measured.
+    """
+    plan = replace(plan, options=replace(plan.options, prefill_tokens=min(plan.options.prefill_tokens, CHUNK)))
+    budget, needed = fit(plan, tables, hosted), need(plan, tables, hosted)
+    records = decide_records(plan, held, budget, pieces, disk if kernels is None else speed)
+    if records is None:
+        return None
+    if plan.options.sparsity == "auto":
+        beside = replace(hosted, staged=records.index_bytes)
+        budget, _ = _budget(plan, tables, beside, [piece.extent(held) for piece in pieces], kernels)
+        records = replace(records, plain=budget.placement)
     return Residence(
         segments=records.segments,
         extents=tuple(segment.extent(held) for segment in records.segments),

@@ -1,22 +1,91 @@
-"""Records on disks that fail, tear and end in any order, and what a tier of them should make of it."""
+"""Records on a disk whose reads fail, tear and end in an order that a seed draws, and what a tier should make of it."""
 
+import errno
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
+from random import Random
+from typing import TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
 from scheduler.demand.records.layer import RecordLayer
 from scheduler.demand.records.tier import RecordTier
-from scheduler.demand.workers import Readers
+from scheduler.demand.workers import Readers, Serve
+from scheduler.storage.disk import MemoryDisk
 from scheduler.storage.extent import Extent
-from tests.support.devices.demanded import ShuffledDisk
-from tpi.devices.pages import Bytes, page_buffer
+from tpi.devices.pages import PAGE, Bytes, page_buffer
 
+T = TypeVar("T")
 HEAD = 100  # bytes of a file before its records
 AFTER = 77  # what lies behind the slots
+
+
+class DrawnReaders(Readers):
+    """Threads whose reads wait until all have come that can, and then end one by one, as drawn."""
+
+    def __init__(self, count: int, seed: int) -> None:
+        super().__init__(count)
+        self._most = count
+        self._random, self._gate = Random(seed), threading.Condition()
+        self._due = 0  # pieces of work that are asked for and not over
+        self._waiting: list[object] = []
+        self._chosen: object = None
+
+    def start(self, serve: Serve) -> None:
+        def counted() -> None:
+            serve()
+            with self._gate:
+                self._due -= 1
+                self._choose()
+
+        super().start(counted)
+
+    def kick(self, count: int) -> None:
+        with self._gate:
+            self._due += count
+        super().kick(count)
+
+    def in_turn(self, read: Callable[[], T]) -> T:
+        """What `read` comes to, at its turn; one at a time."""
+        mine = object()
+        with self._gate:
+            self._waiting.append(mine)
+            self._choose()
+            self._gate.wait_for(lambda: self._chosen is mine)
+            try:
+                return read()
+            finally:
+                self._waiting.remove(mine)
+                self._chosen = None
+                self._choose()
+
+    def _choose(self) -> None:
+        if self._chosen is None and self._waiting and len(self._waiting) >= min(self._most, self._due):
+            self._chosen = self._random.choice(self._waiting)
+            self._gate.notify_all()
+
+
+class DrawnDisk(MemoryDisk):
+    """A disk for such readers, whose reads tear, and fail on request."""
+
+    def __init__(self, files: dict[Path, bytes], readers: DrawnReaders, threads: int) -> None:
+        super().__init__(files, PAGE, threads)
+        self.faults = self.reads = 0
+        self.files, self._readers = files, readers
+
+    def read(self, path: Path, offset: int, into: Bytes) -> int:
+        into[: into.size // 2] = 255  # what a torn read leaves behind
+        return self._readers.in_turn(lambda: self._read(path, offset, into))
+
+    def _read(self, path: Path, offset: int, into: Bytes) -> int:
+        self.reads += 1
+        if self.faults:
+            self.faults -= 1
+            raise OSError(errno.EIO, "Input/output error")
+        return super().read(path, offset, into)
 
 
 def record(layer: int, neuron: int, size: int) -> bytes:
@@ -53,15 +122,16 @@ def whole(tier: RecordTier, layer: int, neurons: npt.NDArray[np.int32], slots: n
 @contextmanager
 def tier_of(
     seed: int, layers: int = 3, neurons: int = 48, size: int = 200, slots: int = 16, threads: int = 2, gap: int = 600
-) -> Iterator[tuple[RecordTier, ShuffledDisk, Bytes]]:
-    """A tier over a shuffled disk, which keeps to its memory and leaves no thread."""
+) -> Iterator[tuple[RecordTier, DrawnDisk, Bytes]]:
+    """A tier over a drawn disk, which keeps to its memory and leaves no thread."""
     random = np.random.default_rng(seed)
-    disk = ShuffledDisk(files_of(layers, neurons, size), threads, seed)
+    readers = DrawnReaders(threads, seed)
+    disk = DrawnDisk(files_of(layers, neurons, size), readers, threads)
     given = layers_of(layers, neurons, size, slots, random)
     used, before = layers * slots * size, threading.active_count()
     memory = page_buffer(used + 64)
     memory[used:] = AFTER
-    with closing(RecordTier(given, disk, Readers(threads), threads, gap)) as tier:
+    with closing(RecordTier(given, disk, readers, threads, gap)) as tier:
         tier.lay(memory[:used])
         yield tier, disk, memory
         assert not any(each.table.faults() for each in tier.layers)

@@ -29,6 +29,7 @@ from worker.shards.image import HeldBlock
 
 _TILES, _LEAST_TILE = 8, 1 << 20  # of a block that passes through the ring; bytes of each
 _EACH = 1 << 20  # bytes of a layer for each thread that reads it: a small one keeps few of them busy
+CHUNK = 64  # tokens of a step at most: a longer one takes memory that slots need
 LEAST = 0.5  # of the neurons that a token is expected to activate: with fewer slots nothing of it is found in memory
 
 

@@ -25,13 +25,13 @@ def test_what_is_held_is_whole_in_every_timing(seeds: range) -> None:
     for seed in seeds:
         random = np.random.default_rng(seed)
         with tier_of(seed, slots=int(random.integers(8, 40)), threads=int(random.integers(1, 4))) as (tier, disk, _):
-            for step in range(6):
+            for step in range(4):
                 wanted = [drawn(random, 8) for _ in tier.layers]
                 for layer, neurons in enumerate(wanted):
                     later = layer + 1
                     if later < len(wanted) and random.random() < 0.8:
                         tier.expect(later, wanted[later] if random.random() < 0.8 else drawn(random, 8))
-                    disk.faults = 2 if seed % 4 == 0 and step == 3 else 0
+                    disk.faults = 2 if seed % 4 == 0 and step == 2 else 0
                     try:
                         with tier.hold(layer, neurons) as slots:
                             assert len(set(slots.tolist())) == len(neurons)  # none twice, and none missed
@@ -42,8 +42,8 @@ def test_what_is_held_is_whole_in_every_timing(seeds: range) -> None:
                 assert not any(each.table.pins.any() for each in tier.layers)
             stats = tier.stats()
             asked, found, along = asked + stats.asked, found + stats.found, along + stats.along
-    assert asked > 2000
-    assert 0.2 * asked < found < asked
+    assert asked > 1500
+    assert 0.1 * asked < found < asked
     assert along > 100
     assert failed > 0
 
@@ -104,7 +104,7 @@ def test_a_read_that_fails_names_the_file_and_frees_everything(foretold: bool) -
 def test_a_file_that_is_too_short_is_named() -> None:
     with tier_of(5) as (tier, disk, _):
         path = tier.layers[2].layer.extent.path
-        disk._files[path] = disk._files[path][:-50]  # type: ignore[index]
+        disk.files[path] = disk.files[path][:-50]
         with (
             pytest.raises(WeightsError, match=r"layer2\.shard is shorter than"),
             tier.hold(2, np.array([47], np.int32)),

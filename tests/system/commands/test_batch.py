@@ -81,7 +81,7 @@ def test_killed_ten_times_each_request_is_answered_once_as_if_undisturbed(
     assert answers(out) == answers(whole)
     assert len(answers(out)) == 120
     again = tpi("batch", str(asked), "-o", str(out), *flags[:-3], cache=cache)
-    assert again.returncode == 0
+    assert again.returncode == 1  # every ninth has an error in place of an answer
     assert f"all 120 requests of {asked} are answered in {out} already" in again.stderr
 
 

@@ -23,18 +23,16 @@ Fields = Mapping[str, Any]  # a config.json, or the metadata of a GGUF file
 class Ref:
     """One matrix or vector of the model in its source.
 
-    `rows` is its range of rows in a fused tensor. `interleaved` is the number of heads whose rotary pairs GGUF stores
-    side by side: row 2j + h of a head there is row h * head_dim/2 + j here. `add` is added to each value.
+    `rows` is its range of rows in a fused tensor, `heads` which vectors of each head there it has, in its order (None:
+    all of them). `add` is added to each value.
     """
 
     tensor: str
     rows: tuple[int, int] | None = None
-    interleaved: int = 0
     add: float = 0.0
     turned: bool = False  # the tensor has as rows what are columns of the matrix
-    pieces: int = 0  # the tensor is so many equal pieces, of each of which it is `rows`; 0: it is one
     step: tuple[int, int] = (0, 1)  # of the vectors that are there, from which on it has every how many
-    heads: HeadOrder | None = None  # which vectors of each head in the tensor it has, in its order; None: all of them
+    heads: HeadOrder | None = None
 
 
 @dataclass(frozen=True)
@@ -181,7 +179,7 @@ class _Resolver:
             "q": (0, query), "k": (query, query + kv), "v": (query + kv, query + 2 * kv),
             "gate": (0, config.intermediate), "up": (config.intermediate, 2 * config.intermediate),
         }  # fmt: skip
-        self._interleaved = {"q": config.heads, "k": config.kv_heads} if interleaved else {}
+        self._heads = dict.fromkeys(("q", "k"), HeadOrder.halved(config.head_dim)) if interleaved else {}
 
     def block(self, kind: BlockKind, templates: Mapping[str, str], layer: int) -> BlockRefs:
         """The references of one block."""
@@ -233,7 +231,7 @@ class _Resolver:
         add = self._fold if name in _NORMS else 0.0
         turned = fused == "expert.turned]"
         step = _STEPS.get(fused.rstrip("]").removeprefix("expert."), (0, 1))
-        return Ref(tensor, rows, self._interleaved.get(name.removesuffix(".bias"), 0), add, turned, step=step)
+        return Ref(tensor, rows, add, turned, step, self._heads.get(name.removesuffix(".bias")))
 
     def _rows_of(self, name: str, which: str, expert: int) -> tuple[int, int]:
         """The rows that a part has of a fused or stacked tensor."""

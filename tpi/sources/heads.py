@@ -19,6 +19,11 @@ class HeadOrder:
     size: int
     order: tuple[int, ...]
 
+    @classmethod
+    def halved(cls, size: int) -> "HeadOrder":
+        """Of rotary pairs that stand side by side: all first halves, then all second ones."""
+        return cls(size, (*range(0, size, 2), *range(1, size, 2)))
+
     def grouped(self, group: int) -> "HeadOrder | None":
         """The same of groups of so many neighbours; None if it takes some of a group without the others."""
         chunks = [self.order[at : at + group] for at in range(0, len(self.order), group)]

@@ -1,14 +1,13 @@
 """Models whose keys and values come from a latent vector, in packs: their settings, and their heads' order."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from gguf import GGUFWriter
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from tests.support.models import LATENT, SIZES, TOKENS, TinyModel, forward, make_model
 from tests.support.weights import gguf_experts
@@ -19,11 +18,9 @@ from tpi.config import ModelConfig
 from tpi.errors import ModelError
 from tpi.families.huggingface.reader import from_huggingface
 from tpi.pack.builder.build import open_source, pack_model
+from tpi.pack.builder.claims import check_claims
 from tpi.pack.manifest import Manifest
 from tpi.pack.reader import Pack
-from tpi.sources.base import SourceTensor
-from tpi.sources.elements import Element
-from tpi.sources.heads import HeadOrder, read_columns, read_rows, read_turned
 
 Models = Callable[[str], TinyModel]
 V2: dict[str, Any] = {
@@ -178,39 +175,11 @@ def test_a_file_with_both_forms_is_read_by_the_one_tensor(tiny_model: Models, tm
     np.testing.assert_allclose(got, forward(Pack.open(tmp_path / "other"), TOKENS), atol=2e-5)
 
 
-class Memory:
-    """A source with one tensor in memory."""
-
-    label = "memory"
-
-    def __init__(self, values: np.ndarray) -> None:
-        self.values = values
-        self.tensor = SourceTensor("x", values.shape, Element("F32", 1, 4), Path("x"), 0)
-        self.tensors: Mapping[str, SourceTensor] = {"x": self.tensor}
-
-    def read(self, tensor: SourceTensor, rows: tuple[int, int], columns: tuple[int, int]) -> np.ndarray:
-        flat = self.values.reshape(-1, self.values.shape[-1])
-        return np.ascontiguousarray(flat[slice(*rows), slice(*columns)]).view(np.uint8)
-
-    def close(self) -> None:
-        """Nothing is open."""
-
-
-@settings(max_examples=60, deadline=None)
-@given(st.data(), st.integers(1, 5), st.integers(1, 7), st.integers(1, 6))
-def test_heads_come_in_any_order(data: st.DataObject, heads: int, size: int, other: int) -> None:
-    order = tuple(data.draw(st.lists(st.integers(-1, size - 1), min_size=1, max_size=9)))
-    first = data.draw(st.integers(0, heads - 1))
-    wanted = range(first, data.draw(st.integers(first + 1, heads)))
-    values = np.arange(1, heads * size * other + 1, dtype=np.float32).reshape(heads, size, other)
-    padded = np.concatenate([values, np.zeros((heads, 1, other), np.float32)], axis=1)  # the vector -1
-    expected = padded[wanted.start : wanted.stop][:, order].reshape(-1, other)
-    how = HeadOrder(size, order)
-    by_rows = Memory(values.reshape(-1, other))
-    np.testing.assert_array_equal(read_rows(by_rows, by_rows.tensor, how, wanted).view(np.float32), expected)
-    by_columns = Memory(values.reshape(-1, other).T.copy())
-    found, element = read_columns(by_columns, by_columns.tensor, how, wanted)
-    assert element.name == "F32"
-    np.testing.assert_array_equal(found.view(np.float32).T, expected)
-    turned = Memory(values.swapaxes(1, 2).copy())
-    np.testing.assert_array_equal(read_turned(turned, turned.tensor, how, wanted)[0].view(np.float32), expected)
+def test_rows_of_heads_that_nobody_claims_are_named(tiny_model: Models) -> None:
+    opened = open_source(tiny_model("deepseek2").directory)
+    attention, *others = opened.model.layers[0]
+    without = replace(attention, parts=tuple(part for part in attention.parts if part[0] != "v"))
+    model = replace(opened.model, layers=((without, *others), *opened.model.layers[1:]))
+    with pytest.raises(ModelError, match=r"rows 24 and others of each head of model.layers.0.self_attn.kv_b_proj"):
+        check_claims(model, opened.source)
+    opened.source.close()

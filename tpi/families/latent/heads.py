@@ -47,7 +47,7 @@ class HeadSizes:
     def orders(self, paired: bool) -> dict[str, HeadOrder]:
         """Of each part of an attention block. `paired`: what is rotated stands in pairs side by side."""
         size, width, both = self.own + self.rope, max(self.own, self.value), self.own + self.value
-        turned = _halves(self.rope) if paired else tuple(range(self.rope))
+        turned = HeadOrder.halved(self.rope).order if paired else tuple(range(self.rope))
         return {
             "q": HeadOrder(size, (*(self.own + at for at in turned), *range(self.own))),
             "o": HeadOrder(self.value, _filled(range(self.value), size)),
@@ -88,10 +88,6 @@ def split_apart(model: Model) -> Model:
         return replace(refs, parts=tuple(one(*part) for part in refs.parts)) if refs.kind == "attention" else refs
 
     return replace(model, layers=tuple(tuple(map(block, layer)) for layer in model.layers))
-
-
-def _halves(count: int) -> tuple[int, ...]:
-    return (*range(0, count, 2), *range(1, count, 2))
 
 
 def _filled(numbers: Iterable[int], width: int) -> tuple[int, ...]:

@@ -12,6 +12,7 @@ from tpi.errors import ModelError
 from tpi.families.base import BlockRefs, Family, Fields, Model, Names, Ref, activation, count, number
 from tpi.families.huggingface import rope as hfrope
 from tpi.families.settings import head_size
+from tpi.sources.heads import HeadOrder
 
 _QKV = "h.{i}.self_attention.query_key_value."
 _ATTENTION = {
@@ -107,11 +108,12 @@ def _arranged(model: Model, fields: Fields) -> Model:
         two = _norms(fields) == 2
         norms = {"attention": "ln_attn", "ffn": "ln_mlp"} if two else dict.fromkeys(norms, "input_layernorm")
     group = model.config.heads // model.config.kv_heads
-    pieces = 0 if fields["multi_query"] and not fields["new_decoder_architecture"] else model.config.kv_heads
+    apart = fields["multi_query"] and not fields["new_decoder_architecture"]
+    orders = {} if apart else _orders(group, model.config.head_dim)
 
     def block(refs: BlockRefs) -> BlockRefs:
-        parts = tuple((name, _heads(name, ref, group, model.config.head_dim, pieces)) for name, ref in refs.parts)
-        vectors = tuple((name, _heads(name[0], ref, group, model.config.head_dim, pieces)
+        parts = tuple((name, _ordered(ref, orders.get(name))) for name, ref in refs.parts)
+        vectors = tuple((name, _ordered(ref, orders.get(name[0]))
                          if name[1:] == ".bias" and name[0] in "qkv" else _normed(ref, norms[refs.kind]))
                         for name, ref in refs.vectors)  # fmt: skip
         return replace(refs, parts=parts, vectors=vectors)
@@ -119,12 +121,17 @@ def _arranged(model: Model, fields: Fields) -> Model:
     return replace(model, layers=tuple(tuple(map(block, blocks)) for blocks in model.layers))
 
 
-def _heads(name: str, ref: Ref, group: int, size: int, pieces: int) -> Ref:
-    """Where the rows of q, k or v are in the pieces of the fused tensor."""
-    if not pieces or ref.rows is None:
-        return ref
-    rows = {"q": (0, group), "k": (group, group + 1), "v": (group + 1, group + 2)}[name]
-    return replace(ref, rows=(rows[0] * size, rows[1] * size), pieces=pieces)
+def _orders(group: int, size: int) -> dict[str, HeadOrder]:
+    """Where q, k and v are in the fused tensor: queries, then their key, then their value, for each KV head."""
+    rows = {"q": (0, group), "k": (group, group + 1), "v": (group + 1, group + 2)}
+    return {
+        name: HeadOrder((group + 2) * size, tuple(range(first * size, last * size)))
+        for name, (first, last) in rows.items()
+    }
+
+
+def _ordered(ref: Ref, order: HeadOrder | None) -> Ref:
+    return ref if order is None or ref.rows is None else replace(ref, rows=None, heads=order)
 
 
 def _normed(ref: Ref, norm: str) -> Ref:

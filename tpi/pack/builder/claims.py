@@ -44,10 +44,12 @@ def _left(tensor: SourceTensor, claims: dict[str, list[Ref]], accounted: tuple[s
     refs = claims.get(tensor.name)
     if refs is None:
         return [] if any(fnmatchcase(tensor.name, pattern) for pattern in accounted) else [tensor.name[:80]]
-    if any(ref.rows is None for ref in refs):
+    if any(ref.rows is None and ref.heads is None for ref in refs):
         return []
+    if orders := [ref.heads for ref in refs if ref.heads]:
+        unclaimed = sorted(set(range(orders[0].size)).difference(*(order.order for order in orders)))
+        return [f"rows {unclaimed[0]} and others of each head of {tensor.name[:80]}"] if unclaimed else []
     rows = tensor.rows if len(tensor.shape) > 1 else tensor.columns  # of a fused vector its values
-    rows //= max(1, *(ref.pieces for ref in refs))  # all pieces are alike
     end = 0
     for first, last in sorted(ref.rows for ref in refs if ref.rows):
         if first > end:

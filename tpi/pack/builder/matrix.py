@@ -66,9 +66,7 @@ class Matrix:
     vectors: int
     first_row: int  # in the tensor
     last_row: int  # where its rows end there
-    head_dim: int  # rows of a head, whose rotary pairs are interleaved; 0: they are not
     turned: bool  # its columns are rows of the tensor, or its rows columns
-    pieces: int  # of the tensor, of each of which it has the rows; 0: the tensor is one
     step: tuple[int, int] = (0, 1)  # of the vectors there, from which on it has every how many
     heads: HeadOrder | None = None  # which vectors of each head in the tensor it has
 
@@ -86,15 +84,13 @@ class Matrix:
     def load(self, first: int, last: int) -> Slab:
         """Read vectors `[first, last)`, as far as they exist."""
         last = min(last, self.vectors)
-        if self.pieces:
-            return self._load_pieces(first, last)
         if self.heads:
             return self._load_heads(self.heads, first, last)
         at, every = self.step
         if _by_rows(self.axis, self.turned):
             rows = (self.first_row + first * every, self.first_row + last * every)
             raw = self.source.read(self.tensor, rows, (0, self.tensor.columns))[at::every]
-            return Slab("row", self.element, _rotated(raw, self.head_dim), first, last - first)
+            return Slab("row", self.element, raw, first, last - first)
         group, size = self.element.group, self.element.group_bytes
         first = first // group * group
         last = min(-(-last // group) * group, self.vectors)
@@ -115,16 +111,6 @@ class Matrix:
             raw, element = read_columns(self.source, self.tensor, order, heads)
         return Slab(self.axis, element, raw, heads.start * each, len(heads) * each)
 
-    def _load_pieces(self, first: int, last: int) -> Slab:
-        """Rows `[first, last)` of those that all pieces have, one piece after the other."""
-        size, each = self.tensor.rows // self.pieces, self.last_row - self.first_row
-        read = []
-        for piece in range(first // each, -(-last // each)):
-            begin, end = max(first - piece * each, 0), min(last - piece * each, each)
-            at = piece * size + self.first_row
-            read.append(self.source.read(self.tensor, (at + begin, at + end), (0, self.tensor.columns)))
-        return Slab("row", self.element, np.concatenate(read), first, last - first)
-
 
 def matrix(source: Source, ref: Ref, axis: Axis, vectors: int, hidden: int) -> Matrix:
     """The matrix that `ref` names, whose shape must be as given.
@@ -138,8 +124,6 @@ def matrix(source: Source, ref: Ref, axis: Axis, vectors: int, hidden: int) -> M
     if every > 1 and not by_rows and tensor.element.quantised:
         raise ModelError(f"{source.label}: columns of tensor {ref.tensor} share scales, and every other is a matrix")
     first, last = ref.rows or (0, tensor.rows)
-    if ref.pieces:
-        return _of_pieces(source, tensor, ref, axis, vectors, hidden)
     if ref.heads:
         return _of_heads(source, tensor, ref, ref.heads, axis, vectors, hidden)
     fused = ref.rows is not None and len(tensor.shape) in (2, 3) and last <= tensor.rows
@@ -148,24 +132,12 @@ def matrix(source: Source, ref: Ref, axis: Axis, vectors: int, hidden: int) -> M
             f"{source.label}: tensor {ref.tensor} has shape {list(tensor.shape)}; its configuration asks for "
             f"{[last, columns] if ref.rows else [rows, columns]}"
         )
-    head_dim = rows // ref.interleaved if ref.interleaved else 0
-    return Matrix(source, tensor, axis, vectors, first, last, head_dim, ref.turned, 0, ref.step)
+    return Matrix(source, tensor, axis, vectors, first, last, ref.turned, ref.step)
 
 
 def _by_rows(axis: Axis, turned: bool) -> bool:
     """Whether the vectors of a matrix are rows of its tensor."""
     return (axis == "row") is not turned
-
-
-def _of_pieces(source: Source, tensor: SourceTensor, ref: Ref, axis: Axis, vectors: int, hidden: int) -> Matrix:
-    first, last = ref.rows or (0, 0)
-    size, left = divmod(tensor.rows, ref.pieces)
-    if left or last > size or ref.pieces * (last - first) != vectors or tensor.columns != hidden or axis != "row":
-        raise ModelError(
-            f"{source.label}: tensor {ref.tensor} has shape {list(tensor.shape)}; its configuration asks for "
-            f"{ref.pieces} pieces with {last} rows of {hidden} or more"
-        )
-    return Matrix(source, tensor, axis, vectors, first, last, 0, False, ref.pieces)
 
 
 def _of_heads(
@@ -180,7 +152,7 @@ def _of_heads(
             f"{source.label}: tensor {ref.tensor} has shape {list(tensor.shape)}; its configuration asks for "
             f"{list(wanted)}"
         )
-    return Matrix(source, tensor, axis, vectors, 0, tensor.rows, 0, ref.turned, 0, heads=order)
+    return Matrix(source, tensor, axis, vectors, 0, tensor.rows, ref.turned, heads=order)
 
 
 def vector(source: Source, ref: Ref, flat: bool = False) -> F32:
@@ -191,21 +163,11 @@ def vector(source: Source, ref: Ref, flat: bool = False) -> F32:
     """
     values = read_vector(source, ref.tensor, flat)
     if ref.rows:
-        values = values.reshape(max(ref.pieces, 1), -1)[:, slice(*ref.rows)].reshape(-1)
+        values = values[slice(*ref.rows)]
     values = values[ref.step[0] :: ref.step[1]]
-    if ref.heads:
+    if ref.heads and len(values) % ref.heads.size == 0:  # else the length is wrong, which is said with its name
         values = ref.heads.picked(values.reshape(-1, 1).view(np.uint8)).view(np.float32).reshape(-1)
-    if ref.interleaved:
-        values = _rotated(values.reshape(-1, 1), len(values) // ref.interleaved).reshape(-1)
     return values + np.float32(ref.add) if ref.add else values
-
-
-def _rotated(rows: npt.NDArray[_T], head_dim: int) -> npt.NDArray[_T]:
-    """Rows of whole heads from pairs side by side (GGUF) to first halves before second halves."""
-    if not head_dim:
-        return rows
-    halves: npt.NDArray[_T] = rows.reshape(-1, head_dim // 2, 2, rows.shape[1]).swapaxes(1, 2)
-    return halves.reshape(rows.shape)
 
 
 def _padded(rows: npt.NDArray[_T], count: int) -> npt.NDArray[_T]:

@@ -36,7 +36,7 @@ def renumbered_model(opened: Opened, orders: Mapping[int, I32]) -> Opened:
 def _of_block(block: BlockRefs, order: I32, name: str) -> dict[str, Permutation]:
     found: dict[str, Permutation] = {}
     for part, ref in (*block.parts, *((part, ref) for part, ref in block.vectors if part in _VECTORS)):
-        if ref.rows or ref.pieces or ref.interleaved:
+        if ref.rows or ref.heads:
             raise ModelError(f"{name}: {ref.tensor} holds more than {part}, so its neurons cannot be renumbered")
         by_rows = ref.turned if part == "down" else part not in _VECTORS
         found[ref.tensor] = Permutation("row" if by_rows else "column", np.asarray(order, np.int32))

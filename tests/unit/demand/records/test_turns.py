@@ -3,7 +3,9 @@
 import pytest
 
 from worker.demand.records import turns
-from worker.demand.records.turns import TURN, TURNS_EACH, WARM, TurnsJudge
+from worker.demand.records.turns import TURN, TURNS_EACH, TurnsJudge
+
+WARM = 5  # most of a turn, so that it would tell
 
 
 @pytest.mark.parametrize(("plain", "by_neurons"), [(1.0, 3.0), (3.0, 1.0)])
@@ -12,6 +14,7 @@ def test_what_takes_less_is_gone_on_with_and_what_warms_up_does_not_count(
 ) -> None:
     now = [0.0]
     monkeypatch.setattr(turns, "perf_counter", lambda: now[0])
+    monkeypatch.setattr(turns, "WARM", WARM)
     judge, taken = TurnsJudge(), list[bool]()
     for token in range(2 * TURNS_EACH * TURN + 5):
         judge.begin()

@@ -28,7 +28,7 @@ def may_prioritise() -> bool:
     try:
         with undisturbed():
             return True
-    except OSError:
+    except (OSError, AttributeError):  # not allowed; no such priorities on this system
         return False
 
 

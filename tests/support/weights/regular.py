@@ -152,7 +152,7 @@ class RegularModel:
 
     def biases(self, layer: int) -> F32:
         """Of the gates: neurons of every frequency, in random order or the hottest first."""
-        values = ndtri(self.use.frequencies(self._inner)).astype(np.float32)
+        values: F32 = np.asarray(ndtri(self.use.frequencies(self._inner)), np.float32)
         if self.use.hot_first:
             return values
         return np.asarray(self._random(f"order {layer}").permutation(values), np.float32)

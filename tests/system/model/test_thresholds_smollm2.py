@@ -11,9 +11,9 @@ from master.text.tokenizer import Tokenizer
 from tests.support.paths import DATA
 from tpi.kernels import open_kernels
 from tpi.pack.reader import Pack
+from tpi.sparsity.gates import measure_curves
 from tpi.sparsity.replay import chunks, perplexity
 from tpi.sparsity.thresholds import DEFAULT_ERROR
-from tpi.sparsity.gates import measure_curves
 
 LENGTH = 256
 SKIPPED = 0.1  # of the neurons, at least

@@ -28,6 +28,7 @@ from worker.plan.segments import NodeSegment, cut_units
 from worker.shards.image import HeldBlock
 
 _TILES, _LEAST_TILE = 8, 1 << 20  # of a block that passes through the ring; bytes of each
+_MOST_READERS = 4  # threads: more of them take Python's lock from the one that computes
 _EACH = 1 << 20  # bytes of a layer for each thread that reads it: a small one keeps few of them busy
 CHUNK = 64  # tokens of a step at most: a longer one takes memory that slots need
 LEAST = 0.5  # of the neurons that a token is expected to activate: with fewer slots nothing of it is found in memory
@@ -88,7 +89,7 @@ def decide_records(
     frequencies = frequencies_of(plan, held)
     drafts = {block.number: _draft(block, frequencies[block.layer], held) for block in blocks}
     room = budget.total - budget.used + budget.placement.memory_bytes - placement.memory_bytes
-    readers = max(1, min(disk.threads, max(layer.extent.nbytes for layer in drafts.values()) // _EACH))
+    readers = max(1, min(_MOST_READERS, disk.threads, max(layer.extent.nbytes for layer in drafts.values()) // _EACH))
     room -= tier_bytes(list(drafts.values()), readers)
     layers = _with_slots(drafts, room)
     if any(layer.slots < LEAST * layer.frequency.sum() for layer in layers.values()):

@@ -31,7 +31,7 @@ I32 = npt.NDArray[np.int32]
 VERSION = 1
 NEVER = float(np.finfo(np.float32).max)  # an activation that no neuron reaches
 _STEPS = 40  # shares of skipped neurons that are tried
-_TOKENS = 512  # of a layer's input that the curve is measured on: each step multiplies with down once more
+_TOKENS = 256  # of a layer's input that the curve is measured on: each step multiplies with down once more
 _MOST_BYTES = 1 << 30
 
 

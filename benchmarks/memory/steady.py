@@ -9,7 +9,7 @@ from scheduler.storage.disk import DirectDisk, Disk, ThrottledDisk
 from scheduler.window.stats import SAMPLES
 from tests.support.cluster.single import Pace, Setting, pace, single_node
 from tpi.config import default_cache
-from tpi.net.messages import Steady
+from tpi.net.questions import Steady
 from tpi.pack.library.locate import open_model
 from tpi.pack.reader import Pack
 

@@ -17,7 +17,7 @@ from master.reporting.timeline import write_timeline
 from master.workers.cluster import Cluster
 from tpi.errors import NodeError, UsageError
 from tpi.net.fields import WindowState
-from tpi.net.messages import Stats
+from tpi.net.questions import Stats
 from tpi.pack.reader import Pack
 from tpi.progress import phase
 from tpi.trace import TRACE_SPANS, Trace

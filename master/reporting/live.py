@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from master.reporting.report import NodeReport
 from master.reporting.spans import nothing
 from tpi.config import ModelConfig
-from tpi.net.messages import Stats
+from tpi.net.questions import Stats
 from tpi.partition import Range
 from tpi.topology.links import LinkTable
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from master.generation.answer import Answer
 from tpi.config import ModelConfig
-from tpi.net.messages import Stats, Steady
+from tpi.net.questions import Stats, Steady
 from tpi.partition import FFN_UNIT, Range, Shard
 
 if TYPE_CHECKING:  # tables come after the answer, and so does what draws them

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import fields, replace
 from typing import Any
 
-from tpi.net.messages import Stats
+from tpi.net.questions import Stats
 
 Span = tuple[Sequence[Stats], Sequence[Stats]]
 """Totals of every node, rank 0 first, at the beginning and at the end of a stretch."""

@@ -22,18 +22,8 @@ from master.workers.remote import RemoteWorker
 from tpi.errors import NodeError, NodeLost, TpiError
 from tpi.net.codec import encode
 from tpi.net.fields import WindowState
-from tpi.net.messages import (
-    Abort,
-    AskSpans,
-    AskStats,
-    Assign,
-    Hello,
-    PeerAddress,
-    Ready,
-    Spans,
-    Stats,
-    Step,
-)  # fmt: skip
+from tpi.net.messages import Abort, Assign, Hello, PeerAddress, Ready, Step
+from tpi.net.questions import AskSpans, AskStats, Spans, Stats
 from tpi.net.sockets import Net
 from tpi.progress import Progress, silent
 from tpi.system.clocks import Awake, since_boot

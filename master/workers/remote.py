@@ -23,10 +23,9 @@ from tpi.net.messages import (
     PeerAddress,
     Ready,
     Refuse,
-    Spans,
-    Stats,
     master_identity,
 )
+from tpi.net.questions import Spans, Stats
 from tpi.net.sockets import WEIGHTS, Net, split_address
 from tpi.system.clocks import since_boot
 from tpi.text import SENTENCE_CHARACTERS, plain

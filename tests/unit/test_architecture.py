@@ -2,6 +2,7 @@
 
 import ast
 import re
+import statistics
 from graphlib import TopologicalSorter
 from pathlib import Path
 from pkgutil import resolve_name
@@ -132,6 +133,12 @@ def test_rooms_are_small() -> None:
         if (count := len(list(folder.glob("*.py")))) > 12
     }
     assert not crowded
+
+
+def test_files_are_short() -> None:
+    lengths = {path: len(path.read_text().splitlines()) for room in ALLOWED for path in (ROOT / room).rglob("*.py")}
+    assert statistics.median(lengths.values()) < 110
+    assert not {str(path.relative_to(ROOT)): lines for path, lines in lengths.items() if lines > 400}
 
 
 def module_graph() -> dict[str, set[str]]:

@@ -10,13 +10,10 @@ worker -> master: Condition, Echo, Hello, Refuse, Ready, Heartbeat, Stats, Spans
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
-import numpy as np
-import numpy.typing as npt
-
 from tpi.config import ModelConfig
 from tpi.errors import MessageError
 from tpi.kv import KvDtype
-from tpi.net.codec import ArrayField, Between, Raw, message
+from tpi.net.codec import Raw, message
 from tpi.net.fields import (
     DIGEST_BYTES,
     NOTHING_STREAMS,
@@ -35,9 +32,8 @@ from tpi.net.fields import (
     Sentence,
     WindowState,
 )
-from tpi.net.questions import Condition, Echo, Inquiry
+from tpi.net.questions import AskSpans, AskStats, Condition, Echo, Inquiry, Spans, Stats
 from tpi.pack.layout import BlockKind, RunLayout
-from tpi.trace import PAGE_SPANS
 
 MOST_ROUTING = 1 << 20  # bytes
 
@@ -288,93 +284,6 @@ class Heartbeat:
     step: Id64
     window: WindowState = NOTHING_STREAMS
     missed: Count = 0  # 1 + the rank whose message is late, though this node waits for nothing else; 0: no such
-
-
-@dataclass(frozen=True)
-class Steady:
-    """Does a node that streams wait for its disk (TPI-LLM, propositions 3 to 6)? Mean seconds of one block; bytes."""
-
-    attention_s: Seconds
-    ffn_s: Seconds
-    allreduce_s: Seconds  # that follows a block
-    load_attention_s: Seconds
-    load_ffn_s: Seconds
-    loose: bool  # proposition 3 holds
-    tight: bool  # proposition 4 holds
-    steady: bool  # predicted for the placement in use
-    stall_s: Seconds  # predicted per token
-    window: Count  # blocks in memory that would reach the steady state; 0: no number does
-    retain: Count  # with one FFN block kept in every so many; 0: none need be
-    window_bytes: Bytes  # of blocks that this would take
-    least_memory: Bytes  # where no window does: of --memory that would, about; else 0
-    busy_s: Seconds  # that one layer computes and exchanges
-    load_s: Seconds  # that one layer loads
-
-
-@message
-@dataclass(frozen=True)
-class AskStats:
-    """Asks for Stats, and with `with_steady` for the node's `Steady` state, which takes it long to compute."""
-
-    session: Id64
-    epoch: Count
-    with_steady: bool
-
-
-@message
-@dataclass(frozen=True)
-class Stats:
-    """Totals of one node since its Assign; the master takes differences. Bytes, seconds, counts."""
-
-    session: Id64
-    epoch: Count
-    steps: Bytes
-    tokens: Bytes
-    weight_bytes: Bytes
-    resident_bytes: Bytes
-    planned_bytes: Bytes  # what the node meant to take above its bare process
-    peak_rss_bytes: Bytes
-    compute_s: Seconds
-    sync_s: Seconds
-    stall_s: Seconds
-    streamed_bytes: Bytes
-    disk_s: Seconds  # time in which at least one read was under way
-    sent_bytes: Bytes
-    received_bytes: Bytes
-    dropped: Bytes  # malformed or stale messages
-    steady: Steady | None  # if asked for: of a node that streams, once it has run
-    accelerator: Sentence = ""  # what it does, where there is one
-
-
-@message
-@dataclass(frozen=True)
-class AskSpans:
-    """Asks for the node's clock, and for at most `count` spans of its trace from number `first` on.
-
-    Answered at once, also while a step runs.
-    """
-
-    session: Id64
-    epoch: Count
-    first: Count
-    count: Annotated[int, Between(0, PAGE_SPANS)]
-
-
-@message
-@dataclass(frozen=True)
-class Spans:
-    """The answer to AskSpans. Row: kind and name as indices, begin and end in nanoseconds of the node's clock."""
-
-    session: Id64
-    epoch: Count
-    clock: Bytes  # nanoseconds, when the answer was made
-    dropped: Bytes  # spans that the trace had no room for
-    names: tuple[Name, ...]
-    rows: Annotated[npt.NDArray[np.int64], ArrayField("<i8", 2, PAGE_SPANS * 4 * 8)]  # [spans, 4]
-
-    def __post_init__(self) -> None:
-        if self.rows.shape[1] != 4:
-            raise MessageError(f"spans have {self.rows.shape[1]} columns in place of 4")
 
 
 @message

@@ -16,7 +16,10 @@ from scheduler.model.steady import judge_streaming
 from scheduler.window.stats import WindowPosition, WindowStats
 from tpi.kernels.spec import PAGE_TOKENS, Batch
 from tpi.kv import pages_for
-from tpi.net.messages import Steady, Step
+from tpi.net.messages import (
+    Step,
+)
+from tpi.net.questions import Steady
 from tpi.trace import NoTrace
 from worker.node.loop import BlockLoop
 from worker.node.pages import PageTables

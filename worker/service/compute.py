@@ -16,7 +16,14 @@ from allreduce.deadline import Lateness
 from scheduler.window.stats import WindowPosition
 from tpi.errors import NodeError, PlanError, TpiError
 from tpi.net.fields import Phase
-from tpi.net.messages import Abort, AskStats, Assign, Failure, Ready, Stats, Step
+from tpi.net.messages import (
+    Abort,
+    Assign,
+    Failure,
+    Ready,
+    Step,
+)
+from tpi.net.questions import AskStats, Stats
 from tpi.net.transfers import Missing
 from tpi.system.clocks import since_boot
 from tpi.system.machine import return_memory

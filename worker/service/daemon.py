@@ -27,8 +27,6 @@ from tpi.net.fields import WindowState
 from tpi.net.messages import (
     Abort,
     Alive,
-    AskSpans,
-    AskStats,
     Assign,
     Bye,
     Failure,
@@ -37,13 +35,11 @@ from tpi.net.messages import (
     Join,
     Ready,
     Refuse,
-    Spans,
-    Stats,
     Step,
     master_identity,
 )
 from tpi.net.monitor import Arrivals
-from tpi.net.questions import Condition, Echo, Inquiry
+from tpi.net.questions import AskSpans, AskStats, Condition, Echo, Inquiry, Spans, Stats
 from tpi.net.sockets import COLLECTIVE, CONTROL, WEIGHTS, Net
 from tpi.system.clocks import since_boot
 from tpi.text import SENTENCE_CHARACTERS, plain

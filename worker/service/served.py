@@ -9,7 +9,11 @@ from typing import Protocol
 
 from allreduce.base import Endpoints
 from scheduler.window.stats import WindowPosition
-from tpi.net.messages import Assign, Stats, Steady, Step
+from tpi.net.messages import (
+    Assign,
+    Step,
+)
+from tpi.net.questions import Stats, Steady
 from tpi.progress import Progress
 from tpi.trace import NoTrace
 from worker.profile import peak_rss

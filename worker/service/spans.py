@@ -1,6 +1,6 @@
 """A node's trace as messages, page by page."""
 
-from tpi.net.messages import AskSpans, Spans
+from tpi.net.questions import AskSpans, Spans
 from tpi.trace import NoTrace, clock
 
 

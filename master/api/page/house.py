@@ -10,7 +10,7 @@ from master.reporting.report import MEGA, MILLI, NodeReport
 from tpi.errors import TpiError
 from tpi.kernels.spec import PAGE_TOKENS
 from tpi.net.fields import WindowState
-from tpi.net.messages import Stats
+from tpi.net.questions import Stats
 from tpi.partition import Range
 from tpi.topology.links import LinkTable
 

@@ -14,7 +14,12 @@ from tests.support.cluster.cluster_helpers import MadeUpModel
 from tests.support.processes.hostile_worker import Hostile, hostile
 from tpi.errors import NodeError, WeightsError
 from tpi.net.channel import Channel
-from tpi.net.messages import AskSpans, Assign, PeerAddress, Ready, Spans
+from tpi.net.messages import (
+    Assign,
+    PeerAddress,
+    Ready,
+)
+from tpi.net.questions import AskSpans, Spans
 from tpi.net.sockets import WEIGHTS, Net
 from tpi.net.transfers import Missing, Need, Offer, Unavailable, UnitData
 from tpi.trace import PAGE_SPANS, Trace

@@ -18,8 +18,8 @@ Strategy = st.SearchStrategy[Any]
 MESSAGES = [
     questions.Inquiry, questions.Condition, questions.Echo,
     messages.Join, messages.Hello, messages.Refuse, transfers.Offer, transfers.Missing, transfers.Need,
-    transfers.UnitData, transfers.Unavailable, messages.Ready, messages.Abort, messages.Heartbeat, messages.AskStats,
-    messages.Stats, messages.AskSpans, messages.Spans, messages.Failure, messages.Alive, messages.Bye,
+    transfers.UnitData, transfers.Unavailable, messages.Ready, messages.Abort, messages.Heartbeat, questions.AskStats,
+    questions.Stats, questions.AskSpans, questions.Spans, messages.Failure, messages.Alive, messages.Bye,
 ]  # fmt: skip
 
 

@@ -13,7 +13,11 @@ from allreduce.base import Endpoints
 from scheduler.window.stats import WindowPosition
 from tpi.errors import NodeLost
 from tpi.keys.door import Door
-from tpi.net.messages import Assign, Steady, Step
+from tpi.net.messages import (
+    Assign,
+    Step,
+)
+from tpi.net.questions import Steady
 from tpi.net.sockets import split_address
 from tpi.progress import Progress
 from tpi.trace import Trace, clock

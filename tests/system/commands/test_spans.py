@@ -11,7 +11,7 @@ from click.testing import CliRunner
 from master.commands import bench
 from master.reporting.figures import RunFigures
 from tests.support.models import TinyModel
-from tpi.net.messages import Stats
+from tpi.net.questions import Stats
 
 PROMPT, GENERATED, REPEATS = 16, 8, 3
 DECODED = GENERATED - 1  # the first token comes of the prompt

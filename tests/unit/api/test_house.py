@@ -16,7 +16,7 @@ from master.reporting.report import NodeShare, node_report
 from tests.support.weights.configs import tiny_config
 from tpi.errors import NodeLost
 from tpi.net.fields import WindowState
-from tpi.net.messages import Stats
+from tpi.net.questions import Stats
 from tpi.partition import Range, Shard
 from tpi.topology.links import Link, LinkTable
 

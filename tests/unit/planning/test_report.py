@@ -7,7 +7,7 @@ from rich.cells import cell_len
 
 from allreduce.choose import Choice
 from master.reporting.report import NodeReport, print_choice, print_nodes
-from tpi.net.messages import Steady
+from tpi.net.questions import Steady
 
 MIB = 1 << 20
 WAITS = Steady(0.001, 0.002, 0.001, 0.004, 0.008, False, False, False, 0.2, 0, 0, 0, 310 * MIB, 0.005, 0.012)

@@ -7,6 +7,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from types import FrameType
+from typing import Any
 
 _deferring = False  # in the main thread
 
@@ -64,14 +65,36 @@ def noticed(warning: bytes) -> Iterator[Callable[[], bool]]:
 
 @contextmanager
 def ending() -> Iterator[None]:
-    """SIGTERM and SIGHUP within the block leave as exceptions do, so that a terminal is as it was before."""
+    """SIGTERM and SIGHUP within the block leave as exceptions do, so that a terminal is as it was before.
+
+    Whoever has changed the terminal meanwhile may not hear of such an exception in time: stdin's is put back here.
+    """
 
     def leave(number: int, frame: FrameType | None) -> None:
         sys.exit(128 + number)
 
     handlers = {number: signal.signal(number, leave) for number in (signal.SIGTERM, signal.SIGHUP)}
+    before = _terminal()
     try:
         yield
     finally:
+        if before is not None:
+            _put_back(before)
         for number, handler in handlers.items():
             signal.signal(number, handler)
+
+
+def _terminal() -> list[Any] | None:
+    """The settings of stdin's terminal, if it is one."""
+    if not os.isatty(0):
+        return None
+    import termios
+
+    return termios.tcgetattr(0)
+
+
+def _put_back(settings: list[Any]) -> None:
+    import termios
+
+    with suppress(termios.error):  # it is gone
+        termios.tcsetattr(0, termios.TCSANOW, settings)

@@ -30,11 +30,14 @@ public:
         CPU_ZERO(&here);
         CPU_SET(cpu, &here);
         move(here);
+        moved_ = true;
     }
 
     // Run anywhere, as a thread with much to do beside one that computes should.
     void release() {
-        if (kept_.exchange(-1) >= 0) move(anywhere_);
+        const bool kept = kept_.exchange(-1) >= 0;
+        if (kept || moved_) move(anywhere_);  // another group that released first may not know all that this one moved
+        moved_ = false;
     }
 
 private:
@@ -60,7 +63,7 @@ private:
 
     std::vector<int> threads_;
     cpu_set_t anywhere_;
-    bool known_, found_ = false;
+    bool known_, found_ = false, moved_ = false;
     static inline std::atomic<int> kept_ = -1;  // the CPU that it is kept on, by whichever group of this process
 };
 #else

@@ -1,6 +1,5 @@
 """Reads many mutated inputs, and tells what no stranger's input may do: raise anything else, take long, take memory."""
 
-import gc
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -10,6 +9,7 @@ import psutil
 
 from tests.support.fuzz.mutate import Parts, mutated
 from tpi.errors import TpiError
+from tpi.system.machine import return_memory
 from worker.profile import peak_rss, reset_peak
 
 SECONDS, BYTES = 1.0, 64 << 20  # the most that one input may take: of this thread's CPU time, and of memory
@@ -42,7 +42,6 @@ def fuzz(reader: Reader, count: int, first: int = 0) -> Fuzzed:
     found = Fuzzed()
     for begin in range(first, first + count, _BATCH):
         numbers = range(begin, min(begin + _BATCH, first + count))
-        gc.collect()  # what others left is not freed, and taken off, meanwhile
         grown = _grown(partial(_read_all, reader, numbers, found))
         found.most_bytes = max(found.most_bytes, grown)
         if grown > BYTES:
@@ -80,6 +79,7 @@ def _large(reader: Reader, numbers: range) -> list[str]:
 
 def _grown(work: Callable[[], object]) -> int:
     """Bytes by which this process was larger at its peak during `work` than before."""
+    return_memory()  # else what was freed before is used again, and nothing grows
     before = psutil.Process().memory_info().rss
     reset_peak()
     work()

@@ -17,7 +17,7 @@ from tpi.net.fields import Profile
 from tpi.net.messages import Assign, NodeOptions, PeerAddress
 from worker import profile
 from worker.equipment import Equipment
-from worker.plan.fit import fit, need
+from worker.plan.fit import Tables, fit, need
 from worker.plan.node_plan import node_plan
 from worker.profile import limited, measure_machine, memory_budget, peak_rss, reset_peak
 
@@ -56,12 +56,12 @@ def test_wishes_end_at_the_nodes_own_limits(asked: tuple[int, int], found: Profi
 def checked(plans: list[Assign], found: Profile) -> None:
     """The master's check of `plans`, which it makes for itself and a worker of this profile."""
     cluster: Any = SimpleNamespace(peers=lambda master: PEERS, hellos=[SimpleNamespace(profile=found)])
-    pack: Any = SimpleNamespace()
+    pack: Any = SimpleNamespace(layers=(), config=SimpleNamespace(activation="silu"), path=Path("model"))
     Deployer(RunOptions("model"), cluster, pack, 64, Equipment(open_host()), lambda: None)._check_memory(plans)
 
 
 def test_the_master_plans_with_the_workers_threads_and_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("master.deployment.deploy.table_bytes", lambda pack: None)
+    monkeypatch.setattr("master.deployment.deploy.table_bytes", lambda pack: Tables(0, 0))
     monkeypatch.setattr("worker.plan.fit.usable_cores", lambda: 64)  # of the machine that checks
     monkeypatch.setattr("worker.plan.fit.default_budget", lambda: 1 << 40)
     plans = [replace(plan, options=OPTIONS) for plan in MadeUpModel().split(1, 1, PEERS, cut=8)]

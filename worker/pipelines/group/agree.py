@@ -86,18 +86,20 @@ def _check_alone(member: GroupMember, problem: BatchProblem) -> None:
     try:
         best_policy(problem)
     except PlanError as error:
-        raise PlanError(f"{member.name}: {error}") from None
+        raise PlanError(f"{member.name}: {error}", member.name) from None
 
 
 def _check_owner(member: GroupMember) -> None:
     if member.machine.more:
         raise PlanError(
-            f"{member.name}: --pipeline batch computes on one accelerator, and several are named; give --device once"
+            f"{member.name}: --pipeline batch computes on one accelerator, and several are named; give --device once",
+            member.name,
         )
     if member.machine.accelerator is not None and member.options.pipeline not in ("auto", "batch"):
         raise PlanError(
             f"{member.name} is to use --pipeline {member.options.pipeline}, and all nodes compute a batch alike; leave "
-            "it out there, or --pipeline batch here"
+            "it out there, or --pipeline batch here",
+            member.name,
         )
 
 

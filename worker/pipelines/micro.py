@@ -50,8 +50,8 @@ class LiftedMicroBatch(MicroBatch):
         return super().partial()
 
     def join(self) -> None:
-        """See `MicroBatch.join`."""
-        self._later(self._forget)
+        """See `MicroBatch.join`; behind what the accelerator has yet to prepare for this block, whoever adds."""
+        self._moves.append(self._lanes.device.start(self._forget))
 
     def settles(self, residual: Residual) -> bool:
         """See `MicroBatch.settles`: the sum of one node's segments is the block's."""

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from contextlib import ExitStack, closing
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
@@ -21,7 +22,6 @@ from tpi.system.machine import usable_cores
 from tpi.trace import OFF, Trace
 from worker.demand.routed import RoutedBlock
 from worker.equipment import Beside
-from worker.neurons.gates.segment import open_gated
 from worker.node.block import Block
 from worker.node.division import Division
 from worker.node.loop import BlockLoop, unchecked
@@ -34,6 +34,9 @@ from worker.plan.gates import refuse_gates
 from worker.plan.node_plan import NodeBlock, NodePlan, node_plan
 from worker.plan.residence import Residence, decide
 from worker.shards.image import HeldBlock
+
+if TYPE_CHECKING:
+    from worker.neurons.gates.segment import GatedNode
 
 _SPIN_US = 300  # about what a thread takes to fall asleep and wake up again
 _PREFILL = 128  # tokens of the prefill step that the collective is chosen for
@@ -83,13 +86,22 @@ def build_node(
     spec = _group_spec(plan, kernels.threads())
     with ExitStack() as stack:  # what is open is closed if the rest fails, so that another plan finds the memory free
         group = stack.enter_context(closing(open_group(plan.collective, spec, endpoints)))
-        gated = open_gated(plan, held)
+        gated = _gated(plan, held)
         opened = open_weights(stack, plan, residence, held, devices, trace, progress, gated)
         blocks = _blocks(plan, held, opened.weights.now)
         check = _finite if plan.options.verify_weights else unchecked
         division = opened.link.division if opened.link else _hosted(plan, residence, tables)
         loop = BlockLoop(blocks, opened.weights, group, kernels, trace, order, check, division)
         return Node(loop, residence, stack.pop_all(), opened.link, opened.fetched, opened.sparse, gated)
+
+
+def _gated(plan: NodePlan, held: Sequence[HeldBlock]) -> "GatedNode | None":
+    """What chooses neurons by their gate, if the master sent what for: no other run has this code in its memory."""
+    if not plan.gates:
+        return None
+    from worker.neurons.gates.segment import open_gated
+
+    return open_gated(plan, held)
 
 
 def _hosted(plan: NodePlan, residence: Residence, tables: Tables | None) -> Division | None:

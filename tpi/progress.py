@@ -1,8 +1,9 @@
 """Progress on stderr for phases that take more than a second; silent otherwise."""
 
+import os
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from time import monotonic
 from typing import Protocol
 
@@ -43,16 +44,32 @@ def phase(title: str) -> Iterator[Progress]:
     if not _shown:
         yield silent
         return
+    started = monotonic()
+    try:
+        with _bar(title, started) if _live() else nullcontext(silent) as report:
+            yield report
+    finally:
+        if (took := monotonic() - started) > _QUIET_SECONDS:
+            with suppress(OSError):
+                sys.stderr.write(f"{title}: {took:.1f} s\n")
+                sys.stderr.flush()
+
+
+def _live() -> bool:
+    """Whether stderr shows what moves. Where it does not, rich is not loaded: it takes megabytes beside the weights."""
+    return sys.stderr.isatty() and os.environ.get("TERM", "").lower() not in ("dumb", "unknown")
+
+
+@contextmanager
+def _bar(title: str, started: float) -> Iterator[Progress]:
     from rich.console import Console
     from rich.progress import BarColumn, TaskProgressColumn, TextColumn, TimeRemainingColumn
     from rich.progress import Progress as Bars
 
-    console = Console(stderr=True)
-    live = console.is_terminal and not console.is_dumb_terminal
     columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeRemainingColumn())
-    bars = Bars(*columns, console=console, transient=True, disable=not live)
+    bars = Bars(*columns, console=Console(stderr=True), transient=True)
     task = bars.add_task(title, total=None)
-    started, shown = monotonic(), False
+    shown = False
 
     def report(done: int, total: int) -> None:
         nonlocal shown
@@ -65,5 +82,3 @@ def phase(title: str) -> Iterator[Progress]:
         yield report
     finally:
         bars.stop()
-        if monotonic() - started > _QUIET_SECONDS:
-            console.print(f"{title}: {monotonic() - started:.1f} s", highlight=False)

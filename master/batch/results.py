@@ -5,6 +5,7 @@ import json
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from io import FileIO
 from pathlib import Path
 from tempfile import NamedTemporaryFile
 from types import TracebackType
@@ -120,6 +121,8 @@ class BatchResults:
             name, custom_id, model, failed = said["id"], said["custom_id"], _model_of(said), _is_error(said)
         except (ValueError, RecursionError, TypeError, KeyError, AttributeError):
             raise self._foreign(f"its line {number} is no answer") from None
+        if not isinstance(name, str):
+            raise self._foreign(f"its line {number} is no answer")
         if name not in self._lines and not (failed and self._retry):
             other = f"its line {number} answers {custom_id!r:.80}, which is not asked there in these words"
             raise self._foreign(f"{other}, with an error that --retry takes out" if failed else other)
@@ -167,17 +170,26 @@ class BatchResults:
                 copy.writelines(self._good_lines())
                 copy.flush()
                 os.fsync(copy.fileno())
-                file = Path(copy.name).open("a+b", buffering=0)  # noqa: SIM115 - closed like the one before it
+                file = self._in_place(Path(copy.name), target)
             except BaseException:
-                Path(copy.name).unlink()
+                Path(copy.name).unlink(missing_ok=True)
                 raise
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        Path(copy.name).replace(target)
         self._file.close()
         self._file = file
         self.answered -= self.failed
         self.failed.clear()
         self._keep_name()
+
+    def _in_place(self, copy: Path, target: Path) -> FileIO:
+        """Open `copy` as nobody else may meanwhile, and have it be `target`."""
+        file = copy.open("a+b", buffering=0)
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            copy.replace(target)
+        except BaseException:
+            file.close()
+            raise
+        return file
 
     def _good_lines(self) -> Iterator[bytes]:
         with self.path.open("rb") as whole:

@@ -7,7 +7,7 @@ from pathlib import Path
 from master.deployment.deploy import own_threads
 from master.deployment.sentgates import SentGates
 from master.options import RunOptions
-from tpi.errors import UsageError
+from tpi.errors import TpiError, UsageError
 from tpi.kernels import Kernels
 from tpi.kernels.gated import GatedKernels
 from tpi.pack.blockfile import BlockShape
@@ -74,9 +74,7 @@ class GateChooser:
         gates = SentGates(curves, self.options.sparsity_error)
         if is_gate_first(pack) or beside is None:
             return pack, gates
-        if mode == "auto" and not self._pays(pack, beside, gates):
-            return pack, None
-        return beside.open(), gates
+        return self._if_it_pays(pack, beside, gates) if mode == "auto" else (beside.open(), gates)
 
     def _refusal(self, pack: Pack, curves: GateCurves | None, beside: GateFirstPack | None) -> str:
         """Why neurons cannot be chosen, and the way out; empty if they can."""
@@ -98,6 +96,14 @@ class GateChooser:
                 "--device cpu there"
             )
         return ""
+
+    def _if_it_pays(self, pack: Pack, beside: GateFirstPack, gates: SentGates) -> tuple[Pack, SentGates | None]:
+        """As `choose`; nobody asked for another pack, so that one which cannot be made ends nothing."""
+        try:
+            return (beside.open(), gates) if self._pays(pack, beside, gates) else (pack, None)
+        except (TpiError, OSError) as error:
+            warn(f"sparsity is off, there is no pack for it: {error}")
+            return pack, None
 
     def _pays(self, pack: Pack, beside: GateFirstPack, gates: SentGates) -> bool:
         """Measured, by turns; where it does not pay, it is said with the figure."""

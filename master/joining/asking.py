@@ -4,7 +4,7 @@ import secrets
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import zmq
 
@@ -16,6 +16,7 @@ from tpi.net.channel import Channel, UnreachableError
 from tpi.net.codec import WrongProtocolError
 from tpi.net.questions import MOST_ECHOED, Condition, Echo, Inquiry
 from tpi.net.sockets import Net, split_address
+from tpi.text import plain
 from tpi.topology.links import Link
 
 ANSWER_S = 5.0
@@ -116,8 +117,10 @@ class Asked:
         if isinstance(message, WrongProtocolError):
             self.problem = f"it is of another version: {message}"
         elif isinstance(message, Condition) and message.number == self._number:
-            self.condition, self.round_trip = message, time.monotonic() - self._sent_at
-            self.name = self._called(self.key) or message.name or self.address
+            self.round_trip = time.monotonic() - self._sent_at
+            version, name, used_by = map(plain, (message.version, message.name, message.used_by))  # terminals obey none
+            self.condition = said = replace(message, version=version, name=name, used_by=used_by)
+            self.name = self._called(self.key) or said.name or self.address
 
 
 def link_from(short: float, long: float, nbytes: int) -> Link:

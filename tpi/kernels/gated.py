@@ -42,7 +42,7 @@ def activations(spec: FfnSpec, data: U8, normed: F32) -> F32:
 
 def called_for(spec: FfnSpec, data: U8, normed: F32, least: F32) -> I32:
     """The neurons that `GatedKernels.ffn_gated` computes, in order."""
-    counts = np.abs(activations(spec, data, normed)) >= least
+    counts = ~(np.abs(activations(spec, data, normed)) < least)  # a NaN is seen
     if len(normed) > STREAM_TOKENS:
         counts[:] = True
     return np.flatnonzero(counts.any(axis=0)).astype(np.int32)

@@ -152,7 +152,7 @@ def load_curves(path: Path, layers: int, neurons: int) -> GateCurves | None:
             version, tokens = file["numbers"].tolist()
             of, arrays = str(file["of"]), [file[name] for name in _ARRAYS]
         _check(version, arrays, layers, neurons)
-    except (OSError, KeyError, TypeError, ValueError, EOFError, zipfile.BadZipFile) as error:
+    except (OSError, KeyError, TypeError, ValueError, EOFError, RuntimeError, zipfile.BadZipFile) as error:
         raise ModelError(
             f"{path} cannot be used ({str(error)[:100]}); remove it, and profile the model again"
         ) from error

@@ -127,7 +127,7 @@ def load_use(path: Path) -> NeuronUse:
             version, tokens, neurons = file["numbers"].tolist()
             use = NeuronUse(str(file["of"]), tokens, neurons, file["counts"], file["bits"])
         _check(version, use)
-    except (OSError, KeyError, TypeError, ValueError, EOFError, zipfile.BadZipFile) as error:
+    except (OSError, KeyError, TypeError, ValueError, EOFError, RuntimeError, zipfile.BadZipFile) as error:
         raise ModelError(
             f"{path} cannot be used ({str(error)[:100]}); remove it, and profile the model again"
         ) from error

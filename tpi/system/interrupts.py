@@ -96,5 +96,7 @@ def _terminal() -> list[Any] | None:
 def _put_back(settings: list[Any]) -> None:
     import termios
 
-    with suppress(termios.error):  # it is gone
+    with suppress(termios.error, OSError):  # it is gone
+        if os.tcgetpgrp(0) != os.getpgrp():
+            return  # somebody else has it by now: who sets it from the background is stopped
         termios.tcsetattr(0, termios.TCSANOW, settings)

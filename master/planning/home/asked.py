@@ -37,13 +37,14 @@ def ask_neighbours(net: Net, addresses: Sequence[str]) -> list[Neighbour]:
 
 
 def home_of_neighbours(own: NodeMachine, neighbours: Sequence[Neighbour]) -> Home:
-    """This machine, which is the master, and its neighbours."""
+    """This machine, which is the master, and its neighbours. Without any accelerator it has no cards."""
+    cards = (own, *(one.card for one in neighbours))
     return Home(
         ("master", *(one.name for one in neighbours)),
         (replace(own, accelerator=None), *(one.machine for one in neighbours)),
         meeting_at_master([one.link for one in neighbours]),
         "this one, and workers as they measured themselves",
-        (own, *(one.card for one in neighbours)),
+        cards if any(one and one.accelerator for one in cards) else (),
     )
 
 

@@ -97,6 +97,25 @@ def test_an_accelerator_is_refused(plain: Pack, beside: GateFirstPack) -> None:
     assert chooser("auto", accelerated=True).choose(plain, beside) == (plain, None)
 
 
+@pytest.mark.parametrize("error", [OSError("the disk is full"), ModelError("it cannot be packed")])
+def test_a_pack_that_cannot_be_made_ends_only_what_asked_for_it(
+    plain: Pack,
+    beside: GateFirstPack,
+    error: Exception,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def fail(pack: GateFirstPack) -> Pack:
+        raise error
+
+    monkeypatch.setattr(GateFirstPack, "open", fail)
+    monkeypatch.setattr(GateChooser, "_pays", lambda *_: True)
+    assert chooser("auto").choose(plain, beside) == (plain, None)
+    assert f"sparsity is off, there is no pack for it: {error}" in capsys.readouterr().err
+    with pytest.raises(type(error)):
+        chooser("static").choose(plain, beside)
+
+
 def test_a_damaged_profile_is_named(plain: Pack, beside: GateFirstPack) -> None:
     (plain.path / NAME).write_bytes(b"nothing")
     with pytest.raises(ModelError, match=NAME):

@@ -127,3 +127,14 @@ def test_what_is_no_such_block_is_refused() -> None:
     together = FfnSpec(spec.neuron, "drelu", True, spec.norm, None, None, gate=spec.gate)
     with pytest.raises(KernelError, match="of gate and up together"):
         native.ffn(together, case.data, case.x)
+
+
+def test_a_gate_that_is_no_number_leaves_nothing_out() -> None:
+    """Else nobody would see that the weights are damaged."""
+    case = gated_case(np.random.default_rng(4), format="f32")
+    x = np.full_like(case.x, np.nan)
+    least = np.full_like(floors(case, 0.5), NOTHING)
+    for kernels in (native, reference):
+        found, count = kernels.ffn_gated(case.spec, case.data, x, least)
+        assert np.isnan(found).all()
+        assert count == len(called_for(case.spec, case.data, x, least)) == len(least)

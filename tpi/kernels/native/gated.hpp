@@ -38,7 +38,7 @@ inline size_t choose_active(const GatedJob& job, int32_t* chosen) {
     for (size_t n = 0; n < neurons; ++n) {
         bool counts = false;
         for (size_t t = 0; t < call.tokens; ++t)
-            counts |= std::fabs(job.activations[t * neurons + n]) >= call.least[n];
+            counts |= !(std::fabs(job.activations[t * neurons + n]) < call.least[n]);  // a NaN is seen
         chosen[found] = static_cast<int32_t>(n);
         found += counts;
     }

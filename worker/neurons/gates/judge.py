@@ -44,7 +44,9 @@ def compare_layouts(
     `layouts` are of a feed-forward block: of the ordinary pack, and of one that is made gate first. Takes some 48 MiB
     for a moment; the fastest of a few rounds counts.
     """
-    plain, first = (_spec(config, shape, nodes) for shape in layouts)
+    most = max(spec_bytes(_spec(config, shape, nodes)) for shape in layouts)
+    pieces = max(1, -(-2 * most // _SAMPLE))  # of large blocks that many times less is computed
+    plain, first = (_spec(config, shape, nodes * pieces) for shape in layouts)
     sizes = [spec_bytes(spec) for spec in (plain, first)]
     count = min(len(skipped), max(2, _SAMPLE // max(sizes)))
     data = page_buffer(count * max(sizes))
@@ -58,7 +60,7 @@ def compare_layouts(
         )
         for _ in range(_REPEATED)
     ]
-    whole, some = (min(each) * len(skipped) / count for each in zip(*turns, strict=True))
+    whole, some = (min(each) * pieces * len(skipped) / count for each in zip(*turns, strict=True))
     return Compared(whole, some)
 
 

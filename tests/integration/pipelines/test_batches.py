@@ -85,13 +85,18 @@ def test_several_nodes_that_were_told_nothing_are_refused(tiny_pack: Callable[..
         pass
 
 
-def test_layers_whose_halves_share_an_input(tmp_path: Path) -> None:
-    """Falcon's: what attention comes to is part of the sum of the neurons behind it."""
+@pytest.mark.parametrize("adds_there", [True, False])
+@pytest.mark.parametrize("more", [{}, {"new_decoder_architecture": True, "num_kv_heads": 2}], ids=["one norm", "two"])
+def test_layers_whose_halves_share_an_input(more: dict[str, Any], adds_there: bool, tmp_path: Path) -> None:
+    """Falcon's: what attention comes to is part of the sum of the neurons behind it; the larger have two norms."""
     import torch
     import transformers
 
     torch.manual_seed(4)
-    model = transformers.FalconForCausalLM(transformers.FalconConfig(**FALCON))
+    model = transformers.FalconForCausalLM(transformers.FalconConfig(**FALCON, **more))
+    for name, weights in model.named_parameters():
+        if ".ln_" in name:
+            torch.nn.init.normal_(weights, 1.0, 0.5)  # norms that differ
     model.save_pretrained(tmp_path / "falcon")
     write_tokenizer(tmp_path / "falcon")
     pack_model(open_source(tmp_path / "falcon"), "f32", tmp_path / "pack")
@@ -104,7 +109,7 @@ def test_layers_whose_halves_share_an_input(tmp_path: Path) -> None:
         closing(open_device("emu:1GiB,stretch=1", 8 << 20)) as card,
         offloaded(pack, tmp_path / "batch", {0: card}, STREAMED, **SMALL) as deployment,
     ):
-        batched(deployment)
+        batched(deployment).lanes.adds_there = adds_there
         assert answers(deployment, asked) == expected
 
 

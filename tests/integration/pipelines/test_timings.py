@@ -2,19 +2,27 @@
 
 from collections.abc import Callable
 from contextlib import closing, suppress
+from functools import partial
 from pathlib import Path
 from random import Random
+from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 
 from tests.support.cluster.inprocess import in_process_deployment
 from tests.support.devices.offloading import answers, offloaded, prompts
 from tests.support.devices.shuffled import Shuffled
 from tests.support.kernels.kernel_cases import native
+from tpi.devices.host import open_host
 from tpi.devices.options import OffloadOptions
+from tpi.kernels.spec import NO_TOKENS
 from tpi.pack.reader import Pack
+from tpi.trace import OFF
 from worker.pipelines.accelerated import BatchAccelerated
+from worker.pipelines.lanes import BatchLanes
+from worker.pipelines.micro import LiftedMicroBatch
 from worker.pipelines.orders import Layerwise
 from worker.pipelines.pipeline import BatchSchedule
 
@@ -85,3 +93,24 @@ def _after_failure(
         with pytest.raises(OSError, match="copy"):
             answers(deployment, asked, 3)
         return "lost"
+
+
+@pytest.mark.parametrize("adds_there", [True, False])
+def test_what_is_prepared_for_one_half_of_a_layer_is_not_taken_by_the_other(adds_there: bool) -> None:
+    """A layer with a norm for each half of the same input: the accelerator is late, whoever adds is not."""
+    late: list[Callable[[], object]] = []
+    kernels: Any = SimpleNamespace(prepare=lambda spec, x, into: spec)
+    device: Any = SimpleNamespace(kernels=kernels, start=late.append)
+    x, prepared = np.zeros((1, 4), np.float32), list[object]()
+    with closing(BatchLanes(device, open_host(), OFF, adds_there)) as lanes:
+        batch = LiftedMicroBatch(0, x, NO_TOKENS, np.arange(1), lanes, True)
+
+        def prepare(spec: Any) -> None:
+            prepared.append(batch.prepared(spec, device, kernels))
+
+        for half in ("attention", "neurons"):
+            late.append(partial(prepare, half))
+            batch.join()
+    for call in late:
+        call()
+    assert prepared == ["attention", "neurons"]

@@ -31,7 +31,7 @@ class ChatServer:
         """The first model that it has, and its context. Errors as `events`."""
         with closing(self._connect()) as connection:
             answer = self._ask(connection, "GET", "/v1/models", None)
-            with self.understood():
+            with closing(answer), self.understood():
                 card = json.loads(self._whole(answer))["data"][0]
                 return str(card["id"]), int(card.get("max_model_len") or _UNKNOWN_CONTEXT)
 
@@ -42,8 +42,11 @@ class ChatServer:
             NodeLost: if the server cannot be reached, or is gone.
             UsageError: if it refuses what is asked; its `code` is the server's.
         """
-        with closing(self._connect()) as connection:
-            response = self._ask(connection, "POST", "/v1/chat/completions", json.dumps(body | {"stream": True}))
+        asked = json.dumps(body | {"stream": True})
+        with (
+            closing(self._connect()) as connection,
+            closing(self._ask(connection, "POST", "/v1/chat/completions", asked)) as response,
+        ):
             for line in self._lines(response):
                 if line.startswith(b"data: ") and line != b"data: [DONE]":
                     with self.understood():
@@ -79,7 +82,8 @@ class ChatServer:
             connection.request(method, self._url.path.rstrip("/").removesuffix("/v1") + path, body, self._headers)
             response = connection.getresponse()
             if response.status >= 400:
-                raise self._refused(response.status, response.read(_MOST_BYTES))
+                with closing(response):
+                    raise self._refused(response.status, response.read(_MOST_BYTES))
         except (OSError, HTTPException) as error:
             raise self._lost(error) from error
         return response

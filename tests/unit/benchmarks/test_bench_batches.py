@@ -14,33 +14,17 @@ from benchmarks.experts.schedules import SCHEDULES, follow
 from scheduler.model.machine import emulated_node
 from scheduler.model.offload.memory import Needs
 from scheduler.model.roofline.latency import throughput
-from scheduler.model.roofline.layer import LayerShape
 from scheduler.model.roofline.policy import BatchProblem, BatchWork
 from scheduler.model.roofline.search import best_policy
 from tests.support.cluster.inprocess import in_process_deployment
 from tests.support.devices.offloading import answers, batched, offloaded, prompts, weights_bytes
+from tests.support.roofline import MIXTRAL
 from tpi.devices.choose import open_device
 from tpi.devices.emulated.machine import parse_emulated
 from tpi.devices.options import OffloadOptions
 from tpi.pack.reader import Pack
 
 SMALL: dict[str, Any] = {"context": 64, "pool": 96, "chunk": 32}  # tokens, pages
-MIXTRAL = LayerShape(
-    32,
-    83.9e6,
-    41.9e6,
-    0,
-    0,
-    2818.6e6,
-    1409.3e6,
-    8,
-    2,
-    kv_token=4096,
-    pair=16384,
-    hidden=16384,
-    heads=24576,
-    mixed=16384,
-)
 
 
 @pytest.mark.parametrize(("name", "family"), list(product(SCHEDULES, ["mixtral", "llama"])))

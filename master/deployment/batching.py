@@ -7,6 +7,7 @@ from scheduler.budget import LONGEST_CHUNK
 from scheduler.free import default_budget
 from scheduler.model.told import told_machine
 from tpi.devices.options import OffloadOptions
+from tpi.errors import PlanError
 from tpi.kernels.constants import PAGE_TOKENS
 from tpi.net.fields import MAX_STEP_BYTES, Card, MachineSpeed
 from tpi.net.messages import Assign
@@ -72,9 +73,14 @@ def _wanted(members: Sequence[GroupMember], asked: OffloadOptions) -> bool:
 
     Who computes active neurons alone has an order of its own.
     """
-    if any(member.plan.options.sparsity != "off" for member in members):
-        return False
     cards = [member for member in members if member.machine.accelerator is not None]
-    if any(member.options.pipeline == "batch" for member in cards):
+    asking = next((member for member in cards if member.options.pipeline == "batch"), None)
+    if any(member.plan.options.sparsity != "off" for member in members):
+        if asking is not None and len(members) > 1:
+            raise PlanError(
+                f"{asking.name}: nodes that choose neurons do not batch; give --sparsity off too", asking.name
+            )
+        return False
+    if asking is not None:
         return True
     return asked.pipeline == "auto" and asked.many and asked.crossover is None and group_prefers(members)

@@ -99,7 +99,7 @@ def decide_neurons(
         PlanError: if the accelerator does not hold attention, or a feed-forward block is no records of neurons.
     """
     pieces = tuple(replace(piece, device=1) for piece in whole_blocks(plan))
-    _check(plan, pieces)
+    _check(pieces, setup)
     problem = offload_problem(plan, pieces, machine, options, tables)
     attention = frozenset(number for number, piece in enumerate(pieces) if piece.block.kind == "attention")
     tiers: tuple[Tier, ...] = tuple("gpu" if number in attention else "ram" for number in range(len(pieces)))
@@ -121,10 +121,12 @@ def decide_neurons(
     return NeuronPlan(**fields, setup=setup, neurons=neurons, placement=place_neurons(neurons, _SOLVING))
 
 
-def _check(plan: NodePlan, pieces: tuple[NodeSegment, ...]) -> None:
-    for piece in pieces:
+def _check(pieces: tuple[NodeSegment, ...], setup: NeuronSetup) -> None:
+    for piece in (one for one in pieces if one.block.kind != "attention"):
+        if piece.block.layer not in setup.frequency:
+            raise PlanError(f"{piece.block.name} has no predictors; make them again, or leave --sparsity off")
         for run in piece.runs:
-            if piece.block.kind != "attention" and (run.name != "neuron" or run.layout.layout != "record"):
+            if run.name != "neuron" or run.layout.layout != "record":
                 raise PlanError(
                     f"{piece.block.name} has no records of neurons, which alone can be chosen one by one; leave "
                     "--sparsity off"

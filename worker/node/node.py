@@ -197,7 +197,8 @@ class Node:
     def close(self) -> None:
         """Give back memory, threads and sockets; remember if the disk was not as expected."""
         self._resources.close()
-        self._residence.compare(self.streamed.read_bytes, self.streamed.read_seconds)
+        if self._residence.records is None:  # else those seconds are of records, too
+            self._residence.compare(self.streamed.read_bytes, self.streamed.read_seconds)
         if self.watch is not None:
             self.watch.close()
 

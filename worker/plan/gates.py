@@ -34,7 +34,7 @@ def refuse_gates(plan: NodePlan, name: str) -> None:
     if any(run.name == "gate" for block in plan.blocks for run in block.runs):
         raise PlanError(
             f"neurons that are chosen by their gate are computed on the CPU alone, and this node has {name} beside it; "
-            "use --device cpu, or --sparsity off"
+            "use --device cpu, or the ordinary pack"
         )
 
 

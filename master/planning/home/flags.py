@@ -17,7 +17,6 @@ Command = TypeVar("Command", bound=Callable[..., Any])
 _HOMES = ("devices", "topology", "workers")
 _ALONE = ("machine", "device", "gpu_memory")
 _LIMITS = ("weights", "kv", "pipeline")
-_MEASURED = ("memory", "remeasure")
 _OPTIONS = (
     click.option(
         "--devices", metavar="SIZES", help="Plan for machines of so much memory, e.g. 8x8GiB or 16GiB,3x8GiB."
@@ -56,7 +55,10 @@ def home_of(flags: dict[str, Any], node: NodeFlags, cache: Path, files: list[Pat
         flag = given[0].replace("_", "-")
         beside = "" if named == ["topology"] else ", or --batch N, for which several may have accelerators"
         raise UsageError(f"--{flag} is of one machine, and --{named[0]} names several; give one of them{beside}")
-    _refuse_idle(named[0], [*_LIMITS, *(_MEASURED if flags["devices"] and not given else ())], flags)
+    idle = list(_LIMITS)
+    if flags["devices"]:
+        idle += ["memory"] if given else ["memory", "remeasure"]
+    _refuse_idle(named[0], idle, flags)
     if flags["devices"]:
         home = described_home(flags["devices"], flags["link"] or DEFAULT_LINK)
         return home.all_like(planned_node(node, cache, files).machine) if given else home

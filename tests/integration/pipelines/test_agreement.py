@@ -61,8 +61,9 @@ def test_what_a_node_cannot_do_is_refused_by_its_name(tiny_pack: Callable[..., P
         (replace(two, machine=replace(two.machine, more=(laptop_gpu(),))), "node 1: .* computes on one accelerator"),
         (replace(two, machine=with_card(1 << 16)), "node 1: .* hold not one sequence"),
     ]:
-        with pytest.raises(PlanError, match=said):
+        with pytest.raises(PlanError, match=said) as refused:
             agree([one, other])
+        assert refused.value.node == "node 1"  # who is done without, if it was found
 
 
 @pytest.mark.parametrize(
@@ -85,7 +86,11 @@ def test_a_group_batches_if_it_is_asked_to_or_if_that_is_worth_it(
     assert batches or found == made
     assert batched(made, both, replace(wish, many=False))[0].options.batch is None or asked == "batch"
     sparse = [_sparse(member) for member in both]
-    assert batched(made, sparse, wish) == made
+    if told != "batch":
+        assert batched(made, sparse, wish) == made
+        return
+    with pytest.raises(PlanError, match="nodes that choose neurons do not batch; give --sparsity off too"):
+        batched(made, sparse, wish)
 
 
 def _sparse(member: GroupMember) -> GroupMember:

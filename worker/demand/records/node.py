@@ -74,6 +74,8 @@ class StreamedNeurons:
         """See `scheduler.weights.StepListener`."""
         self._node.abandon()
         self.tier.abandon()
+        if self._turns is not None:
+            self._turns.start()  # a token that broke off tells nothing
 
     def close(self) -> None:
         """Join the readers, and close the files that they read. Idempotent."""

@@ -53,6 +53,8 @@ class GatedNode:
         kernels = segment.device.kernels
         if not isinstance(segment, FfnSegment) or segment.empty or not isinstance(kernels, GatedKernels):
             return segment
+        if layer not in self._least:
+            return segment
         width = segment.spec.neuron.units * segment.spec.neuron.width
         own = self._least[layer][first : first + width]
         padded = np.pad(own, (0, width - len(own)), constant_values=_NEVER)

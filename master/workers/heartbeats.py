@@ -12,10 +12,11 @@ from tpi.system.clocks import PAUSE_S
 SILENCE_S = 2.5  # without a heartbeat (one is due every 0.25 s); longer on links that are far, or were seen to stutter
 _STUTTER = 3  # times the longest recent pause between heartbeats
 _FORGET = 0.98  # per heartbeat
-# TCP sends what was lost again after a round trip and this, and then after twice and four times as long (RFC 6298, 2
-# and 5.5; Linux: TCP_RTO_MIN)
-_TCP_VARIANCE_S, _TCP_TRIES = 0.2, 1 + 2 + 4
-_FAR_S = 1.0  # the longest round trip that is believed: a worker may answer late for other reasons
+# TCP sends what was lost again after a round trip and this, and then after twice, four and eight times as long (RFC
+# 6298, 2 and 5.5; Linux: TCP_RTO_MIN)
+_TCP_VARIANCE_S, _TCP_TRIES = 0.2, 1 + 2 + 4 + 8
+_FAR_S = 0.05  # the round trip from which a link may lose: within a house nothing is as far, and WiFi itself sends again
+_FARTHEST_S = 1.0  # the longest round trip that is believed: a worker may answer late for other reasons
 _POLL_S = 0.5  # looked at less often than this, pauses say nothing about the link
 _RETRY_S = 120.0  # the longest pause between two attempts of TCP to deliver the same (Linux: TCP_RTO_MAX)
 
@@ -65,8 +66,8 @@ class HeartbeatState:
     @property
     def limit(self) -> float:
         """Seconds of silence after which a worker that is needed is lost."""
-        lossy = _TCP_TRIES * (_TCP_VARIANCE_S + min(self.round_trip, _FAR_S))
-        return max(SILENCE_S, _STUTTER * self.pause, lossy)
+        again = _TCP_VARIANCE_S + min(self.round_trip, _FARTHEST_S)
+        return max(SILENCE_S, _STUTTER * self.pause, _TCP_TRIES * again if self.round_trip >= _FAR_S else 0)
 
     def silent(self, now: float) -> bool:
         """Whether it has been quiet for too long since it was needed."""

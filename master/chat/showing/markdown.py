@@ -24,8 +24,9 @@ _QUOTE = re.compile(r" {0,3}> ?")
 _ITEM = re.compile(r"(?P<before>[ \t]*)[-*+][ \t]+")
 _ROW = re.compile(r" {0,3}\|.*")
 _DIVIDER = re.compile(r" {0,3}\|[ \t:|-]*-[ \t:|-]*")
-_UNDECIDED = re.compile(r"[ \t]*(#{0,6}|[-*_+][-*_+ \t]*|>|`{0,2}|```.*|~{0,2}|~~~.*|\|.*)")
+_UNDECIDED = re.compile(r"[ \t]*(#{0,6}[ \t]*|[-*_+][-*_+ \t]*|>|`{0,2}|```.*|~{0,2}|~~~.*|\|.*)")
 """What may still become a heading, an item, a rule, a quote, a fence or a row, or none of them."""
+_TABS = re.compile(r"(\t)")
 _RULE_WIDTH = 40
 
 
@@ -130,6 +131,7 @@ class MarkdownScreen:
     def _put(self, text: str, styles: str) -> None:
         """Text in all of `styles`, which are names of `_STYLES`."""
         style = " ".join(_STYLES[name] for name in styles.split())
-        with self._console.capture() as shown:
-            self._console.out(text, style=style or None, highlight=False, end="")
-        self._write(shown.get() if style else text)
+        for part in _TABS.split(text):  # how wide a tab is the terminal knows: rich counts from where the piece begins
+            with self._console.capture() as shown:
+                self._console.out(part, style=style or None, highlight=False, end="")
+            self._write(shown.get() if style and part != "\t" else part)

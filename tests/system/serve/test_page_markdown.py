@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from tests.support.browser import MISSING, Browser
+from tests.support.browser import MISSING, MODEL, Browser
 
 pytestmark = [pytest.mark.timeout(400), pytest.mark.skipif(bool(MISSING), reason=MISSING)]
 
@@ -32,9 +32,8 @@ HOSTILE = [
 ]  # fmt: skip
 
 
-def test_what_a_model_writes_is_text(window: Browser, page_url: str) -> None:
-    window.open(f"{page_url}/page/index.html")
-    window.complaints()
+def test_what_a_model_writes_is_text(page: Browser) -> None:
+    window = page
     for text in HOSTILE:
         html, tags, links = window.run(_RENDERED, text)
         assert not set(tags) & {"IMG", "SCRIPT", "IFRAME", "B", "I"}, html

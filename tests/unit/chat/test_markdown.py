@@ -85,6 +85,8 @@ TEXTS = st.lists(MARKS | st.text(max_size=3), max_size=30).map("".join)
 
 @given(TEXTS, st.data())
 @example("**a*b*c** `", None)
+@example("#  ", None)
+@example("# a\tb", None)
 def test_pieces_look_as_the_whole(text: str, data: st.DataObject | None) -> None:
     if data is None:
         cuts = list(range(1, len(text)))

@@ -15,7 +15,7 @@ _FORGET = 0.98  # per heartbeat
 # TCP sends what was lost again after a round trip and this, and then after twice, four and eight times as long (RFC
 # 6298, 2 and 5.5; Linux: TCP_RTO_MIN)
 _TCP_VARIANCE_S, _TCP_TRIES = 0.2, 1 + 2 + 4 + 8
-_FAR_S = 0.05  # the round trip from which a link may lose: within a house nothing is as far, and WiFi itself sends again
+_FAR_S = 0.05  # the round trip from which a link may lose: within a house none is as far, and WiFi sends again
 _FARTHEST_S = 1.0  # the longest round trip that is believed: a worker may answer late for other reasons
 _POLL_S = 0.5  # looked at less often than this, pauses say nothing about the link
 _RETRY_S = 120.0  # the longest pause between two attempts of TCP to deliver the same (Linux: TCP_RTO_MAX)

@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from tests.support.browser import MISSING, MODEL, Browser
+from tests.support.browser import MISSING, Browser
 
 pytestmark = [pytest.mark.timeout(400), pytest.mark.skipif(bool(MISSING), reason=MISSING)]
 

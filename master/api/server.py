@@ -75,6 +75,8 @@ def listen(host: str, port: int) -> socket.socket:
     except OSError as error:
         said = error.strerror or str(error)
         raise UsageError(f"cannot listen at {host}:{port}: {said}; give another --host or --port") from error
+    # accepted sockets have it from here: asyncio sets it only where a socket was made for TCP by name
+    listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     if hasattr(socket, "TCP_USER_TIMEOUT"):
         listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, _DEAD_MS)
     return listening

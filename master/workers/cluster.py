@@ -300,11 +300,13 @@ class Cluster:
         for worker in self.workers:
             worker.heartbeats.ask(now)
 
-    def _take_in(self) -> None:
-        """Errors wait in the `RemoteWorker`s."""
+    def _take_in(self) -> bool:
+        """Errors wait in the `RemoteWorker`s. Whether an answer is awaited whose time counts."""
         for worker in self.workers:
             worker.serve()
-        self.recruits.tend(since_boot())
+        now = since_boot()
+        self.recruits.tend(now)
+        return any(worker.heartbeats.link.awaited(now) for worker in (*self.workers, *self.recruits.called))
 
     def _ask(self, question: AskStats | AskSpans, *workers: RemoteWorker) -> None:
         with self._keeper.lock:

@@ -4,6 +4,7 @@ While nothing is asked of a worker its silence means nothing: it is asked again 
 `tpi.system.clocks.since_boot` seconds.
 """
 
+import secrets
 from dataclasses import dataclass, field
 
 from tpi.net.fields import WindowState
@@ -19,6 +20,54 @@ _FAR_S = 0.05  # the round trip from which a link may lose: within a house none 
 _FARTHEST_S = 1.0  # the longest round trip that is believed: a worker may answer late for other reasons
 _POLL_S = 0.5  # looked at less often than this, pauses say nothing about the link
 _RETRY_S = 120.0  # the longest pause between two attempts of TCP to deliver the same (Linux: TCP_RTO_MAX)
+_EXCHANGES, _APART_S = 4, 0.25  # that tell how far a link is, and the time between two
+_AGAIN_S = 5.0  # between two more of a link that seems far, and until an answer is not waited for any more
+
+
+@dataclass
+class RoundTrip:
+    """How long a link takes there and back: the least of several exchanges.
+
+    One by itself says little: a worker may answer late for other reasons, or this process look late. So answers are
+    looked out for closely, and of a link that seems far more are asked for, as long as it does.
+    """
+
+    seconds: float = 0.0  # 0: not known yet
+    _number: int = 0  # that the answer will carry; 0: none is due
+    _sent: float = 0.0
+    _next: float = 0.0
+    _begun: int = 0
+
+    @property
+    def far(self) -> bool:
+        """Whether the link may lose what has to be sent again."""
+        return self.seconds >= _FAR_S
+
+    def due(self, now: float) -> bool:
+        """Whether it is time for an exchange."""
+        free = not self._number or now - self._sent > _AGAIN_S
+        return now >= self._next and free and (self._begun < _EXCHANGES or self.far)
+
+    def begin(self, now: float) -> int:
+        """An exchange begins; the number that is to be sent, and to come back."""
+        self._number, self._sent = 1 + secrets.randbits(63), now
+        self._begun += 1
+        self._next = now + (_APART_S if self._begun < _EXCHANGES else _AGAIN_S)
+        return self._number
+
+    def awaited(self, now: float) -> bool:
+        """Whether an answer may come any moment: who looks late for it, measures that."""
+        return bool(self._number) and now - self._sent < _FARTHEST_S
+
+    def answered(self, number: int, now: float) -> None:
+        """A number has come back; others than the last that was sent count for nothing."""
+        if number and number == self._number:
+            self._number = 0
+            self.took(now - self._sent)
+
+    def took(self, seconds: float) -> None:
+        """So long an exchange took."""
+        self.seconds = min(self.seconds or seconds, seconds)
 
 
 @dataclass
@@ -35,7 +84,7 @@ class HeartbeatState:
     asked: float = 0.0  # since when an answer is due
     looked: float = 0.0
     pause: float = 0.0  # the longest recent one, decaying
-    round_trip: float = 0.0  # seconds until the first answer: a far link has time before it was seen to stutter
+    link: RoundTrip = field(default_factory=RoundTrip)  # a far one has time before it was seen to stutter
     _closely: bool = False  # whether the last two looks followed each other closely
 
     def look(self, now: float) -> None:
@@ -66,8 +115,8 @@ class HeartbeatState:
     @property
     def limit(self) -> float:
         """Seconds of silence after which a worker that is needed is lost."""
-        again = _TCP_VARIANCE_S + min(self.round_trip, _FARTHEST_S)
-        return max(SILENCE_S, _STUTTER * self.pause, _TCP_TRIES * again if self.round_trip >= _FAR_S else 0)
+        again = _TCP_VARIANCE_S + min(self.link.seconds, _FARTHEST_S)
+        return max(SILENCE_S, _STUTTER * self.pause, _TCP_TRIES * again if self.link.far else 0)
 
     def silent(self, now: float) -> bool:
         """Whether it has been quiet for too long since it was needed."""

@@ -39,17 +39,20 @@ class Recruits:
                     self._hang_up(one, now)
 
     @property
+    def called(self) -> list[RemoteWorker]:
+        """Those that are being called, or have answered."""
+        return [one.worker for one in self._calls if one.worker]
+
+    @property
     def ready(self) -> list[RemoteWorker]:
         """Those that may be used: they serve this master already, and compute nothing; one that hangs never says so."""
-        found = [one.worker for one in self._calls]
-        return [worker for worker in found if worker and worker.hello and worker.connected and worker.idle]
+        return [worker for worker in self.called if worker.hello and worker.connected and worker.idle]
 
     @property
     def sockets(self) -> Iterator[object]:
         """What to poll while waiting."""
-        for one in self._calls:
-            if one.worker is not None:
-                yield from one.worker.sockets
+        for worker in self.called:
+            yield from worker.sockets
 
     def take(self) -> list[RemoteWorker]:
         """Those that are ready; they are the caller's from now on, and are not called any more."""

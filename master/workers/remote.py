@@ -25,7 +25,7 @@ from tpi.net.messages import (
     Refuse,
     master_identity,
 )
-from tpi.net.questions import Spans, Stats
+from tpi.net.questions import Echo, Spans, Stats
 from tpi.net.sockets import WEIGHTS, Net, split_address
 from tpi.system.clocks import since_boot
 from tpi.text import SENTENCE_CHARACTERS, plain
@@ -119,6 +119,9 @@ class RemoteWorker:
             self._alive_at = now + (_ALIVE_SLOW_S if now - self.heartbeats.seen > SILENCE_S else ALIVE_S)
             with suppress(UnreachableError):  # whether it is there is found out when it is needed
                 self._channel.offer(Alive(self._session))
+        if self._channel and self.hello and self.heartbeats.link.due(now):
+            with suppress(UnreachableError):
+                self._channel.offer(Echo(self.heartbeats.link.begin(now), b""))
 
     def judge(self, now: float) -> None:
         """Whether all is well with a worker that is needed now.
@@ -206,7 +209,9 @@ class RemoteWorker:
             return
         now = since_boot()
         self.heartbeats.hear(now)
-        if isinstance(message, Hello) and not self.hello:
+        if isinstance(message, Echo):
+            self.heartbeats.link.answered(message.number, now)
+        elif isinstance(message, Hello) and not self.hello:
             self._meet(message)
         elif isinstance(message, Refuse):
             raise self._refused(message)
@@ -253,7 +258,7 @@ class RemoteWorker:
     def _meet(self, hello: Hello) -> None:
         self.hello = hello
         self.name = self._net.door.name_of(self.key) or plain(hello.name) or self.address  # as tpi keys list has it
-        self.heartbeats.round_trip = since_boot() - self._joined_at
+        self.heartbeats.link.took(since_boot() - self._joined_at)
         weights, monitor = self._net.connect_watched(WEIGHTS, self._host, hello.weights_port, self._identity, self.key)
         self.feeder = Feeder(Channel(weights, self._net.tap, share=True), monitor, self._session)
 

@@ -15,7 +15,7 @@ from allreduce.base import GroupSpec, Peer
 from allreduce.deadline import Patience
 from master.workers import heartbeats, remote
 from master.workers.cluster import Cluster
-from master.workers.heartbeats import HeartbeatState
+from master.workers.heartbeats import HeartbeatState, RoundTrip
 from tests.support.cluster.cluster_helpers import MadeUpModel, fake_worker, fake_workers, step
 from tests.support.paths import ROOT
 from tpi.errors import NodeLost, NodeRefused
@@ -187,8 +187,8 @@ def test_a_worker_that_is_needed_may_be_silent_for_seconds_only() -> None:
 
 @pytest.mark.parametrize(("round_trip", "limit"), [(0.0, 2.5), (0.04, 2.5), (0.4, 9.0), (60.0, 18.0)])
 def test_a_far_worker_has_time_for_what_is_lost_three_times_on_the_way(round_trip: float, limit: float) -> None:
-    """Nothing is known of the link but how long the first answer took, which says how often TCP sends again."""
-    heard = HeartbeatState(round_trip=round_trip, seen=100, asked=100)
+    """Nothing is known of the link but how long answers took, which says how often TCP sends again."""
+    heard = HeartbeatState(link=RoundTrip(round_trip), seen=100, asked=100)
     assert not heard.silent(100 + limit - 0.1)
     assert heard.silent(100 + limit + 0.1)
 

@@ -27,13 +27,31 @@ _ARGUMENTS = [
 
 
 class Browser:
-    """One window."""
+    """One window; everything is done in the tab that is shown."""
 
     def __init__(self, http: httpx.Client, session: str) -> None:
         self._http, self._session = http, session
 
     def open(self, url: str) -> None:
         self._post("url", url=url)
+
+    def tab(self) -> str:
+        """A handle of the tab that is shown."""
+        return str(self._http.get(f"/session/{self._session}/window").json()["value"])
+
+    def open_tab(self) -> str:
+        """Another tab, which is shown from now on; its handle."""
+        tab = str(self._post("window/new", type="tab")["handle"])
+        self.show(tab)
+        return tab
+
+    def show(self, tab: str) -> None:
+        self._post("window", handle=tab)
+
+    def close_tab(self, back: str) -> None:
+        """Close the tab that is shown; `back` is shown from now on."""
+        self._http.delete(f"/session/{self._session}/window")
+        self.show(back)
 
     def run(self, script: str, *arguments: object) -> Any:
         """What the body of a function returns in the page; of promises, what they come to."""

@@ -4,6 +4,7 @@ import { getJson } from "./api.js";
 import { $, make, setText } from "./dom.js";
 import { House } from "./house.js";
 import { Messages, isSend } from "./messages.js";
+import { Settings } from "./settings.js";
 import { Store } from "./store.js";
 import { Talk } from "./talk.js";
 
@@ -13,6 +14,7 @@ const store = new Store(localStorage);
 const talk = new Talk(store, changed);
 const messages = new Messages($("messages"), $("scroll"), { retry, edit });
 const house = new House($("house"), store, ({ model }) => model && setText($("model"), model));
+const settings = new Settings(store, meet);
 let frame = 0;
 
 function changed(what, message, pace) {
@@ -28,8 +30,11 @@ function changed(what, message, pace) {
 function draw(message) {
   cancelAnimationFrame(frame);
   frame = 0;
-  if (store.chat.messages.at(-1) === message) messages.update(message, talk.live);
-  else if (!talk.live) showChat();
+  const shown = store.chat.messages.at(-1) === message;
+  if (shown) messages.update(message, talk.live);
+  if (talk.live) return;
+  if (shown) showList();
+  else showChat();
 }
 
 async function answerNow() {
@@ -71,6 +76,10 @@ async function halt() {
 function showChat() {
   messages.show(store.chat.messages);
   $("empty").hidden = store.chat.messages.length > 0;
+  showList();
+}
+
+function showList() {
   $("conversations").replaceChildren(...store.chats.map((chat) => entry(chat)));
 }
 
@@ -90,7 +99,7 @@ function show(chat) {
 
 async function drop(chat) {
   if (!confirm(`Delete "${chat.title}"?`)) return;
-  if (chat === store.chat) await halt();
+  if (chat === talk.chat) await halt();
   store.remove(chat.id);
   showChat();
   $("new").focus();
@@ -147,14 +156,6 @@ $("prompt").addEventListener("keydown", (event) => {
 $("prompt").addEventListener("input", grow);
 $("new").addEventListener("click", () => show(store.begin()));
 for (const id of ["list", "house"]) $(`show-${id}`).addEventListener("click", () => toggle(id));
-for (const id of ["key", "system", "temperature"]) {
-  $(id).value = store.settings[id];
-  $(id).addEventListener("change", () => {
-    store.settings[id] = $(id).value;
-    store.save();
-    if (id === "key") meet();
-  });
-}
 document.addEventListener("keydown", (event) => {
   if (event.key !== "Escape") return;
   const open = NARROW.matches && ["list", "house"].find((id) => document.body.classList.contains(`with-${id}`));
@@ -162,12 +163,18 @@ document.addEventListener("keydown", (event) => {
   closeDrawers();
   $(`show-${open}`).focus();
 });
-addEventListener("pagehide", () => talk.live && store.save());
-addEventListener("storage", () => {
-  if (talk.live || document.querySelector("form.edit")) return;
-  store.reload();
-  showChat();
-});
+addEventListener("pagehide", () => talk.live && store.save(talk.chat));
+addEventListener("storage", takeIn);
+
+// Another tab has kept or deleted something. What is answered or edited here stays as it is, unless it was deleted.
+async function takeIn() {
+  const shown = store.chat;
+  store.reload([talk.chat, document.querySelector("form.edit") && shown]);
+  settings.show();
+  if (talk.live && !store.chats.includes(talk.chat)) await halt();
+  if (store.chat === shown) showList();
+  else showChat();
+}
 
 // The model's name; a server that needs a key says so at once.
 async function meet() {

@@ -1,81 +1,172 @@
-// What stays in the browser: conversations, which of them is shown, settings.
+// What stays in the browser: conversations, which of them is shown, settings. Several tabs share it.
+//
+// Every conversation is an entry of its own, written by who goes on with it: what a tab knows of the others may be old.
 
-const CHATS = "tpi.chats";
+const CHAT = "tpi.chat."; // and the conversation's id
+const LIST = "tpi.chats"; // all of them in one entry, as earlier versions wrote it
 const SHOWN = "tpi.shown";
 const SETTINGS = "tpi.settings";
 const MOST = 100; // conversations that are kept
 
 export class Store {
+  #known = new Map(); // what was last read or written of each conversation that is kept, by its id
+
   constructor(storage) {
     this.storage = storage;
-    this.chats = this.#chats();
-    this.settings = { key: "", system: "", temperature: "", ...this.#read(SETTINGS, {}) };
+    this.chats = [];
+    this.settings = { key: "", system: "", temperature: "" };
+    this.#split();
+    this.#take([]);
     const shown = this.#read(SHOWN, "");
-    this.chat = this.chats.find((chat) => chat.id === shown) ?? this.chats[0] ?? this.begin();
+    this.chat = this.chats.find((chat) => chat.id === shown) ?? (shown ? null : this.chats[0]) ?? this.begin();
   }
 
-  // What another tab has written; the conversation that is shown here stays the one that is shown.
-  reload() {
-    const chats = this.#chats();
-    this.chat = chats.find((chat) => chat.id === this.chat.id) ?? this.chat;
-    this.chats = chats.includes(this.chat) ? chats : [this.chat, ...chats];
+  // Takes in what other tabs have written, but not over the conversations `held`, with which this tab is busy. Where the
+  // one that is shown was deleted, another is shown.
+  reload(held = []) {
+    this.#take(held);
+    this.chat = this.chats.find((chat) => chat.id === this.chat.id) ?? this.chats[0] ?? this.begin();
   }
 
+  // A new conversation, which is kept once something was said in it.
   begin() {
-    const empty = this.chats.find((chat) => !chat.messages.length);
-    this.chat = empty ?? { id: newId(), title: "New chat", messages: [] };
-    if (!empty) this.chats.unshift(this.chat);
-    this.chats.length = Math.min(this.chats.length, MOST);
-    this.save();
+    if (!this.chat || this.chat.messages.length) {
+      this.chat = { id: newId(), title: "New chat", begun: Date.now(), messages: [] };
+      this.chats.unshift(this.chat);
+    }
+    this.#write(SHOWN, this.chat.id);
     return this.chat;
   }
 
   show(id) {
     this.chat = this.chats.find((chat) => chat.id === id) ?? this.chat;
-    this.save();
+    this.chats = this.chats.filter((chat) => chat.messages.length || chat === this.chat);
+    this.#write(SHOWN, this.chat.id);
   }
 
   remove(id) {
-    this.chats = this.chats.filter((chat) => chat.id !== id);
+    this.#drop(id);
     if (this.chat.id === id) this.chat = this.chats[0] ?? this.begin();
-    this.save();
-  }
-
-  save() {
-    const first = this.chat.messages.find((message) => message.role === "user");
-    if (first) this.chat.title = first.content.trim().split("\n")[0].slice(0, 60) || "New chat";
     this.#write(SHOWN, this.chat.id);
+  }
+
+  // Keeps one conversation. What was deleted in another tab stays deleted; where another tab went on with the same one
+  // meanwhile, this becomes a conversation of its own.
+  save(chat = this.chat) {
+    const first = chat.messages.find((message) => message.role === "user");
+    if (first) chat.title = first.content.trim().split("\n")[0].slice(0, 60) || "New chat";
+    const [there, known] = [this.#raw(CHAT + chat.id), this.#known.get(chat.id) ?? null];
+    if (!chat.messages.length || (known !== null && there === null)) return;
+    if (there !== known) this.#part(chat);
+    while (!this.#keep(chat) && this.#forgetOldest(chat));
+    while (this.chats.length > MOST && this.#forgetOldest(chat));
+    if (there !== known) this.reload([chat]);
+  }
+
+  set(name, value) {
+    this.settings = { ...this.settings, ...this.#read(SETTINGS, {}), [name]: value };
     this.#write(SETTINGS, this.settings);
-    while (!this.#write(CHATS, this.chats) && this.#forgetOldest());
   }
 
-  #chats() {
-    return this.#read(CHATS, []).filter((chat) => chat && Array.isArray(chat.messages));
+  #part(chat) {
+    const shown = chat === this.chat;
+    chat.id = newId();
+    chat.begun = Date.now();
+    if (shown) this.#write(SHOWN, chat.id);
   }
 
-  #forgetOldest() {
-    const last = this.chats.findLastIndex((chat) => chat !== this.chat);
-    if (last >= 0) this.chats.splice(last, 1);
-    return last >= 0;
+  #keep(chat) {
+    const text = JSON.stringify(chat);
+    const kept = this.#known.get(chat.id) === text || this.#put(CHAT + chat.id, text);
+    if (kept) this.#known.set(chat.id, text);
+    return kept;
+  }
+
+  // Conversations, the latest first: those that are not kept yet, and all that are. What has not changed, or is `held`,
+  // stays the same object.
+  #take(held) {
+    const names = this.#names().filter((name) => name.startsWith(CHAT));
+    const kept = names.map((name) => this.#chat(name, held)).filter((chat) => chat);
+    const unkept = this.chats.filter((chat) => !this.#known.has(chat.id));
+    this.chats = [...unkept, ...kept].sort((one, other) => other.begun - one.begun);
+    this.settings = { ...this.settings, ...this.#read(SETTINGS, {}) };
+  }
+
+  #chat(name, held) {
+    const [id, text] = [name.slice(CHAT.length), this.#raw(name)];
+    const here = this.chats.find((chat) => chat.id === id);
+    if (here && (held.includes(here) || this.#known.get(id) === text)) return here;
+    const chat = this.#read(name, null);
+    if (!isChat(chat) || chat.id !== id) return null;
+    this.#known.set(id, text);
+    return chat;
+  }
+
+  // What an earlier version kept as one entry becomes an entry for each conversation.
+  #split() {
+    const chats = this.#read(LIST, []);
+    this.#erase(LIST);
+    for (const [place, chat] of (Array.isArray(chats) ? chats : []).entries()) {
+      if (isChat(chat) && chat.messages.length) this.#write(CHAT + chat.id, { begun: -place, ...chat });
+    }
+  }
+
+  #forgetOldest(kept) {
+    const last = this.chats.findLast((chat) => chat !== kept && chat !== this.chat && this.#known.has(chat.id));
+    if (last) this.#drop(last.id);
+    return Boolean(last);
+  }
+
+  #drop(id) {
+    this.chats = this.chats.filter((chat) => chat.id !== id);
+    this.#erase(CHAT + id); // it stays known: who still answers in it does not keep it again
+  }
+
+  #names() {
+    try {
+      return Array.from({ length: this.storage.length }, (_, place) => this.storage.key(place));
+    } catch {
+      return [];
+    }
+  }
+
+  #raw(name) {
+    try {
+      return this.storage.getItem(name);
+    } catch {
+      return null; // the browser keeps nothing
+    }
   }
 
   #read(name, otherwise) {
     try {
-      return JSON.parse(this.storage.getItem(name)) ?? otherwise;
+      return JSON.parse(this.#raw(name)) ?? otherwise;
     } catch {
       return otherwise;
     }
   }
 
   #write(name, value) {
+    return this.#put(name, JSON.stringify(value));
+  }
+
+  #put(name, text) {
     try {
-      this.storage.setItem(name, JSON.stringify(value));
+      this.storage.setItem(name, text);
       return true;
     } catch {
       return false; // it is full, or the browser keeps nothing
     }
   }
+
+  #erase(name) {
+    try {
+      this.storage.removeItem(name);
+    } catch {} // the browser keeps nothing
+  }
 }
+
+const isChat = (chat) => Boolean(chat) && typeof chat.id === "string" && Array.isArray(chat.messages);
 
 function newId() {
   return Array.from(crypto.getRandomValues(new Uint8Array(8)), (byte) => byte.toString(16).padStart(2, "0")).join("");

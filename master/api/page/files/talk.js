@@ -9,6 +9,7 @@ export class Talk {
     this.store = store;
     this.changed = changed; // (what, message): "begun", "grown", "ended"
     this.controller = null;
+    this.chat = null; // in which it is given
   }
 
   get live() {
@@ -26,6 +27,7 @@ export class Talk {
     const pace = new Pace();
     chat.messages.push(message);
     this.controller = new AbortController();
+    this.chat = chat;
     this.changed("begun", message);
     try {
       for await (const piece of answer(asked, this.store.settings, this.controller.signal)) {
@@ -39,8 +41,8 @@ export class Talk {
       if (!message.content && !message.thought) chat.messages.splice(chat.messages.indexOf(message), 1);
       throw error;
     } finally {
-      this.controller = null;
-      this.store.save();
+      this.controller = this.chat = null;
+      this.store.save(chat);
       this.changed("ended", message, pace);
     }
   }

@@ -1,0 +1,28 @@
+// The fields of the settings: what is typed there is kept, and what another tab keeps is shown.
+
+import { $ } from "./dom.js";
+
+const NAMES = ["key", "system", "temperature"];
+
+export class Settings {
+  constructor(store, rekeyed) {
+    this.store = store;
+    this.rekeyed = rekeyed; // called where the key is another one
+    this.key = store.settings.key;
+    for (const name of NAMES) $(name).addEventListener("change", () => this.#take(name));
+    this.show();
+  }
+
+  show() {
+    for (const name of NAMES) if ($(name) !== document.activeElement) $(name).value = this.store.settings[name];
+    const { key } = this.store.settings;
+    const before = this.key;
+    this.key = key;
+    if (key !== before) this.rekeyed();
+  }
+
+  #take(name) {
+    this.store.set(name, $(name).value);
+    this.show();
+  }
+}

@@ -10,8 +10,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
+from master.api.answers.answering import Answering
 from master.api.answers.events import Event
-from master.api.answers.service import Answering
 from master.api.failures import CLIENT_GONE, ApiFailure, RequestError, failure_of
 from tpi.errors import TpiError
 
@@ -23,6 +23,23 @@ _AHEAD = 16  # events of several answers that wait to be sent; the others stay w
 PULSE = ": alive\n\n"
 
 FailureForm = Callable[[ApiFailure], str]
+
+
+class Deadline:
+    """When the time of one request is over; preparing it counts like answering it."""
+
+    def __init__(self, limit_s: float) -> None:
+        self._limit_s, self._loop = limit_s, asyncio.get_running_loop()
+        self._ends = self._loop.time() + limit_s
+
+    @property
+    def left(self) -> float:
+        """Seconds; 0 where it is over."""
+        return max(0.0, self._ends - self._loop.time())
+
+    def missed(self) -> RequestError:
+        """What the client is told."""
+        return RequestError(f"the answer took longer than {self._limit_s:.0f} s", code="timeout", status=408)
 
 
 class EventStream(Response):
@@ -61,24 +78,23 @@ class EventStream(Response):
 async def guarded(
     events: AsyncIterator[str],
     answers: Sequence[Answering],
-    limit_s: float,
+    deadline: Deadline,
     failed: Callable[[ApiFailure], Sequence[str]],
 ) -> AsyncIterator[str]:
     """`events`, with a comment where none comes for a while; what goes wrong, or takes too long, becomes an event."""
-    loop = asyncio.get_running_loop()
-    ends, source = loop.time() + limit_s, aiter(events)
+    source = aiter(events)
     following: asyncio.Task[str] | None = None
     try:
-        while loop.time() < ends:
+        while deadline.left:
             following = following or asyncio.ensure_future(_next(source))
-            done, _ = await asyncio.wait([following], timeout=min(_PULSE_S, max(0.0, ends - loop.time())))
+            done, _ = await asyncio.wait([following], timeout=min(_PULSE_S, deadline.left))
             if not done:
                 yield PULSE
                 continue
             event = following.result()
             following = None
             yield event
-        raise RequestError(f"the answer took longer than {limit_s:.0f} s", code="timeout", status=408)
+        raise deadline.missed()
     except StopAsyncIteration:
         return
     except TpiError as error:
@@ -123,7 +139,7 @@ async def merged(answers: Sequence[Answering]) -> AsyncIterator[tuple[int, Event
             task.cancel()
 
 
-async def unless_gone(request: Request, work: Coroutine[Any, Any, T], limit_s: float) -> T:
+async def unless_gone(request: Request, work: Coroutine[Any, Any, T], deadline: Deadline) -> T:
     """What `work` returns, given up where the client leaves or time is up.
 
     Raises:
@@ -131,12 +147,12 @@ async def unless_gone(request: Request, work: Coroutine[Any, Any, T], limit_s: f
     """
     task, gone = asyncio.ensure_future(work), asyncio.ensure_future(_gone(request.receive))
     try:
-        done, _ = await asyncio.wait([task, gone], timeout=limit_s, return_when=asyncio.FIRST_COMPLETED)
+        done, _ = await asyncio.wait([task, gone], timeout=deadline.left, return_when=asyncio.FIRST_COMPLETED)
         if task in done:
             return task.result()
         if gone in done:
             raise RequestError("the client left", code="client_gone", status=CLIENT_GONE)
-        raise RequestError(f"the answer took longer than {limit_s:.0f} s", code="timeout", status=408)
+        raise deadline.missed()
     finally:
         for one in (task, gone):
             one.cancel()

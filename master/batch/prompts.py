@@ -6,10 +6,11 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from master.api.answers.answering import Answering
 from master.api.answers.ask import ChatAsk, TextAsk
 from master.api.answers.events import Event
 from master.api.answers.prepare import PreparedAsk
-from master.api.answers.service import Answering, Service
+from master.api.answers.service import Service
 from master.api.failures import RequestError
 from master.api.forms import refuse
 from master.api.openai.chat import chat_completion

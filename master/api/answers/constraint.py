@@ -1,5 +1,6 @@
 """Structured output: which tokens a grammar allows next, by llguidance. Grammars are in its Lark (docs/syntax.md)."""
 
+from collections import OrderedDict
 from functools import cached_property
 from typing import TYPE_CHECKING
 
@@ -16,15 +17,21 @@ if TYPE_CHECKING:
 F32 = npt.NDArray[np.float32]
 
 _WORD = 32  # tokens in a number of the mask
-_MOST_GRAMMAR = 1 << 18  # characters; compiling a larger one would hold up the others for long
+_MOST_GRAMMAR = 1 << 17  # characters
+_MOST_SYMBOLS = 12_000  # of a grammar, some 1500 optional properties: the time to compile grows with their square
+_KEPT = 16  # grammars that were asked for last
 
 
 class GrammarConstraint:
     """Follows one answer; see `master.generation.sampler.Constraint`."""
 
     def __init__(self, matcher: "LLMatcher", vocab: int) -> None:
-        self._matcher = matcher
+        self._matcher, self._vocab = matcher, vocab
         self._mask = np.zeros(-(-vocab // _WORD), np.int32)
+
+    def copy(self) -> "GrammarConstraint":
+        """One for another answer, in the state of this one."""
+        return GrammarConstraint(self._matcher.deep_copy(), self._vocab)
 
     def allow(self, logits: F32) -> F32:
         """`logits` `[vocab]`, minus infinity for what may not come; at its end only the end of turn may."""
@@ -39,27 +46,38 @@ class GrammarConstraint:
 
 
 class Grammars:
-    """Compiles grammars for one tokenizer. From one thread at a time."""
+    """Compiles grammars for one tokenizer, and keeps the last ones. From one thread at a time."""
 
     def __init__(self, tokenizer: "Tokenizer", vocab: int) -> None:
         """`vocab`: logits of a token."""
         self._source = tokenizer
         self._vocab = vocab
+        self._kept: OrderedDict[str, GrammarConstraint] = OrderedDict()
 
-    def constraint(self, lark: str, field: str) -> GrammarConstraint:
-        """A constraint that an answer is what `lark` says; `field` is where the user said it.
+    def compiled(self, lark: str, field: str) -> GrammarConstraint:
+        """A constraint that an answer is what `lark` says, to be copied; `field` is where the user said it.
 
         Raises:
             RequestError: if it is no valid grammar, or one that is too large.
         """
+        if (found := self._kept.get(lark)) is None:
+            found = self._kept[lark] = self._compile(lark, field)
+        self._kept.move_to_end(lark)
+        while len(self._kept) > _KEPT:
+            self._kept.popitem(last=False)
+        return found
+
+    def _compile(self, lark: str, field: str) -> GrammarConstraint:
         if len(lark) > _MOST_GRAMMAR:
             said = f"{field} is over the limit of {_MOST_GRAMMAR} characters; ask for less"
             raise RequestError(said, field, "invalid_value")
-        from llguidance import LLMatcher, grammar_from
+        from llguidance import LLMatcher, LLParserLimits, grammar_from
 
-        matcher = LLMatcher(self._tokenizer, grammar_from("lark", lark), log_level=0)
+        limits = LLParserLimits(max_grammar_size=_MOST_SYMBOLS, verbose_errors=False)
+        matcher = LLMatcher(self._tokenizer, grammar_from("lark", lark), log_level=0, limits=limits)
         if matcher.is_error():
             said = " ".join(matcher.get_error().split())[:300]
+            said += "; ask for less" if "too big" in said or "too large" in said else ""
             raise RequestError(f"{field} cannot be made a grammar: {said}", field, "invalid_value")
         return GrammarConstraint(matcher, self._vocab)
 

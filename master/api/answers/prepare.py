@@ -8,7 +8,6 @@ from typing import Any
 
 from master.api.answers import grammars
 from master.api.answers.ask import ChatAsk, TextAsk, ToolUse, Wanted
-from master.api.answers.constraint import GrammarConstraint, Grammars
 from master.api.failures import RequestError
 from master.api.tools.families import SPELLED, family_of, reasoning_tags
 from master.api.tools.harmony import HarmonyParser
@@ -27,24 +26,28 @@ _TAIL = 8  # tokens in which the opening of a thought is looked for
 
 @dataclass(frozen=True)
 class PreparedAsk:
-    """A prompt with what reads the answer; `parser` and `constraint` make a new one for each of several answers."""
+    """A prompt with what reads the answer; `parser` makes a new one for each of several answers.
+
+    `grammar` is that of the whole output, not compiled yet; `grammar_field` is where the client asked for it.
+    """
 
     tokens: Sequence[int]
     limit: int
     parser: Callable[[], ToolParser]
-    constraint: Callable[[], GrammarConstraint | None]
+    grammar: str | None = None
+    grammar_field: str = ""
     spelled: frozenset[int] = frozenset()
     replayable: bool = False
+    echo: str = ""  # what the answer is to begin with
 
 
 class Preparer:
     """Knows the model's tokenizer and template, and the answers given so far."""
 
-    def __init__(self, tokenizer: Tokenizer, vocab: int, context: int) -> None:
+    def __init__(self, tokenizer: Tokenizer, context: int) -> None:
         self.replay = Replay()
         self.family = family_of(tokenizer.chat_template)
         self._tokenizer, self._context = tokenizer, context
-        self.grammars = Grammars(tokenizer, vocab)
         self._thinking, self._channels = reasoning_tags(tokenizer.chat_template), has_channels(tokenizer.chat_template)
         self._literal = grammars.literal_of(tokenizer.control)
         self._spelled = frozenset(token for text in SPELLED if (token := tokenizer.control(text)) is not None)
@@ -128,15 +131,9 @@ class Preparer:
             raise RequestError("the prompt is empty", field)
         if len(tokens) >= self._context:
             raise self._too_long(f"{len(tokens)} tokens", field)
-        if grammar is not None:
-            self.grammars.constraint(grammar, grammar_field)  # refused now, and not when it begins
-
-        def constraint() -> GrammarConstraint | None:
-            return None if grammar is None else self.grammars.constraint(grammar, grammar_field)
-
         room = self._context - len(tokens)
         limit = room if wanted.tokens is None else min(wanted.tokens, room)
-        return PreparedAsk(array("i", tokens), limit, parser, constraint, spelled, replayable)
+        return PreparedAsk(array("i", tokens), limit, parser, grammar, grammar_field, spelled, replayable)
 
     def _refuse_long(self, texts: Sequence[str], field: str) -> None:
         """Refuse at once what is far over the context, without encoding all of it."""

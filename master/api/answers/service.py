@@ -1,7 +1,7 @@
 """The core: what is asked goes to the engine's thread, what comes of it is awaited here. Every form uses it."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import replace
@@ -10,10 +10,10 @@ from typing import TypeVar
 import numpy as np
 import numpy.typing as npt
 
+from master.api.answers.answering import Answering
 from master.api.answers.ask import ChatAsk, TextAsk, Wanted
-from master.api.answers.backlog import Backlog
 from master.api.answers.collector import AnswerMeter, Collector
-from master.api.answers.events import Ended, Event
+from master.api.answers.constraint import GrammarConstraint, Grammars
 from master.api.answers.prepare import PreparedAsk, Preparer
 from master.api.failures import RequestError
 from master.generation.answer import AnswerLimits
@@ -27,45 +27,6 @@ F32 = npt.NDArray[np.float32]
 T = TypeVar("T")
 
 
-class Answering:
-    """One answer under way. Iterate over it once; whoever stops early calls `cancel`."""
-
-    def __init__(self, engine: EngineThread) -> None:
-        self._engine = engine
-        self._loop = asyncio.get_running_loop()
-        self._backlog = Backlog()
-        self._ticket: Ticket | None = None
-        self.prompt_tokens = 0
-
-    def begin(self, ticket: Ticket) -> None:
-        """Hand it in; raises BusyError."""
-        self._engine.submit(ticket)
-        self._ticket = ticket
-        self.prompt_tokens = len(ticket.asked.tokens)
-
-    def deliver(self, what: list[Event] | TpiError) -> None:
-        """From the engine's thread."""
-        with suppress(RuntimeError):  # the loop is closed: nobody waits any more
-            self._loop.call_soon_threadsafe(self._take, what)
-
-    def cancel(self) -> None:
-        """Give it up; does nothing where it is over."""
-        if self._ticket is not None:
-            self._engine.cancel(self._ticket)
-
-    async def __aiter__(self) -> AsyncIterator[Event]:
-        """Its events; the last one is `Ended`. Raises what went wrong."""
-        while True:
-            for event in await self._backlog.get():
-                yield event
-                if isinstance(event, Ended):
-                    return
-
-    def _take(self, what: list[Event] | TpiError) -> None:
-        if not self._backlog.put(what):
-            self.cancel()
-
-
 class Service:
     """Answers questions on one engine."""
 
@@ -73,12 +34,13 @@ class Service:
         self.engine = engine
         self.context = engine.engine.context
         self._tokenizer, self._vocab, self._meter = tokenizer, vocab, meter
-        self._preparer = Preparer(tokenizer, vocab, self.context)
-        self._text = ThreadPoolExecutor(1, "text")
+        self._preparer = Preparer(tokenizer, self.context)
+        self._grammars = Grammars(tokenizer, vocab)
+        self._text, self._grammar = ThreadPoolExecutor(1, "text"), ThreadPoolExecutor(1, "grammar")
 
     def warm_up(self) -> None:
         """Load in the background what the first answer with a grammar, or a broken one, would wait for."""
-        self._text.submit(self._preparer.grammars.prepare)
+        self._grammar.submit(self._grammars.prepare)
 
     async def chat(self, ask: ChatAsk) -> list[Answering]:
         """`ask.wanted.count` answers to a conversation.
@@ -97,18 +59,21 @@ class Service:
         """What `begin` takes; raises RequestError as `chat`."""
         self._check_bias(ask.wanted.sampling)
         if isinstance(ask, ChatAsk):
-            return await self._in_thread(lambda: self._preparer.chat(ask))
-        self._check_tokens(ask.prompt, ask.field)
-        return await self._in_thread(lambda: self._preparer.text(ask))
+            prepared = await _within(self._text, lambda: self._preparer.chat(ask))
+        else:
+            self._check_tokens(ask.prompt, ask.field)
+            prepared = await _within(self._text, lambda: self._preparer.text(ask))
+        await self._constraints(prepared, 0)  # what is no grammar is refused now, and not when it begins
+        return prepared
 
     async def count(self, ask: ChatAsk) -> int:
         """Tokens of a conversation; errors as `chat`."""
-        return len(await self._in_thread(lambda: self._preparer.encode(ask)))
+        return len(await _within(self._text, lambda: self._preparer.encode(ask)))
 
     async def embed(self, ask: TextAsk) -> tuple[F32, int]:
         """The mean of the last hidden states `[hidden]`, of length 1, and the number of tokens. Errors as `chat`."""
         self._check_tokens(ask.prompt, ask.field)
-        prepared = await self._in_thread(lambda: self._preparer.text(ask))
+        prepared = await _within(self._text, lambda: self._preparer.text(ask))
         head = self.engine.engine.deployment.vocabulary.head
         total, done = np.zeros(0, np.float32), _Done()
 
@@ -128,17 +93,19 @@ class Service:
         return total / max(float(np.linalg.norm(total)), 1e-12), len(prepared.tokens)
 
     def close(self) -> None:
-        """Join the thread that prepares prompts."""
-        self._text.shutdown(cancel_futures=True)
+        """Join the threads that prepare prompts and grammars."""
+        for thread in (self._text, self._grammar):
+            thread.shutdown(cancel_futures=True)
 
     async def begin(self, prepared: PreparedAsk, wanted: Wanted, client: str) -> list[Answering]:
         """`wanted.count` answers to what is prepared; raises BusyError as `chat`."""
-        samplers = await self._in_thread(lambda: [_sampler(prepared, wanted, index) for index in range(wanted.count)])
+        constraints = await self._constraints(prepared, wanted.count)
+        samplers = [_sampler(constraint, wanted, index) for index, constraint in enumerate(constraints)]
         limits = AnswerLimits(prepared.limit, wanted.stops, wanted.ignore_eos)
         answers, first = list[Answering](), None
         try:
             for sampler in samplers:
-                one = Answering(self.engine)
+                one = Answering(self.engine, prepared.echo)
                 collector = Collector(
                     self._tokenizer, prepared, limits, self._preparer.replay, self._meter, one.deliver
                 )
@@ -153,8 +120,20 @@ class Service:
             raise
         return answers
 
-    async def _in_thread(self, function: Callable[[], T]) -> T:
-        return await asyncio.get_running_loop().run_in_executor(self._text, function)
+    async def _constraints(self, prepared: PreparedAsk, count: int) -> list[GrammarConstraint | None]:
+        """One for each of `count` answers; the grammar is compiled even for none. Raises RequestError if it is none.
+
+        On a thread of its own: what it takes for one client, all others would have to wait for.
+        """
+        grammar, field = prepared.grammar, prepared.grammar_field
+        if grammar is None:
+            return [None] * count
+
+        def made() -> list[GrammarConstraint | None]:
+            compiled = self._grammars.compiled(grammar, field)
+            return [compiled.copy() for _ in range(count)]
+
+        return await _within(self._grammar, made)
 
     def _check_tokens(self, prompt: str | Sequence[int], field: str) -> None:
         if not isinstance(prompt, str) and not all(0 <= token < self._vocab for token in prompt):
@@ -191,10 +170,15 @@ class _Done:
         await self._over
 
 
-def _sampler(prepared: PreparedAsk, wanted: Wanted, index: int) -> Sampler:
+async def _within(thread: ThreadPoolExecutor, function: Callable[[], T]) -> T:
+    """What it returns there; where nobody waits any more it is not begun."""
+    return await asyncio.get_running_loop().run_in_executor(thread, function)
+
+
+def _sampler(constraint: GrammarConstraint | None, wanted: Wanted, index: int) -> Sampler:
     """Each of several answers draws its own tokens, and the same ones again for the same seed."""
     sampling, seed = wanted.sampling, wanted.sampling.seed
     if index and seed not in (None, RANDOM_SEED):
         assert seed is not None
         sampling = replace(sampling, seed=seed + index)
-    return Sampler(sampling, prepared.constraint())
+    return Sampler(sampling, constraint)

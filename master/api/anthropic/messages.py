@@ -13,7 +13,7 @@ from master.api.answers.events import Ended, Event, ReasoningPiece, TextPiece, T
 from master.api.anthropic.form import CountForm, MessagesForm
 from master.api.failures import ApiFailure, anthropic_form
 from master.api.state import ApiState
-from master.api.streams import EventStream, collected, data, guarded, merged, unless_gone
+from master.api.streams import Deadline, EventStream, collected, data, guarded, merged, unless_gone
 
 _REASONS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use", "cancelled": "end_turn"}
 
@@ -26,12 +26,13 @@ def message_routes(state: ApiState) -> APIRouter:
     async def messages(form: MessagesForm, request: Request) -> Response:
         state.check_model(form.model)
         ask = form.ask(state.client(request))
-        answers = await state.service.chat(ask)
+        deadline = Deadline(state.limits.answer_s)
+        answers = await unless_gone(request, state.service.chat(ask), deadline)
         blocks = Blocks(state.model)
         if form.stream:
             events = _stream((event async for _, event in merged(answers)), blocks, answers[0].prompt_tokens)
-            return EventStream(guarded(events, answers, state.limits.answer_s, _failed), answers)
-        (got,) = await unless_gone(request, collected(answers), state.limits.answer_s)
+            return EventStream(guarded(events, answers, deadline, _failed), answers)
+        (got,) = await unless_gone(request, collected(answers), deadline)
         for event in got:
             list(blocks.push(event))
         return JSONResponse(blocks.message())
@@ -39,7 +40,8 @@ def message_routes(state: ApiState) -> APIRouter:
     @router.post("/v1/messages/count_tokens", summary="Count the tokens of a conversation (Anthropic)")
     async def count_tokens(form: CountForm, request: Request) -> Response:
         state.check_model(form.model)
-        count = await state.service.count(form.asked(Wanted(), state.client(request)))
+        counting = state.service.count(form.asked(Wanted(), state.client(request)))
+        count = await unless_gone(request, counting, Deadline(state.limits.answer_s))
         return JSONResponse({"input_tokens": count})
 
     return router

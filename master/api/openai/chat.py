@@ -6,12 +6,12 @@ from typing import Any
 from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse, Response
 
+from master.api.answers.answering import Answering
 from master.api.answers.events import Ended, Event, ReasoningPiece, TextPiece, TokenLogprob, ToolCall
-from master.api.answers.service import Answering
 from master.api.openai.chat_form import ChatForm
 from master.api.openai.common import DONE, chat_logprobs, failed, identity, timings, usage
 from master.api.state import ApiState
-from master.api.streams import EventStream, collected, data, guarded, merged, unless_gone
+from master.api.streams import Deadline, EventStream, collected, data, guarded, merged, unless_gone
 
 
 def chat_routes(state: ApiState) -> APIRouter:
@@ -21,11 +21,12 @@ def chat_routes(state: ApiState) -> APIRouter:
     @router.post("/v1/chat/completions", summary="Answer a conversation")
     async def chat_completions(form: ChatForm, request: Request) -> Response:
         state.check_model(form.model)
-        answers = await state.service.chat(form.ask(state.client(request)))
+        deadline = Deadline(state.limits.answer_s)
+        answers = await unless_gone(request, state.service.chat(form.ask(state.client(request))), deadline)
         if form.stream:
             base = identity("chatcmpl") | {"model": state.model, "object": "chat.completion.chunk"}
-            return EventStream(guarded(_stream(answers, base, form), answers, state.limits.answer_s, failed), answers)
-        got = await unless_gone(request, collected(answers), state.limits.answer_s)
+            return EventStream(guarded(_stream(answers, base, form), answers, deadline, failed), answers)
+        got = await unless_gone(request, collected(answers), deadline)
         return JSONResponse(chat_completion(got, state.model, form))
 
     return router

@@ -7,13 +7,13 @@ from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse, Response
 from pydantic import Field
 
+from master.api.answers.answering import Answering
 from master.api.answers.ask import TextAsk, Wanted
 from master.api.answers.events import Ended, Event, TextPiece, TokenLogprob
-from master.api.answers.service import Answering
 from master.api.openai.common import DONE, failed, identity, text_logprobs, timings, usage
 from master.api.openai.fields import CommonFields, ResponseFormat, grammar_of
 from master.api.state import ApiState
-from master.api.streams import EventStream, collected, data, guarded, merged, unless_gone
+from master.api.streams import Deadline, EventStream, collected, data, guarded, merged, unless_gone
 
 _MOST_PROMPTS = 16
 _TOKENS = 16  # where nothing is said, as OpenAI's reference has it
@@ -58,11 +58,12 @@ def completion_routes(state: ApiState) -> APIRouter:
     async def completions(form: CompletionForm, request: Request) -> Response:
         state.check_model(form.model)
         asks = form.asks(state.client(request))
-        answers = await _begun(state, asks)
+        deadline = Deadline(state.limits.answer_s)
+        answers = await unless_gone(request, _begun(state, asks), deadline)
         if form.stream:
             events = _stream(answers, _base(state.model), form, _echoes(form))
-            return EventStream(guarded(events, answers, state.limits.answer_s, failed), answers)
-        got = await unless_gone(request, collected(answers), state.limits.answer_s)
+            return EventStream(guarded(events, answers, deadline, failed), answers)
+        got = await unless_gone(request, collected(answers), deadline)
         return JSONResponse(text_completion(got, state.model, form))
 
     return router

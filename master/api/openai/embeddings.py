@@ -13,7 +13,7 @@ from master.api.failures import RequestError
 from master.api.forms import Body
 from master.api.openai.completions import Ids, prompts_of
 from master.api.state import ApiState
-from master.api.streams import unless_gone
+from master.api.streams import Deadline, unless_gone
 
 _MOST_INPUTS = 256
 
@@ -39,7 +39,7 @@ def embedding_routes(state: ApiState) -> APIRouter:
         state.check_model(form.model)
         if form.dimensions is not None:
             raise RequestError("this model's vectors cannot be shortened", "dimensions", "invalid_value")
-        return JSONResponse(await unless_gone(request, _all(state, form, request), state.limits.answer_s))
+        return JSONResponse(await unless_gone(request, _all(state, form, request), Deadline(state.limits.answer_s)))
 
     return router
 

@@ -14,7 +14,7 @@ from master.api.failures import ApiFailure, RequestError
 from master.api.openai.items import Items
 from master.api.openai.responses_form import ResponsesForm
 from master.api.state import ApiState
-from master.api.streams import EventStream, collected, data, guarded, merged, unless_gone
+from master.api.streams import Deadline, EventStream, collected, data, guarded, merged, unless_gone
 from master.text.tokenizer import Message
 
 _KEPT = 256  # responses
@@ -51,7 +51,8 @@ def response_routes(state: ApiState) -> APIRouter:
         state.check_model(form.model)
         earlier = kept.find(form.previous_response_id)
         ask = form.ask(earlier, state.client(request))
-        answers = await state.service.chat(ask)
+        deadline = Deadline(state.limits.answer_s)
+        answers = await unless_gone(request, state.service.chat(ask), deadline)
         items = Items(form, state.model)
 
         def keep() -> None:
@@ -60,8 +61,8 @@ def response_routes(state: ApiState) -> APIRouter:
 
         if form.stream:
             events = _stream((event async for _, event in merged(answers)), items, keep)
-            return EventStream(guarded(events, answers, state.limits.answer_s, partial(_failed, items)), answers)
-        (got,) = await unless_gone(request, collected(answers), state.limits.answer_s)
+            return EventStream(guarded(events, answers, deadline, partial(_failed, items)), answers)
+        (got,) = await unless_gone(request, collected(answers), deadline)
         for event in got:
             items.push(event)
         keep()

@@ -13,8 +13,8 @@ from tpi.pack.reader import Pack
 from tpi.partition import FFN_UNIT, Shard
 from tpi.sparsity.files import NAME, load_predictors
 from tpi.sparsity.predictor import Predictor
+from tpi.sparsity.usage import MARKED, Active, load_marks, load_use
 from tpi.sparsity.usage import NAME as PROFILE
-from tpi.sparsity.usage import load_use
 
 F64 = npt.NDArray[np.float64]
 
@@ -22,9 +22,17 @@ F64 = npt.NDArray[np.float64]
 class SentPredictors:
     """The predictors of a model by layer, and by its id what was sent of each to anybody."""
 
-    def __init__(self, predictors: Mapping[int, Predictor], frequency: F64 | None = None) -> None:
-        """`frequency` is how often each neuron is active, `[layers, neurons]`, if the model was profiled."""
-        self._predictors, self._frequency = predictors, frequency
+    def __init__(
+        self, predictors: Mapping[int, Predictor], frequency: F64 | None = None, marks: Active | None = None
+    ) -> None:
+        """`frequency` is how often each neuron is active, `[layers, neurons]`, if the model was profiled; else `marks`
+        may say which are for an accelerator."""
+        self._predictors = predictors
+        self._known: dict[str, F64 | Active] = {}
+        if frequency is not None:
+            self._known["frequency"] = frequency
+        elif marks is not None:
+            self._known["marked"] = marks
         self.vectors: dict[bytes, dict[str, npt.NDArray[np.float32]]] = {}
 
     def kept_for(self, nodes: int) -> int:
@@ -40,19 +48,18 @@ class SentPredictors:
         for layer, whole in self._predictors.items():
             begin, end = (min(unit * FFN_UNIT, whole.neurons) for unit in (shard.ffn.first, shard.ffn.last))
             one = whole.of(begin, end)
-            block = self._block(one, None if self._frequency is None else self._frequency[layer, begin:end])
+            block = self._block(one, {name: values[layer, begin:end] for name, values in self._known.items()})
             blocks.setdefault(block.id, block)
             at = first + list(blocks).index(block.id)
             weights = one.first.weights
             plans.append(PredictorPlan(layer, at, one.rank, one.neurons, weights, one.given, one.ahead, one.threshold))
         return tuple(blocks.values()), tuple(plans)
 
-    def _block(self, one: Predictor, frequency: F64 | None) -> BlockPlan:
+    def _block(self, one: Predictor, known: Mapping[str, F64 | Active]) -> BlockPlan:
         vectors = {"first": _as_values(one.first.stored), "second": _as_values(one.second.stored)}
         if one.bias is not None:
             vectors["bias"] = one.bias
-        if frequency is not None:
-            vectors["frequency"] = frequency.astype(np.float32)
+        vectors |= {name: values.astype(np.float32) for name, values in known.items()}
         shape = tuple(VectorPlan(name, len(values)) for name, values in vectors.items())
         content = sha256(b"".join(values.tobytes() for values in vectors.values())).digest()
         identity = sha256(b"predictor" + repr(shape).encode() + content).digest()
@@ -76,12 +83,14 @@ def predictors_for(sparsity: str, pack: Pack, model: str) -> SentPredictors | No
     """
     if sparsity == "off":
         return None
-    found = load_predictors(pack.path / NAME) if _has_records(pack) else {}
+    found = load_predictors(pack.path / NAME) if has_records(pack) else {}
     if found:
-        return SentPredictors(found, _frequency(pack))
+        config = pack.config
+        marks = load_marks(pack.path / MARKED, config.layers, config.intermediate)
+        return SentPredictors(found, _frequency(pack), marks)
     if sparsity == "auto":
         return None
-    if not _has_records(pack):
+    if not has_records(pack):
         raise UsageError(
             f"--sparsity {sparsity}: {model} has activations that are never 0, or experts, and all of its neurons are "
             "computed; leave --sparsity out"
@@ -102,7 +111,7 @@ def _frequency(pack: Pack) -> F64 | None:
     return use.frequency if fits else None
 
 
-def _has_records(pack: Pack) -> bool:
+def has_records(pack: Pack) -> bool:
     """Whether each neuron's weights lie together, and may be 0."""
     ffn = [block.shape for layer in pack.layers for block in layer if block.kind != "attention"]
     return pack.config.activation in SPARSE and all(

@@ -9,6 +9,7 @@ some models of the family lack, `?field` one that is there exactly if the config
 
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
@@ -67,6 +68,7 @@ class Model:
     final: BlockRefs
     notes: tuple[str, ...] = ()  # what the user should know of it, in sentences
     predictors: tuple["PredictorRefs", ...] = ()  # that the source has beside the layers
+    marks: Path | None = None  # a file of PowerInfer's that says which neurons are for a GPU: the source, or another
     accounted: tuple[
         str, ...
     ] = ()  # further tensors that need no place, as fnmatch patterns: see tpi.pack.builder.claims

@@ -25,8 +25,10 @@ _MAX_STRING = 1 << 20
 _MAX_TEXT = 8 << 20  # bytes of all strings that are kept
 _MAX_STRINGS = 1 << 20  # in all long arrays together
 _KEPT = 1 << 8  # arrays up to this length are read at once
-# What PowerInfer numbers as ggml did when it was made: later the same numbers became other types.
-_POWERINFER_TYPES: dict[int, tuple[str, int, int]] = {16: ("I8", 1, 1), 17: ("I16", 1, 2), 18: ("I32", 1, 4)}
+# What PowerInfer numbers as ggml did when it was made: later the same numbers became other types, and I32 became 26.
+_POWERINFER_TYPES: dict[int, tuple[str, int, int]] = {
+    16: ("I8", 1, 1), 17: ("I16", 1, 2), 18: ("I32", 1, 4), 26: ("I32", 1, 4),
+}  # fmt: skip
 _U64 = struct.Struct("<Q")
 
 

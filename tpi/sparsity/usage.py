@@ -1,7 +1,8 @@
 """How a model's neurons are used over a text: counts, and for a part of the tokens which were active with which.
 
 The file is numpy's .npz beside the pack: `counts` int64 `[layers, neurons]`, `bits` uint8 `[layers, tokens, bytes]` (a
-bit a neuron, the lowest first), and what the profile is of.
+bit a neuron, the lowest first), and what the profile is of. Without a profile, a source may say which neurons its
+engine's solver puts on a GPU: `marks` uint8 `[layers, bytes]`, likewise, in a file of their own.
 """
 
 import io
@@ -22,6 +23,7 @@ F32 = npt.NDArray[np.float32]
 Active = npt.NDArray[np.bool_]
 
 NAME = "profile.npz"  # in the pack's directory
+MARKED = "gpuidx.npz"  # beside it
 VERSION = 1
 SAMPLE = 4096  # tokens whose active neurons are kept one by one
 _MOST_BYTES = 2 << 30
@@ -132,6 +134,34 @@ def load_use(path: Path) -> NeuronUse:
             f"{path} cannot be used ({str(error)[:100]}); remove it, and profile the model again"
         ) from error
     return use
+
+
+def save_marks(path: Path, marks: Active) -> None:
+    """Write which neurons are for a GPU. Raises WeightsError if that cannot be written."""
+    buffer = io.BytesIO()
+    np.savez(buffer, marks=packed(marks), neurons=np.array(marks.shape[1]))
+    try:
+        write_atomically(path, buffer.getvalue())
+    except OSError as error:
+        raise WeightsError(f"cannot write {path}: {error.strerror}; free some disk, or make it writable") from error
+
+
+def load_marks(path: Path, layers: int, neurons: int) -> Active | None:
+    """What `save_marks` wrote for a model of this shape, `[layers, neurons]`; None if there is no such file.
+
+    Raises:
+        ModelError: naming the file, if it is damaged or of another model.
+    """
+    if not path.exists():
+        return None
+    try:
+        with np.load(io.BytesIO(path.read_bytes()), allow_pickle=False) as file:
+            found = np.unpackbits(file["marks"], axis=1, count=int(file["neurons"]), bitorder="little").astype(np.bool_)
+        if found.shape != (layers, neurons):
+            raise ValueError(f"it is of another model than one of {layers} layers and {neurons} neurons")
+    except (OSError, KeyError, TypeError, ValueError, EOFError, RuntimeError, zipfile.BadZipFile) as error:
+        raise ModelError(f"{path} cannot be used ({str(error)[:100]}); remove it, or pack the model again") from error
+    return found
 
 
 def _check(version: int, use: NeuronUse) -> None:

@@ -41,7 +41,8 @@ def predictors_of(plan: NodePlan, held: Sequence[HeldBlock]) -> dict[int, Predic
 def frequencies_of(plan: NodePlan, held: Sequence[HeldBlock]) -> dict[int, npt.NDArray[np.float64]]:
     """How often each of this node's neurons is active, by layer, 0 to 1.
 
-    Where the model was not profiled, a predictor's bias says which are likelier than others, or nothing does.
+    Where the model was not profiled, a predictor's bias says which are likelier than others, or nothing does; those
+    that PowerInfer's solver marked for a GPU are likelier than all others.
     """
     found = {}
     for one in plan.predictors:
@@ -50,6 +51,7 @@ def frequencies_of(plan: NodePlan, held: Sequence[HeldBlock]) -> dict[int, npt.N
         if often is None:
             bias = vectors.get("bias", np.zeros(one.neurons, np.float32))
             often = 0.5 * (1 + np.tanh(0.5 * (bias - np.float32(one.threshold))))
+            often = 0.5 * (often + vectors["marked"]) if "marked" in vectors else often
         found[one.layer] = np.clip(np.nan_to_num(often.astype(np.float64)), 0.0, 1.0)
     return found
 
@@ -75,7 +77,7 @@ def _fault(assign: Assign, one: PredictorPlan) -> str | None:
         return f"the predictor of layer {one.layer} has rows that are no multiple of {GROUP}"
     shapes = {"first": (one.rank, config.hidden), "second": (one.neurons, one.rank)}
     sizes = {name: values_of(matrix_bytes(*shape, one.weights)) for name, shape in shapes.items()}
-    sizes["bias"] = sizes["frequency"] = one.neurons
+    sizes["bias"] = sizes["frequency"] = sizes["marked"] = one.neurons
     lengths = {vector.name: vector.length for vector in block.vectors}
     if block.runs or not {"first", "second"} <= lengths.keys() <= sizes.keys():
         return f"the predictor of layer {one.layer} is a block of other things"

@@ -46,7 +46,7 @@ def write_powerinfer(
     kind: Callable[[str], str] = lambda name: "F16" if ".fc" in name else "F32",
     threshold: float | None = 0.25,
 ) -> None:
-    """Write `tensors`; `kind(name)` is the GGML type of each matrix."""
+    """Write `tensors`; `kind(name)` is the GGML type of each matrix, and int32 is what PowerInfer numbers as such."""
     config = model.reference.config
     writer = GGUFWriter(path, architecture)
     writer.add_context_length(config.max_position_embeddings)
@@ -61,10 +61,15 @@ def write_powerinfer(
     if threshold is not None:
         writer.add_float32("powerinfer.sparse_threshold", threshold)
     for name, values in tensors.items():
+        if values.dtype == np.int32:
+            writer.add_tensor(name, values, raw_dtype=GGMLQuantizationType.I32)
+            continue
         raw = encoded(values, kind(name) if values.ndim > 1 else "F32")
         dtype = GGMLQuantizationType[kind(name)] if raw.dtype == np.uint8 else None
         writer.add_tensor(name, raw, raw_dtype=dtype)
     _finish(writer, path)
+    if whole := sum(values.dtype == np.int32 for values in tensors.values()):
+        _renumber(path, GGMLQuantizationType.I32, _I32, whole)
 
 
 def falcon_tensors(reference: Any, predictors: Mapping[int, tuple[F32, F32]]) -> dict[str, Array]:

@@ -1,13 +1,19 @@
 """PowerInfer's files: read as they are written by its converter, their predictors kept, hostile ones refused."""
 
+from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from master.deployment.assignments import assignments
+from master.deployment.planner import deal_shards, units_of
+from master.deployment.predictors import predictors_for
 from tests.support.models import SIZES, TOKENS, TinyModel, forward
 from tests.support.weights.gguf_models import encoded
 from tests.support.weights.packs import part
@@ -20,12 +26,18 @@ from tests.support.weights.powerinfer_models import (
     write_split,
 )
 from tpi.errors import ModelError
+from tpi.net.messages import NodeOptions, PeerAddress
 from tpi.pack.builder.build import open_source, pack_model
 from tpi.pack.builder.quantise import decode_part
 from tpi.pack.reader import Pack
+from tpi.partition import FFN_UNIT
 from tpi.sources.gguf import open_gguf
 from tpi.sparsity.files import NAME, load_predictors
 from tpi.sparsity.powerinfer import read_split
+from tpi.sparsity.usage import MARKED, NeuronUse, load_marks, save_marks, save_use
+from tpi.sparsity.usage import NAME as PROFILE
+from worker.neurons.sent import frequencies_of, predictor_faults
+from worker.plan.node_plan import node_plan
 
 HIDDEN, NEURONS, RANK = SIZES["hidden_size"], SIZES["intermediate_size"], 32
 
@@ -158,15 +170,74 @@ def test_down_is_not_mistaken_for_what_other_files_have(model: TinyModel, tmp_pa
         packed(tmp_path / "b.gguf")
 
 
-def test_a_split_file_says_which_neurons_are_hot(model: TinyModel, tmp_path: Path) -> None:
-    marks = {layer: np.random.default_rng(layer).integers(0, 2, NEURONS).astype(np.int32) for layer in (0, 1)}
-    write_split(tmp_path / "split", marks)
-    opened = open_source(written(model, tmp_path))
-    found = read_split(tmp_path / "split", opened.model)
-    opened.source.close()
-    assert {layer: neurons.tolist() for layer, neurons in found.items()} == {
-        layer: np.flatnonzero(values).tolist() for layer, values in marks.items()
-    }
+def drawn_marks() -> dict[int, npt.NDArray[np.int32]]:
+    return {layer: np.random.default_rng(layer).integers(0, 2, NEURONS).astype(np.int32) for layer in (0, 1)}
+
+
+@pytest.mark.parametrize("where", ["split", "split of one layer", "i32", "f32"])
+def test_neurons_for_a_gpu_are_marked_in_the_file_or_beside_it(where: str, model: TinyModel, tmp_path: Path) -> None:
+    marks = drawn_marks()
+    inside = {f"blk.{layer}.gpu_idx": values for layer, values in marks.items()}
+    buckets = {f"blk.{layer}.gpu_bucket": np.flatnonzero(values).astype(np.int32) for layer, values in marks.items()}
+    tensors = powerinfer_tensors(model, predictors())
+    if where == "i32":
+        tensors |= inside | buckets
+    elif where == "f32":
+        tensors |= {name: values.astype(np.float32) for name, values in inside.items()}
+    else:
+        marks = marks if where == "split" else {1: marks[1]}
+        write_split(tmp_path / "tiny.powerinfer.gguf.generated.gpuidx", marks)
+    write_powerinfer(tmp_path / "tiny.powerinfer.gguf", model, tensors)
+    pack = packed(tmp_path / "tiny.powerinfer.gguf")
+    found = load_marks(pack.path / MARKED, 2, NEURONS)
+    assert found is not None
+    for layer in range(2):
+        np.testing.assert_array_equal(found[layer], marks.get(layer, np.zeros(NEURONS)))
+    np.testing.assert_array_equal(forward(pack, TOKENS).argmax(axis=1), reference_logits(model).argmax(axis=1))
+
+
+def test_what_is_marked_counts_as_hot_where_there_is_no_profile(model: TinyModel, tmp_path: Path) -> None:
+    """On each of two nodes, of its own neurons; a profile says more, and is taken."""
+    marks = drawn_marks()
+    tensors = powerinfer_tensors(model, predictors())
+    tensors |= {f"blk.{layer}.gpu_idx": values for layer, values in marks.items()}
+    write_powerinfer(tmp_path / "tiny.powerinfer.gguf", model, tensors)
+    pack = packed(tmp_path / "tiny.powerinfer.gguf")
+    for first, last, often in frequencies(pack):
+        assert often[0].shape == (last - first,)
+        for layer, found in often.items():
+            marked = marks[layer][first:last] == 1
+            assert found[marked].min() > found[~marked].max() > 0
+    counts = np.random.default_rng(0).integers(0, 9, (2, NEURONS))
+    save_use(pack.path / PROFILE, NeuronUse("", 9, NEURONS, counts, np.zeros((2, 0, -(-NEURONS // 8)), np.uint8)))
+    for first, last, often in frequencies(pack):
+        np.testing.assert_allclose(often[1], counts[1, first:last] / 9, rtol=1e-6)
+
+
+def frequencies(pack: Pack) -> Iterator[tuple[int, int, dict[int, Any]]]:
+    """Of two nodes: which neurons each has, and how often they are active by what the master sends."""
+    sent = predictors_for("static", pack, "the model")
+    shards = deal_shards(pack.config, units_of(pack), [2, 1])
+    options = NodeOptions(context=64, pages=2, kv_dtype="f32", prefill_tokens=8, sparsity="static")
+    peers = [PeerAddress(rank, "", "") for rank in range(2)]
+    for shard, assign in zip(
+        shards, assignments(pack, shards, peers, options, 1, 1, "loopback", predictors=sent), strict=True
+    ):
+        assert not any(predictor_faults(assign))
+        assert sent is not None
+        held: Any = [SimpleNamespace(vectors=sent.vectors.get(block.id, {})) for block in assign.blocks]
+        part = shard.ffn.scaled(FFN_UNIT, NEURONS)
+        yield part.first, part.last, frequencies_of(node_plan(assign), held)
+
+
+def test_marks_of_another_model_are_refused(tmp_path: Path) -> None:
+    assert load_marks(tmp_path / "marks", 2, 40) is None
+    save_marks(tmp_path / "marks", np.ones((2, 40), np.bool_))
+    with pytest.raises(ModelError, match="another model"):
+        load_marks(tmp_path / "marks", 2, 48)
+    (tmp_path / "marks").write_bytes(b"PK")
+    with pytest.raises(ModelError, match=str(tmp_path / "marks")):
+        load_marks(tmp_path / "marks", 2, 40)
 
 
 @pytest.mark.parametrize("fault", ["length", "mark", "magic"])

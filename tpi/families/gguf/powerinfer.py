@@ -2,11 +2,13 @@
 
 `blk.N.ffn_down_t` is the transpose of what other files call `ffn_down`; the activation is ReLU, of gate and up where
 the architecture is Bamboo; `blk.N.fc1` and `blk.N.fc2` are a predictor's two matrices, without biases; and
-`powerinfer.sparse_threshold` is the score from which it names a neuron. Read from its converters and its loader
-(github.com/SJTU-IPADS/PowerInfer: convert.py, llama.cpp).
+`powerinfer.sparse_threshold` is the score from which it names a neuron. `blk.N.gpu_idx` marks those that its solver
+puts on a GPU, in the file or in a split file that its engine writes beside it; `gpu_bucket` lists the same ones. Read
+from its converters and its loader (github.com/SJTU-IPADS/PowerInfer: convert.py, llama.cpp, export_split.py).
 """
 
 from dataclasses import replace
+from pathlib import Path
 
 from tpi.config import SPARSE, ModelConfig
 from tpi.errors import ModelError
@@ -16,6 +18,9 @@ from tpi.sources.gguf import GgufSource
 DOWN = "blk.{i}.ffn_down_t.weight"
 THRESHOLD = "powerinfer.sparse_threshold"
 PREDICTORS = ("blk.*.fc1.weight", "blk.*.fc2.weight")
+MARKS = "blk.{i}.gpu_idx"
+_MARKS = ("blk.*.gpu_idx", "blk.*.gpu_bucket")
+_SPLIT = ".generated.gpuidx"  # after the name of the model's file
 
 
 def rectified(config: ModelConfig) -> ModelConfig:
@@ -38,7 +43,8 @@ def for_powerinfer(config: ModelConfig, family: Family, source: GgufSource) -> M
         model,
         layers=tuple(tuple(map(_turned, blocks)) for blocks in model.layers),
         predictors=_predictors(config, source),
-        accounted=(*model.accounted, *PREDICTORS),
+        marks=_marks(config, source),
+        accounted=(*model.accounted, *PREDICTORS, *_MARKS),
     )
 
 
@@ -49,6 +55,13 @@ def _turned(block: BlockRefs) -> BlockRefs:
     return replace(
         block, parts=tuple((name, replace(ref, turned=True) if name == "down" else ref) for name, ref in block.parts)
     )
+
+
+def _marks(config: ModelConfig, source: GgufSource) -> Path | None:
+    if any(MARKS.format(i=layer) in source.tensors for layer in range(config.layers)):
+        return source.path
+    split = source.path.with_name(source.path.name + _SPLIT)
+    return split if split.is_file() else None
 
 
 def _predictors(config: ModelConfig, source: GgufSource) -> tuple[PredictorRefs, ...]:

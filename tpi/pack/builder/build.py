@@ -144,10 +144,10 @@ def _fill(opened: Opened, plan: PackPlan, dtype: str, directory: Path, progress:
         sys.stderr.write(f"tpi: {opened.name}: {loss}\n")
     with progress(f"converting the tokenizer of {opened.name}"):
         metadata = opened.tokenizer(directory)
-    if opened.model.predictors:
-        from tpi.sparsity.powerinfer import keep_predictors
+    if opened.model.predictors or opened.model.marks:
+        from tpi.sparsity.powerinfer import keep_beside
 
-        keep_predictors(opened.model, opened.source, directory)
+        keep_beside(opened.model, opened.source, directory)
     config, shapes = opened.model.config, writer.shapes
     manifest = Manifest(config, dtype, shapes, layers, embedding, head, positions, final, metadata, opened.name)
     write_synced(directory / MANIFEST, manifest.to_json().encode())

@@ -29,6 +29,7 @@ from tpi.net.sockets import Net, Tap, split_address
 from tpi.pack.library.locate import Located, locate, open_located
 from tpi.pack.reader import Pack
 from tpi.progress import warn
+from tpi.sparsity.files import NAME as PREDICTORS
 from tpi.sparsity.thresholds import NAME
 from tpi.trace import clock
 from worker.equipment import Equipment, measured, open_equipment
@@ -137,6 +138,7 @@ class Session:
         self.tokenizer = Tokenizer.load(self.pack)
         self.context = _context(placement.context, self.pack.config.context)
         gates = self._choose_gates(located, dtype)
+        self._number(sharing.among(workers))
         self._deployer = Deployer(
             placement, self._cluster, self.pack, self.context, self._equipment, self._make_room, gates
         )
@@ -163,6 +165,13 @@ class Session:
 
     def _addresses(self, stack: ExitStack) -> list[str]:
         placement = self.placement
+    def _number(self, shares: Sequence[float] | Split) -> None:
+        """Use the renumbered pack that a profile has left, where neurons are chosen among such nodes."""
+        if self.placement.sparsity != "off" and (self.pack.path / PREDICTORS).exists():
+            from master.deployment.numbering import numbered_for
+
+            self.pack = numbered_for(self.placement.sparsity, self.pack, shares, self.placement.cache)
+
         if not placement.local:
             return list(placement.workers)
         limits, devices = (own_threads(placement), own_limit(placement)), placement.devices.arguments

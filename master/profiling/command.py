@@ -9,7 +9,7 @@ import click
 
 from master.options import quiet_option
 from tpi.config import default_cache
-from tpi.errors import UsageError
+from tpi.errors import UsageError, WeightsError
 from tpi.sparsity.usage import NeuronUse, hot_share
 
 if TYPE_CHECKING:
@@ -35,6 +35,12 @@ _AHEAD = 3  # layers
 @click.option(
     "--ahead", default=0, show_default=True, type=click.IntRange(0), help="Layers that predictors look ahead."
 )
+@click.option(
+    "--split",
+    default="1",
+    show_default=True,
+    help="Shares of the nodes that will hold the model, as for tpi run: each gets its part of the hot neurons.",
+)
 @click.option("--cache", type=click.Path(path_type=Path), help="Where models are kept (default: ~/.cache/tpi).")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of the table.")
 @quiet_option
@@ -42,7 +48,8 @@ def profile(model: str, text: Path, as_json: bool, **flags: Any) -> None:
     """Count which neurons of a model a text activates, or which experts it chooses.
 
     Where activations are small but not 0 (SwiGLU), what leaving neurons out costs is measured, for --sparsity-error.
-    Stopped before its end, it goes on where it was. A node that has no room for all experts replays what is recorded
+    Stopped before its end, it goes on where it was. Where activations are often 0, the neurons then get new numbers,
+    the hot ones first, which runs with --sparsity use. A node that has no room for all experts replays what is recorded
     here, and keeps them by the policy that finds most in its memory.
     """
     words = _read(text)
@@ -61,6 +68,8 @@ def _read(path: Path) -> str:
 
 
 def _profiled(model: str, words: str, text: Path, flags: dict[str, Any]) -> dict[str, Any]:
+    from master.deployment.planner import deal_shards, parse_split, units_of
+    from master.deployment.predictors import has_records
     from master.profiling.gates import gate_figures
     from master.profiling.heads import head_figures
     from master.profiling.measure import gate_curves, profile_model
@@ -75,7 +84,10 @@ def _profiled(model: str, words: str, text: Path, flags: dict[str, Any]) -> dict
     from tpi.sparsity.usage import NAME
     from tpi.system.atomic import write_atomically
 
-    pack = open_model(model, flags["dtype"], flags["cache"] or default_cache())
+    cache = flags["cache"] or default_cache()
+    shares = parse_split(flags["split"], 1 + flags["split"].count(","))
+    pack = open_model(model, flags["dtype"], cache)
+    deal_shards(pack.config, units_of(pack), shares)  # refuses what is too many, before hours are spent
     length = min(LENGTH, pack.config.context, flags["tokens"] or LENGTH)
     ids = Tokenizer.load(pack).encode(words)[: flags["tokens"]]
     if len(ids) < length:
@@ -93,7 +105,24 @@ def _profiled(model: str, words: str, text: Path, flags: dict[str, Any]) -> dict
     if flags["predictors"]:
         with phase(f"training predictors for {pack.path.name}") as progress:
             found["predictors"] = train_beside(pack, tokens, kernels, flags["ahead"], progress)
+    if has_records(pack):
+        found["numbering"] = _numbered(pack, use, shares, cache)
     return found
+
+
+def _numbered(pack: "Pack", use: NeuronUse, shares: Sequence[float], cache: Path) -> dict[str, Any] | None:
+    """The renumbered pack's figures; None, with a warning, where it cannot be kept: the profile is complete."""
+    from master.profiling.numbering import Numbering
+    from tpi.progress import phase, warn
+
+    try:
+        numbering = Numbering.of(pack, use, shares)
+        with phase(f"renumbering neurons of {pack.path.name}") as progress:
+            numbering.keep(cache, progress)
+    except WeightsError as error:
+        warn(f"neurons keep the model's own numbers: {error}")
+        return None
+    return numbering.figures()
 
 
 def _routed(pack: "Pack", tokens: "I32", kernels: "Kernels", predictors: bool) -> dict[str, Any]:
@@ -139,7 +168,7 @@ def _table(found: dict[str, Any]) -> str:
     lines.append(f"  all  {found['active']:6.1%}  {found['hot']:6.1%}   over {found['tokens']} tokens")
     lines += [f"foretold {far} ahead by single neurons: {share:.0%}" for far, share in found["foretold"].items()]
     lines += [head_line(found["heads"]), *_gated(found.get("gates"))]
-    lines += _predicted(found.get("predictors"))
+    lines += [*_predicted(found.get("predictors")), *_renumbered(found.get("numbering"))]
     return "\n".join([*lines, f"kept in {found['profile']}; plot in {found['plot']}"])
 
 
@@ -147,6 +176,12 @@ def _gated(found: dict[str, Any] | None) -> list[str]:
     from master.profiling.gates import gate_lines
 
     return [] if found is None else gate_lines(found)
+
+
+def _renumbered(found: dict[str, Any] | None) -> list[str]:
+    from master.profiling.numbering import numbering_line
+
+    return [] if found is None else [numbering_line(found)]
 
 
 def _predicted(found: dict[str, Any] | None) -> list[str]:

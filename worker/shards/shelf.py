@@ -71,7 +71,9 @@ def _shards(cache: Path) -> Iterator[Entry]:
 
 def _pack_names(cache: Path) -> dict[str, str]:
     """The names of packs by the ids of their blocks: a shard image knows its block only."""
-    return {path.stem: path.parent.name for path in (cache / "packs").glob("[!.]*/*.safetensors")}
+    packs = cache / "packs"  # in each of which renumbered ones may lie
+    found = (path for form in ("[!.]*", "[!.]*/[!.]*") for path in packs.glob(f"{form}/*.safetensors"))
+    return {path.stem: path.relative_to(packs).parts[0] for path in found}
 
 
 def _cache_of(root: Path) -> Path:

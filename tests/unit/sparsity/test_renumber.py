@@ -1,4 +1,4 @@
-"""Renumbering: a permutation, fair to nodes, hot first; and the model computes what it did."""
+"""Renumbering: a permutation, fair to nodes, hot first, co-active neurons together."""
 
 from pathlib import Path
 
@@ -7,14 +7,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.support.weights.trained import TEXT, write_trained
-from tpi.errors import PlanError
-from tpi.kernels import open_kernels
-from tpi.pack.builder.build import open_source, pack_model
-from tpi.pack.reader import Pack
+from tpi.errors import ModelError, PlanError
 from tpi.sparsity.predictor import Predictor, PredictorMatrix, Weights
-from tpi.sparsity.renumber import WINDOW, inverse, renumber, renumbered, renumbered_predictor
-from tpi.sparsity.replay import F32, FfnWeights, chunks, dense, logits, replay
+from tpi.sparsity.renumber import (
+    inverse,
+    load_orders,
+    renumber,
+    renumbered_predictor,
+    renumbered_use,
+    runs_of_active,
+    save_orders,
+    unevenness,
+    window,
+)
 from tpi.sparsity.usage import NeuronUse, packed
 
 
@@ -23,7 +28,7 @@ def test_an_order_is_fair_and_hot_first(shares: list[int], seed: int) -> None:
     random = np.random.default_rng(seed)
     count = sum(shares)
     frequency = random.random(count) ** 3
-    order = renumber(frequency, np.zeros((count, count), np.float32), shares)
+    order = renumber(frequency, random.random((9, count)) < frequency, shares)
     assert sorted(order) == list(range(count))
     assert (order[inverse(order)] == np.arange(count)).all()
     ranks = np.empty(count, int)
@@ -31,8 +36,9 @@ def test_an_order_is_fair_and_hot_first(shares: list[int], seed: int) -> None:
     ends = np.cumsum(shares)
     for share, end in zip(shares, ends, strict=True):
         run = ranks[order[end - share : end]]
-        if share > WINDOW:  # all of a window are hotter than all of the next
-            assert run[:WINDOW].max() < run[WINDOW:].min()
+        size = window(share)
+        for at in range(size, share, size):  # all of a window are hotter than all of the next
+            assert run[:at].max() < run[at:].min()
         for hottest in (count // 4, count // 2):  # each node has its share of the hottest
             assert abs((run < hottest).sum() - share * hottest / count) <= len(shares)
 
@@ -42,7 +48,7 @@ def test_neurons_that_come_together_stand_together() -> None:
     groups = random.permutation(np.repeat(np.arange(8), 8))
     active = (random.random((500, 8)) < 0.2)[:, groups]
     use = NeuronUse.nothing("", 1, 64).plus(active.sum(axis=0)[None], packed(active[None]))
-    order = renumber(use.frequency[0], use.together(0), [64])
+    order = renumber(use.frequency[0], use.active(0), [64])
     assert (np.diff(groups[order]) != 0).sum() == 7
 
 
@@ -58,31 +64,33 @@ def test_a_renumbered_predictor_names_the_same_neurons(weights: Weights) -> None
 
 def test_shares_of_another_layer_are_refused() -> None:
     with pytest.raises(PlanError, match="are not the 3"):
-        renumber(np.zeros(3), np.zeros((3, 3), np.float32), [1, 1])
+        renumber(np.zeros(3), np.zeros((2, 3), np.bool_), [1, 1])
 
 
-def test_a_renumbered_model_equals_the_original(tmp_path: Path) -> None:
-    from tokenizers import Tokenizer
+def test_runs_are_counted_and_nodes_compared() -> None:
+    active = np.zeros((2, 8), bool)
+    active[0, [0, 1, 5]] = active[1, [2, 7]] = True
+    use = NeuronUse.nothing("", 1, 8).plus(active.sum(axis=0)[None], packed(active[None]))
+    order = np.array([0, 1, 5, 2, 7, 3, 4, 6], np.int32)
+    assert runs_of_active(use) == 2
+    assert runs_of_active(use, [order]) == 1
+    moved = renumbered_use(use, [order])
+    assert moved.counts.tolist() == [[1, 1, 1, 1, 1, 0, 0, 0]]
+    assert moved.tokens == 2
+    assert unevenness(use.counts, [(0, 8)]) == 1
+    assert unevenness(use.counts, [(0, 4), (4, 8)]) == pytest.approx(3 / 5 / 0.5)
+    assert unevenness(moved.counts, [(0, 4), (4, 4), (4, 8)]) == pytest.approx(4 / 5 / 0.5)
 
-    directory = write_trained(tmp_path / "model")
-    pack_model(open_source(directory), "q8", tmp_path / "pack")
-    pack, kernels, active = Pack.open(tmp_path / "pack"), open_kernels(), []
-    tokens = chunks(Tokenizer.from_file(str(directory / "tokenizer.json")).encode(TEXT.read_text()).ids, 64, 4)
 
-    def watch(layer: int, weights: FfnWeights, x: F32) -> F32:
-        active.append(weights.gated(x) != 0)
-        return dense(layer, weights, x)
-
-    expected = logits(pack, replay(pack, tokens, kernels, watch), kernels)
-    seen = np.stack(active)
-    use = NeuronUse.nothing("", *seen.shape[::2]).plus(seen.sum(axis=1), packed(seen))
-    orders = [renumber(use.frequency[at], use.together(at), [256, 384, 128]) for at in range(use.layers)]
-
-    def turned(layer: int, weights: FfnWeights, x: F32) -> F32:
-        moved = renumbered(weights, orders[layer])
-        assert np.allclose(moved.inner(x), weights.inner(x)[:, orders[layer]], atol=1e-4)
-        return dense(layer, moved, x)
-
-    found = logits(pack, replay(pack, tokens, kernels, turned), kernels)
-    assert np.abs(found - expected).max() < 1e-4 * np.abs(expected).max()
-    assert (found.argmax(axis=1) == expected.argmax(axis=1)).mean() > 0.99
+def test_orders_come_back(tmp_path: Path) -> None:
+    orders = np.stack([np.random.default_rng(seed).permutation(9) for seed in range(3)]).astype(np.int32)
+    save_orders(tmp_path / "orders", list(orders), "this")
+    found, of = load_orders(tmp_path / "orders")
+    assert of == "this"
+    assert (found == orders).all()
+    save_orders(tmp_path / "orders", [orders[0], np.zeros(9, np.int32)], "this")
+    for content in (None, b"", b"PK\x03\x04 nothing"):
+        if content is not None:
+            (tmp_path / "orders").write_bytes(content)
+        with pytest.raises(ModelError, match="profile the model again"):
+            load_orders(tmp_path / "orders")

@@ -66,7 +66,7 @@ def disk_bytes(path: Path) -> int:
     total = 0
     for file in path.rglob("*") if path.is_dir() else (path,):
         with suppress(OSError):  # removed meanwhile
-            total += file.stat().st_blocks * 512
+            total += file.lstat().st_blocks * 512  # of a link its own: the file is counted where it is
     return total
 
 

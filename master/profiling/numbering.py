@@ -1,0 +1,110 @@
+"""The renumbered pack that a profile leaves: written once it is complete, in the numbers that runs then use."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from master.deployment.planner import deal_shards, units_of
+from tpi.errors import ModelError, WeightsError
+from tpi.pack.builder.mend import find_damage, made
+from tpi.pack.builder.renumber import write_renumbered
+from tpi.pack.library.hold import in_use
+from tpi.pack.library.numbered import numbered_path
+from tpi.pack.library.record import PackRecord
+from tpi.pack.library.store import build
+from tpi.pack.manifest import MANIFEST
+from tpi.pack.reader import Pack, is_pack
+from tpi.partition import FFN_UNIT
+from tpi.progress import Progress, phase
+from tpi.sparsity import files, usage
+from tpi.sparsity.predictor import Predictor
+from tpi.sparsity.renumber import (
+    I32,
+    NAME,
+    load_orders,
+    renumber,
+    renumbered_predictor,
+    renumbered_use,
+    runs_of_active,
+    save_orders,
+)
+
+
+@dataclass(frozen=True, eq=False)
+class Numbering:
+    """New numbers for the neurons of `pack`, used as `use` says, on nodes of these shares."""
+
+    pack: Pack
+    use: usage.NeuronUse
+    shares: Sequence[float]
+    orders: Sequence[I32]
+
+    @classmethod
+    def of(cls, pack: Pack, use: usage.NeuronUse, shares: Sequence[float]) -> "Numbering":
+        """Raises PlanError if the model has too few neurons for so many nodes."""
+        shards = deal_shards(pack.config, units_of(pack), shares)
+        parts = [len(shard.ffn.scaled(FFN_UNIT, use.neurons)) for shard in shards]
+        orders = [renumber(use.frequency[at], use.active(at), parts) for at in range(use.layers)]
+        return cls(pack, use, shares, orders)
+
+    @property
+    def path(self) -> Path:
+        """The directory of the renumbered pack."""
+        return numbered_path(self.pack.path, self.shares)
+
+    def keep(self, cache: Path, progress: Progress) -> None:
+        """Write the renumbered pack with its predictors and its profile, as a whole or not at all, unless it is there.
+
+        Raises:
+            WeightsError: if the disk has no room or cannot be written, or a running process uses another one there.
+            ModelError: if the predictors beside the pack are damaged.
+        """
+        predictors = files.load_predictors(self.pack.path / files.NAME)
+        of = self._of()
+        if self._is_there(cache, of):
+            return
+        if in_use(self.path):
+            raise WeightsError(f"{self.path} is in use by a running process; end it, and profile the model again")
+        build(self.path, lambda directory: self._fill(directory, predictors, of, progress), is_pack, again=True)
+        made(PackRecord(cache, self.path.absolute()))
+
+    def figures(self) -> dict[str, Any]:
+        """In how many runs a token's active neurons of a layer lie, before and after."""
+        before, after = runs_of_active(self.use), runs_of_active(self.use, self.orders)
+        return {"path": str(self.path), "shares": list(self.shares), "runs": {"before": before, "after": after}}
+
+    def _fill(self, directory: Path, predictors: dict[int, Predictor], of: str, progress: Progress) -> None:
+        write_renumbered(self.pack, self.orders, directory, progress)
+        usage.save_use(directory / usage.NAME, renumbered_use(self.use, self.orders))
+        if predictors:
+            turned = [renumbered_predictor(one, self.orders[layer]) for layer, one in predictors.items()]
+            files.save_predictors(directory / files.NAME, turned, "renumbered")
+        save_orders(directory / NAME, self.orders, of)
+
+    def _of(self) -> str:
+        """What it is made from: the pack, its predictors, and the orders."""
+        kept = self.pack.path / files.NAME
+        made_from = [(self.pack.path / MANIFEST).read_bytes(), kept.read_bytes() if kept.exists() else b""]
+        return sha256(b"".join([*made_from, np.stack(self.orders).tobytes()])).hexdigest()
+
+    def _is_there(self, cache: Path, of: str) -> bool:
+        try:
+            kept = load_orders(self.path / NAME)[1]
+        except ModelError:
+            return False
+        return kept == of and not find_damage(PackRecord.load(cache, self.path), phase).reason
+
+
+def numbering_line(found: dict[str, Any]) -> str:
+    """For people."""
+    nodes = len(found["shares"])
+    whose = "one node" if nodes == 1 else f"{nodes} nodes"
+    runs = found["runs"]
+    return (
+        f"neurons are renumbered for {whose}: a token's active ones of a layer lie in {runs['after']:.1f} runs, where "
+        f"they lay in {runs['before']:.1f}; kept in {found['path']}"
+    )

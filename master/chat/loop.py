@@ -7,7 +7,7 @@ import click
 
 from master.chat.commands import run_command
 from master.chat.readers import Reader
-from master.chat.talk import Talk
+from master.chat.talk import Talk, said_in
 from master.generation.answer import Answer
 from tpi.errors import NodeError, UsageError
 from tpi.system.interrupts import noticed
@@ -100,6 +100,8 @@ class Chat:
             said.append("stopped")
         elif result.finish_reason == "length":
             said.append("cut where the context ends" if used >= context else f"cut at -n {count}")
+        if not said_in(result):
+            said.append("nothing was said, so this turn is not kept")
         return f"[{', '.join(said)}]"
 
     def _say(self, text: str) -> None:

@@ -3,10 +3,10 @@
 from collections.abc import Callable
 from collections.abc import Sequence as Messages
 
-from master.chat.conversation import Conversation, Turn
+from master.chat.conversation import Conversation
 from master.chat.fitting import fit
 from master.chat.showing.screen import Screen
-from master.chat.talk import Talk
+from master.chat.talk import Talk, said_in
 from master.generation.answer import Answer, AnswerLimits
 from master.generation.sampler import Sampler
 from master.generation.sequence import Sequence
@@ -50,8 +50,7 @@ class OwnTalk(Talk):
             self.screen.end()
         self.used = len(self._sequence.tokens)
         self._remember(result)
-        if result.text or result.finish_reason != "interrupted":
-            self.conversation.turns.append(Turn(text, result.text if result.said is None else result.said))
+        self.keep(text, result)
         return result
 
     def _encode(self, messages: Messages[Message]) -> list[int]:
@@ -60,9 +59,8 @@ class OwnTalk(Talk):
 
     def _remember(self, result: Answer) -> None:
         tokens = result.token_ids
-        if tokens:
+        if tokens and (said := said_in(result)):
             at_end = tokens[-1] in self._session.tokenizer.eos_ids
-            said = result.text if result.said is None else result.said
             self._replay.remember(said, (), tokens[:-1] if at_end else tokens, thought=result.said is not None)
 
     def _begin(self, tokens: list[int]) -> None:

@@ -5,11 +5,12 @@ from time import perf_counter
 from typing import Any
 
 from master.chat.client import ChatServer, ServerRefusedError
-from master.chat.conversation import Conversation, Turn
+from master.chat.conversation import Conversation
 from master.chat.showing.screen import Screen
 from master.chat.talk import Talk
 from master.generation.answer import Answer, FinishReason
 from master.generation.sampler import Sampling
+from master.text.thoughts import ShownThoughts
 
 _TOO_LONG = "context_length_exceeded"
 _REASONS: dict[str | None, FinishReason] = {"stop": "stop", "length": "length"}
@@ -48,41 +49,51 @@ class ServerTalk(Talk):
                 self.conversation.dropped += 1
         if dropped := self.conversation.dropped - before:
             warn(self.full(dropped, self.context))
-        if result.text or result.finish_reason != "interrupted":
-            self.conversation.turns.append(Turn(text, result.text))
+        self.keep(text, result)
         return result
 
     def _answer(self, text: str, stopped: Callable[[], bool]) -> Answer:
         messages = self.conversation.messages(text, self.conversation.dropped)
-        result, begun, first = Answer(0, finish_reason="interrupted"), perf_counter(), 0.0
+        result, thoughts = Answer(0, finish_reason="interrupted", said=""), ShownThoughts()
+        begun, first = perf_counter(), 0.0
         try:
             for chunk in self._server.events(self._fields | {"messages": messages}):
                 if stopped():
                     break
                 with self._server.understood():
-                    piece = self._taken(chunk, result)
+                    piece = self._taken(chunk, result, thoughts)
+                result.text += piece
                 self.screen.write(piece)
                 now = perf_counter()
                 first = first or (now if result.text else 0.0)
                 result.ttft, result.decode_seconds = (first or now) - begun, now - (first or now)
         finally:
+            result.said = thoughts.said
             if not result.prompt_tokens:
                 self.used += result.counted
             if result.text:
-                self.screen.write("\n")
+                result.text += (closing := thoughts.flush())
+                self.screen.write(closing + "\n")
             self.screen.end()
         return result
 
-    def _taken(self, chunk: dict[str, Any], result: Answer) -> str:
-        """The text of one chunk of the stream, which `result` has then."""
-        before = len(result.text)
+    def _taken(self, chunk: dict[str, Any], result: Answer, thoughts: ShownThoughts) -> str:
+        """What is to be shown for one chunk of the stream."""
+        shown = ""
         for choice in chunk.get("choices") or ():
-            piece = choice.get("delta", {}).get("content") or ""
-            result.text += piece
+            delta = choice.get("delta", {})
+            piece = thoughts.think(_thought(delta)) + thoughts.say(delta.get("content") or "")
+            shown += piece
             result.counted += bool(piece)  # about a token each, until the server says it; who stops early never hears
             if (reason := choice.get("finish_reason")) is not None:
                 result.finish_reason = _REASONS.get(reason, "stop")
         if usage := chunk.get("usage"):
             result.prompt_tokens, result.counted = int(usage["prompt_tokens"]), int(usage["completion_tokens"])
             self.used = result.prompt_tokens + result.counted
-        return result.text[before:]
+        return shown
+
+
+def _thought(delta: dict[str, Any]) -> str:
+    """More of what the model thinks, to which servers give one of two names."""
+    text = delta.get("reasoning_content") or delta.get("reasoning")
+    return text if isinstance(text, str) else ""

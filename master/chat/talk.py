@@ -3,7 +3,7 @@
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 
-from master.chat.conversation import Conversation
+from master.chat.conversation import Conversation, Turn
 from master.chat.showing.screen import Screen
 from master.generation.answer import Answer
 
@@ -27,7 +27,8 @@ class Talk(ABC):
     def reply(self, text: str, stopped: Callable[[], bool], warn: Callable[[str], None]) -> Answer:
         """Answer `text`, streaming to the screen; `warn` is told if turns had to be dropped.
 
-        An answer that is stopped before its first letter leaves the conversation as it was.
+        Only what was said is kept: an answer that breaks off before its first letter, while the model is thinking for
+        example, leaves the conversation as it was.
 
         Raises:
             UsageError: if the text is too long, or the chat template refuses it.
@@ -35,7 +36,7 @@ class Talk(ABC):
         """
 
     def regenerate(self, stopped: Callable[[], bool], warn: Callable[[str], None]) -> Answer:
-        """Another answer instead of the last one, which stays if the new one is stopped before its first letter.
+        """Another answer instead of the last one, which stays if the new one says nothing.
 
         The conversation has to have a turn. Errors as `reply`, after which the last answer stays, too.
         """
@@ -49,8 +50,19 @@ class Talk(ABC):
             if len(turns) == before:
                 turns.append(last)
 
+    def keep(self, text: str, result: Answer) -> None:
+        """Remember `text` and what it was answered; what says nothing is no answer."""
+        if said := said_in(result):
+            self.conversation.turns.append(Turn(text, said))
+
     def full(self, dropped: int, longest: int) -> str:
         """What is said when the oldest `dropped` turns had to go; `longest` is what the model was made for."""
         many = f"the oldest {dropped} turns are" if dropped > 1 else "the oldest turn is"
         more = "; a larger -c keeps more" if longest > self.context else ""
         return f"the context of {self.context} tokens is full: {many} dropped{more}"
+
+
+def said_in(result: Answer) -> str:
+    """What an answer says, without thinking where that is known apart; empty if that is white space alone."""
+    said = result.text if result.said is None else result.said
+    return said if said.strip() else ""

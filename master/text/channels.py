@@ -7,6 +7,8 @@ shows it decides how.
 
 from dataclasses import dataclass
 
+from master.text.thoughts import ShownThoughts
+
 START, CHANNEL, MESSAGE = "<|start|>", "<|channel|>", "<|message|>"
 ENDS = ("<|end|>", "<|return|>", "<|call|>", START)
 SPELLED = (START, CHANNEL, MESSAGE, "<|end|>", "<|return|>", "<|call|>", "<|constrain|>")
@@ -103,8 +105,12 @@ class ShownChannels:
     """The text of an answer for people: thinking between tags, the answer after it. Calls are shown as they are."""
 
     def __init__(self) -> None:
-        self.said = ""  # the answer without thinking
-        self._channels, self._thinking = Channels(), False
+        self._channels, self._thoughts = Channels(), ShownThoughts()
+
+    @property
+    def said(self) -> str:
+        """The answer without thinking."""
+        return self._thoughts.said
 
     def push(self, text: str) -> str:
         """What is to be shown once `text` came."""
@@ -112,21 +118,10 @@ class ShownChannels:
 
     def flush(self) -> str:
         """The rest, at the end of the answer."""
-        return "".join(map(self._shown, self._channels.flush())) + self._close(not self._thinking)
+        return "".join(map(self._shown, self._channels.flush())) + self._thoughts.flush()
 
     def _shown(self, part: ChannelText) -> str:
-        if part.thought:
-            opening = "" if self._thinking or not part.text else "<think>\n"
-            self._thinking = self._thinking or bool(part.text)
-            return opening + part.text
-        if not part.text:
-            return ""
-        self.said += part.text
-        return self._close(not self._thinking) + part.text
-
-    def _close(self, closed: bool) -> str:
-        self._thinking = False
-        return "" if closed else "\n</think>\n\n"
+        return (self._thoughts.think if part.thought else self._thoughts.say)(part.text)
 
 
 def _names_somebody(header: str) -> bool:

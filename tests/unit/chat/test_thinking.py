@@ -1,0 +1,101 @@
+"""`tpi chat --url` with a model that thinks: what it thinks is shown as it comes, and is no part of what was said."""
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from master.chat.client import ChatServer
+from master.chat.conversation import Conversation, Turn
+from master.chat.remote import ServerTalk
+from master.chat.talk import said_in
+from master.generation.answer import Answer
+from master.generation.sampler import Sampling
+from master.text.channels import ShownChannels
+
+THOUGHT = "<think>\nOne and one\n</think>\n\n"
+
+
+class Screen:
+    """Keeps what is shown."""
+
+    def __init__(self) -> None:
+        self.shown: list[str] = []
+
+    def write(self, text: str) -> None:
+        self.shown.append(text)
+
+    def end(self) -> None:
+        pass
+
+
+class Thinker(ChatServer):
+    """A server that says the same each time; `asked` is what it was sent last."""
+
+    def __init__(self, *deltas: dict[str, Any], reason: str = "stop") -> None:
+        super().__init__("http://home", None)
+        self._deltas, self._reason = deltas, reason
+        self.asked: dict[str, Any] = {}
+
+    def model(self) -> tuple[str, int]:
+        return "thinker", 4096
+
+    def events(self, body: dict[str, Any]) -> Iterator[dict[str, Any]]:
+        self.asked = json.loads(json.dumps(body))
+        for delta in self._deltas:
+            yield {"choices": [{"delta": delta, "finish_reason": None}]}
+        yield {"choices": [{"delta": {}, "finish_reason": self._reason}]}
+
+
+def talk_to(server: ChatServer, *turns: Turn) -> tuple[ServerTalk, Screen]:
+    screen = Screen()
+    return ServerTalk(server, Sampling(), 8, Conversation(None, list(turns)), screen), screen
+
+
+def reply(talk: ServerTalk, after: int = 1 << 30) -> Answer:
+    """The answer, stopped by the user when so many pieces have come."""
+    count = iter(range(1 << 30))
+    return talk.reply("Hello", lambda: next(count) >= after, lambda _: None)
+
+
+@pytest.mark.parametrize("name", ["reasoning_content", "reasoning"])
+def test_thinking_is_shown_as_it_comes_and_not_sent_back(name: str) -> None:
+    server = Thinker({name: "One"}, {name: " and one"}, {"content": "Two", name: ""}, {"content": "."})
+    talk, screen = talk_to(server)
+    result = reply(talk)
+    assert screen.shown == ["<think>\nOne", " and one", "\n</think>\n\nTwo", ".", "", "\n"]
+    assert (result.text, result.count) == (THOUGHT + "Two.", 4)
+    assert talk.conversation.turns == [Turn("Hello", "Two.")]
+    reply(talk)
+    assert [message["content"] for message in server.asked["messages"]] == ["Hello", "Two.", "Hello"]
+
+
+def test_it_looks_as_it_does_where_the_model_runs_here() -> None:
+    channels = ShownChannels()
+    here = channels.push(
+        "<|channel|>analysis<|message|>One and one<|end|><|start|>assistant<|channel|>final<|message|>"
+    )
+    here += channels.push("Two.<|return|>") + channels.flush()
+    talk, screen = talk_to(Thinker({"reasoning_content": "One and one"}, {"content": "Two."}))
+    reply(talk)
+    assert "".join(screen.shown) == here + "\n"
+
+
+@pytest.mark.parametrize(("after", "reason"), [(1, "interrupted"), (1 << 30, "length")])
+def test_an_answer_that_ends_while_thinking_leaves_no_turn(after: int, reason: str) -> None:
+    server = Thinker({"reasoning_content": "One and one"}, {"reasoning_content": ""}, reason="length")
+    talk, screen = talk_to(server, Turn("a", "b"))
+    result = reply(talk, after)
+    assert "".join(screen.shown) == THOUGHT + "\n"
+    assert (result.finish_reason, said_in(result)) == (reason, "")
+    assert talk.conversation.turns == [Turn("a", "b")]
+    assert talk.regenerate(lambda: False, lambda _: None).said == ""
+    assert talk.conversation.turns == [Turn("a", "b")]
+
+
+@pytest.mark.parametrize("content", ["", "\n"])
+def test_an_answer_that_says_nothing_is_no_turn(content: str) -> None:
+    talk, _ = talk_to(Thinker({"content": content}))
+    reply(talk)
+    assert not talk.conversation.turns

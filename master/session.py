@@ -163,8 +163,6 @@ class Session:
         self.pack, gates = chooser.choose(self.pack, None if located.kind == "pack" else beside)
         return gates
 
-    def _addresses(self, stack: ExitStack) -> list[str]:
-        placement = self.placement
     def _number(self, shares: Sequence[float] | Split) -> None:
         """Use the renumbered pack that a profile has left, where neurons are chosen among such nodes."""
         if self.placement.sparsity != "off" and (self.pack.path / PREDICTORS).exists():
@@ -172,6 +170,8 @@ class Session:
 
             self.pack = numbered_for(self.placement.sparsity, self.pack, shares, self.placement.cache)
 
+    def _addresses(self, stack: ExitStack) -> list[str]:
+        placement = self.placement
         if not placement.local:
             return list(placement.workers)
         limits, devices = (own_threads(placement), own_limit(placement)), placement.devices.arguments

@@ -63,6 +63,7 @@ class AnswerText:
         """`spelled`: control tokens that are shown as they are spelled."""
         self.finish_reason: FinishReason | None = None  # None: it goes on, until its limit
         self.made = 0
+        self.decoded = 0  # characters of the tokens so far, before a stop text cuts them
         self.stop_text: str | None = None  # at which it ended
         self._eos = frozenset[int]() if limits.ignore_eos else tokenizer.eos_ids
         self._limits = limits
@@ -74,7 +75,9 @@ class AnswerText:
         if token in self._eos:
             self.finish_reason = "stop"
             return self.flush()
-        text = self._filter.push(self._stream.push(token))
+        decoded = self._stream.push(token)
+        self.decoded += len(decoded)
+        text = self._filter.push(decoded)
         if self._filter.stopped:
             self.finish_reason, self.stop_text = "stop", self._filter.found
         elif self.made >= self._limits.tokens:

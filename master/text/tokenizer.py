@@ -1,14 +1,15 @@
 """Text to token ids and back: the model's own tokenizer and chat template, taken from its pack. Master only."""
 
 import re
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import cached_property
-from itertools import islice
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from tokenizers import Tokenizer as FastTokenizer
 
+from master.text.spelling import speller
+from master.text.values import mapped, texts_of, unused
 from tpi.errors import ModelError
 from tpi.pack.reader import Pack
 
@@ -61,14 +62,14 @@ class Tokenizer:
         """
         if self.chat_template is None:
             return self.encode("\n".join(message["content"] for message in messages))
-        mark, again = _unused(texts_of((messages, names)), 2)
+        mark, again = unused(texts_of((messages, names)), 2)
         asked = [
             {"role": message["role"], "content": f"{mark}{again}{index}{mark}"}
             if index in replay
-            else _mapped(message, lambda text: self._mark(text, mark))
+            else mapped(message, lambda text: self._mark(text, mark))
             for index, message in enumerate(messages)
         ]
-        rendered = self.render(asked, **_mapped(names, lambda text: self._mark(text, mark)))
+        rendered = self.render(asked, **mapped(names, lambda text: self._mark(text, mark)))
         ids: list[int] = []
         for index, piece in enumerate(rendered.split(mark)):
             if index % 2 and piece.startswith(again):
@@ -91,9 +92,9 @@ class Tokenizer:
         token = self._fast.token_to_id(text)
         return token if token is not None and self._controls.fullmatch(text) else None
 
-    def spelling(self, token: int) -> str:
-        """How a token is written, control tokens included; what is no whole character is shown as U+FFFD."""
-        return str(self._fast.decode([token], skip_special_tokens=False))
+    def spelling(self, tokens: Sequence[int]) -> str:
+        """How tokens are written, control tokens included; what is no whole character is shown as U+FFFD."""
+        return b"".join(map(self.raw, tokens)).decode(errors="replace")
 
     @property
     def definition(self) -> str:
@@ -103,6 +104,11 @@ class Tokenizer:
     def stream(self, spelled: Collection[int] = ()) -> "TokenStream":
         """A decoder for one answer, which shows the control tokens `spelled` as they are spelled, and no others."""
         return TokenStream(self._fast, {token: str(self._fast.id_to_token(token)) for token in spelled})
+
+    @cached_property
+    def raw(self) -> Callable[[int], bytes]:
+        """Gives the bytes that a token stands for, control tokens included: perhaps no whole character."""
+        return speller(self._fast)
 
     @cached_property
     def _template(self) -> "ChatTemplate":
@@ -169,30 +175,3 @@ class TokenStream:
 
     def _decode(self, tokens: Sequence[int]) -> str:
         return str(self._fast.decode(tokens, skip_special_tokens=True)) if tokens else ""
-
-
-def texts_of(value: Any) -> Iterator[str]:
-    """All strings in `value`, in whatever they are nested."""
-    if isinstance(value, str):
-        yield value
-    elif isinstance(value, Mapping):
-        yield from (text for pair in value.items() for part in pair for text in texts_of(part))
-    elif isinstance(value, (list, tuple)):
-        yield from (text for part in value for text in texts_of(part))
-
-
-def _mapped(value: Any, change: Callable[[str], str]) -> Any:
-    """`value` with all its strings changed, but for the role of a message and the names of fields."""
-    if isinstance(value, str):
-        return change(value)
-    if isinstance(value, Mapping):
-        kept = {key: part for key, part in value.items() if key == "role" and isinstance(part, str)}
-        return {key: _mapped(part, change) for key, part in value.items()} | kept
-    return [_mapped(part, change) for part in value] if isinstance(value, (list, tuple)) else value
-
-
-def _unused(texts: Iterable[str], count: int) -> tuple[str, ...]:
-    """So many characters of a private-use plane that none of `texts` has."""
-    used = set("".join(texts))
-    free = (character for character in map(chr, range(0xF0000, 0xFFFFE)) if character not in used)
-    return tuple(islice(free, count))

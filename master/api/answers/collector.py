@@ -22,6 +22,7 @@ from master.generation.answer import AnswerLimits, AnswerText
 from master.generation.request import Sampled
 from master.generation.thread import Ticket
 from master.text.replay import Replay
+from master.text.spelling import written
 from master.text.tokenizer import Tokenizer
 from tpi.errors import TpiError
 
@@ -146,6 +147,7 @@ class Collector:
 
     def _logprob(self, sampled: Sampled) -> TokenLogprob:
         assert sampled.logprobs
-        text, spell = self._tokenizer.spelling(sampled.token), self._tokenizer.spelling
-        best = tuple((spell(token), spell(token).encode(), value) for token, value in sampled.logprobs.best)
-        return TokenLogprob(text, text.encode(), sampled.logprobs.drawn, best)
+        raw = self._tokenizer.raw
+        data = raw(sampled.token)
+        best = tuple((written(raw(token)), raw(token), value) for token, value in sampled.logprobs.best)
+        return TokenLogprob(written(data), data, sampled.logprobs.drawn, best, self._text.decoded)

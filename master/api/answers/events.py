@@ -8,12 +8,16 @@ Reason = Literal["stop", "length", "tool_calls", "cancelled"]
 
 @dataclass(frozen=True)
 class TokenLogprob:
-    """A token that was drawn, as text and as bytes, with its logarithm and those of the best ones."""
+    """A token that was drawn, as text and as bytes, with its logarithm and those of the best ones.
+
+    `at` is where its text begins, in characters of the answer.
+    """
 
     text: str
     data: bytes
     logprob: float
     best: tuple[tuple[str, bytes, float], ...] = ()
+    at: int = 0
 
 
 @dataclass(frozen=True)

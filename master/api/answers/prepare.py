@@ -15,7 +15,8 @@ from master.api.tools.parser import NoTools, ToolParser
 from master.api.tools.reasoning import ReasoningParser
 from master.text.channels import has_channels
 from master.text.replay import Replay
-from master.text.tokenizer import Message, Tokenizer, texts_of
+from master.text.tokenizer import Message, Tokenizer
+from master.text.values import texts_of
 from tpi.errors import ModelError
 
 _SURELY_FEWER = 64  # bytes of a token; longer ones are runs of one character
@@ -156,8 +157,7 @@ class Preparer:
         """Whether the prompt ends with the opening of a thought."""
         if self._thinking is None:
             return False
-        end = "".join(self._tokenizer.spelling(token) for token in tokens[-_TAIL:])
-        return end.rstrip().endswith(self._thinking[0])
+        return self._tokenizer.spelling(tokens[-_TAIL:]).rstrip().endswith(self._thinking[0])
 
 
 def _description(use: ToolUse) -> str:

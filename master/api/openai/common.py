@@ -59,17 +59,22 @@ def chat_logprobs(tokens: Iterable[TokenLogprob]) -> dict[str, Any]:
 
 
 def text_logprobs(tokens: Sequence[TokenLogprob], offset: int) -> dict[str, Any]:
-    """As completions say them; `offset` is where the text of the first token begins."""
-    offsets = []
-    for one in tokens:
-        offsets.append(offset)
-        offset += len(one.text)
+    """As completions say them; `offset` is where the answer begins in the text, after what it echoes."""
     return {
         "tokens": [one.text for one in tokens],
         "token_logprobs": [one.logprob for one in tokens],
-        "top_logprobs": [{text: value for text, _, value in one.best} for one in tokens],
-        "text_offset": offsets,
+        "top_logprobs": [_likely(one) for one in tokens],
+        "text_offset": [offset + one.at for one in tokens],
     }
+
+
+def _likely(token: TokenLogprob) -> dict[str, float]:
+    """The best tokens and the one that was drawn; of two that are written alike the likelier one."""
+    found: dict[str, float] = {}
+    for text, _, value in token.best:
+        found.setdefault(text, value)
+    found.setdefault(token.text, token.logprob)
+    return found
 
 
 def failed(failure: ApiFailure) -> list[str]:

@@ -108,19 +108,18 @@ def _echoes(form: CompletionForm) -> list[str]:
 async def _stream(
     answers: Sequence[Answering], base: dict[str, Any], form: CompletionForm, echoes: Sequence[str]
 ) -> AsyncIterator[str]:
-    offsets, ends = [len(echo) for echo in echoes], dict[int, Ended]()
+    ends: dict[int, Ended] = {}
     for index, echo in enumerate(echoes):
         if echo:
             yield data(base | {"choices": [_choice(index, echo, None, None, 0)]})
     async for index, event in merged(answers):
         if isinstance(event, TextPiece):
             tokens = event.logprobs if form.logprobs is not None else None
-            yield data(base | {"choices": [_choice(index, event.text, None, tokens, offsets[index])]})
-            offsets[index] += len(event.text)
+            yield data(base | {"choices": [_choice(index, event.text, None, tokens, len(echoes[index]))]})
         elif isinstance(event, Ended):
             ends[index] = event
             tokens = event.logprobs if form.logprobs is not None and event.logprobs else None
-            last = _choice(index, "", event.reason, tokens, offsets[index])
+            last = _choice(index, "", event.reason, tokens, len(echoes[index]))
             yield data(base | {"choices": [last], "timings": timings(event)})
     if form.with_usage:
         yield data(base | {"choices": [], "usage": _usage([ends[index] for index in sorted(ends)], form.n or 1)})

@@ -9,6 +9,7 @@ import pytest
 from jsonschema import validate
 from openai import OpenAI
 
+from master.text.spelling import written
 from tests.support.serving import KEY, MODEL, Served
 
 ASK: list[Any] = [{"role": "user", "content": "Hello"}]
@@ -84,7 +85,8 @@ def test_seeds_choices_and_stops(ai: OpenAI) -> None:
     assert said == ask(seed=5, n=3)
 
 
-def test_logprobs_are_those_of_the_tokens(ai: OpenAI) -> None:
+def test_logprobs_are_those_of_the_tokens(ai: OpenAI, served: Served) -> None:
+    vocabulary = set(map(served.service._tokenizer.raw, range(served.service._vocab)))
     answer = ai.chat.completions.create(
         model=MODEL, messages=ASK, max_tokens=6, temperature=0, logprobs=True, top_logprobs=3
     )
@@ -95,7 +97,8 @@ def test_logprobs_are_those_of_the_tokens(ai: OpenAI) -> None:
     for token in said.content:
         assert token.logprob == max(best.logprob for best in token.top_logprobs)  # greedy
         assert [best.logprob for best in token.top_logprobs] == sorted(b.logprob for b in token.top_logprobs)[::-1]
-        assert bytes(token.bytes or []).decode() == token.token
+        assert written(bytes(token.bytes or [])) == token.token
+        assert bytes(token.bytes or []) in vocabulary
     streamed = ai.chat.completions.create(
         model=MODEL, messages=ASK, max_tokens=6, temperature=0, logprobs=True, top_logprobs=3, stream=True
     )

@@ -126,7 +126,7 @@ class Scripted:
 
 def test_an_answer_ends_with_its_last_message(harmonious: Tokenizer) -> None:
     tokens = harmonious.encode(f"{THOUGHT}{ANSWER}<|return|>never", special=False)
-    names = {harmonious.spelling(token) for token in harmonious.eos_ids}
+    names = {harmonious.spelling([token]) for token in harmonious.eos_ids}
     assert names == {"<|im_end|>", "<|return|>", "<|call|>"}
     shown: list[str] = []
     sequence, limits = cast(Sequence, SimpleNamespace(pending=3)), AnswerLimits(200)

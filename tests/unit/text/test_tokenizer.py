@@ -9,7 +9,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer as FastTokenizer
-from tokenizers import decoders, models
 
 from master.generation.answer import AnswerLimits, answer
 from master.generation.engine import Engine
@@ -18,6 +17,7 @@ from master.generation.sampler import Sampler, Sampling
 from master.generation.sequence import Sequence
 from master.text.tokenizer import Tokenizer, TokenStream
 from tests.support.models import SPECIAL
+from tests.support.vocabularies import byte_fallback, byte_level
 from tpi.errors import UsageError
 from tpi.pack.reader import Pack
 
@@ -58,23 +58,6 @@ BYTES = st.text("aé你😀\ufffd", max_size=8).map(str.encode) | st.binary(max_
 def streamed(fast: FastTokenizer, ids: list[int]) -> list[str]:
     stream = TokenStream(fast)
     return [*(stream.push(token) for token in ids), stream.flush()]
-
-
-def byte_level() -> FastTokenizer:
-    """A vocabulary of the 256 bytes, as GPT-2 spells them."""
-    kept = [*range(33, 127), *range(161, 173), *range(174, 256)]
-    others = [byte for byte in range(256) if byte not in kept]
-    letters = {chr(byte): byte for byte in kept} | {chr(256 + index): byte for index, byte in enumerate(others)}
-    fast = FastTokenizer(models.BPE(letters, []))
-    fast.decoder = decoders.ByteLevel()
-    return fast
-
-
-def byte_fallback() -> FastTokenizer:
-    """A vocabulary of the 256 bytes, as SentencePiece spells them."""
-    fast = FastTokenizer(models.BPE({f"<0x{byte:02X}>": byte for byte in range(256)}, [], byte_fallback=True))
-    fast.decoder = decoders.Sequence([decoders.ByteFallback(), decoders.Fuse()])
-    return fast
 
 
 @given(BYTES)

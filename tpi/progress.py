@@ -9,6 +9,7 @@ from typing import Protocol
 
 _QUIET_SECONDS = 1.0
 _shown = True  # for the whole process, like the level of a log
+_begun = False  # whether an answer has begun the terminal's line, and goes on
 
 
 class Progress(Protocol):
@@ -31,11 +32,28 @@ def show(on: bool) -> None:
     _shown = on
 
 
+def line_begun(begun: bool) -> None:
+    """Whether what was just written to stdout's terminal has begun a line: what comes on stderr then gets another."""
+    global _begun
+    _begun = begun
+
+
 def warn(text: str) -> None:
     """Say on stderr what the user should know, quiet or not; nothing breaks if nobody reads it."""
+    _say(f"tpi: {text}")
+
+
+def _say(line: str) -> None:
     with suppress(OSError):
-        sys.stderr.write(f"tpi: {text}\n")
+        sys.stderr.write(f"{_line_end()}{line}\n")
         sys.stderr.flush()
+
+
+def _line_end() -> str:
+    """What ends a line that has been begun, where stderr is such a terminal, too."""
+    begun = _begun and sys.stderr.isatty()
+    line_begun(False)
+    return "\n" if begun else ""
 
 
 @contextmanager
@@ -50,9 +68,7 @@ def phase(title: str) -> Iterator[Progress]:
             yield report
     finally:
         if (took := monotonic() - started) > _QUIET_SECONDS:
-            with suppress(OSError):
-                sys.stderr.write(f"{title}: {took:.1f} s\n")
-                sys.stderr.flush()
+            _say(f"{title}: {took:.1f} s")
 
 
 def _live() -> bool:
@@ -75,6 +91,7 @@ def _bar(title: str, started: float) -> Iterator[Progress]:
         nonlocal shown
         if not shown and monotonic() - started > _QUIET_SECONDS:
             shown = True
+            sys.stderr.write(_line_end())
             bars.start()
         bars.update(task, completed=done, total=total)
 

@@ -1,5 +1,6 @@
 """What commands write: answers on stdout as they come; progress and notes on stderr."""
 
+import re
 import sys
 from collections.abc import Callable
 
@@ -10,7 +11,10 @@ from master.generation.sampler import Sampler
 from master.generation.sequence import Sequence
 from master.session import Session
 from tpi.errors import TpiError
+from tpi.progress import line_begun
 from tpi.text import harmless
+
+_STYLES_AT_END = re.compile(r"(\x1b\[[\d;]*m)+$")
 
 
 def write(text: str) -> None:
@@ -24,6 +28,8 @@ def write(text: str) -> None:
         click.echo(text, nl=False)
         if sys.stdout is not None:
             sys.stdout.flush()
+            if text and at_terminal():
+                line_begun(not _STYLES_AT_END.sub("", text).endswith("\n"))
     except BrokenPipeError:
         raise
     except OSError as error:

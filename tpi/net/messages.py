@@ -129,7 +129,7 @@ class PredictorPlan:
     block: Count  # index into Assign.blocks
     rank: Count  # values between the matrices
     neurons: Count
-    weights: Literal["f16", "q8"]
+    weights: Literal["f16", "q8", "q4s"]
     given: Literal["normed", "residual"]
     ahead: Count  # layers
     threshold: float

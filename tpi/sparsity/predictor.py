@@ -15,6 +15,7 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 
+from tpi.config import Format
 from tpi.errors import ModelError
 from tpi.kernels import Kernels
 from tpi.kernels.arithmetic import rows
@@ -25,32 +26,38 @@ from tpi.partition import FFN_UNIT
 F32 = npt.NDArray[np.float32]
 I32 = npt.NDArray[np.int32]
 U8 = npt.NDArray[np.uint8]
-Weights = Literal["f16", "q8"]
-"""How a predictor's matrices are kept: two bytes a weight, or 34 bytes for 32 of them."""
+Weights = Literal["f16", "q8", "q4s"]
+"""How a predictor's matrices are kept: two bytes a weight, or blocks of 34 or 18 bytes for 32 of them."""
 Given = Literal["normed", "residual"]
 """What a predictor is given: a feed-forward block's input after its norm, or the hidden states before it."""
 
 
+def row_bytes(columns: int, weights: Weights) -> int:
+    """Bytes of a row of so many values as it is kept."""
+    return 2 * columns if weights == "f16" else columns // GROUP * GROUP_BYTES[weights]
+
+
 @dataclass(frozen=True, eq=False)
 class PredictorMatrix:
-    """`stored` holds the rows as they are kept: float16 `[count, columns]`, or Q8_0 blocks uint8 `[count, bytes]`."""
+    """`stored` has the rows as they are kept: float16 `[count, columns]`, or blocks of Q8_0 or Q4_0 uint8
+    `[count, bytes]`."""
 
     stored: npt.NDArray[np.generic]
     columns: int
 
     def __post_init__(self) -> None:
-        kept, width = self.stored, self.columns
-        if self.weights == "q8" and (width % GROUP or kept.shape[1:] != (width // GROUP * GROUP_BYTES["q8"],)):
-            raise ModelError(f"a predictor's rows of {width} values in q8 cannot have the shape {list(kept.shape)}")
-        if self.weights == "f16" and kept.shape[1:] != (width,):
-            raise ModelError(f"a predictor's rows of {width} values cannot have the shape {list(kept.shape)}")
+        width, weights = self.columns, self.weights
+        length = width if weights == "f16" else row_bytes(width, weights)
+        if self.stored.shape[1:] != (length,) or (weights != "f16" and width % GROUP):
+            shape = list(self.stored.shape)
+            raise ModelError(f"a predictor's rows of {width} values in {weights} cannot have the shape {shape}")
 
     @classmethod
     def of(cls, values: F32, weights: Weights) -> "PredictorMatrix":
         """From float32 `[count, columns]`.
 
         Raises:
-            ModelError: if a value is not finite, or q8 is asked for rows that are no multiple of 32.
+            ModelError: if a value is not finite, or blocks are asked for rows that are no multiple of 32.
         """
         if not np.isfinite(values).all():
             raise ModelError("a predictor's weights are infinite or NaN; train it again")
@@ -59,12 +66,14 @@ class PredictorMatrix:
             return cls(np.clip(values, -65504, 65504).astype(np.float16), columns)
         if columns % GROUP:
             raise ModelError(f"a predictor's rows of {columns} values are no multiple of {GROUP}; keep it in f16")
-        return cls(quantise_groups("q8", values).reshape(count, -1), columns)
+        return cls(quantise_groups(weights, values).reshape(count, -1), columns)
 
     @property
     def weights(self) -> Weights:
         """How they are kept."""
-        return "q8" if self.stored.dtype == np.uint8 else "f16"
+        if self.stored.dtype != np.uint8:
+            return "f16"
+        return "q4s" if self.stored.shape[1:] == (row_bytes(self.columns, "q4s"),) else "q8"
 
     @property
     def count(self) -> int:
@@ -73,21 +82,22 @@ class PredictorMatrix:
 
     def values(self) -> F32:
         """As float32 `[count, columns]`."""
-        if self.stored.dtype != np.uint8:
+        weights = self.weights
+        if weights == "f16":
             return self.stored.astype(np.float32)
-        return dequantise_groups("q8", self.stored.reshape(self.count, -1, GROUP_BYTES["q8"]).view(np.uint8))
+        return dequantise_groups(weights, self.stored.reshape(self.count, -1, GROUP_BYTES[weights]).view(np.uint8))
 
     @cached_property
     def run(self) -> RunLayout:
         """The rows as a run of a pack: f16 becomes f32, and the last unit is filled with zeros."""
-        format: Literal["q8", "f32"] = "q8" if self.weights == "q8" else "f32"
+        format: Format = "f32" if self.weights == "f16" else self.weights
         units = -(-self.count // FFN_UNIT)
         return RunLayout("row", "record", (Part("row", format, "row"),), FFN_UNIT, self.columns, units)
 
     @cached_property
     def data(self) -> U8:
         """The bytes of `run`."""
-        kept = self.stored if self.weights == "q8" else self.stored.astype(np.float32)
+        kept = self.stored.astype(np.float32) if self.weights == "f16" else self.stored
         more = self.run.units * FFN_UNIT - self.count
         padded = np.pad(kept, ((0, more), (0, 0))) if more else kept
         return np.ascontiguousarray(padded).view(np.uint8).reshape(-1)

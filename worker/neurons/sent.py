@@ -8,9 +8,9 @@ import numpy.typing as npt
 
 from tpi.errors import ModelError, WeightsError
 from tpi.net.messages import Assign, PredictorPlan
-from tpi.pack.layout import GROUP, GROUP_BYTES
+from tpi.pack.layout import GROUP
 from tpi.partition import FFN_UNIT
-from tpi.sparsity.predictor import Predictor, PredictorMatrix
+from tpi.sparsity.predictor import Predictor, PredictorMatrix, Weights, row_bytes
 from worker.plan.node_plan import NodePlan
 from worker.shards.image import HeldBlock
 
@@ -56,9 +56,9 @@ def frequencies_of(plan: NodePlan, held: Sequence[HeldBlock]) -> dict[int, npt.N
     return found
 
 
-def matrix_bytes(rows: int, columns: int, weights: str) -> int:
+def matrix_bytes(rows: int, columns: int, weights: Weights) -> int:
     """Bytes of a predictor's matrix as it is kept."""
-    return rows * (2 * columns if weights == "f16" else columns // GROUP * GROUP_BYTES["q8"])
+    return rows * row_bytes(columns, weights)
 
 
 def values_of(nbytes: int) -> int:
@@ -73,7 +73,7 @@ def _fault(assign: Assign, one: PredictorPlan) -> str | None:
         return f"the predictor of layer {one.layer} has rank {one.rank}, and looks {one.ahead} layers ahead"
     if one.neurons != neurons:
         return f"the predictor of layer {one.layer} is of {one.neurons} neurons where the node has {neurons}"
-    if one.weights == "q8" and (config.hidden % GROUP or one.rank % GROUP):
+    if one.weights != "f16" and (config.hidden % GROUP or one.rank % GROUP):
         return f"the predictor of layer {one.layer} has rows that are no multiple of {GROUP}"
     shapes = {"first": (one.rank, config.hidden), "second": (one.neurons, one.rank)}
     sizes = {name: values_of(matrix_bytes(*shape, one.weights)) for name, shape in shapes.items()}
@@ -105,6 +105,6 @@ def _predictor(one: PredictorPlan, vectors: dict[str, npt.NDArray[np.float32]], 
     return Predictor(one.layer, first, second, one.threshold, one.ahead, one.given, vectors.get("bias"))
 
 
-def _stored(values: npt.NDArray[np.float32], rows: int, columns: int, weights: str) -> npt.NDArray[Any]:
+def _stored(values: npt.NDArray[np.float32], rows: int, columns: int, weights: Weights) -> npt.NDArray[Any]:
     raw = values.view(np.uint8)[: matrix_bytes(rows, columns, weights)].reshape(rows, -1)
     return raw.view(np.float16) if weights == "f16" else raw

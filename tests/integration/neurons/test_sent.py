@@ -46,7 +46,7 @@ def test_a_right_plan_is_taken(plan: Assign) -> None:
     "change",
     [
         {"rank": 64}, {"neurons": 32}, {"layer": 7}, {"ahead": 1}, {"threshold": float("nan")}, {"weights": "q8"},
-        {"block": 0},
+        {"weights": "q4s"}, {"block": 0},
     ],
     ids=str,
 )  # fmt: skip

@@ -29,15 +29,15 @@ def inputs(tokens: int, seed: int = 1) -> np.ndarray[tuple[int, int], np.dtype[n
     return np.random.default_rng(seed).standard_normal((tokens, HIDDEN)).astype(np.float32)
 
 
-@pytest.mark.parametrize("weights", ["f16", "q8"])
+@pytest.mark.parametrize(("weights", "error"), [("f16", 1e-3), ("q8", 1e-3), ("q4s", 2e-2)])
 @pytest.mark.parametrize("tokens", [1, 3, 20])
-def test_scores_are_the_formula_on_any_kernels(weights: Weights, tokens: int) -> None:
+def test_scores_are_the_formula_on_any_kernels(weights: Weights, error: float, tokens: int) -> None:
     predictor, x = made(32, weights), inputs(tokens)
     assert predictor.bias is not None
     plain = np.maximum(x @ predictor.first.values().T, 0) @ predictor.second.values().T + predictor.bias
     for kernels in (None, open_kernels("native"), open_kernels("reference")):
         found = predictor.scores(x, kernels)
-        assert np.abs(found - plain).max() < 1e-3 * np.abs(plain).max()
+        assert np.abs(found - plain).max() < error * np.abs(plain).max()
     np.testing.assert_array_equal(predictor.active(x), predictor.scores(x) >= 0.5)
 
 
@@ -53,6 +53,7 @@ def test_what_is_predicted_for_several_tokens_is_the_union() -> None:
 
 def test_sizes_are_those_of_the_file_and_of_memory(tmp_path: Path) -> None:
     small, large = made(32, "q8", bias=False), made(32, "f16", bias=False)
+    assert made(32, "q4s", bias=False).nbytes == (HIDDEN + NEURONS) * 18
     assert small.nbytes == (HIDDEN + NEURONS) * 34
     assert large.nbytes == 2 * 32 * (HIDDEN + NEURONS)
     assert small.memory_bytes == sum(matrix.data.nbytes for matrix in (small.first, small.second))
@@ -63,7 +64,7 @@ def test_sizes_are_those_of_the_file_and_of_memory(tmp_path: Path) -> None:
 @given(
     groups=st.integers(1, 3),
     odd=st.integers(0, 3),
-    weights=st.sampled_from(["f16", "q8"]),
+    weights=st.sampled_from(["f16", "q8", "q4s"]),
     bias=st.booleans(),
     seed=st.integers(0, 99),
 )
@@ -80,6 +81,7 @@ def test_a_file_gives_back_what_was_saved(
     for before in saved:
         after = found[before.layer]
         np.testing.assert_array_equal(after.first.stored, before.first.stored)
+        assert (after.first.weights, after.second.weights) == (weights, weights)
         np.testing.assert_array_equal(after.scores(inputs(2)), before.scores(inputs(2)))
         assert (after.threshold, after.ahead, after.given) == (before.threshold, before.ahead, before.given)
         assert (after.bias is None) == (before.bias is None)

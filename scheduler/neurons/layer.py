@@ -49,7 +49,7 @@ class LayerArena:
     def divide(self, scores: F32, threshold: float) -> HeldNeurons:
         """What each side computes of a token with these `scores` `[neurons]`; active from `threshold` on."""
         meter = self._arena.meter
-        lines = meter.lines if self._arena.moving.balance else None
+        lines = meter.lines() if self._arena.moving.balance else None
         with self._lock:
             there = self._marks()
             if lines is None:
@@ -84,15 +84,15 @@ class LayerArena:
             with self._lock:
                 self.worth.note(active)
 
-    def took_there(self, count: int, seconds: float) -> None:
-        """So many neurons took the accelerator so long, activations' way included."""
+    def took_there(self, count: int, seconds: float, tokens: int = 1) -> None:
+        """So many neurons took the accelerator so long with so many tokens, activations' way included."""
         self._arena.figures.seconds_there += seconds
-        self._arena.meter.took("accelerator", count, seconds)
+        self._arena.meter.took("accelerator", count, seconds, tokens)
 
-    def took_here(self, count: int, seconds: float) -> None:
-        """So many neurons took the CPU so long."""
+    def took_here(self, count: int, seconds: float, tokens: int = 1) -> None:
+        """So many neurons took the CPU so long with so many tokens."""
         self._arena.figures.seconds_here += seconds
-        self._arena.meter.took("CPU", count, seconds)
+        self._arena.meter.took("CPU", count, seconds, tokens)
 
     def release(self, slots: I32) -> None:
         """See `HeldNeurons.release`."""
@@ -106,10 +106,9 @@ class LayerArena:
         figures.active_there -= len(held.neurons)
         self.release(held.slots)
 
-    @property
-    def lines(self) -> tuple[LineCost, LineCost] | None:
-        """What neurons cost on the accelerator and on the CPU, when both are known."""
-        return self._arena.meter.lines
+    def lines(self, tokens: int = 1) -> tuple[LineCost, LineCost] | None:
+        """What neurons cost on the accelerator and on the CPU with about so many tokens, when both are known."""
+        return self._arena.meter.lines(tokens)
 
     def place(self, move: NeuronMove) -> Bytes:
         """The bytes of a move's slots."""

@@ -5,6 +5,7 @@ from threading import Lock
 from typing import Literal
 
 from scheduler.neurons.costs import LineCost, NeuronCosts
+from scheduler.neurons.sizes import size_class, size_name
 from scheduler.neurons.thresholds import NeuronShares
 from tpi.trace import OFF, NoTrace, clock
 
@@ -13,26 +14,33 @@ _STEP = 0.25  # of a score: smaller moves of a threshold are not told
 
 
 class NeuronMeter:
-    """Costs of one node's neurons. May be used by several threads."""
+    """Costs of one node's neurons, for steps of each size. May be used by several threads.
+
+    `costs` are those of steps of one token, and of moves.
+    """
 
     def __init__(self, trace: NoTrace = OFF) -> None:
         self.costs = NeuronCosts()
+        self._sizes = {0: self.costs}
         self._trace, self._lock = trace, Lock()
         self._told: tuple[str, str] | None = None
 
-    @property
-    def lines(self) -> tuple[LineCost, LineCost] | None:
-        """Of the accelerator and of the CPU, when both are known."""
-        there, here = self.costs.there.line, self.costs.here.line
+    def lines(self, tokens: int = 1) -> tuple[LineCost, LineCost] | None:
+        """Of the accelerator and of the CPU in steps of about so many tokens, when both are known."""
+        costs = self._sizes.get(size_class(tokens))
+        there, here = (None, None) if costs is None else (costs.there.line, costs.here.line)
         return None if there is None or here is None else (there, here)
 
-    def took(self, side: Side, count: int, seconds: float) -> None:
-        """So many neurons took so long there, or on the way there."""
-        cost = {"accelerator": self.costs.there, "CPU": self.costs.here, "link": self.costs.moves}[side]
+    def took(self, side: Side, count: int, seconds: float, tokens: int = 1) -> None:
+        """So many neurons took so long there, with so many tokens, or on the way there."""
+        size = size_class(tokens)
         with self._lock:
+            costs = self._sizes.setdefault(size, NeuronCosts())
+            cost = {"accelerator": costs.there, "CPU": costs.here, "link": costs.moves}[side]
             before = cost.line
             if cost.note(count, seconds):
-                self._say(f"{side} drifted: {_said(before)} before, {_said(cost.line)} now")
+                of = f" with {size_name(size)}" if size else ""
+                self._say(f"{side} drifted{of}: {_said(before)} before, {_said(cost.line)} now")
 
     def thresholds(self, shares: NeuronShares) -> None:
         """A token's, of one layer: told when they have moved."""

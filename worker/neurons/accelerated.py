@@ -12,10 +12,11 @@ from scheduler.window.window import Window
 from tpi.devices.base import Device
 from tpi.devices.pages import Bytes
 from tpi.errors import PlanError
+from tpi.kernels.spec import Input
 from tpi.trace import OFF, NoTrace
 from worker.accelerator.accelerated import Accelerated
 from worker.neurons.fallback import DenseFallback
-from worker.neurons.foresight import Foresight, scorers_of
+from worker.neurons.foresight import Foresight, PlacedPredictor, Scorer, stay
 from worker.neurons.hybrid import HybridFfn
 from worker.neurons.judge import measure_limit
 from worker.neurons.plan import NeuronPlan
@@ -29,17 +30,24 @@ class NeuronAccelerated(Accelerated):
     """See `Accelerated`: with neurons on the accelerator that a token chooses."""
 
     def __init__(
-        self, devices: Sequence[Device], plan: NodePlan, residence: Residence, placed: Placed, trace: NoTrace
+        self,
+        host: Device,
+        devices: Sequence[Device],
+        plan: NodePlan,
+        residence: Residence,
+        placed: Placed,
+        trace: NoTrace,
     ) -> None:
         """`devices` are the accelerators, of which the first is used. Errors as `Accelerated`."""
         super().__init__(devices, plan, residence, placed, trace)
         assert isinstance(residence.offload, NeuronPlan)
-        self._neurons = residence.offload
+        self._host, self._neurons = host, residence.offload
+        self._clock = clock_of(self.device)
         self.arena: NeuronArena | None = None
-        self._fallback: DenseFallback | None = None  # until a block is there to measure with
+        self._fallback = DenseFallback()
 
     def open_rings(self, window: Window) -> None:
-        """Fill the arena from `window`, which has all neurons in memory, and place the predictors.
+        """Fill the arena from `window`, which has all neurons in memory, and put predictors where they are placed.
 
         Raises:
             PlanError: if it does not.
@@ -51,13 +59,14 @@ class NeuronAccelerated(Accelerated):
         layers = self._layers(window.kept)
         memory = self._placed.allocate(self.device, arena_bytes(list(layers.values())))
         setup = self._neurons.setup
-        self._clock = clock_of(self.device)
         self.arena = NeuronArena(
             self.device, memory, list(layers.values()), self._queue, setup.moving, trace=self._trace, clock=self._clock
         )
         arenas = dict(zip(layers, self.arena.layers, strict=True))
-        scorers = {**scorers_of(setup.predictors, self.device, self._bring), **setup.scorers}
-        self.foresight = Foresight(scorers, arenas, self.device)
+        placed, given = self._predictors(), setup.scorers
+        devices = {**{layer: device for layer, (_, device) in placed.items()}, **dict.fromkeys(given, self.device)}
+        scorers = {**{layer: scorer for layer, (scorer, _) in placed.items()}, **given}
+        self.foresight = Foresight(scorers, arenas, devices, self._fallback)
         self._arenas = arenas
 
     def accompanied(self, segment: Segment, layer: int, name: str) -> Segment:
@@ -66,11 +75,16 @@ class NeuronAccelerated(Accelerated):
             return segment
         choose = self.foresight.of(layer, segment.spec, segment.device)
         launch, arena = self._launch(name), self._arenas[layer]
-        if self._fallback is None:
-            data = arena.layer.records.reshape(-1)
-            limit = measure_limit(segment.device.kernels, segment.spec, data, self._clock)
-            self._fallback = DenseFallback(limit)
-        return HybridFfn(segment.device, segment.spec, self.device, launch, arena, choose, self._clock, self._fallback)
+        kernels, spec, clock = segment.device.kernels, segment.spec, self._clock
+
+        def measured(data: Bytes, x: Input | None) -> float:
+            return measure_limit(kernels, spec, data, clock, x)
+
+        if not self._fallback.known:
+            self._fallback.learn(1, measured(arena.layer.records.reshape(-1), None))
+        return HybridFfn(
+            segment.device, spec, self.device, launch, arena, choose, clock, self._fallback, layer, measured
+        )
 
     def begin(self, short: bool) -> None:
         """See `Accelerated.begin`; raises what a migration failed with."""
@@ -91,12 +105,16 @@ class NeuronAccelerated(Accelerated):
         figures, slots = self.arena.figures, sum(len(each.slots) for each in self.arena.layers)
         neurons = sum(each.layer.neurons for each in self.arena.layers)
         share = figures.active_there / max(1, figures.active)
-        dense = self._fallback.dense if self._fallback else 0
-        fell = f"; {dense} blocks computed all neurons, which was faster" if dense else ""
-        return (
+        dense, setup = self._fallback.dense, self._neurons.setup
+        said = [
             f"{super().describe()}; {slots} of {neurons} neurons lie on {self.device.name}, which computed {share:.0%} "
-            f"of the active ones; {figures.moved} migrated, {figures.moved_bytes / 1e6:.0f} MB{fell}"
-        )
+            f"of the active ones; {figures.moved} migrated, {figures.moved_bytes / 1e6:.0f} MB",
+            f"{len(self._neurons.predicted_there)} of {len(setup.predictors)} predictors lie there"
+            if setup.predictors
+            else "",
+            f"{dense} blocks computed all neurons, which was faster" if dense else "",
+        ]
+        return "; ".join(filter(None, said))
 
     def _launch(self, name: str) -> Launch:
         from worker.node.weights.sources import traced
@@ -116,6 +134,15 @@ class NeuronAccelerated(Accelerated):
                     records = kept[place.number][: segment.nbytes].reshape(count, layout.record_bytes)
                     frequency = _padded(self._neurons.setup.frequency[layer], count)
                     found[layer] = arena_layer(segment.block.name, records, frequency, next(chosen))
+        return found
+
+    def _predictors(self) -> dict[int, tuple[Scorer, Device]]:
+        """Of each layer, and the device that asks it: the accelerator, or the host, as the placement says."""
+        found: dict[int, tuple[Scorer, Device]] = {}
+        for layer, predictor in self._neurons.setup.predictors.items():
+            there = layer in self._neurons.predicted_there
+            device, place = (self.device, self._bring) if there else (self._host, stay)
+            found[layer] = (PlacedPredictor(predictor, device, place), device)
         return found
 
     def _bring(self, data: Bytes) -> Bytes:

@@ -16,7 +16,7 @@ from scheduler.model.offload.problem import Problem
 from scheduler.neurons.moving import STATIC
 from tpi.devices.options import OffloadOptions
 from tpi.errors import PlanError
-from worker.neurons.plan import NeuronPlan, decide_sparse
+from worker.neurons.plan import NeuronPlan, decide_sparse, insistence, refuse_insistence
 from worker.pipelines.decide import Decide
 from worker.plan.fit import Hosted, Tables, fit
 from worker.plan.node_plan import NodePlan
@@ -38,15 +38,16 @@ def decide_either(
     """What the accelerator does: as `--sparsity` asks, or as it is predicted to take less; else what `decide` says.
 
     Raises:
-        PlanError: if what is asked for does not fit.
+        PlanError: if what is asked for does not fit, or contradicts itself.
     """
     asked = plan.options.sparsity
     if not plan.predictors or asked == "off":
         return decide(plan, machine, options, tables)
+    refuse_insistence(plan, options)
     if asked != "auto":
         return decide_sparse(plan, held, machine, options, tables, asked == "dynamic")
     whole = decide(plan, machine, options, tables)
-    if type(whole) is not OffloadPlan or _insists(options):
+    if type(whole) is not OffloadPlan or insistence(options) or options.kv_tier or options.many:
         return whole  # the user asks for another way of using it
     try:
         sparse = decide_sparse(plan, held, machine, options, tables, migrate=True)
@@ -95,8 +96,9 @@ def ffn_seconds(plan: NeuronPlan) -> list[float]:
         there = float(named[chosen].sum())
         here = float(named.sum()) - there
         side = neurons.sync + there * layer.neuron_bytes / neurons.accelerator.bandwidth if there else 0.0
-        predictor = plan.setup.predictors[plan.pieces[number].block.layer]
-        predicting = predictor.memory_bytes / machine.accelerator.rates.read + neurons.sync
+        at = plan.pieces[number].block.layer
+        rates, sync = (machine.accelerator.rates, neurons.sync) if at in plan.predicted_there else (machine.host, 0.0)
+        predicting = plan.setup.predictors[at].memory_bytes / rates.read + sync
         found.append(predicting + max(side, here * layer.neuron_bytes / neurons.cpu.bandwidth))
     return found
 
@@ -113,17 +115,6 @@ def _share_there(plan: NeuronPlan) -> float:
 
 def _token(problem: Problem, seconds: tuple[float, float]) -> str:
     return f"{1e3 * seconds[1] / problem.request.answer:.3g} ms a token"
-
-
-def _insists(options: OffloadOptions) -> bool:
-    """Whether the user says what lies where, or how steps are computed."""
-    return bool(
-        options.weights_tier
-        or options.kv_tier
-        or options.pipeline_kind
-        or options.crossover is not None
-        or options.many
-    )
 
 
 def _fits(plan: NodePlan, held: Sequence[HeldBlock], sparse: NeuronPlan, tables: Tables | None) -> bool:

@@ -17,13 +17,14 @@ from tpi.devices.base import Device, Finished, Pending
 from tpi.devices.pages import Bytes
 from tpi.kernels.spec import FfnSpec
 from tpi.sparsity.predictor import Given, Predictor
-from worker.neurons.hybrid import Choose, NeuronChoice
+from worker.neurons.fallback import DenseFallback
+from worker.neurons.hybrid import HABITS, Choose, NeuronChoice
+from worker.neurons.union import Union, union_of
 from worker.node.microbatch import MicroBatch
 
 F32 = npt.NDArray[np.float32]
 Place = Callable[[Bytes], Bytes]
 """Brings bytes into a device's memory, and returns where they are."""
-UNION = 8  # tokens of a step that share a union; longer ones compute all neurons
 
 
 class Scorer(Protocol):
@@ -66,21 +67,25 @@ class PlacedPredictor:
 class Foresight:
     """The predictions of one node, layer by layer. By one thread; a device may compute them meanwhile."""
 
-    def __init__(self, scorers: Mapping[int, Scorer], arenas: Mapping[int, LayerArena], device: Device) -> None:
-        """By layer; `device` has those who look ahead asked."""
-        self._scorers, self._arenas, self._device = scorers, arenas, device
-        self._asked: dict[int, list[int]] = {}  # at each layer, whom
+    def __init__(
+        self,
+        scorers: Mapping[int, Scorer],
+        arenas: Mapping[int, LayerArena],
+        devices: Mapping[int, Device],
+        fallback: DenseFallback,
+    ) -> None:
+        """By layer; of `devices` each has its scorers that look ahead asked. `fallback` says whom to ask."""
+        self._scorers, self._arenas, self._devices, self._fallback = scorers, arenas, devices, fallback
+        self._later: dict[int, list[int]] = {}  # at each layer, whom to ask of later ones
         for layer, scorer in scorers.items():
-            self._asked.setdefault(layer - scorer.ahead, []).append(layer)
-        self._coming: dict[int, Pending[F32]] = {}
+            if scorer.ahead:
+                self._later.setdefault(layer - scorer.ahead, []).append(layer)
+        self._coming: dict[tuple[int, int], Pending[Union]] = {}  # by micro-batch and layer
 
     def of(self, layer: int, spec: FfnSpec, host: Device) -> Choose:
         """What a block is told to compute; `spec` is of all its neurons, `host` norms its input."""
 
         def choose(part: MicroBatch) -> NeuronChoice | None:
-            if len(part.x) > UNION:
-                self._coming.clear()
-                return None
             x = part.prepared(spec, host, host.kernels)
             return self._choose(layer, part, x if isinstance(x, np.ndarray) else x.values())
 
@@ -93,46 +98,36 @@ class Foresight:
         self._coming.clear()
 
     def _choose(self, layer: int, part: MicroBatch, normed: F32) -> NeuronChoice | None:
-        scorer = self._scorers.get(layer)
-        if scorer is None:
+        scorer, coming = self._scorers.get(layer), self._coming.pop((id(part), layer), None)
+        later = [each for each in self._later.get(layer, ()) if self._fallback.asks(each, len(part.x))]
+        ask = partial(self._ask, later, part, normed)
+        if coming is not None:
+            found = coming.wait()
+        elif scorer is not None and not scorer.ahead and self._fallback.asks(layer, len(part.x)):
+            found = self._union(layer, _given(scorer, part.x, normed))
+        else:
+            ask()
             return None
-        coming = self._coming.pop(layer, None)
-        scores = scorer.scores(_given(scorer, part.x, normed)) if coming is None else coming.wait()
-        later = [each for each in self._asked.get(layer, ()) if each != layer]
-        chosen = _chosen(scores, scorer.threshold, partial(self._ask, later, part.x, normed))
-        if coming is None:
-            self._arenas[layer].expect(chosen.active)
-        return chosen
+        return NeuronChoice(found.active, found.scores, 0.0 if scorer is None else scorer.threshold, ask)
 
-    def _ask(self, layers: list[int], x: F32, normed: F32) -> None:
+    def _ask(self, layers: list[int], part: MicroBatch, normed: F32) -> None:
+        """Have later layers foretold, and what is worth it migrate, while this one is computed."""
         for layer in layers:
-            self._foretell(layer, _given(self._scorers[layer], x, normed))
+            call = partial(self._union, layer, _given(self._scorers[layer], part.x, normed))
+            self._coming[id(part), layer] = self._devices[layer].start(call)
 
-    def _foretell(self, layer: int, x: F32) -> None:
-        """Have a later layer foretold, and what is worth it migrate, while this one is computed."""
+    def _union(self, layer: int, x: F32) -> Union:
         scorer, arena = self._scorers[layer], self._arenas[layer]
-
-        def call() -> F32:
-            scores = scorer.scores(x)
-            arena.expect(_active(scores, scorer.threshold))
-            return scores
-
-        self._coming[layer] = self._device.start(call)
+        found = union_of(scorer.scores, scorer.threshold, x)
+        if len(x) <= HABITS:
+            arena.expect(found.active)
+        return found
 
 
 def _given(scorer: Scorer, x: F32, normed: F32) -> F32:
     return normed if scorer.given == "normed" else x
 
 
-def _active(scores: F32, threshold: float) -> npt.NDArray[np.int32]:
-    return np.flatnonzero((scores >= np.float32(threshold)).any(axis=0)).astype(np.int32)
-
-
-def _chosen(scores: F32, threshold: float, then: Callable[[], None]) -> NeuronChoice:
-    active = _active(scores, threshold)
-    return NeuronChoice(active, scores[0] if len(scores) == 1 else None, threshold, then)
-
-
-def scorers_of(predictors: Mapping[int, Predictor], device: Device, place: Place) -> dict[int, Scorer]:
-    """The predictors of a model in a device's memory, by layer."""
-    return {layer: PlacedPredictor(predictor, device, place) for layer, predictor in predictors.items()}
+def stay(data: Bytes) -> Bytes:
+    """A `Place` in the host's memory, where they are."""
+    return data

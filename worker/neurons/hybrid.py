@@ -17,13 +17,14 @@ from scheduler.neurons.layer import HeldNeurons, LayerArena
 from scheduler.neurons.slots import I32
 from tpi.devices.base import Device, Finished, Pending, wait_all
 from tpi.devices.pages import Bytes
-from tpi.kernels.spec import ChainBlock, FfnSpec, Residual
+from tpi.kernels.spec import ChainBlock, FfnSpec, Input, Residual
 from worker.neurons.fallback import DenseFallback
 from worker.node.microbatch import MicroBatch
 from worker.node.order import Phase
 from worker.node.segment import FfnSegment, Launch, Phases, Take
 
 F32 = npt.NDArray[np.float32]
+HABITS = 8  # tokens of a step at most whose union says something of how often a neuron is active
 
 
 def _nothing() -> None:
@@ -35,17 +36,19 @@ class NeuronChoice:
     """What a prediction says of a block: `active`, int32 in order, each once.
 
     For a single token also the `scores` `[neurons]` from `threshold` on which they are active; else None. `then` is
-    called when the accelerator has been told of its part: what is asked of it there comes after that.
+    called when the accelerator has been told of its part: what is asked of it there comes after that. Of many tokens
+    `pieces` are those that each few of them need, in order (`worker.neurons.union`); else nothing.
     """
 
     active: I32
     scores: F32 | None = None
     threshold: float = 0.0
     then: Callable[[], None] = _nothing
+    pieces: tuple[I32, ...] = ()
 
 
 Choose = Callable[[MicroBatch], NeuronChoice | None]
-"""The active neurons of a block for a micro-batch; None: all are computed, as many tokens need nearly all."""
+"""The active neurons of a block for a micro-batch; None: all are computed, as that was faster for so many tokens."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -53,7 +56,8 @@ class HybridFfn:
     """A `worker.node.segment.Segment`: all neurons of a block in the host's memory, some in the accelerator's arena.
 
     `device` is the host and `spec` of all neurons; `beside` computes on the accelerator, begun by `launch`. What either
-    takes is told by `clock`, in seconds of the calling thread: an emulated accelerator's has its own time.
+    takes is told by `clock`, in seconds of the calling thread: an emulated accelerator's has its own time. `measured`
+    gives the share from which on all neurons of these bytes are faster for such an input, on the host.
     """
 
     device: Device
@@ -64,6 +68,8 @@ class HybridFfn:
     choose: Choose
     clock: Callable[[], float] = time.perf_counter
     fallback: DenseFallback = field(default_factory=DenseFallback)
+    layer: int = 0
+    measured: Callable[[Bytes, Input], float] | None = None
 
     @property
     def empty(self) -> bool:
@@ -78,12 +84,14 @@ class HybridFfn:
         chosen = None if self.empty else self.choose(part)
         if chosen is None:
             return whole.start(phases, data, part, take)
+        self._measure(data, part)
         if chosen.scores is None:
             held = self.arena.divide_active(chosen.active)
         else:
             held = self.arena.divide(chosen.scores, chosen.threshold)
-        self.arena.note(chosen.active)
-        if not self._pays(held, part):
+        if len(part.x) <= HABITS:
+            self.arena.note(chosen.active)
+        if not self._pays(held, len(part.x)):
             held.give_up()
             chosen.then()
             return whole.start(phases, data, part, take)
@@ -96,10 +104,17 @@ class HybridFfn:
         """See `Segment.chained`; a chain computes all neurons."""
         return ChainBlock(self.spec, data, residual)
 
-    def _pays(self, held: HeldNeurons, part: MicroBatch) -> bool:
-        neuron = self.spec.neuron
-        lines = self.arena.lines if len(part.x) == 1 else None  # costs are told of single tokens
-        return self.fallback.pays(len(held.slots), len(held.here), neuron.units * neuron.width, lines)
+    def _measure(self, data: Bytes, part: MicroBatch) -> None:
+        """Find out from which share on all are faster, with the first step of about so many tokens."""
+        if (measured := self.measured) is not None:
+            kernels = self.device.kernels
+            self.fallback.limit(len(part.x), lambda: measured(data, part.prepared(self.spec, self.device, kernels)))
+
+    def _pays(self, held: HeldNeurons, tokens: int) -> bool:
+        count = self.spec.neuron.units * self.spec.neuron.width
+        paid = self.fallback.pays(len(held.slots), len(held.here), count, self.arena.lines(tokens), tokens)
+        self.fallback.note(self.layer, tokens, paid)
+        return paid
 
     @cached_property
     def _slots(self) -> FfnSpec:
@@ -132,7 +147,7 @@ class HybridFfn:
             try:
                 began = self.clock()
                 found = kernels.ffn(spec, arena.data, x, held.slots)
-                arena.took_there(len(held.slots), self.clock() - began)
+                arena.took_there(len(held.slots), self.clock() - began, len(part.x))
                 return found
             finally:
                 held.release()
@@ -148,7 +163,7 @@ class HybridFfn:
         def call() -> F32:
             began = self.clock()
             found = kernels.ffn(spec, data, x, held.here)
-            self.arena.took_here(len(held.here), self.clock() - began)
+            self.arena.took_here(len(held.here), self.clock() - began, len(part.x))
             return found
 
         return [self.device.start(call)]

@@ -1,7 +1,8 @@
 """What an accelerator holds of a model whose neurons are chosen token by token: attention first, then hot neurons.
 
-Attention is used whole for every token, so it comes first. What is left of the accelerator's memory is the neurons'
-arena, which the integer program of `scheduler.model.neurons` fills. All feed-forward weights lie in the host's memory.
+Attention is used whole for every token, so it comes first. What is left of the accelerator's memory is for predictors
+and the neurons' arena: the integer program of `scheduler.model.neurons` says what of them lies there. All feed-forward
+weights and all predictors lie in the host's memory.
 """
 
 from collections.abc import Mapping, Sequence
@@ -17,6 +18,7 @@ from scheduler.model.offload.work import KvTier, Offload, Place, Tier
 from scheduler.model.placement import Placement
 from scheduler.neurons.moving import DYNAMIC, STATIC, Moving
 from tpi.devices.options import OffloadOptions
+from tpi.devices.pages import round_up
 from tpi.errors import PlanError
 from tpi.sparsity.predictor import Predictor
 from worker.neurons.foresight import Scorer
@@ -37,10 +39,10 @@ class NeuronSetup:
 
     Attributes:
         frequency: how often each of this node's neurons is active, `[neurons]` from 0 to 1.
-        predictors: theirs; they go to the accelerator.
+        predictors: theirs; the placement says which go to the accelerator.
         scorers: in place of `predictors`, for layers that have any: for tests.
         moving: what happens at run time.
-        most: bytes of the accelerator's memory that neurons may take; None: all that is left.
+        most: bytes of the accelerator's memory that neurons and predictors may take; None: all that is left.
     """
 
     frequency: Mapping[int, F64]
@@ -55,8 +57,15 @@ class NeuronPlan(OffloadPlan):
     """The decision. Feed-forward blocks are the host's, with an arena of `placement` beside them."""
 
     setup: NeuronSetup = field(kw_only=True)
-    neurons: NeuronProblem = field(kw_only=True)  # whose answer is the placement
+    neurons: NeuronProblem = field(kw_only=True)  # whose answer is the placement; a layer for each block of neurons
     placement: NeuronPlacement = field(kw_only=True)
+
+    @property
+    def predicted_there(self) -> frozenset[int]:
+        """The layers whose predictors lie on the accelerator; the host has the others."""
+        layers = [piece.block.layer for piece in neuron_blocks(self.pieces)]
+        kept = zip(layers, self.placement.predictors, strict=True)
+        return frozenset(layer for layer, there in kept if there and layer in self.setup.predictors)
 
     def below(self, sizes: Sequence[int], fitting: Placement) -> Placement:
         """See `OffloadPlan.below`.
@@ -109,20 +118,48 @@ def decide_neurons(
         pieces, attention, frozenset(), frozenset(), 1, kv, 1, layer_pages_bytes(plan), problem,
         Offload(tiers, places, places, kv, "memory"), in_ram=True,
     )  # fmt: skip
-    beside = planned.memory_bytes + sum(predictor.memory_bytes for predictor in setup.predictors.values())
-    room = problem.rooms[0] - beside
+    room = problem.rooms[0] - planned.memory_bytes
     if room < 0:
         raise PlanError(
-            f"the accelerator lacks {-(room >> 20)}MiB for attention and predictors, beside which neurons could lie "
-            "there; give it more with --gpu-memory, or leave --sparsity off"
+            f"the accelerator lacks {-(room >> 20)}MiB for attention, beside which neurons could lie there; give it "
+            "more with --gpu-memory, or leave --sparsity off"
         )
     fields = {name: getattr(planned, name) for name in OffloadPlan.__dataclass_fields__}
     neurons = _neurons(pieces, machine, setup, min(room, setup.most or room))
     return NeuronPlan(**fields, setup=setup, neurons=neurons, placement=place_neurons(neurons, _SOLVING))
 
 
+def insistence(options: OffloadOptions) -> str:
+    """The flag that says how weights lie or steps are computed, as it was given; empty: none does."""
+    if options.weights_tier:
+        return f"--weights {options.weights}"
+    if options.pipeline != "auto":
+        return f"--pipeline {options.pipeline}"
+    return "" if options.crossover is None else f"--crossover {options.crossover}"
+
+
+def refuse_insistence(plan: NodePlan, options: OffloadOptions) -> None:
+    """Raise a PlanError if neurons are to be divided, and so is something else that leaves nothing to divide."""
+    asked, flag = plan.options.sparsity, insistence(options)
+    if flag and plan.predictors and asked in ("static", "dynamic"):
+        raise PlanError(
+            f"--sparsity {asked} says by itself what lies on the accelerator and who computes what, against {flag}; "
+            f"leave {flag.split()[0]} out, or --sparsity"
+        )
+
+
+def neuron_blocks(pieces: Sequence[NodeSegment]) -> list[NodeSegment]:
+    """Those that are blocks of neurons, in order of use."""
+    return [piece for piece in pieces if piece.block.kind != "attention"]
+
+
+def placed_bytes(predictor: Predictor) -> int:
+    """What a predictor takes of an accelerator's memory: two matrices, each from the start of a page on."""
+    return sum(round_up(matrix.run.units * matrix.run.unit_bytes) for matrix in (predictor.first, predictor.second))
+
+
 def _check(pieces: tuple[NodeSegment, ...], setup: NeuronSetup) -> None:
-    for piece in (one for one in pieces if one.block.kind != "attention"):
+    for piece in neuron_blocks(pieces):
         if piece.block.layer not in setup.frequency:
             raise PlanError(f"{piece.block.name} has no predictors; make them again, or leave --sparsity off")
         for run in piece.runs:
@@ -134,8 +171,13 @@ def _check(pieces: tuple[NodeSegment, ...], setup: NeuronSetup) -> None:
 
 
 def _neurons(pieces: tuple[NodeSegment, ...], machine: NodeMachine, setup: NeuronSetup, room: int) -> NeuronProblem:
-    blocks = [piece for piece in pieces if piece.block.kind != "attention"]
-    layers = [LayerNeurons(setup.frequency[piece.block.layer], piece.runs[0].layout.record_bytes) for piece in blocks]
+    layers = [_layer(setup, piece) for piece in neuron_blocks(pieces)]
     assert machine.accelerator is not None  # there is one to decide about
     rooms = replace(machine, accelerator=replace(machine.accelerator, memory=room))
     return NeuronProblem.of(layers, rooms)
+
+
+def _layer(setup: NeuronSetup, piece: NodeSegment) -> LayerNeurons:
+    layer, predictor = piece.block.layer, setup.predictors.get(piece.block.layer)
+    nbytes = 0 if predictor is None else placed_bytes(predictor)
+    return LayerNeurons(setup.frequency[layer], piece.runs[0].layout.record_bytes, nbytes)

@@ -1,19 +1,21 @@
 """What a node's predictors say of a step: which of its own neurons are active, layer by layer, on the host.
 
 A predictor that looks k layers ahead is asked at layer i - k, and answers at layer i; one that looks nowhere is asked
-when its layer's turn comes. Several tokens need the union of theirs. Steps of more than `UNION` tokens compute all
-neurons, as few are left out by then.
+when its layer's turn comes. Several tokens need the union of theirs, or piece by piece; whether that is worth
+predicting costs say (`worker.neurons.union.UnionCosts`).
 """
 
 from collections.abc import Callable, Mapping
+from time import perf_counter
 
 import numpy as np
 import numpy.typing as npt
 
 from tpi.devices.base import Device
 from tpi.kernels.spec import FfnSpec
-from worker.neurons.foresight import UNION, Scorer
+from worker.neurons.foresight import Scorer
 from worker.neurons.hybrid import NeuronChoice
+from worker.neurons.union import UnionCosts, union_of
 from worker.node.microbatch import MicroBatch
 
 F32 = npt.NDArray[np.float32]
@@ -35,25 +37,41 @@ class Predictions:
         for layer, scorer in scorers.items():
             if scorer.ahead:
                 self._later.setdefault(layer - scorer.ahead, []).append(layer)
-        self._coming: dict[int, NeuronChoice] = {}
+        self._coming: dict[tuple[int, int], NeuronChoice | None] = {}  # by micro-batch and layer
 
-    def choose(self, layer: int, spec: FfnSpec, device: Device, part: MicroBatch) -> NeuronChoice | None:
-        """What a block is to compute for a micro-batch; None: all. `spec` is of its neurons on the host, `device`."""
-        if len(part.x) > UNION:
-            self._coming.clear()
-            return None
+    def choose(
+        self, layer: int, spec: FfnSpec, device: Device, part: MicroBatch, costs: UnionCosts | None
+    ) -> NeuronChoice | None:
+        """What a block is to compute for a micro-batch; None: all. `spec` is of its neurons on the host, `device`.
+
+        Without `costs` predictions are asked for whatever they cost, and believed however many they name.
+        """
         prepared = part.prepared(spec, device, device.kernels)
         normed = prepared if isinstance(prepared, np.ndarray) else prepared.values()
         for later in self._later.get(layer, ()):
-            self._coming[later] = choice = self._chosen(later, part.x, normed)
-            self._foretell(later, choice)
-        if layer not in self._scorers:
-            return None
-        coming = self._coming.pop(layer, None)
-        return self._chosen(layer, part.x, normed) if coming is None else coming
+            self._coming[id(part), later] = choice = self._chosen(later, part.x, normed, costs)
+            if choice is not None:
+                self._foretell(later, choice)
+        if (id(part), layer) in self._coming:
+            return self._coming.pop((id(part), layer))
+        return self._chosen(layer, part.x, normed, costs) if layer in self._scorers else None
 
-    def _chosen(self, layer: int, x: F32, normed: F32) -> NeuronChoice:
-        scorer = self._scorers[layer]
-        scores = scorer.scores(normed if scorer.given == "normed" else x)
-        active = np.flatnonzero((scores >= np.float32(scorer.threshold)).any(axis=0)).astype(np.int32)
-        return NeuronChoice(active, scores[0] if len(scores) == 1 else None, scorer.threshold)
+    def abandon(self) -> None:
+        """The step breaks off."""
+        self._coming.clear()
+
+    def _chosen(self, layer: int, x: F32, normed: F32, costs: UnionCosts | None) -> NeuronChoice | None:
+        """What is predicted; None where that was not worth it, or is more than all are faster from."""
+        scorer, tokens = self._scorers[layer], len(x)
+        given = x if scorer.given == "residual" else normed
+        if costs is None or tokens == 1:
+            found = union_of(scorer.scores, scorer.threshold, given)
+        elif not costs.asks(layer, tokens):
+            return None
+        else:
+            began, limit = perf_counter(), costs.limit(tokens)
+            found = union_of(scorer.scores, scorer.threshold, given, 1.0 if limit is None else limit)
+            costs.predicted(layer, found, tokens, perf_counter() - began)
+            if found.over:
+                return None
+        return NeuronChoice(found.active, found.scores, scorer.threshold, pieces=found.pieces)

@@ -13,11 +13,12 @@ from tpi.devices.base import Device, Finished, Pending
 from tpi.devices.pages import Bytes
 from tpi.errors import TpiError
 from tpi.kernels.spec import ChainBlock, FfnSpec, Residual
-from worker.neurons.foresight import Scorer, scorers_of
+from worker.neurons.foresight import PlacedPredictor, Scorer, stay
 from worker.neurons.hybrid import F32, NeuronChoice
 from worker.neurons.judge import Judge
 from worker.neurons.prediction import Foretell, Predictions, nobody
 from worker.neurons.sent import predictors_of
+from worker.neurons.union import PIECE
 from worker.node.microbatch import MicroBatch
 from worker.node.order import Phase
 from worker.node.segment import FfnSegment, Launch, Phases, Segment, Take
@@ -41,6 +42,8 @@ class SparseNode:
 
     def abandon(self) -> None:
         """See `scheduler.weights.StepListener`; a prediction is asked for anew by every step that uses one."""
+        self.judge.abandon()
+        self._predictions.abandon()
 
     def describe(self) -> str:
         """What became of it, in a sentence."""
@@ -55,11 +58,12 @@ class SparseNode:
 
     def choose(self, layer: int, spec: FfnSpec, device: Device, part: MicroBatch) -> NeuronChoice | None:
         """What is active of a block for a micro-batch, asked once for all of its segments; None: compute all."""
-        if not self.judge.predicts:
+        if not self.judge.predicts(len(part.x)):
             return None
         key = (SparseNode, layer)
         if key not in part.between:
-            found = self._predictions.choose(layer, spec, device, part)
+            costs = None if self.records is not None else self.judge.costs  # what is not read is worth more
+            found = self._predictions.choose(layer, spec, device, part, costs)
             part.between[key] = Finished(lambda: found)
         chosen: NeuronChoice | None = part.between[key].wait()
         return chosen
@@ -102,36 +106,50 @@ class SparseFfn:
         raise TpiError("neurons that are predicted are in no chain; run them block by block")
 
     def _compute(self, data: Bytes, part: MicroBatch, take: Take) -> F32:
-        kernels, judge = self.device.kernels, self.node.judge
-        judge.measure(kernels, self.spec, data)  # where weights stream, the first that are there
+        kernels, judge, tokens = self.device.kernels, self.node.judge, len(part.x)
         began = perf_counter()
         chosen = self.node.choose(self.layer, self.spec, self.device, part)
         predicted = perf_counter() - began
-        active = None if chosen is None else self._own(chosen.active)
-        if active is None:
-            found = kernels.ffn(self.spec, data, take(self))
-        elif len(active):
-            found = kernels.ffn(self.spec, data, part.prepared(self.spec, self.device, kernels), active)
-        else:
-            found = np.zeros_like(part.x)
+        if chosen is not None and not judge.measured(tokens):
+            judge.measure(kernels, self.spec, data, part.prepared(self.spec, self.device, kernels))
+        lists = [] if chosen is None else self._own(chosen, tokens)
+        share = sum(map(len, lists)) / (len(lists) * self._neurons) if lists else 1.0
+        began = perf_counter()
+        found = self._listed(data, part, lists) if lists else kernels.ffn(self.spec, data, take(self))
         took = perf_counter() - began
-        judge.note(took, len(part.x))
+        judge.note(predicted + took, tokens)
+        judge.costs.computed(tokens, self._neurons, share, took)
         if chosen is not None:
-            count = self._neurons
-            judge.note_choice(count if active is None else len(active), count, predicted, took)
+            count = self._neurons * max(1, len(lists))
+            judge.note_choice(round(share * count), count, predicted, predicted + took, tokens)
         return found
+
+    def _listed(self, data: Bytes, part: MicroBatch, lists: Sequence[I32]) -> F32:
+        """What the listed neurons come to, each list for its own piece of the tokens."""
+        kernels, out = self.device.kernels, np.zeros_like(part.x)
+        if len(lists) == 1:
+            if len(lists[0]):
+                out = kernels.ffn(self.spec, data, part.prepared(self.spec, self.device, kernels), lists[0])
+            return out
+        for number, listed in enumerate(lists):
+            if len(listed):
+                piece = slice(number * PIECE, (number + 1) * PIECE)
+                out[piece] = kernels.ffn(self.spec, data, np.ascontiguousarray(part.x[piece]), listed)
+        return out
 
     @property
     def _neurons(self) -> int:
         return self.spec.neuron.units * self.spec.neuron.width
 
-    def _own(self, active: I32) -> I32 | None:
-        """Those of the node's active neurons that lie here, by their place here; None: all are faster."""
-        begin, end = np.searchsorted(active, (self.first, self.first + self._neurons))
-        own = active[begin:end]
-        if len(own) > self.node.judge.limit * self._neurons:
-            return None
-        return np.ascontiguousarray(own - np.int32(self.first)) if self.first else own
+    def _own(self, chosen: NeuronChoice, tokens: int) -> list[I32]:
+        """The node's active neurons that lie here, by their place here, for each piece; no list: all are faster."""
+        lists = []
+        for active in chosen.pieces or (chosen.active,):
+            begin, end = np.searchsorted(active, (self.first, self.first + self._neurons))
+            own = active[begin:end]
+            lists.append(np.ascontiguousarray(own - np.int32(self.first)) if self.first else own)
+        most = self.node.judge.limit(tokens) * self._neurons * len(lists)
+        return lists if sum(map(len, lists)) <= most else []
 
 
 def open_sparse(plan: NodePlan, held: Sequence[HeldBlock], host: Device) -> SparseNode | None:
@@ -143,4 +161,5 @@ def open_sparse(plan: NodePlan, held: Sequence[HeldBlock], host: Device) -> Spar
     mode = plan.options.sparsity
     if mode == "off" or not plan.predictors:
         return None
-    return SparseNode(scorers_of(predictors_of(plan, held), host, lambda data: data), Judge(mode))
+    predictors = predictors_of(plan, held)
+    return SparseNode({layer: PlacedPredictor(one, host, stay) for layer, one in predictors.items()}, Judge(mode))

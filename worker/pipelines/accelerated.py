@@ -184,5 +184,5 @@ def open_accelerated(
     if isinstance(residence.offload, ExpertPlan):
         return ExpertAccelerated(others, plan, residence, placed, trace)
     if isinstance(residence.offload, NeuronPlan):
-        return NeuronAccelerated(others, plan, residence, placed, trace)
+        return NeuronAccelerated(host, others, plan, residence, placed, trace)
     return Accelerated(others, plan, residence, placed, trace)

@@ -6,6 +6,7 @@ from scheduler.model.machine import NodeMachine
 from tpi.devices.options import OffloadOptions
 from tpi.errors import PlanError
 from worker.demand.offload import decide_experts
+from worker.neurons.plan import refuse_insistence
 from worker.pipelines.plan import decide_batch, prefers_batches
 from worker.plan.fit import Tables
 from worker.plan.node_plan import NodePlan
@@ -34,6 +35,7 @@ def check_accelerator(
 ) -> None:
     """Before any weight moves: whether anything fits on `machine` that `options` allow. Errors as above."""
     _check_one(plan, machine, options)
+    refuse_insistence(plan, options)
     if _batches(plan, machine, options, tables):
         decide_batch(plan, machine, options, tables)
     elif options.pipeline == "demand":

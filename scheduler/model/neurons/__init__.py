@@ -1,1 +1,1 @@
-"""Which neurons stay on the accelerator: PowerInfer's integer program (section 6), and the tables that follow."""
+"""Which neurons and predictors stay on the accelerator: PowerInfer's integer program (section 6)."""

@@ -63,7 +63,7 @@ def ran(pack: Pack, cache: Path, room: str, host: float, **more: Any) -> tuple[l
     [
         ("8MiB", 1.0, True, "of answer are predicted to take"),
         ("8MiB", 0.1, False, "of answer are predicted to take"),  # prompts are the host's where neurons are divided
-        ("3MiB", 1.0, False, "lacks 3MiB for attention and predictors"),
+        ("3MiB", 1.0, False, "lacks 3MiB for attention, beside"),
     ],
     ids=["active", "all", "no room"],
 )

@@ -147,7 +147,7 @@ def test_both_ways_take_turns_in_one_memory_and_the_tokens_are_the_same(
         judged, window = deployment.node.sparse, deployment.node.window
         assert judged is not None
         assert judged.records is not None
-        assert judged.judge.pays is pays
+        assert judged.judge.pays() is pays
         assert judged.records.stats().asked > 0
         kept = window.placement.resident_bytes
         with_slots = any(len(layer.table) for layer in judged.records.layers)

@@ -84,7 +84,7 @@ def test_a_batch_and_a_stream_from_disk_have_the_same_tokens(relu_pack: Callable
     found, judge, _ = answered(pack, tmp_path, exact_predictors(pack), [1.0], scheduler="window", window=2)
     assert found == expected
     assert judge is not None
-    assert judge.measured
+    assert judge.measured()
 
 
 def test_predictors_count_in_the_budget(relu_pack: Callable[[str], Pack], tmp_path: Path) -> None:

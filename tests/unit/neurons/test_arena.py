@@ -7,9 +7,12 @@ import numpy as np
 import pytest
 
 from scheduler.neurons.arena import NeuronArena
+from scheduler.neurons.costs import LineCost
 from scheduler.neurons.layer import HeldNeurons
 from scheduler.neurons.layout import ArenaLayer, arena_bytes, arena_layer
 from scheduler.neurons.moving import STATIC, Moving
+from scheduler.neurons.slots import Marks
+from scheduler.neurons.thresholds import F32
 from scheduler.transfer.queue import TransferQueue
 from tests.support.devices.shuffled import Shuffled
 from tests.support.kernels.kernel_cases import native
@@ -52,10 +55,12 @@ def arena_of(
         assert (memory[arena_bytes(given) :] == 77).all()  # the arena is never exceeded
 
 
-def computed(arena: NeuronArena, layer: int, held: HeldNeurons) -> Pending[None]:
-    """Reads every held record, at a time that the device chooses, and checks whose it is."""
+def computed(arena: NeuronArena, layer: int, held: HeldNeurons, costs: tuple[LineCost, LineCost]) -> Pending[None]:
+    """Reads every held record, at a time that the device chooses, and checks whose it is; costs as drawn are noted."""
     each = arena.layers[layer]
     data = each.data.reshape(-1, RECORD)
+    each.took_there(len(held.slots), costs[0].seconds(len(held.slots)))
+    each.took_here(len(held.here), costs[1].seconds(len(held.here)))
 
     def call() -> None:
         try:
@@ -67,11 +72,30 @@ def computed(arena: NeuronArena, layer: int, held: HeldNeurons) -> Pending[None]
     return pending
 
 
+def check_shares(held: HeldNeurons, there: Marks, scores: F32) -> None:
+    """Each neuron once at most, none missed by its side's own threshold, and what is left out within the error."""
+    shares, chance = held.shares, 1 / (1 + np.exp(-scores.astype(float)))
+    assert held.neurons.tolist() == np.flatnonzero(there & (scores >= np.float32(shares.threshold_there))).tolist()
+    assert held.here.tolist() == np.flatnonzero(~there & (scores >= np.float32(shares.threshold_here))).tolist()
+    left_out = np.ones(NEURONS, bool)
+    left_out[held.neurons] = left_out[held.here] = False
+    change = chance[left_out].sum() - chance[scores < 0].sum()
+    assert change == pytest.approx(shares.lost, abs=1e-9)
+    assert shares.lost <= 1e-9
+
+
+def drawn_costs(random: np.random.Generator) -> tuple[LineCost, LineCost]:
+    """Of the accelerator and of the CPU; either may be the slower."""
+    there, here = random.uniform(1e-7, 4e-6, 2).tolist()
+    return LineCost(float(random.uniform(0, 1e-4)), there), LineCost(float(random.uniform(0, 1e-5)), here)
+
+
 @pytest.mark.parametrize("seeds", [SEEDS[at : at + 40] for at in range(0, len(SEEDS), 40)], ids=str)
 def test_nothing_computes_with_a_neuron_that_is_half_there(seeds: range) -> None:
-    moved = 0
+    moved = balanced = 0
     for seed in seeds:
         random = np.random.default_rng(seed)
+        costs = drawn_costs(random)
         with arena_of(seed, Moving(ahead=int(random.integers(1, 4)), balance=bool(seed % 2))) as (arena, _, _):
             pending: list[Pending[None]] = []
             for _ in range(8):
@@ -81,15 +105,16 @@ def test_nothing_computes_with_a_neuron_that_is_half_there(seeds: range) -> None
                     foretold.expect(np.flatnonzero(random.random(NEURONS) < 0.2).astype(np.int32))
                     scores = random.normal(-1, 2, NEURONS).astype(np.float32)
                     held = each.divide(scores, 0.0)
-                    both = np.sort(np.concatenate([held.neurons, held.here]))
-                    assert both.tolist() == np.flatnonzero(scores >= 0).tolist()  # once each, and none missed
-                    each.note(both)
-                    pending.append(computed(arena, layer, held))
+                    check_shares(held, each._there[1], scores)  # as it was seen under the lock
+                    balanced += held.shares.threshold_there != held.shares.threshold_here
+                    each.note(np.sort(np.concatenate([held.neurons, held.here])))
+                    pending.append(computed(arena, layer, held, costs))
             for each_pending in pending:
                 each_pending.wait()
             moved += arena.figures.moved
             assert not any(each.slots.faults() for each in arena.layers)
     assert moved > 1000
+    assert balanced > 100  # once costs are known, which takes half of the steps
 
 
 def test_a_move_that_fails_surfaces_at_the_next_step_and_its_neurons_are_the_cpus() -> None:

@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 from scheduler.model.machine import parse_machine
 from scheduler.model.neurons.problem import BATCH, ComputingUnit, LayerNeurons, NeuronProblem
 from scheduler.model.neurons.solve import NeuronPlacement, place_neurons
-from scheduler.model.neurons.table import NeuronTable
 from tpi.errors import PlanError
 
 
@@ -78,16 +77,6 @@ def test_a_placement_is_the_best_of_all_and_keeps_every_constraint(problem: Neur
     placed = place_neurons(problem, gap=0)
     check(problem, placed)
     assert placed.impact == pytest.approx(best, rel=1e-5, abs=1e-5)
-
-
-@given(st.integers(1, 200), st.data())
-def test_a_table_has_every_neuron_once(neurons: int, data: st.DataObject) -> None:
-    chosen = data.draw(st.lists(st.integers(0, neurons - 1), unique=True))
-    table = NeuronTable.of(neurons, np.array(chosen, np.int32))
-    assert sorted([*table.accelerator, *table.cpu]) == list(range(neurons))
-    active = np.array(sorted(data.draw(st.sets(st.integers(0, neurons - 1)))), np.int32)
-    there, here = table.split(active)
-    assert sorted([*table.accelerator[there], *table.cpu[here]]) == active.tolist()
 
 
 def test_an_exchange_that_nothing_repays_leaves_all_on_the_cpu() -> None:

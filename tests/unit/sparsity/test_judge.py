@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from tests.support.kernels.kernel_cases import ffn_case, native
-from worker.neurons.judge import TURNS, Judge, measure_limit
+from worker.neurons.judge import SHORT, TURNS, Judge, measure_limit
 
 
 def steps(judge: Judge, dense: float, sparse: float, tokens: int = 1, count: int = 4 * TURNS) -> list[bool]:
@@ -12,10 +12,10 @@ def steps(judge: Judge, dense: float, sparse: float, tokens: int = 1, count: int
     taken = []
     for _ in range(count):
         judge.begin()
-        taken.append(judge.predicts)
-        if judge.predicts:
-            judge.note_choice(10, 100, sparse / 4, sparse)
-        judge.note(sparse if judge.predicts else dense, tokens)
+        taken.append(judge.predicts(tokens))
+        if taken[-1]:
+            judge.note_choice(10, 100, sparse / 4, sparse, tokens)
+        judge.note(sparse if taken[-1] else dense, tokens)
     return taken
 
 
@@ -23,7 +23,7 @@ def steps(judge: Judge, dense: float, sparse: float, tokens: int = 1, count: int
 def test_what_takes_less_is_gone_on_with(dense: float, sparse: float, pays: bool) -> None:
     judge = Judge("auto")
     taken = steps(judge, dense, sparse)
-    assert judge.pays is pays
+    assert judge.pays() is pays
     assert taken[: 2 * TURNS : 2] != taken[1 : 2 * TURNS : 2]  # by turns
     assert set(taken[3 * TURNS :]) == {pays}
 
@@ -39,10 +39,33 @@ def test_a_sentence_says_what_was_measured() -> None:
     assert "25% of the feed-forward time" in judge.describe()
 
 
-def test_prompts_decide_nothing() -> None:
+def test_parallel_streams_have_turns_of_their_own() -> None:
     judge = Judge("auto")
-    steps(judge, 1.0, 2.0, tokens=4)
-    assert judge.pays is None
+    for tokens, dense, sparse, pays in ((1, 2e-3, 1e-3, True), (4, 4e-3, 8e-3, False), (2, 4e-3, 2e-3, True)):
+        taken = steps(judge, dense, sparse, tokens)
+        assert judge.pays(tokens) is pays
+        assert taken[1:16:2] != taken[:16:2]
+        assert set(taken[3 * TURNS :]) == {pays}
+    assert judge.pays(3) is False  # as 4
+    assert "sparsity is off in steps of 3 to 4 tokens, it does not pay here: a token's" in judge.describe()
+    assert "1.00 ms with all neurons and 2.00 ms with the 10% that are predicted" in judge.describe()
+
+
+def test_a_step_that_breaks_off_tells_nothing() -> None:
+    judge = Judge("auto")
+    steps(judge, 1.0, 2.0, count=5)
+    for _ in range(4 * TURNS):
+        judge.begin()
+        judge.note(100.0, 1)
+        judge.abandon()
+    steps(judge, 1.0, 2.0)
+    assert "1000.00 ms with all neurons and 2000.00 ms" in judge.describe()
+
+
+def test_long_steps_take_no_turns() -> None:
+    judge = Judge("auto")
+    assert all(steps(judge, 1.0, 2.0, tokens=SHORT + 1))  # their costs decide, block by block
+    assert judge.pays(SHORT + 1) is None
 
 
 @pytest.mark.parametrize("mode", ["static", "dynamic"])
@@ -53,3 +76,5 @@ def test_what_is_asked_for_is_done(mode: str) -> None:
 def test_the_limit_is_a_share() -> None:
     case = ffn_case(np.random.default_rng(0), format="q4", layout="record", hidden=64, units=10, activation="relu")
     assert 0 < measure_limit(native, case.spec, case.data) <= 1
+    many = np.ones((20, 64), np.float32)
+    assert 0 < measure_limit(native, case.spec, case.data, x=many) <= 1

@@ -105,7 +105,8 @@ class RecordFfn:
         predicting = part.between[self].wait() if self in part.between else 0.0
         took = perf_counter() - began + predicting
         judge.note(took, len(part.x))
-        judge.note_choice(len(active), self.spec.neuron.units * self.spec.neuron.width, predicting, took)
+        count = self.spec.neuron.units * self.spec.neuron.width
+        judge.note_choice(len(active), count, predicting, took, len(part.x))
         return found
 
 

@@ -67,15 +67,13 @@ class StreamedNeurons:
         """See `scheduler.weights.StepListener`; where both ways take turns it may be another's now."""
         self._node.begin(short)
         if self._turns is not None:
-            self._change_over(self._turns.predicts)
+            self._change_over(self._turns.by_neurons)
             self._turns.start()
 
     def abandon(self) -> None:
         """See `scheduler.weights.StepListener`."""
         self._node.abandon()
         self.tier.abandon()
-        if self._turns is not None:
-            self._turns.start()  # a token that broke off tells nothing
 
     def close(self) -> None:
         """Join the readers, and close the files that they read. Idempotent."""

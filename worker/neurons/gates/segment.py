@@ -1,7 +1,8 @@
 """Feed-forward blocks that are computed gate first: of up and down the neurons alone that their gate calls for.
 
 Nothing is predicted: the gate, a third of a block, is computed whole, and says of each neuron what it can count for
-(`tpi.kernels.gated`). A step of several tokens computes the union of what they need, one of more than `UNION` all.
+(`tpi.kernels.gated`). A step of several tokens computes the union of what they need, one of more
+than `STREAM_TOKENS`, which is what kernels choose for, all.
 """
 
 from collections.abc import Mapping, Sequence
@@ -14,8 +15,7 @@ from tpi.devices.base import Device, Pending
 from tpi.devices.pages import Bytes
 from tpi.errors import TpiError
 from tpi.kernels.gated import GatedKernels
-from tpi.kernels.spec import ChainBlock, FfnSpec, Input, Residual
-from worker.neurons.foresight import UNION
+from tpi.kernels.spec import STREAM_TOKENS, ChainBlock, FfnSpec, Input, Residual
 from worker.node.microbatch import MicroBatch
 from worker.node.order import Phase
 from worker.node.segment import FfnSegment, Launch, Phases, Segment, Take
@@ -93,7 +93,7 @@ class GatedFfn:
 
     def start(self, phases: Phases, data: Bytes, part: MicroBatch, take: Take) -> Pending[F32] | None:
         """See `Segment.start`; all is computed with the output."""
-        if Phase.OUTPUT not in phases or len(part.x) > UNION:
+        if Phase.OUTPUT not in phases or len(part.x) > STREAM_TOKENS:
             return self.plain.start(phases, data, part, take)
         x = take(self)
         return self.launch(lambda: self._compute(data, x))

@@ -18,16 +18,16 @@ def test_what_takes_less_is_gone_on_with_and_what_warms_up_does_not_count(
     judge, taken = TurnsJudge(), list[bool]()
     for token in range(2 * TURNS_EACH * TURN + 5):
         judge.begin()
-        taken.append(judge.predicts)
+        taken.append(judge.by_neurons)
         now[0] += 1000.0  # changing over
         judge.start()
-        seconds = by_neurons if judge.predicts else plain
+        seconds = by_neurons if judge.by_neurons else plain
         now[0] += 100.0 if token % TURN < WARM and token < 2 * TURNS_EACH * TURN else seconds
         judge.note(0.0, 1)
         now[0] += 50.0  # the master's part
     judge.begin()
     assert taken[: 2 * TURN] == [False] * TURN + [True] * TURN
-    assert judge.pays is (by_neurons < plain)
+    assert judge.pays() is (by_neurons < plain)
     assert taken[-4:] == [by_neurons < plain] * 4
     said = f"a token takes {1e3 * plain:.1f} ms with all neurons and {1e3 * by_neurons:.1f} ms with those"
     assert said in judge.describe()
@@ -35,9 +35,44 @@ def test_what_takes_less_is_gone_on_with_and_what_warms_up_does_not_count(
 
 def test_prompts_and_steps_that_compute_nothing_are_no_turns() -> None:
     judge = TurnsJudge()
-    for tokens in (9, 20, 4):
+    for tokens in (9, 20, 400):
         judge.begin()
         judge.note(0.0, tokens)
     judge.begin()
     assert judge.token == 0
-    assert not judge.predicts
+    assert not judge.by_neurons
+
+
+def stepped(judge: TurnsJudge, now: list[float], tokens: int, plain: float, by_neurons: float, count: int) -> None:
+    """So many steps; each takes as long as its way does."""
+    for _ in range(count):
+        judge.begin()
+        now[0] += by_neurons if judge.by_neurons else plain
+        judge.note(0.0, tokens)
+
+
+def test_parallel_streams_are_judged_by_themselves_when_they_come(monkeypatch: pytest.MonkeyPatch) -> None:
+    now, all_turns = [0.0], 2 * TURNS_EACH * TURN
+    monkeypatch.setattr(turns, "perf_counter", lambda: now[0])
+    judge = TurnsJudge()
+    stepped(judge, now, 1, 1.0, 3.0, all_turns + 1)
+    assert judge.pays(1) is False
+    stepped(judge, now, 4, 4.0, 2.0, TURN + all_turns + 1)
+    assert judge.pays(4) is True
+    assert judge.by_neurons
+    stepped(judge, now, 1, 1.0, 3.0, TURN)
+    assert not judge.by_neurons  # what was found out is remembered
+    said = judge.describe()
+    assert "a token takes 1000.0 ms with all neurons and 3000.0 ms" in said
+    assert "a step of 3 to 4 tokens takes 4000.0 ms with all neurons and 2000.0 ms" in said
+
+
+def test_a_request_between_streams_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [0.0]
+    monkeypatch.setattr(turns, "perf_counter", lambda: now[0])
+    judge = TurnsJudge()
+    for _ in range(2 * TURNS_EACH * TURN):
+        stepped(judge, now, 2, 4.0, 2.0, 2)
+        stepped(judge, now, 1, 1.0, 1.0, 1)
+    assert judge.pays(2) is True
+    assert judge.by_neurons

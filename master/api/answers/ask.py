@@ -47,6 +47,7 @@ class ChatAsk:
     use: ToolUse = ToolUse()
     template: Mapping[str, Any] = field(default_factory=dict)
     client: str = ""
+    where: str = "messages"  # the field that holds them
 
 
 @dataclass(frozen=True)

@@ -67,7 +67,7 @@ class Preparer:
             return ReasoningParser(self._thinking, begun, inner) if self._thinking else inner
 
         return self._prepared(
-            tokens, ask.wanted, "messages", parser, grammar, field, self._spelled, not (begun or self._channels)
+            tokens, ask.wanted, ask.where, parser, grammar, field, self._spelled, not (begun or self._channels)
         )
 
     def text(self, ask: TextAsk) -> PreparedAsk:
@@ -83,7 +83,9 @@ class Preparer:
 
     def encode(self, ask: ChatAsk) -> list[int]:
         """Token ids of a conversation with its tools. Errors as `chat`."""
-        self._refuse_long(list(texts_of((ask.messages, ask.use.tools))), "messages")
+        if len(ask.messages) >= self._context:  # each has a token at least, and is marked, rendered, encoded
+            raise self._too_long(f"{len(ask.messages)} messages", ask.where)
+        self._refuse_long(list(texts_of((ask.messages, ask.use.tools))), ask.where)
         messages, names = self._told(ask)
         replay = self.replay.find(messages)
         try:
@@ -94,7 +96,7 @@ class Preparer:
                     raise
                 return self._tokenizer.encode_chat(messages, **names)  # a template that looks into its own turns
         except ModelError as error:
-            raise RequestError(str(error), "messages", "template_refused") from error
+            raise RequestError(str(error), ask.where, "template_refused") from error
 
     def _told(self, ask: ChatAsk) -> tuple[Sequence[Message], dict[str, Any]]:
         """The messages, and what the template is given; where it knows nothing of tools, a system message tells."""

@@ -102,7 +102,7 @@ class ResponsesForm(SamplingFields):
             only,
             self.parallel_tool_calls is not False,
         )
-        return ChatAsk(tuple(said), wanted, use, client=client)
+        return ChatAsk(tuple(said), wanted, use, client=client, where="input")
 
     def _grammar(self) -> tuple[str | None, str]:
         form = self.text.format if self.text else None

@@ -2,6 +2,7 @@
 
 import json
 import socket
+import time
 from collections.abc import Callable, Mapping
 from contextlib import closing
 from pathlib import Path
@@ -17,6 +18,9 @@ from tpi.pack.reader import Pack
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
 SCHEMA = {"type": "json_schema", "json_schema": {"name": "x", "schema": {"type": "nonsense"}}}
 TOOL = {"type": "function", "function": {"name": "look", "parameters": {"type": "object"}}}
+
+SHORT = {"role": "user", "content": "x"}
+SECONDS, TRIES = 0.1, 5  # of processor time in the server and this client; the best of the tries counts
 
 
 def deep(depth: int) -> dict[str, Any]:
@@ -73,6 +77,9 @@ BAD: dict[str, tuple[str, dict[str, Any], str | None]] = {
     ),
     "biases without end": (CHAT, said(logit_bias={str(token): 1 for token in range(20_000)}), "logit_bias"),
     "messages without end": (CHAT, {"messages": [{"role": "user", "content": "x"}] * 60_000}, "messages"),
+    "more messages than tokens": (CHAT, {"messages": [SHORT] * 10_000}, "messages"),
+    "more items than tokens": ("/v1/responses", {"input": [SHORT] * 10_000}, "input"),
+    "a long text of a response": ("/v1/responses", {"input": "Hello you " * 200}, "input"),
     "tools without end": (CHAT, said(tools=[TOOL] * 20_000), "tools"),
     "values without end": (CHAT, said(metadata=["x"] * 300_000), None),
     "values in values": (CHAT, said(metadata=deep(200)), None),
@@ -91,7 +98,12 @@ BAD: dict[str, tuple[str, dict[str, Any], str | None]] = {
 @pytest.mark.parametrize("case", BAD)
 def test_api_abuse(case: str, http: httpx.Client) -> None:
     path, body, field = BAD[case]
-    answer = http.post(path, content=json.dumps(body), headers={"Content-Type": "application/json"})
+    content, times = json.dumps(body), list[float]()
+    while not times or (min(times) >= SECONDS and len(times) < TRIES):  # others may be at work in these caches, too
+        begun = time.process_time()
+        answer = http.post(path, content=content, headers={"Content-Type": "application/json"})
+        times.append(time.process_time() - begun)
+    assert min(times) < SECONDS
     error = answer.json()["error"]
     assert 400 <= answer.status_code < 500, error
     assert error["param"] == field

@@ -13,6 +13,7 @@ from tpi.pack.reader import Pack
 from tpi.partition import FFN_UNIT, Shard
 from tpi.sparsity.files import NAME, load_predictors
 from tpi.sparsity.predictor import Predictor
+from tpi.sparsity.thresholds import DEFAULT_ERROR
 from tpi.sparsity.usage import MARKED, Active, load_marks, load_use
 from tpi.sparsity.usage import NAME as PROFILE
 
@@ -74,17 +75,19 @@ def _as_values(stored: npt.NDArray[np.generic]) -> npt.NDArray[np.float32]:
     return (np.pad(raw, (0, more)) if more else raw).view(np.float32)
 
 
-def predictors_for(sparsity: str, pack: Pack, model: str) -> SentPredictors | None:
-    """What `--sparsity` asks for; None where everything is computed.
+def predictors_for(sparsity: str, pack: Pack, model: str, error: float = DEFAULT_ERROR) -> SentPredictors | None:
+    """What `--sparsity` asks for; None where everything is computed. `error` is `--sparsity-error`.
 
     Raises:
-        UsageError: if neurons are to be chosen, and the model has none that can be, or no predictors.
+        UsageError: if neurons are to be chosen, and the model has none that can be, or no predictors; or if it has
+            some, and another error is asked of them than that of their training.
         ModelError: if the predictors' file is damaged.
     """
     if sparsity == "off":
         return None
     found = load_predictors(pack.path / NAME) if has_records(pack) else {}
     if found:
+        _refuse_error(error, model)
         config = pack.config
         marks = load_marks(pack.path / MARKED, config.layers, config.intermediate)
         return SentPredictors(found, _frequency(pack), marks)
@@ -99,6 +102,14 @@ def predictors_for(sparsity: str, pack: Pack, model: str) -> SentPredictors | No
         f"--sparsity {sparsity}: {model} has no predictors of active neurons; make them with: "
         f"tpi profile -m {model} --text FILE --predictors"
     )
+
+
+def _refuse_error(error: float, model: str) -> None:
+    if error != DEFAULT_ERROR:
+        raise UsageError(
+            f"--sparsity-error {error:g} is about SwiGLU models, whose neurons are chosen by their gate; those of "
+            f"{model} are chosen by predictors, whose thresholds were set when they were trained; leave it out"
+        )
 
 
 def _frequency(pack: Pack) -> F64 | None:

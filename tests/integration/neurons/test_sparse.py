@@ -115,6 +115,19 @@ def test_without_predictors_it_says_how_to_make_them(
     assert predictors_for("auto", relu_pack("q8"), "mine") is None
 
 
+@pytest.mark.parametrize("mode", ["auto", "static", "dynamic"])
+def test_an_error_that_predictors_do_not_hold_is_refused(
+    mode: str, relu_pack: Callable[[str], Pack], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pack = relu_pack("q8")
+    found = exact_predictors(pack)
+    monkeypatch.setattr("master.deployment.predictors.load_predictors", lambda path: found)
+    with pytest.raises(UsageError, match=r"--sparsity-error 0\.1 is about SwiGLU.*mine are chosen by predictors"):
+        predictors_for(mode, pack, "mine", 0.1)
+    assert predictors_for(mode, pack, "mine") is not None
+    assert predictors_for("off", pack, "mine", 0.1) is None
+
+
 def test_activations_that_are_never_zero_are_refused(tiny_pack: Callable[..., Pack]) -> None:
     with pytest.raises(UsageError, match="never 0"):
         predictors_for("static", tiny_pack("llama"), "mine")

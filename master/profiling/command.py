@@ -120,7 +120,7 @@ def _numbered(pack: "Pack", use: NeuronUse, shares: Sequence[float], cache: Path
         with phase(f"renumbering neurons of {pack.path.name}") as progress:
             numbering.keep(cache, progress)
     except WeightsError as error:
-        warn(f"neurons keep the model's own numbers: {error}")
+        warn(f"neurons get no new numbers: {error}")
         return None
     return numbering.figures()
 

@@ -2,18 +2,20 @@
 
 import json
 import subprocess
-from contextlib import suppress
+from contextlib import closing, suppress
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from tests.support.commands import TPI, clean, tpi
+from tests.support.commands import TPI, clean, run_json, tpi
+from tests.support.devices.predicted import all_predictors, exact_predictors
 from tests.support.weights.trained import TEXT, trained_facts, write_trained
 from tpi.kernels import open_kernels
 from tpi.pack.builder.build import open_source, pack_model
+from tpi.pack.library.hold import Hold
 from tpi.pack.reader import Pack
-from tpi.sparsity.files import load_predictors
+from tpi.sparsity.files import load_predictors, save_predictors
 from tpi.sparsity.replay import chunks
 from tpi.sparsity.usage import NAME, load_use
 
@@ -35,6 +37,8 @@ def test_a_profile_says_how_neurons_are_used(pack: Path, tmp_path: Path) -> None
     assert list(found["foretold"]) == ["1", "2", "3"]
     assert (pack / "profile.svg").read_text().startswith("<svg")
     assert load_use(Path(found["profile"])).tokens == found["tokens"]
+    assert found["numbering"]["path"] == str(pack / "numbered-1")
+    assert found["numbering"]["runs"]["after"] < 0.8 * found["numbering"]["runs"]["before"]
 
 
 def test_a_profile_that_was_stopped_goes_on(pack: Path) -> None:
@@ -116,3 +120,32 @@ def test_a_killed_profile_goes_on(pack: Path, tmp_path: Path) -> None:
     (pack / NAME).unlink()
     assert tpi(*words, cache=tmp_path / "cache").stdout == done.stdout
     assert (load_use(pack / NAME).counts == ended.counts).all()
+
+
+def test_neurons_are_renumbered_for_those_who_will_hold_them(pack: Path, tmp_path: Path) -> None:
+    """Three nodes answer as they do with the model's own numbers; a run that uses the new ones keeps them."""
+    save_predictors(pack / "predictors.safetensors", list(exact_predictors(Pack.open(pack)).values()))
+    profiled = ("profile", "-m", str(pack), "--text", str(TEXT), "--tokens", "1024", "--split", "1,1,1")
+    done = tpi(*profiled, cache=tmp_path / "cache")
+    assert done.returncode == 0, done.stderr
+    assert "neurons are renumbered for 3 nodes: a token's active ones of a layer lie in" in done.stdout
+    asked = ("-m", str(pack), "--raw", "-p", "import os", "--temp", "0", "-n", "24", "-c", "64", "--local", "2")
+    dense, sparse = (
+        run_json(*asked, "--sparsity", mode, cache=tmp_path / "cache")["token_ids"] for mode in ("off", "static")
+    )
+    assert sparse == dense
+    assert (pack / "numbered-1-1-1" / ".used").exists()
+    save_predictors(pack / "predictors.safetensors", list(all_predictors(Pack.open(pack)).values()))
+    with closing(Hold(pack / "numbered-1-1-1")):
+        done = tpi(*profiled, cache=tmp_path / "cache")
+    assert done.returncode == 0
+    assert "tpi: neurons get no new numbers: " in done.stderr
+    assert "is in use by a running process; end it, and profile the model again" in done.stderr
+
+
+@pytest.mark.parametrize(("split", "says"), [("1,x", "is neither equal"), (",".join("1" * 40), "too few for 40 nodes")])
+def test_a_split_that_cannot_be_is_refused_at_once(pack: Path, tmp_path: Path, split: str, says: str) -> None:
+    done = tpi("profile", "-m", str(pack), "--text", str(TEXT), "--split", split, cache=tmp_path / "cache")
+    assert done.returncode == 2
+    assert says in done.stderr
+    assert not (pack / NAME).exists()

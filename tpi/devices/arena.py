@@ -36,6 +36,11 @@ def drop(memory: Bytes) -> None:
     """Memory that goes when nothing refers to it any more."""
 
 
+def alone(room: int) -> int:
+    """The bytes of a limit that others than the arena take, where nobody does."""
+    return 0
+
+
 class Arena:
     """Whole pages that nobody else has. May be used by several threads.
 
@@ -49,15 +54,18 @@ class Arena:
         limit: int | None = None,
         allocate: Callable[[int], Bytes] = page_buffer,
         release: Callable[[Bytes], None] = drop,
+        beside: Callable[[int], int] = alone,
     ) -> None:
         """`limit` is in bytes; None: whatever the system gives. `allocate` makes a zeroed buffer of so many bytes.
 
-        `release` is called with each buffer that was freed.
+        `release` is called with each buffer that was freed. `beside` is told how many bytes of the limit are left to
+        others, and says how many they take, when they have given back what they can.
         """
         self.limit = limit
         self._device = device
         self._allocate = allocate
         self._release = release
+        self._beside = beside
         self._lock = Lock()
         self._used = 0
         self._held: dict[int, Bytes] = {}  # by address
@@ -78,8 +86,8 @@ class Arena:
             return self._allocate(0)
         with self._lock:
             used = self._used + round_up(size)
-            if self.limit is not None and used > self.limit:
-                raise DeviceFullError(self._device, self.limit, used)
+            if self.limit is not None and (all_of_it := used + self._beside(self.limit - used)) > self.limit:
+                raise DeviceFullError(self._device, self.limit, all_of_it)
             memory = self._allocate(round_up(size))
             start = bounds(memory)[0]
             self._held[start] = memory

@@ -1,7 +1,62 @@
 """What the kernels keep in memory beside weights and pages: upper bounds, for the memory budget."""
 
+from collections.abc import Collection
+from dataclasses import dataclass
+
 from tpi.config import ModelConfig
-from tpi.kernels.constants import STREAM_TOKENS, slices
+from tpi.kernels.constants import PAGE_TOKENS, STREAM_TOKENS, slices
+from tpi.pack.layout import GROUP, RunLayout, is_quantised
+
+_CHUNK = 8 * PAGE_TOKENS  # positions that a work-group of a card attends to, where a step is short
+_SPLITS = 32  # parts of a short step's columns of records that are added afterwards, at most
+
+
+@dataclass(frozen=True)
+class CardRoom:
+    """What kernels on a card have at once beside weights, keys and values; bytes."""
+
+    token: int  # of each token of a step
+    short: int = 0  # more, of each token of a step that is shorter than `STREAM_TOKENS`
+    fixed: int = 0  # vectors of all blocks
+
+    def nbytes(self, tokens: int) -> int:
+        """Of a step of so many tokens, or of any shorter one."""
+        return self.fixed + max(tokens * self.token, min(tokens, STREAM_TOKENS - 1) * (self.token + self.short))
+
+
+def card_room(
+    config: ModelConfig, units: tuple[int, int, int], runs: Collection[RunLayout], context: int, vectors: int
+) -> CardRoom:
+    """What kernels on a card take for local counts of heads, KV heads and neurons (`units`), and such runs.
+
+    In float32, beside a block's input and its rounding: q, k and v as products and as heads; or heads, what work-groups
+    mix of the values, and that together; or heads, what is mixed, its rounding and the output; or gate, up, their
+    product's rounding and the output. `tpi.devices.opencl.compute` has the code. `context` is in tokens, `vectors` in
+    bytes.
+    """
+    (heads, kv_heads, neurons), hidden = units, config.hidden
+    query, kv = heads * config.head_dim, kv_heads * max(config.head_dim, config.kv_width)
+    finished, mixing = 4 * (query + 2 * kv), 4 * heads * (config.head_dim + 2)
+    spread = 4 * (query + kv)  # of q4 keys
+    attended = (
+        2 * finished,
+        finished + spread + mixing + 4 * query,
+        finished + 4 * query + _rounded(query, runs) + 4 * hidden,
+    )
+    passed = 8 * neurons + _rounded(neurons, runs) + 4 * hidden
+    given = 4 * hidden + _rounded(hidden, runs) + 8 + 6 * heads  # with tables of who attends to what
+    records = any(run.layout == "record" for run in runs)
+    short = max(mixing * -(-context // _CHUNK), 4 * _SPLITS * hidden if records else 0)
+    return CardRoom(given + max(*attended, passed), short, vectors)
+
+
+def _rounded(values: int, runs: Collection[RunLayout]) -> int:
+    """Bytes of so many values as products with these runs' weights want them: codes, scales and sums of groups."""
+    quantised = [run.layout for run in runs for part in run.parts if is_quantised(part.format)]
+    if "record" in quantised:
+        return 4 * values
+    fine = any(part.format == "q8" for run in runs for part in run.parts)
+    return (1 + fine) * values + 8 * values // GROUP if quantised else 0
 
 
 def buffer_bytes(config: ModelConfig, heads: int, kv_heads: int, neurons: int) -> int:

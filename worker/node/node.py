@@ -81,8 +81,9 @@ class Node:
 
     @property
     def prefill_tokens(self) -> int:
-        """The longest step that this node's memory allows."""
-        return self.budget.chunk
+        """The longest step that this node's memory allows, and its accelerator's."""
+        offload = self._residence.offload
+        return self.budget.chunk if offload is None else min(self.budget.chunk, offload.longest)
 
     @property
     def segments(self) -> list[int]:

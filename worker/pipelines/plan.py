@@ -50,6 +50,11 @@ class BatchPlan(OffloadPlan):
     room_bytes: int = field(kw_only=True)
 
     @property
+    def longest(self) -> int:
+        """See `OffloadPlan.longest`: what is computed with at once is a micro-batch of it."""
+        return self.asked.step
+
+    @property
     def staged(self) -> list[int]:
         """See `OffloadPlan.staged`: pages visit by micro-batches, not by layers."""
         return []

@@ -10,7 +10,7 @@ from scheduler.free import default_budget
 from scheduler.model.placement import Speeds
 from tpi.config import ModelConfig
 from tpi.errors import PlanError
-from tpi.kernels.memory import buffer_bytes, slice_bytes
+from tpi.kernels.memory import CardRoom, buffer_bytes, card_room, slice_bytes
 from tpi.kv import page_bytes
 from tpi.net.fields import Card
 from tpi.pack.layout import BlockKind
@@ -138,6 +138,14 @@ def token_bytes(config: ModelConfig, heads: int, kv_heads: int, neurons: int, pa
     `passing` arrays on their way between tiles and nodes.
     """
     return 4 * config.hidden * (5 + passing) + buffer_bytes(config, heads, kv_heads, neurons)
+
+
+def there_bytes(node: NodePlan) -> CardRoom:
+    """What the kernels of an accelerator that computes all of `node` have at once."""
+    vectors = sum(block.vectors_bytes for block in node.blocks if block.kind != "experts")  # theirs are the host's
+    vectors += 4 * len(node.config.inv_freq) * node.config.layers
+    runs = [run.layout for block in node.blocks for run in block.runs]
+    return card_room(node.config, (node.heads, node.kv_heads, node.neurons), runs, node.options.context, vectors)
 
 
 def _passing(node: NodePlan) -> int:

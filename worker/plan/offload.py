@@ -7,12 +7,11 @@ the pieces, the ring and the pages of one node.
 """
 
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from operator import le
 
 from scheduler.model.machine import NodeMachine
-from scheduler.model.offload.choice import OffloadChoice, choose
+from scheduler.model.offload.choice import choose
 from scheduler.model.offload.crossover import turning_point
 from scheduler.model.offload.fitting import feasible, refusal
 from scheduler.model.offload.memory import Needs
@@ -27,13 +26,14 @@ from tpi.devices.pages import PAGE, round_up
 from tpi.errors import PlanError
 from tpi.kernels.spec import PAGE_TOKENS
 from tpi.kv import page_bytes, vector_bytes
-from worker.plan.fit import Tables, need
+from worker.plan.fit import Tables, need, there_bytes
 from worker.plan.node_plan import NodePlan, RunUnits
 from worker.plan.segments import NodeSegment, cut_pieces
 
 _DEPTH = {"performance": 2, "memory": 1}  # segments in the ring at once, and layers' pages beside them
 _DEEPEST = 4  # segments in a ring: more have nothing left to even out
 _VALUE = 4  # bytes of an activation
+_PAGES_BESIDE = 5  # pages of memory for each piece that is cut once more
 Numbers = frozenset[int]
 
 
@@ -58,6 +58,11 @@ class OffloadPlan:
     ahead: int = 0  # segments in a ring at once, if more than `depth`
     in_ram: bool | None = None  # where the others lie: all in memory, all on disk, or (None) as fits
     remark: str = ""  # why it is this plan and no other, for people
+
+    @property
+    def longest(self) -> int:
+        """Tokens of the longest step that the accelerators have room for."""
+        return self.problem.tokens
 
     @property
     def fed(self) -> list[int]:
@@ -178,7 +183,8 @@ def check_offload(plan: NodePlan, machine: NodeMachine, options: OffloadOptions,
     Raises:
         PlanError: if nothing does; names the smallest setting that would do.
     """
-    problem = offload_problem(plan, cut_pieces(plan), machine, options, tables)
+    pieces = cut_pieces(plan)
+    problem = offload_problem(plan, pieces, machine, options, tables, _rounding(plan, pieces))
     if not feasible(problem):
         raise PlanError(refusal(problem))
 
@@ -192,8 +198,8 @@ def decide_offload(
         PlanError: if what the options ask for does not fit; names the smallest setting that would do.
     """
     cut = cut_pieces(plan)
-    problem = offload_problem(plan, cut, machine, options, tables)
-    chosen = _uniform(problem, choose(problem)).offload
+    problem = offload_problem(plan, cut, machine, options, tables, _rounding(plan, cut))
+    chosen = choose(problem).offload
     problem = replace(problem, cards=chosen.cards)
     dealt = chosen.cards or (0,) * len(cut)
     pieces = tuple(replace(piece, device=1 + card) for piece, card in zip(cut, dealt, strict=True))
@@ -215,22 +221,6 @@ def decide_offload(
     return planned.deepened(problem.rooms)
 
 
-def _uniform(problem: Problem, choice: OffloadChoice) -> OffloadChoice:
-    """The choice, or the best that takes all or nothing up: a disk is read in the order of use, by one reader."""
-    offload = choice.offload
-    outside = [number for number, tier in enumerate(offload.residence) if tier != "gpu"]
-    mixed = any(len({places[number] for number in outside}) > 1 for places in (offload.prompt, offload.decode))
-    if "disk" not in offload.residence or not mixed:
-        return choice
-    found = []
-    ways: list[tuple[Place, Place]] = [("accelerator", "host"), ("accelerator", "accelerator"), ("host", "host")]
-    for prompt, decode in ways:
-        limits = replace(problem.limits, prompt=prompt, decode=decode)
-        with suppress(PlanError):
-            found.append(choose(replace(problem, limits=limits, cards=offload.cards)))
-    return min(found, key=lambda each: each.seconds, default=choice)
-
-
 def _by_length(
     problem: Problem, chosen: Offload, options: OffloadOptions, kept: Numbers
 ) -> tuple[Numbers, Numbers, int]:
@@ -244,12 +234,20 @@ def _there(places: Sequence[Place]) -> Numbers:
 
 
 def offload_problem(
-    plan: NodePlan, pieces: Sequence[NodeSegment], machine: NodeMachine, options: OffloadOptions, tables: Tables | None
+    plan: NodePlan,
+    pieces: Sequence[NodeSegment],
+    machine: NodeMachine,
+    options: OffloadOptions,
+    tables: Tables | None,
+    reserve: int | None = None,
 ) -> Problem:
-    """The node's part as the cost model knows it; memory for rounding up to pages is set aside."""
-    demand = need(plan, tables)
-    rounding = PAGE * (len(pieces) + 4 * len(pieces))
-    smaller = machine.with_cards(lambda card: replace(card, memory=max(0, card.memory - rounding)))
+    """The node's part as the cost model knows it.
+
+    `reserve` bytes of each accelerator are set aside for what is rounded up to pages of memory; by default some pages
+    for every piece, for plans that cut it once more.
+    """
+    demand, reserve = need(plan, tables), PAGE * _PAGES_BESIDE * len(pieces) if reserve is None else reserve
+    smaller = machine.with_cards(lambda card: replace(card, memory=max(0, card.memory - reserve)))
     context = plan.options.pages * PAGE_TOKENS
     work = NodeWork(
         tuple(_segment_work(plan.config, piece, plan) for piece in pieces),
@@ -260,9 +258,19 @@ def offload_problem(
         work=work,
         machine=replace(smaller, memory=plan.options.memory or machine.memory),
         request=Workload(min(512, context // 2), min(128, context // 2), 1, context),
-        needs=Needs(demand.token, demand.fixed),
+        needs=Needs(demand.token, demand.fixed, there_bytes(plan)),
         limits=Limits(options.weights_tier, options.kv_tier, options.pipeline_kind, *_forced(options)),
+        longest=plan.options.prefill_tokens,
+        reserve=reserve,
     )
+
+
+def _rounding(plan: NodePlan, pieces: Sequence[NodeSegment]) -> int:
+    """Bytes by which experts, and the pages of layers, are larger in an accelerator's memory than the model knows."""
+    weights = sum(_size(piece) - piece.nbytes for piece in pieces if piece.block.kind == "experts")
+    layers = sum(piece.block.kind == "attention" for piece in pieces)
+    kv = 2 * plan.kv_heads * vector_bytes(plan.config.head_dim, plan.options.kv_dtype)
+    return weights + layers * (layer_pages_bytes(plan) - plan.options.pages * PAGE_TOKENS * kv)
 
 
 def _forced(options: OffloadOptions) -> tuple[Place | None, Place | None]:
@@ -273,16 +281,17 @@ def _forced(options: OffloadOptions) -> tuple[Place | None, Place | None]:
 
 
 def _segment_work(config: ModelConfig, piece: NodeSegment, plan: NodePlan) -> SegmentWork:
-    weights = sum(_weights(run) for run in piece.runs)
-    if piece.block.kind != "attention":
-        mixture = config.mixture if piece.block.kind == "experts" else None
-        routed = sum(run.nbytes for run in piece.runs if run.name == "neuron") if mixture else 0
-        chosen = mixture.used / mixture.experts if mixture else 1.0
-        return SegmentWork(piece.block.number, piece.block.kind, piece.nbytes, weights, routed=routed, chosen=chosen)
+    """Bytes in whole pages of memory, but of experts, whose shares of them count."""
+    block, weights = piece.block, sum(_weights(run) for run in piece.runs)
+    mixture = config.mixture if block.kind == "experts" else None
+    if mixture is not None:
+        routed = sum(run.nbytes for run in piece.runs if run.name == "neuron")
+        chosen = mixture.used / mixture.experts
+        return SegmentWork(block.number, block.kind, piece.nbytes, weights, routed=routed, chosen=chosen)
+    if block.kind != "attention":
+        return SegmentWork(block.number, block.kind, _size(piece), weights)
     kv = 2 * plan.kv_heads * vector_bytes(config.head_dim, plan.options.kv_dtype)
-    return SegmentWork(
-        piece.block.number, piece.block.kind, piece.nbytes, weights, kv, 4 * plan.heads * config.head_dim
-    )
+    return SegmentWork(block.number, block.kind, _size(piece), weights, kv, 4 * plan.heads * config.head_dim)
 
 
 def _weights(run: RunUnits) -> int:

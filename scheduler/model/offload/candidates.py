@@ -154,7 +154,7 @@ def _lefts(problem: Problem, ends: Sequence[I64]) -> set[int]:
 def _most_beside(problem: Problem) -> int:
     """Bytes that the accelerator needs for other things at most: every number of segments from there on is tried."""
     slots = max(ACCELERATOR_SLOTS.values()) * int(problem.sizes.max())
-    return kv_pages(problem.work, problem.request) + slots + problem.tokens * problem.needs.token
+    return kv_pages(problem.work, problem.request) + slots + problem.needs.there.nbytes(problem.tokens)
 
 
 def _orders(problem: Problem) -> list[list[int]]:

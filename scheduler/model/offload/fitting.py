@@ -50,13 +50,32 @@ def possible(problem: Problem, of: Residences, way: int, stretch: Stretch) -> Ma
     if place == "accelerator":
         found &= of.there(way).all(axis=0)
     elif place == "host":
-        found &= ~(of.there(way) & ~of.gpu & (~of.attends | (of.kv == "ram"))).any(axis=0)
+        found &= _only_what_must(of, way)
+    found &= _one_reader(of, way)
     if device is None:
         return found & ~of.gpu.any(axis=0) & (way == 0) & (of.kv == "ram")
     tokens = problem.tokens if stretch == "prompt" else problem.request.sequences
     for number, card in enumerate(problem.machine.cards):
         found &= accelerator_bytes(problem, of, way, tokens, number).total <= card.memory
     return found
+
+
+def _only_what_must(of: Residences, way: int) -> Mask:
+    """Whether the accelerator computes nothing that lies elsewhere, but for attention whose keys and values it has."""
+    there = np.full(of.count, of.kv == "gpu")
+    dragged = there & of.disk.any(axis=0) & (of.attends & ~of.gpu).any(axis=0)  # see `_one_reader`
+    lifted = (of.there(way) & ~of.gpu & (~of.attends | (of.kv == "ram"))).any(axis=0)
+    return np.logical_or(dragged, np.logical_not(lifted))
+
+
+def _one_reader(of: Residences, way: int) -> Mask:
+    """Whether nothing comes from disk, or all that lies outside is computed in one place.
+
+    A disk is read in the order of use by one reader, which is either the ring or the host.
+    """
+    outside, there = ~of.gpu, of.there(way)
+    mixed = (outside & there).any(axis=0) & (outside & ~there).any(axis=0)
+    return np.logical_not(mixed & of.disk.any(axis=0))
 
 
 @dataclass(frozen=True)
@@ -101,7 +120,7 @@ def accelerator_bytes(problem: Problem, of: Residences, way: int, tokens: int, c
         layers = largest_neighbours(there & of.attends, kv_token, slots)
     pages = kv_pages(problem.work, problem.request) * layers // max(problem.work.kv_token, 1)
     lifted = largest_neighbours(there & ~gpu, problem.sizes, slots)
-    activations = np.where(there.any(axis=0), tokens * problem.needs.token, 0)
+    activations = np.where(there.any(axis=0), problem.needs.there.nbytes(tokens), 0)
     return TakenBytes(kept, np.broadcast_to(pages, kept.shape), lifted, activations)
 
 
@@ -132,7 +151,7 @@ def refusal(problem: Problem) -> str:
         return f"{_mib(problem.machine.memory)} of memory are too little for {what}: --memory {least}MiB would do"
     least = _least(lambda size: with_gpu_memory(problem, size))
     if least < _MOST:
-        have = " and ".join(_mib(card.memory) for card in problem.machine.cards) or _mib(0)
+        have = " and ".join(_mib(card.memory + problem.reserve) for card in problem.machine.cards) or _mib(0)
         return f"{have} of GPU memory are too little for {what}: --gpu-memory {least}MiB would do"
     enough = with_gpu_memory(problem, _MOST)
     memory = _least(lambda size: with_memory(enough, size))
@@ -146,8 +165,9 @@ def with_memory(problem: Problem, size: int) -> Problem:
 
 
 def with_gpu_memory(problem: Problem, size: int) -> Problem:
-    """The same with so many MiB on every accelerator, if there is one."""
-    return replace(problem, machine=problem.machine.with_cards(lambda card: replace(card, memory=size * _MIB)))
+    """The same with so many MiB on every accelerator, if there is one, less what is set aside."""
+    left = max(0, size * _MIB - problem.reserve)
+    return replace(problem, machine=problem.machine.with_cards(lambda card: replace(card, memory=left)))
 
 
 def _least(of: Callable[[int], Problem]) -> int:

@@ -7,7 +7,7 @@ PIPO's appendix B, for what this runtime allocates:
 | W_mha + W_mlp, preloading   | the largest two neighbours among the segments that stream                        |
 | W_mha or W_mlp, without     | the largest segment that streams                                                 |
 | 2C/l decoding, C/l without  | as many layers of pages as there are slots, if they lie in RAM and are used here |
-| pbs(5d + hs), pbs(3d_h + 2d)| `worker.plan.fit.token_bytes` per token of a step: no scores of s^2, but a chunk |
+| pbs(5d + hs), pbs(3d_h + 2d)| `tpi.kernels.memory.card_room` for a step: no scores of s^2, but a chunk          |
 | W_embed, pbsV               | nothing: tables are the host's, and one row of logits per sequence               |
 
 What stays is added to that. Slots and pages are allocated once, so a node takes the most of both stretches.
@@ -21,6 +21,7 @@ from scheduler.model.machine import NodeMachine
 from scheduler.model.offload.timeline import ACCELERATOR_SLOTS, HOST_SLOTS
 from scheduler.model.offload.work import NodeWork, Offload, Stretch, Workload, kv_pages
 from scheduler.model.ring import neighbours
+from tpi.kernels.memory import CardRoom
 
 _CHUNK_SHARE = 8  # a chunk's activations take at most one part in so many of either memory
 STAGED = 2  # pieces in pinned memory on their way to the accelerator
@@ -32,6 +33,12 @@ class Needs:
 
     token: int  # activations of one token of a step (`worker.plan.fit.token_bytes`)
     fixed: int = 0  # of the host, whatever is placed: the process, vectors, tables' rows, sampling
+    card: CardRoom | None = None  # of an accelerator; None: as much for a token as on the host
+
+    @property
+    def there(self) -> CardRoom:
+        """What kernels on an accelerator have at once."""
+        return self.card or CardRoom(self.token)
 
 
 @dataclass(frozen=True)
@@ -69,11 +76,13 @@ def head_tiles(work: NodeWork) -> int:
     return min(2 * TILE, work.head.nbytes)
 
 
-def chunk_tokens(machine: NodeMachine, request: Workload, needs: Needs) -> int:
-    """Tokens of a step of a prompt: `LONGEST_CHUNK`, halved until its activations are modest on all devices."""
-    least = min([machine.memory, *(card.memory for card in machine.cards)])
-    chunk = min(LONGEST_CHUNK, request.prompt * request.sequences)
-    while chunk > 1 and chunk * needs.token > least // _CHUNK_SHARE:
+def chunk_tokens(machine: NodeMachine, request: Workload, needs: Needs, longest: int = LONGEST_CHUNK) -> int:
+    """Tokens of a step of a prompt: `longest`, halved until its activations are modest on all devices."""
+    least = min((card.memory for card in machine.cards), default=machine.memory)
+    chunk = min(longest, request.prompt * request.sequences)
+    while chunk > 1 and not (
+        chunk * needs.token <= machine.memory // _CHUNK_SHARE and chunk * needs.there.token <= least // _CHUNK_SHARE
+    ):
         chunk //= 2
     return chunk
 
@@ -117,6 +126,7 @@ def _accelerator(
         slots=max(prompt.slots, decode.slots),
         kv=max(prompt.kv, decode.kv),
         activations=max(prompt.activations, decode.activations),
+        other=max(prompt.other, decode.other),
     )
 
 
@@ -131,7 +141,8 @@ def _in_stretch(
         weights=_lying(mine, offload, "gpu"),
         slots=_slots(_lifted(work, offload, stretch, card), offload.slots or ACCELERATOR_SLOTS[offload.pipeline]),
         kv=kv,
-        activations=tokens * needs.token if any(there) else 0,
+        activations=needs.there.nbytes(tokens) - needs.there.fixed if any(there) else 0,
+        other=needs.there.fixed if any(there) else 0,
     )
 
 

@@ -6,6 +6,7 @@ from functools import cached_property
 import numpy as np
 import numpy.typing as npt
 
+from scheduler.budget import LONGEST_CHUNK
 from scheduler.model.machine import NodeMachine
 from scheduler.model.offload.memory import Needs, chunk_tokens
 from scheduler.model.offload.tasks import Mask
@@ -40,11 +41,13 @@ class Problem:
     limits: Limits = Limits()
     exchange: float = 0.0  # seconds after each block
     cards: Cards = ()  # as its segments are dealt to several accelerators; empty with several: to be chosen
+    longest: int = LONGEST_CHUNK  # tokens of a step at most
+    reserve: int = 0  # bytes that `machine` leaves out of every accelerator's memory: pages are rounded up
 
     @cached_property
     def chunk(self) -> int:
         """Tokens of a step of a prompt."""
-        return chunk_tokens(self.machine, self.request, self.needs)
+        return chunk_tokens(self.machine, self.request, self.needs, self.longest)
 
     @cached_property
     def sizes(self) -> I64:
@@ -63,8 +66,8 @@ class Problem:
 
     @property
     def rooms(self) -> list[int]:
-        """Bytes of each accelerator's memory beside the activations of a step."""
-        return [card.memory - self.tokens * self.needs.token for card in self.machine.cards]
+        """Bytes of each accelerator's memory beside what its kernels have for a step."""
+        return [card.memory - self.needs.there.nbytes(self.tokens) for card in self.machine.cards]
 
     @property
     def tokens(self) -> int:

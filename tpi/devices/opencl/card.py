@@ -1,14 +1,16 @@
-"""An OpenCL device as its kernels and copies use it: a queue to compute on, programs, memory for activations."""
+"""An OpenCL device as its kernels and copies use it: a queue to compute on, programs, an arena, and activations."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from threading import RLock
 from typing import Any
 
 import numpy as np
 
-from tpi.devices.arena import Array
+from tpi.devices.arena import Arena, Array
 from tpi.devices.opencl.addresses import Addresses
+from tpi.devices.opencl.buffers import BufferPool, PooledBuffer
 from tpi.devices.opencl.discover import opencl
 from tpi.devices.opencl.programs import Program, Programs
 from tpi.errors import DeviceError
@@ -20,8 +22,8 @@ LANES = 64  # work-items of a work-group, as common.cl has it
 class OpenClCard:
     """One device: an in-order queue, and buffers that come from a pool. Takes its users one after the other."""
 
-    def __init__(self, name: str, device: Any) -> None:
-        """`device` is a `pyopencl.Device`."""
+    def __init__(self, name: str, device: Any, limit: int) -> None:
+        """`device` is a `pyopencl.Device`; `limit` in bytes is of its arena and of buffers for activations together."""
         cl = opencl()
         self.name = name
         self.device = device
@@ -29,8 +31,14 @@ class OpenClCard:
         self.addresses = Addresses(name, self._create)
         self._queue = cl.CommandQueue(self.context)
         self._programs = Programs(self.context)
-        self._pool = cl.tools.MemoryPool(cl.tools.ImmediateAllocator(self._queue))
+        self._pool = BufferPool(name, partial(cl.Buffer, self.context, cl.mem_flags.READ_WRITE), self._queue.finish)
         self._lock = RLock()
+        self.memory = Arena(name, limit, self.addresses.allocate, self.addresses.release, self._trimmed)
+
+    @property
+    def working_bytes(self) -> int:
+        """Bytes beside the arena: activations of the calls under way, what is held for the next, and vectors."""
+        return self._pool.nbytes
 
     @contextmanager
     def working(self) -> Iterator[None]:
@@ -60,35 +68,29 @@ class OpenClCard:
         local = (LANES, *(1 for _ in groups[1:]))
         self._programs.kernel(program, kernel)(self._queue, size, local, *map(_argument, arguments))
 
-    def empty(self, *shape: int) -> Any:
+    def empty(self, *shape: int) -> PooledBuffer:
         """A buffer for 4-byte values of this shape; it goes back to the pool when nothing refers to it."""
-        return self._pool.allocate(max(4, 4 * int(np.prod(shape, dtype=np.int64))))
+        return self._pool.take(4 * int(np.prod(shape, dtype=np.int64)), self.memory)
 
-    def zeros(self, *shape: int) -> Any:
+    def zeros(self, *shape: int) -> PooledBuffer:
         """As `empty`, with zeros."""
-        buffer = self.empty(*shape)
-        opencl().enqueue_fill_buffer(self._queue, buffer, np.uint8(0), 0, buffer.size)
-        return buffer
+        taken = self.empty(*shape)
+        opencl().enqueue_fill_buffer(self._queue, taken.buffer, np.uint8(0), 0, taken.buffer.size)
+        return taken
 
-    def upload(self, array: Array) -> Any:
+    def upload(self, array: Array) -> PooledBuffer:
         """A buffer with an array's values, which may change again at once; any contiguous array of 4-byte values."""
-        buffer = self.empty(array.size)
+        taken = self.empty(array.size)
         if array.size:
-            opencl().enqueue_copy(self._queue, buffer, np.ascontiguousarray(array), is_blocking=True)
-        return buffer
+            opencl().enqueue_copy(self._queue, taken.buffer, np.ascontiguousarray(array), is_blocking=True)
+        return taken
 
-    def download(self, buffer: Any, *shape: int) -> F32:
+    def download(self, taken: PooledBuffer, *shape: int) -> F32:
         """A buffer's floats, when all that was enqueued is done."""
         out = np.empty(shape, np.float32)
         if out.size:
-            opencl().enqueue_copy(self._queue, out, buffer, is_blocking=True)
+            opencl().enqueue_copy(self._queue, out, taken.buffer, is_blocking=True)
         return out
-
-    def duplicate(self, buffer: Any, target: Any, *shape: int) -> None:
-        """Copy 4-byte values from one buffer to another."""
-        count = 4 * int(np.prod(shape, dtype=np.int64))
-        if count:
-            opencl().enqueue_copy(self._queue, target, buffer, byte_count=count)
 
     def located(self, array: Array) -> tuple[Any, np.uint64]:
         """The buffer and the offset of an array of the device, as kernels take them."""
@@ -101,8 +103,13 @@ class OpenClCard:
         """Wait for what was enqueued and give all memory back. Idempotent."""
         with self.working():
             self._queue.finish()
-            self._pool.stop_holding()
+            self._pool.trim()
             self.addresses.close()
+
+    def _trimmed(self, room: int) -> int:
+        """Bytes that buffers of kernels take, after those are let go that are held and have no place in `room`."""
+        with self.working():
+            return self._pool.trim(room)
 
     def _create(self, size: int) -> Any:
         """A zeroed buffer: writing to it shows whether it is there."""
@@ -121,6 +128,8 @@ class OpenClCard:
 
 
 def _argument(value: Any) -> Any:
+    if isinstance(value, PooledBuffer):
+        return value.buffer
     if isinstance(value, (bool, int)):
         return np.int32(value)
     return np.float32(value) if isinstance(value, float) else value

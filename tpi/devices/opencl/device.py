@@ -3,7 +3,6 @@
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from tpi.devices.arena import Arena
 from tpi.devices.base import Event, Pending
 from tpi.devices.inorder import InOrder
 from tpi.devices.opencl.card import OpenClCard
@@ -15,20 +14,25 @@ from tpi.errors import UsageError
 from tpi.kernels import Kernels
 
 T = TypeVar("T")
-_MARGIN = 8  # a part in so many of the memory is left to activations, programs and the screen
+_MARGIN = 8  # a part in so many of the memory is left to programs and the screen
 
 
 class OpenClDevice:
     """See `tpi.devices.base.Device`."""
 
     def __init__(self, name: str, device: Any, limit: int) -> None:
-        """`device` is a `pyopencl.Device`; `limit` in bytes is of what is allocated in its arena."""
+        """`device` is a `pyopencl.Device`; `limit` in bytes is of its arena and of what kernels have beside it."""
         self.name = name
-        self._card = OpenClCard(name, device)
-        self.memory = Arena(name, limit, self._card.addresses.allocate, self._card.addresses.release)
+        self._card = OpenClCard(name, device, limit)
+        self.memory = self._card.memory
         self.kernels: Kernels = OpenClKernels(self._card, self.memory)
         self._copies = Copies(self._card)
         self._computing = InOrder(f"{name} compute")
+
+    @property
+    def used(self) -> int:
+        """Bytes of its memory that are taken: the arena's, and what kernels have beside it."""
+        return self.memory.used + self._card.working_bytes
 
     def copy(self, source: Bytes, target: Bytes) -> Event:
         """See `Device.copy`."""

@@ -10,7 +10,8 @@ from tpi.devices.pages import Bytes
 from tpi.errors import PlanError
 from tpi.trace import OFF, NoTrace
 from worker.accelerator.accelerated import Accelerated, LinkFigures
-from worker.demand.arena import MB, ExpertArena
+from worker.demand.arena import ExpertArena
+from worker.demand.best import MB
 from worker.demand.hybrid import HybridExperts
 from worker.demand.offload import ExpertPlan
 from worker.demand.plan import recording_of, routed_of

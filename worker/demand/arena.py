@@ -24,8 +24,9 @@ from tpi.errors import DeviceError
 from tpi.kernels.constants import STREAM_TOKENS
 from tpi.kernels.spec import F32, RouterSpec
 from tpi.trace import OFF, NoTrace
+from worker.demand.best import hits, megabytes, the_best
 
-MB = 1e6
+_BELADY = "Belady's policy:"
 
 
 class LinkedExperts(HostUnits):
@@ -150,13 +151,13 @@ class ExpertArena:
 
     def describe(self) -> str:
         """What became of it, with the figures, in half a sentence."""
-        stats, best, units = self.cache.stats(), self.best(), len(self._source.keys)
-        here, moved = stats.elsewhere / max(1, stats.uses), stats.bytes_per_step / MB
+        stats, units, (_, recorded) = self.cache.stats(), len(self._source.keys), self.cache.recording()
+        best, here = self.best(), stats.elsewhere / max(1, stats.uses)
         return (
-            f"{self.cache.capacity} of {units} of those as they are wanted: {stats.hit_rate:.0%} of the chosen were "
-            f"there (Belady's policy: {best.hit_rate:.0%}), the CPU computed {here:.0%}; {moved:.2f} MB over the link "
-            f"per step (Belady's: {best.bytes_per_step / MB:.2f}), {stats.ahead} ahead ({stats.ahead_used} used, "
-            f"{stats.ahead_wasted} wasted); kept {self.policy.sentence}"
+            f"{self.cache.capacity} of {units} of those as they are wanted: {hits(stats)} of the chosen were there "
+            f"{the_best(hits, stats, recorded, best, _BELADY)}, the CPU computed {here:.0%}; {megabytes(stats)} MB "
+            f"over the link per step {the_best(megabytes, stats, recorded, best, _BELADY)}, {stats.ahead} ahead "
+            f"({stats.ahead_used} used, {stats.ahead_wasted} wasted); kept {self.policy.sentence}"
         )
 
     def best(self) -> Replayed:

@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 import numpy as np
 
 from scheduler.demand.cache import DemandCache
-from scheduler.demand.choice.replay import Replayed, bound
+from scheduler.demand.choice.replay import Recording, Replayed, bound
 from scheduler.demand.hold import DemandedBlock
 from scheduler.demand.workers import Readers
 from scheduler.storage.disk import Disk
@@ -13,6 +13,7 @@ from scheduler.weights import Hold
 from scheduler.window.stats import ReadClock
 from tpi.devices.pages import Bytes, page_buffer
 from tpi.trace import NoTrace
+from worker.demand.best import hits, megabytes, the_best
 from worker.demand.gathered import GatheredExperts
 from worker.demand.plan import DemandPlan
 from worker.node.segment import ExpertsSegment, Segment
@@ -68,11 +69,12 @@ class Fetched:
         stats = self.cache.stats()
         if not stats.uses:
             return ""
-        best = self._bound()
+        recording, recorded = self.cache.recording()
+        best = self._bound(recording)
         return (
             f"experts come from disk as they are wanted: {self.cache.capacity} of {len(self._plan.units)} in memory, "
-            f"{stats.hit_rate:.0%} found there (at best {best.hit_rate:.0%}), "
-            f"{stats.bytes_per_step / 1e6:.2f} MB read per step (at best {best.bytes_per_step / 1e6:.2f}), "
+            f"{hits(stats)} found there {the_best(hits, stats, recorded, best, 'at best')}, "
+            f"{megabytes(stats)} MB read per step {the_best(megabytes, stats, recorded, best, 'at best')}, "
             f"{stats.ahead} read ahead ({stats.ahead_used} used, {stats.ahead_wasted} wasted); "
             f"kept {self.policy.sentence}"
         )
@@ -81,9 +83,8 @@ class Fetched:
         """Join the readers. Idempotent."""
         self.cache.close()
 
-    def _bound(self) -> Replayed:
+    def _bound(self, recording: Recording) -> Replayed:
         """What Belady's policy makes of the steps that were recorded."""
-        recording, _ = self.cache.recording()
         if self._best is None or len(recording.steps) != self._best.steps:
             self._best = bound(recording.of_at_most(self.cache.capacity), self.cache.capacity, self._unit_bytes)
         return self._best

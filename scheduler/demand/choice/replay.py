@@ -10,13 +10,9 @@ from itertools import groupby
 
 import numpy as np
 
-from scheduler.demand.policies import F64, Key, Policy, PolicyChoice, Units
+from scheduler.demand.policies import F64, Key, Policy, Units
 from scheduler.demand.table import SlotTable
 from tpi.errors import PlanError
-
-_HALF_LIVES = (16.0, 64.0, 256.0)  # steps
-_WEIGHTS = (1.0, 8.0)  # lambda
-_PINNED_SHARES = (0.5, 0.9)  # of the slots
 
 
 @dataclass(frozen=True)
@@ -171,41 +167,3 @@ def bound_with_bypass(recording: Recording, first: Units, unit_bytes: int = 1) -
         there[kept] = True
     uses = int(recording.counts.sum())
     return Replayed("Belady", hits, uses, len(recording.steps), unit_bytes, came)
-
-
-def candidates(recording: Recording, slots: int) -> list[PolicyChoice]:
-    """The policies that are tried on a recording; what is pinned is what it uses most."""
-    often = np.argsort(-recording.counts, kind="stable")
-    pinned = [tuple(often[: int(share * slots)].tolist()) for share in _PINNED_SHARES]
-    return [
-        PolicyChoice("lru"),
-        PolicyChoice("lfu"),
-        *(PolicyChoice("aged", half_life) for half_life in _HALF_LIVES),
-        *(PolicyChoice("pins", pinned=units) for units in pinned),
-        *(PolicyChoice("importance", half_life, weight) for half_life in _HALF_LIVES for weight in _WEIGHTS),
-    ]
-
-
-def compare(recording: Recording, slots: int, unit_bytes: int = 1) -> list[tuple[PolicyChoice, Replayed]]:
-    """Every candidate with what it makes of the recording, the best first. Errors as `replay`."""
-    tried = [
-        (choice, replay(recording, choice.open(recording.blocks), slots, unit_bytes, choice.name))
-        for choice in candidates(recording, slots)
-    ]
-    return sorted(tried, key=lambda pair: -pair[1].hits)
-
-
-def choose(recording: Recording, slots: int) -> PolicyChoice:
-    """The policy that suits a model whose routing was recorded, judged on steps that it has not seen.
-
-    Pins are chosen from the first half and every policy is judged on the second, for which the first warms it up.
-    Errors as `replay`.
-    """
-    half = len(recording.steps) // 2
-    seen = Recording(recording.blocks, recording.steps[:half])
-
-    def later_hits(choice: PolicyChoice) -> int:
-        both = replay(recording, choice.open(recording.blocks), slots).hits
-        return both - replay(seen, choice.open(seen.blocks), slots).hits
-
-    return max(candidates(seen, slots), key=later_hits)

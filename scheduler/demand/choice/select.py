@@ -64,14 +64,15 @@ def select(recording: Recording, slots: int) -> Selected:
         both = replay(known, choice.open(known.blocks), slots).hits
         return (both - replay(seen, choice.open(known.blocks), slots).hits) / max(1, uses)
 
-    tried = {choice: found(choice) for choice in _candidates(seen, slots)}
+    tried = {choice: found(choice) for choice in candidates(seen, slots)}
     best = (bound(known, slots).hits - bound(seen, slots).hits) / max(1, uses)
     allowed = [choice for choice in tried if sensible(choice, slots, known.units_per_step) == choice]
     choice = max(allowed, key=tried.__getitem__)
     return Selected(choice, tried[choice], tried[PolicyChoice("lru")], max(best, tried[choice]))
 
 
-def _candidates(seen: Recording, slots: int) -> list[PolicyChoice]:
+def candidates(seen: Recording, slots: int) -> list[PolicyChoice]:
+    """The policies that are tried; what is pinned is what `seen` uses most."""
     often = np.argsort(-seen.counts, kind="stable")
     pinned = tuple(often[: int(_PINNED * slots)].tolist())
     return [

@@ -1,0 +1,15 @@
+"""What is said of a demand cache beside Belady's policy."""
+
+from scheduler.demand.choice.replay import Replayed
+from scheduler.demand.stats import DemandStats
+from worker.demand.best import hits, megabytes, the_best
+
+BEST = Replayed("Belady", hits=70, uses=100, steps=256, unit_bytes=1_000_000)
+
+
+def test_the_best_of_a_recorded_part_stands_beside_that_parts_own_figure() -> None:
+    part = DemandStats(steps=256, hits=50, misses=50, read_bytes=50_000_000)
+    whole = DemandStats(steps=2000, hits=900, misses=100, read_bytes=100_000_000)
+    assert the_best(hits, whole, part, BEST, "at best") == "(in the first 256 steps 50%, at best 70%)"
+    assert the_best(megabytes, whole, part, BEST, "at best") == "(in the first 256 steps 0.20, at best 0.12)"
+    assert the_best(hits, part, part, BEST, "at best") == "(at best 70%)"

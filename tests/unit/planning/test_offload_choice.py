@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from scheduler.model.machine import Accelerator, DeviceLink, DiskRate, NodeMachine, Rates
 from scheduler.model.offload.choice import OffloadChoice, choose
+from scheduler.model.offload.fitting import with_gpu_memory
 from scheduler.model.offload.memory import Needs, peaks
 from scheduler.model.offload.problem import Limits, Problem
 from scheduler.model.offload.tasks import Candidates, Tasks
@@ -20,8 +21,10 @@ from scheduler.model.offload.work import (
     PLACES,
     STRETCHES,
     TIERS,
+    KvTier,
     NodeWork,
     Offload,
+    Pipeline,
     Place,
     Stretch,
     Tier,
@@ -29,6 +32,7 @@ from scheduler.model.offload.work import (
 )
 from tests.support.devices.offload_cases import ATTENTION, MACHINE, layers
 from tpi.errors import PlanError
+from tpi.kernels.memory import CardRoom
 
 MIB = 1 << 20
 KV = 8  # bytes of one token's keys and values in a layer
@@ -79,8 +83,15 @@ def everything(problem: Problem) -> Iterator[Offload]:
         for kv, pipeline, prompt in product(KV_TIERS, PIPELINES, product(*choices)):
             for decode in product(*choices):
                 chosen = Offload(residence, prompt, decode, kv, pipeline)
-                if kv == "ram" or attends_there(problem, chosen):
+                if (kv == "ram" or attends_there(problem, chosen)) and one_reader(chosen):
                     yield chosen
+
+
+def one_reader(chosen: Offload) -> bool:
+    """Whether nothing comes from disk, or whatever is not on the accelerator is computed in one place in a step."""
+    outside = [number for number, tier in enumerate(chosen.residence) if tier != "gpu"]
+    places = [{chosen.places(stretch)[number] for number in outside} for stretch in STRETCHES]
+    return "disk" not in chosen.residence or all(len(each) == 1 for each in places)
 
 
 def attends_there(problem: Problem, chosen: Offload) -> bool:
@@ -134,7 +145,42 @@ def test_what_was_chosen_fits_and_takes_as_long_as_it_says(count: int, data: st.
     problem = problem_of(data.draw(machines(count)), count)
     found = choose(problem)
     assert fits(problem, found.offload)
+    assert one_reader(found.offload)
     assert found.seconds == pytest.approx(seconds_of(problem, found.offload), rel=1e-5)
+
+
+@pytest.mark.parametrize("prompt", [None, *PLACES])
+@pytest.mark.parametrize("decode", [None, *PLACES])
+@pytest.mark.parametrize("kv", KV_TIERS)
+def test_what_a_disk_streams_is_computed_in_one_place(kv: KvTier, prompt: Place | None, decode: Place | None) -> None:
+    """Also where attention has to go up and neurons need not: all of it goes, as its one reader reads it."""
+    found = chosen(Limits("disk", kv, prompt=prompt, decode=decode), count=3).offload
+    assert one_reader(found)
+    if kv == "ram":
+        assert prompt is None or set(found.prompt) == {prompt}
+        assert decode is None or set(found.decode) == {decode}
+    else:
+        assert set(found.prompt + found.decode) == {"accelerator"}
+
+
+@settings(deadline=None, max_examples=6)
+@given(
+    st.sampled_from([None, *TIERS]), st.sampled_from([None, *KV_TIERS]), st.sampled_from([None, *PIPELINES]),
+    st.integers(0, 2 * MIB), st.integers(1, 4), st.integers(0, 2000),
+)  # fmt: skip
+def test_so_much_memory_as_a_refusal_names_is_enough_and_less_is_not(
+    weights: Tier | None, kv: KvTier | None, pipeline: Pipeline | None, reserve: int, context: int, token: int
+) -> None:
+    """Whatever is set aside for rounding, and whatever kernels have."""
+    limits = Limits(weights, kv, pipeline, "accelerator", "accelerator")
+    needs = Needs(1, card=CardRoom(token, 3 * token, 999))
+    asked = replace(large(limits, BIG, 32 * context), reserve=reserve, needs=needs)
+    with pytest.raises(PlanError, match=r"--gpu-memory \d+MiB would do") as refused:
+        choose(with_gpu_memory(asked, 0))
+    least = int(str(refused.value).split("--gpu-memory ")[1].split("MiB")[0])
+    choose(with_gpu_memory(asked, least))
+    with pytest.raises(PlanError, match=f"--gpu-memory {least}MiB would do"):
+        choose(with_gpu_memory(asked, least - 1))
 
 
 def chosen(limits: Limits, machine: NodeMachine = MACHINE, count: int = 2) -> OffloadChoice:

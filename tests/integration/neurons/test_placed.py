@@ -1,0 +1,162 @@
+"""Where predictors lie: on the accelerator or in the host's memory, as the integer program places them."""
+
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
+from dataclasses import replace
+from math import inf
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from master.deployment.deployment import Deployment
+from scheduler.model.machine import LAPTOP, Accelerator, NodeMachine
+from tests.support.cluster.inprocess import in_process_deployment
+from tests.support.devices.neurons import SMALL, relu_packs
+from tests.support.devices.offloading import answers, prompts
+from tests.support.devices.predicted import all_predictors, exact_predictors
+from tpi.devices.emulated.device import EmulatedDevice, open_emulated
+from tpi.devices.options import OffloadOptions
+from tpi.errors import PlanError
+from tpi.pack.reader import Pack
+from tpi.sparsity.predictor import Predictor
+from worker.equipment import Beside
+from worker.neurons import accelerated
+from worker.neurons.accelerated import NeuronAccelerated
+from worker.neurons.plan import NeuronPlan, placed_bytes
+
+LARGE = 64 << 20
+
+
+@pytest.fixture(scope="module")
+def pack(tmp_path_factory: pytest.TempPathFactory) -> Pack:
+    return relu_packs(tmp_path_factory.mktemp("relu"))("q8")
+
+
+@pytest.fixture(scope="module")
+def asked(pack: Pack) -> list[list[int]]:
+    return prompts(pack.config.vocab, 2, seed=5, longest=40)
+
+
+@pytest.fixture(scope="module")
+def expected(pack: Pack, asked: list[list[int]], tmp_path_factory: pytest.TempPathFactory) -> list[list[int]]:
+    with closing(in_process_deployment(pack, [1], tmp_path_factory.mktemp("dense"), **SMALL)) as deployment:
+        return answers(deployment, asked, 12)
+
+
+@pytest.fixture(autouse=True)
+def _believed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However many are active, they are computed by their list."""
+    monkeypatch.setattr(accelerated, "measure_limit", lambda *_: inf)
+
+
+def at_once() -> NodeMachine:
+    """A laptop whose calls and copies begin at once: else neurons of so small a model never repay an exchange."""
+
+    def begun(card: Accelerator) -> Accelerator:
+        return replace(card, rates=replace(card.rates, start=0.0), link=replace(card.link, latency=0.0))
+
+    return replace(LAPTOP.with_cards(begun), host=replace(LAPTOP.host, start=0.0))
+
+
+@contextmanager
+def deployed(
+    pack: Pack, cache: Path, predictors: dict[int, Predictor], machine: NodeMachine, memory: int, sparsity: str
+) -> Iterator[tuple[Deployment, EmulatedDevice, NeuronAccelerated]]:
+    with closing(open_emulated(f"{memory},stretch=1")) as card:
+        more: dict[str, Any] = {"predictors": predictors, "sparsity": sparsity, **SMALL}
+        beside = {0: Beside(card, machine)}
+        with closing(in_process_deployment(pack, [1], cache, accelerators=beside, **more)) as deployment:
+            link = deployment.node.link
+            assert isinstance(link, NeuronAccelerated)
+            yield deployment, card, link
+        assert card.memory.used == 0
+
+
+def planned(deployment: Deployment, pack: Pack, predictors: dict[int, Predictor]) -> int:
+    """Bytes that the plan says of the accelerator's memory."""
+    plan = deployment.node.offload
+    assert isinstance(plan, NeuronPlan)
+    kept = sum(placed_bytes(predictors[layer]) for layer in plan.predicted_there)
+    assert plan.placement.nbytes(plan.neurons) <= plan.neurons.accelerator.capacity
+    assert [one.predictor_bytes for one in plan.neurons.layers] == [placed_bytes(one) for one in predictors.values()]
+    neurons = sum(
+        len(chosen) // 32 * 32 * layer.neuron_bytes
+        for chosen, layer in zip(plan.placement.neurons, plan.neurons.layers, strict=True)
+    )
+    return plan.memory_bytes + kept + neurons
+
+
+def needed(pack: Pack, cache: Path, predictors: dict[int, Predictor]) -> tuple[int, int]:
+    """Bytes of an accelerator's memory beside neurons and predictors, and of those."""
+    with deployed(pack, cache, predictors, at_once(), LARGE, "static") as (deployment, _, _):
+        plan = deployment.node.offload
+        assert isinstance(plan, NeuronPlan)
+        assert len(plan.predicted_there) == pack.config.layers
+        return LARGE - plan.neurons.accelerator.capacity, plan.placement.nbytes(plan.neurons)
+
+
+@pytest.mark.parametrize("sparsity", ["static", "dynamic"])
+@pytest.mark.parametrize(
+    "made", [exact_predictors, lambda pack: all_predictors(pack, 1)], ids=["exact", "all, a layer ahead"]
+)
+@pytest.mark.parametrize("share", [1.0, 0.35, 0.0], ids=["all there", "some there", "none there"])
+def test_tokens_are_those_of_the_dense_run_wherever_predictors_lie(
+    share: float, made: Callable[[Pack], dict[int, Predictor]], sparsity: str, pack: Pack, asked: list[list[int]],
+    expected: list[list[int]], tmp_path: Path,
+) -> None:  # fmt: skip
+    predictors = made(pack)
+    fixed, both = needed(pack, tmp_path, predictors)
+    memory = fixed + int(share * both)
+    with deployed(pack, tmp_path, predictors, at_once(), memory, sparsity) as (deployment, card, link):
+        there = link._neurons.predicted_there
+        assert min(1, len(there)) + (len(there) == pack.config.layers) == {1.0: 2, 0.35: 1, 0.0: 0}[share]
+        used = planned(deployment, pack, predictors)
+        assert used <= card.memory.used <= 1.1 * used
+        assert answers(deployment, asked, 12) == expected
+        assert f"{len(there)} of {pack.config.layers} predictors lie there" in link.describe()
+        assert link.arena is not None
+        assert link.arena.figures.active > 0
+
+
+def test_where_no_exchange_is_repaid_neither_neurons_nor_predictors_are_there(pack: Pack, tmp_path: Path) -> None:
+    predictors = exact_predictors(pack)
+    with deployed(pack, tmp_path, predictors, LAPTOP, LARGE, "static") as (deployment, card, link):
+        plan = deployment.node.offload
+        assert isinstance(plan, NeuronPlan)
+        assert not plan.predicted_there
+        assert plan.memory_bytes <= card.memory.used <= 1.1 * plan.memory_bytes
+        assert "0 of 3072 neurons lie on emu" in link.describe()
+
+
+FLAGS = [
+    (OffloadOptions(weights="ram"), "--weights ram"),
+    (OffloadOptions(pipeline="memory"), "--pipeline memory"),
+    (OffloadOptions(pipeline="batch"), "--pipeline batch"),
+    (OffloadOptions(crossover=4), "--crossover 4"),
+]
+
+
+@pytest.mark.parametrize(("options", "flag"), FLAGS, ids=[flag for _, flag in FLAGS])
+@pytest.mark.parametrize("sparsity", ["static", "dynamic"])
+def test_flags_that_leave_neurons_nothing_to_divide_are_refused_by_name(
+    sparsity: str, options: OffloadOptions, flag: str, pack: Pack, tmp_path: Path
+) -> None:
+    said = rf"--sparsity {sparsity} says by itself .* against {flag}; leave {flag.split()[0]} out"
+    more: dict[str, Any] = {"predictors": exact_predictors(pack), **SMALL}
+    with closing(open_emulated(f"{LARGE},stretch=1")) as card:
+        beside = {0: Beside(card, at_once(), options)}
+        with pytest.raises(PlanError, match=said):
+            in_process_deployment(pack, [1], tmp_path, accelerators=beside, sparsity=sparsity, **more)
+
+
+def test_keys_and_values_lie_where_the_user_says(
+    pack: Pack, asked: list[list[int]], expected: list[list[int]], tmp_path: Path
+) -> None:
+    more: dict[str, Any] = {"predictors": exact_predictors(pack), "sparsity": "static", **SMALL}
+    with closing(open_emulated(f"{LARGE},stretch=1")) as card:
+        beside = {0: Beside(card, at_once(), OffloadOptions(kv="ram"))}
+        with closing(in_process_deployment(pack, [1], tmp_path, accelerators=beside, **more)) as deployment:
+            assert answers(deployment, asked, 12) == expected
+            assert deployment.node.link is not None
+            assert "keys and values are in memory" in deployment.node.link.describe()

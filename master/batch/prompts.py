@@ -43,16 +43,16 @@ class ReadyLine:
         try:
             for ask, ready in self.prompts:
                 answers += await service.begin(ready, ask.wanted, _CLIENT)
-            return self._whole(await collected(answers), model)
+            return self._whole(await collected(answers), [one.echo for one in answers], model)
         finally:
             for one in answers:
                 one.cancel()
 
-    def _whole(self, got: Sequence[Sequence[Event]], model: str) -> dict[str, Any]:
+    def _whole(self, got: Sequence[Sequence[Event]], echoes: Sequence[str], model: str) -> dict[str, Any]:
         if isinstance(self.form, ChatForm):
             whole = chat_completion(got, model, self.form)
         else:
-            whole = text_completion(got, model, self.form)
+            whole = text_completion(got, echoes, model, self.form)
         whole.pop("timings")  # beside others they say nothing of one
         return whole
 

@@ -15,6 +15,8 @@ from master.text.stops import StopFilter
 from master.text.tokenizer import Message, Tokenizer
 from tpi.errors import UsageError
 
+_CONTINUATION = range(0x80, 0xC0)  # bytes of UTF-8 that begin no character
+
 FinishReason = Literal["stop", "length", "interrupted"]
 
 
@@ -63,11 +65,16 @@ class AnswerText:
         """`spelled`: control tokens that are shown as they are spelled."""
         self.finish_reason: FinishReason | None = None  # None: it goes on, until its limit
         self.made = 0
-        self.decoded = 0  # characters of the tokens so far, before a stop text cuts them
         self.stop_text: str | None = None  # at which it ended
         self._eos = frozenset[int]() if limits.ignore_eos else tokenizer.eos_ids
         self._limits = limits
+        self._decoded = 0  # characters of the tokens so far, before a stop text cuts them
         self._stream, self._filter = tokenizer.stream(spelled), StopFilter(limits.stops)
+
+    def begins(self, data: bytes) -> int:
+        """Where the text of the next token begins, of these bytes: at the first one of its character."""
+        goes_on = data[:1] and data[0] in _CONTINUATION
+        return self._decoded + (0 if goes_on else len(self._stream.held))
 
     def push(self, token: int) -> str:
         """The text that the next token completes; nothing may come after the last one."""
@@ -76,7 +83,7 @@ class AnswerText:
             self.finish_reason = "stop"
             return self.flush()
         decoded = self._stream.push(token)
-        self.decoded += len(decoded)
+        self._decoded += len(decoded)
         text = self._filter.push(decoded)
         if self._filter.stopped:
             self.finish_reason, self.stop_text = "stop", self._filter.found

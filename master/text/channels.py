@@ -9,9 +9,9 @@ from dataclasses import dataclass
 
 from master.text.thoughts import ShownThoughts
 
-START, CHANNEL, MESSAGE = "<|start|>", "<|channel|>", "<|message|>"
+START, CHANNEL, MESSAGE, KIND = "<|start|>", "<|channel|>", "<|message|>", "<|constrain|>"
 ENDS = ("<|end|>", "<|return|>", "<|call|>", START)
-SPELLED = (START, CHANNEL, MESSAGE, "<|end|>", "<|return|>", "<|call|>", "<|constrain|>")
+SPELLED = (START, CHANNEL, MESSAGE, "<|end|>", "<|return|>", "<|call|>", KIND)
 """Control tokens that must be seen as they are spelled."""
 THINKING, TOOL = "analysis", "functions."
 _MARKERS = (CHANNEL, MESSAGE, *ENDS)
@@ -94,7 +94,7 @@ class Channels:
         return ended
 
     def _open(self, header: str) -> None:
-        words = header.replace(CHANNEL, f" {CHANNEL}").replace("<|constrain|>", " ").split()
+        words = header.replace(CHANNEL, f" {CHANNEL}").replace(KIND, " ").split()
         names = [word.removeprefix(CHANNEL) for word in words if word.startswith(CHANNEL)]
         self._channel = names[-1] if names else "final"
         self._to = next((word.removeprefix("to=") for word in words if word.startswith("to=")), "")

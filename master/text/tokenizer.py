@@ -163,6 +163,11 @@ class TokenStream:
             self._shown, self._held = self._held, []
         return text
 
+    @property
+    def held(self) -> str:
+        """What would be shown of an unfinished character if nothing came of it."""
+        return self._new_text() if self._held else ""
+
     def flush(self) -> str:
         """What is still held at the end of an answer; an unfinished character is shown as U+FFFD."""
         text = self._new_text()

@@ -26,13 +26,15 @@ class Wanted:
 class ToolUse:
     """The tools that a model may call: each has a name and perhaps a description and parameters (JSON schema).
 
-    `forced`: it has to call one, of name `only` if that is given. `several`: more than one at once.
+    `forced`: it has to call one, of name `only` if that is given. `several`: more than one at once. `strict`: names of
+    those whose arguments are held to their schema also where none has to be called.
     """
 
     tools: tuple[Mapping[str, Any], ...] = ()
     forced: bool = False
     only: str | None = None
     several: bool = True
+    strict: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True)
@@ -58,3 +60,4 @@ class TextAsk:
     wanted: Wanted
     client: str = ""
     field: str = "prompt"
+    echo: bool = False  # whether the answer begins with it

@@ -59,9 +59,10 @@ class Collector:
         self._tokenizer, self._prepared, self._replay, self._meter = tokenizer, prepared, replay, meter
         self._deliver = deliver
         self._text = AnswerText(tokenizer, limits, prepared.spelled)
-        self._parser = prepared.parser()
+        self._parser = prepared.shape.parser()
         self._tokens: list[int] = []
         self._said, self._calls = "", list[str]()
+        self._cut = False  # something came after the one call that may be
         self._thought = 0  # tokens that came while the model was thinking
         self._logprobs: list[TokenLogprob] = []
         self._first = self._last = 0.0
@@ -78,7 +79,7 @@ class Collector:
         over = self._text.finish_reason is not None
         if events := self._events(pieces + (self._parser.flush() if over else [])):
             self._deliver(events)
-        return not over
+        return not (over or self._enough)
 
     def ended(self, error: TpiError | None) -> None:
         """The last call."""
@@ -88,7 +89,10 @@ class Collector:
             return
         events: list[Event] = []
         reason: Reason = "stop" if self._text.finish_reason == "stop" else "length"
-        if self._text.finish_reason is None:  # the context is full, or somebody gave up
+        if self._enough:
+            self._remember()
+            reason = "tool_calls"
+        elif self._text.finish_reason is None:  # the context is full, or somebody gave up
             events = self._events(self._parser.push(self._text.flush()) + self._parser.flush())
             full = self._prepared.limit <= len(self._tokens)
             reason = "length" if full else "cancelled"
@@ -99,13 +103,22 @@ class Collector:
         self._meter.over(self.ticket, len(self._prepared.tokens), ended)
         self._deliver([*events, ended])
 
+    @property
+    def _enough(self) -> bool:
+        """Whether the only call that may be has come."""
+        return self._prepared.shape.one_call and bool(self._calls)
+
     def _events(self, pieces: list[Piece]) -> list[Event]:
-        """Pieces with what they lack: an id for a call, logarithms for a text."""
+        """Pieces with what they lack: an id for a call, logarithms for a text; none after the only call."""
         events: list[Event] = []
         for piece in pieces:
+            if self._enough:
+                self._cut = True
+                break
             if isinstance(piece, ToolCall):
                 piece = replace(piece, id=f"call_{token_hex(12)}")
                 self._calls.append(piece.id)
+                self._logprobs = []
             elif isinstance(piece, TextPiece):
                 self._said += piece.text
                 piece = TextPiece(piece.text, tuple(self._logprobs))
@@ -116,8 +129,8 @@ class Collector:
         return events
 
     def _remember(self) -> None:
-        """For when the answer is sent back, to be gone on from; what a stop text cut off is not sent back."""
-        if self._prepared.replayable and self._text.stop_text is None:
+        """For when the answer is sent back, to be gone on from; what was cut off is not sent back."""
+        if self._prepared.replayable and self._text.stop_text is None and not self._cut:
             at_end = self._tokens[-1] in self._tokenizer.eos_ids
             tokens = self._tokens[:-1] if at_end else self._tokens
             self._replay.remember(self._said, self._calls, tokens, self._thought > 0)
@@ -150,4 +163,4 @@ class Collector:
         raw = self._tokenizer.raw
         data = raw(sampled.token)
         best = tuple((written(raw(token)), raw(token), value) for token, value in sampled.logprobs.best)
-        return TokenLogprob(written(data), data, sampled.logprobs.drawn, best, self._text.decoded)
+        return TokenLogprob(written(data), data, sampled.logprobs.drawn, best, self._text.begins(data))

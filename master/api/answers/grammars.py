@@ -5,9 +5,11 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from master.api.tools.families import ToolFamily
+from master.text.channels import CHANNEL, ENDS, KIND, MESSAGE, START, TOOL
 
 ANY_OBJECT: dict[str, Any] = {"type": "object"}
 _SPACED = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}  # small models love white space
+_LIKE_A_CALL = r"\s*(<\|python_tag\|>|```(json)?)?\s*[{\[](.|\n)*"  # see `master.api.tools.bare`
 
 Literal = Callable[[str], str]
 """How the grammar writes a text that control tokens may be part of."""
@@ -25,22 +27,44 @@ def of_pattern(pattern: str) -> str:
 
 def of_calls(family: ToolFamily, tools: Sequence[dict[str, Any]], several: bool, literal: Literal) -> str:
     """`answer` is one call of one of `tools` (name and parameters), or with `several` one or more."""
-    definitions = {
-        f"tool{index}": _moved(tool.get("parameters") or ANY_OBJECT, index) for index, tool in enumerate(tools)
-    }
-    calls = [_call_schema(tool["name"], family.arguments, index) for index, tool in enumerate(tools)]
-    schema: dict[str, Any] = {"anyOf": calls, "$defs": definitions}
-    if family.name == "function":
-        options = [_function(tool) for tool in tools]
-        return "\n".join([f"answer: {' | '.join(f'f{index}' for index in range(len(options)))}", *_named(options)])
-    if family.array:
-        most = {} if several else {"maxItems": 1}
-        array = {"type": "array", "items": {"anyOf": calls}, "minItems": 1, **most, "$defs": definitions}
-        return f"answer: {literal(family.opening)} call\ncall: %json {_json(array)}"
-    parts = [literal(text) for text in (family.opening, family.closing) if text]
-    one = " ".join([*parts[:1], "call", *parts[1:]])
+    one = f"{literal(family.marker)} tail" if family.marker else "tail"
     more = f' ("\\n" {one})*' if several and family.closing else ""
-    return f"answer: {one}{more}\ncall: %json {_json(schema)}"
+    return f"answer: {one}{more}\n{_tail(family, tools, several, literal)}"
+
+
+def of_text_and_calls(family: ToolFamily, tools: Sequence[dict[str, Any]], several: bool, literal: Literal) -> str:
+    """`answer` is any text; what begins like a call in it is a call of one of `tools`."""
+    tail = _tail(family, tools, several, literal)
+    if not family.marker:  # the whole answer is a call, or no text that a parser would take for one
+        return f"answer: tail | WORDS\nWORDS: /(.|\\n)*/ & ~/{_LIKE_A_CALL}/\n{tail}"
+    opening = literal(family.marker)
+    head = "head" if opening.startswith("<[") else "head[lazy]"  # a control token ends any text
+    return f"answer: (head tail)* WORDS\n{head}: WORDS {opening}\nWORDS: /(.|\\n)*/\n{tail}"
+
+
+def of_channels(tools: Sequence[dict[str, Any]], literal: Literal) -> str:
+    """`answer` is messages in channels, see `master.text.channels`; one to a function is a call of one of `tools`."""
+    channel, message, end, start, kind = map(literal, (CHANNEL, MESSAGE, ENDS[0], START, KIND))
+    calls = []
+    for index, tool in enumerate(tools):
+        to, schema = json.dumps(f" to={TOOL}{tool['name']}"), _json(tool.get("parameters") or ANY_OBJECT)
+        calls.append(f"f{index}: ({to} {channel} OTHER | {channel} OTHER {to}) type? {message} json{index}")
+        calls.append(f"json{index}: %json {schema}")
+    return "\n".join([
+        f'answer: (said {end} {start} "assistant")* (said | {" | ".join(f"f{index}" for index in range(len(tools)))})',
+        f"said: {channel} NAME {message} WORDS",
+        f'type: " "? {kind} "json" | " json"',
+        'OTHER: "commentary"',
+        "NAME: /[a-z]+/",
+        "WORDS: /(.|\\n)*/",
+        *calls,
+    ])  # fmt: skip
+
+
+def either(calls: str, said: str) -> str:
+    """`answer` is what one of two grammars of an `answer` says."""
+    renamed = [f"{name}{grammar.removeprefix('answer')}" for name, grammar in (("calls", calls), ("said", said))]
+    return "\n".join(["answer: calls | said", *renamed])
 
 
 def whole(answer: str, thinking: tuple[str, str] | None, begun: bool, literal: Literal) -> str:
@@ -94,14 +118,28 @@ def _moved(schema: Any, index: int) -> Any:
     return [_moved(value, index) for value in schema] if isinstance(schema, list) else schema
 
 
+def _tail(family: ToolFamily, tools: Sequence[dict[str, Any]], several: bool, literal: Literal) -> str:
+    """`tail` is a call after its marker, or all calls where they are one array."""
+    if family.name == "function":
+        names = " | ".join(f"f{index}" for index in range(len(tools)))
+        return "\n".join([f"tail: {names}", *(f"f{index}: {_function(tool)}" for index, tool in enumerate(tools))])
+    definitions = {
+        f"tool{index}": _moved(tool.get("parameters") or ANY_OBJECT, index) for index, tool in enumerate(tools)
+    }
+    calls: dict[str, Any] = {"anyOf": [_call_schema(tool["name"], family.arguments, i) for i, tool in enumerate(tools)]}
+    if family.array:
+        most = {} if several else {"maxItems": 1}
+        array = {"type": "array", "items": calls, "minItems": 1, **most, "$defs": definitions}
+        return f"tail: %json {_json(array)}"
+    after = _quoted(family.opening.removeprefix(family.marker))
+    parts = [after, "call", literal(family.closing) if family.closing else ""]
+    return f"tail: {' '.join(filter(None, parts))}\ncall: %json {_json({**calls, '$defs': definitions})}"
+
+
 def _function(tool: dict[str, Any]) -> str:
-    """`<function=NAME>{...}</function>`."""
-    name = json.dumps(f"<function={tool['name']}>")
+    """`NAME>{...}</function>`, after `<function=`."""
+    name = json.dumps(f"{tool['name']}>")
     return f'{name} %json {_json(tool.get("parameters") or ANY_OBJECT)} "</function>"'
-
-
-def _named(options: Sequence[str]) -> list[str]:
-    return [f"f{index}: {option}" for index, option in enumerate(options)]
 
 
 def _slashed(pattern: str) -> str:

@@ -125,7 +125,7 @@ class Service:
 
         On a thread of its own: what it takes for one client, all others would have to wait for.
         """
-        grammar, field = prepared.grammar, prepared.grammar_field
+        grammar, field = prepared.shape.grammar, prepared.shape.field
         if grammar is None:
             return [None] * count
 

@@ -44,6 +44,7 @@ class AnthropicTool(FormPart):
     description: str | None = None
     input_schema: dict[str, Any]
     type: Literal["custom"] | None = None
+    strict: bool | None = None
 
 
 class AnthropicChoice(FormPart):
@@ -74,6 +75,8 @@ class CountForm(Body):
         choice = self.tool_choice
         word = {"any": "required", "none": "none"}.get(choice.type, "auto") if choice else None
         only = choice.name if choice and choice.type == "tool" else None
+        if choice and choice.type == "tool" and only is None:
+            raise RequestError("a choice of type tool has the tool's name", "tool_choice.name", "invalid_value")
         several = not (choice and choice.disable_parallel_tool_use)
         return ChatAsk(tuple(said), wanted, tool_use(tools, word, only, several), client=client)
 
@@ -98,7 +101,7 @@ class MessagesForm(CountForm):
 
 def _tool(tool: AnthropicTool) -> dict[str, Any]:
     described = {"description": tool.description} if tool.description is not None else {}
-    return {"name": tool.name, **described, "parameters": tool.input_schema}
+    return {"name": tool.name, **described, "parameters": tool.input_schema, "strict": bool(tool.strict)}
 
 
 def _messages(turn: AnthropicTurn, field: str) -> list[Message]:

@@ -133,7 +133,9 @@ def tool_use(tools: Sequence[Mapping[str, Any]], choice: str | None, only: str |
         raise RequestError("tool_choice required goes with tools", "tool_choice", "invalid_value")
     if choice == "none":
         return ToolUse()
-    return ToolUse(tuple(tools), choice == "required" or only is not None, only, several and only is None)
+    strict = frozenset(tool["name"] for tool in tools if tool.get("strict"))
+    told = tuple({key: value for key, value in tool.items() if key != "strict"} for tool in tools)
+    return ToolUse(told, choice == "required" or only is not None, only, several and only is None, strict)
 
 
 def as_message(message: ChatMessage, index: int) -> Message:

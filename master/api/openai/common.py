@@ -58,13 +58,13 @@ def chat_logprobs(tokens: Iterable[TokenLogprob]) -> dict[str, Any]:
     return {"content": content, "refusal": None}
 
 
-def text_logprobs(tokens: Sequence[TokenLogprob], offset: int) -> dict[str, Any]:
-    """As completions say them; `offset` is where the answer begins in the text, after what it echoes."""
+def text_logprobs(tokens: Sequence[TokenLogprob]) -> dict[str, Any]:
+    """As completions say them."""
     return {
         "tokens": [one.text for one in tokens],
         "token_logprobs": [one.logprob for one in tokens],
         "top_logprobs": [_likely(one) for one in tokens],
-        "text_offset": [offset + one.at for one in tokens],
+        "text_offset": [one.at for one in tokens],
     }
 
 

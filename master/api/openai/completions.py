@@ -10,6 +10,7 @@ from pydantic import Field
 from master.api.answers.answering import Answering
 from master.api.answers.ask import TextAsk, Wanted
 from master.api.answers.events import Ended, Event, TextPiece, TokenLogprob
+from master.api.failures import RequestError
 from master.api.openai.common import DONE, failed, identity, text_logprobs, timings, usage
 from master.api.openai.fields import CommonFields, ResponseFormat, grammar_of
 from master.api.state import ApiState
@@ -32,13 +33,15 @@ class CompletionForm(CommonFields):
     response_format: ResponseFormat | None = None
 
     def asks(self, client: str) -> list[TextAsk]:
-        """One for each prompt."""
+        """One for each prompt; raises RequestError naming the field."""
+        if self.echo and self.logprobs is not None:
+            raise RequestError("a prompt that is echoed has no logprobs; leave one of the two out", "echo")
         grammar, field = grammar_of(self.response_format)
         wanted = Wanted(
             self.sampling(), self.max_tokens, self.stops(), self.logprobs, self.n or 1, bool(self.ignore_eos),
             grammar, field,
         )  # fmt: skip
-        return [TextAsk(prompt, wanted, client) for prompt in prompts_of(self.prompt)]
+        return [TextAsk(prompt, wanted, client, echo=bool(self.echo)) for prompt in prompts_of(self.prompt)]
 
 
 def prompts_of(given: str | Sequence[int] | Sequence[str] | Sequence[list[int]]) -> list[str | tuple[int, ...]]:
@@ -61,10 +64,10 @@ def completion_routes(state: ApiState) -> APIRouter:
         deadline = Deadline(state.limits.answer_s)
         answers = await unless_gone(request, _begun(state, asks), deadline)
         if form.stream:
-            events = _stream(answers, _base(state.model), form, _echoes(form))
+            events = _stream(answers, _base(state.model), form)
             return EventStream(guarded(events, answers, deadline, failed), answers)
         got = await unless_gone(request, collected(answers), deadline)
-        return JSONResponse(text_completion(got, state.model, form))
+        return JSONResponse(text_completion(got, [answer.echo for answer in answers], state.model, form))
 
     return router
 
@@ -82,16 +85,18 @@ async def _begun(state: ApiState, asks: Sequence[TextAsk]) -> list[Answering]:
     return answers
 
 
-def text_completion(got: Sequence[Sequence[Event]], model: str, form: CompletionForm) -> dict[str, Any]:
-    """OpenAI's object for all answers to all prompts, each given as its events."""
+def text_completion(
+    got: Sequence[Sequence[Event]], echoes: Sequence[str], model: str, form: CompletionForm
+) -> dict[str, Any]:
+    """OpenAI's object for all answers to all prompts, each given as its events and what it begins with."""
     choices, ends = [], []
-    for index, (events, echo) in enumerate(zip(got, _echoes(form), strict=True)):
+    for index, (events, echo) in enumerate(zip(got, echoes, strict=True)):
         text = echo + "".join(event.text for event in events if isinstance(event, TextPiece))
         tokens = [one for event in events if isinstance(event, (TextPiece, Ended)) for one in event.logprobs]
         end = events[-1]
         assert isinstance(end, Ended)
         ends.append(end)
-        choices.append(_choice(index, text, end.reason, tokens if form.logprobs is not None else None, len(echo)))
+        choices.append(_choice(index, text, end.reason, tokens if form.logprobs is not None else None))
     return _base(model) | {"choices": choices, "usage": _usage(ends, form.n or 1), "timings": timings(ends[0])}
 
 
@@ -99,27 +104,19 @@ def _base(model: str) -> dict[str, Any]:
     return identity("cmpl") | {"object": "text_completion", "model": model}
 
 
-def _echoes(form: CompletionForm) -> list[str]:
-    """What each answer begins with: its prompt, if that is asked for."""
-    prompts = [prompt if form.echo and isinstance(prompt, str) else "" for prompt in prompts_of(form.prompt)]
-    return [prompt for prompt in prompts for _ in range(form.n or 1)]
-
-
-async def _stream(
-    answers: Sequence[Answering], base: dict[str, Any], form: CompletionForm, echoes: Sequence[str]
-) -> AsyncIterator[str]:
+async def _stream(answers: Sequence[Answering], base: dict[str, Any], form: CompletionForm) -> AsyncIterator[str]:
     ends: dict[int, Ended] = {}
-    for index, echo in enumerate(echoes):
-        if echo:
-            yield data(base | {"choices": [_choice(index, echo, None, None, 0)]})
+    for index, answer in enumerate(answers):
+        if answer.echo:
+            yield data(base | {"choices": [_choice(index, answer.echo, None, None)]})
     async for index, event in merged(answers):
         if isinstance(event, TextPiece):
             tokens = event.logprobs if form.logprobs is not None else None
-            yield data(base | {"choices": [_choice(index, event.text, None, tokens, len(echoes[index]))]})
+            yield data(base | {"choices": [_choice(index, event.text, None, tokens)]})
         elif isinstance(event, Ended):
             ends[index] = event
             tokens = event.logprobs if form.logprobs is not None and event.logprobs else None
-            last = _choice(index, "", event.reason, tokens, len(echoes[index]))
+            last = _choice(index, "", event.reason, tokens)
             yield data(base | {"choices": [last], "timings": timings(event)})
     if form.with_usage:
         yield data(base | {"choices": [], "usage": _usage([ends[index] for index in sorted(ends)], form.n or 1)})
@@ -137,13 +134,10 @@ def _usage(ends: Sequence[Ended], count: int) -> dict[str, Any]:
     return total
 
 
-def _choice(
-    index: int, text: str, reason: str | None, tokens: Sequence[TokenLogprob] | None, offset: int
-) -> dict[str, Any]:
-    said = None if tokens is None else text_logprobs(tokens, offset)
+def _choice(index: int, text: str, reason: str | None, tokens: Sequence[TokenLogprob] | None) -> dict[str, Any]:
     return {
         "index": index,
         "text": text,
-        "logprobs": said,
+        "logprobs": None if tokens is None else text_logprobs(tokens),
         "finish_reason": "stop" if reason == "cancelled" else reason,
     }

@@ -2,13 +2,14 @@
 
 import json
 import time
+from collections.abc import Sequence
 from itertools import count
 from secrets import token_hex
 from typing import Any
 
-from master.api.answers.events import Ended, Event, ReasoningPiece, TextPiece, ToolCall
-from master.api.openai.common import timings
-from master.api.openai.responses_form import ResponsesForm
+from master.api.answers.events import Ended, Event, ReasoningPiece, TextPiece, TokenLogprob, ToolCall
+from master.api.openai.common import chat_logprobs, timings
+from master.api.openai.responses_form import ResponsesChoice, ResponsesForm
 from master.text.tokenizer import Message
 
 Sent = dict[str, Any]
@@ -24,7 +25,7 @@ class Items:
         self._numbers = count()
         self._output: list[dict[str, Any]] = []
         self._open: dict[str, Any] | None = None  # the item that grows
-        self._text = ""
+        self._text, self._logprobs = "", list[Sent]()
         self._ended: Ended | None = None
 
     def begun(self) -> list[Sent]:
@@ -37,7 +38,9 @@ class Items:
         if isinstance(event, ReasoningPiece):
             return self._grow("reasoning", event.text)
         if isinstance(event, TextPiece):
-            return self._grow("message", event.text)
+            return self._grow("message", event.text, event.logprobs)
+        if isinstance(event, Ended) and self._open and self._open["type"] == "message":
+            self._logprobs += self._said(event.logprobs)
         done = self._close()
         if isinstance(event, ToolCall):
             return done + self._call(event)
@@ -87,9 +90,10 @@ class Items:
             "parallel_tool_calls": form.parallel_tool_calls is not False,
             "previous_response_id": form.previous_response_id,
             "temperature": form.temperature,
+            "top_logprobs": form.top_logprobs or 0,
             "top_p": form.top_p,
-            "text": {"format": {"type": form.text.format.type if form.text and form.text.format else "text"}},
-            "tool_choice": form.tool_choice if isinstance(form.tool_choice, str) else "auto",
+            "text": {"format": _format(form)},
+            "tool_choice": _choice(form),
             "tools": [tool.model_dump(exclude_none=True) for tool in form.tools or ()],
             "truncation": "disabled",
             "usage": self._usage(),
@@ -106,13 +110,14 @@ class Items:
             "total_tokens": ended.prompt_tokens + ended.completion_tokens,
         }
 
-    def _grow(self, kind: str, text: str) -> list[Sent]:
+    def _grow(self, kind: str, text: str, logprobs: Sequence[TokenLogprob] = ()) -> list[Sent]:
         """More text of a message, or of what the model thinks."""
         said = [] if self._open and self._open["type"] == kind else self._close() + self._begin(kind)
         assert self._open is not None
-        self._text += text
+        tokens = self._said(logprobs)
+        self._text, self._logprobs = self._text + text, self._logprobs + tokens
         name = "response.output_text.delta" if kind == "message" else "response.reasoning_text.delta"
-        more: dict[str, Any] = {"logprobs": []} if kind == "message" else {}
+        more: dict[str, Any] = {"logprobs": tokens} if kind == "message" else {}
         return [*said, self._of_item(name, self._open, content_index=0, delta=text, **more)]
 
     def _begin(self, kind: str) -> list[Sent]:
@@ -120,9 +125,9 @@ class Items:
         item["id"] = f"{'msg' if kind == 'message' else 'rs'}_{token_hex(12)}"
         own: dict[str, Any] = {"role": "assistant"} if kind == "message" else {"summary": []}
         item |= own
-        self._open, self._text = item, ""
+        self._open, self._text, self._logprobs = item, "", []
         said = [self._event("response.output_item.added", output_index=len(self._output), item=dict(item))]
-        part = self._of_item("response.content_part.added", item, content_index=0, part=_part(kind, ""))
+        part = self._of_item("response.content_part.added", item, content_index=0, part=_part(kind, "", []))
         return [*said, part]
 
     def _close(self) -> list[Sent]:
@@ -130,9 +135,9 @@ class Items:
         item, self._open = self._open, None
         if item is None:
             return []
-        kind, part = item["type"], _part(item["type"], self._text)
+        kind, part = item["type"], _part(item["type"], self._text, self._logprobs)
         name = "response.output_text.done" if kind == "message" else "response.reasoning_text.done"
-        more: dict[str, Any] = {"logprobs": []} if kind == "message" else {}
+        more: dict[str, Any] = {"logprobs": self._logprobs} if kind == "message" else {}
         said = [
             self._of_item(name, item, content_index=0, text=self._text, **more),
             self._of_item("response.content_part.done", item, content_index=0, part=part),
@@ -166,8 +171,26 @@ class Items:
     def _event(self, kind: str, **more: Any) -> Sent:
         return {"type": kind, "sequence_number": next(self._numbers), **more}
 
+    def _said(self, logprobs: Sequence[TokenLogprob]) -> list[Sent]:
+        """Logarithms of tokens, where they are asked for."""
+        content: list[Sent] = chat_logprobs(logprobs)["content"] if self._form.with_logprobs else []
+        return content
 
-def _part(kind: str, text: str) -> dict[str, Any]:
+
+def _choice(form: ResponsesForm) -> str | dict[str, Any]:
+    """What was chosen, as it was said."""
+    choice = form.tool_choice
+    return choice.model_dump() if isinstance(choice, ResponsesChoice) else choice or "auto"
+
+
+def _format(form: ResponsesForm) -> dict[str, Any]:
+    """The form of the text, as it was said."""
+    if form.text is None or form.text.format is None:
+        return {"type": "text"}
+    return form.text.format.model_dump(by_alias=True, exclude_none=True)
+
+
+def _part(kind: str, text: str, logprobs: Sequence[Sent]) -> dict[str, Any]:
     if kind == "message":
-        return {"type": "output_text", "text": text, "annotations": [], "logprobs": []}
+        return {"type": "output_text", "text": text, "annotations": [], "logprobs": list(logprobs)}
     return {"type": "reasoning_text", "text": text}

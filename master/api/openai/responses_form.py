@@ -11,11 +11,26 @@ from master.api.answers.ask import ChatAsk, Wanted
 from master.api.failures import RequestError
 from master.api.forms import FormPart
 from master.api.openai.chat_form import TextPart, ToolName, tool_use
-from master.api.openai.fields import SamplingFields
+from master.api.openai.fields import MOST_LOGPROBS, SamplingFields
 from master.text.tokenizer import Message
 
 _MOST_ITEMS = 10_000
+_MOST_INCLUDED = 32
+_LOGPROBS = "message.output_text.logprobs"
 _ROLES = {"developer": "system"}
+
+
+Included = Literal[
+    "message.output_text.logprobs",
+    # of items that no answer has here: nothing is left out
+    "reasoning.encrypted_content",
+    "file_search_call.results",
+    "web_search_call.results",
+    "web_search_call.action.sources",
+    "message.input_image.image_url",
+    "computer_call_output.output.image_url",
+    "code_interpreter_call.outputs",
+]
 
 
 class InputItem(FormPart):
@@ -73,10 +88,17 @@ class ResponsesForm(SamplingFields):
     stream: bool | None = None
     store: bool | None = None
     text: OutputText | None = None
+    include: list[Included] | None = Field(None, max_length=_MOST_INCLUDED)
+    top_logprobs: int | None = Field(None, ge=0, le=MOST_LOGPROBS)
     tools: list[ResponsesTool] | None = Field(None, max_length=128)
     tool_choice: Literal["none", "auto", "required"] | ResponsesChoice | None = None
     parallel_tool_calls: bool | None = None
     metadata: dict[str, str] | None = None
+
+    @property
+    def with_logprobs(self) -> bool:
+        """Whether the text comes with the logarithms of its tokens."""
+        return self.top_logprobs is not None or _LOGPROBS in (self.include or ())
 
     def messages(self) -> list[Message]:
         """What the input says, without instructions and earlier turns."""
@@ -93,8 +115,9 @@ class ResponsesForm(SamplingFields):
         if self.instructions is not None:
             said.insert(0, {"role": "system", "content": self.instructions})
         grammar, field = self._grammar()
-        wanted = Wanted(self.sampling(), self.max_output_tokens, grammar=grammar, grammar_field=field)
-        tools = [tool.model_dump(exclude_none=True, exclude={"type", "strict"}) for tool in self.tools or ()]
+        best = (self.top_logprobs or 0) if self.with_logprobs else None
+        wanted = Wanted(self.sampling(), self.max_output_tokens, logprobs=best, grammar=grammar, grammar_field=field)
+        tools = [tool.model_dump(exclude_none=True, exclude={"type"}) for tool in self.tools or ()]
         only = self.tool_choice.name if isinstance(self.tool_choice, ResponsesChoice) else None
         use = tool_use(
             tools,

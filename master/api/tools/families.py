@@ -1,5 +1,6 @@
 """Which family a chat template belongs to: how its models write tool calls, and how the grammar of a call begins."""
 
+import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -28,6 +29,16 @@ class ToolFamily:
     closing: str = ""
     array: bool = False
     told: bool = True
+
+    @property
+    def marker(self) -> str:
+        """What no text has but calls begin with; empty where calls are the whole answer."""
+        return FUNCTION[0] if self.name == "function" else self.opening.rstrip()
+
+    def beginnings(self, names: Sequence[str]) -> tuple[str, ...]:
+        """How an answer of calls of tools of these names begins, as grammars write it."""
+        spelled = tuple(f'{{"name": {json.dumps(name)}, "{self.arguments}": ' for name in names)
+        return (self.marker,) if self.marker else spelled
 
 
 _HERMES = ToolFamily(

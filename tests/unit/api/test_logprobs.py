@@ -3,13 +3,11 @@
 from types import SimpleNamespace
 from typing import Any
 
-import pytest
-
 from master.api.answers.collector import Collector
 from master.api.answers.events import Ended, Event, TextPiece, TokenLogprob
 from master.api.answers.prepare import PreparedAsk
+from master.api.answers.shape import Shape
 from master.api.openai.common import chat_logprobs, text_logprobs
-from master.api.tools.parser import NoTools
 from master.generation.answer import AnswerLimits
 from master.generation.request import Sampled
 from master.generation.sampler import Logprobs
@@ -24,7 +22,7 @@ METER: Any = SimpleNamespace(first_token=lambda s: None, next_token=lambda s: No
 def said(tokenizer: Tokenizer, tokens: list[int]) -> tuple[str, list[TokenLogprob]]:
     """The text of an answer of these tokens, and their logarithms; each beats the next number by one."""
     events: list[Event] = []
-    prepared = PreparedAsk([1], len(tokens), NoTools)
+    prepared = PreparedAsk([1], len(tokens), Shape())
 
     def deliver(what: Any) -> None:
         events.extend(what)
@@ -50,20 +48,25 @@ def test_parts_of_a_character_have_bytes_of_their_own() -> None:
         assert (one["token"], one["bytes"]) == (one["top_logprobs"][0]["token"], one["top_logprobs"][0]["bytes"])
 
 
-@pytest.mark.parametrize("echoed", [0, 7])
-def test_completions_have_every_token_and_where_its_text_begins(echoed: int) -> None:
+def test_completions_have_every_token_and_where_its_text_begins() -> None:
     text, tokens = said(Tokenizer(byte_level(), {}), list(b"a" + EMOJI + b"bc"))
-    found = text_logprobs(tokens, echoed)
-    assert found["text_offset"] == [echoed + at for at in (0, 1, 1, 1, 1, 2, 3)]
-    assert [text[at - echoed] for at in found["text_offset"]] == ["a", *["\U0001f600"] * 4, "b", "c"]
+    found = text_logprobs(tokens)
+    assert found["text_offset"] == [0, 1, 1, 1, 1, 2, 3]
+    assert [text[at] for at in found["text_offset"]] == ["a", *["\U0001f600"] * 4, "b", "c"]
     for token, best in zip(found["tokens"], found["top_logprobs"], strict=True):
         assert len(best) == 2  # parts of characters do not fall together
         assert best[token] == -1.0
 
 
+def test_a_character_that_stays_unfinished_takes_its_place() -> None:
+    text, tokens = said(Tokenizer(byte_level(), {}), list(b"a\xf0\x9fb\x98c"))
+    assert text == "a\ufffdb\ufffdc"
+    assert [one.at for one in tokens] == [0, 1, 1, 2, 3, 4]
+
+
 def test_the_token_that_was_drawn_is_always_among_the_best() -> None:
     drawn = TokenLogprob("c", b"c", -5.0, (("a", b"a", -0.1), ("b", b"b", -3.0), ("a", b"a", -4.0)))
-    assert text_logprobs([drawn], 0)["top_logprobs"] == [{"a": -0.1, "b": -3.0, "c": -5.0}]
+    assert text_logprobs([drawn])["top_logprobs"] == [{"a": -0.1, "b": -3.0, "c": -5.0}]
 
 
 def test_blanks_belong_to_their_tokens_and_offsets_to_the_text() -> None:

@@ -1,0 +1,89 @@
+"""What an answer may be, and who reads it: the grammar of a whole output and its parser belong together."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from master.api.answers import grammars
+from master.api.answers.ask import ChatAsk, ToolUse, Wanted
+from master.api.tools.either import EitherParser
+from master.api.tools.families import family_of, reasoning_tags
+from master.api.tools.harmony import HarmonyParser
+from master.api.tools.parser import NoTools, ToolParser
+from master.api.tools.reasoning import ReasoningParser
+from master.text.channels import has_channels
+from master.text.tokenizer import Tokenizer
+
+
+@dataclass(frozen=True)
+class Shape:
+    """The form of an answer.
+
+    Attributes:
+        parser: makes a new reader, for each of several answers.
+        grammar: of the whole output, not compiled yet; None: anything may come.
+        field: where the client asked for the grammar.
+        one_call: the answer is over after one call.
+    """
+
+    parser: Callable[[], ToolParser] = NoTools
+    grammar: str | None = None
+    field: str = ""
+    one_call: bool = False
+
+
+class Shapes:
+    """The forms of one model's answers, by its chat template."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        template = tokenizer.chat_template
+        self.family, self.thinking = family_of(template), reasoning_tags(template)
+        self.channels = has_channels(template)
+        self._literal = grammars.literal_of(tokenizer.control)
+
+    def of_text(self, wanted: Wanted) -> Shape:
+        """An answer to a text that is gone on with as it is."""
+        if wanted.grammar is None:
+            return Shape()
+        grammar = grammars.whole(wanted.grammar, None, False, self._literal)
+        return Shape(NoTools, grammar, wanted.grammar_field)
+
+    def of_chat(self, ask: ChatAsk, begun: bool) -> Shape:
+        """An answer to a conversation; `begun`: its prompt ends with the opening of a thought."""
+        answer, field = self._grammar(ask)
+        grammar = None if answer is None else grammars.whole(answer, self.thinking, begun, self._literal)
+
+        def parser() -> ToolParser:
+            inner = self._reader(ask)
+            if self.channels:
+                return HarmonyParser(inner)
+            return ReasoningParser(self.thinking, begun, inner) if self.thinking else inner
+
+        return Shape(parser, grammar, field, bool(ask.use.tools) and not ask.use.several)
+
+    def _grammar(self, ask: ChatAsk) -> tuple[str | None, str]:
+        """The grammar of what comes after any thought, and where the client asked for it."""
+        use, wanted = ask.use, ask.wanted
+        tools = [dict(tool) for tool in use.tools if use.only in (None, tool["name"])]
+        if use.forced:
+            return grammars.of_calls(self.family, tools, use.several, self._literal), "tools"
+        if wanted.grammar is not None and use.tools:
+            calls = grammars.of_calls(self.family, tools, use.several, self._literal)
+            return grammars.either(calls, wanted.grammar), wanted.grammar_field
+        if use.strict and self.channels:
+            return grammars.of_channels(_strict(use), self._literal), "tools"
+        if use.strict:
+            return grammars.of_text_and_calls(self.family, _strict(use), use.several, self._literal), "tools"
+        return wanted.grammar, wanted.grammar_field
+
+    def _reader(self, ask: ChatAsk) -> ToolParser:
+        names = [tool["name"] for tool in ask.use.tools]
+        calls = self.family.parser(names) if names else NoTools()
+        if names and ask.wanted.grammar is not None and not ask.use.forced:
+            return EitherParser(self.family.beginnings(names), calls)
+        return calls
+
+
+def _strict(use: ToolUse) -> list[dict[str, Any]]:
+    """The tools; of those that are not strict no more than that their arguments are an object."""
+    return [dict(tool) if tool["name"] in use.strict else {"name": tool["name"]} for tool in use.tools]

@@ -47,7 +47,12 @@ class LayerArena:
         self._there: tuple[int, Marks] = (-1, np.empty(0, np.bool_))
 
     def divide(self, scores: F32, threshold: float) -> HeldNeurons:
-        """What each side computes of a token with these `scores` `[neurons]`; active from `threshold` on."""
+        """What each side computes of a token with these `scores` `[neurons]`; active from `threshold` on.
+
+        What fills the last unit has no scores, and is never computed.
+        """
+        if (more := self.layer.neurons - len(scores)) > 0:
+            scores = np.pad(scores, (0, more), constant_values=-np.inf)
         meter = self._arena.meter
         lines = meter.lines() if self._arena.moving.balance else None
         with self._lock:

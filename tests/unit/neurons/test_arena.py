@@ -163,3 +163,15 @@ def test_what_was_chosen_is_cut_to_whole_units_from_the_coolest_end() -> None:
     assert layer.fixed == 32
     with pytest.raises(PlanError, match="profile the model again"):
         arena_layer("layer", records(0), frequency[1:], layer.hot)
+
+
+@pytest.mark.parametrize("balance", [False, True])
+def test_what_fills_the_last_unit_is_never_computed(balance: bool) -> None:
+    scores = np.full(NEURONS - 20, 2.0, np.float32)
+    scores[::2] = -1.0
+    with arena_of(4, Moving(migrate=False, balance=balance)) as (arena, _, _):
+        number = next(at for at, each in enumerate(arena.layers) if len(each.slots))
+        for _ in range(20):
+            held = arena.layers[number].divide(scores, 0.0)
+            assert max([*held.neurons, *held.here]) < len(scores)
+            computed(arena, number, held, (LineCost(0.0, 1e-6), LineCost(0.0, 4e-6))).wait()

@@ -22,15 +22,20 @@ def held_out(name: str) -> bool:
 
 def documents(held: bool) -> Iterator[str]:
     """The documents for training, or those held out, one file or one topic each."""
+    return (text for _, text in named_documents(held))
+
+
+def named_documents(held: bool) -> Iterator[tuple[str, str]]:
+    """The same with what each is called."""
     library = Path(sysconfig.get_paths()["stdlib"])
     for path in sorted(library.rglob("*.py")):
         name = path.relative_to(library).as_posix()
         if LEFT_OUT & set(Path(name).parts):
             continue
         if name == TOPICS:
-            yield from (text for topic, text in _topics(path) if held_out(topic) == held)
+            yield from ((topic, text) for topic, text in _topics(path) if held_out(topic) == held)
         elif held_out(name) == held and path.stat().st_size <= MOST_BYTES:
-            yield path.read_text(errors="replace")
+            yield name, path.read_text(errors="replace")
 
 
 def _topics(path: Path) -> list[tuple[str, str]]:

@@ -62,7 +62,7 @@ def measure(ids: Sequence[int], text_ids: Sequence[int]) -> dict[str, Any]:
     seen: dict[int, list[Active]] = {}
 
     def watch(layer: int, weights: FfnWeights, x: F32) -> F32:
-        seen.setdefault(layer, []).append(weights.gated(x) != 0)
+        seen.setdefault(layer, []).append(weights.active(x))
         return dense(layer, weights, x)
 
     with TemporaryDirectory() as folder:

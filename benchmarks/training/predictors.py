@@ -1,10 +1,15 @@
-"""`python -m benchmarks.training.predictors`: predictors for the trained model, from the text that it was trained on,
-measured on the text that neither has seen; for every format of the pack, and with a look-ahead of one layer."""
+"""`python -m benchmarks.training.predictors`: predictors for the trained model, measured on what neither has seen.
+
+The text is that of `benchmarks.training.unseen`; for any format of the pack, and look-ahead. With `--keep` they are
+kept with the tests' data, and so is the text that they are measured on.
+"""
 
 import argparse
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from itertools import product
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from time import monotonic
@@ -12,43 +17,54 @@ from typing import Any
 
 from tokenizers import Tokenizer
 
-from benchmarks.training import corpus
-from tests.support.weights.trained import TEXT, write_trained
+from benchmarks.training import unseen
+from tests.support.weights.trained import PREDICTORS, UNSEEN, write_trained
 from tpi.kernels import open_kernels
 from tpi.pack.builder.build import open_source, pack_model
 from tpi.pack.reader import Pack
-from tpi.sparsity.examples import examples_of
+from tpi.sparsity.examples import LayerExamples, examples_of
+from tpi.sparsity.files import save_predictors
+from tpi.sparsity.predictor import Predictor
 from tpi.sparsity.replay import I32, chunks
 from tpi.sparsity.training import TrainedPredictor, TrainingRecipe, measured, train_predictors
 
 LENGTH = 256
 LIMIT = 0.06  # of the pack's bytes
+RECIPE = TrainingRecipe(rank=64, steps=8000, rate=1e-2, margin=0.01)
+Examples = Mapping[int, LayerExamples]
 
 
-def learned_text(tokenizer: Tokenizer, tokens: int) -> I32:
-    """`[sequences, LENGTH]` of the text for training, from documents all over it."""
-    ids: list[int] = []
-    for document in list(corpus.documents(held=False))[::7]:
-        ids += tokenizer.encode(document[:8000]).ids
-        if len(ids) >= tokens:
-            break
-    return chunks(ids[:tokens], LENGTH)
+def tokens_of(tokenizer: Tokenizer, texts: Iterable[str], most: int = 1 << 30) -> I32:
+    """`[sequences, LENGTH]` of documents one after the other."""
+    ids = [id for text in texts for id in tokenizer.encode(text).ids]
+    return chunks(ids[:most], LENGTH)
 
 
-def train(pack: Pack, tokenizer: Tokenizer, tokens: int, ahead: int, recipe: TrainingRecipe) -> dict[str, Any]:
-    """Train for one pack, and measure on text held out."""
+def trained(
+    pack: Pack, parts: Sequence[I32], ahead: int, recipe: TrainingRecipe
+) -> tuple[dict[str, Any], list[Predictor]]:
+    """What predictors for one pack are on the third of the parts, and they."""
     kernels, began = open_kernels(), monotonic()
-    examples = examples_of(pack, learned_text(tokenizer, tokens), kernels, ahead)
-    trained = train_predictors(examples, LIMIT * pack.weight_bytes, recipe, _say)
-    seconds = monotonic() - began
-    held = examples_of(pack, chunks(tokenizer.encode(TEXT.read_text()).ids, LENGTH), kernels, ahead)
-    rows = []
-    for layer, one in trained.items():
-        recall, chosen = measured(one.predictor, held[layer].x, held[layer].active)
-        rows.append({"rank": one.predictor.rank, "recall": round(recall, 4), "chosen": round(chosen, 3),
-                     "active": round(float(held[layer].active.mean()), 4)})  # fmt: skip
-    taken = sum(one.predictor.nbytes for one in trained.values()) / pack.weight_bytes
-    return {"dtype": pack.dtype, "ahead": ahead, "share": round(taken, 4), "seconds": round(seconds), "layers": rows}
+    learned, validation, test = (examples_of(pack, tokens, kernels, ahead) for tokens in parts)
+    found = train_predictors(learned, validation, LIMIT * pack.weight_bytes, recipe, _say)
+    predictors = [one.predictor for one in found.values()]
+    taken = sum(one.nbytes for one in predictors) / pack.weight_bytes
+    figures = {"dtype": pack.dtype, "ahead": ahead, "share": round(taken, 4), "seconds": round(monotonic() - began)}
+    return figures | {"validation": rows(predictors, validation), "test": rows(predictors, test)}, predictors
+
+
+def rows(predictors: Iterable[Predictor], examples: Examples) -> list[dict[str, Any]]:
+    """Recall and neurons chosen for each active one: of each layer, and of all."""
+    found, counts = [], []
+    for one in predictors:
+        of = examples[one.layer]
+        counts.append(sum(int(active.sum()) for _, active in of.pieces()))
+        recall, chosen = measured(one, of)
+        active = counts[-1] / len(of) / of.neurons
+        found.append({"layer": one.layer, "rank": one.rank, "recall": recall, "chosen": chosen, "active": active})
+    both = {name: sum(count * one[name] for count, one in zip(counts, found, strict=True)) / sum(counts)
+            for name in ("recall", "chosen")}  # fmt: skip
+    return [{name: round(value, 4) for name, value in one.items()} for one in (*found, {"layer": -1, **both})]
 
 
 def _say(one: TrainedPredictor) -> None:
@@ -59,22 +75,29 @@ def _say(one: TrainedPredictor) -> None:
 def main(words: Sequence[str]) -> int:
     """Print one JSON object for each format and look-ahead."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.training.predictors", description=__doc__)
-    parser.add_argument("--dtypes", nargs="+", default=["f32", "bf16", "q8"])
-    parser.add_argument("--ahead", nargs="+", type=int, default=[0, 1])
-    parser.add_argument("--tokens", type=int, default=60_000)
-    parser.add_argument("--steps", type=int, default=1500)
-    parser.add_argument("--rank", type=int, default=TrainingRecipe.rank)
+    parser.add_argument("--dtypes", nargs="+", default=["q8"])
+    parser.add_argument("--ahead", nargs="+", type=int, default=[0])
+    parser.add_argument("--tokens", type=int, default=700_000, help="to learn from, at most")
+    parser.add_argument("--steps", type=int, default=RECIPE.steps)
+    parser.add_argument("--weights", default=RECIPE.weights, choices=["f16", "q8", "q4s"])
+    parser.add_argument("--keep", action="store_true", help="keep the first with the tests' data, and their text")
     flags = parser.parse_args(words)
-    recipe = TrainingRecipe(steps=flags.steps, rank=flags.rank)
+    recipe = replace(RECIPE, steps=flags.steps, weights=flags.weights)
     with TemporaryDirectory() as folder:
         directory = write_trained(Path(folder, "model"))
         tokenizer = Tokenizer.from_file(str(directory / "tokenizer.json"))
-        for dtype in flags.dtypes:
-            pack_model(open_source(directory), dtype, Path(folder, dtype))
-            for ahead in flags.ahead:
-                pack = Pack.open(Path(folder, dtype))
-                sys.stdout.write(json.dumps(train(pack, tokenizer, flags.tokens, ahead, recipe)) + "\n")
-                sys.stdout.flush()
+        texts = (unseen.learned(), unseen.validation(), [unseen.unseen_text()])
+        parts = [tokens_of(tokenizer, text, flags.tokens) for text in texts]
+        for dtype, ahead in product(flags.dtypes, flags.ahead):
+            if not Path(folder, dtype).exists():
+                pack_model(open_source(directory), dtype, Path(folder, dtype))
+            figures, predictors = trained(Pack.open(Path(folder, dtype)), parts, ahead, recipe)
+            sys.stdout.write(json.dumps(figures) + "\n")
+            sys.stdout.flush()
+            if flags.keep:
+                save_predictors(PREDICTORS, predictors, "trained")
+                UNSEEN.write_text(unseen.unseen_text())
+                break
     return 0
 
 

@@ -103,8 +103,7 @@ def _profiled(model: str, words: str, text: Path, flags: dict[str, Any]) -> dict
     if can_be_gate_first(pack.config):
         found["gates"] = gate_figures(gate_curves(pack, tokens, kernels))
     if flags["predictors"]:
-        with phase(f"training predictors for {pack.path.name}") as progress:
-            found["predictors"] = train_beside(pack, tokens, kernels, flags["ahead"], progress)
+        found["predictors"] = train_beside(pack, tokens, kernels, flags["ahead"])
     if has_records(pack):
         found["numbering"] = _numbered(pack, use, shares, cache)
     return found
@@ -116,8 +115,8 @@ def _numbered(pack: "Pack", use: NeuronUse, shares: Sequence[float], cache: Path
     from tpi.progress import phase, warn
 
     try:
-        numbering = Numbering.of(pack, use, shares)
         with phase(f"renumbering neurons of {pack.path.name}") as progress:
+            numbering = Numbering.of(pack, use, shares)
             numbering.keep(cache, progress)
     except WeightsError as error:
         warn(f"neurons get no new numbers: {error}")

@@ -47,7 +47,7 @@ def profile_model(pack: Pack, tokens: I32, kernels: Kernels, progress: Progress)
 
 def _begun(pack: Pack, tokens: I32, path: Path) -> NeuronUse:
     """What was done before, if it was with this pack and text; else a beginning."""
-    of = _of(pack, tokens)
+    of = text_id(pack, tokens)
     if path.exists() and (kept := load_use(path)).of == of:
         return kept
     return NeuronUse.nothing(of, pack.config.layers, pack.config.intermediate)
@@ -56,7 +56,7 @@ def _begun(pack: Pack, tokens: I32, path: Path) -> NeuronUse:
 def gate_curves(pack: Pack, tokens: I32, kernels: Kernels) -> GateCurves:
     """What may be left out at which error, from the first piece of `tokens`; kept beside the pack. Errors as
     `profile_model`."""
-    path, of = pack.path / GATES, _of(pack, tokens)
+    path, of = pack.path / GATES, text_id(pack, tokens)
     kept = load_curves(path, pack.config.layers, pack.config.intermediate)
     if kept is not None and kept.of == of:
         return kept
@@ -67,7 +67,7 @@ def gate_curves(pack: Pack, tokens: I32, kernels: Kernels) -> GateCurves:
     return found
 
 
-def _of(pack: Pack, tokens: I32) -> str:
+def text_id(pack: Pack, tokens: I32) -> str:
     """Of which pack and text a measurement is."""
     manifest = (pack.path / MANIFEST).read_bytes()
     return hashlib.sha256(
@@ -78,7 +78,7 @@ def _of(pack: Pack, tokens: I32) -> str:
 def _judge(pack: Pack, curves: GateCurves | None) -> Judge:
     """By the activation, if it can be 0; else by the thresholds for the default error."""
     if curves is None:
-        return lambda layer, weights, x: np.asarray(weights.gated(x) != 0)
+        return lambda layer, weights, x: weights.active(x)
     layers = curves.at(DEFAULT_ERROR).layers
     return lambda layer, weights, x: np.asarray(importance(weights, x) >= np.float32(layers[layer].threshold))
 

@@ -1,43 +1,97 @@
 """Predictors trained from a text, and kept beside the pack."""
 
+from shutil import disk_usage
 from typing import Any
 
-from tpi.errors import ModelError
+from master.profiling.measure import text_id
+from scheduler.free import default_budget
+from tpi.errors import ModelError, WeightsError
 from tpi.kernels import Kernels
 from tpi.pack.reader import Pack
-from tpi.progress import Progress
-from tpi.sparsity.examples import examples_of
+from tpi.progress import phase
+from tpi.sparsity.examples import ExampleFiles, LayerExamples, token_bytes
 from tpi.sparsity.files import NAME, save_predictors
 from tpi.sparsity.replay import I32
-from tpi.sparsity.training import TrainedPredictor, TrainingRecipe, train_predictors
+from tpi.sparsity.training import TrainedPredictor, TrainingRecipe, measured, train_predictors, training_bytes
 
 LIMIT = 0.06  # of the pack's bytes
-TOKENS = 16_384  # of the text, at most: inputs and activity of all layers are in memory
+TOKENS = 65_536  # of the text, at most
+EXAMPLES = "examples"  # in the pack's directory, until the predictors are there
 STEPS = 3000  # of Adam: after 800 a tenth more neurons are named for the same recall
+LEARNED, VALIDATED = 0.75, 0.15  # shares of the tokens, in this order; the others are for measuring
+_MIB = 1 << 20
+
+Parts = tuple[dict[int, LayerExamples], dict[int, LayerExamples], dict[int, LayerExamples]]
 
 
-def train_beside(pack: Pack, tokens: I32, kernels: Kernels, ahead: int, progress: Progress) -> dict[str, Any]:
+def train_beside(pack: Pack, tokens: I32, kernels: Kernels, ahead: int) -> dict[str, Any]:
     """Train a predictor for each layer of `pack` on `tokens` `[sequences, length]`, and say what they are.
 
+    They learn from the beginning of the text, are chosen on what follows, and measured on its end.
+
     Raises:
-        ModelError: if activations of the model are never 0, or the look-ahead is no layer.
-        WeightsError: if they cannot be kept.
+        ModelError: if activations of the model are never 0, the look-ahead is no layer, or memory is too small.
+        WeightsError: if examples or predictors cannot be kept.
     """
     if not 0 <= ahead < pack.config.layers:
         raise ModelError(f"--ahead {ahead} is beyond this model's {pack.config.layers} layers; give a smaller one")
-    examples = examples_of(pack, tokens[: max(1, TOKENS // tokens.shape[1])], kernels, ahead)
-    layers = set(examples)
-
-    def report(one: TrainedPredictor) -> None:
-        layers.discard(one.predictor.layer)
-        progress(len(examples) - len(layers), len(examples))
-
-    trained = train_predictors(examples, LIMIT * pack.weight_bytes, TrainingRecipe(steps=STEPS), report)
+    tokens = tokens[: max(1, TOKENS // tokens.shape[1])]
+    files = ExampleFiles(pack.path / EXAMPLES, text_id(pack, tokens))
+    _check_memory(pack)
+    _check_disk(pack, tokens, files)
+    with phase(f"collecting what predictors of {pack.path.name} learn from") as progress:
+        learned, validation, unseen = parted(files.collect(pack, tokens, kernels, ahead, progress))
+    trained = _train(pack, learned, validation)
     save_predictors(pack.path / NAME, [one.predictor for one in trained.values()], "trained")
-    return {
-        "ahead": ahead,
-        "share": sum(one.predictor.nbytes for one in trained.values()) / pack.weight_bytes,
-        "layers": [
-            {"rank": one.predictor.rank, "recall": one.recall, "chosen": one.chosen} for one in trained.values()
-        ],
-    }
+    figures = [_figures(one, unseen[layer]) for layer, one in trained.items()]
+    files.remove()
+    taken = sum(one.predictor.nbytes for one in trained.values())
+    return {"ahead": ahead, "share": taken / pack.weight_bytes, "layers": figures}
+
+
+def parted(examples: dict[int, LayerExamples]) -> Parts:
+    """The examples to learn from, to choose thresholds and widths on, and to measure on; by layer."""
+    parts: Parts = ({}, {}, {})
+    for layer, one in examples.items():
+        first, second = round(LEARNED * len(one)), round((LEARNED + VALIDATED) * len(one))
+        for part, (begin, end) in zip(parts, ((0, first), (first, second), (second, len(one))), strict=True):
+            part[layer] = one.part(begin, end)
+    return parts
+
+
+def _train(
+    pack: Pack, learned: dict[int, LayerExamples], validation: dict[int, LayerExamples]
+) -> dict[int, TrainedPredictor]:
+    layers = set(learned)
+    with phase(f"training predictors for {pack.path.name}") as progress:
+
+        def report(one: TrainedPredictor) -> None:
+            layers.discard(one.predictor.layer)
+            progress(len(learned) - len(layers), len(learned))
+
+        return train_predictors(learned, validation, LIMIT * pack.weight_bytes, TrainingRecipe(steps=STEPS), report)
+
+
+def _figures(one: TrainedPredictor, unseen: LayerExamples) -> dict[str, Any]:
+    recall, chosen = measured(one.predictor, unseen)
+    return {"rank": one.predictor.rank, "recall": recall, "chosen": chosen}
+
+
+def _check_memory(pack: Pack) -> None:
+    config = pack.config
+    needed = training_bytes(config.hidden, config.intermediate, LIMIT * pack.weight_bytes, config.layers)
+    if needed > (free := default_budget()):
+        raise ModelError(
+            f"training predictors for {pack.path.name} takes {needed // _MIB} MiB of memory, and {free // _MIB} are "
+            "free; end other programs, or profile it on a larger machine"
+        )
+
+
+def _check_disk(pack: Pack, tokens: I32, files: ExampleFiles) -> None:
+    """Refuse what the disk has no room for, what was collected before counted."""
+    free = disk_usage(pack.path).free + files.nbytes
+    if (needed := tokens.size * token_bytes(pack)) > free:
+        raise WeightsError(
+            f"what predictors of {pack.path.name} learn from takes {needed // _MIB} MiB of disk meanwhile, and "
+            f"{free // _MIB} are free; free some, or give --tokens {max(1, free // token_bytes(pack))}"
+        )

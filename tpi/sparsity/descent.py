@@ -1,38 +1,56 @@
 """Where a predictor's training begins, and its steps: reduced-rank regression, and Adam (Kingma and Ba, 2015)."""
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from tpi.sparsity.examples import LayerExamples
+
 F32 = npt.NDArray[np.float32]
-Active = npt.NDArray[np.bool_]
+F64 = npt.NDArray[np.float64]
 _RIDGE = 1e-2  # of the mean square of the input
 _RARE = 1e-4  # a neuron is taken to be active at least as often, at most one minus that
 _SLOPE = 4.0  # of a logit by a probability at one half
 
 
-def initial(x: F32, active: Active, rank: int, random: np.random.Generator) -> tuple[F32, F32, F32]:
+def initial(examples: LayerExamples, rank: int, random: np.random.Generator) -> tuple[F32, F32, F32]:
     """`first` `[rank, hidden]`, `second` `[neurons, rank]` and bias: the best linear predictor of half the rank.
 
     Each direction is there with both its signs, and a little noise, so that the two can part.
     """
-    often = np.clip(active.mean(axis=0), _RARE, 1 - _RARE)
-    wide = x.astype(np.float64)
-    gram = wide.T @ wide
-    gram += np.eye(len(gram)) * (_RIDGE * np.trace(gram) / len(gram) + 1e-12)
+    often, gram, cross = _moments(examples)
     lower = np.linalg.cholesky(gram)
-    whitened = np.linalg.solve(lower, wide.T @ (active - often))
+    halfway = np.linalg.solve(lower, (cross @ cross.T).astype(np.float64))
+    whitened = np.linalg.solve(lower, halfway.T)
     half = min((rank + 1) // 2, len(gram))
-    directions = np.linalg.eigh(whitened @ whitened.T)[1][:, -half:]
-    inward = np.linalg.solve(lower.T, directions).T * np.sqrt(len(x))
-    outward = (directions.T @ whitened).T * (_SLOPE / np.sqrt(len(x)))
+    directions = np.linalg.solve(lower.T, np.linalg.eigh(whitened)[1][:, -half:]).T
+    inward = directions * np.sqrt(len(examples))
+    outward = (directions.astype(np.float32) @ cross) * np.float32(_SLOPE / np.sqrt(len(examples)))
     first = _widened(np.concatenate([inward, -inward]), rank, random)
-    second = _widened(np.concatenate([outward, -outward], axis=1).T, rank, random).T
+    second = _widened(np.concatenate([outward, -outward]), rank, random).T
     return first, np.ascontiguousarray(second), np.log(often / (1 - often)).astype(np.float32)
 
 
-def _widened(rows: npt.NDArray[np.float64], rank: int, random: np.random.Generator) -> F32:
+def _moments(examples: LayerExamples) -> tuple[F32, F64, F32]:
+    """How often each neuron is active, `[neurons]`; of the inputs' squares and of inputs with activity, less what often
+    makes, the sums `[hidden, hidden]` and `[hidden, neurons]`."""
+    counts, total = np.zeros(examples.neurons), np.zeros(examples.hidden)
+    gram, cross = np.zeros((examples.hidden,) * 2), np.zeros((examples.hidden, examples.neurons), np.float32)
+    for x, active in examples.pieces():
+        counts += active.sum(axis=0)
+        total += x.sum(axis=0, dtype=np.float64)
+        gram += x.T @ x
+        cross += x.T @ active.astype(np.float32)
+    often = np.clip(counts / len(examples), _RARE, 1 - _RARE).astype(np.float32)
+    for row, weight in zip(cross, total.astype(np.float32), strict=True):
+        row -= weight * often
+    gram += np.eye(len(gram)) * (_RIDGE * np.trace(gram) / len(gram) + 1e-12)
+    return often, gram, cross
+
+
+def _widened(rows: npt.NDArray[np.floating[Any]], rank: int, random: np.random.Generator) -> F32:
     """`rank` rows: what there is, then noise of a hundredth of its size, which is on all."""
     found = random.standard_normal((rank, rows.shape[1])) * (0.01 * np.sqrt(np.mean(np.square(rows))))
     found[: len(rows)] += rows[:rank]

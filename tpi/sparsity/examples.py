@@ -1,38 +1,202 @@
-"""What predictors learn from: the inputs of a model's feed-forward networks over a text, and what they activate."""
+"""What predictors learn from: what goes into a model's feed-forward blocks over a text, and which neurons it activates.
 
-from collections.abc import Iterator, Mapping
+Over 16k tokens a 7B model has 13 GiB of it as it is computed. So inputs are kept as float16 and activity in bits, in
+two files: memory holds what one piece of the text makes, as while counting, and then what is read of one layer. What
+was collected stays in the files, so that collecting goes on where it was stopped.
+"""
+
+import json
+import math
+import shutil
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
 
 from tpi.config import SPARSE
 from tpi.errors import ModelError
 from tpi.kernels import Kernels
 from tpi.pack.reader import Pack
+from tpi.progress import Progress, silent
 from tpi.sparsity.replay import F32, I32, FfnWeights, dense, replay
-from tpi.sparsity.training import Active, LayerExamples
+from tpi.sparsity.usage import U8, packed
+from tpi.system.atomic import write_atomically
+from tpi.system.fulldisk import write_error
+
+Active = npt.NDArray[np.bool_]
+Watch = Callable[[int, int, F32, U8], None]
+"""Is told of the tokens from one on, for a layer: its inputs `[tokens, hidden]`, and its activity in bits."""
+
+SEQUENCES = 8  # that pass the model together
+_DONE, _INPUTS, _ACTIVE = "done.json", "inputs.f16", "active.bits"
+ROWS = 1024  # tokens that are unpacked together
+_LARGEST_F16 = np.float32(np.finfo(np.float16).max)
 
 
-def examples_of(pack: Pack, tokens: I32, kernels: Kernels, ahead: int = 0) -> Mapping[int, LayerExamples]:
-    """Of every layer, over `tokens` `[sequences, length]`; the first layers look ahead as far as there are layers.
+@dataclass(frozen=True, eq=False)
+class LayerExamples:
+    """What a predictor of `layer` learns from, of `len(self)` tokens.
 
-    It takes `hidden` floats and `neurons` bytes for each token and layer.
+    Attributes:
+        inputs: `[tokens, hidden]` float16 or float32, what comes into the feed-forward block of `ahead` layers before.
+        bits: `[tokens, bytes]` uint8, which of this layer's `neurons` are active, as `tpi.sparsity.usage.packed`.
+    """
+
+    layer: int
+    inputs: npt.NDArray[Any]
+    bits: U8
+    neurons: int
+    ahead: int = 0
+
+    @classmethod
+    def of(cls, layer: int, x: F32, active: Active, ahead: int = 0) -> "LayerExamples":
+        """From `x` `[tokens, hidden]` and `active` `[tokens, neurons]`."""
+        return cls(layer, x, packed(active), active.shape[1], ahead)
+
+    def __len__(self) -> int:
+        return len(self.inputs)
+
+    @property
+    def hidden(self) -> int:
+        """Values of an input."""
+        return int(self.inputs.shape[1])
+
+    def rows(self, at: npt.NDArray[np.int64] | slice) -> tuple[F32, Active]:
+        """Inputs and activity of some tokens: float32 `[tokens, hidden]`, bool `[tokens, neurons]`."""
+        active = np.unpackbits(self.bits[at], axis=1, count=self.neurons, bitorder="little")
+        return np.asarray(self.inputs[at], np.float32), active.view(np.bool_)
+
+    def pieces(self) -> Iterator[tuple[F32, Active]]:
+        """`rows` of all tokens, some at a time."""
+        for first in range(0, len(self), ROWS):
+            yield self.rows(slice(first, first + ROWS))
+
+    def part(self, first: int, last: int) -> "LayerExamples":
+        """Of the tokens `[first, last)` alone."""
+        return replace(self, inputs=self.inputs[first:last], bits=self.bits[first:last])
+
+
+def examples_of(pack: Pack, tokens: I32, kernels: Kernels, ahead: int = 0) -> dict[int, LayerExamples]:
+    """Of every layer, over `tokens` `[sequences, length]`, in memory, with inputs as float32: for small models.
+
+    The first layers look ahead as far as there are layers.
 
     Raises:
         ModelError: if activations of this model are never 0, or it has experts.
     """
+    layers, hidden, width = _shape(pack)
+    inputs = np.empty((layers, tokens.size, hidden), np.float32)
+    bits = np.empty((layers, tokens.size, width), np.uint8)
+
+    def watch(first: int, layer: int, x: F32, active: U8) -> None:
+        inputs[layer, first : first + len(x)] = x
+        bits[layer, first : first + len(x)] = active
+
+    for first in range(0, len(tokens), SEQUENCES):
+        _observe(pack, tokens, first, kernels, watch)
+    return _paired(inputs, bits, pack.config.intermediate, ahead)
+
+
+@dataclass(frozen=True)
+class ExampleFiles:
+    """Examples in `folder`, of the pack and the text that `of` names."""
+
+    folder: Path
+    of: str
+
+    def collect(
+        self, pack: Pack, tokens: I32, kernels: Kernels, ahead: int = 0, progress: Progress = silent
+    ) -> dict[int, LayerExamples]:
+        """As `examples_of`, but in files, beginning with what is there of the same pack and text.
+
+        Raises:
+            ModelError: as `examples_of`.
+            WeightsError: if the files cannot be written.
+        """
+        layers, hidden, width = _shape(pack)
+        shapes = (layers, tokens.size, hidden), (layers, tokens.size, width)
+        try:
+            done = self._begun((2 * math.prod(shapes[0]), math.prod(shapes[1])))
+            progress(done, len(tokens))
+            while done < len(tokens):
+                self._add(pack, tokens, done, kernels)
+                done = min(done + SEQUENCES, len(tokens))
+                write_atomically(self.folder / _DONE, json.dumps({"of": self.of, "sequences": done}).encode())
+                progress(done, len(tokens))
+        except OSError as error:
+            raise write_error(self.folder, error, "free some disk, or use fewer --tokens") from error
+        inputs = np.memmap(self.folder / _INPUTS, np.float16, "r", shape=shapes[0])
+        bits = np.memmap(self.folder / _ACTIVE, np.uint8, "r", shape=shapes[1])
+        return _paired(inputs, bits, pack.config.intermediate, ahead)
+
+    @property
+    def nbytes(self) -> int:
+        """What the files take on disk."""
+        return sum(512 * path.stat().st_blocks for path in self.folder.glob("*"))
+
+    def remove(self) -> None:
+        """Remove the files."""
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+    def _begun(self, sizes: tuple[int, int]) -> int:
+        """Sequences that are there, in files of `sizes` bytes; what is of something else, or not whole, is removed."""
+        files = (self.folder / _INPUTS, self.folder / _ACTIVE)
+        try:
+            found = json.loads((self.folder / _DONE).read_text())
+            if found["of"] == self.of and tuple(file.stat().st_size for file in files) == sizes:
+                return int(found["sequences"])
+        except (OSError, ValueError, KeyError, TypeError):
+            pass  # nothing that can be gone on with
+        self.remove()
+        self.folder.mkdir(parents=True)
+        for path, size in zip(files, sizes, strict=True):
+            with path.open("wb") as file:
+                file.truncate(size)
+        return 0
+
+    def _add(self, pack: Pack, tokens: I32, first: int, kernels: Kernels) -> None:
+        """One piece more, of all layers."""
+        with (self.folder / _INPUTS).open("r+b") as inputs, (self.folder / _ACTIVE).open("r+b") as bits:
+
+            def watch(at: int, layer: int, x: F32, active: U8) -> None:
+                halves = np.clip(x, -_LARGEST_F16, _LARGEST_F16).astype(np.float16)
+                for file, rows in ((inputs, halves), (bits, active)):
+                    file.seek((layer * tokens.size + at) * rows[0].nbytes)
+                    file.write(rows.tobytes())
+
+            _observe(pack, tokens, first, kernels, watch)
+
+
+def token_bytes(pack: Pack) -> int:
+    """Bytes on disk that `ExampleFiles` takes for each token of a text."""
+    layers, hidden, width = _shape(pack)
+    return layers * (2 * hidden + width)
+
+
+def _shape(pack: Pack) -> tuple[int, int, int]:
+    """Layers, values of an input, and bytes of a token's activity."""
+    return pack.config.layers, pack.config.hidden, -(-pack.config.intermediate // 8)
+
+
+def _observe(pack: Pack, tokens: I32, first: int, kernels: Kernels, watch: Watch) -> None:
+    """Replay the sequences from `first` on that pass the model together."""
     if pack.config.activation not in SPARSE:
         raise ModelError(f"{pack.path} has {pack.config.activation} activations, which are never 0; use thresholds")
-    inputs: list[F32] = []
-    active: list[Active] = []
 
-    def watch(layer: int, weights: FfnWeights, x: F32) -> F32:
-        inputs.append(x.copy())
-        active.append(weights.gated(x) != 0)
+    def see(layer: int, weights: FfnWeights, x: F32) -> F32:
+        watch(first * tokens.shape[1], layer, x, packed(weights.active(x)))
         return dense(layer, weights, x)
 
-    replay(pack, tokens, kernels, watch)
-    return {one.layer: one for one in _joined(inputs, active, ahead)}
+    replay(pack, tokens[first : first + SEQUENCES], kernels, see)
 
 
-def _joined(inputs: list[F32], active: list[Active], ahead: int) -> Iterator[LayerExamples]:
-    for layer, found in enumerate(active):
+def _paired(inputs: npt.NDArray[Any], bits: U8, neurons: int, ahead: int) -> dict[int, LayerExamples]:
+    """The activity of each layer with the inputs of the one from which it is foretold."""
+    paired = {}
+    for layer, active in enumerate(bits):
         far = min(ahead, layer)
-        yield LayerExamples(layer, inputs[layer - far], found, far)
+        paired[layer] = LayerExamples(layer, inputs[layer - far], active, neurons, far)
+    return paired

@@ -1,8 +1,8 @@
 """The file of a model's predictors: safetensors beside the pack, one entry a layer, with what is said of each in JSON.
 
-`layer.N.first` and `layer.N.second` are F16 `[rows, columns]`, or U8 `[rows, bytes]` of Q8_0 or Q4_0 blocks; `layer.N.bias` is
-F32 `[neurons]`, where there is one. The metadata `predictors` has for each layer its columns, threshold, look-ahead and
-what it is given.
+`layer.N.first` and `layer.N.second` are F16 `[rows, columns]`, or U8 `[rows, bytes]` of Q8_0 or Q4_0 blocks;
+`layer.N.bias` is F32 `[neurons]`, where there is one. The metadata `predictors` has for each layer its columns,
+threshold, look-ahead and what it is given.
 """
 
 import json

@@ -58,6 +58,10 @@ class FfnWeights:
         up = biased(x @ self.up.T, self.spec.up_bias)
         return activate(self.spec, None if self.gate is None else biased(x @ self.gate.T, self.spec.gate_bias), up)
 
+    def active(self, x: F32) -> npt.NDArray[np.bool_]:
+        """Which neurons are not 0, for `x` normed: `[tokens, neurons]`; the gate says, with dReLU up does as well."""
+        return np.asarray((self.inner(x) if self.spec.activation == "drelu" else self.gated(x)) != 0)
+
 
 FeedForward = Callable[[int, FfnWeights, F32], F32]
 """Layer, its weights, and what comes in after the norm `[tokens, hidden]`: what comes out, before bias and residual."""

@@ -3,23 +3,29 @@
 All layers begin narrow. The layer that chooses the most neurons for its recall grows, again and again, until none
 chooses too many, width no longer helps, or the bytes are spent: layers that are sparse, or whose activity is skewed,
 stay narrow. A predictor begins as the best linear one of its rank (reduced-rank regression of activity on input), each
-direction with both its signs, since ReLU keeps one; Adam then minimises the cross-entropy. What is measured is measured
-with the matrices as they are kept, on tokens that training does not see. A seed decides everything that is random.
+direction with both its signs, since ReLU keeps one; Adam then minimises the cross-entropy. Where 4 bits are kept,
+the last steps see the matrices as they will be kept.
+
+Thresholds and widths are chosen on tokens that training does not see. What is measured there flatters both, so that who
+wants to know how good they are measures them on a third text. A seed decides everything that is random.
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
-import numpy.typing as npt
 
 from tpi.errors import ModelError
+from tpi.pack.groups import dequantise_groups, quantise_groups
+from tpi.pack.layout import GROUP
 from tpi.sparsity.descent import Adam, initial
-from tpi.sparsity.predictor import Predictor, PredictorMatrix, Weights
+from tpi.sparsity.examples import ROWS, Active, LayerExamples
+from tpi.sparsity.predictor import F32, Predictor, PredictorMatrix, Weights, row_bytes
 
-F32 = npt.NDArray[np.float32]
-Active = npt.NDArray[np.bool_]
 _GAIN = 0.96  # of the neurons chosen, that a step of width must leave at most
+_PARAMETER = 32  # bytes in memory of each weight while it is trained: its gradient, moments, and itself as it is kept
+_AGAIN = 8  # steps after which the error of 4 bits is computed again, which takes as long as some
+_TOKEN = 16  # and of each neuron for each token that is unpacked
 
 
 @dataclass(frozen=True)
@@ -29,37 +35,26 @@ class TrainingRecipe:
     Attributes:
         recall: share of the active neurons that is to be chosen.
         chosen: neurons chosen for each that is active, at most.
-        rank: of the narrowest predictors, and by how much they grow; q8 needs multiples of 32.
-        margin: recall above `recall` that is sought where it is measured, as other text differs.
-        held: share of the tokens, the last ones, that are for measuring.
+        rank: of the narrowest predictors, and by how much they grow; blocks need multiples of 32.
+        rounded: share of the steps, the last ones, that see the matrices as 4 bits keep them.
+        margin: recall above `recall` that is sought on the validation text, as other text differs.
     """
 
     recall: float = 0.95
     chosen: float = 1.5
     rank: int = 32
-    weights: Weights = "q8"
+    weights: Weights = "q4s"
     steps: int = 400
     tokens: int = 256  # of a step
     rate: float = 3e-3
+    rounded: float = 0.35
     margin: float = 0.005
-    held: float = 0.15
     seed: int = 0
 
 
 @dataclass(frozen=True, eq=False)
-class LayerExamples:
-    """What a predictor of `layer` learns from: its input `[tokens, hidden]`, which is that of `ahead` layers before,
-    and which neurons are active `[tokens, neurons]`."""
-
-    layer: int
-    x: F32
-    active: Active
-    ahead: int = 0
-
-
-@dataclass(frozen=True, eq=False)
 class TrainedPredictor:
-    """A predictor with its recall, and the neurons it chooses for each active one, on tokens held out."""
+    """A predictor with its recall, and the neurons it chooses for each active one, on the validation text."""
 
     predictor: Predictor
     recall: float
@@ -67,31 +62,33 @@ class TrainedPredictor:
 
 
 def train_predictors(
-    examples: Mapping[int, LayerExamples],
+    learned: Mapping[int, LayerExamples],
+    validation: Mapping[int, LayerExamples],
     most_bytes: float,
     recipe: TrainingRecipe | None = None,
     report: Callable[[TrainedPredictor], None] | None = None,
 ) -> dict[int, TrainedPredictor]:
-    """Predictors of all layers that together take `most_bytes` at most.
+    """Predictors of all layers that together take `most_bytes` at most, from examples by layer.
 
-    `report` is told of each that was trained, the ones that are replaced later among them.
+    They learn from the first, their thresholds and widths are chosen on the second. `report` is told of each that was
+    trained, the ones that are replaced later among them.
 
     Raises:
         ModelError: if not even the narrowest fit, or there are too few tokens to learn from.
     """
     recipe = recipe or TrainingRecipe()
     found: dict[int, TrainedPredictor] = {}
-    for layer, one in examples.items():
-        found[layer] = _trained(one, recipe.rank, recipe, report)
+    for layer, one in learned.items():
+        found[layer] = _trained(one, validation[layer], recipe.rank, recipe, report)
     if (taken := _nbytes(found)) > most_bytes:
         raise ModelError(f"the narrowest predictors take {taken} bytes, more than {most_bytes:.0f}; use more of them")
     growing = set(found)
     while growing and found[worst := max(growing, key=lambda layer: found[layer].chosen)].chosen > recipe.chosen:
         rank = found[worst].predictor.rank + recipe.rank
-        if rank > 2 * examples[worst].x.shape[1] or _nbytes(found) + _growth(found[worst], recipe) > most_bytes:
+        if rank > 2 * learned[worst].hidden or _nbytes(found) + _growth(found[worst], recipe) > most_bytes:
             growing.remove(worst)
             continue
-        wider = _trained(examples[worst], rank, recipe, report)
+        wider = _trained(learned[worst], validation[worst], rank, recipe, report)
         if wider.chosen > _GAIN * found[worst].chosen:  # bytes do not help it, and may help others
             growing.remove(worst)
         else:
@@ -99,16 +96,34 @@ def train_predictors(
     return found
 
 
-def measured(predictor: Predictor, x: F32, active: Active) -> tuple[float, float]:
+def measured(predictor: Predictor, examples: LayerExamples) -> tuple[float, float]:
     """Recall of a predictor, and neurons chosen for each active one."""
-    chosen, total = predictor.active(x), max(int(active.sum()), 1)
-    return float((chosen & active).sum() / total), float(chosen.sum() / total)
+    hit = chosen = total = 0
+    for x, active in examples.pieces():
+        named = predictor.active(x)
+        hit += int((named & active).sum())
+        chosen += int(named.sum())
+        total += int(active.sum())
+    return hit / max(total, 1), chosen / max(total, 1)
 
 
-def threshold_for(scores: F32, active: Active, recall: float) -> float:
-    """The highest threshold at which `recall` of the active neurons are chosen; infinite scores never are."""
-    wanted = np.sort(scores[active])
-    return float(wanted[int((1 - recall) * len(wanted))]) if len(wanted) else float(np.max(scores)) + 1
+def training_bytes(hidden: int, neurons: int, most_bytes: float, layers: int) -> int:
+    """About what training takes in memory: the sums that it begins with, a piece of the text, and the weights of a
+    layer with twice its part of `most_bytes`."""
+    weights = 2 * most_bytes / layers / row_bytes(GROUP, "q4s") * GROUP
+    sums = 6 * 8 * hidden**2 + 4 * hidden * neurons
+    return round(sums + ROWS * (8 * hidden + _TOKEN * neurons) + _PARAMETER * weights)
+
+
+def _threshold(plain: Predictor, examples: LayerExamples, recall: float) -> float:
+    """The highest threshold at which `recall` of the active neurons are chosen; above all scores if none is active."""
+    wanted, most = [np.zeros(0, np.float32)], 0.0
+    for x, active in examples.pieces():
+        scores = plain.scores(x)
+        most = max(most, float(scores.max()))
+        wanted.append(scores[active])
+    ordered = np.sort(np.concatenate(wanted))
+    return float(ordered[int((1 - recall) * len(ordered))]) if len(ordered) else most + 1
 
 
 def _nbytes(found: Mapping[int, TrainedPredictor]) -> int:
@@ -122,32 +137,41 @@ def _growth(one: TrainedPredictor, recipe: TrainingRecipe) -> float:
 
 
 def _trained(
-    one: LayerExamples, rank: int, recipe: TrainingRecipe, report: Callable[[TrainedPredictor], None] | None
-) -> TrainedPredictor:
-    seen = round(len(one.x) * (1 - recipe.held))
-    if not 1 < seen < len(one.x):
-        raise ModelError(f"{len(one.x)} tokens are too few to train a predictor; profile the model with a longer text")
-    first, second, bias = _fitted(one.x[:seen], one.active[:seen], rank, recipe)
+    learned: LayerExamples, validation: LayerExamples, rank: int, recipe: TrainingRecipe,
+    report: Callable[[TrainedPredictor], None] | None,
+) -> TrainedPredictor:  # fmt: skip
+    if len(learned) < 2 or not len(validation):
+        few = len(learned) + len(validation)
+        raise ModelError(f"{few} tokens are too few to train a predictor; profile the model with a longer text")
+    first, second, bias = _fitted(learned, rank, recipe)
     matrices = (PredictorMatrix.of(first, recipe.weights), PredictorMatrix.of(second, recipe.weights))
-    plain = Predictor(one.layer, *matrices, ahead=one.ahead, bias=bias)
-    x, active = one.x[seen:], one.active[seen:]
-    threshold = threshold_for(plain.scores(x), active, min(recipe.recall + recipe.margin, 1))
-    predictor = Predictor(one.layer, *matrices, threshold, one.ahead, bias=bias)
-    made = TrainedPredictor(predictor, *measured(predictor, x, active))
+    plain = Predictor(learned.layer, *matrices, ahead=learned.ahead, bias=bias)
+    threshold = _threshold(plain, validation, min(recipe.recall + recipe.margin, 1))
+    predictor = replace(plain, threshold=threshold)
+    made = TrainedPredictor(predictor, *measured(predictor, validation))
     if report:
         report(made)
     return made
 
 
-def _fitted(x: F32, active: Active, rank: int, recipe: TrainingRecipe) -> tuple[F32, F32, F32]:
+def _fitted(examples: LayerExamples, rank: int, recipe: TrainingRecipe) -> tuple[F32, F32, F32]:
     """`first`, `second` and bias after `recipe.steps` steps of Adam, whose rate falls evenly."""
     random = np.random.default_rng([recipe.seed, rank])
-    values = initial(x, active, rank, random)
-    adam = Adam(values)
+    first, second, bias = values = initial(examples, rank, random)
+    adam, errors = Adam(values), (np.float32(0), np.float32(0))
+    rounded = recipe.steps * (1 - recipe.rounded) if recipe.weights == "q4s" else recipe.steps
     for step in range(recipe.steps):
-        at = random.integers(0, len(x), recipe.tokens)
-        adam.step(_gradients(*values, x[at], active[at]), recipe.rate * (1 - step / recipe.steps))
+        if step >= rounded and step % _AGAIN == 0:
+            errors = (_error(first), _error(second))
+        batch = examples.rows(random.integers(0, len(examples), recipe.tokens))
+        gradients = _gradients(first + errors[0], second + errors[1], bias, *batch)
+        adam.step(gradients, recipe.rate * (1 - step / recipe.steps))
     return values
+
+
+def _error(values: F32) -> F32:
+    """What 4 bits add to `[rows, columns]`."""
+    return dequantise_groups("q4s", quantise_groups("q4s", values)) - values
 
 
 def _gradients(first: F32, second: F32, bias: F32, x: F32, active: Active) -> tuple[F32, F32, F32]:

@@ -64,8 +64,8 @@ def test_predictors_are_small_and_name_few_neurons_beside_the_active(pack: Pack)
     predictors = load_predictors(TRAINED / "predictors.safetensors")
     assert sum(one.nbytes for one in predictors.values()) < 0.06 * pack.weight_bytes
     examples = examples_of(pack, chunks(_ids()[-TOKENS:], LENGTH), open_kernels())
-    active = np.array([one.active.sum() for one in examples.values()])
-    found = np.array([measured(predictors[layer], one.x, one.active) for layer, one in examples.items()])
+    active = np.array([one.rows(slice(None))[1].sum() for one in examples.values()])
+    found = np.array([measured(predictors[layer], one) for layer, one in examples.items()])
     recall, chosen = active @ found / active.sum()
     assert recall >= 0.95
     assert chosen <= 1.5

@@ -24,6 +24,8 @@ TRAINED = DATA / "reglu"
 _KEPT = "model.q8.safetensors"
 _PLAIN = ("config.json", "tokenizer.json", "tokenizer_config.json")
 TEXT = TRAINED / "held_out.txt"  # of the text that the model was not trained on
+PREDICTORS = TRAINED / "predictors.safetensors"  # made by `python -m benchmarks.training.predictors --keep`
+UNSEEN = TRAINED / "unseen.txt"  # of the text that neither the model nor its predictors were trained on
 FACTS = TRAINED / "facts.json"  # what was measured of it
 
 

@@ -11,10 +11,12 @@ import pytest
 from tests.support.commands import TPI, clean, run_json, tpi
 from tests.support.devices.predicted import all_predictors, exact_predictors
 from tests.support.weights.trained import TEXT, trained_facts, write_trained
+from tpi.errors import ModelError, WeightsError
 from tpi.kernels import open_kernels
 from tpi.pack.builder.build import open_source, pack_model
 from tpi.pack.library.hold import Hold
 from tpi.pack.reader import Pack
+from tpi.sparsity.examples import token_bytes
 from tpi.sparsity.files import load_predictors, save_predictors
 from tpi.sparsity.replay import chunks
 from tpi.sparsity.usage import NAME, load_use
@@ -86,20 +88,54 @@ def test_predictors_are_trained_beside_the_pack(pack: Path, tmp_path: Path, monk
     from master.profiling import predictors
 
     monkeypatch.setattr(predictors, "STEPS", 20)
-    opened, steps = Pack.open(pack), []
+    opened = Pack.open(pack)
     tokens = chunks(list(range(1000)) * 2, 64)
-    found = predictors.train_beside(opened, tokens, open_kernels(), 2, lambda done, total: steps.append((done, total)))
+    found = predictors.train_beside(opened, tokens, open_kernels(), 2)
     kept = load_predictors(pack / "predictors.safetensors")
     assert [kept[layer].ahead for layer in range(4)] == [0, 1, 2, 2]
     assert (
         sum(one.nbytes for one in kept.values()) == found["share"] * opened.weight_bytes <= 0.06 * opened.weight_bytes
     )
     assert [one["rank"] for one in found["layers"]] == [kept[layer].rank for layer in range(4)]
-    assert steps[-1] == (4, 4)
+    assert not (pack / predictors.EXAMPLES).exists()
     done = tpi("profile", "-m", str(pack), "--text", str(TEXT), "--tokens", "256", "--predictors", "--ahead", "9",
                cache=tmp_path / "cache")  # fmt: skip
     assert done.returncode == 2
     assert "--ahead 9 is beyond this model's 4 layers" in done.stderr
+
+
+def test_what_memory_or_disk_have_no_room_for_is_refused(pack: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from master.profiling import predictors
+
+    opened, tokens = Pack.open(pack), chunks(list(range(1000)), 64)
+    free = 60 * token_bytes(opened)
+    monkeypatch.setattr(predictors, "disk_usage", lambda path: type("", (), {"free": free}))
+    with pytest.raises(WeightsError, match=r"takes 1 MiB of disk .* 0 are free; free some, or give --tokens 60$"):
+        predictors.train_beside(opened, tokens, open_kernels(), 0)
+    monkeypatch.setattr(predictors, "default_budget", lambda: 5 << 20)
+    with pytest.raises(ModelError, match=r"takes \d+ MiB of memory, and 5 are free; end other programs"):
+        predictors.train_beside(opened, tokens, open_kernels(), 0)
+    assert not (pack / predictors.EXAMPLES).exists()
+
+
+def test_training_that_was_stopped_keeps_what_it_collected(pack: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from master.profiling import predictors
+
+    class Stopped(BaseException):
+        """As a kill would."""
+
+    def stop(*words: object) -> None:
+        raise Stopped
+
+    monkeypatch.setattr(predictors, "STEPS", 1)
+    opened, tokens = Pack.open(pack), chunks(list(range(1000)), 64)
+    with monkeypatch.context() as killed:
+        killed.setattr(predictors, "train_predictors", stop)
+        with pytest.raises(Stopped):
+            predictors.train_beside(opened, tokens, open_kernels(), 0)
+    monkeypatch.setattr("tpi.sparsity.examples.replay", stop)  # nothing is collected again
+    predictors.train_beside(opened, tokens, open_kernels(), 0)
+    assert load_predictors(pack / "predictors.safetensors").keys() == {0, 1, 2, 3}
 
 
 def test_a_killed_profile_goes_on(pack: Path, tmp_path: Path) -> None:

@@ -12,11 +12,11 @@ from tpi.errors import ModelError
 from tpi.kernels import open_kernels
 from tpi.pack.builder.build import open_source, pack_model
 from tpi.pack.reader import Pack
-from tpi.sparsity.examples import examples_of
+from tpi.sparsity.examples import LayerExamples, examples_of
 from tpi.sparsity.files import load_predictors, save_predictors
 from tpi.sparsity.replay import F32, I32, FfnWeights, chunks, perplexity
 from tpi.sparsity.thresholds import masked
-from tpi.sparsity.training import LayerExamples, TrainingRecipe, measured, train_predictors
+from tpi.sparsity.training import TrainedPredictor, TrainingRecipe, measured, train_predictors
 
 RECIPE = TrainingRecipe(steps=80, tokens=64, rate=6e-3)
 LIMIT = 0.06  # of the pack's bytes
@@ -27,11 +27,21 @@ def made(layer: int, rank: int, tokens: int = 2000, neurons: int = 96, hidden: i
     random = np.random.default_rng(layer)
     x = random.standard_normal((tokens, hidden)).astype(np.float32)
     gates = random.standard_normal((neurons, rank)) @ random.standard_normal((rank, hidden))
-    return LayerExamples(layer, x, x @ gates.T > np.sqrt(rank * hidden))
+    return LayerExamples.of(layer, x, x @ gates.T > np.sqrt(rank * hidden))
+
+
+def trained(
+    examples: dict[int, LayerExamples], most_bytes: float, recipe: TrainingRecipe
+) -> dict[int, TrainedPredictor]:
+    """They learn from the first six sevenths, and are chosen on the last."""
+    seen = {at: len(one) * 6 // 7 for at, one in examples.items()}
+    learned = {at: one.part(0, seen[at]) for at, one in examples.items()}
+    validation = {at: one.part(seen[at], len(one)) for at, one in examples.items()}
+    return train_predictors(learned, validation, most_bytes, recipe)
 
 
 def test_a_layer_that_is_hard_to_predict_gets_wider() -> None:
-    found = train_predictors({0: made(0, 4), 1: made(1, 40)}, 1e6, replace(RECIPE, chosen=1.4, steps=200))
+    found = trained({0: made(0, 4), 1: made(1, 40)}, 1e6, replace(RECIPE, chosen=1.4, steps=200))
     easy, hard = found[0], found[1]
     assert easy.predictor.rank == 32 < hard.predictor.rank
     assert easy.chosen <= 1.4
@@ -39,26 +49,26 @@ def test_a_layer_that_is_hard_to_predict_gets_wider() -> None:
 
 
 def test_a_layer_that_width_does_not_help_stays_narrow() -> None:
-    noise = replace(made(0, 4), active=np.random.default_rng(5).random((2000, 96)) < 0.2)
-    found = train_predictors({0: noise, 1: made(1, 40)}, 1e6, replace(RECIPE, chosen=1.4, steps=200))
+    noise = LayerExamples.of(0, made(0, 4).rows(slice(None))[0], np.random.default_rng(5).random((2000, 96)) < 0.2)
+    found = trained({0: noise, 1: made(1, 40)}, 1e6, replace(RECIPE, chosen=1.4, steps=200))
     assert found[0].predictor.rank == 32 < found[1].predictor.rank
 
 
 def test_they_never_take_more_than_they_may() -> None:
     layers = {0: made(0, 40), 1: made(1, 40)}
-    narrow = train_predictors(layers, 1e6, replace(RECIPE, chosen=1e9, steps=1))
+    narrow = trained(layers, 1e6, replace(RECIPE, chosen=1e9, steps=1))
     taken = sum(one.predictor.nbytes for one in narrow.values())
     limit = taken * 1.6
-    grown = train_predictors(layers, limit, replace(RECIPE, chosen=1.0, steps=1))
+    grown = trained(layers, limit, replace(RECIPE, chosen=1.0, steps=1))
     assert taken < sum(one.predictor.nbytes for one in grown.values()) <= limit
     with pytest.raises(ModelError, match="narrowest predictors take"):
-        train_predictors(layers, taken - 1, replace(RECIPE, steps=1))
+        trained(layers, taken - 1, replace(RECIPE, steps=1))
 
 
 def test_a_seed_decides_what_is_trained(tmp_path: Path) -> None:
     def kept(seed: int, name: str) -> bytes:
-        trained = train_predictors({0: made(0, 8)}, 1e6, replace(RECIPE, seed=seed, steps=20, chosen=1e9))
-        save_predictors(tmp_path / name, [one.predictor for one in trained.values()])
+        found = trained({0: made(0, 8)}, 1e6, replace(RECIPE, seed=seed, steps=20, chosen=1e9))
+        save_predictors(tmp_path / name, [one.predictor for one in found.values()])
         return (tmp_path / name).read_bytes()
 
     assert kept(1, "a") == kept(1, "b") != kept(2, "c")
@@ -66,7 +76,7 @@ def test_a_seed_decides_what_is_trained(tmp_path: Path) -> None:
 
 def test_too_few_tokens_are_refused() -> None:
     with pytest.raises(ModelError, match="too few"):
-        train_predictors({0: made(0, 4, tokens=2)}, 1e6, RECIPE)
+        trained({0: made(0, 4, tokens=2)}, 1e6, RECIPE)
 
 
 @pytest.fixture(scope="module")
@@ -81,25 +91,20 @@ def tokens(pack: Pack) -> I32:
     return chunks(Tokenizer.load(pack).encode(TEXT.read_text()), 128, 96)
 
 
-def part_of(one: LayerExamples, tokens: slice) -> LayerExamples:
-    return replace(one, x=one.x[tokens], active=one.active[tokens])
-
-
 def test_the_trained_models_neurons_are_predicted(pack: Pack, tokens: I32, tmp_path: Path) -> None:
     """95% of the active neurons with at most 1.5 times as many chosen, in 6% of the bytes, at 1% of perplexity; on text
-    not trained on."""
+    of the same document that they did not learn from."""
     examples, seen = examples_of(pack, tokens, open_kernels()), tokens.size * 7 // 8
-    learned = {at: part_of(one, slice(seen)) for at, one in examples.items()}
     recipe = TrainingRecipe(rank=96, steps=150, tokens=128, rate=6e-3, margin=0.01)
-    trained = train_predictors(learned, LIMIT * pack.weight_bytes, recipe)
-    save_predictors(tmp_path / "predictors", [one.predictor for one in trained.values()], "trained")
+    found = trained({at: one.part(0, seen) for at, one in examples.items()}, LIMIT * pack.weight_bytes, recipe)
+    save_predictors(tmp_path / "predictors", [one.predictor for one in found.values()], "trained")
     kept = load_predictors(tmp_path / "predictors")
-    held = {at: part_of(one, slice(seen, None)) for at, one in examples.items()}
-    counts = np.array([one.active.sum() for one in held.values()])
-    found = np.array([measured(kept[at], one.x, one.active) for at, one in held.items()])
-    recall, chosen = counts @ found / counts.sum()
+    held = {at: one.part(seen, len(one)) for at, one in examples.items()}
+    counts = np.array([one.rows(slice(None))[1].sum() for one in held.values()])
+    figures = np.array([measured(kept[at], one) for at, one in held.items()])
+    recall, chosen = counts @ figures / counts.sum()
     assert recall >= 0.95
-    assert found[:, 0].min() > 0.93
+    assert figures[:, 0].min() > 0.93
     assert chosen <= 1.5
     assert sum(one.nbytes for one in kept.values()) <= LIMIT * pack.weight_bytes
     unseen = tokens[-len(tokens) // 8 :]
@@ -115,9 +120,10 @@ def test_a_predictor_that_looks_ahead_knows_more_than_frequencies(pack: Pack, to
     one = examples_of(pack, tokens, open_kernels(), ahead=1)[2]
     seen = tokens.size * 7 // 8
     recipe = TrainingRecipe(rank=32, steps=60, tokens=128, rate=6e-3, chosen=1e9)
-    trained = train_predictors({2: part_of(one, slice(seen))}, 1e9, recipe)[2].predictor
-    held = part_of(one, slice(seen, None))
-    recall, factor = measured(trained, held.x, held.active)
-    taken = np.argsort(-one.active[:seen].mean(axis=0))[: round(factor * held.active.sum(axis=1).mean())]
-    assert trained.ahead == 1
-    assert recall > held.active[:, taken].sum() / held.active.sum() + 0.02
+    found = trained({2: one.part(0, seen)}, 1e9, recipe)[2].predictor
+    held = one.part(seen, len(one))
+    recall, factor = measured(found, held)
+    before, active = (each.rows(slice(None))[1] for each in (one.part(0, seen), held))
+    taken = np.argsort(-before.mean(axis=0))[: round(factor * active.sum(axis=1).mean())]
+    assert found.ahead == 1
+    assert recall > active[:, taken].sum() / active.sum() + 0.02

@@ -36,6 +36,7 @@ class RunOptions:
     local: int = 0
     workers: tuple[str, ...] = ()
     discover: bool = False  # use the paired workers that are found, where none are named
+    later: tuple[str, ...] = ()  # of these, who serves somebody else now and may join when that is over
     split: str | None = None
     dtype: str = "auto"
     context: int | None = None

@@ -108,6 +108,11 @@ class Session:
         """
         return self._membership.recover(error)
 
+    def break_off(self) -> None:
+        """Have what is computed, loaded or waited for end with a TpiError; for other threads, too."""
+        self._cluster.break_off()
+        self.node.loop.on_block = self._cluster.check
+
     def report(self) -> list[NodeReport]:
         """Every node's figures; none, with a warning, if a worker is lost by now: the answer is complete."""
         try:
@@ -131,6 +136,8 @@ class Session:
         addresses, found = self._addresses(stack), placement.discover and bool(placement.workers)
         net, without = Net(self._tap, door), partial(say_without, warn) if found else None
         self._cluster = stack.enter_context(Cluster.connect(addresses, net, without=without))
+        for address in placement.later:
+            self._cluster.seek(address)
         sharing = planned or Shares.of(shares, addresses)
         workers = [worker.address for worker in self._cluster.workers]
         dtype = choose_dtype(placement.dtype, located, self._memories(), Shares.of(shares, addresses).among(workers))

@@ -66,6 +66,10 @@ class NodeRefused(NodeError):
     """The node answered, and refused: another version, in use, out of memory."""
 
 
+class NodeInUse(NodeRefused):
+    """The node serves another master now."""
+
+
 class BusyError(TpiError):
     """More is asked of a server than can wait for its turn, or it is shutting down."""
 

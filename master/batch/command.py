@@ -11,7 +11,6 @@ import click
 
 from master.options import RunOptions, placement_options, quiet_option
 from master.session import Session
-from tpi.errors import TpiError
 
 if TYPE_CHECKING:
     from master.batch.answering import BatchCounts
@@ -121,15 +120,11 @@ def _run(
             asyncio.run(BatchAnswering(service, model, asked, results, counts, progress).run())
         finally:
             service.close()
-    except BaseException:  # nobody waits for the step under way, which may be one of all prompts
-        session.node.loop.on_block = _break_off
+    except BaseException:  # nobody waits for a step, which may be one of all prompts, or for the end of a recovery
+        session.break_off()
         raise
     finally:
         engine.stop()
-
-
-def _break_off() -> None:
-    raise TpiError("the batch ends early")
 
 
 def _summary(counts: "BatchCounts", results: "BatchResults", seconds: float) -> str:

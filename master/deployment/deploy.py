@@ -25,7 +25,7 @@ from tpi.net.fields import Card
 from tpi.net.messages import Assign, NodeOptions
 from tpi.pack.reader import Pack
 from tpi.partition import Range, Shard
-from tpi.progress import phase
+from tpi.progress import Progress, phase
 from tpi.system.machine import usable_cores
 from worker.equipment import Equipment
 from worker.node.node import Node
@@ -173,7 +173,8 @@ class Deployer:
         cluster, cache = self.cluster, ShardCache(self.options.cache / "shards")
         stack.callback(cache.close)
         cluster.begin(plans[1:], PackSource(self.pack, self.predictors or self.gates))
-        with phase("loading weights") as progress:
+        with phase("loading weights") as report:
+            progress = _unless_broken_off(cluster, report)
             held = own_blocks(self.pack, plans[0], cache, progress, self.predictors or self.gates)
             links = self.options.links_cache
             endpoints = Endpoints(net=cluster.net, watch=cluster.watch, lateness=cluster.lateness, links_cache=links)
@@ -185,6 +186,16 @@ class Deployer:
             self.make_room()
         chunk = min([node.prefill_tokens, *(one.prefill_tokens for one in ready)])
         return node, Capacity(self.context, chunk, min([node.pages, *(one.pages for one in ready)]))
+
+
+def _unless_broken_off(cluster: Cluster, report: Progress) -> Progress:
+    """`report`, which ends with the run."""
+
+    def progress(done: int, total: int) -> None:
+        cluster.check()
+        report(done, total)
+
+    return progress
 
 
 def _check_one(name: str, own: Assign, tables: Tables | None, card: Card | None) -> None:

@@ -59,6 +59,12 @@ class Asked:
             return f"it runs tpi {said.version}, this is {__version__}; install the same on both"
         return f"it is in use by {said.used_by}" if said.used_by else ""
 
+    @property
+    def in_use(self) -> bool:
+        """Whether it would serve this machine, but that it serves another."""
+        said = self.condition
+        return said is not None and said.version == __version__ and bool(said.used_by)
+
     def begin(self, net: Net) -> None:
         """Call it."""
         self._called = net.door.name_of

@@ -97,7 +97,8 @@ def with_found(asked: RunOptions, door: Door, say: Callable[[str], None]) -> Run
     """What was asked for, with the paired workers that can be used now if no others were named."""
     if not asked.discover or not asked.keys:
         return asked
-    return replace(asked, workers=tuple(willing_at_home(door, say)))
+    later: list[str] = []
+    return replace(asked, workers=tuple(willing_at_home(door, say, later.append)), later=tuple(later))
 
 
 def say_without(say: Callable[[str], None], error: NodeError) -> None:
@@ -105,22 +106,30 @@ def say_without(say: Callable[[str], None], error: NodeError) -> None:
     say(f"{str(error).partition('; ')[0]}; going on without it")
 
 
-def willing_at_home(door: Door, say: Callable[[str], None]) -> list[str]:
+def willing_at_home(
+    door: Door, say: Callable[[str], None], later: Callable[[str], None] = lambda address: None
+) -> list[str]:
     """As `workers_at_home`, less those who cannot be used now: `say` hears who that is and why.
 
     Who does not let this machine in, does not answer, serves another master or is of another version. The user has
-    named nobody, so one machine that cannot be used keeps this one from none of the others.
+    named nobody, so one machine that cannot be used keeps this one from none of the others. `later` hears of the
+    addresses of those who serve another master: they may be free later.
     """
     there = _at_home(door)
     with closing(Net(door=door)) as net:
         asked = ask(net, list(there.values()))
     called = {address: name for name, address in there.items()}
     willing: dict[bytes | str, tuple[str, str]] = {}  # a machine that is found under two addresses is used once
+    busy: dict[bytes | str, str] = {}
     for one in asked:
         if one.unwilling:
             say(f"going on without {called[one.address]}: {one.unwilling}")
+            if one.in_use:
+                busy.setdefault(one.key or one.address, one.address)
         else:
             willing.setdefault(one.key or one.address, (one.name, one.address))
+    for address in busy.values():
+        later(address)
     if willing:
         used = ", ".join(f"{name} ({address})" for name, address in willing.values())
         say(f"using {used}; --workers none uses nobody")

@@ -69,7 +69,7 @@ class Membership:
             return
         except PlanError as error:
             self.warn(f"{error}; going on without {_names(joined)}")
-            self.cluster.dismiss(joined)
+            self.cluster.postpone(joined, _named(error, joined) or joined)
         except NodeError as error:
             self._part(error)
         self._redeploy()
@@ -105,14 +105,14 @@ class Membership:
         return None
 
     def _left_out(self, error: NodeError | PlanError) -> bool:
-        """Go on without the worker that `error` names, for now or for good; whether there is one."""
+        """Go on without the worker that `error` names, until it can help; whether there is one."""
         if isinstance(error, NodeError):
             self._part(error)
             return True
-        gone = [worker for worker in self.cluster.workers if worker.name == error.node]
+        gone = _named(error, self.cluster.workers)
         if gone:
             self.warn(f"{error}; going on without {_names(gone)}")
-            self.cluster.dismiss(gone)
+            self.cluster.postpone(gone, gone)
         return bool(gone)
 
     def _part(self, error: NodeError) -> None:
@@ -150,3 +150,8 @@ class Membership:
 
 def _names(workers: Sequence[RemoteWorker]) -> str:
     return ", ".join(worker.name for worker in workers)
+
+
+def _named(error: PlanError, workers: Sequence[RemoteWorker]) -> list[RemoteWorker]:
+    """Whom of them a plan was too much for."""
+    return [worker for worker in workers if worker.name == error.node]

@@ -17,9 +17,9 @@ from master.deployment.weights import UnitSource
 from master.workers.keeper import Keeper
 from master.workers.links import APART_S, Circles, LinkBrokenError
 from master.workers.meeting import meeting, tell_apart
-from master.workers.recruits import Recruits
+from master.workers.recruits import RETRY_S, Recruits
 from master.workers.remote import RemoteWorker
-from tpi.errors import NodeError, NodeLost, TpiError
+from tpi.errors import NodeError, NodeInUse, NodeLost, TpiError
 from tpi.net.codec import encode
 from tpi.net.fields import WindowState
 from tpi.net.messages import Abort, Assign, Hello, PeerAddress, Ready, Step
@@ -30,10 +30,12 @@ from tpi.system.clocks import Awake, since_boot
 from tpi.system.interrupts import deferred
 from tpi.text import plain
 from tpi.trace import PAGE_SPANS, clock
+from worker.profile import memory_budget
 
 CONNECT_S = 10.0
 STALL_S = 120.0  # in which a worker that loads gets nothing done
 STATS_S = 10.0
+_ROOM = 1.125  # times the memory that was too little is worth a plan
 _LINGER_MS = 200
 _SLICE_MS = 50
 
@@ -52,6 +54,7 @@ class Cluster:
         self._watched: dict[int, int] = {}
         self.lateness = Lateness()  # what the master itself waits for in sums
         self._circles = Circles()
+        self._broken_off = False
         self._keeper = Keeper(self._take_in)
 
     @classmethod
@@ -142,6 +145,7 @@ class Cluster:
         Raises:
             NodeError: if a worker is lost, or failed since the last look.
         """
+        self.check()
         if not self.workers:
             return  # nobody to write to
         with self._keeper.lock:
@@ -158,6 +162,7 @@ class Cluster:
         Raises:
             NodeError: naming the worker that failed, was stopped, or is lost.
         """
+        self.check()
         with self._keeper.lock:
             if self._keeper.problem:
                 raise self._keeper.problem
@@ -166,6 +171,15 @@ class Cluster:
             for worker in self.workers:
                 worker.judge(now)
             self._judge_links(now)
+
+    def break_off(self) -> None:
+        """Whatever waits for workers, or asks them for anything, ends from now on; for other threads, too."""
+        self._broken_off = True
+
+    def check(self) -> None:
+        """Raises TpiError once this was broken off."""
+        if self._broken_off:
+            raise TpiError("the run ends early")
 
     def _judge_links(self, now: float) -> None:
         missed = [self.lateness.rank(now), *(worker.heartbeats.missed for worker in self.workers)]
@@ -264,6 +278,14 @@ class Cluster:
                 worker.close(_LINGER_MS)
             self._watched.clear()
 
+    def postpone(self, workers: Sequence[RemoteWorker], full: Sequence[RemoteWorker]) -> None:
+        """Let some of them go, and call them again; those that are `full` only count once they have more memory."""
+        self.dismiss(workers)
+        with self._keeper.lock:
+            for worker in workers:
+                enough = _ROOM * memory_budget(worker.hello.profile) if worker in full and worker.hello else 0
+                self.recruits.seek(worker.address, since_boot() + RETRY_S, above=int(enough))
+
     def seek(self, address: str) -> None:
         """Call whoever is at `address`, in the background; for other threads, too."""
         with self._keeper.lock:
@@ -345,6 +367,8 @@ class Cluster:
                 raise error
             without(error)
             self.dismiss(gone)
+            for worker in gone if isinstance(error, NodeLost | NodeInUse) else ():
+                self.recruits.seek(worker.address)
         tell_apart(self.workers)
 
     def _not_met(self, awake: Awake, seconds: float) -> NodeError | None:

@@ -1,12 +1,14 @@
-"""Workers that are called in the background: lost ones that may come back, and others that may join."""
+"""Workers that are called in the background: lost ones that may come back, and others that could not help before."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from master.workers.remote import RemoteWorker
 from tpi.errors import TpiError
+from worker.profile import memory_budget
 
 RETRY_S = 2.0  # until a worker that said no, or hung up, is called again
+ROOM_S = 30.0  # until one that has too little memory is asked again how much that is
 
 
 @dataclass
@@ -14,6 +16,7 @@ class _Call:
     address: str
     worker: RemoteWorker | None = None
     next_at: float = 0.0
+    above: int = 0  # bytes of memory: with more than these it may help
 
 
 class Recruits:
@@ -23,10 +26,10 @@ class Recruits:
         self._call = call
         self._calls: list[_Call] = []
 
-    def seek(self, address: str, begin_at: float = 0.0) -> None:
-        """Call `address`, from `begin_at` on (`since_boot` seconds)."""
+    def seek(self, address: str, begin_at: float = 0.0, above: int = 0) -> None:
+        """Call `address`, from `begin_at` (`since_boot` seconds) on, until it has more than `above` bytes to use."""
         if all(one.address != address for one in self._calls):
-            self._calls.append(_Call(address, next_at=begin_at))
+            self._calls.append(_Call(address, next_at=begin_at, above=above))
 
     def tend(self, now: float) -> None:
         """Take in what has arrived, and call those again whose time has come; `now` in `since_boot` seconds."""
@@ -36,7 +39,9 @@ class Recruits:
             if one.worker is not None:
                 one.worker.serve()
                 if one.worker.problem is not None:
-                    self._hang_up(one, now)
+                    self._hang_up(one, now + RETRY_S)
+                elif one.worker.hello and memory_budget(one.worker.hello.profile) <= one.above:
+                    self._hang_up(one, now + ROOM_S)  # others may use it meanwhile
 
     @property
     def called(self) -> list[RemoteWorker]:
@@ -73,7 +78,7 @@ class Recruits:
         except TpiError:  # its key was revoked, or this machine's is unusable
             one.next_at = now + RETRY_S
 
-    def _hang_up(self, one: _Call, now: float) -> None:
+    def _hang_up(self, one: _Call, next_at: float) -> None:
         assert one.worker
         one.worker.close(0)
-        one.worker, one.next_at = None, now + RETRY_S
+        one.worker, one.next_at = None, next_at

@@ -9,7 +9,7 @@ from master.deployment.weights import Feeder
 from master.workers.dial import Dial, Line
 from master.workers.heartbeats import SILENCE_S, HeartbeatState
 from tpi import __version__
-from tpi.errors import NodeError, NodeLost, NodeRefused, TpiError, WeightsError
+from tpi.errors import NodeError, NodeInUse, NodeLost, NodeRefused, TpiError, WeightsError
 from tpi.keys.text import short_key
 from tpi.net.channel import Channel, UnreachableError
 from tpi.net.codec import Buffer, WrongProtocolError, encode
@@ -277,5 +277,6 @@ class RemoteWorker:
                 "says, tpi pair HOST CODE here"
             )
         else:
-            text = f"worker {self._who} is in use by {plain(refusal.in_use_by)}; wait for it, or use another worker"
+            used = f"worker {self._who} is in use by {plain(refusal.in_use_by)}; wait for it, or use another worker"
+            return NodeInUse(self.name, used)
         return NodeRefused(self.name, text)

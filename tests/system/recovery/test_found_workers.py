@@ -1,6 +1,6 @@
 """Workers that are found, not named, and cannot help after all: the run goes on without them, and says why."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
@@ -9,9 +9,10 @@ from master.deployment.deploy import Deployer
 from master.joining import discovery
 from master.options import RunOptions
 from master.session import Session
+from master.workers import recruits
 from master.workers.cluster import Cluster
 from tests.support.cluster.cluster_helpers import REAL_WORKER
-from tests.support.house import Laptop, house, speak
+from tests.support.house import Laptop, house, speak, until
 from tests.support.models import TinyModel
 from tpi.errors import PlanError
 
@@ -19,9 +20,15 @@ PROMPT, LENGTH = [5, 6, 7, 8], 6
 SMALL_FILES = ("sh", "-c", 'ulimit -f 8; exec "$@"', "sh")  # 4 KiB, where shards have more: a disk that is full
 
 
-def found(monkeypatch: pytest.MonkeyPatch, *laptops: Laptop) -> None:
-    """What is announced, by workers that were free when they were asked."""
-    monkeypatch.setattr(discovery, "willing_at_home", lambda door, say: [one.address for one in laptops])
+def found(monkeypatch: pytest.MonkeyPatch, *laptops: Laptop, later: Sequence[Laptop] = ()) -> None:
+    """What is announced, by workers that were free when they were asked, and by those that may be free `later`."""
+
+    def willing(door: object, say: object, hear: Callable[[str], None]) -> list[str]:
+        for one in later:
+            hear(one.address)
+        return [one.address for one in laptops]
+
+    monkeypatch.setattr(discovery, "willing_at_home", willing)
 
 
 def only_with_others(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -34,6 +41,34 @@ def only_with_others(monkeypatch: pytest.MonkeyPatch) -> None:
         return deploy(self, shares)
 
     monkeypatch.setattr(Deployer, "deploy", refuse)
+
+
+def test_who_could_not_help_joins_when_it_can(
+    tmp_path: Path, tiny_model: Callable[[str], TinyModel], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    options = RunOptions(str(tiny_model("llama").directory), discover=True, cache=tmp_path / "m")
+    monkeypatch.setattr(recruits, "ROOM_S", 0.1)
+    monkeypatch.setattr(recruits, "RETRY_S", 0.1)
+
+    def joined(session: Session) -> list[str]:
+        """Who takes part before and after somebody is ready, and one more request has begun."""
+        until(lambda: bool(session._cluster.recruits.ready))
+        before = list(session.names)
+        assert len(speak(session, PROMPT, LENGTH).tokens) == LENGTH
+        return [*before, "then", *session.names]
+
+    with house(tmp_path, 2) as (small, busy):
+        small.stop()
+        small.arguments = ("--memory", "1MiB")
+        small.start()
+        found(monkeypatch, small, later=(busy,))
+        with Cluster.connect([busy.address]) as other, Session(options) as session:
+            other.close()
+            assert joined(session) == ["master", "then", "master", busy.name]
+            small.stop()
+            small.arguments = ()
+            small.start()
+            assert joined(session) == ["master", busy.name, "then", "master", small.name, busy.name]
 
 
 def test_who_cannot_help_is_done_without(

@@ -35,17 +35,37 @@ def llama_1b_f32() -> Model:
     return Model("1.1B f32", write_huggingface(default_cache() / "benchmarks" / "llama-1.1b-f32", dict(LLAMA_1B)))
 
 
-def reglu_1b(active: float = 0.1, hot_first: bool = False) -> Model:
-    """The 1.1B shape with ReLU in q4, a pack: so many of its neurons are active, and its predictors lie beside it.
-
-    Neurons are in any order, or as a profile numbers them.
-    """
+def reglu_1b(active: float = 0.1) -> Model:
+    """The 1.1B shape with ReLU in q4, a pack: so many of its neurons are active, in any order, and its predictors lie
+    beside it."""
     from tests.support.weights.regular import NeuronUse, write_regular
     from tests.support.weights.shapes import LLAMA_1B
 
-    target = default_cache() / "benchmarks" / f"reglu-1.1b-{active:g}{'-hot-first' * hot_first}.pack"
-    use = NeuronUse(active, hot_first=hot_first)
-    return Model(f"1.1B ReGLU q4, {active:.0%} active", write_regular(target, LLAMA_1B, use).path)
+    target = default_cache() / "benchmarks" / f"reglu-1.1b-{active:g}.pack"
+    return Model(f"1.1B ReGLU q4, {active:.0%} active", write_regular(target, LLAMA_1B, NeuronUse(active)).path)
+
+
+def profiled_reglu_1b() -> tuple[Path, Path]:
+    """That pack, and the one with renumbered neurons that a profile leaves in it, both made once.
+
+    The model counts, so its tokens are numbers in a row: here from places that no benchmark begins at.
+    """
+    import numpy as np
+
+    from master.profiling.measure import profile_model
+    from master.profiling.numbering import Numbering
+    from tpi.kernels import open_kernels
+    from tpi.pack.reader import Pack
+    from tpi.progress import phase
+
+    pack = Pack.open(reglu_1b().path)
+    starts = np.linspace(1000, pack.config.vocab - 100, 32).astype(np.int32)
+    tokens = (starts[:, None] + np.arange(64)).astype(np.int32)
+    with phase("profiling the 1.1B ReGLU") as progress:
+        use = profile_model(pack, tokens, open_kernels(), progress)
+        numbering = Numbering.of(pack, use, [1])
+        numbering.keep(default_cache(), progress)
+    return pack.path, numbering.path
 
 
 def reglu_layers(layers: int = 8) -> Model:

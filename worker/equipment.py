@@ -9,18 +9,21 @@ from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from scheduler.free import default_budget
 from scheduler.storage.disk import DirectDisk, Disk
+from tpi.devices.abilities import check_model
 from tpi.devices.base import Device
 from tpi.devices.choose import open_devices
 from tpi.devices.host import HostDevice, open_host
 from tpi.devices.options import DeviceOptions, OffloadOptions
 from tpi.devices.trial import find_accelerator
-from tpi.errors import EmulationError
+from tpi.errors import DeviceError, EmulationError, KernelError, PlanError, TpiError
 from tpi.progress import Progress, warn
 from tpi.text import NAME_CHARACTERS, plain
+from worker.starting import say_alone, say_experimental, settle, try_out, watch
 
 if TYPE_CHECKING:  # what is not needed by everybody who names a device
     from allreduce.base import Endpoints
     from scheduler.model.machine import NodeMachine
+    from tpi.config import ModelConfig
     from tpi.devices.emulated.emulation import Emulation
     from tpi.net.fields import Card
     from tpi.net.messages import Assign
@@ -44,6 +47,7 @@ class Beside:
     decide: "Decide | None" = None  # in place of `worker.pipelines.decide.decide_accelerator`
     more: tuple[Device, ...] = ()  # `figures` has one accelerator for each
     doubt: Callable[[], None] | None = None  # called if a run contradicts the figures; None: they are given
+    found: bool = False  # nobody asked for it: where it fails at the start, the host computes alone
 
     @property
     def devices(self) -> tuple[Device, ...]:
@@ -104,14 +108,52 @@ class Equipment:
         progress: Progress,
         tables: "Tables | None" = None,
     ) -> "Node":
-        """A node of these devices. Arguments and errors as `worker.node.build.build_node`."""
+        """A node of these devices. Arguments and errors as `worker.node.build.build_node`.
+
+        An accelerator that nobody asked for is tried, and left out with a warning if it fails.
+        """
+        able = self.able(assign.config)
+        try:
+            return able._built(assign, held, endpoints, progress, tables)
+        except (DeviceError, KernelError, PlanError) as error:
+            if able.accelerator is None or not able.accelerator.found:
+                raise
+            return able._without(error)._built(assign, held, endpoints, progress, tables)
+
+    def able(self, config: "ModelConfig") -> "Equipment":
+        """The same; without an accelerator that nobody asked for and that does not know such models, which is said."""
+        beside = self.accelerator
+        if beside is None or not beside.found:
+            return self
+        try:
+            for device in beside.devices:
+                check_model(device, config)
+        except PlanError as error:
+            return self._without(error)
+        return self
+
+    def _without(self, why: TpiError) -> "Equipment":
+        say_alone(why)
+        return replace(self, accelerator=None)
+
+    def _built(
+        self,
+        assign: "Assign",
+        held: "Sequence[HeldBlock]",
+        endpoints: "Endpoints",
+        progress: Progress,
+        tables: "Tables | None",
+    ) -> "Node":
         from worker.node.build import build_node
 
-        node = build_node(assign, held, endpoints, progress, tables, self.disk, self.host, accelerator=self.accelerator)
+        beside = self.accelerator
+        node = build_node(assign, held, endpoints, progress, tables, self.disk, self.host, accelerator=beside)
+        if beside is not None and beside.found:
+            try_out(node, beside.devices)
         if self.emulation is not None:
-            _settle(self.emulation, node)
-        if self.accelerator is not None and self.accelerator.doubt is not None:
-            _watch(node, self.accelerator.doubt)
+            settle(self.emulation, node)
+        if beside is not None and beside.doubt is not None:
+            watch(node, beside.doubt)
         return node
 
     def close(self) -> None:
@@ -154,10 +196,11 @@ def open_equipment(options: DeviceOptions, measure: Measure) -> Equipment:
     """The devices that the user asked for; what is real is measured, what is emulated has its figures with it.
 
     `auto` takes one graphics chip that is here. What it computes, if anything, its measured figures decide: a plan
-    leaves to the host every phase in which the host is faster.
+    leaves to the host every phase in which the host is faster. If it cannot be measured, the host computes alone.
 
     Raises:
         UsageError: if a device is not there, has less memory than it is to use, or none is found for flags about one.
+        DeviceError, KernelError: if a device that was asked for, by its name or by flags about one, cannot compute.
     """
     host = open_host()
     devices = _opened(options)
@@ -167,10 +210,19 @@ def open_equipment(options: DeviceOptions, measure: Measure) -> Equipment:
     emulations = [device.emulation for device in devices if isinstance(device, _Emulated)]
     if emulations:
         return _emulated(devices, emulations, host, options.offload)
-    names = " and ".join(device.name for device in devices)
-    warn(f"{names}: experimental, such devices are tested on the CPU and have not been run on a card yet")
-    known = measure(host, devices)
-    return Equipment(host, replace(_beside(devices, known.machine, options.offload), doubt=known.doubt))
+    found = options.devices == (AUTO,) and not options.about_accelerator
+    try:
+        known = measure(host, devices)
+    except TpiError as error:
+        for device in devices:
+            device.close()
+        if not found:
+            raise
+        say_alone(error)
+        return Equipment(host)
+    if not found:
+        say_experimental(devices)
+    return Equipment(host, replace(_beside(devices, known.machine, options.offload), doubt=known.doubt, found=found))
 
 
 @runtime_checkable
@@ -205,22 +257,3 @@ def _emulated(
     emulation = emulations[0]
     beside = _beside(devices, emulated_node(*(each.machine for each in emulations)), options)
     return Equipment(emulation.host(host), beside, TimedDisk(DirectDisk(), emulation.disk), emulation)
-
-
-def _settle(emulation: "Emulation", node: "Node") -> None:
-    """Find out by how much the emulation must be stretched, if nobody said so, and say it."""
-    if not emulation.pace.settled:
-        node.rehearse()
-        emulation.calibrate()
-    warn(f"this node is emulated, {emulation.stretch:.0f} times as slow as what it emulates (docs/emulation.md)")
-
-
-def _watch(node: "Node", doubt: Callable[[], None]) -> None:
-    """Compare what its tokens take with what was predicted, but for what a disk decides, which is not measured here."""
-    from worker.measure.watch import StepWatch
-    from worker.plan.offload import OffloadPlan
-
-    plan = node.offload
-    plain = type(plan) is OffloadPlan  # what other kinds of plan come to, other models say
-    if plan is not None and plain and not node.window.placement.streamed_bytes:
-        node.watch = StepWatch(plan.problem, plan.chosen, doubt)

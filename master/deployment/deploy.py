@@ -50,6 +50,11 @@ class Deployer:
     gates: SentGates | None = None  # what neurons are chosen by, where that is their gate
 
     @cached_property
+    def able(self) -> Equipment:
+        """What of this machine's devices computes such a model."""
+        return self.equipment.able(self.pack.config)
+
+    @cached_property
     def predictors(self) -> SentPredictors | None:
         """What the nodes predict active neurons with, where they are to."""
         if self.gates:
@@ -145,11 +150,11 @@ class Deployer:
 
         speeds = [None, *(hello.profile.speed for hello in self.cluster.hellos)]
         told = list(zip(self._taken(plans), cards, speeds, strict=True))
-        return batched(plans, members_of(told, asked, self.equipment.accelerator), asked)
+        return batched(plans, members_of(told, asked, self.able.accelerator), asked)
 
     def _cards(self) -> list[Card | None]:
         """The accelerators of every node."""
-        return [self.equipment.card, *(hello.profile.card for hello in self.cluster.hellos)]
+        return [self.able.card, *(hello.profile.card for hello in self.cluster.hellos)]
 
     def _tables(self, own: Assign) -> Tables:
         """What this node has beside its part."""
@@ -178,7 +183,7 @@ class Deployer:
             held = own_blocks(self.pack, plans[0], cache, progress, self.predictors or self.gates)
             links = self.options.links_cache
             endpoints = Endpoints(net=cluster.net, watch=cluster.watch, lateness=cluster.lateness, links_cache=links)
-            node = self.equipment.build(plans[0], held, endpoints, progress, self._tables(plans[0]))
+            node = self.able.build(plans[0], held, endpoints, progress, self._tables(plans[0]))
         stack.callback(node.close)
         with phase("sending weights to the workers") as progress:
             ready = cluster.finish(progress)

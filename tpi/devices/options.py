@@ -87,9 +87,14 @@ class DeviceOptions:
         Raises:
             UsageError: if there are such flags.
         """
-        asked = [name for name in _OF_ACCELERATORS if getattr(self.offload, name) not in (None, "auto")]
-        if named := [*asked, *(["gpu-memory"] if self.gpu_memory else [])]:
+        if named := self.about_accelerator:
             raise UsageError(f"--{named[0]} is about an accelerator, and {why}")
+
+    @property
+    def about_accelerator(self) -> list[str]:
+        """The flags that say something of an accelerator."""
+        asked = [name for name in _OF_ACCELERATORS if getattr(self.offload, name) not in (None, "auto")]
+        return [*asked, *(["gpu-memory"] if self.gpu_memory else [])]
 
     @property
     def limits(self) -> list[tuple[str, int | None]]:

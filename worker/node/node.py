@@ -3,6 +3,7 @@
 Rank 0 is one too.
 """
 
+from collections.abc import Sequence
 from contextlib import ExitStack
 from itertools import cycle
 from typing import TYPE_CHECKING
@@ -140,13 +141,14 @@ class Node:
 
         return work
 
-    def rehearse(self) -> None:
-        """Compute every block as a token and as a prompt, with nothing in it; the pages from 0 on are overwritten."""
+    def rehearse(self, blocks: Sequence[int] | None = None) -> None:
+        """Compute blocks (None: all) as a token and as a prompt, with nothing in it; overwrites the pages from 0 on."""
+        blocks = range(len(self.loop.blocks)) if blocks is None else blocks
         one = self.loop.group.spec.payload_values[0]
         for tokens in (1, min(self.prefill_tokens, self.pages * PAGE_TOKENS)):
             self.loop.weights.begin(tokens)
             x, batch = np.zeros((tokens, one), np.float32), _blank(tokens)
-            for block in range(len(self.loop.blocks)):
+            for block in blocks:
                 self.loop.rehearse(block, x, batch)
         self.window.take()
 

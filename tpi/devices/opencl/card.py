@@ -27,9 +27,10 @@ class OpenClCard:
         cl = opencl()
         self.name = name
         self.device = device
-        self.context = cl.Context([device])
+        with self.explained():
+            self.context = cl.Context([device])
+            self._queue = cl.CommandQueue(self.context)
         self.addresses = Addresses(name, self._create)
-        self._queue = cl.CommandQueue(self.context)
         self._programs = Programs(self.context)
         self._pool = BufferPool(name, partial(cl.Buffer, self.context, cl.mem_flags.READ_WRITE), self._queue.finish)
         self._lock = RLock()

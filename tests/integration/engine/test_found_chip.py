@@ -1,0 +1,150 @@
+"""A graphics chip that nobody asked for, and that fails: the CPU goes on alone, and says so in one sentence."""
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import worker.equipment
+from master.generation.engine import Engine
+from master.generation.sampler import Sampler, Sampling
+from master.options import RunOptions
+from master.session import Session
+from scheduler.model.machine import Accelerator, DeviceLink, Rates
+from tests.support.devices.twin import Twin
+from tests.support.models import TinyModel
+from tpi.devices.base import Device
+from tpi.devices.host import open_host
+from tpi.devices.options import DeviceOptions, OffloadOptions
+from tpi.errors import KernelError, PlanError, TpiError
+from tpi.kernels import Kernels
+from tpi.pack.reader import Pack
+from worker.measure import remembered
+
+MIB = 1 << 20
+LEFT_OUT = "the graphics chip that was found is not used, and the CPU computes alone"
+PROMPT = range(3, 20)
+
+
+class Chip(Twin):
+    """Counts how often it was closed."""
+
+    def __init__(self, kernels: Kernels) -> None:
+        super().__init__(kernels, 8 * MIB)
+        self.closed = 0
+
+    def close(self) -> None:
+        self.closed += 1
+        super().close()
+
+
+Found = Callable[..., Chip]
+
+
+@pytest.fixture
+def found(monkeypatch: pytest.MonkeyPatch) -> Iterator[Found]:
+    """Has a chip found by `auto`, one whose kernels fail in these calls, and one that does everything at once."""
+    with ExitStack() as stack:
+
+        def put(*failing: str, **attributes: Any) -> Chip:
+            chip = Chip(open_host().kernels)
+            stack.callback(chip.close)
+            for name in failing:
+                monkeypatch.setattr(chip.kernels, name, refuse, raising=False)
+            for name, value in attributes.items():
+                monkeypatch.setattr(chip.kernels, name, value, raising=False)
+            monkeypatch.setattr(worker.equipment, "find_accelerator", lambda limit=None: chip)
+            return chip
+
+        yield put
+
+
+def refuse(*arguments: object, **named: object) -> None:
+    raise KernelError("the OpenCL compiler refuses the program; install another driver")
+
+
+@pytest.fixture
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is measured to be faster than any host."""
+
+    def measure(device: Device, *sample: object) -> Accelerator:
+        return Accelerator(Rates(1e15, 1e18), 8 * MIB, DeviceLink(1e15, 1e15), device.name)
+
+    monkeypatch.setattr(remembered, "measure_device", measure)
+
+
+def answer(model: Path, cache: Path, devices: DeviceOptions) -> tuple[list[int], bool]:
+    """Greedy tokens, and whether an accelerator had a part in them."""
+    with Session(RunOptions(str(model), context=64, devices=devices, cache=cache)) as session:
+        engine: Engine = session.engine
+        sampled = engine.generate(engine.admit(PROMPT), Sampler(Sampling(temperature=0)), 4)
+        return [each.token for each in sampled], session.node.link is not None
+
+
+AUTO, CPU = DeviceOptions(), DeviceOptions(("cpu",))
+ASKED = DeviceOptions(offload=OffloadOptions(kv="gpu"))  # auto, with a flag about an accelerator
+
+
+@pytest.mark.usefixtures("quick")
+def test_one_that_works_is_used(
+    found: Found, tiny_pack: Callable[..., Pack], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    found()
+    path = tiny_pack("llama").path
+    expected, _ = answer(path, tmp_path, CPU)
+    assert answer(path, tmp_path, AUTO) == (expected, True)
+    assert "twin: experimental" in capsys.readouterr().err
+
+
+def test_one_that_cannot_be_measured_is_left_out(
+    found: Found, tiny_pack: Callable[..., Pack], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    chip, path = found("ffn"), tiny_pack("llama").path
+    expected, _ = answer(path, tmp_path, CPU)
+    assert answer(path, tmp_path, AUTO) == (expected, False)
+    said = [line for line in capsys.readouterr().err.splitlines() if "chip" in line or "twin" in line]
+    assert said == [f"tpi: {LEFT_OUT}: the OpenCL compiler refuses the program"]
+    assert chip.closed == 1
+
+
+@pytest.mark.usefixtures("quick")
+@pytest.mark.parametrize("failing", ["attention", "ffn"])
+def test_one_whose_kernels_fail_later_is_left_out_before_the_first_token(
+    failing: str, found: Found, tiny_pack: Callable[..., Pack], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What is remembered of it is from a time when its driver was another."""
+    chip, path = found(failing), tiny_pack("llama").path
+    expected, _ = answer(path, tmp_path, CPU)
+    assert answer(path, tmp_path, AUTO) == (expected, False)
+    assert capsys.readouterr().err.count(LEFT_OUT) == 1
+    assert chip.memory.used == 0
+
+
+@pytest.mark.usefixtures("quick")
+@pytest.mark.parametrize("family", ["gptoss", "deepseek2"])
+def test_one_that_does_not_know_the_model_is_left_out(
+    family: str, found: Found, tiny_model: Callable[[str], TinyModel], tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    found(plain_models=True)
+    directory = tiny_model(family).directory
+    expected, _ = answer(directory, tmp_path, CPU)
+    assert answer(directory, tmp_path, AUTO) == (expected, False)
+    said = [line for line in capsys.readouterr().err.splitlines() if "chip" in line or "twin" in line]
+    assert len(said) == 1
+    assert LEFT_OUT in said[0]
+
+
+@pytest.mark.parametrize(("failing", "family"), [("ffn", "llama"), ("", "gptoss")])
+def test_one_that_was_asked_for_is_refused(
+    failing: str, family: str, found: Found, tiny_model: Callable[[str], TinyModel], tmp_path: Path
+) -> None:
+    """By its name, which opens it elsewhere, or by a flag about an accelerator."""
+    chip = found(*([failing] if failing else []), plain_models=True)
+    kind: type[TpiError] = KernelError if failing else PlanError
+    with pytest.raises(kind, match="install another driver" if failing else "use --device cpu"):
+        answer(tiny_model(family).directory, tmp_path, ASKED)
+    assert chip.closed == 1
+    assert chip.memory.used == 0

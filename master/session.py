@@ -153,7 +153,9 @@ class Session:
         limits = (placement.patience, placement.rebalance)
         lookout = Lookout(lambda: find_workers(door), self._cluster.seek)
         stack.callback(lookout.close)
-        self._membership = Membership(self._cluster, sharing, self.deploy, warn, *limits, lookout)
+        self._membership = Membership(
+            self._cluster, sharing, self.deploy, warn, *limits, lookout, lambda: self.engine.wanted()
+        )
         self._membership.begin(optional=found)
         self.engine.recover, self.engine.between = self.recover, self._membership.welcome
 

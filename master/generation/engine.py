@@ -38,6 +38,8 @@ class Engine:
         """Called where a step of `generate` fails: whether it can go on, on another deployment."""
         self.between: Callable[[bool], None] = lambda fresh: None
         """Called before each step, with whether a request is about to begin; it may replace the deployment."""
+        self.wanted: Callable[[], bool] = lambda: True
+        """Asked several times a second by whoever waits within `recover` or `between`: whether anybody still does."""
         self._sequences: dict[int, Sequence] = {}
         self._ids = count()
         self._deploy(deployment)
@@ -133,12 +135,14 @@ class Engine:
 
         request = Request(sequence, sampler, limit, sink)
         self.submit(request)
+        wanted, self.wanted = self.wanted, lambda: not stopped()
         try:
             while not request.finished and not stopped():
-                self._advance()
+                self._advance(stopped)
                 while made:
                     yield made.popleft()
         finally:
+            self.wanted = wanted
             self.withdraw(request)
 
     def logits(self, tokens: SequenceOf[int]) -> F32:
@@ -155,8 +159,15 @@ class Engine:
         self.admission.give_back(sequence)
         self._sequences.pop(sequence.id, None)
 
-    def _advance(self) -> None:
-        """A step; where it fails, another deployment on which the next one may not."""
+    def _advance(self, stopped: Callable[[], bool]) -> None:
+        """A step; where it fails, another deployment on which the next may not. Who has stopped minds no failure."""
+        try:
+            self._mended_step()
+        except NodeError:
+            if not stopped():
+                raise
+
+    def _mended_step(self) -> None:
         try:
             self.step()
         except NodeError as error:

@@ -1,14 +1,17 @@
 """The engine on a thread of its own: others hand requests in and hear of tokens; nobody but this thread computes."""
 
 import logging
+from collections import deque
 from collections.abc import Callable
 from collections.abc import Sequence as SequenceOf
 from concurrent.futures import Future
+from contextlib import suppress
 from dataclasses import dataclass, field
+from math import inf
 from queue import Empty, SimpleQueue
 from threading import Lock, Thread
 from time import perf_counter
-from typing import Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from master.generation.engine import Engine
 from master.generation.request import Request, RowSink, Sampled
@@ -81,11 +84,14 @@ class EngineThread:
         self.problem: TpiError | None = None  # why the last step failed
         self._most = engine.admission.most + most_waiting
         self._recover = recover
-        self._inbox: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
+        self._inbox: SimpleQueue[Callable[[], None]] = SimpleQueue()
+        self._calls: deque[tuple[Callable[[], None], Future[Any]]] = deque()  # to be made between two steps
         self._live: dict[Ticket, None] = {}  # in order of arrival
         self._open = 0  # tickets that have not ended
         self._lock = Lock()  # of `_open` and `_closing`
         self._closing = False
+        self._ends = inf  # when those under way are ended, `perf_counter` seconds
+        engine.wanted = self._wanted
         self._thread = Thread(target=self._run, name="engine")
 
     def start(self) -> None:
@@ -104,7 +110,7 @@ class EngineThread:
             if self._open >= self._most:
                 raise BusyError(f"{self._open} requests are under way and none more may wait; ask again in a while")
             self._open += 1
-        self._inbox.put(lambda: self._begin(ticket))
+            self._inbox.put(lambda: self._begin(ticket))
 
     def cancel(self, ticket: Ticket) -> None:
         """Give a request up. Its listener hears of the end, if it has not yet."""
@@ -120,14 +126,14 @@ class EngineThread:
             except BaseException as error:  # noqa: BLE001 - it is the caller's
                 future.set_exception(error)
 
-        self._inbox.put(run)
+        self._inbox.put(lambda: self._calls.append((run, future)))
         return future
 
     def stop(self, seconds: float = 0.0) -> None:
         """Take no more requests, let those under way finish for `seconds`, end the others, and join the thread."""
         with self._lock:
             self._closing = True
-        self._inbox.put(lambda: self._let_finish(perf_counter() + seconds))
+        self._inbox.put(lambda: self._end_at(perf_counter() + seconds))
         self._thread.join()
 
     @property
@@ -136,26 +142,42 @@ class EngineThread:
         return self._open
 
     def _run(self) -> None:
-        while self._take(wait=not self._live):
-            self._step()
+        while not self._over:
+            self._take(wait=not self._live and not self._calls)
+            while self._calls:
+                self._calls.popleft()[0]()
+            if self._live:
+                self._step()
+        self._leave()
 
-    def _take(self, wait: bool) -> bool:
-        """Do what the inbox says, waiting for something if there is nothing else to do; whether to go on."""
-        try:
-            while (command := self._inbox.get(block=wait)) is not None:
-                command()
-                wait = not self._live
-        except Empty:
-            return True
-        return False
+    @property
+    def _over(self) -> bool:
+        """Whether this is the end: nobody else may finish."""
+        return self._ends < inf and (not self._live or perf_counter() >= self._ends)
 
-    def _let_finish(self, until: float) -> None:
-        """The last command."""
-        while self._live and perf_counter() < until:
-            self._step()
+    def _take(self, wait: bool) -> None:
+        """Do what the inbox says; `wait` for something if it is empty."""
+        with suppress(Empty):
+            while True:
+                self._inbox.get(block=wait)()
+                wait = False
+
+    def _wanted(self) -> bool:
+        """Hear of what is new while the engine waits for workers, and can do nothing; whether anybody still waits."""
+        self._take(wait=False)
+        return bool(self._live) and not self._over
+
+    def _end_at(self, until: float) -> None:
+        self._ends = min(self._ends, until)
+
+    def _leave(self) -> None:
+        """End all who are left."""
+        closing = BusyError("the server is shutting down; ask again when it is back")
+        self._take(wait=False)
         for ticket in list(self._live):
-            self._end(ticket, BusyError("the server is shutting down; ask again when it is back"))
-        self._inbox.put(None)
+            self._end(ticket, closing)
+        for _, future in self._calls:
+            future.set_exception(closing)
 
     def _begin(self, ticket: Ticket) -> None:
         asked, first = ticket.asked, ticket.follows.request if ticket.follows else None
@@ -189,7 +211,7 @@ class EngineThread:
         except TpiError as worse:
             mended, error = False, worse
         self.problem = None if mended else error
-        for ticket in [] if mended else list(self._live):
+        for ticket in [] if mended or self._over else list(self._live):
             self._end(ticket, error)
 
     def _end(self, ticket: Ticket, error: TpiError | None) -> None:

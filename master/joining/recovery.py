@@ -15,7 +15,7 @@ from tpi.errors import NodeError, NodeLost, PlanError, TpiError
 from tpi.progress import phase
 from tpi.system.clocks import Awake
 
-_LOOK_S = 1.0  # at most, between two looks at who came back
+_LOOK_S = 0.25  # at most, between two looks at who came back, and at whether anybody still waits
 
 
 @dataclass
@@ -29,6 +29,7 @@ class Membership:
     patience_s: float  # to wait for workers without whom the model does not fit
     rebalance: bool  # use who joins at once, rather than from the next request on
     lookout: Lookout
+    wanted: Callable[[], bool] = lambda: True  # asked while workers are waited for: whether anybody still does
     standing: bool = True  # there is a deployment, as far as is known
 
     def begin(self, optional: bool) -> None:
@@ -127,6 +128,8 @@ class Membership:
             while not self.cluster.recruits.ready:
                 if (waited := awake()) > self.patience_s:
                     raise NodeLost("", f"nobody came back within {self.patience_s:.0f} s, and without them: {error}")
+                if not self.wanted():
+                    raise NodeLost("", f"nobody waits for workers to come back any more, and without them: {error}")
                 progress(int(waited), int(self.patience_s))
                 self.cluster.await_recruits(_LOOK_S)
         self._greet(self.cluster.join())

@@ -292,9 +292,17 @@ class Cluster:
             self.recruits.seek(address)
 
     def await_recruits(self, seconds: float) -> bool:
-        """Wait up to `seconds` for somebody who may join; whether there is one."""
-        with suppress(NodeError):
-            self._wait(lambda: bool(self.recruits.ready), seconds, lambda: NodeLost("", "nobody came"))
+        """Wait up to `seconds` for somebody who may join; whether there is one. Who is lost meanwhile is met later.
+
+        Raises:
+            TpiError: if the run was broken off.
+        """
+        awake = Awake()
+        while not self.recruits.ready and awake() < seconds:
+            self.check()
+            with self._keeper.lock:
+                self._listen(_SLICE_MS)
+                self._take_in()
         return bool(self.recruits.ready)
 
     def close(self) -> None:
@@ -340,11 +348,15 @@ class Cluster:
     def _pump(self, milliseconds: int) -> None:
         """Wait for anything to arrive, then take it in."""
         with self._keeper.lock:
-            poller = zmq.Poller()
-            for one in (*(each for worker in self.workers for each in worker.sockets), *self.recruits.sockets):
-                poller.register(one, zmq.POLLIN)
-            poller.poll(milliseconds)
+            self._listen(milliseconds)
             self.poll()
+
+    def _listen(self, milliseconds: int) -> None:
+        """Wait for anything to arrive."""
+        poller = zmq.Poller()
+        for one in (*(each for worker in self.workers for each in worker.sockets), *self.recruits.sockets):
+            poller.register(one, zmq.POLLIN)
+        poller.poll(milliseconds)
 
     def _wait(self, done: Callable[[], bool], seconds: float, late: Callable[[], TpiError]) -> None:
         awake = Awake()  # a pause of this process is nobody's fault

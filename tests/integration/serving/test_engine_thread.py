@@ -153,3 +153,47 @@ def test_a_step_that_fails(recovers: bool, engine: Engine, monkeypatch: pytest.M
     assert heard.over.wait(WAIT_S)
     assert (heard.error, len(heard.tokens)) == ((None, 20) if recovers else (lost, 4))
     thread.stop()
+
+
+def waiting(engine: Engine, begun: Event) -> None:
+    """Have the engine wait for workers, without whom it computes nothing, as long as that is wanted."""
+
+    def between(fresh: bool) -> None:
+        while engine.wanted():
+            begun.set()
+            Event().wait(0.01)
+        raise NodeLost("", "nobody waits for them any more")
+
+    engine.between = between
+
+
+def test_while_workers_are_waited_for_requests_come_and_go(engine: Engine) -> None:
+    thread, heard, begun = EngineThread(engine, 10), [Heard() for _ in range(3)], Event()
+    waiting(engine, begun)
+    thread.start()
+    tickets = [submitted(thread, [5, 6, 7], each) for each in heard[:2]]
+    assert begun.wait(WAIT_S)
+    asked = thread.call(lambda: None)  # of a deployment, and there is none
+    thread.cancel(tickets[0])
+    assert heard[0].over.wait(WAIT_S)
+    assert not heard[1].over.is_set()
+    assert not asked.done()
+    thread.cancel(tickets[1])
+    assert heard[1].over.wait(WAIT_S)
+    asked.result(WAIT_S)  # nobody waits any more
+    begun.clear()
+    submitted(thread, [5, 6, 7], heard[2])
+    assert begun.wait(WAIT_S)
+    later = thread.call(lambda: None)
+    thread.stop(0)
+    assert isinstance(heard[2].error, BusyError)
+    assert isinstance(later.exception(WAIT_S), BusyError)
+    assert thread.open == 0
+
+
+def test_who_stops_an_answer_waits_for_no_worker(engine: Engine) -> None:
+    begun, sequence = Event(), engine.admit([5, 6, 7])
+    waiting(engine, begun)
+    assert list(engine.generate(sequence, Sampler(Sampling(temperature=0)), 5, begun.is_set)) == []
+    engine.between = lambda fresh: None
+    assert len(list(engine.generate(sequence, Sampler(Sampling(temperature=0)), 5))) == 5

@@ -47,3 +47,34 @@ def test_both_sides_are_measured_again_after_a_while() -> None:
 def test_without_a_limit_active_neurons_alone_are_computed() -> None:
     assert DenseFallback(inf).pays(NEURONS, NEURONS, NEURONS, (SLOW, CPU))
     assert DenseFallback().pays(NEURONS, NEURONS, NEURONS, None)
+
+
+def test_each_size_of_steps_is_measured_once_when_it_comes() -> None:
+    fallback, measured = DenseFallback(0.6), iter([0.9, 0.3])
+    assert fallback.limit(1, lambda: next(measured)) == 0.6
+    assert fallback.limit(20, lambda: next(measured)) == 0.9
+    assert fallback.limit(32, lambda: next(measured)) == 0.9  # as 20
+    assert fallback.limit(3, lambda: next(measured)) == 0.3
+    assert fallback.pays(0, 85, NEURONS, None, 20)
+    assert not fallback.pays(0, 85, NEURONS, None, 1)
+    assert not fallback.pays(0, 31, NEURONS, None, 4)
+
+
+def test_who_never_computes_all_for_being_faster_measures_nothing() -> None:
+    assert DenseFallback(inf).limit(20, lambda: 0.1) == inf
+    late = DenseFallback()
+    assert late.limit(20, lambda: 0.1) == inf  # not before it is known for one token
+    late.learn(1, 0.5)
+    assert late.known
+    assert late.limit(20, lambda: 0.1) == 0.1
+
+
+def test_a_union_that_did_not_pay_is_predicted_again_after_a_while() -> None:
+    fallback = DenseFallback(0.6)
+    fallback.note(3, 20, False)
+    fallback.note(3, 1, False)
+    fallback.note(2, 20, True)
+    assert fallback.asks(3, 1)
+    assert fallback.asks(2, 20)
+    asked = [fallback.asks(3, 30) for _ in range(ASKED_AGAIN + 2)]
+    assert asked == [False] * ASKED_AGAIN + [True, True]

@@ -102,10 +102,11 @@ def test_micro_batches_that_take_turns_have_their_own_predictions() -> None:
     parts = [MicroBatch(normal(random, 20, HIDDEN), NO_TOKENS) for _ in range(2)]
     for part in parts:
         assert predictions.choose(0, case.spec, HOST, part, costs) is None
-    for part in parts:
-        chosen = predictions.choose(1, case.spec, HOST, part, costs)
-        assert chosen is not None
-        assert chosen.active.tolist() == np.flatnonzero((scorer.scores(part.x) >= 0).any(axis=0)).tolist()
+    chosen = [predictions.choose(1, case.spec, HOST, part, costs) for part in parts]
+    assert sum(scorer.asked) == sum(len(part.x) for part in parts)  # none of them twice
+    for part, one in zip(parts, chosen, strict=True):
+        assert one is not None
+        assert one.active.tolist() == np.flatnonzero((scorer.scores(part.x) >= 0).any(axis=0)).tolist()
 
 
 def costs_of(predicting: float, share: float, limit: float = 0.8) -> UnionCosts:

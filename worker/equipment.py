@@ -179,16 +179,20 @@ Measure = Callable[[HostDevice, Sequence[Device]], MeasuredNode]
 
 
 def measured(host: HostDevice, devices: Sequence[Device], cache: Path) -> MeasuredNode:
-    """What is remembered in `cache` of this machine and these devices, or is measured now; the disk is a laptop's."""
+    """What is remembered in `cache` of this machine, its disk and these devices, or is measured now.
+
+    A disk that has nothing yet to measure it by is a laptop's.
+    """
     from scheduler.model.machine import LAPTOP, NodeMachine
     from worker.measure.remembered import device_rates, doubt_machine
-    from worker.measure.speed import host_rates_allowed
+    from worker.measure.speed import disk_rate, host_rates_allowed
     from worker.plan.speeds import OF_MEMORY
 
     since = time.time()
     rates = host_rates_allowed(host.kernels, cache).figures
     card, *more = (device_rates(device, cache).figures for device in devices)
-    machine = NodeMachine(rates, default_budget(), LAPTOP.disk, card, rates.read / OF_MEMORY, tuple(more))
+    disk, bus = disk_rate(cache) or LAPTOP.disk, rates.read / OF_MEMORY
+    machine = NodeMachine(rates, default_budget(), disk, card, bus, tuple(more))
     return MeasuredNode(machine, partial(doubt_machine, cache, since))
 
 

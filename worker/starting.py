@@ -46,7 +46,7 @@ def settle(emulation: "Emulation", node: "Node") -> None:
 
 
 def watch(node: "Node", doubt: Callable[[], None]) -> None:
-    """Compare what its tokens take with what was predicted, but for what a disk decides, which is not measured here."""
+    """Compare what its tokens take with what was predicted, but for what a disk decides, which is watched apart."""
     from worker.measure.watch import StepWatch
     from worker.plan.offload import OffloadPlan
 

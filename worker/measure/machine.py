@@ -20,6 +20,8 @@ from tpi.partition import FFN_UNIT
 from worker.plan.speeds import OF_MEMORY
 
 _COPIES = tuple(1 << power for power in range(16, 27, 2))  # bytes of the copies that are timed
+SAMPLES = _COPIES[2:]  # bytes that a device may be measured with
+_BESIDE = 4  # times a sample: what must be free
 _GOOD_ENOUGH = 0.95  # of the best speed, for transfers in smaller pieces
 _ROUNDS = 3  # of which the fastest counts
 _USUAL = 7  # of which the middle one counts
@@ -48,18 +50,30 @@ def measure_host(kernels: Kernels) -> Rates:
     return Rates(read, _operations(spec) / _fastest(partial(kernels.ffn, spec, data, _tokens(_TOKENS)), given))
 
 
-def measure_device(device: Device) -> Accelerator:
+def free_memory(device: Device) -> int:
+    """Bytes of a device's memory that are left now; plenty where it has no limit."""
+    limit = device.memory.limit
+    return (_MEMORY << 3) if limit is None else max(0, limit - device.memory.used)
+
+
+def samples_in(room: int) -> list[int]:
+    """Bytes of the samples that may be measured with in `room` bytes, the largest first: what computes with one takes
+    up to three times as much beside it."""
+    return [size for size in reversed(SAMPLES) if _BESIDE * size <= room]
+
+
+def measure_device(device: Device, sample: int) -> Accelerator:
     """How fast a device computes, and copies from the host's memory and to it, with the memory that it has now.
 
-    The samples take a quarter of that at most, and are given back.
+    The samples take `sample` bytes at most (of `SAMPLES`: small ones say less of what large ones take), and are given
+    back.
 
     Raises:
         DeviceError: if it cannot copy or compute.
     """
-    limit = device.memory.limit
-    room = (_MEMORY << 3) if limit is None else max(0, limit - device.memory.used)
-    link = measure_link(device, room // 4)
-    return Accelerator(_computing(device, room // 4), room, link, device.name)
+    room = free_memory(device)
+    link = measure_link(device, sample)
+    return Accelerator(_computing(device, sample), room, link, device.name)
 
 
 def measure_link(device: Device, room: int) -> DeviceLink:

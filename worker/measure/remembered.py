@@ -9,16 +9,17 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from math import inf
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
-from scheduler.model.machine import Accelerator, DeviceLink, Rates
+from scheduler.model.machine import Accelerator, DeviceLink, Rates, laptop_gpu
 from tpi.devices.base import Device
 from tpi.kernels import Kernels
 from tpi.system.atomic import write_atomically
 from tpi.system.machine import usable_cores
-from worker.measure.machine import measure_device, measure_host
+from worker.measure.machine import SAMPLES, free_memory, measure_device, measure_host, samples_in
 
 _FILE = "machine.json"
 _FRESH_S = 30 * 24 * 3600.0  # after which a machine is measured again: drivers change, and it ages
@@ -49,12 +50,32 @@ def host_rates(kernels: Kernels, cache: Path, remeasure: bool = False) -> Rememb
 
 
 def device_rates(device: Device, cache: Path, remeasure: bool = False) -> Remembered[Accelerator]:
-    """What a device does, with the memory that it has free now: remembered in `cache`, or measured now."""
-    on = f"{device.name} under {_system()}"
-    found = _remembered(cache, f"device {on}", on, _read_device, lambda: measure_device(device), remeasure)
-    limit = device.memory.limit
-    room = found.figures.memory if limit is None else max(0, limit - device.memory.used)
+    """What a device does, with the memory that it has free now: remembered in `cache`, or measured now.
+
+    It is measured with samples as large as a quarter of that memory allows, and remembered for that size. What was
+    measured with larger ones serves as well: a figure does not depend on who asked first, with which limit. With too
+    little memory for any sample it is taken for a laptop's, and not remembered; little can be done with it.
+    """
+    on, room = f"{device.name} under {_system()}", free_memory(device)
+    sizes = samples_in(room)
+    if not sizes:
+        return Remembered(replace(laptop_gpu(), memory=room, name=device.name), time.time(), f"{on}, not measured")
+    larger = [] if remeasure else [size for size in SAMPLES if size > sizes[0]]
+    found = next((one for size in reversed(larger) if (one := _known(cache, _key(on, size), on))), None)
+    if found is None:
+        measure = partial(measure_device, device, sizes[0])
+        found = _remembered(cache, _key(on, sizes[0]), on, _read_device, measure, remeasure)
     return replace(found, figures=replace(found.figures, memory=room))
+
+
+def _key(on: str, sample: int) -> str:
+    return f"device {on}, {sample >> 20} MiB at once"
+
+
+def _known(cache: Path, key: str, on: str) -> Remembered[Accelerator] | None:
+    """What is remembered of a device under a key, if it may be relied upon."""
+    found = _read(_load(cache), key, on, _read_device)
+    return found if found and found.good else None
 
 
 def contradicts(predicted: float, measured: float) -> bool:
@@ -80,14 +101,22 @@ def _remembered(
     cache: Path, key: str, on: str, read: Callable[[dict[str, Any]], T], measure: Callable[[], T], remeasure: bool
 ) -> Remembered[T]:
     known = _load(cache)
-    with suppress(KeyError, TypeError, ValueError):
-        fields = known[key]
-        found = Remembered(read(fields["figures"]), float(fields["at"]), on, bool(fields["doubted"]))
-        if found.good and not remeasure:
-            return found
+    before = _read(known, key, on, read)
+    if before and before.good and not remeasure:
+        return before
     found = Remembered(measure(), time.time(), on)
     _save(cache, known | {key: asdict(found)})
     return found
+
+
+def _read(
+    known: dict[str, dict[str, Any]], key: str, on: str, read: Callable[[dict[str, Any]], T]
+) -> Remembered[T] | None:
+    """A record, unless there is none, or it is damaged."""
+    with suppress(KeyError, TypeError, ValueError):
+        fields = known[key]
+        return Remembered(read(fields["figures"]), float(fields["at"]), on, bool(fields["doubted"]))
+    return None
 
 
 def _system() -> str:

@@ -4,8 +4,8 @@ from dataclasses import replace
 from math import ceil
 from pathlib import Path
 
-from scheduler.model.machine import Rates
-from scheduler.storage.tune import known_speed
+from scheduler.model.machine import DiskRate, Rates
+from scheduler.storage.tune import disk_for, known_speed
 from tpi.kernels import Kernels
 from tpi.net.fields import MachineSpeed
 from tpi.system.machine import usable_cores
@@ -28,6 +28,13 @@ def host_rates_allowed(kernels: Kernels, cache: Path, remeasure: bool = False) -
         kernels.set_threads(wanted)
     part, rates = min(1.0, allowed / busy), found.figures
     return replace(found, figures=replace(rates, read=part * rates.read, operations=part * rates.operations))
+
+
+def disk_rate(cache: Path) -> DiskRate | None:
+    """How fast the disk that `cache` is on is read beside computing; None while it has too little to measure by."""
+    files = [*(cache / "packs").glob("*/*.safetensors"), *(cache / "shards").glob("*/*.shard")]
+    found = disk_for(sorted(files), cache).bytes_per_second
+    return DiskRate(OF_DISK * found) if found else None
 
 
 def machine_speed(kernels: Kernels, threads: int, cache: Path, remeasure: bool = False) -> MachineSpeed:

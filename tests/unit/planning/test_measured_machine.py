@@ -3,21 +3,26 @@
 import json
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TypeVar
 
 import numpy as np
 import pytest
 
+from scheduler.model.machine import LAPTOP, DiskRate, laptop_gpu
+from scheduler.storage.tune import DiskSpeed
 from tests.support.kernels.kernel_cases import reference
 from tpi.devices.arena import Arena
 from tpi.devices.base import Event, Finished, Pending
+from tpi.devices.host import open_host
 from tpi.devices.pages import Bytes, page_buffer
 from tpi.kernels import Kernels
+from worker.equipment import measured
 from worker.measure import machine, remembered, speed
 from worker.measure.machine import link_of, measure_device, measure_host, sample_block
 from worker.measure.remembered import contradicts, device_rates, doubt_machine, host_rates
+from worker.plan.speeds import OF_DISK
 
 T = TypeVar("T")
 MIB = 1 << 20
@@ -30,6 +35,7 @@ class FakeClock:
     """Stands still until a device says how long something took."""
 
     now: float = 0.0
+    odd: bool = False  # copies of less than 4 MiB seem to be faster by far
 
     def __call__(self) -> float:
         return self.now
@@ -52,9 +58,12 @@ class SlowDevice:
     name: str = "card"
     memory: Arena = field(default_factory=lambda: Arena("card", 256 * MIB))
     kernels: Kernels = reference
+    most: int = 0  # bytes of its memory in use at once, at most
 
     def copy(self, source: Bytes, target: Bytes) -> Event:
+        self.most = max(self.most, self.memory.used)
         rate = UP if self.memory.owns(target) else DOWN
+        rate *= 50 if self.clock.odd and source.size < 4 * MIB else 1
         self.clock.now += LATENCY + source.size / rate
         return Finished(lambda: None)
 
@@ -93,13 +102,14 @@ class SlowKernels:
         self._threads = count
 
 
-def slow_device(clock: FakeClock) -> SlowDevice:
-    return SlowDevice(clock, kernels=SlowKernels(clock))  # type: ignore[arg-type]
+def slow_device(clock: FakeClock, room: int = 256) -> SlowDevice:
+    """With so many MiB of memory."""
+    return SlowDevice(clock, memory=Arena("card", room * MIB), kernels=SlowKernels(clock))  # type: ignore[arg-type]
 
 
 def test_a_device_has_the_rates_that_its_calls_show(clock: FakeClock) -> None:
     device = slow_device(clock)
-    found = measure_device(device)
+    found = measure_device(device, 64 * MIB)
     assert found.memory == 256 * MIB
     assert found.link.up == pytest.approx(UP)
     assert found.link.down == pytest.approx(DOWN)
@@ -110,13 +120,41 @@ def test_a_device_has_the_rates_that_its_calls_show(clock: FakeClock) -> None:
     assert device.memory.used == 0
 
 
-def test_a_small_device_is_measured_within_what_it_has(clock: FakeClock) -> None:
-    device = slow_device(clock)
-    device.memory = Arena("card", 2 * MIB)
-    found = measure_device(device)
-    assert found.memory == 2 * MIB
+@pytest.mark.parametrize("room", [4, 16, 64])
+def test_a_small_device_is_measured_within_what_it_has(clock: FakeClock, room: int, tmp_path: Path) -> None:
+    """A quarter of it at most, also on a device whose kernels take three times as much as the sample."""
+    device = slow_device(clock, room)
+    found = device_rates(device, tmp_path).figures
+    assert found.memory == room * MIB
     assert found.link.up == pytest.approx(UP)
     assert device.memory.used == 0
+    assert 0 < device.most <= room * MIB // 4
+
+
+def test_a_device_with_too_little_memory_is_not_measured_and_not_remembered(
+    clock: FakeClock, counted: list[int], tmp_path: Path
+) -> None:
+    """What is planned with so little is refused by the plan."""
+    found = device_rates(slow_device(clock, 1), tmp_path)
+    assert found.figures.memory == MIB
+    assert found.figures.rates == laptop_gpu().rates
+    assert not counted
+    assert device_rates(slow_device(clock), tmp_path).figures.link.up == pytest.approx(UP)
+
+
+@pytest.mark.parametrize("first", [4, 60, 256])
+def test_figures_do_not_depend_on_the_limit_that_came_first(
+    clock: FakeClock, counted: list[int], first: int, tmp_path: Path
+) -> None:
+    """Small samples tell small figures here, as latencies and caches make them do on devices."""
+    clock.odd = True
+    device_rates(slow_device(clock, first), tmp_path)
+    large = device_rates(slow_device(clock), tmp_path).figures
+    assert large.link.up == pytest.approx(UP, rel=0.1)
+    measured = len(counted)
+    small = device_rates(slow_device(clock, 4), tmp_path).figures
+    assert replace(small, memory=large.memory) == large  # the larger samples serve all
+    assert len(counted) == measured == (1 if first == 256 else 2)
 
 
 def test_pieces_are_as_small_as_is_nearly_as_fast() -> None:
@@ -166,9 +204,9 @@ def counted(clock: FakeClock, monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """How often a device was measured."""
     calls: list[int] = []
 
-    def measure(device: SlowDevice) -> object:
+    def measure(device: SlowDevice, sample: int) -> object:
         calls.append(1)
-        return measure_device(device)
+        return measure_device(device, sample)
 
     monkeypatch.setattr(remembered, "measure_device", measure)
     return calls
@@ -189,7 +227,7 @@ def test_the_memory_that_is_free_is_looked_at_every_time(clock: FakeClock, count
     device_rates(slow_device(clock), tmp_path)
     device = slow_device(clock)
     device.memory.allocate(100 * MIB)
-    assert device_rates(device, tmp_path).figures.memory == 156 * MIB
+    assert device_rates(device, tmp_path).figures.memory == 156 * MIB  # less than what it was measured with
     assert len(counted) == 1
 
 
@@ -254,3 +292,15 @@ def test_the_host_is_remembered_beside_devices(clock: FakeClock, counted: list[i
     assert "1 threads, none" in first.on
     device_rates(slow_device(clock), tmp_path)
     assert len(counted) == 1
+
+
+def test_a_run_plans_with_the_disk_that_was_measured(
+    clock: FakeClock, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """As `tpi plan` does, from the same record; with nothing to measure it by it is a laptop's."""
+    device, host = slow_device(clock), open_host()
+    assert measured(host, [device], tmp_path).machine.disk == LAPTOP.disk
+    monkeypatch.setattr(speed, "disk_for", lambda files, cache: DiskSpeed(bytes_per_second=1e9 + len(files)))
+    (tmp_path / "packs" / "model").mkdir(parents=True)
+    (tmp_path / "packs" / "model" / "one.safetensors").write_bytes(b"weights")
+    assert measured(host, [device], tmp_path).machine.disk == DiskRate(OF_DISK * (1e9 + 1))

@@ -19,7 +19,7 @@ F32 = npt.NDArray[np.float32]
 _WORD = 32  # tokens in a number of the mask
 _MOST_GRAMMAR = 1 << 17  # characters
 _MOST_SYMBOLS = 12_000  # of a grammar, some 1500 optional properties: the time to compile grows with their square
-_KEPT = 16  # grammars that were asked for last
+_KEPT = 16  # grammars that were asked for last, of no more characters together than one may have
 
 
 class GrammarConstraint:
@@ -63,7 +63,7 @@ class Grammars:
         if (found := self._kept.get(lark)) is None:
             found = self._kept[lark] = self._compile(lark, field)
         self._kept.move_to_end(lark)
-        while len(self._kept) > _KEPT:
+        while len(self._kept) > _KEPT or (len(self._kept) > 1 and sum(map(len, self._kept)) > _MOST_GRAMMAR):
             self._kept.popitem(last=False)
         return found
 
@@ -76,9 +76,7 @@ class Grammars:
         limits = LLParserLimits(max_grammar_size=_MOST_SYMBOLS, verbose_errors=False)
         matcher = LLMatcher(self._tokenizer, grammar_from("lark", lark), log_level=0, limits=limits)
         if matcher.is_error():
-            said = " ".join(matcher.get_error().split())[:300]
-            said += "; ask for less" if "too big" in said or "too large" in said else ""
-            raise RequestError(f"{field} cannot be made a grammar: {said}", field, "invalid_value")
+            raise _refused(" ".join(matcher.get_error().split()), field)
         return GrammarConstraint(matcher, self._vocab)
 
     def prepare(self) -> None:
@@ -91,3 +89,10 @@ class Grammars:
 
         ends = sorted(self._source.eos_ids)
         return LLTokenizer(self._source.definition, n_vocab=self._vocab, eos_token=ends or None)
+
+
+def _refused(said: str, field: str) -> RequestError:
+    """What is told of a grammar that cannot be compiled, of which llguidance `said` why."""
+    if "too big" in said or "too large" in said:
+        return RequestError(f"{field} makes too large a grammar; ask for less", field, "invalid_value")
+    return RequestError(f"{field} cannot be made a grammar: {said[:300]}", field, "invalid_value")

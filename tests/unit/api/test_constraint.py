@@ -57,6 +57,14 @@ def test_the_last_ones_are_kept_and_no_others(grammars_of: Grammars) -> None:
     assert compiled(2) is not second
 
 
+def test_large_ones_are_not_kept_beside_each_other(grammars_of: Grammars) -> None:
+    first = grammars_of.compiled(schema(2400, required=True), "x")
+    assert grammars_of.compiled(schema(2400, required=True), "x") is first
+    second = grammars_of.compiled(schema(2399, required=True), "x")
+    assert grammars_of.compiled(schema(2399, required=True), "x") is second
+    assert grammars_of.compiled(schema(2400, required=True), "x") is not first
+
+
 @pytest.mark.parametrize(("properties", "required"), [(1000, False), (2000, True)])
 def test_large_schemas_are_taken(properties: int, required: bool, grammars_of: Grammars) -> None:
     assert grammars_of.compiled(schema(properties, required), "x")

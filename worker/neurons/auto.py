@@ -2,7 +2,8 @@
 
 Both plans fill the accelerator's memory, so a node cannot try them by turns as the host does (`worker.neurons.judge`).
 The cost model compares them instead, with the rates that were measured of this machine, for the request that every plan
-of an accelerator is made for: a prompt, of which either plan computes all neurons, and an answer token by token.
+of an accelerator is made for: a prompt, of which either plan is taken to compute all neurons, and an answer token by
+token.
 """
 
 from collections.abc import Sequence
@@ -75,7 +76,7 @@ def seconds_of(problem: Problem, plan: OffloadPlan) -> tuple[float, float]:
 
 
 def sparse_seconds(plan: NeuronPlan) -> tuple[float, float]:
-    """The same with the active neurons of single tokens; a prompt has all, computed by the host."""
+    """The same with the active neurons of single tokens; a prompt is taken to have all, computed by the host."""
     problem = plan.problem
     prompt = forecast(problem, plan.chosen).ttft
     segments = list(problem.work.segments)

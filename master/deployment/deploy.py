@@ -57,10 +57,7 @@ class Deployer:
     @cached_property
     def predictors(self) -> SentPredictors | None:
         """What the nodes predict active neurons with, where they are to."""
-        if self.gates:
-            return None
-        asked = self.options
-        return predictors_for(asked.sparsity, self.pack, asked.model, asked.sparsity_error)
+        return None if self.gates else predictors_for(self.options, self.pack)
 
     def deploy(self, shares: Sequence[float] | Split) -> Deployment:
         """The next epoch, with a share of every layer for each node, the master first. Closes nothing of an earlier.

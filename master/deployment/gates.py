@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from master.deployment.deploy import own_threads
+from master.deployment.predictors import same_pack
 from master.deployment.sentgates import SentGates
 from master.options import RunOptions
 from tpi.errors import TpiError, UsageError
@@ -79,11 +80,10 @@ class GateChooser:
     def _refusal(self, pack: Pack, curves: GateCurves | None, beside: GateFirstPack | None) -> str:
         """Why neurons cannot be chosen, and the way out; empty if they can."""
         model = self.options.model
-        dtype = "" if self.options.dtype == "auto" else f" --dtype {self.options.dtype}"
         if curves is None:
             return (
                 f"{model} has no profile of what may be left out after its gates; make it with: "
-                f"tpi profile -m {model}{dtype} --text FILE"
+                f"tpi profile {same_pack(self.options)} --text FILE"
             )
         if beside is None and not is_gate_first(pack):
             return (

@@ -1,12 +1,14 @@
 """Predictors on their way to the nodes: of each, the rows of a node's own neurons, as a block that has no units."""
 
+import shlex
 from collections.abc import Mapping
 from hashlib import sha256
 
 import numpy as np
 import numpy.typing as npt
 
-from tpi.config import SPARSE
+from master.options import RunOptions
+from tpi.config import SPARSE, default_cache
 from tpi.errors import UsageError
 from tpi.net.messages import BlockPlan, PredictorPlan, VectorPlan
 from tpi.pack.reader import Pack
@@ -75,19 +77,20 @@ def _as_values(stored: npt.NDArray[np.generic]) -> npt.NDArray[np.float32]:
     return (np.pad(raw, (0, more)) if more else raw).view(np.float32)
 
 
-def predictors_for(sparsity: str, pack: Pack, model: str, error: float = DEFAULT_ERROR) -> SentPredictors | None:
-    """What `--sparsity` asks for; None where everything is computed. `error` is `--sparsity-error`.
+def predictors_for(asked: RunOptions, pack: Pack) -> SentPredictors | None:
+    """What `--sparsity` asks for; None where everything is computed.
 
     Raises:
         UsageError: if neurons are to be chosen, and the model has none that can be, or no predictors; or if it has
             some, and another error is asked of them than that of their training.
         ModelError: if the predictors' file is damaged.
     """
+    sparsity, model = asked.sparsity, asked.model
     if sparsity == "off":
         return None
     found = load_predictors(pack.path / NAME) if has_records(pack) else {}
     if found:
-        _refuse_error(error, model)
+        _refuse_error(asked.sparsity_error, model)
         config = pack.config
         marks = load_marks(pack.path / MARKED, config.layers, config.intermediate)
         return SentPredictors(found, _frequency(pack), marks)
@@ -100,8 +103,18 @@ def predictors_for(sparsity: str, pack: Pack, model: str, error: float = DEFAULT
         )
     raise UsageError(
         f"--sparsity {sparsity}: {model} has no predictors of active neurons; make them with: "
-        f"tpi profile -m {model} --text FILE --predictors"
+        f"tpi profile {same_pack(asked)} --text FILE --predictors"
     )
+
+
+def same_pack(asked: RunOptions) -> str:
+    """The words with which another command takes the same pack, as a shell reads them."""
+    words = ["-m", asked.model]
+    if asked.dtype != RunOptions.dtype:
+        words += ["--dtype", asked.dtype]
+    if asked.cache != default_cache():
+        words += ["--cache", str(asked.cache)]
+    return shlex.join(words)
 
 
 def _refuse_error(error: float, model: str) -> None:

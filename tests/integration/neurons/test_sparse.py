@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from master.deployment.predictors import predictors_for
+from master.options import RunOptions, Sparsity
 from tests.support.cluster.inprocess import in_process_deployment
 from tests.support.devices.offloading import answers, prompts
 from tests.support.devices.predicted import all_predictors, exact_predictors
@@ -107,28 +108,31 @@ def test_auto_decides_by_turns(relu_pack: Callable[[str], Pack], tmp_path: Path)
 
 @pytest.mark.parametrize("mode", ["static", "dynamic"])
 def test_without_predictors_it_says_how_to_make_them(
-    mode: str, relu_pack: Callable[[str], Pack], monkeypatch: pytest.MonkeyPatch
+    mode: Sparsity, relu_pack: Callable[[str], Pack], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("master.deployment.predictors.load_predictors", lambda path: {})
-    with pytest.raises(UsageError, match=r"tpi profile -m mine --text FILE --predictors"):
-        predictors_for(mode, relu_pack("q8"), "mine")
-    assert predictors_for("auto", relu_pack("q8"), "mine") is None
+    with pytest.raises(UsageError, match=r"tpi profile -m mine --text FILE --predictors$"):
+        predictors_for(RunOptions("mine", sparsity=mode), relu_pack("q8"))
+    other = RunOptions("my own", sparsity=mode, dtype="q8", cache=Path("/else where"))
+    with pytest.raises(UsageError, match=r"-m 'my own' --dtype q8 --cache '/else where' --text FILE --predictors$"):
+        predictors_for(other, relu_pack("q8"))
+    assert predictors_for(RunOptions("mine"), relu_pack("q8")) is None
 
 
 @pytest.mark.parametrize("mode", ["auto", "static", "dynamic"])
 def test_an_error_that_predictors_do_not_hold_is_refused(
-    mode: str, relu_pack: Callable[[str], Pack], monkeypatch: pytest.MonkeyPatch
+    mode: Sparsity, relu_pack: Callable[[str], Pack], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pack = relu_pack("q8")
     found = exact_predictors(pack)
     monkeypatch.setattr("master.deployment.predictors.load_predictors", lambda path: found)
     with pytest.raises(UsageError, match=r"--sparsity-error 0\.1 is about SwiGLU.*mine are chosen by predictors"):
-        predictors_for(mode, pack, "mine", 0.1)
-    assert predictors_for(mode, pack, "mine") is not None
-    assert predictors_for("off", pack, "mine", 0.1) is None
+        predictors_for(RunOptions("mine", sparsity=mode, sparsity_error=0.1), pack)
+    assert predictors_for(RunOptions("mine", sparsity=mode), pack) is not None
+    assert predictors_for(RunOptions("mine", sparsity="off", sparsity_error=0.1), pack) is None
 
 
 def test_activations_that_are_never_zero_are_refused(tiny_pack: Callable[..., Pack]) -> None:
     with pytest.raises(UsageError, match="never 0"):
-        predictors_for("static", tiny_pack("llama"), "mine")
-    assert predictors_for("auto", tiny_pack("llama"), "mine") is None
+        predictors_for(RunOptions("mine", sparsity="static"), tiny_pack("llama"))
+    assert predictors_for(RunOptions("mine"), tiny_pack("llama")) is None

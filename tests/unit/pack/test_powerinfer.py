@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from master.deployment.assignments import assignments
 from master.deployment.planner import deal_shards, units_of
 from master.deployment.predictors import predictors_for
+from master.options import RunOptions
 from tests.support.models import SIZES, TOKENS, TinyModel, forward
 from tests.support.weights.gguf_models import encoded
 from tests.support.weights.packs import part
@@ -216,7 +217,7 @@ def test_what_is_marked_counts_as_hot_where_there_is_no_profile(model: TinyModel
 
 def frequencies(pack: Pack) -> Iterator[tuple[int, int, dict[int, Any]]]:
     """Of two nodes: which neurons each has, and how often they are active by what the master sends."""
-    sent = predictors_for("static", pack, "the model")
+    sent = predictors_for(RunOptions("the model", sparsity="static"), pack)
     shards = deal_shards(pack.config, units_of(pack), [2, 1])
     options = NodeOptions(context=64, pages=2, kv_dtype="f32", prefill_tokens=8, sparsity="static")
     peers = [PeerAddress(rank, "", "") for rank in range(2)]

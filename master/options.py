@@ -15,6 +15,7 @@ from tpi.config import default_cache, parse_size
 from tpi.devices.options import DeviceOptions, device_options
 from tpi.errors import UsageError
 from tpi.kv import KV_DTYPES, KvDtype
+from tpi.net.fields import UsualRequest
 from tpi.net.wire import wire_names
 from tpi.sparsity.thresholds import DEFAULT_ERROR
 
@@ -40,7 +41,8 @@ class RunOptions:
     split: str | None = None
     dtype: str = "auto"
     context: int | None = None
-    parallel: int = 1  # full contexts that there is to be room for, where memory allows
+    parallel: int = 1  # requests that there is to be room for, where memory allows: full contexts, or `usual` ones
+    usual: UsualRequest | None = None  # where all requests are known before the model is loaded
     memory: int | None = None
     threads: int | None = None
     kv_dtype: KvDtype | None = None

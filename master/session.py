@@ -12,7 +12,7 @@ from master.deployment.deployment import Deployment
 from master.deployment.dtype import choose_dtype
 from master.deployment.planner import Split, parse_split, refuse_too_many
 from master.deployment.sentgates import SentGates
-from master.generation.engine import Engine
+from master.generation.engine import MOST_RUNNING, Engine
 from master.joining.discovery import find_workers, say_without, with_found
 from master.joining.lookout import Lookout
 from master.joining.recovery import Membership
@@ -98,7 +98,7 @@ class Session:
         if hasattr(self, "engine"):
             self.engine.replace(deployment)
         else:
-            self.engine = Engine(deployment)
+            self.engine = Engine(deployment, max(MOST_RUNNING, self.placement.parallel))
 
     def recover(self, error: TpiError) -> bool:
         """After a step that failed: go on without the worker that is lost; whether that could be done.

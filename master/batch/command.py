@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from master.generation.engine import MOST_RUNNING
 from master.options import RunOptions, placement_options, quiet_option
 from master.session import Session
 
@@ -28,14 +29,14 @@ _FILE = click.Path(path_type=Path, dir_okay=False)
 @click.option("--alias", metavar="NAME", help="What lines call the model (default: its file or directory).")
 @click.option(
     "--parallel",
-    default=8,
-    show_default=True,
-    type=click.IntRange(1, 256),
-    help="Room for so many full contexts, where memory allows.",
+    type=click.IntRange(1, 4096),
+    help="Requests at once, where memory allows (default: all, 64 at most; tpi plan --batch says what is best).",
 )
 @click.option("--retry", is_flag=True, help="Ask again what has an error in OUT.jsonl; its line is taken out.")
 @quiet_option
-def batch(source: Path, output: Path, alias: str | None, parallel: int, retry: bool, quiet: bool, **flags: Any) -> int:
+def batch(
+    source: Path, output: Path, alias: str | None, parallel: int | None, retry: bool, quiet: bool, **flags: Any
+) -> int:
     """Answer all requests of a file, in OpenAI's batch form: custom_id, method, url and body on each line.
 
     url is /v1/chat/completions or /v1/completions. Answers are appended as they come, in any order; a request that
@@ -46,9 +47,10 @@ def batch(source: Path, output: Path, alias: str | None, parallel: int, retry: b
     from master.batch.source import BatchSource
     from tpi.progress import warn
 
-    placement = _for_many(replace(RunOptions.from_flags(flags), parallel=parallel))
+    placement = RunOptions.from_flags(flags)
     model = alias or Path(placement.model).name or placement.model
     asked = BatchSource(source)
+    placement = _for_many(placement, asked, parallel)
     with BatchResults(output, asked, model, warn, retry) as results:
         if left := len(results.answered) < len(asked.lines):
             with _saying_how_far(asked, results, warn):
@@ -73,10 +75,17 @@ def _saying_how_far(asked: "BatchSource", results: "BatchResults", warn: Callabl
         raise
 
 
-def _for_many(placement: RunOptions) -> RunOptions:
+def _for_many(placement: RunOptions, asked: "BatchSource", parallel: int | None) -> RunOptions:
     """The same for requests that none watches: an accelerator may compute them in micro-batches (docs/batching.md)."""
+    from master.batch.usual import usual_request
+
     devices = placement.devices
-    return replace(placement, devices=replace(devices, offload=replace(devices.offload, many=True)))
+    return replace(
+        placement,
+        devices=replace(devices, offload=replace(devices.offload, many=True)),
+        parallel=parallel or min(MOST_RUNNING, len(asked.lines)),
+        usual=usual_request(asked),
+    )
 
 
 def _answer(placement: RunOptions, model: str, asked: "BatchSource", results: "BatchResults", quiet: bool) -> None:

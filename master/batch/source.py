@@ -44,6 +44,8 @@ class BatchSource:
     def __init__(self, path: Path) -> None:
         """Raises UsageError if it cannot be read, has no line, or two of its lines have the same custom_id."""
         self.path = path
+        if path.exists() and not path.is_file():  # it is read more than once
+            raise UsageError(f"{path} is no regular file; write the batch lines to one, and name it")
         try:
             self.lines = list(_lines(path))
         except OSError as error:

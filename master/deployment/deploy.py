@@ -91,27 +91,32 @@ class Deployer:
         return stack.enter_context(shared.BoardMemory(1 + local)).address
 
     def _plans_that_fit(self, shards: Sequence[Shard], board: str) -> list[Assign]:
-        """With room for as many contexts as were asked for, or for fewer; raises PlanError where not one fits."""
-        contexts = self.options.parallel
+        """With room for as many requests as were asked for, or for fewer; raises PlanError where not one fits."""
+        requests = self.options.parallel
         while True:
-            plans = self._plans(shards, board, contexts)
+            plans = self._plans(shards, board, requests)
             try:
                 plans = self._batched(plans)
                 self._check_memory(plans)
             except PlanError:
-                if contexts == 1:
+                if requests == 1:
                     raise
-                contexts //= 2
+                requests //= 2
             else:
                 return plans
 
-    def _plans(self, shards: Sequence[Shard], board: str, contexts: int) -> list[Assign]:
+    def _pages(self, requests: int) -> int:
+        """Of so many requests; one may always be as long as the context."""
+        longest, usual = pages_for(self.context), self.options.usual
+        return max(longest, requests * (min(longest, pages_for(usual.tokens)) if usual else longest))
+
+    def _plans(self, shards: Sequence[Shard], board: str, requests: int) -> list[Assign]:
         chosen, cluster = self.options, self.cluster
         if chosen.collective == "torch":
             refuse_keys(cluster.peers(MASTER))
         options = NodeOptions(
             context=self.context,
-            pages=contexts * pages_for(self.context),
+            pages=self._pages(requests),
             kv_dtype=chosen.kv_dtype or kv_dtype(self.pack),
             prefill_tokens=LONGEST_CHUNK,
             memory=chosen.memory or 0,
@@ -122,6 +127,7 @@ class Deployer:
             trace=chosen.trace is not None,
             verify_weights=chosen.verify_weights,
             sparsity=chosen.sparsity if self.predictors or self.gates else "off",
+            usual=chosen.usual,
         )
         plans = assignments(
             self.pack,

@@ -52,6 +52,19 @@ class CardFigures:
 
 
 @dataclass(frozen=True)
+class UsualRequest:
+    """Tokens of most requests: of the prompt, and of the answer."""
+
+    prompt: Count
+    answer: Count
+
+    @property
+    def tokens(self) -> int:
+        """Of both."""
+        return self.prompt + self.answer
+
+
+@dataclass(frozen=True)
 class GroupBatch:
     """How all nodes of a group divide the steps of a batch, so that their sums meet (docs/batching.md)."""
 

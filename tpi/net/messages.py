@@ -30,6 +30,7 @@ from tpi.net.fields import (
     Profile,
     Seconds,
     Sentence,
+    UsualRequest,
     WindowState,
 )
 from tpi.net.questions import AskSpans, AskStats, Condition, Echo, Inquiry, Spans, Stats
@@ -178,6 +179,13 @@ class NodeOptions:
     timeout_s: Seconds = 30.0  # of an exchange that makes no progress
     sparsity: Literal["off", "auto", "static", "dynamic"] = "off"  # compute predicted neurons alone
     batch: GroupBatch | None = None  # steps in micro-batches, all nodes alike
+    usual: UsualRequest | None = None  # where many wait and their lengths are known
+
+    @property
+    def request(self) -> UsualRequest:
+        """What most requests are taken to be: half of the context is prompt, where nothing is known."""
+        half = max(1, self.context // 2)
+        return self.usual or UsualRequest(half, max(1, min(half, self.context - half)))
 
 
 @message

@@ -189,8 +189,8 @@ def planned_batch(
 
 def room_pages(plan: NodePlan, micro_batch: int) -> int:
     """Pages of one micro-batch at most; the same on all nodes of a group."""
-    sequence = pages_for(plan.options.context)
-    return min(plan.options.pages, max(micro_batch * sequence, sequence + 1))
+    usual, longest = pages_for(plan.options.request.tokens), pages_for(plan.options.context)
+    return min(plan.options.pages, max(micro_batch * usual, longest + 1))
 
 
 def batch_problem(
@@ -203,21 +203,20 @@ def batch_problem(
     demand, agreed = need(plan, tables), plan.options.batch
     runs = [(block.kind, run.layout, len(run.units)) for block in plan.blocks for run in block.runs]
     layer = layer_shape(plan.config, runs, plan.heads, plan.kv_heads, plan.options.kv_dtype)
-    context, steps = plan.options.context, plan.options.prefill_tokens
-    held = plan.options.pages // pages_for(context)
-    half = max(1, context // 2)
+    request, steps = plan.options.request, plan.options.prefill_tokens
+    each = max(1, pages_for(request.tokens))
     used = _within_blocks(machine, plan)
     token, passing = computing_bytes(plan), passing_bytes(plan) if agreed else 0
     return BatchProblem(
         layer,
         used,
-        BatchWork(max(1, min(steps, held)), half, max(1, min(half, context - half))),
+        BatchWork(max(1, min(steps, plan.options.pages // each)), request.prompt, request.answer),
         Needs(token, demand.fixed - (agreed.chunk * token if agreed else 0)),
         agreed.chunk if agreed else prompt_chunk(plan, used),
         steps,
         TableWork(demand.head, demand.head),
         _limits(options, agreed, used),
-        -(-plan.options.pages // pages_for(context)),
+        -(-plan.options.pages // each),
         passing,
     )
 

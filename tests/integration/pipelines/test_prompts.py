@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,17 +19,19 @@ from master.generation.sampler import Sampler
 from master.options import RunOptions
 from master.session import Session
 from scheduler.model.machine import LAPTOP
+from scheduler.model.roofline.policy import BatchWork
 from tests.support.devices.grouping import alone
 from tests.support.devices.offloading import GREEDY, answers, batched, offloaded, prompts
 from tests.support.devices.shuffled import Shuffled
 from tests.support.kernels.kernel_cases import native
 from tpi.devices.options import DeviceOptions, OffloadOptions, Pipelining
 from tpi.errors import TpiError
-from tpi.net.fields import MAX_STEP_BYTES, GroupBatch
+from tpi.net.fields import MAX_STEP_BYTES, GroupBatch, UsualRequest
 from tpi.pack.reader import Pack
 from tpi.progress import silent
 from worker.pipelines.accelerated import BatchAccelerated
 from worker.pipelines.group.agree import GroupMember
+from worker.pipelines.plan import BatchPlan
 from worker.plan.node_plan import node_plan
 
 TOGETHER = GroupBatch(9, 3, True, 32)
@@ -61,7 +64,7 @@ def test_all_prompts_of_a_step_share_one_crossing_of_every_weight(
 
 
 @pytest.mark.parametrize(
-    ("pipeline", "many", "longest"), [("batch", True, 40 * 128), ("batch", False, 512), ("performance", True, 512)]
+    ("pipeline", "many", "longest"), [("batch", True, 40 * 128), ("batch", False, 512), ("performance", True, 256)]
 )
 def test_steps_are_long_where_a_batch_is_computed_that_nobody_watches(
     pipeline: Pipelining, many: bool, longest: int, tiny_pack: Callable[..., Pack], tmp_path: Path
@@ -74,6 +77,27 @@ def test_steps_are_long_where_a_batch_is_computed_that_nobody_watches(
         assert session.engine.deployment.limits.chunk == longest
         if isinstance(session.node.link, BatchAccelerated):
             assert session.node.link.pipeline.chunk <= 512
+
+
+def test_as_many_requests_run_as_are_asked_for_with_room_for_their_usual_lengths(
+    tiny_pack: Callable[..., Pack], tmp_path: Path
+) -> None:
+    pack, asked = tiny_pack("llama"), 100
+    devices = DeviceOptions(("emu:1GiB,stretch=1",), (6 << 20,), OffloadOptions("ram", pipeline="batch", many=True))
+    options = RunOptions(str(pack.path), context=128, parallel=asked, devices=devices, memory=1 << 30, cache=tmp_path)
+    with Session(replace(options, usual=UsualRequest(50, 60))) as session:
+        link, engine = session.node.link, session.engine
+        assert isinstance(link, BatchAccelerated)
+        assert isinstance(link.plan, BatchPlan)
+        assert link.plan.asked.request == BatchWork(asked, 50, 60)
+        assert engine.deployment.pages.total == 4 * asked
+        for prompt in prompts(pack.config.vocab, asked, seed=2, longest=6):
+            engine.submit(Request(engine.admit(prompt), Sampler(GREEDY), 4, lambda _: True))
+        engine.step()
+        assert len(engine.admission.running) == asked
+        for request in engine.requests:
+            engine.withdraw(request)
+            engine.release(request.sequence)
 
 
 def test_nobody_waits_for_a_long_step_when_the_batch_ends_early(

@@ -113,6 +113,7 @@ BENCHMARKS = {
     "neurons": Benchmark("benchmarks.sparsity.host:bench", ONE_NODE, 2, quick=False),
     "gates": Benchmark("benchmarks.sparsity.gates:bench", ONE_NODE, 4, quick=False),
     "neurons_disk": Benchmark("benchmarks.sparsity.disk:bench", ONE_NODE, 3, "2 GB of disk", quick=False),
+    "numbering": Benchmark("benchmarks.sparsity.numbering:bench", (*ONE_NODE, "benchmarks/sparsity/numbering.py"), 1),
     "hybrid": Benchmark("benchmarks.sparsity.hybrid:bench", (*ONE_NODE, "benchmarks/sparsity"), 8, quick=False),
     "sparse_figures": Benchmark("benchmarks.sparsity.figures:bench", ONE_NODE, 4, "torch", ("torch",), quick=False),
     "experts": Benchmark("benchmarks.support.adapters:experts", ("tpi/kernels", "benchmarks/speed/experts.py"), 3),

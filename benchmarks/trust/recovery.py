@@ -18,12 +18,12 @@ from tests.support.house import Laptop, house, speak, until
 from tests.support.models import make_model
 
 NOTES = """
-A tiny model on a master and three workers of this machine, one answer of 60 tokens at a time. At a random moment, drawn
-by seed, one worker is killed, or frozen and woken after the answer. Every answer must have the tokens of one without
-a fault. Seconds of the longest pause between two tokens, and from the fault until the master says that it is noticed.
+A tiny model on a master and three workers of this machine, one answer of 60 tokens at a time. In the midst of it, at a
+moment drawn by seed, one worker is killed, or frozen and woken after the answer. Every answer must have the tokens of
+one without a fault. Seconds of the longest pause between two tokens, and from the fault until the master says that it
+is noticed.
 """
 PROMPT, LENGTH = [5, 6, 7, 8], 60
-_WITHIN_S = 0.3  # of the beginning of an answer
 _FULL, _QUICK = {"kill": 200, "freeze": 100}, {"kill": 6, "freeze": 3}
 
 
@@ -32,10 +32,9 @@ def struck(session: Session, laptops: list[Laptop], seed: int, kind: str, said: 
 
     `said` has the moments at which the master said that it goes on without somebody.
     """
-    with striking(kind, laptops, seed, _WITHIN_S) as strike:
-        spoken = speak(session, PROMPT, LENGTH)
+    with striking(kind, laptops, seed, LENGTH) as (strike, heard):
+        spoken = speak(session, PROMPT, LENGTH, heard)
     strike.undo()
-    speak(session, PROMPT, 2)  # who was struck after the last token is missed now
     cluster = session._cluster
     until(lambda: len(cluster.workers) + len(cluster.recruits.ready) == WORKERS)
     speak(session, PROMPT, 2)
@@ -43,14 +42,10 @@ def struck(session: Session, laptops: list[Laptop], seed: int, kind: str, said: 
     return spoken.tokens, spoken.pause
 
 
-def measure(root: Path, counts: dict[str, int]) -> dict[str, Recoveries]:
-    """By kind of fault; of answers without one, too.
-
-    Raises:
-        AssertionError: naming the seed, if a token is lost, repeated or changed.
-    """
+def measure(root: Path, counts: dict[str, int]) -> tuple[dict[str, Recoveries], list[str]]:
+    """By kind of fault, and of answers without one; a sentence for each answer that lost or changed a token."""
     model = make_model("llama", root / "model")
-    found = {kind: Recoveries() for kind in ("none", *counts)}
+    found, changed = {kind: Recoveries() for kind in ("none", *counts)}, list[str]()
     with house(root, WORKERS) as laptops:
         options = RunOptions(str(model.directory), workers=tuple(one.address for one in laptops), cache=root / "m")
         with Session(options) as session:
@@ -60,11 +55,11 @@ def measure(root: Path, counts: dict[str, int]) -> dict[str, Recoveries]:
                 for seed in range(count):
                     said = _heard(session)
                     tokens, pause = struck(session, laptops, seed, kind, said)
-                    assert tokens == wanted, f"{kind}, seed {seed}: {tokens} is not {wanted}"
+                    changed += [f"{kind} {seed}: {tokens}, not {wanted}"] if tokens != wanted else []
                     found[kind].pauses.append(pause)
-                    found[kind].noticed += [seconds for seconds in said if seconds <= pause + _WITHIN_S]
+                    found[kind].noticed += said
                     print(f"{kind} {seed}: {pause:.2f} s", file=sys.stderr, flush=True)
-    return found
+    return found, changed
 
 
 def _heard(session: Session) -> list[float]:
@@ -83,13 +78,13 @@ def bench(quick: bool) -> Result:
     """200 kills and 100 freezes; `quick`: a few."""
     with tempfile.TemporaryDirectory() as name:
         (Path(name) / "model").mkdir()
-        return result(measure(Path(name), _QUICK if quick else _FULL))
+        return result(*measure(Path(name), _QUICK if quick else _FULL))
 
 
-def result(found: dict[str, Recoveries]) -> Result:
+def result(found: dict[str, Recoveries], changed: list[str]) -> Result:
     """The section of the document."""
-    changed = Check("answers with a token lost, repeated or changed", 0, 0, within=0)  # `measure` raises at the first
-    return Result("Recovery", NOTES, [Table("", rows(found))], [changed, *checks(found)])
+    whole = Check("answers with a token lost, repeated or changed", len(changed), 0, within=0)
+    return Result("Recovery", NOTES, [Table("", rows(found))], [whole, *checks(found)])
 
 
 def main() -> None:
@@ -100,9 +95,11 @@ def main() -> None:
     flags = parser.parse_args()
     with tempfile.TemporaryDirectory() as name:
         (Path(name) / "model").mkdir()
-        found = measure(Path(name), {"kill": flags.kills, "freeze": flags.freezes})
+        found, changed = measure(Path(name), {"kill": flags.kills, "freeze": flags.freezes})
     for row in rows(found):
         print(row)
+    print(*changed, sep="\n", file=sys.stderr)
+    sys.exit(bool(changed))
 
 
 if __name__ == "__main__":

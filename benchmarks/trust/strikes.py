@@ -3,13 +3,13 @@
 import random
 import signal
 import statistics
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from time import monotonic
 
 from benchmarks.result import Check, Row
-from tests.support.house import Laptop, at_random
+from tests.support.house import Laptop, amid
 
 WORKERS = 3
 RECOVERY_S = 5.0  # the aim at the 95th percentile, with shards cached
@@ -36,15 +36,24 @@ class Strike:
 
 @dataclass
 class Recoveries:
-    """Of one kind of fault: the longest pause of each answer, and after how long the fault was noticed. Seconds."""
+    """Of one kind of fault: the longest pause of each answer, and after how long the fault was noticed. Seconds.
+
+    `missed` counts the faults that came after an answer's last token; they have neither.
+    """
 
     pauses: list[float] = field(default_factory=list)
-    noticed: list[float] = field(default_factory=list)  # of those that were noticed while answers ran
+    noticed: list[float] = field(default_factory=list)
+    missed: int = 0
 
 
 @contextmanager
-def striking(kind: str, laptops: Sequence[Laptop], seed: int, within: float) -> Iterator[Strike]:
-    """One worker is struck at a moment within `within` seconds; `seed` draws who and when. It stays struck."""
+def striking(
+    kind: str, laptops: Sequence[Laptop], seed: int, tokens: int
+) -> Iterator[tuple[Strike, Callable[[int], None]]]:
+    """One worker is struck in the midst of `tokens`; `seed` draws who and when. It stays struck.
+
+    The second of what is yielded is to be called with how many tokens there are (`tests.support.house.amid`).
+    """
     strike = Strike(kind)
 
     def do(drawn: random.Random) -> None:
@@ -52,8 +61,8 @@ def striking(kind: str, laptops: Sequence[Laptop], seed: int, within: float) -> 
         strike.at = monotonic()
         strike.laptop.signal(SIGNALS[kind])
 
-    with at_random(seed, within, do):
-        yield strike
+    with amid(seed, tokens, do) as heard:
+        yield strike, heard
 
 
 def late(seconds: Sequence[float]) -> float:
@@ -68,7 +77,8 @@ def rows(found: dict[str, Recoveries]) -> list[Row]:
     return [
         {
             "fault": kind,
-            "faults": len(one.pauses),
+            "in an answer": len(one.pauses),
+            "after it": one.missed,
             "pause p50, s": statistics.median(one.pauses or [0.0]),
             "pause p95, s": late(one.pauses),
             "most, s": max(one.pauses, default=0.0),

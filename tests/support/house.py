@@ -19,6 +19,8 @@ from tests.support.cluster.cluster_helpers import REAL_WORKER, announced
 from tests.support.paths import ROOT
 
 GREEDY = Sampling(temperature=0)
+_STEP_S = 0.004  # about what a step of a tiny model takes
+_LONG_S = 60.0
 
 
 @dataclass
@@ -102,6 +104,38 @@ def speak(session: Session, prompt: list[int], length: int, at: Callable[[int], 
         at(len(spoken.tokens))
     session.engine.release(sequence)
     return spoken
+
+
+@contextmanager
+def amid(seed: int, tokens: int, do: Callable[[random.Random], None]) -> Iterator[Callable[[int], None]]:
+    """Have `do` called in another thread, somewhere in the step after a token that `seed` draws.
+
+    What it yields is to be called with how many tokens of the answer's `tokens` there are, after each. It holds up the
+    last ones until `do` has been called, so that this is in the answer whatever else the machine does.
+    """
+    drawn = random.Random(seed)
+    number, delay = drawn.randint(1, max(1, tokens * 3 // 4)), drawn.uniform(0, _STEP_S)
+    reached, done = threading.Event(), threading.Event()
+
+    def act() -> None:
+        reached.wait()
+        threading.Event().wait(delay)
+        do(drawn)
+        done.set()
+
+    def heard(count: int) -> None:
+        if count >= number:
+            reached.set()
+        if count >= tokens - 2:
+            done.wait(_LONG_S)
+
+    thread = threading.Thread(target=act)
+    thread.start()
+    try:
+        yield heard
+    finally:
+        reached.set()
+        thread.join()
 
 
 @contextmanager

@@ -11,7 +11,7 @@ import pytest
 
 from master.options import RunOptions
 from master.session import Session
-from tests.support.house import Laptop, at_random, house, speak, until
+from tests.support.house import Laptop, amid, at_random, house, speak, until
 from tests.support.models import TinyModel
 from tests.support.stillness import Stillness
 from tpi.errors import NodeError
@@ -103,8 +103,9 @@ def test_kills_and_freezes_at_random_moments(home: tuple[Session, list[Laptop]],
             hit.append(drawn.choice(laptops))
             hit[0].signal(kind)
 
-        with at_random(seed, 0.4, strike):
-            spoken = speak(session, PROMPT, LENGTH)
+        with amid(seed, LENGTH, strike) as heard:
+            spoken = speak(session, PROMPT, LENGTH, heard)
+        assert hit
         assert spoken.tokens == wanted, f"seed {seed}"
         assert spoken.pause < AT_ONCE_S
         if kind == signal.SIGKILL:

@@ -10,7 +10,7 @@ from master.generation.sampler import Sampler
 from master.generation.thread import EngineAsk, EngineThread, Ticket
 from master.options import RunOptions
 from master.session import Session
-from tests.support.house import GREEDY, at_random, house, speak, until
+from tests.support.house import GREEDY, amid, house, speak, until
 from tests.support.models import TinyModel
 from tpi.errors import TpiError
 
@@ -21,13 +21,15 @@ PROMPTS = [[5 + number, 6, 7 + number, 8] for number in range(STREAMS)]
 class Stream:
     """Hears one answer."""
 
-    def __init__(self) -> None:
+    def __init__(self, at: Callable[[], None]) -> None:
+        self._at = at
         self.tokens: list[int] = []
         self.over = Event()
         self.error: TpiError | None = None
 
     def token(self, sampled: Sampled) -> bool:
         self.tokens.append(sampled.token)
+        self._at()
         return True
 
     def ended(self, error: TpiError | None) -> None:
@@ -48,8 +50,13 @@ def test_eight_streams_lose_no_token_when_workers_are_killed(
             try:
                 for seed in range(3):
                     victim = laptops[seed]
-                    streams = [Stream() for _ in PROMPTS]
-                    with at_random(seed, 0.4, lambda drawn, victim=victim: victim.signal(signal.SIGKILL)):  # type: ignore[misc]
+                    streams = list[Stream]()
+                    with amid(seed, STREAMS * LENGTH, lambda _, victim=victim: victim.signal(signal.SIGKILL)) as at:  # type: ignore[misc]
+
+                        def one_more(streams: list[Stream] = streams, at: Callable[[int], None] = at) -> None:
+                            at(sum(len(stream.tokens) for stream in streams))
+
+                        streams += [Stream(one_more) for _ in PROMPTS]
                         for prompt, stream in zip(PROMPTS, streams, strict=True):
                             engine.submit(Ticket(EngineAsk(prompt, Sampler(GREEDY), LENGTH), stream))
                         assert all(stream.over.wait(120) for stream in streams)

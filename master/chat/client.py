@@ -2,12 +2,14 @@
 
 import json
 import socket
-from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from collections.abc import Callable, Generator, Iterator
+from contextlib import closing, contextmanager, suppress
+from functools import partial
 from http.client import HTTPConnection, HTTPException, HTTPResponse, HTTPSConnection
 from typing import Any
 from urllib.parse import SplitResult, urlsplit
 
+from master.chat.stoppable import stoppable
 from tpi.errors import NodeError, NodeLost, UsageError
 from tpi.text import SENTENCE_CHARACTERS, plain
 
@@ -35,18 +37,24 @@ class ChatServer:
                 card = json.loads(self._whole(answer))["data"][0]
                 return str(card["id"]), int(card.get("max_model_len") or _UNKNOWN_CONTEXT)
 
-    def events(self, body: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    def events(
+        self, body: dict[str, Any], stopped: Callable[[], bool] = lambda: False
+    ) -> Generator[dict[str, Any], None, None]:
         """The chunks of a streamed chat completion; leaving early gives the answer up.
+
+        They end where `stopped` says so, however long the server lets one wait.
 
         Raises:
             NodeLost: if the server cannot be reached, or is gone.
             UsageError: if it refuses what is asked; its `code` is the server's.
         """
         asked = json.dumps(body | {"stream": True})
-        with (
-            closing(self._connect()) as connection,
-            closing(self._ask(connection, "POST", "/v1/chat/completions", asked)) as response,
-        ):
+        with closing(self._connect()) as connection:
+            give_up = partial(_hang_up, connection.sock)
+            yield from stoppable(partial(self._chunks, connection, asked), give_up, stopped)
+
+    def _chunks(self, connection: HTTPConnection, asked: str) -> Iterator[dict[str, Any]]:
+        with closing(self._ask(connection, "POST", "/v1/chat/completions", asked)) as response:
             for line in self._lines(response):
                 if line.startswith(b"data: ") and line != b"data: [DONE]":
                     with self.understood():
@@ -113,6 +121,12 @@ class ChatServer:
         if status >= 500:
             return NodeError(self.name, f"{self.name}: {said}")
         return ServerRefusedError(f"{self.name}: {said}", code)
+
+
+def _hang_up(connection: socket.socket) -> None:
+    """End a connection, and the read that waits for it."""
+    with suppress(OSError):  # it has ended
+        connection.shutdown(socket.SHUT_RDWR)
 
 
 def _parts(url: str) -> tuple[SplitResult, int | None]:

@@ -18,6 +18,7 @@ class Turn:
 
     user: str
     assistant: str
+    used: int = field(default=0, compare=False)  # tokens of the context after it, as far as that is known
 
 
 @dataclass
@@ -27,6 +28,11 @@ class Conversation:
     system: str | None = None
     turns: list[Turn] = field(default_factory=list)
     dropped: int = 0
+
+    @property
+    def used(self) -> int:
+        """Tokens of the context that were taken after the last turn; 0 where that is not known."""
+        return self.turns[-1].used if self.turns else 0
 
     def messages(self, user: str, dropped: int) -> list[Message]:
         """What the model is asked when `user` is said: the system message, and all turns but the oldest `dropped`."""

@@ -1,6 +1,7 @@
 """A conversation with a model that a server runs (`master.chat.client`)."""
 
 from collections.abc import Callable
+from contextlib import closing
 from time import perf_counter
 from typing import Any
 
@@ -57,23 +58,22 @@ class ServerTalk(Talk):
         result, thoughts = Answer(0, finish_reason="interrupted", said=""), ShownThoughts()
         begun, first = perf_counter(), 0.0
         try:
-            for chunk in self._server.events(self._fields | {"messages": messages}):
-                if stopped():
-                    break
-                with self._server.understood():
-                    piece = self._taken(chunk, result, thoughts)
-                result.text += piece
-                self.screen.write(piece)
-                now = perf_counter()
-                first = first or (now if result.text else 0.0)
-                result.ttft, result.decode_seconds = (first or now) - begun, now - (first or now)
+            with closing(self._server.events(self._fields | {"messages": messages}, stopped)) as chunks:
+                for chunk in chunks:
+                    with self._server.understood():
+                        piece = self._taken(chunk, result, thoughts)
+                    result.text += piece
+                    self.screen.write(piece)
+                    now = perf_counter()
+                    first = first or (now if result.text else 0.0)
+                    result.ttft, result.decode_seconds = (first or now) - begun, now - (first or now)
         finally:
             result.said = thoughts.said
             if not result.prompt_tokens:
-                self.used += result.counted
+                self.used = min(self.context, self.conversation.used + result.counted)
             if result.text:
-                result.text += (closing := thoughts.flush())
-                self.screen.write(closing + "\n")
+                result.text += (rest := thoughts.flush())
+                self.screen.write(rest + "\n")
             self.screen.end()
         return result
 

@@ -53,7 +53,7 @@ class Talk(ABC):
     def keep(self, text: str, result: Answer) -> None:
         """Remember `text` and what it was answered; what says nothing is no answer."""
         if said := said_in(result):
-            self.conversation.turns.append(Turn(text, said))
+            self.conversation.turns.append(Turn(text, said, self.used))
 
     def full(self, dropped: int, longest: int) -> str:
         """What is said when the oldest `dropped` turns had to go; `longest` is what the model was made for."""

@@ -1,7 +1,7 @@
 """`tpi chat --url` with a model that thinks: what it thinks is shown as it comes, and is no part of what was said."""
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Generator
 from typing import Any
 
 import pytest
@@ -41,9 +41,13 @@ class Thinker(ChatServer):
     def model(self) -> tuple[str, int]:
         return "thinker", 4096
 
-    def events(self, body: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    def events(
+        self, body: dict[str, Any], stopped: Callable[[], bool] = lambda: False
+    ) -> Generator[dict[str, Any], None, None]:
         self.asked = json.loads(json.dumps(body))
         for delta in self._deltas:
+            if stopped():
+                return
             yield {"choices": [{"delta": delta, "finish_reason": None}]}
         yield {"choices": [{"delta": {}, "finish_reason": self._reason}]}
 

@@ -1,0 +1,79 @@
+"""`tpi chat --url` where the server stands still: the user stops the answer, at whatever stage it is."""
+
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
+from itertools import count
+from threading import Thread
+
+import pytest
+
+from master.chat.client import ChatServer
+from master.chat.conversation import Conversation, Turn
+from master.chat.remote import ServerTalk
+from master.generation.sampler import Sampling
+from tests.unit.chat.test_thinking import Screen, Thinker
+from tpi.errors import NodeLost
+
+HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nConnection: close\r\n\r\n"
+PIECE = b'data: {"choices": [{"delta": {"content": "Once"}}]}\n\n'
+
+
+@contextmanager
+def frozen(said: bytes) -> Iterator[str]:
+    """The address of a server that says so much to whoever comes, and then nothing until they have left."""
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+
+        def serve() -> None:
+            with listening.accept()[0] as one:
+                one.sendall(said)
+                while one.recv(1 << 16):
+                    pass
+
+        thread = Thread(target=serve, daemon=True)
+        thread.start()
+        yield f"http://127.0.0.1:{listening.getsockname()[1]}"
+        thread.join()  # who has not left is waited for, until the test's time is over
+
+
+class Known(ChatServer):
+    """A server of which the model is known already."""
+
+    def model(self) -> tuple[str, int]:
+        return "cat", 100
+
+
+@pytest.mark.parametrize(
+    ("said", "shown"), [(b"", ""), (HEAD[:20], ""), (HEAD, ""), (HEAD + PIECE, "Once\n"), (HEAD + PIECE[:20], "")]
+)
+def test_an_answer_is_stopped_though_nothing_comes(said: bytes, shown: str) -> None:
+    looks, screen = count(), Screen()
+    with frozen(said) as url:
+        talk = ServerTalk(Known(url, None), Sampling(), 8, Conversation(None, []), screen)
+        result = talk.reply("Hello", lambda: bool(screen.shown) == bool(shown) and next(looks) > 2, lambda _: None)
+    assert result.finish_reason == "interrupted"
+    assert "".join(screen.shown) == shown
+    assert [turn.assistant for turn in talk.conversation.turns] == ([shown.strip()] if shown else [])
+
+
+def test_what_goes_wrong_while_reading_is_said_where_it_is_waited_for() -> None:
+    with frozen(b"HTTP/1.1 nonsense\r\n\r\n") as url:
+        talk = ServerTalk(Known(url, None), Sampling(), 8, Conversation(None, []), Screen())
+        with pytest.raises(NodeLost, match="does not answer any more"):
+            talk.reply("Hello", lambda: False, lambda _: None)
+
+
+def test_what_is_taken_of_the_context_is_that_of_the_turns_that_are_kept() -> None:
+    looks = count()
+    server = Thinker({"content": "Two"}, {"content": "."})
+    conversation = Conversation(None, [Turn("a", "b", used=90), Turn("c", "d", used=95)])
+    talk = ServerTalk(server, Sampling(), 8, conversation, Screen())
+    talk.context = 100
+    talk.regenerate(lambda: next(looks) > 0, lambda _: None)
+    assert talk.used == 91  # of the first turn, and one that came
+    talk.reply("Hello", lambda: False, lambda _: None)
+    talk.reply("Hello", lambda: False, lambda _: None)
+    assert [turn.used for turn in conversation.turns] == [90, 91, 93, 95]
+    for _ in range(5):
+        talk.reply("Hello", lambda: False, lambda _: None)
+    assert talk.used == 100  # never over it

@@ -63,7 +63,8 @@ def rm(names: tuple[str, ...], cache: Path | None, shards: bool, everything: boo
     if chosen and not yes and _somebody_there():
         listed = ", ".join(f"{entry.kind} {entry.name}" for entry in chosen)
         click.confirm(f"Remove {listed} ({_size(sum(entry.nbytes for entry in chosen))})?", abort=True, err=True)
-    busy = [entry for entry in chosen if not _discarded(entry)]
+    shards_first = sorted(chosen, key=lambda entry: entry.kind != "shards")  # they are called what their packs are
+    busy = [entry for entry in shards_first if not _discarded(entry)]
     gone = sum(entry.nbytes for entry in chosen if entry not in busy)
     click.echo(f"removed {len(chosen) - len(busy)} of {len(chosen)}, {_size(gone)}")
     if everything and (kept := [entry.name for entry in found if entry not in chosen]):

@@ -68,6 +68,8 @@ def test_a_run_is_listed_and_removed(source: Path, tmp_path: Path) -> None:
     assert listed(cache) == []
     assert names(cache / "packs") == set()
     assert run_json(*flags, cache=cache)["token_ids"] == tokens
+    command("rm", "tiny", cache=cache)
+    assert listed(cache) == []
 
 
 def test_an_unknown_name_is_one_sentence_with_what_is_near(source: Path, tmp_path: Path) -> None:

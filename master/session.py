@@ -138,9 +138,9 @@ class Session:
         self._cluster = stack.enter_context(Cluster.connect(addresses, net, without=without))
         for address in placement.later:
             self._cluster.seek(address)
-        sharing = planned or Shares.of(shares, addresses)
-        workers = [worker.address for worker in self._cluster.workers]
-        dtype = choose_dtype(placement.dtype, located, self._memories(), Shares.of(shares, addresses).among(workers))
+        asked = Shares.of(shares, self._cluster.places.known)
+        sharing, workers = planned or asked, [worker.id for worker in self._cluster.workers]
+        dtype = choose_dtype(placement.dtype, located, self._memories(), asked.among(workers))
         self.pack = open_located(located, dtype, placement.cache, room=self._make_room)
         self.tokenizer = Tokenizer.load(self.pack)
         self.context = _context(placement.context, self.pack.config.context)
@@ -151,12 +151,15 @@ class Session:
         )
         stack.callback(self._close_deployment)
         limits = (placement.patience, placement.rebalance)
-        lookout = Lookout(lambda: find_workers(door), self._cluster.seek)
+        lookout = Lookout(lambda: find_workers(door), lambda address, key: self._membership.hear(address, key))
         stack.callback(lookout.close)
+        reserve = planned.left_out if planned else ()
         self._membership = Membership(
-            self._cluster, sharing, self.deploy, warn, *limits, lookout, lambda: self.engine.wanted()
+            self._cluster, sharing, self.deploy, warn, *limits, lookout, lambda: self.engine.wanted(), reserve
         )
         self._membership.begin(optional=found)
+        if placement.discover and placement.keys:
+            lookout.welcome()
         self.engine.recover, self.engine.between = self.recover, self._membership.welcome
 
     def _choose_gates(self, located: Located, dtype: str) -> SentGates | None:

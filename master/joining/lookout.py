@@ -1,21 +1,23 @@
-"""Looks for lost machines that may come back at another address: a laptop that wakes in another room."""
+"""Looks for machines that announce themselves: a laptop that wakes in another room, one that is started later."""
 
 from collections.abc import Callable, Iterable, Sequence
 from threading import Event, Lock, Thread
 
 from tpi.keys.announcement import Announcement
 
-_EVERY_S = 3.0
+_EVERY_S = 3.0  # while somebody is missed
+_SELDOM_S = 15.0
 _STOP_S = 5.0
 
 
 class Lookout:
-    """A thread, from the first machine that is missed on. Machines are known by their keys."""
+    """A thread, from the first machine that is missed on, or from `welcome` on. Machines are known by their keys."""
 
-    def __init__(self, find: Callable[[], Sequence[Announcement]], seek: Callable[[str], None]) -> None:
-        """`find` says who announces itself, taking a while; `seek` is called with each address of who is missed."""
+    def __init__(self, find: Callable[[], Sequence[Announcement]], seek: Callable[[str, bytes], None]) -> None:
+        """`find` says who announces itself, taking a while; `seek` hears of each address, and of the key there."""
         self._find, self._seek = find, seek
         self._missed: set[bytes] = set()
+        self._everybody = False
         self._lock = Lock()
         self._over = Event()
         self._thread: Thread | None = None
@@ -24,10 +26,14 @@ class Lookout:
         """Look for the owners of `keys`; who has none is on this machine, and comes back where it was."""
         with self._lock:
             self._missed.update(key for key in keys if key)
-            begin = bool(self._missed) and self._thread is None
+            begin = bool(self._missed)
         if begin:
-            self._thread = Thread(target=self._loop, name="lookout", daemon=True)
-            self._thread.start()
+            self._begin()
+
+    def welcome(self) -> None:
+        """Look for everybody from now on, not only for those who are missed."""
+        self._everybody = True
+        self._begin()
 
     def found(self, keys: Iterable[bytes]) -> None:
         """They are back."""
@@ -40,11 +46,21 @@ class Lookout:
         if self._thread is not None:
             self._thread.join(_STOP_S)
 
+    def _begin(self) -> None:
+        if self._thread is None:
+            self._thread = Thread(target=self._loop, name="lookout", daemon=True)
+            self._thread.start()
+
     def _loop(self) -> None:
+        waited = 0.0
         while not self._over.wait(_EVERY_S):
+            waited += _EVERY_S
             with self._lock:
                 missed = frozenset(self._missed)
-            for one in self._find() if missed else ():
-                if one.key in missed and not self._over.is_set():
+            if not missed and (not self._everybody or waited < _SELDOM_S):
+                continue
+            waited = 0.0
+            for one in self._find():
+                if (self._everybody or one.key in missed) and not self._over.is_set():
                     for address in one.addresses:
-                        self._seek(address)
+                        self._seek(address, one.key)

@@ -10,6 +10,7 @@ from master.deployment.planner import Split
 from master.joining.lookout import Lookout
 from master.joining.shares import Sharing
 from master.workers.cluster import Cluster
+from master.workers.places import WorkerId
 from master.workers.remote import RemoteWorker
 from tpi.errors import NodeError, NodeLost, PlanError, TpiError
 from tpi.progress import phase
@@ -30,6 +31,7 @@ class Membership:
     rebalance: bool  # use who joins at once, rather than from the next request on
     lookout: Lookout
     wanted: Callable[[], bool] = lambda: True  # asked while workers are waited for: whether anybody still does
+    reserve: Sequence[WorkerId] = ()  # who was left out of the plan, and is only used where the model does not fit
     standing: bool = True  # there is a deployment, as far as is known
 
     def begin(self, optional: bool) -> None:
@@ -75,6 +77,11 @@ class Membership:
             self._part(error)
         self._redeploy()
 
+    def hear(self, address: str, key: bytes) -> None:
+        """Somebody announces that the owner of `key` is at `address`; for other threads, too."""
+        if all(key != one.key for one in self.reserve):
+            self.cluster.try_announced(address, key)
+
     def _redeploy(self) -> None:
         """Plan anew over those who are there, until a plan stands."""
         self.standing, awake = False, Awake()
@@ -96,7 +103,7 @@ class Membership:
         return False
 
     def _deploy_once(self) -> None:
-        self.deploy(self.shares.among([worker.address for worker in self.cluster.workers]))
+        self.deploy(self.shares.among([worker.id for worker in self.cluster.workers]))
 
     def _not_begun(self) -> NodeError | PlanError | None:
         try:
@@ -124,6 +131,7 @@ class Membership:
     def _await(self, error: PlanError, awake: Awake) -> None:
         """Wait for workers, without whom the model does not fit."""
         self.warn(f"{error}. Waiting {self.patience_s:.0f} s for workers to come back; the tokens so far are kept")
+        self._call_reserve()
         with phase("waiting for workers to come back") as progress:
             while not self.cluster.recruits.ready:
                 if (waited := awake()) > self.patience_s:
@@ -133,6 +141,11 @@ class Membership:
                 progress(int(waited), int(self.patience_s))
                 self.cluster.await_recruits(_LOOK_S)
         self._greet(self.cluster.join())
+
+    def _call_reserve(self) -> None:
+        for one in self.reserve:
+            self.cluster.seek(one.address, one.key)
+        self.reserve = ()
 
     def _say_goodbye(self, error: NodeError, gone: Sequence[RemoteWorker]) -> None:
         self.warn(self._parting(error, gone))

@@ -1,7 +1,8 @@
 """Who is to hold what where the user does not say: the fastest split over machines that differ, some left out."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
 
 from master.deployment.deploy import own_memory, own_threads
 from master.deployment.planner import Split
@@ -11,6 +12,7 @@ from master.planning.home.dealing import HomeModel
 from master.planning.node import NodeFlags, planned_node
 from master.planning.problem import request_of
 from master.planning.shapes import ModelShape, model_shape
+from master.workers.places import WorkerId, recognise
 from scheduler.model.home.problem import Dealing, HomeProblem
 from scheduler.model.home.solve import best_split, split_over
 from scheduler.model.machine import NodeMachine
@@ -26,19 +28,34 @@ class PlannedSplit:
 
     shape: ModelShape
     own: NodeMachine
-    neighbours: dict[str, Neighbour]  # by address, those left out too
+    neighbours: list[Neighbour]  # those left out too; who joins later is added
     addresses: tuple[str, ...]  # of the workers that take part
     options: RunOptions
+    measure: Callable[[Sequence[str]], list[Neighbour]]  # workers at addresses; nobody where one does not answer
 
-    def among(self, addresses: Sequence[str]) -> Sequence[float] | Split:
-        """The best split over exactly these; equal shares where one of them was never measured, or nothing fits."""
-        known = [self.neighbours[address] for address in addresses if address in self.neighbours]
-        equal = [1.0] * (1 + len(addresses))
-        if len(known) < len(addresses) or not known:
+    @property
+    def left_out(self) -> tuple[WorkerId, ...]:
+        """Who was measured, and does not take part."""
+        return tuple(one.id for one in self.neighbours if one.address not in self.addresses)
+
+    def among(self, workers: Sequence[WorkerId]) -> Sequence[float] | Split:
+        """The best split over exactly these; equal shares where one of them cannot be measured, or nothing fits."""
+        equal = [1.0] * (1 + len(workers))
+        known = self._known(workers)
+        if not known:
             return equal
-        problem = self.problem(known)
-        found = split_over(problem, tuple(range(1 + len(known))))
+        found = split_over(self.problem(known), tuple(range(1 + len(known))))
         return equal if found is None else _shares(found, 1 + len(known))
+
+    def _known(self, workers: Sequence[WorkerId]) -> list[Neighbour]:
+        """How fast these are, those who joined since the last plan measured by now; nobody where one is not known."""
+        known = recognise(workers, [one.id for one in self.neighbours])
+        new = [one.address for one, number in zip(workers, known, strict=True) if number is None]
+        if new:
+            self.neighbours.extend(self.measure(new))
+            known = recognise(workers, [one.id for one in self.neighbours])
+        found = [self.neighbours[number] for number in known if number is not None]
+        return found if len(found) == len(workers) else []
 
     def problem(self, neighbours: Sequence[Neighbour]) -> HomeProblem:
         """Of this machine and these."""
@@ -60,15 +77,13 @@ def plan_split(options: RunOptions, door: Door) -> PlannedSplit | None:
     flags = NodeFlags(memory=own_memory(options), threads=own_threads(options))
     own = planned_node(flags, options.cache, known).machine
     shape = model_shape(options.model, options.dtype, options.cache, own.memory + sum(_memories(neighbours)))
-    by_address = {one.address: one for one in neighbours}
-    everyone = PlannedSplit(shape, own, by_address, tuple(by_address), options)
+    everyone = PlannedSplit(shape, own, neighbours, options.workers, options, partial(_asked, door=door))
     try:
         dealing = best_split(everyone.problem(neighbours))
     except PlanError:  # said again, by whom, where weights are assigned
         return None
-    taken = tuple(neighbours[rank - 1].address for rank in dealing.members if rank)
     _say(everyone.problem(neighbours), dealing)
-    return PlannedSplit(shape, own, by_address, taken, options)
+    return replace(everyone, addresses=tuple(neighbours[rank - 1].address for rank in dealing.members if rank))
 
 
 def _asked(addresses: Sequence[str], door: Door) -> list[Neighbour]:

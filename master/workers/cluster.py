@@ -17,6 +17,7 @@ from master.deployment.weights import UnitSource
 from master.workers.keeper import Keeper
 from master.workers.links import APART_S, Circles, LinkBrokenError
 from master.workers.meeting import meeting, tell_apart
+from master.workers.places import Places, WorkerId
 from master.workers.recruits import RETRY_S, Recruits
 from master.workers.remote import RemoteWorker
 from tpi.errors import NodeError, NodeInUse, NodeLost, TpiError
@@ -50,7 +51,7 @@ class Cluster:
         self.epoch = 0
         self.name = name
         self.recruits = Recruits(self._call)
-        self._links: dict[str, int] = {}  # numbers of addresses: who comes back gets the same place
+        self.places = Places()
         self._watched: dict[int, int] = {}
         self.lateness = Lateness()  # what the master itself waits for in sums
         self._circles = Circles()
@@ -77,7 +78,9 @@ class Cluster:
         session, name = secrets.randbits(64), f"{plain(socket.gethostname(), 64)} (process {os.getpid()})"
         cluster = cls(net, [], session, name)
         try:
-            cluster.workers = [cluster._call(address) for address in addresses]
+            cluster.places.known = [WorkerId(address) for address in addresses]
+            for address in addresses:
+                cluster.workers.append(cluster._call(address))
             cluster._meet(timeout_s, without)
             cluster._keeper.start()
         except BaseException:
@@ -170,7 +173,7 @@ class Cluster:
             now = since_boot()
             for worker in self.workers:
                 worker.judge(now)
-            self._judge_links(now)
+            self._circles.judge(self.workers, self.lateness.rank(now), now)
 
     def break_off(self) -> None:
         """Whatever waits for workers, or asks them for anything, ends from now on; for other threads, too."""
@@ -180,18 +183,6 @@ class Cluster:
         """Raises TpiError once this was broken off."""
         if self._broken_off:
             raise TpiError("the run ends early")
-
-    def _judge_links(self, now: float) -> None:
-        missed = [self.lateness.rank(now), *(worker.heartbeats.missed for worker in self.workers)]
-        step = max((worker.heartbeats.step for worker in self.workers), default=0)
-        done = [False, *(worker.heartbeats.done(step) for worker in self.workers)]
-        if found := self._circles.look(missed, done, now):
-            waits, lost = (self.workers[rank - 1] for rank in found)
-            raise LinkBrokenError(
-                lost.name,
-                f"worker {lost.name} is lost to worker {waits.name}: both run, but nothing gets from one to the other; "
-                "check that it can be reached from there, then start again",
-            )
 
     def watch(self, rank: int) -> bool:
         """For `allreduce.base.Endpoints.watch`: whether the worker of `rank` got anything done since the last call.
@@ -256,7 +247,7 @@ class Cluster:
                 worker.close(0)
                 if isinstance(error, NodeLost) or worker.name != error.node:
                     apart = isinstance(error, LinkBrokenError) and worker.name == error.node
-                    self.recruits.seek(worker.address, now + APART_S if apart else 0.0)
+                    self.recruits.seek(worker.address, now + APART_S if apart else 0.0, key=worker.key)
             self._watched.clear()
         return gone
 
@@ -265,7 +256,7 @@ class Cluster:
         with self._keeper.lock:
             self.recruits.tend(since_boot())
             taken = self.recruits.take()
-            self.workers = sorted([*self.workers, *taken], key=lambda worker: self._links[worker.address])
+            self.workers = self.places.ordered([*self.workers, *taken])
             tell_apart(self.workers)
             self._watched.clear()
         return taken
@@ -284,12 +275,18 @@ class Cluster:
         with self._keeper.lock:
             for worker in workers:
                 enough = _ROOM * memory_budget(worker.hello.profile) if worker in full and worker.hello else 0
-                self.recruits.seek(worker.address, since_boot() + RETRY_S, above=int(enough))
+                self.recruits.seek(worker.address, since_boot() + RETRY_S, above=int(enough), key=worker.key)
 
-    def seek(self, address: str) -> None:
-        """Call whoever is at `address`, in the background; for other threads, too."""
+    def seek(self, address: str, key: bytes = b"") -> None:
+        """Call whoever is at `address`, or the owner of `key` alone, in the background; for other threads, too."""
         with self._keeper.lock:
-            self.recruits.seek(address)
+            self.recruits.seek(address, key=key)
+
+    def try_announced(self, address: str, key: bytes) -> None:
+        """Call the owner of `key` at `address`, unless it is here already; for other threads, too."""
+        with self._keeper.lock:
+            if self.recruits.misses(key) or all(worker.key != key for worker in self.workers):
+                self.recruits.try_announced(address, key)
 
     def await_recruits(self, seconds: float) -> bool:
         """Wait up to `seconds` for somebody who may join; whether there is one. Who is lost meanwhile is met later.
@@ -320,9 +317,9 @@ class Cluster:
     def __exit__(self, *exception: object) -> None:
         self.close()
 
-    def _call(self, address: str) -> RemoteWorker:
-        link = self._links.setdefault(address, len(self._links))
-        return RemoteWorker(self.net, address, self.session, link, self.name)
+    def _call(self, address: str, key: bytes = b"") -> RemoteWorker:
+        called = {*self.recruits.addresses, *(worker.address for worker in self.workers)}
+        return RemoteWorker(self.net, address, self.session, self.places.link(address, called), self.name, key)
 
     def _need(self) -> None:
         """From now on the workers' silence counts."""
@@ -380,7 +377,8 @@ class Cluster:
             without(error)
             self.dismiss(gone)
             for worker in gone if isinstance(error, NodeLost | NodeInUse) else ():
-                self.recruits.seek(worker.address)
+                self.recruits.seek(worker.address, key=worker.key)
+        self.workers = self.places.ordered(self.workers)
         tell_apart(self.workers)
 
     def _not_met(self, awake: Awake, seconds: float) -> NodeError | None:

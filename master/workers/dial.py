@@ -4,9 +4,10 @@ A line is opened for every key that may be met there, and the first that proves 
 key is needed; a worker that listens beyond it asks for one all the same, and then has this machine's own.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from tpi.errors import UsageError
 from tpi.keys.text import short_key
 from tpi.net.monitor import Monitor, Socket
 from tpi.net.sockets import CONTROL, Net, split_address
@@ -32,13 +33,17 @@ class Line:
 class Dial:
     """The lines to one address. Used by one thread at a time."""
 
-    def __init__(self, net: Net, address: str, identity: bytes) -> None:
-        """Raises UsageError if it is no address, or this machine's own key is unusable."""
-        self._net, self._address, self._identity = net, address, identity
+    def __init__(self, net: Net, address: str, identity: bytes, key: bytes = b"") -> None:
+        """With a `key` its owner is called, and nobody else.
+
+        Raises:
+            UsageError: if it is no address, the key is not trusted, or this machine's own key is unusable.
+        """
+        self._net, self._address, self._identity, self._wanted = net, address, identity, key
         self._host, self._port = split_address(address)
         self._guarded = net.door.guards(self._host)
-        keys = net.door.trusted(self._host)[:_MOST_LINES] if self._guarded else (b"",)
-        self.lines = [self._line(key) for key in keys]
+        self.lines: list[Line] = []
+        self._call(self._trusted() if self._guarded else (b"",))
 
     @property
     def sockets(self) -> Iterator[Socket]:
@@ -55,7 +60,7 @@ class Dial:
                     self.close()
                     return line
         if not self._guarded and len(self.lines) == 1 and self.lines[0].monitor.mismatch:
-            self.lines += [self._line(key) for key in self._net.door.trusted(self._host)[:_MOST_LINES]]
+            self._call(self._trusted())
         return None
 
     def obstacle(self) -> str:
@@ -79,6 +84,20 @@ class Dial:
         for line in self.lines:
             line.close()
         self.lines = []
+
+    def _trusted(self) -> tuple[bytes, ...]:
+        found = self._net.door.trusted(self._host)
+        if self._wanted and self._wanted not in found:
+            raise UsageError(f"the key that {self._address} is called for is not trusted any more; pair the two again")
+        return (self._wanted,) if self._wanted else found[:_MOST_LINES]
+
+    def _call(self, keys: Sequence[bytes]) -> None:
+        try:
+            for key in keys:
+                self.lines.append(self._line(key))
+        except UsageError:
+            self.close()
+            raise
 
     def _line(self, key: bytes) -> Line:
         socket, monitor = self._net.connect_watched(CONTROL, self._host, self._port, self._identity, key)

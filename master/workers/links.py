@@ -7,6 +7,7 @@ message takes, or one waits for a node that is done, a link brings nothing. The 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from master.workers.remote import RemoteWorker
 from tpi.errors import NodeLost
 
 CONFIRMED_S = 0.6  # for which that has to stand: two heartbeats of everybody
@@ -48,3 +49,19 @@ class Circles:
         if found != self._found:
             self._found, self._since = found, now
         return found if found and now - self._since >= CONFIRMED_S else None
+
+    def judge(self, workers: Sequence[RemoteWorker], missed: int, now: float) -> None:
+        """Whether every link between workers brings what is sent; the master misses the rank `missed` (-1: nobody).
+
+        Raises:
+            LinkBrokenError: naming who is to be left out.
+        """
+        step = max((worker.heartbeats.step for worker in workers), default=0)
+        done = [False, *(worker.heartbeats.done(step) for worker in workers)]
+        if found := self.look([missed, *(worker.heartbeats.missed for worker in workers)], done, now):
+            waits, lost = (workers[rank - 1] for rank in found)
+            raise LinkBrokenError(
+                lost.name,
+                f"worker {lost.name} is lost to worker {waits.name}: both run, but nothing gets from one to the other; "
+                "check that it can be reached from there, then start again",
+            )

@@ -8,6 +8,7 @@ from itertools import islice
 from master.deployment.weights import Feeder
 from master.workers.dial import Dial, Line
 from master.workers.heartbeats import SILENCE_S, HeartbeatState
+from master.workers.places import WorkerId
 from tpi import __version__
 from tpi.errors import NodeError, NodeInUse, NodeLost, NodeRefused, TpiError, WeightsError
 from tpi.keys.text import short_key
@@ -39,7 +40,8 @@ _MOST_CHANGES = 64  # of a connection, taken in at once
 class RemoteWorker:
     """The connection to one worker. All methods belong to one thread at a time; none waits."""
 
-    def __init__(self, net: Net, address: str, session: int, link: int, master: str) -> None:
+    def __init__(self, net: Net, address: str, session: int, link: int, master: str, key: bytes = b"") -> None:
+        """With a `key` its owner is called, and nobody else. Raises UsageError as `master.workers.dial.Dial`."""
         self.address = address
         self.name = address
         self.hello: Hello | None = None
@@ -61,9 +63,14 @@ class RemoteWorker:
         self._epoch = 0
         self._master = master
         self._host, _ = split_address(address)
-        self._dial = Dial(net, address, self._identity)
+        self._dial = Dial(net, address, self._identity, key)
         self._line: Line | None = None
         self._channel: Channel | None = None  # once it has answered
+
+    @property
+    def id(self) -> WorkerId:
+        """Which worker it is."""
+        return WorkerId(self.address, self.key)
 
     @property
     def sockets(self) -> Iterable[object]:

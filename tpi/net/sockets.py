@@ -68,8 +68,15 @@ class Net:
         self._guarded: set[int] = set()  # ports
 
     def open(self, kind: int, plane: Plane, identity: bytes = b"") -> Socket:
-        """A ROUTER or DEALER with every option set."""
-        socket = self.context.socket(kind)
+        """A ROUTER or DEALER with every option set.
+
+        Raises:
+            UsageError: if this process has too much open.
+        """
+        try:
+            socket = self.context.socket(kind)
+        except zmq.ZMQError as error:
+            raise UsageError(_crowded(error)) from None
         self._sockets = [*(one for one in self._sockets if not one.closed), socket]
         options = {
             zmq.LINGER: 0,
@@ -138,9 +145,13 @@ class Net:
     def connect_watched(
         self, plane: Plane, host: str, port: int, identity: bytes, key: bytes = b""
     ) -> tuple[Socket, Monitor]:
-        """As `connect`, with a monitor that misses nothing."""
+        """As `connect`, with a monitor that misses nothing; raises UsageError too if this process has too much open."""
         socket = self._dealer(plane, host, port, identity, key)
-        monitor = Monitor(socket)
+        try:
+            monitor = Monitor(socket)
+        except zmq.ZMQError as error:
+            socket.close(0)
+            raise UsageError(_crowded(error)) from None
         _connect(socket, plane, host, port)
         return socket, monitor
 
@@ -207,6 +218,13 @@ def _listens_locally(endpoint: str) -> bool:
 
 def _allow_ipv6(socket: Socket, host: str) -> None:
     socket.setsockopt(zmq.IPV6, int(":" in host))
+
+
+def _crowded(error: zmq.ZMQError) -> str:
+    return (
+        f"no further connection can be opened: {os.strerror(error.errno or 0)}; let the process have more files open "
+        "(ulimit -n 4096)"
+    )
 
 
 def _bind_problem(number: int | None, plane: Plane, host: str, port: int) -> str:

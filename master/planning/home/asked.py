@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 
 from master.joining.asking import Asked, ask
 from master.planning.home.members import Home, meeting_at_master
+from master.workers.places import WorkerId
 from scheduler.model.machine import LAPTOP, DiskRate, NodeMachine, Rates
 from scheduler.model.told import told_machine
 from tpi.errors import NodeLost
@@ -25,6 +26,12 @@ class Neighbour:
     machine: NodeMachine
     link: Link
     card: NodeMachine
+    key: bytes = b""  # that it has proved to own; empty on this machine
+
+    @property
+    def id(self) -> WorkerId:
+        """Which worker it is."""
+        return WorkerId(self.address, self.key)
 
 
 def ask_neighbours(net: Net, addresses: Sequence[str]) -> list[Neighbour]:
@@ -48,9 +55,12 @@ def home_of_neighbours(own: NodeMachine, neighbours: Sequence[Neighbour]) -> Hom
     )
 
 
-def home_asked(addresses: Sequence[str], own: NodeMachine) -> Home:
-    """This machine and the workers at `addresses`, less those that serve others now. Errors as `ask_neighbours`."""
-    with closing(Net(door=Door())) as net:
+def home_asked(addresses: Sequence[str], own: NodeMachine, door: Door | None = None) -> Home:
+    """This machine and the workers at `addresses`, less those that serve others now. Errors as `ask_neighbours`.
+
+    `door` has the keys that they are asked with (None: the user's).
+    """
+    with closing(Net(door=door)) as net:
         asked = ask(net, addresses, links=True)
     others = [one for one in asked if one.condition is not None and one.unwilling]
     for one in others:
@@ -65,7 +75,7 @@ def _neighbour(one: Asked) -> Neighbour:
         raise NodeLost(one.address, f"{one.address} does not say how fast it is; start it again with --remeasure")
     profile = one.condition.profile
     card = told_machine(profile.memory_limit or profile.memory_free, profile.card, profile.speed)
-    return Neighbour(one.address, one.name, _machine(profile), one.link, card)
+    return Neighbour(one.address, one.name, _machine(profile), one.link, card, one.key)
 
 
 def _machine(profile: Profile) -> NodeMachine:

@@ -1,26 +1,31 @@
 """Workers that are found, not named: who cannot be used is done without by name; where they were; their names."""
 
+import errno
 from contextlib import closing, suppress
 from pathlib import Path
 
 import pytest
+import zmq
 
 from master.joining import discovery
 from master.joining.asking import ask
 from master.joining.discovery import find_workers, willing_at_home
 from master.planning.home.asked import home_asked
 from master.workers.cluster import Cluster
+from master.workers.dial import Dial
 from scheduler.model.machine import LAPTOP
 from tests.support.cluster.cluster_helpers import fake_worker, fake_workers, real_worker
 from tests.support.cluster.key_helpers import locked, pair_folders
 from tests.support.house import until
-from tpi.errors import NodeError, NodeRefused, TpiError
+from tpi.errors import NodeError, NodeRefused, TpiError, UsageError
 from tpi.keys.announcement import Announcement
 from tpi.keys.door import Door
 from tpi.keys.identity import load_identity
 from tpi.keys.ring import KeyRing, PairedKey
 from tpi.net.messages import Alive
 from tpi.net.sockets import Net
+
+NOBODY = "127.0.0.1:9"
 
 
 def port_of(address: str) -> int:
@@ -143,3 +148,31 @@ def test_a_plan_leaves_out_who_serves_another_master(tmp_path: Path, capfd: pyte
         assert f"planned without a: it is in use by {other.name}" in capfd.readouterr().err
         other.close()
         assert home_asked([address], LAPTOP).names == ("master", "a")
+
+
+def test_only_the_owner_of_a_key_is_called_where_it_is_said_to_be(tmp_path: Path) -> None:
+    """Each trusted key takes a line of its own, and whoever likes can announce addresses."""
+    folders = [tmp_path / name for name in ("here", "b", "c", "d")]
+    pair_folders(*folders)
+    wanted = load_identity(folders[1]).public
+    with closing(Net(door=locked(folders[0]))) as net:
+        for key, lines in ((b"", 4), (wanted, 1)):
+            dial = Dial(net, NOBODY, b"x", key)
+            assert len(dial.lines) == lines
+            assert all(line.key == key or not key for line in dial.lines)
+            dial.close()
+        KeyRing(folders[0]).revoke("b")
+        with pytest.raises(UsageError, match="is not trusted any more"):
+            Dial(net, NOBODY, b"x", wanted)
+
+
+def test_a_process_that_has_too_much_open_is_told_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> object:
+        raise zmq.ZMQError(errno.EMFILE)
+
+    with closing(Net()) as net:
+        for owner, name in ((zmq.Socket, "get_monitor_socket"), (net.context, "socket")):
+            with monkeypatch.context() as patch:
+                patch.setattr(owner, name, full)
+                with pytest.raises(UsageError, match=r"Too many open files; let the process .* \(ulimit -n 4096\)"):
+                    Dial(net, NOBODY, b"x")

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from master.joining import lookout
 from master.joining.lookout import Lookout
 from master.joining.shares import Shares
+from master.workers.places import WorkerId
 from tpi.keys.announcement import SERVICE, Announcement, read_announcement
 from tpi.keys.text import KEY_BYTES
 
@@ -19,7 +20,7 @@ def test_laptop_sleeps_and_wakes_changes_address(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(lookout, "_EVERY_S", 0.01)
     sought: SimpleQueue[str] = SimpleQueue()
     said = [Announcement("laptop", LAPTOP, 9990, ("192.0.2.9", "fd00::9")), Announcement("other", OTHER, 1, ("h",))]
-    looking = Lookout(lambda: said, sought.put)
+    looking = Lookout(lambda: said, lambda address, key: sought.put(address))
     looking.miss([b""])  # nobody who could be known again
     with pytest.raises(Empty):
         sought.get(timeout=0.1)
@@ -49,10 +50,32 @@ def test_nonsense_is_no_announcement(record: dict[bytes, bytes | None], port: in
     assert found is None or (len(found.key) == KEY_BYTES and 0 < found.port < 65536)
 
 
-def test_shares_go_with_addresses() -> None:
-    asked = Shares.of([3, 2, 1], ["a:1", "b:1"])
-    assert asked.among(["a:1", "b:1"]) == [3, 2, 1]
-    assert asked.among(["b:1"]) == [3, 1]
-    assert asked.among(["c:1", "b:1"]) == [3, 1.5, 1]
+def test_who_is_started_later_is_heard_of(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lookout, "_EVERY_S", 0.01)
+    monkeypatch.setattr(lookout, "_SELDOM_S", 0.02)
+    said, heard = list[Announcement](), SimpleQueue[tuple[str, bytes]]()
+    looking = Lookout(lambda: said, lambda address, key: heard.put((address, key)))
+    looking.welcome()
+    with pytest.raises(Empty):
+        heard.get(timeout=0.1)
+    said.append(Announcement("other", OTHER, 1, ("h",)))
+    assert heard.get(timeout=10) == ("h:1", OTHER)
+    looking.close()
+
+
+A, B = WorkerId("a:1"), WorkerId("b:1")
+
+
+def test_shares_go_with_workers() -> None:
+    asked = Shares.of([3, 2, 1], [A, B])
+    assert asked.among([A, B]) == [3, 2, 1]
+    assert asked.among([B]) == [3, 1]
+    assert asked.among([WorkerId("c:1"), B]) == [3, 1.5, 1]
     assert asked.among([]) == [3]
-    assert Shares.of([0, 1], ["a:1"]).among([]) == [1.0]
+    assert Shares.of([0, 1], [A]).among([]) == [1.0]
+
+
+def test_a_laptop_at_another_address_has_its_share() -> None:
+    asked = Shares.of([3, 2, 1], [WorkerId("a:1", LAPTOP), WorkerId("b:1", OTHER)])
+    assert asked.among([WorkerId("c:1", LAPTOP), WorkerId("b:1", OTHER)]) == [3, 2, 1]
+    assert asked.among([WorkerId("b:1", LAPTOP), WorkerId("a:1", OTHER)]) == [3, 2, 1]  # they have changed places

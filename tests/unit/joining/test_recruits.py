@@ -1,14 +1,21 @@
 """Who is called in the background, how often, and when it counts."""
 
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from master.joining.lookout import Lookout
 from master.joining.recovery import Membership
 from master.joining.shares import Shares
+from master.workers.places import Places, WorkerId, recognise
 from master.workers.recruits import RETRY_S, ROOM_S, Recruits
 from master.workers.remote import RemoteWorker
-from tpi.errors import NodeInUse, PlanError, TpiError
+from tpi.errors import NodeInUse, NodeRefused, PlanError, TpiError
+from tpi.keys.text import KEY_BYTES
 
 
 class Called:
@@ -16,9 +23,10 @@ class Called:
 
     def __init__(self, address: str, memory: int, problem: TpiError | None = None) -> None:
         self.address = self.name = address
+        self.id = WorkerId(address)
         self.key, self.connected, self.idle, self.closed = b"", True, True, False
         self.problem = problem
-        self.hello = SimpleNamespace(profile=SimpleNamespace(memory_limit=memory, memory_free=0))
+        self.hello: Any = SimpleNamespace(profile=SimpleNamespace(memory_limit=memory, memory_free=0))
 
     def serve(self) -> None:
         pass
@@ -35,7 +43,7 @@ class House:
         self.problem: dict[str, TpiError] = {}
         self.calls: list[Called] = []
 
-    def call(self, address: str) -> Any:
+    def call(self, address: str, key: bytes = b"") -> Any:
         self.calls.append(Called(address, self.memory.get(address, 1 << 30), self.problem.get(address)))
         return self.calls[-1]
 
@@ -93,7 +101,7 @@ def membership(cluster: Any, *errors: TpiError) -> Membership:
         if left:
             raise left.pop(0)
 
-    lookout = Lookout(list, lambda address: None)
+    lookout = Lookout(list, lambda address, key: None)
     return Membership(cluster, Shares(1.0, {}), deploy, lambda text: None, 0.0, False, lookout)
 
 
@@ -113,3 +121,114 @@ def test_who_is_left_out_at_the_beginning_is_called_again() -> None:
     membership(cluster, PlanError("too little", "b")).begin(optional=True)
     assert cluster.postponed == [(["b"], ["b"])]
     assert [one.name for one in cluster.workers] == ["a"]
+
+
+LAPTOP, OTHER = b"\1" * KEY_BYTES, b"\2" * KEY_BYTES
+
+
+class Silent(Called):
+    """Nobody answers."""
+
+    def __init__(self, address: str) -> None:
+        super().__init__(address, 1 << 30)
+        self.hello = None
+
+
+def silent(calls: list[Silent]) -> Callable[[str, bytes], Any]:
+    def call(address: str, wanted: bytes) -> Any:
+        calls.append(Silent(address))
+        return calls[-1]
+
+    return call
+
+
+@given(st.lists(st.tuples(st.sampled_from([LAPTOP, OTHER]), st.integers(1, 500)), max_size=80))
+def test_whoever_announces_what_he_likes_has_few_addresses_called(said: list[tuple[bytes, int]]) -> None:
+    calls = list[Silent]()
+    recruits = Recruits(silent(calls))
+    recruits.seek("home:9990", key=LAPTOP)
+    for now, (key, port) in enumerate(said):
+        recruits.try_announced(f"x:{port}", key)
+        recruits.tend(float(now))
+        under_way = [one.address for one in calls if not one.closed]
+        assert len(under_way) <= 1 + 3 + 3
+        assert f"x:{port}" in under_way  # the newest
+        assert "home:9990" in under_way  # where it was met
+    recruits.close()
+    assert all(one.closed for one in calls)
+
+
+def test_who_is_found_is_called_nowhere_else() -> None:
+    for answers in ("home:9990", "x:3"):
+
+        def call(address: str, wanted: bytes, answers: str = answers) -> Any:
+            there = address == answers and wanted == LAPTOP
+            called = Called(address, 1 << 30) if there else Silent(address)
+            called.key = LAPTOP if there else b""
+            return called
+
+        recruits = Recruits(call)
+        recruits.seek("home:9990", key=LAPTOP)
+        recruits.seek("home:9990", key=OTHER)  # who has moved in there since
+        for port in (1, 2, 3):
+            recruits.try_announced(f"x:{port}", LAPTOP)
+        recruits.try_announced("y:1", OTHER)
+        recruits.tend(0.0)
+        assert [one.address for one in recruits.take()] == [answers]
+        assert sorted(recruits.addresses) == ["home:9990", "y:1"]
+        assert not recruits.misses(LAPTOP)
+        assert recruits.misses(OTHER)
+
+
+def test_who_lets_nobody_of_here_in_is_called_seldom() -> None:
+    house = House()
+    recruits = Recruits(house.call)
+    house.problem["a"] = NodeRefused("a", "worker a has revoked this machine's key")
+    recruits.seek("a")
+    for now in (0.0, RETRY_S, ROOM_S - 1, ROOM_S):
+        recruits.tend(now)
+    assert len(house.calls) == 2
+
+
+@pytest.mark.parametrize(
+    ("present", "found"),
+    [
+        ([("a", LAPTOP), ("b", OTHER)], [0, 1]),
+        ([("b", LAPTOP), ("a", OTHER)], [0, 1]),  # they have changed addresses
+        ([("c", LAPTOP)], [0]),
+        ([("c", b"")], [None]),
+        ([("127.0.0.1:1", b"")], [2]),
+        ([("d", OTHER), ("b", OTHER)], [None, 1]),  # a second worker of that machine
+        ([("127.0.0.1:1", OTHER), ("e", OTHER)], [2, 1]),  # its key was not known before
+    ],
+)
+def test_who_comes_back_is_recognised(present: list[tuple[str, bytes]], found: list[int | None]) -> None:
+    known = [WorkerId("a", LAPTOP), WorkerId("b", OTHER), WorkerId("127.0.0.1:1")]
+    assert recognise([WorkerId(*one) for one in present], known) == found
+
+
+IDS = st.builds(WorkerId, st.sampled_from("abcd"), st.sampled_from([b"", LAPTOP, OTHER]))
+
+
+@given(st.lists(IDS, max_size=5, unique=True), st.lists(IDS, max_size=5, unique=True))
+def test_no_two_are_one(present: list[WorkerId], known: list[WorkerId]) -> None:
+    found = [index for index in recognise(present, known) if index is not None]
+    assert len(set(found)) == len(found)
+    assert recognise(known, known) == list(range(len(known)))
+
+
+def test_who_comes_back_at_another_address_gets_its_place() -> None:
+    places = Places()
+    places.known = [WorkerId("a"), WorkerId("b")]
+    first = [SimpleNamespace(id=WorkerId("a", LAPTOP)), SimpleNamespace(id=WorkerId("b", OTHER))]
+    assert places.ordered(reversed(first)) == first
+    back = [first[1], SimpleNamespace(id=WorkerId("c", LAPTOP)), SimpleNamespace(id=WorkerId("d", b"\3" * 32))]
+    assert places.ordered(back) == [back[1], back[0], back[2]]
+
+
+def test_lines_have_numbers_of_their_own_and_few() -> None:
+    places = Places()
+    assert [places.link(one, ["a", "b"]) for one in "abab"] == [0, 1, 0, 1]
+    for number in range(1 << 10):  # an identity has two bytes for them
+        assert places.link(f"x{number}", ["b", f"x{number}"]) == 0
+    assert places.link("b", ["b"]) == 1

@@ -57,10 +57,16 @@ def check_workers(net: Net, addresses: Sequence[str]) -> Iterator[tuple[str, lis
     second = {one.address: one for one in ask(net, [address for address in ports if reach[address]], reach)}
     for address, one in first.items():
         if one.condition is None:
-            yield address, [Observation("answer", one.problem, "look at that machine, and at its firewall")]
+            yield address, [Observation("answer", one.problem, f"look at that machine; {firewall_advice(address)}")]
         else:
             unreached = second[address].condition if address in second else None
             yield address, [*_worker(one, one.condition), *_from_there(unreached, ports)]
+
+
+def firewall_advice(address: str) -> str:
+    """What to do where a worker that runs at `address` does not answer."""
+    port = split_address(address)[1]
+    return f"its firewall has to let ports {port} to {min(port + 2, 65535)} through"
 
 
 def _own_key(door: Door) -> Observation:

@@ -20,15 +20,17 @@ from tpi.net.sockets import Net
 _WORKERS = click.option(
     "--workers", multiple=True, metavar="HOST:PORT,...", help="Whom to ask (default: TPI_WORKERS, else who is found)."
 )
+_NO_KEYS = click.option("--no-keys", is_flag=True, help="Ask workers that were started with --no-keys.")
 _PORT = 9990
 _AGES = ((86400, "d"), (3600, "h"), (60, "min"), (1, "s"))
 
 
 @click.command()
 @_WORKERS
-def ps(workers: tuple[str, ...]) -> None:
+@_NO_KEYS
+def ps(workers: tuple[str, ...], no_keys: bool) -> None:
     """Show the workers, who uses them, and since when."""
-    with closing(Net()) as net:
+    with closing(Net(door=Door(locked=not no_keys))) as net:
         asked = ask(net, _addresses(workers, net.door))
         for one in asked:
             if (said := one.condition) is None:
@@ -45,9 +47,10 @@ def ps(workers: tuple[str, ...]) -> None:
 @click.command()
 @_WORKERS
 @click.option("--cache", type=click.Path(path_type=Path), help="The cache to look at (default: ~/.cache/tpi).")
-def doctor(workers: tuple[str, ...], cache: Path | None) -> None:
+@_NO_KEYS
+def doctor(workers: tuple[str, ...], cache: Path | None, no_keys: bool) -> None:
     """Look for what is in the way: keys, ports both ways, versions, clocks, memory, disk; exits with 1 for that."""
-    with closing(Net()) as net:
+    with closing(Net(door=Door(locked=not no_keys))) as net:
         click.echo("this machine")
         troubled = _print(check_machine(net.door, cache or default_cache(), _PORT))
         for address, findings in check_workers(net, _addresses(workers, net.door)):
@@ -69,7 +72,9 @@ def _print(findings: Iterable[Observation]) -> bool:
 
 def _addresses(named: tuple[str, ...], door: Door) -> tuple[str, ...]:
     given = worker_addresses(named or (os.environ.get("TPI_WORKERS", ""),))
-    return given or tuple(workers_at_home(door, lambda text: click.echo(text, err=True)))
+    if given or not door.locked:  # who has no key is nobody that could be found
+        return given
+    return tuple(workers_at_home(door, lambda text: click.echo(text, err=True)))
 
 
 def _age(seconds: float) -> str:

@@ -9,6 +9,7 @@ from threading import Event, Lock
 from typing import TYPE_CHECKING, Any
 
 from master.joining.asking import ask
+from master.joining.checks import firewall_advice
 from master.options import RunOptions
 from tpi.errors import NodeError
 from tpi.keys.announcement import SERVICE, Announcement, read_announcement
@@ -86,11 +87,12 @@ def find_workers(door: Door, seconds: float = BROWSE_S, interfaces: Any = None) 
 
 
 def workers_at_home(door: Door, say: Callable[[str], None]) -> list[str]:
-    """Addresses of the paired workers that can be reached; `say` hears it if none is."""
-    there = _at_home(door)
-    if not there and door.keys.paired:
+    """Addresses of the paired workers, also those announced that cannot be reached; `say` hears it if there is none."""
+    there, hidden = _at_home(door)
+    found = [*there.values(), *hidden.values()]
+    if not found and door.keys.paired:
         say(_NOBODY)
-    return list(there.values())
+    return found
 
 
 def with_found(asked: RunOptions, door: Door, say: Callable[[str], None]) -> RunOptions:
@@ -115,7 +117,10 @@ def willing_at_home(
     named nobody, so one machine that cannot be used keeps this one from none of the others. `later` hears of the
     addresses of those who serve another master: they may be free later.
     """
-    there = _at_home(door)
+    there, hidden = _at_home(door)
+    for name, address in hidden.items():
+        said = f"it announces itself at {address}, where nobody answers"
+        say(f"going on without {name}: {said}; {firewall_advice(address)}")
     with closing(Net(door=door)) as net:
         asked = ask(net, list(there.values()))
     called = {address: name for name, address in there.items()}
@@ -134,12 +139,13 @@ def willing_at_home(
         used = ", ".join(f"{name} ({address})" for name, address in willing.values())
         say(f"using {used}; --workers none uses nobody")
     elif door.keys.paired:
-        say("this machine computes alone" if there else f"{_NOBODY}; this machine computes alone")
+        say("this machine computes alone" if there or hidden else f"{_NOBODY}; this machine computes alone")
     return [address for _, address in willing.values()]
 
 
-def _at_home(door: Door) -> dict[str, str]:
-    """Addresses of the paired workers that can be reached, by what they are called here."""
+def _at_home(door: Door) -> tuple[dict[str, str], dict[str, str]]:
+    """Addresses of the paired workers, by what they are called here: those that can be reached, and those announced
+    that cannot."""
     paired = door.keys.paired
     called = {one.key: one.name for one in paired}
     with ThreadPoolExecutor(_AT_ONCE) as pool:
@@ -149,7 +155,8 @@ def _at_home(door: Door) -> dict[str, str]:
         silent = [one for one in paired if one.key not in {other.key for other in announced}]
         there = {address: called.get(one.key, one.name) for one, address in found}
         there |= {address: one.name for one in silent if (address := remembered[one.key].result()) not in there}
-    return {name: address for address, name in there.items() if address}
+    hidden = {called.get(one.key, one.name): one.addresses[0] for one, address in found if not address}
+    return {name: address for address, name in there.items() if address}, hidden
 
 
 def _reachable(one: Announcement) -> str:

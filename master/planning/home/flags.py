@@ -10,6 +10,7 @@ from master.options import worker_addresses
 from master.planning.home.members import DEFAULT_LINK, Home, described_home, home_in_file
 from master.planning.node import NodeFlags, planned_node
 from tpi.errors import UsageError
+from tpi.keys.door import Door
 from tpi.system.quota import allowed_cores
 
 Command = TypeVar("Command", bound=Callable[..., Any])
@@ -24,6 +25,7 @@ _OPTIONS = (
     click.option("--link", metavar="WORDS", help=f"What joins the machines of --devices (default: {DEFAULT_LINK})."),
     click.option("--topology", metavar="FILE", help="Plan for the home of a topology file, or of one that ships."),
     click.option("--workers", multiple=True, metavar="HOST:PORT", help="Plan for this machine and these workers."),
+    click.option("--no-keys", is_flag=True, help="With --workers: ask such as were started with --no-keys."),
 )
 
 
@@ -40,12 +42,14 @@ def home_of(flags: dict[str, Any], node: NodeFlags, cache: Path, files: list[Pat
     With a batch, flags of one machine say what each of `--devices` has, or this one beside `--workers`.
 
     Raises:
-        UsageError: if two are named, or one beside flags of a single machine.
+        UsageError: if two are named, or one beside flags of a single machine, or a flag that says nothing of it.
         NodeLost: if a worker does not answer.
     """
     named = [name for name in _HOMES if flags[name]]
     if flags["link"] is not None and named != ["devices"]:
         raise UsageError("--link says what joins the machines of --devices; give it beside that alone")
+    if flags["no_keys"] and named != ["workers"]:
+        raise UsageError("--no-keys says how --workers are asked; give it beside those alone")
     if not named:
         return None
     if len(named) > 1:
@@ -67,7 +71,7 @@ def home_of(flags: dict[str, Any], node: NodeFlags, cache: Path, files: list[Pat
         return home_in_file(flags["topology"], own, allowed_cores())
     from master.planning.home.asked import home_asked
 
-    return home_asked(worker_addresses(flags["workers"]), own)
+    return home_asked(worker_addresses(flags["workers"]), own, Door(locked=not flags["no_keys"]))
 
 
 def _refuse_idle(home: str, names: list[str], flags: dict[str, Any]) -> None:

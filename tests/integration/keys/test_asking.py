@@ -3,17 +3,27 @@
 import sys
 from contextlib import closing
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
+from click.testing import CliRunner
 
-from master.joining.asking import ask
+from master.joining import checks, commands
+from master.joining.asking import Asked, ask
 from master.joining.checks import check_machine, check_workers
 from master.joining.discovery import find_workers, willing_at_home, workers_at_home
+from master.planning.home import asked
+from master.planning.home import flags as home_flags
+from master.planning.home.flags import home_of
+from master.planning.node import NodeFlags
 from master.workers.cluster import Cluster
+from scheduler.model.machine import LAPTOP
 from tests.support.cluster.cluster_helpers import fake_workers
 from tests.support.cluster.key_helpers import locked, pair_folders, trust
 from tests.support.commands import tpi
 from tpi import __version__
+from tpi.errors import UsageError
 from tpi.keys.announcement import Announcement
 from tpi.keys.door import Door
 from tpi.keys.identity import load_identity
@@ -123,3 +133,60 @@ def test_who_is_paired_with_nobody_asks_nobody(tmp_path: Path, monkeypatch: pyte
     said: list[str] = []
     assert workers_at_home(Door(tmp_path), said.append) == []
     assert said == []
+
+
+def test_a_machine_behind_a_firewall_is_named_with_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is heard of, and nobody gets in: doctor reports it, and a run says so rather than nothing."""
+    here, there = tmp_path / "here", tmp_path / "laptop"
+    pair_folders(here, there)
+    found = [Announcement("laptop", load_identity(there).public, 9, ("127.0.0.1",))]
+    monkeypatch.setattr("master.joining.discovery.find_workers", lambda door: found)
+    said: list[str] = []
+    assert workers_at_home(locked(here), said.append) == [NOBODY]
+    assert said == []
+    assert willing_at_home(locked(here), said.append) == []
+    assert said == [
+        f"going on without laptop: it announces itself at {NOBODY}, where nobody answers; its firewall has to let "
+        "ports 9 to 11 through",
+        "this machine computes alone",
+    ]
+    with closing(Net(door=locked(here))) as net:
+        ((address, (observed,)),) = check_workers(net, [NOBODY])
+    assert (address, observed.subject) == (NOBODY, "answer")
+    assert "its firewall has to let ports 9 to 11 through" in observed.advice
+
+
+@pytest.mark.parametrize("no_keys", [False, True])
+def test_ps_doctor_and_plan_ask_with_keys_or_without(no_keys: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    doors: list[bool] = []
+
+    def nobody(net: Net, *_: object, **more: object) -> list[Asked]:
+        doors.append(net.door.locked)
+        return []
+
+    for room in (commands, checks, asked):
+        monkeypatch.setattr(room, "ask", nobody)
+    flags = ["--workers", "192.0.2.1:9990", *(["--no-keys"] if no_keys else [])]
+    for command in (commands.ps, commands.doctor):
+        CliRunner().invoke(command, flags, catch_exceptions=False)
+    monkeypatch.setattr(home_flags, "planned_node", lambda *_: SimpleNamespace(machine=LAPTOP))
+    assert home_of(planned(workers=("192.0.2.1:9990",), no_keys=no_keys), NodeFlags(), Path(), []) is not None
+    assert len(doors) >= 3
+    assert set(doors) == {not no_keys}
+
+
+def planned(**given: object) -> dict[str, Any]:
+    """Flags of tpi plan."""
+    none = dict.fromkeys(("devices", "topology", "workers", "link", "machine", "device", "gpu_memory"))
+    return none | {"batch": 1, "weights": "auto", "kv": "auto", "pipeline": "auto", "no_keys": False} | given
+
+
+def test_no_keys_of_a_plan_goes_with_workers() -> None:
+    with pytest.raises(UsageError, match="--no-keys says how --workers are asked"):
+        home_of(planned(no_keys=True, devices="2x8GiB"), NodeFlags(), Path(), [])
+
+
+def test_without_keys_nobody_is_looked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TPI_CONFIG", str(tmp_path))
+    monkeypatch.setattr(commands, "workers_at_home", None)  # calling it would fail
+    assert "no workers" in CliRunner().invoke(commands.ps, ["--no-keys"], catch_exceptions=False).output

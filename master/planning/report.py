@@ -82,14 +82,13 @@ class PlanReport:
         cards, work = problem.machine.cards, problem.work
         largest = max((each for each in work.segments if each.kind == "ffn"), key=lambda each: each.nbytes)
         outside: tuple[Tier, ...] = TIERS[1:] if cards else ()
-        piece = sum(card.link.piece for card in cards)
         return cls(
             shape=shape,
             node=node,
             problem=problem,
             chosen=chosen,
             forecast=forecast(problem, offload),
-            peaks=peaks(work, offload, problem.request, problem.needs, problem.chunk, piece),
+            peaks=peaks(work, offload, problem.request, problem.needs, problem.chunk),
             crossovers={
                 str(tier): crossover(largest, problem.machine, tier, offload.pipeline, work.crossing)
                 for tier in outside

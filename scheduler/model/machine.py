@@ -13,6 +13,8 @@ from tpi.devices.emulated.machine import EmulatedMachine
 from tpi.errors import UsageError
 
 GIB = 1 << 30
+PIECES = tuple(1 << power for power in range(16, 27, 2))  # bytes of transfers whose speeds are compared
+GOOD_ENOUGH = 0.95  # of the best speed, for transfers in smaller pieces
 EXAMPLE = "8GiB GPU, 16GiB RAM, 2GB/s disk"
 
 
@@ -36,7 +38,7 @@ class DeviceLink:
     up: float  # bytes per second to the accelerator
     down: float  # bytes per second from it
     latency: float = 0.0  # seconds that every transfer takes beside that
-    piece: int = 8 << 20  # bytes of the transfers that large ones are cut into, so as to overlap reads from disk
+    piece: int = 1 << 20  # bytes of the smallest transfers that are about as fast: what is read goes on in such pieces
 
 
 @dataclass(frozen=True)
@@ -90,8 +92,14 @@ def emulated_node(machine: EmulatedMachine, *more: EmulatedMachine) -> NodeMachi
 
 
 def _emulated_card(machine: EmulatedMachine) -> Accelerator:
-    link = DeviceLink(machine.up, machine.down, machine.latency)
+    link = DeviceLink(machine.up, machine.down, machine.latency, good_piece(machine.up, machine.latency))
     return Accelerator(Rates(machine.memory, machine.flops, machine.launch), machine.capacity, link, machine.name)
+
+
+def good_piece(rate: float, latency: float) -> int:
+    """Bytes of the smallest transfers, of those that are compared (`PIECES`), that take `GOOD_ENOUGH` of the rate."""
+    fast = (size for size in PIECES if size >= GOOD_ENOUGH * (size + latency * rate))
+    return next(fast, PIECES[-1])
 
 
 LAPTOP = emulated_node(EmulatedMachine(6 * GIB))  # of the PIPO paper; `tpi.devices.emulated.presets` has the sources
@@ -130,7 +138,7 @@ def _accelerator(found: dict[tuple[str, str], int]) -> Accelerator | None:
     return Accelerator(
         _rates(device.rates, found, "gpu", "gpu"),
         found.get(("gpu", "B"), device.memory),
-        replace(device.link, up=speed, down=speed),
+        replace(device.link, up=speed, down=speed, piece=good_piece(speed, device.link.latency)),
     )
 
 

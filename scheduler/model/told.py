@@ -3,7 +3,16 @@
 from dataclasses import replace
 from math import inf
 
-from scheduler.model.machine import LAPTOP, Accelerator, DeviceLink, DiskRate, NodeMachine, Rates, laptop_gpu
+from scheduler.model.machine import (
+    LAPTOP,
+    Accelerator,
+    DeviceLink,
+    DiskRate,
+    NodeMachine,
+    Rates,
+    good_piece,
+    laptop_gpu,
+)
 from tpi.net.fields import Card, CardFigures, MachineSpeed
 
 
@@ -40,7 +49,7 @@ def _figured(machine: NodeMachine, told: CardFigures, card: Card) -> NodeMachine
     device = Accelerator(
         Rates(told.read, told.operations, told.start),
         card.memory,
-        DeviceLink(told.up, told.down, told.latency),
+        DeviceLink(told.up, told.down, told.latency, good_piece(told.up, told.latency)),
         card.name,
     )
     host, bus = Rates(told.host_read, told.host_operations, told.host_start), told.bus or inf

@@ -91,10 +91,11 @@ class Loader:
             self._cycle.pin(use)
             return use, load.view
 
-    def follow(self, block: int) -> Iterator[Bytes]:
+    def follow(self, block: int, least: int = 1) -> Iterator[Bytes]:
         """The next use of a streamed block, part after part as it is read; over when all was taken. Errors as `pin`.
 
-        A block that is still to be verified comes in one part. Nothing overwrites it before its use is over.
+        A part has at least `least` bytes, but for the last. A block that is still to be verified comes in one part.
+        Nothing overwrites it before its use is over.
         """
         with self._lock:
             use, load = self._approach(block)
@@ -102,7 +103,7 @@ class Loader:
         seen, size = 0, load.extent.nbytes
         while seen < size:
             with self._lock:
-                self._wait(load, use, seen)
+                self._wait(load, use, min(seen + least, size) - 1)
                 arrived = size if load.ready else load.arrived
             yield load.view[seen:arrived]
             seen = arrived

@@ -51,9 +51,9 @@ class SwitchedWindow:
         """See `Window.hold`."""
         return _SwitchedHold(self, block)
 
-    def follow(self, block: int) -> Iterator[Bytes]:
+    def follow(self, block: int, least: int = 1) -> Iterator[Bytes]:
         """See `Window.follow`."""
-        return self._now.follow(block)
+        return self._now.follow(block, least)
 
     def take(self) -> WindowStats:
         """See `Window.take`."""

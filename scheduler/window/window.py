@@ -54,8 +54,10 @@ class Window(Protocol):
         """
         ...
 
-    def follow(self, block: int) -> Iterator[Bytes]:
+    def follow(self, block: int, least: int = 1) -> Iterator[Bytes]:
         """The bytes of `block`, part after part as they arrive. To be taken whole; each part is valid until the next.
+
+        Parts of what is read meanwhile have at least `least` bytes, but for the last; what is in memory is one.
 
         Raises:
             WeightsError: as `hold`.
@@ -116,7 +118,7 @@ class Resident:
         """See `Window.hold`."""
         return self._holds[block]
 
-    def follow(self, block: int) -> Iterator[Bytes]:
+    def follow(self, block: int, least: int = 1) -> Iterator[Bytes]:
         """See `Window.follow`."""
         yield self.kept[block]
 
@@ -193,12 +195,12 @@ class MemoryWindow:
         """
         return self._holds[block]
 
-    def follow(self, block: int) -> Iterator[Bytes]:
+    def follow(self, block: int, least: int = 1) -> Iterator[Bytes]:
         """See `Window.follow`. Errors as `hold`."""
         if block in self.placement.resident:
             yield self._loader.hold_kept(block)
         else:
-            yield from self._loader.follow(block)
+            yield from self._loader.follow(block, least)
 
     def fill(self, progress: Progress = silent) -> None:
         """Wait until every block that stays is in memory; calls `progress(blocks done, in all)`. Errors as `hold`."""

@@ -96,12 +96,17 @@ class Rings:
         segment = plan.pieces[piece]
         card, streamed = segment.device - 1, part.number not in self._window.placement.resident
         name = f"{segment.block.name}{ON}{self._devices[card].name}" if card else segment.block.name
-        return RingContents(name, part.nbytes, partial(self._feed, part, self._devices[card]), card, streamed)
+        feed = partial(self._feed, part, self._devices[card], plan.problem.machine.cards[card].link.piece)
+        return RingContents(name, part.nbytes, feed, card, streamed)
 
-    def _feed(self, part: Fed, device: Device, slot: Bytes) -> None:
-        """Copy a segment as it arrives: what is read from disk is on its way over the link while more is read."""
+    def _feed(self, part: Fed, device: Device, piece: int, slot: Bytes) -> None:
+        """Copy a segment as it arrives: what is read from disk is on its way over the link while more is read.
+
+        It goes in pieces that are large enough for the link, as was measured; what is in memory goes at once, since
+        nothing else could use the link between two pieces.
+        """
         at = 0
-        for data in self._window.follow(part.number):
+        for data in self._window.follow(part.number, piece):
             begin, end = max(at, part.begin), min(at + data.size, part.begin + part.nbytes)
             if begin < end:
                 self._copy(device, data[begin - at : end - at], slot[begin - part.begin : end - part.begin])

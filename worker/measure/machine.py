@@ -10,7 +10,7 @@ from functools import partial
 
 import numpy as np
 
-from scheduler.model.machine import Accelerator, DeviceLink, Rates
+from scheduler.model.machine import GOOD_ENOUGH, PIECES, Accelerator, DeviceLink, Rates
 from tpi.devices.base import Device
 from tpi.devices.pages import Bytes, page_buffer
 from tpi.kernels import Kernels
@@ -19,10 +19,8 @@ from tpi.pack.layout import Part, RunLayout
 from tpi.partition import FFN_UNIT
 from worker.plan.speeds import OF_MEMORY
 
-_COPIES = tuple(1 << power for power in range(16, 27, 2))  # bytes of the copies that are timed
-SAMPLES = _COPIES[2:]  # bytes that a device may be measured with
+SAMPLES = PIECES[2:]  # bytes that a device may be measured with
 _BESIDE = 4  # times a sample: what must be free
-_GOOD_ENOUGH = 0.95  # of the best speed, for transfers in smaller pieces
 _ROUNDS = 3  # of which the fastest counts
 _USUAL = 7  # of which the middle one counts
 _MEMORY = 64 << 20  # bytes that are more than caches keep
@@ -78,7 +76,7 @@ def measure_device(device: Device, sample: int) -> Accelerator:
 
 def measure_link(device: Device, room: int) -> DeviceLink:
     """Rates from the largest copy, latency from the smallest, and the smallest pieces that are about as fast."""
-    sizes = [size for size in _COPIES if size <= room] or [_COPIES[0]]
+    sizes = [size for size in PIECES if size <= room] or [PIECES[0]]
     here, there = device.staging(sizes[-1]), device.memory.allocate(sizes[-1])
     try:
         up = [_copying(device, here[:size], there[:size]) for size in sizes]
@@ -93,7 +91,7 @@ def link_of(sizes: Sequence[int], up: Sequence[float], down: Sequence[float]) ->
     rates = [_slope(sizes, seconds) for seconds in (up, down)]
     latency = max(0.0, min(up[0] - sizes[0] / rates[0], down[0] - sizes[0] / rates[1]))
     speeds = [size / seconds for size, seconds in zip(sizes, up, strict=True)]
-    piece = next(size for size, speed in zip(sizes, speeds, strict=True) if speed >= _GOOD_ENOUGH * max(speeds))
+    piece = next(size for size, speed in zip(sizes, speeds, strict=True) if speed >= GOOD_ENOUGH * max(speeds))
     return DeviceLink(rates[0], rates[1], latency, piece)
 
 

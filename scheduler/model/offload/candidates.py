@@ -11,7 +11,7 @@ from typing import TypeVar
 
 import numpy as np
 
-from scheduler.model.offload.memory import STAGED, head_tiles
+from scheduler.model.offload.memory import head_tiles
 from scheduler.model.offload.problem import I64, Problem
 from scheduler.model.offload.tasks import Candidates, Mask
 from scheduler.model.offload.timeline import ACCELERATOR_SLOTS, HOST_SLOTS
@@ -181,7 +181,6 @@ def _room(problem: Problem, kv: KvTier, pipeline: Pipeline) -> tuple[int, bool]:
     """Bytes of RAM left for segments, and whether the head is read from disk, for want of room beside the slots."""
     request, needs = problem.request, problem.needs
     room = problem.machine.memory - needs.fixed - problem.tokens * needs.token
-    room -= sum(STAGED * card.link.piece for card in problem.machine.cards)
     room -= kv_pages(problem.work, request) if kv == "ram" else 0
     head = problem.work.head.nbytes
     if room - head >= HOST_SLOTS[pipeline] * max(segment.nbytes for segment in problem.work.segments):

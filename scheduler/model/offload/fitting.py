@@ -180,4 +180,4 @@ def _least(of: Callable[[int], Problem]) -> int:
 
 
 def _mib(size: int) -> str:
-    return f"{size // _MIB}MiB"
+    return f"{size // _MIB}MiB" if size >= _MIB else f"{size >> 10}KiB"

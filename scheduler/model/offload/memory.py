@@ -24,7 +24,6 @@ from scheduler.model.ring import neighbours
 from tpi.kernels.memory import CardRoom
 
 _CHUNK_SHARE = 8  # a chunk's activations take at most one part in so many of either memory
-STAGED = 2  # pieces in pinned memory on their way to the accelerator
 
 
 @dataclass(frozen=True)
@@ -87,17 +86,15 @@ def chunk_tokens(machine: NodeMachine, request: Workload, needs: Needs, longest:
     return chunk
 
 
-def peaks(work: NodeWork, offload: Offload, request: Workload, needs: Needs, chunk: int, piece: int = 0) -> Peaks:
-    """The most that a node takes; prompts come in steps of `chunk` tokens, transfers in pieces of `piece` bytes."""
+def peaks(work: NodeWork, offload: Offload, request: Workload, needs: Needs, chunk: int) -> Peaks:
+    """The most that a node takes; prompts come in steps of `chunk` tokens."""
     tokens = max(chunk, request.sequences)
     sizes = [segment.nbytes for segment in work.segments]
     from_disk = [size for size, tier in zip(sizes, offload.residence, strict=True) if tier == "disk"]
-    lifted = any(_lifted(work, offload, stretch) for stretch in ("prompt", "decode"))
-    staged = STAGED * piece if lifted else 0
     head = work.head.nbytes if offload.head == "ram" else head_tiles(work)
     host = MemoryParts(
         weights=_lying(work, offload, "ram"),
-        slots=_slots(from_disk, HOST_SLOTS[offload.pipeline]) + staged,
+        slots=_slots(from_disk, HOST_SLOTS[offload.pipeline]),
         kv=kv_pages(work, request) if offload.kv == "ram" else 0,
         activations=tokens * needs.token,
         other=needs.fixed + head,
@@ -154,10 +151,9 @@ def _kv_slots(work: NodeWork, offload: Offload, request: Workload, there: Sequen
     return round(kv_pages(work, request) * share)
 
 
-def _lifted(work: NodeWork, offload: Offload, stretch: Stretch, card: int | None = None) -> list[int]:
-    """Bytes of the segments that are taken to an accelerator (None: to any), in order of use."""
-    dealt = [True] * len(work.segments) if card is None else _dealt_to(offload, card)
-    found = zip(work.segments, offload.residence, offload.places(stretch), dealt, strict=True)
+def _lifted(work: NodeWork, offload: Offload, stretch: Stretch, card: int) -> list[int]:
+    """Bytes of the segments that are taken to an accelerator, in order of use."""
+    found = zip(work.segments, offload.residence, offload.places(stretch), _dealt_to(offload, card), strict=True)
     return [segment.nbytes for segment, tier, place, mine in found if mine and place == "accelerator" and tier != "gpu"]
 
 

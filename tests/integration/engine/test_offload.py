@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from contextlib import closing
+from dataclasses import replace
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,8 @@ import pytest
 
 from master.generation.engine import Engine
 from master.generation.sampler import Sampler, Sampling
+from scheduler.model.machine import LAPTOP, laptop_gpu
+from scheduler.storage.disk import DirectDisk
 from tests.support.cluster.inprocess import in_process_deployment
 from tests.support.devices.offloading import answers, offloaded, prompts, weights_bytes
 from tests.support.devices.twin import Twin
@@ -18,11 +21,12 @@ from tpi.devices.base import Event
 from tpi.devices.choose import open_device
 from tpi.devices.host import open_host
 from tpi.devices.options import KvPlace, OffloadOptions, Pipelining, Weights
-from tpi.devices.pages import Bytes
+from tpi.devices.pages import PAGE, Bytes
 from tpi.errors import DeviceError, PlanError
 from tpi.kernels import Kernels
 from tpi.kv import KvDtype
 from tpi.pack.reader import Pack
+from worker.equipment import Beside
 
 PLACEMENTS = list(product(["auto", "gpu", "ram", "disk"], ["auto", "gpu", "ram"], ["auto", "performance", "memory"]))
 BATCHES = [1, 4, 32]
@@ -178,6 +182,27 @@ def test_keys_and_values_that_could_not_be_saved_are_lost_for_good(
                 engine.logits(range(3, 40))
 
 
+def test_what_is_read_goes_over_the_link_in_pieces_as_large_as_were_measured_to_be_fast(
+    tiny_pack: Callable[..., Pack], tmp_path: Path
+) -> None:
+    """Read page by page, a segment that is smaller than such a piece is one copy."""
+    pack, copied = tiny_pack("llama"), list[int]()
+    link = replace(laptop_gpu().link, piece=1 << 26)
+    figures = replace(LAPTOP, accelerator=replace(laptop_gpu(), link=link))
+    with Counting(open_host().kernels, room(pack, 0.6), copied) as device:
+        beside = Beside(device, figures, OffloadOptions("disk", "gpu", "performance", 1))
+        disk = DirectDisk(PAGE, 1)
+        with closing(
+            in_process_deployment(pack, [1], tmp_path, accelerators={0: beside}, disk=disk, **SMALL)
+        ) as deployment:
+            Engine(deployment).logits(range(3, 8))
+            plan = deployment.node.offload
+            assert plan is not None
+            segments = {piece.nbytes for piece in plan.pieces}
+            assert max(segments) > 4 * PAGE
+            assert set(copied) == segments
+
+
 @pytest.mark.parametrize(
     ("options", "limit", "way_out"),
     [
@@ -193,6 +218,18 @@ def test_what_fits_nowhere_is_refused_with_what_would_do(
         with pytest.raises(PlanError, match=way_out), offloaded(pack, tmp_path, {0: twin}, options, **SMALL):
             pytest.fail("it was deployed")
         assert twin.memory.used == 0
+
+
+class Counting(Twin):
+    """Says how many bytes each of its copies has."""
+
+    def __init__(self, kernels: Kernels, limit: int, copied: list[int]) -> None:
+        super().__init__(kernels, limit)
+        self._copied = copied
+
+    def copy(self, source: Bytes, target: Bytes) -> Event:
+        self._copied.append(source.size)
+        return super().copy(source, target)
 
 
 class Fragile(Twin):

@@ -71,7 +71,7 @@ def seconds_of(problem: Problem, chosen: Offload) -> float:
 def fits(problem: Problem, chosen: Offload) -> bool:
     device = problem.machine.accelerator
     assert device is not None
-    found = peaks(problem.work, chosen, problem.request, problem.needs, problem.chunk, device.link.piece)
+    found = peaks(problem.work, chosen, problem.request, problem.needs, problem.chunk)
     return found.accelerator.total <= device.memory and found.host.total <= problem.machine.memory
 
 

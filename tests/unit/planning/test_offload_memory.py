@@ -52,14 +52,14 @@ def test_the_most_of_both_stretches_counts_once() -> None:
     ffn: list[Place] = ["host", "accelerator"] * LAYERS
     attention: list[Place] = ["accelerator", "host"] * LAYERS
     chosen = replace(STREAMED, prompt=tuple(ffn), decode=tuple(attention))
-    found = peaks(WORK, chosen, REQUEST, Needs(TOKEN, 7), CHUNK, piece=10)
+    found = peaks(WORK, chosen, REQUEST, Needs(TOKEN, 7), CHUNK)
     assert found.accelerator == MemoryParts(0, 2 * FFN, 2 * C // LAYERS, CHUNK * TOKEN, 0)
-    assert found.host == MemoryParts(LAYERS * (ATTENTION + FFN), 2 * 10, C, CHUNK * TOKEN, 7 + 1000)
+    assert found.host == MemoryParts(LAYERS * (ATTENTION + FFN), 0, C, CHUNK * TOKEN, 7 + 1000)
 
 
 def test_ram_holds_what_comes_from_disk_in_slots() -> None:
     chosen = replace(offload(["disk"] * COUNT), head="disk")
-    found = peaks(WORK, chosen, REQUEST, Needs(TOKEN), CHUNK, piece=10)
+    found = peaks(WORK, chosen, REQUEST, Needs(TOKEN), CHUNK)
     assert found.host.slots == FFN + ATTENTION + FFN
     assert found.host.other == 1000  # two tiles of a small head are the head
     assert peaks(WORK, replace(chosen, pipeline="memory"), REQUEST, Needs(TOKEN), CHUNK).host.slots == FFN

@@ -287,3 +287,40 @@ def test_a_node_that_has_nothing_of_a_block() -> None:
         assert_token_whole(window, sizes)
         assert_token_whole(window, sizes)
         window.close()
+
+
+class AskedDisk(CountingDisk):
+    """Reads once for each time that somebody begins to wait for it; one reader."""
+
+    def __init__(self, files: dict[Path, bytes], chunk: int) -> None:
+        super().__init__(files, chunk, threads=1)
+        self.asked = threading.Semaphore(0)
+
+    def read(self, path: Path, offset: int, into: Bytes) -> int:
+        self.asked.acquire()
+        return super().read(path, offset, into)
+
+
+@pytest.mark.parametrize(("least", "parts"), [(1, 5), (3 * PAGE, 3), (4 * PAGE, 3), (5 * PAGE, 2), (99 * PAGE, 1)])
+def test_what_is_followed_comes_in_parts_as_large_as_they_are_wanted(
+    least: int, parts: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a block that is read in five parts of two pages, the last of one."""
+    sizes = [9 * PAGE, 9 * PAGE]
+    files, extents = make_blocks(sizes)
+    disk = AskedDisk(files, 2 * PAGE)
+    window = MemoryWindow(extents, place_window([9 * PAGE] * 2, 1, 0), disk)
+    waiting = window._loader._done
+    wait = waiting.wait
+
+    def asking(timeout: float | None = None) -> bool:
+        disk.asked.release()
+        return wait(timeout)
+
+    monkeypatch.setattr(waiting, "wait", asking)
+    found = [part.tobytes() for part in window.follow(0, least)]
+    assert b"".join(found) == content(0, sizes[0])
+    assert len(found) == parts
+    assert all(len(part) >= least for part in found[:-1])
+    disk.asked.release(99)
+    window.close()

@@ -30,6 +30,7 @@ _CODE_DIGITS = 6
 _PROOF_BYTES = 32
 _MOST_BYTES = 2048  # of one message
 _LASTS_S = 20.0  # all of an exchange, however slowly the other end sends
+_FIRST_S = 2.0  # until a guest has said its first words, all of which it has when it connects
 
 
 @dataclass(frozen=True)
@@ -63,9 +64,10 @@ def as_guest(link: socket.socket, code: str, own: Introduced, lasts_s: float = _
         PairingError: if the code is wrong, or the other end does something else.
         OSError: if the connection breaks, or it takes longer than `lasts_s`.
     """
-    line, side = _Line(link, lasts_s), SPAKE2_A(_digits(code), idA=b"guest", idB=b"host")
+    side = SPAKE2_A(_digits(code), idA=b"guest", idB=b"host")
+    opening, line = side.start(), _Line(link, lasts_s)  # ready by then: a host waits for it for a short while
     line.greet()
-    line.send(side.start())
+    line.send(opening)
     if not line.greeted():
         raise PairingError("something that is no tpi pair answers; give the address that tpi pair shows")
     shared = _finish(side, line.receive())
@@ -84,10 +86,10 @@ def as_host(link: socket.socket, code: str, own: Introduced, lasts_s: float = _L
     Raises:
         WrongCodeError: if the guest guessed wrong.
     """
-    line, side = _Line(link, lasts_s), SPAKE2_B(_digits(code), idA=b"guest", idB=b"host")
-    if not line.greeted():
+    first, side = _Line(link, min(_FIRST_S, lasts_s)), SPAKE2_B(_digits(code), idA=b"guest", idB=b"host")
+    if not first.greeted():
         raise PairingError("somebody connects who does not pair")
-    theirs = line.receive()
+    theirs, line = first.receive(), _Line(link, lasts_s)
     line.greet()
     line.send(side.start())
     shared = _finish(side, theirs)

@@ -8,6 +8,7 @@ from contextlib import closing
 from tpi.errors import PairingError, UsageError
 from tpi.keys.door import Door
 from tpi.keys.exchange import Introduced, WrongCodeError, as_guest, as_host, new_code, require_code
+from tpi.keys.guests import Guests
 from tpi.keys.ring import KeyRing, PairedKey
 from tpi.text import plain
 
@@ -15,6 +16,7 @@ PORT = 9993
 WAIT_S = 300.0  # for the other machine
 _MOST_GUESSES = 3  # wrong ones; each had a code of its own
 _CONNECT_S = 10.0
+_GUEST_S = 5.0  # for one who connects; others wait meanwhile
 _GUESSING = (
     f"{_MOST_GUESSES} wrong codes were tried; if that was not you, somebody in this network is guessing: pair elsewhere"
 )
@@ -54,23 +56,19 @@ def invite(listener: socket.socket, door: Door, own: Introduced, show: Show, wai
     """
     ends, guesses, code = time.monotonic() + wait_s, 0, new_code()
     show(code)
-    while (left := ends - time.monotonic()) > 0:
-        listener.settimeout(left)
-        try:
-            link, address = listener.accept()
-        except TimeoutError:
-            break
-        with closing(link):
-            try:
-                guest = as_host(link, code, own)
-                return _keep(door, guest, str(address[0]))
-            except WrongCodeError:
-                guesses, code = guesses + 1, new_code()
-                if guesses == _MOST_GUESSES:
-                    raise PairingError(_GUESSING) from None
-                show(code)
-            except (PairingError, OSError):
-                continue  # a stranger, or a connection that broke: nothing was guessed
+    with closing(Guests(listener)) as guests:
+        while (came := guests.next(ends)) is not None:
+            link, address = came
+            with closing(link):
+                try:
+                    return _keep(door, as_host(link, code, own, _GUEST_S), address)
+                except WrongCodeError:
+                    guesses, code = guesses + 1, new_code()
+                    if guesses == _MOST_GUESSES:
+                        raise PairingError(_GUESSING) from None
+                    show(code)
+                except (PairingError, OSError):
+                    continue  # a stranger, or a connection that broke: nothing was guessed
     raise PairingError(f"nobody came within {wait_s:.0f} s; start tpi pair again when the other machine is ready")
 
 

@@ -2,8 +2,9 @@
 
 import re
 import socket
+import time
 from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 from threading import Thread
 from types import SimpleNamespace
@@ -16,6 +17,7 @@ from tpi.errors import PairingError, TpiError, UsageError
 from tpi.keys import commands, exchange, pairing
 from tpi.keys.door import Door
 from tpi.keys.exchange import as_guest, as_host, new_code
+from tpi.keys.guests import Guests
 from tpi.keys.identity import load_identity
 from tpi.keys.pairing import accept, invite, listen, own_introduction
 from tpi.keys.ring import KeyRing, PairedKey
@@ -154,8 +156,8 @@ def test_who_sends_a_byte_now_and_then_keeps_nobody_waiting(
     with Slow() as link:
         own = own_introduction(Door(tmp_path), "host")
         with pytest.raises(TimeoutError, match="takes too long"):
-            pairs(link, "482-193", own, lasts_s=5.0)
-    assert now[0] == 5.0
+            pairs(link, "482-193", own, lasts_s=2.0)
+    assert now[0] == 2.0
 
 
 def test_what_cannot_be_a_name_is_said_so(tmp_path: Path) -> None:
@@ -220,3 +222,29 @@ def test_nobody_comes(tmp_path: Path) -> None:
 def test_codes_are_drawn_anew() -> None:
     drawn: Callable[[], str] = new_code
     assert len({drawn() for _ in range(50)}) > 40
+
+
+def test_connections_that_say_nothing_keep_nobody_waiting(tmp_path: Path) -> None:
+    """One that stops after a byte keeps them for a short while."""
+    here, there = tmp_path / "here", tmp_path / "there"
+    with waiting(here) as host, ExitStack() as stack:
+        code = host.code()
+        for said in (b"", b"", b"t", b""):
+            idle = stack.enter_context(socket.create_connection(("127.0.0.1", host.port)))
+            idle.sendall(said)
+        guess(host, there, code)
+    assert len(host.codes) == 1
+    assert [one.name for one in KeyRing(here).read().paired] == ["guest"]
+
+
+def test_the_oldest_of_too_many_silent_connections_goes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tpi.keys.guests._MOST_SILENT", 2)
+    with listen("127.0.0.1", 0) as listener, closing(Guests(listener)) as guests, ExitStack() as stack:
+        links = [stack.enter_context(socket.create_connection(listener.getsockname())) for _ in range(4)]
+        links[3].sendall(b"t")
+        came = guests.next(time.monotonic() + 60)
+        assert came is not None
+        with came[0]:
+            assert came[0].getpeername() == links[3].getsockname()
+        assert links[0].recv(1) == b""
+    assert guests.next(time.monotonic()) is None

@@ -17,7 +17,7 @@ from master.deployment.weights import UnitSource
 from master.workers.keeper import Keeper
 from master.workers.links import APART_S, Circles, LinkBrokenError
 from master.workers.meeting import meeting, tell_apart
-from master.workers.places import Places, WorkerId
+from master.workers.places import WorkerId, WorkerPlaces
 from master.workers.recruits import RETRY_S, Recruits
 from master.workers.remote import RemoteWorker
 from tpi.errors import NodeError, NodeInUse, NodeLost, TpiError
@@ -51,7 +51,7 @@ class Cluster:
         self.epoch = 0
         self.name = name
         self.recruits = Recruits(self._call)
-        self.places = Places()
+        self.places = WorkerPlaces()
         self._watched: dict[int, int] = {}
         self.lateness = Lateness()  # what the master itself waits for in sums
         self._circles = Circles()

@@ -44,7 +44,7 @@ class _Identified(Protocol):
 Worker = TypeVar("Worker", bound=_Identified)
 
 
-class Places:
+class WorkerPlaces:
     """The order of a run's workers, in which they get their units: who comes back gets the same, which it has."""
 
     def __init__(self) -> None:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from master.joining.lookout import Lookout
 from master.joining.recovery import Membership
 from master.joining.shares import Shares
-from master.workers.places import Places, WorkerId, recognise
+from master.workers.places import WorkerId, WorkerPlaces, recognise
 from master.workers.recruits import RETRY_S, ROOM_S, Recruits
 from master.workers.remote import RemoteWorker
 from tpi.errors import NodeInUse, NodeRefused, PlanError, TpiError
@@ -218,7 +218,7 @@ def test_no_two_are_one(present: list[WorkerId], known: list[WorkerId]) -> None:
 
 
 def test_who_comes_back_at_another_address_gets_its_place() -> None:
-    places = Places()
+    places = WorkerPlaces()
     places.known = [WorkerId("a"), WorkerId("b")]
     first = [SimpleNamespace(id=WorkerId("a", LAPTOP)), SimpleNamespace(id=WorkerId("b", OTHER))]
     assert places.ordered(reversed(first)) == first
@@ -227,7 +227,7 @@ def test_who_comes_back_at_another_address_gets_its_place() -> None:
 
 
 def test_lines_have_numbers_of_their_own_and_few() -> None:
-    places = Places()
+    places = WorkerPlaces()
     assert [places.link(one, ["a", "b"]) for one in "abab"] == [0, 1, 0, 1]
     for number in range(1 << 10):  # an identity has two bytes for them
         assert places.link(f"x{number}", ["b", f"x{number}"]) == 0

@@ -15,7 +15,9 @@ from tpi.text import SENTENCE_CHARACTERS, plain
 
 _TIMEOUT_S = 630.0  # a little longer than servers take by themselves
 _CONNECT_S = 10.0
+_MEET_S = 30.0  # until it says which models it has, for which it computes nothing
 _UNKNOWN_CONTEXT = 1 << 24
+_DATA, _DONE = b"data: ", b"data: [DONE]"
 _MOST_BYTES = 4 << 20  # of what is no stream
 _WRONG = (ValueError, TypeError, LookupError, AttributeError)  # what another form than OpenAI's comes to
 
@@ -31,7 +33,7 @@ class ChatServer:
 
     def model(self) -> tuple[str, int]:
         """The first model that it has, and its context. Errors as `events`."""
-        with closing(self._connect()) as connection:
+        with closing(self._connect(_MEET_S)) as connection:
             answer = self._ask(connection, "GET", "/v1/models", None)
             with closing(answer), self.understood():
                 card = json.loads(self._whole(answer))["data"][0]
@@ -54,15 +56,23 @@ class ChatServer:
             yield from stoppable(partial(self._chunks, connection, asked), give_up, stopped)
 
     def _chunks(self, connection: HTTPConnection, asked: str) -> Iterator[dict[str, Any]]:
+        over = False
         with closing(self._ask(connection, "POST", "/v1/chat/completions", asked)) as response:
             for line in self._lines(response):
-                if line.startswith(b"data: ") and line != b"data: [DONE]":
-                    with self.understood():
-                        chunk: dict[str, Any] = json.loads(line.removeprefix(b"data: "))
-                        said = chunk["error"]["message"] if "error" in chunk else None
-                    if said is not None:
-                        raise NodeError(self.name, f"{self.name}: {plain(str(said), SENTENCE_CHARACTERS)}")
-                    yield chunk
+                over = over or line == _DONE
+                if line.startswith(_DATA) and line != _DONE:
+                    yield (chunk := self._chunk(line.removeprefix(_DATA)))
+                    over = over or _ends(chunk)
+        if not over:
+            raise self._lost("it broke off within an answer")
+
+    def _chunk(self, line: bytes) -> dict[str, Any]:
+        with self.understood():
+            chunk: dict[str, Any] = json.loads(line)
+            said = chunk["error"]["message"] if "error" in chunk else None
+        if said is not None:
+            raise NodeError(self.name, f"{self.name}: {plain(str(said), SENTENCE_CHARACTERS)}")
+        return chunk
 
     @contextmanager
     def understood(self) -> Iterator[None]:
@@ -73,7 +83,8 @@ class ChatServer:
             said = f"what answers at {self.name} is no server of OpenAI's form; look at --url"
             raise NodeError(self.name, said) from error
 
-    def _connect(self) -> HTTPConnection:
+    def _connect(self, patience_s: float = _TIMEOUT_S) -> HTTPConnection:
+        """A connection on which an answer is waited for so long."""
         kind = HTTPSConnection if self._url.scheme == "https" else HTTPConnection
         connection = kind(str(self._url.hostname), self._port, timeout=_CONNECT_S)
         try:
@@ -82,7 +93,7 @@ class ChatServer:
             said = f"no server answers at {self.name} ({error}); start one with: tpi serve -m MODEL"
             raise NodeLost(self.name, said) from error
         if isinstance(connection.sock, socket.socket):
-            connection.sock.settimeout(_TIMEOUT_S)
+            connection.sock.settimeout(patience_s)
         return connection
 
     def _ask(self, connection: HTTPConnection, method: str, path: str, body: str | None) -> HTTPResponse:
@@ -109,7 +120,7 @@ class ChatServer:
         except (OSError, HTTPException) as error:
             raise self._lost(error) from error
 
-    def _lost(self, error: Exception) -> NodeLost:
+    def _lost(self, error: Exception | str) -> NodeLost:
         return NodeLost(self.name, f"{self.name} does not answer any more ({error}); look at the server's log")
 
     def _refused(self, status: int, body: bytes) -> "ServerRefusedError | NodeError":
@@ -121,6 +132,12 @@ class ChatServer:
         if status >= 500:
             return NodeError(self.name, f"{self.name}: {said}")
         return ServerRefusedError(f"{self.name}: {said}", code)
+
+
+def _ends(chunk: dict[str, Any]) -> bool:
+    """Whether a chunk says why the answer is over; who reads it finds out whether it has the form of one."""
+    choices = chunk.get("choices")
+    return isinstance(choices, list) and any(isinstance(one, dict) and one.get("finish_reason") for one in choices)
 
 
 def _hang_up(connection: socket.socket) -> None:

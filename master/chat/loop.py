@@ -29,7 +29,8 @@ class Chat:
         """Take messages and commands until the end of the input or /bye.
 
         Raises:
-            NodeError: if a worker is lost; what was said is in a file then, and stderr names it.
+            NodeError: if a worker is lost, or a server where nobody sits at a terminal; what was said is in a file
+                then, and stderr names it.
             KeyboardInterrupt: on Ctrl-C where nobody sits at a terminal, or on the third one during one answer.
             UsageError: for a message that cannot be answered, where nobody sits at a terminal.
         """
@@ -48,13 +49,16 @@ class Chat:
             if self._answering or not self._reader.interactive:
                 raise
             click.echo("(Ctrl-D or /bye leaves)", err=True)
-        except NodeError:
-            self._save_what_was_said()
-            raise
+        except NodeError as error:
+            if not self._talk.lasting or not self._reader.interactive:
+                self._save_what_was_said()
+                raise
+            warn(f"{error}. What was said so far is kept: try again, or leave with /bye")
         return True
 
     def _turn(self) -> bool:
         """Read one line and do it; whether the chat goes on."""
+        self._answering = False  # an answer that could not be given has left it so
         line = self._reader.read()
         if line is None:
             if self._reader.interactive:
@@ -82,6 +86,8 @@ class Chat:
             self._answering = True
             result = make(stopped)
             self._answering = False
+        if stopped() and not result.text and self._reader.interactive:
+            self._say("")  # the terminal shows ^C on this line
         if not self._quiet:
             self._say(self._figures(result))
         if stopped() and not self._reader.interactive:

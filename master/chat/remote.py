@@ -20,6 +20,8 @@ _REASONS: dict[str | None, FinishReason] = {"stop": "stop", "length": "length"}
 class ServerTalk(Talk):
     """A conversation of which the server is sent every turn, and has computed the earlier ones."""
 
+    lasting = True
+
     def __init__(
         self, server: ChatServer, sampling: Sampling, tokens: int, conversation: Conversation, screen: Screen
     ) -> None:

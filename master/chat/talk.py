@@ -9,9 +9,13 @@ from master.generation.answer import Answer
 
 
 class Talk(ABC):
-    """A conversation; `context` is in tokens, `used` of it are taken."""
+    """A conversation; `context` is in tokens, `used` of it are taken.
+
+    `lasting`: it can go on after a NodeError, since nothing of it is where the model runs.
+    """
 
     used = 0
+    lasting = False
 
     def __init__(self, conversation: Conversation, context: int, screen: Screen) -> None:
         """Answers are shown on `screen`."""

@@ -4,16 +4,21 @@ import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import count
+from pathlib import Path
 from threading import Thread
+from typing import ClassVar
 
 import pytest
 
+from master.chat import client
 from master.chat.client import ChatServer
 from master.chat.conversation import Conversation, Turn
+from master.chat.loop import Chat
 from master.chat.remote import ServerTalk
 from master.generation.sampler import Sampling
+from tests.unit.chat.test_other_servers import MODELS, reply, server, talk_to
 from tests.unit.chat.test_thinking import Screen, Thinker
-from tpi.errors import NodeLost
+from tpi.errors import NodeError, NodeLost
 
 HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nConnection: close\r\n\r\n"
 PIECE = b'data: {"choices": [{"delta": {"content": "Once"}}]}\n\n'
@@ -54,6 +59,52 @@ def test_an_answer_is_stopped_though_nothing_comes(said: bytes, shown: str) -> N
     assert result.finish_reason == "interrupted"
     assert "".join(screen.shown) == shown
     assert [turn.assistant for turn in talk.conversation.turns] == ([shown.strip()] if shown else [])
+
+
+def test_what_takes_a_connection_and_says_nothing_is_no_server(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(client, "_MEET_S", 0.1)
+    with frozen(b"") as url, pytest.raises(NodeLost, match=r"does not answer any more \(timed out\)"):
+        ServerTalk(ChatServer(url, None), Sampling(), 8, Conversation(None, []), Screen())
+
+
+@pytest.mark.parametrize("end", [b"", b'data: {"choices": [{"delta": {"content": " up'])
+def test_an_answer_that_breaks_off_is_no_answer(end: bytes) -> None:
+    screen = Screen()
+    with server(MODELS, PIECE + end) as url:
+        talk = talk_to(url)
+        talk.screen = screen
+        with pytest.raises((NodeLost, NodeError)):
+            reply(talk)
+    assert "".join(screen.shown) == "Once\n"
+    assert not talk.conversation.turns
+
+
+@pytest.mark.parametrize(
+    "end", [b"data: [DONE]\n\n", b'data: {"choices": [{"delta": {}, "finish_reason": "stop"}]}\n\n']
+)
+def test_an_answer_is_over_where_the_server_says_so(end: bytes) -> None:
+    with server(MODELS, PIECE + end) as url:
+        assert reply(talk_to(url)) == "Once"
+
+
+def test_a_server_that_is_lost_ends_no_chat_at_a_terminal(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    class Lines:
+        interactive = True
+        left: ClassVar = ["one", "two", "^C", "/save " + str(tmp_path / "kept.json"), "/bye"]
+
+        def read(self) -> str:
+            if (line := self.left.pop(0)) == "^C":
+                raise KeyboardInterrupt
+            return line
+
+    with server(MODELS, PIECE + b"data: [DONE]\n\n") as url:
+        talk = talk_to(url)
+        reply(talk)
+    Chat(talk, Lines(), True, tmp_path / "lost.json").run()
+    said = capsys.readouterr().err
+    assert said.count("no server answers at") == said.count("What was said so far is kept") == 2
+    assert "1 turn in" in said
+    assert not (tmp_path / "lost.json").exists()
 
 
 def test_what_goes_wrong_while_reading_is_said_where_it_is_waited_for() -> None:

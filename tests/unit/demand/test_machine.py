@@ -36,7 +36,7 @@ class CacheMachine(RuleBasedStateMachine):
         used = slots * source.slot_bytes
         self.beyond = page_buffer(used + 64)[: used + 64]
         self.beyond[used:] = 77
-        self.now, self.gap, self.threads = 0.0, gap, threads
+        self.now, self.gap, self.threads_before = 0.0, gap, set(threading.enumerate())
         self.cache = DemandCache(source, self.beyond[:used], policy, Readers(threads), clock=lambda: self.now)
         self.slots, self.used = slots, used
         self.held: list[tuple[AbstractContextManager[list[Bytes]], list[Key], list[Bytes]]] = []
@@ -121,9 +121,8 @@ class CacheMachine(RuleBasedStateMachine):
 
     def teardown(self) -> None:
         if hasattr(self, "cache"):
-            before = threading.active_count()
             self.cache.close()
-            assert threading.active_count() == before - self.threads
+            assert set(threading.enumerate()) <= self.threads_before
 
 
 TestCacheMachine = CacheMachine.TestCase

@@ -57,6 +57,7 @@ class WindowMachine(RuleBasedStateMachine):
         self.taken = 0  # bytes of all buffers that were ever made
         self.counting = mock.patch("scheduler.window.loader.page_buffer", self._page_buffer)
         self.counting.start()
+        self.threads_before = set(threading.enumerate())
         self.window = MemoryWindow(extents, self.placement, self.disk)
         self.windowed = bool(window)
         self.held: list[tuple[int, AbstractContextManager[Bytes], Bytes]] = []
@@ -122,10 +123,9 @@ class WindowMachine(RuleBasedStateMachine):
 
     def teardown(self) -> None:
         if hasattr(self, "window"):
-            before = threading.active_count()
             self.window.close()
             self.counting.stop()
-            assert threading.active_count() == before - self.disk.threads
+            assert set(threading.enumerate()) <= self.threads_before
 
 
 TestWindowMachine = WindowMachine.TestCase

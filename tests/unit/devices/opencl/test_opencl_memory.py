@@ -225,7 +225,7 @@ def test_closing_ends_its_threads_and_its_memory() -> None:
             slow = device.start(lambda: device.kernels.ffn(case.spec, data, case.x))
             assert set(threading.enumerate()) > before
         assert slow.done
-        assert set(threading.enumerate()) == before
+        assert set(threading.enumerate()) <= before
         with pytest.raises(RuntimeError):
             device.start(device.close)
         with pytest.raises(DeviceError, match="names no memory"):

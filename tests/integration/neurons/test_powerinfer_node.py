@@ -7,12 +7,17 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from master.deployment.numbering import numbered_for
+from master.profiling.measure import profile_model
+from master.profiling.numbering import Numbering
 from tests.support.cluster.inprocess import in_process_deployment
 from tests.support.devices.offloading import answers
 from tests.support.models import SIZES, TinyModel
 from tests.support.weights.powerinfer_models import F32, powerinfer_tensors, write_powerinfer
+from tpi.kernels import open_kernels
 from tpi.pack.builder.build import open_source, pack_model
 from tpi.pack.reader import Pack
+from tpi.progress import silent
 from tpi.sparsity.files import NAME, load_predictors
 
 PROMPT, LENGTH = [3, 14, 15, 9, 2, 6], 16
@@ -51,15 +56,20 @@ def never_dense(monkeypatch: pytest.MonkeyPatch) -> Callable[..., float]:
 
 
 @pytest.mark.usefixtures("never_dense")
+@pytest.mark.parametrize("renumbered", [False, True], ids=["own", "renumbered"])
 @pytest.mark.parametrize("shares", [[1.0], [3.0, 2.0, 1.0]], ids=["one", "three"])
-def test_its_tokens_are_those_of_the_reference(model: TinyModel, shares: list[float], tmp_path: Path) -> None:
+def test_its_tokens_are_those_of_the_reference(
+    model: TinyModel, shares: list[float], renumbered: bool, tmp_path: Path
+) -> None:
     import torch
 
     file = tmp_path / "tiny.powerinfer.gguf"
     tensors = powerinfer_tensors(model, {layer: right(model, layer) for layer in range(2)})
     write_powerinfer(file, model, tensors, threshold=1e-20)
     pack_model(open_source(file), "auto", tmp_path / "pack")
-    pack, predictors = Pack.open(tmp_path / "pack"), load_predictors(tmp_path / "pack" / NAME)
+    pack = Pack.open(tmp_path / "pack")
+    pack = profiled(pack, shares, tmp_path) if renumbered else pack
+    predictors = load_predictors(pack.path / NAME)
     with torch.no_grad():
         asked = torch.tensor([PROMPT])
         expected = model.reference.generate(asked, max_new_tokens=LENGTH, do_sample=False, eos_token_id=None)
@@ -69,3 +79,12 @@ def test_its_tokens_are_those_of_the_reference(model: TinyModel, shares: list[fl
         assert deployment.node.sparse is not None
         judge = deployment.node.sparse.judge
         assert 0.2 < judge.chosen / judge.of < 0.8
+
+
+def profiled(pack: Pack, shares: list[float], cache: Path) -> Pack:
+    """With new numbers, from a text of any tokens."""
+    tokens = np.random.default_rng(0).integers(0, pack.config.vocab, (2, 32)).astype(np.int32)
+    Numbering.of(pack, profile_model(pack, tokens, open_kernels(), silent), shares).keep(cache, silent)
+    found = numbered_for("static", pack, shares, cache)
+    assert found.path != pack.path
+    return found

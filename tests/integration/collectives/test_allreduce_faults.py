@@ -72,7 +72,7 @@ def sum_thrice(house: House, name: str, rank: int, dies_after: int | None) -> st
 def ends_of(name: str, victim: int, operations: int) -> list[str]:
     """How the nodes of a group end of which one dies after so many operations, by rank."""
     deaths = [operations if rank == victim else None for rank in range(SIZE)]
-    with House(SIZE, timeout_s=1.0) as house, ThreadPoolExecutor(SIZE) as pool:
+    with House(SIZE, timeout_s=3.0) as house, ThreadPoolExecutor(SIZE) as pool:
         return list(pool.map(sum_thrice, [house] * SIZE, [name] * SIZE, range(SIZE), deaths))
 
 
@@ -307,13 +307,13 @@ def test_who_cannot_be_reached_keeps_nobody_else_waiting(name: str) -> None:
     with House(3) as house, ThreadPoolExecutor(1) as pool, socket.socket() as nobody:
         nobody.bind(("127.0.0.1", 0))  # and does not listen
         gone = replace(house.peers[2], address=f"tcp://127.0.0.1:{nobody.getsockname()[1]}")
-        spec = replace(house.spec(1, timeout_s=3.0), peers=(*house.peers[:2], gone))
+        spec = replace(house.spec(1, timeout_s=10.0), peers=(*house.peers[:2], gone))
 
         def neighbour() -> str:  # whose turn begins with node2
             return sum_once(open_group(name, spec, house.endpoints(1)))
 
         task = pool.submit(neighbour)
-        assert sum_once(house.join(name, 0, timeout_s=1.0)) == "node2"
+        assert sum_once(house.join(name, 0, timeout_s=4.0)) == "node2"
         assert task.result() == "node2"
 
 
@@ -339,7 +339,7 @@ def test_a_killed_process_is_named(name: str) -> None:
         for pipe, _ in pipes:
             pipe.send(peers)
         with closing(Net()) as net:
-            group = open_group(name, GroupSpec(0, SESSION, 1, peers, timeout_s=2.0), Endpoints(net))
+            group = open_group(name, GroupSpec(0, SESSION, 1, peers, timeout_s=6.0), Endpoints(net))
             with closing(group):
                 for step in (1, 2):
                     for pipe, _ in pipes:

@@ -68,8 +68,8 @@ def test_a_member_that_does_not_come_is_named() -> None:
     with BoardMemory(3) as memory, ThreadPoolExecutor(2) as pool:
 
         def lose(rank: int) -> str:
-            group = open_group("shared", spec(rank, memory.address, timeout_s=0.3), Endpoints())
-            with pytest.raises(NodeLost, match=r"node2 \(rank 2\) did not answer for 0.3 s") as lost:
+            group = open_group("shared", spec(rank, memory.address, timeout_s=3), Endpoints())
+            with pytest.raises(NodeLost, match=r"node2 \(rank 2\) did not answer for 3 s") as lost:
                 group.allreduce(PARTIALS[rank])
             group.close()
             return lost.value.node
@@ -165,4 +165,4 @@ def test_nothing_is_left() -> None:
         group.close()
         del group
     assert "tpi-allreduce" not in Path("/proc/self/maps").read_text()
-    assert len(list(Path("/proc/self/fd").iterdir())) == files
+    assert len(list(Path("/proc/self/fd").iterdir())) <= files  # threads of other tests may end meanwhile

@@ -3,7 +3,7 @@
 import os
 import sys
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 import numpy as np
@@ -17,8 +17,12 @@ if sys.platform != "linux" or len(os.sched_getaffinity(0)) < 2:
 
 def io_threads() -> set[int]:
     """The I/O threads of this process."""
-    tasks = Path("/proc/self/task").iterdir()
-    return {int(task.name) for task in tasks if "ZMQbg/IO" in (task / "comm").read_text()}
+    found = set()
+    for task in Path("/proc/self/task").iterdir():
+        with suppress(OSError):  # it ended meanwhile
+            if "ZMQbg/IO" in (task / "comm").read_text():
+                found.add(int(task.name))
+    return found
 
 
 def allowed(others: set[int]) -> set[frozenset[int]]:

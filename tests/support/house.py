@@ -58,9 +58,11 @@ class Laptop:
         return int(psutil.Process(self.process.pid).memory_info().rss)
 
     def stop(self) -> None:
-        """End it, frozen or not."""
-        if self.process is not None and self.process.poll() is None:
-            self.process.kill()
+        """End it, frozen or not; of one that died by itself what it said is read, and its pipe closed."""
+        if self.process is None:
+            return
+        self.process.kill()
+        if self.process.stdout and not self.process.stdout.closed:
             self.process.communicate()
 
 

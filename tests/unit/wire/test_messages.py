@@ -176,10 +176,10 @@ def test_many_frames_cost_no_more_than_few() -> None:
 
     def seconds(frames: int) -> float:
         pieces = Pieces(FRAME_BYTES, [b"x"] * frames)
-        begun = time.process_time()
+        begun = time.thread_time()
         for _ in range(20_000):
             pieces.take(0)
-        return time.process_time() - begun
+        return time.thread_time() - begun
 
     few, many = (min(seconds(frames) for _ in range(3)) for frames in (1, MAX_FRAMES - 1))
     assert many < 5 * few

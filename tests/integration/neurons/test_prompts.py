@@ -8,10 +8,13 @@ from typing import Any
 import pytest
 
 from tests.support.cluster.inprocess import in_process_deployment
+from tests.support.cluster.surprise import engine_perplexity
 from tests.support.devices.neurons import relu_packs
 from tests.support.devices.offloading import answers, prompts
 from tests.support.devices.predicted import all_predictors, exact_predictors
+from tests.support.weights.trained import PREDICTORS, TRAINED, UNSEEN
 from tpi.pack.reader import Pack
+from tpi.sparsity.files import load_predictors
 from tpi.sparsity.predictor import Predictor
 from worker.neurons.judge import SHORT, Judge
 
@@ -100,3 +103,20 @@ def test_parallel_streams_find_out_whether_it_pays(pack: Pack, tmp_path: Path) -
         assert judge.pays(4) is not None
         assert judge.pays(1) is None
         assert "in steps of 3 to 4 tokens" in deployment.node.sparse.describe()
+
+
+@pytest.mark.usefixtures("limit")
+def test_what_follows_a_prompt_is_as_likely_as_after_a_dense_one(
+    pack: Pack, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Trained predictors leave active neurons out; of a prompt's pieces fewer than of its tokens one by one."""
+    from tokenizers import Tokenizer
+
+    monkeypatch.setattr("worker.neurons.union.UnionCosts.asks", lambda *given: True)
+    ids = Tokenizer.from_file(str(TRAINED / "tokenizer.json")).encode(UNSEEN.read_text()).ids[: 6 * 150]
+    found = {}
+    for mode, predictors in (("off", None), ("static", load_predictors(PREDICTORS))):
+        made = in_process_deployment(pack, ALONE, tmp_path / mode, predictors=predictors, sparsity=mode, **ROOM)
+        with closing(made) as deployment:
+            found[mode] = engine_perplexity(deployment, ids, 150, given=100)
+    assert found["static"] == pytest.approx(found["off"], rel=0.01)

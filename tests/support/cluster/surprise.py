@@ -25,13 +25,13 @@ class Forced(Sampler):
         return token, None
 
 
-def engine_perplexity(deployment: Deployment, ids: Sequence[int], length: int) -> float:
-    """Of a text in pieces of `length` tokens, each by itself, one token a step; a piece's first token is given."""
+def engine_perplexity(deployment: Deployment, ids: Sequence[int], length: int, given: int = 1) -> float:
+    """Of a text in pieces of `length` tokens, each by itself, one token a step; a piece's first ones are its prompt."""
     engine, surprises = Engine(deployment), list[float]()
     for begin in range(0, len(ids), length):
         forced = Forced(ids[begin : begin + length])
-        sequence = engine.admit(forced.text[:1])
-        engine.submit(Request(sequence, forced, len(forced.text) - 1, lambda sampled: True))
+        sequence = engine.admit(forced.text[:given])
+        engine.submit(Request(sequence, forced, len(forced.text) - given, lambda sampled: True))
         while engine.requests:
             engine.step()
         engine.release(sequence)

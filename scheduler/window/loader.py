@@ -163,8 +163,13 @@ class Loader:
         self._work.notify()
 
     def _wait(self, load: Load, use: int = -1, seen: int | None = None) -> None:
-        """Until the block is there, or more than `seen` bytes of it, if it needs no verifying."""
+        """Until the block is there, or more than `seen` bytes of it, if it needs no verifying.
+
+        What failed while nobody waited is read again first: the disk may have recovered since.
+        """
         begun = 0.0
+        if 0 <= use < self._cycle.tail and load.error is not None and not load.flying:
+            self._drop(self._cycle.rewind_to(use))
         if load.block in self._unverified:
             seen = None
         while use >= self._cycle.tail or not (load.ready or (seen is not None and load.arrived > seen)):

@@ -1,5 +1,6 @@
 """A node whose accelerator holds some of its weights, or none: the same tokens, within its memory, all given back."""
 
+import errno
 from collections.abc import Callable
 from contextlib import closing
 from dataclasses import replace
@@ -22,7 +23,7 @@ from tpi.devices.choose import open_device
 from tpi.devices.host import open_host
 from tpi.devices.options import KvPlace, OffloadOptions, Pipelining, Weights
 from tpi.devices.pages import PAGE, Bytes
-from tpi.errors import DeviceError, PlanError
+from tpi.errors import DeviceError, PlanError, WeightsError
 from tpi.kernels import Kernels
 from tpi.kv import KvDtype
 from tpi.pack.reader import Pack
@@ -104,6 +105,33 @@ def test_three_nodes_with_different_devices_answer_as_three_without(
         assert min(emulated.memory.used, twin.memory.used) > 0
 
 
+@pytest.mark.parametrize(
+    ("weights", "kv", "pipeline", "batch"),
+    [
+        ("ram", "gpu", "performance", 32),
+        ("ram", "ram", "memory", 1),
+        ("disk", "ram", "performance", 1),
+        ("disk", "gpu", "memory", 32),
+        ("gpu", "ram", "auto", 32),
+        ("gpu", "gpu", "auto", 1),
+    ],
+)
+def test_three_nodes_that_are_told_where_all_lies_answer_as_three_without(
+    weights: Weights, kv: KvPlace, pipeline: Pipelining, batch: int, tiny_pack: Callable[..., Pack], tmp_path: Path
+) -> None:
+    pack, shares = tiny_pack("llama"), (2, 1, 1)
+    asked = prompts(pack.config.vocab, batch, seed=batch)
+    expected = on_the_host(pack, tmp_path, asked, shares)
+    options = OffloadOptions(weights, kv, pipeline, 1)
+    with (
+        closing(open_device("emu:1GiB", room(pack, 0.9 if weights == "gpu" else 0.3))) as emulated,
+        Twin(open_host().kernels, room(pack, 2)) as twin,
+        offloaded(pack, tmp_path / "offloaded", {0: emulated, 2: twin}, options, shares, **SMALL) as deployment,
+    ):
+        assert answers(deployment, asked) == expected
+        assert min(emulated.memory.used, twin.memory.used) > 0
+
+
 @pytest.mark.parametrize("family", ["opt", "gemma2", "qwen3"])
 def test_other_families_stream_too(family: str, tiny_pack: Callable[..., Pack], tmp_path: Path) -> None:
     """Biases, norms after a block, norms of heads: what belongs to a block and not to its segments."""
@@ -160,6 +188,27 @@ def test_a_copy_that_fails_is_named_and_the_next_step_goes_on(
         with pytest.raises(DeviceError, match="the card fell off the bus"):
             next(engine.generate(sequence, Sampler(Sampling(temperature=0)), 1))
         failing[0] = False
+        assert answers(deployment, asked) == expected
+
+
+@pytest.mark.parametrize("pipeline", ["performance", "memory"])
+def test_the_first_request_after_a_disk_recovered_is_answered(
+    pipeline: Pipelining, tiny_pack: Callable[..., Pack], tmp_path: Path
+) -> None:
+    """What was read ahead while it failed, and nobody heard of, is read again."""
+    pack, asked = tiny_pack("llama"), [list(range(3, 30))]
+    expected = on_the_host(pack, tmp_path, asked)
+    disk, options = FailingDisk(), OffloadOptions("disk", "ram", pipeline, 1)
+    with (
+        closing(open_device("emu:1GiB", room(pack, 0.6))) as device,
+        offloaded(pack, tmp_path / "offloaded", {0: device}, options, disk=disk, **SMALL) as deployment,
+    ):
+        assert answers(deployment, asked) == expected
+        disk.broken = True
+        for _ in range(2):
+            with pytest.raises(WeightsError, match=r"\.safetensors could not be read: Input/output error"):
+                answers(deployment, asked)
+        disk.broken = False
         assert answers(deployment, asked) == expected
 
 
@@ -230,6 +279,17 @@ class Counting(Twin):
     def copy(self, source: Bytes, target: Bytes) -> Event:
         self._copied.append(source.size)
         return super().copy(source, target)
+
+
+class FailingDisk(DirectDisk):
+    """Fails as long as it is broken."""
+
+    broken = False
+
+    def read(self, path: Path, offset: int, into: Bytes) -> int:
+        if self.broken:
+            raise OSError(errno.EIO, "Input/output error")
+        return super().read(path, offset, into)
 
 
 class Fragile(Twin):

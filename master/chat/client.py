@@ -9,8 +9,8 @@ from http.client import HTTPConnection, HTTPException, HTTPResponse, HTTPSConnec
 from typing import Any
 from urllib.parse import SplitResult, urlsplit
 
-from master.chat.stoppable import stoppable
 from tpi.errors import NodeError, NodeLost, UsageError
+from tpi.system.stoppable import stoppable
 from tpi.text import SENTENCE_CHARACTERS, plain
 
 _TIMEOUT_S = 630.0  # a little longer than servers take by themselves

@@ -2,74 +2,18 @@
 
 import json
 import re
-from collections.abc import Iterator
-from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
-from threading import Thread
 
 import pytest
 
 from master.chat.client import ChatServer
 from master.chat.command import chat
-from master.chat.conversation import Conversation
 from master.chat.loop import say_welcome
-from master.chat.remote import ServerTalk
-from master.generation.sampler import Sampling
+from tests.support.chat import MODELS, reply, server, talk_to
 from tpi.errors import NodeError, NodeLost, UsageError
 
 EVIL = "\x1b]0;mine\x07"
 NOBODY = "http://127.0.0.1:9"
-MODELS = json.dumps({"data": [{"id": "cat"}]}).encode()
-
-
-@contextmanager
-def server(models: bytes, said: bytes = b"", status: int = 200) -> Iterator[str]:
-    """The address of one that answers every GET with `models`, and every POST with `said`."""
-
-    class Answers(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            self._send(models, 200)
-
-        def do_POST(self) -> None:
-            self.rfile.read(int(self.headers["Content-Length"]))
-            self._send(said, status)
-
-        def _send(self, body: bytes, code: int) -> None:
-            self.send_response(code)
-            self.send_header("Content-Length", str(len(body)))
-            self.end_headers()
-            self.wfile.write(body)
-
-        def log_message(self, *_: object) -> None:
-            pass
-
-    with HTTPServer(("127.0.0.1", 0), Answers) as http:
-        thread = Thread(target=http.serve_forever, kwargs={"poll_interval": 0.01})
-        thread.start()
-        try:
-            yield f"http://127.0.0.1:{http.server_address[1]}"
-        finally:
-            http.shutdown()
-            thread.join()
-
-
-class NoScreen:
-    """Shows nothing."""
-
-    def write(self, text: str) -> None:
-        pass
-
-    def end(self) -> None:
-        pass
-
-
-def talk_to(url: str) -> ServerTalk:
-    return ServerTalk(ChatServer(url, None), Sampling(), 8, Conversation(None, []), NoScreen())
-
-
-def reply(talk: ServerTalk) -> str:
-    return talk.reply("Hello", lambda: False, lambda _: None).text
 
 
 @pytest.mark.parametrize("url", ["http://x:abc", "http://x:99999", "http://[::1", "http://", "ftp://x"])

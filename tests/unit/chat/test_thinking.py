@@ -1,9 +1,5 @@
 """`tpi chat --url` with a model that thinks: what it thinks is shown as it comes, and is no part of what was said."""
 
-import json
-from collections.abc import Callable, Generator
-from typing import Any
-
 import pytest
 
 from master.chat.client import ChatServer
@@ -13,47 +9,13 @@ from master.chat.talk import said_in
 from master.generation.answer import Answer
 from master.generation.sampler import Sampling
 from master.text.channels import ShownChannels
+from tests.support.chat import ShownScreen, Thinker
 
 THOUGHT = "<think>\nOne and one\n</think>\n\n"
 
 
-class Screen:
-    """Keeps what is shown."""
-
-    def __init__(self) -> None:
-        self.shown: list[str] = []
-
-    def write(self, text: str) -> None:
-        self.shown.append(text)
-
-    def end(self) -> None:
-        pass
-
-
-class Thinker(ChatServer):
-    """A server that says the same each time; `asked` is what it was sent last."""
-
-    def __init__(self, *deltas: dict[str, Any], reason: str = "stop") -> None:
-        super().__init__("http://home", None)
-        self._deltas, self._reason = deltas, reason
-        self.asked: dict[str, Any] = {}
-
-    def model(self) -> tuple[str, int]:
-        return "thinker", 4096
-
-    def events(
-        self, body: dict[str, Any], stopped: Callable[[], bool] = lambda: False
-    ) -> Generator[dict[str, Any], None, None]:
-        self.asked = json.loads(json.dumps(body))
-        for delta in self._deltas:
-            if stopped():
-                return
-            yield {"choices": [{"delta": delta, "finish_reason": None}]}
-        yield {"choices": [{"delta": {}, "finish_reason": self._reason}]}
-
-
-def talk_to(server: ChatServer, *turns: Turn) -> tuple[ServerTalk, Screen]:
-    screen = Screen()
+def talk_to(server: ChatServer, *turns: Turn) -> tuple[ServerTalk, ShownScreen]:
+    screen = ShownScreen()
     return ServerTalk(server, Sampling(), 8, Conversation(None, list(turns)), screen), screen
 
 

@@ -130,8 +130,8 @@ def test_settings_of_one_tab_are_those_of_the_other(page: Browser, page_url: str
         page.wait("document.getElementById('system').value === 'Be brief.'")
         page.run(change, "temperature", "0.5")
     page.open(f"{page_url}/")
-    shown = "return ['key', 'system', 'temperature'].map((id) => document.getElementById(id).value)"
-    assert page.run(shown) == [KEY, "Be brief.", "0.5"]
+    shown = "['key', 'system', 'temperature'].map((id) => document.getElementById(id).value)"
+    page.wait(f"{shown}.join() === '{KEY},Be brief.,0.5'")
 
 
 def test_whatever_two_tabs_do_nothing_is_lost(window: Browser, page_url: str) -> None:

@@ -41,7 +41,7 @@ def test_workers_say_who_uses_them_without_being_used(tmp_path: Path) -> None:
         closing(Net(door=locked(there))) as net,
     ):
         with Cluster.connect([first], Net(door=locked(there))) as cluster:
-            used, free, gone = ask(net, [first, second, NOBODY], seconds=3)
+            used, free, gone = ask(net, [first, second, NOBODY], seconds=20)
             assert used.condition is not None
             assert free.condition is not None
             assert used.condition.used_by == cluster.name

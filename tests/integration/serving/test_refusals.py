@@ -204,18 +204,22 @@ def test_paths_and_methods_that_are_not(http: httpx.Client) -> None:
 
 
 def test_bodies_that_are_too_large_or_never_end(tiny_pack: Callable[..., Pack], tmp_path: Path) -> None:
-    limits = ServeLimits(body_bytes=1000, body_s=0.2)
-    with tiny_server(tiny_pack("llama"), tmp_path, limits) as served, client(served) as http:
+    with tiny_server(tiny_pack("llama"), tmp_path, ServeLimits(body_bytes=1000)) as served, client(served) as http:
         assert http.post(CHAT, json=said("x" * 2000)).status_code == 413
         assert http.post(CHAT, content=(b"x" * 400 for _ in range(9)), headers={"Content-Type": "application/json"})
-        host, port = served.url.removeprefix("http://").split(":")
-        head = f"POST {CHAT} HTTP/1.1\r\nHost: {host}\r\nx-api-key: {KEY}\r\nContent-Type: application/json\r\n"
-        with closing(socket.create_connection((host, int(port)))) as slow:
-            slow.sendall(f"{head}Content-Length: 500\r\n\r\n{{".encode())
-            assert slow.recv(1000).startswith(b"HTTP/1.1 408 ")
-        with closing(socket.create_connection((host, int(port)))) as chunked:
-            chunked.sendall(f"{head}Transfer-Encoding: chunked\r\n\r\n".encode() + (b"fff\r\n" + b"x" * 4095 + b"\r\n"))
-            assert chunked.recv(1000).startswith(b"HTTP/1.1 413 ")
+        chunk = b"fff\r\n" + b"x" * 4095 + b"\r\n"
+        assert answered(served, "Transfer-Encoding: chunked", chunk).startswith(b"HTTP/1.1 413 ")
+    with tiny_server(tiny_pack("llama"), tmp_path, ServeLimits(body_s=0.2)) as served:  # too short for the others
+        assert answered(served, "Content-Length: 500", b"{").startswith(b"HTTP/1.1 408 ")
+
+
+def answered(served: Served, length: str, body: bytes) -> bytes:
+    """How the answer begins to a request whose header `length` promises more than `body`."""
+    host, port = served.url.removeprefix("http://").split(":")
+    head = f"POST {CHAT} HTTP/1.1\r\nHost: {host}\r\nx-api-key: {KEY}\r\nContent-Type: application/json\r\n"
+    with closing(socket.create_connection((host, int(port)))) as raw:
+        raw.sendall(f"{head}{length}\r\n\r\n".encode() + body)
+        return raw.recv(1000)
 
 
 def test_a_body_that_finds_no_room_is_told_to_come_back(tiny_pack: Callable[..., Pack], tmp_path: Path) -> None:

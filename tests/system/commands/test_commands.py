@@ -149,7 +149,7 @@ def test_missing_tensor_is_named(tiny_model: Callable[[str], TinyModel], cache: 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
 def test_ending_the_master_leaves_no_child(number: signal.Signals, model: str, cache: Path) -> None:
-    command = [*TPI, "run", "-m", model, "-p", "Hello", "-n", "100", "--local", "2", "--temp", "0", "--raw"]
+    command = [*TPI, "run", "-m", model, "-p", "Hello", "-n", "200", "--local", "2", "--temp", "0", "--raw"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=clean(cache)) as process:
         assert process.stdout
         process.stdout.read(1)  # the first token is there

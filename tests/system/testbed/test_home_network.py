@@ -63,7 +63,9 @@ def cut_off(directory: Path, cache: Path) -> list[str]:
     assert first + rest == wanted.partition(b"\n")[2]
     assert "Traceback" not in said.decode()
     assert traces(state.default_root(), name) == []
-    return [line for line in said.decode().splitlines() if line.startswith("tpi: ")]
+    warnings = [line for line in said.decode().splitlines() if line.startswith("tpi: ")]
+    assert warnings, f"nobody was missed: {said.decode()}"
+    return warnings
 
 
 @needs_root

@@ -46,6 +46,7 @@ def start(topology: Topology, root: Path) -> Testbed:
     return Testbed.start(topology, "tun", root=root)
 
 
+@pytest.mark.timeout(600)  # each of seven looks has a minute
 @pytest.mark.parametrize("latency", [0.001, 0.005])
 def test_round_trips_take_the_links_latency(tmp_path: Path, latency: float) -> None:
     with start(wheel(3, 300e6, latency / 2), tmp_path) as bed:

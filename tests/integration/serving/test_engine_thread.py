@@ -130,7 +130,7 @@ def test_stopping_lets_requests_finish_or_ends_them(engine: Engine) -> None:
     assert len(heard[0].tokens) == 20
     thread = EngineThread(engine, 10)
     thread.start()
-    submitted(thread, [5, 6, 7], heard[1])
+    submitted(thread, [5, 6, 7], heard[1], 100)  # not over before it is stopped
     thread.stop(0)
     assert isinstance(heard[1].error, BusyError)
 

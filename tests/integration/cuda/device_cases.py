@@ -12,8 +12,10 @@ from master.generation.engine import Engine
 from tests.support.cluster.inprocess import in_process_deployment, in_process_engine
 from tests.support.devices.cuda_device import open_tested
 from tests.support.devices.held import fetched, held
+from tests.support.devices.offloading import answers, offloaded, weights_bytes
 from tests.support.kernels.kernel_cases import ffn_case, reference
 from tpi.devices.cuda.device import CudaDevice
+from tpi.devices.options import OffloadOptions
 from tpi.devices.pages import PAGE
 from tpi.errors import DeviceError, DeviceFullError, KernelError
 from tpi.kernels.reference import ReferenceKernels
@@ -162,6 +164,25 @@ def test_a_node_with_a_card_has_the_tokens_of_a_node_without(
     if dtype == "f32":
         np.testing.assert_array_equal(found.argmax(-1), expected.argmax(-1))
     assert device.memory.used == 0
+
+
+def test_a_model_that_passes_through_a_card_has_the_tokens_of_the_host(
+    tiny_pack: Callable[..., Pack], tmp_path: Path
+) -> None:
+    """The memory pipeline: weights, keys and values come for each block, and what was appended goes."""
+    pack, small, asked = tiny_pack("llama", "q4"), {"context": 32, "pool": 1}, [TOKENS[:2]]
+    with closing(in_process_deployment(pack, [1], tmp_path / "host", **small)) as deployment:  # type: ignore[arg-type]
+        expected = answers(deployment, asked, 2)
+    options = OffloadOptions("ram", "ram", "memory", 1)
+    with (
+        closing(open_tested(weights_bytes(pack) // 2 + (1 << 20))) as card,
+        offloaded(pack, tmp_path / "card", {0: card}, options, **small) as deployment,  # type: ignore[arg-type]
+    ):
+        assert answers(deployment, asked, 2) == expected
+        link = deployment.node.link
+        assert link is not None
+        assert link.figures.weight_bytes > 0
+        assert link.figures.kv_bytes > 0
 
 
 def test_what_other_kernels_prepared_is_refused(device: CudaDevice) -> None:

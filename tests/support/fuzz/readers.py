@@ -4,8 +4,11 @@ import json
 import struct
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import fields
 from pathlib import Path
 from tempfile import TemporaryDirectory
+
+import numpy as np
 
 from master.text.templates.template import ChatTemplate
 from tests.support.cluster.cluster_helpers import MadeUpModel, step
@@ -14,9 +17,10 @@ from tests.support.fuzz.mutate import Parts
 from tests.support.models import TEMPLATE
 from tpi.errors import ModelError
 from tpi.net.codec import decode, encode
-from tpi.net.fields import WindowState
-from tpi.net.messages import Abort, Alive, Bye, Failure, Heartbeat, Join, PeerAddress, Ready
-from tpi.net.transfers import Need, UnitData
+from tpi.net.fields import Card, CardFigures, MachineSpeed, Profile, WindowState
+from tpi.net.messages import Abort, Alive, Bye, Failure, Heartbeat, Hello, Join, PeerAddress, Ready, Refuse
+from tpi.net.questions import AskSpans, AskStats, Condition, Echo, Inquiry, Spans, Stats, Steady
+from tpi.net.transfers import Missing, Need, Offer, Unavailable, UnitData
 from tpi.pack.builder.build import open_source
 from tpi.sources.gguf import LongArray, open_gguf
 from tpi.sources.safetensors import INDEX, SINGLE, open_safetensors, read_header
@@ -64,11 +68,20 @@ def _readers(folder: Path) -> Sequence[Reader]:
 def _messages() -> tuple[Parts, ...]:
     model = MadeUpModel()
     peers = tuple(PeerAddress(rank, f"node{rank}", "tcp://10.0.0.1:9991", bytes(32)) for rank in (0, 1))
+    figures, speed = CardFigures(*[1e9] * len(fields(CardFigures))), MachineSpeed(*[1e9] * len(fields(MachineSpeed)))
+    card = Card("emu", 1 << 30, "ram", "gpu", "auto", 0, (1 << 29,), figures)
+    profile = Profile("lap", "Linux", 4, 2, 1 << 33, 1 << 32, 0, 1 << 25, 1 << 34, card, speed)
+    steady = Steady(0.5, 0.5, 0.5, 0.5, 0.5, True, False, True, 0.25, 2, 0, 1 << 20, 0, 0.5, 0.5)
     messages = [
         model.split(7, 1, peers, 8)[1], step(7, 1, 3), Bye(7), Alive(7), Abort(7, 1),
         Join("0.1.0", 7, "desk"), Failure(7, 1, "b", "it broke"), Ready(7, 1, 8, 64, 1, 2, 3),
         Heartbeat(7, 1, 5, "compute", 3, WindowState(1, 2, 3)), Need(bytes(32), "query", 0, 4),
-        UnitData(bytes(32), "query", 0, 4, memoryview(bytes(64))),
+        UnitData(bytes(32), "query", 0, 4, memoryview(bytes(64))), Offer(7), Missing(7, 1, 4, 64),
+        Unavailable(bytes(32), "it is not in the plan"), Refuse("0.1.0", 7, "in use", "desk"),
+        Hello("0.1.0", 7, "lap", 9991, 9992, profile), Inquiry(7, ("10.0.0.1:9991", "[::1]:9992")),
+        Condition(7, "0.1.0", "lap", "desk", 3.5, 1.7e9, 9991, 9992, profile, ("10.0.0.1:9991",)), Echo(7, bytes(64)),
+        AskStats(7, 1, True), Stats(7, 1, 5, 9, 1, 2, 3, 4, 0.5, 0.25, 0.125, 1, 0.5, 2, 3, 0, steady, "emu holds all"),
+        AskSpans(7, 1, 0, 9), Spans(7, 1, 5, 0, ("step", "read"), np.arange(8, dtype=np.int64).reshape(2, 4)),
     ]  # fmt: skip
     return tuple(tuple(bytes(frame) for frame in encode(message)) for message in messages)
 

@@ -5,11 +5,13 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 import pytest
 
+from tests.support.cluster.message_strategies import MESSAGES
 from tests.support.fuzz import fuzz as module
 from tests.support.fuzz.fuzz import Fuzzed, Reader, fuzz
 from tests.support.fuzz.readers import readers
 from tpi.errors import ModelError
 from tpi.families.rope import frequencies, scaled
+from tpi.net.messages import Assign, Step
 
 INPUTS = 10_000
 NAMES = ("codec", "gguf", "safetensors", "index", "config", "template")
@@ -34,6 +36,11 @@ def test_mutated_inputs_are_read_or_refused(name: str, each: Sequence[Reader]) -
 def test_every_reader_has_its_share(each: Sequence[Reader]) -> None:
     assert tuple(reader.name for reader in each) == NAMES
     assert sum(reader.share for reader in each) == pytest.approx(1)
+
+
+def test_every_message_is_mutated(each: Sequence[Reader]) -> None:
+    (codec,) = (one for one in each if one.name == "codec")
+    assert {type(codec.read(seed)) for seed in codec.seeds} == {*MESSAGES, Step, Assign}
 
 
 def bad(parts: tuple[bytes, ...]) -> object:

@@ -64,8 +64,9 @@ class _Listener:
 def find_workers(door: Door, seconds: float = BROWSE_S, interfaces: Any = None) -> list[Announcement]:
     """The paired workers that announce themselves, in the order of their names.
 
-    Takes up to `seconds`, less if all are found; no time at all, and no packet, if nobody is paired, or there is no
-    network. `interfaces` are the addresses of this machine to ask from (None: all).
+    Of what they announce the addresses on this machine are left out, where nobody has to prove a key: anybody can name
+    somebody's public key. Takes up to `seconds`, less if all are found; no time at all, and no packet, if nobody is
+    paired, or there is no network. `interfaces` are the addresses of this machine to ask from (None: all).
     """
     wanted = {one.key for one in door.keys.paired}
     if not wanted:
@@ -83,7 +84,10 @@ def find_workers(door: Door, seconds: float = BROWSE_S, interfaces: Any = None) 
     finally:
         listener.over.set()
         network.close()
-    return sorted(listener.found.values(), key=lambda one: one.name)
+    found = list(listener.found.values())
+    if door.locked:
+        found = [replace(one, hosts=tuple(filter(door.guards, one.hosts))) for one in found]
+    return sorted((one for one in found if one.hosts), key=lambda one: one.name)
 
 
 def workers_at_home(door: Door, say: Callable[[str], None]) -> list[str]:

@@ -1,8 +1,7 @@
 """The renumbered pack that a profile leaves: written once it is complete, in the numbers that runs then use."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +12,9 @@ from tpi.errors import ModelError, WeightsError
 from tpi.pack.builder.mend import find_damage, made
 from tpi.pack.builder.renumber import write_renumbered
 from tpi.pack.library.hold import in_use
-from tpi.pack.library.numbered import numbered_path
+from tpi.pack.library.numbered import made_from, numbered_path
 from tpi.pack.library.record import PackRecord
 from tpi.pack.library.store import build
-from tpi.pack.manifest import MANIFEST
 from tpi.pack.reader import Pack, is_pack
 from tpi.partition import FFN_UNIT
 from tpi.progress import Progress, phase
@@ -64,8 +62,8 @@ class Numbering:
             ModelError: if the predictors beside the pack are damaged.
         """
         predictors = files.load_predictors(self.pack.path / files.NAME)
-        of = self._of()
-        if self._is_there(cache, of):
+        of = made_from(self.pack.path, np.stack(self.orders))
+        if self._is_there(cache, of, predictors.keys()):
             return
         if in_use(self.path):
             raise WeightsError(f"{self.path} is in use by a running process; end it, and profile the model again")
@@ -85,18 +83,16 @@ class Numbering:
             files.save_predictors(directory / files.NAME, turned, "renumbered")
         save_orders(directory / NAME, self.orders, of)
 
-    def _of(self) -> str:
-        """What it is made from: the pack, its predictors, and the orders."""
-        kept = self.pack.path / files.NAME
-        made_from = [(self.pack.path / MANIFEST).read_bytes(), kept.read_bytes() if kept.exists() else b""]
-        return sha256(b"".join([*made_from, np.stack(self.orders).tobytes()])).hexdigest()
-
-    def _is_there(self, cache: Path, of: str) -> bool:
+    def _is_there(self, cache: Path, of: str, layers: Collection[int]) -> bool:
+        """Whether all of it is, with predictors of these layers."""
         try:
             kept = load_orders(self.path / NAME)[1]
+            usage.load_use(self.path / usage.NAME)
+            predicted = files.load_predictors(self.path / files.NAME).keys()
         except ModelError:
             return False
-        return kept == of and not find_damage(PackRecord.load(cache, self.path), phase).reason
+        whole = kept == of and predicted == set(layers)
+        return whole and not find_damage(PackRecord.load(cache, self.path), phase).reason
 
 
 def numbering_line(found: dict[str, Any]) -> str:

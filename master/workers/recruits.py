@@ -17,6 +17,7 @@ class _Call:
     address: str
     worker: RemoteWorker | None = None
     next_at: float = 0.0
+    begin_at: float = 0.0  # when it may be called first
     above: int = 0  # bytes of memory: with more than these it may help
     key: bytes = b""  # whose owner alone is wanted there; empty: anybody who is trusted
     announced: bool = False  # it is not where anybody was met
@@ -45,13 +46,18 @@ class Recruits:
         With a `key` its owner alone is called.
         """
         if all(not one.at(address, key) for one in self._calls):
-            self._calls.append(_Call(address, next_at=begin_at, above=above, key=key))
+            self._calls.append(_Call(address, next_at=begin_at, begin_at=begin_at, above=above, key=key))
 
     def try_announced(self, address: str, key: bytes) -> None:
-        """Call `address`, where somebody says that the owner of `key` is; of all that is said the newest counts."""
+        """Call `address`, where somebody says that the owner of `key` is; of all that is said the newest counts.
+
+        An owner who is to be left alone for a while, or to have more memory first, is so at every address.
+        """
         if any(one.at(address, key) for one in self._calls):
             return
-        self._calls.append(_Call(address, key=key, announced=True))
+        same = [one for one in self._calls if one.key == key]
+        above, begin_at = max((one.above for one in same), default=0), max((one.begin_at for one in same), default=0.0)
+        self._calls.append(_Call(address, next_at=begin_at, begin_at=begin_at, above=above, key=key, announced=True))
         said = [one for one in self._calls if one.announced and one.key == key and not one.met]
         self._forget(said[:-_MOST_ANNOUNCED])
 

@@ -85,15 +85,22 @@ class Arena:
         if not size:
             return self._allocate(0)
         with self._lock:
-            used = self._used + round_up(size)
-            if self.limit is not None and (all_of_it := used + self._beside(self.limit - used)) > self.limit:
-                raise DeviceFullError(self._device, self.limit, all_of_it)
-            memory = self._allocate(round_up(size))
+            self._used += round_up(size)  # first: what lies beside it may ask meanwhile how much there is left
+            try:
+                memory = self._within_limit(round_up(size))
+            except BaseException:
+                self._used -= round_up(size)
+                raise
             start = bounds(memory)[0]
             self._held[start] = memory
             insort(self._starts, start)
-            self._used = used
         return memory[:size]
+
+    def _within_limit(self, size: int) -> Bytes:
+        """`size` bytes that are counted already."""
+        if self.limit is not None and (used := self._used + self._beside(self.limit - self._used)) > self.limit:
+            raise DeviceFullError(self._device, self.limit, used)
+        return self._allocate(size)
 
     def free(self, memory: Bytes) -> None:
         """Give back what `allocate` returned; no view of it may be used any more.

@@ -6,7 +6,7 @@ A record that cannot be read, or written, costs a measurement at the next start 
 import json
 import platform
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from functools import partial
@@ -60,7 +60,9 @@ def device_rates(device: Device, cache: Path, remeasure: bool = False) -> Rememb
     sizes = samples_in(room)
     if not sizes:
         return Remembered(replace(laptop_gpu(), memory=room, name=device.name), time.time(), f"{on}, not measured")
-    larger = [] if remeasure else [size for size in SAMPLES if size > sizes[0]]
+    larger = [size for size in SAMPLES if size > sizes[0]]
+    if remeasure:  # what was measured before with larger samples is not to come back at the next start
+        _forget(cache, {_key(on, size) for size in larger})
     found = next((one for size in reversed(larger) if (one := _known(cache, _key(on, size), on))), None)
     if found is None:
         measure = partial(measure_device, device, sizes[0])
@@ -76,6 +78,10 @@ def _known(cache: Path, key: str, on: str) -> Remembered[Accelerator] | None:
     """What is remembered of a device under a key, if it may be relied upon."""
     found = _read(_load(cache), key, on, _read_device)
     return found if found and found.good else None
+
+
+def _forget(cache: Path, keys: Container[str]) -> None:
+    _save(cache, {key: fields for key, fields in _load(cache).items() if key not in keys})
 
 
 def contradicts(predicted: float, measured: float) -> bool:

@@ -201,6 +201,35 @@ def test_who_is_stopped_leaves_nothing_half_made(
     assert not list(pack.path.glob(".*.partial"))
 
 
+@pytest.mark.parametrize("name", [NAME, PROFILE])
+def test_files_beside_the_blocks_are_made_again_too(
+    name: str, pack: Pack, tokens: I32, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    made = profiled(pack, tokens, [1], tmp_path)
+    other = profiled(pack, tokens, [1, 1], tmp_path)
+    for cut in (500, 1 << 30):
+        kept = (made.path / name).read_bytes()[:-cut]
+        (made.path / name).unlink()
+        if kept:
+            (made.path / name).write_bytes(kept)
+        assert numbered_for("static", pack, [1], tmp_path).path in (pack.path, other.path)
+        assert numbered_for("static", pack, [1, 1], tmp_path).path == other.path  # what is sound serves
+        assert "numbered-1 is not used: " in capsys.readouterr().err
+        profiled(pack, tokens, [1], tmp_path)
+        assert numbered_for("static", pack, [1], tmp_path).path == made.path
+
+
+def test_numbers_made_with_other_predictors_are_not_used(
+    pack: Pack, tokens: I32, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    made = profiled(pack, tokens, [1], tmp_path)
+    save_predictors(pack.path / NAME, list(all_predictors(pack).values()))
+    assert numbered_for("static", pack, [1], tmp_path).path == pack.path
+    assert "numbered-1 is not used: it is of other predictors than the model has now" in capsys.readouterr().err
+    profiled(pack, tokens, [1], tmp_path)
+    assert numbered_for("static", pack, [1], tmp_path).path == made.path
+
+
 def test_what_is_damaged_is_not_used_and_made_again(
     pack: Pack, tokens: I32, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

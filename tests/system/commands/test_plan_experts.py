@@ -1,6 +1,7 @@
 """`tpi plan` of experts that would come to a card as they are wanted: how many of each layer lie where."""
 
 import json
+import re
 from collections.abc import Callable
 from contextlib import redirect_stdout
 from io import StringIO
@@ -49,7 +50,7 @@ def test_how_many_experts_of_each_layer_lie_where(tmp_path: Path) -> None:
 
 def test_people_are_told_the_same(tmp_path: Path) -> None:
     shown = planned(*CARD, "--pipeline", "demand", cache=tmp_path)
-    assert "of 256 lie there at once, at first 2 of 8 of each layer; all lie in RAM" in shown
+    assert re.search(r"6\d of 256 lie there at once, at first 2( to 3)? of 8 of each layer; all lie in RAM", shown)
     assert "tpi profile records" in shown
 
 

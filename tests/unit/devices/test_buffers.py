@@ -93,3 +93,21 @@ def test_weights_take_the_place_of_what_is_held_and_not_of_what_is_in_use() -> N
     with pytest.raises(DeviceFullError, match=f"may use {4 * PAGE} bytes .* needs {4 * PAGE + STEP}"):
         card.pool.take(1, arena)
     assert not used.buffer.released
+
+
+def test_what_is_being_allocated_counts_while_others_ask_how_much_is_left() -> None:
+    """Kernels that run at the same time take buffers: within what is left beside it, not beside what was before."""
+    seen: list[int] = []
+
+    def beside(left: int) -> int:
+        seen.append(arena.used)
+        return 0 if len(seen) == 1 else left + 1
+
+    arena = Arena("card", 4 * PAGE, beside=beside)
+    held = arena.allocate(PAGE)
+    with pytest.raises(DeviceFullError):
+        arena.allocate(2 * PAGE)
+    assert seen == [PAGE, 3 * PAGE]
+    assert arena.used == PAGE
+    arena.free(held)
+    assert arena.used == 0

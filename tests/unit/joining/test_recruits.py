@@ -78,6 +78,21 @@ def test_who_has_too_little_memory_is_let_go_until_it_has_more() -> None:
     assert [id(one) for one in recruits.ready] == [id(house.calls[1])]
 
 
+def test_another_address_of_one_that_is_to_wait_is_not_called_sooner() -> None:
+    """It announces two: what holds for it at one of them holds at the other."""
+    house, key = House(), b"\1" * KEY_BYTES
+    recruits = Recruits(house.call)
+    house.memory["b"] = 100
+    recruits.seek("a", begin_at=60.0, above=112, key=key)
+    recruits.try_announced("b", key)
+    recruits.tend(59.0)
+    assert not house.calls
+    recruits.tend(60.0)
+    assert [one.address for one in house.calls] == ["a", "b"]
+    assert house.calls[1].closed
+    assert [one.address for one in recruits.ready] == ["a"]
+
+
 class Joined:
     """A cluster whom some have joined; the plan is too much for whom `PlanError` names."""
 

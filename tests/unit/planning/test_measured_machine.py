@@ -157,6 +157,16 @@ def test_figures_do_not_depend_on_the_limit_that_came_first(
     assert len(counted) == measured == (1 if first == 256 else 2)
 
 
+def test_what_was_measured_before_does_not_come_back_after_measuring_again(
+    clock: FakeClock, counted: list[int], tmp_path: Path
+) -> None:
+    device_rates(slow_device(clock), tmp_path)
+    again = device_rates(slow_device(clock, 4), tmp_path, remeasure=True).figures
+    measured = len(counted)
+    assert device_rates(slow_device(clock, 4), tmp_path).figures == again
+    assert len(counted) == measured == 2
+
+
 def test_pieces_are_as_small_as_is_nearly_as_fast() -> None:
     sizes = [1 << power for power in range(16, 27, 2)]
     seconds = [1e-3 + size / 1e9 for size in sizes]

@@ -6,14 +6,18 @@ predictors and its profile are in its own numbers, and what is no feed-forward n
 
 from collections.abc import Sequence
 from contextlib import closing
+from hashlib import sha256
 from pathlib import Path
 from weakref import finalize
 
 from tpi.errors import WeightsError
 from tpi.pack.library.hold import Hold
 from tpi.pack.library.record import PackRecord
+from tpi.pack.manifest import MANIFEST
 from tpi.pack.reader import Pack, is_pack
 from tpi.progress import Phase, phase
+from tpi.sparsity.files import NAME as PREDICTORS
+from tpi.sparsity.renumber import I32
 
 _PREFIX = "numbered-"
 
@@ -26,6 +30,13 @@ def numbered_path(pack: Path, shares: Sequence[float]) -> Path:
 def numbered_packs(pack: Path) -> list[Path]:
     """The renumbered packs inside a pack, in the order of their names."""
     return sorted(path for path in pack.glob(f"{_PREFIX}*") if is_pack(path))
+
+
+def made_from(pack: Path, orders: I32) -> str:
+    """What names the pack, its predictors and the orders, `[layers, neurons]`, that a renumbered pack is made from."""
+    predictors = pack / PREDICTORS
+    parts = [(pack / MANIFEST).read_bytes(), predictors.read_bytes() if predictors.exists() else b""]
+    return sha256(b"".join([*parts, orders.tobytes()])).hexdigest()
 
 
 def open_numbered(pack: Pack, path: Path, cache: Path, progress: Phase = phase) -> Pack:

@@ -4,11 +4,11 @@ from itertools import islice
 from typing import Any
 
 from master.api.failures import RequestError
-from master.batch.source import BatchSource, parsed
+from master.batch.source import URLS, BatchSource, parsed
 from tpi.net.fields import UsualRequest
 
 _CHARACTERS = 4  # of a token, about, in most languages' vocabularies
-_ANSWER = 256  # tokens, where a line sets no limit
+_ANSWERS = {URLS[0]: 256, URLS[1]: 16}  # tokens, where a line sets no limit; a completion has 16 then
 _LOOKED_AT = 1000  # lines
 
 
@@ -24,12 +24,13 @@ def usual_request(source: BatchSource) -> UsualRequest | None:
 def _length(raw: bytes) -> tuple[int, int] | None:
     """Tokens of a line's prompt and answer, about."""
     try:
-        body = parsed(raw).body
+        request = parsed(raw)
     except RequestError:
         return None
+    body = request.body
     prompt = _tokens(body.get("messages", body.get("prompt")))
     limits = [body.get("max_completion_tokens"), body.get("max_tokens")]
-    answer = next((limit for limit in limits if isinstance(limit, int) and limit > 0), _ANSWER)
+    answer = next((limit for limit in limits if type(limit) is int and limit > 0), _ANSWERS[request.url])
     return prompt, answer
 
 

@@ -21,7 +21,7 @@ from scheduler.budget import LONGEST_CHUNK
 from scheduler.free import default_budget
 from tpi.errors import PlanError, UsageError
 from tpi.kv import KvDtype, pages_for
-from tpi.net.fields import Card
+from tpi.net.fields import Card, UsualRequest
 from tpi.net.messages import Assign, NodeOptions
 from tpi.pack.reader import Pack
 from tpi.partition import Range, Shard
@@ -107,8 +107,16 @@ class Deployer:
 
     def _pages(self, requests: int) -> int:
         """Of so many requests; one may always be as long as the context."""
-        longest, usual = pages_for(self.context), self.options.usual
-        return max(longest, requests * (min(longest, pages_for(usual.tokens)) if usual else longest))
+        longest, usual = pages_for(self.context), self._usual
+        return max(longest, requests * (pages_for(usual.tokens) if usual else longest))
+
+    @property
+    def _usual(self) -> UsualRequest | None:
+        """What most requests are, as they are answered: none is longer than the context, whatever it asks for."""
+        if (usual := self.options.usual) is None:
+            return None
+        prompt = max(1, min(usual.prompt, self.context - 1))
+        return UsualRequest(prompt, max(1, min(usual.answer, self.context - prompt)))
 
     def _plans(self, shards: Sequence[Shard], board: str, requests: int) -> list[Assign]:
         chosen, cluster = self.options, self.cluster
@@ -127,7 +135,7 @@ class Deployer:
             trace=chosen.trace is not None,
             verify_weights=chosen.verify_weights,
             sparsity=chosen.sparsity if self.predictors or self.gates else "off",
-            usual=chosen.usual,
+            usual=self._usual,
         )
         plans = assignments(
             self.pack,

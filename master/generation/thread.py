@@ -121,6 +121,8 @@ class EngineThread:
         future: Future[T] = Future()
 
         def run() -> None:
+            if not future.set_running_or_notify_cancel():
+                return
             try:
                 future.set_result(function())
             except BaseException as error:  # noqa: BLE001 - it is the caller's
@@ -177,7 +179,8 @@ class EngineThread:
         for ticket in list(self._live):
             self._end(ticket, closing)
         for _, future in self._calls:
-            future.set_exception(closing)
+            if future.set_running_or_notify_cancel():
+                future.set_exception(closing)
 
     def _begin(self, ticket: Ticket) -> None:
         asked, first = ticket.asked, ticket.follows.request if ticket.follows else None

@@ -34,6 +34,14 @@ def test_usual_lengths_are_the_means(tmp_path: Path) -> None:
     assert usual_request(source(tmp_path, ids)) == UsualRequest(40, 5)
 
 
+def test_a_line_without_a_limit_has_its_urls_own(tmp_path: Path) -> None:
+    text = {"custom_id": "c", "url": "/v1/completions", "body": {"prompt": "x" * 40, "max_tokens": True}}
+    assert usual_request(source(tmp_path, text)) == UsualRequest(10, 16)
+    found = usual_request(source(tmp_path, chat("a", "")))
+    assert found is not None
+    assert found.answer == 256
+
+
 def test_lines_that_ask_for_nothing_say_nothing(tmp_path: Path) -> None:
     assert usual_request(source(tmp_path, {"url": "/nowhere"})) is None
     assert usual_request(source(tmp_path, {"url": "/nowhere"}, chat("a", "", max_tokens=7))) == UsualRequest(1, 7)

@@ -28,6 +28,11 @@ os.environ["TPI_CONFIG"] = _config.name
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """What waits long begins first: at the end nothing would be left to run beside it."""
+    items.sort(key=lambda item: item.get_closest_marker("waits") is None)
+
+
 @pytest.fixture(scope="session")
 def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], TinyModel]:
     """Tiny models by name, made once a session."""

@@ -16,7 +16,7 @@ from testbed.launch import Testbed
 from tests.support.models import TinyModel
 from tests.support.testbed_helpers import needs_root, started, wheel
 
-pytestmark = [needs_root, pytest.mark.alone]
+pytestmark = [needs_root, pytest.mark.waits]
 
 TPI = [sys.executable, "-u", "-m", "tpi.cli"]
 ANSWER = ["--raw", "--temp", "0", "-n", "6", "-p", "Hello", "--split", "equal"]

@@ -16,7 +16,7 @@ from tests.support.stillness import Stillness
 from tests.support.testbed_helpers import needs_root, started, wheel
 from tpi.topology.topology import Host, HostLink, star
 
-pytestmark = [needs_root, pytest.mark.alone, pytest.mark.timeout(400)]
+pytestmark = [needs_root, pytest.mark.waits, pytest.mark.timeout(400)]
 
 TPI = [sys.executable, "-u", "-m", "tpi.cli"]
 _TRIES = 3  # where the host is seen to stand still meanwhile

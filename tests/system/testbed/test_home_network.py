@@ -12,7 +12,7 @@ from testbed import state
 from tests.support.models import TinyModel
 from tests.support.testbed_helpers import TPI, needs_root, traces
 
-pytestmark = pytest.mark.alone
+pytestmark = pytest.mark.waits
 
 LAPTOPS = ("master", "mac-air", "dell1", "dell2")
 

@@ -11,7 +11,7 @@ import pytest
 from tests.support.models import TinyModel
 from tests.support.testbed_helpers import TPI, needs_root
 
-pytestmark = pytest.mark.alone
+pytestmark = pytest.mark.waits
 
 UNEVEN = """
 devices: {{master: {{cpu: 0.2}}, near: {{cpu: 0.8}}, far: {{cpu: 0.8}}}}

@@ -3,6 +3,7 @@
 import random
 import signal
 import subprocess
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
@@ -12,7 +13,9 @@ import pytest
 
 from master.options import RunOptions
 from master.session import Session
+from master.workers.remote import RemoteWorker
 from tests.support.commands import TPI, clean
+from tests.support.figures import assert_figures
 from tests.support.house import Laptop, amid, at_random, house, speak, until
 from tests.support.models import TinyModel
 from tests.support.stillness import Stillness
@@ -58,42 +61,72 @@ def everybody(session: Session, count: int = 4) -> None:
     assert len(names(session)) == count
 
 
-def test_worker_killed_mid_token(home: tuple[Session, list[Laptop]], capfd: pytest.CaptureFixture[str]) -> None:
-    session, laptops = home
-    wanted = expected(session)
-    with Stillness() as host:
-        spoken = speak(
-            session, PROMPT, LENGTH, lambda count: laptops[1].signal(signal.SIGKILL) if count == 15 else None
-        )
-    assert spoken.tokens == wanted
-    assert spoken.pause < AT_ONCE_S
-    assert "b" not in names(session)
-    assert host.excuses or names(session) == ("master", "a", "c")
-    said = capfd.readouterr().err
-    assert "worker b (" in said
-    assert "is lost" in said
-    assert "going on with " + ", ".join(names(session)) in said
+class Noticed:
+    """Notes when the master of a session takes a worker for lost."""
+
+    def __init__(self, session: Session, patch: pytest.MonkeyPatch) -> None:
+        self.at = 0.0  # on `time.monotonic`
+        self._part = session._cluster.part
+        patch.setattr(session._cluster, "part", self._noted)
+
+    def _noted(self, error: NodeError) -> list[RemoteWorker]:
+        self.at = time.monotonic()
+        return self._part(error)
 
 
-def test_worker_frozen_then_woken(home: tuple[Session, list[Laptop]]) -> None:
-    """It is lost within seconds, what it sends when it wakes changes nothing, and it joins again."""
+def test_worker_killed_mid_token(home: tuple[Session, list[Laptop]], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Noticed in 1 s, and it goes on with the survivors in 10 s."""
     session, laptops = home
-    wanted = expected(session)
+    wanted, noticed = expected(session), Noticed(session, monkeypatch)
+    killed, said = list[float](), list[str]()
+    monkeypatch.setattr(session._membership, "warn", said.append)
+
+    def at(count: int) -> None:
+        if count == 15:
+            killed.append(time.monotonic())
+            laptops[1].signal(signal.SIGKILL)
+
+    def strike(number: int) -> dict[str, float]:
+        if number:
+            laptops[1].start()
+            everybody(session)
+        with Stillness() as host:
+            spoken = speak(session, PROMPT, LENGTH, at)
+        assert spoken.tokens == wanted
+        assert "b" not in names(session)
+        assert host.excuses or names(session) == ("master", "a", "c")
+        return {"noticed": noticed.at - killed[-1], "goes on": spoken.pause}
+
+    assert_figures("worker killed mid-token", {"noticed": 1.0, "goes on": 10.0}, strike)
+    lost = next(sentence for sentence in reversed(said) if sentence.startswith("worker b ("))
+    assert "is lost" in lost
+    assert lost.endswith("going on with " + ", ".join(names(session)))
+
+
+def test_worker_frozen_then_woken(home: tuple[Session, list[Laptop]], monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is lost within 3 s, what it sends when it wakes changes nothing, and it joins again."""
+    session, laptops = home
+    wanted, noticed = expected(session), Noticed(session, monkeypatch)
+    frozen = list[float]()
 
     def at(count: int) -> None:
         if count == 10:
+            frozen.append(time.monotonic())
             laptops[2].signal(signal.SIGSTOP)
         if count == 30:
             laptops[2].signal(signal.SIGCONT)
 
-    spoken = speak(session, PROMPT, LENGTH, at)
-    assert spoken.tokens == wanted
-    assert spoken.pause < AT_ONCE_S
-    everybody(session)
-    assert names(session) == ("master", "a", "b", "c")  # in its old place, where its shards are those that it has
-    ready = session._cluster.workers[2].ready
-    assert ready is not None
-    assert ready.fetched_bytes == 0
+    def strike(number: int) -> dict[str, float]:
+        spoken = speak(session, PROMPT, LENGTH, at)
+        assert spoken.tokens == wanted
+        everybody(session)
+        assert names(session) == ("master", "a", "b", "c")  # in its old place, where its shards are those that it has
+        ready = session._cluster.workers[2].ready
+        assert ready is not None
+        assert ready.fetched_bytes == 0
+        return {"noticed": noticed.at - frozen[-1], "goes on": spoken.pause}
+
+    assert_figures("worker frozen, then woken", {"noticed": 3.0, "goes on": 10.0}, strike)
     assert speak(session, PROMPT, LENGTH).tokens == wanted
 
 
@@ -244,21 +277,32 @@ def test_patience_ends(tmp_path: Path, model: str, monkeypatch: pytest.MonkeyPat
 
 
 def test_master_killed(tmp_path: Path) -> None:
-    """Its workers go idle, return their memory, keep their shards, and serve the next one at once."""
+    """Its workers go idle, return their memory, keep their shards, and serve the next one in 10 s."""
     model = str(pull("smollm2-135m", default_cache()))
     with house(tmp_path, 2) as laptops:
         workers = tuple(one.address for one in laptops)
         idle = [one.memory for one in laptops]
-        for _ in range(2):
+
+        def killed() -> float:
+            """Kill a master that has its workers; when."""
             with serving(model, workers, tmp_path / "m") as master:
                 used = [one.memory - before for one, before in zip(laptops, idle, strict=True)]
                 assert min(used) > 2 * KEPT
                 master.kill()
-            until(lambda: all(one.memory < before + KEPT for one, before in zip(laptops, idle, strict=True)))
-        with Session(RunOptions(model, workers=workers, cache=tmp_path / "m", context=64)) as session:
-            ready = [worker.ready for worker in session._cluster.workers]
-            assert [one.fetched_bytes for one in ready if one] == [0, 0]
-            assert len(speak(session, PROMPT, 3).tokens) == 3
+                return time.monotonic()
+
+        def strike(number: int) -> dict[str, float]:
+            at = killed()
+            with Session(RunOptions(model, workers=workers, cache=tmp_path / "m", context=64)) as session:
+                assert len(speak(session, PROMPT, 1).tokens) == 1
+                took = time.monotonic() - at
+                ready = [worker.ready for worker in session._cluster.workers]
+                assert [one.fetched_bytes for one in ready if one] == [0, 0]
+            return {"next master served": took}
+
+        killed()
+        until(lambda: all(one.memory < before + KEPT for one, before in zip(laptops, idle, strict=True)))
+        assert_figures("master killed", {"next master served": 10.0}, strike)
 
 
 @contextmanager

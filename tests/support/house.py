@@ -7,9 +7,10 @@ import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from socket import socket
 
 import psutil
 
@@ -23,6 +24,20 @@ _STEP_S = 0.004  # about what a step of a tiny model takes
 _LONG_S = 60.0
 
 
+def lasting_address() -> str:
+    """An address of this machine with three free ports, which nobody is given who asks for any port.
+
+    Those of port 0 are: a connection of another process may have them when a worker comes back.
+    """
+    drawn = random.SystemRandom()
+    while True:
+        port = drawn.randrange(10240, 32000)  # the system gives ports from 32768 on to whoever asks for any
+        with ExitStack() as stack, suppress(OSError):
+            for each in range(port, port + 3):
+                stack.enter_context(socket()).bind(("127.0.0.1", each))
+            return f"127.0.0.1:{port}"
+
+
 @dataclass
 class Laptop:
     """One worker, at the same address and with the same cache each time that it is started."""
@@ -31,7 +46,7 @@ class Laptop:
     cache: Path
     arguments: Sequence[str] = ()
     environment: dict[str, str] = field(default_factory=dict)
-    address: str = "127.0.0.1:0"
+    address: str = field(default_factory=lasting_address)
     command: Sequence[str] = REAL_WORKER
     process: "subprocess.Popen[bytes] | None" = None
 

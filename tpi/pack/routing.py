@@ -4,16 +4,14 @@ The file is numpy's .npz beside the pack: `experts` uint16 `[tokens, layers, use
 order, and what the record is of.
 """
 
-import io
-import zipfile
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 
-from tpi.errors import ModelError, WeightsError
-from tpi.system.atomic import write_atomically
+from tpi.errors import ModelError
+from tpi.system.arrays import read_arrays, save_arrays
 
 U16 = npt.NDArray[np.uint16]
 
@@ -65,12 +63,7 @@ def save_routing(path: Path, record: RoutingRecord) -> None:
     Raises:
         WeightsError: if it cannot be written.
     """
-    buffer = io.BytesIO()
-    np.savez(buffer, of=np.array(record.of), numbers=np.array([VERSION, record.tokens]), experts=record.experts)
-    try:
-        write_atomically(path, buffer.getvalue())
-    except OSError as error:
-        raise WeightsError(f"cannot write {path}: {error.strerror}; free some disk, or make it writable") from error
+    save_arrays(path, of=record.of, numbers=[VERSION, record.tokens], experts=record.experts)
 
 
 def load_routing(path: Path) -> RoutingRecord:
@@ -79,13 +72,8 @@ def load_routing(path: Path) -> RoutingRecord:
     Raises:
         ModelError: if it is damaged.
     """
-    try:
-        if path.stat().st_size > _MOST_BYTES:
-            raise ValueError("too large")
-        with np.load(path, allow_pickle=False) as file:
-            of, (version, tokens), experts = str(file["of"]), file["numbers"].tolist(), file["experts"]
+    with read_arrays(path, _MOST_BYTES, "remove it, and profile the model again") as file:
+        of, (version, tokens), experts = str(file["of"]), file["numbers"].tolist(), file["experts"]
         if version != VERSION or experts.dtype != np.uint16 or experts.ndim != 3 or tokens < len(experts):
             raise ValueError("something else")
-    except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
-        raise ModelError(f"{path} is damaged: {error}; remove it, and profile the model once more") from error
     return RoutingRecord(of, tokens, experts)

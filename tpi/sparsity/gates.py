@@ -9,8 +9,6 @@ The file is numpy's .npz beside the pack: `thresholds`, `skipped` and `errors` f
 float32 `[layers, neurons]`, and what was measured.
 """
 
-import io
-import zipfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,13 +16,13 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from tpi.errors import ModelError, WeightsError
+from tpi.errors import ModelError
 from tpi.kernels import Kernels
 from tpi.pack.reader import Pack
 from tpi.progress import Progress, silent
 from tpi.sparsity.replay import FfnWeights, replay
 from tpi.sparsity.thresholds import DEFAULT_ERROR, LayerThreshold, Thresholds, above, importance
-from tpi.system.atomic import write_atomically
+from tpi.system.arrays import read_arrays, save_arrays
 
 F32 = npt.NDArray[np.float32]
 I32 = npt.NDArray[np.int32]
@@ -123,18 +121,8 @@ def save_curves(path: Path, curves: GateCurves) -> None:
     Raises:
         WeightsError: if it cannot be written.
     """
-    buffer = io.BytesIO()
-    thresholds, skipped, errors, norms = (
-        np.stack([getattr(curve, name) for curve in curves.layers]) for name in _ARRAYS
-    )
-    np.savez(
-        buffer, of=np.array(curves.of), numbers=np.array([VERSION, curves.tokens]), thresholds=thresholds,
-        skipped=skipped, errors=errors, norms=norms,
-    )  # fmt: skip
-    try:
-        write_atomically(path, buffer.getvalue())
-    except OSError as error:
-        raise WeightsError(f"cannot write {path}: {error.strerror}; free some disk, or make it writable") from error
+    arrays = {name: np.stack([getattr(curve, name) for curve in curves.layers]) for name in _ARRAYS}
+    save_arrays(path, of=curves.of, numbers=[VERSION, curves.tokens], **arrays)
 
 
 def load_curves(path: Path, layers: int, neurons: int) -> GateCurves | None:
@@ -145,17 +133,10 @@ def load_curves(path: Path, layers: int, neurons: int) -> GateCurves | None:
     """
     if not path.exists():
         return None
-    try:
-        if path.stat().st_size > _MOST_BYTES:
-            raise ValueError("too large")
-        with np.load(io.BytesIO(path.read_bytes()), allow_pickle=False) as file:
-            version, tokens = file["numbers"].tolist()
-            of, arrays = str(file["of"]), [file[name] for name in _ARRAYS]
+    with read_arrays(path, _MOST_BYTES, "remove it, and profile the model again") as file:
+        version, tokens = file["numbers"].tolist()
+        of, arrays = str(file["of"]), [file[name] for name in _ARRAYS]
         _check(version, arrays, layers, neurons)
-    except (OSError, KeyError, TypeError, ValueError, EOFError, RuntimeError, zipfile.BadZipFile) as error:
-        raise ModelError(
-            f"{path} cannot be used ({str(error)[:100]}); remove it, and profile the model again"
-        ) from error
     return GateCurves(of, tokens, tuple(GateCurve(*each) for each in zip(*arrays, strict=True)))
 
 

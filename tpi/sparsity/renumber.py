@@ -4,8 +4,6 @@ An order is a permutation: `order[new] = old`, int32 `[neurons]`. Each node's ne
 ones the beginning of that run, so that hot sets are runs of units and stay contiguous on disk.
 """
 
-import io
-import zipfile
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -13,15 +11,16 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from tpi.errors import ModelError, PlanError
+from tpi.errors import PlanError
 from tpi.sparsity.predictor import Predictor, PredictorMatrix
 from tpi.sparsity.usage import F32, F64, I64, Active, NeuronUse
-from tpi.system.atomic import write_atomically
+from tpi.system.arrays import read_arrays, save_arrays
 
 NAME = "numbering.npz"  # in the directory of a renumbered pack
 I32 = npt.NDArray[np.int32]
 Bounds = tuple[int, int]
 WINDOW = 256  # neurons at most that are about as hot; within them those that come together stand together
+_MOST_BYTES = 1 << 28
 _LEAST_WINDOW, _WINDOWS = 64, 8  # of a small share there are about so many windows, that it stays hot first
 
 
@@ -91,10 +90,8 @@ def unevenness(counts: I64, bounds: Sequence[Bounds]) -> float:
 
 
 def save_orders(path: Path, orders: Sequence[I32], of: str) -> None:
-    """Write the orders of all layers, and what they are of. Raises OSError if they cannot be written."""
-    buffer = io.BytesIO()
-    np.savez(buffer, orders=np.stack(orders), of=np.array(of))
-    write_atomically(path, buffer.getvalue())
+    """Write the orders of all layers, and what they are of. Raises WeightsError if they cannot be written."""
+    save_arrays(path, orders=np.stack(orders), of=of)
 
 
 def load_orders(path: Path) -> tuple[I32, str]:
@@ -103,13 +100,10 @@ def load_orders(path: Path) -> tuple[I32, str]:
     Raises:
         ModelError: naming the file, if it is missing or damaged.
     """
-    try:
-        with np.load(io.BytesIO(path.read_bytes()), allow_pickle=False) as file:
-            orders, of = file["orders"], str(file["of"])
+    with read_arrays(path, _MOST_BYTES, "profile the model again") as file:
+        orders, of = file["orders"], str(file["of"])
         if orders.dtype != np.int32 or orders.ndim != 2 or (np.sort(orders) != np.arange(orders.shape[1])).any():
             raise ValueError("it has no orders of neurons")
-    except (OSError, KeyError, TypeError, ValueError, EOFError, RuntimeError, zipfile.BadZipFile) as error:
-        raise ModelError(f"{path} cannot be used ({str(error)[:100]}); profile the model again") from error
     return orders, of
 
 

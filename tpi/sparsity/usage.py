@@ -5,16 +5,13 @@ bit a neuron, the lowest first), and what the profile is of. Without a profile, 
 engine's solver puts on a GPU: `marks` uint8 `[layers, bytes]`, likewise, in a file of their own.
 """
 
-import io
-import zipfile
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 
-from tpi.errors import ModelError, WeightsError
-from tpi.system.atomic import write_atomically
+from tpi.system.arrays import read_arrays, save_arrays
 
 I64 = npt.NDArray[np.int64]
 U8 = npt.NDArray[np.uint8]
@@ -105,15 +102,8 @@ def save_use(path: Path, use: NeuronUse) -> None:
     Raises:
         WeightsError: if it cannot be written.
     """
-    buffer = io.BytesIO()
-    np.savez(
-        buffer, of=np.array(use.of), numbers=np.array([VERSION, use.tokens, use.neurons]), counts=use.counts,
-        bits=use.bits,
-    )  # fmt: skip
-    try:
-        write_atomically(path, buffer.getvalue())
-    except OSError as error:
-        raise WeightsError(f"cannot write {path}: {error.strerror}; free some disk, or make it writable") from error
+    numbers = [VERSION, use.tokens, use.neurons]
+    save_arrays(path, of=use.of, numbers=numbers, counts=use.counts, bits=use.bits)
 
 
 def load_use(path: Path) -> NeuronUse:
@@ -122,28 +112,16 @@ def load_use(path: Path) -> NeuronUse:
     Raises:
         ModelError: naming the file, if it is missing or damaged.
     """
-    try:
-        if path.stat().st_size > _MOST_BYTES:
-            raise ValueError("too large")
-        with np.load(io.BytesIO(path.read_bytes()), allow_pickle=False) as file:
-            version, tokens, neurons = file["numbers"].tolist()
-            use = NeuronUse(str(file["of"]), tokens, neurons, file["counts"], file["bits"])
+    with read_arrays(path, _MOST_BYTES, "remove it, and profile the model again") as file:
+        version, tokens, neurons = file["numbers"].tolist()
+        use = NeuronUse(str(file["of"]), tokens, neurons, file["counts"], file["bits"])
         _check(version, use)
-    except (OSError, KeyError, TypeError, ValueError, EOFError, RuntimeError, zipfile.BadZipFile) as error:
-        raise ModelError(
-            f"{path} cannot be used ({str(error)[:100]}); remove it, and profile the model again"
-        ) from error
     return use
 
 
 def save_marks(path: Path, marks: Active) -> None:
     """Write which neurons are for a GPU. Raises WeightsError if that cannot be written."""
-    buffer = io.BytesIO()
-    np.savez(buffer, marks=packed(marks), neurons=np.array(marks.shape[1]))
-    try:
-        write_atomically(path, buffer.getvalue())
-    except OSError as error:
-        raise WeightsError(f"cannot write {path}: {error.strerror}; free some disk, or make it writable") from error
+    save_arrays(path, marks=packed(marks), neurons=marks.shape[1])
 
 
 def load_marks(path: Path, layers: int, neurons: int) -> Active | None:
@@ -154,13 +132,10 @@ def load_marks(path: Path, layers: int, neurons: int) -> Active | None:
     """
     if not path.exists():
         return None
-    try:
-        with np.load(io.BytesIO(path.read_bytes()), allow_pickle=False) as file:
-            found = np.unpackbits(file["marks"], axis=1, count=int(file["neurons"]), bitorder="little").astype(np.bool_)
+    with read_arrays(path, _MOST_BYTES, "remove it, or pack the model again") as file:
+        found = np.unpackbits(file["marks"], axis=1, count=int(file["neurons"]), bitorder="little").astype(np.bool_)
         if found.shape != (layers, neurons):
             raise ValueError(f"it is of another model than one of {layers} layers and {neurons} neurons")
-    except (OSError, KeyError, TypeError, ValueError, EOFError, RuntimeError, zipfile.BadZipFile) as error:
-        raise ModelError(f"{path} cannot be used ({str(error)[:100]}); remove it, or pack the model again") from error
     return found
 
 

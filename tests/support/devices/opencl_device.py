@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -13,8 +14,8 @@ from tpi.devices.base import Device
 from tpi.devices.opencl.device import OpenClDevice, open_opencl
 from tpi.devices.opencl.discover import find_devices
 from tpi.devices.pages import Bytes
-from tpi.errors import UsageError
-from tpi.kernels.spec import F32, KvArray
+from tpi.errors import KernelError, UsageError
+from tpi.kernels.spec import F32, KvArray, NormSpec
 from tpi.pack.layout import Layout
 
 FORMATS: list[Format] = ["f32", "bf16", "q8", "q4", "q4s"]
@@ -40,8 +41,21 @@ def opencl_device(limit: int | None = None) -> Iterator[OpenClDevice]:
         pytest.skip(str(error))
     if not there:
         pytest.skip("no OpenCL platform was found: install pyopencl[pocl], or a graphics driver")
+    if refused := compiler_refuses():
+        pytest.skip(refused)
     with closing(open_opencl("", limit)) as device:
         yield device
+
+
+@cache
+def compiler_refuses() -> str:
+    """Why the compiler of the device that `opencl` means takes no program; empty if it takes one."""
+    with closing(open_opencl("", None)) as device:
+        try:
+            device.kernels.norm(NormSpec("rms", 1e-6, np.ones(8, np.float32)), np.ones((1, 8), np.float32))
+        except KernelError as error:
+            return str(error)
+    return ""
 
 
 def hold(device: Device, array: Any) -> Any:

@@ -77,7 +77,7 @@ def test_a_record_travels_as_bytes_and_is_told_briefly(tmp_path: Path) -> None:
     assert (loaded.of, loaded.tokens) == ("x", 9)
     assert np.array_equal(loaded.experts, record.experts)
     (tmp_path / "routing.npz").write_bytes(b"PK nothing")
-    with pytest.raises(ModelError, match=r"routing\.npz is damaged"):
+    with pytest.raises(ModelError, match=r"routing\.npz cannot be used"):
         load_routing(tmp_path / "routing.npz")
 
 

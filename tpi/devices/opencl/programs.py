@@ -10,6 +10,9 @@ from tpi.errors import KernelError
 
 _SOURCES = Path(__file__).parent / "sources"
 _OPTIONS = ["-cl-mad-enable"]
+# PoCL asks clang for "generic" where its LLVM does not know the processor, which clang does not know (pocl/pocl#1049)
+_NO_SUCH_CPU = "unknown target CPU 'generic'"
+_NEWER = "install a newer one (Debian and Ubuntu: apt install pocl-opencl-icd), or leave --device opencl out"
 
 
 @dataclass(frozen=True)
@@ -49,5 +52,11 @@ class Programs:
                     warnings.simplefilter("ignore")  # compilers that have something to say to a program that they took
                     self._built[program] = cl.Program(self._context, text).build(options)
             except cl.Error as error:
-                raise KernelError(f"the OpenCL compiler refuses {program}: {error}") from error
+                raise KernelError(_refusal(program, str(error))) from error
         return self._built[program]
+
+
+def _refusal(program: Program, log: str) -> str:
+    if _NO_SUCH_CPU in log:
+        return f"this OpenCL driver is older than the machine's processor ({_NO_SUCH_CPU}); {_NEWER}"
+    return f"the OpenCL compiler refuses {program}: {' '.join(log.split())}"

@@ -9,9 +9,9 @@ import pytest
 
 from tests.support.devices.opencl_device import opencl_device
 from tpi.devices.choose import open_device
-from tpi.devices.opencl import discover
+from tpi.devices.opencl import discover, programs
 from tpi.devices.opencl.device import OpenClDevice
-from tpi.errors import UsageError
+from tpi.errors import KernelError, UsageError
 
 
 def test_by_its_index_or_without(card: OpenClDevice) -> None:
@@ -60,3 +60,31 @@ def test_a_gpu_goes_first(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_the_module_that_opens_it_is_light() -> None:
     code = "import sys, tpi.devices.choose, tpi.devices.opencl.device as d; print('pyopencl' in sys.modules)"
     assert subprocess.check_output([sys.executable, "-c", code], text=True) == "False\n"
+
+
+LOG = "clBuildProgram failed\n\nBuild on <PoCL>:\n\n"
+
+
+@pytest.mark.parametrize(
+    ("log", "said"),
+    [
+        ("error: unknown target CPU 'generic'", r"older than the machine's processor .*apt install pocl-opencl-icd"),
+        ("1:1: error: what is this?", r"refuses .*norms.*: clBuildProgram failed Build on <PoCL>: 1:1: error"),
+    ],
+)
+def test_a_compiler_that_takes_no_program_is_named_in_one_line(
+    monkeypatch: pytest.MonkeyPatch, log: str, said: str
+) -> None:
+    """PoCL takes none on a processor that is younger than its LLVM."""
+
+    class Refused(Exception):
+        pass
+
+    def build(*_: object) -> None:
+        raise Refused(LOG + log)
+
+    driver = SimpleNamespace(Error=Refused, Kernel=None, Program=lambda *_: SimpleNamespace(build=build))
+    monkeypatch.setattr(programs, "opencl", lambda: driver)
+    with pytest.raises(KernelError, match=said) as refused:
+        programs.Programs(None).kernel(programs.Program(("norms",)), "norm")
+    assert "\n" not in str(refused.value)

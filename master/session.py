@@ -1,6 +1,6 @@
 """One run of the master, from opening the model to letting the workers go: what all commands have in common."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import replace
 from functools import partial
@@ -15,8 +15,10 @@ from master.deployment.sentgates import SentGates
 from master.generation.engine import MOST_RUNNING, Engine
 from master.joining.discovery import find_workers, say_without, with_found
 from master.joining.lookout import Lookout
+from master.joining.measured import MeasuredWorkers
 from master.joining.recovery import Membership
-from master.joining.shares import Shares
+from master.joining.scout import Scout
+from master.joining.shares import Shares, SharesLater, Sharing
 from master.options import DEFAULT_CONTEXT, RunOptions
 from master.reporting.figures import RunFigures
 from master.reporting.report import NodeReport
@@ -38,7 +40,8 @@ from worker.profile import memory_budget, rss
 from worker.shards.shelf import keep_within
 
 if TYPE_CHECKING:
-    from master.joining.split import PlannedSplit
+    from master.joining.split import FirstSplit, PlannedSplit
+    from master.planning.home.asked import Neighbour
 
 
 class Session:
@@ -128,7 +131,8 @@ class Session:
         door = Door(locked=self.placement.keys)
         self.placement = placement = with_found(self.placement, door, warn)
         located = locate(placement.model, placement.cache)
-        planned = _planned(placement, door)
+        known = MeasuredWorkers(partial(_neighbours_at, door=door))
+        planned = _planned(placement, known)
         if planned is not None:
             self.placement = placement = replace(placement, workers=planned.addresses)
         shares = parse_split(placement.split, 1 + (placement.local or len(placement.workers)))
@@ -139,8 +143,9 @@ class Session:
         for address in placement.later:
             self._cluster.seek(address)
         asked = Shares.of(shares, self._cluster.places.known)
-        sharing, workers = planned or asked, [worker.id for worker in self._cluster.workers]
+        workers = [worker.id for worker in self._cluster.workers]
         dtype = choose_dtype(placement.dtype, located, self._memories(), asked.among(workers))
+        sharing = planned.sharing if planned else _unplanned(asked, replace(placement, dtype=dtype), known)
         self.pack = open_located(located, dtype, placement.cache, room=self._make_room)
         self.tokenizer = Tokenizer.load(self.pack)
         self.context = _context(placement.context, self.pack.config.context)
@@ -150,15 +155,21 @@ class Session:
             placement, self._cluster, self.pack, self.context, self._equipment, self._make_room, gates
         )
         stack.callback(self._close_deployment)
-        limits = (placement.patience, placement.rebalance)
         lookout = Lookout(lambda: find_workers(door), lambda address, key: self._membership.hear(address, key))
         stack.callback(lookout.close)
-        reserve = planned.left_out if planned else ()
+        looking = placement.discover and placement.keys
+        choosy = looking and not isinstance(sharing, Shares)  # who is found takes part if the plan says so
+        scout = Scout(known if choosy else None, lambda one: self._cluster.seek(one.address, one.key))
+        stack.callback(scout.close)
+        scout.keep(planned.left_out if planned else ())
+        limits = (placement.patience, placement.rebalance)
         self._membership = Membership(
-            self._cluster, sharing, self.deploy, warn, *limits, lookout, lambda: self.engine.wanted(), reserve
+            self._cluster, sharing, self.deploy, warn, *limits, lookout, scout, lambda: self.engine.wanted()
         )
         self._membership.begin(optional=found)
-        if placement.discover and placement.keys:
+        if choosy:
+            self._cluster.recruits.look_over = scout.look_over
+        if looking:
             lookout.welcome()
         self.engine.recover, self.engine.between = self.recover, self._membership.welcome
 
@@ -204,14 +215,32 @@ class Session:
             self._deployment.close()
 
 
-def _planned(placement: RunOptions, door: Door) -> "PlannedSplit | None":
+def _planned(placement: RunOptions, measured: MeasuredWorkers) -> "FirstSplit | None":
     """A split by measured speeds, where workers are on other machines and the user asked for none."""
     hosts = [split_address(address)[0] for address in placement.workers]
     if placement.split is not None or not hosts or not all(map(leaves_machine, hosts)):
         return None
     from master.joining.split import plan_split  # heavier than all that one machine needs
 
-    return plan_split(placement, door)
+    return plan_split(placement, measured)
+
+
+def _unplanned(asked: Shares, options: RunOptions, measured: MeasuredWorkers) -> Sharing:
+    """Shares as they were asked for; where nobody was found yet, by a plan with whoever joins."""
+    alone = options.discover and options.keys and options.split is None and not options.workers
+    return SharesLater(partial(_plan_later, options, measured)) if alone else asked
+
+
+def _plan_later(placement: RunOptions, measured: MeasuredWorkers) -> "PlannedSplit":
+    from master.joining.split import split_later  # as heavy
+
+    return split_later(placement, measured)
+
+
+def _neighbours_at(addresses: Sequence[str], wanted: Callable[[], bool], door: Door) -> "list[Neighbour]":
+    from master.planning.home.asked import neighbours_at  # a part of that
+
+    return neighbours_at(addresses, wanted, door)
 
 
 def _context(asked: int | None, longest: int) -> int:

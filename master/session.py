@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import replace
 from functools import partial
+from importlib import import_module
 from types import TracebackType
 from typing import TYPE_CHECKING
 
@@ -155,12 +156,12 @@ class Session:
             placement, self._cluster, self.pack, self.context, self._equipment, self._make_room, gates
         )
         stack.callback(self._close_deployment)
-        lookout = Lookout(lambda: find_workers(door), lambda address, key: self._membership.hear(address, key))
-        stack.callback(lookout.close)
         looking = placement.discover and placement.keys
         choosy = looking and not isinstance(sharing, Shares)  # who is found takes part if the plan says so
+        lookout = Lookout(lambda: find_workers(door), lambda address, key: self._membership.hear(address, key))
         scout = Scout(known if choosy else None, lambda one: self._cluster.seek(one.address, one.key))
-        stack.callback(scout.close)
+        for each in (lookout, scout):
+            stack.callback(each.close)
         scout.keep(planned.left_out if planned else ())
         limits = (placement.patience, placement.rebalance)
         self._membership = Membership(
@@ -238,7 +239,9 @@ def _plan_later(placement: RunOptions, measured: MeasuredWorkers) -> "PlannedSpl
 
 
 def _neighbours_at(addresses: Sequence[str], wanted: Callable[[], bool], door: Door) -> "list[Neighbour]":
-    from master.planning.home.asked import neighbours_at  # a part of that
+    for name in ("master.joining.split", "scipy.optimize"):  # what plans with them: here no request waits for it
+        import_module(name)
+    from master.planning.home.asked import neighbours_at
 
     return neighbours_at(addresses, wanted, door)
 

@@ -1,12 +1,10 @@
 """One run of the master, from opening the model to letting the workers go: what all commands have in common."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import replace
 from functools import partial
-from importlib import import_module
 from types import TracebackType
-from typing import TYPE_CHECKING
 
 from master.deployment.deploy import MASTER, Deployer, own_limit, own_memory, own_threads
 from master.deployment.deployment import Deployment
@@ -17,9 +15,10 @@ from master.generation.engine import MOST_RUNNING, Engine
 from master.joining.discovery import find_workers, say_without, with_found
 from master.joining.lookout import Lookout
 from master.joining.measured import MeasuredWorkers
+from master.joining.planned import first_split, neighbours_at, shares_later
 from master.joining.recovery import Membership
 from master.joining.scout import Scout
-from master.joining.shares import Shares, SharesLater, Sharing
+from master.joining.shares import Shares
 from master.options import DEFAULT_CONTEXT, RunOptions
 from master.reporting.figures import RunFigures
 from master.reporting.report import NodeReport
@@ -27,8 +26,8 @@ from master.text.tokenizer import Tokenizer
 from master.workers.cluster import Cluster
 from master.workers.local import LocalWorkers
 from tpi.errors import NodeError, TpiError, UsageError
-from tpi.keys.door import Door, leaves_machine
-from tpi.net.sockets import Net, Tap, split_address
+from tpi.keys.door import Door
+from tpi.net.sockets import Net, Tap
 from tpi.pack.library.locate import Located, locate, open_located
 from tpi.pack.reader import Pack
 from tpi.progress import warn
@@ -39,10 +38,6 @@ from worker.equipment import Equipment, measured, open_equipment
 from worker.node.node import Node
 from worker.profile import memory_budget, rss
 from worker.shards.shelf import keep_within
-
-if TYPE_CHECKING:
-    from master.joining.split import FirstSplit, PlannedSplit
-    from master.planning.home.asked import Neighbour
 
 
 class Session:
@@ -132,8 +127,8 @@ class Session:
         door = Door(locked=self.placement.keys)
         self.placement = placement = with_found(self.placement, door, warn)
         located = locate(placement.model, placement.cache)
-        known = MeasuredWorkers(partial(_neighbours_at, door=door))
-        planned = _planned(placement, known)
+        known = MeasuredWorkers(partial(neighbours_at, door=door))
+        planned = first_split(placement, known)
         if planned is not None:
             self.placement = placement = replace(placement, workers=planned.addresses)
         shares = parse_split(placement.split, 1 + (placement.local or len(placement.workers)))
@@ -146,7 +141,7 @@ class Session:
         asked = Shares.of(shares, self._cluster.places.known)
         workers = [worker.id for worker in self._cluster.workers]
         dtype = choose_dtype(placement.dtype, located, self._memories(), asked.among(workers))
-        sharing = planned.sharing if planned else _unplanned(asked, replace(placement, dtype=dtype), known)
+        sharing = planned.sharing if planned else shares_later(asked, replace(placement, dtype=dtype), known)
         self.pack = open_located(located, dtype, placement.cache, room=self._make_room)
         self.tokenizer = Tokenizer.load(self.pack)
         self.context = _context(placement.context, self.pack.config.context)
@@ -164,15 +159,17 @@ class Session:
             stack.callback(each.close)
         scout.keep(planned.left_out if planned else ())
         limits = (placement.patience, placement.rebalance)
-        self._membership = Membership(
-            self._cluster, sharing, self.deploy, warn, *limits, lookout, scout, lambda: self.engine.wanted()
-        )
+        self._membership = Membership(self._cluster, sharing, self.deploy, warn, *limits, lookout, scout, self._wanted)
         self._membership.begin(optional=found)
         if choosy:
             self._cluster.recruits.look_over = scout.look_over
         if looking:
             lookout.welcome()
         self.engine.recover, self.engine.between = self.recover, self._membership.welcome
+
+    def _wanted(self) -> bool:
+        """Whether anybody waits for a deployment: the first one is for whoever began this."""
+        return not hasattr(self, "engine") or self.engine.wanted()
 
     def _choose_gates(self, located: Located, dtype: str) -> SentGates | None:
         """What neurons are chosen by, where that is their gate; then the pack may be another one of the same model."""
@@ -214,36 +211,6 @@ class Session:
     def _close_deployment(self) -> None:
         if self._deployment is not None:
             self._deployment.close()
-
-
-def _planned(placement: RunOptions, measured: MeasuredWorkers) -> "FirstSplit | None":
-    """A split by measured speeds, where workers are on other machines and the user asked for none."""
-    hosts = [split_address(address)[0] for address in placement.workers]
-    if placement.split is not None or not hosts or not all(map(leaves_machine, hosts)):
-        return None
-    from master.joining.split import plan_split  # heavier than all that one machine needs
-
-    return plan_split(placement, measured)
-
-
-def _unplanned(asked: Shares, options: RunOptions, measured: MeasuredWorkers) -> Sharing:
-    """Shares as they were asked for; where nobody was found yet, by a plan with whoever joins."""
-    alone = options.discover and options.keys and options.split is None and not options.workers
-    return SharesLater(partial(_plan_later, options, measured)) if alone else asked
-
-
-def _plan_later(placement: RunOptions, measured: MeasuredWorkers) -> "PlannedSplit":
-    from master.joining.split import split_later  # as heavy
-
-    return split_later(placement, measured)
-
-
-def _neighbours_at(addresses: Sequence[str], wanted: Callable[[], bool], door: Door) -> "list[Neighbour]":
-    for name in ("master.joining.split", "scipy.optimize"):  # what plans with them: here no request waits for it
-        import_module(name)
-    from master.planning.home.asked import neighbours_at
-
-    return neighbours_at(addresses, wanted, door)
 
 
 def _context(asked: int | None, longest: int) -> int:

@@ -40,11 +40,14 @@ class Membership:
         """The first deployment. Where workers are `optional`, one that fails or has too little memory is left out.
 
         Raises:
-            NodeError: if one fails that is needed.
+            NodeError: if one fails that is needed, or those in reserve are and do not come.
             PlanError: if those who are left cannot hold the model.
         """
+        awake = Awake()
         while (error := self._not_begun()) is not None:
-            if not optional or not self._left_out(error):
+            if isinstance(error, PlanError) and self.scout.kept:
+                self._await(error, awake)
+            elif not optional or not self._left_out(error):
                 raise error
 
     def recover(self, error: TpiError) -> bool:

@@ -223,6 +223,16 @@ def test_who_is_slow_is_used_where_the_model_does_not_fit_until_it_is_not_needed
     assert (home.names, home.kept, home.deployed) == (["fast"], ["slow"], [2, 2])
 
 
+def test_who_was_left_out_of_the_first_plan_is_called_where_that_does_not_fit() -> None:
+    home = Home(House(), Rules(slow="master"), least=2)
+    home.membership.scout.keep([Machine("slow").id])
+    home.membership.begin(optional=False)
+    assert (home.called, home.names, home.deployed) == (["slow:1"], ["slow"], [2])
+    home = Home(House(), Rules(), least=2)
+    with pytest.raises(PlanError, match="does not fit"):
+        home.membership.begin(optional=False)
+
+
 def test_where_nobody_is_measured_everybody_is_used() -> None:
     home = Home(House(), Rules(slow="master"))
     home.house.look_over = None  # --split, or --workers

@@ -5,7 +5,6 @@ from contextlib import ExitStack, suppress
 from dataclasses import replace
 from functools import partial
 from types import TracebackType
-from typing import TYPE_CHECKING
 
 from master.deployment.deploy import MASTER, Deployer, own_limit, own_memory, own_threads
 from master.deployment.deployment import Deployment
@@ -15,7 +14,10 @@ from master.deployment.sentgates import SentGates
 from master.generation.engine import MOST_RUNNING, Engine
 from master.joining.discovery import find_workers, say_without, with_found
 from master.joining.lookout import Lookout
+from master.joining.measured import MeasuredWorkers
+from master.joining.planned import first_split, neighbours_at, shares_later
 from master.joining.recovery import Membership
+from master.joining.scout import Scout
 from master.joining.shares import Shares
 from master.options import DEFAULT_CONTEXT, RunOptions
 from master.reporting.figures import RunFigures
@@ -24,8 +26,8 @@ from master.text.tokenizer import Tokenizer
 from master.workers.cluster import Cluster
 from master.workers.local import LocalWorkers
 from tpi.errors import NodeError, TpiError, UsageError
-from tpi.keys.door import Door, leaves_machine
-from tpi.net.sockets import Net, Tap, split_address
+from tpi.keys.door import Door
+from tpi.net.sockets import Net, Tap
 from tpi.pack.library.locate import Located, locate, open_located
 from tpi.pack.reader import Pack
 from tpi.progress import warn
@@ -36,9 +38,6 @@ from worker.equipment import Equipment, measured, open_equipment
 from worker.node.node import Node
 from worker.profile import memory_budget, rss
 from worker.shards.shelf import keep_within
-
-if TYPE_CHECKING:
-    from master.joining.split import PlannedSplit
 
 
 class Session:
@@ -128,7 +127,8 @@ class Session:
         door = Door(locked=self.placement.keys)
         self.placement = placement = with_found(self.placement, door, warn)
         located = locate(placement.model, placement.cache)
-        planned = _planned(placement, door)
+        known = MeasuredWorkers(partial(neighbours_at, door=door))
+        planned = first_split(placement, known)
         if planned is not None:
             self.placement = placement = replace(placement, workers=planned.addresses)
         shares = parse_split(placement.split, 1 + (placement.local or len(placement.workers)))
@@ -139,8 +139,9 @@ class Session:
         for address in placement.later:
             self._cluster.seek(address)
         asked = Shares.of(shares, self._cluster.places.known)
-        sharing, workers = planned or asked, [worker.id for worker in self._cluster.workers]
+        workers = [worker.id for worker in self._cluster.workers]
         dtype = choose_dtype(placement.dtype, located, self._memories(), asked.among(workers))
+        sharing = planned.sharing if planned else shares_later(asked, replace(placement, dtype=dtype), known)
         self.pack = open_located(located, dtype, placement.cache, room=self._make_room)
         self.tokenizer = Tokenizer.load(self.pack)
         self.context = _context(placement.context, self.pack.config.context)
@@ -150,17 +151,25 @@ class Session:
             placement, self._cluster, self.pack, self.context, self._equipment, self._make_room, gates
         )
         stack.callback(self._close_deployment)
-        limits = (placement.patience, placement.rebalance)
+        looking = placement.discover and placement.keys
+        choosy = looking and not isinstance(sharing, Shares)  # who is found takes part if the plan says so
         lookout = Lookout(lambda: find_workers(door), lambda address, key: self._membership.hear(address, key))
-        stack.callback(lookout.close)
-        reserve = planned.left_out if planned else ()
-        self._membership = Membership(
-            self._cluster, sharing, self.deploy, warn, *limits, lookout, lambda: self.engine.wanted(), reserve
-        )
+        scout = Scout(known if choosy else None, lambda one: self._cluster.seek(one.address, one.key))
+        for each in (lookout, scout):
+            stack.callback(each.close)
+        scout.keep(planned.left_out if planned else ())
+        limits = (placement.patience, placement.rebalance)
+        self._membership = Membership(self._cluster, sharing, self.deploy, warn, *limits, lookout, scout, self._wanted)
         self._membership.begin(optional=found)
-        if placement.discover and placement.keys:
+        if choosy:
+            self._cluster.recruits.look_over = scout.look_over
+        if looking:
             lookout.welcome()
         self.engine.recover, self.engine.between = self.recover, self._membership.welcome
+
+    def _wanted(self) -> bool:
+        """Whether anybody waits for a deployment: the first one is for whoever began this."""
+        return not hasattr(self, "engine") or self.engine.wanted()
 
     def _choose_gates(self, located: Located, dtype: str) -> SentGates | None:
         """What neurons are chosen by, where that is their gate; then the pack may be another one of the same model."""
@@ -202,16 +211,6 @@ class Session:
     def _close_deployment(self) -> None:
         if self._deployment is not None:
             self._deployment.close()
-
-
-def _planned(placement: RunOptions, door: Door) -> "PlannedSplit | None":
-    """A split by measured speeds, where workers are on other machines and the user asked for none."""
-    hosts = [split_address(address)[0] for address in placement.workers]
-    if placement.split is not None or not hosts or not all(map(leaves_machine, hosts)):
-        return None
-    from master.joining.split import plan_split  # heavier than all that one machine needs
-
-    return plan_split(placement, door)
 
 
 def _context(asked: int | None, longest: int) -> int:

@@ -5,6 +5,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field, replace
+from math import inf
 
 import zmq
 
@@ -86,12 +87,12 @@ class Asked:
             self._take(message)
         self.problem = self.problem or self._dial.obstacle()
 
-    def measure_link(self, ends: float) -> None:
-        """Have it echo little and much, and take the link from the times; no later than `ends` of the clock."""
-        short = [self._echoed(1, b"", ends) for _ in range(_PINGS)]
-        long = [self._echoed(_BURST, bytes(MOST_ECHOED), ends) for _ in range(_PINGS)]
-        if all(short) and all(long):
-            self.link = link_from(min(short), min(long), _BURST * MOST_ECHOED)
+    def measure_link(self, going_on: Callable[[], bool]) -> None:
+        """Have it echo little and much, as long as that is `going_on`, and take the link from the times."""
+        short = min(self._echoed(1, b"", going_on) for _ in range(_PINGS))
+        long = min(self._echoed(_BURST, bytes(MOST_ECHOED), going_on) for _ in range(_PINGS))
+        if long < inf:
+            self.link = link_from(short, long, _BURST * MOST_ECHOED)
 
     @property
     def sockets(self) -> list[object]:
@@ -106,18 +107,18 @@ class Asked:
         if self._line:
             self._line.close()
 
-    def _echoed(self, count: int, data: bytes, ends: float) -> float:
-        """Seconds until `data` has come back as many times as it was sent; 0 if it does not."""
-        if self._channel is None or self.condition is None:
-            return 0.0
+    def _echoed(self, count: int, data: bytes, going_on: Callable[[], bool]) -> float:
+        """Seconds until `data` has come back as many times as it was sent; worked out from those that came in time."""
+        if self._channel is None or self.condition is None or not going_on():
+            return inf
         number, left, begun = secrets.randbits(64), count, time.monotonic()
         with suppress(UnreachableError):
             for _ in range(count):
                 self._channel.send(Echo(number, data))
-        while left and time.monotonic() < ends:
+        while left and going_on():
             self._channel.socket.poll(_SLICE_MS)
             left -= sum(isinstance(one, Echo) and one.number == number for _, one in self._channel.batch())
-        return 0.0 if left else time.monotonic() - begun
+        return (time.monotonic() - begun) * count / (count - left) if left < count else inf
 
     def _take(self, message: object) -> None:
         if isinstance(message, WrongProtocolError):
@@ -140,18 +141,19 @@ def ask(
     reach: Mapping[str, tuple[str, ...]] | None = None,
     seconds: float = ANSWER_S,
     links: bool = False,
+    wanted: Callable[[], bool] = lambda: True,
 ) -> list[Asked]:
     """Ask the workers at `addresses`, all at once; `reach` are the ports that each is to try, by its address.
 
-    With `links` the link to each is measured too, one after the other.
+    With `links` the link to each is measured too, one after the other. It ends early once nobody has `wanted` it.
     """
     asked = [Asked(address, (reach or {}).get(address, ())) for address in addresses]
-    ends = time.monotonic() + seconds
+    going_on = _within(seconds, wanted)
     with ExitStack() as stack:
         for one in asked:
             stack.callback(one.close)
             one.begin(net)
-        while not all(one.done for one in asked) and time.monotonic() < ends:
+        while not all(one.done for one in asked) and going_on():
             poller = zmq.Poller()
             for each in (each for one in asked for each in one.sockets):
                 poller.register(each, zmq.POLLIN)
@@ -159,8 +161,14 @@ def ask(
             for one in asked:
                 one.look()
         for one in asked if links else ():
-            one.measure_link(time.monotonic() + seconds)
+            one.measure_link(_within(seconds, wanted))
     for one in asked:
         if not one.done:
             one.problem = obstacle(*split_address(one.address)) or f"no worker answers at {one.address}"
     return asked
+
+
+def _within(seconds: float, wanted: Callable[[], bool]) -> Callable[[], bool]:
+    """Whether it is still the time for something that may take so long, and is wanted."""
+    ends = time.monotonic() + seconds
+    return lambda: wanted() and time.monotonic() < ends

@@ -3,14 +3,15 @@
 Nothing of a request is lost: it is its tokens, which are computed again on the nodes of the next deployment.
 """
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 
 from master.deployment.planner import Split
 from master.joining.lookout import Lookout
+from master.joining.scout import Scout
 from master.joining.shares import Sharing
 from master.workers.cluster import Cluster
-from master.workers.places import WorkerId
 from master.workers.remote import RemoteWorker
 from tpi.errors import NodeError, NodeLost, PlanError, TpiError
 from tpi.progress import phase
@@ -30,19 +31,23 @@ class Membership:
     patience_s: float  # to wait for workers without whom the model does not fit
     rebalance: bool  # use who joins at once, rather than from the next request on
     lookout: Lookout
+    scout: Scout  # who keeps those that would slow the rest; they are used where the model does not fit
     wanted: Callable[[], bool] = lambda: True  # asked while workers are waited for: whether anybody still does
-    reserve: Sequence[WorkerId] = ()  # who was left out of the plan, and is only used where the model does not fit
     standing: bool = True  # there is a deployment, as far as is known
+    _told: set[bytes] = field(default_factory=set)  # keys of those that were said to be left out
 
     def begin(self, optional: bool) -> None:
         """The first deployment. Where workers are `optional`, one that fails or has too little memory is left out.
 
         Raises:
-            NodeError: if one fails that is needed.
+            NodeError: if one fails that is needed, or those in reserve are and do not come.
             PlanError: if those who are left cannot hold the model.
         """
+        awake = Awake()
         while (error := self._not_begun()) is not None:
-            if not optional or not self._left_out(error):
+            if isinstance(error, PlanError) and self.scout.kept:
+                self._await(error, awake)
+            elif not optional or not self._left_out(error):
                 raise error
 
     def recover(self, error: TpiError) -> bool:
@@ -63,12 +68,14 @@ class Membership:
             self._redeploy()
         if not self.cluster.recruits.ready or not (fresh or self.rebalance):
             return
-        joined = self.cluster.join()
+        if not (joined := self._useful(self.cluster.join())):
+            return
         self._greet(joined)
         self.standing = False
         try:
             self._deploy_once()
             self.standing = True
+            self._reconsider()
             return
         except PlanError as error:
             self.warn(f"{error}; going on without {_names(joined)}")
@@ -79,7 +86,7 @@ class Membership:
 
     def hear(self, address: str, key: bytes) -> None:
         """Somebody announces that the owner of `key` is at `address`; for other threads, too."""
-        if all(key != one.key for one in self.reserve):
+        if not self.scout.keeps(address, key):
             self.cluster.try_announced(address, key)
 
     def _redeploy(self) -> None:
@@ -88,6 +95,7 @@ class Membership:
         while not self._deployed(awake):
             pass
         self.standing = True
+        self._reconsider()
         self.warn(f"planned anew; {self.cluster.weights_sent / 1e6:.1f} MB of weights were sent")
 
     def _deployed(self, awake: Awake) -> bool:
@@ -131,8 +139,9 @@ class Membership:
     def _await(self, error: PlanError, awake: Awake) -> None:
         """Wait for workers, without whom the model does not fit."""
         self.warn(f"{error}. Waiting {self.patience_s:.0f} s for workers to come back; the tokens so far are kept")
-        self._call_reserve()
-        with phase("waiting for workers to come back") as progress:
+        for one in self.scout.kept:
+            self.scout.call(one)
+        with self._unmeasured(), phase("waiting for workers to come back") as progress:
             while not self.cluster.recruits.ready:
                 if (waited := awake()) > self.patience_s:
                     raise NodeLost("", f"nobody came back within {self.patience_s:.0f} s, and without them: {error}")
@@ -142,10 +151,43 @@ class Membership:
                 self.cluster.await_recruits(_LOOK_S)
         self._greet(self.cluster.join())
 
-    def _call_reserve(self) -> None:
-        for one in self.reserve:
-            self.cluster.seek(one.address, one.key)
-        self.reserve = ()
+    @contextmanager
+    def _unmeasured(self) -> Iterator[None]:
+        """Whoever comes within the block may be used at once, slow or not."""
+        recruits = self.cluster.recruits
+        look_over, recruits.look_over = recruits.look_over, None
+        try:
+            yield
+        finally:
+            recruits.look_over = look_over
+
+    def _useful(self, joined: Sequence[RemoteWorker]) -> list[RemoteWorker]:
+        """Those of them who do not slow the rest. Others are let go, and who is not needed any more beside these."""
+        if self.cluster.recruits.look_over is None:
+            return list(joined)
+        everyone = self.cluster.workers
+        refused = self.shares.refused([one.id for one in everyone])
+        useful = [one for one in joined if one.id not in refused]
+        for one in (slow := [one for one in (everyone if useful else joined) if one.id in refused]):
+            self._refuse(one, refused[one.id])
+        self.cluster.dismiss(slow)
+        return useful
+
+    def _refuse(self, worker: RemoteWorker, why: str) -> None:
+        self.lookout.found([worker.key])
+        self.scout.keep([worker.id])
+        if worker.key not in self._told:  # it may be measured a little better now and then
+            self._told.add(worker.key)
+            self.warn(f"{worker.name} is not used: {why}")
+
+    def _reconsider(self) -> None:
+        """Others take part now: call those in reserve who would not slow these, by what is known of them."""
+        if self.cluster.recruits.look_over is None:
+            return
+        present = [one.id for one in self.cluster.workers]
+        for one in self.scout.kept:
+            if one not in self.shares.refused([*present, one]):
+                self.scout.call(one)
 
     def _say_goodbye(self, error: NodeError, gone: Sequence[RemoteWorker]) -> None:
         self.warn(self._parting(error, gone))
@@ -159,7 +201,10 @@ class Membership:
         return f"{reason}{also}; going on with {left}"
 
     def _greet(self, joined: Sequence[RemoteWorker]) -> None:
-        self.lookout.found(worker.key for worker in joined)
+        keys = {worker.key for worker in joined if worker.key}
+        self.lookout.found(keys)
+        self.scout.forget(keys)
+        self._told -= keys
         if joined:
             self.warn(f"{_names(joined)} joined; planning anew")
 

@@ -1,61 +1,56 @@
 """Who is to hold what where the user does not say: the fastest split over machines that differ, some left out."""
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
-from functools import partial
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 from master.deployment.deploy import own_memory, own_threads
 from master.deployment.planner import Split
+from master.joining.measured import MeasuredWorkers
 from master.options import RunOptions
-from master.planning.home.asked import Neighbour, ask_neighbours, home_of_neighbours
+from master.planning.home.asked import Neighbour, home_of_neighbours
 from master.planning.home.dealing import HomeModel
 from master.planning.node import NodeFlags, planned_node
 from master.planning.problem import request_of
 from master.planning.shapes import ModelShape, model_shape
-from master.workers.places import WorkerId, recognise
+from master.workers.places import WorkerId
 from scheduler.model.home.problem import Dealing, HomeProblem
 from scheduler.model.home.solve import best_split, split_over
-from scheduler.model.machine import NodeMachine
-from tpi.errors import NodeError, PlanError
-from tpi.keys.door import Door
-from tpi.net.sockets import Net
+from scheduler.model.machine import LAPTOP, DiskRate, NodeMachine, Rates
+from tpi.devices.host import open_host
+from tpi.errors import PlanError
 from tpi.progress import phase, warn
+from worker.measure.speed import machine_speed
 
 
 @dataclass(frozen=True)
 class PlannedSplit:
-    """A split by measured speeds and links. A `master.joining.shares.Sharing`: planned anew over those who are left."""
+    """A split by measured speeds and links. A `master.joining.shares.Sharing`: planned anew for whoever is there."""
 
     shape: ModelShape
     own: NodeMachine
-    neighbours: list[Neighbour]  # those left out too; who joins later is added
-    addresses: tuple[str, ...]  # of the workers that take part
+    measured: MeasuredWorkers
     options: RunOptions
-    measure: Callable[[Sequence[str]], list[Neighbour]]  # workers at addresses; nobody where one does not answer
-
-    @property
-    def left_out(self) -> tuple[WorkerId, ...]:
-        """Who was measured, and does not take part."""
-        return tuple(one.id for one in self.neighbours if one.address not in self.addresses)
 
     def among(self, workers: Sequence[WorkerId]) -> Sequence[float] | Split:
         """The best split over exactly these; equal shares where one of them cannot be measured, or nothing fits."""
         equal = [1.0] * (1 + len(workers))
-        known = self._known(workers)
-        if not known:
+        if new := self.measured.missing(workers):
+            self.measured.ask(new)
+        if not (known := self.measured.known(workers)):
             return equal
         found = split_over(self.problem(known), tuple(range(1 + len(known))))
         return equal if found is None else _shares(found, 1 + len(known))
 
-    def _known(self, workers: Sequence[WorkerId]) -> list[Neighbour]:
-        """How fast these are, those who joined since the last plan measured by now; nobody where one is not known."""
-        known = recognise(workers, [one.id for one in self.neighbours])
-        new = [one.address for one, number in zip(workers, known, strict=True) if number is None]
-        if new:
-            self.neighbours.extend(self.measure(new))
-            known = recognise(workers, [one.id for one in self.neighbours])
-        found = [self.neighbours[number] for number in known if number is not None]
-        return found if len(found) == len(workers) else []
+    def refused(self, workers: Sequence[WorkerId]) -> Mapping[WorkerId, str]:
+        """Whom of them the best split leaves out; nobody where one of them was not measured, or nothing fits."""
+        known = self.measured.known(workers)
+        try:
+            problem = self.problem(known)
+            best = best_split(problem)
+        except PlanError:
+            return {}
+        out = (rank for rank in range(1, 1 + len(known)) if rank not in best.members)
+        return {workers[rank - 1]: _why(problem, best, rank, known[rank - 1]) for rank in out}
 
     def problem(self, neighbours: Sequence[Neighbour]) -> HomeProblem:
         """Of this machine and these."""
@@ -64,40 +59,50 @@ class PlannedSplit:
         return HomeModel(self.shape, home, request, self.options.kv_dtype).problem
 
 
-def plan_split(options: RunOptions, door: Door) -> PlannedSplit | None:
+@dataclass(frozen=True)
+class FirstSplit:
+    """The split that a run begins with: who takes part in it, by address, and who was measured and does not."""
+
+    sharing: PlannedSplit
+    addresses: tuple[str, ...]
+    left_out: tuple[WorkerId, ...]
+
+
+def plan_split(options: RunOptions, measured: MeasuredWorkers) -> FirstSplit | None:
     """Measure and plan, and say who is left out; None where one does not answer, or does not say how fast it is.
 
     Such workers are met as if nothing had been planned.
     """
     with phase("asking the workers how fast they are"):
-        neighbours = _asked(options.workers, door)
+        neighbours = measured.ask(options.workers)
     if not neighbours:
         return None
     known = sorted((options.cache / "packs").glob("*/*.safetensors"))
     flags = NodeFlags(memory=own_memory(options), threads=own_threads(options))
     own = planned_node(flags, options.cache, known).machine
-    shape = model_shape(options.model, options.dtype, options.cache, own.memory + sum(_memories(neighbours)))
-    everyone = PlannedSplit(shape, own, neighbours, options.workers, options, partial(_asked, door=door))
+    room = own.memory + sum(one.machine.memory for one in neighbours)
+    shape = model_shape(options.model, options.dtype, options.cache, room)
+    sharing = PlannedSplit(shape, own, measured, options)
     try:
-        dealing = best_split(everyone.problem(neighbours))
+        dealing = best_split(sharing.problem(neighbours))
     except PlanError:  # said again, by whom, where weights are assigned
         return None
-    _say(everyone.problem(neighbours), dealing)
-    return replace(everyone, addresses=tuple(neighbours[rank - 1].address for rank in dealing.members if rank))
+    _say(sharing.problem(neighbours), dealing)
+    used = [neighbours[rank - 1] for rank in dealing.members if rank]
+    left_out = tuple(one.id for one in neighbours if one not in used)
+    return FirstSplit(sharing, tuple(one.address for one in used), left_out)
 
 
-def _asked(addresses: Sequence[str], door: Door) -> list[Neighbour]:
-    net = Net(door=door)
-    try:
-        return ask_neighbours(net, addresses)
-    except NodeError:
-        return []
-    finally:
-        net.close()
+def split_later(options: RunOptions, measured: MeasuredWorkers) -> PlannedSplit:
+    """The split over this machine, alone so far, and whoever joins. A tenth of a second, where it was not measured yet.
 
-
-def _memories(neighbours: Sequence[Neighbour]) -> list[int]:
-    return [one.machine.memory for one in neighbours]
+    Its disk counts once a run has measured that: requests may be waiting now.
+    """
+    memory = own_memory(options)
+    speed = machine_speed(open_host().kernels, own_threads(options), options.cache)
+    disk = DiskRate(speed.disk) if speed.disk else LAPTOP.disk
+    own = NodeMachine(Rates(speed.read, speed.operations), memory, disk)
+    return PlannedSplit(model_shape(options.model, options.dtype, options.cache, memory), own, measured, options)
 
 
 def _shares(found: Dealing, nodes: int) -> Split:
@@ -116,3 +121,11 @@ def _say(problem: HomeProblem, dealing: Dealing) -> None:
             f"{1 / dealing.seconds:.3g} tok/s expected without {', '.join(out)}{slower}: left out; "
             "--split equal uses every node"
         )
+
+
+def _why(problem: HomeProblem, best: Dealing, rank: int, one: Neighbour) -> str:
+    """What is expected without one node and with it, and how far away it is."""
+    both = split_over(problem, tuple(sorted({*best.members, rank})))
+    slower = f", {1 / both.seconds:.3g} with it" if both else ""
+    far = f"{one.link.latency_s * 1e3:.3g} ms and {one.link.bytes_per_s * 8 / 1e6:.3g} Mbit/s away"
+    return f"{1 / best.seconds:.3g} tok/s expected without it{slower} ({far}); --split equal uses every node"

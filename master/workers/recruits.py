@@ -37,6 +37,7 @@ class Recruits:
 
     def __init__(self, call: Callable[[str, bytes], RemoteWorker]) -> None:
         """`call` begins a call to an address, for the owner of a key."""
+        self.look_over: Callable[[RemoteWorker], None] | None = None  # admits who comes, now or later; None: all are
         self._call = call
         self._calls: list[_Call] = []
 
@@ -82,6 +83,9 @@ class Recruits:
                     self._hang_up(one, now + (ROOM_S if shut else RETRY_S))
                 elif one.worker.hello and memory_budget(one.worker.hello.profile) <= one.above:
                     self._hang_up(one, now + ROOM_S)  # others may use it meanwhile
+                elif self.look_over and one.worker.admitted is None and _free(one.worker):
+                    one.worker.admitted = False
+                    self.look_over(one.worker)
 
     @property
     def called(self) -> list[RemoteWorker]:
@@ -90,8 +94,8 @@ class Recruits:
 
     @property
     def ready(self) -> list[RemoteWorker]:
-        """Those that may be used: they serve this master already, and compute nothing; one that hangs never says so."""
-        return [worker for worker in self.called if worker.hello and worker.connected and worker.idle]
+        """Those that may be used."""
+        return [worker for worker in self.called if _free(worker) and (self.look_over is None or worker.admitted)]
 
     @property
     def sockets(self) -> Iterator[object]:
@@ -136,3 +140,8 @@ class Recruits:
         assert one.worker
         one.worker.close(0)
         one.worker, one.next_at = None, next_at
+
+
+def _free(worker: RemoteWorker) -> bool:
+    """Whether it serves this master already, and computes nothing; one that hangs never says so."""
+    return worker.hello is not None and worker.connected and worker.idle

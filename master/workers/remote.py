@@ -53,6 +53,7 @@ class RemoteWorker:
         self.dropped = 0
         self.connected = False
         self.idle = False  # it has said that it computes nothing
+        self.admitted: bool | None = None  # to a run that measures who comes; None: nobody has looked at it yet
         self.key = b""  # that it has proved to own; empty on this machine
         self.problem: TpiError | None = None  # found by who may not raise it
         self._alive_at = 0.0

@@ -15,6 +15,13 @@ from tests.support.commands import TPI, clean
 @contextmanager
 def serving(folder: Path, *flags: str) -> Iterator[httpx.Client]:
     """`tpi serve`; its log is in the folder."""
+    with server(folder, *flags) as (_, http):
+        yield http
+
+
+@contextmanager
+def server(folder: Path, *flags: str) -> Iterator[tuple["subprocess.Popen[str]", httpx.Client]]:
+    """As `serving`, with its process."""
     command = [*TPI, "serve", "--port", "0", "-q", *flags]
     with (
         (folder / "log").open("wb") as log,
@@ -25,7 +32,7 @@ def serving(folder: Path, *flags: str) -> Iterator[httpx.Client]:
             line = next((line for line in process.stdout if " is served at " in line), "")
             assert line, (folder / "log").read_text()
             with httpx.Client(base_url=re.findall(r"http://[^;\s]+", line)[0], timeout=100) as http:
-                yield http
+                yield process, http
         finally:
             process.send_signal(signal.SIGTERM)
             process.wait(60)

@@ -1,7 +1,7 @@
 """The home of this machine and some workers, who are asked how fast they are and how far away."""
 
-from collections.abc import Sequence
-from contextlib import closing
+from collections.abc import Callable, Sequence
+from contextlib import closing, suppress
 from dataclasses import dataclass, replace
 
 from master.joining.asking import Asked, ask
@@ -9,7 +9,7 @@ from master.planning.home.members import Home, meeting_at_master
 from master.workers.places import WorkerId
 from scheduler.model.machine import LAPTOP, DiskRate, NodeMachine, Rates
 from scheduler.model.told import told_machine
-from tpi.errors import NodeLost
+from tpi.errors import NodeLost, TpiError
 from tpi.keys.door import Door
 from tpi.net.fields import Profile
 from tpi.net.sockets import Net
@@ -34,13 +34,14 @@ class Neighbour:
         return WorkerId(self.address, self.key)
 
 
-def ask_neighbours(net: Net, addresses: Sequence[str]) -> list[Neighbour]:
-    """The workers at `addresses`, in that order.
+def neighbours_at(addresses: Sequence[str], wanted: Callable[[], bool], door: Door) -> list[Neighbour]:
+    """The workers at `addresses`, in that order, asked with the keys of `door`. See `master.joining.measured.Ask`.
 
-    Raises:
-        NodeLost: if one does not answer, or does not say how fast it is.
+    Nobody, if one of them does not answer, does not say how fast it is, or nobody has `wanted` that any more.
     """
-    return [_neighbour(one) for one in ask(net, addresses, links=True)]
+    with closing(Net(door=door)) as net, suppress(TpiError):
+        return [_neighbour(one) for one in ask(net, addresses, links=True, wanted=wanted)]
+    return []
 
 
 def home_of_neighbours(own: NodeMachine, neighbours: Sequence[Neighbour]) -> Home:
@@ -56,9 +57,12 @@ def home_of_neighbours(own: NodeMachine, neighbours: Sequence[Neighbour]) -> Hom
 
 
 def home_asked(addresses: Sequence[str], own: NodeMachine, door: Door | None = None) -> Home:
-    """This machine and the workers at `addresses`, less those that serve others now. Errors as `ask_neighbours`.
+    """This machine and the workers at `addresses`, less those that serve others now.
 
     `door` has the keys that they are asked with (None: the user's).
+
+    Raises:
+        NodeLost: if one does not answer, or does not say how fast it is.
     """
     with closing(Net(door=door)) as net:
         asked = ask(net, addresses, links=True)

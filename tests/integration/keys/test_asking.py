@@ -10,7 +10,7 @@ import pytest
 from click.testing import CliRunner
 
 from master.joining import checks, commands
-from master.joining.asking import Asked, ask
+from master.joining.asking import _BURST, Asked, ask
 from master.joining.checks import check_machine, check_workers
 from master.joining.discovery import find_workers, willing_at_home, workers_at_home
 from master.planning.home import asked
@@ -22,11 +22,13 @@ from scheduler.model.machine import LAPTOP
 from tests.support.cluster.cluster_helpers import fake_workers
 from tests.support.cluster.key_helpers import locked, pair_folders, trust
 from tests.support.commands import tpi
+from tests.support.processes.hostile_worker import Hostile, hostile
 from tpi import __version__
 from tpi.errors import UsageError
 from tpi.keys.announcement import Announcement
 from tpi.keys.door import Door
 from tpi.keys.identity import load_identity
+from tpi.net.questions import MOST_ECHOED, Condition, Echo, Inquiry
 from tpi.net.sockets import Net
 from worker.service.announce import Announcer
 
@@ -192,3 +194,25 @@ def test_without_keys_nobody_is_looked_for(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.setenv("TPI_CONFIG", str(tmp_path))
     monkeypatch.setattr(commands, "workers_at_home", None)  # calling it would fail
     assert "no workers" in CliRunner().invoke(commands.ps, ["--no-keys"], catch_exceptions=False).output
+
+
+def test_a_link_that_is_too_slow_to_be_measured_in_time_is_told_by_what_came(tmp_path: Path) -> None:
+    """A quarter of the echoes comes; an estimate says more of such a link than nothing."""
+    echoed = list[Echo]()
+
+    def echo(worker: Hostile, message: object) -> list[object]:
+        if isinstance(message, Inquiry):
+            profile = worker.hello(0).profile
+            return [Condition(message.number, __version__, "slow", "", 0.0, 0.0, worker.port, worker.port, profile, ())]
+        if isinstance(message, Echo) and message.data:
+            echoed.append(message)
+        return [message] if isinstance(message, Echo) and (not message.data or len(echoed) % 4 == 0) else []
+
+    with hostile(echo) as worker, closing(Net()) as net:
+        (asked,) = ask(net, [worker.address], links=True, seconds=1.0)
+        assert asked.link
+        assert len(echoed) == _BURST  # it is not asked for more, once the time is over
+        assert asked.link.bytes_per_s < 2 * _BURST * MOST_ECHOED / 3.9  # a second for a quarter, both ways
+        (asked,) = ask(net, [worker.address], links=True, wanted=lambda: False)
+        assert asked.link is None
+        assert asked.condition is None

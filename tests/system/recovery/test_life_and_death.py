@@ -305,6 +305,25 @@ def test_master_killed(tmp_path: Path) -> None:
         assert_figures("master killed", {"next master served": 10.0}, strike)
 
 
+def test_who_is_let_go_is_idle_and_free(tmp_path: Path) -> None:
+    """It returns its memory, keeps its shards, and the next master has it; the others answer on."""
+    model = str(pull("smollm2-135m", default_cache()))
+    with house(tmp_path, 2) as laptops:
+        workers, idle = tuple(one.address for one in laptops), laptops[1].memory
+        with Session(RunOptions(model, workers=workers, cache=tmp_path / "m", context=64)) as session:
+            assert laptops[1].memory > idle + 2 * KEPT
+            session._cluster.dismiss(session._cluster.workers[1:])
+            session.deploy([1.0, 1.0])
+            assert len(speak(session, PROMPT, 3).tokens) == 3
+            assert names(session) == ("master", "a")
+            until(lambda: laptops[1].memory < idle + KEPT)
+            assert session._cluster.recruits.called == []  # nobody calls it again by itself
+            other = RunOptions(model, workers=workers[1:], cache=tmp_path / "m", context=64)
+            with Session(other) as another:
+                assert len(speak(another, PROMPT, 1).tokens) == 1
+            assert len(speak(session, PROMPT, 3).tokens) == 3
+
+
 @contextmanager
 def serving(model: str, workers: Sequence[str], cache: Path) -> Iterator["subprocess.Popen[str]"]:
     """A master in a process of its own, which has answered nothing yet."""

@@ -2,16 +2,18 @@
 
 import json
 import re
+import shutil
 import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import httpx
+import psutil
 import pytest
 
-from tests.support.house import house
+from tests.support.house import house, until
 from tests.support.models import TinyModel
-from tests.support.started import serving
+from tests.support.started import server, serving
 
 pytestmark = pytest.mark.timeout(200)
 
@@ -61,4 +63,43 @@ def test_a_stream_goes_on_with_the_same_tokens(tmp_path: Path, tiny_model: Calla
                 assert http.get("/health").status_code == 200
                 assert re.search(rf"worker {victim.name} \S+ is lost", (tmp_path / "log").read_text())
             assert stream(http) == wanted  # whoever asks next is answered as before
+    assert "Traceback" not in (tmp_path / "log").read_text()
+
+
+LONG = 8192  # tokens of context: keys and values of 6 MB, which is what makes the model too large for one
+TIGHT = ("-c", str(LONG), "--memory", "12MiB", "--split", "1,2")
+
+
+def long_model(directory: Path, root: Path) -> Path:
+    """The same model, made for a longer context."""
+    shutil.copytree(directory, root)
+    config = json.loads((root / "config.json").read_text())
+    (root / "config.json").write_text(json.dumps(config | {"max_position_embeddings": LONG}))
+    return root
+
+
+def test_a_server_that_waits_for_a_worker_ends_when_it_is_told_to(
+    tmp_path: Path, tiny_model: Callable[[str], TinyModel]
+) -> None:
+    """Without the worker the model does not fit; the answer that waits for it ends with a reason, and all is gone."""
+    model = long_model(tiny_model("llama").directory, tmp_path / "model")
+    with house(tmp_path, 1) as (laptop,):
+        flags = ("--workers", laptop.address, "--patience", "3600", *TIGHT)
+        with server(tmp_path, "-m", str(model), *flags) as (process, http):
+            ours = [psutil.Process(process.pid), *psutil.Process(process.pid).children(recursive=True)]
+            lines = list[str]()
+            with http.stream("POST", "/v1/chat/completions", json=BODY | {"max_tokens": LONG - 100}) as answer:
+                for line in answer.iter_lines():
+                    lines.append(line)
+                    if len(lines) == 5:
+                        laptop.signal(signal.SIGKILL)
+                        until(lambda: "Waiting 3600 s for workers" in (tmp_path / "log").read_text())
+                        process.send_signal(signal.SIGTERM)
+            assert process.wait(60) == 0
+            assert psutil.wait_procs(ours, timeout=10)[1] == []
+            with pytest.raises(httpx.ConnectError):
+                http.get("/health")
+    said = [line for line in lines if line]
+    assert "the server is shutting down" in said[-2]
+    assert said[-1] == "data: [DONE]"
     assert "Traceback" not in (tmp_path / "log").read_text()

@@ -1,11 +1,14 @@
 """Who takes part while workers come and go: what is planned, who is waited for, and how long."""
 
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
 
 from master.joining.lookout import Lookout
 from master.joining.recovery import Membership
+from master.joining.scout import Scout
 from master.joining.shares import Shares
 from master.workers.places import WorkerId
 from tpi.errors import NodeLost, PlanError
@@ -18,6 +21,7 @@ class Gone:
         self.workers: list[Any] = []
         self.recruits, self.waits, self.weights_sent = self, 0, 0
         self.ready: list[Any] = []
+        self.look_over: Any = None
         self.sought: list[tuple[str, str, bytes]] = []
 
     def part(self, error: object) -> list[Any]:
@@ -45,7 +49,8 @@ def refuse(shares: object) -> None:
 
 def member(cluster: Any, said: list[str], patience_s: float = 1e9, **more: Any) -> Membership:
     lookout = Lookout(list, lambda address, key: None)
-    return Membership(cluster, Shares(1.0, {}), refuse, said.append, patience_s, False, lookout, **more)
+    scout = Scout(None, lambda one: cluster.seek(one.address, one.key))
+    return Membership(cluster, Shares(1.0, {}), refuse, said.append, patience_s, False, lookout, scout, **more)
 
 
 def test_patience_lasts_as_long_as_anybody_waits() -> None:
@@ -67,12 +72,169 @@ def test_patience_has_an_end() -> None:
 def test_who_was_left_out_of_the_plan_is_called_where_the_model_does_not_fit() -> None:
     """Until then it is not, however loudly it announces itself: it would slow the others."""
     cluster, slow, new = Gone(), WorkerId("slow:1", b"1" * 32), WorkerId("new:1", b"2" * 32)
-    membership = member(cluster, [], patience_s=0.0, reserve=(slow,))
-    membership.hear("slow:2", slow.key)
+    membership = member(cluster, [], patience_s=0.0)
+    membership.scout.keep([slow])
+    membership.hear(slow.address, slow.key)
     membership.hear(new.address, new.key)
     assert cluster.sought == [("announced", new.address, new.key)]
     with pytest.raises(NodeLost, match="nobody came back"):
         membership.recover(NodeLost("a", "worker a is lost"))
     assert cluster.sought[1:] == [("met", slow.address, slow.key)]
-    membership.hear("slow:2", slow.key)
-    assert cluster.sought[2:] == [("announced", "slow:2", slow.key)]
+    membership.hear(slow.address, slow.key)
+    assert cluster.sought[2:] == [("announced", slow.address, slow.key)]
+
+
+@dataclass
+class Machine:
+    """A worker on another machine."""
+
+    name: str
+
+    @property
+    def key(self) -> bytes:
+        return self.name.encode() * 8
+
+    @property
+    def id(self) -> WorkerId:
+        return WorkerId(f"{self.name}:1", self.key)
+
+
+class House:
+    """A cluster whose master measures who comes; `ready` have come. It is its own recruits."""
+
+    def __init__(self, *workers: Machine) -> None:
+        self.workers: list[Any] = list(workers)
+        self.recruits, self.weights_sent = self, 0
+        self.ready: list[Any] = []
+        self.dismissed: list[str] = []
+        self.unmeasured: list[bool] = []  # whether anybody might be used, while workers were waited for
+        self.look_over: Any = lambda worker: None
+
+    def join(self) -> list[Any]:
+        joined, self.ready = self.ready, []
+        self.workers = [*self.workers, *joined]
+        return joined
+
+    def dismiss(self, workers: list[Any]) -> None:
+        self.dismissed += [one.name for one in workers]
+        self.workers = [one for one in self.workers if one not in workers]
+
+    def part(self, error: NodeLost) -> list[Any]:
+        gone = [one for one in self.workers if one.name == error.node]
+        self.workers = [one for one in self.workers if one not in gone]
+        return gone
+
+    def await_recruits(self, seconds: float) -> bool:
+        self.unmeasured.append(self.look_over is None)
+        self.ready = [Machine("slow")]
+        return True
+
+
+class Rules:
+    """A plan by names: each of those in it would only slow the others where a certain one is there."""
+
+    def __init__(self, **slows: str) -> None:
+        self.slows = slows
+
+    def among(self, workers: Sequence[WorkerId]) -> list[float]:
+        return [1.0] * (1 + len(workers))
+
+    def refused(self, workers: Sequence[WorkerId]) -> dict[WorkerId, str]:
+        names = [one.address.partition(":")[0] for one in workers]
+        slow = [self.slows.get(name) in ("master", *names) for name in names]
+        return {one: "it is slow" for one, out in zip(workers, slow, strict=True) if out}
+
+
+@dataclass
+class Home:
+    """A house with its membership: how many nodes each deployment had, what was said, who was called again."""
+
+    house: House
+    rules: Rules
+    least: int = 1  # nodes that the model needs
+    deployed: list[int] = field(default_factory=list)
+    said: list[str] = field(default_factory=list)
+    called: list[str] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        lookout, house = Lookout(list, lambda address, key: None), self.house
+        scout = Scout(None, lambda one: self.called.append(one.address))
+        cluster: Any = house
+        self.membership = Membership(cluster, self.rules, self.deploy, self.said.append, 60.0, False, lookout, scout)
+
+    def deploy(self, shares: Any) -> None:
+        if len(shares) < self.least:
+            raise PlanError("master: the model does not fit")
+        self.deployed.append(len(shares))
+
+    def comes(self, *names: str) -> None:
+        """These join, and the next request begins."""
+        self.house.ready = [Machine(name) for name in names]
+        self.membership.welcome(fresh=True)
+
+    @property
+    def names(self) -> list[str]:
+        return [one.name for one in self.house.workers]
+
+    @property
+    def kept(self) -> list[str]:
+        return [one.address.partition(":")[0] for one in self.membership.scout.kept]
+
+
+def test_who_joins_and_would_slow_the_rest_is_left_out_and_said_to_be_once() -> None:
+    home = Home(House(), Rules(slow="master"))
+    for _ in range(2):
+        home.comes("slow")
+        assert home.said == ["slow is not used: it is slow"]
+        assert (home.names, home.kept, home.deployed) == ([], ["slow"], [])
+    assert home.house.dismissed == ["slow", "slow"]
+    home.comes("slow", "fast")
+    assert home.said[1:] == ["fast joined; planning anew"]
+    assert (home.names, home.kept, home.deployed) == (["fast"], ["slow"], [2])
+    home.rules.slows.clear()  # its link is mended
+    home.comes("slow")
+    assert (home.names, home.kept, home.deployed) == (["fast", "slow"], [], [2, 3])
+
+
+def test_who_is_not_needed_any_more_beside_one_that_joins_is_let_go() -> None:
+    home = Home(House(Machine("old")), Rules(old="fast"))
+    home.comes("fast")
+    assert (home.names, home.kept, home.house.dismissed) == (["fast"], ["old"], ["old"])
+    assert home.deployed == [2]
+
+
+def test_who_would_slow_nobody_any_more_is_called_after_a_loss() -> None:
+    home = Home(House(Machine("fast")), Rules(slow="fast"))
+    home.comes("slow")
+    assert (home.kept, home.called) == (["slow"], [])
+    assert home.membership.recover(NodeLost("fast", "worker fast is lost"))
+    assert (home.kept, home.called) == ([], ["slow:1"])
+
+
+def test_who_is_slow_is_used_where_the_model_does_not_fit_until_it_is_not_needed() -> None:
+    home = Home(House(Machine("fast")), Rules(slow="fast"), least=2)
+    home.comes("slow")
+    assert home.membership.recover(NodeLost("fast", "worker fast is lost"))
+    assert home.called == ["slow:1"]
+    assert home.house.unmeasured == [True]
+    assert (home.names, home.deployed) == (["slow"], [2])
+    assert home.house.look_over is not None
+    home.comes("fast")
+    assert (home.names, home.kept, home.deployed) == (["fast"], ["slow"], [2, 2])
+
+
+def test_who_was_left_out_of_the_first_plan_is_called_where_that_does_not_fit() -> None:
+    home = Home(House(), Rules(slow="master"), least=2)
+    home.membership.scout.keep([Machine("slow").id])
+    home.membership.begin(optional=False)
+    assert (home.called, home.names, home.deployed) == (["slow:1"], ["slow"], [2])
+    home = Home(House(), Rules(), least=2)
+    with pytest.raises(PlanError, match="does not fit"):
+        home.membership.begin(optional=False)
+
+
+def test_where_nobody_is_measured_everybody_is_used() -> None:
+    home = Home(House(), Rules(slow="master"))
+    home.house.look_over = None  # --split, or --workers
+    home.comes("slow")
+    assert (home.names, home.deployed) == (["slow"], [2])

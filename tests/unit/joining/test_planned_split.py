@@ -1,20 +1,28 @@
 """A planned split goes with the machines that were measured, wherever they are; who joins is measured then."""
 
-from collections.abc import Sequence
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from master.deployment.planner import Split
 from master.joining import split
+from master.joining.measured import MeasuredWorkers
+from master.joining.shares import SharesLater
 from master.joining.split import PlannedSplit
+from master.options import RunOptions
 from master.planning.home.asked import Neighbour
+from master.planning.shapes import model_shape
 from master.workers.places import WorkerId
 from scheduler.model.home.problem import Dealing
 from scheduler.model.machine import LAPTOP
+from tests.support.paths import DATA
 from tpi.topology.links import Link
 
 FAST, SLOW, NEW = b"\1" * 32, b"\2" * 32, b"\3" * 32
+KEYS = {"fast": FAST, "slow0": SLOW, "new": NEW}
 
 
 def neighbour(address: str, key: bytes) -> Neighbour:
@@ -23,7 +31,7 @@ def neighbour(address: str, key: bytes) -> Neighbour:
 
 @pytest.fixture
 def planned(monkeypatch: pytest.MonkeyPatch) -> PlannedSplit:
-    """Of two machines, the slow one left out; a deal gives each node as many heads as its address is long."""
+    """Of two machines; a deal gives each node as many heads as its address is long."""
 
     def problem(self: PlannedSplit, neighbours: Sequence[Neighbour]) -> Any:
         return neighbours
@@ -31,14 +39,15 @@ def planned(monkeypatch: pytest.MonkeyPatch) -> PlannedSplit:
     def dealt(neighbours: Any, members: tuple[int, ...]) -> Dealing:
         return Dealing(members, {"heads": (1, *(len(one.address) for one in neighbours))}, 1.0, 0.0)
 
-    def measure(addresses: Sequence[str]) -> list[Neighbour]:
-        return [neighbour(one, NEW) for one in addresses if one == "new"]
+    def measure(addresses: Sequence[str], wanted: Callable[[], bool]) -> list[Neighbour]:
+        return [neighbour(one, KEYS[one]) for one in addresses if one in KEYS]
 
     monkeypatch.setattr(PlannedSplit, "problem", problem)
     monkeypatch.setattr(split, "split_over", dealt)
     nothing: Any = None
-    measured = [neighbour("fast", FAST), neighbour("slow0", SLOW)]
-    return PlannedSplit(nothing, LAPTOP, measured, ("fast",), nothing, measure)
+    measured = MeasuredWorkers(measure)
+    measured.ask(["fast", "slow0"])
+    return PlannedSplit(nothing, LAPTOP, measured, nothing)
 
 
 def heads(planned: PlannedSplit, *workers: WorkerId) -> list[float]:
@@ -50,10 +59,55 @@ def test_a_laptop_at_another_address_keeps_its_plan(planned: PlannedSplit) -> No
     assert heads(planned, WorkerId("fast", FAST)) == [1, 4]
     assert heads(planned, WorkerId("somewhere", FAST), WorkerId("else", SLOW)) == [1, 4, 5]
     assert heads(planned, WorkerId("slow0", FAST), WorkerId("fast", SLOW)) == [1, 4, 5]
-    assert planned.left_out == (WorkerId("slow0", SLOW),)
 
 
 def test_who_joins_is_measured_once_and_planned_with(planned: PlannedSplit) -> None:
     assert heads(planned, WorkerId("fast", FAST), WorkerId("new", NEW)) == [1, 4, 3]
     assert heads(planned, WorkerId("moved", NEW)) == [1, 3]
     assert heads(planned, WorkerId("fast", FAST), WorkerId("mute", b"\4" * 32)) == [1, 1, 1]
+
+
+def home_of(**links: Link) -> PlannedSplit:
+    """A large model on a laptop, and others of its kind at the ends of `links`."""
+    shape = model_shape(str(DATA / "llama-3.1-70b" / "config.json"), "q4", DATA, 1 << 36)
+    machine = replace(LAPTOP, memory=1 << 36)
+
+    def measure(addresses: Sequence[str], wanted: Callable[[], bool]) -> list[Neighbour]:
+        return [Neighbour(one, one, machine, links[one], machine, one.encode()) for one in addresses]
+
+    measured = MeasuredWorkers(measure)
+    measured.ask(list(links))
+    return PlannedSplit(shape, machine, measured, RunOptions("llama"))
+
+
+def worker(name: str) -> WorkerId:
+    return WorkerId(name, name.encode())
+
+
+def test_who_would_slow_the_rest_is_refused_and_the_reason_has_figures() -> None:
+    home = home_of(near=Link(0.0005, 1e8), far=Link(2.0, 1e6))
+    assert home.refused([worker("near")]) == {}
+    assert home.refused([]) == {}
+    (out, why), *others = home.refused([worker("near"), worker("far")]).items()
+    assert (out, others) == (worker("far"), [])
+    said = r"[\d.]+ tok/s expected without it, 0\.[\d.]+ with it \(2e\+03 ms and 8 Mbit/s away\); --split equal .*"
+    assert re.fullmatch(said, why)
+    assert home.refused([worker("near"), worker("never measured")]) == {}
+
+
+def test_shares_are_planned_once_somebody_from_elsewhere_joins() -> None:
+    home, made = home_of(**{"192.0.2.1:1": Link(0.0005, 1e8), "192.0.2.2:1": Link(2.0, 1e6)}), list[str]()
+
+    def plan() -> PlannedSplit:
+        made.append("a plan")
+        return home
+
+    later, near, far = SharesLater(plan), worker("192.0.2.1:1"), worker("192.0.2.2:1")
+    local = WorkerId("127.0.0.1:1")
+    assert later.among([]) == [1.0]
+    assert later.among([local]) == [1.0, 1.0]
+    assert later.refused([]) == later.refused([local]) == {}
+    assert made == []
+    assert isinstance(later.among([near]), Split)
+    assert list(later.refused([near, far])) == [far]
+    assert made == ["a plan"]

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from master.joining.lookout import Lookout
 from master.joining.recovery import Membership
+from master.joining.scout import Scout
 from master.joining.shares import Shares
 from master.workers.places import WorkerId, WorkerPlaces, recognise
 from master.workers.recruits import RETRY_S, ROOM_S, Recruits
@@ -25,6 +26,7 @@ class Called:
         self.address = self.name = address
         self.id = WorkerId(address)
         self.key, self.connected, self.idle, self.closed = b"", True, True, False
+        self.admitted: bool | None = None
         self.problem = problem
         self.hello: Any = SimpleNamespace(profile=SimpleNamespace(memory_limit=memory, memory_free=0))
 
@@ -93,12 +95,29 @@ def test_another_address_of_one_that_is_to_wait_is_not_called_sooner() -> None:
     assert [one.address for one in recruits.ready] == ["a"]
 
 
+def test_who_comes_counts_once_it_was_looked_over() -> None:
+    house, seen = House(), list[Any]()
+    recruits = Recruits(house.call)
+    recruits.look_over = seen.append
+    recruits.seek("a")
+    for now in (0.0, 1.0, 2.0):
+        recruits.tend(now)
+    assert [id(one) for one in seen] == [id(one) for one in house.calls]  # once
+    assert recruits.ready == []
+    assert recruits.take() == []
+    recruits.look_over = None  # the model does not fit: everybody may help
+    assert len(recruits.ready) == 1
+    recruits.look_over = seen.append
+    seen[0].admitted = True
+    assert [id(one) for one in recruits.take()] == [id(one) for one in seen]
+
+
 class Joined:
     """A cluster whom some have joined; the plan is too much for whom `PlanError` names."""
 
     def __init__(self, *workers: RemoteWorker) -> None:
         self.workers, self.recruits, self.weights_sent = list(workers), self, 0
-        self.ready = list(workers)
+        self.ready, self.look_over = list(workers), None
         self.postponed: list[tuple[list[str], list[str]]] = []
 
     def join(self) -> list[RemoteWorker]:
@@ -117,7 +136,8 @@ def membership(cluster: Any, *errors: TpiError) -> Membership:
             raise left.pop(0)
 
     lookout = Lookout(list, lambda address, key: None)
-    return Membership(cluster, Shares(1.0, {}), deploy, lambda text: None, 0.0, False, lookout)
+    scout = Scout(None, lambda one: None)
+    return Membership(cluster, Shares(1.0, {}), deploy, lambda text: None, 0.0, False, lookout, scout)
 
 
 def workers(house: House) -> list[Any]:

@@ -1,0 +1,47 @@
+"""Plans over other machines, for a session: what makes them is only loaded where there are any, in half a second."""
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+from master.joining.measured import MeasuredWorkers
+from master.joining.shares import Shares, SharesLater, Sharing
+from master.options import RunOptions
+from tpi.keys.door import Door, leaves_machine
+from tpi.net.sockets import split_address
+
+if TYPE_CHECKING:
+    from master.joining.split import FirstSplit, PlannedSplit
+    from master.planning.home.asked import Neighbour
+
+
+def neighbours_at(addresses: Sequence[str], wanted: Callable[[], bool], door: Door) -> "list[Neighbour]":
+    """See `master.planning.home.asked.neighbours_at`. What plans with them is loaded by now: no request waits here."""
+    for name in ("master.joining.split", "scipy.optimize"):
+        import_module(name)
+    from master.planning.home.asked import neighbours_at
+
+    return neighbours_at(addresses, wanted, door)
+
+
+def first_split(options: RunOptions, measured: MeasuredWorkers) -> "FirstSplit | None":
+    """A split by measured speeds, where workers are on other machines and the user asked for none."""
+    hosts = [split_address(address)[0] for address in options.workers]
+    if options.split is not None or not hosts or not all(map(leaves_machine, hosts)):
+        return None
+    from master.joining.split import plan_split
+
+    return plan_split(options, measured)
+
+
+def shares_later(asked: Shares, options: RunOptions, measured: MeasuredWorkers) -> Sharing:
+    """Shares as they were asked for; where nobody was found yet, by a plan with whoever joins."""
+    alone = options.discover and options.keys and options.split is None and not options.workers
+    return SharesLater(partial(_split_later, options, measured)) if alone else asked
+
+
+def _split_later(options: RunOptions, measured: MeasuredWorkers) -> "PlannedSplit":
+    from master.joining.split import split_later
+
+    return split_later(options, measured)

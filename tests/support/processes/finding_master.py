@@ -1,0 +1,47 @@
+"""A master that finds its workers, in a network that carries no announcements: a file says what is announced.
+
+`python -m tests.support.processes.finding_master MODEL FILE` has a line `NAME KEY HOST` for each machine in FILE. It
+answers a short request for every line on stdin, and says then of which nodes. It looks around more often than a home's.
+"""
+
+import sys
+from pathlib import Path
+from unittest.mock import patch
+
+from master.joining import lookout, scout
+from master.options import RunOptions
+from master.session import Session
+from tests.support.house import speak
+from tpi.config import default_cache
+from tpi.keys.announcement import Announcement
+from tpi.keys.door import Door
+
+_PORT = 9990
+_PROMPT, _LENGTH = [5, 6, 7, 8], 2
+
+
+def _announced(file: Path) -> list[Announcement]:
+    lines = [line.split() for line in file.read_text().splitlines()]
+    return [Announcement(name, bytes.fromhex(key), _PORT, (host,)) for name, key, host in lines]
+
+
+def main(model: str, file: Path) -> None:
+    def find(door: Door) -> list[Announcement]:
+        return _announced(file)
+
+    lookout._EVERY_S = lookout._SELDOM_S = 0.3
+    scout._EVERY_S = 0.5
+    options = RunOptions(model, discover=True, context=64, cache=default_cache())
+    with (
+        patch("master.session.find_workers", find),
+        patch("master.joining.discovery.find_workers", find),
+        Session(options) as session,
+    ):
+        for _ in sys.stdin:
+            speak(session, _PROMPT, _LENGTH)
+            sys.stdout.write(" ".join(session.names) + "\n")
+            sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], Path(sys.argv[2]))

@@ -217,7 +217,8 @@ def test_a_quota_of_processor_time_counts_once(
     alone = measure_host(SlowKernels(clock))  # type: ignore[arg-type]
     assert found.read == pytest.approx(cores * alone.read)
     assert found.operations == pytest.approx(cores * alone.operations)
-    assert found.kv is not None and alone.kv is not None
+    assert found.kv is not None
+    assert alone.kv is not None
     assert found.kv.q8 == pytest.approx(cores * alone.kv.q8)
     assert kernels.threads() == threads
 

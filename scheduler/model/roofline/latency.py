@@ -11,9 +11,8 @@ from math import inf
 import numpy as np
 import numpy.typing as npt
 
-from scheduler.model.machine import Accelerator, Rates, laptop_gpu
+from scheduler.model.machine import Accelerator, Number, Rates, laptop_gpu
 from scheduler.model.offload.work import Stretch
-from scheduler.model.roofline.layer import Number
 from scheduler.model.roofline.policy import BatchPolicy, BatchProblem, SumCost
 
 F64 = npt.NDArray[np.float64]

@@ -49,6 +49,7 @@ DISK = "10 GB of disk"
 # the order is that of the document
 BENCHMARKS = {
     "kernels": Benchmark("benchmarks.support.adapters:kernels", ("tpi/kernels", "benchmarks/speed/kernels.py"), 4),
+    "attention": Benchmark("benchmarks.speed.attention:bench", ("tpi/kernels", "worker/measure/attention.py"), 0.5),
     "peers": Benchmark("benchmarks.speed.peers:bench", ONE_NODE, 12, "llama-cpp-python", ("llama_cpp",), quick=False),
     "quality": Benchmark(
         "benchmarks.accuracy.quality:bench",

@@ -8,14 +8,42 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from math import inf
 
+import numpy as np
+import numpy.typing as npt
+
 from tpi.config import parse_size
 from tpi.devices.emulated.machine import EmulatedMachine
 from tpi.errors import UsageError
+from tpi.kv import KvDtype
 
+Number = float | npt.NDArray[np.float64]
 GIB = 1 << 30
 PIECES = tuple(1 << power for power in range(16, 27, 2))  # bytes of transfers whose speeds are compared
+SHARERS = 4  # query heads with which keys and values are attended to where that is measured: Mixtral's
 GOOD_ENOUGH = 0.95  # of the best speed, for transfers in smaller pieces
 EXAMPLE = "8GiB GPU, 16GiB RAM, 2GB/s disk"
+
+
+@dataclass(frozen=True)
+class KvRates:
+    """Bytes of keys and values per second that attention of new tokens goes over while caches hold them, by format.
+
+    Measured with `SHARERS` query heads for each head of keys and values; with more of them it is slower by as much.
+    """
+
+    f32: float
+    f16: float
+    q8: float
+    q4: float
+
+    def seconds(self, kv_dtype: KvDtype, nbytes: Number, sharers: float) -> Number:
+        """Of attending to `nbytes`, each of them with so many query heads."""
+        rate: float = getattr(self, kv_dtype)
+        return nbytes / rate * max(1.0, sharers / SHARERS)
+
+    def times(self, factor: float) -> "KvRates":
+        """The same, so many times as fast."""
+        return KvRates(*(factor * rate for rate in (self.f32, self.f16, self.q8, self.q4)))
 
 
 @dataclass(frozen=True)
@@ -25,6 +53,7 @@ class Rates:
     read: float  # bytes per second of weights, keys and values, for few tokens at once
     operations: float  # floating-point operations per second, for many tokens at once
     start: float = 0.0  # seconds that every call takes beside that
+    kv: KvRates | None = None  # what is done of attention; None: nothing is known to be slower than reading
 
     def seconds(self, nbytes: float, operations: float) -> float:
         """Of what reads `nbytes` and does `operations` with them: the roofline (Williams et al., 2009)."""

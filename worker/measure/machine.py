@@ -10,13 +10,15 @@ from functools import partial
 
 import numpy as np
 
-from scheduler.model.machine import GOOD_ENOUGH, PIECES, Accelerator, DeviceLink, Rates
+from scheduler.model.machine import GOOD_ENOUGH, PIECES, Accelerator, DeviceLink, KvRates, Rates
 from tpi.devices.base import Device
 from tpi.devices.pages import Bytes, page_buffer
 from tpi.kernels import Kernels
 from tpi.kernels.spec import F32, FfnSpec, NormSpec
+from tpi.kv import KV_DTYPES, KvDtype
 from tpi.pack.layout import Part, RunLayout
 from tpi.partition import FFN_UNIT
+from worker.measure.attention import MIXTRAL, AttentionSample
 from worker.plan.speeds import OF_MEMORY
 
 SAMPLES = PIECES[2:]  # bytes that a device may be measured with
@@ -28,12 +30,14 @@ _HIDDEN = 1024
 _UNITS = 512  # of neurons of the largest sample: 50 million weights, more bytes than caches keep
 _LEAST_UNITS = 8
 _TOKENS = 128  # of a sample prompt
+_SEQUENCES, _CONTEXT = 8, 512  # that attend to keys and values in caches
 _now = time.perf_counter
 _given = time.process_time  # to all threads together
 
 
 def measure_host(kernels: Kernels) -> Rates:
-    """How fast these kernels multiply a sample block with one token, and with many; takes a tenth of a second.
+    """How fast these kernels multiply a sample block with one token, and with many, and attend to keys and values in
+    every format; takes two tenths of a second.
 
     What counts is the time that the threads were given. A quota of processor time would be felt by a measurement, or
     not, as its period is; so would what else the machine computes.
@@ -45,7 +49,14 @@ def measure_host(kernels: Kernels) -> Rates:
     one, weights = sample_block(2 * _UNITS)
     read = OF_MEMORY * weights.size / _usual(partial(kernels.ffn, one, weights, _tokens(1)), given)
     spec, data = sample_block(_LEAST_UNITS * 4)
-    return Rates(read, _operations(spec) / _fastest(partial(kernels.ffn, spec, data, _tokens(_TOKENS)), given))
+    operations = _operations(spec) / _fastest(partial(kernels.ffn, spec, data, _tokens(_TOKENS)), given)
+    return Rates(read, operations, kv=KvRates(**{kv: _attending(kernels, kv, given) for kv in KV_DTYPES}))
+
+
+def _attending(kernels: Kernels, kv_dtype: KvDtype, given: Callable[[], float]) -> float:
+    """Bytes of keys and values in caches that attention goes over per second."""
+    sample = AttentionSample.of(MIXTRAL, kv_dtype, _SEQUENCES, _CONTEXT, cached=True)
+    return sample.nbytes / _fastest(partial(sample.run, kernels), given)
 
 
 def free_memory(device: Device) -> int:

@@ -14,7 +14,7 @@ from math import inf
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
-from scheduler.model.machine import Accelerator, DeviceLink, Rates, laptop_gpu
+from scheduler.model.machine import Accelerator, DeviceLink, KvRates, Rates, laptop_gpu
 from tpi.devices.base import Device
 from tpi.kernels import Kernels
 from tpi.system.atomic import write_atomically
@@ -46,7 +46,7 @@ class Remembered(Generic[T]):
 def host_rates(kernels: Kernels, cache: Path, remeasure: bool = False) -> Remembered[Rates]:
     """What the host's threads compute with these kernels, if no quota stops them: remembered, or measured now."""
     on = f"{_system()}, {usable_cores()} cores, {kernels.threads()} threads, {kernels.isa()}"
-    return _remembered(cache, f"threads {on}", on, _read_rates, lambda: measure_host(kernels), remeasure)
+    return _remembered(cache, f"threads {on}", on, _read_host, lambda: measure_host(kernels), remeasure)
 
 
 def device_rates(device: Device, cache: Path, remeasure: bool = False) -> Remembered[Accelerator]:
@@ -127,6 +127,13 @@ def _read(
 
 def _system() -> str:
     return f"{platform.system()} {platform.machine()}"
+
+
+def _read_host(fields: dict[str, Any]) -> Rates:
+    kv = KvRates(**fields["kv"])
+    if min(asdict(kv).values()) <= 0:
+        raise ValueError("a host that attends to nothing")
+    return replace(_read_rates({**fields, "kv": None}), kv=kv)
 
 
 def _read_rates(fields: dict[str, Any]) -> Rates:

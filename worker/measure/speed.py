@@ -27,7 +27,8 @@ def host_rates_allowed(kernels: Kernels, cache: Path, remeasure: bool = False) -
     finally:
         kernels.set_threads(wanted)
     part, rates = min(1.0, allowed / busy), found.figures
-    return replace(found, figures=replace(rates, read=part * rates.read, operations=part * rates.operations))
+    kv = rates.kv.times(part) if rates.kv else None
+    return replace(found, figures=Rates(part * rates.read, part * rates.operations, rates.start, kv))
 
 
 def disk_rate(cache: Path) -> DiskRate | None:

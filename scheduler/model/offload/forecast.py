@@ -125,4 +125,5 @@ def _wider(link: DeviceLink) -> DeviceLink:
 
 
 def _faster(rates: Rates, reading: float, computing: float) -> Rates:
-    return replace(rates, read=rates.read * reading, operations=rates.operations * computing)
+    kv = rates.kv.times(computing) if rates.kv else None
+    return replace(rates, read=rates.read * reading, operations=rates.operations * computing, kv=kv)

@@ -11,9 +11,8 @@ from math import inf
 import numpy as np
 import numpy.typing as npt
 
-from scheduler.model.machine import Accelerator, Rates, laptop_gpu
+from scheduler.model.machine import Accelerator, Number, Rates, laptop_gpu
 from scheduler.model.offload.work import Stretch
-from scheduler.model.roofline.layer import Number
 from scheduler.model.roofline.policy import BatchPolicy, BatchProblem, SumCost
 
 F64 = npt.NDArray[np.float64]
@@ -253,7 +252,12 @@ class _Layer:
 
     def _attending(self, rates: Rates) -> Number:
         layer, tokens = self._layer, self._tokens
-        return _roofline(rates, tokens * self._cached * layer.kv_token, tokens * self._context * layer.pair)
+        nbytes = tokens * self._cached * layer.kv_token
+        total = _roofline(rates, nbytes, tokens * self._context * layer.pair)
+        if self._prompt or rates.kv is None:
+            return total
+        computing: F64 = np.maximum(total, rates.kv.seconds(layer.kv_dtype, nbytes, layer.sharers))
+        return computing
 
     def _up(self) -> Number:
         """Bytes to the accelerator: weights that pass through, what attention made, or keys and values."""

@@ -6,14 +6,11 @@ Bytes are as packed; each weight is multiplied and added once per token that use
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-import numpy as np
-import numpy.typing as npt
-
+from scheduler.model.machine import Number
 from tpi.config import ModelConfig
 from tpi.kv import KvDtype, vector_bytes
 from tpi.pack.layout import BlockKind, RunLayout
 
-Number = float | npt.NDArray[np.float64]
 _F32 = 4  # bytes of an activation
 _PAIR = 4  # operations of a token with one that it attends to, per head and dimension
 
@@ -28,7 +25,7 @@ class LayerShape:
         ffn_bytes, ffn_weights: of neurons that every token passes: all of a dense model's, the shared experts'.
         routed_bytes, routed_weights: of all routed experts together.
         experts, used: how many routed ones there are, and a token passes.
-        kv_token: bytes of the keys and values of one token.
+        kv_token: bytes of the keys and values of one token, in the format `kv_dtype`.
         pair: operations of one token with one token that it attends to.
         hidden, heads, mixed: bytes of one token's hidden state; of its queries, keys and values; of what attention
             makes of them.
@@ -48,6 +45,12 @@ class LayerShape:
     hidden: float = 0.0
     heads: float = 0.0
     mixed: float = 0.0
+    kv_dtype: KvDtype = "f16"
+
+    @property
+    def sharers(self) -> float:
+        """Query heads of each head of keys and values."""
+        return 2 * self.mixed / (self.heads - self.mixed) if self.heads > self.mixed else 1.0
 
     @property
     def nbytes(self) -> float:
@@ -97,4 +100,5 @@ def layer_shape(config: ModelConfig, runs: Runs, heads: int, kv_heads: int, kv_d
         hidden=_F32 * config.hidden,
         heads=_F32 * (heads + 2 * kv_heads) * dim,
         mixed=_F32 * heads * dim,
+        kv_dtype=kv_dtype,
     )

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from copy import deepcopy
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -13,7 +14,7 @@ from tests.support.kernels.kernel_cases import AttentionCase, attention_case, na
 from tests.support.kernels.pairwise import pairwise
 from tpi.errors import KernelError
 from tpi.kernels.paged import decode_kv, encode_kv, spread
-from tpi.kernels.spec import F32, KV_GROUP
+from tpi.kernels.spec import F32, KV_GROUP, Projected
 from tpi.kv import KV_DTYPES, KvDtype, KvPages, kv_dtype_of, page_bytes, vector_bytes
 
 HEAD_DIMS = [1, 10, 18, 32, 40, 64, 80, 96, 128]
@@ -54,6 +55,40 @@ def test_head_sizes(head_dim: int, kv_dtype: KvDtype, tokens: int) -> None:
 def test_several_sequences_and_windows(kv_dtype: KvDtype, window: int, lengths: tuple[tuple[int, int], ...]) -> None:
     case = attention_case(
         np.random.default_rng(2), heads=6, kv_heads=2, head_dim=64, kv_dtype=kv_dtype, window=window, lengths=lengths
+    )
+    assert_attends_alike(case, 2e-5)
+
+
+@pytest.mark.parametrize("threads", [1, 3])
+@pytest.mark.parametrize("kv_dtype", KV_DTYPES)
+def test_a_token_has_its_bits_whoever_else_attends(kv_dtype: KvDtype, threads: int) -> None:
+    """One by one, or together: other sequences, tokens of the same one, other cuts into tasks."""
+    case = attention_case(
+        np.random.default_rng(7), heads=7, kv_heads=2, head_dim=48, kv_dtype=kv_dtype, rotary=0, softcap=20.0,
+        lengths=((700, 1), (40, 5), (126, 4), (0, 1)),
+    )  # fmt: skip
+    heads = reference.project(case.spec, case.data, case.x, case.batch.positions)
+    alone, before = deepcopy(case.kv), native.threads()
+    native.set_threads(threads)
+    try:
+        together = native.attend(case.spec, heads, case.kv.keys[0], case.kv.values[0], case.batch)
+        native.set_threads(1)
+        for at in range(len(together)):
+            one = slice(at, at + 1)
+            own = Projected(heads.queries[one], heads.keys[one], heads.values[one])
+            batch = replace(case.batch, positions=case.batch.positions[one], sequence=case.batch.sequence[one])
+            found = native.attend(case.spec, own, alone.keys[0], alone.values[0], batch)
+            np.testing.assert_array_equal(found[0], together[at])
+    finally:
+        native.set_threads(before)
+
+
+@pytest.mark.parametrize("kv_dtype", KV_DTYPES)
+def test_steps_of_many_tokens_attend_in_chunks(kv_dtype: KvDtype) -> None:
+    """As many as their tokens have room for, of a size that doubles with the position."""
+    lengths = ((3000, 20), (20, 1), *[(130, 1)] * 10)
+    case = attention_case(
+        np.random.default_rng(8), heads=4, kv_heads=1, head_dim=32, kv_dtype=kv_dtype, rotary=0, lengths=lengths
     )
     assert_attends_alike(case, 2e-5)
 

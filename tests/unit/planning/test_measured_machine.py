@@ -18,8 +18,11 @@ from tpi.devices.base import Event, Finished, Pending
 from tpi.devices.host import open_host
 from tpi.devices.pages import Bytes, page_buffer
 from tpi.kernels import Kernels
+from tpi.kernels.spec import Batch
+from tpi.kv import KV_DTYPES
 from worker.equipment import measured
 from worker.measure import machine, remembered, speed
+from worker.measure.attention import AttentionSample, Heads
 from worker.measure.machine import link_of, measure_device, measure_host, sample_block
 from worker.measure.remembered import contradicts, device_rates, doubt_machine, host_rates
 from worker.plan.speeds import OF_DISK
@@ -28,6 +31,7 @@ T = TypeVar("T")
 MIB = 1 << 20
 UP, DOWN, LATENCY = 2e9, 1e9, 1e-4  # bytes per second, seconds
 READ, OPERATIONS, START = 5e10, 4e12, 2e-4
+ATTENDED = {512: 4e10, 256: 3e10, 136: 2e10, 80: 1e10}  # bytes per second, by those of a vector: f32, f16, q8, q4
 
 
 @dataclass
@@ -88,6 +92,10 @@ class SlowKernels:
         operations = 2 * len(x) * run.units * run.width * run.hidden * len(run.parts)
         self._clock.now += START + max(data.size / READ, operations / OPERATIONS)
         return x
+
+    def attend(self, spec: object, projected: object, keys: np.ndarray, values: np.ndarray, batch: Batch) -> None:
+        vector = keys[0, 0, 0].nbytes
+        self._clock.now += START + 2 * int((batch.positions + 1).sum()) * keys.shape[1] * vector / ATTENDED[vector]
 
     def read(self, data: Bytes) -> None:
         self._clock.now += data.size / READ
@@ -192,6 +200,9 @@ def test_the_host_is_measured_with_its_kernels(clock: FakeClock, monkeypatch: py
     found = measure_host(SlowKernels(clock))  # type: ignore[arg-type]
     assert found.read == pytest.approx(0.85 * READ, rel=0.2)  # a call takes a while beside reading
     assert found.operations < OPERATIONS
+    assert found.kv is not None
+    for kv_dtype, rate in zip(KV_DTYPES, ATTENDED.values(), strict=True):
+        assert 0.5 * rate < getattr(found.kv, kv_dtype) < rate  # a call takes a while here too
 
 
 @pytest.mark.parametrize(("quota", "threads", "cores"), [(0.1, 2, 0.1), (0.1, 1, 0.1), (1.5, 4, 1.5), (4.0, 2, 2.0)])
@@ -206,6 +217,9 @@ def test_a_quota_of_processor_time_counts_once(
     alone = measure_host(SlowKernels(clock))  # type: ignore[arg-type]
     assert found.read == pytest.approx(cores * alone.read)
     assert found.operations == pytest.approx(cores * alone.operations)
+    assert found.kv is not None
+    assert alone.kv is not None
+    assert found.kv.q8 == pytest.approx(cores * alone.kv.q8)
     assert kernels.threads() == threads
 
 
@@ -302,6 +316,28 @@ def test_the_host_is_remembered_beside_devices(clock: FakeClock, counted: list[i
     assert "1 threads, none" in first.on
     device_rates(slow_device(clock), tmp_path)
     assert len(counted) == 1
+
+
+@pytest.mark.parametrize("kv", [None, {}, {"f32": 1, "f16": 1, "q8": 0, "q4": 1}])
+def test_a_record_without_the_rate_of_attention_is_made_again(clock: FakeClock, tmp_path: Path, kv: object) -> None:
+    kernels = SlowKernels(clock)
+    first = host_rates(kernels, tmp_path)  # type: ignore[arg-type]
+    known = json.loads((tmp_path / "machine.json").read_text())
+    for fields in known.values():
+        fields["figures"]["kv"] = kv
+    (tmp_path / "machine.json").write_text(json.dumps(known))
+    assert host_rates(kernels, tmp_path).figures.kv == first.figures.kv  # type: ignore[arg-type]
+
+
+def test_what_is_attended_to_for_a_measurement_lies_in_caches() -> None:
+    """All pages are shared but the last, which the new token of each sequence is appended to."""
+    sample = AttentionSample.of(Heads(4, 2, 32), "q8", 3, 100, cached=True)
+    tables = sample.batch.tables
+    assert tables.tolist() == [[0, 1, 2, 3], [0, 1, 2, 4], [0, 1, 2, 5]]
+    assert sample.nbytes == 2 * 3 * 100 * 2 * (32 + 2)
+    alone = AttentionSample.of(Heads(4, 2, 32), "q8", 3, 100)
+    assert len(set(alone.batch.tables.reshape(-1).tolist())) == 12
+    np.testing.assert_allclose(sample.run(reference), alone.run(reference), rtol=1e-6)
 
 
 def test_a_run_plans_with_the_disk_that_was_measured(

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from scheduler.model.machine import Rates, emulated_node
+from scheduler.model.machine import SHARERS, KvRates, Rates, emulated_node
 from scheduler.model.offload.work import STRETCHES
 from scheduler.model.roofline.latency import (
     PolicyPoint,
@@ -155,3 +155,22 @@ def test_few_pairs_are_solved_for() -> None:
     assert choice.compared > 1000
     assert choice.solved < 30
     assert seconds(paper("t4", 4096), choice.policy) > 0
+
+
+@pytest.mark.parametrize("sharers", [SHARERS, 4 * SHARERS])
+def test_attention_on_the_host_takes_what_was_measured_of_it(sharers: int) -> None:
+    """Where it is slower than reading; and as much longer as more query heads share keys and values."""
+    problem, at = paper("l4", 100), PolicyPoint(100, 10, 0, 1)
+    values = (problem.layer.heads - problem.layer.mixed) / 2
+    layer = replace(problem.layer, kv_dtype="q8", mixed=sharers * values, heads=(sharers + 2) * values)
+    host = replace(problem.machine.host, start=0.0)
+
+    def seconds_with(kv: KvRates | None) -> float:
+        machine = replace(problem.machine, host=replace(host, kv=kv))
+        return float(roofs(replace(problem, layer=layer, machine=machine), at, "decode")["host"])
+
+    reading, nbytes = host.read, 100 * problem.request.context * layer.kv_token
+    assert seconds_with(None) == pytest.approx(nbytes / reading)
+    assert seconds_with(KvRates(1, 1, 64 * reading, 1)) == pytest.approx(nbytes / reading)
+    slow = KvRates(1, 1, reading / 2, 1)
+    assert seconds_with(slow) == pytest.approx(2 * nbytes / reading * sharers / SHARERS)

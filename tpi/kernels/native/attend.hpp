@@ -1,5 +1,7 @@
 // Softmax attention over the paged cache, and the rotation of what goes into it.
-// Works block by block with a running maximum, so the context may be of any length.
+// Works page by page with a running maximum, so the context may be of any length. Query rows that share a KV head go over
+// a page together, a few at a time: a key or value is loaded and widened once for all of these, in registers. What comes
+// to a row does not depend on the others.
 #pragma once
 
 #include "kv_formats.hpp"
@@ -25,79 +27,179 @@ inline void rotate(float* head, const float* cosine, const float* sine, size_t h
     }
 }
 
-// ---- one query row against one page ----
+// ---- some query rows against one page ----
+
+constexpr size_t kBlockRows = 4;  // query rows that meet a page together
+constexpr size_t kSums = 8;       // that are under way at once: what two units begin until the first is done
+constexpr size_t kInPlace = 8;    // query rows up to which vectors are widened in registers; for more in memory, once
 
 // One query head of one token, and its softmax so far.
 struct Row {
     const float* query;      // [padded dim]
+    size_t token, head;
     size_t first, last;      // positions attended to, both included
     float* mixed;            // [padded dim], sum of weight * value
     float most, total;       // largest score, sum of weights
 };
 
-// scores of the 32 tokens of a block
-inline void score_block(const float* query, const float* keys, size_t padded, float* scores) {
-    for (size_t j = 0; j < kPageTokens; j += 8) {
-        F8 acc[8];
-        for (F8& a : acc) a = splat(0.0f);
-        for (size_t d = 0; d < padded; d += 8) {
-            F8 q = load(query + d);
-            for (int i = 0; i < 8; ++i) acc[i] = fma(q, load(keys + (j + i) * padded + d), acc[i]);
+// The next page's vectors, which are asked for bit by bit while this page's are used, so that memory never rests.
+struct Ahead {
+    const uint8_t* data;  // of the first token; or null
+    size_t bytes;         // of all
+
+    // `count` of `of` equal parts, from number `part` on
+    void fetch(size_t part, size_t count, size_t of) const {
+        if (data) prefetch_bytes(data + part * bytes / of, count * bytes / of);
+    }
+};
+
+inline Ahead ahead_of(const Kv& cache, size_t row) {
+    return {cache.data + row * cache.vector_bytes, kPageTokens * cache.vector_bytes};
+}
+
+// A page of one sequence and KV head: its first position, how many tokens of it are there, its first row of the caches.
+struct Page {
+    size_t base, count, row;
+    Ahead keys, values;  // of the page after it
+};
+
+// Tokens [from, to) of a page.
+struct Span { size_t from, to; };
+
+// What a row attends to of a page.
+inline Span span_of(const Row& row, const Page& page) {
+    size_t from = row.first > page.base ? row.first - page.base : 0;
+    size_t to = row.last < page.base ? 0 : smaller(row.last + 1 - page.base, page.count);
+    return {from < to ? from : 0, from < to ? to : 0};
+}
+
+using Scores = float[kPageTokens];
+
+// scores[r][j] of the span's tokens, and of what makes up whole blocks with them
+template <KvFormat F, size_t R>
+inline void score_page(const Row* rows, const Vectors& keys, size_t padded, const Span& span, const Ahead& ahead,
+                       Scores* scores) {
+    constexpr size_t K = R == 1 ? 8 : R == 2 ? 4 : 2;
+    for (size_t j = span.from / K * K; j < span.to; j += K) {
+        ahead.fetch(j, K, kPageTokens);
+        Wide acc[R * K], factor[K], key[K];
+        for (Wide& a : acc) a = wide(0.0f);
+        for (size_t d = 0; d < padded;) {
+            for (size_t k = 0; k < K; ++k) factor[k] = factor_of<F>(keys, j + k, d);
+            for (size_t end = smaller(d + kGroup, padded); d < end; d += kWide) {
+                for (size_t k = 0; k < K; ++k) key[k] = lanes_of<F>(keys, j + k, d, factor[k]);
+                for (size_t r = 0; r < R; ++r) {
+                    Wide query = wide_floats(rows[r].query + d);
+                    for (size_t k = 0; k < K; ++k) acc[r * K + k] = fma(query, key[k], acc[r * K + k]);
+                }
+            }
         }
-        store(scores + j, sums(acc));
+        F8 folded[kSums] = {};
+        for (size_t i = 0; i < R * K; ++i) folded[i] = fold(acc[i]);
+        float found[kSums];
+        store(found, sums(folded));
+        for (size_t r = 0; r < R; ++r) std::memcpy(scores[r] + j, found + r * K, K * sizeof(float));
     }
 }
 
-template <int V>
-inline void mix_values(const float* weights, size_t count, const float* values, size_t padded, F8 keep, float* mixed) {
-    F8 acc[V];
-    for (int v = 0; v < V; ++v) acc[v] = load(mixed + 8 * v) * keep;
-    for (size_t j = 0; j < count; ++j) {
-        F8 weight = splat(weights[j]);
-        for (int v = 0; v < V; ++v) acc[v] = fma(weight, load(values + j * padded + 8 * v), acc[v]);
-    }
-    for (int v = 0; v < V; ++v) store(mixed + 8 * v, acc[v]);
+// What lies outside a span becomes `value`.
+inline void cover(const Span& span, float value, float* scores) {
+    for (size_t j = 0; j < span.from; ++j) scores[j] = value;
+    for (size_t j = span.to; j < kPageTokens; ++j) scores[j] = value;
 }
 
-// Take in the tokens of one block, whose first stands at position `base`; the first `count` are there.
-inline void attend_block(Row& row, const float* keys, const float* values, size_t padded, size_t base, size_t count,
-                         float softcap) {
-    size_t from = row.first > base ? row.first - base : 0;
-    size_t to = row.last + 1 - base < count ? row.last + 1 - base : count;
-    alignas(32) float scores[kPageTokens];
-    score_block(row.query, keys, padded, scores);
+// A row's scores become weights, 0 outside its span. Returns what is left of each weight so far.
+inline float weigh(Row& row, const Span& span, float softcap, float* scores) {
+    cover(span, 0.0f, scores);
     if (softcap > 0)
         for (size_t j = 0; j < kPageTokens; j += 8)
             store(scores + j, tanh(load(scores + j) * splat(1.0f / softcap)) * splat(softcap));
-    for (size_t j = 0; j < from; ++j) scores[j] = kMasked;
-    for (size_t j = to; j < kPageTokens; ++j) scores[j] = kMasked;
+    cover(span, kMasked, scores);
     F8 high = max(max(load(scores), load(scores + 8)), max(load(scores + 16), load(scores + 24)));
     float most = largest(high) > row.most ? largest(high) : row.most;
     for (size_t j = 0; j < kPageTokens; j += 8) store(scores + j, exp(load(scores + j) - splat(most)));
-    for (size_t j = 0; j < from; ++j) scores[j] = 0.0f;
-    for (size_t j = to; j < kPageTokens; ++j) scores[j] = 0.0f;
+    cover(span, 0.0f, scores);
     F8 keep = exp(splat(row.most - most));
     float kept[8];
     store(kept, keep);
     row.most = most;
     row.total = row.total * kept[0] + sum((load(scores) + load(scores + 8)) + (load(scores + 16) + load(scores + 24)));
-    size_t d = 0;
-    for (; d + 64 <= padded; d += 64) mix_values<8>(scores, to, values + d, padded, keep, row.mixed + d);
-    for (; d + 32 <= padded; d += 32) mix_values<4>(scores, to, values + d, padded, keep, row.mixed + d);
-    for (; d < padded; d += 8) mix_values<1>(scores, to, values + d, padded, keep, row.mixed + d);
+    return kept[0];
 }
 
-// `count` vectors of a block from `row` on, as floats [32, padded], zeros behind; in place where they already are.
-inline const float* block_vectors(const Kv& cache, size_t row, size_t count, size_t dim, size_t padded, float* buffer) {
-    if (cache.format == KvFormat::f32 && dim == padded && count == kPageTokens)
-        return reinterpret_cast<const float*>(cache.data + row * cache.vector_bytes);
+// V registers of the span's values, from `d` on, into what the rows have mixed.
+template <KvFormat F, size_t R, size_t V>
+inline void mix_lanes(Row* rows, const Vectors& values, size_t d, const Span& span, const Scores* weights,
+                      const float* keep) {
+    Wide acc[R][V];
+    for (size_t r = 0; r < R; ++r)
+        for (size_t v = 0; v < V; ++v) acc[r][v] = wide_floats(rows[r].mixed + d + v * kWide) * wide(keep[r]);
+    for (size_t j = span.from; j < span.to; ++j) {
+        Wide value[V], factor = factor_of<F>(values, j, d);
+        for (size_t v = 0; v < V; ++v) value[v] = lanes_of<F>(values, j, d + v * kWide, factor);
+        for (size_t r = 0; r < R; ++r) {
+            Wide weight = wide(weights[r][j]);
+            for (size_t v = 0; v < V; ++v) acc[r][v] = fma(weight, value[v], acc[r][v]);
+        }
+    }
+    for (size_t r = 0; r < R; ++r)
+        for (size_t v = 0; v < V; ++v) store(rows[r].mixed + d + v * kWide, acc[r][v]);
+}
+
+template <KvFormat F, size_t R>
+inline void mix_page(Row* rows, const Vectors& values, size_t padded, const Span& span, const Ahead& ahead,
+                     const Scores* weights, const float* keep) {
+    constexpr size_t V = R > 2 || kWide > 8 ? 2 : 4, step = V * kWide;  // within one group
+    size_t d = 0;
+    for (; d + step <= padded; d += step) {
+        ahead.fetch(d, step, padded);
+        mix_lanes<F, R, V>(rows, values, d, span, weights, keep);
+    }
+    for (; d < padded; d += kWide) mix_lanes<F, R, 1>(rows, values, d, span, weights, keep);
+}
+
+// R rows take in a page.
+template <size_t R>
+inline void attend_block(Row* rows, const Page& page, const Vectors& keys, const Vectors& values, size_t padded,
+                         float softcap) {
+    Span own[R], all{kPageTokens, 0};
+    for (size_t r = 0; r < R; ++r) {
+        own[r] = span_of(rows[r], page);
+        if (own[r].to) all = {smaller(all.from, own[r].from), larger(all.to, own[r].to)};
+    }
+    if (!all.to) return;
+    alignas(32) Scores scores[R];
+    float keep[R];
+    with_lanes(keys.format, [&]<KvFormat F>() { score_page<F, R>(rows, keys, padded, all, page.keys, scores); });
+    for (size_t r = 0; r < R; ++r) keep[r] = weigh(rows[r], own[r], softcap, scores[r]);
+    with_lanes(values.format,
+               [&]<KvFormat F>() { mix_page<F, R>(rows, values, padded, all, page.values, scores, keep); });
+}
+
+inline void attend_page(Row* rows, size_t count, Page page, const Vectors& keys, const Vectors& values, size_t padded,
+                        float softcap) {
+    for (size_t r = 0; r < count; r += kBlockRows) {
+        switch (count - r) {
+            case 1: attend_block<1>(rows + r, page, keys, values, padded, softcap); break;
+            case 2: attend_block<2>(rows + r, page, keys, values, padded, softcap); break;
+            case 3: attend_block<3>(rows + r, page, keys, values, padded, softcap); break;
+            default: attend_block<kBlockRows>(rows + r, page, keys, values, padded, softcap);
+        }
+        page.keys = page.values = {};  // were asked for
+    }
+}
+
+// The vectors of a page for so many query rows: as they are, or widened into `buffer`.
+inline Vectors page_vectors(const Kv& cache, const Page& page, size_t dim, size_t padded, size_t rows, float* buffer) {
+    if (has_lanes(cache.format, dim) && (rows <= kInPlace || cache.format == KvFormat::f32))
+        return {cache.data + page.row * cache.vector_bytes, cache.format, cache.vector_bytes, dim};
     for (size_t j = 0; j < kPageTokens; ++j) {
         float* to = buffer + j * padded;
-        size_t have = j < count ? dim : 0;
-        if (have) read_kv(cache, row + j, dim, to);
+        size_t have = j < page.count ? dim : 0;
+        if (have) read_kv(cache, page.row + j, dim, to);
         for (size_t d = have; d < padded; ++d) to[d] = 0.0f;
     }
-    return buffer;
+    return {reinterpret_cast<const uint8_t*>(buffer), KvFormat::f32, padded * sizeof(float), padded};
 }
 
 }  // namespace

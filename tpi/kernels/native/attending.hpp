@@ -2,6 +2,7 @@
 // What is shorter than a meeting (the one new token of a sequence) is placed by whoever needs it.
 #pragma once
 
+#include <algorithm>
 #include <cmath>
 
 #include "heads.hpp"
@@ -9,11 +10,18 @@
 namespace tpi {
 namespace {
 
-constexpr size_t kChunk = 128;     // positions per task when a few tokens attend to a long context
+constexpr size_t kChunk = 128;     // positions of a chunk, at least
+constexpr size_t kWhole = SIZE_MAX / 2;  // the chunk of a token that has but one
+constexpr size_t kParts = 512;     // chunks that the tokens of a step have together, about, where they are few
 constexpr size_t kTaskRows = 32;   // query rows per task, about, when many tokens attend
+constexpr size_t kTurns = 16;      // tasks per thread, at least, where there are chunks enough
 
-// Tokens of one sequence that share their reads of the cache.
-struct TokenRun { size_t first, count; };
+// Tokens of one sequence that share their reads of the cache, and attend to it in chunks of so many positions.
+struct TokenRun { size_t first, count, chunk; };
+
+// A task, for each KV head: what a run attends to in the chunks [begin, end). Every chunk has a result of its own, so that
+// who computes which makes no difference.
+struct Piece { const TokenRun* run; size_t begin, end, work; };
 
 struct Attending {
     const AttentionCall& call;
@@ -21,17 +29,18 @@ struct Attending {
     size_t padded;                        // head_dim rounded up to whole registers
     bool direct;                          // one token of each sequence, projected in the same call
     float* queries;                       // [tokens, heads, padded], rotated and scaled; direct: in the scratch
-    float* partial;                       // [tokens, heads, chunks, padded + 8]: mixed, largest score, total
-    size_t chunks;
-    TokenRun* runs;
-    size_t run_count;
+    size_t* part_start;                   // [tokens + 1]: chunks of the tokens before
+    float* partial;                       // [chunks of all tokens, heads, padded + 8]: mixed, largest score, total
+    Piece* pieces;
+    size_t piece_count;
     int32_t* members;                     // query heads by KV head
     size_t* member_start;                 // [kv_heads + 1]
 
     float* query_of(size_t token, size_t head) const { return queries + (token * call.heads + head) * padded; }
     float* partial_of(size_t token, size_t head, size_t chunk) const {
-        return partial + ((token * call.heads + head) * chunks + chunk) * (padded + 8);
+        return partial + ((part_start[token] + chunk) * call.heads + head) * (padded + 8);
     }
+    size_t chunks_of(size_t token) const { return part_start[token + 1] - part_start[token]; }
 };
 
 // ---- tasks ----
@@ -75,61 +84,70 @@ inline size_t first_attended(const AttentionCall& call, size_t position) {
 }
 
 // The query rows of one run and KV head, which are placed in `own` where the job is direct. Returns how many.
-inline size_t gather_rows(const Attending& job, const TokenRun& run, size_t kv_head, size_t chunk, float* own,
-                          Row* rows) {
+inline size_t gather_rows(const Attending& job, const TokenRun& run, size_t kv_head, float* own, Row* rows) {
     const AttentionCall& call = job.call;
     size_t count = 0;
     for (size_t token = run.first; token < run.first + run.count; ++token) {
         for (size_t m = job.member_start[kv_head]; m < job.member_start[kv_head + 1]; ++m) {
             auto head = static_cast<size_t>(job.members[m]);
-            float* mixed = job.partial_of(token, head, chunk);
-            std::memset(mixed, 0, job.padded * sizeof(float));
             auto position = static_cast<size_t>(call.positions[token]);
             float* query = job.direct ? own + count * job.padded : job.query_of(token, head);
             if (job.direct) place_query(job, token, head, query);
-            rows[count++] = {query, first_attended(call, position), position, mixed, kMasked, 0.0f};
+            rows[count++] = {query, token, head, first_attended(call, position), position, nullptr, 0.0f, 0.0f};
         }
     }
     return count;
 }
 
-inline void prefetch_block(const AttentionCall& call, size_t row) {
-    prefetch_bytes(call.keys.data + row * call.keys.vector_bytes, kPageTokens * call.keys.vector_bytes);
-    prefetch_bytes(call.values.data + row * call.values.vector_bytes, kPageTokens * call.values.vector_bytes);
+inline void begin_chunk(const Attending& job, size_t chunk, Row* rows, size_t count) {
+    for (size_t r = 0; r < count; ++r) {
+        rows[r].mixed = job.partial_of(rows[r].token, rows[r].head, chunk);
+        std::memset(rows[r].mixed, 0, job.padded * sizeof(float));
+        rows[r].most = kMasked;
+        rows[r].total = 0.0f;
+    }
 }
 
-inline void attend_task(const Attending& job, const TokenRun& run, size_t kv_head, size_t chunk, uint8_t* scratch) {
+inline void end_chunk(const Attending& job, const Row* rows, size_t count) {
+    for (size_t r = 0; r < count; ++r) {
+        rows[r].mixed[job.padded] = rows[r].most;
+        rows[r].mixed[job.padded + 1] = rows[r].total;
+    }
+}
+
+// A page of one sequence and KV head: where its vectors are, and the next page's, if that is used too.
+inline Page page_at(const Attending& job, size_t sequence, size_t kv_head, size_t base, size_t last) {
     const AttentionCall& call = job.call;
+    size_t row = cache_row(call, sequence, base, kv_head), have = smaller(last + 1 - base, kPageTokens);
+    if (base + kPageTokens > last) return {base, have, row, {}, {}};
+    size_t next = cache_row(call, sequence, base + kPageTokens, kv_head);
+    return {base, have, row, ahead_of(call.keys, next), ahead_of(call.values, next)};
+}
+
+inline void attend_task(const Attending& job, const Piece& piece, size_t kv_head, uint8_t* scratch) {
+    const AttentionCall& call = job.call;
+    const TokenRun& run = *piece.run;
     auto* keys = reinterpret_cast<float*>(scratch);
     float* values = keys + kPageTokens * job.padded;
     float* queries = values + kPageTokens * job.padded;
     auto* rows = reinterpret_cast<Row*>(queries + (job.direct ? call.heads * job.padded : 0));
-    bool newest = static_cast<size_t>(call.positions[run.first]) / kChunk == chunk;
-    if (job.direct && newest) place_kv(job, queries, run.first, kv_head);
-    size_t count = gather_rows(job, run, kv_head, chunk, queries, rows);
-    size_t first = static_cast<size_t>(-1), last = 0;
-    for (size_t r = 0; r < count; ++r) {
-        if (rows[r].first < first) first = rows[r].first;
-        if (rows[r].last > last) last = rows[r].last;
-    }
-    if (job.chunks > 1) {
-        if (first < chunk * kChunk) first = chunk * kChunk;
-        if (last > chunk * kChunk + kChunk - 1) last = chunk * kChunk + kChunk - 1;
-    }
+    if (job.direct && piece.end == job.chunks_of(run.first)) place_kv(job, queries, run.first, kv_head);
+    size_t count = gather_rows(job, run, kv_head, queries, rows);
+    if (!count) return;
     auto sequence = static_cast<size_t>(call.sequence[run.first]);
-    for (size_t base = first / kPageTokens * kPageTokens; count && base <= last; base += kPageTokens) {
-        size_t have = last + 1 - base < kPageTokens ? last + 1 - base : kPageTokens;
-        size_t at = cache_row(call, sequence, base, kv_head);
-        if (base + kPageTokens <= last) prefetch_block(call, cache_row(call, sequence, base + kPageTokens, kv_head));
-        const float* k = block_vectors(call.keys, at, have, call.head_dim, job.padded, keys);
-        const float* v = block_vectors(call.values, at, have, call.head_dim, job.padded, values);
-        for (size_t r = 0; r < count; ++r)
-            if (rows[r].last >= base && rows[r].first < base + have)
-                attend_block(rows[r], k, v, job.padded, base, have, call.softcap);
-    }
-    for (size_t r = 0; r < count; ++r) {
-        rows[r].mixed[job.padded] = rows[r].most;
-        rows[r].mixed[job.padded + 1] = rows[r].total;
+    size_t first = rows[0].first, last = smaller(rows[count - 1].last, piece.end * run.chunk - 1);
+    for (size_t chunk = piece.begin; chunk < piece.end; ++chunk) {
+        for (; count && rows->last / run.chunk < chunk; --count) ++rows;  // of tokens that end before
+        begin_chunk(job, chunk, rows, count);
+        size_t start = larger(first / kPageTokens * kPageTokens, chunk * run.chunk);
+        size_t stop = smaller(last + 1, (chunk + 1) * run.chunk);
+        for (size_t base = start; base < stop; base += kPageTokens) {
+            Page page = page_at(job, sequence, kv_head, base, last);
+            Vectors k = page_vectors(call.keys, page, call.head_dim, job.padded, count, keys);
+            Vectors v = page_vectors(call.values, page, call.head_dim, job.padded, count, values);
+            attend_page(rows, count, page, k, v, job.padded, call.softcap);
+        }
+        end_chunk(job, rows, count);
     }
 }
 
@@ -139,25 +157,24 @@ inline void attend_all(const Attending& job, uint8_t* scratch, Team& team) {
         place(job, reinterpret_cast<float*>(scratch), team);
         team.sync();
     }
-    size_t per_run = job.call.kv_heads * job.chunks;
-    team.each(job.run_count * per_run, [&](size_t task) {
-        size_t run = job.run_count - 1 - task / per_run;  // the longest come last in a prompt: take them first
-        attend_task(job, job.runs[run], task % per_run / job.chunks, task % job.chunks, scratch);
+    size_t heads = job.call.kv_heads;
+    team.each(job.piece_count * heads, [&](size_t task) {
+        attend_task(job, job.pieces[task / heads], task % heads, scratch);
     });
 }
 
 // One head's result from its chunks.
 inline void merge_chunks(const Attending& job, size_t token, size_t head, float* out) {
-    size_t dim = job.call.head_dim;
+    size_t dim = job.call.head_dim, chunks = job.chunks_of(token);
     const float* sinks = job.call.sinks;
     float most = sinks ? sinks[head] : kMasked;
-    for (size_t c = 0; c < job.chunks; ++c) {
+    for (size_t c = 0; c < chunks; ++c) {
         float high = job.partial_of(token, head, c)[job.padded];
         most = high > most ? high : most;
     }
     float total = sinks ? std::exp(sinks[head] - most) : 0.0f;
     for (size_t d = 0; d < dim; ++d) out[d] = 0.0f;
-    for (size_t c = 0; c < job.chunks; ++c) {
+    for (size_t c = 0; c < chunks; ++c) {
         const float* part = job.partial_of(token, head, c);
         if (part[job.padded + 1] == 0.0f) continue;
         float weight = std::exp(part[job.padded] - most);
@@ -174,14 +191,26 @@ inline void merge_heads(const Attending& job, size_t token, float* to) {
 
 // ---- set-up ----
 
+// Positions of a chunk for a token: by its own position, that no other request changes its result, and by how many tokens
+// there are, that no step has many more chunks than kParts.
+inline size_t chunk_of(size_t tokens, size_t position) {
+    size_t most = kParts / larger(tokens, kStreamTokens), chunk = kChunk;
+    if (most < 2) return kWhole;
+    while (position >= most * chunk) chunk *= 2;
+    return chunk;
+}
+
 // Cut the tokens into runs of one sequence with about kTaskRows query rows each.
 inline size_t cut_runs(const AttentionCall& call, TokenRun* runs) {
     size_t group = call.kv_heads ? (call.heads + call.kv_heads - 1) / call.kv_heads : 1;
     size_t most = group < kTaskRows ? kTaskRows / group : 1, count = 0;
     for (size_t token = 0; token < call.tokens; ++token) {
-        bool joins = count && runs[count - 1].count < most && call.sequence[token] == call.sequence[token - 1];
+        size_t chunk = chunk_of(call.tokens, static_cast<size_t>(call.positions[token]));
+        bool joins = count && runs[count - 1].count < most && runs[count - 1].chunk == chunk &&
+                     call.sequence[token] == call.sequence[token - 1] &&
+                     call.positions[token] == call.positions[token - 1] + 1;
         if (joins) ++runs[count - 1].count;
-        else runs[count++] = {token, 1};
+        else runs[count++] = {token, 1, chunk};
     }
     return count;
 }
@@ -203,28 +232,55 @@ inline void sort_members(const AttentionCall& call, int32_t* members, size_t* st
     start[call.kv_heads] = count;
 }
 
-inline size_t chunks_of(const AttentionCall& call) {
-    if (!streams(call.tokens)) return 1;
-    int32_t last = 0;
-    for (size_t t = 0; t < call.tokens; ++t) last = call.positions[t] > last ? call.positions[t] : last;
-    return static_cast<size_t>(last) / kChunk + 1;
+// Bounds of every token's chunks in `start`.
+inline void count_parts(const AttentionCall& call, size_t* start) {
+    start[0] = 0;
+    for (size_t token = 0; token < call.tokens; ++token) {
+        auto position = static_cast<size_t>(call.positions[token]);
+        start[token + 1] = start[token] + position / chunk_of(call.tokens, position) + 1;
+    }
 }
 
-inline Attending take_attending(const AttentionCall& call, const Projection* from, Arena& arena) {
-    size_t padded = round_up(call.head_dim, 8), chunks = chunks_of(call);
+// Cut what the runs attend to into tasks that are worth about the same, those that take longest first. Returns how many.
+inline size_t cut_pieces(const Attending& job, const TokenRun* runs, size_t run_count, size_t threads, Piece* pieces) {
+    const AttentionCall& call = job.call;
+    size_t all = 0, count = 0;
+    for (size_t r = 0; r < run_count; ++r) all += job.chunks_of(runs[r].first + runs[r].count - 1);
+    size_t each = larger(all * call.kv_heads / (kTurns * threads), 1);
+    for (const TokenRun* run = runs; run < runs + run_count; ++run) {
+        size_t token = run->first + run->count - 1, chunks = job.chunks_of(token);
+        auto last = static_cast<size_t>(call.positions[token]);
+        size_t first = first_attended(call, static_cast<size_t>(call.positions[run->first]));
+        for (size_t begin = 0; begin < chunks; begin += each) {
+            size_t end = smaller(begin + each, chunks);
+            size_t from = larger(first, begin * run->chunk), to = smaller(last + 1, end * run->chunk);
+            pieces[count++] = {run, begin, end, from < to ? (to - from) * run->count : 0};
+        }
+    }
+    std::sort(pieces, pieces + count, [](const Piece& a, const Piece& b) { return a.work > b.work; });
+    return count;
+}
+
+inline Attending take_attending(const AttentionCall& call, const Projection* from, Pool& pool) {
+    Arena& arena = pool.arena();
+    size_t padded = round_up(call.head_dim, kWide);
     bool direct = from && is_direct(call);
+    auto* start = arena.take<size_t>(call.tokens + 1);
+    auto* runs = arena.take<TokenRun>(call.tokens);
+    count_parts(call, start);
+    size_t parts = start[call.tokens];
     Attending job{call,
                   from,
                   padded,
                   direct,
                   arena.take<float>(direct ? 1 : call.tokens * call.heads * padded),
-                  arena.take<float>(call.tokens * call.heads * chunks * (padded + 8)),
-                  chunks,
-                  arena.take<TokenRun>(call.tokens),
+                  start,
+                  arena.take<float>(parts * call.heads * (padded + 8)),
+                  arena.take<Piece>(parts),
                   0,
                   arena.take<int32_t>(call.heads),
                   arena.take<size_t>(call.kv_heads + 1)};
-    job.run_count = cut_runs(call, job.runs);
+    job.piece_count = cut_pieces(job, runs, cut_runs(call, runs), pool.size(), job.pieces);
     sort_members(call, job.members, job.member_start);
     return job;
 }

@@ -76,7 +76,7 @@ inline void attention_job(const AttentionJob& job, Team& team) {
 
 inline void attention(const AttentionCall& call, Pool& pool) {
     Projection projection = take_projection(call, pool);
-    Attending attending = take_attending(call, &projection, pool.arena());
+    Attending attending = take_attending(call, &projection, pool);
     size_t attend = attending_bytes(attending), multiply = thread_bytes(call.o);
     AttentionJob job{projection, attending, take_output(call, pool),
                      take_scratch(pool, attend > multiply ? attend : multiply)};
@@ -107,7 +107,7 @@ struct AttendJob {
 };
 
 inline void attend(const AttentionCall& call, Pool& pool) {
-    Attending attending = take_attending(call, nullptr, pool.arena());
+    Attending attending = take_attending(call, nullptr, pool);
     AttendJob job{attending, take_scratch(pool, attending_bytes(attending))};
     pool.run<AttendJob>(
         [](const AttendJob& j, Team& team) {

@@ -1,12 +1,13 @@
 // One vector of keys or values of a head, to and from each format of the cache.
 #pragma once
 
-#include "elementwise.hpp"
+#include "wide.hpp"
 
 namespace tpi {
 namespace {
 
 inline size_t smaller(size_t a, size_t b) { return a < b ? a : b; }
+inline size_t larger(size_t a, size_t b) { return a > b ? a : b; }
 
 inline uint16_t put_half(uint8_t* to, float value) {
     uint16_t half = float_to_half(value);
@@ -97,6 +98,41 @@ inline void read_q4(const uint8_t* from, size_t dim, float* out) {
         store_some(out + first, fma(load_low_nibbles(from + first / 2), scale, least), dim - first);
         if (first + 8 < dim)
             store_some(out + first + 8, fma(load_high_nibbles(from + first / 2), scale, least), dim - first - 8);
+    }
+}
+
+// ---- vectors of a page, in registers ----
+
+// The vectors of one head in a page: as the cache has them, or widened.
+struct Vectors {
+    const uint8_t* data;  // of the first token
+    KvFormat format;
+    size_t bytes, dim;     // of a vector
+
+    const uint8_t* at(size_t token) const { return data + token * bytes; }
+};
+
+// Whether a register of values can be had at every multiple of its lanes.
+inline bool has_lanes(KvFormat format, size_t dim) { return format != KvFormat::q4 && dim % kWide == 0; }
+
+// What the values of a token's group from `d` on are multiplied by.
+template <KvFormat F> inline Wide factor_of(const Vectors& from, size_t token, size_t d) {
+    if constexpr (F == KvFormat::q8) return wide_half(from.at(token) + from.dim + d / kGroup * 2);
+    else return Wide{};
+}
+
+// A register of a token's values from `d` on, with the bits of `read_kv`.
+template <KvFormat F> inline Wide lanes_of(const Vectors& from, size_t token, size_t d, Wide factor) {
+    if constexpr (F == KvFormat::q8) return wide_int8(from.at(token) + d) * factor;
+    else if constexpr (F == KvFormat::f16) return wide_halves(from.at(token) + 2 * d);
+    else return wide_floats(from.at(token) + 4 * d);
+}
+
+template <class Work> inline void with_lanes(KvFormat format, const Work& work) {
+    switch (format) {
+        case KvFormat::f16: return work.template operator()<KvFormat::f16>();
+        case KvFormat::q8: return work.template operator()<KvFormat::q8>();
+        default: return work.template operator()<KvFormat::f32>();
     }
 }
 

@@ -65,6 +65,11 @@ inline F8 load_half(const void* p) { return {_mm256_cvtph_ps(load16(p))}; }
 inline void store_half(void* p, F8 a) {
     _mm_storeu_si128(static_cast<__m128i*>(p), _mm256_cvtps_ph(a.v, _MM_FROUND_TO_NEAREST_INT));
 }
+inline F8 splat_half(const void* p) {
+    uint16_t half;
+    std::memcpy(&half, p, 2);
+    return {_mm256_cvtph_ps(_mm_set1_epi16(static_cast<int16_t>(half)))};
+}
 inline F8 load_bf16(const void* p) {
     return {_mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(load16(p)), 16))};
 }

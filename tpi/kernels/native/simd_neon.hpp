@@ -57,6 +57,11 @@ inline void store_half(void* p, F8 x) {
     float16x8_t h = vcombine_f16(vcvt_f16_f32(x.a), vcvt_f16_f32(x.b));
     vst1q_u8(static_cast<uint8_t*>(p), vreinterpretq_u8_f16(h));
 }
+inline F8 splat_half(const void* p) {
+    uint16_t half;
+    std::memcpy(&half, p, 2);
+    return splat(half_to_float(half));
+}
 inline F8 load_bf16(const void* p) {
     uint16x8_t h = vreinterpretq_u16_u8(vld1q_u8(static_cast<const uint8_t*>(p)));
     return {vreinterpretq_f32_u32(vshll_n_u16(vget_low_u16(h), 16)),

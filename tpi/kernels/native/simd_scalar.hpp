@@ -79,6 +79,11 @@ inline uint16_t float_to_half(float value) {
     return static_cast<uint16_t>(sign | rounded >> 13);
 }
 
+inline F8 splat_half(const void* p) {
+    uint16_t half;
+    std::memcpy(&half, p, 2);
+    return splat(half_to_float(half));
+}
 inline F8 load_half(const void* p) {
     uint16_t h[8];
     std::memcpy(h, p, 16);

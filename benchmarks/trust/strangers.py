@@ -5,6 +5,7 @@ round for each line on stdin, and answer it with a line.
 """
 
 import argparse
+import json
 import os
 import statistics
 import subprocess
@@ -164,11 +165,15 @@ def main() -> None:
     parser.add_argument("--answer", metavar="ADDRESS")
     parser.add_argument("--model")
     parser.add_argument("--flood", metavar="HOST")
+    parser.add_argument("--rounds", type=int, help="measure so many, and print the ratios and the bytes as JSON")
     flags = parser.parse_args()
     if flags.answer:
         answer(flags.answer, flags.model)
     elif flags.flood:
         flood(flags.flood)
+    elif flags.rounds:
+        with tempfile.TemporaryDirectory() as name:
+            print(json.dumps(measure(Path(name), flags.rounds)))
     else:
         print(*bench(quick=False).tables[0].rows)
 

@@ -276,7 +276,8 @@ class RemoteWorker:
                 f"worker {self._who} runs tpi {plain(refusal.version)}, this is {__version__}; install the same on both"
             )
         elif refusal.reason == "twice":
-            text = f"worker {self._who} is given twice, under two addresses; give each worker once"
+            master = plain(refusal.in_use_by)
+            text = f"worker {self._who} is given twice to {master}, under two addresses; give each worker once"
         elif refusal.reason == "revoked":
             mine = refusal.in_use_by == short_key(self._net.door.identity.public)
             whose = "this machine's key" if mine else f"the key {plain(refusal.in_use_by)} of another one of this run"

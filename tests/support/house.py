@@ -18,6 +18,7 @@ from master.generation.sampler import Sampler, Sampling
 from master.session import Session
 from tests.support.cluster.cluster_helpers import REAL_WORKER, announced
 from tests.support.paths import ROOT
+from tpi.errors import TpiError
 
 GREEDY = Sampling(temperature=0)
 _STEP_S = 0.004  # about what a step of a tiny model takes
@@ -101,6 +102,21 @@ def until(true: Callable[[], bool], seconds: float = 60) -> float:
         assert time.monotonic() - started < seconds, "it never came to that"
         waited.wait(0.02)
     return time.monotonic() - started
+
+
+def until_error(look: Callable[[], object], kind: type[TpiError]) -> TpiError:
+    """The error that `look` raises when called again and again."""
+    found: list[TpiError] = []
+
+    def raised() -> bool:
+        try:
+            look()
+        except kind as error:
+            found.append(error)
+        return bool(found)
+
+    until(raised, 20)
+    return found[0]
 
 
 @dataclass

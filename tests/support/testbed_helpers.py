@@ -1,9 +1,11 @@
 """What the testbed's tests share: who may make namespaces, small topologies, echo programs, traces left behind."""
 
 import functools
+import math
 import os
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -96,6 +98,36 @@ def started(process: "subprocess.Popen[str]") -> Iterator["subprocess.Popen[str]
         process.kill()
         with suppress(subprocess.TimeoutExpired):  # frozen; the testbed ends it
             process.wait(10)
+
+
+class Overheard:
+    """What a process says on stderr, each line with when it was said, on `time.monotonic`."""
+
+    def __init__(self, process: "subprocess.Popen[bytes]") -> None:
+        assert process.stderr is not None
+        self._stream = process.stderr
+        self._lines: list[tuple[float, str]] = []
+        self._thread = threading.Thread(target=self._listen)
+
+    @property
+    def text(self) -> str:
+        """All that was said."""
+        return "".join(line for _, line in self._lines)
+
+    def after(self, begun: float, words: str) -> float:
+        """Seconds from `begun` to the first line with these words; infinity: they were never said."""
+        return next((at - begun for at, line in self._lines if words in line), math.inf)
+
+    def __enter__(self) -> "Overheard":
+        self._thread.start()
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._thread.join()
+
+    def _listen(self) -> None:
+        for line in self._stream:
+            self._lines.append((time.monotonic(), line.decode()))
 
 
 @contextmanager

@@ -66,7 +66,7 @@ class Compute:
         self.phase: Phase = "idle"
         self.step = 0
         self.broken = ""  # why the thread ended of itself, if it did
-        self.dropped = 0  # control messages, counted by the I/O thread
+        self.dropped: Callable[[], int] = int  # messages on the other planes, which the I/O thread counts
         self._cache = cache
         self._fetcher = fetcher
         self._endpoints = replace(endpoints, watch=self._keep_waiting)
@@ -239,8 +239,8 @@ class Compute:
     def _stats(self, with_steady: bool) -> Stats:
         node = self._node
         if node is None:
-            return totals(*self._running, Figures(), None, self.dropped)
-        return totals(*self._running, node.figures(), node.steady() if with_steady else None, self.dropped)
+            return totals(*self._running, Figures(), None, self.dropped())
+        return totals(*self._running, node.figures(), node.steady() if with_steady else None, self.dropped())
 
     def _check(self, done: int = 0) -> None:
         """Called while loading; `done` counts blocks or bytes. Ends the job if its plan is over."""

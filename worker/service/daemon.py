@@ -92,10 +92,11 @@ class Daemon:
         arrivals = [Arrivals(one) for one in (control, self._collective, weights)] if guarded else []
         self._gate = Gate((self.ports.control, self.ports.collective, self.ports.weights), arrivals)
         self._inquiries = Inquiries(self._wake)
-        self._beats = 0
+        self._beats = self._dropped = 0
         self._weights = Channel(weights, admits=self._net.door.admits)
         endpoints = Endpoints(self._net, self._collective)
         self._compute = Compute(self._cache, Fetcher(self._weights), endpoints, build, self._post, check)
+        self._compute.dropped = self._all_dropped
 
     def run(self) -> None:
         """Serve masters, one after the other."""
@@ -156,7 +157,11 @@ class Daemon:
             self._dispatch(peer, message)
         except Exception:  # no message of one peer ends the service for the others
             log.exception("a message could not be handled")
-            self._compute.dropped += 1
+            self._dropped += 1
+
+    def _all_dropped(self) -> int:
+        """Messages that were malformed, stale, or nobody's; called by the compute thread."""
+        return self._dropped + self._control.stats.malformed + self._weights.stats.malformed
 
     def _dispatch(self, peer: bytes, message: object) -> None:
         if isinstance(message, WrongProtocolError):
@@ -171,7 +176,7 @@ class Daemon:
             self._heard()
             self._obey(self._master, message)
         else:
-            self._compute.dropped += 1
+            self._dropped += 1
 
     def _begin_inquiry(self, peer: bytes, asked: Inquiry) -> None:
         options, ports = self.options, self.ports
@@ -183,14 +188,14 @@ class Daemon:
             profile, (),
         )  # fmt: skip
         if not self._inquiries.begin(peer, asked, condition):
-            self._compute.dropped += 1
+            self._dropped += 1
 
     def _join(self, peer: bytes, join: Join) -> None:
         if join.version != __version__:
             self._answer(peer, Refuse(__version__, join.session, "version", ""))
             return
         if not peer.startswith(master_identity(join.session)):
-            self._compute.dropped += 1
+            self._dropped += 1
             return
         if self._master is not None and (self._master.identity, self._master.key) != (peer, self._control.key):
             self._beat()  # it may have died a moment ago
@@ -235,7 +240,7 @@ class Daemon:
         elif isinstance(message, AskSpans) and message.epoch == master.epoch:
             self._outbox.append(pack_spans(message, self._compute.trace))
         else:
-            self._compute.dropped += 1
+            self._dropped += 1
 
     def _keep(self) -> None:
         """Tell the master that this worker lives, more rarely one that seems not to listen; leave one that is gone."""

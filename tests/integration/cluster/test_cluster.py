@@ -2,18 +2,17 @@
 
 import os
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import zmq
 
 from master.workers.cluster import Cluster
-from tests.support.cluster.cluster_helpers import MadeUpModel, fake_worker, fake_workers, step
-from tests.support.house import until
-from tests.support.processes.fake_worker import BLAME, EXCHANGE, EXHAUST, FAIL, HANG, SWELL, SWELL_BYTES
-from tpi.errors import NodeError, NodeLost, NodeRefused, TpiError
-from tpi.net.fields import TRANSFER_BYTES
+from tests.support.cluster.cluster_helpers import MadeUpModel, fake_workers, step
+from tests.support.house import until, until_error
+from tests.support.processes.fake_worker import BLAME, EXCHANGE, FAIL, HANG, SWELL, SWELL_BYTES
+from tpi.errors import NodeError, NodeLost, NodeRefused
 from tpi.net.sockets import Net
 from tpi.net.transfers import Need
 
@@ -26,21 +25,6 @@ def workers(tmp_path: Path) -> Iterator[tuple[Pids, list[str]]]:
     """Two workers."""
     with fake_workers([tmp_path / "a", tmp_path / "b"]) as (processes, addresses):
         yield [process.pid for process in processes], addresses
-
-
-def until_error(look: Callable[[], object], kind: type[TpiError]) -> TpiError:
-    """The error that `look` raises when called again and again."""
-    found: list[TpiError] = []
-
-    def raised() -> bool:
-        try:
-            look()
-        except kind as error:
-            found.append(error)
-        return bool(found)
-
-    until(raised, 20)
-    return found[0]
 
 
 def test_a_whole_run(workers: tuple[Pids, list[str]]) -> None:
@@ -159,19 +143,6 @@ def test_a_failure_in_a_step_reaches_the_master(
         raise error
 
 
-def test_out_of_memory(workers: tuple[Pids, list[str]]) -> None:
-    """A named error on the master at once, not after a deadline; the workers serve on."""
-    model = MadeUpModel()
-    with Cluster.connect(workers[1]) as cluster:
-        cluster.assign(model.split(cluster.session, 1, cluster.peers())[1:], model)
-        cluster.step(step(cluster.session, 1, 0, EXHAUST))
-        error = until_error(cluster.poll, NodeError)
-    with pytest.raises(NodeError, match=r"worker [ab] .*out of memory; give it less with --split"):
-        raise error
-    with Cluster.connect(workers[1]) as cluster:
-        assert len(cluster.hellos) == len(workers[1])
-
-
 def test_a_hung_computation_shows_in_its_progress(workers: tuple[Pids, list[str]]) -> None:
     model = MadeUpModel()
     with Cluster.connect(workers[1]) as cluster:
@@ -208,27 +179,12 @@ def test_a_worker_in_use_refuses_by_name(workers: tuple[Pids, list[str]]) -> Non
     Cluster.connect(workers[1][:1]).close()
 
 
-def test_same_worker_twice(workers: tuple[Pids, list[str]]) -> None:
-    address = workers[1][0]
-    with pytest.raises(NodeRefused, match=r"given twice.*give each worker once"):
-        Cluster.connect([address, address.replace("127.0.0.1", "localhost")])
-
-
 def test_workers_of_one_name_are_told_apart(tmp_path: Path) -> None:
     with (
         fake_workers([tmp_path / "a", tmp_path / "b"], "--name", "fake") as (_, (first, second)),
         Cluster.connect([first, second]) as cluster,
     ):
         assert [peer.name for peer in cluster.peers()][1:] == [f"fake ({first})", f"fake ({second})"]
-
-
-def test_wrong_version(workers: tuple[Pids, list[str]], monkeypatch: pytest.MonkeyPatch) -> None:
-    from master.workers import remote
-    from tpi import __version__
-
-    monkeypatch.setattr(remote, "__version__", "99.1")
-    with pytest.raises(NodeRefused, match=rf"runs tpi {__version__}, this is 99\.1"):
-        Cluster.connect(workers[1][:1])
 
 
 def test_an_unreachable_worker_is_told_how_to_listen() -> None:
@@ -245,32 +201,6 @@ def test_units_that_arrive_damaged_fail_in_one_sentence(workers: tuple[Pids, lis
 
     with Cluster.connect(workers[1]) as cluster, pytest.raises(NodeError, match="arrives damaged"):
         cluster.assign(model.split(cluster.session, 1, cluster.peers())[1:], Liar())
-
-
-def test_transfer_cut(tmp_path: Path) -> None:
-    model = MadeUpModel(layers=1, width=64, units=512)  # 24 MiB of neurons for the worker
-    total = 0
-
-    class Killer:
-        def __init__(self, process: int) -> None:
-            self.process, self.sent = process, 0
-
-        def read(self, need: Need) -> memoryview:
-            data = model.read(need)
-            self.sent += len(data)
-            if self.sent > 10 * TRANSFER_BYTES:
-                os.kill(self.process, signal.SIGKILL)
-            return data
-
-    with fake_worker(tmp_path / "a") as (process, address), Cluster.connect([address]) as cluster:
-        killer = Killer(process.pid)
-        with pytest.raises(NodeLost):
-            cluster.assign(model.split(cluster.session, 1, cluster.peers(), 512)[1:], killer)
-        total += killer.sent
-    with fake_worker(tmp_path / "a") as (_, address), Cluster.connect([address]) as cluster:
-        (ready,) = cluster.assign(model.split(cluster.session, 1, cluster.peers(), 512)[1:], model)
-        assert 0 < ready.fetched_bytes < ready.weight_bytes - 5 * TRANSFER_BYTES
-        assert total + ready.fetched_bytes <= ready.weight_bytes + 5 * TRANSFER_BYTES
 
 
 def test_many_small_blocks_arrive(workers: tuple[Pids, list[str]]) -> None:

@@ -13,10 +13,9 @@ from master.workers.cluster import Cluster
 from tests.support.cluster.cluster_helpers import MadeUpModel, fake_worker, step
 from tests.support.cluster.key_helpers import listening, locked, pair_folders, trust
 from tests.support.recorder import Recorder
-from tpi.errors import NodeRefused, UsageError
+from tpi.errors import UsageError
 from tpi.keys.door import Door
 from tpi.keys.identity import load_identity
-from tpi.keys.text import short_key
 from tpi.net.channel import Channel, UnreachableError
 from tpi.net.messages import Bye
 from tpi.net.sockets import COLLECTIVE, CONTROL, WEIGHTS, Net, Plane, split_address
@@ -129,21 +128,6 @@ def test_a_thousand_connections_of_strangers_take_little_memory_and_stop_nobody(
                 cluster.step(step(cluster.session, 1, number // 100))
         assert [stats.steps for stats in cluster.stats()] == [10]
         assert worker.memory_info().rss - before < 16 << 20
-
-
-def test_wrong_key(tmp_path: Path) -> None:
-    """Each way, in a second or so."""
-    worker, master, other = tmp_path / "worker", tmp_path / "master", tmp_path / "other"
-    mine = short_key(load_identity(master).public)
-    with fake_worker(tmp_path / "a", "--keys", str(worker)) as (_, address):
-        for trusts, problem in ((other, rf"none of the keys that this machine \({mine}\) trusts"),
-                                (worker, rf"does not let this machine's key \({mine}\) in")):  # fmt: skip
-            trust(master, trusts)
-            with pytest.raises(NodeRefused, match=f"{address}.*{problem}|{problem}"):
-                Cluster.connect([address], Net(door=locked(master)), timeout_s=60)
-        trust(worker, master)
-        with Cluster.connect([address], Net(door=locked(master))) as cluster:
-            assert cluster.workers[0].key == load_identity(worker).public
 
 
 def test_a_master_on_the_workers_machine_has_its_key(tmp_path: Path) -> None:

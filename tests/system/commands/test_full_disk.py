@@ -5,7 +5,6 @@ import os
 import resource
 import shutil
 import subprocess
-import sys
 import zipfile
 from collections.abc import Callable, Iterator
 from hashlib import sha256
@@ -18,6 +17,7 @@ from master.workers.local import LocalWorkers
 from tests.support.cluster.cluster_helpers import MadeUpModel
 from tests.support.cluster.shards import fill, plan_of
 from tests.support.models import TinyModel
+from tests.support.small_disk import small_disk
 from tests.support.weights.packs import names, quiet
 from tpi.errors import WeightsError
 from tpi.pack.builder.build import open_source, pack_model
@@ -34,13 +34,8 @@ SIZE = 256 << 10
 @pytest.fixture
 def small(tmp_path: Path) -> Iterator[Path]:
     """A file system of its own that holds 256 KiB."""
-    place = tmp_path / "small"
-    place.mkdir()
-    command = ["mount", "-t", "tmpfs", "-o", f"size={SIZE}", "tpi-test", str(place)]
-    if sys.platform != "linux" or subprocess.run(command, capture_output=True, check=False).returncode:
-        pytest.skip("mounting a small tmpfs needs root on Linux")
-    yield place
-    subprocess.run(["umount", str(place)], check=True)
+    with small_disk(tmp_path / "small", SIZE) as place:
+        yield place
 
 
 def plenty(path: object) -> object:

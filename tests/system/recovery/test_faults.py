@@ -15,9 +15,11 @@ import pytest
 from master.deployment import deploy
 from master.options import RunOptions
 from master.session import Session
+from master.workers.remote import RemoteWorker
 from tests.support.commands import TPI, clean
 from tests.support.house import Laptop, house, speak
 from tests.support.models import TinyModel
+from tpi.errors import NodeError
 from tpi.net.messages import NodeOptions
 
 PROMPT, LENGTH = [5, 6, 7, 8], 30
@@ -34,7 +36,7 @@ def stop_computing(laptop: Laptop) -> None:
 
 
 def test_compute_hung_io_thread_alive(tmp_path: Path, model: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Noticed by progress, not by ping."""
+    """Noticed by progress, not by ping: it was heard all the time until it is left out, and got nothing done."""
     monkeypatch.setattr(deploy, "NodeOptions", partial(NodeOptions, timeout_s=2.0))
     with house(tmp_path, 2) as laptops:
         hanging = laptops[1]
@@ -44,9 +46,20 @@ def test_compute_hung_io_thread_alive(tmp_path: Path, model: str, monkeypatch: p
         addresses = tuple(one.address for one in laptops)
         with Session(RunOptions(model, workers=addresses, cache=tmp_path / "m")) as session:
             wanted = speak(session, PROMPT, LENGTH).tokens
+            cluster, part, seen = session._cluster, session._cluster.part, list[tuple[str, float]]()
+
+            def noted(error: NodeError) -> list[RemoteWorker]:
+                beats = next(one.heartbeats for one in cluster.workers if one.name == "b")
+                seen.append((beats.phase, beats.seen - beats.advanced))
+                return part(error)
+
+            monkeypatch.setattr(cluster, "part", noted)
             spoken = speak(session, PROMPT, LENGTH, lambda count: stop_computing(hanging) if count == 9 else None)
             assert spoken.tokens == wanted
             assert "b" not in session.names[:3]
+            phase, stuck = seen[0]
+            assert phase == "compute"
+            assert stuck > 1.0  # seconds in which it was heard
 
 
 def test_clock_step_of_an_hour(tmp_path: Path, model: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -32,7 +32,10 @@ def nbytes(plan: Assign, units: set[tuple[bytes, str, int]]) -> int:
 
 
 def test_removing_one_worker_of_four_sends_only_what_is_missing(
-    tmp_path: Path, tiny_model: Callable[[str], TinyModel], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path,
+    tiny_model: Callable[[str], TinyModel],
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
 ) -> None:
     plans: list[dict[str, Assign]] = []
     with house(tmp_path, 4) as laptops:
@@ -61,6 +64,7 @@ def test_removing_one_worker_of_four_sends_only_what_is_missing(
             missing = sum(nbytes(new[name], units_of_plan(new[name]) - units_of_plan(old[name])) for name in "acd")
             assert missing > 0
             assert session.figures.fields()["weights_sent_bytes"] == missing
+    assert f"planned anew; {missing / 1e6:.1f} MB of weights were sent" in capfd.readouterr().err
 
 
 def test_a_worker_that_has_the_files_is_sent_vectors_alone(

@@ -51,12 +51,12 @@ def test_tokens_are_grouped_by_expert_beside_the_shared_one(device: CudaDevice, 
 
 @pytest.fixture(scope="module")
 def pack(tmp_path_factory: pytest.TempPathFactory) -> Pack:
-    """Two layers of four experts beside a shared one with a gate, as small as they can be: all is interpreted."""
+    """Three layers (two places by turns) of four experts beside a shared one with a gate, tiny: all is interpreted."""
     import torch
     import transformers
 
     config = transformers.Qwen2MoeConfig(
-        hidden_size=32, num_hidden_layers=2, num_attention_heads=2, num_key_value_heads=1, vocab_size=VOCAB,
+        hidden_size=32, num_hidden_layers=3, num_attention_heads=2, num_key_value_heads=1, vocab_size=VOCAB,
         max_position_embeddings=64, num_experts=4, num_experts_per_tok=2, moe_intermediate_size=32,
         shared_expert_intermediate_size=32, tie_word_embeddings=True,
     )  # fmt: skip

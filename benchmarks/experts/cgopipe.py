@@ -9,11 +9,11 @@ from dataclasses import dataclass
 from benchmarks.experts.batch_node import CONTEXT, batch_node
 from benchmarks.experts.flexgen import flexgen_policy
 from benchmarks.experts.groups import SEQUENCES, TOKENS, groups
-from benchmarks.experts.schedules import SCHEDULES, follow
 from benchmarks.result import Bars, Check, Result, Row, Table
 from scheduler.model.machine import NodeMachine
 from scheduler.model.roofline.latency import PolicyPoint, roofs, uncut
 from scheduler.model.roofline.policy import BatchPolicy
+from tests.support.devices.schedules import SCHEDULES, follow
 from tpi.devices.options import OffloadOptions
 from worker.pipelines.decide import Decide
 from worker.pipelines.plan import BatchPlan, batch_problem, planned_batch

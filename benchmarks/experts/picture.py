@@ -9,7 +9,7 @@ from xml.sax.saxutils import escape
 
 from benchmarks.experts.batch_node import batch_node
 from benchmarks.experts.cgopipe import FILLED, OURS, REQUESTS, SETTINGS
-from benchmarks.experts.schedules import SCHEDULES, follow
+from tests.support.devices.schedules import SCHEDULES, follow
 from tpi.trace import Row
 
 TRACKS = ("accelerator", "attention", "weight load", "kv load")

@@ -1,7 +1,7 @@
 """The policy of a batch for people and for programs: what `tpi plan --batch N` adds (docs/batching.md)."""
 
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from master.planning.shapes import ModelShape
@@ -28,20 +28,31 @@ _PROMPTS = 0.05  # of the memory is for the activations of a step of prompts
 
 @dataclass(frozen=True)
 class BatchReport:
-    """A batch's problem, its policy, and what that will do."""
+    """A batch's problem, its policy, and what that will do.
+
+    The engine keeps all keys and values on one side, and so does `choice`; `divided` is the best policy for an engine
+    that may keep a share of them on either.
+    """
 
     problem: BatchProblem
     choice: BatchChoice
     forecast: BatchForecast
     gains: tuple[Gain, ...]
+    divided: BatchForecast
 
     @classmethod
     def of(cls, shape: ModelShape, problem: Problem, kv_dtype: KvDtype) -> "BatchReport":
         """The best policy for the requests of `problem`. PlanError if nothing fits."""
-        asked = batch_problem(shape, problem, kv_dtype)
-        choice = best_policy(asked)
-        ahead = forecast_batch(asked, choice.policy)
-        return cls(asked, choice, ahead, tuple(batch_gains(asked, ahead.rate)))
+        return cls.on(batch_problem(shape, problem, kv_dtype))
+
+    @classmethod
+    def on(cls, problem: BatchProblem) -> "BatchReport":
+        """The same of a problem as the roofline model is asked."""
+        whole, free = (replace(problem, limits=replace(problem.limits, whole_kv=whole)) for whole in (True, False))
+        choice = best_policy(whole)
+        ahead = forecast_batch(whole, choice.policy)
+        divided = forecast_batch(free, best_policy(free).policy)
+        return cls(whole, choice, ahead, tuple(batch_gains(whole, ahead.rate)), divided)
 
     @property
     def points(self) -> TurningPoints | None:
@@ -68,6 +79,7 @@ class BatchReport:
                 "gpu": float(accelerator_bytes(self.problem, at)),
             },
             "gains": [asdict(gain) for gain in self.gains],
+            "divided_kv": {"policy": asdict(self.divided.policy), "tokens_per_s": self.divided.rate},
             "prompt_step_tokens": self.problem.together[1],
             "compared": self.choice.compared,
         }
@@ -89,6 +101,9 @@ class BatchReport:
         yield (
             f"what would help a batch most: {told}" if told else "twice as much of any one thing would not help a batch"
         )
+        if (faster := self.divided.rate / self.forecast.rate) > _HELPS:
+            share = f"{self.divided.policy.kv_kept:.0%} of the keys and values on the GPU, and the others in RAM"
+            yield f"{share}, would be {faster:.2f}x as fast, but the engine keeps all of them on one side"
 
     def _turning(self) -> Iterator[str]:
         points, layer = self.points, self.problem.layer

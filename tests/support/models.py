@@ -139,12 +139,19 @@ MODELS = (
 )  # fmt: skip
 
 
-def make_model(name: str, directory: Path, dtype: str = "float32", shard: str = "1GB") -> TinyModel:
-    """Write the tiny model `name` (one of `MODELS`) with its tokenizer; `shard` is the largest file, such as 100KB."""
+def make_model(
+    name: str, directory: Path, dtype: str = "float32", shard: str = "1GB", layers: int | None = None
+) -> TinyModel:
+    """Write the tiny model `name` (one of `MODELS`) with its tokenizer; `shard` is the largest file, such as 100KB.
+
+    With `layers`, so many of them instead of two, for families whose layers are all alike.
+    """
     import torch
     import transformers
 
     config = _configs()[name]()
+    if layers is not None:
+        config.num_hidden_layers = layers
     torch.manual_seed(MODELS.index(name))
     model = transformers.AutoModelForCausalLM.from_config(config, attn_implementation="eager").eval()
     with torch.no_grad():

@@ -49,8 +49,9 @@ class ChunkedRings(Rings):
         super().__init__(devices, plan, fed, window, placed, queue, trace)
 
     def _copy(self, device: Device, source: Bytes, target: Bytes) -> None:
-        for begin in range(0, source.size, self.chunk):
-            end = begin + self.chunk
+        chunk = self.chunk  # the same to the end: it may be replaced meanwhile
+        for begin in range(0, source.size, chunk):
+            end = begin + chunk
             device.copy(source[begin:end], target[begin:end]).wait()
 
 

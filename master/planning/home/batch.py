@@ -119,7 +119,7 @@ def _problems(model: HomeModel, dealing: Dealing) -> Iterator[BatchProblem]:
         step = int(machine.memory * _PROMPTS / hidden)
         head = TableWork() if rank else whole.work.head
         layer = _layer(model, units)
-        limits = PolicyLimits(weights=None if machine.accelerator or not model.home.cards else "ram")
+        limits = PolicyLimits(weights=None if machine.accelerator or not model.home.cards else "ram", whole_kv=True)
         yield BatchProblem(
             layer, machine, asked, whole.needs, whole.chunk, step, head, limits, passing=hidden, sums=sums
         )

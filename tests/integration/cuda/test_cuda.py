@@ -14,7 +14,7 @@ from tests.support.paths import ROOT
 
 HERE = Path(__file__).parent
 NO_CARD = not Path("/proc/driver/nvidia/version").exists()
-CASES = ["product", "attention", "device"]
+CASES = ["product", "attention", "device", "experts"]
 pytestmark = [
     pytest.mark.skipif(sys.platform != "linux", reason="Triton is for Linux"),
     pytest.mark.timeout(600),

@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 
 from benchmarks.experts.flexgen import flexgen_policy
-from benchmarks.experts.schedules import SCHEDULES, follow
 from scheduler.model.machine import emulated_node
 from scheduler.model.offload.memory import Needs
 from scheduler.model.roofline.latency import throughput
@@ -18,6 +17,7 @@ from scheduler.model.roofline.policy import BatchProblem, BatchWork
 from scheduler.model.roofline.search import best_policy
 from tests.support.cluster.inprocess import in_process_deployment
 from tests.support.devices.offloading import answers, batched, offloaded, prompts, weights_bytes
+from tests.support.devices.schedules import SCHEDULES, follow
 from tests.support.roofline import MIXTRAL
 from tpi.devices.choose import open_device
 from tpi.devices.emulated.machine import parse_emulated

@@ -9,7 +9,7 @@ from worker.pipelines.accelerated import BatchAccelerated
 from worker.pipelines.orders import Interleaved, Layerwise
 from worker.pipelines.pipeline import BatchSchedule
 
-_WHOLE = 1 << 40  # bytes: more than any layer has
+WHOLE = 1 << 40  # bytes: more than any layer has
 Attends = tuple[bool, ...]
 
 
@@ -42,4 +42,4 @@ def follow(link: BatchAccelerated, name: str) -> None:
     """Have a node keep one of `SCHEDULES` from now on, with the micro-batches that it has."""
     pipeline = link.pipeline
     attends: Sequence[bool] = pipeline.attends
-    link.follow(SCHEDULES[name](tuple(attends), pipeline.schedule.micro_batch), _WHOLE)
+    link.follow(SCHEDULES[name](tuple(attends), pipeline.schedule.micro_batch), WHOLE)

@@ -121,6 +121,7 @@ BENCHMARKS = {
         (*ONE_NODE, "benchmarks/speed/experts.py"),
         8,
         "llama-cpp-python for half of it, 3 GB of disk",
+        quick=False,
     ),
     "routing": Benchmark(
         "benchmarks.experts.routing:bench",

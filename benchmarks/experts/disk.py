@@ -4,6 +4,8 @@ import tempfile
 import time
 from collections.abc import Sequence
 from contextlib import closing
+from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
@@ -28,21 +30,43 @@ AGAIN = (0.0, 0.5, 0.8)  # how likely a layer's token chooses an expert as the o
 NOTES = f"""
 {LAYERS} layers of OLMoE's shape ({EXPERTS} experts of {UNIT / 1e6:.1f} MB in q4, {USED} of them a token) in a file that
 is read past the page cache. Tokens choose by a skewed draw, and with a probability the expert that the token before
-chose; with and without room for a quarter of the experts, token by token in turn. The policy is what a node would take
-from {RECORDED} recorded tokens. `share` is how much of 1/(1 - hit rate), the most that a cache can give, comes of it.
-Nothing is computed meanwhile: this is the cache and the disk alone. Times are means over all tokens.
+chose; `trained` is the routing of the small mixture that is kept with the tests' data, on text that it was not trained
+on: 16 experts in a layer, 2 of them a token, here as large as the others. With and without room for a quarter of the
+experts, token by token in turn. The policy is what a node would take from {RECORDED} recorded tokens. `share` is how
+much of 1/(1 - hit rate), the most that a cache can give, comes of it. Nothing is computed meanwhile: this is the cache
+and the disk alone. Times are means over all tokens.
 """
 
 
 def bench(quick: bool) -> Result:
     """A quarter in memory, over draws that repeat themselves more and more."""
     tokens = 12 if quick else 60
+    draws = [Draw(f"{again:g}", _routing(RECORDED + tokens, again), EXPERTS) for again in AGAIN]
+    if find_spec("torch"):
+        draws.append(_trained(RECORDED + tokens))
     with tempfile.TemporaryDirectory(dir=Path.home()) as folder:
         path = Path(folder) / "experts.bin"
         _write(path)
-        rows = [_row(path, again, tokens) for again in AGAIN]
+        rows = [_row(path, draw) for draw in draws]
     checks = [Check(f"repeats {row['repeats']}: share of 1/(1 - hit rate)", float(row["share"]), AIM) for row in rows]
     return Result("Experts from disk", NOTES, [Table("A quarter of the experts in memory", rows)], checks)
+
+
+@dataclass(frozen=True)
+class Draw:
+    """Which experts tokens choose, `[tokens, layers, used]`, of so many in a layer."""
+
+    repeats: str
+    routing: npt.NDArray[np.uint16]
+    experts: int
+
+
+def _trained(tokens: int) -> Draw:
+    from benchmarks.experts.routing import trained_routing
+    from benchmarks.training.measure import LENGTH
+
+    found, experts = trained_routing(-(-tokens // (LENGTH - 1)))
+    return Draw("trained", found.chosen[:tokens], experts)
 
 
 def _write(path: Path) -> None:
@@ -52,9 +76,9 @@ def _write(path: Path) -> None:
             file.write(block)
 
 
-def _row(path: Path, again: float, tokens: int) -> Row:
-    routing = _routing(RECORDED + tokens, again)
-    keys = [(layer, expert) for layer in range(LAYERS) for expert in range(EXPERTS)]
+def _row(path: Path, draw: Draw) -> Row:
+    routing = draw.routing
+    keys = [(layer, expert) for layer in range(LAYERS) for expert in range(draw.experts)]
     slots = len(keys) // 4
     chosen = select(of_experts(routing[:RECORDED], range(LAYERS), keys), slots)
     blocks = np.array([block for block, _ in keys], np.int64)
@@ -66,7 +90,7 @@ def _row(path: Path, again: float, tokens: int) -> Row:
         memory = page_buffer(count * source.slot_bytes)
         return DemandCache(source, memory, chosen.choice.open(blocks), Readers(disk.threads))
 
-    with closing(cache(slots)) as some, closing(cache(USED)) as none:
+    with closing(cache(slots)) as some, closing(cache(routing.shape[2])) as none:
         warm = min(RECORDED, 24)
         for token in routing[RECORDED - warm : RECORDED]:
             _pass(some, token)
@@ -79,7 +103,7 @@ def _row(path: Path, again: float, tokens: int) -> Row:
     rate, gain = hits / uses, without / with_cache
     assert everything.hits == 0  # as if nothing were kept
     return {
-        "repeats": again, "policy": chosen.choice.name, "hit rate": round(rate, 3), "at best": round(best, 3),
+        "repeats": draw.repeats, "policy": chosen.choice.name, "hit rate": round(rate, 3), "at best": round(best, 3),
         "ms, a quarter": round(1e3 * with_cache, 2), "ms, all read": round(1e3 * without, 2),
         "gain": round(gain, 2), "1/(1 - hit rate)": round(1 / max(1e-9, 1 - rate), 2),
         "share": round(gain * (1 - rate), 3),

@@ -58,7 +58,7 @@ def bench(quick: bool) -> Result:
             tables.append(Table(f"{model.name}, tokens/s (TPI's times this engine's)", _rows(turns, running, work)))
         checks += _checks(model, turns, bounds, work)
         metrics = _metrics(work)
-        bars = {name: [_typical(turns, name, metric) for metric in metrics] for name in running}
+        bars = {name: [typical(turns, name, metric) for metric in metrics] for name in running}
         plots.append(Bars(model.name, "tokens/s", [metric.name for metric in metrics], bars))
     return Result("Peers", NOTES.format(threads=THREADS, versions=versions), tables, checks, plots)
 
@@ -76,11 +76,12 @@ def _metrics(work: Sequence[tuple[int, int]]) -> list[Metric]:
     ]
 
 
-def _typical(turns: Turns, name: str, metric: Metric) -> float:
+def typical(turns: Turns, name: str, metric: Metric) -> float:
+    """The median of an engine's rounds."""
     return median(metric.of(turn) for turn in turns[metric.work][name] if turn)
 
 
-def _ratio(turns: Turns, name: str, metric: Metric) -> float:
+def ratio(turns: Turns, name: str, metric: Metric) -> float:
     """Median of TPI's figure over the other's of the same round."""
     pairs = zip(turns[metric.work][TPI], turns[metric.work][name], strict=True)
     return median(metric.of(ours) / metric.of(theirs) for ours, theirs in pairs if ours and theirs)
@@ -91,8 +92,8 @@ def _rows(turns: Turns, running: dict[str, Engine], work: Sequence[tuple[int, in
     for name, engine in running.items():
         row: dict[str, str | float] = {"engine": name}
         for metric in _metrics(work):
-            figure = f"{_typical(turns, name, metric):.1f}"
-            row[metric.name] = figure if name == TPI else f"{figure} ({_ratio(turns, name, metric):.2f}x)"
+            figure = f"{typical(turns, name, metric):.1f}"
+            row[metric.name] = figure if name == TPI else f"{figure} ({ratio(turns, name, metric):.2f}x)"
         rows.append(row | {"peak memory, MiB": round(engine.memory())})
     return rows
 
@@ -101,8 +102,8 @@ def _checks(model: Model, turns: Turns, bounds: Bounds, work: Sequence[tuple[int
     checks = []
     for metric in _metrics(work):
         bound = bounds.decode if metric.name == "decode" else bounds.prefill
-        value = min(_ratio(turns, LLAMA, metric), _ratio(turns, FLASH, metric))
+        value = min(ratio(turns, LLAMA, metric), ratio(turns, FLASH, metric))
         checks.append(Check(f"{model.name}: {metric.name}, times llama.cpp", value, bound))
     decode = _metrics(work)[-1]
-    value = _ratio(turns, TRANSFORMERS, decode)
+    value = ratio(turns, TRANSFORMERS, decode)
     return [*checks, Check(f"{model.name}: decode, times transformers f32", value, bounds.transformers)]

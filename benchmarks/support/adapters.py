@@ -8,12 +8,6 @@ from typing import Any
 from benchmarks.result import Bars, Check, Result, Row, Table
 
 BANDWIDTH_SHARE = 0.75
-EXPERTS_SHARE = 0.8
-EXPERTS_NOTES = """
-A chain of four blocks of experts in q4 (norm, router, the experts that one token chose) and one of dense blocks that
-read as many bytes, in turn, another token in every round; GB/s of the weights that the token uses. Prompts are tokens
-per second of one block. Random weights: what routing costs shows, how real routing repeats itself does not.
-"""
 KERNEL_NOTES = """
 Native kernels, {isa}, {threads} threads, called one after the other with every case in turn. Weights of matrix-vector
 products rotate over 512 MiB, so that no cache serves them, and are compared with plain reading of the same memory in
@@ -28,7 +22,7 @@ sum costs copies and wake-ups, not latency, so that a mesh cannot pay here.
 
 def kernels(quick: bool) -> Result:
     """`benchmarks.speed.kernels`."""
-    made: dict[str, Any] = json.loads(_output("benchmarks.speed.kernels", "--json", "--rounds", "3" if quick else "20"))
+    made: dict[str, Any] = json.loads(output("benchmarks.speed.kernels", "--json", "--rounds", "3" if quick else "20"))
     products = made["tables"]["matrix-vector"]
     read = products[0]["value"]
     checks = [
@@ -41,30 +35,16 @@ def kernels(quick: bool) -> Result:
         Check(f"sparse FFN 4096x11008 q4, {name}: time, times {base}", sparse[name], bound, at_most=True)
         for name, (base, bound) in bounds.items()
     ]
-    tables = [Table(title, [_kernel_row(row) for row in rows]) for title, rows in made["tables"].items()]
+    tables = [Table(title, [kernel_row(row) for row in rows]) for title, rows in made["tables"].items()]
     notes = KERNEL_NOTES.format(isa=made["isa"], threads=made["threads"])
     return Result("Kernels", notes, tables, checks, [_bandwidths(products)])
-
-
-def experts(quick: bool) -> Result:
-    """`benchmarks.speed.experts`."""
-    made: dict[str, Any] = json.loads(_output("benchmarks.speed.experts", "--json", "--rounds", "4" if quick else "20"))
-    decode = {row["name"]: row["value"] for row in made["decode"]}
-    shapes = list(dict.fromkeys(name.rpartition(" ")[0] for name in decode))
-    checks = [
-        Check(f"{shape}: routed bytes per second, of the dense decode's",
-              decode[f"{shape} experts"] / decode[f"{shape} dense"], EXPERTS_SHARE)
-        for shape in shapes
-    ]  # fmt: skip
-    tables = [Table(title, [_kernel_row(row) for row in rows]) for title, rows in made.items()]
-    return Result("Experts in memory", EXPERTS_NOTES, tables, checks)
 
 
 def allreduce(quick: bool) -> Result:
     """`benchmarks.network.allreduce`."""
     rounds = "3" if quick else "31"
     made: list[dict[str, Any]] = json.loads(
-        _output("benchmarks.network.allreduce", "--rounds", rounds, "--json", "/dev/stdout")
+        output("benchmarks.network.allreduce", "--rounds", rounds, "--json", "/dev/stdout")
     )
     tables, checks = [], []
     for report in made:
@@ -82,7 +62,7 @@ def allreduce(quick: bool) -> Result:
     return Result("Collectives on one machine", ALLREDUCE_NOTES, tables, checks)
 
 
-def _output(module: str, *arguments: str) -> str:
+def output(module: str, *arguments: str) -> str:
     """What a benchmark prints; of a JSON document after other output, the document alone."""
     done = subprocess.run([sys.executable, "-m", module, *arguments], stdout=subprocess.PIPE, text=True, check=True)
     return done.stdout[done.stdout.index("\n[") :] if not done.stdout.startswith("{") else done.stdout
@@ -98,7 +78,8 @@ def _bandwidths(products: list[dict[str, Any]]) -> Bars:
     return Bars("Matrix-vector products against plain reading", "GB/s", shapes, series)
 
 
-def _kernel_row(row: dict[str, Any]) -> Row:
+def kernel_row(row: dict[str, Any]) -> Row:
+    """A figure of `benchmarks.speed.kernels`."""
     return {"case": row["name"], "median": float(row["value"]), "best": float(row["best"]), "unit": row["unit"]}
 
 

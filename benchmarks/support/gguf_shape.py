@@ -1,4 +1,4 @@
-"""A random model of a Llama shape as a GGUF file, so that llama.cpp and TPI read the very same weights."""
+"""A random model of a Llama or OLMoE shape as a GGUF file, so that llama.cpp and TPI read the very same weights."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,7 +10,9 @@ import numpy.typing as npt
 F32 = npt.NDArray[np.float32]
 
 _BYTES = 256
+_DIFFERENT = 4  # experts of a layer; the others are copies, which take as long to read and less to make
 _SPECIAL = ("<unk>", "<s>", "</s>")
+ROUTER = "ffn_gate_inp.weight"
 
 
 def write_gguf(path: Path, shape: dict[str, object], kind: str = "Q4_0", seed: int = 0) -> Path:
@@ -22,7 +24,7 @@ def write_gguf(path: Path, shape: dict[str, object], kind: str = "Q4_0", seed: i
         return path
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_suffix(".partial")
-    writer = gguf.GGUFWriter(partial, "llama", use_temp_file=True)
+    writer = gguf.GGUFWriter(partial, "olmoe" if "num_experts" in shape else "llama", use_temp_file=True)
     _write_metadata(writer, shape)
     quantised = getattr(gguf.GGMLQuantizationType, kind)
     random = np.random.default_rng(seed)
@@ -30,8 +32,13 @@ def write_gguf(path: Path, shape: dict[str, object], kind: str = "Q4_0", seed: i
         if len(size) == 1:
             writer.add_tensor(name, np.ones(size, np.float32))
             continue
-        matrix = random.standard_normal(size, np.float32) * np.float32(size[-1] ** -0.5)
-        writer.add_tensor(name, gguf.quants.quantize(matrix, quantised), raw_dtype=quantised)
+        made = size if len(size) == 2 else (min(_DIFFERENT, size[0]), *size[1:])
+        matrix = random.standard_normal(made, np.float32) * np.float32(size[-1] ** -0.5)
+        if name.endswith(ROUTER):
+            writer.add_tensor(name, matrix)
+            continue
+        coded = gguf.quants.quantize(matrix, quantised)
+        writer.add_tensor(name, np.resize(coded, (size[0], *coded.shape[1:])), raw_dtype=quantised)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
@@ -41,9 +48,9 @@ def write_gguf(path: Path, shape: dict[str, object], kind: str = "Q4_0", seed: i
 
 
 def tensors(shape: dict[str, object]) -> Iterator[tuple[str, tuple[int, ...]]]:
-    """Names and shapes of the tensors of a Llama GGUF."""
+    """Names and shapes of the tensors of a Llama GGUF, or of OLMoE's where `shape` has experts."""
     number = {key: int(value) for key, value in shape.items() if isinstance(value, int)}
-    hidden, inner, head = number["hidden_size"], number["intermediate_size"], number["head_dim"]
+    hidden, head = number["hidden_size"], number["head_dim"]
     q, kv = number["num_attention_heads"] * head, number["num_key_value_heads"] * head
     yield "token_embd.weight", (number["vocab_size"], hidden)
     yield "output_norm.weight", (hidden,)
@@ -55,9 +62,21 @@ def tensors(shape: dict[str, object]) -> Iterator[tuple[str, tuple[int, ...]]]:
         yield f"blk.{layer}.attn_v.weight", (kv, hidden)
         yield f"blk.{layer}.attn_output.weight", (hidden, q)
         yield f"blk.{layer}.ffn_norm.weight", (hidden,)
-        yield f"blk.{layer}.ffn_gate.weight", (inner, hidden)
-        yield f"blk.{layer}.ffn_up.weight", (inner, hidden)
-        yield f"blk.{layer}.ffn_down.weight", (hidden, inner)
+        for name, size in _ffn(number, q, kv):
+            yield f"blk.{layer}.{name}", size
+
+
+def _ffn(number: dict[str, int], q: int, kv: int) -> Iterator[tuple[str, tuple[int, ...]]]:
+    """What follows in a layer; OLMoE's queries and keys have norms."""
+    experts, inner, hidden = number.get("num_experts"), number["intermediate_size"], number["hidden_size"]
+    stack, suffix = ((experts,), "_exps") if experts else ((), "")
+    if experts:
+        yield "attn_q_norm.weight", (q,)
+        yield "attn_k_norm.weight", (kv,)
+        yield ROUTER, (experts, hidden)
+    yield f"ffn_gate{suffix}.weight", (*stack, inner, hidden)
+    yield f"ffn_up{suffix}.weight", (*stack, inner, hidden)
+    yield f"ffn_down{suffix}.weight", (*stack, hidden, inner)
 
 
 def _write_metadata(writer: gguf.GGUFWriter, shape: dict[str, object]) -> None:
@@ -73,6 +92,9 @@ def _write_metadata(writer: gguf.GGUFWriter, shape: dict[str, object]) -> None:
     writer.add_layer_norm_rms_eps(float(str(shape["rms_norm_eps"])))
     writer.add_rope_freq_base(float(str(shape["rope_theta"])))
     writer.add_vocab_size(number["vocab_size"])
+    if "num_experts" in number:
+        writer.add_expert_count(number["num_experts"])
+        writer.add_expert_used_count(number["num_experts_per_tok"])
     _write_tokenizer(writer, number["vocab_size"])
 
 

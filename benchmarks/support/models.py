@@ -28,6 +28,19 @@ def llama_1b() -> Model:
     return Model("1.1B Q4_0", write_gguf(default_cache() / "benchmarks" / "llama-1.1b.Q4_0.gguf", dict(LLAMA_1B)))
 
 
+def olmoe_layers(layers: int = 4) -> Model:
+    """Random weights in some layers of OLMoE-1B-7B's shape, in Q4_0, with a small vocabulary."""
+    from benchmarks.support.gguf_shape import write_gguf
+
+    shape: dict[str, object] = {
+        "hidden_size": 2048, "intermediate_size": 1024, "num_hidden_layers": layers, "num_attention_heads": 16,
+        "num_key_value_heads": 16, "head_dim": 128, "vocab_size": 12_000, "max_position_embeddings": 4096,
+        "num_experts": 64, "num_experts_per_tok": 8, "rms_norm_eps": 1e-5, "rope_theta": 10_000.0,
+    }  # fmt: skip
+    path = default_cache() / "benchmarks" / f"olmoe-{layers}.Q4_0.gguf"
+    return Model(f"{layers} layers of OLMoE-1B-7B Q4_0", write_gguf(path, shape))
+
+
 def llama_1b_f32() -> Model:
     """Random weights in the 1.1B Llama shape, in f32 (4.4 GB)."""
     from tests.support.weights.shapes import LLAMA_1B, write_huggingface

@@ -1,5 +1,6 @@
-"""A small ReGLU language model, trained from scratch on text that every machine with Python has: real activations.
+"""Small language models, trained from scratch on text that every machine with Python has: one with ReGLU, whose
+activations are real, and a mixture of experts, whose routing is.
 
-`python -m benchmarks.training` trains it (or goes on where it stopped) and keeps its 8-bit checkpoint with the tests'
-data. Random weights would not do: their sparsity, their hot neurons and what predicts them mean nothing.
+`python -m benchmarks.training` trains one (or goes on where it stopped) and keeps its 8-bit checkpoint with the tests'
+data. Random weights would not do: their sparsity, their hot neurons and experts, and what predicts them mean nothing.
 """

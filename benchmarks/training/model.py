@@ -24,6 +24,11 @@ def build(seed: int = 0) -> Any:
     return transformers.LlamaForCausalLM(transformers.LlamaConfig(**SHAPE))
 
 
+def weights(model: Any) -> dict[str, Any]:
+    """The model's tensors as numpy's, by the names of its checkpoint."""
+    return {name: value.detach().numpy() for name, value in model.named_parameters()}
+
+
 @dataclass
 class Gates:
     """What the gates of a step were: one penalty and one share of active neurons for each layer."""

@@ -1,11 +1,16 @@
-"""The training loop: AdamW, a cosine schedule, and a penalty whose strength follows the share of active neurons."""
+"""The training loop: AdamW and a cosine schedule, for whatever a step minimises.
+
+By default that is ReGLU's: a penalty whose strength follows the share of active neurons.
+"""
 
 import math
 import sys
 import time
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -58,14 +63,71 @@ class Recipe:
         return float(math.exp((1 - done) * math.log(0.5) + done * math.log(self.active)))
 
 
-def train(model: Any, tokens: U16, recipe: Recipe, folder: Path, seconds: float = math.inf) -> bool:
+class Objective(Protocol):
+    """What the steps of a run minimise."""
+
+    def losses(self, batch: Any, progress: Progress) -> tuple[Any, Any]:
+        """Of `[sequences, length + 1]` ids: the surprise, and what is minimised, two scalars of torch."""
+
+    def after(self, progress: Progress) -> dict[str, float]:
+        """Hear that the weights have moved; what was seen of the step."""
+
+
+Opener = Callable[[Any, Recipe], AbstractContextManager[Objective]]
+
+
+def surprise(logits: Any, batch: Any) -> Any:
+    """The mean of -log p of each sequence's ids but the first, in nats."""
+    import torch
+
+    return torch.nn.functional.cross_entropy(logits.float().flatten(0, 1), batch[:, 1:].flatten())
+
+
+@dataclass
+class Sparse:
+    """Surprise, the penalty on gates, and in the second part that on what is beyond their rank."""
+
+    model: Any
+    recipe: Recipe
+    gates: Gates
+
+    def losses(self, batch: Any, progress: Progress) -> tuple[Any, Any]:
+        """See `Objective`."""
+        import torch
+
+        with torch.autocast("cpu", torch.bfloat16):
+            logits = self.model(batch[:, :-1]).logits
+        loss = surprise(logits, batch)
+        total = loss + progress.strength * self.gates.penalty()
+        if strength := self.recipe.narrowing(progress.step):
+            total = total + strength * beyond_rank(self.model, self.recipe.narrow_rank)
+        return loss, total
+
+    def after(self, progress: Progress) -> dict[str, float]:
+        """The penalty's strength follows the share."""
+        share = float(np.mean(self.gates.share()))
+        error = math.log(max(share, 1e-3) / self.recipe.sought(progress.step))
+        progress.strength = min(max(progress.strength * math.exp(0.1 * max(-1.0, min(1.0, error))), 1e-3), 20.0)
+        return {"active": share, "strength": progress.strength}
+
+
+@contextmanager
+def sparse(model: Any, recipe: Recipe) -> Iterator[Sparse]:
+    """The objective of a model with ReLU."""
+    with watched(model) as gates:
+        yield Sparse(model, recipe, gates)
+
+
+def train(
+    model: Any, tokens: U16, recipe: Recipe, folder: Path, seconds: float = math.inf, opened: Opener = sparse
+) -> bool:
     """Train `model` to the end of `recipe`, or for `seconds`; go on from what `folder` keeps. Whether it ended."""
     optimizer = optimizer_of(model, recipe)
     progress, end = resume(folder, model, optimizer), time.monotonic() + seconds
     model.train()
-    with watched(model) as gates:
+    with opened(model, recipe) as objective:
         while progress.step < (recipe.stop or recipe.all_steps) and time.monotonic() < end:
-            _step(model, optimizer, gates, tokens, recipe, progress)
+            _step(model, optimizer, objective, tokens, recipe, progress)
             if progress.step % recipe.kept_every == 0:
                 save(folder, model, optimizer, progress)
     save(folder, model, optimizer, progress)
@@ -83,27 +145,20 @@ def optimizer_of(model: Any, recipe: Recipe) -> Any:
     return torch.optim.AdamW(groups, lr=recipe.rate, betas=(0.9, 0.95), fused=True)
 
 
-def _step(model: Any, optimizer: Any, gates: Gates, tokens: U16, recipe: Recipe, progress: Progress) -> None:
+def _step(model: Any, optimizer: Any, objective: Objective, tokens: U16, recipe: Recipe, progress: Progress) -> None:
     import torch
 
     batch = torch.from_numpy(_batch(tokens, recipe, progress.step))
     for group in optimizer.param_groups:
         group["lr"] = recipe.learning_rate(progress.step)
-    with torch.autocast("cpu", torch.bfloat16):
-        logits = model(batch[:, :-1]).logits
-    loss = torch.nn.functional.cross_entropy(logits.float().flatten(0, 1), batch[:, 1:].flatten())
-    total = loss + progress.strength * gates.penalty()
-    if strength := recipe.narrowing(progress.step):
-        total = total + strength * beyond_rank(model, recipe.narrow_rank)
+    loss, total = objective.losses(batch, progress)
     total.backward()
     torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
     optimizer.step()
     optimizer.zero_grad()
-    share = float(np.mean(gates.share()))
-    error = math.log(max(share, 1e-3) / recipe.sought(progress.step))
-    progress.strength = min(max(progress.strength * math.exp(0.1 * max(-1.0, min(1.0, error))), 1e-3), 20.0)
+    seen = objective.after(progress)
     progress.step += 1
-    _note(progress, loss.item(), share, recipe)
+    _note(progress, {"loss": loss.item(), **seen}, recipe)
 
 
 def _batch(tokens: U16, recipe: Recipe, step: int) -> np.ndarray[Any, Any]:
@@ -112,8 +167,8 @@ def _batch(tokens: U16, recipe: Recipe, step: int) -> np.ndarray[Any, Any]:
     return np.stack([tokens[at : at + recipe.length + 1] for at in starts]).astype(np.int64)
 
 
-def _note(progress: Progress, loss: float, share: float, recipe: Recipe) -> None:
+def _note(progress: Progress, found: dict[str, float], recipe: Recipe) -> None:
     if progress.step % 10 == 0 or progress.step == recipe.all_steps:
-        seen = {"step": progress.step, "loss": loss, "active": share, "strength": progress.strength}
+        seen = {"step": progress.step, **found}
         progress.history = [*(progress.history or []), seen]
         sys.stderr.write(" ".join(f"{name} {value:.4g}" for name, value in seen.items()) + "\n")

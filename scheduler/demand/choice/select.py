@@ -47,28 +47,44 @@ def of_experts(experts: npt.NDArray[np.uint16], blocks: Sequence[int], keys: Seq
     return Recording(np.array([block for block, _ in keys], np.int64), tuple(tuple(uses(token)) for token in experts))
 
 
+@dataclass(frozen=True)
+class Tried:
+    """The share of the second half's uses that each policy finds, and Belady's."""
+
+    found: dict[PolicyChoice, float]
+    best: float
+
+
 def select(recording: Recording, slots: int) -> Selected:
     """The policy that finds most of what the second half uses, when the first half has warmed it up.
 
-    What is pinned is chosen from the first half. LRU is out of the question below one token's units, whatever it found
-    (`scheduler.demand.choice.cliff`).
+    LRU is out of the question below one token's units, whatever it found (`scheduler.demand.choice.cliff`).
     """
+    tried = try_all(recording, slots)
+    if tried is None:
+        return Selected(GUARDED)
+    per_step = recording.units_per_step
+    allowed = [choice for choice in tried.found if sensible(choice, slots, per_step) == choice]
+    choice = max(allowed, key=tried.found.__getitem__)
+    found = tried.found[choice]
+    return Selected(choice, found, tried.found[PolicyChoice("lru")], max(tried.best, found))
+
+
+def try_all(recording: Recording, slots: int) -> Tried | None:
+    """Every policy, empty at first; what is pinned is chosen from the first half. None of less than two steps."""
     known = recording.of_at_most(slots)
     half = len(known.steps) // 2
     if not half:
-        return Selected(GUARDED)
+        return None
     seen = Recording(known.blocks, known.steps[:half])
-    uses = int(known.counts.sum() - seen.counts.sum())
+    uses = max(1, int(known.counts.sum() - seen.counts.sum()))
 
     def found(choice: PolicyChoice) -> float:
         both = replay(known, choice.open(known.blocks), slots).hits
-        return (both - replay(seen, choice.open(known.blocks), slots).hits) / max(1, uses)
+        return (both - replay(seen, choice.open(known.blocks), slots).hits) / uses
 
-    tried = {choice: found(choice) for choice in candidates(seen, slots)}
-    best = (bound(known, slots).hits - bound(seen, slots).hits) / max(1, uses)
-    allowed = [choice for choice in tried if sensible(choice, slots, known.units_per_step) == choice]
-    choice = max(allowed, key=tried.__getitem__)
-    return Selected(choice, tried[choice], tried[PolicyChoice("lru")], max(best, tried[choice]))
+    best = (bound(known, slots).hits - bound(seen, slots).hits) / uses
+    return Tried({choice: found(choice) for choice in candidates(seen, slots)}, best)
 
 
 def candidates(seen: Recording, slots: int) -> list[PolicyChoice]:

@@ -1,4 +1,5 @@
-"""The small ReGLU model that `python -m benchmarks.training` made, kept in 8 bits with the tests' data.
+"""The small models that `python -m benchmarks.training` made, kept in 8 bits with the tests' data: one with ReLU, and a
+mixture of experts.
 
 `model.q8.safetensors` has each matrix as its Q8_0 blocks, uint8 `[rows, bytes]`, and each vector as it is. No loader
 knows that, so the model is written out in float32 where a Hugging Face directory is wanted. Packed in q8 it has the
@@ -20,22 +21,21 @@ from tpi.pack.layout import GROUP_BYTES
 
 F32 = npt.NDArray[np.float32]
 
-TRAINED = DATA / "reglu"
+TRAINED, MIXTURE = DATA / "reglu", DATA / "mixture"
 _KEPT = "model.q8.safetensors"
 _PLAIN = ("config.json", "tokenizer.json", "tokenizer_config.json")
 TEXT = TRAINED / "held_out.txt"  # of the text that the model was not trained on
 PREDICTORS = TRAINED / "predictors.safetensors"  # made by `python -m benchmarks.training.predictors --keep`
 UNSEEN = TRAINED / "unseen.txt"  # of the text that neither the model nor its predictors were trained on
-FACTS = TRAINED / "facts.json"  # what was measured of it
 
 
-def trained_facts() -> dict[str, Any]:
-    """Perplexity, active neurons and hotness, as `benchmarks.training.measure` measured them."""
-    found: dict[str, Any] = json.loads(FACTS.read_text())
+def trained_facts(kept: Path = TRAINED) -> dict[str, Any]:
+    """What was measured when the model was kept: perplexity, and how its neurons or experts are used."""
+    found: dict[str, Any] = json.loads((kept / "facts.json").read_text())
     return found
 
 
-def write_trained(directory: Path) -> Path:
+def write_trained(directory: Path, kept: Path = TRAINED) -> Path:
     """The model as a Hugging Face directory in float32, made once."""
     from safetensors.numpy import load_file, save_file
 
@@ -43,24 +43,24 @@ def write_trained(directory: Path) -> Path:
     if not target.exists():
         directory.mkdir(parents=True, exist_ok=True)
         for name in _PLAIN:
-            shutil.copyfile(TRAINED / name, directory / name)
-        tensors = {name: _restored(values) for name, values in load_file(TRAINED / _KEPT).items()}
+            shutil.copyfile(kept / name, directory / name)
+        tensors = {name: _restored(values) for name, values in load_file(kept / _KEPT).items()}
         save_file(tensors, directory / "model.partial")
         (directory / "model.partial").rename(target)
     return directory
 
 
-def keep_trained(weights: Mapping[str, F32], config: Mapping[str, Any], tokenizer: Path, text: str) -> None:
-    """Put a trained model among the tests' data, matrices rounded to 8 bits."""
+def keep_trained(kept: Path, weights: Mapping[str, F32], config: Mapping[str, Any], tokenizer: Path, text: str) -> None:
+    """Put a trained model into `kept`, among the tests' data, matrices rounded to 8 bits."""
     from safetensors.numpy import save_file
 
-    TRAINED.mkdir(exist_ok=True)
-    save_file({name: _rounded(values) for name, values in weights.items()}, TRAINED / _KEPT)
-    (TRAINED / "config.json").write_text(json.dumps(config, indent=1))
-    shutil.copyfile(tokenizer, TRAINED / "tokenizer.json")
+    kept.mkdir(exist_ok=True)
+    save_file({name: _rounded(values) for name, values in weights.items()}, kept / _KEPT)
+    (kept / "config.json").write_text(json.dumps(config, indent=1))
+    shutil.copyfile(tokenizer, kept / "tokenizer.json")
     settings = {"bos_token": "<s>", "eos_token": "</s>", "tokenizer_class": "PreTrainedTokenizerFast"}
-    (TRAINED / "tokenizer_config.json").write_text(json.dumps(settings))
-    TEXT.write_text(text)
+    (kept / "tokenizer_config.json").write_text(json.dumps(settings))
+    (kept / TEXT.name).write_text(text)
 
 
 def _rounded(values: F32) -> npt.NDArray[Any]:

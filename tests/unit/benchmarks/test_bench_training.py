@@ -1,13 +1,15 @@
 """The training loop: text that is split by files, runs that go on where they stopped, a penalty that makes sparse."""
 
+import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from safetensors.numpy import save_file
 
-from benchmarks.training import corpus, model
+from benchmarks.training import corpus, mixture, model
 from benchmarks.training.measure import LayerUse
 from benchmarks.training.state import Progress, resume
 from benchmarks.training.train import Recipe, optimizer_of, train
@@ -109,3 +111,26 @@ def test_how_neurons_are_used_is_counted() -> None:
     assert found.similar == pytest.approx(3 / 5)  # of the five activations after the first token three are again
     assert found.always == pytest.approx(5 / 6, abs=1e-3)  # the two most frequent of four
     assert found.hot == 0.25  # one neuron has four of six activations: two are needed for 80%, and one is below
+
+
+def test_a_mixture_is_trained_and_its_experts_are_kept_apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By surprise and balance; the names are those that a checkpoint has, and give the same model back."""
+    import torch
+    import transformers
+
+    torch.set_num_threads(1)
+    sizes = {"vocab_size": 100, "hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 2,
+             "num_attention_heads": 2, "num_key_value_heads": 1, "num_experts": 4}  # fmt: skip
+    monkeypatch.setattr(mixture, "SHAPE", mixture.SHAPE | sizes)
+    built, recipe = mixture.build(), replace(RECIPE, steps=30, narrow_steps=0, rate=1e-2, kept_every=100)
+    assert train(built, TOKENS, recipe, tmp_path, opened=mixture.balanced)
+    history = resume(tmp_path, mixture.build(), optimizer_of(mixture.build(), recipe)).history
+    assert history is not None
+    assert history[-1]["loss"] < 0.8 * np.log(100)  # which knowing nothing costs
+    assert 2 <= history[-1]["balance"] < 3  # of two experts a token: 2 if even, 4 if always the same two
+    config = {"architectures": ["OlmoeForCausalLM"], "model_type": "olmoe", **mixture.SHAPE}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    save_file(mixture.weights(built), tmp_path / "model.safetensors")
+    again = transformers.OlmoeForCausalLM.from_pretrained(tmp_path, dtype=torch.float32)
+    for name, value in built.named_parameters():
+        assert torch.equal(value, again.get_parameter(name)), name

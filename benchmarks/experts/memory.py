@@ -1,0 +1,67 @@
+"""Experts that all lie in memory: their decode beside a dense one's, and beside llama.cpp's of the same file."""
+
+import json
+from importlib.util import find_spec
+from typing import Any
+
+from benchmarks.result import Check, Result, Row, Table
+from benchmarks.speed.peers import FLASH, LLAMA, SHORT, SPECS, THREADS, TPI, Metric, ratio, typical
+from benchmarks.support.adapters import kernel_row, output
+from benchmarks.support.engines import Spec, engines, take_turns
+from benchmarks.support.models import olmoe_layers
+
+SHARE = 0.8  # of the dense decode's bytes per second
+TIMES_LLAMA = 1.2
+ROUNDS, QUICK_ROUNDS, QUICK_WORK = 15, 2, (128, 16)
+NOTES = """
+A chain of four blocks of experts in q4 (norm, router, the experts that one token chose) and one of dense blocks that
+read as many bytes, in turn, another token in every round; GB/s of the weights that the token uses. Prompts are tokens
+per second of one block. Random weights: what routing costs shows, how real routing repeats itself does not.
+
+{peers}
+"""
+PEERS = """
+Against llama.cpp: one GGUF file of {model}, random weights, which both read without loss. Each engine has a process
+of its own, {threads} threads, the same token ids, and chooses greedily; decode follows a prompt of 128 tokens. Ratios
+are medians of those of each round, of the better of llama.cpp's two attention settings. {about}
+"""
+ALONE = "llama-cpp-python is not installed, so that nothing is compared with llama.cpp."
+
+
+def bench(quick: bool) -> Result:
+    """`benchmarks.speed.experts`, then both engines by turns."""
+    made: dict[str, Any] = json.loads(output("benchmarks.speed.experts", "--json", "--rounds", "4" if quick else "20"))
+    decode = {row["name"]: row["value"] for row in made["decode"]}
+    shapes = list(dict.fromkeys(name.rpartition(" ")[0] for name in decode))
+    checks = [
+        Check(f"{shape}: routed bytes per second, of the dense decode's",
+              decode[f"{shape} experts"] / decode[f"{shape} dense"], SHARE)
+        for shape in shapes
+    ]  # fmt: skip
+    tables = [Table(title, [kernel_row(row) for row in rows]) for title, rows in made.items()]
+    if find_spec("llama_cpp") is None:
+        return Result("Experts in memory", NOTES.format(peers=ALONE), tables, checks)
+    notes, table, check = beside_llama(quick)
+    return Result("Experts in memory", NOTES.format(peers=notes), [*tables, table], [*checks, check])
+
+
+def beside_llama(quick: bool) -> tuple[str, Table, Check]:
+    """What was compared, tokens per second, and TPI's over the better llama.cpp's."""
+    model, work = olmoe_layers(), QUICK_WORK if quick else SHORT
+    specs = {name: Spec(SPECS[name].kind, str(model.path), THREADS, flash=SPECS[name].flash)
+             for name in (TPI, LLAMA, FLASH)}  # fmt: skip
+    metrics = [Metric("prefill", work, lambda turn: turn.prefill), Metric("decode", work, lambda turn: turn.decode)]
+    with engines(specs) as running:
+        turns = take_turns(running, QUICK_ROUNDS if quick else ROUNDS, [work])
+        about = "; ".join(dict.fromkeys(engine.about for engine in list(running.values())[1:]))
+    rows: list[Row] = [
+        {"engine": name} | {metric.name: round(typical(turns, name, metric), 1) for metric in metrics} for name in specs
+    ]
+    decode = metrics[-1]
+    gain = min(ratio(turns, LLAMA, decode), ratio(turns, FLASH, decode))
+    notes = PEERS.strip().format(model=model.name, threads=THREADS, about=about)
+    return (
+        notes,
+        Table(f"{model.name}, tokens/s", rows),
+        Check(f"{model.name}: decode, times llama.cpp", gain, TIMES_LLAMA),
+    )

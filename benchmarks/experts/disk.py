@@ -33,8 +33,9 @@ is read past the page cache. Tokens choose by a skewed draw, and with a probabil
 chose; `trained` is the routing of the small mixture that is kept with the tests' data, on text that it was not trained
 on: 16 experts in a layer, 2 of them a token, here as large as the others. With and without room for a quarter of the
 experts, token by token in turn. The policy is what a node would take from {RECORDED} recorded tokens. `share` is how
-much of 1/(1 - hit rate), the most that a cache can give, comes of it. Nothing is computed meanwhile: this is the cache
-and the disk alone. Times are means over all tokens.
+much of 1/(1 - hit rate) comes of it, which is the most that a cache can give where several reads at once take no longer
+than they do one by one. Nothing is computed meanwhile: this is the cache and the disk alone. Times are means over all
+tokens.
 """
 
 

@@ -119,8 +119,7 @@ def measure(root: Path, rounds: int) -> tuple[list[float], int]:
         master = stack.enter_context(part(bed, root, "a", own, "--answer", address, "--model", str(root / "model")))
         stranger = stack.enter_context(part(bed, root, "c", own, "--flood", bed.address("b")))
         assert (master.hear(), stranger.hear()) == ("ready\n", "ready\n")
-        process = next(one for one in psutil.process_iter(["cmdline"]) if address in (one.info["cmdline"] or ())
-                       and "worker" in one.info["cmdline"])  # fmt: skip
+        process = psutil.Process(worker.process.pid)
         before = process.memory_info().rss
         ratios, most = list[float](), before
         for _ in range(rounds):

@@ -59,8 +59,9 @@ def test_laptop_sleeps_and_wakes_changes_address(large_model: Path, tmp_path: Pa
         with home(tmp_path / f"try-{number}") as (place, bed):
             place.joins("b")
             place.begin(large_model, "--own-pace")
-            names, tokens, _ = place.ask()
+            names, tokens, sent = place.ask()
             assert names == ["master", "b"], place.said
+            assert sent > 0
             for action in ("freeze", "cut"):
                 inflict(bed.folder, action, "b")
             assert place.ask()[:2] == (["master"], tokens)

@@ -64,9 +64,10 @@ class Combination:
         for least, most in sides:
             left = Vertices(self.memory, (weights, least, disk), (most_weights, most, most_disk))
             total = self.head.copy()
-            for stretch, named in self.seconds.items():
-                times = [left.least(roof) for roof in named.values()]
-                total += self.steps[stretch] * layers * np.max(times, axis=0)
+            for stretch, steps in self.steps.items():
+                if steps:  # answers of one token have no decode steps
+                    times = [left.least(roof) for roof in self.seconds[stretch].values()]
+                    total += steps * layers * np.max(times, axis=0)
             found = np.minimum(found, total / self.batches)
         return found
 

@@ -22,12 +22,10 @@ from scheduler.model.roofline.latency import (
     roofs,
 )
 from scheduler.model.roofline.policy import BatchPolicy, BatchProblem, PolicyLimits
+from scheduler.model.roofline.vertices import Affine, Shares, Vertices
 
 _STAYS = 1e-6  # of the time that weights, keys and values are worth on the accelerator where they change nothing
 _DIGITS = 9  # of a share that mean anything
-
-Affine = tuple[F64, F64, F64, F64]
-"""A constant, and what r_w, r_c and the disk's share add; `[pairs]` each."""
 
 
 class Combination:
@@ -53,33 +51,25 @@ class Combination:
             self.memory.append((there, device.memory))
         self.steps = dict(zip(STRETCHES, (1, problem.request.answer - 1), strict=True))
         self.head = np.array([problem.request.answer * head_seconds(problem, batch) for batch in batches])
-        self.bounds = self._bounds(problem.layer.layers)
+        self.bounds = self._bounds(problem.layer.layers, problem.limits.whole_kv)
 
-    def _bounds(self, layers: int) -> F64:
-        """Seconds per sequence at least, `[pairs]`; infinite where a memory alone rules a pair out."""
-        shares = [np.full(len(self.batches), upper) for upper in self.upper]
-        possible = np.ones(len(self.batches), np.bool_)
-        for (constant, *slopes), room in self.memory:
-            least = constant + sum(
-                np.minimum(0.0, slope * upper) for slope, upper in zip(slopes, self.upper, strict=True)
-            )
-            possible &= least <= room
-            for at, slope in enumerate(slopes):
-                beside = least - np.minimum(0.0, slope * self.upper[at])
-                most = np.divide(room - beside, slope, out=np.full_like(slope, inf), where=slope > 0)
-                shares[at] = np.clip(np.minimum(shares[at], most), 0.0, None)
-        total = self.head.copy()
-        for stretch, named in self.seconds.items():
-            times = [
-                constant + sum(np.minimum(0.0, slope * share) for slope, share in zip(slopes, shares, strict=True))
-                for constant, *slopes in named.values()
-            ]
-            total += self.steps[stretch] * layers * np.max(times, axis=0)
-        return np.where(possible, total / self.batches, inf)
+    def _bounds(self, layers: int, whole_kv: bool) -> F64:
+        """Seconds per sequence at least, `[pairs]`; infinite where memories rule a pair out.
 
-
-Shares = tuple[float, float, float]
-"""Of weights and of keys and values on the accelerator, and of weights on disk."""
+        Each roof is at its own best in what the memories together leave; of whole keys and values, on either side.
+        """
+        (weights, kv, disk), (most_weights, most_kv, most_disk) = self.lower, self.upper
+        sides = [(side, side) for side in sorted({kv, most_kv})] if whole_kv else [(kv, most_kv)]
+        found = np.full(len(self.batches), inf)
+        for least, most in sides:
+            left = Vertices(self.memory, (weights, least, disk), (most_weights, most, most_disk))
+            total = self.head.copy()
+            for stretch, steps in self.steps.items():
+                if steps:  # answers of one token have no decode steps
+                    times = [left.least(roof) for roof in self.seconds[stretch].values()]
+                    total += steps * layers * np.max(times, axis=0)
+            found = np.minimum(found, total / self.batches)
+        return found
 
 
 def _allowed(limits: PolicyLimits, attention: bool, most: float) -> tuple[Shares, Shares]:

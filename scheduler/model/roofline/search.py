@@ -1,7 +1,7 @@
 """The best policy for a batch: (N, mu) by enumeration, the other four by a mixed integer linear program.
 
 Pairs of a batch and a number of micro-batches are looked at in the order of a bound (each roof at its own best within
-what each memory alone allows) until none can beat the best, to within `GAP`. The nodes of a group have one pair
+what the memories together leave) until none can beat the best, to within `GAP`. The nodes of a group have one pair
 together: a step takes as long as the slowest of them, and fits where it fits all of them.
 """
 

@@ -1,0 +1,54 @@
+"""Which shares the memories leave, for all pairs at once: polytopes; what is affine is least at a vertex."""
+
+from collections.abc import Sequence
+from itertools import combinations
+
+import numpy as np
+import numpy.typing as npt
+
+F64 = npt.NDArray[np.float64]
+Flags = npt.NDArray[np.bool_]
+Shares = tuple[float, float, float]
+"""Of weights and of keys and values on the accelerator, and of weights on disk."""
+Affine = tuple[F64, F64, F64, F64]
+"""A constant, and what r_w, r_c and the disk's share add; `[pairs]` each."""
+
+_EDGE = 1e-9  # of a share: as far beyond a limit still counts as within
+_PARALLEL = 1e-9  # a determinant, of rows whose largest part is 1
+
+
+class Vertices:
+    """Where three limits of the shares meet within all others, `[threes, pairs]`."""
+
+    def __init__(self, memories: Sequence[tuple[Affine, float]], lower: Shares, upper: Shares) -> None:
+        rows, limits = _limits(memories, lower, upper)
+        threes = np.array(list(combinations(range(len(rows)), 3)))
+        sides = rows[threes].transpose(0, 2, 1, 3)  # [threes, pairs, 3, shares]
+        meet: Flags = np.abs(np.linalg.det(sides)) > _PARALLEL
+        sides[~meet] = np.eye(3)
+        self._at: F64 = np.linalg.solve(sides, limits[threes].transpose(0, 2, 1)[..., None])[..., 0]
+        self._within = meet
+        for row, limit in zip(rows, limits, strict=True):
+            self._within &= (self._at * row).sum(axis=-1) <= limit + _EDGE
+
+    def least(self, function: Affine) -> F64:
+        """The least value within all limits, `[pairs]`; infinite where nothing is."""
+        constant, *slopes = function
+        values = constant + (self._at * np.stack(slopes, axis=-1)).sum(axis=-1)
+        found: F64 = np.where(self._within, values, np.inf).min(axis=0)
+        return found
+
+
+def _limits(memories: Sequence[tuple[Affine, float]], lower: Shares, upper: Shares) -> tuple[F64, F64]:
+    """Left sides `[limits, pairs, shares]` and right sides `[limits, pairs]`: bounds, all weights, memories."""
+    pairs = len(memories[0][0][0])
+    fixed = np.vstack([np.eye(3), -np.eye(3), [1.0, 0.0, 1.0]])  # on the accelerator and on disk: no more than all
+    rows = [np.broadcast_to(row, (pairs, 3)) for row in fixed]
+    limits = [np.full(pairs, limit) for limit in (*upper, *(-share for share in lower), 1.0)]
+    for (constant, *slopes), room in memories:
+        row = np.stack(slopes, axis=-1)
+        unit = np.abs(row).max(axis=-1)
+        unit = np.where(unit > 0, unit, room)
+        rows.append(row / unit[:, None])
+        limits.append((room - constant) / unit)
+    return np.array(rows), np.array(limits)

@@ -48,7 +48,7 @@ def _limits(memories: Sequence[tuple[Affine, float]], lower: Shares, upper: Shar
     for (constant, *slopes), room in memories:
         row = np.stack(slopes, axis=-1)
         unit = np.abs(row).max(axis=-1)
-        unit = np.where(unit > 0, unit, room)
+        unit = np.where(unit > 0, unit, max(room, 1.0))  # bytes
         rows.append(row / unit[:, None])
         limits.append((room - constant) / unit)
     return np.array(rows), np.array(limits)

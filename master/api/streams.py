@@ -19,6 +19,7 @@ T = TypeVar("T")
 
 _SLOW_S = 30.0  # in which a reader takes nothing
 _PULSE_S = 10.0  # without an event: a comment tells proxies that the stream lives
+_AGAIN_S = 0.1
 _AHEAD = 16  # events of several answers that wait to be sent; the others stay where they are counted
 PULSE = ": alive\n\n"
 
@@ -58,11 +59,9 @@ class EventStream(Response):
         try:
             await asyncio.wait([sending, gone], return_when=asyncio.FIRST_COMPLETED)
         finally:
-            for task in (sending, gone):
-                task.cancel()
-            await asyncio.gather(sending, gone, return_exceptions=True)
             for answer in self._answers:
                 answer.cancel()
+            await _end(sending, gone)
         if not sending.cancelled():
             sending.result()  # raises what nobody foresaw: the server logs it, and breaks the connection off
 
@@ -73,6 +72,15 @@ class EventStream(Response):
                 body = {"type": "http.response.body", "body": event.encode(), "more_body": True}
                 await asyncio.wait_for(send(body), _SLOW_S)
             await asyncio.wait_for(send({"type": "http.response.body", "body": b""}), _SLOW_S)
+
+
+async def _end(*tasks: "asyncio.Future[Any]") -> None:
+    """Cancel tasks until they have ended: `wait_for` forgets that it was, if what it waits for ends in that moment."""
+    while left := [task for task in tasks if not task.done()]:
+        for task in left:
+            task.cancel()
+        await asyncio.wait(left, timeout=_AGAIN_S)
+    await asyncio.gather(*tasks, return_exceptions=True)
 
 
 async def guarded(
@@ -154,9 +162,7 @@ async def unless_gone(request: Request, work: Coroutine[Any, Any, T], deadline: 
             raise RequestError("the client left", code="client_gone", status=CLIENT_GONE)
         raise deadline.missed()
     finally:
-        for one in (task, gone):
-            one.cancel()
-        await asyncio.gather(task, gone, return_exceptions=True)
+        await _end(task, gone)
 
 
 async def collected(answers: Sequence[Answering]) -> list[list[Event]]:

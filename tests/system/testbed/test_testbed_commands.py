@@ -126,7 +126,7 @@ def test_whatever_ends_a_run_nothing_is_left(worker: str, number: signal.Signals
     run, name = sleeping_run(worker)
     assert traces(state.default_root(), name)
     run.send_signal(number)
-    code = run.wait(100)
+    code = run.wait(30)
     assert code == (-number if number == signal.SIGKILL else 130 if number == signal.SIGINT else 128 + number)
     until(lambda: traces(state.default_root(), name) == [])
 

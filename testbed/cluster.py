@@ -12,7 +12,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
-from typing import Any, NoReturn
+from typing import Any
 
 from testbed.launch import Testbed
 from tpi.errors import TestbedError
@@ -23,6 +23,7 @@ PORT = 9990
 _LISTENS = re.compile(r"\blistens on\b")  # in the line with which a worker says that it does
 _BARE_PROCESS = 256 << 20  # bytes of a device's memory that are not the worker's to plan with
 _POLL = 0.02  # seconds
+_GRACE = 3.0  # seconds in which a process may end
 
 
 @dataclass(frozen=True)
@@ -68,16 +69,31 @@ def workers(bed: Testbed, options: HostWorkerOptions | None = None) -> Iterator[
         _stop(started)
 
 
-def run(bed: Testbed, command: list[str], addresses: str) -> int:
+@dataclass
+class Ending:
+    """Whether this process was asked to end: the number of the signal, or 0."""
+
+    signal: int = 0
+
+    def check(self) -> None:
+        """Raise SystemExit if so. The handler has raised it, too; but Python drops what strikes in a destructor."""
+        if self.signal:
+            raise SystemExit(128 + self.signal)
+
+
+def run(bed: Testbed, command: list[str], addresses: str, ending: Ending | None = None) -> int:
     """Run `command` on the first device with `TPI_WORKERS` set to `addresses`; returns its exit code.
 
     Raises:
         TestbedError: if the testbed ends before the command does.
+        SystemExit: if this process was asked to end, as `ending` knows.
     """
+    ending = ending or Ending()
     environment = {**os.environ, WORKERS: addresses}
     process = bed.popen(bed.topology.devices[0].name, command, env=environment)
     try:
         while process.poll() is None:
+            ending.check()
             if bed.ended():
                 raise TestbedError("the testbed's holder process ended, and the network with it: start again")
             _wait(process, 0.2)
@@ -90,17 +106,22 @@ def run(bed: Testbed, command: list[str], addresses: str) -> int:
 
 
 @contextmanager
-def ending_gracefully() -> Iterator[None]:
-    """Turn SIGTERM and SIGHUP into an exception inside the block, so that everything is taken down."""
+def ending_gracefully() -> Iterator[Ending]:
+    """Turn SIGTERM and SIGHUP into an exception inside the block, so that everything is taken down.
 
-    def leave(number: int, frame: FrameType | None) -> NoReturn:
-        raise SystemExit(128 + number)
+    What is yielded knows of the signal, whatever became of the exception.
+    """
+    ending = Ending()
+
+    def leave(number: int, frame: FrameType | None) -> None:
+        ending.signal = number
+        ending.check()
 
     before: dict[signal.Signals, Callable[[int, FrameType | None], Any] | int | None] = {}
     for number in (signal.SIGTERM, signal.SIGHUP):
         before[number] = signal.signal(number, leave)
     try:
-        yield
+        yield ending
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
@@ -148,10 +169,10 @@ def _stop(processes: "list[subprocess.Popen[Any]]") -> None:
             process.send_signal(signal.SIGCONT)
             process.terminate()
     for process in processes:
-        _wait(process, 3.0)
+        _wait(process, _GRACE)
         if process.poll() is None:
             process.kill()
-            process.wait()
+            _wait(process, _GRACE)  # not for ever: an exception out of a handler can leave Popen's own lock taken
 
 
 def _wait(process: "subprocess.Popen[Any]", seconds: float) -> None:

@@ -94,11 +94,11 @@ def run(
     options = cluster.HostWorkerOptions(cache=cache and cache.resolve(), logs=logs)
     if worker:
         options = cluster.HostWorkerOptions(tuple(shlex.split(worker)), options.cache, options.logs)
-    with cluster.ending_gracefully(), Testbed.start(topology, backend) as bed:
+    with cluster.ending_gracefully() as ending, Testbed.start(topology, backend) as bed:
         if verify:
             _verify(bed)
         with cluster.workers(bed, options) as addresses:
-            code = cluster.run(bed, list(command), addresses)
+            code = cluster.run(bed, list(command), addresses, ending)
             _print_traffic(bed.ask("report"))
     sys.exit(code)
 

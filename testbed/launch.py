@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -103,7 +104,8 @@ class Testbed:
         if self._holder is not None:
             if self._holder.stdin is not None:
                 self._holder.stdin.close()
-            self._holder.wait()
+            with suppress(subprocess.TimeoutExpired):
+                self._holder.wait(_STOP_SECONDS)  # its lock is free, so it ends
 
     def __enter__(self) -> "Testbed":
         return self

@@ -6,12 +6,13 @@
 #ifdef __linux__
 #include <sched.h>
 
-#include <atomic>
 #include <charconv>
 #include <filesystem>
 #include <fstream>
+#include <mutex>
 #endif
 #include <string>
+#include <utility>
 #include <vector>
 
 namespace tpi {
@@ -25,7 +26,8 @@ public:
     void follow() {
         const int cpu = sched_getcpu();
         if (cpu < 0 || cpu >= CPU_SETSIZE || !known_) return;
-        if (kept_.exchange(cpu) == cpu && found_) return;  // what another group keeps there are not all of our threads
+        const std::lock_guard lock(mutex_);
+        if (std::exchange(kept_, cpu) == cpu && found_) return;  // what another group keeps there are not all of our threads
         cpu_set_t here;
         CPU_ZERO(&here);
         CPU_SET(cpu, &here);
@@ -35,7 +37,8 @@ public:
 
     // Run anywhere, as a thread with much to do beside one that computes should.
     void release() {
-        const bool kept = kept_.exchange(-1) >= 0;
+        const std::lock_guard lock(mutex_);
+        const bool kept = std::exchange(kept_, -1) >= 0;
         if (kept || moved_) move(anywhere_);  // another group that released first may not know all that this one moved
         moved_ = false;
     }
@@ -64,7 +67,8 @@ private:
     std::vector<int> threads_;
     cpu_set_t anywhere_;
     bool known_, found_ = false, moved_ = false;
-    static inline std::atomic<int> kept_ = -1;  // the CPU that it is kept on, by whichever group of this process
+    static inline std::mutex mutex_;  // two groups of this process would leave some threads here and some there
+    static inline int kept_ = -1;     // the CPU that they are kept on, by whichever group of this process
 };
 #else
 class IoThread {

@@ -22,6 +22,7 @@ from scheduler.model.machine import LAPTOP
 from tests.support.cluster.cluster_helpers import fake_workers
 from tests.support.cluster.key_helpers import locked, pair_folders, trust
 from tests.support.commands import tpi
+from tests.support.house import until
 from tests.support.processes.hostile_worker import Hostile, hostile
 from tpi import __version__
 from tpi.errors import UsageError
@@ -52,9 +53,13 @@ def test_workers_say_who_uses_them_without_being_used(tmp_path: Path) -> None:
             assert gone.condition is None
             assert "connection refused" in gone.problem
             cluster.poll()
-        (later,) = ask(net, [first])
-        assert later.condition is not None
-        assert later.condition.used_by == ""
+        until(lambda: free_again(net, first))  # it hears of the end a moment after the master is gone
+
+
+def free_again(net: Net, address: str) -> bool:
+    (later,) = ask(net, [address])
+    assert later.condition is not None
+    return later.condition.used_by == ""
 
 
 def test_doctor_tries_ports_from_both_sides(tmp_path: Path) -> None:

@@ -29,13 +29,19 @@ _DIGITS = 9  # of a share that mean anything
 
 
 class Combination:
-    """All pairs, with attention, neurons and residual connections computed in given places."""
+    """All pairs, with attention, neurons and residual connections computed in given places.
 
-    def __init__(self, problem: BatchProblem, batches: F64, parts: F64, attention: bool, ffn: bool, adds: bool) -> None:
+    Keys and values are on one side, or `divided`; r_c is a multiple of 1 over `heads` (0: any share).
+    """
+
+    def __init__(
+        self, problem: BatchProblem, batches: F64, parts: F64, attention: bool, ffn: bool, adds: bool, divided: bool
+    ) -> None:
         self.attention, self.ffn, self.adds = attention, ffn, adds
         self.batches, self.parts = batches, parts
-        base = PolicyPoint(batches, parts, int(attention), int(ffn), adds=int(adds))
-        self.lower, self.upper = _allowed(problem.limits, attention, most_weights(problem, base))
+        self.heads = problem.limits.kv_heads if divided else 1
+        base = PolicyPoint(batches, parts, int(attention), int(ffn), adds=int(adds), divided=int(divided))
+        self.lower, self.upper = _allowed(problem.limits, attention, divided, most_weights(problem, base))
         self.seconds: dict[Stretch, dict[str, Affine]] = {}
         for stretch in STRETCHES:
             corners = [roofs(problem, point, stretch) for point in _corners(base)]
@@ -51,15 +57,24 @@ class Combination:
             self.memory.append((there, device.memory))
         self.steps = dict(zip(STRETCHES, (1, problem.request.answer - 1), strict=True))
         self.head = np.array([problem.request.answer * head_seconds(problem, batch) for batch in batches])
-        self.bounds = self._bounds(problem.layer.layers, problem.limits.whole_kv)
+        self.bounds = self._bounds(problem.layer.layers)
 
-    def _bounds(self, layers: int, whole_kv: bool) -> F64:
+    def counted(self, shares: Shares) -> Shares:
+        """The same with heads of keys and values in place of their share, where these are counted."""
+        weights, kv, disk = shares
+        return weights, kv * (self.heads or 1), disk
+
+    def share(self, counted: float) -> float:
+        """Of keys and values, from what the program counts."""
+        return round(counted) / self.heads if self.heads else counted
+
+    def _bounds(self, layers: int) -> F64:
         """Seconds per sequence at least, `[pairs]`; infinite where memories rule a pair out.
 
         Each roof is at its own best in what the memories together leave; of whole keys and values, on either side.
         """
         (weights, kv, disk), (most_weights, most_kv, most_disk) = self.lower, self.upper
-        sides = [(side, side) for side in sorted({kv, most_kv})] if whole_kv else [(kv, most_kv)]
+        sides = [(side, side) for side in sorted({kv, most_kv})] if self.heads == 1 else [(kv, most_kv)]
         found = np.full(len(self.batches), inf)
         for least, most in sides:
             left = Vertices(self.memory, (weights, least, disk), (most_weights, most, most_disk))
@@ -72,15 +87,14 @@ class Combination:
         return found
 
 
-def _allowed(limits: PolicyLimits, attention: bool, most: float) -> tuple[Shares, Shares]:
+def _allowed(limits: PolicyLimits, attention: bool, divided: bool, most: float) -> tuple[Shares, Shares]:
     """The least and the most of each share; the accelerator computes with `most` of the weights."""
     weights, kv = limits.weights, limits.kv
-    least = (most if weights == "gpu" else 0.0, float(kv == "gpu"), float(weights == "disk"))
-    upper = (
-        most if weights in (None, "gpu") else 0.0,
-        float(attention and kv != "ram"),
-        float(weights in (None, "disk")),
-    )
+    first, last = float(kv == "gpu"), float(attention and kv != "ram")
+    if divided:
+        first, last = (1 / limits.kv_heads, 1 - 1 / limits.kv_heads) if limits.kv_heads else (0.0, 1.0)
+    least = (most if weights == "gpu" else 0.0, first, float(weights == "disk"))
+    upper = (most if weights in (None, "gpu") else 0.0, last, float(weights in (None, "disk")))
     return least, upper
 
 
@@ -108,10 +122,10 @@ def solve_pair(
         objective[count + number] = tables[0].steps[stretch]
     objective[1:count:4] = objective[2:count:4] = -_STAYS * problem.request.answer
     rows = list(_rows(tables, at, scale))
-    upper = np.concatenate([*([1.0, *table.upper] for table in tables), [inf, inf]])
+    upper = np.concatenate([*([1.0, *table.counted(table.upper)] for table in tables), [inf, inf]])
     whole = np.zeros(count + 2)
     whole[0:count:4] = 1
-    whole[2:count:4] = problem.limits.whole_kv
+    whole[2:count:4] = [table.heads > 0 for table in tables]
     limits = np.array([limit for _, limit in rows])
     matrix = np.array([row for row, _ in rows])
     one = np.zeros(count + 2)
@@ -126,8 +140,9 @@ def solve_pair(
     if found.x is None:
         return None
     chosen = int(np.argmax(found.x[0:count:4]))
-    shares = np.clip(found.x[4 * chosen + 1 : 4 * chosen + 4].round(_DIGITS), 0.0, tables[chosen].upper)
     table = tables[chosen]
+    weights, kv, disk = found.x[4 * chosen + 1 : 4 * chosen + 4].round(_DIGITS)
+    shares = np.clip((weights, table.share(kv), disk), 0.0, table.upper)
     times = sum(table.steps[stretch] * float(found.x[count + number]) for number, stretch in enumerate(STRETCHES))
     total = problem.layer.layers * scale * times + float(table.head[at])
     weights, kv, disk = map(float, shares)
@@ -137,13 +152,17 @@ def solve_pair(
 
 
 def _rows(tables: list[Combination], at: int, scale: float) -> Iterator[tuple[F64, float]]:
-    """Left sides and limits of all inequalities. Unknowns: of each combination whether, r_w, r_c, disk; two times."""
+    """Left sides and limits of all inequalities. Unknowns: of each combination whether, r_w, r_c, disk; two times.
+
+    In place of r_c stands how many heads of keys and values that is, where these are whole.
+    """
     count = 4 * len(tables)
 
     def row(of: Callable[[Combination], Affine], unit: float) -> F64:
         found = np.zeros(count + 2)
         for number, table in enumerate(tables):
             found[4 * number : 4 * number + 4] = [part[at] / unit for part in of(table)]
+            found[4 * number + 2] /= table.heads or 1
         return found
 
     for number, stretch in enumerate(STRETCHES):
@@ -154,12 +173,13 @@ def _rows(tables: list[Combination], at: int, scale: float) -> Iterator[tuple[F6
     for which, (_, room) in enumerate(tables[0].memory):
         yield row(lambda table, which=which: table.memory[which][0], room), 1.0  # type: ignore[misc]
     for number, table in enumerate(tables):
+        lower, most = table.counted(table.lower), table.counted(table.upper)
         for share in range(3):
             found = np.zeros(count + 2)
-            found[4 * number + 1 + share], found[4 * number] = 1.0, -table.upper[share]
+            found[4 * number + 1 + share], found[4 * number] = 1.0, -most[share]
             yield found, 0.0
             found = np.zeros(count + 2)
-            found[4 * number + 1 + share], found[4 * number] = -1.0, table.lower[share]
+            found[4 * number + 1 + share], found[4 * number] = -1.0, lower[share]
             yield found, 0.0
         found = np.zeros(count + 2)
         found[4 * number + 1], found[4 * number + 3], found[4 * number] = 1.0, 1.0, -1.0

@@ -88,11 +88,15 @@ class _Node:
         return solve_pair(self._problem, tables, at, float(self.least[at])) if tables else None
 
 
-def _places(problem: BatchProblem) -> list[tuple[bool, bool, bool]]:
-    """Which of attention, neurons and residual connections the accelerator computes."""
+def _places(problem: BatchProblem) -> list[tuple[bool, bool, bool, bool]]:
+    """Which of attention, neurons and residual connections the accelerator computes, with keys and values divided."""
     either = (False, True) if problem.machine.accelerator else (False,)
-    allowed = [places for places in product(either, either) if problem.limits.allow(*places)]
-    return [(*places, adds) for places in allowed for adds in ((True, False) if any(places) else (True,))]
+    allowed = [places for places in product(either, either, either) if problem.limits.allow(*places)]
+    return [
+        (attention, ffn, adds, divided)
+        for attention, ffn, divided in allowed
+        for adds in ((True, False) if attention or ffn else (True,))
+    ]
 
 
 def _pairs(problem: BatchProblem) -> tuple[F64, F64]:

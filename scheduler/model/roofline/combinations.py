@@ -9,6 +9,7 @@ from dataclasses import replace
 from math import inf
 
 import numpy as np
+import numpy.typing as npt
 
 from scheduler.model.highs import solve_milp
 from scheduler.model.offload.work import STRETCHES, Stretch
@@ -24,6 +25,7 @@ from scheduler.model.roofline.latency import (
 from scheduler.model.roofline.policy import BatchPolicy, BatchProblem, PolicyLimits
 from scheduler.model.roofline.vertices import Affine, Shares, Vertices
 
+I64 = npt.NDArray[np.int64]
 _STAYS = 1e-6  # of the time that weights, keys and values are worth on the accelerator where they change nothing
 _DIGITS = 9  # of a share that mean anything
 
@@ -57,7 +59,8 @@ class Combination:
             self.memory.append((there, device.memory))
         self.steps = dict(zip(STRETCHES, (1, problem.request.answer - 1), strict=True))
         self.head = np.array([problem.request.answer * head_seconds(problem, batch) for batch in batches])
-        self.bounds = self._bounds(problem.layer.layers)
+        self._layers = problem.layer.layers
+        self.bounds = self._bounds()
 
     def counted(self, shares: Shares) -> Shares:
         """The same with heads of keys and values in place of their share, where these are counted."""
@@ -68,23 +71,41 @@ class Combination:
         """Of keys and values, from what the program counts."""
         return round(counted) / self.heads if self.heads else counted
 
-    def _bounds(self, layers: int) -> F64:
+    def bound(self, at: int) -> float:
+        """Seconds per sequence of pair number `at` at least, which may be more than in `bounds`: of whole heads."""
+        if self.heads <= 1:
+            return float(self.bounds[at])
+        kept = np.arange(1, self.heads) / self.heads
+        each = np.full(len(kept), at)
+        return float(self._least(each, kept, kept).min())
+
+    def _bounds(self) -> F64:
         """Seconds per sequence at least, `[pairs]`; infinite where memories rule a pair out.
 
         Each roof is at its own best in what the memories together leave; of whole keys and values, on either side.
         """
-        (weights, kv, disk), (most_weights, most_kv, most_disk) = self.lower, self.upper
+        (_, kv, _), (_, most_kv, _) = self.lower, self.upper
         sides = [(side, side) for side in sorted({kv, most_kv})] if self.heads == 1 else [(kv, most_kv)]
-        found = np.full(len(self.batches), inf)
-        for least, most in sides:
-            left = Vertices(self.memory, (weights, least, disk), (most_weights, most, most_disk))
-            total = self.head.copy()
-            for stretch, steps in self.steps.items():
-                if steps:  # answers of one token have no decode steps
-                    times = [left.least(roof) for roof in self.seconds[stretch].values()]
-                    total += steps * layers * np.max(times, axis=0)
-            found = np.minimum(found, total / self.batches)
+        every = np.arange(len(self.batches))
+        found: F64 = np.min([self._least(every, *side) for side in sides], axis=0)
         return found
+
+    def _least(self, pairs: I64, kv: float | F64, most_kv: float | F64) -> F64:
+        """The same of these pairs, by number, with a share of keys and values within limits, `[pairs]`."""
+        (weights, _, disk), (most_weights, _, most_disk) = self.lower, self.upper
+        memory = [(_of_pairs(affine, pairs), room) for affine, room in self.memory]
+        left = Vertices(memory, (weights, kv, disk), (most_weights, most_kv, most_disk))
+        total = self.head[pairs]
+        for stretch, steps in self.steps.items():
+            if steps:  # answers of one token have no decode steps
+                times = [left.least(_of_pairs(roof, pairs)) for roof in self.seconds[stretch].values()]
+                total = total + steps * self._layers * np.max(times, axis=0)
+        return total / self.batches[pairs]
+
+
+def _of_pairs(affine: Affine, pairs: I64) -> Affine:
+    constant, weights, kv, disk = affine
+    return constant[pairs], weights[pairs], kv[pairs], disk[pairs]
 
 
 def _allowed(limits: PolicyLimits, attention: bool, divided: bool, most: float) -> tuple[Shares, Shares]:

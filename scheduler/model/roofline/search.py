@@ -84,7 +84,7 @@ class _Node:
 
     def solved(self, at: int, limit: float) -> tuple[float, BatchPolicy] | None:
         """Its seconds per sequence with pair number `at`, and the policy; None if that is not below `limit`."""
-        tables = [table for table in self._tables if table.bounds[at] < limit]
+        tables = [table for table in self._tables if table.bounds[at] < limit and table.bound(at) < limit]
         return solve_pair(self._problem, tables, at, float(self.least[at])) if tables else None
 
 

@@ -207,7 +207,8 @@ class _Layer:
         at = self._at
         if self._prompt or not (at.attention or at.ffn):
             return 0.0 * self._parts
-        before, least, waits = found["host"], HOST_OVERLAP, 1.0
+        before, least = found["host"], HOST_OVERLAP
+        waits: Number = 1.0
         if at.attention:
             before, least = self._all * self._cached * self._layer.kv_token / self._device.link.up, PAGES_OVERLAP
             waits = 1 - at.kv  # with all pages there it waits for none

@@ -30,7 +30,7 @@ _SLOTS = 2  # layers' weights that pass through the accelerator; also from disk 
 class PolicyPoint:
     """Policies as numbers, or as arrays of one length; what is an integer is 0 or 1 for all of them.
 
-    `divided`: some heads of keys and values live on the accelerator, and others in RAM: it attends in a call of its own.
+    `divided`: keys and values of some heads live on the accelerator, which attends with these in a call of its own.
     """
 
     batch: Number

@@ -37,6 +37,14 @@ def allowed(problem: BatchProblem, policy: BatchPolicy) -> bool:
     return weights and kv
 
 
+def kv_shares(problem: BatchProblem, attention: bool, ffn: bool) -> list[float]:
+    """Of keys and values on the accelerator, which has them all where it attends, and some where it makes heads."""
+    every: list[float] = np.linspace(0, 1, (problem.limits.kv_heads or STEPS - 1) + 1).tolist()
+    if attention:
+        return every
+    return every[:-1] if ffn else [0.0]
+
+
 def every_policy(problem: BatchProblem, adds: bool) -> Iterator[BatchPolicy]:
     """All that fit, on a grid of shares, with the accelerator or the host adding residual connections."""
     most = problem.request.most
@@ -44,9 +52,7 @@ def every_policy(problem: BatchProblem, adds: bool) -> Iterator[BatchPolicy]:
     shares = np.linspace(0, 1, STEPS)
     for (batch, parts), attention, ffn in product(sizes, (False, True), (False, True)):
         upper = most_weights(problem, PolicyPoint(batch, parts, int(attention), int(ffn)))
-        heads = problem.limits.kv_heads
-        kept_kv = [share for share in np.linspace(0, 1, (heads or STEPS - 1) + 1) if attention or share < ffn or not share]
-        for kept, kv, disk in product(shares * upper, kept_kv, shares):
+        for kept, kv, disk in product(shares * upper, kv_shares(problem, attention, ffn), shares):
             policy = BatchPolicy(batch, parts, attention, ffn, float(kept), float(kv), float(disk), adds)
             if kept + disk <= 1 and allowed(problem, policy) and fits(problem, policy, 0.0):
                 yield policy

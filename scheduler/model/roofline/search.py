@@ -84,15 +84,19 @@ class _Node:
 
     def solved(self, at: int, limit: float) -> tuple[float, BatchPolicy] | None:
         """Its seconds per sequence with pair number `at`, and the policy; None if that is not below `limit`."""
-        tables = [table for table in self._tables if table.bounds[at] < limit]
+        tables = [table for table in self._tables if table.bounds[at] < limit and table.bound(at) < limit]
         return solve_pair(self._problem, tables, at, float(self.least[at])) if tables else None
 
 
-def _places(problem: BatchProblem) -> list[tuple[bool, bool, bool]]:
-    """Which of attention, neurons and residual connections the accelerator computes."""
+def _places(problem: BatchProblem) -> list[tuple[bool, bool, bool, bool]]:
+    """Which of attention, neurons and residual connections the accelerator computes, with keys and values divided."""
     either = (False, True) if problem.machine.accelerator else (False,)
-    allowed = [places for places in product(either, either) if problem.limits.allow(*places)]
-    return [(*places, adds) for places in allowed for adds in ((True, False) if any(places) else (True,))]
+    allowed = [places for places in product(either, either, either) if problem.limits.allow(*places)]
+    return [
+        (attention, ffn, adds, divided)
+        for attention, ffn, divided in allowed
+        for adds in ((True, False) if attention or ffn else (True,))
+    ]
 
 
 def _pairs(problem: BatchProblem) -> tuple[F64, F64]:

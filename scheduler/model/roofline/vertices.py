@@ -10,6 +10,9 @@ F64 = npt.NDArray[np.float64]
 Flags = npt.NDArray[np.bool_]
 Shares = tuple[float, float, float]
 """Of weights and of keys and values on the accelerator, and of weights on disk."""
+Bound = float | F64
+Bounds = tuple[Bound, Bound, Bound]
+"""Of each share, for all pairs or `[pairs]`."""
 Affine = tuple[F64, F64, F64, F64]
 """A constant, and what r_w, r_c and the disk's share add; `[pairs]` each."""
 
@@ -20,7 +23,7 @@ _PARALLEL = 1e-9  # a determinant, of rows whose largest part is 1
 class Vertices:
     """Where three limits of the shares meet within all others, `[threes, pairs]`."""
 
-    def __init__(self, memories: Sequence[tuple[Affine, float]], lower: Shares, upper: Shares) -> None:
+    def __init__(self, memories: Sequence[tuple[Affine, float]], lower: Bounds, upper: Bounds) -> None:
         rows, limits = _limits(memories, lower, upper)
         threes = np.array(list(combinations(range(len(rows)), 3)))
         sides = rows[threes].transpose(0, 2, 1, 3)  # [threes, pairs, 3, shares]
@@ -39,12 +42,12 @@ class Vertices:
         return found
 
 
-def _limits(memories: Sequence[tuple[Affine, float]], lower: Shares, upper: Shares) -> tuple[F64, F64]:
+def _limits(memories: Sequence[tuple[Affine, float]], lower: Bounds, upper: Bounds) -> tuple[F64, F64]:
     """Left sides `[limits, pairs, shares]` and right sides `[limits, pairs]`: bounds, all weights, memories."""
     pairs = len(memories[0][0][0])
     fixed = np.vstack([np.eye(3), -np.eye(3), [1.0, 0.0, 1.0]])  # on the accelerator and on disk: no more than all
     rows = [np.broadcast_to(row, (pairs, 3)) for row in fixed]
-    limits = [np.full(pairs, limit) for limit in (*upper, *(-share for share in lower), 1.0)]
+    limits = [np.broadcast_to(limit, (pairs,)) for limit in (*upper, *(-share for share in lower), 1.0)]
     for (constant, *slopes), room in memories:
         row = np.stack(slopes, axis=-1)
         unit = np.abs(row).max(axis=-1)

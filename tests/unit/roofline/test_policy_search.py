@@ -37,6 +37,14 @@ def allowed(problem: BatchProblem, policy: BatchPolicy) -> bool:
     return weights and kv
 
 
+def kv_shares(problem: BatchProblem, attention: bool, ffn: bool) -> list[float]:
+    """Of keys and values on the accelerator, which has them all where it attends, and some where it makes heads."""
+    every: list[float] = np.linspace(0, 1, (problem.limits.kv_heads or STEPS - 1) + 1).tolist()
+    if attention:
+        return every
+    return every[:-1] if ffn else [0.0]
+
+
 def every_policy(problem: BatchProblem, adds: bool) -> Iterator[BatchPolicy]:
     """All that fit, on a grid of shares, with the accelerator or the host adding residual connections."""
     most = problem.request.most
@@ -44,8 +52,7 @@ def every_policy(problem: BatchProblem, adds: bool) -> Iterator[BatchPolicy]:
     shares = np.linspace(0, 1, STEPS)
     for (batch, parts), attention, ffn in product(sizes, (False, True), (False, True)):
         upper = most_weights(problem, PolicyPoint(batch, parts, int(attention), int(ffn)))
-        whole = problem.limits.whole_kv
-        for kept, kv, disk in product(shares * upper, ([0, 1] if whole else shares) if attention else [0], shares):
+        for kept, kv, disk in product(shares * upper, kv_shares(problem, attention, ffn), shares):
             policy = BatchPolicy(batch, parts, attention, ffn, float(kept), float(kv), float(disk), adds)
             if kept + disk <= 1 and allowed(problem, policy) and fits(problem, policy, 0.0):
                 yield policy
@@ -63,16 +70,23 @@ def test_no_policy_of_the_grid_is_better(problem: BatchProblem, adds: bool) -> N
     assert fits(problem, found)
     assert 0 <= found.weights_kept + found.weights_on_disk <= 1 + 1e-9
     assert found.batch <= problem.request.most
-    assert not problem.limits.whole_kv or min(found.kv_kept, 1 - found.kv_kept) < 1e-6
+    heads = problem.limits.kv_heads
+    assert not heads or found.kv_kept in {kept / heads for kept in range(heads + 1)}
     assert best is None or throughput(problem, found) >= best * (1 - 2 * GAP)
 
 
-@given(problems(), st.booleans(), st.booleans(), st.booleans(), st.lists(st.floats(0, 1), min_size=3, max_size=3))
+@given(
+    problems(),
+    st.lists(st.integers(0, 1), min_size=4, max_size=4),
+    st.integers(1, 5),
+    st.lists(st.floats(0, 1), min_size=3, max_size=3),
+)
 def test_times_and_memories_are_affine_in_the_shares(
-    problem: BatchProblem, attention: bool, ffn: bool, adds: bool, shares: list[float]
+    problem: BatchProblem, places: list[int], parts: int, shares: list[float]
 ) -> None:
     """A linear program knows them by their corners alone."""
-    base = PolicyPoint(problem.request.most, 1, int(attention), int(ffn), adds=int(adds))
+    attention, ffn, adds, divided = places
+    base = PolicyPoint(5, parts, attention, ffn, adds=adds, divided=divided)
     corners = [base, replace(base, weights=1.0), replace(base, kv=1.0), replace(base, disk=1.0)]
     point = replace(base, weights=shares[0], kv=shares[1], disk=shares[2])
 
@@ -157,11 +171,11 @@ def test_few_pairs_are_solved_for() -> None:
     assert seconds(paper("t4", 4096), choice.policy) > 0
 
 
-@pytest.mark.parametrize("whole", [False, True])
-def test_few_pairs_are_solved_for_where_the_disk_decides(whole: bool) -> None:
+@pytest.mark.parametrize("heads", [0, 1, 8])
+def test_few_pairs_are_solved_for_where_the_disk_decides(heads: int) -> None:
     """Both memories together force a share of the weights to disk: where a bound knows, it tells pairs apart."""
     problem = paper("rtx3060-laptop", 512)
-    problem = replace(problem, limits=replace(problem.limits, whole_kv=whole))
+    problem = replace(problem, limits=replace(problem.limits, kv_heads=heads))
     choice = best_policy(problem)
     busy = {name: float(value) for name, value in roofs(problem, PolicyPoint.of(choice.policy), "decode").items()}
     assert max(busy, key=lambda name: busy[name]) == "disk"

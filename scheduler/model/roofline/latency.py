@@ -252,7 +252,8 @@ class _Layer:
         layer, at = self._layer, self._at
         weights = (1 - at.ffn) * layer.touched(self._tokens) + (1 - max(at.ffn, at.attention)) * layer.attention_bytes
         weights = weights + (1 - at.adds) * max(at.ffn, at.attention) * _ADDS * _ADDED * self._tokens * layer.hidden
-        pages = (1 - self._attention) * (1 - at.kv) * self._all * self._cached * layer.kv_token
+        read = layer.attended(self._cached) * layer.kv_token
+        pages = (1 - self._attention) * (1 - at.kv) * self._all * read
         return self._parts * weights + pages
 
     def _neurons(self, rates: Rates, tokens: Number) -> Number:
@@ -260,8 +261,8 @@ class _Layer:
 
     def _attending(self, rates: Rates) -> Number:
         layer, tokens = self._layer, self._tokens
-        nbytes = tokens * self._cached * layer.kv_token
-        total = _roofline(rates, nbytes, tokens * self._context * layer.pair)
+        nbytes = tokens * layer.attended(self._cached) * layer.kv_token
+        total = _roofline(rates, nbytes, tokens * layer.attended(self._context) * layer.pair)
         if self._prompt or rates.kv is None:
             return total
         computing: F64 = np.maximum(total, rates.kv.seconds(layer.kv_dtype, nbytes, layer.sharers))

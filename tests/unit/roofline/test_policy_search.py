@@ -1,6 +1,7 @@
 """The policy of a batch against every policy of a grid, on small machines."""
 
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import replace
 from itertools import product
 
@@ -200,3 +201,31 @@ def test_attention_on_the_host_takes_what_was_measured_of_it(sharers: int) -> No
     assert seconds_with(KvRates(1, 1, 64 * reading, 1)) == pytest.approx(nbytes / reading)
     slow = KvRates(1, 1, reading / 2, 1)
     assert seconds_with(slow) == pytest.approx(2 * nbytes / reading * sharers / SHARERS)
+
+
+@pytest.mark.parametrize(("preset", "most"), [("rtx3060-laptop", 512), ("t4", 2000)])
+def test_no_batch_between_those_that_were_compared_at_first_is_better(preset: str, most: int) -> None:
+    """With so many requests not every batch is compared; more requests are never answered more slowly."""
+    problem = paper(preset, most)
+    best = best_policy(problem).policy
+    fastest = throughput(problem, best)
+    for batch in {*np.linspace(most // 8, most, 24).astype(int).tolist(), best.batch - 1, min(best.batch + 1, most)}:
+        with suppress(PlanError):  # it may be too many
+            one = best_policy(replace(problem, limits=replace(problem.limits, batch=batch))).policy
+            assert throughput(problem, one) <= fastest * (1 + 2 * GAP), (batch, best)
+    assert throughput(problem, best_policy(paper(preset, most // 2)).policy) <= fastest * (1 + 2 * GAP)
+
+
+def test_layers_with_a_window_attend_to_no_more_than_that() -> None:
+    """Every other layer of gpt-oss has one of 128 tokens; all of a sequence's pages cross nevertheless."""
+    full = paper("t4", 64, 4000)
+    some = replace(full, layer=replace(full.layer, windows=(128, 0) * (full.layer.layers // 2)))
+    context = full.request.context
+    share = (128 + context) / 2 / context
+    for attention, resource in ((0, "host"), (1, "accelerator")):
+        at = PolicyPoint(64, 4, attention, 1)
+        before, after = (float(roofs(each, at, "decode")[resource]) for each in (full, some))
+        none = float(roofs(replace(full, layer=replace(full.layer, windows=(1,))), at, "decode")[resource])
+        assert (after - none) / (before - none) == pytest.approx(share, rel=1e-3)
+    up = [roofs(each, PolicyPoint(64, 4, 1, 1), "decode")["up"] for each in (full, some)]
+    assert up[0] == up[1]

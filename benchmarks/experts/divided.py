@@ -1,4 +1,4 @@
-"""Keys and values divided by heads between accelerator and RAM, on the emulated accelerator: r_c of 0, of 1, as chosen."""
+"""Keys and values divided by heads between the emulated accelerator and RAM: r_c of 0, of 1, and as chosen."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -46,8 +46,8 @@ class DividedSetting:
 
 
 SETTINGS = (
-    DividedSetting("the host attends with the rest", 1, 4, 112, 1.2),
-    DividedSetting("the rest visits the accelerator", 6, 1, 112, 1.0),
+    DividedSetting("RAM of 4 GB/s", 1, 4, 112, 1.2),
+    DividedSetting("RAM of 3 GB/s", 1, 3, 112, 1.1),
 )
 
 

@@ -13,6 +13,7 @@ from scheduler.model.machine import NodeMachine
 from tests.support.cluster.inprocess import ThreadedWorkers, in_process_deployment
 from tests.support.devices.dividing import SMALL, check_sides, dividing, keeping
 from tests.support.devices.offloading import answers, offloaded, prompts
+from tests.support.devices.opencl_device import opencl_device
 from tests.support.devices.schedules import WHOLE
 from tests.support.devices.shuffled import Shuffled
 from tests.support.kernels.kernel_cases import native
@@ -105,6 +106,23 @@ def test_formats_of_keys_and_values(
     with (
         closing(open_device("emu:1GiB,stretch=1")) as device,
         offloaded(pack, tmp_path / "batch", {0: device}, BATCH, decide=decide, kv=kv, **SMALL) as deployment,
+    ):
+        dividing(deployment)
+        assert answers(deployment, asked) == expected
+        check_sides(deployment.node, LIMIT)
+
+
+@pytest.mark.parametrize("attends_there", [False, True])
+def test_real_queues_and_events(attends_there: bool, tiny_pack: Callable[..., Pack], tmp_path: Path) -> None:
+    """On OpenCL, whose kernels bring heads to the host."""
+    pack = tiny_pack("mixtral")
+    asked = prompts(pack.config.vocab, 9, seed=2)
+    expected = alone(pack, tmp_path, asked)
+    with (
+        opencl_device(LIMIT) as device,
+        offloaded(
+            pack, tmp_path / "batch", {0: device}, BATCH, decide={0: keeping(1, attends_there)}, **SMALL
+        ) as deployment,
     ):
         dividing(deployment)
         assert answers(deployment, asked) == expected

@@ -41,7 +41,7 @@ class SomeHeads:
 def some_heads(spec: AttentionSpec, kv: Range) -> SomeHeads | None:
     """The KV heads `kv` with their query heads; None if there are none of them.
 
-    What heads are made with is left out: biases, norms, rotary frequencies but those that a latent vector is checked by.
+    What heads are made with is left out: biases, norms, and rotary frequencies if no latent vector is checked by them.
     """
     first, last = np.searchsorted(spec.kv_index, (kv.first, kv.last)).tolist()
     if not len(kv):

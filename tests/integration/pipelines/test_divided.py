@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from contextlib import ExitStack, closing, suppress
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -201,3 +202,25 @@ def test_what_is_planned_with_little_memory_is_kept_to(many_heads: Callable[[str
             check_sides(deployment.node, room)
             kept.add(link.plan.kv_heads_there)
     assert len(kept - {0, KV_HEADS}) > 1
+
+
+def test_both_memories_hold_together_what_neither_would(many_heads: Callable[[str], Pack], tmp_path: Path) -> None:
+    """Whatever `--memory` is, no more is used; some of it is too little for keys and values on either side alone."""
+    pack = many_heads("llama")
+    asked = prompts(pack.config.vocab, 6, seed=2, longest=20)
+    expected = alone(pack, tmp_path, asked, 3)
+    held: dict[str, set[int]] = {"ram": set(), "gpu": set(), "auto": set()}
+    for memory, kv in product(range(7600 << 10, 9000 << 10, 200 << 10), held):
+        more: dict[str, Any] = SMALL | {"memory": memory, "scheduler": "window"}
+        options = OffloadOptions("auto", kv, "batch")  # type: ignore[arg-type]
+        with (
+            closing(open_device("emu:1GiB,stretch=1", 1700 << 10)) as device,
+            suppress(PlanError),
+            offloaded(pack, tmp_path / str(memory), {0: device}, options, **more) as deployment,
+        ):
+            dividing(deployment)
+            assert answers(deployment, asked, 3) == expected
+            check_sides(deployment.node, 1700 << 10)
+            assert deployment.node.budget.used <= memory
+            held[kv].add(memory)
+    assert held["ram"] | held["gpu"] < held["auto"]

@@ -53,7 +53,7 @@ def problems(draw: st.DrawFn) -> BatchProblem:
         draw(st.sampled_from([float("inf"), 50.0])),
     )
     request = BatchWork(draw(st.integers(1, 5)), draw(st.integers(1, 20)), draw(st.integers(1, 12)))
-    free = PolicyLimits(kv_heads=draw(st.sampled_from([0, 1, 2, 3, 8])))
+    free = PolicyLimits(kv_heads=draw(st.sampled_from([0, 1, 2, 5])))
     insisting = [replace(free, weights="ram"), replace(free, weights="disk", kv="ram"), replace(free, kv="gpu")]
     limits = draw(st.sampled_from([free, free, *insisting]))
     return BatchProblem(layer, machine, request, Needs(4, 10), 16, 32, TableWork(50, 25), limits)

@@ -106,14 +106,11 @@ class BatchAccelerated(Accelerated):
         """See `Accelerated.describe`."""
         policy, moved = self.plan.policy, self.figures
         attends = "the accelerator" if policy.attention_there else "the host"
-        if policy.divided:
-            attends = f"both attend, {attends} with what is in memory"
-        else:
-            attends += " attends"
+        who = f"both attend, {attends} with what is in memory" if policy.divided else f"{attends} attends"
+        stay = f"{policy.weights_kept:.0%} of the weights and {policy.kv_kept:.0%} of the keys and values stay there"
         return (
             f"{self.device.name} computes batches of {policy.batch} in micro-batches of {policy.micro_batch}, "
-            f"{attends}; {policy.weights_kept:.0%} of the weights and {policy.kv_kept:.0%} of the keys and values stay "
-            "there; "
+            f"{who}; {stay}; "
             f"{moved.weight_bytes / _MB:.0f} MB of weights and {moved.kv_bytes / _MB:.0f} MB of keys and values moved"
         )
 

@@ -1,8 +1,9 @@
 """What a node keeps on its accelerator, and what passes through it, for batches: the roofline model's policy in pieces.
 
 Every layer keeps the same share (r_w), so that the link has the same to do in each. Attention is kept first, whole;
-then units of the neurons from the first on. What passes through has two places by turns, each as large as the most that
-passes of one layer: while one is computed with, the other is filled, chunk by chunk.
+then units of the neurons from the first on. Of keys and values those of the first heads stay (r_c). What passes through
+has two places by turns, each as large as the most that passes of one layer: while one is computed with, the other is
+filled, chunk by chunk.
 """
 
 from collections.abc import Iterator
@@ -152,12 +153,14 @@ def _within(
 
 
 def _less(found: BatchPlan, beyond: int) -> BatchPolicy | None:
-    """A policy with so many bytes less of the weights on the accelerator, or without them a head less of divided keys
-    and values; None if there is nothing that it need not keep."""
+    """A policy with so many bytes less of the weights on the accelerator, or without them a head less of keys and
+    values; None if there is nothing that it need not keep."""
     policy, total = found.policy, found.asked.layer.layers * found.asked.layer.nbytes
     if policy.weights_kept > 0:
         return replace(policy, weights_kept=max(0.0, policy.weights_kept - (beyond + PAGE * len(found.pieces)) / total))
-    return replace(policy, kv_kept=(found.kv_heads_there - 1) / found.kv_heads) if policy.divided else None
+    if found.kv_heads_there and found.asked.limits.kv is None:
+        return replace(policy, kv_kept=(found.kv_heads_there - 1) / found.kv_heads)
+    return None
 
 
 def prefers_batches(

@@ -15,10 +15,10 @@ from tpi.kernels.spec import Batch, KvArray, Projected
 from tpi.kv import KvPages
 from tpi.pack.layout import GROUP
 from tpi.partition import Range
+from worker.node.heads import SomeHeads, put_together, some_heads
 from worker.node.microbatch import MicroBatch
 from worker.node.order import COMPUTE, Phase
 from worker.node.segment import AttentionSegment, ExpertsSegment, FfnSegment, Phases, Segment, Take
-from worker.pipelines.heads import SomeHeads, put_together, some_heads
 from worker.pipelines.lanes import BatchLanes
 from worker.pipelines.micro import LiftedMicroBatch
 from worker.pipelines.visiting import VisitingPages

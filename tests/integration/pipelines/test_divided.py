@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from contextlib import ExitStack, closing, suppress
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -13,6 +14,7 @@ from scheduler.model.machine import NodeMachine
 from tests.support.cluster.inprocess import ThreadedWorkers, in_process_deployment
 from tests.support.devices.dividing import SMALL, check_sides, dividing, keeping
 from tests.support.devices.offloading import answers, offloaded, prompts
+from tests.support.devices.opencl_device import opencl_device
 from tests.support.devices.schedules import WHOLE
 from tests.support.devices.shuffled import Shuffled
 from tests.support.kernels.kernel_cases import native
@@ -111,6 +113,23 @@ def test_formats_of_keys_and_values(
         check_sides(deployment.node, LIMIT)
 
 
+@pytest.mark.parametrize("attends_there", [False, True])
+def test_real_queues_and_events(attends_there: bool, tiny_pack: Callable[..., Pack], tmp_path: Path) -> None:
+    """On OpenCL, whose kernels bring heads to the host."""
+    pack = tiny_pack("mixtral")
+    asked = prompts(pack.config.vocab, 9, seed=2)
+    expected = alone(pack, tmp_path, asked)
+    with (
+        opencl_device(LIMIT) as device,
+        offloaded(
+            pack, tmp_path / "batch", {0: device}, BATCH, decide={0: keeping(1, attends_there)}, **SMALL
+        ) as deployment,
+    ):
+        dividing(deployment)
+        assert answers(deployment, asked) == expected
+        check_sides(deployment.node, LIMIT)
+
+
 @pytest.mark.parametrize("family", ["llama", "mixtral"])
 @pytest.mark.parametrize("heads", [1, 4])
 def test_timing_changes_nothing(family: str, heads: int, many_heads: Callable[[str], Pack], tmp_path: Path) -> None:
@@ -183,3 +202,25 @@ def test_what_is_planned_with_little_memory_is_kept_to(many_heads: Callable[[str
             check_sides(deployment.node, room)
             kept.add(link.plan.kv_heads_there)
     assert len(kept - {0, KV_HEADS}) > 1
+
+
+def test_both_memories_hold_together_what_neither_would(many_heads: Callable[[str], Pack], tmp_path: Path) -> None:
+    """Whatever `--memory` is, no more is used; some of it is too little for keys and values on either side alone."""
+    pack = many_heads("llama")
+    asked = prompts(pack.config.vocab, 6, seed=2, longest=20)
+    expected = alone(pack, tmp_path, asked, 3)
+    held: dict[str, set[int]] = {"ram": set(), "gpu": set(), "auto": set()}
+    for memory, kv in product(range(7600 << 10, 9000 << 10, 200 << 10), held):
+        more: dict[str, Any] = SMALL | {"memory": memory, "scheduler": "window"}
+        options = OffloadOptions("auto", kv, "batch")  # type: ignore[arg-type]
+        with (
+            closing(open_device("emu:1GiB,stretch=1", 1700 << 10)) as device,
+            suppress(PlanError),
+            offloaded(pack, tmp_path / str(memory), {0: device}, options, **more) as deployment,
+        ):
+            dividing(deployment)
+            assert answers(deployment, asked, 3) == expected
+            check_sides(deployment.node, 1700 << 10)
+            assert deployment.node.budget.used <= memory
+            held[kv].add(memory)
+    assert held["ram"] | held["gpu"] < held["auto"]

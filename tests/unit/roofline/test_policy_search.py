@@ -24,7 +24,7 @@ from scheduler.model.roofline.latency import (
 )
 from scheduler.model.roofline.policy import BatchPolicy, BatchProblem
 from scheduler.model.roofline.search import GAP, best_policy
-from tests.support.roofline import fits, paper, problems
+from tests.support.roofline import LLAMA, fits, paper, problems
 from tpi.devices.emulated.machine import parse_emulated
 from tpi.errors import PlanError
 
@@ -229,3 +229,23 @@ def test_layers_with_a_window_attend_to_no_more_than_that() -> None:
         assert (after - none) / (before - none) == pytest.approx(share, rel=1e-3)
     up = [roofs(each, PolicyPoint(64, 4, 1, 1), "decode")["up"] for each in (full, some)]
     assert up[0] == up[1]
+
+
+def test_divided_keys_and_values_share_out_the_work_and_the_memory() -> None:
+    """The host attends with the half that is in RAM, what crosses is half, and the accelerator has a call more."""
+    problem = paper("l4", 100, layer=LLAMA)
+    layer, device = problem.layer, problem.machine.accelerator
+    assert device is not None
+    none, half = PolicyPoint(100, 10, 0, 1), PolicyPoint(100, 10, 0, 1, kv=0.5, divided=1)
+    before, after = (roofs(problem, at, "decode") for at in (none, half))
+    starts = 10 * problem.machine.host.start
+    assert float(after["host"]) - starts == pytest.approx((float(before["host"]) - starts) / 2)
+    read = 50 * problem.request.context * layer.kv_token / device.rates.read
+    assert float(after["accelerator"] - before["accelerator"]) == pytest.approx(10 * device.rates.start + read)
+    assert float(before["up"] - after["up"]) == pytest.approx(50 * layer.mixed / device.link.up)
+    assert float(before["down"] - after["down"]) == pytest.approx(50 * layer.heads / device.link.down)
+    pages = 50 * layer.layers * problem.request.room * layer.kv_token
+    rooms = 10 * problem.request.room * layer.kv_token  # two micro-batches of 10, half of each
+    here, there = (float(size(problem, none)) - float(size(problem, half)) for size in (host_bytes, accelerator_bytes))
+    assert here == pytest.approx(pages + rooms)
+    assert there == pytest.approx(rooms - pages)

@@ -39,7 +39,10 @@ class SomeHeads:
 
 
 def some_heads(spec: AttentionSpec, kv: Range) -> SomeHeads | None:
-    """The KV heads `kv` with their query heads; None if there are none of them."""
+    """The KV heads `kv` with their query heads; None if there are none of them.
+
+    What heads are made with is left out: biases, norms, and rotary frequencies if no latent vector is checked by them.
+    """
     first, last = np.searchsorted(spec.kv_index, (kv.first, kv.last)).tolist()
     if not len(kv):
         return None
@@ -51,7 +54,8 @@ def some_heads(spec: AttentionSpec, kv: Range) -> SomeHeads | None:
         kv_heads=len(kv),
         kv_index=spec.kv_index[first:last] - np.int32(kv.first),
         sinks=None if spec.sinks is None else np.ascontiguousarray(spec.sinks[first:last]),
-        q_bias=None, k_bias=None, v_bias=None, q_norm=None, k_norm=None, whole=None,  # they are in the heads by then
+        q_bias=None, k_bias=None, v_bias=None, q_norm=None, k_norm=None, whole=None,
+        inv_freq=spec.inv_freq if spec.latent else np.empty(0, np.float32),
     )  # fmt: skip
     return SomeHeads(own, Range(first, last), kv)
 

@@ -134,6 +134,7 @@ BENCHMARKS = {
     "experts_disk": Benchmark("benchmarks.experts.disk:bench", ("scheduler", "tpi/devices"), 3, "1 GB of disk"),
     "experts_device": Benchmark("benchmarks.experts.device:bench", (*ONE_NODE, "benchmarks/experts"), 2, quick=False),
     "cgopipe": Benchmark("benchmarks.experts.cgopipe:bench", (*ONE_NODE, "benchmarks/experts"), 14),
+    "divided": Benchmark("benchmarks.experts.divided:bench", (*ONE_NODE, "benchmarks/experts"), 4),
     "moelightning": Benchmark("benchmarks.experts.papers:bench", ("scheduler/model", "master/planning"), 2),
     "steady": Benchmark("benchmarks.memory.steady:bench", ONE_NODE, 8),
     "peaks": Benchmark("benchmarks.memory.peaks:bench", RUNTIME, 6, DISK, quick=False),

@@ -4,7 +4,7 @@ Its pages are taken to be full: they hold zeros, which take as long to attend to
 """
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -26,7 +26,7 @@ from tests.support.models import write_tokenizer
 from tpi.config import default_cache
 from tpi.devices.emulated.device import EmulatedDevice, open_emulated
 from tpi.devices.host import open_host
-from tpi.devices.options import OffloadOptions, Weights
+from tpi.devices.options import KvPlace, OffloadOptions, Weights
 from tpi.kv import pages_for
 from tpi.net.fields import GroupBatch
 from tpi.net.messages import NodeOptions, PeerAddress, Step, StepEntry
@@ -45,14 +45,27 @@ MIXTRAL = {
     "vocab_size": 512, "hidden_size": 512, "intermediate_size": 1024, "num_hidden_layers": 6, "num_attention_heads": 8,
     "num_key_value_heads": 2, "num_local_experts": 8, "num_experts_per_tok": 2, "max_position_embeddings": 4096,
 }  # fmt: skip
+LLAMA = {
+    "vocab_size": 512, "hidden_size": 512, "intermediate_size": 2752, "num_hidden_layers": 6, "num_attention_heads": 8,
+    "num_key_value_heads": 8, "max_position_embeddings": 4096,
+}  # fmt: skip
 
 
 def mixture() -> Pack:
     """Random weights in a small Mixtral's shape, in q4; made once."""
-    target = default_cache() / "benchmarks" / "mixtral-small.q4"
+    return _made("mixtral", MIXTRAL)
+
+
+def dense() -> Pack:
+    """The same in the shape of a small Llama 2, each of whose heads has keys and values of its own."""
+    return _made("llama", LLAMA)
+
+
+def _made(family: str, shape: dict[str, int]) -> Pack:
+    target = default_cache() / "benchmarks" / f"{family}-small.q4"
     if not target.exists():
         with TemporaryDirectory() as folder:
-            _write(Path(folder))
+            _write(Path(folder), family, shape)
             pack_model(open_source(Path(folder)), "q4", target)
     return Pack.open(target)
 
@@ -69,7 +82,7 @@ class BatchNode:
         self._emulation, self._node, self._others = device.emulation, node, others or Nobody()
         self.sequences, self._position, self._number = self.link.plan.policy.batch, filled, 0
         self._known = set[int]()  # sequences that the nodes have pages of
-        shape = self.sequences, MIXTRAL["hidden_size"]
+        shape = self.sequences, int(self.link.plan.asked.layer.hidden) // 4  # values are float32
         self._x = np.random.default_rng(0).normal(size=shape).astype(np.float32)
 
     @property
@@ -127,17 +140,21 @@ def batch_node(
     nodes: int = 1,
     steps: int = 0,
     weights: Weights = "auto",
+    kv: KvPlace = "auto",
+    model: Callable[[], Pack] = mixture,
 ) -> Iterator[BatchNode]:
     """A node of `emu:` and `device`, for which at most so many sequences wait, with `filled` tokens each.
 
     `decide` plans in place of the node's own; `memory` is what it may use, in bytes, if not all;
     with `trace` it records its spans. It may be one of several `nodes`, all alike, each with its part of the model.
-    `steps` are tokens of a step at most, if longer than a chunk; `weights` says where they all lie.
+    `steps` are tokens of a step at most, if longer than a chunk; `weights` says where they all lie, `kv` where keys and
+    values do.
     """
+    pack = model()
     with ExitStack() as stack:
         devices = [stack.enter_context(closing(open_emulated(device))) for _ in range(nodes)]
         beside = [
-            Beside(one, emulated_node(one.emulation.machine), OffloadOptions(weights, pipeline="batch"), decide)
+            Beside(one, emulated_node(one.emulation.machine), OffloadOptions(weights, kv, "batch"), decide)
             for one in devices
         ]
         emulation = devices[0].emulation
@@ -151,9 +168,9 @@ def batch_node(
             "scheduler": "window" if memory else "resident",
         }
         if nodes > 1 or steps:
-            options["batch"] = _agreed(mixture(), beside, options)
+            options["batch"] = _agreed(pack, beside, options)
         deployment = in_process_deployment(
-            mixture(),
+            pack,
             [1] * nodes,
             Path(stack.enter_context(TemporaryDirectory())),
             hosts={rank: one.emulation.host(open_host()) for rank, one in enumerate(devices)},
@@ -179,12 +196,13 @@ def _agreed(pack: Pack, beside: Sequence[Beside], options: dict[str, Any]) -> Gr
     )
 
 
-def _write(folder: Path) -> None:
+def _write(folder: Path, family: str, shape: dict[str, int]) -> None:
     """A directory of Hugging Face's."""
     import torch
     import transformers
 
     torch.manual_seed(0)
-    model = transformers.AutoModelForCausalLM.from_config(transformers.MixtralConfig(**MIXTRAL))
+    config = transformers.AutoConfig.for_model(family, **shape)
+    model = transformers.AutoModelForCausalLM.from_config(config)
     model.save_pretrained(folder)
     write_tokenizer(folder)

@@ -157,6 +157,7 @@ def _policy_row(setting: Setting, run: BatchRun) -> Row:
         "mu": policy.micro_batch,
         "A_g": int(policy.attention_there),
         "r_w": round(policy.weights_kept, 2),
+        "r_c": policy.kv_kept,
         "on disk": round(policy.weights_on_disk, 2),
         "tok/s": run.rate,
         "bound": run.bound,

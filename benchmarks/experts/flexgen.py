@@ -2,7 +2,7 @@
 
 Its unknowns are the shares of weights and of keys and values on GPU, CPU and disk; sizes of batches are enumerated. A
 kernel takes its operations over the device's speed, whatever it has to read: so a small micro-batch costs nothing in
-its eyes, and frees memory. Attention is the GPU's. What differs: keys and values are on one side, as here, and the host
+its eyes, and frees memory. Attention is the GPU's. What differs: all keys and values are on one side, and the host
 adds residual connections, which saves crossings that FlexGen does not have.
 """
 
@@ -45,7 +45,7 @@ def _solved(problem: BatchProblem, micro: int, parts: int) -> Iterator[tuple[flo
     shares = np.zeros((2, 8))
     shares[0, [_WG, _WC, _WD]] = shares[1, [_CG, _CC, _CD]] = 1
     whole = np.zeros(8)
-    whole[_CG] = 1  # pages are on one side here, all of them
+    whole[_CG] = 1  # all pages are on one side
     rows = [LinearConstraint(np.array(matrix), -np.inf, limits), LinearConstraint(shares, 1, 1)]
     upper = np.concatenate([np.ones(6), np.full(2, np.inf)])
     found = milp(objective, integrality=whole, bounds=Bounds(0, upper), constraints=rows)

@@ -1,7 +1,7 @@
 """The policy of a batch for people and for programs: what `tpi plan --batch N` adds (docs/batching.md)."""
 
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from master.planning.shapes import ModelShape
@@ -28,17 +28,12 @@ _PROMPTS = 0.05  # of the memory is for the activations of a step of prompts
 
 @dataclass(frozen=True)
 class BatchReport:
-    """A batch's problem, its policy, and what that will do.
-
-    The engine keeps all keys and values on one side, and so does `choice`; `divided` is the best policy for an engine
-    that may keep a share of them on either.
-    """
+    """A batch's problem, its policy, and what that will do."""
 
     problem: BatchProblem
     choice: BatchChoice
     forecast: BatchForecast
     gains: tuple[Gain, ...]
-    divided: BatchForecast
 
     @classmethod
     def of(cls, shape: ModelShape, problem: Problem, kv_dtype: KvDtype) -> "BatchReport":
@@ -48,11 +43,9 @@ class BatchReport:
     @classmethod
     def on(cls, problem: BatchProblem) -> "BatchReport":
         """The same of a problem as the roofline model is asked."""
-        whole, free = (replace(problem, limits=replace(problem.limits, whole_kv=whole)) for whole in (True, False))
-        choice = best_policy(whole)
-        ahead = forecast_batch(whole, choice.policy)
-        divided = forecast_batch(free, best_policy(free).policy)
-        return cls(whole, choice, ahead, tuple(batch_gains(whole, ahead.rate)), divided)
+        choice = best_policy(problem)
+        ahead = forecast_batch(problem, choice.policy)
+        return cls(problem, choice, ahead, tuple(batch_gains(problem, ahead.rate)))
 
     @property
     def points(self) -> TurningPoints | None:
@@ -79,7 +72,6 @@ class BatchReport:
                 "gpu": float(accelerator_bytes(self.problem, at)),
             },
             "gains": [asdict(gain) for gain in self.gains],
-            "divided_kv": {"policy": asdict(self.divided.policy), "tokens_per_s": self.divided.rate},
             "prompt_step_tokens": self.problem.together[1],
             "compared": self.choice.compared,
         }
@@ -101,9 +93,6 @@ class BatchReport:
         yield (
             f"what would help a batch most: {told}" if told else "twice as much of any one thing would not help a batch"
         )
-        if (faster := self.divided.rate / self.forecast.rate) > _HELPS:
-            share = f"{self.divided.policy.kv_kept:.0%} of the keys and values on the GPU, and the others in RAM"
-            yield f"{share}, would be {faster:.2f}x as fast, but the engine keeps all of them on one side"
 
     def _turning(self) -> Iterator[str]:
         points, layer = self.points, self.problem.layer
@@ -123,7 +112,7 @@ def batch_problem(shape: ModelShape, problem: Problem, kv_dtype: KvDtype) -> Bat
     request = problem.request
     asked = BatchWork(request.sequences, request.prompt, request.answer)
     step = int(problem.machine.memory * _PROMPTS / problem.needs.token)
-    limits = PolicyLimits(weights=problem.limits.weights, kv=problem.limits.kv)
+    limits = PolicyLimits(weights=problem.limits.weights, kv=problem.limits.kv, kv_heads=max(1, shape.config.kv_heads))
     return BatchProblem(layer, problem.machine, asked, problem.needs, problem.chunk, step, problem.work.head, limits)
 
 
@@ -131,10 +120,13 @@ def policy_words(policy: BatchPolicy, sizes: bool = True) -> str:
     """A_g, F_g, r_w and r_c in words, and N and mu before them."""
     parts = [f"{policy.batch} at once (N), {policy.micro_batches} micro-batches of {policy.micro_batch} (mu)"] * sizes
     places = {True: "GPU", False: "CPU"}
-    parts.append(f"attention on the {places[policy.attention_there]}, neurons on the {places[policy.ffn_there]}")
+    attends = "attention" if not policy.divided else "attention with keys and values in RAM"
+    parts.append(f"{attends} on the {places[policy.attention_there]}, neurons on the {places[policy.ffn_there]}")
     if policy.attention_there or policy.ffn_there:
         parts.append(f"{policy.weights_kept:.0%} of the weights stay on the GPU (r_w)")
-    if policy.attention_there:
+    if policy.divided:
+        parts.append(f"and so do {policy.kv_kept:.0%} of the keys and values (r_c), with which the GPU attends")
+    elif policy.attention_there:
         parts.append(f"and {policy.kv_kept:.0%} of the keys and values (r_c)")
     if policy.weights_on_disk > _SHOWN:
         parts.append(f"{policy.weights_on_disk:.0%} of the weights come from disk")

@@ -140,11 +140,17 @@ MODELS = (
 
 
 def make_model(
-    name: str, directory: Path, dtype: str = "float32", shard: str = "1GB", layers: int | None = None
+    name: str,
+    directory: Path,
+    dtype: str = "float32",
+    shard: str = "1GB",
+    layers: int | None = None,
+    heads: tuple[int, int] | None = None,
 ) -> TinyModel:
     """Write the tiny model `name` (one of `MODELS`) with its tokenizer; `shard` is the largest file, such as 100KB.
 
-    With `layers`, so many of them instead of two, for families whose layers are all alike.
+    With `layers`, so many of them instead of two, for families whose layers are all alike. With `heads`, so many, and
+    so many of keys and values, for those that have them as Llama does.
     """
     import torch
     import transformers
@@ -152,6 +158,9 @@ def make_model(
     config = _configs()[name]()
     if layers is not None:
         config.num_hidden_layers = layers
+    if heads is not None:
+        config.num_attention_heads, config.num_key_value_heads = heads
+        config.head_dim = config.hidden_size // heads[0]
     torch.manual_seed(MODELS.index(name))
     model = transformers.AutoModelForCausalLM.from_config(config, attn_implementation="eager").eval()
     with torch.no_grad():

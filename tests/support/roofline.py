@@ -28,6 +28,10 @@ MIXTRAL = LayerShape(
     heads=24576,
     mixed=16384,
 )
+LLAMA_HEADS = 32  # of keys and values
+LLAMA = LayerShape(
+    32, 134.2e6, 67.1e6, 270.5e6, 135.3e6, kv_token=16384, pair=16384, hidden=16384, heads=49152, mixed=16384
+)  # Llama 2 7B in 16 bits
 rates = st.floats(1, 100)
 
 
@@ -49,7 +53,7 @@ def problems(draw: st.DrawFn) -> BatchProblem:
         draw(st.sampled_from([float("inf"), 50.0])),
     )
     request = BatchWork(draw(st.integers(1, 5)), draw(st.integers(1, 20)), draw(st.integers(1, 12)))
-    free = PolicyLimits(whole_kv=draw(st.booleans()))
+    free = PolicyLimits(kv_heads=draw(st.sampled_from([0, 1, 2, 5])))
     insisting = [replace(free, weights="ram"), replace(free, weights="disk", kv="ram"), replace(free, kv="gpu")]
     limits = draw(st.sampled_from([free, free, *insisting]))
     return BatchProblem(layer, machine, request, Needs(4, 10), 16, 32, TableWork(50, 25), limits)
@@ -62,7 +66,7 @@ def fits(problem: BatchProblem, policy: BatchPolicy, slack: float = 1e-6) -> boo
     return here <= problem.machine.memory * (1 + slack) and there <= device.memory * (1 + slack)
 
 
-def paper(preset: str, most: int, prompt: int = 77) -> BatchProblem:
-    """Mixtral 8x7B in 16 bits on a machine of table 2, for MTBench with answers of 128 tokens."""
+def paper(preset: str, most: int, prompt: int = 77, layer: LayerShape = MIXTRAL) -> BatchProblem:
+    """Mixtral 8x7B in 16 bits, or another, on a machine of table 2, for MTBench with answers of 128 tokens."""
     machine = emulated_node(parse_emulated(preset))
-    return BatchProblem(MIXTRAL, machine, BatchWork(most, prompt, 128), Needs(400_000, 1 << 28), step=20_000)
+    return BatchProblem(layer, machine, BatchWork(most, prompt, 128), Needs(400_000, 1 << 28), step=20_000)

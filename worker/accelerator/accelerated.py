@@ -141,9 +141,9 @@ class Accelerated:
         self._queue.close()
 
     def _home(self, pages: int) -> KvPages:
-        config, plan = self._plan.config, self._plan
-        dtype, memory = plan.options.kv_dtype, self.device.staging
-        return KvPages.allocate(self._offload.home, pages, plan.kv_heads, config.head_dim, dtype, memory)
+        config, offload, dtype = self._plan.config, self._offload, self._plan.options.kv_dtype
+        heads = self._heads if offload.home_heads is None else offload.home_heads
+        return KvPages.allocate(offload.home, pages, heads, config.head_dim, dtype, self.device.staging)
 
     def _opened(self, count: int) -> Mapping[int, HeldPages]:
         """So many pages of every layer that attends on an accelerator: they live there, or visit it."""

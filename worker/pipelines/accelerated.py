@@ -106,9 +106,11 @@ class BatchAccelerated(Accelerated):
         """See `Accelerated.describe`."""
         policy, moved = self.plan.policy, self.figures
         attends = "the accelerator" if policy.attention_there else "the host"
+        who = f"both attend, {attends} with what is in memory" if policy.divided else f"{attends} attends"
+        stay = f"{policy.weights_kept:.0%} of the weights and {policy.kv_kept:.0%} of the keys and values stay there"
         return (
             f"{self.device.name} computes batches of {policy.batch} in micro-batches of {policy.micro_batch}, "
-            f"{attends} attends; {policy.weights_kept:.0%} of the weights stay there; "
+            f"{who}; {stay}; "
             f"{moved.weight_bytes / _MB:.0f} MB of weights and {moved.kv_bytes / _MB:.0f} MB of keys and values moved"
         )
 
@@ -120,11 +122,7 @@ class BatchAccelerated(Accelerated):
 
     def adapted(self, segment: Segment) -> Segment:
         """See `Accelerated.adapted`."""
-        return for_batches(segment, self.lanes, self.home, self.visiting)
-
-    def pages(self, layer: int) -> HeldPages:
-        """See `Accelerated.pages`; those that visit are found by the segments themselves."""
-        return super().pages(layer) if self.plan.kv == "gpu" else self.home
+        return for_batches(segment, self.lanes, self.home, self.visiting, self.plan.kv_heads_there)
 
     def abandon(self) -> None:
         """See `Accelerated.abandon`."""
@@ -157,6 +155,11 @@ class BatchAccelerated(Accelerated):
         super().close()
         self.lanes.close()
 
+    def _opened(self, count: int) -> Mapping[int, HeldPages]:
+        """See `Accelerated._opened`: of the heads that stay there."""
+        layers, heads = self.plan.layers, self.plan.kv_heads_there
+        return dict.fromkeys(layers, self._placed.pages(self.device, self._plan, layers, count, heads)) if heads else {}
+
     def _starts(self, host_attends: bool) -> None:
         """What the accelerator appended to pages is at home before the host reads them."""
         if host_attends and self.visiting is not None:
@@ -166,7 +169,7 @@ class BatchAccelerated(Accelerated):
         plan = self.plan
         if not plan.rooms:
             return None
-        heads, numbers = self._plan.kv_heads, range(plan.rooms)
+        heads, numbers = plan.home_heads, range(plan.rooms)
         there = self._placed.pages(self.device, self._plan, numbers, plan.room_pages, heads)
         dim, dtype = self._plan.config.head_dim, self._plan.options.kv_dtype
         here = KvPages.allocate(numbers, plan.room_pages, heads, dim, dtype, self.device.staging)

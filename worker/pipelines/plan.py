@@ -1,8 +1,9 @@
 """What a node keeps on its accelerator, and what passes through it, for batches: the roofline model's policy in pieces.
 
 Every layer keeps the same share (r_w), so that the link has the same to do in each. Attention is kept first, whole;
-then units of the neurons from the first on. What passes through has two places by turns, each as large as the most that
-passes of one layer: while one is computed with, the other is filled, chunk by chunk.
+then units of the neurons from the first on. Of keys and values those of the first heads stay (r_c). What passes through
+has two places by turns, each as large as the most that passes of one layer: while one is computed with, the other is
+filled, chunk by chunk.
 """
 
 from collections.abc import Iterator
@@ -31,7 +32,7 @@ from worker.plan.node_plan import NodeBlock, NodeLayer, NodePlan, RunUnits
 from worker.plan.offload import Numbers, OffloadPlan, layer_pages_bytes, offload_problem
 from worker.plan.segments import NodeSegment
 
-_ALL = 1 - 1e-6
+_PART = 1e-6  # of a head: as much less still counts as one
 _CHUNK_SHARE = 8  # a chunk's activations take at most one part in so many of the accelerator's memory
 _LEAST = 1 << 16  # bytes of a chunk: less takes the link no longer than to begin
 
@@ -40,12 +41,15 @@ _LEAST = 1 << 16  # bytes of a chunk: less takes the link no longer than to begi
 class BatchPlan(OffloadPlan):
     """The decision. All that is not kept passes through, in steps of any length.
 
-    `policy` is the roofline model's answer to `asked`; `room_pages` are the pages of one micro-batch at most, and
-    `room_bytes` what they take in one layer.
+    `policy` is the roofline model's answer to `asked`; keys and values of the first `kv_heads_there` of the node's
+    `kv_heads` stay, those of the others live in RAM. `room_pages` are the pages of one micro-batch at most, and
+    `room_bytes` what the others take of them in one layer.
     """
 
     policy: BatchPolicy = field(kw_only=True)
     asked: BatchProblem = field(kw_only=True)
+    kv_heads_there: int = field(kw_only=True)
+    kv_heads: int = field(kw_only=True)
     room_pages: int = field(kw_only=True)
     room_bytes: int = field(kw_only=True)
 
@@ -60,6 +64,11 @@ class BatchPlan(OffloadPlan):
         return []
 
     @property
+    def home_heads(self) -> int:
+        """See `OffloadPlan.home_heads`."""
+        return self.kv_heads - self.kv_heads_there
+
+    @property
     def rooms(self) -> int:
         """Micro-batches' pages on the accelerator at once."""
         return ROOMS if self.kv == "ram" else 0
@@ -72,7 +81,8 @@ class BatchPlan(OffloadPlan):
     @property
     def memory_bytes(self) -> int:
         """See `OffloadPlan.memory_bytes`."""
-        return super().memory_bytes + self.rooms * self.room_bytes
+        divided = len(self.layers) * self.kv_layer_bytes if self.kv == "ram" else 0
+        return super().memory_bytes + self.rooms * self.room_bytes + divided
 
     @property
     def layer_bytes(self) -> int:
@@ -134,14 +144,23 @@ def _within(
     """The same, or with as much less of the weights on the accelerator as whole pages and units take too much."""
     device = machine.accelerator
     assert device is not None
-    total = found.asked.layer.layers * found.asked.layer.nbytes
-    while (beyond := found.memory_bytes - device.memory) > 0 and found.policy.weights_kept > 0:
-        kept = max(0.0, found.policy.weights_kept - (beyond + PAGE * len(found.pieces)) / total)
-        found = planned_batch(plan, found.asked, replace(found.policy, weights_kept=kept), options, tables)
+    while (beyond := found.memory_bytes - device.memory) > 0 and (less := _less(found, beyond)) is not None:
+        found = planned_batch(plan, found.asked, less, options, tables)
     if beyond > 0:
         least = -(-found.memory_bytes >> 20)
         raise PlanError(f"{device.memory >> 20}MiB of GPU memory are too little: --gpu-memory {least}MiB would do")
     return found
+
+
+def _less(found: BatchPlan, beyond: int) -> BatchPolicy | None:
+    """A policy with so many bytes less of the weights on the accelerator, or without them a head less of keys and
+    values; None if there is nothing that it need not keep."""
+    policy, total = found.policy, found.asked.layer.layers * found.asked.layer.nbytes
+    if policy.weights_kept > 0:
+        return replace(policy, weights_kept=max(0.0, policy.weights_kept - (beyond + PAGE * len(found.pieces)) / total))
+    if found.kv_heads_there and found.asked.limits.kv is None:
+        return replace(policy, kv_kept=(found.kv_heads_there - 1) / found.kv_heads)
+    return None
 
 
 def prefers_batches(
@@ -160,14 +179,20 @@ def prefers_batches(
 def planned_batch(
     plan: NodePlan, asked: BatchProblem, policy: BatchPolicy, options: OffloadOptions, tables: Tables | None = None
 ) -> BatchPlan:
-    """A policy in this node's pieces; neurons and products are the accelerator's."""
+    """A policy in this node's pieces; neurons and products are the accelerator's.
+
+    Of keys and values as many whole heads stay as the policy's share has.
+    """
+    heads = int(policy.kv_kept * plan.kv_heads + _PART)
+    share = heads / plan.kv_heads if plan.kv_heads else round(policy.kv_kept)
+    policy = replace(policy, kv_kept=share, attention_there=share == 1 or policy.attention_there)
     pieces, kept = _pieces(plan, policy.weights_kept)
     others = frozenset(range(len(pieces))) - kept
     pages = room_pages(plan, policy.micro_batch)
-    half = page_bytes(1, plan.kv_heads, plan.config.head_dim, plan.options.kv_dtype) // 2
-    there: tuple[Place, ...] = tuple("accelerator" for _ in pieces)
+    places: tuple[Place, ...] = tuple("accelerator" for _ in pieces)
     tiers: tuple[Tier, ...] = tuple("gpu" if at in kept else "ram" for at in range(len(pieces)))
-    kv: KvTier = "gpu" if policy.attention_there and policy.kv_kept >= _ALL else "ram"  # it is all or nothing here
+    kv: KvTier = "gpu" if policy.kv_kept == 1 else "ram"  # if not all, those of other heads
+    half = page_bytes(1, plan.kv_heads - heads, plan.config.head_dim, plan.options.kv_dtype) // 2
     return BatchPlan(
         pieces=pieces,
         kept=kept,
@@ -176,12 +201,14 @@ def planned_batch(
         crossover=1,
         kv=kv,
         depth=2,
-        kv_layer_bytes=layer_pages_bytes(plan),
+        kv_layer_bytes=layer_pages_bytes(plan, heads),
         problem=offload_problem(plan, pieces, asked.machine, options, tables),
-        chosen=Offload(tiers, there, there, kv, "performance"),
+        chosen=Offload(tiers, places, places, kv, "performance"),
         in_ram={"ram": True, "disk": False}.get(options.weights),
         policy=policy,
         asked=asked,
+        kv_heads_there=heads,
+        kv_heads=plan.kv_heads,
         room_pages=pages,
         room_bytes=2 * round_up(half * pages),
     )
@@ -215,7 +242,7 @@ def batch_problem(
         agreed.chunk if agreed else prompt_chunk(plan, used),
         steps,
         TableWork(demand.head, demand.head),
-        _limits(options, agreed, used),
+        _limits(options, agreed, used, max(1, plan.kv_heads)),
         -(-plan.options.pages // each),
         passing,
     )
@@ -229,11 +256,11 @@ def _within_blocks(machine: NodeMachine, plan: NodePlan) -> NodeMachine:
     return replace(machine, accelerator=device, memory=plan.options.memory or machine.memory)
 
 
-def _limits(options: OffloadOptions, agreed: GroupBatch | None, machine: NodeMachine) -> PolicyLimits:
+def _limits(options: OffloadOptions, agreed: GroupBatch | None, machine: NodeMachine, kv_heads: int) -> PolicyLimits:
     sizes = (agreed.micro_batches, agreed.batch) if agreed else (None, None)
     if machine.accelerator is None:  # what a host alone has is all in RAM: see `worker.pipelines.group.hosted`
-        return PolicyLimits(False, False, "ram", "ram", True, *sizes)
-    return PolicyLimits(None, True, options.weights_tier, options.kv_tier, True, *sizes)
+        return PolicyLimits(False, False, "ram", "ram", 1, *sizes)
+    return PolicyLimits(None, True, options.weights_tier, options.kv_tier, kv_heads, *sizes)
 
 
 def prompt_chunk(plan: NodePlan, machine: NodeMachine) -> int:

@@ -40,13 +40,19 @@ class Hosted:
     kinds: tuple[BlockKind, ...]
     kv_layers: int | None = None  # of which keys and values live there; None: of all
     staged: int = 0  # bytes that what goes to a device is gathered in
+    kv_heads: int | None = None  # of which keys and values live there; None: of all
 
     @classmethod
     def of(
-        cls, pieces: Sequence[NodeSegment], sizes: Sequence[int], kv_layers: int | None = None, staged: int = 0
+        cls,
+        pieces: Sequence[NodeSegment],
+        sizes: Sequence[int],
+        kv_layers: int | None = None,
+        staged: int = 0,
+        kv_heads: int | None = None,
     ) -> "Hosted":
-        """Pieces of these sizes, and the keys and values of so many layers."""
-        return cls(tuple(sizes), tuple(piece.block.half for piece in pieces), kv_layers, staged)
+        """Pieces of these sizes, and the keys and values of so many layers and heads."""
+        return cls(tuple(sizes), tuple(piece.block.half for piece in pieces), kv_layers, staged, kv_heads)
 
 
 def fit(
@@ -103,13 +109,14 @@ def need(node: NodePlan, tables: Tables | None = None, hosted: Hosted | None = N
     tables, pieces = tables or Tables(), tiles(node)
     hosted = hosted or Hosted.of(pieces, [one.most_bytes(node.rank) for one in pieces])
     layers = config.layers if hosted.kv_layers is None else hosted.kv_layers
+    kv_heads = node.kv_heads if hosted.kv_heads is None else hosted.kv_heads
     token, chunk = computing_bytes(node), 0
     if options.batch is not None:  # a chunk is computed with, the rest of a step waits its turn
         token, chunk = passing_bytes(node), options.batch.chunk * token
     return Demand(
         blocks=hosted.sizes,
         kinds=hosted.kinds,
-        page_bytes=page_bytes(layers, node.kv_heads, config.head_dim, options.kv_dtype),
+        page_bytes=page_bytes(layers, kv_heads, config.head_dim, options.kv_dtype),
         pages=options.pages,
         token=token,
         fixed=_fixed(node) + chunk + hosted.staged + tables.sent + (4 * _SAMPLING * config.vocab if tables.head else 0),

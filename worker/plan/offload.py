@@ -132,6 +132,11 @@ class OffloadPlan:
         return 0
 
     @property
+    def home_heads(self) -> int | None:
+        """Of how many of the node's KV heads; None: of all."""
+        return None
+
+    @property
     def home(self) -> list[int]:
         """Layers whose keys and values live in the host's memory."""
         return self.layers if self.kv == "ram" else []
@@ -298,9 +303,11 @@ def _weights(run: RunUnits) -> int:
     return len(run.units) * run.layout.width * run.layout.hidden * len(run.layout.parts)
 
 
-def layer_pages_bytes(plan: NodePlan) -> int:
-    """Bytes of one layer's pages: keys and values, each from the start of a page of memory on."""
-    half = page_bytes(1, plan.kv_heads, plan.config.head_dim, plan.options.kv_dtype) // 2
+def layer_pages_bytes(plan: NodePlan, kv_heads: int | None = None) -> int:
+    """Bytes of one layer's pages: keys and values of all heads, or of so many, each from the start of a page of memory
+    on."""
+    heads = plan.kv_heads if kv_heads is None else kv_heads
+    half = page_bytes(1, heads, plan.config.head_dim, plan.options.kv_dtype) // 2
     return 2 * round_up(half * plan.options.pages)
 
 

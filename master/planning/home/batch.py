@@ -12,7 +12,7 @@ from master.planning.problem import default_kv
 from scheduler.model.home.problem import Dealing
 from scheduler.model.machine import NodeMachine
 from scheduler.model.offload.forecast import Gain, better_machines
-from scheduler.model.offload.work import STRETCHES, Stretch, TableWork
+from scheduler.model.offload.work import STRETCHES, Stretch, TableWork, Tier
 from scheduler.model.roofline.forecast import BatchForecast, forecast_batch
 from scheduler.model.roofline.layer import LayerShape, layer_shape
 from scheduler.model.roofline.policy import BatchProblem, BatchWork, PolicyLimits, SumCost
@@ -119,7 +119,8 @@ def _problems(model: HomeModel, dealing: Dealing) -> Iterator[BatchProblem]:
         step = int(machine.memory * _PROMPTS / hidden)
         head = TableWork() if rank else whole.work.head
         layer = _layer(model, units)
-        limits = PolicyLimits(weights=None if machine.accelerator or not model.home.cards else "ram", whole_kv=True)
+        weights: Tier | None = None if machine.accelerator or not model.home.cards else "ram"
+        limits = PolicyLimits(weights=weights, kv_heads=max(1, _kv_heads(model, units)))
         yield BatchProblem(
             layer, machine, asked, whole.needs, whole.chunk, step, head, limits, passing=hidden, sums=sums
         )
@@ -127,8 +128,7 @@ def _problems(model: HomeModel, dealing: Dealing) -> Iterator[BatchProblem]:
 
 def _layer(model: HomeModel, units: dict[str, int]) -> LayerShape:
     """The mean layer of a node with so many units of every block."""
-    shares = {each.kind: units[each.kind] / each.units for each in model.problem.dealt}
-    config, heads = model.shape.config, shares.get("heads", 1.0)
+    shares, config = _shares(model, units), model.shape.config
     kinds = {"attention": "heads", "ffn": "neurons", "experts": "experts"}
     runs = [
         (block.kind, run, round(run.units * shares.get("shared" if run.name == "shared" else kinds[block.kind], 1.0)))
@@ -136,7 +136,16 @@ def _layer(model: HomeModel, units: dict[str, int]) -> LayerShape:
         for run in block.runs
     ]
     kv_dtype = model.kv_dtype or default_kv(model.shape)
-    return layer_shape(config, runs, round(config.heads * heads), ceil(config.kv_heads * heads), kv_dtype)
+    heads = round(config.heads * shares.get("heads", 1.0))
+    return layer_shape(config, runs, heads, _kv_heads(model, units), kv_dtype)
+
+
+def _shares(model: HomeModel, units: dict[str, int]) -> dict[str, float]:
+    return {each.kind: units[each.kind] / each.units for each in model.problem.dealt}
+
+
+def _kv_heads(model: HomeModel, units: dict[str, int]) -> int:
+    return ceil(model.shape.config.kv_heads * _shares(model, units).get("heads", 1.0))
 
 
 def _sums(model: HomeModel, dealing: Dealing) -> SumCost:

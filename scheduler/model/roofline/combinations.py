@@ -9,6 +9,7 @@ from dataclasses import replace
 from math import inf
 
 import numpy as np
+import numpy.typing as npt
 
 from scheduler.model.highs import solve_milp
 from scheduler.model.offload.work import STRETCHES, Stretch
@@ -24,18 +25,25 @@ from scheduler.model.roofline.latency import (
 from scheduler.model.roofline.policy import BatchPolicy, BatchProblem, PolicyLimits
 from scheduler.model.roofline.vertices import Affine, Shares, Vertices
 
+I64 = npt.NDArray[np.int64]
 _STAYS = 1e-6  # of the time that weights, keys and values are worth on the accelerator where they change nothing
 _DIGITS = 9  # of a share that mean anything
 
 
 class Combination:
-    """All pairs, with attention, neurons and residual connections computed in given places."""
+    """All pairs, with attention, neurons and residual connections computed in given places.
 
-    def __init__(self, problem: BatchProblem, batches: F64, parts: F64, attention: bool, ffn: bool, adds: bool) -> None:
+    Keys and values are on one side, or `divided`; r_c is a multiple of 1 over `heads` (0: any share).
+    """
+
+    def __init__(
+        self, problem: BatchProblem, batches: F64, parts: F64, attention: bool, ffn: bool, adds: bool, divided: bool
+    ) -> None:
         self.attention, self.ffn, self.adds = attention, ffn, adds
         self.batches, self.parts = batches, parts
-        base = PolicyPoint(batches, parts, int(attention), int(ffn), adds=int(adds))
-        self.lower, self.upper = _allowed(problem.limits, attention, most_weights(problem, base))
+        self.heads = problem.limits.kv_heads if divided else 1
+        base = PolicyPoint(batches, parts, int(attention), int(ffn), adds=int(adds), divided=int(divided))
+        self.lower, self.upper = _allowed(problem.limits, attention, divided, most_weights(problem, base))
         self.seconds: dict[Stretch, dict[str, Affine]] = {}
         for stretch in STRETCHES:
             corners = [roofs(problem, point, stretch) for point in _corners(base)]
@@ -51,36 +59,63 @@ class Combination:
             self.memory.append((there, device.memory))
         self.steps = dict(zip(STRETCHES, (1, problem.request.answer - 1), strict=True))
         self.head = np.array([problem.request.answer * head_seconds(problem, batch) for batch in batches])
-        self.bounds = self._bounds(problem.layer.layers, problem.limits.whole_kv)
+        self._layers = problem.layer.layers
+        self.bounds = self._bounds()
 
-    def _bounds(self, layers: int, whole_kv: bool) -> F64:
+    def counted(self, shares: Shares) -> Shares:
+        """The same with heads of keys and values in place of their share, where these are counted."""
+        weights, kv, disk = shares
+        return weights, kv * (self.heads or 1), disk
+
+    def share(self, counted: float) -> float:
+        """Of keys and values, from what the program counts."""
+        return round(counted) / self.heads if self.heads else counted
+
+    def bound(self, at: int) -> float:
+        """Seconds per sequence of pair number `at` at least, which may be more than in `bounds`: of whole heads."""
+        if self.heads <= 1:
+            return float(self.bounds[at])
+        kept = np.arange(1, self.heads) / self.heads
+        each = np.full(len(kept), at)
+        return float(self._least(each, kept, kept).min())
+
+    def _bounds(self) -> F64:
         """Seconds per sequence at least, `[pairs]`; infinite where memories rule a pair out.
 
         Each roof is at its own best in what the memories together leave; of whole keys and values, on either side.
         """
-        (weights, kv, disk), (most_weights, most_kv, most_disk) = self.lower, self.upper
-        sides = [(side, side) for side in sorted({kv, most_kv})] if whole_kv else [(kv, most_kv)]
-        found = np.full(len(self.batches), inf)
-        for least, most in sides:
-            left = Vertices(self.memory, (weights, least, disk), (most_weights, most, most_disk))
-            total = self.head.copy()
-            for stretch, steps in self.steps.items():
-                if steps:  # answers of one token have no decode steps
-                    times = [left.least(roof) for roof in self.seconds[stretch].values()]
-                    total += steps * layers * np.max(times, axis=0)
-            found = np.minimum(found, total / self.batches)
+        (_, kv, _), (_, most_kv, _) = self.lower, self.upper
+        sides = [(side, side) for side in sorted({kv, most_kv})] if self.heads == 1 else [(kv, most_kv)]
+        every = np.arange(len(self.batches))
+        found: F64 = np.min([self._least(every, *side) for side in sides], axis=0)
         return found
 
+    def _least(self, pairs: I64, kv: float | F64, most_kv: float | F64) -> F64:
+        """The same of these pairs, by number, with a share of keys and values within limits, `[pairs]`."""
+        (weights, _, disk), (most_weights, _, most_disk) = self.lower, self.upper
+        memory = [(_of_pairs(affine, pairs), room) for affine, room in self.memory]
+        left = Vertices(memory, (weights, kv, disk), (most_weights, most_kv, most_disk))
+        total = self.head[pairs]
+        for stretch, steps in self.steps.items():
+            if steps:  # answers of one token have no decode steps
+                times = [left.least(_of_pairs(roof, pairs)) for roof in self.seconds[stretch].values()]
+                total = total + steps * self._layers * np.max(times, axis=0)
+        return total / self.batches[pairs]
 
-def _allowed(limits: PolicyLimits, attention: bool, most: float) -> tuple[Shares, Shares]:
+
+def _of_pairs(affine: Affine, pairs: I64) -> Affine:
+    constant, weights, kv, disk = affine
+    return constant[pairs], weights[pairs], kv[pairs], disk[pairs]
+
+
+def _allowed(limits: PolicyLimits, attention: bool, divided: bool, most: float) -> tuple[Shares, Shares]:
     """The least and the most of each share; the accelerator computes with `most` of the weights."""
     weights, kv = limits.weights, limits.kv
-    least = (most if weights == "gpu" else 0.0, float(kv == "gpu"), float(weights == "disk"))
-    upper = (
-        most if weights in (None, "gpu") else 0.0,
-        float(attention and kv != "ram"),
-        float(weights in (None, "disk")),
-    )
+    first, last = float(kv == "gpu"), float(attention and kv != "ram")
+    if divided:
+        first, last = (1 / limits.kv_heads, 1 - 1 / limits.kv_heads) if limits.kv_heads else (0.0, 1.0)
+    least = (most if weights == "gpu" else 0.0, first, float(weights == "disk"))
+    upper = (most if weights in (None, "gpu") else 0.0, last, float(weights in (None, "disk")))
     return least, upper
 
 
@@ -108,10 +143,10 @@ def solve_pair(
         objective[count + number] = tables[0].steps[stretch]
     objective[1:count:4] = objective[2:count:4] = -_STAYS * problem.request.answer
     rows = list(_rows(tables, at, scale))
-    upper = np.concatenate([*([1.0, *table.upper] for table in tables), [inf, inf]])
+    upper = np.concatenate([*([1.0, *table.counted(table.upper)] for table in tables), [inf, inf]])
     whole = np.zeros(count + 2)
     whole[0:count:4] = 1
-    whole[2:count:4] = problem.limits.whole_kv
+    whole[2:count:4] = [table.heads > 0 for table in tables]
     limits = np.array([limit for _, limit in rows])
     matrix = np.array([row for row, _ in rows])
     one = np.zeros(count + 2)
@@ -126,8 +161,9 @@ def solve_pair(
     if found.x is None:
         return None
     chosen = int(np.argmax(found.x[0:count:4]))
-    shares = np.clip(found.x[4 * chosen + 1 : 4 * chosen + 4].round(_DIGITS), 0.0, tables[chosen].upper)
     table = tables[chosen]
+    weights, kv, disk = found.x[4 * chosen + 1 : 4 * chosen + 4].round(_DIGITS)
+    shares = np.clip((weights, table.share(kv), disk), 0.0, table.upper)
     times = sum(table.steps[stretch] * float(found.x[count + number]) for number, stretch in enumerate(STRETCHES))
     total = problem.layer.layers * scale * times + float(table.head[at])
     weights, kv, disk = map(float, shares)
@@ -137,13 +173,17 @@ def solve_pair(
 
 
 def _rows(tables: list[Combination], at: int, scale: float) -> Iterator[tuple[F64, float]]:
-    """Left sides and limits of all inequalities. Unknowns: of each combination whether, r_w, r_c, disk; two times."""
+    """Left sides and limits of all inequalities. Unknowns: of each combination whether, r_w, r_c, disk; two times.
+
+    In place of r_c stands how many heads of keys and values that is, where these are whole.
+    """
     count = 4 * len(tables)
 
     def row(of: Callable[[Combination], Affine], unit: float) -> F64:
         found = np.zeros(count + 2)
         for number, table in enumerate(tables):
             found[4 * number : 4 * number + 4] = [part[at] / unit for part in of(table)]
+            found[4 * number + 2] /= table.heads or 1
         return found
 
     for number, stretch in enumerate(STRETCHES):
@@ -154,12 +194,13 @@ def _rows(tables: list[Combination], at: int, scale: float) -> Iterator[tuple[F6
     for which, (_, room) in enumerate(tables[0].memory):
         yield row(lambda table, which=which: table.memory[which][0], room), 1.0  # type: ignore[misc]
     for number, table in enumerate(tables):
+        lower, most = table.counted(table.lower), table.counted(table.upper)
         for share in range(3):
             found = np.zeros(count + 2)
-            found[4 * number + 1 + share], found[4 * number] = 1.0, -table.upper[share]
+            found[4 * number + 1 + share], found[4 * number] = 1.0, -most[share]
             yield found, 0.0
             found = np.zeros(count + 2)
-            found[4 * number + 1 + share], found[4 * number] = -1.0, table.lower[share]
+            found[4 * number + 1 + share], found[4 * number] = -1.0, lower[share]
             yield found, 0.0
         found = np.zeros(count + 2)
         found[4 * number + 1], found[4 * number + 3], found[4 * number] = 1.0, 1.0, -1.0

@@ -28,7 +28,10 @@ _SLOTS = 2  # layers' weights that pass through the accelerator; also from disk 
 
 @dataclass(frozen=True)
 class PolicyPoint:
-    """Policies as numbers, or as arrays of one length; `attention`, `ffn` and `adds` are 0 or 1 for all of them."""
+    """Policies as numbers, or as arrays of one length; what is an integer is 0 or 1 for all of them.
+
+    `divided`: keys and values of some heads live on the accelerator, which attends with these in a call of its own.
+    """
 
     batch: Number
     micro_batches: Number
@@ -38,13 +41,14 @@ class PolicyPoint:
     kv: Number = 0.0
     disk: Number = 0.0
     adds: int = 1
+    divided: int = 0
 
     @classmethod
     def of(cls, policy: BatchPolicy) -> "PolicyPoint":
         """One policy."""
         return cls(
             policy.batch, policy.micro_batches, int(policy.attention_there), int(policy.ffn_there),
-            policy.weights_kept, policy.kv_kept, policy.weights_on_disk, int(policy.adds_there),
+            policy.weights_kept, policy.kv_kept, policy.weights_on_disk, int(policy.adds_there), int(policy.divided),
         )  # fmt: skip
 
 
@@ -106,8 +110,7 @@ def accelerator_bytes(problem: BatchProblem, at: PolicyPoint) -> Number:
     through = _SLOTS * (_lifted_bytes(problem, at) - kept)
     tokens = _micro_tokens(at)
     pages = _SLOTS * tokens * request.room * layer.kv_token * (1 - at.kv)
-    if at.attention:
-        pages = pages + layer.layers * at.kv * _held(problem, at) * request.room * layer.kv_token
+    pages = pages + layer.layers * at.kv * _held(problem, at) * request.room * layer.kv_token
     activations = np.maximum(tokens, float(problem.together[0])) * problem.needs.token
     return layer.layers * kept + through + pages + activations
 
@@ -116,7 +119,7 @@ def host_bytes(problem: BatchProblem, at: PolicyPoint) -> Number:
     """Bytes of RAM: weights that are neither on the accelerator nor on disk, pages, a step's activations, the head."""
     layer, request = problem.layer, problem.request
     weights = layer.layers * layer.nbytes * (1 - at.weights - at.disk) + _SLOTS * at.disk * layer.nbytes
-    pages = layer.layers * _held(problem, at) * request.room * layer.kv_token * (1 - at.attention * at.kv)
+    pages = layer.layers * _held(problem, at) * request.room * layer.kv_token * (1 - at.kv)
     chunk, step = problem.together
     activations = np.maximum(at.batch, float(step)) * (problem.passing or problem.needs.token)
     if problem.passing:
@@ -205,12 +208,14 @@ class _Layer:
         if self._prompt or not (at.attention or at.ffn):
             return 0.0 * self._parts
         before, least = found["host"], HOST_OVERLAP
+        waits: Number = 1.0
         if at.attention:
             before, least = self._all * self._cached * self._layer.kv_token / self._device.link.up, PAGES_OVERLAP
+            waits = 1 - at.kv  # with all pages there it waits for none
         few = self._parts < np.minimum(least, self._all)
         if "sums" in found:
-            return np.where(few, found["accelerator"] + found["sums"] + (1 - at.kv) * before, 0.0)
-        return (1 - at.kv) * np.where(few, found["accelerator"] + before, 0.0)
+            return np.where(few, found["accelerator"] + found["sums"] + waits * before, 0.0)
+        return waits * np.where(few, found["accelerator"] + before, 0.0)
 
     def _adding(self) -> Number:
         """Of one micro-batch's residual connections, by the host; nothing where the accelerator adds them."""
@@ -218,7 +223,7 @@ class _Layer:
         return (1 - self._at.adds) * _ADDS * (rates.start + nbytes / rates.read)
 
     def _accelerator(self) -> Number:
-        """Of one micro-batch: its products, its attention if it is done there, and its hidden states to and fro."""
+        """Of one micro-batch: its products, what of its attention is done there, and its hidden states to and fro."""
         layer, device, tokens = self._layer, self._device, self._tokens
         adds, routing = self._at.adds, layer.experts > 1  # a call more, of which the choice comes back
         up, down, calls = _UP + adds * _ADD_UP, _DOWN + adds * _ADD_DOWN, _CALLS + adds * _ADDS + routing
@@ -227,12 +232,14 @@ class _Layer:
         total = total + _roofline(device.rates, layer.attention_bytes, 2.0 * tokens * layer.attention_weights)
         if self._at.ffn:
             total = total + self._neurons(device.rates, tokens)
-        return total + self._attention * (device.rates.start + self._attending(device.rates))
+        there = self._attention + (1 - self._attention) * self._at.kv  # of attention
+        calls = self._attention + self._at.divided
+        return total + calls * device.rates.start + there * self._attending(device.rates)
 
     def _host(self) -> Number:
         """Of all micro-batches: what is not computed on the accelerator."""
         rates, layer, at = self._machine.host, self._layer, self._at
-        total: Number = (1 - self._attention) * self._parts * (rates.start + self._attending(rates))
+        total: Number = (1 - self._attention) * self._parts * (rates.start + (1 - at.kv) * self._attending(rates))
         if not at.ffn:
             total = total + self._parts * (rates.start + self._neurons(rates, self._tokens))
         if not at.ffn and not at.attention:
@@ -245,15 +252,17 @@ class _Layer:
         layer, at = self._layer, self._at
         weights = (1 - at.ffn) * layer.touched(self._tokens) + (1 - max(at.ffn, at.attention)) * layer.attention_bytes
         weights = weights + (1 - at.adds) * max(at.ffn, at.attention) * _ADDS * _ADDED * self._tokens * layer.hidden
-        return self._parts * weights + (1 - self._attention) * self._all * self._cached * layer.kv_token
+        read = layer.attended(self._cached) * layer.kv_token
+        pages = (1 - self._attention) * (1 - at.kv) * self._all * read
+        return self._parts * weights + pages
 
     def _neurons(self, rates: Rates, tokens: Number) -> Number:
         return _roofline(rates, self._layer.touched(tokens), 2.0 * tokens * self._layer.token_weights)
 
     def _attending(self, rates: Rates) -> Number:
         layer, tokens = self._layer, self._tokens
-        nbytes = tokens * self._cached * layer.kv_token
-        total = _roofline(rates, nbytes, tokens * self._context * layer.pair)
+        nbytes = tokens * layer.attended(self._cached) * layer.kv_token
+        total = _roofline(rates, nbytes, tokens * layer.attended(self._context) * layer.pair)
         if self._prompt or rates.kv is None:
             return total
         computing: F64 = np.maximum(total, rates.kv.seconds(layer.kv_dtype, nbytes, layer.sharers))
@@ -267,11 +276,11 @@ class _Layer:
             return nbytes
         if at.attention:
             return nbytes + (1 - at.kv) * self._all * self._cached * layer.kv_token
-        return nbytes + max(at.attention, at.ffn) * self._all * layer.mixed
+        return nbytes + max(at.attention, at.ffn) * (1 - at.kv) * self._all * layer.mixed
 
     def _down(self) -> Number:
         """Bytes from it: keys and values of new tokens, or heads that the host attends with."""
         at, layer = self._at, self._layer
         if self._attention:
-            return (1 - at.attention * at.kv) * self._all * layer.kv_token
-        return max(at.attention, at.ffn) * self._all * layer.heads
+            return (1 - at.kv) * self._all * layer.kv_token
+        return max(at.attention, at.ffn) * (1 - at.kv) * self._all * layer.heads

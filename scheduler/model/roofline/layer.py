@@ -29,6 +29,7 @@ class LayerShape:
         pair: operations of one token with one token that it attends to.
         hidden, heads, mixed: bytes of one token's hidden state; of its queries, keys and values; of what attention
             makes of them.
+        windows: tokens that each layer attends to at most, 0 for all; empty: all, everywhere. Pages hold more.
     """
 
     layers: int
@@ -46,6 +47,13 @@ class LayerShape:
     heads: float = 0.0
     mixed: float = 0.0
     kv_dtype: KvDtype = "f16"
+    windows: tuple[int, ...] = ()
+
+    def attended(self, tokens: float) -> float:
+        """Of so many tokens before it, how many a token attends to, as the mean of all layers."""
+        if not self.windows:
+            return tokens
+        return sum(min(tokens, window or tokens) for window in self.windows) / len(self.windows)
 
     @property
     def sharers(self) -> float:
@@ -101,4 +109,5 @@ def layer_shape(config: ModelConfig, runs: Runs, heads: int, kv_heads: int, kv_d
         heads=_F32 * (heads + 2 * kv_heads) * dim,
         mixed=_F32 * heads * dim,
         kv_dtype=kv_dtype,
+        windows=config.windows,
     )

@@ -36,7 +36,7 @@ class PolicyLimits:
         attention_there, ffn_there: A_g and F_g.
         weights: where all of them lie: what the accelerator computes with, in its own memory.
         kv: where all keys and values lie; in the accelerator's memory it attends.
-        whole_kv: either all of them lie there, or none.
+        kv_heads: of how many heads they are, of which each lies on one side; 0: any share may, 1: all or none.
         micro_batches: how many, of every batch that has as many sequences.
         batch: N.
     """
@@ -45,12 +45,14 @@ class PolicyLimits:
     ffn_there: bool | None = None
     weights: Tier | None = None
     kv: KvTier | None = None
-    whole_kv: bool = False
+    kv_heads: int = 0
     micro_batches: int | None = None
     batch: int | None = None
 
-    def allow(self, attention: bool, ffn: bool) -> bool:
-        """Whether attention and neurons may be computed on the accelerator, or not, as said."""
+    def allow(self, attention: bool, ffn: bool, divided: bool = False) -> bool:
+        """Whether attention and neurons may be computed on the accelerator, or not, with keys and values `divided`."""
+        if divided and (self.kv is not None or self.kv_heads == 1 or not (attention or ffn)):
+            return False
         asked = ((self.attention_there, attention), (self.ffn_there, ffn), (self.kv == "gpu" or None, attention))
         return all(want is None or want == given for want, given in asked)
 
@@ -104,7 +106,8 @@ class BatchPolicy:
 
     Attributes:
         batch: N, sequences at once; micro_batches: N over mu, rounded up.
-        attention_there: A_g, whether the accelerator attends; ffn_there: F_g, whether it computes neurons.
+        attention_there: A_g, whether the accelerator attends with keys and values that come from RAM; with those that
+            stay in its memory it always does. ffn_there: F_g, whether it computes neurons.
         weights_kept: r_w, the share of all weights that stays there; kv_kept: r_c, of keys and values.
         weights_on_disk: the share of all weights that is read from disk for every use.
         adds_there: whether the accelerator adds residual connections, to where hidden states then cross once more each
@@ -119,6 +122,11 @@ class BatchPolicy:
     kv_kept: float = 0.0
     weights_on_disk: float = 0.0
     adds_there: bool = True
+
+    @property
+    def divided(self) -> bool:
+        """Whether some keys and values stay on the accelerator, and others in RAM."""
+        return 0 < self.kv_kept < 1
 
     @property
     def micro_batch(self) -> int:

@@ -10,6 +10,9 @@ F64 = npt.NDArray[np.float64]
 Flags = npt.NDArray[np.bool_]
 Shares = tuple[float, float, float]
 """Of weights and of keys and values on the accelerator, and of weights on disk."""
+Bound = float | F64
+Bounds = tuple[Bound, Bound, Bound]
+"""Of each share, for all pairs or `[pairs]`."""
 Affine = tuple[F64, F64, F64, F64]
 """A constant, and what r_w, r_c and the disk's share add; `[pairs]` each."""
 
@@ -18,37 +21,61 @@ _PARALLEL = 1e-9  # a determinant, of rows whose largest part is 1
 
 
 class Vertices:
-    """Where three limits of the shares meet within all others, `[threes, pairs]`."""
+    """Where three limits of the shares meet within all others.
 
-    def __init__(self, memories: Sequence[tuple[Affine, float]], lower: Shares, upper: Shares) -> None:
+    Shares come first in every array, `[3, threes, pairs]`: sums over three numbers that lie side by side take ten times
+    as long.
+    """
+
+    def __init__(self, memories: Sequence[tuple[Affine, float]], lower: Bounds, upper: Bounds) -> None:
         rows, limits = _limits(memories, lower, upper)
-        threes = np.array(list(combinations(range(len(rows)), 3)))
-        sides = rows[threes].transpose(0, 2, 1, 3)  # [threes, pairs, 3, shares]
-        meet: Flags = np.abs(np.linalg.det(sides)) > _PARALLEL
-        sides[~meet] = np.eye(3)
-        self._at: F64 = np.linalg.solve(sides, limits[threes].transpose(0, 2, 1)[..., None])[..., 0]
+        one, two, three = np.array([each for each in combinations(range(len(limits)), 3) if not _opposite(each)]).T
+        a, b, c = rows[:, one], rows[:, two], rows[:, three]
+        sides = _cross(b, c), _cross(c, a), _cross(a, b)
+        size = _product(a, sides[0])  # the determinant of the three rows
+        meet: Flags = np.abs(size) > _PARALLEL
+        size[~meet] = 1.0
+        ends = limits[one], limits[two], limits[three]
+        self._at: F64 = sum(side * end for side, end in zip(sides, ends, strict=True)) / size  # Cramer's rule
         self._within = meet
-        for row, limit in zip(rows, limits, strict=True):
-            self._within &= (self._at * row).sum(axis=-1) <= limit + _EDGE
+        for number, limit in enumerate(limits):
+            self._within &= _product(self._at, rows[:, number, None]) <= limit + _EDGE
 
     def least(self, function: Affine) -> F64:
         """The least value within all limits, `[pairs]`; infinite where nothing is."""
         constant, *slopes = function
-        values = constant + (self._at * np.stack(slopes, axis=-1)).sum(axis=-1)
+        values = constant + _product(self._at, slopes)
         found: F64 = np.where(self._within, values, np.inf).min(axis=0)
         return found
 
 
-def _limits(memories: Sequence[tuple[Affine, float]], lower: Shares, upper: Shares) -> tuple[F64, F64]:
-    """Left sides `[limits, pairs, shares]` and right sides `[limits, pairs]`: bounds, all weights, memories."""
+def _product(one: F64, other: F64 | Sequence[F64]) -> F64:
+    """Of two vectors of shares, or as many as the other axes have."""
+    found: F64 = one[0] * other[0] + one[1] * other[1] + one[2] * other[2]
+    return found
+
+
+def _cross(one: F64, other: F64) -> F64:
+    """The vector product."""
+    (a, b, c), (d, e, f) = one, other
+    return np.array([b * f - c * e, c * d - a * f, a * e - b * d])
+
+
+def _opposite(rows: tuple[int, ...]) -> bool:
+    """Whether two of these limits bound one share from both sides, so that they meet nowhere."""
+    return any(number + 3 in rows for number in rows if number < 3)
+
+
+def _limits(memories: Sequence[tuple[Affine, float]], lower: Bounds, upper: Bounds) -> tuple[F64, F64]:
+    """Left sides `[shares, limits, pairs]` and right sides `[limits, pairs]`: bounds, all weights, memories."""
     pairs = len(memories[0][0][0])
     fixed = np.vstack([np.eye(3), -np.eye(3), [1.0, 0.0, 1.0]])  # on the accelerator and on disk: no more than all
-    rows = [np.broadcast_to(row, (pairs, 3)) for row in fixed]
-    limits = [np.full(pairs, limit) for limit in (*upper, *(-share for share in lower), 1.0)]
+    rows = [np.broadcast_to(row[:, None], (3, pairs)) for row in fixed]
+    limits = [np.broadcast_to(limit, (pairs,)) for limit in (*upper, *(-share for share in lower), 1.0)]
     for (constant, *slopes), room in memories:
-        row = np.stack(slopes, axis=-1)
-        unit = np.abs(row).max(axis=-1)
+        row = np.array(slopes)
+        unit = np.abs(row).max(axis=0)
         unit = np.where(unit > 0, unit, max(room, 1.0))  # bytes
-        rows.append(row / unit[:, None])
+        rows.append(row / unit)
         limits.append((room - constant) / unit)
-    return np.array(rows), np.array(limits)
+    return np.stack(rows, axis=1), np.array(limits)

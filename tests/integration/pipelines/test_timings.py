@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 
 from tests.support.cluster.inprocess import in_process_deployment
+from tests.support.devices.dividing import keeping
 from tests.support.devices.offloading import answers, offloaded, prompts
 from tests.support.devices.schedules import SCHEDULES, WHOLE
 from tests.support.devices.shuffled import Shuffled
@@ -82,28 +83,34 @@ def test_tokens_do_not_depend_on_timing(name: str, three_layers: Pack, tmp_path:
         assert min(moved.weight_bytes, moved.kv_bytes) > 0
 
 
+@pytest.mark.parametrize("kept", [0, 2])
 @pytest.mark.parametrize("host_attends", [True, False])
 def test_a_copy_that_fails_is_named_and_its_step_can_be_done_again(
-    host_attends: bool, tiny_pack: Callable[..., Pack], tmp_path: Path
+    host_attends: bool, kept: int, tiny_pack: Callable[..., Pack], tmp_path: Path
 ) -> None:
-    """Whichever copy fails. What could not be saved after its step is lost for good, and every later step says so."""
+    """Whichever copy fails. What could not be saved after its step is lost for good, and every later step says so.
+
+    Keys and values of `kept` heads live on the accelerator.
+    """
     pack = tiny_pack("llama")
     asked = prompts(pack.config.vocab, 4, seed=2)
     with closing(in_process_deployment(pack, [1], tmp_path / "host", **SMALL)) as deployment:
         expected = [answers(deployment, [prompt], 3)[0] for prompt in asked]
-    outcomes = [_after_failure(pack, tmp_path, ahead, host_attends, asked) for ahead in range(1, 60, 3)]
+    outcomes = [_after_failure(pack, tmp_path, ahead, host_attends, kept, asked) for ahead in range(1, 60, 3)]
     assert outcomes.count(expected) > 6
     assert all(outcome in (expected, "lost") for outcome in outcomes)
 
 
 def _after_failure(
-    pack: Pack, cache: Path, ahead: int, host_attends: bool, asked: list[list[int]]
+    pack: Pack, cache: Path, ahead: int, host_attends: bool, kept: int, asked: list[list[int]]
 ) -> list[list[int]] | str:
     """The answers if the copy that is `ahead` fails, asked for again if need be; or that something is lost."""
     failing: set[int] = set()
     with (
         closing(Shuffled(native, ahead, failing.__contains__)) as device,
-        offloaded(pack, cache / "batch", {0: device}, STREAMED, **SMALL) as deployment,
+        offloaded(
+            pack, cache / "batch", {0: device}, STREAMED, decide={0: keeping(kept, not host_attends)}, **SMALL
+        ) as deployment,
     ):
         link = deployment.node.link
         assert isinstance(link, BatchAccelerated)

@@ -1,20 +1,32 @@
-"""What `tpi plan --batch` says of a policy: the one that runs, and what another engine would make of the machine."""
+"""What `tpi plan --batch` says of a policy: it is one that the engine keeps."""
+
+from dataclasses import replace
 
 from master.planning.batch import BatchReport
-from tests.support.roofline import paper
+from scheduler.model.roofline.latency import throughput
+from scheduler.model.roofline.search import best_policy
+from tests.support.roofline import LLAMA, LLAMA_HEADS, paper
 
 
-def test_what_is_planned_runs_and_what_a_divided_cache_would_bring_is_said() -> None:
-    """Where neurons come from disk, a share of the keys and values on the GPU is room in RAM for more sequences."""
-    report = BatchReport.on(paper("rtx3060-laptop", 6, prompt=8000))
-    assert report.forecast.policy.kv_kept in (0.0, 1.0)
-    assert 0.1 < report.divided.policy.kv_kept < 0.9
-    assert report.divided.rate > 1.05 * report.forecast.rate
-    (said,) = (line for line in report.lines() if "the engine keeps all of them on one side" in line)
-    assert f"{report.divided.rate / report.forecast.rate:.2f}x as fast" in said
+def test_where_the_host_s_reading_decides_keys_and_values_are_divided() -> None:
+    """A dense model that the accelerator nearly holds: both attend, each with its heads."""
+    problem = paper("l4", 64, 1024, LLAMA)
+    problem = replace(problem, limits=replace(problem.limits, kv_heads=LLAMA_HEADS))
+    report = BatchReport.on(problem)
+    policy = report.forecast.policy
+    assert 0.2 < policy.kv_kept < 0.8
+    assert policy.kv_kept * LLAMA_HEADS == round(policy.kv_kept * LLAMA_HEADS)
+    assert not policy.attention_there
+    for side in ("ram", "gpu"):
+        whole = best_policy(replace(problem, limits=replace(problem.limits, kv=side))).policy
+        assert report.forecast.rate > 1.1 * throughput(problem, whole)
+    (said,) = (line for line in report.lines() if "(r_c)" in line)
+    assert "attention with keys and values in RAM on the CPU" in said
+    assert f"{policy.kv_kept:.0%} of the keys and values (r_c), with which the GPU attends" in said
 
 
-def test_where_a_divided_cache_brings_nothing_it_is_not_mentioned() -> None:
-    report = BatchReport.on(paper("t4", 504))
-    assert report.divided.rate <= 1.01 * report.forecast.rate
-    assert not [line for line in report.lines() if "on one side" in line]
+def test_where_dividing_brings_nothing_they_are_on_one_side() -> None:
+    problem = paper("t4", 504)
+    report = BatchReport.on(replace(problem, limits=replace(problem.limits, kv_heads=8)))
+    assert report.forecast.policy.kv_kept == 0
+    assert not [line for line in report.lines() if "r_c" in line]

@@ -1,0 +1,60 @@
+"""Batches whose keys and values are divided between an accelerator and RAM, whatever the roofline would choose."""
+
+from dataclasses import replace
+from typing import Any
+
+from master.deployment.deployment import Deployment
+from scheduler.model.machine import NodeMachine
+from scheduler.model.roofline.search import best_policy
+from tpi.devices.options import OffloadOptions
+from tpi.kv import page_bytes
+from worker.node.node import Node
+from worker.pipelines.accelerated import BatchAccelerated
+from worker.pipelines.decide import Decide
+from worker.pipelines.plan import BatchPlan, batch_problem, planned_batch
+from worker.plan.fit import Tables
+from worker.plan.node_plan import NodePlan
+
+SMALL: dict[str, Any] = {"context": 64, "pool": 24, "chunk": 32}  # tokens, pages
+
+
+def keeping(heads: int, attends_there: bool, weights: float = 0.0) -> Decide:
+    """Plans that keep keys and values of so many heads, and such a share of the weights, on the accelerator.
+
+    With the others the accelerator attends or the host.
+    """
+
+    def decide(plan: NodePlan, machine: NodeMachine, options: OffloadOptions, tables: Tables | None) -> BatchPlan:
+        asked = batch_problem(plan, machine, options, tables)
+        policy = best_policy(asked).policy
+        chosen = replace(
+            policy,
+            attention_there=attends_there,
+            kv_kept=heads / plan.kv_heads,
+            weights_kept=weights,
+            weights_on_disk=0.0,
+        )
+        return planned_batch(plan, asked, chosen, options, tables)
+
+    return decide
+
+
+def dividing(deployment: Deployment, micro_batch: int = 3) -> BatchAccelerated:
+    """The accelerator of a node, from now on in micro-batches of so many sequences."""
+    link = deployment.node.link
+    assert isinstance(link, BatchAccelerated)
+    link.pipeline.schedule = replace(link.pipeline.schedule, micro_batch=micro_batch)
+    return link
+
+
+def check_sides(node: Node, limit: int) -> None:
+    """Keys and values take what was planned on either side, and the accelerator's memory no more than `limit` bytes."""
+    link, plan = node.link, node.link._plan  # type: ignore[union-attr]
+    assert isinstance(link, BatchAccelerated)
+    each = page_bytes(1, 1, plan.config.head_dim, plan.options.kv_dtype)
+    here = sum(array.nbytes for array in (*link.home.keys.values(), *link.home.values.values()))
+    assert here == node.budget.kv_bytes == plan.config.layers * link.plan.home_heads * node.budget.pages * each
+    pages = {id(pages): pages for pages in link._pages.values()}
+    there = sum(array.nbytes for one in pages.values() for array in (*one.keys.values(), *one.values.values()))  # type: ignore[attr-defined]
+    assert there == plan.config.layers * link.plan.kv_heads_there * node.budget.pages * each
+    assert link.device.memory.used <= link.plan.memory_bytes <= limit

@@ -26,7 +26,7 @@ def bench(quick: bool) -> Result:
     ]
     files: list[Row] = [
         {"architecture": name, "equal": gguf.ran[name], "refused": gguf.refused[name]}
-        for name in gguf_draws.ARCHITECTURES
+        for name in gguf_draws.NAMES
     ]
     checks = [
         Check("configurations with other logits than transformers", len(tally.wrong), 0, at_most=True),

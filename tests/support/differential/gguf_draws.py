@@ -68,7 +68,7 @@ def draw(random: Random, name: str) -> Draw:
     if random.random() < 0.03:
         del keys[str(random.choice([key for key in sizes if key in keys]))]
     if random.random() < 0.05:
-        keys[str(random.choice(_UNKNOWN))] = _pick(random, 1, 0.5, 7)
+        keys.setdefault(str(random.choice(_UNKNOWN)), _pick(random, 1, 0.5, 7))
     return Draw(name, keys, tensors, {tensor: _kind(random, tensor, values) for tensor, values in tensors.items()})
 
 
@@ -162,7 +162,7 @@ _OWN = {  # keys that mean more to an architecture than to others
     "gpt-oss": ("attention.sliding_window_pattern",),
 }
 _UNKNOWN = ("attention.output_scale", "attention.temperature_length", "rope.dimension_sections", "swin_norm",
-            "ssm.state_size", "brand_new")  # fmt: skip
+            "attention.layer_norm_epsilon", "ssm.state_size", "brand_new")  # fmt: skip
 KEYS = (*_OPTIONAL, *experts.KEYS, "block_count", "context_length", "embedding_length", "feed_forward_length",
         "attention.head_count", "attention.layer_norm_rms_epsilon")  # fmt: skip
 

@@ -63,9 +63,8 @@ BENCHMARKS = {
         (
             "tpi",
             "master/deployment/planner.py",
-            "tests/support/differential/differential.py",
+            "tests/support/differential",
             "tests/support/weights/split.py",
-            "tests/support/differential/gguf_draws.py",
         ),
         10,
     ),

@@ -25,8 +25,7 @@ def bench(quick: bool) -> Result:
         for name in differential.ARCHITECTURES
     ]
     files: list[Row] = [
-        {"architecture": name, "equal": gguf.ran[name], "refused": gguf.refused[name]}
-        for name in gguf_draws.ARCHITECTURES
+        {"architecture": name, "equal": gguf.ran[name], "refused": gguf.refused[name]} for name in gguf_draws.NAMES
     ]
     checks = [
         Check("configurations with other logits than transformers", len(tally.wrong), 0, at_most=True),

@@ -115,7 +115,8 @@ def _mixtures() -> dict[str, Callable[[], Any]]:
         ),
         "olmoe": lambda: transformers.OlmoeConfig(**odd, num_experts=6, num_experts_per_tok=3, clip_qkv=1.5),
         "dbrx": lambda: transformers.DbrxConfig(
-            **dbrx, attn_config={"kv_n_heads": 3, "clip_qkv": 0.5, "rope_theta": 10000.0},
+            **dbrx, attn_config={"kv_n_heads": 3, "clip_qkv": 0.5, "rope_theta": 500.0},
+            rope_parameters={"rope_type": "default", "rope_theta": 500.0},
             ffn_config={"ffn_hidden_size": 100, "moe_num_experts": 5, "moe_top_k": 2},
         ),
         "deepseek2": lambda: transformers.DeepseekV2Config(**LATENT, topk_method="greedy", rope_parameters=_YARN),

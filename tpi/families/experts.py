@@ -1,4 +1,4 @@
-"""What families of experts set: `Mixture` and the other fields of a ModelConfig, from a config.json or from GGUF."""
+"""What families of experts set: `Mixture` and the other fields of a ModelConfig, from a config.json."""
 
 from collections.abc import Collection
 from dataclasses import replace
@@ -8,12 +8,9 @@ from tpi.config import Mixture
 from tpi.errors import ModelError
 from tpi.families import settings
 from tpi.families.base import BlockRefs, Fields, Model, Ref, count, number, whole
-from tpi.families.gguf import settings as ggufsettings
 from tpi.families.huggingface import rope as hfrope
 from tpi.families.huggingface.expertdefaults import MICROSCALED
 from tpi.families.settings import flag, layers, sliding_layers, windows_of
-
-_SOFTMAX = 1  # in llama.cpp's numbers
 
 
 def mixtral(fields: Fields) -> dict[str, Any]:
@@ -127,68 +124,6 @@ def dense_qwen(fields: Fields) -> Collection[int]:
     if listed is not None and not (isinstance(listed, list) and all(type(layer) is int for layer in listed)):
         raise ModelError("mlp_only_layers is not a list of layers")
     return [layer for layer in layers(fields) if (layer + 1) % step or layer in (listed or ())]
-
-
-def gguf_llama(fields: Fields) -> dict[str, Any]:
-    """Llama, or Mixtral, whose architecture is Llama's: softmax over those that are chosen."""
-    found = ggufsettings.every_layer_slides(fields)
-    if not fields.get("expert_count"):
-        return found
-    return found | {"mixture": _gguf(fields, normalised=True)}
-
-
-def gguf_qwen2(fields: Fields) -> dict[str, Any]:
-    """Qwen's, with its shared expert."""
-    shared = count(fields, "expert_shared_feed_forward_length", count(fields, "feed_forward_length"))
-    return {"mixture": _gguf(fields, normalised=False, shared=shared)}
-
-
-def gguf_qwen3(fields: Fields) -> dict[str, Any]:
-    """Those chosen are normalised, which GGUF does not record."""
-    return {"mixture": _gguf(fields, normalised=True)}
-
-
-def gguf_olmoe(fields: Fields) -> dict[str, Any]:
-    """Softmax over all; queries, keys and values may be clipped."""
-    clip = number(fields, "attention.clamp_kqv", 0.0)
-    return {"mixture": _gguf(fields, normalised=False), "whole_norms": True, "attention_clip": clip}
-
-
-def gguf_granite(fields: Fields) -> dict[str, Any]:
-    """Softmax over those that are chosen, and Granite's multipliers."""
-    return ggufsettings.granite(fields) | {"mixture": _gguf(fields, normalised=True)}
-
-
-def gguf_gpt_oss(fields: Fields) -> dict[str, Any]:
-    """Every other layer slides; the numbers of the clamped SwiGLU are llama.cpp's, since GGUF does not record them."""
-    return {
-        "mixture": _gguf(fields, normalised=True),
-        "activation": "swiglu_clamped",
-        "activation_threshold": 7.0,
-        "activation_slope": 1.702,
-        **ggufsettings.every_other_slides(fields),
-    }
-
-
-def gguf_dbrx(fields: Fields) -> dict[str, Any]:
-    """LayerNorm without a bias; queries, keys and values are clipped."""
-    return {
-        "norm": "layer",
-        "norm_eps": number(fields, "attention.layer_norm_epsilon"),
-        "attention_clip": number(fields, "attention.clamp_kqv", 0.0),
-        "mixture": _gguf(fields, normalised=True),
-    }
-
-
-def _gguf(fields: Fields, normalised: bool, shared: int = 0) -> Mixture:
-    """The experts that the metadata of a GGUF file describes."""
-    width = count(fields, "expert_feed_forward_length", count(fields, "feed_forward_length"))
-    experts, used = count(fields, "expert_count"), count(fields, "expert_used_count")
-    scale = number(fields, "expert_weights_scale", 1.0) or 1.0
-    gating = whole(fields, "expert_gating_func", _SOFTMAX)
-    if gating != _SOFTMAX:
-        raise ModelError(f"expert_gating_func is {gating}, which is not supported for this architecture")
-    return Mixture(experts, used, width, shared, normalised=normalised, scale=scale)
 
 
 def _qwen(fields: Fields, shared: int = 0) -> Mixture:

@@ -19,7 +19,8 @@ from tpi.families.expertnames import (
     QWEN2_MOE_ATTENTION,
     QWEN_EXPERTS,
 )
-from tpi.families.huggingface import expertdefaults
+from tpi.families.gguf import experts as ggufexperts
+from tpi.families.huggingface import dbrx, expertdefaults
 from tpi.families.names import (
     GGUF_ATTENTION,
     GGUF_FFN,
@@ -49,7 +50,7 @@ MIXTURES = (
         gguf_names=gguf_names(GGUF_ATTENTION, GGUF_FFN, experts=GGUF_EXPERTS | GGUF_GATED_SHARED),
         defaults=expertdefaults.QWEN2,
         settings=experts.qwen2,
-        gguf_settings=experts.gguf_qwen2,
+        gguf_settings=ggufexperts.qwen2,
         dense=experts.dense_qwen,
     ),
     Family(
@@ -61,7 +62,7 @@ MIXTURES = (
         defaults=expertdefaults.QWEN3,
         settings=experts.qwen3,
         flatten=expertdefaults.num_experts,
-        gguf_settings=experts.gguf_qwen3,
+        gguf_settings=ggufexperts.qwen3,
         dense=experts.dense_qwen,
     ),
     Family(
@@ -72,7 +73,7 @@ MIXTURES = (
         gguf_names=gguf_names(GGUF_ATTENTION, {}, experts=GGUF_EXPERTS),
         defaults=expertdefaults.GRANITE,
         settings=experts.granite,
-        gguf_settings=experts.gguf_granite,
+        gguf_settings=ggufexperts.granite,
         interleaved=True,
     ),
     Family(
@@ -84,7 +85,7 @@ MIXTURES = (
         defaults=expertdefaults.OLMOE,
         settings=experts.olmoe,
         flatten=expertdefaults.num_experts,
-        gguf_settings=experts.gguf_olmoe,
+        gguf_settings=ggufexperts.olmoe,
     ),
     Family(
         "gptoss",
@@ -95,7 +96,7 @@ MIXTURES = (
         defaults=expertdefaults.GPT_OSS,
         settings=experts.gpt_oss,
         flatten=expertdefaults.gpt_oss,
-        gguf_settings=experts.gguf_gpt_oss,
+        gguf_settings=ggufexperts.gpt_oss,
         arranged=experts.plain_gpt_oss,
     ),
     Family(
@@ -116,7 +117,7 @@ MIXTURES = (
         ),
         defaults=expertdefaults.DBRX,
         settings=experts.dbrx,
-        flatten=expertdefaults.flat_dbrx,
-        gguf_settings=experts.gguf_dbrx,
+        flatten=dbrx.flat,
+        gguf_settings=ggufexperts.dbrx,
     ),
 )

@@ -1,8 +1,9 @@
 """The families. Adding one that differs in names alone takes a few lines."""
 
-from tpi.families import experts, settings
+from tpi.families import settings
 from tpi.families.base import Family, Names
 from tpi.families.expertnames import GGUF_EXPERTS
+from tpi.families.gguf import experts as ggufexperts
 from tpi.families.gguf import settings as ggufsettings
 from tpi.families.huggingface import defaults
 from tpi.families.latent.table import LATENT
@@ -40,7 +41,7 @@ FAMILIES = (
         gguf="llama",
         names=llama_names(LLAMA_ATTENTION, LLAMA_FFN),
         gguf_names=gguf_names(GGUF_ATTENTION, GGUF_FFN, experts=GGUF_EXPERTS),
-        gguf_settings=experts.gguf_llama,
+        gguf_settings=ggufexperts.llama,
         defaults=defaults.LLAMA | {"hidden_act_param": None},
         settings=llama_activation,
         interleaved=True,

@@ -6,12 +6,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.support.differential import differential
+from tests.support.differential import differential, nested_draws
 from tests.support.differential.differential import ARCHITECTURES, Tally, class_fields
+from tests.support.differential.nested_draws import NESTED
+from tests.support.differential.stand_ins import STAND_INS
 from tests.support.weights.split import F32
-from tpi.families.huggingface import expertdefaults
+from tpi.families.huggingface import dbrx, expertdefaults
 from tpi.families.huggingface.defaults import HARMLESS, REFUSED
-from tpi.families.huggingface.expertdefaults import flat_dbrx
 from tpi.families.table import FAMILIES
 
 DRAWS = 46  # of each family
@@ -21,9 +22,10 @@ SEEN = 20  # runs in which each field is elsewhere than it usually stands
 @pytest.mark.timeout(400)  # a minute, where nothing else runs
 def test_random_configurations_give_equal_logits_or_a_refusal(tmp_path: Path) -> None:
     tally = differential.run(range(DRAWS), tmp_path)
-    fields = {name for architecture in ARCHITECTURES for name in class_fields(architecture)}
+    fields = {name for architecture in ARCHITECTURES for name in class_fields(architecture)} | nested_draws.INSIDE
+    assert {name for family in FAMILIES for name in family.architectures} == set(ARCHITECTURES)
     assert not tally.wrong, str(tally)
-    assert DRAWS * len(ARCHITECTURES) >= 500
+    assert DRAWS * len(ARCHITECTURES) >= 1000
     assert sum(tally.ran.values()) >= 0.6 * DRAWS * len(ARCHITECTURES), str(tally)
     assert all(tally.ran[architecture] >= DRAWS / 2 for architecture in ARCHITECTURES), str(tally)
     assert all(tally.varied[name] >= SEEN for name in fields), str(tally)
@@ -44,7 +46,7 @@ def test_a_disagreement_is_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     assert sum(tally.ran.values()) == len(tally.wrong) > 0
 
 
-@pytest.mark.parametrize("architecture", ARCHITECTURES)
+@pytest.mark.parametrize("architecture", [name for name in ARCHITECTURES if name not in (*NESTED, *STAND_INS)])
 def test_defaults_are_those_of_transformers(architecture: str) -> None:
     family = next(family for family in FAMILIES if architecture in family.architectures)
     theirs = class_fields(architecture)
@@ -61,9 +63,10 @@ def test_defaults_of_dbrx_are_those_of_transformers() -> None:
     config = DbrxConfig()
     fields = {name: getattr(config, name) for name in ("d_model", "n_heads", "n_layers", "max_seq_len", "vocab_size")}
     parts = {part: vars(getattr(config, part)) for part in ("attn_config", "ffn_config")}
-    theirs, ours = flat_dbrx(fields | parts), expertdefaults.DBRX
+    theirs, ours = dbrx.flat(fields | parts), expertdefaults.DBRX
     shared = ours.keys() & theirs.keys()
     assert {name: ours[name] for name in shared} == {name: theirs[name] for name in shared}
+    assert ours["rope_theta"] == config.rope_parameters["rope_theta"]
     assert {"hidden_size", "num_key_value_heads", "clip_qkv", "num_experts", "intermediate_size"} <= shared
 
 

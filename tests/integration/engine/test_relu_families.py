@@ -5,13 +5,13 @@ their model cards give.
 """
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+from tests.support.differential.stand_ins import fatrelu, gated
 from tests.support.models import SIZES, forward, write_tokenizer
 from tests.support.weights.split import split_forward
 from tpi.config import ModelConfig
@@ -34,21 +34,9 @@ BAMBOO = {
 }  # fmt: skip
 NEMOTRON = {"architectures": ["NemotronForCausalLM"], "hidden_act": "relu2", "partial_rotary_factor": 0.5}
 
-Act = Callable[[Any], Any]
-
 
 def config_of(fields: dict[str, Any]) -> ModelConfig:
     return from_huggingface(SIZES | fields, lambda name: "lm_head" not in name, "somewhere").config
-
-
-def gated(mlp: Any, act: Act, both: bool) -> Callable[[Any], Any]:
-    """The feed-forward network of ProSparse, or with `both` that of Bamboo, over the matrices of `mlp`."""
-
-    def run(x: Any) -> Any:
-        up = mlp.up_proj(x)
-        return mlp.down_proj(act(mlp.gate_proj(x)) * (act(up) if both else up))
-
-    return run
 
 
 def made(name: str, fields: dict[str, Any], directory: Path) -> Any:
@@ -97,12 +85,11 @@ def test_relu_llama(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("architecture", ["SparseLlamaForCausalLM", "LlamaForCausalLM"])
 def test_prosparse(architecture: str, tmp_path: Path) -> None:
-    import torch
 
     model = made("Llama", {"hidden_act": "relu"}, tmp_path)
     plain = logits_of(model)
     for layer in model.model.layers:
-        layer.mlp.forward = gated(layer.mlp, lambda x: torch.nn.functional.threshold(x, THRESHOLD, 0.0), both=False)
+        layer.mlp.forward = gated(layer.mlp, fatrelu(THRESHOLD), both=False)
     expected = logits_of(model)
     assert np.abs(expected - plain).max() > 1e-2 * np.abs(plain).max()  # the threshold counts
     published = PROSPARSE | {"architectures": [architecture], "hidden_act_param": THRESHOLD}

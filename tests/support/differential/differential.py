@@ -17,9 +17,9 @@ from typing import Any
 
 import numpy as np
 
-from tests.support.differential import expert_draws
-from tests.support.differential.expert_draws import NESTED as NESTED_FIELDS
+from tests.support.differential import expert_draws, nested_draws, stand_ins
 from tests.support.differential.expert_draws import stored
+from tests.support.differential.stand_ins import STAND_INS
 from tests.support.weights.split import F32, split_forward
 from tpi.errors import ModelError, PlanError
 from tpi.families.table import FAMILIES
@@ -27,10 +27,7 @@ from tpi.pack.builder.build import open_source, pack_model
 from tpi.pack.reader import Pack
 
 TOLERANCE = 1e-4  # of the largest logit
-ELSEWHERE = ("BambooForCausalLM", "SparseLlamaForCausalLM")  # whose classes are not in transformers
-ARCHITECTURES = tuple(
-    name for family in FAMILIES for name in family.architectures if name not in (*ELSEWHERE, *NESTED_FIELDS)
-)
+ARCHITECTURES = tuple(name for family in FAMILIES for name in family.architectures)
 PAIRS = 64  # at most
 LAYERS = 3  # at most, unless the number of layers is absent: lists per layer are drawn for the number that is there
 
@@ -96,7 +93,7 @@ PLAIN: dict[str, Any] = {
     "vocab_size": 40, "hidden_size": 32, "intermediate_size": 40, "ffn_dim": 40, "num_hidden_layers": 2,
     "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8, "max_position_embeddings": 64,
     "pad_token_id": 0,
-} | expert_draws.PLAIN  # fmt: skip
+} | expert_draws.PLAIN | nested_draws.PLAIN  # fmt: skip
 VALUES: dict[str, Value] = {
     "vocab_size": one_of(33, 64), "hidden_size": one_of(64, 96), "intermediate_size": one_of(32, 72),
     "ffn_dim": one_of(32, 72), "num_hidden_layers": one_of(1, 3), "num_attention_heads": one_of(2, 8),
@@ -126,7 +123,7 @@ VALUES: dict[str, Value] = {
     "bos_token_id": _IDS, "eos_token_id": one_of(0, [2, 3]), "pad_token_id": one_of(3, 30, None),
     "attention_dropout": _RATE, "dropout": _RATE, "layerdrop": _RATE, "resid_pdrop": _RATE, "embd_pdrop": _RATE,
 }  # fmt: skip
-VALUES |= expert_draws.values(one_of)
+VALUES |= expert_draws.values(one_of) | nested_draws.values(one_of)
 BAD: dict[str, Value] = {
     "hidden_act": one_of("tanh", "quick_gelu"), "hidden_activation": one_of("tanh", None),
     "activation_function": one_of("tanh"), "do_layer_norm_before": one_of(False),
@@ -148,6 +145,7 @@ STRAY: dict[str, Value] = {
     one_of(100.0), "is_causal": one_of(True, False), "logits_scaling": one_of(3.0), "unheard_of": one_of(1, None),
     "temperature": one_of(0.5), "is_decoder": one_of(True),
 }  # fmt: skip
+HEADS = dict.fromkeys(nested_draws.NESTED, ("d_model", "n_heads"))  # other names of what a head's size comes from
 OLDER = ("rope_scaling", "rope_theta", "original_max_position_embeddings")
 NESTED: Value = lambda rng: {kind: rope(rng) for kind in ("full_attention", "sliding_attention")}  # noqa: E731
 
@@ -191,9 +189,14 @@ def class_fields(architecture: str) -> dict[str, Any]:
 
 
 def config_class(architecture: str) -> Any:
+    return model_class(architecture).config_class
+
+
+def model_class(architecture: str) -> Any:
+    """The class of transformers, or the one that stands in for it."""
     import transformers
 
-    return getattr(transformers, architecture).config_class
+    return getattr(transformers, STAND_INS.get(architecture, architecture))
 
 
 def draw(architecture: str, seed: int) -> Draw:
@@ -213,6 +216,8 @@ def draw(architecture: str, seed: int) -> Draw:
         if value is not plain:
             varied.add(name)
     _settle(architecture, found, rng)
+    if architecture in nested_draws.NESTED:
+        varied |= nested_draws.inside(found)
     extra = rng.choice(EXTRAS) if rng.random() < 0.15 else ""
     return Draw(architecture, found, frozenset(varied), extra, seed)
 
@@ -241,6 +246,7 @@ def _settle(architecture: str, found: dict[str, Any], rng: random.Random) -> Non
     if architecture == "FalconForCausalLM":
         _settle_falcon(found, rng)
     expert_draws.settle(architecture, found, rng)
+    stand_ins.settle(architecture, found, rng)
     if architecture == "Phi3ForCausalLM" and found.get("rope_parameters"):
         found["rope_parameters"] = phi3_rope(rng)
     if rng.random() < 0.25:
@@ -249,7 +255,10 @@ def _settle(architecture: str, found: dict[str, Any], rng: random.Random) -> Non
     if "rope_parameters" in class_fields(architecture):
         older = (name for name in OLDER if rng.random() < 0.12)
         found.update({name: STRAY[name](rng) for name in older if name not in found})
-    size = found.get("head_dim") or (found.get("hidden_size") or 4096) // (found.get("num_attention_heads") or 32)
+    if architecture in nested_draws.NESTED:
+        nested_draws.settle(found, rng)
+    hidden, heads = (found.get(name) for name in HEADS.get(architecture, ("hidden_size", "num_attention_heads")))
+    size = found.get("head_dim") or (hidden or 4096) // (heads or 32)
     if rng.random() < 0.95 and isinstance(size, int):
         _fit({name: value for name, value in found.items() if name.startswith("rope_")}, size)
     layers = found.get("num_hidden_layers")
@@ -272,13 +281,14 @@ def _settle_falcon(found: dict[str, Any], rng: random.Random) -> None:
         found["bias"] = False
 
 
+TABLES = ("embed_tokens.weight", "word_embeddings.weight", "wte.weight")
 EXTRAS = ("own head", "stray bias", "unknown", "no bias", "rotary")
 
 
 def _weights(extra: str, state: Mapping[str, Any], rng: np.random.Generator) -> dict[str, F32]:
     """The tensors of the file: the model's own, with one too many or too few."""
     found = {name: tensor.numpy() for name, tensor in state.items()}
-    table = next(name for name in found if name.endswith(("embed_tokens.weight", "word_embeddings.weight")))
+    table = next(name for name in found if name.endswith(TABLES))
     matrix = next(
         name for name in found if name.endswith(("o_proj.weight", "out_proj.weight", "attention.dense.weight"))
     )
@@ -329,29 +339,46 @@ def _answer(pack: Pack, tokens: list[int], shares: Sequence[float]) -> F32:
 def _reference(drawn: Draw, directory: Path, rng: np.random.Generator) -> tuple[list[int], F32] | None:
     """Tokens and what transformers makes of them; None if it raises or its logits are not finite."""
     import torch
-    import transformers
-    from safetensors.numpy import save_file
 
     try:
-        config = config_class(drawn.architecture).from_dict(json.loads(json.dumps(drawn.fields)))
-        config._attn_implementation = "eager"
-        model = getattr(transformers, drawn.architecture)(config).eval()
-        _randomise(model, rng)
-        directory.mkdir()
-        (directory / "config.json").write_text(json.dumps(drawn.fields))
-        tied = {"lm_head.weight"} if config.tie_word_embeddings else set()
-        routed = hasattr(config, "num_experts_per_tok")
-        held = stored(model, directory / "stored") if routed else model.state_dict()
-        state = {name: tensor for name, tensor in held.items() if name not in tied}
-        save_file(_weights(drawn.extra, state, rng), directory / "model.safetensors", {"format": "pt"})
-        if drawn.extra:
-            model = getattr(transformers, drawn.architecture).from_pretrained(directory, attn_implementation="eager")
-        tokens = [int(token) for token in rng.integers(0, config.vocab_size, 20)]
+        model = _made(drawn, directory, rng)
+        tokens = [int(token) for token in rng.integers(0, model.config.vocab_size, 20)]
         with torch.no_grad():
-            logits = model.eval()(torch.tensor([tokens]), use_cache=False).logits[0].numpy()
+            logits = model(torch.tensor([tokens]), use_cache=False).logits[0].numpy()
     except Exception:  # noqa: BLE001 - whatever a random configuration may raise there
         return None
+    (directory / "config.json").write_text(json.dumps(drawn.fields))
     return (tokens, logits) if np.isfinite(logits).all() and np.ptp(logits) > 0 else None
+
+
+def _made(drawn: Draw, directory: Path, rng: np.random.Generator) -> Any:
+    """The model in transformers, and its weights as a file in `directory`."""
+    from safetensors.numpy import save_file
+
+    cls, fields = model_class(drawn.architecture), _for_transformers(drawn)
+    config = cls.config_class.from_dict(json.loads(json.dumps(fields)))
+    config._attn_implementation = "eager"
+    model = cls(config).eval()
+    _randomise(model, rng)
+    directory.mkdir()
+    (directory / "config.json").write_text(json.dumps(fields))
+    tied = {"lm_head.weight"} if config.tie_word_embeddings else set()
+    routed = hasattr(config, "num_experts_per_tok")
+    held = stored(model, directory / "stored") if routed else model.state_dict()
+    state = {name: tensor for name, tensor in held.items() if name not in tied}
+    save_file(_weights(drawn.extra, state, rng), directory / "model.safetensors", {"format": "pt"})
+    if drawn.extra:
+        model = cls.from_pretrained(directory, attn_implementation="eager")
+    if drawn.architecture in STAND_INS:
+        stand_ins.adapt(model, drawn.architecture, drawn.fields)
+    return model.eval()
+
+
+def _for_transformers(drawn: Draw) -> dict[str, Any]:
+    """The configuration from which transformers makes the model that the file means."""
+    if drawn.architecture in nested_draws.NESTED:
+        return nested_draws.for_transformers(drawn.fields)
+    return stand_ins.for_transformers(drawn.fields) if drawn.architecture in STAND_INS else drawn.fields
 
 
 def _randomise(model: Any, rng: np.random.Generator) -> None:

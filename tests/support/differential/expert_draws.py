@@ -5,8 +5,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-NESTED = ("DbrxForCausalLM",)  # whose fields lie in objects: drawn nowhere, and compared by themselves
-
 SLIDING = ("Qwen2MoeForCausalLM", "GptOssForCausalLM")
 LATENT = ("DeepseekV2ForCausalLM", "DeepseekV3ForCausalLM")
 

@@ -9,8 +9,8 @@ from unittest.mock import patch
 import numpy as np
 
 from tests.support.differential.differential import Tally
-from tests.support.differential.gguf_draws import Draw, draw
-from tests.support.differential.gguf_reference import Reference
+from tests.support.differential.gguf_draws import NAMES, Draw, draw
+from tests.support.differential.gguf_expert_reference import reference
 from tests.support.models import forward
 from tpi.errors import ModelError
 from tpi.pack.builder.build import open_source, pack_model
@@ -25,7 +25,7 @@ def run(seeds: Iterable[int], directory: Path) -> Tally:
     tally = Tally()
     with patch.object(os, "fsync"):  # hundreds of packs that need not survive a power cut
         for seed in seeds:
-            compare(seed, draw(np.random.default_rng(seed)), directory, tally)
+            compare(seed, draw(np.random.default_rng(seed), NAMES[seed % len(NAMES)]), directory, tally)
     return tally
 
 
@@ -35,15 +35,16 @@ def compare(seed: int, case: Draw, directory: Path, tally: Tally) -> None:
     case.write(path)
     try:
         pack_model(open_source(path), "f32", target)
-    except ModelError:
-        tally.refused[case.architecture] += 1
+    except ModelError as refusal:
+        tally.refused[case.name] += 1
+        tally.reasons[f"{case.name} {refusal}".replace(str(path), "")] += 1
         return
     logits = forward(Pack.open(target), TOKENS)
     rmtree(target)
-    tally.ran[case.architecture] += 1
+    tally.ran[case.name] += 1
     tally.varied.update(list(case.keys))
     tally.varied.update({name.split(".", 2)[2] if name.startswith("blk.") else name for name in case.tensors})
-    expected = Reference(case.architecture, case.keys, case.values).logits(TOKENS)
+    expected = reference(case.name, case.keys, case.values).logits(TOKENS)
     error = float(np.abs(logits - expected).max()) / max(1.0, float(np.abs(expected).max()))
     if not error < TOLERANCE:
-        tally.wrong.append(f"{case.architecture} {seed}: {error:.2g} with {case.keys}")
+        tally.wrong.append(f"{case.name} {seed}: {error:.2g} with {case.keys}")

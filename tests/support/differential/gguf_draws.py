@@ -8,9 +8,11 @@ from typing import Any
 import numpy as np
 from gguf import GGMLQuantizationType, GGUFValueType, GGUFWriter
 
+from tests.support.differential import gguf_expert_draws as experts
 from tests.support.weights.gguf_models import Array, decoded, encoded
 
-ARCHITECTURES = ("llama", "qwen2", "qwen3", "phi3", "gemma2", "gemma3", "smollm3", "granite")
+# Each is drawn as often as every other.
+NAMES = ("llama", "qwen2", "qwen3", "phi3", "gemma2", "gemma3", "smollm3", "granite", *experts.ARCHITECTURES)
 VOCAB = 40
 Random = np.random.Generator
 
@@ -19,10 +21,15 @@ Random = np.random.Generator
 class Draw:
     """A model: its metadata without the architecture's prefix, and its tensors with their GGML types."""
 
-    architecture: str
+    name: str
     keys: dict[str, Any]
     tensors: dict[str, Array]
     kinds: dict[str, str]
+
+    @property
+    def architecture(self) -> str:
+        """By which its file goes."""
+        return experts.ARCHITECTURES.get(self.name, self.name)
 
     @property
     def values(self) -> dict[str, Array]:
@@ -44,25 +51,25 @@ class Draw:
         writer.close()
 
 
-def draw(random: Random) -> Draw:
-    """A random model, most of whose keys are values that a converter could have written."""
-    architecture = str(random.choice(ARCHITECTURES))
+def draw(random: Random, name: str) -> Draw:
+    """A random model of one of `NAMES`, most of whose keys are values that a converter could have written."""
     sizes = _sizes(random)
     keys = dict(sizes)
     for key, (chance, value) in _OPTIONAL.items():
-        if random.random() < (0.6 if key in _OWN.get(architecture, ()) else chance):
+        if random.random() < (0.6 if key in _OWN.get(name, ()) else chance):
             keys[key] = value(random, sizes)
-    if architecture == "granite" and random.random() < 0.97:
+    if name.startswith("granite") and random.random() < 0.97:
         keys["logit_scale"] = _pick(random, 0.5, 4.0)
     keys = _completed(random, sizes, keys)
-    tensors = weights(random, architecture, keys)
-    size = keys.get("attention.key_length", _default_size(sizes))
-    tensors |= _further(random, architecture, tensors, keys.get("rope.dimension_count", size) // 2)
+    keys = experts.completed(random, name, keys) if name in experts.ARCHITECTURES else keys
+    tensors = weights(random, name, keys)
+    size = experts.rotated(name, keys, keys.get("attention.key_length", _default_size(sizes)))
+    tensors |= _further(random, name, tensors, keys.get("rope.dimension_count", size) // 2)
     if random.random() < 0.03:
-        del keys[str(random.choice(list(sizes)))]
+        del keys[str(random.choice([key for key in sizes if key in keys]))]
     if random.random() < 0.05:
-        keys[str(random.choice(_UNKNOWN))] = _pick(random, 1, 0.5, 7)
-    return Draw(architecture, keys, tensors, {name: _kind(random, values) for name, values in tensors.items()})
+        keys.setdefault(str(random.choice(_UNKNOWN)), _pick(random, 1, 0.5, 7))
+    return Draw(name, keys, tensors, {tensor: _kind(random, tensor, values) for tensor, values in tensors.items()})
 
 
 def _pick(random: Random, *values: Any) -> Any:
@@ -151,10 +158,12 @@ _OWN = {  # keys that mean more to an architecture than to others
     "gemma2": ("attn_logit_softcapping", *_GEMMA3[1:]),
     "gemma3": _GEMMA3,
     "granite": ("embedding_scale", "residual_scale", "rope.scaling.finetuned"),
+    "granitemoe": ("embedding_scale", "residual_scale", "rope.scaling.finetuned"),
+    "gpt-oss": ("attention.sliding_window_pattern",),
 }
 _UNKNOWN = ("attention.output_scale", "attention.temperature_length", "rope.dimension_sections", "swin_norm",
             "attention.layer_norm_epsilon", "ssm.state_size", "brand_new")  # fmt: skip
-KEYS = (*_OPTIONAL, "block_count", "context_length", "embedding_length", "feed_forward_length",
+KEYS = (*_OPTIONAL, *experts.KEYS, "block_count", "context_length", "embedding_length", "feed_forward_length",
         "attention.head_count", "attention.layer_norm_rms_epsilon")  # fmt: skip
 
 
@@ -178,11 +187,20 @@ def weights(random: Random, architecture: str, keys: dict[str, Any]) -> dict[str
     kv = keys.get("attention.head_count_kv", keys["attention.head_count"]) * size
     hidden, inner = keys["embedding_length"], keys["feed_forward_length"]
     shapes: dict[str, tuple[int, ...]] = {"token_embd.weight": (VOCAB, hidden), "output_norm.weight": (hidden,)}
-    block = _rows(architecture, hidden, inner, query, kv) | _norms(architecture, hidden, size)
+    usual = _rows(architecture, hidden, inner, query, kv) | _norms(architecture, hidden, size)
+    routed = architecture in experts.ARCHITECTURES
+    dense = experts.dense(random, architecture, keys) if routed else keys["block_count"]
     for layer in range(keys["block_count"]):
-        shapes |= {f"blk.{layer}.{name}.weight": shape for name, shape in block.items()}
+        block = {f"{name}.weight": shape for name, shape in usual.items()}
+        if routed and layer < dense:
+            norms = {"ffn_norm.weight": (hidden,)}
+            ffn = {name: shape for name, shape in block.items() if name.startswith("ffn_")}
+            block = experts.attention(architecture, keys, block, size) | ffn | norms
+        elif routed:
+            block = experts.block(random, architecture, keys, usual, size)
+        shapes |= {f"blk.{layer}.{name}": shape for name, shape in block.items()}
         if architecture == "qwen2":
-            shapes |= {f"blk.{layer}.attn_{name}.bias": block[f"attn_{name}"][:1] for name in "qkv"}
+            shapes |= {f"blk.{layer}.attn_{name}.bias": usual[f"attn_{name}"][:1] for name in "qkv"}
     return {name: _values(random, shape) for name, shape in shapes.items()}
 
 
@@ -190,7 +208,7 @@ def _further(random: Random, architecture: str, tensors: dict[str, Array], pairs
     """Tensors that some models have: biases, a head, divisors of the frequencies; and rarely one that none has."""
     matrices = [name for name, values in tensors.items() if name.startswith("blk.") and values.ndim == 2]
     kinds = {name.split(".")[2] for name in matrices}
-    biased = {kind for kind in sorted(kinds) if random.random() < 0.35}
+    biased = {kind for kind in sorted(kinds) if random.random() < (0.35 if kind in _biased(architecture) else 0.005)}
     names = [name for name in matrices if name.split(".")[2] in biased]
     found = {name.replace("weight", "bias"): _values(random, tensors[name].shape[:1]) for name in names}
     if random.random() < 0.5:
@@ -198,6 +216,12 @@ def _further(random: Random, architecture: str, tensors: dict[str, Array], pairs
     if random.random() < 0.01:
         found["blk.0.attn_sinks.weight"] = _values(random, (4,))
     return found | _factors(random, architecture, pairs)
+
+
+def _biased(architecture: str) -> tuple[str, ...]:
+    """Matrices that may have a bias."""
+    attention = () if architecture == "deepseek2" else ("attn_q", "attn_k", "attn_v", "attn_qkv", "attn_output")
+    return (*attention, "ffn_gate", "ffn_up", "ffn_down")
 
 
 def _rows(architecture: str, hidden: int, inner: int, query: int, kv: int) -> dict[str, tuple[int, ...]]:
@@ -229,10 +253,11 @@ def _factors(random: Random, architecture: str, pairs: int) -> dict[str, Array]:
 def _values(random: Random, shape: tuple[int, ...]) -> Array:
     if len(shape) == 1:
         return np.asarray(1 + 0.3 * random.standard_normal(shape), np.float32)
-    return np.asarray(random.standard_normal(shape) * shape[1] ** -0.5, np.float32)
+    return np.asarray(random.standard_normal(shape) * shape[-1] ** -0.5, np.float32)
 
 
-def _kind(random: Random, values: Array) -> str:
-    if values.ndim == 1:
+def _kind(random: Random, name: str, values: Array) -> str:
+    """The type of a tensor; vectors and routers stay as they are."""
+    if values.ndim == 1 or "ffn_gate_inp" in name or name.endswith("bias"):
         return "F32"
-    return str(_pick(random, "F32", "F16", "BF16", *(("Q4_0", "Q4_1", "Q8_0") if values.shape[1] % 32 == 0 else ())))
+    return str(_pick(random, "F32", "F16", "BF16", *(("Q4_0", "Q4_1", "Q8_0") if values.shape[-1] % 32 == 0 else ())))

@@ -23,23 +23,28 @@ class Reference:
         self.hidden, self.heads = keys["embedding_length"], keys["attention.head_count"]
         self.kv_heads = keys.get("attention.head_count_kv", self.heads)
         self.size = keys.get("attention.key_length", self.hidden // self.heads)
-        self.eps = keys["attention.layer_norm_rms_epsilon"]
+        self.eps = keys.get("attention.layer_norm_rms_epsilon") or keys["attention.layer_norm_epsilon"]
+        self.granite = name in ("granite", "granitemoe")
 
     def logits(self, tokens: Sequence[int]) -> F64:
         """`[tokens, vocab]`."""
         embedding, residual, divisor = self._scales()
         x = self.tensors["token_embd.weight"][list(tokens)] * embedding
         for layer in range(self.get("block_count", 0)):
-            x = x + self._normed(self._attention(layer, x), f"blk.{layer}.post_attention_norm.weight") * residual
-            x = x + self._normed(self._ffn(layer, x), f"blk.{layer}.post_ffw_norm.weight") * residual
+            x = x + self._after(layer, "post_attention_norm", self._attention(layer, x)) * residual
+            x = x + self._after(layer, "post_ffw_norm", self._ffn(layer, x)) * residual
         head = self.tensors.get("output.weight", self.tensors["token_embd.weight"])
         logits = self._normed(x, "output_norm.weight") @ head.T / divisor
         default = {"gemma2": 30.0}.get(self.name, 0.0)
         return self._capped(logits, self.get("final_logit_softcapping", default) if self.gemma else 0.0)
 
+    def _after(self, layer: int, name: str, x: F64) -> F64:
+        """What a block gives, normed in Gemma."""
+        return self._normed(x, f"blk.{layer}.{name}.weight") if self.gemma else x
+
     def _scales(self) -> tuple[float, float, float]:
         """Of the embedding and of what blocks add; and what divides the logits."""
-        if self.name == "granite":
+        if self.granite:
             scales = self.get("embedding_scale", 0) or 1.0, self.get("residual_scale", 0) or 1.0
             return *scales, self.get("logit_scale", 0.0)
         return math.sqrt(self.hidden) if self.gemma else 1.0, 1.0, 1.0
@@ -76,24 +81,30 @@ class Reference:
         distance = np.arange(len(x))[:, None] - np.arange(len(x))
         window = self._window(layer)
         hidden = (distance < 0) | (distance >= window if window else False)
-        weights = np.exp(np.where(hidden, -np.inf, scores - scores.max(-1, keepdims=True)))
-        weights /= weights.sum(-1, keepdims=True)
+        weights = self._weights(layer, np.where(hidden, -np.inf, scores))
         mixed = np.einsum("hts,shd->thd", weights, np.repeat(v, self.heads // self.kv_heads, axis=1))
         return self._linear(layer, "attn_output", mixed.reshape(len(x), -1))
+
+    def _weights(self, layer: int, scores: F64) -> F64:
+        """The softmax of the scores of a layer."""
+        return softmax(scores)
 
     def _qkv(self, layer: int, x: F64) -> list[F64]:
         """Queries, keys and values, `[tokens, heads, size]`, rotated."""
         sizes = np.cumsum([self.heads * self.size, self.kv_heads * self.size])
-        if self.name == "phi3":
+        if self.name in ("phi3", "dbrx"):
             parts = np.split(self._linear(layer, "attn_qkv", x), sizes, axis=-1)
         else:
             parts = [self._linear(layer, f"attn_{part}", x) for part in "qkv"]
-        q, k, v = (part.reshape(len(x), -1, self.size) for part in parts)
-        q, k = (self._normed(part, f"blk.{layer}.attn_{name}_norm.weight") for name, part in (("q", q), ("k", k)))
+        q, k, v = (self._heads(layer, name, part) for name, part in zip("qkv", parts, strict=True))
         still = (self.name == "smollm3" and layer % 4 == 3) or (
-            self.name == "granite" and not self.get("rope.scaling.finetuned", True)
+            self.granite and not self.get("rope.scaling.finetuned", True)
         )
         return [q, k, v] if still else [self._rotated(layer, q), self._rotated(layer, k), v]
+
+    def _heads(self, layer: int, part: str, values: F64) -> F64:
+        """`[tokens, heads, size]`, each head normed if there is a norm."""
+        return self._normed(values.reshape(len(values), -1, self.size), f"blk.{layer}.attn_{part}_norm.weight")
 
     def _scale(self) -> float:
         largest = (self.name, self.get("block_count")) in (("gemma2", 46), ("gemma3", 62))
@@ -101,8 +112,8 @@ class Reference:
         return float(self.get("attention.scale", 0) or default**-0.5)
 
     def _window(self, layer: int) -> int:
-        if self.gemma:
-            pattern = self.get("attention.sliding_window_pattern", 2 if self.name == "gemma2" else 6)
+        if self.gemma or self.name == "gpt-oss":
+            pattern = self.get("attention.sliding_window_pattern", 6 if self.name == "gemma3" else 2)
             slides = pattern[layer] if isinstance(pattern, list) else not pattern or layer % pattern < pattern - 1
             return int(self.get("attention.sliding_window", 4096 if self.name == "gemma2" else 0)) if slides else 0
         return int(self.get("attention.sliding_window", 0))
@@ -151,3 +162,10 @@ class Reference:
 
         context = grown(1.0) / grown(self.get("rope.scaling.yarn_log_multiplier", 0.0)) / (1 + 0.1 * math.log(factor))
         return context * (1 + 0.1 * math.log(factor))  # the latter is ggml's
+
+
+def softmax(x: F64) -> F64:
+    """Over the last axis."""
+    powers: F64 = np.exp(x - x.max(-1, keepdims=True))
+    powers /= powers.sum(-1, keepdims=True)
+    return powers

@@ -179,24 +179,86 @@ def test_quantised_experts_in_gguf_are_read_exactly(
     assert "re-quantised" not in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(
-    ("key", "value", "words"),
-    [("expert_weights_scale", 0.5, ""), ("expert_gating_func", 2, "expert_gating_func is 2")],
-)
-def test_metadata_of_experts_is_used_or_refused(
-    key: str, value: float, words: str, tiny_model: Models, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+SAID: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
+    ("qwen3moe", {"expert_weights_norm": True}, {}),
+    ("qwen3moe", {"expert_weights_norm": False}, {"normalised": False}),
+    ("olmoe", {"expert_weights_norm": True}, {"normalised": True}),
+    ("dbrx", {"expert_weights_norm": True}, {}),
+    ("granitemoe", {"expert_weights_norm": True, "expert_shared_count": 0}, {}),
+    ("olmoe", {"expert_weights_scale": 0.5}, {"scale": 0.5}),
+    ("mixtral", {"expert_weights_scale": 0.0}, {}),
+    ("gptoss", {"expert_gating_func": 3}, {}),
+    ("gptoss", {"expert_gating_func": 0}, {}),
+    ("olmoe", {"expert_gating_func": 3}, {"normalised": True}),
+    ("olmoe", {"expert_gating_func": 2}, {"scores": "sigmoid"}),
+    ("qwen2moe", {"expert_shared_count": 1, "expert_group_count": 1, "expert_group_used_count": 1}, {}),
+    (
+        "olmoe",
+        {"expert_gating_func": 2, "expert_group_count": 3, "expert_group_used_count": 2},
+        {"scores": "sigmoid", "groups": 3, "groups_used": 2, "group_best": 2},
+    ),
+    ("qwen3moe", {"expert_group_count": 4, "expert_group_used_count": 4}, {}),
+    ("deepseek2", {"expert_weights_norm": True}, {"normalised": True}),
+]
+NOT_SUPPORTED: list[tuple[str, dict[str, Any], str]] = [
+    ("olmoe", {"expert_gating_func": 4}, "expert_gating_func is 4; softmax and sigmoid"),
+    ("qwen2moe", {"expert_shared_count": 2}, "expert_shared_count is 2; this architecture has 1"),
+    ("olmoe", {"expert_shared_count": 1}, "olmoe.expert_shared_count"),
+    ("granitemoe", {"expert_shared_feed_forward_length": 32}, "granitemoe.expert_shared_feed_forward_length"),
+    ("qwen3moe", {"expert_group_count": 4, "expert_group_used_count": 2}, "expert_group_count is 4 with scores"),
+    ("deepseek2", {"expert_group_count": 4, "expert_group_used_count": 2}, "expert_group_count is 4 with scores"),
+    ("qwen3moe", {"expert_weights_norm": 1}, "expert_weights_norm is '1'; true or false"),
+]
+
+
+def write_with(path: Path, model: TinyModel, family: str, keys: dict[str, Any], patch: pytest.MonkeyPatch) -> None:
+    """As `write_experts`, with these keys."""
+    describe = gguf_experts._describe
+
     def described(writer: GGUFWriter, family: str, config: Any) -> None:
         describe(writer, family, config)
-        (writer.add_uint32 if type(value) is int else writer.add_float32)(f"{family}.{key}", value)
+        for key, value in keys.items():
+            name = f"{gguf_experts.ARCHITECTURES.get(family, family)}.{key}"
+            writer.kv_data[0].pop(name, None)
+            add = {bool: writer.add_bool, int: writer.add_uint32, float: writer.add_float32}[type(value)]
+            add(name, value)
 
-    describe = gguf_experts._describe
-    monkeypatch.setattr(gguf_experts, "_describe", described)
-    write_experts(tmp_path / "m.gguf", tiny_model("olmoe"), "olmoe")
-    if words:
-        with pytest.raises(ModelError, match=words):
-            open_source(tmp_path / "m.gguf")
-        return
+    patch.setattr(gguf_experts, "_describe", described)
+    write_experts(path, model, family)
+
+
+@pytest.mark.parametrize(("family", "keys", "change"), SAID)
+def test_what_gguf_says_of_experts_counts(
+    family: str,
+    keys: dict[str, Any],
+    change: dict[str, Any],
+    tiny_model: Models,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    write_experts(tmp_path / "plain.gguf", tiny_model(family), family)
+    plain = open_source(tmp_path / "plain.gguf").model.config
+    write_with(tmp_path / "m.gguf", tiny_model(family), family, keys, monkeypatch)
+    assert plain.mixture is not None
+    assert open_source(tmp_path / "m.gguf").model.config == replace(plain, mixture=replace(plain.mixture, **change))
+
+
+@pytest.mark.parametrize(("family", "keys", "words"), NOT_SUPPORTED)
+def test_what_gguf_says_of_experts_is_refused_if_it_is_not_supported(
+    family: str, keys: dict[str, Any], words: str, tiny_model: Models, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_with(tmp_path / "m.gguf", tiny_model(family), family, keys, monkeypatch)
+    with pytest.raises(ModelError, match=words):
+        open_source(tmp_path / "m.gguf")
+
+
+@pytest.mark.parametrize("family", ["qwen2moe", "qwen3moe"])
+def test_older_files_give_the_neurons_of_all_experts_of_a_token(
+    family: str, tiny_model: Models, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    used, width = tiny_model(family).reference.config.num_experts_per_tok, 100
+    write_with(tmp_path / "m.gguf", tiny_model(family), family, {"feed_forward_length": used * width,
+               "expert_feed_forward_length": 0}, monkeypatch)  # fmt: skip
     mixture = open_source(tmp_path / "m.gguf").model.config.mixture
     assert mixture is not None
-    assert mixture.scale == value
+    assert mixture.width == width

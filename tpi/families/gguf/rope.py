@@ -23,13 +23,9 @@ def from_metadata(fields: Fields, head_dim: int, context: int, source: Source) -
     Raises:
         ModelError: if the kind of scaling is not known, or its numbers make no sense.
     """
-    kind = fields.get("rope.scaling.type", "linear")
-    if kind not in _TYPES:
-        raise ModelError(f"rope.scaling.type is {kind!r}; supported are {', '.join(_TYPES)}")
+    kind, factor = _kind(fields), factor_of(fields)
     theta = number(fields, "rope.freq_base", 10000.0)
     base = rope.frequencies(theta, whole(fields, "rope.dimension_count", head_dim))
-    factor = _factor(fields)
-    factor = 1.0 if kind == "none" else factor
     ramp = _extrapolation(fields, kind)
     attention = _attention(fields, factor, ramp)
     original = whole(fields, "rope.scaling.original_context_length", context) or context
@@ -47,13 +43,30 @@ def from_metadata(fields: Fields, head_dim: int, context: int, source: Source) -
     return resolved(FREQS if FREQS in source.tensors else "")
 
 
-def _factor(fields: Fields) -> float:
-    """By how much positions are divided; the older key counts where the newer one is missing, and 0 is 1."""
+def _kind(fields: Fields) -> str:
+    """How positions are scaled, if they are."""
+    kind = fields.get("rope.scaling.type", "linear")
+    if kind not in _TYPES:
+        raise ModelError(f"rope.scaling.type is {kind!r}; supported are {', '.join(_TYPES)}")
+    return str(kind)
+
+
+def factor_of(fields: Fields) -> float:
+    """By how much positions are divided; the older key counts where the newer one is missing, and 0 is 1.
+
+    Raises:
+        ModelError: if the kind of scaling is not known, or the factor makes no sense.
+    """
     older = number(fields, "rope.scale_linear", 0.0)
     factor = number(fields, "rope.scaling.factor", older) or 1.0
     if not (math.isfinite(factor) and factor > 0):
         raise ModelError(f"rope.scaling.factor is {factor}; a positive number is expected")
-    return factor
+    return 1.0 if _kind(fields) == "none" else factor
+
+
+def extrapolates(fields: Fields) -> bool:
+    """Whether fast frequencies are kept, as YaRN does."""
+    return _extrapolation(fields, _kind(fields)) > 0
 
 
 def _extrapolation(fields: Fields, kind: object) -> float:

@@ -34,12 +34,17 @@ def every_other_slides(fields: Fields) -> dict[str, Any]:
     return {"windows": tuple(window if slides else 0 for slides in sliding)} if window else {}
 
 
-def gemma2(fields: Fields) -> dict[str, Any]:
-    """Sliding layers by a pattern; scores and logits are capped; the embedding is scaled."""
-    window = whole(fields, "attention.sliding_window", 4096)
+def check_local_base(fields: Fields) -> None:
+    """Raise a ModelError if sliding layers are to have frequencies of their own."""
     base = number(fields, "rope.freq_base", 10000.0)
     if number(fields, "rope.freq_base_swa", base) != base:
         raise ModelError("rope.freq_base_swa differs from rope.freq_base, which is not supported")
+
+
+def gemma2(fields: Fields) -> dict[str, Any]:
+    """Sliding layers by a pattern; scores and logits are capped; the embedding is scaled."""
+    window = whole(fields, "attention.sliding_window", 4096)
+    check_local_base(fields)
     return _gemma(fields, largest=46) | {
         "attention_softcap": _cap(fields, "attn_logit_softcapping", 50.0),
         "logit_softcap": _cap(fields, "final_logit_softcapping", 30.0),

@@ -1,11 +1,10 @@
 """The defaults of a config.json for families with experts. See `tpi.families.huggingface.defaults`."""
 
-from collections.abc import Mapping
 from typing import Any
 
 from tpi.errors import ModelError
 from tpi.families.base import Fields
-from tpi.families.huggingface.defaults import COMMON, HARMLESS, REFUSED
+from tpi.families.huggingface.defaults import COMMON
 from tpi.families.huggingface.defaults import QWEN2 as DENSE_QWEN2
 
 MICROSCALED = "experts in mxfp4"  # no field of a file, but what one comes to
@@ -39,7 +38,7 @@ GRANITE = COMMON | {
 DBRX = COMMON | {
     "hidden_size": 2048, "num_attention_heads": 16, "num_hidden_layers": 24, "max_position_embeddings": 2048,
     "intermediate_size": 3584, "num_key_value_heads": 1, "clip_qkv": None, "num_experts": 4, "num_experts_per_tok": 1,
-    "moe_normalize_expert_weights": 1.0, "rope_theta": 500000.0,
+    "moe_normalize_expert_weights": 1.0,
 }  # fmt: skip
 
 GPT_OSS = COMMON | {
@@ -48,20 +47,6 @@ GPT_OSS = COMMON | {
     "rms_norm_eps": 1e-5, "rope_theta": 150000.0, "attention_bias": True, "sliding_window": 128, "layer_types": None,
     "num_local_experts": 128, "num_experts_per_tok": 4, "swiglu_alpha": 1.702, "swiglu_limit": 7.0,
     MICROSCALED: False,
-}  # fmt: skip
-
-# What DBRX calls them: where each is, and the common name.
-_DBRX = {
-    "d_model": "hidden_size", "n_heads": "num_attention_heads", "n_layers": "num_hidden_layers",
-    "max_seq_len": "max_position_embeddings", "emb_pdrop": "embd_pdrop",
-}  # fmt: skip
-_DBRX_PARTS: Mapping[str, Mapping[str, str]] = {
-    "attn_config": {"clip_qkv": "clip_qkv", "kv_n_heads": "num_key_value_heads", "rope_theta": "rope_theta",
-                    "attn_pdrop": "attention_dropout"},
-    "ffn_config": {"ffn_hidden_size": "intermediate_size", "moe_num_experts": "num_experts",
-                   "moe_top_k": "num_experts_per_tok", "moe_jitter_eps": "router_jitter_noise",
-                   "moe_normalize_expert_weights": "moe_normalize_expert_weights",
-                   "moe_loss_weight": "router_aux_loss_coef"},
 }  # fmt: skip
 
 
@@ -90,17 +75,3 @@ def renamed(fields: Fields, other: str, name: str) -> dict[str, Any]:
     if other in fields and fields.get(name, fields[other]) != fields[other]:
         raise ModelError(f"{name} is {fields[name]!r}, and {other}, which is the same, {fields[other]!r}")
     return {name if key == other else key: value for key, value in fields.items()}
-
-
-def flat_dbrx(fields: Fields) -> dict[str, Any]:
-    """The fields of a DBRX configuration under the names that other families have; the rest under their own."""
-    found = {_DBRX.get(name, name): value for name, value in fields.items() if name not in _DBRX_PARTS}
-    for part, names in _DBRX_PARTS.items():
-        inner = fields.get(part) or {}
-        for name, value in (inner if isinstance(inner, dict) else {part: inner}).items():
-            if name == "ffn_act_fn":
-                found["hidden_act"] = value.get("name", "silu") if isinstance(value, dict) else value or "silu"
-            elif name != "hidden_size":  # it mirrors the model's
-                known = name in HARMLESS or name in REFUSED
-                found[names.get(name, name if known else f"{part}.{name}")] = value
-    return found

@@ -8,10 +8,10 @@ from typing import Any
 from tpi.config import Mixture
 from tpi.errors import ModelError
 from tpi.families.base import Fields, Model, count, number, whole
+from tpi.families.gguf import rope
+from tpi.families.gguf.experts import OF_THOSE_CHOSEN, mixture
 from tpi.families.latent.heads import HeadSizes, ordered, split_apart
 from tpi.families.latent.settings import WITHOUT_QUERY_LATENT
-
-_SOFTMAX, _SIGMOID = (0, 1), (2,)  # in llama.cpp's numbers; 0 is what older files mean by saying nothing
 
 
 def gguf_settings(fields: Fields) -> dict[str, Any]:
@@ -52,30 +52,28 @@ def _sizes(fields: Fields) -> HeadSizes:
 
 def _sharpened(fields: Fields) -> float:
     """What multiplies scores. The file has a tenth of the weight that DeepSeek gives; what YaRN else does to cosine and
-    sine is taken back, so that a factor of its own is refused."""
-    weight, factor = number(fields, "rope.scaling.yarn_log_multiplier", 0.0), number(fields, "rope.scaling.factor", 1.0)
-    own = number(fields, "rope.scaling.attn_factor", 1.0)
-    if own != 1:
-        raise ModelError(f"rope.scaling.attn_factor is {own}, which is not supported for this architecture")
-    return (1.0 + weight * math.log(factor)) ** 2 if weight and factor > 1 else 1.0
+    sine is taken back.
+
+    Raises:
+        ModelError: for a factor of its own, and for a scaling that programs take differently: any but YaRN with a
+            weight.
+    """
+    for key in ("rope.scaling.attn_factor", "rope.scaling.yarn_attn_factor"):
+        if number(fields, key, 1.0) != 1:
+            raise ModelError(f"{key} is {fields[key]}, which is not supported for this architecture")
+    weight, factor = number(fields, "rope.scaling.yarn_log_multiplier", 0.0), rope.factor_of(fields)
+    if factor == 1:
+        return 1.0
+    if fields.get("rope.scaling.type") != "yarn" or not weight or factor < 1 or not rope.extrapolates(fields):
+        raise ModelError(
+            f"positions are divided by {factor} without YaRN and its weight (rope.scaling.yarn_log_multiplier), which "
+            "programs take differently for this architecture"
+        )
+    return (1.0 + weight * math.log(factor)) ** 2
 
 
 def _mixture(fields: Fields) -> Mixture:
+    if fields.get("expert_gating_func") == OF_THOSE_CHOSEN:  # a correction may be added where they are chosen
+        raise ModelError(f"expert_gating_func is {OF_THOSE_CHOSEN}; softmax and sigmoid are supported")
     width = count(fields, "expert_feed_forward_length")
-    gating = whole(fields, "expert_gating_func", 0)
-    if gating not in (*_SOFTMAX, *_SIGMOID):
-        raise ModelError(f"expert_gating_func is {gating}; softmax and sigmoid are supported")
-    groups = whole(fields, "expert_group_count", 0) or 1
-    used = whole(fields, "expert_group_used_count", 0) or 1
-    return Mixture(
-        count(fields, "expert_count"),
-        count(fields, "expert_used_count"),
-        width,
-        shared=width * count(fields, "expert_shared_count"),
-        scores="sigmoid" if gating in _SIGMOID else "softmax",
-        normalised=bool(fields.get("expert_weights_norm", False)),
-        scale=number(fields, "expert_weights_scale", 1.0) or 1.0,
-        groups=groups,
-        groups_used=used,
-        group_best=2 if gating in _SIGMOID and groups > 1 else 1,
-    )
+    return mixture(fields, normalised=False, width=width, shared=width * count(fields, "expert_shared_count"))

@@ -9,7 +9,7 @@ import random
 import shutil
 import warnings
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -19,6 +19,7 @@ import numpy as np
 
 from tests.support.differential import expert_draws, nested_draws, stand_ins
 from tests.support.differential.expert_draws import stored
+from tests.support.differential.rope_draws import Value, fit, one_of, phi3_rope, rope
 from tests.support.differential.stand_ins import STAND_INS
 from tests.support.weights.split import F32, split_forward
 from tpi.errors import ModelError, PlanError
@@ -28,57 +29,7 @@ from tpi.pack.reader import Pack
 
 TOLERANCE = 1e-4  # of the largest logit
 ARCHITECTURES = tuple(name for family in FAMILIES for name in family.architectures)
-PAIRS = 64  # at most
 LAYERS = 3  # at most, unless the number of layers is absent: lists per layer are drawn for the number that is there
-
-Value = Callable[[random.Random], Any]
-
-
-def one_of(*values: Any) -> Value:
-    return lambda rng: rng.choice(values)
-
-
-def rope(rng: random.Random, kind: str = "") -> dict[str, Any]:
-    """An object for rope_parameters or rope_scaling; `_fit` gives LongRoPE as many factors as it needs."""
-    kind = kind or rng.choice(["default", "default", "linear", "dynamic", "llama3", "yarn", "longrope"])
-    found: dict[str, Any] = {rng.choice(["rope_type", "rope_type", "type"]): kind}
-    if kind != "default":
-        found["factor"] = rng.choice([1.5, 2.0, 8.0])
-    if kind == "llama3":
-        found |= {"low_freq_factor": rng.choice([0.5, 1.0]), "high_freq_factor": rng.choice([2.0, 4.0])}
-    if kind == "longrope":
-        found |= {f"{side}_factor": [rng.uniform(1, 4) for _ in range(PAIRS)] for side in ("short", "long")}
-    maybe: dict[str, Value] = {
-        "rope_theta": one_of(100.0, 10000.0, 500000),
-        "original_max_position_embeddings": one_of(8, 16, 40),
-        "attention_factor": one_of(None, 1.3),
-        "partial_rotary_factor": one_of(1.0),
-    }
-    if kind == "yarn":
-        maybe |= {"beta_fast": one_of(8, None), "beta_slow": one_of(1.5, None), "truncate": one_of(True, False),
-                  "mscale": one_of(0.7, 0), "mscale_all_dim": one_of(1.0, 0.5)}  # fmt: skip
-    return found | {name: value(rng) for name, value in maybe.items() if rng.random() < 0.35}
-
-
-def phi3_rope(rng: random.Random) -> dict[str, Any]:
-    """What Phi-3 allows: a part of each head, LongRoPE by any of its names, factors for each pair."""
-    share = rng.choice([1.0, 0.5, 0.75])
-    found: dict[str, Any] = {"rope_theta": rng.choice([100.0, 10000.0]), "partial_rotary_factor": share}
-    if rng.random() < 0.7:
-        found |= rope(rng, "longrope") | {"type": rng.choice(["longrope", "su", "yarn"])}
-        found.pop("rope_type", None)
-    return found
-
-
-def _fit(found: dict[str, Any], size: int) -> None:
-    """One factor for each pair of a head of `size` values."""
-    for value in found.values():
-        if isinstance(value, dict):
-            _fit(value, size)
-    pairs = int(size * (found.get("partial_rotary_factor") or 1)) // 2
-    for side in ("short_factor", "long_factor"):
-        if side in found:
-            found[side] = found[side][:pairs]
 
 
 def kinds(rng: random.Random) -> list[str]:
@@ -260,7 +211,7 @@ def _settle(architecture: str, found: dict[str, Any], rng: random.Random) -> Non
     hidden, heads = (found.get(name) for name in HEADS.get(architecture, ("hidden_size", "num_attention_heads")))
     size = found.get("head_dim") or (hidden or 4096) // (heads or 32)
     if rng.random() < 0.95 and isinstance(size, int):
-        _fit({name: value for name, value in found.items() if name.startswith("rope_")}, size)
+        fit({name: value for name, value in found.items() if name.startswith("rope_")}, size)
     layers = found.get("num_hidden_layers")
     for name in ("layer_types", "no_rope_layers"):
         if isinstance(found.get(name), list) and len(found[name]) == LAYERS and isinstance(layers, int):

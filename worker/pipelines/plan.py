@@ -2,13 +2,13 @@
 
 Every layer keeps the same share (r_w), so that the link has the same to do in each. Attention is kept first, whole;
 then units of the neurons from the first on. What passes through has two places by turns, each as large as the most that
-passes of one layer: while one is computed with, the other is filled, chunk by chunk.
+passes of one layer: while one is computed with, the other is filled, chunk by chunk. Each chunk of experts has a slot
+in these places, and is loaded, awaited and given back by itself.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from math import ceil
 
 from scheduler.budget import LONGEST_CHUNK
 from scheduler.model.machine import NodeMachine
@@ -25,6 +25,7 @@ from tpi.errors import PlanError
 from tpi.kv import page_bytes, pages_for
 from tpi.net.fields import GroupBatch
 from tpi.partition import Range
+from worker.pipelines.chunks import Chunking, Runs, in_chunks, kept_experts
 from worker.pipelines.visiting import ROOMS
 from worker.plan.fit import Tables, computing_bytes, need, passing_bytes
 from worker.plan.node_plan import NodeBlock, NodeLayer, NodePlan, RunUnits
@@ -33,7 +34,6 @@ from worker.plan.segments import NodeSegment
 
 _ALL = 1 - 1e-6
 _CHUNK_SHARE = 8  # a chunk's activations take at most one part in so many of the accelerator's memory
-_LEAST = 1 << 16  # bytes of a chunk: less takes the link no longer than to begin
 
 
 @dataclass(frozen=True)
@@ -41,13 +41,25 @@ class BatchPlan(OffloadPlan):
     """The decision. All that is not kept passes through, in steps of any length.
 
     `policy` is the roofline model's answer to `asked`; `room_pages` are the pages of one micro-batch at most, and
-    `room_bytes` what they take in one layer.
+    `room_bytes` what they take in one layer. `chunking` says how many chunks a layer passes in.
     """
 
     policy: BatchPolicy = field(kw_only=True)
     asked: BatchProblem = field(kw_only=True)
     room_pages: int = field(kw_only=True)
     room_bytes: int = field(kw_only=True)
+    chunking: Chunking = field(kw_only=True)
+
+    @property
+    def gathers(self) -> bool:
+        """See `OffloadPlan.gathers`."""
+        return True
+
+    def named(self, piece: int) -> str:
+        """See `OffloadPlan.named`; what passes of experts in several chunks is numbered."""
+        block, number = self.pieces[piece].block, self._numbers[piece]
+        alone = number == 1 and all(other.block is not block for other in self.pieces[piece + 1 : piece + 2])
+        return block.name if alone else f"{block.name}, chunk {number}"
 
     @property
     def longest(self) -> int:
@@ -77,27 +89,48 @@ class BatchPlan(OffloadPlan):
     @property
     def layer_bytes(self) -> int:
         """The most bytes that pass through for one layer."""
-        return max((sum(round_up(self.pieces[at].nbytes) for at in layer) for layer in self._passing), default=0)
+        return max((round_up(self._slots(layer)[-1].stop) for layer in self._passing), default=0)
 
     @property
     def chunk_bytes(self) -> int:
-        """Bytes of a chunk: a layer has as many as there are micro-batches (weights paging, section 4.1)."""
-        return max(_LEAST, round_up(ceil(self.layer_bytes / self.policy.micro_batches)))
+        """Bytes of a chunk at most (weights paging, section 4.1)."""
+        chunks = (self.pieces[at] for at in self.lifted)
+        largest = max((each.nbytes for each in chunks if each.block.kind == "experts"), default=0)
+        return max(round_up(self.chunking.size(self.layer_bytes)), largest)
 
     def ring(self, there: Numbers) -> Ring:
         """See `OffloadPlan.ring`: layers lie in two places by turns."""
         if not there:
             return super().ring(there)
-        sizes, place = [round_up(piece.nbytes) for piece in self.pieces], self.layer_bytes
         layers = self._passing * (1 + len(self._passing) % 2)
-        uses, offsets = [], []
-        for turn, layer in enumerate(layers):
-            at = turn % 2 * place
-            for piece in layer:
-                uses.append(piece)
-                offsets.append(at)
-                at += sizes[piece]
-        return with_lags(uses, sizes, 2 * place, offsets)
+        uses = [piece for layer in layers for piece in layer]
+        offsets = [
+            turn % 2 * self.layer_bytes + slot.start for turn, layer in enumerate(layers) for slot in self._slots(layer)
+        ]
+        return with_lags(uses, [piece.nbytes for piece in self.pieces], 2 * self.layer_bytes, offsets)
+
+    def ring_bytes(self, card: int) -> int:
+        """See `OffloadPlan.ring_bytes`."""
+        return 2 * self.layer_bytes
+
+    def _slots(self, layer: Sequence[int]) -> list[slice]:
+        """Where pieces of a layer lie in a place: each block from a page of memory on, its chunks back to back."""
+        slots, before = list[slice](), None
+        for piece in (self.pieces[number] for number in layer):
+            end = slots[-1].stop if slots else 0
+            begin = end if piece.block is before else round_up(end)
+            slots.append(slice(begin, begin + piece.nbytes))
+            before = piece.block
+        return slots
+
+    @cached_property
+    def _numbers(self) -> dict[int, int]:
+        """Of each piece that passes through, which of its block's it is, from 1 on."""
+        found, counts = dict[int, int](), dict[int, int]()
+        for piece in self.lifted:
+            block = self.pieces[piece].block.number
+            found[piece] = counts[block] = counts.get(block, 0) + 1
+        return found
 
     @cached_property
     def _passing(self) -> list[list[int]]:
@@ -109,9 +142,15 @@ class BatchPlan(OffloadPlan):
 
 
 def decide_batch(
-    plan: NodePlan, machine: NodeMachine, options: OffloadOptions, tables: Tables | None = None
+    plan: NodePlan,
+    machine: NodeMachine,
+    options: OffloadOptions,
+    tables: Tables | None = None,
+    chunking: Chunking | None = None,
 ) -> BatchPlan:
     """What goes where on `machine` for as many sequences at once as the node has pages for, or its group agreed on.
+
+    `chunking` as for `planned_batch`.
 
     Raises:
         PlanError: if not one sequence fits, or several nodes have not agreed (`worker.pipelines.group.agree`).
@@ -125,7 +164,7 @@ def decide_batch(
     policy = best_policy(asked).policy
     if options.weights != "gpu":
         policy = uncut(asked, policy)
-    return _within(machine, planned_batch(plan, asked, policy, options, tables), plan, tables, options)
+    return _within(machine, planned_batch(plan, asked, policy, options, tables, chunking), plan, tables, options)
 
 
 def _within(
@@ -136,8 +175,9 @@ def _within(
     assert device is not None
     total = found.asked.layer.layers * found.asked.layer.nbytes
     while (beyond := found.memory_bytes - device.memory) > 0 and found.policy.weights_kept > 0:
-        kept = max(0.0, found.policy.weights_kept - (beyond + PAGE * len(found.pieces)) / total)
-        found = planned_batch(plan, found.asked, replace(found.policy, weights_kept=kept), options, tables)
+        kept = max(0.0, found.policy.weights_kept - (beyond + PAGE * len(plan.blocks)) / total)
+        lighter = replace(found.policy, weights_kept=kept)
+        found = planned_batch(plan, found.asked, lighter, options, tables, found.chunking)
     if beyond > 0:
         least = -(-found.memory_bytes >> 20)
         raise PlanError(f"{device.memory >> 20}MiB of GPU memory are too little: --gpu-memory {least}MiB would do")
@@ -158,10 +198,19 @@ def prefers_batches(
 
 
 def planned_batch(
-    plan: NodePlan, asked: BatchProblem, policy: BatchPolicy, options: OffloadOptions, tables: Tables | None = None
+    plan: NodePlan,
+    asked: BatchProblem,
+    policy: BatchPolicy,
+    options: OffloadOptions,
+    tables: Tables | None = None,
+    chunking: Chunking | None = None,
 ) -> BatchPlan:
-    """A policy in this node's pieces; neurons and products are the accelerator's."""
-    pieces, kept = _pieces(plan, policy.weights_kept)
+    """A policy in this node's pieces; neurons and products are the accelerator's.
+
+    A layer has as many chunks as there are micro-batches, if `chunking` does not say otherwise.
+    """
+    chunking = chunking or Chunking(policy.micro_batches)
+    pieces, kept = _pieces(plan, policy.weights_kept, chunking)
     others = frozenset(range(len(pieces))) - kept
     pages = room_pages(plan, policy.micro_batch)
     half = page_bytes(1, plan.kv_heads, plan.config.head_dim, plan.options.kv_dtype) // 2
@@ -184,6 +233,7 @@ def planned_batch(
         asked=asked,
         room_pages=pages,
         room_bytes=2 * round_up(half * pages),
+        chunking=chunking,
     )
 
 
@@ -245,33 +295,41 @@ def prompt_chunk(plan: NodePlan, machine: NodeMachine) -> int:
     return chunk
 
 
-def _pieces(plan: NodePlan, kept: float) -> tuple[tuple[NodeSegment, ...], Numbers]:
+def _pieces(plan: NodePlan, kept: float, chunking: Chunking) -> tuple[tuple[NodeSegment, ...], Numbers]:
     """All pieces in order of use, and the numbers of those that stay."""
     found: list[NodeSegment] = []
     stay: set[int] = set()
     for layer in plan.layers:
-        for piece, stays in _layer(layer, kept * sum(block.nbytes for block in layer.blocks)):
+        for piece, stays in _layer(layer, kept * sum(block.nbytes for block in layer.blocks), chunking):
             if stays:
                 stay.add(len(found))
             found.append(replace(piece, device=1))
     return tuple(found), frozenset(stay)
 
 
-def _layer(layer: NodeLayer, room: float) -> Iterator[tuple[NodeSegment, bool]]:
+def _layer(layer: NodeLayer, room: float, chunking: Chunking) -> Iterator[tuple[NodeSegment, bool]]:
     """Each block as what stays and what passes through, with whether it stays."""
+    cut: list[tuple[NodeBlock, Runs, Runs]] = []
     for block in layer.blocks:
         first, rest = _cut(block, room)
         room -= sum(run.nbytes for run in first)
-        for runs, stays in ((first, True), (rest, False)):
+        cut.append((block, first, rest))
+    size = chunking.size(sum(run.nbytes for _, _, rest in cut for run in rest))
+    for block, first, rest in cut:
+        if first:
+            yield NodeSegment(block, first), True
+        for runs in in_chunks(rest, size) if block.kind == "experts" else (rest,):
             if runs:
-                yield NodeSegment(block, runs), stays
+                yield NodeSegment(block, runs), False
 
 
-def _cut(block: NodeBlock, room: float) -> tuple[tuple[RunUnits, ...], tuple[RunUnits, ...]]:
+def _cut(block: NodeBlock, room: float) -> tuple[Runs, Runs]:
     """A block's units that fit into `room` bytes, from the first on, and the others; some blocks are one piece."""
     if block.nbytes <= room + 1:
         return block.runs, ()
-    if block.kind == "attention" or (block.kind == "ffn" and len(block.runs) > 1):
+    if block.kind == "experts":
+        return kept_experts(block, room)
+    if block.kind == "attention" or len(block.runs) > 1:
         return (), block.runs
     first: list[RunUnits] = []
     rest: list[RunUnits] = []

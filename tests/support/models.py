@@ -144,7 +144,7 @@ def make_model(
 ) -> TinyModel:
     """Write the tiny model `name` (one of `MODELS`) with its tokenizer; `shard` is the largest file, such as 100KB.
 
-    With `layers`, so many of them instead of two, for families whose layers are all alike.
+    With `layers`, so many of them instead of two: kinds of attention take turns, all else is as in the second.
     """
     import torch
     import transformers
@@ -152,6 +152,8 @@ def make_model(
     config = _configs()[name]()
     if layers is not None:
         config.num_hidden_layers = layers
+        if (kinds := getattr(config, "layer_types", None)) is not None:
+            config.layer_types = (kinds * layers)[:layers]
     torch.manual_seed(MODELS.index(name))
     model = transformers.AutoModelForCausalLM.from_config(config, attn_implementation="eager").eval()
     with torch.no_grad():

@@ -20,12 +20,12 @@ from worker.neurons.plan import NeuronPlan
 from worker.node.division import Division
 from worker.node.placed import Placed
 from worker.node.segment import ExpertsSegment, HeldPages, Segment
+from worker.pipelines.chunks.table import gathered
 from worker.pipelines.lanes import BatchLanes
 from worker.pipelines.longhold import LongHold, close_all
 from worker.pipelines.pipeline import BatchPipeline, BatchSchedule, schedule_of
 from worker.pipelines.plan import BatchPlan, room_pages
 from worker.pipelines.segments import for_batches
-from worker.pipelines.table import gathered
 from worker.pipelines.visiting import PageRoom, VisitingPages
 from worker.plan.node_plan import NodePlan
 from worker.plan.places import Fed

@@ -25,7 +25,7 @@ from tpi.errors import PlanError
 from tpi.kv import page_bytes, pages_for
 from tpi.net.fields import GroupBatch
 from tpi.partition import Range
-from worker.pipelines.chunks import Chunking, Runs, in_chunks, kept_experts
+from worker.pipelines.chunks.cutting import Chunking, Runs, in_chunks, kept_experts
 from worker.pipelines.visiting import ROOMS
 from worker.plan.fit import Tables, computing_bytes, need, passing_bytes
 from worker.plan.node_plan import NodeBlock, NodeLayer, NodePlan, RunUnits

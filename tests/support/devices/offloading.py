@@ -20,6 +20,7 @@ from tpi.devices.options import OffloadOptions
 from tpi.pack.reader import Pack
 from worker.equipment import Beside
 from worker.pipelines.accelerated import BatchAccelerated
+from worker.pipelines.decide import Decide
 
 GREEDY = Sampling(temperature=0)
 
@@ -31,11 +32,15 @@ def offloaded(
     devices: Mapping[int, Device | Sequence[Device]],
     options: OffloadOptions,
     shares: Sequence[float] = (1,),
+    decide: Decide | None = None,
     **more: Any,
 ) -> Iterator[Deployment]:
-    """A deployment whose ranks have these accelerators; when it is closed nothing may be left in their memory."""
+    """A deployment whose ranks have these accelerators; when it is closed nothing may be left in their memory.
+
+    `decide` plans in place of their own.
+    """
     of_ranks = {rank: list(these) if isinstance(these, Sequence) else [these] for rank, these in devices.items()}
-    accelerators = {rank: _beside(these, options) for rank, these in of_ranks.items()}
+    accelerators = {rank: _beside(these, options, decide) for rank, these in of_ranks.items()}
     with ExitStack() as stack:
         for device in (device for these in of_ranks.values() for device in these):
             stack.callback(_check_empty, device)
@@ -44,11 +49,11 @@ def offloaded(
         )
 
 
-def _beside(devices: Sequence[Device], options: OffloadOptions) -> Beside:
+def _beside(devices: Sequence[Device], options: OffloadOptions, decide: Decide | None) -> Beside:
     """Laptops' cards, all alike but for the memory that they have."""
     first, *more = devices
     figures = replace(LAPTOP, more=(laptop_gpu(),) * len(more))
-    return Beside(first, figures, options, more=tuple(more))
+    return Beside(first, figures, options, decide, more=tuple(more))
 
 
 def batched(deployment: Deployment, micro_batch: int = 3) -> BatchAccelerated:

@@ -25,7 +25,7 @@ _NOTHING = np.empty(0, np.uint8)
 
 
 @dataclass(frozen=True)
-class Entry:
+class TableEntry:
     """Piece number `piece` of a block's experts (or `SHARED`) has the bytes `place` of part number `part`."""
 
     piece: int
@@ -33,7 +33,7 @@ class Entry:
     place: slice
 
 
-def entries(parts: Sequence[NodeSegment], experts: int) -> Iterator[Entry]:
+def entries(parts: Sequence[NodeSegment], experts: int) -> Iterator[TableEntry]:
     """The table of a block of so many experts, whose units lie in these parts; pieces are numbered in this order."""
     number = 0
     for at, part in enumerate(parts):
@@ -41,7 +41,7 @@ def entries(parts: Sequence[NodeSegment], experts: int) -> Iterator[Entry]:
         for run in part.runs:
             for units in _cut(run, experts):
                 begin, end = end, end + units * run.layout.unit_bytes
-                yield Entry(SHARED if run.name == "shared" else number, at, slice(begin, end))
+                yield TableEntry(SHARED if run.name == "shared" else number, at, slice(begin, end))
                 number += run.name != "shared"
 
 
@@ -55,7 +55,7 @@ def _cut(run: RunUnits, experts: int) -> list[int]:
 class ChunkTable:
     """The hold of a block whose parts have holds of their own, in the order of use. See `scheduler.weights.Hold`."""
 
-    def __init__(self, holds: Sequence[Hold], table: Sequence[Entry]) -> None:
+    def __init__(self, holds: Sequence[Hold], table: Sequence[TableEntry]) -> None:
         """`table` says where pieces are in what is held."""
         self._holds, self._table = holds, table
         self._parts: list[Bytes] = []

@@ -131,13 +131,6 @@ class BatchAccelerated(Accelerated):
         """See `Accelerated.adapted`."""
         return for_batches(segment, self.lanes, self.home, self.visiting)
 
-    def gathered(self, segment: Segment, parts: Sequence[tuple[NodeSegment, Hold]]) -> tuple[Segment, Hold]:
-        """See `Accelerated.gathered`."""
-        mixture = self._plan.config.mixture
-        assert isinstance(segment, ExpertsSegment)
-        assert mixture is not None
-        return gathered(segment, parts, mixture.experts)
-
     def pages(self, layer: int) -> HeldPages:
         """See `Accelerated.pages`; those that visit are found by the segments themselves."""
         return super().pages(layer) if self.plan.kv == "gpu" else self.home
@@ -167,6 +160,13 @@ class BatchAccelerated(Accelerated):
         hold = LongHold(super().hold(piece, short))
         self._holds.setdefault(self.plan.pieces[piece].block.number, []).append(hold)
         return hold
+
+    def gathered(self, segment: Segment, parts: Sequence[tuple[NodeSegment, Hold]]) -> tuple[Segment, Hold]:
+        """See `Accelerated.gathered`."""
+        mixture = self._plan.config.mixture
+        assert isinstance(segment, ExpertsSegment)
+        assert mixture is not None
+        return gathered(segment, parts, mixture.experts)
 
     def close(self) -> None:
         """See `Accelerated.close`."""

@@ -6,7 +6,7 @@ passes of one layer: while one is computed with, the other is filled, chunk by c
 in these places, and is loaded, awaited and given back by itself.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
@@ -24,13 +24,11 @@ from tpi.devices.pages import PAGE, round_up
 from tpi.errors import PlanError
 from tpi.kv import page_bytes, pages_for
 from tpi.net.fields import GroupBatch
-from tpi.partition import Range
-from worker.pipelines.chunks.cutting import Chunking, Runs, in_chunks, kept_experts
+from worker.pipelines.chunks.cutting import Chunking, pieces_of
 from worker.pipelines.visiting import ROOMS
 from worker.plan.fit import Tables, computing_bytes, need, passing_bytes
-from worker.plan.node_plan import NodeBlock, NodeLayer, NodePlan, RunUnits
+from worker.plan.node_plan import NodePlan
 from worker.plan.offload import Numbers, OffloadPlan, layer_pages_bytes, offload_problem
-from worker.plan.segments import NodeSegment
 
 _ALL = 1 - 1e-6
 _CHUNK_SHARE = 8  # a chunk's activations take at most one part in so many of the accelerator's memory
@@ -210,7 +208,7 @@ def planned_batch(
     A layer has as many chunks as there are micro-batches, if `chunking` does not say otherwise.
     """
     chunking = chunking or Chunking(policy.micro_batches)
-    pieces, kept = _pieces(plan, policy.weights_kept, chunking)
+    pieces, kept = pieces_of(plan, policy.weights_kept, chunking)
     others = frozenset(range(len(pieces))) - kept
     pages = room_pages(plan, policy.micro_batch)
     half = page_bytes(1, plan.kv_heads, plan.config.head_dim, plan.options.kv_dtype) // 2
@@ -293,50 +291,3 @@ def prompt_chunk(plan: NodePlan, machine: NodeMachine) -> int:
     while chunk > 1 and chunk * token > room // _CHUNK_SHARE:
         chunk //= 2
     return chunk
-
-
-def _pieces(plan: NodePlan, kept: float, chunking: Chunking) -> tuple[tuple[NodeSegment, ...], Numbers]:
-    """All pieces in order of use, and the numbers of those that stay."""
-    found: list[NodeSegment] = []
-    stay: set[int] = set()
-    for layer in plan.layers:
-        for piece, stays in _layer(layer, kept * sum(block.nbytes for block in layer.blocks), chunking):
-            if stays:
-                stay.add(len(found))
-            found.append(replace(piece, device=1))
-    return tuple(found), frozenset(stay)
-
-
-def _layer(layer: NodeLayer, room: float, chunking: Chunking) -> Iterator[tuple[NodeSegment, bool]]:
-    """Each block as what stays and what passes through, with whether it stays."""
-    cut: list[tuple[NodeBlock, Runs, Runs]] = []
-    for block in layer.blocks:
-        first, rest = _cut(block, room)
-        room -= sum(run.nbytes for run in first)
-        cut.append((block, first, rest))
-    size = chunking.size(sum(run.nbytes for _, _, rest in cut for run in rest))
-    for block, first, rest in cut:
-        if first:
-            yield NodeSegment(block, first), True
-        for runs in in_chunks(rest, size) if block.kind == "experts" else (rest,):
-            if runs:
-                yield NodeSegment(block, runs), False
-
-
-def _cut(block: NodeBlock, room: float) -> tuple[Runs, Runs]:
-    """A block's units that fit into `room` bytes, from the first on, and the others; some blocks are one piece."""
-    if block.nbytes <= room + 1:
-        return block.runs, ()
-    if block.kind == "experts":
-        return kept_experts(block, room)
-    if block.kind == "attention" or len(block.runs) > 1:
-        return (), block.runs
-    first: list[RunUnits] = []
-    rest: list[RunUnits] = []
-    for run in block.runs:
-        count = min(len(run.units), int(room // run.layout.unit_bytes)) if not rest else 0
-        middle = run.units.first + count
-        room -= count * run.layout.unit_bytes
-        first += [run.cut(Range(run.units.first, middle))] if count else []
-        rest += [run.cut(Range(middle, run.units.last))] if count < len(run.units) else []
-    return tuple(first), tuple(rest)

@@ -16,9 +16,9 @@ from tpi.devices.pages import PAGE, Bytes, round_up
 from tpi.kernels.spec import SHARED
 from tpi.pack.layout import Part, RunLayout
 from tpi.partition import Range, by_expert, expert_ranges
-from worker.pipelines.chunks.cutting import Chunking
+from worker.pipelines.chunks.cutting import Chunking, pieces_of
 from worker.pipelines.chunks.table import ChunkTable, TableEntry, entries
-from worker.pipelines.plan import BatchPlan, _pieces
+from worker.pipelines.plan import BatchPlan
 from worker.plan.node_plan import NodeBlock, NodeLayer, RunUnits
 from worker.plan.places import Place, through_accelerator
 
@@ -60,7 +60,7 @@ def plans(draw: st.DrawFn) -> Drawn:
     chunking = Chunking(draw(st.integers(1, 12)), draw(st.sampled_from([1, 2000])))
     nothing: Any = None
     own_plan: Any = SimpleNamespace(layers=layers)
-    pieces, kept = _pieces(own_plan, draw(st.floats(0, 1)), chunking)
+    pieces, kept = pieces_of(own_plan, draw(st.floats(0, 1)), chunking)
     passing = frozenset(range(len(pieces))) - kept
     policy: Any = SimpleNamespace(micro_batches=chunking.count)
     plan = BatchPlan(

@@ -101,7 +101,9 @@ def test_a_batch_in_micro_batches_has_the_tokens_of_the_host(
     options = OffloadOptions("auto", "ram", "batch")
     with (
         closing(open_tested(weights_bytes(pack) + (8 << 20))) as card,
-        offloaded(pack, tmp_path / "card", {0: card}, options, decide=in_chunks(kept, chunks), **SMALL) as deployment,
+        offloaded(
+            pack, tmp_path / "card", {0: card}, options, decide={0: in_chunks(kept, chunks)}, **SMALL
+        ) as deployment,
     ):
         link = batched(deployment, micro_batch=2)
         assert answers(deployment, ASKED, LENGTH) == expected

@@ -78,7 +78,7 @@ def test_tokens_do_not_depend_on_timing(
     expected = [alone(pack, tmp_path / f"host {seed}", each, 2) for seed, each in enumerate(asked)]
     with (
         closing(Shuffled(kernels, 0)) as device,
-        offloaded(pack, tmp_path / "batch", {0: device}, OPTIONS, decide=in_chunks(kept, chunks), **SMALL) as made,
+        offloaded(pack, tmp_path / "batch", {0: device}, OPTIONS, decide={0: in_chunks(kept, chunks)}, **SMALL) as made,
     ):
         link = batched(made)
         _check_cut(made.node, kept, chunks)
@@ -121,7 +121,7 @@ def test_one_call_computes_what_stays_and_what_passes_through(
     pack, kernels, parts = pack_of(family), Counted(native), list[int]()
     with (
         closing(Shuffled(kernels, 0)) as device,
-        offloaded(pack, tmp_path, {0: device}, OPTIONS, decide=in_chunks(MUCH, FEW), **SMALL) as made,
+        offloaded(pack, tmp_path, {0: device}, OPTIONS, decide={0: in_chunks(MUCH, FEW)}, **SMALL) as made,
     ):
         link = batched(made, 2)
         divide = link.pipeline.divide
@@ -152,7 +152,9 @@ def test_a_group_of_two_nodes(family: str, weights: Weights, pack_of: Callable[[
         cards = {rank: stack.enter_context(closing(Shuffled(native, rank))) for rank in (0, 1)}
         more: dict[str, Any] = SMALL | {"batch": GroupBatch(5, 3, True, 16)}
         options, decide = replace(OPTIONS, weights=weights), in_chunks(MUCH if weights == "auto" else 0.0, MANY)
-        made = stack.enter_context(offloaded(pack, tmp_path / "two", cards, options, (2, 3), decide, **more))
+        made = stack.enter_context(
+            offloaded(pack, tmp_path / "two", cards, options, (2, 3), {0: decide, 1: decide}, **more)
+        )
         workers = made._workers
         assert isinstance(workers, ThreadedWorkers)
         nodes = [made.node, *workers.nodes]
@@ -179,7 +181,7 @@ def test_chunks_come_from_a_disk_where_ram_does_not_hold_all(
     with (
         closing(open_device("emu:1GiB,stretch=1", weights_bytes(pack) + (8 << 20))) as card,
         offloaded(
-            pack, tmp_path / "batch", {0: card}, replace(OPTIONS, weights="disk"), decide=in_chunks(kept, MANY),
+            pack, tmp_path / "batch", {0: card}, replace(OPTIONS, weights="disk"), decide={0: in_chunks(kept, MANY)},
             verify_weights=True, **SMALL,
         ) as made,
     ):  # fmt: skip
@@ -209,7 +211,7 @@ def test_a_step_whose_chunk_failed_can_be_done_again(
         expected = answers(deployment, asked, 3)
     with (
         closing(Shuffled(native, 0)) as device,
-        offloaded(pack, tmp_path / "batch", {0: device}, OPTIONS, decide=in_chunks(MUCH, MANY), **SMALL) as made,
+        offloaded(pack, tmp_path / "batch", {0: device}, OPTIONS, decide={0: in_chunks(MUCH, MANY)}, **SMALL) as made,
     ):
         batched(made)
         for ahead in range(1, 60, 4):
@@ -227,7 +229,7 @@ def test_an_opencl_device(pack_of: Callable[[str], Pack], tmp_path: Path) -> Non
     decide = in_chunks(MUCH, FEW)
     with (
         opencl_device(weights_bytes(pack) + (8 << 20)) as device,
-        offloaded(pack, tmp_path / "card", {0: device}, OPTIONS, decide=decide, **SMALL) as made,
+        offloaded(pack, tmp_path / "card", {0: device}, OPTIONS, decide={0: decide}, **SMALL) as made,
     ):
         assert tables(made.node)
         assert answers(made, asked, 3) == expected
@@ -238,7 +240,7 @@ def test_chunks_have_names_of_their_own_in_a_trace(pack_of: Callable[[str], Pack
     pack = pack_of("mixtral")
     with (
         closing(Shuffled(native, 0)) as device,
-        offloaded(pack, tmp_path, {0: device}, OPTIONS, decide=in_chunks(MUCH, FEW), trace=True, **SMALL) as made,
+        offloaded(pack, tmp_path, {0: device}, OPTIONS, decide={0: in_chunks(MUCH, FEW)}, trace=True, **SMALL) as made,
     ):
         batched(made)
         answers(made, prompts(pack.config.vocab, 5, seed=3), 2)

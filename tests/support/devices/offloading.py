@@ -32,15 +32,15 @@ def offloaded(
     devices: Mapping[int, Device | Sequence[Device]],
     options: OffloadOptions,
     shares: Sequence[float] = (1,),
-    decide: Decide | None = None,
+    decide: Mapping[int, Decide] | None = None,
     **more: Any,
 ) -> Iterator[Deployment]:
     """A deployment whose ranks have these accelerators; when it is closed nothing may be left in their memory.
 
-    `decide` plans in place of their own.
+    Ranks of `decide` plan by that, and not as nodes do.
     """
     of_ranks = {rank: list(these) if isinstance(these, Sequence) else [these] for rank, these in devices.items()}
-    accelerators = {rank: _beside(these, options, decide) for rank, these in of_ranks.items()}
+    accelerators = {rank: _beside(these, options, (decide or {}).get(rank)) for rank, these in of_ranks.items()}
     with ExitStack() as stack:
         for device in (device for these in of_ranks.values() for device in these):
             stack.callback(_check_empty, device)

@@ -39,7 +39,7 @@ def test_each_schedule_gives_the_tokens_of_each_request_alone(
     options = OffloadOptions("ram", "ram", "batch")
     with (
         closing(open_device("emu:1GiB,stretch=1", room)) as device,
-        offloaded(pack, tmp_path / "batch", {0: device}, options, decide=as_a_whole, **SMALL) as deployment,
+        offloaded(pack, tmp_path / "batch", {0: device}, options, decide={0: as_a_whole}, **SMALL) as deployment,
     ):
         link = batched(deployment)
         follow(link, name)

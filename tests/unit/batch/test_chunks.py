@@ -65,7 +65,7 @@ def plans(draw: st.DrawFn) -> Drawn:
     policy: Any = SimpleNamespace(micro_batches=chunking.count)
     plan = BatchPlan(
         pieces, kept, passing, passing, 1, "ram", 2, 0, nothing, nothing, policy=policy, asked=nothing, room_pages=1,
-        room_bytes=0, chunking=chunking,
+        room_bytes=0, chunking=chunking, kv_heads_there=0, kv_heads=1,
     )  # fmt: skip
     return Drawn(plan, experts)
 

@@ -38,7 +38,7 @@ def built(commit: str, folder: Path) -> Iterator[Side]:
         install = ("pip", "install", "--quiet", "--no-deps", *here, "--target", str(site))
         _run(sys.executable, "-m", *install, str(tree))
         (site / "packages.pth").write_text("\n".join(_packages()))  # behind its own: a .pth in them is not followed
-        yield Side(str(venv / "bin" / "python"), folder / "cache")
+        yield Side(str(venv / "bin" / "python"), folder / "cache", tree)
     finally:
         _run("git", "-C", str(ROOT), "worktree", "remove", "--force", str(tree))
 

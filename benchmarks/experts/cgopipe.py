@@ -13,8 +13,9 @@ from benchmarks.result import Bars, Check, Result, Row, Table
 from scheduler.model.machine import NodeMachine
 from scheduler.model.roofline.latency import PolicyPoint, roofs, uncut
 from scheduler.model.roofline.policy import BatchPolicy
-from tests.support.devices.schedules import SCHEDULES, follow
+from tests.support.devices.schedules import SCHEDULES, as_a_whole, follow
 from tpi.devices.options import OffloadOptions
+from worker.pipelines.chunks.cutting import Chunking
 from worker.pipelines.decide import Decide
 from worker.pipelines.plan import BatchPlan, batch_problem, planned_batch
 from worker.plan.fit import Tables
@@ -108,7 +109,7 @@ def _setting(setting: Setting, quick: bool) -> dict[str, BatchRun]:
     steps = 1 if quick else STEPS
     found = {OURS: _run(setting, steps)}
     for name in SCHEDULES:
-        found[name] = _run(setting, steps, name)
+        found[name] = _run(setting, steps, name, as_a_whole)
     found[THEIR_POLICY] = _run(setting, steps, THEIRS, _with_policy(flexgen_policy))
     return found
 
@@ -132,11 +133,11 @@ def _roofs(plan: BatchPlan) -> dict[str, float]:
 
 
 def _with_policy(policy: Callable[..., BatchPolicy]) -> Decide:
-    """Plans with the policy that a function makes of the same problem."""
+    """Plans with the policy that a function makes of the same problem, and with a layer's weights as a whole."""
 
     def decide(plan: NodePlan, machine: NodeMachine, options: OffloadOptions, tables: Tables | None) -> BatchPlan:
         asked = batch_problem(plan, machine, options, tables)
-        return planned_batch(plan, asked, uncut(asked, policy(asked)), options, tables)
+        return planned_batch(plan, asked, uncut(asked, policy(asked)), options, tables, Chunking(1))
 
     return decide
 

@@ -9,7 +9,7 @@ from xml.sax.saxutils import escape
 
 from benchmarks.experts.batch_node import batch_node
 from benchmarks.experts.cgopipe import FILLED, OURS, REQUESTS, SETTINGS
-from tests.support.devices.schedules import SCHEDULES, follow
+from tests.support.devices.schedules import SCHEDULES, as_a_whole, follow
 from tpi.trace import Row
 
 TRACKS = ("accelerator", "attention", "weight load", "kv load")
@@ -33,7 +33,8 @@ def main() -> None:
 
 def spans_of(schedule: str) -> list[Row]:
     """The spans of `LAYERS` in a step, in nanoseconds from where the first of them begins."""
-    with batch_node(SETTINGS[0].device, REQUESTS, FILLED, trace=True) as node:
+    decide = None if schedule == OURS else as_a_whole
+    with batch_node(SETTINGS[0].device, REQUESTS, FILLED, decide, trace=True) as node:
         if schedule != OURS:
             follow(node.link, schedule)
         node.steps(2)

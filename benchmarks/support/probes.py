@@ -17,15 +17,26 @@ Figures = dict[str, float]
 
 WORK = ("-c", "1024", "--prompt-tokens", "128", "--gen-tokens", "48", "--repeat", "3", "--json")
 STREAMED = "200MiB"  # of the 540 MB of SmolLM2 in f32
+BATCHES = """
+import json, sys
+import tpi, scheduler, worker, master, allreduce  # as they are installed, with native modules; the tree has none
+sys.path.insert(0, sys.argv[1])
+from benchmarks.experts.cgopipe import SETTINGS, STEPS, _run
+print(json.dumps({setting.name: _run(setting, STEPS).rate for setting in SETTINGS}))
+"""
 ANSWER = ("--local", "2", "-p", "What is the capital of France?", "--temp", "0", "-n", "8")
 
 
 @dataclass(frozen=True)
 class Side:
-    """One commit: the Python of an environment that has it, and a cache of its own, in which it runs: not in ours."""
+    """One commit: the Python of an environment that has it, and a cache of its own, in which it runs: not in ours.
+
+    `tree` are its files, with its own benchmarks.
+    """
 
     python: str
     cache: Path
+    tree: Path
 
     @property
     def tpi(self) -> tuple[str, ...]:
@@ -37,6 +48,14 @@ class Side:
         """Of its processes: none of ours finds its modules."""
         kept = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "TPI_WORKERS")}
         return kept | {"TPI_CACHE": str(self.cache)}
+
+    def own(self, code: str) -> Any:
+        """What `code` prints as JSON in its last line, with the benchmarks of its own tree, which is `sys.argv[1]`."""
+        self.cache.mkdir(exist_ok=True)
+        pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL, "text": True}
+        command = [self.python, "-c", code, str(self.tree)]
+        done = subprocess.run(command, env=self.environment, cwd=self.cache, check=True, **pipes)
+        return json.loads(done.stdout.splitlines()[-1])
 
     def bench(self, model: Model, *flags: str) -> dict[str, Any]:
         """What its `tpi bench --json` says."""
@@ -91,9 +110,15 @@ def streamed(side: Side) -> Figures:
     return _figures(f"{model.name} in f32, {STREAMED}", said)
 
 
+def cgopipe(side: Side) -> Figures:
+    """Decode of a batch on emulated machines, by the policy that each commit chooses (`benchmarks.experts.cgopipe`)."""
+    return {f"batch, {name}": rate for name, rate in side.own(BATCHES).items()}
+
+
 PROBES: dict[str, Callable[[Side], Figures]] = {
     "peers": peers,
     "two_nodes": two_nodes,
     "startup": startup,
     "streamed": streamed,
+    "cgopipe": cgopipe,
 }

@@ -150,8 +150,8 @@ def make_model(
 ) -> TinyModel:
     """Write the tiny model `name` (one of `MODELS`) with its tokenizer; `shard` is the largest file, such as 100KB.
 
-    With `layers`, so many of them instead of two, for families whose layers are all alike. With `heads`, so many, and
-    so many of keys and values, for those that have them as Llama does.
+    With `layers`, so many of them instead of two: kinds of attention take turns, all else is as in the second. With
+    `heads`, so many, and so many of keys and values, for those that have them as Llama does.
     """
     import torch
     import transformers
@@ -159,6 +159,8 @@ def make_model(
     config = _configs()[name]()
     if layers is not None:
         config.num_hidden_layers = layers
+        if (kinds := getattr(config, "layer_types", None)) is not None:
+            config.layer_types = (kinds * layers)[:layers]
     if heads is not None:
         config.num_attention_heads, config.num_key_value_heads = heads
         config.head_dim = config.hidden_size // heads[0]

@@ -102,7 +102,7 @@ class Kernels(Protocol):
         """
 
     def expert_pieces(self, spec: ExpertsSpec, data: Mapping[int, U8], x: Input, routing: Routing) -> F32:
-        """As `experts`, of some of the pieces of `spec` alone, without shared experts.
+        """As `experts`, of some of the pieces of `spec` alone; of its shared experts if `data` has `SHARED`.
 
         `data` has the weights of each, by its number: they lie anywhere.
         """

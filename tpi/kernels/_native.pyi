@@ -114,7 +114,14 @@ class ExpertsPlan:
     def prepare(self, x: F32, normed: bool, into: Prepared) -> None: ...
     def run(self, data: U8, x: F32 | Prepared, experts: I32, weights: F32, shared: F32 | None, out: F32) -> None: ...
     def run_pieces(
-        self, data: list[tuple[int, U8]], x: F32 | Prepared, experts: I32, weights: F32, out: F32
+        self,
+        data: list[tuple[int, U8]],
+        beside: U8 | None,
+        x: F32 | Prepared,
+        experts: I32,
+        weights: F32,
+        shared: F32 | None,
+        out: F32,
     ) -> None: ...
 
 class Chain:

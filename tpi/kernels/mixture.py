@@ -115,13 +115,14 @@ def pieces_by_ffn(
 ) -> F32:
     """See `tpi.kernels.Kernels.expert_pieces`; `normed` is `[tokens, hidden]`."""
     check_routing(spec, routing, len(normed))
-    pieces = parts_of(spec)[spec.shared is not None :]
+    parts, before = parts_of(spec), int(spec.shared is not None)  # shared experts come first
     out: F32 = np.zeros_like(normed)
     for number, weights in data.items():
-        if not 0 <= number < len(pieces):
-            raise KernelError(f"there is no piece {number}, but {len(pieces)} of them from 0 on")
-        check_data(weights, pieces[number].end - pieces[number].begin)
-        _add_part(kernels, out, pieces[number], weights, normed, routing)
+        if not 0 <= before + number < len(parts):
+            raise KernelError(f"there is no piece {number}, but {len(parts) - before} of them from 0 on")
+        part = parts[before + number]
+        check_data(weights, part.end - part.begin)
+        _add_part(kernels, out, part, weights, normed, routing)
     return out
 
 

@@ -21,6 +21,7 @@ from tpi.kernels.spec import (
     F32,
     I32,
     I64,
+    SHARED,
     U8,
     AttentionSpec,
     Batch,
@@ -156,7 +157,9 @@ class NativeKernels:
     def expert_pieces(self, spec: ExpertsSpec, data: Mapping[int, U8], x: Input, routing: Routing) -> F32:
         """See `tpi.kernels.Kernels`."""
         out = np.empty(x.shape, np.float32)
-        _plan_experts(spec).run_pieces(list(data.items()), _given(x), routing.experts, routing.weights, out)
+        pieces = [(number, weights) for number, weights in data.items() if number != SHARED]
+        plan, beside = _plan_experts(spec), data.get(SHARED)
+        plan.run_pieces(pieces, beside, _given(x), routing.experts, routing.weights, routing.shared, out)
         return out
 
     def add_residual(self, residual: Residual, x: F32, total: F32) -> F32:

@@ -21,6 +21,7 @@ __all__ = [
     "KV_RUN",
     "NO_TOKENS",
     "PAGE_TOKENS",
+    "SHARED",
     "STREAM_TOKENS",
     "U8",
     "AttentionSpec",
@@ -47,6 +48,8 @@ I32 = npt.NDArray[np.int32]
 I64 = npt.NDArray[np.int64]
 U8 = npt.NDArray[np.uint8]
 KvArray = npt.NDArray[np.generic]
+SHARED = -1
+"""The number of shared experts among the pieces of a block of experts."""
 
 
 @dataclass(frozen=True, eq=False)

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from scheduler.transfer.pages import PageStage, StagedPages
 from scheduler.transfer.queue import TransferQueue
+from scheduler.weights import Hold
 from scheduler.window.window import Window
 from tpi.devices.base import Device
 from tpi.devices.pages import Bytes
@@ -19,6 +20,7 @@ from worker.plan.node_plan import NodePlan
 from worker.plan.offload import OffloadPlan
 from worker.plan.places import Places
 from worker.plan.residence import Residence
+from worker.plan.segments import NodeSegment
 
 _MB = 1e6
 
@@ -92,6 +94,10 @@ class Accelerated:
     def adapted(self, segment: Segment) -> Segment:
         """A segment of the accelerator as it is computed."""
         return segment
+
+    def gathered(self, segment: Segment, parts: Sequence[tuple[NodeSegment, Hold]]) -> tuple[Segment, Hold]:
+        """A segment of the accelerator whose bytes lie in several places (see `OffloadPlan.gathers`), and its hold."""
+        raise NotImplementedError
 
     def accompanied(self, segment: Segment, layer: int, name: str) -> Segment:
         """A segment of the host's, of the block `name` of a layer, as it is computed."""

@@ -95,7 +95,7 @@ class Rings:
     def _contents(self, plan: OffloadPlan, piece: int, part: Fed) -> RingContents:
         segment = plan.pieces[piece]
         card, streamed = segment.device - 1, part.number not in self._window.placement.resident
-        name = f"{segment.block.name}{ON}{self._devices[card].name}" if card else segment.block.name
+        name = f"{plan.named(piece)}{ON}{self._devices[card].name}" if card else plan.named(piece)
         feed = partial(self._feed, part, self._devices[card], plan.problem.machine.cards[card].link.piece)
         return RingContents(name, part.nbytes, feed, card, streamed)
 

@@ -218,8 +218,9 @@ def open_segment(
     launch = launch or device.start
     names = [layout.name for layout, _ in runs]
     if "router" in vectors:
-        shared = runs[0] if names[0] == "shared" else None
-        layout, ranges = runs[-1][0], [units for layout, units in runs if layout.name == "neuron"]
+        shared = next((run for run in runs if run[0].name == "shared"), None)
+        routed = [run for run in runs if run[0].name == "neuron"]
+        layout, ranges = (routed or runs)[-1][0], [units for _, units in routed]
         return ExpertsSegment(device, launch, experts_spec(config, layout, ranges, shared, vectors))
     if names[-1] == "neuron":
         layout, units = runs[-1]

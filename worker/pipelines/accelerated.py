@@ -5,6 +5,7 @@ from contextlib import AbstractContextManager, ExitStack, closing
 from dataclasses import replace
 
 from scheduler.transfer.queue import TransferQueue
+from scheduler.weights import Hold
 from scheduler.window.window import Window
 from tpi.devices.base import Device
 from tpi.devices.pages import Bytes
@@ -18,7 +19,8 @@ from worker.neurons.accelerated import NeuronAccelerated
 from worker.neurons.plan import NeuronPlan
 from worker.node.division import Division
 from worker.node.placed import Placed
-from worker.node.segment import HeldPages, Segment
+from worker.node.segment import ExpertsSegment, HeldPages, Segment
+from worker.pipelines.chunks.table import gathered
 from worker.pipelines.lanes import BatchLanes
 from worker.pipelines.longhold import LongHold, close_all
 from worker.pipelines.pipeline import BatchPipeline, BatchSchedule, schedule_of
@@ -28,12 +30,16 @@ from worker.pipelines.visiting import PageRoom, VisitingPages
 from worker.plan.node_plan import NodePlan
 from worker.plan.places import Fed
 from worker.plan.residence import Residence
+from worker.plan.segments import NodeSegment
 
 _MB = 1e6
 
 
 class ChunkedRings(Rings):
-    """Rings whose segments go over the link in chunks, so that other transfers go between two of them."""
+    """Rings whose segments go over the link in copies of a chunk's size, so that others go between two of them.
+
+    A chunk of experts is a segment of its own; what a kernel takes as it lies in one place goes in several copies.
+    """
 
     def __init__(
         self,
@@ -115,7 +121,10 @@ class BatchAccelerated(Accelerated):
         )
 
     def follow(self, schedule: BatchSchedule, chunk_bytes: int) -> None:
-        """Keep another schedule from the next step on, with weights in chunks of so many bytes."""
+        """Keep another schedule from the next step on, with copies of weights of so many bytes at most.
+
+        Where chunks of experts end is planned (`BatchPlan.chunking`): no copy goes on over the end of one.
+        """
         self.pipeline.schedule = schedule
         if isinstance(self._rings, ChunkedRings):
             self._rings.chunk = chunk_bytes
@@ -149,6 +158,13 @@ class BatchAccelerated(Accelerated):
         hold = LongHold(super().hold(piece, short))
         self._holds.setdefault(self.plan.pieces[piece].block.number, []).append(hold)
         return hold
+
+    def gathered(self, segment: Segment, parts: Sequence[tuple[NodeSegment, Hold]]) -> tuple[Segment, Hold]:
+        """See `Accelerated.gathered`."""
+        mixture = self._plan.config.mixture
+        assert isinstance(segment, ExpertsSegment)
+        assert mixture is not None
+        return gathered(segment, parts, mixture.experts)
 
     def close(self) -> None:
         """See `Accelerated.close`."""

@@ -3,13 +3,12 @@
 Every layer keeps the same share (r_w), so that the link has the same to do in each. Attention is kept first, whole;
 then units of the neurons from the first on. Of keys and values those of the first heads stay (r_c). What passes through
 has two places by turns, each as large as the most that passes of one layer: while one is computed with, the other is
-filled, chunk by chunk.
+filled, chunk by chunk. Each chunk of experts has a slot there, and is loaded, awaited and given back by itself.
 """
 
-from collections.abc import Iterator
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from math import ceil
 
 from scheduler.budget import LONGEST_CHUNK
 from scheduler.model.machine import NodeMachine
@@ -25,16 +24,14 @@ from tpi.devices.pages import PAGE, round_up
 from tpi.errors import PlanError
 from tpi.kv import page_bytes, pages_for
 from tpi.net.fields import GroupBatch
-from tpi.partition import Range
+from worker.pipelines.chunks.cutting import Chunking, pieces_of
 from worker.pipelines.visiting import ROOMS
 from worker.plan.fit import Tables, computing_bytes, need, passing_bytes
-from worker.plan.node_plan import NodeBlock, NodeLayer, NodePlan, RunUnits
+from worker.plan.node_plan import NodePlan
 from worker.plan.offload import Numbers, OffloadPlan, layer_pages_bytes, offload_problem
-from worker.plan.segments import NodeSegment
 
 _PART = 1e-6  # of a head: as much less still counts as one
 _CHUNK_SHARE = 8  # a chunk's activations take at most one part in so many of the accelerator's memory
-_LEAST = 1 << 16  # bytes of a chunk: less takes the link no longer than to begin
 
 
 @dataclass(frozen=True)
@@ -43,7 +40,7 @@ class BatchPlan(OffloadPlan):
 
     `policy` is the roofline model's answer to `asked`; keys and values of the first `kv_heads_there` of the node's
     `kv_heads` stay, those of the others live in RAM. `room_pages` are the pages of one micro-batch at most, and
-    `room_bytes` what the others take of them in one layer.
+    `room_bytes` what the others take of them in one layer. `chunking` says how many chunks a layer passes in.
     """
 
     policy: BatchPolicy = field(kw_only=True)
@@ -52,6 +49,18 @@ class BatchPlan(OffloadPlan):
     kv_heads: int = field(kw_only=True)
     room_pages: int = field(kw_only=True)
     room_bytes: int = field(kw_only=True)
+    chunking: Chunking = field(kw_only=True)
+
+    @property
+    def gathers(self) -> bool:
+        """See `OffloadPlan.gathers`."""
+        return True
+
+    def named(self, piece: int) -> str:
+        """See `OffloadPlan.named`; what passes of experts in several chunks is numbered."""
+        block, number = self.pieces[piece].block, self._numbers[piece]
+        alone = number == 1 and all(other.block is not block for other in self.pieces[piece + 1 : piece + 2])
+        return block.name if alone else f"{block.name}, chunk {number}"
 
     @property
     def longest(self) -> int:
@@ -87,27 +96,48 @@ class BatchPlan(OffloadPlan):
     @property
     def layer_bytes(self) -> int:
         """The most bytes that pass through for one layer."""
-        return max((sum(round_up(self.pieces[at].nbytes) for at in layer) for layer in self._passing), default=0)
+        return max((round_up(self._slots(layer)[-1].stop) for layer in self._passing), default=0)
 
     @property
     def chunk_bytes(self) -> int:
-        """Bytes of a chunk: a layer has as many as there are micro-batches (weights paging, section 4.1)."""
-        return max(_LEAST, round_up(ceil(self.layer_bytes / self.policy.micro_batches)))
+        """Bytes of a chunk at most (weights paging, section 4.1)."""
+        chunks = (self.pieces[at] for at in self.lifted)
+        largest = max((each.nbytes for each in chunks if each.block.kind == "experts"), default=0)
+        return max(round_up(self.chunking.size(self.layer_bytes)), largest)
 
     def ring(self, there: Numbers) -> Ring:
         """See `OffloadPlan.ring`: layers lie in two places by turns."""
         if not there:
             return super().ring(there)
-        sizes, place = [round_up(piece.nbytes) for piece in self.pieces], self.layer_bytes
         layers = self._passing * (1 + len(self._passing) % 2)
-        uses, offsets = [], []
-        for turn, layer in enumerate(layers):
-            at = turn % 2 * place
-            for piece in layer:
-                uses.append(piece)
-                offsets.append(at)
-                at += sizes[piece]
-        return with_lags(uses, sizes, 2 * place, offsets)
+        uses = [piece for layer in layers for piece in layer]
+        offsets = [
+            turn % 2 * self.layer_bytes + slot.start for turn, layer in enumerate(layers) for slot in self._slots(layer)
+        ]
+        return with_lags(uses, [piece.nbytes for piece in self.pieces], 2 * self.layer_bytes, offsets)
+
+    def ring_bytes(self, card: int) -> int:
+        """See `OffloadPlan.ring_bytes`."""
+        return 2 * self.layer_bytes
+
+    def _slots(self, layer: Sequence[int]) -> list[slice]:
+        """Where pieces of a layer lie in a place: each block from a page of memory on, its chunks back to back."""
+        slots, before = list[slice](), None
+        for piece in (self.pieces[number] for number in layer):
+            end = slots[-1].stop if slots else 0
+            begin = end if piece.block is before else round_up(end)
+            slots.append(slice(begin, begin + piece.nbytes))
+            before = piece.block
+        return slots
+
+    @cached_property
+    def _numbers(self) -> dict[int, int]:
+        """Of each piece that passes through, which of its block's it is, from 1 on."""
+        found, counts = dict[int, int](), dict[int, int]()
+        for piece in self.lifted:
+            block = self.pieces[piece].block.number
+            found[piece] = counts[block] = counts.get(block, 0) + 1
+        return found
 
     @cached_property
     def _passing(self) -> list[list[int]]:
@@ -119,9 +149,15 @@ class BatchPlan(OffloadPlan):
 
 
 def decide_batch(
-    plan: NodePlan, machine: NodeMachine, options: OffloadOptions, tables: Tables | None = None
+    plan: NodePlan,
+    machine: NodeMachine,
+    options: OffloadOptions,
+    tables: Tables | None = None,
+    chunking: Chunking | None = None,
 ) -> BatchPlan:
     """What goes where on `machine` for as many sequences at once as the node has pages for, or its group agreed on.
+
+    `chunking` as for `planned_batch`.
 
     Raises:
         PlanError: if not one sequence fits, or several nodes have not agreed (`worker.pipelines.group.agree`).
@@ -135,29 +171,29 @@ def decide_batch(
     policy = best_policy(asked).policy
     if options.weights != "gpu":
         policy = uncut(asked, policy)
-    return _within(machine, planned_batch(plan, asked, policy, options, tables), plan, tables, options)
+    return _within(machine, planned_batch(plan, asked, policy, options, tables, chunking), plan, tables, options)
 
 
 def _within(
     machine: NodeMachine, found: BatchPlan, plan: NodePlan, tables: Tables | None, options: OffloadOptions
 ) -> BatchPlan:
     """The same, or with as much less of the weights on the accelerator as whole pages and units take too much."""
-    device = machine.accelerator
+    device, edges = machine.accelerator, PAGE * len(plan.blocks)
     assert device is not None
-    while (beyond := found.memory_bytes - device.memory) > 0 and (less := _less(found, beyond)) is not None:
-        found = planned_batch(plan, found.asked, less, options, tables)
+    while (beyond := found.memory_bytes - device.memory) > 0 and (less := _less(found, beyond + edges)) is not None:
+        found = planned_batch(plan, found.asked, less, options, tables, found.chunking)
     if beyond > 0:
         least = -(-found.memory_bytes >> 20)
         raise PlanError(f"{device.memory >> 20}MiB of GPU memory are too little: --gpu-memory {least}MiB would do")
     return found
 
 
-def _less(found: BatchPlan, beyond: int) -> BatchPolicy | None:
+def _less(found: BatchPlan, nbytes: int) -> BatchPolicy | None:
     """A policy with so many bytes less of the weights on the accelerator, or without them a head less of keys and
     values; None if there is nothing that it need not keep."""
     policy, total = found.policy, found.asked.layer.layers * found.asked.layer.nbytes
     if policy.weights_kept > 0:
-        return replace(policy, weights_kept=max(0.0, policy.weights_kept - (beyond + PAGE * len(found.pieces)) / total))
+        return replace(policy, weights_kept=max(0.0, policy.weights_kept - nbytes / total))
     if found.kv_heads_there and found.asked.limits.kv is None:
         return replace(policy, kv_kept=(found.kv_heads_there - 1) / found.kv_heads)
     return None
@@ -177,16 +213,23 @@ def prefers_batches(
 
 
 def planned_batch(
-    plan: NodePlan, asked: BatchProblem, policy: BatchPolicy, options: OffloadOptions, tables: Tables | None = None
+    plan: NodePlan,
+    asked: BatchProblem,
+    policy: BatchPolicy,
+    options: OffloadOptions,
+    tables: Tables | None = None,
+    chunking: Chunking | None = None,
 ) -> BatchPlan:
     """A policy in this node's pieces; neurons and products are the accelerator's.
 
-    Of keys and values as many whole heads stay as the policy's share has.
+    Of keys and values as many whole heads stay as the policy's share has. A layer has as many chunks as there are
+    micro-batches, if `chunking` does not say otherwise.
     """
     heads = int(policy.kv_kept * plan.kv_heads + _PART)
     share = heads / plan.kv_heads if plan.kv_heads else round(policy.kv_kept)
     policy = replace(policy, kv_kept=share, attention_there=share == 1 or policy.attention_there)
-    pieces, kept = _pieces(plan, policy.weights_kept)
+    chunking = chunking or Chunking(policy.micro_batches)
+    pieces, kept = pieces_of(plan, policy.weights_kept, chunking)
     others = frozenset(range(len(pieces))) - kept
     pages = room_pages(plan, policy.micro_batch)
     places: tuple[Place, ...] = tuple("accelerator" for _ in pieces)
@@ -211,6 +254,7 @@ def planned_batch(
         kv_heads=plan.kv_heads,
         room_pages=pages,
         room_bytes=2 * round_up(half * pages),
+        chunking=chunking,
     )
 
 
@@ -270,42 +314,3 @@ def prompt_chunk(plan: NodePlan, machine: NodeMachine) -> int:
     while chunk > 1 and chunk * token > room // _CHUNK_SHARE:
         chunk //= 2
     return chunk
-
-
-def _pieces(plan: NodePlan, kept: float) -> tuple[tuple[NodeSegment, ...], Numbers]:
-    """All pieces in order of use, and the numbers of those that stay."""
-    found: list[NodeSegment] = []
-    stay: set[int] = set()
-    for layer in plan.layers:
-        for piece, stays in _layer(layer, kept * sum(block.nbytes for block in layer.blocks)):
-            if stays:
-                stay.add(len(found))
-            found.append(replace(piece, device=1))
-    return tuple(found), frozenset(stay)
-
-
-def _layer(layer: NodeLayer, room: float) -> Iterator[tuple[NodeSegment, bool]]:
-    """Each block as what stays and what passes through, with whether it stays."""
-    for block in layer.blocks:
-        first, rest = _cut(block, room)
-        room -= sum(run.nbytes for run in first)
-        for runs, stays in ((first, True), (rest, False)):
-            if runs:
-                yield NodeSegment(block, runs), stays
-
-
-def _cut(block: NodeBlock, room: float) -> tuple[tuple[RunUnits, ...], tuple[RunUnits, ...]]:
-    """A block's units that fit into `room` bytes, from the first on, and the others; some blocks are one piece."""
-    if block.nbytes <= room + 1:
-        return block.runs, ()
-    if block.kind == "attention" or (block.kind == "ffn" and len(block.runs) > 1):
-        return (), block.runs
-    first: list[RunUnits] = []
-    rest: list[RunUnits] = []
-    for run in block.runs:
-        count = min(len(run.units), int(room // run.layout.unit_bytes)) if not rest else 0
-        middle = run.units.first + count
-        room -= count * run.layout.unit_bytes
-        first += [run.cut(Range(run.units.first, middle))] if count else []
-        rest += [run.cut(Range(middle, run.units.last))] if count < len(run.units) else []
-    return tuple(first), tuple(rest)

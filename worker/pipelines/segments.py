@@ -1,8 +1,9 @@
 """Segments of a batch's pipeline: they begin a call and wait for nothing, whatever it needs is awaited in the call."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -11,7 +12,7 @@ import numpy.typing as npt
 from tpi.devices.base import Event, Finished, Pending
 from tpi.kernels import Kernels
 from tpi.kernels.heads import finished, squares
-from tpi.kernels.spec import Batch, KvArray, Projected
+from tpi.kernels.spec import Batch, Input, KvArray, Projected, Routing
 from tpi.kv import KvPages
 from tpi.pack.layout import GROUP
 from tpi.partition import Range
@@ -29,6 +30,8 @@ Paged = tuple[KvArray, KvArray, Batch]
 """Keys and values, and the batch by whose numbers they are found."""
 Crossed = tuple[Any, Event]
 """Heads, or what attention made of them, and the end of their crossing."""
+ExpertsCall = Callable[[Input, Routing], F32]
+"""A block's experts, for its input and what its tokens chose."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -184,14 +187,18 @@ class BatchExperts(ExpertsSegment):
         """See `worker.node.segment.Segment.start`."""
         if Phase.OUTPUT not in phases or self.empty:
             return super().start(phases, data, part, take)
-        spec, kernels = self.spec, self.device.kernels
+        router, kernels, call = self.spec.router, self.device.kernels, self.call(data)
         _follow(part)
 
         def experts() -> F32:
             x = take(self)
-            return kernels.experts(spec, data, x, part.routed(spec.router, kernels, x))
+            return call(x, part.routed(router, kernels, x))
 
         return self.launch(experts)
+
+    def call(self, data: Bytes) -> ExpertsCall:
+        """What computes them with the weights that are held now."""
+        return partial(self.device.kernels.experts, self.spec, data)
 
 
 def for_batches(

@@ -65,6 +65,15 @@ class OffloadPlan:
         return self.problem.tokens
 
     @property
+    def gathers(self) -> bool:
+        """Whether all of a block's experts are computed in one call, wherever they lie."""
+        return False
+
+    def named(self, piece: int) -> str:
+        """What traces and errors call what passes through."""
+        return self.pieces[piece].block.name
+
+    @property
     def fed(self) -> list[int]:
         """Pieces that lie in the host's memory or on its disk, in order of use."""
         return [number for number in range(len(self.pieces)) if number not in self.kept]

@@ -1,7 +1,7 @@
 """Where each of a block's segments is computed, and where its bytes are then: what a step visits, as data."""
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal
 
 from worker.plan.segments import NodeSegment, join
@@ -9,17 +9,21 @@ from worker.plan.segments import NodeSegment, join
 if TYPE_CHECKING:
     from worker.plan.offload import OffloadPlan
 
-Source = Literal["window", "kept", "ring"]
-"""The host's window; the memory of its device, where it stays; the ring in an accelerator's memory."""
+Source = Literal["window", "kept", "ring", "parts"]
+"""The host's window; the memory of its device, where it stays; the ring in an accelerator's memory; several of them."""
 
 
 @dataclass(frozen=True)
 class Place:
-    """One segment of a block, the device that computes it, and where its bytes come from."""
+    """One segment of a block, the device that computes it, and where its bytes come from.
+
+    If those lie apart, `parts` are where: its runs are theirs, one after the other.
+    """
 
     segment: NodeSegment
     source: Source
-    number: int  # among the window's segments, those that are kept, or all pieces
+    number: int  # among the window's segments, those that are kept, all pieces, or blocks
+    parts: "tuple[Place, ...]" = ()
 
 
 Visits = tuple[tuple[Place, ...], ...]
@@ -70,7 +74,8 @@ def through_accelerator(offload: "OffloadPlan", window: Sequence[NodeSegment], n
 
     def visits(there: frozenset[int]) -> Visits:
         here = (Place(window[number], "window", number) for piece, number in within.items() if piece not in there)
-        return _by_block([*stay, *(ring[piece] for piece in sorted(there)), *dict.fromkeys(here)])
+        found = _by_block([*stay, *(ring[piece] for piece in sorted(there)), *dict.fromkeys(here)])
+        return tuple(_gathered(block) for block in found) if offload.gathers else found
 
     return Places(
         long=visits(offload.long),
@@ -82,6 +87,15 @@ def through_accelerator(offload: "OffloadPlan", window: Sequence[NodeSegment], n
 
 def _fed(piece: NodeSegment, whole: NodeSegment, number: int) -> Fed:
     return Fed(number, whole.before(piece), piece.nbytes)
+
+
+def _gathered(block: tuple[Place, ...]) -> tuple[Place, ...]:
+    """Experts that lie in several places as one segment: a kernel finds each wherever it is."""
+    first = block[0].segment
+    if first.block.kind != "experts" or len(block) == 1:
+        return block
+    runs = tuple(run for place in block for run in place.segment.runs)
+    return (Place(replace(first, runs=runs), "parts", first.block.number, block),)
 
 
 def _by_block(places: Iterable[Place]) -> Visits:

@@ -72,13 +72,14 @@ def head_seconds(problem: BatchProblem, batch: Number) -> float:
 def uncut(problem: BatchProblem, policy: BatchPolicy) -> BatchPolicy:
     """The same policy, or with no more of the weights on the accelerator than attention's, or none, if that is faster.
 
-    Of neurons some of which stay and some pass through each micro-batch makes two calls, and their results cross twice.
-    No linear program knows that; where the link has time to spare, fewer calls are worth more than fewer bytes.
+    Of dense neurons some of which stay and some pass through each micro-batch makes two calls, and their results cross
+    twice. No linear program knows that; where the link has time to spare, fewer calls are worth more than fewer bytes.
+    Experts are one call wherever they lie, so that a model that has any is cut as its policy says.
     """
     layer, device = problem.layer, problem.machine.accelerator
     share = layer.attention_bytes / layer.nbytes if layer.nbytes else 0.0
     whole = share if policy.weights_kept >= share else 0.0
-    if device is None or not policy.ffn_there or not whole < policy.weights_kept < 1:
+    if device is None or not policy.ffn_there or not whole < policy.weights_kept < 1 or layer.routed_bytes:
         return policy
     tokens, parts = policy.batch / policy.micro_batches, policy.micro_batches
     again = parts * (device.rates.start + device.link.latency + tokens * layer.hidden / device.link.down)

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from tests.support.cluster.inprocess import in_process_deployment
+from tests.support.devices.chunked import in_chunks
 from tests.support.devices.cuda_device import open_tested
 from tests.support.devices.demanding import DEMAND, arena_of, at_once, in_a_share
 from tests.support.devices.held import held
@@ -21,6 +22,7 @@ from tpi.devices.options import OffloadOptions
 from tpi.pack.builder.build import open_source, pack_model
 from tpi.pack.reader import Pack
 from worker.equipment import Beside
+from worker.pipelines.chunks.table import TableExperts
 
 SMALL: dict[str, Any] = {"context": 32, "pool": 8, "chunk": 16}  # tokens, pages
 ASKED = [[5, 6], [300], [17], [88]]
@@ -87,15 +89,25 @@ def test_experts_that_come_when_they_are_wanted(pack: Pack, tmp_path: Path) -> N
         assert card.memory.used == 0
 
 
-def test_a_batch_in_micro_batches_has_the_tokens_of_the_host(pack: Pack, tmp_path: Path) -> None:
-    """The order of CGOPipe: the host attends two micro-batches ahead, and weights come in chunks between them."""
+@pytest.mark.parametrize(("kept", "chunks"), [(0.0, 2), (0.7, 3)])
+def test_a_batch_in_micro_batches_has_the_tokens_of_the_host(
+    kept: float, chunks: int, pack: Pack, tmp_path: Path
+) -> None:
+    """The order of CGOPipe: the host attends two micro-batches ahead, and weights come in chunks between them.
+
+    Some of the experts stay, and one call computes all of them through a table.
+    """
     expected = answered_on_the_host(pack, tmp_path / "host")
-    options = OffloadOptions("ram", "ram", "batch")
+    options = OffloadOptions("auto", "ram", "batch")
     with (
         closing(open_tested(weights_bytes(pack) + (8 << 20))) as card,
-        offloaded(pack, tmp_path / "card", {0: card}, options, **SMALL) as deployment,
+        offloaded(
+            pack, tmp_path / "card", {0: card}, options, decide={0: in_chunks(kept, chunks)}, **SMALL
+        ) as deployment,
     ):
         link = batched(deployment, micro_batch=2)
         assert answers(deployment, ASKED, LENGTH) == expected
         assert not link.plan.policy.attention_there
-        assert link.figures.weight_bytes > weights_bytes(pack)
+        assert link.figures.weight_bytes > (1 - kept) * weights_bytes(pack)
+        segments = [each for block in deployment.node.loop.weights.now.blocks for each in block]
+        assert sum(isinstance(segment, TableExperts) for segment in segments) == pack.config.layers

@@ -1,13 +1,20 @@
 """The other schedules of MoE-Lightning's figure 6: S2 and S3, where the host attends, and S4 as FlexGen has it.
 
-In all of them a layer's weights go over the link as a whole, so that whatever else crosses waits for all of it.
+In all of them what passes through of a block's weights goes over the link as a whole, so that whatever else crosses
+waits for all of it: that is planned (`as_a_whole`), and then followed.
 """
 
 from collections.abc import Callable, Sequence
 
+from scheduler.model.machine import NodeMachine
+from tpi.devices.options import OffloadOptions
 from worker.pipelines.accelerated import BatchAccelerated
+from worker.pipelines.chunks.cutting import Chunking
 from worker.pipelines.orders import Interleaved, Layerwise
 from worker.pipelines.pipeline import BatchSchedule
+from worker.pipelines.plan import BatchPlan, decide_batch
+from worker.plan.fit import Tables
+from worker.plan.node_plan import NodePlan
 
 WHOLE = 1 << 40  # bytes: more than any layer has
 Attends = tuple[bool, ...]
@@ -38,8 +45,16 @@ SCHEDULES: dict[str, Callable[[Attends, int], BatchSchedule]] = {
 }
 
 
+def as_a_whole(
+    plan: NodePlan, machine: NodeMachine, options: OffloadOptions, tables: Tables | None = None
+) -> BatchPlan:
+    """What a node decides by itself, but that what passes through of a layer is one chunk."""
+    return decide_batch(plan, machine, options, tables, Chunking(1))
+
+
 def follow(link: BatchAccelerated, name: str) -> None:
-    """Have a node keep one of `SCHEDULES` from now on, with the micro-batches that it has."""
+    """Have a node keep one of `SCHEDULES` from now on, with the micro-batches that it has; it was planned for that."""
+    assert link.plan.chunking.count == 1, "heads would go over the link between two chunks"
     pipeline = link.pipeline
     attends: Sequence[bool] = pipeline.attends
     link.follow(SCHEDULES[name](tuple(attends), pipeline.schedule.micro_batch), WHOLE)

@@ -17,7 +17,7 @@ from scheduler.model.roofline.policy import BatchProblem, BatchWork
 from scheduler.model.roofline.search import best_policy
 from tests.support.cluster.inprocess import in_process_deployment
 from tests.support.devices.offloading import answers, batched, offloaded, prompts, weights_bytes
-from tests.support.devices.schedules import SCHEDULES, follow
+from tests.support.devices.schedules import SCHEDULES, as_a_whole, follow
 from tests.support.roofline import MIXTRAL
 from tpi.devices.choose import open_device
 from tpi.devices.emulated.machine import parse_emulated
@@ -39,7 +39,7 @@ def test_each_schedule_gives_the_tokens_of_each_request_alone(
     options = OffloadOptions("ram", "ram", "batch")
     with (
         closing(open_device("emu:1GiB,stretch=1", room)) as device,
-        offloaded(pack, tmp_path / "batch", {0: device}, options, **SMALL) as deployment,
+        offloaded(pack, tmp_path / "batch", {0: device}, options, decide={0: as_a_whole}, **SMALL) as deployment,
     ):
         link = batched(deployment)
         follow(link, name)

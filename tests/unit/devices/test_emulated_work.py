@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from tests.support.devices.virtual_time import VirtualTime
+from tests.support.kernels.expert_cases import experts_case
 from tests.support.kernels.kernel_cases import attention_case, ffn_case, native
 from tpi.devices.emulated import work
 from tpi.devices.emulated.emulation import Emulation
@@ -15,7 +16,7 @@ from tpi.devices.emulated.machine import parse_emulated
 from tpi.devices.emulated.work import KernelWork, Roofline
 from tpi.devices.host import HostDevice
 from tpi.kernels import Kernels
-from tpi.kernels.spec import ChainBlock, Residual
+from tpi.kernels.spec import SHARED, ChainBlock, ExpertPiece, Residual, Routing
 
 RANDOM = np.random.default_rng(1)
 
@@ -35,6 +36,25 @@ def test_a_feed_forward_block_reads_its_weights_once_for_all_tokens() -> None:
     assert work.ffn(case.spec, 5, None).nbytes == case.data.size
     third = work.ffn(case.spec, 5, np.arange(32, dtype=np.int32))
     assert (third.nbytes, third.operations) == pytest.approx((weights // 32 * 20 / 3, 2 * 5 * weights / 3))
+
+
+def test_experts_that_are_cut_take_what_they_take_whole_in_one_call() -> None:
+    """Those that were chosen; with the shared ones, which everybody passes, once."""
+    case = experts_case(RANDOM, format="q4", hidden=64, experts=4, used=2, units=3, shared=2, tokens=5)
+    routing = Routing(np.array([[0, 2]] * 4 + [[2, 3]], np.int32), np.ones((5, 2), np.float32))
+    whole = work.experts(case.spec, 5, routing)
+    parts = [
+        ExpertPiece(0, 1),
+        ExpertPiece(0, 2, False),
+        ExpertPiece(1, 3),
+        ExpertPiece(2, 2),
+        ExpertPiece(2, 1, False),
+    ]
+    cut = replace(case.spec, pieces=(*parts, ExpertPiece(3, 3)))
+    assert work.pieces(cut, [SHARED, *range(len(cut.pieces))], 5, routing) == whole
+    unit, each = case.spec.routed.neuron.unit_bytes, 2.0 * 3 * 64 * 32  # operations of a token in a unit
+    assert whole == KernelWork(unit * (3 * 3 + 2), each * (3 * (4 + 5 + 1) + 2 * 5))
+    assert work.pieces(cut, [SHARED], 5, routing) == KernelWork(2 * unit, each * 2 * 5)
 
 
 def test_attention_reads_its_weights_and_each_sequences_cache_once() -> None:

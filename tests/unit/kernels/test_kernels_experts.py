@@ -12,8 +12,8 @@ from tests.support.kernels.kernel_cases import ffn_case, native, norm_spec, norm
 from tpi.config import Format, Mixture
 from tpi.errors import KernelError
 from tpi.kernels import Kernels
-from tpi.kernels.mixture import Normed, choose
-from tpi.kernels.spec import F32, NO_TOKENS, ChainBlock, ExpertPiece, ExpertsSpec, Residual, RouterSpec, Routing
+from tpi.kernels.mixture import Normed, choose, parts_of
+from tpi.kernels.spec import F32, NO_TOKENS, SHARED, ChainBlock, ExpertPiece, ExpertsSpec, Residual, RouterSpec, Routing
 from tpi.pack.layout import Layout
 
 FORMATS: list[tuple[Format, Layout | None]] = [
@@ -92,6 +92,33 @@ def test_some_pieces_may_lie_anywhere(format: Format, tokens: int, shared: int) 
     rest = native.expert_pieces(case.spec, {number: apart[number] for number in (0, 2, 3, 5)}, case.x, routing)
     np.testing.assert_allclose(own + rest, whole, atol=3e-5 if format == "f32" else 2e-2 * np.abs(whole).max())
     assert not native.expert_pieces(case.spec, {}, case.x, routing).any()
+
+
+@pytest.mark.parametrize("format", ["f32", "q4"])
+@pytest.mark.parametrize("tokens", [1, 3, 30])
+@pytest.mark.parametrize("gate", [True, False])
+def test_shared_experts_may_be_among_the_pieces(format: Format, tokens: int, gate: bool) -> None:
+    """Then one call is all of the block, with the bits of the whole; alone they are what is missing else."""
+    case = experts_case(np.random.default_rng(6), format=format, tokens=tokens, shared=2, units=3, gate=gate, bias=True)
+    routing, parts = reference.route(case.spec.router, case.x), parts_of(case.spec)
+    whole = native.experts(case.spec, case.data, case.x, routing)
+    apart = {number: case.data[part.begin : part.end].copy() for number, part in enumerate(parts, SHARED)}
+    assert np.array_equal(native.expert_pieces(case.spec, apart, case.x, routing), whole)
+    plain = reference.expert_pieces(case.spec, apart, case.x, routing)
+    np.testing.assert_allclose(whole, plain, atol=(2e-5 if format == "f32" else 2e-2) * np.abs(whole).max())
+    beside = native.expert_pieces(case.spec, {SHARED: apart.pop(SHARED)}, case.x, routing)
+    routed = native.expert_pieces(case.spec, apart, case.x, routing)
+    np.testing.assert_allclose(beside + routed, whole, atol=(2e-5 if format == "f32" else 2e-2) * np.abs(whole).max())
+
+
+@pytest.mark.parametrize("kernels", [native, reference], ids=["native", "reference"])
+def test_shared_experts_that_do_not_fit_are_refused(kernels: Kernels) -> None:
+    with_them, without = (experts_case(np.random.default_rng(4), shared=shared) for shared in (2, 0))
+    size = 2 * with_them.spec.routed.neuron.unit_bytes
+    for case, weights in ((without, without.data[:size]), (with_them, with_them.data[: size - 1])):
+        routing = reference.route(case.spec.router, case.x)
+        with pytest.raises(KernelError):
+            kernels.expert_pieces(case.spec, {SHARED: weights}, case.x, routing)
 
 
 @pytest.mark.parametrize("kernels", [native, reference], ids=["native", "reference"])

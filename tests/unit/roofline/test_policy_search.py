@@ -123,6 +123,7 @@ def test_neurons_are_cut_where_the_link_needs_it_alone(problem: BatchProblem) ->
     except PlanError:
         assume(False)
     found = uncut(problem, policy)
+    assert found == policy or not problem.layer.routed_bytes  # experts are one call wherever they lie
     share = problem.layer.attention_bytes / problem.layer.nbytes
     assert found.weights_kept in (policy.weights_kept, share, 0.0)
     assert fits(problem, found)
@@ -134,7 +135,10 @@ def test_neurons_are_cut_where_the_link_needs_it_alone(problem: BatchProblem) ->
 
 
 def test_on_a_slow_link_what_stays_is_cut_and_on_a_fast_one_it_is_not() -> None:
-    problem = paper("t4", 504)
+    """Of dense neurons; experts are cut anywhere."""
+    mixture = paper("t4", 504)
+    neurons = replace(mixture.layer, ffn_bytes=mixture.layer.routed_bytes, ffn_weights=mixture.layer.routed_weights / 4)
+    problem = replace(mixture, layer=replace(neurons, routed_bytes=0.0, routed_weights=0.0, experts=1, used=1))
     device = problem.machine.accelerator
     assert device is not None
     policy = best_policy(problem).policy
@@ -143,6 +147,7 @@ def test_on_a_slow_link_what_stays_is_cut_and_on_a_fast_one_it_is_not() -> None:
     quick = replace(problem, machine=replace(problem.machine, accelerator=fast))
     whole = problem.layer.attention_bytes / problem.layer.nbytes
     assert uncut(quick, policy) == replace(policy, weights_kept=whole)
+    assert uncut(replace(quick, layer=mixture.layer), policy) == policy
     little = replace(quick, machine=replace(quick.machine, memory=int(host_bytes(quick, PolicyPoint.of(policy)))))
     assert uncut(little, policy) == policy  # RAM has no room for what would no longer stay
 

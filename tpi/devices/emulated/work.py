@@ -11,6 +11,7 @@ import numpy as np
 
 from tpi.kernels.spec import (
     I32,
+    SHARED,
     AttentionSpec,
     Batch,
     ChainBlock,
@@ -115,16 +116,17 @@ def routing(router: RouterSpec, tokens: int) -> KernelWork:
 
 def experts(spec: ExpertsSpec, tokens: int, chosen: Routing | None) -> KernelWork:
     """Of `Kernels.experts`: each piece is read once if a token chose it. Without a routing all tokens choose others."""
-    todo = ffn(spec.shared, tokens, None) if spec.shared else KernelWork()
-    return todo + pieces(spec, range(len(spec.pieces)), tokens, chosen)
+    return pieces(spec, [*range(len(spec.pieces)), SHARED], tokens, chosen)
 
 
 def pieces(spec: ExpertsSpec, numbers: Iterable[int], tokens: int, chosen: Routing | None) -> KernelWork:
     """As `experts`, of the pieces of these numbers alone."""
     todo, every = KernelWork(), spec.router.mixture.experts
     counts = np.bincount(chosen.experts.ravel(), minlength=every) if chosen else np.arange(every) < tokens * _used(spec)
-    for piece in (spec.pieces[number] for number in numbers):
-        if counts[piece.expert]:
+    for number in numbers:
+        if number == SHARED:
+            todo += ffn(spec.shared, tokens, None) if spec.shared else KernelWork()
+        elif counts[(piece := spec.pieces[number]).expert]:
             todo += product(replace(spec.routed.neuron, units=piece.units), int(counts[piece.expert]))
     return todo
 

@@ -138,8 +138,8 @@ void ExpertsPlan::run(nb::handle data, nb::handle x, nb::handle experts, nb::han
             chosen.shared ? chosen.shared->as<float>() : nullptr, result.as<float>());
 }
 
-void ExpertsPlan::run_pieces(std::vector<std::pair<size_t, nb::object>> data, nb::handle x, nb::handle experts,
-                             nb::handle weights, nb::handle out) const {
+void ExpertsPlan::run_pieces(std::vector<std::pair<size_t, nb::object>> data, nb::object beside, nb::handle x,
+                             nb::handle experts, nb::handle weights, nb::object shared, nb::handle out) const {
     std::vector<std::unique_ptr<Array>> held;
     Weights places{nullptr, std::vector<const uint8_t*>(pieces_.size(), nullptr)};
     for (const auto& [piece, bytes] : data) {
@@ -148,15 +148,21 @@ void ExpertsPlan::run_pieces(std::vector<std::pair<size_t, nb::object>> data, nb
         held.push_back(keep_array(bytes, "the weights of a piece", "B", {length(size)}));
         places.pieces[piece] = held.back()->as<uint8_t>();
     }
+    if (!beside.is_none()) {
+        if (!shared_) throw KernelError("weights are of shared experts that there are not");
+        held.push_back(keep_array(beside, "the weights of the shared experts", "B", {length(shared_bytes())}));
+        places.shared = held.back()->as<uint8_t>();
+    }
     BlockInput input(x, hidden(), forms_);
     PreparedInput own;
     if (!input.prepared()) prepare(x, false, own);
     const Prepared& in = input.prepared() ? *input.prepared() : own.view(hidden(), forms_.of(input.tokens()));
-    RoutingArrays chosen(experts, weights, nb::none(), in.tokens, router_->settings().used, false);
+    RoutingArrays chosen(experts, weights, shared, in.tokens, router_->settings().used, false);
     check_indices(chosen.experts, "an expert", router_->settings().experts);
     Array result(out, "out", "f", {length(in.tokens), length(hidden())}, true);
     nb::gil_scoped_release unlocked;
-    compute(places, in, chosen.experts.as<int32_t>(), chosen.weights.as<float>(), nullptr, result.as<float>());
+    compute(places, in, chosen.experts.as<int32_t>(), chosen.weights.as<float>(),
+            chosen.shared ? chosen.shared->as<float>() : nullptr, result.as<float>());
 }
 
 ExpertsPlan::Weights ExpertsPlan::together(const uint8_t* data) const {

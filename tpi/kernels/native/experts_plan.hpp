@@ -46,9 +46,9 @@ public:
     void prepare(nb::handle x, bool normed, PreparedInput& into) const;
     void run(nb::handle data, nb::handle x, nb::handle experts, nb::handle weights, nb::object shared,
              nb::handle out) const;
-    // Of some pieces alone, (number, weights) each: those lie anywhere. Without the shared experts.
-    void run_pieces(std::vector<std::pair<size_t, nb::object>> data, nb::handle x, nb::handle experts,
-                    nb::handle weights, nb::handle out) const;
+    // Of some pieces alone, (number, weights) each: those lie anywhere. Of the shared experts if `beside` has theirs.
+    void run_pieces(std::vector<std::pair<size_t, nb::object>> data, nb::object beside, nb::handle x,
+                    nb::handle experts, nb::handle weights, nb::object shared, nb::handle out) const;
 
     // For a chain: all of a block, from its input to its result.
     size_t hidden() const { return router_->hidden(); }

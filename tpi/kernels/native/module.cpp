@@ -89,7 +89,8 @@ NB_MODULE(_native, m) {
         .def("prepare", &ExpertsPlan::prepare)
         .def("run", &ExpertsPlan::run, nb::arg("data"), nb::arg("x"), nb::arg("experts"), nb::arg("weights"),
              nb::arg("shared").none(), nb::arg("out"))
-        .def("run_pieces", &ExpertsPlan::run_pieces);
+        .def("run_pieces", &ExpertsPlan::run_pieces, nb::arg("data"), nb::arg("beside").none(), nb::arg("x"),
+             nb::arg("experts"), nb::arg("weights"), nb::arg("shared").none(), nb::arg("out"));
     nb::class_<Chain>(m, "Chain")
         .def(nb::init<size_t>())
         .def("attention", &Chain::attention, nb::arg("plan"), nb::arg("data"), nb::arg("keys").none(),

@@ -78,7 +78,15 @@ def parts(
     visits: Visits, sources: Sources, open_one: Callable[[NodeSegment], Segment]
 ) -> list[list[tuple[Segment, Hold]]]:
     """The segments of every block, each with its hold."""
-    return [[(open_one(place.segment), sources.hold(place)) for place in block] for block in visits]
+    return [[_opened(place, sources, open_one) for place in block] for block in visits]
+
+
+def _opened(place: Place, sources: Sources, open_one: Callable[[NodeSegment], Segment]) -> tuple[Segment, Hold]:
+    segment = open_one(place.segment)
+    if not place.parts:
+        return segment, sources.hold(place)
+    assert sources.link is not None
+    return sources.link.gathered(segment, [(part.segment, sources.hold(part)) for part in place.parts])
 
 
 def open_window(

@@ -1,0 +1,198 @@
+"""Chunks of experts: every unit of a block is in its table once, and slots of the ring never overlap while held."""
+
+from dataclasses import dataclass
+from itertools import pairwise
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from scheduler.model.ring import Ring
+from scheduler.window.cycle import Cycle
+from tpi.devices.pages import PAGE, Bytes, round_up
+from tpi.kernels.spec import SHARED
+from tpi.pack.layout import Part, RunLayout
+from tpi.partition import Range, by_expert, expert_ranges
+from worker.pipelines.chunks.cutting import Chunking, pieces_of
+from worker.pipelines.chunks.table import ChunkTable, TableEntry, entries
+from worker.pipelines.plan import BatchPlan
+from worker.plan.node_plan import NodeBlock, NodeLayer, RunUnits
+from worker.plan.places import Place, through_accelerator
+
+HIDDEN = 24
+F32 = 4  # bytes
+
+
+@dataclass(frozen=True)
+class Drawn:
+    """A plan, and how many experts its blocks have."""
+
+    plan: BatchPlan
+    experts: int
+
+
+def run_of(name: Any, units: int, width: int, ranges: list[Range]) -> tuple[RunUnits, ...]:
+    layout = RunLayout(name, "record", (Part("up", "f32", "row"), Part("down", "f32", "column")), width, HIDDEN, units)
+    return tuple(RunUnits(layout, each, b"") for each in ranges)
+
+
+@st.composite
+def plans(draw: st.DrawFn) -> Drawn:
+    """Layers of attention and experts of one node of several: whole experts, or slices of them."""
+    experts, each = draw(st.integers(1, 6)), draw(st.integers(1, 5))
+    first, last = sorted(draw(st.tuples(st.integers(0, each), st.integers(0, each))))
+    some = sorted(draw(st.tuples(st.integers(0, experts), st.integers(0, experts))))
+    own = draw(st.sampled_from([Range(0, experts), Range(*some)]))
+    beside, attention = draw(st.integers(0, 3)), draw(st.integers(1, 9))
+    layers = []
+    for number in range(draw(st.integers(1, 5))):
+        routed = run_of("neuron", experts * each, 2, expert_ranges(own, Range(first, last), each))
+        shared = run_of("shared", 3, 3, [Range(0, beside)]) if draw(st.booleans()) else ()
+        query = run_of("query", attention, 5, [Range(0, attention)])
+        blocks = (
+            NodeBlock(2 * number, number, "attention", 0, query, 0),
+            NodeBlock(2 * number + 1, number, "experts", 1, (*shared, *routed), 0),
+        )
+        layers.append(NodeLayer(number, blocks, (0,)))
+    chunking = Chunking(draw(st.integers(1, 12)), draw(st.sampled_from([1, 2000])))
+    nothing: Any = None
+    own_plan: Any = SimpleNamespace(layers=layers)
+    pieces, kept = pieces_of(own_plan, draw(st.floats(0, 1)), chunking)
+    passing = frozenset(range(len(pieces))) - kept
+    policy: Any = SimpleNamespace(micro_batches=chunking.count)
+    plan = BatchPlan(
+        pieces, kept, passing, passing, 1, "ram", 2, 0, nothing, nothing, policy=policy, asked=nothing, room_pages=1,
+        room_bytes=0, chunking=chunking, kv_heads_there=0, kv_heads=1,
+    )  # fmt: skip
+    return Drawn(plan, experts)
+
+
+def blocks_of(plan: BatchPlan) -> list[tuple[Place, ...]]:
+    """Of each block, what a step visits."""
+    window = [plan.pieces[number] for number in plan.fed]
+    return list(through_accelerator(plan, window, range(len(window))).long)
+
+
+@given(plans())
+@settings(max_examples=300, deadline=None)
+def test_every_unit_of_a_block_is_in_its_table_once(drawn: Drawn) -> None:
+    for places in blocks_of(drawn.plan):
+        block = places[0].segment.block
+        if block.kind != "experts":
+            continue
+        (place,) = places  # one segment, and with it one call
+        wanted = sorted((run.name, unit) for run in block.runs for unit in range(run.units.first, run.units.last))
+        found = [(run.name, unit) for run in place.segment.runs for unit in range(run.units.first, run.units.last)]
+        assert sorted(found) == wanted
+        parts = [part.segment for part in place.parts]
+        if not parts:
+            continue
+        table = list(entries(parts, drawn.experts))
+        assert [entry.piece for entry in table if entry.piece != SHARED] == list(range(_routed(place, drawn.experts)))
+        assert [entry.piece for entry in table].count(SHARED) == any(name == "shared" for name, _ in wanted)
+        for at, part in enumerate(parts):
+            slices = [entry.place for entry in table if entry.part == at]
+            assert [each.start for each in slices] == [0, *(each.stop for each in slices[:-1])]
+            assert slices[-1].stop == part.nbytes
+
+
+def _routed(place: Place, experts: int) -> int:
+    """Pieces of routed experts, as kernels are told of them (`tpi.block.experts_spec`)."""
+    runs = [run for run in place.segment.runs if run.name == "neuron"]
+    return sum(len(by_expert(run.units, run.layout.units // experts)) for run in runs)
+
+
+@given(plans())
+@settings(max_examples=200, deadline=None)
+def test_chunks_are_as_many_as_there_are_micro_batches_and_about_even(drawn: Drawn) -> None:
+    plan = drawn.plan
+    for layer in plan._passing:
+        chunks = [plan.pieces[at] for at in layer if plan.pieces[at].runs[0].name == "neuron"]
+        if not chunks:
+            continue
+        unit = chunks[0].runs[0].layout.unit_bytes
+        sizes = [chunk.nbytes for chunk in chunks]
+        assert max(sizes) - min(sizes) <= unit
+        assert max(sizes) <= plan.chunk_bytes
+        wanted = min(sum(sizes) // unit, plan.chunking.count)
+        assert len(chunks) <= wanted
+        others = sum(plan.pieces[at].nbytes for at in layer) - sum(sizes)
+        assert len(chunks) == wanted or others or plan.chunking.least > 1
+        assert len({plan.named(at) for at in layer}) == len(layer)
+
+
+@given(plans(), st.randoms())
+@settings(max_examples=200, deadline=None)
+def test_slots_of_the_ring_never_overlap_while_they_are_held_or_loaded(drawn: Drawn, random: Any) -> None:
+    """In a run of steps that hold a layer's chunks together, and whose loads run ahead as far as they may."""
+    plan = drawn.plan
+    ring = plan.ring(plan.long)
+    passing = [sum(plan.pieces[at].nbytes for at in layer) for layer in plan._passing]
+    assert ring.size <= 2 * max(map(round_up, passing), default=0) + 4 * PAGE
+    assert ring.size == plan.ring_bytes(1)
+    cycle, live = Cycle(ring), set[int]()
+    for layer in plan._passing * 7:
+        for piece in layer:
+            use = cycle.next_use(piece)
+            _load(cycle, ring, plan, live)
+            assert use < cycle.tail
+            cycle.pin(use)
+        pinned = sorted(use for use in live if cycle.is_pinned(use))
+        random.shuffle(pinned)
+        for use in pinned:  # each chunk is given back by itself
+            cycle.unpin(use)
+            live.discard(use)
+            _load(cycle, ring, plan, live)
+
+
+def _load(cycle: Cycle, ring: Ring, plan: BatchPlan, live: set[int]) -> None:
+    while cycle.may_open(cycle.tail):
+        live.add(cycle.tail)
+        cycle.tail += 1
+    places = sorted((_begin(ring, use), _begin(ring, use) + plan.pieces[_piece(ring, use)].nbytes) for use in live)
+    assert all(one[1] <= other[0] for one, other in pairwise(places))
+    assert all(end <= ring.size for _, end in places)
+
+
+def _begin(ring: Ring, use: int) -> int:
+    return ring.offsets[use % len(ring.offsets)]
+
+
+def _piece(ring: Ring, use: int) -> int:
+    return ring.blocks[use % len(ring.blocks)]
+
+
+class CountedPart:
+    """A hold that counts, or fails."""
+
+    def __init__(self, value: int) -> None:
+        self.data, self.held, self.fails = np.full(4, value, np.uint8), 0, False
+
+    def __enter__(self) -> Bytes:
+        if self.fails:
+            raise OSError("a copy failed")
+        self.held += 1
+        return self.data
+
+    def __exit__(self, *error: object) -> None:
+        self.held -= 1
+
+
+def test_a_table_is_of_what_is_held_now_and_gives_all_of_it_back() -> None:
+    first, second = CountedPart(1), CountedPart(2)
+    hold = ChunkTable([first, second], [TableEntry(0, 1, slice(1, 3)), TableEntry(1, 0, slice(0, 4))])
+    with hold:
+        assert {piece: data.tolist() for piece, data in hold.held.items()} == {0: [2, 2], 1: [1, 1, 1, 1]}
+        earlier = hold.held
+    second.data = np.full(4, 3, np.uint8)  # the other place of the ring
+    with hold:
+        assert hold.held[0].tolist() == [3, 3]
+        assert earlier[0].tolist() == [2, 2]  # who was started with them has them still
+    second.fails = True
+    for _ in range(2):
+        with pytest.raises(OSError, match="a copy failed"), hold:
+            pass
+        assert (first.held, second.held) == (0, 0)

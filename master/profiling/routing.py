@@ -17,7 +17,6 @@ from tpi.progress import Progress
 from tpi.sparsity.replay import I32, replay
 
 _SHARES = (0.125, 0.25, 0.5)  # of all experts, that a memory may hold
-_REPLAYED = 256  # tokens
 
 
 def record_routing(pack: Pack, tokens: I32, kernels: Kernels, progress: Progress) -> RoutingRecord:
@@ -45,7 +44,7 @@ def routing_figures(record: RoutingRecord) -> dict[str, Any]:
     layers, count = record.experts.shape[1], int(record.experts.max()) + 1
     counts = [np.bincount(record.experts[:, at].ravel(), minlength=count) for at in range(layers)]
     keys = [(layer, expert) for layer in range(layers) for expert in range(count)]
-    recording = of_experts(record.experts[:_REPLAYED], range(layers), keys)
+    recording = of_experts(record.spread(), range(layers), keys)
     least = max(recording.largest_use, 1)
     held = {share: select(recording, max(least, int(share * len(keys)))) for share in _SHARES}
     return {

@@ -4,9 +4,19 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from scheduler.demand.policies import Policy, Units
+from scheduler.demand.policies import F64, Policy, Units
 
 _WANTED_SOON = 2.0**100  # is added to the worth of what was announced and has not been used
+_FEW = 128  # that are sorted in the time in which the least of them are found
+
+
+def _least(worth: F64, count: int) -> Units:
+    """Where the `count` least are, from the least on; of equals the first. Of many only those are sorted."""
+    if count >= len(worth) or len(worth) < _FEW:
+        return np.argsort(worth, kind="stable")[:count]
+    among = np.flatnonzero(worth <= np.partition(worth, count - 1)[count - 1])
+    least: Units = among[np.argsort(worth[among], kind="stable")[:count]]
+    return least
 
 
 class SlotTable:
@@ -67,8 +77,7 @@ class SlotTable:
         used = np.flatnonzero((self.pins == 0) & ~self.loading & (self.unit_of >= 0))
         units = self.unit_of[used]
         worth = policy.worth(units) + _WANTED_SOON * self.announced[units]
-        least = np.argsort(worth, kind="stable")[:count]
-        return np.concatenate([free, used[least]])
+        return np.concatenate([free, used[_least(worth, count)]])
 
     def gains(self, unit: int, slot: int, policy: Policy) -> bool:
         """Whether `unit` is worth more than what is in a slot, if anything is; what was announced stays."""

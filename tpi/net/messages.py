@@ -35,8 +35,7 @@ from tpi.net.fields import (
 )
 from tpi.net.questions import AskSpans, AskStats, Condition, Echo, Inquiry, Spans, Stats
 from tpi.pack.layout import BlockKind, RunLayout
-
-MOST_ROUTING = 1 << 20  # bytes
+from tpi.pack.routing import MOST_TOLD
 
 
 @message
@@ -205,7 +204,7 @@ class Assign:
     collective: Name
     wire: Name
     options: NodeOptions
-    routing: Annotated[bytes, Raw(MOST_ROUTING)] = b""  # recorded, see `tpi.pack.routing.RoutingRecord`
+    routing: Annotated[bytes, Raw(MOST_TOLD)] = b""  # recorded, see `tpi.pack.routing.RoutingRecord`
     predictors: tuple[PredictorPlan, ...] = ()  # one a layer at most
     gates: tuple[GatePlan, ...] = ()  # the same
 

@@ -17,10 +17,12 @@ U16 = npt.NDArray[np.uint16]
 
 NAME = "routing.npz"  # in the pack's directory
 VERSION = 1
-MOST_TOKENS = 4096  # that are kept; a node replays far fewer
-_HEAD = 8  # bytes before the numbers where it travels
+MOST_TOKENS = 16384  # that are kept
+MOST_TOLD = 1 << 20  # bytes that a node is told
+_TOLD = 2048  # tokens, that a node is told of
+_RUNS = 8  # of tokens one after the other, that these are
+_HEAD = 12  # bytes before the numbers where it travels
 _MOST_BYTES = 64 << 20
-_MOST_USES = 4096  # of a layer, that a node is told: it replays them in about a second
 
 
 @dataclass(frozen=True, eq=False)
@@ -37,10 +39,24 @@ class RoutingRecord:
         kept = np.concatenate([self.experts, experts[:room]]) if self.tokens else experts[:room]
         return RoutingRecord(self.of, self.tokens + len(experts), kept)
 
+    def spread(self) -> U16:
+        """The tokens of it by which policies are chosen: 2048 in runs that lie evenly over the record, or all."""
+        total, each = len(self.experts), max(1, self.experts[:1].size * self._width)
+        count = min(_TOLD, (MOST_TOLD - _HEAD) // each)
+        if total <= count:
+            return self.experts
+        firsts = np.linspace(0, total - count // _RUNS, _RUNS).astype(np.int64)
+        return np.concatenate([self.experts[first : first + count // _RUNS] for first in firsts])
+
     def told(self) -> bytes:
-        """As nodes are told of it: the first tokens, as many as are replayed in about a second."""
-        count = min(len(self.experts), max(1, _MOST_USES // max(1, self.experts.shape[1])))
-        return np.array(self.experts.shape[1:], "<u4").tobytes() + self.experts[:count].astype("<u2").tobytes()
+        """As nodes are told of it: `spread`, in as few bytes as an expert's number has."""
+        head = np.array([*self.experts.shape[1:], self._width], "<u4")
+        return head.tobytes() + self.spread().astype(f"<u{self._width}").tobytes()
+
+    @property
+    def _width(self) -> int:
+        """Bytes of an expert's number."""
+        return 1 if self.experts.max(initial=0) < 1 << 8 else 2
 
 
 def heard(data: bytes) -> U16:
@@ -50,10 +66,10 @@ def heard(data: bytes) -> U16:
         ModelError: if it is nothing of the kind.
     """
     if len(data) >= _HEAD:
-        layers, used = (int(size) for size in np.frombuffer(data[:_HEAD], "<u4"))
-        each = 2 * layers * used
-        if each and (len(data) - _HEAD) % each == 0:
-            return np.frombuffer(data[_HEAD:], "<u2").reshape(-1, layers, used).astype(np.uint16)
+        layers, used, width = (int(size) for size in np.frombuffer(data[:_HEAD], "<u4"))
+        each = width * layers * used
+        if width in (1, 2) and each and (len(data) - _HEAD) % each == 0:
+            return np.frombuffer(data[_HEAD:], f"<u{width}").reshape(-1, layers, used).astype(np.uint16)
     raise ModelError("a record of chosen experts is damaged; profile the model once more")
 
 

@@ -11,6 +11,7 @@ from functools import cache
 
 from scheduler.demand.choice.cliff import GUARDED
 from scheduler.demand.choice.replay import Recording, replay
+from scheduler.demand.choice.sample import sampled
 from scheduler.demand.policies import Key
 from scheduler.model.experts.costs import ExpertCosts
 from scheduler.model.experts.forecast import DemandForecast, ExpertWork, HitRate, best_demand, demand_pays_until
@@ -30,7 +31,8 @@ from worker.plan.segments import NodeSegment, cut_pieces
 
 LONG = 32  # tokens of a step that is a piece of a prompt rather than of answers, where both are computed alike
 _MOST = 1 << 22  # MiB: no machine has more
-_REPLAYED = 256  # steps of a record that a plan looks at
+_REPLAYED = 256  # steps of a record that a plan looks at,
+_USES = 4096  # and uses of blocks: it does so for many numbers of slots
 
 
 @dataclass(frozen=True)
@@ -147,8 +149,9 @@ def hit_rate_of(routing: bytes, keys: Sequence[Key]) -> HitRate:
 
     @cache
     def found(slots: int) -> float:
-        known = first.of_at_most(slots)
-        return replay(known, GUARDED.open(known.blocks), slots).hit_rate
+        some, room = sampled(first, slots, _USES)
+        known = some.of_at_most(room)
+        return replay(known, GUARDED.open(known.blocks), room).hit_rate
 
     return found
 

@@ -37,6 +37,11 @@ class Recording:
         """`[units]`: how often each was used."""
         return np.bincount(np.concatenate([*self.uses, np.empty(0, np.int64)]), minlength=len(self.blocks))
 
+    @cached_property
+    def counts_by_step(self) -> Units:
+        """`[steps]`: how many units each used."""
+        return np.array([sum(map(len, step)) for step in self.steps], np.int64)
+
     def of_at_most(self, slots: int) -> "Recording":
         """With uses of at most so many units: a larger one, such as a prompt's, counts as several."""
         size = max(1, slots)
@@ -124,22 +129,29 @@ def record(keys: Sequence[Key], steps: Iterable[Sequence[Key]]) -> Recording:
 
 
 def replay(recording: Recording, policy: Policy, slots: int, unit_bytes: int = 1, name: str = "") -> Replayed:
-    """What `policy` makes of a recording with room for `slots` units, of `unit_bytes` each, empty at first.
+    """What `policy` makes of a recording with room for `slots` units, of `unit_bytes` each, empty at first. Errors as
+    `hits_by_step`."""
+    hits, uses = int(hits_by_step(recording, policy, slots).sum()), int(recording.counts_by_step.sum())
+    return Replayed(name, hits, uses, len(recording.steps), unit_bytes)
+
+
+def hits_by_step(recording: Recording, policy: Policy, slots: int) -> Units:
+    """`[steps]`: how many of the uses of each `policy` finds in room for `slots` units, which is empty at first.
 
     Raises:
         PlanError: if that is less than one use needs at once.
     """
     if recording.largest_use > slots:
         raise PlanError(f"{recording.largest_use} units are used at once, and there is room for {slots}; give it more")
-    table, lacked = SlotTable(len(recording.blocks), slots), 0
-    for step in recording.steps:
+    table = SlotTable(len(recording.blocks), slots)
+    hits: Units = recording.counts_by_step.copy()
+    for at, step in enumerate(recording.steps):
         policy.begin()
         for units in step:
-            lacked += len(table.admit(units, policy))
+            hits[at] -= len(table.admit(units, policy))
             policy.use(units)
             table.unpin(units)
-    uses = int(recording.counts.sum())
-    return Replayed(name, uses - lacked, uses, len(recording.steps), unit_bytes)
+    return hits
 
 
 def bound(recording: Recording, slots: int, unit_bytes: int = 1) -> Replayed:

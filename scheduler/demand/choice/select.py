@@ -7,9 +7,13 @@ import numpy as np
 import numpy.typing as npt
 
 from scheduler.demand.choice.cliff import GUARDED, sensible
-from scheduler.demand.choice.replay import Recording, bound, replay
-from scheduler.demand.policies import Key, PolicyChoice, Units
+from scheduler.demand.choice.gain import WINDOWS, clear_gain
+from scheduler.demand.choice.replay import Belady, Recording, hits_by_step
+from scheduler.demand.choice.sample import sampled
+from scheduler.demand.policies import F64, Key, Policy, PolicyChoice, Units
 
+ROBUST = PolicyChoice("aged")  # where something was recorded: near the best in every record, by a few percent at most
+_LRU = PolicyChoice("lru")
 _PINNED = 0.5  # of the slots
 
 
@@ -49,25 +53,46 @@ def of_experts(experts: npt.NDArray[np.uint16], blocks: Sequence[int], keys: Seq
 
 @dataclass(frozen=True)
 class Tried:
-    """The share of the second half's uses that each policy finds, and Belady's."""
+    """The share of the second half's uses that each policy finds, and Belady's.
+
+    `windows` has the same of each policy for parts of the second half, as many for all: `[windows]`.
+    """
 
     found: dict[PolicyChoice, float]
     best: float
+    windows: dict[PolicyChoice, F64]
 
 
 def select(recording: Recording, slots: int) -> Selected:
-    """The policy that finds most of what the second half uses, when the first half has warmed it up.
+    """`ROBUST`, or the policy that clearly finds more in the second half, when the first half has warmed it up.
 
-    LRU is out of the question below one token's units, whatever it found (`scheduler.demand.choice.cliff`).
+    Clearly is by more than windows of the record differ by chance (`scheduler.demand.choice.gain`). LRU is out of the
+    question below one token's units, whatever it found (`scheduler.demand.choice.cliff`).
     """
-    tried = try_all(recording, slots)
+    some, room = sampled(recording, slots)
+    tried = try_all(some, room)
     if tried is None:
         return Selected(GUARDED)
-    per_step = recording.units_per_step
-    allowed = [choice for choice in tried.found if sensible(choice, slots, per_step) == choice]
-    choice = max(allowed, key=tried.found.__getitem__)
+    choice = _clearly_best(tried, room, some.units_per_step)
     found = tried.found[choice]
-    return Selected(choice, found, tried.found[PolicyChoice("lru")], max(tried.best, found))
+    return Selected(_of_all(choice, recording, slots), found, tried.found[_LRU], max(tried.best, found))
+
+
+def _clearly_best(tried: Tried, slots: int, per_step: float) -> PolicyChoice:
+    robust = tried.windows[ROBUST]
+    better = [
+        choice
+        for choice, windows in tried.windows.items()
+        if sensible(choice, slots, per_step) == choice and clear_gain(windows, robust) > 0
+    ]
+    return max(better, key=tried.found.__getitem__, default=ROBUST)
+
+
+def _of_all(choice: PolicyChoice, recording: Recording, slots: int) -> PolicyChoice:
+    """What was chosen by a part of a recording, for the whole: other units are pinned."""
+    if choice.kind != "pins":
+        return choice
+    return next(one for one in candidates(recording, slots) if one.kind == "pins")
 
 
 def try_all(recording: Recording, slots: int) -> Tried | None:
@@ -77,24 +102,22 @@ def try_all(recording: Recording, slots: int) -> Tried | None:
     if not half:
         return None
     seen = Recording(known.blocks, known.steps[:half])
-    uses = max(1, int(known.counts.sum() - seen.counts.sum()))
+    count = min(WINDOWS, len(known.steps) - half)
+    firsts = np.linspace(half, len(known.steps), count, endpoint=False).astype(np.int64)
+    uses = known.counts_by_step
 
-    def found(choice: PolicyChoice) -> float:
-        both = replay(known, choice.open(known.blocks), slots).hits
-        return (both - replay(seen, choice.open(known.blocks), slots).hits) / uses
+    def found(policy: Policy) -> tuple[float, F64]:
+        hits = hits_by_step(known, policy, slots)
+        rates = np.add.reduceat(hits, firsts) / np.maximum(1, np.add.reduceat(uses, firsts))
+        return float(hits[half:].sum()) / max(1, int(uses[half:].sum())), rates
 
-    best = (bound(known, slots).hits - bound(seen, slots).hits) / uses
-    return Tried({choice: found(choice) for choice in candidates(seen, slots)}, best)
+    each = {choice: found(choice.open(known.blocks)) for choice in candidates(seen, slots)}
+    best, _ = found(Belady(len(known.blocks), known.uses))
+    return Tried({one: rate for one, (rate, _) in each.items()}, best, {one: rates for one, (_, rates) in each.items()})
 
 
 def candidates(seen: Recording, slots: int) -> list[PolicyChoice]:
     """The policies that are tried; what is pinned is what `seen` uses most."""
     often = np.argsort(-seen.counts, kind="stable")
     pinned = tuple(often[: int(_PINNED * slots)].tolist())
-    return [
-        GUARDED,
-        PolicyChoice("lru"),
-        PolicyChoice("lfu"),
-        PolicyChoice("aged"),
-        PolicyChoice("pins", pinned=pinned),
-    ]
+    return [GUARDED, _LRU, PolicyChoice("lfu"), ROBUST, PolicyChoice("pins", pinned=pinned)]

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from contextlib import closing
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -10,6 +11,10 @@ import pytest
 from master.generation.engine import Engine
 from master.generation.sampler import Sampler, Sampling
 from master.profiling.routing import record_routing, routing_figures
+from scheduler.demand.choice.cliff import GUARDED
+from scheduler.demand.choice.replay import replay
+from scheduler.demand.choice.select import ROBUST, of_experts, select
+from scheduler.demand.policies import PolicyChoice
 from scheduler.storage.disk import DirectDisk
 from tests.support.cluster.inprocess import in_process_deployment
 from tests.support.weights.trained import MIXTURE, UNSEEN, trained_facts, write_trained
@@ -21,6 +26,7 @@ from tpi.sparsity.replay import I32, chunks
 from worker.node.node import Node
 
 LENGTH, PROMPT, MADE = 96, 32, 16  # tokens
+JUDGED = 6144  # tokens over which policies are compared
 STAGING = 48 << 10  # bytes that a reader of small slices reads through
 
 
@@ -93,6 +99,26 @@ def test_a_policy_finds_more_than_lru_in_recorded_routing(pack: Pack, pieces: I3
     assert found["held"][1]["found"] > 0.4
     even = 2 / 16
     assert max(layer["most_used"] for layer in found["layers"]) > 2 * even  # favourites, as real models have
+
+
+def test_a_policy_by_a_short_record_finds_no_less_than_one_by_none(pack: Pack, pieces: I32) -> None:
+    """Records from all over the text, over a third of it; nor less than what is taken where nothing is clear."""
+    experts = record_routing(pack, pieces, open_kernels(), silent).experts
+    layers = range(experts.shape[1])
+    keys = [(layer, expert) for layer in layers for expert in range(16)]
+    judged = of_experts(experts[:JUDGED], layers, keys)
+    for slots in (len(keys) // 8, len(keys) // 4, len(keys) // 2):
+
+        @cache
+        def found(choice: PolicyChoice, slots: int = slots) -> float:
+            return replay(judged, choice.open(judged.blocks), slots).hit_rate
+
+        for tokens in (85, 512):
+            records = [experts[at:][:tokens] for at in np.linspace(0, len(experts) - tokens, 11).astype(int)]
+            chosen = [select(of_experts(record, layers, keys), slots).choice for record in records]
+            mean = float(np.mean([found(choice) for choice in chosen]))
+            assert mean > found(GUARDED), f"{slots} slots, {tokens} tokens"
+            assert mean > found(ROBUST) - 0.001, f"{slots} slots, {tokens} tokens"
 
 
 def test_the_next_router_foretells_what_is_wanted(

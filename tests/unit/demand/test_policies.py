@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from scheduler.demand.choice.cliff import sensible
 from scheduler.demand.choice.replay import Recording, bound, record, replay
 from scheduler.demand.choice.select import candidates, select
-from scheduler.demand.policies import Importance, PolicyChoice
+from scheduler.demand.policies import Importance, Lfu, PolicyChoice
+from scheduler.demand.table import SlotTable
 from tpi.errors import PlanError
 
 BLOCKS = np.array([0, 0, 0, 1, 1, 1])
@@ -65,6 +66,18 @@ def test_lru_keeps_nothing_below_one_steps_units_and_others_do() -> None:
     assert chosen.choice.kind != "lru"
     assert chosen.hit_rate is not None
     assert 0.45 < chosen.hit_rate <= chosen.best
+
+
+@pytest.mark.parametrize("slots", [5, 300])
+def test_who_goes_is_who_is_worth_least_and_of_equals_who_comes_first(slots: int) -> None:
+    """Few and many slots, and many units that are worth the same."""
+    random = np.random.default_rng(slots)
+    table, policy = SlotTable(2 * slots, slots), Lfu(2 * slots)
+    table.place(random.permutation(2 * slots)[:slots], np.arange(slots))
+    policy._score[:] = random.integers(0, 4, 2 * slots)
+    order = np.argsort(policy.worth(table.unit_of), kind="stable")
+    for count in (1, 3, slots // 2, slots, slots + 1):
+        assert table.slots_for(count, policy).tolist() == order[:count].tolist()
 
 
 def test_the_cliff_is_guarded() -> None:

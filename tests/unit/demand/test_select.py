@@ -5,11 +5,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from scheduler.demand.choice.replay import Recording
-from scheduler.demand.choice.select import of_experts, select
+from scheduler.demand.choice.gain import WINDOWS, clear_gain
+from scheduler.demand.choice.replay import Recording, hits_by_step, replay
+from scheduler.demand.choice.sample import MOST_USES, sampled
+from scheduler.demand.choice.select import ROBUST, _of_all, candidates, of_experts, select, try_all
 from scheduler.demand.loads import HintRecord
+from scheduler.demand.policies import PolicyChoice
 from tpi.errors import ModelError
-from tpi.pack.routing import MOST_TOKENS, RoutingRecord, heard, load_routing, save_routing
+from tpi.pack.routing import MOST_TOKENS, MOST_TOLD, RoutingRecord, heard, load_routing, save_routing
 
 LAYERS, EXPERTS, USED = 4, 16, 2
 KEYS = [(2 * layer + 1, expert) for layer in range(LAYERS) for expert in range(EXPERTS)]
@@ -48,13 +51,91 @@ def test_below_one_tokens_units_lru_is_never_taken_and_what_counts_uses_is() -> 
         assert chosen.lru < chosen.hit_rate <= chosen.best
 
 
-def test_where_the_last_token_tells_most_a_policy_that_follows_it_is_taken() -> None:
-    recording = of_experts(routing(160, EVEN, sticky=0.9), BLOCKS, KEYS)
-    chosen = select(recording, 20)
-    assert chosen.hit_rate is not None
-    assert chosen.choice.kind in ("lru", "importance", "aged")
-    assert chosen.hit_rate >= chosen.lru > 0.8
-    assert f"{chosen.hit_rate:.0%} in its recorded routing" in chosen.sentence
+@pytest.mark.parametrize("tokens", [160, 1600])
+def test_where_the_last_token_tells_most_a_policy_that_follows_it_is_taken(tokens: int) -> None:
+    """LRU where there is room for a token's units and hardly more, importance where there is more."""
+    recording = of_experts(routing(tokens, EVEN, sticky=0.5), BLOCKS, KEYS)
+    for slots, kind in ((9, "lru"), (20, "importance")):
+        chosen = select(recording, slots)
+        assert chosen.choice.kind == kind
+        assert chosen.hit_rate is not None
+        assert chosen.hit_rate >= chosen.lru > 0.5
+        tried = try_all(recording, slots)
+        assert tried is not None
+        assert chosen.hit_rate == max(tried.found.values()) > tried.found[ROBUST] + 0.2
+        assert f"{chosen.hit_rate:.0%} in its recorded routing" in chosen.sentence
+
+
+def test_what_is_found_by_chance_in_a_short_record_changes_no_policy() -> None:
+    """Experts drawn by fixed weights: what finds most of a few tokens does so by chance, and ageing costs little."""
+    ahead = 0
+    for seed in range(12):
+        recording = of_experts(routing(60, SKEWED, seed=seed), BLOCKS, KEYS)
+        tried = try_all(recording, 20)
+        assert tried is not None
+        ahead += max(tried.found.values()) > tried.found[ROBUST]
+        assert select(recording, 20).choice == ROBUST
+    assert ahead > 3
+
+
+def test_a_record_too_short_for_windows_is_kept_by_the_robust_policy() -> None:
+    recording = of_experts(routing(2 * WINDOWS - 2, EVEN, sticky=0.9), BLOCKS, KEYS)
+    assert select(recording, 20).choice == ROBUST
+
+
+def test_a_gain_is_clear_if_windows_agree() -> None:
+    robust = np.linspace(0.4, 0.6, WINDOWS)
+    noise = np.array([0.05, -0.05] * (WINDOWS // 2))
+    assert clear_gain(robust + 0.01, robust) == pytest.approx(0.01)
+    assert clear_gain(robust + 0.01 + noise, robust) < 0
+    assert 0 < clear_gain(robust + 0.1 + noise, robust) < 0.1
+    assert clear_gain(robust - 0.01, robust) < 0
+    assert clear_gain(robust[1:] + 0.5, robust[1:]) == 0
+
+
+def test_a_policy_that_pins_is_chosen_by_some_layers_and_pins_of_all() -> None:
+    """A few experts of each layer in three of four uses, and the others in turn: LFU cannot tell them in time."""
+    layers, keys = 40, [(layer, expert) for layer in range(40) for expert in range(EXPERTS)]
+    favourites = np.tile(np.arange(USED, dtype=np.uint16), (1600, layers, 1))
+    others = (np.arange(1600) * USED)[:, None] % (EXPERTS - USED) + USED + np.arange(USED)
+    favourites[::4] = others[::4, None, :]
+    recording = of_experts(favourites, range(layers), keys)
+    whole = next(one for one in candidates(recording, 200) if one.kind == "pins")
+    assert len(whole.pinned) == 100
+    some, room = sampled(recording, 200)
+    assert len(some.uses) <= MOST_USES < len(recording.uses)
+    part = next(one for one in candidates(some, room) if one.kind == "pins")
+    assert _of_all(part, recording, 200) == whole
+
+
+def test_evenly_spread_layers_with_their_part_of_the_room_behave_as_all_do() -> None:
+    """Layers more and less uneven, in room for a quarter of the experts."""
+    layers, random = 12, np.random.default_rng(3)
+    keys = [(layer, expert) for layer in range(layers) for expert in range(EXPERTS)]
+    weights = [decay ** np.arange(EXPERTS) for decay in np.linspace(0.6, 0.95, layers)]
+    drawn = [[random.choice(EXPERTS, USED, replace=False, p=w / w.sum()) for w in weights] for _ in range(400)]
+    recording = of_experts(np.array(drawn, np.uint16), range(layers), keys)
+    some, room = sampled(recording, len(keys) // 4, 1600)
+    assert (len(some.uses), len(np.unique(some.blocks)), room) == (1600, 4, len(keys) // 12)
+    whole, part = try_all(recording, len(keys) // 4), try_all(some, room)
+    assert whole is not None
+    assert part is not None
+    for kind in ("lru", "aged", "importance"):
+        found, of_all = part.found[PolicyChoice(kind)], whole.found[PolicyChoice(kind)]
+        assert found == pytest.approx(of_all, abs=0.03)
+    assert sampled(recording, 9) == (recording, 9)
+
+
+def test_both_halves_are_counted_in_one_pass() -> None:
+    recording = of_experts(routing(80, SKEWED, sticky=0.3), BLOCKS, KEYS)
+    seen = Recording(recording.blocks, recording.steps[:40])
+    for choice in candidates(seen, 20):
+        hits = hits_by_step(recording, choice.open(recording.blocks), 20)
+        assert hits[:40].sum() == replay(seen, choice.open(seen.blocks), 20).hits
+        tried = try_all(recording, 20)
+        assert tried is not None
+        assert tried.found[choice] == hits[40:].sum() / (40 * LAYERS * USED)
+        assert tried.windows[choice].mean() == pytest.approx(tried.found[choice])
 
 
 def test_without_a_recording_it_is_one_without_a_cliff() -> None:
@@ -63,13 +144,11 @@ def test_without_a_recording_it_is_one_without_a_cliff() -> None:
     assert "tpi profile records it" in select(nothing, 4).sentence
 
 
-def test_a_record_travels_as_bytes_and_is_told_briefly(tmp_path: Path) -> None:
+def test_a_record_travels_as_bytes(tmp_path: Path) -> None:
     record = RoutingRecord("x", 0, np.zeros((0, 0, 0), np.uint16)).plus(routing(9, EVEN))
     assert np.array_equal(heard(record.told()), record.experts)
-    deep = RoutingRecord("x", 500, np.zeros((500, 48, 8), np.uint16))
-    assert len(heard(deep.told())) == 85
     assert len(record.plus(np.zeros((MOST_TOKENS, LAYERS, USED), np.uint16)).experts) == MOST_TOKENS
-    for wrong in (b"", b"1234567", record.told()[:-1], bytes(8), b"\1" * 9):
+    for wrong in (b"", b"1234567", record.told()[:-1], bytes(8), bytes(12), b"\1" * 13):
         with pytest.raises(ModelError, match="damaged"):
             heard(wrong)
     save_routing(tmp_path / "routing.npz", record)
@@ -79,6 +158,27 @@ def test_a_record_travels_as_bytes_and_is_told_briefly(tmp_path: Path) -> None:
     (tmp_path / "routing.npz").write_bytes(b"PK nothing")
     with pytest.raises(ModelError, match=r"routing\.npz cannot be used"):
         load_routing(tmp_path / "routing.npz")
+
+
+@pytest.mark.parametrize(("layers", "used", "experts", "width"), [(48, 8, 128, 1), (61, 8, 256, 1), (48, 10, 512, 2)])
+def test_a_deep_models_record_is_told_by_thousands_of_tokens(layers: int, used: int, experts: int, width: int) -> None:
+    """In eight runs that lie evenly over it, and in few bytes; all of a short one."""
+    kept = np.zeros((8192, layers, used), np.uint16)
+    kept[:, 0, 0] = np.arange(8192) % 256
+    kept[:, 0, 1] = np.arange(8192) // 256
+    kept[0, 0, 2] = experts - 1
+    told = RoutingRecord("x", 8192, kept).told()
+    assert len(told) <= MOST_TOLD
+    tokens = heard(told)
+    at = tokens[:, 0, 0].astype(int) + 256 * tokens[:, 0, 1]
+    assert len(at) > 1024
+    assert len(told) - 12 == len(at) * layers * used * width
+    ends = np.flatnonzero(np.diff(at) != 1) + 1
+    assert len(ends) == 7
+    assert (at[0], at[-1]) == (0, 8191)
+    starts = at[np.concatenate([[0], ends])]
+    assert np.ptp(np.diff(starts)) <= 1
+    assert np.array_equal(heard(RoutingRecord("x", 600, kept[:600]).told()), kept[:600])
 
 
 def test_hints_that_do_not_come_true_are_followed_now_and_then() -> None:

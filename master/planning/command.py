@@ -107,7 +107,7 @@ def _refuse_pipeline(pipeline: str, batch: int) -> None:
     """Raise UsageError where a pipeline would count for nothing."""
     if batch > 1 and pipeline != "auto":
         raise UsageError(
-            f"--pipeline {pipeline} is of one request after the other, and --batch {batch} plans many in micro-batches; "
+            f"--pipeline {pipeline} is of one request after the other, and --batch {batch} plans for many at once; "
             "leave one of them out"
         )
 

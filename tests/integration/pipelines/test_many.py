@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -9,9 +10,16 @@ import pytest
 from click.testing import CliRunner
 
 from master.batch.command import batch
+from master.deployment.deployment import AtOnce
 from master.generation.batcher import Batcher, Work
 from master.generation.sequence import Sequence as Running
+from master.options import RunOptions
+from master.session import Session
 from tests.support.models import TinyModel
+from tpi.devices.options import DeviceOptions, OffloadOptions
+from tpi.net.fields import UsualRequest
+from tpi.pack.reader import Pack
+from worker.pipelines.accelerated import BatchAccelerated
 
 LINES = 512
 SLOW_HOST = "emu:1GiB,stretch=1,launch=1ns,latency=1ns,host=0.0001,link=0.2GB/s"
@@ -76,3 +84,30 @@ def test_what_is_asked_for_binds(
     _, said = answered(asked, tmp_path / "few.jsonl", tiny_model("llama"), *CARD, "--parallel", "100")
     assert 64 < max(running) <= 100, said
     assert "100 requests at once (N)\n" in said
+
+
+def test_a_group_has_one_number_for_all_its_nodes(tiny_pack: Callable[..., Pack], tmp_path: Path) -> None:
+    offload = OffloadOptions("ram", "ram", many=True)
+    devices = DeviceOptions((SLOW_HOST,), (6 << 20,), offload)
+    usual = UsualRequest(12, 6)
+    options = RunOptions(str(tiny_pack("llama").path), 1, context=64, parallel=64, batched=200, usual=usual)
+    with Session(replace(options, devices=devices, cache=tmp_path, memory=1 << 28)) as session:
+        deployment, link = session.engine.deployment, session.node.link
+        assert isinstance(link, BatchAccelerated)
+        assert deployment.at_once == AtOnce(200, 200, 200, batches=True)
+        assert link.plan.asked.limits.batch == 200 == deployment.pages.total
+        assert session.engine.admission.most == 200
+
+
+@pytest.mark.parametrize("memory", [28, 30])
+def test_of_more_than_fit_more_than_half_run(memory: int, tiny_pack: Callable[..., Pack], tmp_path: Path) -> None:
+    """On the host, with pages for whole contexts: a few more than those that run do not fit."""
+    path = str(tiny_pack("llama").path)
+    options = RunOptions(path, context=64, parallel=500, memory=memory << 20, threads=1, cache=tmp_path)
+    with Session(options) as session:
+        found = session.engine.deployment.at_once
+        assert found.words() == f"{found.requests} requests at once of 500: memory has no room for 500"
+    assert 1 < found.requests < 500
+    with Session(replace(options, parallel=found.requests * 31 // 30 + 2)) as session:
+        again = session.engine.deployment.at_once
+    assert found.requests <= again.requests < again.wanted

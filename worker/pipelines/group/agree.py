@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from scheduler.model.machine import NodeMachine
+from scheduler.model.roofline.latency import seconds
 from scheduler.model.roofline.policy import BatchPolicy, BatchProblem, SumCost
 from scheduler.model.roofline.search import best_policies, best_policy
 from tpi.devices.options import OffloadOptions
@@ -18,6 +19,8 @@ from worker.pipelines.decide import leaves_open, refusal
 from worker.pipelines.plan import batch_problem, prompt_chunk
 from worker.plan.fit import Tables
 from worker.plan.node_plan import NodePlan
+
+_ALIKE = 1.01  # times as long is as fast
 
 
 @dataclass(frozen=True)
@@ -70,18 +73,29 @@ def fastest_batch(members: Sequence[GroupMember], insists: bool) -> int:
 
 
 def _preferred(members: Sequence[GroupMember], problems: Sequence[BatchProblem]) -> Sequence[BatchPolicy]:
-    """The policies with which the slowest is fastest, if every accelerator computes neurons then; else none."""
+    """The policies with which the slowest is fastest, if every accelerator computes neurons then; else none.
+
+    A node for which nobody waits may do without: then all are to compute them if the slowest is as fast that way.
+    """
     cards = [member for member in members if member.machine.accelerator is not None]
     if not cards or not all(leaves_open(member.plan, member.machine, member.options) for member in cards):
         return ()
     open_ones = [replace(each, limits=replace(each.limits, ffn_there=None)) for each in problems]
     try:
         policies = best_policies(open_ones).policies
+        chosen = zip(policies, members, strict=True)
+        there = {policy.ffn_there for policy, member in chosen if member.machine.accelerator is not None}
+        if len(there) == 1:
+            return policies if there == {True} else ()
+        alike = best_policies(problems).policies
     except PlanError:
         return ()
-    chosen = zip(policies, members, strict=True)
-    wanted = all(policy.ffn_there for policy, member in chosen if member.machine.accelerator is not None)
-    return policies if wanted else ()
+    return alike if _slowest(problems, alike) <= _ALIKE * _slowest(problems, policies) else ()
+
+
+def _slowest(problems: Sequence[BatchProblem], policies: Sequence[BatchPolicy]) -> float:
+    """Seconds of a sequence on the node for which the others wait."""
+    return max(seconds(problem, policy) / policy.batch for problem, policy in zip(problems, policies, strict=True))
 
 
 def _problems(members: Sequence[GroupMember], sums: SumCost | None = None) -> tuple[int, list[BatchProblem]]:

@@ -42,6 +42,7 @@ class RunOptions:
     dtype: str = "auto"
     context: int | None = None
     parallel: int = 1  # requests that there is to be room for, where memory allows: full contexts, or `usual` ones
+    batched: int = 0  # the most of them where accelerators batch them: as many as are fastest; 0: `parallel`
     usual: UsualRequest | None = None  # where all requests are known before the model is loaded
     memory: int | None = None
     threads: int | None = None

@@ -97,7 +97,8 @@ class Session:
         if hasattr(self, "engine"):
             self.engine.replace(deployment)
         else:
-            self.engine = Engine(deployment, max(MOST_RUNNING, self.placement.parallel))
+            most = max(MOST_RUNNING, self.placement.parallel, deployment.at_once.requests)
+            self.engine = Engine(deployment, most)
 
     def recover(self, error: TpiError) -> bool:
         """After a step that failed: go on without the worker that is lost; whether that could be done.

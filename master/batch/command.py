@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from master.batch.source import BatchSource
     from tpi.progress import Progress
 
+_MOST = 4096  # requests at once
 _FILE = click.Path(path_type=Path, dir_okay=False)
 
 
@@ -29,8 +30,8 @@ _FILE = click.Path(path_type=Path, dir_okay=False)
 @click.option("--alias", metavar="NAME", help="What lines call the model (default: its file or directory).")
 @click.option(
     "--parallel",
-    type=click.IntRange(1, 4096),
-    help="Requests at once, where memory allows (default: all, 64 at most; tpi plan --batch says what is best).",
+    type=click.IntRange(1, _MOST),
+    help="Most requests at once, where memory allows (default: 64; on an accelerator as many as are fastest).",
 )
 @click.option("--retry", is_flag=True, help="Ask again what has an error in OUT.jsonl; its line is taken out.")
 @quiet_option
@@ -76,7 +77,10 @@ def _saying_how_far(asked: "BatchSource", results: "BatchResults", warn: Callabl
 
 
 def _for_many(placement: RunOptions, asked: "BatchSource", parallel: int | None) -> RunOptions:
-    """The same for requests that none watches: an accelerator may compute them in micro-batches (docs/batching.md)."""
+    """The same for requests that none watches: an accelerator may compute them in micro-batches (docs/batching.md).
+
+    How many at once is for the roofline model to say then, up to `parallel`, or all of them.
+    """
     from master.batch.usual import usual_request
 
     devices = placement.devices
@@ -84,6 +88,7 @@ def _for_many(placement: RunOptions, asked: "BatchSource", parallel: int | None)
         placement,
         devices=replace(devices, offload=replace(devices.offload, many=True)),
         parallel=parallel or min(MOST_RUNNING, len(asked.lines)),
+        batched=parallel or min(_MOST, len(asked.lines)),
         usual=usual_request(asked),
     )
 
@@ -96,6 +101,8 @@ def _answer(placement: RunOptions, model: str, asked: "BatchSource", results: "B
 
     counts = BatchCounts()
     with Session(placement) as session:
+        if not quiet:
+            click.echo(session.engine.deployment.at_once.words(), err=True)
         began = perf_counter()
         session.figures.mark()
         with watching(f"answering {asked.path.name}", quiet) as progress:

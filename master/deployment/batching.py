@@ -12,7 +12,7 @@ from tpi.kernels.constants import PAGE_TOKENS
 from tpi.net.fields import MAX_STEP_BYTES, Card, MachineSpeed
 from tpi.net.messages import Assign
 from worker.equipment import Beside
-from worker.pipelines.group.agree import GroupMember, agree, group_prefers
+from worker.pipelines.group.agree import GroupMember, agree, fastest_batch, group_prefers
 from worker.plan.fit import Tables, passing_bytes
 from worker.plan.node_plan import node_plan
 
@@ -35,17 +35,30 @@ def members_of(told: Sequence[Told], asked: OffloadOptions, own: Beside | None) 
     return found
 
 
-def batched(plans: Sequence[Assign], members: Sequence[GroupMember], asked: OffloadOptions) -> list[Assign]:
+def fastest(members: Sequence[GroupMember], asked: OffloadOptions) -> int:
+    """How many requests at once are fastest, of as many as the nodes have pages for, if they are to batch; else 0.
+
+    Raises:
+        PlanError: if somebody insists that they do, and one cannot; names it.
+    """
+    long, insists = _with_steps(members, asked), _insists(members)
+    return fastest_batch(long, insists) if insists or _left_open(members, asked) else 0
+
+
+def batched(
+    plans: Sequence[Assign], members: Sequence[GroupMember], asked: OffloadOptions, batch: int = 0
+) -> list[Assign]:
     """The same plans, or with what their nodes agree on where they are to batch; `asked` is what the user said.
+
+    So many at once where `batch` is one of `fastest`; 0: whether they batch, and how many, is to be found out.
 
     Raises:
         PlanError: if they are to, and one cannot; names it.
     """
-    steps = min(map(longest_step, members)) if asked.many else LONGEST_CHUNK  # who watches would wait for long ones
-    long = [_with_steps(member, steps) for member in members]
-    if not _wanted(long, asked):
+    long = _with_steps(members, asked)
+    if not batch and not _wanted(long, asked):
         return list(plans)
-    together = agree(long)
+    together, steps = agree(long, batch=batch or None), long[0].plan.options.prefill_tokens
     options = [replace(plan.options, prefill_tokens=steps, batch=together) for plan in plans]
     return [replace(plan, options=own) for plan, own in zip(plans, options, strict=True)]
 
@@ -63,24 +76,32 @@ def longest_step(member: GroupMember) -> int:
     return max(LONGEST_CHUNK, most)
 
 
-def _with_steps(member: GroupMember, steps: int) -> GroupMember:
-    options = replace(member.plan.options, prefill_tokens=steps)
-    return replace(member, plan=replace(member.plan, options=options))
+def _with_steps(members: Sequence[GroupMember], asked: OffloadOptions) -> list[GroupMember]:
+    """The same, with as many tokens in a step for each as suit all; who watches would wait for long ones."""
+    steps = min(map(longest_step, members)) if asked.many else LONGEST_CHUNK
+    options = [replace(member.plan.options, prefill_tokens=steps) for member in members]
+    plans = [replace(member.plan, options=own) for member, own in zip(members, options, strict=True)]
+    return [replace(member, plan=plan) for member, plan in zip(members, plans, strict=True)]
 
 
 def _wanted(members: Sequence[GroupMember], asked: OffloadOptions) -> bool:
-    """Whether anybody says so; or it is left open, many requests wait, and it is worth it.
+    """Whether anybody says so; or it is left open, many requests wait, and it is worth it."""
+    return _insists(members) or (_left_open(members, asked) and group_prefers(members))
 
-    Who computes active neurons alone has an order of its own.
-    """
+
+def _insists(members: Sequence[GroupMember]) -> bool:
+    """Whether anybody says so. Who computes active neurons alone has an order of its own."""
     cards = [member for member in members if member.machine.accelerator is not None]
     asking = next((member for member in cards if member.options.pipeline == "batch"), None)
-    if any(member.plan.options.sparsity != "off" for member in members):
-        if asking is not None and len(members) > 1:
-            raise PlanError(
-                f"{asking.name}: nodes that choose neurons do not batch; give --sparsity off too", asking.name
-            )
-        return False
-    if asking is not None:
-        return True
-    return asked.pipeline == "auto" and asked.many and asked.crossover is None and group_prefers(members)
+    if asking is not None and len(members) > 1 and _sparse(members):
+        raise PlanError(f"{asking.name}: nodes that choose neurons do not batch; give --sparsity off too", asking.name)
+    return asking is not None and not _sparse(members)
+
+
+def _left_open(members: Sequence[GroupMember], asked: OffloadOptions) -> bool:
+    return asked.pipeline == "auto" and asked.many and asked.crossover is None and not _sparse(members)
+
+
+def _sparse(members: Sequence[GroupMember]) -> bool:
+    """Whether any chooses neurons."""
+    return any(member.plan.options.sparsity != "off" for member in members)

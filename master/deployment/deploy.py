@@ -1,16 +1,17 @@
 """Making a deployment: who holds what, whether it fits, weights to where they belong, and how the nodes will sum."""
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import TYPE_CHECKING
 
 from allreduce.algorithms import shared
 from allreduce.algorithms.torchdist import refuse_keys
 from allreduce.base import Endpoints
 from master.deployment.assignments import assignments
-from master.deployment.deployment import Capacity, Deployment, Stage, choose_collective
-from master.deployment.planner import Split, deal_shards, units_of
+from master.deployment.deployment import AtOnce, Capacity, Deployment, Stage, choose_collective
+from master.deployment.planner import Split, deal_shards, most_that_fit, units_of
 from master.deployment.predictors import SentPredictors, predictors_for
 from master.deployment.sentgates import SentGates
 from master.deployment.weights import PackSource, own_blocks
@@ -33,6 +34,9 @@ from worker.plan.fit import Tables, check_memory
 from worker.plan.node_plan import node_plan
 from worker.profile import limited
 from worker.shards.cache import ShardCache
+
+if TYPE_CHECKING:
+    from worker.pipelines.group.agree import GroupMember
 
 MASTER = "master"
 
@@ -69,7 +73,7 @@ class Deployer:
         """
         shards = deal_shards(self.pack.config, units_of(self.pack), shares)
         with ExitStack() as stack:
-            plans = self._plans_that_fit(shards, self._board(stack))
+            at_once, plans = self._plans_that_fit(shards, self._board(stack))
             node, limits = self._load(stack, plans)
             fence = (self.cluster.session, plans[0].epoch)
             with phase("measuring the links"):
@@ -79,7 +83,7 @@ class Deployer:
             )
             stack.enter_context(vocabulary)
             stages = [Stage(Range(0, self.pack.config.layers), tuple(range(len(shards))), tuple(shards))]
-            return Deployment(fence, stages, node, self.cluster, vocabulary, limits, stack.pop_all())
+            return Deployment(fence, stages, node, self.cluster, vocabulary, limits, stack.pop_all(), at_once)
 
     def _board(self, stack: ExitStack) -> str:
         """Address of the memory in which the nodes of this machine sum; empty where they do not."""
@@ -90,20 +94,33 @@ class Deployer:
             return ""
         return stack.enter_context(shared.BoardMemory(1 + local)).address
 
-    def _plans_that_fit(self, shards: Sequence[Shard], board: str) -> list[Assign]:
+    def _plans_that_fit(self, shards: Sequence[Shard], board: str) -> tuple[AtOnce, list[Assign]]:
         """With room for as many requests as were asked for, or for fewer; raises PlanError where not one fits."""
-        requests = self.options.parallel
-        while True:
-            plans = self._plans(shards, board, requests)
-            try:
-                plans = self._batched(plans)
-                self._check_memory(plans)
-            except PlanError:
-                if requests == 1:
-                    raise
-                requests //= 2
-            else:
-                return plans
+        alone, most = self.options.parallel, self.options.batched
+        with suppress(PlanError):  # what is refused for good is refused again below
+            if aimed := self._fastest(shards, board, most):
+                found, plans = most_that_fit(aimed, lambda batch: self._checked(shards, board, batch, batch))
+                return AtOnce(found, aimed, most, batches=True), plans
+        found, plans = most_that_fit(alone, lambda requests: self._checked(shards, board, requests))
+        return AtOnce(found, alone, max(alone, most), batches=plans[0].options.batch is not None), plans
+
+    def _fastest(self, shards: Sequence[Shard], board: str, most: int) -> int:
+        """How many requests at once are fastest where accelerators batch them, of so many; 0: none does."""
+        if not most or not any(self._cards()):
+            return 0
+        from master.deployment.batching import fastest
+
+        return fastest(self._members(self._plans(shards, board, most)), self.options.devices.offload)
+
+    def _checked(self, shards: Sequence[Shard], board: str, requests: int, batch: int = 0) -> list[Assign]:
+        """Plans with room for so many requests, which are computed `batch` at once if that is not 0.
+
+        Raises:
+            PlanError: if they do not fit.
+        """
+        plans = self._batched(self._plans(shards, board, requests), batch)
+        self._check_memory(plans)
+        return plans
 
     def _pages(self, requests: int) -> int:
         """Of so many requests; one may always be as long as the context."""
@@ -152,16 +169,21 @@ class Deployer:
         own = replace(options, threads=own_threads(chosen), memory=own_limit(chosen))
         return [replace(plans[0], options=own), *plans[1:]]
 
-    def _batched(self, plans: list[Assign]) -> list[Assign]:
+    def _batched(self, plans: list[Assign], batch: int) -> list[Assign]:
         """With what the nodes have to have alike, where they compute a batch in micro-batches."""
-        cards, asked = self._cards(), self.options.devices.offload
-        if not any(cards):
+        if not any(self._cards()):
             return plans
-        from master.deployment.batching import batched, members_of  # heavier than all that hosts alone need
+        from master.deployment.batching import batched  # heavier than all that hosts alone need
+
+        return batched(plans, self._members(plans), self.options.devices.offload, batch)
+
+    def _members(self, plans: list[Assign]) -> "list[GroupMember]":
+        """The nodes as a batch sees them."""
+        from master.deployment.batching import members_of
 
         speeds = [None, *(hello.profile.speed for hello in self.cluster.hellos)]
-        told = list(zip(self._taken(plans), cards, speeds, strict=True))
-        return batched(plans, members_of(told, asked, self.able.accelerator), asked)
+        told = list(zip(self._taken(plans), self._cards(), speeds, strict=True))
+        return members_of(told, self.options.devices.offload, self.able.accelerator)
 
     def _cards(self) -> list[Card | None]:
         """The accelerators of every node."""

@@ -56,6 +56,33 @@ class Capacity:
     pages: int
 
 
+@dataclass(frozen=True)
+class AtOnce:
+    """Requests that there is room for at once.
+
+    Attributes:
+        aimed: how many there were to be: all, or the fastest; wanted: how many the user would have had.
+        batches: whether accelerators compute them in micro-batches.
+    """
+
+    requests: int = 1
+    aimed: int = 1
+    wanted: int = 1
+    batches: bool = False
+
+    def words(self) -> str:
+        """How many run at once, and why not all that are wanted."""
+        said = f"{self.requests} requests at once" + (" (N)" if self.batches else "")
+        return f"{said} of {self.wanted}: {self._why()}" if self.requests < self.wanted else said
+
+    def _why(self) -> str:
+        if self.requests < self.aimed:
+            return f"memory has no room for {self.aimed}"
+        if self.batches:
+            return "by the roofline model the fastest of all that memory has room for"
+        return "no accelerator batches them; --parallel asks for more"
+
+
 class Deployment:
     """The nodes that run a plan, this process's own included, with the embedding and the head that only it has."""
 
@@ -68,16 +95,18 @@ class Deployment:
         vocabulary: Vocabulary,
         limits: Capacity,
         resources: ExitStack | None = None,
+        at_once: AtOnce | None = None,
     ) -> None:
         """`fence` is the session (random, of this run of the master) and the epoch (of this deployment).
 
-        `resources` are closed with the deployment.
+        `resources` are closed with the deployment; `at_once` are the requests that it has pages for.
         """
         self.session, self.epoch = fence
         self.stages = tuple(stages)
         self.node = node
         self.vocabulary = vocabulary
         self.limits = limits
+        self.at_once = at_once or AtOnce()
         self.pages = PagePool(limits.pages)
         self._workers = workers
         self._resources = resources or ExitStack()

@@ -1,10 +1,11 @@
-"""Who holds what: from the model's units and the nodes' shares to one `Shard` per rank."""
+"""Who holds what: from the model's units and the nodes' shares to one `Shard` per rank; for how many requests."""
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
 from tpi.config import ModelConfig
 from tpi.errors import ModelError, PlanError, UsageError, WeightsError
@@ -13,7 +14,10 @@ from tpi.pack.library.locate import Located, pack_name
 from tpi.pack.reader import Pack
 from tpi.partition import Range, Shard, deal, deal_experts, kv_range
 
+Plans = TypeVar("Plans")
+
 EQUAL = "equal"  # given as --split
+_NEAR = 32  # the most requests that fit are found to within one part in so many
 
 
 @dataclass(frozen=True)
@@ -163,3 +167,26 @@ def _deal(kind: str, units: int, shares: Sequence[float]) -> list[Range]:
     if holders > units:
         raise PlanError(f"this model has {units} {kind}, too few for {holders} nodes; use at most {units} nodes")
     return deal(units, shares)
+
+
+def most_that_fit(wanted: int, plans: Callable[[int], Plans]) -> tuple[int, Plans]:
+    """The most requests, `wanted` at most, that `plans` can be made for, to within one part in 32; and these plans.
+
+    What fits is bisected: between the least that did not and the most that did.
+
+    Raises:
+        PlanError: that of one request, if not even that fits.
+    """
+    fitting, failed, trying = 0, wanted + 1, wanted
+    found: list[Plans] = []
+    while not found or failed - fitting > max(1, fitting // _NEAR):
+        try:
+            found = [plans(trying)]
+        except PlanError:
+            if trying == 1:
+                raise
+            failed = trying
+        else:
+            fitting = trying
+        trying = (fitting + failed) // 2
+    return fitting, found[0]

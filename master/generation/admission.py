@@ -33,12 +33,14 @@ class Admission:
 
     def admit(self, now: float) -> None:
         """Let those that wait run, in turn, as long as there are pages; `now` in `perf_counter` seconds."""
+        growing = sum(map(_grows, self.running)) if self.waiting.head() else 0
         while len(self.running) < self._at_once and (request := self.waiting.head()) and not request.held_up:
             sequence = request.sequence
             sequence.begin(self._pages)
-            if self.running and _missing(sequence) + len(self.running) > self._pages.free:  # the others grow, too
+            if self.running and _missing(sequence) + growing > self._pages.free:  # each will take a page at least
                 self.give_back(sequence)
                 return
+            growing += _grows(request)
             self.running.append(self.waiting.pop())
             self._pages.append(sequence.table, len(sequence.tokens))
             request.begun = request.begun or now
@@ -70,3 +72,9 @@ class Admission:
 def _missing(sequence: Sequence) -> int:
     """Pages that all its known tokens take beyond those that it has."""
     return max(0, pages_for(len(sequence.tokens)) - len(sequence.table))
+
+
+def _grows(request: Request) -> bool:
+    """Whether its answer may take pages beyond those of its tokens so far; the last token is not computed with."""
+    tokens = len(request.sequence.tokens)
+    return pages_for(tokens + request.limit - request.made - 1) > pages_for(tokens)

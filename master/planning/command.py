@@ -82,6 +82,7 @@ def plan(model: str, dtype: str, as_json: bool, cache: Path | None, svg: Path | 
         raise UsageError("--svg draws the roofs of a batch; give --batch with the number of requests, such as 256")
     if svg is not None and any(flags[name] for name in ("devices", "topology", "workers")):
         raise UsageError("--svg draws the roofs of one machine; leave it out where several are named")
+    _refuse_pipeline(flags["pipeline"], flags["batch"])
     if home := home_of(flags, _node_flags(flags), cache or default_cache(), _files(cache or default_cache())):
         _plan_home(home, model, dtype, as_json, cache or default_cache(), flags)
         return
@@ -100,6 +101,15 @@ def plan(model: str, dtype: str, as_json: bool, cache: Path | None, svg: Path | 
             print_plan(report)
         if batch:
             print_batch(batch)
+
+
+def _refuse_pipeline(pipeline: str, batch: int) -> None:
+    """Raise UsageError where a pipeline would count for nothing."""
+    if batch > 1 and pipeline != "auto":
+        raise UsageError(
+            f"--pipeline {pipeline} is of one request after the other, and --batch {batch} plans for many at once; "
+            "leave one of them out"
+        )
 
 
 def _problem(model: str, dtype: str, cache: Path, flags: dict[str, Any]) -> tuple[ModelShape, PlannedNode, Problem]:

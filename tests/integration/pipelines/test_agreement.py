@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from master.deployment.assignments import assignments
-from master.deployment.batching import batched
+from master.deployment.batching import batched, fastest
 from master.deployment.planner import deal_shards, units_of
 from master.options import RunOptions
 from master.session import Session
@@ -60,6 +60,11 @@ def test_what_a_node_cannot_do_is_refused_by_its_name(tiny_pack: Callable[..., P
         (replace(two, options=OffloadOptions(pipeline="memory")), "node 1 is to use --pipeline memory"),
         (replace(two, machine=replace(two.machine, more=(laptop_gpu(),))), "node 1: .* computes on one accelerator"),
         (replace(two, machine=with_card(1 << 16)), "node 1: .* hold not one sequence"),
+        (
+            replace(two, options=OffloadOptions(crossover=7)),
+            "node 1: --pipeline batch .* and --crossover counts for nothing; leave that out, or --pipeline batch",
+        ),
+        (_windowed(two), "node 1: --pipeline batch .* and --window counts for nothing"),
     ]:
         with pytest.raises(PlanError, match=said) as refused:
             agree([one, other])
@@ -91,6 +96,40 @@ def test_a_group_batches_if_it_is_asked_to_or_if_that_is_worth_it(
         return
     with pytest.raises(PlanError, match="nodes that choose neurons do not batch; give --sparsity off too"):
         batched(made, sparse, wish)
+
+
+def test_what_rules_batches_out_is_not_overridden_where_they_are_only_possible(
+    tiny_pack: Callable[..., Pack],
+) -> None:
+    pack = tiny_pack("llama")
+    quick = replace(with_card(MUCH), host=Rates(1e8, 1e8))
+    made, wish = plans(pack, (1, 1)), OffloadOptions(many=True)
+    both = members(pack, quick, quick, options=OffloadOptions())
+    assert batched(made, both, wish) != made
+    assert fastest(both, wish) == 64
+    for changed in (replace(both[1], options=OffloadOptions(crossover=7)), _windowed(both[1])):
+        assert batched(made, [both[0], changed], wish) == made
+        assert fastest([both[0], changed], wish) == 0
+    assert fastest(both, replace(wish, crossover=7)) == 0
+
+
+def test_how_many_at_once_is_for_the_node_with_the_least_room(tiny_pack: Callable[..., Pack]) -> None:
+    """With pages for these alone: with pages for all that wait, fewer would fit beside them."""
+    pack = tiny_pack("mixtral")
+    wish = replace(BATCH, many=True)
+    one, two = members(pack, with_card(MUCH), with_card(MUCH), options=OffloadOptions("ram", "ram", "batch"))
+    found = fastest([one, two], wish), fastest([one, _narrow(two, 18)], wish)
+    assert found[0] == 64 > found[1] > 0
+    with pytest.raises(PlanError, match="hold not one"):
+        agree([one, _narrow(two, 18)])
+
+
+def _narrow(member: GroupMember, mib: int) -> GroupMember:
+    return replace(member, plan=replace(member.plan, options=replace(member.plan.options, memory=mib << 20)))
+
+
+def _windowed(member: GroupMember) -> GroupMember:
+    return replace(member, plan=replace(member.plan, options=replace(member.plan.options, window=2, retain=2)))
 
 
 def _sparse(member: GroupMember) -> GroupMember:

@@ -60,10 +60,7 @@ class Door:
 
     def admits(self, key: bytes, sums: bool = False) -> bool:
         """Whether the owner of `key` may connect now; with `sums`, to the plane on which nodes sum."""
-        keys = self.keys
-        if key == self.identity.public or keys.find(key) is not None:
-            return True
-        return sums and key in self.guests and key not in keys.revoked
+        return self._admits(self.keys, key, sums)
 
     def trusted(self, host: str) -> tuple[bytes, ...]:
         """The keys of whom may be met at `host`, likely ones first: this machine's own, too."""
@@ -75,6 +72,12 @@ class Door:
         found = self.keys.find(key)
         return found.name if found else ""
 
-    def any_refused(self, keys: Iterable[bytes]) -> bool:
-        """Whether one of `keys` may not sum with this machine any more."""
-        return any(key and not self.admits(key, sums=True) for key in keys)
+    def any_refused(self, keys: Iterable[bytes], sums: bool = True) -> bool:
+        """Whether the owner of one of `keys` may not connect any more: not even to sum, or not to another plane."""
+        trusted = self.keys
+        return any(key and not self._admits(trusted, key, sums) for key in keys)
+
+    def _admits(self, trusted: TrustedKeys, key: bytes, sums: bool) -> bool:
+        if key == self.identity.public or trusted.find(key) is not None:
+            return True
+        return sums and key in self.guests and key not in trusted.revoked

@@ -13,6 +13,7 @@ from scheduler.free import default_budget
 from tpi import __version__
 from tpi.errors import UsageError
 from tpi.keys.door import Door
+from tpi.keys.ring import KeyRing
 from tpi.keys.text import short_key
 from tpi.net.questions import Condition
 from tpi.net.sockets import Net, split_address
@@ -71,7 +72,7 @@ def firewall_advice(address: str) -> str:
 
 def _own_key(door: Door) -> Observation:
     try:
-        mine, paired = door.identity, door.keys.paired
+        mine, paired = door.identity, KeyRing(door.folder).read().paired  # a door only says that it opens to nobody
     except UsageError as error:
         return Observation("key", str(error), "as it says")
     others = ", ".join(one.name for one in paired) or "nobody yet (tpi pair there, and then here)"

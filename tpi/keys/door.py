@@ -1,6 +1,7 @@
 """Who may come in from other machines, and with which key this one goes out: what `tpi.net.sockets.Net` decides by."""
 
 import ipaddress
+import logging
 from collections.abc import Callable, Iterable
 from functools import cached_property
 from pathlib import Path
@@ -9,6 +10,8 @@ from tpi.config import default_config
 from tpi.errors import UsageError
 from tpi.keys.identity import Identity, load_identity
 from tpi.keys.ring import KeyRing, TrustedKeys
+
+log = logging.getLogger(__name__)
 
 
 def leaves_machine(host: str) -> bool:
@@ -40,6 +43,7 @@ class Door:
         self.guests: frozenset[bytes] = frozenset()  # whom a paired master introduces, for sums alone
         self._outside = outside
         self._ring = KeyRing(self.folder)
+        self._said = ""  # why nobody was trusted when it was last found out
 
     @cached_property
     def identity(self) -> Identity:
@@ -48,10 +52,13 @@ class Door:
 
     @property
     def keys(self) -> TrustedKeys:
-        """Who is trusted now; nobody where the file is damaged."""
+        """Who is trusted now; nobody where the file is damaged or cannot be read, which is said once."""
         try:
             return self._ring.read()
-        except UsageError:
+        except UsageError as error:
+            if self._said != str(error):
+                self._said = str(error)
+                log.warning("nobody is trusted: %s", error)
             return TrustedKeys()
 
     def guards(self, host: str) -> bool:

@@ -2,6 +2,7 @@
 
 import sys
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -29,6 +30,7 @@ from tpi.errors import UsageError
 from tpi.keys.announcement import Announcement
 from tpi.keys.door import Door
 from tpi.keys.identity import load_identity
+from tpi.net.fields import Card
 from tpi.net.questions import MOST_ECHOED, Condition, Echo, Inquiry
 from tpi.net.sockets import Net
 from worker.service.announce import Announcer
@@ -74,6 +76,27 @@ def test_doctor_tries_ports_from_both_sides(tmp_path: Path) -> None:
         (one,) = ask(net, [addresses[0]], blocked)
         assert one.condition is not None
         assert one.condition.unreached == (NOBODY, "nonsense")
+
+
+def test_what_a_worker_says_reaches_no_terminal_as_a_command(tmp_path: Path) -> None:
+    """Not its name or its card's, nor ports that it was not asked to try."""
+    clear = "\x1b[2J"
+    card = Card(f"card {clear}", 1 << 30, "auto", "auto", "auto", 0)
+
+    def answer(worker: Hostile, message: object) -> list[object]:
+        if not isinstance(message, Inquiry):
+            return []
+        profile = replace(worker.hello(0).profile, host=clear, system=clear, card=card)
+        ports, unreached = (worker.port, worker.port), (clear, "192.0.2.1:9990", *message.reach)
+        return [Condition(message.number, clear, clear, clear, 0.0, 0.0, *ports, profile, unreached)]
+
+    with hostile(answer) as one, hostile(answer) as other, closing(Net()) as net:
+        addresses = [one.address, other.address]
+        for address, found in check_workers(net, addresses):
+            assert all(text.isprintable() for each in found for text in (each.subject, each.found, each.advice))
+            assert next(each.found for each in found if each.subject == "devices").endswith("card ?[2J")
+            (unreached,) = (each.found for each in found if "from there" in each.found)
+            assert next(each for each in addresses if each != address) in unreached
 
 
 def test_doctor_looks_at_this_machine(tmp_path: Path) -> None:

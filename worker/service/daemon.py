@@ -341,7 +341,7 @@ class Daemon:
             return True
 
     def _wake(self) -> None:
-        with suppress(BlockingIOError):  # it rings already
+        with suppress(OSError):  # it rings already, or is closed: who asked for an answer may still look for it
             self._waker.send(b"!")
 
     def _catch_signals(self) -> None:

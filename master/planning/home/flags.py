@@ -28,7 +28,7 @@ _OPTIONS = (
         "--workers",
         multiple=True,
         metavar="HOST:PORT",
-        help="Plan for this machine and these workers (TPI_WORKERS is not asked).",
+        help="Plan for this machine and these workers, not those of TPI_WORKERS.",
     ),
     click.option("--no-keys", is_flag=True, help="With --workers: ask such as were started with --no-keys."),
 )

@@ -37,7 +37,12 @@ if TYPE_CHECKING:
 @click.option("--model-dir", type=click.Path(path_type=Path), help="Packs that this machine has: not sent again.")
 @click.option("--announce/--no-announce", default=True, show_default=True, help="Let paired masters find it (mDNS).")
 @click.option("--remeasure", is_flag=True, help="Measure this machine again: masters share the work out by it.")
-@click.option("--no-keys", is_flag=True, help="Encrypt nothing, and let anybody in: where a VPN sees to both.")
+@click.option(
+    "--no-keys",
+    is_flag=True,
+    help="Encrypt nothing, and let anybody in: where a VPN sees to both. Nobody can be found by a key then: nothing is "
+    "announced.",
+)
 @device_options
 @click.option("--attached", is_flag=True, hidden=True, help="Leave when stdin closes.")
 def worker(

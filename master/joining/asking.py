@@ -17,7 +17,7 @@ from tpi.net.channel import Channel, UnreachableError
 from tpi.net.codec import WrongProtocolError
 from tpi.net.questions import MOST_ECHOED, Condition, Echo, Inquiry
 from tpi.net.sockets import Net, split_address
-from tpi.text import plain
+from tpi.text import SENTENCE_CHARACTERS, plain
 from tpi.topology.links import Link
 
 ANSWER_S = 5.0
@@ -122,12 +122,21 @@ class Asked:
 
     def _take(self, message: object) -> None:
         if isinstance(message, WrongProtocolError):
-            self.problem = f"it is of another version: {message}"
+            self.problem = f"it is of another version: {plain(str(message), SENTENCE_CHARACTERS)}"
         elif isinstance(message, Condition) and message.number == self._number:
             self.round_trip = time.monotonic() - self._sent_at
-            version, name, used_by = map(plain, (message.version, message.name, message.used_by))  # terminals obey none
-            self.condition = said = replace(message, version=version, name=name, used_by=used_by)
+            self.condition = said = _shown(message, self.reach)
             self.name = self._called(self.key) or said.name or self.address
+
+
+def _shown(said: Condition, asked: Sequence[str]) -> Condition:
+    """What a worker said, in words that no terminal obeys, and of the ports that it was `asked` to try alone."""
+    profile = replace(said.profile, host=plain(said.profile.host), system=plain(said.profile.system))
+    if profile.card is not None:
+        profile = replace(profile, card=replace(profile.card, name=plain(profile.card.name)))
+    version, name, used_by = map(plain, (said.version, said.name, said.used_by))
+    unreached = tuple(one for one in asked if one in said.unreached)
+    return replace(said, version=version, name=name, used_by=used_by, profile=profile, unreached=unreached)
 
 
 def link_from(short: float, long: float, nbytes: int) -> Link:

@@ -1,5 +1,6 @@
 """What `tpi doctor` looks at: this machine, and each worker from both sides. Nothing here prints."""
 
+import errno
 import os
 import shutil
 import socket
@@ -13,6 +14,7 @@ from scheduler.free import default_budget
 from tpi import __version__
 from tpi.errors import UsageError
 from tpi.keys.door import Door
+from tpi.keys.ring import KeyRing
 from tpi.keys.text import short_key
 from tpi.net.questions import Condition
 from tpi.net.sockets import Net, split_address
@@ -71,7 +73,7 @@ def firewall_advice(address: str) -> str:
 
 def _own_key(door: Door) -> Observation:
     try:
-        mine, paired = door.identity, door.keys.paired
+        mine, paired = door.identity, KeyRing(door.folder).read().paired  # a door only says that it opens to nobody
     except UsageError as error:
         return Observation("key", str(error), "as it says")
     others = ", ".join(one.name for one in paired) or "nobody yet (tpi pair there, and then here)"
@@ -89,9 +91,8 @@ def _worker(one: Asked, said: Condition) -> Iterator[Observation]:
         advice = "" if open_ else f"let port {port} through that machine's firewall"
         yield Observation(plane, f"port {port} {'can' if open_ else 'cannot'} be reached from here", advice)
     apart = abs(said.clock - time.time())
-    yield Observation(
-        "clock", f"{apart:.0f} s apart", "set the clocks: nothing in tpi minds" if apart > _CLOCK_S else ""
-    )
+    late = "; nothing in tpi minds, but set the clocks for all else" if apart > _CLOCK_S else ""
+    yield Observation("clock", f"{apart:.0f} s apart{late}")
     profile = said.profile
     memory, disk = profile.memory_limit or profile.memory_free, profile.disk_free
     yield Observation(
@@ -122,10 +123,17 @@ def _reachable(host: str, port: int) -> bool:
 
 
 def _taken(port: int) -> bool:
-    with socket.socket() as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind(("127.0.0.1", port))
-        except OSError:
-            return True
-        return False
+    """Whether somebody listens there, at whatever address of this machine."""
+    return any(_in_use(family, port) for family in (socket.AF_INET, socket.AF_INET6))
+
+
+def _in_use(family: socket.AddressFamily, port: int) -> bool:
+    try:
+        with socket.socket(family) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            if family == socket.AF_INET6:
+                probe.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+            probe.bind(("", port))
+    except OSError as error:  # others say nothing of it: no right to a low port, no IPv6
+        return error.errno == errno.EADDRINUSE
+    return False

@@ -12,7 +12,7 @@ from tpi.keys.text import short_key
 from tpi.net.monitor import Monitor, Socket
 from tpi.net.sockets import CONTROL, Net, split_address
 
-_MOST_LINES = 32  # to one address
+_MOST_LINES = 32  # to one address at once
 
 
 @dataclass
@@ -43,6 +43,7 @@ class Dial:
         self._host, self._port = split_address(address)
         self._guarded = net.door.guards(self._host)
         self.lines: list[Line] = []
+        self._untried: Sequence[bytes] = ()
         self._call(self._trusted() if self._guarded else (b"",))
 
     @property
@@ -61,6 +62,9 @@ class Dial:
                     return line
         if not self._guarded and len(self.lines) == 1 and self.lines[0].monitor.mismatch:
             self._call(self._trusted())
+        if self._untried and self._failed():
+            self.close()
+            self._call(self._untried)
         return None
 
     def obstacle(self) -> str:
@@ -72,7 +76,7 @@ class Dial:
                 f"{who} at {self._address} does not let this machine's key ({mine}) in: it was revoked there, or never "
                 "trusted; to pair the two again run tpi pair there and then, as it says, tpi pair HOST CODE here"
             )
-        if not self._guarded or not self.lines or not all(line.failed for line in self.lines):
+        if not self._guarded or self._untried or not self._failed():
             return ""
         return (
             f"whoever answers at {self._address} has none of the keys that this machine ({mine}) trusts; "
@@ -89,11 +93,17 @@ class Dial:
         found = self._net.door.trusted(self._host)
         if self._wanted and self._wanted not in found:
             raise UsageError(f"the key that {self._address} is called for is not trusted any more; pair the two again")
-        return (self._wanted,) if self._wanted else found[:_MOST_LINES]
+        return (self._wanted,) if self._wanted else found
+
+    def _failed(self) -> bool:
+        """Whether whoever answers has none of the keys that are tried now."""
+        return bool(self.lines) and all(line.failed and not line.monitor.refused for line in self.lines)
 
     def _call(self, keys: Sequence[bytes]) -> None:
+        """Open lines for as many of `keys` as may be at once; the others follow when these have failed."""
+        self._untried = keys[_MOST_LINES:]
         try:
-            for key in keys:
+            for key in keys[:_MOST_LINES]:
                 self.lines.append(self._line(key))
         except UsageError:
             self.close()

@@ -26,6 +26,7 @@ from tpi.net.messages import (
     Refuse,
     master_identity,
 )
+from tpi.net.monitor import deafen
 from tpi.net.questions import Echo, Spans, Stats
 from tpi.net.sockets import WEIGHTS, Net, split_address
 from tpi.system.clocks import since_boot
@@ -63,7 +64,7 @@ class RemoteWorker:
         self._session = session
         self._epoch = 0
         self._master = master
-        self._host, _ = split_address(address)
+        self._host, self._port = split_address(address)
         self._dial = Dial(net, address, self._identity, key)
         self._line: Line | None = None
         self._channel: Channel | None = None  # once it has answered
@@ -123,7 +124,7 @@ class RemoteWorker:
             self._serve()
         except TpiError as error:
             self.problem = self.problem or error
-        if self._channel and self.hello and now >= self._alive_at:
+        if self._channel and self.hello and self.connected and now >= self._alive_at:
             self._alive_at = now + (_ALIVE_SLOW_S if now - self.heartbeats.seen > SILENCE_S else ALIVE_S)
             with suppress(UnreachableError):  # whether it is there is found out when it is needed
                 self._channel.offer(Alive(self._session))
@@ -180,6 +181,7 @@ class RemoteWorker:
         if not self._line or not self._channel:
             return
         if self.key and not self._net.door.admits(self.key):
+            self._lock_out(self._line)
             raise NodeRefused(self.name, f"worker {self._who} is not used any more: its key was revoked")
         changes = list(islice(self._line.monitor.changes(), _MOST_CHANGES))
         for _, message in self._channel.batch():
@@ -188,6 +190,12 @@ class RemoteWorker:
             self._connection(connected)
         if self.feeder:
             self._feed(self.feeder)
+
+    def _lock_out(self, line: Line) -> None:
+        """Hear nothing more from it on any plane: that of sums is another thread's, which may not look for long."""
+        self.connected = False
+        ports = (self.hello.collective_port, self.hello.weights_port) if self.hello else ()
+        deafen(line.monitor.address, (self._port, *ports))
 
     def _sent(self, frames: list[Buffer]) -> bool:
         try:

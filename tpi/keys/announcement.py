@@ -13,6 +13,7 @@ from tpi.text import plain
 
 SERVICE = "_tpi._tcp.local."
 _NAME_BYTES = 40  # of an instance's name, beside its key (63 in all)
+_FIELD_BYTES = 250  # of a field of a text record, beside "name=" (255 in all)
 
 
 @dataclass(frozen=True)
@@ -27,13 +28,13 @@ class Announcement:
     @property
     def instance(self) -> str:
         """Its name in the network, which no other key has."""
-        label = self.name.encode()[:_NAME_BYTES].decode(errors="ignore").replace(".", " ")
+        label = _cut(self.name, _NAME_BYTES).replace(".", " ")
         return f"{label} {short_key(self.key)}.{SERVICE}"
 
     @property
     def properties(self) -> dict[str, str]:
         """The text record."""
-        return {"name": self.name[:64], "key": key_text(self.key)}
+        return {"name": _cut(self.name[:64], _FIELD_BYTES), "key": key_text(self.key)}
 
     @property
     def packed_hosts(self) -> list[bytes]:
@@ -44,6 +45,11 @@ class Announcement:
     def addresses(self) -> list[str]:
         """`HOST:PORT` of each host."""
         return [f"[{host}]:{self.port}" if ":" in host else f"{host}:{self.port}" for host in self.hosts]
+
+
+def _cut(text: str, most: int) -> str:
+    """As many whole characters of `text` as fit into `most` bytes."""
+    return text.encode()[:most].decode(errors="ignore")
 
 
 def read_announcement(properties: Mapping[bytes, bytes | None], port: int, hosts: list[str]) -> Announcement | None:

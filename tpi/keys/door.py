@@ -1,6 +1,7 @@
 """Who may come in from other machines, and with which key this one goes out: what `tpi.net.sockets.Net` decides by."""
 
 import ipaddress
+import logging
 from collections.abc import Callable, Iterable
 from functools import cached_property
 from pathlib import Path
@@ -9,6 +10,8 @@ from tpi.config import default_config
 from tpi.errors import UsageError
 from tpi.keys.identity import Identity, load_identity
 from tpi.keys.ring import KeyRing, TrustedKeys
+
+log = logging.getLogger(__name__)
 
 
 def leaves_machine(host: str) -> bool:
@@ -40,6 +43,7 @@ class Door:
         self.guests: frozenset[bytes] = frozenset()  # whom a paired master introduces, for sums alone
         self._outside = outside
         self._ring = KeyRing(self.folder)
+        self._said = ""  # why nobody was trusted when it was last found out
 
     @cached_property
     def identity(self) -> Identity:
@@ -48,10 +52,13 @@ class Door:
 
     @property
     def keys(self) -> TrustedKeys:
-        """Who is trusted now; nobody where the file is damaged."""
+        """Who is trusted now; nobody where the file is damaged or cannot be read, which is said once."""
         try:
             return self._ring.read()
-        except UsageError:
+        except UsageError as error:
+            if self._said != str(error):
+                self._said = str(error)
+                log.warning("nobody is trusted: %s", error)
             return TrustedKeys()
 
     def guards(self, host: str) -> bool:
@@ -60,10 +67,7 @@ class Door:
 
     def admits(self, key: bytes, sums: bool = False) -> bool:
         """Whether the owner of `key` may connect now; with `sums`, to the plane on which nodes sum."""
-        keys = self.keys
-        if key == self.identity.public or keys.find(key) is not None:
-            return True
-        return sums and key in self.guests and key not in keys.revoked
+        return self._admits(self.keys, key, sums)
 
     def trusted(self, host: str) -> tuple[bytes, ...]:
         """The keys of whom may be met at `host`, likely ones first: this machine's own, too."""
@@ -75,6 +79,12 @@ class Door:
         found = self.keys.find(key)
         return found.name if found else ""
 
-    def any_refused(self, keys: Iterable[bytes]) -> bool:
-        """Whether one of `keys` may not sum with this machine any more."""
-        return any(key and not self.admits(key, sums=True) for key in keys)
+    def any_refused(self, keys: Iterable[bytes], sums: bool = True) -> bool:
+        """Whether the owner of one of `keys` may not connect any more: not even to sum, or not to another plane."""
+        trusted = self.keys
+        return any(key and not self._admits(trusted, key, sums) for key in keys)
+
+    def _admits(self, trusted: TrustedKeys, key: bytes, sums: bool) -> bool:
+        if key == self.identity.public or trusted.find(key) is not None:
+            return True
+        return sums and key in self.guests and key not in trusted.revoked

@@ -55,15 +55,22 @@ class KeyRing:
             UsageError: if it is damaged or cannot be read; nobody is trusted then.
         """
         try:
-            state = self.path.stat()
+            self._look()
         except FileNotFoundError:
             self._stamp, self._keys = None, TrustedKeys()
-            return self._keys
+        except OSError as error:
+            raise UsageError(
+                f"{self.path} cannot be read: {error.strerror or error}; let it be read, or have TPI_CONFIG name "
+                "another directory"
+            ) from error
+        return self._keys
+
+    def _look(self) -> None:
+        state = self.path.stat()
         stamp = (state.st_ino, state.st_mtime_ns, state.st_size)
         if stamp != self._stamp:
             keys = _parsed(self.path)
             self._keys, self._stamp = keys, stamp
-        return self._keys
 
     def pair(self, one: PairedKey) -> None:
         """Trust a key, instead of what was under the same key; it is revoked no more.
@@ -99,7 +106,10 @@ class KeyRing:
             finally:
                 os.close(lock)
         except OSError as error:
-            raise UsageError(f"cannot write {self.path}: {error.strerror or error}; look at its directory") from error
+            raise UsageError(
+                f"cannot write {self.path}: {error.strerror or error}; look at its directory, or have "
+                "TPI_CONFIG name another"
+            ) from error
 
     def _write(self, keys: TrustedKeys) -> None:
         paired = [asdict(one) | {"key": key_text(one.key)} for one in keys.paired]
@@ -108,11 +118,12 @@ class KeyRing:
 
 
 def _parsed(path: Path) -> TrustedKeys:
+    content = path.read_bytes()
     try:
-        fields = json.loads(path.read_bytes())
+        fields = json.loads(content)
         paired = tuple(_paired(one) for one in fields["paired"])
         return TrustedKeys(paired, frozenset(map(parse_key, fields["revoked"])))
-    except (OSError, ValueError, TypeError, LookupError, AttributeError, UsageError) as error:
+    except (ValueError, TypeError, LookupError, AttributeError, UsageError) as error:
         raise UsageError(f"{path} is damaged ({error}); remove it, and pair your machines again") from error
 
 

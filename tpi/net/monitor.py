@@ -4,6 +4,7 @@ And how TCP connections are ended that libzmq holds: it has no way to send one p
 """
 
 import os
+import re
 import socket as system
 import sys
 from collections.abc import Collection, Iterator
@@ -13,12 +14,15 @@ from stat import S_ISSOCK
 
 import zmq
 
+from tpi.keys.callers import caller
 from tpi.system.interrupts import deferred
+from tpi.system.packets import drop_packets
 
 Socket = zmq.Socket[bytes]
 
 _DESCRIPTORS = Path("/proc/self/fd")
 _INTERNET = (system.AF_INET, system.AF_INET6)
+_LOCAL_NAME = re.compile(rb"\0tpi-[a-z]+-(\d+)")  # tpi.net.sockets.Plane.local_endpoint
 
 
 def receive_whole(socket: Socket) -> list[bytes] | None:
@@ -44,7 +48,8 @@ def receive_keyed(socket: Socket) -> tuple[list[bytes], bytes, int] | None:
 
 
 _WATCHED = (
-    zmq.EVENT_HANDSHAKE_SUCCEEDED
+    zmq.EVENT_CONNECTED
+    | zmq.EVENT_HANDSHAKE_SUCCEEDED
     | zmq.EVENT_DISCONNECTED
     | zmq.EVENT_HANDSHAKE_FAILED_AUTH
     | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
@@ -57,6 +62,7 @@ class Monitor:
     def __init__(self, socket: Socket) -> None:
         self.refused = False  # the other end knows the key of this one, and does not let it in
         self.mismatch = False  # one of the ends wants keys, and the other has none
+        self.address = ""  # of the other end, once it was connected to
         self._socket = socket
         self.events: Socket = socket.get_monitor_socket(_WATCHED)
 
@@ -65,7 +71,9 @@ class Monitor:
         while (frames := receive_whole(self.events)) is not None:
             # zmq_socket_monitor(3): 16 bits of event, 32 of value; zmq.utils.monitor would do it, but imports asyncio
             event = int.from_bytes(frames[0][:2], sys.byteorder)
-            if event == zmq.EVENT_HANDSHAKE_FAILED_AUTH:
+            if event == zmq.EVENT_CONNECTED:
+                self.address = other_end(int.from_bytes(frames[0][2:6], sys.byteorder)) or self.address
+            elif event == zmq.EVENT_HANDSHAKE_FAILED_AUTH:
                 self.refused = True
             elif event == zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL:
                 self.mismatch = True
@@ -107,13 +115,43 @@ def end_connection(descriptor: int) -> None:
             one.shutdown(system.SHUT_RDWR)
 
 
-def sever(ports: Collection[int]) -> None:
-    """End all connections that others have made to `ports` of this process. Does nothing where there is no /proc."""
+def sever(places: Collection[tuple[int, str]]) -> None:
+    """End the connections to ports of this process that come from addresses of others, as `tpi.keys.callers` has them.
+
+    Does nothing where there is no /proc.
+    """
     for number in _open_sockets():
         with suppress(OSError), _borrowed(number) as one:
-            own = one.family in _INTERNET and one.getsockname()[1] in ports
-            if own and not _listens(one):
+            if not _listens(one) and _came_from(one) in places:
                 one.shutdown(system.SHUT_RDWR)
+
+
+def deafen(address: str, ports: Collection[int]) -> None:
+    """Hear no more from `ports` at `address`, which this process has called: their ends are told that it hung up.
+
+    libzmq would call again at once where a connection ends: so it is left with one through which nothing comes.
+    """
+    for number in _open_sockets():
+        with suppress(OSError), _borrowed(number) as one:
+            if one.family in _INTERNET and one.getpeername()[1] in ports and caller(one.getpeername()[0]) == address:
+                drop_packets(one)
+                one.shutdown(system.SHUT_WR)
+
+
+def other_end(descriptor: int) -> str:
+    """The address at the other end of a connection; empty if it is none any more."""
+    with suppress(OSError), _borrowed(descriptor) as one:
+        return caller(one.getpeername()[0]) if one.family in _INTERNET else ""
+    return ""
+
+
+def _came_from(one: system.socket) -> tuple[int, str]:
+    """The port here that a connection came to, and the address that it came from."""
+    if one.family in _INTERNET:
+        return int(one.getsockname()[1]), caller(one.getpeername()[0])
+    name = one.getsockname()
+    local = _LOCAL_NAME.fullmatch(name) if isinstance(name, bytes) else None
+    return (int(local[1]), "") if local else (0, "")
 
 
 def _open_sockets() -> Iterator[int]:

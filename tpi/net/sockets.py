@@ -6,7 +6,7 @@
 
 import errno
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -65,7 +65,7 @@ class Net:
         self.door = door or Door()
         self._sockets: list[Socket] = []  # those that may still be open
         self._zap: ZapHandler | None = None
-        self._guarded: set[int] = set()  # ports
+        self._guarded: set[tuple[Plane, int]] = set()  # ports
 
     def open(self, kind: int, plane: Plane, identity: bytes = b"") -> Socket:
         """A ROUTER or DEALER with every option set.
@@ -129,7 +129,7 @@ class Net:
             with suppress(zmq.ZMQError):  # the network address does as well
                 socket.bind(plane.local_endpoint(port))
         if guarded:
-            self._guarded.add(port)
+            self._guarded.add((plane, port))
         return socket, port
 
     def connect(self, plane: Plane, host: str, port: int, identity: bytes, key: bytes = b"") -> Socket:
@@ -155,9 +155,16 @@ class Net:
         _connect(socket, plane, host, port)
         return socket, monitor
 
-    def sever(self) -> None:
-        """End all connections to ports of this process that need keys, where the system lets us (Linux)."""
-        sever(self._guarded)
+    def lock_out(self) -> bool:
+        """End the connections of those who were let in, and whom the door admits no more; whether there were any.
+
+        To ports that need keys, where the system lets us (Linux). Whoever came to the same plane from the same address
+        loses its connection, too, and makes another.
+        """
+        gone = self._zap.callers.dismiss(self._refused) if self._zap else set()
+        if gone:
+            sever({(port, address) for plane, port in self._guarded for name, address in gone if name == plane.name})
+        return bool(gone)
 
     def close(self) -> None:
         """Close every socket that is still open, and the context."""
@@ -189,7 +196,10 @@ class Net:
         socket.setsockopt(zmq.ZAP_DOMAIN, plane.name.encode())
         socket.setsockopt(zmq.ZAP_ENFORCE_DOMAIN, 1)
         if self._zap is None:
-            self._zap = ZapHandler(self.context, lambda key, name: self.door.admits(key, name == COLLECTIVE.name))
+            self._zap = ZapHandler(self.context, lambda key, name: not self._refused(name, (key,)))
+
+    def _refused(self, name: str, keys: Iterable[bytes]) -> bool:
+        return self.door.any_refused(keys, sums=name == COLLECTIVE.name)
 
 
 def _encrypt(socket: Socket, plane: Plane, door: Door) -> None:

@@ -5,6 +5,7 @@ connection has proved that it owns its key, and before anything that it sends re
 name.
 """
 
+import logging
 import os
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -12,10 +13,12 @@ from threading import Thread
 
 import zmq
 
+from tpi.keys.callers import Callers, caller
 from tpi.net.monitor import Socket
 
 _ENDPOINT = "inproc://zeromq.zap.01"
 _VERSION = b"1.0"
+log = logging.getLogger(__name__)
 
 Admits = Callable[[bytes, str], bool]
 """Whether the owner of a key (32 bytes) may connect to the plane of a name."""
@@ -27,6 +30,8 @@ class ZapHandler:
     def __init__(self, context: "zmq.Context[Socket]", admits: Admits) -> None:
         """`admits` is called by this object's thread."""
         self.refused = 0
+        self._said = ""
+        self.callers = Callers()
         self._admits = admits
         self._socket = context.socket(zmq.REP)
         self._socket.linger = 0
@@ -53,9 +58,30 @@ class ZapHandler:
                     self._socket.send_multipart(self._reply(self._socket.recv_multipart(zmq.NOBLOCK)))
 
     def _reply(self, request: Sequence[bytes]) -> list[bytes]:
-        version, number, domain, *_ = *request, b"", b"", b""
+        version, number, domain, address, *_ = *request, b"", b"", b"", b""
         key = request[6] if len(request) == 7 and request[5] == b"CURVE" else b""
-        if version == _VERSION and len(key) == 32 and self._admits(key, domain.decode("ascii", "replace")):
-            return [_VERSION, number, b"200", b"OK", key.hex().encode(), b""]
+        plane, where = (part.decode("ascii", "replace") for part in (domain, address))
+        try:
+            if version == _VERSION and len(key) == 32 and self._let_in(key, plane, where):
+                return [_VERSION, number, b"200", b"OK", key.hex().encode(), b""]
+        except Exception as error:  # noqa: BLE001 - others ask, too: without this thread nobody would get in any more
+            return [_VERSION, number, b"500", self._unable(error), b"", b""]
         self.refused += 1
         return [_VERSION, number, b"400", b"this key is not paired here", b"", b""]
+
+    def _unable(self, error: Exception) -> bytes:
+        """Say why nobody is let in, once for each reason."""
+        self.refused += 1
+        if self._said != str(error):
+            self._said = str(error)
+            log.warning("nobody is let in: %s", error or type(error).__name__)
+        return b"keys cannot be looked up here"
+
+    def _let_in(self, key: bytes, plane: str, where: str) -> bool:
+        """Whether this key may come in; noted first, so that one which is revoked meanwhile is found there."""
+        place = (plane, caller(where))
+        new = self.callers.come(place, key)
+        admitted = self._admits(key, plane)
+        if new and not admitted:
+            self.callers.leave(place, key)
+        return admitted

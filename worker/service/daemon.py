@@ -252,14 +252,14 @@ class Daemon:
             self._beat()
 
     def _lock_out(self) -> None:
-        """Leave a master whose key, or that of one of whose nodes, was revoked; their connections end."""
+        """Leave a master whose key, or that of one of whose nodes, was revoked; end the connections of all revoked."""
         door = self._net.door
         keys = (self._master.key, *self._master.guests) if self._master else ()
         if self._master and (gone := next((key for key in keys if door.any_refused({key})), b"")):
             self._answer(self._master.identity, Refuse(__version__, self._master.session, "revoked", short_key(gone)))
             self._leave("a key was revoked")
             select.select([], [], [], _REASON_S)
-            self._net.sever()
+        self._net.lock_out()
 
     def _heard(self) -> None:
         waited = self._lease.pace() > 1
@@ -341,7 +341,7 @@ class Daemon:
             return True
 
     def _wake(self) -> None:
-        with suppress(BlockingIOError):  # it rings already
+        with suppress(OSError):  # it rings already, or is closed: who asked for an answer may still look for it
             self._waker.send(b"!")
 
     def _catch_signals(self) -> None:

@@ -9,16 +9,14 @@ it can. So shortly before either this process accepts nobody new until those who
 import os
 import resource
 import socket
-import struct
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from stat import S_ISSOCK
 
 from tpi.net.monitor import Arrivals
+from tpi.system.packets import drop_packets, take_packets
 
-_ATTACH_FILTER, _DETACH_FILTER = 26, 27  # SO_ATTACH_FILTER of socket(7)
-_DROP_ALL = struct.pack("HBBI", 0x06, 0, 0, 0)  # BPF: return 0
 _QUEUED = 3 * 16  # connections that the three planes may have in their backlogs (zmq.BACKLOG)
 _OWN = 64  # descriptors that the process needs itself
 _MOST_CONNECTIONS = 16  # where keys are asked for, beside those of the nodes that are expected: 256 KiB each at worst
@@ -65,7 +63,7 @@ class Gate:
     def _turn(self, shut: bool) -> None:
         self.shut = shut
         for listener in self._listeners:
-            _filter(listener, shut)
+            (drop_packets if shut else take_packets)(listener)
         # who is in the backlogs comes in meanwhile: nothing else ends the I/O thread's attempts
         room = min(self._hard, self._soft + _QUEUED) if shut else self._soft
         with suppress(ValueError, OSError):
@@ -108,15 +106,3 @@ def _listens(number: int, ports: set[int]) -> bool:
         return bool(listens) and candidate.getsockname()[1] in ports
     finally:
         candidate.detach()  # it is libzmq's
-
-
-def _filter(listener: socket.socket, shut: bool) -> None:
-    """With the filter, packets that would open connections are dropped; connections that are open have their own."""
-    import ctypes
-
-    with suppress(OSError):
-        if shut:
-            code = ctypes.create_string_buffer(_DROP_ALL)
-            listener.setsockopt(socket.SOL_SOCKET, _ATTACH_FILTER, struct.pack("HxxxxxxP", 1, ctypes.addressof(code)))
-        else:
-            listener.setsockopt(socket.SOL_SOCKET, _DETACH_FILTER, 0)

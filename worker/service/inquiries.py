@@ -1,6 +1,7 @@
 """Answers those who ask how this worker is. Connecting to ports takes time, so a thread of its own does it."""
 
 import socket
+import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from queue import SimpleQueue
@@ -12,6 +13,7 @@ from tpi.net.sockets import split_address
 
 _MOST = 4  # at once
 _CONNECT_S = 2.0
+_CLOSE_S = _CONNECT_S  # for all of them: a name server may take long, and nobody waits for the answer
 
 
 class Inquiries:
@@ -39,9 +41,10 @@ class Inquiries:
             yield self._done.get_nowait()
 
     def close(self) -> None:
-        """Wait for those under way."""
+        """Wait for those under way, but not for a name server."""
+        ends = time.monotonic() + _CLOSE_S
         for thread in self._threads:
-            thread.join()
+            thread.join(max(0.0, ends - time.monotonic()))
 
     def _ask(self, peer: bytes, addresses: Sequence[str], condition: Condition) -> None:
         reached: list[str] = []

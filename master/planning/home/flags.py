@@ -24,7 +24,12 @@ _OPTIONS = (
     ),
     click.option("--link", metavar="WORDS", help=f"What joins the machines of --devices (default: {DEFAULT_LINK})."),
     click.option("--topology", metavar="FILE", help="Plan for the home of a topology file, or of one that ships."),
-    click.option("--workers", multiple=True, metavar="HOST:PORT", help="Plan for this machine and these workers."),
+    click.option(
+        "--workers",
+        multiple=True,
+        metavar="HOST:PORT",
+        help="Plan for this machine and these workers, not those of TPI_WORKERS.",
+    ),
     click.option("--no-keys", is_flag=True, help="With --workers: ask such as were started with --no-keys."),
 )
 

@@ -1,7 +1,10 @@
 """Who is in the house: workers that are asked how they are, what tpi doctor finds, and what is announced."""
 
+import socket
 import sys
+import time
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -29,6 +32,7 @@ from tpi.errors import UsageError
 from tpi.keys.announcement import Announcement
 from tpi.keys.door import Door
 from tpi.keys.identity import load_identity
+from tpi.net.fields import Card
 from tpi.net.questions import MOST_ECHOED, Condition, Echo, Inquiry
 from tpi.net.sockets import Net
 from worker.service.announce import Announcer
@@ -74,6 +78,56 @@ def test_doctor_tries_ports_from_both_sides(tmp_path: Path) -> None:
         (one,) = ask(net, [addresses[0]], blocked)
         assert one.condition is not None
         assert one.condition.unreached == (NOBODY, "nonsense")
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "127.0.0.2", "0.0.0.0", "::1"])
+def test_a_worker_that_listens_at_any_address_takes_its_port(tmp_path: Path, host: str) -> None:
+    with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as listener:
+        listener.bind((host, 0))
+        listener.listen()
+        port = listener.getsockname()[1]
+        found = [one.found for one in check_machine(Door(tmp_path / "keys"), tmp_path, port) if one.subject == "ports"]
+        assert any(f"{port} is in use here" in one for one in found)
+    found = [one.found for one in check_machine(Door(tmp_path / "keys"), tmp_path, port) if one.subject == "ports"]
+    assert not any(f"{port} is in use here" in one for one in found)
+
+
+def test_a_clock_that_nothing_minds_is_no_trouble() -> None:
+    """It is shown, and the exit code is of what is in the way."""
+
+    def answer(worker: Hostile, message: object) -> list[object]:
+        if not isinstance(message, Inquiry):
+            return []
+        ports, profile = (worker.port, worker.port), worker.hello(0).profile
+        return [Condition(message.number, __version__, "late", "", 0.0, time.time() - 3600, *ports, profile, ())]
+
+    with hostile(answer) as worker, closing(Net()) as net:
+        ((_, found),) = check_workers(net, [worker.address])
+    (clock,) = (one for one in found if one.subject == "clock")
+    assert clock.advice == ""
+    assert "s apart" in clock.found
+    assert "set the clocks" in clock.found
+
+
+def test_what_a_worker_says_reaches_no_terminal_as_a_command(tmp_path: Path) -> None:
+    """Not its name or its card's, nor ports that it was not asked to try."""
+    clear = "\x1b[2J"
+    card = Card(f"card {clear}", 1 << 30, "auto", "auto", "auto", 0)
+
+    def answer(worker: Hostile, message: object) -> list[object]:
+        if not isinstance(message, Inquiry):
+            return []
+        profile = replace(worker.hello(0).profile, host=clear, system=clear, card=card)
+        ports, unreached = (worker.port, worker.port), (clear, "192.0.2.1:9990", *message.reach)
+        return [Condition(message.number, clear, clear, clear, 0.0, 0.0, *ports, profile, unreached)]
+
+    with hostile(answer) as one, hostile(answer) as other, closing(Net()) as net:
+        addresses = [one.address, other.address]
+        for address, found in check_workers(net, addresses):
+            assert all(text.isprintable() for each in found for text in (each.subject, each.found, each.advice))
+            assert next(each.found for each in found if each.subject == "devices").endswith("card ?[2J")
+            (unreached,) = (each.found for each in found if "from there" in each.found)
+            assert next(each for each in addresses if each != address) in unreached
 
 
 def test_doctor_looks_at_this_machine(tmp_path: Path) -> None:

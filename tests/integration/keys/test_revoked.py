@@ -1,24 +1,28 @@
 """A revoked key is out within a second, connections that stand included; guests come and go with their plan."""
 
 import time
-from contextlib import closing
+from collections.abc import Iterator
+from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 
+import psutil
 import pytest
 
 from master.workers.cluster import Cluster
-from tests.support.cluster.cluster_helpers import MadeUpModel, fake_worker, step
+from tests.support.cluster.cluster_helpers import FAKE_WORKER, MadeUpModel, fake_worker, step
 from tests.support.cluster.key_helpers import listening, locked, pair_folders
 from tests.support.figures import assert_figures
-from tests.support.house import until
+from tests.support.house import Laptop, until
 from tpi.errors import NodeError, NodeRefused
 from tpi.keys.identity import load_identity
 from tpi.keys.ring import KeyRing
 from tpi.net.channel import Channel
 from tpi.net.messages import Bye
-from tpi.net.sockets import CONTROL, Net
+from tpi.net.sockets import COLLECTIVE, CONTROL, WEIGHTS, Net, Plane, split_address
 
 OUT_S = 1.0
+PLANES = (CONTROL, COLLECTIVE, WEIGHTS)  # in the order of their ports
+ELSEWHERE = "127.0.0.9"  # where somebody calls from who is on another machine
 
 
 def test_who_is_revoked_while_connected_is_not_heard_any_more(tmp_path: Path) -> None:
@@ -80,3 +84,117 @@ def test_a_worker_that_is_revoked_is_not_used_any_more(tmp_path: Path) -> None:
         until(lambda: cluster.workers[0].problem is not None)
         with pytest.raises(NodeRefused, match=r"worker here .* is not used any more: its key was revoked"):
             cluster.poll()
+
+
+@contextmanager
+def worker_behind(folder: Path, cache: Path) -> Iterator[str]:
+    """A worker process that has the keys in `folder`, on three ports in a row; its address."""
+    laptop = Laptop("a", cache, ("--keys", str(folder)), command=FAKE_WORKER)
+    try:
+        laptop.start()
+        yield laptop.address
+    finally:
+        laptop.stop()
+
+
+class Caller:
+    """Whoever has the keys in a folder, connected to one plane of the worker at an address, and saying nothing."""
+
+    def __init__(self, folder: Path, worker: Path, address: str, plane: Plane, source: str = "") -> None:
+        self.net = Net(door=locked(folder))
+        host, port = split_address(address)
+        where = f"{source}:0;{host}" if source else host
+        number, key = port + PLANES.index(plane), load_identity(worker).public
+        self.socket, self.monitor = self.net.connect_watched(plane, where, number, b"me", key)
+        self.changes: list[bool] = []
+        until(lambda: self.heard() == [True])
+
+    def heard(self) -> list[bool]:
+        """Connections made and lost until now."""
+        self.changes.extend(self.monitor.changes())
+        return self.changes
+
+    def close(self) -> None:
+        self.monitor.close()
+        self.net.close()
+
+
+def connected_to(address: str, plane: Plane) -> bool:
+    """Whether a connection of this process to a worker's plane stands."""
+    port = split_address(address)[1] + PLANES.index(plane)
+    established = (one for one in psutil.Process().net_connections("tcp") if one.status == psutil.CONN_ESTABLISHED)
+    return any(one.raddr.port == port for one in established if one.raddr)
+
+
+@pytest.mark.parametrize("plane", PLANES, ids=lambda plane: plane.name)
+def test_who_is_revoked_loses_every_connection_though_it_says_nothing(tmp_path: Path, plane: Plane) -> None:
+    """The worker serves nobody, and nothing is ever said over the connection."""
+    here, there = tmp_path / "here", tmp_path / "there"
+
+    def once(number: int) -> dict[str, float]:
+        pair_folders(here, there)
+        with closing(Caller(there, here, address, plane)) as caller:
+            KeyRing(here).revoke("there")
+            took = until(lambda: False in caller.heard())
+            until(lambda: bool(caller.heard()) and caller.monitor.refused)
+            assert True not in caller.heard()[1:]  # it gets no other
+        return {"out": took}
+
+    with worker_behind(here, tmp_path / "a") as address:
+        assert_figures(f"revoked key, silent, plane of {plane.name}", {"out": OUT_S}, once)
+
+
+@pytest.mark.parametrize("plane", PLANES, ids=lambda plane: plane.name)
+def test_whoever_remains_allowed_stays_or_comes_back(tmp_path: Path, plane: Plane) -> None:
+    """From another address it notices nothing; at the address of who is revoked it connects again."""
+    here, there, third = tmp_path / "here", tmp_path / "there", tmp_path / "third"
+    pair_folders(here, there, third)
+    with ExitStack() as stack:
+        address = stack.enter_context(worker_behind(here, tmp_path / "a"))
+        revoked = stack.enter_context(closing(Caller(third, here, address, plane)))
+        beside = stack.enter_context(closing(Caller(there, here, address, plane)))
+        apart = stack.enter_context(closing(Caller(there, here, address, plane, ELSEWHERE)))
+        KeyRing(here).revoke("third")
+        until(lambda: False in revoked.heard())
+        until(lambda: beside.heard() == [True, False, True])
+        assert apart.heard() == [True]
+
+
+def test_a_run_goes_on_while_somebody_else_is_revoked(tmp_path: Path) -> None:
+    here, there, third, model = tmp_path / "here", tmp_path / "there", tmp_path / "third", MadeUpModel()
+    pair_folders(here, there, third)
+    with ExitStack() as stack:
+        address = stack.enter_context(worker_behind(here, tmp_path / "a"))
+        cluster = stack.enter_context(Cluster.connect([address], Net(door=locked(there))))
+        cluster.assign(model.split(cluster.session, 1, cluster.peers(), 8)[1:], model)
+        callers = [stack.enter_context(closing(Caller(third, here, address, each, ELSEWHERE))) for each in PLANES]
+        KeyRing(here).revoke("third")
+        for number in range(20):
+            cluster.step(step(cluster.session, 1, number))
+            cluster.poll()
+        until(lambda: all(False in caller.heard() for caller in callers))
+        assert [stats.steps for stats in cluster.stats()] == [20]
+        assert cluster.workers[0].connected
+
+
+def test_a_worker_that_is_revoked_is_not_heard_though_its_master_is_idle(tmp_path: Path) -> None:
+    """On every plane: that of sums is another thread's, which looks at nothing until there is the next request."""
+    here, there, model = tmp_path / "here", tmp_path / "there", MadeUpModel()
+
+    def once(number: int) -> dict[str, float]:
+        pair_folders(here, there)
+        with Cluster.connect([address], Net(door=locked(there))) as cluster:
+            cluster.assign(model.split(cluster.session, 1, cluster.peers(), 8)[1:], model)
+            _, port = split_address(address)
+            where, key = f"{ELSEWHERE}:0;127.0.0.1", load_identity(here).public  # or it would be no TCP
+            _, sums = cluster.net.connect_watched(COLLECTIVE, where, port + 1, b"sums", key)
+            until(lambda: all(connected_to(address, plane) for plane in PLANES))
+            KeyRing(there).revoke("here")
+            took = until(lambda: not any(connected_to(address, plane) for plane in PLANES))
+            assert list(sums.changes()) == [True]  # or it would be made again
+            assert cluster.workers[0].problem is not None
+            sums.close()
+        return {"out": took}
+
+    with worker_behind(here, tmp_path / "a") as address:
+        assert_figures("revoked worker, of an idle master", {"out": OUT_S}, once)

@@ -16,6 +16,7 @@ from tests.support.recorder import Recorder
 from tpi.errors import UsageError
 from tpi.keys.door import Door
 from tpi.keys.identity import load_identity
+from tpi.keys.ring import KeyRing
 from tpi.net.channel import Channel, UnreachableError
 from tpi.net.messages import Bye
 from tpi.net.sockets import COLLECTIVE, CONTROL, WEIGHTS, Net, Plane, split_address
@@ -62,6 +63,26 @@ def test_an_unpaired_peer_and_a_wrong_key_reach_nothing(tmp_path: Path, plane: P
         with closing(says(door, port, b"" if stranger == "no key at all" else key, plane, REFUSED_S)):
             assert channel.wait(QUIET_S) is None
         assert channel.stats.received == channel.stats.malformed == 0
+
+
+def test_whoever_asks_for_keys_goes_on_where_they_cannot_be_looked_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Nobody gets in meanwhile, that is said once, and later it is as before."""
+    here, there = tmp_path / "here", tmp_path / "there"
+    pair_folders(here, there)
+    key, door = load_identity(here).public, locked(here)
+    with listening(door) as (_, channel, port):
+        with monkeypatch.context() as broken:
+            broken.setattr(KeyRing, "read", lambda ring: Path("/dev/null/keys").stat())
+            for _ in range(2):
+                with closing(says(locked(there), port, key, seconds=REFUSED_S)):
+                    assert channel.wait(QUIET_S) is None
+        with closing(says(locked(there), port, key)):
+            assert channel.wait(10) == (b"me", Bye(7))
+    said = [one.getMessage() for one in caplog.records if one.name == "tpi.net.zap"]
+    assert len(said) == 1
+    assert "Not a directory" in said[0]
 
 
 def test_without_a_key_nothing_leaves_the_machine(tmp_path: Path) -> None:

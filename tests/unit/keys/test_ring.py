@@ -68,6 +68,17 @@ def test_a_damaged_file_opens_to_nobody(tmp_path: Path) -> None:
         KeyRing(here).read()
 
 
+def test_a_file_that_cannot_be_read_is_a_sentence_with_the_way_out_and_opens_to_nobody(tmp_path: Path) -> None:
+    """A file where the folder should be, a lost network drive, no permission: whatever the system says."""
+    folder = tmp_path / "keys"
+    folder.write_text("")
+    with pytest.raises(UsageError, match=r"keys\.json cannot be read: Not a directory; .*TPI_CONFIG"):
+        KeyRing(folder).read()
+    assert Door(folder).keys.paired == ()
+    with pytest.raises(UsageError, match="TPI_CONFIG"):
+        KeyRing(folder).pair(PairedKey("laptop", key(1)))
+
+
 def test_a_guest_may_sum_and_nothing_else_unless_its_key_was_revoked(tmp_path: Path) -> None:
     door = Door(tmp_path)
     door.guests = frozenset({key(1)})

@@ -1,0 +1,50 @@
+"""Who came from where, so that the connections of who is let in no more can be found."""
+
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from tests.support.cluster.key_helpers import locked, pair_folders
+from tests.support.house import until
+from tpi.keys.callers import Callers, caller
+from tpi.keys.identity import load_identity
+from tpi.keys.ring import KeyRing
+from tpi.net.sockets import CONTROL, Net
+
+
+@pytest.mark.parametrize(
+    ("written", "means"),
+    [("192.0.2.7", "192.0.2.7"), ("::ffff:192.0.2.7", "192.0.2.7"), ("fe80::1%eth0", "fe80::1"), ("::1", "::1"),
+     ("localhost:0:0:123", ""), ("", "")],
+)  # fmt: skip
+def test_an_address_has_one_name(written: str, means: str) -> None:
+    assert caller(written) == means
+
+
+def test_only_places_that_a_refused_key_came_from_are_forgotten() -> None:
+    callers, here, there = Callers(), ("control", "192.0.2.1"), ("control", "192.0.2.2")
+    assert callers.come(here, b"good")
+    assert callers.come(here, b"bad")
+    assert not callers.come(here, b"good")
+    callers.come(there, b"good")
+    callers.come(there, b"stranger")
+    callers.leave(there, b"stranger")  # it was not let in
+    assert callers.dismiss(lambda plane, keys: b"good" not in keys) == set()
+    assert callers.dismiss(lambda plane, keys: bool({b"bad", b"stranger"} & set(keys))) == {here}
+    assert callers.dismiss(lambda plane, keys: True) == {there}
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "::1"])
+def test_connections_end_where_a_refused_key_came_from(tmp_path: Path, host: str) -> None:
+    here, there = tmp_path / "here", tmp_path / "there"
+    pair_folders(here, there)
+    with closing(Net(door=locked(here))) as bound, closing(Net(door=locked(there))) as calling:
+        _, port = bound.bind(CONTROL, host, 0)
+        _, monitor = calling.connect_watched(CONTROL, host, port, b"me", load_identity(here).public)
+        until(lambda: True in monitor.changes())
+        assert not bound.lock_out()
+        KeyRing(here).revoke("there")
+        assert bound.lock_out()
+        until(lambda: False in monitor.changes())
+        monitor.close()

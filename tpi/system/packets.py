@@ -1,0 +1,26 @@
+"""Sockets that the system is told to drop packets of (Linux; elsewhere nothing happens)."""
+
+import socket
+import struct
+import sys
+from contextlib import suppress
+
+_ATTACH_FILTER, _DETACH_FILTER = 26, 27  # SO_ATTACH_FILTER of socket(7)
+_DROP_ALL = struct.pack("HBBI", 0x06, 0, 0, 0)  # BPF: return 0
+
+
+def drop_packets(one: socket.socket) -> None:
+    """Of a listener: packets that would open connections; those that are open have filters of their own."""
+    import ctypes
+
+    if sys.platform == "linux":
+        code = ctypes.create_string_buffer(_DROP_ALL)
+        with suppress(OSError):
+            one.setsockopt(socket.SOL_SOCKET, _ATTACH_FILTER, struct.pack("HxxxxxxP", 1, ctypes.addressof(code)))
+
+
+def take_packets(one: socket.socket) -> None:
+    """As before `drop_packets`."""
+    if sys.platform == "linux":
+        with suppress(OSError):
+            one.setsockopt(socket.SOL_SOCKET, _DETACH_FILTER, 0)

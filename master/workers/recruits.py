@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from master.workers.remote import RemoteWorker
-from tpi.errors import NodeInUse, NodeRefused, TpiError
+from tpi.errors import NodeInUse, NodeRefused, NodeTwice, TpiError
 from worker.profile import memory_budget
 
 RETRY_S = 2.0  # until a worker that said no, or hung up, is called again
@@ -79,7 +79,7 @@ class Recruits:
             if one.worker is not None:
                 one.worker.serve()
                 if (problem := one.worker.problem) is not None:
-                    shut = isinstance(problem, NodeRefused) and not isinstance(problem, NodeInUse)
+                    shut = isinstance(problem, NodeRefused) and not isinstance(problem, NodeInUse | NodeTwice)
                     self._hang_up(one, now + (ROOM_S if shut else RETRY_S))
                 elif one.worker.hello and memory_budget(one.worker.hello.profile) <= one.above:
                     self._hang_up(one, now + ROOM_S)  # others may use it meanwhile

@@ -10,7 +10,7 @@ from master.workers.dial import Dial, Line
 from master.workers.heartbeats import SILENCE_S, HeartbeatState
 from master.workers.places import WorkerId
 from tpi import __version__
-from tpi.errors import NodeError, NodeInUse, NodeLost, NodeRefused, TpiError, WeightsError
+from tpi.errors import NodeError, NodeInUse, NodeLost, NodeRefused, NodeTwice, TpiError, WeightsError
 from tpi.keys.text import short_key
 from tpi.net.channel import Channel, UnreachableError
 from tpi.net.codec import Buffer, WrongProtocolError, encode
@@ -278,6 +278,7 @@ class RemoteWorker:
         elif refusal.reason == "twice":
             master = plain(refusal.in_use_by)
             text = f"worker {self._who} is given twice to {master}, under two addresses; give each worker once"
+            return NodeTwice(self.name, text)
         elif refusal.reason == "revoked":
             mine = refusal.in_use_by == short_key(self._net.door.identity.public)
             whose = "this machine's key" if mine else f"the key {plain(refusal.in_use_by)} of another one of this run"

@@ -199,7 +199,9 @@ class Daemon:
             return
         if self._master is not None and (self._master.identity, self._master.key) != (peer, self._control.key):
             self._beat()  # it may have died a moment ago
-            if self._lease.yields():
+            if self._moved(join):
+                self._leave("it calls over another connection")
+            elif self._lease.yields():
                 self._yield(plain(join.name))
             if self._master is not None:
                 twice = self._master.session == join.session
@@ -220,6 +222,11 @@ class Daemon:
         profile = self._master.profile
         hello = Hello(__version__, join.session, options.name, ports.collective, ports.weights, profile)
         self._answer(peer, hello)
+
+    def _moved(self, join: Join) -> bool:
+        """Whether the master itself calls, over a connection in place of one that is dead: this machine has moved."""
+        caller = (join.session, self._control.key)
+        return self._master is not None and (self._master.session, self._master.key) == caller and self._lease.quiet()
 
     def _obey(self, master: ServedMaster, message: object) -> None:
         if isinstance(message, Bye):

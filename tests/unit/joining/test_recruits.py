@@ -15,7 +15,7 @@ from master.joining.shares import Shares
 from master.workers.places import WorkerId, WorkerPlaces, recognise
 from master.workers.recruits import RETRY_S, ROOM_S, Recruits
 from master.workers.remote import RemoteWorker
-from tpi.errors import NodeInUse, NodeRefused, PlanError, TpiError
+from tpi.errors import NodeInUse, NodeRefused, NodeTwice, PlanError, TpiError
 from tpi.keys.text import KEY_BYTES
 
 
@@ -64,6 +64,18 @@ def test_who_is_busy_is_called_until_it_is_free() -> None:
     assert [id(one) for one in recruits.take()] == [id(house.calls[2])]
     recruits.tend(9 * RETRY_S)
     assert len(house.calls) == 3
+
+
+def test_who_serves_this_master_at_another_address_is_called_until_it_has_forgotten_that() -> None:
+    """It has moved, and takes its master to be where it was for a moment."""
+    house = House()
+    recruits = Recruits(house.call)
+    house.problem["a"] = NodeTwice("a", "worker a is given twice")
+    recruits.seek("a")
+    recruits.tend(0.0)
+    house.problem.clear()
+    recruits.tend(RETRY_S)
+    assert [id(one) for one in recruits.ready] == [id(house.calls[1])]
 
 
 def test_who_has_too_little_memory_is_let_go_until_it_has_more() -> None:

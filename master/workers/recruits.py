@@ -73,6 +73,7 @@ class Recruits:
 
     def tend(self, now: float) -> None:
         """Take in what has arrived, and call those again whose time has come; `now` in `since_boot` seconds."""
+        look_over = self.look_over  # another thread may put None there
         for one in self._calls:
             if one.worker is None and now >= one.next_at:
                 self._begin(one, now)
@@ -83,9 +84,9 @@ class Recruits:
                     self._hang_up(one, now + (ROOM_S if shut else RETRY_S))
                 elif one.worker.hello and memory_budget(one.worker.hello.profile) <= one.above:
                     self._hang_up(one, now + ROOM_S)  # others may use it meanwhile
-                elif self.look_over and one.worker.admitted is None and _free(one.worker):
+                elif look_over and one.worker.admitted is None and _free(one.worker):
                     one.worker.admitted = False
-                    self.look_over(one.worker)
+                    look_over(one.worker)
 
     @property
     def called(self) -> list[RemoteWorker]:

@@ -124,6 +124,33 @@ def test_who_comes_counts_once_it_was_looked_over() -> None:
     assert [id(one) for one in recruits.take()] == [id(one) for one in seen]
 
 
+class WaitedFor(Recruits):
+    """Everybody may be used from the moment on in which somebody is about to be looked over."""
+
+    _look_over: Callable[[RemoteWorker], None] | None = None
+
+    @property
+    def look_over(self) -> Callable[[RemoteWorker], None] | None:
+        found, self._look_over = self._look_over, None
+        return found
+
+    @look_over.setter
+    def look_over(self, found: Callable[[RemoteWorker], None] | None) -> None:
+        self._look_over = found
+
+
+def test_who_waits_for_workers_may_say_so_while_one_is_looked_over() -> None:
+    """Another thread does: the one that keeps the connections goes on."""
+    house, seen = House(), list[Any]()
+    recruits = WaitedFor(house.call)
+    recruits.look_over = seen.append
+    recruits.seek("a")
+    recruits.tend(0.0)
+    recruits.tend(1.0)
+    assert [one.address for one in seen] == ["a"]
+    assert [one.address for one in recruits.take()] == ["a"]
+
+
 class Joined:
     """A cluster whom some have joined; the plan is too much for whom `PlanError` names."""
 

@@ -177,10 +177,14 @@ def _at_home(door: Door) -> tuple[dict[str, str], dict[str, str]]:
     with ThreadPoolExecutor(_AT_ONCE) as pool:
         remembered = {one.key: pool.submit(_remembered, one, door) for one in paired}  # while others are listened for
         announced = _announced(door)
-        found = list(zip(announced, pool.map(_reachable, announced), strict=True))
+        there_now = list(pool.map(_reachable, announced))
+        paired_at = {key: address.result() for key, address in remembered.items()}
+        found = [
+            (one, address or paired_at.get(one.key, "")) for one, address in zip(announced, there_now, strict=True)
+        ]
         silent = [one for one in paired if one.key not in {other.key for other in announced}]
         there = {address: called.get(one.key, one.name) for one, address in found}
-        there |= {address: one.name for one in silent if (address := remembered[one.key].result()) not in there}
+        there |= {address: one.name for one in silent if (address := paired_at[one.key]) not in there}
     hidden = {called.get(one.key, one.name): one.addresses[0] for one, address in found if not address}
     return {name: address for address, name in there.items() if address}, hidden
 

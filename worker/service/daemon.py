@@ -364,6 +364,7 @@ class Daemon:
             self._answer(self._master.identity, Bye(self._master.session))
             select.select([], [], [], _LAST_WORDS_S)  # LINGER is 0
         if not self._compute.stop(_STOP_S):
+            log.error("what it computes does not end: worker %s ends without it", self.options.name)
             os._exit(1)  # stuck in a kernel or a system call: nothing of it outlives the process
         if self._announcer is not None:
             self._announcer.close()

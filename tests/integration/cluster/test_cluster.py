@@ -102,6 +102,20 @@ def test_an_abort_ends_an_exchange(workers: tuple[Pids, list[str]]) -> None:
         assert [each.steps for each in cluster.stats()] == [0, 0]
 
 
+def test_a_worker_whose_computing_does_not_end_says_so_when_it_is_stopped(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    model = MadeUpModel()
+    with fake_workers([tmp_path / "a"]) as ((process,), addresses):
+        with Cluster.connect(addresses) as cluster:
+            cluster.assign(model.split(cluster.session, 1, cluster.peers(), 8)[1:], model)
+            cluster.step(step(cluster.session, 1, 0, HANG))
+            until(lambda: cluster.workers[0].heartbeats.phase == "compute")
+        process.terminate()
+        assert process.wait(30) == 1
+    assert "what it computes does not end: worker a ends without it" in capfd.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("number", "message"),
     [

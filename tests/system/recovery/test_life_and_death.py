@@ -271,7 +271,7 @@ def test_patience_ends(tmp_path: Path, model: str, monkeypatch: pytest.MonkeyPat
             if count == 12:
                 laptops[0].signal(signal.SIGKILL)
 
-        with pytest.raises(NodeError, match=r"nobody came back within 0 s, .*does not fit"):
+        with pytest.raises(NodeError, match=r"nobody came back within 0\.5 s, .*does not fit"):
             speak(session, PROMPT, LENGTH, at)
         assert len(made) == 12
 

@@ -211,7 +211,9 @@ class RemoteWorker:
 
     def _take(self, message: object) -> None:
         if isinstance(message, WrongProtocolError):
-            raise NodeRefused(self.name, f"worker {self._who} is not of this version ({__version__}): {message}")
+            raise NodeRefused(
+                self.name, f"worker {self._who} is not of the version of {self._master} ({__version__}): {message}"
+            )
         if getattr(message, "session", self._session) != self._session:
             self.dropped += 1
             return
@@ -273,7 +275,8 @@ class RemoteWorker:
     def _refused(self, refusal: Refuse) -> NodeRefused:
         if refusal.reason == "version":
             text = (
-                f"worker {self._who} runs tpi {plain(refusal.version)}, this is {__version__}; install the same on both"
+                f"worker {self._who} runs tpi {plain(refusal.version)}, {self._master} runs {__version__}; "
+                "install the same on both"
             )
         elif refusal.reason == "twice":
             master = plain(refusal.in_use_by)

@@ -70,6 +70,10 @@ class NodeInUse(NodeRefused):
     """The node serves another master now."""
 
 
+class NodeTwice(NodeRefused):
+    """The node serves this master already, at another address: at the one where it was, if it has moved."""
+
+
 class BusyError(TpiError):
     """More is asked of a server than can wait for its turn, or it is shutting down."""
 

@@ -117,7 +117,8 @@ class Asked:
                 self._channel.send(Echo(number, data))
         while left and going_on():
             self._channel.socket.poll(_SLICE_MS)
-            left -= sum(isinstance(one, Echo) and one.number == number for _, one in self._channel.batch())
+            came = sum(isinstance(one, Echo) and one.number == number for _, one in self._channel.batch())
+            left -= min(came, left)  # it may echo more than it was sent
         return (time.monotonic() - begun) * count / (count - left) if left < count else inf
 
     def _take(self, message: object) -> None:

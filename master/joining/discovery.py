@@ -1,9 +1,9 @@
 """Paired workers in the network: found by what they announce (mDNS), or where they were when they were paired."""
 
 import socket
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing
+from contextlib import closing, contextmanager, suppress
 from dataclasses import replace
 from threading import Event, Lock
 from typing import TYPE_CHECKING, Any
@@ -11,11 +11,13 @@ from typing import TYPE_CHECKING, Any
 from master.joining.asking import ask
 from master.joining.checks import firewall_advice
 from master.options import RunOptions
-from tpi.errors import NodeError
+from tpi.errors import NodeError, TpiError
 from tpi.keys.announcement import SERVICE, Announcement, read_announcement
 from tpi.keys.door import Door
 from tpi.keys.ring import PairedKey
 from tpi.net.sockets import Net
+from tpi.progress import warn
+from tpi.system.turns import named
 
 if TYPE_CHECKING:
     from zeroconf import Zeroconf
@@ -67,27 +69,47 @@ def find_workers(door: Door, seconds: float = BROWSE_S, interfaces: Any = None) 
     Of what they announce the addresses on this machine are left out, where nobody has to prove a key: anybody can name
     somebody's public key. Takes up to `seconds`, less if all are found; no time at all, and no packet, if nobody is
     paired, or there is no network. `interfaces` are the addresses of this machine to ask from (None: all).
+
+    Raises:
+        TpiError: if this machine is too busy to listen.
     """
     wanted = {one.key for one in door.keys.paired}
     if not wanted:
         return []
-    from zeroconf import InterfaceChoice, ServiceBrowser, Zeroconf
+    found = _heard(wanted, seconds, interfaces)
+    if door.locked:
+        found = [replace(one, hosts=tuple(filter(door.guards, one.hosts))) for one in found]
+    return sorted((one for one in found if one.hosts), key=lambda one: one.name)
+
+
+def _heard(wanted: Collection[bytes], seconds: float, interfaces: Any) -> list[Announcement]:
+    """What the owners of `wanted` keys announce within so many seconds. Errors as `find_workers`."""
+    from zeroconf import Error, InterfaceChoice, ServiceBrowser, Zeroconf
 
     listener = _Listener(wanted)
     try:
         network = Zeroconf(interfaces=interfaces or InterfaceChoice.All)
+        with _left(network, listener):
+            ServiceBrowser(network, SERVICE, listener=listener)  # type: ignore[arg-type]  # it has what is called
+            listener.complete.wait(seconds)
     except (OSError, RuntimeError):  # there is no network to ask in
         return []
+    except Error as error:
+        raise TpiError(
+            f"machines that announce themselves cannot be heard ({named(error)}); name workers with --workers HOST:PORT"
+        ) from None
+    return list(listener.found.values())
+
+
+@contextmanager
+def _left(network: "Zeroconf", listener: _Listener) -> Iterator[None]:
+    """Closed after the block, as well as a busy machine can: what was heard is heard."""
     try:
-        ServiceBrowser(network, SERVICE, listener=listener)  # type: ignore[arg-type]  # it has what is called
-        listener.complete.wait(seconds)
+        yield
     finally:
         listener.over.set()
-        network.close()
-    found = list(listener.found.values())
-    if door.locked:
-        found = [replace(one, hosts=tuple(filter(door.guards, one.hosts))) for one in found]
-    return sorted((one for one in found if one.hosts), key=lambda one: one.name)
+        with suppress(Exception):
+            network.close()
 
 
 def workers_at_home(door: Door, say: Callable[[str], None]) -> list[str]:
@@ -154,13 +176,25 @@ def _at_home(door: Door) -> tuple[dict[str, str], dict[str, str]]:
     called = {one.key: one.name for one in paired}
     with ThreadPoolExecutor(_AT_ONCE) as pool:
         remembered = {one.key: pool.submit(_remembered, one, door) for one in paired}  # while others are listened for
-        announced = find_workers(door)
-        found = list(zip(announced, pool.map(_reachable, announced), strict=True))
+        announced = _announced(door)
+        there_now = list(pool.map(_reachable, announced))
+        paired_at = {key: address.result() for key, address in remembered.items()}
+        found = [
+            (one, address or paired_at.get(one.key, "")) for one, address in zip(announced, there_now, strict=True)
+        ]
         silent = [one for one in paired if one.key not in {other.key for other in announced}]
         there = {address: called.get(one.key, one.name) for one, address in found}
-        there |= {address: one.name for one in silent if (address := remembered[one.key].result()) not in there}
+        there |= {address: one.name for one in silent if (address := paired_at[one.key]) not in there}
     hidden = {called.get(one.key, one.name): one.addresses[0] for one, address in found if not address}
     return {name: address for address, name in there.items() if address}, hidden
+
+
+def _announced(door: Door) -> list[Announcement]:
+    try:
+        return find_workers(door)
+    except TpiError as error:  # others may still be where they were paired
+        warn(str(error))
+        return []
 
 
 def _reachable(one: Announcement) -> str:

@@ -1,9 +1,10 @@
 """Looks for machines that announce themselves: a laptop that wakes in another room, one that is started later."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from threading import Event, Lock, Thread
 
 from tpi.keys.announcement import Announcement
+from tpi.system.turns import Turns
 
 _EVERY_S = 3.0  # while somebody is missed
 _SELDOM_S = 15.0
@@ -21,6 +22,7 @@ class Lookout:
         self._lock = Lock()
         self._over = Event()
         self._thread: Thread | None = None
+        self._turns = Turns("looking for machines in the network")
 
     def miss(self, keys: Iterable[bytes]) -> None:
         """Look for the owners of `keys`; who has none is on this machine, and comes back where it was."""
@@ -60,7 +62,11 @@ class Lookout:
             if not missed and (not self._everybody or waited < _SELDOM_S):
                 continue
             waited = 0.0
-            for one in self._find():
-                if (self._everybody or one.key in missed) and not self._over.is_set():
-                    for address in one.addresses:
-                        self._seek(address, one.key)
+            with self._turns.one():
+                self._look(missed)
+
+    def _look(self, missed: Collection[bytes]) -> None:
+        for one in self._find():
+            if (self._everybody or one.key in missed) and not self._over.is_set():
+                for address in one.addresses:
+                    self._seek(address, one.key)

@@ -5,6 +5,8 @@ from threading import Event, Lock
 from typing import TYPE_CHECKING, Protocol
 
 from master.workers.places import WorkerId, recognise
+from tpi.errors import NodeError, TpiError
+from tpi.progress import warn
 
 if TYPE_CHECKING:
     from master.planning.home.asked import Neighbour
@@ -13,10 +15,14 @@ _BETTER = 1.5  # times as fast, as near or as large: what is measured again is n
 
 
 class Ask(Protocol):
-    """Measures the workers at some addresses: nobody where one does not answer, or nobody has `wanted` it any more."""
+    """Measures the workers at some addresses; it ends early once nobody has `wanted` that any more."""
 
     def __call__(self, addresses: Sequence[str], wanted: Callable[[], bool]) -> "list[Neighbour]":
-        """Takes up to ten seconds; each worker has some hundred kilobytes to echo."""
+        """Takes up to ten seconds; each worker has some hundred kilobytes to echo.
+
+        Raises:
+            TpiError: if one of them cannot be measured, whom a NodeError names.
+        """
         ...
 
 
@@ -27,12 +33,17 @@ class MeasuredWorkers:
         self._ask = ask
         self._known: list[Neighbour] = []  # each worker once, where it was last measured
         self._at: dict[WorkerId, Neighbour] = {}  # each place of a worker
+        self._told: set[str] = set()  # addresses of those who were said to be past measuring
         self._lock = Lock()
         self._over = Event()
 
     def ask(self, addresses: Sequence[str]) -> "list[Neighbour]":
-        """Measure who is at these addresses now: all of them, or nobody if one of them cannot be measured."""
-        found = self._ask(addresses, lambda: not self._over.is_set())
+        """Measure who is at these addresses now: all of them, or nobody, and a word, if one cannot be measured."""
+        try:
+            found = self._ask(addresses, lambda: not self._over.is_set())
+        except TpiError as error:
+            self._say(error)
+            return []
         for one in found:
             self._remember(one)
         return found
@@ -48,12 +59,23 @@ class MeasuredWorkers:
 
     def improved(self, worker: WorkerId) -> bool:
         """Whether it, or the link to it, is better by now than when it was last measured there; that is not changed."""
-        found, before = self._ask([worker.address], lambda: not self._over.is_set()), self._at.get(worker)
+        before = self._at.get(worker)
+        try:
+            found = self._ask([worker.address], lambda: not self._over.is_set())
+        except TpiError:  # it is away
+            return False
         return any(one.key == worker.key and (before is None or _better(one, before)) for one in found)
 
     def close(self) -> None:
         """Whatever is being measured ends early, with nothing found."""
         self._over.set()
+
+    def _say(self, error: TpiError) -> None:
+        """Say, once, who cannot be measured and why, unless that is because nobody waits for it any more."""
+        who = error.node if isinstance(error, NodeError) else ""
+        if not self._over.is_set() and who not in self._told:
+            self._told.add(who)
+            warn(f"{error}; until it can be measured all get equal shares; --split says otherwise")
 
     def _find(self, workers: Sequence[WorkerId]) -> "list[Neighbour | None]":
         with self._lock:

@@ -138,13 +138,13 @@ class Membership:
 
     def _await(self, error: PlanError, awake: Awake) -> None:
         """Wait for workers, without whom the model does not fit."""
-        self.warn(f"{error}. Waiting {self.patience_s:.0f} s for workers to come back; the tokens so far are kept")
+        self.warn(f"{error}. Waiting {self.patience_s:.10g} s for workers to come back; the tokens so far are kept")
         for one in self.scout.kept:
             self.scout.call(one)
         with self._unmeasured(), phase("waiting for workers to come back") as progress:
             while not self.cluster.recruits.ready:
                 if (waited := awake()) > self.patience_s:
-                    raise NodeLost("", f"nobody came back within {self.patience_s:.0f} s, and without them: {error}")
+                    raise NodeLost("", f"nobody came back within {self.patience_s:.10g} s, and without them: {error}")
                 if not self.wanted():
                     raise NodeLost("", f"nobody waits for workers to come back any more, and without them: {error}")
                 progress(int(waited), int(self.patience_s))

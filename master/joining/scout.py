@@ -10,6 +10,7 @@ from master.workers.places import WorkerId
 from master.workers.remote import RemoteWorker
 from tpi.keys.door import leaves_machine
 from tpi.net.sockets import split_address
+from tpi.system.turns import Turns
 
 _EVERY_S = 60.0  # between two looks at those in reserve
 _STOP_S = 5.0
@@ -26,6 +27,7 @@ class Scout:
         self._lock = Lock()
         self._over = Event()
         self._thread: Thread | None = None
+        self._turns = Turns("measuring workers")
 
     def look_over(self, worker: RemoteWorker) -> None:
         """For `master.workers.recruits.Recruits.look_over`: returns at once; it is admitted when it was measured.
@@ -88,8 +90,10 @@ class Scout:
             except Empty:
                 return
             if worker is not None:
-                self._measured.ask([worker.address])
-                worker.admitted = True
+                try:
+                    self._measured.ask([worker.address])
+                finally:
+                    worker.admitted = True
 
     def look(self) -> None:
         """Call those in reserve who have become better. Who comes meanwhile does not wait until all are looked at."""
@@ -109,5 +113,6 @@ class Scout:
 
     def _loop(self) -> None:
         while not self._over.is_set():
-            self.measure(_EVERY_S)
-            self.look()
+            with self._turns.one():
+                self.measure(_EVERY_S)
+                self.look()

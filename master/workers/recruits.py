@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from master.workers.remote import RemoteWorker
-from tpi.errors import NodeInUse, NodeRefused, TpiError
+from tpi.errors import NodeInUse, NodeRefused, NodeTwice, TpiError
 from worker.profile import memory_budget
 
 RETRY_S = 2.0  # until a worker that said no, or hung up, is called again
@@ -73,19 +73,20 @@ class Recruits:
 
     def tend(self, now: float) -> None:
         """Take in what has arrived, and call those again whose time has come; `now` in `since_boot` seconds."""
+        look_over = self.look_over  # another thread may put None there
         for one in self._calls:
             if one.worker is None and now >= one.next_at:
                 self._begin(one, now)
             if one.worker is not None:
                 one.worker.serve()
                 if (problem := one.worker.problem) is not None:
-                    shut = isinstance(problem, NodeRefused) and not isinstance(problem, NodeInUse)
+                    shut = isinstance(problem, NodeRefused) and not isinstance(problem, NodeInUse | NodeTwice)
                     self._hang_up(one, now + (ROOM_S if shut else RETRY_S))
                 elif one.worker.hello and memory_budget(one.worker.hello.profile) <= one.above:
                     self._hang_up(one, now + ROOM_S)  # others may use it meanwhile
-                elif self.look_over and one.worker.admitted is None and _free(one.worker):
+                elif look_over and one.worker.admitted is None and _free(one.worker):
                     one.worker.admitted = False
-                    self.look_over(one.worker)
+                    look_over(one.worker)
 
     @property
     def called(self) -> list[RemoteWorker]:

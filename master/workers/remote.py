@@ -10,7 +10,7 @@ from master.workers.dial import Dial, Line
 from master.workers.heartbeats import SILENCE_S, HeartbeatState
 from master.workers.places import WorkerId
 from tpi import __version__
-from tpi.errors import NodeError, NodeInUse, NodeLost, NodeRefused, TpiError, WeightsError
+from tpi.errors import NodeError, NodeInUse, NodeLost, NodeRefused, NodeTwice, TpiError, WeightsError
 from tpi.keys.text import short_key
 from tpi.net.channel import Channel, UnreachableError
 from tpi.net.codec import Buffer, WrongProtocolError, encode
@@ -219,7 +219,9 @@ class RemoteWorker:
 
     def _take(self, message: object) -> None:
         if isinstance(message, WrongProtocolError):
-            raise NodeRefused(self.name, f"worker {self._who} is not of this version ({__version__}): {message}")
+            raise NodeRefused(
+                self.name, f"worker {self._who} is not of the version of {self._master} ({__version__}): {message}"
+            )
         if getattr(message, "session", self._session) != self._session:
             self.dropped += 1
             return
@@ -281,11 +283,13 @@ class RemoteWorker:
     def _refused(self, refusal: Refuse) -> NodeRefused:
         if refusal.reason == "version":
             text = (
-                f"worker {self._who} runs tpi {plain(refusal.version)}, this is {__version__}; install the same on both"
+                f"worker {self._who} runs tpi {plain(refusal.version)}, {self._master} runs {__version__}; "
+                "install the same on both"
             )
         elif refusal.reason == "twice":
             master = plain(refusal.in_use_by)
             text = f"worker {self._who} is given twice to {master}, under two addresses; give each worker once"
+            return NodeTwice(self.name, text)
         elif refusal.reason == "revoked":
             mine = refusal.in_use_by == short_key(self._net.door.identity.public)
             whose = "this machine's key" if mine else f"the key {plain(refusal.in_use_by)} of another one of this run"

@@ -2,7 +2,6 @@
 
 import json
 import os
-import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -14,17 +13,21 @@ from testbed.launch import Testbed
 from tests.support.cluster.key_helpers import pair_folders
 from tests.support.testbed_helpers import started
 from tpi.keys.identity import load_identity
-from tpi.topology.topology import Host, HostLink, star
+from tpi.topology.topology import Host, HostLink, Topology, star
 
 NAMES = ("a", "b", "c")
+_SLOW = Host("a", cpu=0.3)
+_CABLE = "l0"  # what the tc backend calls the first of its links, at both ends
+_NEIGHBOURS = "10.79.0.0/24"
 
 
 class Home:
     """A master on a slow device, a, that answers when it is asked to; workers on the others, once they are started."""
 
-    def __init__(self, root: Path, bed: Testbed, stack: ExitStack) -> None:
+    def __init__(self, root: Path, bed: Testbed, stack: ExitStack, multicast: bool = False) -> None:
+        """Where the network carries no `multicast`, a file says what is announced."""
         root.mkdir(parents=True, exist_ok=True)
-        self._root, self._bed, self._stack = root, bed, stack
+        self._root, self._bed, self._stack, self._multicast = root, bed, stack, multicast
         self._keys = {name: root / "keys" / name for name in NAMES}
         pair_folders(*self._keys.values())
         (root / "announced").touch()
@@ -36,30 +39,36 @@ class Home:
         """Start the master."""
         log = self._stack.enter_context((self._root / "log").open("wb"))
         program = [sys.executable, "-m", "tests.support.processes.finding_master", str(model)]
+        said = "-" if self._multicast else str(self._root / "announced")
         self._master = self._bed.popen(
-            "a", [*program, str(self._root / "announced"), *flags], env=self._environment("a"), text=True, bufsize=1,
+            "a", [*program, said, *flags], env=self._environment("a"), text=True, bufsize=1,
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log,
         )  # fmt: skip
         self._stack.enter_context(started(self._stack.enter_context(self._master)))
 
-    def wakes_at(self, name: str, other: str) -> None:
-        """The machine that sleeps at `name` comes up at `other`: its key and what it has cached come along."""
-        shutil.copytree(self._root / name, self._root / other)
-        self._keys[other] = self._keys[name]
-        (self._root / "announced").write_text("")
-        self.joins(other, called=name)
-
-    def joins(self, name: str, called: str = "") -> None:
-        """Start a worker, and have it announced."""
+    def joins(self, name: str) -> None:
+        """Start a worker, and have it announced; where it announces itself, it listens at whatever address it has."""
         address = self._bed.address(name)
-        command = [sys.executable, "-m", "tpi.cli", "worker", "--listen", f"{address}:9990", "--name", called or name]
-        pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL, "text": True}
-        process = self._bed.popen(name, [*command, "--no-announce"], env=self._environment(name), **pipes)
+        host, silent = ("0.0.0.0", ()) if self._multicast else (address, ("--no-announce",))
+        command = [sys.executable, "-m", "tpi.cli", "worker", "--listen", f"{host}:9990", "--name", name, *silent]
+        log = self._stack.enter_context((self._root / f"{name}-log").open("ab"))
+        pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": log, "text": True}
+        process = self._bed.popen(name, command, env=self._environment(name), **pipes)
         self._stack.enter_context(started(self._stack.enter_context(process)))
         assert process.stdout
         assert "listens on" in process.stdout.readline()
         with (self._root / "announced").open("a") as said:
-            said.write(f"{called or name} {load_identity(self._keys[name]).public.hex()} {address}\n")
+            said.write(f"{name} {load_identity(self._keys[name]).public.hex()} {address}\n")
+
+    def moves(self, name: str, number: int) -> None:
+        """A device at the other end of a's cable gets another address, as from the router of another room."""
+        host, network = _NEIGHBOURS.removesuffix("0/24") + str(number), _NEIGHBOURS
+        self._command(name, "addr", "flush", "dev", _CABLE)
+        self._command(name, "addr", "flush", "dev", "lo", "to", f"{self._bed.address(name)}/32")
+        self._command(name, "addr", "add", f"{host}/24", "dev", _CABLE)
+        for target in (self._bed.address("a"), "10.78.0.1"):  # both that a has
+            self._command(name, "route", "add", f"{target}/32", "dev", _CABLE)
+        self._command("a", "route", "replace", network, "dev", _CABLE)
 
     def answer(self) -> list[str]:
         """Have a request answered; the names of the nodes that did."""
@@ -79,10 +88,25 @@ class Home:
     def said(self) -> str:
         return (self._root / "log").read_text()
 
+    def said_by(self, name: str) -> str:
+        """What a worker says."""
+        return (self._root / f"{name}-log").read_text()
+
+    def _command(self, name: str, *arguments: str) -> None:
+        assert self._bed.popen(name, ["ip", *arguments]).wait(30) == 0, arguments
+
 
 @contextmanager
 def home(root: Path) -> Iterator[tuple[Home, Testbed]]:
-    devices = (Host("a", cpu=0.3), Host("b"), Host("c"))
-    topology = star("later", devices, HostLink(("", ""), 1e9, 50e-6))
+    """Three devices around a router, which carries no multicast."""
+    topology = star("later", (_SLOW, Host("b"), Host("c")), HostLink(("", ""), 1e9, 50e-6))
     with Testbed.start(topology, "tun", root=root / "bed") as bed, ExitStack() as stack:
         yield Home(root, bed, stack), bed
+
+
+@contextmanager
+def home_by_cable(root: Path) -> Iterator[tuple[Home, Testbed]]:
+    """Two devices, a and b, on a cable that carries all that is sent, multicast too."""
+    topology = Topology("cable", (_SLOW, Host("b")), (HostLink(("a", "b")),))
+    with Testbed.start(topology, "tc", root=root / "bed") as bed, ExitStack() as stack:
+        yield Home(root, bed, stack, multicast=True), bed

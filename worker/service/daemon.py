@@ -199,7 +199,9 @@ class Daemon:
             return
         if self._master is not None and (self._master.identity, self._master.key) != (peer, self._control.key):
             self._beat()  # it may have died a moment ago
-            if self._lease.yields():
+            if self._moved(join):
+                self._leave("it calls over another connection")
+            elif self._lease.yields():
                 self._yield(plain(join.name))
             if self._master is not None:
                 twice = self._master.session == join.session
@@ -220,6 +222,11 @@ class Daemon:
         profile = self._master.profile
         hello = Hello(__version__, join.session, options.name, ports.collective, ports.weights, profile)
         self._answer(peer, hello)
+
+    def _moved(self, join: Join) -> bool:
+        """Whether the master itself calls, over a connection in place of one that is dead: this machine has moved."""
+        caller = (join.session, self._control.key)
+        return self._master is not None and (self._master.session, self._master.key) == caller and self._lease.quiet()
 
     def _obey(self, master: ServedMaster, message: object) -> None:
         if isinstance(message, Bye):
@@ -357,6 +364,7 @@ class Daemon:
             self._answer(self._master.identity, Bye(self._master.session))
             select.select([], [], [], _LAST_WORDS_S)  # LINGER is 0
         if not self._compute.stop(_STOP_S):
+            log.error("what it computes does not end: worker %s ends without it", self.options.name)
             os._exit(1)  # stuck in a kernel or a system call: nothing of it outlives the process
         if self._announcer is not None:
             self._announcer.close()

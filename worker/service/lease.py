@@ -24,10 +24,14 @@ class Lease:
         """Whether another may have this worker now. Only silence counts that this process was awake to hear."""
         return self._awake() - self._heard > YIELD_S
 
+    def quiet(self) -> bool:
+        """Whether it says less than a master that lives, whose connection does."""
+        return self._awake() - self._heard > _QUIET_S
+
     def over(self) -> bool:
         """Whether it has been silent for so long that it will not come back."""
         return since_boot() - self._heard_at > KEEP_S
 
     def pace(self) -> int:
         """Of how many heartbeats one is to be sent: what nobody reads fills queues."""
-        return _SLOW if self._awake() - self._heard > _QUIET_S else 1
+        return _SLOW if self.quiet() else 1

@@ -1,7 +1,7 @@
 """The home of this machine and some workers, who are asked how fast they are and how far away."""
 
 from collections.abc import Callable, Sequence
-from contextlib import closing, suppress
+from contextlib import closing
 from dataclasses import dataclass, replace
 
 from master.joining.asking import Asked, ask
@@ -9,7 +9,7 @@ from master.planning.home.members import Home, meeting_at_master
 from master.workers.places import WorkerId
 from scheduler.model.machine import LAPTOP, DiskRate, NodeMachine, Rates
 from scheduler.model.told import told_machine
-from tpi.errors import NodeLost, TpiError
+from tpi.errors import NodeLost
 from tpi.keys.door import Door
 from tpi.net.fields import Profile
 from tpi.net.sockets import Net
@@ -37,11 +37,12 @@ class Neighbour:
 def neighbours_at(addresses: Sequence[str], wanted: Callable[[], bool], door: Door) -> list[Neighbour]:
     """The workers at `addresses`, in that order, asked with the keys of `door`. See `master.joining.measured.Ask`.
 
-    Nobody, if one of them does not answer, does not say how fast it is, or nobody has `wanted` that any more.
+    Raises:
+        NodeLost: if one of them does not answer, or does not say how fast it is.
+        TpiError: if nobody can be asked.
     """
-    with closing(Net(door=door)) as net, suppress(TpiError):
+    with closing(Net(door=door)) as net:
         return [_neighbour(one) for one in ask(net, addresses, links=True, wanted=wanted)]
-    return []
 
 
 def home_of_neighbours(own: NodeMachine, neighbours: Sequence[Neighbour]) -> Home:
@@ -75,9 +76,11 @@ def home_asked(addresses: Sequence[str], own: NodeMachine, door: Door | None = N
 def _neighbour(one: Asked) -> Neighbour:
     if one.condition is None:
         raise NodeLost(one.address, one.problem)
-    if one.condition.profile.speed is None or one.link is None:
-        raise NodeLost(one.address, f"{one.address} does not say how fast it is; start it again with --remeasure")
-    profile = one.condition.profile
+    profile, who = one.condition.profile, f"{one.name} ({one.address})"
+    if profile.speed is None:
+        raise NodeLost(one.address, f"{who} does not say how fast it is; start it again with --remeasure")
+    if one.link is None:
+        raise NodeLost(one.address, f"{who} echoed too little in time to tell how fast the link to it is")
     card = told_machine(profile.memory_limit or profile.memory_free, profile.card, profile.speed)
     return Neighbour(one.address, one.name, _machine(profile), one.link, card, one.key)
 

@@ -15,6 +15,8 @@ from tests.support.processes.fake_worker import BLAME, EXCHANGE, FAIL, HANG, SWE
 from tpi.errors import NodeError, NodeLost, NodeRefused
 from tpi.net.sockets import Net
 from tpi.net.transfers import Need
+from tpi.system.clocks import since_boot
+from worker.service.daemon import HEARTBEAT_S
 
 Pids = list[int]
 HOST = rf".*process {os.getpid()}"
@@ -70,6 +72,26 @@ def test_a_new_plan_replaces_the_old_one_and_fences_it(workers: tuple[Pids, list
         assert [each.dropped for each in stats] == [2, 2]
 
 
+def test_what_a_woken_worker_says_of_an_old_plan_is_dropped_by_the_master(workers: tuple[Pids, list[str]]) -> None:
+    """The first that it says when it wakes is a heartbeat of the plan that it knows; the master has another by then."""
+    model = MadeUpModel()
+    with Cluster.connect(workers[1]) as cluster:
+        cluster.assign(model.split(cluster.session, 1, cluster.peers())[1:], model)
+        zombie = cluster.workers[0]
+        cluster.stats()
+        until(lambda: zombie.heartbeats.phase == "idle")
+        os.kill(workers[0][0], signal.SIGSTOP)
+        until(lambda: since_boot() - zombie.heartbeats.seen > 2 * HEARTBEAT_S)
+        before, progress = zombie.dropped, zombie.heartbeats.progress
+        cluster.begin(model.split(cluster.session, 2, cluster.peers())[1:], model)
+        os.kill(workers[0][0], signal.SIGCONT)
+        until(lambda: zombie.dropped > before)
+        assert zombie.heartbeats.progress == progress
+        assert len(cluster.finish()) == 2
+        cluster.step(step(cluster.session, 2, 0))
+        assert [each.steps for each in cluster.stats()] == [1, 1]
+
+
 def test_a_worker_plans_with_the_memory_that_it_advertised(workers: tuple[Pids, list[str]]) -> None:
     model = MadeUpModel()
     with Cluster.connect(workers[1]) as cluster:
@@ -100,6 +122,20 @@ def test_an_abort_ends_an_exchange(workers: tuple[Pids, list[str]]) -> None:
             cluster.abort()
         cluster.assign(model.split(cluster.session, 3, cluster.peers())[1:], model)
         assert [each.steps for each in cluster.stats()] == [0, 0]
+
+
+def test_a_worker_whose_computing_does_not_end_says_so_when_it_is_stopped(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    model = MadeUpModel()
+    with fake_workers([tmp_path / "a"]) as ((process,), addresses):
+        with Cluster.connect(addresses) as cluster:
+            cluster.assign(model.split(cluster.session, 1, cluster.peers(), 8)[1:], model)
+            cluster.step(step(cluster.session, 1, 0, HANG))
+            until(lambda: cluster.workers[0].heartbeats.phase == "compute")
+        process.terminate()
+        assert process.wait(30) == 1
+    assert "what it computes does not end: worker a ends without it" in capfd.readouterr().err
 
 
 @pytest.mark.parametrize(

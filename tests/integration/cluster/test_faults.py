@@ -57,7 +57,9 @@ def test_same_worker_twice(addresses: list[str]) -> None:
 
 def test_wrong_version(addresses: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(remote, "__version__", "99.1")
-    sentence = rf"worker {addresses[0]} runs tpi {re.escape(__version__)}, this is 99\.1"
+    sentence = (
+        rf"worker {addresses[0]} runs tpi {re.escape(__version__)}, {MASTER}\) runs 99\.1; install the same on both"
+    )
     refused("wrong version", sentence, lambda: Cluster.connect(addresses[:1]))
 
 

@@ -6,7 +6,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -18,7 +18,11 @@ from master.workers.cluster import Cluster
 from master.workers.heartbeats import HeartbeatState, RoundTrip
 from tests.support.cluster.cluster_helpers import MadeUpModel, fake_worker, fake_workers, step
 from tests.support.paths import ROOT
+from tpi import __version__
 from tpi.errors import NodeLost, NodeRefused
+from tpi.net.channel import Channel, UnreachableError
+from tpi.net.messages import Join, Refuse, master_identity
+from tpi.net.sockets import CONTROL, Net
 from tpi.system import clocks
 from worker.service import lease
 from worker.service.lease import KEEP_S, YIELD_S, Lease
@@ -216,3 +220,31 @@ def test_a_pause_in_a_sum_is_nobodys_fault(clock: Clock) -> None:
     clock.now += 0.9
     with pytest.raises(NodeLost, match=r"a \(rank 1\) did not answer for 3 s"):
         patience(1, deadline)
+
+
+def test_a_machine_that_has_moved_is_met_again_by_its_master(tmp_path: Path) -> None:
+    """To the worker its master is there still, over a connection that is dead; another one's key or session is not."""
+    with fake_worker(tmp_path / "a") as (_, address), closing(Net()) as net:
+        port = int(address.rpartition(":")[2])
+
+        def calls(session: int, link: int) -> Channel:
+            channel = Channel(net.connect(CONTROL, "127.0.0.1", port, master_identity(session, link)))
+            until(lambda: sent(channel, Join(__version__, session, "the master")))
+            return channel
+
+        def refusal(channel: Channel) -> str:
+            """Why it was refused; empty: it was met."""
+            until(lambda: bool(channel.socket.poll(0)))
+            answer = next(message for _, message in channel.batch())
+            return answer.reason if isinstance(answer, Refuse) else ""
+
+        assert refusal(calls(7, 0)) == ""
+        assert refusal(calls(7, 1)) == "twice"  # its master was heard a moment ago
+        until(lambda: refusal(calls(7, 1)) == "")
+        assert refusal(calls(8, 0)) == "in use"
+
+
+def sent(channel: Channel, message: object) -> bool:
+    with suppress(UnreachableError):
+        return bool(channel.offer(message))
+    return False

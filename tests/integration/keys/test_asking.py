@@ -32,6 +32,7 @@ from tpi.errors import UsageError
 from tpi.keys.announcement import Announcement
 from tpi.keys.door import Door
 from tpi.keys.identity import load_identity
+from tpi.keys.ring import KeyRing, PairedKey
 from tpi.net.fields import Card
 from tpi.net.questions import MOST_ECHOED, Condition, Echo, Inquiry
 from tpi.net.sockets import Net
@@ -219,6 +220,20 @@ def test_a_machine_behind_a_firewall_is_named_with_what_to_do(tmp_path: Path, mo
     assert "its firewall has to let ports 9 to 11 through" in observed.advice
 
 
+def test_who_announces_where_nobody_answers_is_looked_for_where_it_was_paired(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    here, there = tmp_path / "here", tmp_path / "laptop"
+    key = load_identity(there).public
+    KeyRing(here).pair(PairedKey("laptop", key, host="127.0.0.1"))
+    found = [Announcement("laptop", key, 9, ("127.0.0.1",))]
+    monkeypatch.setattr("master.joining.discovery.find_workers", lambda door: found)
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        monkeypatch.setattr("master.joining.discovery._PORT", port)
+        assert workers_at_home(locked(here), lambda text: None) == [f"127.0.0.1:{port}"]
+
+
 @pytest.mark.parametrize("no_keys", [False, True])
 def test_ps_doctor_and_plan_ask_with_keys_or_without(no_keys: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     doors: list[bool] = []
@@ -275,3 +290,17 @@ def test_a_link_that_is_too_slow_to_be_measured_in_time_is_told_by_what_came(tmp
         (asked,) = ask(net, [worker.address], links=True, wanted=lambda: False)
         assert asked.link is None
         assert asked.condition is None
+
+
+def test_who_echoes_more_than_was_sent_is_measured_all_the_same(tmp_path: Path) -> None:
+    def echo_twice(worker: Hostile, message: object) -> list[object]:
+        if isinstance(message, Inquiry):
+            profile = worker.hello(0).profile
+            return [Condition(message.number, __version__, "loud", "", 0.0, 0.0, worker.port, worker.port, profile, ())]
+        return [message, message] if isinstance(message, Echo) else []
+
+    with hostile(echo_twice) as worker, closing(Net()) as net:
+        begun = time.monotonic()
+        (asked,) = ask(net, [worker.address], links=True, seconds=20.0)
+        assert asked.link
+        assert time.monotonic() - begun < 20.0  # none of it was waited for

@@ -1,8 +1,8 @@
-"""A master that finds its workers, in a network that carries no announcements: a file says what is announced.
+"""A master that finds its workers, also in a network that carries no announcements: a file says what is announced.
 
-`python -m tests.support.processes.finding_master MODEL FILE` has a line `NAME KEY HOST` for each machine in FILE. It
-answers a short request for every line on stdin, and says then the nodes, the tokens, and the bytes of weights sent, as
-JSON. It looks around more often than a home's does, but with `--own-pace`.
+`python -m tests.support.processes.finding_master MODEL FILE` has a line `NAME KEY HOST` for each machine in FILE; with
+`-` it listens to what is announced. It answers a short request for every line on stdin, and says then the nodes, the
+tokens, and the bytes of weights sent, as JSON. It looks around more often than a home's does, but with `--own-pace`.
 """
 
 import json
@@ -11,6 +11,7 @@ from pathlib import Path
 from unittest.mock import patch
 
 from master.joining import lookout, scout
+from master.joining.discovery import find_workers
 from master.options import RunOptions
 from master.session import Session
 from tests.support.house import speak
@@ -27,9 +28,9 @@ def _announced(file: Path) -> list[Announcement]:
     return [Announcement(name, bytes.fromhex(key), _PORT, (host,)) for name, key, host in lines]
 
 
-def main(model: str, file: Path, *flags: str) -> None:
+def main(model: str, file: str, *flags: str) -> None:
     def find(door: Door) -> list[Announcement]:
-        return _announced(file)
+        return find_workers(door) if file == "-" else _announced(Path(file))
 
     if "--own-pace" not in flags:
         lookout._EVERY_S = lookout._SELDOM_S = 0.3
@@ -48,4 +49,4 @@ def main(model: str, file: Path, *flags: str) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], Path(sys.argv[2]), *sys.argv[3:])
+    main(*sys.argv[1:])

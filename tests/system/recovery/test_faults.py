@@ -6,6 +6,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from contextlib import closing
 from functools import partial
 from pathlib import Path
 
@@ -13,6 +14,7 @@ import psutil
 import pytest
 
 from master.deployment import deploy
+from master.joining.asking import ask
 from master.options import RunOptions
 from master.session import Session
 from master.workers.remote import RemoteWorker
@@ -21,8 +23,16 @@ from tests.support.house import Laptop, house, speak
 from tests.support.models import TinyModel
 from tpi.errors import NodeError
 from tpi.net.messages import NodeOptions
+from tpi.net.sockets import Net
 
 PROMPT, LENGTH = [5, 6, 7, 8], 30
+HOUR_S = 3600.0
+STEPS = {
+    5: (HOUR_S, 0.0),
+    10: (HOUR_S, HOUR_S),
+    15: (-HOUR_S, HOUR_S),
+    20: (0.0, -HOUR_S),
+}  # the master's, the worker's
 
 
 @pytest.fixture
@@ -63,16 +73,29 @@ def test_compute_hung_io_thread_alive(tmp_path: Path, model: str, monkeypatch: p
 
 
 def test_clock_step_of_an_hour(tmp_path: Path, model: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nothing happens: no wait and no lease asks what time of day it is."""
+    """Nothing happens: no wait and no lease asks what time of day it is, neither the master's nor a worker's."""
     real, steps = time.time, [0.0]
     monkeypatch.setattr(time, "time", lambda: real() + steps[0])
-    with house(tmp_path, 1) as laptops:
+    with house(tmp_path, 1) as laptops, closing(Net()) as net:
+        laptops[0].stop()
+        laptops[0].command = (sys.executable, "-m", "tests.support.processes.stepping_worker")
+        laptops[0].start()
+
+        def apart() -> float:
+            """Seconds that the worker's clock is ahead of this machine's."""
+            (asked,) = ask(net, [laptops[0].address])
+            assert asked.condition
+            return asked.condition.clock - real()
+
         options = RunOptions(model, workers=(laptops[0].address,), cache=tmp_path / "m")
         with Session(options) as session:
             wanted = speak(session, PROMPT, LENGTH).tokens
 
             def step(count: int) -> None:
-                steps[0] = {5: 3600.0, 15: -3600.0}.get(count, steps[0])
+                if count in STEPS:
+                    steps[0], there = STEPS[count]
+                    (laptops[0].cache / "step").write_text(str(there))
+                    assert abs(apart() - there) < HOUR_S / 2
 
             assert speak(session, PROMPT, LENGTH, step).tokens == wanted
             assert session.names == ("master", "a")

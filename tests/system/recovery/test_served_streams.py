@@ -21,4 +21,5 @@ def test_eight_streams_over_the_api_lose_no_token_when_workers_are_struck() -> N
     assert done.returncode == 0, done.stderr + done.stdout
     for kind, count in STRIKES.items():
         assert len(re.findall(rf"^{kind} \d+: ", done.stderr, re.MULTILINE)) == count
-    assert "'fault': 'kill', 'in an answer': 0" not in done.stdout
+        assert f"'fault': '{kind}', 'in an answer'" in done.stdout
+        assert f"'fault': '{kind}', 'in an answer': 0" not in done.stdout

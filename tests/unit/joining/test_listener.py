@@ -1,10 +1,17 @@
 """Announcements that are still being read when nobody waits for them any more: the network is closed under them."""
 
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from zeroconf import EventLoopBlocked, NotRunningException
 
-from master.joining.discovery import _Listener
+from master.joining.discovery import _Listener, find_workers, workers_at_home
+from tests.support.cluster.key_helpers import locked, trust
+from tpi.errors import TpiError
+from tpi.keys.identity import load_identity
+from tpi.keys.text import key_text
 
 
 class Network:
@@ -32,3 +39,51 @@ def test_any_other_failure_is_said() -> None:
     network: Any = Network()
     with pytest.raises(AssertionError, match="loop must be running"):
         _Listener([]).add_service(network, "kind", "stranger")
+
+
+class Busy:
+    """zeroconf on a machine that is too busy for it, from some call on; it hears of one worker."""
+
+    fails = "close"
+    key = b""
+
+    def __init__(self, interfaces: object) -> None:
+        if self.fails == "open":
+            raise NotRunningException
+
+    def get_service_info(self, kind: str, name: str, timeout: int) -> Any:
+        properties = {b"key": key_text(self.key).encode(), b"name": b"laptop"}
+        return SimpleNamespace(properties=properties, port=9990, parsed_scoped_addresses=lambda: ["192.0.2.7"])
+
+    def close(self) -> None:
+        raise EventLoopBlocked
+
+
+class Browser:
+    def __init__(self, network: Any, kind: str, listener: Any) -> None:
+        listener.add_service(network, kind, "laptop")
+
+
+@pytest.fixture
+def busy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> type[Busy]:
+    """A network in which a paired laptop announces itself; `tmp_path / "here"` has this machine's keys."""
+    trust(tmp_path / "here", tmp_path / "laptop")
+    monkeypatch.setattr(Busy, "key", load_identity(tmp_path / "laptop").public)
+    monkeypatch.setattr("zeroconf.Zeroconf", Busy)
+    monkeypatch.setattr("zeroconf.ServiceBrowser", Browser)
+    return Busy
+
+
+def test_a_network_that_cannot_be_closed_has_been_heard(tmp_path: Path, busy: type[Busy]) -> None:
+    assert [one.hosts for one in find_workers(locked(tmp_path / "here"))] == [("192.0.2.7",)]
+
+
+def test_a_network_that_cannot_be_listened_to_is_said_and_ends_no_run(
+    tmp_path: Path, busy: type[Busy], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(busy, "fails", "open")
+    with pytest.raises(TpiError, match="cannot be heard"):
+        find_workers(locked(tmp_path / "here"))
+    assert workers_at_home(locked(tmp_path / "here"), lambda text: None) == []
+    said = "machines that announce themselves cannot be heard (NotRunningException); name workers with --workers"
+    assert said in capsys.readouterr().err

@@ -5,6 +5,7 @@ from queue import Empty, SimpleQueue
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from zeroconf import EventLoopBlocked
 
 from master.joining import lookout
 from master.joining.lookout import Lookout
@@ -61,6 +62,29 @@ def test_who_is_started_later_is_heard_of(monkeypatch: pytest.MonkeyPatch) -> No
     said.append(Announcement("other", OTHER, 1, ("h",)))
     assert heard.get(timeout=10) == ("h:1", OTHER)
     looking.close()
+
+
+def test_a_search_that_fails_is_said_once_and_does_not_end_the_lookout(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """zeroconf's own errors are plain exceptions, and a busy machine brings them about."""
+    monkeypatch.setattr(lookout, "_EVERY_S", 0.01)
+    heard: SimpleQueue[str] = SimpleQueue()
+    said_by_laptop = [Announcement("laptop", LAPTOP, 1, ("h",))]
+    answers: list[Exception | list[Announcement]] = [EventLoopBlocked(), EventLoopBlocked(), said_by_laptop]
+
+    def find() -> list[Announcement]:
+        answer = answers.pop(0) if len(answers) > 1 else answers[0]
+        if isinstance(answer, list):
+            return answer
+        raise answer
+
+    looking = Lookout(find, lambda address, key: heard.put(address))
+    looking.miss([LAPTOP])
+    assert heard.get(timeout=10) == "h:1"
+    looking.close()
+    said = capsys.readouterr().err
+    assert said == "tpi: looking for machines in the network failed (EventLoopBlocked); it is tried again\n"
 
 
 A, B = WorkerId("a:1"), WorkerId("b:1")

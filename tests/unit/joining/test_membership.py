@@ -64,9 +64,12 @@ def test_patience_lasts_as_long_as_anybody_waits() -> None:
         membership.welcome(fresh=True)
 
 
-def test_patience_has_an_end() -> None:
-    with pytest.raises(NodeLost, match="nobody came back within 0 s"):
-        member(Gone(), [], patience_s=0.0).recover(NodeLost("a", "worker a is lost"))
+@pytest.mark.parametrize(("patience_s", "told"), [(0.0, "0 s"), (0.02, "0.02 s")])
+def test_patience_has_an_end(patience_s: float, told: str) -> None:
+    said = list[str]()
+    with pytest.raises(NodeLost, match=f"nobody came back within {told}, "):
+        member(Gone(), said, patience_s=patience_s).recover(NodeLost("a", "worker a is lost"))
+    assert f"Waiting {told} for workers" in said[-1]
 
 
 def test_who_was_left_out_of_the_plan_is_called_where_the_model_does_not_fit() -> None:

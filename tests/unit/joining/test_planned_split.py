@@ -3,25 +3,34 @@
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pytest
 
 from master.deployment.planner import Split
 from master.joining import split
+from master.joining.asking import Asked
 from master.joining.measured import MeasuredWorkers
 from master.joining.shares import SharesLater
-from master.joining.split import PlannedSplit
+from master.joining.split import PlannedSplit, plan_split
 from master.options import RunOptions
-from master.planning.home.asked import Neighbour
+from master.planning.home import asked
+from master.planning.home.asked import Neighbour, neighbours_at
 from master.planning.shapes import model_shape
 from master.workers.places import WorkerId
 from scheduler.model.home.problem import Dealing
 from scheduler.model.machine import LAPTOP
 from tests.support.paths import DATA
+from tpi.keys.door import Door
+from tpi.net.fields import MachineSpeed, Profile
+from tpi.net.questions import Condition
 from tpi.topology.links import Link
 
 FAST, SLOW, NEW = b"\1" * 32, b"\2" * 32, b"\3" * 32
+SPEED = MachineSpeed(1e10, 1e11, 1e9)
+MEASURED = Profile("laptop", "Linux", 4, 4, 1 << 34, 1 << 33, 0, 1 << 25, 1 << 40, speed=SPEED)
+CONDITION = Condition(7, "1", "laptop", "", 0.0, 0.0, 2, 3, replace(MEASURED, speed=None), ())
 KEYS = {"fast": FAST, "slow0": SLOW, "new": NEW}
 
 
@@ -65,6 +74,41 @@ def test_who_joins_is_measured_once_and_planned_with(planned: PlannedSplit) -> N
     assert heads(planned, WorkerId("fast", FAST), WorkerId("new", NEW)) == [1, 4, 3]
     assert heads(planned, WorkerId("moved", NEW)) == [1, 3]
     assert heads(planned, WorkerId("fast", FAST), WorkerId("mute", b"\4" * 32)) == [1, 1, 1]
+
+
+@pytest.mark.parametrize(
+    ("found", "why"),
+    [
+        (Asked("laptop:1", problem="no worker answers at laptop:1"), "no worker answers at laptop:1"),
+        (Asked("laptop:1", condition=CONDITION, name="laptop"), "laptop (laptop:1) does not say how fast it is; start"),
+        (
+            Asked("laptop:1", condition=replace(CONDITION, profile=MEASURED), name="laptop"),
+            "laptop (laptop:1) echoed too little in time to tell how fast the link to it is",
+        ),
+    ],
+    ids=["it is silent", "it says nothing of itself", "the link to it"],
+)
+def test_who_cannot_be_measured_is_named_once_with_the_reason(
+    found: Asked, why: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Equal shares for all, the slow ones too, are not to be a riddle."""
+    fine = Asked("fast:1", condition=replace(CONDITION, profile=MEASURED), name="fast", link=Link(0.001, 1e8))
+
+    def answers(net: object, addresses: Sequence[str], **more: object) -> list[Asked]:
+        return [{"fast:1": fine, "laptop:1": found}[one] for one in addresses]
+
+    monkeypatch.setattr(asked, "ask", answers)
+    measured = MeasuredWorkers(partial(neighbours_at, door=Door()))
+    options = RunOptions("llama", workers=("fast:1", "laptop:1"))
+    assert plan_split(options, measured) is None
+    said = capsys.readouterr().err.splitlines()
+    assert len(said) == 1
+    assert said[0].startswith(f"tpi: {why}")
+    assert said[0].endswith("; until it can be measured all get equal shares; --split says otherwise")
+    assert measured.ask(["laptop:1"]) == []
+    assert not measured.improved(WorkerId("laptop:1", NEW))
+    assert [one.name for one in measured.ask(["fast:1"])] == ["fast"]
+    assert capsys.readouterr().err == ""
 
 
 def home_of(**links: Link) -> PlannedSplit:

@@ -15,7 +15,7 @@ from master.joining.shares import Shares
 from master.workers.places import WorkerId, WorkerPlaces, recognise
 from master.workers.recruits import RETRY_S, ROOM_S, Recruits
 from master.workers.remote import RemoteWorker
-from tpi.errors import NodeInUse, NodeRefused, PlanError, TpiError
+from tpi.errors import NodeInUse, NodeRefused, NodeTwice, PlanError, TpiError
 from tpi.keys.text import KEY_BYTES
 
 
@@ -66,6 +66,18 @@ def test_who_is_busy_is_called_until_it_is_free() -> None:
     assert len(house.calls) == 3
 
 
+def test_who_serves_this_master_at_another_address_is_called_until_it_has_forgotten_that() -> None:
+    """It has moved, and takes its master to be where it was for a moment."""
+    house = House()
+    recruits = Recruits(house.call)
+    house.problem["a"] = NodeTwice("a", "worker a is given twice")
+    recruits.seek("a")
+    recruits.tend(0.0)
+    house.problem.clear()
+    recruits.tend(RETRY_S)
+    assert [id(one) for one in recruits.ready] == [id(house.calls[1])]
+
+
 def test_who_has_too_little_memory_is_let_go_until_it_has_more() -> None:
     house = House()
     recruits = Recruits(house.call)
@@ -110,6 +122,33 @@ def test_who_comes_counts_once_it_was_looked_over() -> None:
     recruits.look_over = seen.append
     seen[0].admitted = True
     assert [id(one) for one in recruits.take()] == [id(one) for one in seen]
+
+
+class WaitedFor(Recruits):
+    """Everybody may be used from the moment on in which somebody is about to be looked over."""
+
+    _look_over: Callable[[RemoteWorker], None] | None = None
+
+    @property
+    def look_over(self) -> Callable[[RemoteWorker], None] | None:
+        found, self._look_over = self._look_over, None
+        return found
+
+    @look_over.setter
+    def look_over(self, found: Callable[[RemoteWorker], None] | None) -> None:
+        self._look_over = found
+
+
+def test_who_waits_for_workers_may_say_so_while_one_is_looked_over() -> None:
+    """Another thread does: the one that keeps the connections goes on."""
+    house, seen = House(), list[Any]()
+    recruits = WaitedFor(house.call)
+    recruits.look_over = seen.append
+    recruits.seek("a")
+    recruits.tend(0.0)
+    recruits.tend(1.0)
+    assert [one.address for one in seen] == ["a"]
+    assert [one.address for one in recruits.take()] == ["a"]
 
 
 class Joined:

@@ -64,6 +64,24 @@ def test_who_comes_is_admitted_when_it_was_measured_or_cannot_be() -> None:
         assert measured.missing([HERE, WorkerId(THERE.address, OTHER)]) == [THERE.address]
 
 
+def test_measuring_that_fails_admits_who_has_come_and_does_not_end_the_scout(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def fails(addresses: Sequence[str], wanted: Callable[[], bool]) -> list[Neighbour]:
+        raise ValueError("no such thing")
+
+    scout = Scout(MeasuredWorkers(fails), lambda one: None)
+    try:
+        for one in (HERE, THERE):
+            worker: Any = Worker(one.address)
+            scout.look_over(worker)
+            until(lambda worker=worker: worker.admitted)  # type: ignore[misc]
+    finally:
+        scout.close()
+    said = capsys.readouterr().err
+    assert said == "tpi: measuring workers failed (ValueError: no such thing); it is tried again\n"
+
+
 def test_who_is_on_this_machine_is_admitted_at_once() -> None:
     network = Network()
     with scouting(network) as (scout, _):

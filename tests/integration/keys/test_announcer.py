@@ -1,0 +1,112 @@
+"""A worker announces itself where it is now: its machine may get other addresses, and networks may fail for a while."""
+
+import logging
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from master.joining.discovery import find_workers
+from tests.support.cluster.key_helpers import pair_folders
+from tests.support.house import until
+from tpi.keys.announcement import Announcement
+from tpi.keys.door import Door
+from tpi.keys.identity import load_identity
+from worker.service import announce
+from worker.service.announce import Announcer
+
+KEY = b"\1" * 32
+
+
+class Machine:
+    """Has these addresses now."""
+
+    def __init__(self, *hosts: str) -> None:
+        self.hosts: Sequence[str] = hosts
+
+    def __call__(self, host: str) -> Sequence[str]:
+        return self.hosts
+
+
+@pytest.fixture
+def machine(monkeypatch: pytest.MonkeyPatch) -> Machine:
+    found = Machine("127.0.0.1")
+    monkeypatch.setattr(announce, "_hosts", found)
+    monkeypatch.setattr(announce, "_LOOK_S", 0.02)
+    monkeypatch.setattr(announce, "_AGAIN_S", 0.02)
+    return found
+
+
+@pytest.fixture
+def registered(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, ...]]:
+    """The addresses of each announcement, in place of the network; empty ones fail."""
+    said = list[tuple[str, ...]]()
+
+    def register(self: Announcer, one: Announcement) -> None:
+        said.append(one.hosts)
+        if one.hosts == ("fails",):
+            raise RuntimeError("no multicast here")
+
+    monkeypatch.setattr(Announcer, "_register", register)
+    return said
+
+
+def test_who_gets_another_address_announces_it(tmp_path: Path, machine: Machine) -> None:
+    """By mDNS, on this machine."""
+    here, there = tmp_path / "here", tmp_path / "there"
+    pair_folders(here, there)
+
+    def heard() -> list[tuple[str, ...]]:
+        found = find_workers(Door(there, lambda host: True), seconds=2, interfaces=["127.0.0.1"])
+        return [one.hosts for one in found]
+
+    announcer = Announcer("laptop", load_identity(here).public, "0.0.0.0", 9990)
+    try:
+        for hosts in ("127.0.0.1",), ("127.0.0.1", "127.0.0.2"), ("127.0.0.2",):
+            machine.hosts = hosts
+            until(lambda hosts=hosts: [tuple(sorted(each)) for each in heard()] == [hosts])  # type: ignore[misc]
+    finally:
+        announcer.close()
+    assert not announcer._thread.is_alive()
+    assert heard() == []
+
+
+def test_without_a_network_nothing_is_announced_until_there_is_one(
+    machine: Machine, registered: list[tuple[str, ...]]
+) -> None:
+    machine.hosts = ()
+    announcer = Announcer("laptop", KEY, "0.0.0.0", 9990)
+    machine.hosts = ("10.0.0.7",)
+    until(lambda: registered == [("10.0.0.7",)])
+    announcer.close()
+
+
+def test_a_network_that_fails_is_said_once_and_tried_again(
+    machine: Machine, registered: list[tuple[str, ...]], caplog: pytest.LogCaptureFixture
+) -> None:
+    machine.hosts = ("fails",)
+    with caplog.at_level(logging.WARNING):
+        announcer = Announcer("laptop", KEY, "0.0.0.0", 9990)
+        until(lambda: len(registered) > 2)
+        machine.hosts = ("10.0.0.7",)
+        until(lambda: ("10.0.0.7",) in registered)
+        announcer.close()
+    assert [record.getMessage() for record in caplog.records] == [
+        "this worker is not announced in the network (no multicast here); give masters its address"
+    ]
+
+
+def test_a_network_that_cannot_be_closed_is_left(machine: Machine, registered: list[tuple[str, ...]]) -> None:
+    class Broken:
+        def close(self) -> None:
+            raise TimeoutError
+
+    announcer = Announcer("laptop", KEY, "0.0.0.0", 9990)
+    until(lambda: bool(registered))
+    broken: Any = Broken()
+    announcer._network = broken
+    machine.hosts = ("10.0.0.7",)
+    until(lambda: registered[-1] == ("10.0.0.7",))
+    announcer.close()
+    assert not announcer._thread.is_alive()

@@ -10,7 +10,7 @@ from typing import Any
 from urllib.parse import SplitResult, urlsplit
 
 from tpi.errors import NodeError, NodeLost, UsageError
-from tpi.system.stoppable import stoppable
+from tpi.system.threads.stoppable import stoppable
 from tpi.text import SENTENCE_CHARACTERS, plain
 
 _TIMEOUT_S = 630.0  # a little longer than servers take by themselves

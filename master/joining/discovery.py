@@ -17,7 +17,7 @@ from tpi.keys.door import Door
 from tpi.keys.ring import PairedKey
 from tpi.net.sockets import Net
 from tpi.progress import warn
-from tpi.system.turns import named
+from tpi.system.threads.turns import named
 
 if TYPE_CHECKING:
     from zeroconf import Zeroconf

@@ -4,7 +4,7 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from threading import Event, Lock, Thread
 
 from tpi.keys.announcement import Announcement
-from tpi.system.turns import Turns
+from tpi.system.threads.turns import Turns
 
 _EVERY_S = 3.0  # while somebody is missed
 _SELDOM_S = 15.0

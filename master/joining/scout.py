@@ -10,7 +10,7 @@ from master.workers.places import WorkerId
 from master.workers.remote import RemoteWorker
 from tpi.keys.door import leaves_machine
 from tpi.net.sockets import split_address
-from tpi.system.turns import Turns
+from tpi.system.threads.turns import Turns
 
 _EVERY_S = 60.0  # between two looks at those in reserve
 _STOP_S = 5.0

@@ -1,0 +1,1 @@
+"""Threads that wait or look around, and how they end."""

@@ -1,7 +1,6 @@
 """Files of named arrays (numpy's .npz): written as a whole or not at all, refused by name where they are damaged."""
 
 import io
-import zipfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,7 +12,7 @@ import numpy.typing as npt
 from tpi.errors import ModelError, WeightsError
 from tpi.system.atomic import write_atomically
 
-_DAMAGED = (OSError, KeyError, TypeError, ValueError, EOFError, RuntimeError, zipfile.BadZipFile)
+_DAMAGED = (OSError, KeyError, TypeError, ValueError, EOFError, RuntimeError)
 
 
 def save_arrays(path: Path, **arrays: npt.ArrayLike) -> None:
@@ -38,10 +37,12 @@ def read_arrays(path: Path, most_bytes: int, way_out: str) -> Iterator[Mapping[s
     Raises:
         ModelError: naming the file and the `way_out`, if it is missing, larger than `most_bytes`, or damaged.
     """
+    from zipfile import BadZipFile  # a worker that waits needs no zip files
+
     try:
         if path.stat().st_size > most_bytes:
             raise ValueError("too large")
         with np.load(io.BytesIO(path.read_bytes()), allow_pickle=False) as file:
             yield file
-    except _DAMAGED as error:
+    except (*_DAMAGED, BadZipFile) as error:
         raise ModelError(f"{path} cannot be used ({str(error)[:100]}); {way_out}") from error

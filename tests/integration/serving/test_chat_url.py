@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
-from threading import Thread
+from threading import Event, Thread
 
 import httpx
 import pytest
@@ -79,8 +79,9 @@ class Says(BaseHTTPRequestHandler):
             return
         self.send_response(200)
         self.end_headers()
+        pause = Event()
         with suppress(ConnectionError):
-            while True:  # until the client leaves
+            while not pause.wait(0.01):  # until the client leaves; behind full buffers nobody would hear of that
                 self.wfile.write(body.removesuffix(b"data: [DONE]\n\n"))
 
     def _send(self, kind: str, body: bytes) -> None:

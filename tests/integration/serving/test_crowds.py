@@ -110,12 +110,13 @@ def test_client_disconnects_mid_stream(
         if stream:
             with http.stream("POST", CHAT, json=said(stream=True, max_tokens=700, ignore_eos=True)) as answer:
                 next(answer.iter_lines())
+                wait_for(lambda: bool(steps))  # who leaves before that has nothing computed
         else:
             body = json.dumps(said(max_tokens=700, ignore_eos=True))
             headers = {**http.headers, "Content-Type": "application/json"}
             with closing(HTTPConnection(http.base_url.host, http.base_url.port)) as waiting:
                 waiting.request("POST", CHAT, body, headers)
-                wait_for(lambda: bool(steps))  # who leaves before that has asked for nothing
+                wait_for(lambda: bool(steps))
         wait_for(known.is_set)
         wait_for(lambda: served.thread.open == 0)
         assert 1 <= len(steps) <= 11

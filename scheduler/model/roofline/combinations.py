@@ -27,6 +27,7 @@ from scheduler.model.roofline.vertices import Affine, Shares, Vertices
 
 I64 = npt.NDArray[np.int64]
 _STAYS = 1e-6  # of the time that weights, keys and values are worth on the accelerator where they change nothing
+_TOGETHER = 256  # pairs that are bounded at once: what that takes stays in a core's cache
 _DIGITS = 9  # of a share that mean anything
 
 
@@ -86,8 +87,8 @@ class Combination:
         """
         (_, kv, _), (_, most_kv, _) = self.lower, self.upper
         sides = [(side, side) for side in sorted({kv, most_kv})] if self.heads == 1 else [(kv, most_kv)]
-        every = np.arange(len(self.batches))
-        found: F64 = np.min([self._least(every, *side) for side in sides], axis=0)
+        some = [np.arange(at, min(at + _TOGETHER, len(self.batches))) for at in range(0, len(self.batches), _TOGETHER)]
+        found: F64 = np.concatenate([np.min([self._least(few, *side) for side in sides], axis=0) for few in some])
         return found
 
     def _least(self, pairs: I64, kv: float | F64, most_kv: float | F64) -> F64:

@@ -2,13 +2,13 @@
 
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 
 import zmq
 
 from tpi import __version__
-from tpi.net.channel import Channel
+from tpi.net.channel import Channel, UnreachableError
 from tpi.net.fields import Profile
 from tpi.net.messages import Hello, Join
 from tpi.net.sockets import CONTROL, WEIGHTS, Net
@@ -48,7 +48,8 @@ class Hostile:
                     peer, message = found
                     self.received.append(message)
                     for answer in say(self, message):
-                        channel.send(answer, peer)
+                        with suppress(UnreachableError):  # whoever asked may have gone
+                            channel.send(answer, peer)
 
     def stop(self) -> None:
         self._over.set()

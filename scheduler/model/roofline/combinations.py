@@ -27,7 +27,7 @@ from scheduler.model.roofline.vertices import Affine, Shares, Vertices
 
 I64 = npt.NDArray[np.int64]
 _STAYS = 1e-6  # of the time that weights, keys and values are worth on the accelerator where they change nothing
-_TOGETHER = 256  # pairs that are bounded at once: what that takes stays in a core's cache
+_EDGE = 1e-6  # of a memory: as far beyond it may still fit
 _DIGITS = 9  # of a share that mean anything
 
 
@@ -61,7 +61,8 @@ class Combination:
         self.steps = dict(zip(STRETCHES, (1, problem.request.answer - 1), strict=True))
         self.head = np.array([problem.request.answer * head_seconds(problem, batch) for batch in batches])
         self._layers = problem.layer.layers
-        self.bounds = self._bounds()
+        self.rough = self._rough()
+        self.bounds: F64 = np.full(len(batches), inf)  # see `look_at`
 
     def counted(self, shares: Shares) -> Shares:
         """The same with heads of keys and values in place of their share, where these are counted."""
@@ -80,16 +81,33 @@ class Combination:
         each = np.full(len(kept), at)
         return float(self._least(each, kept, kept).min())
 
-    def _bounds(self) -> F64:
-        """Seconds per sequence at least, `[pairs]`; infinite where memories rule a pair out.
+    def look_at(self, pairs: I64) -> None:
+        """Bound these pairs, by number: seconds per sequence at least, infinite where memories rule a pair out.
 
         Each roof is at its own best in what the memories together leave; of whole keys and values, on either side.
         """
         (_, kv, _), (_, most_kv, _) = self.lower, self.upper
         sides = [(side, side) for side in sorted({kv, most_kv})] if self.heads == 1 else [(kv, most_kv)]
-        some = [np.arange(at, min(at + _TOGETHER, len(self.batches))) for at in range(0, len(self.batches), _TOGETHER)]
-        found: F64 = np.concatenate([np.min([self._least(few, *side) for side in sides], axis=0) for few in some])
+        self.bounds[pairs] = np.min([self._least(pairs, *side) for side in sides], axis=0)
+
+    def _rough(self) -> F64:
+        """A lower bound of `bounds`, `[pairs]`, that takes next to nothing: whatever the memories together leave."""
+        total = self.head.copy()
+        for stretch, steps in self.steps.items():
+            if steps:  # answers of one token have no decode steps
+                times = [self._least_of(roof) for roof in self.seconds[stretch].values()]
+                total += steps * self._layers * np.max(times, axis=0)
+        for memory, room in self.memory:
+            total[self._least_of(memory) > room * (1 + _EDGE)] = inf
+        found: F64 = total / self.batches
         return found
+
+    def _least_of(self, affine: Affine) -> F64:
+        """The least value for any shares within their limits, `[pairs]`."""
+        constant, *slopes = affine
+        ends = zip(slopes, self.lower, self.upper, strict=True)
+        least: F64 = constant + sum(np.minimum(slope * low, slope * high) for slope, low, high in ends)
+        return least
 
     def _least(self, pairs: I64, kv: float | F64, most_kv: float | F64) -> F64:
         """The same of these pairs, by number, with a share of keys and values within limits, `[pairs]`."""
@@ -98,7 +116,7 @@ class Combination:
         left = Vertices(memory, (weights, kv, disk), (most_weights, most_kv, most_disk))
         total = self.head[pairs]
         for stretch, steps in self.steps.items():
-            if steps:  # answers of one token have no decode steps
+            if steps:
                 times = [left.least(_of_pairs(roof, pairs)) for roof in self.seconds[stretch].values()]
                 total = total + steps * self._layers * np.max(times, axis=0)
         return total / self.batches[pairs]

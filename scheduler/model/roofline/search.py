@@ -8,12 +8,13 @@ step takes as long as the slowest of them, and fits where it fits all of them.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from heapq import heappop, heappush
 from itertools import product
 from math import inf
 
 import numpy as np
 
-from scheduler.model.roofline.combinations import Combination, solve_pair
+from scheduler.model.roofline.combinations import I64, Combination, solve_pair
 from scheduler.model.roofline.latency import F64
 from scheduler.model.roofline.policy import BatchPolicy, BatchProblem
 from tpi.errors import PlanError
@@ -21,6 +22,7 @@ from tpi.errors import PlanError
 GAP = 1e-4  # of the time per sequence, from the best that could be
 _PAIRS = 64  # batches, and numbers of micro-batches, that are compared at first: of more, some
 _FINER = 32  # around the best of them
+_TOGETHER = 128  # pairs that are bounded at once
 _MIB = 1 << 20
 
 
@@ -77,15 +79,26 @@ class _Finder:
         self.compared = self.solved = self.tightest = 0
 
     def look(self, batches: F64, parts: F64) -> None:
-        """At these pairs, in the order of their bound, until none can beat the best."""
+        """At these pairs, in the order of their bound, until none can beat the best.
+
+        Bounds are found out in parts, in the order of a rough one, as far as they are needed.
+        """
         nodes = [_Node(problem, batches, parts) for problem in self._problems]
-        least: F64 = np.max([node.least for node in nodes], axis=0)
+        rough: F64 = np.max([node.rough for node in nodes], axis=0)
+        order, bounded = np.argsort(rough, kind="stable"), list[tuple[float, int]]()
         self.compared += len(batches)
-        self.tightest = int(np.argmax([node.least.min() for node in nodes]))
-        for at in np.argsort(least, kind="stable").tolist():
-            if least[at] >= self._best * (1 - GAP):
+        while len(order) or bounded:
+            ahead = float(rough[order[0]]) if len(order) else inf
+            if min([ahead, *(bound for bound, _ in bounded[:1])]) >= self._best * (1 - GAP):
                 break
-            self._solve(nodes, at)
+            if bounded and bounded[0][0] <= ahead:
+                self._solve(nodes, heappop(bounded)[1])
+                continue
+            few, order = order[:_TOGETHER], order[_TOGETHER:]
+            least = np.max([node.look_at(few) for node in nodes], axis=0)
+            for bound, at in zip(least.tolist(), few.tolist(), strict=True):
+                heappush(bounded, (bound, at))
+        self.tightest = int(np.argmax([node.least.min() for node in nodes]))
 
     def _solve(self, nodes: "Sequence[_Node]", at: int) -> None:
         worth = [node.worth(at, self._best) for node in nodes]
@@ -132,13 +145,25 @@ class _Sizes:
 
 
 class _Node:
-    """What one node makes of every pair: `least` are its seconds per sequence at least, `[pairs]`."""
+    """What one node makes of every pair: `least` are its seconds per sequence at least, `[pairs]`, as far as known.
+
+    `rough` are fewer, and known at once; infinite where memories rule a pair out.
+    """
 
     def __init__(self, problem: BatchProblem, batches: F64, parts: F64) -> None:
         self._problem = problem
         self._tables = [Combination(problem, batches, parts, *places) for places in _places(problem)]
-        bounds = [table.bounds for table in self._tables]
-        self.least: F64 = np.min(bounds, axis=0) if bounds else np.full(len(batches), inf)
+        nothing = np.full(len(batches), inf)
+        self.rough: F64 = np.min([nothing, *(table.rough for table in self._tables)], axis=0)
+        self.least = self.rough.copy()
+
+    def look_at(self, pairs: I64) -> F64:
+        """Know these pairs, by number; their `least`."""
+        for table in self._tables:
+            table.look_at(pairs)
+        self.least[pairs] = np.min([np.full(len(pairs), inf), *(table.bounds[pairs] for table in self._tables)], axis=0)
+        found: F64 = self.least[pairs]
+        return found
 
     def worth(self, at: int, limit: float) -> list[Combination]:
         """With which pair number `at` may take less than `limit` seconds per sequence."""

@@ -110,7 +110,8 @@ class Deployer:
             return 0
         from master.deployment.batching import fastest
 
-        return fastest(self._members(self._plans(shards, board, most)), self.options.devices.offload)
+        members = self._members(self._plans(shards, board, most))
+        return min(most, fastest(members, self.options.devices.offload))  # one context alone may have more pages
 
     def _checked(self, shards: Sequence[Shard], board: str, requests: int, batch: int = 0) -> list[Assign]:
         """Plans with room for so many requests, which are computed `batch` at once if that is not 0.

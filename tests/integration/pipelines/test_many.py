@@ -12,6 +12,7 @@ from click.testing import CliRunner
 from master.batch.command import batch
 from master.deployment.deployment import AtOnce
 from master.generation.batcher import Batcher, Work
+from master.generation.engine import MOST_RUNNING
 from master.generation.sequence import Sequence as Running
 from master.options import RunOptions
 from master.session import Session
@@ -86,17 +87,21 @@ def test_what_is_asked_for_binds(
     assert "100 requests at once (N)\n" in said
 
 
-def test_a_group_has_one_number_for_all_its_nodes(tiny_pack: Callable[..., Pack], tmp_path: Path) -> None:
+@pytest.mark.parametrize("lines", [200, 1])
+def test_a_group_has_one_number_for_all_its_nodes(lines: int, tiny_pack: Callable[..., Pack], tmp_path: Path) -> None:
     offload = OffloadOptions("ram", "ram", many=True)
     devices = DeviceOptions((SLOW_HOST,), (6 << 20,), offload)
     usual = UsualRequest(12, 6)
-    options = RunOptions(str(tiny_pack("llama").path), 1, context=64, parallel=64, batched=200, usual=usual)
+    options = RunOptions(
+        str(tiny_pack("llama").path), 1, context=64, parallel=min(64, lines), batched=lines, usual=usual
+    )
     with Session(replace(options, devices=devices, cache=tmp_path, memory=1 << 28)) as session:
         deployment, link = session.engine.deployment, session.node.link
         assert isinstance(link, BatchAccelerated)
-        assert deployment.at_once == AtOnce(200, 200, 200, batches=True)
-        assert link.plan.asked.limits.batch == 200 == deployment.pages.total
-        assert session.engine.admission.most == 200
+        assert deployment.at_once == AtOnce(lines, lines, lines, batches=True)
+        assert link.plan.asked.limits.batch == lines
+        assert deployment.pages.total == max(lines, 2)  # of one context
+        assert session.engine.admission.most == max(lines, MOST_RUNNING)
 
 
 @pytest.mark.parametrize("memory", [28, 30])

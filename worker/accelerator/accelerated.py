@@ -96,8 +96,12 @@ class Accelerated:
         return segment
 
     def gathered(self, segment: Segment, parts: Sequence[tuple[NodeSegment, Hold]]) -> tuple[Segment, Hold]:
-        """A segment of the accelerator whose bytes lie in several places (see `OffloadPlan.gathers`), and its hold."""
-        raise NotImplementedError
+        """A segment of the accelerator whose bytes lie in several places, and its hold: for plans that gather alone.
+
+        Raises:
+            TypeError: here, whose plans do not (see `OffloadPlan.gathers`).
+        """
+        raise TypeError(f"{type(self).__name__} computes {segment} from one place, and has {len(parts)}")
 
     def accompanied(self, segment: Segment, layer: int, name: str) -> Segment:
         """A segment of the host's, of the block `name` of a layer, as it is computed."""

@@ -13,6 +13,7 @@ from master.api.anthropic.messages import message_routes
 from master.api.failures import ApiFailure, failure_of, refusal
 from master.api.forms import refuse
 from master.api.guard import Access, Guard, form_for
+from master.api.head import HeadAsGet
 from master.api.openai.chat import chat_routes
 from master.api.openai.completions import completion_routes
 from master.api.openai.embeddings import embedding_routes, model_routes
@@ -33,10 +34,11 @@ def make_app(state: ApiState, access: Access, origins: Sequence[str] = ()) -> Fa
     app.include_router(page_routes(state.house))
     _add_figures(app, state)
     _add_errors(app, state)
+    app.add_middleware(HeadAsGet)
     app.add_middleware(Guard, access=access, limits=state.limits, is_open=page_paths().keys().__contains__)
     if origins:
         app.add_middleware(
-            CORSMiddleware, allow_origins=list(origins), allow_methods=["GET", "POST"], allow_headers=["*"]
+            CORSMiddleware, allow_origins=list(origins), allow_methods=["GET", "HEAD", "POST"], allow_headers=["*"]
         )
     return app
 
@@ -71,6 +73,8 @@ def _add_errors(app: FastAPI, state: ApiState) -> None:
         assert isinstance(error, HTTPException)
         answer = shown(request, refusal(error.status_code, _said(request, error)))
         answer.headers.update(error.headers or {})
+        if answer.headers.get("allow") == "GET":
+            answer.headers["allow"] = "GET, HEAD"
         return answer
 
     app.add_exception_handler(TpiError, own)

@@ -57,8 +57,8 @@ def serve(
     at / a page to talk to the model and to see the house.
     """
     from master.api.guard import Access  # what a server needs is loaded by it alone
+    from master.api.listening import is_own, listen
     from master.api.run import run_server
-    from master.api.server import is_own, listen
     from master.api.state import ServeLimits
 
     key = _sendable(api_key or os.environ.get(KEY_VARIABLE))

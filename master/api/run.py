@@ -1,6 +1,5 @@
 """One server from its start to its end."""
 
-import socket
 from collections.abc import Sequence
 from contextlib import ExitStack, closing
 
@@ -9,9 +8,10 @@ import click
 from master.api.answers.service import Service
 from master.api.app import make_app
 from master.api.guard import Access
+from master.api.listening import Listening
 from master.api.metrics import ServerMetrics
 from master.api.page.house import House
-from master.api.server import ApiServer, url_of
+from master.api.server import ApiServer
 from master.api.state import ApiState, ServeLimits
 from master.generation.thread import EngineThread
 from master.session import Session
@@ -20,7 +20,7 @@ from master.session import Session
 def run_server(
     session: Session,
     model: str,
-    listening: socket.socket,
+    listening: Listening,
     access: Access,
     limits: ServeLimits,
     origins: Sequence[str] = (),
@@ -35,5 +35,14 @@ def run_server(
         service.warm_up()
         house = House(engine, lambda: session.figures, model)
         server = ApiServer(make_app(ApiState(service, model, metrics, limits, house), access, origins), engine)
-        click.echo(f"{model} is served at {url_of(listening)}; context of {service.context} tokens")
-        server.run(sockets=[listening])
+        click.echo(welcome(model, listening.urls(), service.context, access.key is not None))
+        server.run(sockets=list(listening.sockets))
+
+
+def welcome(model: str, urls: Sequence[str], context: int, needs_key: bool) -> str:
+    """Return what people are told at the start: the page and the base of the API at each address."""
+    width = max(map(len, urls)) + 1
+    lines = [f"  page {f'{url}/':<{width}}  API {url}/v1" for url in urls]
+    if needs_key:
+        lines.append("  The page asks for the API key. Programs send it as theirs.")
+    return "\n".join([f"{model} is served at {urls[0]}; context of {context} tokens", *lines])

@@ -11,8 +11,9 @@ import httpx
 from master.api.answers.service import Service
 from master.api.app import make_app
 from master.api.guard import Access
+from master.api.listening import listen
 from master.api.metrics import ServerMetrics
-from master.api.server import ApiServer, listen, url_of
+from master.api.server import ApiServer
 from master.api.state import ApiState, ServeLimits
 from master.generation.engine import Engine
 from master.generation.thread import EngineThread
@@ -63,10 +64,10 @@ def tiny_server(
         state = ApiState(service, MODEL, metrics, limits)
         with listen("127.0.0.1", 0) as listening:
             server = ApiServer(make_app(state, Access(key), origins), thread, grace_s)
-            runner = Thread(target=server.run, kwargs={"sockets": [listening]})
+            runner = Thread(target=server.run, kwargs={"sockets": list(listening.sockets)})
             runner.start()
             try:
-                yield Served(url_of(listening), engine, thread, server, service)
+                yield Served(listening.url, engine, thread, server, service)
             finally:
                 server.should_exit = True
                 runner.join()

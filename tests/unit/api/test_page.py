@@ -7,6 +7,7 @@ from typing import Any, cast
 
 import httpx
 import pytest
+from fastapi import FastAPI
 from starlette.testclient import TestClient
 
 from master.api.app import make_app
@@ -19,9 +20,14 @@ KEY = "secret"
 
 
 @pytest.fixture(scope="module")
-def http() -> Iterator[httpx.Client]:
-    service: Any = SimpleNamespace(engine=SimpleNamespace(problem=None), context=64)
-    app = make_app(ApiState(service, "tiny", ServerMetrics("tiny")), Access(KEY))
+def app() -> FastAPI:
+    admission = SimpleNamespace(admission=SimpleNamespace(most=1))
+    service: Any = SimpleNamespace(engine=SimpleNamespace(problem=None, open=0, engine=admission), context=64)
+    return make_app(ApiState(service, "tiny", ServerMetrics("tiny")), Access(KEY))
+
+
+@pytest.fixture(scope="module")
+def http(app: FastAPI) -> Iterator[httpx.Client]:
     with TestClient(app, base_url="http://localhost") as client:
         yield cast(httpx.Client, client)
 
@@ -44,6 +50,21 @@ def test_types_are_what_browsers_want(http: httpx.Client) -> None:
     assert types["/page/app.js"] == "text/javascript"
     assert types["/page/style.css"] == "text/css"
     assert types["/page/icon.svg"] == "image/svg+xml"
+
+
+def test_head_is_get_without_the_body(app: FastAPI, http: httpx.Client) -> None:
+    paths = {path.replace("{name}", "tiny") for path, ways in app.openapi()["paths"].items() if "get" in ways}
+    assert {"/health", "/metrics", "/house", "/v1/models", "/v1/models/tiny"} <= paths
+    for path in {*paths, *page_paths(), "/openapi.json", "/v1/models/other", "/v1/chat/completions", "/nowhere"}:
+        for headers in ({"x-api-key": KEY}, {}):
+            got, head = http.get(path, headers=headers), http.head(path, headers=headers)
+            assert (head.status_code, head.content) == (got.status_code, b""), path
+            own = {"x-request-id", "date"}
+            assert {*head.headers.items()} - {*got.headers.items()} <= {
+                (n, head.headers[n]) for n in own & {*head.headers}
+            }
+            assert got.headers.get("content-length") == head.headers.get("content-length") != "0"
+    assert http.post("/health", json={}).headers["allow"] == "GET, HEAD"
 
 
 @pytest.mark.parametrize("path", ["/page/", "/page/../routes.py", "/page/%2e%2e/routes.py", "/page/none.js", "/pages"])

@@ -1,6 +1,7 @@
 """Triton compiles every kernel for cards, though there is none: the interpreter accepts what the compiler does not.
 
-For the oldest that is supported; the products on tensor cores also for one of today.
+For compute capabilities 7.5, the oldest that is supported, and 8.0; the programs that need most shared memory also for
+later ones. Each is assembled, and must fit the shared memory of a block.
 """
 
 import re
@@ -11,6 +12,8 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource, compile
 
+from tpi.devices.cuda.device import OLDEST
+from tpi.devices.cuda.products import INT8_FROM
 from tpi.devices.cuda.programs import activate, attend, few, heads, many, norms, pages
 from tpi.pack.groups import CODE_BYTES
 from tpi.pack.layout import GROUP_BYTES
@@ -35,6 +38,7 @@ RECORDS = [
     *(quantised(format, INDEXED=True) for format in ("q8", "q4", "q4s")),
     *({"FORMAT": format, "BYTES": 0, "CODES": 1, "INDEXED": True} for format in ("f32", "bf16")),
 ]
+SHARED = {75: 64, 80: 163, 86: 99, 89: 99, 90: 227}  # KiB that a block may have
 CASES: list[tuple[Any, Constants]] = [
     *((few.few_grouped, {**each, "TOKENS": 1, "OUTPUTS": 8, "GROUPS": 16}) for each in GROUPED),
     (few.few_grouped, {**GROUPED[2], "TOKENS": 16, "OUTPUTS": 8, "GROUPS": 2}),
@@ -64,10 +68,34 @@ CASES: list[tuple[Any, Constants]] = [
     ),
     (attend.merge, {"SIZE": 128, "SPLITS": 16}),
 ]  # fmt: skip
+SIZES: list[tuple[Any, Constants]] = [
+    *((few.few_grouped, {**GROUPED[at], "INDEXED": at == 3, "TOKENS": tokens, "OUTPUTS": 8, "GROUPS": 16 // tokens})
+      for at, tokens in ((0, 2), (2, 4), (3, 8), (4, 8))),
+    *((few.few_rows, {"FORMAT": "f32", "INDEXED": False, "TOKENS": tokens, "OUTPUTS": 4, "GROUPS": max(2, 16 // tokens)})
+      for tokens in (1, 16)),
+    *((few.few_columns, {**each, "TOKENS": 16, "VECTORS": 2, "GROUPS": 4}) for each in RECORDS[1:4]),
+    (many.many_grouped, {**GROUPED[3], "INDEXED": True, "TOKENS": 32, "OUTPUTS": 64}),
+    *((many.many_plain, {**RECORDS[3], "INDEXED": False, "TOKENS": 32, "OUTPUTS": 64, "COLUMNS": columns})
+      for columns in (True, False)),
+    (many.decode, {**RECORDS[3], "TILED": False, "VECTORS": 8}),
+    (norms.norm, {"LAYER": False, "BIASED": False, "SIZE": 16384}),
+    (heads.finish_heads, {"BIASED": False, "NORMED": False, "ROTATED": False, "SIZE": 256}),
+    (pages.append, {"FORMAT": "q4", "GROUPS": 8}),
+    (attend.attend, {"FORMAT": "f32", "CAPPED": False, "SIZE": 256}),
+    *((attend.attend_many, {"FORMAT": format, "CAPPED": False, "SIZE": size, "TOKENS": 16})
+      for format, size in (("f16", 16), ("f32", 256), ("q4", 256))),
+    (attend.merge, {"SIZE": 256, "SPLITS": 512}),
+]  # fmt: skip
+"""Other sizes and forms, the largest among them."""
 
 
 def compiled(kernel: Any, constants: Constants, capability: int, ones: bool = False) -> str:
-    """What the card would run, as PTX; `ones`: for numbers that are 1, which Triton takes for constants."""
+    """Return the PTX that the card would run, once it is assembled and fits the shared memory of the card.
+
+    `ones`: for numbers that are 1, which Triton takes for constants.
+    """
+    if "INT8" in kernel.arg_names:
+        constants = {**constants, "INT8": divmod(capability, 10) >= INT8_FROM}
     if ones:
         numbers = {name for name in kernel.arg_names if name not in {*constants, *POINTERS, *FLOATS, *SCALARS, *CACHES}}
         constants = {**constants, **dict.fromkeys(numbers, 1)}
@@ -86,17 +114,41 @@ def compiled(kernel: Any, constants: Constants, capability: int, ones: bool = Fa
     source = ASTSource(kernel, signature, constants, {(at,): [["tt.divisibility", 16]] for at in aligned})
     found = compile(source, target=GPUTarget("cuda", capability, 32), options={"enable_fp_fusion": True})
     ptx: str = found.asm["ptx"]
+    assert ".visible .entry" in ptx
+    assert f".target sm_{capability}" in ptx
+    assert found.asm["cubin"]
+    assert found.metadata.shared <= SHARED[capability] << 10
     return ptx
 
 
-@pytest.mark.parametrize(("kernel", "constants"), CASES, ids=lambda value: getattr(value, "__name__", None))
-def test_it_compiles(kernel: Any, constants: Constants) -> None:
-    assert ".visible .entry" in compiled(kernel, constants, 80)
+NAMES = {"ids": lambda value: getattr(value, "__name__", None)}
 
 
+def test_the_oldest_cards_are_among_them() -> None:
+    assert divmod(min(SHARED), 10) == OLDEST
+
+
+@pytest.mark.parametrize("capability", [75, 80])
+@pytest.mark.parametrize(("kernel", "constants"), CASES, **NAMES)
+def test_it_compiles(kernel: Any, constants: Constants, capability: int) -> None:
+    compiled(kernel, constants, capability)
+
+
+@pytest.mark.parametrize(("kernel", "constants"), SIZES, **NAMES)
+def test_it_compiles_in_other_sizes_for_the_oldest_cards(kernel: Any, constants: Constants) -> None:
+    compiled(kernel, constants, 75)
+
+
+@pytest.mark.parametrize("capability", [86, 89, 90])
+def test_the_largest_fit_later_cards(capability: int) -> None:
+    compiled(attend.attend_many, {"FORMAT": "f32", "CAPPED": True, "SIZE": 256, "TOKENS": 16}, capability)
+    compiled(many.many_grouped, {**GROUPED[0], "TOKENS": 32, "OUTPUTS": 64}, capability)
+
+
+@pytest.mark.parametrize("capability", [75, 80])
 @pytest.mark.parametrize("kernel", dict(CASES), ids=lambda kernel: kernel.__name__)
-def test_it_compiles_for_one_of_everything(kernel: Any) -> None:
-    assert ".visible .entry" in compiled(kernel, dict(CASES)[kernel], 80, ones=True)
+def test_it_compiles_for_one_of_everything(kernel: Any, capability: int) -> None:
+    compiled(kernel, dict(CASES)[kernel], capability, ones=True)
 
 
 @pytest.mark.parametrize("constants", [each for each in GROUPED if each["FORMAT"] != "q8"])

@@ -9,6 +9,7 @@ import pytest
 from tests.support.devices.held import held
 from tests.support.kernels.kernel_cases import FfnCase, ffn_case, layout_of, norm_spec, normal, pack, reference
 from tpi.config import Activation, Format
+from tpi.devices.cuda import products
 from tpi.devices.cuda.activations import Activations
 from tpi.devices.cuda.device import CudaDevice
 from tpi.errors import DeviceError, KernelError
@@ -56,6 +57,18 @@ def test_ffn(device: CudaDevice, format: Format, layout: Layout, tokens: int) ->
         np.random.default_rng([1, tokens]), format=format, layout=layout, hidden=hidden, units=2, tokens=tokens
     )
     assert_ffn_agrees(device, case, TOLERANCE[format])
+
+
+@pytest.mark.parametrize("format", ["q8", "q4", "q4s"])
+def test_codes_as_float16_give_the_same_sums(
+    device: CudaDevice, format: Format, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Cards of compute capability 7.5 multiply no int8 on tensor cores."""
+    case = ffn_case(np.random.default_rng(6), format=format, layout="tiled", hidden=64, units=2, tokens=18)
+    with held(device, case.data) as (data,):
+        expected = device.kernels.ffn(case.spec, data, case.x)
+        monkeypatch.setattr(products, "_multiplies_int8", lambda _: False)
+        np.testing.assert_array_equal(device.kernels.ffn(case.spec, data, case.x), expected)
 
 
 @pytest.mark.parametrize(("format", "down", "layout"), [("q4", "q8", "record"), ("q8", "q4s", "tiled")])

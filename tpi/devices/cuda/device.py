@@ -18,7 +18,7 @@ from tpi.errors import DeviceError, UsageError
 from tpi.kernels import Kernels
 
 T = TypeVar("T")
-_OLDEST = (8, 0)  # compute capability from which on Triton multiplies int8 on tensor cores
+OLDEST = (7, 5)  # compute capability of the oldest cards (Turing) that every program is compiled for in tests
 
 
 class CudaDevice:
@@ -92,9 +92,12 @@ def open_cuda(argument: str, limit: int | None = None) -> CudaDevice:
         raise UsageError("the kernels for CUDA cards need Triton; run `pip install triton`, or choose another device")
     index = _card(argument, torch.cuda.device_count())
     capability = torch.cuda.get_device_capability(index)
-    if capability < _OLDEST:
+    if capability < OLDEST:
         card, (major, minor) = f"cuda:{index} ({torch.cuda.get_device_name(index)})", capability
-        raise UsageError(f"{card} has compute capability {major}.{minor}, the kernels need 8.0; choose another device")
+        raise UsageError(
+            f"{card} has compute capability {major}.{minor}, and the kernels need {'.'.join(map(str, OLDEST))}"
+            " (RTX 20, T4) or later; use it with --device opencl, or leave it out with --device cpu"
+        )
     backend = CudaBackend(index)
     room = backend.room()
     if limit is not None and limit > room:

@@ -1,5 +1,8 @@
 """Products of activations with packed weights, and weights as floats: chooses kernels and their sizes."""
 
+from functools import lru_cache
+from typing import Any
+
 import torch
 
 from tpi.devices.cuda.activations import Activations
@@ -11,6 +14,7 @@ from tpi.pack.layout import GROUP
 FEW = 16  # tokens: from here on whole squares of tokens x outputs are worth computing
 _SPLIT = 128  # columns that one program adds up
 _TOKENS, _OUTPUTS = 32, 64  # of a square
+INT8_FROM = (8, 0)  # compute capability from which on Triton multiplies int8 on tensor cores
 
 
 def multiply(data: Tensor, weights: PackedMatrix, x: Activations, index: Tensor | None = None) -> Tensor:
@@ -60,7 +64,8 @@ def _many_grouped(data: Tensor, weights: PackedMatrix, x: Activations, index: Te
     launch(
         many.many_grouped, _squares(x.tokens, outputs), data, rounded.codes, _or(rounded.rest, rounded.codes),
         rounded.scales, _or(index, data), out, x.tokens, outputs, inputs // GROUP, *_place(weights), TOKENS=_TOKENS,
-        OUTPUTS=_OUTPUTS, TILED=weights.tiled, INDEXED=index is not None, **weights.constants,
+        OUTPUTS=_OUTPUTS, TILED=weights.tiled, INDEXED=index is not None, INT8=_multiplies_int8(data.device),
+        **weights.constants,
     )  # fmt: skip
     return out
 
@@ -97,6 +102,12 @@ def _few_columns(data: Tensor, weights: PackedMatrix, x: Tensor, index: Tensor |
         not None, **weights.constants,
     )  # fmt: skip
     return parts.sum(0)
+
+
+@lru_cache
+def _multiplies_int8(device: Any) -> bool:
+    """Return whether Triton multiplies int8 on the tensor cores of `device`; on others float16 gives the same sums."""
+    return device.type != "cuda" or torch.cuda.get_device_capability(device) >= INT8_FROM
 
 
 def _sizes(weights: PackedMatrix, index: Tensor | None) -> tuple[int, int]:

@@ -7,12 +7,24 @@ from tpi.devices.cuda.programs.weights import code_step, factor, first_byte, fir
 
 
 @triton.jit
+def code_products(x, w, INT8: tl.constexpr):
+    """Multiply int8 codes exactly; return float32.
+
+    Without INT8 they are multiplied as float16: every code is a float16, and a sum of 32 products is below 2^24.
+    """
+    if INT8:
+        return tl.dot(x, w).to(tl.float32)
+    else:
+        return tl.dot(x.to(tl.float16), w.to(tl.float16), out_dtype=tl.float32)
+
+
+@triton.jit
 def many_grouped(
     data, codes, rest, scales, index, out, tokens, outputs, groups, offset, unit, tall, deep,
     TOKENS: tl.constexpr, OUTPUTS: tl.constexpr, FORMAT: tl.constexpr, BYTES: tl.constexpr,
-    CODES: tl.constexpr, TILED: tl.constexpr, INDEXED: tl.constexpr,
+    CODES: tl.constexpr, TILED: tl.constexpr, INDEXED: tl.constexpr, INT8: tl.constexpr,
 ):  # fmt: skip
-    """As `few_grouped`; the codes of a group, int8 on both sides, are multiplied exactly, then scaled."""
+    """As `few_grouped`; the codes of a group are multiplied exactly, then scaled. INT8: see `code_products`."""
     token = tl.program_id(0) * TOKENS + tl.arange(0, TOKENS)
     place = tl.program_id(1) * OUTPUTS + tl.arange(0, OUTPUTS)
     row = tl.load(index + place, mask=place < outputs, other=0) if INDEXED else place
@@ -32,10 +44,10 @@ def many_grouped(
         if FORMAT == "q8":
             w = bits.to(tl.int8, bitcast=True)
             more = tl.load(rest + at, mask=held[:, None], other=0)
-            dots = tl.dot(x, w).to(tl.float32) + tl.dot(more, w).to(tl.float32) * 0.0078125  # 1/128
+            dots = code_products(x, w, INT8) + code_products(more, w, INT8) * 0.0078125  # 1/128
             total += dots * unit_of[:, None] * scale[None, :]
         else:
-            dots = tl.dot(x, nibble(bits, (within // 16)[:, None])).to(tl.float32)
+            dots = code_products(x, nibble(bits, (within // 16)[:, None]), INT8)
             if FORMAT == "q4":
                 low = factor(data, first + step, row, 1, known, CODES, TILED)
             else:

@@ -71,8 +71,8 @@ CASES: list[tuple[Any, Constants]] = [
 SIZES: list[tuple[Any, Constants]] = [
     *((few.few_grouped, {**GROUPED[at], "INDEXED": at == 3, "TOKENS": tokens, "OUTPUTS": 8, "GROUPS": 16 // tokens})
       for at, tokens in ((0, 2), (2, 4), (3, 8), (4, 8))),
-    *((few.few_rows, {"FORMAT": "f32", "INDEXED": False, "TOKENS": tokens, "OUTPUTS": 4, "GROUPS": max(2, 16 // tokens)})
-      for tokens in (1, 16)),
+    *((few.few_rows, {"FORMAT": "f32", "INDEXED": False, "TOKENS": tokens, "OUTPUTS": 4, "GROUPS": groups})
+      for tokens, groups in ((1, 16), (16, 2))),
     *((few.few_columns, {**each, "TOKENS": 16, "VECTORS": 2, "GROUPS": 4}) for each in RECORDS[1:4]),
     (many.many_grouped, {**GROUPED[3], "INDEXED": True, "TOKENS": 32, "OUTPUTS": 64}),
     *((many.many_plain, {**RECORDS[3], "INDEXED": False, "TOKENS": 32, "OUTPUTS": 64, "COLUMNS": columns})
@@ -121,7 +121,9 @@ def compiled(kernel: Any, constants: Constants, capability: int, ones: bool = Fa
     return ptx
 
 
-NAMES = {"ids": lambda value: getattr(value, "__name__", None)}
+def name_of(value: Any) -> str | None:
+    """Return a kernel's name for a test's, and None for other values."""
+    return getattr(value, "__name__", None)
 
 
 def test_the_oldest_cards_are_among_them() -> None:
@@ -129,12 +131,12 @@ def test_the_oldest_cards_are_among_them() -> None:
 
 
 @pytest.mark.parametrize("capability", [75, 80])
-@pytest.mark.parametrize(("kernel", "constants"), CASES, **NAMES)
+@pytest.mark.parametrize(("kernel", "constants"), CASES, ids=name_of)
 def test_it_compiles(kernel: Any, constants: Constants, capability: int) -> None:
     compiled(kernel, constants, capability)
 
 
-@pytest.mark.parametrize(("kernel", "constants"), SIZES, **NAMES)
+@pytest.mark.parametrize(("kernel", "constants"), SIZES, ids=name_of)
 def test_it_compiles_in_other_sizes_for_the_oldest_cards(kernel: Any, constants: Constants) -> None:
     compiled(kernel, constants, 75)
 

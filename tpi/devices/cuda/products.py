@@ -107,7 +107,7 @@ def _few_columns(data: Tensor, weights: PackedMatrix, x: Tensor, index: Tensor |
 @lru_cache
 def _multiplies_int8(device: Any) -> bool:
     """Return whether Triton multiplies int8 on the tensor cores of `device`; on others float16 gives the same sums."""
-    return device.type != "cuda" or torch.cuda.get_device_capability(device) >= INT8_FROM
+    return bool(device.type != "cuda" or torch.cuda.get_device_capability(device) >= INT8_FROM)
 
 
 def _sizes(weights: PackedMatrix, index: Tensor | None) -> tuple[int, int]:

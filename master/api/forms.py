@@ -1,7 +1,9 @@
-"""What all bodies of requests have in common: strict types, unknown fields ignored, text that is text."""
+"""What all bodies of requests have in common: strict types, unknown fields ignored, JSON within limits."""
 
+import json
 import re
-from collections.abc import Iterator, Sequence
+import sys
+from collections.abc import Sequence
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict, model_validator
@@ -12,7 +14,11 @@ from tpi.errors import UsageError
 
 MOST_DEPTH = 64  # of values in values
 MOST_VALUES = 1 << 18  # in a body; a prompt of token ids has as many as the longest context
+MOST_INNER = 1 << 16  # in a text in a body that is JSON itself
+_OPENING = ",[{"  # each begins at most one value more
+_STRINGS = re.compile(r'"(?:[^"\\]|\\.)*"')
 _HALVES = re.compile("[\ud800-\udfff]")
+_LARGEST = sys.float_info.max
 
 
 class FormPart(BaseModel):
@@ -27,41 +33,78 @@ class Body(FormPart):
     @model_validator(mode="before")
     @classmethod
     def _is_text(cls, data: Any) -> Any:
-        """Refuses halves of characters, which no tokenizer takes, and values that are nested too deep.
+        """Refuse halves of characters, numbers that are not finite, and values that are nested too deep.
 
-        What has too many entries is refused by their number: looking at each would take as long as an answer.
+        A field with too many entries is refused by their number: looking at each would take as long as an answer.
         """
         for name, field in cls.model_fields.items() if isinstance(data, dict) else ():
             value, most = data.get(field.alias or name), _most_entries(field)
             if isinstance(value, (list, dict)) and len(value) > most:
                 raise RequestError(f"{name}: it has {len(value)} entries; give at most {most}", name, "invalid_value")
-        if any(_HALVES.search(text) for text in _strings(data)):
-            raise ValueError("a text has half a character (a lone surrogate)")
+        for name, value in data.items() if isinstance(data, dict) else ():
+            check_values(value, name if name in cls.model_fields else _shown(name))
         return data
 
 
 def _most_entries(field: FieldInfo) -> int:
-    """How many entries a list or an object may have as this field."""
+    """Return how many entries a list or an object may have as this field."""
     limits = (getattr(limit, "max_length", None) for limit in field.metadata)
     return min([limit for limit in limits if limit is not None], default=MOST_VALUES)
 
 
-def _strings(value: Any) -> Iterator[str]:
-    """All strings in `value`, names of fields included."""
+def _shown(name: str) -> str:
+    """Return the name of an unknown field as an error can show it."""
+    return ascii(name)[1:-1][:64]
+
+
+def check_values(value: Any, field: str) -> None:
+    """Refuse JSON that later stages cannot take, wherever it came from: a body, or text inside a body.
+
+    Raises:
+        RequestError: about `field`, if `value` has more than MOST_VALUES values, is nested more than MOST_DEPTH deep,
+            or has a lone surrogate or a number that is not finite or too long.
+    """
+    if (problem := problem_of(value)) is not None:
+        raise RequestError(f"{field}: {problem}", field, "invalid_value")
+
+
+def inner_json(text: str, field: str) -> Any:
+    """Return the JSON that `text`, a string in a body, holds.
+
+    Raises:
+        RequestError: about `field`, if it is not JSON, has more than MOST_INNER values, or as `check_values`.
+    """
+    if sum(map(text.count, _OPENING)) > MOST_INNER:
+        structure = _STRINGS.sub("", text)
+        if sum(map(structure.count, _OPENING)) > MOST_INNER:  # parsing it would hold up every other client
+            raise RequestError(f"{field}: there are more than {MOST_INNER} values", field, "invalid_value")
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError):
+        raise RequestError(f"{field}: the text is not JSON; give an object as JSON", field, "invalid_value") from None
+    check_values(value, field)
+    return value
+
+
+def problem_of(value: Any) -> str | None:
+    """Return what later stages cannot take in `value`, names of fields included; None if it is sound."""
     stack, seen = [(value, 0)], 0
     while stack:
         one, depth = stack.pop()
-        seen += len(one) if isinstance(one, (dict, list)) else 0
-        if seen > MOST_VALUES:
-            raise ValueError(f"there are more than {MOST_VALUES} values")
         if depth > MOST_DEPTH:
-            raise ValueError(f"values are nested more than {MOST_DEPTH} deep")
-        if isinstance(one, str):
-            yield one
-        elif isinstance(one, dict):
-            stack += [(part, depth + 1) for pair in one.items() for part in pair]
-        elif isinstance(one, list):
-            stack += [(part, depth + 1) for part in one]
+            return f"values are nested more than {MOST_DEPTH} deep"
+        if isinstance(one, (dict, list)):
+            seen += len(one)
+            if seen > MOST_VALUES:
+                return f"there are more than {MOST_VALUES} values"
+            parts = (part for pair in one.items() for part in pair) if isinstance(one, dict) else one
+            stack += [(part, depth + 1) for part in parts]
+        elif isinstance(one, str):
+            if _HALVES.search(one):
+                return "a text has half a character (a lone surrogate)"
+        elif isinstance(one, (int, float)) and not -_LARGEST <= one <= _LARGEST:
+            return "a number is not finite, or beyond 1.8e308"
+    return None
 
 
 def refuse(errors: Sequence[Any], body: Any) -> RequestError:

@@ -1,6 +1,5 @@
 """The body of `/v1/chat/completions`, and what it asks in the server's own words."""
 
-import json
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal
 
@@ -8,8 +7,9 @@ from pydantic import Field
 
 from master.api.answers.ask import ChatAsk, ToolUse, Wanted
 from master.api.failures import RequestError
-from master.api.forms import FormPart
+from master.api.forms import FormPart, inner_json
 from master.api.openai.fields import MOST_LOGPROBS, CommonFields, ResponseFormat, grammar_of
+from master.text.templates.names import may_be_given
 from master.text.tokenizer import Message
 
 _MOST_MESSAGES = 10_000
@@ -115,7 +115,17 @@ class ChatForm(CommonFields):
         choice = self.tool_choice.function.name if isinstance(self.tool_choice, NamedTool) else None
         word = self.tool_choice if isinstance(self.tool_choice, str) else None
         use = tool_use(tools, word, choice, self.parallel_tool_calls is not False)
-        return ChatAsk(messages, wanted, use, self.chat_template_kwargs or {}, client)
+        return ChatAsk(messages, wanted, use, self._template_names(), client)
+
+    def _template_names(self) -> dict[str, bool | int | str]:
+        """Return `chat_template_kwargs`; raise RequestError for a name that the template cannot be given."""
+        names = self.chat_template_kwargs or {}
+        for name in names:
+            if not may_be_given(name):
+                field = f"chat_template_kwargs.{ascii(name)[1:-1]:.64}"
+                said = "this name is not free in chat templates; leave it out, or give the field of that name"
+                raise RequestError(f"{field}: {said}", field, "invalid_value")
+        return names
 
 
 def tool_use(tools: Sequence[Mapping[str, Any]], choice: str | None, only: str | None, several: bool = True) -> ToolUse:
@@ -143,7 +153,7 @@ def as_message(message: ChatMessage, index: int) -> Message:
     role = "system" if message.role == "developer" else message.role
     said: dict[str, Any] = {"role": role, "content": _text(message.content, index)}
     if message.tool_calls:
-        said["tool_calls"] = [_call(call, index) for call in message.tool_calls]
+        said["tool_calls"] = [_call(call, index, place) for place, call in enumerate(message.tool_calls)]
     elif message.content is None and role != "assistant":
         raise RequestError("a message has no content", f"messages[{index}].content", "invalid_value")
     for name in ("name", "tool_call_id", "reasoning_content"):
@@ -152,12 +162,9 @@ def as_message(message: ChatMessage, index: int) -> Message:
     return said
 
 
-def _call(call: MessageCall, index: int) -> dict[str, Any]:
-    try:
-        arguments = json.loads(call.function.arguments or "{}")
-    except (ValueError, RecursionError):
-        field = f"messages[{index}].tool_calls"
-        raise RequestError("the arguments of a tool call are no JSON", field, "invalid_value") from None
+def _call(call: MessageCall, index: int, place: int) -> dict[str, Any]:
+    field = f"messages[{index}].tool_calls[{place}].function.arguments"
+    arguments = inner_json(call.function.arguments or "{}", field)
     return {"id": call.id, "type": "function", "function": {"name": call.function.name, "arguments": arguments}}
 
 

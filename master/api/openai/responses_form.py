@@ -1,6 +1,5 @@
 """The body of `/v1/responses`, turned into a conversation."""
 
-import json
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
@@ -9,7 +8,7 @@ from pydantic import Field
 from master.api.answers import grammars
 from master.api.answers.ask import ChatAsk, Wanted
 from master.api.failures import RequestError
-from master.api.forms import FormPart
+from master.api.forms import FormPart, inner_json
 from master.api.openai.chat_form import TextPart, ToolName, tool_use
 from master.api.openai.fields import MOST_LOGPROBS, SamplingFields
 from master.text.tokenizer import Message
@@ -157,10 +156,7 @@ def _append(messages: list[Message], item: InputItem, index: int) -> None:
 
 
 def _append_call(messages: list[Message], item: InputItem, field: str) -> None:
-    try:
-        arguments = json.loads(item.arguments or "{}")
-    except (ValueError, RecursionError):
-        raise RequestError("the arguments of a call are no JSON", f"{field}.arguments", "invalid_value") from None
+    arguments = inner_json(item.arguments or "{}", f"{field}.arguments")
     call = {"id": item.call_id or "", "type": "function", "function": {"name": item.name or "", "arguments": arguments}}
     if messages and messages[-1]["role"] == "assistant":
         last = messages.pop()

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from typing import Any, Protocol
 
 from master.api.answers.events import Piece, TextPiece, ToolCall
+from master.api.forms import problem_of
 
 _NAMES = ("name", "function", "tool_name", "tool")
 _ARGUMENTS = ("arguments", "parameters", "args", "input")
@@ -33,10 +34,15 @@ class NoTools:
 
 
 def calls_in(text: str, names: Sequence[str]) -> list[Piece] | None:
-    """The calls that a JSON object, or an array of them, is; None if it is none, or of a tool that was not offered."""
+    """Return the calls that a JSON object, or an array of them, makes.
+
+    None if the text is not a call, calls a tool that was not offered, or holds what `problem_of` refuses.
+    """
     try:
         value = json.loads(text)
     except (ValueError, RecursionError):
+        return None
+    if problem_of(value) is not None:
         return None
     if isinstance(value, dict) and isinstance(value.get("tool_calls"), list):
         value = value["tool_calls"]
@@ -59,8 +65,9 @@ def _call(value: Any, names: Sequence[str]) -> ToolCall | None:
 
 
 def is_object(text: str) -> bool:
-    """Whether it is a JSON object."""
+    """Return whether `text` is a JSON object that a client can take."""
     try:
-        return isinstance(json.loads(text), dict)
+        value = json.loads(text)
     except (ValueError, RecursionError):
         return False
+    return isinstance(value, dict) and problem_of(value) is None

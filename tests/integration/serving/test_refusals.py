@@ -30,6 +30,33 @@ def deep(depth: int) -> dict[str, Any]:
     return value
 
 
+def called(arguments: str) -> dict[str, Any]:
+    """The body of a chat completion after a call with these arguments."""
+    call = {"id": "a", "type": "function", "function": {"name": "look", "arguments": arguments}}
+    return {"messages": [{"role": "user", "content": "x"}, {"role": "assistant", "tool_calls": [call]}]}
+
+
+def typed(schema: dict[str, Any]) -> dict[str, Any]:
+    return {"type": "function", "function": {"name": "look", "parameters": schema}}
+
+
+INNER = {
+    "deep": '{"a":' * 900 + "1" + "}" * 900,
+    "deeper than a parser": "[" * 100_000,
+    "wide": '{"a":[' + ",".join(["[]"] * 300_000) + "]}",
+    "with half a character": r'{"a": "\ud800"}',
+    "with a name of half a character": r'{"\udc00": 1}',
+    "not a number": '{"a": NaN}',
+    "infinite": '{"a": -Infinity}',
+    "beyond floats": '{"a": 1e999}',
+    "a long number": f'{{"a": {"9" * 3000}}}',
+    "too long a number": f'{{"a": {"9" * 10_000}}}',
+}
+RESERVED = (
+    *("messages", "self", "replay-", "tools", "bos_token", "add_generation_prompt", "raise_exception", "namespace"),
+    *("range", "loop", "__class__", "_x", "true", "if", "a b", "1a", "", "\u00e9", "caller", "context"),
+)
+
 BAD: dict[str, tuple[str, dict[str, Any], str | None]] = {
     "a huge prompt": (CHAT, said("x" * 1_000_000), "messages"),
     "a prompt over the context": (CHAT, said("Hello you " * 200), "messages"),
@@ -46,7 +73,7 @@ BAD: dict[str, tuple[str, dict[str, Any], str | None]] = {
     "content of a number": (CHAT, {"messages": [{"role": "user", "content": 5}]}, "messages[0].content"),
     "no content": (CHAT, {"messages": [{"role": "user"}]}, "messages[0].content"),
     "an image": (CHAT, {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "messages[0].content"),
-    "half a character": (CHAT, said("\ud800"), None),
+    "half a character": (CHAT, said("\ud800"), "messages"),
     "an empty stop": (CHAT, said(stop=""), "stop"),
     "too many stops": (CHAT, said(stop=["a"] * 100), "stop"),
     "a bias of no token": (CHAT, said(logit_bias={"999999": 1}), "logit_bias"),
@@ -81,8 +108,8 @@ BAD: dict[str, tuple[str, dict[str, Any], str | None]] = {
     "more items than tokens": ("/v1/responses", {"input": [SHORT] * 10_000}, "input"),
     "a long text of a response": ("/v1/responses", {"input": "Hello you " * 200}, "input"),
     "tools without end": (CHAT, said(tools=[TOOL] * 20_000), "tools"),
-    "values without end": (CHAT, said(metadata=["x"] * 300_000), None),
-    "values in values": (CHAT, said(metadata=deep(200)), None),
+    "values without end": (CHAT, said(metadata=["x"] * 300_000), "metadata"),
+    "values in values": (CHAT, said(metadata=deep(200)), "metadata"),
     "an empty prompt": (TEXT, {"prompt": ""}, "prompt"),
     "a token that is none": (TEXT, {"prompt": [5, 999999]}, "prompt"),
     "a negative token": (TEXT, {"prompt": [-1]}, "prompt"),
@@ -92,6 +119,35 @@ BAD: dict[str, tuple[str, dict[str, Any], str | None]] = {
     "shorter embeddings": ("/v1/embeddings", {"input": "x", "dimensions": 3}, "dimensions"),
     "an item that is none": ("/v1/responses", {"input": [{"type": "video"}]}, "input[0].type"),
     "an unknown response": ("/v1/responses", {"input": "x", "previous_response_id": "y"}, "previous_response_id"),
+}
+
+
+BAD |= {
+    **{
+        f"arguments that are {name}": (CHAT, called(text), "messages[1].tool_calls[0].function.arguments")
+        for name, text in INNER.items()
+    },
+    **{
+        f"arguments of an item that are {name}": (
+            "/v1/responses",
+            {"input": [{"type": "function_call", "call_id": "a", "name": "look", "arguments": text}]},
+            "input[0].arguments",
+        )
+        for name, text in INNER.items()
+    },
+    **{
+        f"a template's {name!r}": (
+            CHAT,
+            said(chat_template_kwargs={name: 1}),
+            f"chat_template_kwargs.{ascii(name)[1:-1]}",
+        )
+        for name in RESERVED
+    },
+    "a schema with a number that is none": (CHAT, said(tools=[typed({"minimum": float("nan")})]), "tools"),
+    "an infinite temperature": (CHAT, said(temperature=float("inf")), "temperature"),
+    "a temperature beyond floats": (CHAT, said(temperature=10**400), "temperature"),
+    "a seed beyond floats": (TEXT, {"prompt": "x", "seed": 10**4000}, "seed"),
+    "a long token": (TEXT, {"prompt": [10**400]}, "prompt"),
 }
 
 

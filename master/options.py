@@ -14,6 +14,7 @@ from tpi.cachelimit import CacheLimit, cache_limit_option
 from tpi.config import default_cache, parse_size
 from tpi.devices.options import DeviceOptions, device_options
 from tpi.errors import UsageError
+from tpi.flags import FiniteRange
 from tpi.kv import KV_DTYPES, KvDtype
 from tpi.net.fields import UsualRequest
 from tpi.net.wire import wire_names
@@ -135,7 +136,7 @@ def _memory(text: str | None) -> int | None:
     """Bytes; None if nothing was said."""
     if text is None:
         return None
-    size = parse_size(text)
+    size = parse_size(text, "--memory")
     if size == 0:
         raise UsageError("--memory 0 leaves a node nothing to work with; give for example 600MiB or 4GiB")
     return size
@@ -251,7 +252,7 @@ _PLACEMENT = (
         "--sparsity-error",
         default=DEFAULT_ERROR,
         show_default=True,
-        type=click.FloatRange(0, 1, max_open=True),
+        type=FiniteRange(0, 1, max_open=True),
         help="SwiGLU: share of a feed-forward block's result that the neurons left out may make.",
     ),
     click.option(
@@ -265,7 +266,7 @@ _PLACEMENT = (
         metavar="SECONDS",
         default=60.0,
         show_default=True,
-        type=click.FloatRange(min=0),
+        type=FiniteRange(min=0),
         help="How long to wait for lost workers without whom the model does not fit.",
     ),
     click.option(

@@ -131,7 +131,7 @@ def _flags(bed: Testbed, options: HostWorkerOptions, device: Host) -> list[str]:
     cache = (options.cache or Path(bed.record.scratch)) / device.name
     flags = ["--listen", f"{bed.address(device.name)}:{PORT}", "--name", device.name, "--cache", str(cache)]
     if device.memory is not None:
-        flags += ["--memory", str(max(device.memory - _BARE_PROCESS, device.memory // 2))]
+        flags += ["--memory", f"{max(device.memory - _BARE_PROCESS, device.memory // 2)}B"]
     return [*flags, "--threads", str(_threads(bed, device))]
 
 

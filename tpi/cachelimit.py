@@ -45,4 +45,4 @@ def cache_limit_option(command: Command) -> Command:
 
 
 def _parsed(ctx: click.Context, parameter: click.Parameter, value: str | None) -> CacheLimit:
-    return CacheLimit(None if value is None else parse_size(value))
+    return CacheLimit(None if value is None else parse_size(value, "--cache-limit (or TPI_CACHE_LIMIT)"))

@@ -148,23 +148,24 @@ class ModelConfig:
 
 MOST_BYTES = 1 << 50  # of any size that a user gives
 
-_SIZE = re.compile(r"^\s*(\d+(?:\.\d+)?)\s*([KMGT]?)(i?)B?\s*$", re.IGNORECASE)
+_SIZE = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?)\s*(?:([KMGT])(i?)B?|B)?\s*", re.IGNORECASE)
 
 
-def parse_size(text: str) -> int:
-    """Bytes meant by `4GiB`, `600MiB`, `1.5GB` or `4096`.
+def parse_size(text: str, what: str = "") -> int:
+    """Return the bytes meant by `4GiB`, `600MiB`, `1.5 GB`, `512B` or `0`; errors begin with `what`, the option.
 
     Raises:
-        UsageError: if `text` is not a size, or over 1024 TiB.
+        UsageError: if `text` is not a size, has no unit, or is over 1024 TiB.
     """
-    match = _SIZE.match(text)
+    match, given = _SIZE.fullmatch(text), f"{what} {text!r}".lstrip()
     if match is None:
-        raise UsageError(f"{text!r} is not a size; write for example 600MiB or 4GiB")
+        raise UsageError(f"{given} is not a size; write for example 600MiB or 4GiB")
     number, prefix, binary = match.groups()
-    power = " KMGT".index(prefix.upper()) if prefix else 0
-    size = float(number) * (1024 if binary else 1000) ** power
+    size = float(number) * (1024 if binary else 1000) ** (" KMGT".index(prefix.upper()) if prefix else 0)
     if size > MOST_BYTES:
-        raise UsageError(f"{text!r} is beyond reason: more than 1024 TiB; write for example 600MiB or 4GiB")
+        raise UsageError(f"{given} is beyond reason: more than 1024 TiB; write for example 600MiB or 4GiB")
+    if size and text.strip() == number:
+        raise UsageError(f"{given} has no unit; do you mean {number}GiB or {number}MiB? ({number}B: bytes)")
     return int(size)
 
 

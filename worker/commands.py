@@ -88,7 +88,7 @@ def worker(
 
 def _memory(text: str | None) -> int:
     """Bytes; 0 if nothing was said."""
-    size = 0 if text is None else parse_size(text)
+    size = 0 if text is None else parse_size(text, "--memory")
     if text is not None and not size:
         raise UsageError("--memory 0 lends nobody anything; give for example 600MiB or 4GiB")
     return size

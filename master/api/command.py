@@ -11,6 +11,7 @@ import click
 from master.options import RunOptions, placement_options, quiet_option
 from master.session import Session
 from tpi.errors import UsageError
+from tpi.flags import FiniteRange
 
 DEFAULT_PORT = 8080
 KEY_VARIABLE = "TPI_API_KEY"
@@ -34,7 +35,7 @@ KEY_VARIABLE = "TPI_API_KEY"
 @click.option(
     "--queue", default=256, show_default=True, type=click.IntRange(0, 10_000), help="Most requests that wait."
 )
-@click.option("--timeout", default=600.0, show_default=True, type=click.FloatRange(min=1), help="Seconds of an answer.")
+@click.option("--timeout", default=600.0, show_default=True, type=FiniteRange(min=1), help="Seconds of an answer.")
 @click.option("--cors", multiple=True, metavar="ORIGIN", help="A site whose pages may ask. May be repeated.")
 @click.option("--allow-host", multiple=True, metavar="NAME", help="A name of this server. May be repeated.")
 @quiet_option

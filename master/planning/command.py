@@ -192,6 +192,6 @@ def _node_flags(flags: dict[str, Any]) -> NodeFlags:
 
 def _size(flag: str, text: str) -> int:
     """Bytes of a flag."""
-    if not (size := parse_size(text)):
+    if not (size := parse_size(text, flag)):
         raise UsageError(f"{flag} 0 leaves nothing to plan with; give for example 600MiB or 4GiB")
     return size

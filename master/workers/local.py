@@ -40,7 +40,7 @@ class LocalWorkers:
         self._command = command
         self._limits = [
             *(["-t", str(threads)] if threads else []),
-            *(["--memory", str(memory)] if memory else []),
+            *(["--memory", f"{memory}B"] if memory else []),
             *arguments,
         ]
         self._caches = [cache / "local" / f"worker-{number}" for number in range(1, count + 1)]

@@ -188,5 +188,5 @@ def _phrase(part: str) -> tuple[tuple[str, str], int]:
     amount, thing = match.groups() if match else ("", "")
     for unit in ("FLOP/s", "B/s", "B"):
         if amount.lower().endswith(unit.lower()) and thing.lower() in _THINGS[unit]:
-            return (thing.lower(), unit), parse_size(amount[: -len(unit)])
+            return (thing.lower(), unit), parse_size(amount[: -len(unit)] + "B")
     raise UsageError(f"{part!r} is no part of a machine; write for example {EXAMPLE!r}")

@@ -76,7 +76,7 @@ class DeviceOptions:
         devices, sizes = flags.pop("device") or ("auto",), flags.pop("gpu_memory")
         given = {name: flags.pop(name) for name in _OF_ACCELERATORS}
         check_several(devices, sizes)
-        asked = cls(tuple(devices), tuple(map(parse_size, sizes)), OffloadOptions(**given))
+        asked = cls(tuple(devices), tuple(parse_size(size, "--gpu-memory") for size in sizes), OffloadOptions(**given))
         if devices == ("cpu",):
             asked.refuse_flags("--device cpu uses none; drop one of them")
         return asked
@@ -108,7 +108,7 @@ class DeviceOptions:
         """The flags that say this."""
         offload = self.offload
         several = [("--device", name) for name in self.devices]
-        several += [("--gpu-memory", str(size)) for size in self.gpu_memory]
+        several += [("--gpu-memory", f"{size}B") for size in self.gpu_memory]
         flags = {
             "--weights": offload.weights,
             "--kv": offload.kv,

@@ -1,35 +1,37 @@
 """Numbers with units as a topology file writes them: rates in bits, disk speeds in bytes, times, percentages."""
 
 import re
-from collections.abc import Callable
 
-_NUMBER = r"^\s*(\d+(?:\.\d+)?)\s*"
-_RATE = re.compile(_NUMBER + r"([KMG])(?:bit(?:/s)?|bps)\s*$", re.IGNORECASE)
-_DISK = re.compile(_NUMBER + r"([KMG])B/s\s*$", re.IGNORECASE)
-_TIME = re.compile(_NUMBER + r"(us|ms|s)\s*$")
-_PERCENT = re.compile(_NUMBER + r"%\s*$")
+_NUMBER = r"\s*([0-9]+(?:\.[0-9]+)?)\s*"
+_BARE = re.compile(_NUMBER)
+_RATE = re.compile(_NUMBER + r"([KMG])(?:bit(?:/s)?|bps)\s*", re.IGNORECASE)
+_DISK = re.compile(_NUMBER + r"([KMG])B/s\s*", re.IGNORECASE)
+_TIME = re.compile(_NUMBER + r"(us|ms|s)\s*", re.IGNORECASE)
+_PERCENT = re.compile(_NUMBER + r"%\s*")
 _PREFIX = {"K": 1e3, "M": 1e6, "G": 1e9}
 _SECONDS = {"us": 1e-6, "ms": 1e-3, "s": 1.0}
+_MOST = 1e15  # bits or bytes per second
+_MOST_SECONDS = 86400.0
 
 
 def parse_rate(text: str) -> float:
-    """Bits per second meant by `300 Mbit` or `1 Gbit/s`. Raises ValueError."""
-    return _parse(text, _RATE, lambda unit: _PREFIX[unit.upper()], "a rate; write for example 300 Mbit or 1 Gbit")
+    """Return the bits per second meant by `300 Mbit` or `1 Gbit/s`. Raises ValueError."""
+    return _parse(text, _RATE, _PREFIX, ("rate", "Mbit", "Gbit", "300 Mbit or 1 Gbit"), _MOST)
 
 
 def parse_disk(text: str) -> float:
-    """Bytes per second meant by `500 MB/s`. Raises ValueError."""
-    return _parse(text, _DISK, lambda unit: _PREFIX[unit.upper()], "a disk speed; write for example 500 MB/s")
+    """Return the bytes per second meant by `500 MB/s`. Raises ValueError."""
+    return _parse(text, _DISK, _PREFIX, ("disk speed", "MB/s", "GB/s", "500 MB/s"), _MOST)
 
 
 def parse_time(text: str) -> float:
-    """Seconds meant by `1 ms`, `250 us` or `0.1 s`. Raises ValueError."""
-    return _parse(text, _TIME, _SECONDS.__getitem__, "a time; write for example 1 ms or 250 us")
+    """Return the seconds meant by `1 ms`, `250 us` or `0.1 s`, at most a day. Raises ValueError."""
+    return _parse(text, _TIME, _SECONDS, ("time", "ms", "s", "1 ms or 250 us"), _MOST_SECONDS)
 
 
 def parse_percent(text: str) -> float:
-    """Fraction in [0, 1] meant by `0.5%`. Raises ValueError."""
-    match = _PERCENT.match(text)
+    """Return the fraction in [0, 1] meant by `0.5%`. Raises ValueError."""
+    match = _PERCENT.fullmatch(text)
     if match is None or float(match.group(1)) > 100:
         raise ValueError(f"{text!r} is not a percentage; write for example 0.5%")
     return float(match.group(1)) / 100
@@ -45,8 +47,19 @@ def format_rate(bits: float) -> str:
     return f"{bits / 1e3:.4g} kbit"
 
 
-def _parse(text: str, pattern: re.Pattern[str], factor: Callable[[str], float], kind: str) -> float:
-    match = pattern.match(text)
+def _parse(
+    text: str, pattern: re.Pattern[str], factors: dict[str, float], words: tuple[str, str, str, str], most: float
+) -> float:
+    """Return the number of `text` times the factor of its unit; `words`: kind, two units to choose from, examples."""
+    kind, smaller, larger, examples = words
+    if bare := _BARE.fullmatch(text):
+        number = bare.group(1)
+        raise ValueError(f"{text!r} has no unit; do you mean {number} {smaller} or {number} {larger}?")
+    match = pattern.fullmatch(text)
     if match is None:
-        raise ValueError(f"{text!r} is not {kind}")
-    return float(match.group(1)) * factor(match.group(2))
+        raise ValueError(f"{text!r} is not a {kind}; write for example {examples}")
+    unit = match.group(2)
+    value = float(match.group(1)) * (factors.get(unit.lower()) or factors[unit.upper()])
+    if value > most:
+        raise ValueError(f"{text!r} is beyond reason for a {kind}; write for example {examples}")
+    return value

@@ -81,7 +81,7 @@ def _some(devices: str, part: str) -> list[int]:
     count = int(match[1] or 1) if match else 0
     if match is None or not count:
         raise UsageError(f"--devices {devices!r} is not understood; write for example 8x8GiB, or 16GiB,3x8GiB")
-    size = parse_size(match[2])
+    size = parse_size(match[2], "--devices")
     if not size:
         raise UsageError(f"--devices {devices}: a machine without memory holds nothing; write for example 8x8GiB")
     return [size] * min(count, _MOST + 1)

@@ -68,7 +68,7 @@ def at_once() -> NodeMachine:
 def deployed(
     pack: Pack, cache: Path, predictors: dict[int, Predictor], machine: NodeMachine, memory: int, sparsity: str
 ) -> Iterator[tuple[Deployment, EmulatedDevice, NeuronAccelerated]]:
-    with closing(open_emulated(f"{memory},stretch=1")) as card:
+    with closing(open_emulated(f"{memory}B,stretch=1")) as card:
         more: dict[str, Any] = {"predictors": predictors, "sparsity": sparsity, **SMALL}
         beside = {0: Beside(card, machine)}
         with closing(in_process_deployment(pack, [1], cache, accelerators=beside, **more)) as deployment:
@@ -149,7 +149,7 @@ def test_flags_that_leave_neurons_nothing_to_divide_are_refused_by_name(
 ) -> None:
     said = rf"--sparsity {sparsity} says by itself .* against {flag}; leave {flag.split()[0]} out"
     more: dict[str, Any] = {"predictors": exact_predictors(pack), **SMALL}
-    with closing(open_emulated(f"{LARGE},stretch=1")) as card:
+    with closing(open_emulated(f"{LARGE}B,stretch=1")) as card:
         beside = {0: Beside(card, at_once(), options)}
         with pytest.raises(PlanError, match=said):
             in_process_deployment(pack, [1], tmp_path, accelerators=beside, sparsity=sparsity, **more)
@@ -159,7 +159,7 @@ def test_keys_and_values_lie_where_the_user_says(
     pack: Pack, asked: list[list[int]], expected: list[list[int]], tmp_path: Path
 ) -> None:
     more: dict[str, Any] = {"predictors": exact_predictors(pack), "sparsity": "static", **SMALL}
-    with closing(open_emulated(f"{LARGE},stretch=1")) as card:
+    with closing(open_emulated(f"{LARGE}B,stretch=1")) as card:
         beside = {0: Beside(card, at_once(), OffloadOptions(kv="ram"))}
         with closing(in_process_deployment(pack, [1], tmp_path, accelerators=beside, **more)) as deployment:
             assert answers(deployment, asked, 12) == expected

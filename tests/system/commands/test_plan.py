@@ -63,7 +63,7 @@ def test_two_cards_are_planned_together(model: str, tmp_path: Path) -> None:
     """Each with its memory and its lanes; all of the weights stay where neither could hold them."""
     whole = plan_json("--device", "emu:1GiB", "--weights", "gpu", cache=tmp_path, model=model)["model"]["weight_bytes"]
     limits = [round(share * whole) for share in (0.8, 1.0)]
-    sizes = [flag for limit in limits for flag in ("--device", "emu:1GiB", "--gpu-memory", str(limit))]
+    sizes = [flag for limit in limits for flag in ("--device", "emu:1GiB", "--gpu-memory", f"{limit}B")]
     flags = ("--weights", "gpu", "-c", "64", *sizes)
     (node,) = plan_json(*flags, cache=tmp_path, model=model)["nodes"]
     for memory, size in zip(("gpu", "gpu 2"), limits, strict=True):

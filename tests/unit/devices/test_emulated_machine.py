@@ -40,7 +40,7 @@ def test_what_is_said_counts_whatever_its_order() -> None:
         ram=3 << 29,
     )  # fmt: skip
     assert parse_emulated("6GiB,host=0.5,host_flops=1GFLOPS").host_flops == 1e9
-    assert parse_emulated("1000,link=1GiB/s,stretch=8,name=left") == EmulatedMachine(
+    assert parse_emulated("1000B,link=1GiB/s,stretch=8,name=left") == EmulatedMachine(
         1000, up=1 << 30, down=1 << 30, stretch=8, name="left"
     )
 
@@ -93,8 +93,8 @@ def test_what_is_wrong_is_named(text: str, names: str) -> None:
 
 def test_a_limit_is_kept_and_is_no_more_than_the_capacity() -> None:
     with pytest.raises(UsageError, match=r"8192 bytes .* 8193 "):
-        open_emulated("8192", 8193)
-    device = open_emulated("8192", 4096)
+        open_emulated("8192B", 8193)
+    device = open_emulated("8192B", 4096)
     device.memory.allocate(4096)
     with pytest.raises(DeviceFullError, match="emu may use 4096 bytes"):
         device.memory.allocate(1)

@@ -17,7 +17,7 @@ from tpi.devices.host import HostDevice
 from tpi.devices.pages import PAGE
 from tpi.errors import EmulationError, KernelError
 
-PLAIN = f"{16 * PAGE},up={PAGE}B/s,down={2 * PAGE}B/s,latency=0s,launch=0s,stretch=1"
+PLAIN = f"{16 * PAGE}B,up={PAGE}B/s,down={2 * PAGE}B/s,latency=0s,launch=0s,stretch=1"
 
 
 def emulation(text: str = PLAIN, late: float = 0.0) -> tuple[Emulation, VirtualTime]:

@@ -52,9 +52,9 @@ class EmulatedMachine:
         """What `parse_emulated` makes this of."""
         stretch = "auto" if self.stretch is None else repr(self.stretch)
         rates = (f"{name}={getattr(self, name)!r}" for name in ("up", "down", "memory", "host_memory", "disk"))
-        others = (f"flops={self.flops!r},host_flops={self.host_flops!r},ram={self.ram},latency={self.latency!r}s",)
+        others = (f"flops={self.flops!r},host_flops={self.host_flops!r},ram={self.ram}B,latency={self.latency!r}s",)
         end = f"launch={self.launch!r}s,stretch={stretch},name={self.name}"
-        return ",".join([str(self.capacity), *(f"{rate}B/s" for rate in rates), *others, end])
+        return ",".join([f"{self.capacity}B", *(f"{rate}B/s" for rate in rates), *others, end])
 
 
 def parse_emulated(text: str) -> EmulatedMachine:
@@ -98,7 +98,7 @@ def _resolved(machine: EmulatedMachine, read: Mapping[str, Any]) -> dict[str, An
 
 
 def _size(name: str, text: str) -> int:
-    size = parse_size(text)
+    size = parse_size(text, f"{name} of an emulated device")
     if size <= 0:
         raise UsageError(f"{name} of an emulated device must be more than nothing; {_EXAMPLE}")
     return size

@@ -18,6 +18,7 @@ from tpi.flags import FiniteRange
 from tpi.kv import KV_DTYPES, KvDtype
 from tpi.net.fields import UsualRequest
 from tpi.net.wire import wire_names
+from tpi.paths import DIRECTORY, FILE
 from tpi.sparsity.thresholds import DEFAULT_ERROR
 
 Command = TypeVar("Command", bound=Callable[..., Any])
@@ -255,9 +256,7 @@ _PLACEMENT = (
         type=FiniteRange(0, 1, max_open=True),
         help="SwiGLU: share of a feed-forward block's result that the neurons left out may make.",
     ),
-    click.option(
-        "--trace", type=click.Path(path_type=Path, dir_okay=False), help="Write a timeline (Chrome trace JSON)."
-    ),
+    click.option("--trace", type=FILE, help="Write a timeline (Chrome trace JSON)."),
     click.option(
         "--verify-weights", is_flag=True, help="Compare all weights with their hashes as they are loaded; takes longer."
     ),
@@ -278,9 +277,7 @@ _PLACEMENT = (
         show_default=True,
         help="Meet workers on other machines with keys alone; off: where a VPN sees to that.",
     ),
-    click.option(
-        "--cache", type=click.Path(path_type=Path), help="Directory for packs and shards (default: ~/.cache/tpi)."
-    ),
+    click.option("--cache", type=DIRECTORY, help="Directory for packs and shards (default: ~/.cache/tpi)."),
     cache_limit_option,
 )
 

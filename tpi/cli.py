@@ -2,7 +2,7 @@
 
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from importlib import import_module
 from io import TextIOWrapper
@@ -12,6 +12,7 @@ from typing import TextIO
 import click
 
 from tpi import __version__
+from tpi.config import another_place
 from tpi.errors import TpiError
 
 INTERRUPTED = 130  # exit code: 128 and the number of SIGINT
@@ -71,12 +72,17 @@ def main() -> None:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, TextIOWrapper):
             stream.reconfigure(errors="replace")  # a character that this terminal lacks ends nothing
-    sys.exit(_exit_code(_run))
+    sys.exit(run_command(sys.argv[1:]))
 
 
-def _run() -> int:
-    code = tpi(standalone_mode=False)
-    return code if isinstance(code, int) else 0
+def run_command(arguments: Sequence[str]) -> int:
+    """Run one command and return its exit code; say errors on stderr."""
+
+    def run() -> int:
+        code = tpi(list(arguments), standalone_mode=False)
+        return code if isinstance(code, int) else 0
+
+    return _exit_code(run)
 
 
 def _exit_code(run: Callable[[], int]) -> int:
@@ -98,7 +104,8 @@ def _exit_code(run: Callable[[], int]) -> int:
     except BrokenPipeError:  # whoever read our output has seen enough
         return 1
     except OSError as error:
-        _say(f"{error.filename or 'cannot write the output'}: {error.strerror or error}")
+        way_out = another_place(Path(os.fsdecode(error.filename))) if isinstance(error.filename, str | bytes) else ""
+        _say(f"{error.filename or 'cannot write the output'}: {error.strerror or error}{way_out and '; '}{way_out}")
         return 1
     finally:
         _settle(sys.stdout)

@@ -4,13 +4,14 @@ Nothing here computes. Model configuration is resolved once, when a model is pac
 Gemma's `1 + w` is folded into the norm vectors, so that at run time no family is special.
 """
 
-import os
 import re
+from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
 from tpi.errors import UsageError
+from tpi.paths import directory_of
 
 Activation = Literal["silu", "gelu", "gelu_tanh", "relu", "relu2", "fatrelu", "drelu", "swiglu_clamped"]
 SPARSE: frozenset[Activation] = frozenset({"relu", "relu2", "fatrelu", "drelu"})  # exactly 0 for most neurons
@@ -170,14 +171,26 @@ def parse_size(text: str, what: str = "") -> int:
 
 
 def default_cache() -> Path:
-    """Directory for packs and shards: `TPI_CACHE`, else `$XDG_CACHE_HOME/tpi`, else `~/.cache/tpi`."""
-    if chosen := os.environ.get("TPI_CACHE"):
-        return Path(chosen)
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "tpi"
+    """Return the directory for packs and shards: `TPI_CACHE`, else `$XDG_CACHE_HOME/tpi`, else `~/.cache/tpi`.
+
+    Raises:
+        UsageError: if the user has no home directory and neither variable is set.
+    """
+    return directory_of("TPI_CACHE", "XDG_CACHE_HOME", ".cache")
+
+
+def another_place(path: Path) -> str:
+    """Return how to move what is at `path`, if that is inside the default cache; else an empty string."""
+    with suppress(UsageError):
+        if path.is_relative_to(default_cache()):
+            return "set TPI_CACHE to a directory that can be written"
+    return ""
 
 
 def default_config() -> Path:
-    """Directory for this machine's keys: `TPI_CONFIG`, else `$XDG_CONFIG_HOME/tpi`, else `~/.config/tpi`."""
-    if chosen := os.environ.get("TPI_CONFIG"):
-        return Path(chosen)
-    return Path(os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config") / "tpi"
+    """Return the directory for this machine's keys: `TPI_CONFIG`, else `$XDG_CONFIG_HOME/tpi`, else `~/.config/tpi`.
+
+    Raises:
+        UsageError: if the user has no home directory and neither variable is set.
+    """
+    return directory_of("TPI_CONFIG", "XDG_CONFIG_HOME", ".config")

@@ -15,9 +15,10 @@ from tpi.cachelimit import CacheLimit, cache_limit_option
 from tpi.config import default_cache
 from tpi.errors import TpiError, UsageError, WeightsError
 from tpi.pack.library.shelf import Entry
+from tpi.paths import DIRECTORY
 from worker.shards.shelf import discard, entries
 
-_CACHE = click.option("--cache", type=click.Path(path_type=Path), help="The cache to use (default: ~/.cache/tpi).")
+_CACHE = click.option("--cache", type=DIRECTORY, help="The cache to use (default: ~/.cache/tpi).")
 _AGES = ((86400, "d"), (3600, "h"), (60, "min"))
 
 

@@ -17,6 +17,7 @@ from tpi.devices.options import DeviceOptions, device_options
 from tpi.errors import TpiError, UsageError
 from tpi.keys.door import Door
 from tpi.net.sockets import split_address
+from tpi.paths import DIRECTORY
 from tpi.text import plain
 
 if TYPE_CHECKING:
@@ -32,9 +33,9 @@ if TYPE_CHECKING:
 @click.option("--memory", metavar="SIZE", help="Bytes to use above the bare process, for example 4GiB.")
 @click.option("-t", "--threads", type=click.IntRange(min=1), help="Threads that compute; all cores by default.")
 @click.option("--name", help="What others call this worker, 1 to 256 characters; the host's name by default.")
-@click.option("--cache", type=click.Path(path_type=Path), help="Directory for this worker's shards.")
+@click.option("--cache", type=DIRECTORY, help="Directory for this worker's shards.")
 @cache_limit_option
-@click.option("--model-dir", type=click.Path(path_type=Path), help="Packs that this machine has: not sent again.")
+@click.option("--model-dir", type=DIRECTORY, help="Packs that this machine has: not sent again.")
 @click.option("--announce/--no-announce", default=True, show_default=True, help="Let paired masters find it (mDNS).")
 @click.option("--remeasure", is_flag=True, help="Measure this machine again: masters share the work out by it.")
 @click.option(

@@ -12,6 +12,7 @@ import click
 from master.generation.engine import MOST_RUNNING
 from master.options import RunOptions, placement_options, quiet_option
 from master.session import Session
+from tpi.paths import FILE
 
 if TYPE_CHECKING:
     from master.batch.answering import BatchCounts
@@ -20,12 +21,11 @@ if TYPE_CHECKING:
     from tpi.progress import Progress
 
 _MOST = 4096  # requests at once
-_FILE = click.Path(path_type=Path, dir_okay=False)
 
 
 @click.command()
-@click.argument("source", metavar="FILE.jsonl", type=_FILE)
-@click.option("-o", "--output", metavar="OUT.jsonl", required=True, type=_FILE, help="Where answers are appended.")
+@click.argument("source", metavar="FILE.jsonl", type=FILE)
+@click.option("-o", "--output", metavar="OUT.jsonl", required=True, type=FILE, help="Where answers are appended.")
 @placement_options
 @click.option("--alias", metavar="NAME", help="What lines call the model (default: its file or directory).")
 @click.option(

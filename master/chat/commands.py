@@ -8,6 +8,7 @@ from pathlib import Path
 from master.chat.conversation import Conversation
 from master.chat.talk import Talk
 from tpi.errors import UsageError
+from tpi.paths import user_path
 
 Say = Callable[[str], None]
 
@@ -86,9 +87,9 @@ def _path(argument: str, command: str) -> Path:
     except ValueError:
         names = [argument]
     name = names[0] if len(names) == 1 else argument
-    if not name or "\0" in name:
+    if not name:
         raise UsageError(f"{command} needs a file name, for example {command} talk.json")
-    return Path(name).expanduser()
+    return user_path(name)
 
 
 def _turns(conversation: Conversation) -> str:

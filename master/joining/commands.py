@@ -16,6 +16,7 @@ from tpi.config import default_cache
 from tpi.keys.door import Door
 from tpi.keys.text import short_key
 from tpi.net.sockets import Net
+from tpi.paths import DIRECTORY
 
 _WORKERS = click.option(
     "--workers", multiple=True, metavar="HOST:PORT,...", help="Whom to ask (default: TPI_WORKERS, else who is found)."
@@ -46,7 +47,7 @@ def ps(workers: tuple[str, ...], no_keys: bool) -> None:
 
 @click.command()
 @_WORKERS
-@click.option("--cache", type=click.Path(path_type=Path), help="The cache to look at (default: ~/.cache/tpi).")
+@click.option("--cache", type=DIRECTORY, help="The cache to look at (default: ~/.cache/tpi).")
 @_NO_KEYS
 def doctor(workers: tuple[str, ...], cache: Path | None, no_keys: bool) -> None:
     """Look for what is in the way: keys, ports both ways, versions, clocks, memory, disk; exits with 1 for that."""

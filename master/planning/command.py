@@ -27,6 +27,7 @@ from tpi.config import default_cache, parse_size
 from tpi.devices.options import check_several
 from tpi.errors import PlanError, UsageError
 from tpi.kv import KV_DTYPES
+from tpi.paths import DIRECTORY, PATH
 
 
 @click.command()
@@ -70,11 +71,9 @@ from tpi.kv import KV_DTYPES
     help="Requests at once; of many, also how to batch them.",
 )
 @home_options
-@click.option("--svg", type=click.Path(path_type=Path), help="With --batch: draw this machine's roofs to a file.")
+@click.option("--svg", type=PATH, help="With --batch: draw this machine's roofs to a file.")
 @click.option("--remeasure", is_flag=True, help="Measure this machine again.")
-@click.option(
-    "--cache", type=click.Path(path_type=Path), help="Directory for packs and figures (default: ~/.cache/tpi)."
-)
+@click.option("--cache", type=DIRECTORY, help="Directory for packs and figures (default: ~/.cache/tpi).")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of the table.")
 def plan(model: str, dtype: str, as_json: bool, cache: Path | None, svg: Path | None, **flags: Any) -> None:
     """Say what would lie where, be computed where, and how fast it would be, before anything is loaded."""

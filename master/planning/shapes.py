@@ -15,6 +15,7 @@ from tpi.pack.builder.plan import PackPlan, plan_pack
 from tpi.pack.library.locate import locate
 from tpi.pack.manifest import MANIFEST, Manifest
 from tpi.pack.routing import NAME, load_routing
+from tpi.paths import user_path
 from tpi.sources.base import Source
 from tpi.sources.files import read_json
 from tpi.sources.gguf import open_gguf
@@ -52,7 +53,7 @@ def model_shape(spec: str, dtype: str, cache: Path, room: int) -> ModelShape:
     Raises:
         ModelError: if there is no such model, or its architecture is not supported.
     """
-    path = Path(spec).expanduser()
+    path = user_path(spec)
     if path.suffix == ".json" and path.is_file():
         return _of_directory(path.parent, path.name, dtype, room)
     located = locate(spec, cache)

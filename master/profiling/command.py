@@ -10,6 +10,7 @@ import click
 from master.options import quiet_option
 from tpi.config import default_cache
 from tpi.errors import UsageError, WeightsError
+from tpi.paths import DIRECTORY, PATH
 from tpi.sparsity.usage import NeuronUse, hot_share
 
 if TYPE_CHECKING:
@@ -26,7 +27,7 @@ _AHEAD = 3  # layers
 @click.option(
     "-m", "--model", required=True, help="What `tpi run` takes; its feed-forward networks or experts are profiled."
 )
-@click.option("--text", "text", required=True, type=click.Path(path_type=Path), help="A file of UTF-8 text.")
+@click.option("--text", "text", required=True, type=PATH, help="A file of UTF-8 text.")
 @click.option("--dtype", default="auto", show_default=True, help="Format of the weights, as for tpi run.")
 @click.option("--tokens", type=click.IntRange(min=1), help="Use so many tokens of the text at most.")
 @click.option(
@@ -41,7 +42,7 @@ _AHEAD = 3  # layers
     show_default=True,
     help="Shares of the nodes that will hold the model, as for tpi run: each gets its part of the hot neurons.",
 )
-@click.option("--cache", type=click.Path(path_type=Path), help="Where models are kept (default: ~/.cache/tpi).")
+@click.option("--cache", type=DIRECTORY, help="Where models are kept (default: ~/.cache/tpi).")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of the table.")
 @quiet_option
 def profile(model: str, text: Path, as_json: bool, **flags: Any) -> None:

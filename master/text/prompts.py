@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from tpi.errors import UsageError
+from tpi.paths import user_path
 
 MOST_BYTES = 64 << 20  # of a prompt; no context has room for more
 STDIN = "-"
@@ -24,7 +25,7 @@ def read_prompt(prompt: str | None, file: str | None, raw: bool = False) -> str:
     if prompt is not None and prompt != STDIN:
         text = checked_text(prompt, "the prompt")
     else:
-        read = _read_stdin(asked=STDIN in (prompt, file)) if file in (None, STDIN) else _read_file(Path(str(file)))
+        read = _read_stdin(asked=STDIN in (prompt, file)) if file in (None, STDIN) else _read_file(user_path(str(file)))
         text = read if raw else read.removesuffix("\n").removesuffix("\r")
     if not (text if raw else text.strip()):
         raise UsageError(f"the prompt is empty; {_WAYS}")
@@ -56,7 +57,7 @@ def decoded(data: bytes, what: str) -> str:
 
 def _read_file(path: Path) -> str:
     try:
-        with path.expanduser().open("rb") as file:
+        with path.open("rb") as file:
             return _read(file, str(path))
     except OSError as error:
         raise UsageError(f"cannot read the prompt from {path}: {error.strerror}; {_WAYS}") from error

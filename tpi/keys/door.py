@@ -38,12 +38,20 @@ class Door:
         locked: bool = True,
     ) -> None:
         """`folder` has the keys (None: the user's own). `outside` says which hosts need one; unlocked: none does."""
-        self.folder = folder or default_config()
+        self._folder = folder
         self.locked = locked
         self.guests: frozenset[bytes] = frozenset()  # whom a paired master introduces, for sums alone
         self._outside = outside
-        self._ring = KeyRing(self.folder)
         self._said = ""  # why nobody was trusted when it was last found out
+
+    @cached_property
+    def folder(self) -> Path:
+        """The directory of the keys. Raises UsageError if the user has no home directory and sets none."""
+        return self._folder or default_config()
+
+    @cached_property
+    def _ring(self) -> KeyRing:
+        return KeyRing(self.folder)
 
     @cached_property
     def identity(self) -> Identity:

@@ -5,11 +5,12 @@ from pathlib import Path
 import click
 
 from tpi.config import default_cache
+from tpi.paths import DIRECTORY, PATH
 
 
 @click.command()
 @click.argument("name")
-@click.option("--cache", type=click.Path(path_type=Path), help="Where models are kept (default: ~/.cache/tpi).")
+@click.option("--cache", type=DIRECTORY, help="Where models are kept (default: ~/.cache/tpi).")
 def pull(name: str, cache: Path | None) -> None:
     """Download the model NAME, for example smollm2-135m."""
     from tpi.pack.library.pull import pull as fetch
@@ -19,12 +20,12 @@ def pull(name: str, cache: Path | None) -> None:
 
 @click.command()
 @click.argument("source")
-@click.option("-o", "--output", required=True, type=click.Path(path_type=Path), help="Directory to write, a new one.")
+@click.option("-o", "--output", required=True, type=PATH, help="Directory to write, a new one.")
 @click.option("--dtype", default="auto", type=click.Choice(["auto", "f32", "bf16", "q8", "q4", "q4s"]),
               help="Format of the weights; auto keeps the source's own.")  # fmt: skip
 @click.option("--gate-first", is_flag=True,
               help="For tpi run --sparsity: neurons that are chosen by their gate (docs/sparsity.md).")  # fmt: skip
-@click.option("--cache", type=click.Path(path_type=Path), help="Where models are kept (default: ~/.cache/tpi).")
+@click.option("--cache", type=DIRECTORY, help="Where models are kept (default: ~/.cache/tpi).")
 def pack(source: str, output: Path, dtype: str, gate_first: bool, cache: Path | None) -> None:
     """Write the model SOURCE (as for -m) as a pack, which opens at once and can be copied to other machines."""
     from tpi.errors import UsageError

@@ -8,6 +8,7 @@ import yaml
 
 from tpi.config import parse_size
 from tpi.errors import UsageError
+from tpi.paths import user_path
 from tpi.topology.topology import UNLIMITED, Host, HostLink, Router, Topology
 from tpi.topology.units import parse_disk, parse_percent, parse_rate, parse_time
 
@@ -78,12 +79,16 @@ def load_topology(file: str) -> Topology:
     Raises:
         UsageError: if there is no such file, or if it does not follow the schema; the line and field are named.
     """
-    path = Path(file)
+    path = user_path(file)
     if not path.is_file():
         if file not in shipped():
             raise UsageError(f"{file} is no file and no shipped topology; shipped are {', '.join(shipped())}")
         path = shipped()[file]
-    return parse_topology(path.read_text(encoding="utf-8"), str(file), path.stem)
+    try:
+        text = path.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise UsageError(f"{file} is not UTF-8 text (byte {error.start}); give a YAML file") from error
+    return parse_topology(text, str(file), path.stem)
 
 
 def parse_topology(text: str, file: str, name: str) -> Topology:

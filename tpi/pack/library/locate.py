@@ -1,5 +1,6 @@
 """From what the user typed after `-m` to a model on disk, and from there to an open pack."""
 
+import os
 import re
 from contextlib import closing
 from dataclasses import dataclass
@@ -15,6 +16,7 @@ from tpi.pack.library.pull import ALIASES, pull
 from tpi.pack.library.record import PackRecord
 from tpi.pack.manifest import PACK_VERSION
 from tpi.pack.reader import Pack, is_pack
+from tpi.paths import user_path
 from tpi.progress import Phase, phase
 from tpi.system.machine import return_memory
 
@@ -106,7 +108,7 @@ def locate(spec: str, cache: Path, progress: Phase = phase) -> Located:
     Raises:
         ModelError: if there is no such model; it says what is accepted.
     """
-    path = Path(spec).expanduser()
+    path = user_path(spec)
     if spec.lower() in ALIASES and not path.is_file():
         return Located("gguf", pull(spec, cache, progress), spec.lower())
     if path.is_dir():
@@ -127,7 +129,7 @@ def pack_name(located: Located, dtype: str, gate_first: bool = False) -> str:
     for file in files:
         state = file.stat()
         stamp = sha256(file.read_bytes()).hexdigest() if state.st_size <= _SMALL else str(state.st_mtime_ns)
-        identity.update(f"\0{file.name}\0{state.st_size}\0{stamp}".encode())
+        identity.update(os.fsencode(f"\0{file.name}\0{state.st_size}\0{stamp}"))
     readable = re.sub(r"[^\w.-]+", "-", located.name).strip(".-")[:60]
     kind = f"{dtype}-gate-first" if gate_first else dtype
     return f"{readable}-{kind}-{identity.hexdigest()[:16]}"

@@ -40,7 +40,7 @@ class PackRecord:
     @property
     def file(self) -> Path:
         """Where this is kept."""
-        return self.cache / "records" / f"{sha256(str(self.pack).encode()).hexdigest()[:32]}.json"
+        return self.cache / "records" / f"{sha256(os.fsencode(self.pack)).hexdigest()[:32]}.json"
 
     def save(self) -> None:
         """Write it down; what a disk that cannot be written forgets is checked again."""

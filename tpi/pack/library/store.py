@@ -7,8 +7,9 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from tpi.config import another_place
 from tpi.errors import WeightsError
-from tpi.system.fulldisk import write_error
+from tpi.system.fulldisk import is_full, write_error
 
 
 def build(target: Path, fill: Callable[[Path], None], done: Callable[[Path], bool], again: bool = False) -> None:
@@ -54,7 +55,10 @@ def drafting(target: Path) -> Iterator[Path]:
                 shutil.rmtree(partial, ignore_errors=True)
             sync_directory(target.parent)
     except OSError as error:
-        raise write_error(error.filename or target, error, "free space or choose another place") from error
+        way_out = another_place(target) or "choose another place"
+        raise write_error(
+            error.filename or target, error, f"free space or {way_out}" if is_full(error) else way_out
+        ) from error
 
 
 def _replace(target: Path, made: Path) -> None:

@@ -1,0 +1,91 @@
+"""Paths that the user or the environment gives: a leading `~` is replaced, and what cannot be a path is refused."""
+
+import os
+import pwd
+from pathlib import Path
+from typing import Any
+
+import click
+
+from tpi.errors import UsageError
+
+
+def home() -> Path | None:
+    """Return the user's home directory: `HOME` if it is an absolute path, else that of the account; None without one.
+
+    In a container a process often has a user number without an account, and no `HOME`.
+    """
+    chosen = Path(os.environ.get("HOME", ""))
+    if chosen.is_absolute():
+        return chosen
+    try:
+        found = Path(pwd.getpwuid(os.getuid()).pw_dir)
+    except KeyError:
+        return None
+    return found if found.is_absolute() else None
+
+
+def user_path(text: str) -> Path:
+    """Return the path that `text` means, with a leading `~` or `~name` replaced.
+
+    Raises:
+        UsageError: if `text` is empty, holds a NUL or bytes that are not UTF-8, or begins with an unknown home.
+    """
+    shown = text[:200].encode(errors="replace").decode()
+    if not text:
+        raise UsageError("an empty text was given where a path is expected; name a file or a directory")
+    if "\0" in text or text != text.encode(errors="replace").decode():
+        raise UsageError(f"{shown!r} cannot be used as a path: it holds a NUL or is not UTF-8 text; rename the file")
+    first, _, rest = text.partition("/")
+    if not first.startswith("~"):
+        return Path(text)
+    try:
+        found = home() if first == "~" else Path(pwd.getpwnam(first[1:]).pw_dir)
+    except KeyError:
+        found = None
+    if found is None:
+        if Path(text).exists():
+            return Path(text)
+        raise UsageError(f"{shown!r} cannot be found: {first[:80]} is not a known home directory; give the whole path")
+    return found / rest
+
+
+def directory_of(variable: str, standard: str, inside_home: str) -> Path:
+    """Return the directory that `variable` names, else `tpi` in `standard` (of the XDG specification) or in the home.
+
+    Raises:
+        UsageError: if none of the three is set; names `variable`.
+    """
+    if chosen := os.environ.get(variable):
+        path = user_path(chosen)
+        if path.exists() and not path.is_dir():
+            raise UsageError(f"{variable} is {str(path)!r}, which is not a directory; set it to one")
+        return path
+    base = Path(os.environ.get(standard, ""))
+    if base.is_absolute():  # XDG: relative paths are to be ignored
+        return base / "tpi"
+    found = home()
+    if found is None:
+        raise UsageError(
+            f"this user (number {os.getuid()}) has no home directory; set {variable} to a directory that can be written"
+        )
+    return found / inside_home / "tpi"
+
+
+class UserPath(click.Path):
+    """The type of an option or an argument that is a path."""
+
+    def __init__(self, file_okay: bool = True, dir_okay: bool = True) -> None:
+        super().__init__(path_type=Path, file_okay=file_okay, dir_okay=dir_okay, readable=False)
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """Return the `Path`; raise a UsageError if `value` cannot be one."""
+        found = user_path(os.fspath(value))
+        if not self.file_okay and found.exists() and not found.is_dir():  # a FIFO, for example
+            self.fail(f"{str(found)!r} is not a directory; give another path", param, ctx)
+        return super().convert(found, param, ctx)
+
+
+PATH = UserPath()
+FILE = UserPath(dir_okay=False)
+DIRECTORY = UserPath(file_okay=False)  # it need not exist

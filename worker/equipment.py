@@ -110,13 +110,14 @@ class Equipment:
     ) -> "Node":
         """A node of these devices. Arguments and errors as `worker.node.build.build_node`.
 
-        An accelerator that nobody asked for is tried, and left out with a warning if it fails.
+        An accelerator that the user did not ask for is tried, and left out with a warning if it fails.
         """
         able = self.able(assign.config)
         try:
             return able._built(assign, held, endpoints, progress, tables)
-        except (DeviceError, KernelError, PlanError) as error:
-            if able.accelerator is None or not able.accelerator.found:
+        except Exception as error:
+            others = isinstance(error, TpiError) and not isinstance(error, (DeviceError, KernelError, PlanError))
+            if others or able.accelerator is None or not able.accelerator.found:
                 raise
             return able._without(error)._built(assign, held, endpoints, progress, tables)
 
@@ -132,7 +133,7 @@ class Equipment:
             return self._without(error)
         return self
 
-    def _without(self, why: TpiError) -> "Equipment":
+    def _without(self, why: Exception) -> "Equipment":
         say_alone(why)
         return replace(self, accelerator=None)
 
@@ -217,7 +218,7 @@ def open_equipment(options: DeviceOptions, measure: Measure) -> Equipment:
     found = options.devices == (AUTO,) and not options.about_accelerator
     try:
         known = measure(host, devices)
-    except TpiError as error:
+    except Exception as error:
         for device in devices:
             device.close()
         if not found:

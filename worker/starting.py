@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from tpi.devices.base import Device
-from tpi.errors import TpiError
+from tpi.devices.failures import reason
 from tpi.progress import warn
 
 if TYPE_CHECKING:
@@ -12,9 +12,9 @@ if TYPE_CHECKING:
     from worker.node.node import Node
 
 
-def say_alone(why: TpiError) -> None:
-    """An accelerator that nobody asked for is left out."""
-    warn(f"the graphics chip that was found is not used, and the CPU computes alone: {str(why).partition(';')[0]}")
+def say_alone(why: Exception) -> None:
+    """Say that an accelerator is left out that the user did not ask for."""
+    warn(f"the graphics chip that was found is not used, and the CPU computes alone: {reason(why).partition(';')[0]}")
 
 
 def try_out(node: "Node", devices: Sequence[Device]) -> None:
@@ -25,7 +25,7 @@ def try_out(node: "Node", devices: Sequence[Device]) -> None:
     first = {plan.pieces[number].block.kind: plan.pieces[number].block.number for number in sorted(there, reverse=True)}
     try:
         node.rehearse(sorted(first.values()))
-    except TpiError:
+    except Exception:
         node.close()
         raise
     say_experimental(devices)

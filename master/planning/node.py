@@ -14,7 +14,9 @@ from tpi.devices.choose import open_devices
 from tpi.devices.emulated.machine import parse_emulated
 from tpi.devices.trial import find_accelerator
 from tpi.errors import PlanError, UsageError
+from worker.measure.remembered import Remembered, device_rates
 from worker.plan.speeds import OF_DISK, OF_MEMORY
+from worker.starting import say_alone
 
 AUTO = "auto"
 HOST_ONLY: tuple[tuple[str, ...], ...] = ((), ("cpu",))
@@ -72,7 +74,6 @@ def _roomy(machine: NodeMachine, told: str) -> PlannedNode:
 
 def _measured(flags: NodeFlags, cache: Path, files: Sequence[Path]) -> PlannedNode:
     from tpi.devices.host import open_host
-    from worker.measure.remembered import device_rates
     from worker.measure.speed import host_rates_allowed
 
     kernels = open_host().kernels
@@ -82,7 +83,7 @@ def _measured(flags: NodeFlags, cache: Path, files: Sequence[Path]) -> PlannedNo
         opened = _opened(flags)
         for each in opened:
             stack.callback(each.close)
-        found = [device_rates(each, cache, flags.remeasure) for each in opened]
+        found = _rates(opened, flags, cache)
     names = [host.on, *(each.on for each in found)]
     if flags.devices == (AUTO,) and not found:
         names.append("no graphics chip was found")
@@ -94,6 +95,17 @@ def _measured(flags: NodeFlags, cache: Path, files: Sequence[Path]) -> PlannedNo
     first = cards[0] if cards else None
     machine = NodeMachine(host.figures, default_budget(), rate, first, bus, tuple(cards[1:]))
     return PlannedNode(machine, f"measured {_day(host.at)} on {' and '.join(names)}")
+
+
+def _rates(devices: Sequence[Device], flags: NodeFlags, cache: Path) -> list[Remembered[Accelerator]]:
+    """Return the figures of the accelerators; none, with a warning, where one fails that the user did not ask for."""
+    try:
+        return [device_rates(each, cache, flags.remeasure) for each in devices]
+    except Exception as error:
+        if flags.devices != (AUTO,) or flags.gpu_memory:
+            raise
+        say_alone(error)
+        return []
 
 
 def _opened(flags: NodeFlags) -> Sequence[Device]:

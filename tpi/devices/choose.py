@@ -6,6 +6,7 @@ from importlib import import_module
 from typing import cast
 
 from tpi.devices.base import Device
+from tpi.devices.failures import explained
 from tpi.errors import UsageError
 
 Open = Callable[[str, int | None], Device]
@@ -24,12 +25,14 @@ def open_device(name: str, limit: int | None = None) -> Device:
 
     Raises:
         UsageError: if there is none of this name here, or it has less memory; says which there are.
+        DeviceError: if its driver or a library fails.
     """
     kind, _, argument = name.partition(":")
     if kind not in _KINDS:
         raise UsageError(f"no device called {name!r}; choose cpu, auto, or one of {', '.join(_KINDS)}")
     module, _, function = _KINDS[kind].partition(":")
-    return cast(Open, getattr(import_module(module), function))(argument, limit)
+    with explained(f"{name} cannot be used", "choose another device, or --device cpu"):
+        return cast(Open, getattr(import_module(module), function))(argument, limit)
 
 
 def open_devices(named: Sequence[tuple[str, int | None]]) -> tuple[Device, ...]:

@@ -1,9 +1,10 @@
 """The device as `tpi.devices.base.Device` says it is: memory, copies, order, failures, its end; and a node with one."""
 
-from collections.abc import Callable
-from contextlib import closing
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
 from pathlib import Path
 from threading import Event
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,6 +15,7 @@ from tests.support.devices.cuda_device import open_tested
 from tests.support.devices.held import fetched, held
 from tests.support.devices.offloading import answers, offloaded, weights_bytes
 from tests.support.kernels.kernel_cases import ffn_case, reference
+from tpi.devices.cuda.backend import CpuBackend, CpuLane
 from tpi.devices.cuda.device import CudaDevice
 from tpi.devices.options import OffloadOptions
 from tpi.devices.pages import PAGE
@@ -118,6 +120,80 @@ def test_a_card_that_fails_is_named(device: CudaDevice, monkeypatch: pytest.Monk
         pending = device.start(lambda: device.kernels.ffn(case.spec, data, case.x))
         with pytest.raises(DeviceError, match=r"cuda.* failed: an illegal memory access"):
             pending.wait()
+
+
+class StickyBackend(CpuBackend):
+    """Fails at every call from some moment on, as a card does after an error in a kernel."""
+
+    broken = False
+
+    def check(self) -> None:
+        if self.broken:
+            raise RuntimeError("CUDA error: an illegal memory access was encountered\nCompile with TORCH_USE_CUDA_DSA")
+
+    def zeros(self, size: int) -> Any:
+        self.check()
+        return super().zeros(size)
+
+    def staging(self, size: int) -> Any:
+        self.check()
+        return super().staging(size)
+
+    def lane(self) -> Any:
+        return StickyLane(self)
+
+
+class StickyLane(CpuLane):
+    """A lane of a `StickyBackend`, and its marks."""
+
+    def __init__(self, backend: StickyBackend) -> None:
+        self._backend = backend
+
+    @contextmanager
+    def use(self) -> Iterator[None]:
+        self._backend.check()
+        with super().use():
+            yield
+
+    def mark(self) -> "StickyLane":
+        self._backend.check()
+        return self
+
+    def wait(self) -> None:
+        self._backend.check()
+
+
+def test_after_a_sticky_error_every_wait_says_so_and_the_end_says_nothing() -> None:
+    backend = StickyBackend()
+    device = CudaDevice(backend)
+    case = ffn_case(np.random.default_rng(2), units=1)
+    there, here = device.memory.allocate(case.data.size), device.staging(case.data.size)[: case.data.size]
+    copied = device.copy(case.data, there)
+    backend.broken = True
+    begun = device.start(lambda: device.kernels.ffn(case.spec, there, case.x))
+    failing: list[Callable[[], object]] = [copied.wait, begun.wait, device.copy(there, here).wait]
+    failing.append(lambda: device.memory.allocate(PAGE))
+    for call in failing:
+        with pytest.raises(
+            DeviceError, match="failed: CUDA error: an illegal memory access was encountered;"
+        ) as caught:
+            call()
+        assert "\n" not in str(caught.value)
+    device.close()
+    device.close()
+
+
+@pytest.mark.parametrize("error", [OSError("no gcc"), AssertionError("no"), KeyError("sm_70"), MemoryError()])
+def test_what_a_compiler_raises_is_a_device_error(
+    device: CudaDevice, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    def refuse(*_: object) -> None:
+        raise error
+
+    case = ffn_case(np.random.default_rng(2), units=1)
+    monkeypatch.setattr("tpi.devices.cuda.kernels.feed_forward", refuse)
+    with held(device, case.data) as (data,), pytest.raises(DeviceError, match=r"failed: .*; give it less"):
+        device.kernels.ffn(case.spec, data, case.x)
 
 
 def test_calls_of_several_threads_agree(device: CudaDevice) -> None:

@@ -7,10 +7,12 @@ from typing import Any
 
 import pytest
 
+import master.planning.node
 import worker.equipment
 from master.generation.engine import Engine
 from master.generation.sampler import Sampler, Sampling
 from master.options import RunOptions
+from master.planning.node import NodeFlags, planned_node
 from master.session import Session
 from scheduler.model.machine import Accelerator, DeviceLink, Rates
 from tests.support.devices.twin import Twin
@@ -65,6 +67,10 @@ def refuse(*arguments: object, **named: object) -> None:
     raise KernelError("the OpenCL compiler refuses the program; install another driver")
 
 
+def fail(*arguments: object, **named: object) -> None:
+    raise RuntimeError("CUDA error: unspecified launch failure\nCompile with TORCH_USE_CUDA_DSA")
+
+
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """It is measured to be faster than any host."""
@@ -96,6 +102,32 @@ def test_one_that_works_is_used(
     expected, _ = answer(path, tmp_path, CPU)
     assert answer(path, tmp_path, AUTO) == (expected, True)
     assert "twin: experimental" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("measured", [True, False])
+def test_one_that_raises_what_tpi_does_not_know_is_left_out(
+    measured: bool, found: Found, tiny_pack: Callable[..., Pack], tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], request: pytest.FixtureRequest,
+) -> None:  # fmt: skip
+    """While it is measured, or when its figures were known and the first block is computed."""
+    if measured:
+        request.getfixturevalue("quick")
+    chip, path = found(attention=fail, ffn=fail), tiny_pack("llama").path
+    assert answer(path, tmp_path, AUTO)[1] is False
+    said = [line for line in capsys.readouterr().err.splitlines() if "chip" in line]
+    assert said == [f"tpi: {LEFT_OUT}: CUDA error: unspecified launch failure"]
+    assert chip.memory.used == 0
+
+
+def test_a_plan_leaves_out_one_that_cannot_be_measured(
+    found: Found, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    chip = found(ffn=fail)
+    monkeypatch.setattr(master.planning.node, "find_accelerator", lambda: chip)
+    planned = planned_node(NodeFlags(devices=("auto",)), tmp_path, ())
+    assert planned.machine.accelerator is None
+    assert capsys.readouterr().err.count(f"{LEFT_OUT}: CUDA error") == 1
+    assert chip.closed == 1
 
 
 def test_one_that_cannot_be_measured_is_left_out(

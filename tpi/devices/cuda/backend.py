@@ -88,7 +88,7 @@ class CudaBackend:
         """See `TorchBackend.zeros`."""
         try:
             made = torch.zeros(size, dtype=torch.uint8, device=self.device)
-        except torch.OutOfMemoryError as error:
+        except torch.cuda.OutOfMemoryError as error:
             raise MemoryError from error
         torch.cuda.current_stream(self.device).synchronize()
         return made

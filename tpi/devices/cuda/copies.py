@@ -5,7 +5,7 @@ from threading import Lock
 
 from tpi.devices.arena import Array
 from tpi.devices.cuda.backend import Tensor, TorchLane, TorchMark
-from tpi.errors import DeviceError
+from tpi.devices.failures import close_all, explained
 
 
 class CudaCopy:
@@ -26,7 +26,7 @@ class CudaCopy:
             with lane.use():
                 target.copy_(source, non_blocking=True)
                 self._mark = lane.mark()
-        except RuntimeError as error:
+        except Exception as error:  # noqa: BLE001 - it surfaces where the copy is awaited
             self._error = error
 
     @property
@@ -34,7 +34,7 @@ class CudaCopy:
         """See `Pending.done`."""
         try:
             return self._mark is None or self._mark.done
-        except RuntimeError:  # the card failed, as `wait` will say
+        except Exception:  # noqa: BLE001 - the card failed, as `wait` will say
             return True
 
     def wait(self) -> None:
@@ -43,13 +43,11 @@ class CudaCopy:
         Raises:
             DeviceError: if the copy failed.
         """
-        try:
+        with explained(f"a copy to or from {self._device} failed", "choose another device"):
             if self._error is not None:
                 raise self._error
             if self._mark is not None:
                 self._mark.wait()
-        except RuntimeError as error:
-            raise DeviceError(f"a copy to or from {self._device} failed: {error}") from error
 
 
 class CudaCopies:
@@ -75,8 +73,4 @@ class CudaCopies:
         """Wait until every copy has ended, well or not."""
         with self._lock:
             while self._begun:
-                one = self._begun.popleft()
-                try:
-                    one.wait()
-                except DeviceError:  # whoever waits for it hears of it
-                    continue
+                close_all(self._begun.popleft().wait)

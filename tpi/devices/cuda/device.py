@@ -11,6 +11,7 @@ from tpi.devices.base import Event, Pending
 from tpi.devices.cuda.backend import CudaBackend, Tensor, TorchBackend
 from tpi.devices.cuda.copies import CudaCopies
 from tpi.devices.cuda.tensors import TensorNames, bytes_at
+from tpi.devices.failures import close_all, explained
 from tpi.devices.host import check_sizes
 from tpi.devices.inorder import InOrder
 from tpi.devices.pages import PAGE, Bytes, round_up
@@ -58,19 +59,14 @@ class CudaDevice:
 
     def staging(self, size: int) -> Bytes:
         """See `Device.staging`."""
-        memory: Bytes = self._backend.staging(round_up(size) + PAGE).numpy()
+        with explained(f"{self.name} gives no memory to copy from", "choose another device"):
+            memory: Bytes = self._backend.staging(round_up(size) + PAGE).numpy()
         begin = -memory.ctypes.data % PAGE
         return memory[begin : begin + round_up(size)]
 
     def close(self) -> None:
         """See `Device.close`."""
-        self._calls.close()
-        self._inward.close()
-        self._outward.close()
-        try:
-            self._computing.close()
-        finally:
-            self._names.clear()
+        close_all(self._calls.close, self._inward.close, self._outward.close, self._computing.close, self._names.clear)
 
     def _end(self, array: Bytes, ours: bool) -> Tensor:
         if ours:

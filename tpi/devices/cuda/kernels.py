@@ -20,7 +20,8 @@ from tpi.devices.cuda.matrix import matrix
 from tpi.devices.cuda.memory import CardMemory
 from tpi.devices.cuda.products import decode, multiply
 from tpi.devices.cuda.tensors import TensorNames
-from tpi.errors import DeviceError, KernelError
+from tpi.devices.failures import close_all, explained
+from tpi.errors import KernelError
 from tpi.kernels.arithmetic import apply_norm, biased, check_input
 from tpi.kernels.chain import PlainChain
 from tpi.kernels.heads import attention_in_steps, is_plain, projected_on_host
@@ -60,9 +61,8 @@ class CudaKernels:
         self._vectors = SpecVectors(backend.device)
 
     def close(self) -> None:
-        """Let go of what was kept of specs, when all that was launched is done."""
-        self._lane.mark().wait()
-        self._vectors.clear()
+        """Let go of what was kept of specs, when all that was launched has ended."""
+        close_all(lambda: self._lane.mark().wait(), self._vectors.clear)
 
     def isa(self) -> str:
         """See `tpi.kernels.Kernels`."""
@@ -178,14 +178,9 @@ class CudaKernels:
 
     @contextmanager
     def _working(self) -> Iterator[None]:
-        """What is done within it is done in the lane of these kernels; what the card refuses is a DeviceError."""
-        try:
-            with self._lane.use():
-                yield
-        except RuntimeError as error:
-            raise DeviceError(
-                f"{self._name} failed: {error}; give it less to hold, or choose another device"
-            ) from error
+        """Work in the lane of these kernels; whatever the card or a compiler refuses is a DeviceError."""
+        with explained(f"{self._name} failed", "give it less to hold, or choose another device"), self._lane.use():
+            yield
 
     def _bring_back(self, values: Tensor) -> F32:
         with self._working():

@@ -13,6 +13,7 @@ import torch
 
 from tpi.devices.arena import Array, named
 from tpi.devices.cuda.backend import Tensor, TorchBackend
+from tpi.devices.failures import explained
 from tpi.devices.pages import PAGE, Bytes
 from tpi.errors import DeviceError
 
@@ -39,12 +40,15 @@ class TensorNames:
         Raises:
             DeviceError: if the device has no more.
         """
-        try:
-            memory = self._backend.zeros(size + PAGE) if size else None
-        except MemoryError as error:
-            raise DeviceError(f"{self._backend.name} has no {size} bytes left; give it a smaller limit") from error
-        if memory is None:
+        if not size:
             return np.empty(0, np.uint8)
+        try:
+            with explained(f"{self._backend.name} failed", "choose another device"):
+                memory = self._backend.zeros(size + PAGE)
+        except DeviceError as error:
+            if isinstance(error.__cause__, MemoryError):
+                raise DeviceError(f"{self._backend.name} has no {size} bytes left; give it a smaller limit") from error
+            raise
         begin = -memory.data_ptr() % PAGE
         start = memory.data_ptr() + begin
         with self._lock:

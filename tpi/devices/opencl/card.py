@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from tpi.devices.arena import Arena, Array
+from tpi.devices.failures import close_all, explained, reason
 from tpi.devices.opencl.addresses import Addresses
 from tpi.devices.opencl.buffers import BufferPool, PooledBuffer
 from tpi.devices.opencl.discover import opencl
@@ -49,14 +50,16 @@ class OpenClCard:
 
     @contextmanager
     def explained(self) -> Iterator[None]:
-        """What OpenCL refuses is a DeviceError that names the device."""
-        cl = opencl()
+        """Raise whatever OpenCL or its driver refuses as a DeviceError that names the device."""
         try:
-            yield
-        except cl.MemoryError as error:
-            raise DeviceError(f"{self.name} has no memory left ({error}): give it less to hold") from error
-        except cl.Error as error:
-            raise DeviceError(f"{self.name} failed: {error}") from error
+            with explained(f"{self.name} failed", "give it less to hold, or choose another device"):
+                yield
+        except DeviceError as error:
+            if isinstance(error.__cause__, opencl().MemoryError):
+                raise DeviceError(
+                    f"{self.name} has no memory left ({reason(error.__cause__)}): give it less to hold"
+                ) from error
+            raise
 
     def launch(self, program: Program, kernel: str, groups: Sequence[int], *arguments: Any) -> None:
         """Enqueue a kernel over so many work-groups of LANES work-items; none where there are no groups.
@@ -102,10 +105,8 @@ class OpenClCard:
 
     def close(self) -> None:
         """Wait for what was enqueued and give all memory back. Idempotent."""
-        with self.working():
-            self._queue.finish()
-            self._pool.trim()
-            self.addresses.close()
+        with self._lock:
+            close_all(self._queue.finish, self._pool.trim, self.addresses.close)
 
     def _trimmed(self, room: int) -> int:
         """Bytes that buffers of kernels take, after those are let go that are held and have no place in `room`."""
@@ -115,7 +116,8 @@ class OpenClCard:
     def _create(self, size: int) -> Any:
         """A zeroed buffer: writing to it shows whether it is there."""
         cl = opencl()
-        most = self.device.max_mem_alloc_size
+        with self.explained():
+            most = self.device.max_mem_alloc_size
         if size > most:
             raise DeviceError(
                 f"{self.name} gives at most {most} bytes in one piece, not {size}: hold less at once on it"

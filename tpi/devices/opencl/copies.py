@@ -5,6 +5,7 @@ from typing import Any
 import numpy as np
 
 from tpi.devices.base import Event, Finished
+from tpi.devices.failures import close_all
 from tpi.devices.host import check_sizes
 from tpi.devices.opencl.card import OpenClCard
 from tpi.devices.opencl.discover import is_gpu, opencl
@@ -24,7 +25,10 @@ class CopyEvent:
     @property
     def done(self) -> bool:
         """See `Pending.done`; what failed has ended."""
-        return int(self._event.command_execution_status) <= 0
+        try:
+            return int(self._event.command_execution_status) <= 0
+        except Exception:  # noqa: BLE001 - the device failed, as `wait` will say
+            return True
 
     def wait(self) -> None:
         """See `Pending.wait`; DeviceError if the copy failed."""
@@ -38,8 +42,9 @@ class Copies:
     def __init__(self, card: OpenClCard) -> None:
         cl = opencl()
         self._card = card
-        self._coming = cl.CommandQueue(card.context)
-        self._going = cl.CommandQueue(card.context)
+        with card.explained():
+            self._coming = cl.CommandQueue(card.context)
+            self._going = cl.CommandQueue(card.context)
 
     def start(self, source: Bytes, target: Bytes, from_here: bool, to_here: bool) -> Event:
         """Begin a copy of contiguous bytes; at least one end is on the device.
@@ -64,9 +69,7 @@ class Copies:
 
     def close(self) -> None:
         """Wait for every copy that was started. Idempotent."""
-        with self._card.explained():
-            self._coming.finish()
-            self._going.finish()
+        close_all(self._coming.finish, self._going.finish)
 
     def _enqueue(self, source: Bytes, target: Bytes, from_here: bool, to_here: bool) -> Any:
         cl, locate = opencl(), self._card.addresses.locate

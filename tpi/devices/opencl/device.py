@@ -4,6 +4,7 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 from tpi.devices.base import Event, Pending
+from tpi.devices.failures import close_all
 from tpi.devices.inorder import InOrder
 from tpi.devices.opencl.card import OpenClCard
 from tpi.devices.opencl.compute.kernels import OpenClKernels
@@ -48,9 +49,7 @@ class OpenClDevice:
 
     def close(self) -> None:
         """See `Device.close`."""
-        self._computing.close()
-        self._copies.close()
-        self._card.close()
+        close_all(self._computing.close, self._copies.close, self._card.close)
 
 
 def open_opencl(argument: str, limit: int | None) -> OpenClDevice:

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from tpi.devices.failures import reason
 from tpi.errors import UsageError
 
 _INSTALL = "OpenCL devices need pyopencl: install it with `pip install 'tpi[opencl]'`"
@@ -15,8 +16,8 @@ def opencl() -> Any:
     """
     try:
         import pyopencl
-    except ImportError as error:
-        raise UsageError(f"{_INSTALL} ({error})") from error
+    except (ImportError, OSError) as error:  # OSError: a library that it loads is broken
+        raise UsageError(f"{_INSTALL} ({reason(error)})") from error
     return pyopencl
 
 

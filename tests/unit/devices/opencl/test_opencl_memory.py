@@ -3,7 +3,9 @@
 import subprocess
 import sys
 import threading
+from collections.abc import Callable
 from contextlib import closing
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -175,6 +177,31 @@ def test_a_copy_that_fails_says_so_where_it_is_awaited(card: OpenClDevice, monke
         for _ in range(2):
             with pytest.raises(DeviceError, match=r"opencl:0 .* failed: out of resources"):
                 upload.wait()
+
+
+@pytest.mark.parametrize("error", [cl.RuntimeError("device lost"), OSError("no cache"), UnicodeError("a driver's log")])
+def test_a_device_that_fails_says_so_in_one_sentence_and_ends_quietly(
+    error: Exception, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise error
+
+    with opencl_device(LIMIT) as device:
+        case = ffn_case(np.random.default_rng(1), format="q4", tokens=2)
+        there = device.memory.allocate(case.data.size)
+        for name in ("enqueue_copy", "Buffer", "enqueue_fill_buffer"):
+            monkeypatch.setattr(cl, name, refuse)
+        device._card._queue = SimpleNamespace(finish=refuse)
+        failing: list[Callable[[], object]] = [
+            device.copy(case.data, there).wait,
+            device.start(lambda: device.kernels.ffn(case.spec, there, case.x)).wait,
+            lambda: device.memory.allocate(PAGE),
+        ]
+        for call in failing:
+            with pytest.raises(DeviceError, match=rf"opencl:0 .* failed: .*{error}; give it less") as caught:
+                call()
+            assert "\n" not in str(caught.value)
+        device.close()
 
 
 def test_calls_are_made_in_order_and_fail_where_they_are_awaited(card: OpenClDevice) -> None:

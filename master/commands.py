@@ -14,6 +14,7 @@ from master.reporting.report import answer_fields, node_fields, print_choice, pr
 from master.reporting.spans import Span
 from master.session import Session
 from master.text.prompts import checked_text, read_prompt
+from tpi.progress import warn
 
 
 @click.command()
@@ -24,7 +25,12 @@ from master.text.prompts import checked_text, read_prompt
 )
 @click.option("-f", "--file", metavar="FILE", help="Take the prompt from FILE; without -p and -f it comes from a pipe.")
 @click.option("--system", metavar="TEXT", help="A system message before the prompt.")
-@click.option("-n", "tokens", default=128, show_default=True, type=click.IntRange(min=1), help="Most tokens to make.")
+@click.option(
+    "-n",
+    "tokens",
+    type=click.IntRange(min=1),
+    help="Most tokens to make (default: until the model or the context ends).",
+)
 @click.option("--stop", multiple=True, metavar="TEXT", help="End the answer before this text. May be repeated.")
 @click.option("--raw", is_flag=True, help="Send the prompt as it is, without the chat template.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of the text.")
@@ -33,7 +39,7 @@ def run(
     prompt: str | None,
     file: str | None,
     system: str | None,
-    tokens: int,
+    tokens: int | None,
     stop: tuple[str, ...],
     raw: bool,
     as_json: bool,
@@ -47,13 +53,16 @@ def run(
     with Session(placement) as session:
         sequence = session.engine.admit(encode_prompt(session.tokenizer, messages, raw))
         show = _nothing if as_json else write_answer
-        result = stream_answer(session, sequence, Sampler(sampling), AnswerLimits(tokens, stops), show)
+        limits = AnswerLimits(tokens or session.engine.context, stops)
+        result = stream_answer(session, sequence, Sampler(sampling), limits, show)
         nodes = session.report()
         write_trace(session)
         if as_json:
             write(_json(answer_fields(result) | session.figures.fields() | {"nodes": node_fields(nodes)}))
         elif not quiet:
             print_nodes(nodes, _summary(result, session), stderr=True)
+        if result.finish_reason == "length":
+            warn(_cut(tokens, len(sequence.tokens), session))
 
 
 @click.command()
@@ -115,6 +124,15 @@ def _medians(results: list[Answer]) -> dict[str, Any]:
 
 def _json(fields: dict[str, Any]) -> str:
     return json.dumps(fields, ensure_ascii=False) + "\n"
+
+
+def _cut(limit: int | None, used: int, session: Session) -> str:
+    """Return why an answer was cut, and how to get all of it."""
+    context, longest = session.engine.context, session.pack.config.context
+    if used < context:
+        return f"the answer was cut at -n {limit}: give a larger -n, or none"
+    more = f"a larger -c has room for more, up to {longest}" if longest > context else "the model was made for no more"
+    return f"the answer was cut where the context of {context} tokens ends: {more}"
 
 
 def _nothing(text: str) -> None:

@@ -32,7 +32,9 @@ KEY_VARIABLE = "TPI_API_KEY"
 @click.command()
 @placement_options
 @sampling_options
-@click.option("-n", "tokens", default=512, show_default=True, type=click.IntRange(min=1), help="Most tokens a turn.")
+@click.option(
+    "-n", "tokens", type=click.IntRange(min=1), help="Most tokens of an answer (default: until it or the context ends)."
+)
 @click.option("--system", metavar="TEXT", help="A system message to begin with.")
 @click.option("--history/--no-history", default=True, show_default=True, help="Remember what is typed, in the cache.")
 @click.option("--markdown/--no-markdown", default=True, show_default=True, help="Show Markdown styled, at a terminal.")
@@ -40,7 +42,7 @@ KEY_VARIABLE = "TPI_API_KEY"
 @click.option("--api-key", metavar="KEY", help=f"The server's key (default: {KEY_VARIABLE}).")
 @quiet_option
 def chat(
-    tokens: int,
+    tokens: int | None,
     system: str | None,
     history: bool,
     markdown: bool,
@@ -51,8 +53,8 @@ def chat(
 ) -> None:
     """Talk in several turns; keys and values of earlier turns are kept.
 
-    Ctrl-C stops an answer, Ctrl-D or /bye leaves, /help lists commands. Where the context is full, the oldest turns are
-    dropped. Lines of a pipe are answered one by one.
+    Ctrl-C stops an answer, /continue goes on with it, Ctrl-D or /bye leaves, /help lists commands. Where the context is
+    full, the oldest turns are dropped. Lines of a pipe are answered one by one.
     """
     sampling = take_sampling(flags)
     conversation = Conversation(checked_text(system, "the system message") if system else None)
@@ -99,7 +101,7 @@ def _refuse_idle(served: bool, api_key: str | None, flags: Mapping[str, Any]) ->
 def _talk_to_server(
     server: ChatServer,
     sampling: Sampling,
-    tokens: int,
+    tokens: int | None,
     conversation: Conversation,
     cache: Path,
     history: bool,

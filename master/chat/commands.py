@@ -25,7 +25,7 @@ class Command:
 
 
 def run_command(line: str, talk: Talk, say: Say) -> None:
-    """Do what `line` says. `/bye` and `/regenerate` are the loop's own.
+    """Do what `line` says. `/bye`, `/continue` and `/regenerate` are the loop's own.
 
     Raises:
         UsageError: if there is no such command, or it cannot be done.
@@ -107,12 +107,13 @@ COMMANDS = {
     "/system": Command("[TEXT]", f"show the system message, or set it; {CLEAR}: none", _system),
     "/save": Command("FILE", "write the conversation to a file", _save),
     "/load": Command("FILE", "go on with a conversation from a file", _load),
+    "/continue": Command("", "go on with the last answer where it was cut", _of_the_loop),
     "/regenerate": Command("", "answer the last message again", _of_the_loop),
     "/bye": Command("", "leave", _of_the_loop),
 }
 _KEYS = {
     "Enter": "send",
     "Alt-Enter": "begin a new line; so does a backslash at the end of a line",
-    "Ctrl-C": "stop the answer, or drop the line",
+    "Ctrl-C": "stop the answer (/continue goes on with it), or drop the line",
     "Ctrl-D": "leave",
 }

@@ -19,6 +19,9 @@ class Turn:
     user: str
     assistant: str
     used: int = field(default=0, compare=False)  # tokens of the context after it, as far as that is known
+    tokens: tuple[int, ...] = field(default=(), compare=False)  # of the answer, where they are known
+    shown: str = field(default="", compare=False)  # of the answer, thinking included
+    ended: bool = field(default=False, compare=False)  # it came to its own end, as far as that is known
 
 
 @dataclass
@@ -28,11 +31,18 @@ class Conversation:
     system: str | None = None
     turns: list[Turn] = field(default_factory=list)
     dropped: int = 0
+    unsaid: Turn | None = None  # the last one, where it was cut before it said anything: it is not one of `turns`
 
     @property
     def used(self) -> int:
         """Tokens of the context that were taken after the last turn; 0 where that is not known."""
         return self.turns[-1].used if self.turns else 0
+
+    @property
+    def unfinished(self) -> Turn | None:
+        """The last turn, unless its answer came to its own end."""
+        last = self.unsaid or (self.turns[-1] if self.turns else None)
+        return None if last is None or last.ended else last
 
     def messages(self, user: str, dropped: int) -> list[Message]:
         """What the model is asked when `user` is said: the system message, and all turns but the oldest `dropped`."""

@@ -15,11 +15,13 @@ def fit(
     user: str,
     encode: Callable[[Sequence[Message]], list[int]],
     context: int,
-    answer: int,
+    answer: int | None,
+    what: str = "this message",
 ) -> list[int]:
     """Token ids of the conversation with `user` said next; drops its oldest turns where it would not fit.
 
-    An answer of `answer` tokens has room then, or what is left of `context` if that is less.
+    An answer of `answer` tokens has room then, at most a quarter of `context`; None: a quarter. `what` is what an error
+    says does not fit.
 
     Raises:
         UsageError: if `user`, with the system message, does not fit alone; nothing is dropped.
@@ -29,7 +31,7 @@ def fit(
     def tokens(dropped: int) -> list[int]:
         return encode(conversation.messages(user, dropped))
 
-    room = context - min(answer, max(context // 4, 1))
+    room = context - min(answer or context, max(context // 4, 1))
     ids = tokens(conversation.dropped)
     if len(ids) <= room:
         return ids
@@ -37,6 +39,6 @@ def fit(
     dropped = conversation.dropped + bisect_left(candidates, True, key=lambda n: len(tokens(n)) <= _KEPT * room)
     ids = tokens(dropped)
     if len(ids) >= context:
-        raise UsageError(f"this message takes {len(ids)} tokens, over the context of {context}; say less at once")
+        raise UsageError(f"{what} takes {len(ids)} tokens, over the context of {context}; say less at once")
     conversation.dropped = dropped
     return ids

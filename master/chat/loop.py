@@ -6,12 +6,15 @@ from pathlib import Path
 import click
 
 from master.chat.commands import run_command
+from master.chat.conversation import Turn
 from master.chat.readers import Reader
 from master.chat.talk import Talk, said_in
 from master.generation.answer import Answer
 from tpi.errors import NodeError, UsageError
 from tpi.system.interrupts import noticed
 from tpi.text import plain
+
+_GO_ON = ": /continue goes on"
 
 
 class Chat:
@@ -24,6 +27,7 @@ class Chat:
         self._quiet = quiet
         self._rescue = rescue
         self._answering = False
+        self._unfinished: Turn | None = None  # before the last message or command
 
     def run(self) -> None:
         """Take messages and commands until the end of the input or /bye.
@@ -53,7 +57,9 @@ class Chat:
             if not self._talk.lasting or not self._reader.interactive:
                 self._save_what_was_said()
                 raise
-            warn(f"{error}. What was said so far is kept: try again, or leave with /bye")
+            left = self._talk.conversation.unfinished
+            again = "/continue goes on" if left is not None and left is not self._unfinished else "try again"
+            warn(f"{error}. What was said so far is kept: {again}, or leave with /bye")
         return True
 
     def _turn(self) -> bool:
@@ -64,11 +70,13 @@ class Chat:
             if self._reader.interactive:
                 click.echo(err=True)
             return False
-        line = line.strip()
+        line, self._unfinished = line.strip(), self._talk.conversation.unfinished
         if line == "/bye":
             return False
         if line == "/regenerate":
             self._regenerate()
+        elif line == "/continue":
+            self._answer(lambda stopped: self._talk.go_on(stopped, warn))
         elif line.startswith("/") and not line.startswith("//"):
             run_command(line, self._talk, self._say)
         elif line:
@@ -90,6 +98,8 @@ class Chat:
             self._say("")  # the terminal shows ^C on this line
         if not self._quiet:
             self._say(self._figures(result))
+        elif result.finish_reason == "length":
+            warn(f"the answer is {self._cut(result)}")
         if stopped() and not self._reader.interactive:
             raise KeyboardInterrupt
 
@@ -103,12 +113,17 @@ class Chat:
             said.append(f"the first after {result.ttft:.2f} s")
         said.append(f"context {used} of {context}")
         if result.finish_reason == "interrupted":
-            said.append("stopped")
+            said.append(f"stopped{_GO_ON}")
         elif result.finish_reason == "length":
-            said.append("cut where the context ends" if used >= context else f"cut at -n {count}")
+            said.append(self._cut(result))
         if not said_in(result):
             said.append("nothing was said, so this turn is not kept")
         return f"[{', '.join(said)}]"
+
+    def _cut(self, result: Answer) -> str:
+        """Why an answer was cut, and how to go on."""
+        full = self._talk.used >= self._talk.context
+        return f"cut {'where the context ends' if full else f'at -n {result.count}'}{_GO_ON}"
 
     def _say(self, text: str) -> None:
         click.echo(text, err=True)

@@ -6,12 +6,13 @@ from time import perf_counter
 from typing import Any
 
 from master.chat.client import ChatServer, ServerRefusedError
-from master.chat.conversation import Conversation
+from master.chat.conversation import Conversation, Turn
 from master.chat.showing.screen import Screen
-from master.chat.talk import Talk
+from master.chat.talk import Talk, said_in
 from master.generation.answer import Answer, FinishReason
 from master.generation.sampler import Sampling
 from master.text.thoughts import ShownThoughts
+from tpi.errors import NodeError, UsageError
 
 _TOO_LONG = "context_length_exceeded"
 _REASONS: dict[str | None, FinishReason] = {"stop": "stop", "length": "length"}
@@ -23,27 +24,39 @@ class ServerTalk(Talk):
     lasting = True
 
     def __init__(
-        self, server: ChatServer, sampling: Sampling, tokens: int, conversation: Conversation, screen: Screen
+        self, server: ChatServer, sampling: Sampling, tokens: int | None, conversation: Conversation, screen: Screen
     ) -> None:
-        """`tokens` is the most that an answer may have. Raises NodeLost if the server cannot be reached."""
+        """`tokens` is the most that an answer may have; None: what the server gives.
+
+        Raises:
+            NodeLost: if the server cannot be reached.
+        """
         self.model, context = server.model()
         super().__init__(conversation, context, screen)
         self._server = server
-        self._fields = {
-            "model": self.model, "max_tokens": tokens, "temperature": sampling.temperature, "top_k": sampling.top_k,
+        self._fields: dict[str, Any] = {
+            "model": self.model, "temperature": sampling.temperature, "top_k": sampling.top_k,
             "top_p": sampling.top_p, "min_p": sampling.min_p, "repeat_penalty": sampling.repeat_penalty,
             "seed": sampling.seed, "stream_options": {"include_usage": True},
         }  # fmt: skip
+        if tokens is not None:
+            self._fields["max_tokens"] = tokens
 
     def check_system(self, system: str | None) -> None:
         """The server says so when it is asked."""
 
-    def reply(self, text: str, stopped: Callable[[], bool], warn: Callable[[str], None]) -> Answer:
+    def _answer(
+        self, text: str, begun: Turn | None, stopped: Callable[[], bool], warn: Callable[[str], None]
+    ) -> Answer:
         """See `Talk`."""
+        if begun is not None and not begun.assistant:
+            if begun.shown:
+                raise UsageError("the answer was cut while it was thinking, which a server cannot continue; ask again")
+            begun = None  # nothing came: it is answered from the beginning
         before = self.conversation.dropped
         while True:
             try:
-                result = self._answer(text, stopped)
+                result = self._streamed(text, begun, stopped)
                 break
             except ServerRefusedError as error:
                 if error.code != _TOO_LONG or self.conversation.dropped >= len(self.conversation.turns):
@@ -52,28 +65,40 @@ class ServerTalk(Talk):
                 self.conversation.dropped += 1
         if dropped := self.conversation.dropped - before:
             warn(self.full(dropped, self.context))
-        self.keep(text, result)
         return result
 
-    def _answer(self, text: str, stopped: Callable[[], bool]) -> Answer:
-        messages = self.conversation.messages(text, self.conversation.dropped)
+    def _streamed(self, text: str, begun: Turn | None, stopped: Callable[[], bool]) -> Answer:
+        """Ask once; what came before a server was lost is kept."""
+        messages, fields = self.conversation.messages(text, self.conversation.dropped), dict(self._fields)
         result, thoughts = Answer(0, finish_reason="interrupted", said=""), ShownThoughts()
-        begun, first = perf_counter(), 0.0
+        if begun is not None:
+            messages.append({"role": "assistant", "content": begun.assistant})
+            fields |= {"continue_final_message": True, "add_generation_prompt": False}
+            result.text = begun.shown or begun.assistant
+            thoughts.said = begun.assistant
+            self.screen.resume(result.text)
+        shown = len(result.text)
+        asked_at, first = perf_counter(), 0.0
         try:
-            with closing(self._server.events(self._fields | {"messages": messages}, stopped)) as chunks:
+            with closing(self._server.events(fields | {"messages": messages}, stopped)) as chunks:
                 for chunk in chunks:
                     with self._server.understood():
                         piece = self._taken(chunk, result, thoughts)
                     result.text += piece
                     self.screen.write(piece)
                     now = perf_counter()
-                    first = first or (now if result.text else 0.0)
-                    result.ttft, result.decode_seconds = (first or now) - begun, now - (first or now)
+                    first = first or (now if len(result.text) > shown else 0.0)
+                    result.ttft, result.decode_seconds = (first or now) - asked_at, now - (first or now)
+        except NodeError:
+            result.said = thoughts.said
+            if said_in(result):
+                self.keep(text, result, begun)
+            raise
         finally:
             result.said = thoughts.said
             if not result.prompt_tokens:
                 self.used = min(self.context, self.conversation.used + result.counted)
-            if result.text:
+            if len(result.text) > shown:
                 result.text += (rest := thoughts.flush())
                 self.screen.write(rest + "\n")
             self.screen.end()

@@ -76,6 +76,12 @@ class AnswerText:
         goes_on = data[:1] and data[0] in _CONTINUATION
         return self._decoded + (0 if goes_on else len(self._stream.held))
 
+    def resume(self, tokens: SequenceOf[int]) -> str:
+        """Take in the tokens of an earlier part of this answer, which count for no limit; return their text."""
+        decoded = "".join(map(self._stream.push, tokens))
+        self._decoded += len(decoded)
+        return self._filter.push(decoded)
+
     def push(self, token: int) -> str:
         """The text that the next token completes; nothing may come after the last one."""
         self.made += 1
@@ -107,6 +113,11 @@ class _ShownText:
         self._text = AnswerText(tokenizer, limits, [token for token in found if token is not None])
         self._result, self._show = result, show
 
+    def resume(self, tokens: SequenceOf[int]) -> None:
+        """Take in an earlier part of this answer, which was shown already."""
+        text = self._text.resume(tokens)
+        self._result.text = self._channels.push(text) if self._channels else text
+
     def push(self, token: int) -> bool:
         """The next token; whether the answer ends with it, for the reason that the result has then."""
         piece, ended = self._text.push(token), self._text.finish_reason
@@ -136,10 +147,12 @@ def answer(
     show: Callable[[str], None] = lambda text: None,
     mark: Callable[[], None] = lambda: None,
     stopped: Callable[[], bool] = lambda: False,
+    begun: SequenceOf[int] = (),
 ) -> Answer:
     """Generate one answer to the pending tokens of `sequence`, passing text to `show` as it comes.
 
-    `mark` is called once, between the first token and the second: what is counted from there on is decoding.
+    `begun` are the last tokens of `sequence` if they are the answer's own, cut earlier: the result's text begins with
+    theirs, which is not shown again, and its `token_ids` are the new ones alone. `mark` is called once, between the first token and the second: what is counted from there on is decoding.
     `stopped` is asked between steps; where it says so, the answer ends as interrupted.
 
     Raises:
@@ -147,6 +160,7 @@ def answer(
     """
     result, started = Answer(prompt_tokens=sequence.pending), perf_counter()
     text, first = _ShownText(tokenizer, limits, result, show), started
+    text.resume(begun)
     for sampled in engine.generate(sequence, sampler, limits.tokens, stopped):
         result.token_ids.append(sampled.token)
         if len(result.token_ids) == 1:

@@ -3,6 +3,7 @@
 import re
 import sys
 from collections.abc import Callable
+from collections.abc import Sequence as SequenceOf
 
 import click
 
@@ -53,10 +54,12 @@ def stream_answer(
     limits: AnswerLimits,
     show: Callable[[str], None],
     stopped: Callable[[], bool] = lambda: False,
+    begun: SequenceOf[int] = (),
 ) -> Answer:
     """One answer, passed to `show` as it comes, with a line end; the progress of its prompt on stderr until then.
 
-    `stopped` is asked between steps; where it says so, the answer ends as interrupted. Errors as `answer`.
+    `stopped` is asked between steps; where it says so, the answer ends as interrupted. `begun`: tokens of an
+    answer that is continued, see `answer`. Errors as `answer`.
     """
     with session.figures.prompt_progress(sequence.pending) as computed:
 
@@ -65,7 +68,9 @@ def stream_answer(
             session.figures.mark()
 
         try:
-            return answer(session.engine, session.tokenizer, sequence, sampler, limits, show, first_token, stopped)
+            return answer(
+                session.engine, session.tokenizer, sequence, sampler, limits, show, first_token, stopped, begun
+            )
         finally:
             show("\n")  # where it breaks off too: the reason gets a line of its own
 

@@ -55,6 +55,9 @@ class ShownScreen:
     def write(self, text: str) -> None:
         self.shown.append(text)
 
+    def resume(self, text: str) -> None:
+        pass
+
     def end(self) -> None:
         pass
 

@@ -52,6 +52,14 @@ class MarkdownScreen:
             self._show(self._rest, over=False)
             self._rest = ""
 
+    def resume(self, text: str) -> None:
+        """Take in what was shown before of an answer that goes on, so that its code goes on as code."""
+        write, self._write = self._write, lambda _: None
+        try:
+            self.write(text)
+        finally:
+            self._write, self._rest = write, ""
+
     def end(self) -> None:
         """The answer is over; the next one begins anew."""
         if self._rest or self._begun:

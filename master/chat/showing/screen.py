@@ -12,6 +12,9 @@ class Screen(Protocol):
     def write(self, text: str) -> None:
         """More of the answer. Errors as `master.reporting.output.write`."""
 
+    def resume(self, text: str) -> None:
+        """The next answer goes on after `text`, which was shown before."""
+
     def end(self) -> None:
         """The answer is over, or broke off."""
 
@@ -22,6 +25,9 @@ class PlainScreen:
     def write(self, text: str) -> None:
         """See `Screen`."""
         write_answer(text)
+
+    def resume(self, text: str) -> None:
+        """See `Screen`."""
 
     def end(self) -> None:
         """See `Screen`."""

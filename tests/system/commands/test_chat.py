@@ -41,7 +41,7 @@ def test_an_evening(model: str, cache: Path, tmp_path: Path) -> None:
     with chatting(model, cache, "-n", "4", "--local", "1") as screen:
         assert "master, worker-1" in screen.screen
         say(screen, "Hello", until="[4 tokens at ")
-        say(screen, "two", "lines", until="cut at -n 4]")
+        say(screen, "two", "lines", until="cut at -n 4: /continue goes on]")
         say(screen, "/nonsense", until="there is no command /nonsense; /help lists them")
         say(screen, "/system", until="there is no system message")
         say(screen, "/system Be brief.", until="the system message is set")
@@ -104,13 +104,22 @@ def test_ctrl_c_stops_the_answer_and_not_the_chat(cache: Path, tmp_path: Path) -
         screen.expect("chapters.\n")
         screen.expect(" ")  # the first words are there
         screen.type(CTRL_C)
-        assert "Traceback" not in screen.expect("stopped]")
+        assert "Traceback" not in screen.expect("stopped: /continue goes on]")
+        screen.expect(PROMPT)
+        say(screen, "/save " + str(tmp_path / "cut.json"), until="1 turn in")
+        screen.type("/continue" + ENTER)
+        screen.expect("/continue\n")
+        screen.expect(" ")  # more words are there
+        screen.type(CTRL_C)
+        screen.expect("stopped: /continue goes on]")
         screen.expect(PROMPT)
         say(screen, "/save " + str(tmp_path / "talk.json"), until="1 turn in")  # what there was of the answer stays
         say(screen, "What is the capital of France? Answer in one word.", until=" tok/s")
         screen.type(CTRL_D)
         assert screen.leave() == 0
-    assert len(Conversation.load(tmp_path / "talk.json").turns[0].assistant) > 0
+    cut, longer = (Conversation.load(tmp_path / name).turns[0].assistant for name in ("cut.json", "talk.json"))
+    assert len(longer) > len(cut) > 0
+    assert longer.startswith(cut.rstrip("\N{REPLACEMENT CHARACTER}"))
 
 
 def test_a_chat_goes_on_without_a_lost_worker(model: str, cache: Path) -> None:
@@ -129,6 +138,34 @@ def test_a_chat_goes_on_without_a_lost_worker(model: str, cache: Path) -> None:
 def piped(model: str, cache: Path, data: bytes, *flags: str) -> "subprocess.CompletedProcess[bytes]":
     command = [*TPI, "chat", "-m", model, "--temp", "0", *flags]
     return subprocess.run(command, input=data, capture_output=True, timeout=100, env=clean(cache), check=False)
+
+
+def test_an_answer_that_was_cut_goes_on_in_its_turn(model: str, cache: Path, tmp_path: Path) -> None:
+    """The same tokens as in one go: no new header, and no character broken where it was cut; after /load, too."""
+    files = [tmp_path / name for name in ("pieces.json", "loaded.json", "whole.json")]
+    pieces = f"Hello\n/continue\n/continue\n/save {files[0]}\n/load {files[0]}\n/continue\n/save {files[1]}\n"
+    cut = piped(model, cache, pieces.encode(), "-n", "4")
+    whole = piped(model, cache, f"Hello\n/save {files[2]}\n".encode(), "-n", "12", "--quiet")
+    turns = [Conversation.load(file).turns for file in files]
+    assert (cut.returncode, [len(each) for each in turns]) == (0, [1, 1, 1])
+    assert turns[0][0].assistant == turns[2][0].assistant
+    assert len(turns[1][0].assistant) > len(turns[0][0].assistant)
+    assert cut.stderr.count(b"cut at -n 4: /continue goes on]") == 4
+    assert b"tpi: the answer is cut at -n 12: /continue goes on" in whole.stderr
+
+
+@pytest.mark.parametrize(
+    ("lines", "flags", "said"),
+    [
+        (b"/continue\n", (), b"there is no answer yet: there is nothing to continue"),
+        (b"Hello\n/continue\n", ("-c", "64"), b"this answer, with what it answers, takes 64 tokens"),
+    ],
+)
+def test_what_cannot_be_continued_is_refused(
+    lines: bytes, flags: tuple[str, ...], said: bytes, model: str, cache: Path
+) -> None:
+    done = piped(model, cache, lines, *flags)
+    assert (done.returncode, said in done.stderr) == (2, True), done.stderr
 
 
 def test_a_full_context_drops_the_oldest_turns_and_says_so(model: str, cache: Path) -> None:

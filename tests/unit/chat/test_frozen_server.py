@@ -67,7 +67,7 @@ def test_what_takes_a_connection_and_says_nothing_is_no_server(monkeypatch: pyte
 
 
 @pytest.mark.parametrize("end", [b"", b'data: {"choices": [{"delta": {"content": " up'])
-def test_an_answer_that_breaks_off_is_no_answer(end: bytes) -> None:
+def test_an_answer_that_breaks_off_can_be_continued(end: bytes) -> None:
     screen = ShownScreen()
     with server(MODELS, PIECE + end) as url:
         talk = talk_to(url)
@@ -75,7 +75,7 @@ def test_an_answer_that_breaks_off_is_no_answer(end: bytes) -> None:
         with pytest.raises((NodeLost, NodeError)):
             reply(talk)
     assert "".join(screen.shown) == "Once\n"
-    assert not talk.conversation.turns
+    assert talk.conversation.unfinished == Turn("Hello", "Once")
 
 
 @pytest.mark.parametrize(

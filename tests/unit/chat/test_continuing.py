@@ -1,0 +1,61 @@
+"""`/continue` in `tpi chat --url`: a server is asked for the rest of the very answer that was cut."""
+
+import pytest
+
+from master.chat.conversation import Conversation, Turn
+from master.chat.remote import ServerTalk
+from master.generation.answer import Answer
+from master.generation.sampler import Sampling
+from tests.support.chat import ShownScreen, Thinker
+from tpi.errors import UsageError
+
+
+def talk_with(server: Thinker, *turns: Turn) -> ServerTalk:
+    return ServerTalk(server, Sampling(), 8, Conversation(None, list(turns)), ShownScreen())
+
+
+def go_on(talk: ServerTalk) -> Answer:
+    return talk.go_on(lambda: False, lambda _: None)
+
+
+def test_the_server_gets_what_there_is_of_the_answer() -> None:
+    server = Thinker({"content": " and two"}, {"content": "."})
+    talk = talk_with(server, Turn("a", "b", ended=True), Turn("Count", "One"))
+    assert go_on(talk).text == "One and two."
+    assert talk.conversation.turns == [Turn("a", "b"), Turn("Count", "One and two.")]
+    assert server.asked["messages"][-2:] == [
+        {"role": "user", "content": "Count"},
+        {"role": "assistant", "content": "One"},
+    ]
+    assert (server.asked["continue_final_message"], server.asked["add_generation_prompt"]) == (True, False)
+    with pytest.raises(UsageError, match="came to its own end"):
+        go_on(talk)
+
+
+def test_thoughts_that_were_cut_are_not_continued_by_a_server() -> None:
+    talk = talk_with(Thinker({"reasoning_content": "Hm"}, reason="length"))
+    talk.reply("Hello", lambda: False, lambda _: None)
+    with pytest.raises(UsageError, match="cut while it was thinking"):
+        go_on(talk)
+    assert talk.conversation.turns == []
+
+
+def test_an_answer_that_was_stopped_before_it_began_is_begun_again() -> None:
+    server = Thinker({"content": "One"})
+    talk = talk_with(server, Turn("a", "b", ended=True))
+    talk.reply("Count", lambda: True, lambda _: None)
+    assert talk.conversation.turns == [Turn("a", "b")]
+    go_on(talk)
+    assert talk.conversation.turns == [Turn("a", "b"), Turn("Count", "One")]
+    assert server.asked["messages"][-1] == {"role": "user", "content": "Count"}
+
+
+def test_a_cut_answer_stays_where_the_server_is_lost() -> None:
+    class Lost(Thinker):
+        def events(self, *_: object) -> None:  # type: ignore[override]
+            raise UsageError("refused")
+
+    talk = talk_with(Lost(), Turn("Count", "One"))
+    with pytest.raises(UsageError, match="refused"):
+        go_on(talk)
+    assert talk.conversation.unfinished == Turn("Count", "One")

@@ -29,7 +29,7 @@ from tpi.progress import warn
     "-n",
     "tokens",
     type=click.IntRange(min=1),
-    help="Most tokens to make (default: until the model or the context ends).",
+    help="Most tokens to make (default: until it or the context ends).",
 )
 @click.option("--stop", multiple=True, metavar="TEXT", help="End the answer before this text. May be repeated.")
 @click.option("--raw", is_flag=True, help="Send the prompt as it is, without the chat template.")

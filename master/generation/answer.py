@@ -152,7 +152,8 @@ def answer(
     """Generate one answer to the pending tokens of `sequence`, passing text to `show` as it comes.
 
     `begun` are the last tokens of `sequence` if they are the answer's own, cut earlier: the result's text begins with
-    theirs, which is not shown again, and its `token_ids` are the new ones alone. `mark` is called once, between the first token and the second: what is counted from there on is decoding.
+    theirs, which is not shown again, and its `token_ids` are the new ones alone. `mark` is called once, between the
+    first token and the second: what is counted from there on is decoding.
     `stopped` is asked between steps; where it says so, the answer ends as interrupted.
 
     Raises:

@@ -1,9 +1,10 @@
 """Grammars, in llguidance's Lark, of what a client wants: JSON, JSON of a schema, text of a pattern, tool calls."""
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from master.api.answers.closing import closed
 from master.api.tools.families import ToolFamily
 from master.text.channels import CHANNEL, ENDS, KIND, MESSAGE, START, TOOL
 
@@ -16,8 +17,17 @@ Literal = Callable[[str], str]
 
 
 def of_schema(schema: Any) -> str:
-    """`answer` is JSON of `schema`."""
-    return f"answer: %json {_json(schema)}"
+    """`answer` is JSON of `schema`, whose objects are closed where they do not say that they are open."""
+    return f"answer: %json {_json(closed(schema))}"
+
+
+def arguments_of(tool: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the schema of a tool's arguments: always an object, closed where it does not say that it is open."""
+    parameters = tool.get("parameters") or ANY_OBJECT
+    kind = parameters.get("type", "object")
+    known = isinstance(kind, list) and "object" in kind
+    found: dict[str, Any] = closed({**parameters, "type": "object" if known else kind})
+    return found
 
 
 def of_pattern(pattern: str) -> str:
@@ -47,7 +57,7 @@ def of_channels(tools: Sequence[dict[str, Any]], literal: Literal) -> str:
     channel, message, end, start, kind = map(literal, (CHANNEL, MESSAGE, ENDS[0], START, KIND))
     calls = []
     for index, tool in enumerate(tools):
-        to, schema = json.dumps(f" to={TOOL}{tool['name']}"), _json(tool.get("parameters") or ANY_OBJECT)
+        to, schema = json.dumps(f" to={TOOL}{tool['name']}"), _json(arguments_of(tool))
         calls.append(f"f{index}: ({to} {channel} OTHER | {channel} OTHER {to}) type? {message} json{index}")
         calls.append(f"json{index}: %json {schema}")
     return "\n".join([
@@ -123,9 +133,7 @@ def _tail(family: ToolFamily, tools: Sequence[dict[str, Any]], several: bool, li
     if family.name == "function":
         names = " | ".join(f"f{index}" for index in range(len(tools)))
         return "\n".join([f"tail: {names}", *(f"f{index}: {_function(tool)}" for index, tool in enumerate(tools))])
-    definitions = {
-        f"tool{index}": _moved(tool.get("parameters") or ANY_OBJECT, index) for index, tool in enumerate(tools)
-    }
+    definitions = {f"tool{index}": _moved(arguments_of(tool), index) for index, tool in enumerate(tools)}
     calls: dict[str, Any] = {"anyOf": [_call_schema(tool["name"], family.arguments, i) for i, tool in enumerate(tools)]}
     if family.array:
         most = {} if several else {"maxItems": 1}
@@ -139,7 +147,7 @@ def _tail(family: ToolFamily, tools: Sequence[dict[str, Any]], several: bool, li
 def _function(tool: dict[str, Any]) -> str:
     """`NAME>{...}</function>`, after `<function=`."""
     name = json.dumps(f"{tool['name']}>")
-    return f'{name} %json {_json(tool.get("parameters") or ANY_OBJECT)} "</function>"'
+    return f'{name} %json {_json(arguments_of(tool))} "</function>"'
 
 
 def _slashed(pattern: str) -> str:

@@ -10,7 +10,7 @@ from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 
 from master.api.anthropic.messages import message_routes
-from master.api.failures import ApiFailure, failure_of, refusal
+from master.api.failures import ApiFailure, failure_of, public, refusal
 from master.api.forms import refuse
 from master.api.guard import Access, Guard, form_for
 from master.api.head import HeadAsGet
@@ -48,7 +48,7 @@ def _add_figures(app: FastAPI, state: ApiState) -> None:
     async def health() -> Response:
         problem = state.service.engine.problem
         if problem is not None:
-            return JSONResponse({"status": "error", "reason": str(problem)}, 503)
+            return JSONResponse({"status": "error", "reason": public(problem)}, 503)
         return JSONResponse({"status": "ok"})
 
     @app.get("/metrics", summary="Figures for Prometheus")

@@ -24,7 +24,12 @@ KEY_VARIABLE = "TPI_API_KEY"
     "--port", default=DEFAULT_PORT, show_default=True, type=click.IntRange(0, 65535), help="0: any that is free."
 )
 @click.option("--api-key", metavar="KEY", help=f"What every request has to carry (default: {KEY_VARIABLE}).")
-@click.option("--alias", metavar="NAME", help="What the model is called (default: its file or directory).")
+@click.option(
+    "--alias",
+    multiple=True,
+    metavar="NAME",
+    help="What the model is called (default: its file or directory). May be repeated: each name is served.",
+)
 @click.option(
     "--parallel",
     default=4,
@@ -43,7 +48,7 @@ def serve(
     host: str,
     port: int,
     api_key: str | None,
-    alias: str | None,
+    alias: tuple[str, ...],
     parallel: int,
     queue: int,
     timeout: float,
@@ -68,9 +73,10 @@ def serve(
     placement = replace(RunOptions.from_flags(flags), parallel=parallel)
     access = Access(key, tuple(name.lower() for name in (host, *allow_host)))
     limits = ServeLimits(answer_s=timeout, waiting=queue)
+    names = tuple(dict.fromkeys(filter(None, alias))) or (Path(placement.model).name or placement.model,)
     _log(quiet)
     with listen(host, port) as listening, Session(placement) as session:
-        run_server(session, alias or Path(placement.model).name or placement.model, listening, access, limits, cors)
+        run_server(session, names, listening, access, limits, cors)
 
 
 def _sendable(key: str | None) -> str | None:

@@ -1,5 +1,6 @@
 """What is wrong with a request, and how each error of the project looks to whoever sent it."""
 
+import logging
 from dataclasses import dataclass
 
 from tpi.errors import BusyError, NodeError, TpiError, UsageError
@@ -13,6 +14,9 @@ class RequestError(UsageError):
         self.field = field
         self.code = code
         self.status = status
+
+
+_log = logging.getLogger("tpi.serve")
 
 
 @dataclass(frozen=True)
@@ -38,16 +42,30 @@ CLIENT_GONE = 499  # as nginx has it; nobody sees it but the log
 
 
 def failure_of(error: TpiError, retry_after: int = RETRY_S) -> ApiFailure:
-    """How `error` looks from outside; the message is the error's own sentence."""
+    """Return how `error` looks from outside.
+
+    Errors that are not about the request speak to the person at the server, of paths and flags. They go to the log.
+    """
     if isinstance(error, RequestError):
         return refusal(error.status, str(error), error.field, error.code)
     if isinstance(error, BusyError):
         return ApiFailure(429, _KINDS[429], str(error), code="busy", retry_after=retry_after)
+    _log.warning("told as %r: %s", public(error), error)
     if isinstance(error, UsageError):
-        return refusal(400, str(error))
+        return refusal(400, public(error))
+    code = "node_lost" if isinstance(error, NodeError) else "unavailable"
+    return ApiFailure(503, _KINDS[503], public(error), code=code, retry_after=retry_after)
+
+
+def public(error: TpiError) -> str:
+    """Return what anybody may read of an error: no path of this machine, no flag of a command."""
+    if isinstance(error, (RequestError, BusyError)):
+        return str(error)
     if isinstance(error, NodeError):
-        return ApiFailure(503, _KINDS[503], str(error), code="node_lost", retry_after=retry_after)
-    return ApiFailure(503, _KINDS[503], str(error), code="unavailable", retry_after=retry_after)
+        return "a node of this server failed or was lost; ask again in a while"
+    if isinstance(error, UsageError):
+        return "the model cannot answer this request; the server's log says why"
+    return "the server cannot answer now; its log says why"
 
 
 def refusal(status: int, message: str, field: str | None = None, code: str | None = None) -> ApiFailure:
@@ -63,5 +81,6 @@ def openai_form(failure: ApiFailure) -> dict[str, object]:
 
 def anthropic_form(failure: ApiFailure) -> dict[str, object]:
     """As in Anthropic's API reference, "Errors"."""
-    said = failure.message if failure.field is None else f"{failure.field}: {failure.message}"
+    named = failure.field is None or failure.message.startswith(failure.field)
+    said = failure.message if named else f"{failure.field}: {failure.message}"
     return {"type": "error", "error": {"type": failure.kind, "message": said}}

@@ -3,7 +3,7 @@
 import json
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict, model_validator
@@ -68,22 +68,28 @@ def check_values(value: Any, field: str) -> None:
         raise RequestError(f"{field}: {problem}", field, "invalid_value")
 
 
-def inner_json(text: str, field: str) -> Any:
-    """Return the JSON that `text`, a string in a body, holds.
+def call_arguments(text: str | None, field: str) -> dict[str, Any] | str:
+    """Return the arguments of a call in a history as an object; text that is not a JSON object stays text.
+
+    A model that was cut off leaves such text, and its conversation can be gone on with.
 
     Raises:
-        RequestError: about `field`, if it is not JSON, has more than MOST_INNER values, or as `check_values`.
+        RequestError: about `field`, if there are more than MOST_INNER values, or as `check_values`.
     """
+    text = text or "{}"
     if sum(map(text.count, _OPENING)) > MOST_INNER:
         structure = _STRINGS.sub("", text)
         if sum(map(structure.count, _OPENING)) > MOST_INNER:  # parsing it would hold up every other client
             raise RequestError(f"{field}: there are more than {MOST_INNER} values", field, "invalid_value")
     try:
         value = json.loads(text)
+    except json.JSONDecodeError:
+        return text
     except (ValueError, RecursionError):
-        raise RequestError(f"{field}: the text is not JSON; give an object as JSON", field, "invalid_value") from None
+        said = "a number is too long, or values are nested too deep"
+        raise RequestError(f"{field}: {said}", field, "invalid_value") from None
     check_values(value, field)
-    return value
+    return value if isinstance(value, dict) else text
 
 
 def problem_of(value: Any) -> str | None:
@@ -108,25 +114,82 @@ def problem_of(value: Any) -> str | None:
 
 
 def refuse(errors: Sequence[Any], body: Any) -> RequestError:
-    """The first of pydantic's `errors` about `body`, as one of ours."""
-    first = errors[0]
-    field = _path(first["loc"], body, missing=first["type"] == "missing")
-    said = str(first["msg"]).removeprefix("Value error, ")
-    if first["type"] == "json_invalid":
-        said, field = f"the body is no JSON: {first.get('ctx', {}).get('error', said)}", None
+    """Return the truest of pydantic's `errors` about `body` as one of ours."""
+    error = _truest([dict(error, loc=_inside(error["loc"])) for error in errors], body, 0)
+    field = _path(error["loc"], body, missing=error["type"] in ("missing", "extra_forbidden"))
+    said = str(error["msg"]).removeprefix("Value error, ").replace(" after validation", "")
+    if error["type"] == "json_invalid":
+        said, field = f"the body is no JSON: {error.get('ctx', {}).get('error', said)}", None
     where = f"{field}: " if field else ""
     return RequestError(f"{where}{said[:1].lower()}{said[1:]}", field, "invalid_value")
+
+
+def _truest(errors: Sequence[dict[str, Any]], body: Any, start: int) -> dict[str, Any]:
+    """Return the error that says what is wrong: of a union, that of the branch which the value fits best.
+
+    `start`: how many parts of the locations have been looked at.
+    """
+    first = errors[0]
+    at = _branch(first["loc"], body, start)
+    if at is None or (first["type"] == "missing" and at == len(first["loc"]) - 1):
+        return first
+    branches: dict[str, list[dict[str, Any]]] = {}
+    for error in errors:
+        if error["loc"][:at] == first["loc"][:at] and len(error["loc"]) > at:
+            branches.setdefault(str(error["loc"][at]), []).append(error)
+    if all(
+        len(found) == 1 and _is_mismatch(found[0]) and len(found[0]["loc"]) == at + 1 for found in branches.values()
+    ):
+        said = [str(found[0]["msg"]).removeprefix("Input should be ") for found in branches.values()]
+        return {**first, "msg": f"Input should be {' or '.join(dict.fromkeys(said))}"}
+    best = min(branches.values(), key=_misfit)
+    return _truest(best, body, at + 1)
+
+
+def _misfit(errors: Sequence[Mapping[str, Any]]) -> tuple[int, ...]:
+    """Return how badly a value fits a branch with these errors; less is better."""
+    first = errors[0]["loc"]
+    reached = [part for part in first if isinstance(part, int)]
+    return (sum(map(_is_mismatch, errors)), len(errors), -len(first), *(-part for part in reached))
+
+
+def _is_mismatch(error: Mapping[str, Any]) -> bool:
+    """Return whether the value is of another type than the branch is about."""
+    literal = error["type"] == "literal_error" and not isinstance(error.get("input"), str)
+    return literal or str(error["type"]).endswith("_type")
+
+
+def _branch(location: Sequence[str | int], body: Any, start: int) -> int | None:
+    """Return where the first part from `start` on stands that is not in the body, such as the branch of a union."""
+    here = body
+    for index, part in enumerate(location):
+        found = _below(here, part)
+        if found is not None:
+            here = found[0]
+        elif index >= start:
+            return index
+    return None
+
+
+def _below(here: Any, part: str | int) -> tuple[Any] | None:
+    """Return what stands below a key or index, in a tuple; None if nothing does."""
+    if isinstance(here, dict) and part in here:
+        return (here[part],)
+    return (here[part],) if isinstance(here, list) and isinstance(part, int) and part < len(here) else None
+
+
+def _inside(location: Sequence[str | int]) -> tuple[str | int, ...]:
+    """Return the location without the name of the request's part."""
+    return tuple(location[1:] if location and location[0] in ("body", "query", "path") else location)
 
 
 def _path(location: Sequence[str | int], body: Any, missing: bool) -> str | None:
     """Where in the body it is; pydantic names the branches of a union, too, which are no place."""
     path, here = "", body
-    for part in location[1:] if location and location[0] in ("body", "query", "path") else location:
-        if isinstance(here, dict) and part in here:
-            path, here = f"{path}.{part}", here[part]
-        elif isinstance(here, list) and isinstance(part, int) and part < len(here):
-            path, here = f"{path}[{part}]", here[part]
-        elif missing and part == location[-1]:
+    for index, part in enumerate(location):
+        if (found := _below(here, part)) is not None:
+            path, here = f"{path}[{part}]" if isinstance(here, list) else f"{path}.{part}", found[0]
+        elif missing and index == len(location) - 1:
             path = f"{path}.{part}"
     return path.removeprefix(".") or None
 

@@ -19,13 +19,14 @@ from master.session import Session
 
 def run_server(
     session: Session,
-    model: str,
+    models: Sequence[str],
     listening: Listening,
     access: Access,
     limits: ServeLimits,
     origins: Sequence[str] = (),
 ) -> None:
-    """Serve until a signal; the session's engine is this server's meanwhile."""
+    """Serve until a signal, under all names of `models`; the session's engine is this server's meanwhile."""
+    model = models[0]
     metrics, engine = ServerMetrics(model), EngineThread(session.engine, limits.waiting, session.engine.recover)
     metrics.watch(engine)
     engine.start()
@@ -34,7 +35,7 @@ def run_server(
         service = stack.enter_context(closing(Service(engine, session.tokenizer, session.pack.config.vocab, metrics)))
         service.warm_up()
         house = House(engine, lambda: session.figures, model)
-        server = ApiServer(make_app(ApiState(service, model, metrics, limits, house), access, origins), engine)
+        server = ApiServer(make_app(ApiState(service, tuple(models), metrics, limits, house), access, origins), engine)
         click.echo(welcome(model, listening.urls(), service.context, access.key is not None))
         server.run(sockets=list(listening.sockets))
 

@@ -27,17 +27,18 @@ class ApiState:
     """One running server."""
 
     service: Service
-    model: str
+    models: tuple[str, ...]  # all names of the one model, the first by default
     metrics: ServerMetrics
     limits: ServeLimits = ServeLimits()
     house: House | None = None  # what the page shows of the nodes
     created: int = field(default_factory=lambda: int(time.time()))
 
-    def check_model(self, name: str | None) -> None:
-        """Raises RequestError if a client wants another model than there is."""
-        if name is not None and name != self.model:
-            said = f"there is no model {name[:100]!r} here; this server has {self.model!r}"
+    def named(self, name: str | None) -> str:
+        """Return what the answer calls the model, as the client did; raises RequestError if it wants another one."""
+        if name is not None and name not in self.models:
+            said = f"there is no model {name[:100]!r} here; this server has {' and '.join(map(repr, self.models))}"
             raise RequestError(said, "model", "model_not_found", 404)
+        return self.models[0] if name is None else name
 
     def client(self, request: Request) -> str:
         """Who asks, for a fair order."""

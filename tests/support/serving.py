@@ -21,7 +21,7 @@ from master.text.tokenizer import Tokenizer
 from tests.support.cluster.inprocess import in_process_deployment
 from tpi.pack.reader import Pack
 
-MODEL = "tiny"
+MODEL, ALIAS = "tiny", "gpt-tiny"
 KEY = "secret"
 
 
@@ -61,7 +61,7 @@ def tiny_server(
         metrics.watch(thread)
         thread.start()
         service = Service(thread, Tokenizer.load(pack), pack.config.vocab, metrics)
-        state = ApiState(service, MODEL, metrics, limits)
+        state = ApiState(service, (MODEL, ALIAS), metrics, limits)
         with listen("127.0.0.1", 0) as listening:
             server = ApiServer(make_app(state, Access(key), origins), thread, grace_s)
             runner = Thread(target=server.run, kwargs={"sockets": list(listening.sockets)})

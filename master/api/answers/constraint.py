@@ -1,5 +1,6 @@
 """Structured output: which tokens a grammar allows next, by llguidance. Grammars are in its Lark (docs/syntax.md)."""
 
+import re
 from collections import OrderedDict
 from functools import cached_property
 from typing import TYPE_CHECKING
@@ -19,6 +20,9 @@ F32 = npt.NDArray[np.float32]
 _WORD = 32  # tokens in a number of the mask
 _MOST_GRAMMAR = 1 << 17  # characters
 _MOST_SYMBOLS = 12_000  # of a grammar, some 1500 optional properties: the time to compile grows with their square
+_PLACE = re.compile(r"^at \d+\(\d+\): (failed to compile JSON schema: )?")
+_QUOTED = re.compile(r"\n +\d+ \| ")
+_KEYS = re.compile(r"Unimplemented keys: \[(.*)\]")
 _KEPT = 16  # grammars that were asked for last, of no more characters together than one may have
 
 
@@ -54,29 +58,31 @@ class Grammars:
         self._vocab = vocab
         self._kept: OrderedDict[str, GrammarConstraint] = OrderedDict()
 
-    def compiled(self, lark: str, field: str) -> GrammarConstraint:
+    def compiled(self, lark: str, field: str, name: str = "") -> GrammarConstraint:
         """A constraint that an answer is what `lark` says, to be copied; `field` is where the user said it.
+
+        `name`: what errors call it, by default the field.
 
         Raises:
             RequestError: if it is no valid grammar, or one that is too large.
         """
         if (found := self._kept.get(lark)) is None:
-            found = self._kept[lark] = self._compile(lark, field)
+            found = self._kept[lark] = self._compile(lark, field, name or field)
         self._kept.move_to_end(lark)
         while len(self._kept) > _KEPT or (len(self._kept) > 1 and sum(map(len, self._kept)) > _MOST_GRAMMAR):
             self._kept.popitem(last=False)
         return found
 
-    def _compile(self, lark: str, field: str) -> GrammarConstraint:
+    def _compile(self, lark: str, field: str, name: str) -> GrammarConstraint:
         if len(lark) > _MOST_GRAMMAR:
-            said = f"{field} is over the limit of {_MOST_GRAMMAR} characters; ask for less"
+            said = f"{name} is over the limit of {_MOST_GRAMMAR} characters; ask for less"
             raise RequestError(said, field, "invalid_value")
         from llguidance import LLMatcher, LLParserLimits, grammar_from
 
         limits = LLParserLimits(max_grammar_size=_MOST_SYMBOLS, verbose_errors=False)
         matcher = LLMatcher(self._tokenizer, grammar_from("lark", lark), log_level=0, limits=limits)
         if matcher.is_error():
-            raise _refused(" ".join(matcher.get_error().split()), field)
+            raise _refused(matcher.get_error(), field, name)
         return GrammarConstraint(matcher, self._vocab)
 
     def prepare(self) -> None:
@@ -91,8 +97,16 @@ class Grammars:
         return LLTokenizer(self._source.definition, n_vocab=self._vocab, eos_token=ends or None)
 
 
-def _refused(said: str, field: str) -> RequestError:
+def _refused(said: str, field: str, name: str) -> RequestError:
     """What is told of a grammar that cannot be compiled, of which llguidance `said` why."""
     if "too big" in said or "too large" in said:
-        return RequestError(f"{field} makes too large a grammar; ask for less", field, "invalid_value")
-    return RequestError(f"{field} cannot be made a grammar: {said[:300]}", field, "invalid_value")
+        return RequestError(f"{name} makes too large a grammar; ask for less", field, "invalid_value")
+    return RequestError(f"{name} cannot be made a grammar: {_reason(said)}", field, "invalid_value")
+
+
+def _reason(said: str) -> str:
+    """Return why, without the grammar that the message quotes."""
+    reason = _QUOTED.split(said.strip(), maxsplit=1)[0]
+    reason = " ".join(_PLACE.sub("", reason).split())
+    keys = _KEYS.fullmatch(reason)
+    return f"the keyword {keys[1].replace(chr(34), '')} is not supported" if keys else reason[:300]

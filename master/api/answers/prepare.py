@@ -74,7 +74,9 @@ class Preparer:
                     raise
                 return self._tokenizer.encode_chat(messages, **names)  # a template that looks into its own turns
         except ModelError as error:
-            raise RequestError(str(error), ask.where, "template_refused") from error
+            reason = getattr(error, "reason", "it failed; the server's log says why")
+            said = f"the model's chat template refused the conversation: {reason}"
+            raise RequestError(said, ask.where, "template_refused") from error
 
     def _told(self, ask: ChatAsk) -> tuple[Sequence[Message], dict[str, Any]]:
         """The messages, and what the template is given; where it knows nothing of tools, a system message tells."""

@@ -130,10 +130,19 @@ class Service:
             return [None] * count
 
         def made() -> list[GrammarConstraint | None]:
-            compiled = self._grammars.compiled(grammar, field)
+            try:
+                compiled = self._grammars.compiled(grammar, field)
+            except RequestError:
+                self._blame(prepared.shape.parts, field)
+                raise
             return [compiled.copy() for _ in range(count)]
 
         return await _within(self._grammar, made)
+
+    def _blame(self, parts: Sequence[tuple[str, str]], field: str) -> None:
+        """Raise RequestError that names the first of `parts` that is no grammar by itself; none may be."""
+        for name, grammar in parts:
+            self._grammars.compiled(f"start: answer\n{grammar}", field, f"{field}: {name}")
 
     def _check_tokens(self, prompt: str | Sequence[int], field: str) -> None:
         if not isinstance(prompt, str) and not all(0 <= token < self._vocab for token in prompt):

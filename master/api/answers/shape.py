@@ -24,12 +24,14 @@ class Shape:
         grammar: of the whole output, not compiled yet; None: anything may come.
         field: where the client asked for the grammar.
         one_call: the answer is over after one call.
+        parts: what each of several things in the grammar is called, with its own grammar: to say which is at fault.
     """
 
     parser: Callable[[], ToolParser] = NoTools
     grammar: str | None = None
     field: str = ""
     one_call: bool = False
+    parts: tuple[tuple[str, str], ...] = ()
 
 
 class Shapes:
@@ -59,7 +61,8 @@ class Shapes:
                 return HarmonyParser(inner)
             return ReasoningParser(self.thinking, begun, inner) if self.thinking else inner
 
-        return Shape(parser, grammar, field, bool(ask.use.tools) and not ask.use.several)
+        parts = _parts(ask.use) if grammar is not None else ()
+        return Shape(parser, grammar, field, bool(ask.use.tools) and not ask.use.several, parts)
 
     def _grammar(self, ask: ChatAsk) -> tuple[str | None, str]:
         """The grammar of what comes after any thought, and where the client asked for it."""
@@ -82,6 +85,11 @@ class Shapes:
         if names and ask.wanted.grammar is not None and not ask.use.forced:
             return EitherParser(self.family.beginnings(names), calls)
         return calls
+
+
+def _parts(use: ToolUse) -> tuple[tuple[str, str], ...]:
+    """Return the grammar of each tool's arguments alone."""
+    return tuple((f"the tool {tool['name']}", grammars.of_schema(grammars.arguments_of(tool))) for tool in use.tools)
 
 
 def _strict(use: ToolUse) -> list[dict[str, Any]]:

@@ -10,7 +10,7 @@ from master.api.answers.ask import ChatAsk, Wanted
 from master.api.failures import RequestError
 from master.api.forms import Body, FormPart
 from master.api.openai.chat_form import ToolName, tool_use
-from master.api.openai.fields import Stop
+from master.api.openai.fields import Stop, nucleus
 from master.generation.sampler import Sampling
 from master.text.tokenizer import Message
 
@@ -88,13 +88,13 @@ class MessagesForm(CountForm):
     stream: bool | None = None
     stop_sequences: list[Stop] | None = Field(None, max_length=16)
     temperature: float | None = Field(None, ge=0, le=1)
-    top_p: float | None = Field(None, gt=0, le=1)
+    top_p: float | None = Field(None, ge=0, le=1)
     top_k: int | None = Field(None, ge=0, le=1_000_000)
     metadata: dict[str, Any] | None = None
 
     def ask(self, client: str) -> ChatAsk:
         """What is asked; raises RequestError naming the field."""
-        own = {"temperature": self.temperature, "top_p": self.top_p, "top_k": self.top_k}
+        own = {"temperature": self.temperature, **nucleus(self.top_p, self.top_k)}
         sampling = Sampling(**{name: value for name, value in own.items() if value is not None})  # type: ignore[arg-type]
         return self.asked(Wanted(sampling, self.max_tokens, tuple(self.stop_sequences or ())), client)
 

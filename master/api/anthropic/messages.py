@@ -24,11 +24,11 @@ def message_routes(state: ApiState) -> APIRouter:
 
     @router.post("/v1/messages", summary="Answer a conversation (Anthropic)")
     async def messages(form: MessagesForm, request: Request) -> Response:
-        state.check_model(form.model)
+        model = state.named(form.model)
         ask = form.ask(state.client(request))
         deadline = Deadline(state.limits.answer_s)
         answers = await unless_gone(request, state.service.chat(ask), deadline)
-        blocks = Blocks(state.model)
+        blocks = Blocks(model)
         if form.stream:
             events = _stream((event async for _, event in merged(answers)), blocks, answers[0].prompt_tokens)
             return EventStream(guarded(events, answers, deadline, _failed), answers)
@@ -39,7 +39,7 @@ def message_routes(state: ApiState) -> APIRouter:
 
     @router.post("/v1/messages/count_tokens", summary="Count the tokens of a conversation (Anthropic)")
     async def count_tokens(form: CountForm, request: Request) -> Response:
-        state.check_model(form.model)
+        state.named(form.model)
         counting = state.service.count(form.asked(Wanted(), state.client(request)))
         count = await unless_gone(request, counting, Deadline(state.limits.answer_s))
         return JSONResponse({"input_tokens": count})

@@ -20,14 +20,14 @@ def chat_routes(state: ApiState) -> APIRouter:
 
     @router.post("/v1/chat/completions", summary="Answer a conversation")
     async def chat_completions(form: ChatForm, request: Request) -> Response:
-        state.check_model(form.model)
+        model = state.named(form.model)
         deadline = Deadline(state.limits.answer_s)
         answers = await unless_gone(request, state.service.chat(form.ask(state.client(request))), deadline)
         if form.stream:
-            base = identity("chatcmpl") | {"model": state.model, "object": "chat.completion.chunk"}
+            base = identity("chatcmpl") | {"model": model, "object": "chat.completion.chunk"}
             return EventStream(guarded(_stream(answers, base, form), answers, deadline, failed), answers)
         got = await unless_gone(request, collected(answers), deadline)
-        return JSONResponse(chat_completion(got, state.model, form))
+        return JSONResponse(chat_completion(got, model, form))
 
     return router
 

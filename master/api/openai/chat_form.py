@@ -7,8 +7,8 @@ from pydantic import Field
 
 from master.api.answers.ask import ChatAsk, ToolUse, Wanted
 from master.api.failures import RequestError
-from master.api.forms import FormPart, inner_json
-from master.api.openai.fields import MOST_LOGPROBS, CommonFields, ResponseFormat, grammar_of
+from master.api.forms import FormPart, call_arguments
+from master.api.openai.fields import MOST_LOGPROBS, CommonFields, ResponseFormat, TokenLimit, grammar_of, limit_of
 from master.text.templates.names import may_be_given
 from master.text.tokenizer import Message
 
@@ -85,8 +85,8 @@ class ChatForm(CommonFields):
     """See OpenAI's API reference, "Create chat completion"; and vLLM's for `chat_template_kwargs`."""
 
     messages: list[ChatMessage] = Field(min_length=1, max_length=_MOST_MESSAGES)
-    max_tokens: int | None = Field(None, ge=1)
-    max_completion_tokens: int | None = Field(None, ge=1)
+    max_tokens: TokenLimit | None = None
+    max_completion_tokens: TokenLimit | None = None
     logprobs: bool | None = None
     top_logprobs: int | None = Field(None, ge=0, le=MOST_LOGPROBS)
     response_format: ResponseFormat | None = None
@@ -102,7 +102,7 @@ class ChatForm(CommonFields):
         grammar, field = grammar_of(self.response_format)
         wanted = Wanted(
             self.sampling(),
-            self.max_completion_tokens or self.max_tokens,
+            limit_of(self.max_completion_tokens or self.max_tokens),
             self.stops(),
             (self.top_logprobs or 0) if self.logprobs else None,
             self.n or 1,
@@ -164,7 +164,7 @@ def as_message(message: ChatMessage, index: int) -> Message:
 
 def _call(call: MessageCall, index: int, place: int) -> dict[str, Any]:
     field = f"messages[{index}].tool_calls[{place}].function.arguments"
-    arguments = inner_json(call.function.arguments or "{}", field)
+    arguments = call_arguments(call.function.arguments, field)
     return {"id": call.id, "type": "function", "function": {"name": call.function.name, "arguments": arguments}}
 
 

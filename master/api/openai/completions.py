@@ -12,7 +12,7 @@ from master.api.answers.ask import TextAsk, Wanted
 from master.api.answers.events import Ended, Event, TextPiece, TokenLogprob
 from master.api.failures import RequestError
 from master.api.openai.common import DONE, failed, identity, text_logprobs, timings, usage
-from master.api.openai.fields import CommonFields, ResponseFormat, grammar_of
+from master.api.openai.fields import CommonFields, ResponseFormat, TokenLimit, grammar_of, limit_of
 from master.api.state import ApiState
 from master.api.streams import Deadline, EventStream, collected, data, guarded, merged, unless_gone
 
@@ -27,7 +27,7 @@ class CompletionForm(CommonFields):
     """See OpenAI's API reference, "Create completion"."""
 
     prompt: str | Ids | Texts | Annotated[list[Ids], Field(min_length=1, max_length=_MOST_PROMPTS)]
-    max_tokens: int | None = Field(_TOKENS, ge=1)
+    max_tokens: TokenLimit | None = _TOKENS
     logprobs: int | None = Field(None, ge=0, le=5)
     echo: bool | None = None
     response_format: ResponseFormat | None = None
@@ -38,7 +38,7 @@ class CompletionForm(CommonFields):
             raise RequestError("a prompt that is echoed has no logprobs; leave one of the two out", "echo")
         grammar, field = grammar_of(self.response_format)
         wanted = Wanted(
-            self.sampling(), self.max_tokens, self.stops(), self.logprobs, self.n or 1, bool(self.ignore_eos),
+            self.sampling(), limit_of(self.max_tokens), self.stops(), self.logprobs, self.n or 1, bool(self.ignore_eos),
             grammar, field,
         )  # fmt: skip
         return [TextAsk(prompt, wanted, client, echo=bool(self.echo)) for prompt in prompts_of(self.prompt)]
@@ -59,15 +59,15 @@ def completion_routes(state: ApiState) -> APIRouter:
 
     @router.post("/v1/completions", summary="Go on with a text")
     async def completions(form: CompletionForm, request: Request) -> Response:
-        state.check_model(form.model)
+        model = state.named(form.model)
         asks = form.asks(state.client(request))
         deadline = Deadline(state.limits.answer_s)
         answers = await unless_gone(request, _begun(state, asks), deadline)
         if form.stream:
-            events = _stream(answers, _base(state.model), form)
+            events = _stream(answers, _base(model), form)
             return EventStream(guarded(events, answers, deadline, failed), answers)
         got = await unless_gone(request, collected(answers), deadline)
-        return JSONResponse(text_completion(got, [answer.echo for answer in answers], state.model, form))
+        return JSONResponse(text_completion(got, [answer.echo for answer in answers], model, form))
 
     return router
 

@@ -15,7 +15,7 @@ from master.api.openai.completions import Ids, prompts_of
 from master.api.state import ApiState
 from master.api.streams import Deadline, unless_gone
 
-_MOST_INPUTS = 256
+_MOST_INPUTS = 2048  # as at OpenAI
 
 Inputs = Annotated[list[str], Field(min_length=1, max_length=_MOST_INPUTS)]
 
@@ -36,38 +36,36 @@ def embedding_routes(state: ApiState) -> APIRouter:
 
     @router.post("/v1/embeddings", summary="A text as a vector")
     async def embeddings(form: EmbeddingForm, request: Request) -> Response:
-        state.check_model(form.model)
+        model = state.named(form.model)
         if form.dimensions is not None:
             raise RequestError("this model's vectors cannot be shortened", "dimensions", "invalid_value")
-        return JSONResponse(await unless_gone(request, _all(state, form, request), Deadline(state.limits.answer_s)))
+        return JSONResponse(
+            await unless_gone(request, _all(state, form, model, request), Deadline(state.limits.answer_s))
+        )
 
     return router
 
 
 def model_routes(state: ApiState) -> APIRouter:
-    """The list of the one model, and the model by its name."""
+    """Return the routes of the list of the one model, by each of its names, and of one name."""
     router = APIRouter()
-    card = {
-        "id": state.model,
-        "object": "model",
-        "created": state.created,
-        "owned_by": "tpi",
-        "max_model_len": state.service.context,
-    }
+
+    def card(name: str) -> dict[str, Any]:
+        known = {"created": state.created, "owned_by": "tpi", "max_model_len": state.service.context}
+        return {"id": name, "object": "model", **known}
 
     @router.get("/v1/models", summary="The models that there are")
     async def models() -> Response:
-        return JSONResponse({"object": "list", "data": [card]})
+        return JSONResponse({"object": "list", "data": [card(name) for name in state.models]})
 
     @router.get("/v1/models/{name:path}", summary="One model")
     async def model(name: str) -> Response:
-        state.check_model(name)
-        return JSONResponse(card)
+        return JSONResponse(card(state.named(name)))
 
     return router
 
 
-async def _all(state: ApiState, form: EmbeddingForm, request: Request) -> dict[str, Any]:
+async def _all(state: ApiState, form: EmbeddingForm, model: str, request: Request) -> dict[str, Any]:
     """One after the other: they are no more urgent than anybody's answer."""
     found, tokens = [], 0
     for index, prompt in enumerate(prompts_of(form.input)):
@@ -79,4 +77,4 @@ async def _all(state: ApiState, form: EmbeddingForm, request: Request) -> dict[s
         found.append({"object": "embedding", "index": index, "embedding": shown})
         tokens += count
     used = {"prompt_tokens": tokens, "total_tokens": tokens}
-    return {"object": "list", "data": found, "model": state.model, "usage": used}
+    return {"object": "list", "data": found, "model": model, "usage": used}

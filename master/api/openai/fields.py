@@ -2,7 +2,7 @@
 
 from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import AfterValidator, Field
 
 from master.api.answers import grammars
 from master.api.forms import Body, FormPart
@@ -13,6 +13,16 @@ MOST_LOGPROBS = 20
 MOST_BIAS = 10_000
 _MOST_STOPS = 16
 
+
+def _not_zero(tokens: int) -> int:
+    if tokens == 0:
+        raise ValueError("give at least 1; -1 is as many as there is room for")
+    return tokens
+
+
+TokenLimit = Annotated[int, Field(ge=-1), AfterValidator(_not_zero)]
+"""Most tokens of an answer. -1 is as many as there is room for, as llama-server and its clients have it."""
+
 TokenNumber = Annotated[str, Field(pattern=r"^\d{1,9}$")]
 Stop = Annotated[str, Field(min_length=1, max_length=1000)]
 
@@ -21,7 +31,7 @@ class SamplingFields(Body):
     """How tokens are drawn; what is left out is as in `tpi run`."""
 
     temperature: float | None = Field(None, ge=0, le=2)
-    top_p: float | None = Field(None, gt=0, le=1)
+    top_p: float | None = Field(None, ge=0, le=1)
     top_k: int | None = Field(None, ge=-1, le=1_000_000)
     min_p: float | None = Field(None, ge=0, le=1)
     repeat_penalty: float | None = Field(None, gt=0, le=10)
@@ -35,8 +45,7 @@ class SamplingFields(Body):
         """As the sampler takes it."""
         own = {
             "temperature": self.temperature,
-            "top_p": self.top_p,
-            "top_k": 0 if self.top_k == -1 else self.top_k,
+            **nucleus(self.top_p, self.top_k),
             "min_p": self.min_p,
             "repeat_penalty": self.repetition_penalty if self.repeat_penalty is None else self.repeat_penalty,
             "frequency_penalty": self.frequency_penalty,
@@ -45,6 +54,18 @@ class SamplingFields(Body):
         }
         bias = {int(token): value for token, value in (self.logit_bias or {}).items()}
         return Sampling(bias=bias, **{name: value for name, value in own.items() if value is not None})  # type: ignore[arg-type]
+
+
+def nucleus(top_p: float | None, top_k: int | None) -> dict[str, float | int | None]:
+    """Return `top_p` and `top_k` for the sampler: a `top_p` of 0 is the best token alone, a `top_k` of -1 is all."""
+    if top_p == 0:
+        return {"top_k": 1}
+    return {"top_p": top_p, "top_k": 0 if top_k == -1 else top_k}
+
+
+def limit_of(tokens: int | None) -> int | None:
+    """Return the most tokens of an answer; None is as many as there is room for."""
+    return None if tokens == -1 else tokens
 
 
 class StreamOptions(FormPart):

@@ -48,12 +48,12 @@ def response_routes(state: ApiState) -> APIRouter:
 
     @router.post("/v1/responses", summary="Answer items")
     async def responses(form: ResponsesForm, request: Request) -> Response:
-        state.check_model(form.model)
+        model = state.named(form.model)
         earlier = kept.find(form.previous_response_id)
         ask = form.ask(earlier, state.client(request))
         deadline = Deadline(state.limits.answer_s)
         answers = await unless_gone(request, state.service.chat(ask), deadline)
-        items = Items(form, state.model)
+        items = Items(form, model)
 
         def keep() -> None:
             if form.store is not False:

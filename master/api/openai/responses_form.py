@@ -8,9 +8,9 @@ from pydantic import Field
 from master.api.answers import grammars
 from master.api.answers.ask import ChatAsk, Wanted
 from master.api.failures import RequestError
-from master.api.forms import FormPart, inner_json
+from master.api.forms import FormPart, call_arguments
 from master.api.openai.chat_form import TextPart, ToolName, tool_use
-from master.api.openai.fields import MOST_LOGPROBS, SamplingFields
+from master.api.openai.fields import MOST_LOGPROBS, SamplingFields, TokenLimit, limit_of
 from master.text.tokenizer import Message
 
 _MOST_ITEMS = 10_000
@@ -82,7 +82,7 @@ class ResponsesForm(SamplingFields):
     input: str | Annotated[list[InputItem], Field(min_length=1, max_length=_MOST_ITEMS)]
     model: str | None = None
     instructions: str | None = None
-    max_output_tokens: int | None = Field(None, ge=1)
+    max_output_tokens: TokenLimit | None = None
     previous_response_id: str | None = None
     stream: bool | None = None
     store: bool | None = None
@@ -115,7 +115,9 @@ class ResponsesForm(SamplingFields):
             said.insert(0, {"role": "system", "content": self.instructions})
         grammar, field = self._grammar()
         best = (self.top_logprobs or 0) if self.with_logprobs else None
-        wanted = Wanted(self.sampling(), self.max_output_tokens, logprobs=best, grammar=grammar, grammar_field=field)
+        wanted = Wanted(
+            self.sampling(), limit_of(self.max_output_tokens), logprobs=best, grammar=grammar, grammar_field=field
+        )
         tools = [tool.model_dump(exclude_none=True, exclude={"type"}) for tool in self.tools or ()]
         only = self.tool_choice.name if isinstance(self.tool_choice, ResponsesChoice) else None
         use = tool_use(
@@ -156,7 +158,7 @@ def _append(messages: list[Message], item: InputItem, index: int) -> None:
 
 
 def _append_call(messages: list[Message], item: InputItem, field: str) -> None:
-    arguments = inner_json(item.arguments or "{}", f"{field}.arguments")
+    arguments = call_arguments(item.arguments, f"{field}.arguments")
     call = {"id": item.call_id or "", "type": "function", "function": {"name": item.name or "", "arguments": arguments}}
     if messages and messages[-1]["role"] == "assistant":
         last = messages.pop()

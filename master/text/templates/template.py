@@ -15,6 +15,14 @@ from tpi.errors import ModelError
 SECONDS = 5.0  # for a rendering
 
 
+class TemplateRefusal(ModelError):
+    """A chat template that failed or refused a conversation; `reason` is its own sentence."""
+
+    def __init__(self, model: str, reason: str) -> None:
+        super().__init__(f"the chat template of {model} failed: {reason}; tpi run --raw does without it")
+        self.reason = reason
+
+
 class ChatTemplate:
     """One compiled template. `render` may be called often, by one thread at a time."""
 
@@ -40,9 +48,7 @@ class ChatTemplate:
                     **{**names, "messages": [dict(message) for message in messages], "add_generation_prompt": True}
                 )
         except Exception as error:  # a template can raise anything
-            raise ModelError(
-                f"the chat template of {self._model} failed: {_sentence(error)}; tpi run --raw does without it"
-            ) from error
+            raise TemplateRefusal(self._model, _sentence(error)) from error
         return rendered
 
 

@@ -10,7 +10,7 @@ from jsonschema import validate
 from openai import OpenAI
 
 from master.text.spelling import written
-from tests.support.serving import KEY, MODEL, Served
+from tests.support.serving import ALIAS, KEY, MODEL, Served
 
 ASK: list[Any] = [{"role": "user", "content": "Hello"}]
 SCHEMA: dict[str, Any] = {
@@ -246,4 +246,4 @@ def test_errors_are_the_clients_own(ai: OpenAI) -> None:
     assert long.value.param == "messages"
     with pytest.raises(openai.AuthenticationError):
         ai.with_options(api_key="wrong").models.list()
-    assert [model.id for model in ai.models.list().data] == [MODEL]
+    assert [model.id for model in ai.models.list().data] == [MODEL, ALIAS]

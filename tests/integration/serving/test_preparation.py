@@ -34,11 +34,11 @@ class SlowGrammars:
         self._real = served.service._grammars._compile
         monkeypatch.setattr(served.service._grammars, "_compile", self._compile)
 
-    def _compile(self, lark: str, field: str) -> GrammarConstraint:
+    def _compile(self, lark: str, field: str, name: str) -> GrammarConstraint:
         self.compiled.append(lark)
         self.began.set()
         assert self.let.wait(WAIT_S)
-        return self._real(lark, field)
+        return self._real(lark, field, name)
 
 
 @pytest.fixture

@@ -60,11 +60,11 @@ RESERVED = (
 BAD: dict[str, tuple[str, dict[str, Any], str | None]] = {
     "a huge prompt": (CHAT, said("x" * 1_000_000), "messages"),
     "a prompt over the context": (CHAT, said("Hello you " * 200), "messages"),
-    "a negative limit": (CHAT, said(max_tokens=-1), "max_tokens"),
+    "a negative limit": (CHAT, said(max_tokens=-2), "max_tokens"),
     "no tokens at all": (CHAT, said(max_tokens=0), "max_tokens"),
     "a limit that is text": (CHAT, said(max_tokens="5"), "max_tokens"),
     "a temperature below 0": (CHAT, said(temperature=-0.1), "temperature"),
-    "top_p of 0": (CHAT, said(top_p=0), "top_p"),
+    "top_p below 0": (CHAT, said(top_p=-0.1), "top_p"),
     "too many choices": (CHAT, said(n=1000), "n"),
     "an unknown model": (CHAT, said(model="gpt-9"), "model"),
     "no messages": (CHAT, {"messages": []}, "messages"),

@@ -1,7 +1,6 @@
 """Objects of a schema have the properties that it names, unless it says that they may have others."""
 
 import json
-from pathlib import Path
 from typing import Any
 
 import pytest

@@ -7,6 +7,7 @@ from starlette.requests import Request
 
 from master.api.answers.service import Service
 from master.api.failures import RequestError
+from master.api.left_out import LeftOutNotes
 from master.api.metrics import ServerMetrics
 from master.api.page.house import House
 
@@ -31,6 +32,7 @@ class ApiState:
     metrics: ServerMetrics
     limits: ServeLimits = ServeLimits()
     house: House | None = None  # what the page shows of the nodes
+    left_out: LeftOutNotes = field(default_factory=LeftOutNotes)
     created: int = field(default_factory=lambda: int(time.time()))
 
     def named(self, name: str | None) -> str:

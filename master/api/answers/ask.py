@@ -27,7 +27,8 @@ class ToolUse:
     """The tools that a model may call: each has a name and perhaps a description and parameters (JSON schema).
 
     `forced`: it has to call one, of name `only` if that is given. `several`: more than one at once. `strict`: names of
-    those whose arguments are held to their schema also where none has to be called.
+    those whose arguments are held to their schema also where none has to be called. `left_out`: types of tools that
+    the client offered and the model is not told of.
     """
 
     tools: tuple[Mapping[str, Any], ...] = ()
@@ -35,6 +36,7 @@ class ToolUse:
     only: str | None = None
     several: bool = True
     strict: frozenset[str] = frozenset()
+    left_out: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

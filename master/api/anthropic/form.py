@@ -1,20 +1,22 @@
 """The body of `/v1/messages`, turned into a conversation."""
 
-import json
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import Discriminator, Field, Tag
 
 from master.api.answers.ask import ChatAsk, Wanted
 from master.api.failures import RequestError
 from master.api.forms import Body, FormPart
+from master.api.left_out import FUNCTION, OTHER, OtherTool
 from master.api.openai.chat_form import ToolName, tool_use
 from master.api.openai.fields import Stop, nucleus
+from master.api.openai.history import result_text
 from master.generation.sampler import Sampling
 from master.text.tokenizer import Message
 
 _TEXTS = ("text", "thinking", "redacted_thinking")
+_ELSEWHERE = ("server_tool_use", "mcp_tool_use")  # calls that Anthropic's server ran; so are their results
 
 
 class ContentBlock(FormPart):
@@ -27,7 +29,12 @@ class ContentBlock(FormPart):
     name: str | None = None
     input: dict[str, Any] | None = None
     tool_use_id: str | None = None
-    content: str | list[dict[str, Any]] | None = None
+    content: str | list[dict[str, Any]] | dict[str, Any] | None = None
+
+    @property
+    def is_elsewhere(self) -> bool:
+        """Whether a server ran this tool, or gave this result; the text after it says what was found."""
+        return self.type in _ELSEWHERE or self.type.endswith("_tool_result")
 
 
 class AnthropicTurn(FormPart):
@@ -47,6 +54,14 @@ class AnthropicTool(FormPart):
     strict: bool | None = None
 
 
+def _kind(value: Any) -> str:
+    kind = value.get("type") if isinstance(value, dict) else getattr(value, "type", None)
+    return FUNCTION if kind in (None, "custom") else OTHER
+
+
+AnyTool = Annotated[Annotated[AnthropicTool, Tag(FUNCTION)] | Annotated[OtherTool, Tag(OTHER)], Discriminator(_kind)]
+
+
 class AnthropicChoice(FormPart):
     """Whether a tool is to be used, and which."""
 
@@ -61,7 +76,7 @@ class CountForm(Body):
     messages: list[AnthropicTurn] = Field(min_length=1, max_length=10_000)
     model: str
     system: str | list[ContentBlock] | None = None
-    tools: list[AnthropicTool] | None = Field(None, max_length=128)
+    tools: list[AnyTool] | None = Field(None, max_length=128)
     tool_choice: AnthropicChoice | None = None
 
     def asked(self, wanted: Wanted, client: str) -> ChatAsk:
@@ -71,14 +86,15 @@ class CountForm(Body):
             said.append({"role": "system", "content": _text(self.system, "system")})
         for index, turn in enumerate(self.messages):
             said += _messages(turn, f"messages[{index}].content")
-        tools = [_tool(tool) for tool in self.tools or ()]
+        tools = [_tool(tool) for tool in self.tools or () if isinstance(tool, AnthropicTool)]
+        others = [tool for tool in self.tools or () if isinstance(tool, OtherTool)]
         choice = self.tool_choice
         word = {"any": "required", "none": "none"}.get(choice.type, "auto") if choice else None
         only = choice.name if choice and choice.type == "tool" else None
         if choice and choice.type == "tool" and only is None:
             raise RequestError("a choice of type tool has the tool's name", "tool_choice.name", "invalid_value")
         several = not (choice and choice.disable_parallel_tool_use)
-        return ChatAsk(tuple(said), wanted, tool_use(tools, word, only, several), client=client)
+        return ChatAsk(tuple(said), wanted, tool_use(tools, word, only, several, others), client=client)
 
 
 class MessagesForm(CountForm):
@@ -109,12 +125,12 @@ def _messages(turn: AnthropicTurn, field: str) -> list[Message]:
     if isinstance(turn.content, str):
         return [{"role": turn.role, "content": turn.content}]
     results = [
-        {"role": "tool", "tool_call_id": block.tool_use_id or "", "content": _result(block, field)}
+        {"role": "tool", "tool_call_id": block.tool_use_id or "", "content": result_text(block.content)}
         for block in turn.content
         if block.type == "tool_result"
     ]
     calls = [_call(block) for block in turn.content if block.type == "tool_use"]
-    rest = [block for block in turn.content if block.type not in ("tool_result", "tool_use")]
+    rest = [block for block in turn.content if block.type not in ("tool_result", "tool_use") and not block.is_elsewhere]
     text = _text(rest, field)
     if not rest and not calls:
         return list(results)
@@ -135,13 +151,3 @@ def _text(content: str | Sequence[ContentBlock], field: str) -> str:
         if block.type not in _TEXTS:
             raise RequestError(f"this model reads text only, no {block.type}", field, "unsupported_content")
     return "\n".join(block.text for block in content if block.text)
-
-
-def _result(block: ContentBlock, field: str) -> str:
-    """What a tool answered, as one text."""
-    if block.content is None or isinstance(block.content, str):
-        return block.content or ""
-    for part in block.content:
-        if part.get("type") != "text" or not isinstance(part.get("text"), str):
-            raise RequestError(f"this model reads text only, no {json.dumps(part.get('type'))[:50]}", field)
-    return "\n".join(part["text"] for part in block.content)

@@ -28,21 +28,21 @@ def message_routes(state: ApiState) -> APIRouter:
         ask = form.ask(state.client(request))
         deadline = Deadline(state.limits.answer_s)
         answers = await unless_gone(request, state.service.chat(ask), deadline)
-        blocks = Blocks(model)
+        blocks, headers = Blocks(model), state.left_out.headers(ask.use)
         if form.stream:
             events = _stream((event async for _, event in merged(answers)), blocks, answers[0].prompt_tokens)
-            return EventStream(guarded(events, answers, deadline, _failed), answers)
+            return EventStream(guarded(events, answers, deadline, _failed), answers, headers)
         (got,) = await unless_gone(request, collected(answers), deadline)
         for event in got:
             list(blocks.push(event))
-        return JSONResponse(blocks.message())
+        return JSONResponse(blocks.message(), headers=headers)
 
     @router.post("/v1/messages/count_tokens", summary="Count the tokens of a conversation (Anthropic)")
     async def count_tokens(form: CountForm, request: Request) -> Response:
         state.named(form.model)
-        counting = state.service.count(form.asked(Wanted(), state.client(request)))
-        count = await unless_gone(request, counting, Deadline(state.limits.answer_s))
-        return JSONResponse({"input_tokens": count})
+        ask = form.asked(Wanted(), state.client(request))
+        count = await unless_gone(request, state.service.count(ask), Deadline(state.limits.answer_s))
+        return JSONResponse({"input_tokens": count}, headers=state.left_out.headers(ask.use))
 
     return router
 

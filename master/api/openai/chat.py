@@ -22,12 +22,14 @@ def chat_routes(state: ApiState) -> APIRouter:
     async def chat_completions(form: ChatForm, request: Request) -> Response:
         model = state.named(form.model)
         deadline = Deadline(state.limits.answer_s)
-        answers = await unless_gone(request, state.service.chat(form.ask(state.client(request))), deadline)
+        ask = form.ask(state.client(request))
+        answers = await unless_gone(request, state.service.chat(ask), deadline)
+        headers = state.left_out.headers(ask.use)
         if form.stream:
             base = identity("chatcmpl") | {"model": model, "object": "chat.completion.chunk"}
-            return EventStream(guarded(_stream(answers, base, form), answers, deadline, failed), answers)
+            return EventStream(guarded(_stream(answers, base, form), answers, deadline, failed), answers, headers)
         got = await unless_gone(request, collected(answers), deadline)
-        return JSONResponse(chat_completion(got, model, form))
+        return JSONResponse(chat_completion(got, model, form), headers=headers)
 
     return router
 

@@ -3,11 +3,12 @@
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import Discriminator, Field, Tag
 
 from master.api.answers.ask import ChatAsk, ToolUse, Wanted
 from master.api.failures import RequestError
 from master.api.forms import FormPart, call_arguments
+from master.api.left_out import FUNCTION, OTHER, OtherTool, kind_of_tool, refuse_choice, types_of
 from master.api.openai.fields import MOST_LOGPROBS, CommonFields, ResponseFormat, TokenLimit, grammar_of, limit_of
 from master.text.templates.names import may_be_given
 from master.text.tokenizer import Message
@@ -33,12 +34,32 @@ class CalledFunction(FormPart):
     arguments: str = "{}"
 
 
+class CalledCustom(FormPart):
+    """A call of a tool that is not a function, with any text as its input."""
+
+    name: str = Field(max_length=128)
+    input: str = ""
+
+
 class MessageCall(FormPart):
-    """A call that the assistant made earlier."""
+    """A call of a function that the assistant made earlier."""
 
     id: str = ""
     type: Literal["function"] = "function"
     function: CalledFunction
+
+
+class OtherCall(FormPart):
+    """A call of a custom tool that the assistant made earlier, with another server."""
+
+    id: str = ""
+    type: Literal["custom"]
+    custom: CalledCustom
+
+
+AnyCall = Annotated[
+    Annotated[MessageCall, Tag(FUNCTION)] | Annotated[OtherCall, Tag(OTHER)], Discriminator(kind_of_tool)
+]
 
 
 class ChatMessage(FormPart):
@@ -47,7 +68,7 @@ class ChatMessage(FormPart):
     role: Literal["system", "developer", "user", "assistant", "tool"]
     content: str | list[TextPart] | None = None
     name: str | None = None
-    tool_calls: list[MessageCall] | None = None
+    tool_calls: list[AnyCall] | None = None
     tool_call_id: str | None = None
     reasoning_content: str | None = None
 
@@ -62,7 +83,7 @@ class ToolFunction(FormPart):
 
 
 class FunctionTool(FormPart):
-    """A tool; functions are the only kind."""
+    """A tool that the model may call."""
 
     type: Literal["function"]
     function: ToolFunction
@@ -81,6 +102,14 @@ class NamedTool(FormPart):
     function: NamedFunction
 
 
+AnyTool = Annotated[
+    Annotated[FunctionTool, Tag(FUNCTION)] | Annotated[OtherTool, Tag(OTHER)], Discriminator(kind_of_tool)
+]
+AnyChoice = Annotated[
+    Annotated[NamedTool, Tag(FUNCTION)] | Annotated[OtherTool, Tag(OTHER)], Discriminator(kind_of_tool)
+]
+
+
 class ChatForm(CommonFields):
     """See OpenAI's API reference, "Create chat completion"; and vLLM's for `chat_template_kwargs`."""
 
@@ -90,8 +119,8 @@ class ChatForm(CommonFields):
     logprobs: bool | None = None
     top_logprobs: int | None = Field(None, ge=0, le=MOST_LOGPROBS)
     response_format: ResponseFormat | None = None
-    tools: list[FunctionTool] | None = Field(None, max_length=_MOST_TOOLS)
-    tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
+    tools: list[AnyTool] | None = Field(None, max_length=_MOST_TOOLS)
+    tool_choice: Literal["none", "auto", "required"] | AnyChoice | None = None
     parallel_tool_calls: bool | None = None
     chat_template_kwargs: dict[str, bool | int | str] | None = None
 
@@ -111,11 +140,17 @@ class ChatForm(CommonFields):
             field,
         )
         messages = tuple(as_message(message, index) for index, message in enumerate(self.messages))
-        tools = [tool.function.model_dump(exclude_none=True) for tool in self.tools or ()]
+        return ChatAsk(messages, wanted, self._tool_use(), self._template_names(), client)
+
+    def _tool_use(self) -> ToolUse:
+        given = self.tools or ()
+        tools = [tool.function.model_dump(exclude_none=True) for tool in given if isinstance(tool, FunctionTool)]
+        others = [tool for tool in given if isinstance(tool, OtherTool)]
+        if isinstance(self.tool_choice, OtherTool):
+            raise refuse_choice(self.tool_choice)
         choice = self.tool_choice.function.name if isinstance(self.tool_choice, NamedTool) else None
         word = self.tool_choice if isinstance(self.tool_choice, str) else None
-        use = tool_use(tools, word, choice, self.parallel_tool_calls is not False)
-        return ChatAsk(messages, wanted, use, self._template_names(), client)
+        return tool_use(tools, word, choice, self.parallel_tool_calls is not False, others)
 
     def _template_names(self) -> dict[str, bool | int | str]:
         """Return `chat_template_kwargs`; raise RequestError for a name that the template cannot be given."""
@@ -128,8 +163,17 @@ class ChatForm(CommonFields):
         return names
 
 
-def tool_use(tools: Sequence[Mapping[str, Any]], choice: str | None, only: str | None, several: bool = True) -> ToolUse:
-    """What the model may call; `only` is the name of the tool that it has to, `several`: more than one at once.
+def tool_use(
+    tools: Sequence[Mapping[str, Any]],
+    choice: str | None,
+    only: str | None,
+    several: bool = True,
+    others: Sequence[OtherTool] = (),
+) -> ToolUse:
+    """Return what the model may call.
+
+    `only` is the name of the tool that it has to call, `several` allows more than one call at once, `others` are
+    tools that are not functions and are left out.
 
     Raises:
         RequestError: if a choice is made among no tools, or of one that is not there.
@@ -137,15 +181,20 @@ def tool_use(tools: Sequence[Mapping[str, Any]], choice: str | None, only: str |
     names = [tool["name"] for tool in tools]
     if len(set(names)) < len(names):
         raise RequestError("two tools have the same name", "tools", "invalid_value")
+    left_out = types_of(others)
     if only is not None and only not in names:
+        if any(only == other.called for other in others):
+            said = f"tool_choice names {only!r}, which is left out: functions alone are called here"
+            raise RequestError(said, "tool_choice", "invalid_value")
         raise RequestError(f"tool_choice names {only!r}, which is not among tools", "tool_choice", "invalid_value")
     if choice == "required" and not tools:
-        raise RequestError("tool_choice required goes with tools", "tool_choice", "invalid_value")
+        without = f"; tools of type {', '.join(left_out)} are left out" if left_out else ""
+        raise RequestError(f"tool_choice required goes with functions{without}", "tool_choice", "invalid_value")
     if choice == "none":
-        return ToolUse()
+        return ToolUse(left_out=left_out)
     strict = frozenset(tool["name"] for tool in tools if tool.get("strict"))
     told = tuple({key: value for key, value in tool.items() if key != "strict"} for tool in tools)
-    return ToolUse(told, choice == "required" or only is not None, only, several and only is None, strict)
+    return ToolUse(told, choice == "required" or only is not None, only, several and only is None, strict, left_out)
 
 
 def as_message(message: ChatMessage, index: int) -> Message:
@@ -162,7 +211,10 @@ def as_message(message: ChatMessage, index: int) -> Message:
     return said
 
 
-def _call(call: MessageCall, index: int, place: int) -> dict[str, Any]:
+def _call(call: MessageCall | OtherCall, index: int, place: int) -> dict[str, Any]:
+    if isinstance(call, OtherCall):
+        function = {"name": call.custom.name, "arguments": {"input": call.custom.input}}
+        return {"id": call.id, "type": "function", "function": function}
     field = f"messages[{index}].tool_calls[{place}].function.arguments"
     arguments = call_arguments(call.function.arguments, field)
     return {"id": call.id, "type": "function", "function": {"name": call.function.name, "arguments": arguments}}

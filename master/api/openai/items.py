@@ -9,7 +9,7 @@ from typing import Any
 
 from master.api.answers.events import Ended, Event, ReasoningPiece, TextPiece, TokenLogprob, ToolCall
 from master.api.openai.common import chat_logprobs, timings
-from master.api.openai.responses_form import ResponsesChoice, ResponsesForm
+from master.api.openai.responses_form import ResponsesForm
 from master.text.tokenizer import Message
 
 Sent = dict[str, Any]
@@ -59,17 +59,18 @@ class Items:
 
     def message(self) -> Message:
         """The answer as a turn of the conversation."""
-        calls = [
-            {
-                "id": item["call_id"],
-                "type": "function",
-                "function": {"name": item["name"], "arguments": json.loads(item["arguments"])},
-            }
-            for item in self._output
-            if item["type"] == "function_call"
-        ]
+        calls = [_call_of(item) for item in self._output if item["type"] == "function_call"]
         said = "".join(part["text"] for item in self._output if item["type"] == "message" for part in item["content"])
         return {"role": "assistant", "content": said} | ({"tool_calls": calls} if calls else {})
+
+    def turns(self) -> dict[str, Message]:
+        """Return each item as a turn of the conversation, by its id; what the model thought is an empty one."""
+        found: dict[str, Message] = {}
+        for item in self._output:
+            said = "".join(part["text"] for part in item["content"]) if item["type"] == "message" else ""
+            calls = {"tool_calls": [_call_of(item)]} if item["type"] == "function_call" else {}
+            found[item["id"]] = {"role": "assistant", "content": said, **calls}
+        return found
 
     def response(self, status: str | None = None) -> dict[str, Any]:
         """All of it so far."""
@@ -94,7 +95,7 @@ class Items:
             "top_p": form.top_p,
             "text": {"format": _format(form)},
             "tool_choice": _choice(form),
-            "tools": [tool.model_dump(exclude_none=True) for tool in form.tools or ()],
+            "tools": [tool.model_dump(exclude_none=True) for tool in form.functions],
             "truncation": "disabled",
             "usage": self._usage(),
         } | ({"timings": timings(self._ended)} if self._ended else {})
@@ -177,10 +178,16 @@ class Items:
         return content
 
 
+def _call_of(item: dict[str, Any]) -> dict[str, Any]:
+    """Return a function call's item as a call in a message."""
+    function = {"name": item["name"], "arguments": json.loads(item["arguments"])}
+    return {"id": item["call_id"], "type": "function", "function": function}
+
+
 def _choice(form: ResponsesForm) -> str | dict[str, Any]:
     """What was chosen, as it was said."""
     choice = form.tool_choice
-    return choice.model_dump() if isinstance(choice, ResponsesChoice) else choice or "auto"
+    return choice if isinstance(choice, str) else choice.model_dump(exclude_none=True) if choice else "auto"
 
 
 def _format(form: ResponsesForm) -> dict[str, Any]:

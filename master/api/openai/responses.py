@@ -1,7 +1,7 @@
 """`POST /v1/responses`: items instead of messages, kept for a while to be gone on from."""
 
 from collections import OrderedDict
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -22,9 +22,11 @@ _KEPT = 256  # responses
 
 @dataclass
 class KeptTurns:
-    """What was said up to each of the last responses, by their ids."""
+    """What was said up to each of the last responses, by their ids; and each item of these responses, by its id."""
 
+    known: dict[str, Message] = field(default_factory=dict)
     _turns: OrderedDict[str, tuple[Message, ...]] = field(default_factory=OrderedDict)
+    _items: dict[str, tuple[str, ...]] = field(default_factory=dict)
 
     def find(self, name: str | None) -> tuple[Message, ...]:
         """The turns before; raises RequestError if they are not known (any more)."""
@@ -35,11 +37,14 @@ class KeptTurns:
             raise RequestError(said, "previous_response_id", "previous_response_not_found", 404)
         return self._turns[name]
 
-    def keep(self, name: str, messages: Sequence[Message]) -> None:
-        """Remember a response."""
-        self._turns[name] = tuple(messages)
+    def keep(self, name: str, messages: Sequence[Message], items: Mapping[str, Message]) -> None:
+        """Remember a response and its items."""
+        self._turns[name], self._items[name] = tuple(messages), tuple(items)
+        self.known.update(items)
         while len(self._turns) > _KEPT:
-            self._turns.popitem(last=False)
+            oldest, _ = self._turns.popitem(last=False)
+            for item in self._items.pop(oldest):
+                self.known.pop(item, None)
 
 
 def response_routes(state: ApiState) -> APIRouter:
@@ -49,24 +54,24 @@ def response_routes(state: ApiState) -> APIRouter:
     @router.post("/v1/responses", summary="Answer items")
     async def responses(form: ResponsesForm, request: Request) -> Response:
         model = state.named(form.model)
-        earlier = kept.find(form.previous_response_id)
-        ask = form.ask(earlier, state.client(request))
+        said = [*kept.find(form.previous_response_id), *form.messages(kept.known)]
+        ask = form.ask(said, state.client(request))
         deadline = Deadline(state.limits.answer_s)
         answers = await unless_gone(request, state.service.chat(ask), deadline)
-        items = Items(form, model)
+        items, headers = Items(form, model), state.left_out.headers(ask.use)
 
         def keep() -> None:
             if form.store is not False:
-                kept.keep(items.id, [*earlier, *form.messages(), items.message()])
+                kept.keep(items.id, [*said, items.message()], items.turns())
 
         if form.stream:
             events = _stream((event async for _, event in merged(answers)), items, keep)
-            return EventStream(guarded(events, answers, deadline, partial(_failed, items)), answers)
+            return EventStream(guarded(events, answers, deadline, partial(_failed, items)), answers, headers)
         (got,) = await unless_gone(request, collected(answers), deadline)
         for event in got:
             items.push(event)
         keep()
-        return JSONResponse(items.response())
+        return JSONResponse(items.response(), headers=headers)
 
     return router
 

@@ -1,11 +1,17 @@
-"""How a byte-level vocabulary splits text into words, by `tokenizer.ggml.pre`: as the tokenizer.json of each model."""
+"""How a byte-level vocabulary splits text into words, by `tokenizer.ggml.pre`.
 
+Names are those of llama.cpp. Each splits as the tokenizer.json (or the tiktoken pattern) of the models that have it.
+"""
+
+from dataclasses import dataclass
 from typing import Any
 
 from tokenizers import Regex, pre_tokenizers
 
-_LETTERS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+"
-_REST = r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+_CONTRACTIONS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
+_LETTERS = _CONTRACTIONS + r"|[^\r\n\p{L}\p{N}]?\p{L}+"
+_LINES = r"|\s*[\r\n]+|\s+(?!\S)|\s+"
+_REST = r"| ?[^\s\p{L}\p{N}]+[\r\n]*" + _LINES
 # The letters that DeepSeek's first tokenizers take together, as code points: those with an upper and a lower case, by
 # the Unicode of then. As characters, some would become others where a text is normalised.
 _CASED = """
@@ -30,28 +36,78 @@ def _one_of(code_points: str) -> str:
 
 
 _CJK = _one_of(_IDEOGRAPHS) + "+"
-# Patterns that split one after the other what those before have left whole; none: that of GPT-2.
-_PATTERNS: dict[str, tuple[str, ...]] = {
-    "gpt-2": (),
-    "smollm": (),
-    "llama-bpe": (_LETTERS + r"|\p{N}{1,3}" + _REST,),
-    "qwen2": (_LETTERS + r"|\p{N}" + _REST,),
-    "deepseek-llm": (r"[\r\n]", rf"\s?{_one_of(_CASED)}+", rf"\s?{_one_of(_PUNCTUATION)}+", r"\s+$", _CJK),
-    "deepseek-coder": (r"[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", _CJK),
-    "deepseek-v3": (
-        r"\p{N}{1,3}", _one_of(_KANA) + "+",
-        _MARKS + r"| ?[\p{P}\p{S}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+",
+
+
+def _by_case(of: str, contractions: str) -> str:
+    """Return a pattern of words that end where lower case is followed by upper case; `of` narrows their letters."""
+    upper, lower = rf"[\p{{Lu}}\p{{Lt}}\p{{Lm}}\p{{Lo}}\p{{M}}{of}]", rf"[\p{{Ll}}\p{{Lm}}\p{{Lo}}\p{{M}}{of}]"
+    before = r"[^\r\n\p{L}\p{N}]?"
+    return f"{before}{upper}*{lower}+{contractions}|{before}{upper}+{lower}*{contractions}"
+
+
+@dataclass(frozen=True)
+class Words:
+    """One way of splitting. No patterns: that of GPT-2.
+
+    `patterns` split one after the other what those before have left whole. `digits`: each digit is a word. `whole`: a
+    word that is a token is not merged from its parts. `composed`: text is normalised (NFC). `bos`: a text begins with
+    the beginning-of-sequence token where the file does not say.
+    """
+
+    patterns: tuple[str, ...] = ()
+    digits: bool = False
+    whole: bool = False
+    composed: bool = False
+    bos: bool = False
+
+    def splitter(self) -> Any:
+        """Return the pre-tokenizer of the `tokenizers` library."""
+        steps: list[Any] = [pre_tokenizers.Split(Regex(pattern), "isolated") for pattern in self.patterns]
+        if self.digits:
+            steps.append(pre_tokenizers.Digits(individual_digits=True))
+        steps.append(pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=not self.patterns))
+        return pre_tokenizers.Sequence(steps) if len(steps) > 1 else steps[0]
+
+
+_OF_GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
+_OF_GPT4 = _LETTERS + r"|\p{N}{1,3}" + _REST  # tiktoken's cl100k_base
+_OF_QWEN = _LETTERS + r"|\p{N}" + _REST
+_OF_GPT4O = (  # tiktoken's o200k_base
+    _by_case("", _CONTRACTIONS + "?") + r"|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*" + _LINES
+)
+_OF_DEEPSEEK = (
+    r"\p{N}{1,3}", _one_of(_KANA) + "+", _MARKS + r"| ?[\p{P}\p{S}]+[\r\n]*" + _LINES,
+)  # fmt: skip
+_GROUPS: tuple[tuple[str, Words], ...] = (
+    ("default", Words((r"[\p{P}\$\+<=>\^~\|]+", _OF_GPT2, r"\p{N}+", r"[0-9][0-9][0-9]"))),
+    ("gpt-2 phi-2 gigachat a.x-4.0 mellum exaone4 trillion granite-docling", Words()),
+    ("olmo mpt", Words(composed=True)),  # GPT-NeoX's
+    ("smollm starcoder refact codeshell exaone minerva-7b mellum2", Words(digits=True)),
+    ("command-r", Words(digits=True, composed=True)),
+    ("llama-bpe llama3 llama-v3 falcon3 falcon-h1 pixtral midm-2.0 lfm2", Words((_OF_GPT4,), whole=True, bos=True)),
+    ("dbrx smaug-bpe chatglm-bpe glm4", Words((_OF_GPT4,))),
+    ("minicpm5", Words((r"\p{N}{1,3}", _LETTERS + r"|\p{N}+" + _REST), whole=True)),
+    ("qwen2", Words((_OF_QWEN,), composed=True)),
+    ("deepseek-r1-qwen megrez kormo f2llmv2 stablelm2 hunyuan solar-open grok-2", Words((_OF_QWEN,))),
+    (
+        "qwen35",
+        Words(
+            (_CONTRACTIONS + r"|[^\r\n\p{L}\p{N}]?[\p{L}\p{M}]+|\p{N}| ?[^\s\p{L}\p{M}\p{N}]+[\r\n]*" + _LINES,),
+            composed=True,
+        ),
     ),
-}  # fmt: skip
-_SINGLE_DIGITS = ("smollm", "deepseek-llm", "deepseek-coder")
-WAYS = frozenset(_PATTERNS)
-
-
-def splitter(way: str) -> Any:
-    """The pre-tokenizer that splits text into words in one of `WAYS`."""
-    patterns = _PATTERNS[way]
-    steps: list[Any] = [pre_tokenizers.Split(Regex(pattern), "isolated") for pattern in patterns]
-    if way in _SINGLE_DIGITS:
-        steps.append(pre_tokenizers.Digits(individual_digits=True))
-    steps.append(pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=not patterns))
-    return pre_tokenizers.Sequence(steps) if len(steps) > 1 else steps[0]
+    ("seed-coder", Words((_LETTERS + r"|\p{N}{1}| ?[^\s\p{L}\p{N}\r\n]+" + _LINES,))),
+    ("tekken", Words((_by_case("", "") + r"|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*" + _LINES,), whole=True, bos=True)),
+    ("gpt-4o llama4 kanana2 minimax-m2", Words((_OF_GPT4O,))),
+    (
+        "kimi-k2",  # ideographs stand by themselves
+        Words((r"[\p{Han}]+|" + _by_case(r"&&[^\p{Han}]", _CONTRACTIONS + "?") + r"|\p{N}{1,3}" + _REST,)),
+    ),
+    (
+        "deepseek-llm",
+        Words((r"[\r\n]", rf"\s?{_one_of(_CASED)}+", rf"\s?{_one_of(_PUNCTUATION)}+", r"\s+$", _CJK), digits=True),
+    ),
+    ("deepseek-coder", Words((r"[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", _CJK), digits=True)),
+    ("deepseek-v3 hunyuan-dense joyai-llm", Words(_OF_DEEPSEEK)),
+)
+WORDS = {name: words for names, words in _GROUPS for name in names.split()}

@@ -12,6 +12,7 @@ from tpi.families.base import Model
 from tpi.families.gguf.reader import from_gguf
 from tpi.families.huggingface.reader import from_huggingface
 from tpi.pack.builder import tokens
+from tpi.pack.builder.ggufvocab import check_vocabulary
 from tpi.pack.builder.plan import BlockRecipe, PackPlan, plan_pack
 from tpi.pack.builder.writer import BlockWriter
 from tpi.pack.library.store import build, drafting, sync_directory, write_synced
@@ -51,6 +52,8 @@ def open_source(path: Path) -> Opened:
         vocab = model.config.vocab
         return Opened(path.resolve().name, model, tensors, lambda out: tokens.from_directory(path, fields, vocab, out))
     gguf = open_gguf(path)
+    if "tokenizer.ggml.tokens" in gguf.metadata:
+        check_vocabulary(gguf)  # before the weights are written
     return Opened(path.stem, from_gguf(gguf), gguf, lambda out: tokens.from_gguf(gguf, out))
 
 

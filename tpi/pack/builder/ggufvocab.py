@@ -1,34 +1,42 @@
-"""The vocabulary of a GGUF file as a `tokenizers` tokenizer.
+"""The vocabulary of a GGUF file as a `tokenizers` tokenizer: SentencePiece (`llama`) or byte-level BPE (`gpt2`)."""
 
-SentencePiece vocabularies, and byte-level ones whose way of splitting words is known, are converted here in about half
-a second; the rest goes through transformers, which takes about ten.
-"""
-
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers
 
 from tpi.errors import ModelError
-from tpi.families.gguf.words import WAYS, splitter
+from tpi.families.gguf.words import WORDS, Words
 from tpi.sources.gguf import GgufSource
 
-_UNKNOWN, _CONTROL, _USER_DEFINED = 2, 3, 4  # token types
+_NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED = 1, 2, 3, 4  # token types
 _SPACE = "\u2581"  # what SentencePiece writes for a space
+# Settings that change how text is split, with the values that ask for nothing.
+_NEUTRAL = {
+    "add_sep_token": False,
+    "escape_whitespaces": True,
+    "normalizer.lowercase": False,
+    "normalizer.strip_accents": False,
+    "precompiled_charsmap": [],
+    "remove_extra_whitespaces": False,
+    "suppress_tokens": [],
+    "treat_whitespace_as_suffix": False,
+}
 _LONGEST = 256  # characters of a SentencePiece piece; by its own default they are no longer than 16
 
 
 def convert(source: GgufSource) -> Tokenizer:
-    """The tokenizer of a GGUF file.
+    """Return the tokenizer of a GGUF file.
 
     Raises:
-        ModelError: if it cannot be converted.
+        ModelError: if `check_vocabulary` does, or the parts of the vocabulary do not fit together.
     """
-    kind, pre = source.metadata.get("tokenizer.ggml.model"), source.metadata.get("tokenizer.ggml.pre")
-    if not (kind == "llama" or (kind == "gpt2" and pre in WAYS)):
-        return _through_transformers(source)
-    tokens, kinds = source.array("tokenizer.ggml.tokens"), source.array("tokenizer.ggml.token_type")
+    words = check_vocabulary(source)
+    tokens = source.array("tokenizer.ggml.tokens")
+    kinds = source.array("tokenizer.ggml.token_type") or [_NORMAL] * len(tokens)
     try:
-        tokenizer = _sentencepiece(source, tokens, kinds) if kind == "llama" else _byte_level(source, tokens, str(pre))
+        _check_tokens(tokens)
+        tokenizer = _byte_level(source, tokens, words) if words else _sentencepiece(source, tokens, kinds)
         added = [(token, kind) for token, kind in zip(tokens, kinds, strict=True) if kind in (_CONTROL, _USER_DEFINED)]
     except Exception as error:  # the library raises plain Exception
         raise ModelError(f"{source.path} has a vocabulary that does not fit together ({error})") from error
@@ -36,14 +44,50 @@ def convert(source: GgufSource) -> Tokenizer:
     return tokenizer
 
 
-def _byte_level(source: GgufSource, tokens: Sequence[str], pre: str) -> Tokenizer:
-    """Byte-level BPE (GPT-2 and its kin): merges in order of rank."""
+def check_vocabulary(source: GgufSource) -> Words | None:
+    """Return how a byte-level vocabulary splits text, None for SentencePiece; reads nothing but the metadata.
+
+    Raises:
+        ModelError: naming what is not known: the kind of vocabulary, its way of splitting, or a setting.
+    """
+    kind, pre = (source.metadata.get(f"tokenizer.ggml.{key}") for key in ("model", "pre"))
+    if kind not in ("gpt2", "llama"):
+        raise _refused(source, "model", kind, "; gpt2 and llama are supported")
+    for key, neutral in _NEUTRAL.items():
+        value = source.metadata.get(f"tokenizer.ggml.{key}", neutral)
+        if value != neutral:
+            raise _refused(source, key, value, ", which is not supported")
+    if kind == "llama":
+        return None
+    words = WORDS.get(pre) if isinstance(pre, str) else None
+    if words is None:
+        way = "which says how text is split into words"
+        raise _refused(source, "pre", pre, f": {way}, and this way is not known" if pre is not None else f", {way}")
+    return words
+
+
+def _refused(source: GgufSource, key: str, value: object, why: str) -> ModelError:
+    found = f"has no tokenizer.ggml.{key}" if value is None else f"has a tokenizer.ggml.{key} of {value!r:.80}"
+    return ModelError(f"{source.path} {found}{why}; convert the model again, or use its Hugging Face directory")
+
+
+def _check_tokens(tokens: Sequence[str]) -> None:
+    """Raise a ValueError if two tokens have the same text."""
+    if len(set(tokens)) < len(tokens):
+        twice = next(token for token, count in Counter(tokens).items() if count > 1)
+        raise ValueError(f"the token {twice[:80]!r} stands there twice")
+
+
+def _byte_level(source: GgufSource, tokens: Sequence[str], words: Words) -> Tokenizer:
+    """Return a byte-level BPE (GPT-2 and its kin): merges in order of rank."""
     merges = [tuple(merge.split(" ", 1)) for merge in source.array("tokenizer.ggml.merges")]
+    if not merges:
+        raise ValueError("it has no merges")
     vocab = {token: index for index, token in enumerate(tokens)}
-    tokenizer = Tokenizer(models.BPE(vocab=vocab, merges=merges, ignore_merges=pre == "llama-bpe"))
-    tokenizer.pre_tokenizer = splitter(pre)
+    tokenizer = Tokenizer(models.BPE(vocab=vocab, merges=merges, ignore_merges=words.whole))
+    tokenizer.pre_tokenizer = words.splitter()
     tokenizer.decoder = decoders.ByteLevel()
-    if pre == "qwen2":
+    if words.composed:
         tokenizer.normalizer = normalizers.NFC()
     return tokenizer
 
@@ -90,15 +134,3 @@ def _check_lengths(pieces: Iterable[str]) -> None:
     longest = max(pieces, key=len, default="")
     if len(longest) > _LONGEST:
         raise ValueError(f"the piece {longest[:20]!r}... has {len(longest)} characters, more than {_LONGEST}")
-
-
-def _through_transformers(source: GgufSource) -> Tokenizer:
-    from transformers import AutoTokenizer
-
-    try:
-        if "tokenizer.ggml.merges" not in source.metadata:  # transformers makes them, in the square of a piece's length
-            _check_lengths(source.array("tokenizer.ggml.tokens"))
-        found = AutoTokenizer.from_pretrained(str(source.path.parent), gguf_file=source.path.name)
-        return Tokenizer.from_str(found.backend_tokenizer.to_str())
-    except Exception as error:  # whatever a conversion may raise
-        raise ModelError(f"the tokenizer of {source.path} cannot be converted ({error})") from error

@@ -7,7 +7,7 @@ from typing import Any
 from tokenizers import Tokenizer, processors
 
 from tpi.errors import ModelError
-from tpi.pack.builder.ggufvocab import convert
+from tpi.pack.builder.ggufvocab import check_vocabulary, convert
 from tpi.pack.library.store import write_synced
 from tpi.sources.files import inside, read_json_if_there, read_text
 from tpi.sources.gguf import GgufSource
@@ -55,13 +55,19 @@ def from_gguf(source: GgufSource, out: Path) -> dict[str, Any]:
     }
     if "tokens" not in metadata:
         return {}
-    tokenizer = convert(source)
-    bos_id, eos_id = metadata.get("bos_token_id"), metadata.get("eos_token_id")
+    words = check_vocabulary(source)
+    tokenizer, pieces = convert(source), words is None
+    bos_id, eos_id = (
+        metadata.get("bos_token_id", 1 if pieces else None),
+        metadata.get("eos_token_id", 2 if pieces else None),
+    )
     bos = tokenizer.id_to_token(bos_id) if type(bos_id) is int else None
     eos = tokenizer.id_to_token(eos_id) if type(eos_id) is int else None
-    ends = [metadata.get(key) for key in ("eos_token_id", "eot_token_id", "eom_token_id")]
-    by_default = metadata.get("model") == "llama" or metadata.get("pre") in ("llama-bpe", "llama3")
+    ends = [eos_id, metadata.get("eot_token_id"), metadata.get("eom_token_id"), *_ids(metadata.get("eos_token_ids"))]
+    by_default = words is None or words.bos
     _set_bos(tokenizer, bos, bos_id, bool(metadata.get("add_bos_token", by_default)))
+    if metadata.get("add_eos_token") and eos is not None and eos_id is not None:
+        _add_eos(tokenizer, bos, bos_id, eos, eos_id)
     known = [end for end in ends if type(end) is int] + _named(tokenizer, _ends(tokenizer))
     known = _without_messages(tokenizer, known)
     return _save(tokenizer, out, bos, bos_id, eos, known, source.text("tokenizer.chat_template"))
@@ -93,6 +99,14 @@ def _set_bos(tokenizer: Tokenizer, bos: str | None, bos_id: int | None, wanted: 
         return
     single = f"{bos} $A" if wanted else "$A"
     tokenizer.post_processor = processors.TemplateProcessing(single=single, special_tokens=[(bos, bos_id)])
+
+
+def _add_eos(tokenizer: Tokenizer, bos: str | None, bos_id: int | None, eos: str, eos_id: int) -> None:
+    """Make the tokenizer put `eos` after a text, as files for embeddings ask."""
+    begun = bos is not None and bos_id is not None and _adds(tokenizer, bos_id)
+    special = [(eos, eos_id)] + ([(bos, bos_id)] if begun else [])
+    single = f"{bos} $A {eos}" if begun else f"$A {eos}"
+    tokenizer.post_processor = processors.TemplateProcessing(single=single, special_tokens=special)
 
 
 def _adds(tokenizer: Tokenizer, bos_id: int | None) -> bool:

@@ -28,6 +28,7 @@ ACCEPTED = (
     "such as Qwen/Qwen3-0.6B"
 )
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/[\w.-]{1,96}")
+_MAKING = 1  # goes up where the same source gives another pack than before
 _SMALL = 1 << 20  # bytes up to which a file counts with its content
 _PARTS = ("*.safetensors", "*.json", "*.jinja", "*.model", "merges.txt", "vocab.txt")
 
@@ -125,7 +126,7 @@ def pack_name(located: Located, dtype: str, gate_first: bool = False) -> str:
     files = [located.path]
     if located.kind == "directory":
         files = sorted({file for pattern in _PARTS for file in located.path.glob(pattern) if file.is_file()})
-    identity = sha256(f"{PACK_VERSION} {dtype}".encode())
+    identity = sha256(f"{PACK_VERSION}.{_MAKING} {dtype}".encode())
     for file in files:
         state = file.stat()
         stamp = sha256(file.read_bytes()).hexdigest() if state.st_size <= _SMALL else str(state.st_mtime_ns)

@@ -42,7 +42,10 @@ class Disk(Protocol):
 
 
 class DirectDisk:
-    """Files, read past the page cache: `O_DIRECT` where the file system takes it, else reads that are then dropped."""
+    """Files, read past the page cache: `O_DIRECT` where the file system takes it, else reads that are then dropped.
+
+    Memory that a driver has mapped may not be read into directly (EFAULT); a copy by the kernel still reaches it.
+    """
 
     def __init__(self, chunk: int = DEFAULT_CHUNK, threads: int = DEFAULT_THREADS, direct: bool = True) -> None:
         self.chunk = chunk
@@ -55,9 +58,10 @@ class DirectDisk:
             try:
                 return _read_file(path, offset, into, _DIRECT)
             except OSError as error:
-                if error.errno not in (errno.EINVAL, errno.EOPNOTSUPP):
+                if error.errno not in (errno.EINVAL, errno.EOPNOTSUPP, errno.EFAULT):
                     raise
-                self.direct = False
+                if error.errno != errno.EFAULT:  # it is the memory that does not allow it, and only this one
+                    self.direct = False
         return _read_file(path, offset, into, 0)
 
 

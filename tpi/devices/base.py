@@ -5,7 +5,7 @@ take a block's input from the host's memory and give their result there.
 """
 
 from collections.abc import Callable, Sequence
-from typing import Generic, Protocol, TypeVar
+from typing import Generic, Protocol, TypeVar, runtime_checkable
 
 from tpi.devices.arena import Arena
 from tpi.devices.pages import Bytes
@@ -75,6 +75,21 @@ class Device(Protocol):
     def close(self) -> None:
         """End its threads when they have done what was started; its memory is gone with it. Idempotent."""
         ...
+
+
+@runtime_checkable
+class Identified(Protocol):
+    """A device that tells itself from others, whatever its number is today."""
+
+    @property
+    def identity(self) -> str:
+        """Its model, its UUID or place, and the version of its driver: all that its speed depends on."""
+        ...
+
+
+def identity_of(device: Device) -> str:
+    """Return what figures of `device` are remembered by: its identity, or its name where it has none."""
+    return device.identity if isinstance(device, Identified) else device.name
 
 
 class Finished(Generic[T]):

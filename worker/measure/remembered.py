@@ -15,7 +15,8 @@ from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 from scheduler.model.machine import Accelerator, DeviceLink, KvRates, Rates, laptop_gpu
-from tpi.devices.base import Device
+from tpi import __version__
+from tpi.devices.base import Device, identity_of
 from tpi.kernels import Kernels
 from tpi.system.atomic import write_atomically
 from tpi.system.machine import usable_cores
@@ -57,21 +58,22 @@ def device_rates(device: Device, cache: Path, remeasure: bool = False) -> Rememb
     little memory for any sample it is taken for a laptop's, and not remembered; little can be done with it.
     """
     on, room = f"{device.name} under {_system()}", free_memory(device)
+    known_by = f"{identity_of(device)} under {_system()}"
     sizes = samples_in(room)
     if not sizes:
         return Remembered(replace(laptop_gpu(), memory=room, name=device.name), time.time(), f"{on}, not measured")
     larger = [size for size in SAMPLES if size > sizes[0]]
     if remeasure:  # what was measured before with larger samples is not to come back at the next start
-        _forget(cache, {_key(on, size) for size in larger})
-    found = next((one for size in reversed(larger) if (one := _known(cache, _key(on, size), on))), None)
+        _forget(cache, {_key(known_by, size) for size in larger})
+    found = next((one for size in reversed(larger) if (one := _known(cache, _key(known_by, size), on))), None)
     if found is None:
         measure = partial(measure_device, device, sizes[0])
-        found = _remembered(cache, _key(on, sizes[0]), on, _read_device, measure, remeasure)
-    return replace(found, figures=replace(found.figures, memory=room))
+        found = _remembered(cache, _key(known_by, sizes[0]), on, _read_device, measure, remeasure)
+    return replace(found, figures=replace(found.figures, memory=room, name=device.name))
 
 
-def _key(on: str, sample: int) -> str:
-    return f"device {on}, {sample >> 20} MiB at once"
+def _key(known_by: str, sample: int) -> str:
+    return f"device {known_by}, tpi {__version__}, {sample >> 20} MiB at once"
 
 
 def _known(cache: Path, key: str, on: str) -> Remembered[Accelerator] | None:

@@ -1,12 +1,15 @@
 """Cards by name, and what is said of those that cannot be had; no card is needed to say it."""
 
 import importlib.util
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
 from tpi.devices.choose import open_device
+from tpi.devices.cuda import backend
 from tpi.errors import UsageError
 
 GIB = 1 << 30
@@ -56,3 +59,18 @@ def test_without_triton(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tpi.devices.cuda.device.find_spec", lambda name: None if name == "triton" else found(name))
     with pytest.raises(UsageError, match="need Triton; run `pip install triton`"):
         open_device("cuda")
+
+
+def test_a_card_is_known_by_its_uuid_and_its_driver(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    driver = tmp_path / "version"
+    monkeypatch.setattr(backend, "_DRIVER", driver)
+    monkeypatch.setattr(
+        torch.cuda, "get_device_properties",
+        lambda device: SimpleNamespace(name="T4", total_memory=16, uuid=f"GPU-{device.index}", pci_bus_id=3),
+    )  # fmt: skip
+    driver.write_text("NVRM version: 580.1")
+    first, second = backend.CudaBackend(0).identity, backend.CudaBackend(1).identity
+    assert all(text in first for text in ("T4", "GPU-0", "580.1", torch.__version__))
+    assert first != second
+    driver.write_text("NVRM version: 590.2")
+    assert backend.CudaBackend(0).identity != first

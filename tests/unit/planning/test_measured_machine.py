@@ -247,6 +247,28 @@ def test_it_is_measured_once(clock: FakeClock, counted: list[int], tmp_path: Pat
     assert len(counted) == 2
 
 
+class Named(SlowDevice):
+    """A card that says which it is."""
+
+    identity: str = ""
+
+
+def named_card(clock: FakeClock, name: str, identity: str) -> Named:
+    device = Named(clock, name, Arena("card", 256 * MIB), SlowKernels(clock))  # type: ignore[arg-type]
+    device.identity = identity
+    return device
+
+
+def test_figures_go_with_the_card_and_not_with_its_number(clock: FakeClock, counted: list[int], tmp_path: Path) -> None:
+    first = device_rates(named_card(clock, "cuda:0", "RTX 3060, GPU-1, driver 5"), tmp_path).figures
+    moved = device_rates(named_card(clock, "cuda:1", "RTX 3060, GPU-1, driver 5"), tmp_path).figures
+    assert len(counted) == 1
+    assert moved == replace(first, name="cuda:1")
+    for number, other in enumerate(["RTX 3060, GPU-2, driver 5", "RTX 3060, GPU-1, driver 6", "RTX 4090, GPU-3"], 2):
+        device_rates(named_card(clock, "cuda:0", other), tmp_path)
+        assert len(counted) == number
+
+
 def test_the_memory_that_is_free_is_looked_at_every_time(clock: FakeClock, counted: list[int], tmp_path: Path) -> None:
     device_rates(slow_device(clock), tmp_path)
     device = slow_device(clock)

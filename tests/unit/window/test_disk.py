@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from scheduler.storage import disk as disk_module
 from scheduler.storage.disk import DirectDisk, Disk, MemoryDisk, ThrottledDisk, read_chunk, read_extent
 from scheduler.storage.extent import Extent
 from scheduler.storage.tune import DiskSpeed, best, disk_for, doubt
@@ -109,6 +110,34 @@ def test_a_file_system_without_direct_reads_is_read_through_the_cache(
     extent = Extent(file, 0, len(CONTENT))
     assert read_extent(disk, extent, page_buffer(extent.slot_bytes)).tobytes() == CONTENT
     assert not disk.direct
+
+
+@pytest.mark.parametrize("everywhere", [False, True])
+def test_memory_that_a_driver_mapped_is_read_into_through_the_kernel(
+    file: Path, monkeypatch: pytest.MonkeyPatch, everywhere: bool
+) -> None:
+    """Other memory is still read into directly; memory that cannot be written at all is an error."""
+    flags: list[int] = []
+
+    def read(path: Path, offset: int, into: Bytes, flag: int) -> int:
+        flags.append(flag)
+        if everywhere or (flag and into[0] == 1):
+            raise OSError(errno.EFAULT, "Bad address")
+        return read_file(path, offset, into, 0)
+
+    read_file = disk_module._read_file
+    monkeypatch.setattr(disk_module, "_DIRECT", 1 << 14)
+    monkeypatch.setattr(disk_module, "_read_file", read)
+    disk, mapped, plain = DirectDisk(), page_buffer(PAGE), page_buffer(PAGE)
+    mapped[0] = 1
+    if everywhere:
+        with pytest.raises(OSError, match="Bad address"):
+            disk.read(file, 0, mapped)
+        return
+    for memory in (mapped, plain):
+        assert disk.read(file, 0, memory) == min(PAGE, len(CONTENT))
+    assert flags == [1 << 14, 0, 1 << 14]
+    assert disk.direct
 
 
 def _refusing_open(path: str, flags: int, mode: int = 0o777) -> int:

@@ -1,13 +1,17 @@
 """What a CUDA device needs of torch, so little that torch on the CPU has it too: there it is tested without a card."""
 
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
+from functools import cached_property
+from importlib.metadata import version
+from pathlib import Path
 from threading import RLock
 from typing import Any, Protocol
 
 import torch
 
 Tensor = Any  # torch is not typed here
+_DRIVER = Path("/proc/driver/nvidia/version")
 WORKSPACE = 256 << 20  # bytes of a card that are left to activations, and to CUDA itself
 
 
@@ -56,6 +60,11 @@ class TorchBackend(Protocol):
         ...
 
     @property
+    def identity(self) -> str:
+        """See `tpi.devices.base.Identified`."""
+        ...
+
+    @property
     def device(self) -> Any:
         """The `torch.device` on which tensors are made."""
         ...
@@ -80,6 +89,15 @@ class CudaBackend:
         self.name = f"cuda:{index}"
         self.device = torch.device("cuda", index)
 
+    @cached_property
+    def identity(self) -> str:
+        """See `tpi.devices.base.Identified`; the driver's version, and those of what compiles its programs."""
+        known = torch.cuda.get_device_properties(self.device)
+        place = (getattr(known, name, None) for name in ("uuid", "pci_domain_id", "pci_bus_id", "pci_device_id"))
+        where = " ".join(str(each) for each in place if each is not None)
+        compilers = f"CUDA {torch.version.cuda}, torch {torch.__version__}, Triton {version('triton')}"
+        return f"{known.name}, {where or self.name}, {known.total_memory} bytes, driver {_driver()}, {compilers}"
+
     def lane(self) -> TorchLane:
         """See `TorchBackend.lane`."""
         return CudaLane(torch.cuda.Stream(self.device))
@@ -101,6 +119,13 @@ class CudaBackend:
         """Bytes that an arena may have: what is free now, without `WORKSPACE`."""
         free, _ = torch.cuda.mem_get_info(self.device)
         return max(0, int(free) - WORKSPACE)
+
+
+def _driver() -> str:
+    """The driver's version, as its file says."""
+    with suppress(OSError):
+        return " ".join(_DRIVER.read_text().split()[:16])
+    return "unknown"
 
 
 class CudaLane:
@@ -140,7 +165,7 @@ class CudaMark:
 class CpuBackend:
     """Torch on the CPU: everything is done at once. Kernels need Triton's interpreter (`TRITON_INTERPRET=1`)."""
 
-    name = "cuda (emulated)"
+    name = identity = "cuda (emulated)"
     device = torch.device("cpu")
 
     def lane(self) -> TorchLane:

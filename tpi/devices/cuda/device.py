@@ -42,6 +42,11 @@ class CudaDevice:
         self._calls = InOrder(f"{self.name} compute")
         self._inward, self._outward = (CudaCopies(self.name, backend.lane()) for _ in range(2))
 
+    @property
+    def identity(self) -> str:
+        """See `tpi.devices.base.Identified`."""
+        return self._backend.identity
+
     def copy(self, source: Bytes, target: Bytes) -> Event:
         """See `Device.copy`; both ends must be contiguous."""
         check_sizes(source, target)

@@ -1,6 +1,7 @@
 """The OpenCL device: an arena of buffers, queues to copy on, and a thread that calls its kernels in order."""
 
 from collections.abc import Callable
+from functools import cached_property
 from typing import Any, TypeVar
 
 from tpi.devices.base import Event, Pending
@@ -9,7 +10,7 @@ from tpi.devices.inorder import InOrder
 from tpi.devices.opencl.card import OpenClCard
 from tpi.devices.opencl.compute.kernels import OpenClKernels
 from tpi.devices.opencl.copies import Copies
-from tpi.devices.opencl.discover import choose_device
+from tpi.devices.opencl.discover import choose_device, identity
 from tpi.devices.pages import PAGE, Bytes
 from tpi.errors import UsageError
 from tpi.kernels import Kernels
@@ -29,6 +30,12 @@ class OpenClDevice:
         self.kernels: Kernels = OpenClKernels(self._card, self.memory)
         self._copies = Copies(self._card)
         self._computing = InOrder(f"{name} compute")
+
+    @cached_property
+    def identity(self) -> str:
+        """See `tpi.devices.base.Identified`."""
+        with self._card.explained():
+            return identity(self._card.device)
 
     @property
     def used(self) -> int:

@@ -1,5 +1,6 @@
 """Which OpenCL devices this machine has, and the one that a user means."""
 
+from contextlib import suppress
 from typing import Any
 
 from tpi.devices.failures import reason
@@ -57,6 +58,41 @@ def choose_device(argument: str) -> tuple[int, Any]:
 def is_gpu(device: Any) -> bool:
     """Whether an OpenCL device is a graphics chip."""
     return bool(device.type & opencl().device_type.GPU)
+
+
+def identity(device: Any) -> str:
+    """Return a device's model, vendor, driver, and its UUID or place where an extension tells one.
+
+    Devices of which no extension tells that are numbered among their like.
+    """
+    known = _model(device)
+    where = " ".join(filter(None, (_told(device, name) for name in _PLACES)))
+    if not where:
+        like = [each for each in find_devices() if _model(each) == known]
+        where = f"number {like.index(device) if device in like else 0}"
+    return f"{known}, {where}"
+
+
+_MODEL = ("name", "vendor", "version", "driver_version", "max_compute_units", "global_mem_size")
+_PLACES = ("uuid_khr", "pci_bus_info_khr", "pci_domain_id_nv", "pci_bus_id_nv", "pci_slot_id_nv", "topology_amd")
+
+
+def _model(device: Any) -> str:
+    return ", ".join(" ".join(str(getattr(device, name)).split()) for name in _MODEL)
+
+
+def _told(device: Any, name: str) -> str:
+    """What a device says of itself, as text; "" if it does not, or pyopencl does not know how to ask."""
+    with suppress(Exception):
+        value = getattr(device, name)
+        if isinstance(value, bytes):
+            return value.hex()
+        if isinstance(value, (int, str)):
+            return f"{name} {value}"
+        parts = [str(getattr(value, part)) for part in ("domain", "bus", "device", "function") if hasattr(value, part)]
+        if parts or isinstance(value, (list, tuple)):
+            return f"{name} {':'.join(parts or map(str, value))}"
+    return ""
 
 
 def _of(platform: Any) -> list[Any]:

@@ -57,6 +57,35 @@ def test_a_gpu_goes_first(monkeypatch: pytest.MonkeyPatch) -> None:
     assert discover.choose_device("") == (0, devices[0])
 
 
+def described(**others: object) -> SimpleNamespace:
+    """A device as a driver describes it."""
+    known = {"name": "GPU", "vendor": "V", "version": "OpenCL 3.0", "driver_version": "31", "max_compute_units": 8,
+             "global_mem_size": 1 << 33, "handle": object()}  # fmt: skip
+    return SimpleNamespace(**{**known, **others})
+
+
+def test_a_device_is_known_by_its_place_and_driver_and_not_by_its_index(monkeypatch: pytest.MonkeyPatch) -> None:
+    nvidia = described(name="NV", pci_domain_id_nv=0, pci_bus_id_nv=3, pci_slot_id_nv=0)
+    amd = described(name="AMD", topology_amd=SimpleNamespace(bus=5, device=0, function=1))
+    first, second = described(), described()
+    monkeypatch.setattr(discover, "find_devices", lambda: [first, nvidia, second, amd])
+    known = [
+        discover.identity(each) for each in (nvidia, amd, first, second, described(driver_version="32", uuid_khr=b"7"))
+    ]
+    assert len(set(known)) == len(known)
+    assert "pci_bus_id_nv 3" in known[0]
+    assert "topology_amd 5:0:1" in known[1]
+    assert known[3].endswith("number 1")
+    assert "32" in known[4]
+    assert known[4].endswith("37")
+    monkeypatch.setattr(discover, "find_devices", lambda: [amd, second, nvidia, first])
+    assert discover.identity(nvidia) == known[0]
+
+
+def test_its_identity_names_the_driver(card: OpenClDevice) -> None:
+    assert card._card.device.driver_version in card.identity
+
+
 def test_the_module_that_opens_it_is_light() -> None:
     code = "import sys, tpi.devices.choose, tpi.devices.opencl.device as d; print('pyopencl' in sys.modules)"
     assert subprocess.check_output([sys.executable, "-c", code], text=True) == "False\n"

@@ -2,6 +2,7 @@
 // A text that grows is shown again cheaply: only blocks whose source has changed are built anew.
 
 import { copyText, make } from "./dom.js";
+import { link } from "./links.js";
 
 const FENCE = /^ {0,3}(`{3,}|~{3,})\s*([\w+#.-]*)/;
 const HEADING = /^ {0,3}(#{1,6})\s+(.*?)\s*#*$/;
@@ -17,7 +18,7 @@ const INLINE = new RegExp([
   "~~(?<struck>\\S(?:.*?\\S)?)~~",
   "\\*(?<italic>[^\\s*](?:[^*]*[^\\s*])?)\\*",
   "\\b_(?<under>[^\\s_](?:[^_]*[^\\s_])?)_\\b",
-  "(?<bare>https?://[^\\s<>\"')\\]]+)",
+  "(?<bare>https?://[^\\s<>\"')\\]]*[^\\s<>\"')\\].,;:!?*])", // the end of a sentence is not of the address
 ].join("|"), "s");
 const DEEPEST = 8; // of quotes in quotes
 
@@ -147,29 +148,28 @@ function list(lines) {
   return element;
 }
 
-function inline(text) {
+// `within`: a link, in which there is no other.
+function inline(text, within = false) {
   const nodes = [];
   let rest = text;
   for (let found = INLINE.exec(rest); found; found = INLINE.exec(rest)) {
     if (found.index) nodes.push(rest.slice(0, found.index));
-    nodes.push(span(found));
+    nodes.push(...span(found, within));
     rest = rest.slice(found.index + found[0].length);
   }
   if (rest) nodes.push(rest);
   return nodes;
 }
 
-function span({ 0: all, groups }) {
-  if (groups.code !== undefined) return make("code", {}, groups.code.trim() || groups.code);
-  if (groups.escaped) return groups.escaped;
-  if (groups.label) return link(groups.url, inline(groups.label), all);
-  if (groups.bold) return make("strong", {}, ...inline(groups.bold));
-  if (groups.struck) return make("s", {}, ...inline(groups.struck));
-  if (groups.italic || groups.under) return make("em", {}, ...inline(groups.italic ?? groups.under));
-  return link(groups.bare, [groups.bare], all);
-}
-
-function link(url, label, otherwise) {
-  if (!/^(https?:\/\/|mailto:)/i.test(url)) return otherwise;
-  return make("a", { href: url, target: "_blank", rel: "noopener noreferrer" }, ...label);
+function span({ 0: all, groups }, within) {
+  if (groups.code !== undefined) return [make("code", {}, groups.code.trim() || groups.code)];
+  if (groups.escaped) return [groups.escaped];
+  if (groups.label) {
+    const label = inline(groups.label, true);
+    return within ? label : [link(groups.url, label, all)];
+  }
+  if (groups.bold) return [make("strong", {}, ...inline(groups.bold, within))];
+  if (groups.struck) return [make("s", {}, ...inline(groups.struck, within))];
+  if (groups.italic || groups.under) return [make("em", {}, ...inline(groups.italic ?? groups.under, within))];
+  return [within ? groups.bare : link(groups.bare, [groups.bare], all)];
 }

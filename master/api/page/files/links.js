@@ -1,0 +1,68 @@
+// Addresses that a model wrote: which of them become links, and what a reader has to see of them.
+//
+// An address that a reader cannot judge by looking at it stays text. A link whose label could be read as an address
+// shows where it leads, as the browser understands it: in ASCII (punycode), whatever letters the model wrote.
+
+import { make } from "./dom.js";
+
+const UNSEEN = /[\p{C}\p{Z}\p{Default_Ignorable_Code_Point}]/u; // controls, bidi marks, blanks, invisible letters
+const ENCODED = /(?:%[0-9a-f]{2})+/gi;
+const HIDDEN = /[\p{Cc}\p{Bidi_Control}]/u; // must not be in an address in encoded form either
+const HIDDEN_ALL = /[\p{Cc}\p{Bidi_Control}]/gu;
+const WEB = /^https?:\/\/[^/?#@]+(?:[/?#]|$)/i; // without a user before the host
+const MAIL = /^mailto:[^/\\?#]+/i;
+// Words: letters, digits and marks with what stands between words. Letters and digits that look like a dot are none.
+const WORDS = /^(?:(?![\u0660\u06f0\u0701\u0702\u1427\ua4f8-\ua4fd])[\p{L}\p{N}\p{M}]|[ \n,;!?'"()&+*#\u2018-\u201d\u2013\u2014-]|[.:](?=\s|$))*$/u;
+const MOST = 120; // characters of an address beside a label
+
+// A link, or `otherwise` (the source) as text where there cannot be one.
+export function link(source, label, otherwise) {
+  const url = parsed(source);
+  if (!url) return otherwise.replace(HIDDEN_ALL, "\ufffd");
+  const target = { href: url.href, title: url.href, target: "_blank", rel: "noopener noreferrer", dir: "auto" };
+  const element = make("a", target, ...label);
+  const beside = shown(url, element.textContent);
+  if (!beside) return element;
+  return make("span", {}, element, " ", make("bdi", { class: "leads", dir: "ltr" }, `(${beside})`));
+}
+
+// The address as the browser understands it; null where it is none that may be a link.
+function parsed(source) {
+  if (UNSEEN.test(source) || source.includes("\\") || !(WEB.test(source) || MAIL.test(source))) return null;
+  if ((source.match(ENCODED) ?? []).some((part) => HIDDEN.test(decoded(part)))) return null;
+  try {
+    return new URL(source);
+  } catch {
+    return null;
+  }
+}
+
+function decoded(part) {
+  try {
+    return decodeURIComponent(part);
+  } catch {
+    return unescape(part); // bytes that are no UTF-8
+  }
+}
+
+// What has to stand beside a label: nothing where it is words, or this very address.
+function shown(url, label) {
+  if (WORDS.test(label)) return "";
+  const place = url.protocol === "mailto:" ? url.pathname : url.host;
+  const [, host, rest] = /^(?:https?:\/\/|mailto:)?([^/?#\s]*)(.*)$/is.exec(label);
+  if (host.toLowerCase() !== place.toLowerCase()) return cut(place);
+  const own = url.href.slice(url.href.indexOf(place, url.protocol.length) + place.length);
+  return ["", "/", own, `${own}/`, readable(own)].includes(rest) ? "" : cut(place + own);
+}
+
+function readable(text) {
+  try {
+    return decodeURI(text);
+  } catch {
+    return text;
+  }
+}
+
+function cut(text) {
+  return text.length > MOST ? `${text.slice(0, MOST / 2)}\u2026${text.slice(-MOST / 2)}` : text;
+}

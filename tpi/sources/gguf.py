@@ -5,7 +5,7 @@ The format: magic, version, counts, metadata (typed key-value pairs), tensor des
 """
 
 import struct
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
@@ -14,6 +14,7 @@ from typing import Any
 from tpi.errors import ModelError
 from tpi.sources.base import FileSource, SourceTensor
 from tpi.sources.elements import GGML_TYPES, Element
+from tpi.sources.ggufparts import gguf_parts
 
 _MAGIC, _POWERINFER = b"GGUF", b"PWRI"
 _STRING, _ARRAY = 8, 9
@@ -29,6 +30,7 @@ _KEPT = 1 << 8  # arrays up to this length are read at once
 _POWERINFER_TYPES: dict[int, tuple[str, int, int]] = {
     16: ("I8", 1, 1), 17: ("I16", 1, 2), 18: ("I32", 1, 4), 26: ("I32", 1, 4),
 }  # fmt: skip
+_OWN = ("split.no", "general.alignment")  # what each part of a model says of itself
 _U64 = struct.Struct("<Q")
 
 
@@ -42,7 +44,7 @@ class LongArray:
 
 
 class GgufSource(FileSource):
-    """The tensors and the metadata of one GGUF file; `powerinfer`: it is one of PowerInfer's."""
+    """The tensors and metadata of a GGUF model; `path` is its first file, `powerinfer`: it is one of PowerInfer's."""
 
     def __init__(
         self, path: Path, metadata: Mapping[str, Any], tensors: Mapping[str, SourceTensor], powerinfer: bool = False
@@ -80,11 +82,27 @@ class GgufSource(FileSource):
 
 
 def open_gguf(path: Path) -> GgufSource:
-    """Read and check the header of a GGUF file.
+    """Read and check the header of a GGUF file; of a model in several files, which all have to be there, of each.
 
     Raises:
         ModelError: naming the file and what is wrong with it.
     """
+    parts = gguf_parts(path)
+    if len(parts) > 1 and not path.exists():
+        raise _missing(path, len(parts))
+    opened = _open_one(path)
+    count = opened.metadata.get("split.count", 1)
+    if count in (0, 1):
+        return opened
+    if count != len(parts):
+        raise ModelError(
+            f"{path} is part of a model in {count!r:.20} files, and by its name of one in {len(parts)}; download all "
+            "parts again, and keep their names"
+        )
+    return _joined(parts, [_open_part(part, number, len(parts)) for number, part in enumerate(parts)])
+
+
+def _open_one(path: Path) -> GgufSource:
     try:
         with _Header(path) as header:
             header.start()
@@ -92,13 +110,45 @@ def open_gguf(path: Path) -> GgufSource:
             if count > _MAX_TENSORS or pairs > _MAX_PAIRS:
                 raise header.bad(f"{count} tensors and {pairs} metadata entries cannot be")
             metadata = header.pairs(pairs)
-            if metadata.get("split.count", 1) not in (0, 1):
-                raise header.bad(
-                    "it is one of several parts; merge them (llama-gguf-split --merge) and give the result"
-                )
             return GgufSource(path, metadata, header.tensors(count, metadata), header.powerinfer)
     except OSError as error:
         raise ModelError(f"cannot read {path}: {error.strerror}") from error
+
+
+def _open_part(path: Path, number: int, count: int) -> GgufSource:
+    """Open part `number`, from 0, of `count`."""
+    if not path.exists():
+        raise _missing(path, count)
+    part = _open_one(path)
+    said = tuple(part.metadata.get(f"split.{key}") for key in ("no", "count"))
+    if said != (number, count):
+        raise ModelError(
+            f"{path} says that it is part {said[0]!r:.20} (from 0) of {said[1]!r:.20}, and its name says {number} of "
+            f"{count}; download it again, and keep its name"
+        )
+    return part
+
+
+def _missing(path: Path, count: int) -> ModelError:
+    return ModelError(f"{path} is missing, one of the {count} files of the model; download it too")
+
+
+def _joined(paths: Sequence[Path], parts: Sequence[GgufSource]) -> GgufSource:
+    """Return the model of all parts. The first has the metadata; where others repeat it, they must agree."""
+    first, tensors = parts[0], dict[str, SourceTensor]()
+    for path, part in zip(paths, parts, strict=True):
+        for key, value in part.metadata.items():
+            if key not in _OWN and first.metadata.get(key, value) != value:
+                raise ModelError(
+                    f"{path} belongs to another model than {paths[0]}: {key[:80]} differs; download it again"
+                )
+        if twice := next((name for name in part.tensors if name in tensors), None):
+            raise ModelError(f"{path} repeats tensor {twice[:80]!r} of {tensors[twice].path.name}; download it again")
+        tensors |= part.tensors
+    whole = first.metadata.get("split.tensors.count", len(tensors))
+    if whole != len(tensors):
+        raise ModelError(f"the parts of {paths[0]} hold {len(tensors)} tensors, not {whole!r:.20}; download them again")
+    return GgufSource(paths[0], first.metadata, tensors, first.powerinfer)
 
 
 class _Header:

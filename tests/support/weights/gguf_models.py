@@ -66,10 +66,14 @@ def write_gguf(
     kind: Callable[[str], str] = lambda name: "F32",
     extra: Mapping[str, Array] | None = None,
     vocabulary: Callable[[GGUFWriter], None] = lambda writer: None,
+    split: int = 0,
 ) -> None:
-    """Write a model of architecture `family`; `kind(name)` is the GGML type of each matrix, vectors stay F32."""
+    """Write a model of architecture `family`; `kind(name)` is the GGML type of each matrix, vectors stay F32.
+
+    With `split` there are several files, of so many tensors each: for `m.gguf` m-00001-of-00003.gguf and so on.
+    """
     config = model.reference.config
-    writer = GGUFWriter(path, family)
+    writer = GGUFWriter(path, family, split_max_tensors=split)
     writer.add_block_count(config.num_hidden_layers)
     writer.add_context_length(config.max_position_embeddings)
     writer.add_embedding_length(config.hidden_size)

@@ -22,6 +22,7 @@ from tpi.progress import Phase, phase
 from tpi.sources.base import Source
 from tpi.sources.files import read_json
 from tpi.sources.gguf import open_gguf
+from tpi.sources.ggufparts import gguf_name
 from tpi.sources.microscaled import microscaled
 from tpi.sources.safetensors import open_safetensors
 
@@ -54,7 +55,7 @@ def open_source(path: Path) -> Opened:
     gguf = open_gguf(path)
     if "tokenizer.ggml.tokens" in gguf.metadata:
         check_vocabulary(gguf)  # before the weights are written
-    return Opened(path.stem, from_gguf(gguf), gguf, lambda out: tokens.from_gguf(gguf, out))
+    return Opened(gguf_name(path), from_gguf(gguf), gguf, lambda out: tokens.from_gguf(gguf, out))
 
 
 def pack_model(

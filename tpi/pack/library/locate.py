@@ -18,6 +18,7 @@ from tpi.pack.manifest import PACK_VERSION
 from tpi.pack.reader import Pack, is_pack
 from tpi.paths import user_path
 from tpi.progress import Phase, phase
+from tpi.sources.ggufparts import gguf_name, gguf_parts
 from tpi.system.machine import return_memory
 
 if TYPE_CHECKING:
@@ -123,7 +124,7 @@ def locate(spec: str, cache: Path, progress: Phase = phase) -> Located:
 
 def pack_name(located: Located, dtype: str, gate_first: bool = False) -> str:
     """The name of the pack in the cache: for people, and with a hash of all that the pack depends on."""
-    files = [located.path]
+    files = [part for part in gguf_parts(located.path) if part.exists()]
     if located.kind == "directory":
         files = sorted({file for pattern in _PARTS for file in located.path.glob(pattern) if file.is_file()})
     identity = sha256(f"{PACK_VERSION}.{_MAKING} {dtype}".encode())
@@ -139,12 +140,13 @@ def pack_name(located: Located, dtype: str, gate_first: bool = False) -> str:
 def _directory(path: Path, cache: Path | None = None) -> Located:
     if is_pack(path) or (cache and PackRecord.load(cache, path).source):  # it may have lost its manifest
         return Located("pack", path, path.name)
-    if (path / "config.json").exists():
+    found = {gguf_parts(file)[0]: gguf_name(file) for file in sorted(path.glob("*.gguf")) if file.is_file()}
+    found = {file: name for file, name in found.items() if not name.lower().startswith("mmproj")}  # of images
+    if (path / "config.json").exists() and (not found or any(path.glob("*.safetensors"))):
         return Located("directory", path, path.resolve().name)
-    found = sorted(path.glob("*.gguf"))
     if len(found) == 1:
-        return Located("gguf", found[0], found[0].stem)
-    several = f"; it holds {len(found)} GGUF files, name one" if found else ""
+        return Located("gguf", *found.popitem())
+    several = f"; it holds {len(found)} GGUF models, name one of {', '.join(map(str, found))}"[:1000] if found else ""
     raise ModelError(f"{path} has neither manifest.json (a pack) nor config.json (a model){several}")
 
 
@@ -157,7 +159,7 @@ def _file(path: Path) -> Located:
     with path.open("rb") as file:
         magic = file.read(4)
     if magic == b"GGUF" or path.suffix == ".gguf":
-        return Located("gguf", path, path.stem)
+        return Located("gguf", gguf_parts(path)[0], gguf_name(path))
     if path.suffix in (".safetensors", ".json"):
         raise ModelError(f"{path} is one file of a model; give its directory {path.parent}")
     raise ModelError(f"{path} is not a model; give {ACCEPTED}")

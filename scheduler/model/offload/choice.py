@@ -15,13 +15,14 @@ import numpy as np
 from scheduler.model.offload.candidates import WAYS, Residences
 from scheduler.model.offload.dealing import dealt_problems, to_be_dealt
 from scheduler.model.offload.fitting import all_residences, fit_together, possible, refusal
-from scheduler.model.offload.problem import Problem
+from scheduler.model.offload.problem import I64, Problem
 from scheduler.model.offload.tasks import F64, Candidates, Mask, Tasks, bound
 from scheduler.model.offload.timeline import simulate_steps
-from scheduler.model.offload.work import STRETCHES, KvTier, Offload, Pipeline, Stretch
+from scheduler.model.offload.work import STRETCHES, KvTier, Offload, Pipeline, Stretch, kv_pages
 from tpi.errors import PlanError
 
 _AT_ONCE = 24  # residences that are simulated together
+_NO_WORSE = 1.0001  # times the best: more than rounding to five digits hides
 _STEPS = 2  # that are simulated: of more, the first has as little to say
 
 
@@ -48,34 +49,40 @@ def choose(problem: Problem) -> OffloadChoice:
     Raises:
         PlanError: if none does; names the smallest setting that would do.
     """
-    best: OffloadChoice | None = None
+    best: _Found | None = None
     for dealt in dealt_problems(problem) if to_be_dealt(problem) else [problem]:
-        best = _choose(dealt, best.seconds if best else np.inf) or best
+        best = _choose(dealt, best[0] if best else (np.inf, 0)) or best
     if best is None:
         raise PlanError(refusal(problem))
-    return best
+    return best[1]
 
 
-def _choose(problem: Problem, within: float) -> OffloadChoice | None:
-    """The fastest of a problem that is dealt; None if none takes less than `within` seconds."""
+_Rank = tuple[float, int]
+"""Seconds, to five digits, and minus the bytes that stay on the accelerators: of equal times the most that stays."""
+_Found = tuple[_Rank, OffloadChoice]
+
+
+def _choose(problem: Problem, within: _Rank) -> _Found | None:
+    """Return the best of a problem that is dealt, with its rank; None if none is better than `within`."""
     groups = [_Group(problem, of) for of in all_residences(problem)]
     ranked = sorted(
-        (seconds, group, column)
-        for group, each in enumerate(groups)
-        for column, seconds in enumerate(each.least.tolist())
+        (group.rank(column, seconds), number, column)
+        for number, group in enumerate(groups)
+        for column, seconds in enumerate(group.least.tolist())
         if seconds < np.inf
     )
     best, simulated = (within, -1, -1), 0
     while simulated < len(ranked) and ranked[simulated][0] < best[0]:
         batch = ranked[simulated : simulated + _AT_ONCE]
         simulated += len(batch)
-        for group, each in enumerate(groups):
-            columns = sorted(column for _, of, column in batch if of == group)
-            best = min([best, *((seconds, group, column) for seconds, column in each.simulate(columns, best[0]))])
+        for number, group in enumerate(groups):
+            columns = sorted(column for _, of, column in batch if of == number)
+            timed = group.simulate(columns, best[0][0] * _NO_WORSE)
+            best = min([best, *((group.rank(column, seconds), number, column) for seconds, column in timed)])
     if best[1] < 0:
         return None
     least = {group.kind: float(group.least.min()) for group in groups}
-    return groups[best[1]].choice(best[2], len(ranked), simulated, least)
+    return best[0], groups[best[1]].choice(best[2], len(ranked), simulated, least)
 
 
 class _Group:
@@ -92,6 +99,17 @@ class _Group:
         self._problem = problem
         self._together: dict[tuple[int, int], Mask] = {}
         self._found: dict[int, tuple[tuple[float, int], tuple[float, int]]] = {}
+
+    def rank(self, column: int, seconds: float) -> _Rank:
+        """Return what a residence is compared by where it takes so many seconds."""
+        return _digits(seconds, 5), -int(self._kept[column])
+
+    @cached_property
+    def _kept(self) -> I64:
+        """Bytes of weights, keys and values that stay on the accelerators, `[candidates]`."""
+        pages = kv_pages(self._problem.work, self._problem.request) if self._of.kv == "gpu" else 0
+        found: I64 = np.where(self._of.gpu, self._problem.sizes, 0).sum(axis=0) + pages
+        return found
 
     @cached_property
     def least(self) -> F64:
@@ -159,7 +177,7 @@ class _Group:
         seconds = dict(zip(sorted(ways), (times * (count / steps)).tolist(), strict=True))
         found: dict[int, list[tuple[float, int]]] = {}
         for (way, column), value in seconds.items():
-            found.setdefault(column, []).append((_about(value), way))
+            found.setdefault(column, []).append((_digits(value, 6), way))
         return found
 
     def _bounds(self, problem: Problem, stretch: Stretch) -> F64:
@@ -173,6 +191,6 @@ class _Group:
         return found
 
 
-def _about(seconds: float) -> float:
-    """Six digits of it: of ways that differ in less, the first computes most where the weights lie."""
-    return float(f"{seconds:.6g}")
+def _digits(seconds: float, digits: int) -> float:
+    """So many digits of a time: of ways that differ in less, the first computes most where the weights lie."""
+    return float(f"{seconds:.{digits}g}")

@@ -111,6 +111,24 @@ def test_nothing_that_fits_is_faster(machine: NodeMachine) -> None:
     assert found.seconds <= best * 1.0001
 
 
+@pytest.mark.parametrize("room", [400, 700, 1200, 5000])
+def test_of_equal_times_the_one_is_taken_that_keeps_most_on_the_card(room: int) -> None:
+    """Where exchanges take nearly all of the time, as over Wi-Fi, nothing is gained by streaming."""
+    fast = Rates(1e12, 1e15)
+    machine = NodeMachine(fast, 1 << 20, DiskRate(1e12), Accelerator(fast, room, DeviceLink(1e12, 1e12, piece=10)))
+    problem = replace(problem_of(machine), exchange=1.0)
+    found = choose(problem)
+    fitting = [each for each in everything(problem) if fits(problem, each)]
+    assert found.seconds == pytest.approx(choose(replace(problem, limits=Limits("ram"))).seconds, rel=1e-6)
+    assert staying(problem, found.offload) == max(staying(problem, each) for each in fitting) > 0
+
+
+def staying(problem: Problem, chosen: Offload) -> int:
+    """Bytes on the accelerator of weights, keys and values that stay there."""
+    taken = peaks(problem.work, chosen, problem.request, problem.needs, problem.chunk).accelerator
+    return taken.weights + (taken.kv if chosen.kv == "gpu" else 0)
+
+
 @settings(deadline=None, max_examples=60)
 @given(st.integers(1, 4), st.data())
 def test_more_of_anything_is_never_slower(count: int, data: st.DataObject) -> None:

@@ -135,9 +135,9 @@ class StickyBackend(CpuBackend):
         self.check()
         return super().zeros(size)
 
-    def staging(self, size: int) -> Any:
+    def pin(self, address: int, size: int) -> Any:
         self.check()
-        return super().staging(size)
+        return super().pin(address, size)
 
     def lane(self) -> Any:
         return StickyLane(self)
@@ -173,6 +173,7 @@ def test_after_a_sticky_error_every_wait_says_so_and_the_end_says_nothing() -> N
     begun = device.start(lambda: device.kernels.ffn(case.spec, there, case.x))
     failing: list[Callable[[], object]] = [copied.wait, begun.wait, device.copy(there, here).wait]
     failing.append(lambda: device.memory.allocate(PAGE))
+    assert not device.staging(PAGE).any()
     for call in failing:
         with pytest.raises(
             DeviceError, match="failed: CUDA error: an illegal memory access was encountered;"

@@ -1,8 +1,10 @@
 """Arrays that name a device's memory, and copies that outlive whoever began them; no Triton here."""
 
-from collections.abc import Iterator
+import gc
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from itertools import pairwise
+from types import SimpleNamespace
 from typing import Any
 from weakref import ref
 
@@ -13,8 +15,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tpi.devices.arena import Arena
-from tpi.devices.cuda.backend import CpuBackend
+from tpi.devices.cuda.backend import CpuBackend, CudaBackend
 from tpi.devices.cuda.copies import CudaCopies
+from tpi.devices.cuda.staging import Staging
 from tpi.devices.cuda.tensors import TensorNames
 from tpi.devices.pages import PAGE, Bytes
 from tpi.errors import DeviceError
@@ -79,6 +82,91 @@ def test_memory_that_the_card_does_not_have() -> None:
     with pytest.raises(DeviceError, match=f"has no {PAGE} bytes left"):
         arena.allocate(5)
     assert arena.used == 0
+
+
+class PinningBackend(CpuBackend):
+    """Notes what is pinned, and refuses what is said."""
+
+    def __init__(self, refuses: bool = False, fails: bool = False) -> None:
+        self.pinned: dict[int, int] = {}
+        self.refuses, self.fails = refuses, fails
+
+    def pin(self, address: int, size: int) -> Callable[[], object] | None:
+        if self.fails:
+            raise RuntimeError("CUDA error: unspecified launch failure")
+        if self.refuses:
+            return None
+        self.pinned[address] = size
+        return lambda: self.pinned.pop(address)
+
+
+def test_pages_are_pinned_to_the_byte_until_nothing_refers_to_them() -> None:
+    """Torch would take 8 pages for 5."""
+    backend = PinningBackend()
+    staging = Staging(backend)
+    memory = staging.allocate(4 * PAGE + 1)
+    assert backend.pinned == {memory.ctypes.data: 5 * PAGE}
+    assert (memory.size, memory.ctypes.data % PAGE) == (5 * PAGE, 0)
+    assert not memory.any()
+    part = memory[PAGE:].view(np.float32).reshape(2, -1)
+    part[:] = 1
+    del memory
+    gc.collect()
+    assert list(backend.pinned.values()) == [5 * PAGE]
+    del part
+    gc.collect()
+    assert not backend.pinned
+    assert staging.allocate(0).size == 0
+    assert not backend.pinned
+
+
+def test_the_end_unpins_all_and_leaves_the_memory() -> None:
+    backend = PinningBackend()
+    staging = Staging(backend)
+    held = [staging.allocate(PAGE) for _ in range(3)]
+    staging.close()
+    staging.close()
+    assert not backend.pinned
+    held[0][:] = 7
+    del held
+    gc.collect()
+    assert not backend.pinned
+
+
+@pytest.mark.parametrize("how", [{"refuses": True}, {"fails": True}])
+def test_memory_that_cannot_be_pinned_is_ordinary_and_that_is_said_once(
+    how: dict[str, bool], capsys: pytest.CaptureFixture[str]
+) -> None:
+    staging = Staging(PinningBackend(**how))
+    for _ in range(2):
+        assert staging.allocate(3 << 20).size == 3 << 20
+    assert capsys.readouterr().err == (
+        "tpi: cuda (emulated): its driver does not pin 3MiB of memory; copies from there and to it are slower\n"
+    )
+
+
+@pytest.mark.parametrize("code", [0, 2, 712])
+def test_a_card_pins_through_the_runtime_and_absorbs_its_refusal(monkeypatch: pytest.MonkeyPatch, code: int) -> None:
+    """The runtime keeps an error until the next launch, which must not be one of ours."""
+    calls: list[object] = []
+
+    def register(*given: int) -> int:
+        calls.append(given)
+        return code
+
+    runtime = SimpleNamespace(cudaHostRegister=register, cudaHostUnregister=calls.append)
+
+    def launch(*_: object, **__: object) -> None:
+        calls.append("launch")
+        raise RuntimeError("CUDA error: out of memory")
+
+    monkeypatch.setattr(torch.cuda, "cudart", lambda: runtime)
+    monkeypatch.setattr(torch, "ones", launch)
+    unpin = CudaBackend(0).pin(PAGE, 2 * PAGE)
+    assert (unpin is None) == bool(code)
+    if unpin is not None:
+        unpin()
+    assert calls == [(PAGE, 2 * PAGE, 1), "launch" if code else PAGE]
 
 
 class SlowLane:

@@ -1,8 +1,8 @@
 """What a CUDA device needs of torch, so little that torch on the CPU has it too: there it is tested without a card."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
-from functools import cached_property
+from functools import cached_property, partial
 from importlib.metadata import version
 from pathlib import Path
 from threading import RLock
@@ -12,6 +12,7 @@ import torch
 
 Tensor = Any  # torch is not typed here
 _DRIVER = Path("/proc/driver/nvidia/version")
+_PORTABLE = 1  # cudaHostRegisterPortable: pinned for every card
 WORKSPACE = 256 << 20  # bytes of a card that are left to activations, and to CUDA itself
 
 
@@ -77,8 +78,11 @@ class TorchBackend(Protocol):
         """`size` bytes of the device, 1-D uint8, zeroed by now. MemoryError if it has no more."""
         ...
 
-    def staging(self, size: int) -> Tensor:
-        """`size` bytes of the host, 1-D uint8, zeroed, which the device reads and writes at full speed."""
+    def pin(self, address: int, size: int) -> Callable[[], object] | None:
+        """Have the device read and write whole pages of the host at full speed, where they are.
+
+        Returns what ends that; None if the driver refuses.
+        """
         ...
 
 
@@ -111,9 +115,14 @@ class CudaBackend:
         torch.cuda.current_stream(self.device).synchronize()
         return made
 
-    def staging(self, size: int) -> Tensor:
-        """See `TorchBackend.staging`."""
-        return torch.zeros(size, dtype=torch.uint8, pin_memory=True)
+    def pin(self, address: int, size: int) -> Callable[[], object] | None:
+        """See `TorchBackend.pin`."""
+        runtime = torch.cuda.cudart()
+        if int(runtime.cudaHostRegister(address, size, _PORTABLE)) == 0:
+            return partial(runtime.cudaHostUnregister, address)
+        with suppress(RuntimeError):  # CUDA has kept the error for the next launch to report: this one
+            torch.ones(1, device=self.device).add_(1)
+        return None
 
     def room(self) -> int:
         """Bytes that an arena may have: what is free now, without `WORKSPACE`."""
@@ -176,9 +185,13 @@ class CpuBackend:
         """See `TorchBackend.zeros`."""
         return torch.zeros(size, dtype=torch.uint8)
 
-    def staging(self, size: int) -> Tensor:
-        """See `TorchBackend.staging`."""
-        return torch.zeros(size, dtype=torch.uint8)
+    def pin(self, address: int, size: int) -> Callable[[], object] | None:
+        """See `TorchBackend.pin`; all memory is the device's."""
+        return nothing
+
+
+def nothing() -> None:
+    """Do nothing."""
 
 
 class CpuLane:

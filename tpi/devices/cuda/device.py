@@ -10,11 +10,12 @@ from tpi.devices.arena import Arena
 from tpi.devices.base import Event, Pending
 from tpi.devices.cuda.backend import CudaBackend, Tensor, TorchBackend
 from tpi.devices.cuda.copies import CudaCopies
+from tpi.devices.cuda.staging import Staging
 from tpi.devices.cuda.tensors import TensorNames, bytes_at
-from tpi.devices.failures import close_all, explained
+from tpi.devices.failures import close_all
 from tpi.devices.host import check_sizes
 from tpi.devices.inorder import InOrder
-from tpi.devices.pages import PAGE, Bytes, round_up
+from tpi.devices.pages import Bytes
 from tpi.errors import DeviceError, UsageError
 from tpi.kernels import Kernels
 
@@ -39,6 +40,7 @@ class CudaDevice:
         self.memory = Arena(self.name, limit, self._names.allocate, self._names.release)
         self._computing = CudaKernels(backend, self.memory, self._names)
         self.kernels: Kernels = self._computing
+        self._staging = Staging(backend)
         self._calls = InOrder(f"{self.name} compute")
         self._inward, self._outward = (CudaCopies(self.name, backend.lane()) for _ in range(2))
 
@@ -64,10 +66,7 @@ class CudaDevice:
 
     def staging(self, size: int) -> Bytes:
         """See `Device.staging`."""
-        with explained(f"{self.name} gives no memory to copy from", "choose another device"):
-            memory: Bytes = self._backend.staging(round_up(size) + PAGE).numpy()
-        begin = -memory.ctypes.data % PAGE
-        return memory[begin : begin + round_up(size)]
+        return self._staging.allocate(size)
 
     def close(self) -> None:
         """See `Device.close`."""

@@ -1,5 +1,6 @@
 """Copies between the host and an OpenCL device, or within it: queues of their own, beside the one that computes."""
 
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -87,10 +88,10 @@ class Copies:
         return event
 
     def staging(self, size: int) -> Bytes:
-        """See `Device.staging`: pinned where the card has memory of its own."""
+        """See `Device.staging`: pinned where the card has memory of its own, and its driver pins so much."""
         device = self._card.device
         if size and is_gpu(device) and not device.host_unified_memory:
-            with self._card.explained():
+            with suppress(DeviceError), self._card.explained():
                 return pinned(self._card.context, self._coming, size)
         return page_buffer(size)
 

@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from tests.support.browser import DESKTOP, ENTER, ESCAPE, KEY, MISSING, MODEL, SHIFT, TAB, Browser
+from tests.support.browser import DESKTOP, ENTER, ESCAPE, KEY, MISSING, MODEL, PHONE, SHIFT, TAB, Browser
 
 pytestmark = [pytest.mark.timeout(400), pytest.mark.skipif(bool(MISSING), reason=MISSING)]
 
@@ -99,16 +99,40 @@ def test_nothing_is_wider_than_the_screen_and_all_has_a_name(page: Browser) -> N
         assert page.run(_CONTRASTS) == []
 
 
-def test_a_wrong_key_is_asked_for(window: Browser, page_url: str) -> None:
-    window.size(*DESKTOP)
+_SEEN = """
+    const seen = document.elementFromPoint(...(({x, y, width, height}) => [x + width / 2, y + height / 2])(
+      document.querySelector(arguments[0]).getBoundingClientRect()));
+    return Boolean(seen?.closest(arguments[0]));
+"""
+
+
+@pytest.mark.parametrize("size", [PHONE, DESKTOP], ids=["phone", "desktop"])
+def test_a_key_is_asked_for_until_the_server_takes_it(size: tuple[int, int], window: Browser, page_url: str) -> None:
+    window.size(*size)
     window.open(f"{page_url}/page/icon.svg")
     window.run("localStorage.clear()")
     window.open(f"{page_url}/")
     window.wait("document.activeElement.id === 'key'")
-    assert "key" in window.text("#notice")
-    window.type(KEY, TAB)
+    assert window.text("#notice") == "This server needs its API key."
+    assert all(window.run(_SEEN, css) for css in ("#notice", "#key"))
+    assert window.run("return document.getElementById('ask').hidden")
+    for wrong in ("wrong", "schl\u00fcssel", "\u30ad\u30fc"):
+        window.type(wrong, ENTER)
+        window.wait("document.getElementById('notice').innerText.includes('does not take this API key')")
+        assert window.run(_SEEN, "#notice")
+        window.run("document.getElementById('notice').innerText = ''")
+    window.type(f" {KEY} ", ENTER)
     window.wait(f"document.getElementById('model').textContent === '{MODEL}'")
-    window.wait("document.getElementById('notice').hidden")
+    window.wait("document.getElementById('notice').hidden && document.getElementById('unlock').hidden")
+    window.wait("document.activeElement.id === 'prompt'")
+    window.open(f"{page_url}/")
+    window.wait(f"document.getElementById('model').textContent === '{MODEL}'")
+    assert window.run("return document.getElementById('unlock').hidden")
+    window.run("document.getElementById('rekey').click()")
+    assert window.run("return document.activeElement.id") == "key"
+    window.type(ESCAPE)
+    assert window.run("return document.getElementById('unlock').hidden")
+    window.complaints()  # of the browser, about the answers 401
 
 
 def test_what_the_server_refuses_is_said(page: Browser) -> None:

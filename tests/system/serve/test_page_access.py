@@ -31,7 +31,7 @@ def look(page: Browser, theme: str) -> None:
 
 
 def test_axe_finds_nothing_serious(page: Browser) -> None:
-    """The empty page, a conversation beside the house, an edit under way, each drawer; phones are light here."""
+    """The empty page, a conversation beside the house, an edit, each drawer, the key; phones are light here."""
     assert AXE
     theme = "light" if page.run("return innerWidth") < 600 else "dark"
     page.run(AXE.read_text())
@@ -49,6 +49,8 @@ def test_axe_finds_nothing_serious(page: Browser) -> None:
         page.run("document.getElementById('settings').open = true")
         page.run("return Promise.all(document.getAnimations().map((one) => one.finished)).then(() => 0)")
         look(page, theme)
+    page.run("document.getElementById('rekey').click()")
+    look(page, theme)
     assert page.complaints() == []
 
 

@@ -7,9 +7,12 @@ export class Refused extends Error {
   }
 }
 
+const SENDABLE = /^[\x20-\x7e]*$/; // what a header, and so a key, may have
+
 const headers = (key) => (key ? { Authorization: `Bearer ${key}` } : {});
 
 export async function getJson(path, key, signal) {
+  checkKey(key);
   const response = await fetch(path, { headers: headers(key), signal, cache: "no-store" });
   if (!response.ok) throw await refusal(response);
   return response.json();
@@ -17,6 +20,7 @@ export async function getJson(path, key, signal) {
 
 // Yields {text}, {thought} and, last, {reason, timings}.
 export async function* answer(messages, settings, signal) {
+  checkKey(settings.key);
   const body = { messages, stream: true };
   if (settings.temperature !== "") body.temperature = Number(settings.temperature);
   const response = await fetch("/v1/chat/completions", {
@@ -55,6 +59,11 @@ async function* events(stream) {
       if (lines.length) yield lines.map((line) => line.slice(5).trimStart()).join("\n");
     }
   }
+}
+
+// No server has a key that no header carries: it is refused as a wrong one is.
+function checkKey(key) {
+  if (!SENDABLE.test(key)) throw new Refused(401, "The key has letters that no key has.");
 }
 
 async function refusal(response) {

@@ -16,6 +16,7 @@ const messages = new Messages($("messages"), $("scroll"), { retry, edit });
 const house = new House($("house"), store, ({ model }) => model && setText($("model"), model));
 const settings = new Settings(store, meet);
 let frame = 0;
+let meeting = false; // whether the server is being asked for its model
 
 function changed(what, message, pace) {
   setText($("send"), talk.live ? "Stop" : "Send");
@@ -43,8 +44,8 @@ async function answerNow() {
   try {
     await talk.run(store.chat);
   } catch (error) {
-    notice(error.status === 401 ? "The server needs its API key; it belongs into the settings." : error.message);
-    if (error.status === 401) openKey();
+    if (error.status === 401) lock();
+    else notice(error.message);
   }
 }
 
@@ -112,10 +113,26 @@ function notice(text) {
 
 const say = (text) => setText($("status"), text);
 
+// The server takes no request: says why, and asks for the key in the place of a message.
+function lock() {
+  const { key } = store.settings;
+  notice(key ? "The server does not take this API key. Is it the right one?" : "This server needs its API key.");
+  openKey();
+}
+
 function openKey() {
-  drawer("list", true);
-  $("settings").open = true;
+  closeDrawers();
+  $("unlock").hidden = false;
+  $("ask").hidden = true;
+  $("key").select();
   $("key").focus();
+}
+
+function closeKey() {
+  if ($("unlock").hidden) return;
+  $("unlock").hidden = true;
+  $("ask").hidden = false;
+  $("prompt").focus();
 }
 
 function drawer(id, open) {
@@ -154,10 +171,16 @@ $("prompt").addEventListener("keydown", (event) => {
   if (isSend(event) && !talk.live) $("ask").requestSubmit();
 });
 $("prompt").addEventListener("input", grow);
+$("unlock").addEventListener("submit", (event) => {
+  event.preventDefault(); // what was typed is taken by its change
+  meet();
+});
+$("rekey").addEventListener("click", openKey);
 $("new").addEventListener("click", () => show(store.begin()));
 for (const id of ["list", "house"]) $(`show-${id}`).addEventListener("click", () => toggle(id));
 document.addEventListener("keydown", (event) => {
   if (event.key !== "Escape") return;
+  if (house.ready) closeKey();
   const open = NARROW.matches && ["list", "house"].find((id) => document.body.classList.contains(`with-${id}`));
   if (!open) return;
   closeDrawers();
@@ -176,17 +199,29 @@ async function takeIn() {
   else showChat();
 }
 
-// The model's name; a server that needs a key says so at once.
+// The model's name; a server that needs a key, or another one, is asked again with each that is typed.
 async function meet() {
+  if (meeting) return;
+  meeting = true;
+  let key;
+  do {
+    ({ key } = store.settings);
+    await look(key);
+  } while (key !== store.settings.key);
+  meeting = false;
+  house.wake();
+}
+
+async function look(key) {
   try {
-    setText($("model"), (await getJson("/v1/models", store.settings.key)).data[0].id);
+    setText($("model"), (await getJson("/v1/models", key)).data[0].id);
     notice("");
     house.ready = true;
+    closeKey();
   } catch (error) {
-    notice(error.status === 401 ? "This server needs its API key." : "The server does not answer.");
-    if (error.status === 401) openKey();
+    if (error.status === 401) lock();
+    else notice("The server does not answer.");
   }
-  house.wake();
 }
 
 drawer("list", !NARROW.matches);

@@ -22,7 +22,7 @@ export class Settings {
   }
 
   #take(name) {
-    this.store.set(name, $(name).value);
+    this.store.set(name, name === "key" ? $(name).value.trim() : $(name).value);
     this.show();
   }
 }

@@ -287,7 +287,7 @@ _SAMPLING = (
         "temperature",
         default=0.8,
         show_default=True,
-        help="Temperature, 0 or more; 0 is greedy, above 1 gets wild.",
+        help="Temperature, 0 to 100; 0 is greedy, above 1 gets wild.",
     ),
     click.option("--top-k", default=40, show_default=True, help="Keep the k best tokens; 0: all."),
     click.option(
@@ -303,7 +303,7 @@ _SAMPLING = (
         help="Drop tokens below this share of the best one, 0 to 1; 0: none.",
     ),
     click.option(
-        "--repeat-penalty", default=1.0, show_default=True, help="Above 1: discourage repetition; above 0; 1: off."
+        "--repeat-penalty", default=1.0, show_default=True, help="Above 1: discourage repetition; 0.01 to 100; 1: off."
     ),
     click.option(
         "--seed",

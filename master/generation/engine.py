@@ -126,6 +126,9 @@ class Engine:
         """Tokens of one sequence as they are sampled, at most `limit`.
 
         Ends early where the context is full, or where `stopped`, which is asked before every step, says so.
+
+        Raises:
+            TpiError: if no token can be drawn.
         """
         made = deque[Sampled]()
 
@@ -141,6 +144,8 @@ class Engine:
                 self._advance(stopped)
                 while made:
                     yield made.popleft()
+            if request.error is not None:
+                raise request.error
         finally:
             self.wanted = wanted
             self.withdraw(request)
@@ -198,19 +203,17 @@ class Engine:
 
     def _hand_out(self, request: Request, work: SequenceOf[Work], rows: F32) -> None:
         """Hidden states to a request that wants them."""
-        assert request.rows is not None
         starts = accumulate((item.count for item in work), initial=0)
         for start, item in zip(starts, work, strict=False):
             if item.sequence is request.sequence:
-                request.rows(rows[start : start + item.count])
-                request.finished = item.completes
+                request.take_rows(rows[start : start + item.count], item.completes)
 
     def _push(self, logits: Mapping[int, F32]) -> None:
         """A token for every request whose sequence has logits, by the sequence's number."""
         at = perf_counter()
         for request in self.admission.running:
             if (row := logits.get(request.sequence.id)) is not None:
-                request.push(request.draw(row, at), self.context)
+                request.take(row, at, self.context)
 
 
 def _last_rows(work: SequenceOf[Work], drawing: Container[int]) -> dict[int, int]:

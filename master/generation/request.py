@@ -1,6 +1,8 @@
 """What a user asked, as the engine runs it: a sequence, how tokens are drawn, when it ends, and who hears of them."""
 
-from collections.abc import Callable
+import logging
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -8,6 +10,9 @@ import numpy.typing as npt
 
 from master.generation.sampler import Logprobs, Sampler
 from master.generation.sequence import Sequence
+from tpi.errors import TpiError
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -35,7 +40,7 @@ class Request:
     the context is full. With `rows` no token is drawn: it hears of hidden states, and the request ends with the prompt.
 
     `client` is who asks, for a fair order. A request that `follows` another waits until that one's prompt is computed,
-    to begin with its pages.
+    to begin with its pages. A fault while a token is drawn or delivered ends this request alone, with `error`.
     """
 
     sequence: Sequence
@@ -50,6 +55,7 @@ class Request:
     made: int = 0
     begun: float | None = None  # when it was admitted first, `perf_counter` seconds
     finished: bool = False
+    error: TpiError | None = None  # why it ended, where something went wrong
 
     @property
     def held_up(self) -> bool:
@@ -57,20 +63,45 @@ class Request:
         first = self.follows
         return first is not None and not first.finished and not first.made
 
-    def draw(self, logits: npt.NDArray[np.float32], at: float) -> Sampled:
-        """The next token from `logits` `[vocab]`, appended to the sequence.
+    @contextmanager
+    def alone(self) -> Iterator[None]:
+        """End this request with `error` where the block raises; other requests go on."""
+        try:
+            yield
+        except TpiError as error:
+            self._fail(error)
+        except Exception as error:
+            logger.exception("a request failed")
+            self._fail(fault_of(error))
 
-        Raises:
-            NotFiniteError: if the greatest logit is no number.
-        """
+    def take(self, logits: npt.NDArray[np.float32], at: float, context: int) -> None:
+        """Draw the next token from `logits` `[vocab]` and deliver it; `context` is the most tokens of a sequence."""
+        with self.alone():
+            self._push(self._draw(logits, at), context)
+
+    def take_rows(self, rows: npt.NDArray[np.float32], last: bool) -> None:
+        """Deliver hidden states `[tokens, hidden]`; with the `last` ones the request ends."""
+        with self.alone():
+            assert self.rows is not None
+            self.rows(rows)
+            self.finished = last
+
+    def _draw(self, logits: npt.NDArray[np.float32], at: float) -> Sampled:
         tokens = self.sequence.tokens
         token, logprobs = self.sampler.draw(logits, tokens, len(tokens) - self.made, self.logprobs)
         tokens.append(token)
         return Sampled(self.sequence, token, at, logprobs)
 
-    def push(self, sampled: Sampled, context: int) -> None:
-        """A token was drawn, in a context of so many."""
+    def _push(self, sampled: Sampled, context: int) -> None:
         self.made += 1
         wanted = self.sink(sampled)
         full = self.made >= self.limit or len(self.sequence.tokens) >= context
         self.finished = not wanted or full or sampled.token in self.stops
+
+    def _fail(self, error: TpiError) -> None:
+        self.error, self.finished = error, True
+
+
+def fault_of(error: Exception) -> TpiError:
+    """Return a fault of the program as an error that a client may be told."""
+    return TpiError(f"the answer failed: {type(error).__name__}: {error}; see the server's log")

@@ -1,6 +1,5 @@
 """From logits to the next token id: bias, penalties, what a grammar allows, temperature, top-k, top-p, min-p."""
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -17,12 +16,42 @@ RANDOM_SEED = -1
 
 
 @dataclass(frozen=True)
+class Bounds:
+    """The values that a setting may have: from `low` to `high`, without `low` itself where it is `open`."""
+
+    low: float
+    high: float
+    open: bool = False
+
+    def hold(self, value: float) -> bool:
+        """Return True if `value` lies within; False for NaN."""
+        return self.low <= value <= self.high and not (self.open and value == self.low)
+
+    def __str__(self) -> str:
+        return f"{'above' if self.open else 'from'} {self.low:g} to {self.high:g}"
+
+
+TEMPERATURE = Bounds(0, 100)
+TOP_K = Bounds(0, 1 << 31)
+TOP_P = Bounds(0, 1, open=True)
+MIN_P = Bounds(0, 1)
+REPEAT_PENALTY = Bounds(0.01, 100)
+COUNT_PENALTY = Bounds(-100, 100)
+BIAS = Bounds(-100, 100)
+SEED = Bounds(RANDOM_SEED, (1 << 63) - 1)
+
+
+@dataclass(frozen=True)
 class Sampling:
     """How to choose a token. `temperature` 0 is greedy; `top_k` 0, `top_p` 1 and `min_p` 0 switch a filter off.
 
     The same `seed` draws the same tokens; None and -1 draw others every time. `bias` is added to the logits of tokens,
     after the frequency and the presence penalty, which count tokens of the answer (OpenAI's API reference: subtracted
-    as often as a token occurred, and once if it occurred).
+    as often as a token occurred, and once if it occurred). Within the bounds above, no logit below 1e36 becomes
+    infinite.
+
+    Raises:
+        UsageError: if a value is outside its bounds.
     """
 
     temperature: float = 0.8
@@ -36,17 +65,20 @@ class Sampling:
     bias: Mapping[int, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        checks = {
-            "--temp": 0 <= self.temperature < math.inf,
-            "--top-k": self.top_k >= 0,
-            "--top-p": 0 < self.top_p <= 1,
-            "--min-p": 0 <= self.min_p <= 1,
-            "--repeat-penalty": 0 < self.repeat_penalty < math.inf,
-            "--seed": self.seed is None or self.seed >= RANDOM_SEED,
-        }
-        for flag, valid in checks.items():
-            if not valid:
-                raise UsageError(f"{flag} is out of range; see tpi run --help for its meaning")
+        settings = (
+            ("--temp", self.temperature, TEMPERATURE),
+            ("--top-k", self.top_k, TOP_K),
+            ("--top-p", self.top_p, TOP_P),
+            ("--min-p", self.min_p, MIN_P),
+            ("--repeat-penalty", self.repeat_penalty, REPEAT_PENALTY),
+            ("--seed", RANDOM_SEED if self.seed is None else self.seed, SEED),
+            ("frequency_penalty", self.frequency_penalty, COUNT_PENALTY),
+            ("presence_penalty", self.presence_penalty, COUNT_PENALTY),
+            *(("logit_bias", value, BIAS) for value in self.bias.values()),
+        )
+        for name, value, bounds in settings:
+            if not bounds.hold(value):
+                raise UsageError(f"{name} {value} is out of range; give a number {bounds}")
 
 
 @dataclass(frozen=True)
@@ -86,9 +118,12 @@ class Sampler:
         `history` is what the repeat penalty applies to; the other penalties leave its first `prompt` tokens out.
 
         Raises:
-            NotFiniteError: if the greatest logit is no number.
+            NotFiniteError: if the greatest logit is not finite.
+            UsageError: if no token may come next.
         """
         settings = self.sampling
+        if not np.isfinite(logits.max()):  # NaN if any is
+            raise NotFiniteError("the logits are not finite: the model's head is damaged; make the pack again")
         logits = _penalise(logits, history, settings.repeat_penalty)
         logits = _discourage(logits, history[prompt:], settings)
         if self._constraint is not None:
@@ -100,13 +135,13 @@ class Sampler:
 
     def _choose(self, logits: F32) -> int:
         settings = self.sampling
-        best = int(logits.argmax())  # NaN before all
+        best = int(logits.argmax())
         if not np.isfinite(logits[best]):
-            raise NotFiniteError("the logits are not finite: the model's head is damaged; make the pack again")
+            raise UsageError("no token may come next: the grammar leaves none; change it, or ask without one")
         if settings.temperature == 0:
             return best
         ids, scores = _top_k(logits, settings.top_k)
-        probabilities = _softmax(scores / settings.temperature)
+        probabilities = _softmax(scores, settings.temperature)
         keep = _nucleus(probabilities, settings.top_p) & (probabilities >= settings.min_p * probabilities[0])
         kept = probabilities[keep]
         return int(self._random.choice(ids[keep], p=kept / kept.sum()))
@@ -132,7 +167,7 @@ def _discourage(logits: F32, made: Sequence[int], settings: Sampling) -> F32:
         tokens, counts = np.unique(np.asarray(made, np.int64), return_counts=True)
         logits[tokens] -= (often * counts + once).astype(np.float32)
     for token, bias in settings.bias.items():
-        logits[token] += bias
+        logits[token] += np.float32(bias)
     return logits
 
 
@@ -158,6 +193,8 @@ def _nucleus(probabilities: npt.NDArray[np.float64], top_p: float) -> npt.NDArra
     return np.cumsum(probabilities) - probabilities < top_p
 
 
-def _softmax(scores: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
-    weights = np.exp(scores - scores.max())
+def _softmax(scores: npt.NDArray[np.float64], temperature: float) -> npt.NDArray[np.float64]:
+    """Return the probabilities of falling `scores`, of which the first is finite; for any temperature above 0."""
+    with np.errstate(over="ignore"):  # minus infinity is right for what is far below the best
+        weights = np.exp((scores - scores[0]) / temperature)
     return np.asarray(weights / weights.sum())

@@ -14,7 +14,7 @@ from time import perf_counter
 from typing import Any, Protocol, TypeVar
 
 from master.generation.engine import Engine
-from master.generation.request import Request, RowSink, Sampled
+from master.generation.request import Request, RowSink, Sampled, fault_of
 from master.generation.sampler import Sampler
 from tpi.errors import BusyError, TpiError
 
@@ -189,8 +189,12 @@ class EngineThread:
         except TpiError as error:
             self._close(ticket, error)
             return
+        except Exception as fault:
+            logger.exception("a request could not begin")
+            self._close(ticket, fault_of(fault))
+            return
         ticket.request = Request(
-            sequence, asked.sampler, asked.limit, lambda sampled: _heard(ticket.listener, sampled),
+            sequence, asked.sampler, asked.limit, ticket.listener.token,
             asked.stops, asked.rows, asked.client, first, asked.logprobs,
         )  # fmt: skip
         self._live[ticket] = None
@@ -202,11 +206,11 @@ class EngineThread:
             self.problem = None
         except TpiError as error:
             self._fail(error)
-        except Exception as error:  # whatever it is, who waits must hear of it
+        except Exception as error:  # each listener has to hear of it
             logger.exception("a step failed")
             self._fail(TpiError(f"a step failed: {error}; see the log"))
         for ticket in [ticket for ticket in self._live if ticket.request and ticket.request.finished]:
-            self._end(ticket, None)
+            self._end(ticket, ticket.request.error if ticket.request else None)
 
     def _fail(self, error: TpiError) -> None:
         try:
@@ -227,13 +231,8 @@ class EngineThread:
     def _close(self, ticket: Ticket, error: TpiError | None) -> None:
         with self._lock:
             self._open -= 1
-        ticket.listener.ended(error)
-
-
-def _heard(listener: Listener, sampled: Sampled) -> bool:
-    """One listener's trouble is not the others'."""
-    try:
-        return listener.token(sampled)
-    except Exception:
-        logger.exception("a listener failed; its request ends")
-        return False
+        try:
+            ticket.listener.ended(error)
+        except Exception as fault:  # the client would wait for its end, and the thread would be gone
+            logger.exception("the end of a request failed")
+            ticket.listener.ended(fault_of(fault))

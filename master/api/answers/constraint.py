@@ -40,6 +40,9 @@ class GrammarConstraint:
     def allow(self, logits: F32) -> F32:
         """`logits` `[vocab]`, minus infinity for what may not come; at its end only the end of turn may."""
         self._matcher.unsafe_compute_mask_ptr(self._mask.ctypes.data, self._mask.nbytes)
+        if self._matcher.is_error():
+            said = " ".join(self._matcher.get_error().split())[:300]
+            raise RequestError(f"the grammar cannot be followed any further: {said}", code="grammar_failed")
         allowed = np.unpackbits(self._mask.view(np.uint8), bitorder="little")[: logits.size].view(np.bool_)
         return np.where(allowed, logits, np.float32(-np.inf))
 

@@ -189,5 +189,5 @@ def _sampler(constraint: GrammarConstraint | None, wanted: Wanted, index: int) -
     sampling, seed = wanted.sampling, wanted.sampling.seed
     if index and seed not in (None, RANDOM_SEED):
         assert seed is not None
-        sampling = replace(sampling, seed=seed + index)
+        sampling = replace(sampling, seed=(seed + index) % (1 << 63))
     return Sampler(sampling, constraint)

@@ -6,7 +6,7 @@ from pydantic import AfterValidator, Field
 
 from master.api.answers import grammars
 from master.api.forms import Body, FormPart
-from master.generation.sampler import Sampling
+from master.generation.sampler import REPEAT_PENALTY, Sampling
 
 MOST_CHOICES = 16
 MOST_LOGPROBS = 20
@@ -34,8 +34,8 @@ class SamplingFields(Body):
     top_p: float | None = Field(None, ge=0, le=1)
     top_k: int | None = Field(None, ge=-1, le=1_000_000)
     min_p: float | None = Field(None, ge=0, le=1)
-    repeat_penalty: float | None = Field(None, gt=0, le=10)
-    repetition_penalty: float | None = Field(None, gt=0, le=10)
+    repeat_penalty: float | None = Field(None, ge=REPEAT_PENALTY.low, le=10)
+    repetition_penalty: float | None = Field(None, ge=REPEAT_PENALTY.low, le=10)
     frequency_penalty: float | None = Field(None, ge=-2, le=2)
     presence_penalty: float | None = Field(None, ge=-2, le=2)
     seed: int | None = Field(None, ge=-1, lt=1 << 63)

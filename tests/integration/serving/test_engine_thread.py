@@ -1,6 +1,6 @@
 """The engine on its thread: requests from several threads, given up at any time; busy, failing, stopping."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from threading import Event, Thread
 
@@ -8,7 +8,7 @@ import pytest
 
 from master.generation.engine import Engine
 from master.generation.request import Sampled
-from master.generation.sampler import Sampler, Sampling
+from master.generation.sampler import F32, Sampler, Sampling
 from master.generation.thread import EngineAsk, EngineThread, Ticket
 from tests.support.cluster.inprocess import in_process_engine
 from tpi.errors import BusyError, NodeLost, TpiError, UsageError
@@ -96,18 +96,51 @@ def test_a_prompt_that_cannot_be_is_heard_of(thread: EngineThread) -> None:
     assert isinstance(heard.error, UsageError)
 
 
-def test_a_listener_that_fails_ends_its_request_alone(thread: EngineThread, caplog: pytest.LogCaptureFixture) -> None:
-    class Broken(Heard):
-        def token(self, sampled: Sampled) -> bool:
-            raise ValueError("broken")
+class BrokenToken(Heard):
+    def token(self, sampled: Sampled) -> bool:
+        raise ValueError("broken")
 
-    broken, other = Broken(), Heard()
-    submitted(thread, [5, 6, 7], broken)
+
+class BrokenEnd(Heard):
+    def ended(self, error: TpiError | None) -> None:
+        if error is None:
+            raise ValueError("broken")
+        super().ended(error)
+
+
+class BrokenSampler(Sampler):
+    def sample(self, logits: F32, history: Sequence[int] = (), prompt: int = 0) -> int:
+        raise ValueError("broken")
+
+
+def broken_rows(rows: F32) -> None:
+    raise ValueError("broken")
+
+
+GREEDY = Sampler(Sampling(temperature=0))
+FAULTS: dict[str, tuple[Heard, EngineAsk]] = {
+    "a token": (BrokenToken(), EngineAsk([5, 6, 7], GREEDY, 20)),
+    "the end": (BrokenEnd(), EngineAsk([5, 6, 7], GREEDY, 20)),
+    "the draw": (Heard(), EngineAsk([5, 6, 7], BrokenSampler(Sampling()), 20)),
+    "hidden states": (Heard(), EngineAsk([5, 6, 7], GREEDY, 20, rows=broken_rows)),
+    "a prompt that is no numbers": (Heard(), EngineAsk(["x"], GREEDY, 20)),  # type: ignore[list-item]
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_fault_in_one_request_ends_it_alone(
+    fault: str, thread: EngineThread, caplog: pytest.LogCaptureFixture
+) -> None:
+    other = Heard()
     submitted(thread, [5, 6, 8], other)
-    assert broken.over.wait(WAIT_S)
+    heard, ask = FAULTS[fault]
+    thread.submit(Ticket(ask, heard))
+    assert heard.over.wait(WAIT_S)
     assert other.over.wait(WAIT_S)
-    assert len(other.tokens) == 20
-    assert "its request ends" in caplog.text
+    assert (len(other.tokens), other.error) == (20, None)
+    assert "the answer failed: " in str(heard.error)
+    assert "failed" in caplog.text or "could not begin" in caplog.text
+    assert thread.problem is None
 
 
 def test_too_many_are_told_to_come_back(engine: Engine) -> None:

@@ -1,5 +1,8 @@
 """Sampling: greedy, filters, seeds, penalties."""
 
+import math
+from typing import Any
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -92,7 +95,52 @@ def test_a_constraint_decides_what_may_come_and_hears_what_came() -> None:
     assert odd.came == drawn
 
 
-@pytest.mark.parametrize("bad", [{"temperature": -1}, {"top_p": 0}, {"min_p": 2}, {"repeat_penalty": 0}, {"top_k": -1}])
-def test_out_of_range_is_refused(bad: dict[str, float]) -> None:
-    with pytest.raises(UsageError):
-        Sampling(**bad)  # type: ignore[arg-type]
+@pytest.mark.parametrize(
+    ("name", "bad"),
+    [
+        ("temperature", -1), ("temperature", 1e300), ("temperature", math.nan), ("top_p", 0), ("min_p", 2),
+        ("repeat_penalty", 0), ("repeat_penalty", 1e-40), ("repeat_penalty", 1e40), ("top_k", -1),
+        ("frequency_penalty", 1e39), ("presence_penalty", math.nan), ("bias", {3: math.inf}), ("seed", 1 << 64),
+    ],
+)  # fmt: skip
+def test_out_of_range_is_refused_with_the_range(name: str, bad: Any) -> None:
+    with pytest.raises(UsageError, match=r"is out of range; give a number (from|above) "):
+        Sampling(**{name: bad})
+
+
+EDGES = st.builds(
+    Sampling,
+    temperature=st.sampled_from([0.0, 5e-324, 1e-310, 1e-45, 1e-20, 1.0, 100.0]),
+    top_k=st.sampled_from([0, 1, 3, 1 << 31]),
+    top_p=st.sampled_from([5e-324, 1e-40, 0.5, 1.0]),
+    min_p=st.sampled_from([0.0, 5e-324, 0.05, 1.0]),
+    repeat_penalty=st.sampled_from([0.01, 1.0, 100.0]),
+    frequency_penalty=st.sampled_from([-100.0, 0.0, 5e-324, 100.0]),
+    presence_penalty=st.sampled_from([-100.0, 0.0, 100.0]),
+    bias=st.dictionaries(st.integers(0, 4), st.sampled_from([-100.0, 5e-324, 100.0])),
+    seed=st.sampled_from([None, -1, 0, (1 << 63) - 1]),
+)
+
+
+@given(EDGES, st.lists(st.sampled_from([-np.inf, -1e30, -1.0, 0.0, 1e-40, 1.0, 1e30]), min_size=4, max_size=4))
+def test_any_setting_within_its_bounds_draws_a_token(sampling: Sampling, logits: list[float]) -> None:
+    sampler, history = Sampler(sampling), [0, 1, 1, 4]
+    token, said = sampler.draw(np.array([0.5, *logits], np.float32), history, 1, 3)
+    assert 0 <= token < 5
+    assert said is not None
+
+
+def test_the_least_temperature_is_greedy() -> None:
+    assert drawn(Sampling(temperature=5e-324, top_k=0, top_p=1, min_p=0)) == {0}
+
+
+def test_a_grammar_that_leaves_no_token_is_not_the_models_fault() -> None:
+    class Nothing:
+        def allow(self, logits: np.ndarray) -> np.ndarray:
+            return np.full_like(logits, -np.inf)
+
+        def accept(self, token: int) -> None:
+            raise AssertionError(token)
+
+    with pytest.raises(UsageError, match="no token may come next"):
+        Sampler(Sampling(), Nothing()).sample(LOGITS)

@@ -52,6 +52,7 @@ def run(
     messages = prompt_messages(read_prompt(prompt, file, raw), system, raw)
     with Session(placement) as session:
         sequence = session.engine.admit(encode_prompt(session.tokenizer, messages, raw))
+        session.tokenizer.close()  # the memory of the process that renders is the model's now
         show = _nothing if as_json else write_answer
         limits = AnswerLimits(tokens or session.engine.context, stops)
         result = stream_answer(session, sequence, Sampler(sampling), limits, show)

@@ -145,6 +145,8 @@ class Session:
         sharing = planned.sharing if planned else shares_later(asked, replace(placement, dtype=dtype), known)
         self.pack = open_located(located, dtype, placement.cache, room=self._make_room)
         self.tokenizer = Tokenizer.load(self.pack)
+        stack.callback(self.tokenizer.close)
+        self.tokenizer.start()
         self.context = _context(placement.context, self.pack.config.context)
         gates = self._choose_gates(located, dtype)
         self._number(sharing.among(workers))

@@ -4,21 +4,20 @@ import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import cached_property
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from tokenizers import Tokenizer as FastTokenizer
 
+from master.text.controls import Controls
 from master.text.spelling import speller
-from master.text.values import mapped, texts_of, unused
+from master.text.templates.template import FIRST_ANSWER, ChatTemplate, Rendering, TemplateRefusal
 from tpi.errors import ModelError
 from tpi.pack.reader import Pack
-
-if TYPE_CHECKING:
-    from master.text.templates.template import ChatTemplate
 
 Message = Mapping[str, Any]  # {"role": ..., "content": ...}, and what else the template knows
 
 _REPLACEMENT = "\N{REPLACEMENT CHARACTER}"  # what an unfinished character decodes to
+_ANSWER = re.compile(b"\x02+")
 _HELD_TOKENS = 16  # more than an unfinished character has
 
 
@@ -49,48 +48,55 @@ class Tokenizer:
         self,
         messages: Sequence[Message],
         replay: Mapping[int, Sequence[int]] = MappingProxyType({}),
-        **names: Any,
+        names: Mapping[str, Any] = MappingProxyType({}),
     ) -> list[int]:
-        """Token ids of a conversation, ready for the assistant's answer.
+        """Return the token ids of a conversation, ready for the assistant's answer.
 
-        Control tokens come from the template alone: what a message spells out stays text. A model without a chat
-        template gets the contents as they are, joined by newlines. Of messages named in `replay`, by their index, the
-        very tokens stand in the place of their content. `names` are what else the template is given, such as tools.
+        Control tokens come from the template alone: what a message or one of `names` spells out stays text, whatever
+        the template does with it. Without a chat template the contents are joined by newlines, and are text, too. In
+        the place of the contents of messages named in `replay`, by their index, stand the tokens given there. `names`
+        are what else the template is given, such as tools.
 
         Raises:
             ModelError: if the template fails, or refuses the messages.
         """
         if self.chat_template is None:
-            return self.encode("\n".join(message["content"] for message in messages))
-        mark, again = unused(texts_of((messages, names)), 2)
-        asked = [
-            {"role": message["role"], "content": f"{mark}{again}{index}{mark}"}
-            if index in replay
-            else mapped(message, lambda text: self._mark(text, mark))
-            for index, message in enumerate(messages)
-        ]
-        rendered = self.render(asked, **mapped(names, lambda text: self._mark(text, mark)))
-        ids: list[int] = []
-        for index, piece in enumerate(rendered.split(mark)):
-            if index % 2 and piece.startswith(again):
-                ids += replay[int(piece[1:])]
-            else:
-                ids += self._literal(piece) if index % 2 else self.encode(piece, special=False)
-        return ids
+            return self._controls.prompt("\n".join(message["content"] for message in messages))
+        rendering = self._with_answers(messages, names, replay.keys()) or self._template.render(messages, names)
+        ids, at, marks = list[int](), 0, rendering.marks
+        for found in _ANSWER.finditer(marks):
+            ids += self._controls.encode(rendering.text[at : found.start()], marks[at : found.start()])
+            ids += replay[ord(rendering.text[found.start()]) - FIRST_ANSWER]
+            at = found.end()
+        return ids + self._controls.encode(rendering.text[at:], marks[at:])
 
-    def render(self, messages: Sequence[Message], **names: Any) -> str:
-        """The conversation through the model's chat template, with the opening of the assistant's turn.
+    def render(self, messages: Sequence[Message], names: Mapping[str, Any] = MappingProxyType({})) -> str:
+        """Return the conversation through the chat template, with the opening of the assistant's turn.
 
         Raises:
             ModelError: as `encode_chat`.
         """
-        special = {name: self.info.get(name) or "" for name in ("bos_token", "eos_token")}
-        return self._template.render(messages, **{**names, **special})
+        return self._template.render(messages, names).text
+
+    def encode_text(self, text: str) -> list[int]:
+        """Return the token ids of a prompt that is text only: control tokens that it spells out stay text."""
+        return self._controls.prompt(text)
+
+    def start(self) -> None:
+        """Start what renders the chat template, so that it loads while other things happen."""
+        if self.chat_template is not None:
+            self._template.start()
+
+    def close(self) -> None:
+        """End what renders the chat template; it starts again where it is needed."""
+        if self.chat_template is not None:
+            self._template.close()
 
     def control(self, text: str) -> int | None:
         """The control token that is spelled like `text`, if there is one; tokens that are shown as text are none."""
         token = self._fast.token_to_id(text)
-        return token if token is not None and self._controls.fullmatch(text) else None
+        added = self._fast.get_added_tokens_decoder().get(token) if token is not None else None
+        return token if added is not None and added.special else None
 
     def spelling(self, tokens: Sequence[int]) -> str:
         """How tokens are written, control tokens included; what is no whole character is shown as U+FFFD."""
@@ -110,32 +116,34 @@ class Tokenizer:
         """Gives the bytes that a token stands for, control tokens included: perhaps no whole character."""
         return speller(self._fast)
 
-    @cached_property
-    def _template(self) -> "ChatTemplate":
-        from master.text.templates.template import ChatTemplate  # jinja2 is not loaded for prompts that need none
+    def _with_answers(
+        self, messages: Sequence[Message], names: Mapping[str, Any], answers: Collection[int]
+    ) -> Rendering | None:
+        """Return the conversation with one character for each of `answers`; None if the template does not allow it."""
+        if not answers:
+            return None
+        try:
+            rendering = self._template.render(messages, names, answers)
+        except TemplateRefusal:  # it looks into its own turns
+            return None
+        return rendering if sorted(_answers(rendering)) == sorted(answers) else None
 
+    @cached_property
+    def _template(self) -> ChatTemplate:
         if self.chat_template is None:
             raise ModelError(f"{self._model} has no chat template; use tpi run --raw")
-        return ChatTemplate(self.chat_template, self._model)
+        special = {name: self.info.get(name) or "" for name in ("bos_token", "eos_token")}
+        return ChatTemplate(self.chat_template, self._model, special)
 
     @cached_property
-    def _controls(self) -> re.Pattern[str]:
-        """Finds the spelling of any control token."""
-        tokens = [token.content for token in self._fast.get_added_tokens_decoder().values() if token.special]
-        longest_first = sorted(filter(None, tokens), key=len, reverse=True)
-        return re.compile("|".join(map(re.escape, longest_first)) or r"(?!)")
+    def _controls(self) -> Controls:
+        return Controls(self._fast, self.chat_template)
 
-    def _mark(self, content: str, mark: str) -> str:
-        """`content` with a mark before and after each control token that it spells out."""
-        return self._controls.sub(lambda found: f"{mark}{found[0]}{mark}", content)
 
-    def _literal(self, text: str) -> list[int]:
-        """Token ids of `text` as text, even where it spells a control token."""
-        self._fast.encode_special_tokens = True
-        try:
-            return self.encode(text, special=False)
-        finally:
-            self._fast.encode_special_tokens = False
+def _answers(rendering: Rendering) -> list[int]:
+    """Return the messages, by their index, whose earlier answers are to stand in `rendering`; -1 for a changed one."""
+    marks, text = rendering.marks, rendering.text
+    return [ord(text[found.start()]) - FIRST_ANSWER if len(found[0]) == 1 else -1 for found in _ANSWER.finditer(marks)]
 
 
 class TokenStream:

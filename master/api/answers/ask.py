@@ -56,10 +56,11 @@ class ChatAsk:
 
 @dataclass(frozen=True)
 class TextAsk:
-    """A text, or token ids, to go on with as they are."""
+    """A text, or token ids, to go on with as they are; in a `literal` text, spelled control tokens stay text."""
 
     prompt: str | tuple[int, ...]
     wanted: Wanted
     client: str = ""
     field: str = "prompt"
     echo: bool = False  # whether the answer begins with it
+    literal: bool = False

@@ -53,7 +53,8 @@ class Preparer:
         """Raises RequestError, naming the field, if it cannot be answered."""
         if isinstance(ask.prompt, str):
             self._refuse_long([ask.prompt], ask.field)
-            tokens = self._tokenizer.encode(ask.prompt)
+            encode = self._tokenizer.encode_text if ask.literal else self._tokenizer.encode
+            tokens = encode(ask.prompt)
         else:
             tokens = list(ask.prompt)
         sized = self._sized(tokens, ask.wanted, ask.field)
@@ -67,12 +68,7 @@ class Preparer:
         messages, names = self._told(ask)
         replay = self.replay.find(messages)
         try:
-            try:
-                return self._tokenizer.encode_chat(messages, replay, **names)
-            except ModelError:
-                if not replay:
-                    raise
-                return self._tokenizer.encode_chat(messages, **names)  # a template that looks into its own turns
+            return self._tokenizer.encode_chat(messages, replay, names)
         except ModelError as error:
             reason = getattr(error, "reason", "it failed; the server's log says why")
             said = f"the model's chat template refused the conversation: {reason}"

@@ -93,9 +93,10 @@ class Service:
         return total / max(float(np.linalg.norm(total)), 1e-12), len(prepared.tokens)
 
     def close(self) -> None:
-        """Join the threads that prepare prompts and grammars."""
+        """Join the threads that prepare prompts and grammars, and end the process that renders templates."""
         for thread in (self._text, self._grammar):
             thread.shutdown(cancel_futures=True)
+        self._tokenizer.close()
 
     async def begin(self, prepared: PreparedAsk, wanted: Wanted, client: str) -> list[Answering]:
         """`wanted.count` answers to what is prepared; raises BusyError as `chat`."""

@@ -69,7 +69,9 @@ async def _all(state: ApiState, form: EmbeddingForm, model: str, request: Reques
     """One after the other: they are no more urgent than anybody's answer."""
     found, tokens = [], 0
     for index, prompt in enumerate(prompts_of(form.input)):
-        vector, count = await state.service.embed(TextAsk(prompt, Wanted(), state.client(request), "input"))
+        vector, count = await state.service.embed(
+            TextAsk(prompt, Wanted(), state.client(request), "input", literal=True)
+        )
         raw = vector.astype("<f4")
         shown = (
             base64.b64encode(raw.tobytes()).decode() if form.encoding_format == "base64" else np.asarray(raw).tolist()

@@ -1,97 +1,114 @@
-"""jinja2's immutable sandbox with bounds, and with the helpers that Hugging Face templates expect.
+"""jinja2's immutable sandbox with the helpers of Hugging Face's templates, where all text knows where it came from.
 
-The sandbox keeps a template from the machine; the bounds keep it from the machine's memory, and make every single
-operation short.
+The sandbox keeps a template from the machine's files and Python's internals. Limits of time and memory are those of the
+process that runs it, see `master.confined`.
 """
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from datetime import datetime
-from functools import wraps
+from secrets import token_hex
 from typing import Any
 
-from jinja2 import nodes, pass_context
+from jinja2 import Environment, nodes, pass_context, pass_environment
 from jinja2.exceptions import TemplateError
 from jinja2.ext import Extension
+from jinja2.filters import do_title, make_attrgetter
 from jinja2.parser import Parser
 from jinja2.runtime import Context
-from jinja2.sandbox import ImmutableSandboxedEnvironment
+from jinja2.sandbox import ImmutableSandboxedEnvironment, SandboxedFormatter
 from jinja2.visitor import NodeTransformer
 
-from master.text.templates.bounds import VALUE_CHARS, check_call, check_format, check_product, checked, metered, size
+from master.text.templates.provenance import CALLER, Text, agreed, as_text, joined, marks_of, own
 
-SOURCE_CHARS = 1 << 20  # of a template; published ones have up to 30,000
-_REMOVED = (
-    "center",
-    "pprint",
-    "urlize",
-    "wordwrap",
-    "xmlattr",
-)  # filters that make much of little
+SOURCE_CHARS = 128 << 10  # of a template; published ones have up to 30,000
+OUTPUT_CHARS = 8 << 20  # of a rendering
 
 
 class Sandbox(ImmutableSandboxedEnvironment):
-    """Bounds what operators, calls and filters can make, and counts all text that is written."""
+    """Keeps the marks of `master.text.templates.provenance` through everything that a template does with a text."""
 
-    intercepted_binops = frozenset(("*", "**", "+", "%"))
+    concat = staticmethod(joined)
 
     def __init__(self) -> None:
         super().__init__(trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols", _Generation])
-        self.written = 0  # characters, in this rendering
-        self.finalize = self._write
-        self.filters["tojson"] = _to_json
-        for name, filter_ in list(self.filters.items()):
-            self.filters[name] = _bounded_filter(name, filter_)
-        for name in _REMOVED:
-            del self.filters[name]
+        self.finalize = _written
+        self.filters |= {"tojson": _to_json, "string": as_text, "safe": as_text, "join": _join, "indent": _indent}
+        self.filters |= {"e": _escape, "escape": _escape, "forceescape": _escape, "title": _title}
         del self.globals["lipsum"]
         self.globals["raise_exception"] = _raise
         self.globals["strftime_now"] = lambda form: datetime.now().strftime(form)
 
-    def bounded(self, source: str) -> Any:
-        """The template, compiled."""
+    def compiled(self, source: str) -> Any:
+        """Return the template that `source` is.
+
+        Raises:
+            TemplateError: if it is too long or not a template; compiling may raise other errors, too.
+        """
         if len(source) > SOURCE_CHARS:
             raise TemplateError(f"it is longer than {SOURCE_CHARS} characters")
-        return self.from_string(_Intercepted().visit(self.parse(source)))
+        return self.from_string(_Literals(self).visit(self.parse(source)))
 
-    def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
-        """One of the operators above, unless its result would be too large."""
-        size((left, right))
-        if operator in ("*", "**"):
-            check_product(operator, left, right)
-        elif operator == "%" and isinstance(left, str):
-            check_format((left, right))
-        return super().call_binop(context, operator, left, right)
+    def wrap_str_format(self, value: Any) -> Callable[..., str] | None:
+        """Return what `form.format` or `form.format_map` is for a template; None where `value` is neither."""
+        form, name = getattr(value, "__self__", None), getattr(value, "__name__", "")
+        if not isinstance(form, str) or name not in ("format", "format_map"):
+            return None
+
+        def call(*args: Any, **kwargs: Any) -> Text:
+            fields = args[0] if name == "format_map" else kwargs
+            return self._formatted(as_text(form), () if name == "format_map" else args, fields)
+
+        return call
 
     def call(self, context: Context, obj: Any, /, *args: Any, **kwargs: Any) -> Any:
-        """A call of a function, a macro, or a method of a value."""
-        owner = getattr(obj, "__self__", None)
-        if isinstance(owner, (str, bytes, int, float, list, tuple, dict)):
-            check_call(getattr(obj, "__name__", ""), (owner, *args, *kwargs.values()))
-        return checked(super().call(context, obj, *args, **kwargs))
+        """Call a function, a macro or a method of a value."""
+        return super().call(context, self.wrap_str_format(obj) or obj, *args, **kwargs)
 
-    @pass_context
-    def _write(self, context: Context, value: Any) -> str:
-        """What an expression, or a piece of literal text, writes; what is captured and written again counts again."""
-        size((value,))
-        text = str(value)
-        self.written += len(text)
-        if self.written > VALUE_CHARS:
-            raise TemplateError(f"it writes more than {VALUE_CHARS} characters")
-        return text
+    def _formatted(self, form: Text, args: Any, kwargs: Mapping[str, Any]) -> Text:
+        formatter = SandboxedFormatter(self)
+
+        def parts() -> Iterator[Any]:
+            write, unnamed = Text if CALLER in marks_of(form) else own, 0
+            for literal, name, spec, conversion in formatter.parse(form):
+                yield write(literal)
+                if name is None:
+                    continue
+                if name[:1] in ("", ".", "["):
+                    name, unnamed = f"{unnamed}{name}", unnamed + 1
+                value = formatter.convert_field(formatter.get_field(name, args, kwargs)[0], conversion)
+                number = type(value) in (int, float)
+                said = formatter.format_field(value, formatter.vformat(spec, args, kwargs)) if spec else value
+                yield own(said) if spec and number else said
+
+        return agreed(formatter.vformat(form, args, kwargs), lambda: joined(parts()))
 
 
-class _Intercepted(NodeTransformer):
-    """Makes `~` a filter and literal text an expression, so that the sandbox sees both."""
+class _Literals(NodeTransformer):
+    """Makes each text that stands in the template one that the template wrote, and `~` keep the marks of its sides."""
+
+    def __init__(self, sandbox: Sandbox) -> None:
+        self._sandbox, self._count = sandbox, 0
+        sandbox.extend(joined_all=lambda *parts: joined(parts))
 
     def visit_Concat(self, node: nodes.Concat) -> nodes.Node:  # noqa: N802 - named by jinja2
-        """`a ~ b` as `[a, b] | join`."""
+        """Return `a ~ b` as a call."""
         self.generic_visit(node)
-        return nodes.Filter(nodes.List(node.nodes), "join", [], [], None, None, lineno=node.lineno)
+        return nodes.Call(nodes.EnvironmentAttribute("joined_all"), node.nodes, [], None, None, lineno=node.lineno)
 
     def visit_TemplateData(self, node: nodes.TemplateData) -> nodes.Node:  # noqa: N802 - named by jinja2
-        """Text between tags as a string."""
-        return nodes.Const(node.data, lineno=node.lineno)
+        """Return the text between tags as the template's."""
+        return self._literal(node.data, node.lineno)
+
+    def visit_Const(self, node: nodes.Const) -> nodes.Node:  # noqa: N802 - named by jinja2
+        """Return a string as the template's, and anything else as it is."""
+        return self._literal(node.value, node.lineno) if isinstance(node.value, str) else node
+
+    def _literal(self, value: str, line: int) -> nodes.Node:
+        self._count += 1
+        name = f"literal_{self._count}"
+        self._sandbox.extend(**{name: own(value)})
+        return nodes.EnvironmentAttribute(name, lineno=line)
 
 
 class _Generation(Extension):
@@ -100,29 +117,75 @@ class _Generation(Extension):
     tags = {"generation"}  # noqa: RUF012 - as in jinja2
 
     def parse(self, parser: Parser) -> list[nodes.Node]:
-        """What stands between the tags."""
+        """Return what stands between the tags."""
         next(parser.stream)
         return parser.parse_statements(("name:endgeneration",), drop_needle=True)
 
 
-def _bounded_filter(name: str, filter_: Callable[..., Any]) -> Callable[..., Any]:
-    """`filter_` with its arguments checked before, and its result after."""
+@pass_context  # so that jinja2 leaves it to the rendering
+def _written(context: Context, value: Any) -> Text:
+    """Return what an expression writes."""
+    return as_text(value)
 
-    @wraps(filter_)
-    def call(*args: Any, **kwargs: Any) -> Any:
-        values = args[1:] if hasattr(filter_, "jinja_pass_arg") else args  # the first is jinja2's own
-        check_call(name, (*values, *kwargs.values()))
-        return checked(filter_(*(metered(arg) if isinstance(arg, Iterator) else arg for arg in args), **kwargs))
 
-    return call
+@pass_environment
+def _join(environment: Environment, value: Any, d: Any = "", attribute: str | int | None = None) -> Text:
+    """Return the parts of `value`, or an attribute of each, with `d` between them."""
+    parts = value if attribute is None else map(make_attrgetter(environment, attribute), value)
+    return as_text(d).join(map(as_text, parts))
+
+
+def _title(value: Any) -> Text:
+    """Return `value` with each word in title case."""
+    text = as_text(value)
+    return text.recased(do_title(str.__str__(text)))
+
+
+def _indent(text: str, width: int | str = 4, first: bool = False, blank: bool = False) -> Text:
+    """Return `text` as jinja2's filter of this name indents it."""
+    indention = as_text(width) if isinstance(width, str) else own(" " * width)
+    lines = (as_text(text) + own("\n")).splitlines()
+    head, *rest = lines
+    shown = [head, *(indention + line if line or blank else line for line in rest)]
+    return (indention if first else Text()) + own("\n").join(shown)
+
+
+def _escape(value: Any) -> Text:
+    """Return `value` for HTML."""
+    text = as_text(value)
+    for character, name in (("&", "&amp;"), (">", "&gt;"), ("<", "&lt;"), ("'", "&#39;"), ('"', "&#34;")):
+        text = text.replace(character, own(name))
+    return text
 
 
 def _to_json(
     value: Any, indent: int | None = None, ensure_ascii: bool = False, separators: Any = None, sort_keys: bool = False
-) -> str:
-    """JSON as Hugging Face's `tojson` writes it: not escaped for HTML."""
-    return json.dumps(value, indent=indent, ensure_ascii=ensure_ascii, separators=separators, sort_keys=sort_keys)
+) -> Text:
+    """Return JSON as Hugging Face's `tojson` writes it: not escaped for HTML."""
+    nonce, kept = token_hex(16), list[Text]()
+
+    def held(part: Any) -> Any:
+        """Put a name that no caller can guess in the place of each text of the template."""
+        if isinstance(part, Text) and CALLER * len(part) != marks_of(part):
+            kept.append(part)
+            return f"{nonce}{len(kept) - 1:08d}"
+        if isinstance(part, Mapping):
+            return {key: held(one) for key, one in part.items()}
+        return [held(one) for one in part] if isinstance(part, (list, tuple)) else part
+
+    said = json.dumps(held(value), indent=indent, ensure_ascii=ensure_ascii, separators=separators, sort_keys=sort_keys)
+    first, *rest = said.split(nonce)
+    parts = [Text(first)]
+    for piece in rest:
+        text = kept[int(piece[:8])]
+        parts += [joined(_encoded(character, ensure_ascii) for character in text), Text(piece[8:])]
+    return joined(parts)
+
+
+def _encoded(character: str, ensure_ascii: bool) -> Text:
+    said = json.dumps(character, ensure_ascii=ensure_ascii)[1:-1]
+    return Text(said, marks_of(character) * len(said))
 
 
 def _raise(message: str) -> None:
-    raise TemplateError(message)
+    raise TemplateError(str(message))

@@ -1,18 +1,29 @@
-"""A model's chat template: a program that came with the weights, run within limits of output, size and time."""
+"""A model's chat template: a program that came with the weights, run in a child process within limits."""
 
-import sys
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from time import monotonic
-from types import FrameType
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
-from jinja2.exceptions import TemplateError
-
-from master.text.templates.sandbox import Sandbox
+from master.confined.process import ConfinedError, ConfinedProcess, Limits
 from tpi.errors import ModelError
 
-SECONDS = 5.0  # for a rendering
+SECONDS = 5.0  # of processor time, for compiling and for each rendering
+MEMORY = 256 << 20  # bytes, for the same
+FIRST_ANSWER = 0xF0000
+"""The character that stands for the answer of message 0, of a private-use plane."""
+
+
+@dataclass(frozen=True)
+class Rendering:
+    """What a template wrote.
+
+    Attributes:
+        text: all of it.
+        marks: one byte for each character of it, see `master.text.templates.provenance`.
+    """
+
+    text: str
+    marks: bytes
 
 
 class TemplateRefusal(ModelError):
@@ -24,53 +35,42 @@ class TemplateRefusal(ModelError):
 
 
 class ChatTemplate:
-    """One compiled template. `render` may be called often, by one thread at a time."""
+    """One template, which is compiled where it runs. `render` may be called often, and from several threads."""
 
-    def __init__(self, source: str, model: str) -> None:
-        """`model` is how errors name it; nothing is compiled until the first `render`."""
-        self._source = source
+    def __init__(self, source: str, model: str, special: Mapping[str, str] | None = None) -> None:
+        """`model` is how errors name it; `special` texts, such as `bos_token`, count as written by the template."""
         self._model = model
-        self._sandbox = Sandbox()
-        self._compiled: Any = None
+        limits = Limits(SECONDS, MEMORY, SECONDS, MEMORY)
+        settings = {"source": source, "special": dict(special or {})}
+        self._process = ConfinedProcess("master.text.templates.renderer", settings, limits)
 
-    def render(self, messages: Sequence[Mapping[str, Any]], **names: Any) -> str:
-        """The conversation as the template writes it, with the opening of the assistant's turn; it knows `names`.
+    def start(self) -> None:
+        """Start the child process, so that it loads while other things happen."""
+        self._process.start()
+
+    def render(
+        self, messages: Sequence[Mapping[str, Any]], names: Mapping[str, Any], answers: Collection[int] = ()
+    ) -> Rendering:
+        """Return the conversation as the template writes it, with the opening of the assistant's turn.
+
+        `names` are what else it is given. For each message named in `answers`, by its index, one character with the
+        mark `ANSWER` stands in the place of its content.
 
         Raises:
-            ModelError: if the template is wrong, refuses these messages, or goes beyond a limit; whatever it raised.
+            TemplateRefusal: if the template is wrong, refuses these messages or goes over a limit, whatever it raised.
         """
+        asked = {
+            "messages": [dict(message) for message in messages],
+            "names": dict(names),
+            "answers": list(answers),
+            "first_answer": FIRST_ANSWER,
+        }
         try:
-            if self._compiled is None:
-                self._compiled = self._sandbox.bounded(self._source)
-            self._sandbox.written = 0
-            with _time_limit(SECONDS):
-                rendered: str = self._compiled.render(
-                    **{**names, "messages": [dict(message) for message in messages], "add_generation_prompt": True}
-                )
-        except Exception as error:  # a template can raise anything
-            raise TemplateRefusal(self._model, _sentence(error)) from error
-        return rendered
+            done = self._process.ask(asked)
+        except ConfinedError as error:
+            raise TemplateRefusal(self._model, str(error)) from error
+        return Rendering(done["text"], b"".join(bytes([mark]) * length for length, mark in done["runs"]))
 
-
-@contextmanager
-def _time_limit(seconds: float) -> Iterator[None]:
-    """Ends Python code that runs longer, at its next line. Single operations are short, for sizes are bounded."""
-    ends = monotonic() + seconds
-
-    def look(frame: FrameType, event: str, argument: Any) -> Any:
-        if monotonic() > ends:
-            raise TemplateError(f"it takes longer than {seconds:g} s")
-        return look
-
-    before = sys.gettrace()
-    sys.settrace(look)
-    try:
-        yield
-    finally:
-        sys.settrace(before)
-
-
-def _sentence(error: Exception) -> str:
-    """What `error` says, on one line of bounded length, without what could steer a terminal."""
-    said = " ".join(str(error).split())[:300] or type(error).__name__
-    return "".join(character for character in said if character.isprintable())
+    def close(self) -> None:
+        """End the child process."""
+        self._process.close()

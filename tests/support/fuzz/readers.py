@@ -3,7 +3,7 @@
 import json
 import struct
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from dataclasses import fields
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -149,4 +149,6 @@ def _read_config(directory: Path, parts: Parts) -> None:
 
 def _render(parts: Parts) -> None:
     source = parts[0].decode(errors="replace")
-    ChatTemplate(source, "fuzzed").render(_MESSAGES, eos_token="</s>")
+    template = ChatTemplate(source, "fuzzed", {"eos_token": "</s>"})
+    with closing(template):
+        template.render(_MESSAGES, {})

@@ -1,18 +1,28 @@
 """Chat templates: Hugging Face's helpers work, and whatever a template does ends soon, small, and in one sentence."""
 
-from pathlib import Path
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import closing, suppress
 
+import psutil
 import pytest
 
+from master.confined import process
 from master.text.templates import template as module
 from master.text.templates.template import ChatTemplate
+from tests.support.models import TEMPLATE
+from tests.support.paths import ROOT
 from tpi.errors import ModelError
 
 HELLO = [{"role": "user", "content": "Hello"}]
+SPECIAL = {"bos_token": "<s>", "eos_token": "</s>"}
 
 
 def render(source: str, messages: list[dict[str, str]] = HELLO) -> str:
-    return ChatTemplate(source, "tiny").render(messages, bos_token="<s>", eos_token="</s>")
+    with closing(ChatTemplate(source, "tiny", SPECIAL)) as template:
+        return template.render(messages, {}).text
 
 
 USED_BY_MODELS = {
@@ -27,6 +37,10 @@ USED_BY_MODELS = {
     "{% macro f(x) %}<{{ x }}>{% endmacro %}{{ f('a') + f('b') }}": "<a><b>",
     "{% generation %}kept{% endgeneration %}": "kept",
     "{{ '{:>3}'.format('a') }}{{ 2 ** 10 }}{{ nothing }}": "  a1024",
+    "{{ 'a\n\nb' | indent(2) }}|{{ 'one tWo' | title }}|{{ '<&' | e }}|{{ 'x' | center(3) }}": (
+        "a\n\n  b|One Two|&lt;&amp;| x "
+    ),
+    "{{ messages | join(', ', attribute='role') }}{{ 5 | string + '!' }}{{ 'a' | safe }}": "user5!a",
 }
 
 
@@ -35,36 +49,51 @@ def test_what_models_use_works(source: str) -> None:
     assert render(source) == USED_BY_MODELS[source]
 
 
+DOUBLED = (
+    "{% set a = namespace(x=[1], y=[1]) %}"
+    "{% for i in range(60) %}{% set a.x = [a.x, a.x] %}{% set a.y = [a.y, a.y] %}{% endfor %}"
+)
+TIME, MEMORY = r"it takes longer than 0\.5 s", r"it takes more than 256 MiB of memory"
+OVER = {
+    DOUBLED + "{{ a.x == a.y }}": TIME,
+    DOUBLED + "{{ a.x in [a.y] }}": TIME,
+    DOUBLED + "{{ a.x < a.y }}": TIME,
+    DOUBLED + "{{ [a.x, a.y] | sort }}": TIME,
+    DOUBLED + "{{ [a.x, a.y] | unique | list }}": f"{TIME}|unhashable",
+    DOUBLED + "{{ {a.x | tojson: 1} }}": f"{TIME}|{MEMORY}",
+    DOUBLED + "{{ '%s' % a.x }}": f"{TIME}|{MEMORY}",
+    DOUBLED + "{{ '{}'.format(a.x) }}": f"{TIME}|{MEMORY}",
+    DOUBLED + "{{ a.x ~ '' }}": f"{TIME}|{MEMORY}",
+    DOUBLED + "{{ a.x | join }}": f"{TIME}|{MEMORY}",
+    "{{ 9 ** (9 ** 9) }}": f"{TIME}|{MEMORY}",
+    "{% for i in range(100000) %}{% for j in range(100000) %}{% endfor %}{% endfor %}": TIME,
+    "{{ range(100000) | map('string') | map('length') | sum }}" * 1000: TIME,
+    "{{ 'a' * 10**9 }}": MEMORY,
+    "{{ 10**9 * 'a' }}": MEMORY,
+    "{{ ['aaaa'] * 10**9 }}": MEMORY,
+    "{{ '%1000000000d' % 1 }}": MEMORY,
+    "{{ 'a\n' | indent(10**9) }}": MEMORY,
+    "{{ ['a'] | batch(10**9, 'b') | list }}": MEMORY,
+    "{% set x = 'a' * 1000000 %}{{ x.replace('a', x) }}": f"{TIME}|{MEMORY}",
+    "{% set ns = namespace(x='aaaaaaaa') %}{% for i in range(64) %}{% set ns.x = ns.x ~ ns.x %}{% endfor %}": MEMORY,
+    "{{ " + " + ".join(["'a'"] * 14_000) + " }}": f"{TIME}|{MEMORY}|recursion",
+    "{{ x }}" * 18_000: f"{TIME}|{MEMORY}",
+    "x" * (129 << 10): "it is longer than 131072 characters",
+    "{{ 'a' * (9 * 1024 * 1024) }}": "it writes more than 8388608 characters",
+}
+
+
+@pytest.mark.parametrize("source", OVER, ids=range(len(OVER)))
+@pytest.mark.timeout(120)
+def test_time_and_memory_are_limited_whatever_runs(source: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "SECONDS", 0.5)
+    with pytest.raises(ModelError, match=OVER[source]):
+        render(source)
+
+
 ATTACKS = (
     "{{ range(10**9) | list }}",
-    "{% for i in range(10**9) %}x{% endfor %}",
-    "{{ 'a' * 10**9 }}",
-    "{{ 10**9 * 'a' }}",
-    "{{ ['aaaa'] * 10**9 }}",
-    "{{ 2 ** (10**9) }}",
-    "{{ 9 ** 9 ** 9 ** 9 }}",
-    "{% set ns = namespace(x='aaaaaaaa') %}{% for i in range(64) %}{% set ns.x = ns.x + ns.x %}{% endfor %}",
-    "{% set ns = namespace(x='aaaaaaaa') %}{% for i in range(64) %}{% set ns.x = ns.x ~ ns.x %}{% endfor %}",
-    "{% set ns = namespace(x='aaaaaaaa') %}{% for i in range(64) %}{% set ns.x = [ns.x, ns.x] %}{% endfor %}{{ ns.x }}",
-    "{% set ns = namespace(x='aaaaaaaa') %}{% for i in range(64) %}"
-    "{% set y %}{{ ns.x }}{{ ns.x }}{% endset %}{% set ns.x = y %}{% endfor %}",
-    "{% set ns = namespace(x=3) %}{% for i in range(64) %}{% set ns.x = ns.x * ns.x %}{% endfor %}",
-    "{{ '%1000000000d' % 1 }}",
-    "{{ '%*d' % (10**9, 1) }}",
-    "{{ '%1000000000d' | format(1) }}",
-    "{{ '{:1000000000}'.format(1) }}",
-    "{{ '{:{}}'.format(1, 10**9) }}",
-    "{{ 'a'.ljust(10**9) }}",
-    "{{ 'a'.zfill(10**9) }}",
-    "{{ 'a'.expandtabs(10**9) }}",
     "{{ (1).to_bytes(10**9, 'big') }}",
-    "{{ 'a' | center(10**9) }}",
-    "{{ ['a'] | tojson(indent=10**9) }}",
-    "{{ 'a\n' | indent(10**9) }}",
-    "{{ ['a'] | batch(10**9, 'b') | list }}",
-    "{% set x = 'a' * 1000000 %}{{ x.replace('a', x) }}",
-    "{% set x = 'a' * 1000000 %}{{ x.join(x) }}",
-    "{% set x = 'a' * 1000000 %}{{ range(100000) | map('replace', '1', x) | list }}",
     "{{ lipsum(n=10**6) }}",
     "{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}",
     "{{ " + "(" * 5000 + ")" * 5000 + " }}",
@@ -72,14 +101,15 @@ ATTACKS = (
     "{{ messages[7].content.upper() }}",
     "{{ 1 // 0 }}",
     "{{ ''.__class__.__mro__[1].__subclasses__() }}",
+    "{{ '{0.__class__.__mro__}'.format('') }}{{ ''.format.__self__ }}{{ 1 // 0 }}",
+    "{{ messages[0].content._marks + 1 }}",
     "{% include '/etc/passwd' %}",
     "{{ raise_exception('no system messages,\n \x1b[2Jplease') }}",
-    "x" * (1 << 21),
 )
 
 
 @pytest.mark.parametrize("source", ATTACKS, ids=range(len(ATTACKS)))
-@pytest.mark.timeout(30)
+@pytest.mark.timeout(60)
 def test_whatever_a_template_does_is_one_sentence(source: str) -> None:
     with pytest.raises(ModelError, match="the chat template of tiny failed: ") as caught:
         render(source)
@@ -89,30 +119,58 @@ def test_whatever_a_template_does_is_one_sentence(source: str) -> None:
     assert len(said) < 400
 
 
-LOOPS = (
-    "{% for i in range(100000) %}{% for j in range(100000) %}{% endfor %}{% endfor %}",
-    "{% for i in range(100000) %}{% set x = range(100000) | sum %}{% endfor %}",
-    "{{ range(100000) | map('string') | map('length') | sum }}" * 1000,
-)
+def children() -> list[psutil.Process]:
+    return psutil.Process().children()
 
 
-@pytest.mark.parametrize("source", LOOPS, ids=range(len(LOOPS)))
-def test_time_is_limited(source: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "SECONDS", 0.05)
-    with pytest.raises(ModelError, match=r"it takes longer than 0\.05 s"):
-        render(source)
+@pytest.fixture
+def template() -> Iterator[ChatTemplate]:
+    with closing(ChatTemplate("{{ 'a' * messages[0].content | int }}", "tiny")) as template:
+        yield template
 
 
-def test_a_template_renders_again_after_a_failure() -> None:
-    template = ChatTemplate("{{ messages[0].content * 3000000 }}", "tiny")
+def test_a_template_renders_again_after_a_failure(template: ChatTemplate) -> None:
     with pytest.raises(ModelError):
-        template.render([{"role": "user", "content": "long"}])
-    for _ in range(4):  # what was written is counted per rendering
-        assert len(template.render([{"role": "user", "content": "a"}])) == 3000000
+        template.render([{"role": "user", "content": "1" + "0" * 9}], {})
+    for _ in range(4):
+        assert len(template.render([{"role": "user", "content": "3000000"}], {}).text) == 3000000
 
 
-def test_real_templates_render(tmp_path: Path) -> None:
+def test_one_child_renders_until_it_is_closed(template: ChatTemplate) -> None:
+    before = set(children())
+    assert template.render([{"role": "user", "content": "3"}], {}).text == "aaa"
+    (child,) = set(children()) - before
+    template.render([{"role": "user", "content": "3"}], {})
+    assert set(children()) - before == {child}
+    child.send_signal(signal.SIGKILL)  # as the system does where memory is short
+    child.wait(60)
+    with pytest.raises(ModelError):
+        template.render([{"role": "user", "content": "3"}], {})
+    assert template.render([{"role": "user", "content": "3"}], {}).text == "aaa"
+    template.close()
+    assert set(children()) == before
+
+
+def test_the_child_ends_with_its_parent() -> None:
+    """Its standard input ends with the parent, which says nothing."""
+    code = (
+        "import os, psutil; from master.text.templates.template import ChatTemplate; "
+        "t = ChatTemplate('x', 'tiny'); t.render([], {}); print(psutil.Process().children()[0].pid, flush=True); "
+        "os.kill(os.getpid(), 9)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, check=False)
+    with suppress(psutil.NoSuchProcess):
+        psutil.Process(int(done.stdout)).wait(60)
+
+
+def test_memory_is_watched_where_the_system_does_not_limit_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    sizes = iter([0, 255 << 20, 257 << 20])
+    monkeypatch.setattr(process, "_WATCHED", True)
+    monkeypatch.setattr(process._Child, "_resident", lambda child: next(sizes))
+    with pytest.raises(ModelError, match=MEMORY):
+        render(DOUBLED + "{{ a.x == a.y }}")
+
+
+def test_real_templates_render() -> None:
     """The tiny models' own."""
-    from tests.support.models import TEMPLATE
-
     assert render(TEMPLATE) == "<|im_start|>user\nHello<|im_end|>\n<|im_start|>assistant\n"

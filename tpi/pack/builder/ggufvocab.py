@@ -9,7 +9,7 @@ from tpi.errors import ModelError
 from tpi.families.gguf.words import WORDS, Words
 from tpi.sources.gguf import GgufSource
 
-_NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED = 1, 2, 3, 4  # token types
+_NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED, _BYTE = 1, 2, 3, 4, 6  # token types
 _SPACE = "\u2581"  # what SentencePiece writes for a space
 # Settings that change how text is split, with the values that ask for nothing.
 _NEUTRAL = {
@@ -99,7 +99,7 @@ def _sentencepiece(source: GgufSource, tokens: Sequence[str], kinds: Sequence[in
     pieces = {
         token: score
         for token, score, kind in zip(tokens, source.array("tokenizer.ggml.scores"), kinds, strict=True)
-        if kind not in (_UNKNOWN, _CONTROL)
+        if kind not in (_UNKNOWN, _CONTROL, _BYTE)  # what is typed like one of these is text
     }
     model = models.BPE(vocab=vocab, merges=_merges(pieces), unk_token=unknown, fuse_unk=True, byte_fallback=True)
     prefixed = bool(source.metadata.get("tokenizer.ggml.add_space_prefix", True))

@@ -1,0 +1,118 @@
+"""The child's side: answer requests on standard input, one at a time, each within limits of time and memory.
+
+A request is JSON, with its length before it. The limit of time is a timer of the process's own processor time, whose
+signal ends the process: it fires inside of C code, too. The limit of memory is the address space that the system gives.
+"""
+
+import json
+import os
+import resource
+import signal
+import sys
+from collections.abc import Callable
+from importlib import import_module
+from select import select
+from typing import Any
+
+LENGTH = 8  # bytes, little-endian, before each message
+OUT_OF_TIME = signal.SIGPROF
+OUT_OF_MEMORY = 77  # an exit code
+_IDLE_S = 5.0  # between two looks for the parent
+_PAGE = resource.getpagesize()
+_SENTENCE = 300  # characters of an error
+
+Work = Callable[[Any], Any]
+
+
+def main(*arguments: str) -> None:
+    """Serve as `_serve` does, and end with OUT_OF_MEMORY where there is none left even for a reply."""
+    try:
+        _serve(*arguments)
+    except MemoryError:
+        os._exit(OUT_OF_MEMORY)
+
+
+def _serve(module: str, opening_s: str, opening_bytes: str, seconds: str, most_bytes: str) -> None:
+    """Serve what `open_work` of `module` returns, until standard input ends.
+
+    The first message is what `open_work` is given; each later one is given to what it returned.
+    """
+    replies = os.dup(1)
+    os.dup2(2, 1)  # what is printed by accident is not a reply
+    open_work = import_module(module).open_work
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    parent, work, before = os.getppid(), None, _mapped()
+    _limit_memory(before + int(opening_bytes))
+    while (message := _read(parent)) is not None:
+        if work is None:
+            reply, work = _within(float(opening_s), open_work, message)
+            before = _mapped()
+            _limit_memory(before + int(most_bytes))
+        else:
+            reply, _ = _within(float(seconds), work, message)
+        grown = _mapped() - before
+        _write(replies, {"grown": grown, "spent": grown > int(most_bytes) // 2} | reply)
+
+
+def _within(seconds: float, work: Work, message: bytes) -> tuple[dict[str, Any], Any]:
+    """Return the reply, and what `work` returned if that is a function."""
+    signal.setitimer(signal.ITIMER_PROF, seconds)
+    try:
+        done = work(json.loads(message))
+        return ({}, done) if callable(done) else ({"done": done}, None)
+    except MemoryError:
+        return {"memory": True, "spent": True}, None
+    except Exception as error:  # noqa: BLE001 - whatever a stranger's program raises
+        return {"error": _sentence(error)}, None
+    finally:
+        signal.setitimer(signal.ITIMER_PROF, 0)
+
+
+def _sentence(error: Exception) -> str:
+    """Return what `error` says, on one line of bounded length, without what could steer a terminal."""
+    said = " ".join(str(error).split())[:_SENTENCE] or type(error).__name__
+    return "".join(character for character in said if character.isprintable())
+
+
+def _mapped() -> int:
+    """Return the bytes of address space in use; 0 where the system does not say."""
+    try:
+        with open("/proc/self/statm", "rb") as file:  # noqa: PTH123 - pathlib is not loaded here
+            return int(file.read().split()[0]) * _PAGE
+    except OSError:
+        return 0
+
+
+def _limit_memory(most: int) -> None:
+    """Let the address space grow to `most` bytes; where it cannot be limited, the parent watches."""
+    if sys.platform == "linux":
+        hard = resource.getrlimit(resource.RLIMIT_AS)[1]
+        resource.setrlimit(resource.RLIMIT_AS, (most if hard == resource.RLIM_INFINITY else min(most, hard), hard))
+
+
+def _read(parent: int) -> bytes | None:
+    """Return the next message, None where there is none any more or the parent is gone."""
+    head = _bytes(LENGTH, parent)
+    return None if head is None else _bytes(int.from_bytes(head, "little"), parent)
+
+
+def _bytes(count: int, parent: int) -> bytes | None:
+    parts, left = list[bytes](), count
+    while left:
+        if not select([0], [], [], _IDLE_S)[0]:
+            if os.getppid() != parent:
+                return None
+            continue
+        part = os.read(0, min(left, 1 << 20))
+        if not part:
+            return None
+        parts.append(part)
+        left -= len(part)
+    return b"".join(parts)
+
+
+def _write(target: int, reply: dict[str, Any]) -> None:
+    data = json.dumps(reply).encode()
+    left = memoryview(len(data).to_bytes(LENGTH, "little") + data)
+    while left:
+        left = left[os.write(target, left) :]

@@ -1,0 +1,187 @@
+"""The parent's side: a child process that is started once, asked often, and replaced where it went over a limit."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from dataclasses import dataclass
+from selectors import EVENT_READ, EVENT_WRITE, DefaultSelector
+from threading import Lock
+from time import monotonic
+from typing import Any
+from weakref import finalize
+
+from master.confined.child import LENGTH, OUT_OF_MEMORY, OUT_OF_TIME
+
+_START_S = 60.0  # for a fresh child to load its modules, on a busy machine
+_WALL = 4.0  # times the limit of processor time, after which a child that waits is ended, too
+_NO_MEMORY = (OUT_OF_MEMORY, -signal.SIGABRT, -signal.SIGKILL)  # how a process ends that gets none
+_WATCHED = sys.platform != "linux"  # macOS does not limit a process's memory
+_LOOK_S = 0.05  # between two looks at the memory of a child that is watched
+_RUN = (
+    "import sys; sys.path[:] = sys.argv[1].split(chr(10)); from master.confined.child import main; main(*sys.argv[2:])"
+)
+
+
+class ConfinedError(Exception):
+    """What the child said of a request, or that the request went over a limit; `str()` is a sentence about "it"."""
+
+
+class LimitError(ConfinedError):
+    """A request took too much time or memory."""
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What one request may take, and what opening the work may; seconds are of processor time."""
+
+    seconds: float
+    memory: int
+    opening_seconds: float
+    opening_memory: int
+
+
+class ConfinedProcess:
+    """One child process, which does the work of one module; safe to call from several threads, one at a time."""
+
+    def __init__(self, module: str, settings: Any, limits: Limits) -> None:
+        """`settings` is JSON that the child's `module.open_work` is given. Nothing is started before it is needed."""
+        self._module, self._settings, self._limits = module, settings, limits
+        self._child: _Child | None = None
+        self._lock = Lock()
+
+    def start(self) -> None:
+        """Start the child, if there is none, so that it loads while other things happen."""
+        with self._lock:
+            self._started()
+
+    def ask(self, request: Any) -> Any:
+        """Return the child's answer to `request`, both JSON.
+
+        Raises:
+            LimitError: if it took more than the limits allow; the child is replaced.
+            ConfinedError: if the work raised an error, or the child ended.
+        """
+        with self._lock:
+            child = self._started()
+            try:
+                if not child.open:
+                    self._answer(child, self._settings, self._limits.opening_seconds, self._limits.opening_memory)
+                    child.open = True
+                return self._answer(child, request, self._limits.seconds, self._limits.memory)
+            finally:
+                if child.over or not child.open:
+                    self._end()
+
+    def close(self) -> None:
+        """End the child and wait for it; a later `ask` starts another."""
+        with self._lock:
+            self._end()
+
+    def _started(self) -> "_Child":
+        if self._child is None:
+            self._child = _Child(self._module, self._limits)
+        return self._child
+
+    def _end(self) -> None:
+        child, self._child = self._child, None
+        if child is not None:
+            child.end()
+
+    def _answer(self, child: "_Child", request: Any, seconds: float, memory: int) -> Any:
+        start = 0.0 if child.open else _START_S
+        reply = child.exchange(request, start + max(_WALL * seconds, 10.0), memory)
+        child.over = reply is None or bool(reply.get("spent"))
+        if reply is None:
+            raise child.why(seconds, memory)
+        if "memory" in reply:
+            raise _too_large(memory)
+        if "error" in reply:
+            raise ConfinedError(reply["error"])
+        return reply.get("done")
+
+
+class _Child:
+    """A running child."""
+
+    def __init__(self, module: str, limits: Limits) -> None:
+        numbers = (limits.opening_seconds, limits.opening_memory, limits.seconds, limits.memory)
+        self._process = subprocess.Popen(
+            [sys.executable, "-c", _RUN, "\n".join(sys.path), module, *map(str, numbers)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,  # Ctrl-C at a terminal is the parent's
+        )
+        assert self._process.stdin
+        assert self._process.stdout
+        self._in, self._out = self._process.stdin.fileno(), self._process.stdout.fileno()
+        for end in (self._in, self._out):
+            os.set_blocking(end, False)
+        self.end = finalize(self, _end, self._process)
+        self.open = self.over = False
+        self._late = self._large = False
+
+    def exchange(self, request: Any, seconds: float, memory: int) -> dict[str, Any] | None:
+        """Return the reply; None if the child ended, or was ended because it took too long or too much memory."""
+        data = json.dumps(request).encode()
+        unsent, got = memoryview(len(data).to_bytes(LENGTH, "little") + data), bytearray()
+        deadline = monotonic() + seconds
+        base = self._resident() if _WATCHED else 0
+        with DefaultSelector() as selector:
+            selector.register(self._out, EVENT_READ)
+            selector.register(self._in, EVENT_WRITE)
+            while len(got) < LENGTH or len(got) < LENGTH + int.from_bytes(got[:LENGTH], "little"):
+                left = deadline - monotonic()
+                self._late = left <= 0
+                self._large = _WATCHED and self._resident() - base > memory
+                if self._late or self._large:
+                    return None
+                for key, _ in selector.select(min(left, _LOOK_S) if _WATCHED else left):
+                    if key.fd == self._in:
+                        try:
+                            unsent = unsent[os.write(self._in, unsent) :]
+                        except BrokenPipeError:
+                            return None
+                        if not unsent:
+                            selector.unregister(self._in)
+                    elif part := os.read(self._out, 1 << 20):
+                        got += part
+                    else:
+                        return None
+        reply: dict[str, Any] = json.loads(bytes(got[LENGTH:]))
+        return reply
+
+    def why(self, seconds: float, memory: int) -> ConfinedError:
+        """End the child that gave no reply, and return what was wrong."""
+        if not (self._late or self._large):
+            self._process.wait(_START_S)
+        code = self._process.returncode
+        self.end()
+        if self._late or code == -OUT_OF_TIME:
+            return LimitError(f"it takes longer than {seconds:g} s")
+        if self._large or code in _NO_MEMORY:
+            return _too_large(memory)
+        return ConfinedError(f"the process that it ran in ended with {code}")
+
+    def _resident(self) -> int:
+        """Return the bytes of memory that the child holds."""
+        import psutil
+
+        try:
+            return int(psutil.Process(self._process.pid).memory_info().rss)
+        except psutil.Error:
+            return 0
+
+
+def _too_large(memory: int) -> LimitError:
+    return LimitError(f"it takes more than {memory >> 20} MiB of memory")
+
+
+def _end(process: "subprocess.Popen[bytes]") -> None:
+    process.kill()
+    process.wait()
+    for end in (process.stdin, process.stdout):
+        if end is not None:
+            end.close()

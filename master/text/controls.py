@@ -1,0 +1,97 @@
+"""Control tokens of a tokenizer, and token ids of text in which only what a template wrote may become one."""
+
+import re
+from collections.abc import Mapping
+from functools import cached_property
+
+from tokenizers import AddedToken
+from tokenizers import Tokenizer as FastTokenizer
+
+_BRACKETED = re.compile(r"<[|\uff5c].*[|\uff5c]>", re.DOTALL)
+_CALLER = b"\x00"
+
+
+class Controls:
+    """Encodes text whose characters are marked: zero for what a caller sent, anything else for what is trusted.
+
+    The guarantee is about ids: a control token comes only of characters that are all trusted, whatever the tokenizer's
+    normalizer, merges and added tokens do.
+    """
+
+    def __init__(self, fast: FastTokenizer, template: str | None) -> None:
+        """A token counts as control if it is special, looks like `<|...|>`, or is markup that `template` spells."""
+        self._fast = fast
+        self._template = template or ""
+
+    def encode(self, text: str, marks: bytes) -> list[int]:
+        """Return the token ids of `text`, which has one mark for each character, without tokens around it."""
+        encoded = self._fast.encode(text, add_special_tokens=False)
+        ids = encoded.ids
+        suspects = [at for at, token in enumerate(ids) if token in self._spellings]
+        if not suspects:
+            return list(ids)
+        offsets = encoded.offsets
+        spans = [self._core(ids[at], text, *offsets[at]) for at in suspects]
+        typed = [span for at, span in zip(suspects, spans, strict=True) if self._is_typed(ids[at], text, marks, *span)]
+        if not typed:
+            return list(ids)
+        found, at = list[int](), 0
+        for first, end in typed:
+            found += self.encode(text[at:first], marks[at:first]) if first > at else []
+            found += self.literal(text[first:end])
+            at = end
+        return found + (self.encode(text[at:], marks[at:]) if at < len(text) else [])
+
+    def literal(self, text: str) -> list[int]:
+        """Return token ids of `text` as text: none of them is a control token, whatever it spells."""
+        self._fast.encode_special_tokens = True
+        try:
+            ids = list(self._fast.encode(text, add_special_tokens=False).ids)
+        finally:
+            self._fast.encode_special_tokens = False
+        controls = self._spellings.keys() - {self._unknown}
+        if not controls & set(ids):
+            return ids
+        if len(text) == 1:
+            return [token for token in ids if token not in controls]
+        return self.literal(text[:1]) + self.literal(text[1:])  # no longer the token's spelling
+
+    def prompt(self, text: str) -> list[int]:
+        """Return token ids of `text` as text, with the tokens that the model wants around a prompt."""
+        bare, whole = (list(self._fast.encode("a", add_special_tokens=special).ids) for special in (False, True))
+        before = next((at for at in range(len(whole)) if whole[at : at + len(bare)] == bare), 0)
+        return whole[:before] + self.encode(text, _CALLER * len(text)) + whole[before + len(bare) :]
+
+    def _core(self, token: int, text: str, first: int, end: int) -> tuple[int, int]:
+        """Return where the token itself stands; tokens may take the white space around them, too."""
+        spelled = self._spellings[token]
+        at = text.find(spelled, first, end)
+        if at >= 0:
+            return at, at + len(spelled)
+        inner = text[first:end]
+        first += len(inner) - len(inner.lstrip())
+        return first, first + len(inner.strip())
+
+    def _is_typed(self, token: int, text: str, marks: bytes, first: int, end: int) -> bool:
+        """Return whether a caller's character is part of a control token."""
+        if token == self._unknown and text[first:end] != self._spellings[token]:
+            return False  # a character that the vocabulary does not have
+        return marks.find(_CALLER, first, end) >= 0
+
+    @cached_property
+    def _spellings(self) -> Mapping[int, str]:
+        """How each control token is spelled."""
+        added: Mapping[int, AddedToken] = self._fast.get_added_tokens_decoder()
+        return {number: token.content for number, token in added.items() if self._is_control(token)}
+
+    @cached_property
+    def _unknown(self) -> int | None:
+        """The token of characters that the vocabulary does not have."""
+        named = getattr(self._fast.model, "unk_token", "<unk>")  # Unigram does not say
+        return self._fast.token_to_id(named) if isinstance(named, str) else None
+
+    def _is_control(self, token: AddedToken) -> bool:
+        text = token.content
+        if token.special or _BRACKETED.fullmatch(text):
+            return True
+        return not (text[:1].isalnum() or text[:1].isspace()) and text in self._template

@@ -1,0 +1,45 @@
+"""The rendering of one chat template, as the child process of `master.confined` does it."""
+
+import re
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from jinja2.exceptions import TemplateError
+
+from master.text.templates.provenance import ANSWER, Text, as_text, from_caller, marks_of, own
+from master.text.templates.sandbox import OUTPUT_CHARS, Sandbox
+
+ROLES = ("system", "developer", "user", "assistant", "tool")
+"""Roles that the server itself gives; templates make control tokens of them."""
+_RUN = re.compile(rb"\x00+|\x01+|\x02+")
+
+
+def open_work(settings: Mapping[str, Any]) -> Callable[[Mapping[str, Any]], dict[str, Any]]:
+    """Compile the template `source`, which knows the texts `special` as its own; return what renders it.
+
+    Raises:
+        Exception: whatever compiling raises.
+    """
+    template = Sandbox().compiled(settings["source"])
+    special = {name: own(text) for name, text in settings["special"].items()}
+
+    def render(asked: Mapping[str, Any]) -> dict[str, Any]:
+        names = {"add_generation_prompt": True, **from_caller(asked["names"]), **special}
+        answers = {index: chr(asked["first_answer"] + index) for index in asked["answers"]}
+        messages = [_message(message, answers.get(index)) for index, message in enumerate(asked["messages"])]
+        rendered = as_text(template.render({**names, "messages": messages}))
+        if len(rendered) > OUTPUT_CHARS:
+            raise TemplateError(f"it writes more than {OUTPUT_CHARS} characters")
+        runs = [(found.end() - found.start(), found[0][0]) for found in _RUN.finditer(marks_of(rendered))]
+        return {"text": str.__str__(rendered), "runs": runs}
+
+    return render
+
+
+def _message(message: Mapping[str, Any], answer: str | None) -> dict[str, Any]:
+    """Return a message with its marks; the content of an earlier answer is the character that stands for it."""
+    role = message.get("role")
+    known = {"role": own(role)} if role in ROLES else {}
+    if answer is not None:
+        return {**known, "content": Text(answer, ANSWER)}
+    return {**from_caller(dict(message)), **known}

@@ -1,6 +1,5 @@
 """The commands `tpi run` and `tpi bench`: flags in, answers and tables out."""
 
-import json
 from statistics import median
 from typing import Any
 
@@ -9,12 +8,15 @@ import click
 from master.generation.answer import Answer, AnswerLimits, answer, encode_prompt, prompt_messages
 from master.generation.sampler import Sampler, Sampling
 from master.options import RunOptions, placement_options, quiet_option, sampling_options, take_sampling
-from master.reporting.output import stream_answer, write, write_answer, write_trace
+from master.reporting.output import stream_answer, write, write_trace
+from master.reporting.prose import AnswerWriter
 from master.reporting.report import answer_fields, node_fields, print_choice, print_nodes
 from master.reporting.spans import Span
 from master.session import Session
 from master.text.prompts import checked_text, read_prompt
 from tpi.progress import warn
+from tpi.system.keyboard import typing_kept
+from tpi.text import json_text
 
 
 @click.command()
@@ -53,9 +55,11 @@ def run(
     with Session(placement) as session:
         sequence = session.engine.admit(encode_prompt(session.tokenizer, messages, raw))
         session.tokenizer.close()  # the memory of the process that renders is the model's now
-        show = _nothing if as_json else write_answer
+        screen = AnswerWriter()
+        show = _nothing if as_json else screen.write
         limits = AnswerLimits(tokens or session.engine.context, stops)
-        result = stream_answer(session, sequence, Sampler(sampling), limits, show)
+        with typing_kept(lines=True):
+            result = stream_answer(session, sequence, Sampler(sampling), limits, show)
         nodes = session.report()
         write_trace(session)
         if as_json:
@@ -124,7 +128,7 @@ def _medians(results: list[Answer]) -> dict[str, Any]:
 
 
 def _json(fields: dict[str, Any]) -> str:
-    return json.dumps(fields, ensure_ascii=False) + "\n"
+    return json_text(fields) + "\n"
 
 
 def _cut(limit: int | None, used: int, session: Session) -> str:

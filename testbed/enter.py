@@ -13,6 +13,7 @@ from testbed import state
 from testbed.network.namespaces import die_with_parent, enter_namespace
 from testbed.processes import marked
 from tpi.errors import TestbedError
+from tpi.system.streams import filter_output
 
 NOT_FOUND = 127
 
@@ -38,6 +39,7 @@ def main() -> None:
     try:
         enter(Path(folder), device, int(parent), command)
     except (OSError, TestbedError) as error:
+        filter_output()
         sys.stderr.write(f"tpi: cannot start {command[0]!r} on device {device}: {error}\n")
         sys.exit(NOT_FOUND)
 

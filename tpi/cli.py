@@ -5,7 +5,6 @@ import sys
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from importlib import import_module
-from io import TextIOWrapper
 from pathlib import Path
 from typing import TextIO
 
@@ -14,6 +13,7 @@ import click
 from tpi import __version__
 from tpi.config import another_place
 from tpi.errors import TpiError
+from tpi.system.streams import filter_output
 
 INTERRUPTED = 130  # exit code: 128 and the number of SIGINT
 
@@ -69,9 +69,7 @@ def version() -> None:
 
 def main() -> None:
     """Entry point: what goes wrong becomes one sentence and its exit code, never a traceback."""
-    for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, TextIOWrapper):
-            stream.reconfigure(errors="replace")  # a character that this terminal lacks ends nothing
+    filter_output()
     sys.exit(run_command(sys.argv[1:]))
 
 

@@ -38,6 +38,11 @@ def line_begun(begun: bool) -> None:
     _begun = begun
 
 
+def line_is_begun() -> bool:
+    """Return whether stdout's terminal has a line that was begun and goes on."""
+    return _begun
+
+
 def warn(text: str) -> None:
     """Say on stderr what the user should know, quiet or not; nothing breaks if nobody reads it."""
     _say(f"tpi: {text}")
@@ -78,12 +83,13 @@ def _live() -> bool:
 
 @contextmanager
 def _bar(title: str, started: float) -> Iterator[Progress]:
-    from rich.console import Console
     from rich.progress import BarColumn, TaskProgressColumn, TextColumn, TimeRemainingColumn
     from rich.progress import Progress as Bars
 
+    from tpi.console import SafeConsole
+
     columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeRemainingColumn())
-    bars = Bars(*columns, console=Console(stderr=True), transient=True)
+    bars = Bars(*columns, console=SafeConsole(stderr=True), transient=True)
     task = bars.add_task(title, total=None)
     shown = False
 

@@ -1,13 +1,22 @@
 """Text that comes from elsewhere, made fit to be shown: names, sentences of other nodes, what a model writes."""
 
-import unicodedata
+import json
+import re
+from typing import Any
 
 NAME_CHARACTERS = 256  # of a name in a message
 SENTENCE_CHARACTERS = 4096
 
+_SEPARATORS = "\u2028\u2029"  # of lines and paragraphs
+_OBEYED = re.compile(
+    r"[\x00-\x08\x0b-\x1f\x7f-\x9f"  # C0 but for tab and line end, DEL, C1: a terminal's commands
+    r"\u061c\u200e\u200f\u202a-\u202e\u2066-\u206f"  # marks, overrides and isolates of writing direction
+    r"\ufff9-\ufffb\U000e0000-\U000e007f" + _SEPARATORS + "]"  # annotations, tags
+)
+
 
 def plain(text: str, limit: int = NAME_CHARACTERS) -> str:
-    """`text` on one line, at most `limit` characters long, that UTF-8 can hold and no terminal obeys.
+    """Return `text` on one line, at most `limit` characters long, that UTF-8 can hold and no terminal obeys.
 
     Line ends and tabs become blanks; controls, ESC, directional marks and lone surrogates become question marks.
     """
@@ -15,5 +24,13 @@ def plain(text: str, limit: int = NAME_CHARACTERS) -> str:
 
 
 def harmless(text: str) -> str:
-    """`text` without control characters, but for tabs and line ends: they could do anything to a terminal."""
-    return "".join(one for one in text if one in "\n\t" or unicodedata.category(one) != "Cc")
+    """Return `text` without what a terminal obeys or what hides: controls, directional marks, tags.
+
+    Tabs and line ends stay; Unicode's own separators of lines and paragraphs become blanks.
+    """
+    return _OBEYED.sub(lambda found: " " if found[0] in _SEPARATORS else "", text)
+
+
+def json_text(fields: Any) -> str:
+    """Return `fields` as JSON on one line in which what `harmless` takes out is spelled as an escape."""
+    return _OBEYED.sub(lambda found: json.dumps(found[0])[1:-1], json.dumps(fields, ensure_ascii=False))

@@ -18,6 +18,7 @@ from tpi.errors import TpiError, UsageError
 from tpi.keys.door import Door
 from tpi.net.sockets import split_address
 from tpi.paths import DIRECTORY
+from tpi.system.streams import filter_output
 from tpi.text import plain
 
 if TYPE_CHECKING:
@@ -119,6 +120,7 @@ def announcement(name: str, host: str, control: int, collective: int, weights: i
 
 
 if __name__ == "__main__":
+    filter_output()
     try:
         worker(prog_name="tpi worker")
     except TpiError as error:

@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,7 @@ from master.chat.client import ChatServer
 from master.chat.conversation import Conversation
 from master.chat.loop import Chat, say_welcome
 from master.chat.own import OwnTalk
-from master.chat.readers import open_reader
+from master.chat.readers import PlainReader, Reader, open_reader
 from master.chat.remote import ServerTalk
 from master.chat.showing.screen import open_screen
 from master.generation.sampler import Sampler, Sampling
@@ -24,6 +24,7 @@ from master.text.prompts import checked_text
 from tpi.config import default_cache
 from tpi.errors import UsageError
 from tpi.system.interrupts import ending
+from tpi.system.keyboard import typing_kept
 
 HISTORY, RESCUED = "chat_history", "lost-chat.json"  # in the cache
 KEY_VARIABLE = "TPI_API_KEY"
@@ -70,7 +71,7 @@ def chat(
     with ending():
         # what these load counts as the bare process
         reader, screen = open_reader(placement.cache / HISTORY if history else None), open_screen(markdown)
-        with Session(placement) as session:
+        with _typing_kept(reader), Session(placement) as session:
             if session.tokenizer.chat_template is None:
                 raise UsageError("this model has no chat template; use tpi run --raw")
             talk = OwnTalk(session, Sampler(sampling), tokens, conversation, screen)
@@ -110,10 +111,16 @@ def _talk_to_server(
 ) -> None:
     with ending():
         reader = open_reader(cache / HISTORY if history else None)
-        talk = ServerTalk(server, sampling, tokens, conversation, open_screen(markdown))
-        if not quiet:
-            say_welcome(talk.model, (server.name,), "a server", talk.context)
-        Chat(talk, reader, quiet, cache / RESCUED).run()
+        with _typing_kept(reader):
+            talk = ServerTalk(server, sampling, tokens, conversation, open_screen(markdown))
+            if not quiet:
+                say_welcome(talk.model, (server.name,), "a server", talk.context)
+            Chat(talk, reader, quiet, cache / RESCUED).run()
+
+
+def _typing_kept(reader: Reader) -> AbstractContextManager[None]:
+    """Keep what is typed for the next prompt, from the start on, if the prompt reads single keys."""
+    return nullcontext() if isinstance(reader, PlainReader) else typing_kept()
 
 
 @contextmanager

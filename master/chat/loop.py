@@ -12,8 +12,10 @@ from master.chat.talk import Talk, said_in
 from master.generation.answer import Answer
 from tpi.errors import NodeError, UsageError
 from tpi.system.interrupts import noticed
+from tpi.system.keyboard import typing_kept
 from tpi.text import plain
 
+_LEAVING = b"\nstopping after this step; Ctrl-C once more leaves the chat\n"
 _GO_ON = ": /continue goes on"
 
 
@@ -90,12 +92,10 @@ class Chat:
 
     def _answer(self, make: Callable[[Callable[[], bool]], Answer]) -> None:
         """Make an answer, which Ctrl-C stops between two steps; then a line of figures."""
-        with noticed(b"\nstopping after this step; Ctrl-C once more leaves the chat\n") as stopped:
+        with typing_kept(lines=True), noticed(_LEAVING) as stopped:
             self._answering = True
             result = make(stopped)
             self._answering = False
-        if stopped() and not result.text and self._reader.interactive:
-            self._say("")  # the terminal shows ^C on this line
         if not self._quiet:
             self._say(self._figures(result))
         elif result.finish_reason == "length":

@@ -9,6 +9,7 @@ import click
 
 from master.text.prompts import MOST_BYTES, checked_text, decoded
 from tpi.errors import UsageError
+from tpi.system.streams import unfiltered
 
 PROMPT = "> "
 CONTINUED = "\\"  # at the end of a line: the next one belongs to it
@@ -64,4 +65,4 @@ def open_reader(history: Path | None) -> Reader:
         return PlainReader(sys.stdin.buffer, interactive)
     from master.chat.editor import Editor  # prompt_toolkit is loaded for those who see it
 
-    return Editor(screen, history)
+    return Editor(unfiltered(screen), history)  # which sends the terminal its sequences

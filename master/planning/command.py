@@ -1,6 +1,5 @@
 """The command `tpi plan`: flags in, a table or one JSON object out. No weight is read for it."""
 
-import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -28,6 +27,7 @@ from tpi.devices.options import check_several
 from tpi.errors import PlanError, UsageError
 from tpi.kv import KV_DTYPES
 from tpi.paths import DIRECTORY, PATH
+from tpi.text import json_text
 
 
 @click.command()
@@ -92,7 +92,7 @@ def plan(model: str, dtype: str, as_json: bool, cache: Path | None, svg: Path | 
         _draw(svg, shape, batch)
     if as_json:
         fields = report.fields() if report else {}
-        click.echo(json.dumps(fields | ({"batch": batch.fields()} if batch else {}), ensure_ascii=False))
+        click.echo(json_text(fields | ({"batch": batch.fields()} if batch else {})))
     else:
         from master.planning.table import print_batch, print_plan
 
@@ -139,7 +139,7 @@ def _plan_home(home: Home, model: str, dtype: str, as_json: bool, cache: Path, f
     batch = GroupBatchReport.of(asked, report.dealing if report else _dealt(asked)) if flags["batch"] > 1 else None
     if as_json:
         fields = report.fields() if report else {}
-        click.echo(json.dumps(fields | ({"batch": batch.fields()} if batch else {}), ensure_ascii=False))
+        click.echo(json_text(fields | ({"batch": batch.fields()} if batch else {})))
         return
     from master.planning.home.table import print_home
     from master.planning.table import print_batch

@@ -34,20 +34,20 @@ def print_plan(report: PlanReport) -> None:
     console = wide_console(stderr=False)
     tiers = TIERS if report.problem.machine.accelerator else TIERS[1:]
     for line in _heading(report):
-        console.print(line, soft_wrap=True)
+        console.say(line)
     lying = [_TIERS[tier] for tier in tiers]
     console.print(figures_table("what", *lying, "a token", "a prompt", rows=list(_segments(report, tiers))))
     names = [*_numbered(report), _TIERS["ram"]]
     console.print(figures_table("memory", *names, rows=list(_memories(report))))
     for line in (*_speeds(report), *_advice(report)):
-        console.print(line, soft_wrap=True)
+        console.say(line)
 
 
 def print_batch(report: BatchReport | GroupBatchReport) -> None:
     """How to batch the requests, in sentences."""
     console = wide_console(stderr=False)
     for line in report.lines():
-        console.print(line, soft_wrap=True)
+        console.say(line)
 
 
 def _heading(report: PlanReport) -> Iterator[str]:

@@ -5,45 +5,40 @@ import sys
 from collections.abc import Callable
 from collections.abc import Sequence as SequenceOf
 
-import click
-
 from master.generation.answer import Answer, AnswerLimits, answer
 from master.generation.sampler import Sampler
 from master.generation.sequence import Sequence
 from master.session import Session
 from tpi.errors import TpiError
-from tpi.progress import line_begun
-from tpi.text import harmless
+from tpi.progress import line_begun, warn
+from tpi.system.streams import unfiltered
 
 _STYLES_AT_END = re.compile(r"(\x1b\[[\d;]*m)+$")
 
 
 def write(text: str) -> None:
-    """Write `text` to stdout, at once.
+    """Write `text` to stdout as it is, at once: an answer that is piped, or what has passed `tpi.text.harmless`.
 
     Raises:
         BrokenPipeError: if the reader is gone.
         TpiError: if it cannot be written, for example where the disk is full.
     """
+    if sys.stdout is None:
+        return
+    stdout = unfiltered(sys.stdout)
     try:
-        click.echo(text, nl=False)
-        if sys.stdout is not None:
-            sys.stdout.flush()
-            if text and at_terminal():
-                line_begun(not _STYLES_AT_END.sub("", text).endswith("\n"))
+        stdout.write(text)
+        stdout.flush()
     except BrokenPipeError:
         raise
     except OSError as error:
         raise TpiError(f"cannot write the answer to standard output: {error.strerror}; send it elsewhere") from error
-
-
-def write_answer(text: str) -> None:
-    """As `write`, for what a model wrote: as it is, but without control characters where a terminal would obey them."""
-    write(harmless(text) if at_terminal() else text)
+    if text and at_terminal():
+        line_begun(not _STYLES_AT_END.sub("", text).endswith("\n"))
 
 
 def at_terminal() -> bool:
-    """Whether stdout is one."""
+    """Return whether stdout is a terminal."""
     return sys.stdout is not None and sys.stdout.isatty()
 
 
@@ -58,8 +53,8 @@ def stream_answer(
 ) -> Answer:
     """One answer, passed to `show` as it comes, with a line end; the progress of its prompt on stderr until then.
 
-    `stopped` is asked between steps; where it says so, the answer ends as interrupted. `begun`: tokens of an
-    answer that is continued, see `answer`. Errors as `answer`.
+    `stopped` is asked between steps; where it says so, the answer ends as interrupted. `begun`: tokens of an answer
+    that is continued, see `answer`. Errors as `answer`.
     """
     with session.figures.prompt_progress(sequence.pending) as computed:
 
@@ -68,9 +63,8 @@ def stream_answer(
             session.figures.mark()
 
         try:
-            return answer(
-                session.engine, session.tokenizer, sequence, sampler, limits, show, first_token, stopped, begun
-            )
+            engine, tokenizer = session.engine, session.tokenizer
+            return answer(engine, tokenizer, sequence, sampler, limits, show, first_token, stopped, begun)
         finally:
             show("\n")  # where it breaks off too: the reason gets a line of its own
 
@@ -78,4 +72,4 @@ def stream_answer(
 def write_trace(session: Session) -> None:
     """Write the timeline if it was asked for, and say what is missing in it."""
     if lacks := session.figures.write_trace(session.placement.trace):
-        click.echo(f"tpi: {lacks}", err=True)
+        warn(lacks)

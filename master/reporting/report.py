@@ -10,8 +10,9 @@ from tpi.net.questions import Stats, Steady
 from tpi.partition import FFN_UNIT, Range, Shard
 
 if TYPE_CHECKING:  # tables come after the answer, and so does what draws them
-    from rich.console import Console
     from rich.table import Table
+
+    from tpi.console import SafeConsole
 
 MILLI = 1e3
 _TABLE_WIDTH = 80
@@ -115,13 +116,13 @@ def print_nodes(nodes: Sequence[NodeReport], summary: str, stderr: bool = False)
     """The table of nodes, under it one line of figures for the whole run. It fits 80 columns: long names take lines."""
     console = wide_console(stderr)
     console.print(figures_table("node", *_COLUMNS, rows=[(node.name, *_cells(node)) for node in nodes]))
-    console.print(summary, soft_wrap=True)
+    console.say(summary)
     for node in nodes:
         if node.steady is not None:
             verdict = _verdict(node.steady, node.planned_bytes - node.resident_bytes)
-            console.print(f"{node.name}: {verdict}", soft_wrap=True)
+            console.say(f"{node.name}: {verdict}")
         if node.accelerator:
-            console.print(f"{node.name}: {node.accelerator}", soft_wrap=True)
+            console.say(f"{node.name}: {node.accelerator}")
 
 
 def print_choice(choice: Mapping[str, Any]) -> None:
@@ -138,14 +139,14 @@ def print_choice(choice: Mapping[str, Any]) -> None:
         rows.append((name, *(f"{said:.2f} / {took:.2f}" if took else f"{said:.2f}" for said, took in cells)))
     console = wide_console(stderr=False)
     console.print(figures_table("collective", "a token's sum", "a prompt's block", "in halves", rows=rows))
-    console.print(f"automatic choice: {taken} ({seen})", soft_wrap=True)  # as a caption it would wrap with the table
+    console.say(f"automatic choice: {taken} ({seen})")  # as a caption it would wrap with the table
 
 
-def wide_console(stderr: bool) -> "Console":
+def wide_console(stderr: bool) -> "SafeConsole":
     """Wide enough for the figures: a narrower terminal wraps lines, where rich would cut them. Names are no markup."""
-    from rich.console import Console
+    from tpi.console import SafeConsole
 
-    console = Console(stderr=stderr, highlight=False, markup=False, emoji=False)
+    console = SafeConsole(stderr)
     console.width = max(console.width, _TABLE_WIDTH)
     return console
 

@@ -36,6 +36,9 @@ class Terminal:
     def type(self, keys: str) -> None:
         os.write(self._fd, keys.encode())
 
+    def resize(self, lines: int, columns: int) -> None:
+        fcntl.ioctl(self._fd, termios.TIOCSWINSZ, struct.pack("HHHH", lines, columns, 0, 0))
+
     def expect(self, text: str, seconds: float = 90) -> str:
         """Read until `text` is shown; what was shown since the last call, up to it."""
         ends = time.monotonic() + seconds
@@ -68,7 +71,7 @@ class Terminal:
 
 @contextmanager
 def terminal(
-    command: Sequence[str], environment: Mapping[str, str], size: tuple[int, int] = (24, 80)
+    command: Sequence[str], environment: Mapping[str, str], size: tuple[int, int] = (24, 200)
 ) -> Iterator[Terminal]:
     """`command` with `environment` at a terminal of `size` lines and columns."""
     fd, other = os.openpty()

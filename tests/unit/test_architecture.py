@@ -129,3 +129,25 @@ def test_no_circle_of_imports() -> None:
     graph = module_graph()
     assert graph["master.session"]
     assert list(TopologicalSorter(graph).static_order())  # raises CycleError, which names the circle
+
+
+def test_whatever_is_printed_passes_the_filter() -> None:
+    """No way to print goes past `tpi.system.streams`: other streams, bytes, or a console that draws unfiltered text."""
+    past = re.compile(
+        r"sys\.__std|\bstd(?:out|err)\.buffer|os\.write\([12],|\bunfiltered\b|\bConsole\(|[^.\w]print\(|open\(\s*[12],"
+    )
+    may = {
+        "tpi/system/streams.py", "tpi/console.py",  # the filter
+        "master/reporting/output.py",  # an answer's bytes, and styled text that was filtered
+        "master/chat/readers.py",  # prompt_toolkit, which shows what the user types
+        "tpi/system/interrupts.py",  # a warning of our own within a signal
+    }  # fmt: skip
+    found = {
+        str(path.relative_to(ROOT))
+        for room in ALLOWED
+        for path in (ROOT / room).rglob("*.py")
+        if past.search(path.read_text())
+    }
+    assert found == may
+    entries = {"tpi/cli.py", "worker/commands.py", "testbed/enter.py"}
+    assert all("filter_output()" in (ROOT / path).read_text() for path in entries)

@@ -11,7 +11,10 @@ from rich.console import Console
 from rich.markdown import Markdown
 
 from master.chat.showing.spans import LineSpans
+from master.reporting.prose import CodeLines
+from tpi.progress import line_is_begun
 from tpi.text import harmless
+from tpi.wrap import WordWrap
 
 _STYLES = {
     "bold": "bold", "italic": "italic", "strike": "strike", "code": "cyan", "link": "underline", "heading": "bold",
@@ -33,14 +36,16 @@ _RULE_WIDTH = 40
 class MarkdownScreen:
     """Turns the pieces of one answer after another into text with a terminal's styles."""
 
-    def __init__(self, write: Callable[[str], None], console: Console) -> None:
-        """`console` knows the terminal's colours and width; what is shown goes through `write`."""
+    def __init__(self, write: Callable[[str], None], console: Console, columns: Callable[[], int] = lambda: 0) -> None:
+        """`console` knows the terminal's colours; what is shown goes through `write`, wrapped at `columns` unless 0."""
         self._write, self._console = write, console
         self._rest = ""  # of a line, not shown yet
         self._begun: LineSpans | None = None  # the line of which something is shown
         self._style = ""  # of all of this line
         self._fence = ""  # that opened the code that lines belong to
         self._table: list[str] = []
+        self._code = CodeLines()  # of those that are indented
+        self._words = WordWrap[str](columns)
 
     def write(self, text: str) -> None:
         """More of the answer."""
@@ -59,13 +64,16 @@ class MarkdownScreen:
             self.write(text)
         finally:
             self._write, self._rest = write, ""
+            self._words.at_line_start()
 
     def end(self) -> None:
         """The answer is over; the next one begins anew."""
         if self._rest or self._begun:
             self._finish(self._rest)
         self._end_table()
+        self._put("", "", flush=True)
         self._rest = self._fence = ""
+        self._code = CodeLines()
 
     def _undecided(self, line: str) -> bool:
         """Whether more of the line decides what it is."""
@@ -77,7 +85,7 @@ class MarkdownScreen:
         """The last piece of a line, or all of it."""
         if self._begun or not self._take_whole(line):
             self._show(line, over=True)
-            self._write("\n")
+            self._put("\n", "")
             self._begun = None
 
     def _take_whole(self, line: str) -> bool:
@@ -113,6 +121,7 @@ class MarkdownScreen:
         self._style = ""
         if self._fence:
             return text
+        self._code.begins(text)
         self._end_table()
         if found := _HEADING.match(text):
             self._style = "heading"
@@ -134,10 +143,18 @@ class MarkdownScreen:
         for row in rows:
             for span in LineSpans().push(row, over=True):
                 self._put(span.text, span.style)
-            self._write("\n")
+            self._put("\n", "")
 
-    def _put(self, text: str, styles: str) -> None:
-        """Text in all of `styles`, which are names of `_STYLES`."""
+    def _put(self, text: str, styles: str, flush: bool = False) -> None:
+        """Show text in all of `styles`, which are names of `_STYLES`, with words wrapped unless it is code."""
+        if not line_is_begun():
+            self._words.at_line_start()
+        for part, styled in self._words.push(text, styles, verbatim=bool(self._fence) or self._code.inside):
+            self._paint(part, styled)
+        for part, styled in self._words.flush() if flush else ():
+            self._paint(part, styled)
+
+    def _paint(self, text: str, styles: str) -> None:
         style = " ".join(_STYLES[name] for name in styles.split())
         for part in _TABS.split(text):  # how wide a tab is the terminal knows: rich counts from where the piece begins
             with self._console.capture() as shown:

@@ -3,7 +3,8 @@
 import os
 from typing import Protocol
 
-from master.reporting.output import at_terminal, write, write_answer
+from master.reporting.output import at_terminal, write
+from master.reporting.prose import AnswerWriter
 
 
 class Screen(Protocol):
@@ -19,26 +20,12 @@ class Screen(Protocol):
         """The answer is over, or broke off."""
 
 
-class PlainScreen:
-    """Text as the model wrote it, or as `write_answer` has it."""
-
-    def write(self, text: str) -> None:
-        """See `Screen`."""
-        write_answer(text)
-
-    def resume(self, text: str) -> None:
-        """See `Screen`."""
-
-    def end(self) -> None:
-        """See `Screen`."""
-
-
 def open_screen(markdown: bool) -> Screen:
     """The best that stdout can show; a file or a pipe, or a terminal that can do nothing, gets plain text."""
     if not (markdown and at_terminal()) or os.environ.get("TERM", "dumb") in ("dumb", "unknown", ""):
-        return PlainScreen()
-    from rich.console import Console  # loaded for those who see it
+        return AnswerWriter()
+    from master.chat.showing.markdown import MarkdownScreen  # rich is loaded for a terminal alone
+    from tpi.console import SafeConsole
 
-    from master.chat.showing.markdown import MarkdownScreen
-
-    return MarkdownScreen(write, Console(highlight=False))
+    console = SafeConsole(stderr=False)
+    return MarkdownScreen(write, console, lambda: console.columns)

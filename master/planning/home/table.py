@@ -18,13 +18,13 @@ def print_home(report: HomeReport) -> None:
     console = wide_console(stderr=False)
     shape, home = report.model.shape, report.model.home
     weights = _size(weight_bytes(shape))
-    console.print(f"{shape.name} in {shape.dtype}: {shape.config.layers} layers, {weights} of weights", soft_wrap=True)
-    console.print(f"{len(home.names)} machines: {home.told}", soft_wrap=True)
+    console.say(f"{shape.name} in {shape.dtype}: {shape.config.layers} layers, {weights} of weights")
+    console.say(f"{len(home.names)} machines: {home.told}")
     kinds = [_UNITS[kind] for kind in report.dealing.units]
     columns = ("node", *kinds, "weights", "on disk", "KV", "memory")
     console.print(figures_table(*columns, rows=list(_nodes(report))))
     for line in _sentences(report):
-        console.print(line, soft_wrap=True)
+        console.say(line)
 
 
 def _nodes(report: HomeReport) -> Iterator[tuple[str, ...]]:

@@ -133,7 +133,7 @@ def test_ctrl_c_stops_the_servers_answer_and_what_came_of_it_counts(cat: str, tm
         screen.type(f"Talk for ever{ENTER}")
         screen.expect("purr")
         screen.type(CTRL_C)
-        figures = screen.expect("stopped]").rpartition("[")[2]
+        figures = screen.expect("stopped: /continue goes on]").rpartition("[")[2]
         count, rate, used = re.search(r"(\d+) tokens at (\S+) tok/s.*context (\d+) of", figures).groups()  # type: ignore[union-attr]
         assert int(count) == int(used) >= 4
         assert float(rate) > 0

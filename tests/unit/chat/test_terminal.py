@@ -8,7 +8,7 @@ from itertools import count
 import pytest
 
 from master.chat.showing.screen import open_screen
-from master.reporting.output import write_answer
+from master.reporting.prose import AnswerWriter
 from tpi.progress import phase, warn
 
 WRITTEN = "a\x1b]0;title\x07b\tc\x9b31m\x7fd\n"
@@ -33,7 +33,7 @@ def test_a_terminal_gets_no_control_characters(
     stdout = Shown(terminal)
     monkeypatch.setattr(sys, "stdout", stdout)
     monkeypatch.setenv("TERM", "dumb")
-    (open_screen(markdown=True).write if chat else write_answer)(WRITTEN)
+    (open_screen(markdown=True) if chat else AnswerWriter()).write(WRITTEN)
     assert stdout.getvalue() == seen
 
 
@@ -63,7 +63,7 @@ def test_a_warning_ends_no_line_of_another_file(monkeypatch: pytest.MonkeyPatch)
     for answers, warnings in ((Shown(True), Shown(False)), (Shown(False), Shown(True))):
         monkeypatch.setattr(sys, "stdout", answers)
         monkeypatch.setattr(sys, "stderr", warnings)
-        write_answer("Once upon")
+        AnswerWriter().write("Once upon")
         warn("one is lost")
         assert warnings.getvalue() == "tpi: one is lost\n"
 
@@ -74,7 +74,7 @@ def test_neither_does_progress_go_on_with_an_answer(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(sys, "stderr", terminal)
     monkeypatch.setenv("TERM", "dumb")
     monkeypatch.setattr("tpi.progress.monotonic", count(0, 2).__next__)
-    write_answer("Once upon")
+    AnswerWriter().write("Once upon")
     with phase("waiting"):
         pass
     assert terminal.getvalue() == "Once upon\nwaiting: 2.0 s\n"

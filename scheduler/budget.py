@@ -20,6 +20,7 @@ LONGEST_CHUNK = 512  # tokens of a prefill step, where memory and context allow 
 _AMPLE_CHUNK = 256  # tokens: longer steps compute hardly faster, and save passes over what is streamed
 _SHORT_CHUNK = 32  # tokens: a prefill step is made shorter than this only where nothing else helps
 _CHUNK_SHARE = 8  # a chunk takes at most one part in so many of what it competes for with weights, or makes streamed
+_STEPS = 8  # in which a budget grows until the head fits
 TILE = 4 << 20  # bytes of a table in memory at once, twice (one in use, one on its way)
 PROCESS = 7 << 20  # bytes that a process takes once it works: code, sockets, plans, hashes
 
@@ -111,6 +112,25 @@ def sufficient_budget(need: Demand, weights: int, chunk: int = LONGEST_CHUNK) ->
     while (room := _shares(need, total, chunk, 0, 0)[2]) < weights:
         total = _whole_mib(total + weights - room)
     return total
+
+
+def window_budget(need: Demand, window: int, retain: int, chunk: int = LONGEST_CHUNK) -> int:
+    """Return the smallest budget found with which this window runs beside a head in memory: bytes, whole MiB."""
+    total = _whole_mib(minimum_bytes(need, window, retain) + need.pages * need.page_bytes)
+    while (head := _shares(need, total, chunk, window, retain)[1]) < round_up(need.head):
+        total += max(1 << 20, _whole_mib((round_up(need.head) - head) // _STEPS))
+    return total
+
+
+def headed_budget(need: Demand, weights: int, chunk: int = LONGEST_CHUNK) -> int:
+    """Return the smallest budget found that leaves `weights` bytes for blocks beside a head in memory.
+
+    Where `weights` are all blocks it also keeps the embedding.
+    """
+    total = sufficient_budget(need, weights, chunk)
+    while (shares := _shares(need, total, chunk, 0, 0))[1] < round_up(need.head) or shares[2] < weights:
+        total += max(1 << 20, _whole_mib((round_up(need.head) - shares[1]) // _STEPS))
+    return total + (round_up(need.embedding) if weights >= sum(need.blocks) else 0)
 
 
 def affordable_pages(need: Demand, total: int, window: int = 0, retain: int = 0) -> int:

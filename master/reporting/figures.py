@@ -15,6 +15,7 @@ from master.reporting.report import MILLI, NodeReport, NodeShare, node_report
 from master.reporting.spans import Span, before, nothing
 from master.reporting.timeline import write_timeline
 from master.workers.cluster import Cluster
+from scheduler.model.timeline import OtherWaits
 from tpi.errors import NodeError, UsageError
 from tpi.net.fields import WindowState
 from tpi.net.questions import Stats
@@ -37,9 +38,12 @@ class RunFigures:
         self._bare = bare
         self._began = began
 
-    def stats(self, with_steady: bool = False) -> list[Stats]:
-        """Totals of every node so far, rank 0 first; with `with_steady` their `steady` too, which takes longer."""
-        return [self._own_stats(with_steady), *self._cluster.stats(with_steady)]
+    def stats(self, waits: Sequence[OtherWaits] = ()) -> list[Stats]:
+        """Return totals of every node so far, rank 0 first.
+
+        With `waits`, one for each node, they have their `steady` too, which takes longer.
+        """
+        return [self._own_stats(waits[0] if waits else None), *self._cluster.stats(waits[1:])]
 
     def mark(self) -> None:
         """Remember the totals: a later `report` counts from here. A lost worker shows in the next step."""
@@ -53,8 +57,9 @@ class RunFigures:
 
     def report(self, spans: Sequence[Span] = ()) -> list[NodeReport]:
         """Every node's figures, per token, of all `spans` together; without any, since `mark`, or since the start."""
-        after = self.stats(with_steady=True)
+        after = self.stats()
         begun = before(after, spans) if spans else self.marked or [nothing(stats) for stats in after]
+        after = self.stats(self._waits(begun, after))
         shares = self._shares()
         return [node_report(self._pack.config, *each) for each in zip(shares, begun, after, strict=True)]
 
@@ -132,7 +137,19 @@ class RunFigures:
             for name, rank, shard, taken in zip(names, stage.ranks, stage.shards, bare, strict=True)
         ]
 
-    def _own_stats(self, with_steady: bool) -> Stats:
+    def _waits(self, begun: Sequence[Stats], after: Sequence[Stats]) -> list[OtherWaits]:
+        """Return what each node's exchanges hold of waiting for disks, per token."""
+        head, rows = self._deployment.vocabulary.waits
+        stalls = [
+            max(0.0, now.stall_s - then.stall_s) / max(1, now.tokens - then.tokens)
+            for then, now in zip(begun, after, strict=True)
+        ]
+        stalls[0] = max(0.0, stalls[0] - head - rows)
+        others = [max([*stalls[:rank], *stalls[rank + 1 :]], default=0.0) for rank in range(len(stalls))]
+        workers = (OtherWaits(tail=head + rows, others=others[rank]) for rank in range(1, len(stalls)))
+        return [OtherWaits(head, rows, others=others[0]), *workers]
+
+    def _own_stats(self, beside: OtherWaits | None) -> Stats:
         deployment = self._deployment
         own, head = deployment.node.figures(), deployment.vocabulary.streamed
         figures = replace(
@@ -141,7 +158,7 @@ class RunFigures:
             disk_s=head.read_seconds if head.ring_bytes else own.disk_s,  # one clock: the head's knows of the blocks
             stall_s=own.stall_s + head.stall_seconds,
         )
-        steady = deployment.node.steady() if with_steady else None
+        steady = None if beside is None else deployment.node.steady(beside)
         return totals(deployment.session, deployment.epoch, figures, steady)
 
 

@@ -119,8 +119,7 @@ def print_nodes(nodes: Sequence[NodeReport], summary: str, stderr: bool = False)
     console.say(summary)
     for node in nodes:
         if node.steady is not None:
-            verdict = _verdict(node.steady, node.planned_bytes - node.resident_bytes)
-            console.say(f"{node.name}: {verdict}")
+            console.say(f"{node.name}: {_verdict(node.steady)}")
         if node.accelerator:
             console.say(f"{node.name}: {node.accelerator}")
 
@@ -165,8 +164,8 @@ def figures_table(name: str, *figures: str, rows: Sequence[Sequence[str]]) -> "T
     return table
 
 
-def _verdict(steady: Steady, other: int) -> str:
-    """Whether a node waits for its disk, in a sentence; `other` bytes of its memory are not for blocks."""
+def _verdict(steady: Steady) -> str:
+    """Return a sentence that says whether a node waits for its disk, and what would end that."""
     measured = f"a layer loads in {MILLI * steady.load_s:.1f} ms and is busy for {MILLI * steady.busy_s:.1f} ms"
     if steady.steady:
         return f"streams in the steady state ({measured})"
@@ -175,7 +174,7 @@ def _verdict(steady: Steady, other: int) -> str:
         memory = f"about --memory {_mib(steady.least_memory)}"
         return f"{waits}; no --window ends that, but {memory} without one would, or more nodes"
     keep = f" --retain {steady.retain}" if steady.retain else ""
-    return f"{waits}; with --window {steady.window}{keep} and --memory {_mib(other + steady.window_bytes)} it would not"
+    return f"{waits}; with --window {steady.window}{keep} and --memory {_mib(steady.window_memory)} it would not"
 
 
 def _mib(size: int) -> str:

@@ -5,8 +5,10 @@ window of their own: as many tiles stay as its budget allows, the others pass th
 into the next token's tiles while the layers compute. A 128k vocabulary is never in memory as a whole.
 """
 
+from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from time import perf_counter
 
 import numpy as np
 import numpy.typing as npt
@@ -16,7 +18,7 @@ from scheduler.model.placement import place
 from scheduler.storage.disk import DirectDisk, Disk, read_extent
 from scheduler.storage.extent import Extent, tile_starts
 from scheduler.window.load import Verify, check
-from scheduler.window.stats import ReadClock, WindowStats
+from scheduler.window.stats import SAMPLES, ReadClock, WindowStats
 from scheduler.window.window import MemoryWindow
 from tpi.devices.pages import PAGE, Bytes, page_buffer
 from tpi.errors import KernelError
@@ -51,6 +53,8 @@ class RowTable:
         self._disk = disk or DirectDisk()
         self._unit = replace(run, units=1)
         self._slot = page_buffer(run.unit_bytes + PAGE)  # a unit may start anywhere in a page
+        self._row_waits = deque[float](maxlen=SAMPLES)  # seconds, of each step
+        self._counted = WindowStats()
 
     def gather(self, rows: Sequence[int]) -> F32:
         """`[len(rows), hidden]` float32: the named rows, in that order; one read per unit that holds any of them.
@@ -61,14 +65,28 @@ class RowTable:
         """
         wanted = np.asarray(rows, np.int32)
         found = np.empty((len(wanted), self._run.hidden), np.float32)
-        units = wanted // self._run.width
+        units, waited = wanted // self._run.width, 0.0
         for unit in np.unique(units):
             here = np.flatnonzero(units == unit)
             inside = wanted[here] - np.int32(unit * self._run.width)
+            begun = perf_counter()
             with self._trace.span("stall", EMBEDDING):
                 data = self.unit(int(unit))
+            waited += perf_counter() - begun
             with self._trace.span("compute", EMBEDDING):
                 found[here] = self._kernels.gather(self._unit, data, inside)
+        self._row_waits.append(waited)
+        self._counted += WindowStats(stall_seconds=waited, stalls=len(np.unique(units)))
+        return found
+
+    @property
+    def waits(self) -> float:
+        """Seconds that a step waited for what is not in memory: the median of the last steps."""
+        return _median(self._row_waits)
+
+    def take(self) -> WindowStats:
+        """See `scheduler.window.window.Window.take`."""
+        found, self._counted = self._counted, WindowStats()
         return found
 
     def unit(self, index: int) -> Bytes:
@@ -120,6 +138,7 @@ class StreamedTable(RowTable):
         placement = place([one.slot_bytes for one in extents], budget)
         of_tile = (lambda index, data: verify(self._starts[index], data)) if verify else None
         self._window = MemoryWindow(extents, placement, self._disk, of_tile, trace, _TILE, reads)
+        self._tile_waits = deque[float](maxlen=SAMPLES)
 
     def logits(self, x: F32) -> F32:
         """`[tokens, units * width]` float32: every row times every `x` `[tokens, hidden]`. Errors as `gather`."""
@@ -128,6 +147,9 @@ class StreamedTable(RowTable):
         for index, ((start, data), tile) in enumerate(zip(self.tiles(), self._tiles, strict=True)):
             with self._trace.span("compute", f"{_TILE} {index}"):
                 result[:, start * width : (start + tile.units) * width] = self._kernels.logits(tile, data, x)
+        taken = self._window.take()
+        self._tile_waits.append(taken.stall_seconds)
+        self._counted += taken
         return result
 
     def tiles(self) -> Iterator[tuple[int, Bytes]]:
@@ -141,10 +163,19 @@ class StreamedTable(RowTable):
         """Bytes of memory for tiles."""
         return self._window.placement.memory_bytes
 
+    @property
+    def waits(self) -> float:
+        """See `RowTable.waits`; for tiles, too."""
+        return super().waits + _median(self._tile_waits)
+
     def take(self) -> WindowStats:
         """See `scheduler.window.window.Window.take`."""
-        return self._window.take()
+        return super().take() + self._window.take()
 
     def close(self) -> None:
         """Join the loader's threads."""
         self._window.close()
+
+
+def _median(seconds: Sequence[float]) -> float:
+    return float(np.median(seconds)) if seconds else 0.0

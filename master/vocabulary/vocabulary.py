@@ -41,6 +41,7 @@ class Vocabulary:
         self._trace, self._reads, self._verify = trace, reads, verify
         self._kernels = (host or open_host()).kernels
         self._streams: list[StreamedTable] = []
+        self._rows: list[RowTable] = []
         self._streamed = WindowStats()
         with ExitStack() as self._stack:  # a head that streams ends if the rest fails
             head = self._head_table(pack.head, budget.head_bytes)
@@ -53,10 +54,15 @@ class Vocabulary:
             self._stack = self._stack.pop_all()
 
     @property
+    def waits(self) -> tuple[float, float]:
+        """Seconds that a token waited for the head's tiles, and for rows of an embedding beside it: medians."""
+        return sum(table.waits for table in self._streams), sum(table.waits for table in self._rows)
+
+    @property
     def streamed(self) -> WindowStats:
-        """What was read for the head so far, and waited for; nothing if it is in memory."""
-        for stream in self._streams:
-            self._streamed += stream.take()
+        """What was read for the tables so far, and waited for; nothing if they are in memory."""
+        for table in (*self._rows, *self._streams):  # sizes of memory are those of the last
+            self._streamed += table.take()
         return self._streamed
 
     def __enter__(self) -> "Vocabulary":
@@ -81,9 +87,11 @@ class Vocabulary:
     def _embedding_table(self, block: PackBlock, budget: Budget) -> "ResidentTable | RowTable":
         if table_block_bytes(block) <= budget.embedding_bytes:
             return self._resident(block)
-        return RowTable(
+        table = RowTable(
             block.run("row"), _extent(block), self._kernels, trace=self._trace, verify=self._verifier(block)
         )
+        self._rows.append(table)
+        return table
 
     def _resident(self, block: PackBlock) -> ResidentTable:
         (data,) = Resident([_extent(block)], verify=self._verifier(block)).kept

@@ -20,6 +20,7 @@ from master.workers.meeting import meeting, tell_apart
 from master.workers.places import WorkerId, WorkerPlaces
 from master.workers.recruits import RETRY_S, Recruits
 from master.workers.remote import RemoteWorker
+from scheduler.model.timeline import NOTHING_ELSE, OtherWaits
 from tpi.errors import NodeError, NodeInUse, NodeLost, TpiError
 from tpi.net.codec import encode
 from tpi.net.fields import WindowState
@@ -196,13 +197,17 @@ class Cluster:
         progress, self._watched[rank] = self._watched.get(rank), self.workers[rank - 1].heartbeats.progress
         return progress is not None and progress != self._watched[rank]
 
-    def stats(self, with_steady: bool = False) -> list[Stats]:
-        """Every worker's totals, rank 1 first; with `with_steady` their `steady` too, which takes longer.
+    def stats(self, waits: Sequence[OtherWaits] = ()) -> list[Stats]:
+        """Return every worker's totals, rank 1 first.
+
+        With `waits`, one for each worker, they have their `steady` too, which takes longer.
 
         Raises:
             NodeError: if a worker is lost, or does not answer.
         """
-        self._ask(AskStats(self.session, self.epoch, with_steady), *self.workers)
+        each = waits or [NOTHING_ELSE] * len(self.workers)
+        for worker, beside in zip(self.workers, each, strict=True):
+            self._ask(AskStats(self.session, self.epoch, bool(waits), beside.tail, beside.others), worker)
         self._wait(lambda: all(worker.stats for worker in self.workers), STATS_S, self._no_stats)
         return [worker.stats for worker in self.workers if worker.stats]
 

@@ -4,20 +4,21 @@ docs/steady-state.md has the symbols and the proofs.
 """
 
 from collections.abc import Collection, Iterator, Sequence, Set
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate
 from typing import TypeVar
 
 from scheduler.model.placement import PAPERS_LAYER, Placement, Speeds, kinds_of, place, place_window
 from scheduler.model.ring import Ring, neighbours
-from scheduler.model.timeline import Costs, replay, simulate
+from scheduler.model.timeline import NOTHING_ELSE, Costs, OtherWaits, replay, simulate
 from tpi.devices.pages import round_up
 from tpi.pack.layout import BlockKind
 
 _Number = TypeVar("_Number", int, float)
 
 _NO_STALL = 0.005  # of the token time: less waiting than this counts as none
-_HARDLY = 0.02  # of the token time: `place` gives up so much for a deeper ring, so that less cannot be asked of it
+_SLOWER = 1.1  # times as long as measured do loads take where a setting is advised
+_HALVINGS = 4  # of what lies between the deepest ring and everything
 _DEEPEST = 16  # blocks in memory that are tried
 _RINGS = (2, 3, 4, 6, 8, 12, 16)  # blocks in it, beside what stays
 _TOKENS = 24  # simulated
@@ -25,7 +26,11 @@ _TOKENS = 24  # simulated
 
 @dataclass(frozen=True)
 class Times:
-    """Mean seconds of a block of each kind, and of the allreduce after it; `layer` has a layer's blocks in order."""
+    """Mean seconds of a block of each kind, and of the allreduce after it; `layer` has a layer's blocks in order.
+
+    `tail`: seconds between two tokens, in addition to an allreduce. A ring loads ahead in them as far as it is deep, so
+    that the propositions leave them out.
+    """
 
     attention: float
     ffn: float
@@ -33,6 +38,7 @@ class Times:
     load_attention: float
     load_ffn: float
     layer: tuple[BlockKind, ...] = PAPERS_LAYER
+    tail: float = 0.0
 
     @property
     def computes(self) -> list[float]:
@@ -63,18 +69,28 @@ class Times:
         kinds = kinds_of(len(costs.compute), kinds)
         ffn = [block for block, kind in enumerate(kinds) if kind == "ffn"]
         others = [block for block, kind in enumerate(kinds) if kind != "ffn"]
+        layer = _period(kinds)
+        alike = costs.exchange[len(layer) - 1 : -1 : len(layer)]  # after the last block of each other layer
+        tail = max(0.0, costs.exchange[-1] - _mean(alike)) if alike else 0.0
         return cls(
             _mean([costs.compute[block] for block in others]),
             _mean([costs.compute[block] for block in ffn]),
-            _mean(costs.exchange),
+            _mean(costs.exchange) - (tail / len(costs.exchange) if tail else 0.0),
             _load(costs, others, streamed),
             _load(costs, ffn, streamed),
-            _period(kinds),
+            layer,
+            tail,
         )
 
     def costs(self, layers: int) -> Costs:
         """The same for every layer."""
-        return Costs(self.computes * layers, [self.allreduce] * (len(self.layer) * layers), self.loads * layers)
+        exchange = [self.allreduce] * (len(self.layer) * layers)
+        exchange[-1] += self.tail
+        return Costs(self.computes * layers, exchange, self.loads * layers)
+
+    def with_slower_loads(self, factor: float) -> "Times":
+        """Return the same where every load takes so many times as long."""
+        return replace(self, load_attention=factor * self.load_attention, load_ffn=factor * self.load_ffn)
 
 
 def is_loose(times: Times) -> bool:
@@ -133,33 +149,44 @@ def judge_streaming(
     tiles: Sequence[int] = (),
     planned: Placement | None = None,
     kinds: Sequence[BlockKind] | None = None,
+    beside: OtherWaits = NOTHING_ELSE,
 ) -> SteadyReport:
     """Judge a placement by measured seconds per block: `MemoryWindow.costs`, and its `history` of the last tokens.
 
     `tiles`: how many of the placement's segments each block is, if not one each; `planned`: the placement before
-    neighbours that stay were joined, if any were, which more memory would change; `kinds`: of each block.
+    neighbours that stay were joined, if any were, which more memory would change; `kinds`: of each block; `beside`:
+    what the measured exchanges hide. A setting is advised that does not wait once nothing of that is waited for, with
+    loads that take a little longer than they did.
     """
     tiles, history = tiles or [1] * len(placement.sizes), history or [costs]
-    blocks, streamed = whole(costs, set(placement.ring.blocks), tiles, placement.sizes)
+    net = beside.taken_from(costs)
+    blocks, streamed = whole(net, set(placement.ring.blocks), tiles, placement.sizes)
     kinds = kinds_of(len(tiles), kinds)
     times = Times.of(blocks, streamed, kinds)
     token, stall = replay(placement.ring, history, max(_TOKENS, 2 * len(history))).typical
-    steady = stall <= _NO_STALL * token
-    waits = None if steady else (frozenset(range(len(tiles))) - streamed, placement.ring.size)
-    advised = advise(_sums(placement.sizes, tiles), times, waits, kinds)
-    speeds = _speeds(placement, costs, times, len(tiles))
+    steady = stall + beside.own <= _NO_STALL * token
+    enough = stall <= _NO_STALL * token and _waits(placement.ring, net) <= _NO_STALL
+    waits = None if enough else (frozenset(range(len(tiles))) - streamed, placement.ring.size)
+    later = times if steady else times.with_slower_loads(_SLOWER)
+    rows = beside.rows > _NO_STALL * token  # only where everything stays are they in memory
+    advised = None if rows else advise(_sums(placement.sizes, tiles), later, waits, kinds)
+    least = planned or placement
     return SteadyReport(
         times=times,
         loose=is_loose(times),
         tight=is_tight(times),
         steady=steady,
         token_seconds=token,
-        stall_seconds=stall,
+        stall_seconds=stall + beside.own,
         memory_bytes=placement.memory_bytes,
         window=advised[0] if advised else None,
         retain=advised[1] if advised else None,
         window_bytes=advised[2] if advised else None,
-        least_bytes=None if steady or advised else sufficient_ring(planned or placement, speeds),
+        least_bytes=None
+        if steady or advised
+        else sum(least.sizes)
+        if rows
+        else sufficient_ring(least, _speeds(placement, costs, later, len(tiles))),
     )
 
 
@@ -209,13 +236,22 @@ def advise(
 
 
 def sufficient_ring(placement: Placement, speeds: Speeds) -> int:
-    """Bytes, more than `placement` has, with which `place` hardly waits any more: what must stay, and a ring."""
+    """Bytes, more than `placement` has, with which `place` does not wait any more: what must stay, and a ring."""
     sizes, costs = placement.sizes, speeds.costs(placement.sizes)
     total = sum(sizes)
     stay = round_up(max(placement.memory_bytes, least_resident(total, costs.busy, speeds.disk)))
-    tried = (stay + neighbours(sizes, depth) for depth in _RINGS)
-    good = (size for size in tried if size >= total or _waits(place(sizes, size, speeds).ring, costs) <= _HARDLY)
-    return min(total, next(good, total))
+    rings = sorted({min(total, stay + neighbours(sizes, depth)) for depth in _RINGS})
+
+    def good(size: int) -> bool:
+        return size >= total or _waits(place(sizes, size, speeds).ring, costs) <= _NO_STALL
+
+    if (found := next(filter(good, rings), None)) is not None:
+        return found
+    least, most = rings[-1], total  # a deeper ring does not help where `place` has more blocks stay
+    for _ in range(_HALVINGS):
+        middle = (least + most) // 2
+        least, most = (least, middle) if good(middle) else (middle, most)
+    return most
 
 
 def _suffices(placement: Placement, times: Times, costs: Costs, window: int, retain: int) -> bool:

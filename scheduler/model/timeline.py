@@ -13,7 +13,7 @@ compares with.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from scheduler.model.ring import Ring
 
@@ -32,6 +32,41 @@ class Costs:
     def busy(self) -> float:
         """Seconds that a token takes when it never waits for weights."""
         return sum(self.compute) + sum(self.exchange)
+
+
+@dataclass(frozen=True)
+class OtherWaits:
+    """Seconds of a token that are waited for a disk, but not for this node's blocks; its exchanges take them in.
+
+    Attributes:
+        head: for the master's head where it streams, between two tokens.
+        rows: for rows of the master's embedding, between two tokens; only where all blocks stay are they in memory.
+        tail: of another node, between two tokens.
+        others: of other nodes, which this node's sums wait for.
+    """
+
+    head: float = 0.0
+    rows: float = 0.0
+    tail: float = 0.0
+    others: float = 0.0
+
+    @property
+    def own(self) -> float:
+        """Seconds that this node waits for its own disk."""
+        return self.head + self.rows
+
+    def taken_from(self, costs: Costs) -> Costs:
+        """Return the costs of a token in which nothing of this is waited for."""
+        exchange = list(costs.exchange)
+        if not exchange:
+            return costs
+        exchange[-1] = max(0.0, exchange[-1] - self.own - self.tail)
+        total = sum(exchange)
+        left = max(0.0, 1 - self.others / total) if total else 1.0
+        return replace(costs, exchange=[left * seconds for seconds in exchange])
+
+
+NOTHING_ELSE = OtherWaits()
 
 
 @dataclass(frozen=True)

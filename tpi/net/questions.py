@@ -72,7 +72,7 @@ class Steady:
     stall_s: Seconds  # predicted per token
     window: Count  # blocks in memory that would reach the steady state; 0: no number does
     retain: Count  # with one FFN block kept in every so many; 0: none need be
-    window_bytes: Bytes  # of blocks that this would take
+    window_memory: Bytes  # of --memory that this would take
     least_memory: Bytes  # where no window does: of --memory that would, about; else 0
     busy_s: Seconds  # that one layer computes and exchanges
     load_s: Seconds  # that one layer loads
@@ -81,11 +81,16 @@ class Steady:
 @message
 @dataclass(frozen=True)
 class AskStats:
-    """Asks for Stats, and with `with_steady` for the node's `Steady` state, which takes it long to compute."""
+    """Asks for Stats, and with `with_steady` for the node's `Steady` state, which takes it long to compute.
+
+    `tail` and `others` are seconds per token that other nodes wait: see `scheduler.model.timeline.OtherWaits`.
+    """
 
     session: Id64
     epoch: Count
     with_steady: bool
+    tail: Seconds = 0.0
+    others: Seconds = 0.0
 
 
 @message

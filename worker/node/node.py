@@ -14,6 +14,7 @@ import numpy.typing as npt
 from allreduce.base import Work, idle
 from scheduler.demand.stats import DemandStats
 from scheduler.model.steady import judge_streaming
+from scheduler.model.timeline import NOTHING_ELSE, OtherWaits
 from scheduler.window.stats import WindowPosition, WindowStats
 from tpi.kernels.spec import PAGE_TOKENS, Batch
 from tpi.kv import pages_for
@@ -182,19 +183,24 @@ class Node:
         records = None if self.sparse is None else self.sparse.records
         return DemandStats() if records is None else records.stats()
 
-    def steady(self) -> Steady | None:
-        """The verdict on this node's placement from what was measured; None if nothing is streamed."""
+    def steady(self, beside: OtherWaits = NOTHING_ELSE) -> Steady | None:
+        """Return the verdict on this node's placement from what was measured; None if no block is streamed.
+
+        `beside`: what the time between blocks and tokens holds of waiting for disks.
+        """
         window, planned, kinds = self.window, self.budget.placement, self._residence.kinds
         by_neurons = self._residence.records is not None
         if self.link or by_neurons or not window.placement.streamed_bytes or not self.loop.clock.steps:
             return None
-        found = judge_streaming(window.placement, window.costs(), window.history(), self.segments, planned, kinds)
-        times = found.times
+        costs, history = window.costs(), window.history()
+        found = judge_streaming(window.placement, costs, history, self.segments, planned, kinds, beside)
+        times, asked = found.times, self._residence
         return Steady(
             times.attention, times.ffn, times.allreduce, times.load_attention, times.load_ffn,
             found.loose, found.tight, found.steady, found.stall_seconds,
-            found.window or 0, found.retain or 0, found.window_bytes or 0,
-            self._residence.memory_for(found.least_bytes) if found.least_bytes else 0, times.busy, times.load,
+            found.window or 0, found.retain or 0,
+            asked.memory_with(found.window, found.retain or 0) if found.window else 0,
+            asked.memory_for(found.least_bytes) if found.least_bytes else 0, times.busy, times.load,
         )  # fmt: skip
 
     def close(self) -> None:

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING
 
-from scheduler.budget import Budget, Demand, sufficient_budget
+from scheduler.budget import Budget, Demand, headed_budget, sufficient_budget, window_budget
 from scheduler.model.placement import Placement
 from scheduler.model.ring import EMPTY
 from scheduler.storage.disk import DirectDisk, Disk
@@ -37,8 +37,9 @@ class Residence:
     placement: Placement  # of them
     budget: Budget  # its own placement is of the tiles, before neighbours that stay were joined
     disk: Disk
-    memory_for: Callable[[int], int]  # what `--memory` leaves so many bytes for weights
+    memory_for: Callable[[int], int]  # what `--memory` leaves so many bytes for weights, and keeps the head in memory
     places: Places  # where every block's segments are computed
+    memory_with: Callable[[int, int], int]  # what `--memory` a `--window` needs with a `--retain`, likewise
     speed: DiskSpeed = field(default_factory=DiskSpeed)  # what the placement relies on; unmeasured if nothing streams
     offload: "OffloadPlan | None" = None  # what an accelerator does, where there is one
     demand: DemandPlan | None = None  # what comes when it is wanted
@@ -91,7 +92,7 @@ def decide(
     reader = disk or speed.open(_smallest([piece.extent(held) for piece in pieces]))
     demand = None if offload is not None else decide_demand(plan, held, budget, reader)
     if demand is not None:
-        return _demanded(plan, held, budget, demand, reader, need(plan, tables, hosted), speed)
+        return _demanded(plan, held, tables, budget, demand, reader, need(plan, tables, hosted), speed)
     if offload is None and plan.predictors:
         by_neurons = _by_neurons(plan, held, None if disk else kernels, tables, hosted, pieces, reader, speed)
         if by_neurons is not None:
@@ -107,16 +108,24 @@ def decide(
         placement=placement.renumbered(numbers, [extent.slot_bytes for extent in extents]),
         budget=replace(budget, placement=placement),
         disk=disk or speed.open(_smallest(extents)),
-        memory_for=partial(sufficient_budget, need(plan, tables, hosted), chunk=plan.options.prefill_tokens),
+        memory_for=partial(headed_budget, need(plan, tables, hosted), chunk=plan.options.prefill_tokens),
+        memory_with=partial(memory_with_window, plan, tables),
         places=on_the_host(segments) if offload is None else through_accelerator(offload, segments, numbers),
         speed=speed,
         offload=offload,
     )
 
 
+def memory_with_window(plan: NodePlan, tables: Tables | None, window: int, retain: int) -> int:
+    """Return the `--memory`, in bytes, with which the paper's window runs beside a head in memory."""
+    asked = replace(plan, options=replace(plan.options, window=window, retain=retain))
+    return window_budget(need(asked, tables), window, retain, plan.options.prefill_tokens)
+
+
 def _demanded(
     plan: NodePlan,
     held: Sequence[HeldBlock],
+    tables: Tables | None,
     budget: Budget,
     demand: DemandPlan,
     disk: Disk,
@@ -133,7 +142,8 @@ def _demanded(
         placement=placement,
         budget=replace(budget, placement=placement, demand_bytes=demand.memory_bytes + demand.staging_bytes),
         disk=disk,
-        memory_for=partial(sufficient_budget, needed, chunk=plan.options.prefill_tokens),
+        memory_for=partial(headed_budget, needed, chunk=plan.options.prefill_tokens),
+        memory_with=partial(memory_with_window, plan, tables),
         places=on_the_host(demand.always),
         speed=speed,
         demand=demand,
@@ -169,7 +179,8 @@ def _by_neurons(
         placement=records.first,
         budget=replace(budget, placement=records.first, demand_bytes=records.extra_bytes),
         disk=disk,
-        memory_for=partial(sufficient_budget, needed, chunk=plan.options.prefill_tokens),
+        memory_for=partial(headed_budget, needed, chunk=plan.options.prefill_tokens),
+        memory_with=partial(memory_with_window, plan, tables),
         places=on_the_host(records.segments),
         speed=speed,
         records=records,
@@ -203,7 +214,8 @@ def _dealt(plan: NodePlan, segments: Sequence[NodeSegment], tables: Tables | Non
         placement=Placement((), frozenset(), EMPTY),
         budget=budget,
         disk=disk or DirectDisk(),
-        memory_for=partial(sufficient_budget, needed, chunk=plan.options.prefill_tokens),
+        memory_for=partial(headed_budget, needed, chunk=plan.options.prefill_tokens),
+        memory_with=partial(memory_with_window, plan, tables),
         places=staying(segments),
     )
 

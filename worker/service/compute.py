@@ -13,6 +13,7 @@ from threading import Thread
 
 from allreduce.base import Endpoints
 from allreduce.deadline import Lateness
+from scheduler.model.timeline import OtherWaits
 from scheduler.window.stats import WindowPosition
 from tpi.errors import NodeError, PlanError, TpiError
 from tpi.net.fields import Phase
@@ -184,7 +185,7 @@ class Compute:
         if isinstance(job, Assign):
             self._take(job)
         elif isinstance(job, AskStats):
-            self._post(self._stats(job.with_steady))
+            self._post(self._stats(job))
         else:
             self._run(job)
 
@@ -236,11 +237,12 @@ class Compute:
         self._lateness.expect(tokens * self._hidden * _F32_BYTES * self._others)
         self._node.run(step)
 
-    def _stats(self, with_steady: bool) -> Stats:
+    def _stats(self, asked: AskStats) -> Stats:
         node = self._node
         if node is None:
             return totals(*self._running, Figures(), None, self.dropped())
-        return totals(*self._running, node.figures(), node.steady() if with_steady else None, self.dropped())
+        steady = node.steady(OtherWaits(tail=asked.tail, others=asked.others)) if asked.with_steady else None
+        return totals(*self._running, node.figures(), steady, self.dropped())
 
     def _check(self, done: int = 0) -> None:
         """Called while loading; `done` counts blocks or bytes. Ends the job if its plan is over."""

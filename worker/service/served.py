@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from allreduce.base import Endpoints
+from scheduler.model.timeline import NOTHING_ELSE, OtherWaits
 from scheduler.window.stats import WindowPosition
 from tpi.net.messages import (
     Assign,
@@ -69,7 +70,7 @@ class ServedNode(Protocol):
     def figures(self) -> Figures:
         """Totals so far."""
 
-    def steady(self) -> Steady | None:
+    def steady(self, beside: OtherWaits = NOTHING_ELSE) -> Steady | None:
         """Whether it waits for its disk, and what would end that; None if it streams nothing. Takes long to compute."""
 
     def close(self) -> None:

@@ -1,7 +1,7 @@
 """`tpi bench` and its nodes: figures of all repeats, and of nothing between them."""
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,6 +10,7 @@ from click.testing import CliRunner
 
 from master.commands import bench
 from master.reporting.figures import RunFigures
+from scheduler.model.timeline import OtherWaits
 from tests.support.models import TinyModel
 from tpi.net.questions import Stats
 
@@ -27,8 +28,8 @@ def test_node_figures_of_a_bench_are_over_all_repeats(
 ) -> None:
     stats = RunFigures.stats
 
-    def skewed(figures: RunFigures, with_steady: bool = False) -> list[Stats]:
-        return [replace(node, compute_s=slower_and_slower(node.tokens)) for node in stats(figures, with_steady)]
+    def skewed(figures: RunFigures, waits: Sequence[OtherWaits] = ()) -> list[Stats]:
+        return [replace(node, compute_s=slower_and_slower(node.tokens)) for node in stats(figures, waits)]
 
     monkeypatch.setattr(RunFigures, "stats", skewed)
     monkeypatch.setenv("TPI_CACHE", str(tmp_path))

@@ -12,11 +12,14 @@ from scheduler.budget import (
     TILE,
     Demand,
     affordable_pages,
+    headed_budget,
     minimum_bytes,
     plan_budget,
     sufficient_budget,
+    window_budget,
 )
 from scheduler.free import _group_limits, default_budget
+from scheduler.model.placement import place_window
 from tests.support.weights.configs import tiny_config
 from tpi.devices.pages import PAGE
 from tpi.errors import PlanError
@@ -87,6 +90,29 @@ def test_enough_leaves_blocks_what_they_need(need: Demand, share: float, chunk: 
     others = budget.fixed + budget.kv_bytes + budget.chunk_bytes + budget.head_bytes + min(TILE, need.embedding)
     assert total % MIB == 0
     assert total - others >= weights
+
+
+@settings(max_examples=200, deadline=None)
+@given(needs, st.floats(0, 1), st.integers(1, 600))
+def test_enough_for_a_head_keeps_it_in_memory_and_leaves_blocks_what_they_need(
+    need: Demand, share: float, chunk: int
+) -> None:
+    weights = round(share * sum(need.blocks))
+    budget = plan_budget(need, headed_budget(need, weights, chunk), chunk)
+    assert budget.head_bytes >= need.head
+    others = budget.fixed + budget.kv_bytes + budget.chunk_bytes + budget.head_bytes + min(TILE, need.embedding)
+    assert budget.total - others >= weights
+    assert share < 1 or budget.embedding_bytes >= need.embedding
+
+
+@settings(max_examples=200, deadline=None)
+@given(needs, st.integers(1, 3), st.integers(0, 2), st.integers(1, 600))
+def test_enough_for_a_window_keeps_the_head_in_memory(need: Demand, window: int, retain: int, chunk: int) -> None:
+    total = window_budget(need, window, retain, chunk)
+    budget = plan_budget(need, total, chunk, window, retain)
+    assert budget.head_bytes >= need.head
+    assert budget.placement == place_window(need.blocks, window, retain, need.kinds)
+    assert budget.used <= total
 
 
 def test_enough_makes_room_for_a_head_that_then_stays() -> None:

@@ -100,7 +100,7 @@ def test_advice_reaches_the_steady_state(layer: tuple[BlockKind, ...]) -> None:
     assert report.times.busy == pytest.approx(times.busy * len(report.times.layer) / len(layer))
     waiting = judge_streaming(place_window(sizes, 2), costs, kinds=of_all)
     assert not waiting.steady
-    assert (waiting.window, waiting.retain) == (window, retain)
+    assert (waiting.window, waiting.retain) == (advise(sizes, times.with_slower_loads(1.1), kinds=of_all) or ())[:2]
 
 
 def test_where_layers_differ_all_of_them_are_one() -> None:

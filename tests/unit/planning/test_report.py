@@ -46,9 +46,9 @@ def report(steady: Steady) -> NodeReport:
             "waits 200.0 ms per token for its disk (a layer loads in 12.0 ms and is busy for 5.0 ms); "
             "no --window ends that, but about --memory 310MiB without one would, or more nodes",
         ),
-        (replace(WAITS, window=3, window_bytes=70 * MIB + 1), "with --window 3 and --memory 111MiB it would not"),
+        (replace(WAITS, window=3, window_memory=110 * MIB + 1), "with --window 3 and --memory 111MiB it would not"),
         (
-            replace(WAITS, window=4, retain=2, window_bytes=50 * MIB),
+            replace(WAITS, window=4, retain=2, window_memory=90 * MIB),
             "with --window 4 --retain 2 and --memory 90MiB it would not",
         ),
     ],

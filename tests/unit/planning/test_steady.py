@@ -6,9 +6,10 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from scheduler.model.placement import Speeds, place, place_window
+from scheduler.model.placement import Placement, Speeds, place, place_window
 from scheduler.model.ring import Ring
 from scheduler.model.steady import (
+    SteadyReport,
     Times,
     advise,
     is_loose,
@@ -19,7 +20,7 @@ from scheduler.model.steady import (
     longest_retain,
     sufficient_ring,
 )
-from scheduler.model.timeline import Costs, replay, simulate
+from scheduler.model.timeline import Costs, OtherWaits, replay, simulate
 
 seconds = st.integers(0, 40).map(float)
 some_times = st.builds(Times, seconds, seconds, seconds, seconds, seconds)
@@ -170,6 +171,99 @@ def test_a_verdict_says_how_much_memory_would_do_where_no_window_does() -> None:
     assert (
         judge_streaming(place_window(sizes, 2), Times(0.010, 0.020, 0.005, 0.020, 0.045).costs(16)).least_bytes is None
     )
+
+
+HEAD_S = 0.065  # of the head's disk time in a token
+SIZES = [64 << 12, 128 << 12] * 16
+
+
+def with_waits(costs: Costs, beside: OtherWaits) -> Costs:
+    """What is measured of `costs` where exchanges hold the waiting of others."""
+    exchange = [seconds + beside.others / len(costs.exchange) for seconds in costs.exchange]
+    exchange[-1] += beside.own + beside.tail
+    return replace(costs, exchange=exchange)
+
+
+def waits_with(report: SteadyReport, placement: Placement, costs: Costs) -> float:
+    """The share of a token that waits where the advice is followed, and nothing else waits any more."""
+    if report.window:
+        ring = place_window(placement.sizes, report.window, report.retain or 0).ring
+    else:
+        assert report.least_bytes is not None
+        computing = sum(placement.sizes) / sum(costs.compute)
+        speeds = Speeds(sum(placement.sizes) / sum(costs.load), computing, costs.exchange[0])
+        ring = place(placement.sizes, report.least_bytes, speeds).ring
+    timeline = simulate(ring, costs, 40)
+    return timeline.steady_stall / timeline.steady_token
+
+
+some_waits = st.sampled_from([0.0, 0.01, 0.2])
+beside_waits = st.builds(OtherWaits, head=some_waits, tail=some_waits, others=some_waits)
+
+
+milliseconds = st.integers(1, 40).map(lambda ms: ms / 1000)
+
+
+def loading(attention: float, ffn: float, allreduce: float, load: float) -> Times:
+    """Blocks of one disk: an FFN is twice as large as attention, as `SIZES` has it."""
+    return Times(attention, ffn, allreduce, load, 2 * load)
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    st.builds(loading, milliseconds, milliseconds, milliseconds, milliseconds),
+    st.sampled_from([0.0, 0.01, 0.1]),
+    beside_waits,
+    st.integers(1, 3),
+    st.sampled_from([1.0, 1.05]),
+)
+def test_with_what_is_advised_nothing_waits_any_more(
+    times: Times, tail: float, beside: OtherWaits, window: int, slower: float
+) -> None:
+    """Whatever of the exchanges was waiting: for the head, between tokens, or for other nodes."""
+    costs, placement = replace(times, tail=tail).costs(16), place_window(SIZES, window)
+    report = judge_streaming(placement, with_waits(costs, beside), beside=beside)
+    if not report.steady:
+        assert waits_with(report, placement, replace(costs, load=[slower * load for load in costs.load])) <= 0.006
+
+
+def test_the_heads_disk_time_is_no_time_that_hides_loads() -> None:
+    """It was taken for an exchange, so that a setting was advised that waits as soon as the head is in memory."""
+    times = Times(0.0003, 0.0005, 0.0, 0.0012, 0.0035)
+    beside, placement = OtherWaits(head=HEAD_S), place_window(SIZES, 2)
+    measured = with_waits(times.costs(16), beside)
+    report = judge_streaming(placement, measured, beside=beside)
+    assert not report.steady
+    assert report.stall_seconds >= HEAD_S
+    assert report.times.busy == pytest.approx(times.busy)
+    assert waits_with(report, placement, times.costs(16)) <= 0.005
+
+
+def test_a_node_that_waits_for_its_head_alone_waits() -> None:
+    """The same window does, with memory for the head."""
+    times = Times(0.01, 0.02, 0.005, 0.001, 0.002)
+    beside = OtherWaits(head=HEAD_S)
+    report = judge_streaming(place_window(SIZES, 2), with_waits(times.costs(16), beside), beside=beside)
+    assert not report.steady
+    assert report.stall_seconds == pytest.approx(HEAD_S)
+    assert report.window is not None
+    assert report.window <= 2
+
+
+def test_rows_of_the_embedding_are_in_memory_only_with_everything() -> None:
+    times = Times(0.01, 0.02, 0.005, 0.001, 0.002)
+    beside = OtherWaits(rows=0.05)
+    report = judge_streaming(place_window(SIZES, 2), with_waits(times.costs(16), beside), beside=beside)
+    assert (report.steady, report.window, report.least_bytes) == (False, None, sum(SIZES))
+
+
+def test_another_nodes_disk_is_not_this_nodes_wait_but_no_excuse_either() -> None:
+    """It hides loads for as long as the other waits; what is advised does not rely on that."""
+    times = Times(0.001, 0.002, 0.001, 0.004, 0.008)
+    beside = OtherWaits(tail=0.05, others=0.3)
+    report = judge_streaming(place_window(SIZES, 1), with_waits(times.costs(16), beside), beside=beside)
+    assert report.times.busy == pytest.approx(times.busy)
+    assert report.stall_seconds < 0.05
 
 
 def test_a_token_that_never_waits_takes_its_busy_time() -> None:

@@ -10,6 +10,7 @@ import pytest
 
 from master.reporting.figures import RunFigures
 from scheduler.model.placement import place_window
+from scheduler.model.timeline import OtherWaits
 from scheduler.window import stats
 from scheduler.window.stats import SAMPLES, Meter, ReadClock, WindowStats
 from scheduler.window.window import MemoryWindow
@@ -85,8 +86,20 @@ def test_the_masters_disk_time_is_that_of_both_windows_once(head: WindowStats, s
     node = SimpleNamespace(figures=lambda: Figures(streamed_bytes=1000, disk_s=2.0))
     deployment: Any = SimpleNamespace(node=node, vocabulary=SimpleNamespace(streamed=head), session=1, epoch=1)
     nobody: Any = None
-    own = RunFigures(nobody, nobody, deployment, bare=0, began=0)._own_stats(with_steady=False)
+    own = RunFigures(nobody, nobody, deployment, bare=0, began=0)._own_stats(None)
     assert (own.streamed_bytes, own.disk_s, own.steady) == (1000 + head.read_bytes, seconds, None)
+
+
+def test_every_node_is_told_what_the_others_wait() -> None:
+    """Per token: the master its head and rows apart, a worker both as the time between two tokens."""
+    nobody: Any = None
+    deployment: Any = SimpleNamespace(vocabulary=SimpleNamespace(waits=(0.5, 0.25)))
+    stats: list[Any] = [SimpleNamespace(stall_s=stall, tokens=10) for stall in (10.0, 40.0, 2.0)]
+    begun: list[Any] = [SimpleNamespace(stall_s=0.0, tokens=0)] * 3
+    waits = RunFigures(nobody, nobody, deployment, bare=0, began=0)._waits(begun, stats)
+    assert waits[0] == OtherWaits(head=0.5, rows=0.25, others=4.0)
+    assert waits[1] == OtherWaits(tail=0.75, others=0.25)
+    assert waits[2] == OtherWaits(tail=0.75, others=4.0)
 
 
 def test_waking_up_is_counted_token_by_token() -> None:

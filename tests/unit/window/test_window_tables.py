@@ -6,6 +6,7 @@ from typing import get_args
 import numpy as np
 import pytest
 
+from master.vocabulary import streamed
 from master.vocabulary.streamed import RowTable, StreamedTable
 from scheduler.storage.disk import DirectDisk
 from scheduler.storage.extent import Extent, tile_starts
@@ -53,6 +54,43 @@ def test_tiles_cover_the_table_in_order(tmp_path: Path) -> None:
         assert b"".join(tile.tobytes() for _, tile in table.tiles()) == data.tobytes()
         assert [start for start, _ in table.tiles()] == tile_starts(run, 3 * PAGE)
     assert table.take().read_bytes >= 2 * (extent.nbytes - table.memory_bytes)
+    table.close()
+
+
+class LateDisk(DirectDisk):
+    """Takes a second of the clock of `streamed` for every read."""
+
+    now = 0.0
+
+    def read(self, path: Path, offset: int, into: Bytes) -> int:
+        self.now += 1.0
+        return super().read(path, offset, into)
+
+
+def test_what_a_step_waits_for_rows_is_known(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows of the embedding come when a step wants them: nothing hides that."""
+    disk = LateDisk(threads=1)
+    monkeypatch.setattr(streamed, "perf_counter", lambda: disk.now)
+    run, extent, _ = make_table(tmp_path / "head.block", "q8", "tiled")
+    table = RowTable(run, extent, KERNELS, disk)
+    table.gather(range(0, UNITS * WIDTH, WIDTH))  # a prompt
+    for row in (0, 1, 5 * WIDTH):
+        table.gather([row])
+    assert table.waits == 1.0  # of a typical step
+    assert table.take().stall_seconds == UNITS + 3
+    assert table.take().stall_seconds == 0
+
+
+def test_what_a_step_waits_for_tiles_is_known(tmp_path: Path) -> None:
+    run, extent, _ = make_table(tmp_path / "head.block", "q8", "tiled")
+    table = StreamedTable(run, extent, extent.slot_bytes // 3, KERNELS, tile=3 * PAGE)
+    assert table.waits == 0
+    for _ in range(3):
+        table.logits(np.ones((1, HIDDEN), np.float32))
+    taken = table.take()
+    assert 0 < table.waits < taken.stall_seconds
+    assert taken.read_bytes >= 2 * (extent.nbytes - table.memory_bytes)
+    assert taken.ring_bytes
     table.close()
 
 

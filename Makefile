@@ -24,19 +24,17 @@ demo: $(STAMP)
 # five files at a time, each on one core: most of the time they wait for a network, a disk or a deadline
 PARALLEL := OMP_NUM_THREADS=1 $(BIN)/pytest --numprocesses=5 --dist=loadfile --no-loadscope-reorder -m "not alone"
 
-# everything; what measures time or the machine comes last, alone
+# everything; what measures time or the machine comes last, alone, also where something failed before
 test: $(STAMP)
-	$(PARALLEL)
-	$(BIN)/pytest -m alone
+	@failed=0; $(PARALLEL) || failed=1; $(BIN)/pytest -m alone || failed=1; exit $$failed
 
 # the unit tests but those
 test-fast: $(STAMP)
 	$(PARALLEL) tests/unit
 
+# all three, also where the first complains
 check: $(STAMP)
-	$(BIN)/ruff check .
-	$(BIN)/ruff format --check .
-	$(BIN)/mypy
+	@failed=0; for tool in "ruff check ." "ruff format --check ." mypy; do $(BIN)/$$tool || failed=1; done; exit $$failed
 
 # `make bench ARGS=--list` says how long each takes, ARGS=--quick sees in under five minutes that they work
 bench: $(STAMP)

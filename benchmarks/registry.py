@@ -71,6 +71,13 @@ BENCHMARKS = {
     "two_nodes": Benchmark("benchmarks.speed.two_nodes:bench", RUNTIME, 8, quick=False),
     "startup": Benchmark("benchmarks.speed.startup:bench", RUNTIME, 2),
     "serving": Benchmark("benchmarks.serving.streams:bench", (*RUNTIME, "benchmarks/serving"), 6),
+    "interop": Benchmark(
+        "benchmarks.interop.bench:bench",
+        ("master/api", "benchmarks/interop", "benchmarks/serving/server.py"),
+        3,
+        "Node and npm; installs clients from PyPI and npm",
+        quick=False,
+    ),
     "crowd": Benchmark("benchmarks.serving.crowd:bench", (*RUNTIME, "benchmarks/serving"), 3),
     "links": Benchmark(
         "benchmarks.serving.links:bench", (*HOME, "benchmarks/serving"), 4, ROOT_AND_QUIET, root=True, quick=False

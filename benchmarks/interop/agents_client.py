@@ -1,0 +1,115 @@
+"""openai-agents: its default model asks by responses; another by chat completions."""
+
+import asyncio
+from typing import Any
+
+import openai
+from agents import (
+    Agent,
+    Model,
+    ModelSettings,
+    OpenAIChatCompletionsModel,
+    OpenAIResponsesModel,
+    Runner,
+    WebSearchTool,
+    function_tool,
+    set_tracing_disabled,
+)
+from openai import AsyncOpenAI
+from pydantic import BaseModel, Field
+
+from benchmarks.interop.checks import ANSWER, LIMIT, TEXT, WEATHER, Server, expect, refused, run
+
+set_tracing_disabled(True)
+
+
+class Trip(BaseModel):
+    """What is asked for as a structure."""
+
+    city: str = Field(max_length=20)
+    days: int = Field(ge=1, le=9)
+
+
+def _model(server: Server, by_chat: bool = False, key: str = "", name: str = "") -> Model:
+    client = AsyncOpenAI(base_url=server.api, api_key=key or server.key, max_retries=0, timeout=300)
+    made = OpenAIChatCompletionsModel if by_chat else OpenAIResponsesModel
+    return made(model=name or server.model, openai_client=client)
+
+
+def _agent(model: Model, settings: ModelSettings | None = None, **more: Any) -> Agent[Any]:
+    own = ModelSettings(max_tokens=LIMIT, temperature=0)
+    return Agent(name="a", instructions="Be brief.", model=model, model_settings=own.resolve(settings), **more)
+
+
+def _plain(model: Model) -> None:
+    got = Runner.run_sync(_agent(model), TEXT)
+    expect("Paris" in got.final_output, got.final_output)
+
+
+async def _streamed(model: Model) -> None:
+    got = Runner.run_streamed(_agent(model), TEXT)
+    kinds = [event.type async for event in got.stream_events()]
+    expect("Paris" in got.final_output and "raw_response_event" in kinds, got.final_output)
+
+
+def _tools(model: Model, *others: Any) -> None:
+    """The first turn has to call a tool, which is offered once."""
+    called: list[str] = []
+
+    @function_tool(is_enabled=lambda context, agent: not called)  # type: ignore[untyped-decorator]
+    def weather(city: str) -> str:
+        """Return the weather of a city."""
+        called.append(city)
+        return ANSWER
+
+    forced = ModelSettings(tool_choice="required", parallel_tool_calls=False)
+    got = Runner.run_sync(_agent(model, forced, tools=[weather, *others]), WEATHER, max_turns=4)
+    kinds = [item.type for item in got.new_items]
+    expect(called and "tool_call_output_item" in kinds and got.final_output, kinds)
+
+
+def _schema(model: Model) -> None:
+    got = Runner.run_sync(_agent(model, output_type=Trip), TEXT)
+    expect(isinstance(got.final_output, Trip), got.final_output)
+
+
+def plain(server: Server) -> None:
+    """Ask one question by chat completions."""
+    _plain(_model(server, by_chat=True))
+
+
+def stream(server: Server) -> None:
+    """Ask it in a stream."""
+    asyncio.run(_streamed(_model(server, by_chat=True)))
+
+
+def tools(server: Server) -> None:
+    """Call a tool, and go on from its result."""
+    _tools(_model(server, by_chat=True))
+
+
+def schema(server: Server) -> None:
+    """Answer as a class."""
+    _schema(_model(server, by_chat=True))
+
+
+def error(server: Server) -> None:
+    """Be refused: a bad field, another model, a wrong key."""
+    hot = _agent(_model(server), ModelSettings(temperature=9))
+    refused(openai.BadRequestError, lambda: Runner.run_sync(hot, TEXT), "temperature")
+    refused(openai.NotFoundError, lambda: Runner.run_sync(_agent(_model(server, name="gpt-9")), TEXT), "gpt-9")
+    refused(openai.AuthenticationError, lambda: Runner.run_sync(_agent(_model(server, key="wrong")), TEXT), "key")
+
+
+def responses(server: Server) -> None:
+    """All of it by responses, and a tool that is left out."""
+    _plain(_model(server))
+    asyncio.run(_streamed(_model(server)))
+    _tools(_model(server), WebSearchTool())
+    _schema(_model(server))
+
+
+if __name__ == "__main__":
+    run({
+        "plain": plain, "stream": stream, "tools": tools, "schema": schema, "error": error, "responses": responses,
+    })  # fmt: skip

@@ -1,0 +1,142 @@
+"""Clients of other makers against one `tpi serve`: a table of what each was tried on, and what failed."""
+
+import json
+import os
+import subprocess
+import venv
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from time import perf_counter
+
+from benchmarks.interop.checks import KINDS
+from benchmarks.result import Check, Result, Row, Table
+from benchmarks.serving.server import Running, running
+from benchmarks.support.code import ROOT
+
+NOTES = """
+The newest versions of clients that people have, each in an environment that is made for this, against one `tpi serve`
+of SmolLM2-135M with a key. `benchmarks/interop` has what each is tried on: models are listed; a question is answered as
+one piece and as a stream; a tool is called, its result sent back and gone on from; an answer is of a schema; a refusal
+(of a field, a model, a key) becomes the client's own exception; texts become vectors; and the same again by responses,
+where the client has them, beside a tool that is left out. The first call is required of the model, since one of this
+size makes none by itself. A field is empty where the client has no such thing.
+"""
+_KEY, _MODEL = "house", "smollm2-135m"
+_PYTHON = {  # clients by the distribution that has them
+    "openai": "openai",
+    "anthropic": "anthropic",
+    "litellm": "litellm",
+    "llm": "llm",
+    "langchain": "langchain-openai",
+    "pydantic_ai": "pydantic-ai-slim[openai,anthropic]",
+    "agents": "openai-agents",
+}
+_NODE = {
+    "openai": "@ai-sdk/openai",
+    "compatible": "@ai-sdk/openai-compatible",
+    "anthropic": "@ai-sdk/anthropic",
+}
+_QUICK = ("openai", "anthropic")
+_LIMIT_S = 900  # of one client, and of what is installed
+_PASSED = "yes"
+
+
+def bench(quick: bool) -> Result:
+    """Every client; those of OpenAI and Anthropic alone if `quick`."""
+    names = _QUICK if quick else tuple(_PYTHON)
+    with TemporaryDirectory(prefix="tpi-interop-") as made:
+        folder = Path(made)
+        python = _python(folder / "python", [_PYTHON[name] for name in names])
+        node = None if quick else _node(folder / "node")
+        with running("-c", "4096", "--api-key", _KEY, "--alias", _MODEL) as server:
+            rows = [
+                _tried(server, _PYTHON[name], _version(python, _PYTHON[name]), *_module(python, name)) for name in names
+            ]
+            if node is not None:
+                rows += [
+                    _tried(server, one, _node_version(node, one), *_script(node, name)) for name, one in _NODE.items()
+                ]
+    return _result(rows)
+
+
+def _result(rows: Sequence[Row]) -> Result:
+    """Return the table of clients, and one of what failed."""
+    tried = [(row, kind, str(row[kind])) for row in rows for kind in KINDS if row[kind]]
+    failed: list[Row] = [
+        {"client": row["client"], "check": kind, "because": said} for row, kind, said in tried if said != _PASSED
+    ]
+    shown = [
+        {name: cell if name not in KINDS or cell in ("", _PASSED) else "no" for name, cell in row.items()}
+        for row in rows
+    ]
+    tables = [Table(f"{len(tried)} checks", shown), *([Table("What failed", failed)] if failed else [])]
+    check = Check("checks of other makers' clients that fail", len(failed), 0, within=0)
+    return Result("Clients of other makers", NOTES, tables, [check], timed=False)
+
+
+def _tried(
+    server: Running, name: str, version: str, command: Sequence[str], folder: Path, more: Mapping[str, str]
+) -> Row:
+    """Run one client's checks; one that says nothing has failed in all."""
+    begun = perf_counter()
+    environment = os.environ | more
+    done = subprocess.run(
+        [*command, server.url, _KEY, _MODEL],
+        cwd=folder, env=environment, capture_output=True, text=True, timeout=_LIMIT_S, check=False,
+    )  # fmt: skip
+    lines = done.stdout.strip().splitlines()
+    if done.returncode or not lines:
+        raise RuntimeError(f"{name} did not come to its end: {done.stderr[-500:]}")
+    found = json.loads(lines[-1])
+    cells: Row = {kind: (" ".join(found[kind].split()) or _PASSED) if kind in found else "" for kind in KINDS}
+    return {"client": name.partition("[")[0], "version": version, **cells, "s": perf_counter() - begun}
+
+
+def _module(python: Path, name: str) -> tuple[list[str], Path, dict[str, str]]:
+    """Return the command of a client in Python, where it runs and what its environment has."""
+    own = {
+        "PYTHONPATH": str(ROOT),
+        "LITELLM_LOCAL_MODEL_COST_MAP": "True",
+        "LLM_USER_PATH": str(python.parents[1] / "llm"),
+    }
+    return [str(python), "-W", "ignore", "-m", f"benchmarks.interop.{name}_client"], ROOT, own
+
+
+def _script(node: Path, name: str) -> tuple[list[str], Path, dict[str, str]]:
+    return ["node", str(ROOT / "benchmarks/interop/ai_sdk.mjs"), name], node, {"AI_SDK_LOG_WARNINGS": "false"}
+
+
+def _python(folder: Path, distributions: Sequence[str]) -> Path:
+    """Make an environment with these distributions and return its interpreter."""
+    venv.create(folder, with_pip=True)
+    python = folder / "bin/python"
+    _run([str(python), "-m", "pip", "install", "-q", *distributions], folder)
+    return python
+
+
+def _version(python: Path, distribution: str) -> str:
+    code = "import sys, importlib.metadata as found; print(found.version(sys.argv[1]))"
+    return _run([str(python), "-c", code, distribution.partition("[")[0]], python.parent)
+
+
+def _node(folder: Path) -> Path:
+    """Install the AI SDK into a folder and return it."""
+    folder.mkdir()
+    (folder / "package.json").write_text('{"type": "module", "private": true}')
+    _run(["npm", "install", "--no-audit", "--no-fund", "--silent", "ai", "zod", *_NODE.values()], folder)
+    return folder
+
+
+def _node_version(folder: Path, package: str) -> str:
+    found = [
+        json.loads((folder / f"node_modules/{one}/package.json").read_text())["version"] for one in (package, "ai")
+    ]
+    return f"{found[0]} (ai {found[1]})"
+
+
+def _run(command: Sequence[str], folder: Path) -> str:
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=_LIMIT_S, check=False)
+    if done.returncode:
+        raise RuntimeError(f"{command[0]} failed: {done.stderr[-500:]}")
+    return done.stdout.strip()

@@ -1,0 +1,81 @@
+"""What every client is tried on. The modules of clients run in another environment: they import this one alone."""
+
+import json
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+KINDS = ("models", "plain", "stream", "tools", "schema", "error", "embeddings", "responses")
+TEXT = "What is the capital of France? Answer in one word."
+WEATHER = "What is the weather in Paris?"
+ANSWER = "It is sunny, 21 degrees."
+LIMIT = 160  # tokens of an answer
+SCHEMA: dict[str, Any] = {
+    "type": "object",
+    "properties": {
+        "city": {"type": "string", "maxLength": 20},
+        "days": {"type": "integer", "minimum": 1, "maximum": 9},
+    },
+    "required": ["city", "days"],
+    "additionalProperties": False,
+}
+CITY: dict[str, Any] = {
+    "type": "object",
+    "properties": {"city": {"type": "string", "maxLength": 20}},
+    "required": ["city"],
+    "additionalProperties": False,
+}
+
+
+@dataclass(frozen=True)
+class Server:
+    """Where the server is, and what it wants."""
+
+    url: str
+    key: str
+    model: str
+
+    @property
+    def api(self) -> str:
+        """The base of OpenAI's forms."""
+        return f"{self.url}/v1"
+
+
+def run(checks: dict[str, Callable[[Server], object]]) -> None:
+    """Run each check and print JSON: "" for one that passed, else the reason; the arguments name the server.
+
+    A check passes where it returns; it raises where something is not as it should be.
+    """
+    server, found = Server(*sys.argv[1:4]), dict[str, str]()
+    for name, check in checks.items():
+        assert name in KINDS, name
+        try:
+            check(server)
+            found[name] = ""
+        except Exception as error:  # noqa: BLE001 - whatever it is, it is the result
+            found[name] = f"{type(error).__name__}: {error}"[:300] or type(error).__name__
+    print(json.dumps(found))
+
+
+def expect(holds: object, said: object) -> None:
+    """Raise AssertionError with `said` unless it `holds`; of `assert` an optimising Python would leave nothing."""
+    if not holds:
+        raise AssertionError(str(said))
+
+
+def trip(text: str) -> dict[str, Any]:
+    """The object that an answer of SCHEMA is; raises if it is not one."""
+    value = json.loads(text)
+    expect(set(value) == {"city", "days"} and isinstance(value["days"], int), value)
+    return dict(value)
+
+
+def refused(kind: type[Exception], call: Callable[[], object], *words: str) -> None:
+    """Call, and raise unless it raises `kind` with these words."""
+    try:
+        call()
+    except kind as error:
+        expect(all(word in str(error) for word in words), f"the error says {error}")
+        return
+    raise AssertionError(f"no {kind.__name__} was raised")

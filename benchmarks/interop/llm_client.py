@@ -1,0 +1,96 @@
+"""llm, the command line of that name: its command for any server of OpenAI's form."""
+
+import json
+import subprocess
+import sys
+from functools import partial
+from typing import Any
+
+from llm.default_plugins.openai_models import Chat
+
+from benchmarks.interop.checks import ANSWER, LIMIT, SCHEMA, TEXT, WEATHER, Server, expect, refused, run, trip
+
+
+class LlmError(Exception):
+    """What the command wrote to stderr, where it failed."""
+
+
+def llm(server: Server, *words: str, key: str = "", name: str = "") -> subprocess.CompletedProcess[str]:
+    """Run the command against the server, greedily."""
+    where = ["--key", key or server.key, "-m", name or server.model]
+    command = [sys.executable, "-m", "llm", "openai", "endpoint", server.api, *where, *words]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False, stdin=subprocess.DEVNULL)
+    if done.returncode:
+        raise LlmError(done.stderr.strip())
+    return done
+
+
+GREEDY = ("-o", "temperature", "0", "-o", "max_tokens", str(LIMIT))
+
+
+def models(server: Server) -> None:
+    """List the models."""
+    names = llm(server, "--models").stdout.split()
+    expect(names == [server.model], names)
+
+
+def plain(server: Server) -> None:
+    """Ask one question."""
+    expect("Paris" in llm(server, TEXT, "--no-stream", *GREEDY).stdout, "the text")
+
+
+def stream(server: Server) -> None:
+    """Ask it in a stream."""
+    expect("Paris" in llm(server, TEXT, *GREEDY).stdout, "the text")
+
+
+class Demanding(Chat):  # type: ignore[misc]
+    """Its model of chat completions, which has no option that demands a call: here the first step does."""
+
+    def build_kwargs(self, prompt: Any, stream: bool) -> dict[str, Any]:
+        """Return the fields of a request."""
+        fields: dict[str, Any] = super().build_kwargs(prompt, stream)
+        return fields | ({"tool_choice": "none" if prompt.tool_results else "required"} if "tools" in fields else {})
+
+
+def tools(server: Server) -> None:
+    """Call a tool, and go on from its result, by the library of the same name."""
+    called: list[str] = []
+
+    def weather(city: str) -> str:
+        """Return the weather of a city."""
+        called.append(city)
+        return ANSWER
+
+    model = Demanding(server.model, model_name=server.model, api_base=server.api, supports_tools=True)
+    for stream_ in (False, True):
+        called.clear()
+        options = {"max_tokens": LIMIT, "temperature": 0}
+        chain = model.chain(WEATHER, tools=[weather], key=server.key, stream=stream_, options=options)
+        expect(chain.text() and called, (stream_, called))
+
+
+def schema(server: Server) -> None:
+    """Ask for JSON of a schema, as one piece and as a stream."""
+    for more in (("--no-stream",), ()):
+        trip(llm(server, TEXT, "--schema", json.dumps(SCHEMA), *more, *GREEDY).stdout)
+
+
+def error(server: Server) -> None:
+    """Be refused: a bad field, another model, a wrong key."""
+    refused(LlmError, partial(llm, server, TEXT, "-o", "top_p", "0.5", "-o", "max_tokens", "-5"), "max_tokens")
+    refused(LlmError, partial(llm, server, TEXT, name="gpt-9"), "gpt-9")
+    refused(LlmError, partial(llm, server, TEXT, key="wrong"), "key")
+
+
+def responses(server: Server) -> None:
+    """Ask by responses, as one piece and as a stream."""
+    for more in (("--no-stream",), ()):
+        expect("Paris" in llm(server, TEXT, "--responses", *more, "-o", "temperature", "0").stdout, more)
+
+
+if __name__ == "__main__":
+    run({
+        "models": models, "plain": plain, "stream": stream, "tools": tools, "schema": schema, "error": error,
+        "responses": responses,
+    })  # fmt: skip

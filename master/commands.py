@@ -59,7 +59,7 @@ def run(
         show = _nothing if as_json else screen.write
         limits = AnswerLimits(tokens or session.engine.context, stops)
         with typing_kept(lines=True):
-            result = stream_answer(session, sequence, Sampler(sampling), limits, show)
+            result = stream_answer(session, sequence, session.sampler(sampling, quiet), limits, show)
         nodes = session.report()
         write_trace(session)
         if as_json:

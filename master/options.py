@@ -117,9 +117,9 @@ def sampling_options(command: Command) -> Command:
 
 
 def take_sampling(flags: dict[str, Any]) -> Sampling:
-    """Take the sampling flags out of `flags`."""
-    names = ("temperature", "top_k", "top_p", "min_p", "repeat_penalty", "seed")
-    return Sampling(**{name: flags.pop(name) for name in names})
+    """Take the sampling flags out of `flags`; the model's own settings count where a flag was not given."""
+    names = ("temperature", "top_k", "top_p", "min_p", "repeat_penalty")
+    return Sampling.of({name: flags.pop(name) for name in names}, seed=flags.pop("seed"))
 
 
 def quiet_option(command: Command) -> Command:
@@ -285,25 +285,24 @@ _SAMPLING = (
     click.option(
         "--temp",
         "temperature",
-        default=0.8,
-        show_default=True,
-        help="Temperature, 0 to 100; 0 is greedy, above 1 gets wild.",
+        type=float,
+        help="Temperature, 0 to 100; 0 is greedy, above 1 gets wild (default: the model's, else 0.8).",
     ),
-    click.option("--top-k", default=40, show_default=True, help="Keep the k best tokens; 0: all."),
+    click.option("--top-k", type=int, help="Keep the k best tokens; 0: all (default: the model's, else 40)."),
     click.option(
         "--top-p",
-        default=0.95,
-        show_default=True,
-        help="Keep the best tokens up to this probability, above 0 to 1; 1: all.",
+        type=float,
+        help="Keep the best tokens up to this probability, above 0 to 1; 1: all (default: the model's, else 0.95).",
     ),
     click.option(
         "--min-p",
-        default=0.05,
-        show_default=True,
-        help="Drop tokens below this share of the best one, 0 to 1; 0: none.",
+        type=float,
+        help="Drop tokens below this share of the best one, 0 to 1; 0: none (default: the model's, else 0.05).",
     ),
     click.option(
-        "--repeat-penalty", default=1.0, show_default=True, help="Above 1: discourage repetition; 0.01 to 100; 1: off."
+        "--repeat-penalty",
+        type=float,
+        help="Above 1: discourage repetition; 0.01 to 100; 1: off (default: the model's, else 1).",
     ),
     click.option(
         "--seed",

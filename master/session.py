@@ -11,7 +11,9 @@ from master.deployment.deployment import Deployment
 from master.deployment.dtype import choose_dtype
 from master.deployment.planner import Split, parse_split, refuse_too_many
 from master.deployment.sentgates import SentGates
+from master.generation.defaults import SamplingDefaults
 from master.generation.engine import MOST_RUNNING, Engine
+from master.generation.sampler import Sampler, Sampling
 from master.joining.discovery import find_workers, say_without, with_found
 from master.joining.lookout import Lookout
 from master.joining.measured import MeasuredWorkers
@@ -99,6 +101,15 @@ class Session:
         else:
             most = max(MOST_RUNNING, self.placement.parallel, deployment.at_once.requests)
             self.engine = Engine(deployment, most)
+
+    def sampler(self, sampling: Sampling, quiet: bool = False) -> Sampler:
+        """Return a sampler for `sampling`, with the model's own settings where none were given; says so on stderr."""
+        defaults = SamplingDefaults.of(self.tokenizer.info)
+        for note in defaults.ignored:
+            warn(note)
+        if not quiet and (words := defaults.words(sampling)):
+            warn(words)
+        return Sampler(defaults.under(sampling))
 
     def recover(self, error: TpiError) -> bool:
         """After a step that failed: go on without the worker that is lost; whether that could be done.

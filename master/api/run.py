@@ -13,6 +13,7 @@ from master.api.metrics import ServerMetrics
 from master.api.page.house import House
 from master.api.server import ApiServer
 from master.api.state import ApiState, ServeLimits
+from master.generation.sampler import Sampling
 from master.generation.thread import EngineThread
 from master.session import Session
 
@@ -35,6 +36,7 @@ def run_server(
         service = stack.enter_context(closing(Service(engine, session.tokenizer, session.pack.config.vocab, metrics)))
         service.warm_up()
         house = House(engine, lambda: session.figures, model)
+        session.sampler(Sampling.of({}))  # says once what the model's files ask for
         server = ApiServer(make_app(ApiState(service, tuple(models), metrics, limits, house), access, origins), engine)
         click.echo(welcome(model, listening.urls(), service.context, access.key is not None))
         server.run(sockets=list(listening.sockets))

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from master.generation.engine import MOST_RUNNING
+from master.generation.sampler import Sampling
 from master.options import RunOptions, placement_options, quiet_option
 from master.session import Session
 from tpi.paths import FILE
@@ -101,6 +102,7 @@ def _answer(placement: RunOptions, model: str, asked: "BatchSource", results: "B
 
     counts = BatchCounts()
     with Session(placement) as session:
+        session.sampler(Sampling.of({}), quiet)  # says once what the model's files ask for
         if not quiet:
             click.echo(session.engine.deployment.at_once.words(), err=True)
         began = perf_counter()

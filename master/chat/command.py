@@ -16,7 +16,7 @@ from master.chat.own import OwnTalk
 from master.chat.readers import PlainReader, Reader, open_reader
 from master.chat.remote import ServerTalk
 from master.chat.showing.screen import open_screen
-from master.generation.sampler import Sampler, Sampling
+from master.generation.sampler import Sampling
 from master.options import RunOptions, placement_options, quiet_option, sampling_options, take_sampling
 from master.reporting.output import write_trace
 from master.session import Session
@@ -74,7 +74,7 @@ def chat(
         with _typing_kept(reader), Session(placement) as session:
             if session.tokenizer.chat_template is None:
                 raise UsageError("this model has no chat template; use tpi run --raw")
-            talk = OwnTalk(session, Sampler(sampling), tokens, conversation, screen)
+            talk = OwnTalk(session, session.sampler(sampling, quiet), tokens, conversation, screen)
             talk.check_system(conversation.system)
             if not quiet:
                 name = Path(placement.model).name or placement.model

@@ -34,10 +34,11 @@ class ServerTalk(Talk):
         self.model, context = server.model()
         super().__init__(conversation, context, screen)
         self._server = server
+        settings = ("temperature", "top_k", "top_p", "min_p", "repeat_penalty")
+        given = settings if sampling.given is None else [name for name in settings if name in sampling.given]
         self._fields: dict[str, Any] = {
-            "model": self.model, "temperature": sampling.temperature, "top_k": sampling.top_k,
-            "top_p": sampling.top_p, "min_p": sampling.min_p, "repeat_penalty": sampling.repeat_penalty,
-            "seed": sampling.seed, "stream_options": {"include_usage": True},
+            "model": self.model, "seed": sampling.seed, "stream_options": {"include_usage": True},
+            **{name: getattr(sampling, name) for name in given},
         }  # fmt: skip
         if tokens is not None:
             self._fields["max_tokens"] = tokens

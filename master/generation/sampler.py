@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -63,6 +63,13 @@ class Sampling:
     frequency_penalty: float = 0.0
     presence_penalty: float = 0.0
     bias: Mapping[int, float] = field(default_factory=dict)
+    given: frozenset[str] | None = None  # names of settings that were given; the model's own replace others. None: all
+
+    @classmethod
+    def of(cls, given: Mapping[str, Any], **others: Any) -> "Sampling":
+        """Return settings of which only `given` were given: None stands for those that were not."""
+        named = {name: value for name, value in given.items() if value is not None}
+        return cls(**named, **others, given=frozenset(named))
 
     def __post_init__(self) -> None:
         settings = (

@@ -17,6 +17,7 @@ from master.api.answers.constraint import GrammarConstraint, Grammars
 from master.api.answers.prepare import PreparedAsk, Preparer
 from master.api.failures import RequestError
 from master.generation.answer import AnswerLimits
+from master.generation.defaults import SamplingDefaults
 from master.generation.request import Sampled
 from master.generation.sampler import RANDOM_SEED, Sampler, Sampling
 from master.generation.thread import EngineAsk, EngineThread, Ticket
@@ -34,6 +35,7 @@ class Service:
         self.engine = engine
         self.context = engine.engine.context
         self._tokenizer, self._vocab, self._meter = tokenizer, vocab, meter
+        self._defaults = SamplingDefaults.of(tokenizer.info)
         self._preparer = Preparer(tokenizer, self.context)
         self._grammars = Grammars(tokenizer, vocab)
         self._text, self._grammar = ThreadPoolExecutor(1, "text"), ThreadPoolExecutor(1, "grammar")
@@ -101,7 +103,7 @@ class Service:
     async def begin(self, prepared: PreparedAsk, wanted: Wanted, client: str) -> list[Answering]:
         """`wanted.count` answers to what is prepared; raises BusyError as `chat`."""
         constraints = await self._constraints(prepared, wanted.count)
-        samplers = [_sampler(constraint, wanted, index) for index, constraint in enumerate(constraints)]
+        samplers = [_sampler(constraint, wanted, index, self._defaults) for index, constraint in enumerate(constraints)]
         limits = AnswerLimits(prepared.limit, wanted.stops, wanted.ignore_eos)
         answers, first = list[Answering](), None
         try:
@@ -185,9 +187,9 @@ async def _within(thread: ThreadPoolExecutor, function: Callable[[], T]) -> T:
     return await asyncio.get_running_loop().run_in_executor(thread, function)
 
 
-def _sampler(constraint: GrammarConstraint | None, wanted: Wanted, index: int) -> Sampler:
+def _sampler(constraint: GrammarConstraint | None, wanted: Wanted, index: int, defaults: SamplingDefaults) -> Sampler:
     """Each of several answers draws its own tokens, and the same ones again for the same seed."""
-    sampling, seed = wanted.sampling, wanted.sampling.seed
+    sampling, seed = defaults.under(wanted.sampling), wanted.sampling.seed
     if index and seed not in (None, RANDOM_SEED):
         assert seed is not None
         sampling = replace(sampling, seed=(seed + index) % (1 << 63))

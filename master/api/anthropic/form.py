@@ -111,8 +111,7 @@ class MessagesForm(CountForm):
     def ask(self, client: str) -> ChatAsk:
         """What is asked; raises RequestError naming the field."""
         own = {"temperature": self.temperature, **nucleus(self.top_p, self.top_k)}
-        sampling = Sampling(**{name: value for name, value in own.items() if value is not None})  # type: ignore[arg-type]
-        return self.asked(Wanted(sampling, self.max_tokens, tuple(self.stop_sequences or ())), client)
+        return self.asked(Wanted(Sampling.of(own), self.max_tokens, tuple(self.stop_sequences or ())), client)
 
 
 def _tool(tool: AnthropicTool) -> dict[str, Any]:

@@ -28,7 +28,7 @@ Stop = Annotated[str, Field(min_length=1, max_length=1000)]
 
 
 class SamplingFields(Body):
-    """How tokens are drawn; what is left out is as in `tpi run`."""
+    """How tokens are drawn; what is left out is as the model's files say, else as in `tpi run`."""
 
     temperature: float | None = Field(None, ge=0, le=2)
     top_p: float | None = Field(None, ge=0, le=1)
@@ -53,7 +53,7 @@ class SamplingFields(Body):
             "seed": self.seed,
         }
         bias = {int(token): value for token, value in (self.logit_bias or {}).items()}
-        return Sampling(bias=bias, **{name: value for name, value in own.items() if value is not None})  # type: ignore[arg-type]
+        return Sampling.of(own, bias=bias)
 
 
 def nucleus(top_p: float | None, top_k: int | None) -> dict[str, float | int | None]:

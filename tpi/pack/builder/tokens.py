@@ -8,6 +8,7 @@ from tokenizers import Tokenizer, processors
 
 from tpi.errors import ModelError
 from tpi.pack.builder.ggufvocab import check_vocabulary, convert
+from tpi.pack.builder.sampling import sampling_of_directory, sampling_of_gguf
 from tpi.pack.library.store import write_synced
 from tpi.sources.files import inside, read_json_if_there, read_text
 from tpi.sources.gguf import GgufSource
@@ -39,7 +40,8 @@ def from_directory(directory: Path, config: dict[str, Any], vocab: int, out: Pat
     named = [end for end in _ends(tokenizer) if end in (template or "")]
     ends = _without_messages(tokenizer, ends + _named(tokenizer, [eos or "", *named]))
     _set_bos(tokenizer, bos, bos_id, settings.get("add_bos_token"))
-    return _save(tokenizer, out, bos, bos_id, eos, [end for end in ends if end < vocab], template)
+    saved = _save(tokenizer, out, bos, bos_id, eos, [end for end in ends if end < vocab], template)
+    return saved | _said(sampling_of_directory(generation))
 
 
 def from_gguf(source: GgufSource, out: Path) -> dict[str, Any]:
@@ -70,7 +72,12 @@ def from_gguf(source: GgufSource, out: Path) -> dict[str, Any]:
         _add_eos(tokenizer, bos, bos_id, eos, eos_id)
     known = [end for end in ends if type(end) is int] + _named(tokenizer, _ends(tokenizer))
     known = _without_messages(tokenizer, known)
-    return _save(tokenizer, out, bos, bos_id, eos, known, source.text("tokenizer.chat_template"))
+    saved = _save(tokenizer, out, bos, bos_id, eos, known, source.text("tokenizer.chat_template"))
+    return saved | _said(sampling_of_gguf(source.metadata))
+
+
+def _said(sampling: dict[str, Any]) -> dict[str, Any]:
+    return {"sampling": sampling} if sampling else {}
 
 
 def _load_directory(directory: Path) -> Tokenizer | None:

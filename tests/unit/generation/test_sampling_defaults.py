@@ -1,0 +1,150 @@
+"""What a model's files say of sampling counts where nothing else was given, and never breaks a run."""
+
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from shutil import copytree
+from typing import Any, TypeAlias
+
+import click
+import pytest
+from click.testing import CliRunner
+from gguf import GGUFWriter
+
+from master.api.answers.ask import Wanted
+from master.api.answers.service import _sampler
+from master.api.anthropic.form import MessagesForm
+from master.api.openai.chat_form import ChatForm
+from master.chat.conversation import Conversation
+from master.chat.remote import ServerTalk
+from master.generation.defaults import SamplingDefaults
+from master.generation.sampler import Sampling
+from master.options import sampling_options, take_sampling
+from tests.support.chat import ShownScreen, Thinker
+from tests.support.models import TinyModel
+from tests.support.weights.gguf_models import byte_level_vocabulary, write_gguf
+from tpi.pack.builder.build import open_source, pack_model
+from tpi.pack.reader import Pack
+
+Models: TypeAlias = Callable[[str], TinyModel]
+SAID = {"temperature": 0.6, "top_k": 20, "top_p": 0.9, "min_p": 0.0, "repetition_penalty": 1.1, "do_sample": True}
+MEANT = Sampling(temperature=0.6, top_k=20, top_p=0.9, min_p=0.0, repeat_penalty=1.1)
+
+
+def drawn(given: Sampling, said: Any) -> tuple[float, ...]:
+    """The settings that count, of a model that says so."""
+    used = SamplingDefaults.of({"sampling": said}).under(given)
+    return used.temperature, used.top_k, used.top_p, used.min_p, used.repeat_penalty
+
+
+def typed(*flags: str) -> Sampling:
+    """What a command takes from these flags."""
+    taken = []
+
+    @click.command()
+    @sampling_options
+    def command(**given: Any) -> None:
+        taken.append(take_sampling(given))
+
+    assert CliRunner().invoke(command, flags).exit_code == 0
+    return taken[0]
+
+
+def values(sampling: Sampling) -> tuple[float, ...]:
+    return drawn(sampling, None)
+
+
+def test_the_models_settings_count_where_none_are_given() -> None:
+    assert drawn(typed(), SAID) == values(MEANT)
+    assert drawn(typed(), None) == drawn(typed(), {}) == values(Sampling())
+    assert drawn(typed("--temp", "0", "--top-k", "3"), SAID)[:3] == (0, 3, 0.9)
+    assert drawn(typed("--temp", "0.8"), SAID)[0] == 0.8  # also where it is what holds without a model
+    assert drawn(Sampling(), SAID) == values(Sampling())  # all of it was meant
+
+
+def test_without_sampling_a_model_is_greedy() -> None:
+    assert drawn(typed(), SAID | {"do_sample": False})[0] == 0
+    assert drawn(typed(), {"do_sample": False})[0] == 0
+    assert drawn(typed("--temp", "0.5"), {"do_sample": False})[0] == 0.5
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        *({name: value} for name in [*SAID][:-1] for value in ("x", True, -7, 1e999, float("nan"), 1e40)),
+        {"top_k": 0.5}, {"top_p": 0}, {"temperature": [0.6]},
+    ],
+)  # fmt: skip
+def test_what_is_not_valid_is_named_and_not_used(said: dict[str, Any]) -> None:
+    defaults = SamplingDefaults.of({"sampling": said})
+    assert drawn(typed(), said) == values(Sampling())
+    (note,) = defaults.ignored
+    assert next(iter(said)) in note
+    assert len(note) < 120
+
+
+@pytest.mark.parametrize("said", [[], "greedy", 3, {"do_sample": "no"}, {"temperature": None}])
+def test_a_damaged_pack_says_nothing_of_sampling(said: Any) -> None:
+    assert SamplingDefaults.of({"sampling": said}) == SamplingDefaults()
+
+
+def test_a_top_k_of_minus_one_is_all() -> None:
+    assert drawn(typed(), {"top_k": -1})[1] == 0
+
+
+def test_it_is_said_for_people_what_is_used() -> None:
+    defaults = SamplingDefaults.of({"sampling": SAID})
+    assert "temperature 0.6, top k 20, top p 0.9, min p 0, repeat penalty 1.1; --temp" in defaults.words(typed())
+    assert "temperature" not in defaults.words(typed("--temp", "1"))
+    assert "greedy" in SamplingDefaults.of({"sampling": {"do_sample": False}}).words(typed())
+    assert SamplingDefaults().words(typed()) == ""
+
+
+@pytest.mark.parametrize(("body", "temperature", "top_p"), [({}, 0.6, 0.9), ({"temperature": 0, "top_p": 0.5}, 0, 0.5)])
+def test_a_server_fills_in_what_a_request_leaves_out(body: dict[str, Any], temperature: float, top_p: float) -> None:
+    asked: dict[str, Any] = {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 4, "model": "m", **body}
+    defaults = SamplingDefaults.of({"sampling": SAID})
+    for form in (ChatForm, MessagesForm):
+        wanted: Wanted = form.model_validate(asked).ask("client").wanted
+        used = _sampler(None, wanted, 0, defaults).sampling
+        assert (used.temperature, used.top_p, used.top_k) == (temperature, top_p, 20)
+
+
+def test_a_server_is_sent_what_was_given_alone() -> None:
+    server = Thinker({"content": "One"})
+    talk = ServerTalk(server, typed("--temp", "0"), 8, Conversation(), ShownScreen())
+    talk.reply("Hello", lambda: False, lambda _: None)
+    assert server.asked["temperature"] == 0
+    assert not {"top_k", "top_p", "min_p", "repeat_penalty"} & server.asked.keys()
+
+
+def packed(source: Path, target: Path) -> Any:
+    pack_model(open_source(source), "f32", target)
+    return Pack.open(target).tokenizer_info.get("sampling")
+
+
+def test_a_pack_has_what_a_directory_says(tiny_model: Models, tmp_path: Path) -> None:
+    directory = tmp_path / "model"
+    copytree(tiny_model("llama").directory, directory)
+    said = {**SAID, "top_p": float("inf"), "max_new_tokens": 7, "min_p": None, "temperature": ["x"], "eos_token_id": 2}
+    (directory / "generation_config.json").write_text(json.dumps(said).replace("Infinity", "1e999"))
+    assert packed(directory, tmp_path / "pack") == {
+        "do_sample": True, "temperature": "['x']", "top_k": 20, "top_p": "inf", "repetition_penalty": 1.1,
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("keys", [("temp", "top_p", "penalty_repeat"), ()])
+def test_a_pack_has_what_a_gguf_file_says(keys: Sequence[str], tiny_model: Models, tmp_path: Path) -> None:
+    model = tiny_model("llama")
+    vocabulary = byte_level_vocabulary(model.directory)
+
+    def described(writer: GGUFWriter) -> None:
+        vocabulary(writer)
+        for key in keys:
+            writer.add_float32(f"general.sampling.{key}", 0.5)
+        if keys:
+            writer.add_int32("general.sampling.top_k", 20)
+
+    write_gguf(tmp_path / "m.gguf", model, "llama", vocabulary=described)
+    said = {"temperature": 0.5, "top_p": 0.5, "repetition_penalty": 0.5, "top_k": 20}
+    assert packed(tmp_path / "m.gguf", tmp_path / "pack") == (said if keys else None)

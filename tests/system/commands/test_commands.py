@@ -98,7 +98,7 @@ WRONG: dict[str, tuple[list[str], str]] = {
     "both kinds of workers": (["--local", "1", "--workers", "a:1"], "exclude each other"),
     "more nodes than units": (["--local", "6"], "too few for 7 nodes"),
     "prompt over the context": (["-c", "4", "-p", "x" * 50], "over the context of 4"),
-    "temperature": (["--temp", "-1"], "--temp is out of range"),
+    "temperature": (["--temp", "-1"], "--temp -1.0 is out of range"),
     "unknown dtype": (["--dtype", "f17"], "f17"),
 }
 

@@ -1,15 +1,19 @@
-"""Bodies as Codex and Claude Code send them: fields and items as in their public sources, with shorter texts."""
+"""Bodies as Codex and Claude Code send them, with shorter texts.
+
+Those with a version in their name were recorded from `codex exec` and `claude -p`, before and after calls of tools. The
+others have what these versions send in other settings, or earlier ones sent, by their public sources.
+"""
 
 import json
 from typing import Any
 
 from tests.support.paths import ROOT
 
-CODEX = ("codex_first", "codex_later")
-CLAUDE_CODE = ("claude_code_first", "claude_code_later", "claude_code_count", "claude_code_search")
+CODEX = ("codex_0.169_first", "codex_0.169_later", "codex_first", "codex_later")
+CLAUDE_CODE = ("claude_code_2.1_first", "claude_code_2.1_later", "claude_code_first", "claude_code_later")
 CLAUDE_CODE_HEADERS = {
     "anthropic-version": "2023-06-01",
-    "anthropic-beta": "claude-code-20250219,interleaved-thinking-2025-05-14,context-management-2025-06-27",
+    "anthropic-beta": "claude-code-20250219,interleaved-thinking-2025-05-14,effort-2025-11-24",
     "x-app": "cli",
 }
 CODEX_HEADERS = {"originator": "codex_cli_rs", "session_id": "019ab4c8", "accept": "text/event-stream"}

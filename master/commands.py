@@ -14,12 +14,15 @@ from master.reporting.report import answer_fields, node_fields, print_choice, pr
 from master.reporting.spans import Span
 from master.session import Session
 from master.text.prompts import checked_text, read_prompt
+from tpi.flags import ModelCommand, model_argument, prompt_argument
 from tpi.progress import warn
 from tpi.system.keyboard import typing_kept
 from tpi.text import json_text
 
 
-@click.command()
+@click.command(cls=ModelCommand)
+@model_argument
+@prompt_argument
 @placement_options
 @sampling_options
 @click.option(
@@ -70,7 +73,8 @@ def run(
             warn(_cut(tokens, len(sequence.tokens), session))
 
 
-@click.command()
+@click.command(cls=ModelCommand)
+@model_argument
 @placement_options
 @click.option(
     "--prompt-tokens", default=128, show_default=True, type=click.IntRange(min=1), help="Length of the prompt."

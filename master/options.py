@@ -175,7 +175,7 @@ _PLAIN = (
 )  # fmt: skip
 
 _PLACEMENT = (
-    click.option("-m", "--model", required=True, help="Alias, Hugging Face directory, .gguf file, pack, or hub id."),
+    click.option("-m", "--model", help="Alias, Hugging Face directory, .gguf file, pack, or hub id."),
     click.option(
         "--local", type=click.IntRange(min=1), help="Start N worker processes on this machine (default: none)."
     ),

@@ -54,8 +54,24 @@ class LazyGroup(click.Group):
         command: click.Command = getattr(import_module(module), attribute)
         return command
 
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write every command with the whole first sentence of its help."""
+        commands = [(name, self.get_command(ctx, name)) for name in self.list_commands(ctx)]
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, one.get_short_help_str(limit=500)) for name, one in commands if one is not None])
 
-@click.group(cls=LazyGroup, no_args_is_help=True, context_settings={"help_option_names": ["-h", "--help"]})
+
+_EXAMPLES = """\b
+Examples:
+  tpi run smollm2-135m "How many days are in a week?"
+  tpi chat ./Llama-3.2-3B-Instruct --workers 192.168.1.7:9990
+  tpi serve smollm2-135m
+"""
+
+
+@click.group(
+    cls=LazyGroup, no_args_is_help=True, context_settings={"help_option_names": ["-h", "--help"]}, epilog=_EXAMPLES
+)
 @click.version_option(__version__, message="%(version)s")
 def tpi() -> None:
     """One model, every laptop in the house: run a language model over several machines."""

@@ -1,9 +1,18 @@
-"""Types of command line flags that click lacks."""
+"""What the commands' flags have in common: types that click lacks, the model's place, and the order in the help."""
 
 import math
 from typing import Any
 
 import click
+from click.core import ParameterSource
+
+from tpi.errors import UsageError
+
+_FIRST = (
+    "named", "asked", "source", "output", "model", "prompt", "file", "system", "url", "workers", "local", "host",
+    "port", "tokens", "temperature", "devices", "link", "context", "memory", "dtype", "device",
+)  # fmt: skip
+"""Parameters that people need most, in the order in which help shows them; all others follow."""
 
 
 class FiniteRange(click.FloatRange):
@@ -15,3 +24,43 @@ class FiniteRange(click.FloatRange):
         if not math.isfinite(number):
             self.fail(f"{value} is not a finite number.", param, ctx)
         return number
+
+
+class ModelCommand(click.Command):
+    """A command about a model, which is named with `-m` or by the first word; `tpi run` takes its prompt as the next.
+
+    Its help shows the flags that people need first.
+    """
+
+    def get_params(self, ctx: click.Context) -> list[click.Parameter]:
+        """Return the parameters, those that people need first."""
+        last = len(_FIRST)
+        return sorted(super().get_params(ctx), key=lambda one: _FIRST.index(one.name) if one.name in _FIRST else last)
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """Call the command with what the words on the command line name.
+
+        Raises:
+            UsageError: if no model is named, or two are, or two prompts.
+        """
+        words = [word for name in ("named", "asked") if (word := ctx.params.pop(name, None)) is not None]
+        takes_prompt = "prompt" in ctx.params
+        if words and (ctx.params["model"] is None or len(words) > takes_prompt):
+            self._name(ctx, "model", words.pop(0), "-m")
+        if words and (takes_prompt or words[0] != ctx.params["model"]):
+            self._name(ctx, "prompt" if takes_prompt else "model", words.pop(0), "-p" if takes_prompt else "-m")
+        if ctx.params["model"] is None and "url" not in ctx.params:
+            raise UsageError(f"say which model: {ctx.command_path} MODEL, or -m MODEL; smollm2-135m is a small one")
+        return super().invoke(ctx)
+
+    def _name(self, ctx: click.Context, name: str, word: str, flag: str) -> None:
+        """Take `word` for a parameter, which may have been given the same with its flag."""
+        given = ctx.params[name]
+        if given not in (None, word):
+            raise UsageError(f"the {name} is given twice, as {word!r} and with {flag} {given!r}; give it once")
+        ctx.params[name] = word
+        ctx.set_parameter_source(name, ParameterSource.COMMANDLINE)
+
+
+model_argument = click.argument("named", metavar="[MODEL]", required=False)
+prompt_argument = click.argument("asked", metavar="[PROMPT]", required=False)

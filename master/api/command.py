@@ -11,13 +11,14 @@ import click
 from master.options import RunOptions, placement_options, quiet_option
 from master.session import Session
 from tpi.errors import UsageError
-from tpi.flags import FiniteRange
+from tpi.flags import FiniteRange, ModelCommand, model_argument
 
 DEFAULT_PORT = 8080
 KEY_VARIABLE = "TPI_API_KEY"
 
 
-@click.command()
+@click.command(cls=ModelCommand)
+@model_argument
 @placement_options
 @click.option("--host", default="127.0.0.1", show_default=True, help="Where to listen; others than this need a key.")
 @click.option(

@@ -13,6 +13,7 @@ from master.generation.engine import MOST_RUNNING
 from master.generation.sampler import Sampling
 from master.options import RunOptions, placement_options, quiet_option
 from master.session import Session
+from tpi.flags import ModelCommand
 from tpi.paths import FILE
 
 if TYPE_CHECKING:
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
 _MOST = 4096  # requests at once
 
 
-@click.command()
+@click.command(cls=ModelCommand)
 @click.argument("source", metavar="FILE.jsonl", type=FILE)
 @click.option("-o", "--output", metavar="OUT.jsonl", required=True, type=FILE, help="Where answers are appended.")
 @placement_options

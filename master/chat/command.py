@@ -23,6 +23,7 @@ from master.session import Session
 from master.text.prompts import checked_text
 from tpi.config import default_cache
 from tpi.errors import UsageError
+from tpi.flags import ModelCommand, model_argument
 from tpi.system.interrupts import ending
 from tpi.system.keyboard import typing_kept
 
@@ -30,7 +31,8 @@ HISTORY, RESCUED = "chat_history", "lost-chat.json"  # in the cache
 KEY_VARIABLE = "TPI_API_KEY"
 
 
-@click.command()
+@click.command(cls=ModelCommand)
+@model_argument
 @placement_options
 @sampling_options
 @click.option(
@@ -81,9 +83,6 @@ def chat(
                 say_welcome(name, session.names, session.figures.describe(), talk.context)
             with _traced(session):
                 Chat(talk, reader, quiet, placement.cache / RESCUED).run()
-
-
-next(each for each in chat.params if each.name == "model").required = False  # a server has its own
 
 
 def _refuse_idle(served: bool, api_key: str | None, flags: Mapping[str, Any]) -> None:

@@ -25,13 +25,15 @@ from scheduler.model.offload.work import Workload
 from tpi.config import default_cache, parse_size
 from tpi.devices.options import check_several
 from tpi.errors import PlanError, UsageError
+from tpi.flags import ModelCommand, model_argument
 from tpi.kv import KV_DTYPES
 from tpi.paths import DIRECTORY, PATH
 from tpi.text import json_text
 
 
-@click.command()
-@click.option("-m", "--model", required=True, help="What `tpi run` takes, or a config.json alone: no weight is needed.")
+@click.command(cls=ModelCommand)
+@model_argument
+@click.option("-m", "--model", help="What `tpi run` takes, or a config.json alone: no weight is needed.")
 @click.option("--machine", metavar="WORDS", help=f"Plan for a machine that is described, e.g. {EXAMPLE!r}.")
 @click.option(
     "--device",

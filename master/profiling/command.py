@@ -10,6 +10,7 @@ import click
 from master.options import quiet_option
 from tpi.config import default_cache
 from tpi.errors import UsageError, WeightsError
+from tpi.flags import ModelCommand, model_argument
 from tpi.paths import DIRECTORY, PATH
 from tpi.sparsity.usage import NeuronUse, hot_share
 
@@ -23,10 +24,9 @@ PLOT = "profile.svg"
 _AHEAD = 3  # layers
 
 
-@click.command()
-@click.option(
-    "-m", "--model", required=True, help="What `tpi run` takes; its feed-forward networks or experts are profiled."
-)
+@click.command(cls=ModelCommand)
+@model_argument
+@click.option("-m", "--model", help="What `tpi run` takes; its feed-forward networks or experts are profiled.")
 @click.option("--text", "text", required=True, type=PATH, help="A file of UTF-8 text.")
 @click.option("--dtype", default="auto", show_default=True, help="Format of the weights, as for tpi run.")
 @click.option("--tokens", type=click.IntRange(min=1), help="Use so many tokens of the text at most.")

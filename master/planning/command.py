@@ -14,6 +14,7 @@ from master.planning.home.members import Home
 from master.planning.home.report import HomeReport
 from master.planning.node import NodeFlags, PlannedNode, planned_node
 from master.planning.problem import default_kv, planning_problem, request_of
+from master.planning.refusals import refuse_idle, refuse_pipeline
 from master.planning.report import PlanReport
 from master.planning.shapes import ModelShape, model_shape
 from scheduler.model.home.problem import Dealing
@@ -28,7 +29,9 @@ from tpi.errors import PlanError, UsageError
 from tpi.flags import ModelCommand, model_argument
 from tpi.kv import KV_DTYPES
 from tpi.paths import DIRECTORY, PATH
+from tpi.progress import warn
 from tpi.text import json_text
+from worker.pipelines.decide import several_cards
 
 
 @click.command(cls=ModelCommand)
@@ -54,9 +57,10 @@ from tpi.text import json_text
 @click.option("--kv", type=click.Choice(["auto", "gpu", "ram"]), default="auto", help="Where keys and values lie.")
 @click.option(
     "--pipeline",
-    type=click.Choice(["auto", "performance", "memory", "demand"]),
+    type=click.Choice(["auto", "performance", "memory", "batch", "demand"]),
     default="auto",
-    help="Load the next block beside the one in use, or one at a time; or experts as they are wanted.",
+    help="Load the next block beside the one in use, or one at a time; batch: micro-batches of many requests; demand: "
+    "experts as they are wanted.",
 )
 @click.option(
     "--dtype", default="auto", show_default=True, help="Format of the weights: auto, f32, bf16, q8, q4 or q4s."
@@ -83,34 +87,48 @@ def plan(model: str, dtype: str, as_json: bool, cache: Path | None, svg: Path | 
         raise UsageError("--svg draws the roofs of a batch; give --batch with the number of requests, such as 256")
     if svg is not None and any(flags[name] for name in ("devices", "topology", "workers")):
         raise UsageError("--svg draws the roofs of one machine; leave it out where several are named")
-    _refuse_pipeline(flags["pipeline"], flags["batch"])
+    refuse_pipeline(flags["pipeline"], flags["batch"])
     if home := home_of(flags, _node_flags(flags), cache or default_cache(), _files(cache or default_cache())):
         _plan_home(home, model, dtype, as_json, cache or default_cache(), flags)
         return
-    shape, node, problem = _problem(model, dtype, cache or default_cache(), flags)
-    batch = BatchReport.of(shape, problem, flags["kv_dtype"] or default_kv(shape)) if flags["batch"] > 1 else None
-    report = _report(shape, node, problem, batch, flags["pipeline"])
+    _plan_node(model, dtype, as_json, cache or default_cache(), svg, flags)
+
+
+def _plan_node(model: str, dtype: str, as_json: bool, cache: Path, svg: Path | None, flags: dict[str, Any]) -> None:
+    """Say what one machine would do with the model, and how fast it would be."""
+    shape, node, problem = _problem(model, dtype, cache, flags)
+    refuse_idle(node.machine, flags)
+    batch = _batch_report(shape, problem, svg, flags)
+    report = None if flags["pipeline"] == "batch" else _report(shape, node, problem, batch, flags["pipeline"])
     if batch is not None and svg is not None:
         _draw(svg, shape, batch)
     if as_json:
         fields = report.fields() if report else {}
         click.echo(json_text(fields | ({"batch": batch.fields()} if batch else {})))
-    else:
-        from master.planning.table import print_batch, print_plan
+        return
+    from master.planning.table import print_batch, print_plan
 
-        if report:
-            print_plan(report)
-        if batch:
-            print_batch(batch)
+    if report:
+        print_plan(report)
+    if batch:
+        print_batch(batch)
 
 
-def _refuse_pipeline(pipeline: str, batch: int) -> None:
-    """Raise UsageError where a pipeline would count for nothing."""
-    if batch > 1 and pipeline != "auto":
-        raise UsageError(
-            f"--pipeline {pipeline} is of one request after the other, and --batch {batch} plans for many at once; "
-            "leave one of them out"
-        )
+def _batch_report(shape: ModelShape, problem: Problem, svg: Path | None, flags: dict[str, Any]) -> BatchReport | None:
+    """Return the plan of micro-batches, if one is asked for; None, with a warning, where a run would make none.
+
+    Raises:
+        PlanError: if nothing fits, or several accelerators are named and micro-batches are insisted on.
+    """
+    insists = flags["pipeline"] == "batch"
+    if flags["batch"] == 1 and not insists:
+        return None
+    if why := several_cards(problem.machine):
+        if insists or svg is not None:
+            raise PlanError(why)
+        warn(f"the plan is without micro-batches: {why}")
+        return None
+    return BatchReport.of(shape, problem, flags["kv_dtype"] or default_kv(shape))
 
 
 def _problem(model: str, dtype: str, cache: Path, flags: dict[str, Any]) -> tuple[ModelShape, PlannedNode, Problem]:
@@ -119,7 +137,7 @@ def _problem(model: str, dtype: str, cache: Path, flags: dict[str, Any]) -> tupl
     room = machine.memory + sum(card.memory for card in machine.cards)
     shape = model_shape(model, dtype, cache, room)
     asked = (flags[name] for name in ("weights", "kv", "pipeline"))
-    limits = Limits(*(None if value in ("auto", "demand") else value for value in asked))
+    limits = Limits(*(None if value in ("auto", "batch", "demand") else value for value in asked))
     return shape, node, planning_problem(shape, machine, _request(shape, flags), limits, flags["kv_dtype"])
 
 
@@ -137,6 +155,8 @@ def _plan_home(home: Home, model: str, dtype: str, as_json: bool, cache: Path, f
     """Say who of a home would hold what of the model, and how fast it would be."""
     shape = model_shape(model, dtype, cache, sum(machine.memory for machine in home.machines))
     asked = HomeModel(shape, home, _request(shape, flags), flags["kv_dtype"])
+    if flags["batch"] > 1 and (why := next(filter(None, map(several_cards, home.batching)), "")):
+        raise PlanError(why)
     report = None if home.cards and flags["batch"] > 1 else _home_report(asked)
     batch = GroupBatchReport.of(asked, report.dealing if report else _dealt(asked)) if flags["batch"] > 1 else None
     if as_json:

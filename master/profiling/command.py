@@ -191,4 +191,11 @@ def _predicted(found: dict[str, Any] | None) -> list[str]:
     lines += [
         f"{at:5}  {one['rank']:5}  {one['recall']:6.1%}  {one['chosen']:6.2f}" for at, one in enumerate(found["layers"])
     ]
-    return [*lines, f"predictors, {found['ahead']} layers ahead, take {found['share']:.1%} of the pack's bytes"]
+    lines.append(f"predictors, {found['ahead']} layers ahead, take {found['share']:.1%} of the pack's bytes")
+    if short := found["short"]:
+        names = ", ".join(f"{at} ({found['layers'][at]['recall']:.1%})" for at in short)
+        lines.append(
+            f"{'layers' if len(short) > 1 else 'layer'} {names}: less than the {found['aim']:.0%} of active neurons "
+            "that are sought; what is not named is left out, so compare answers with --sparsity off, or give more text"
+        )
+    return lines

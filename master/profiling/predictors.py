@@ -45,8 +45,9 @@ def train_beside(pack: Pack, tokens: I32, kernels: Kernels, ahead: int) -> dict[
     save_predictors(pack.path / NAME, [one.predictor for one in trained.values()], "trained")
     figures = [_figures(one, unseen[layer]) for layer, one in trained.items()]
     files.remove()
-    taken = sum(one.predictor.nbytes for one in trained.values())
-    return {"ahead": ahead, "share": taken / pack.weight_bytes, "layers": figures}
+    taken, aim = sum(one.predictor.nbytes for one in trained.values()), TrainingRecipe.recall
+    short = [at for at, one in enumerate(figures) if one["recall"] < aim]
+    return {"ahead": ahead, "share": taken / pack.weight_bytes, "layers": figures, "aim": aim, "short": short}
 
 
 def parted(examples: dict[int, LayerExamples]) -> Parts:

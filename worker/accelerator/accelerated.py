@@ -74,17 +74,23 @@ class Accelerated:
     def describe(self) -> str:
         """What they do, and what went over their links, in a sentence without a full stop."""
         plan, moved = self._offload, self.figures
-        held = [
-            f"{device.name} holds {len(plan.kept & plan.on(number))}" for number, device in enumerate(self.devices, 1)
-        ]
         said = [
-            f"{', '.join(held)} of {len(plan.pieces)} pieces of the weights",
+            self.held,
             f"keys and values are {'there' if plan.kv == 'gpu' else 'in memory'}",
             _steps(plan),
             f"{moved.weight_bytes / _MB:.0f} MB of weights and {moved.kv_bytes / _MB:.0f} MB of keys and values moved",
             plan.remark,
         ]
         return "; ".join(part for part in said if part)
+
+    @property
+    def held(self) -> str:
+        """What of the weights stays on the accelerators, in words."""
+        plan = self._offload
+        each = [
+            f"{device.name} holds {len(plan.kept & plan.on(number))}" for number, device in enumerate(self.devices, 1)
+        ]
+        return f"{', '.join(each)} of {len(plan.pieces)} pieces of the weights"
 
     @property
     def division(self) -> Division | None:

@@ -102,19 +102,31 @@ class NeuronAccelerated(Accelerated):
     def describe(self) -> str:
         """See `Accelerated.describe`."""
         assert self.arena is not None
-        figures, slots = self.arena.figures, sum(len(each.slots) for each in self.arena.layers)
-        neurons = sum(each.layer.neurons for each in self.arena.layers)
+        figures = self.arena.figures
         share = figures.active_there / max(1, figures.active)
         dense, setup = self._fallback.dense, self._neurons.setup
         said = [
-            f"{super().describe()}; {slots} of {neurons} neurons lie on {self.device.name}, which computed {share:.0%} "
-            f"of the active ones; {figures.moved} migrated, {figures.moved_bytes / 1e6:.0f} MB",
+            f"{super().describe()}; it computed {share:.0%} of the active neurons; {figures.moved} migrated, "
+            f"{figures.moved_bytes / 1e6:.0f} MB",
             f"{len(self._neurons.predicted_there)} of {len(setup.predictors)} predictors lie there"
             if setup.predictors
             else "",
             f"{dense} blocks computed all neurons, which was faster" if dense else "",
         ]
         return "; ".join(filter(None, said))
+
+    @property
+    def held(self) -> str:
+        """See `Accelerated.held`: blocks that every token uses as a whole, and neurons one by one."""
+        assert self.arena is not None
+        plan, layers = self._neurons, self.arena.layers
+        single = {number for number, piece in enumerate(plan.pieces) if piece.block.layer in self._arenas
+                  and piece.block.kind != "attention"}  # fmt: skip
+        slots, neurons = sum(len(each.slots) for each in layers), sum(each.layer.neurons for each in layers)
+        return (
+            f"{self.device.name} holds {len(plan.kept)} of {len(plan.pieces) - len(single)} other blocks and "
+            f"{slots} of {neurons} neurons"
+        )
 
     def _launch(self, name: str) -> Launch:
         from worker.node.weights.sources import traced

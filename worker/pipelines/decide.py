@@ -46,14 +46,21 @@ def check_accelerator(
 
 def refusal(plan: NodePlan, machine: NodeMachine, options: OffloadOptions) -> str:
     """Why a node with an accelerator does not compute batches, and the way out; empty where it may."""
-    if machine.more:
-        return "--pipeline batch computes on one accelerator, and several are named; give --device once"
+    if why := several_cards(machine):
+        return why
     if flag := _idle(plan, options):
         return (
             f"--pipeline batch takes every step to the accelerator, layer by layer, and --{flag} counts for nothing; "
             "leave that out, or --pipeline batch"
         )
     return ""
+
+
+def several_cards(machine: NodeMachine) -> str:
+    """Return why a node with several accelerators computes no micro-batches; empty where it has one or none."""
+    if not machine.more:
+        return ""
+    return "--pipeline batch computes on one accelerator, and several are named; give --device once"
 
 
 def leaves_open(plan: NodePlan, machine: NodeMachine, options: OffloadOptions) -> bool:

@@ -1,5 +1,6 @@
 """A node whose accelerator and CPU compute neurons together: the tokens of the dense run."""
 
+import re
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack, closing
 from dataclasses import replace
@@ -107,7 +108,10 @@ def test_tokens_equal_the_dense_run(
     figures = link.arena.figures
     assert 0 < figures.active_there < figures.active
     assert (figures.moved > 0) == (moving.migrate and kind is Exact)  # where all are active the hottest stay
-    assert "neurons lie on" in link.describe()
+    said = re.match(r"\S+.* holds (\d+) of (\d+) other blocks and (\d+) of (\d+) neurons; ", link.describe())
+    assert said is not None
+    layers, neurons = pack.config.layers, pack.config.layers * pack.config.intermediate
+    assert [int(said[at]) for at in (2, 4)] == [layers, neurons]
 
 
 def test_several_sequences_share_a_union_and_long_steps_are_dense(

@@ -131,7 +131,7 @@ def test_where_no_exchange_is_repaid_neither_neurons_nor_predictors_are_there(pa
         assert isinstance(plan, NeuronPlan)
         assert not plan.predicted_there
         assert plan.memory_bytes <= card.memory.used <= 1.1 * plan.memory_bytes
-        assert "0 of 3072 neurons lie on emu" in link.describe()
+        assert "other blocks and 0 of 3072 neurons; " in link.describe()
 
 
 FLAGS = [

@@ -137,6 +137,7 @@ def test_a_directory_a_pack_and_a_configuration_take_the_same(
     assert found[0]["nodes"] == found[1]["nodes"] == found[2]["nodes"]
 
 
+TWO = ("--device", "emu:8GiB", "--device", "emu:8GiB")
 WRONG = [
     (("--machine", "8 apples"), "'8 apples' is no part of a machine"),
     (("--machine", "8GiB GPU", "--device", "emu:1GiB"), "--machine and --device exclude each other"),
@@ -144,7 +145,22 @@ WRONG = [
     (("--machine", "16GiB RAM", "--gpu-memory", "9GiB"), "--gpu-memory goes with an accelerator"),
     ((*LAPTOP, "--weights", "gpu"), r"--gpu-memory \d+MiB would do"),
     ((*LAPTOP, "--weights", "ram"), r"--memory \d+MiB would do"),
-    (("--machine", "16GiB RAM", "--kv", "gpu"), "--kv gpu needs an accelerator"),
+    *(
+        (("--machine", "16GiB RAM", f"--{flag}", value), f"--{flag} is about an accelerator, and this node has none")
+        for flag, value in (
+            ("kv", "gpu"),
+            ("kv", "ram"),
+            ("weights", "disk"),
+            ("pipeline", "memory"),
+            ("pipeline", "batch"),
+            ("pipeline", "demand"),
+        )
+    ),
+    ((*LAPTOP, "--remeasure"), "--remeasure measures this machine"),
+    (("--device", "emu:1GiB", "--remeasure"), "--remeasure measures this machine"),
+    ((*TWO, "--batch", "8", "--pipeline", "batch"), "computes on one accelerator, and several are named"),
+    ((*TWO, "--batch", "8", "--svg", "roofs.svg"), "computes on one accelerator, and several are named"),
+    (("--devices", "2x64GiB", *TWO, "--batch", "8"), "computes on one accelerator, and several are named"),
     ((*LAPTOP, "--memory", "100MiB"), r"--memory \d+MiB would do"),
     ((*LAPTOP, "--memory", "0"), "--memory 0 leaves nothing"),
     ((*LAPTOP, "--memory", "lots"), "'lots' is not a size"),
@@ -172,3 +188,26 @@ def test_a_model_that_is_none_is_one_sentence_on_stderr(model: str, tmp_path: Pa
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr.startswith("tpi: ")
     assert done.stderr.count("\n") == 1
+
+
+def test_with_several_cards_requests_are_not_planned_in_micro_batches(model: str, tmp_path: Path) -> None:
+    """A run computes them together, over all cards: figures of micro-batches on one of them say nothing of it."""
+    flags = (*TWO, "-c", "64", "--batch", "4")
+    done = tpi("plan", "-m", model, *flags, cache=tmp_path)
+    assert done.returncode == 0
+    assert "GPU 2 has" in done.stdout
+    assert "in a batch" not in done.stdout
+    assert done.stderr == (
+        "tpi: the plan is without micro-batches: --pipeline batch computes on one accelerator, and several are named; "
+        "give --device once\n"
+    )
+    assert "batch" not in plan_json(*flags, cache=tmp_path, model=model)
+
+
+def test_micro_batches_are_planned_where_they_are_insisted_on(model: str, tmp_path: Path) -> None:
+    """As `tpi run --pipeline batch` computes them, of one request too."""
+    flags = ("--device", "emu:1GiB", "-c", "64", "--pipeline", "batch")
+    for count in (1, 4):
+        planned = plan_json(*flags, "--batch", str(count), cache=tmp_path, model=model)
+        assert planned.keys() == {"batch"}
+        assert 1 <= planned["batch"]["policy"]["batch"] <= count

@@ -97,11 +97,22 @@ def test_predictors_are_trained_beside_the_pack(pack: Path, tmp_path: Path, monk
         sum(one.nbytes for one in kept.values()) == found["share"] * opened.weight_bytes <= 0.06 * opened.weight_bytes
     )
     assert [one["rank"] for one in found["layers"]] == [kept[layer].rank for layer in range(4)]
+    assert found["aim"] == 0.95
+    assert found["short"] == [at for at, one in enumerate(found["layers"]) if one["recall"] < 0.95]
     assert not (pack / predictors.EXAMPLES).exists()
     done = tpi("profile", "-m", str(pack), "--text", str(TEXT), "--tokens", "256", "--predictors", "--ahead", "9",
                cache=tmp_path / "cache")  # fmt: skip
     assert done.returncode == 2
     assert "--ahead 9 is beyond this model's 4 layers" in done.stderr
+
+
+def test_layers_whose_predictors_fall_short_are_named() -> None:
+    from master.profiling.command import _predicted
+
+    layers = [{"rank": 8, "recall": recall, "chosen": 1.2} for recall in (0.96, 0.914, 0.95, 0.5)]
+    found = {"ahead": 0, "share": 0.05, "aim": 0.95, "layers": layers, "short": [1, 3]}
+    assert _predicted(found)[-1].startswith("layers 1 (91.4%), 3 (50.0%): less than the 95% of active neurons that")
+    assert _predicted({**found, "short": []})[-1].startswith("predictors, 0 layers ahead")
 
 
 def test_what_memory_or_disk_have_no_room_for_is_refused(pack: Path, monkeypatch: pytest.MonkeyPatch) -> None:

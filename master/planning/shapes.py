@@ -56,7 +56,7 @@ def model_shape(spec: str, dtype: str, cache: Path, room: int) -> ModelShape:
     path = user_path(spec)
     if path.suffix == ".json" and path.is_file():
         return _of_directory(path.parent, path.name, dtype, room)
-    located = locate(spec, cache)
+    located = locate(spec, cache, weights=False)
     if located.kind == "pack":
         return _of_pack(located.path)
     if located.kind == "directory":

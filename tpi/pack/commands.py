@@ -12,10 +12,17 @@ from tpi.paths import DIRECTORY, PATH
 @click.argument("name")
 @click.option("--cache", type=DIRECTORY, help="Where models are kept (default: ~/.cache/tpi).")
 def pull(name: str, cache: Path | None) -> None:
-    """Download the model NAME, for example smollm2-135m."""
+    """Download the model NAME: smollm2-135m, or one of the Hugging Face hub (owner/name, owner/name:Q4_K_M).
+
+    What was interrupted goes on where it stopped.
+    """
+    from tpi.pack.library.hub import hub_model
+    from tpi.pack.library.hubfiles import HubModel
     from tpi.pack.library.pull import pull as fetch
 
-    click.echo(fetch(name, cache or default_cache()))
+    directory = cache or default_cache()
+    model = HubModel.parse(name)
+    click.echo(hub_model(model, directory) if model else fetch(name, directory))
 
 
 @click.command()

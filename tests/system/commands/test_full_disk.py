@@ -1,6 +1,5 @@
 """A full disk is named as that wherever weights are written, and leaves nothing half-written (on a small tmpfs)."""
 
-import errno
 import os
 import resource
 import shutil
@@ -21,7 +20,7 @@ from tests.support.small_disk import small_disk
 from tests.support.weights.packs import names, quiet
 from tpi.errors import WeightsError
 from tpi.pack.builder.build import open_source, pack_model
-from tpi.pack.library import hub, pull
+from tpi.pack.library import pull
 from tpi.pack.library.locate import open_model
 from worker.shards import partial_image
 from worker.shards.cache import ShardCache
@@ -81,17 +80,6 @@ def test_an_interrupted_pull_leaves_nothing_that_stays(tmp_path: Path, monkeypat
     (tmp_path / "models" / ".old.gguf.removed.partial").write_bytes(b"half removed")
     pull.pull("tiny", tmp_path, quiet)
     assert names(tmp_path / "models") == {"tiny.gguf"}
-
-
-def test_a_hub_download_that_finds_no_room_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    import huggingface_hub
-
-    def full(name: str, **options: object) -> str:
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-    monkeypatch.setattr(huggingface_hub, "snapshot_download", full)
-    with pytest.raises(WeightsError, match="disk full: cannot write the files of someone/model"):
-        hub.hub_snapshot("someone/model", quiet)
 
 
 @pytest.mark.parametrize("late", [False, True])

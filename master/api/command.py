@@ -24,7 +24,16 @@ KEY_VARIABLE = "TPI_API_KEY"
 @click.option(
     "--port", default=DEFAULT_PORT, show_default=True, type=click.IntRange(0, 65535), help="0: any that is free."
 )
-@click.option("--api-key", metavar="KEY", help=f"What every request has to carry (default: {KEY_VARIABLE}).")
+@click.option(
+    "--api-key",
+    multiple=True,
+    metavar="KEY",
+    help=f"A key; each request carries one (default: {KEY_VARIABLE}). May be repeated, one for each person: each has a "
+    "fair share, and prefixes of its own in the cache.",
+)
+@click.option(
+    "--share-prefixes", is_flag=True, help="Let clients that trust each other find each other's cached prefixes."
+)
 @click.option(
     "--alias",
     multiple=True,
@@ -48,7 +57,8 @@ KEY_VARIABLE = "TPI_API_KEY"
 def serve(
     host: str,
     port: int,
-    api_key: str | None,
+    api_key: tuple[str, ...],
+    share_prefixes: bool,
     alias: tuple[str, ...],
     parallel: int,
     queue: int,
@@ -68,11 +78,11 @@ def serve(
     from master.api.run import run_server
     from master.api.state import ServeLimits
 
-    key = _sendable(api_key or os.environ.get(KEY_VARIABLE))
-    if not is_own(host) and key is None:
+    keys = _keys(api_key)
+    if not is_own(host) and not keys:
         raise UsageError(f"--host {host} is open to the network; give a key with --api-key, or listen at 127.0.0.1")
     placement = replace(RunOptions.from_flags(flags), parallel=parallel)
-    access = Access(key, tuple(name.lower() for name in (host, *allow_host)))
+    access = Access(keys, tuple(name.lower() for name in (host, *allow_host)), share_prefixes)
     limits = ServeLimits(answer_s=timeout, waiting=queue)
     names = tuple(dict.fromkeys(filter(None, alias))) or (Path(placement.model).name or placement.model,)
     _log(quiet)
@@ -80,11 +90,16 @@ def serve(
         run_server(session, names, listening, access, limits, cors)
 
 
-def _sendable(key: str | None) -> str | None:
-    """The key, if there is one; UsageError if no header could carry it, and so nobody could ever come in."""
-    if key and not (key.isascii() and key.isprintable() and key == key.strip()):
+def _keys(given: tuple[str, ...]) -> tuple[str, ...]:
+    """Return the keys of `--api-key`, else the one of the environment, each once.
+
+    Raises:
+        UsageError: if no header could carry one of them.
+    """
+    keys = [key for key in given if key] or [key for key in (os.environ.get(KEY_VARIABLE),) if key]
+    if not all(key.isascii() and key.isprintable() and key == key.strip() for key in keys):
         raise UsageError(f"the key of --api-key or {KEY_VARIABLE} may have printable ASCII alone, no blank at its ends")
-    return key or None
+    return tuple(dict.fromkeys(keys))
 
 
 def _log(quiet: bool) -> None:

@@ -15,6 +15,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from master.api.bodies import BodyRoom, HeldBody
 from master.api.failures import ApiFailure, anthropic_form, openai_form, refusal
+from master.api.senders import sender_of
 from master.api.state import ServeLimits
 from tpi.text import plain
 
@@ -26,10 +27,14 @@ log = logging.getLogger("tpi.serve")
 
 @dataclass(frozen=True)
 class Access:
-    """The key, if one is needed, and names of this machine beside its addresses and localhost."""
+    """The keys, if one is needed, and names of this machine in addition to its addresses and localhost.
 
-    key: str | None = None
+    `share_prefixes`: clients find each other's cached prefixes.
+    """
+
+    keys: tuple[str, ...] = ()
     hosts: tuple[str, ...] = ()
+    share_prefixes: bool = False
 
 
 class Guard:
@@ -59,10 +64,13 @@ class Guard:
     async def _checked(self, scope: Scope, receive: Receive, body: HeldBody) -> ApiFailure | None:
         """What is wrong with it; a body is taken in."""
         headers = Headers(scope=scope)
+        key, address = _key_of(headers), (scope.get("client") or ("",))[0]
+        sender = sender_of(address, key, self._access.keys, self._access.share_prefixes)
+        scope["state"]["sender"] = sender
         if not self._known_host(headers.get("host", "")):
             said = "this server answers to its addresses and to localhost; name another one with --allow-host"
             return refusal(403, said, code="unknown_host")
-        if scope["path"] not in OPEN_PATHS and not self._open(scope["path"]) and not self._has_key(headers):
+        if scope["path"] not in OPEN_PATHS and not self._open(scope["path"]) and not self._knows(key):
             said = "a key is needed, as `Authorization: Bearer KEY` or `x-api-key: KEY`"
             return refusal(401, said, code="invalid_api_key")
         if not _has_body(scope):
@@ -80,12 +88,14 @@ class Guard:
             return True
         return name in _NAMES or name in self._access.hosts
 
-    def _has_key(self, headers: Headers) -> bool:
-        if self._access.key is None:
-            return True
-        scheme, _, bearer = headers.get("authorization", "").partition(" ")
-        given = bearer if scheme.lower() == "bearer" else headers.get("x-api-key", "")
-        return hmac.compare_digest(given.strip().encode(), self._access.key.encode())
+    def _knows(self, key: str) -> bool:
+        known = [hmac.compare_digest(key.encode(), one.encode()) for one in self._access.keys]  # each takes its time
+        return any(known) or not known
+
+
+def _key_of(headers: Headers) -> str:
+    scheme, _, bearer = headers.get("authorization", "").partition(" ")
+    return (bearer if scheme.lower() == "bearer" else headers.get("x-api-key", "")).strip()
 
 
 class _Logged:

@@ -38,7 +38,7 @@ def run_server(
         house = House(engine, lambda: session.figures, model)
         session.sampler(Sampling.of({}))  # says once what the model's files ask for
         server = ApiServer(make_app(ApiState(service, tuple(models), metrics, limits, house), access, origins), engine)
-        click.echo(welcome(model, listening.urls(), service.context, access.key is not None))
+        click.echo(welcome(model, listening.urls(), service.context, bool(access.keys)))
         server.run(sockets=list(listening.sockets))
 
 

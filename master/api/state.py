@@ -10,6 +10,8 @@ from master.api.failures import RequestError
 from master.api.left_out import LeftOutNotes
 from master.api.metrics import ServerMetrics
 from master.api.page.house import House
+from master.api.senders import Sender
+from master.generation.client import Client
 
 
 @dataclass(frozen=True)
@@ -42,10 +44,18 @@ class ApiState:
             raise RequestError(said, "model", "model_not_found", 404)
         return self.models[0] if name is None else name
 
-    def client(self, request: Request) -> str:
-        """Who asks, for a fair order."""
-        return request.client.host if request.client else ""
+    def client(self, request: Request, *salts: str | None) -> Client:
+        """Return the client of the engine's requests; its cached prefixes are kept apart by `salts`, too."""
+        found = sender(request)
+        return Client(found.name, found.salted(salts))
 
     def retry_after(self) -> int:
         """Seconds after which it is worth asking again."""
         return self.metrics.retry_after(self.service.engine)
+
+
+def sender(request: Request) -> Sender:
+    """Return the sender of a request, as `master.api.guard.Guard` found it."""
+    found = request.scope["state"]["sender"]
+    assert isinstance(found, Sender)
+    return found

@@ -16,11 +16,13 @@ from master.api.forms import refuse
 from master.api.openai.chat import chat_completion
 from master.api.openai.chat_form import ChatForm
 from master.api.openai.completions import CompletionForm, text_completion
+from master.api.senders import Sender
 from master.api.streams import collected
 from master.batch.balance import Lengths
 from master.batch.source import URLS, BatchLine, BatchRequest
+from master.generation.client import Client
 
-_CLIENT = "batch"  # all lines are one client's: they begin in order
+_SENDER = Sender("batch", b"", b"")  # all lines are one client's: they begin in order
 
 
 @dataclass(frozen=True)
@@ -42,7 +44,7 @@ class ReadyLine:
         answers: list[Answering] = []
         try:
             for ask, ready in self.prompts:
-                answers += await service.begin(ready, ask.wanted, _CLIENT)
+                answers += await service.begin(ready, ask.wanted, ask.client)
             return self._whole(await collected(answers), [one.echo for one in answers], model)
         finally:
             for one in answers:
@@ -67,7 +69,8 @@ async def made_ready(line: BatchLine, request: BatchRequest, service: Service, m
     if form.model not in (None, model):
         said = f"the model is {model!r} here, not {form.model!r:.100}; --alias gives it the name that lines ask for"
         raise RequestError(said, "model", "model_not_found", 404)
-    asks = [form.ask(_CLIENT)] if isinstance(form, ChatForm) else form.asks(_CLIENT)
+    client = Client(_SENDER.name, _SENDER.salted(form.salts()))
+    asks = [form.ask(client)] if isinstance(form, ChatForm) else form.asks(client)
     return ReadyLine(line, form, [(ask, await service.prepare(ask)) for ask in asks])
 
 

@@ -13,15 +13,18 @@ import numpy as np
 from tpi.kernels.spec import PAGE_TOKENS
 
 Key = bytes
-"""Stands for all tokens from the first of a sequence to the end of a full page."""
+"""Stands for a salt and all tokens from the first of a sequence to the end of a full page."""
 
 BEGINNING: Key = b""
 _KEY_BYTES = 16
 
 
-def chain(tokens: SequenceOf[int], keys: SequenceOf[Key] = ()) -> Iterator[Key]:
-    """The keys of the full pages of `tokens`, beyond the first ones, whose `keys` are known already."""
-    last = keys[-1] if keys else BEGINNING
+def chain(tokens: SequenceOf[int], keys: SequenceOf[Key] = (), salt: Key = BEGINNING) -> Iterator[Key]:
+    """Yield the keys of the full pages of `tokens`, beyond the first ones, whose `keys` are known already.
+
+    All of them depend on `salt`: sequences of different salts have no key in common.
+    """
+    last = keys[-1] if keys else salt
     for first in range(len(keys) * PAGE_TOKENS, len(tokens) - PAGE_TOKENS + 1, PAGE_TOKENS):
         page = np.asarray(tokens[first : first + PAGE_TOKENS], "<i4").tobytes()
         last = blake2b(last + page, digest_size=_KEY_BYTES).digest()

@@ -13,6 +13,7 @@ import numpy.typing as npt
 from master.deployment.deployment import Deployment
 from master.generation.admission import Admission
 from master.generation.batcher import EVEN, Batcher, Work
+from master.generation.client import Client
 from master.generation.request import Request, Sampled
 from master.generation.sampler import Sampler
 from master.generation.sequence import Sequence
@@ -60,15 +61,15 @@ class Engine:
             sequence.forget()
         self._deploy(deployment)
 
-    def admit(self, tokens: SequenceOf[int], reuse: bool = False) -> Sequence:
+    def admit(self, tokens: SequenceOf[int], reuse: bool = False, client: Client | None = None) -> Sequence:
         """A new sequence that begins with the prompt `tokens`; it is the engine's until `release`.
 
-        With `reuse`, what earlier sequences have computed of the same tokens is not computed again.
+        With `reuse`, what earlier sequences of the same salt have computed of the same tokens is not computed again.
 
         Raises:
             UsageError: if the prompt is empty or leaves no room in the context.
         """
-        sequence = Sequence(next(self._ids), array("i"), reuse=reuse)
+        sequence = Sequence(next(self._ids), array("i"), reuse=reuse, client=client or Client())
         self.extend(sequence, tokens)
         self._sequences[sequence.id] = sequence
         return sequence
@@ -103,7 +104,7 @@ class Engine:
             NodeLost, NodeError: if a worker is lost or fails; requests stay as they were before the step.
             PlanError: if there are too few pages for the next tokens of a single sequence.
         """
-        self.between(self.admission.waiting.head() is not None)
+        self.between(bool(self.admission.waiting))
         self.admission.admit(perf_counter())
         self.admission.make_room()
         running = self.admission.running

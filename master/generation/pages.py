@@ -57,20 +57,26 @@ class PagePool:
         table.extend(appended)
         return appended
 
-    def find(self, tokens: SequenceOf[int]) -> Found:
-        """Pages that hold the beginning of `tokens`, which are held from now on; the last token is never found.
+    def find(self, tokens: SequenceOf[int], salt: Key = BEGINNING) -> Found:
+        """Return pages that hold the beginning of `tokens`, and hold them; the last token is never found.
+
+        Pages that were written for another `salt` are not found.
 
         The last of these pages may be an unfinished one that nobody holds: whoever finds it writes on in it.
         """
         found = Found([], [], 0)
-        for key in chain(tokens[:-1]):
+        for key in chain(tokens[:-1], salt=salt):
             page = self.contents.page(key)
             if page is None:
                 break
             found.table.append(self._hold(page))
             found.keys.append(key)
         whole = len(found.table) * PAGE_TOKENS
-        return Found(found.table, found.keys, whole + self._find_tail(found, tokens[whole:-1]))
+        return Found(found.table, found.keys, whole + self._find_tail(found, tokens[whole:-1], salt))
+
+    def own(self, table: SequenceOf[int]) -> int:
+        """Return how many pages of `table` no other sequence holds: its release makes so many free."""
+        return sum(self._holders[page] == 1 for page in table)
 
     def share(self, table: list[int], tokens: int) -> list[int]:
         """A table for another sequence that begins with the same `tokens` tokens: the full pages of `table` so far."""
@@ -99,9 +105,9 @@ class PagePool:
             self.contents.note_tail(Tail(table[-1], before, tuple(tail)))
         self.truncate(table, 0)
 
-    def _find_tail(self, found: Found, tokens: SequenceOf[int]) -> int:
+    def _find_tail(self, found: Found, tokens: SequenceOf[int], salt: Key) -> int:
         """How many of `tokens` an unfinished page holds, which becomes the last of `found`. Nobody held it so far."""
-        tail = self.contents.tail(found.keys[-1] if found.keys else BEGINNING)
+        tail = self.contents.tail(found.keys[-1] if found.keys else salt)
         alike = _alike(tail.tokens, tokens) if tail else 0
         if tail is None or not alike:
             return 0

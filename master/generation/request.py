@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
+from master.generation.client import Client
 from master.generation.sampler import Logprobs, Sampler
 from master.generation.sequence import Sequence
 from tpi.errors import TpiError
@@ -39,7 +40,7 @@ class Request:
     It ends after `limit` tokens, at any token of `stops` (which `sink` hears of too), when `sink` has enough, or where
     the context is full. With `rows` no token is drawn: it hears of hidden states, and the request ends with the prompt.
 
-    `client` is who asks, for a fair order. A request that `follows` another waits until that one's prompt is computed,
+    A request that `follows` another waits until that one's prompt is computed,
     to begin with its pages. A fault while a token is drawn or delivered ends this request alone, with `error`.
     """
 
@@ -49,13 +50,19 @@ class Request:
     sink: Sink
     stops: frozenset[int] = field(default_factory=frozenset)
     rows: RowSink | None = None
-    client: str = ""
     follows: "Request | None" = None
     logprobs: int | None = None  # of so many best tokens beside each that was drawn
     made: int = 0
     begun: float | None = None  # when it was admitted first, `perf_counter` seconds
+    admitted: float = 0.0  # when it was admitted last
+    blocked: float | None = None  # since when it waits for pages or a place, though it is its client's turn
     finished: bool = False
     error: TpiError | None = None  # why it ended, where something went wrong
+
+    @property
+    def client(self) -> Client:
+        """The sender, with whom others share places and pages."""
+        return self.sequence.client
 
     @property
     def held_up(self) -> bool:

@@ -3,7 +3,8 @@
 from collections.abc import MutableSequence
 from dataclasses import dataclass, field
 
-from master.generation.contents import BEGINNING, Key
+from master.generation.client import Client
+from master.generation.contents import Key
 from master.generation.pages import PagePool
 from tpi.kernels.spec import PAGE_TOKENS
 
@@ -14,7 +15,8 @@ class Sequence:
 
     Tokens `[0, computed)` have keys and values on every node; the rest are still to be run. `announced` counts the
     first pages of the table that the nodes know of, `keys` are those of its full pages. `reuse`: begin with pages that
-    hold the same tokens already; `cached` counts the tokens that were found so, the first time.
+    hold the same tokens already, written for the same salt; `cached` counts the tokens that were found so, the first
+    time.
     """
 
     id: int
@@ -25,6 +27,8 @@ class Sequence:
     keys: list[Key] = field(default_factory=list)
     reuse: bool = False
     cached: int | None = None
+    client: Client = field(default_factory=Client)
+    turn: int = 0  # of the batcher, when it ran last beside other clients
 
     @property
     def pending(self) -> int:
@@ -35,7 +39,7 @@ class Sequence:
         """Take what is computed already of its tokens, if it may and has nothing yet."""
         if not self.reuse or self.table:
             return
-        found = pages.find(self.tokens)
+        found = pages.find(self.tokens, self.client.salt)
         self.table, self.keys, self.computed = found.table, found.keys, found.tokens
         self.cached = found.tokens if self.cached is None else self.cached
 
@@ -52,7 +56,7 @@ class Sequence:
         pages.truncate(self.table, self.computed)
         whole = self.computed // PAGE_TOKENS
         tail = self.tokens[whole * PAGE_TOKENS : self.computed] if len(self.table) > whole else []
-        pages.release(self.table, tail, self.keys[-1] if self.keys else BEGINNING)
+        pages.release(self.table, tail, self.keys[-1] if self.keys else self.client.salt)
         self.forget()
 
     def forget(self) -> None:

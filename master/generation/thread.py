@@ -1,7 +1,7 @@
 """The engine on a thread of its own: others hand requests in and hear of tokens; nobody but this thread computes."""
 
 import logging
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable
 from collections.abc import Sequence as SequenceOf
 from concurrent.futures import Future
@@ -13,6 +13,7 @@ from threading import Lock, Thread
 from time import perf_counter
 from typing import Any, Protocol, TypeVar
 
+from master.generation.client import Client
 from master.generation.engine import Engine
 from master.generation.request import Request, RowSink, Sampled, fault_of
 from master.generation.sampler import Sampler
@@ -42,7 +43,7 @@ class EngineAsk:
     limit: int
     stops: frozenset[int] = frozenset()
     rows: RowSink | None = None
-    client: str = ""
+    client: Client = field(default_factory=Client)
     logprobs: int | None = None
 
 
@@ -58,6 +59,7 @@ class Ticket:
     follows: "Ticket | None" = None
     at: float = field(default_factory=perf_counter)
     request: Request | None = None
+    turned_away: bool = False
 
     @property
     def begun(self) -> float | None:
@@ -88,7 +90,8 @@ class EngineThread:
         self._calls: deque[tuple[Callable[[], None], Future[Any]]] = deque()  # to be made between two steps
         self._live: dict[Ticket, None] = {}  # in order of arrival
         self._open = 0  # tickets that have not ended
-        self._lock = Lock()  # of `_open` and `_closing`
+        self._places = Counter[str]()  # of these, by client; without those that are turned away
+        self._lock = Lock()  # of `_open`, `_places` and `_closing`
         self._closing = False
         self._ends = inf  # when those under way are ended, `perf_counter` seconds
         engine.wanted = self._wanted
@@ -99,17 +102,18 @@ class EngineThread:
         self._thread.start()
 
     def submit(self, ticket: Ticket) -> None:
-        """Begin a request.
+        """Begin a request. Where as many are under way as may be, the client that has most of them loses one.
 
         Raises:
-            BusyError: if as many wait as may.
+            BusyError: if that is the same client, or it would have no more than this one.
         """
         with self._lock:
             if self._closing:
                 raise BusyError("the server is shutting down; ask again when it is back")
-            if self._open >= self._most:
+            if self._places.total() >= self._most and not self._make_place(ticket.asked.client.name):
                 raise BusyError(f"{self._open} requests are under way and none more may wait; ask again in a while")
             self._open += 1
+            self._count(ticket.asked.client.name, 1)
             self._inbox.put(lambda: self._begin(ticket))
 
     def cancel(self, ticket: Ticket) -> None:
@@ -185,7 +189,7 @@ class EngineThread:
     def _begin(self, ticket: Ticket) -> None:
         asked, first = ticket.asked, ticket.follows.request if ticket.follows else None
         try:
-            sequence = self.engine.admit(asked.tokens, reuse=asked.rows is None)
+            sequence = self.engine.admit(asked.tokens, asked.rows is None, asked.client)
         except TpiError as error:
             self._close(ticket, error)
             return
@@ -195,7 +199,7 @@ class EngineThread:
             return
         ticket.request = Request(
             sequence, asked.sampler, asked.limit, ticket.listener.token,
-            asked.stops, asked.rows, asked.client, first, asked.logprobs,
+            asked.stops, asked.rows, first, asked.logprobs,
         )  # fmt: skip
         self._live[ticket] = None
         self.engine.submit(ticket.request)
@@ -228,9 +232,36 @@ class EngineThread:
         self.engine.release(ticket.request.sequence)
         self._close(ticket, error)
 
+    def _make_place(self, client: str) -> bool:
+        """Turn a request of the client with most of them away for one of `client`; return False if that is not fair."""
+        most, count = self._places.most_common(1)[0]
+        if most == client or count - 1 < self._places[client] + 1:
+            return False
+        self._count(most, -1)
+        self._inbox.put(lambda: self._turn_away(most))
+        return True
+
+    def _count(self, client: str, more: int) -> None:
+        self._places[client] += more
+        if not self._places[client]:
+            del self._places[client]
+
+    def _turn_away(self, client: str) -> None:
+        """End the latest request of a client, one that has not begun if there is one; its place is taken already."""
+        own = [each for each in reversed(self._live) if each.asked.client.name == client and not each.turned_away]
+        ticket = next((each for each in own if each.begun is None), own[0] if own else None)
+        if ticket is None:  # they have ended by themselves meanwhile
+            with self._lock:
+                self._count(client, 1)
+            return
+        ticket.turned_away = True
+        self._end(ticket, BusyError("requests of other clients have taken this one's place; ask again in a while"))
+
     def _close(self, ticket: Ticket, error: TpiError | None) -> None:
         with self._lock:
             self._open -= 1
+            if not ticket.turned_away:
+                self._count(ticket.asked.client.name, -1)
         try:
             ticket.listener.ended(error)
         except Exception as fault:  # the client would wait for its end, and the thread would be gone

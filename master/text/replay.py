@@ -17,31 +17,38 @@ class _Said:
 
 
 class Replay:
-    """Remembers the latest answers by their text, or by the id of their first tool call."""
+    """Remembers the latest answers by their text, or by the id of their first tool call.
+
+    Answers are found by the `salt` alone for which they were made: whether an answer is known tells others nothing.
+    """
 
     def __init__(self) -> None:
-        self._said: OrderedDict[str, _Said] = OrderedDict()
+        self._said: OrderedDict[bytes, _Said] = OrderedDict()
 
-    def remember(self, text: str, calls: Sequence[str], tokens: Sequence[int], thought: bool) -> None:
+    def remember(
+        self, text: str, calls: Sequence[str], tokens: Sequence[int], thought: bool, salt: bytes = b""
+    ) -> None:
         """An answer of `tokens` (without the end of turn) was given as `text` and calls of these ids."""
         if calls or not thought:
-            self._said[_key(text, calls)] = _Said(tuple(tokens), thought)
+            self._said[_key(text, calls, salt)] = _Said(tuple(tokens), thought)
         while len(self._said) > _MOST:
             self._said.popitem(last=False)
 
-    def find(self, messages: Sequence[Message]) -> dict[int, tuple[int, ...]]:
+    def find(self, messages: Sequence[Message], salt: bytes = b"") -> dict[int, tuple[int, ...]]:
         """The tokens of those of `messages` that are answers given before, by their index."""
         last = max((index for index, message in enumerate(messages) if message["role"] == "user"), default=-1)
         found = {}
         for index, message in enumerate(messages):
             if message["role"] == "assistant":
                 calls = [call.get("id", "") for call in message.get("tool_calls") or ()]
-                said = self._said.get(_key(message["content"], calls))
+                key = _key(message["content"], calls, salt)
+                said = self._said.get(key)
                 if said is not None and (index > last or not said.thought):
-                    self._said.move_to_end(_key(message["content"], calls))
+                    self._said.move_to_end(key)
                     found[index] = said.tokens
         return found
 
 
-def _key(text: str, calls: Sequence[str]) -> str:
-    return calls[0] if calls else sha256(text.encode()).hexdigest()
+def _key(text: str, calls: Sequence[str], salt: bytes) -> bytes:
+    said = f"call {calls[0]}" if calls else f"text {text}"
+    return sha256(salt + said.encode()).digest()

@@ -53,6 +53,7 @@ def tiny_server(
     pool: int | None = None,
     most: int = 64,
     grace_s: float = 0.0,
+    share_prefixes: bool = False,
 ) -> Iterator[Served]:
     """It is left without a page in use and without a task; `most` requests run at once."""
     with closing(in_process_deployment(pack, [1, 1], cache, chunk=64, context=context, pool=pool)) as deployment:
@@ -63,7 +64,9 @@ def tiny_server(
         service = Service(thread, Tokenizer.load(pack), pack.config.vocab, metrics)
         state = ApiState(service, (MODEL, ALIAS), metrics, limits)
         with listen("127.0.0.1", 0) as listening:
-            server = ApiServer(make_app(state, Access(key), origins), thread, grace_s)
+            server = ApiServer(
+                make_app(state, Access((key,) if key else (), share_prefixes=share_prefixes), origins), thread, grace_s
+            )
             runner = Thread(target=server.run, kwargs={"sockets": list(listening.sockets)})
             runner.start()
             try:

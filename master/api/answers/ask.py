@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from master.generation.client import Client
 from master.generation.sampler import Sampling
 from master.text.tokenizer import Message
 
@@ -50,7 +51,7 @@ class ChatAsk:
     wanted: Wanted
     use: ToolUse = ToolUse()
     template: Mapping[str, Any] = field(default_factory=dict)
-    client: str = ""
+    client: Client = field(default_factory=Client)
     where: str = "messages"  # the field that holds them
 
 
@@ -60,7 +61,7 @@ class TextAsk:
 
     prompt: str | tuple[int, ...]
     wanted: Wanted
-    client: str = ""
+    client: Client = field(default_factory=Client)
     field: str = "prompt"
     echo: bool = False  # whether the answer begins with it
     literal: bool = False

@@ -133,7 +133,8 @@ class Collector:
         if self._prepared.replayable and self._text.stop_text is None and not self._cut:
             at_end = self._tokens[-1] in self._tokenizer.eos_ids
             tokens = self._tokens[:-1] if at_end else self._tokens
-            self._replay.remember(self._said, self._calls, tokens, self._thought > 0)
+            salt = self.ticket.asked.client.salt
+            self._replay.remember(self._said, self._calls, tokens, self._thought > 0, salt)
 
     def _time(self, at: float) -> None:
         if not self._tokens:

@@ -66,7 +66,7 @@ class Preparer:
             raise self._too_long(f"{len(ask.messages)} messages", ask.where)
         self._refuse_long(list(texts_of((ask.messages, ask.use.tools))), ask.where)
         messages, names = self._told(ask)
-        replay = self.replay.find(messages)
+        replay = self.replay.find(messages, ask.client.salt)
         try:
             return self._tokenizer.encode_chat(messages, replay, names)
         except ModelError as error:

@@ -15,8 +15,10 @@ from master.api.answers.ask import ChatAsk, TextAsk, Wanted
 from master.api.answers.collector import AnswerMeter, Collector
 from master.api.answers.constraint import GrammarConstraint, Grammars
 from master.api.answers.prepare import PreparedAsk, Preparer
+from master.api.answers.turns import FairThread
 from master.api.failures import RequestError
 from master.generation.answer import AnswerLimits
+from master.generation.client import Client
 from master.generation.defaults import SamplingDefaults
 from master.generation.request import Sampled
 from master.generation.sampler import RANDOM_SEED, Sampler, Sampling
@@ -38,7 +40,7 @@ class Service:
         self._defaults = SamplingDefaults.of(tokenizer.info)
         self._preparer = Preparer(tokenizer, self.context)
         self._grammars = Grammars(tokenizer, vocab)
-        self._text, self._grammar = ThreadPoolExecutor(1, "text"), ThreadPoolExecutor(1, "grammar")
+        self._text, self._grammar = FairThread("text"), ThreadPoolExecutor(1, "grammar")
 
     def warm_up(self) -> None:
         """Load in the background what the first answer with a grammar, or a broken one, would wait for."""
@@ -61,21 +63,21 @@ class Service:
         """What `begin` takes; raises RequestError as `chat`."""
         self._check_bias(ask.wanted.sampling)
         if isinstance(ask, ChatAsk):
-            prepared = await _within(self._text, lambda: self._preparer.chat(ask))
+            prepared = await self._text.run(ask.client.name, lambda: self._preparer.chat(ask))
         else:
             self._check_tokens(ask.prompt, ask.field)
-            prepared = await _within(self._text, lambda: self._preparer.text(ask))
+            prepared = await self._text.run(ask.client.name, lambda: self._preparer.text(ask))
         await self._constraints(prepared, 0)  # what is no grammar is refused now, and not when it begins
         return prepared
 
     async def count(self, ask: ChatAsk) -> int:
         """Tokens of a conversation; errors as `chat`."""
-        return len(await _within(self._text, lambda: self._preparer.encode(ask)))
+        return len(await self._text.run(ask.client.name, lambda: self._preparer.encode(ask)))
 
     async def embed(self, ask: TextAsk) -> tuple[F32, int]:
         """The mean of the last hidden states `[hidden]`, of length 1, and the number of tokens. Errors as `chat`."""
         self._check_tokens(ask.prompt, ask.field)
-        prepared = await _within(self._text, lambda: self._preparer.text(ask))
+        prepared = await self._text.run(ask.client.name, lambda: self._preparer.text(ask))
         head = self.engine.engine.deployment.vocabulary.head
         total, done = np.zeros(0, np.float32), _Done()
 
@@ -96,11 +98,11 @@ class Service:
 
     def close(self) -> None:
         """Join the threads that prepare prompts and grammars, and end the process that renders templates."""
-        for thread in (self._text, self._grammar):
-            thread.shutdown(cancel_futures=True)
+        self._text.close()
+        self._grammar.shutdown(cancel_futures=True)
         self._tokenizer.close()
 
-    async def begin(self, prepared: PreparedAsk, wanted: Wanted, client: str) -> list[Answering]:
+    async def begin(self, prepared: PreparedAsk, wanted: Wanted, client: Client) -> list[Answering]:
         """`wanted.count` answers to what is prepared; raises BusyError as `chat`."""
         constraints = await self._constraints(prepared, wanted.count)
         samplers = [_sampler(constraint, wanted, index, self._defaults) for index, constraint in enumerate(constraints)]

@@ -12,6 +12,7 @@ from master.api.left_out import FUNCTION, OTHER, OtherTool
 from master.api.openai.chat_form import ToolName, tool_use
 from master.api.openai.fields import Stop, nucleus
 from master.api.openai.history import result_text
+from master.generation.client import Client
 from master.generation.sampler import Sampling
 from master.text.tokenizer import Message
 
@@ -79,7 +80,7 @@ class CountForm(Body):
     tools: list[AnyTool] | None = Field(None, max_length=128)
     tool_choice: AnthropicChoice | None = None
 
-    def asked(self, wanted: Wanted, client: str) -> ChatAsk:
+    def asked(self, wanted: Wanted, client: Client) -> ChatAsk:
         """What is asked; raises RequestError naming the field."""
         said: list[Message] = []
         if self.system is not None:
@@ -108,7 +109,7 @@ class MessagesForm(CountForm):
     top_k: int | None = Field(None, ge=0, le=1_000_000)
     metadata: dict[str, Any] | None = None
 
-    def ask(self, client: str) -> ChatAsk:
+    def ask(self, client: Client) -> ChatAsk:
         """What is asked; raises RequestError naming the field."""
         own = {"temperature": self.temperature, **nucleus(self.top_p, self.top_k)}
         return self.asked(Wanted(Sampling.of(own), self.max_tokens, tuple(self.stop_sequences or ())), client)

@@ -22,7 +22,7 @@ def chat_routes(state: ApiState) -> APIRouter:
     async def chat_completions(form: ChatForm, request: Request) -> Response:
         model = state.named(form.model)
         deadline = Deadline(state.limits.answer_s)
-        ask = form.ask(state.client(request))
+        ask = form.ask(state.client(request, *form.salts()))
         answers = await unless_gone(request, state.service.chat(ask), deadline)
         headers = state.left_out.headers(ask.use)
         if form.stream:

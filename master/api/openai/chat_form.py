@@ -10,6 +10,7 @@ from master.api.failures import RequestError
 from master.api.forms import FormPart, call_arguments
 from master.api.left_out import FUNCTION, OTHER, OtherTool, kind_of_tool, refuse_choice, types_of
 from master.api.openai.fields import MOST_LOGPROBS, CommonFields, ResponseFormat, TokenLimit, grammar_of, limit_of
+from master.generation.client import Client
 from master.text.templates.names import may_be_given
 from master.text.tokenizer import Message
 
@@ -124,7 +125,7 @@ class ChatForm(CommonFields):
     parallel_tool_calls: bool | None = None
     chat_template_kwargs: dict[str, bool | int | str] | None = None
 
-    def ask(self, client: str) -> ChatAsk:
+    def ask(self, client: Client) -> ChatAsk:
         """What is asked; raises RequestError naming the field."""
         if self.top_logprobs is not None and not self.logprobs:
             raise RequestError("top_logprobs goes with logprobs: true", "top_logprobs", "invalid_value")

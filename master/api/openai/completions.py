@@ -15,6 +15,7 @@ from master.api.openai.common import DONE, failed, identity, text_logprobs, timi
 from master.api.openai.fields import CommonFields, ResponseFormat, TokenLimit, grammar_of, limit_of
 from master.api.state import ApiState
 from master.api.streams import Deadline, EventStream, collected, data, guarded, merged, unless_gone
+from master.generation.client import Client
 
 _MOST_PROMPTS = 16
 _TOKENS = 16  # where nothing is said, as OpenAI's reference has it
@@ -32,7 +33,7 @@ class CompletionForm(CommonFields):
     echo: bool | None = None
     response_format: ResponseFormat | None = None
 
-    def asks(self, client: str) -> list[TextAsk]:
+    def asks(self, client: Client) -> list[TextAsk]:
         """One for each prompt; raises RequestError naming the field."""
         if self.echo and self.logprobs is not None:
             raise RequestError("a prompt that is echoed has no logprobs; leave one of the two out", "echo")
@@ -60,7 +61,7 @@ def completion_routes(state: ApiState) -> APIRouter:
     @router.post("/v1/completions", summary="Go on with a text")
     async def completions(form: CompletionForm, request: Request) -> Response:
         model = state.named(form.model)
-        asks = form.asks(state.client(request))
+        asks = form.asks(state.client(request, *form.salts()))
         deadline = Deadline(state.limits.answer_s)
         answers = await unless_gone(request, _begun(state, asks), deadline)
         if form.stream:

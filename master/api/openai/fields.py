@@ -12,6 +12,7 @@ MOST_CHOICES = 16
 MOST_LOGPROBS = 20
 MOST_BIAS = 10_000
 _MOST_STOPS = 16
+_MOST_SALT = 1000  # characters
 
 
 def _not_zero(tokens: int) -> int:
@@ -40,6 +41,13 @@ class SamplingFields(Body):
     presence_penalty: float | None = Field(None, ge=-2, le=2)
     seed: int | None = Field(None, ge=-1, lt=1 << 63)
     logit_bias: dict[TokenNumber, Annotated[float, Field(ge=-100, le=100)]] | None = Field(None, max_length=MOST_BIAS)
+
+    prompt_cache_key: str | None = Field(None, max_length=_MOST_SALT)
+    cache_salt: str | None = Field(None, min_length=1, max_length=_MOST_SALT)
+
+    def salts(self) -> tuple[str | None, ...]:
+        """Return what keeps cached prefixes apart in addition to the sender: OpenAI's field, and vLLM's."""
+        return (self.prompt_cache_key, self.cache_salt)
 
     def sampling(self) -> Sampling:
         """As the sampler takes it."""

@@ -1,8 +1,6 @@
 """`POST /v1/responses`: items instead of messages, kept for a while to be gone on from."""
 
-from collections import OrderedDict
-from collections.abc import AsyncIterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import AsyncIterator
 from functools import partial
 from typing import Any
 
@@ -10,59 +8,32 @@ from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse, Response
 
 from master.api.answers.events import Event
-from master.api.failures import ApiFailure, RequestError
+from master.api.failures import ApiFailure
 from master.api.openai.items import Items
+from master.api.openai.kept import KeptResponses
 from master.api.openai.responses_form import ResponsesForm
-from master.api.state import ApiState
+from master.api.state import ApiState, sender
 from master.api.streams import Deadline, EventStream, collected, data, guarded, merged, unless_gone
-from master.text.tokenizer import Message
-
-_KEPT = 256  # responses
-
-
-@dataclass
-class KeptTurns:
-    """What was said up to each of the last responses, by their ids; and each item of these responses, by its id."""
-
-    known: dict[str, Message] = field(default_factory=dict)
-    _turns: OrderedDict[str, tuple[Message, ...]] = field(default_factory=OrderedDict)
-    _items: dict[str, tuple[str, ...]] = field(default_factory=dict)
-
-    def find(self, name: str | None) -> tuple[Message, ...]:
-        """The turns before; raises RequestError if they are not known (any more)."""
-        if name is None:
-            return ()
-        if name not in self._turns:
-            said = f"there is no response {name[:100]!r} any more; send what was said as input"
-            raise RequestError(said, "previous_response_id", "previous_response_not_found", 404)
-        return self._turns[name]
-
-    def keep(self, name: str, messages: Sequence[Message], items: Mapping[str, Message]) -> None:
-        """Remember a response and its items."""
-        self._turns[name], self._items[name] = tuple(messages), tuple(items)
-        self.known.update(items)
-        while len(self._turns) > _KEPT:
-            oldest, _ = self._turns.popitem(last=False)
-            for item in self._items.pop(oldest):
-                self.known.pop(item, None)
 
 
 def response_routes(state: ApiState) -> APIRouter:
     """The route, for an application."""
-    router, kept = APIRouter(), KeptTurns()
+    router, stored = APIRouter(), KeptResponses()
 
     @router.post("/v1/responses", summary="Answer items")
     async def responses(form: ResponsesForm, request: Request) -> Response:
         model = state.named(form.model)
+        owner = sender(request).owner
+        kept = stored.of(owner)
         said = [*kept.find(form.previous_response_id), *form.messages(kept.known)]
-        ask = form.ask(said, state.client(request))
+        ask = form.ask(said, state.client(request, *form.salts()))
         deadline = Deadline(state.limits.answer_s)
         answers = await unless_gone(request, state.service.chat(ask), deadline)
         items, headers = Items(form, model), state.left_out.headers(ask.use)
 
         def keep() -> None:
             if form.store is not False:
-                kept.keep(items.id, [*said, items.message()], items.turns())
+                stored.keep(owner, items.id, [*said, items.message()], items.turns())
 
         if form.stream:
             events = _stream((event async for _, event in merged(answers)), items, keep)

@@ -13,6 +13,7 @@ from master.api.left_out import FUNCTION, OTHER, OtherTool, kind_of_tool, refuse
 from master.api.openai.chat_form import ToolName, tool_use
 from master.api.openai.fields import MOST_LOGPROBS, SamplingFields, TokenLimit, limit_of
 from master.api.openai.history import AnyItems, messages_of
+from master.generation.client import Client
 from master.text.tokenizer import Message
 
 _MOST_INCLUDED = 32
@@ -110,7 +111,7 @@ class ResponsesForm(SamplingFields):
             return [{"role": "user", "content": self.input}]
         return messages_of(self.input, known)
 
-    def ask(self, messages: Sequence[Message], client: str) -> ChatAsk:
+    def ask(self, messages: Sequence[Message], client: Client) -> ChatAsk:
         """Return what is asked after `messages`; raise RequestError naming the field."""
         said = list(messages)
         if self.instructions is not None:

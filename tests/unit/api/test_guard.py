@@ -45,7 +45,7 @@ def test_a_body_that_breaks_off_is_not_answered_though_it_looks_whole() -> None:
 
 def test_a_stranger_writes_no_line_of_the_log_and_no_terminal_obeys_it(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO, "tpi.serve"):
-        assert asked([], "/x\n2026 forged\x1b]0;mine\x07", Access("secret")) == 401
+        assert asked([], "/x\n2026 forged\x1b]0;mine\x07", Access(("secret",))) == 401
     (line,) = caplog.messages
     assert "POST /x 2026 forged?]0;mine? 401" in line
 
@@ -89,8 +89,11 @@ def test_what_nobody_foresaw_ends_the_answers_that_have_begun() -> None:
 @pytest.mark.parametrize("key", [" secret", "secret\n", "s\u00e9cret", "\x1b"])
 def test_a_key_that_no_header_carries_is_refused_at_the_start(key: str) -> None:
     with pytest.raises(UsageError, match="printable ASCII"):
-        command._sendable(key)
+        command._keys((key,))
 
 
-def test_no_key_is_no_key() -> None:
-    assert [command._sendable(key) for key in (None, "", "a key")] == [None, None, "a key"]
+def test_keys_are_those_of_the_flags_else_of_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(command.KEY_VARIABLE, raising=False)
+    assert [command._keys(given) for given in ((), ("",), ("a key", "b", "b"))] == [(), (), ("a key", "b")]
+    monkeypatch.setenv(command.KEY_VARIABLE, "c")
+    assert [command._keys(given) for given in ((), ("",), ("a",))] == [("c",), ("c",), ("a",)]

@@ -12,6 +12,7 @@ from master.api.failures import RequestError
 from master.api.left_out import HEADER, LeftOutNotes
 from master.api.openai.chat_form import ChatForm
 from master.api.openai.responses_form import ResponsesForm
+from master.generation.client import Client
 from tests.support.recorded import recorded
 
 SCHEMA: dict[str, Any] = {"type": "object", "properties": {"x": {"type": "integer"}}}
@@ -49,16 +50,16 @@ CUSTOM: dict[str, Any] = {"type": "custom", "custom": {"name": "patch", "format"
 
 def response(**more: Any) -> ChatAsk:
     form = ResponsesForm.model_validate({"input": "Go", **more})
-    return form.ask(form.messages({}), "")
+    return form.ask(form.messages({}), Client())
 
 
 def chat(**more: Any) -> ChatAsk:
-    return ChatForm.model_validate({"messages": [{"role": "user", "content": "Go"}], **more}).ask("")
+    return ChatForm.model_validate({"messages": [{"role": "user", "content": "Go"}], **more}).ask(Client())
 
 
 def anthropic(**more: Any) -> ChatAsk:
     body = {"model": "m", "max_tokens": 9, "messages": [{"role": "user", "content": "Go"}], **more}
-    return MessagesForm.model_validate(body).ask("")
+    return MessagesForm.model_validate(body).ask(Client())
 
 
 @pytest.mark.parametrize(
@@ -160,13 +161,13 @@ def test_codexs_history_becomes_turns() -> None:
     assert "Success" in turns[9]["content"]
     assert turns[11]["content"] == "[input_image: this model reads text only]"
     assert search["function"] == {"name": "tool_search", "arguments": {"query": "docs"}}
-    use = form.ask(turns, "").use
+    use = form.ask(turns, Client()).use
     assert [tool["name"] for tool in use.tools] == ["exec_command", "update_plan", "view_image"]
     assert use.left_out == ("custom", "image_generation", "local_shell", "namespace", "tool_search", "web_search")
 
 
 def test_claude_codes_history_becomes_turns() -> None:
-    ask = MessagesForm.model_validate(recorded("claude_code_later", "m")).ask("")
+    ask = MessagesForm.model_validate(recorded("claude_code_later", "m")).ask(Client())
     assert [turn["role"] for turn in ask.messages] == [
         *("system", "user", "assistant", "tool", "tool", "user", "assistant", "user"),
     ]

@@ -23,7 +23,7 @@ KEY = "secret"
 def app() -> FastAPI:
     admission = SimpleNamespace(admission=SimpleNamespace(most=1))
     service: Any = SimpleNamespace(engine=SimpleNamespace(problem=None, open=0, engine=admission), context=64)
-    return make_app(ApiState(service, ("tiny",), ServerMetrics("tiny")), Access(KEY))
+    return make_app(ApiState(service, ("tiny",), ServerMetrics("tiny")), Access((KEY,)))
 
 
 @pytest.fixture(scope="module")

@@ -15,6 +15,7 @@ from master.api.answers.prepare import PreparedAsk
 from master.api.answers.shape import Shape, Shapes
 from master.api.openai.chat_form import ChatForm
 from master.generation.answer import AnswerLimits
+from master.generation.client import Client
 from master.generation.request import Sampled
 from master.text.channels import SPELLED, has_channels
 from master.text.replay import Replay
@@ -84,7 +85,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Tokenizer
 
 def shape_of(tokenizer: Tokenizer, **more: Any) -> Shape:
     form = ChatForm.model_validate({"messages": MESSAGES, "tools": TOOLS, **more})
-    return Shapes(tokenizer).of_chat(form.ask(""), begun=False)
+    return Shapes(tokenizer).of_chat(form.ask(Client()), begun=False)
 
 
 def allowed(tokenizer: Tokenizer, shape: Shape, text: str) -> bool:
@@ -158,7 +159,7 @@ def test_tools_without_strict_need_no_grammar(model: Callable[[str], Tokenizer])
 
 
 def test_what_a_model_is_told_of_a_tool_does_not_say_strict() -> None:
-    ask = ChatForm.model_validate({"messages": MESSAGES, "tools": TOOLS}).ask("")
+    ask = ChatForm.model_validate({"messages": MESSAGES, "tools": TOOLS}).ask(Client())
     assert ask.use.strict == {"look"}
     assert not any("strict" in tool for tool in ask.use.tools)
 
@@ -204,7 +205,8 @@ class Heard:
         prepared = PreparedAsk([1], 500, shape, replayable=True)
         deliver: Any = self.events.extend
         self._collector = Collector(tokenizer, prepared, AnswerLimits(500), self.replay, meter, deliver)
-        self._collector.ticket = SimpleNamespace(at=0.0, begun=0.0, cached=0)  # type: ignore[assignment]
+        asked: Any = SimpleNamespace(client=Client())
+        self._collector.ticket = SimpleNamespace(at=0.0, begun=0.0, cached=0, asked=asked)  # type: ignore[assignment]
 
     def run(self, tokens: list[int]) -> int:
         """How many were taken before it was over."""

@@ -5,14 +5,16 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
+from master.generation.client import Client
 from master.generation.line import WaitingLine
 from master.generation.request import Request
 from master.generation.sampler import Sampler, Sampling
 from master.generation.sequence import Sequence
 
 
-def request(client: str, number: int) -> Request:
-    return Request(Sequence(number, [1]), Sampler(Sampling()), 1, lambda sampled: True, client=client)
+def request(client: str | Client, number: int) -> Request:
+    sender = Client(client) if isinstance(client, str) else client
+    return Request(Sequence(number, [1], client=sender), Sampler(Sampling()), 1, lambda sampled: True)
 
 
 @given(st.lists(st.sampled_from("abc"), max_size=30))
@@ -24,27 +26,64 @@ def test_a_client_with_many_requests_waits_behind_every_other_one_between_two(cl
     left = {client: clients.count(client) for client in clients}
     taken: list[Request] = []
     while line:
-        head = line.head()
-        taken.append(line.pop())
-        assert taken[-1] is head
+        taken.append(next(line.heads()))
+        line.pop(taken[-1])
     for client in left:
-        own = [index for index, each in enumerate(taken) if each.client == client]
+        own = [index for index, each in enumerate(taken) if each.client.name == client]
         assert [taken[index].sequence.id for index in own] == [n for n, each in enumerate(clients) if each == client]
         for before, after in pairwise(own):
-            between = [each.client for each in taken[before + 1 : after]]
+            between = [each.client.name for each in taken[before + 1 : after]]
             assert len(between) == len(set(between)), "nobody has two turns between two of mine"
 
 
-def test_who_gave_way_is_first_and_anybody_can_leave() -> None:
+def order(line: WaitingLine) -> list[int]:
+    """Take all out, in turn."""
+    found = []
+    while line:
+        head = next(line.heads())
+        line.pop(head)
+        found.append(head.sequence.id)
+    return found
+
+
+def test_preempted_requests_are_first_in_their_own_line_alone() -> None:
+    line = WaitingLine()
+    for number, client in enumerate("ab" * 2):
+        line.push(request(client, number))
+    for number in range(10, 13):
+        line.push_back(request("b", number))
+    assert order(line) == [0, 12, 2, 11, 10, 1, 3]
+
+
+def test_answers_to_one_http_request_take_turns_with_the_next() -> None:
+    line, many = WaitingLine(), Client("a")
+    for number in range(3):
+        line.push(request(many, number))
+    line.push(request("a", 10))
+    line.push(request("b", 20))
+    assert [each.sequence.id for each in line.heads()] == [0, 20, 10]
+    assert order(line) == [0, 20, 10, 1, 2]
+
+
+def test_any_request_can_leave() -> None:
     line = WaitingLine()
     first, second, third = request("a", 1), request("b", 2), request("a", 3)
-    line.push(first)
-    line.push(second)
-    line.push_back(third)
-    assert line.head() is third
+    for each in (first, second, third):
+        line.push(each)
     assert line.remove(first)
     assert not line.remove(first)
-    assert [each.sequence.id for each in line] == [3, 2]
-    assert line.remove(third)
-    assert line.pop() is second
-    assert line.head() is None
+    assert line.sizes == {"b": 1, "a": 1}
+    assert order(line) == [3, 2]
+    assert not line.remove(second)
+
+
+def test_a_request_that_is_held_up_holds_no_other_up() -> None:
+    line = WaitingLine()
+    first = request("a", 1)
+    second = request("a", 2)
+    second.follows = first
+    line.push(second)
+    line.push(request("b", 3))
+    assert [each.sequence.id for each in line.heads()] == [3]
+    first.finished = True
+    assert [each.sequence.id for each in line.heads()] == [2, 3]

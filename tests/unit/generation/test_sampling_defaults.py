@@ -17,6 +17,7 @@ from master.api.anthropic.form import MessagesForm
 from master.api.openai.chat_form import ChatForm
 from master.chat.conversation import Conversation
 from master.chat.remote import ServerTalk
+from master.generation.client import Client
 from master.generation.defaults import SamplingDefaults
 from master.generation.sampler import Sampling
 from master.options import sampling_options, take_sampling
@@ -105,7 +106,7 @@ def test_a_server_fills_in_what_a_request_leaves_out(body: dict[str, Any], tempe
     asked: dict[str, Any] = {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 4, "model": "m", **body}
     defaults = SamplingDefaults.of({"sampling": SAID})
     for form in (ChatForm, MessagesForm):
-        wanted: Wanted = form.model_validate(asked).ask("client").wanted
+        wanted: Wanted = form.model_validate(asked).ask(Client()).wanted
         used = _sampler(None, wanted, 0, defaults).sampling
         assert (used.temperature, used.top_p, used.top_k) == (temperature, top_p, 20)
 

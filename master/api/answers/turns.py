@@ -1,0 +1,90 @@
+"""A thread that works for all clients: one call at a time, and the clients take turns."""
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncIterator, Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager
+from typing import TypeVar
+
+from tpi.errors import BusyError
+
+T = TypeVar("T")
+
+MOST_WAITING = 256
+
+
+class FairThread:
+    """Runs functions on one thread. All methods are called on one event loop."""
+
+    def __init__(self, name: str, most: int = MOST_WAITING) -> None:
+        """`most`: calls that wait for their turn."""
+        self._thread = ThreadPoolExecutor(1, name)
+        self._turns = Turns(most)
+
+    async def run(self, client: str, function: Callable[[], T]) -> T:
+        """Return what `function` returns on the thread. Cancelled before its turn, it is never called.
+
+        Raises:
+            BusyError: if more calls wait than may, and most of them are this client's.
+        """
+        async with self._turns.turn(client):
+            return await asyncio.get_running_loop().run_in_executor(self._thread, function)
+
+    def close(self) -> None:
+        """Join the thread."""
+        self._thread.shutdown(cancel_futures=True)
+
+
+class Turns:
+    """Lets one task in at a time. Where several wait, their clients take turns."""
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._busy = False
+        self._lines: dict[str, deque[asyncio.Future[None]]] = {}  # the client whose turn is next comes first
+
+    @asynccontextmanager
+    async def turn(self, client: str) -> AsyncIterator[None]:
+        """Wait for a turn and keep it for the block; raises BusyError as `FairThread.run`."""
+        if self._busy:
+            await self._wait(client)
+        self._busy = True
+        try:
+            yield
+        finally:
+            self._pass_on()
+
+    async def _wait(self, client: str) -> None:
+        turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._lines.setdefault(client, deque()).append(turn)
+        if sum(map(len, self._lines.values())) > self._most:
+            self._turn_away()
+        try:
+            await turn
+        except asyncio.CancelledError:
+            if not turn.cancelled():  # the turn had come
+                self._pass_on()
+            raise
+
+    def _turn_away(self) -> None:
+        """Refuse the latest call of the client that has most."""
+        line = max(self._lines.values(), key=len)
+        line.pop().set_exception(BusyError(f"{self._most} requests wait to be read and no more may; ask again later"))
+
+    def _pass_on(self) -> None:
+        """Give the turn to the next client that waits."""
+        self._busy = False
+        while self._lines:
+            client = next(iter(self._lines))
+            line = self._lines.pop(client)
+            while line and line[0].done():  # cancelled
+                line.popleft()
+            if not line:
+                continue
+            following = line.popleft()
+            if line:
+                self._lines[client] = line
+            self._busy = True
+            following.set_result(None)
+            return

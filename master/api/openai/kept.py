@@ -1,0 +1,90 @@
+"""Responses that are kept to be gone on from: each is found by its owner alone, and all together have a limit."""
+
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from master.api.failures import RequestError
+from master.text.tokenizer import Message
+from master.text.values import texts_of
+
+MOST_KEPT = 256
+"""Responses of all owners."""
+
+MOST_CHARACTERS = 16 << 20
+"""Of the turns of all of them, about."""
+
+
+@dataclass(frozen=True)
+class _Kept:
+    turns: tuple[Message, ...]
+    items: tuple[str, ...]  # their ids
+    size: int  # characters
+
+
+@dataclass
+class KeptTurns:
+    """One owner's responses: what was said up to each, by its id; and each item of these responses, by its id."""
+
+    known: dict[str, Message] = field(default_factory=dict)
+    _kept: OrderedDict[str, _Kept] = field(default_factory=OrderedDict)
+    size: int = 0  # characters
+
+    def __len__(self) -> int:
+        return len(self._kept)
+
+    def find(self, name: str | None) -> tuple[Message, ...]:
+        """Return the turns up to a response.
+
+        Raises:
+            RequestError: if this owner has no such response, or none any more.
+        """
+        if name is None:
+            return ()
+        if name not in self._kept:
+            said = f"there is no response {name[:100]!r} any more; send what was said as input"
+            raise RequestError(said, "previous_response_id", "previous_response_not_found", 404)
+        return self._kept[name].turns
+
+    def keep(self, name: str, turns: Sequence[Message], items: Mapping[str, Message]) -> None:
+        """Remember a response and its items."""
+        one = _Kept(tuple(turns), tuple(items), sum(map(len, texts_of(turns))))
+        self._kept[name] = one
+        self.known.update(items)
+        self.size += one.size
+
+    def forget(self) -> None:
+        """Forget the oldest response."""
+        _, oldest = self._kept.popitem(last=False)
+        self.size -= oldest.size
+        for item in oldest.items:
+            self.known.pop(item, None)
+
+
+class KeptResponses:
+    """The responses of all owners. Where there are too many, the owner that keeps most loses its oldest."""
+
+    def __init__(self, most: int = MOST_KEPT, characters: int = MOST_CHARACTERS) -> None:
+        self._most, self._characters = most, characters
+        self._owners: dict[bytes, KeptTurns] = {}
+
+    def of(self, owner: bytes) -> KeptTurns:
+        """Return what an owner has, to read."""
+        return self._owners.get(owner, KeptTurns())
+
+    def keep(self, owner: bytes, name: str, turns: Sequence[Message], items: Mapping[str, Message]) -> None:
+        """Remember a response of an owner and its items."""
+        self._owners.setdefault(owner, KeptTurns()).keep(name, turns, items)
+        while (over := sum(one.size for one in self._owners.values()) > self._characters) or self._count > self._most:
+            most = max(self._owners, key=lambda each: self._weight(each, over))
+            self._owners[most].forget()
+            if not self._owners[most]:
+                del self._owners[most]
+
+    @property
+    def _count(self) -> int:
+        return sum(map(len, self._owners.values()))
+
+    def _weight(self, owner: bytes, by_size: bool) -> int:
+        kept = self._owners[owner]
+        return kept.size if by_size else len(kept)

@@ -1,0 +1,90 @@
+"""Fair shares of places and pages: by client, and within a client by HTTP request.
+
+A holding weighs as much as its dominant share: of the pages or of the places, whichever is larger (Ghodsi et al. 2011,
+Dominant Resource Fairness). A running request gives way to a waiting one if its client still weighs at least as much
+afterwards as the other client will. So no two clients take turns in preempting each other.
+"""
+
+from collections.abc import Hashable, Iterable
+from collections.abc import Sequence as SequenceOf
+from dataclasses import dataclass
+
+from master.generation.request import Request
+from tpi.kv import pages_for
+
+SLICE_S = 10.0
+"""Seconds that a request runs at least before it gives way to a client with less than a fair share."""
+
+
+@dataclass(frozen=True)
+class Room:
+    """What there is for all clients."""
+
+    pages: int
+    places: int
+
+    def weight(self, pages: int, places: int) -> float:
+        """Return the dominant share of a holding, from 0 to 1."""
+        return max(pages / self.pages, places / self.places)
+
+
+class Holdings:
+    """What the clients of running requests hold."""
+
+    def __init__(self, room: Room, running: Iterable[Request]) -> None:
+        self._room = room
+        self._held: dict[Hashable, tuple[int, int]] = {}  # pages and places, by name and by `Client`
+        for request in running:
+            self._count(request, 1)
+
+    def weight(self, key: Hashable) -> float:
+        """Return the dominant share of a client's name, or of one `Client`."""
+        return self._room.weight(*self._held.get(key, (0, 0)))
+
+    def remove(self, request: Request) -> None:
+        """Count a request no longer."""
+        self._count(request, -1)
+
+    def within(self, request: Request, fair: float, part: float, counted: bool) -> bool:
+        """Return True if its client holds at most `fair`, and its HTTP request at most `part`.
+
+        With `counted`, the waiting request itself counts as if it ran.
+        """
+        if counted:
+            return self._with(request) <= fair and self._changed(request.client, request, 1) <= part
+        return self.weight(request.client.name) <= fair and self.weight(request.client) <= part
+
+    def heaviest(self, running: SequenceOf[Request]) -> list[Request]:
+        """Return running requests in the order in which they give way: of the heaviest client, the last admitted."""
+        order = sorted(enumerate(running), key=lambda pair: (*self._weights(pair[1]), pair[0]), reverse=True)
+        return [request for _, request in order]
+
+    def gives_way(self, runs: Request, waits: Request, fair: float, now: float) -> bool:
+        """Return True if `runs` is to make room for `waits`; `fair` is a client's fair share, `now` in seconds."""
+        if runs.client is waits.client:
+            return False
+        if runs.client.name == waits.client.name:
+            return self._changed(runs.client, runs, -1) >= self._changed(waits.client, waits, 1)
+        if self._changed(runs.client.name, runs, -1) >= self._with(waits):
+            return True
+        heavy = self.weight(runs.client.name) > fair >= self._with(waits)
+        return heavy and now - runs.admitted >= SLICE_S
+
+    def _with(self, request: Request) -> float:
+        return self._changed(request.client.name, request, 1)
+
+    def _weights(self, request: Request) -> tuple[float, float]:
+        return self.weight(request.client.name), self.weight(request.client)
+
+    def _changed(self, key: Hashable, request: Request, sign: int) -> float:
+        pages, places = self._held.get(key, (0, 0))
+        return self._room.weight(pages + sign * _pages(request), places + sign)
+
+    def _count(self, request: Request, sign: int) -> None:
+        for key in (request.client.name, request.client):
+            pages, places = self._held.get(key, (0, 0))
+            self._held[key] = pages + sign * _pages(request), places + sign
+
+
+def _pages(request: Request) -> int:
+    return pages_for(len(request.sequence.tokens))

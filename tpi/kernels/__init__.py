@@ -50,7 +50,7 @@ class Kernels(Protocol):
     """What a device can compute."""
 
     def isa(self) -> str:
-        """Name of the instruction set in use: avx512, avx2, neon, scalar, or numpy for the reference."""
+        """Name of the instruction set in use: avx512, avx2, neon_dotprod, neon, scalar, or numpy for the reference."""
 
     def set_threads(self, count: int) -> None:
         """Use `count` threads, the caller's included, for every later call."""

@@ -80,7 +80,7 @@ inline void attention(const AttentionCall& call, Pool& pool) {
     size_t attend = attending_bytes(attending), multiply = thread_bytes(call.o);
     AttentionJob job{projection, attending, take_output(call, pool),
                      take_scratch(pool, attend > multiply ? attend : multiply)};
-    pool.run(attention_job, job);
+    run_on(pool, attention_job, job);
 }
 
 // ---- in three ----
@@ -92,7 +92,7 @@ struct ProjectJob {
 
 inline void project(const AttentionCall& call, Pool& pool) {
     ProjectJob job{take_projection(call, pool), take_scratch(pool, kPanelBytes)};
-    pool.run<ProjectJob>(
+    run_on<ProjectJob>(pool,
         [](const ProjectJob& j, Team& team) {
             multiply_heads(j.projection, j.scratch.of(team), team);
             team.sync();
@@ -109,7 +109,7 @@ struct AttendJob {
 inline void attend(const AttentionCall& call, Pool& pool) {
     Attending attending = take_attending(call, nullptr, pool);
     AttendJob job{attending, take_scratch(pool, attending_bytes(attending))};
-    pool.run<AttendJob>(
+    run_on<AttendJob>(pool,
         [](const AttendJob& j, Team& team) {
             attend_all(j.attending, j.scratch.of(team), team);
             team.sync();
@@ -126,7 +126,7 @@ struct MultiplyJob {
 
 inline void output(const AttentionCall& call, Pool& pool) {
     MultiplyJob job{take_output(call, pool), take_scratch(pool, thread_bytes(call.o))};
-    pool.run<MultiplyJob>(
+    run_on<MultiplyJob>(pool,
         [](const MultiplyJob& j, Team& team) {
             const AttentionCall& c = j.output.call;
             size_t width = c.heads * c.head_dim;

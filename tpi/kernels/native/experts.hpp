@@ -123,7 +123,7 @@ inline void experts_stream(const ExpertsCall& call, Pool& pool) {
                    items,
                    arena.take<uint8_t>(scratch * pool.size()),
                    scratch};
-    pool.run(experts_stream_job, job);
+    run_on(pool, experts_stream_job, job);
 }
 
 // ---- many tokens ----
@@ -154,7 +154,7 @@ struct CopyJob {
 inline void experts_each(const ExpertsCall& call, Pool& pool) {
     Arena& arena = pool.arena();
     CopyJob copy{call, take_pairs(call, arena)};
-    pool.run<CopyJob>(
+    run_on<CopyJob>(pool,
         [](const CopyJob& job, Team& team) {
             team.each(job.call.pairs, [&](size_t pair) { copy_pair(job.call, job.to, pair); });
         },
@@ -170,7 +170,7 @@ inline void experts_each(const ExpertsCall& call, Pool& pool) {
         one.out = product;
         ffn(one, pool);
         ScatterJob scatter{call, call.token + call.parts[p].first, one.tokens, product};
-        pool.run(scatter_job, scatter, one.tokens * call.hidden > kOwnValues);
+        run_on(pool, scatter_job, scatter, one.tokens * call.hidden > kOwnValues);
     }
 }
 

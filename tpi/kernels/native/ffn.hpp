@@ -225,7 +225,7 @@ inline void ffn_stream(const FfnCall& call, Pool& pool) {
                nullptr,
                arena.take<uint8_t>(scratch * pool.size()),
                scratch};
-    pool.run(ffn_stream_job, job);
+    run_on(pool, ffn_stream_job, job);
 }
 
 inline void ffn_block(const FfnCall& call, Pool& pool) {
@@ -241,7 +241,7 @@ inline void ffn_block(const FfnCall& call, Pool& pool) {
                gate ? arena.take<float>(call.tokens * call.gate.vectors()) : nullptr,
                arena.take<uint8_t>(scratch * pool.size()),
                scratch};
-    pool.run(ffn_block_job, job);
+    run_on(pool, ffn_block_job, job);
 }
 
 }  // namespace

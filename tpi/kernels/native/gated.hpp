@@ -75,7 +75,7 @@ inline void gated_stream(const FfnCall& call, Pool& pool) {
                  arena.take<int32_t>((neurons + 1) * pool.size()),
                  &count,
                  arena.take<uint8_t>(kPanelBytes * pool.size())};
-    pool.run(gated_job, job);
+    run_on(pool, gated_job, job);
     if (call.least) *call.chosen = count;
 }
 

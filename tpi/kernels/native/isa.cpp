@@ -3,6 +3,8 @@
 #if defined(TPI_ARM) && defined(__linux__)
 #include <asm/hwcap.h>
 #include <sys/auxv.h>
+#elif defined(TPI_ARM) && defined(__APPLE__)
+#include <sys/sysctl.h>
 #endif
 
 namespace tpi {
@@ -30,8 +32,12 @@ bool has_avx512() {
 bool has_dot_product() {
 #if defined(__linux__)
     return getauxval(AT_HWCAP) & HWCAP_ASIMDDP;
+#elif defined(__APPLE__)
+    int has = 0;
+    size_t size = sizeof(has);
+    return sysctlbyname("hw.optional.arm.FEAT_DotProd", &has, &size, nullptr, 0) == 0 && has;
 #else
-    return true;  // every Apple processor since 2018
+    return false;
 #endif
 }
 #endif
@@ -47,7 +53,8 @@ std::vector<const Kernels*> available_kernels() {
     if (has_avx2()) found.push_back(&kAvx2Kernels);
 #endif
 #if defined(TPI_ARM)
-    if (has_dot_product()) found.push_back(&kNeonKernels);
+    if (has_dot_product()) found.push_back(&kNeonDotprodKernels);
+    found.push_back(&kNeonKernels);  // every aarch64 processor has NEON
 #endif
     found.push_back(&kScalarKernels);
     return found;

@@ -35,6 +35,7 @@ extern const Kernels kAvx512Kernels;
 #endif
 #if defined(TPI_ARM)
 extern const Kernels kNeonKernels;
+extern const Kernels kNeonDotprodKernels;
 #endif
 
 // What this machine can run, the best first.

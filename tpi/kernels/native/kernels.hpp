@@ -29,7 +29,7 @@ inline void rows(const RowsCall& call, Pool& pool) {
     const Matrix* matrices[] = {&call.matrix};
     RowsJob job{call, take_input(pool, call.tokens, call.matrix.hidden, matrices, 1, call.prepared),
                 pool.arena().take<uint8_t>(kPanelBytes * pool.size())};
-    pool.run(rows_job, job);
+    run_on(pool, rows_job, job);
 }
 
 inline void decode_job(const DecodeCall& call, bool column, Team& team) {
@@ -44,11 +44,11 @@ inline void decode_job(const DecodeCall& call, bool column, Team& team) {
 constexpr size_t kFewRows = 4;  // decoded before another thread would be awake
 
 inline void decode_rows(const DecodeCall& call, Pool& pool) {
-    pool.run<DecodeCall>([](const DecodeCall& c, Team& team) { decode_job(c, false, team); }, call,
+    run_on<DecodeCall>(pool, [](const DecodeCall& c, Team& team) { decode_job(c, false, team); }, call,
                          call.count > kFewRows);
 }
 inline void decode_columns(const DecodeCall& call, Pool& pool) {
-    pool.run<DecodeCall>([](const DecodeCall& c, Team& team) { decode_job(c, true, team); }, call);
+    run_on<DecodeCall>(pool, [](const DecodeCall& c, Team& team) { decode_job(c, true, team); }, call);
 }
 
 inline void norm(const NormCall& call, Pool&) {
@@ -72,7 +72,7 @@ inline void read(const ReadCall& call, Pool& pool) {
     ReadCall with_sums = call;
     with_sums.sums = pool.arena().take<float>(pool.size());
     for (size_t i = 0; i < pool.size(); ++i) with_sums.sums[i] = 0.0f;
-    pool.run(read_job, with_sums);
+    run_on(pool, read_job, with_sums);
 }
 
 constexpr Kernels kTable{kIsaName, prepare_all, attention,   project,        attend, output, ffn,

@@ -96,15 +96,7 @@ public:
     void resize(size_t threads);
     size_t size() const { return size_; }
     // Run `job` on every thread and wait for all; on the caller alone if it is not worth waking the others for.
-    template <class Context>
-    void run(void (*job)(const Context&, Team&), const Context& context, bool worth_sharing = true) {
-        struct Typed { void (*job)(const Context&, Team&); const Context* context; };
-        Typed typed{job, &context};
-        run_job([](const void* any, Team& team) {
-            auto* call = static_cast<const Typed*>(any);
-            call->job(*call->context, team);
-        }, &typed, worth_sharing);
-    }
+    void run_job(Job job, const void* context, bool worth_sharing);
     std::mutex& turn() { return turn_; }
     Arena& arena() { return arena_; }
 
@@ -113,7 +105,6 @@ private:
     static constexpr size_t kPhases = 16;
     struct alignas(64) Counter { std::atomic<size_t> next{0}; };
 
-    void run_job(Job job, const void* context, bool worth_sharing);
     void work(size_t index, uint32_t seen);
     void stop();
 
@@ -131,5 +122,21 @@ private:
     Signal start_, met_;
     alignas(64) std::atomic<size_t> arrived_{0};
 };
+
+// Run `job(context, team)` as Pool::run_job does. It has internal linkage: the linker would keep one copy of a common
+// function, compiled for one instruction set, and use it for all.
+namespace {
+
+template <class Context>
+inline void run_on(Pool& pool, void (*job)(const Context&, Team&), const Context& context, bool worth_sharing = true) {
+    struct Typed { void (*job)(const Context&, Team&); const Context* context; };
+    Typed typed{job, &context};
+    pool.run_job([](const void* any, Team& team) {
+        auto* call = static_cast<const Typed*>(any);
+        call->job(*call->context, team);
+    }, &typed, worth_sharing);
+}
+
+}  // namespace
 
 }  // namespace tpi

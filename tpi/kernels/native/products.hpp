@@ -108,7 +108,7 @@ inline const Prepared& prepare(const Input& input, const Norm& norm, const float
 
 // For the calls that follow.
 inline void prepare_all(const PrepareCall& call, Pool& pool) {
-    pool.run<PrepareCall>(
+    run_on<PrepareCall>(pool,
         [](const PrepareCall& c, Team& team) {
             team.each(c.out.tokens, [&](size_t token) {
                 prepare_token(c.out, c.norm, c.x + token * c.hidden, c.hidden, token);

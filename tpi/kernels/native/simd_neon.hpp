@@ -1,4 +1,5 @@
-// Eight lanes in two NEON registers, with the dot product of ARMv8.2. The names are those of simd_scalar.hpp.
+// Eight lanes in two NEON registers. The names are those of simd_scalar.hpp. With TPI_DOTPROD the integer products use
+// the dot product of ARMv8.2; without it, instructions that every aarch64 processor has. Both come to the same integers.
 #pragma once
 
 #include <arm_neon.h>
@@ -11,7 +12,11 @@
 namespace tpi {
 namespace {
 
+#if defined(TPI_DOTPROD)
+constexpr const char* kIsaName = "neon_dotprod";
+#else
 constexpr const char* kIsaName = "neon";
+#endif
 
 struct F8 { float32x4_t a, b; };
 struct I8 { int32x4_t a, b; };
@@ -91,9 +96,25 @@ inline F8 sums(const F8* v) {
 
 inline void prefetch(const void* p) { __builtin_prefetch(p); }
 
+// total[i] + a[4i] b[4i] + ... + a[4i + 3] b[4i + 3]
+inline int32x4_t dot(int32x4_t total, int8x16_t a, int8x16_t b) {
+#if defined(TPI_DOTPROD)
+    return vdotq_s32(total, a, b);
+#else
+    int32x4_t low = vpaddlq_s16(vmull_s8(vget_low_s8(a), vget_low_s8(b)));
+    return vaddq_s32(total, vpaddq_s32(low, vpaddlq_s16(vmull_high_s8(a, b))));
+#endif
+}
+
 template <int Lane> inline void dot_word(I8& total, int8x16_t first, int8x16_t second, int8x16_t x) {
+#if defined(TPI_DOTPROD)
     total.a = vdotq_laneq_s32(total.a, first, x, Lane);
     total.b = vdotq_laneq_s32(total.b, second, x, Lane);
+#else
+    int8x16_t word = vreinterpretq_s8_s32(vdupq_laneq_s32(vreinterpretq_s32_s8(x), Lane));
+    total.a = dot(total.a, first, word);
+    total.b = dot(total.b, second, word);
+#endif
 }
 
 template <int Word, int N> inline void word_q4(const uint8_t* codes, const int8_t* const* x, I8* out) {
@@ -155,13 +176,13 @@ template <int N> inline void tile_q8(const uint8_t* codes, const int8_t* const* 
 inline I8 group_q4(const uint8_t* codes, const int8_t* x) {
     uint8x16_t both = vld1q_u8(codes);
     const int32x4_t zero = vdupq_n_s32(0);
-    return {vdotq_s32(zero, vreinterpretq_s8_u8(vandq_u8(both, vdupq_n_u8(15))), vld1q_s8(x)),
-            vdotq_s32(zero, vreinterpretq_s8_u8(vshrq_n_u8(both, 4)), vld1q_s8(x + 16))};
+    return {dot(zero, vreinterpretq_s8_u8(vandq_u8(both, vdupq_n_u8(15))), vld1q_s8(x)),
+            dot(zero, vreinterpretq_s8_u8(vshrq_n_u8(both, 4)), vld1q_s8(x + 16))};
 }
 inline I8 group_q8(const uint8_t* codes, const int8_t* x) {
     const int32x4_t zero = vdupq_n_s32(0);
-    return {vdotq_s32(zero, vreinterpretq_s8_u8(vld1q_u8(codes)), vld1q_s8(x)),
-            vdotq_s32(zero, vreinterpretq_s8_u8(vld1q_u8(codes + 16)), vld1q_s8(x + 16))};
+    return {dot(zero, vreinterpretq_s8_u8(vld1q_u8(codes)), vld1q_s8(x)),
+            dot(zero, vreinterpretq_s8_u8(vld1q_u8(codes + 16)), vld1q_s8(x + 16))};
 }
 
 inline void load_factors(const uint8_t* block, size_t stride, F8& first, F8& second) {

@@ -62,7 +62,7 @@ def public(error: TpiError) -> str:
     if isinstance(error, (RequestError, BusyError)):
         return str(error)
     if isinstance(error, NodeError):
-        return "a node of this server failed or was lost; ask again in a while"
+        return f"the node {error.node} failed or was lost; ask again in a while"
     if isinstance(error, UsageError):
         return "the model cannot answer this request; the server's log says why"
     return "the server cannot answer now; its log says why"

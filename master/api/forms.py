@@ -1,15 +1,17 @@
-"""What all bodies of requests have in common: strict types, unknown fields ignored, JSON within limits."""
+"""What all bodies of requests have in common: strict types, no field that is not used, JSON within limits."""
 
 import json
 import re
 import sys
 from collections.abc import Mapping, Sequence
-from typing import Any
+from functools import cache
+from typing import Any, ClassVar
 
 from pydantic import BaseModel, ConfigDict, model_validator
 from pydantic.fields import FieldInfo
 
 from master.api.failures import RequestError
+from master.api.unused import advice_on
 from tpi.errors import UsageError
 
 MOST_DEPTH = 64  # of values in values
@@ -22,9 +24,34 @@ _LARGEST = sys.float_info.max
 
 
 class FormPart(BaseModel):
-    """A part of a body. Types are not guessed: a number is no string."""
+    """A part of a body. Types are not guessed: a number is not a string. A field that is not known is refused.
 
-    model_config = ConfigDict(extra="ignore", strict=True, allow_inf_nan=False)
+    Attributes:
+        harmless: fields that are taken and not used, because no value of them asks for another answer.
+        neutral: fields that are not supported, with the values that ask for nothing. Null always is one.
+    """
+
+    model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
+    harmless: ClassVar[frozenset[str]] = frozenset()
+    neutral: ClassVar[Mapping[str, tuple[Any, ...]]] = {}
+
+    @model_validator(mode="before")
+    @classmethod
+    def _without_unused(cls, data: Any) -> Any:
+        """Leave out the fields that ask for nothing; those that are left and not known are refused afterwards."""
+        if not isinstance(data, dict) or data.keys() <= cls.fields():
+            return data
+        return {name: value for name, value in data.items() if name in cls.fields() or not cls._is_unused(name, value)}
+
+    @classmethod
+    @cache
+    def fields(cls) -> frozenset[str]:
+        """Return the names of the fields that are used."""
+        return frozenset(field.alias or name for name, field in cls.model_fields.items())
+
+    @classmethod
+    def _is_unused(cls, name: str, value: Any) -> bool:
+        return value is None or name in cls.harmless or value in cls.neutral.get(name, ())
 
 
 class Body(FormPart):
@@ -118,6 +145,8 @@ def refuse(errors: Sequence[Any], body: Any) -> RequestError:
     error = _truest([dict(error, loc=_inside(error["loc"])) for error in errors], body, 0)
     field = _path(error["loc"], body, missing=error["type"] in ("missing", "extra_forbidden"))
     said = str(error["msg"]).removeprefix("Value error, ").replace(" after validation", "")
+    if error["type"] == "extra_forbidden":
+        said = advice_on(str(error["loc"][-1]))
     if error["type"] == "json_invalid":
         said, field = f"the body is no JSON: {error.get('ctx', {}).get('error', said)}", None
     where = f"{field}: " if field else ""
@@ -142,15 +171,16 @@ def _truest(errors: Sequence[dict[str, Any]], body: Any, start: int) -> dict[str
     ):
         said = [str(found[0]["msg"]).removeprefix("Input should be ") for found in branches.values()]
         return {**first, "msg": f"Input should be {' or '.join(dict.fromkeys(said))}"}
-    best = min(branches.values(), key=_misfit)
+    best = min(branches.values(), key=lambda found: _misfit(found, at + 1))
     return _truest(best, body, at + 1)
 
 
-def _misfit(errors: Sequence[Mapping[str, Any]]) -> tuple[int, ...]:
-    """Return how badly a value fits a branch with these errors; less is better."""
+def _misfit(errors: Sequence[Mapping[str, Any]], depth: int) -> tuple[int, ...]:
+    """Return how badly a value fits a branch with these errors; less is better. `depth`: of the branch's location."""
+    other = _is_mismatch(errors[0]) and len(errors[0]["loc"]) == depth
     first = errors[0]["loc"]
     reached = [part for part in first if isinstance(part, int)]
-    return (sum(map(_is_mismatch, errors)), len(errors), -len(first), *(-part for part in reached))
+    return (other, sum(map(_is_mismatch, errors)), len(errors), -len(first), *(-part for part in reached))
 
 
 def _is_mismatch(error: Mapping[str, Any]) -> bool:

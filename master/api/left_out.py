@@ -8,7 +8,7 @@ import logging
 from collections.abc import Sequence
 from typing import Annotated, Any
 
-from pydantic import Field
+from pydantic import ConfigDict, Field
 
 from master.api.answers.ask import ToolUse
 from master.api.failures import RequestError
@@ -24,11 +24,15 @@ log = logging.getLogger("tpi.serve")
 class Named(FormPart):
     """The name in a tool of OpenAI's chat completions."""
 
+    model_config = ConfigDict(extra="ignore")
+
     name: str | None = Field(None, max_length=128)
 
 
 class OtherTool(FormPart):
     """A tool, or the choice of one, that is not a function. Its other fields are not read."""
+
+    model_config = ConfigDict(extra="ignore")
 
     type: Annotated[str, Field(pattern=r"^[a-zA-Z0-9_.-]{1,64}$")]
     name: str | None = Field(None, max_length=128)

@@ -10,7 +10,11 @@ from tokenizers import Tokenizer as FastTokenizer
 
 from master.text.controls import Controls
 from master.text.spelling import speller
+from master.text.templates.continuing import unused, up_to_end, with_end
+from master.text.templates.fitting import Turn, fitted
 from master.text.templates.template import FIRST_ANSWER, ChatTemplate, Rendering, TemplateRefusal
+from master.text.templates.traits import Traits, joined
+from master.text.values import texts_of
 from tpi.errors import ModelError
 from tpi.pack.reader import Pack
 
@@ -25,12 +29,13 @@ class Tokenizer:
     """Encodes prompts and conversations, and decodes token by token."""
 
     def __init__(self, fast: FastTokenizer, info: Mapping[str, Any], model: str = "this model") -> None:
-        """`info`: bos_token, eos_token, bos_id, eos_ids, add_bos and chat_template of the pack's manifest."""
+        """`info`: bos_token, eos_token, bos_id, eos_ids, add_bos, chat_template and tool_template of the manifest."""
         self._fast = fast
         self._model = model
         self.info = info
         self.eos_ids = frozenset(info.get("eos_ids") or ())
         self.chat_template: str | None = info.get("chat_template")
+        self.tool_template: str | None = info.get("tool_template") or self.chat_template
 
     @classmethod
     def load(cls, pack: Pack) -> "Tokenizer":
@@ -49,34 +54,46 @@ class Tokenizer:
         messages: Sequence[Message],
         replay: Mapping[int, Sequence[int]] = MappingProxyType({}),
         names: Mapping[str, Any] = MappingProxyType({}),
+        tools: Sequence[Mapping[str, Any]] = (),
+        continued: bool = False,
     ) -> list[int]:
         """Return the token ids of a conversation, ready for the assistant's answer.
+
+        With `continued`, they end with the text of the last message, which is the assistant's. `tools` have a name
+        each, and perhaps a description and parameters. What the template has no turn for is said in another turn.
 
         Control tokens come from the template alone: what a message or one of `names` spells out stays text, whatever
         the template does with it. Without a chat template the contents are joined by newlines, and are text, too. In
         the place of the contents of messages named in `replay`, by their index, stand the tokens given there. `names`
-        are what else the template is given, such as tools.
+        are what else the template is given.
 
         Raises:
             ModelError: if the template fails, or refuses the messages.
         """
+        turns, told = fitted(messages, tools, self.traits(bool(tools)))
         if self.chat_template is None:
-            return self._controls.prompt("\n".join(message["content"] for message in messages))
-        rendering = self._with_answers(messages, names, replay.keys()) or self._template.render(messages, names)
+            return self._controls.prompt("\n".join(turn.content for turn in turns))
+        rendering, answers = self._rendering(turns, {**names, **told}, replay, continued)
         ids, at, marks = list[int](), 0, rendering.marks
         for found in _ANSWER.finditer(marks):
             ids += self._controls.encode(rendering.text[at : found.start()], marks[at : found.start()])
-            ids += replay[ord(rendering.text[found.start()]) - FIRST_ANSWER]
+            ids += answers[ord(rendering.text[found.start()]) - FIRST_ANSWER]
             at = found.end()
         return ids + self._controls.encode(rendering.text[at:], marks[at:])
 
     def render(self, messages: Sequence[Message], names: Mapping[str, Any] = MappingProxyType({})) -> str:
         """Return the conversation through the chat template, with the opening of the assistant's turn.
 
+        Where `tools` are among `names`, it is the template for these, if the model has one.
+
         Raises:
             ModelError: as `encode_chat`.
         """
-        return self._template.render(messages, names).text
+        return self._template_for(names).render(messages, names).text
+
+    def traits(self, with_tools: bool = False) -> Traits:
+        """Return what can be given to the model's chat template, or to the one that it has for tools."""
+        return self._tool_traits if with_tools and self.tool_template != self.chat_template else self._traits
 
     def encode_text(self, text: str) -> list[int]:
         """Return the token ids of a prompt that is text only: control tokens that it spells out stay text."""
@@ -91,6 +108,7 @@ class Tokenizer:
         """End what renders the chat template; it starts again where it is needed."""
         if self.chat_template is not None:
             self._template.close()
+            self._tool_template.close()
 
     def control(self, text: str) -> int | None:
         """The control token that is spelled like `text`, if there is one; tokens that are shown as text are none."""
@@ -116,6 +134,26 @@ class Tokenizer:
         """Gives the bytes that a token stands for, control tokens included: perhaps no whole character."""
         return speller(self._fast)
 
+    def _rendering(
+        self, turns: Sequence[Turn], names: Mapping[str, Any], replay: Mapping[int, Sequence[int]], continued: bool
+    ) -> tuple[Rendering, dict[int, Sequence[int]]]:
+        """Return the rendered turns, and the tokens of earlier answers by the places of their turns."""
+        messages, end = [dict(turn.message) for turn in turns], ""
+        places = [(place, turn.index) for place, turn in enumerate(turns) if turn.index is not None]
+        answers = {place: replay[index] for place, index in places if index in replay}
+        if continued:
+            answers.pop(len(turns) - 1, None)
+            end = unused(texts_of((messages, dict(names))))
+            messages[-1], names = with_end(messages[-1], end), {**names, "add_generation_prompt": False}
+        found = self._with_answers(messages, names, answers.keys()) or self._template_for(names).render(messages, names)
+        if not continued:
+            return found, answers
+        size = up_to_end(found.text, turns[-1].content, end, self._model)
+        return Rendering(found.text[:size], found.marks[:size]), answers
+
+    def _template_for(self, names: Mapping[str, Any]) -> ChatTemplate:
+        return self._tool_template if names.get("tools") else self._template
+
     def _with_answers(
         self, messages: Sequence[Message], names: Mapping[str, Any], answers: Collection[int]
     ) -> Rendering | None:
@@ -123,7 +161,7 @@ class Tokenizer:
         if not answers:
             return None
         try:
-            rendering = self._template.render(messages, names, answers)
+            rendering = self._template_for(names).render(messages, names, answers)
         except TemplateRefusal:  # it looks into its own turns
             return None
         return rendering if sorted(_answers(rendering)) == sorted(answers) else None
@@ -132,8 +170,27 @@ class Tokenizer:
     def _template(self) -> ChatTemplate:
         if self.chat_template is None:
             raise ModelError(f"{self._model} has no chat template; use tpi run --raw")
-        special = {name: self.info.get(name) or "" for name in ("bos_token", "eos_token")}
-        return ChatTemplate(self.chat_template, self._model, special)
+        return ChatTemplate(self.chat_template, self._model, self._special)
+
+    @cached_property
+    def _tool_template(self) -> ChatTemplate:
+        if self.tool_template is None or self.tool_template == self.chat_template:
+            return self._template
+        return ChatTemplate(self.tool_template, self._model, self._special)
+
+    @property
+    def _special(self) -> dict[str, str]:
+        return {name: self.info.get(name) or "" for name in ("bos_token", "eos_token")}
+
+    @cached_property
+    def _traits(self) -> Traits:
+        if self.chat_template is None:
+            return Traits(lambda messages, names: joined(messages))
+        return Traits(lambda messages, names: self._template.render(messages, names).text)
+
+    @cached_property
+    def _tool_traits(self) -> Traits:
+        return Traits(lambda messages, names: self._tool_template.render(messages, names).text)
 
     @cached_property
     def _controls(self) -> Controls:

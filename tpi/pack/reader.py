@@ -223,7 +223,7 @@ class Pack:
 
     @property
     def tokenizer_info(self) -> Mapping[str, Any]:
-        """bos_token, eos_token, bos_id, eos_ids, add_bos and chat_template; empty if the source had no tokenizer."""
+        """Tokens, ids and chat templates, see `tpi.pack.builder.tokens`; empty if the source had no tokenizer."""
         return self.manifest.tokenizer
 
     @property

@@ -33,7 +33,8 @@ def inside(directory: Path, name: str) -> Path:
         raise ModelError(f"{directory} names the file {name[:200]!r}, which no file is called; refused") from error
     except (OSError, RuntimeError) as error:
         raise ModelError(f"{path} is missing; download the model again") from error
-    blobs = home.parent.parent / "blobs" if home.parent.name == "snapshots" else home
+    snapshot = next((parent for parent in (home, home.parent) if parent.parent.name == "snapshots"), None)
+    blobs = home if snapshot is None else snapshot.parent.parent / "blobs"
     if real.parent not in (home, blobs) or not real.is_file():
         raise ModelError(f"{path} is a link out of its directory; refused, put the file itself there")
     return real

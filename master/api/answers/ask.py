@@ -53,6 +53,10 @@ class ChatAsk:
     template: Mapping[str, Any] = field(default_factory=dict)
     client: Client = field(default_factory=Client)
     where: str = "messages"  # the field that holds them
+    continued: bool = False  # the last message is the assistant's, and is gone on with
+    effort: str | None = None  # how much to think
+    effort_field: str = ""  # refused as this where the model has no setting for it
+    thinking: bool | None = None  # whether to think at all, where the model can be told
 
 
 @dataclass(frozen=True)

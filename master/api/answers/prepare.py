@@ -3,15 +3,13 @@
 from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from master.api.answers.ask import ChatAsk, TextAsk, Wanted
 from master.api.answers.shape import Shape, Shapes
-from master.api.answers.told import as_text, description, with_system
 from master.api.failures import RequestError
 from master.api.tools.families import SPELLED
 from master.text.replay import Replay
-from master.text.tokenizer import Message, Tokenizer
+from master.text.tokenizer import Tokenizer
 from master.text.values import texts_of
 from tpi.errors import ModelError
 
@@ -45,8 +43,8 @@ class Preparer:
     def chat(self, ask: ChatAsk) -> PreparedAsk:
         """Raises RequestError, naming the field, if it cannot be answered."""
         tokens = self.encode(ask)
-        begun, shape = self._begun(tokens), self._shapes.of_chat
-        replayable = not (begun or self._shapes.channels)
+        begun, shape = self._begun(ask, tokens), self._shapes.of_chat
+        replayable = not (begun or ask.continued or self._shapes.channels)
         return PreparedAsk(*self._sized(tokens, ask.wanted, ask.where), shape(ask, begun), self._spelled, replayable)
 
     def text(self, ask: TextAsk) -> PreparedAsk:
@@ -65,24 +63,37 @@ class Preparer:
         if len(ask.messages) >= self._context:  # each has a token at least, and is marked, rendered, encoded
             raise self._too_long(f"{len(ask.messages)} messages", ask.where)
         self._refuse_long(list(texts_of((ask.messages, ask.use.tools))), ask.where)
-        messages, names = self._told(ask)
-        replay = self.replay.find(messages, ask.client.salt)
+        replay = self.replay.find(ask.messages, ask.client.salt)
+        names = {**self._switches(ask), **ask.template}
         try:
-            return self._tokenizer.encode_chat(messages, replay, names)
+            return self._tokenizer.encode_chat(ask.messages, replay, names, ask.use.tools, ask.continued)
         except ModelError as error:
             reason = getattr(error, "reason", "it failed; the server's log says why")
             said = f"the model's chat template refused the conversation: {reason}"
             raise RequestError(said, ask.where, "template_refused") from error
 
-    def _told(self, ask: ChatAsk) -> tuple[Sequence[Message], dict[str, Any]]:
-        """The messages, and what the template is given; where it knows nothing of tools, a system message tells."""
-        names: dict[str, Any] = dict(ask.template)
-        if not ask.use.tools:
-            return ask.messages, names
-        if self._shapes.family.told:
-            names["tools"] = [{"type": "function", "function": dict(tool)} for tool in ask.use.tools]
-            return ask.messages, names
-        return with_system([as_text(message) for message in ask.messages], description(ask.use)), names
+    def effort(self, ask: ChatAsk) -> str | None:
+        """Return how much the model is told to think; None if it cannot be told."""
+        return ask.effort if ask.effort is not None and self._read(ask) else None
+
+    def _switches(self, ask: ChatAsk) -> dict[str, object]:
+        """Return the names that tell the template how much to think; raises RequestError if it reads none."""
+        found: dict[str, object] = {}
+        if ask.effort is None and ask.thinking is None:
+            return found
+        thinks = ask.thinking if ask.thinking is not None else ask.effort != "none"
+        for name in self._read(ask):
+            if name != "reasoning_effort":
+                found[name] = thinks
+            elif ask.effort is not None:
+                found[name] = ask.effort
+        if not found and ask.effort_field and not (ask.effort == "none" and self._shapes.thinking is None):
+            said = f"{ask.effort_field}: this model cannot be told how much to think; leave it out"
+            raise RequestError(said, ask.effort_field, "unsupported_parameter")
+        return found
+
+    def _read(self, ask: ChatAsk) -> frozenset[str]:
+        return self._tokenizer.traits(bool(ask.use.tools)).switches
 
     def _sized(self, tokens: list[int], wanted: Wanted, field: str) -> tuple[Sequence[int], int]:
         """The prompt, and how many tokens its answer may have."""
@@ -116,8 +127,12 @@ class Preparer:
         said = f"the prompt has {size}, over the context of {self._context} tokens; shorten it"
         return RequestError(said, field, "context_length_exceeded")
 
-    def _begun(self, tokens: Sequence[int]) -> bool:
-        """Whether the prompt ends with the opening of a thought."""
+    def _begun(self, ask: ChatAsk, tokens: Sequence[int]) -> bool:
+        """Whether the prompt ends within a thought."""
         if self._shapes.thinking is None:
             return False
+        if ask.continued and ask.messages[-1]["content"]:
+            opening, closing = self._shapes.thinking
+            _, begun, rest = ask.messages[-1]["content"].rpartition(opening)
+            return bool(begun) and closing not in rest
         return self._tokenizer.spelling(tokens[-_TAIL:]).rstrip().endswith(self._shapes.thinking[0])

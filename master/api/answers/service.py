@@ -70,6 +70,10 @@ class Service:
         await self._constraints(prepared, 0)  # what is no grammar is refused now, and not when it begins
         return prepared
 
+    async def effort(self, ask: ChatAsk) -> str | None:
+        """Return how much the model is told to think; None if it cannot be told."""
+        return await _within(self._text, lambda: self._preparer.effort(ask))
+
     async def count(self, ask: ChatAsk) -> int:
         """Tokens of a conversation; errors as `chat`."""
         return len(await self._text.run(ask.client.name, lambda: self._preparer.encode(ask)))

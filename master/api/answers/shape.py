@@ -2,12 +2,13 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 from master.api.answers import grammars
 from master.api.answers.ask import ChatAsk, ToolUse, Wanted
 from master.api.tools.either import EitherParser
-from master.api.tools.families import family_of, reasoning_tags
+from master.api.tools.families import ToolFamily, family_of, reasoning_tags
 from master.api.tools.harmony import HarmonyParser
 from master.api.tools.parser import NoTools, ToolParser
 from master.api.tools.reasoning import ReasoningParser
@@ -39,9 +40,16 @@ class Shapes:
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         template = tokenizer.chat_template
-        self.family, self.thinking = family_of(template), reasoning_tags(template)
+        self.thinking = reasoning_tags(template)
+        self._tokenizer = tokenizer
         self.channels = has_channels(template)
         self._literal = grammars.literal_of(tokenizer.control)
+
+    @cached_property
+    def family(self) -> ToolFamily:
+        """How the model writes calls: as its template shows, or else as it is told."""
+        told = self._tokenizer.traits(with_tools=True).tells_tools
+        return family_of(self._tokenizer.tool_template if told else None)
 
     def of_text(self, wanted: Wanted) -> Shape:
         """An answer to a text that is gone on with as it is."""

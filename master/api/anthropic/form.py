@@ -1,27 +1,36 @@
 """The body of `/v1/messages`, turned into a conversation."""
 
+import json
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Annotated, Any, Literal
 
-from pydantic import Discriminator, Field, Tag
+from pydantic import Discriminator, Field, Tag, model_validator
 
+from master.api.answers import grammars
 from master.api.answers.ask import ChatAsk, Wanted
 from master.api.failures import RequestError
 from master.api.forms import Body, FormPart
 from master.api.left_out import FUNCTION, OTHER, OtherTool
-from master.api.openai.chat_form import ToolName, tool_use
-from master.api.openai.fields import Stop, nucleus
+from master.api.openai.chat_form import ToolName, check_continued, tool_use
+from master.api.openai.fields import Effort, Stop, nucleus
 from master.api.openai.history import result_text
 from master.generation.client import Client
 from master.generation.sampler import Sampling
 from master.text.tokenizer import Message
 
+_CLEARED = {"type": "clear_thinking_20251015"}
+_THINKING_EDITS = (_CLEARED, _CLEARED | {"keep": "all"})  # templates leave out what was thought in earlier turns
+_TOOLS = ("tool_use", "tool_result")
 _TEXTS = ("text", "thinking", "redacted_thinking")
 _ELSEWHERE = ("server_tool_use", "mcp_tool_use")  # calls that Anthropic's server ran; so are their results
 
 
 class ContentBlock(FormPart):
-    """A piece of a message: text, a use of a tool, or what a tool answered."""
+    """A piece of a message: text, a use of a tool, or what a tool answered; of others only the type is read."""
+
+    harmless = frozenset(("cache_control", "data", "signature"))
+    neutral = {"citations": ([],)}  # noqa: RUF012
 
     type: str
     text: str | None = None
@@ -31,6 +40,13 @@ class ContentBlock(FormPart):
     input: dict[str, Any] | None = None
     tool_use_id: str | None = None
     content: str | list[dict[str, Any]] | dict[str, Any] | None = None
+    is_error: bool | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _type_alone(cls, data: Any) -> Any:
+        other = isinstance(data, dict) and isinstance(data.get("type"), str)
+        return {"type": data["type"]} if other and data["type"] not in (*_TEXTS, *_TOOLS) else data
 
     @property
     def is_elsewhere(self) -> bool:
@@ -46,13 +62,17 @@ class AnthropicTurn(FormPart):
 
 
 class AnthropicTool(FormPart):
-    """A tool that the model may use."""
+    """A tool that the model may use. Examples of input are told with its description."""
+
+    harmless = frozenset(("cache_control", "defer_loading", "eager_input_streaming"))
+    neutral = {"allowed_callers": (["direct"],)}  # noqa: RUF012
 
     name: ToolName
     description: str | None = None
     input_schema: dict[str, Any]
     type: Literal["custom"] | None = None
     strict: bool | None = None
+    input_examples: list[dict[str, Any]] | None = None
 
 
 def _kind(value: Any) -> str:
@@ -71,14 +91,46 @@ class AnthropicChoice(FormPart):
     disable_parallel_tool_use: bool | None = None
 
 
+class Thinking(FormPart):
+    """Whether the model may think. Its budget of tokens is part of `max_tokens`, which bounds all."""
+
+    harmless = frozenset(("budget_tokens",))
+    neutral = {"display": ("summarized",)}  # noqa: RUF012
+
+    type: Literal["enabled", "adaptive", "disabled"]
+
+
+class JsonOutput(FormPart):
+    """JSON of a schema."""
+
+    type: Literal["json_schema"]
+    schema_: dict[str, Any] = Field(alias="schema")
+
+
+class OutputConfig(FormPart):
+    """How much to think, and the form of the answer."""
+
+    effort: Effort | None = None
+    format: JsonOutput | None = None
+
+
 class CountForm(Body):
     """See Anthropic's API reference, "Count tokens in a message"."""
+
+    harmless = frozenset(("cache_control", "user_profile_id", "workspace_id"))
+    neutral = {  # noqa: RUF012
+        "context_management": ({}, {"edits": []}, *({"edits": [edit]} for edit in _THINKING_EDITS)),
+        "mcp_servers": ([],),
+        "speed": ("standard",),
+    }
 
     messages: list[AnthropicTurn] = Field(min_length=1, max_length=10_000)
     model: str
     system: str | list[ContentBlock] | None = None
     tools: list[AnyTool] | None = Field(None, max_length=128)
     tool_choice: AnthropicChoice | None = None
+    thinking: Thinking | None = None
+    output_config: OutputConfig | None = None
 
     def asked(self, wanted: Wanted, client: Client) -> ChatAsk:
         """What is asked; raises RequestError naming the field."""
@@ -95,11 +147,27 @@ class CountForm(Body):
         if choice and choice.type == "tool" and only is None:
             raise RequestError("a choice of type tool has the tool's name", "tool_choice.name", "invalid_value")
         several = not (choice and choice.disable_parallel_tool_use)
-        return ChatAsk(tuple(said), wanted, tool_use(tools, word, only, several, others), client=client)
+        output, use = self.output_config or OutputConfig(), tool_use(tools, word, only, several, others)
+        grammar = grammars.of_schema(output.format.schema_) if output.format else None
+        wanted = replace(wanted, grammar=grammar, grammar_field="output_config.format.schema" if grammar else "")
+        continued = self.messages[-1].role == "assistant" and bool(said) and said[-1]["role"] == "assistant"
+        if continued:
+            field = f"messages[{len(self.messages) - 1}]"
+            if said[-1].get("tool_calls"):
+                said_ = "the last message uses a tool; send what the tool answered"
+                raise RequestError(f"{field}: {said_}", field, "invalid_value")
+            check_continued(field, use, grammar is not None)
+        thinking = self.thinking.type != "disabled" if self.thinking else None
+        return ChatAsk(
+            tuple(said), wanted, use, client=client, continued=continued, effort=output.effort, thinking=thinking
+        )
 
 
 class MessagesForm(CountForm):
     """See Anthropic's API reference, "Create a message"."""
+
+    harmless = CountForm.harmless | {"metadata"}
+    neutral = {**CountForm.neutral, "service_tier": ("auto", "standard_only")}  # noqa: RUF012
 
     max_tokens: int = Field(ge=1)
     stream: bool | None = None
@@ -107,7 +175,6 @@ class MessagesForm(CountForm):
     temperature: float | None = Field(None, ge=0, le=1)
     top_p: float | None = Field(None, ge=0, le=1)
     top_k: int | None = Field(None, ge=0, le=1_000_000)
-    metadata: dict[str, Any] | None = None
 
     def ask(self, client: Client) -> ChatAsk:
         """What is asked; raises RequestError naming the field."""
@@ -116,7 +183,9 @@ class MessagesForm(CountForm):
 
 
 def _tool(tool: AnthropicTool) -> dict[str, Any]:
-    described = {"description": tool.description} if tool.description is not None else {}
+    examples = [f"Example of input: {json.dumps(one, ensure_ascii=False)}" for one in tool.input_examples or ()]
+    said = "\n".join([*([tool.description] if tool.description is not None else []), *examples])
+    described = {"description": said} if said or tool.description is not None else {}
     return {"name": tool.name, **described, "parameters": tool.input_schema, "strict": bool(tool.strict)}
 
 
@@ -125,7 +194,7 @@ def _messages(turn: AnthropicTurn, field: str) -> list[Message]:
     if isinstance(turn.content, str):
         return [{"role": turn.role, "content": turn.content}]
     results = [
-        {"role": "tool", "tool_call_id": block.tool_use_id or "", "content": result_text(block.content)}
+        {"role": "tool", "tool_call_id": block.tool_use_id or "", "content": _result(block)}
         for block in turn.content
         if block.type == "tool_result"
     ]
@@ -137,6 +206,13 @@ def _messages(turn: AnthropicTurn, field: str) -> list[Message]:
     thought = "".join(block.thinking or "" for block in rest)
     said: Message = {"role": turn.role, "content": text} | ({"tool_calls": calls} if calls else {})
     return [*results, {**said, "reasoning_content": thought} if thought else said]
+
+
+def _result(block: ContentBlock) -> str:
+    """Return what a tool answered as one text, which says so where it failed."""
+    text = result_text(block.content)
+    failed = block.is_error and not text.lower().startswith("error")
+    return f"Error: {text}" if failed else text
 
 
 def _call(block: ContentBlock) -> dict[str, Any]:

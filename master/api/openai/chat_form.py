@@ -3,29 +3,47 @@
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal
 
-from pydantic import Discriminator, Field, Tag
+from pydantic import Discriminator, Field, Tag, model_validator
 
 from master.api.answers.ask import ChatAsk, ToolUse, Wanted
 from master.api.failures import RequestError
 from master.api.forms import FormPart, call_arguments
 from master.api.left_out import FUNCTION, OTHER, OtherTool, kind_of_tool, refuse_choice, types_of
-from master.api.openai.fields import MOST_LOGPROBS, CommonFields, ResponseFormat, TokenLimit, grammar_of, limit_of
+from master.api.openai.fields import (
+    MOST_LOGPROBS,
+    CommonFields,
+    Effort,
+    ResponseFormat,
+    TokenLimit,
+    grammar_of,
+    limit_of,
+)
+from master.api.unused import CACHING, SENT_BACK
 from master.generation.client import Client
 from master.text.templates.names import may_be_given
 from master.text.tokenizer import Message
 
 _MOST_MESSAGES = 10_000
 _MOST_TOOLS = 128
+TEXT_PARTS = ("text", "input_text", "output_text", "refusal")
 
 ToolName = Annotated[str, Field(pattern=r"^[a-zA-Z0-9_.-]{1,64}$")]
 
 
 class TextPart(FormPart):
-    """A part of a message. Only text is understood."""
+    """A part of a message. Only text is understood: of other parts no more than the type is read."""
+
+    harmless = CACHING | SENT_BACK
 
     type: str
     text: str | None = None
     refusal: str | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _type_alone(cls, data: Any) -> Any:
+        other = isinstance(data, dict) and isinstance(data.get("type"), str) and data["type"] not in TEXT_PARTS
+        return {"type": data["type"]} if other else data
 
 
 class CalledFunction(FormPart):
@@ -44,6 +62,8 @@ class CalledCustom(FormPart):
 
 class MessageCall(FormPart):
     """A call of a function that the assistant made earlier."""
+
+    harmless = frozenset(("extra_content", "index", "provider_specific_fields"))
 
     id: str = ""
     type: Literal["function"] = "function"
@@ -64,7 +84,10 @@ AnyCall = Annotated[
 
 
 class ChatMessage(FormPart):
-    """One message."""
+    """One message. `prefix` of the last one, as DeepSeek and Mistral have it, is `continue_final_message`."""
+
+    harmless = SENT_BACK | {"cache_control", "id"}
+    neutral = {"images": ([],)}  # noqa: RUF012
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
     content: str | list[TextPart] | None = None
@@ -72,6 +95,9 @@ class ChatMessage(FormPart):
     tool_calls: list[AnyCall] | None = None
     tool_call_id: str | None = None
     reasoning_content: str | None = None
+    reasoning: str | None = None
+    refusal: str | None = None
+    prefix: bool | None = None
 
 
 class ToolFunction(FormPart):
@@ -85,6 +111,8 @@ class ToolFunction(FormPart):
 
 class FunctionTool(FormPart):
     """A tool that the model may call."""
+
+    harmless = CACHING
 
     type: Literal["function"]
     function: ToolFunction
@@ -123,6 +151,9 @@ class ChatForm(CommonFields):
     tools: list[AnyTool] | None = Field(None, max_length=_MOST_TOOLS)
     tool_choice: Literal["none", "auto", "required"] | AnyChoice | None = None
     parallel_tool_calls: bool | None = None
+    reasoning_effort: Effort | None = None
+    continue_final_message: bool | None = None
+    add_generation_prompt: bool | None = None
     chat_template_kwargs: dict[str, bool | int | str] | None = None
 
     def ask(self, client: Client) -> ChatAsk:
@@ -141,7 +172,14 @@ class ChatForm(CommonFields):
             field,
         )
         messages = tuple(as_message(message, index) for index, message in enumerate(self.messages))
-        return ChatAsk(messages, wanted, self._tool_use(), self._template_names(), client)
+        use, names = self._tool_use(), dict[str, Any](self._template_names())
+        if self.add_generation_prompt is False:
+            names["add_generation_prompt"] = False
+        continued = self._is_continued(use, grammar is not None)
+        effort = self.reasoning_effort
+        return ChatAsk(
+            messages, wanted, use, names, client, continued=continued, effort=effort, effort_field="reasoning_effort"
+        )
 
     def _tool_use(self) -> ToolUse:
         given = self.tools or ()
@@ -153,6 +191,23 @@ class ChatForm(CommonFields):
         word = self.tool_choice if isinstance(self.tool_choice, str) else None
         return tool_use(tools, word, choice, self.parallel_tool_calls is not False, others)
 
+    def _is_continued(self, use: ToolUse, formed: bool) -> bool:
+        """Return whether the last message is gone on with; raise RequestError if it cannot be."""
+        last, place = self.messages[-1], f"messages[{len(self.messages) - 1}].prefix"
+        field = "continue_final_message" if self.continue_final_message else place
+        if any(message.prefix for message in self.messages[:-1]):
+            said = "messages: only the last one can be continued; leave prefix out of the others"
+            raise RequestError(said, "messages", "invalid_value")
+        if not (self.continue_final_message or last.prefix):
+            return False
+        if self.continue_final_message and self.add_generation_prompt:
+            said = "it cannot be combined with add_generation_prompt: true; leave one of the two out"
+            raise RequestError(f"{field}: {said}", field, "invalid_value")
+        if last.role != "assistant" or last.tool_calls:
+            raise RequestError(f"{field}: the last message is not a text of the assistant", field, "invalid_value")
+        check_continued(field, use, formed)
+        return True
+
     def _template_names(self) -> dict[str, bool | int | str]:
         """Return `chat_template_kwargs`; raise RequestError for a name that the template cannot be given."""
         names = self.chat_template_kwargs or {}
@@ -162,6 +217,14 @@ class ChatForm(CommonFields):
                 said = "this name is not free in chat templates; leave it out, or give the field of that name"
                 raise RequestError(f"{field}: {said}", field, "invalid_value")
         return names
+
+
+def check_continued(field: str, use: ToolUse, formed: bool) -> None:
+    """Raise RequestError if an answer has to have a form that begins before what is continued."""
+    if formed or use.forced:
+        what = "a tool that has to be called" if use.forced else "a form of the answer"
+        said = f"a message that is continued cannot be combined with {what}; leave one of the two out"
+        raise RequestError(f"{field}: {said}", field, "invalid_value")
 
 
 def tool_use(
@@ -201,15 +264,14 @@ def tool_use(
 def as_message(message: ChatMessage, index: int) -> Message:
     """A message as chat templates take it: its content is one text, arguments of calls are objects."""
     role = "system" if message.role == "developer" else message.role
-    said: dict[str, Any] = {"role": role, "content": _text(message.content, index)}
+    said: dict[str, Any] = {"role": role, "content": _text(message.content, index) or message.refusal or ""}
     if message.tool_calls:
         said["tool_calls"] = [_call(call, index, place) for place, call in enumerate(message.tool_calls)]
     elif message.content is None and role != "assistant":
         raise RequestError("a message has no content", f"messages[{index}].content", "invalid_value")
-    for name in ("name", "tool_call_id", "reasoning_content"):
-        if (value := getattr(message, name)) is not None:
-            said[name] = value
-    return said
+    thought = message.reasoning if message.reasoning_content is None else message.reasoning_content
+    more = {"name": message.name, "tool_call_id": message.tool_call_id, "reasoning_content": thought}
+    return said | {name: value for name, value in more.items() if value is not None}
 
 
 def _call(call: MessageCall | OtherCall, index: int, place: int) -> dict[str, Any]:
@@ -225,7 +287,7 @@ def _text(content: str | list[TextPart] | None, index: int) -> str:
     if content is None or isinstance(content, str):
         return content or ""
     for part in content:
-        if part.type not in ("text", "input_text", "output_text", "refusal"):
+        if part.type not in TEXT_PARTS:
             field = f"messages[{index}].content"
             raise RequestError(f"this model reads text only, no {part.type}", field, "unsupported_content")
     return "".join(part.text or part.refusal or "" for part in content)

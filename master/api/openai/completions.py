@@ -15,6 +15,7 @@ from master.api.openai.common import DONE, failed, identity, text_logprobs, timi
 from master.api.openai.fields import CommonFields, ResponseFormat, TokenLimit, grammar_of, limit_of
 from master.api.state import ApiState
 from master.api.streams import Deadline, EventStream, collected, data, guarded, merged, unless_gone
+from master.api.unused import NEUTRAL
 from master.generation.client import Client
 
 _MOST_PROMPTS = 16
@@ -26,6 +27,8 @@ Texts = Annotated[list[str], Field(min_length=1, max_length=_MOST_PROMPTS)]
 
 class CompletionForm(CommonFields):
     """See OpenAI's API reference, "Create completion"."""
+
+    neutral = {**NEUTRAL, "add_special_tokens": (True,)}  # noqa: RUF012
 
     prompt: str | Ids | Texts | Annotated[list[Ids], Field(min_length=1, max_length=_MOST_PROMPTS)]
     max_tokens: TokenLimit | None = _TOKENS

@@ -14,6 +14,7 @@ from master.api.forms import Body
 from master.api.openai.completions import Ids, prompts_of
 from master.api.state import ApiState
 from master.api.streams import Deadline, unless_gone
+from master.api.unused import CALLER
 
 _MOST_INPUTS = 2048  # as at OpenAI
 
@@ -23,11 +24,13 @@ Inputs = Annotated[list[str], Field(min_length=1, max_length=_MOST_INPUTS)]
 class EmbeddingForm(Body):
     """See OpenAI's API reference, "Create embeddings"."""
 
+    harmless = CALLER
+    neutral = {"add_special_tokens": (True,), "normalize": (True,), "priority": (0,)}  # noqa: RUF012
+
     input: str | Ids | Inputs | Annotated[list[Ids], Field(min_length=1, max_length=_MOST_INPUTS)]
     model: str | None = None
     encoding_format: Literal["float", "base64"] | None = None
     dimensions: int | None = Field(None, ge=1)
-    user: str | None = None
 
 
 def embedding_routes(state: ApiState) -> APIRouter:

@@ -6,6 +6,7 @@ from pydantic import AfterValidator, Field
 
 from master.api.answers import grammars
 from master.api.forms import Body, FormPart
+from master.api.unused import CACHING, CALLER, NEUTRAL, SWITCHED_OFF
 from master.generation.sampler import REPEAT_PENALTY, Sampling
 
 MOST_CHOICES = 16
@@ -25,6 +26,8 @@ TokenLimit = Annotated[int, Field(ge=-1), AfterValidator(_not_zero)]
 """Most tokens of an answer. -1 is as many as there is room for, as llama-server and its clients have it."""
 
 TokenNumber = Annotated[str, Field(pattern=r"^\d{1,9}$")]
+Effort = Annotated[str, Field(pattern=r"^[a-z]{1,20}$")]
+"""How much to think: `none`, `minimal`, `low`, `medium`, `high`, or another word that the chat template knows."""
 Stop = Annotated[str, Field(min_length=1, max_length=1000)]
 
 
@@ -79,18 +82,22 @@ def limit_of(tokens: int | None) -> int | None:
 class StreamOptions(FormPart):
     """What a stream says at its end."""
 
+    neutral = {"continuous_usage_stats": (False,), "include_obfuscation": (False,)}  # noqa: RUF012
+
     include_usage: bool = False
 
 
 class CommonFields(SamplingFields):
     """What chat completions and completions share."""
 
+    harmless = CALLER | CACHING | SWITCHED_OFF | {"keep_alive", "prediction"}
+    neutral = NEUTRAL
+
     model: str | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     n: int | None = Field(None, ge=1, le=MOST_CHOICES)
     stop: Stop | Annotated[list[Stop], Field(max_length=_MOST_STOPS)] | None = None
-    user: str | None = None
     ignore_eos: bool | None = None
 
     def stops(self) -> tuple[str, ...]:
@@ -106,9 +113,9 @@ class CommonFields(SamplingFields):
 class JsonSchema(FormPart):
     """A schema with its name."""
 
-    name: str | None = None
+    harmless = frozenset(("description", "name", "strict"))  # the schema is always kept to
+
     schema_: dict[str, Any] | bool = Field(alias="schema")
-    strict: bool | None = None
 
 
 class TextFormat(FormPart):
@@ -118,9 +125,10 @@ class TextFormat(FormPart):
 
 
 class JsonFormat(FormPart):
-    """Any JSON object."""
+    """Any JSON object, or as llama-server has it, JSON of a schema."""
 
     type: Literal["json_object"]
+    schema_: dict[str, Any] | bool | None = Field(None, alias="schema")
 
 
 class SchemaFormat(FormPart):
@@ -143,6 +151,8 @@ ResponseFormat = Annotated[TextFormat | JsonFormat | SchemaFormat | PatternForma
 def grammar_of(form: TextFormat | JsonFormat | SchemaFormat | PatternFormat | None) -> tuple[str | None, str]:
     """The grammar of an answer, and the field that it came from."""
     if isinstance(form, JsonFormat):
+        if form.schema_ is not None:
+            return grammars.of_schema(form.schema_), "response_format.schema"
         return grammars.of_schema(grammars.ANY_OBJECT), "response_format"
     if isinstance(form, SchemaFormat):
         return grammars.of_schema(form.json_schema.schema_), "response_format.json_schema.schema"

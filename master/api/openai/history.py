@@ -9,6 +9,7 @@ from pydantic import ConfigDict, Discriminator, Field, Tag
 from master.api.failures import RequestError
 from master.api.forms import FormPart, call_arguments
 from master.api.openai.chat_form import TextPart
+from master.api.unused import SENT_BACK
 from master.text.tokenizer import Message
 
 _ROLES = {"developer": "system"}
@@ -21,6 +22,8 @@ _ARGUMENTS = ("input", "arguments", "action", "actions", "operation", "query")
 
 class InputItem(FormPart):
     """A message, a call of a function, or its result; or the id of an item that an earlier response had."""
+
+    harmless = SENT_BACK | {"caller"}
 
     type: str = "message"
     id: str | None = None

@@ -18,9 +18,10 @@ Sent = dict[str, Any]
 class Items:
     """One response under way. What `push` and the others return is what a stream says."""
 
-    def __init__(self, form: ResponsesForm, model: str) -> None:
+    def __init__(self, form: ResponsesForm, model: str, effort: str | None = None) -> None:
+        """`effort`: how much the model was told to think, None if it could not be told."""
         self.id = f"resp_{token_hex(12)}"
-        self._form, self._model = form, model
+        self._form, self._model, self._effort = form, model, effort
         self._created = int(time.time())
         self._numbers = count()
         self._output: list[dict[str, Any]] = []
@@ -90,6 +91,7 @@ class Items:
             "metadata": form.metadata or {},
             "parallel_tool_calls": form.parallel_tool_calls is not False,
             "previous_response_id": form.previous_response_id,
+            "reasoning": {"effort": self._effort, "summary": None},
             "temperature": form.temperature,
             "top_logprobs": form.top_logprobs or 0,
             "top_p": form.top_p,

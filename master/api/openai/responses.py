@@ -29,7 +29,7 @@ def response_routes(state: ApiState) -> APIRouter:
         ask = form.ask(said, state.client(request, *form.salts()))
         deadline = Deadline(state.limits.answer_s)
         answers = await unless_gone(request, state.service.chat(ask), deadline)
-        items, headers = Items(form, model), state.left_out.headers(ask.use)
+        items, headers = Items(form, model, await state.service.effort(ask)), state.left_out.headers(ask.use)
 
         def keep() -> None:
             if form.store is not False:

@@ -11,8 +11,9 @@ from master.api.failures import RequestError
 from master.api.forms import FormPart
 from master.api.left_out import FUNCTION, OTHER, OtherTool, kind_of_tool, refuse_choice
 from master.api.openai.chat_form import ToolName, tool_use
-from master.api.openai.fields import MOST_LOGPROBS, SamplingFields, TokenLimit, limit_of
+from master.api.openai.fields import MOST_LOGPROBS, Effort, SamplingFields, TokenLimit, limit_of
 from master.api.openai.history import AnyItems, messages_of
+from master.api.unused import CACHING, CALLER, NEUTRAL
 from master.generation.client import Client
 from master.text.tokenizer import Message
 
@@ -35,6 +36,9 @@ Included = Literal[
 
 class ResponsesTool(FormPart):
     """A function that the model may call."""
+
+    harmless = frozenset(("defer_loading",))
+    neutral = {"allowed_callers": (["direct"],), "async": (False,)}  # noqa: RUF012
 
     type: Literal["function"]
     name: ToolName
@@ -61,6 +65,8 @@ AnyChoice = Annotated[
 class OutputFormat(FormPart):
     """Text, any JSON object, or JSON of a schema."""
 
+    harmless = frozenset(("description",))
+
     type: Literal["text", "json_object", "json_schema"]
     name: str | None = None
     schema_: dict[str, Any] | bool | None = Field(None, alias="schema")
@@ -70,11 +76,30 @@ class OutputFormat(FormPart):
 class OutputText(FormPart):
     """How the text is to be."""
 
+    neutral = {"verbosity": ("medium",)}  # noqa: RUF012
+
     format: OutputFormat | None = None
+
+
+class Reasoning(FormPart):
+    """How much to think. What is thought is given as it is, and not as a summary."""
+
+    neutral = {"generate_summary": ("auto",), "summary": ("auto",)}  # noqa: RUF012
+
+    effort: Effort | None = None
 
 
 class ResponsesForm(SamplingFields):
     """See OpenAI's API reference, "Create a model response"."""
+
+    harmless = CALLER - {"metadata"} | CACHING | {"client_metadata", "max_tool_calls"}
+    neutral = {  # noqa: RUF012
+        **{name: NEUTRAL[name] for name in ("priority", "service_tier", "skip_special_tokens")},
+        "background": (False,),
+        "context_management": ([],),
+        "stream_options": ({}, {"include_obfuscation": False}),
+        "truncation": ("disabled",),
+    }
 
     input: str | AnyItems
     model: str | None = None
@@ -90,6 +115,7 @@ class ResponsesForm(SamplingFields):
     tool_choice: Literal["none", "auto", "required"] | AnyChoice | None = None
     parallel_tool_calls: bool | None = None
     metadata: dict[str, str] | None = None
+    reasoning: Reasoning | None = None
 
     @property
     def with_logprobs(self) -> bool:
@@ -121,7 +147,8 @@ class ResponsesForm(SamplingFields):
         wanted = Wanted(
             self.sampling(), limit_of(self.max_output_tokens), logprobs=best, grammar=grammar, grammar_field=field
         )
-        return ChatAsk(tuple(said), wanted, self._tool_use(), client=client, where="input")
+        effort = self.reasoning.effort if self.reasoning else None
+        return ChatAsk(tuple(said), wanted, self._tool_use(), client=client, where="input", effort=effort)
 
     def _tool_use(self) -> ToolUse:
         tools = [tool.model_dump(exclude_none=True, exclude={"type"}) for tool in self.functions]

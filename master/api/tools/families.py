@@ -17,10 +17,7 @@ SPELLED = (MARKER, "[ARGS]", "[CALL_ID]", PYTHON_TAG, *HERMES, *(tag for pair in
 
 @dataclass(frozen=True)
 class ToolFamily:
-    """How calls are written. `opening` and `closing` stand around each, `array` if all are one JSON array.
-
-    `told`: the template tells the model of tools; else a system message does.
-    """
+    """How calls are written. `opening` and `closing` stand around each, `array` if all are one JSON array."""
 
     name: str
     parser: Callable[[Sequence[str]], ToolParser]
@@ -28,7 +25,6 @@ class ToolFamily:
     opening: str = ""
     closing: str = ""
     array: bool = False
-    told: bool = True
 
     @property
     def marker(self) -> str:
@@ -47,11 +43,11 @@ _HERMES = ToolFamily(
 _FUNCTION = ToolFamily("function", lambda names: MarkedParser(FUNCTION, names))
 _LLAMA = ToolFamily("llama", BareParser, arguments="parameters")
 _MISTRAL = ToolFamily("mistral", MistralParser, opening=MARKER, array=True)
-_GENERIC = ToolFamily("generic", BareParser, told=False)
+_JSON = ToolFamily("json", BareParser)
 
 
 def family_of(template: str | None) -> ToolFamily:
-    """The family of a template that mentions its markers; the generic one for templates without tools."""
+    """The family of a template that mentions its markers; bare JSON for all others."""
     template = template or ""
     if HERMES[0] in template:
         return _HERMES
@@ -61,7 +57,7 @@ def family_of(template: str | None) -> ToolFamily:
         return _LLAMA
     if FUNCTION[0] in template:
         return _FUNCTION
-    return _GENERIC if "tools" not in template else ToolFamily("json", BareParser)
+    return _JSON
 
 
 def reasoning_tags(template: str | None) -> tuple[str, str] | None:

@@ -162,7 +162,7 @@ def test_a_lost_worker_ends_streams_with_the_reason(
         monkeypatch.setattr(served.engine, "step", step)
         lines = http.post(CHAT, json=said(stream=True, max_tokens=20)).text.split("\n\n")
         assert json.loads(lines[-3].removeprefix("data: "))["error"]["message"].startswith(
-            "a node of this server failed"
+            "the node worker-1 failed or was lost; "
         )
         assert lines[-2] == "data: [DONE]"
         assert http.get("/health").status_code == 503

@@ -129,7 +129,9 @@ def decoded(values: Array, kind: str) -> Array:
     return raw.astype(np.float32) if kind in ("F32", "F16") else quants.dequantize(raw, GGMLQuantizationType[kind])
 
 
-def byte_level_vocabulary(directory: Path, pre: str = "gpt-2") -> Callable[[GGUFWriter], None]:
+def byte_level_vocabulary(
+    directory: Path, pre: str = "gpt-2", template: str | list[dict[str, str]] = TEMPLATE
+) -> Callable[[GGUFWriter], None]:
     """Writes the tokenizer.json of `directory` (see `tests.support.models.write_tokenizer`) as a GGUF vocabulary."""
     import json
 
@@ -145,7 +147,7 @@ def byte_level_vocabulary(directory: Path, pre: str = "gpt-2") -> Callable[[GGUF
         writer.add_token_merges([" ".join(merge) for merge in model["model"]["merges"]])
         writer.add_bos_token_id(1)
         writer.add_eos_token_id(2)
-        writer.add_chat_template(TEMPLATE)
+        writer.add_chat_template(template)
 
     return write
 

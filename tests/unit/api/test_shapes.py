@@ -58,13 +58,13 @@ def harmony(call: ToolCall) -> str:
 
 
 FAMILIES: dict[str, tuple[str, Callable[[ToolCall], str]]] = {
-    "hermes": ("tools <tool_call>", hermes),
-    "mistral": ("tools [TOOL_CALLS]", mistral),
-    "function": ("tools <function=", function),
-    "llama": ("tools <|python_tag|>", llama),
+    "hermes": ("{{ messages }}{{ tools }} <tool_call>", hermes),
+    "mistral": ("{{ messages }}{{ tools }} [TOOL_CALLS]", mistral),
+    "function": ("{{ messages }}{{ tools }} <function=", function),
+    "llama": ("{{ messages }}{{ tools }} <|python_tag|>", llama),
     "generic": ("", generic),
 }
-HARMONY = "tools <|channel|><|message|>"
+HARMONY = "{{ messages }}{{ tools }} <|channel|><|message|>"
 
 
 @pytest.fixture(scope="module")
@@ -154,8 +154,8 @@ def test_strict_tools_of_a_model_that_writes_in_channels(model: Callable[[str], 
 
 def test_tools_without_strict_need_no_grammar(model: Callable[[str], Tokenizer]) -> None:
     lax = [{**tool, "function": {**tool["function"], "strict": False}} for tool in TOOLS]
-    assert shape_of(model("tools <tool_call>"), tools=lax).grammar is None
-    assert shape_of(model("tools <tool_call>"), tool_choice="none").grammar is None
+    assert shape_of(model("{{ messages }}{{ tools }} <tool_call>"), tools=lax).grammar is None
+    assert shape_of(model("{{ messages }}{{ tools }} <tool_call>"), tool_choice="none").grammar is None
 
 
 def test_what_a_model_is_told_of_a_tool_does_not_say_strict() -> None:
@@ -191,7 +191,7 @@ def test_a_form_beside_tools_allows_the_form_or_a_call(
 
 
 def test_what_is_cut_off_before_it_is_known_is_text(model: Callable[[str], Tokenizer]) -> None:
-    shape = shape_of(model("tools <tool_call>"), response_format={"type": "json_object"})
+    shape = shape_of(model("{{ messages }}{{ tools }} <tool_call>"), response_format={"type": "json_object"})
     assert read(shape, "<tool_", 1) == [TextPiece("<tool_")]
 
 
@@ -224,7 +224,7 @@ class Heard:
 
 
 def test_an_answer_of_one_call_at_most_is_over_with_it(model: Callable[[str], Tokenizer]) -> None:
-    tokenizer = model("tools <tool_call>")
+    tokenizer = model("{{ messages }}{{ tools }} <tool_call>")
     lax = [{**tool, "function": {"name": tool["function"]["name"]}} for tool in TOOLS]
     first = tokenizer.encode(f"I look. {hermes(LOOK)}", special=False)
     both = [*first, *tokenizer.encode(f"\n{hermes(ANY)}", special=False), *tokenizer.eos_ids]
@@ -243,7 +243,7 @@ def test_an_answer_of_one_call_at_most_is_over_with_it(model: Callable[[str], To
 def test_of_calls_that_come_at_once_the_first_is_taken_and_the_tokens_are_not_replayed(
     model: Callable[[str], Tokenizer],
 ) -> None:
-    tokenizer = model("tools [TOOL_CALLS]")
+    tokenizer = model("{{ messages }}{{ tools }} [TOOL_CALLS]")
     array = f"[TOOL_CALLS][{generic(LOOK)}, {generic(ANY)}]"
     lax = [{**tool, "function": {"name": tool["function"]["name"]}} for tool in TOOLS]
     one = Heard(tokenizer, shape_of(tokenizer, tools=lax, parallel_tool_calls=False))

@@ -185,9 +185,8 @@ def test_families_by_what_their_templates_say() -> None:
         "llama": '{% if tools %}Environment: ipython {"name": name, "parameters": x}{% endif %}',
         "function": "{% if tools %}<function=example>{% endif %}",
         "json": "{% if tools %}{{ tools }}{% endif %}",
-        "generic": "{{ messages }}",
     }
     assert {name: family_of(template).name for name, template in known.items()} == {name: name for name in known}
     assert reasoning_tags("...<think>") == TAGS[0]
     assert reasoning_tags("plain") is None
-    assert family_of(None).name == "generic"
+    assert family_of(None).name == "json"

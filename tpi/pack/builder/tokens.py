@@ -1,6 +1,6 @@
 """The tokenizer of a pack: tokenizer.json as `tokenizers` reads it, special tokens, and the chat template."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,8 @@ from tpi.sources.files import inside, read_json_if_there, read_text
 from tpi.sources.gguf import GgufSource
 
 TOKENIZER = "tokenizer.json"
+MORE_TEMPLATES = "additional_chat_templates"  # a directory beside the model, as in transformers
+_TOOL_USE = "tool_use"  # the name of a template for conversations with tools
 _MAX_BYTES = 64 << 20
 _OTHER_FILES = ("tokenizer.model", "vocab.json", "spiece.model", "tiktoken.model")
 # tokens that end a turn in the chat formats in use; GGUF names at most one of them
@@ -35,12 +37,12 @@ def from_directory(directory: Path, config: dict[str, Any], vocab: int, out: Pat
     generation = read_json_if_there(directory, "generation_config.json")
     bos, eos = _content(special.get("bos_token")), _content(special.get("eos_token"))
     bos_id = tokenizer.token_to_id(bos) if bos else None
-    template = _template(directory, settings)
+    template, tools = _templates(directory, settings)
     ends = [*_ids(generation.get("eos_token_id")), *_ids(config.get("eos_token_id"))]
-    named = [end for end in _ends(tokenizer) if end in (template or "")]
+    named = [end for end in _ends(tokenizer) if end in f"{template} {tools}"]
     ends = _without_messages(tokenizer, ends + _named(tokenizer, [eos or "", *named]))
     _set_bos(tokenizer, bos, bos_id, settings.get("add_bos_token"))
-    saved = _save(tokenizer, out, bos, bos_id, eos, [end for end in ends if end < vocab], template)
+    saved = _save(tokenizer, out, bos, bos_id, eos, [end for end in ends if end < vocab], template, tools)
     return saved | _said(sampling_of_directory(generation))
 
 
@@ -72,7 +74,8 @@ def from_gguf(source: GgufSource, out: Path) -> dict[str, Any]:
         _add_eos(tokenizer, bos, bos_id, eos, eos_id)
     known = [end for end in ends if type(end) is int] + _named(tokenizer, _ends(tokenizer))
     known = _without_messages(tokenizer, known)
-    saved = _save(tokenizer, out, bos, bos_id, eos, known, source.text("tokenizer.chat_template"))
+    templates = [source.text(key) for key in ("tokenizer.chat_template", f"tokenizer.chat_template.{_TOOL_USE}")]
+    saved = _save(tokenizer, out, bos, bos_id, eos, known, *templates)
     return saved | _said(sampling_of_gguf(source.metadata))
 
 
@@ -123,32 +126,49 @@ def _adds(tokenizer: Tokenizer, bos_id: int | None) -> bool:
 
 def _save(
     tokenizer: Tokenizer, out: Path, bos: str | None, bos_id: int | None, eos: str | None, ends: list[int],
-    template: object,
+    template: str | None, tools: str | None,
 ) -> dict[str, Any]:  # fmt: skip
     tokenizer.no_padding()
     tokenizer.no_truncation()
     write_synced(out / TOKENIZER, tokenizer.to_str(pretty=False).encode())  # a full disk is an OSError then
-    return {
+    own = {} if tools is None or template is None else {"tool_template": tools}
+    return own | {
         "bos_token": bos,
         "eos_token": eos,
         "bos_id": bos_id,
         "eos_ids": list(dict.fromkeys(ends)),
         "add_bos": _adds(tokenizer, bos_id),
-        "chat_template": template if isinstance(template, str) else None,
+        "chat_template": tools if template is None else template,
     }
 
 
-def _template(directory: Path, settings: dict[str, Any]) -> str | None:
-    """The chat template: of tokenizer_config.json (the default one of several), or from a file of its own."""
-    found = settings.get("chat_template")
-    if isinstance(found, list):
-        named = {item.get("name"): item.get("template") for item in found if isinstance(item, dict)}
-        found = named.get("default") or next(iter(named.values()), None)
-    if found is None and (directory / "chat_template.jinja").exists():
-        found = read_text(directory, "chat_template.jinja")
-    if found is None:
-        found = read_json_if_there(directory, "chat_template.json").get("chat_template")
-    return found if isinstance(found, str) else None
+def _templates(directory: Path, settings: dict[str, Any]) -> tuple[str | None, str | None]:
+    """Return the chat template, and the one for conversations with tools if there is another.
+
+    Files of their own win over tokenizer_config.json, as in transformers; chat_template.json comes last.
+    """
+    own = dict(_template_files(directory))
+    listed = settings.get("chat_template")
+    if isinstance(listed, list):
+        named = {item.get("name"): item.get("template") for item in listed if isinstance(item, dict)}
+    else:
+        named = {"default": listed}
+    default = own.get("default") or named.get("default")
+    if default is None:
+        default = read_json_if_there(directory, "chat_template.json").get("chat_template")
+    others = (template for name, template in named.items() if name != _TOOL_USE)
+    found = (default or next(others, None), (own if own else named).get(_TOOL_USE))
+    template, tools = (one if isinstance(one, str) else None for one in found)
+    return template, tools
+
+
+def _template_files(directory: Path) -> Iterator[tuple[str, str]]:
+    """Yield the names and texts of templates that are files of their own."""
+    if (directory / "chat_template.jinja").exists():
+        yield "default", read_text(directory, "chat_template.jinja")
+    more = directory / MORE_TEMPLATES
+    if (more / f"{_TOOL_USE}.jinja").exists() and not more.is_symlink():
+        yield _TOOL_USE, read_text(more, f"{_TOOL_USE}.jinja")
 
 
 def _content(token: object) -> str | None:

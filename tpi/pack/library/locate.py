@@ -31,7 +31,15 @@ ACCEPTED = (
 )
 _MAKING = 1  # goes up where the same source gives another pack than before
 _SMALL = 1 << 20  # bytes up to which a file counts with its content
-_PARTS = ("*.safetensors", "*.json", "*.jinja", "*.model", "merges.txt", "vocab.txt")
+_PARTS = (
+    "*.safetensors",
+    "*.json",
+    "*.jinja",
+    "additional_chat_templates/*.jinja",
+    "*.model",
+    "merges.txt",
+    "vocab.txt",
+)
 
 
 @dataclass(frozen=True)

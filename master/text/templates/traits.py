@@ -1,0 +1,206 @@
+"""What a chat template can be given. It is tried with short conversations: names and words in it say nothing for sure.
+
+Each trait is found out when it is first asked for.
+"""
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from itertools import product
+from typing import Any, Literal
+
+from tpi.errors import ModelError
+
+Message = Mapping[str, Any]
+Render = Callable[[Sequence[Message], Mapping[str, Any]], str]
+"""Renders messages, with further names for the template; raises ModelError if it refuses them."""
+
+ToolPlace = Literal["name", "system", "system as text", "nowhere"]
+"""Where a template reads tools: a name of its own, or the field `tools` of the system message, perhaps as JSON."""
+
+_SYSTEM, _USER, _ANSWER, _AGAIN, _RESULT = "tpisystem", "tpiuser", "tpianswer", "tpiagain", "tpiresult"
+_NAME, _KEY, _VALUE = "tpitool", "tpikey", "tpivalue"
+_PARAMETERS = {"type": "object", "properties": {_KEY: {"type": "string", "description": "A word."}}, "required": [_KEY]}
+_TOOL = {"name": _NAME, "description": "Looks a word up.", "parameters": _PARAMETERS}
+_SWITCHES: Mapping[str, tuple[object, object]] = {
+    "reasoning_effort": ("low", "high"), "enable_thinking": (True, False), "thinking": (True, False),
+}  # fmt: skip
+LONG_ID, SHORT_ID = "call_0123456789abcdef01234567", "a1b2c3d4e"
+
+
+@dataclass(frozen=True)
+class CallForm:
+    """How a template takes the calls of an assistant's message.
+
+    Attributes:
+        as_text: their arguments are JSON, and not objects.
+        null: the content of a message without text is None: an empty one would be a turn, or hide the calls.
+        with_text: a message may have text and calls.
+        short_ids: ids are of nine letters and digits, as Mistral's templates demand.
+    """
+
+    as_text: bool = False
+    null: bool = True
+    with_text: bool = True
+    short_ids: bool = False
+
+
+class Traits:
+    """The traits of one template."""
+
+    def __init__(self, render: Render) -> None:
+        self._render = render
+
+    @cached_property
+    def works(self) -> bool:
+        """Whether it renders a question at all; if not, its refusal of the real conversation says why."""
+        return self._shows([_turn("user", _USER)], _USER) or self.parts
+
+    @cached_property
+    def parts(self) -> bool:
+        """Whether contents are lists of parts, and only these."""
+        asked = _turn("user", _USER)
+        return not self._shows([asked], _USER) and self._shows([in_parts(asked)], _USER)
+
+    @cached_property
+    def system(self) -> bool:
+        """Whether it shows a system message at the beginning."""
+        return self._takes([_turn("system", _SYSTEM), _turn("user", _USER)], _SYSTEM, _USER)
+
+    @cached_property
+    def later_system(self) -> bool:
+        """Whether it shows further system messages, wherever they stand."""
+        turns = [_turn("system", _SYSTEM), _turn("system", _ANSWER), _turn("user", _USER)]
+        later = [_turn("user", _USER), _turn("assistant", _ANSWER), _turn("system", _SYSTEM), _turn("user", _AGAIN)]
+        return self._takes(turns, _SYSTEM, _ANSWER) and self._takes(later, _SYSTEM, _AGAIN)
+
+    @cached_property
+    def repeated_user(self) -> bool:
+        """Whether two messages of the user may follow each other."""
+        return self._takes([_turn("user", _USER), _turn("user", _AGAIN)], _USER, _AGAIN)
+
+    @cached_property
+    def repeated_assistant(self) -> bool:
+        """Whether two messages of the assistant may follow each other."""
+        turns = [_turn("user", _USER), _turn("assistant", _ANSWER), _turn("assistant", _AGAIN), _turn("user", _RESULT)]
+        return self._takes(turns, _ANSWER, _AGAIN)
+
+    @cached_property
+    def assistant_first(self) -> bool:
+        """Whether the assistant may speak first."""
+        return self._takes([_turn("assistant", _ANSWER), _turn("user", _USER)], _ANSWER, _USER)
+
+    def tools(self, with_system: bool) -> ToolPlace:
+        """Return where it reads tools, in a conversation with or without a system message."""
+        return self._tools_with_system if with_system else self._tools_alone
+
+    @property
+    def tells_tools(self) -> bool:
+        """Whether it tells the model of tools, in some conversation."""
+        return (self._tools_alone, self._tools_with_system) != ("nowhere", "nowhere")
+
+    @cached_property
+    def calls(self) -> CallForm | None:
+        """How it takes calls and their results; None if it does not show them."""
+        for short, as_text, empty in product((False, True), (False, True), (True, False)):
+            form = CallForm(as_text, empty, True, short)
+            if self._shows_calls(form, None if empty else ""):
+                return form if self._shows_calls(form, _ANSWER) else replace(form, with_text=False)
+        return None
+
+    def _shows_calls(self, form: CallForm, content: str | None) -> bool:
+        shown = self._tried([self._fitted(message) for message in _call(form, content)])
+        words = all(word in shown for word in (_NAME, _VALUE, _RESULT, content or ""))
+        return words and f"'{_KEY}'" not in shown and "None" not in shown  # as Python writes an object, and nothing
+
+    @cached_property
+    def results(self) -> bool:
+        """Whether it shows what a tool answered, as a message of its own."""
+        turns = [_turn("user", _USER), _turn("assistant", _ANSWER), _turn("tool", _RESULT)]
+        known = self.calls is not None or self.tells_tools
+        return known and self._shows([self._fitted(turn) for turn in turns], _RESULT)
+
+    @cached_property
+    def switches(self) -> frozenset[str]:
+        """The names by which it is told how much to think."""
+        asked = [self._fitted(_turn("user", _USER))]
+        return frozenset(
+            name
+            for name, (one, other) in _SWITCHES.items()
+            if self.works and self._tried(asked, **{name: one}) != self._tried(asked, **{name: other})
+        )
+
+    @cached_property
+    def _tools_alone(self) -> ToolPlace:
+        asked = [self._fitted(_turn("user", _USER))]
+        return "name" if self.works and _NAME in self._tried(asked, tools=wrapped([_TOOL])) else "nowhere"
+
+    @cached_property
+    def _tools_with_system(self) -> ToolPlace:
+        if not self.system:
+            return "nowhere"
+        asked = [self._fitted(_turn("system", _SYSTEM)), self._fitted(_turn("user", _USER))]
+        if _NAME in self._tried(asked, tools=wrapped([_TOOL])):
+            return "name"
+        listed: Sequence[tuple[ToolPlace, Any]] = (("system", wrapped([_TOOL])), ("system as text", written([_TOOL])))
+        for place, tools in listed:
+            shown = self._tried([{**asked[0], "tools": tools}, asked[1]])
+            if _NAME in shown and f"'{_NAME}'" not in shown:
+                return place
+        return "nowhere"
+
+    def _takes(self, messages: Sequence[Message], *words: str) -> bool:
+        """Return whether a conversation is shown; also if nothing is, for then the true error has to come out."""
+        return not self.works or self._shows([self._fitted(message) for message in messages], *words)
+
+    def _shows(self, messages: Sequence[Message], *words: str) -> bool:
+        shown = self._tried(messages)
+        return all(word in shown for word in words)
+
+    def _fitted(self, message: Message) -> Message:
+        return in_parts(message) if self.parts else message
+
+    def _tried(self, messages: Sequence[Message], **names: Any) -> str:
+        try:
+            return self._render(messages, names)
+        except ModelError:
+            return ""
+
+
+def joined(messages: Sequence[Message]) -> str:
+    """Return the conversation of a model without a chat template, which knows no turns of tools."""
+    return "\n".join(message.get("content") or "" for message in messages if message["role"] != "tool")
+
+
+def wrapped(tools: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Return tools as templates take them."""
+    return [{"type": "function", "function": dict(tool)} for tool in tools]
+
+
+def written(tools: Sequence[Mapping[str, Any]]) -> str:
+    """Return tools as JSON text."""
+    return json.dumps([dict(tool) for tool in tools], ensure_ascii=False)
+
+
+def in_parts(message: Message) -> Message:
+    """Return a message whose content is a list of one part."""
+    content = message.get("content")
+    return {**message, "content": [{"type": "text", "text": content}]} if isinstance(content, str) else message
+
+
+def _turn(role: str, content: str) -> Message:
+    return {"role": role, "content": content}
+
+
+def _call(form: CallForm, content: str | None) -> list[Message]:
+    """Return a conversation with a call and its result."""
+    arguments: Any = {_KEY: _VALUE}
+    id_ = SHORT_ID if form.short_ids else LONG_ID
+    function = {"name": _NAME, "arguments": json.dumps(arguments) if form.as_text else arguments}
+    calls = [{"id": id_, "type": "function", "function": function}]
+    return [
+        _turn("user", _USER),
+        {"role": "assistant", "content": content, "tool_calls": calls},
+        {"role": "tool", "tool_call_id": id_, "content": _RESULT},
+    ]

@@ -194,7 +194,7 @@ class Tokenizer:
 
     @cached_property
     def _controls(self) -> Controls:
-        return Controls(self._fast, self.chat_template)
+        return Controls(self._fast, "".join({self.chat_template or "", self.tool_template or ""}))
 
 
 def _answers(rendering: Rendering) -> list[int]:

@@ -29,7 +29,7 @@ _ELSEWHERE = ("server_tool_use", "mcp_tool_use")  # calls that Anthropic's serve
 class ContentBlock(FormPart):
     """A piece of a message: text, a use of a tool, or what a tool answered; of others only the type is read."""
 
-    harmless = frozenset(("cache_control", "data", "signature"))
+    harmless = frozenset(("cache_control", "caller", "data", "signature"))
     neutral = {"citations": ([],)}  # noqa: RUF012
 
     type: str

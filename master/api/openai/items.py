@@ -95,11 +95,12 @@ class Items:
             "temperature": form.temperature,
             "top_logprobs": form.top_logprobs or 0,
             "top_p": form.top_p,
-            "text": {"format": _format(form)},
+            "text": {"format": _format(form)} | _if_asked(form.text and form.text.verbosity, verbosity="medium"),
             "tool_choice": _choice(form),
             "tools": [tool.model_dump(exclude_none=True) for tool in form.functions],
             "truncation": "disabled",
             "usage": self._usage(),
+            **_if_asked(form.service_tier, service_tier="default"),
         } | ({"timings": timings(self._ended)} if self._ended else {})
 
     def _usage(self) -> dict[str, Any] | None:
@@ -184,6 +185,11 @@ def _call_of(item: dict[str, Any]) -> dict[str, Any]:
     """Return a function call's item as a call in a message."""
     function = {"name": item["name"], "arguments": json.loads(item["arguments"])}
     return {"id": item["call_id"], "type": "function", "function": function}
+
+
+def _if_asked(asked: object, **fields: Any) -> dict[str, Any]:
+    """Return `fields`, which say what a response had in the place of what was asked, if anything was."""
+    return fields if asked else {}
 
 
 def _choice(form: ResponsesForm) -> str | dict[str, Any]:

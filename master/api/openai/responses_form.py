@@ -74,11 +74,10 @@ class OutputFormat(FormPart):
 
 
 class OutputText(FormPart):
-    """How the text is to be."""
-
-    neutral = {"verbosity": ("medium",)}  # noqa: RUF012
+    """How the text is to be. A response says that its verbosity is the usual one."""
 
     format: OutputFormat | None = None
+    verbosity: str | None = None
 
 
 class Reasoning(FormPart):
@@ -94,7 +93,7 @@ class ResponsesForm(SamplingFields):
 
     harmless = CALLER - {"metadata"} | CACHING | {"client_metadata", "max_tool_calls"}
     neutral = {  # noqa: RUF012
-        **{name: NEUTRAL[name] for name in ("priority", "service_tier", "skip_special_tokens")},
+        **{name: NEUTRAL[name] for name in ("priority", "skip_special_tokens")},
         "background": (False,),
         "context_management": ([],),
         "stream_options": ({}, {"include_obfuscation": False}),
@@ -116,6 +115,7 @@ class ResponsesForm(SamplingFields):
     parallel_tool_calls: bool | None = None
     metadata: dict[str, str] | None = None
     reasoning: Reasoning | None = None
+    service_tier: str | None = None
 
     @property
     def with_logprobs(self) -> bool:

@@ -104,12 +104,6 @@ PARTS: dict[str, tuple[type[FormPart], dict[str, Any], str, Any]] = {
         "input.0",
         of_responses.ResponseFunctionToolCallParam,
     ),
-    "a thought that is an item": (
-        responses_form.ResponsesForm,
-        {"input": [{"type": "reasoning", "summary": []}, USER]},
-        "input.0",
-        of_responses.ResponseReasoningItemParam,
-    ),
     "an answer that is an item": (
         responses_form.ResponsesForm,
         {"input": [{"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "x"}]}]},

@@ -1,5 +1,6 @@
 """Control tokens come from the template alone, whatever it does with a text and whatever the tokenizer does with it."""
 
+import json
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing
 from itertools import groupby
@@ -12,6 +13,7 @@ from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tok
 from tokenizers import Tokenizer as FastTokenizer
 
 from master.text.controls import Controls
+from master.text.templates.traits import Traits
 from master.text.tokenizer import Tokenizer
 
 START, END, THINK, CALL, USER = "<|im_start|>", "<|im_end|>", "</think>", "<tool_call>", "<\uff5cUser\uff5c>"
@@ -187,6 +189,8 @@ BODIES = (
 def tokenizer(request: pytest.FixtureRequest) -> Iterator[Tokenizer]:
     info = {"chat_template": TEMPLATE.replace("BODY", request.param), "eos_token": END}
     with closing(Tokenizer(make("bytes", "bare"), info)) as tokenizer:
+        all_shown = Traits(lambda messages, names: json.dumps([messages, names]).replace("null", "None"))
+        tokenizer.__dict__["_traits"] = all_shown  # the messages go to the template as they are
         yield tokenizer
 
 

@@ -72,7 +72,9 @@ class Service:
 
     async def effort(self, ask: ChatAsk) -> str | None:
         """Return how much the model is told to think; None if it cannot be told."""
-        return await _within(self._text, lambda: self._preparer.effort(ask))
+        if ask.effort is None:
+            return None
+        return await self._text.run(ask.client.name, lambda: self._preparer.effort(ask))
 
     async def count(self, ask: ChatAsk) -> int:
         """Tokens of a conversation; errors as `chat`."""

@@ -28,8 +28,9 @@ def response_routes(state: ApiState) -> APIRouter:
         said = [*kept.find(form.previous_response_id), *form.messages(kept.known)]
         ask = form.ask(said, state.client(request, *form.salts()))
         deadline = Deadline(state.limits.answer_s)
+        effort = await unless_gone(request, state.service.effort(ask), deadline)
         answers = await unless_gone(request, state.service.chat(ask), deadline)
-        items, headers = Items(form, model, await state.service.effort(ask)), state.left_out.headers(ask.use)
+        items, headers = Items(form, model, effort), state.left_out.headers(ask.use)
 
         def keep() -> None:
             if form.store is not False:

@@ -64,7 +64,7 @@ class Guard:
     async def _checked(self, scope: Scope, receive: Receive, body: HeldBody) -> ApiFailure | None:
         """What is wrong with it; a body is taken in."""
         headers = Headers(scope=scope)
-        key, address = _key_of(headers), (scope.get("client") or ("",))[0]
+        key, address = self._key_of(headers), (scope.get("client") or ("",))[0]
         sender = sender_of(address, key, self._access.keys, self._access.share_prefixes)
         scope["state"]["sender"] = sender
         if not self._known_host(headers.get("host", "")):
@@ -72,6 +72,8 @@ class Guard:
             return refusal(403, said, code="unknown_host")
         if scope["path"] not in OPEN_PATHS and not self._open(scope["path"]) and not self._knows(key):
             said = "a key is needed, as `Authorization: Bearer KEY` or `x-api-key: KEY`"
+            if key:
+                said = "the API key is wrong; give one that the server was started with"
             return refusal(401, said, code="invalid_api_key")
         if not _has_body(scope):
             return None
@@ -88,14 +90,16 @@ class Guard:
             return True
         return name in _NAMES or name in self._access.hosts
 
+    def _key_of(self, headers: Headers) -> str:
+        """Return the key of a request: of two that it has in its headers, the one that is known."""
+        scheme, _, bearer = headers.get("authorization", "").partition(" ")
+        both = (bearer.strip() if scheme.lower() == "bearer" else "", headers.get("x-api-key", "").strip())
+        given = [one for one in both if one] or [""]
+        return next((one for one in given if self._knows(one)), given[0])
+
     def _knows(self, key: str) -> bool:
         known = [hmac.compare_digest(key.encode(), one.encode()) for one in self._access.keys]  # each takes its time
         return any(known) or not known
-
-
-def _key_of(headers: Headers) -> str:
-    scheme, _, bearer = headers.get("authorization", "").partition(" ")
-    return (bearer if scheme.lower() == "bearer" else headers.get("x-api-key", "")).strip()
 
 
 class _Logged:

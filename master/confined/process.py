@@ -18,6 +18,8 @@ _START_S = 60.0  # for a fresh child to load its modules, on a busy machine
 _WALL = 4.0  # times the limit of processor time, after which a child that waits is ended, too
 _NO_MEMORY = (OUT_OF_MEMORY, -signal.SIGABRT, -signal.SIGKILL)  # how a process ends that gets none
 _WATCHED = sys.platform != "linux"  # macOS does not limit a process's memory
+_ONE_THREAD = {"RAYON_NUM_THREADS": "1", "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MALLOC_ARENA_MAX": "1"}
+"""Stacks and arenas of threads would count as memory of the work."""
 _LOOK_S = 0.05  # between two looks at the memory of a child that is watched
 _RUN = (
     "import sys; sys.path[:] = sys.argv[1].split(chr(10)); from master.confined.child import main; main(*sys.argv[2:])"
@@ -112,6 +114,7 @@ class _Child:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
+            env=os.environ | _ONE_THREAD,
             start_new_session=True,  # Ctrl-C at a terminal is the parent's
         )
         assert self._process.stdin

@@ -2,13 +2,21 @@
 
 import re
 from collections import OrderedDict
-from functools import cached_property
+from collections.abc import Iterable
+from hashlib import sha256
+from queue import SimpleQueue
+from threading import Lock, RLock
+from time import thread_time
 from typing import TYPE_CHECKING
+from weakref import finalize
 
 import numpy as np
 import numpy.typing as npt
 
+from master.api.answers import trial
 from master.api.failures import RequestError
+from master.confined.process import ConfinedError, ConfinedProcess
+from tpi.errors import BusyError
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer
@@ -19,27 +27,35 @@ F32 = npt.NDArray[np.float32]
 
 _WORD = 32  # tokens in a number of the mask
 _MOST_GRAMMAR = 1 << 17  # characters
-_MOST_SYMBOLS = 12_000  # of a grammar, some 1500 optional properties: the time to compile grows with their square
 _PLACE = re.compile(r"^at \d+\(\d+\): (failed to compile JSON schema: )?")
 _QUOTED = re.compile(r"\n +\d+ \| ")
 _KEYS = re.compile(r"Unimplemented keys: \[(.*)\]")
-_KEPT = 16  # grammars that were asked for last, of no more characters together than one may have
+AT_ONCE = 2
+"""Grammars that are tried and compiled at once."""
+_MOST_KEPT = 64 << 20  # bytes of grammars that were asked for last
+_MOST_LIVE = 384 << 20  # bytes of these, and of all that answers follow
+_CHARACTER = 512  # bytes of a kept grammar for each of its characters, beside what its trial took
+_REMEMBERED = 256  # grammars that were refused
 
 
 class GrammarConstraint:
     """Follows one answer; see `master.generation.sampler.Constraint`."""
 
-    def __init__(self, matcher: "LLMatcher", vocab: int) -> None:
-        self._matcher, self._vocab = matcher, vocab
+    def __init__(self, matcher: "LLMatcher", vocab: int, share: "GrammarShare") -> None:
+        """`share` is the memory of the grammar, held until the last copy is gone."""
+        self._matcher, self._vocab, self.share = matcher, vocab, share
         self._mask = np.zeros(-(-vocab // _WORD), np.int32)
 
     def copy(self) -> "GrammarConstraint":
         """One for another answer, in the state of this one."""
-        return GrammarConstraint(self._matcher.deep_copy(), self._vocab)
+        return GrammarConstraint(self._matcher.deep_copy(), self._vocab, self.share)
 
     def allow(self, logits: F32) -> F32:
         """`logits` `[vocab]`, minus infinity for what may not come; at its end only the end of turn may."""
+        began = thread_time()
         self._matcher.unsafe_compute_mask_ptr(self._mask.ctypes.data, self._mask.nbytes)
+        if thread_time() - began > trial.SLOW_S:  # every answer waits for it
+            raise RequestError("the grammar takes too long to follow; ask for less", code="grammar_failed")
         if self._matcher.is_error():
             said = " ".join(self._matcher.get_error().split())[:300]
             raise RequestError(f"the grammar cannot be followed any further: {said}", code="grammar_failed")
@@ -52,58 +68,153 @@ class GrammarConstraint:
             self._matcher.consume_token(token)
 
 
+class GrammarShare:
+    """The memory of one compiled grammar, bytes."""
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+
+
+class GrammarRoom:
+    """The memory of all grammars that are kept or that an answer follows."""
+
+    def __init__(self, most: int) -> None:
+        self._most, self._used = most, 0
+        self._lock = RLock()  # a share may end while the lock is held
+
+    def take(self, size: int) -> GrammarShare:
+        """Return a share of `size` bytes, given back when it is collected.
+
+        Raises:
+            BusyError: if all shares together would be too much.
+        """
+        with self._lock:
+            if self._used + size > self._most:
+                raise BusyError("grammars of other requests take all the memory for grammars; ask again in a while")
+            self._used += size
+        share = GrammarShare(size)
+        finalize(share, self._give_back, size)
+        return share
+
+    def _give_back(self, size: int) -> None:
+        with self._lock:
+            self._used -= size
+
+
 class Grammars:
-    """Compiles grammars for one tokenizer, and keeps the last ones. From one thread at a time."""
+    """Compiles grammars for one tokenizer, and keeps the last ones; safe to call from several threads.
+
+    What a client asks for is tried in a child process first, see `master.api.answers.trial`. Grammars that are already
+    kept, and the server's own, wait for no trial.
+    """
 
     def __init__(self, tokenizer: "Tokenizer", vocab: int) -> None:
         """`vocab`: logits of a token."""
-        self._source = tokenizer
-        self._vocab = vocab
+        self._source, self._vocab = tokenizer, vocab
+        self._own = dict[str, GrammarConstraint]()
         self._kept: OrderedDict[str, GrammarConstraint] = OrderedDict()
+        self._costly: OrderedDict[bytes, None] = OrderedDict()
+        self._trials = SimpleQueue[ConfinedProcess]()
+        self._processes = [ConfinedProcess("master.api.answers.trial", {}, trial.LIMITS) for _ in range(AT_ONCE)]
+        for process in self._processes:
+            self._trials.put(process)
+        self._room = GrammarRoom(_MOST_LIVE)
+        self._lock, self._loading = Lock(), Lock()
+        self._loaded: LLTokenizer | None = None
+
+    def kept(self, lark: str) -> GrammarConstraint | None:
+        """Return what `compiled` would, if that takes no time."""
+        with self._lock:
+            if lark in self._own:
+                return self._own[lark]
+            found = self._kept.get(lark)
+            if found is None:
+                return None
+            self._kept.move_to_end(lark)
+            return found
 
     def compiled(self, lark: str, field: str, name: str = "") -> GrammarConstraint:
-        """A constraint that an answer is what `lark` says, to be copied; `field` is where the user said it.
+        """Return a constraint that an answer is what `lark` says, to be copied; `field` is where the user said it.
 
         `name`: what errors call it, by default the field.
 
         Raises:
-            RequestError: if it is no valid grammar, or one that is too large.
+            RequestError: if it is not a valid grammar, or takes too much time or memory.
+            BusyError: if grammars of other requests take all the memory that there is for them.
         """
-        if (found := self._kept.get(lark)) is None:
-            found = self._kept[lark] = self._compile(lark, field, name or field)
-        self._kept.move_to_end(lark)
-        while len(self._kept) > _KEPT or (len(self._kept) > 1 and sum(map(len, self._kept)) > _MOST_GRAMMAR):
-            self._kept.popitem(last=False)
-        return found
-
-    def _compile(self, lark: str, field: str, name: str) -> GrammarConstraint:
+        if (found := self.kept(lark)) is not None:
+            return found
+        name = name or field
         if len(lark) > _MOST_GRAMMAR:
             said = f"{name} is over the limit of {_MOST_GRAMMAR} characters; ask for less"
             raise RequestError(said, field, "invalid_value")
-        from llguidance import LLMatcher, LLParserLimits, grammar_from
+        share = self._room.take(self._tried(lark, field, name))
+        made = self._compile(lark, field, name, share)
+        with self._lock:
+            self._kept[lark] = made
+            while len(self._kept) > 1 and sum(one.share.size for one in self._kept.values()) > _MOST_KEPT:
+                self._kept.popitem(last=False)
+        return made
 
-        limits = LLParserLimits(max_grammar_size=_MOST_SYMBOLS, verbose_errors=False)
-        matcher = LLMatcher(self._tokenizer, grammar_from("lark", lark), log_level=0, limits=limits)
+    def prepare(self, own: Iterable[str]) -> None:
+        """Load what the first grammar would wait for, and compile the server's own grammars.
+
+        That takes a quarter of a second, and 33 MiB at SmolLM2's size.
+        """
+        made = {lark: self._compile(lark, "response_format", "response_format", GrammarShare(0)) for lark in own}
+        with self._lock:
+            self._own.update(made)
+        self._processes[-1].start()
+
+    def close(self) -> None:
+        """End the child processes."""
+        for process in self._processes:
+            process.close()
+
+    def _tried(self, lark: str, field: str, name: str) -> int:
+        """Return about how many bytes the grammar takes; raises RequestError if they, or the time, are too much."""
+        key = sha256(lark.encode()).digest()
+        if key in self._costly:
+            raise _too_large(field, name)
+        process = self._trials.get()
+        try:
+            return int(process.ask(lark)) + _CHARACTER * len(lark)
+        except ConfinedError:
+            with self._lock:
+                self._costly[key] = None
+                while len(self._costly) > _REMEMBERED:
+                    self._costly.popitem(last=False)
+            raise _too_large(field, name) from None
+        finally:
+            self._trials.put(process)
+
+    def _compile(self, lark: str, field: str, name: str, share: "GrammarShare") -> GrammarConstraint:
+        from llguidance import LLMatcher, grammar_from
+
+        limits = trial.parser_limits(lark)
+        matcher = LLMatcher(self._tokenizer(), grammar_from("lark", lark), log_level=0, limits=limits)
         if matcher.is_error():
             raise _refused(matcher.get_error(), field, name)
-        return GrammarConstraint(matcher, self._vocab)
+        return GrammarConstraint(matcher, self._vocab, share)
 
-    def prepare(self) -> None:
-        """Load what the first grammar would have to wait for: a quarter of a second, and 33 MiB at SmolLM2's size."""
-        assert self._tokenizer
-
-    @cached_property
     def _tokenizer(self) -> "LLTokenizer":
-        from llguidance import LLTokenizer
+        with self._loading:
+            if self._loaded is None:
+                from llguidance import LLTokenizer
 
-        ends = sorted(self._source.eos_ids)
-        return LLTokenizer(self._source.definition, n_vocab=self._vocab, eos_token=ends or None)
+                ends = sorted(self._source.eos_ids)
+                self._loaded = LLTokenizer(self._source.definition, n_vocab=self._vocab, eos_token=ends or None)
+            return self._loaded
+
+
+def _too_large(field: str, name: str) -> RequestError:
+    return RequestError(f"{name} makes too large a grammar; ask for less", field, "invalid_value")
 
 
 def _refused(said: str, field: str, name: str) -> RequestError:
     """What is told of a grammar that cannot be compiled, of which llguidance `said` why."""
     if "too big" in said or "too large" in said:
-        return RequestError(f"{name} makes too large a grammar; ask for less", field, "invalid_value")
+        return _too_large(field, name)
     return RequestError(f"{name} cannot be made a grammar: {_reason(said)}", field, "invalid_value")
 
 

@@ -40,6 +40,11 @@ class Preparer:
         self._shapes = Shapes(tokenizer)
         self._spelled = frozenset(token for text in SPELLED if (token := tokenizer.control(text)) is not None)
 
+    @property
+    def own_grammars(self) -> frozenset[str]:
+        """The grammars of answers that are any JSON object, to which clients add nothing."""
+        return self._shapes.of_objects
+
     def chat(self, ask: ChatAsk) -> PreparedAsk:
         """Raises RequestError, naming the field, if it cannot be answered."""
         tokens = self.encode(ask)

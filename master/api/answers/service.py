@@ -6,6 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import replace
 from typing import TypeVar
+from weakref import WeakValueDictionary
 
 import numpy as np
 import numpy.typing as npt
@@ -13,7 +14,7 @@ import numpy.typing as npt
 from master.api.answers.answering import Answering
 from master.api.answers.ask import ChatAsk, TextAsk, Wanted
 from master.api.answers.collector import AnswerMeter, Collector
-from master.api.answers.constraint import GrammarConstraint, Grammars
+from master.api.answers.constraint import AT_ONCE, GrammarConstraint, Grammars
 from master.api.answers.prepare import PreparedAsk, Preparer
 from master.api.answers.turns import FairThread
 from master.api.failures import RequestError
@@ -40,11 +41,12 @@ class Service:
         self._defaults = SamplingDefaults.of(tokenizer.info)
         self._preparer = Preparer(tokenizer, self.context)
         self._grammars = Grammars(tokenizer, vocab)
-        self._text, self._grammar = FairThread("text"), ThreadPoolExecutor(1, "grammar")
+        self._text, self._grammar = FairThread("text"), ThreadPoolExecutor(AT_ONCE, "grammar")
+        self._turns = WeakValueDictionary[str, asyncio.Lock]()
 
     def warm_up(self) -> None:
         """Load in the background what the first answer with a grammar, or a broken one, would wait for."""
-        self._grammar.submit(self._grammars.prepare)
+        self._grammar.submit(self._grammars.prepare, self._preparer.own_grammars)
 
     async def chat(self, ask: ChatAsk) -> list[Answering]:
         """`ask.wanted.count` answers to a conversation.
@@ -67,7 +69,7 @@ class Service:
         else:
             self._check_tokens(ask.prompt, ask.field)
             prepared = await self._text.run(ask.client.name, lambda: self._preparer.text(ask))
-        await self._constraints(prepared, 0)  # what is no grammar is refused now, and not when it begins
+        await self._constraints(prepared, 0, ask.client)  # what is no grammar is refused now, and not when it begins
         return prepared
 
     async def effort(self, ask: ChatAsk) -> str | None:
@@ -103,14 +105,15 @@ class Service:
         return total / max(float(np.linalg.norm(total)), 1e-12), len(prepared.tokens)
 
     def close(self) -> None:
-        """Join the threads that prepare prompts and grammars, and end the process that renders templates."""
+        """Join the threads that prepare prompts and grammars, and end the processes of templates and grammars."""
         self._text.close()
         self._grammar.shutdown(cancel_futures=True)
         self._tokenizer.close()
+        self._grammars.close()
 
     async def begin(self, prepared: PreparedAsk, wanted: Wanted, client: Client) -> list[Answering]:
         """`wanted.count` answers to what is prepared; raises BusyError as `chat`."""
-        constraints = await self._constraints(prepared, wanted.count)
+        constraints = await self._constraints(prepared, wanted.count, client)
         samplers = [_sampler(constraint, wanted, index, self._defaults) for index, constraint in enumerate(constraints)]
         limits = AnswerLimits(prepared.limit, wanted.stops, wanted.ignore_eos)
         answers, first = list[Answering](), None
@@ -131,24 +134,31 @@ class Service:
             raise
         return answers
 
-    async def _constraints(self, prepared: PreparedAsk, count: int) -> list[GrammarConstraint | None]:
-        """One for each of `count` answers; the grammar is compiled even for none. Raises RequestError if it is none.
+    async def _constraints(self, prepared: PreparedAsk, count: int, client: Client) -> list[GrammarConstraint | None]:
+        """Return one for each of `count` answers; the grammar is compiled even for none.
 
-        On a thread of its own: what it takes for one client, all others would have to wait for.
+        One client's grammars are compiled one after the other, so that two of them do not take both threads.
+
+        Raises:
+            RequestError: if it is not a grammar, or one that takes too much.
         """
         grammar, field = prepared.shape.grammar, prepared.shape.field
         if grammar is None:
             return [None] * count
 
-        def made() -> list[GrammarConstraint | None]:
+        def made() -> GrammarConstraint:
             try:
-                compiled = self._grammars.compiled(grammar, field)
+                return self._grammars.compiled(grammar, field)
             except RequestError:
                 self._blame(prepared.shape.parts, field)
                 raise
-            return [compiled.copy() for _ in range(count)]
 
-        return await _within(self._grammar, made)
+        compiled = self._grammars.kept(grammar)
+        if compiled is None:
+            turn = self._turns.setdefault(client.name, asyncio.Lock())
+            async with turn:
+                compiled = await _within(self._grammar, made)
+        return [compiled.copy() for _ in range(count)]
 
     def _blame(self, parts: Sequence[tuple[str, str]], field: str) -> None:
         """Raise RequestError that names the first of `parts` that is no grammar by itself; none may be."""

@@ -51,6 +51,13 @@ class Shapes:
         told = self._tokenizer.traits(with_tools=True).tells_tools
         return family_of(self._tokenizer.tool_template if told else None)
 
+    @property
+    def of_objects(self) -> frozenset[str]:
+        """The grammars of answers that are any JSON object."""
+        answer = grammars.of_schema(grammars.ANY_OBJECT)
+        ways = ((None, False), (self.thinking, False), (self.thinking, True))
+        return frozenset(grammars.whole(answer, thinking, begun, self._literal) for thinking, begun in ways)
+
     def of_text(self, wanted: Wanted) -> Shape:
         """An answer to a text that is gone on with as it is."""
         if wanted.grammar is None:

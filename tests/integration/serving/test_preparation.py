@@ -10,12 +10,13 @@ from threading import Event
 from typing import Any
 
 import httpx
+import psutil
 import pytest
 
-from master.api.answers.constraint import GrammarConstraint
+from master.api.answers.constraint import GrammarConstraint, GrammarShare
 from master.api.failures import CLIENT_GONE
 from master.api.state import ServeLimits
-from tests.support.serving import KEY, Served, client, said, tiny_server
+from tests.support.serving import KEY, MODEL, Served, client, said, tiny_server
 from tpi.pack.reader import Pack
 
 CHAT, WAIT_S = "/v1/chat/completions", 60
@@ -34,11 +35,11 @@ class SlowGrammars:
         self._real = served.service._grammars._compile
         monkeypatch.setattr(served.service._grammars, "_compile", self._compile)
 
-    def _compile(self, lark: str, field: str, name: str) -> GrammarConstraint:
+    def _compile(self, lark: str, field: str, name: str, share: GrammarShare) -> GrammarConstraint:
         self.compiled.append(lark)
         self.began.set()
         assert self.let.wait(WAIT_S)
-        return self._real(lark, field, name)
+        return self._real(lark, field, name, share)
 
 
 @pytest.fixture
@@ -102,6 +103,56 @@ def test_the_grammar_of_a_client_that_left_is_not_compiled(
         assert first.result().status_code == 200
     assert http.post(CHAT, json=of_pattern("[j-l]{3}")).status_code == 200
     assert [lark.count("[g-i]") for lark in slow.compiled] == [0, 0]
+
+
+MULTIPLE = {"type": "integer", "multipleOf": 1999957}
+ASKED_IN: dict[str, tuple[str, dict[str, Any], str]] = {
+    "a form": (
+        CHAT,
+        said(response_format={"type": "json_schema", "json_schema": {"name": "x", "schema": MULTIPLE}}),
+        "response_format.json_schema.schema",
+    ),
+    "a pattern": (CHAT, of_pattern("(a{1000}){1000}"), "response_format.pattern"),
+    "a tool": (
+        CHAT,
+        said(
+            tools=[{"type": "function", "function": {"name": "look", "parameters": {"properties": {"x": MULTIPLE}}}}],
+            tool_choice="required",
+        ),
+        "tools",
+    ),
+    "a form of responses": (
+        "/v1/responses",
+        {"input": "x", "text": {"format": {"type": "json_schema", "name": "x", "schema": MULTIPLE}}},
+        "text.format.schema",
+    ),
+    "a tool of messages": (
+        "/v1/messages",
+        {
+            "model": MODEL,
+            "max_tokens": 4,
+            "messages": [{"role": "user", "content": "x"}],
+            "tools": [{"name": "look", "input_schema": {"type": "object", "properties": {"x": MULTIPLE}}}],
+            "tool_choice": {"type": "any"},
+        },
+        "tools",
+    ),
+}
+
+
+def test_costly_grammars_are_refused_and_others_go_on(served: Served, http: httpx.Client) -> None:
+    served.service.warm_up()
+    before = psutil.Process().memory_info().rss
+    with ThreadPoolExecutor(len(ASKED_IN)) as pool:
+        costly = {case: pool.submit(http.post, path, json=body) for case, (path, body, _) in ASKED_IN.items()}
+        for _ in range(3):
+            assert http.post(CHAT, json=said(response_format={"type": "json_object"})).status_code == 200
+    for case, asked in costly.items():
+        answer, field = asked.result(), ASKED_IN[case][2]
+        assert answer.status_code == 400, (case, answer.text)
+        assert "too large a grammar" in answer.json()["error"]["message"]
+        assert answer.json()["error"].get("param", field) == field
+    assert psutil.Process().memory_info().rss - before < 100 << 20
 
 
 @pytest.mark.parametrize("stream", [False, True])

@@ -1,25 +1,30 @@
 """Grammars: compiled once, copied for each answer, and refused where they would take long."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from threading import Thread
 from typing import Any
 
 import numpy as np
+import psutil
 import pytest
 
-from master.api.answers import grammars
+from master.api.answers import constraint, grammars, trial
 from master.api.answers.constraint import Grammars
 from master.api.failures import RequestError
 from master.text.tokenizer import Tokenizer
+from tpi.errors import BusyError
 from tpi.pack.reader import Pack
 
 _SECONDS = 4  # of processor time; what is refused takes a fifth of that where nothing else runs
 
 
 @pytest.fixture(scope="module")
-def grammars_of(tiny_pack: Callable[..., Pack]) -> Grammars:
+def grammars_of(tiny_pack: Callable[..., Pack]) -> Iterator[Grammars]:
     pack = tiny_pack("llama")
-    return Grammars(Tokenizer.load(pack), pack.config.vocab)
+    with closing(Grammars(Tokenizer.load(pack), pack.config.vocab)) as grammars_of:
+        yield grammars_of
 
 
 def schema(properties: int, required: bool) -> str:
@@ -44,17 +49,29 @@ def test_copies_go_their_own_ways(grammars_of: Grammars, tiny_pack: Callable[...
     assert np.array_equal(np.isfinite(compiled.copy().allow(logits)), begins)
 
 
-def test_the_last_ones_are_kept_and_no_others(grammars_of: Grammars) -> None:
+def pattern(text: str) -> str:
+    return grammars.whole(grammars.of_pattern(text), None, False, repr)
+
+
+def test_the_last_ones_are_kept_within_their_memory(grammars_of: Grammars, monkeypatch: pytest.MonkeyPatch) -> None:
     def compiled(number: int) -> Any:
-        return grammars_of.compiled(grammars.whole(grammars.of_pattern(f"x{{{number}}}"), None, False, repr), "x")
+        return grammars_of.compiled(pattern(f"x{{{number}}}"), "x")
 
     first, second = compiled(1), compiled(2)
-    for number in range(3, 17):
-        compiled(number)
+    monkeypatch.setattr(constraint, "_MOST_KEPT", first.share.size + second.share.size)
     assert compiled(1) is first
-    compiled(17)
-    assert compiled(1) is first
-    assert compiled(2) is not second
+    compiled(1000)
+    assert compiled(1) is first or compiled(2) is not second
+    assert sum(one.share.size for one in grammars_of._kept.values()) <= first.share.size + second.share.size
+
+
+def test_grammars_of_live_answers_are_within_their_memory_too() -> None:
+    room = constraint.GrammarRoom(10)
+    shares = [room.take(5), room.take(5)]
+    with pytest.raises(BusyError, match="ask again"):
+        room.take(1)
+    shares.pop()
+    assert room.take(5).size == 5
 
 
 def test_large_ones_are_not_kept_beside_each_other(grammars_of: Grammars) -> None:
@@ -77,3 +94,97 @@ def test_what_takes_long_to_compile_is_refused_before(properties: int, required:
         grammars_of.compiled(schema(properties, required), "tools")
     assert time.thread_time() - begun < _SECONDS
     assert refused.value.field == "tools"
+
+
+MULTIPLE = {"type": "integer", "multipleOf": 1999957}
+COSTLY: dict[str, Any] = {
+    "a large multiple": MULTIPLE,
+    "a multiple of many digits": {"type": "integer", "multipleOf": 9999991},
+    "multiples that multiply": {"allOf": [{"type": "integer", "multipleOf": number} for number in (97, 89, 83, 79)]},
+    "one of many": {"anyOf": [{"type": "string"}, {"type": "array", "items": MULTIPLE}]},
+    "a definition": {"$defs": {"a": MULTIPLE}, "type": "object", "properties": {"x": {"$ref": "#/$defs/a"}}},
+    "a property": {"type": "object", "patternProperties": {"^x": MULTIPLE}, "properties": {}},
+    "counts of counts": {"type": "string", "pattern": "^(a{1000}){1000}$"},
+    "counts of counts in names": {"type": "object", "patternProperties": {"^(a{1000}){1000}$": {}}, "properties": {}},
+    "many multiples": {"anyOf": [{"type": "integer", "multipleOf": 29_989 + 2 * number} for number in range(40)]},
+}
+
+
+@pytest.mark.parametrize("case", COSTLY)
+def test_what_takes_too_much_is_refused_wherever_it_stands(case: str, grammars_of: Grammars) -> None:
+    before = psutil.Process().memory_info().rss
+    begun = time.thread_time()
+    lark = grammars.whole(grammars.of_schema(COSTLY[case]), None, False, repr)
+    for _ in range(2):
+        with pytest.raises(RequestError) as refused:
+            grammars_of.compiled(lark, "tools", "the tool look")
+        assert "the tool look" in str(refused.value)
+        assert refused.value.field == "tools"
+    assert time.thread_time() - begun < _SECONDS  # none of it in this process
+    assert psutil.Process().memory_info().rss - before < 64 << 20
+
+
+CHEAP: dict[str, Any] = {
+    "long strings": {"type": "string", "minLength": 5, "maxLength": 1_000_000},
+    "long arrays": {"type": "array", "items": {"type": "integer"}, "maxItems": 10_000},
+    "a wide range": {"type": "integer", "minimum": -(10**18), "maximum": 10**18 + 7},
+    "a small multiple": {"type": "integer", "multipleOf": 250},
+    "cents": {"type": "number", "multipleOf": 0.01, "minimum": 0},
+    "many names": {"enum": [f"name {number}" for number in range(5000)]},
+    "itself": {"$defs": {"a": {"type": "array", "items": {"$ref": "#/$defs/a"}}}, "$ref": "#/$defs/a"},
+    "a date": {"type": "string", "format": "date-time"},
+    "a pattern": {"type": "string", "pattern": "^[a-z]{1,100}(-[a-z0-9]{1,50}){0,10}$"},
+}
+
+
+@pytest.mark.parametrize("case", CHEAP)
+def test_what_takes_little_is_taken(case: str, grammars_of: Grammars) -> None:
+    assert grammars_of.compiled(grammars.whole(grammars.of_schema(CHEAP[case]), None, False, repr), "x")
+
+
+def test_large_schemas_can_be_followed(grammars_of: Grammars, tiny_pack: Callable[..., Pack]) -> None:
+    tokenizer, logits = Tokenizer.load(tiny_pack("llama")), np.zeros(tiny_pack("llama").config.vocab, np.float32)
+    copy = grammars_of.compiled(schema(1000, required=False), "x").copy()
+    for token in tokenizer.encode('{"p7": "x", "p99', special=False):
+        assert np.isfinite(copy.allow(logits))[token]
+        copy.accept(token)
+
+
+def test_others_go_on_while_a_costly_one_is_tried(grammars_of: Grammars) -> None:
+    own = grammars.whole(grammars.of_schema(grammars.ANY_OBJECT), None, False, repr)
+    grammars_of.prepare([own])
+    costly = [
+        grammars.whole(grammars.of_schema({"type": "integer", "multipleOf": 1999957 + 2 * number}), None, False, repr)
+        for number in range(3)
+    ]
+    refused = list[str]()
+
+    def ask(lark: str) -> None:
+        with pytest.raises(RequestError) as error:
+            grammars_of.compiled(lark, "x")
+        refused.append(str(error.value))
+
+    threads = [Thread(target=ask, args=(lark,)) for lark in costly]
+    for thread in threads:
+        thread.start()
+    assert grammars_of.kept(own) is not None  # at once, whatever the others do
+    for thread in threads:
+        thread.join()
+    assert len(refused) == len(costly)
+
+
+@pytest.mark.parametrize(
+    ("pattern", "size"),
+    [
+        ("abc", 3),
+        ("a{1000}", 1000),
+        ("(a{1000}){1000}", 1_000_000),
+        ("(ab|c{10}){2,3}d", 37),
+        (r"[({\]]{5}\({2}\d{3,}", 10),
+        ("{", 1),
+        (")a{,7}", 7),
+        ("((((a{10}){10}){10}){10}){10}", 100_000),
+    ],
+)
+def test_counts_are_written_out(pattern: str, size: int) -> None:
+    assert trial.expanded(pattern) == size

@@ -77,6 +77,7 @@ class Beside:
             used.crossover or 0,
             tuple(more),
             card_figures(self.figures),
+            self.figures.shared,
         )
 
 

@@ -80,12 +80,13 @@ class DiskRate:
 
 @dataclass(frozen=True)
 class Accelerator:
-    """A device with memory of its own, beside the host; `memory` in bytes."""
+    """A device in addition to the host; `memory` in bytes, of its own, or `shared`: part of the host's."""
 
     rates: Rates
     memory: int
     link: DeviceLink
     name: str = "GPU"
+    shared: bool = False
 
 
 @dataclass(frozen=True)
@@ -103,6 +104,11 @@ class NodeMachine:
     def cards(self) -> tuple[Accelerator, ...]:
         """All accelerators, in the order in which they were named."""
         return () if self.accelerator is None else (self.accelerator, *self.more)
+
+    @property
+    def shared(self) -> bool:
+        """Whether an accelerator takes its memory from the host's."""
+        return any(card.shared for card in self.cards)
 
     def with_cards(self, change: Callable[[Accelerator], Accelerator]) -> "NodeMachine":
         """The same with every accelerator changed."""

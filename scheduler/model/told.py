@@ -40,6 +40,7 @@ def told_machine(memory: int, card: Card | None, speed: MachineSpeed | None) -> 
         machine = _figured(machine, card.figures, card)
     else:
         machine = replace(machine, accelerator=replace(laptop_gpu(), memory=card.memory, name=card.name))
+    machine = machine.with_cards(lambda each: replace(each, shared=card.shared))
     there = machine.accelerator
     assert there is not None
     return replace(machine, more=tuple(replace(there, memory=size) for size in card.more))

@@ -87,6 +87,21 @@ class Identified(Protocol):
         ...
 
 
+@runtime_checkable
+class Sharing(Protocol):
+    """A device that may lie in the host's memory: what it holds then counts in the host's budget, too."""
+
+    @property
+    def shares_memory(self) -> bool:
+        """Whether its memory is the host's, as an integrated chip's is."""
+        ...
+
+
+def shares_memory(device: Device) -> bool:
+    """Return whether the memory of `device` is the host's."""
+    return isinstance(device, Sharing) and device.shares_memory
+
+
 def identity_of(device: Device) -> str:
     """Return what figures of `device` are remembered by: its identity, or its name where it has none."""
     return device.identity if isinstance(device, Identified) else device.name

@@ -86,6 +86,7 @@ class Card:
     crossover: Count  # tokens; 0: as measured
     more: tuple[Bytes, ...] = ()  # memory of those beside the first
     figures: CardFigures | None = None  # of the first, and of the host
+    shared: bool = False  # the memory of one of them is the host's
 
     @property
     def options(self) -> OffloadOptions:

@@ -100,7 +100,7 @@ def planned_experts(
 ) -> ExpertPlan | None:
     """The fastest way to have experts come on demand; None where there is no way."""
     work, pieces, mixture = expert_work(plan), tuple(pieces_with_experts(plan)), plan.config.mixture
-    if work is None or mixture is None or plan.options.window:
+    if work is None or mixture is None or plan.options.window or machine.shared:
         return None
     problem = offload_problem(plan, pieces, machine, options, tables)
     keys = [key for key, _ in routed_of(plan, mixture.experts)]
@@ -168,6 +168,8 @@ def _refusal(plan: NodePlan, machine: NodeMachine, options: OffloadOptions, tabl
         return f"{what}, and this model has none; leave it out"
     if len(machine.cards) > 1:
         return f"{what}, to one, and several are named; give --device once"
+    if machine.shared:
+        return f"{what}, and this one shares its memory with the host: nothing would be brought; leave it out"
     if options.weights != "auto" or options.crossover == 1 or plan.options.window:
         return f"{what}, which --weights, --crossover 1 and --window rule out; leave those out"
     if with_room(_MOST) is None:

@@ -16,7 +16,7 @@ from typing import Any, Generic, TypeVar
 
 from scheduler.model.machine import Accelerator, DeviceLink, KvRates, Rates, laptop_gpu
 from tpi import __version__
-from tpi.devices.base import Device, identity_of
+from tpi.devices.base import Device, identity_of, shares_memory
 from tpi.kernels import Kernels
 from tpi.system.atomic import write_atomically
 from tpi.system.machine import usable_cores
@@ -59,9 +59,10 @@ def device_rates(device: Device, cache: Path, remeasure: bool = False) -> Rememb
     """
     on, room = f"{device.name} under {_system()}", free_memory(device)
     known_by = f"{identity_of(device)} under {_system()}"
-    sizes = samples_in(room)
+    sizes, shared = samples_in(room), shares_memory(device)
     if not sizes:
-        return Remembered(replace(laptop_gpu(), memory=room, name=device.name), time.time(), f"{on}, not measured")
+        guessed = replace(laptop_gpu(), memory=room, name=device.name, shared=shared)
+        return Remembered(guessed, time.time(), f"{on}, not measured")
     larger = [size for size in SAMPLES if size > sizes[0]]
     if remeasure:  # what was measured before with larger samples is not to come back at the next start
         _forget(cache, {_key(known_by, size) for size in larger})
@@ -69,7 +70,7 @@ def device_rates(device: Device, cache: Path, remeasure: bool = False) -> Rememb
     if found is None:
         measure = partial(measure_device, device, sizes[0])
         found = _remembered(cache, _key(known_by, sizes[0]), on, _read_device, measure, remeasure)
-    return replace(found, figures=replace(found.figures, memory=room, name=device.name))
+    return replace(found, figures=replace(found.figures, memory=room, name=device.name, shared=shared))
 
 
 def _key(known_by: str, sample: int) -> str:

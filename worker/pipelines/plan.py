@@ -294,10 +294,12 @@ def batch_problem(
 
 def _within_blocks(machine: NodeMachine, plan: NodePlan) -> NodeMachine:
     """The machine with what is left of its memories: pieces begin on pages of memory, and the node has a limit."""
-    device = machine.accelerator
+    device, memory = machine.accelerator, plan.options.memory or machine.memory
     if device is not None:
-        device = replace(device, memory=max(0, device.memory - PAGE * 6 * len(plan.blocks)))
-    return replace(machine, accelerator=device, memory=plan.options.memory or machine.memory)
+        room = min(device.memory, memory // 2) if device.shared else device.memory  # one memory, in halves
+        memory -= room if device.shared else 0
+        device = replace(device, memory=max(0, room - PAGE * 6 * len(plan.blocks)))
+    return replace(machine, accelerator=device, memory=memory)
 
 
 def _limits(options: OffloadOptions, agreed: GroupBatch | None, machine: NodeMachine, kv_heads: int) -> PolicyLimits:

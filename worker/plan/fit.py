@@ -99,7 +99,9 @@ def check_memory(plan: NodePlan, tables: Tables | None = None, card: Card | None
     from worker.pipelines.decide import check_accelerator
 
     sizes = (card.memory, *card.more)
-    there, *more = (replace(laptop_gpu(), memory=size) for size in sizes)  # what fits does not depend on speeds
+    there, *more = (
+        replace(laptop_gpu(), memory=size, shared=card.shared) for size in sizes
+    )  # what fits does not depend on speeds
     check_accelerator(plan, replace(LAPTOP, accelerator=there, more=tuple(more)), card.options, tables)
 
 

@@ -156,6 +156,14 @@ class OffloadPlan:
         return sum(self.card_bytes)
 
     @property
+    def shared_bytes(self) -> int:
+        """Bytes of the host's memory that accelerators take which share it, with the buffers of their kernels."""
+        cards = self.problem.machine.cards
+        there = self.problem.needs.there.nbytes(self.problem.tokens)
+        taken = [(card, size) for card, size in zip(cards, self.card_bytes, strict=False) if card.shared and size]
+        return sum(size + there for _, size in taken)
+
+    @property
     def card_bytes(self) -> list[int]:
         """Bytes that it takes on each accelerator."""
         return [self._bytes_on(card) for card in self.cards]
@@ -232,7 +240,7 @@ def decide_offload(
         chosen=chosen,
         in_ram={"ram": True, "disk": False}.get(options.weights),
     )
-    return planned.deepened(problem.rooms)
+    return planned if machine.shared else planned.deepened(problem.rooms)
 
 
 def _by_length(

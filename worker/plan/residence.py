@@ -84,7 +84,7 @@ def decide(
         return _dealt(plan, on_devices(plan, shares), tables, disk)
     pieces = tiles(plan) if offload is None else [replace(offload.pieces[number], device=0) for number in offload.fed]
     layers = None if offload is None else len(offload.home)
-    staged = offload.staged_bytes if offload is not None else 0
+    staged = offload.staged_bytes + offload.shared_bytes if offload is not None else 0
     kv_heads = offload.home_heads if offload is not None else None
     hosted = Hosted.of(pieces, [piece.extent(held).slot_bytes for piece in pieces], layers, staged, kv_heads)
     budget, speed = _budget(plan, tables, hosted, [piece.extent(held) for piece in pieces], None if disk else kernels)

@@ -92,20 +92,36 @@ def residences(problem: Problem, kv: KvTier, pipeline: Pipeline) -> Residences |
     if room < 0:
         return None
     gpu = np.unique(list(_kept(problem)), axis=0).T
-    outside = np.where(gpu, 0, sizes)
+    outside, left = np.where(gpu, 0, sizes), room - _shared_bytes(problem, gpu, kv, pipeline)
     slots = np.minimum(HOST_SLOTS[pipeline] * outside.max(axis=0), outside.sum(axis=0))
-    fits = outside.sum(axis=0) <= room
+    fits = outside.sum(axis=0) <= left
     order = _orders(problem)[-1]
     beginning = np.empty_like(gpu)
-    beginning[order] = np.cumsum(outside[order], axis=0) <= room - slots
+    beginning[order] = np.cumsum(outside[order], axis=0) <= left - slots
     disk = np.full_like(gpu, True) if weights == "disk" else ~(beginning | fits)
     disk &= ~gpu
-    possible = (room >= slots) | ~disk.any(axis=0)
+    possible = (left >= slots) | (~disk.any(axis=0) & (left >= 0))
     if weights == "ram":
         possible &= ~disk.any(axis=0)
     if not possible.any():
         return None
     return Residences(kv, pipeline, gpu[:, possible], disk[:, possible], attends, head_read, problem.cards)
+
+
+def _shared_bytes(problem: Problem, gpu: Mask, kv: KvTier, pipeline: Pipeline) -> I64:
+    """Return the bytes of the host's memory that accelerators take which share it, `[candidates]`.
+
+    Those that keep something also have slots for what passes through, and their kernels' buffers, at the most.
+    """
+    if not problem.machine.shared:
+        return np.zeros(gpu.shape[1], np.int64)
+    most = int(problem.sizes.max(initial=0))
+    beside = ACCELERATOR_SLOTS[pipeline] * most + problem.needs.there.nbytes(problem.tokens)
+    pages = kv_pages(problem.work, problem.request) if kv == "gpu" else 0
+    found: I64 = (
+        np.where(gpu, problem.sizes, 0).sum(axis=0) + np.where(gpu.any(axis=0) | bool(pages), beside, 0) + pages
+    )
+    return found
 
 
 def evenly(items: Sequence[T]) -> list[T]:

@@ -52,6 +52,8 @@ def possible(problem: Problem, of: Residences, way: int, stretch: Stretch) -> Ma
     elif place == "host":
         found &= _only_what_must(of, way)
     found &= _one_reader(of, way)
+    if problem.machine.shared:  # nothing is set aside for what passes through an accelerator that keeps nothing
+        found &= of.gpu.any(axis=0) | np.full(of.count, of.kv == "gpu") | ~of.there(way).any(axis=0)
     if device is None:
         return found & ~of.gpu.any(axis=0) & (way == 0) & (of.kv == "ram")
     tokens = problem.tokens if stretch == "prompt" else problem.request.sequences

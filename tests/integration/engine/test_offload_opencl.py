@@ -12,6 +12,7 @@ from tests.support.devices.offloading import answers, offloaded, prompts, weight
 from tests.support.devices.opencl_device import opencl_device
 from tests.support.kernels.pairwise import pairwise
 from tpi.config import Format
+from tpi.devices.base import shares_memory
 from tpi.devices.options import KvPlace, OffloadOptions, Pipelining, Weights
 from tpi.kv import KvDtype
 from tpi.pack.reader import Pack
@@ -23,6 +24,25 @@ KV: list[KvPlace] = ["auto", "gpu", "ram"]
 PIPELINES: list[Pipelining] = ["auto", "performance", "memory"]
 KV_FORMATS: list[KvDtype | None] = [None, "q8", "q4"]
 CASES = pairwise(FORMATS, WEIGHTS, KV, PIPELINES, [1, 4, 32], [1, 8], KV_FORMATS)
+
+
+@pytest.mark.parametrize("weights", WEIGHTS)
+def test_what_a_chip_takes_of_the_hosts_memory_is_within_the_nodes_budget(
+    weights: Weights, tiny_pack: Callable[..., Pack], tmp_path: Path
+) -> None:
+    """PoCL's device, as an integrated chip, has no memory but the host's."""
+    pack = tiny_pack("llama", "q8")
+    with opencl_device() as device:
+        assert shares_memory(device)
+        options = OffloadOptions(weights, pipeline="performance")
+        small: dict[str, Any] = {"context": 64, "pool": 8, "memory": 12 << 20}
+        with offloaded(pack, tmp_path, {0: device}, options, shared=True, **small) as deployment:
+            answers(deployment, prompts(pack.config.vocab, 1, seed=1))
+            node = deployment.node
+            assert node.offload is not None
+            assert device.used + node.budget.used - node.offload.shared_bytes <= 12 << 20
+            assert node.budget.used <= 12 << 20
+            assert weights != "gpu" or device.memory.used >= weights_bytes(pack)
 
 
 @pytest.mark.parametrize(("dtype", "weights", "kv", "pipeline", "batch", "crossover", "kv_dtype"), CASES)

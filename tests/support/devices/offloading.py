@@ -33,14 +33,15 @@ def offloaded(
     options: OffloadOptions,
     shares: Sequence[float] = (1,),
     decide: Mapping[int, Decide] | None = None,
+    shared: bool = False,
     **more: Any,
 ) -> Iterator[Deployment]:
     """A deployment whose ranks have these accelerators; when it is closed nothing may be left in their memory.
 
-    Ranks of `decide` plan by that, and not as nodes do.
+    Ranks of `decide` plan by that, and not as nodes do. `shared`: the accelerators' memory is the host's.
     """
     of_ranks = {rank: list(these) if isinstance(these, Sequence) else [these] for rank, these in devices.items()}
-    accelerators = {rank: _beside(these, options, (decide or {}).get(rank)) for rank, these in of_ranks.items()}
+    accelerators = {rank: _beside(these, options, (decide or {}).get(rank), shared) for rank, these in of_ranks.items()}
     with ExitStack() as stack:
         for device in (device for these in of_ranks.values() for device in these):
             stack.callback(_check_empty, device)
@@ -49,10 +50,10 @@ def offloaded(
         )
 
 
-def _beside(devices: Sequence[Device], options: OffloadOptions, decide: Decide | None) -> Beside:
+def _beside(devices: Sequence[Device], options: OffloadOptions, decide: Decide | None, shared: bool) -> Beside:
     """Laptops' cards, all alike but for the memory that they have."""
     first, *more = devices
-    figures = replace(LAPTOP, more=(laptop_gpu(),) * len(more))
+    figures = replace(LAPTOP, more=(laptop_gpu(),) * len(more)).with_cards(lambda card: replace(card, shared=shared))
     return Beside(first, figures, options, decide, more=tuple(more))
 
 

@@ -123,6 +123,28 @@ def test_of_equal_times_the_one_is_taken_that_keeps_most_on_the_card(room: int) 
     assert staying(problem, found.offload) == max(staying(problem, each) for each in fitting) > 0
 
 
+@settings(deadline=None, max_examples=60)
+@given(machines(3), st.integers(0, 3))
+def test_a_chip_that_shares_the_hosts_memory_takes_it_from_the_same_budget(machine: NodeMachine, more: int) -> None:
+    card = machine.accelerator
+    assert card is not None
+    shared = replace(
+        machine, accelerator=replace(card, shared=True, memory=1 << 20), memory=machine.memory + 300 * more
+    )
+    problem = problem_of(shared, 3)
+    found = choose(problem).offload
+    taken = peaks(problem.work, found, problem.request, problem.needs, problem.chunk)
+    assert taken.accelerator.total + taken.host.total <= shared.memory
+
+
+def test_with_memory_for_all_a_shared_chip_may_keep_everything() -> None:
+    card = replace(MACHINE.cards[0], shared=True, memory=1 << 40)
+    found = chosen(Limits("gpu", "gpu"), replace(MACHINE, accelerator=card, memory=1 << 40))
+    assert set(found.offload.residence) == {"gpu"}
+    with pytest.raises(PlanError, match=r"--memory \d+MiB would do"):
+        choose(large(Limits("gpu", "gpu"), replace(MACHINE, accelerator=card, memory=4 * MIB)))
+
+
 def staying(problem: Problem, chosen: Offload) -> int:
     """Bytes on the accelerator of weights, keys and values that stay there."""
     taken = peaks(problem.work, chosen, problem.request, problem.needs, problem.chunk).accelerator

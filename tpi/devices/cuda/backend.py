@@ -66,6 +66,11 @@ class TorchBackend(Protocol):
         ...
 
     @property
+    def shares_memory(self) -> bool:
+        """See `tpi.devices.base.Sharing`."""
+        ...
+
+    @property
     def device(self) -> Any:
         """The `torch.device` on which tensors are made."""
         ...
@@ -101,6 +106,11 @@ class CudaBackend:
         where = " ".join(str(each) for each in place if each is not None)
         compilers = f"CUDA {torch.version.cuda}, torch {torch.__version__}, Triton {version('triton')}"
         return f"{known.name}, {where or self.name}, {known.total_memory} bytes, driver {_driver()}, {compilers}"
+
+    @cached_property
+    def shares_memory(self) -> bool:
+        """See `tpi.devices.base.Sharing`: so do Jetson's boards."""
+        return bool(getattr(torch.cuda.get_device_properties(self.device), "is_integrated", False))
 
     def lane(self) -> TorchLane:
         """See `TorchBackend.lane`."""
@@ -175,6 +185,7 @@ class CpuBackend:
     """Torch on the CPU: everything is done at once. Kernels need Triton's interpreter (`TRITON_INTERPRET=1`)."""
 
     name = identity = "cuda (emulated)"
+    shares_memory = False
     device = torch.device("cpu")
 
     def lane(self) -> TorchLane:

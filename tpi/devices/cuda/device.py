@@ -49,6 +49,11 @@ class CudaDevice:
         """See `tpi.devices.base.Identified`."""
         return self._backend.identity
 
+    @property
+    def shares_memory(self) -> bool:
+        """See `tpi.devices.base.Sharing`."""
+        return self._backend.shares_memory
+
     def copy(self, source: Bytes, target: Bytes) -> Event:
         """See `Device.copy`; both ends must be contiguous."""
         check_sizes(source, target)

@@ -37,6 +37,12 @@ class OpenClDevice:
         with self._card.explained():
             return identity(self._card.device)
 
+    @cached_property
+    def shares_memory(self) -> bool:
+        """See `tpi.devices.base.Sharing`."""
+        with self._card.explained():
+            return bool(self._card.device.host_unified_memory)
+
     @property
     def used(self) -> int:
         """Bytes of its memory that are taken: the arena's, and what kernels have beside it."""

